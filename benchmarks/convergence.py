@@ -50,13 +50,17 @@ EXPERTS = (
     "model.experts={num_experts: 4, top_k: 2, ffn_hidden: 176}", "model.ffn_hidden=0", "train.balance_loss=0.01",
 )  # fmt: skip
 BYTES = ("data.tokenizer=bytes", "model.vocab=257")  # the one tokenizer that does not come from the source
+INITIALIZATIONS = range(7)
+STORED = {f"{kind} activations": f"{{feed_forward: {kind}, norm: {kind}}}" for kind in ("int8", "e4m3")}
+"""Values of `kernels.stored_activations`, compared with bf16 from the same initialization on the same batches."""
+STORED_BOUND = 0.02  # of the final validation loss, in the mean
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """One run: its `--set` values, and the setting that it should be equal to."""
 
-    group: str
+    group: str | None  # panel of the figure
     overrides: tuple[str, ...] = ()
     baseline: str | None = None
     starts_from: str | None = None  # the setting whose last weights it begins with
@@ -65,6 +69,29 @@ class Setting:
 def _parallel(degrees: str) -> Setting:
     overrides = ("precision=fp32", f"parallel={{{degrees}}}")
     return Setting(group="parallelism", overrides=overrides, baseline="fp32")
+
+
+def _stored() -> dict[str, Setting]:
+    """Activations in 8 bits and their baseline, from several initializations; the figure has the first."""
+    found = {}
+    for number in INITIALIZATIONS:
+        group, overrides = ("precision", ()) if number == 0 else (None, (f"train.seed={number}",))
+        if number:
+            found[_of_initialization("bf16", number)] = Setting(group=group, overrides=overrides)
+            found[_of_initialization("fp32", number)] = Setting(
+                group=group, overrides=("precision=fp32", *overrides)
+            )
+        for name, formats in STORED.items():
+            found[_of_initialization(name, number)] = Setting(
+                group=group and "8-bit activations",
+                overrides=(f"kernels.stored_activations={formats}", *overrides),
+                baseline=_of_initialization("bf16", number),
+            )
+    return found
+
+
+def _of_initialization(name: str, number: int) -> str:
+    return f"{name}, initialization {number}" if number else name
 
 
 SETTINGS = {
@@ -79,6 +106,7 @@ SETTINGS = {
     "bf16, int8 states": Setting(
         group="precision", overrides=("optimizer.states=int8",), baseline="fp32"
     ),
+    **_stored(),
     "data parallel": _parallel("data_shard: 2, sharding: none"),
     "fully sharded": _parallel("data_shard: 2, sharding: parameters"),
     "tensor parallel": _parallel("data_shard: 1, tensor: 2"),
@@ -180,7 +208,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     ]
     for name, setting in SETTINGS.items():
         found = results.get(name)
-        if found is None:
+        if found is None or setting.group is None:
             continue
         if "refused" in found:
             lines.append(f"| {name} | | not trained: {found['refused']} | | | |")
@@ -194,11 +222,41 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def stored_table(results: dict[str, dict[str, Any]]) -> str:
+    """Validation losses minus those of bf16, by initialization, as Markdown."""
+    found = {name: _differences(results, name) for name in (*STORED, "fp32")}
+    if not all(len(differences) == len(INITIALIZATIONS) for differences in found.values()):
+        return ""
+    lines = [
+        f"| activations | {' | '.join(map(str, INITIALIZATIONS))} | mean | standard error | within the bound |",
+        "|---|" + "---|" * (len(INITIALIZATIONS) + 3),
+    ]
+    for name, differences in found.items():
+        each = " | ".join(f"{value:+.4f}" for value in differences)
+        error = np.std(differences, ddof=1) / len(differences) ** 0.5
+        mean = float(np.mean(differences))
+        verdict = "yes" if abs(mean) + 2 * error <= STORED_BOUND else "in the mean, not beyond doubt"
+        if abs(mean) > STORED_BOUND:
+            verdict = "no"
+        lines.append(f"| {name.split()[0]} | {each} | {mean:+.4f} | {error:.4f} | {verdict} |")
+    return "\n".join(lines)
+
+
+def _differences(results: dict[str, dict[str, Any]], name: str) -> list[float]:
+    """Validation losses of `name` minus those of bf16, of the initializations that both have."""
+    pairs = [(_of_initialization(name, n), _of_initialization("bf16", n)) for n in INITIALIZATIONS]
+    return [
+        results[one]["validation_loss"] - results[plain]["validation_loss"]
+        for one, plain in pairs
+        if one in results and plain in results
+    ]
+
+
 def rows(results: dict[str, dict[str, Any]]) -> list[dict[str, object]]:
     """Points of the figure."""
     points = []
     for name, found in results.items():
-        if "losses" not in found:
+        if "losses" not in found or SETTINGS[name].group is None:
             continue
         base = results.get(SETTINGS[name].baseline or name)
         if base is None or "losses" not in base:
@@ -239,6 +297,17 @@ def _lines(points: list[dict[str, object]]) -> alt.Chart:
     return alt.Chart(alt.Data(values=points)).mark_line(strokeWidth=1.5, opacity=0.85)
 
 
+STORED_TEXT = """## Activations in 8 bits
+
+`kernels.stored_activations` keeps what feed-forward blocks and norms save for the backward pass in 8 bits. A column is
+an initialization with its order of the data. Each number is the validation loss minus that of the same run in bf16. The
+last row has whole activations in fp32: it shows by how much rounding of any origin moves a loss. The bound of the mean
+is {bound} nats; "yes" means that two standard errors around the mean stay within it.
+
+{table}
+
+"""
+
 PAGE_TEXT = """# Convergence
 
 The same small Llama on the same data, trained by `meshwright train` in several ways. Written by
@@ -254,7 +323,7 @@ meaning. Experts amplify rounding: a token between two experts goes to the other
 
 {table}
 
-Each run: {num_steps} steps of {tokens:,} tokens, {parameters:,} parameters, on {device}.
+{stored}Each run: {num_steps} steps of {tokens:,} tokens, {parameters:,} parameters, on {device}.
 """
 
 
@@ -273,10 +342,15 @@ def write(results: dict[str, dict[str, Any]], *, num_steps: int) -> None:
     write_atomically(FIGURE, vl_convert.vegalite_to_svg(chart(rows(ordered)).to_json()))
     first = next(found for found in ordered.values() if "losses" in found)
     text = PAGE_TEXT.format(
-        window=WINDOW, table=table(ordered), num_steps=num_steps, tokens=16 * 128,
+        stored=_stored_text(ordered), window=WINDOW, table=table(ordered), num_steps=num_steps, tokens=16 * 128,
         parameters=first["parameters"], device=first["device"]["name"],
     )  # fmt: skip
     write_atomically(PAGE, text)
+
+
+def _stored_text(results: dict[str, dict[str, Any]]) -> str:
+    found = stored_table(results)
+    return STORED_TEXT.format(bound=STORED_BOUND, table=found) if found else ""
 
 
 def main() -> None:

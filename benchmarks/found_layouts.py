@@ -21,12 +21,10 @@ from meshwright.accuracy.predict import predict
 from meshwright.accuracy.rows import PublishedRun, RunConditions, read_runs
 from meshwright.accuracy.shipped import measured_runs_path
 from meshwright.accuracy.tables import cluster_of, tables_of
-from meshwright.cost.memory import estimate_memory, memory_constants
+from meshwright.cost.memory import memory_constants
 from meshwright.cost.rates import system_rates
-from meshwright.cost.step import StepTable, estimate_steps
-from meshwright.cost.tables import PlanTable
 from meshwright.planner import PlanRequest, RecomputeChoice, default_space, search
-from meshwright.planner.screen import CostModel, relaxation, relaxed_step_s
+from meshwright.planner.screen import CostModel, cost_model_with
 from meshwright.specs.memory_budget import WHOLE_DEVICE_RATIO
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
 from meshwright.specs.precision import PRECISIONS
@@ -97,7 +95,11 @@ def published_runs() -> dict[str, PublishedRun]:
 
 
 def request_of(conditions: RunConditions, fixed: Mapping[str, object]) -> PlanRequest:
-    """The authors' question as a request. They ran close to the limit of memory, so no margin is kept."""
+    """The authors' question as a request. They ran close to the limit of memory, so no margin is kept.
+
+    Layers lie as theirs did: software of those years splits them evenly.
+    """
+    fixed = {"layers_per_stage": conditions.plan.layers_per_stage, **fixed}
     return PlanRequest(
         model=conditions.model,
         cluster=cluster_of(conditions),
@@ -122,21 +124,7 @@ def cost_of(request: PlanRequest, conditions: RunConditions) -> CostModel:
     constants = memory_constants(
         request.stack, unfused_attention=bool(facts.unfused_attention), fused_norm=conditions.fused_norm
     )
-    inputs = {
-        "model": request.model_table,
-        "batch": request.batch_table,
-        "precision": request.precision_table,
-    }
-
-    def steps(plan: PlanTable) -> StepTable:
-        return estimate_steps(plan=plan, rates=replace(system, device=device), **inputs)
-
-    return CostModel(
-        memory=lambda plan: estimate_memory(plan=plan, constants=constants, **inputs),
-        steps=steps,
-        bound_s=lambda plan: relaxed_step_s(steps(relaxation(plan))),
-        memory_budget=request.memory_budget,
-    )
+    return cost_model_with(request, rates=replace(system, device=device), constants=constants)
 
 
 def find(choice: Published) -> Found:

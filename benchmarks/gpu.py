@@ -1,19 +1,32 @@
-"""Take every measurement that needs a GPU, one after the other, and keep what each leaves.
+"""Take every measurement that needs a GPU, the most wanted first, and keep what each leaves.
 
-    python benchmarks/gpu.py [--list] [--only NAME,NAME] [--budget SECONDS] [--out benchmarks/records/gpu]
+    python benchmarks/gpu.py [--total SECONDS] [--budget SECONDS] [--only NAME,NAME] [--again] [--out FOLDER]
+    python benchmarks/gpu.py --list | --dry-run
 
-    doctor     what is wrong with this node
-    device     kernels, whole steps and, on several GPUs, collectives
-    gemm       library of each GEMM, before and after, on the shapes of Llama 3.1 8B
+    doctor      what is wrong with this node
+    kernels-8b  every route of every training kernel, on the shapes of Llama 3.1 8B
+    step-8b     step time and MFU of eight layers of 8B shapes, compiled, in bf16 and fp8
+    rival-8b    the same beside TorchTitan, in bf16
+    tests       the gpu lane of the tests
+    kernels-moe every route of every kernel, on the shapes of a mixture of experts
+    device      kernels, whole steps and, on several GPUs, collectives
+    gemm        library of each GEMM, before and after, on the shapes of Llama 3.1 8B
     training, training-8b
-               step time and MFU of a small model and of the 8B shapes, eager and compiled, in bf16 and fp8
-    engines    native, TorchTitan and Megatron-Core side by side
-    profile    shares of a step by kind of kernel, and kernels whose names the table does not know
-    saving     step time and stalls with a checkpoint every five steps
+                step time and MFU of a small model and of the 8B shapes, eager and compiled, in all formats
+    engines     native, TorchTitan and Megatron-Core side by side
+    profile     shares of a step by kind of kernel, and kernels whose names the table does not know
+    ingest      retrieval ingestion: stages sequential and pipelined, indexes
+    saving      step time and stalls with a checkpoint every five steps
 
-Every command runs in a process of its own, which may fail without ending the others. `gpu.json` says for each what was
-run, when, on which device, with which software and with what exit code; a command's own records lie in a folder of its
-name. It is written after each command, so that an interrupted run keeps what it has.
+It needs no decision. With `--total` it ends by then: `--total 540` on a GPU that is lent for ten minutes takes the
+first ones, with budgets that fit. Started again it goes on: what succeeded on this device is not repeated, and what
+failed comes after what was never tried.
+
+Every command runs in a process group of its own, which is killed at its limit of time; its failure does not end the
+others. `gpu.json` says for each what was run, when, on which device, with which software and with what exit code; it is
+written after each command, and so is what the command itself leaves in a folder of its name. Ctrl-C keeps both.
+
+`--dry-run` takes the same path on a CPU with small models and budgets of seconds.
 
 Nothing of this has run on a GPU yet.
 """
@@ -22,19 +35,30 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
+import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-OUT = Path(__file__).parent / "records" / "gpu"
-PACKAGES = ("meshwright", "torch", "torchao", "torchtitan", "megatron-core", "triton")
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "benchmarks" / "records" / "gpu"
+PACKAGES = ("meshwright", "torch", "torchao", "torchtitan", "megatron-core", "triton", "liger-kernel")
 LAST_LINES = 20
+GRACE_S = 10.0
+"""From the request to end to the kill."""
+LEAST_S = 20.0
+"""A command is not begun with less time than this left."""
+RUN_SMALL, RUN_EIGHT, RUN_8B = "small.yaml", "eight-layers.yaml", "shapes-8b.yaml"
+"""The last: layers of Llama 3.1 8B, as many as fit one GPU with their optimizer states."""
 SHAPES_8B = (
     "model: {{name: llama-8b-shapes, family: LlamaForCausalLM, hidden: 4096, num_layers: {layers}, vocab: 128256, "
     "ffn_hidden: 14336, attention: {{num_heads: 32, num_kv_heads: 8}}}}\n"
@@ -50,54 +74,127 @@ cluster: here
 parallel: {data_shard: 1, sharding: none}
 train: {steps: 20}
 """
-RUN_SMALL, RUN_8B = "small.yaml", "shapes-8b.yaml"
-"""The second: layers of Llama 3.1 8B, as many as fit one GPU of 80 GB with their optimizer states."""
+TINY = """
+model: {name: tiny, family: LlamaForCausalLM, hidden: 64, num_layers: 2, vocab: 512, ffn_hidden: 128,
+  attention: {num_heads: 4, num_kv_heads: 2}}
+data: {source: synthetic, sequence_length: 64}
+batch: {global_sequences: 2, micro: 1}
+optimizer: {learning_rate: 3.0e-4, warmup_steps: 1, schedule: constant}
+precision: fp32
+cluster: here
+parallel: {data_shard: 1, sharding: none}
+train: {steps: 6}
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """Sizes of the measurements: those of a GPU, or of the dry run."""
+
+    dense: str
+    mixture: str
+    tokens: tuple[str, ...]
+    formats: str
+    ingest: tuple[str, ...]
+    training: tuple[str, ...]  # options of `bench train`
+    lane: tuple[str, ...]  # arguments of pytest
+    profiled: tuple[str, ...] = ()
+
+
+GPU = Scale(
+    dense="llama3.1-8b", mixture="gpt-oss-20b", tokens=(), formats="bf16,fp8,fp8_rowwise,fp8_blockwise",
+    ingest=(
+        "--device", "cuda", "--precision", "fp32,bf16", "--batch", "64,512", "--chunks", "8192", "--vectors", "100000",
+    ),
+    training=("--runs", "3", "--steps", "20"), lane=("-m", "gpu", "tests/gpu"),
+)  # fmt: skip
+DRY = Scale(
+    dense="qwen2.5-0.5b", mixture="qwen2.5-0.5b", tokens=("--tokens", "16", "--ops", "swiglu,rms_norm"), formats="fp32",
+    ingest=("--device", "cpu", "--precision", "fp32", "--batch", "4", "--chunks", "16", "--vectors", "64"),
+    training=("--runs", "1", "--steps", "6"), profiled=("--steps", "6"),
+    lane=("--collect-only", "-m", "gpu", "tests/gpu"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A command and the most seconds that it may take."""
+    """A command of this Python, and the most seconds that it may take."""
 
     name: str
     arguments: tuple[str, ...]
     timeout_s: float
+    module: str = "meshwright"
+    in_root: bool = False  # it runs in the repository, not in the folder of the records
+
+    @property
+    def command(self) -> list[str]:
+        return ["python", "-m", self.module, *self.arguments]
 
 
-def steps(*, budget_s: float) -> list[Step]:
-    """Return all measurements; each takes about `budget_s`, `timeout_s` at most. Paths are relative to `--out`."""
+def steps(*, budget_s: float, scale: Scale = GPU) -> list[Step]:
+    """All measurements, the most wanted first; each takes about `budget_s`. Paths are relative to `--out`."""
 
     def step(name: str, *arguments: str, timeouts: float = 3.0) -> Step:
         return Step(name=name, arguments=arguments, timeout_s=300.0 + timeouts * budget_s)
 
-    def bench(name: str, *arguments: str) -> Step:
-        given = ("bench", "train", *arguments, "--runs", "3", "--steps", "20", "--out", name)
+    def bench(name: str, *arguments: str, options: Sequence[str] = scale.training) -> Step:
+        given = ("bench", "train", *arguments, *options, "--out", name)
         return step(name, *given, "--html", f"{name}.html", timeouts=20)
 
+    def kernels(name: str, model: str) -> Step:
+        return step(
+            name, "bench", "kernels", "--models", model, *scale.tokens, "--budget", budget, "--out", name
+        )
+
     budget = f"{budget_s:g}s"
-    each = ("--sweep", "precision=bf16,fp8", "--sweep", "train.compile=false,true")
+    once = ("--runs", "1", *scale.training[2:])
+    each = ("--sweep", f"precision={scale.formats}", "--sweep", "train.compile=false,true")
+    two = ("--sweep", f"precision={','.join(scale.formats.split(',')[:2])}", "--set", "train.compile=true")
     saves = "train.checkpoint={folder: saved, every_steps: 5, keep: 1}"
     return [
         step("doctor", "doctor", "--json"),
-        step("device", "bench", "device", "--model", "llama3.1-8b", "--budget", budget, "--out", "device"),
+        kernels("kernels-8b", scale.dense),
+        bench("step-8b", RUN_EIGHT, *two, options=once),
+        bench("rival-8b", RUN_EIGHT, "--engines", "native,torchtitan", options=once),
+        Step(
+            name="tests",
+            module="pytest",
+            arguments=("-q", *scale.lane),
+            timeout_s=300.0 + budget_s,
+            in_root=True,
+        ),
+        kernels("kernels-moe", scale.mixture),
+        step("device", "bench", "device", "--model", scale.dense, "--budget", budget, "--out", "device"),
         step("gemm", "tune", "gemm", RUN_8B, "--budget", budget, "--out", "gemm.json", "--json"),
         bench("training", RUN_SMALL, *each),
         bench("training-8b", RUN_8B, *each),
         bench("engines", RUN_SMALL, "--engines", "native,torchtitan,megatron"),
-        step("profile", "train", RUN_8B, "--profile", "--json", "--out", "profile"),
+        step("profile", "train", RUN_8B, "--profile", *scale.profiled, "--json", "--out", "profile"),
+        step("ingest", "bench", "ingest", *scale.ingest, "--repeats", "3", "--out", "ingest", "--json"),
         step("saving", "train", RUN_SMALL, "--json", "--only-steps", "--out", "saving", "--set", saves),
     ]
 
 
-def main() -> None:
+def main() -> int:
+    """Take the measurements; 0 where all of them succeeded."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--list", action="store_true", help="print the commands and run none")
     parser.add_argument("--only", help="names of the measurements to take, with commas between them")
-    parser.add_argument("--budget", type=float, default=600.0, help="seconds for each that takes a budget")
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument(
+        "--budget", type=float, help="seconds for each that takes a budget  [default: 600; less with --total]"
+    )
+    parser.add_argument(
+        "--total", type=float, help="seconds for all of them  [default: as long as they take]"
+    )
+    parser.add_argument("--again", action="store_true", help="repeat what succeeded")
+    parser.add_argument("--dry-run", action="store_true", help="on this machine's CPU, with small models")
+    parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    chosen = steps(budget_s=given.budget)
+    total_s = 600.0 if given.dry_run and given.total is None else given.total
+    budget_s = given.budget or budget_of(total_s, is_dry=given.dry_run)
+    chosen = steps(budget_s=budget_s, scale=DRY if given.dry_run else GPU)
     if given.only is not None:
         names = given.only.split(",")
         if unknown := set(names) - {step.name for step in chosen}:
@@ -105,48 +202,143 @@ def main() -> None:
         chosen = [step for step in chosen if step.name in names]
     if given.list:
         for step in chosen:
-            print(f"{step.name:10s}", shlex.join(["meshwright", *step.arguments]))
-        return
+            print(f"{step.name:12s}", shlex.join(step.command))
+        return 0
     device = device_here()
-    if device["type"] != "cuda":
+    if device["type"] != "cuda" and not given.dry_run:
         sys.exit("no GPU: PyTorch sees none")
-    given.out.mkdir(parents=True, exist_ok=True)
-    write_run_files(given.out, memory_bytes=device["memory_bytes"])
-    taken: list[dict[str, Any]] = []
+    out = given.out or (Path(tempfile.mkdtemp(prefix="gpu-dry-run-")) if given.dry_run else OUT)
+    out.mkdir(parents=True, exist_ok=True)
+    write_run_files(out, memory_bytes=device["memory_bytes"], is_dry=given.dry_run)
+    return take_all(chosen, folder=out, device=device, total_s=total_s, again=given.again)
+
+
+def budget_of(total_s: float | None, *, is_dry: bool = False) -> float:
+    """Seconds of one measurement: a sixth of all time, ten minutes at most.
+
+    >>> budget_of(None), budget_of(540.0), budget_of(36000.0)
+    (600.0, 90.0, 600.0)
+    """
+    if is_dry:
+        return 4.0
+    return 600.0 if total_s is None else min(600.0, total_s / 6)
+
+
+def take_all(
+    chosen: Sequence[Step], *, folder: Path, device: dict[str, Any], total_s: float | None, again: bool
+) -> int:
+    """Take what is due within `total_s`, and write the document after each."""
+    end_s = float("inf") if total_s is None else time.monotonic() + total_s
+    kept = written(folder)
+    for step in due(chosen, kept, device=device, again=again):
+        left_s = end_s - time.monotonic()
+        if left_s < LEAST_S:
+            print(f"no time left for {step.name}: start this again", file=sys.stderr)
+            break
+        found = take(step, folder=folder, most_s=left_s) | {"device": device, "software": software()}
+        kept = [row for row in kept if row["name"] != step.name] + [found]
+        write(folder, kept)
+        print(f"  {verdict(found)}", file=sys.stderr, flush=True)
+        if found["exit_code"] == "interrupted":
+            break
+    done = {row["name"] for row in kept if row["exit_code"] == 0}
     for step in chosen:
-        taken.append(take(step, folder=given.out) | {"device": device, "software": software()})
-        document = {"command": shlex.join(["python", *sys.argv]), "measurements": taken}
-        (given.out / "gpu.json").write_text(json.dumps(document, indent=1) + "\n")
+        print(f"{step.name:12s} {'done' if step.name in done else 'not done'}")
+    return 0 if done >= {step.name for step in chosen} else 1
 
 
-def write_run_files(folder: Path, *, memory_bytes: int) -> None:
-    """Write the two runs; that of 8B has as many layers as fit, at 218M parameters and 18 bytes each a layer."""
+def due(
+    chosen: Sequence[Step], kept: Sequence[dict[str, Any]], *, device: dict[str, Any], again: bool
+) -> list[Step]:
+    """Measurements to take: never tried ones first, then those that failed; not those that succeeded here."""
+    here = {row["name"]: row for row in kept if row["device"].get("name") == device.get("name")}
+    new = [step for step in chosen if step.name not in here]
+    failed = [step for step in chosen if step.name in here and here[step.name]["exit_code"] != 0]
+    repeated = [step for step in chosen if step not in new and step not in failed] if again else []
+    return new + failed + repeated
+
+
+def written(folder: Path) -> list[dict[str, Any]]:
+    """Measurements that the folder has; none where its document cannot be read, which is kept aside."""
+    path = folder / "gpu.json"
+    if not path.exists():
+        return []
+    try:
+        return list(json.loads(path.read_text(encoding="utf-8"))["measurements"])
+    except (ValueError, KeyError, TypeError):
+        path.replace(path.with_suffix(".unreadable"))
+        return []
+
+
+def write(folder: Path, kept: Sequence[dict[str, Any]]) -> None:
+    """Write the document in one go, so that a loss of power leaves the one before."""
+    document = {"command": shlex.join(["python", *sys.argv]), "measurements": list(kept)}
+    beside = folder / "gpu.json.new"
+    beside.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    beside.replace(folder / "gpu.json")
+
+
+def write_run_files(folder: Path, *, memory_bytes: int, is_dry: bool = False) -> None:
+    """Write the runs; the largest has as many layers as fit, at 218M parameters and 18 bytes each a layer."""
+    if is_dry:
+        for name in (RUN_SMALL, RUN_EIGHT, RUN_8B):
+            (folder / name).write_text(TINY)
+        return
     layers = max(1, min(32, int((memory_bytes / 2**30 - 35) // 4)))  # 19 GiB: embedding and head
     model = RUN[RUN.index("model:") : RUN.index("data:")]
     (folder / RUN_SMALL).write_text(RUN)
+    (folder / RUN_EIGHT).write_text(RUN.replace(model, SHAPES_8B.format(layers=min(8, layers))))
     (folder / RUN_8B).write_text(RUN.replace(model, SHAPES_8B.format(layers=layers)))
 
 
-def take(step: Step, *, folder: Path) -> dict[str, Any]:
-    """Run one command; what became of it. Its stdout goes to a file of its name."""
+def take(step: Step, *, folder: Path, most_s: float) -> dict[str, Any]:
+    """Run one command; what became of it. Its stdout and stderr go to files of its name."""
     from meshwright.training.telemetry import git_commit
 
-    print("+", shlex.join(["meshwright", *step.arguments]), file=sys.stderr, flush=True)
-    started, start_s = datetime.now(UTC).isoformat(timespec="seconds"), time.perf_counter()
+    print("+", shlex.join(step.command), file=sys.stderr, flush=True)
+    started, start_s = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
     log = folder / f"{step.name}.stderr.txt"
+    limit_s = min(step.timeout_s, most_s)
     with (folder / f"{step.name}.stdout.txt").open("w") as stdout, log.open("w") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, *step.command[1:]], cwd=ROOT if step.in_root else folder, stdout=stdout, stderr=stderr,
+            start_new_session=True,  # so that what it starts ends with it, and gives the GPU back
+        )  # fmt: skip
+        exit_code: int | str
         try:
-            words = [sys.executable, "-m", "meshwright", *step.arguments]
-            exit_code = subprocess.run(
-                words, cwd=folder, stdout=stdout, stderr=stderr, timeout=step.timeout_s
-            ).returncode
+            exit_code = process.wait(timeout=limit_s)
         except subprocess.TimeoutExpired:
-            exit_code = None
+            exit_code = "out of time"
+        except KeyboardInterrupt:
+            exit_code = "interrupted"
+        finally:
+            end_group(process)
     lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:] if exit_code != 0 else []
     return asdict(step) | {
-        "started": started, "wall_s": time.perf_counter() - start_s, "exit_code": exit_code, "stderr": lines,
-        "git_commit": git_commit(Path(__file__).parent),
+        "started": started, "wall_s": time.monotonic() - start_s, "limit_s": limit_s, "exit_code": exit_code,
+        "stderr": lines, "git_commit": git_commit(ROOT),
     }  # fmt: skip
+
+
+def end_group(process: subprocess.Popen[Any]) -> None:
+    """End the processes that a command left: by request, after `GRACE_S` by force."""
+    for number, wait_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            break
+        try:
+            process.wait(timeout=wait_s)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def verdict(found: dict[str, Any]) -> str:
+    """One line about a measurement."""
+    code = found["exit_code"]
+    how = "done" if code == 0 else code if isinstance(code, str) else f"failed with {code}"
+    last = found["stderr"][-1] if found["stderr"] else ""
+    return f"{found['name']}: {how} after {found['wall_s']:.0f} s  {last}".rstrip()
 
 
 def device_here() -> dict[str, Any]:
@@ -154,7 +346,7 @@ def device_here() -> dict[str, Any]:
     import torch
 
     if not torch.cuda.is_available():
-        return {"type": "cpu"}
+        return {"type": "cpu", "name": "cpu", "memory_bytes": 0}
     properties = torch.cuda.get_device_properties(0)
     return {
         "type": "cuda", "name": properties.name, "count": torch.cuda.device_count(),
@@ -174,4 +366,4 @@ def software() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

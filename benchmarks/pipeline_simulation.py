@@ -19,8 +19,7 @@ from meshwright.cost.pipeline.closed_form import in_flight, waiting_s
 from meshwright.cost.pipeline.graph import event_graph
 from meshwright.cost.pipeline.schedules import PipelineShape
 from meshwright.cost.pipeline.simulate import StageTimes, simulate
-from meshwright.cost.tables import SCHEDULES
-from meshwright.specs.plan import Schedule
+from meshwright.specs.plan import SCHEDULES, Schedule
 
 SIZES = [
     (Schedule.ONE_F_ONE_B, 8, 1, 64),

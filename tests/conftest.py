@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
@@ -175,15 +175,27 @@ def without_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     measure_nothing(monkeypatch.setattr)
 
 
+START_AT_ZERO = ("bias", "lora_b.weight")
+"""Parameters that are nothing but their updates after the compared steps: up to 1.6e-5 apart with tensor parallelism.
+
+Adam divides a gradient by its size, so elements whose gradient nearly cancels take the rounding error of the large ones
+at up to the largest gradient over Adam's epsilon. In other weights the initial value covers that.
+"""
+
+
 @pytest.fixture
 def equals_one_process(warm_ranks: None) -> Callable[..., None]:
-    """`equals_one_process([(run, plan), ...])`: plans of as many processes give what one process gives."""
+    """`equals_one_process([(run, plan), ...])`: plans of as many processes give what one process gives.
+
+    A step has two micro-batches, which shows that they are added up; one of stages has the run's.
+    """
     from meshwright.engines.native.check import check_plan
     from meshwright.engines.native.rehearsal import TIMEOUT_S, rehearse_each
 
     def check(
         runs: Sequence[tuple[Any, Any]], *, tolerance: float = 1e-6, timeout_s: float = TIMEOUT_S
     ) -> None:
+        runs = [(_with_two_micro_batches(run, plan), plan) for run, plan in runs]
         for run, plan in runs:
             assert check_plan(plan, run=run) == []
         comparisons = rehearse_each(runs, timeout_s=timeout_s)
@@ -191,10 +203,17 @@ def equals_one_process(warm_ranks: None) -> Callable[..., None]:
             assert found.num_processes == plan.num_devices
             assert found.loss_error < tolerance, found.plan
             assert found.gradient_error < 10 * tolerance, (found.plan, found.gradient_errors)
-            assert found.weight_error < 10 * tolerance, (found.plan, found.weight_errors)
+            for name, error in found.weight_errors.items():
+                most = (30 if name.endswith(START_AT_ZERO) else 10) * tolerance
+                assert error < most, (found.plan, name, found.weight_errors)
             assert found.losses[-1] != found.losses[0]
 
     return check
+
+
+def _with_two_micro_batches(run: Any, plan: Any) -> Any:
+    few = 2 * plan.micro_batch * plan.data
+    return replace(run, global_batch=min(run.global_batch, few)) if plan.pipeline == 1 else run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,8 @@ Registered by the conftest.py of the repository. `docs/reference/testing.md` des
 
 from __future__ import annotations
 
+import gc
+import os
 import time
 from collections.abc import Iterable
 
@@ -33,11 +35,27 @@ FILES_A_DAY = 5
 NOT_REACHED = "not reached before the deadline"
 
 
+gc.disable()  # what tests and their modules allocate while they are collected stays
+
+
+def pytest_collection_finish() -> None:
+    """Let no later garbage collection look at a million objects of tests, modules and PyTorch again."""
+    gc.freeze()
+    gc.unfreeze = lambda: None  # as load tests do when they end
+    gc.enable()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of the lanes."""
     group = parser.getgroup("lanes")
     group.addoption("--until", type=float, help="begin no test after this moment, in seconds since 1970")
     group.addoption("--rotate", type=int, help="begin with another file for another number")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Run Triton kernels in Triton's interpreter, but in the lane of GPUs. Triton asks when it is imported."""
+    if config.getoption("markexpr") != "gpu":
+        os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.hookimpl(trylast=True)

@@ -14,15 +14,22 @@ import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
-from multiprocessing import reduction
+from multiprocessing import forkserver, reduction
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 PRELOADED = (
+    "torch._dynamo",  # ranks of several processes import it for two seconds: FSDP, DTensor and stages use it
     "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "numpy.random",
+    "meshwright.engines.native.contract",
     "meshwright.engines.native.rehearsal",
     "meshwright.engines.native.trainer",
     *(
@@ -39,7 +46,29 @@ PRELOADED = (
         )
     ),
     "tests.warm",
+    "tests.warm_frozen",
 )
+
+
+class Server:
+    """A server of its own for processes of another program, which has `modules` loaded in `environment`."""
+
+    def __init__(self, modules: Sequence[str], *, environment: Mapping[str, str]) -> None:
+        self._server = forkserver.ForkServer()
+        self._server.set_forkserver_preload(
+            [*modules, "tests.warm_frozen"]
+        )  # it passes over what cannot be imported
+        self._environment = environment
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """Processes that are started here are forked from this server."""
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in self._environment.items():
+                patch.setenv(name, value)
+            self._server.ensure_running()
+            patch.setattr(forkserver, "connect_to_new_process", self._server.connect_to_new_process)
+            yield
 
 
 class Descriptor:
@@ -65,11 +94,13 @@ def start_command(
     descriptors: Sequence[int],
     measures: bool = False,
     script: Path | None = None,
+    server: Server | None = None,
 ) -> ForkServerProcess:
     """Start `meshwright ARGUMENTS` in `folder`, at the head of a process group.
 
     `descriptors` are its stdin, stdout and stderr. `measures`: a training measures this machine first. `script`: Python
-    that runs before the command, in its process and so in all that are forked from it.
+    that runs before the command, in its process and so in all that are forked from it. `server`: another one than that
+    of the native engine.
     """
     multiprocessing.set_forkserver_preload(list(PRELOADED))
     context = multiprocessing.get_context("forkserver")
@@ -82,7 +113,8 @@ def start_command(
                 args=(list(arguments), folder, environment, inherited, measures, script, is_ready),
                 daemon=True,  # one that a failed test leaves ends with the tests
             )
-            process.start()
+            with server.serving() if server else nullcontext():
+                process.start()
         ready.recv()
     return process
 
@@ -97,8 +129,9 @@ class WarmProcess:
         folder: Path,
         environment: dict[str, str],
         script: Path | None = None,
+        server: Server | None = None,
     ) -> None:
-        """Start it; its output goes to files. `script`: see `start_command`."""
+        """Start it; its output goes to files. `script`, `server`: see `start_command`."""
         self._outputs = [folder / ".stdout", folder / ".stderr"]
         with (
             Path(os.devnull).open() as nothing,
@@ -111,6 +144,7 @@ class WarmProcess:
                 environment=environment,
                 descriptors=[file.fileno() for file in (nothing, stdout, stderr)],
                 script=script,
+                server=server,
             )
         assert self._process.pid is not None
         self.pid: int = self._process.pid
@@ -179,7 +213,7 @@ def _run_command(
 def measure_nothing(replace: Callable[[Any, str, Any], None]) -> None:
     """Let trainings expect something without measuring this machine first, which costs more than their steps.
 
-    Tests of the expectation itself measure: test_expectation.py, test_trainer.py, test_record.py, cli/test_train.py.
+    Tests of the expectation itself measure: test_expectation.py, test_record.py, cli/test_train.py.
     """
     import meshwright.engines.native.expectation as expectation
     import meshwright.training.device as device

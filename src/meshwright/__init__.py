@@ -7,7 +7,7 @@
 
 The names in `__all__` are the public interface and follow semantic versioning; everything else is private and
 may change. They are imported when they are first used, so that `import meshwright` costs nothing. Only `train`,
-`generate` and `evaluate` import a tensor framework.
+`generate`, `evaluate`, `bench_ingest` and `mlperf_run` import a tensor framework.
 
 To read the source, start at `meshwright.specs` (what things are), then `meshwright.cost.step` (how long a step
 takes), then `meshwright.planner` (which plan is best).
@@ -23,18 +23,30 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from meshwright import catalog
     from meshwright.api.accuracy import accuracy
+    from meshwright.api.bench_ingest import bench_ingest
+    from meshwright.api.compare import compare
     from meshwright.api.estimate import estimate
     from meshwright.api.evaluate import evaluate
     from meshwright.api.explain import explain
     from meshwright.api.generate import generate
     from meshwright.api.inference import (
         inference_accuracy,
+        inference_calibrate,
         inference_capacity,
         inference_estimate,
         inference_plan,
     )
+    from meshwright.api.mlperf import (
+        mlperf_check,
+        mlperf_compare,
+        mlperf_package,
+        mlperf_rcp,
+        mlperf_score,
+    )
     from meshwright.api.plan import plan
     from meshwright.api.records import read_record, read_records
+    from meshwright.api.report import report_records, report_sources
+    from meshwright.api.run_benchmark import mlperf_run
     from meshwright.api.runs import load_run
     from meshwright.api.scale import scale
     from meshwright.api.train import train
@@ -46,19 +58,29 @@ if TYPE_CHECKING:
         RunFileError,
         UnknownNameError,
     )
+    from meshwright.mlperf.compare import ResultComparison
+    from meshwright.mlperf.package import SubmissionPackage
+    from meshwright.mlperf.results import BenchmarkCheck, BenchmarkScores, ReferencePoints
+    from meshwright.mlperf.running import BenchmarkRuns
     from meshwright.report.accuracy_study import AccuracyStudy
     from meshwright.report.catalog_listing import CatalogItem, CatalogListing
+    from meshwright.report.comparison.study import SideComparison
     from meshwright.report.evaluation import Evaluation
     from meshwright.report.explanation import Explanation
     from meshwright.report.generation import Completion, Generation
+    from meshwright.report.ingest_result import IngestBenchmark
+    from meshwright.report.overview.collect import RecordReport
     from meshwright.report.plan_ranking import PlanRanking
     from meshwright.report.record_files import DeviceMeasurements, RecordSet, TrainingSweep
     from meshwright.report.run_estimate import RunEstimate
     from meshwright.report.scale_study import ScaleReport
     from meshwright.report.serving_accuracy import ServingAccuracy
+    from meshwright.report.serving_calibration import ServingCalibrationResult
     from meshwright.report.serving_capacity import ServingCapacity
     from meshwright.report.serving_estimate import ServingEstimate
     from meshwright.report.serving_plan import ServingPlan
+    from meshwright.report.serving_records import OfflineMeasurements, ServingMeasurements
+    from meshwright.report.sources.study import SourceReport
     from meshwright.report.training_run import TrainingRun
     from meshwright.specs.estimate import Estimate, Tier
     from meshwright.specs.plan import Plan
@@ -68,6 +90,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AccuracyStudy",
+    "BenchmarkCheck",
+    "BenchmarkRuns",
+    "BenchmarkScores",
     "CatalogItem",
     "CatalogListing",
     "Completion",
@@ -77,52 +102,80 @@ __all__ = [
     "Explanation",
     "Generation",
     "InfeasibleError",
+    "IngestBenchmark",
     "InputError",
     "MeshwrightError",
     "MissingDependencyError",
+    "OfflineMeasurements",
     "Plan",
     "PlanRanking",
+    "RecordReport",
     "RecordSet",
+    "ReferencePoints",
+    "ResultComparison",
     "Run",
     "RunEstimate",
     "RunFileError",
     "ScaleReport",
     "ServingAccuracy",
+    "ServingCalibrationResult",
     "ServingCapacity",
     "ServingEstimate",
+    "ServingMeasurements",
     "ServingPlan",
+    "SideComparison",
+    "SourceReport",
+    "SubmissionPackage",
     "Tier",
     "TrainingRun",
     "TrainingSweep",
     "UnknownNameError",
     "__version__",
     "accuracy",
+    "bench_ingest",
     "catalog",
+    "compare",
     "estimate",
     "evaluate",
     "explain",
     "generate",
     "inference_accuracy",
+    "inference_calibrate",
     "inference_capacity",
     "inference_estimate",
     "inference_plan",
     "load_run",
+    "mlperf_check",
+    "mlperf_compare",
+    "mlperf_package",
+    "mlperf_rcp",
+    "mlperf_run",
+    "mlperf_score",
     "plan",
     "read_record",
     "read_records",
+    "report_records",
+    "report_sources",
     "scale",
     "train",
 ]
 
 _HOMES = {
     "api.accuracy": ("accuracy",),
+    "api.bench_ingest": ("bench_ingest",),
+    "api.compare": ("compare",),
     "api.estimate": ("estimate",),
     "api.evaluate": ("evaluate",),
     "api.explain": ("explain",),
     "api.generate": ("generate",),
-    "api.inference": ("inference_accuracy", "inference_capacity", "inference_estimate", "inference_plan"),
+    "api.inference": (
+        "inference_accuracy", "inference_calibrate", "inference_capacity", "inference_estimate", "inference_plan",
+    ),
     "api.plan": ("plan",),
     "api.records": ("read_record", "read_records"),
+    "api.mlperf": ("mlperf_check", "mlperf_compare", "mlperf_package", "mlperf_rcp", "mlperf_score"),
+    "api.report": ("report_records", "report_sources"),
+    "api.run_benchmark": ("mlperf_run",),
     "api.runs": ("load_run",),
     "api.scale": ("scale",),
     "api.train": ("train",),
@@ -130,19 +183,29 @@ _HOMES = {
         "InfeasibleError", "InputError", "MeshwrightError", "MissingDependencyError", "RunFileError",
         "UnknownNameError",
     ),
+    "mlperf.compare": ("ResultComparison",),
+    "mlperf.package": ("SubmissionPackage",),
+    "mlperf.results": ("BenchmarkCheck", "BenchmarkScores", "ReferencePoints"),
+    "mlperf.running": ("BenchmarkRuns",),
     "report.accuracy_study": ("AccuracyStudy",),
     "report.catalog_listing": ("CatalogItem", "CatalogListing"),
+    "report.comparison.study": ("SideComparison",),
     "report.evaluation": ("Evaluation",),
     "report.explanation": ("Explanation",),
     "report.generation": ("Completion", "Generation"),
+    "report.ingest_result": ("IngestBenchmark",),
+    "report.overview.collect": ("RecordReport",),
     "report.plan_ranking": ("PlanRanking",),
     "report.record_files": ("DeviceMeasurements", "RecordSet", "TrainingSweep"),
     "report.run_estimate": ("RunEstimate",),
     "report.scale_study": ("ScaleReport",),
     "report.serving_accuracy": ("ServingAccuracy",),
+    "report.serving_calibration": ("ServingCalibrationResult",),
     "report.serving_capacity": ("ServingCapacity",),
     "report.serving_estimate": ("ServingEstimate",),
     "report.serving_plan": ("ServingPlan",),
+    "report.serving_records": ("OfflineMeasurements", "ServingMeasurements"),
+    "report.sources.study": ("SourceReport",),
     "report.training_run": ("TrainingRun",),
     "specs.estimate": ("Estimate", "Tier"),
     "specs.plan": ("Plan",),

@@ -57,3 +57,14 @@ class Table:
             elif isinstance(value, np.ndarray) and value.ndim:
                 changes[f.name] = value[index]
         return replace(self, **changes)
+
+    def column(self) -> Self:
+        """The same with arrays of n as n x 1: against a table of m rows every formula gives n x m."""
+        changes = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, Table):
+                changes[f.name] = value.column()
+            elif isinstance(value, np.ndarray) and value.ndim:
+                changes[f.name] = value[:, None]
+        return replace(self, **changes)

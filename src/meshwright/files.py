@@ -20,13 +20,13 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write `text` as UTF-8 beside `path` and rename it into place. Raises OSError; then `path` is as before."""
+def write_atomically(path: Path, text: str | bytes) -> None:
+    """Write bytes or UTF-8 text beside `path` and rename it into place. Raises OSError; then `path` is as before."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     partial = Path(name)
     try:
-        with naming(path), os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with naming(path), os.fdopen(handle, "wb") as stream:
+            stream.write(text.encode() if isinstance(text, str) else text)
             stream.flush()
             os.fsync(stream.fileno())
         partial.chmod(0o644)

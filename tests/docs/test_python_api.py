@@ -1,4 +1,4 @@
-"""The page of the Python API has every public name, every argument and every member."""
+"""The pages of the Python API have every public name, every argument and every member."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 import meshwright as mw
 from meshwright.report.result import Result
 
-PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "python-api.md").read_text(encoding="utf-8")
+PAGES = sorted((Path(__file__).parents[2] / "docs" / "reference").glob("python-api*.md"))
+PAGE = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 FUNCTIONS = [n for n in mw.__all__ if inspect.isfunction(getattr(mw, n))]
 CLASSES = [n for n in mw.__all__ if inspect.isclass(getattr(mw, n)) and issubclass(getattr(mw, n), Result)]
 SHARED = {"to_dict", "to_frame", "to_rows", "summary"}

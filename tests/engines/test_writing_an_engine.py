@@ -6,12 +6,12 @@ import doctest
 import json
 import os
 import re
-import subprocess
-import sys
+import shlex
 import tomllib
 from pathlib import Path
 
 import pytest
+from tests.warm import WarmProcess
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "writing-an-engine.md"
 BLOCK = re.compile(r'<!--- skip: next "(?P<name>[^"]+)" -->\n```(?P<kind>\w+)\n(?P<text>.*?)```', re.DOTALL)
@@ -55,30 +55,45 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
-    path = [str(folder / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]
+INSTALL = """
+import sys
+
+from meshwright.catalog import engines
+
+sys.path.insert(0, {site!r})
+engines._installed.cache_clear()
+"""
+"""The process of a command is forked from one that has not seen the package."""
+
+
+def run(folder: Path, command: str) -> tuple[int, str]:
+    """Exit code and all output of a command."""
+    script = folder / "install.py"
+    script.write_text(INSTALL.format(site=str(folder / "site")))
+    path = [str(folder / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]  # for its worker
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path), "COLUMNS": "110", "NO_COLOR": "1"}
-    words = command.replace("meshwright", f"{sys.executable} -m meshwright", 1)
-    return subprocess.run(
-        ["bash", "-c", words], cwd=folder, env=environment, text=True, capture_output=True, timeout=120
-    )
+    program, *arguments = shlex.split(command)
+    assert program == "meshwright"
+    process = WarmProcess(arguments, folder=folder, environment=environment, script=script)
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode is not None
+    return process.returncode, stdout + stderr
 
 
 @pytest.mark.parametrize("block", re.split(r"^\$ ", CONSOLE, flags=re.MULTILINE)[1:])
 def test_the_page_shows_what_is_printed(folder, block):
     command, _, expected = block.partition("\n")
-    done = run(folder, command)
+    _, printed = run(folder, command)
     options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-    assert doctest.OutputChecker().check_output(expected, done.stdout + done.stderr, options), (
-        done.stdout + done.stderr
-    )
+    assert doctest.OutputChecker().check_output(expected, printed, options), printed
 
 
 @pytest.mark.slow
 def test_its_losses_are_the_native_engines(folder):
     def losses(engine: str) -> list[float]:
-        done = run(folder, f"meshwright train run.yaml --only-steps --set engine={engine} --out {engine}")
-        assert done.returncode == 0, done.stderr
+        command = f"meshwright train run.yaml --only-steps --set engine={engine} --out {engine}"
+        code, printed = run(folder, command)
+        assert code == 0, printed
         lines = (folder / engine / "steps.jsonl").read_text().splitlines()
         return [json.loads(line)["loss"] for line in lines]
 

@@ -14,8 +14,7 @@ from meshwright.cost.pipeline.graph import event_graph
 from meshwright.cost.pipeline.orders import OpKind
 from meshwright.cost.pipeline.schedules import PipelineShape, schedule_shortfall
 from meshwright.cost.pipeline.simulate import Sends, StageTimes, peak_in_flight, simulate
-from meshwright.cost.tables import SCHEDULES
-from meshwright.specs.plan import Schedule
+from meshwright.specs.plan import SCHEDULES, Schedule
 
 TINY = 1e-9
 any_schedule = st.sampled_from(Schedule)
@@ -25,7 +24,11 @@ any_sends = st.sampled_from(Sends)
 @st.composite
 def shapes(draw, schedules=any_schedule) -> PipelineShape:
     schedule = draw(schedules)
-    chunks = {Schedule.INTERLEAVED: st.integers(2, 4), Schedule.ZBV: st.just(2)}
+    chunks = {
+        Schedule.INTERLEAVED: st.integers(2, 4),
+        Schedule.ZBV: st.just(2),
+        Schedule.DUALPIPE_V: st.just(2),
+    }
     shape = PipelineShape(
         schedule=schedule,
         num_ranks=draw(st.integers(1, 7)),
@@ -169,6 +172,7 @@ def test_the_closed_form_with_transfers_shorter_than_a_pass(shape, f, b, w, x):
         Schedule.INTERLEAVED: m % p == 0,
         Schedule.ZERO_BUBBLE: m >= 2 * p,
         Schedule.ZBV: False,
+        Schedule.DUALPIPE_V: False,
     }.get(shape.schedule, True)
     if is_exact:
         assert formula == pytest.approx(simulated, rel=1e-9)

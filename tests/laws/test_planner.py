@@ -119,7 +119,8 @@ def test_what_fits_for_the_search_fits_for_the_estimate_and_the_reverse(request,
     """One memory budget: every returned plan fits when it is estimated, and what the search drops does not."""
     for found in search(request, top=5).plans:
         assert estimate_plan(request, found.plan).step.memory.fits
-    plan = enumerate_plans(default_space(request))
+    space = default_space(request)
+    plan = enumerate_plans(space)
     plan = plan.take(np.flatnonzero(legal_mask(plan, context=legality_context(request))))
     if not num_rows(plan):
         return
@@ -128,5 +129,5 @@ def test_what_fits_for_the_search_fits_for_the_estimate_and_the_reverse(request,
     # The rows on both sides of the limit are those that two rules would tell apart.
     nearest = np.argsort(np.abs(np.log(needs / request.usable_bytes)))[:20]
     row = int(data.draw(st.sampled_from(list(nearest))))
-    one = plan_from_row(plan.take(row))
+    one = plan_from_row(plan.take(row), splits=space.splits)
     assert model.memory_budget.fits(needs[row]) == estimate_plan(request, one).step.memory.fits

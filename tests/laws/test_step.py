@@ -12,6 +12,8 @@ from tests.cost_case import Case
 
 from meshwright import catalog
 from meshwright.cost.compute import gemm_s
+from meshwright.cost.flops import model_flops_per_token
+from meshwright.cost.layers import general_factor
 from meshwright.cost.overlap import exposed_s
 from meshwright.cost.rates import system_rates
 from meshwright.cost.tables import (
@@ -111,6 +113,16 @@ def test_a_faster_link_is_never_slower(case, what, factor):
     network = case.rates.network
     faster = replace(network, **{what: getattr(network, what) * factor})
     assert not_longer(replace(case, rates=replace(case.rates, network=faster)).step_s, case.step_s)
+
+
+@given(cases(), st.floats(0.7, 1.3))
+def test_no_step_beats_the_sustained_rate_of_its_die(case, factor):
+    """Layers run at the sustained share of the peak at most, whatever multiplies everything; the head at a GEMM's."""
+    moved = replace(case, rates=replace(case.rates, general_factor=factor))
+    rate, device = float(moved.steps().tokens_per_s_per_device), case.rates.device
+    of_head = device.gemm_ratio / min(float(general_factor(moved.context)), 1.0)
+    flops = float(model_flops_per_token(case.model, seq_len=case.batch.seq_len))
+    assert rate * flops <= device.matmul_flops_per_s * max(device.sustained_ratio, of_head) * (1 + 1e-9)
 
 
 SLOWER = (

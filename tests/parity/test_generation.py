@@ -19,7 +19,7 @@ from meshwright.training.weights import load_weights
 torch.set_num_threads(1)
 
 LENGTHS = (11, 1, 30, 4)
-NEW = 24
+NEW = 14
 
 
 def prompts() -> list[list[int]]:

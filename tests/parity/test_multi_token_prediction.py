@@ -19,7 +19,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Decod
 
 from meshwright.catalog.huggingface import model_from_config, model_from_path
 from meshwright.errors import InputError
-from meshwright.training.labels import IGNORED_LABEL
+from meshwright.kernels.labels import IGNORED_LABEL
 from meshwright.training.models import TransformerOptions, build_model, init_weights
 from meshwright.training.weights import load_weights, save_weights
 from meshwright.training.weights.origin import differences

@@ -33,7 +33,7 @@ def test_the_headline(report):
     headline = report.groups["subset"][HEADLINE]
     assert headline.num_predicted > 650
     assert headline.median_abs_error <= 0.05
-    assert headline.p90_abs_error <= 0.25
+    assert headline.p90_abs_error <= 0.18
     assert abs(headline.bias) <= 0.02
 
 
@@ -46,14 +46,15 @@ def test_intervals_are_neither_too_narrow_nor_too_wide(report):
     ("kind", "group", "limit"),
     [
         ("accelerator", "h200", 0.08),
-        ("accelerator", "gb200", 0.08),
+        ("accelerator", "gb200", 0.09),
         ("accelerator", "b200", 0.08),
         ("accelerator", "a100", 0.08),
-        ("source", "megatron_bridge", 0.08),
+        ("source", "megatron_bridge", 0.09),
         ("source", "mlperf_v5.0", 0.05),
         ("source", "hagemann_layouts", 0.08),
         ("source", "vtrain_single", 0.08),
         ("subset", "other accelerators", 0.15),
+        ("architecture", "moe", 0.10),
     ],
 )
 def test_no_group_is_the_price_of_the_median(report, kind, group, limit):
@@ -95,11 +96,8 @@ def test_sources_that_the_calibration_has_not_seen():
     shipped = {key: offset.value for key, offset in fitted().offsets.items()}
     refitted = {key: offset.value for key, offset in whole.calibration.offsets.items()}
     assert refitted == pytest.approx(shipped, abs=0.002), "run `python -m meshwright.fitting.ship`"
-    scale = fitted().interval_scale
-    report = compare(
-        runs, predict=lambda rows: predict_leave_one_source_out(rows, whole, interval_scale=scale)
-    )
+    report = compare(runs, predict=lambda rows: predict_leave_one_source_out(rows, whole, intervals=fitted()))
     headline = report.groups["subset"][HEADLINE]
     assert headline.median_abs_error <= 0.09
-    assert headline.p90_abs_error <= 0.35
+    assert headline.p90_abs_error <= 0.30
     assert 0.70 <= headline.interval_coverage <= 0.90

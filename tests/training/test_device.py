@@ -1,5 +1,9 @@
 """Names of devices: a driver's name is known exactly, or the record says that it is unknown."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -57,3 +61,13 @@ def test_a_run_for_another_device_is_noted():
 def test_a_device_as_expected_is_not_noted(cluster):
     assert devices.notes_on_name("NVIDIA H200", device_type="cuda", cluster=cluster) == ()
     assert devices.notes_on_name("some processor", device_type="cpu", cluster=cluster) == ()
+
+
+PEAK = "import torch; from meshwright.training import device; print(device.peak_memory_bytes(torch.device('cpu')))"
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
+def test_the_peak_of_a_process_is_not_that_of_the_one_that_started_it():
+    ballast = bytearray(b"x") * 2**30
+    found = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, check=True)
+    assert 2**27 < int(found.stdout) < len(ballast)

@@ -15,6 +15,8 @@ from torch.cuda import tunable
 
 from meshwright import runfile
 from meshwright.errors import InputError
+from meshwright.kernels import linear as made
+from meshwright.kernels.linear import BY_ROUTE, GemmKind, GemmRoute
 from meshwright.specs.plan import Plan
 from meshwright.training.gemm_tuning import (
     GemmChoices,
@@ -27,8 +29,6 @@ from meshwright.training.gemm_tuning import (
     tuning_kernels,
     using,
 )
-from meshwright.training.models import linear as made
-from meshwright.training.models.linear import BY_ROUTE, GemmKind, GemmRoute
 from meshwright.training.step_gemms import Gemm, count_gemms
 
 pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring")

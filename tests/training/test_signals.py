@@ -66,6 +66,7 @@ def test_an_interrupt_reaches_all_processes(tiny_run, tmp_path, wait_for):
     stopped(training, process)
 
 
+@pytest.mark.slow  # engines/launch/test_local.py stops a run under torchrun
 @pytest.mark.distributed
 @pytest.mark.skipif(sys.platform == "win32", reason="torchrun is started as on clusters")
 def test_sigterm_to_torchrun_saves(tiny_run, tmp_path, wait_for):

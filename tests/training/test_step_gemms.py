@@ -12,10 +12,10 @@ torch = pytest.importorskip("torch")
 from meshwright import runfile
 from meshwright.engines.native.assembly import assemble
 from meshwright.engines.native.parallel.mesh import MeshCoordinates
+from meshwright.kernels import linear as linear_module
+from meshwright.kernels.linear import BY_ROUTE, GemmKind, GemmRoute, identify_gemm, using_routes
 from meshwright.specs.plan import Plan, Recompute
 from meshwright.training.gemm_tuning import _by_layer
-from meshwright.training.models import linear as linear_module
-from meshwright.training.models.linear import BY_ROUTE, GemmKind, GemmRoute, identify_gemm, using_routes
 from meshwright.training.step_gemms import count_gemms
 
 MLA = (

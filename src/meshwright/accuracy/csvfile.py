@@ -65,8 +65,10 @@ class CsvRow:
         return InputError(f"{self.file}:{self.line}: {column} {what}", got=self.text(column), allowed=allowed)
 
 
-def read_table(path: str | Path, *, required: tuple[str, ...]) -> list[CsvRow]:
-    """All rows of a CSV file (UTF-8, comma separated, one header line).
+def read_table(
+    path: str | Path, *, required: tuple[str, ...], shipped: str = "the shipped measured runs"
+) -> list[CsvRow]:
+    """All rows of a CSV file (UTF-8, comma separated, one header line) in the columns of the file `shipped`.
 
     Raises InputError when the file cannot be read, is empty, lacks a required column, names a column twice or
     has a row that is longer or shorter than its header. Further columns are fine.
@@ -78,7 +80,7 @@ def read_table(path: str | Path, *, required: tuple[str, ...]) -> list[CsvRow]:
         if not header or header == [""]:
             raise InputError(f"{name} is empty", allowed="a CSV file with a header line")
         header = [column.strip() for column in header]
-        _check_header(name, header, required)
+        _check_header(name, header, required, shipped)
         return list(_rows(name, header, reader))
     except csv.Error as error:
         raise InputError(f"{name}:{reader.line_num}: not a CSV line ({error})") from None
@@ -93,12 +95,12 @@ def _text(path: Path) -> str:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-def _check_header(name: str, header: list[str], required: tuple[str, ...]) -> None:
+def _check_header(name: str, header: list[str], required: tuple[str, ...], shipped: str) -> None:
     missing = [column for column in required if column not in header]
     if missing:
         raise InputError(
             f"{name}: missing column{'s' if len(missing) > 1 else ''} {', '.join(missing)}",
-            hint="the file needs the columns of the shipped measured runs; further columns are fine",
+            hint=f"the file needs the columns of {shipped}; further columns are fine",
         )
     twice = sorted({column for column in header if column and header.count(column) > 1})
     if twice:

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 
 from meshwright.accuracy.csvfile import MAX_TOKENS, CsvRow
 from meshwright.accuracy.reasons import CannotPredictError, Reason
+from meshwright.accuracy.shipped import frameworks
 from meshwright.accuracy.software import Software
+from meshwright.specs.features import Dispatcher
 from meshwright.specs.model import Model
-from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
+from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding, read_layers
 
 NO_RECOMPUTATION = "no recomputation"
 """The note on rows that do not state it."""
@@ -47,17 +49,18 @@ def read_layout(
     notes: list[str] = []
     sharding = _sharding(row, software, notes)
     degrees = _degrees(row, num_devices, sharding, notes)
-    micro_batch, global_batch = _batch(row, degrees, seq_len, notes, per_device=software.batch_per_device)
+    micro_batch, global_batch = _batch(row, degrees, seq_len, software, notes)
     data_shard, data_replicate = _hybrid_split(row, degrees.data, sharding, notes)
     virtual = _virtual_stages(row, degrees.pipeline, notes)
-    recompute, modules, layers = _recompute(row, notes)
-    expert, expert_tensor = _experts(row, model, degrees, notes)
+    recompute, modules, layers = _recompute(row, degrees, software, notes)
+    expert, expert_tensor = _experts(row, model, degrees, software, notes)
     plan = Plan(
         tensor=degrees.tensor,
         sequence_parallel=_sequence_parallel(row, degrees.tensor, software, notes),
         context=degrees.context,
         pipeline=degrees.pipeline,
         virtual_pipeline=virtual,
+        layers_per_stage=_layers_per_stage(model, degrees.pipeline * virtual, software, notes),
         expert=expert,
         expert_tensor=expert_tensor,
         data_shard=data_shard,
@@ -112,10 +115,18 @@ def _is_data_parallel(row: CsvRow, num_devices: int, sharding: Sharding, notes: 
     return True
 
 
-def _experts(row: CsvRow, model: Model, degrees: _Degrees, notes: list[str]) -> tuple[int, int]:
+def _experts(
+    row: CsvRow, model: Model, degrees: _Degrees, software: Software, notes: list[str]
+) -> tuple[int, int]:
     if model.experts is None:
         return 1, 1
     expert, expert_tensor = row.count("ep"), row.count("etp") or 1
+    if (
+        expert is None
+        and (software.stack.features.dispatcher or Dispatcher.ALL_TO_ALL) is not Dispatcher.ALL_TO_ALL
+    ):
+        expert = math.gcd(degrees.data * degrees.context, model.experts.num_experts)
+        notes.append(f"expert parallelism {expert}: the row names a dispatcher, which needs it")
     if expert is None:
         expert = 1
         notes.append("no expert parallelism")
@@ -132,12 +143,12 @@ def _experts(row: CsvRow, model: Model, degrees: _Degrees, notes: list[str]) -> 
 
 
 def _batch(
-    row: CsvRow, degrees: _Degrees, seq_len: int, notes: list[str], *, per_device: bool
+    row: CsvRow, degrees: _Degrees, seq_len: int, software: Software, notes: list[str]
 ) -> tuple[int, int]:
     """Micro-batch of a replica and global batch, in sequences."""
     micro, steps = row.count("mbs"), row.count("grad_accum")
     batch = row.count("gbs") or _sequences(row, seq_len)
-    if micro and per_device and degrees.tensor > 1:
+    if micro and software.batch_per_device and degrees.tensor > 1:
         micro *= degrees.tensor
         notes.append("micro-batch given per device")
     if batch is None:
@@ -151,7 +162,7 @@ def _batch(
             Reason.INCONSISTENT, f"batch {batch} over {degrees.data} data-parallel ranks"
         )
     if micro is None:
-        micro = _missing_micro_batch(batch // degrees.data, steps, degrees.pipeline, notes)
+        micro = _missing_micro_batch(batch // degrees.data, steps, degrees.pipeline, software, notes)
     if batch % (micro * degrees.data):
         raise CannotPredictError(
             Reason.INCONSISTENT, f"batch {batch} is not a multiple of micro-batch {micro} x DP {degrees.data}"
@@ -164,9 +175,14 @@ def _sequences(row: CsvRow, seq_len: int) -> int | None:
     return tokens // seq_len if tokens and tokens % seq_len == 0 else None
 
 
-def _missing_micro_batch(per_replica: int, steps: int | None, pipeline: int, notes: list[str]) -> int:
+def _missing_micro_batch(
+    per_replica: int, steps: int | None, pipeline: int, software: Software, notes: list[str]
+) -> int:
     if steps and per_replica % steps == 0:
         return per_replica // steps
+    if pipeline > 1 and software.micro_batch_per_stage and per_replica % pipeline == 0:
+        notes.append(f"as many micro-batches as stages, the default of {software.stack.framework}")
+        return per_replica // pipeline
     if pipeline > 1:
         notes.append("micro-batch 1")
         return 1
@@ -244,6 +260,18 @@ def _virtual_stages(row: CsvRow, pipeline: int, notes: list[str]) -> int:
     return stated or 1
 
 
+def _layers_per_stage(
+    model: Model, num_stages: int, software: Software, notes: list[str]
+) -> tuple[int, ...] | None:
+    """The split of the framework's recipe for `model`, where there is one."""
+    for entry in frameworks()["layers_per_stage"]:
+        listed = entry["stages"].get(str(num_stages))
+        if listed and model.name in entry["models"] and software.stack.framework in entry["frameworks"]:
+            notes.append(f"layers per stage {listed}, the recipe of {software.stack.framework}")
+            return read_layers(listed)
+    return None
+
+
 def _schedule(row: CsvRow, pipeline: int, virtual: int) -> Schedule:
     if pipeline > 1:
         for pattern, schedule in _SCHEDULES:
@@ -272,9 +300,16 @@ _POLICIES = (
 """Named policies, their nearest modules, and a description."""
 
 
-def _recompute(row: CsvRow, notes: list[str]) -> tuple[Recompute, tuple[str, ...], int | None]:
+def _recompute(
+    row: CsvRow, degrees: _Degrees, software: Software, notes: list[str]
+) -> tuple[Recompute, tuple[str, ...], int | None]:
     """Kind, modules and layers per pipeline rank of recomputation."""
     text = row.text("recompute").lower()
+    if not text and software.recomputes_split_models and degrees.tensor * degrees.pipeline > 1:
+        notes.append(
+            f"full recomputation, as the recipes of {software.stack.framework} for models split over ranks"
+        )
+        return Recompute.FULL, (), None
     if not text:
         notes.append(NO_RECOMPUTATION)
         return Recompute.NONE, (), None

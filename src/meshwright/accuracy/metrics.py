@@ -3,6 +3,7 @@
     e = p / m - 1        signed error of a prediction p of a measured m; > 0: too optimistic
     error                median and 90th percentile of |e|;  bias: median of e
     coverage             share of rows with low <= m <= high; the target of an 80 % interval is 0.8
+    interval score       mean width of the intervals of log m, and a penalty for what lies outside
     τ_b, ρ               Kendall (1945) and Spearman (1904) rank correlation inside a group of plans
     regret               1 - m(plan predicted fastest) / m(plan measured fastest)
 
@@ -28,6 +29,8 @@ Floats = NDArray[np.float64]
 MIN_PLANS = 3
 """Least number of different plans in a ranked group."""
 TAIL_QUANTILE = 0.9
+INTERVAL_SHARE = 0.8
+"""Share of measurements that an interval is meant to hold."""
 SAME_RATE = 1e-9
 """Relative difference below which two predicted rates count as equal."""
 
@@ -83,6 +86,8 @@ class Metrics:
     p90_abs_error: float
     bias: float
     interval_coverage: float
+    interval_score: float
+    constant_interval_score: float
     num_memory: int
     memory_median_abs_error: float
     num_plan_groups: int
@@ -117,6 +122,10 @@ def measure(runs: Sequence[PublishedRun], predictions: Predictions, *, num_rows:
         p90_abs_error=float(np.quantile(np.abs(error), TAIL_QUANTILE)) if len(error) else float("nan"),
         bias=_median(error),
         interval_coverage=float(inside.mean()) if len(inside) else float("nan"),
+        interval_score=_mean(
+            interval_scores(np.log(measured[rated]), np.log(p.low), np.log(p.high)).tolist()
+        ),
+        constant_interval_score=constant_interval_score(np.log(p.tokens_per_s_per_device / measured[rated])),
         num_memory=len(headline_memory),
         memory_median_abs_error=_median(np.abs(headline_memory)),
         num_plan_groups=len(ranked),
@@ -130,6 +139,27 @@ def measure(runs: Sequence[PublishedRun], predictions: Predictions, *, num_rows:
 def measured_rates(runs: Sequence[PublishedRun]) -> Floats:
     """Measured tokens/s per device, NaN where the row gives none."""
     return np.array([run.tokens_per_s_per_device or np.nan for run in runs], dtype=float)
+
+
+# --- intervals ---
+
+
+def interval_scores(measured: Floats, low: Floats, high: Floats) -> Floats:
+    """Width of each interval, and what lies outside of it times 2 / (1 - 0.8). Smaller is better.
+
+    Gneiting and Raftery 2007, "Strictly proper scoring rules, prediction, and estimation", section 6.2.
+    """
+    outside = np.maximum(low - measured, 0.0) + np.maximum(measured - high, 0.0)
+    return high - low + 2 / (1 - INTERVAL_SHARE) * outside
+
+
+def constant_interval_score(log_error: Floats) -> float:
+    """Mean score of intervals of one width around every prediction, the best such width: that which holds 80 %."""
+    if not len(log_error):
+        return float("nan")
+    half_width = float(np.quantile(np.abs(log_error), INTERVAL_SHARE))
+    ends = np.full(len(log_error), half_width)
+    return float(interval_scores(log_error, -ends, ends).mean())
 
 
 # --- memory ---
@@ -198,7 +228,7 @@ def plan_group(run: PublishedRun) -> tuple[Any, ...]:
 def _choice(run: PublishedRun) -> tuple[Any, ...]:
     """Key of a run inside its group: the plan, and the kernels that a row names."""
     assert run.conditions is not None
-    return (run.conditions.plan, run.conditions.unfused_attention, run.conditions.fused_norm)
+    return (run.conditions.plan, run.conditions.stack.features, run.conditions.fused_norm)
 
 
 def _ranked(key: tuple[Any, ...], predicted: Floats, measured: Floats) -> RankedGroup:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.accuracy.failed import FailedReport, judge
+from meshwright.accuracy.failed import FailedReport, judge, states_memory
 from meshwright.accuracy.metrics import TAIL_QUANTILE, Metrics, Predictions, measure, memory_errors
 from meshwright.accuracy.rows import PublishedRun
 
@@ -64,6 +64,7 @@ class RowReport:
             row["memory_definition"] = run.memory_definition
         if run.conditions:
             row["plan"] = run.conditions.plan.describe()
+            row["conditions"] = run.conditions.software
         if run.reason:
             row["reason"] = run.reason.value
             row["reason_detail"] = run.reason_detail
@@ -85,6 +86,16 @@ class AccuracyReport:
     def headline(self) -> Metrics | None:
         return self.groups["subset"].get(HEADLINE)
 
+    @property
+    def rejected(self) -> dict[str, list[str]]:
+        """Runs that worked though the memory model says that they do not fit: source -> rows. They count against it;
+        of a row in parentheses the source does not state recomputation or offloading."""
+        rows: dict[str, list[str]] = defaultdict(list)
+        for row in self.rows:
+            if row.fits is False:
+                rows[row.run.source_key].append(row.run.id if states_memory(row.run) else f"({row.run.id})")
+        return dict(rows)
+
     def as_json(self) -> dict[str, Any]:
         return {
             "summary": self.summary,
@@ -93,6 +104,7 @@ class AccuracyReport:
             "memory": self.memory,
             "unpredicted": self.unpredicted,
             "failed": self.failed,
+            "rejected": self.rejected,
             "units": {"predicted": "tokens/s per device", "memory": "bytes per device", "errors": "ratio"},
             "rows": self.rows,
         }

@@ -13,11 +13,13 @@ from pathlib import Path
 from meshwright import catalog
 from meshwright.accuracy.csvfile import CsvRow, read_table
 from meshwright.accuracy.duplicates import DUPLICATE_NOTE, with_duplicates_layout
+from meshwright.accuracy.flop_rates import rate_of_flops
 from meshwright.accuracy.layout import read_layout
 from meshwright.accuracy.reasons import CannotPredictError, Reason
 from meshwright.accuracy.shapes import read_model
 from meshwright.accuracy.shipped import frameworks
 from meshwright.accuracy.software import Software, read_software
+from meshwright.catalog.stacks import features_of
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.errors import UnknownNameError
@@ -31,6 +33,8 @@ _CONDITIONS = (
     "layers", "hidden", "heads", "precision", "framework", "date",
 )  # fmt: skip
 GPU_VENDORS = ("nvidia", "amd")
+PARAMETERS_DIFFER = 0.1
+"""Relative difference of printed and counted parameters that is noted: names round by up to a tenth."""
 
 MEASURED_COLUMNS = ("id", *_CONDITIONS, "tok_s_gpu_best", "metric_kind", "quality")
 """Columns that a file of measured runs must have."""
@@ -53,7 +57,6 @@ class RunConditions:
     plan: Plan
     precision: str  # a key of specs.precision.PRECISIONS
     stack: Stack
-    unfused_attention: bool | None = None  # scores written to memory; None: as the stack does
     fused_norm: bool = False  # the run replaced its stack's norms by a fused kernel
 
     @property
@@ -63,6 +66,14 @@ class RunConditions:
     @property
     def tokens_per_step(self) -> int:
         return self.global_batch * self.seq_len
+
+    @property
+    def software(self) -> dict[str, str | bool | float]:
+        """Stack, date and every switch that the prediction uses, stated or the release's."""
+        dated: dict[str, str | bool | float] = {"framework": self.stack.framework}
+        if self.stack.vintage is not None:
+            dated["vintage"] = self.stack.vintage
+        return dated | features_of(self.stack, self.accelerator).stated()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +177,8 @@ def read_failed(path: str | Path) -> list[PublishedRun]:
 def read_row(row: CsvRow, *, failed: bool = False) -> PublishedRun:
     """One row, whatever the rest of its file says. Raises InputError for a cell that is not a number."""
     rate, memory = row.number("tok_s_gpu_best") or None, row.number("mem_gb_per_gpu") or None
+    if "mem>" in row.text("qa_flags"):  # more than the device has
+        memory = None
     run = PublishedRun(
         line=row.line,
         id=row.text("id") or f"line-{row.line}",
@@ -192,7 +205,7 @@ def read_row(row: CsvRow, *, failed: bool = False) -> PublishedRun:
     except CannotPredictError as stop:
         return replace(run, reason=stop.reason, reason_detail=stop.detail)
     if rate is None and not failed:
-        return replace(run, reason=_no_rate(row))
+        return _with_printed_flops(row, run)
     return run
 
 
@@ -200,8 +213,21 @@ def _check_figure(row: CsvRow, *, rate: float | None, memory: float | None, fail
     """Raise CannotPredictError for a row without a comparable measurement."""
     if row.text("metric_kind") in ("end_to_end_gpu_hours", "time_to_train"):
         raise CannotPredictError(Reason.END_TO_END, row.text("metric_kind").replace("_", " "))
-    if rate is None and memory is None and not failed:
-        raise CannotPredictError(_no_rate(row))
+    if rate is None and memory is None and not failed and _no_rate(row) is Reason.NO_RATE:
+        raise CannotPredictError(Reason.NO_RATE)
+
+
+def _with_printed_flops(row: CsvRow, run: PublishedRun) -> PublishedRun:
+    """`run` with the token rate that its FLOP/s mean, or the reason why it has none."""
+    c = run.conditions
+    if c is None:
+        return run
+    model = model_row(c.model, lora=c.lora)
+    found = rate_of_flops(row, model, seq_len=c.seq_len, stack=c.stack)
+    if found is None:
+        return replace(run, reason=_no_rate(row))
+    rate, note = found
+    return replace(run, tokens_per_s_per_device=rate, assumed=(*run.assumed, note))
 
 
 def _no_rate(row: CsvRow) -> Reason:
@@ -241,13 +267,22 @@ def _with_conditions(row: CsvRow, run: PublishedRun) -> PublishedRun:
         plan=layout.plan,
         precision=precision,
         stack=software.stack,
-        unfused_attention=software.unfused_attention,
         fused_norm=software.fused_norm,
     )
+    notes.extend(_doubts(row, model))
     if row.text(DUPLICATE_NOTE):
         notes.append(row.text(DUPLICATE_NOTE))
     assumed = (*notes, *layout.assumed)
     return replace(run, conditions=conditions, assumed=assumed, memory_definition=software.memory)
+
+
+def _doubts(row: CsvRow, model: Model) -> list[str]:
+    """Notes on what the row's checks found, and on dimensions that contradict its printed parameter count."""
+    doubts = [f"flagged: {row.text('qa_flags')}"] if row.text("qa_flags") else []
+    printed, counted = row.number("params_b"), float(count_parameters(model_row(model)).total) / 1e9
+    if printed and "layers" not in model.name and abs(counted / printed - 1) > PARAMETERS_DIFFER:
+        doubts.append(f"{printed:g} billion parameters printed, {counted:.3g} billion by its dimensions")
+    return doubts
 
 
 def _accelerator(name: str) -> Accelerator:

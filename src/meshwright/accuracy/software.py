@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwright.accuracy.csvfile import CsvRow
+from meshwright.accuracy.features import read_features
 from meshwright.accuracy.shipped import frameworks
 from meshwright.specs.hardware import Accelerator, Stack
 from meshwright.specs.model import Lora
@@ -28,7 +29,8 @@ class Software:
     memory: str  # definition of a printed memory figure: allocated, reserved, unknown
     batch_per_device: bool
     lora: Lora
-    unfused_attention: bool | None  # None: the notes do not say
+    micro_batch_per_stage: bool  # a pipeline has as many micro-batches as ranks unless it says otherwise
+    recomputes_split_models: bool  # layers are recomputed where tensor or pipeline ranks share a model
     fused_norm: bool  # the notes name a fused norm kernel
 
 
@@ -38,7 +40,7 @@ def is_mlperf(row: CsvRow) -> bool:
 
 
 def read_software(row: CsvRow, accelerator: Accelerator) -> Software:
-    """The software of `row`; an unknown framework gets the key "other" and plain data parallelism."""
+    """The software of `row`; an unknown framework gets the key "other" and the defaults of Megatron."""
     mlperf = frameworks()["mlperf"]
     vintage = _vintage(row)
     if is_mlperf(row):
@@ -49,7 +51,7 @@ def read_software(row: CsvRow, accelerator: Accelerator) -> Software:
     sequence_parallel_since = entry.get("sequence_parallel_since")
     lora = mlperf["lora"] if is_mlperf(row) else entry.get("lora", {})
     return Software(
-        stack=Stack(framework=entry.get("key", "other"), vintage=vintage),
+        stack=Stack(framework=entry.get("key", "other"), vintage=vintage, features=read_features(row)),
         sharding=Sharding[entry.get("sharding", "none").upper()],
         sequence_parallel=sequence_parallel_since is not None
         and (vintage or 9999) >= sequence_parallel_since,
@@ -58,7 +60,8 @@ def read_software(row: CsvRow, accelerator: Accelerator) -> Software:
         memory=_memory_definition(row, entry.get("memory", "unknown")),
         batch_per_device=entry.get("batch_per_device", False),
         lora=_lora(lora),
-        unfused_attention=_unfused_attention(row),
+        micro_batch_per_stage=entry.get("micro_batch_per_stage", False),
+        recomputes_split_models=entry.get("recomputes_split_models", False),
         fused_norm="rms kernel" in row.text("notes").lower(),
     )
 
@@ -71,12 +74,12 @@ def _lora(entry: dict[str, Any]) -> Lora:
 
 
 def _entry(row: CsvRow, vintage: float | None) -> dict[str, Any]:
-    """The framework entry of a row; an empty one for an unknown framework."""
+    """The framework entry of a row; for an unknown framework that of a generic one like Megatron."""
     name = row.text("framework")
     for entry in frameworks()["framework"]:
         if re.search(entry["match"], name, re.IGNORECASE) and (vintage or 9999) < entry.get("until", 10_000):
             return entry
-    return {}
+    return frameworks()["unknown"]
 
 
 def _round(row: CsvRow) -> str:
@@ -97,14 +100,6 @@ def _vintage(row: CsvRow) -> float | None:
 
 def _part_of_year(month: int, day: int = 1) -> float:
     return round((month - 1) / 12 + (day - 1) / 365, 3)
-
-
-def _unfused_attention(row: CsvRow) -> bool | None:
-    """Attention kernel according to the notes; None: not stated. A fused softmax still writes the scores."""
-    notes = row.text("notes").lower()
-    if re.search(r"without flash|kernel=(torch|fused)\b", notes):
-        return True
-    return False if "kernel=flash" in notes else None
 
 
 def _memory_definition(row: CsvRow, default: str) -> str:

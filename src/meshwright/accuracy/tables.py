@@ -88,8 +88,6 @@ def tables_of(
     facts = []
     for cluster, precision, c in zip(clusters, precisions, conditions, strict=True):
         row = system_facts(cluster, precision, c.stack)
-        if c.unfused_attention is not None:
-            row = replace(row, unfused_attention=int(c.unfused_attention))
         if c.fused_norm:
             row = replace(row, unfused_norm=0)
         facts.append(row)

@@ -92,15 +92,7 @@ def evaluate(
     from meshwright.training.evaluation.choices import read_questions
     from meshwright.training.trained_model import load_trained
 
-    _refuse_without_subject(
-        "a text: a source, or neither choices nor tasks", {n: counts[n] for n in ("sequence_length", "max_tokens")},
-        is_there=paths["source"] is not None or not (paths["choices"] or named),
-    )  # fmt: skip
-    _refuse_without_subject(
-        "a task",
-        {n: counts[n] for n in ("limit", "num_fewshot")} | {"task_folder": paths["task_folder"]},
-        is_there=bool(named),
-    )
+    _refuse_useless(counts, paths, has_tasks=bool(named))
     questions = None if paths["choices"] is None else read_questions(Path(paths["choices"]).expanduser())
     trained = load_trained(
         str(arguments.path("model", model)),
@@ -131,11 +123,19 @@ def _counts(**given: int | None) -> dict[str, int | None]:
     }
 
 
-def _refuse_without_subject(subject: str, given: Mapping[str, object], *, is_there: bool) -> None:
-    """Refuse arguments that only mean something with `subject`, which the caller did not name."""
-    useless = [name for name, value in given.items() if value is not None]
-    if useless and not is_there:
-        raise InputError(f"{', '.join(useless)}: has no effect without {subject}")
+def _refuse_useless(counts: dict[str, int | None], paths: dict[str, str | None], *, has_tasks: bool) -> None:
+    """Refuse arguments of texts without a text, and of tasks without a task."""
+    given: dict[str, object] = {**counts, **paths}
+    is_text = paths["source"] is not None or not (paths["choices"] or has_tasks)
+    text = "a text: a source, or neither choices nor tasks"
+    subjects = (
+        (text, is_text, ("sequence_length", "max_tokens")),
+        ("a task", has_tasks, ("limit", "num_fewshot", "task_folder")),
+    )
+    for subject, is_there, names in subjects:
+        useless = [name for name in names if given[name] is not None]
+        if useless and not is_there:
+            raise InputError(f"{', '.join(useless)}: has no effect without {subject}")
 
 
 def _evaluate(

@@ -40,6 +40,16 @@ def results_folder(run: Run, *, resume: bool) -> Path:
     return found[0] if found else first_free
 
 
+def own_folder(run: Run, *, resume: bool) -> Path:
+    """`results_folder`, of a process that trains. Raises InputError under a launcher, whose processes share one."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InputError(
+            "the processes of a launcher need one folder for their results",
+            hint="name it, for example --out runs/first (out= in Python)",
+        )
+    return results_folder(run, resume=resume)
+
+
 def _folders_of(identity: RunIdentity) -> list[Path]:
     """Folders with results of this run: the one where its checkpoint was written, and those below runs/."""
     places = [*([Path(identity.results)] if identity.results else ()), *_below(RESULTS)]

@@ -10,7 +10,11 @@ from meshwright.api import arguments
 from meshwright.errors import InputError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from meshwright.inference.measured import ServedGiven
     from meshwright.report.serving_accuracy import ServingAccuracy
+    from meshwright.report.serving_calibration import ServingCalibrationResult
     from meshwright.report.serving_capacity import ServingCapacity
     from meshwright.report.serving_estimate import ServingEstimate
     from meshwright.report.serving_plan import ServingPlan
@@ -69,13 +73,15 @@ def inference_estimate(
     output_tokens: int,
     precision: str = "bf16",
     kv_precision: str | None = None,
-    engine: str = "vllm",
+    engine: str | None = None,
     concurrency: Sequence[int] = (),
     requests_per_s: float | None = None,
     layout: Mapping[str, int] | None = None,
     prefill_replicas: int = 0,
+    lockstep: bool = False,
     memory_ratio: float | None = None,
     usd_per_device_hour: float | None = None,
+    calibration: str | os.PathLike[str] | None = None,
 ) -> ServingEstimate:
     """Estimate latencies, rates, memory and price of a server.
 
@@ -83,12 +89,14 @@ def inference_estimate(
         model, cluster, precision, kv_precision, memory_ratio: see `inference_capacity`.
         input_tokens: tokens of a prompt.
         output_tokens: tokens of an answer.
-        engine: "vllm", "trtllm", "sglang" or "generic".
+        engine: "vllm", "trtllm", "sglang", "llamacpp" or "generic". Default: vllm, or the calibrated one.
         concurrency: requests in flight on the whole cluster; one estimate each. Default: as many as fit.
         requests_per_s: arrival rate of an open loop, in place of a concurrency.
         layout: degrees, as {"tensor": 2}. Default: tensor parallelism over a node.
         prefill_replicas: replicas that only prefill.
+        lockstep: requests of equal lengths begin together and stay in step, as closed loops with fixed lengths do.
         usd_per_device_hour: price. Default: the catalogue's, if it has one.
+        calibration: file of `inference_calibrate`. Default: the shipped constants.
 
     Returns:
         One estimate for each load, with 80 % intervals.
@@ -113,15 +121,17 @@ def inference_estimate(
     )
     return serving_estimate(
         **_names(model, cluster, precision, kv_precision),
-        engine=_text("engine", engine),
+        engine=None if engine is None else _text("engine", engine),
         input_tokens=arguments.count("input_tokens", input_tokens),
         output_tokens=arguments.count("output_tokens", output_tokens),
         concurrency=arguments.counts("concurrency", concurrency),
         requests_per_s=None if requests_per_s is None else arguments.number("requests_per_s", requests_per_s),
         degrees=_degrees(layout),
         prefill_replicas=arguments.count("prefill_replicas", prefill_replicas, least=0),
+        lockstep=arguments.flag("lockstep", lockstep),
         memory_ratio=_ratio(memory_ratio),
         terms=PriceTerms(usd_per_device_hour=price),
+        calibration=_file("calibration", calibration),
     )
 
 
@@ -133,19 +143,20 @@ def inference_plan(
     output_tokens: int,
     precision: str = "bf16",
     kv_precision: str | None = None,
-    engine: str = "vllm",
+    engine: str | None = None,
     ttft_s: float | None = None,
     itl_s: float | None = None,
     requests_per_s: float | None = None,
     disaggregated: bool = False,
     memory_ratio: float | None = None,
     usd_per_device_hour: float | None = None,
+    calibration: str | os.PathLike[str] | None = None,
 ) -> ServingPlan:
     """Find the serving layout with most tokens/s under bounds of TTFT and ITL.
 
     Args:
         model, cluster, precision, kv_precision, memory_ratio: see `inference_capacity`.
-        input_tokens, output_tokens, engine, usd_per_device_hour: see `inference_estimate`.
+        input_tokens, output_tokens, engine, usd_per_device_hour, calibration: see `inference_estimate`.
         ttft_s: longest time to first token, in seconds. Default: no bound.
         itl_s: longest inter-token latency, in seconds. Default: no bound.
         requests_per_s: rate to serve with as few devices as possible. Default: use the whole cluster.
@@ -178,7 +189,7 @@ def inference_plan(
     }
     return serving_plan(
         **_names(model, cluster, precision, kv_precision),
-        engine=_text("engine", engine),
+        engine=None if engine is None else _text("engine", engine),
         input_tokens=arguments.count("input_tokens", input_tokens),
         output_tokens=arguments.count("output_tokens", output_tokens),
         ttft_s=given["ttft_s"],
@@ -187,17 +198,63 @@ def inference_plan(
         disaggregated=arguments.flag("disaggregated", disaggregated),
         memory_ratio=_ratio(memory_ratio),
         terms=PriceTerms(usd_per_device_hour=given["usd_per_device_hour"]),
+        calibration=_file("calibration", calibration),
+    )
+
+
+def inference_calibrate(
+    records: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    cluster: str,
+    model: str | None = None,
+    precision: str | None = None,
+    kv_precision: str | None = None,
+    engine: str | None = None,
+) -> ServingCalibrationResult:
+    """Fit the constants of one server to records of `bench serve`.
+
+    Args:
+        records: folder or folders of closed loops on one kind of server.
+        cluster: devices of the server, as "cpu-1x1".
+        model, precision, kv_precision, engine: of the server, where the records do not say it.
+
+    Returns:
+        The constants with their errors, fitted and held out. `.to_dict()` is the document of a calibration file.
+
+    Raises:
+        InputError: the records cannot be used.
+
+    Example:
+        >>> import meshwright as mw
+        >>> mw.inference_calibrate("no-such-folder", cluster="cpu-1x1")
+        Traceback (most recent call last):
+        meshwright.errors.InputError: no such file: got 'no-such-folder/serving.json'...
+    """
+    from meshwright.report.serving_calibration import serving_calibration
+
+    return serving_calibration(
+        records=_folders("records", records),
+        cluster=_text("cluster", cluster),
+        given=_given(model=model, precision=precision, kv_precision=kv_precision, engine=engine),
     )
 
 
 def inference_accuracy(
-    *, points: str | os.PathLike[str] | None = None, leave_one_source_out: bool = False
+    *,
+    points: str | os.PathLike[str] | None = None,
+    leave_one_source_out: bool = False,
+    records: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
+    calibration: str | os.PathLike[str] | None = None,
+    cluster: str | None = None,
 ) -> ServingAccuracy:
-    """Predict published points of inference and compare.
+    """Predict published points of inference, or records of `bench serve`, and compare.
 
     Args:
         points: CSV file in the columns of the shipped points. Default: the shipped points.
         leave_one_source_out: predict each source by constants that were fitted without it.
+        records: folder or folders of `bench serve` instead of points.
+        calibration: file of `inference_calibrate`, for records. Default: the shipped constants.
+        cluster: devices of the records. Default: one of the calibration's.
 
     Returns:
         Errors of all points, by group, and of each point; points that cannot be predicted have a reason.
@@ -216,6 +273,9 @@ def inference_accuracy(
     return serving_accuracy(
         points=None if points is None else arguments.path("points", points),
         leave_one_source_out=arguments.flag("leave_one_source_out", leave_one_source_out),
+        records=_folders("records", records),
+        calibration=_file("calibration", calibration),
+        cluster=None if cluster is None else _text("cluster", cluster),
     )
 
 
@@ -225,6 +285,25 @@ def _names(model: str, cluster: str, precision: str, kv_precision: str | None) -
         "model": _text("model", os.fspath(model) if isinstance(model, os.PathLike) else model),
         "cluster": _text("cluster", cluster), "precision": _text("precision", precision), "kv_precision": cache,
     }  # fmt: skip
+
+
+def _given(**names: str | None) -> ServedGiven:
+    """Model, formats and engine of a server whose records do not name them."""
+    from meshwright.inference.measured import ServedGiven
+    from meshwright.runfile import named_model
+
+    given = {name: None if value is None else _text(name, value) for name, value in names.items()}
+    model = given.pop("model")
+    return ServedGiven(model=None if model is None else named_model(model), **given)
+
+
+def _file(name: str, value: str | os.PathLike[str] | None) -> Path | None:
+    return None if value is None else arguments.path(name, value)
+
+
+def _folders(name: str, value: object) -> tuple[Path, ...]:
+    several = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    return tuple(arguments.path(name, one) for one in several)
 
 
 def _text(name: str, value: object) -> str:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from meshwright.report.plan_ranking import PlanRanking
 
 MAX_TOP = 100
+MAX_SCORED = 100_000
 
 
 def plan(
@@ -31,6 +32,7 @@ def plan(
     front: bool = False,
     neighbours: bool = False,
     top: int = 10,
+    scored: int = 0,
 ) -> PlanRanking:
     """Search all legal sharding plans of a run and rank them. A plan that the run pins is ignored.
 
@@ -51,6 +53,7 @@ def plan(
         front: also return the plans that trade step time for memory.
         neighbours: also search batch sizes and numbers of devices near the run's, and return the faster ones.
         top: number of plans to return, 1 to 100.
+        scored: number of scored plans to list too, for `to_scored_rows`, `write_csv` and `write_html`; 0: none.
 
     Returns:
         The plans, best first, each with step time, throughput, MFU, their 80 % intervals, and memory.
@@ -81,4 +84,5 @@ def plan(
         questions=arguments.questions(why_not),
         with_front=arguments.flag("front", front),
         with_neighbours=arguments.flag("neighbours", neighbours),
+        num_scored=arguments.count("scored", scored, most=MAX_SCORED, least=0),
     )

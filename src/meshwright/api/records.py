@@ -8,18 +8,32 @@ from typing import TYPE_CHECKING
 from meshwright.api import arguments
 
 if TYPE_CHECKING:
+    from meshwright.report.ingest_result import IngestBenchmark
     from meshwright.report.record_files import DeviceMeasurements, RecordSet, TrainingSweep
+    from meshwright.report.serving_records import OfflineMeasurements, ServingMeasurements
     from meshwright.report.training_run import TrainingRun
 
 
-def read_record(folder: str | os.PathLike[str]) -> TrainingRun | DeviceMeasurements | TrainingSweep:
+def read_record(
+    folder: str | os.PathLike[str],
+) -> (
+    TrainingRun
+    | DeviceMeasurements
+    | TrainingSweep
+    | IngestBenchmark
+    | ServingMeasurements
+    | OfflineMeasurements
+):
     """Read the record in a folder, of whichever kind. Imports no tensor framework.
 
     Args:
-        folder: the folder that `meshwright train`, `bench device` or `bench train` wrote.
+        folder: the folder that `meshwright train`, `bench device`, `bench train`, `bench ingest`,
+            `bench serve` or `bench offline` wrote.
 
     Returns:
-        `TrainingRun` for a training, `DeviceMeasurements` for `bench device`, `TrainingSweep` for `bench train`.
+        `TrainingRun` for a training, `DeviceMeasurements` for `bench device`, `TrainingSweep` for `bench train`,
+        `IngestBenchmark` for `bench ingest`, `ServingMeasurements` for `bench serve`, `OfflineMeasurements` for
+        `bench offline`.
 
     Raises:
         InputError: there is no record in the folder, or a file is damaged.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshwright.api import arguments
-from meshwright.api.folders import require_writable, results_folder
+from meshwright.api.folders import own_folder, require_writable
 from meshwright.api.runs import Overrides, RunSource, load_run
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.specs.run import Run
@@ -84,11 +84,7 @@ def train(
         raise MissingDependencyError(
             "training needs PyTorch, which is not installed", hint="pip install 'meshwright[torch]'"
         )
-    if out is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise InputError(
-            "the processes of a launcher need one folder for their results", hint="name it: out="
-        )
-    folder = results_folder(resolved, resume=is_resumed) if out is None else arguments.path("out", out)
+    folder = own_folder(resolved, resume=is_resumed) if out is None else arguments.path("out", out)
     options = TrainOptions(
         folder=folder,
         resume=is_resumed,

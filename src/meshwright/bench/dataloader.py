@@ -265,7 +265,7 @@ def _enough(candidates: tuple[LoaderCandidate, ...], demand: Demand, *, num_batc
 
 
 def keeps_up(candidate: LoaderCandidate, step_s: float) -> bool:
-    """True if a step waits for less than a hundredth of its time and isolated reading is faster than the steps."""
+    """Return True if steps wait less than a hundredth of their time and isolated reading is faster than the steps."""
     is_fast = candidate.num_workers == 0 or candidate.batch_s.median <= NEARLY_AS_FAST * step_s
     return is_fast and candidate.wait_s.median <= INLINE_SHARE * step_s
 

@@ -281,7 +281,7 @@ def _threads(count: int) -> Iterator[None]:
 
 
 def _answers(device: torch.device) -> bool:
-    """True if the device still computes 1 + 1."""
+    """Return True if the device still computes 1 + 1."""
     try:
         one = torch.ones(1, device=device)
         return bool((one + one).item() == 2)

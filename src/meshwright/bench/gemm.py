@@ -24,11 +24,7 @@ from torch import Tensor
 from meshwright.bench.harness import LEAST_SAMPLE_S, MAX_CALLS, TARGET_RATIO
 from meshwright.bench.kernels import task_of
 from meshwright.errors import InputError
-from meshwright.records.measurement import Measurement
-from meshwright.records.points import Point, PointFamily
-from meshwright.training import device as devices
-from meshwright.training.gemm_tuning import LIBRARIES, GemmChoices, tuned_kernels, tuning_kernels, using
-from meshwright.training.models.linear import (
+from meshwright.kernels.linear import (
     BY_ROUTE,
     HAS_ONEDNN,
     GemmKind,
@@ -36,6 +32,10 @@ from meshwright.training.models.linear import (
     default_route,
     matmul_nt,
 )
+from meshwright.records.measurement import Measurement
+from meshwright.records.points import Point, PointFamily
+from meshwright.training import device as devices
+from meshwright.training.gemm_tuning import LIBRARIES, GemmChoices, tuned_kernels, tuning_kernels, using
 from meshwright.training.step_gemms import Gemm
 
 LEAST_ROUNDS, MAX_ROUNDS = 3, 60

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from meshwright.kernels.linear import matmul_nt
 from meshwright.records.points import Point, PointFamily
 from meshwright.training.device import fp8_dtype, multiplies_fp8
 from meshwright.training.models.attention import CoreAttention
-from meshwright.training.models.linear import matmul_nt
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 EPSILON = 1e-5
@@ -76,7 +76,7 @@ def _attention(point: Point, device: torch.device) -> KernelTask:
     q_BTHK = torch.randn(*rows, point.heads, point.head_dim, **like)
     k_BTGK, v_BTGK = (torch.randn(*rows, point.kv_heads, point.head_dim, **like) for _ in range(2))
     if point.kernel == "forward":
-        return KernelTask(run=lambda: core.attend(q_BTHK, k_BTGK, v_BTGK, mask_B1TS=None))
+        return KernelTask(run=lambda: core.attend(q_BTHK, k_BTGK, v_BTGK, ranges=None))
     inputs = [x.requires_grad_() for x in (q_BTHK, k_BTGK, v_BTGK)]
     grad_BTHK = torch.randn_like(q_BTHK)
     out: list[torch.Tensor] = []
@@ -84,7 +84,7 @@ def _attention(point: Point, device: torch.device) -> KernelTask:
     def forward() -> None:
         for x in inputs:
             x.grad = None
-        out[:] = [core.attend(*inputs, mask_B1TS=None)]
+        out[:] = [core.attend(*inputs, ranges=None)]
 
     return KernelTask(run=lambda: out[0].backward(grad_BTHK), before=forward)
 

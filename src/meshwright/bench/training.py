@@ -26,14 +26,15 @@ from types import FrameType
 from typing import Any
 
 from meshwright.cost.mfu import mfu
+from meshwright.engines.torchrun import ASKED_TO_STOP
 from meshwright.errors import InputError
+from meshwright.programs import with_found_program
 from meshwright.records.files import driver_version
 from meshwright.records.sweep import Configuration
 from meshwright.records.trainings import OF_THE_CONFIGURATION, TrainingRecorder, TrainingRow, TrainingStatus
 
 TRAININGS = "trainings"  # folder of the trainings' files, inside that of the records
 GRACE_S = 20.0  # between SIGTERM and SIGKILL
-STOPPED_EXIT_CODES = (128 + signal.SIGTERM, 128 + signal.SIGINT)
 REFUSALS = (2, 3)  # exit codes: bad input, a package or a device is missing
 OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|can't allocate memory|MemoryError", re.IGNORECASE)
 
@@ -156,7 +157,7 @@ def _run(command: Sequence[str], folder: Path, *, timeout_s: float) -> _Ended:
     with log.open("w", encoding="utf-8") as stderr:
         try:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, text=True,
+                with_found_program(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, text=True,
                 start_new_session=True,
             )  # fmt: skip
         except OSError as error:
@@ -207,7 +208,7 @@ def _verdict(returncode: int, stdout: str, stderr: str) -> _Ended:
         return _Ended(
             status=TrainingStatus.KILLED, reason=f"killed by {signal.Signals(-returncode).name}{perhaps}"
         )
-    if returncode in STOPPED_EXIT_CODES:
+    if returncode in ASKED_TO_STOP:
         return _Ended(status=TrainingStatus.KILLED, reason="stopped by a signal")
     return _Ended(status=TrainingStatus.FAILED, reason=reason)
 

@@ -40,7 +40,7 @@ class Summary:
 
     @property
     def has_confidence(self) -> bool:
-        """True if the intervals have 95 % confidence, False if they are the range of few runs."""
+        """Return True if the intervals have 95 % confidence, False if they are the range of few runs."""
         return len(self.rows) >= FEWEST_SAMPLES
 
     @property
@@ -56,6 +56,7 @@ class Summary:
 
     @property
     def tokens_per_s_per_device(self) -> ValueRange:
+        """Throughput with its interval, from the step time."""
         return self._as_rate(self.step_s)
 
     @property
@@ -66,6 +67,7 @@ class Summary:
 
     @property
     def mfu(self) -> float:
+        """Median of the runs."""
         return self._median("mfu")
 
     @property
@@ -75,6 +77,7 @@ class Summary:
 
     @property
     def last_loss(self) -> float | None:
+        """Median of the runs' last losses."""
         found = [row.last_loss for row in self.rows if row.last_loss is not None]
         return statistics.median(found) if found else None
 
@@ -104,7 +107,7 @@ class Summary:
 
     @property
     def is_inside(self) -> bool | None:
-        """True if the predicted interval holds the measured step time."""
+        """Return True if the predicted interval holds the measured step time."""
         p = self.predicted_step_s
         return None if p is None else p.low <= self.step_s.value <= p.high
 
@@ -172,6 +175,7 @@ class Contest:
 
     @property
     def measured(self) -> dict[str, Summary]:
+        """Engines that trained at least once."""
         return {engine: summary for engine, summary in self.by_engine.items() if summary.is_measured}
 
     @property

@@ -28,6 +28,7 @@ LEAST_NOISE = 0.02
 
 FEWEST_POINTS = 4
 MAX_POINTS = 256  # the cost is that of inverting their covariance
+MAX_KNOWN = 256  # evaluations that are kept
 MAX_SHAPES = 4096  # in one evaluation; more are first reduced to the distinct ones
 
 
@@ -60,6 +61,11 @@ class EfficiencyCorrection:
     def weights(self) -> Floats:
         return self.inverse @ (self.y - self.mean)
 
+    @cached_property
+    def _known(self) -> dict[tuple[Any, ...], Any]:
+        """Factors by shapes. A fit asks for the same ones many times, because no parameter changes them."""
+        return {}
+
     def predict(self, x: Floats) -> Predicted:
         """y at shapes q x d, given as log2. It is within the range of the measured y."""
         near = self._covariance(x)
@@ -70,6 +76,16 @@ class EfficiencyCorrection:
     def factor(self, *shape: Any) -> Any:
         """exp(y), the factor on modelled seconds. Sizes broadcast; those below 1 count as 1."""
         sizes = np.broadcast_arrays(*(np.maximum(np.asarray(s, dtype=float), 1.0) for s in shape))
+        if sizes[0].size > MAX_SHAPES:
+            return self._factor(sizes)
+        key = (sizes[0].shape, *(s.tobytes() for s in sizes))
+        if key not in self._known:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            self._known[key] = self._factor(sizes)
+        return self._known[key]
+
+    def _factor(self, sizes: Sequence[Floats]) -> Any:
         x = np.log2(np.stack([s.ravel() for s in sizes], axis=1))
         back = None
         if len(x) > MAX_SHAPES:

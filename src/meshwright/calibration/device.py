@@ -110,7 +110,10 @@ class DeviceCalibration:
         if self.unexplained_sd is None:
             return measured
         return replace(
-            measured, residual_sd=dict.fromkeys(("dense", "moe"), self.unexplained_sd), interval_scale=1.0
+            measured,
+            residual_sd=dict.fromkeys(("dense", "moe"), self.unexplained_sd),
+            interval_scale=1.0,
+            interval_factors={},
         )
 
     def cpu_oversubscription(self, count: int) -> float:

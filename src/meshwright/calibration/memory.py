@@ -6,12 +6,15 @@ Traits come from the source or the paper of the stack. Only the constants at the
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from meshwright.arrays import Array, Table
-from meshwright.catalog.stacks import stack_facts
+from meshwright.catalog.stacks import features_of, stack_facts
+from meshwright.specs.features import AttentionKernel
 from meshwright.specs.hardware import Stack
 
 
@@ -31,8 +34,12 @@ class MemoryConstants(Table):
     keeps_gathered_inputs: Array  # linear layers keep their input gathered over tensor ranks, not their part
     norm_copy_bytes: Array  # per element and norm: fp32 copies that an unfused norm keeps
     ffn_copies: Array  # 16-bit copies of f kept in addition to gate, up and their product
+    blockwise_attention: Array  # the probabilities of earlier keys are kept, in blocks of queries
+    gathers_keys: Array  # keys and values of all context ranks are gathered, and kept for the backward pass
+    frozen_in_16_bits: Array  # frozen weights stay in 16 bits under recipes that multiply in fewer
     splits_logits: Array  # logits stay split over tensor ranks in the loss
     logits_bytes: Array  # per logit at the loss's peak: 16-bit logits and gradient, fp32 copies
+    chunk_logits: Array  # logits that are in memory at once; 0: those of a micro-batch
     head_gradient_bytes: Array  # per parameter of the head: weight gradient before it is accumulated
     waiting_buffers: Array  # tensors gathered over tensor ranks that wait for another stream
     waiting_buffers_in_pipeline: Array  # the same with a pipeline, which waits for neighbours in any case
@@ -43,24 +50,48 @@ class MemoryConstants(Table):
 
 
 @cache
-def _sections() -> dict[str, dict[str, float]]:
+def _sections() -> dict[str, dict[str, Any]]:
     text = (files("meshwright.calibration") / "data" / "memory.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
 
-@cache
 def memory_constants(
-    stack: Stack, *, unfused_attention: bool | None = None, fused_norm: bool = False
+    stack: Stack,
+    *,
+    unfused_attention: bool | None = None,
+    fused_norm: bool = False,
+    routes: Mapping[str, str] | None = None,
+    on_cpu: bool = False,
 ) -> MemoryConstants:
     """The constants of a stack: the defaults, overridden by those of its lineage and then by its own.
 
     unfused_attention: overrides the default of the stack. fused_norm: the run replaced the stack's norms by a
-    fused kernel. Raises UnknownNameError for an unknown stack.
+    fused kernel. routes: of kernels by operation, as in a run file; others are the stack's own on GPUs, or `on_cpu`.
+    Raises UnknownNameError for an unknown stack.
     """
+    named = tuple(sorted((routes or {}).items()))
+    return _constants(stack, unfused_attention, fused_norm, named, on_cpu)
+
+
+@cache
+def _constants(
+    stack: Stack,
+    unfused_attention: bool | None,
+    fused_norm: bool,
+    routes: tuple[tuple[str, str], ...],
+    on_cpu: bool,
+) -> MemoryConstants:
     facts, sections = stack_facts(stack.framework), _sections()
-    values = sections["default"] | sections.get(facts.lineage, {}) | sections.get(stack.framework, {})
+    own = sections.get(stack.framework, {})
+    values = sections["default"] | sections.get(facts.lineage, {}) | own
+    on_device = own.get("cpu", {}) if on_cpu else {}
+    values |= {key: value for key, value in on_device.items() if key != "routes"}
+    for op, route in (on_device.get("routes", {}) | dict(routes)).items():
+        values |= own.get("routes", {}).get(op, {}).get(route, {})
     values["unfused_attention"] = int(
-        facts.unfused_attention if unfused_attention is None else unfused_attention
+        features_of(stack).attention is AttentionKernel.UNFUSED
+        if unfused_attention is None
+        else unfused_attention
     )
     if fused_norm:
         values["norm_copy_bytes"] = 0

@@ -89,6 +89,9 @@ class Calibration:
     offsets: Mapping[tuple[str, str, str], Offset] = field(default_factory=dict)  # (parameter, level, key)
     residual_sd: Mapping[str, float] = field(default_factory=dict)  # of log step time: "dense", "moe", ...
     interval_scale: float = 1.0  # such that 80 % intervals hold 80 % of rows in leave-one-source-out
+    interval_floor: float = 0.0  # standard deviation that every case has besides
+    interval_factors: Mapping[str, float] = field(default_factory=dict)
+    """Further factors by what is known of a case (`case_class`), so that each large class holds 80 % too."""
     made: str = "prior"
     corrections: Mapping[str, EfficiencyCorrection] = field(default_factory=dict)
     """Of a measured device, by kernel and format: "gemm/forward/bf16"."""
@@ -127,6 +130,26 @@ class Calibration:
     def scaled(self, interval_scale: float) -> Calibration:
         """The same with another factor on its standard deviations."""
         return replace(self, interval_scale=interval_scale)
+
+    def with_intervals_of(self, other: Calibration) -> Calibration:
+        """The same with the scale, floor and factors of `other`'s intervals."""
+        return replace(
+            self,
+            interval_scale=other.interval_scale,
+            interval_floor=other.interval_floor,
+            interval_factors=other.interval_factors,
+        )
+
+    def case_class(self, factors: Factors, *, is_moe: bool) -> str:
+        """Class of a case by what is known of it: kind of model, and whether its stack and accelerator were fitted."""
+        kind = "moe" if is_moe else "dense"
+        if not self.num_rows("framework", factors["framework"]):
+            return f"{kind}, new stack"
+        return (
+            f"{kind}, known"
+            if self.num_rows("device_format", factors["device_format"])
+            else f"{kind}, new device"
+        )
 
     def with_measured(self, measured: Mapping[str, MeasuredParameter], *, made: str) -> Calibration:
         """The same with `measured` values. Fitted offsets of these parameters no longer count."""
@@ -180,6 +203,8 @@ def from_document(document: Mapping[str, object]) -> Calibration:
         offsets=offsets,
         residual_sd=document["residual_sd"],  # pyright: ignore[reportArgumentType]
         interval_scale=document["interval_scale"],  # pyright: ignore[reportArgumentType]
+        interval_floor=document.get("interval_floor", 0.0),  # pyright: ignore[reportArgumentType]
+        interval_factors=document["interval_factors"],  # pyright: ignore[reportArgumentType]
         made=str(document["made"]),
     )
 
@@ -190,6 +215,8 @@ def to_document(calibration: Calibration) -> dict[str, object]:
         "made": calibration.made,
         "residual_sd": dict(calibration.residual_sd),
         "interval_scale": calibration.interval_scale,
+        "interval_floor": calibration.interval_floor,
+        "interval_factors": {key: round(x, 4) for key, x in sorted(calibration.interval_factors.items())},
         "offsets": [
             {
                 "parameter": parameter,

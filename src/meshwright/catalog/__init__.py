@@ -23,6 +23,7 @@ from meshwright.catalog.models import model, model_names
 from meshwright.catalog.prices import (
     PowerAssumptions,
     Price,
+    market_prices,
     power_assumptions,
     price_per_device_hour,
     prices,
@@ -55,6 +56,7 @@ __all__ = [
     "entry",
     "fabric",
     "fabric_names",
+    "market_prices",
     "model",
     "model_names",
     "models",

@@ -14,7 +14,12 @@ import re
 from dataclasses import replace
 from functools import cache
 
-from meshwright.catalog.accelerators import accelerator, default_fabric_name
+from meshwright.catalog.accelerators import (
+    accelerator,
+    accelerator_names,
+    default_fabric_name,
+    usual_devices_per_node,
+)
 from meshwright.catalog.entries import CatalogKind, by_name, entry, names
 from meshwright.errors import InputError
 from meshwright.specs.hardware import Cluster, Fabric
@@ -60,7 +65,10 @@ def cluster(name: str, *, fabric_name: str | None = None) -> Cluster:
     """
     match = _NAME.fullmatch(name.strip())
     if match is None or len(name) > MAX_LENGTH:
-        raise InputError("a cluster name has another form", got=name[:MAX_LENGTH], allowed=NAMING_RULE)
+        got = name[:MAX_LENGTH]
+        raise InputError(
+            "a cluster name has another form", got=got, allowed=NAMING_RULE, hint=_shape_hint(got)
+        )
     devices_per_node, num_nodes = int(match["devices_per_node"]), int(match["num_nodes"])
     if devices_per_node < 1 or num_nodes < 1:
         raise InputError("a cluster needs at least one device and one node", got=name, allowed=NAMING_RULE)
@@ -76,6 +84,15 @@ def cluster(name: str, *, fabric_name: str | None = None) -> Cluster:
         devices_per_node=devices_per_node,
         num_nodes=num_nodes,
     )
+
+
+def _shape_hint(name: str) -> str:
+    """Return names of complete clusters where `name` begins with an accelerator's, or the way to the list."""
+    device = re.sub(r"-\d*x?\d*$", "", name.strip()).lower()
+    if device not in accelerator_names():
+        return "list the accelerators: meshwright catalog accelerators"
+    usual = f"{device}-{usual_devices_per_node(device)}x1"
+    return f"{device}-1x1 is one device" + (f", {usual} one node" if usual != f"{device}-1x1" else "")
 
 
 @by_name

@@ -22,6 +22,11 @@ ENTRY_POINTS = "meshwright.engines"
 
 FACTS_MODULE = "facts"
 
+ANY = "any"
+"""The engine of a run that is planned and estimated, whatever program would train it: it has all choices of a plan."""
+
+_ANY_POINT = EntryPoint(ANY, "meshwright.engines.planned_only.contract", ENTRY_POINTS)
+
 
 @cache
 def _installed() -> dict[str, list[EntryPoint]]:
@@ -35,6 +40,11 @@ def _installed() -> dict[str, list[EntryPoint]]:
 def engine_names() -> tuple[str, ...]:
     """The engines of all installed packages."""
     return tuple(sorted(_installed()))
+
+
+def planning_names() -> tuple[str, ...]:
+    """The engines that a run may name: those installed, and `any`."""
+    return (*engine_names(), ANY) if _installed() else ()
 
 
 @by_name
@@ -59,6 +69,8 @@ def engine_facts(name: str) -> Any:
 
 
 def _point(name: str) -> EntryPoint:
+    if name == ANY:
+        return _ANY_POINT
     installed = _installed()
     if not installed:  # the source was moved or is on the path without its metadata
         raise MissingDependencyError(
@@ -66,7 +78,7 @@ def _point(name: str) -> EntryPoint:
             hint="pip install meshwright, or pip install -e . in its source",
         )
     if name not in installed:
-        raise UnknownNameError("engine", name, known=installed)
+        raise UnknownNameError("engine", name, known=planning_names())
     values = sorted({point.value for point in installed[name]})
     if len(values) > 1:
         raise InputError(

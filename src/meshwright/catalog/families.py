@@ -165,7 +165,24 @@ _RECORDS = (  # a model that names no family gets the first that fits
         read=configs.read_qwen2_moe,
         not_trained="a gated shared expert",
     ),
+    ModelFamily(
+        architecture="NemotronHForCausalLM",
+        model_type="nemotron_h",
+        read=configs.read_nemotron_h,
+        not_trained="state-space layers: it is planned and estimated, Megatron-LM and NeMo train it",
+    ),
 )
+
+NOT_READ: dict[str, str] = {
+    "Mamba2ForCausalLM": "layers of state space alone",
+    "MambaForCausalLM": "Mamba-1's scan, whose states are of each channel",
+    "BambaForCausalLM": "layers that hold a mixer and a feed-forward block, of two kinds of mixer",
+    "GraniteMoeHybridForCausalLM": "layers that hold a mixer and experts, of two kinds of mixer",
+    "FalconH1ForCausalLM": "layers that run attention and state space side by side",
+    "Zamba2ForCausalLM": "attention whose weights several layers share",
+    "JambaForCausalLM": "Mamba-1's scan, whose states are of each channel",
+}
+"""Architectures that are refused by name, and what of them has no formula here."""
 
 FAMILIES: dict[str, ModelFamily] = {record.architecture: record for record in _RECORDS}
 """Every known family, by architecture."""

@@ -14,6 +14,7 @@ from meshwright.catalog.config_keys import (
     rope_per_layer_type,
     windowed_attention,
 )
+from meshwright.errors import InputError
 from meshwright.specs.model import (
     Activation,
     Attention,
@@ -24,6 +25,7 @@ from meshwright.specs.model import (
     Rope,
     RopeScaling,
     Router,
+    StateSpace,
 )
 
 
@@ -278,6 +280,52 @@ def read_gemma3(c: ConfigKeys) -> Model:
     rope, windowed_rope = rope_per_layer_type(c, theta=1e6, windowed_theta=1e4)
     model = _gemma(c, replace(attention, qk_norm=True), logit_cap=0.0, rope=rope)
     return replace(model, windowed_rope=windowed_rope)
+
+
+BLOCK_LETTERS = {"linear_attention": "M", "mamba": "M", "full_attention": "*", "attention": "*", "mlp": "-"}
+
+
+def read_nemotron_h(c: ConfigKeys) -> Model:
+    """Layers of one block each: Mamba-2, attention without positions, or an ungated feed-forward block."""
+    written = c.value("hybrid_override_pattern")
+    if not isinstance(written, str):
+        kinds = c.items("layers_block_type") or []
+        written = "".join(BLOCK_LETTERS.get(str(kind), "?") for kind in kinds)
+    if not written or set(written) - set("M*-"):
+        raise InputError(
+            f"{c.name}: layers of Nemotron-H that are read are M (Mamba-2), * (attention) and - (feed-forward)",
+            got=c.value("hybrid_override_pattern") or c.value("layers_block_type"),
+        )
+    heads, hidden = c.count("mamba_num_heads", 128), c.count("hidden_size")
+    for key in ("mlp_bias", "use_bias"):
+        c.require(key, False)
+    c.require("num_nextn_predict_layers", 0)
+    return Model(
+        name=c.name,
+        hidden=hidden,
+        num_layers=c.count("num_hidden_layers", len(written)),
+        vocab=c.count("vocab_size"),
+        attention=Attention(
+            num_heads=c.count("num_attention_heads", 32),
+            num_kv_heads=c.count("num_key_value_heads", 8),
+            head_dim=c.count("attention_head_dim" if "attention_head_dim" in c.values else "head_dim", 128),
+            bias=c.flag("attention_bias", False),
+        ),
+        ffn_hidden=c.count("intermediate_size", 21504),
+        gated_ffn=False,
+        state_space=StateSpace(
+            state_size=c.count("ssm_state_size", 128),
+            num_heads=heads,
+            head_dim=c.count("mamba_head_dim", 64),
+            num_groups=c.count("n_groups", 8),
+            conv_kernel=c.count("conv_kernel", 4),
+            chunk_size=c.count("chunk_size", 128),
+            bias=c.flag("mamba_proj_bias", False),
+        ),
+        layer_pattern=written,
+        tied_embeddings=c.flag("tie_word_embeddings", False),
+        norm_epsilon=c.number("layer_norm_epsilon", 1e-5),
+    )
 
 
 def read_gpt2(c: ConfigKeys) -> Model:

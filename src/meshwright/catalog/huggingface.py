@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.catalog.config_keys import ConfigKeys
-from meshwright.catalog.families import FAMILIES
+from meshwright.catalog.families import FAMILIES, NOT_READ
 from meshwright.errors import InputError
 from meshwright.hub import fetch
 from meshwright.specs.model import Model
+from meshwright.specs.model_parts import pattern_problems
 
 
 def model_from_path(path: str | Path) -> Model:
@@ -57,6 +58,11 @@ def model_from_config(config: Mapping[str, Any], *, name: str) -> Model:
     architectures = config.get("architectures") or []
     architecture = architectures[0] if isinstance(architectures, list) and architectures else None
     family = FAMILIES.get(architecture) if isinstance(architecture, str) else None
+    if isinstance(architecture, str) and architecture in NOT_READ:
+        raise InputError(
+            f"{name}: {architecture} is not read, because it has {NOT_READ[architecture]}", got=architecture,
+            hint="hybrids with one block a layer can be planned: model.layer_pattern and model.state_space",
+        )  # fmt: skip
     if family is None:
         raise InputError(
             f"{name}: unknown architecture", got=architecture, allowed=", ".join(sorted(FAMILIES))
@@ -75,6 +81,8 @@ def architectures() -> tuple[str, ...]:
 
 def _check(model: Model) -> None:
     a, x = model.attention, model.experts
+    if found := list(pattern_problems(model)):
+        raise InputError("; ".join(found), got=model.layer_pattern)
     if a.head_dim < 1:
         raise InputError("more heads than the hidden size", got=a.num_heads, allowed=f"1 to {model.hidden}")
     if a.num_heads % a.num_kv_heads:

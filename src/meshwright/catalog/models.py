@@ -15,6 +15,7 @@ from meshwright.specs.model import (
     Rope,
     RopeScaling,
     Router,
+    StateSpace,
 )
 
 
@@ -39,12 +40,13 @@ def model(name: str) -> Model:
     values = dict(found.values)
     attention = dict(values.pop("attention"))
     experts = values.pop("experts", None)
-    windowed_rope = values.pop("windowed_rope", None)
+    windowed_rope, state_space = values.pop("windowed_rope", None), values.pop("state_space", None)
     return Model(
         name=found.name,
         attention=_attention(attention),
         experts=None if experts is None else _experts(dict(experts)),
         rope=_rope(dict(values.pop("rope", {}))),
+        state_space=None if state_space is None else StateSpace(**state_space),
         windowed_rope=None if windowed_rope is None else _rope(dict(windowed_rope)),
         activation=Activation(values.pop("activation", Activation.SILU)),
         norm_placement=NormPlacement(values.pop("norm_placement", NormPlacement.BEFORE)),

@@ -44,6 +44,34 @@ def prices() -> tuple[Price, ...]:
     return tuple(Price(**row) for row in _read("prices.toml")["price"])
 
 
+@cache
+def market_prices() -> tuple[Price, ...]:
+    """Later prices of several sellers, beside those of the source documents, which `prices` has."""
+    return tuple(Price(**row) for row in _read("prices.toml")["market"])
+
+
+@by_name
+def market_sentence(accelerator_name: str) -> str:
+    """The range of the market's prices of an accelerator with its dates; empty where none is known.
+
+    A device that was measured and is not in the catalogue has none.
+
+    >>> market_sentence("b200")
+    '6.00 to 8.60 USD per device-hour, 3 offers read 2026-08 to 2026-09'
+    >>> market_sentence("AMD EPYC")
+    ''
+    """
+    found = [p for p in market_prices() if p.accelerator == accelerator_name]
+    if not found:
+        return ""
+    usd = sorted(p.usd_per_device_hour for p in found)
+    dates = sorted({p.date[:7] for p in found})
+    ends = f"{usd[0]:.2f}" if usd[0] == usd[-1] else f"{usd[0]:.2f} to {usd[-1]:.2f}"
+    read = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    offers = "1 offer" if len(found) == 1 else f"{len(found)} offers"
+    return f"{ends} USD per device-hour, {offers} read {read}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Licence:
     """One published price of a software licence for one device for one year. Open engines need none."""

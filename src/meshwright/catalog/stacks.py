@@ -6,10 +6,29 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from meshwright.catalog.engines import engine_facts
 from meshwright.errors import UnknownNameError
-from meshwright.specs.hardware import Stack
+from meshwright.specs.features import (
+    FORCED_BALANCE,
+    AttentionKernel,
+    CudaGraphs,
+    Dispatcher,
+    Features,
+    WireFormat,
+)
+from meshwright.specs.hardware import Accelerator, Stack
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """Switches of a stack since a date, on all accelerators or on those named."""
+
+    since: float
+    features: Features
+    on: tuple[str, ...] = ()  # architectures or accelerators; empty: all
+    name: str = ""  # of the release whose date `since` is; releases without one share the name before them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,10 +40,21 @@ class StackFacts:
     lineage: str
     source: str
     newest: float
-    unfused_attention: bool = False
+    releases: tuple[Release, ...] = ()
     unfused_norm: bool = False
     overlaps_data: bool = False
-    deduplicates: bool = False
+    rates_of: str = ""  # the stack whose measured rates stand for this one; empty: its own
+    eager: bool = False
+
+    def release_name(self, vintage: float) -> str:
+        """The last named release up to `vintage`, in the order of their dates; the year where none is named."""
+        named = [(r.since, r.name) for r in self.releases if r.name and r.since <= vintage]
+        return max(named)[1] if named else str(int(vintage))
+
+    @property
+    def unfused_attention(self) -> bool:
+        """True if the stack writes the scores of attention to memory."""
+        return features_of(Stack(framework=self.name)).attention is AttentionKernel.UNFUSED
 
 
 @cache
@@ -42,9 +72,59 @@ def stack_facts(framework: str) -> StackFacts:
     """Facts about one framework; UnknownNameError names the nearest known one."""
     if framework not in stack_names():
         raise UnknownNameError("stack", framework, known=stack_names())
-    return StackFacts(name=framework, **_data()[framework])  # pyright: ignore[reportArgumentType]
+    values = dict(_data()[framework])
+    releases = tuple(_release(entry) for entry in values.pop("releases", ()))  # pyright: ignore[reportGeneralTypeIssues]
+    return StackFacts(name=framework, releases=releases, **values)  # pyright: ignore[reportArgumentType]
 
 
-def stack_for_engine(engine: str) -> Stack:
-    """The stack that stands for an engine of the run file, at the newest vintage with data."""
-    return Stack(framework=engine_facts(engine).stack)
+def _release(entry: dict[str, Any]) -> Release:
+    kinds = {
+        "cuda_graphs": CudaGraphs,
+        "dispatcher": Dispatcher,
+        "attention": AttentionKernel,
+        "gradient_format": WireFormat,
+        "parameter_format": WireFormat,
+    }
+    values = dict(entry)
+    since, on, name = values.pop("since", 0.0), tuple(values.pop("on", ())), values.pop("name", "")
+    features = Features(
+        **{key: kinds.get(key, bool)(value) for key, value in values.items() if key != "source"}
+    )
+    return Release(since=since, on=on, name=name, features=features)
+
+
+_PLAIN = Features(
+    cuda_graphs=CudaGraphs.NONE,
+    dispatcher=Dispatcher.ALL_TO_ALL,
+    overlaps_experts=False,
+    drops_tokens=False,
+    attention=AttentionKernel.FA2,
+    fp8_attention=False,
+    compiles=False,
+    overlaps_tensor=False,
+    fuses_experts=False,
+    offloaded_activations=0.0,
+    expert_imbalance=FORCED_BALANCE,
+)
+"""Of a stack of which nothing else is known. Formats on the wire are those of the precision recipe."""
+
+
+def features_of(stack: Stack, accelerator: Accelerator | None = None) -> Features:
+    """All switches of a stack: its own, else those of its release, else those of a plain stack.
+
+    The latest release up to the stack's vintage decides each switch; one for some accelerators precedes one for all.
+    """
+    facts = stack_facts(stack.framework)
+    vintage = facts.newest if stack.vintage is None else stack.vintage
+    found = stack.features
+    names = {accelerator.name, accelerator.architecture} if accelerator else set[str]()
+    known = [r for r in facts.releases if r.since <= vintage and (not r.on or names & set(r.on))]
+    for release in sorted(known, key=lambda r: (r.since, bool(r.on)), reverse=True):
+        found = found.or_else(release.features)
+    return found.or_else(_PLAIN)
+
+
+def stack_for_engine(engine: str, *, vendor: str = "") -> Stack:
+    """The stack that stands for an engine on a vendor's accelerators, at the newest vintage with data."""
+    facts = engine_facts(engine)
+    return Stack(framework=dict(facts.stack_by_vendor).get(vendor, facts.stack))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from meshwright.accuracy.export import write_rows
 from meshwright.cli.output import emit_json, note, print_text_tables, progress, write_html
+from meshwright.cli.report_options import typed
 from meshwright.report.accuracy_study import accuracy_study
 from meshwright.report.accuracy_tables import accuracy_tables, rows_table
 
@@ -36,7 +37,7 @@ def run(
         note(f"wrote {csv_path}")
     if html_path is not None:
         page = "meshwright.report.accuracy_page:accuracy_page"
-        write_html(page, study.report, leave_one_source_out=leave_out, path=html_path)
+        write_html(page, study.report, leave_one_source_out=leave_out, path=html_path, command=typed())
         note(f"wrote {html_path}")
     if as_json:
         emit_json(study.to_dict())

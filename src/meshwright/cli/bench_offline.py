@@ -5,49 +5,85 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from meshwright.cli.output import emit_json, note, print_line, print_text_tables
+from meshwright.cli.output import emit_json, note, print_line, print_text_tables, write_html
 from meshwright.cli.verbs import load
 from meshwright.errors import InfeasibleError, InputError, MissingDependencyError
 from meshwright.files import write_atomically
+from meshwright.records.offline import NAME, SCHEMA, read_offline
 from meshwright.report.documents.json_values import jsonable
 
-SCHEMA = "meshwright bench offline 1"
-NAME = "offline.json"
 OFFLINE = "meshwright.bench.serving.offline"
 
 
 def run(**options: Any) -> None:
     """Start the replicas where asked for, measure all pairs, and keep and show the result."""
-    if find_spec("aiohttp") is None:
+    folder, addresses = options["folder"], options["addresses"]
+    if sum(map(bool, (addresses, options["server"], options["engine"]))) != 1:
+        raise InputError(
+            "name servers, or what to start",
+            hint="URL..., --server NAME for a server, --engine NAME without one",
+        )
+    if options["engine"] is None and find_spec("aiohttp") is None:
         raise MissingDependencyError(
             "measuring a server needs aiohttp, which is not installed", hint="pip install 'meshwright[serve]'"
         )
-    folder, addresses = options["folder"], options["addresses"]
-    if bool(addresses) == bool(options["server"]):
-        raise InputError("name servers, or one to start", hint="URL..., or --server NAME")
     if (folder / NAME).exists():
         raise InputError("there is a measurement already", got=str(folder / NAME), hint="name another --out")
     pairs = load(f"{OFFLINE}:parse_pairs")(options["pairs"] or load(f"{OFFLINE}:SOURCE_PAIRS"))
     earlier = _earlier(options["against"])
+    environments = _environments(options)
+    if options["engine"]:
+        load("meshwright.cli.bench_offline_engine:run")(
+            options, pairs, environments, partial(_measure, options=options, earlier=earlier)
+        )
+        return
     with ExitStack() as stack:
         urls, model = list(addresses), options["model"]
         if options["server"]:
             start = load("meshwright.cli.bench_serve_server:started")
             asked = {**options, "address": None, "url": None, "concurrency": None}
             asked["most_in_flight"] = -(-options["num_requests"] // options["replicas"])
-            for number in range(1, options["replicas"] + 1):
-                server = stack.enter_context(start(asked, folder=folder / f"replica-{number}"))
+            for number, environment in enumerate(environments, start=1):
+                place = folder / f"replica-{number}"
+                server = stack.enter_context(start(asked | {"environment": environment}, folder=place))
                 urls.append(server.command.url)
                 model = server.command.model
         request = _request(options, urls, model, pairs)
-        _measure(request, options, earlier)
+        _measure(
+            partial(load(f"{OFFLINE}:run_offline"), request), options=options, earlier=earlier,
+            about={
+                "model": options["model"] or request.endpoints[0].model, "num_replicas": len(urls),
+                "num_pairs": len(pairs),
+            },
+        )  # fmt: skip
+
+
+def _environments(options: dict[str, Any]) -> list[dict[str, str]]:
+    """Environment of each replica that is started. Raises InputError."""
+    if options["addresses"]:
+        for name in ("devices", "cores"):
+            if options[name] is not None:
+                raise InputError(
+                    f"--{name} pins replicas that are started", hint="--server NAME or --engine NAME"
+                )
+        return []
+    found = load("meshwright.bench.batch.pinning:environments")(
+        devices=options["devices"], cores=options["cores"], replicas=options["replicas"]
+    )
+    if options["replicas"] > 1 and not any(found):
+        note(
+            "replicas are not pinned and share all devices and cores: --devices or --cores gives each its own"
+        )
+    return found
 
 
 def _request(options: dict[str, Any], urls: list[str], model: str | None, pairs: Any) -> Any:
@@ -68,49 +104,54 @@ def _request(options: dict[str, Any], urls: list[str], model: str | None, pairs:
     )  # fmt: skip
 
 
-def _measure(request: Any, options: dict[str, Any], earlier: dict[str, float]) -> None:
+def _measure(
+    measure: Callable[..., Any], *, options: dict[str, Any], earlier: dict[str, float], about: dict[str, Any]
+) -> None:
+    """Measure, writing the result after each pair, and show it. `about` are keys of the document."""
     path, started, found = options["folder"] / NAME, datetime.now(UTC).isoformat(timespec="seconds"), []
+    num_pairs = about["num_pairs"]
     options["folder"].mkdir(parents=True, exist_ok=True)
+
+    def document() -> dict[str, Any]:
+        compared = load(f"{OFFLINE}:compare")(found, earlier) if earlier else None
+        return {
+            "schema": SCHEMA, "started": started, "command": ["meshwright", *sys.argv[1:]],
+            "server": options["server"], "server_options": list(options["server_options"]),
+            "engine": options["engine"], "engine_options": list(options["engine_options"]),
+            "devices": options["devices"], "cores": options["cores"], **about,
+            "num_requests": options["num_requests"], "num_warmup": options["num_warmup"], "seed": options["seed"],
+            "pairs": [{"name": p.pair.name, **asdict(p)} for p in found], "comparison": compared,
+        }  # fmt: skip
 
     def done(point: Any) -> None:
         found.append(point)
-        text = f"{point.pair.name:>12}  {point.point.output_tokens_per_s:,.1f} output tokens/s"
-        print(text, file=sys.stderr, flush=True)
-        document = _document(found, request, options, started, earlier)
-        write_atomically(path, json.dumps(jsonable(document), indent=2, allow_nan=False) + "\n")
+        shown = f"{point.point.output_tokens_per_s:,.1f} output tokens/s"
+        print(f"{point.pair.name:>12}  {point.point.refusal or shown}", file=sys.stderr, flush=True)
+        write_atomically(path, json.dumps(jsonable(document()), indent=2, allow_nan=False) + "\n")
 
     try:
-        load(f"{OFFLINE}:run_offline")(request, done=done)
+        measure(done=done)
     except KeyboardInterrupt:
-        note(f"{len(found)} of {len(request.pairs)} pairs are in {path}")
+        note(f"{len(found)} of {num_pairs} pairs are in {path}")
         raise
-    document = _document(found, request, options, started, earlier)
-    if options["as_json"]:
-        emit_json({"records": path, **document})
-    else:
-        print_text_tables(load("meshwright.report.serving_offline:tables")(found, document["comparison"]))
-        print_line()
-        print_line(f"Records: {path}")
+    _report(found, document(), options, path)
     if not any(p.point.is_usable for p in found):
         raise InfeasibleError("no pair could be measured", hint=f"errors by kind are in {path}")
 
 
-def _document(
-    found: list[Any], request: Any, options: dict[str, Any], started: str, earlier: dict[str, float]
-) -> dict[str, Any]:
-    compared = load(f"{OFFLINE}:compare")(found, earlier) if earlier else None
-    return {
-        "schema": SCHEMA,
-        "started": started,
-        "command": ["meshwright", *sys.argv[1:]],
-        "server": options["server"],
-        "server_options": list(options["server_options"]),
-        "model": options["model"] or request.endpoints[0].model,
-        "num_replicas": len(request.endpoints),
-        "num_requests": request.num_requests,
-        "pairs": [{"name": p.pair.name, **asdict(p)} for p in found],
-        "comparison": compared,
-    }
+def _report(found: list[Any], document: dict[str, Any], options: dict[str, Any], path: Path) -> None:
+    report = "meshwright.report.serving_offline"
+    if options["html_path"] is not None:
+        page = f"{report}_page:offline_page"
+        write_html(page, found, comparison=document["comparison"], about=document, path=options["html_path"])
+    if options["as_json"]:
+        emit_json({"records": path, "page": options["html_path"], **document})
+    else:
+        print_text_tables(load(f"{report}:tables")(found, document["comparison"]))
+        print_line()
+        print_line(f"Records: {path}" + (f"; page: {options['html_path']}" if options["html_path"] else ""))
+    for caution in load(f"{report}:cautions")(found):
+        note(caution)
 
 
 def _earlier(path: Path | None) -> dict[str, float]:
@@ -118,10 +159,7 @@ def _earlier(path: Path | None) -> dict[str, float]:
     if path is None:
         return {}
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if document["schema"] != SCHEMA:
-            raise ValueError(document["schema"])
-        rows = [(p["name"], p["point"]) for p in document["pairs"]]
-        return {name: float(p["output_tokens_per_s"]) for name, p in rows if p["num_ok"] and not p["refusal"]}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(f"--against is no result of bench offline ({error})", got=str(path)) from None
+        rows = [(p["name"], p["point"]) for p in read_offline(path)["pairs"]]
+    except InputError as error:
+        raise InputError(f"--against: {error.message}", got=str(path)) from None
+    return {name: float(p["output_tokens_per_s"]) for name, p in rows if p["num_ok"] and not p["refusal"]}

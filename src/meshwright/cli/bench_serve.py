@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
@@ -33,6 +34,9 @@ def run(**options: Any) -> None:
         raise MissingDependencyError(
             "measuring a server needs aiohttp, which is not installed", hint="pip install 'meshwright[serve]'"
         )
+    _check_resume(options)
+    served_device = load("meshwright.cli.bench_serve_device:served_device")
+    options["served_device"] = served_device(options["device"], is_here=options["server"] is not None)
     options["folder"] = options["folder"] or _free_folder()
     make_request = load("meshwright.cli.bench_serve_request:request")
     if options["server"] is None:
@@ -45,7 +49,19 @@ def run(**options: Any) -> None:
     with start(options, folder=options["folder"]) as server:
         about = load("meshwright.cli.bench_serve_server:document")(server, options)
         request = make_request({**options, "model": None}, url=server.command.url, model=server.command.model)
-        measure(request, options, server=about)
+        measure(replace(request, server_pid=server.pid), options, server=about)
+
+
+def _check_resume(options: dict[str, Any]) -> None:
+    """Refuse a resume that has nothing to go on with."""
+    if not options["resume"]:
+        return
+    if options["folder"] is None:
+        raise InputError("--resume needs the folder of the measurement", hint="--out DIR")
+    if options["client"] != "meshwright":
+        raise InputError("measurements by another client are not resumed", got=options["client"])
+    if not (options["folder"] / "serving.json").is_file():
+        raise InputError("there is no measurement to resume", got=str(options["folder"]))
 
 
 def show_results(options: dict[str, Any]) -> None:
@@ -67,8 +83,14 @@ def measure(
     """Measure what `request` asks for, and show it."""
     measure_loads, client = _client(request, options)
     recorder = ServingRecorder(
-        options["folder"], sidecar=_sidecar(request, server) | ({"client": client} if client else {})
+        options["folder"],
+        sidecar=_sidecar(request, server)
+        | ({"client": client} if client else {})
+        | {"device": options["served_device"]},
+        resume=options["resume"],
     )
+    if options["resume"]:
+        note(f"{len(recorder.points)} loads were measured before")
     watch = LoadWatch(as_json=options["as_json"])
     try:
         outcome = measure_loads(request, recorder=recorder, begin=watch.begin, done=watch.end)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -30,12 +31,13 @@ def started(options: dict[str, Any], *, folder: Path) -> Iterator[RunningServer]
             "--server starts a server, and an address is given too", got=options["address"] or options["url"]
         )
     with TemporaryDirectory(prefix="meshwright-serve-") as scratch:
-        model = _model(options["model"], Path(scratch))
+        model = model_to_serve(options["model"], Path(scratch))
         in_flight = max(options["concurrency"] or (options["most_in_flight"] or MOST_BY_DEFAULT,))
         command = server_command(
             options["server"], model, port=free_port(), options=parse_options(options["server_options"]),
             in_flight=in_flight,
         )  # fmt: skip
+        command = replace(command, environment={**command.environment, **(options.get("environment") or {})})
         for text in command.notes:
             note(text)
         with ExitStack() as stack:
@@ -46,7 +48,7 @@ def started(options: dict[str, Any], *, folder: Path) -> Iterator[RunningServer]
             yield server
 
 
-def _model(text: str | None, scratch: Path) -> ServedModel | None:
+def model_to_serve(text: str | None, scratch: Path) -> ServedModel | None:
     """The model to load: run files and checkpoints are exported as Hugging Face folders."""
     if text is None:
         return None
@@ -75,4 +77,5 @@ def document(server: RunningServer, options: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": command.name, "options": parse_options(options["server_options"]), "model": options["model"],
         "start_s": round(server.start_s, 3), "log": server.log.name, "notes": list(command.notes),
+        "served": command.served,
     }  # fmt: skip

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from meshwright.catalog.prices import market_sentence
 from meshwright.cli.output import emit_json, note, print_line, print_table, progress, write_html
+from meshwright.cli.report_options import typed
 from meshwright.cli.run_input import run_from
+from meshwright.cost.memory import memory_parts
 from meshwright.errors import InputError
 from meshwright.report.components import family, label, shown_components
 from meshwright.report.quantities import interval_of, percent, seconds, span, value_of
-from meshwright.report.run_estimate import RunEstimate, estimate_run, memory_parts
+from meshwright.report.run_estimate import RunEstimate, estimate_run
 from meshwright.report.stages import stage_rows
 from meshwright.report.timeline import after_pipeline, step_timeline
 from meshwright.report.trace import write_trace
@@ -43,7 +46,7 @@ def run(
         _write_trace(done, trace_path)
         note(f"wrote {trace_path}")
     if html_path is not None:
-        write_html("meshwright.report.estimate_page:estimate_page", done, path=html_path)
+        write_html("meshwright.report.estimate_page:estimate_page", done, path=html_path, command=typed())
         note(f"wrote {html_path}")
     if as_json:
         emit_json(done.to_dict())
@@ -164,7 +167,11 @@ def _print_training(done: RunEstimate) -> None:
     ]
     if economics.usd_per_million_tokens is not None:
         price = f"at {economics.usd_per_device_hour:g} USD per device-hour"
+        if economics.price is not None:
+            price += f", {economics.price.offer.partition(':')[0]}, {economics.price.date}"
         rows.append(("cost per million tokens", f"{economics.usd_per_million_tokens:.4g} USD", price))
+    if market := market_sentence(done.request.cluster.accelerator.name):
+        rows.append(("market prices", "", market))
     if economics.joule_per_token is not None:
         rows.append(
             ("energy per million tokens", f"{economics.joule_per_token / 3.6:.3g} kWh", "at the facility")

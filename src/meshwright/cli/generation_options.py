@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any
-
 import click
 
-from meshwright.cli.options import Function, step_option
+from meshwright.cli.options import count_option, option_group, step_option
 
 _WEIGHTS = (
     step_option,
@@ -23,8 +19,8 @@ _WEIGHTS = (
 )  # fmt: skip
 
 _GENERATION = (
-    click.option(
-        "--max-tokens", type=click.IntRange(min=1), metavar="N",
+    count_option(
+        "--max-tokens",
         help="Most tokens of a completion.  [default: 256, or what the trained positions leave room for]",
     ),
     click.option(
@@ -41,10 +37,7 @@ _GENERATION = (
         "--repetition-penalty", type=float, metavar="R",
         help="Above 1 makes tokens that are there already less probable."
     ),
-    click.option(
-        "--seed", type=click.IntRange(min=0), metavar="N",
-        help="Seed of the random streams.  [default: a new one, in --json]",
-    ),
+    count_option("--seed", low=0, help="Seed of the random streams.  [default: a new one, in --json]"),
     click.option(
         "--stop", "stop", multiple=True, metavar="TEXT", help="Text before which a completion ends. May be repeated."
     ),
@@ -54,11 +47,8 @@ _GENERATION = (
 )  # fmt: skip
 
 
-def weights_options(function: Function) -> Callable[..., Any]:
-    """Options of which weights, and how they are held, named as the arguments of `meshwright.generate`."""
-    return functools.reduce(lambda f, option: option(f), reversed(_WEIGHTS), function)
+weights_options = option_group(_WEIGHTS)
+"""Options of which weights, and how they are held, named as the arguments of `meshwright.generate`."""
 
-
-def generation_options(function: Function) -> Callable[..., Any]:
-    """Options of sampling, length and weights, named as the arguments of `meshwright.generate`."""
-    return functools.reduce(lambda f, option: option(f), reversed((*_GENERATION, *_WEIGHTS)), function)
+generation_options = option_group((*_GENERATION, *_WEIGHTS))
+"""Options of sampling, length and weights, named as the arguments of `meshwright.generate`."""

@@ -8,7 +8,6 @@ from meshwright.cli.verbs import load
 
 COMMANDS = {
     "benchmark": "bench",
-    "compare": "explain",
     "convert": "checkpoint",
     "diagnose": "doctor",
     "finetune": "train",

@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from meshwright.cli.output import emit_json, print_line, print_text_tables
+from meshwright.cli.inference_calibrate import given_served
+from meshwright.cli.output import emit_json, note, print_line, print_text_tables
 from meshwright.report.serving_accuracy import ServingAccuracy, serving_accuracy
 from meshwright.report.text_table import TextTable
 
 
-def run(*, points_path: Path | None, by: str, leave_out: bool, show_rows: bool, as_json: bool) -> None:
+def run(
+    *,
+    points_path: Path | None,
+    records: tuple[Path, ...],
+    calibration_path: Path | None,
+    cluster: str | None,
+    by: str,
+    leave_out: bool,
+    show_rows: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Predict, compare and print."""
-    found = serving_accuracy(points=points_path, leave_one_source_out=leave_out)
+    found = serving_accuracy(
+        points=points_path, leave_one_source_out=leave_out, records=records, calibration=calibration_path,
+        cluster=cluster, given=given_served(options),
+    )  # fmt: skip
+    for reason, count in found.unused_loads.items():
+        note(f"{count} loads {reason} are not used")
     if as_json:
         emit_json(found.to_dict())
         return
@@ -27,22 +45,36 @@ def _rows(found: ServingAccuracy) -> TextTable:
         groups = row.point.groups
         about = (row.point.id, groups["model"], groups["accelerator"], groups["engine"])
         if row.point.conditions is None:
-            rows.append((*about, "", "", "", "", row.point.reason.value if row.point.reason else ""))
+            rows.append((*about, "", "", "", "", "", row.point.reason.value if row.point.reason else ""))
             continue
         conditions = row.point.conditions
         layout = conditions.served.layout.describe()
-        lengths = f"{conditions.load.input_tokens}/{conditions.load.output_tokens}"
+        load = conditions.load
+        lengths = f"{load.input_tokens}/{load.output_tokens}"
+        in_flight = "full" if load.concurrency is None else f"{load.concurrency:g}"
         rows.append(
             (
                 *about,
                 layout,
                 lengths,
+                in_flight,
                 f"{row.measured:.4g}",
-                f"{row.predicted:.4g}",
+                f"{row.predicted:.4g} ({row.low:.4g} to {row.high:.4g})",
                 f"{100 * row.signed_error:+.0f} %",
             )
         )
-    headings = ("point", "model", "device", "engine", "layout", "lengths", "measured", "predicted", "error")
+    headings = (
+        "point",
+        "model",
+        "device",
+        "engine",
+        "layout",
+        "lengths",
+        "in flight",
+        "measured",
+        "predicted",
+        "error",
+    )
     return TextTable(
         title="", headings=headings, rows=rows, text_columns=("model", "device", "engine", "layout")
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from meshwright.cli.inference_options import given_degrees, given_terms
@@ -11,37 +12,35 @@ from meshwright.report.serving_estimate import serving_estimate
 from meshwright.report.serving_question import PriceTerms
 
 
-def terms_of(options: dict[str, Any]) -> PriceTerms:
-    """Terms of the price that the options give."""
+def server_question(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `serving_estimate` and `serving_plan` that the options of both commands give."""
     given = given_terms(options)
     own = Ownership(**given["ownership"]) if given["ownership"] else None
-    return PriceTerms(**given["terms"], ownership=own)
+    names = (
+        "model", "cluster", "precision", "kv_precision", "engine", "input_tokens", "output_tokens", "requests_per_s",
+        "memory_ratio",
+    )  # fmt: skip
+    asked = {name: options[name] for name in names}
+    return asked | {
+        "terms": PriceTerms(**given["terms"], ownership=own), "calibration": options["calibration_path"],
+    }  # fmt: skip
 
 
 def run(
     *,
-    model: str,
-    cluster: str,
-    precision: str,
-    kv_precision: str | None,
-    input_tokens: int,
-    output_tokens: int,
-    engine: str,
     concurrency: tuple[int, ...] | None,
-    requests_per_s: float | None,
     prefill_replicas: int,
     drafted: int,
     accepted: float | None,
-    memory_ratio: float | None,
+    draft: str | None,
+    lockstep: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
     """Estimate and print."""
     found = serving_estimate(
-        model=model, cluster=cluster, precision=precision, kv_precision=kv_precision, engine=engine,
-        input_tokens=input_tokens, output_tokens=output_tokens, concurrency=concurrency or (),
-        requests_per_s=requests_per_s, degrees=given_degrees(options), prefill_replicas=prefill_replicas,
-        drafted=drafted, accepted=accepted or 0.0, memory_ratio=memory_ratio, terms=terms_of(options),
+        **server_question(options), concurrency=concurrency or (), degrees=given_degrees(options),
+        prefill_replicas=prefill_replicas, drafted=drafted, accepted=accepted or 0.0, draft=draft, lockstep=lockstep,
     )  # fmt: skip
     if as_json:
         emit_json(found.to_dict())
@@ -49,7 +48,8 @@ def run(
     of = found.server.of
     print_line(
         f"{of.model.name} in {of.weights.name}, {of.cache.name} cache, on {of.cluster.name}: {of.layout.describe()}, "
-        f"{engine}, {input_tokens:,} prompt tokens, {output_tokens:,} answer tokens"
+        f"{found.server.engine.name}, {options['input_tokens']:,} prompt tokens, "
+        f"{options['output_tokens']:,} answer tokens"
     )
     print_text_tables(found.tables())
     if found.price is not None:

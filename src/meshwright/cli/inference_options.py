@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
+from meshwright.cli.options import Decorator, count_option, file_option, option_group
 from meshwright.errors import InputError
-
-Function = Callable[..., Any]
 
 DEGREES = {
     "tensor": "--tensor", "attention_data": "--attention-data", "expert": "--expert", "pipeline": "--pipeline",
@@ -55,14 +53,12 @@ _MODEL = (
 )  # fmt: skip
 
 
-def model_options(function: Function) -> Function:
-    """--model, --cluster, --precision and --kv-precision."""
-    return functools.reduce(lambda f, option: option(f), reversed(_MODEL), function)
+model_options = option_group(_MODEL)
+"""--model, --cluster, --precision and --kv-precision."""
 
 
-def layout_options(function: Function) -> Function:
-    """Degrees of the layout; None where absent."""
-    return functools.reduce(lambda f, option: option(f), reversed(_LAYOUT), function)
+layout_options = option_group(_LAYOUT)
+"""Degrees of the layout; None where absent."""
 
 
 def _share(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
@@ -85,25 +81,24 @@ def given_degrees(options: Mapping[str, Any]) -> dict[str, int]:
 MAX_TOKENS = 10**9
 MAX_NUMBER = 1e9
 
-ENGINES = ("vllm", "trtllm", "sglang", "vllm-v0", "generic")
+ENGINES = ("vllm", "trtllm", "sglang", "vllm-v0", "llamacpp", "generic")
 
 _LOAD = (
+    count_option("--input-tokens", high=MAX_TOKENS, required=True, help="Tokens of a prompt."),
+    count_option("--output-tokens", high=MAX_TOKENS, required=True, help="Tokens of an answer."),
     click.option(
-        "--input-tokens", type=click.IntRange(1, MAX_TOKENS), required=True, metavar="N", help="Tokens of a prompt.",
+        "--engine", type=click.Choice(ENGINES), default=None,
+        help="Inference engine: its host time and what bounds its batch.  [default: vllm, or the calibrated one]",
     ),
-    click.option(
-        "--output-tokens", type=click.IntRange(1, MAX_TOKENS), required=True, metavar="N", help="Tokens of an answer.",
-    ),
-    click.option(
-        "--engine", type=click.Choice(ENGINES), default="vllm", show_default=True,
-        help="Inference engine: its host time and what bounds its batch.",
+    file_option(
+        "--calibration", "calibration_path",
+        help="Constants of one server, from `meshwright inference calibrate`.",
     ),
 )  # fmt: skip
 
 
-def load_options(function: Function) -> Function:
-    """--input-tokens, --output-tokens and --engine."""
-    return functools.reduce(lambda f, option: option(f), reversed(_LOAD), function)
+load_options = option_group(_LOAD)
+"""--input-tokens, --output-tokens, --engine and --calibration."""
 
 
 def number_option(
@@ -151,9 +146,8 @@ _PRICE = (
 )  # fmt: skip
 
 
-def price_options(function: Function) -> Function:
-    """Rent or own, licence and utilisation."""
-    return functools.reduce(lambda f, option: option(f), reversed(_PRICE), function)
+price_options = option_group(_PRICE)
+"""Rent or own, licence and utilisation."""
 
 
 PRICE_NAMES = (
@@ -172,3 +166,18 @@ def given_terms(options: Mapping[str, Any]) -> dict[str, Any]:
     if "licence_usd" in given:
         given["licence_usd_per_device_year"] = given.pop("licence_usd")
     return {"terms": given, "ownership": own}
+
+
+def served_options(*, cluster_help: str) -> Decorator:
+    """--cluster, and what records do not say of a server: --model, --precision, --kv-precision, --engine."""
+    options = (
+        click.option("--cluster", default=None, metavar="CLUSTER", help=cluster_help),
+        click.option(
+            "--model", default=None, metavar="MODEL",
+            help="Served model, where the records do not say it: a catalogue name or a Hugging Face config.json.",
+        ),
+        click.option("--precision", default=None, metavar="FORMAT", help="Format of its weights, likewise."),
+        click.option("--kv-precision", default=None, metavar="FORMAT", help="Format of its KV cache, likewise."),
+        click.option("--engine", type=click.Choice(ENGINES), default=None, help="Inference engine, likewise."),
+    )  # fmt: skip
+    return option_group(options)

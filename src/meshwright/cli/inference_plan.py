@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.cli.inference_estimate import terms_of
+from meshwright.cli.inference_estimate import server_question
 from meshwright.cli.output import emit_json, note, print_line, print_text_tables
 from meshwright.report.serving_plan import ServingPlan, serving_plan
 
@@ -13,30 +13,18 @@ SHOWN, EXPLAINED = 5, 20
 
 def run(
     *,
-    model: str,
-    cluster: str,
-    precision: str,
-    kv_precision: str | None,
-    input_tokens: int,
-    output_tokens: int,
-    engine: str,
     ttft_ms: float | None,
     itl_ms: float | None,
-    requests_per_s: float | None,
     disaggregated: bool,
     explain: bool,
     pareto: bool,
-    memory_ratio: float | None,
     as_json: bool,
     **options: Any,
 ) -> None:
     """Search and print."""
     found = serving_plan(
-        model=model, cluster=cluster, precision=precision, kv_precision=kv_precision, engine=engine,
-        input_tokens=input_tokens, output_tokens=output_tokens,
+        **server_question(options), disaggregated=disaggregated,
         ttft_s=None if ttft_ms is None else ttft_ms / 1e3, itl_s=None if itl_ms is None else itl_ms / 1e3,
-        requests_per_s=requests_per_s, disaggregated=disaggregated, memory_ratio=memory_ratio,
-        terms=terms_of(options),
     )  # fmt: skip
     if as_json:
         emit_json(found.to_dict())

@@ -104,12 +104,17 @@ VERBS: dict[str, Verb] = {
     "bench": Verb(
         target="meshwright.cli.commands.bench:command",
         section="Measure and tune",
-        help="Measure a device, training throughput or online serving; keep the records.",
+        help="Measure a device, training, serving or retrieval; keep the records.",
     ),
     "tune": Verb(
         target="meshwright.cli.commands.tune:command",
         section="Measure and tune",
         help="Tune this node, or a run on it. Nothing changes without --apply or --write.",
+    ),
+    "kernels": Verb(
+        target="meshwright.cli.commands.kernels:command",
+        section="Measure and tune",
+        help="Training kernels: their facts by architecture, without a GPU.",
     ),
     "calibrate": Verb(
         target="meshwright.cli.commands.calibrate:command",
@@ -120,6 +125,16 @@ VERBS: dict[str, Verb] = {
         target="meshwright.cli.commands.accuracy:command",
         section="Check predictions",
         help="Predict published measured runs and report the errors.",
+    ),
+    "compare": Verb(
+        target="meshwright.cli.commands.compare:command",
+        section="Report",
+        help="Compare records, estimates and published figures with a baseline.",
+    ),
+    "report": Verb(
+        target="meshwright.cli.commands.report:command",
+        section="Report",
+        help="Report on records, estimates and published figures as one page.",
     ),
     "inference": Verb(
         target="meshwright.cli.commands.inference:command",

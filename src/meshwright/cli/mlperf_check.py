@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
+from meshwright.api.mlperf import mlperf_check
 from meshwright.cli.output import emit_json, note, print_line, print_table, styled
-from meshwright.errors import InputError
-from meshwright.mlperf.check import CheckReport, check_path
-from meshwright.mlperf.official import OfficialCheck, official_check
-from meshwright.mlperf.score import result_folders
+from meshwright.mlperf.check import CheckReport
+from meshwright.mlperf.official import OfficialCheck
 
 _SHOWN = 60
 """Findings printed of one set; --json has all."""
@@ -29,80 +26,23 @@ def run(
     as_json: bool,
 ) -> None:
     """Check every set and file, print, and exit with 1 if one is wrong."""
-    wanted = list(dict.fromkeys(where for path in paths for where in _sets(path)))
-    checked: list[tuple[CheckReport, OfficialCheck | None]] = []
-    skipped: list[dict[str, str]] = []
-    for where in wanted:
-        try:
-            report = check_path(
-                where, round=round_name, benchmark=benchmark, folders=folders, unfinished=unfinished
-            )
-        except InputError as error:
-            if len(wanted) == 1:
-                raise
-            skipped.append({"where": str(where), "reason": error.message})
-            continue
-        finished = [f for f in report.files if not (unfinished and f.name in report.pending)]
-        checked.append(
-            (report, official_check(finished, report.benchmark) if official and finished else None)
-        )
-    if not checked:
-        raise InputError(f"none of {len(wanted)} sets could be checked; the first: {skipped[0]['reason']}")
+    found = mlperf_check(
+        *paths,
+        round_name=round_name,
+        benchmark=benchmark,
+        benchmarks=folders,
+        unfinished=unfinished,
+        official=official,
+    )
     if as_json:
-        documents = [check_document(report, verdict) for report, verdict in checked]
-        emit_json(documents[0] if len(wanted) == 1 else {"sets": documents, "skipped": skipped})
+        emit_json(found.to_dict())
     else:
-        for report, verdict in checked:
-            _print(report, verdict)
-    for row in skipped:
-        note(f"{row['where']} is not checked: {row['reason']}")
-    if not all(passes(report, verdict) for report, verdict in checked):
+        for checked in found.sets:
+            _print(checked.report, checked.official)
+    for row in found.skipped:
+        note(f"{row.where} is not checked: {row.reason}")
+    if not found.passes:
         raise click.exceptions.Exit(1)
-
-
-def passes(report: CheckReport, verdict: OfficialCheck | None) -> bool:
-    """Return True if neither our rules nor the official checker reject anything."""
-    return report.passes and (verdict is None or verdict.passes is not False)
-
-
-def check_document(report: CheckReport, verdict: OfficialCheck | None) -> dict[str, Any]:
-    """Return what --json prints of one set or file."""
-    return {
-        "where": str(report.where),
-        "benchmark": report.benchmark.name,
-        "round": report.benchmark.round,
-        "round_from": report.round_from,
-        "passes": passes(report, verdict),
-        "num_errors": len(report.errors),
-        "num_warnings": len(report.findings) - len(report.errors),
-        "files": [path.name for path in report.files],
-        "findings": [
-            {
-                "file": f.file, "line": f.line, "rule": f.rule, "severity": f.severity, "message": f.message,
-                "why": f.why, "fix": f.fix,
-            }
-            for f in report.findings
-        ],
-        "pending": {name: list(keys) for name, keys in report.pending.items()},
-        "official": None if verdict is None else _official_document(verdict),
-    }  # fmt: skip
-
-
-def _official_document(verdict: OfficialCheck) -> dict[str, Any]:
-    return {
-        "package": "mlperf-logging",
-        "version": verdict.version,
-        "ruleset": verdict.ruleset,
-        "passes": verdict.passes,
-        "not_run": verdict.not_run or None,
-        "files": [
-            {"file": v.file, "passes": v.passes, "messages": list(v.messages)} for v in verdict.verdicts
-        ],
-    }
-
-
-def _sets(path: Path) -> Sequence[Path]:
-    return [path] if path.is_file() else result_folders(path)
 
 
 def _print(report: CheckReport, verdict: OfficialCheck | None) -> None:

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
+from meshwright.api.mlperf import mlperf_compare
 from meshwright.cli.output import emit_json, print_line, print_table
-from meshwright.errors import InputError
-from meshwright.mlperf.benchmarks import benchmark_names, round_rules
-from meshwright.mlperf.compare import (
-    PUBLISHED,
-    ComparedGroup,
-    ResultComparison,
-    compare,
-    compared_scores,
-    published_results,
-)
-from meshwright.mlperf.score import result_folders, score_folder
+from meshwright.mlperf.compare import PUBLISHED, ComparedGroup, ResultComparison
 
 
 def run(
@@ -33,42 +22,14 @@ def run(
     as_json: bool,
 ) -> None:
     """Compare and print."""
-    for name in rounds:
-        round_rules(name)
-    unknown = [b for b in benchmarks if b not in benchmark_names(folders)]
-    if unknown:
-        raise InputError("unknown benchmark", got=unknown[0], allowed=", ".join(benchmark_names(folders)))
-    wanted = list(dict.fromkeys(f for path in paths for f in result_folders(path)))
-    scores = [score_folder(folder, folders=folders) for folder in wanted]
-    results = compared_scores(s for s in scores if not benchmarks or s.benchmark.name in benchmarks)
-    official = all(s.benchmark.official for s in scores)
-    if published and official:
-        mine = {(r.round, r.submitter, r.system, r.benchmark) for r in results if r.label == PUBLISHED}
-        found = published_results(
-            rounds=rounds, benchmarks=benchmarks, accelerators=accelerators, devices=devices
-        )
-        results += [r for r in found if (r.round, r.submitter, r.system, r.benchmark) not in mine]
-    comparison = compare(results, baseline=baseline)
+    found = mlperf_compare(
+        *paths, rounds=rounds, names=benchmarks, accelerators=accelerators, devices=devices,
+        published=published, baseline=baseline, benchmarks=folders,
+    )  # fmt: skip
     if as_json:
-        emit_json(_document(comparison))
+        emit_json(found.to_dict())
     else:
-        _print(comparison)
-
-
-def _document(comparison: ResultComparison) -> dict[str, Any]:
-    return {
-        "groups": [
-            {
-                "round": g.round, "benchmark": g.benchmark, "accelerator": g.accelerator,
-                "num_accelerators": g.num_accelerators, "mean_min": g.mean_min,
-                "maker": g.maker and asdict(g.maker), "partner_mean_min": g.partner_mean_min, "spread": g.spread,
-                "results": [asdict(r) for r in g.results],
-            }
-            for g in comparison.groups
-        ],
-        "generations": [asdict(r) for r in comparison.generations],
-        "endnotes": list(comparison.endnotes),
-    }  # fmt: skip
+        _print(found)
 
 
 def _print(comparison: ResultComparison) -> None:

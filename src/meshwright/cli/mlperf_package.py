@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from meshwright.cli.output import emit_json, print_line, print_table
-from meshwright.mlperf.package import SubmissionPackage, write_package
+from meshwright.api.mlperf import mlperf_package
+from meshwright.cli.output import emit_json, note, print_line, print_table
+from meshwright.mlperf.package import SubmissionPackage
 
 
 def run(
@@ -22,38 +23,15 @@ def run(
     as_json: bool,
 ) -> None:
     """Build, print, and exit with 1 if the submission is not valid."""
-    package = write_package(
-        paths, out=out, org=org, system=system, code=code, round=round_name, folders=folders
+    package = mlperf_package(
+        *paths, out=out, org=org, system=system, code=code, round_name=round_name, benchmarks=folders
     )
     if as_json:
-        emit_json(_document(package))
+        emit_json(package.to_dict())
     else:
         _print(package)
     if not package.passes:
         raise click.exceptions.Exit(1)
-
-
-def _document(package: SubmissionPackage) -> dict[str, object]:
-    return {
-        "folder": str(package.folder),
-        "changed": package.changed,
-        "passes": package.passes,
-        "files": list(package.files),
-        "benchmarks": [
-            {
-                "benchmark": s.benchmark.name,
-                "score_min": s.score_min,
-                "rcp_scaling": s.test.scaling,
-                "passes": s.passes,
-            }
-            for s in package.scores
-        ],
-        "official": {
-            "passes": package.check.passes,
-            "messages": list(package.check.messages),
-            "not_run": package.check.not_run or None,
-        },
-    }
 
 
 def _print(package: SubmissionPackage) -> None:
@@ -74,10 +52,14 @@ def _print(package: SubmissionPackage) -> None:
             print_line(
                 f"{score.benchmark.name}: {'; '.join(score.problems) or score.test.message}", style="red"
             )
+    for line in package.notes:
+        note(line)
     check = package.check
     if check.not_run:
         print_line(f"official package checker: not run: {check.not_run}", style="yellow")
         return
     print_line(f"official package checker: {'no errors' if check.passes else 'found errors'}")
+    for line in check.not_checked:
+        print_line(f"not checked officially: {line}")
     for message in check.messages if not check.passes else ():
         print_line(message[:400])

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from meshwright.api.mlperf import mlperf_rcp
 from meshwright.cli.output import emit_json, note, print_table
-from meshwright.mlperf.convergence import pruned
-from meshwright.mlperf.reference_runs import (
-    ReferenceDescription,
-    reference_document,
-    reference_points_of,
-    write_reference_file,
-)
 
 
 def run(
@@ -29,26 +23,23 @@ def run(
     as_json: bool,
 ) -> None:
     """Make the points, write them if asked, and print them."""
-    description = ReferenceDescription(creator=creator, platform=platform, when=when, precision=precision)
-    document, rules = reference_document(
-        paths, description=description, round=round_name, benchmark=benchmark, more_benchmarks=folders
-    )
+    found = mlperf_rcp(
+        *paths, creator=creator, platform=platform, when=when, precision=precision, round_name=round_name,
+        benchmark=benchmark, benchmarks=folders, out=out_path, replace=replace,
+    )  # fmt: skip
     if out_path is not None:
-        document = write_reference_file(out_path, document, rules, replace=replace)
-        note(f"{out_path} has {len(document)} points")
+        note(f"{out_path} has {len(found.document)} points")
     if as_json:
-        emit_json(document)
+        emit_json(found.to_dict())
         return
-    points = reference_points_of(document, rules)
-    kept = pruned(points, runs=rules.runs)
     print_table(
         {"batch size": "right", "runs": "right", "mean": "right", "std": "right", "least": "right", "": "left"},
         [
             (
-                p.global_batch_size, len(p.counts), f"{p.mean:,.1f}", f"{p.std:,.1f}", f"{p.min_ok:,.1f}",
-                "" if p in kept else "pruned",
+                row["global_batch_size"], row["num_runs"], f"{row['mean']:,.1f}", f"{row['std']:,.1f}",
+                f"{row['min_ok']:,.1f}", "pruned" if row["is_pruned"] else "",
             )
-            for p in points
+            for row in found.to_rows()
         ],
-        caption=f"{rules.name}: samples to convergence",
+        caption=f"{found.benchmark.name}: samples to convergence",
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import click
 
-from meshwright.api.run_benchmark import benchmark_runs, plan_benchmark, rate_of_shape
+from meshwright.api.run_benchmark import mlperf_run, plan_benchmark, rate_of_shape
 from meshwright.cli.needs import require_torch
 from meshwright.cli.output import emit_json, note, print_line, print_table
 from meshwright.errors import InputError
@@ -34,6 +35,7 @@ def run(
     seeds: str | None,
     warm_up_steps: int | None,
     num_concurrent: int | None,
+    launcher: str | None,
     is_shape: bool,
     num_steps: int,
     dry_run: bool,
@@ -51,11 +53,12 @@ def run(
         "out": folder, "num_runs": num_runs, "round_name": round_name, "division": division, "overrides": overrides,
         "data": data, "weights": weights, "org": org, "platform": platform, "system": system,
         "seeds": _seeds(seeds), "warm_up_steps": warm_up_steps, "num_concurrent": num_concurrent,
+        "launcher": _arguments(launcher),
     }  # fmt: skip
     if dry_run:
         _show_plan(plan_benchmark(name, **given), as_json=as_json)
         return
-    done = benchmark_runs(name, **given, say=lambda line: print(line, file=sys.stderr, flush=True))
+    done = mlperf_run(name, **given, say=lambda line: print(line, file=sys.stderr, flush=True))
     document = done.to_dict()
     if as_json:
         emit_json(document)
@@ -63,6 +66,15 @@ def run(
         _show(document)
     if document["num_converged"] < document["num_runs"] - (1 if document["num_runs"] > 2 else 0):
         raise click.exceptions.Exit(1)
+
+
+def _arguments(text: str | None) -> list[str]:
+    try:
+        return shlex.split(text or "")
+    except ValueError as error:
+        raise InputError(
+            f"--launcher: {error}", got=text, allowed="a command, quoted as for a shell"
+        ) from None
 
 
 def _seeds(text: str | None) -> tuple[int, ...]:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
+from meshwright.api.mlperf import mlperf_score
 from meshwright.cli.output import emit_json, note, print_line, print_table
-from meshwright.errors import InputError
-from meshwright.mlperf.documents import UNVERIFIED, scaling_file, score_document, score_prospect
-from meshwright.mlperf.score import Score, result_folders, score_folder
+from meshwright.mlperf.documents import UNVERIFIED, scaling_file, score_prospect
+from meshwright.mlperf.score import Score
 
 
 def run(
@@ -22,30 +22,16 @@ def run(
     as_json: bool,
 ) -> None:
     """Score every set, print, and exit with 1 if one is no result."""
-    found = list(dict.fromkeys(folder for path in paths for folder in result_folders(path)))
-    scores, skipped = [], []
-    for folder in found:
-        try:
-            scores.append(
-                score_folder(
-                    folder, round=round_name, benchmark=benchmark, folders=folders, num_runs=num_runs
-                )
-            )
-        except InputError as error:
-            if len(found) == 1:
-                raise
-            skipped.append({"folder": str(folder), "reason": error.message})
-    if not scores:
-        raise InputError(f"none of {len(found)} sets could be scored; the first: {skipped[0]['reason']}")
+    found = mlperf_score(
+        *paths, round_name=round_name, benchmark=benchmark, benchmarks=folders, num_runs=num_runs
+    )
     if as_json:
-        documents = [score_document(score) for score in scores]
-        single = len(found) == 1
-        emit_json(documents[0] if single else {"sets": documents, "skipped": skipped})
+        emit_json(found.to_dict())
     else:
-        _print(scores)
-    for row in skipped:
-        note(f"{row['folder']} is not scored: {row['reason']}")
-    if not all(score.passes for score in scores):
+        _print(list(found.scores))
+    for row in found.skipped:
+        note(f"{row.where} is not scored: {row.reason}")
+    if not found.passes:
         raise click.exceptions.Exit(1)
 
 

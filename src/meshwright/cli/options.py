@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from meshwright.errors import InputError
 from meshwright.units import parse_count
 
 Function = Callable[..., Any]
+Decorator = Callable[[Function], Function]
 
 OBJECTIVES = {"tokens": "throughput", "time": "time", "cost": "cost", "energy": "energy"}
 """Values of `--objective`, and those of the run file's `objective`."""
@@ -34,6 +35,43 @@ class StepType(click.ParamType):
         self.fail(f"{value!r} is neither a step nor `best`", param, ctx)
 
 
+def option_group(options: Iterable[Decorator]) -> Decorator:
+    """Options as one decorator, in their order."""
+    listed = tuple(options)
+    return lambda function: functools.reduce(lambda f, option: option(f), reversed(listed), function)
+
+
+def _valued(names: Sequence[str], **settings: Any) -> Decorator:
+    """An option whose help shows its default, if it has one."""
+    return click.option(*names, show_default="default" in settings, **settings)
+
+
+def count_option(
+    *names: str, help: str, low: int = 1, high: int | None = None, metavar: str = "N", **settings: Any
+) -> Decorator:
+    """An option that takes a whole number from `low` to `high`; `settings` are those of `click.option`."""
+    kind = click.IntRange(low, high)
+    return _valued(names, type=kind, metavar=metavar, help=help, **settings)
+
+
+def file_option(*names: str, help: str, metavar: str = "FILE", **settings: Any) -> Decorator:
+    """An option that takes the path of a file."""
+    kind = click.Path(dir_okay=False, path_type=Path)
+    return _valued(names, type=kind, metavar=metavar, help=help, **settings)
+
+
+def folder_option(*names: str, help: str, metavar: str = "DIR", **settings: Any) -> Decorator:
+    """An option that takes the path of a folder."""
+    kind = click.Path(file_okay=False, path_type=Path)
+    return _valued(names, type=kind, metavar=metavar, help=help, **settings)
+
+
+def seconds_option(*names: str, help: str, low: float = 0, above: bool = False, **settings: Any) -> Decorator:
+    """An option that takes a time of at least `low` seconds, or with `above` of more."""
+    kind = click.FloatRange(min=low, min_open=above)
+    return _valued(names, type=kind, metavar="SECONDS", help=help, **settings)
+
+
 step_option = click.option(
     "--step", type=StepType(), metavar="N", help="Step of the checkpoint, or `best`.  [default: the newest]"
 )
@@ -42,12 +80,8 @@ json_option = click.option(
     "--json", "as_json", is_flag=True, help="Write one JSON document to stdout and nothing else there."
 )
 
-html_option = click.option(
-    "--html",
-    "html_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Write a self-contained HTML page that opens without a network.",
+html_option = file_option(
+    "--html", "html_path", help="Write a self-contained HTML page that opens without a network."
 )
 
 root_option = click.option(
@@ -67,6 +101,16 @@ set_option = click.option(
     help="Set one key of the run file, as in --set batch.micro=2; VALUE is YAML. May be repeated.",
 )
 
+force_option = click.option(
+    "--force", is_flag=True, help="Overwrite the results of another training in --out."
+)
+
+
+def write_option(*, help: str) -> Decorator:
+    """--write OUT.yaml: a copy of the run file with what the command found."""
+    return file_option("--write", "write_path", metavar="OUT.yaml", help=help)
+
+
 calibration_option = click.option(
     "--calibration", "calibration", metavar="FILE",
     help="Device calibration written by `meshwright calibrate`.  [default: for cluster `here` the installed one]",
@@ -78,7 +122,7 @@ def calibration_override(path: str | None) -> list[str]:
     return [] if path is None else [f"calibration={json.dumps(path)}"]
 
 
-def run_argument(*, required: bool = True) -> Callable[[Function], Function]:
+def run_argument(*, required: bool = True) -> Decorator:
     """RUN.yaml, passed on as `run_path`. The reader of run files reports a missing file, with similar names."""
     metavar = "RUN.yaml" if required else "[RUN.yaml]"
     return click.argument(
@@ -100,7 +144,7 @@ def _seconds(ctx: click.Context, param: click.Parameter, text: str) -> float:
     return seconds
 
 
-def budget_option(*, default: str, help: str) -> Callable[[Function], Function]:
+def budget_option(*, default: str, help: str) -> Decorator:
     """--budget TIME, passed on as `budget_s`."""
     return click.option(
         "--budget",
@@ -141,8 +185,8 @@ class LazyChoice(click.Choice):
         return load(self.names)()
 
 
-ENGINE = LazyChoice("meshwright.catalog.engines:engine_names")
-"""An installed engine."""
+ENGINE = LazyChoice("meshwright.catalog.engines:planning_names")
+"""An installed engine, or `any`."""
 
 
 def numbers(
@@ -193,7 +237,7 @@ _DESCRIPTION_OPTIONS = (
     ),
     click.option(
         "--precision", metavar="RECIPE",
-        help="Number formats: fp32, bf16, fp16, fp8, fp8_rowwise, fp8_blockwise, mxfp8, nvfp4 or mxfp4.  "
+        help="Number formats: fp32, bf16, fp16, fp8, fp8_delayed, fp8_rowwise, fp8_blockwise, mxfp8, nvfp4 or mxfp4.  "
         "[default: the run file's, or bf16]",
     ),
     click.option(
@@ -203,6 +247,5 @@ _DESCRIPTION_OPTIONS = (
 )  # fmt: skip
 
 
-def description_options(function: Function) -> Function:
-    """--model, --cluster, --gbs, --seq, --precision and --engine: a run without a file; None where absent."""
-    return functools.reduce(lambda f, option: option(f), reversed(_DESCRIPTION_OPTIONS), function)
+description_options = option_group(_DESCRIPTION_OPTIONS)
+"""--model, --cluster, --gbs, --seq, --precision and --engine: a run without a file; None where absent."""

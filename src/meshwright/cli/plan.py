@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from meshwright.cli.output import Align, emit_json, note, print_line, print_table, progress
+from meshwright.cli.report_options import typed
 from meshwright.cli.run_input import run_from
 from meshwright.planner.estimate import PlanEstimate
 from meshwright.planner.fixed import fixed_fields
+from meshwright.planner.scored import ScoredPlan, ScoredPlans
+from meshwright.planner.search import PlanResult
 from meshwright.report.components import bound_by
 from meshwright.report.documents.plan import loser_sentence, why_not_sentence
 from meshwright.report.plan_ranking import PlanRanking, plan_run
@@ -26,6 +30,10 @@ def run(
     explain: bool,
     questions: tuple[str, ...],
     pareto: bool,
+    show_all: bool,
+    limit: int,
+    csv_path: Path | None,
+    html_path: Path | None,
     write_path: Path | None,
     as_json: bool,
     **run_options: Any,
@@ -35,8 +43,15 @@ def run(
     fixed, asked = fixed_fields(fixes), [fixed_fields([question]) for question in questions]
     with progress(f"planning {run.model.name} on {run.cluster_name}"):
         ranking = plan_run(
-            run, top=top, fixed=fixed, questions=asked, with_front=pareto, with_neighbours=explain
-        )
+            run, top=top, fixed=fixed, questions=asked, with_front=pareto, with_neighbours=explain,
+            num_scored=limit if show_all or html_path is not None else 0,
+        )  # fmt: skip
+    if html_path is not None:
+        ranking.write_html(html_path, command=typed())
+        note(f"wrote {html_path}")
+    if csv_path is not None:
+        ranking.write_csv(csv_path)
+        note(f"wrote {csv_path}")
     if write_path is not None:
         ranking.write(write_path)
         note(f"wrote {write_path}")
@@ -48,7 +63,10 @@ def run(
     if as_json:
         emit_json(ranking.to_dict())
         return
-    _print_plans(ranking)
+    if show_all:
+        _print_all(ranking)
+    else:
+        _print_plans(ranking)
     if pareto:
         _print_front(ranking)
     if explain:
@@ -58,23 +76,62 @@ def run(
 
 
 def _print_plans(ranking: PlanRanking) -> None:
-    request, counts = ranking.request, ranking.search.counts
+    _print_request(ranking)
+    _print_rows(ranking, (_row(i, done) for i, done in enumerate(ranking, start=1)))
+    _print_counts(ranking.search)
+
+
+def _print_all(ranking: PlanRanking) -> None:
+    """Every scored plan; a diamond marks those of the front of speed against memory."""
+    scored = ranking.scored
+    if scored is None:
+        return
+    _print_request(ranking)
+    rows = zip(scored, ranking.to_scored_rows(), strict=True)
+    _print_rows(ranking, (_scored_row(done, row) for done, row in rows))
+    _print_counts(scored)
+    more = "all that are legal and fit" if scored.is_complete else "the best; --limit N lists more"
+    print_line(f"{len(scored):,} plans: {more}. \N{BLACK DIAMOND} no listed plan is both faster and smaller")
+
+
+def _scored_row(done: ScoredPlan, row: dict[str, Any]) -> tuple[object, ...]:
+    mark = "\N{BLACK DIAMOND}" if done.on_front else " "
+    low, high = (rate(row[f"tokens_per_s_per_device_{end}"]) for end in ("low", "high"))
+    return (
+        f"{row['rank']:>2} {mark} {row['plan']}",
+        seconds(done.step_s),
+        f"{rate(row['tokens_per_s_per_device'])} ({low}–{high})",
+        percent(row["mfu_ratio"]),
+        f"{gib(done.reserved_bytes):.1f}",
+        bound_by(done.components_s),
+    )
+
+
+def _print_request(ranking: PlanRanking) -> None:
+    request = ranking.request
     print_line(
         f"{request.model.name} on {ranking.run.cluster_name} ({request.num_devices:,} devices), "
         f"{request.global_batch:,} sequences of {request.seq_len:,} tokens, "
         f"{request.precision.name}, engine {request.engine}"
     )
     print_line()
+
+
+def _print_rows(ranking: PlanRanking, rows: Iterable[tuple[object, ...]]) -> None:
     headings: dict[str, Align] = {
         "   plan": "left", "step": "right", "tokens/s/device\n(80 % interval)": "right", "MFU": "right",
-        f"GiB\nof {gib(request.cluster.accelerator.memory_bytes):.0f}": "right", "bound by": "left",
+        f"GiB\nof {gib(ranking.request.cluster.accelerator.memory_bytes):.0f}": "right", "bound by": "left",
     }  # fmt: skip
-    print_table(headings, (_row(i, done) for i, done in enumerate(ranking, start=1)))
+    print_table(headings, rows)
     print_line()
+
+
+def _print_counts(done: PlanResult | ScoredPlans) -> None:
+    counts = done.counts
     print_line(
         f"{counts.enumerated:,} plans enumerated, {counts.expanded:,} not excluded by their bound, "
         f"{counts.legal:,} of these legal, {counts.fit:,} fit, {counts.scored:,} scored, "
-        f"{counts.simulated:,} simulated; {sum(ranking.search.seconds.values()):.2f} s"
+        f"{counts.simulated:,} simulated; {sum(done.seconds.values()):.2f} s"
     )
 
 

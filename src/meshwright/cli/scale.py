@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.cli.output import emit_json, note, print_text_tables, progress, write_html
+from meshwright.cli.report_options import typed
 from meshwright.cli.run_input import run_from
 from meshwright.errors import InputError
 from meshwright.planner.fixed import fixed_fields
@@ -51,7 +52,7 @@ def run(
     with progress(f"scaling {run.model.name}"):
         report = scale_report(run, question)
     if html_path is not None:
-        write_html("meshwright.report.scale_page:scale_page", report, path=html_path)
+        write_html("meshwright.report.scale_page:scale_page", report, path=html_path, command=typed())
         note(f"wrote {html_path}")
     if as_json:
         emit_json(report.to_dict())

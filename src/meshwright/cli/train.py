@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from meshwright import runfile
-from meshwright.api.folders import require_writable, results_folder
+from meshwright.api.folders import own_folder, require_writable
 from meshwright.api.train import refuse_both, starting_run
 from meshwright.cli.needs import require_torch
 from meshwright.cli.options import calibration_override
@@ -47,15 +47,10 @@ def run(
     run = runfile.load(run_path, overrides=[*calibration_override(calibration), *overrides])
     require_torch("training")
     engine = find_engine(run.engine)
-    if folder is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise InputError(
-            "the processes of a launcher need one folder for their results",
-            hint="name it, for example --out runs/first",
-        )
     refuse_both(resume=resume, branch=branch)
     if branch and dry_run:
         raise InputError("--branch writes the weights that the new run starts from, --dry-run writes nothing")
-    folder = folder or results_folder(run, resume=resume)
+    folder = folder or own_folder(run, resume=resume)
     is_reporter = os.environ.get("RANK", "0") == "0"
     options = TrainOptions(
         folder=folder,

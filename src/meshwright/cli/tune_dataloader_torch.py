@@ -158,19 +158,14 @@ def _choice(choice: LoaderChoice) -> dict[str, Any]:
             {
                 "workers": c.num_workers,
                 "tokens_per_s": c.rate,
-                "first_batch_s": _statistics(c.first_s),
-                "batch_s": _statistics(c.batch_s),
-                "wait_s": _statistics(c.wait_s),
+                "first_batch_s": c.first_s.as_document(),
+                "batch_s": c.batch_s.as_document(),
+                "wait_s": c.wait_s.as_document(),
                 "held_bytes": c.held_bytes,
             }
             for c in choice.candidates
         ],
     }
-
-
-def _statistics(found: Measurement) -> dict[str, float]:
-    low, high = found.interval
-    return {"median": found.median, "low": low, "high": high, "n": found.n}
 
 
 def _show_training(choice: LoaderChoice, demand: Demand) -> None:

@@ -60,8 +60,8 @@ class RunTuning:
             "library": outcome.choices.library,
             "kernels": len(outcome.choices.tunable_op),
             "step": {
-                "before_s": _statistics(outcome.before_s),
-                "after_s": _statistics(outcome.after_s),
+                "before_s": outcome.before_s.as_document(),
+                "after_s": outcome.after_s.as_document(),
                 "speed_up": _speed_up(outcome.ratio),
             },
             "products": [_row(row) for row in outcome.rows],
@@ -124,14 +124,9 @@ def _row(row: GemmRow) -> dict[str, Any]:
     m, n, k = p.shape
     return {
         "kernel": p.kernel, "format": p.format, "m": m, "n": n, "k": k, "per_step": row.count, "route": row.route,
-        "before_s": _statistics(row.before_s), "after_s": _statistics(row.after_s),
+        "before_s": row.before_s.as_document(), "after_s": row.after_s.as_document(),
         "speed_up": _speed_up(row.ratio),
     }  # fmt: skip
-
-
-def _statistics(found: Measurement) -> dict[str, float]:
-    low, high = found.interval
-    return {"median": found.median, "low": low, "high": high, "n": found.n}
 
 
 def _speed_up(ratio: Measurement) -> dict[str, float]:

@@ -26,7 +26,10 @@ import numpy as np
 
 from meshwright.arrays import Array, Table
 from meshwright.calibration.correction import EfficiencyCorrection
+from meshwright.cost.adapters import adapter_passes
 from meshwright.cost.flops import count_parameters, keys_seen
+from meshwright.cost.passes import PassTimes
+from meshwright.cost.state_space import BACKWARD_RATIO, scan_s
 from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable
 
 # Elements read or written per element of a layer's tensors. A read and a write is 2.
@@ -59,6 +62,36 @@ UNFUSED_BACKWARD_GEMMS = 2.0
 FUSED_BACKWARD_GEMMS = 2.5
 """The same of a fused kernel, which computes the scores again: five against two (Dao 2023, FlashAttention-2,
 arXiv 2307.08691, section 4.1)."""
+
+
+ATTENTION_FILL_KEYS = 250.0
+"""Mean keys of a query at which a fused kernel reaches half of its rate on long sequences: 512 to 16k causal tokens of
+FlashAttention-2 on A100 (arXiv 2307.08691, figure 4) and FlashAttention-3 on H100 (arXiv 2407.08608, figure 5)."""
+
+WIDE_HEAD = 128
+NARROW_HEAD_EXPONENT = 0.3
+"""Heads of 64 reach 0.75 to 0.9 of the rate of heads of 128 in these figures: exponentials count more."""
+
+FP8_FORWARD_GAIN = 1.5
+"""Rate of fused attention in 8 bits over that in 16, forward: 1.2 against 0.74 PFLOP/s of FlashAttention-3 on H100
+(arXiv 2407.08608, figure 7) less the quantisation of its inputs."""
+
+FP8_BACKWARD_GAIN = 1.2
+"""The same of the backward pass, whose exponentials and accumulation stay as they are. Assumed."""
+
+EXPERT_STREAMS = 4
+"""Streams over which the GEMMs of a rank's experts start where each is a kernel of its own (Transformer Engine)."""
+
+FUSED_CASTS = 0.5
+"""Share of the quantisation around experts that fused kernels leave: inputs are quantised, activations are not written
+in 16 bits (NVIDIA-NeMo/Megatron-Bridge issue 2885)."""
+
+ALIGNED_HEAD_DIM = 8
+"""Elements of 16 bits in the 16 bytes to which tensor cores want rows aligned."""
+
+UNALIGNED_RATIO = 0.07
+"""Rate of 16-bit batched GEMMs of unfused attention on unaligned heads over that on aligned ones: steps of 182 billion
+parameters with heads of 108 take 1.4 times as long as with heads of 128 (BigScience, chronicles of BLOOM, 2022)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +147,8 @@ class DeviceRates(Table):
     elementwise_factor: Array  # bytes moved against perfectly fused elementwise work
     unfused_attention: Array  # 1: scores are written to memory
     unfused_norm: Array  # 1: norms run as several kernels with fp32 copies
+    fp8_attention: Array  # 1: scores and values are multiplied in 8 bits
+    fused_experts: Array  # 1: grouped GEMMs quantise, activate and permute by themselves
     permutation_passes: Array  # reads and writes of routed tokens in one forward pass
     head_factor: Array  # embedding, output matrix and loss against the sum of `_head`
     elementwise_kernels: Array  # memory-bound kernels of one layer's forward pass
@@ -162,35 +197,6 @@ def gemm_s(
 
 
 @dataclass(frozen=True, kw_only=True)
-class PassTimes:
-    """Seconds of one module in the forward pass and in the two parts of the backward pass."""
-
-    forward_s: Array
-    input_s: Array  # gradient of the inputs
-    weight_s: Array  # gradient of the weights
-
-    def __add__(self, other: PassTimes) -> PassTimes:
-        return PassTimes(
-            forward_s=self.forward_s + other.forward_s,
-            input_s=self.input_s + other.input_s,
-            weight_s=self.weight_s + other.weight_s,
-        )
-
-    def times(self, factor: Array) -> PassTimes:
-        """`factor` of them one after the other."""
-        return PassTimes(
-            forward_s=self.forward_s * factor, input_s=self.input_s * factor, weight_s=self.weight_s * factor
-        )
-
-    @property
-    def total_s(self) -> Array:
-        return self.forward_s + self.input_s + self.weight_s
-
-
-NOTHING = PassTimes(forward_s=0.0, input_s=0.0, weight_s=0.0)
-
-
-@dataclass(frozen=True, kw_only=True)
 class LayerCompute:
     """One layer of each kind on one device for one micro-batch, by kernel family; no communication."""
 
@@ -199,6 +205,8 @@ class LayerCompute:
     dense_ffn: PassTimes
     experts: PassTimes  # grouped GEMMs and shared experts
     router: PassTimes  # scores, top-k, permutation
+    adapters: PassTimes
+    state_space: PassTimes  # of a hybrid, mean over its layers
     elementwise: PassTimes  # norms, residual, rotary embedding, casts of one dense layer
     moe_elementwise: PassTimes
     head: PassTimes  # output matrix and loss
@@ -273,11 +281,15 @@ def layer_compute(
     dense_floor, moe_floor = _floors(s)
     head_gemm = _linear(s, tokens, model.vocab / plan.tensor, model.hidden, bf16=True)
     return LayerCompute(
-        attention_gemm=attention_gemm,
-        attention_core=_attention_core(model, batch, plan, rates, tokens),
-        dense_ffn=_feed_forward(s, model.ffn),
+        attention_gemm=attention_gemm.times(model.attention_share),
+        attention_core=_attention_core(model, batch, plan, rates, tokens).times(model.attention_share),
+        dense_ffn=_feed_forward(s, model.ffn).times(model.ffn_share),
         experts=_experts(s),
         router=_router(s),
+        adapters=adapter_passes(
+            model, plan, tokens, bytes_per_s=s.streaming_bytes_per_s, kernel_s=rates.kernel_s
+        ),
+        state_space=_state_space(s),
         elementwise=_memory_bound(common_s + activation_s + rates.elementwise_kernels * rates.kernel_s),
         moe_elementwise=_memory_bound(
             common_s + moe_activation_s + rates.elementwise_kernels * rates.kernel_s
@@ -331,13 +343,19 @@ def _linear(
             element_bytes=element_bytes,
         )
 
-    # Quantising reads 16 bits and writes the narrow format, as it is and transposed: inputs forward, output
-    # gradients backward. Quantised weights are kept for all micro-batches of a step.
-    casts = 0.0 if bf16 else s.precision.cast_passes * (2 + 2 * b_in) * groups / streaming
+    # Quantising reads 16 bits and writes the narrow format: inputs forward, output gradients backward, transposed too
+    # where a weight gradient multiplies them. Quantised weights are kept for all micro-batches of a step.
+    casts = 0.0 if bf16 else s.precision.cast_passes * (2 + (1 + s.trained) * b_in) * groups / streaming
+    starts: Array = 0.0
+    if grouped:
+        fused = rates.fused_experts > 0
+        casts = casts * np.where(fused, FUSED_CASTS, 1.0)
+        separate = (1 / EXPERT_STREAMS + s.precision.cast_passes) * np.maximum(groups - 1, 0) * rates.kernel_s
+        starts = np.where(fused | (np.asarray(rates.output_tiles) == 0), 0.0, separate)
     return PassTimes(
-        forward_s=seconds("forward", m, n, k) + casts * m * k,
-        input_s=seconds("input_gradient", m, k, n) + casts * m * n,
-        weight_s=seconds("weight_gradient", n, k, m) * s.trained,
+        forward_s=seconds("forward", m, n, k) + casts * m * k + starts,
+        input_s=seconds("input_gradient", m, k, n) + casts * m * n + starts,
+        weight_s=(seconds("weight_gradient", n, k, m) + starts) * s.trained,
     )
 
 
@@ -362,6 +380,25 @@ def _feed_forward(s: _LayerShapes, width: Array) -> PassTimes:
     return _linear(s, s.tokens, up, s.model.hidden) + _linear(
         s, s.tokens, s.model.hidden, width / s.plan.tensor
     )
+
+
+def _state_space(s: _LayerShapes) -> PassTimes:
+    """State-space blocks: both projections, convolution, scan and norm."""
+    model, rates, t = s.model, s.rates, s.plan.tensor
+    if not np.any(model.state_space_share):
+        return PassTimes(forward_s=0.0, input_s=0.0, weight_s=0.0)
+    inputs = model.state_inner + model.state_convolved + model.state_heads
+    projections = _linear(s, s.tokens, inputs / t, model.hidden) + _linear(
+        s, s.tokens, model.hidden, model.state_inner / t
+    )
+    forward = scan_s(
+        model, s.plan, s.tokens,
+        element_s=rates.elementwise_factor * s.precision.activation_bytes / s.streaming_bytes_per_s,
+        flops_per_s=rates.bf16_flops_per_s * rates.attention_forward_ratio,
+        kernel_s=rates.kernel_s,
+    )  # fmt: skip
+    scan = PassTimes(forward_s=forward, input_s=BACKWARD_RATIO * forward, weight_s=0.0 * forward)
+    return projections.times(model.state_space_share) + scan
 
 
 def _experts(s: _LayerShapes) -> PassTimes:
@@ -398,11 +435,17 @@ def _elementwise(s: _LayerShapes) -> tuple[Array, Array, Array, Array]:
     norm = tokens * np.where(rates.unfused_norm > 0, UNFUSED_NORM_ACCESSES, NORM_ACCESSES) * h / split * moved
     norm = norm * correction("rms_norm", tokens * h / split)
     rotary = ROTARY_ACCESSES * (model.num_heads + model.num_kv_heads) * model.qk_dim / t
-    others = tokens * (RESIDUAL_ACCESSES * h / split + rotary) * moved
-    activation = tokens * model.ffn_matrices * model.ffn / t * moved
+    blocks = (model.attention_share + model.ffn_share + model.state_space_share) / 2  # 1 but in hybrids
+    others = tokens * (RESIDUAL_ACCESSES * h / split * blocks + rotary * model.attention_share) * moved
+    activation = tokens * model.ffn_share * model.ffn_matrices * model.ffn / t * moved
     activation = activation * correction("swiglu", tokens * model.ffn / t)
-    expert_width = s.expert_tokens * model.expert_ffn / s.plan.expert_tensor + tokens * model.shared_ffn / t
+    routed = s.expert_tokens * model.expert_ffn / s.plan.expert_tensor
+    expert_width = routed * np.where(rates.fused_experts > 0, 0.0, 1.0) + tokens * model.shared_ffn / t
+    biases = (
+        model.ffn_matrices - 1
+    ) * routed + s.expert_tokens * h  # each is a read and a write of the outputs
     moe_activation = model.ffn_matrices * expert_width * moved * correction("swiglu", expert_width)
+    moe_activation = moe_activation + 2.0 * model.expert_bias * biases * moved
     rest = others * correction("swiglu", tokens * h / split)
     return norm, activation, moe_activation, norm * model.num_norms / 2 + rest
 
@@ -415,6 +458,7 @@ def _floors(s: _LayerShapes) -> tuple[PassTimes, PassTimes]:
     experts = s.expert_tokens * parameters.expert / s.plan.expert_tensor
     experts = 2 * (experts + tokens * parameters.shared_layer / t)
     core = tokens * _keys(model, s.batch) * 2 * model.num_heads / t * (model.qk_dim + model.v_dim)
+    core = core * model.attention_share
     return (
         _floor(attention, dense, core, s.rates, s.trained),
         _floor(attention, experts, core, s.rates, s.trained),
@@ -452,6 +496,12 @@ def _keys(model: ModelTable, batch: BatchTable) -> Array:
     return keys_seen(batch.seq_len) * (1 - share) + share * keys_seen(batch.seq_len, window=model.window)
 
 
+def _attention_shape_ratio(model: ModelTable, keys: Array) -> Array:
+    """Share of its rate on long sequences and heads of 128 that a fused kernel reaches. `keys`: that a query sees."""
+    width = 0.5 * (model.qk_dim + model.v_dim)
+    return keys / (keys + ATTENTION_FILL_KEYS) * np.minimum(width / WIDE_HEAD, 1.0) ** NARROW_HEAD_EXPONENT
+
+
 def _attention_core(
     model: ModelTable, batch: BatchTable, plan: PlanTable, rates: DeviceRates, tokens: Array
 ) -> PassTimes:
@@ -463,11 +513,17 @@ def _attention_core(
     scores = tokens * model.num_heads / plan.tensor * batch.seq_len * 2.0
     traffic = rates.unfused_attention * scores / (rates.memory_bytes_per_s * rates.memory_ratio)
     unfused = rates.unfused_attention > 0
-    forward = np.where(unfused, rates.bf16_gemm_ratio, rates.attention_forward_ratio)
-    backward = np.where(unfused, rates.bf16_gemm_ratio, rates.attention_backward_ratio)
+    aligned = np.where(model.qk_dim % ALIGNED_HEAD_DIM == 0, 1.0, UNALIGNED_RATIO)
+    shape_ratio = _attention_shape_ratio(model, keys)
+    forward = np.where(unfused, rates.bf16_gemm_ratio * aligned, rates.attention_forward_ratio * shape_ratio)
+    backward = np.where(
+        unfused, rates.bf16_gemm_ratio * aligned, rates.attention_backward_ratio * shape_ratio
+    )
     backward_flops = np.where(unfused, UNFUSED_BACKWARD_GEMMS, FUSED_BACKWARD_GEMMS) * flops
     shape = (model.num_heads * plan.micro_batch / plan.tensor, batch.seq_len / plan.context, model.qk_dim)
     peak = rates.bf16_flops_per_s
+    forward = forward * np.where(rates.fp8_attention > 0, FP8_FORWARD_GAIN, 1.0)
+    backward = backward * np.where(rates.fp8_attention > 0, FP8_BACKWARD_GAIN, 1.0)
     forward_s = flops / (peak * forward) + UNFUSED_FORWARD_ACCESSES * traffic + rates.kernel_s
     backward_s = backward_flops / (peak * backward) + UNFUSED_BACKWARD_ACCESSES * traffic + rates.kernel_s
     return PassTimes(

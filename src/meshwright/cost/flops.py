@@ -60,11 +60,35 @@ def attention_parameters(model: ModelTable) -> Array:
     return np.where(model.is_mla, query + latent, grouped) + nq * dv * h
 
 
+def state_space_matrices(model: ModelTable) -> Array:
+    """Parameters of the two projections of a state-space block: gate, heads' inputs, groups, steps; and the output."""
+    inputs = model.state_inner + model.state_convolved + model.state_heads
+    return model.hidden * (inputs + model.state_inner)
+
+
+def state_space_rest(model: ModelTable) -> Array:
+    """Its other parameters: convolution with bias, norm of the output, A, D and the bias of the steps per head."""
+    biases = model.state_inner + model.state_convolved + model.state_heads + model.hidden
+    return (
+        model.state_convolved * (model.state_kernel + 1)
+        + model.state_inner
+        + 3 * model.state_heads
+        + model.state_bias * biases
+    )
+
+
+def state_space_scan_flops_per_token(model: ModelTable) -> Array:
+    """Forward FLOPs of one block's scan per token: 7 d N, Megatron-Core's count (`mamba_layer_flops`)."""
+    return 7.0 * model.state_inner * model.state_size
+
+
 def count_parameters(model: ModelTable) -> Parameters:
-    """All parameter counts of `model`; integers in, integers out."""
+    """All parameter counts of `model`; whole numbers, but those of a hybrid's mean layer."""
     h, L = model.hidden, model.num_layers
-    attention = attention_parameters(model)
-    dense = model.ffn_matrices * h * model.ffn
+    # Of a hybrid, whose layers hold one block each, a layer is the mean of all kinds.
+    attention = model.attention_share * attention_parameters(model)
+    attention = attention + model.state_space_share * state_space_matrices(model)
+    dense = model.ffn_share * model.ffn_matrices * h * model.ffn
     expert = model.ffn_matrices * h * model.expert_ffn + model.expert_bias * (
         (model.ffn_matrices - 1) * model.expert_ffn + h
     )
@@ -75,6 +99,9 @@ def count_parameters(model: ModelTable) -> Parameters:
         model.num_heads * model.qk_dim + model.num_kv_heads * (model.qk_dim + model.v_dim)
     )
     norm = norm + model.output_bias * h + model.is_mla * (model.q_rank + model.kv_rank)
+    every_layer = model.num_norms * h * (1 + model.norm_bias)
+    norm = every_layer + model.attention_share * (norm - every_layer)
+    norm = norm + model.state_space_share * state_space_rest(model)
     embedding = (model.vocab + model.learned_positions) * h
     head = np.where(model.tied, 0, model.vocab * h)
     mtp = 2 * h * h + 3 * h
@@ -126,7 +153,7 @@ def attention_core_flops_per_token(
 ) -> Array:
     """Forward FLOPs of attention scores and values per token, summed over all layers and MTP modules."""
     per_key = 2 * model.num_heads * (model.qk_dim + model.v_dim)
-    full = model.num_layers - model.num_windowed_layers + model.num_mtp_layers
+    full = model.num_layers * model.attention_share - model.num_windowed_layers + model.num_mtp_layers
     windowed = model.num_windowed_layers * keys_seen(seq_len, window=model.window, count=count)
     return per_key * (full * keys_seen(seq_len, count=count) + windowed)
 
@@ -145,6 +172,7 @@ def model_flops_per_token(
     """
     parameters = count_parameters(model)
     core = attention_core_flops_per_token(model, seq_len=seq_len, count=count)
+    core = core + model.num_layers * model.state_space_share * state_space_scan_flops_per_token(model)
     lora = model.num_layers * parameters.lora_layer
     weight = np.where(model.lora_rank > 0, 4 * parameters.active + 6 * lora, 6 * parameters.active)
     return weight + 3 * core

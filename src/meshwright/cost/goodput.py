@@ -208,7 +208,7 @@ def sensitivity(
 
     def at(name: str, value: float) -> float:
         size = {"num_devices": num_devices, "bytes_per_device": bytes_per_device}
-        return goodput_of_run(**size, num_spares=num_spares, given={name: value}).value
+        return goodput_of_run(**size, num_spares=num_spares, given={name: value}).value  # ty: ignore[invalid-argument-type]
 
     rows = [reliability.assumption(name) for name in reliability.assumption_names()]
     swings = [GoodputSwing(name=a.name, at_low=at(a.name, a.low), at_high=at(a.name, a.high)) for a in rows]

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.arrays import Array, Table
+from meshwright.cost.adapters import NUM_GEMMS
+from meshwright.cost.casts import cast_passes
 from meshwright.cost.collectives import (
     Group,
     all_gather_s,
@@ -25,16 +27,20 @@ from meshwright.cost.collectives import (
     all_to_all_s,
     reduce_scatter_s,
 )
-from meshwright.cost.compute import LayerCompute, PassTimes
+from meshwright.cost.compute import LayerCompute
 from meshwright.cost.flops import Parameters
 from meshwright.cost.groups import Groups
 from meshwright.cost.overlap import exposed_s
+from meshwright.cost.passes import PassTimes
 from meshwright.cost.rates import SystemRates
 from meshwright.cost.tables import RECOMPUTES, BatchTable, ModelTable, PlanTable, PrecisionTable
 from meshwright.specs.plan import Recompute, Sharding
 
 FULL = RECOMPUTES.index(Recompute.FULL)
 SELECTIVE = RECOMPUTES.index(Recompute.SELECTIVE)
+
+GEMM_KERNELS = 5
+"""Of a dense layer's forward pass: query with key and value, attention, its output, and two of the feed-forward."""
 
 Parts = dict[str, PassTimes]
 """Component -> seconds of one layer."""
@@ -55,10 +61,13 @@ class LayerTimes(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerParts:
-    """One layer of each kind, by component, and the output head."""
+    """One layer of each kind, by component, and the two ends of the model."""
 
     dense: Parts
     moe: Parts
+    embedding: (
+        PassTimes  # accumulation of its gradient; its look-up is in `head`, with which it was calibrated
+    )
     head: PassTimes
     host_dense_s: Array  # to issue one forward pass
     host_moe_s: Array
@@ -75,6 +84,7 @@ class StepContext:
     rates: SystemRates
     groups: Groups
     parameters: Parameters
+    load_factor: Array = 1.0  # tokens of the busiest expert rank over the mean
 
     @property
     def tokens(self) -> Array:
@@ -104,14 +114,18 @@ def layer_parts(s: StepContext, compute: LayerCompute) -> LayerParts:
         "attention_gemm": compute.attention_gemm,
         "attention_core": compute.attention_core,
         "context_parallel": _context_parallel(s, compute.attention_core),
+        "adapters": compute.adapters,
+        "state_space": compute.state_space,
     }
     dense = common | {
         "ffn": compute.dense_ffn,
+        "casts": _casts(s, is_moe=False),
         "elementwise": compute.elementwise,
         "tensor_parallel": tensor,
     }
     moe = common | {
         "experts": compute.experts,
+        "casts": _casts(s, is_moe=True),
         "router": compute.router,
         "elementwise": compute.moe_elementwise,
         # Routed experts are split by the all-to-all: only attention, and shared experts if any, gather and scatter.
@@ -121,10 +135,15 @@ def layer_parts(s: StepContext, compute: LayerCompute) -> LayerParts:
     p, t = s.parameters, s.plan.tensor
     moe_shared_weights = (p.attention_layer + p.shared_layer) / t + p.router_layer
     expert_weights = p.experts_layer / (s.plan.expert * s.plan.expert_tensor)
-    dense["power_limit"] = _throttled(dense, compute.dense_floor)
-    moe["power_limit"] = _throttled(moe, compute.moe_floor)
+    least = 1 / np.minimum(
+        general_factor(s), 1
+    )  # what the factor on everything takes off must not undo the limit
+    dense["power_limit"] = _throttled(dense, compute.dense_floor.times(least))
+    moe["power_limit"] = _throttled(moe, compute.moe_floor.times(least))
     dense["recompute"] = _recomputed(s, compute, dense, is_moe=False)
     moe["recompute"] = _recomputed(s, compute, moe, is_moe=True)
+    dense["offload"] = _offloaded(s, dense, s.model.ffn)
+    moe["offload"] = _offloaded(s, moe, s.model.top_k * s.model.expert_ffn + s.model.shared_ffn)
     dense["hooks"] = moe["hooks"] = _hooks(s)
     dense["accumulation"] = _accumulation(s, (p.attention_layer + p.dense_ffn_layer) / t)
     moe["accumulation"] = _accumulation(s, moe_shared_weights + expert_weights)
@@ -134,10 +153,35 @@ def layer_parts(s: StepContext, compute: LayerCompute) -> LayerParts:
     return LayerParts(
         dense=dense,
         moe=moe,
-        head=compute.head + _accumulation(s, (p.embedding + p.head) / t),
-        host_dense_s=s.rates.device.host_layer_s * age,
-        host_moe_s=(s.rates.device.host_layer_s + s.rates.device.host_moe_s) * age,
+        embedding=_accumulation(s, p.embedding / t),
+        head=compute.head + _accumulation(s, p.head / t),
+        host_dense_s=s.rates.device.host_layer_s * age * s.rates.host_share * _launches(s),
+        host_moe_s=(
+            s.rates.device.host_layer_s * s.rates.host_share * _launches(s)
+            + s.rates.device.host_moe_s * s.rates.host_moe_share
+        )
+        * age,
     )
+
+
+def _casts(s: StepContext, *, is_moe: bool) -> PassTimes:
+    device = s.rates.device
+    streaming = device.memory_bytes_per_s * device.memory_ratio
+    return cast_passes(
+        s.model, s.batch, s.plan, s.precision, s.parameters, s.tokens, streaming, is_moe=is_moe
+    )
+
+
+def _launches(s: StepContext) -> Array:
+    """Launches of a layer's forward pass with adapters over those without."""
+    return 1 + NUM_GEMMS * s.model.num_adapters / (GEMM_KERNELS + s.rates.device.elementwise_kernels)
+
+
+def general_factor(s: StepContext) -> Array:
+    """Maturity of the stack against 2025, and what no other term explains: a factor on everything but fixed time."""
+    has_moe = s.model.num_moe_layers > 0
+    gain = np.where(has_moe, s.rates.moe_gain_per_year, s.rates.dense_gain_per_year)
+    return s.rates.general_factor * np.where(has_moe, s.rates.moe_factor, 1.0) * np.exp(-gain * s.rates.years)
 
 
 def layer_times(parts: Parts, host_s: Array) -> LayerTimes:
@@ -148,6 +192,23 @@ def layer_times(parts: Parts, host_s: Array) -> LayerTimes:
     return LayerTimes(
         forward_s=_paced(forward, host_s), input_s=_paced(backward, host_backward_s) - weight, weight_s=weight
     )
+
+
+def paired_layer_s(s: StepContext, parts: Parts, host_s: Array) -> Array:
+    """Seconds of the forward pass of one mixture layer and the backward pass of another as DualPipe overlaps them.
+
+    Each one's all-to-alls run behind the other's kernels, on compute units that these then lack: DeepSeek-AI 2024,
+    arXiv 2412.19437, section 3.2.1. Both "can be fully hidden" there, and 20 of 132 units send.
+    """
+    exchanged = _expert_parallel(s).times(1.0)
+    kernels = sum(p.total_s for name, p in parts.items() if name != "expert_parallel")
+    slowdown = 1 / (1 - DUALPIPE_SENDING_UNITS)
+    device = kernels + exposed_s(exchanged.total_s, kernels, slowdown)
+    return _paced(device, host_s * np.where(parts["recompute"].input_s > 0, 3.0, 2.0))
+
+
+DUALPIPE_SENDING_UNITS = 20 / 132
+"""Share of an H800's multiprocessors that send and receive: section 3.2.2 of the same report."""
 
 
 def _sum(parts: Parts, part: str) -> Array:
@@ -216,7 +277,7 @@ def _context_parallel(s: StepContext, core: PassTimes) -> PassTimes:
 def _expert_parallel(s: StepContext) -> PassTimes:
     """Dispatch and combine forward, and both again backward."""
     model, plan = s.model, s.plan
-    copy = s.tokens / plan.tensor * plan.expert_tensor * model.hidden
+    copy = s.tokens / plan.tensor * plan.expert_tensor * model.hidden * s.load_factor
 
     def all_to_all(element_bytes: Array) -> Array:
         flat = all_to_all_s(copy * model.top_k * element_bytes, s.groups.expert)
@@ -255,6 +316,24 @@ def _recomputed(s: StepContext, compute: LayerCompute, parts: Parts, *, is_moe: 
     whole = share * _sum(parts, "forward_s")
     again = np.where(plan.recompute == FULL, whole, np.where(plan.recompute == SELECTIVE, chosen, 0.0))
     return _backward_free(0.0 * again, again)
+
+
+def _offloaded(s: StepContext, parts: Parts, ffn_width: Array) -> PassTimes:
+    """Copies of saved activations to host memory and back, beside the kernels: what these do not hide.
+
+    Saved are the inputs of norms, projections, attention and feed-forward, in the format of activations.
+    """
+    model, t = s.model, s.plan.tensor
+    split = np.where(s.plan.sequence_parallel > 0, t, 1)
+    heads = model.num_heads * (model.qk_dim + model.v_dim) + model.num_kv_heads * (model.qk_dim + model.v_dim)
+    width = 4 * model.hidden / split + (heads + model.ffn_matrices * ffn_width) / t
+    size = s.tokens * width * s.precision.activation_bytes * s.rates.offloaded_activations
+    copy = size / s.rates.host_bytes_per_s
+    slowdown = 1 + s.rates.overlap_slowdown_ratio
+    backward = _sum(parts, "input_s") + _sum(parts, "weight_s")
+    return _backward_free(
+        exposed_s(copy, _sum(parts, "forward_s"), slowdown), exposed_s(copy, backward, slowdown)
+    )
 
 
 def _gather(s: StepContext, parts: Parts, dense_weights: Array, expert_weights: Array) -> PassTimes:

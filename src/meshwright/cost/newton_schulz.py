@@ -34,7 +34,10 @@ def attention_flops(model: ModelTable) -> Array:
     latent = (
         query + iteration_flops(model.kv_rank + model.rope_dim, h) + iteration_flops(nq * nope, model.kv_rank)
     )
-    return np.where(model.is_mla, latent, grouped) + iteration_flops(h, nq * dv)
+    attention = np.where(model.is_mla, latent, grouped) + iteration_flops(h, nq * dv)
+    inputs = model.state_inner + model.state_convolved + model.state_heads
+    state_space = iteration_flops(inputs, h) + iteration_flops(h, model.state_inner)
+    return model.attention_share * attention + model.state_space_share * state_space
 
 
 def rank_flops(model: ModelTable, plan: PlanTable, layers: StageLayers) -> Array:
@@ -46,7 +49,7 @@ def rank_flops(model: ModelTable, plan: PlanTable, layers: StageLayers) -> Array
         model.num_experts / (plan.expert * plan.expert_tensor) * m * iteration_flops(model.expert_ffn, h)
     )
     sparse = experts + m * iteration_flops(model.shared_ffn, h) + iteration_flops(model.num_experts, h)
-    dense = m * iteration_flops(model.ffn, h)
+    dense = model.ffn_share * m * iteration_flops(model.ffn, h)
     whole = num_layers * attention_flops(model) + (num_layers - num_moe) * dense + num_moe * sparse
     adapters = num_layers * 4.0 * model.lora_rank**2 * model.lora_width
     return np.where(model.lora_rank > 0, adapters, whole)

@@ -12,12 +12,28 @@ from numpy.typing import NDArray
 from meshwright.arrays import Array, FloatArray, Table
 from meshwright.calibration.correction import EfficiencyCorrection
 from meshwright.calibration.parameters import Calibration, Factors, fitted
-from meshwright.catalog.stacks import StackFacts, stack_facts
+from meshwright.catalog.stacks import StackFacts, features_of, stack_facts
 from meshwright.cost.collectives import Network, constants_for, network_row
 from meshwright.cost.compute import DeviceRates, KernelCorrections
 from meshwright.errors import InfeasibleError
+from meshwright.specs.features import (
+    FORCED_BALANCE,
+    WIRE_BYTES,
+    AttentionKernel,
+    CudaGraphs,
+    Dispatcher,
+    Features,
+)
 from meshwright.specs.hardware import Cluster, Stack
 from meshwright.specs.precision import Precision
+
+HOST_SHARE = {CudaGraphs.NONE: 1.0, CudaGraphs.PARTIAL: 0.3, CudaGraphs.FULL: 0.02}
+"""Share of a layer's launches that the host still makes. Partial graphs hold attention, norms and projections; the
+rest is assumed."""
+HOST_MOE_SHARE = {CudaGraphs.NONE: 1.0, CudaGraphs.PARTIAL: 0.6, CudaGraphs.FULL: 0.02}
+"""The same of routing, dispatch and experts: partial graphs hold router and preprocessing."""
+STATIC_SHAPES_SHARE = 0.5
+"""Of the host's time for a mixture's layer, where experts have a capacity: it waits for no counts. Assumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +51,15 @@ class SystemFacts(Table):
     unfused_attention: Array
     unfused_norm: Array
     overlaps_data: Array
-    deduplicates: Array
+    deduplicates: Array  # 1: expert dispatch sends one copy for each node
+    host_share: Array  # of a layer's launches that the host still makes, the rest being replayed graphs
+    host_moe_share: Array  # the same of routing, dispatch and experts
+    fp8_attention: Array  # 1: scores and values are multiplied in 8 bits
+    fused_experts: Array  # 1: grouped GEMMs quantise, activate and permute by themselves
+    wire_gradient_bytes: Array  # of a gradient between ranks; 0: as the precision recipe says
+    wire_parameter_bytes: Array
+    offloaded_activations: Array  # share kept in host memory
+    expert_imbalance: Array  # tokens of the busiest expert rank over the mean
     cpu_oversubscription: Array
     years: Array  # vintage of the stack against 2025.0
     network: Network
@@ -50,6 +74,12 @@ class SystemRates(Table):
     host_bytes_per_s: Array
     overlaps_data: Array
     deduplicates: Array
+    host_share: Array
+    host_moe_share: Array
+    wire_gradient_bytes: Array
+    wire_parameter_bytes: Array
+    offloaded_activations: Array
+    expert_imbalance: Array
     years: Array
     cpu_oversubscription: (
         Array  # processes for each part of a processor that they share; 1: each has a device of its own
@@ -85,25 +115,42 @@ def vintage_of(stack: Stack, facts: StackFacts) -> float:
 
 def factors_of(cluster: Cluster, precision: Precision, stack: Stack) -> Factors:
     """The keys by which calibration may tell this system from others."""
-    facts = stack_facts(stack.framework)
-    accelerator = cluster.accelerator
+    facts, accelerator = stack_facts(stack.framework), cluster.accelerator
+    features, die = features_of(stack, accelerator), accelerator.die or accelerator.name
+    measured = stack_facts(facts.rates_of) if facts.rates_of else facts
     return {
         "architecture": accelerator.architecture,
         "device": accelerator.name,
+        "die": die,
+        "die_format": f"{die}/{precision.matmul}",
+        "die_bf16": f"{die}/bf16",
         "device_format": f"{accelerator.name}/{precision.matmul}",
         "device_bf16": f"{accelerator.name}/bf16",
-        "recipe": f"{accelerator.architecture}/{precision.name}",
+        "recipe": f"{accelerator.architecture}/{precision.fitted_as or precision.name}",
         "recipe_bf16": f"{accelerator.architecture}/bf16",
-        "framework": facts.name,
+        "framework": measured.name,
         "lineage": facts.lineage,
         "architecture_lineage": f"{accelerator.architecture}/{facts.lineage}",
         "fabric": cluster.fabric.name,
+        "attention": f"{accelerator.architecture}/{features.attention}",
+        "dispatcher": str(features.dispatcher),
+        "expert_overlap": "overlapped" if features.overlaps_experts else "in turn",
+        "tensor_overlap": "overlapped" if features.overlaps_tensor else "in turn",
+        "fusion": "compiled" if features.compiles else ("eager" if facts.eager else "fused"),
+        "expert_kernels": "fused" if _fuses_experts(features, precision) else "separate",
+        "release": f"{measured.name}/{measured.release_name(vintage_of(stack, facts))}",
     }
+
+
+def _fuses_experts(features: Features, precision: Precision) -> bool:
+    """True if experts run in fused kernels, which exist for the block format MXFP8."""
+    return bool(features.fuses_experts) and precision.name == "mxfp8"
 
 
 def system_facts(cluster: Cluster, precision: Precision, stack: Stack) -> SystemFacts:
     """Datasheet numbers of one system. InfeasibleError when the accelerator lacks the number format."""
     accelerator, facts = cluster.accelerator, stack_facts(stack.framework)
+    features = features_of(stack, accelerator)
     peaks = accelerator.peak_flops_per_s
     if precision.matmul not in peaks:
         raise InfeasibleError(
@@ -119,10 +166,19 @@ def system_facts(cluster: Cluster, precision: Precision, stack: Stack) -> System
         num_units=accelerator.num_compute_units,
         output_tiles=int(accelerator.output_tiles),
         host_bytes_per_s=accelerator.host_bytes_per_s,
-        unfused_attention=int(facts.unfused_attention),
+        unfused_attention=int(features.attention is AttentionKernel.UNFUSED),
         unfused_norm=int(facts.unfused_norm),
         overlaps_data=int(facts.overlaps_data),
-        deduplicates=int(facts.deduplicates),
+        deduplicates=int(features.dispatcher is not Dispatcher.ALL_TO_ALL),
+        host_share=HOST_SHARE[features.cuda_graphs or CudaGraphs.NONE],
+        host_moe_share=HOST_MOE_SHARE[features.cuda_graphs or CudaGraphs.NONE]
+        * (STATIC_SHAPES_SHARE if features.drops_tokens else 1.0),
+        fp8_attention=int(bool(features.fp8_attention)),
+        fused_experts=int(_fuses_experts(features, precision)),
+        wire_gradient_bytes=WIRE_BYTES[g] if (g := features.gradient_format) else 0.0,
+        wire_parameter_bytes=WIRE_BYTES[p] if (p := features.parameter_format) else 0.0,
+        offloaded_activations=features.offloaded_activations or 0.0,
+        expert_imbalance=features.expert_imbalance or FORCED_BALANCE,
         cpu_oversubscription=accelerator.cpu_oversubscription,
         years=vintage_of(stack, facts) - 2025.0,
         network=network_row(
@@ -142,6 +198,8 @@ def join(facts: SystemFacts, values: Mapping[str, Array], bf16: Mapping[str, Arr
         output_tiles=facts.output_tiles,
         unfused_attention=facts.unfused_attention,
         unfused_norm=facts.unfused_norm,
+        fp8_attention=facts.fp8_attention,
+        fused_experts=facts.fused_experts,
         bf16_gemm_ratio=bf16["gemm_ratio"],
         **_fields_of(DeviceRates, values),
     )
@@ -160,6 +218,12 @@ def join(facts: SystemFacts, values: Mapping[str, Array], bf16: Mapping[str, Arr
         host_bytes_per_s=facts.host_bytes_per_s,
         overlaps_data=facts.overlaps_data,
         deduplicates=facts.deduplicates,
+        host_share=facts.host_share,
+        host_moe_share=facts.host_moe_share,
+        wire_gradient_bytes=facts.wire_gradient_bytes,
+        wire_parameter_bytes=facts.wire_parameter_bytes,
+        offloaded_activations=facts.offloaded_activations,
+        expert_imbalance=facts.expert_imbalance,
         cpu_oversubscription=facts.cpu_oversubscription,
         years=facts.years,
         **_fields_of(SystemRates, values),
@@ -200,7 +264,12 @@ def _of_format(corrections: Mapping[str, EfficiencyCorrection], name: str) -> di
 
 def bf16_factors(factors: Factors) -> Factors:
     """The same system multiplying in 16 bits."""
-    return {**factors, "device_format": factors["device_bf16"], "recipe": factors["recipe_bf16"]}
+    return {
+        **factors,
+        "device_format": factors["device_bf16"],
+        "die_format": factors["die_bf16"],
+        "recipe": factors["recipe_bf16"],
+    }
 
 
 def system_rates(

@@ -9,30 +9,52 @@ stack's maturity and everything unexplained multiply, stragglers grow with the n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from meshwright.arrays import Array, Table
 from meshwright.cost.collectives import send_receive_s
-from meshwright.cost.compute import layer_compute
+from meshwright.cost.compute import PassTimes, layer_compute
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.groups import groups_of
-from meshwright.cost.layers import LayerParts, LayerTimes, Parts, StepContext, layer_parts, layer_times
+from meshwright.cost.layers import (
+    LayerParts,
+    LayerTimes,
+    Parts,
+    StepContext,
+    general_factor,
+    layer_parts,
+    layer_times,
+    paired_layer_s,
+)
 from meshwright.cost.pipeline.closed_form import waiting_s
+from meshwright.cost.pipeline.schedules import column_of
 from meshwright.cost.rates import SystemRates
-from meshwright.cost.stages import StageLayers, split_layers
+from meshwright.cost.stages import StageLayers, end_shares, split_layers
 from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable
 from meshwright.cost.update import data_parallel_s, optimizer_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankTimes(Table):
-    """One micro-batch on the first, a middle and the last pipeline rank. Seconds."""
+    """One micro-batch on the first, a middle and the last pipeline rank, on their mean, and on what they hold. Seconds.
+
+    Of a V and of a mirrored placement a rank's time is that of all its stages, as often as it works on each.
+    """
 
     first: LayerTimes
-    middle: LayerTimes
+    middle: LayerTimes  # of `StageLayers.middle`, or the fullest where a plan names its layers
     last: LayerTimes
+    mean: LayerTimes
+    dense: LayerTimes  # one layer
+    moe: LayerTimes  # one layer
+    start: LayerTimes  # of the first stage besides its layers: the embedding
+    end: LayerTimes  # of the last stage: multi-token prediction, head and loss
+    layer_saving_s: Array  # of a mixture layer: both its passes less an overlapped pair of them (DualPipe)
+    rank_saving_s: Array  # of the layers of `middle`
+    num_dense_layers: Array  # of the model
+    num_moe_layers: Array
     transfer_s: Array  # one hop between neighbouring ranks
 
 
@@ -59,8 +81,11 @@ def estimate_steps(
 ) -> StepTable:
     """Step times; every argument's fields are numbers or arrays that broadcast.
 
-    load_factor: tokens of the busiest expert rank over the mean; 1.0 is forced balance, as in benchmarks.
+    load_factor: tokens of the busiest expert rank over the mean, besides the imbalance that the stack states; 1.0 is
+    forced balance, as in benchmarks.
     """
+    load_factor = load_factor * rates.expert_imbalance
+    precision = _on_the_wire(precision, rates)
     context = StepContext(
         model=model,
         batch=batch,
@@ -69,6 +94,7 @@ def estimate_steps(
         rates=rates,
         groups=groups_of(plan, rates.network),
         parameters=count_parameters(model),
+        load_factor=load_factor,
     )
     compute = layer_compute(
         model=model, batch=batch, plan=plan, precision=precision, rates=rates.device, load_factor=load_factor
@@ -79,7 +105,7 @@ def estimate_steps(
     num_micro = context.num_micro_batches
 
     work, bubble = _pipeline_s(stages, plan, rates, num_micro)
-    factor = _factor(context)
+    factor = general_factor(context)
     once = {
         "bubble": bubble * factor,
         "data_parallel": data_parallel_s(context, layers, stages.middle) * factor,
@@ -91,7 +117,9 @@ def estimate_steps(
     stragglers = unhindered * rates.slowdown_per_doubling * np.log2(nodes)
     step = unhindered + stragglers
 
-    shares = _component_seconds(context, layers, parts)
+    shares = _component_seconds(context, parts)
+    if np.any(stages.rank_saving_s):
+        shares["expert_parallel"] = np.maximum(shares["expert_parallel"] - stages.rank_saving_s, 0.0)
     scale = work * factor / sum(shares.values())
     components: dict[str, Array] = {name: seconds * scale for name, seconds in shares.items()}
     components |= once | {"stragglers": stragglers}
@@ -105,40 +133,70 @@ def estimate_steps(
     )
 
 
-def _factor(s: StepContext) -> Array:
-    """Maturity of the stack against 2025, and what no other term explains."""
-    has_moe = s.model.num_moe_layers > 0
-    gain = np.where(has_moe, s.rates.moe_gain_per_year, s.rates.dense_gain_per_year)
-    return s.rates.general_factor * np.where(has_moe, s.rates.moe_factor, 1.0) * np.exp(-gain * s.rates.years)
+def _on_the_wire(precision: PrecisionTable, rates: SystemRates) -> PrecisionTable:
+    """`precision` with the formats in which the stack reduces gradients and gathers parameters, where it says so."""
+    gradient, parameter = rates.wire_gradient_bytes, rates.wire_parameter_bytes
+    return replace(
+        precision,
+        reduce_bytes=np.where(np.asarray(gradient) > 0, gradient, precision.reduce_bytes),
+        gather_bytes=np.where(np.asarray(parameter) > 0, parameter, precision.gather_bytes),
+    )
 
 
 def _stages(s: StepContext, layers: StageLayers, parts: LayerParts) -> RankTimes:
     dense, moe = layer_times(parts.dense, parts.host_dense_s), layer_times(parts.moe, parts.host_moe_s)
-    num_mtp = s.model.num_mtp_layers
+    model, plan = s.model, s.plan
+    embedding, head = _times_of(parts.embedding), _times_of(parts.head)
+    num_mtp, is_moe = model.num_mtp_layers, model.num_moe_layers > 0
+    end = _total((num_mtp * is_moe, moe), (num_mtp * (1 - is_moe * 1), dense), (1 + num_mtp, head))
+    starts, ends = end_shares(plan)
 
-    def rank(num_dense: Array, num_moe: Array, *, head: Array) -> LayerTimes:
-        with_mtp = num_moe + head * num_mtp * (s.model.num_moe_layers > 0)
-        heads = head * (1 + num_mtp)
+    def rank(num_dense: Array, num_moe: Array, index: int) -> LayerTimes:
+        return _total((num_dense, dense), (num_moe, moe), (starts[index], embedding), (ends[index], end))
 
-        def total(part: str) -> Array:
-            return (
-                num_dense * getattr(dense, part)
-                + with_mtp * getattr(moe, part)
-                + heads * getattr(parts.head, part)
-            )
-
-        return LayerTimes(forward_s=total("forward_s"), input_s=total("input_s"), weight_s=total("weight_s"))
-
-    holds_head = (s.plan.pipeline == 1) * 1.0
-    split = np.where(s.plan.sequence_parallel > 0, s.plan.tensor, 1)
-    message = s.tokens * s.model.hidden * s.precision.activation_bytes / split
+    split = np.where(plan.sequence_parallel > 0, plan.tensor, 1)
+    message = s.tokens * model.hidden * s.precision.activation_bytes / split
     hop = send_receive_s(message, s.groups.neighbours) + s.rates.pipeline_transfer_s
+    p, saving = plan.pipeline, _layer_saving_s(s, parts, moe)
     return RankTimes(
-        first=rank(layers.first_dense, layers.first_moe, head=holds_head),
-        middle=rank(layers.middle_dense, layers.middle_moe, head=holds_head),
-        last=rank(layers.last_dense, layers.last_moe, head=1.0),
-        transfer_s=np.where(s.plan.pipeline > 1, hop, 0.0),
+        first=rank(layers.first_dense, layers.first_moe, 0),
+        middle=rank(layers.middle_dense, layers.middle_moe, 1),
+        last=rank(layers.last_dense, layers.last_moe, 2),
+        mean=_total(
+            (model.num_dense_layers / p, dense),
+            (model.num_moe_layers / p, moe),
+            (1 / p, embedding),
+            (1 / p, end),
+        ),
+        dense=dense,
+        moe=moe,
+        start=embedding,
+        end=end,
+        layer_saving_s=saving,
+        rank_saving_s=layers.middle_moe * saving,
+        num_dense_layers=model.num_dense_layers,
+        num_moe_layers=model.num_moe_layers,
+        transfer_s=np.where(p > 1, hop, 0.0),
     )
+
+
+def _layer_saving_s(s: StepContext, parts: LayerParts, moe: LayerTimes) -> Array:
+    overlaps = column_of(lambda record: record.overlaps_pairs, s.plan.schedule) & (s.plan.pipeline > 1)
+    if not np.any(overlaps):
+        return 0.0
+    saving = moe.total_s - paired_layer_s(s, parts.moe, parts.host_moe_s)
+    return np.where(overlaps & (s.plan.expert > 1), np.clip(saving, 0.0, moe.forward_s), 0.0)
+
+
+def _times_of(passes: PassTimes) -> LayerTimes:
+    return LayerTimes(forward_s=passes.forward_s, input_s=passes.input_s, weight_s=passes.weight_s)
+
+
+def _total(*counted: tuple[Array, LayerTimes]) -> LayerTimes:
+    def total(part: str) -> Array:
+        return sum(count * getattr(times, part) for count, times in counted)
+
+    return LayerTimes(forward_s=total("forward_s"), input_s=total("input_s"), weight_s=total("weight_s"))
 
 
 def _pipeline_s(
@@ -149,28 +207,24 @@ def _pipeline_s(
     The slowest rank never waits in the steady state; filling and draining goes through all ranks, so what it waits
     for is the closed form of the schedule at the ranks' mean times. Of each transfer a calibrated share is felt.
     """
-    p = plan.pipeline
+    p, mean = plan.pipeline, stages.mean
     slowest = np.maximum(np.maximum(stages.first.total_s, stages.last.total_s), stages.middle.total_s)
-    mean = {part: mean_of_ranks(stages, p, part) for part in ("forward_s", "input_s", "weight_s")}
     waiting = waiting_s(
         plan.schedule,
         p,
         plan.virtual_pipeline,
         num_micro,
-        forward_s=mean["forward_s"],
-        backward_input_s=mean["input_s"],
-        backward_weight_s=mean["weight_s"],
+        forward_s=mean.forward_s,
+        backward_input_s=mean.input_s,
+        backward_weight_s=mean.weight_s,
         transfer_s=stages.transfer_s * rates.pipeline_exposed_ratio,
+        pair_saving_s=stages.rank_saving_s,
     )
+    # Pairs make the work less; micro-batches that have none, while the pipeline fills and drains, add to the bubble.
+    slowest, waiting = slowest - stages.rank_saving_s, waiting + num_micro * stages.rank_saving_s
     longest = num_micro * slowest + np.where(p > 1, np.maximum(waiting, 0.0), 0.0)
-    work = num_micro * np.where(rates.cpu_oversubscription > 1, sum(mean.values()), slowest)
+    work = num_micro * np.where(rates.cpu_oversubscription > 1, mean.total_s, slowest)
     return work, oversubscribed_s(longest, work, rates.cpu_oversubscription) - work
-
-
-def mean_of_ranks(stages: RankTimes, p: Array, part: str) -> Array:
-    """Seconds of one pass on the mean pipeline rank."""
-    first, middle, last = (getattr(rank, part) for rank in (stages.first, stages.middle, stages.last))
-    return np.where(p > 1, (first + last + np.maximum(p - 2, 0) * middle) / p, middle)
 
 
 def oversubscribed_s(longest_s: Array, work_s: Array, cpu_oversubscription: Array) -> Array:
@@ -182,14 +236,15 @@ def oversubscribed_s(longest_s: Array, work_s: Array, cpu_oversubscription: Arra
     return np.maximum(longest_s / cpu_oversubscription, work_s)
 
 
-def _component_seconds(s: StepContext, layers: StageLayers, parts: LayerParts) -> dict[str, Array]:
-    """Seconds of each component of a middle rank in one micro-batch; waiting for the host apart."""
-    num_dense, num_moe = layers.middle_dense, layers.middle_moe
+def _component_seconds(s: StepContext, parts: LayerParts) -> dict[str, Array]:
+    """Seconds of each component of the mean rank in one micro-batch; waiting for the host apart."""
+    p = s.plan.pipeline
+    num_dense, num_moe = s.model.num_dense_layers / p, s.model.num_moe_layers / p
     seconds: dict[str, Array] = {}
     for count, kind in ((num_dense, parts.dense), (num_moe, parts.moe)):
         for name, passes in kind.items():
             seconds[name] = seconds.get(name, 0.0) + count * passes.total_s
-    seconds["head"] = parts.head.total_s * (1 + s.model.num_mtp_layers) / s.plan.pipeline
+    seconds["head"] = (parts.embedding.total_s + parts.head.total_s * (1 + s.model.num_mtp_layers)) / p
     seconds["host"] = num_dense * _host_wait(parts.dense, parts.host_dense_s) + num_moe * _host_wait(
         parts.moe, parts.host_moe_s
     )

@@ -7,19 +7,21 @@ model's are numbers; to calibrate, one row is one published run and every field 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from meshwright.arrays import Array, Integers, Table
-from meshwright.specs.model import Attention, AttentionKind, Lora, Model, NormPlacement
-from meshwright.specs.plan import RECOMPUTE_MODULES, Offload, Plan, Recompute, Schedule, Sharding
+from meshwright.cost.pipeline.schedules import rank_layers, shape_of
+from meshwright.specs.model import QKV, Attention, AttentionKind, BlockKind, Lora, Model, NormPlacement
+from meshwright.specs.plan import RECOMPUTE_MODULES, SCHEDULES, Offload, Plan, Recompute, Sharding
 from meshwright.specs.precision import Precision
 
-SCHEDULES = tuple(Schedule)
-"""A plan table stores the index into this tuple."""
-
 RECOMPUTES = tuple(Recompute)
+
+STORED_BYTES = 1 + 4 / 128
+"""Of a value kept in 8 bits, int8 or e4m3: one scale in fp32 for 128 values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +63,32 @@ class ModelTable(Table):
     num_mtp_layers: Array
     learned_positions: Array
     norm_bias: Array
+    attention_share: Array  # of the layers: those with attention; 1 but in hybrids
+    ffn_share: Array
+    state_space_share: Array
+    state_size: Array  # N of a state-space layer
+    state_heads: Array
+    state_inner: Array  # width of all of its heads
+    state_groups: Array
+    state_convolved: Array  # channels of its convolution
+    state_kernel: Array
+    state_chunk: Array  # tokens
+    state_bias: Array
     lora_rank: Array  # 0: every parameter is trained
-    lora_width: Array  # per layer, sum over adapted matrices of (inputs + outputs)
+    num_adapters: Array  # of a layer
+    lora_column_inputs: Array  # of a layer's adapted matrices whose outputs are split over tensor ranks
+    lora_column_outputs: Array
+    lora_row_inputs: Array  # of those whose inputs are split
+    lora_row_outputs: Array
+    lora_dropout: Array  # 0 or 1
+    adapts_attention: Array  # 0 or 1: query, key or value
+    adapts_ffn: Array  # 0 or 1
+
+    @property
+    def lora_width(self) -> Array:
+        """Inputs and outputs of a layer's adapted matrices."""
+        columns = self.lora_column_inputs + self.lora_column_outputs
+        return columns + self.lora_row_inputs + self.lora_row_outputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +119,9 @@ class PlanTable(Table):
     recompute_mask: Integers  # bit i: RECOMPUTE_MODULES[i]
     recompute_layers: Array  # layers per pipeline rank with full recomputation; -1: all
     offload_optimizer: Array  # 0 or 1
+    first_layers: Array  # on the first pipeline rank; -1: the usual split (`cost.stages`)
+    middle_layers: Array  # on the fullest rank between
+    last_layers: Array
 
     @property
     def data(self) -> Array:
@@ -114,7 +143,7 @@ class PlanTable(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionTable(Table):
-    """Fields of `specs.precision.Precision` but its names."""
+    """Fields of `specs.precision.Precision` but its names, and what the run's kernels do with formats."""
 
     weight_bytes: Array
     weight_cache_bytes: Array
@@ -129,6 +158,12 @@ class PrecisionTable(Table):
     dispatch_bytes: Array
     linear_input_bytes: Array
     cast_passes: Array
+    stored_ffn_bytes: Array = (
+        0.0  # per activation of the feed-forward kept for backward; 0: as it was computed
+    )
+    stored_norm_bytes: Array = 0.0  # the same of the norms
+    weight_cache: Array = 0  # cost.casts.WeightCache
+    frozen_in_16_bits: Array = 0  # 0 or 1: frozen weights stay in 16 bits under narrower recipes
 
     @property
     def activation_bytes(self) -> Array:
@@ -138,7 +173,8 @@ class PrecisionTable(Table):
 
 def model_row(model: Model, *, lora: Lora | None = None) -> ModelTable:
     """The numbers of one model."""
-    a, x = model.attention, model.experts
+    a, x, m = model.attention, model.experts, model.state_space
+    columns, rows = _adapted_shapes(model, lora) if lora else ((0, 0), (0, 0))
     return ModelTable(
         hidden=model.hidden,
         num_layers=model.num_layers,
@@ -161,7 +197,7 @@ def model_row(model: Model, *, lora: Lora | None = None) -> ModelTable:
         norms_all_heads=int(a.qk_norm and a.qk_norm_across_heads),
         num_sinks=a.num_heads if a.sinks else 0,
         caps_scores=int(a.score_cap > 0),
-        num_norms=4 if model.norm_placement is NormPlacement.BOTH else 2,
+        num_norms=_num_norms(model),
         norms_inputs=int(model.norm_placement is not NormPlacement.AFTER),
         ffn=model.ffn_hidden,
         ffn_matrices=3 if model.gated_ffn else 2,
@@ -175,9 +211,33 @@ def model_row(model: Model, *, lora: Lora | None = None) -> ModelTable:
         num_mtp_layers=model.num_mtp_layers,
         learned_positions=model.learned_positions,
         norm_bias=int(model.norm_bias),
+        attention_share=model.share_of(BlockKind.ATTENTION),
+        ffn_share=model.share_of(BlockKind.FEED_FORWARD),
+        state_space_share=model.share_of(BlockKind.STATE_SPACE),
+        state_size=m.state_size if m else 0,
+        state_heads=m.num_heads if m else 0,
+        state_inner=m.inner if m else 0,
+        state_groups=m.num_groups if m else 0,
+        state_convolved=m.convolved if m else 0,
+        state_kernel=m.conv_kernel if m else 0,
+        state_chunk=m.chunk_size if m else 1,
+        state_bias=int(m.bias) if m else 0,
         lora_rank=lora.rank if lora else 0,
-        lora_width=_lora_width(model, lora) if lora else 0,
+        num_adapters=len(lora.targets) if lora else 0,
+        lora_column_inputs=columns[0],
+        lora_column_outputs=columns[1],
+        lora_row_inputs=rows[0],
+        lora_row_outputs=rows[1],
+        lora_dropout=int(lora is not None and lora.dropout > 0),
+        adapts_attention=int(lora is not None and bool({"query", "key", "value", QKV} & set(lora.targets))),
+        adapts_ffn=int(lora is not None and bool({"gate", "up", "down"} & set(lora.targets))),
     )
+
+
+def _num_norms(model: Model) -> int:
+    if model.layer_pattern:
+        return 1
+    return 4 if model.norm_placement is NormPlacement.BOTH else 2
 
 
 def _head_norm_width(a: Attention) -> int:
@@ -186,23 +246,21 @@ def _head_norm_width(a: Attention) -> int:
     return a.head_dim * (a.num_heads + a.num_kv_heads if a.qk_norm_across_heads else 2)
 
 
-def _lora_width(model: Model, lora: Lora) -> int:
+def _adapted_shapes(model: Model, lora: Lora) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(inputs, outputs) of a layer's adapted matrices, summed: of those split by outputs, of those split by inputs."""
     a, h, f = model.attention, model.hidden, model.ffn_hidden
-    q, kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
-    width = {
-        "query": h + q,
-        "key": h + kv,
-        "value": h + a.num_kv_heads * a.v_dim,
-        "output": a.num_heads * a.v_dim + h,
-        "gate": h + f,
-        "up": h + f,
-        "down": f + h,
-    }
-    return sum(width[target] for target in lora.targets)
+    q, k, v = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim, a.num_kv_heads * a.v_dim
+    outputs = {"query": q, "key": k, "value": v, QKV: q + k + v, "gate": f, "up": f}
+    inputs = {"output": a.num_heads * a.v_dim, "down": f}
+    columns = [outputs[target] for target in lora.targets if target in outputs]
+    rows = [inputs[target] for target in lora.targets if target in inputs]
+    return (h * len(columns), sum(columns)), (sum(rows), h * len(rows))
 
 
 def plan_row(plan: Plan) -> PlanTable:
     """The numbers of one plan."""
+    layers = plan.layers_per_stage
+    first, middle, last = (-1, -1, -1) if layers is None else rank_layers(shape_of(plan), layers)
     return PlanTable(
         tensor=plan.tensor,
         sequence_parallel=int(plan.sequence_parallel),
@@ -220,11 +278,29 @@ def plan_row(plan: Plan) -> PlanTable:
         recompute_mask=sum(1 << RECOMPUTE_MODULES.index(m) for m in plan.recompute_modules),
         recompute_layers=-1 if plan.recompute_layers is None else plan.recompute_layers,
         offload_optimizer=int(plan.offload is Offload.OPTIMIZER),
+        first_layers=first,
+        middle_layers=middle,
+        last_layers=last,
     )
 
 
-def plan_from_row(row: PlanTable) -> Plan:
-    """The inverse of `plan_row` for a table of one row."""
+def plan_from_row(row: PlanTable, *, splits: Sequence[tuple[int, ...]] = ()) -> Plan:
+    """The inverse of `plan_row` for a table of one row.
+
+    `splits`: layers of each stage that uneven rows may have. Raises ValueError for an uneven row with none of them.
+    """
+    plan = _usual_plan(row)
+    if int(row.first_layers) < 0:
+        return plan
+    shape, columns = shape_of(plan), (row.first_layers, row.middle_layers, row.last_layers)
+    own = tuple(int(x) for x in columns)
+    for split in splits:
+        if len(split) == shape.num_stages and rank_layers(shape, split) == own:
+            return replace(plan, layers_per_stage=split)
+    raise ValueError(f"no split has {own} layers on the first, the fullest middle and the last rank")
+
+
+def _usual_plan(row: PlanTable) -> Plan:
     mask = int(row.recompute_mask)
     return Plan(
         tensor=int(row.tensor),
@@ -246,6 +322,20 @@ def plan_from_row(row: PlanTable) -> Plan:
     )
 
 
-def precision_row(precision: Precision) -> PrecisionTable:
-    """The byte counts of one recipe."""
-    return PrecisionTable(**{f.name: getattr(precision, f.name) for f in fields(PrecisionTable)})
+def precision_row(
+    precision: Precision,
+    *,
+    stored_activations: Mapping[str, str] | None = None,
+    weight_cache: int = 0,
+    frozen_in_16_bits: Array = 0,
+) -> PrecisionTable:
+    """The byte counts of one recipe. `stored_activations`: modules that keep them in 8 bits. `weight_cache`: what
+    is done with quantised weights (`cost.casts.WeightCache`). `frozen_in_16_bits`: of the stack (`MemoryConstants`)."""
+    stored, of_recipe = stored_activations or {}, {f.name for f in fields(Precision)}
+    return PrecisionTable(
+        **{f.name: getattr(precision, f.name) for f in fields(PrecisionTable) if f.name in of_recipe},
+        stored_ffn_bytes=STORED_BYTES if "feed_forward" in stored else 0.0,
+        stored_norm_bytes=STORED_BYTES if "norm" in stored else 0.0,
+        weight_cache=weight_cache,
+        frozen_in_16_bits=frozen_in_16_bits,
+    )

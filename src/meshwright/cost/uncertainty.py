@@ -1,10 +1,10 @@
 """Uncertainty of a step time: the spread of calibrated parameters carried through to log seconds.
 
-    sd^2 = scale^2 ( residual_sd^2 + Σ_parameters (d log T / d parameter)^2 sd_parameter^2 )
+    sd^2 = scale^2 ( floor^2 + residual_sd^2 + Σ_parameters (d log T / d parameter)^2 sd_parameter^2 )
 
 An 80 % interval is T exp(± 1.2816 sd). Parameters and their standard deviations are those of
-`calibration.parameters`, in transformed units; `residual_sd` is what the fit leaves unexplained and `scale` makes
-intervals hold 80 % of the sources that a calibration had not seen.
+`calibration.parameters`, in transformed units. `residual_sd` is what the fit leaves unexplained. `floor` and `scale`
+make intervals hold 80 % of the sources that a calibration had not seen, with the least interval score.
 """
 
 from __future__ import annotations
@@ -23,21 +23,27 @@ BF16_GEMM = "bf16_gemm_ratio"
 
 Etas = Mapping[str, NDArray[np.float64]]
 LogStep = Callable[[Etas, Etas], NDArray[np.float64]]
-"""Log seconds per step of every row, from transformed parameters and those of 16-bit GEMMs."""
+"""Log seconds per step of every row, from transformed parameters and those of 16-bit GEMMs: one value a row,
+or m x rows."""
 
 
 def derivatives(
     log_step: LogStep, etas: Etas, bf16: Etas, *, names: Iterable[str] | None = None
 ) -> dict[str, NDArray[np.float64]]:
-    """d log(step) / d parameter of every row, by moving one parameter at a time. `names`: by default all."""
-    base = log_step(etas, bf16)
-    result = {
-        name: (log_step({**etas, name: etas[name] + DERIVATIVE_STEP}, bf16) - base) / DERIVATIVE_STEP
-        for name in (etas if names is None else names)
-    }
-    moved = {**bf16, "gemm_ratio": bf16["gemm_ratio"] + DERIVATIVE_STEP}
-    result[BF16_GEMM] = (log_step(etas, moved) - base) / DERIVATIVE_STEP
-    return result
+    """d log(step) / d parameter of every row, by moving one parameter at a time. `names`: by default all.
+
+    `log_step` is called once, with m x rows in place of the rows of each parameter that moves.
+    """
+    moving = list(etas if names is None else names)
+
+    def moved(eta: NDArray[np.float64], at: int) -> NDArray[np.float64]:
+        rows = np.repeat(eta[None], len(moving) + 2, axis=0)
+        rows[at] += DERIVATIVE_STEP
+        return rows
+
+    tried = {**etas, **{name: moved(etas[name], at) for at, name in enumerate(moving, start=1)}}
+    logs = log_step(tried, {**bf16, "gemm_ratio": moved(bf16["gemm_ratio"], -1)})
+    return dict(zip([*moving, BF16_GEMM], (logs[1:] - logs[0]) / DERIVATIVE_STEP, strict=True))
 
 
 def log_variances(
@@ -50,11 +56,14 @@ def log_variances(
     """Variance of log step time by where it comes from: each parameter, and "unexplained"."""
     sds = [calibration.sds(f) for f in factors]
     residual = calibration.residual_sd
-    parts = {"unexplained": np.where(is_moe, residual.get("moe", 0.15), residual.get("dense", 0.10)) ** 2}
+    unexplained = np.where(is_moe, residual.get("moe", 0.15), residual.get("dense", 0.10))
+    parts = {"unexplained": unexplained**2 + calibration.interval_floor**2}
     for name, slope in slopes.items():
         sd = np.array([s["gemm_ratio" if name == BF16_GEMM else name] for s in sds])
         parts[name] = (slope * sd) ** 2
-    return {name: part * calibration.interval_scale**2 for name, part in parts.items()}
+    classes = [calibration.case_class(f, is_moe=bool(m)) for f, m in zip(factors, is_moe, strict=True)]
+    scale = calibration.interval_scale * np.array([calibration.interval_factors.get(c, 1.0) for c in classes])
+    return {name: part * scale**2 for name, part in parts.items()}
 
 
 def spread(variances: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:

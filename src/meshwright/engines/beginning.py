@@ -64,6 +64,13 @@ def begin(
     `newest_step(folder)` is the step of the newest checkpoint; None: there is none. Raises InputError that names every
     difference if the checkpoint is of another run, or the folder of results is.
     """
+    found = _begin(run, plan=plan, options=options, newest_step=newest_step)
+    return replace(found, notes=(*_note_on_switches(run), *found.notes))
+
+
+def _begin(
+    run: Run, *, plan: Plan, options: TrainOptions, newest_step: Callable[[Path], int | None]
+) -> Beginning:
     saves = run.train.checkpoint
     identity = new_identity(
         run, plan=plan, results=options.folder, fingerprints={} if saves is None else fingerprints(run)
@@ -92,6 +99,15 @@ def begin(
         changes=found.changed,
         notes=(*notes_of(found, step=step), *_note_on_results(options.folder, held)),
     )
+
+
+def _note_on_switches(run: Run) -> tuple[str, ...]:
+    """A note if the run file states switches of software, which no engine sets."""
+    stated = run.stack.features.stated()
+    if not stated:
+        return ()
+    keys = ", ".join(f"stack.{key}: {str(value).lower()}" for key, value in stated.items())
+    return (f"estimates read these switches, and the engine does not set them: {keys}",)
 
 
 def refuse_differences(found: Comparison, *, checkpoint: str) -> None:

@@ -13,7 +13,6 @@ Metrics follow `training.metrics`, so that records of all engines have the same 
 from __future__ import annotations
 
 import json
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -26,15 +25,25 @@ from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
-from meshwright.records.training import RECORD, Ending, Record, read_record
+from meshwright.records.training import (
+    RECORD,
+    STEP,
+    STEP_OPTIONAL,
+    Ending,
+    Record,
+    complete_statistics,
+    read_record,
+    step_line,
+)
 from meshwright.specs.hardware import Accelerator
 from meshwright.specs.run import Run
 from meshwright.training.metrics import (
     WARM_UP_STEPS,
     Yardstick,
+    rank_statistics,
+    rates_of,
     spread_of,
     target_reached,
-    throughput_of,
     yardstick,
 )
 from meshwright.training.run_identity import (
@@ -47,6 +56,8 @@ from meshwright.training.run_identity import (
 
 START, FACTS, STEPS, VALIDATION = "start.json", "facts.json", "steps.jsonl", "validation.jsonl"
 ENDING = "ending.json"
+NOT_MEASURED = ("prediction_losses", "validation_losses", "best", "label_tokens", "data_progress")
+"""Statistics of a record that no process of another program writes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,10 +110,16 @@ def compose(folder: Path, layout: OutputLayout) -> Record:
         device=facts["device"],
         software=facts["software"],
         ending=ending,
-        statistics=_statistics(entries, run=run, metrics=metrics, ranks=ranks, layout=layout, ending=ending)
-        | {"data_usage": start.get("data_usage"), "data_progress": None, "label_tokens": None},
+        statistics=complete_statistics(
+            _statistics(entries, run=run, metrics=metrics, ranks=ranks, layout=layout, ending=ending)
+            | {"data_usage": start.get("data_usage")},
+            lacks=NOT_MEASURED,
+        ),
         time_s=_time_s(measured, started_s=start["started_s"]),
-        ranks=_ranks(ranks),
+        ranks=rank_statistics(
+            step_s=[spread_of(rank["step_s"])["median"] for rank in ranks],
+            peak_memory_bytes=[rank["peak_memory_bytes"] for rank in ranks],
+        ),
         started=_timestamp(start["started_s"]),
         ended=_timestamp(time.time()),
         predicted=start["predicted"],
@@ -157,17 +174,15 @@ def _entries(
     begin_s = measured[0]["ended_s"] - measured[0]["step_s"]
     for line in measured:
         step, step_s = line["step"], line["step_s"]
-        entry = {name: line[name] for name in ("step", "loss", "gradient_norm", "learning_rate", "step_s")}
-        entry |= {name: line[name] for name in ("checkpoint_stall_s",) if name in line}
+        entry = {name: line[name] for name in (*STEP, *STEP_OPTIONAL) if name in line}
         entry |= {
             "batch": step - 1,
             "tokens": tokens_seen(history, steps=step),
             "elapsed_s": line["ended_s"] - begin_s,
             "tokens_per_s_per_device": metrics.tokens_per_s_per_device(step_s),
             "mfu": metrics.mfu(step_s),
-            "memory_bytes": line["memory_bytes"],
         }
-        yield entry | ({"validation_loss": losses[step]} if step in losses else {})
+        yield step_line(entry | ({"validation_loss": losses[step]} if step in losses else {}))
 
 
 def _statistics(
@@ -180,7 +195,6 @@ def _statistics(
     ending: Ending,
 ) -> dict[str, Any]:
     step_s = spread_of([entry["step_s"] for entry in entries])
-    median_s = step_s["median"]
     parameters = int(count_parameters(model_row(run.model)).total)
     saves = run.train.checkpoint
     saved = layout.checkpoints(Path(saves.folder)) if saves else []
@@ -191,30 +205,20 @@ def _statistics(
         "first_loss": entries[0]["loss"],
         "last_loss": entries[-1]["loss"],
         "validation_loss": validated[-1] if validated else None,
-        "validation_losses": None,
-        "prediction_losses": None,
-        "best": None,
         "target": target_reached(
             run, steps=entries[-1]["step"], tokens=entries[-1]["tokens"], elapsed_s=entries[-1]["elapsed_s"]
         )
         if ending is Ending.REACHED
         else None,
         "elapsed_s": entries[-1]["elapsed_s"],
-        "step_s": step_s,
-        "tokens_per_s_per_device": metrics.tokens_per_s_per_device(median_s),
-        "throughput": throughput_of(step_s, by=metrics),
-        "mfu": metrics.mfu(median_s),
-        "mfu_convention": metrics.convention,
-        "model_flops_per_token": metrics.flops_per_token,
-        "peak_flops_per_s": metrics.peak_flops_per_s,
         "peak_memory_bytes": max(rank["peak_memory_bytes"] for rank in ranks),
-        "num_devices": metrics.num_devices,
         "parameters": parameters,
         "trained_parameters": parameters if run.lora is None else _num_adapter_parameters(run),
         "checkpoint": str(saved[-1]) if saved else None,
         "data_workers": {"training": None, "validation": None},
         "num_checkpoints": len(saved),
         "checkpoint_stall_s": ranks[0].get("checkpoint_stall_s"),
+        **rates_of(step_s, by=metrics),
     }
 
 
@@ -223,15 +227,6 @@ def _num_adapter_parameters(run: Run) -> int:
     assert run.lora is not None
     table = model_row(run.model, lora=run.lora)
     return int(run.model.num_layers * count_parameters(table).lora_layer)
-
-
-def _ranks(ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    step_s = [spread_of(rank["step_s"])["median"] for rank in ranks]
-    return {
-        "step_s": step_s,
-        "peak_memory_bytes": [rank["peak_memory_bytes"] for rank in ranks],
-        "straggler_ratio": max(step_s) / statistics.median(step_s),
-    }
 
 
 def _time_s(measured: list[dict[str, Any]], *, started_s: float) -> dict[str, float]:

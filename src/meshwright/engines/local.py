@@ -12,9 +12,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import TextIO
 
 from meshwright.engines.base import Launch
 from meshwright.errors import MeshwrightError
@@ -59,13 +60,8 @@ def run(
         processes: dict[int, subprocess.Popen[bytes]] = {}
         for rank in ranks:
             log = stack.enter_context((folder / LOGS / f"rank-{rank}.txt").open("a", encoding="utf-8"))
-            processes[rank] = subprocess.Popen(
-                [sys.executable, *launch.argv[1:]],
-                env=os.environ | _environment(launch, rank, port=port, splits_cores=splits_cores),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # this process receives Ctrl-C and forwards it
-            )
+            env = os.environ | _environment(launch, rank, port=port, splits_cores=splits_cores)
+            processes[rank] = start_python(launch.argv[1:], env=env, log=log)
         try:
             with stop_on_signals(lambda _: _ask_to_stop(processes)) as request:
                 try:
@@ -75,6 +71,13 @@ def run(
                     raise
         finally:
             _end(processes)
+
+
+def start_python(arguments: Sequence[str], *, env: Mapping[str, str], log: TextIO) -> subprocess.Popen[bytes]:
+    """Start Python at the head of a session: this process receives Ctrl-C and forwards it."""
+    return subprocess.Popen(
+        [sys.executable, *arguments], env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+    )
 
 
 def _environment(launch: Launch, rank: int, *, port: int, splits_cores: bool) -> dict[str, str]:

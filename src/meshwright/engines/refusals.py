@@ -6,7 +6,6 @@ Reasons of a single engine are in that engine's `check`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -15,19 +14,14 @@ from meshwright.cost.tables import BatchTable, model_row
 from meshwright.engines.base import Unsupported
 from meshwright.planner.engines import LegalityContext, Severity, engine_facts
 from meshwright.planner.legality import violations
-from meshwright.specs.model import Model, Router
+from meshwright.specs.model import QKV, Lora, Model, Router
 from meshwright.specs.model_parts import ABSENT, parts_of
 from meshwright.specs.plan import Offload, Plan, Recompute
-from meshwright.specs.run import BIAS_RATE, MTP_LOSS_WEIGHT, FaultAction, Run
+from meshwright.specs.run import BIAS_RATE, MTP_LOSS_WEIGHT, FaultAction, KernelChoices, Run
 
 
-def by_planner_rules(
-    plan: Plan, *, run: Run, engine: str, any_layers_per_stage: bool = False
-) -> Iterator[Unsupported]:
-    """Refusals of `plan` by the planner's rules for `engine`: the planner proposes only what the engine accepts.
-
-    `any_layers_per_stage`: the engine runs any split of the layers. The planner's rule about it concerns only costs.
-    """
+def by_planner_rules(plan: Plan, *, run: Run, engine: str) -> Iterator[Unsupported]:
+    """Refusals of `plan` by the planner's rules for `engine`: the planner proposes only what the engine accepts."""
     context = LegalityContext(
         model=model_row(run.model, lora=run.lora),
         batch=BatchTable(seq_len=run.sequence_length, global_batch=run.global_batch),
@@ -35,8 +29,7 @@ def by_planner_rules(
         domain=plan.num_devices,
         facts=engine_facts(engine),
     )
-    checked = replace(plan, layers_per_stage=None) if any_layers_per_stage else plan
-    for violation in violations(checked, context=context):
+    for violation in violations(plan, context=context):
         if violation.severity is Severity.REFUSED:
             yield Unsupported(
                 key="parallel", reason=violation.message, hint=_hint(violation.rule, run, engine)
@@ -56,6 +49,18 @@ def _hint(rule: str, run: Run, engine: str) -> str | None:
     return " or ".join(f"--set 'parallel.recompute={kind}'" for kind in (*whole, *lists))
 
 
+def plain_adapters(lora: Lora, title: str) -> Iterator[Unsupported]:
+    """Adapters that other programs lack: one A for query, key and value, and dropout."""
+    if QKV in lora.targets:
+        yield Unsupported(
+            key="lora.targets",
+            reason=f"{title}'s adapters have an A for each matrix, and qkv has one for three",
+            hint="allowed: query, key, value",
+        )
+    if lora.dropout:
+        yield Unsupported(key="lora.dropout", reason=f"{title}'s adapters have no dropout: must be 0")
+
+
 def unsupported_config(run: Run) -> Iterator[Unsupported]:
     """Keys of the model's Hugging Face config that change its logits and that no engine here computes."""
     if run.model.unsupported:
@@ -68,7 +73,10 @@ def unsupported_config(run: Run) -> Iterator[Unsupported]:
 def model_parts(model: Model, *, has: Mapping[str, Any] = MappingProxyType({})) -> Iterator[Unsupported]:
     """Parts of `model` that an engine lacks. `has`: those that its layers of this family have, with their one value."""
     found = parts_of(model)
+    yield from hybrids(model)
     for path, absent in ABSENT.items():
+        if path in HYBRID_PARTS:
+            continue
         value, expected = found.get(path, absent), has.get(path, absent)
         if value != expected:
             yield Unsupported(
@@ -80,6 +88,19 @@ def model_parts(model: Model, *, has: Mapping[str, Any] = MappingProxyType({})) 
         yield Unsupported(
             key="model",
             reason=f"files of {model.family} hold {next(iter(family.fused))} as one tensor, which is not lowered",
+        )
+
+
+HYBRID_PARTS = ("state_space", "layer_pattern")
+
+
+def hybrids(model: Model) -> Iterator[Unsupported]:
+    """Layers of state space, or of one block each."""
+    if model.layer_pattern:
+        yield Unsupported(
+            key="model.layer_pattern",
+            reason=f"{model.name} has layers of one block each, with state space, which no engine here builds",
+            hint="`plan` and `estimate` cost it; Megatron-LM's pretrain_mamba.py and NeMo train it",
         )
 
 
@@ -158,9 +179,9 @@ def nothing_to_validate_on(run: Run) -> Iterator[Unsupported]:
 
 def keys_of_the_native_engine(run: Run, *, has_target: bool = False) -> Iterator[Unsupported]:
     """Keys that only the native engine supports: optimizers other than AdamW, steps by labels, several validation
-    sources, GEMM tuning, loader processes, joined documents, evaluation of a number of sequences or without the first
-    ones, rollbacks, lines of progress, the best checkpoint, patience, and a target loss unless the engine supports it
-    too (`has_target`).
+    sources, GEMM tuning, routes of kernels, loader processes, joined documents, evaluation of a number of sequences or
+    without the first ones, rollbacks, lines of progress, the best checkpoint, patience, and a target loss unless the
+    engine supports it too (`has_target`).
     """
     if len(run.data.validation_names) > 1 and (run.data.validation or run.train.evaluate):
         yield Unsupported(key="data.validation", reason="the engine validates on one source: name one")
@@ -176,6 +197,8 @@ def keys_of_the_native_engine(run: Run, *, has_target: bool = False) -> Iterator
         )
     if run.gemm_tuning is not None:
         yield Unsupported(key="gemm_tuning", reason="only the native engine tunes GEMMs: leave it out")
+    if run.kernels != KernelChoices():
+        yield Unsupported(key="kernels", reason="the engine has kernels of its own: leave it out")
     evaluate, faults = run.train.evaluate, run.train.faults
     for key, workers in (
         ("data.workers", run.data.workers),

@@ -33,7 +33,9 @@ from meshwright.planner.request import PlanRequest
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Plan
 
-BISECTIONS = 30
+MOST_EVALUATIONS = 60
+TOLERANCE = 1e-7
+"""Largest relative error of a time that the model gives for a measured one."""
 REACH = 12.0
 """Largest distance of a parameter from its prior in the search, in transformed units (logarithm or logit)."""
 
@@ -216,14 +218,9 @@ class _Solver:
         """Set `name` so that `model_s` gives `seconds`, or to the end of its range where no value does."""
         parameter = self.base.parameters[name]
         low, high = (parameter.forward(parameter.prior) + d for d in (-REACH, REACH))
-        rises = self._at(name, high, model_s) > self._at(name, low, model_s)
-        for _ in range(BISECTIONS):
-            middle = (low + high) / 2
-            if (self._at(name, middle, model_s) < seconds) == rises:
-                low = middle
-            else:
-                high = middle
-        self.measured[name] = self._value(name, low, self.times.sd if sd is None else sd)
+        goal = math.log(max(seconds, NOTHING_S))
+        eta = _crossing(lambda at: math.log(max(self._at(name, at, model_s), NOTHING_S)) - goal, low, high)
+        self.measured[name] = self._value(name, eta, self.times.sd if sd is None else sd)
 
     def _value(self, name: str, eta: float, sd: float) -> MeasuredParameter:
         value = float(self.base.parameters[name].inverse(np.asarray(eta)))
@@ -242,6 +239,31 @@ class _Solver:
             calibration=self.base.with_measured(tried, made=self.made),
         )
         return _number(model_s(_Point(request=request, times=self.times, rates=rates)))
+
+
+def _crossing(residual: Callable[[float], float], low: float, high: float) -> float:
+    """Root of a monotone function in [low, high], or the end that is nearer to one.
+
+    False position; an end that stays twice counts for half of its residual (the Illinois method).
+    """
+    at_low, at_high = residual(low), residual(high)
+    if at_low * at_high >= 0:
+        return low if abs(at_low) < abs(at_high) else high
+    eta, stayed = low, 0
+    for _ in range(MOST_EVALUATIONS):
+        eta = (low * at_high - high * at_low) / (at_high - at_low)
+        if not low < eta < high:  # an end that is not finite
+            eta = (low + high) / 2
+        at_eta = residual(eta)
+        if abs(at_eta) < TOLERANCE:
+            break
+        if at_eta * at_high > 0:
+            high, at_high = eta, at_eta
+            at_low, stayed = (at_low / 2 if stayed == -1 else at_low), -1
+        else:
+            low, at_low = eta, at_eta
+            at_high, stayed = (at_high / 2 if stayed == 1 else at_high), 1
+    return eta
 
 
 def shallow_model(model: Model, *, num_layers: int) -> Model:

@@ -6,6 +6,7 @@ This is the error to expect on an unseen cluster and software. The error on fitt
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from meshwright.accuracy.metrics import Predictions
 from meshwright.accuracy.predict import predict, predict_steps
 from meshwright.accuracy.rows import PublishedRun
 from meshwright.accuracy.tables import tables_of
+from meshwright.calibration.parameters import Calibration
 from meshwright.fitting.published_runs import Fitted, without
 
 Progress = Callable[[int], object]
@@ -24,18 +26,18 @@ def predict_leave_one_source_out(
     runs: Sequence[PublishedRun],
     fitted: Fitted,
     *,
-    interval_scale: float,
+    intervals: Calibration,
     progress: Progress = lambda _: None,
 ) -> Predictions:
     """Predict each source by the calibration of all other sources. Every run must have conditions.
 
-    The efficiency corrections of kernels are those of `fitted`.
+    The efficiency corrections of kernels are those of `fitted`, the scale of intervals that of `intervals`.
     """
     columns: dict[str, NDArray[np.generic]] = {}
     whole = fitted.problem.tables.corrections
     corrections = None if whole is None else whole.by_device
     for source, rows in _by_source(runs).items():
-        refit = without(fitted, source).scaled(interval_scale)
+        refit = without(fitted, source).with_intervals_of(intervals)
         part = predict([runs[i] for i in rows], calibration=refit, corrections=corrections)
         for name, values in vars(part).items():
             columns.setdefault(name, np.zeros(len(runs), dtype=np.asarray(values).dtype))[rows] = values
@@ -43,20 +45,39 @@ def predict_leave_one_source_out(
     return Predictions(**columns)  # pyright: ignore[reportArgumentType]
 
 
-def leave_one_source_out_errors(
+@dataclass(frozen=True, kw_only=True)
+class UnseenErrors:
+    """Predictions of n runs, each by a fit without its source."""
+
+    error: NDArray[np.float64]  # log predicted - log measured rate
+    sd: NDArray[np.float64]  # of it, with interval scale 1
+    case_class: NDArray[np.str_]  # what that fit knew of the case
+
+    def take(self, index: NDArray[np.intp]) -> UnseenErrors:
+        """The runs at `index`."""
+        return UnseenErrors(error=self.error[index], sd=self.sd[index], case_class=self.case_class[index])
+
+
+def held_out(
     runs: Sequence[PublishedRun], fitted: Fitted, *, progress: Progress = lambda _: None
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(log predicted - log measured rate, standard deviation with interval scale 1) of every run."""
+) -> UnseenErrors:
+    """Errors of every run by the fit without its source. Each run has conditions and a rate."""
     error, sd = np.zeros(len(runs)), np.zeros(len(runs))
+    classes = np.full(len(runs), "", dtype="<U32")
     for source, rows in _by_source(runs).items():
         tables = tables_of([c for i in rows if (c := runs[i].conditions) is not None])
-        log_step_s, variances = predict_steps(tables, without(fitted, source).scaled(1.0))
+        calibration = without(fitted, source).scaled(1.0)
+        log_step_s, variances = predict_steps(tables, calibration)
         tokens = tables.batch.global_batch * tables.batch.seq_len / tables.plan.num_devices
         measured = np.array([runs[i].tokens_per_s_per_device for i in rows], dtype=float)
         error[rows] = np.log(tokens / measured) - log_step_s
         sd[rows] = np.sqrt(sum(variances.values()))
+        is_moe = np.asarray(tables.model.num_moe_layers) > 0
+        classes[rows] = [
+            calibration.case_class(f, is_moe=bool(m)) for f, m in zip(tables.factors, is_moe, strict=True)
+        ]
         progress(len(rows))
-    return error, sd
+    return UnseenErrors(error=error, sd=sd, case_class=classes)
 
 
 def _by_source(runs: Sequence[PublishedRun]) -> dict[str, NDArray[np.intp]]:

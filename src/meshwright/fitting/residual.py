@@ -12,7 +12,7 @@ regression", section 2.2).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from meshwright.calibration.device import DeviceCalibration, Kernels
 from meshwright.calibration.parameters import MeasuredParameter, prior
-from meshwright.cost.rates import system_rates
+from meshwright.cost.rates import SystemRates, system_rates
 from meshwright.cost.step import estimate_steps
 from meshwright.cost.tables import BatchTable, model_row, plan_row, precision_row
 from meshwright.cost.uncertainty import Z80
@@ -44,6 +44,8 @@ MAX_LEVERAGE = 0.9
 DAMPING = 1e-2
 CAUCHY = 2.0
 ITERATIONS = 12
+TOLERANCE = 1e-3
+"""The fit ends with a step that lowers the objective, -2 log(posterior density), by less."""
 DERIVATIVE_STEP = 0.02
 COVERED = 0.8  # share of steps that an interval holds, each predicted without it
 
@@ -123,8 +125,8 @@ def fit_residual(device: DeviceCalibration, rows: Sequence[DeviceRow]) -> Residu
     names, starts = list(free), np.log([f.start for f in free.values()])
     precision = np.array([1 / f.sd**2 for f in free.values()])
 
-    def residual_at(beta: Floats) -> Floats:
-        return _log_steps(_with(device, names, starts + beta), cases, len(rows)) - measured
+    def logs_at(betas: Sequence[Floats]) -> Floats:
+        return _log_steps([_with(device, names, starts + beta) for beta in betas], cases, len(rows))
 
     def weights_at(residual: Floats) -> Floats:
         return 1 / (1 + (residual / (CAUCHY * noise)) ** 2) / noise**2
@@ -133,20 +135,22 @@ def fit_residual(device: DeviceCalibration, rows: Sequence[DeviceRow]) -> Residu
         rho = CAUCHY**2 * np.log1p((residual / (CAUCHY * noise)) ** 2)
         return float(rho.sum() + (beta**2 * precision).sum())
 
-    beta = np.zeros(len(names))
-    residual, damping = residual_at(beta), DAMPING
+    beta, damping = np.zeros(len(names)), DAMPING
+    residual, jacobian = _linearized(logs_at, beta, measured)
     for _ in range(ITERATIONS):
-        jacobian = _jacobian(residual_at, beta, residual)
         weights = weights_at(residual)
         curvature = (jacobian.T * weights) @ jacobian + np.diag(precision)
         gradient = jacobian.T @ (weights * residual) + precision * beta
         tried = beta - np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), gradient)
-        tried_residual = residual_at(tried)
-        if score(tried_residual, tried) < score(residual, beta):
-            beta, residual, damping = tried, tried_residual, damping / 4
+        tried_residual, tried_jacobian = _linearized(logs_at, tried, measured)
+        gain = score(residual, beta) - score(tried_residual, tried)
+        if gain > 0:
+            beta, residual, jacobian, damping = tried, tried_residual, tried_jacobian, damping / 4
         else:
             damping *= 8
-    jacobian, weights = _jacobian(residual_at, beta, residual), weights_at(residual)
+        if 0 < gain < TOLERANCE:
+            break
+    weights = weights_at(residual)
     curvature = (jacobian.T * weights) @ jacobian + np.diag(precision)
     leverage = weights * np.einsum("rp,pq,rq->r", jacobian, np.linalg.inv(curvature), jacobian)
     leave_one_out = residual / (1 - np.minimum(leverage, MAX_LEVERAGE))
@@ -155,7 +159,7 @@ def fit_residual(device: DeviceCalibration, rows: Sequence[DeviceRow]) -> Residu
     return ResidualFit(
         device=replace(found, unexplained_sd=max(spread, LEAST_NOISE)),
         leave_one_out=leave_one_out,
-        before=_log_steps(device, cases, len(rows)) - measured,
+        before=_log_steps([device], cases, len(rows))[0] - measured,
     )
 
 
@@ -246,22 +250,26 @@ def _moved(kernels: Kernels, factors: Mapping[str, float]) -> Kernels:
     return replace(kernels, parameters={**kernels.parameters, **moved})
 
 
-def _log_steps(device: DeviceCalibration, cases: Sequence[_Case], num_rows: int) -> Floats:
-    """Logarithms of predicted seconds, in the order of the rows."""
-    found = np.empty(num_rows)
+def _log_steps(devices: Sequence[DeviceCalibration], cases: Sequence[_Case], num_rows: int) -> Floats:
+    """Logarithms of seconds that each of m devices is predicted to take, m x rows, in the order of the rows."""
+    found = np.empty((len(devices), num_rows))
     for case in cases:
-        rates = system_rates(
-            device.cluster(case.num_processes), case.precision, case.runs[0].stack,
-            calibration=device.calibration(num_devices=case.num_processes),
-        )  # fmt: skip
-        found[case.index] = np.log(estimate_steps(**case.tables, rates=rates).step_s)
+        rates = [
+            system_rates(
+                device.cluster(case.num_processes), case.precision, case.runs[0].stack,
+                calibration=device.calibration(num_devices=case.num_processes),
+            )
+            for device in devices
+        ]  # fmt: skip
+        found[:, case.index] = np.log(
+            estimate_steps(**case.tables, rates=SystemRates.stack(rates).column()).step_s
+        )
     return found
 
 
-def _jacobian(residual_at: Any, beta: Floats, residual: Floats) -> Floats:
-    columns = []
-    for i in range(len(beta)):
-        moved = beta.copy()
-        moved[i] += DERIVATIVE_STEP
-        columns.append((residual_at(moved) - residual) / DERIVATIVE_STEP)
-    return np.stack(columns, axis=1)
+def _linearized(
+    logs_at: Callable[[Sequence[Floats]], Floats], beta: Floats, measured: Floats
+) -> tuple[Floats, Floats]:
+    """(log predicted - log measured, its derivative by each parameter), from one evaluation of the cost model."""
+    logs = logs_at([beta, *(beta + DERIVATIVE_STEP * np.eye(len(beta)))])
+    return logs[0] - measured, (logs[1:] - logs[0]).T / DERIVATIVE_STEP

@@ -2,7 +2,8 @@
 
 The calibration is fitted to every predictable row of the shipped measured runs. Its standard deviations are then scaled
 so that the 80 % intervals of a leave-one-source-out prediction hold 80 % of the rows outside sweeps: intervals are for
-sources that the calibration has not seen.
+sources that the calibration has not seen. Classes of cases (dense or mixture of experts; known, new stack, new device)
+have a factor each.
 """
 
 from __future__ import annotations
@@ -11,32 +12,84 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.accuracy.rows import PublishedRun, read_runs
 from meshwright.accuracy.shipped import measured_runs_path
 from meshwright.calibration.parameters import STEP_CALIBRATION, Calibration, to_document
 from meshwright.cost.uncertainty import Z80
 from meshwright.files import write_atomically
-from meshwright.fitting.leave_one_source_out import leave_one_source_out_errors
+from meshwright.fitting.leave_one_source_out import UnseenErrors, held_out
 from meshwright.fitting.published_runs import fit
 
 COVERAGE = 0.8
 """Share of rows that the intervals hold."""
+POOLED_ROWS = 20
+"""Weight of all rows in the factor of one class."""
+FLOORS = (0.0, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3)
+"""Standard deviations that may be added to every case: what a calibration knows of a case says little of its error."""
 
 
 def calibrate(runs: Sequence[PublishedRun], *, made: str) -> Calibration:
     """The calibration of `runs`, its intervals scaled by leave-one-source-out. Each run has conditions and a rate."""
     fitted = fit(runs, made=made)
-    error, sd = leave_one_source_out_errors(runs, fitted)
+    errors = held_out(runs, fitted)
     steady = np.array([not r.is_sweep for r in runs])
     _say(
-        f"leave-one-source-out: median absolute error outside sweeps {np.median(np.abs(np.expm1(error[steady]))):.3f}"
+        f"leave-one-source-out: median absolute error outside sweeps "
+        f"{np.median(np.abs(np.expm1(errors.error[steady]))):.3f}"
     )
-    return fitted.calibration.scaled(float(np.quantile(np.abs(error[steady]) / (Z80 * sd[steady]), COVERAGE)))
+    return with_intervals(fitted.calibration, errors.take(np.flatnonzero(steady)))
+
+
+def with_intervals(calibration: Calibration, errors: UnseenErrors) -> Calibration:
+    """`calibration` with 80 % intervals that hold 80 % of `errors`, a factor for each class among them.
+
+    Split conformal prediction within classes (Vovk 2012, "Conditional validity of inductive conformal predictors"),
+    the factor of a class shrunk towards 1 as if `POOLED_ROWS` rows of all classes were in it. A standard deviation that
+    all cases share is added first: that of `FLOORS` which gives the least interval score.
+    """
+    found = [_scaled(errors.sd, errors, floor=floor) for floor in FLOORS]
+    best = min(found, key=lambda one: one.score)
+    return replace(
+        calibration,
+        interval_floor=best.floor,
+        interval_scale=best.scale,
+        interval_factors=best.factors,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Intervals:
+    """Intervals with one added standard deviation, and their mean score."""
+
+    floor: float
+    scale: float
+    factors: dict[str, float]
+    score: float
+
+
+def _scaled(sd: NDArray[np.float64], errors: UnseenErrors, *, floor: float) -> _Intervals:
+    half_width = Z80 * np.hypot(sd, floor)
+    ratio = np.abs(errors.error) / half_width
+    scale = float(np.quantile(ratio, COVERAGE))
+    classes = errors.case_class.tolist()
+    factors = {}
+    for name in sorted(set(classes)):
+        own = ratio[errors.case_class == name]
+        trust = len(own) / (len(own) + POOLED_ROWS)
+        factors[name] = float((np.quantile(own, COVERAGE) / scale) ** trust)
+    factor = np.array([factors[name] for name in classes])
+    scale *= float(np.quantile(ratio / scale / factor, COVERAGE))
+    half_width = half_width * scale * factor
+    outside = np.maximum(np.abs(errors.error) - half_width, 0.0)
+    score = float(np.mean(2 * half_width + 2 / (1 - COVERAGE) * outside))
+    return _Intervals(floor=floor, scale=scale, factors=factors, score=score)
 
 
 def main() -> None:

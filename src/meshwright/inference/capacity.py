@@ -114,7 +114,7 @@ class Capacity:
 
     @property
     def fits(self) -> bool:
-        """True if at least one session of the asked length fits."""
+        """Return True if at least one session of the asked length fits."""
         return self.max_sessions > 0
 
     @property

@@ -18,6 +18,7 @@ from meshwright.catalog.prices import licences, prices
 from meshwright.inference.capacity import CapacityQuestion, capacities, max_parameters, shipped_reserve
 from meshwright.inference.estimate import LoadEstimate, Server, estimate_load, server
 from meshwright.inference.formats import cache_format, weight_format
+from meshwright.inference.ingestion_claim import predict_index_build
 from meshwright.inference.layout import ServingLayout
 from meshwright.inference.points import Quantity, engines, read_points, shipped_points_path
 from meshwright.inference.serving import RequestLoad
@@ -41,7 +42,7 @@ ITL_BOUND_S = 0.030
 
 
 def predict_serving_claim(found: Claim) -> ClaimPrediction | None:
-    """The prediction of a claim about inference, capacity or price; None for any other."""
+    """The prediction of a claim about inference, capacity, ingestion or price; None for any other."""
     answer = claim_answer(found)
     if answer.reads is ClaimQuantity.PRICE:
         return _price(found, answer)
@@ -211,4 +212,5 @@ _READERS: dict[str, Callable[[Claim], ClaimPrediction]] = {
     "parameters": _parameters,
     "sessions": _sessions,
     "licence": _licence,
+    "index-build": predict_index_build,
 }

@@ -48,10 +48,12 @@ class PointReport:
 
     @property
     def measured(self) -> float:
+        """Published value; NaN of a point that cannot be predicted."""
         return self.point.conditions.measured if self.point.conditions else float("nan")
 
     @property
     def signed_error(self) -> float:
+        """Relative error of the prediction: above 0 it is too high."""
         return self.predicted / self.measured - 1
 
     def as_json(self) -> dict[str, Any]:

@@ -48,6 +48,10 @@ PRIORS = (
         reason="grouped GEMMs of experts against plain ones: 0.77 in the training calibration",
     ),
     ConstantPrior(
+        name="dot_ratio", median=0.5, sd=0.3, by={},
+        reason="of gemm_ratio, below an engine's tile: dot products load each weight for every token (llama.cpp, CPU)",
+    ),
+    ConstantPrior(
         name="attention_ratio", median=0.45, sd=0.25, by={"architecture": 0.2},
         reason="fused attention, forward: 0.46 to 0.48 of the 16-bit peak in the training calibration",
     ),
@@ -87,6 +91,10 @@ PRIORS = (
         name="sequence_s", median=5e-6, sd=0.4, by={"engine": 0.6},
         reason="host work per running sequence and step",
     ),
+    ConstantPrior(
+        name="request_s", median=2e-3, sd=0.7, by={"engine": 0.5},
+        reason="HTTP, tokenising, admission and the first answer of a request: milliseconds in Python",
+    ),
 )  # fmt: skip
 """Constants and what was believed of them before any row was read."""
 
@@ -94,14 +102,28 @@ Factors = Mapping[str, str]
 """Values of the factors of one system: architecture, recipe, engine."""
 
 
+SERVER = "server"
+"""Factor of a server that was measured itself: all of its constants may differ (`inference.server_fit`)."""
+
+SERVER_SD, UNPUBLISHED_SD = 0.3, 2.0
+"""Standard deviation of a server's logarithm from the published systems of its architecture; and where no point of
+that architecture was published, so that its datasheet and the constants of other devices say little."""
+
+
 def factors_of(served: Served, engine: EngineTraits) -> Factors:
     """Factors by which constants may differ."""
     device = served.cluster.accelerator
-    return {
+    found = {
         "architecture": device.architecture,
         "recipe": f"{device.architecture}/{computed_in(served.weights, device)}",
         "engine": engine.name,
     }
+    return found | ({SERVER: engine.server} if engine.server else {})
+
+
+def is_published(architecture: str) -> bool:
+    """Return True if the shipped constants were fitted to points of this architecture."""
+    return f"memory_ratio/architecture={architecture}" in shipped_constants().keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +137,7 @@ class Unknown:
 
     @property
     def key(self) -> str:
+        """Name in the file of constants, as in `name/factor=level`."""
         return f"{self.name}/{self.factor}={self.level}" if self.factor else self.name
 
 
@@ -127,7 +150,13 @@ def unknowns(systems: Sequence[Factors]) -> list[Unknown]:
         for factor, sd in p.by.items()
         for level in sorted({system[factor] for system in systems})
     ]
-    return common + deviations
+    servers = {system[SERVER]: is_published(system["architecture"]) for system in systems if SERVER in system}
+    own = [
+        Unknown(name=p.name, factor=SERVER, level=level, sd=SERVER_SD if known else UNPUBLISHED_SD)
+        for p in PRIORS
+        for level, known in sorted(servers.items())
+    ]
+    return common + deviations + own
 
 
 def design(systems: Sequence[Factors], columns: Sequence[Unknown]) -> dict[str, FloatArray]:
@@ -136,7 +165,7 @@ def design(systems: Sequence[Factors], columns: Sequence[Unknown]) -> dict[str, 
     for prior in PRIORS:
         rows = [
             [
-                float(u.name == prior.name and (not u.factor or system[u.factor] == u.level))
+                float(u.name == prior.name and (not u.factor or system.get(u.factor) == u.level))
                 for u in columns
             ]
             for system in systems
@@ -231,11 +260,13 @@ def shipped_constants() -> ServingCalibration:
 
 
 def calibration_from(document: Mapping[str, Any]) -> ServingCalibration:
-    """The calibration of a document as `fit` writes it."""
+    """The calibration of a document as `fit` writes it. Raises ValueError and others for a damaged one."""
     unknown = document["unknowns"]
     keys = tuple(unknown)
     sd = np.array([unknown[key]["sd"] for key in keys])
     correlation = np.zeros((len(keys), len(keys)))
+    if len(document["correlation"]) != len(keys) * (len(keys) + 1) // 2:
+        raise ValueError("correlation has another number of values")
     correlation[np.tril_indices(len(keys))] = document["correlation"]
     correlation = correlation + correlation.T - np.diag(np.diag(correlation))
     return ServingCalibration(

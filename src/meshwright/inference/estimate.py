@@ -7,7 +7,6 @@ decode; a prompt then never delays a decode step, and the slower pool bounds the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -155,7 +154,8 @@ def disaggregated(asked: Server, load: RequestLoad, limit: BatchLimit, mixed: St
     requests = min(decoded, prefilled)
     sent_s = transfer_s(asked.of, load.input_tokens)
     ttft_s = (
-        asked.of.layout.attention_data * prompt_s * (1 + min(requests / prefilled, 0.95))
+        float(_scalar(asked.rates.request_s))
+        + asked.of.layout.attention_data * prompt_s * (1 + min(requests / prefilled, 0.95))
         + sent_s
         + step_s / 2
     )
@@ -268,8 +268,3 @@ def _rate_at(asked: Server, load: RequestLoad) -> float:
     if asked.prefill_replicas:
         found = disaggregated(asked, load, limit, found)
     return float(_scalar(found.output_tokens_per_s)) / load.output_tokens
-
-
-def estimate_loads(asked: Server, loads: Sequence[RequestLoad]) -> list[LoadEstimate]:
-    """Estimates of several loads."""
-    return [estimate_load(asked, load) for load in loads]

@@ -8,6 +8,7 @@ predictions, never from the rows that were fitted.
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -141,7 +142,7 @@ def document_of(calibration: ServingCalibration, held_out: Sequence[HeldOut]) ->
     """JSON document of a calibration."""
     sd = np.sqrt(np.diag(calibration.covariance))
     correlation = calibration.covariance / np.outer(sd, sd)
-    errors = np.abs(np.expm1([r.log_error for r in held_out]))
+    errors = np.abs(np.expm1([r.log_error for r in held_out] or [np.nan]))
     return {
         "made": "python -m meshwright.inference.fit, on data/points.csv",
         "num_rows": calibration.num_rows,
@@ -166,6 +167,7 @@ def _round(value: float) -> float:
 
 def main() -> None:
     """Fit, and write the data file."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     points = [p for p in read_points(shipped_points_path()) if p.conditions is not None]
     held_out = leave_one_source_out(points)
     calibration = with_spread(fit(points), held_out)

@@ -5,7 +5,8 @@
     mxfp8   8 bits and an 8-bit scale for 32 values      33/32 = 1.03125 bytes
 
 Sources: OCP Microscaling Formats (MX) specification 1.0, section 5; NVIDIA, "Introducing NVFP4" (2025-06): e2m1 values,
-e4m3 scale for 16 values. fp8 has one scale per tensor or channel, which is below 0.1 % and not counted.
+e4m3 scale for 16 values. fp8 has one scale per tensor or channel, which is below 0.1 % and not counted. fp8-ffn: Meta's
+own checkpoint of Llama 3.1 405B has 8 bits in feed-forward blocks only (arXiv 2407.21783, section 6.2).
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ class StorageFormat:
     name: str
     bytes_per_value: float
     matmul: str
+    ffn_only: bool = False  # matrices of attention stay in 16 bits
 
     @property
     def is_quantised(self) -> bool:
-        """True if embeddings, norms and routers stay in 16 bits while the matrices of layers do not."""
+        """Return True if embeddings, norms and routers stay in 16 bits while the matrices of layers do not."""
         return self.bytes_per_value < KEPT_BYTES
 
 
@@ -48,6 +50,7 @@ WEIGHT_FORMATS = _table(
     StorageFormat(name="bf16", bytes_per_value=2.0, matmul="bf16"),
     StorageFormat(name="fp16", bytes_per_value=2.0, matmul="bf16"),
     StorageFormat(name="fp8", bytes_per_value=1.0, matmul="fp8"),
+    StorageFormat(name="fp8-ffn", bytes_per_value=1.0, matmul="fp8", ffn_only=True),
     StorageFormat(name="mxfp8", bytes_per_value=33 / 32, matmul="fp8"),
     StorageFormat(name="nvfp4", bytes_per_value=9 / 16, matmul="fp4"),
     StorageFormat(name="mxfp4", bytes_per_value=17 / 32, matmul="fp4"),

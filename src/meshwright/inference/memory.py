@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from meshwright.cost.flops import Parameters, count_parameters
 from meshwright.cost.tables import model_row
+from meshwright.errors import InputError
 from meshwright.inference.formats import KEPT_BYTES, StorageFormat
 from meshwright.inference.layout import ServingLayout
 from meshwright.specs.model import AttentionKind, Model
@@ -68,7 +69,12 @@ class WeightBytes:
 
 
 def served(model: Model) -> Model:
-    """The model without prediction modules, which only speculative decoding loads."""
+    """The model without prediction modules, which only speculative decoding loads.
+
+    Raises InputError for a hybrid: states and caches of such layers are not modelled.
+    """
+    if model.layer_pattern:
+        raise InputError(f"{model.name}: serving models with state-space layers is not estimated")
     return replace(model, num_mtp_layers=0)
 
 
@@ -77,14 +83,20 @@ def parameters(model: Model) -> Parameters:
     return count_parameters(model_row(served(model)))
 
 
+def keeps_attention(model: Model, stored: StorageFormat) -> bool:
+    """Return True if the matrices of attention stay in 16 bits while others are quantised."""
+    return stored.is_quantised and (stored.ffn_only or model.family in EXPERTS_ONLY)
+
+
 def weight_bytes(model: Model, stored: StorageFormat) -> WeightBytes:
     """Bytes of the weights of `model` in the format `stored`."""
     counts = parameters(model)
     expert = stored.bytes_per_value
     matrix = KEPT_BYTES if stored.is_quantised and model.family in EXPERTS_ONLY else expert
+    attention = KEPT_BYTES if keeps_attention(model, stored) else matrix
     kept = KEPT_BYTES if stored.is_quantised else expert
     return WeightBytes(
-        attention_layer=float(counts.attention_layer) * matrix,
+        attention_layer=float(counts.attention_layer) * attention,
         dense_layer=float(counts.dense_ffn_layer) * matrix,
         expert=float(counts.expert) * expert,
         shared_layer=float(counts.shared_layer) * matrix,

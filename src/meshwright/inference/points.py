@@ -8,7 +8,6 @@ silently: every assumption is noted on the row.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
@@ -97,7 +96,9 @@ def shipped_points_path() -> Path:
 
 def read_points(path: str | Path) -> list[PublishedPoint]:
     """All points of a file. Raises InputError for a file that is no such table, with the line."""
-    return [_point(row) for row in read_table(path, required=COLUMNS)]
+    return [
+        _point(row) for row in read_table(path, required=COLUMNS, shipped="the shipped points of inference")
+    ]
 
 
 class _RefusedError(Exception):
@@ -258,16 +259,22 @@ def _precision(row: CsvRow) -> str:
     text = row.text("precision").lower()
     if "mtp" in text or "mtp" in row.text("framework").lower():
         raise _RefusedError(PointReason.SPECULATIVE, row.text("precision"))
-    return text
+    return "fp8-ffn" if text == "fp8" and META_FP8 in row.text("note").lower() else text
+
+
+META_FP8 = "meta fp8"
+"""Meta's own 8-bit checkpoint of Llama 3.1 405B, in the note of a row."""
 
 
 def _cache_precision(row: CsvRow, engine: EngineTraits, quantised: bool, assumed: list[str]) -> str:
     note = row.text("note").lower()
+    if engine.cache is not None and "--kv-cache-dtype" not in note:
+        return engine.cache
     if "fp8 kv" in note or "fp8-kv" in note or "kv fp8" in note or "kvfp8" in note:
         return "fp8"
     if "bf16 kv" in note or "fp16 kv" in note:
         return "bf16"
-    if "meta fp8" in note or not quantised:
+    if META_FP8 in note or not quantised:
         return "bf16"
     assumed.append("fp8 KV cache")
     return "fp8"
@@ -365,8 +372,3 @@ def engine_of(framework: str) -> EngineTraits:
         if any(text.startswith(prefix) for prefix in values["prefixes"]):
             return engines()[name]
     return engines()["generic"]
-
-
-def with_conditions(points: Sequence[PublishedPoint]) -> Iterator[PublishedPoint]:
-    """The points that can be predicted."""
-    return (point for point in points if point.conditions is not None)

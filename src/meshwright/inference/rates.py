@@ -6,13 +6,17 @@
     step        device + host h + sequences h_s
 
 P dense peak of the GEMM's format, P16 of 16 bits, B memory bandwidth. u, u_g, u_a, r, r_c: shares that kernels reach.
- c: seconds of collectives over those of `cost.collectives`. l: launches and gaps of one layer's kernels.
-h, h_s: scheduling and sampling on the host, by engine. Williams et al. 2009 for the roofline.
+A GEMM of fewer tokens than the engine's tile reaches u_d of the others' rate (llama.cpp on a CPU). c: seconds of
+collectives over those of `cost.collectives`. l: launches and gaps of one layer's kernels. h, h_s: scheduling and
+sampling on the host, by engine; a request has a further time outside of all steps. Williams et al. 2009 for the
+roofline.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+import numpy as np
 
 from meshwright.arrays import Array, Table
 from meshwright.inference.work import StepWork
@@ -30,6 +34,7 @@ class ServingRates(Table):
     memory_peak: Array  # bytes/s
     gemm_ratio: Array
     grouped_ratio: Array  # of gemm_ratio: grouped GEMMs of routed experts
+    dot_ratio: Array  # of gemm_ratio: GEMMs of fewer tokens than a tile
     attention_ratio: Array
     memory_ratio: Array
     cache_ratio: Array  # of memory_ratio: reads of the KV cache
@@ -40,6 +45,7 @@ class ServingRates(Table):
     moe_layer_s: Array
     host_s: Array
     sequence_s: Array
+    request_s: Array  # of a request, outside of its steps: connection, tokenising, admission, first answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +81,7 @@ def step_seconds(work: StepWork, rates: ServingRates) -> StepSeconds:
     memory = rates.memory_peak * rates.memory_ratio
     gemm = rates.gemm_peak * rates.gemm_ratio
     math_s = work.gemm_flops / gemm + work.grouped_flops / (gemm * rates.grouped_ratio)
+    math_s = math_s * np.where(work.is_tiled, 1.0, 1 / rates.dot_ratio)
     return StepSeconds(
         linear=smooth_maximum(work.weight_bytes / memory, math_s),
         attention=smooth_maximum(

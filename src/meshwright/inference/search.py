@@ -9,14 +9,14 @@ are taken of each layout, and the layout with fewest devices, which is the cheap
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 
 import numpy as np
 
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.inference.capacity import Reserve
-from meshwright.inference.constants import shipped_constants
+from meshwright.inference.constants import ServingCalibration, shipped_constants
 from meshwright.inference.estimate import (
     LoadEstimate,
     Server,
@@ -71,6 +71,7 @@ class ServingQuestion:
     requests_per_s: float | None = None
     disaggregated: bool = False  # also try replicas that only prefill
     reserve: Reserve
+    calibration: ServingCalibration = field(default_factory=shipped_constants)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +89,7 @@ class LayoutPoint:
 
     @property
     def tokens_per_s_per_device(self) -> float:
+        """Output tokens/s of all devices, per device."""
         return self.output_tokens_per_s / self.layout.num_devices
 
     @property
@@ -96,7 +98,7 @@ class LayoutPoint:
         return 1 / self.itl_s if self.itl_s else inf
 
     def keeps(self, bounds: LatencyLimits) -> bool:
-        """True if both latencies are within their bounds."""
+        """Return True if both latencies are within their bounds."""
         return self.ttft_s <= bounds.ttft_s and self.itl_s <= bounds.itl_s
 
     def describe(self) -> str:
@@ -176,7 +178,7 @@ def _server(question: ServingQuestion, layout: ServingLayout, prefill: int) -> S
         layout=layout,
     )
     return Server(
-        of=of, engine=question.engine, reserve=question.reserve, calibration=shipped_constants(),
+        of=of, engine=question.engine, reserve=question.reserve, calibration=question.calibration,
         prefill_replicas=prefill,
     )  # fmt: skip
 

@@ -3,14 +3,23 @@
 A request has i prompt tokens and o answer tokens. B requests are in flight on each replica; each takes o - 1 decode
 steps and shares the device with the prompts of the others:
 
-    time of a request   (o - 1) t_step(B) + B t_prefill
-    ITL  (TPOT)         (time of a request - t_prefill) / (o - 1)             mean gap between two tokens of a request
-    TTFT                t_prefill + half a step + the prompts ahead of it
+    time of a request   t_request + (o - 1) t_step(B) + B t_prefill
+    ITL  (TPOT)         ((o - 1) t_step + (B - 1) t_prefill) / (o - 1)        mean gap between two tokens of a request
+    TTFT                t_request + t_prefill + half a step + the prompts ahead of it
     output tokens/s     replicas x B x o / time of a request
     total tokens/s      output x (i + o) / o
 
 With p pipeline stages, p parts of the batch are on their way at once: a step is that of B/p requests, and a stage is
 busy with a prompt for a p-th of its time.
+
+Requests of equal lengths that begin together stay in step (`lockstep`): the m prompts that fit into one step, or all B,
+are computed together, the B/m cohorts after each other. Then TTFT is the time of a cohort's prompts, and
+
+    time of a request   t_request + (o - 1) t_step(B) + B/m t_cohort(m)
+
+Where the cache binds an engine that does not reserve answers, it admits prompts until the cache is full, and preempts
+requests as the others grow: all that are admitted begin with i tokens, and those that end have i + o, so o / (i + o)
+of them are preempted, and their i + o/2 tokens are computed again.
 
 B is the concurrency per replica, at most the sequences that the engine runs at once and those that the KV cache holds:
 tokens / (i + o) where an engine never evicts (TensorRT-LLM), tokens / (i + o/2) where it pages and preempts.
@@ -28,7 +37,7 @@ from meshwright.errors import InfeasibleError, InputError
 from meshwright.inference.capacity import CapacityQuestion, Reserve, device_memory
 from meshwright.inference.memory import session_bytes_on_device
 from meshwright.inference.rates import ServingRates, StepSeconds, prefill_seconds, step_seconds
-from meshwright.inference.work import Served, StepWork, step_work
+from meshwright.inference.work import Served, StepWork, drafting_work, step_work
 
 MAX_TOKENS = 10**9
 MAX_CONCURRENCY = 10**9
@@ -43,6 +52,7 @@ class RequestLoad:
     concurrency: float | None = None  # requests in flight on all replicas together
     accepted_per_step: float = 0.0  # speculative decoding: drafted tokens accepted per step, on average
     drafted_per_step: int = 0  # drafted tokens that are verified
+    lockstep: bool = False  # requests begin together, as in a closed loop of a benchmark with fixed lengths
 
     def __post_init__(self) -> None:
         for name in ("input_tokens", "output_tokens"):
@@ -71,6 +81,11 @@ class EngineTraits:
     max_sequences: int  # that run at once on an attention group, by default
     reserves_answers: bool  # admits a request only if its whole answer fits: nothing is evicted
     batch_tokens: int  # of one step
+    cache: str | None = None  # format of the cache unless an option says otherwise; None: as the checkpoint's
+    tile_tokens: int = 1  # a GEMM of fewer tokens is computed as dot products, without reuse of the weights
+    server: str = (
+        ""  # level of the factor "server": one server with constants of its own (`inference.server_fit`)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +143,8 @@ class RequestWork(Table):
     replicas: Array
     groups: Array  # attention groups of a replica: a prompt runs on one of them
     stages: Array  # pipeline stages: as many parts of the batch are on their way at once
+    recomputed: Array  # prompts that are computed again for each request
+    cohort: Array  # prompts that are computed together in lockstep; 0: requests are not in step
 
 
 def request_work(of: Served, load: RequestLoad, engine: EngineTraits, limit: BatchLimit) -> RequestWork:
@@ -135,14 +152,17 @@ def request_work(of: Served, load: RequestLoad, engine: EngineTraits, limit: Bat
     batch = limit.sequences
     verified, part = 1 + load.drafted_per_step, max(batch / of.layout.pipeline, 1.0)
     asked = batch if load.concurrency is None else max(load.concurrency / of.layout.replicas, batch)
+    decode = step_work(
+        of,
+        sequences=part,
+        tokens=verified,
+        context=load.context,
+        decoding=True,
+        tile_tokens=engine.tile_tokens,
+    )
+    drafting = drafting_work(of, sequences=part, context=load.context, drafted=load.drafted_per_step)
     return RequestWork(
-        decode=step_work(
-            of,
-            sequences=part,
-            tokens=verified,
-            context=load.context,
-            decoding=True,
-        ),
+        decode=decode if drafting is None else decode.plus(drafting),
         prompt=prompt_work(of, load.input_tokens, engine.batch_tokens),
         prompt_steps=load.input_tokens / engine.batch_tokens,
         sequences=batch,
@@ -153,7 +173,23 @@ def request_work(of: Served, load: RequestLoad, engine: EngineTraits, limit: Bat
         replicas=of.layout.replicas,
         groups=of.layout.attention_data,
         stages=of.layout.pipeline,
+        recomputed=preempted(load, limit, engine, of.layout.replicas) * load.context / load.input_tokens,
+        cohort=max(min(batch, engine.batch_tokens / load.input_tokens), 1.0) if load.lockstep else 0.0,
     )
+
+
+def preempted(load: RequestLoad, limit: BatchLimit, engine: EngineTraits, replicas: int) -> float:
+    """Share of requests that lose their place in the cache before they end."""
+    if limit.binds != "kv_cache" or engine.reserves_answers:
+        return 0.0
+    waiting = 1.0 if load.concurrency is None else 1 - limit.sequences * replicas / load.concurrency
+    return min(load.output_tokens / (load.input_tokens + load.output_tokens), waiting)
+
+
+OF_ONE_PROMPT = (
+    "gemm_flops", "grouped_flops", "attention_flops", "elementwise_bytes", "collective_s", "sequences",
+)  # fmt: skip
+"""Work of a prompt's own tokens. Weights, collectives and layers are those of a step, which prompts share."""
 
 
 def prompt_work(of: Served, input_tokens: int, batch_tokens: int) -> StepWork:
@@ -163,15 +199,7 @@ def prompt_work(of: Served, input_tokens: int, batch_tokens: int) -> StepWork:
     """
     count = max(1.0, batch_tokens / input_tokens)
     step = step_work(of, sequences=count, tokens=input_tokens, context=input_tokens / 2, decoding=False)
-    shared = (
-        "gemm_flops",
-        "grouped_flops",
-        "attention_flops",
-        "elementwise_bytes",
-        "collective_s",
-        "sequences",
-    )
-    return replace(step, **{name: getattr(step, name) / count for name in shared})
+    return replace(step, **{name: getattr(step, name) / count for name in OF_ONE_PROMPT})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,22 +222,36 @@ def steady(work: RequestWork, rates: ServingRates) -> Steady:
     prompt = prefill_seconds(work.prompt, rates, work.prompt_steps)
     batch, decode_s = work.sequences, work.steps * step.total
     shared = np.maximum(batch, 1.0)  # below one request in flight, a request has the server to itself
-    request_s = decode_s + np.maximum(shared / work.stages, 1.0) * prompt.total
+    in_step = work.cohort > 0
+    together = np.maximum(work.cohort, 1.0)
+    own_s = np.where(in_step, cohort_s(work, rates, together), prompt.total)
+    again_s = shared / work.stages * work.recomputed * prompt.total
+    request_s = (
+        rates.request_s + decode_s + np.maximum(shared / together / work.stages, 1.0) * own_s + again_s
+    )
     rate = work.replicas * batch * work.output_tokens / request_s
     gaps = work.output_tokens - 1
     several = gaps > 0
-    itl_s = np.maximum(request_s - prompt.total, 0.0) / (gaps + (1 - several)) * several
-    one_s = isolated_prefill_s(work, rates)
+    itl_s = np.maximum(request_s - rates.request_s - own_s, 0.0) / (gaps + (1 - several)) * several
+    one_s = np.where(in_step, own_s, isolated_prefill_s(work, rates))
+    found_at_work = np.where(in_step & (shared <= together), 0.0, 0.5)  # of a step that the prompt waits for
     return Steady(
         step=step,
         prompt=prompt,
         request_s=request_s,
         itl_s=itl_s,
-        ttft_s=one_s + 0.5 * step.total + (work.waiting - 1) * request_s,
+        ttft_s=rates.request_s + one_s + found_at_work * step.total + (work.waiting - 1) * request_s,
         batch_s=request_s,
         output_tokens_per_s=rate,
         total_tokens_per_s=rate * (work.input_tokens + work.output_tokens) / work.output_tokens,
     )
+
+
+def cohort_s(work: RequestWork, rates: ServingRates, count: Array) -> Array:
+    """Seconds of the steps of `count` prompts that are computed together; at least one for each attention group."""
+    count = np.maximum(count, work.groups)
+    several = replace(work.prompt, **{name: getattr(work.prompt, name) * count for name in OF_ONE_PROMPT})
+    return prefill_seconds(several, rates, np.ceil(count / work.groups * work.prompt_steps)).total
 
 
 def isolated_prefill_s(work: RequestWork, rates: ServingRates) -> Array:

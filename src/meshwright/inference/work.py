@@ -18,19 +18,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache, lru_cache
 
 from meshwright.arrays import Array, Table
 from meshwright.calibration.collectives import constants_for
 from meshwright.cost.collectives.network import Group, group, network_row
 from meshwright.cost.collectives.operations import all_reduce_s, all_to_all_s, send_receive_s
-from meshwright.inference.formats import StorageFormat
+from meshwright.inference.formats import StorageFormat, computed_in
 from meshwright.inference.layout import ServingLayout
 from meshwright.inference.memory import (
     WeightBytes,
     cache_split,
     cached_values,
+    keeps_attention,
     parameters,
     served,
     weight_bytes,
@@ -57,6 +58,7 @@ class StepWork(Table):
     num_layers: Array  # on the device, times the stages that a token passes
     num_moe_layers: Array
     sequences: Array  # that get a token in this step, of one replica
+    is_tiled: Array  # 1: GEMMs have enough tokens for the engine's tiles; 0: they are dot products
 
     def plus(self, other: StepWork) -> StepWork:
         """The sum, field by field: two batches in one step read the weights twice here, which bounds it from above."""
@@ -72,12 +74,16 @@ class Served:
     weights: StorageFormat
     cache: StorageFormat
     layout: ServingLayout
+    draft: Model | None = None  # model that drafts tokens, on the same devices
 
 
-def step_work(of: Served, *, sequences: float, tokens: float, context: float, decoding: bool) -> StepWork:
+def step_work(
+    of: Served, *, sequences: float, tokens: float, context: float, decoding: bool, tile_tokens: int = 1
+) -> StepWork:
     """Work of a step.
 
     sequences: of one replica. tokens: new tokens of each (1 when decoding). context: mean keys that a token attends to.
+    tile_tokens: fewest tokens of a GEMM that the engine computes as one.
     """
     model, layout = served(of.model), of.layout
     held = _weights(of.model, of.weights)
@@ -86,7 +92,7 @@ def step_work(of: Served, *, sequences: float, tokens: float, context: float, de
     return StepWork(
         weight_bytes=_weights_read(held, model, layout, sequences * tokens),
         cache_bytes=_cache_read(of, sequences / layout.attention_data, context, decoding=decoding),
-        gemm_flops=2 * _dense_parameters(model, layout) * per_group,
+        gemm_flops=2 * _dense_parameters(of, model) * per_group,
         grouped_flops=2 * _expert_parameters(model) / layout.group_size * sequences * tokens,
         attention_flops=_attention_flops(model, decoding=decoding)
         / layout.tensor * per_group * _mean_keys(model, context),
@@ -96,7 +102,26 @@ def step_work(of: Served, *, sequences: float, tokens: float, context: float, de
         num_layers=model.num_layers,
         num_moe_layers=model.num_moe_layers,
         sequences=sequences,
+        is_tiled=float(per_group >= tile_tokens),
     )  # fmt: skip
+
+
+def drafting_work(of: Served, *, sequences: float, context: float, drafted: int) -> StepWork | None:
+    """Work of drafting `drafted` tokens one after the other for each sequence; None without a draft model."""
+    if of.draft is None or drafted == 0:
+        return None
+    drafting = replace(of, model=of.draft, draft=None)
+    one = step_work(drafting, sequences=sequences, tokens=1, context=context, decoding=True)
+    several = {f.name: getattr(one, f.name) * drafted for f in fields(one)}
+    return StepWork(**several | {"sequences": 0.0, "is_tiled": one.is_tiled})
+
+
+def prediction_module(model: Model) -> Model | None:
+    """One layer of the model as its multi-token prediction module drafts with it; None without modules."""
+    if model.num_mtp_layers == 0:
+        return None
+    experts = None if model.experts is None else replace(model.experts, num_dense_layers=0)
+    return replace(model, num_layers=1, num_mtp_layers=0, experts=experts)
 
 
 # --- weights ---
@@ -144,13 +169,24 @@ def _weights_read(held: WeightBytes, model: Model, layout: ServingLayout, tokens
     return body + dense + moe + (held.head or held.embedding) / layout.group_size
 
 
-def _dense_parameters(model: Model, layout: ServingLayout) -> float:
-    """Parameters of one device that each token of its group multiplies, routed experts excluded."""
-    counts = parameters(model)
-    attention = model.num_layers * float(counts.attention_layer) / layout.tensor
+def _dense_parameters(of: Served, model: Model) -> float:
+    """Parameters of one device that each token of its group multiplies, routed experts excluded.
+
+    Matrices of attention in 16 bits count as often as their GEMMs take longer than those of the format.
+    """
+    counts, layout = parameters(model), of.layout
+    attention = model.num_layers * float(counts.attention_layer) / layout.tensor * _attention_time(of)
     ffn = model.num_dense_layers * float(counts.dense_ffn_layer)
     shared = model.num_moe_layers * float(counts.shared_layer)
     return attention + (ffn + shared + model.vocab * model.hidden) / layout.tensor
+
+
+def _attention_time(of: Served) -> float:
+    """Time of a GEMM of attention over one in the format of the weights: above 1 where it stays in 16 bits."""
+    peaks = of.cluster.accelerator.peak_flops_per_s
+    if not keeps_attention(of.model, of.weights) or "bf16" not in peaks:
+        return 1.0
+    return peaks[computed_in(of.weights, of.cluster.accelerator)] / peaks["bf16"]
 
 
 def _expert_parameters(model: Model) -> float:

@@ -50,6 +50,7 @@ class RuleOfHyperparameter:
 
     @property
     def tunable(self) -> bool:
+        """Return True if a submitter chooses the value."""
         return self.value is None and not self.formulas
 
 

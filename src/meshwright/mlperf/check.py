@@ -106,7 +106,11 @@ def set_findings(
     ]
     if others:
         yield finding("result-names", f"other files: {', '.join(sorted(others)[:6])}")
-    closed = all(log.value("submission_division") != "open" for log in logs)
+    for key in ("division", "status", "org", "platform"):
+        values = {repr(r.value) for log in logs if (r := log.last(f"submission_{key}")) is not None}
+        if len(values) > 1:
+            yield finding("set-system", f"submission_{key} is {', '.join(sorted(values)[:4]):.160}")
+    closed = any(log.value("submission_division") != "open" for log in logs)
     if closed:
         yield from _seeds(logs)
     yield from _copies(logs)
@@ -136,16 +140,22 @@ def _seeds(logs: Sequence[RunLog]) -> Iterator[CheckFinding]:
 
 
 def _copies(logs: Sequence[RunLog]) -> Iterator[CheckFinding]:
-    first: dict[tuple[float, ...], str] = {}
+    """Times are compared from run_start on: a copy may have another date. Losses are those of whole runs."""
+    first: dict[tuple[object, ...], str] = {}
     for log in logs:
-        times = tuple(r.time_ms for r in log.all("init_stop", "run_start", "run_stop", "eval_accuracy"))
-        if len(times) < 3:
-            continue
-        if times in first:
-            message = f"the times are those of {first[times]}"
+        start, evaluations = log.first("run_start"), log.all("eval_accuracy")
+        times = [r.time_ms for r in log.all("run_start", "run_stop", "eval_accuracy")]
+        marks: dict[str, tuple[object, ...]] = {}
+        if start is not None and len(times) > 2:
+            marks["times"] = ("times", *(time - start.time_ms for time in times))
+        if len(evaluations) > 2:
+            marks["losses"] = ("losses", *(repr(r.value) for r in evaluations))
+        same = {what: first[mark] for what, mark in marks.items() if mark in first}
+        if same:
+            message = f"the {' and '.join(same)} are those of {next(iter(same.values()))}"
             yield CheckFinding(file=log.path.name, line=None, rule="run-copied", message=message)
-        else:
-            first[times] = log.path.name
+        for mark in marks.values():
+            first.setdefault(mark, log.path.name)
 
 
 def _sorted(found: list[CheckFinding]) -> list[CheckFinding]:

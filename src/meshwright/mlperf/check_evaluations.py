@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from meshwright.errors import InputError
 from meshwright.mlperf.benchmarks import Benchmark
-from meshwright.mlperf.findings import CheckFinding
+from meshwright.mlperf.findings import CheckFinding, finding
 from meshwright.mlperf.formulas import is_number
 from meshwright.mlperf.log import LogRecord, RunLog
 
@@ -32,8 +32,9 @@ def evaluation_findings(log: RunLog, rules: Benchmark) -> Iterator[CheckFinding]
         places = _corrected(found, rules, batch)
         if places and places[0][1] != found[0].place and found[0].place == found[0].logged:
             message = f"all {len(places)}: {found[0].logged:g} where the cadence has {places[0][1]:g}"
-            yield _finding(log, "samples-one-batch-low", message, found[0].record)
+            yield finding(log, "samples-one-batch-low", message, found[0].record)
         yield from _cadence(log, places, rules, batch)
+        yield from _beyond_schedule(log, places, batch)
     yield from _target(log, found, rules)
     yield from _status(log, found)
 
@@ -60,19 +61,13 @@ def logged_evaluations(log: RunLog) -> list[LoggedEvaluation]:
     return found
 
 
-def _finding(log: RunLog, rule: str, message: str, record: LogRecord | None = None) -> CheckFinding:
-    return CheckFinding(
-        file=log.path.name, line=None if record is None else record.line, rule=rule, message=message
-    )
-
-
 def _values(log: RunLog, found: list[LoggedEvaluation]) -> Iterator[CheckFinding]:
     for each in found:
         value = each.record.value
         if not is_number(value) or value <= 0:
-            yield _finding(log, "eval-value", f"got {value!r:.80}", each.record)
+            yield finding(log, "eval-value", f"got {value!r:.80}", each.record)
     if len(log.all("eval_accuracy")) > len(found):
-        yield _finding(
+        yield finding(
             log, "eval-repeated", f"{len(log.all('eval_accuracy'))} records of {len(found)} evaluations"
         )
 
@@ -80,12 +75,12 @@ def _values(log: RunLog, found: list[LoggedEvaluation]) -> Iterator[CheckFinding
 def _counts(log: RunLog, found: list[LoggedEvaluation], batch: int | None) -> Iterator[CheckFinding]:
     absent = [e for e in found if e.logged is None]
     if absent:
-        yield _finding(
+        yield finding(
             log, "samples-missing", f"{len(absent)} evaluations have no samples_count", absent[0].record
         )
     epochs = [e for e in found if e.logged is not None and "samples_count" not in e.record.metadata]
     if epochs:
-        yield _finding(
+        yield finding(
             log, "samples-in-epochs", f"{len(epochs)} evaluations have epoch_num alone", epochs[0].record
         )
     low = [e for e in found if e.logged is not None and e.place is not None and e.place - e.logged == batch]
@@ -94,26 +89,26 @@ def _counts(log: RunLog, found: list[LoggedEvaluation], batch: int | None) -> It
         message = (
             f"{len(low)} of {len(found)} evaluations: {each.logged:g} where eval_start has {each.place:g}"
         )
-        yield _finding(log, "samples-one-batch-low", message, each.record)
+        yield finding(log, "samples-one-batch-low", message, each.record)
     other = [e for e in found if e.logged is not None and e.place not in (None, e.logged) and e not in low]
     if other:
         each = other[0]
         message = (
             f"{len(other)} of {len(found)} evaluations: {each.logged:g} where eval_start has {each.place:g}"
         )
-        yield _finding(log, "samples-disagree", message, each.record)
+        yield finding(log, "samples-disagree", message, each.record)
     for before, after in itertools.pairwise(found):
         if before.logged is not None and after.logged is not None and after.logged <= before.logged:
-            yield _finding(log, "samples-monotone", f"{after.logged:g} after {before.logged:g}", after.record)
+            yield finding(log, "samples-monotone", f"{after.logged:g} after {before.logged:g}", after.record)
     for each in found:
         if batch is not None and each.logged is not None and each.logged % batch:
             message = f"{each.logged:g} is no multiple of the global batch size {batch}"
-            yield _finding(log, "samples-batch", message, each.record)
+            yield finding(log, "samples-batch", message, each.record)
             break
     stop, last = log.first("run_stop"), found[-1] if found else None
     counts = () if last is None or last.place is None else (last.place, last.logged)
     if stop is not None and stop.samples is not None and counts and stop.samples not in counts:
-        yield _finding(
+        yield finding(
             log, "stop-samples", f"run_stop has {stop.samples:g}, the last evaluation {counts[0]:g}", stop
         )
 
@@ -138,7 +133,7 @@ def _cadence(
     try:
         first, interval = rules.first_evaluation(batch), rules.interval(batch)
     except InputError as error:
-        yield _finding(log, "hyperparameter", f"global_batch_size {batch}: {error.message}")
+        yield finding(log, "hyperparameter", f"global_batch_size {batch}: {error.message}")
         return
     if not places:
         return
@@ -148,13 +143,28 @@ def _cadence(
         skipped = rules.skipped(batch)
         skip = f", the first {skipped} skipped" if skipped else ""
         message = f"first at {places[0][1]:,.0f}, the rules say {first:,} (every {interval:,}{skip})"
-        yield _finding(log, "cadence-first", message, places[0][0])
+        yield finding(log, "cadence-first", message, places[0][0])
     steps = [(record, after - before) for (_, before), (record, after) in itertools.pairwise(places)]
     wrong = [(record, step) for record, step in steps if step != interval]
     if wrong:
         got = ", ".join(f"{step:,.0f}" for step in sorted({step for _, step in wrong})[:4])
         message = f"{len(wrong)} of {len(steps)} intervals are {got}; the rules say {interval:,} at batch size {batch}"
-        yield _finding(log, "cadence-interval", message, wrong[0][0])
+        yield finding(log, "cadence-interval", message, wrong[0][0])
+
+
+def _beyond_schedule(
+    log: RunLog, places: list[tuple[LogRecord, float]], batch: int
+) -> Iterator[CheckFinding]:
+    """One finding for each logged horizon of the learning rate that the run has passed."""
+    for key in ("max_steps", "opt_learning_rate_training_steps"):
+        record = log.last(key)
+        if record is None or not is_number(record.value) or not places:
+            continue
+        steps = places[-1][1] / batch
+        if steps > record.value:
+            yield finding(
+                log, "steps-beyond-schedule", f"{steps:,.0f} steps, {key} is {record.value:,.0f}", record
+            )
 
 
 def _target(log: RunLog, found: list[LoggedEvaluation], rules: Benchmark) -> Iterator[CheckFinding]:
@@ -163,20 +173,20 @@ def _target(log: RunLog, found: list[LoggedEvaluation], rules: Benchmark) -> Ite
     stop = log.first("run_stop")
     if stop is not None and (last is None or last not in met):
         got = "no evaluation" if last is None else f"the last evaluation is {last.record.value!r:.40}"
-        yield _finding(log, "target", f"{got}; the target is {rules.target:g}", last.record if last else stop)
+        yield finding(log, "target", f"{got}; the target is {rules.target:g}", last.record if last else stop)
     early = [e for e in met if e is not last]
     if early:
         each = early[0]
         later = len(found) - found.index(each) - 1
         where = f"{each.record.value:g} at {each.place or 0:,.0f} samples met {rules.target:g}"
         message = f"{where}; {later} evaluations follow"
-        yield _finding(log, "target-first", message, each.record)
+        yield finding(log, "target-first", message, each.record)
     logged = log.last("target_accuracy")
     if logged is not None and is_number(logged.value) and abs(logged.value - rules.target) > 1e-9:
-        yield _finding(log, "target-logged", f"{logged.value:g}, the rules say {rules.target:g}", logged)
+        yield finding(log, "target-logged", f"{logged.value:g}, the rules say {rules.target:g}", logged)
 
 
 def _status(log: RunLog, found: list[LoggedEvaluation]) -> Iterator[CheckFinding]:
     stop = log.first("run_stop")
     if stop is not None and stop.metadata.get("status") != "success":
-        yield _finding(log, "status", f"status is {stop.metadata.get('status')!r:.60}", stop)
+        yield finding(log, "status", f"status is {stop.metadata.get('status')!r:.60}", stop)

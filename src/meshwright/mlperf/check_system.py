@@ -77,6 +77,7 @@ def system_findings(
     for message in description_problems(system.values):
         yield CheckFinding(file=system.path.name, line=None, rule="system-description", message=message)
     for log in logs:
+        yield from _division(log, system)
         yield from _nodes(log, system)
         yield from _devices(log, system)
 
@@ -90,6 +91,14 @@ def description_problems(values: dict[str, Any]) -> list[str]:
     if "status" in values and values["status"] not in SYSTEM_STATUSES:
         problems.append(f"status is {values['status']!r:.60}, allowed: {'; '.join(SYSTEM_STATUSES)}")
     return problems
+
+
+def _division(log: RunLog, system: SubmittedSystem) -> Iterator[CheckFinding]:
+    """The official checker chooses its rules by the description, and ours by the log."""
+    record, submitted = log.last("submission_division"), system.values.get("division")
+    if record is not None and submitted in ("closed", "open") and record.value != submitted:
+        message = f"{record.value!r:.40}, {system.path.name} has {submitted!r}"
+        yield CheckFinding(file=log.path.name, line=record.line, rule="division", message=message)
 
 
 def _nodes(log: RunLog, system: SubmittedSystem) -> Iterator[CheckFinding]:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from meshwright.errors import InputError
 from meshwright.mlperf.benchmarks import Benchmark, RuleOfHyperparameter
-from meshwright.mlperf.findings import CheckFinding
+from meshwright.mlperf.findings import CheckFinding, finding
 from meshwright.mlperf.formulas import evaluate_formula, is_number, names_in
-from meshwright.mlperf.log import LogRecord, RunLog
+from meshwright.mlperf.log import RunLog
 
 AT_LEAST_ONCE = ("cache_clear", "init_start", "eval_accuracy")
 
@@ -26,10 +26,10 @@ def value_findings(log: RunLog, rules: Benchmark) -> Iterator[CheckFinding]:
             message=f"{fault.problem}: {fault.text[:80]}",
         )
     if not log.records:
-        yield _finding(log, "log-empty", "no record")
+        yield finding(log, "log-empty", "no record")
         return
     if not log.finished:
-        yield _finding(
+        yield finding(
             log, "unfinished", f"no run_stop; the last record is {log.records[-1].key}", log.records[-1]
         )
     yield from _keys(log, rules)
@@ -72,17 +72,11 @@ def not_yet(log: RunLog, key: str) -> bool:
     return key in _RUN_KEYS if log.first("init_stop") is not None else True
 
 
-def _finding(log: RunLog, rule: str, message: str, record: LogRecord | None = None) -> CheckFinding:
-    return CheckFinding(
-        file=log.path.name, line=None if record is None else record.line, rule=rule, message=message
-    )
-
-
 def _keys(log: RunLog, rules: Benchmark) -> Iterator[CheckFinding]:
     disclosed = (*rules.rules.precision_keys, *rules.rules.degree_keys, *rules.rules.text_keys)
     for key in absent_keys(log, rules):
         if not not_yet(log, key):
-            yield _finding(log, "disclosure-missing" if key in disclosed else "key-missing", f"no {key}")
+            yield finding(log, "disclosure-missing" if key in disclosed else "key-missing", f"no {key}")
     once = dict.fromkeys((*rules.rules.once, *rules.hyperparameters, *disclosed))
     for key in once:
         found = log.all(key)
@@ -91,11 +85,11 @@ def _keys(log: RunLog, rules: Benchmark) -> Iterator[CheckFinding]:
         values = {repr(r.value) for r in found}
         if len(values) > 1:
             shown = ", ".join(sorted(values)[:4])
-            yield _finding(
+            yield finding(
                 log, "key-repeated", f"{key} has {len(found)} records with values {shown:.160}", found[1]
             )
-        else:
-            yield _finding(log, "key-doubled", f"{key} has {len(found)} records of one value", found[1])
+        elif key not in ("init_stop", "run_start", "run_stop"):  # phase-repeated
+            yield finding(log, "key-doubled", f"{key} has {len(found)} records of one value", found[1])
 
 
 def _types(log: RunLog) -> Iterator[CheckFinding]:
@@ -106,25 +100,25 @@ def _types(log: RunLog) -> Iterator[CheckFinding]:
         for ending, event in expected.items():
             if record.key.endswith(ending) and record.event != event and record.key not in seen:
                 seen.add(record.key)
-                yield _finding(log, "event-type", f"{record.key} is {record.event!r:.40}", record)
+                yield finding(log, "event-type", f"{record.key} is {record.event!r:.40}", record)
 
 
 def _submission(log: RunLog, rules: Benchmark) -> Iterator[CheckFinding]:
     division = log.last("submission_division")
     if division is not None and division.value not in ("closed", "open"):
-        yield _finding(log, "division", f"got {division.value!r:.60}", division)
+        yield finding(log, "division", f"got {division.value!r:.60}", division)
     name = log.last("submission_benchmark")
     if name is not None and name.value != rules.name:
-        yield _finding(
+        yield finding(
             log, "benchmark-name", f"the log names {name.value!r:.60}, checked is {rules.name}", name
         )
     for key in ("submission_org", "submission_platform"):
         empty = next((r for r in log.all(key) if not isinstance(r.value, str) or not r.value.strip()), None)
         if empty is not None and key in rules.rules.once:
-            yield _finding(log, "key-missing", f"{key} is empty", empty)
+            yield finding(log, "key-missing", f"{key} is empty", empty)
     cleared = next((r for r in log.all("cache_clear") if r.value is not True), None)
     if cleared is not None:
-        yield _finding(log, "cache-clear", f"cache_clear is {cleared.value!r:.40}", cleared)
+        yield finding(log, "cache-clear", f"cache_clear is {cleared.value!r:.40}", cleared)
 
 
 def _hyperparameter(log: RunLog, rule: RuleOfHyperparameter) -> Iterator[CheckFinding]:
@@ -133,12 +127,12 @@ def _hyperparameter(log: RunLog, rule: RuleOfHyperparameter) -> Iterator[CheckFi
         return
     problem = _problem(log, rule, record.value)
     if problem:
-        yield _finding(
+        yield finding(
             log, "hyperparameter", f"{rule.key} is {record.value!r:.60}, the rules say {problem}", record
         )
     before = log.first(rule.after) if rule.after else None
     if before is not None and before.line > record.line:
-        yield _finding(log, "hyperparameter-order", f"{rule.key} stands before {rule.after}", record)
+        yield finding(log, "hyperparameter-order", f"{rule.key} stands before {rule.after}", record)
 
 
 def _problem(log: RunLog, rule: RuleOfHyperparameter, value: object) -> str:
@@ -188,18 +182,18 @@ def _eval_samples(log: RunLog, rules: Benchmark) -> Iterator[CheckFinding]:
     record = log.last("eval_samples")
     if record is not None and not _equal(record.value, rules.evaluation.samples, 0.0):
         message = f"eval_samples is {record.value!r:.60}, the rules say {rules.evaluation.samples}"
-        yield _finding(log, "eval-samples", message, record)
+        yield finding(log, "eval-samples", message, record)
 
 
 def _seeds(log: RunLog) -> Iterator[CheckFinding]:
     found = log.all("seed")
     if not found and not not_yet(log, "seed"):
-        yield _finding(log, "seed-missing", "no seed")
+        yield finding(log, "seed-missing", "no seed")
     for record in found:
         if isinstance(record.value, bool) or not is_number(record.value) or record.value != int(record.value):
-            yield _finding(log, "seed-integer", f"seed is {record.value!r:.60}", record)
+            yield finding(log, "seed-integer", f"seed is {record.value!r:.60}", record)
     if len({repr(r.value) for r in found}) > 1:
-        yield _finding(log, "seed-several", f"{len(found)} seeds", found[1])
+        yield finding(log, "seed-several", f"{len(found)} seeds", found[1])
 
 
 def _disclosure(log: RunLog, rules: Benchmark) -> Iterator[CheckFinding]:
@@ -210,18 +204,18 @@ def _disclosure(log: RunLog, rules: Benchmark) -> Iterator[CheckFinding]:
         record = log.last(key)
         if record is not None and record.value not in shared.precisions:
             message = f"{key} is {record.value!r:.60}, allowed: {', '.join(shared.precisions)}"
-            yield _finding(log, "disclosure-value", message, record)
+            yield finding(log, "disclosure-value", message, record)
         named = log.last(key.replace("_in_", "_"))
         if record is None and named is not None:
-            yield _finding(log, "disclosure-name", f"{named.key} stands for {key}", named)
+            yield finding(log, "disclosure-name", f"{named.key} stands for {key}", named)
     for key in shared.degree_keys:
         record = log.last(key)
         if record is None:
             continue
         value = record.value
         if not is_number(value) or value != int(value) or value < 1:
-            yield _finding(log, "disclosure-value", f"{key} is {value!r:.60}, allowed: integers >= 1", record)
+            yield finding(log, "disclosure-value", f"{key} is {value!r:.60}, allowed: integers >= 1", record)
     for key in shared.text_keys:
         record = log.last(key)
         if record is not None and (not isinstance(record.value, str) or not record.value):
-            yield _finding(log, "disclosure-value", f"{key} is {record.value!r:.60}", record)
+            yield finding(log, "disclosure-value", f"{key} is {record.value!r:.60}", record)

@@ -7,16 +7,21 @@ unverified. Results of MLPerf are not compared with those of other benchmarks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from meshwright.catalog.mlperf_results import MLPerfResult, mlperf_results
 from meshwright.errors import InputError
+from meshwright.mlperf.benchmarks import benchmark_names, round_rules
 from meshwright.mlperf.check_system import submitted_system
 from meshwright.mlperf.documents import NOT_MLPERF, UNVERIFIED
 from meshwright.mlperf.log import read_log
-from meshwright.mlperf.score import Score, result_files
+from meshwright.mlperf.results import rows_html
+from meshwright.mlperf.score import Score, result_files, result_folders, score_folder
+from meshwright.report.documents.json_values import jsonable
+from meshwright.report.result import Result
 
 PUBLISHED = "published by MLCommons"
 _SAME = 2e-4  # scores of one set, rounded minutes against milliseconds
@@ -39,6 +44,7 @@ class ComparedResult:
 
     @property
     def key(self) -> tuple[str, str, str, int | None]:
+        """Round, benchmark, accelerator and number of accelerators: results that agree in them form a group."""
         return self.round, self.benchmark, self.accelerator, self.num_accelerators
 
 
@@ -55,14 +61,17 @@ class ComparedGroup:
 
     @property
     def partners(self) -> tuple[ComparedResult, ...]:
+        """Results of other submitters than the accelerator's maker."""
         return tuple(r for r in self.results if self.maker is None or r.submitter != self.maker.submitter)
 
     @property
     def mean_min(self) -> float:
+        """Mean score in minutes."""
         return mean(r.score_min for r in self.results)
 
     @property
     def partner_mean_min(self) -> float | None:
+        """Mean score of the partners in minutes; None without any."""
         return mean(r.score_min for r in self.partners) if self.partners else None
 
     @property
@@ -85,13 +94,78 @@ class GenerationRatio:
     of: str  # whose results: a submitter, or means
 
 
-@dataclass(frozen=True, kw_only=True)
-class ResultComparison:
-    """Groups with their results, ratios between groups, and endnotes."""
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ResultComparison(Result):
+    """Results of a benchmark side by side.
+
+    Attributes:
+        groups: results of one benchmark on as many of one accelerator in one round.
+        generations: ratios between groups of one benchmark and size.
+        endnotes: sources, labels and cautions.
+    """
 
     groups: tuple[ComparedGroup, ...]
     generations: tuple[GenerationRatio, ...]
     endnotes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document of `meshwright mlperf compare --json`."""
+        groups = [
+            {
+                "round": g.round, "benchmark": g.benchmark, "accelerator": g.accelerator,
+                "num_accelerators": g.num_accelerators, "mean_min": g.mean_min,
+                "maker": g.maker and asdict(g.maker), "partner_mean_min": g.partner_mean_min, "spread": g.spread,
+                "results": [asdict(r) for r in g.results],
+            }
+            for g in self.groups
+        ]  # fmt: skip
+        generations = [asdict(ratio) for ratio in self.generations]
+        return jsonable({"groups": groups, "generations": generations, "endnotes": list(self.endnotes)})
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return one row for each result."""
+        return [asdict(result) for group in self.groups for result in group.results]
+
+    def summary(self) -> str:
+        """Return the numbers of results and groups, and the ratios."""
+        ratios = "; ".join(f"{r.faster} is {r.ratio:.2f}x {r.slower}" for r in self.generations[:3])
+        count = f"{sum(len(group.results) for group in self.groups)} results in {len(self.groups)} groups"
+        return f"{count}; {ratios}" if ratios else count
+
+    def _repr_html_(self) -> str:
+        text = ("round", "benchmark", "submitter", "system", "accelerator", "label", "source")
+        return rows_html(self, text)
+
+
+def compare_sets(
+    paths: Sequence[Path] = (),
+    *,
+    rounds: Sequence[str] = (),
+    benchmarks: Sequence[str] = (),
+    accelerators: Sequence[str] = (),
+    devices: int | None = None,
+    published: bool = True,
+    baseline: str | None = None,
+    folders: Sequence[Path] = (),
+) -> ResultComparison:
+    """Compare the sets at and below `paths` with each other, and with published ones that the filters take.
+
+    `folders` hold further benchmark files. Raises InputError for unknown names and where nothing is to compare.
+    """
+    for name in rounds:
+        round_rules(name)
+    if unknown := [name for name in benchmarks if name not in benchmark_names(folders)]:
+        raise InputError("unknown benchmark", got=unknown[0], allowed=", ".join(benchmark_names(folders)))
+    wanted = list(dict.fromkeys(folder for path in paths for folder in result_folders(path)))
+    scores = [score_folder(folder, folders=folders) for folder in wanted]
+    results = compared_scores(s for s in scores if not benchmarks or s.benchmark.name in benchmarks)
+    if published and all(score.benchmark.official for score in scores):
+        mine = {(r.round, r.submitter, r.system, r.benchmark) for r in results if r.label == PUBLISHED}
+        found = published_results(
+            rounds=rounds, benchmarks=benchmarks, accelerators=accelerators, devices=devices
+        )
+        results += [r for r in found if (r.round, r.submitter, r.system, r.benchmark) not in mine]
+    return compare(results, baseline=baseline)
 
 
 def compared_scores(scores: Iterable[Score]) -> list[ComparedResult]:

@@ -51,6 +51,7 @@ class ReferencePoint:
 
     @property
     def max_speedup(self) -> float:
+        """Most that a set may converge faster than the reference, as a ratio of samples."""
         return self.mean / self.min_ok
 
 

@@ -1,12 +1,14 @@
-"""Scores as JSON documents."""
+"""Scores and checks as JSON documents."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+from meshwright.mlperf.check import CheckReport
 from meshwright.mlperf.convergence import ConvergenceTest
 from meshwright.mlperf.formulas import is_number
+from meshwright.mlperf.official import OfficialCheck
 from meshwright.mlperf.prospects import Prospect, prospect
 from meshwright.mlperf.score import Score
 
@@ -47,6 +49,42 @@ def score_document(score: Score) -> dict[str, Any]:
         "reference": _test_document(score.test),
         "prospect": _prospect_document(score_prospect(score)),
         "scaling_json": scaling_file(score),
+    }
+
+
+def check_document(report: CheckReport, verdict: OfficialCheck | None, *, passes: bool) -> dict[str, Any]:
+    """Return what `meshwright mlperf check --json` prints of one set or file."""
+    return {
+        "where": str(report.where),
+        "benchmark": report.benchmark.name,
+        "round": report.benchmark.round,
+        "round_from": report.round_from,
+        "passes": passes,
+        "num_errors": len(report.errors),
+        "num_warnings": len(report.findings) - len(report.errors),
+        "files": [path.name for path in report.files],
+        "findings": [
+            {
+                "file": f.file, "line": f.line, "rule": f.rule, "severity": f.severity, "message": f.message,
+                "why": f.why, "fix": f.fix,
+            }
+            for f in report.findings
+        ],
+        "pending": {name: list(keys) for name, keys in report.pending.items()},
+        "official": None if verdict is None else _official_document(verdict),
+    }  # fmt: skip
+
+
+def _official_document(verdict: OfficialCheck) -> dict[str, Any]:
+    return {
+        "package": "mlperf-logging",
+        "version": verdict.version,
+        "ruleset": verdict.ruleset,
+        "passes": verdict.passes,
+        "not_run": verdict.not_run or None,
+        "files": [
+            {"file": v.file, "passes": v.passes, "messages": list(v.messages)} for v in verdict.verdicts
+        ],
     }
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from meshwright.mlperf.benchmarks import DATA
+from meshwright.mlperf.log import LogRecord, RunLog
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,12 @@ class CheckFinding:
     @property
     def fix(self) -> str:
         return check_rules()[self.rule].fix
+
+
+def finding(log: RunLog, rule: str, message: str, record: LogRecord | None = None) -> CheckFinding:
+    """The finding at a record of a log, or of the whole log."""
+    line = None if record is None else record.line
+    return CheckFinding(file=log.path.name, line=line, rule=rule, message=message)
 
 
 @cache

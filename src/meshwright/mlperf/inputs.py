@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError, MissingDependencyError
+from meshwright.files import default_cache
 from meshwright.mlperf.benchmarks import PROXIES, Benchmark
+from meshwright.specs.run import Run
 
 DATA_VARIABLE, WEIGHTS_VARIABLE = "MESHWRIGHT_MLPERF_DATA", "MESHWRIGHT_MLPERF_WEIGHTS"
 
@@ -51,6 +53,33 @@ def find_inputs(benchmark: Benchmark, *, data: Path | None, weights: Path | None
         )
     assert data is not None
     return _of_files(benchmark, data, table, weights=str(weights) if needs_weights else None)
+
+
+def check_data(run: Run) -> None:
+    """Read the data of `run` through, as its training will: every token must be in the model's vocabulary.
+
+    A large data set takes minutes. What is found is remembered in the cache by the size and the time of its files, so
+    that no timed run reads it again. Raises InputError for data that cannot be trained on, and where nothing can be
+    remembered.
+    """
+    from meshwright.training.data.corpus import open_data
+
+    open_data(run)
+    require_remembered(run)
+
+
+def require_remembered(run: Run) -> None:
+    """Raise InputError where a training of `run` would read a large data set through."""
+    from meshwright.training.data.store import open_store
+    from meshwright.training.data.token_range import is_remembered
+
+    cache = default_cache()
+    places = (*(source.path for source in run.data.sources.values()), *run.data.validation_sources.values())
+    if not all(is_remembered(open_store([Path(place)]), cache=cache) for place in places):
+        raise InputError(
+            "the check of the data set cannot be remembered: each run would read all of it on the clock",
+            got=f"cache {cache}", hint="MESHWRIGHT_CACHE names a folder that can be written, and that all hosts share",
+        )  # fmt: skip
 
 
 def _from_environment(name: str) -> Path | None:

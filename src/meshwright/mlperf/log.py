@@ -61,6 +61,7 @@ class RunLog:
 
     @cached_property
     def by_key(self) -> dict[str, list[LogRecord]]:
+        """Records by key, each in the order of the file."""
         found: dict[str, list[LogRecord]] = {}
         for record in self.records:
             found.setdefault(record.key, []).append(record)
@@ -73,10 +74,12 @@ class RunLog:
         return [r for r in self.records if r.key in keys]
 
     def first(self, key: str) -> LogRecord | None:
+        """First record of a key."""
         found = self.by_key.get(key)
         return found[0] if found else None
 
     def last(self, key: str) -> LogRecord | None:
+        """Last record of a key."""
         found = self.by_key.get(key)
         return found[-1] if found else None
 
@@ -130,8 +133,17 @@ def parse_log(lines: Iterable[str], *, path: Path = Path("log")) -> RunLog:
 
 
 def _record(text: str, line: int, fault: Callable[[str], None]) -> LogRecord | None:
+    doubled: list[str] = []
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            doubled.extend(sorted({name for name in names if names.count(name) > 1}))
+        return found
+
     try:
-        row = json.loads(text)
+        row = json.loads(text, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         fault(f"the record is not JSON: {error}")
         return None
@@ -142,8 +154,11 @@ def _record(text: str, line: int, fault: Callable[[str], None]) -> LogRecord | N
     if missing:
         fault(f"the record lacks {', '.join(missing)}")
         return None
+    if doubled:
+        fault(f"the record has {doubled[0][:40]} twice: tools differ in which they read")
+        return None
     try:
-        time_ms = float(row["time_ms"])
+        time_ms = math.nan if isinstance(row["time_ms"], str | bool) else float(row["time_ms"])
     except (TypeError, ValueError, OverflowError):
         time_ms = math.nan
     if not _finite(time_ms):

@@ -9,7 +9,8 @@ from meshwright.specs.plan import Plan
 from meshwright.specs.precision import Precision
 from meshwright.specs.run import LearningRateSchedule, Run
 
-LOGGED_PRECISIONS = {"fp32": "fp32", "bf16": "bfloat16", "fp16": "fp16", "fp8": "fp8", "fp8_rowwise": "fp8"}
+LOGGED_PRECISIONS = {"bf16": "bfloat16"}
+"""Names of number formats where the log has another one than run files."""
 SCHEDULES = {
     LearningRateSchedule.COSINE: "cosine with linear warmup",
     LearningRateSchedule.LINEAR: "linear with linear warmup",
@@ -56,8 +57,9 @@ def logged_facts(run: Run, plan: Plan, *, benchmark: str, train_samples: int) ->
 
 def _disclosure(precision: Precision, plan: Plan) -> Iterator[tuple[str, Any]]:
     """Keys of round 6.1. Attention is computed in 16 bits where linear layers multiply in fp8."""
-    linear = LOGGED_PRECISIONS[precision.name]
-    others = "bfloat16" if linear == "fp8" else linear
+    named = precision.name in ("fp16", "nvfp4", "mxfp4")
+    linear = precision.name if named else LOGGED_PRECISIONS.get(precision.matmul, precision.matmul)
+    others = "bfloat16" if precision.matmul in ("fp8", "fp4") else linear
     yield "lowest_numerical_precision_in_linear", linear
     yield "lowest_numerical_precision_in_attn", others
     yield "lowest_numerical_precision_in_comm", others

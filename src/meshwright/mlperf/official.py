@@ -43,6 +43,7 @@ class OfficialCheck:
 
     @property
     def passes(self) -> bool | None:
+        """Return True if the checker accepts every file; None where it did not run."""
         return None if self.not_run else all(v.passes for v in self.verdicts)
 
 

@@ -59,6 +59,7 @@ def _compliance(request: dict[str, Any], messages: _Messages) -> dict[str, Any]:
 
 
 def _package(request: dict[str, Any], messages: _Messages) -> dict[str, Any]:
+    """Run the package checker; results of benchmarks that it skips by the checkers that it would have called."""
     from mlperf_logging.package_checker import package_checker
 
     with tempfile.TemporaryDirectory() as folder:
@@ -70,11 +71,29 @@ def _package(request: dict[str, Any], messages: _Messages) -> dict[str, Any]:
         except Exception as error:  # a folder of another form, an unknown benchmark
             return {"passes": False, "messages": [f"the checker stopped: {type(error).__name__}: {error}"]}
     lines = list(messages.lines)
+    messages.lines.clear()
     passes = any("FOUND NO ERRORS" in text for _, text in lines)
-    return {
-        "passes": passes,
-        "messages": [text.strip()[:2000] for level, text in lines if level >= logging.WARNING],
-    }
+    found = [text.strip()[:2000] for level, text in lines if level >= logging.WARNING]
+    for folder in sorted(Path(request["folder"]).glob("results/*/*")):
+        if folder.name in request["own"]:
+            problems = _own_results(folder, request["own"][folder.name], request["ruleset"], messages)
+            passes = passes and not problems
+            found += problems
+    return {"passes": passes, "messages": found}
+
+
+def _own_results(folder: Path, config: str | None, ruleset: str, messages: _Messages) -> list[str]:
+    """Messages about result files of a benchmark of one's own, whose rule set is `config`."""
+    from mlperf_logging.package_checker.seed_checker import SeedChecker
+
+    files = sorted(str(path) for path in folder.glob("result_*.txt"))
+    problems = []
+    if config is not None:
+        rows = _compliance({"files": files, "ruleset": ruleset, "config": config}, messages)["files"]
+        problems = [f"{row['file']}: {text}" for row in rows if not row["passes"] for text in row["messages"]]
+    if not SeedChecker(ruleset).check_seeds(files):
+        problems += messages.take(logging.ERROR)
+    return problems
 
 
 if __name__ == "__main__":

@@ -18,8 +18,11 @@ from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.mlperf.check_system import description_problems
+from meshwright.mlperf.log import read_log
 from meshwright.mlperf.official import INSTALL, PACKAGE, ask, package_version
+from meshwright.mlperf.results import rows_html
 from meshwright.mlperf.score import Score, score_folder
+from meshwright.report.result import Result
 
 LARGEST_BYTES = 50 * 1024 * 1024  # repo_checker.py: no larger file
 _NAME = re.compile(r"[A-Za-z0-9_+=@,()\[\]-][A-Za-z0-9_.+=@,()\[\]-]*")
@@ -28,25 +31,71 @@ _IGNORED = shutil.ignore_patterns(".git", "__pycache__", "*.pyc")
 
 @dataclass(frozen=True, kw_only=True)
 class PackageCheck:
-    """Outcome of the official package checker; `not_run` says why there is none."""
+    """Outcome of the official package checker; `not_run` says why there is none.
+
+    Of benchmarks of one's own it checks the system description and skips the results: these are checked by the official
+    compliance checker under their own rule set, and by the official seed checker. `not_checked` lists what no
+    official checker covers.
+    """
 
     passes: bool | None
     messages: tuple[str, ...] = ()
     not_run: str = ""
+    not_checked: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class SubmissionPackage:
-    """A written submission folder."""
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class SubmissionPackage(Result):
+    """A written submission folder.
+
+    Attributes:
+        folder: where it is.
+        changed: False if the folder held the same tree already.
+        notes: what a reviewer would ask about.
+        scores: one for each set.
+        files: all files, relative to the folder.
+        check: outcome of the official package checker.
+    """
 
     folder: Path
-    changed: bool  # False: the folder held the same tree already
+    changed: bool
+    notes: tuple[str, ...]
     scores: tuple[Score, ...]
-    files: tuple[str, ...]  # relative to the folder
+    files: tuple[str, ...]
     check: PackageCheck
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document of `meshwright mlperf package --json`."""
+        sets = [
+            {
+                "benchmark": s.benchmark.name, "score_min": s.score_min, "rcp_scaling": s.test.scaling,
+                "passes": s.passes,
+            }
+            for s in self.scores
+        ]  # fmt: skip
+        official = {
+            "passes": self.check.passes, "messages": list(self.check.messages),
+            "not_run": self.check.not_run or None, "not_checked": list(self.check.not_checked),
+        }  # fmt: skip
+        return {
+            "folder": str(self.folder), "changed": self.changed, "passes": self.passes, "files": list(self.files),
+            "benchmarks": sets, "official": official, "notes": list(self.notes),
+        }  # fmt: skip
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return one row for each file."""
+        return [{"file": name, "size_bytes": (self.folder / name).stat().st_size} for name in self.files]
+
+    def summary(self) -> str:
+        """Return folder, number of files and verdict."""
+        return f"{self.folder}: {len(self.files)} files, {'passes' if self.passes else 'does not pass'}"
+
+    def _repr_html_(self) -> str:
+        return rows_html(self, ("file",))
 
     @property
     def passes(self) -> bool:
+        """Return True if every set is a result and the official package checker found no error."""
         return all(score.passes for score in self.scores) and self.check.passes is not False
 
 
@@ -81,7 +130,20 @@ def write_package(
             tree.rename(final)
     finally:
         shutil.rmtree(building, ignore_errors=True)
-    return SubmissionPackage(folder=final, changed=changed, scores=scores, files=files, check=check)
+    return SubmissionPackage(
+        folder=final, changed=changed, notes=_other_organizations(scores, org), scores=scores, files=files, check=check
+    )  # fmt: skip
+
+
+def _other_organizations(scores: Sequence[Score], org: str) -> tuple[str, ...]:
+    """Return a note for each set whose logs name another organization than the submitter."""
+    notes = []
+    for score in scores:
+        named = {read_log(score.folder / run.name).value("submission_org") for run in score.scored} - {org}
+        if named:
+            others = ", ".join(sorted(f"{name!r:.60}" for name in named))
+            notes.append(f"{score.folder}: submission_org of the logs is {others}, the submitter is {org!r}")
+    return tuple(notes)
 
 
 def _description(system: Path) -> dict[str, Any]:
@@ -168,12 +230,21 @@ def _official(tree: Path, scores: Sequence[Score]) -> PackageCheck:
     """Run the official package checker on a copy of the tree."""
     if package_version() is None:
         return PackageCheck(passes=None, not_run=f"{PACKAGE} is not installed: {INSTALL}")
-    if not all(score.benchmark.official for score in scores):
-        return PackageCheck(passes=None, not_run="the package checker knows the benchmarks of MLPerf alone")
+    own = [score.benchmark for score in scores if not score.benchmark.official]
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch) / tree.name
         shutil.copytree(tree, copy)
-        answer = ask({"action": "package", "folder": str(copy), "ruleset": scores[0].benchmark.rules.ruleset})
+        request = {
+            "action": "package", "folder": str(copy), "ruleset": scores[0].benchmark.rules.ruleset,
+            "own": {rules.name: rules.ruleset_file and str(rules.ruleset_file.absolute()) for rules in own},
+        }  # fmt: skip
+        answer = ask(request)
     if "error" in answer:
         return PackageCheck(passes=False, messages=(answer["error"],))
-    return PackageCheck(passes=bool(answer["passes"]), messages=tuple(answer["messages"]))
+    not_checked = [f"{rules.name}: convergence (the checks of this package tested it)" for rules in own]
+    not_checked += [
+        f"{rules.name}: result files, it has no rule set" for rules in own if rules.ruleset_file is None
+    ]
+    return PackageCheck(
+        passes=bool(answer["passes"]), messages=tuple(answer["messages"]), not_checked=tuple(not_checked)
+    )

@@ -19,10 +19,10 @@ import numpy as np
 
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.files import default_cache
+from meshwright.kernels.labels import IGNORED_LABEL
 from meshwright.training.data.cache import build_once, remembered_digest
 from meshwright.training.data.megatron import IndexedWriter
 from meshwright.training.data.store import TRAINED_SUFFIX
-from meshwright.training.labels import IGNORED_LABEL
 
 
 def indexed_from_packed(path: Path, *, length: int, cache: Path | None = None) -> Path:

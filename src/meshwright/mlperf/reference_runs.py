@@ -11,11 +11,10 @@ from typing import Any
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
 from meshwright.mlperf.benchmarks import Benchmark
-from meshwright.mlperf.convergence import ReferencePoint, points_of, read_points
+from meshwright.mlperf.convergence import COUNT_KEYS, ReferencePoint, points_of, read_points
 from meshwright.mlperf.log import RunLog, read_log
 from meshwright.mlperf.score import result_files, rules_of, scored_run
 
-_LORA_KEY, _KEY = "samples to converge", "Epochs to converge"
 _NOT_HYPERPARAMETERS = ("global_batch_size", "train_samples", "eval_samples")
 
 
@@ -115,7 +114,7 @@ def _point(
         "Precision": description.precision,
         "BS": batches.pop(),
         "Hyperparams": hyperparameters,
-        _LORA_KEY if rules.name == "llama2_70b_lora" else _KEY: [
+        COUNT_KEYS[0 if rules.name == "llama2_70b_lora" else 1]: [
             int(c) if c == int(c) else c for c in counts
         ],
     }

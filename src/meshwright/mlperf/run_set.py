@@ -33,13 +33,15 @@ from meshwright.files import write_atomically
 from meshwright.mlperf.inputs import BenchmarkInputs
 from meshwright.mlperf.log import RunLog, read_log
 from meshwright.mlperf.page_cache import clear_page_cache
-from meshwright.mlperf.worker import LOG, TRAINING, RunTask
+from meshwright.mlperf.worker import LOG, TRAINING, RunTask, end_with_parent_process
+from meshwright.programs import with_found_program
 
 SET, RUN_FILE, RUNS, RECORDS = "set.json", "run.yaml", "runs", "records"
 FORMAT = 1
 MAX_SEED = 10**9
 """Of a run file."""
 POLL_S = 0.2
+GRACE_S = 10.0
 STDERR = "stderr.txt"
 
 
@@ -66,6 +68,9 @@ class RunSet:
     warm_up_steps: int
     threads: int | None
     num_concurrent: int
+    launcher: tuple[
+        str, ...
+    ] = ()  # command that starts the processes of a run; empty: this machine's are started
     version: str = __version__
     format: int = FORMAT
 
@@ -127,7 +132,8 @@ def open_set(folder: Path, wanted: RunSet) -> RunSet:
 def _read_set(path: Path) -> RunSet:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return RunSet(**{**content, "seeds": tuple(content["seeds"])})
+        lists = {key: tuple(content[key]) for key in ("seeds", "launcher") if key in content}
+        return RunSet(**{**content, **lists})
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise InputError(
             f"{path} does not describe a set of runs: {error}", hint="name a new folder with --out"
@@ -218,7 +224,7 @@ def _start(folder: Path, held: RunSet, *, index: int, inputs: BenchmarkInputs) -
         benchmark=held.benchmark,
         train_samples=held.train_samples,
         submission={**held.submission, "division": held.division},
-        cache_clear=clear_page_cache(inputs.files),
+        cache_clear=None if held.launcher else clear_page_cache(inputs.files),
         data_paths=tuple(sorted({str(file.resolve()) for file in inputs.files})),
         warm_up_steps=held.warm_up_steps,
         extra={**held.facts, "concurrent_runs": held.num_concurrent, "meshwright_version": held.version},
@@ -226,12 +232,19 @@ def _start(folder: Path, held: RunSet, *, index: int, inputs: BenchmarkInputs) -
     environment = os.environ | ({} if held.threads is None else {"OMP_NUM_THREADS": str(held.threads)})
     with (place / STDERR).open("wb") as stderr:
         return subprocess.Popen(
-            [sys.executable, "-m", "meshwright.mlperf.worker", str(task.write())],
+            [
+                *with_found_program(held.launcher),
+                sys.executable,
+                "-m",
+                "meshwright.mlperf.worker",
+                str(task.write()),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=stderr,
             stderr=stderr,
             env=environment,
             start_new_session=True,  # Ctrl-C reaches it through this process alone
+            preexec_fn=end_with_parent_process if held.launcher else None,  # calls one function of libc
         )
 
 
@@ -283,8 +296,11 @@ def _failure(place: Path, *, index: int, code: int) -> MeshwrightError:
 def _end(active: Mapping[int, subprocess.Popen[bytes]]) -> None:
     """End runs that are under way: what started them is leaving."""
     for process in active.values():
-        process.kill()
+        process.terminate()  # a launcher ends its processes on other hosts
     for process in active.values():
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
+        process.kill()
         process.wait()
 
 

@@ -11,13 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from meshwright import runfile
+from meshwright.engines.base import Measuring, TrainOptions, refuse
 from meshwright.errors import InputError
 from meshwright.mlperf.benchmarks import Benchmark, load_benchmark
-from meshwright.mlperf.inputs import BenchmarkInputs, find_inputs
+from meshwright.mlperf.inputs import BenchmarkInputs, check_data, find_inputs
 from meshwright.mlperf.run_files import benchmark_run
-from meshwright.mlperf.run_set import Report, RunResult, RunSet, new_seeds, open_set, run_set
+from meshwright.mlperf.run_set import Report, RunResult, RunSet, new_seeds, open_set, results_of, run_set
 from meshwright.mlperf.system_description import describe_system, write_description
+from meshwright.programs import find_program
+from meshwright.report.result import Result
 from meshwright.specs.run import Run
+from meshwright.training.rendezvous import under_launcher
 
 NOT_MLPERF = (
     "Not an MLPerf result: {name} is a proxy of Meshwright's own. Its results compare with none of MLPerf."
@@ -40,11 +44,24 @@ class RunChoices:
     system: Path | None = None  # JSON that is laid over the description of this machine
     warm_up_steps: int | None = None
     num_concurrent: int | None = None
+    launcher: tuple[str, ...] = ()  # command that starts the processes of a run, on several hosts
 
 
-@dataclass(frozen=True, kw_only=True)
-class BenchmarkRuns:
-    """A set of runs that has ended."""
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class BenchmarkRuns(Result):
+    """A set of runs that has ended.
+
+    Attributes:
+        benchmark: its name.
+        round: round whose rules applied.
+        folder: result files, records and the description of the system.
+        results: index, seed, status, seconds, samples, loss and log of each run.
+        num_runs: runs of the set.
+        target: loss that ends a run.
+        missing_system_fields: fields of the system description that the machine does not tell.
+        label: what these results are not.
+        notes: what a reviewer would ask about.
+    """
 
     benchmark: str
     round: str
@@ -58,6 +75,7 @@ class BenchmarkRuns:
 
     @property
     def num_converged(self) -> int:
+        """Runs that reached the target."""
         return sum(result.status == "success" for result in self.results)
 
     @property
@@ -71,7 +89,7 @@ class BenchmarkRuns:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON document of the command."""
+        """Return the document of `meshwright mlperf run --json`."""
         return {
             "benchmark": self.benchmark,
             "round": self.round,
@@ -96,6 +114,22 @@ class BenchmarkRuns:
                 for result in self.results
             ],
         }
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return one row for each run."""
+        return self.to_dict()["runs"]
+
+    def summary(self) -> str:
+        """Return the benchmark, how many runs reached the target, and the raw olympic mean."""
+        minutes = "" if self.mean_minutes is None else f", olympic mean {self.mean_minutes:.3f} min, raw"
+        return (
+            f"{self.benchmark}: {self.num_converged} of {self.num_runs} runs reached {self.target:g}{minutes}"
+        )
+
+    def _repr_html_(self) -> str:
+        from meshwright.mlperf.results import rows_html
+
+        return rows_html(self, ("status", "log"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,17 +190,22 @@ def prepare_set(
     """Check everything that can be checked before the first run, and open the set in `folder`."""
     from meshwright.mlperf.worker import observed_engine
 
-    reason = benchmark.training.get("inputs", {}).get("open_only")
-    if reason is not None and choices.division == "closed":
+    if under_launcher():
         raise InputError(
-            f"{benchmark.name} cannot run in the closed division: {reason}", hint="--division open"
+            "a set of runs starts the processes of each run itself, and is no process of a launcher",
+            hint="meshwright mlperf run ... --launcher 'torchrun --no-python ...'",
         )
     inputs = find_inputs(benchmark, data=choices.data, weights=choices.weights)
     run = benchmark_run(
         benchmark, overrides=overrides, train=inputs.train, validation=inputs.validation, weights=inputs.weights,
         division=choices.division,
     )  # fmt: skip
-    observed_engine(run)
+    engine = observed_engine(run)
+    if choices.launcher:
+        _require_launcher(choices)
+        refuse(run.engine, engine.check(run))
+    else:
+        engine.prepare(run, options=TrainOptions(folder=folder, measuring=Measuring.NEVER, only_steps=True))
     seeds, num_runs = _seeds(benchmark, choices)
     training = benchmark.training
     threads = training.get("threads")
@@ -189,7 +228,9 @@ def prepare_set(
         if choices.warm_up_steps is None
         else choices.warm_up_steps,
         threads=threads,
-        num_concurrent=choices.num_concurrent or (1 if threads is None else max(1, num_cores() // threads)),
+        num_concurrent=choices.num_concurrent
+        or (1 if threads is None or choices.launcher else max(1, num_cores() // threads)),
+        launcher=choices.launcher,
     )
     held = open_set(folder, wanted)
     description = describe_system(
@@ -203,7 +244,9 @@ def prepare_set(
 
 
 def take_runs(prepared: PreparedSet, *, report: Report) -> BenchmarkRuns:
-    """Take the runs of the set that are missing."""
+    """Take the runs of the set that are missing. The data set is read through once before, off the clock."""
+    if len(results_of(prepared.folder, prepared.held)) < prepared.held.num_runs:
+        check_data(prepared.run)
     results = run_set(prepared.folder, prepared.held, inputs=prepared.inputs, report=report)
     return BenchmarkRuns(
         benchmark=prepared.benchmark.name,
@@ -221,6 +264,16 @@ def take_runs(prepared: PreparedSet, *, report: Report) -> BenchmarkRuns:
 def label_of(benchmark: Benchmark) -> str:
     """Label of every output about results of the benchmark."""
     return UNVERIFIED if benchmark.official else NOT_MLPERF.format(name=benchmark.name)
+
+
+def _require_launcher(choices: RunChoices) -> None:
+    """Raise InputError where the command that starts the processes of a run cannot be used."""
+    if find_program(choices.launcher[0]) is None:
+        raise InputError("--launcher: there is no such program", got=choices.launcher[0])
+    if (choices.num_concurrent or 1) > 1:
+        raise InputError(
+            "runs of a launcher take place one after another", got=f"--concurrent {choices.num_concurrent}"
+        )
 
 
 def _seeds(benchmark: Benchmark, choices: RunChoices) -> tuple[tuple[int, ...], int]:
@@ -242,6 +295,8 @@ def _notes(benchmark: Benchmark, run: Run, choices: RunChoices, num_runs: int) -
         notes.append(f"a score takes {benchmark.runs} runs, this set has {num_runs}")
     if choices.seeds:
         notes.append("seeds are given: the rules ask for seeds of the system")
+    if choices.launcher:
+        notes.append("system.json describes this host: give number_of_nodes with --system FILE")
     if choices.division == "open":
         notes.append("open division: not compared with results of the closed one")
     return tuple(notes)

@@ -43,6 +43,7 @@ class ScoredRun:
 
     @property
     def converged(self) -> bool:
+        """Return True if the run reached the target."""
         return self.minutes is not None
 
 
@@ -64,10 +65,12 @@ class Score:
 
     @property
     def passes(self) -> bool:
+        """Return True if the set is a result: no problem, and no faster convergence than allowed."""
         return not self.problems and self.test.passes
 
     @property
     def score_min(self) -> float | None:
+        """Score in minutes: the olympic mean times the factor of the reference-convergence test."""
         return None if self.raw_min is None else self.raw_min * self.test.scaling
 
 
@@ -148,6 +151,8 @@ def scored_run(log: RunLog, rules: Benchmark) -> ScoredRun:
         problem = "no run_start"
     elif stop is None:
         problem = "no run_stop: the log is not finished"
+    elif len(log.all("run_start")) > 1 or len(log.all("run_stop")) > 1:
+        problem = "several run_start or run_stop: the log does not say how long the run took"
     elif stop.metadata.get("status") != "success":
         problem = f"status of run_stop is {stop.metadata.get('status')!r}"
     elif stop.time_ms < start.time_ms:

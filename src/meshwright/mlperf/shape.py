@@ -21,7 +21,7 @@ from meshwright.specs.run import Run
 from meshwright.training import device as devices
 from meshwright.units import format_bytes
 
-LABEL = "Not a result: random tokens, no target, no clock. {name}'s shapes were trained for their rate only."
+LABEL = "Not a result: random tokens, no target, no clock. {what} were trained for their rate only."
 
 
 def measure_shape(
@@ -50,7 +50,7 @@ def measure_shape(
             "steps": num_steps,
             "memory": _arithmetic(memory, start.plan),
             "memory_bytes": _needed_bytes(memory),
-            "label": LABEL.format(name=benchmark.name),
+            "label": LABEL.format(what=_shapes(benchmark, overrides)),
             "notes": list(start.notes),
             "tokens_per_s_per_device": None,
             "mfu": None,
@@ -69,6 +69,12 @@ def measure_shape(
         "step_s": found["step_s"].get("median"),
         "peak_memory_bytes": found["peak_memory_bytes"],
     }
+
+
+def _shapes(benchmark: Benchmark, overrides: tuple[str, ...]) -> str:
+    """Name of the shapes that are trained, with the settings that change them."""
+    changed = [line for line in overrides if line.startswith(("model", "lora", "data.sequence_length"))]
+    return f"{benchmark.name}'s shapes" + (f", changed by {', '.join(changed)}," if changed else "")
 
 
 def shape_run(benchmark: Benchmark, *, overrides: tuple[str, ...], num_steps: int) -> Run:

@@ -22,7 +22,7 @@ from meshwright.planner.scaling import Costed, EmulatedPoint, ScaleCurve, Study,
 from meshwright.planner.search import search
 from meshwright.planner.training import training_at
 from meshwright.runfile import from_options
-from meshwright.specs.estimate import Estimate, Tier
+from meshwright.specs.estimate import Estimate, MemoryEstimate, Tier
 from meshwright.specs.hardware import Accelerator
 from meshwright.specs.run import Costs, Run
 from meshwright.units import DAY_S, GB, PETA, TERA, gib
@@ -113,6 +113,20 @@ def _rate_of(asked: ClaimRun) -> _Rate:
     plan = result.best.plan
     step = estimate_plan(request, plan).step
     return _Rate(plan=plan.describe(), tokens_per_s=step.tokens_per_s_per_device)
+
+
+def predicted_rate(asked: ClaimRun) -> tuple[Estimate, str]:
+    """Tokens/s per device of the best plan, and the plan. Raises InfeasibleError where none fits."""
+    found = _rate_of(asked)
+    return found.tokens_per_s, found.plan
+
+
+def predicted_memory(asked: ClaimRun) -> tuple[MemoryEstimate, str]:
+    """Memory of the best plan on its fullest stage, and the plan. Raises InfeasibleError where none fits."""
+    plan, request = _rate_of(asked).plan, _request(asked)
+    best = search(request, top=1).best
+    assert best is not None  # `_rate_of` raises where there is none
+    return estimate_plan(request, best.plan).step.memory, plan
 
 
 # --- sizes ---

@@ -42,6 +42,7 @@ class LegalityContext:
     num_devices: int
     domain: int  # devices joined by the scale-up link
     facts: EngineFacts
+    stored: frozenset[str] = frozenset()  # modules whose activations are stored in 8 bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,7 @@ class EngineFacts:
 
     title: str  # in messages, with the version that this is about
     stack: str  # the framework whose measurements stand for it, as `meshwright.catalog.stacks` has it
+    stack_by_vendor: tuple[tuple[str, str], ...] = ()  # (vendor, another one on its accelerators)
     schedules: tuple[Schedule, ...]
     shardings: tuple[Sharding, ...]
     recomputes: tuple[Recompute, ...]

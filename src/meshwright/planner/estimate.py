@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from meshwright.calibration.parameters import Calibration, Factors, fitted
 from meshwright.cost.flops import model_flops_per_token
-from meshwright.cost.memory import MemoryTable, estimate_memory, memory_constants
+from meshwright.cost.memory import MemoryTable, estimate_memory
 from meshwright.cost.mfu import mfu
 from meshwright.cost.pipeline.simulate import Timeline
 from meshwright.cost.rates import bf16_factors, factors_of, rates_from_etas, system_facts
@@ -44,27 +44,8 @@ def estimate_plan(
     """Cost one plan. `load_factor`: tokens of the busiest expert rank over the mean (1.0: balanced routing)."""
     calibration = calibration or request.calibration or fitted()
     row = plan_row(plan)
-    facts = system_facts(request.cluster, request.precision, request.stack)
     factors = factors_of(request.cluster, request.precision, request.stack)
-    etas, bf16 = calibration.etas([factors]), calibration.etas([bf16_factors(factors)])
-
-    def steps_at(etas: Etas, bf16: Etas) -> StepTable:
-        return estimate_steps(
-            model=request.model_table,
-            batch=request.batch_table,
-            plan=row,
-            precision=request.precision_table,
-            rates=rates_from_etas(calibration, facts, etas, bf16),
-            load_factor=load_factor,
-        )
-
-    def log_step(etas: Etas, bf16: Etas) -> NDArray[np.float64]:
-        return np.log(steps_at(etas, bf16).step_s)
-
-    steps = steps_at(etas, bf16)
-    slopes = derivatives(log_step, etas, bf16)
-    is_moe = np.array([request.model.experts is not None])
-    variances = log_variances(slopes, calibration, [factors], is_moe=is_moe)
+    steps, variances = steps_and_variances(request, row, calibration=calibration, load_factor=load_factor)
     factor = float(spread(variances)[0])
     simulated = simulated_step_s(plan, steps)
     closed = float(np.ravel(steps.step_s)[0])
@@ -99,6 +80,32 @@ def estimate_plan(
     )
 
 
+def steps_and_variances(
+    request: PlanRequest, rows: PlanTable, *, calibration: Calibration, load_factor: float = 1.0
+) -> tuple[StepTable, dict[str, NDArray[np.float64]]]:
+    """Steps of plans, one row each, and the variance of their log step time by where it comes from."""
+    facts = system_facts(request.cluster, request.precision, request.stack)
+    factors = factors_of(request.cluster, request.precision, request.stack)
+    etas, bf16 = calibration.etas([factors]), calibration.etas([bf16_factors(factors)])
+
+    def steps_at(etas: Etas, bf16: Etas) -> StepTable:
+        return estimate_steps(
+            model=request.model_table,
+            batch=request.batch_table,
+            plan=rows,
+            precision=request.precision_table,
+            rates=rates_from_etas(calibration, facts, etas, bf16),
+            load_factor=load_factor,
+        )
+
+    def log_step(etas: Etas, bf16: Etas) -> NDArray[np.float64]:
+        return np.log(steps_at(etas, bf16).step_s)
+
+    slopes = derivatives(log_step, etas, bf16)
+    is_moe = np.array([request.model.experts is not None])
+    return steps_at(etas, bf16), log_variances(slopes, calibration, [factors], is_moe=is_moe)
+
+
 def _tier(calibration: Calibration, factors: Factors) -> Tier:
     """Interpolated where the device itself was measured or both it and its software have rows, datasheet where one of
     them has, guessed where neither has."""
@@ -116,7 +123,7 @@ def _memory_table(request: PlanRequest, row: PlanTable) -> MemoryTable:
         batch=request.batch_table,
         plan=row,
         precision=request.precision_table,
-        constants=memory_constants(request.stack),
+        constants=request.memory_constants,
     )
 
 

@@ -11,19 +11,20 @@ from enum import Enum
 
 import numpy as np
 
-from meshwright.cost.memory import MemoryTable
-from meshwright.cost.tables import plan_from_row
+from meshwright.cost.memory import MEMORY_PARTS, MemoryTable, memory_parts
+from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS
+from meshwright.cost.tables import plan_from_row, plan_row
 from meshwright.planner.engines import Severity
 from meshwright.planner.legality import Violation, broken_rules, legality_context, violations
 from meshwright.planner.neighbours import neighbours
 from meshwright.planner.objective import Goal
 from meshwright.planner.request import PlanRequest
+from meshwright.planner.screen import cost_model
 from meshwright.planner.search import PlanResult, RankedPlan, search
 from meshwright.planner.space import Space, choices, combine, num_rows, shapes
 from meshwright.specs.plan import Offload, Plan, Sharding
 from meshwright.units import gib, ms
 
-MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "workspace")
 SAMPLED_CANDIDATES = 20_000
 MAX_GROWTH = 4096
 """A request that does not fit is tried on up to this many times its nodes."""
@@ -83,13 +84,16 @@ class WhyNot:
     fixed: Mapping[str, object]
     verdict: WhyNotVerdict
     comparison: PlanComparison | None = None  # BEST and SLOWER: the best plan with `fixed` against the winner
+    binding: str = (
+        ""  # SLOWER: the memory or the rule that keeps it from the winner's choices; "": time alone
+    )
     infeasible: Infeasible | None = None  # DOES_NOT_FIT
     violations: tuple[Violation, ...] = ()  # ILLEGAL: the rules; otherwise warnings about the plan
 
     def __str__(self) -> str:
         what = ", ".join(f"{name}={_word(name, value)}" for name, value in self.fixed.items())
         if self.comparison is not None:
-            return f"{what}: {self.verdict.value}: {self.comparison}"
+            return "; ".join(filter(None, (f"{what}: {self.verdict.value}: {self.comparison}", self.binding)))
         if self.infeasible is not None:
             return f"{what}: {self.infeasible}"
         return f"{what}: {self.verdict.value}: {'; '.join(map(str, self.violations))}"
@@ -166,8 +170,65 @@ def why_not(
     return WhyNot(
         fixed=fixed,
         verdict=verdict,
+        binding=_binding(restricted, fixed, result.best, winner) if verdict is WhyNotVerdict.SLOWER else "",
         comparison=compare(winner, result.best, usable_bytes=request.usable_bytes),
         violations=warnings,
+    )
+
+
+MEMORY_CHOICES = ("recompute", "recompute_modules", "recompute_layers", "offload", "micro_batch")
+"""Choices of a plan that trade time for memory."""
+
+
+def _binding(request: PlanRequest, fixed: Mapping[str, object], loser: RankedPlan, winner: RankedPlan) -> str:
+    """The memory or the rule that forbids the best plan with `fixed` in it; "" where that runs and takes longer."""
+    if memory := _binding_memory(request, loser, winner):
+        return memory
+    plan = _with_fixed(winner.plan, fixed, request.num_devices)
+    broken = _refused(violations(plan, context=legality_context(request)))
+    if broken:
+        return f"the rule of {broken[0].rule} binds: with the rest of the best plan {broken[0].message}"
+    needed, available = gib(reserved_bytes(request, plan)), gib(request.usable_bytes)
+    if needed <= available:
+        return ""
+    return f"memory binds: with the rest of the best plan it needs {needed:.1f} GiB of {available:.1f}"
+
+
+def _with_fixed(plan: Plan, fixed: Mapping[str, object], num_devices: int) -> Plan:
+    """`plan` with `fixed` and what follows from it: chunks that its schedule has, and the data width that remains."""
+    changed = replace(plan, **dict(fixed))  # pyright: ignore[reportArgumentType]
+    if {"pipeline", "virtual_pipeline", "schedule"} & set(fixed) and "layers_per_stage" not in fixed:
+        changed = replace(changed, layers_per_stage=None)
+    layers = changed.layers_per_stage
+    if layers is not None and len(layers) != changed.pipeline * changed.virtual_pipeline:
+        changed = replace(changed, pipeline=len(layers) // changed.virtual_pipeline)
+    record = SCHEDULE_RECORDS[changed.schedule]
+    chunks = changed.virtual_pipeline if changed.pipeline > 1 else 1
+    if "virtual_pipeline" not in fixed and changed.pipeline > 1 and not record.allows_chunks(chunks):
+        chunks = record.min_chunks
+    if "data_shard" not in fixed:
+        inner = changed.tensor * changed.context * changed.pipeline * changed.data_replicate
+        changed = replace(changed, data_shard=num_devices // inner)
+    return replace(changed, virtual_pipeline=chunks)
+
+
+def reserved_bytes(request: PlanRequest, plan: Plan) -> float:
+    """Bytes that `plan` reserves on its fullest rank."""
+    return _number(cost_model(request).memory(plan_row(plan)).reserved_bytes)
+
+
+def _binding_memory(request: PlanRequest, loser: RankedPlan, winner: RankedPlan) -> str:
+    """The memory that `request` needs with the winner's recomputation, offloading and micro-batch; "" if it fits."""
+    choices = {name: getattr(winner.plan, name) for name in MEMORY_CHOICES if name not in request.fixed}
+    if all(getattr(loser.plan, name) == value for name, value in choices.items()):
+        return ""
+    same = search(request.fixing(**choices), top=1)
+    if same.best is not None or same.least_memory is None:
+        return ""
+    needed, available = gib(same.least_memory.reserved_bytes), gib(request.usable_bytes)
+    return (
+        f"memory binds: with the recomputation, offloading and micro-batch of the best plan it needs "
+        f"{needed:.1f} GiB of {available:.1f}"
     )
 
 
@@ -220,7 +281,7 @@ def forbidding_rules(request: PlanRequest, space: Space) -> tuple[Violation, ...
     choice = np.tile(np.arange(len(choice_table)), len(row) // len(choice_table))
     plan = combine(shape_table.take(row), choice_table.take(choice))
     index = int(np.argmin(broken_rules(plan, context=context)))
-    return _refused(violations(plan_from_row(plan.take(index)), context=context))
+    return _refused(violations(plan_from_row(plan.take(index), splits=space.splits), context=context))
 
 
 def _refused(found: list[Violation]) -> tuple[Violation, ...]:
@@ -274,9 +335,7 @@ def _first_plan(request: PlanRequest) -> str | None:
 
 def memory_parts_gib(memory: MemoryTable) -> dict[str, float]:
     """GiB of each part of the fullest rank, and what is reserved outside the allocator."""
-    parts = {name: gib(_number(getattr(memory, f"{name}_bytes"))) for name in MEMORY_PARTS}
-    parts["beside the allocator"] = gib(_number(memory.reserved_bytes) - _number(memory.allocated_bytes))
-    return parts
+    return {name: gib(size) for name, size in memory_parts(memory).items()}
 
 
 def _components_s(ranked: RankedPlan) -> dict[str, float]:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from meshwright.arrays import FloatArray
 from meshwright.cost.layers import LayerTimes
 from meshwright.cost.pipeline.schedules import PipelineShape, schedule_shortfall, shape_of
 from meshwright.cost.pipeline.simulate import StageTimes, Timeline, simulate
-from meshwright.cost.step import StepTable, mean_of_ranks, oversubscribed_s
+from meshwright.cost.stages import layers_per_stage
+from meshwright.cost.step import RankTimes, StepTable, oversubscribed_s
 from meshwright.specs.plan import Plan
 
 MAX_OPERATIONS = 400_000
 """Larger graphs take seconds each; with that many micro-batches the closed form is good."""
 
-PASSES = ("forward_s", "input_s", "weight_s")
 OUTSIDE_PIPELINE = ("bubble", "data_parallel", "optimizer", "fixed", "stragglers")
 
 
@@ -35,8 +36,12 @@ def simulated_step_s(plan: Plan, steps: StepTable) -> float | None:
     in_pipeline = sum(x for name, x in components.items() if name not in OUTSIDE_PIPELINE)
     # The cost model scales kernel times by calibrated factors; the graph's times are scaled alike.
     cpu_oversubscription = _number(steps.cpu_oversubscription)
-    work = _number(sum(mean_of_ranks(steps.stages, plan.pipeline, part) for part in PASSES))
-    factor = in_pipeline / (num_micro * (work if cpu_oversubscription > 1 else max(totals)))
+    work = (
+        _total(steps.stages.mean)
+        if cpu_oversubscription > 1
+        else max(totals) - _number(steps.stages.rank_saving_s)
+    )
+    factor = in_pipeline / (num_micro * work)
     pipeline_s = _number(oversubscribed_s(timeline.step_s * factor, in_pipeline, cpu_oversubscription))
     rest = _number(steps.step_s) - components["stragglers"]
     straggle = _number(steps.step_s) / rest
@@ -50,23 +55,29 @@ def simulate_pipeline(plan: Plan, steps: StepTable) -> Timeline | None:
     operations = 3 * plan.pipeline * plan.virtual_pipeline * num_micro
     if plan.pipeline == 1 or operations > MAX_OPERATIONS or schedule_shortfall(shape) is not None:
         return None
-    return simulate(shape, _stage_times(shape, steps))
+    return simulate(shape, stage_times(shape, plan.layers_per_stage, steps.stages))
 
 
-def _stage_times(shape: PipelineShape, steps: StepTable) -> StageTimes:
-    """Seconds per stage: a rank's time split evenly over its stages."""
-    first, middle, last = steps.stages.first, steps.stages.middle, steps.stages.last
-    columns = np.empty((3, shape.num_stages))
-    for rank in range(shape.num_ranks):
-        times = first if rank == 0 else last if rank == shape.num_ranks - 1 else middle
-        stages = list(dict.fromkeys(shape.stages_of(rank)))
-        per_stage = [_number(x) / shape.num_chunks for x in (times.forward_s, times.input_s, times.weight_s)]
-        columns[:, stages] = np.array(per_stage)[:, None]
+def stage_times(shape: PipelineShape, given: tuple[int, ...] | None, stages: RankTimes) -> StageTimes:
+    """Seconds of every stage: its layers, dense ones first, and the ends of the model. `given`: a plan's layers."""
+    num_dense, num_moe = round(_number(stages.num_dense_layers)), round(_number(stages.num_moe_layers))
+    layers = np.array(given or layers_per_stage(num_dense + num_moe, shape.num_stages))
+    before = np.cumsum(layers) - layers
+    dense = np.clip(num_dense - before, 0, layers) if num_moe else layers
+
+    def seconds(part: str) -> FloatArray:
+        column = dense * _number(getattr(stages.dense, part))
+        column = column + (layers - dense) * _number(getattr(stages.moe, part))
+        column[0] += _number(getattr(stages.start, part))
+        column[-1] += _number(getattr(stages.end, part))
+        return column
+
     return StageTimes(
-        forward_s=columns[0],
-        backward_input_s=columns[1],
-        backward_weight_s=columns[2],
-        transfer_s=_number(steps.stages.transfer_s),
+        forward_s=seconds("forward_s"),
+        backward_input_s=seconds("input_s"),
+        backward_weight_s=seconds("weight_s"),
+        transfer_s=_number(stages.transfer_s),
+        pair_saving_s=(layers - dense) * _number(stages.layer_saving_s),
     )
 
 

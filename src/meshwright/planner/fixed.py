@@ -15,9 +15,6 @@ SHORT = {
 }  # fmt: skip
 """What the field calls the degrees."""
 
-NOT_FREE = ("layers_per_stage",)
-"""The planner does not search these."""
-
 
 def fixed_fields(assignments: Iterable[str]) -> dict[str, Any]:
     """Plan fields from `name=value` words; both may be separated by commas: "tensor=8,pipeline=4".
@@ -54,7 +51,7 @@ def _value(name: str, text: str) -> Any:
 
     from meshwright.specs.plan import RECOMPUTE_MODULES, Offload, Plan, Recompute, Schedule, Sharding
 
-    known = [f.name for f in fields(Plan) if f.name not in NOT_FREE]
+    known = [f.name for f in fields(Plan)]
     if name not in known:
         raise UnknownNameError("plan field", name, known=known)
     choices = {"sharding": Sharding, "schedule": Schedule, "recompute": Recompute, "offload": Offload}
@@ -70,7 +67,24 @@ def _value(name: str, text: str) -> Any:
             if module not in RECOMPUTE_MODULES:
                 raise UnknownNameError("recompute module", module, known=RECOMPUTE_MODULES)
         return modules
+    if name == "layers_per_stage":
+        return _layers(name, text)
     return _count(name, text)
+
+
+def _layers(name: str, text: str) -> tuple[int, ...] | None:
+    """Layers of each stage, "7,8x14,7"; None for "even", the usual split."""
+    from meshwright.specs.plan import read_layers
+
+    if text.lower() == "even":
+        return None
+    try:
+        layers = read_layers(text)
+    except ValueError:
+        layers = ()
+    if not layers or min(layers) < 0:
+        raise InputError(name, got=text, allowed="layers of each stage, as in 7,8x14,7, or even")
+    return layers
 
 
 def _choice(name: str, text: str, kind: type[Enum]) -> Enum:

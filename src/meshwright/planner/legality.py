@@ -6,18 +6,16 @@ one plan into sentences. Both read the same rules, so "why not TP=8" has the ans
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.stages import layers_per_stage
 from meshwright.cost.tables import PlanTable, plan_row
 from meshwright.planner.engines import LegalityContext, Scope, Severity, engine_facts
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.rules import rules_of
-from meshwright.specs.plan import Plan
+from meshwright.specs.plan import Plan, listed_layers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +38,7 @@ def legality_context(request: PlanRequest) -> LegalityContext:
         num_devices=request.num_devices,
         domain=request.cluster.fabric.scale_up_domain,
         facts=engine_facts(request.engine),
+        stored=frozenset(request.kernels.stored_activations),
     )
 
 
@@ -53,36 +52,29 @@ def legal_mask(plan: PlanTable, *, context: LegalityContext, scope: Scope | None
 
 
 def violations(plan: Plan, *, context: LegalityContext) -> list[Violation]:
-    """Every rule that `plan` breaks, refusals first. Empty: the engine accepts it.
-
-    A split of layers that the cost model would not follow is refused as well.
-    """
-    row = plan_row(plan)
+    """Every rule that `plan` breaks, refusals first. Empty: the engine accepts it."""
+    split = _layer_split(plan, context=context)
+    row = plan_row(replace(plan, layers_per_stage=None) if split else plan)
     broken = [r for r in rules_of(context.facts) if not bool(r.holds(context, row))]
     found = [Violation(rule=r.name, message=r.says(context, row), severity=r.severity) for r in broken]
-    found += _layer_split(plan, context=context)
-    return sorted(found, key=lambda v: v.severity is not Severity.REFUSED)
+    return sorted(found + split, key=lambda v: v.severity is not Severity.REFUSED)
 
 
 def _layer_split(plan: Plan, *, context: LegalityContext) -> list[Violation]:
-    """`layers_per_stage` must be the split that is costed: equal stages, what is left on the two ends."""
-    given = plan.layers_per_stage
+    """`layers_per_stage` must hold all layers of the model, one number for each stage."""
+    given, stages = plan.layers_per_stage, plan.pipeline * plan.virtual_pipeline
     if given is None:
         return []
-    costed = layers_per_stage(int(context.model.num_layers), plan.pipeline * plan.virtual_pipeline)
-    mirrored = costed[::-1]  # the last stage also holds the head, so an odd layer may lie on either end
-    if given in (costed, mirrored):
-        return []
-    message = (
-        f"layers_per_stage {_listed(given)} cannot be estimated yet, only {_listed(costed)}: leave it out"
-    )
-    return [Violation(rule="layers per stage", message=message)]
-
-
-def _listed(counts: tuple[int, ...]) -> str:
-    """[10, 11 x 6, 10]: neighbours that are equal once, with their number."""
-    groups = [(count, len(list(group))) for count, group in groupby(counts)]
-    return f"[{', '.join(str(c) if n == 1 else f'{c} x {n}' for c, n in groups)}]"
+    num_layers = int(context.model.num_layers)
+    messages = []
+    if len(given) != stages:
+        messages.append(f"has {len(given)} stages, pipeline x virtual_pipeline are {stages}")
+    if sum(given) != num_layers or min(given, default=0) < 0:
+        messages.append(f"adds up to {sum(given)}, the model has {num_layers} layers")
+    return [
+        Violation(rule="layers per stage", message=f"layers_per_stage {listed_layers(given)} {message}")
+        for message in messages
+    ]
 
 
 def broken_rules(plan: PlanTable, *, context: LegalityContext) -> NDArray[np.int64]:

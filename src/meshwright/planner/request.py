@@ -7,15 +7,17 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 from meshwright.calibration import device as device_calibration
+from meshwright.calibration.memory import MemoryConstants, memory_constants
 from meshwright.calibration.parameters import Calibration
+from meshwright.cost.casts import WeightCache
 from meshwright.cost.tables import BatchTable, ModelTable, PrecisionTable, model_row, precision_row
 from meshwright.errors import InputError, UnknownNameError
-from meshwright.specs.hardware import Cluster, Stack
+from meshwright.specs.hardware import Accelerator, Cluster, Stack
 from meshwright.specs.memory_budget import PLANNING_RATIO, MemoryBudget
 from meshwright.specs.model import BaseFormat, Lora, Model
 from meshwright.specs.plan import Plan
 from meshwright.specs.precision import Precision
-from meshwright.specs.run import NATIVE, Run, with_label_ratio
+from meshwright.specs.run import NATIVE, KernelChoices, Run, with_label_ratio
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,7 @@ class PlanRequest:
     fixed: Mapping[str, object] = field(default_factory=dict)
     usable_memory_ratio: float = PLANNING_RATIO
     calibration: Calibration | None = None  # None: the one that ships
+    kernels: KernelChoices = field(default_factory=KernelChoices)
 
     def __post_init__(self) -> None:
         known = [f.name for f in fields(Plan)]
@@ -58,7 +61,20 @@ class PlanRequest:
 
     @cached_property
     def precision_table(self) -> PrecisionTable:
-        return precision_row(self.precision)
+        own = WeightCache.AUTO if self.stack.framework == "native" else WeightCache.CALIBRATED
+        cache = {"on": WeightCache.ON, "off": WeightCache.OFF}.get(self.kernels.weight_cache, own)
+        return precision_row(
+            self.precision,
+            stored_activations=self.kernels.stored_activations,
+            weight_cache=cache,
+            frozen_in_16_bits=self.memory_constants.frozen_in_16_bits,
+        )
+
+    @cached_property
+    def memory_constants(self) -> MemoryConstants:
+        """The stack's, with the run's routes of kernels on its device."""
+        on_cpu = is_processor(self.cluster.accelerator)
+        return memory_constants(self.stack, routes=self.kernels.routes, on_cpu=on_cpu)
 
     @property
     def num_devices(self) -> int:
@@ -79,6 +95,11 @@ class PlanRequest:
     def fixing(self, **values: object) -> PlanRequest:
         """The same question with more fields fixed."""
         return replace(self, fixed={**self.fixed, **values})
+
+
+def is_processor(accelerator: Accelerator) -> bool:
+    """Return True for the catalogue's generic CPU, and for one that was measured: its GEMMs have no output tiles."""
+    return accelerator.name == "cpu" or not accelerator.output_tiles
 
 
 def note_on_labels(run: Run, *, ratio: float | None = None) -> str | None:
@@ -124,5 +145,6 @@ def request_for(run: Run, **changes: object) -> PlanRequest:
         engine=run.engine,
         fixed=fixed,
         calibration=calibration,
+        kernels=run.kernels,
     )
     return replace(request, **changes) if changes else request  # pyright: ignore[reportArgumentType]

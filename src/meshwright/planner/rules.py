@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from meshwright.arrays import Array, Mask
 from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS, chunks_allowed, column_of
-from meshwright.cost.tables import RECOMPUTES, SCHEDULES, PlanTable
+from meshwright.cost.tables import RECOMPUTES, PlanTable
 from meshwright.planner.engines import EngineFacts, LegalityContext, Rule, Scope, Severity
-from meshwright.specs.plan import RECOMPUTE_MODULES, Recompute, Schedule, Sharding
+from meshwright.specs.plan import RECOMPUTE_MODULES, SCHEDULES, Recompute, Schedule, Sharding
 
 
 def is_divisor(part: Array, whole: Array) -> NDArray[np.bool_]:
@@ -39,15 +39,21 @@ def has_experts(context: LegalityContext) -> bool:
 
 
 def _layers_fit(s: LegalityContext, plan: PlanTable) -> Mask:
-    """Middle stages take ceil(L / S) layers; what is left for the first and the last must not be negative."""
+    """Middle stages take ceil(L / S) layers; what is left for the first and the last must not be negative.
+
+    A plan that names its layers needs an engine that takes any.
+    """
     num_layers, stages = s.model.num_layers, plan.pipeline * plan.virtual_pipeline
+    named = np.asarray(plan.first_layers) >= 0
     if not s.facts.uneven_layers:
-        return is_divisor(stages, num_layers)
+        return is_divisor(stages, num_layers) & ~named
     middle = -(-num_layers // np.maximum(stages, 1))
-    return (num_layers - (stages - 2) * middle >= 0) & (stages <= num_layers + 2)
+    return named | ((num_layers - (stages - 2) * middle >= 0) & (stages <= num_layers + 2))
 
 
 def _says_layers(s: LegalityContext, p: PlanTable) -> str:
+    if p.first_layers >= 0:
+        return f"{s.facts.title} splits layers evenly: leave layers_per_stage out"
     stages = p.pipeline * p.virtual_pipeline
     shared = " even if the first and the last hold fewer" if s.facts.uneven_layers else ""
     return (
@@ -173,6 +179,25 @@ RULES: tuple[Rule, ...] = (
         says=lambda s, p: (
             f"tensor {p.tensor} does not divide the feed-forward width "
             f"{s.model.ffn if s.model.ffn % p.tensor else s.model.shared_ffn}"
+        ),
+    ),
+    Rule(
+        name="state-space heads",
+        scope=Scope.SHAPE,
+        holds=lambda s, p: (
+            is_divisor(p.tensor, s.model.state_heads) & is_divisor(p.tensor, s.model.state_groups)
+        ),
+        says=lambda s, p: (
+            f"tensor {p.tensor} does not divide the {s.model.state_heads} heads and {s.model.state_groups} groups of "
+            "state-space layers"
+        ),
+    ),
+    Rule(
+        name="state-space context",
+        scope=Scope.SHAPE,
+        holds=lambda s, p: (p.context == 1) | (s.model.state_space_share == 0),
+        says=lambda s, p: (
+            f"context {p.context}: the scan of state-space layers over context ranks is not estimated"
         ),
     ),
     Rule(

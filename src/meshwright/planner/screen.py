@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.arrays import Array, FloatArray
-from meshwright.cost.memory import MemoryTable, estimate_memory, memory_constants
-from meshwright.cost.rates import system_rates
+from meshwright.cost.memory import MemoryConstants, MemoryTable, estimate_memory
+from meshwright.cost.rates import SystemRates, system_rates
 from meshwright.cost.step import StepTable, estimate_steps
 from meshwright.cost.tables import RECOMPUTES, PlanTable
 from meshwright.planner.finalists import simulated_step_s
@@ -47,7 +47,11 @@ class CostModel:
 def cost_model(request: PlanRequest) -> CostModel:
     """The cost model of `meshwright.cost` for one request."""
     rates = system_rates(request.cluster, request.precision, request.stack, calibration=request.calibration)
-    constants = memory_constants(request.stack)
+    return cost_model_with(request, rates=rates, constants=request.memory_constants)
+
+
+def cost_model_with(request: PlanRequest, *, rates: SystemRates, constants: MemoryConstants) -> CostModel:
+    """The same with other rates and constants of memory than those of the request's stack."""
     facts = {
         "model": request.model_table,
         "batch": request.batch_table,

@@ -187,7 +187,7 @@ def search(
     `space` and `model` default to `default_space` and `cost_model` of the request. `slack`: the front is
     complete for plans up to this share worse than the best (0.1: 10 %).
     """
-    clock = _Clock()
+    clock = StageClock()
     goal = goal or Goal(num_devices=request.num_devices)
     space = space or default_space(request)
     model = model or cost_model(request)
@@ -200,7 +200,7 @@ def search(
     kept = _Kept(top=top + EXTRA_FINALISTS, distinct=distinct, slack=slack)
     tally = _expand(tree, order, bound, kept=kept, model=model, goal=goal)
     clock.lap("score")
-    finalists, front = _finish(kept, model, goal)
+    finalists, front = _finish(kept, model, goal, space)
     plans = finalists[:top]
     clock.lap("simulate")
     return PlanResult(
@@ -215,7 +215,7 @@ def search(
             **tally,
         ),
         seconds=clock.seconds,
-        least_memory=None if plans or kept.least is None else _ranked(kept.least, model, goal)[0],
+        least_memory=None if plans or kept.least is None else _ranked(kept.least, model, goal, space)[0],
     )
 
 
@@ -308,7 +308,7 @@ def _expand(
 
 
 def _finish(
-    kept: _Kept, model: CostModel, goal: Goal
+    kept: _Kept, model: CostModel, goal: Goal, space: Space
 ) -> tuple[tuple[RankedPlan, ...], tuple[RankedPlan, ...]]:
     """Simulate the finalists and the front, and rank them by what the event graph says."""
     if kept.plan is None or kept.value is None or kept.reserved_bytes is None:
@@ -318,7 +318,7 @@ def _finish(
     near = np.flatnonzero(kept.value <= kept.value.min() * (1 + kept.slack))
     front = near[_front_candidates(kept.value[near], kept.reserved_bytes[near])]
     wanted = np.unique(np.concatenate([leaders, front]))
-    found = dict(zip(wanted.tolist(), _ranked(kept.plan.take(wanted), model, goal), strict=True))
+    found = dict(zip(wanted.tolist(), _ranked(kept.plan.take(wanted), model, goal, space), strict=True))
     ranked = sorted(
         (found[i] for i in leaders.tolist()), key=lambda r: r.value
     )  # stable: ties keep their order
@@ -335,7 +335,7 @@ def _unbeaten(plans: Sequence[RankedPlan]) -> tuple[RankedPlan, ...]:
     return tuple(front)
 
 
-def _ranked(rows: PlanTable, model: CostModel, goal: Goal) -> list[RankedPlan]:
+def _ranked(rows: PlanTable, model: CostModel, goal: Goal, space: Space) -> list[RankedPlan]:
     """Every row with its step and its memory, costed in one evaluation and simulated one by one."""
     steps, memory = model.steps(rows), model.memory(rows)
     values = np.ravel(goal.value(steps))
@@ -343,7 +343,8 @@ def _ranked(rows: PlanTable, model: CostModel, goal: Goal) -> list[RankedPlan]:
     for i in range(num_rows(rows)):
         row = np.array([i])
         single = step_rows(steps, row)
-        plan, closed = plan_from_row(rows.take(i)), float(np.ravel(single.step_s)[0])
+        plan = plan_from_row(rows.take(i), splits=space.splits)
+        closed = float(np.ravel(single.step_s)[0])
         simulated = model.refine(plan, single)
         step_s = closed if simulated is None else simulated
         found.append(
@@ -394,7 +395,7 @@ def _blocks(num_rows: int) -> list[NDArray[np.intp]]:
     return [np.arange(i, min(i + BLOCK_ROWS, num_rows)) for i in range(0, num_rows, BLOCK_ROWS)]
 
 
-class _Clock:
+class StageClock:
     """Process seconds per stage."""
 
     def __init__(self) -> None:

@@ -20,13 +20,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS, chunks_allowed
-from meshwright.cost.tables import RECOMPUTES, SCHEDULES, PlanTable
+from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS, PipelineShape, chunks_allowed, rank_layers
+from meshwright.cost.tables import RECOMPUTES, PlanTable
 from meshwright.errors import InputError
 from meshwright.planner.engines import EngineFacts, engine_facts, selective_sets
 from meshwright.planner.request import PlanRequest
+from meshwright.planner.splits import lighter_ends
 from meshwright.specs.model import AttentionKind
-from meshwright.specs.plan import RECOMPUTE_MODULES, Offload, Recompute, Schedule, Sharding
+from meshwright.specs.plan import RECOMPUTE_MODULES, SCHEDULES, Offload, Recompute, Schedule, Sharding
 
 IntArray = NDArray[np.int64]
 
@@ -79,6 +80,8 @@ class Space:
     recompute: tuple[RecomputeChoice, ...] = (RecomputeChoice(),)
     offload: tuple[Offload, ...] = (Offload.NONE,)
     data_shard: tuple[int, ...] | None = None  # None: whatever remains
+    splits: tuple[tuple[int, ...], ...] = ()  # uneven ones: layers of each stage, as many as it has
+    usual_split: bool = True  # also equal stages, what is left over on the two ends
     max_stages: int | None = None  # of pipeline x virtual_pipeline; None: legality alone decides
     untried: tuple[str, ...] = ()
 
@@ -88,15 +91,14 @@ class Space:
         recompute = {k: v for k, v in fixed.items() if k.startswith("recompute") and v is not None}
         for name, value in fixed.items():
             if name == "layers_per_stage":
-                raise InputError(
-                    "the planner splits layers itself", got=value, hint="leave layers_per_stage out"
-                )
-            if not name.startswith("recompute"):
+                splits = () if value is None else (value,)
+                changes |= {"splits": splits, "usual_split": not splits}
+            elif not name.startswith("recompute"):
                 changes[name] = (_FIXED_TYPES.get(name, int)(value),)
         if fixed.get("schedule", Schedule.ONE_F_ONE_B) != Schedule.ONE_F_ONE_B and "pipeline" not in fixed:
             # Who names another schedule than the usual one asks for a pipeline: one stage would hide the answer.
             changes["pipeline"] = tuple(p for p in self.pipeline if p > 1) or self.pipeline
-        if "pipeline" in fixed or "virtual_pipeline" in fixed:
+        if {"pipeline", "virtual_pipeline", "layers_per_stage"} & set(fixed):
             changes["max_stages"] = None
         if recompute:
             changes["recompute"] = _restricted_recompute(self.recompute, recompute)
@@ -141,9 +143,21 @@ def default_space(request: PlanRequest) -> Space:
         micro_batch=_micro_batches(request),
         recompute=_recompute_choices(request, facts),
         max_stages=model.num_layers + 2,  # a stage without layers holds the embedding or the head
+        splits=lighter_ends(request) if facts.uneven_layers else (),
         untried=_untried(domain, facts),
     )
+    _check_layers(request)
     return space.restrict(request.fixed)
+
+
+def _check_layers(request: PlanRequest) -> None:
+    """Raises InputError if a fixed split does not hold the model's layers."""
+    layers: Any = request.fixed.get("layers_per_stage")
+    if layers is not None and sum(layers) != request.model.num_layers:
+        raise InputError(
+            f"layers_per_stage must add up to the {request.model.num_layers} layers of {request.model.name}",
+            got=sum(layers),
+        )
 
 
 def _replica_counts(devices: int, domain: int) -> tuple[int, ...]:
@@ -188,6 +202,7 @@ def _untried(domain: int, facts: EngineFacts) -> tuple[str, ...]:
         f"micro-batches that are no power of two or exceed {MAX_MICRO_BATCH_TOKENS} tokens",
         f"above {MAX_SMALL_WORLD} devices, replica counts other than powers of four and one per domain",
         "offloading: ask for it with a fixed `offload`",
+        "layers: other splits than equal stages, lighter ends and, without virtual stages, the most balanced one",
     ]
     for schedule in facts.schedules:
         better = SCHEDULE_RECORDS[schedule].dominated_by
@@ -214,16 +229,10 @@ def shapes(space: Space) -> PlanTable:
     # Without tensor parallelism there is no sequence to split: one row stands for both.
     whole = (space.num_devices % (t * c * p) == 0) & ((t > 1) | (sp == max(space.sequence_parallel)))
     t, sp, c, p = t[whole], sp[whole], c[whole], p[whole]
-    # A pipeline of one stage has no schedule and no virtual stages: one row stands for all of them.
-    schedules = [SCHEDULES.index(x) for x in space.schedule]
-    ranks, v, s = _cross(space.pipeline, space.virtual_pipeline, schedules)
-    first_of_all = (v == min(space.virtual_pipeline)) & (s == min(schedules))
-    real = np.where(ranks > 1, chunks_allowed(v, s), first_of_all)
-    if space.max_stages is not None:
-        real &= ranks * v <= space.max_stages
-    ranks, v, s = ranks[real], v[real], s[real]
-    left, right = _join(p, ranks)
-    t, sp, c, p, v, s = t[left], sp[left], c[left], p[left], v[right], s[right]
+    pipelines = _pipelines(space)
+    left, right = _join(p, pipelines.ranks)
+    t, sp, c, p = t[left], sp[left], c[left], p[left]
+    v, s, layers = pipelines.chunks[right], pipelines.schedule[right], pipelines.layers[right]
     e, z = _cross(space.expert, space.expert_tensor)
     row, pair = _cross(np.arange(len(t)), np.arange(len(e)))
     data = space.num_devices // (t * c * p)
@@ -247,7 +256,54 @@ def shapes(space: Space) -> PlanTable:
         recompute_mask=zero,
         recompute_layers=zero - 1,
         offload_optimizer=zero,
+        first_layers=layers[row, 0],
+        middle_layers=layers[row, 1],
+        last_layers=layers[row, 2],
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pipelines:
+    """All pipelines of a space in order of `ranks`."""
+
+    ranks: IntArray
+    chunks: IntArray
+    schedule: IntArray  # index into SCHEDULES
+    layers: IntArray  # [n, 3], of the first, the fullest middle and the last rank; -1: the usual split
+
+
+def _pipelines(space: Space) -> _Pipelines:
+    # A pipeline of one stage has no schedule and no virtual stages: one row stands for all of them.
+    schedules = [SCHEDULES.index(x) for x in space.schedule]
+    ranks, v, s = _cross(space.pipeline, space.virtual_pipeline, schedules)
+    first_of_all = (v == min(space.virtual_pipeline)) & (s == min(schedules))
+    real = np.where(ranks > 1, chunks_allowed(v, s), first_of_all)
+    if space.max_stages is not None:
+        real &= ranks * v <= space.max_stages
+    ranks, v, s = ranks[real], v[real], s[real]
+    index = np.arange(len(ranks)) if space.usual_split else np.empty(0, dtype=np.int64)
+    layers = [np.full((len(index), 3), -1)]
+    for split in space.splits:
+        found = np.flatnonzero((ranks * v == len(split)) & (ranks > 1))
+        if space.usual_split and len(set(split[1:-1])) > 1:  # not asked for by name
+            found = found[v[found] == 1]
+        shapes_found = [
+            PipelineShape(
+                schedule=SCHEDULES[s[i]], num_ranks=int(ranks[i]), num_chunks=int(v[i]), num_micro_batches=1
+            )
+            for i in found
+        ]
+        index = np.concatenate([index, found])
+        layers.append(
+            np.array([rank_layers(shape, split) for shape in shapes_found], dtype=np.int64).reshape(-1, 3)
+        )
+    columns = np.concatenate(layers)
+    # Splits with the same layers on these three ranks cost the same: the first of them stands for all.
+    different = np.sort(np.unique(np.column_stack([index, columns]), axis=0, return_index=True)[1])
+    index, columns = index[different], columns[different]
+    order = np.argsort(ranks[index], kind="stable")
+    index, columns = index[order], columns[order]
+    return _Pipelines(ranks=ranks[index], chunks=v[index], schedule=s[index], layers=columns)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,6 +35,31 @@ def csv_line(cells: Iterable[str]) -> str:
     return out.getvalue()
 
 
+def cell_text(value: object) -> str:
+    """A value of a record as text; nine digits hold every fp32."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+def cell_value(text: str, kind: str, *, enums: Mapping[str, type[StrEnum]]) -> Any:
+    """The inverse, by the annotation of the field, such as "int | None". Raises ValueError or KeyError."""
+    if not text and "None" in kind:
+        return None
+    if kind.startswith("bool"):
+        return {"yes": True, "no": False}[text]
+    if kind.startswith("int"):
+        return int(text)
+    if kind.startswith("float"):
+        number = float(text)
+        if not math.isfinite(number):
+            raise ValueError(text)
+        return number
+    return enums.get(kind, str)(text)
+
+
 def sidecar_text(document: Mapping[str, Any]) -> str:
     """Text of a sidecar file."""
     return json.dumps(document, indent=2) + "\n"

@@ -47,6 +47,11 @@ class Measurement:
         k = max(1, _rank(self.n))
         return ordered[k - 1], ordered[-k]
 
+    def as_document(self) -> dict[str, float]:
+        """Median, its interval and the number of samples, as JSON documents have them."""
+        low, high = self.interval
+        return {"median": self.median, "low": low, "high": high, "n": self.n}
+
     @property
     def quartiles(self) -> tuple[float, float]:
         if self.n == 1:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
@@ -23,7 +22,16 @@ from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.files import naming, write_atomically
-from meshwright.records.files import csv_line, read_lines, read_sidecar, sidecar_text, whole_lines
+from meshwright.records.files import (
+    cell_text,
+    cell_value,
+    csv_line,
+    differing,
+    read_lines,
+    read_sidecar,
+    sidecar_text,
+    whole_lines,
+)
 
 SCHEMA = "meshwright bench serving 1"
 CSV_NAME, REQUESTS_NAME, SIDECAR_NAME = "serving.csv", "requests.jsonl", "serving.json"
@@ -123,11 +131,28 @@ class RequestRecord:
     num_reconnects: int = 0  # kept-alive connections that the server had closed
     num_malformed: int = 0  # events that could not be read
     finish_reason: str | None = None
+    reasoning_tokens: int | None = None  # of the output tokens, as the server counts them
 
     @property
     def ttft_s(self) -> float | None:
         """Seconds from sending to the first token."""
         return self.chunk_s[0] - self.sent_s if self.chunk_s else None
+
+    @property
+    def num_reasoning(self) -> int:
+        """Output tokens before the answer: the server's count, else the output tokens by the share of such chunks."""
+        if self.reasoning_tokens is not None:
+            return self.reasoning_tokens
+        first = float("inf") if self.answer_s is None else self.answer_s
+        before = sum(s < first for s in self.chunk_s)
+        return round(self.output_tokens * before / len(self.chunk_s)) if self.chunk_s else 0
+
+    @property
+    def first_answer_s(self) -> float | None:
+        """Seconds from sending to the first token of the answer, where reasoning came before it."""
+        if self.answer_s is None or not self.chunk_s or self.answer_s <= self.chunk_s[0]:
+            return None
+        return self.answer_s - self.sent_s
 
     @property
     def e2e_s(self) -> float:
@@ -183,13 +208,16 @@ class ServingPoint:
     good_ratio: float | None = None  # of all requests
     chunks_per_s: float = 0.0  # load of the client
     client_ceiling_chunks_per_s: float | None = None
+    reasoning_tokens: int = 0  # of the output tokens
+    first_answer_s: Latency | None = None  # from sending to the first token that is not reasoning
+    server_wait_ratio: float | None = None  # of the time its busiest thread was ready: without a processor
 
     @property
     def is_usable(self) -> bool:
         return not self.refusal and self.num_ok > 0
 
 
-LATENCIES = ("ttft_s", "chunk_gap_s", "tpot_s", "e2e_s", "send_delay_s")
+LATENCIES = ("ttft_s", "chunk_gap_s", "tpot_s", "e2e_s", "send_delay_s", "first_answer_s")
 _LATENCY_FIELDS = tuple(f.name for f in fields(Latency))
 _LOAD_FIELDS = tuple(f.name for f in fields(Load))
 _KINDS = {f.name: str(f.type) for f in (*fields(Load), *fields(ServingPoint), *fields(Latency))}
@@ -223,15 +251,7 @@ def cells_of(point: ServingPoint) -> list[str]:
             flat |= {f"{f.name}_{part}": value and getattr(value, part) for part in _LATENCY_FIELDS}
         elif f.name != "load":
             flat[f.name] = value
-    return [_cell(flat[name]) for name in COLUMNS]
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:.9g}" if isinstance(value, float) else str(value)
+    return [cell_text(flat[name]) for name in COLUMNS]
 
 
 def point_of(cells: Mapping[str, str], *, where: str) -> ServingPoint:
@@ -242,16 +262,7 @@ def point_of(cells: Mapping[str, str], *, where: str) -> ServingPoint:
         text = cells[column]
         kind = _KINDS.get(name, "int")
         try:
-            if text == "" and "None" in kind:
-                return None
-            if kind.startswith("bool"):
-                return {"yes": True, "no": False}[text]
-            if kind.startswith(("int", "float")):
-                number = float(text)
-                if not math.isfinite(number):
-                    raise ValueError(text)
-                return int(text) if kind.startswith("int") else number
-            return {"Arrivals": Arrivals, "TokenSource": TokenSource}.get(kind, str)(text)
+            return cell_value(text, kind, enums={"Arrivals": Arrivals, "TokenSource": TokenSource})
         except (ValueError, KeyError):
             raise InputError(f"{where}: {column} cannot be read", got=text, allowed=kind) from None
 
@@ -278,11 +289,35 @@ class ServingRecords:
     points: tuple[ServingPoint, ...]
 
 
-class ServingRecorder:
-    """Writer of the three files in `folder`. Raises InputError if it holds records already."""
+SAME = (
+    "input_tokens", "output_tokens", "seed", "num_prompts_in_file", "has_tokenizer", "num_requests", "num_warmup",
+    "ramp_s", "duration_s", "bounds",
+)  # fmt: skip
+"""Keys of a sidecar that must be equal for a measurement to be resumed. Repeats and loads may be added."""
 
-    def __init__(self, folder: Path, *, sidecar: Mapping[str, Any]) -> None:
+
+def _identity(sidecar: Mapping[str, Any]) -> dict[str, Any]:
+    """Conditions that two sidecars must agree in; the port of a started server may differ."""
+    server, endpoint = sidecar.get("server") or {}, dict(sidecar.get("endpoint") or {})
+    if server:
+        endpoint.pop("url", None)
+    named = {f"server {key}": server.get(key) for key in ("name", "options", "model")}
+    found = {**{key: sidecar.get(key) for key in SAME}, **named, **endpoint}
+    return json.loads(json.dumps(found | {"client": (sidecar.get("client") or {}).get("name")}))
+
+
+class ServingRecorder:
+    """Writer of the three files in `folder`. Raises InputError if it holds records already.
+
+    With `resume` it goes on with these, if they are of the same measurement: loads that were measured to their end are
+    kept, an interrupted one is dropped with its requests.
+    """
+
+    def __init__(self, folder: Path, *, sidecar: Mapping[str, Any], resume: bool = False) -> None:
         self.folder, self.path = folder, folder / CSV_NAME
+        if resume:
+            self._go_on(sidecar)
+            return
         self.points: list[ServingPoint] = []
         self.sidecar: dict[str, Any] = {"schema": SCHEMA, "device": None, "ended": None, **sidecar}
         try:
@@ -296,6 +331,31 @@ class ServingRecorder:
             raise InputError(
                 f"records cannot be written: {error.strerror}", got=str(folder), allowed="a writable folder"
             ) from None
+
+    def _go_on(self, sidecar: Mapping[str, Any]) -> None:
+        earlier = read_serving(self.folder)
+        before, now = _identity(earlier.sidecar), _identity(sidecar)
+        if before != now:
+            raise InputError(
+                f"the records in {self.folder} are of another measurement ({differing(before, now)})",
+                hint="the options must be those of the first time, but for more loads and repeats",
+            )
+        kept = [p for p in earlier.points if not p.interrupted]
+        names = {(p.load.name, p.repeat) for p in kept}
+        requests = [
+            _request_line(Load(), repeat, one, name=load)
+            for load, repeat, one in read_requests(self.folder)
+            if (load, repeat) in names
+        ]
+        write_atomically(self.folder / REQUESTS_NAME, "".join(requests))
+        self.rewrite(kept)
+        resumed = [*earlier.sidecar.get("resumed", []), sidecar.get("started")]
+        self.sidecar = {**earlier.sidecar, "server": sidecar.get("server"), "ended": None, "resumed": resumed}
+        self.save()
+
+    def measured(self, load: Load, repeat: int) -> ServingPoint | None:
+        """The measurement of a load that was recorded already, such as before an interruption."""
+        return next((p for p in self.points if p.load == load and p.repeat == repeat), None)
 
     def append_requests(self, load: Load, repeat: int, requests: Sequence[RequestRecord]) -> None:
         """Add requests; they are in the file when this returns."""
@@ -322,8 +382,8 @@ class ServingRecorder:
         write_atomically(self.folder / SIDECAR_NAME, sidecar_text(self.sidecar))
 
 
-def _request_line(load: Load, repeat: int, request: RequestRecord) -> str:
-    found = asdict(request) | {"load": load.name, "repeat": repeat}
+def _request_line(load: Load, repeat: int, request: RequestRecord, *, name: str | None = None) -> str:
+    found = asdict(request) | {"load": name or load.name, "repeat": repeat}
     for name in ("sent_s", "due_s", "end_s"):
         found[name] = round(found[name], 6)
     found["answer_s"] = None if request.answer_s is None else round(request.answer_s, 6)

@@ -11,6 +11,8 @@ pipeline    as many stages as processes, 1F1B
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from meshwright import runfile
 from meshwright.records.points import Point
 from meshwright.specs.plan import Plan, Sharding
@@ -38,8 +40,9 @@ def plan_of(point: Point) -> Plan:
             return Plan(micro_batch=micro_batch)
 
 
+@lru_cache(maxsize=1024)
 def run_of(point: Point) -> Run:
-    """Run whose step a point measures."""
+    """Run whose step a point measures. Fits ask for the same few again and again, and reading takes milliseconds."""
     return runfile.loads(run_file_of(point))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -46,10 +47,60 @@ class Record:
     events: tuple[dict[str, Any], ...] = ()  # faults of the training, and the reaction to each
     profile: dict[str, Any] | None = None  # the content of `profile/summary.json`
     identity: dict[str, Any] | None = None  # of the run over all its resumptions (`training.run_identity`)
+    kernels: tuple[
+        dict[str, Any], ...
+    ] = ()  # routes of training kernels, with reasons (`kernels.dispatch.summary`)
     notes: tuple[str, ...] = field(default=())
 
 
 RECORD = "record.json"
+
+STATISTICS = (
+    "steps", "tokens", "first_loss", "last_loss", "prediction_losses", "validation_loss", "validation_losses", "best",
+    "target", "elapsed_s", "step_s", "label_tokens", "tokens_per_s_per_device", "throughput", "mfu", "mfu_convention",
+    "model_flops_per_token", "peak_flops_per_s", "peak_memory_bytes", "num_devices", "parameters",
+    "trained_parameters", "checkpoint", "data_workers", "data_usage", "data_progress", "num_checkpoints",
+    "checkpoint_stall_s",
+)  # fmt: skip
+"""Keys of `statistics`, the same for every engine. docs/reference/record.md explains them."""
+
+
+STEP = (
+    "step", "batch", "loss", "gradient_norm", "learning_rate", "tokens", "step_s", "elapsed_s",
+    "tokens_per_s_per_device", "mfu", "memory_bytes",
+)  # fmt: skip
+STEP_OPTIONAL = (
+    "batches", "labels", "profiled", "validation_loss", "validation_losses", "prediction_losses", "expert_load_ratio",
+    "checkpoint_stall_s",
+)  # fmt: skip
+"""Keys of a line of `steps.jsonl`, the same for every engine: of each line, and of some."""
+
+
+def complete_statistics(measured: Mapping[str, Any], *, lacks: Collection[str] = ()) -> dict[str, Any]:
+    """All `STATISTICS` in their order. Those that the engine `lacks` are None; each other one must be `measured`.
+
+    >>> complete_statistics({"steps": 4}, lacks=STATISTICS[1:])["best"] is None
+    True
+    >>> complete_statistics({"step": 4}, lacks=STATISTICS[1:])
+    Traceback (most recent call last):
+    KeyError: "statistics: unknown ['step'], missing ['steps']"
+    """
+    _require_keys("statistics", measured.keys() | set(lacks), needed=STATISTICS)
+    return {name: measured.get(name) for name in STATISTICS}
+
+
+def step_line(measured: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of `steps.jsonl` with its keys in order. Raises KeyError for unknown and for missing ones."""
+    _require_keys("a step", measured, needed=STEP, others=STEP_OPTIONAL)
+    return {name: measured[name] for name in (*STEP, *STEP_OPTIONAL) if name in measured}
+
+
+def _require_keys(
+    what: str, found: Collection[str], *, needed: Sequence[str], others: Sequence[str] = ()
+) -> None:
+    unknown, missing = sorted(set(found) - {*needed, *others}), sorted(set(needed) - set(found))
+    if unknown or missing:
+        raise KeyError(f"{what}: unknown {unknown}, missing {missing}")
 
 
 def read_record(folder: Path) -> Record:
@@ -60,6 +111,7 @@ def read_record(folder: Path) -> Record:
         ending=Ending(record.ending),
         command=tuple(record.command),
         events=tuple(record.events),
+        kernels=tuple(record.kernels),
         notes=tuple(record.notes),
     )
 

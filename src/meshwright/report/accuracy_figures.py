@@ -16,6 +16,9 @@ SIDE = 560
 NEAR = 0.2
 """Relative width of the band on each side of a perfect prediction."""
 
+MOST_NAMES, LABEL_WIDTH, LABEL_HEIGHT = 8, 0.24, 0.03
+"""Points with a name, and the room of one as shares of the figure's side."""
+
 MAX_GROUPS = 24
 MAX_ERROR = 1.5
 """End of the axis of errors. A prediction above 2.5 times the measurement is drawn at the end."""
@@ -73,14 +76,43 @@ def predicted_svg(report: AccuracyReport) -> str:
     band = alt.Chart(alt.Data(values=line)).mark_area(opacity=0.5, color=FAINT, clip=True, aria=False)
     exact = alt.Chart(alt.Data(values=line)).mark_line(color=INK, strokeWidth=1, aria=False)
     dots = alt.Chart(alt.Data(values=points)).mark_circle(size=16, opacity=0.55, aria=False)
+    worst = _worst(report, ends)
+    names = [
+        alt.Chart(alt.Data(values=[w for w in worst if w["is_over"] == is_over]))
+        .mark_text(align="right" if is_over else "left", dx=-6 if is_over else 6, fontSize=10, color=INK)
+        .encode(x=x("measured"), y=y("predicted"), text="id:N")
+        for is_over in (True, False)
+    ]
     chart = alt.layer(
         band.encode(x=x("x"), y=y("low"), y2="high:Q"),
         exact.encode(x=x("x"), y=y("y")),
         dots.encode(
             x=x("measured"), y=y("predicted"), color=alt.Color("subset:N", scale=colors, legend=None)
         ),
+        *names,
     ).properties(width=SIDE, height=SIDE)
     return svg(chart, title="Predicted over measured tokens/s per device, one point a published run")
+
+
+def _worst(report: AccuracyReport, ends: Sequence[float]) -> list[dict[str, Any]]:
+    """Names of the worst predictions of the headline rows, as many as do not run into each other."""
+    rows = [row for row in _known(report) if subset_of(row) == HEADLINE and abs(row.signed_error) > NEAR]
+    rows.sort(key=lambda row: -abs(np.log(row.predicted / row.measured)))
+    span = np.log(ends[1] / ends[0])
+    found: list[dict[str, Any]] = []
+    for row in rows:
+        near = any(
+            abs(np.log(row.predicted / other["predicted"])) < LABEL_HEIGHT * span
+            and abs(np.log(row.measured / other["measured"])) < LABEL_WIDTH * span
+            for other in found
+        )
+        is_over = row.predicted > row.measured  # its name stands on the side away from the line
+        room = np.log(row.measured / ends[0] if is_over else ends[1] / row.measured)
+        if not near and room > LABEL_WIDTH * span and len(found) < MOST_NAMES:
+            found.append(
+                {"id": row.run.id, "measured": row.measured, "predicted": row.predicted, "is_over": is_over}
+            )
+    return found
 
 
 def errors_svg(report: AccuracyReport, *, by: str) -> str | None:

@@ -7,8 +7,8 @@ from meshwright.accuracy.metrics import Metrics
 from meshwright.accuracy.report import HEADLINE, AccuracyReport
 from meshwright.calibration.parameters import fitted
 from meshwright.report.accuracy_figures import errors_svg, legend, predicted_svg
-from meshwright.report.accuracy_tables import metrics_table, remaining_tables
-from meshwright.report.html import PageSection, document, figure, paragraph, text_table, tiles
+from meshwright.report.accuracy_tables import metrics_table, remaining_tables, rows_table
+from meshwright.report.html import PageSection, document, explained_figure, page_table, paragraph, tiles
 from meshwright.report.quantities import percent
 from meshwright.report.text_table import TextTable
 
@@ -27,16 +27,19 @@ _DRAWN = {"accelerator", "source", "architecture", "precision", "framework"}
 """Kinds of groups that get a figure above their table."""
 
 
-def accuracy_page(report: AccuracyReport, *, leave_one_source_out: bool = False) -> str:
-    """The whole page. `leave_one_source_out`: each source was predicted by a calibration fitted without it."""
-    sections = [_rows(report), _subsets(report)]
-    sections += [_groups(report, kind) for kind in report.groups if kind != "subset"]
+def accuracy_page(report: AccuracyReport, *, leave_one_source_out: bool = False, command: str = "") -> str:
+    """The whole page. `command` is the command line that makes it.
+
+    `leave_one_source_out`: each source was predicted by a calibration fitted without it.
+    """
+    sections = [_rows(report, command), _subsets(report)]
+    sections += [_groups(report, kind, command) for kind in report.groups if kind != "subset"]
     sections += [_section(shown) for shown in remaining_tables(report)]
     return document(
         title=LEAVE_ONE_OUT_TITLE if leave_one_source_out else TITLE,
         lead=_lead(report, leave_one_source_out=leave_one_source_out),
         sections=sections,
-        footer=f"Meshwright {__version__}. Measurements as their sources published them.",
+        footer=f"Meshwright {__version__}. Measurements as their sources published them. {command}",
     )
 
 
@@ -61,14 +64,19 @@ def _known(ratio: float) -> str:
     return percent(ratio) if ratio == ratio else "–"
 
 
-def _rows(report: AccuracyReport) -> PageSection:
+def _rows(report: AccuracyReport, command: str) -> PageSection:
     text = (
         "Tokens/s per device of published training runs. Each point is one run, the line is a perfect "
-        "prediction, the band is 20 % to either side."
+        "prediction, the band is 20 % to either side. Named are the worst predictions of the first kind."
     )
-    return PageSection(
-        title="Run by run", parts=[paragraph(text), figure(predicted_svg(report), legend=legend(report))]
+    made = explained_figure(
+        predicted_svg(report),
+        title="Predicted over measured tokens/s per device",
+        data=page_table(rows_table(report)),
+        command=command,
+        legend=legend(report),
     )
+    return PageSection(title="Run by run", parts=[paragraph(text), made])
 
 
 def _subsets(report: AccuracyReport) -> PageSection:
@@ -80,12 +88,16 @@ def _subsets(report: AccuracyReport) -> PageSection:
     return _section(shown, above=[paragraph(text)])
 
 
-def _groups(report: AccuracyReport, kind: str) -> PageSection:
+def _groups(report: AccuracyReport, kind: str, command: str) -> PageSection:
     svg = errors_svg(report, by=kind) if kind in _DRAWN else None
     text = "Bar: the middle half of the rows; line: four fifths; tick: the median."
-    above = [] if svg is None else [paragraph(text), figure(svg)]
-    return _section(metrics_table(f"By {kind}", report.groups[kind]), above=above)
+    shown = metrics_table(f"By {kind}", report.groups[kind])
+    if svg is None:
+        return _section(shown)
+    data = paragraph(f"The data is the table below, {shown.title}.")
+    made = explained_figure(svg, title=f"Errors by {kind}", data=data, command=command)
+    return _section(shown, above=[paragraph(text), made])
 
 
 def _section(shown: TextTable, *, above: list[str] | None = None) -> PageSection:
-    return PageSection(title=shown.title, parts=[*(above or ()), text_table(shown)])
+    return PageSection(title=shown.title, parts=[*(above or ()), page_table(shown)])

@@ -147,8 +147,6 @@ def _leave_one_source_out_predictor(
     whole = fit(known, made="refitted", corrections=corrections)
 
     def predictor(runs: Sequence[PublishedRun]) -> Predictions:
-        return predict_leave_one_source_out(
-            runs, whole, interval_scale=fitted().interval_scale, progress=advance
-        )
+        return predict_leave_one_source_out(runs, whole, intervals=fitted(), progress=advance)
 
     return predictor

@@ -5,11 +5,22 @@ from __future__ import annotations
 from html import escape
 
 from meshwright import __version__
+from meshwright.catalog.prices import market_sentence
+from meshwright.cost.memory import memory_parts
 from meshwright.cost.mfu import MFU_DEFINITION
 from meshwright.errors import InputError
 from meshwright.report.components import bound_by, label, shown_components
 from meshwright.report.figures import family_legend, memory_legend, memory_svg, shares_svg, waterfall_svg
-from meshwright.report.html import Endnotes, PageSection, document, figure, paragraph, table, tiles
+from meshwright.report.html import (
+    Endnotes,
+    PageSection,
+    document,
+    explained_figure,
+    paragraph,
+    sortable_table,
+    table,
+    tiles,
+)
 from meshwright.report.provenance import (
     INTERVAL_CONVENTION,
     InputSource,
@@ -18,7 +29,7 @@ from meshwright.report.provenance import (
 )
 from meshwright.report.quantities import interval_of, percent, rate, seconds, span, value_of
 from meshwright.report.quantities import memory as memory_text
-from meshwright.report.run_estimate import RunEstimate, memory_parts
+from meshwright.report.run_estimate import RunEstimate
 from meshwright.report.stages import stage_rows
 from meshwright.report.timeline import legend, step_timeline, timeline_svg, windows
 from meshwright.units import format_count, format_seconds, gib
@@ -26,15 +37,15 @@ from meshwright.units import format_count, format_seconds, gib
 MAX_UNCERTAINTIES = 6
 
 
-def estimate_page(done: RunEstimate) -> str:
-    """The whole page of `done`."""
+def estimate_page(done: RunEstimate, *, command: str = "") -> str:
+    """The whole page of `done`. `command` is the command line that makes it."""
     notes, sources = Endnotes(), sources_of(done)
     lead = _lead(done, notes, sources)
     sections = [
-        _step(done, notes, sources),
-        *_timeline(done),
-        _memory(done, notes, sources),
-        _uncertainty(done, notes, sources),
+        _step(done, notes, sources, command),
+        *_timeline(done, command),
+        _memory(done, notes, sources, command),
+        _uncertainty(done, notes, sources, command),
         _economics(done, notes, sources),
         _run_file(done),
     ]
@@ -44,7 +55,7 @@ def estimate_page(done: RunEstimate) -> str:
         title=f"{done.run.name}: {done.request.model.name} on {done.run.cluster_name}",
         lead=lead,
         sections=sections,
-        footer=f"Meshwright {__version__}. An estimate, not a measurement.",
+        footer=f"Meshwright {__version__}. An estimate, not a measurement. {command}",
     )
 
 
@@ -83,7 +94,7 @@ def _of_capacity(done: RunEstimate) -> str:
     return f"{percent(memory.reserved_bytes / memory.capacity_bytes)} of {gib(memory.capacity_bytes):.1f} GiB"
 
 
-def _step(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSource]) -> PageSection:
+def _step(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSource], command: str) -> PageSection:
     step = done.estimate.step
     whole = step.step.value
     rows = [
@@ -98,13 +109,18 @@ def _step(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSource]) -
                 f"{text} Communication counts as far as it is exposed: the parts sum to the step.",
                 marks=marks,
             ),
-            figure(waterfall_svg(step.components_s), legend=family_legend(step.components_s)),
-            table(("component", "time", "share"), rows),
+            explained_figure(
+                waterfall_svg(step.components_s),
+                title="Step time by component",
+                data=sortable_table(("component", "time", "share"), rows, name="Step time by component"),
+                command=command,
+                legend=family_legend(step.components_s),
+            ),
         ],
     )
 
 
-def _timeline(done: RunEstimate) -> list[PageSection]:
+def _timeline(done: RunEstimate, command: str) -> list[PageSection]:
     timeline = step_timeline(done.estimate)
     if timeline is None or done.plan.pipeline == 1:
         return []
@@ -114,17 +130,20 @@ def _timeline(done: RunEstimate) -> list[PageSection]:
         f"{percent(timeline.bubble_ratio)} of the time."
         + (" Drawn are the beginning and the end; between, the pattern repeats." if parts > 1 else "")
     )
-    picture = figure(timeline_svg(timeline), legend=legend(timeline))
     ranks = [
         (r.name, f"{r.num_layers:g}", seconds(r.forward_s), seconds(r.backward_s), f"{r.in_flight:g}",
          "" if r.waiting_ratio is None else percent(r.waiting_ratio))
         for r in stage_rows(done.request, done.estimate)
     ]  # fmt: skip
     headings = ("rank", "layers", "forward", "backward", "micro-batches kept", "waits")
-    return [PageSection(title="Pipeline", parts=[paragraph(text), picture, table(headings, ranks)])]
+    picture = explained_figure(
+        timeline_svg(timeline), title="Passes of every pipeline rank", command=command, legend=legend(timeline),
+        data=sortable_table(headings, ranks, name="Pipeline ranks"),
+    )  # fmt: skip
+    return [PageSection(title="Pipeline", parts=[paragraph(text), picture])]
 
 
-def _memory(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSource]) -> PageSection:
+def _memory(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSource], command: str) -> PageSection:
     memory = done.estimate.step.memory
     rows = [(name, f"{gib(size):.2f}") for name, size in memory_parts(memory).items()]
     rows.append(("reserved", f"{gib(memory.reserved_bytes):.2f}"))
@@ -136,15 +155,20 @@ def _memory(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSource])
         title="Where the memory goes",
         parts=[
             paragraph(text, marks=notes.mark(str(sources["hardware"]))),
-            figure(
-                memory_svg(memory_parts(memory), capacity_bytes=memory.capacity_bytes), legend=memory_legend()
+            explained_figure(
+                memory_svg(memory_parts(memory), capacity_bytes=memory.capacity_bytes),
+                title="Memory of the fullest device",
+                data=sortable_table(("part", "GiB"), rows, name="Memory by part"),
+                command=command,
+                legend=memory_legend(),
             ),
-            table(("part", "GiB"), rows),
         ],
     )
 
 
-def _uncertainty(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSource]) -> PageSection:
+def _uncertainty(
+    done: RunEstimate, notes: Endnotes, sources: dict[str, InputSource], command: str
+) -> PageSection:
     largest = sorted(done.estimate.uncertainty.items(), key=lambda item: -item[1])[:MAX_UNCERTAINTIES]
     shares = {name.replace("_", " "): share for name, share in largest if share > 0.005}
     meanings = [(name.replace("_", " "), input_meaning(name)) for name, share in largest if share > 0.005]
@@ -157,8 +181,17 @@ def _uncertainty(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSou
         title="How sure this is",
         parts=[
             paragraph(text, marks=notes.mark(INTERVAL_CONVENTION) + notes.mark(str(sources["calibration"]))),
-            figure(shares_svg(shares, title="Share of the variance of the step time by input")),
-            table(("input", "is"), meanings, text_columns=("input", "is")),
+            explained_figure(
+                shares_svg(shares, title="Share of the variance of the step time by input"),
+                title="Share of each input in the width of the interval",
+                data=sortable_table(
+                    ("input", "share", "is"),
+                    [(n, percent(shares[n]), is_) for n, is_ in meanings],
+                    name="Inputs of the interval",
+                    text_columns=("is",),
+                ),
+                command=command,
+            ),
         ],
     )
 
@@ -175,6 +208,8 @@ def _economics(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSourc
         rows.append(("energy per million tokens", f"{economics.joule_per_token / 3.6:,.3g} kWh", ""))
     if economics.usd_per_million_tokens is not None:
         rows.append(("cost per million tokens", f"{economics.usd_per_million_tokens:.4g} USD", ""))
+    if market := market_sentence(done.request.cluster.accelerator.name):
+        rows.append(("market prices", market, ""))
     if totals is not None:
         rows.append(("tokens", format_count(totals.num_tokens), ""))
         rows.append(("steps", f"{totals.num_steps:,.0f}", ""))

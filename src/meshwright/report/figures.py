@@ -32,8 +32,11 @@ MEMORY_COLORS = {
     "beside the allocator": "#8a919b",
 }
 WIDTH = 560
+NARROW_WIDTH, NARROW_HEIGHT, NARROW_LABELS = 205, 280, 105
+"""Pixels of the plot and of the labels of its axis on a phone."""
+
 LABEL_GAP = 8
-"""Least pixels between the labels of two ticks; a label that comes nearer is left out."""
+"""Least pixels between the labels of two ticks; a label that comes nearer is not drawn."""
 
 
 def family_legend(components_s: Mapping[str, float]) -> list[tuple[str, str]]:
@@ -48,13 +51,54 @@ def memory_legend() -> list[tuple[str, str]]:
 
 
 def svg(chart: Any, *, title: str) -> str:
-    """The SVG text of an Altair chart, to stand inside a page; `title` is for screen readers."""
+    """The SVG text of an Altair chart, to stand inside a page; `title` is for screen readers.
+
+    It is drawn twice: for wide windows and paper, and for phones, whose style sheet shows the second.
+    """
+    spec = chart.configure(**chart_config()).to_dict()
+    wide = _drawn(spec, title=title, attributes='class="for-wide"')
+    # A notebook has no style sheet of ours: the narrow figure is hidden unless a page shows it.
+    hidden = 'class="for-narrow" style="display:none"'
+    return wide + _drawn(_narrowed(spec), title=title, attributes=hidden)
+
+
+def _drawn(spec: dict[str, Any], *, title: str, attributes: str) -> str:
     from html import escape
 
     import vl_convert
 
-    text = vl_convert.vegalite_to_svg(chart.configure(**_config()).to_dict())
+    text = vl_convert.vegalite_to_svg(spec).replace('class="marks"', attributes, 1)
     return text.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
+
+
+def _narrowed(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The same figure for a phone: a narrow plot, shorter labels, text at its full size."""
+    shape: dict[str, Any] = {}
+    if isinstance(spec.get("width"), int | float):
+        shape["width"] = NARROW_WIDTH
+    if isinstance(spec.get("height"), int | float):
+        shape["height"] = min(spec["height"], NARROW_HEIGHT)
+    config = dict(spec.get("config", {}))
+    config["axis"] = {**config.get("axis", {}), "labelLimit": NARROW_LABELS, "titleLimit": NARROW_WIDTH}
+    config["padding"] = {
+        "left": 12,
+        "right": 26,
+        "top": 4,
+        "bottom": 4,
+    }  # fonts of browsers are wider than measured
+    config["text"] = {"fontSize": 11}
+    return {**_without_label_limits(spec), **shape, "config": config}
+
+
+def _without_label_limits(part: Any) -> Any:
+    """The same specification; axes have the limit of the configuration."""
+    if isinstance(part, Mapping):
+        return {
+            k: _without_label_limits(v)
+            for k, v in part.items()
+            if k not in ("labelLimit", "data", "datasets")
+        } | {k: part[k] for k in ("data", "datasets") if k in part}
+    return [_without_label_limits(v) for v in part] if isinstance(part, list) else part
 
 
 def waterfall_svg(components_s: Mapping[str, float]) -> str:
@@ -133,7 +177,15 @@ def _color(field: str, colors: Mapping[str, str], present: set[str]) -> Any:
     return alt.Color(f"{field}:N", scale=scale, legend=None)
 
 
-def _config() -> dict[str, Any]:
+def bounded_scale(ends: list[float]) -> Any:
+    """A logarithmic scale that ends at `ends`, outside which nothing is drawn."""
+    import altair as alt
+
+    return alt.Scale(type="log", domain=ends, nice=False, clamp=True)
+
+
+def chart_config() -> dict[str, Any]:
+    """Configuration of every figure: colours of the page, sizes of text, no overlapping tick labels."""
     axis = {
         "labelColor": INK, "titleColor": INK, "gridColor": FAINT, "domainColor": FAINT, "tickColor": FAINT,
         "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "labelLimit": 240,
@@ -141,6 +193,7 @@ def _config() -> dict[str, Any]:
     }  # fmt: skip
     return {
         "background": "transparent", "font": "sans-serif", "axis": axis, "axisY": {"grid": False},
-        "padding": {"left": 24, "right": 20, "top": 4, "bottom": 4},
+        "padding": {"left": 36, "right": 20, "top": 4, "bottom": 4},
+        "legend": {"labelColor": INK, "titleColor": INK, "labelFontSize": 12, "labelLimit": 260},
         "view": {"stroke": None}, "text": {"fontSize": 12},
     }  # fmt: skip

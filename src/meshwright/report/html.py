@@ -1,11 +1,14 @@
-"""A page that is one file: no scripts, no fonts, nothing loaded; light and dark; prints well.
+"""A page that is one file: no fonts, nothing loaded; light and dark; narrow, wide and on paper.
 
-document(title=..., lead=..., sections=[PageSection(...)])  -> text
-write_page(text, path=...)                               the whole file appears or none of it
+    document(title=..., lead=..., sections=[PageSection(...)])  -> text
+    write_page(text, path=...)                               the whole file appears or none of it
+
+A page with sortable tables holds one script, and is complete without it.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -15,63 +18,9 @@ from pathlib import Path
 
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
-from meshwright.report.figures import FAINT, INK
+from meshwright.report.page_script import SCRIPT
+from meshwright.report.style import STYLE
 from meshwright.report.text_table import TextTable, unbroken
-
-STYLE = f"""
-:root {{
-  color-scheme: light dark;
-  --paper: #fdfdfc; --ink: #16191d; --soft: #5b6470; --line: #dfe2e6; --tile: #f3f4f5; --accent: #2f66a3;
-}}
-@media (prefers-color-scheme: dark) {{
-  :root {{
-    --paper: #14171b; --ink: #e8eaed; --soft: #a2abb6; --line: #333a42; --tile: #1d2126; --accent: #8ab6e8;
-  }}
-}}
-* {{ box-sizing: border-box }}
-body {{ margin: 0; background: var(--paper); color: var(--ink);
-  font: 16px/1.55 "Charter", "Bitstream Charter", "Sitka Text", Cambria, Georgia, serif }}
-main {{ max-width: 62rem; margin: 0 auto; padding: 3rem 1.5rem 4rem }}
-h1, h2, th, .tile, figure, .legend, footer {{ font-family: system-ui, "Segoe UI", sans-serif }}
-h1 {{ font-size: 1.9rem; line-height: 1.2; margin: 0 0 .4rem; letter-spacing: -.01em }}
-h2 {{ font-size: 1.15rem; margin: 3rem 0 .6rem; padding-top: .8rem; border-top: 1px solid var(--line) }}
-p {{ max-width: 44rem }}
-.lead {{ color: var(--soft); margin: 0 0 1.6rem }}
-.tiles {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(9.2rem, 1fr)); gap: .8rem }}
-.tile {{ background: var(--tile); border-radius: .5rem; padding: .8rem 1rem }}
-.tile b {{ display: block; font-size: 1.35rem; font-weight: 600; font-variant-numeric: tabular-nums }}
-.tiles + p {{ margin-top: 1.2rem }}
-.tile span {{ display: block; color: var(--soft); font-size: .8rem }}
-figure {{ margin: 1rem 0 }}
-svg {{ max-width: 100%; height: auto; overflow: visible }}
-svg text {{ font-family: system-ui, "Segoe UI", sans-serif }}
-svg.timeline {{ width: 100% }}
-svg.timeline text {{ font-size: 11px; fill: var(--soft) }}
-svg [fill="{INK}"] {{ fill: var(--ink) }} svg [stroke="{INK}"] {{ stroke: var(--ink) }}
-svg [fill="{FAINT}"] {{ fill: var(--line) }} svg [stroke="{FAINT}"] {{ stroke: var(--line) }}
-.legend span {{ margin-right: 1.2rem; font-size: .85rem }}
-.legend i {{ display: inline-block; width: .8em; height: .8em; border-radius: .15em; margin-right: .4em }}
-table {{ border-collapse: collapse; margin: .8rem 0 1.2rem; font-size: .95rem }}
-th {{ font-size: .8rem; font-weight: 600; color: var(--soft) }}
-th, td {{ padding: .28rem 1.4rem .28rem 0; text-align: right; border-bottom: 1px solid var(--line);
-  font-variant-numeric: tabular-nums }}
-th:first-child, td:first-child {{ text-align: left }}
-th.text, td.text {{ text-align: left; vertical-align: top }}
-pre {{ background: var(--tile); border-radius: .5rem; padding: 1rem; overflow-x: auto;
-  font: .84rem/1.5 ui-monospace, "SF Mono", Menlo, Consolas, monospace; white-space: pre-wrap }}
-a {{ color: var(--accent); overflow-wrap: anywhere }}
-sup a {{ text-decoration: none; padding-left: .1em }} sup + sup::before {{ content: "," }}
-sup {{ line-height: 0; font-size: .7em }}
-ol.notes {{ font-size: .87rem; color: var(--soft); padding-left: 1.4rem }}
-ol.notes li {{ margin-bottom: .35rem; overflow-wrap: anywhere }}
-footer {{ margin-top: 3rem; color: var(--soft); font-size: .8rem }}
-@media print {{
-  :root {{ --paper: #fff; --ink: #000; --soft: #444; --line: #bbb; --tile: #f4f4f4; --accent: #000 }}
-  body {{ font-size: 10pt }} main {{ max-width: none; padding: 0 }}
-  figure, table, .tiles, pre {{ break-inside: avoid }} h2 {{ break-after: avoid }}
-}}
-"""
-
 
 LINK = re.compile(r"(?P<url>https?://[^\s<>,;)\]]+[^\s<>,;.)\]])|\bgithub:(?P<repository>[\w.-]+/[\w.-]*\w)")
 """Links in a source: a page, or a repository in the short form of the catalogue."""
@@ -83,6 +32,7 @@ class PageSection:
 
     title: str
     parts: Sequence[str]
+    is_wide: bool = False  # spans both columns of a wide window
 
 
 class Endnotes:
@@ -118,16 +68,55 @@ def linked(source: str) -> str:
     return LINK.sub(link, escape(source))
 
 
-def document(*, title: str, lead: str, sections: Iterable[PageSection], footer: str) -> str:
-    """The whole page. `title` and `footer` are text, `lead` and the sections' parts are HTML."""
-    body = "".join(f"<section><h2>{escape(s.title)}</h2>{''.join(s.parts)}</section>" for s in sections)
+LEAST_CONTENTS = 3
+"""Sections of a page with a list of contents."""
+
+SORTS = 'data-name="'
+"""What a table that sorts has."""
+
+
+def document(
+    *,
+    title: str,
+    lead: str,
+    sections: Iterable[PageSection],
+    footer: str,
+    style: str = "",
+    script: str = "",
+    data: str = "",
+) -> str:
+    """The whole page. `title` and `footer` are text, `lead` and the sections' parts are HTML.
+
+    A page of several sections has a list of contents, and one with tables that sort their script. `style` and
+    `script` are of this page alone; `data` is the element that the script reads.
+    """
+    listed = list(sections)
+    body = "".join(_section(number, s) for number, s in enumerate(listed, start=1))
+    is_long = len(listed) >= LEAST_CONTENTS
+    contents = _contents(listed) if is_long else ""
+    skip = '<a class="skip" href="#content">Skip to the content</a>' if is_long else ""
+    sorts = SCRIPT if SORTS in body else ""
+    scripts = "".join(f"<script>{text}</script>" for text in (sorts, script) if text)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head>"
-        f"<body><main><h1>{escape(title)}</h1>{lead}{body}"
-        f"<footer>{escape(footer)}</footer></main></body></html>\n"
+        f"<title>{escape(title)}</title><style>{STYLE}{style}</style></head>"
+        f"<body>{skip}<main><header><h1>{escape(title)}</h1>{lead}</header>{contents}"
+        f'<div class="sections" id="content">{body}</div>'
+        f"<footer>{escape(footer)}</footer></main>{data}{scripts}</body></html>\n"
     )
+
+
+def _section(number: int, section: PageSection) -> str:
+    wide = ' class="wide"' if section.is_wide else ""
+    return f'<section id="section-{number}"{wide}><h2>{escape(section.title)}</h2>{"".join(section.parts)}</section>'
+
+
+def _contents(sections: Sequence[PageSection]) -> str:
+    links = (
+        f'<li><a href="#section-{n}">{escape(s.title)}</a></li>' for n, s in enumerate(sections, start=1)
+    )
+    return f'<nav aria-label="Contents"><ul>{"".join(links)}</ul></nav>'
 
 
 def paragraph(text: str, *, marks: str = "", css_class: str = "") -> str:
@@ -148,14 +137,86 @@ def table(
         + "</tr>"
         for row in rows
     )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+SHOWN_ROWS = 200
+"""Rows of a long table that are drawn at once; a button draws the others, which the page holds as JSON."""
+
+
+MOST_ROOMY = 7
+"""Columns of a table with wide gaps; more stand closer."""
+
+
+def sortable_table(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    name: str,
+    text_columns: Collection[str] = (),
+) -> str:
+    """A table whose columns sort at a click or a key, and that can be saved as CSV; for pages with a script.
+
+    `name` is the caption that a screen reader reads and the name of the file.
+    """
+    kinds = ["text" if i == 0 or h in text_columns else "" for i, h in enumerate(headings)]
+    head = "".join(
+        f'<th scope="col"{_css(kind)}><button type="button">{escape(h) or "&nbsp;"}</button></th>'
+        for kind, h in zip(kinds, headings, strict=True)
+    )
+    shown = [["" if c is None else str(c) for c in row] for row in rows]
+    body = "".join(
+        f"<tr>{''.join(f'<td{_css(k)}>{escape(c)}</td>' for k, c in zip(kinds, row, strict=True))}</tr>"
+        for row in shown[:SHOWN_ROWS]
+    )
+    held = ""
+    if len(shown) > SHOWN_ROWS:
+        text = json.dumps(shown, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+        held = f'<script type="application/json">{text}</script>'
+    css_class = "sortable dense" if len(headings) > MOST_ROOMY else "sortable"
+    many = f" ({SHOWN_ROWS} of {len(shown):,} rows)" if held else ""
+    return (
+        f'<div class="table" tabindex="0" role="group" aria-label="{escape(name)}" {SORTS}{escape(name)}">'
+        f'<table class="{css_class}"><caption>{escape(name)}{many}</caption><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table>{held}</div>"
+    )
+
+
+def _css(kind: str) -> str:
+    return f' class="{kind}"' if kind else ""
+
+
+def explained_figure(
+    svg: str,
+    *,
+    title: str,
+    data: str,
+    command: str,
+    legend: Iterable[tuple[str, str]] = (),
+) -> str:
+    """A figure with its title; its data, a table, and the command that makes it are one click away."""
+    drawn = figure(svg, legend=legend)
+    made = f"<p>Made by</p><pre>{escape(command)}</pre>" if command else ""
+    return (
+        f'<div class="explained"><h3>{escape(title)}</h3>{drawn}'
+        f"<details><summary>Data and command of this figure</summary>{made}{data}</details></div>"
+    )
 
 
 def text_table(shown: TextTable) -> str:
-    """A report's table without its title; the caption is below it."""
+    """A report's table without its title, for a notebook; the caption is below it."""
     rows = [["" if c is None else unbroken(str(c)) for c in row] for row in shown.rows]
-    below = "".join(paragraph(line) for line in shown.caption.splitlines())
-    return table(shown.headings, rows, text_columns=shown.text_columns) + below
+    return table(shown.headings, rows, text_columns=shown.text_columns) + _below(shown)
+
+
+def page_table(shown: TextTable) -> str:
+    """A report's table for a page with a script: its columns sort. The caption is below it."""
+    drawn = sortable_table(shown.headings, shown.rows, name=shown.title, text_columns=shown.text_columns)
+    return drawn + _below(shown)
+
+
+def _below(shown: TextTable) -> str:
+    return "".join(paragraph(line) for line in shown.caption.splitlines())
 
 
 def tiles(figures: Iterable[tuple[str, str, str]]) -> str:

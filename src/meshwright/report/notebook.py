@@ -74,7 +74,7 @@ def _components(step: StepEstimate) -> dict[str, float]:
 
 
 def _memory_parts(done: RunEstimate) -> dict[str, float]:
-    from meshwright.report.run_estimate import memory_parts
+    from meshwright.cost.memory import memory_parts
 
     return memory_parts(done.memory)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -20,13 +21,12 @@ from meshwright.planner import (
 from meshwright.planner.choice import best_plans, free_request, goal_of
 from meshwright.planner.estimate import PlanEstimate, estimate_plan
 from meshwright.planner.neighbours import Neighbour, neighbours
+from meshwright.planner.scored import ScoredPlans, scored_plans
 from meshwright.report.result import Result
 from meshwright.specs.estimate import Estimate
 from meshwright.specs.run import Run
 
 if TYPE_CHECKING:
-    import os
-
     from meshwright.engines.base import Unsupported
 
 FRONT_SLACK = 0.25
@@ -50,6 +50,7 @@ class PlanRanking(Result):
         engine_refuses: what the run's engine cannot do under any of these plans.
         has_front: True if `front` was asked for.
         neighbours: faster batch sizes and numbers of devices near the run's; None unless asked for.
+        scored: every plan that was scored, or the best of them; None unless asked for.
     """
 
     run: Run
@@ -59,6 +60,7 @@ class PlanRanking(Result):
     engine_refuses: tuple[Unsupported, ...] = ()
     has_front: bool = False
     neighbours: tuple[Neighbour, ...] | None = None
+    scored: ScoredPlans | None = None
 
     def __len__(self) -> int:
         return len(self.estimates)
@@ -142,6 +144,68 @@ class PlanRanking(Result):
             for rank, (ranked, done) in enumerate(zip(self.ranked, self.estimates, strict=True), start=1)
         ]
 
+    def write_csv(self, path: str | os.PathLike[str]) -> None:
+        """Write one row for each plan: the columns of `to_rows`, fields of the plan, and seconds by component.
+
+        With `scored`, rows are those of all scored plans.
+
+        Raises:
+            InputError: `path` cannot be written.
+        """
+        import csv
+        import io
+        from pathlib import Path
+
+        from meshwright.files import write_atomically
+
+        rows = self._plan_rows() if self.scored is None else self.to_scored_rows()
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        try:
+            write_atomically(Path(path), text.getvalue())
+        except OSError as error:
+            raise InputError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from None
+
+    def _plan_rows(self) -> list[dict[str, Any]]:
+        components = sorted({name for done in self for name in done.step.components_s})
+        return [
+            {
+                **row,
+                **{name: getattr(value, "value", value) for name, value in vars(done.plan).items()},
+                **{f"{name}_s": float(done.step.components_s.get(name, 0.0)) for name in components},
+                "recompute_modules": " ".join(done.plan.recompute_modules),
+            }
+            for row, done in zip(self.to_rows(), self, strict=True)
+        ]
+
+    def to_scored_rows(self) -> list[dict[str, Any]]:
+        """Return one flat row for each scored plan: estimates, fields of the plan, seconds and bytes by part.
+
+        Raises:
+            InputError: the scored plans were not asked for.
+        """
+        from meshwright.report.plan_space.rows import scored_rows
+
+        return scored_rows(self._listed())
+
+    def _listed(self) -> ScoredPlans:
+        if self.scored is None:
+            raise InputError("the scored plans were not asked for", hint="plan(..., scored=10_000)")
+        return self.scored
+
+    def write_html(self, path: str | os.PathLike[str], *, command: str = "") -> None:
+        """Write the page of all scored plans. `command` is the command line that makes it.
+
+        Raises:
+            InputError: the scored plans were not asked for, or `path` cannot be written.
+        """
+        from meshwright.report.html import write_page
+        from meshwright.report.plan_space.page import plan_page
+
+        write_page(plan_page(self._listed(), run=self.run, command=command), path=path)
+
     def summary(self) -> str:
         """Return model, cluster, number of plans and the best one."""
         from meshwright.report.quantities import rate, value_of
@@ -167,11 +231,13 @@ def plan_run(
     questions: Sequence[Mapping[str, object]] = (),
     with_front: bool = False,
     with_neighbours: bool = False,
+    num_scored: int = 0,
 ) -> PlanRanking:
     """Search all legal plans of `run` and estimate the best `top`. A plan that the run pins is ignored.
 
     `fixed` holds fields of the plan, each `questions` entry asks why no plan has these fields. `with_neighbours`
-    searches batch sizes and numbers of devices near the run's too, about eight times as long.
+    searches batch sizes and numbers of devices near the run's too, about eight times as long. `num_scored`: scored
+    plans that are listed too, 0: none.
     Raises InfeasibleError when no plan is legal and fits.
     """
     request, goal = free_request(run).fixing(**(fixed or {})), goal_of(run)
@@ -186,6 +252,7 @@ def plan_run(
         engine_refuses=tuple(not_run(run)),
         has_front=with_front,
         neighbours=neighbours(request, best=search.best) if with_neighbours else None,
+        scored=scored_plans(request, goal=goal, most=num_scored) if num_scored else None,
     )
 
 

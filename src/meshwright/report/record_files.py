@@ -1,4 +1,4 @@
-"""Records read back as results: trainings, measurements of a device, sweeps of trainings.
+"""Records read back as results: trainings, measurements of a device, sweeps of trainings, ingestion.
 
 read_result(folder)       the record in a folder
 read_results(folder)      every record in a folder and below it
@@ -6,6 +6,7 @@ read_results(folder)      every record in a folder and below it
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -14,9 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import InputError
-from meshwright.records import device, training, trainings
+from meshwright.records import device, ingest, serving, training, trainings
+from meshwright.records.offline import NAME as OFFLINE_NAME
+from meshwright.report.ingest_result import IngestBenchmark
 from meshwright.report.quantities import rate
 from meshwright.report.result import Result
+from meshwright.report.serving_records import (
+    OfflineMeasurements,
+    ServingMeasurements,
+    read_offline_result,
+    read_serving_result,
+)
 from meshwright.report.training_run import TrainingRun, read_training
 
 if TYPE_CHECKING:
@@ -113,7 +122,14 @@ class TrainingSweep(Result):
         return sweep_html(self)
 
 
-AnyRecord = TrainingRun | DeviceMeasurements | TrainingSweep
+AnyRecord = (
+    TrainingRun
+    | DeviceMeasurements
+    | TrainingSweep
+    | IngestBenchmark
+    | ServingMeasurements
+    | OfflineMeasurements
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -154,13 +170,28 @@ class RecordSet(Result):
         """Records of `meshwright bench train`."""
         return tuple(r for r in self.records if isinstance(r, TrainingSweep))
 
+    @property
+    def ingestions(self) -> tuple[IngestBenchmark, ...]:
+        """Records of `meshwright bench ingest`."""
+        return tuple(r for r in self.records if isinstance(r, IngestBenchmark))
+
+    @property
+    def serving(self) -> tuple[ServingMeasurements, ...]:
+        """Records of `meshwright bench serve`."""
+        return tuple(r for r in self.records if isinstance(r, ServingMeasurements))
+
+    @property
+    def offline(self) -> tuple[OfflineMeasurements, ...]:
+        """Records of `meshwright bench offline`."""
+        return tuple(r for r in self.records if isinstance(r, OfflineMeasurements))
+
     def to_dict(self) -> dict[str, Any]:
         """Return the document of each record by its kind, and what could not be read."""
         from meshwright.report.documents.json_values import jsonable
 
         found = {
             kind: [{"folder": r.folder, **r.to_dict()} for r in getattr(self, kind)]
-            for kind in ("trainings", "devices", "sweeps")
+            for kind in ("trainings", "devices", "sweeps", "ingestions", "serving", "offline")
         }
         unreadable = [{"path": path, "reason": reason} for path, reason in self.unreadable]
         return jsonable({"folder": self.folder, **found, "unreadable": unreadable})
@@ -195,7 +226,9 @@ def read_results(folder: Path) -> RecordSet:
     """Read every record in `folder` and below it. Raises InputError when `folder` is no folder."""
     if not folder.is_dir():
         raise InputError("no such folder", got=str(folder))
-    paths = sorted({path.parent for name in _READERS for path in folder.rglob(name)})
+    # Unlike Path.rglob, os.walk passes over folders that are removed meanwhile.
+    found = {Path(root) for root, _, files in os.walk(folder) if not _READERS.keys().isdisjoint(files)}
+    paths = sorted(found)
     records, unreadable = [], []
     for path in paths:
         for name, read in _READERS.items():
@@ -212,6 +245,10 @@ def _read_device(folder: Path) -> DeviceMeasurements:
     return DeviceMeasurements(folder=folder, records=device.read(folder))
 
 
+def _read_ingest(folder: Path) -> IngestBenchmark:
+    return IngestBenchmark(records=ingest.read_ingest(folder))
+
+
 def _read_sweep(folder: Path) -> TrainingSweep:
     return TrainingSweep(folder=folder, trainings=trainings.read(folder))
 
@@ -220,6 +257,9 @@ _READERS = {
     training.RECORD: read_training,
     device.CSV_NAME: _read_device,
     trainings.CSV_NAME: _read_sweep,
+    ingest.SIDECAR_NAME: _read_ingest,
+    serving.CSV_NAME: read_serving_result,
+    OFFLINE_NAME: read_offline_result,
 }
 """Reader of each kind of record by the file that marks its folder."""
 
@@ -239,7 +279,11 @@ def _overview(record: AnyRecord) -> dict[str, Any]:
             "tokens_per_s_per_device": s["tokens_per_s_per_device"],
             "last_loss": s["last_loss"],
         }
-    sidecar = record.records.sidecar if isinstance(record, DeviceMeasurements) else record.trainings.sidecar
+    if isinstance(record, OfflineMeasurements):
+        return row | {"started": record.document["started"], "model": record.document["model"]}
+    sidecar = record.trainings.sidecar if isinstance(record, TrainingSweep) else record.records.sidecar
+    if isinstance(record, ServingMeasurements):
+        row |= {"model": sidecar["endpoint"].get("model")}
     return row | {"started": sidecar["started"], "device": (sidecar["device"] or {}).get("name")}
 
 

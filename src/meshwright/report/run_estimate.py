@@ -7,6 +7,7 @@ from typing import Any
 
 from meshwright.catalog.prices import Price
 from meshwright.cost.goodput import Goodput
+from meshwright.cost.memory import memory_parts
 from meshwright.errors import InfeasibleError
 from meshwright.planner import request_for, violations
 from meshwright.planner.choice import best_plans, goal_of
@@ -23,8 +24,6 @@ from meshwright.specs.estimate import Estimate, MemoryEstimate, Tier
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run, with_label_ratio
 from meshwright.units import JOULE_PER_KWH, gib
-
-MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "workspace")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,13 +165,6 @@ def require_fit(request: PlanRequest, estimate: PlanEstimate) -> None:
         f"of which a plan may reserve {gib(memory.usable_bytes):.1f}",
         hint=f"of these GiB, {parts}; `meshwright plan` finds what fits",
     )
-
-
-def memory_parts(memory: MemoryEstimate) -> dict[str, float]:
-    """Bytes of each part of the fullest stage; their sum is what is reserved."""
-    parts = {name: getattr(memory, f"{name}_bytes") for name in MEMORY_PARTS}
-    parts["beside the allocator"] = memory.reserved_bytes - memory.allocated_bytes
-    return parts
 
 
 def _notes(run: Run, request: PlanRequest, estimate: PlanEstimate) -> list[str]:

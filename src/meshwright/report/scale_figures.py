@@ -12,6 +12,8 @@ from meshwright.units import DAY_S
 BLUE, ORANGE, RED = "#3f78b5", "#d98a35", "#b5525c"
 HEIGHT = 300
 MAX_BARS = 16
+MOST_LABELS = 9
+"""Points of a line that each have a label."""
 
 
 def efficiency_svg(curve: ScaleCurve) -> str:
@@ -28,6 +30,7 @@ def efficiency_svg(curve: ScaleCurve) -> str:
         ]  # fmt: skip
     top = max(row["high"] for row in steps)
     chart = _band(steps, top) + _lines(series, top, {"steps": BLUE, "steps and failures": RED})
+    chart += _labels([{**row, "text": f"{row['y']:.0%}"} for row in steps], _ratio("y:Q", top))
     return _finish(chart, title="Efficiency against the smallest size, over the number of devices")
 
 
@@ -48,7 +51,10 @@ def days_svg(curve: ScaleCurve) -> str:
     ]
     colors = {"perfect": "#8a919b", "steps": BLUE, "steps and failures": RED}
     y = alt.Y("y:Q", title="days", scale=alt.Scale(type="log"))
-    chart = _plot(series, y, colors)
+    named = [
+        {"devices": n, "y": t.wall.value / DAY_S, "text": f"{t.wall.value / DAY_S:,.3g}"} for n, t in trained
+    ]
+    chart = _plot(series, y, colors) + _labels(named, y)
     return _finish(chart, title="Days of training over the number of devices")
 
 
@@ -65,7 +71,9 @@ def emulation_svg(emulation: Emulation) -> str:
     colors = {small: BLUE, "the same replicas for real": ORANGE}
     top = max(row["high"] for row in steps)
     title = "Efficiency of the emulation and of the clusters that it stands for"
-    return _finish(_band(steps, top) + _lines(series, top, colors), title=title)
+    named = [{**row, "text": f"{row['y']:.0%}"} for row in steps]
+    chart = _band(steps, top) + _lines(series, top, colors) + _labels(named, _ratio("y:Q", top))
+    return _finish(chart, title=title)
 
 
 def tornado_svg(found: Sensitivity) -> str:
@@ -134,6 +142,15 @@ def _plot(series: Sequence[dict[str, Any]], y: Any, colors: dict[str, str]) -> A
     return chart.mark_line(point=True, strokeWidth=2).encode(
         x=_devices(row["devices"] for row in series), y=y, color=color
     )
+
+
+def _labels(rows: Sequence[dict[str, Any]], y: Any) -> Any:
+    """The value above each point; every other one where there are many."""
+    import altair as alt
+
+    kept = list(rows)[:: 1 + len(rows) // MOST_LABELS]
+    text = alt.Chart(alt.Data(values=kept)).mark_text(dy=-11, color=INK, fontSize=11)
+    return text.encode(x=_devices(r["devices"] for r in rows), y=y, text="text:N")
 
 
 def _devices(sizes: Iterable[int]) -> Any:

@@ -7,7 +7,15 @@ from html import escape
 from meshwright import __version__
 from meshwright.catalog.reliability import failure_range
 from meshwright.catalog.stacks import stack_facts
-from meshwright.report.html import PageSection, document, figure, paragraph, table, text_table, tiles
+from meshwright.report.html import (
+    PageSection,
+    document,
+    explained_figure,
+    page_table,
+    paragraph,
+    sortable_table,
+    tiles,
+)
 from meshwright.report.provenance import calibration_sentence
 from meshwright.report.quantities import percent, seconds
 from meshwright.report.scale_figures import days_svg, efficiency_svg, emulation_svg, tornado_svg
@@ -15,11 +23,17 @@ from meshwright.report.scale_study import ScaleReport
 from meshwright.report.scale_tables import days, interval, tables_of
 from meshwright.report.text_table import TextTable
 
+MOST_COLUMNS = 7
+"""Columns of a table that stands in half of a wide window."""
 
-def scale_page(report: ScaleReport) -> str:
-    """The whole page."""
+
+def scale_page(report: ScaleReport, *, command: str = "") -> str:
+    """The whole page. `command` is the command line that makes it."""
     request = report.study.request
-    sections = [PageSection(title=t.title, parts=_parts(report, t)) for t in tables_of(report)]
+    sections = [
+        PageSection(title=t.title, parts=_parts(report, t, command), is_wide=len(t.headings) > MOST_COLUMNS)
+        for t in tables_of(report)
+    ]
     sections.append(_assumptions(report))
     if report.run.text:
         sections.append(PageSection(title="The run file", parts=[f"<pre>{escape(report.run.text)}</pre>"]))
@@ -27,7 +41,7 @@ def scale_page(report: ScaleReport) -> str:
         title=f"{request.model.name} on more {request.cluster.accelerator.name}",
         lead=_lead(report),
         sections=sections,
-        footer=f"Meshwright {__version__}. An estimate, not a measurement.",
+        footer=f"Meshwright {__version__}. An estimate, not a measurement. {command}",
     )
 
 
@@ -54,21 +68,27 @@ def _lead(report: ScaleReport) -> str:
     return lead + tiles(rows)
 
 
-def _parts(report: ScaleReport, shown: TextTable) -> list[str]:
-    return [*_figures(report, shown), text_table(shown)]
+def _parts(report: ScaleReport, shown: TextTable, command: str) -> list[str]:
+    drawn = _figure(report, shown)
+    if drawn is None:
+        return [page_table(shown)]
+    title, picture = drawn
+    data = paragraph(f"The data is the table of this section, {shown.title}.")
+    made = explained_figure(picture, title=title, data=data, command=command)
+    return [f'<div class="beside">{made}<div>{page_table(shown)}</div></div>']
 
 
-def _figures(report: ScaleReport, shown: TextTable) -> list[str]:
-    """The figure of a table."""
+def _figure(report: ScaleReport, shown: TextTable) -> tuple[str, str] | None:
+    """Title and drawing of the figure of a table."""
     if report.curve is not None and "speed-up" in shown.headings:
-        return [figure(efficiency_svg(report.curve))]
+        return "Efficiency over the number of devices", efficiency_svg(report.curve)
     if report.curve is not None and "days of steps" in shown.headings:
-        return [figure(days_svg(report.curve))]
+        return "Days of training over the number of devices", days_svg(report.curve)
     if report.emulation is not None and "stands for" in shown.headings:
-        return [figure(emulation_svg(report.emulation))]
+        return "Efficiency of the emulation and of what it stands for", emulation_svg(report.emulation)
     if report.sensitivity is not None and "assumption" in shown.headings:
-        return [figure(tornado_svg(report.sensitivity))]
-    return []
+        return "Efficiency with one assumption changed", tornado_svg(report.sensitivity)
+    return None
 
 
 def _assumptions(report: ScaleReport) -> PageSection:
@@ -85,7 +105,8 @@ def _assumptions(report: ScaleReport) -> PageSection:
         rows.append(("failures", f"{rates.value.scope}: {rates.value.source}"))
         rows.append(("range of failures", rates.reason))
     return PageSection(
-        title="What the numbers rest on", parts=[table(("what", "how"), rows, text_columns=("what", "how"))]
+        title="What the numbers rest on",
+        parts=[sortable_table(("what", "how"), rows, name="Assumptions", text_columns=("how",))],
     )
 
 

@@ -136,6 +136,10 @@ def failure_table(found: Sequence[LoadSummary]) -> TextTable:
     )
 
 
+WAIT_LIMIT = 0.05
+"""Share of its time without a processor above which a caution says so."""
+
+
 def cautions(found: Sequence[LoadSummary]) -> list[str]:
     """Cautions for the reader of the rates, one sentence each."""
     points = [p for s in found for p in s.points]
@@ -157,6 +161,23 @@ def cautions(found: Sequence[LoadSummary]) -> list[str]:
     ):
         if count:
             said.append(f"{count} {text}")
+    reasoning, made = (sum(getattr(p, n) for p in points) for n in ("reasoning_tokens", "output_tokens"))
+    if reasoning:
+        firsts = [p.first_answer_s.median for p in points if p.first_answer_s is not None]
+        begins = (
+            f"; the answer began after {min(firsts):.3g} to {max(firsts):.3g} s in the median"
+            if firsts
+            else ""
+        )
+        said.append(
+            f"{reasoning:,} of {made:,} output tokens are reasoning, which TTFT and rates count{begins}"
+        )
+    waited = max((p.server_wait_ratio or 0.0 for p in points), default=0.0)
+    if waited > WAIT_LIMIT:
+        said.append(
+            f"the server waited for a processor in up to {percent(waited)} of its time: other programs ran on this "
+            "machine, and its latencies are longer by that"
+        )
     for p in points:
         if p.littles_law_ratio is not None and abs(p.littles_law_ratio - 1) > LITTLES_LAW_LIMIT:
             said.append(f"{p.load.name}: Little's law is off by {percent(abs(p.littles_law_ratio - 1))}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from meshwright.errors import InputError
 from meshwright.inference.comparison import (
     PointComparison,
     PointErrors,
@@ -17,11 +18,15 @@ from meshwright.inference.comparison import (
     compare_points,
 )
 from meshwright.inference.constants import shipped_constants
+from meshwright.inference.measured import ServedGiven, measured_server
 from meshwright.inference.points import PublishedPoint, read_points, shipped_points_path
 from meshwright.inference.predict import ServingPredictions, predict_points
+from meshwright.inference.server_fit import ServerCalibration, of_server
 from meshwright.report.quantities import percent
 from meshwright.report.result import Result
+from meshwright.report.serving_question import check_calibrated, server_calibration
 from meshwright.report.text_table import TextTable
+from meshwright.runfile import named_cluster
 
 LONGEST_NAME = 40
 
@@ -34,11 +39,15 @@ class ServingAccuracy(Result):
         comparison: each point with its prediction, and errors by group.
         leave_one_source_out: True if each source was predicted by constants fitted without it.
         num_fitted: points of the file whose source is among those that the constants were fitted to.
+        calibration: the calibrated server whose constants predicted records; None for those shipped.
+        unused_loads: loads of records that were not used, by the reason.
     """
 
     comparison: PointComparison
     leave_one_source_out: bool
     num_fitted: int
+    calibration: str | None = None
+    unused_loads: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def overall(self) -> PointErrors:
@@ -66,6 +75,8 @@ class ServingAccuracy(Result):
                 "unpredicted": self.comparison.unpredicted,
                 "leave_one_source_out": self.leave_one_source_out,
                 "rows_of_fitted_sources": self.num_fitted,
+                "calibration": self.calibration,
+                "unused_loads": self.unused_loads,
                 "units": {"rates": "tokens/s of all devices", "times": "s", "errors": "ratio"},
                 "rows": self.rows,
             }
@@ -85,7 +96,11 @@ class ServingAccuracy(Result):
         m = self.overall
         if not m.num_predicted:
             return f"none of {m.num_rows:,} points says enough to be predicted"
-        seen = "leave-one-source-out" if self.leave_one_source_out else "constants as shipped"
+        seen = (
+            "leave-one-source-out"
+            if self.leave_one_source_out
+            else self.calibration or "constants as shipped"
+        )
         return (
             f"{m.num_predicted:,} of {m.num_rows:,} points predicted ({seen}): median error "
             f"{percent(m.median_abs_error)}, 90th percentile {percent(m.p90_abs_error)}, bias {100 * m.bias:+.1f} %, "
@@ -127,11 +142,28 @@ def _cells(m: PointErrors) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def serving_accuracy(*, points: Path | None = None, leave_one_source_out: bool = False) -> ServingAccuracy:
-    """Predict the points of a CSV file, or the shipped ones, and compare.
+def serving_accuracy(
+    *,
+    points: Path | None = None,
+    leave_one_source_out: bool = False,
+    records: Sequence[Path] = (),
+    calibration: Path | None = None,
+    cluster: str | None = None,
+    given: ServedGiven | None = None,
+) -> ServingAccuracy:
+    """Predict the points of a CSV file, of records of `bench serve`, or the shipped ones, and compare.
 
-    Raises InputError for a file that cannot be read.
+    Records are predicted by the shipped constants, on the devices of `cluster`, or by those of a calibration file.
+    Raises InputError for files that cannot be read and for contradictions.
     """
+    if records:
+        if points is not None or leave_one_source_out:
+            raise InputError(
+                "records are predicted on their own", hint="leave --points and --leave-one-source-out out"
+            )
+        return _of_records(records, server_calibration(calibration), cluster, given)
+    if calibration is not None or cluster is not None:
+        raise InputError("a calibration and a cluster belong to records", hint="--records DIR")
     found = read_points(points or shipped_points_path())
     seen = shipped_constants().sources
     predict: PredictPoints = _leave_one_source_out if leave_one_source_out else _as_shipped
@@ -139,6 +171,38 @@ def serving_accuracy(*, points: Path | None = None, leave_one_source_out: bool =
         comparison=compare_points(found, predict),
         leave_one_source_out=leave_one_source_out,
         num_fitted=sum(p.conditions is not None and p.source in seen for p in found),
+    )
+
+
+def _of_records(
+    folders: Sequence[Path],
+    calibrated: ServerCalibration | None,
+    cluster: str | None,
+    given: ServedGiven | None,
+) -> ServingAccuracy:
+    """Own measurements, as points whose source is their configuration."""
+    if cluster is None and calibrated is None:
+        raise InputError(
+            "records do not say on which devices they were made", hint="--cluster, or --calibration FILE"
+        )
+    place = named_cluster(cluster or f"{calibrated.accelerator}-1x1" if calibrated else str(cluster))
+    found = measured_server(folders, cluster=place, given=given)
+    points = [measured.point for measured in found.points]
+    constants = shipped_constants()
+    if calibrated is not None:
+        check_calibrated(calibrated, accelerator=place.accelerator.name, engine=found.engine.name)
+        points, constants = [of_server(p, calibrated.engine.server) for p in points], calibrated.constants
+    fitted = {} if calibrated is None else calibrated.constants.sources
+
+    def predict(points: Sequence[PublishedPoint]) -> ServingPredictions:
+        return predict_points([p.conditions for p in points if p.conditions], constants)
+
+    return ServingAccuracy(
+        comparison=compare_points(points, predict),
+        leave_one_source_out=False,
+        num_fitted=sum(p.source in fitted for p in points),
+        calibration=None if calibrated is None else calibrated.made,
+        unused_loads=dict(found.unused),
     )
 
 

@@ -18,6 +18,7 @@ from meshwright.inference.capacity import (
 from meshwright.inference.formats import cache_format, computed_in, usual_cache, weight_format
 from meshwright.inference.layout import layout_of
 from meshwright.inference.memory import parameters, session_bytes, weight_bytes
+from meshwright.inference.positions import positions_note
 from meshwright.report.result import Result
 from meshwright.runfile import named_cluster, named_model
 from meshwright.units import gib
@@ -30,10 +31,12 @@ class ServingCapacity(Result):
     Attributes:
         question: model, cluster, formats, length of a session, and the memory reserved for the engine.
         layouts: capacity of each layout, most tokens first; one if a layout was given.
+        name: name or path of the model, as it was asked for.
     """
 
     question: CapacityQuestion
     layouts: Sequence[Capacity]
+    name: str  # of the model, as it was asked for
 
     @property
     def best(self) -> Capacity:
@@ -42,7 +45,7 @@ class ServingCapacity(Result):
 
     @property
     def fits(self) -> bool:
-        """True if one session of the asked length fits."""
+        """Return True if one session of the asked length fits."""
         return self.best.fits
 
     @property
@@ -64,6 +67,8 @@ class ServingCapacity(Result):
                 f"{question.model.num_windowed_layers} of {question.model.num_layers} layers keep their last "
                 f"{window:,} tokens; kv_bytes_per_token is the mean over a session of {question.context:,} tokens"
             )
+        beyond = positions_note(self.name, question.model, question.context)
+        found += [beyond] if beyond else []
         if not self.fits:
             found.append(str(self.best.shortfall))
         return tuple(found)
@@ -174,4 +179,4 @@ def serving_capacity(
     )
     layout = layout_of(degrees, place.num_devices) if degrees else None
     found = capacities(question) if layout is None else [capacity(question, layout)]
-    return ServingCapacity(question=question, layouts=found)
+    return ServingCapacity(question=question, layouts=found, name=model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
@@ -12,7 +13,15 @@ from meshwright.inference.price import HourPrice, TokenPrice, token_price
 from meshwright.inference.serving import RequestLoad
 from meshwright.report.quantities import rate, seconds
 from meshwright.report.result import Result
-from meshwright.report.serving_question import PriceTerms, hour_price, notes_of, served_by, served_model
+from meshwright.report.serving_question import (
+    PriceTerms,
+    hour_price,
+    notes_of,
+    served_by,
+    served_model,
+    server_calibration,
+    with_draft,
+)
 from meshwright.report.text_table import TextTable
 
 
@@ -125,7 +134,7 @@ def serving_estimate(
     cluster: str,
     precision: str = "bf16",
     kv_precision: str | None = None,
-    engine: str = "vllm",
+    engine: str | None = None,
     input_tokens: int,
     output_tokens: int,
     concurrency: Sequence[float] = (),
@@ -134,10 +143,15 @@ def serving_estimate(
     prefill_replicas: int = 0,
     drafted: int = 0,
     accepted: float = 0.0,
+    draft: str | None = None,
+    lockstep: bool = False,
     memory_ratio: float | None = None,
     terms: PriceTerms | None = None,
+    calibration: str | Path | None = None,
 ) -> ServingEstimate:
     """Estimate a server under closed loops of the given concurrencies, at a rate, or with as many requests as fit.
+
+    `calibration` is a file of `meshwright inference calibrate`; it names the engine.
 
     Raises InputError for wrong input, InfeasibleError where nothing fits or the rate is too high.
     """
@@ -146,12 +160,17 @@ def serving_estimate(
     of = served_model(
         model=model, cluster=cluster, precision=precision, kv_precision=kv_precision, degrees=degrees or {}
     )
-    asked = served_by(of, engine=engine, memory_ratio=memory_ratio, prefill_replicas=prefill_replicas)
+    of = with_draft(of, draft, drafted)
+    asked = served_by(
+        of, engine=engine, memory_ratio=memory_ratio, prefill_replicas=prefill_replicas,
+        calibration=server_calibration(calibration),
+    )  # fmt: skip
     load = RequestLoad(
         input_tokens=input_tokens,
         output_tokens=output_tokens,
         drafted_per_step=drafted,
         accepted_per_step=accepted,
+        lockstep=lockstep,
     )
     if requests_per_s is not None:
         if not 0 < requests_per_s < 1e9:
@@ -164,7 +183,7 @@ def serving_estimate(
         server=asked,
         loads=found,
         price=hour_price(terms or PriceTerms(), of.cluster.accelerator),
-        notes=notes_of(of, [load]),
+        notes=notes_of(of, [load], name=model),
     )
 
 

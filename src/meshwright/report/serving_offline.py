@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshwright.bench.serving.offline import OfflineComparison, OfflinePoint
-from meshwright.report.quantities import rate
+from meshwright.report.quantities import percent, rate
 from meshwright.report.text_table import TextTable
 
 
@@ -50,3 +50,22 @@ def rate_table(found: Sequence[OfflinePoint], comparison: OfflineComparison | No
             f"{len(comparison.ratios)} pairs."
         )
     return TextTable(title="Batch throughput", headings=headings, rows=rows, caption=caption)
+
+
+WAIT_LIMIT = 0.05
+"""Share of its time without a processor above which a caution says so."""
+
+
+def cautions(found: Sequence[OfflinePoint]) -> list[str]:
+    """Cautions for the reader of the rates, one sentence each."""
+    said = []
+    short = sum(p.point.num_short for p in found)
+    if short:
+        said.append(f"{short} answers are shorter than asked for")
+    waited = max((p.point.server_wait_ratio or 0.0 for p in found), default=0.0)
+    if waited > WAIT_LIMIT:
+        said.append(
+            f"a replica waited for a processor in up to {percent(waited)} of its time: other programs, or other "
+            "replicas, ran on its cores"
+        )
+    return said

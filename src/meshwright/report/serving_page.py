@@ -14,7 +14,7 @@ from meshwright.bench.serving.summary import (
     best_under,
 )
 from meshwright.report.figures import INK, WIDTH, svg
-from meshwright.report.html import PageSection, document, figure, paragraph, text_table, tiles
+from meshwright.report.html import PageSection, document, figure, page_table, paragraph, tiles
 from meshwright.report.quantities import rate
 from meshwright.report.serving import (
     DEFINITIONS,
@@ -47,16 +47,16 @@ def serving_page(found: Sequence[LoadSummary], *, sidecar: Mapping[str, Any], bo
         if any(s.latency("tpot_s") for s in usable):
             legend = [("load", BLUE), ("on the Pareto front", GREEN)]
             parts.append(figure(interactivity_svg(usable), legend=legend))
-        parts += [paragraph(DEFINITION_NOTE), text_table(rate_table(found)), text_table(latency_table(found))]
+        parts += [paragraph(DEFINITION_NOTE), page_table(rate_table(found)), page_table(latency_table(found))]
         sections.append(PageSection(title="Throughput against interactivity", parts=parts))
         steps = best_table(found, bound_s=bound_s)
         if steps.rows:
-            parts = [figure(bound_svg(usable, bound_s=bound_s)), text_table(steps)]
+            parts = [figure(bound_svg(usable, bound_s=bound_s)), page_table(steps)]
             sections.append(PageSection(title="Best load under a bound", parts=parts))
     failed = failure_table(found)
     if failed.rows:
-        sections.append(PageSection(title="Not measured", parts=[text_table(failed)]))
-    sections.append(PageSection(title="Conditions", parts=[text_table(_conditions(sidecar))]))
+        sections.append(PageSection(title="Not measured", parts=[page_table(failed)]))
+    sections.append(PageSection(title="Conditions", parts=[page_table(_conditions(sidecar))]))
     return document(
         title=f"Serving {sidecar['endpoint']['model']}",
         lead=lead,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import inf
+from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InfeasibleError
 from meshwright.inference.capacity import shipped_reserve
+from meshwright.inference.constants import shipped_constants
 from meshwright.inference.estimate import LoadEstimate
 from meshwright.inference.formats import cache_format, usual_cache, weight_format
 from meshwright.inference.price import HourPrice, TokenPrice, token_price
@@ -23,7 +25,14 @@ from meshwright.inference.search import (
 from meshwright.inference.serving import RequestLoad
 from meshwright.report.quantities import rate, seconds
 from meshwright.report.result import Result
-from meshwright.report.serving_question import PriceTerms, engine_named, hour_price
+from meshwright.report.serving_question import (
+    USUAL_ENGINE,
+    PriceTerms,
+    check_calibrated,
+    engine_named,
+    hour_price,
+    server_calibration,
+)
 from meshwright.report.text_table import TextTable
 from meshwright.runfile import named_cluster, named_model
 
@@ -154,7 +163,7 @@ def serving_plan(
     cluster: str,
     precision: str = "bf16",
     kv_precision: str | None = None,
-    engine: str = "vllm",
+    engine: str | None = None,
     input_tokens: int,
     output_tokens: int,
     ttft_s: float | None = None,
@@ -163,16 +172,20 @@ def serving_plan(
     disaggregated: bool = False,
     memory_ratio: float | None = None,
     terms: PriceTerms | None = None,
+    calibration: str | Path | None = None,
 ) -> ServingPlan:
     """Search all layouts of a cluster. Raises InfeasibleError where none keeps the bounds, with the nearest."""
-    place = named_cluster(cluster)
+    place, calibrated = named_cluster(cluster), server_calibration(calibration)
+    if calibrated is not None:
+        check_calibrated(calibrated, accelerator=place.accelerator.name, engine=engine)
     weights, reserve = weight_format(precision, place.accelerator), shipped_reserve()
     question = ServingQuestion(
         model=named_model(model),
         cluster=place,
         weights=weights,
         cache=cache_format(kv_precision or usual_cache(weights), place.accelerator),
-        engine=engine_named(engine),
+        engine=engine_named(engine or USUAL_ENGINE) if calibrated is None else calibrated.engine,
+        calibration=shipped_constants() if calibrated is None else calibrated.constants,
         load=RequestLoad(input_tokens=input_tokens, output_tokens=output_tokens),
         bounds=LatencyLimits(ttft_s=inf if ttft_s is None else ttft_s, itl_s=inf if itl_s is None else itl_s),
         requests_per_s=requests_per_s,

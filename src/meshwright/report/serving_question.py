@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from meshwright.catalog import price_per_device_hour
@@ -11,11 +12,13 @@ from meshwright.errors import InputError, UnknownNameError
 from meshwright.inference.capacity import shipped_reserve
 from meshwright.inference.estimate import Server, server
 from meshwright.inference.formats import cache_format, computed_in, usual_cache, weight_format
-from meshwright.inference.layout import layout_of, legal_layouts
+from meshwright.inference.layout import check_layout, layout_of, legal_layouts
 from meshwright.inference.points import engines
+from meshwright.inference.positions import positions_note
 from meshwright.inference.price import HourPrice, Ownership, owned
+from meshwright.inference.server_fit import ServerCalibration, read_server_calibration
 from meshwright.inference.serving import EngineTraits, RequestLoad
-from meshwright.inference.work import Served
+from meshwright.inference.work import Served, prediction_module
 from meshwright.runfile import named_cluster, named_model
 from meshwright.specs.hardware import Accelerator
 
@@ -77,25 +80,89 @@ def served_model(
     )
 
 
+USUAL_ENGINE = "vllm"
+
+
+def with_draft(of: Served, draft: str | None, drafted: int) -> Served:
+    """The server with a model that drafts: the one named, else the model's own prediction module.
+
+    Raises InputError for a draft model without drafted tokens, or one that the layout cannot split.
+    """
+    if drafted == 0:
+        if draft is not None:
+            raise InputError("a draft model drafts nothing", got=draft, hint="--drafted N")
+        return of
+    found = prediction_module(of.model) if draft is None else named_model(draft)
+    if found is not None:
+        check_layout(of.layout, found, of.cluster)
+    return replace(of, draft=found)
+
+
+def draft_name(of: Served) -> str:
+    """Text of the draft model."""
+    if of.draft is None:
+        return ""
+    return "its own prediction module" if of.draft.name == of.model.name else of.draft.name
+
+
 def served_by(
-    of: Served, *, engine: str, memory_ratio: float | None = None, prefill_replicas: int = 0
+    of: Served,
+    *,
+    engine: str | None = None,
+    memory_ratio: float | None = None,
+    prefill_replicas: int = 0,
+    calibration: ServerCalibration | None = None,
 ) -> Server:
-    """A server of `of` with the traits of an engine."""
+    """A server of `of` with the traits of an engine, or of a calibrated server.
+
+    Raises InputError where the calibration is of another device or engine.
+    """
     reserve = shipped_reserve()
     if memory_ratio is not None:
         reserve = replace(reserve, memory_ratio=memory_ratio)
-    return server(of, engine_named(engine), reserve=reserve, prefill_replicas=prefill_replicas)
+    if calibration is None:
+        return server(
+            of, engine_named(engine or USUAL_ENGINE), reserve=reserve, prefill_replicas=prefill_replicas
+        )
+    check_calibrated(calibration, accelerator=of.cluster.accelerator.name, engine=engine)
+    return Server(
+        of=of,
+        engine=calibration.engine,
+        reserve=reserve,
+        calibration=calibration.constants,
+        prefill_replicas=prefill_replicas,
+    )
 
 
-def notes_of(of: Served, loads: Sequence[RequestLoad]) -> tuple[str, ...]:
-    """Cautions that hold for every estimate of these loads."""
-    found = []
+def check_calibrated(calibration: ServerCalibration, *, accelerator: str, engine: str | None = None) -> None:
+    """Raise InputError where a calibration is of another device or engine than the question."""
+    if accelerator != calibration.accelerator:
+        raise InputError(
+            "the calibration is of another device", got=accelerator, allowed=calibration.accelerator
+        )
+    if engine is not None and engine != calibration.engine.name:
+        raise InputError("the calibration is of another engine", got=engine, allowed=calibration.engine.name)
+
+
+def server_calibration(path: str | Path | None) -> ServerCalibration | None:
+    """The calibration in the file of `meshwright inference calibrate`; None without a file."""
+    return None if path is None else read_server_calibration(Path(path))
+
+
+def notes_of(of: Served, loads: Sequence[RequestLoad], *, name: str) -> tuple[str, ...]:
+    """Cautions that hold for every estimate of these loads of the model that `name` names."""
+    longest = max(load.input_tokens + load.output_tokens for load in loads)
+    found = [text] if (text := positions_note(name, of.model, longest)) else []
     device = of.cluster.accelerator
     gemms = computed_in(of.weights, device)
     if gemms != of.weights.matmul:
         found.append(f"{device.name} does not multiply {of.weights.matmul}: weights are widened to {gemms}")
     if any(load.drafted_per_step for load in loads):
-        found.append("speculative decoding: verification is counted, the time of drafting is not")
+        found.append(
+            "speculative decoding: verification is counted, the time of drafting is not (--draft MODEL)"
+            if of.draft is None
+            else f"speculative decoding: drafted by {draft_name(of)}, whose memory is not counted"
+        )
     if of.model.experts is not None:
         found.append("experts are assumed to be chosen uniformly (balanced routing)")
     found.append("ITL is (end-to-end - TTFT) / (output tokens - 1), the mean over a request (TPOT)")

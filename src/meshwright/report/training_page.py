@@ -54,6 +54,7 @@ def training_page(done: TrainingRun) -> str:
         *_published(done, notes),
         *_events(done),
         *_sample(done),
+        *_kernels(done),
         _conditions(done),
     ]
     footnotes = notes.html()
@@ -357,6 +358,34 @@ def _sample(done: TrainingRun) -> list[PageSection]:
     if not text:
         return []
     return [PageSection(title="What the model writes", parts=[f"<pre>{escape(text)}</pre>"])]
+
+
+def _kernels(done: TrainingRun) -> list[PageSection]:
+    """Routes of training kernels; nothing for engines that do not say."""
+    rows = [
+        (
+            row["op"], row["route"], row["why"], row["architecture"], row.get("ranks", "0"), f"{row['calls']:,}",
+            "; ".join(f"{other['route']}: {other['reason']}" for other in row["refused"]) or "none",
+        )
+        for row in done.record.get("kernels") or ()
+    ]  # fmt: skip
+    if not rows:
+        return []
+    headings = (
+        "operation",
+        "route",
+        "why",
+        "architecture",
+        "ranks",
+        "calls that differ",
+        "preferred, and refused",
+    )
+    text_columns = ("operation", "route", "why", "architecture", "ranks", "preferred, and refused")
+    return [
+        PageSection(
+            title="Routes of training kernels", parts=[table(headings, rows, text_columns=text_columns)]
+        )
+    ]
 
 
 def _conditions(done: TrainingRun) -> PageSection:

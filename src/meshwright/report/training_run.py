@@ -42,7 +42,7 @@ class MeasuredQuantity:
 
     @property
     def is_inside(self) -> bool | None:
-        """True if the interval holds the measured value; None where there is no interval."""
+        """Return True if the interval holds the measured value; None where there is no interval."""
         p = self.predicted
         return None if p is None or p.low == p.high else p.low <= self.measured <= p.high
 
@@ -205,18 +205,21 @@ def _check_record(record: Any, *, path: Path) -> None:
 
 def read_training(folder: Path) -> TrainingRun:
     """Read the training in `folder`. Raises InputError when there is none, or when a file is damaged."""
+    where = folder / "record.json"
     try:
-        record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
-        lines = (folder / "steps.jsonl").read_text(encoding="utf-8").splitlines()
+        record = json.loads(where.read_text(encoding="utf-8"))
+        where = folder / "steps.jsonl"
+        lines = where.read_text(encoding="utf-8").splitlines()
         steps = [json.loads(line) for line in lines]
-        text = (folder / "run.yaml").read_text(encoding="utf-8")
+        where = folder / "run.yaml"
+        text = where.read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(
             f"no whole training in {folder}: {error.strerror or error}", got=str(error.filename or folder),
             hint="name the folder that `meshwright train` printed",
         ) from None  # fmt: skip
     except (ValueError, RecursionError) as error:
-        raise InputError(f"a file of {folder} is no JSON: {error}") from None
+        raise InputError(f"{where} cannot be read: {error}") from None
     _check_record(record, path=folder / "record.json")
     for number, step in enumerate(steps, start=1):
         if not isinstance(step, Mapping) or not isinstance(step.get("step"), int):

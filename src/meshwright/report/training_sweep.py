@@ -9,7 +9,7 @@ from typing import Any
 from meshwright import __version__
 from meshwright.bench.training_summary import PredictionVerdict, Summary, ValueRange, contests, verdict
 from meshwright.report.figures import INK, WIDTH, svg
-from meshwright.report.html import Endnotes, PageSection, document, figure, paragraph, text_table, tiles
+from meshwright.report.html import Endnotes, PageSection, document, figure, page_table, paragraph, tiles
 from meshwright.report.provenance import INTERVAL_CONVENTION
 from meshwright.report.quantities import percent, rate, seconds
 from meshwright.report.text_table import TextTable
@@ -162,16 +162,16 @@ def sweep_page(found: Sequence[Summary], *, sidecar: Mapping[str, Any]) -> str:
             figure(rates_svg(measured), legend=legend),
         ]
         sections.append(
-            PageSection(title="Measured and predicted", parts=[*parts, text_table(speed_table(found))])
+            PageSection(title="Measured and predicted", parts=[*parts, page_table(speed_table(found))])
         )
         engines = engine_table(found)
         if engines.rows:
-            sections.append(PageSection(title="Engines", parts=[text_table(engines)]))
-        sections.append(PageSection(title="Use of the device", parts=[text_table(use_table(found))]))
+            sections.append(PageSection(title="Engines", parts=[page_table(engines)]))
+        sections.append(PageSection(title="Use of the device", parts=[page_table(use_table(found))]))
     failed = failure_table(found)
     if failed.rows:
-        sections.append(PageSection(title="Not measured", parts=[text_table(failed)]))
-    sections.append(PageSection(title="Conditions", parts=[text_table(_conditions(sidecar))]))
+        sections.append(PageSection(title="Not measured", parts=[page_table(failed)]))
+    sections.append(PageSection(title="Conditions", parts=[page_table(_conditions(sidecar))]))
     sections.append(PageSection(title="What is counted how", parts=[notes.html()]))
     return document(
         title=f"{len(found)} training configurations on {device['name']}",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -11,7 +12,8 @@ from meshwright import catalog
 from meshwright.errors import MeshwrightError
 from meshwright.runfile import schema
 from meshwright.runfile.problems import BelowError
-from meshwright.specs.model import Attention, AttentionKind, Experts, Model, Rope, RopeScaling
+from meshwright.specs.model import Attention, AttentionKind, Experts, Model, Rope, RopeScaling, StateSpace
+from meshwright.specs.model_parts import pattern_problems
 
 T = TypeVar("T")
 
@@ -33,14 +35,52 @@ def inline_model(given: schema.InlineModel) -> Model:
         raise BelowError(
             "attention.num_windowed_layers", "is more than num_layers", got=a.num_windowed_layers
         )
-    return Model(
-        **_given(given, Model, "attention", "experts", "rope", "windowed_rope", "family", "unsupported"),
+    model = Model(
+        **_given(
+            given,
+            Model,
+            "attention",
+            "experts",
+            "rope",
+            "windowed_rope",
+            "family",
+            "unsupported",
+            "state_space",
+        ),
         attention=_inline_attention(given),
         experts=None if x is None else _inline_experts(x),
+        state_space=given.state_space and same_fields(StateSpace, given.state_space),
         rope=_inline_rope(given.rope, key="rope"),
         windowed_rope=given.windowed_rope and _inline_rope(given.windowed_rope, key="windowed_rope"),
         family=given.family or "",
     )
+    if problems := list(pattern_problems(model)):
+        raise BelowError("layer_pattern", "; ".join(problems), got=model.layer_pattern or None)
+    return model
+
+
+def changed_model(base: Model, changes: schema.ModelVariant) -> Model:
+    """`base` with the keys of `changes`. Raises `BelowError` where the two disagree."""
+    given = changes.model_dump(exclude_unset=True, exclude={"base"})
+    shapes = {key: value for key, value in asdict(base).items() if key != "unsupported"}
+    shapes["family"] = base.family or None
+    try:
+        section = schema.InlineModel.model_validate(_merged(shapes, given))
+    except ValidationError as errors:  # a section that the base does not have needs all of its keys
+        key = ".".join(str(part) for part in errors.errors()[0]["loc"])
+        raise BelowError(key, f"is missing: {base.name} does not have it") from None
+    model = replace(inline_model(section), unsupported=base.unsupported)
+    is_other = bool(given.keys() - {"name", "num_mtp_layers"})
+    return replace(model, name=f"{base.name}-variant") if is_other and "name" not in given else model
+
+
+def _merged(section: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`section` with `changes` laid over it, mapping by mapping."""
+    merged = dict(section)
+    for key, value in changes.items():
+        below = merged.get(key)
+        merged[key] = _merged(below or {}, value) if isinstance(value, dict) else value
+    return merged
 
 
 def _inline_rope(given: schema.InlineRope, *, key: str) -> Rope:

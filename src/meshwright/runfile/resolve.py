@@ -7,21 +7,23 @@ multiply to the number of devices). What one engine cannot do is the planner's b
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from meshwright import catalog
 from meshwright.calibration import device as device_calibration
-from meshwright.errors import InputError, MeshwrightError, UnknownNameError
+from meshwright.errors import InputError, MeshwrightError, UnknownNameError, nearest
 from meshwright.hub import is_hub_name
+from meshwright.kernels.operations import OPERATIONS, STORED_FORMATS, STORED_MODULES
 from meshwright.runfile import schema
 from meshwright.runfile.document import RunFileDocument
-from meshwright.runfile.inline import inline_model, same_fields
+from meshwright.runfile.inline import changed_model, inline_model, same_fields
 from meshwright.runfile.optimizer import foreign_keys, resolve_optimizer, state_bytes
 from meshwright.runfile.pinned import plan_from_section
 from meshwright.runfile.problems import BelowError, KeyPath, RunFileProblem
 from meshwright.specs import run as specs
+from meshwright.specs.features import Features
 from meshwright.specs.hardware import HERE, Accelerator, Cluster, Stack
 from meshwright.specs.model import Lora, Model
 from meshwright.specs.plan import Plan
@@ -59,13 +61,15 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
     cluster = problems.attempt("cluster", _cluster, file.cluster, here)
     precision = problems.attempt("precision", _precision, file, cluster)
     global_batch = problems.attempt("batch", _global_batch, file.batch, file.data.sequence_length)
-    stack = problems.attempt("stack.framework", _stack, file)
+    stack = problems.attempt("stack.framework", _stack, file, cluster)
     train = problems.attempt("train", _train, file)
     micro = problems.attempt("batch", _micro, file)
     data = problems.attempt("data", _data, file.data)
     for key, hint in foreign_keys(file.optimizer):
         message = f"is no setting of {file.optimizer.name}"
         problems.append(RunFileProblem(path=("optimizer", key), message=message, hint=hint))
+    problems.extend(_unknown_routes(file.kernels.routes))
+    problems.extend(_unknown_stores(file.kernels.stored_activations))
     plan = None
     if isinstance(file.parallel, schema.ParallelSection) and not problems:
         plan = problems.attempt("parallel", _plan, file.parallel, micro, model, cluster, global_batch)
@@ -83,6 +87,12 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
         cluster_name=_cluster_name(file.cluster),
         calibration=file.calibration,
         gemm_tuning=file.gemm_tuning,
+        kernels=specs.KernelChoices(
+            routes=dict(file.kernels.routes),
+            tuned=file.kernels.tuned,
+            stored_activations=dict(file.kernels.stored_activations),
+            weight_cache=file.kernels.weight_cache,
+        ),
         sequence_length=file.data.sequence_length,
         global_batch=global_batch,
         label_tokens=file.batch.label_tokens,
@@ -102,13 +112,40 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
     )
 
 
+def _unknown_routes(routes: Mapping[str, str]) -> Iterator[RunFileProblem]:
+    """Operations and routes that this version does not have."""
+    for op, route in routes.items():
+        known = OPERATIONS[op].routes if op in OPERATIONS else OPERATIONS
+        name, what = (route, "route") if op in OPERATIONS else (op, "operation")
+        if name not in known:
+            close = nearest(name, known)
+            yield RunFileProblem(
+                path=("kernels", "routes", op), message=f"is no {what}: got {name!r}, allowed: {', '.join(known)}",
+                hint=None if close is None else f"did you mean {close!r}?",
+            )  # fmt: skip
+
+
+def _unknown_stores(stores: Mapping[str, str]) -> Iterator[RunFileProblem]:
+    """Modules and formats of stored activations that this version does not have."""
+    for module, kind in stores.items():
+        name, known, what = (kind, STORED_FORMATS, "format") if module in STORED_MODULES else (
+            module, STORED_MODULES, "module"
+        )  # fmt: skip
+        if name not in known:
+            yield RunFileProblem(
+                path=("kernels", "stored_activations", module),
+                message=f"is no {what}: got {name!r}, allowed: {', '.join(known)}",
+                hint=None,
+            )
+
+
 def _path(key: str) -> KeyPath:
     return tuple(key.split("."))
 
 
 def _model(given: str | schema.InlineModel | schema.ModelVariant) -> Model:
     if isinstance(given, schema.ModelVariant):
-        model = replace(_named_or_inline_model(given.base), num_mtp_layers=given.num_mtp_layers)
+        model = changed_model(_named_or_inline_model(given.base), given)
     else:
         model = _named_or_inline_model(given)
     if model.num_layers > MAX_LAYERS:
@@ -265,13 +302,15 @@ def _refuse_batch(global_batch: int, micro: int) -> None:
     raise BelowError("micro", f"does not divide the global batch of {global_batch} sequences", got=micro)
 
 
-def _stack(file: schema.RunFile) -> Stack:
+def _stack(file: schema.RunFile, cluster: Cluster | None) -> Stack:
     from meshwright.catalog import stacks
 
-    if file.stack is None:
-        return stacks.stack_for_engine(file.engine)
-    framework = stacks.stack_facts(file.stack.framework).name
-    return Stack(framework=framework, vintage=file.stack.vintage)
+    vendor = cluster.accelerator.vendor if cluster else ""
+    usual, given = stacks.stack_for_engine(file.engine, vendor=vendor), file.stack
+    if given is None:
+        return usual
+    framework = usual.framework if given.framework is None else stacks.stack_facts(given.framework).name
+    return Stack(framework=framework, vintage=given.vintage, features=same_fields(Features, given))
 
 
 def _train(file: schema.RunFile) -> specs.Train:

@@ -8,15 +8,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cache
-from typing import Annotated, Any, Literal, get_args, get_origin
+from functools import cache, reduce
+from operator import or_
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    create_model,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticKnownError
 
-from meshwright.catalog import engine_names
+from meshwright.catalog.engines import planning_names
+from meshwright.specs.features import AttentionKernel, CudaGraphs, Dispatcher, WireFormat
 from meshwright.specs.model import (
+    QKV,
     Activation,
     AttentionKind,
     BaseFormat,
@@ -54,7 +67,7 @@ def _readable(text: str) -> str:
 
 
 def _engine(value: object) -> object:
-    known = engine_names()
+    known = planning_names()
     if known and value not in known:  # where none is known what looks one up says why
         raise PydanticKnownError("enum", {"expected": ", ".join(map(repr, known))})
     return value
@@ -70,6 +83,14 @@ def _recompute_module(name: str) -> str:
     if name not in RECOMPUTE_MODULES:
         raise ValueError(f"unknown module; known: {', '.join(RECOMPUTE_MODULES)}")
     return name
+
+
+def _lora_targets(targets: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(targets)) < len(targets):
+        raise ValueError("every target stands once")
+    if QKV in targets and (both := [target for target in targets if target in ("query", "key", "value")]):
+        raise ValueError(f"{QKV} is one adapter of query, key and value: name it or {both[0]}")
+    return targets
 
 
 def _source_name(name: str) -> str:
@@ -117,7 +138,7 @@ SourceName = Annotated[str, AfterValidator(_source_name)]
 EngineName = Annotated[str, BeforeValidator(_engine)]
 OptimizerName = Annotated[str, BeforeValidator(_optimizer)]
 RecomputeModule = Annotated[str, AfterValidator(_recompute_module)]
-LoraTarget = Literal["query", "key", "value", "output", "gate", "up", "down"]
+LoraTarget = Literal["query", "key", "value", "qkv", "output", "gate", "up", "down"]
 
 
 class RunFileSection(BaseModel):
@@ -186,6 +207,18 @@ class InlineRope(RunFileSection):
     long_factors: Annotated[tuple[Positive, ...], _Lax, Field(max_length=10_000)] = ()
 
 
+class InlineStateSpace(RunFileSection):
+    """`specs.model.StateSpace`."""
+
+    state_size: Size
+    num_heads: Size
+    head_dim: Size
+    num_groups: Size = 8
+    conv_kernel: Size = 4
+    chunk_size: Size = 128
+    bias: bool = False
+
+
 class InlineModel(RunFileSection):
     """`specs.model.Model`."""
 
@@ -198,6 +231,8 @@ class InlineModel(RunFileSection):
     gated_ffn: bool = True
     activation: Annotated[Activation, _Lax] = Activation.SILU
     experts: InlineExperts | None = None
+    state_space: InlineStateSpace | None = None
+    layer_pattern: Annotated[str, Field(max_length=10_000)] = ""
     tied_embeddings: bool = False
     num_mtp_layers: SizeOrZero = 0
     learned_positions: SizeOrZero = 0
@@ -212,11 +247,32 @@ class InlineModel(RunFileSection):
     family: Text | None = None
 
 
-class ModelVariant(RunFileSection):
-    """A named model with another number of multi-token prediction modules."""
+def _changes(section: type[RunFileSection]) -> Any:
+    """The keys of `section` and of those below it, all optional, for `create_model`."""
+    hints = get_type_hints(section, include_extras=True)
+    return {name: (_optional(hints[name]), None) for name in section.model_fields}
+
+
+def _optional(hint: Any) -> Any:
+    if isinstance(hint, type) and issubclass(hint, RunFileSection):
+        return create_model(f"{hint.__name__}Changes", __base__=RunFileSection, **_changes(hint))
+    if NoneType in get_args(hint) and any(isinstance(part, type) for part in get_args(hint)):
+        return reduce(or_, (_optional(part) for part in get_args(hint)))
+    return hint
+
+
+_MtpLayers = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=MAX_MTP_LAYERS)]
+_ModelChanges = create_model(
+    "_ModelChanges",
+    __base__=RunFileSection,
+    **_changes(InlineModel) | {"num_mtp_layers": (_MtpLayers, None)},
+)
+
+
+class ModelVariant(_ModelChanges):
+    """A named model with other shapes: any keys of `InlineModel` in addition to its own."""
 
     base: Text
-    num_mtp_layers: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=MAX_MTP_LAYERS)]
 
 
 class InlineLora(RunFileSection):
@@ -225,7 +281,7 @@ class InlineLora(RunFileSection):
     rank: Size = 16
     alpha: Positive = 32.0
     dropout: BelowOne = 0.0
-    targets: Annotated[tuple[LoraTarget, ...], _Lax, Field(min_length=1)] = (
+    targets: Annotated[tuple[LoraTarget, ...], _Lax, Field(min_length=1), AfterValidator(_lora_targets)] = (
         "query",
         "key",
         "value",
@@ -343,8 +399,21 @@ class ParallelSection(RunFileSection):
 class StackSection(RunFileSection):
     """The software that runs the step."""
 
-    framework: Text
+    framework: Text | None = None
     vintage: Annotated[float, Field(ge=2015, lt=2100)] | None = None
+    cuda_graphs: Annotated[CudaGraphs, _Lax] | None = None
+    dispatcher: Annotated[Dispatcher, _Lax] | None = None
+    overlaps_experts: bool | None = None
+    drops_tokens: bool | None = None
+    attention: Annotated[AttentionKernel, _Lax] | None = None
+    fp8_attention: bool | None = None
+    compiles: bool | None = None
+    overlaps_tensor: bool | None = None
+    fuses_experts: bool | None = None
+    gradient_format: Annotated[WireFormat, _Lax] | None = None
+    parameter_format: Annotated[WireFormat, _Lax] | None = None
+    offloaded_activations: Annotated[float, Field(ge=0, le=1)] | None = None
+    expert_imbalance: Annotated[float, Field(ge=1, le=64)] | None = None
 
 
 class CostsSection(RunFileSection):
@@ -406,6 +475,15 @@ class TrainSection(RunFileSection):
     faults: FaultsSection = FaultsSection()
 
 
+class KernelsSection(RunFileSection):
+    """Routes of training kernels by operation, a tuned table, activations in 8 bits, and the cache of 8-bit weights."""
+
+    routes: dict[Text, Text] = {}
+    tuned: Text | None = None
+    stored_activations: dict[Text, Text] = {}
+    weight_cache: Literal["auto", "on", "off"] = "auto"
+
+
 class RunFile(RunFileSection):
     """The whole file."""
 
@@ -424,6 +502,7 @@ class RunFile(RunFileSection):
     cluster: Annotated[Annotated[Text, _Word] | Annotated[InlineCluster, _Mapping], Discriminator(_kind)]
     calibration: Text | None = None
     gemm_tuning: Text | None = None
+    kernels: KernelsSection = KernelsSection()
     parallel: Annotated[
         Annotated[Literal["auto"], _Word] | Annotated[ParallelSection, _Mapping], Discriminator(_kind)
     ] = "auto"

@@ -52,6 +52,23 @@ def changed_text(run: Run, values: Mapping[str, Any], *, wanted: Run, what: str)
 
     It is read again, and must describe `wanted`. Raises `InputError` where it does not: `what` cannot be said in it.
     """
+    text = _with_values(run, values)
+    reread = loads(text, file=run.source, here=run.cluster)
+    if replace(reread, name=run.name) != replace(wanted, text=text, overrides=()):
+        raise InputError(f"{run.source}: {what} cannot be pinned in this file", hint="remove its aliases (*)")
+    return text
+
+
+SECTION_HERE, MICRO_HERE = "PARALLEL_SECTION_HERE", "MICRO_BATCH_HERE"
+"""Where a template lacks the values of `parallel` and `batch.micro`."""
+
+
+def plan_template(run: Run) -> str:
+    """The run file's text with `SECTION_HERE` and `MICRO_HERE` where a pinned plan stands; overrides are included."""
+    return _with_values(run, {"batch.micro": MICRO_HERE, "parallel": SECTION_HERE})
+
+
+def _with_values(run: Run, values: Mapping[str, Any]) -> str:
     yaml = YAML()  # round trip: keeps comments, order and the way numbers are written
     yaml.width = 4096  # never fold a line that the user did not fold
     content = yaml.load(run.text)
@@ -62,11 +79,7 @@ def changed_text(run: Run, values: Mapping[str, Any], *, wanted: Run, what: str)
         _set(content, key.split("."), value)
     out = StringIO()
     yaml.dump(content, out)
-    text = out.getvalue()
-    reread = loads(text, file=run.source, here=run.cluster)
-    if replace(reread, name=run.name) != replace(wanted, text=text, overrides=()):
-        raise InputError(f"{run.source}: {what} cannot be pinned in this file", hint="remove its aliases (*)")
-    return text
+    return out.getvalue()
 
 
 def _set(content: Any, path: list[str], value: Any) -> None:

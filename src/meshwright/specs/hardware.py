@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from meshwright.specs.features import RELEASE_DEFAULTS, Features
+
 HERE = "here"
 """Name of the cluster that stands for this machine, in a run file and elsewhere."""
 
@@ -26,6 +28,7 @@ class Accelerator:
     memory_bytes: int
     memory_bytes_per_s: float
     num_compute_units: int  # streaming multiprocessors, compute units, cores
+    die: str = ""  # devices with the same die share its rates; "": a die of its own
     output_tiles: bool = True  # its GEMMs are made of large output tiles; the caches of a CPU allow any shape
     cpu_oversubscription: float = 1.0  # processes per core, where there are more processes than cores
     jax_devices: int = 1  # that JAX shows for one device
@@ -80,8 +83,10 @@ class Stack:
     """The software that runs the step: rates moved 1.8x in nine months on one machine, so it is an input.
 
     `framework` is a key of the stack catalogue; `vintage` is the date of the software as a decimal year
-    (2025.5 is the middle of 2025). None: the newest the catalogue knows.
+    (2025.5 is the middle of 2025). None: the newest the catalogue knows. `features`: switches that differ from those
+    of the release.
     """
 
     framework: str
     vintage: float | None = None
+    features: Features = RELEASE_DEFAULTS

@@ -145,12 +145,50 @@ class Experts:
         return self.num_shared * self.ffn_hidden
 
 
+class BlockKind(StrEnum):
+    """The block that one layer of a hybrid holds, in the letters of Nemotron-H's `hybrid_override_pattern`."""
+
+    STATE_SPACE = "M"
+    ATTENTION = "*"
+    FEED_FORWARD = "-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateSpace:
+    """A Mamba-2 block (Dao and Gu 2024, arXiv 2405.21060): projections, a short convolution, and a scan in chunks.
+
+    Each head has a state of head_dim x state_size numbers; heads of a group share what they read and write.
+    """
+
+    state_size: int
+    num_heads: int
+    head_dim: int
+    num_groups: int = 8
+    conv_kernel: int = 4
+    chunk_size: int = 128  # tokens whose scores are computed as a matrix
+    bias: bool = False  # of both projections; the convolution has one
+
+    @property
+    def inner(self) -> int:
+        """Width of all heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def convolved(self) -> int:
+        """Channels of the convolution: the heads' inputs, and what groups write and read."""
+        return self.inner + 2 * self.num_groups * self.state_size
+
+
 class BaseFormat(StrEnum):
     """Format of the frozen matrices of the layers while adapters are trained."""
 
     FULL = "full"  # as the run's precision has it: 16 or 32 bits
     INT8 = "int8"  # a scale per row
     NF4 = "nf4"  # 4-bit normal float, a scale per 64 elements (QLoRA, Dettmers et al. 2023)
+
+
+QKV = "qkv"
+"""Target of one adapter with one A for query, key and value together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,13 +198,23 @@ class Lora:
     rank: int = 16
     alpha: float = 32.0
     dropout: float = 0.0
-    targets: tuple[str, ...] = ("query", "key", "value", "output")  # of: query key value output gate up down
+    targets: tuple[str, ...] = (
+        "query",
+        "key",
+        "value",
+        "output",
+    )  # of: query key value output gate up down; qkv
     base_format: BaseFormat = BaseFormat.FULL
+
+    @property
+    def matrices(self) -> tuple[str, ...]:
+        """Adapted matrices: the targets, with query, key and value in place of qkv."""
+        return tuple(m for t in self.targets for m in (("query", "key", "value") if t == QKV else (t,)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A decoder-only transformer."""
+    """A decoder-only transformer, or a hybrid of state-space, attention and feed-forward layers (`layer_pattern`)."""
 
     name: str
     hidden: int
@@ -177,6 +225,8 @@ class Model:
     gated_ffn: bool = True  # SwiGLU: three matrices; GELU: two
     activation: Activation = Activation.SILU  # of gated blocks; others have GELU
     experts: Experts | None = None
+    state_space: StateSpace | None = None  # of a hybrid
+    layer_pattern: str = ""  # of a hybrid: a `BlockKind` for each layer, which holds that alone
     tied_embeddings: bool = False
     num_mtp_layers: int = 0  # multi-token prediction modules (DeepSeek-V3, section 2.2)
     learned_positions: int = 0  # rows of a learned position table (GPT-3: 2048)
@@ -202,6 +252,12 @@ class Model:
     def num_dense_layers(self) -> int:
         """Layers whose feed-forward is dense."""
         return self.num_layers - self.num_moe_layers
+
+    def share_of(self, kind: BlockKind) -> float:
+        """Share of the layers that hold this kind of block; state-space blocks are in hybrids only."""
+        if not self.layer_pattern:
+            return 0 if kind is BlockKind.STATE_SPACE else 1
+        return self.layer_pattern.count(kind) / len(self.layer_pattern)
 
     @property
     def windowed_layers(self) -> tuple[bool, ...]:

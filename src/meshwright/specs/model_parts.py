@@ -7,7 +7,15 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
-from meshwright.specs.model import Activation, AttentionKind, Model, NormPlacement, Rope, RopeScaling
+from meshwright.specs.model import (
+    Activation,
+    AttentionKind,
+    BlockKind,
+    Model,
+    NormPlacement,
+    Rope,
+    RopeScaling,
+)
 
 ABSENT: Mapping[str, Any] = MappingProxyType(
     {
@@ -28,6 +36,8 @@ ABSENT: Mapping[str, Any] = MappingProxyType(
         "attention.score_cap": 0.0,
         "attention.sinks": False,
         "experts.bias": False,
+        "state_space": None,
+        "layer_pattern": "",
     }
 )
 """The parts, with the value of a model that lacks them."""
@@ -75,6 +85,7 @@ def contradictions(model: Model) -> Iterator[str]:
             "windowed_rope": model.windowed_rope,
         }
         yield from (f"latent attention has no {name}" for name, value in has.items() if value)
+    yield from pattern_problems(model)
     if a.qk_norm_across_heads and not a.qk_norm:
         yield "qk_norm_across_heads needs qk_norm"
     if model.num_windowed_layers and not a.window:
@@ -83,6 +94,29 @@ def contradictions(model: Model) -> Iterator[str]:
     for name, rope in (("rope", model.rope), ("windowed_rope", model.windowed_rope)):
         if rope is not None:
             yield from (f"{name}: {problem}" for problem in _problems(rope, head_dim, kind=a.kind))
+
+
+def pattern_problems(model: Model) -> Iterator[str]:
+    """A hybrid has a kind for each layer, all it names, and none of what the cost model has no formula for there."""
+    pattern, kinds = model.layer_pattern, {str(kind) for kind in BlockKind}
+    if not pattern:
+        if model.state_space is not None:
+            yield "state_space needs layer_pattern, which says where its layers are"
+        return
+    if len(pattern) != model.num_layers:
+        yield f"layer_pattern has {len(pattern)} layers, num_layers says {model.num_layers}"
+    if unknown := sorted(set(pattern) - kinds):
+        yield f"layer_pattern names {', '.join(map(repr, unknown))}, known are {', '.join(sorted(kinds))}"
+    if (BlockKind.STATE_SPACE in pattern) != (model.state_space is not None):
+        yield "layers M of layer_pattern and state_space need each other"
+    if BlockKind.FEED_FORWARD in pattern and not model.ffn_hidden:
+        yield "layers - of layer_pattern need ffn_hidden"
+    absent = {
+        "experts": model.experts,
+        "windows": model.num_windowed_layers,
+        "predictions": model.num_mtp_layers,
+    }
+    yield from (f"a hybrid by layer_pattern has no {name}" for name, value in absent.items() if value)
 
 
 def _problems(rope: Rope, head_dim: int, *, kind: AttentionKind) -> Iterator[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from itertools import groupby
 
 
 class Sharding(IntEnum):
@@ -28,6 +29,11 @@ class Schedule(StrEnum):
     ZERO_BUBBLE = "zero_bubble"  # ZB-H1 (Qi et al. 2023): weight gradients fill the bubble
     ZBV = "zbv"  # two chunks per rank in a V
     DUALPIPE = "dualpipe"  # bidirectional, DeepSeek-V3: needs twice the weights
+    DUALPIPE_V = "dualpipev"  # one half of DualPipe's ranks, two chunks each in a V: the weights once
+
+
+SCHEDULES = tuple(Schedule)
+"""Tables of plans store the index into this tuple."""
 
 
 class Recompute(StrEnum):
@@ -80,7 +86,7 @@ class Plan:
     recompute: Recompute = Recompute.NONE
     recompute_modules: tuple[str, ...] = ()
     recompute_layers: int | None = None  # FULL: layers per pipeline rank that are recomputed; None: all
-    layers_per_stage: tuple[int, ...] | None = None  # None: as even as possible
+    layers_per_stage: tuple[int, ...] | None = None  # None: equal ones, what is left over on the two ends
     offload: Offload = Offload.NONE
 
     @property
@@ -96,6 +102,11 @@ class Plan:
     def expert_data(self) -> int:
         """Ranks that hold a copy (or shard) of the same experts."""
         return self.num_devices // (self.expert * self.expert_tensor * self.pipeline)
+
+    @property
+    def keeps_weights_whole(self) -> bool:
+        """True if the parameters of a rank stay whole between the micro-batches of a step."""
+        return self.sharding is not Sharding.PARAMETERS or self.pipeline > 1 or self.data_shard == 1
 
     def num_micro_batches(self, global_batch: int) -> int:
         """Micro-batches per step for a global batch in sequences; divisibility is the caller's check."""
@@ -124,8 +135,38 @@ class Plan:
         parts.append(f"mbs{self.micro_batch}")
         if self.pipeline > 1:
             parts.append(self.schedule.value)
+            parts += [f"layers={listed_layers(self.layers_per_stage)}"] if self.layers_per_stage else []
         if self.recompute is not Recompute.NONE:
             what = "+".join(self.recompute_modules) if self.recompute_modules else self.recompute.value
             layers = "" if self.recompute_layers is None else f" of {self.recompute_layers} layers"
             parts.append(f"recompute={what}{layers}")
         return " ".join(parts)
+
+
+def listed_layers(layers_per_stage: tuple[int, ...]) -> str:
+    """Layers of each stage, neighbours that are equal once with their number.
+
+    >>> listed_layers((7, 8, 8, 8, 6))
+    '7,8x3,6'
+    """
+    groups = [(count, len(list(group))) for count, group in groupby(layers_per_stage)]
+    return ",".join(str(count) if n == 1 else f"{count}x{n}" for count, n in groups)
+
+
+MAX_STAGES = 10_000
+
+
+def read_layers(listed: str) -> tuple[int, ...]:
+    """The inverse of `listed_layers`. Raises ValueError for anything else and for more than `MAX_STAGES`.
+
+    >>> read_layers("7,8x3,6")
+    (7, 8, 8, 8, 6)
+    """
+    found: list[int] = []
+    for part in listed.split(","):
+        count, _, times = part.partition("x")
+        repeats = int(times) if "x" in part else 1
+        if not 0 < repeats <= MAX_STAGES - len(found):
+            raise ValueError(f"{listed!r} are no layers of 1 to {MAX_STAGES:,} stages")
+        found += [int(count)] * repeats
+    return tuple(found)

@@ -273,6 +273,21 @@ class Costs:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KernelChoices:
+    """Routes of training kernels by operation, and the file of a tuned table; what is not named is chosen.
+
+    `stored_activations`: formats in which modules of a layer keep their activations for the backward pass.
+    `weight_cache`: "on" keeps 8-bit weights in both orientations from the first micro-batch of a step to the last,
+    "off" casts them at each use, "auto" leaves it to the engine.
+    """
+
+    routes: Mapping[str, str] = field(default_factory=dict)
+    tuned: str | None = None
+    stored_activations: Mapping[str, str] = field(default_factory=dict)
+    weight_cache: str = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """A resolved run file: names are looked up, units are SI, `auto` is None."""
 
@@ -287,6 +302,7 @@ class Run:
     cluster_name: str
     calibration: str | None = None  # file of a device's calibration; None: the one that ships
     gemm_tuning: str | None = None  # file of tuned GEMM kernels; None: PyTorch's choice
+    kernels: KernelChoices = field(default_factory=KernelChoices)
     sequence_length: int  # tokens
     global_batch: int  # sequences per optimizer step, or of each part of a step with `label_tokens`
     label_tokens: int | None = (

@@ -21,7 +21,7 @@ from meshwright.training.fingerprints import fingerprints
 from meshwright.training.masters import masters_of
 from meshwright.training.models import (
     Transformer,
-    adapted,
+    adapter_matrices,
     add_adapters,
     build_model,
     init_adapters,
@@ -168,7 +168,7 @@ def import_weights(run: Run, weights: Path, *, folder: Path) -> Path:
 def _adapters(run: Run, folder: Path, *, lora: Lora) -> Transformer:
     """The model of `run` on the meta device, its adapters real and filled from `folder`."""
     found = read_lora(folder, model=run.model)
-    if (found.rank, found.alpha, set(found.targets)) != (lora.rank, lora.alpha, set(lora.targets)):
+    if (found.rank, found.alpha, set(found.matrices)) != (lora.rank, lora.alpha, set(lora.matrices)):
         raise InputError(
             "the adapters are others than those of the run file", got=str(found), allowed=str(lora)
         )
@@ -189,9 +189,8 @@ def _with_empty_adapters(run: Run, lora: Lora) -> Transformer:
     """The model of `run` on the meta device, with adapters on the host."""
     module = build_model(run.model)
     add_adapters(module, lora)
-    for _, layer in adapted(module):
-        layer.lora_a.to_empty(device="cpu")
-        layer.lora_b.to_empty(device="cpu")
+    for _, matrix in adapter_matrices(module):
+        matrix.to_empty(device="cpu")
     return module
 
 

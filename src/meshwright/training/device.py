@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import re
 import resource
 import sys
 import time
@@ -72,15 +73,28 @@ def peak_memory_bytes(device: torch.device) -> int:
     """The most that was in use since the process began: allocated on a GPU, resident on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    return _peak_resident_bytes()
+
+
+def _peak_resident_bytes() -> int:
+    """The peak of this program alone: on Linux `getrusage` begins at that of the process which started it."""
+    try:
+        found = re.search(r"^VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text("ascii"), re.MULTILINE)
+    except OSError:
+        found = None
+    if found is not None:
+        return int(found[1]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def release_memory(device: torch.device) -> None:
-    """Return cached memory to the device and reset the peak, on a GPU."""
+    """Return cached memory to the device and reset the peak, on a GPU; return free memory of the heap, on a CPU."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
+    elif platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def resident_bytes() -> int:
@@ -138,6 +152,11 @@ def multiplies_fp8(device: torch.device) -> bool:
     if torch.version.hip:
         return _amd_architecture(device) in AMD_FP8
     return torch.cuda.get_device_capability(device) >= NVIDIA_FP8
+
+
+def has_mx(device: torch.device) -> bool:
+    """Return True if the 8-bit formats of `device` are those of MX, which CDNA 3's own ones are not."""
+    return not torch.version.hip or AMD_FP8.get(_amd_architecture(device)) is not torch.float8_e4m3fnuz
 
 
 def _amd_architecture(device: torch.device) -> str:

@@ -1,6 +1,6 @@
 """Tuned GEMMs of one device: the file that `meshwright tune gemm` writes and that a run names as `gemm_tuning`.
 
-    CPU      threads of a process, and a route for each GEMM (`models.linear`)
+    CPU      threads of a process, and a route for each GEMM (`kernels.linear`)
     NVIDIA   the library that PyTorch prefers, cuBLAS or cuBLASLt; PyTorch's TunableOp has nothing to choose from there
     AMD      TunableOp: one of all kernels of rocBLAS and hipBLASLt for each GEMM
 
@@ -24,9 +24,9 @@ from typing import Any, cast
 import torch
 
 from meshwright.errors import InputError
+from meshwright.kernels.linear import GemmKind, GemmRoute, LinearShape, using_routes
 from meshwright.specs.plan import Plan
 from meshwright.training import device as devices
-from meshwright.training.models.linear import GemmKind, GemmRoute, LinearShape, using_routes
 from meshwright.training.step_gemms import Gemm
 
 SCHEMA = "meshwright gemm tuning 1"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
+from typing import Any
 
 from meshwright.cost.flops import model_flops_per_token
 from meshwright.cost.mfu import MFU_CONVENTION, mfu
@@ -70,6 +71,30 @@ def yardstick(run: Run, *, accelerator: Accelerator | None, plan: Plan) -> Yards
         peak_flops_per_s=peak,
         peak_source=f"{kind} in {run.precision.matmul}",
     )
+
+
+def rates_of(step_s: dict[str, float | int], *, by: Yardstick) -> dict[str, Any]:
+    """Statistics of a record that follow from the spread of its step time."""
+    median_s = step_s.get("median")
+    return {
+        "step_s": step_s,
+        "tokens_per_s_per_device": median_s and by.tokens_per_s_per_device(median_s),
+        "throughput": throughput_of(step_s, by=by),
+        "mfu": median_s and by.mfu(median_s),
+        "mfu_convention": by.convention,
+        "model_flops_per_token": by.flops_per_token,
+        "peak_flops_per_s": by.peak_flops_per_s,
+        "num_devices": by.num_devices,
+    }
+
+
+def rank_statistics(*, step_s: list[float], peak_memory_bytes: list[int]) -> dict[str, Any]:
+    """`ranks` of a record, from the median step time and the memory of each process."""
+    return {
+        "step_s": step_s,
+        "peak_memory_bytes": peak_memory_bytes,
+        "straggler_ratio": max(step_s) / statistics.median(step_s),
+    }
 
 
 def throughput_of(step_s: dict[str, float | int], *, by: Yardstick) -> dict[str, float | int]:

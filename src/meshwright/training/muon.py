@@ -26,7 +26,7 @@ from torch.optim import _muon
 
 from meshwright.specs.run import Optimizer as Settings
 from meshwright.training.masters import Master, local_part
-from meshwright.training.optimizer_updates import States, copy_states
+from meshwright.training.optimizer_updates import States, copy_states, scale_gradients
 
 COEFFICIENTS = (_muon.DEFAULT_A, _muon.DEFAULT_B, _muon.DEFAULT_C)
 
@@ -53,9 +53,10 @@ class Muon:
         self.buffers = [MomentumBuffer(master=m, momentum=torch.zeros_like(m.local)) for m in masters]
 
     @torch.no_grad()
-    def step(self, *, learning_rate: float) -> None:
+    def step(self, *, learning_rate: float, gradient_scale: Tensor | None = None) -> None:
         """See `Update`."""
         s = self.settings
+        scale_gradients([buffer.master.local for buffer in self.buffers], gradient_scale)
         for buffer in self.buffers:
             master, local = buffer.master, buffer.master.local
             gradient = local.grad
@@ -67,7 +68,9 @@ class Muon:
             update = gradient.lerp(buffer.momentum, s.momentum) if s.nesterov else buffer.momentum
             update = _orthogonalized(update, master, num_steps=s.newton_schulz_steps)
             adjustment = _muon._adjust_lr(
-                learning_rate, s.adjust_learning_rate.value, master.parameter.shape[-2:]
+                learning_rate,
+                s.adjust_learning_rate.value,
+                master.parameter.shape[-2:],  # ty: ignore[invalid-argument-type]
             )
             local.mul_(1 - learning_rate * s.weight_decay)
             local.add_(update, alpha=-adjustment)

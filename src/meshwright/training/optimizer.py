@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from meshwright.kernels.adamw import clip_scale, gradient_squares
 from meshwright.specs.run import LearningRateSchedule, StateFormat
 from meshwright.specs.run import Optimizer as Settings
 from meshwright.training.masters import Master, is_partial, local_part
@@ -33,10 +34,6 @@ from meshwright.training.optimizer_updates import (
     Update,
     foreach_copy,
 )
-
-# One kernel for all tensors of a list; `torch.optim` is built on them.
-foreach_mul = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
-foreach_norm = torch._foreach_norm  # pyright: ignore[reportPrivateImportUsage]
 
 
 def learning_rate(settings: Settings, *, step: int, num_steps: int) -> float:
@@ -93,10 +90,11 @@ class MasterOptimizer:
         Where `accepts` refuses the norm nothing is updated.
         """
         self._take_gradients()
-        norm = self._clip()
+        norm = self._gradient_norm()
         if accepts(norm):
+            scale = self._clip_scale(norm)
             for update, rate_ratio in self.updates:
-                update.step(learning_rate=learning_rate * rate_ratio)
+                update.step(learning_rate=learning_rate * rate_ratio, gradient_scale=scale)
             self.refresh()
         for master in self.masters:
             master.forget_gradient()
@@ -123,22 +121,20 @@ class MasterOptimizer:
         for mesh, sums in in_parts.items():
             _all_reduce(sums, group=mesh.get_group())
 
-    def _clip(self) -> float:
-        """The norm of all gradients of all processes; scales them down to `gradient_clip` if it is larger."""
-        gradients = [m.local.grad for m in self.masters if m.local.grad is not None]
-        copies = [m.copies for m in self.masters if m.local.grad is not None]
-        device = gradients[0].device if gradients else torch.device("cpu")
-        squares = torch.zeros((), dtype=torch.float32, device=device)
-        if gradients:
-            norms = torch.stack(foreach_norm(gradients)).float()
-            squares = (norms.square() / torch.tensor(copies, device=device)).sum()
+    def _gradient_norm(self) -> float:
+        """The norm of all gradients of all processes."""
+        held = [(m.local.grad, m.copies) for m in self.masters if m.local.grad is not None]
+        squares = gradient_squares([grad for grad, _ in held], copies=[copies for _, copies in held])
         if not self.is_single_process:
             dist.all_reduce(squares)
-        norm = squares.sqrt().item()
-        limit = self.settings.gradient_clip
-        if limit is not None and norm > limit:
-            foreach_mul(gradients, limit / (norm + 1e-6))
-        return norm
+        return squares.sqrt().item()
+
+    def _clip_scale(self, norm: float) -> Tensor | None:
+        """The scale of clipping as a scalar where the masters are; None where gradients stay as they are."""
+        scale = clip_scale(norm, self.settings.gradient_clip)
+        if scale is None or not self.masters:
+            return None
+        return torch.full((), scale, dtype=torch.float32, device=self.masters[0].local.device)
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor of a checkpoint, by name: `weights.NAME`, and `STATE.NAME` for each state, such as

@@ -31,6 +31,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from meshwright.kernels.adamw import AdamStates, AdamWStep, ByteTables, adamw, divisor
+from meshwright.kernels.dispatch import choose
 from meshwright.specs.precision import STATE_BLOCK
 from meshwright.specs.run import Optimizer as Settings
 from meshwright.specs.run import StateFormat
@@ -131,6 +133,11 @@ class ByteState:
         """See `StoredState`."""
         return self.decode(start, _whole_blocks(stop))[: stop - start]
 
+    def tables(self, start: int, stop: int) -> ByteTables:
+        """Scales and tables of the values `start` to `stop`, live."""
+        scales = self.scales[start // STATE_BLOCK : _whole_blocks(stop) // STATE_BLOCK]
+        return ByteTables(scales=scales, values=self.table, first=self.first)
+
 
 def dynamic_tree(*, is_signed: bool) -> Tensor:
     """The values of a byte's codes, rising, fp32: 0, and 2^k to 1 of them in each decade below 1, fewer the lower.
@@ -192,9 +199,13 @@ class NarrowAdamW:
         self.generator = torch.Generator(self.device)
         self.first, self.second = _kept(settings.states, size=size, device=self.device)
 
-    def step(self, *, learning_rate: float) -> None:
-        """Update every tensor that has a gradient."""
+    def step(self, *, learning_rate: float, gradient_scale: Tensor | None = None) -> None:
+        """Update every tensor that has a gradient, times `gradient_scale` (None: 1)."""
         self.num_steps += 1
+        one = self.placed[0]
+        if choose("adamw", one.local, one.local, self._states_of(one).first) == "triton":
+            self._step_in_one_pass(learning_rate, gradient_scale)
+            return
         self.generator.manual_seed(_mixed(self.seed, self.num_steps))
         num_steps = torch.tensor(float(self.num_steps), device=self.device)
         gradients = {p.start: p.local.grad.reshape(-1) for p in self.placed if p.local.grad is not None}
@@ -213,9 +224,32 @@ class NarrowAdamW:
                     weights, rates, firsts, seconds, [], [num_steps] * len(weights),
                     lr=learning_rate, beta1=self.settings.betas[0], beta2=self.settings.betas[1],
                     weight_decay=self.weight_decay, eps=self.settings.epsilon, amsgrad=False, maximize=False,
+                    grad_scale=divisor(gradient_scale),
                 )  # fmt: skip
             self.first.encode(start, first, self.generator)
             self.second.encode(start, second, self.generator)
+
+    def _step_in_one_pass(self, learning_rate: float, gradient_scale: Tensor | None) -> None:
+        """Decode, update and encode in registers, with noise of the kernel's own generator."""
+        step = AdamWStep(
+            learning_rate=learning_rate, betas=self.settings.betas, epsilon=self.settings.epsilon,
+            weight_decay=self.weight_decay, number=self.num_steps, noise=_mixed(self.seed, self.num_steps),
+        )  # fmt: skip
+        for p in self.placed:
+            if p.local.grad is not None and p.local.numel():
+                adamw(p.local, p.local.grad, self._states_of(p), step, scale=gradient_scale)
+
+    def _states_of(self, p: FlatTensor) -> AdamStates:
+        """The stored states of one tensor, live."""
+        first, second = self.first, self.second
+        if isinstance(first, ByteState) and isinstance(second, ByteState):
+            tables = (first.tables(p.start, p.stop), second.tables(p.start, p.stop))
+            codes = (s.codes[p.start : p.stop] for s in (first, second))
+            return AdamStates(first=next(codes), second=next(codes), tables=tables, start=p.start)
+        assert isinstance(first, Bf16State)
+        assert isinstance(second, Bf16State)
+        kept = (s.values[p.start : p.stop] for s in (first, second))
+        return AdamStates(first=next(kept), second=next(kept), start=p.start)
 
     def _within(self, start: int, stop: int) -> Iterator[tuple[FlatTensor, slice, slice]]:
         """Tensors that overlap a chunk: the slice of their values, and the slice of the chunk."""

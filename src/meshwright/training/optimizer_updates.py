@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from meshwright.errors import MissingDependencyError
+from meshwright.kernels.adamw import AdamStates, AdamWStep, adamw, divisor
+from meshwright.kernels.dispatch import choose
 from meshwright.specs.optimizers import OPTIMIZERS
 from meshwright.specs.run import Optimizer as Settings
 
@@ -27,14 +29,15 @@ States = dict[str, Tensor]
 # (`torch._dynamo`), which costs a process 0.6 s and 95 MiB.
 foreach_copy = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 foreach_add = torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
+foreach_mul = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
 fused_adamw = torch._fused_adamw_  # pyright: ignore[reportPrivateImportUsage]
 
 
 class Update(Protocol):
     """The update of some tensors, with their optimizer states."""
 
-    def step(self, *, learning_rate: float) -> None:
-        """Update every tensor that has a gradient."""
+    def step(self, *, learning_rate: float, gradient_scale: Tensor | None = None) -> None:
+        """Update every tensor that has a gradient, times `gradient_scale` (a scalar on its device; None: 1)."""
         ...
 
     def stored(self) -> Iterable[tuple[Tensor, States]]:
@@ -44,6 +47,13 @@ class Update(Protocol):
     def restore(self, states: Mapping[Tensor, States], *, num_steps: int) -> None:
         """Continue from `states` (by tensor) after `num_steps` steps."""
         ...
+
+
+def scale_gradients(tensors: Iterable[Tensor], scale: Tensor | None) -> None:
+    """Multiply the gradients of `tensors` in place: for updates that do not read a scale themselves."""
+    gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
+    if gradients and scale is not None:
+        foreach_mul(gradients, scale)
 
 
 def require(settings: Settings) -> None:
@@ -64,13 +74,16 @@ class FusedAdamW:
         self.states: dict[Tensor, States] = {}
         self.num_steps: dict[Tensor, Tensor] = {}  # of each tensor, fp32, where the kernel reads it
 
-    def step(self, *, learning_rate: float) -> None:
+    def step(self, *, learning_rate: float, gradient_scale: Tensor | None = None) -> None:
         """See `Update`."""
         gradients = {tensor: tensor.grad for tensor in self.tensors if tensor.grad is not None}
         if not gradients:
             return
         tensors = list(gradients)
         states = [self._states_of(tensor) for tensor in tensors]
+        if choose("adamw", tensors[0], gradients[tensors[0]], states[0]["exp_avg"]) != "fused":
+            self._step_by_route(gradients, learning_rate, gradient_scale)
+            return
         num_steps = [self.num_steps[tensor] for tensor in tensors]
         foreach_add(num_steps, 1)
         fused_adamw(
@@ -87,7 +100,22 @@ class FusedAdamW:
             eps=self.settings.epsilon,
             amsgrad=False,
             maximize=False,
+            grad_scale=divisor(gradient_scale),
         )
+
+    def _step_by_route(
+        self, gradients: Mapping[Tensor, Tensor], learning_rate: float, gradient_scale: Tensor | None
+    ) -> None:
+        """One call of the operation for each tensor."""
+        for tensor, gradient in gradients.items():
+            self.num_steps[tensor] += 1
+            step = AdamWStep(
+                learning_rate=learning_rate, betas=self.settings.betas, epsilon=self.settings.epsilon,
+                weight_decay=self.weight_decay, number=int(self.num_steps[tensor]),
+            )  # fmt: skip
+            own = self.states[tensor]
+            flat = AdamStates(first=own["exp_avg"].view(-1), second=own["exp_avg_sq"].view(-1))
+            adamw(tensor, gradient, flat, step, scale=gradient_scale)
 
     def _states_of(self, tensor: Tensor) -> States:
         if tensor not in self.states:
@@ -118,8 +146,9 @@ class Lion:
             tensors, lr=settings.learning_rate, betas=settings.betas, weight_decay=weight_decay
         )
 
-    def step(self, *, learning_rate: float) -> None:
+    def step(self, *, learning_rate: float, gradient_scale: Tensor | None = None) -> None:
         """See `Update`."""
+        scale_gradients(self.tensors, gradient_scale)
         self.lion.param_groups[0]["lr"] = learning_rate
         self.lion.step()
 
@@ -155,8 +184,9 @@ class EightBitAdamW:
             weight_decay=weight_decay,
         )
 
-    def step(self, *, learning_rate: float) -> None:
+    def step(self, *, learning_rate: float, gradient_scale: Tensor | None = None) -> None:
         """See `Update`."""
+        scale_gradients(self.tensors, gradient_scale)
         self.adamw.param_groups[0]["lr"].fill_(learning_rate)
         self.adamw.step()
 

@@ -31,7 +31,7 @@ _FIXED = ("model.", "data.", "lora", "task", "weights", "train.seed", "optimizer
 _MAY_CHANGE = ("data.validation", "lora.dropout")
 _IGNORED = (
     "name", "model.name", "is_data_shard_open", "model.unsupported", "cluster", "cluster_name", "calibration",
-    "gemm_tuning", "stack", "objective", "costs", "source", "text", "overrides", "plan", "plan_in_words",
+    "gemm_tuning", "kernels", "stack", "objective", "costs", "source", "text", "overrides", "plan", "plan_in_words",
     "data.workers", "train.checkpoint", "train.evaluate", "train.trackers", "train.log_every", "micro_batch",
 )  # fmt: skip
 """Settings that change no update of the weights."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from meshwright.kernels.linear import GemmKind, Linear
+from meshwright.kernels.linear_cross_entropy import CHUNK_LOGITS
 from meshwright.specs.plan import Plan, Recompute
 from meshwright.specs.run import Run
 from meshwright.training.models import build_model
-from meshwright.training.models.linear import GemmKind, Linear
-from meshwright.training.models.loss import CHUNK_LOGITS
 
 COLUMNS = ("query", "query_up", "key", "value", "kv_up", "gate", "up")
 ROWS = ("output", "down")
@@ -62,7 +62,7 @@ def count_gemms(run: Run, plan: Plan) -> dict[Gemm, int]:
     vocab = run.model.vocab // plan.tensor
     rows = max(1, min(tokens, CHUNK_LOGITS // vocab))
     chunks = micro_batches * (tokens // rows)
-    head = "bf16" if matmul == "fp8" else matmul
+    head = "bf16" if matmul in ("fp8", "fp4") else matmul
     _count(counts, run, plan, format=head, shape=(rows, vocab, run.model.hidden), count=chunks, is_head=True)
     return dict(sorted(counts.items(), key=lambda item: (item[0].flops, item[0])))
 

@@ -133,7 +133,7 @@ def resolved(run: Run, *, plan: Plan) -> dict[str, Any]:
     """The run as JSON: every value, with the plan that is trained; without the file's text."""
     values = asdict(run) | {"plan": asdict(plan), "plan_in_words": plan.describe()}
     if run.train.checkpoint is not None:  # is found from other folders as well
-        values["train"]["checkpoint"]["folder"] = str(
+        values["train"]["checkpoint"]["folder"] = str(  # ty: ignore[invalid-argument-type]
             Path(run.train.checkpoint.folder).expanduser().absolute()
         )
     del values["text"]

@@ -18,11 +18,16 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.distributed
 SECTIONS = {
     "precision": "fp32",
+    "cluster": "cpu-2x1",  # workers do not measure this machine before they train
     "parallel": "{data_shard: 2, sharding: parameters}",
     "optimizer": "{learning_rate: 1.0e-3, schedule: constant}",
     "train": "{steps: 24, checkpoint: {folder: saved, every_steps: 4}}",
 }
-ALONE = SECTIONS | {"parallel": "{data_shard: 1}"}  # where one process shows as much as two
+LONG = SECTIONS | {"train": "{steps: 5000, checkpoint: {folder: saved, every_steps: 4}}"}
+ALONE = SECTIONS | {
+    "cluster": "cpu-1x1",
+    "parallel": "{data_shard: 1}",
+}  # where one process shows as much as two
 
 
 def start(training, *arguments: str) -> subprocess.Popen[str]:
@@ -58,26 +63,30 @@ def workers_of(pid: int) -> dict[int, int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks processes up in /proc")
-def test_a_lost_worker_starts_again_and_the_losses_are_those_of_a_run_that_nobody_disturbs(
-    tmp_path, tiny_run, wait_for
-):
-    alone, killed = tiny_run(tmp_path / "alone", **SECTIONS), tiny_run(tmp_path / "killed", **SECTIONS)
+def test_a_lost_worker_starts_again_and_a_stopped_run_does_not(tmp_path, tiny_run, wait_for):
+    """The losses are those of a run that nothing disturbs."""
+    alone, killed = tiny_run(tmp_path / "alone", **SECTIONS), tiny_run(tmp_path / "killed", **LONG)
     process = start(killed, "--max-restarts", "2")
-    wait_for(lambda: killed.checkpoints(), process)
+    wait_for(killed.checkpoints, process)
     os.kill(workers_of(process.pid)[1], signal.SIGKILL)
+    before = len(killed.steps())
+    wait_for(lambda: len(killed.steps()) > max(24, before), process)
+    process.send_signal(signal.SIGTERM)
     stdout, stderr = process.communicate(timeout=240)
-    assert process.returncode == 0, stderr
+    assert process.returncode == 128 + signal.SIGTERM, stderr
+    assert stderr.count("starting again") == 1
     assert "resumed from saved/step-" in stderr
     document = json.loads(stdout)  # nothing of the run on stdout
-    assert document["exit_code"] == 0
+    assert document["exit_code"] == process.returncode
     assert document["files"].keys() == {"out/run.yaml"}
+    assert killed.checkpoints()[-1] == len(killed.losses())
     alone.train()
-    assert killed.losses() == alone.losses()
+    assert killed.losses()[:24] == alone.losses()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other kernels do not tell a process of its parent's end")
 def test_a_killed_launcher_leaves_nothing_that_trains(tmp_path, tiny_run, wait_for, meshwright, monkeypatch):
-    training = tiny_run(tmp_path, **SECTIONS | {"train": "{steps: 5000, checkpoint: {folder: saved}}"})
+    training = tiny_run(tmp_path, **LONG)
     process = start(training)
     wait_for(lambda: len(training.steps()) > 1, process)
     workers = list(workers_of(process.pid).values())
@@ -100,6 +109,17 @@ def test_a_killed_launcher_leaves_nothing_that_trains(tmp_path, tiny_run, wait_f
     assert training.checkpoints()  # asked, not killed
 
 
+def test_a_run_that_ends_is_exit_code_0(tmp_path, tiny_run):
+    training = tiny_run(tmp_path, **ALONE | {"train": "{steps: 3}"})
+    process = start(training)
+    stdout, stderr = process.communicate(timeout=240)
+    assert process.returncode == json.loads(stdout)["exit_code"] == 0, stderr
+    record = json.loads((training.folder / "out" / "record.json").read_text())
+    assert (record["ending"], record["statistics"]["steps"]) == ("done", 3)
+    assert len(training.losses()) == 3
+    assert (training.folder / "out" / "report.html").is_file()
+
+
 def test_bad_input_is_exit_code_2_and_is_tried_once(tmp_path, tiny_run):
     training = tiny_run(tmp_path, **ALONE, data="{source: nowhere.txt, sequence_length: 16}")
     process = start(training, "--max-restarts", "2")
@@ -120,14 +140,3 @@ def test_checkpoints_in_the_way_are_bad_input(tmp_path, tiny_run):
     assert process.returncode == 2
     assert "already holds checkpoints" in stderr
     assert len(training.losses()) == 4
-
-
-def test_processes_that_are_asked_to_stop_do_not_start_again(tmp_path, tiny_run, wait_for):
-    training = tiny_run(tmp_path, **ALONE | {"train": "{steps: 5000, checkpoint: {folder: saved}}"})
-    process = start(training, "--max-restarts", "2")
-    wait_for(lambda: len(training.steps()) > 1, process)
-    process.send_signal(signal.SIGTERM)
-    _, stderr = process.communicate(timeout=240)
-    assert process.returncode == 128 + signal.SIGTERM, stderr
-    assert "starting again" not in stderr
-    assert training.checkpoints()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -24,7 +23,8 @@ pytest.importorskip("torch")
 
 import psutil
 from tests.toy_training import MODEL, REST, multiplication
-from tests.warm import WarmProcess, measure_nothing
+from tests.warm import Server, WarmProcess, measure_nothing
+from tests.warm_workers import WORKERS, workers_from
 
 from meshwright import runfile
 from meshwright.engines import local
@@ -37,7 +37,7 @@ RUN = (
     + REST
     + """
 engine: megatron
-train: {steps: 12}
+train: {steps: 6}
 """
 )
 ON_CPU = {
@@ -45,6 +45,7 @@ ON_CPU = {
     "OMP_NUM_THREADS": "1",
     "TORCHDYNAMO_DISABLE": "1",  # Megatron compiles small functions, which takes longer than the steps here
 }
+LOADED = ("meshwright.engines.megatron.in_megatron_process.train_loop", "meshwright.cli.train", "tests.warm")
 
 TOLERANCE = 1e-6  # relative; 4.9e-7 was the most of any step of the plans below
 DENSE = ""
@@ -96,6 +97,12 @@ def steps(path: Path) -> list[dict[str, float]]:
 
 
 @pytest.fixture(scope="module")
+def server() -> Server:
+    """A server that has Megatron and the shim loaded."""
+    return Server(LOADED, environment=ON_CPU | {"PYTHONWARNINGS": "ignore"})
+
+
+@pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """A run file and its text."""
     folder = tmp_path_factory.mktemp("toy")
@@ -137,7 +144,7 @@ def alone(folder: Path, name: str, *overrides: str, model: str = "") -> list[dic
 
 
 @pytest.fixture(scope="module")
-def taken(folder) -> dict[str, dict[str, list[dict[str, float]]]]:
+def taken(folder, server) -> dict[str, dict[str, list[dict[str, float]]]]:
     """Steps of every case with two processes, and those that other plans take from their checkpoints.
 
     All are taken by the same two processes.
@@ -146,11 +153,12 @@ def taken(folder) -> dict[str, dict[str, list[dict[str, float]]]]:
     lowered = {kind: lower(folder, plans[kind], kind=kind) for kind in plans}
     copies = []
     for name in OTHER_PLANS:
-        saved = Path(saves(folder, name, kind="two"), "step-00000008")
+        saved = Path(saves(folder, name, kind="two"), "step-00000004")
         copies.append(f"{saved}={Path(saves(folder, name, kind='onward'), saved.name)}")
     arguments = [*map(str, lowered["two"].values()), *copies, *map(str, lowered["onward"].values())]
     argv = ("python", str(Path(__file__).with_name("several.py")), *arguments)
-    local.run(Launch(argv=argv, files={}, env=ON_CPU, num_processes=2), folder=folder / "several")
+    with workers_from(server):
+        local.run(Launch(argv=argv, files={}, env=ON_CPU, num_processes=2), folder=folder / "several")
     return {
         kind: {name: steps(path / "megatron" / "steps.jsonl") for name, path in where.items()}
         for kind, where in lowered.items()
@@ -176,7 +184,7 @@ def lower(folder: Path, plans: dict[str, str], *, kind: str) -> dict[str, Path]:
         model, _, *others = CASES[name]
         where[name] = folder / kind / name.replace(" ", "-")
         if name in OTHER_PLANS:
-            others.insert(0, f"train.checkpoint={{folder: {saves(folder, name, kind=kind)}, every_steps: 8}}")
+            others.insert(0, f"train.checkpoint={{folder: {saves(folder, name, kind=kind)}, every_steps: 4}}")
         run = loaded(folder, f"parallel={plan}", *others, model=model)
         local.write_files(engine.lower(run, folder=where[name]), where[name])
     return where
@@ -197,7 +205,7 @@ def assert_equal(taken: list[dict[str, float]], native: list[dict[str, float]]) 
 @pytest.mark.distributed
 @pytest.mark.parametrize("name", CASES)
 def test_losses_are_those_of_the_native_engine(two, native, name):
-    assert len(two[name]) == 12
+    assert len(two[name]) == 6
     assert_equal(two[name], native[kind_of(name)])
     assert two[name][-1]["loss"] < two[name][0]["loss"] - 0.3
 
@@ -205,7 +213,7 @@ def test_losses_are_those_of_the_native_engine(two, native, name):
 @pytest.mark.distributed
 @pytest.mark.parametrize("name", OTHER_PLANS)
 def test_another_plan_goes_on(onward, native, name):
-    assert_equal(onward[name], native[kind_of(name)][8:])
+    assert_equal(onward[name], native[kind_of(name)][4:])
 
 
 @pytest.mark.distributed
@@ -219,7 +227,7 @@ class Training:
     """`meshwright train` in a process of its own."""
 
     folder: Path
-    process: subprocess.Popen[str] | WarmProcess
+    process: WarmProcess
 
     def wait_for(self, name: str) -> None:
         """Return when there is a folder of that name."""
@@ -236,33 +244,24 @@ class Training:
         return out, error
 
 
-def started(folder: Path, *arguments: str, plan: str, limit_kib: int | None = None) -> Training:
-    """With no file larger than `limit_kib`, for which a shell starts it; else it starts warm."""
+def started(
+    folder: Path, *arguments: str, plan: str, server: Server, limit_bytes: int | None = None
+) -> Training:
+    """It and its workers start warm; none writes a file larger than `limit_bytes`."""
     command = ["train", "run.yaml", "--json", "--only-steps", *arguments, f"--set=parallel={plan}"]
-    environment = os.environ | ON_CPU
-    if limit_kib is None:
-        process = WarmProcess(command, folder=folder, environment=environment)
-        return Training(folder=folder, process=process)
-    words = [
-        "bash",
-        "-c",
-        f'ulimit -f {limit_kib}; exec "$@"',
-        "bash",
-        sys.executable,
-        "-m",
-        "meshwright",
-        *command,
-    ]
-    return Training(
-        folder=folder,
-        process=subprocess.Popen(
-            words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ),
+    script = WORKERS
+    if limit_bytes is not None:
+        script = folder / "limit.py"
+        limits = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit_bytes}, {limit_bytes}))"
+        script.write_text(f"import resource, runpy\n{limits}\nrunpy.run_path({str(WORKERS)!r})\n")
+    process = WarmProcess(
+        command, folder=folder, environment=os.environ | ON_CPU, script=script, server=server
     )
+    return Training(folder=folder, process=process)
 
 
 @pytest.mark.distributed
-def test_a_run_that_is_stopped_and_killed_while_it_saves_goes_on(folder, meshwright, monkeypatch):
+def test_a_run_that_is_stopped_and_killed_while_it_saves_goes_on(folder, server, meshwright, monkeypatch):
     evaluate = "train.evaluate={every_steps: 10, num_batches: 2}"  # its text is not trained on
     arguments = (
         "--out=killed",
@@ -271,7 +270,7 @@ def test_a_run_that_is_stopped_and_killed_while_it_saves_goes_on(folder, meshwri
         "--set=train.steps=20",
     )
     plan = "{data_shard: 2, sharding: optimizer}"
-    training = started(folder, *arguments, plan=plan)
+    training = started(folder, *arguments, plan=plan, server=server)
     training.wait_for("saved/.partial-step-00000004")  # its writers hear the signal too, as under Slurm
     for worker in psutil.Process(training.process.pid).children():
         os.killpg(worker.pid, signal.SIGTERM)
@@ -280,7 +279,7 @@ def test_a_run_that_is_stopped_and_killed_while_it_saves_goes_on(folder, meshwri
     assert stopped.step == len(steps(folder / "killed" / "steps.jsonl")) < 12
     assert checkpoint.verify(stopped.path) is None
 
-    training = started(folder, *arguments, "--resume", "--max-restarts=1", plan=plan)
+    training = started(folder, *arguments, "--resume", "--max-restarts=1", plan=plan, server=server)
     training.wait_for("saved/.partial-step-00000016")
     first, *_ = psutil.Process(training.process.pid).children()
     first.kill()
@@ -314,10 +313,10 @@ def test_a_run_that_is_stopped_and_killed_while_it_saves_goes_on(folder, meshwri
     assert step["validation_loss"] == pytest.approx(mine["validation_loss"], rel=TOLERANCE)
 
 
-def test_a_checkpoint_that_cannot_be_written_ends_the_run(folder):
+def test_a_checkpoint_that_cannot_be_written_ends_the_run(folder, server):
     training = started(
         folder, "--out=full-out", "--set=train.checkpoint={folder: full, every_steps: 5}",
-        plan="{data_shard: 1, sharding: optimizer}", limit_kib=100,
+        plan="{data_shard: 1, sharding: optimizer}", server=server, limit_bytes=100 * 1024,
     )  # fmt: skip
     _, error = training.end(1)
     assert "cannot write a checkpoint below full: process 0: Worker failure" in error

@@ -11,22 +11,25 @@ import pytest
 if importlib.util.find_spec("torch") is None:
     pytest.skip("needs torch", allow_module_level=True)
 
+from tests.warm_shell import WarmShell
+
 from meshwright.records.trainings import TrainingStatus, read
 
-LAUNCHER = shlex.join([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"])
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python"]
 
 pytestmark = pytest.mark.distributed
 
 
 @pytest.fixture
 def sweep(meshwright, tmp_path, monkeypatch, tiny_text):
-    """`sweep(plans)`: a sweep of the tiny run over these plans, each training started by LAUNCHER."""
+    """`sweep(plans)`: a sweep of the tiny run over these plans, each started by torchrun, whose ranks start warm."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.yaml").write_text(tiny_text)
+    launcher = shlex.join([*TORCHRUN, str(WarmShell().folder / "meshwright-python")])
 
     def run(plans: str, *, exit_code: int = 0):
         outcome = meshwright(
-            "bench", "train", "tiny.yaml", "--sweep", f"parallel={plans}", "--launcher", LAUNCHER, "--json",
+            "bench", "train", "tiny.yaml", "--sweep", f"parallel={plans}", "--launcher", launcher, "--json",
             "--runs", 1, "--steps", 3, "--warmup", 1,
         )  # fmt: skip
         assert outcome.exit_code == exit_code, outcome.stderr

@@ -17,6 +17,7 @@ from meshwright.runfile import loads
 from meshwright.specs.run import Data, Evaluate, Run, Train
 from meshwright.training.data import Batches, Corpus, open_data, open_tokenizer, require_sources
 from meshwright.training.data.bpe import SMALLEST_VOCAB
+from meshwright.training.data.conversations import Conversation
 from meshwright.training.data.documents import TextDocument, TextSpan
 from meshwright.training.data.megatron import write_indexed
 from meshwright.training.data.packing import StreamSamples, WholeSamples
@@ -98,7 +99,7 @@ def test_a_tokenizer_file_is_read_with_its_config(tmp_path: Path, bpe: JsonToken
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     found = open_tokenizer(str(folder), source=None, cache=tmp_path)
     assert found.end != bpe.end
-    assert found.chat.render([{"role": "user", "content": "x"}]).text == "<|im_end|>"
+    assert found.chat.render(Conversation(messages=[{"role": "user", "content": "x"}])).text == "<|im_end|>"
     assert found.fingerprint != bpe.fingerprint
     (folder / "tokenizer_config.json").write_text('{"eos_token": "<none>"}')
     with pytest.raises(InputError, match="no end-of-document token"):
@@ -195,7 +196,7 @@ def test_of_a_conversation_only_the_answers_are_trained_on(bpe: Tokenizer) -> No
     messages = [
         {"role": r, "content": c} for r, c in (("user", "is 7"), ("assistant", "number"), ("user", "next"))
     ]
-    (tokens,) = _encode([bpe.chat.render(messages)], bpe)
+    (tokens,) = _encode([bpe.chat.render(Conversation(messages=messages))], bpe)
     assert tokens.trained_N is not None
     end_of_turn = bpe.encode(["<|im_end|>"])[0].tolist()
     assert tokens.ids_N[tokens.trained_N].tolist() == [*bpe.encode(["number"])[0].tolist(), *end_of_turn]

@@ -17,7 +17,9 @@ from meshwright.calibration.device import Check
 from meshwright.engines.base import TrainOptions
 from meshwright.engines.native import engine, machine_measurement, slowdown
 from meshwright.engines.native.expectation import _at_speed, _speed_notes, measure_expectation
+from meshwright.fitting.kernel_times import KernelTimes
 from meshwright.specs.plan import Plan
+from meshwright.training.device import Rates
 from meshwright.training.processes import run_ranks
 
 CPU = torch.device("cpu")
@@ -39,21 +41,23 @@ def run(tmp_path: Path, *, experts: str = "", precision: str = "fp32"):
     return runfile.load(path)
 
 
+TIMES = KernelTimes(
+    micro_batch=2, linear_s=1e-3, attention_forward_s=2e-4, attention_backward_s=3e-4, experts_s=None,
+    layer_s=2e-3, rest_s=1e-3, update_s=5e-4, update_layers=1, sd=0.02, on_host=True,
+)  # fmt: skip
+RATES = Rates(matmul_flops_per_s={"fp32": 5e10, "bf16": 1e11}, copy_bytes_per_s=1e10)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_step_is_predicted_from_what_was_measured(tmp_path, monkeypatch, precision):
-    times = []
-    measure = machine_measurement.measure_kernels
-    monkeypatch.setattr(
-        machine_measurement,
-        "measure_kernels",
-        lambda *a, **k: times.append(measure(*a, **k)) or times[-1],
-    )
+    """The measurement is given, as those of a busy machine need not agree with each other."""
+    monkeypatch.setattr(machine_measurement, "measure_kernels", lambda *args, **options: TIMES)
+    monkeypatch.setattr(machine_measurement.devices, "measure_rates", lambda *args, **options: RATES)
     found = measure_expectation(run(tmp_path, precision=precision), plan=Plan(micro_batch=2), device=CPU)
     assert found.predicted is not None
-    (t,) = times
     components = found.predicted["components_s"]
     work_s = found.predicted["step"]["value"] - components["optimizer"] - components["fixed"]
-    assert work_s == pytest.approx(4 * (4 * t.layer_s + t.rest_s), rel=0.01)
+    assert work_s == pytest.approx(4 * (4 * TIMES.layer_s + TIMES.rest_s), rel=0.01)
     assert found.predicted["step"]["low"] < found.predicted["step"]["value"] < found.predicted["step"]["high"]
 
 

@@ -1,31 +1,31 @@
-"""Linear layers in fp8: which ones, how near to bf16, with what they compose, where they are refused.
+"""Linear layers in 8 and 4 bits: which ones, how near to bf16, with what they compose, where they are refused.
 
-No CPU multiplies fp8: torchao rounds the operands and multiplies in fp32, so numerics and wiring are the real ones.
+No CPU multiplies fp8: operands are rounded and multiplied in fp32, so numerics and wiring are the real ones.
 """
 
 from __future__ import annotations
 
-import warnings
+import json
+import statistics
 from dataclasses import replace
 
 import pytest
 
 torch = pytest.importorskip("torch")
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torchao looks for CUDA libraries
-    pytest.importorskip("torchao")
-
 from tests.tiny_runs import tiny_run
 
-from meshwright.engines.base import TrainOptions
+from meshwright.engines.base import Measuring, TrainOptions
 from meshwright.engines.native import engine, fp8
 from meshwright.engines.native.check import check, check_plan
-from meshwright.engines.native.rehearsal import rehearse
-from meshwright.errors import InputError, MissingDependencyError
+from meshwright.engines.native.rehearsal import rehearse, rehearse_each
+from meshwright.errors import InputError
+from meshwright.kernels.fp8.layer import RECIPES, Fp8State
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
 from meshwright.specs.precision import PRECISIONS
 from meshwright.training import device as devices
 from meshwright.training.models import build_model, init_weights
+
+pytestmark = pytest.mark.usefixtures("without_measuring")
 
 MIXTURE = (
     "model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32, num_shared: 1}",
@@ -44,12 +44,12 @@ def built(run, precision="bf16"):
     init_weights(model, seed=0)
     model.bfloat16()
     if precision != "bf16":
-        fp8.convert(list(model.layers.values()), precision=PRECISIONS[precision], device=CPU)
+        fp8.convert(list(model.layers.values()), precision=PRECISIONS[precision])
     return model
 
 
 def is_narrow(module):
-    return type(module).__name__ == "Float8Linear"
+    return bool(list(fp8.states_of([module]))) and isinstance(module, torch.nn.Linear)
 
 
 def test_linear_layers_of_blocks_are_converted_and_no_others():
@@ -66,13 +66,21 @@ def test_linear_layers_of_blocks_are_converted_and_no_others():
         "attention.query", "attention.key", "attention.value", "attention.output",
         "ffn.shared.gate", "ffn.shared.up", "ffn.shared.down",
     }  # fmt: skip
+    names = {name for name, _ in fp8.named_states([model])}
+    assert {
+        f"layers.{i}.ffn.experts.{name}" for i in range(4) for name in ("gate", "up", "down")
+    } == names - narrow
     assert built(run).state_dict().keys() == model.state_dict().keys()
 
 
 # A value of 3 mantissa bits is off by up to 1/16, one of 2 (gradients) by up to 1/8; errors of many values half cancel.
-@pytest.mark.parametrize(("precision", "gradient_error"), [("fp8", 0.12), ("fp8_rowwise", 0.08)])
-def test_outputs_and_gradients_are_as_near_as_fp8_is(precision, gradient_error):
-    run = run_of()
+@pytest.mark.parametrize(
+    ("precision", "gradient_error"),
+    [("fp8", 0.12), ("fp8_rowwise", 0.08), ("fp8_blockwise", 0.08), ("mxfp8", 0.12), ("mxfp4", 0.5)],
+)
+@pytest.mark.parametrize("model", [(), MIXTURE], ids=["dense", "experts"])
+def test_outputs_and_gradients_are_as_near_as_fp8_is(precision, gradient_error, model):
+    run = run_of(*model)
     tokens_BT = torch.randint(64, (4, 16), generator=torch.Generator().manual_seed(0))
     found = {}
     for name in ("bf16", precision):
@@ -80,29 +88,30 @@ def test_outputs_and_gradients_are_as_near_as_fp8_is(precision, gradient_error):
         loss = model(tokens_BT, labels_BT=tokens_BT.roll(-1, 1))
         loss.backward()
         gradients = [p.grad.float().flatten() for p in model.parameters()]
-        assert all(g.count_nonzero() for g in gradients)
+        assert all(g.count_nonzero() for g in gradients) or model
         found[name] = loss.item(), torch.cat(gradients)
-    assert found[precision][0] == pytest.approx(found["bf16"][0], rel=1e-3)
+    assert found[precision][0] == pytest.approx(found["bf16"][0], rel=4e-3 if precision == "mxfp4" else 1e-3)
     error = (found[precision][1] - found["bf16"][1]).norm() / found["bf16"][1].norm()
     assert 0.005 < error < gradient_error  # not zero: it is fp8
 
 
 @pytest.fixture(scope="module")
 def alone():
-    return {
-        name: rehearse(run_of(f"precision={name}"), Plan(micro_batch=2)).losses
-        for name in ("bf16", "fp8", "fp8_rowwise")
-    }
+    names = ("bf16", *RECIPES)
+    found = rehearse_each([(run_of(f"precision={name}"), Plan(micro_batch=2)) for name in names])
+    return {name: result.losses for name, result in zip(names, found, strict=True)}
 
 
-@pytest.mark.parametrize("precision", ["fp8", "fp8_rowwise"])
+@pytest.mark.parametrize("precision", RECIPES)
 def test_training_follows_bf16(alone, precision):
-    assert alone[precision] == pytest.approx(alone["bf16"], rel=1e-3)
+    assert alone[precision] == pytest.approx(alone["bf16"], rel=1e-2 if precision == "mxfp4" else 1e-3)
     assert alone[precision] != alone["bf16"]
 
 
-def test_recomputation_changes_no_bit(alone):
-    assert rehearse(run_of(), Plan(micro_batch=2, recompute=Recompute.FULL)).losses == alone["fp8"]
+@pytest.mark.parametrize("precision", ["fp8", "fp8_delayed"])
+def test_recomputation_changes_no_bit(alone, precision):
+    run = run_of(f"precision={precision}")
+    assert rehearse(run, Plan(micro_batch=2, recompute=Recompute.FULL)).losses == alone[precision]
 
 
 PLANS = {
@@ -110,28 +119,129 @@ PLANS = {
     "fp8, zero bubble": Plan(pipeline=2, micro_batch=2, schedule=Schedule.ZERO_BUBBLE),
     "fp8_rowwise, tensor": Plan(tensor=2, micro_batch=2),
     "fp8, context": Plan(context=2, micro_batch=2),
+    "fp8_delayed, data": Plan(data_shard=2, micro_batch=2),
+    "fp8_delayed, tensor": Plan(tensor=2, micro_batch=2),
+    "fp8_delayed, experts": Plan(data_shard=2, expert=2, micro_batch=2),
+    "fp8_blockwise, experts": Plan(data_shard=2, expert=2, sharding=Sharding.PARAMETERS, micro_batch=2),
+    "fp8_rowwise, expert widths": Plan(
+        data_shard=2, expert=1, expert_tensor=2, tensor=2, sequence_parallel=True, micro_batch=2
+    ),
+    "mxfp8, fsdp": Plan(data_shard=2, sharding=Sharding.PARAMETERS, micro_batch=2),
 }
-IN_SHORT = ("fp8, fsdp", "fp8_rowwise, tensor")
+IN_SHORT = ("fp8, fsdp", "fp8_delayed, experts")
 
 
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     "name", [n if n in IN_SHORT else pytest.param(n, marks=pytest.mark.slow) for n in PLANS]
 )
-def test_a_plan_equals_one_process(name, monkeypatch):
+def test_a_plan_equals_one_process(name):
     """Parts of a tensor have scales of their own, so gradients differ by what rounding to fp8 does to one element."""
-    monkeypatch.setenv("TORCHAO_FORCE_SKIP_LOADING_SO_FILES", "1")
-    run = run_of(f"precision={name.partition(',')[0]}")
+    run = run_of(f"precision={name.partition(',')[0]}", *(MIXTURE if "expert" in name else ()))
     assert check_plan(PLANS[name], run=run) == []
     found = rehearse(run, PLANS[name])
     assert found.loss_error < 5e-4
-    assert found.gradient_error < 0.3, found.gradient_errors
+    assert statistics.median(found.gradient_errors.values()) < 0.1
+    if (
+        "expert" not in name
+    ):  # a token that rounding sends to another expert changes that expert's gradient by half
+        assert found.gradient_error < 0.3, found.gradient_errors
 
 
-def test_a_cpu_does_not_train_in_fp8(tmp_path):
-    with pytest.raises(InputError, match="needs a GPU that multiplies fp8") as raised:
-        engine.prepare(run_of(), options=TrainOptions(folder=tmp_path, quiet=True))
-    assert raised.value.hint == "train on this device with --set precision=bf16"
+@pytest.mark.parametrize("precision", RECIPES)
+def test_a_cpu_emulates_and_the_record_says_so(tmp_path, precision):
+    prepared = engine.prepare(
+        run_of(f"precision={precision}", "batch.micro=2", "train.steps=1"),
+        options=TrainOptions(folder=tmp_path, quiet=True, measuring=Measuring.NEVER),
+    )
+    assert any(note.startswith(f"{precision} is emulated on this device") for note in prepared.notes)
+    expected = engine.expected(prepared)
+    assert expected.predicted is None
+    assert expected.yardstick.mfu(1.0) is None
+    assert expected.notes == (f"nothing was predicted: this device emulates {precision}",)
+
+
+@pytest.mark.parametrize(
+    ("precision", "architecture", "words"),
+    [
+        ("fp8", "gfx90a", "needs a GPU that multiplies fp8"),
+        ("mxfp8", "gfx942", "the 8-bit formats of this GPU are not those of MX"),
+        ("mxfp8", "gfx950", None),
+        ("fp8_delayed", "gfx942", None),
+    ],
+)
+def test_a_gpu_without_the_format_is_refused(monkeypatch, precision, architecture, words):
+    class Properties:
+        gcnArchName = architecture
+
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    device = torch.device("cuda")
+    if words is None:
+        fp8.require(PRECISIONS[precision], device=device)
+        return
+    with pytest.raises(InputError, match=words) as raised:
+        fp8.require(PRECISIONS[precision], device=device)
+    assert "--set precision=" in (raised.value.hint or "")
+
+
+def saving(folder, steps, *overrides):
+    return run_of(
+        "precision=fp8_delayed", "batch.micro=2", "optimizer.schedule=constant", f"train.steps={steps}",
+        f"train.checkpoint={{folder: {folder}, every_steps: 2}}", *overrides,
+    )  # fmt: skip
+
+
+def trained(run, folder, **options):
+    options = TrainOptions(folder=folder, quiet=True, measuring=Measuring.NEVER, **options)
+    engine.train(run, options=options)
+    lines = (folder / "steps.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["loss"] for line in lines]
+
+
+# The histories are read without a process group.
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_resumed_run_has_the_scales_of_the_undisturbed_one(tmp_path):
+    whole = trained(saving(tmp_path / "a", 4), tmp_path / "whole")
+    trained(saving(tmp_path / "b", 2), tmp_path / "cut")
+    history = histories_in(tmp_path / "b")
+    assert history
+    assert all(bool((rows[:, :2] > 0).all()) and not rows[:, 2:].any() for rows in history.values())
+    assert trained(saving(tmp_path / "b", 4), tmp_path / "cut", resume=True) == whole
+
+
+def histories_in(folder):
+    """The histories in the newest checkpoint of `folder`."""
+    import torch.distributed.checkpoint as dcp
+
+    (path,) = [p for p in folder.iterdir() if p.name == "step-00000002"]
+    stored = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    found = {n: torch.empty(tuple(m.size)) for n, m in stored.items() if n.startswith(fp8.CHECKPOINTED)}
+    dcp.load(found, storage_reader=dcp.FileSystemReader(path))
+    return found
+
+
+def test_another_precision_resumes_and_its_history_begins_anew(tmp_path):
+    trained(saving(tmp_path / "a", 2, "precision=bf16"), tmp_path / "run")
+    assert len(trained(saving(tmp_path / "a", 3), tmp_path / "run", resume=True)) == 3
+
+
+def test_largest_magnitudes_are_those_of_all_processes(monkeypatch):
+    states = {name: Fp8State(RECIPES["fp8_delayed"]) for name in ("a", "b")}
+    for state in states.values():
+        state.allocate(CPU)
+        state.amax_3.fill_(1.0)
+
+    def of_the_other(largest, op, group):
+        assert op == torch.distributed.ReduceOp.MAX
+        largest.copy_(torch.maximum(largest, torch.tensor([[3.0, 0.5, 0.5], [0.0, 0.0, 7.0]])))
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", of_the_other)
+    fp8.end_step(states, group=object())
+    assert states["a"].amax_history_3H[:, 0].tolist() == [3.0, 1.0, 1.0]
+    assert states["b"].amax_history_3H[:, 0].tolist() == [1.0, 1.0, 7.0]
+    assert not states["a"].amax_3.any()
 
 
 @pytest.mark.parametrize(
@@ -156,14 +266,25 @@ def test_which_gpus_multiply_fp8(monkeypatch, hip, capability, architecture, exp
     assert devices.multiplies_fp8(torch.device("cuda")) is expected
 
 
-def test_without_torchao_it_says_how_to_install_it(monkeypatch):
-    monkeypatch.setattr(fp8, "multiplies_fp8", lambda device: True)
-    fp8.require(PRECISIONS["fp8"], device=CPU)
-    monkeypatch.setattr(fp8, "find_spec", lambda name: None)
-    with pytest.raises(MissingDependencyError, match="needs torchao") as raised:
-        fp8.require(PRECISIONS["fp8"], device=CPU)
-    assert raised.value.hint == "pip install 'meshwright[fp8]'"
-    fp8.require(PRECISIONS["bf16"], device=CPU)
+def test_weights_are_cast_once_a_step_with_several_micro_batches():
+    model = built(run_of())
+    fp8.convert(list(model.layers.values()), precision=PRECISIONS["fp8_rowwise"], caches_weights=True)
+    tokens_BT = torch.randint(64, (4, 16), generator=torch.Generator().manual_seed(0))
+    losses = [model(tokens_BT, labels_BT=tokens_BT.roll(-1, 1)).item() for _ in range(2)]
+    assert losses[0] == losses[1]
+    held = sum(state.num_bytes for state in fp8.states_of([model]))
+    numbers = sum(layer.weight.numel() for layer in model.modules() if is_narrow(layer))
+    assert 2 * numbers < held < 2.6 * numbers  # narrow layers: a scale for each of 32 and of 64 values
+    fp8.expire_caches([model])
+    assert not any(state.num_bytes for state in fp8.states_of([model]))
+
+
+def test_training_with_the_weight_cache_equals_training_without(alone):
+    cached, cast = (
+        rehearse(run_of("precision=fp8", f"kernels.weight_cache={cache}"), Plan(micro_batch=1)).losses
+        for cache in ("on", "off")
+    )
+    assert cached == cast
 
 
 def test_the_product_that_is_timed_multiplies():
@@ -191,18 +312,27 @@ def test_widths_that_fp8_cannot_have_are_refused(overrides, plan, words):
     ]
 
 
-@pytest.mark.parametrize("precision", ["fp16", "fp8_blockwise", "mxfp8", "nvfp4", "mxfp4"])
+def test_groups_of_mx_are_whole():
+    assert "16 tokens of a micro-batch" in str(check_plan(Plan(), run=run_of("precision=mxfp8"))[0])
+    assert check_plan(Plan(micro_batch=2), run=run_of("precision=mxfp8")) == []
+
+
+@pytest.mark.parametrize("precision", ["fp16", "nvfp4"])
 def test_other_recipes_are_refused(precision):
     problems = check(run_of(f"precision={precision}"))
     assert [p.key for p in problems] == ["precision"]
-    assert "allowed: fp32, bf16, fp8, fp8_rowwise" in (problems[0].hint or "")
+    assert "allowed: fp32, bf16, fp8, fp8_delayed, fp8_rowwise, fp8_blockwise, mxfp8, mxfp4" in (
+        problems[0].hint or ""
+    )
 
 
 def test_adapters_are_not_trained_in_fp8():
     assert any("adapters" in str(p) for p in check(run_of("task=lora")))
 
 
-def test_the_record_says_that_routed_experts_stay_in_bf16():
-    assert fp8.notes(run_of()) == []
-    assert "routed experts multiply in bf16" in fp8.notes(run_of(*MIXTURE))[0]
-    assert fp8.notes(run_of(*MIXTURE, "precision=bf16")) == []
+def test_the_record_says_what_is_not_in_fp8():
+    whole = Plan(micro_batch=run_of().global_batch)
+    assert "embedding, head" in fp8.notes(run_of(), whole, device=CPU)[0]
+    assert "tokens sent" not in fp8.notes(run_of(*MIXTURE), whole, device=CPU)[0]
+    assert "tokens sent to experts" in fp8.notes(run_of(*MIXTURE), replace(whole, expert=2), device=CPU)[0]
+    assert fp8.notes(run_of(*MIXTURE, "precision=bf16"), Plan(), device=CPU) == []

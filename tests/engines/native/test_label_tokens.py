@@ -20,12 +20,12 @@ from meshwright.engines.native import engine
 from meshwright.engines.native.batch_loader import BatchLoader
 from meshwright.engines.native.parallel.mesh import MeshCoordinates
 from meshwright.engines.native.step import Accumulation
+from meshwright.kernels.labels import IGNORED_LABEL
 from meshwright.specs.plan import Plan
 from meshwright.training import checkpoints
 from meshwright.training.checkpoints.metadata import CheckpointReader
 from meshwright.training.data import Corpus
 from meshwright.training.data.packing import Sample
-from meshwright.training.labels import IGNORED_LABEL
 
 pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring")
 

@@ -40,6 +40,7 @@ cluster: here
 train: {steps: 6}
 """
 DROPOUT = ("lora.dropout=0.3",)
+QKV = ("lora.targets=[qkv, output, down]",)
 EVERYTHING = ("lora.targets=[query, key, value, output, gate, up, down]",)
 
 LATENT = (
@@ -74,13 +75,24 @@ CASES: dict[str, tuple[Plan, tuple[str, ...]]] = {
     "tensor, whole residuals": (Plan(tensor=2, sequence_parallel=False, micro_batch=4), ()),
     "tensor, dropout": (Plan(tensor=2, recompute=Recompute.FULL, micro_batch=4), DROPOUT),
     "tensor, latent": (Plan(tensor=2, micro_batch=4), LATENT),
+    "fsdp, qkv": (Plan(data_shard=2, sharding=Sharding.PARAMETERS, micro_batch=2), QKV),
+    "tensor, qkv, dropout": (Plan(tensor=2, recompute=Recompute.FULL, micro_batch=4), (*QKV, *DROPOUT)),
+    "tensor, qkv, whole residuals, bf16": (
+        Plan(tensor=2, sequence_parallel=False, micro_batch=4),
+        (*QKV, "precision=bf16"),
+    ),
     "context": (Plan(context=2, micro_batch=4), ()),
     "pipeline": (Plan(pipeline=2, micro_batch=2), ()),
     "zero bubble": (Plan(pipeline=2, schedule=Schedule.ZERO_BUBBLE, micro_batch=2), ()),
     "pipeline, tied": (Plan(pipeline=2, micro_batch=2), ("model.tied_embeddings=true",)),
     "8-bit base, zero1": (Plan(data_shard=2, micro_batch=2), ("lora.base_format=int8",)),
     "4-bit base, pipeline": (Plan(pipeline=2, micro_batch=2), ("lora.base_format=nf4",)),
+    "4-bit base, qkv": (Plan(pipeline=2, micro_batch=2), ("lora.base_format=nf4", *QKV)),
 }
+
+
+COVERED = ("tensor, bf16", "tensor, dropout", "pipeline", "4-bit base, qkv")
+"""Cases whose plan and settings others have, with more."""
 
 
 def lora_run(*overrides: str):
@@ -119,20 +131,23 @@ def steps(run, coordinates: MeshCoordinates, base: Path | None, *, num: int = 3)
     return losses, trained
 
 
-def check_plans(rank: int, meeting: str) -> None:
+def check_plans(rank: int, meeting: str, cases: list[str]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}/meeting", rank=rank, world_size=2)
     base = Path(meeting) / "base"
-    for name, (plan, overrides) in CASES.items():
+    for name in cases:
+        plan, overrides = CASES[name]
         run = lora_run(f"weights={base}", *overrides)
         alone = MeshCoordinates(plan=Plan(micro_batch=plan.micro_batch), device=CPU)
         folder = None if run.weights is None else base
-        expected_losses, expected = steps(run, alone, folder)
+        reference = [steps(run, alone, folder, num=2) if rank == 0 else None]
+        dist.broadcast_object_list(reference)
+        expected_losses, expected = reference[0]
         coordinates = mesh_coordinates(plan=plan, device=CPU, rank=rank, num_ranks=2)
-        losses, trained = steps(run, coordinates, folder)
+        losses, trained = steps(run, coordinates, folder, num=2)
         is_exact = run.precision.name == "fp32"
         assert losses == pytest.approx(expected_losses, rel=1e-5 if is_exact else 5e-3), name
-        assert losses[2] != losses[0]
+        assert losses[1] != losses[0]
         assert {tensor.dtype for tensor in trained.values()} == {torch.float32}, name
         for key, tensor in trained.items() if is_exact else ():
             torch.testing.assert_close(tensor, expected[key], rtol=1e-3, atol=1e-5, msg=f"{name}: {key}")
@@ -141,9 +156,14 @@ def check_plans(rank: int, meeting: str) -> None:
 
 
 @pytest.mark.distributed
-def test_a_plan_equals_one_process(tmp_path):
+@pytest.mark.parametrize(
+    "cases",
+    [[name for name in CASES if name not in COVERED], pytest.param([*COVERED], marks=pytest.mark.slow)],
+    ids=["all kinds", "covered"],
+)
+def test_a_plan_equals_one_process(tmp_path, cases):
     write_base(tmp_path / "base")
-    start_warm_ranks(check_plans, args=(str(tmp_path),), nprocs=2)
+    start_warm_ranks(check_plans, args=(str(tmp_path), cases), nprocs=2)
 
 
 def test_dropout_is_dropped():
@@ -206,6 +226,7 @@ def test_only_adapters_have_masters_states_and_gradients(base, base_format):
     [
         (("model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32}",), "lora.targets"),
         (("lora.base_format=int8",), "lora.base_format"),
+        ((*LATENT, "lora.targets=[qkv]"), "lora.targets"),
         (("lora.base_format=nf4", "weights=w", "parallel={data_shard: 1, tensor: 2}"), "parallel.tensor"),
         (("parallel={data_shard: 1, pipeline: 2, layers_per_stage: [0, 4]}",), "parallel.layers_per_stage"),
         (
@@ -242,7 +263,7 @@ def adapter(name: str) -> dict[str, torch.Tensor]:
 
 
 def test_a_resumed_run_drops_what_one_that_was_never_stopped_drops(tuned):
-    options = ("lora.dropout=0.3", "precision=bf16", "parallel={data_shard: 1, recompute: full}")
+    options = ("lora.dropout=0.3", *QKV, "precision=bf16", "parallel={data_shard: 1, recompute: full}")
     tuned("whole", *options)
     tuned("parts", *options, "train.steps=3")
     tuned("parts", *options, more=("--resume",))
@@ -306,12 +327,21 @@ def test_adapters_of_random_weights_are_noted_and_not_merged(tuned, meshwright):
 @pytest.mark.filterwarnings(
     "ignore:.*is_gradient_checkpointing:FutureWarning",  # peft 0.21 with transformers 5.23
 )
-def test_results_in_other_formats_are_the_same_model(tuned, meshwright, base):
+@pytest.mark.parametrize(
+    ("targets", "widths"),
+    [
+        ("[query, value, output, up, down]", 64 + 48 + 64 + 96 + 96),
+        ("[qkv, output, up, down]", 32 + 32 + 16 + 16 + 64 + 96 + 96),
+    ],
+    ids=["separate", "qkv"],
+)
+def test_results_in_other_formats_are_the_same_model(tuned, meshwright, base, targets, widths):
     """peft on the base, the merged weights, and our own model give the same logits."""
-    record = tuned("a", "model.family=LlamaForCausalLM")
-    assert record["statistics"]["trained_parameters"] == 4 * 3 * (64 + 48 + 64 + 96 + 96)
+    targets = f"lora.targets={targets}"
+    record = tuned("a", "model.family=LlamaForCausalLM", targets)
+    assert record["statistics"]["trained_parameters"] == 4 * 3 * widths
     tokens = torch.randint(64, (2, 12), generator=torch.Generator().manual_seed(3))
-    run = lora_run()
+    run = lora_run(targets)
     parts = assemble(run, coordinates=MeshCoordinates(plan=Plan(), device=CPU), weights=base)
     load_adapters(parts.modules[0], "a/out/adapter")
     parts.eval_mode()

@@ -16,6 +16,7 @@ from meshwright.engines.base import Measuring, measuring_of
 from meshwright.engines.native import layer_timing, machine_measurement
 from meshwright.engines.native.expectation import measure_expectation
 from meshwright.engines.native.machine_measurement import measure_machine
+from meshwright.fitting.kernel_times import KernelTimes
 from meshwright.specs.plan import Plan
 from meshwright.training.device import FORMATS, Rates
 from meshwright.training.host_load import HostLoad
@@ -40,11 +41,18 @@ def load(monkeypatch):
 
 @pytest.fixture
 def measured(monkeypatch, load, own_cache):
-    """Runs whose layer was timed."""
-    runs, measure = [], layer_timing.measure_kernels
-    monkeypatch.setattr(
-        machine_measurement, "measure_kernels", lambda run, **k: runs.append(run) or measure(run, **k)
-    )
+    """Runs whose layer was timed: each in other times than the one before, which no layer was built for."""
+    runs = []
+
+    def measure(run, *, micro_batch, **options) -> KernelTimes:
+        runs.append(run)
+        return KernelTimes(
+            micro_batch=micro_batch, linear_s=1e-3, attention_forward_s=2e-4, attention_backward_s=3e-4,
+            experts_s=None, layer_s=2e-3 + 1e-4 * len(runs), rest_s=1e-3, update_s=5e-4, update_layers=1, sd=0.02,
+            on_host=True,
+        )  # fmt: skip
+
+    monkeypatch.setattr(machine_measurement, "measure_kernels", measure)
     return runs
 
 
@@ -216,9 +224,12 @@ def test_options_of_the_command():
     ]
 
 
-def test_what_is_kept_is_what_was_measured(measured, own_cache):
+def test_what_is_kept_is_what_was_measured(load, own_cache):
+    """A layer is timed here."""
     found = measure_machine(
         tiny_run(), plan=Plan(micro_batch=2), device=CPU, measuring=Measuring.ONCE, needs_collective=False
     )
+    assert found.times is not None
+    assert found.times.layer_s > 0
     (kept,) = own_cache.rglob("*.json")
     assert json.loads(kept.read_text())["measured"]["times"] == asdict(found.times)

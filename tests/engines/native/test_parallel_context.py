@@ -14,11 +14,12 @@ from tests.tiny_runs import LATENT, tiny_run
 from meshwright.engines.base import TrainOptions
 from meshwright.engines.native import engine
 from meshwright.engines.native.check import check_plan
+from meshwright.kernels.attention.key_ranges import key_ranges
 from meshwright.specs.model import Attention, Model
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
 from meshwright.specs.run import Data, Evaluate, Train
 from meshwright.training.models import build_model, init_weights
-from meshwright.training.models.token_layout import Chunks, attention_mask
+from meshwright.training.models.token_layout import Chunks
 
 pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring")
 
@@ -135,10 +136,10 @@ def test_chunks_cover_a_sequence_and_share_the_work(width):
 
 def test_masks_of_chunks_are_rows_of_the_whole_mask():
     documents_BS = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 2, 2, -1]])
-    whole_B1SS = attention_mask(documents_BS, window=3)
+    whole_B1SS = key_ranges(documents_BS, window=3).mask_B1TS
     order_T = Chunks(rank=1, width=2).order(4)
     assert order_T.tolist() == [2, 3, 4, 5]
-    assert attention_mask(documents_BS, window=3, order_T=order_T).equal(whole_B1SS[:, :, order_T])
+    assert key_ranges(documents_BS, window=3, order_T=order_T).mask_B1TS.equal(whole_B1SS[:, :, order_T])
 
 
 def test_positions_are_those_of_the_sequence():

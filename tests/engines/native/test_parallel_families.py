@@ -70,10 +70,10 @@ def test_two_ranks_equal_one(equals_one_process):
                     CONTEXT, recompute=Recompute.SELECTIVE, recompute_modules=("activation", "core_attention")
                 ),
             ),
+            (with_adapters(gemma), TENSOR),
+            (with_adapters(oss), EXPERTS),
         ]
     )
-    # The first step of Adam divides tiny gradients of B by their own size.
-    equals_one_process([(with_adapters(gemma), TENSOR), (with_adapters(oss), EXPERTS)], tolerance=3e-6)
 
 
 @pytest.mark.distributed

@@ -163,7 +163,7 @@ def test_another_pytorch_is_refused_in_words(monkeypatch):
 @pytest.mark.parametrize(
     ("plan", "key", "words"),
     [
-        (Plan(pipeline=2, schedule=Schedule.DUALPIPE), "parallel.schedule", "every stage on two ranks"),
+        (Plan(pipeline=2, schedule=Schedule.DUALPIPE), "parallel.schedule", "two micro-batches at once"),
         (Plan(pipeline=4, **V), "parallel.schedule", "zbv needs 7 micro-batches"),
         (Plan(pipeline=2, schedule=Schedule.ZBV), "parallel.schedule", "exactly 2 chunks"),
         (Plan(pipeline=2, virtual_pipeline=2), "parallel.schedule", "1f1b has exactly 1 chunk"),

@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.kernel_cases import demanding, needs_interpreter
 from tests.tiny_runs import tiny_run
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,9 +21,10 @@ from meshwright.cost.tables import BatchTable, model_row, plan_row, precision_ro
 from meshwright.engines.native import output_recomputation
 from meshwright.engines.native.check import check_plan
 from meshwright.engines.native.recompute import recompute
+from meshwright.kernels.attention import blockwise
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
 from meshwright.specs.precision import PRECISIONS
-from meshwright.training.models import blockwise, build_model, init_weights
+from meshwright.training.models import build_model, init_weights
 
 WIDER = ("model.hidden=64", "model.ffn_hidden=192", "model.num_layers=2", "batch.micro=2")
 MODELS = {
@@ -121,17 +123,17 @@ def claimed_bytes(model: str, plan: Plan) -> float:
 
 
 @pytest.fixture
-def _fused(monkeypatch):
+def _fused():
     """Attention by a kernel that writes no scores, as on a GPU; the CPU's own blocks keep them."""
-    monkeypatch.setattr(blockwise, "is_faster", lambda *inputs: False)
+    with demanding(attention="sdpa"):
+        yield
 
 
 def test_scores_that_a_kernel_keeps_are_freed(monkeypatch):
-    monkeypatch.setattr(
-        blockwise, "is_faster", lambda *inputs: True
-    )  # processors with AMX take PyTorch's kernel
-    expected, before, _ = one_layer("dense", Plan())
-    gradients, after, _ = one_layer("dense", selective("core_attention"))
+    monkeypatch.setattr(blockwise, "HAS_AMX", False)  # with it PyTorch's kernel is taken
+    with demanding(attention="blockwise"):
+        expected, before, _ = one_layer("dense", Plan())
+        gradients, after, _ = one_layer("dense", selective("core_attention"))
     assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
     assert before - after >= 4 * 4 * 16 * NUM_TOKENS  # 4 heads, 16 keys, fp32
 
@@ -154,6 +156,16 @@ def test_a_recomputable_norm_is_all_that_is_claimed_and_nothing_else():
     _, before, _ = one_layer("dense", Plan())
     _, after, _ = one_layer("dense", selective("norm"))
     assert before - after == 2 * NUM_TOKENS * 64 * 4  # two outputs of 64 widths in fp32
+
+
+@needs_interpreter
+@pytest.mark.parametrize("names", [("norm",), ("norm", "mlp")], ids=["norm", "norm and mlp"])
+def test_a_norm_with_the_addition_before_it_is_recomputed_from_the_sum(names):
+    """The kernel of both, and that of the norm alone, give the same bits."""
+    with demanding(rms_norm="triton"):
+        expected, _, _ = one_layer("dense", Plan())
+        gradients, _, _ = one_layer("dense", selective(*names))
+    assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
 
 
 def test_full_keeps_the_input_alone():

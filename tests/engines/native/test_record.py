@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -11,9 +12,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.tiny_runs import tiny_run
+
 from meshwright import runfile
 from meshwright.engines.base import TrainOptions
 from meshwright.engines.native import engine
+from meshwright.engines.native.kernel_routing import merged_choices
+from meshwright.records.training import STATISTICS
+from meshwright.specs.plan import Plan
 from meshwright.training import telemetry
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "record.md"
@@ -74,6 +80,8 @@ def left(tmp_path_factory, tiny_text):
         "train.steps=14",
         "train.evaluate={every_steps: 4, num_batches: 1}",
         f"train.checkpoint.folder={folder / 'saved'}",
+        "stack={cuda_graphs: full, drops_tokens: true}",
+        "kernels.routes={adamw: fused, fp8_cast: reference}",
     )
     run = runfile.loads(tiny_text, overrides=overrides)
     with pytest.MonkeyPatch.context() as patch:
@@ -88,6 +96,12 @@ def test_every_key_of_the_record_is_explained_and_every_explained_key_is_there(l
     assert found == documented("record.json") - OF_OTHER_ENGINES
 
 
+def test_records_of_all_engines_have_the_statistics_of_this_one(left):
+    """`external_record` fills in the keys of the table that other programs do not measure."""
+    record, _ = left
+    assert record.statistics.keys() == set(STATISTICS)
+
+
 def test_every_key_of_the_step_log_is_explained(left):
     _, folder = left
     lines = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
@@ -97,6 +111,14 @@ def test_every_key_of_the_step_log_is_explained(left):
 def test_the_record_is_what_is_returned(left):
     record, folder = left
     assert json.loads((folder / "record.json").read_text())["statistics"] == record.statistics
+
+
+def test_settings_without_effect_are_noted(left):
+    record, _ = left
+    switches = "stack.cuda_graphs: full, stack.drops_tokens: true"
+    assert f"estimates read these switches, and the engine does not set them: {switches}" in record.notes
+    assert "kernels.routes.fp8_cast: no process called fp8_cast" in record.notes
+    assert ("adamw", "fused", "run file") in {(row["op"], row["route"], row["why"]) for row in record.kernels}
 
 
 def test_phases_add_up_and_the_dates_agree(left):
@@ -147,3 +169,27 @@ def test_every_process_tells_its_own(tmp_path):
     for rank in range(2):
         found = json.loads((tmp_path / f"{rank}.json").read_text())
         assert found == {"step_s": [1.0, 2.0], "peak_memory_bytes": [7.0, 7.0]}
+
+
+def test_choices_of_all_ranks_are_merged():
+    norm = {"op": "rms_norm", "route": "reference", "why": "default", "architecture": "cpu", "refused": []}
+    loss = norm | {
+        "op": "linear_cross_entropy",
+        "route": "cached",
+        "refused": [{"route": "a", "reason": "b"}],
+    }
+    found = merged_choices(
+        [[norm | {"calls": 2}], [norm | {"calls": 3}, loss | {"calls": 1}], [loss | {"calls": 1}]]
+    )
+    assert found == (norm | {"calls": 3, "ranks": "0-1"}, loss | {"calls": 1, "ranks": "1-2"})
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm_ranks", "without_measuring")
+def test_the_record_has_the_choices_of_the_last_stage(tmp_path):
+    run = replace(tiny_run("batch.global_sequences=4", "train.steps=1"), plan=Plan(pipeline=2, micro_batch=2))
+    record = engine.train(run, options=TrainOptions(folder=tmp_path / "out", quiet=True))
+    ranks = {row["op"]: row["ranks"] for row in record.kernels}
+    assert ranks["linear_cross_entropy"] == "1"
+    assert ranks["rms_norm"] == "0-1"

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("without_measuring")
+
 pytest.importorskip("torch")
 
 QUICK = {"train": "{steps: 4, checkpoint: {folder: saved, every_steps: 2}}"}

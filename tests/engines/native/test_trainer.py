@@ -18,6 +18,8 @@ from meshwright.specs.run import LearningRateSchedule, Optimizer
 from meshwright.training import signals
 from meshwright.training.optimizer import learning_rate
 
+pytestmark = pytest.mark.usefixtures("without_measuring")
+
 TEXT = """
 model:
   name: tiny

@@ -19,6 +19,8 @@ from meshwright.records.training import Ending, Record
 from meshwright.training.data import IGNORED_LABEL, Batches
 from meshwright.training.data.packing import SyntheticSamples
 
+pytestmark = pytest.mark.usefixtures("without_measuring")
+
 LENGTHS = {"web": (3, 20, 9), "code": (12, 1)}  # of answers: each record is a sample of its own
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 from tests.toy_training import MODEL, REST, multiplication
-from tests.warm import WarmProcess
+from tests.warm import Server, WarmProcess
+from tests.warm_workers import WORKERS
 
 SHIM = Path(__file__).parent / "shim"
 TOLERANCE = 2e-6  # relative; 5e-7 was the most on 20 steps of one and two processes
@@ -60,11 +61,29 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run_in(folder: Path, *arguments: str, with_shim: bool) -> subprocess.CompletedProcess[str]:
-    """`meshwright ARGUMENTS` in a process of its own. Only those that it starts import torchtitan, with the shim."""
+LOADED = ("torchtitan.train", "meshwright.cli.train", "meshwright.cli.checkpoint", "tests.warm")
+
+
+def environment_of(*, with_shim: bool) -> dict[str, str]:
     path = os.pathsep.join([*([str(SHIM)] if with_shim else []), *filter(None, sys.path)])
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    process = WarmProcess(arguments, folder=folder, environment=environment)
+    return {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+
+@cache
+def server() -> Server:
+    """A server that has torchtitan and the shim loaded."""
+    return Server(LOADED, environment=environment_of(with_shim=True) | {"PYTHONWARNINGS": "ignore"})
+
+
+def run_in(folder: Path, *arguments: str, with_shim: bool) -> subprocess.CompletedProcess[str]:
+    """`meshwright ARGUMENTS` in a process of its own, which forks its workers; without the shim all start anew."""
+    process = WarmProcess(
+        arguments,
+        folder=folder,
+        environment=os.environ | environment_of(with_shim=with_shim),
+        script=WORKERS if with_shim else None,
+        server=server() if with_shim else None,
+    )
     stdout, stderr = process.communicate(timeout=500)
     assert process.returncode is not None
     return subprocess.CompletedProcess(arguments, process.returncode, stdout=stdout, stderr=stderr)

@@ -19,6 +19,7 @@ from tests.training.data import chat_templates as known
 
 from meshwright.errors import InputError
 from meshwright.training.data.chat import JinjaChat
+from meshwright.training.data.conversations import Conversation
 from meshwright.training.data.records import RecordCounts, read_records, rules_from_options
 from meshwright.training.data.templates import TEMPLATE_DATE
 from meshwright.training.data.tokenization import _encode
@@ -130,7 +131,7 @@ def test_tokens_are_those_of_transformers_and_answers_are_trained(vocabulary: st
 def test_generation_blocks_are_those_of_transformers(vocabulary: str) -> None:
     transformers = pytest.importorskip("transformers")
     tokenizer = our_tokenizer(vocabulary, known.GENERATION)
-    (document,) = _encode([tokenizer.chat.render(BRIEF)], tokenizer)
+    (document,) = _encode([tokenizer.chat.render(Conversation(messages=BRIEF))], tokenizer)
     theirs = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizers.Tokenizer.from_str(vocabulary), bos_token="<s>", eos_token="</s>"
     ).apply_chat_template(
@@ -181,10 +182,10 @@ def test_named_templates_and_files_are_chosen_as_transformers_does(vocabulary: s
     config = {"eos_token": "</s>", "chat_template": named}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     chat = tokenizer_from_path(tmp_path).chat
-    assert "You are a helpful assistant." in chat.render(TALK, tools=TOOLS).text
-    assert "You are a helpful assistant." not in chat.render(TALK).text
+    assert "You are a helpful assistant." in chat.render(Conversation(messages=TALK, tools=TOOLS)).text
+    assert "You are a helpful assistant." not in chat.render(Conversation(messages=TALK)).text
     (tmp_path / "chat_template.jinja").write_text("{{ 'of the file' }}")
-    assert tokenizer_from_path(tmp_path).chat.render(TALK[:1]).text == "of the file"
+    assert tokenizer_from_path(tmp_path).chat.render(Conversation(messages=TALK[:1])).text == "of the file"
     (tmp_path / "chat_template.jinja").unlink()
     config["chat_template"] = [{"name": "other", "template": ""}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
@@ -194,9 +195,11 @@ def test_named_templates_and_files_are_chosen_as_transformers_does(vocabulary: s
 
 def test_the_day_of_a_template_is_always_the_same() -> None:
     chat = JinjaChat(template="{{ strftime_now('%Y-%m-%d') }}", marks={})
-    assert chat.render(TALK[:1]).text == datetime(2024, 7, 26).strftime("%Y-%m-%d")
+    assert chat.render(Conversation(messages=TALK[:1])).text == datetime(2024, 7, 26).strftime("%Y-%m-%d")
 
 
 def test_a_prompt_ends_where_the_assistant_speaks() -> None:
     chat = JinjaChat(template=known.LLAMA3, marks={"bos_token": "<s>", "eos_token": "</s>"})
-    assert chat.prompt(TALK[:1]).endswith("<|start_header_id|>assistant<|end_header_id|>\n\n")
+    assert chat.prompt(Conversation(messages=TALK[:1])).endswith(
+        "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    )

@@ -12,6 +12,9 @@ torch = pytest.importorskip("torch")
 
 from tests.tiny_models import DENSE, LATENT, MIXTURE
 
+from meshwright.kernels import dispatch
+from meshwright.kernels.attention import blockwise
+from meshwright.kernels.dispatch import KernelRouting
 from meshwright.specs.model import Model
 from meshwright.training.data import Batches
 from meshwright.training.data.documents import TextDocument, TextSpan
@@ -22,7 +25,7 @@ from meshwright.training.data.split import everything
 from meshwright.training.data.store import TokenStore
 from meshwright.training.data.tokenization import tokenise
 from meshwright.training.data.tokenizer import ByteTokenizer
-from meshwright.training.models import blockwise, build_model, init_weights
+from meshwright.training.models import build_model, init_weights
 
 PACKED, LONGEST = 64, 40
 MODELS: dict[str, Model] = {
@@ -70,7 +73,8 @@ def losses_and_gradients(model: Model, samples: WholeSamples) -> tuple[float, di
 def test_packed_records_have_the_loss_and_gradients_of_single_ones(
     store: TokenStore, monkeypatch: pytest.MonkeyPatch, name: str, is_blockwise: bool
 ) -> None:
-    monkeypatch.setattr(blockwise, "is_faster", lambda *_: is_blockwise)
+    monkeypatch.setattr(blockwise, "HAS_AMX", not is_blockwise)  # with it PyTorch's kernel is taken
+    monkeypatch.setattr(dispatch, "_active", KernelRouting())
     packed = whole_samples(store, everything(store), sequence_length=PACKED)
     single = replace(
         packed, sequence_length=LONGEST,

@@ -15,6 +15,7 @@ pytest.importorskip("torch")
 
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.training.data.chat import ChatML, JinjaChat
+from meshwright.training.data.conversations import Conversation
 from meshwright.training.data.documents import TextDocument
 from meshwright.training.data.megatron import write_indexed
 from meshwright.training.data.records import RecordCounts, RecordRules, read_records
@@ -136,7 +137,7 @@ def test_a_missing_library_names_its_install_command(tmp_path: Path, monkeypatch
     with pytest.raises(MissingDependencyError, match="pip install pyarrow"):
         texts(tmp_path / "x.parquet")
     with pytest.raises(MissingDependencyError, match="pip install jinja2"):
-        JinjaChat(template="", marks={}).render([{"role": "user", "content": ""}])
+        JinjaChat(template="", marks={}).render(Conversation(messages=[{"role": "user", "content": ""}]))
 
 
 @pytest.mark.parametrize("suffix", ["", ".bin", ".idx"])
@@ -235,7 +236,7 @@ CONVERSATION = [
 def test_a_template_of_the_tokenizer_marks_every_answer() -> None:
     pytest.importorskip("jinja2")
     chat = JinjaChat(template=TEMPLATE, marks={"bos_token": "<s>", "eos_token": "</s>"})
-    document = chat.render(CONVERSATION)
+    document = chat.render(Conversation(messages=CONVERSATION))
     assert document.text == "<s>[system]be brief[user]hi[assistant]yo</s>[user]more[assistant]no</s>"
     assert [document.text[a:b] for a, b in document.trained or ()] == ["yo</s>", "no</s>"]
     assert document.is_rendered
@@ -253,7 +254,7 @@ def test_a_template_of_the_tokenizer_marks_every_answer() -> None:
 def test_a_template_that_cannot_be_used_is_bad_input(template: str, message: str) -> None:
     pytest.importorskip("jinja2")
     with pytest.raises(InputError, match=message):
-        JinjaChat(template=template, marks={}).render(CONVERSATION)
+        JinjaChat(template=template, marks={}).render(Conversation(messages=CONVERSATION))
 
 
 def test_the_default_template_is_chat_ml() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import cache
 
 import pytest
 
@@ -245,19 +246,22 @@ metric_list: [{metric: acc}, {metric: acc_norm}]
 """
 
 
-@pytest.fixture
-def task(tmp_path, monkeypatch):
-    """A task file over questions of our own, which needs no network."""
-    pytest.importorskip("lm_eval")
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    """A task file over questions of our own, which needs no network, and one index of all tasks of the harness."""
+    tasks = pytest.importorskip("lm_eval.tasks")
+    path = tmp_path_factory.mktemp("task")
     rows = [
         {"context": f"{i} and {i} is", "choices": [f"{2 * i}", f"{i} again", "x" * (i + 1)], "answer": i % 3}
         for i in range(12)
     ]
-    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks" / "own.yaml").write_text(TASK.replace("QUESTIONS", str(tmp_path / "questions.jsonl")))
-    return tmp_path
+    (path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (path / "tasks").mkdir()
+    (path / "tasks" / "own.yaml").write_text(TASK.replace("QUESTIONS", str(path / "questions.jsonl")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_DATASETS_CACHE", str(path / "cache"))
+        patch.setattr(tasks, "TaskManager", cache(tasks.TaskManager))  # seconds of reading files
+        yield path
 
 
 @pytest.mark.filterwarnings("ignore")

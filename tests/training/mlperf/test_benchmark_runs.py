@@ -17,8 +17,9 @@ pytest.importorskip("mlperf_logging")
 
 from meshwright import runfile
 from meshwright.api.run_benchmark import plan_benchmark
-from meshwright.errors import InputError
+from meshwright.errors import InputError, MeshwrightError
 from meshwright.mlperf.benchmarks import PROXIES, load_benchmark
+from meshwright.mlperf.check import log_findings
 from meshwright.mlperf.log import RunLog, read_log
 from meshwright.mlperf.progress import SetProgress
 from meshwright.mlperf.run_log import EarlyDataError, RunLogger
@@ -26,6 +27,8 @@ from meshwright.mlperf.run_set import RunFailedError, RunResult, RunState
 from meshwright.mlperf.running import RunChoices, named_benchmark, prepare_set, take_runs
 from meshwright.mlperf.worker import LOG, TRAINING, RunTask, read_task, run_once
 from meshwright.records.training import Ending, read_record
+from meshwright.training.data import token_range
+from meshwright.training.data.corpus import open_data
 
 SMOKE = {  # of proxy_pretrain_xs: seconds
     'value = 1.6': 'value = 4.5',
@@ -164,11 +167,84 @@ def test_a_training_that_diverges_is_aborted(tmp_path):
     assert read_log(tmp_path / "log").last("run_stop").metadata["status"] == "aborted"
 
 
-@pytest.mark.parametrize("engine", ["torchtitan", "maxtext"])
-def test_engines_that_report_no_evaluations_are_refused(smoke, tmp_path, engine):
-    with pytest.raises(InputError, match=f"{engine} does not report"):
+@pytest.fixture
+def large_from_one_byte(monkeypatch):
+    """Every token file is one whose range of tokens is remembered."""
+    monkeypatch.setattr("meshwright.training.data.token_range.REMEMBERED_BYTES", 1)
+
+
+@pytest.mark.usefixtures("large_from_one_byte")
+def test_the_data_set_is_read_through_before_the_first_run_and_not_by_a_run(smoke, tmp_path, monkeypatch):
+    ready, read = prepared(smoke, tmp_path / "set", num_runs=1), []
+    monkeypatch.setattr("meshwright.mlperf.running.run_set", lambda *given, **more: read.append("run") or [])
+    measure = token_range._measure
+    monkeypatch.setattr(token_range, "_measure", lambda tokens_N: read.append("all") or measure(tokens_N))
+    take_runs(ready, report=lambda done, active: None)
+    assert read == ["all", "all", "run"]  # training and validation
+    open_data(ready.run)  # what a run does on its clock
+    take_runs(ready, report=lambda done, active: None)
+    assert read == ["all", "all", "run", "run"]
+
+
+@pytest.mark.usefixtures("large_from_one_byte")
+def test_data_that_cannot_be_trained_on_start_no_run(smoke, tmp_path, monkeypatch):
+    ready = prepared(smoke, tmp_path / "set", "model.vocab=100", num_runs=1, division="open")
+    with pytest.raises(InputError, match="not in the model's vocabulary"):
+        take_runs(ready, report=lambda done, active: None)
+    ready = prepared(smoke, tmp_path / "other", num_runs=1)
+    monkeypatch.setenv("MESHWRIGHT_CACHE", "/proc/nowhere")
+    with pytest.raises(InputError, match="cannot be remembered"):
+        take_runs(ready, report=lambda done, active: None)
+    assert not (tmp_path / "set" / "runs").exists()
+
+
+@pytest.mark.parametrize("engine", ["torchtitan", "megatron", "maxtext"])
+def test_engines_that_report_no_evaluations_are_refused_with_all_reasons(smoke, tmp_path, engine):
+    with pytest.raises(InputError, match=f"engine {engine}: it does not report") as error:
         prepared(smoke, tmp_path / "set", f"engine={engine}")
+    for key in ("data.joined_documents", "train.evaluate.num_sequences"):
+        assert key in error.value.message
     assert not (tmp_path / "set").exists()
+
+
+def test_what_this_machine_cannot_run_opens_no_set(smoke, tmp_path):
+    with pytest.raises(MeshwrightError, match="no accelerator"):
+        prepared(smoke, tmp_path / "set", "cluster=h100-8x1", "parallel={data_shard: 8}", "batch.micro=2")
+    for launcher, num_concurrent, message in (
+        (("no-such-program",), 1, "no such program"),
+        (("sh",), 2, "one after"),
+    ):
+        with pytest.raises(InputError, match=message):
+            prepared(smoke, tmp_path / "set", launcher=launcher, num_concurrent=num_concurrent)
+    assert not (tmp_path / "set").exists()
+
+
+def test_a_set_inside_a_launcher_is_refused(smoke, tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="is no process of a launcher") as error:
+        prepared(smoke, tmp_path / "set")
+    assert "--launcher" in error.value.hint
+
+
+@pytest.mark.slow  # starts torchrun twice; the processes of one run are tested in tests/engines/native
+@pytest.mark.distributed
+def test_a_launcher_starts_the_processes_of_a_run(smoke, tmp_path):
+    torchrun = (sys.executable, "-m", "torch.distributed.run")
+    launcher = (*torchrun, "--standalone", "--nproc-per-node", "2", "--no-python")
+    overrides = ("parallel={data_shard: 2}", "batch.micro=8")
+    ready = prepared(smoke, tmp_path / "set", *overrides, num_runs=2, division="open", launcher=launcher)
+    done = take_runs(ready, report=lambda done, active: None)
+    assert done.num_converged == 2
+    for result in done.results:
+        log = read_log(result.log)
+        assert log.value("number_of_ranks") == 2
+        assert [
+            len(log.all(key)) for key in ("cache_clear", "init_start", "seed", "run_start", "run_stop")
+        ] == [1] * 5
+        assert not [f for f in log_findings(log, ready.benchmark) if f.severity == "error"]
+    again = prepared(smoke, tmp_path / "set", *overrides, num_runs=2, division="open", launcher=launcher)
+    assert again.held == ready.held
 
 
 def test_given_seeds_are_different_and_one_a_run(smoke, tmp_path):

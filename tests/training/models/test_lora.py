@@ -9,10 +9,14 @@ torch = pytest.importorskip("torch")
 
 from tests.tiny_models import DENSE, LATENT, MIXTURE
 
+from meshwright import catalog
+from meshwright.cost.flops import count_parameters
+from meshwright.cost.tables import model_row
 from meshwright.errors import InputError
 from meshwright.specs.model import Lora, Rope
 from meshwright.training.models import (
     adapted,
+    adapter_matrices,
     add_adapters,
     build_model,
     init_adapters,
@@ -43,7 +47,11 @@ PEFT = {
 PHI = replace(
     DENSE, family="Phi3ForCausalLM", rope=Rope(theta=100.0, rotated_share=0.5)
 )  # query, key and value are one matrix in its files, and gate and up
-CASES = [(DENSE, ALL), (MIXTURE, ALL[:4]), (LATENT, ALL[:4]), (PHI, ALL), (PHI, ALL[:4])]
+FUSED = ("qkv", "output", "gate", "up", "down")  # one adapter of query, key and value
+CASES = [
+    (DENSE, ALL), (MIXTURE, ALL[:4]), (LATENT, ALL[:4]), (PHI, ALL), (PHI, ALL[:4]), (DENSE, FUSED),
+    (MIXTURE, FUSED[:2]), (PHI, FUSED), (PHI, FUSED[:2]),
+]  # fmt: skip
 
 
 def adapted_model(model=DENSE, *, lora, seed=0, trained=True):
@@ -53,9 +61,10 @@ def adapted_model(model=DENSE, *, lora, seed=0, trained=True):
     init_weights(built, seed=seed, std=0.2)
     if trained:
         generator = torch.Generator().manual_seed(seed)
-        for _, layer in adapted(built):
-            with torch.no_grad():
-                layer.lora_b.weight.normal_(0, 0.2, generator=generator)
+        for name, matrix in adapter_matrices(built):
+            if not name.endswith(".lora_a"):
+                with torch.no_grad():
+                    matrix.weight.normal_(0, 0.2, generator=generator)
     return built
 
 
@@ -95,7 +104,7 @@ def test_merging_keeps_the_logits_and_leaves_plain_layers(model, targets):
     built = adapted_model(model, lora=Lora(rank=4, targets=targets))
     before = built(tokens())
     merge_adapters(built)
-    assert not list(adapted(built))
+    assert not list(adapter_matrices(built))
     torch.testing.assert_close(built(tokens()), before, rtol=0, atol=1e-4)  # of logits up to 4
     assert [n for n, _ in built.named_parameters()] == [n for n, _ in build_model(model).named_parameters()]
 
@@ -124,6 +133,7 @@ def test_adapters_stay_fp32_on_a_bf16_base():
         (MIXTURE, ("gate",), "only attention is adapted"),
         (LATENT, ("up",), "only attention is adapted"),
         (DENSE, ("keys",), "no such LoRA target"),
+        (LATENT, ("qkv",), "no such LoRA target"),
     ],
 )
 def test_targets_that_no_layer_has_are_refused(model, targets, message):
@@ -195,7 +205,7 @@ def test_an_adapter_of_a_whole_fused_matrix_is_read(tmp_path):
     theirs = peft.get_peft_model(base, config).eval()
     theirs.save_pretrained(tmp_path / "theirs")
     lora = read_lora(tmp_path / "theirs", model=PHI)
-    assert lora == Lora(rank=4, alpha=8.0, targets=("query", "key", "value", "down"))
+    assert lora == Lora(rank=4, alpha=8.0, targets=("qkv", "down"))
     ours = adapted_model(PHI, lora=lora)
     load_weights(ours, tmp_path / "base")
     load_adapters(ours, tmp_path / "theirs")
@@ -218,20 +228,89 @@ def test_adapters_of_several_ranks_are_refused(tmp_path):
         read_lora(tmp_path / "a", model=DENSE)
 
 
-@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
-def test_gradients_equal_those_of_peft(tmp_path):
+def test_one_adapter_of_query_key_and_value_equals_one_of_the_matrix_they_make():
+    """Against plain PyTorch: one fused matrix, one A, one dropout, one B; gradients and five AdamW steps."""
+    built = adapted_model(lora=Lora(rank=4, alpha=16.0, dropout=0.3, targets=("qkv",))).train()
+    attention = next(iter(built.layers.values())).attention
+    parts = (attention.query, attention.key, attention.value)
+    w = torch.cat([part.weight for part in parts]).detach()
+    a = attention.qkv.lora_a.weight.detach().clone().requires_grad_()
+    b = torch.cat([part.weight for part in attention.qkv.lora_b.values()]).detach().clone().requires_grad_()
+    assert b.shape == (w.shape[0], 4)
+    ours = list(attention.qkv.parameters())
+    optimizers = [torch.optim.AdamW(parameters, lr=1e-2) for parameters in (ours, [a, b])]
+    for step in range(5):
+        x = torch.randn(3, 32, generator=torch.Generator().manual_seed(step))
+        torch.manual_seed(step)
+        found = torch.cat(
+            [part(x) + more for part, more in zip(parts, attention.qkv(x), strict=True)], dim=-1
+        )
+        torch.manual_seed(step)
+        expected = x @ w.T + 4.0 * torch.nn.functional.dropout(x, 0.3) @ a.T @ b.T
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        for optimizer, out in zip(optimizers, (found, expected), strict=True):
+            optimizer.zero_grad()
+            out.square().sum().backward()
+            optimizer.step()
+    torch.testing.assert_close(attention.qkv.lora_a.weight, a, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.cat(ours[1:]), b, rtol=1e-4, atol=1e-5)
+
+
+def test_adapters_of_the_fused_matrix_of_llama_2_70b_are_those_of_mlperf():
+    model, lora = catalog.model("llama2-70b"), Lora(rank=16, targets=("qkv", "output"))
+    built = build_model(model)
+    add_adapters(built, lora)
+    counted = sum(p.numel() for p in built.parameters() if p.requires_grad)
+    assert counted == 44_564_480
+    assert model.num_layers * count_parameters(model_row(model, lora=lora)).lora_layer == counted
+
+
+def test_three_adapters_are_not_read_as_one(tmp_path):
+    three, one = Lora(rank=4, targets=("query", "key", "value")), Lora(rank=4, targets=("qkv",))
+    for model in (DENSE, PHI):
+        folder = tmp_path / model.family
+        save_adapters(
+            adapters_of(adapted_model(model, lora=three)), folder, model=model, lora=three, base=None
+        )
+        assert read_lora(folder, model=model) == three
+        with pytest.raises(InputError, match="an adapter each"):
+            load_adapters(adapted_model(model, lora=one), folder)
+
+
+def with_gradients_of_peft(model, *, lora, folder):
+    """The adapted model and PEFT's, with the same weights and the gradients of the same loss."""
     peft = pytest.importorskip("peft")
     transformers = pytest.importorskip("transformers")
-    lora = Lora(rank=4, alpha=16.0, targets=ALL)
-    ours = adapted_model(lora=lora)
-    save_weights(ours, tmp_path / "base", dtype=torch.float32)
-    save_adapters(adapters_of(ours), tmp_path / "adapter", model=DENSE, lora=lora, base="base")
-    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", attn_implementation="eager")
-    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter", is_trainable=True)
+    ours = adapted_model(model, lora=lora)
+    save_weights(ours, folder / "base", dtype=torch.float32)
+    save_adapters(adapters_of(ours), folder / "adapter", model=model, lora=lora, base="base")
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder / "base", attn_implementation="eager")
+    theirs = peft.PeftModel.from_pretrained(base, folder / "adapter", is_trainable=True)
     labels = tokens().roll(-1, dims=1)
     labels[:, -1] = -100
     theirs(tokens(), labels=tokens()).loss.backward()  # transformers shifts labels itself
     (ours(tokens(), labels_BT=labels) / (labels >= 0).sum()).backward()
+    return ours, theirs
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_gradients_of_a_fused_matrix_equal_those_of_peft(tmp_path):
+    ours, theirs = with_gradients_of_peft(
+        PHI, lora=Lora(rank=4, alpha=16.0, targets=("qkv", "output")), folder=tmp_path
+    )
+    found = {name: p.grad for name, p in theirs.named_parameters() if "qkv_proj.lora_" in name}
+    for index, layer in ours.layers.items():
+        adapter, name = layer.attention.qkv, f"base_model.model.model.layers.{index}.self_attn.qkv_proj.lora_"
+        b = torch.cat([part.weight.grad for part in adapter.lora_b.values()])
+        torch.testing.assert_close(
+            adapter.lora_a.weight.grad, found[f"{name}A.default.weight"], rtol=1e-3, atol=1e-6
+        )
+        torch.testing.assert_close(b, found[f"{name}B.default.weight"], rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_gradients_equal_those_of_peft(tmp_path):
+    ours, theirs = with_gradients_of_peft(DENSE, lora=Lora(rank=4, alpha=16.0, targets=ALL), folder=tmp_path)
     by_name = dict(theirs.named_parameters())
     for name, parameter in adapters_of(ours).items():
         place, part = name.removesuffix(".weight").split(".lora_")

@@ -42,8 +42,8 @@ def train(tmp_path, *overrides):
 def test_the_first_loss_is_that_of_the_weights(tmp_path, folder):
     from meshwright.engines.native.batch_loader import open_batch_loader
     from meshwright.engines.native.parallel.mesh import MeshCoordinates
+    from meshwright.kernels.labels import IGNORED_LABEL
     from meshwright.specs.plan import Plan
-    from meshwright.training.labels import IGNORED_LABEL
     from meshwright.training.weights import load_weights
 
     run = tiny_run(*SMALL)

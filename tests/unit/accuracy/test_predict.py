@@ -63,7 +63,10 @@ def test_intervals_hold_the_value_and_widen_with_the_scale(read_many):
 
 def test_the_fit_narrows_the_prior(read_many):
     tables = tables_of([r.conditions for r in read_many({})])
-    parts = [predict_steps(tables, c.scaled(1.0))[1] for c in (prior(), replace(fitted(), residual_sd={}))]
+    parts = [
+        predict_steps(tables, c.scaled(1.0))[1]
+        for c in (prior(), replace(fitted(), residual_sd={}, interval_floor=0.0))
+    ]
     before, after = (sum(p[name][0] for name in p) for p in parts)
     assert after < before / 2
 

@@ -55,7 +55,7 @@ def test_a_complete_row_becomes_conditions_without_assumptions(read_one: ReadOne
     ("cells", "reason"),
     [
         ({"tok_s_gpu_best": ""}, Reason.NO_RATE),
-        ({"tok_s_gpu_best": "", "mfu_pct": 40}, Reason.FLOPS_ONLY),
+        ({"tok_s_gpu_best": "", "mfu_pct": 40, "framework": "Unheard-of"}, Reason.FLOPS_ONLY),
         ({"metric_kind": "end_to_end_gpu_hours"}, Reason.END_TO_END),
         ({"gpu": ""}, Reason.NO_ACCELERATOR),
         ({"gpu": "Abacus 9000"}, Reason.UNKNOWN_ACCELERATOR),
@@ -146,7 +146,7 @@ def test_most_shipped_rows_with_a_rate_can_be_predicted() -> None:
     runs = read_runs(measured_runs_path())
     rated = [run for run in runs if run.tokens_per_s_per_device]
     predictable = [run for run in rated if run.conditions]
-    assert (len(runs), len(rated)) == (2801, 2712)
+    assert (len(runs), len(rated)) == (2801, 2760)
     assert len(predictable) >= 2570
     for run in predictable:
         c = run.conditions
@@ -173,3 +173,20 @@ def test_any_cells_give_conditions_a_reason_or_bad_input(data: st.DataObject) ->
     assert run.conditions is not None or run.reason is not None
     if run.conditions is not None:
         assert run.conditions.plan.num_devices == run.conditions.num_devices
+
+
+def test_checks_of_a_row_are_noted(read_one: ReadOne) -> None:
+    impossible = read_one(mem_gb_per_gpu=90, qa_flags="mem>capacity")
+    assert impossible.memory_bytes is None
+    assert "flagged: mem>capacity" in impossible.assumed
+    other = read_one(params_b=13)
+    assert any("13 billion parameters printed, 8.03 billion" in note for note in other.assumed)
+    assert not any("billion" in note for note in read_one(params_b=8.0).assumed)
+
+
+def test_conditions_list_what_a_prediction_uses(read_one: ReadOne) -> None:
+    c = read_one(notes="FSDP + torch.compile").conditions
+    assert c is not None
+    assert c.software["compiles"] is True
+    assert c.software["framework"] == "nemo"
+    assert {"attention", "cuda_graphs", "expert_imbalance"} <= set(c.software)

@@ -5,6 +5,7 @@ import pytest
 from meshwright.accuracy.rows import PublishedRun
 from meshwright.accuracy.shipped import frameworks
 from meshwright.catalog.stacks import stack_names
+from meshwright.specs.plan import Sharding
 
 ReadOne = Callable[..., PublishedRun]
 
@@ -66,14 +67,11 @@ def test_memory_definition(read_one: ReadOne, cells: dict[str, object], definiti
     assert read_one(mem_gb_per_gpu=50, **cells).memory_definition == definition
 
 
-@pytest.mark.parametrize(
-    ("notes", "unfused"),
-    [("kernel=torch; trial 3", True), ("kernel=fused", True), ("kernel=flash_attention2", False), ("", None)],
-)
-def test_attention_kernels_that_notes_name(read_one: ReadOne, notes: str, unfused: bool | None) -> None:
-    c = read_one(notes=notes).conditions
+def test_an_unknown_framework_shards_its_optimizer(read_one: ReadOne) -> None:
+    """Plain data parallelism would hold all states on every device."""
+    c = read_one(framework="Somebody's own", dp_type="").conditions
     assert c
-    assert c.unfused_attention is unfused
+    assert c.plan.sharding is Sharding.OPTIMIZER
 
 
 def test_every_framework_key_is_a_stack_of_the_catalogue_and_has_a_source() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.mlperf.conftest import SyntheticLog
 
 import meshwright as mw
 
@@ -50,7 +51,21 @@ def plans() -> mw.PlanRanking:
 
 
 @pytest.fixture(scope="session")
-def results(plans: mw.PlanRanking, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def lora_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten result files of llama2_70b_lora, one of a run that was aborted."""
+    folder = tmp_path_factory.mktemp("mlperf") / "llama2_70b_lora"
+    for index in range(10):
+        log = SyntheticLog(seed=index, evaluations=5)
+        if index == 3:
+            log.row("run_stop")["metadata"]["status"] = "aborted"
+        log.write(folder / f"result_{index}.txt")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def results(
+    plans: mw.PlanRanking, lora_runs: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
     """One result of every verb that needs no framework."""
     return {
         "plan": plans,
@@ -68,6 +83,9 @@ def results(plans: mw.PlanRanking, tmp_path_factory: pytest.TempPathFactory) -> 
             model="llama3.1-8b", cluster="h100-2x1", input_tokens=512, output_tokens=64, itl_s=0.02
         ),
         "inference accuracy": mw.inference_accuracy(),
+        "mlperf check": mw.mlperf_check(lora_runs, round_name="5.1", official=False),
+        "mlperf score": mw.mlperf_score(lora_runs, round_name="5.1"),
+        "mlperf compare": mw.mlperf_compare(names=["llama31_8b"], devices=8),
         "models": mw.catalog.models(),
         "model": mw.catalog.models()["llama3-8b"],
         "accelerators": mw.catalog.accelerators(),

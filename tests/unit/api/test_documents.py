@@ -29,6 +29,7 @@ COMMANDS = {
     "inference estimate": ("inference", "estimate", *SERVED, *LENGTHS, "--concurrency", "1,4"),
     "inference plan": ("inference", "plan", *SERVED, *LENGTHS, "--itl", 20),
     "inference accuracy": ("inference", "accuracy"),
+    "mlperf compare": ("mlperf", "compare", "--benchmark", "llama31_8b", "--devices", "8"),
     "models": ("catalog", "models"),
     "model": ("catalog", "models", "llama3-8b"),
     "accelerators": ("catalog", "accelerators"),
@@ -50,6 +51,33 @@ def test_of_each_verb(meshwright, results, name):
     outcome = meshwright(*COMMANDS[name], "--json")
     assert outcome.exit_code == 0, outcome.stderr
     assert untimed(results[name].to_dict()) == untimed(outcome.json)
+
+
+@pytest.mark.parametrize("verb", ["check", "score"])
+def test_of_result_files(meshwright, results, lora_runs, verb):
+    more = ("--no-official",) if verb == "check" else ()
+    outcome = meshwright("mlperf", verb, str(lora_runs), "--round", "5.1", "--json", *more)
+    found = results[f"mlperf {verb}"]
+    assert outcome.exit_code == (0 if found.passes else 1)
+    assert found.to_dict() == outcome.json
+
+
+def test_wrong_arguments_about_result_files(tmp_path):
+    for call in (
+        lambda: mw.mlperf_check(),
+        lambda: mw.mlperf_check(3),
+        lambda: mw.mlperf_check(tmp_path, official="no"),
+        lambda: mw.mlperf_score(tmp_path, round_name=5.1),
+        lambda: mw.mlperf_score(tmp_path, num_runs=0),
+        lambda: mw.mlperf_compare(rounds="5.1"),
+        lambda: mw.mlperf_compare(devices=0),
+        lambda: mw.mlperf_rcp(tmp_path, creator=1, platform="p"),
+        lambda: mw.mlperf_package(tmp_path, org="o", system=None, code="c", out="o"),
+        lambda: mw.mlperf_run("proxy_pretrain_xs", num_runs="ten"),
+        lambda: mw.mlperf_run("proxy_pretrain_xs", seeds=[1.5]),
+    ):
+        with pytest.raises(mw.InputError):
+            call()
 
 
 def test_of_a_run_from_keyword_arguments(meshwright):

@@ -15,7 +15,8 @@ from meshwright.report.result import Result
 VOID = {"br", "hr", "img", "meta", "link", "input", "wbr"}
 NAMES = (
     "plan", "estimate", "explain", "explain against", "scale", "scale emulated", "scale replicas",
-    "inference capacity", "inference estimate", "inference plan", "inference accuracy", "models", "model",
+    "inference capacity", "inference estimate", "inference plan", "inference accuracy", "mlperf check", "mlperf score",
+    "mlperf compare", "models", "model",
     "accelerators", "clusters", "cluster", "claims", "claim", "runs", "run",
 )  # fmt: skip
 WITH_FIGURE = ("plan", "estimate", "explain", "explain against", "scale")

@@ -151,17 +151,19 @@ def test_a_killed_training_frees_its_checkpoint_folder(tmp_path, tiny_text):
         pass
 
 
-def test_a_folder_that_cannot_be_written_is_bad_input_before_anything_is_measured(tmp_path, tiny_text):
+def test_a_folder_that_cannot_be_written_is_bad_input_before_anything_is_measured(
+    tmp_path, tmp_path_factory, tiny_text
+):
     (tmp_path / "file").write_text("")
     run = _saving(tiny_text, tmp_path / "saved")
     with pytest.raises(mw.InputError, match="not a folder"):
         require_writable(tmp_path / "file" / "out", run)
     with pytest.raises(mw.InputError, match="not a folder"):
         require_writable(tmp_path / "out", _saving(tiny_text, tmp_path / "file" / "saved"))
-    unsaved = runfile.loads(tiny_text)
+    elsewhere = _saving(tiny_text, tmp_path_factory.mktemp("elsewhere") / "saved")
     with (
         pytest.raises(mw.InputError, match="cannot write there"),
-        training_folders(tmp_path / "file", unsaved),
+        training_folders(tmp_path / "file", elsewhere),
     ):
         pass
     require_writable(tmp_path / "out", run)

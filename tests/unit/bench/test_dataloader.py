@@ -11,7 +11,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.utils.flop_counter import FlopCounterMode
+
 from meshwright.bench.dataloader import (
+    LEAST_ROUNDS,
+    NUM_STEPS,
+    WORK_SIZE,
     Demand,
     LoaderCandidate,
     _enough,
@@ -126,11 +131,19 @@ def test_a_long_pass_is_measured_by_its_first_batches():
     assert found.candidates[0].wait_s.median >= 9.0  # 1000 x 0.01 s, carried forward
 
 
-def test_a_busy_host_is_acted_out_by_work():
-    demand = Demand(step_s=0.05, source="a test", on_host=True)
-    before_s = time.process_time()
-    tune_training(Reader(lambda number: None), (0,), demand, budget_s=0.01)
-    assert time.process_time() - before_s > 0.1  # 4 visits of 6 steps of 0.02 s
+@pytest.mark.parametrize("on_host", [True, False])
+def test_a_busy_host_is_acted_out_by_work_and_an_idle_one_by_waiting(monkeypatch, on_host):
+    slept_s: list[float] = []
+    monkeypatch.setattr("meshwright.bench.dataloader.time.sleep", slept_s.append)
+    demand = Demand(step_s=0.05, source="a test", on_host=on_host)
+    with FlopCounterMode(display=False) as counter:
+        tune_training(Reader(lambda number: None), (0,), demand, budget_s=0.01)
+    num_steps = (1 + LEAST_ROUNDS) * NUM_STEPS
+    assert len(slept_s) >= (0 if on_host else num_steps)
+    assert bool(slept_s) is not on_host
+    num_gemms, rest = divmod(counter.get_total_flops(), 2 * WORK_SIZE**3)
+    assert rest == 0
+    assert num_gemms >= num_steps if on_host else num_gemms == 0
 
 
 @pytest.mark.parametrize("tune", ["training", "validation"])

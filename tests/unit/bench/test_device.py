@@ -59,8 +59,8 @@ APART = (PointFamily.TRAINING, PointFamily.COLLECTIVES)  # in processes of their
 
 @pytest.mark.distributed
 def test_whole_steps_are_measured_in_a_process_of_its_own(tmp_path, monkeypatch, warm_ranks):
-    """Two points, and a budget that no start under load uses up."""
-    monkeypatch.setattr(campaign, "points_of", lambda *a, **k: islice(points_of(*a, **k), 2))
+    """One point, and a budget that no start under load uses up."""
+    monkeypatch.setattr(campaign, "points_of", lambda *a, **k: islice(points_of(*a, **k), 1))
     outcome, records = run(tmp_path, PointFamily.TRAINING, budget_s=90.0)
     assert outcome.counts[PointFamily.TRAINING][PointStatus.FAILED] == 0
     assert {row.point.kernel for row in records.measured} == {"isolated"}

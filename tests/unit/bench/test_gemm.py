@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 from meshwright.bench import gemm
 from meshwright.bench.gemm import LEAST_CONFIRMED, _sound_routes, _Work, free_threads, tune
 from meshwright.errors import InputError
+from meshwright.kernels.linear import BY_ROUTE, HAS_ONEDNN, GemmKind, GemmRoute, default_route
 from meshwright.training.gemm_tuning import GemmChoices
-from meshwright.training.models.linear import BY_ROUTE, HAS_ONEDNN, GemmKind, GemmRoute, default_route
 from meshwright.training.step_gemms import Gemm
 
 CPU = torch.device("cpu")

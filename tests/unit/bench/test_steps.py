@@ -107,7 +107,7 @@ def test_a_step_multiplies_what_its_point_says():
     from torch.utils.flop_counter import FlopCounterMode
 
     from meshwright.bench.steps import step_of
-    from meshwright.training.models.linear import ONEDNN_GEMMS
+    from meshwright.kernels.linear import ONEDNN_GEMMS
 
     step = step_of(SMALL, torch.device("cpu"))
     step()

@@ -18,6 +18,8 @@ from meshwright.errors import UnknownNameError
 REQUIRED = [
     "a100-40gb",
     "a100",
+    "a800",
+    "gh200",
     "h100",
     "h100-pcie",
     "h100-96gb",

@@ -100,6 +100,20 @@ def test_look_ups_take_their_name_as_a_keyword_too():
         catalog.model(name=["llama3-8b"])
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("mi355x", "mi355x-1x1 is one device, mi355x-8x1 one node"),
+        ("GB200-72", "gb200-1x1 is one device, gb200-4x1 one node"),
+        ("a potato", "meshwright catalog"),
+    ],
+)
+def test_a_name_without_a_shape_leads_to_one(name, hint):
+    with pytest.raises(InputError) as error:
+        catalog.cluster(name)
+    assert hint in error.value.hint
+
+
 def test_a_cluster_of_endless_digits_is_refused():
     with pytest.raises(InputError, match="a cluster name has another form"):
         catalog.cluster("h100-8x" + "9" * 5000)

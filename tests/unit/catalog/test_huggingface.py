@@ -232,7 +232,7 @@ def test_some_layers_may_be_dense_or_windowed():
 
 def test_unknown_architecture_lists_the_known_ones():
     with pytest.raises(InputError, match="LlamaForCausalLM"):
-        model_from_config(LLAMA | {"architectures": ["MambaForCausalLM"]}, name="m")
+        model_from_config(LLAMA | {"architectures": ["RwkvForCausalLM"]}, name="m")
     assert "DeepseekV3ForCausalLM" in architectures()
 
 

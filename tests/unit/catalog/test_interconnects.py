@@ -27,6 +27,7 @@ RULES = tomllib.loads(
         ("meta grand teton", "h100-96gb", "grand-teton-roce"),
         ("AWS EFA", "b200", None),  # a rule for another accelerator
         ("", "h100", None),
+        ("NVLink4 8-GPU + IB (platform default, not stated on page)", "h100", None),  # "dEFAult"
     ],
 )
 def test_description(description, accelerator, fabric):

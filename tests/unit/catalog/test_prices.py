@@ -1,6 +1,9 @@
+import re
+
 import pytest
 
-from meshwright.catalog import power_assumptions, price_per_device_hour, prices
+from meshwright.catalog import accelerator, market_prices, power_assumptions, price_per_device_hour, prices
+from meshwright.catalog.prices import market_sentence
 from meshwright.errors import InputError, UnknownNameError
 from meshwright.specs.estimate import Tier
 
@@ -16,6 +19,21 @@ def test_lowest_offer_is_the_price(name, usd):
 def test_every_price_has_its_source():
     assert len(prices()) == 6
     assert all(price.source and price.offer for price in prices())
+
+
+def test_the_market_stands_beside_the_documents():
+    found = market_prices()
+    assert {p.accelerator for p in found} >= {"h100", "h200", "b200", "b300", "gb200", "a100", "mi300x"}
+    for price in found:
+        assert accelerator(price.accelerator).name == price.accelerator
+        assert price.date > "2026-08"
+        assert "http" in price.source or "github:" in price.source
+        node = re.search(r": ([\d.]+) USD per hour for (?:a node of )?(\d+)", price.offer)
+        if node is not None:
+            assert price.usd_per_device_hour == pytest.approx(float(node[1]) / int(node[2]))
+    # The answer's own price stays that of the documents.
+    assert price_per_device_hour("h100").date == "2025-06-10"
+    assert market_sentence("h100").startswith("2.69 to 12.29 USD per device-hour, 6 offers")
 
 
 def test_unknown_price_asks_for_one():

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from meshwright.catalog import engine_names
-from meshwright.catalog.stacks import stack_facts, stack_for_engine, stack_names
+from meshwright.catalog.accelerators import accelerator
+from meshwright.catalog.stacks import features_of, stack_facts, stack_for_engine, stack_names
 from meshwright.cost.memory import memory_constants
 from meshwright.errors import UnknownNameError
+from meshwright.specs.features import CudaGraphs, Dispatcher, Features
 from meshwright.specs.hardware import Stack
 
 
@@ -42,4 +44,30 @@ def test_unknown_names_name_the_nearest():
 def test_traits_decide_what_the_model_asks_for():
     assert stack_facts("megatron-deepspeed").unfused_attention
     assert not stack_facts("nemo").unfused_attention
-    assert stack_facts("megatron-bridge").deduplicates
+
+
+def test_megatron_on_amd_is_amds():
+    assert stack_for_engine("megatron", vendor="AMD").framework == "primus-megatron"
+    assert stack_for_engine("megatron", vendor="NVIDIA").framework == "megatron-bridge"
+
+
+@pytest.mark.parametrize("name", stack_names())
+def test_every_switch_of_every_stack_has_a_value(name):
+    unknown = {key for key, value in vars(features_of(Stack(framework=name))).items() if value is None}
+    assert unknown <= {"gradient_format", "parameter_format"}  # else the precision's
+
+
+def test_releases_step():
+    """The latest release up to a date decides, one for an accelerator before one for all; a run's own switch first."""
+    gb200, h100 = accelerator("gb200"), accelerator("h100")
+
+    def of(vintage, device, **switches):
+        stack = Stack(framework="megatron-bridge", vintage=vintage, features=Features(**switches))
+        return features_of(stack, device)
+
+    assert of(2025.7, gb200).drops_tokens
+    assert of(2025.9, h100).dispatcher is Dispatcher.ALL_TO_ALL
+    assert of(2025.9, gb200).dispatcher is Dispatcher.HYBRIDEP
+    assert of(2026.6, gb200).cuda_graphs is CudaGraphs.FULL
+    assert of(2026.6, h100).cuda_graphs is CudaGraphs.NONE
+    assert of(2026.6, gb200, cuda_graphs=CudaGraphs.NONE).cuda_graphs is CudaGraphs.NONE

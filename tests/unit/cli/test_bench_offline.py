@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 
 import pytest
 
 pytest.importorskip("aiohttp")
+
+from tests.unit.bench.batch.fake_vllm import write_fake_vllm
 
 from meshwright.bench.serving.endpoint import Endpoint
 from meshwright.bench.serving.mock import Behavior, MockFault, mock_server
@@ -112,3 +115,49 @@ def test_the_command_measures_and_compares(meshwright, tmp_path, monkeypatch):
 def test_wrong_requests_are_refused(meshwright, tmp_path, monkeypatch, arguments):
     monkeypatch.chdir(tmp_path)
     assert meshwright("bench", "offline", *arguments).exit_code == 2
+
+
+def test_an_engine_is_measured_without_a_server(tmp_path, meshwright, monkeypatch):
+    fake = write_fake_vllm(tmp_path / "fake")
+    monkeypatch.setenv("PYTHONPATH", f"{fake}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.syspath_prepend(str(fake))
+    monkeypatch.chdir(tmp_path)
+    outcome = meshwright(
+        "bench", "offline", "--engine", "vllm", "--model", "org/name", "--pairs", "8/16,14/4", "--requests", "4",
+        "--devices", "4,5", "--replicas", "2", "--extrapolate-to", "8", "--html", "page.html", "--json",
+    )  # fmt: skip
+    document = json.loads(outcome.stdout)
+    assert outcome.exit_code == 0
+    assert document["engine"] == "vllm"
+    assert document["software"]["vllm"] == "0.0.1"
+    right, refused = document["pairs"]
+    assert right["point"]["output_tokens"] == 64
+    assert right["extrapolated"]["label"].startswith("extrapolated x 4")
+    assert "maximum model length" in refused["point"]["refusal"]
+    page = (tmp_path / "page.html").read_text()
+    assert "extrapolated" in page
+    assert "maximum model length" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--engine", "vllm", "--server", "mock"], "name servers, or what to start"),
+        (["--engine", "transformers"], "needs a model"),
+        (["http://localhost:1", "--devices", "0"], "--devices pins replicas that are started"),
+        (["--engine", "transformers", "--model", "m", "--engine-option", "x=1"], "no such option"),
+        (["--engine", "transformers", "--model", "m", "--server-option", "x=1"], "belong to servers"),
+        (["--engine", "transformers", "--model", "m", "--replicas", "2", "--devices", "0"], "equal parts"),
+        (
+            ["--engine", "transformers", "--model", "m", "--replicas", "9", "--requests", "8"],
+            "fewer requests",
+        ),
+    ],
+    ids=["two", "model", "address", "option", "server-option", "parts", "requests"],
+)
+def test_contradictions_of_engines_are_refused(meshwright, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    pytest.importorskip("transformers")
+    outcome = meshwright("bench", "offline", *arguments, "--pairs", "8/4")
+    assert outcome.exit_code == 2
+    assert message in outcome.stderr

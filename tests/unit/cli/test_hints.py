@@ -12,7 +12,7 @@ from meshwright.cli import hints, main
     [
         (["simulate"], "the command is `meshwright estimate`"),
         (["sweep", "run.yaml"], "the command is `meshwright bench train`"),
-        (["bench", "gpu"], "known: device, offline, serve, train"),
+        (["bench", "gpu"], "known: device, ingest, kernels, offline, serve, train"),
     ],
 )
 def test_an_unknown_command_by_another_name_leads_to_ours(meshwright, typed, hint):

@@ -1,3 +1,5 @@
+import csv
+
 import pytest
 
 from meshwright import runfile
@@ -32,6 +34,39 @@ def test_json_has_the_promised_shape(meshwright):
     losers = document["explanation"]["losers"]
     assert [loser["loser"]["plan"] for loser in losers] == [p["plan"] for p in document["plans"][1:]]
     assert losers[0]["step_ms"]["delta"] == pytest.approx(1e3 * (steps[1] - steps[0]))
+
+
+def test_plans_as_a_table(meshwright, tmp_path):
+    path = tmp_path / "plans.csv"
+    outcome = meshwright(*ASKED, "--top", 4, "--csv", path, "--json")
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    plans = outcome.json["plans"]
+    assert [row["plan"] for row in rows] == [plan["plan"] for plan in plans]
+    for row, plan in zip(rows, plans, strict=True):
+        assert float(row["step_s"]) == pytest.approx(plan["estimate"]["step"]["value"])
+        assert sum(float(row[f"{name}_s"]) for name in plan["components_s"]) == pytest.approx(
+            float(row["step_s"])
+        )
+        assert int(row["tensor"]) == plan["parallel"]["tensor"]
+
+
+def test_a_table_that_cannot_be_written(meshwright, tmp_path):
+    outcome = meshwright(*ASKED, "--csv", tmp_path / "absent" / "plans.csv")
+    assert outcome.exit_code == 2
+    assert "cannot write" in outcome.stderr
+
+
+def test_switches_of_the_software_change_the_estimate(meshwright):
+    asked = ("plan", "--model", "qwen3-30b-a3b", "--cluster", "gb200-4x2", "--gbs", 64, "--seq", 4096, "--engine",
+             "megatron", "--precision", "mxfp8", "--top", 1, "--json", "--fix", "micro_batch=1,expert=8")  # fmt: skip
+    graphs, launches = (meshwright(*asked, "--set", f"stack.cuda_graphs={x}").json for x in ("full", "none"))
+    assert graphs["request"]["stack"]["cuda_graphs"] == "full"
+    faster, slower = (d["plans"][0]["estimate"]["step"]["value"] for d in (graphs, launches))
+    assert slower > 1.3 * faster
+    wrong = meshwright(*asked, "--set", "stack.dispatcher=deepeep")
+    assert wrong.exit_code == 2
+    assert "deepep" in wrong.stderr
 
 
 def test_the_answer_is_deterministic(meshwright):
@@ -99,7 +134,7 @@ def test_nothing_fits(meshwright):
         ((), "missing --model, --cluster, --gbs, --seq"),
         (("missing.yaml",), "missing.yaml"),
         ((*ASKED[1:], "--fix", "tensr=8"), "unknown plan field"),
-        ((*ASKED[1:], "--fix", "layers_per_stage=8"), "unknown plan field"),
+        ((*ASKED[1:], "--fix", "layers_per_stage=8"), "must add up to the 32 layers"),
         ((*ASKED[1:], "--set", "nonsense"), "nonsense"),
         ((*ASKED[1:], "--precision", "bf17"), "unknown precision"),
         ((*ASKED[1:], "--objective", "fame"), "fame"),
@@ -125,3 +160,21 @@ def test_an_engine_that_lacks_the_model_is_named(meshwright, engine, words):
     assert outcome.exit_code == 0
     assert [words in problem for problem in refused] == ([] if words is None else [True])
     assert ("does not run these plans" in outcome.stderr) == (words is not None)
+
+
+def test_all_scored_plans_in_every_form(meshwright, tmp_path):
+    table, page = tmp_path / "plans.csv", tmp_path / "plans.html"
+    asked = (*ASKED, "--all", "--limit", 40, "--csv", table, "--html", page)
+    outcome = meshwright(*asked, "--json")
+    assert outcome.exit_code == 0, outcome.stderr
+    scored = outcome.json["scored"]
+    assert not scored["is_complete"]
+    assert len(scored["plans"]) >= 40
+    assert scored["plans"][0]["plan"] == outcome.json["plans"][0]["plan"]
+    with table.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["plan"] for row in rows] == [plan["plan"] for plan in scored["plans"]]
+    assert "Plans of llama3-8b" in page.read_text(encoding="utf-8")
+    printed = meshwright(*asked)
+    assert "--limit N lists more" in printed.stdout
+    assert "\N{BLACK DIAMOND}" in printed.stdout

@@ -85,7 +85,7 @@ def test_an_emulation(meshwright, pinned):
 def test_days_solve_for_the_tokens(meshwright, pinned):
     document = meshwright("scale", pinned, "--keep-plan", "--devices", "32,64", "--days", "5", "--json").json
     assert document["points"][0]["training"]["days_of_steps"]["value"] == pytest.approx(5.0)
-    assert document["num_tokens"] == document["points"][1]["training"]["num_tokens"]
+    assert document["num_tokens"] == pytest.approx(document["points"][1]["training"]["num_tokens"], abs=1)
 
 
 def test_tables_say_what_could_not_be_reached(meshwright, pinned):
@@ -118,7 +118,7 @@ def test_the_page_loads_nothing(meshwright, pinned, tmp_path):
     arguments = ("--keep-plan", "--devices", "32,64", "--html", page)
     assert meshwright("scale", pinned, *arguments).exit_code == 0
     text = page.read_text()
-    assert text.count("<svg") == 2
+    assert text.count('class="for-wide"') == 2
     assert "What the numbers rest on" in text
     assert re.findall(r"""(?:src|href)=["']?(?!#)[^"'>\s]+""", text) == []
     assert "@import" not in text

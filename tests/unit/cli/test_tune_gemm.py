@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 
 from meshwright import runfile
 from meshwright.bench.gemm import _Work
-from meshwright.training.models import linear as linear_module
-from meshwright.training.models.linear import GemmKind, GemmRoute
+from meshwright.kernels import linear as linear_module
+from meshwright.kernels.linear import GemmKind, GemmRoute
 from meshwright.training.step_gemms import Gemm
 
 QUICK = ("--budget", "0.2s")

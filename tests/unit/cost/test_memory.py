@@ -64,7 +64,7 @@ def states(plan: Plan, *, model: Model = GPT, lora: Lora | None = None, **option
     table = model_row(model, lora=lora)
     precision = precision_row(options.get("precision", BF16))  # pyright: ignore[reportArgumentType]
     constants = options.get("constants") or constants_of()
-    rates = state_rates(table, plan_row(plan), precision, constants)  # pyright: ignore[reportArgumentType]
+    rates = state_rates(table, BatchTable(seq_len=SEQ, global_batch=8), plan_row(plan), precision, constants)  # pyright: ignore[reportArgumentType]
     held = rank_parameters(table, count_parameters(table), plan_row(plan), whole_model(table))
     return state_bytes(replace(rates, gathered=0, unreduced=0), held, table.num_layers)
 
@@ -250,7 +250,13 @@ class TestFsdp:
         parameters = count_parameters(table)
         unit = float(parameters.embedding + parameters.head)
         layer_parameters = (float(parameters.total) - unit) / GPT.num_layers
-        rates = state_rates(table, plan_row(plan), precision_row(BF16), constants_of())
+        rates = state_rates(
+            table,
+            BatchTable(seq_len=SEQ, global_batch=8),
+            plan_row(plan),
+            precision_row(BF16),
+            constants_of(),
+        )
         held = state_bytes(rates, rank_parameters(table, parameters, plan_row(plan), whole_model(table)), 8)
         assert held.weights == pytest.approx(4 * TestStates.num / 8 + 2 * (2 * layer_parameters + unit))
         assert held.gradients == pytest.approx(4 * TestStates.num / 8 + 4 * layer_parameters)

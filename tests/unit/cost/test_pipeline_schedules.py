@@ -23,8 +23,7 @@ from meshwright.cost.pipeline.schedules import (
     schedule_shortfall,
     schedules_with,
 )
-from meshwright.cost.tables import SCHEDULES
-from meshwright.specs.plan import Schedule
+from meshwright.specs.plan import SCHEDULES, Schedule
 
 LETTERS = {
     OpKind.FORWARD: "F",

@@ -78,7 +78,7 @@ def test_16_bit_products_keep_their_own_ratio_beside_fp8():
 def test_half_factors_change_format_and_recipe_only():
     factors = factors_of(CLUSTER, PRECISIONS["mxfp8"], STACK)
     bf16 = bf16_factors(factors)
-    assert {k for k in factors if factors[k] != bf16[k]} == {"device_format", "recipe"}
+    assert {k for k in factors if factors[k] != bf16[k]} == {"device_format", "die_format", "recipe"}
     assert bf16["device_format"] == "h100/bf16"
 
 

@@ -81,7 +81,9 @@ class TestPipeline:
 
     def test_the_head_is_the_last_ranks(self, case):
         s = case(plan=PIPELINE).steps().stages
-        assert s.first.total_s == s.middle.total_s < s.last.total_s
+        assert s.middle.total_s < s.first.total_s < s.last.total_s
+        assert s.first.total_s == pytest.approx(s.middle.total_s + s.start.total_s)  # the embedding
+        assert s.last.total_s == pytest.approx(s.middle.total_s + s.end.total_s)
 
     def test_the_slowest_rank_sets_the_pace(self, case):
         small, large = (replace(catalog.model("llama3-8b"), vocab=v) for v in (32_000, 512_000))
@@ -223,8 +225,8 @@ class TestOnceAStep:
 
 class TestFactor:
     def test_unexplained_time_multiplies_all_but_the_fixed_time(self, case):
-        once = case().with_rates(general_factor=1.0, step_s=0.0).steps()
-        twice = case().with_rates(general_factor=2.0, step_s=0.0).steps()
+        once = case().with_rates(general_factor=2.0, step_s=0.0).steps()
+        twice = case().with_rates(general_factor=4.0, step_s=0.0).steps()
         assert twice.step_s == pytest.approx(2 * once.step_s)
 
     def test_experts_have_a_factor_of_their_own(self, case):
@@ -233,7 +235,9 @@ class TestFactor:
         assert moe.steps().step_s > 1.9 * (moe.with_rates(moe_factor=1.0).steps().step_s)
 
     def test_a_year_of_maturity(self, case):
-        c = case().with_rates(dense_gain_per_year=0.1, step_s=0.0, host_layer_s=0.0, host_moe_s=0.0)
+        c = case().with_rates(
+            general_factor=2.0, dense_gain_per_year=0.1, step_s=0.0, host_layer_s=0.0, host_moe_s=0.0
+        )
         steps = [c.with_rates(years=y).steps().step_s for y in (0.0, 1.0)]
         assert steps[1] / steps[0] == pytest.approx(math.exp(-0.1))
 

@@ -14,7 +14,6 @@ from meshwright.cost.tables import (
     SCHEDULES,
     ModelTable,
     PlanTable,
-    PrecisionTable,
     model_row,
     plan_from_row,
     plan_row,
@@ -40,6 +39,27 @@ PLANS = [
 @pytest.mark.parametrize("plan", PLANS, ids=Plan.describe)
 def test_a_plan_survives_the_table(plan):
     assert plan_from_row(plan_row(plan)) == plan
+
+
+@pytest.mark.parametrize(
+    ("layers", "virtual", "schedule", "columns"),
+    [
+        ((3, 1), 1, Schedule.ONE_F_ONE_B, (3, 3, 1)),  # two ranks have none between: the fuller of the two
+        ((1, 3), 1, Schedule.ONE_F_ONE_B, (1, 3, 3)),
+        ((3, 3, 1), 1, Schedule.ONE_F_ONE_B, (3, 3, 1)),
+        ((2, 2, 2, 1), 2, Schedule.INTERLEAVED, (4, 4, 3)),  # ranks hold stages 0 and 2, 1 and 3
+        ((3, 2, 2, 1), 2, Schedule.ZBV, (4, 4, 4)),  # and here 0 and 3, 1 and 2
+    ],
+)
+def test_an_uneven_plan_survives_the_table_with_its_split(layers, virtual, schedule, columns):
+    pipeline = len(layers) // virtual
+    plan = Plan(pipeline=pipeline, virtual_pipeline=virtual, schedule=schedule, layers_per_stage=layers)
+    row = plan_row(plan)
+    assert (row.first_layers, row.middle_layers, row.last_layers) == columns
+    others = ((2, 2), (2, 2, 3), (1, 1, 1, 1))
+    assert plan_from_row(row, splits=(*others, layers)) == plan
+    with pytest.raises(ValueError, match="no split has"):
+        plan_from_row(row, splits=others)
 
 
 def test_stacked_plans_come_out_again():
@@ -103,6 +123,17 @@ def test_enumerations_are_whole():
 
 def test_a_recipe_gives_its_byte_counts():
     row = precision_row(PRECISIONS["mxfp4"])
-    assert {f.name: getattr(row, f.name) for f in fields(PrecisionTable)}.items() <= vars(
-        PRECISIONS["mxfp4"]
-    ).items()
+    recipe = vars(PRECISIONS["mxfp4"])
+    assert {name: value for name, value in vars(row).items() if name in recipe}.items() <= recipe.items()
+    assert set(vars(row)) - set(recipe) == {
+        "stored_ffn_bytes",
+        "stored_norm_bytes",
+        "weight_cache",
+        "frozen_in_16_bits",
+    }
+
+
+def test_stored_activations_have_a_byte_and_their_scales():
+    row = precision_row(PRECISIONS["bf16"], stored_activations={"feed_forward": "int8"})
+    assert row.stored_ffn_bytes == 1 + 4 / 128
+    assert row.stored_norm_bytes == 0

@@ -9,9 +9,13 @@ import numpy as np
 import pytest
 
 from meshwright import catalog
-from meshwright.calibration.parameters import Offset, prior
+from meshwright.accuracy.predict import log_step_of
+from meshwright.accuracy.rows import read_runs
+from meshwright.accuracy.shipped import measured_runs_path
+from meshwright.accuracy.tables import tables_of
+from meshwright.calibration.parameters import Offset, fitted, prior
 from meshwright.cost.rates import factors_of
-from meshwright.cost.uncertainty import BF16_GEMM, Z80, derivatives, log_variances, spread
+from meshwright.cost.uncertainty import BF16_GEMM, DERIVATIVE_STEP, Z80, derivatives, log_variances, spread
 from meshwright.specs.hardware import Stack
 from meshwright.specs.precision import PRECISIONS
 
@@ -20,6 +24,20 @@ FACTORS = factors_of(catalog.cluster("h100-8x4"), PRECISIONS["bf16"], Stack(fram
 
 def test_z80_leaves_a_tenth_on_either_side():
     assert NormalDist().cdf(Z80) == pytest.approx(0.9)
+
+
+def test_parameters_that_move_at_once_give_what_each_gives_by_itself():
+    """Published runs with every axis of parallelism, dense and mixtures of experts."""
+    runs = [run.conditions for run in read_runs(measured_runs_path()) if run.conditions is not None][::10]
+    tables, calibration = tables_of(runs), fitted()
+    log_step = log_step_of(tables, calibration)
+    etas, bf16 = calibration.etas(tables.factors), calibration.etas(tables.bf16_factors)
+    slopes = derivatives(log_step, etas, bf16)
+    assert slopes.keys() == {*etas, BF16_GEMM}
+    for name in etas:
+        moved = log_step({**etas, name: etas[name] + DERIVATIVE_STEP}, bf16)
+        expected = (moved - log_step(etas, bf16)) / DERIVATIVE_STEP
+        assert slopes[name] == pytest.approx(expected, abs=1e-9), name
 
 
 def test_derivatives_of_a_linear_model_are_its_coefficients():

@@ -10,8 +10,9 @@ from meshwright import runfile
 from meshwright.engines.maxtext.check import check as check_maxtext
 from meshwright.engines.megatron.check import check as check_megatron
 from meshwright.engines.megatron.check import check_export
+from meshwright.engines.refusals import HYBRID_PARTS
 from meshwright.engines.torchtitan.check import check as check_torchtitan
-from meshwright.specs.model import Activation, Attention, Experts, Model, NormPlacement, Rope
+from meshwright.specs.model import Activation, Attention, Experts, Model, NormPlacement, Rope, StateSpace
 from meshwright.specs.model_parts import ABSENT, parts_of
 
 TEXT = """
@@ -67,16 +68,26 @@ def run_with(path, value, *, family="MixtralForCausalLM"):
     return replace(run, model=replace(model, **{section: changed}))
 
 
-@pytest.mark.parametrize("path", ABSENT)
-@pytest.mark.parametrize(
+EACH_ENGINE = pytest.mark.parametrize(
     "check",
     [check_torchtitan, check_maxtext, check_megatron, check_export],
     ids=["torchtitan", "maxtext", "megatron", "export"],
 )
+
+
+@pytest.mark.parametrize("path", [path for path in ABSENT if path not in HYBRID_PARTS])
+@EACH_ENGINE
 def test_a_part_is_refused_by_its_name(path, check):
-    assert set(PRESENT) == set(ABSENT)
+    assert set(PRESENT) == set(ABSENT) - set(HYBRID_PARTS)
     reasons = [problem.reason for problem in check(run_with(path, PRESENT[path]))]
     assert [reason for reason in reasons if reason.startswith(f"{path} of m is ")] != []
+
+
+@EACH_ENGINE
+def test_a_hybrid_is_refused(check):
+    run = run_with("state_space", StateSpace(state_size=16, num_heads=2, head_dim=8, num_groups=1))
+    hybrid = replace(run, model=replace(run.model, layer_pattern="M*"))
+    assert "layers of one block each" in " ".join(problem.reason for problem in check(hybrid))
 
 
 @pytest.mark.parametrize("check", [check_torchtitan, check_maxtext], ids=["torchtitan", "maxtext"])

@@ -41,6 +41,7 @@ EVALUATED = ["data.validation=v.txt"]
         (OTHERS, "train.evaluate.workers", ["train.evaluate={workers: 2}", *EVALUATED]),
         (OTHERS, "data.workers", ["data.workers=2"]),
         (OTHERS, "gemm_tuning", ["gemm_tuning=tuned.csv"]),
+        (OTHERS, "kernels", ["kernels.routes={swiglu: reference}"]),
         (OTHERS, "batch.label_tokens", ["batch.label_tokens=100"]),
         (("native",), "batch.label_tokens", ["batch.label_tokens=100", "plan: pipeline: 2"]),
         (("torchtitan", "maxtext"), "parallel.recompute.layers", ["plan: recompute: {layers: 2}"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from meshwright.calibration.parameters import MeasuredParameter, fitted
 from meshwright.catalog import cluster, model
+from meshwright.fitting import kernel_times
 from meshwright.fitting.kernel_times import AROUND, CollectiveTime, KernelTimes, calibration_here
 from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.request import PlanRequest
@@ -51,6 +53,26 @@ def step_s(asked: PlanRequest, measured: KernelTimes, plan: Plan) -> tuple[float
     calibration = calibration_here(asked, measured, made="a test")
     estimate = estimate_plan(replace(asked, calibration=calibration), plan)
     return estimate.step.step.value, estimate.step.components_s
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda x: math.exp(x) - 2, math.log(2)),
+        (lambda x: 2 - math.exp(x), math.log(2)),
+        (lambda x: max(-1.0, x - 7), 7),  # flat up to 6
+        (lambda x: math.tanh(x - 3), 3),
+        (lambda x: math.inf if x > 11 else x - 5, 5),
+        (lambda x: x - 20, 12),
+        (lambda x: x + 20, -12),
+        (lambda x: -20 - x, -12),
+    ],
+)
+def test_a_crossing_is_found_in_few_evaluations(function, expected):
+    asked = []
+    found = kernel_times._crossing(lambda x: asked.append(x) or function(x), -12.0, 12.0)
+    assert found == pytest.approx(expected, abs=1e-5)
+    assert len(asked) < 32  # halving the range takes as many
 
 
 @settings(max_examples=3)

@@ -9,8 +9,13 @@ from meshwright.accuracy.metrics import Predictions
 from meshwright.accuracy.predict import predict
 from meshwright.accuracy.rows import PublishedRun, read_runs
 from meshwright.accuracy.shipped import measured_runs_path
+from meshwright.calibration.parameters import prior
 from meshwright.cost.uncertainty import Z80
-from meshwright.fitting.leave_one_source_out import leave_one_source_out_errors, predict_leave_one_source_out
+from meshwright.fitting.leave_one_source_out import (
+    UnseenErrors,
+    held_out,
+    predict_leave_one_source_out,
+)
 from meshwright.fitting.published_runs import Fitted, fit, without
 
 SOURCES = ("megatron_lm_llama_ex", "megatron_seqpar_paper")
@@ -34,12 +39,12 @@ def done() -> list[int]:
 
 @pytest.fixture(scope="module")
 def predictions(runs, fitted, done) -> Predictions:
-    return predict_leave_one_source_out(runs, fitted, interval_scale=1.0, progress=done.append)
+    return predict_leave_one_source_out(runs, fitted, intervals=prior(), progress=done.append)
 
 
 @pytest.fixture(scope="module")
-def errors(runs, fitted) -> tuple[np.ndarray, np.ndarray]:
-    return leave_one_source_out_errors(runs, fitted)
+def errors(runs, fitted) -> UnseenErrors:
+    return held_out(runs, fitted)
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -51,7 +56,7 @@ def test_every_row_by_the_calibration_without_its_source(runs, fitted, predictio
 
 
 def test_errors_are_those_of_the_predictions(runs, predictions, errors):
-    error, sd = errors
+    error, sd = errors.error, errors.sd
     measured = np.array([r.tokens_per_s_per_device for r in runs])
     assert error == pytest.approx(np.log(predictions.tokens_per_s_per_device / measured))
     assert predictions.high / predictions.tokens_per_s_per_device == pytest.approx(np.exp(Z80 * sd))
@@ -60,7 +65,7 @@ def test_errors_are_those_of_the_predictions(runs, predictions, errors):
 def test_not_having_seen_a_source_costs_accuracy(runs, fitted, errors):
     seen = np.log(predict(runs, calibration=fitted.calibration).tokens_per_s_per_device)
     measured = np.log([r.tokens_per_s_per_device for r in runs])
-    assert np.median(np.abs(errors[0])) > np.median(np.abs(seen - measured))
+    assert np.median(np.abs(errors.error)) > np.median(np.abs(seen - measured))
 
 
 @pytest.mark.usefixtures("predictions")
@@ -71,6 +76,6 @@ def test_progress_counts_the_rows(runs, done):
 
 def test_a_source_of_somebody_else_is_predicted_by_all(runs, fitted, read_many):
     stranger = read_many({"source_key": "somebody"})
-    predictions = predict_leave_one_source_out(stranger, fitted, interval_scale=1.0)
+    predictions = predict_leave_one_source_out(stranger, fitted, intervals=prior())
     everything = predict(stranger, calibration=fitted.calibration.scaled(1.0))
     assert predictions.tokens_per_s_per_device == pytest.approx(everything.tokens_per_s_per_device)

@@ -60,7 +60,7 @@ def test_it_finds_the_rates_again(runs, rates, fitted):
     before, after = error(prior(), runs, rates), error(fitted.calibration, runs, rates)
     assert np.median(before) > 0.05
     assert np.median(after) < 0.01
-    assert after.max() < 0.03
+    assert after.max() < 0.04
 
 
 def test_what_holds_by_definition_is_not_fitted(runs):

@@ -46,7 +46,7 @@ def take(
 ) -> list[DeviceRow]:
     """Steps of `machine`, measured with `noise`."""
     rows = [row_of(p, Measurement(seconds=(1.0,) * samples, calls=1, target_ratio=0.03)) for p in points]
-    draw, steps_s = random.Random(3), np.exp(_log_steps(machine, _cases(rows), len(rows)))
+    draw, steps_s = random.Random(3), np.exp(_log_steps([machine], _cases(rows), len(rows))[0])
     measured = []
     for row, step_s in zip(rows, steps_s, strict=True):
         seconds_s = step_s * draw.lognormvariate(0, noise)
@@ -93,7 +93,7 @@ def added(kernels, seen):
 def errors(machine: DeviceCalibration, rows: list[DeviceRow]) -> np.ndarray:
     """log(predicted / measured)."""
     measured = np.log([row.seconds_median for row in rows])
-    return _log_steps(machine, _cases(rows), len(rows)) - measured
+    return _log_steps([machine], _cases(rows), len(rows))[0] - measured
 
 
 def test_kernels_without_steps_miss_the_residual(kernels, added, seen):

@@ -13,12 +13,12 @@ import pytest
 
 from meshwright.accuracy.rows import read_runs
 from meshwright.accuracy.shipped import measured_runs_path
-from meshwright.calibration.parameters import from_document
+from meshwright.calibration.parameters import from_document, prior
 from meshwright.cost.uncertainty import Z80
 from meshwright.fitting import ship as module
-from meshwright.fitting.leave_one_source_out import leave_one_source_out_errors
+from meshwright.fitting.leave_one_source_out import UnseenErrors, held_out
 from meshwright.fitting.published_runs import fit
-from meshwright.fitting.ship import COVERAGE, main
+from meshwright.fitting.ship import COVERAGE, main, with_intervals
 
 SOURCES = ("megatron_lm_llama_ex", "megatron_seqpar_paper")
 
@@ -58,10 +58,22 @@ def test_it_writes_a_calibration_that_says_what_it_was_made_from(written):
 
 def test_intervals_hold_the_stated_share_of_unseen_rows(few, written):
     runs = [r for r in read_runs(few) if r.reason is None]
-    error, sd = leave_one_source_out_errors(runs, fit(runs, made="x"))
-    inside = np.abs(error) <= Z80 * written[0]["interval_scale"] * sd * (1 + 1e-6)
+    errors = held_out(runs, fit(runs, made="x"))
+    factors = np.array([written[0]["interval_factors"][name] for name in errors.case_class.tolist()])
+    sd = np.hypot(errors.sd, written[0]["interval_floor"])
+    inside = np.abs(errors.error) <= Z80 * written[0]["interval_scale"] * factors * sd * (1 + 1e-3)
     assert inside.mean() >= COVERAGE
     assert inside.mean() < 1
+
+
+@pytest.mark.parametrize("informative", [True, False])
+def test_a_floor_where_standard_deviations_say_nothing_of_errors(informative):
+    random = np.random.default_rng(0)
+    sd = np.exp(random.normal(-2.5, 0.8, 400))
+    error = random.normal(0, sd if informative else 0.1)
+    errors = UnseenErrors(error=error, sd=sd, case_class=np.array(["dense, known"] * 400))
+    found = with_intervals(prior(), errors)
+    assert found.interval_floor == 0 if informative else found.interval_floor >= 0.1
 
 
 def test_a_failure_leaves_the_old_file(monkeypatch, few, tmp_path):

@@ -39,13 +39,13 @@ class SyntheticLog:
             step = interval * (skipped + 1) if number == 0 else interval
             self.add("block_start", None, samples=samples, event="INTERVAL_START")
             samples += step
-            self.add("block_stop", None, after=step * 350, samples=samples, event="INTERVAL_END")
+            self.add("block_stop", None, after=step * 350 + seed, samples=samples, event="INTERVAL_END")
             self.add("eval_start", None, samples=samples, event="INTERVAL_START")
             last = number == evaluations - 1
             target = 0.925 if lora else 3.3
             self.add(
                 "eval_accuracy",
-                target - 0.001 if last else target + 0.1 / (number + 1),
+                (target - 0.001 if last else target + 0.1 / (number + 1)) - 1e-7 * seed,
                 after=5_000,
                 samples=samples,
             )

@@ -165,6 +165,12 @@ LORA_MUTATIONS: list[tuple[str, Change, str, str]] = [
     ("division-list", setting("submission_division", []), "division", "[]"),
     ("other-benchmark", setting("submission_benchmark", "llama2-70b"), "benchmark-name", "'llama2-70b'"),
     ("point-in-time", lambda log: log.row("init_start").update(event_type="POINT_IN_TIME"), "event-type", "POINT"),
+    ("two-ends", lambda log: log.rows.append(dict(log.row("run_stop"))), "phase-repeated", "run_stop has 2"),
+    ("two-starts", lambda log: log.rows.insert(30, dict(log.row("run_start"))), "phase-repeated", "run_start has 2"),
+    ("hidden-time", lambda log: _delay(log, "run_start", 0, 1200), "init-gap", "1200.001 s later than init_stop"),
+    ("late-clear", moved("cache_clear", "eval_start"), "cache-clear", "stands after run_start"),
+    ("evals-off-clock", lambda log: _evaluate_at_once(log), "eval-instant", "5 of 5 evaluations"),
+    ("horizon", setting("opt_learning_rate_training_steps", 100), "steps-beyond-schedule", "384 steps"),
     ("same-eval-twice", lambda log: log.rows.insert(-3, dict(log.row("eval_accuracy"))), "eval-repeated", "6 records"),
 ]  # fmt: skip
 DECAY_FIRST = moved("opt_learning_rate_decay_steps", "opt_learning_rate_warmup_steps")
@@ -193,6 +199,14 @@ def _delay(log: SyntheticLog, key: str, which: int, seconds: float) -> None:
         row["time_ms"] += int(seconds * 1000)
 
 
+def _evaluate_at_once(log: SyntheticLog) -> None:
+    """Take the seconds of all evaluations out of the log."""
+    taken = 0
+    for row in log.rows:
+        taken += 5000 if row["key"] == "eval_accuracy" else 0
+        row["time_ms"] -= taken
+
+
 @pytest.mark.parametrize("benchmark", ["llama2_70b_lora", SMALL])
 def test_a_clean_log_has_no_finding(benchmark: str) -> None:
     assert rules_broken(SyntheticLog(benchmark=benchmark, batch=16)) == {}
@@ -207,6 +221,23 @@ def test_mutations_of_a_lora_log(change: Change, rule: str, message: str) -> Non
     found = rules_broken(log)
     assert rule in found, found
     assert message in found[rule]
+
+
+def test_a_shared_machine_makes_no_rate_odd() -> None:
+    """Short intervals that wait for others, and an evaluation that is slow with the block before it."""
+    short = SyntheticLog(evaluations=8)
+    for row in short.rows:
+        row["time_ms"] = 1_760_000_000_000 + (row["time_ms"] - 1_760_000_000_000) // 200
+    for number, factor in ((2, 60), (5, 90)):
+        _delay(short, "eval_accuracy", number, factor / 1000)
+        _delay(short, "block_stop", number, 0.9)
+    assert not {"eval-rate", "block-rate"} & rules_broken(short).keys()
+    slow = SyntheticLog(evaluations=8)
+    _delay(slow, "block_stop", 4, 2.5 * 384 * 0.35)
+    _delay(slow, "eval_accuracy", 4, 9)
+    found = rules_broken(slow)
+    assert "block-rate" in found
+    assert "eval-rate" not in found
 
 
 @pytest.mark.parametrize(
@@ -226,8 +257,18 @@ def test_mutations_of_a_pretraining_log(change: Change, rule: str, message: str)
         (":::MLLOG {", "not JSON"),
         (':::MLLOG {"key": "seed"}', "lacks time_ms, value, metadata"),
         (':::MLLOG{"key": 1}', "no space"),
+        (':::MLLOG {"time_ms": 1, "key": "seed", "value": 1, "value": 2, "metadata": {}}', "has value twice"),
+        (':::MLLOG {"time_ms": 1, "key": "a", "value": 1, "metadata": {"x": 1, "x": 2}}', "has x twice"),
+        (
+            ':::MLLOG {"time_ms": "1", "key": "seed", "value": 1, "metadata": {}}',
+            "time_ms is no finite number",
+        ),
+        (
+            ':::MLLOG {"time_ms": true, "key": "seed", "value": 1, "metadata": {}}',
+            "time_ms is no finite number",
+        ),
     ],
-    ids=["cut", "lacking", "no-space"],
+    ids=["cut", "lacking", "no-space", "value-twice", "metadata-twice", "text-time", "truth-time"],
 )
 def test_broken_lines(line: str, message: str) -> None:
     log = SyntheticLog()
@@ -313,6 +354,32 @@ def test_sets(lora_set: Callable[..., Path]) -> None:
     assert "opt_base_learning_rate" in found["set-hyperparameters"]
 
 
+def test_a_copied_run_with_another_date_and_seed(lora_set: Callable[..., Path]) -> None:
+    folder = lora_set(*[5] * 10)
+    copy = SyntheticLog(seed=3)
+    for row in copy.rows:
+        row["time_ms"] += 86_400_000
+    setting("seed", 77)(copy)
+    copy.write(folder / "result_4.txt")
+    assert set_rules(folder)["run-copied"] == "the times and losses are those of result_3.txt"
+    for number, row in enumerate(copy.rows_of("run_stop") + copy.rows_of("eval_accuracy")):
+        row["time_ms"] += number + 1
+    copy.write(folder / "result_4.txt")
+    assert set_rules(folder)["run-copied"] == "the losses are those of result_3.txt"
+
+
+def test_a_set_is_of_one_system_and_division(lora_set: Callable[..., Path]) -> None:
+    folder = lora_set(*[3] * 10)
+    for key, value in (("platform", "8xOther"), ("org", "Other"), ("status", "cloud"), ("division", "open")):
+        log = SyntheticLog(seed=4, evaluations=3)
+        setting(f"submission_{key}", value)(log)
+        log.write(folder / "result_4.txt")
+        found = set_rules(folder)
+        assert f"submission_{key} is " in found["set-system"]
+        assert "set-rcp" in found  # one open log does not exempt the set
+    assert check_path(folder).passes is False
+
+
 def test_sets_faster_than_the_reference(lora_set: Callable[..., Path]) -> None:
     assert "faster than allowed" in set_rules(lora_set(*[3] * 10))["set-rcp"]
 
@@ -331,6 +398,8 @@ def test_system_description(tmp_path: Path) -> None:
     system.write_text(json.dumps({**described, "accelerators_per_node": 4, "number_of_nodes": 4}))
     found = set_rules(folder)
     assert "16 devices" in found["devices"]
+    system.write_text(json.dumps({**described, "division": "open"}))
+    assert set_rules(folder)["division"] == "'closed', sys.json has 'open'"
     assert "4 nodes" in found["platform-nodes"]
     described.pop("cooling")
     system.write_text(json.dumps({**described, "status": "soon"}))
@@ -383,7 +452,7 @@ def test_every_rule_is_broken_by_a_test() -> None:
     elsewhere = {
         "log-syntax", "log-empty", "samples-in-epochs", "disclosure-missing", "disclosure-value", "disclosure-name",
         "devices", "platform-nodes", "system-description", "result-count", "result-names", "run-copied", "set-batch",
-        "set-hyperparameters", "set-rcp", "seed-repeated",
+        "set-hyperparameters", "set-rcp", "set-system", "seed-repeated",
     }  # fmt: skip
     assert named | elsewhere == check_rules().keys()
 

@@ -114,6 +114,25 @@ def test_the_package_checker_is_read_by_its_output(
     assert any("2 files do not comply" in message for message in package.check.messages)
 
 
+def test_a_package_of_a_proxy_is_checked_officially_as_far_as_that_goes(
+    lora_set: Callable[..., Path], inputs: dict[str, Any]
+) -> None:
+    """The package checker skips unknown benchmarks: their files go through the checkers that it would have called."""
+    if package_version() is None:
+        pytest.skip("mlperf-logging is not installed")
+    rules = load_benchmark("proxy_lora_xs")
+    folder = inputs["out"].parent / rules.name
+    for i in range(10):
+        log = SyntheticLog(seed=i)
+        log.row("submission_benchmark")["value"] = rules.name
+        log.write(folder / f"result_{i}.txt")
+    package = write_package([folder], **inputs | {"round": "6.1"})
+    assert package.check.passes is False
+    assert any("result_0.txt" in text and "lora_rank" in text for text in package.check.messages)
+    assert package.check.not_checked == ("proxy_lora_xs: convergence (the checks of this package tested it)",)
+    assert package.notes == (f"{folder}: submission_org of the logs is 'Reference', the submitter is 'Org'",)
+
+
 @pytest.mark.usefixtures("without_official")
 def test_more_runs_leave_the_median_window(lora_set: Callable[..., Path], inputs: dict[str, Any]) -> None:
     package = write_package([lora_set(*[5] * 12)], **inputs)

@@ -8,8 +8,10 @@ import pytest
 
 pytest.importorskip("torch")
 
+from meshwright.engines.native.check import check
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.mlperf.benchmarks import load_benchmark
+from meshwright.mlperf.check import check_path
 from meshwright.mlperf.check_system import SYSTEM_FIELDS
 from meshwright.mlperf.inputs import find_inputs
 from meshwright.mlperf.logged_facts import logged_facts
@@ -17,7 +19,7 @@ from meshwright.mlperf.page_cache import clear_page_cache
 from meshwright.mlperf.proxy_data import PARTS, build_proxy_data, text_hash
 from meshwright.mlperf.run_files import benchmark_run
 from meshwright.mlperf.run_set import RunSet, new_seeds, open_set
-from meshwright.mlperf.running import RunChoices, named_benchmark, prepare_set
+from meshwright.mlperf.running import named_benchmark
 from meshwright.mlperf.system_description import describe_system
 from meshwright.specs.plan import Plan
 
@@ -97,9 +99,29 @@ def test_absent_data_is_refused_with_the_way_to_get_it(tmp_path, monkeypatch):
         find_inputs(benchmark, data=tmp_path, weights=None)
 
 
-def test_adapters_that_are_not_those_of_the_rules_are_refused(tmp_path):
-    with pytest.raises(InputError, match=r"44\.56 M"):
-        prepare_set(load_benchmark("llama2_70b_lora"), folder=tmp_path, overrides=(), choices=RunChoices())
+def test_adapters_that_are_not_those_of_the_rules_are_refused():
+    with pytest.raises(InputError, match=r"lora.targets is .*'query'.*, the rules have .*'qkv'"):
+        run_of("llama2_70b_lora", "lora.targets=[query, key, value, output]")
+    assert run_of("llama2_70b_lora", "lora.base_format=full").lora.targets == ("qkv", "output")
+
+
+def test_the_log_of_llama2_70b_lora_passes_in_the_closed_division(tmp_path):
+    """The facts of the run as the native engine would train it, by our checks and the official checker."""
+    from tests.unit.mlperf.conftest import SyntheticLog
+
+    rules = load_benchmark("llama2_70b_lora", "5.1")
+    run = run_of("llama2_70b_lora", "batch.global_sequences=8")
+    assert not [problem for problem in check(run) if problem.key != "weights"]
+    facts = dict(logged_facts(run, Plan(data_shard=8), benchmark=rules.name, train_samples=3901))
+    for index in range(rules.runs):
+        log = SyntheticLog(seed=index)
+        for row in log.rows:
+            if row["key"] in facts and row["key"] != "seed":
+                row["value"] = facts[row["key"]]
+        log.write(tmp_path / rules.name / f"result_{index}.txt")
+    report = check_path(tmp_path / rules.name, round="5.1")
+    assert [found.rule for found in report.findings if found.severity == "error"] == []
+    assert {key for key, rule in rules.hyperparameters.items() if rule.required} <= set(facts)
 
 
 @pytest.mark.parametrize("name", ["proxy_pretrain_xs", "proxy_lora_xs"])

@@ -5,7 +5,7 @@ from meshwright.catalog.stacks import stack_for_engine
 from meshwright.errors import InputError, UnknownNameError
 from meshwright.planner import PlanRequest, compare, explain_infeasible, nearest_losers, search, why_not
 from meshwright.planner.explain import WhyNotVerdict
-from meshwright.specs.plan import Schedule
+from meshwright.specs.plan import Schedule, Sharding
 from meshwright.specs.precision import PRECISIONS
 
 
@@ -117,3 +117,42 @@ def test_share_of_memory_out_of_range():
             model=catalog.model("llama3-8b"), cluster=catalog.cluster("h100-8x1"), seq_len=1, global_batch=1,
             precision=PRECISIONS["bf16"], stack=stack_for_engine("native"), usable_memory_ratio=1.5,
         )  # fmt: skip
+
+
+def test_memory_is_named_where_it_forbids_the_choices_of_the_best_plan():
+    """Without tensor or context parallelism one sequence of 8,192 tokens leaves no memory without recomputation."""
+    asked = request("llama3-70b", "h100-8x8", batch=128)
+    best = search(asked, top=1).best
+    assert best is not None
+    answer = why_not(asked, {"tensor": 1, "context": 1}, winner=best)
+    assert answer.verdict is WhyNotVerdict.SLOWER
+    assert "memory binds" in answer.binding
+    assert answer.binding in str(answer)
+    assert "GiB" in why_not(asked, {"pipeline": 1}, winner=best).binding
+
+
+@pytest.mark.parametrize(
+    ("fixed", "reason"),
+    [
+        ({"micro_batch": 2}, "memory binds: with the rest of the best plan it needs"),
+        ({"sharding": Sharding.NONE}, "memory binds"),
+        (
+            {"micro_batch": 16},
+            "the rule of global batch binds: with the rest of the best plan a global batch of 64",
+        ),
+        ({"tensor": 8}, ""),  # runs, and takes longer
+        ({"context": 2}, ""),
+    ],
+)
+def test_what_binds_is_what_forbids_the_best_plan_with_that_changed(result, fixed, reason):
+    answer = why_not(request(), fixed, winner=result.best)
+    assert answer.verdict is WhyNotVerdict.SLOWER
+    assert answer.binding.startswith(reason)
+    assert bool(answer.binding) == bool(reason)
+
+
+def test_a_split_of_layers_brings_its_pipeline(result):
+    answer = why_not(request(), {"layers_per_stage": (17, 15)}, winner=result.best)
+    assert answer.comparison is not None
+    assert answer.comparison.loser.plan.layers_per_stage == (17, 15)
+    assert "has 2 stages" not in answer.binding

@@ -34,7 +34,9 @@ def test_a_list_goes_on_after_a_comma():
         ("sharding=3", InputError, "none, optimizer, gradients, parameters"),
         ("sequence_parallel=yes", InputError, "true, false"),
         ("recompute_modules=norms", UnknownNameError, "did you mean 'norm'"),
-        ("layers_per_stage=4", UnknownNameError, "plan field"),
+        ("layers_per_stage=4,x", InputError, "7,8x14,7"),
+        ("layers_per_stage=4,-1", InputError, "7,8x14,7"),
+        ("layers_per_stage=8x99999999", InputError, "7,8x14,7"),
     ],
 )
 def test_what_cannot_be_fixed(word, error, message):

@@ -6,7 +6,7 @@ import pytest
 from meshwright import catalog
 from meshwright.catalog import engine_names
 from meshwright.catalog.stacks import stack_for_engine
-from meshwright.cost.tables import PlanTable
+from meshwright.cost.tables import PlanTable, plan_from_row, plan_row
 from meshwright.errors import InputError
 from meshwright.planner.legality import legal_mask, legality_context
 from meshwright.planner.request import PlanRequest
@@ -127,9 +127,48 @@ def test_fixed_recomputation(fixed, expected):
     assert [(c.kind, c.modules, c.layers) for c in space.recompute] == expected
 
 
-def test_a_layer_split_cannot_be_fixed():
-    with pytest.raises(InputError, match="splits layers itself"):
-        small_space().restrict({"layers_per_stage": (1, 2)})
+def test_a_fixed_split_leaves_only_pipelines_of_its_stages():
+    wanted = request("llama3.1-8b", "h100-8x2", "native", seq_len=4096, global_batch=64)
+    table = shapes(default_space(wanted.fixing(layers_per_stage=(7, 9, 9, 7))))
+    assert set(zip(table.pipeline.tolist(), table.virtual_pipeline.tolist(), strict=True)) == {(2, 2), (4, 1)}
+    on_four = table.take(np.flatnonzero(table.pipeline == 4))
+    assert {
+        tuple(row) for row in np.stack([on_four.first_layers, on_four.middle_layers, on_four.last_layers], 1)
+    } == {(7, 9, 7)}
+    with pytest.raises(InputError, match="add up to the 32 layers"):
+        default_space(wanted.fixing(layers_per_stage=(1, 2)))
+
+
+def test_an_even_split_can_be_asked_for():
+    wanted = request("llama3.1-8b", "h100-8x2", "native", seq_len=4096, global_batch=64)
+    assert default_space(wanted).splits
+    assert not default_space(wanted.fixing(layers_per_stage=None)).splits
+
+
+def test_lighter_ends_are_tried_where_they_help():
+    """DeepSeek-V3 on 16 stages: its recipes lay four layers on each but the last, which holds the head."""
+    wanted = request("deepseek-v3", "h100-8x16", "native", seq_len=4096, global_batch=64)
+    splits = default_space(wanted).splits
+    assert (4,) * 15 + (1,) in splits
+    assert all(sum(split) == 61 and min(split) >= 1 for split in splits)
+    assert default_space(replace(wanted, engine="maxtext")).splits == ()
+
+
+@pytest.mark.parametrize("name", ["deepseek-v2-lite", "gpt-oss-20b", "llama3.2-1b"])
+def test_every_uneven_row_has_its_split(name):
+    """Three columns stand for a split: the space names one for each row, over two ranks and virtual stages too."""
+    space = default_space(request(name, "h100-8x2"))
+    one = {axis: getattr(space, axis)[:1] for axis in ("tensor", "context", "expert", "expert_tensor")}
+    one |= {axis: getattr(space, axis)[:1] for axis in ("sharding", "micro_batch", "recompute")}
+    table = enumerate_plans(replace(space, **one))
+    uneven = np.flatnonzero(table.first_layers >= 0)
+    assert {2, 4} <= set(table.pipeline[uneven].tolist())
+    assert table.virtual_pipeline[uneven].max() > 1
+    for i in uneven:
+        row = table.take(i)
+        plan = plan_from_row(row, splits=space.splits)
+        assert plan.layers_per_stage in space.splits
+        assert vars(plan_row(plan)) == vars(row)
 
 
 def test_126_layers_lie_on_16_ranks_with_8_virtual_stages():
@@ -155,8 +194,10 @@ def test_one_device_has_plain_plans_only():
     assert len(np.unique(plan.pipeline)) == 1
 
 
-def test_choices_do_not_repeat():
-    table = choices(default_space(request("gpt-oss-20b", "h100-8x128")))
+@pytest.mark.parametrize("part", [choices, shapes])
+@pytest.mark.parametrize("model", ["gpt-oss-20b", "llama3.2-1b"])
+def test_neither_shapes_nor_choices_repeat(part, model):
+    table = part(default_space(request(model, "h100-8x128")))
     rows = np.stack([getattr(table, f.name) for f in fields(table)], axis=1)
     assert len(np.unique(rows, axis=0)) == len(rows)
 

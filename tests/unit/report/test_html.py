@@ -6,7 +6,7 @@ from meshwright.errors import InputError
 from meshwright.report.estimate_page import estimate_page
 from meshwright.report.html import Endnotes, PageSection, document, table, tiles, write_page
 
-LOADS = {"script", "link", "img", "iframe", "object", "embed", "audio", "video", "source", "image", "use"}
+LOADS = {"link", "img", "iframe", "object", "embed", "audio", "video", "source", "image", "use"}
 VOID = {"meta", "br", "hr"}
 
 
@@ -63,7 +63,7 @@ def test_a_page_is_well_formed_and_its_notes_exist(page):
     assert parsed.open == []
     inside = [link.removeprefix("#") for link in parsed.links if link.startswith("#")]
     assert len(inside) > 5
-    assert set(inside) == {i for i in parsed.ids if i.startswith("note-")}
+    assert set(inside) == {i for i in parsed.ids if i.startswith(("note-", "section-", "content"))}
 
 
 def test_a_page_has_figures_and_sources(page):
@@ -73,6 +73,14 @@ def test_a_page_has_figures_and_sources(page):
     for expected in ("Where the time goes", "Where the memory goes", "80 % interval", "calibration", "bf16"):
         assert expected in words
     assert "nan" not in words.lower().split()
+
+
+def test_a_figure_is_drawn_for_phones_too(page):
+    text, _ = page
+    narrow = text.count('class="for-narrow"')
+    assert narrow == text.count('class="for-wide"') >= 3
+    assert text.count("Data and command of this figure") >= 3
+    assert text.count("<script>") == 1  # the tables sort
 
 
 def test_the_page_of_a_pipeline_draws_it(pipelined, flat):

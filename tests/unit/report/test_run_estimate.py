@@ -3,8 +3,9 @@ from dataclasses import replace
 import pytest
 
 from meshwright import runfile
+from meshwright.cost.memory import memory_parts
 from meshwright.errors import InfeasibleError
-from meshwright.report.run_estimate import estimate_run, memory_parts
+from meshwright.report.run_estimate import estimate_run
 
 
 def test_a_pinned_plan_is_the_plan_and_an_open_one_is_searched(flat, pipelined):

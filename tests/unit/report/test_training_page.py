@@ -9,47 +9,26 @@ import subprocess
 import sys
 
 import pytest
+from tests import record_folders
+from tests.record_folders import changed_record
 
 from meshwright.errors import InputError
 from meshwright.report.training_figures import loss_svg, portions, ratio_legend, step_time_svg
 from meshwright.report.training_page import training_page
 from meshwright.report.training_run import read_training
 
-RECORD = {
-    "run": {
-        "name": "night", "model": {"name": "llama3.1-8b"}, "task": "pretrain", "precision": {"name": "bf16"},
-        "plan_in_words": "DP8 fsdp mbs1", "global_batch": 64, "sequence_length": 8192,
-        "optimizer": {"gradient_clip": 1.0},
+RECORD = changed_record(
+    record_folders.RECORD,
+    {
+        "statistics__steps": 40, "statistics__tokens": 40 * 64 * 8192,
+        "statistics__step_s": {"n": 33, "median": 7.0, "low": 6.5, "high": 21.0},
+        "statistics__throughput": {"n": 33, "median": 9362.0, "low": 3120.0, "high": 10082.0},
+        "ranks": {"step_s": [7.0] * 7 + [7.7], "peak_memory_bytes": [60 * 2**30] * 8, "straggler_ratio": 1.1},
+        "predicted__mfu": {"value": 0.45, "low": 0.39, "high": 0.51, "unit": "ratio", "tier": "interpolated"},
+        "command": ["meshwright", "train", "my run.yaml"], "sample": "<once> upon", "profile": None,
+        "notes": ["a note & more"],
     },
-    "device": {
-        "accelerator": "h100", "type": "cuda", "name": "NVIDIA H100 80GB HBM3", "count_on_this_machine": 8,
-        "memory_bytes": 80 * 2**30, "threads": 8, "system": "Linux",
-    },
-    "software": {"meshwright": "0.1.0", "torch": "2.13.0"},
-    "ending": "done",
-    "statistics": {
-        "steps": 40, "tokens": 40 * 64 * 8192, "first_loss": 11.5, "last_loss": 6.25, "validation_loss": 6.5,
-        "step_s": {"n": 33, "median": 7.0, "low": 6.5, "high": 21.0},
-        "throughput": {"n": 33, "median": 9362.0, "low": 3120.0, "high": 10082.0},
-        "tokens_per_s_per_device": 9362.0, "mfu": 0.44, "mfu_convention": "model FLOPs; of h100's dense peak",
-        "peak_memory_bytes": 60 * 2**30, "num_devices": 8, "parameters": 8_030_000_000, "checkpoint": None,
-    },
-    "time_s": {"start_up": 60.0, "training": 300.0, "validation": 40.0, "checkpoint": 0.0, "total": 400.0},
-    "ranks": {"step_s": [7.0] * 7 + [7.7], "peak_memory_bytes": [60 * 2**30] * 8, "straggler_ratio": 1.1},
-    "started": "2026-01-02T03:04:05+00:00",
-    "ended": "2026-01-02T03:10:45+00:00",
-    "predicted": {
-        "step": {"value": 6.8, "low": 6.0, "high": 7.8, "unit": "s", "tier": "interpolated"},
-        "tokens_per_s_per_device": {
-            "value": 9638.0, "low": 8402.0, "high": 10923.0, "unit": "tokens/s", "tier": "interpolated",
-        },
-        "mfu": {"value": 0.45, "low": 0.39, "high": 0.51, "unit": "ratio", "tier": "interpolated"},
-        "memory_bytes": 66 * 2**30,
-        "components_s": {"ffn": 5.0, "attention_core": 1.8},
-    },
-    "git_commit": "abc", "command": ["meshwright", "train", "my run.yaml"], "sample": "<once> upon",
-    "profile": None, "events": [], "notes": ["a note & more"],
-}  # fmt: skip
+)  # fmt: skip
 
 
 def line(step: int) -> dict[str, object]:
@@ -66,14 +45,7 @@ def page(tmp_path):
     """The page of a training whose record has other values where they are given."""
 
     def make(*, lines=None, **changes):
-        record = json.loads(json.dumps(RECORD))
-        for path, value in changes.items():
-            *above, key = path.split("__")
-            place = record
-            for name in above:
-                place = place[name]
-            place[key] = value
-        (tmp_path / "record.json").write_text(json.dumps(record))
+        (tmp_path / "record.json").write_text(json.dumps(changed_record(RECORD, changes)))
         lines = [line(step) for step in range(1, 41)] if lines is None else lines
         (tmp_path / "steps.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in lines))
         (tmp_path / "run.yaml").write_text("model: llama3.1-8b  # <mine>\n")
@@ -119,11 +91,11 @@ def test_without_a_prediction_nothing_stands_beside(page):
 
 def test_published_runs_of_the_same_accelerator_come_first_with_their_source(page):
     text = page()
-    section = text.split("Compared with published results")[1].split("</section>")[0]
+    section = text.split("Compared with published results")[-1].split("</section>")[0]
     accelerators = re.findall(r"<tr><td>([\w.-]+)</td>", section)
     assert accelerators[0] == "h100"
     assert 'href="#note-' in section
-    assert '<a href="https://github.com/' in text.split("and sources")[1]
+    assert '<a href="https://github.com/' in text.split("and sources")[-1]
 
 
 @pytest.mark.parametrize(
@@ -162,6 +134,20 @@ def test_a_profile_is_shown_as_shares(page):
     assert "counted as other: acme&lt;1&gt;" in text
 
 
+def test_routes_of_kernels_are_shown_with_the_ranks_that_took_them(page):
+    refused = [{"route": "triton", "reason": "Triton is <old>"}]
+    rows = [
+        {"op": "rms_norm", "route": "reference", "why": "default", "architecture": "sm90", "calls": 3,
+         "refused": refused, "ranks": "0-7"},
+        {"op": "adamw", "route": "fused", "why": "run file", "architecture": "sm90", "calls": 1, "refused": []},
+    ]  # fmt: skip
+    text = page(kernels=rows)
+    section = text.split("Routes of training kernels")[-1].split("</section>")[0]
+    assert "triton: Triton is &lt;old&gt;" in section
+    assert "0-7" in section
+    assert "Routes of training kernels" not in page(kernels=())
+
+
 def test_outliers_survive_however_many_steps_there_are():
     steps = [{"step": i, "step_s": 50.0 if i == 77_777 else 1.0} for i in range(1, 100_001)]
     found = portions(steps, "step_s", most=300)
@@ -190,7 +176,7 @@ def test_a_folder_without_a_training_is_refused(tmp_path):
     (tmp_path / "steps.jsonl").write_text("")
     (tmp_path / "run.yaml").write_text("")
     (tmp_path / "record.json").write_text("{")
-    with pytest.raises(InputError, match="is no JSON"):
+    with pytest.raises(InputError, match=r"record\.json cannot be read"):
         read_training(tmp_path)
     (tmp_path / "record.json").write_text("{}")
     with pytest.raises(InputError, match="lacks run, device"):

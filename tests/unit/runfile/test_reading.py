@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -91,7 +92,7 @@ def test_every_error_is_told_at_once_and_in_order() -> None:
         "  run.yaml:1: modle: unknown key; hint: did you mean 'model'?\n"
         "  run.yaml:7: optimizer.schedule: unknown value: got 'cosin', allowed: cosine, linear, wsd, constant"
         "; hint: did you mean 'cosine'?\n"
-        "  run.yaml:12: engine: unknown value: got 3, allowed: maxtext, megatron, native, torchtitan\n"
+        "  run.yaml:12: engine: unknown value: got 3, allowed: maxtext, megatron, native, torchtitan, any\n"
         "  --set train.seed: is out of range: got -1, allowed: >= 0"
     )
 
@@ -119,6 +120,25 @@ def test_an_unknown_key_is_told_the_known_one(key: str, hint: str) -> None:
     message = error_of(f"{key}=1")
     assert f"--set {key}: unknown key" in message
     assert hint in message
+
+
+def test_a_named_model_takes_other_shapes() -> None:
+    overrides = ["model.num_layers=2", "model.attention.num_heads=16", "model.rope.theta=7"]
+    run = runfile.loads(LLAMA, overrides=overrides)
+    named = runfile.loads(LLAMA).model
+    attention = replace(named.attention, num_heads=16)
+    shapes = {"num_layers": 2, "attention": attention, "rope": replace(named.rope, theta=7.0)}
+    assert run.model == replace(named, name=f"{named.name}-variant", **shapes)
+    again = runfile.loads(runfile.changed_text(run, {}, wanted=run, what="the model"))
+    assert again.model == run.model
+    assert runfile.loads(LLAMA, overrides=["model.num_layers=2", "model.name=mine"]).model.name == "mine"
+
+
+@pytest.mark.parametrize("name", catalog.model_names())
+def test_a_changed_model_keeps_all_else(name: str) -> None:
+    named = catalog.model(name)
+    run = runfile.loads(LLAMA, overrides=[f"model={name}", f"model.norm_epsilon={named.norm_epsilon}"])
+    assert replace(run.model, name=name) == replace(named, name=name)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +170,14 @@ def test_an_unknown_key_is_told_the_known_one(key: str, hint: str) -> None:
         ("parallel=atuo", "got 'atuo', allowed: auto or a mapping\nhint: did you mean 'auto'?"),
         ("parallel.tensor=2", "parallel is not a mapping here"),
         ("precision.matmul=fp8", "precision is not a mapping here: got 'bf16'"),
-        ("model.num_layers=4", r"model.num_layers: unknown key"),
+        ("model.num_layer=4", "model.num_layer: unknown key\nhint: did you mean 'num_layers'?"),
+        ("model.num_layers=", "model.num_layers: is empty"),
+        ("model.num_layers=0", "model.num_layers: is out of range: got 0"),
+        ("model.experts={top_k: 2}", "model.experts.num_experts: is missing"),
+        (
+            "model.attention.num_windowed_layers=33",
+            "model.attention.num_windowed_layers: is more than num_layers",
+        ),
         ("model.num_mtp_layers=17", "model.num_mtp_layers: is out of range: got 17"),
         ("parallel={sequence_parallel: yes}", "must be true or false: got 'yes'\nhint: write true"),
         ("batch.micro=many", "allowed: auto or a whole number"),

@@ -27,6 +27,7 @@ from meshwright.bench.serving.endpoint import Endpoint, ServingPrompt
 from meshwright.bench.serving.loads import LoadOutcome, run_load
 from meshwright.bench.serving.metrics import LatencyBounds, serving_point
 from meshwright.bench.serving.prompts import PromptSource, WordScale, random_text, word_scale
+from meshwright.bench.serving.servers.processor import ThreadTimes, thread_times, wait_ratio
 from meshwright.bench.serving.summary import LoadSummary, MedianBounds, search_concurrency, summaries
 from meshwright.errors import InputError
 from meshwright.records.serving import (
@@ -61,6 +62,7 @@ class ServingBenchRequest:
     most_in_flight: int = 64  # of the search
     has_self_test: bool = True
     seed: int = 0
+    server_pid: int | None = None  # of a server on this machine, whose waiting for processors is recorded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +90,9 @@ class _Bench:
 
     async def measure(self, load: Load, repeat: int) -> ServingPoint:
         """Measure one load once and record it. Raises CancelledError after a partial result was recorded."""
+        earlier = self.recorder.measured(load, repeat)
+        if earlier is not None:
+            return earlier
         self.begin(load, repeat)
         request = self.request
         started = datetime.now(UTC).isoformat(timespec="seconds")
@@ -98,6 +103,7 @@ class _Bench:
                 count_tokens=self.source.tokenizer.count if self.source.tokenizer else None,
             )  # fmt: skip
             rows = self.source.rows
+            before = self._thread_times()
             outcome = await run_load(
                 client,
                 load,
@@ -108,13 +114,18 @@ class _Bench:
                 due_s=[row.at_s or 0.0 for row in rows] if load.arrivals is Arrivals.TRACE else None,
                 seed=request.seed + repeat,
             )
-        return self._record(outcome, load, repeat, started)
+            waited = wait_ratio(before, self._thread_times())
+        point = serving_point(outcome, load=load, repeat=repeat, started=started, bounds=request.bounds)
+        return self._record(outcome, replace(point, server_wait_ratio=waited))
 
-    def _record(self, outcome: LoadOutcome, load: Load, repeat: int, started: str) -> ServingPoint:
-        point = serving_point(outcome, load=load, repeat=repeat, started=started, bounds=self.request.bounds)
+    def _thread_times(self) -> ThreadTimes:
+        pid = self.request.server_pid
+        return {} if pid is None else thread_times(pid)
+
+    def _record(self, outcome: LoadOutcome, point: ServingPoint) -> ServingPoint:
         if self.ceilings:
             point = _judged(point, min(self.ceilings))
-        self.recorder.append_requests(load, repeat, outcome.records)
+        self.recorder.append_requests(point.load, point.repeat, outcome.records)
         self.recorder.append(point)
         self.done(point)
         if outcome.interrupted:

@@ -176,6 +176,7 @@ class Client:
             reason=reason,
             chunk_s=tuple(s - start_s for s in answer.chunk_s),
             answer_s=None if answer.answer_s is None else answer.answer_s - start_s,
+            reasoning_tokens=_reasoning_tokens(answer.usage),
             input_tokens=num_input,
             output_tokens=num_output,
             token_source=source,
@@ -215,3 +216,10 @@ async def _error_body(response: aiohttp.ClientResponse) -> str:
     except ValueError:
         return error_text(text)
     return error_text(found.get("error", found.get("message", found)) if isinstance(found, dict) else found)
+
+
+def _reasoning_tokens(usage: dict[str, object] | None) -> int | None:
+    """Tokens of reasoning in `completion_tokens_details` of the usage; None where the server counts none."""
+    details = (usage or {}).get("completion_tokens_details")
+    found = details.get("reasoning_tokens") if isinstance(details, dict) else None
+    return found if type(found) is int and found >= 0 else None

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -137,6 +137,41 @@ def _latency(parts: Mapping[str, float | None], *, n: int, unit_s: float) -> Lat
     )  # fmt: skip
 
 
+def _named_latency(
+    document: Mapping[str, Any], pattern: str, where: str, *, n: int, unit_s: float
+) -> Latency | None:
+    """Distribution from keys such as `p90_ttft_ms`; `{}` in the pattern stands for the statistic."""
+    statistics = ("mean", "median", "p90", "p95", "p99")
+    return _latency(
+        {name: _number(document, pattern.format(name), where) for name in statistics}, n=n, unit_s=unit_s
+    )
+
+
+def _counted(
+    load: Load,
+    *,
+    started: object,
+    source: TokenSource,
+    done: int,
+    errors: Mapping[str, int],
+    num_input: int,
+    num_output: int,
+    wall_s: float,
+) -> ServingPoint:
+    """A point without latencies; its rates are the counts over the wall time."""
+
+    def per_s(count: int) -> float:
+        return count / wall_s if wall_s else 0.0
+
+    return ServingPoint(
+        load=load, repeat=1, started=str(started or ""), wall_s=wall_s, token_source=source,
+        num_requests=done + sum(errors.values()), num_ok=done, errors={name: n for name, n in errors.items() if n},
+        input_tokens=num_input, output_tokens=num_output, total_tokens=num_input + num_output,
+        requests_per_s=per_s(done), input_tokens_per_s=per_s(num_input), output_tokens_per_s=per_s(num_output),
+        total_tokens_per_s=per_s(num_input + num_output),
+    )  # fmt: skip
+
+
 def _closed(concurrency: float | None, rate: object) -> Load:
     """The load; a finite request rate is an open loop."""
     try:
@@ -167,14 +202,9 @@ def _vllm_like(
     wall_s = _needed(document, "duration", where)
 
     def latency(name: str) -> Latency | None:
-        parts = {
-            "mean": f"mean_{name}_ms", "median": f"median_{name}_ms", "p90": f"p90_{name}_ms",
-            "p95": f"p95_{name}_ms", "p99": f"p99_{name}_ms",
-        }  # fmt: skip
-        return _latency({p: _number(document, key, where) for p, key in parts.items()}, n=done, unit_s=1e-3)
+        return _named_latency(document, f"{{}}_{name}_ms", where, n=done, unit_s=1e-3)
 
     num_input, num_output = int(_needed(document, inputs, where)), int(_needed(document, outputs, where))
-    output_per_s = _needed(document, "output_throughput", where)
     asked = _number(document, "num_prompts", where)
     failed = _number(document, "failed", where)
     num_failed = int(failed) if failed is not None else max(0, int(asked) - done) if asked else 0
@@ -188,14 +218,15 @@ def _vllm_like(
         )
     if latency("itl") is not None:
         gaps.append("its ITL is the gap between chunks over all requests, not the time per output token")
-    total_per_s = _needed(document, total, where)
-    point = ServingPoint(
-        load=_closed(_number(document, "max_concurrency", where), document.get("request_rate")),
-        repeat=1, started=str(document.get("date") or ""), wall_s=wall_s, num_requests=done + num_failed, num_ok=done,
-        errors={"http_error": num_failed} if num_failed else {}, token_source=TokenSource.TOKENIZER,
-        input_tokens=num_input, output_tokens=num_output, total_tokens=num_input + num_output,
-        requests_per_s=_needed(document, "request_throughput", where), output_tokens_per_s=output_per_s,
-        input_tokens_per_s=num_input / wall_s if wall_s else 0.0, total_tokens_per_s=total_per_s,
+    counted = _counted(
+        _closed(_number(document, "max_concurrency", where), document.get("request_rate")),
+        started=document.get("date"), source=TokenSource.TOKENIZER, done=done, errors={"http_error": num_failed},
+        num_input=num_input, num_output=num_output, wall_s=wall_s,
+    )  # fmt: skip
+    point = replace(
+        counted, requests_per_s=_needed(document, "request_throughput", where),
+        output_tokens_per_s=_needed(document, "output_throughput", where),
+        total_tokens_per_s=_needed(document, total, where),
         good_requests_per_s=_number(document, "request_goodput", where),
         ttft_s=latency("ttft"), tpot_s=latency("tpot"), chunk_gap_s=latency("itl"), e2e_s=latency(e2e),
     )  # fmt: skip
@@ -264,7 +295,6 @@ def _aiperf(document: Mapping[str, Any], where: str) -> list[ImportedResult]:
     if isinstance(duration, dict):
         unit_s = AIPERF_UNITS_S.get(str(duration.get("unit", "sec")), 1.0)
         wall_s = (average("benchmark_duration") or wall_s / unit_s) * unit_s
-    failed = round(average("error_request_count") or 0)
     gaps = [
         "its inter_token_latency is the time per output token of each request, not the gap between chunks"
     ]
@@ -273,25 +303,20 @@ def _aiperf(document: Mapping[str, Any], where: str) -> list[ImportedResult]:
     if mean_input is None:
         gaps.append("input tokens are not in the file: total tokens/s are those of the output alone")
     config = document.get("input_config") or {}
-    point = ServingPoint(
-        load=_aiperf_load(config), repeat=1, started=str(document.get("start_time") or ""), wall_s=wall_s,
-        num_requests=done + failed, num_ok=done, errors={"http_error": failed} if failed else {},
-        token_source=TokenSource.TOKENIZER, input_tokens=num_input, output_tokens=num_output,
-        total_tokens=num_input + num_output, requests_per_s=average("request_throughput") or 0.0,
-        output_tokens_per_s=output_per_s, input_tokens_per_s=num_input / wall_s if wall_s else 0.0,
-        total_tokens_per_s=(num_input + num_output) / wall_s if wall_s else 0.0,
+    counted = _counted(
+        _aiperf_load(config), started=document.get("start_time"), source=TokenSource.TOKENIZER, done=done,
+        errors={"http_error": round(average("error_request_count") or 0)},
+        num_input=num_input, num_output=num_output, wall_s=wall_s,
+    )  # fmt: skip
+    point = replace(
+        counted, requests_per_s=average("request_throughput") or 0.0, output_tokens_per_s=output_per_s,
         good_requests_per_s=average("goodput"), ttft_s=latency("time_to_first_token"),
         tpot_s=latency("inter_token_latency"), chunk_gap_s=latency("inter_chunk_latency"),
         e2e_s=latency("request_latency"),
     )  # fmt: skip
+    model = _aiperf_model(config)
     return [
-        ImportedResult(
-            format=ResultFormat.AIPERF,
-            file=where,
-            model=_deep(config, "model"),
-            point=point,
-            gaps=tuple(gaps),
-        )
+        ImportedResult(format=ResultFormat.AIPERF, file=where, model=model, point=point, gaps=tuple(gaps))
     ]
 
 
@@ -355,12 +380,8 @@ def _guidellm_one(
     def latency(name: str, unit_s: float) -> Latency | None:
         block = successful(name)
         shares = block.get("percentiles") or {}
-        parts = {
-            "mean": block.get("mean"),
-            "median": block.get("median"),
-            "low": block.get("min"),
-            "high": block.get("max"),
-        }
+        named = {"mean": "mean", "median": "median", "low": "min", "high": "max"}
+        parts = {ours: block.get(theirs) for ours, theirs in named.items()}
         parts |= {p: shares.get(p) for p in ("p90", "p95", "p99")}
         count = int(_number(block, "count", at) or 0)
         return _latency(
@@ -384,18 +405,15 @@ def _guidellm_one(
         "file",
         "its time_per_output_token_ms includes the first token and is not read",
     ]
-    tpot = latency("inter_token_latency_ms", 1e-3)
-    errors = {name: n for name, n in (("http_error", failed), ("cancelled", cancelled)) if n}
-    point = ServingPoint(
-        load=_closed(float(streams) if streams else None, _deep(config, "rate") or None), repeat=1,
-        started=str(benchmark.get("start_time") or ""), wall_s=wall_s, num_requests=done + failed + cancelled,
-        num_ok=done, errors=errors,
-        token_source=TokenSource.MIXED, input_tokens=num_input, output_tokens=num_output,
-        total_tokens=num_input + num_output, requests_per_s=done / wall_s if wall_s else 0.0,
-        input_tokens_per_s=num_input / wall_s if wall_s else 0.0,
-        output_tokens_per_s=num_output / wall_s if wall_s else 0.0,
-        total_tokens_per_s=(num_input + num_output) / wall_s if wall_s else 0.0,
-        ttft_s=latency("time_to_first_token_ms", 1e-3), tpot_s=tpot, e2e_s=latency("request_latency", 1.0),
+    counted = _counted(
+        _closed(float(streams) if streams else None, _deep(config, "rate") or None),
+        started=benchmark.get("start_time"), source=TokenSource.MIXED, done=done,
+        errors={"http_error": failed, "cancelled": cancelled},
+        num_input=num_input, num_output=num_output, wall_s=wall_s,
+    )  # fmt: skip
+    point = replace(
+        counted, ttft_s=latency("time_to_first_token_ms", 1e-3), tpot_s=latency("inter_token_latency_ms", 1e-3),
+        e2e_s=latency("request_latency", 1.0),
     )  # fmt: skip
     return ImportedResult(
         format=ResultFormat.GUIDELLM, file=at, model=_deep(document, "model"), point=point, gaps=tuple(gaps)
@@ -415,14 +433,7 @@ def _inferencex(document: Mapping[str, Any], where: str) -> list[ImportedResult]
         )
 
     def latency(name: str) -> Latency | None:
-        parts = {
-            "mean": f"mean_{name}",
-            "median": f"median_{name}",
-            "p90": f"p90_{name}",
-            "p95": f"p95_{name}",
-            "p99": f"p99_{name}",
-        }
-        return _latency({p: _number(document, key, where) for p, key in parts.items()}, n=0, unit_s=1.0)
+        return _named_latency(document, f"{{}}_{name}", where, n=0, unit_s=1.0)
 
     total = _needed(document, "tput_per_gpu", where) * devices
     output = (_number(document, "output_tput_per_gpu", where) or 0.0) * devices

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,7 @@ class LatencyBounds:
         return self.ttft_s is None and self.tpot_s is None and self.e2e_s is None
 
     def holds(self, request: RequestRecord) -> bool:
-        """True if the request was successful and within all bounds. One token has no time per output token."""
+        """Return True if the request was successful and within all bounds. One token has no time per output token."""
         measured = ((request.ttft_s, self.ttft_s), (request.tpot_s, self.tpot_s), (request.e2e_s, self.e2e_s))
         return request.status is RequestStatus.OK and all(
             bound is None or value is None or value <= bound for value, bound in measured
@@ -79,7 +80,6 @@ def serving_point(
     wall_s = outcome.wall_s
     num_input, num_output = sum(r.input_tokens for r in done), sum(r.output_tokens for r in done)
     num_chunks = sum(len(r.chunk_s) for r in done)
-    gaps = [b - a for r in done for a, b in zip(r.chunk_s, r.chunk_s[1:], strict=False)]
     steady = _steady_window(records)
     rates = _rates(done, steady) if steady else None
     bounds = bounds or LatencyBounds()
@@ -117,15 +117,25 @@ def serving_point(
         peak_in_flight=outcome.peak_in_flight,
         littles_law_ratio=outcome.mean_in_flight * wall_s / busy if busy > 0 else None,
         tokens_per_chunk=num_output / num_chunks if num_chunks else None,
-        ttft_s=latency([r.ttft_s for r in done if r.ttft_s is not None]),
-        chunk_gap_s=latency(gaps),
-        tpot_s=latency([r.tpot_s for r in done if r.tpot_s is not None]),
-        e2e_s=latency([r.e2e_s for r in done]),
         send_delay_s=latency([r.sent_s - r.due_s for r in records]),
         good_requests_per_s=None if good is None else per_s(good),
         good_ratio=None if good is None or not records else good / len(records),
+        reasoning_tokens=sum(r.num_reasoning for r in done),
         chunks_per_s=per_s(sum(len(r.chunk_s) for r in records)),
+        **_latencies(done),
     )
+
+
+def _latencies(done: Sequence[RequestRecord]) -> dict[str, Any]:
+    """Latencies of successful requests; a request without one of them does not count in it."""
+    gaps = [b - a for r in done for a, b in zip(r.chunk_s, r.chunk_s[1:], strict=False)]
+    return {
+        "ttft_s": latency([r.ttft_s for r in done if r.ttft_s is not None]),
+        "chunk_gap_s": latency(gaps),
+        "tpot_s": latency([r.tpot_s for r in done if r.tpot_s is not None]),
+        "e2e_s": latency([r.e2e_s for r in done]),
+        "first_answer_s": latency([r.first_answer_s for r in done if r.first_answer_s is not None]),
+    }
 
 
 def _error_counts(failed: Sequence[RequestRecord]) -> Mapping[str, int]:

@@ -116,7 +116,8 @@ async def measure_offline(
             client_ceiling_chunks_per_s=ceiling,
             refusal=refusal(measured.point.chunks_per_s, ceiling),
         )
-        found.append(replace(measured, point=point, extrapolated=_extrapolation(point, request)))
+        more = extrapolation(point, measured=len(request.endpoints), wanted=request.extrapolate_to)
+        found.append(replace(measured, point=point, extrapolated=more))
         done(found[-1])
         if point.interrupted:
             raise asyncio.CancelledError
@@ -164,9 +165,8 @@ async def _batch(client: Client, prompts: Iterator[ServingPrompt], count: int) -
     return await run_load(client, Load(concurrency=max(1, count)), chosen, num_requests=count)
 
 
-def _extrapolation(point: ServingPoint, request: OfflineRequest) -> Extrapolation | None:
-    """The rates of more replicas, if they were asked for and the measured ones can be used."""
-    wanted, measured = request.extrapolate_to, len(request.endpoints)
+def extrapolation(point: ServingPoint, *, measured: int, wanted: int | None) -> Extrapolation | None:
+    """The rates of `wanted` replicas, if they were asked for and the measured ones can be used."""
     if wanted is None or wanted == measured or not point.is_usable:
         return None
     factor = wanted / measured

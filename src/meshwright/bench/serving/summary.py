@@ -20,10 +20,11 @@ RATES = (
     "requests_per_s", "input_tokens_per_s", "output_tokens_per_s", "total_tokens_per_s",
     "steady_output_tokens_per_s", "steady_total_tokens_per_s", "good_requests_per_s", "good_ratio",
     "mean_in_flight", "littles_law_ratio", "tokens_per_chunk", "chunks_per_s", "wall_s",
+    "server_wait_ratio",
 )  # fmt: skip
 COUNTS = (
     "num_requests", "num_ok", "num_reconnects", "num_malformed_events", "num_short", "input_tokens", "output_tokens",
-    "total_tokens", "lost_output_tokens",
+    "total_tokens", "lost_output_tokens", "reasoning_tokens",
 )  # fmt: skip
 
 
@@ -36,6 +37,7 @@ class LoadSummary:
 
     @property
     def usable(self) -> tuple[ServingPoint, ...]:
+        """Repeats that were measured and not refused."""
         return tuple(p for p in self.points if p.is_usable)
 
     @property
@@ -174,7 +176,7 @@ class MedianBounds:
     definition: InterTokenDefinition = InterTokenDefinition.TPOT
 
     def holds(self, summary: LoadSummary) -> bool:
-        """True if the load was measured, no request failed, and it is under all bounds."""
+        """Return True if the load was measured, no request failed, and it is under all bounds."""
         limits = ((self.definition.value, self.itl_s), ("ttft_s", self.ttft_s))
         if not summary.usable or summary.errors:
             return False

@@ -8,7 +8,7 @@ SECTION = "What to measure"
 
 command = verb_group(
     "bench",
-    about="""Measure a device, training throughput or online serving; keep the records.
+    about="""Measure a device, training, serving or retrieval; keep the records.
 
 Records say what was measured, on which device and with which software. `meshwright calibrate` turns those of a device
 into a calibration for the planner.""",
@@ -17,6 +17,11 @@ into a calibration for the planner.""",
             target="meshwright.cli.commands.bench_device:command",
             section=SECTION,
             help="Measure GEMMs, attention, memory, training steps and collectives of this machine.",
+        ),
+        "kernels": Verb(
+            target="meshwright.cli.commands.bench_kernels:command",
+            section=SECTION,
+            help="Time all routes of the training kernels on the shapes of models.",
         ),
         "train": Verb(
             target="meshwright.cli.commands.bench_train:command",
@@ -31,7 +36,12 @@ into a calibration for the planner.""",
         "offline": Verb(
             target="meshwright.cli.commands.bench_offline:command",
             section=SECTION,
-            help="Measure batch throughput of a server, or of several replicas together.",
+            help="Measure batch throughput of an engine or a server, or of several replicas together.",
+        ),
+        "ingest": Verb(
+            target="meshwright.cli.commands.bench_ingest:command",
+            section=SECTION,
+            help="Measure retrieval ingestion: documents to an index that answers queries.",
         ),
     },
     examples=[

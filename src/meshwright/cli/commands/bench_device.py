@@ -6,7 +6,15 @@ from pathlib import Path
 
 import click
 
-from meshwright.cli.options import budget_option, json_option, numbers, run_argument, set_option
+from meshwright.cli.options import (
+    budget_option,
+    count_option,
+    folder_option,
+    json_option,
+    numbers,
+    run_argument,
+    set_option,
+)
 from meshwright.cli.verbs import verb
 
 MAX_PROCESSES = 64
@@ -27,8 +35,8 @@ MAX_PROCESSES = 64
     "--model", metavar="MODEL",
     help="Measure the shapes of this catalogue model first, instead of those of a run file.",
 )  # fmt: skip
-@click.option(
-    "--seq", "sequence_length", type=click.IntRange(min=1), default=2048, show_default=True, metavar="TOKENS",
+@count_option(
+    "--seq", "sequence_length", metavar="TOKENS", default=2048,
     help="Sequence length of --model in tokens.",
 )  # fmt: skip
 @click.option(
@@ -37,9 +45,9 @@ MAX_PROCESSES = 64
     "collectives.  [default: all]",
 )  # fmt: skip
 @budget_option(default="170s", help="Time to measure, split over the families: 90s, 3m, 1h.")
-@click.option(
-    "--out", "folder", type=click.Path(file_okay=False, path_type=Path), default=Path("bench"),
-    show_default=True, metavar="DIR", help="Folder of the results, records.csv and records.json.",
+@folder_option(
+    "--out", "folder", default=Path("bench"),
+    help="Folder of the results, records.csv and records.json.",
 )  # fmt: skip
 @click.option("--resume", is_flag=True, help="Keep the records in --out, and measure only what they lack.")
 @click.option(

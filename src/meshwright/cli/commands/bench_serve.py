@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from meshwright.cli.options import html_option, json_option, numbers
+from meshwright.cli.bench_options import (
+    repeats_option,
+    request_timeout_option,
+    seed_option,
+    server_option,
+    settings_option,
+    start_timeout_option,
+    tokenizer_option,
+)
+from meshwright.cli.options import (
+    Decorator,
+    count_option,
+    file_option,
+    folder_option,
+    html_option,
+    json_option,
+    numbers,
+    seconds_option,
+)
 from meshwright.cli.verbs import verb
 
 MOST_IN_FLIGHT = 10_000
+
+
+def _bound(name: str, destination: str, text: str) -> Decorator:
+    return click.option(name, destination, type=click.FloatRange(min=0.001), metavar="MS", help=text)
 
 
 @verb(
@@ -29,22 +49,21 @@ MOST_IN_FLIGHT = 10_000
 )
 @click.argument("address", metavar="[URL]", required=False)
 @click.option("--url", metavar="URL", help="Address of an OpenAI-compatible server, with or without /v1.")
-@click.option(
-    "--server", type=click.Choice(["llamacpp", "vllm", "sglang", "mock"]),
-    help="Start this server, and end it afterwards.",
-)  # fmt: skip
+@server_option(help="Start this server, and end it afterwards.")
 @click.option(
     "--model", metavar="NAME",
     help="Model to ask for (default: the server's only one), or the one that --server loads: a Hugging Face folder, "
     "RUN.yaml, a checkpoint, FILE.gguf.",
 )  # fmt: skip
-@click.option(
-    "--server-option", "server_options", multiple=True, metavar="KEY=VALUE",
-    help="Option of the server's own command line, as in tensor-parallel-size=4. May be repeated.",
+@settings_option(
+    "--server-option", "server_options",
+    help="Option of the server's own command line, as in tensor-parallel-size=4.",
 )  # fmt: skip
+@start_timeout_option(server="the server")
 @click.option(
-    "--start-timeout", "start_timeout_s", type=click.FloatRange(min=1), default=600.0, show_default=True,
-    metavar="SECONDS", help="Time in which the server must answer.",
+    "--device", metavar="ACCELERATOR-N",
+    help="Devices of the server, as in h200-8 or h200-8x2: the record names them, and its tokens have a price.  "
+    "[default: with --server, those of this node]",
 )  # fmt: skip
 @click.option(
     "--endpoint", "interface", type=click.Choice(["completions", "chat"]), default="completions", show_default=True,
@@ -64,30 +83,23 @@ MOST_IN_FLIGHT = 10_000
     "--shape", type=click.FloatRange(min=0.01, max=1000), metavar="K",
     help="Shape of gamma arrivals: 1 is Poisson, below 1 burstier.  [default: 0.5]",
 )  # fmt: skip
-@click.option(
-    "--max-concurrency", "most_in_flight", type=click.IntRange(1, MOST_IN_FLIGHT), metavar="N",
+@count_option(
+    "--max-concurrency", "most_in_flight", high=MOST_IN_FLIGHT,
     help="Most requests in flight of an open loop (default: no limit) or of --search (default: 64).",
 )  # fmt: skip
-@click.option(
-    "--requests", "num_requests", type=click.IntRange(1, 10**6), metavar="N",
+@count_option(
+    "--requests", "num_requests", high=10**6,
     help="Requests of each load.  [default: 10 for each in flight, at least 32; the lines of a trace]",
 )  # fmt: skip
-@click.option(
-    "--duration", "duration_s", type=click.FloatRange(min=0.1), metavar="SECONDS",
-    help="Send no further request after this time.",
-)  # fmt: skip
-@click.option(
-    "--warmup", "num_warmup", type=click.IntRange(0, 10**6), metavar="N",
+@seconds_option("--duration", "duration_s", low=0.1, help="Send no further request after this time.")
+@count_option(
+    "--warmup", "num_warmup", low=0, high=10**6,
     help="Requests before each load that do not count.  [default: as many as are in flight]",
 )  # fmt: skip
-@click.option(
-    "--ramp", "ramp_s", type=click.FloatRange(min=0), default=0.0, show_default=True, metavar="SECONDS",
-    help="Time over which a closed loop reaches its concurrency.",
-)  # fmt: skip
-@click.option(
-    "--repeats", type=click.IntRange(1, 1000), default=1, show_default=True, metavar="N",
-    help="Measurements of each load; loads take turns. Six or more have a 95 % interval.",
-)  # fmt: skip
+@seconds_option(
+    "--ramp", "ramp_s", default=0.0, help="Time over which a closed loop reaches its concurrency."
+)
+@repeats_option(of="each load; loads take turns")
 @click.option(
     "--input-tokens", "inputs", default="128", show_default=True, metavar="LENGTH",
     help="128, 64-256, normal:MEAN,SD or lognormal:MEDIAN,SIGMA.",
@@ -95,12 +107,11 @@ MOST_IN_FLIGHT = 10_000
 @click.option(
     "--output-tokens", "outputs", default="128", show_default=True, metavar="LENGTH", help="The same."
 )
-@click.option(
-    "--prompts", "prompts_path", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.jsonl",
+@file_option(
+    "--prompts", "prompts_path", metavar="FILE.jsonl",
     help="Prompts or lengths, with times for a trace; one JSON mapping a line.",
 )  # fmt: skip
-@click.option(
-    "--tokenizer", "tokenizer_path", type=click.Path(path_type=Path), metavar="PATH",
+@tokenizer_option(
     help="tokenizer.json of the model, or its folder: exact input lengths, and counts where the server gives none.",
 )  # fmt: skip
 @click.option(
@@ -114,24 +125,12 @@ MOST_IN_FLIGHT = 10_000
     help="Further key of each request's body. May be repeated.",
 )
 @click.option("--key-variable", metavar="NAME", help="Environment variable that holds the server's API key.")
-@click.option(
-    "--ttft-bound",
-    "ttft_ms",
-    type=click.FloatRange(min=0.001),
-    metavar="MS",
-    help="Bound of goodput: first token.",
-)
-@click.option(
-    "--itl-bound", "itl_ms", type=click.FloatRange(min=0.001), metavar="MS",
-    help="Bound of goodput and of the best load: inter-token latency.  [default of the best load: 30]",
+@_bound("--ttft-bound", "ttft_ms", "Bound of goodput: first token.")
+@_bound(
+    "--itl-bound", "itl_ms",
+    "Bound of goodput and of the best load: inter-token latency.  [default of the best load: 30]",
 )  # fmt: skip
-@click.option(
-    "--e2e-bound",
-    "e2e_ms",
-    type=click.FloatRange(min=0.001),
-    metavar="MS",
-    help="Bound of goodput: whole answer.",
-)
+@_bound("--e2e-bound", "e2e_ms", "Bound of goodput: whole answer.")
 @click.option(
     "--itl-definition", type=click.Choice(["tpot", "chunk-gap"]), default="tpot", show_default=True,
     help="Inter-token latency of the best load: per request, or over all gaps between chunks.",
@@ -141,33 +140,30 @@ MOST_IN_FLIGHT = 10_000
     is_flag=True,
     help="Search the highest concurrency whose medians are under --itl-bound and --ttft-bound.",
 )
-@click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(min=0.1), default=600.0, show_default=True, metavar="SECONDS",
-    help="Time after which one request is given up.",
-)  # fmt: skip
-@click.option(
-    "--idle-timeout", "idle_timeout_s", type=click.FloatRange(min=0.1), default=120.0, show_default=True,
-    metavar="SECONDS", help="Time without any byte after which it is.",
-)  # fmt: skip
-@click.option(
-    "--seed",
-    type=click.IntRange(0),
-    metavar="N",
-    default=0,
-    show_default=True,
-    help="Seed of prompts, lengths and arrivals.",
+@request_timeout_option(default=600.0)
+@seconds_option(
+    "--idle-timeout",
+    "idle_timeout_s",
+    low=0.1,
+    default=120.0,
+    help="Time without any byte after which it is.",
 )
+@seed_option(of="prompts, lengths and arrivals")
 @click.option("--no-self-test", is_flag=True, help="Do not measure the client's own ceiling.")
-@click.option(
-    "--out", "folder", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
+@folder_option(
+    "--out", "folder",
     help="Folder of the records.  [default: bench-serve, or the first free bench-serve-N]",
+)  # fmt: skip
+@click.option(
+    "--resume", is_flag=True,
+    help="Go on with the interrupted measurement in --out; loads that were measured to their end are kept.",
 )  # fmt: skip
 @click.option(
     "--client", type=click.Choice(["meshwright", "aiperf"]), default="meshwright", show_default=True,
     help="Client that sends the requests; aiperf has an environment of its own.",
 )  # fmt: skip
-@click.option(
-    "--from", "results", multiple=True, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+@file_option(
+    "--from", "results", multiple=True,
     help="Read results of vllm bench serve, sglang.bench_serving, AIPerf, guidellm or InferenceX instead of measuring. "
     "May be repeated.",
 )  # fmt: skip

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import click
 
-from meshwright.cli.options import calibration_option, html_option, json_option, set_option
+from meshwright.cli.options import (
+    calibration_option,
+    count_option,
+    folder_option,
+    html_option,
+    json_option,
+    seconds_option,
+    set_option,
+)
 from meshwright.cli.verbs import verb
 
 
@@ -34,29 +42,22 @@ from meshwright.cli.verbs import verb
 )  # fmt: skip
 @set_option
 @calibration_option
-@click.option(
-    "--runs", "num_runs", type=click.IntRange(1, 1000), default=5, show_default=True, metavar="N",
+@count_option(
+    "--runs", "num_runs", high=1000, default=5,
     help="Trainings of each configuration, each in a new process.",
 )  # fmt: skip
-@click.option(
-    "--steps", "steps", type=click.IntRange(1, 10**6), default=20, show_default=True, metavar="N",
-    help="Measured steps of each training.",
-)  # fmt: skip
-@click.option(
-    "--warmup", type=click.IntRange(0, 10**6), default=3, show_default=True, metavar="N",
-    help="Warm-up steps before them.",
-)  # fmt: skip
+@count_option("--steps", "steps", high=10**6, default=20, help="Measured steps of each training.")
+@count_option("--warmup", low=0, high=10**6, default=3, help="Warm-up steps before them.")
 @click.option(
     "--launcher", metavar="COMMAND",
     help="Command that starts `-m meshwright train`, such as torchrun or srun ... python.  [default: this Python]",
 )  # fmt: skip
-@click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=3600.0, show_default=True,
-    metavar="SECONDS", help="Time after which one training is ended.",
-)  # fmt: skip
-@click.option(
-    "--out", "folder", type=click.Path(file_okay=False, path_type=Path), default=Path("bench-train"),
-    show_default=True, metavar="DIR", help="Folder of trainings.csv, trainings.json and one folder per training.",
+@seconds_option(
+    "--timeout", "timeout_s", above=True, default=3600.0, help="Time after which one training is ended."
+)
+@folder_option(
+    "--out", "folder", default=Path("bench-train"),
+    help="Folder of trainings.csv, trainings.json and one folder per training.",
 )  # fmt: skip
 @click.option("--resume", is_flag=True, help="Keep the trainings in --out, and run only what they lack.")
 @html_option

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from meshwright.cli.options import json_option
+from meshwright.cli.options import file_option, json_option
 from meshwright.cli.verbs import verb
 
 
@@ -22,8 +22,8 @@ from meshwright.cli.verbs import verb
     ],
 )
 @click.argument("paths", metavar="[RECORDS...]", nargs=-1, type=click.Path(path_type=Path))
-@click.option(
-    "--out", "out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+@file_option(
+    "--out", "out",
     help="Calibration file to write.  [default: calibration.json in the folder of the records; with --from-tables "
     "DEVICE.json]",
 )  # fmt: skip
@@ -42,8 +42,8 @@ from meshwright.cli.verbs import verb
     "--install", is_flag=True,
     help="Also make it this user's default for `cluster: here`, used without --calibration.",
 )  # fmt: skip
-@click.option(
-    "--for", "run_path", type=click.Path(dir_okay=False, path_type=Path), metavar="RUN.yaml",
+@file_option(
+    "--for", "run_path", metavar="RUN.yaml",
     help="Also list the measurements that would narrow this run's estimate most.",
 )  # fmt: skip
 @json_option

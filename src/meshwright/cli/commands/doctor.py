@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from meshwright.cli.options import json_option, root_option
+from meshwright.cli.options import count_option, file_option, json_option, root_option
 from meshwright.cli.verbs import verb
 
 
@@ -25,12 +25,12 @@ from meshwright.cli.verbs import verb
     "reports", nargs=-1, metavar="[REPORT.json]...", type=click.Path(dir_okay=False, path_type=Path)
 )
 @click.option("--compare", "is_comparison", is_flag=True, help="Compare the reports of many nodes.")
-@click.option(
-    "--exclude-file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+@file_option(
+    "--exclude-file",
     help="With --compare: write the hosts to exclude, one per line, for `srun --exclude ./FILE`.",
 )  # fmt: skip
-@click.option(
-    "--expect-devices", type=click.IntRange(min=0), metavar="N",
+@count_option(
+    "--expect-devices", low=0,
     help="Number of devices that the node should have.  [default: that of its usual node; fewer is a warning]",
 )  # fmt: skip
 @click.option(

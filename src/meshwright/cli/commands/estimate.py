@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import click
-
-from meshwright.cli.options import calibration_option, html_option, json_option, run_argument, set_option
+from meshwright.cli.options import (
+    calibration_option,
+    file_option,
+    html_option,
+    json_option,
+    run_argument,
+    set_option,
+)
 from meshwright.cli.verbs import verb
 
 
@@ -22,8 +25,8 @@ from meshwright.cli.verbs import verb
 @run_argument()
 @set_option
 @calibration_option
-@click.option(
-    "--trace", "trace_path", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.json",
+@file_option(
+    "--trace", "trace_path", metavar="FILE.json",
     help="Write the timeline of the step for Perfetto (ui.perfetto.dev).",
 )  # fmt: skip
 @html_option

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from meshwright.cli.generation_options import weights_options
-from meshwright.cli.options import json_option
+from meshwright.cli.options import count_option, json_option
 from meshwright.cli.verbs import verb
 
 
@@ -26,25 +26,17 @@ from meshwright.cli.verbs import verb
     "--task", "tasks", multiple=True, metavar="NAME", help="Task of lm-evaluation-harness. May be repeated."
 )
 @click.option("--task-folder", metavar="FOLDER", help="Folder with task files of your own.")
-@click.option(
-    "--fewshot", "num_fewshot", type=click.IntRange(min=0), metavar="N",
+@count_option(
+    "--fewshot", "num_fewshot", low=0,
     help="Examples before each question of a task.  [default: the task's]",
 )  # fmt: skip
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Most samples of each task.")
-@click.option(
-    "--sequence-length", type=click.IntRange(min=1), metavar="TOKENS",
+@count_option("--limit", help="Most samples of each task.")
+@count_option(
+    "--sequence-length", metavar="TOKENS",
     help="Window of the loss.  [default: the training's, or 1024]",
 )  # fmt: skip
-@click.option(
-    "--max-tokens",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="End after so many predicted tokens of the source.",
-)
-@click.option(
-    "--batch", type=click.IntRange(min=1, max=4096), default=8, show_default=True, metavar="N",
-    help="Sequences at once.",
-)  # fmt: skip
+@count_option("--max-tokens", help="End after so many predicted tokens of the source.")
+@count_option("--batch", high=4096, default=8, help="Sequences at once.")
 @weights_options
 @json_option
 def command() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import click
-
-from meshwright.cli.options import calibration_option, json_option, run_argument, set_option, why_not_option
+from meshwright.cli.options import (
+    calibration_option,
+    file_option,
+    json_option,
+    run_argument,
+    set_option,
+    why_not_option,
+)
 from meshwright.cli.verbs import verb
 
 
@@ -20,8 +23,8 @@ from meshwright.cli.verbs import verb
     ],
 )
 @run_argument()
-@click.option(
-    "--against", "against_path", type=click.Path(dir_okay=False, path_type=Path), metavar="OTHER.yaml",
+@file_option(
+    "--against", "against_path", metavar="OTHER.yaml",
     help="Run to compare with.  [default: the planner's best plan for RUN.yaml]",
 )  # fmt: skip
 @why_not_option

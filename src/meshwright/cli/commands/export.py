@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from meshwright.cli.options import ENGINE, calibration_option, json_option, run_argument, set_option
+from meshwright.cli.options import (
+    ENGINE,
+    calibration_option,
+    folder_option,
+    json_option,
+    run_argument,
+    set_option,
+)
 from meshwright.cli.verbs import verb
 
 
@@ -22,10 +27,7 @@ from meshwright.cli.verbs import verb
 @click.option(
     "--engine", "engine_name", type=ENGINE, help="Engine to write for.  [default: the run file's]",
 )  # fmt: skip
-@click.option(
-    "--out", "folder", required=True, type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
-    help="New or empty folder for the files.",
-)  # fmt: skip
+@folder_option("--out", "folder", required=True, help="New or empty folder for the files.")
 @set_option
 @calibration_option
 @json_option

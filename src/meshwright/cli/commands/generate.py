@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from meshwright.cli.generation_options import generation_options
-from meshwright.cli.options import json_option
+from meshwright.cli.options import count_option, file_option, json_option
 from meshwright.cli.verbs import verb
 
 
@@ -22,14 +20,11 @@ from meshwright.cli.verbs import verb
 )
 @click.argument("model")
 @click.argument("prompt", required=False)
-@click.option(
-    "--prompts", "prompts_path", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+@file_option(
+    "--prompts", "prompts_path",
     help="Prompts of a file: one a line, or JSON lines of texts, `prompt` or `messages`.",
 )  # fmt: skip
-@click.option(
-    "--batch", type=click.IntRange(min=1, max=4096), default=8, show_default=True, metavar="N",
-    help="Prompts that are completed at once.",
-)  # fmt: skip
+@count_option("--batch", high=4096, default=8, help="Prompts that are completed at once.")
 @generation_options
 @json_option
 def command() -> None:

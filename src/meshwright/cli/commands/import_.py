@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from meshwright.cli.options import ENGINE, json_option
+from meshwright.cli.options import ENGINE, file_option, json_option
 from meshwright.cli.verbs import verb
 
 
@@ -30,10 +28,7 @@ from meshwright.cli.verbs import verb
     "--cluster", required=True, metavar="CLUSTER",
     help="Cluster to run on, such as h100-8x64 (64 nodes of 8 devices); configurations do not name one.",
 )  # fmt: skip
-@click.option(
-    "--out", "out", type=click.Path(dir_okay=False, path_type=Path), metavar="RUN.yaml",
-    help="Write the run file there.  [default: stdout]",
-)  # fmt: skip
+@file_option("--out", "out", metavar="RUN.yaml", help="Write the run file there.  [default: stdout]")
 @json_option
 def command() -> None:
     """Read the configuration of another engine as a run file.

@@ -27,6 +27,11 @@ Nothing is run, and no tensor framework is needed. `capacity` is arithmetic; the
             section=SECTION,
             help="Find the serving layout with most tokens/s under bounds of TTFT and ITL.",
         ),
+        "calibrate": Verb(
+            target="meshwright.cli.commands.inference_calibrate:command",
+            section=SECTION,
+            help="Fit the constants of one server to records of `meshwright bench serve`.",
+        ),
         "accuracy": Verb(
             target="meshwright.cli.commands.inference_accuracy:command",
             section=SECTION,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import click
-
 from meshwright.cli.inference_options import layout_options, memory_ratio_option, model_options
-from meshwright.cli.options import json_option
+from meshwright.cli.options import count_option, json_option
 from meshwright.cli.verbs import verb
 
 MAX_CONTEXT = 10**9
@@ -21,8 +19,8 @@ MAX_CONTEXT = 10**9
     ],
 )
 @model_options
-@click.option(
-    "--context", type=click.IntRange(1, MAX_CONTEXT), default=8192, show_default=True, metavar="TOKENS",
+@count_option(
+    "--context", high=MAX_CONTEXT, metavar="TOKENS", default=8192,
     help="Length of a session: prompt and answer together.",
 )  # fmt: skip
 @layout_options

@@ -28,6 +28,8 @@ _concurrencies = numbers(low=1, high=10**7, example="1,4,16,64")
         "--tensor 1 --input-tokens 2048 --output-tokens 2048",
         "meshwright inference estimate --model deepseek-v3 --cluster b200-8x1 --precision fp4 --engine sglang "
         "--input-tokens 8192 --output-tokens 1024 --rate 2 --json",
+        "meshwright inference estimate --model ./model --cluster cpu-1x1 --calibration llamacpp.json --lockstep "
+        "--input-tokens 128 --output-tokens 64 --concurrency 1,8",
     ],
 )
 @model_options
@@ -46,9 +48,17 @@ _concurrencies = numbers(low=1, high=10**7, example="1,4,16,64")
     "--drafted", type=click.IntRange(0, 64), default=0, metavar="N",
     help="Speculative decoding: drafted tokens per step.",
 )  # fmt: skip
+@click.option(
+    "--draft", metavar="MODEL",
+    help="Model that drafts, on the same devices.  [default: the model's own prediction module, if it has one]",
+)  # fmt: skip
 @number_option(
     "--accepted", "accepted", "Drafted tokens accepted per step, on average.", most=64, metavar="X"
 )
+@click.option(
+    "--lockstep", is_flag=True,
+    help="Requests of equal lengths begin together and stay in step, as closed loops with fixed lengths do.",
+)  # fmt: skip
 @memory_ratio_option
 @price_options
 @json_option

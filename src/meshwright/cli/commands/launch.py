@@ -6,7 +6,15 @@ from pathlib import Path
 
 import click
 
-from meshwright.cli.options import json_option, run_argument, set_option
+from meshwright.cli.options import (
+    count_option,
+    file_option,
+    folder_option,
+    force_option,
+    json_option,
+    run_argument,
+    set_option,
+)
 from meshwright.cli.verbs import verb
 
 
@@ -28,39 +36,32 @@ from meshwright.cli.verbs import verb
 )  # fmt: skip
 @set_option
 @click.option("--dry-run", is_flag=True, help="Show every file and command; start nothing.")
-@click.option(
-    "--out", "folder", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
+@folder_option(
+    "--out", "folder",
     help="Folder of files, logs and results; with it a dry run writes its files too.  [default: runs/NAME]",
 )  # fmt: skip
-@click.option(
-    "--site", "site_path", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    envvar="MESHWRIGHT_SITE",
+@file_option(
+    "--site", "site_path", envvar="MESHWRIGHT_SITE",
     help="Settings of this site: partition, network interface, image, ...  [default: $MESHWRIGHT_SITE]",
 )  # fmt: skip
 @click.option(
     "--env", "variables", metavar="NAME=VALUE", multiple=True,
     help="Set an environment variable of every process; NAME= removes one. May be repeated.",
 )  # fmt: skip
-@click.option(
-    "--exclude-file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+@file_option(
+    "--exclude-file",
     help="Hosts to exclude, one per line, as `meshwright doctor --compare` writes them.",
 )  # fmt: skip
-@click.option(
-    "--nodes", "num_nodes", type=click.IntRange(min=1), metavar="N",
-    help="Number of nodes.  [default: the cluster's]",
-)  # fmt: skip
-@click.option(
-    "--devices-per-node", type=click.IntRange(min=1), metavar="N",
+@count_option("--nodes", "num_nodes", help="Number of nodes.  [default: the cluster's]")
+@count_option(
+    "--devices-per-node",
     help="Devices per node, with one process each.  [default: the cluster's]",
 )  # fmt: skip
-@click.option(
-    "--max-restarts", type=click.IntRange(min=0), default=3, show_default=True, metavar="N",
-    help="Number of restarts after failures.",
-)  # fmt: skip
+@count_option("--max-restarts", low=0, default=3, help="Number of restarts after failures.")
 @click.option(
     "--resume", is_flag=True, help="Continue from the newest checkpoint in the run's folder, if any."
 )
-@click.option("--force", is_flag=True, help="Overwrite the results of another training in --out.")
+@force_option
 @click.option("--rendezvous", metavar="HOST:PORT", help="local: rendezvous endpoint on one of the hosts.")
 @click.option("--partition", metavar="NAME", help="slurm: partition.")
 @click.option("--account", metavar="NAME", help="slurm: account to charge.")

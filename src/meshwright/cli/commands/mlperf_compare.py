@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from meshwright.cli.mlperf_options import benchmarks_option
-from meshwright.cli.options import json_option
+from meshwright.cli.options import count_option, json_option
 from meshwright.cli.verbs import verb
 
 
@@ -35,9 +35,7 @@ from meshwright.cli.verbs import verb
     "--accelerator", "accelerators", multiple=True, metavar="NAME",
     help="Published results on this accelerator, as in MI355X. May be repeated.",
 )  # fmt: skip
-@click.option(
-    "--devices", type=click.IntRange(min=1), metavar="N", help="Published results on N accelerators."
-)
+@count_option("--devices", help="Published results on N accelerators.")
 @click.option(
     "--published/--no-published", default=True, show_default=True, help="Take published results too."
 )

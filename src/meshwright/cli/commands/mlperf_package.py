@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from meshwright.cli.mlperf_options import benchmarks_option, round_option
-from meshwright.cli.options import json_option
+from meshwright.cli.options import file_option, folder_option, json_option
 from meshwright.cli.verbs import verb
 
 
@@ -20,18 +20,12 @@ from meshwright.cli.verbs import verb
 )
 @click.argument("paths", metavar="DIR...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--org", required=True, metavar="NAME", help="Submitter; the folder's name.")
-@click.option(
-    "--system", required=True, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="System description (JSON); its name is the system's.",
-)  # fmt: skip
+@file_option("--system", required=True, help="System description (JSON); its name is the system's.")
 @click.option(
     "--code", required=True, type=click.Path(path_type=Path), metavar="DIR",
     help="Code, instructions and configurations of the runs.",
 )  # fmt: skip
-@click.option(
-    "--out", "out", required=True, type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
-    help="Folder that the submission stands in.",
-)  # fmt: skip
+@folder_option("--out", "out", required=True, help="Folder that the submission stands in.")
 @round_option
 @benchmarks_option
 @json_option

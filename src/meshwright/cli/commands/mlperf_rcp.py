@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from meshwright.cli.mlperf_options import benchmark_option, benchmarks_option, round_option
-from meshwright.cli.options import json_option
+from meshwright.cli.options import file_option, json_option
 from meshwright.cli.verbs import verb
 
 
@@ -29,10 +29,7 @@ from meshwright.cli.verbs import verb
 @click.option(
     "--precision", default="BF16", show_default=True, metavar="TEXT", help="BF16 or FP32 by the rules."
 )
-@click.option(
-    "--out", "out_path", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="Add the points to this file.",
-)  # fmt: skip
+@file_option("--out", "out_path", help="Add the points to this file.")
 @click.option("--replace", is_flag=True, help="Replace points of the same batch size in FILE.")
 @json_option
 def command() -> None:

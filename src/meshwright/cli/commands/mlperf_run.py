@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from meshwright.cli.options import json_option, set_option
+from meshwright.cli.options import count_option, folder_option, json_option, set_option
 from meshwright.cli.verbs import verb
 
 
@@ -21,14 +21,11 @@ from meshwright.cli.verbs import verb
     ],
 )
 @click.argument("name", metavar="BENCHMARK_OR_RUN.yaml")
-@click.option(
-    "--out", "folder", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
+@folder_option(
+    "--out", "folder",
     help="Folder of the set: result_0.txt, result_1.txt, ... and their records.  [default: runs/NAME]",
 )  # fmt: skip
-@click.option(
-    "--runs", "num_runs", type=click.IntRange(1, 1000), metavar="N",
-    help="Number of runs.  [default: as many as a score takes]",
-)  # fmt: skip
+@count_option("--runs", "num_runs", high=1000, help="Number of runs.  [default: as many as a score takes]")
 @click.option(
     "--round", "round_name", metavar="ROUND", help="Round whose rules apply.  [default: the newest]"
 )
@@ -60,13 +57,17 @@ from meshwright.cli.verbs import verb
 @click.option(
     "--seeds", metavar="LIST", help="Seeds, separated by commas, to repeat runs.  [default: from the system]"
 )
-@click.option(
-    "--warm-up", "warm_up_steps", type=click.IntRange(0, 1000), metavar="N",
+@count_option(
+    "--warm-up", "warm_up_steps", low=0, high=1000,
     help="Steps on random tokens before the clock starts; they are undone.  [default: the benchmark's]",
 )  # fmt: skip
-@click.option(
-    "--concurrent", "num_concurrent", type=click.IntRange(1, 1024), metavar="N",
+@count_option(
+    "--concurrent", "num_concurrent", high=1024,
     help="Runs side by side.  [default: 1; of a proxy as many as there are cores]",
+)  # fmt: skip
+@click.option(
+    "--launcher", metavar="COMMAND",
+    help="Command that starts the processes of a run, on several hosts too, as in 'torchrun --no-python ...'.",
 )  # fmt: skip
 @click.option(
     "--shape",
@@ -74,10 +75,7 @@ from meshwright.cli.verbs import verb
     is_flag=True,
     help="Train the benchmark's shapes on random tokens for --steps: a rate, and no result.",
 )
-@click.option(
-    "--steps", "num_steps", type=click.IntRange(1, 10_000), default=20, show_default=True, metavar="N",
-    help="Steps of --shape.",
-)  # fmt: skip
+@count_option("--steps", "num_steps", high=10_000, default=20, help="Steps of --shape.")
 @click.option("--dry-run", is_flag=True, help="Check everything and print the run file; train nothing.")
 @json_option
 def command() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from meshwright.cli.mlperf_options import benchmark_option, benchmarks_option, round_option
-from meshwright.cli.options import json_option
+from meshwright.cli.options import count_option, json_option
 from meshwright.cli.verbs import verb
 
 
@@ -25,8 +25,8 @@ from meshwright.cli.verbs import verb
 @round_option
 @benchmark_option
 @benchmarks_option
-@click.option(
-    "--runs", "num_runs", type=click.IntRange(min=0), metavar="K",
+@count_option(
+    "--runs", "num_runs", low=0, metavar="K",
     help="Take the first K runs alone, and print how likely a whole set passes.",
 )  # fmt: skip
 @json_option

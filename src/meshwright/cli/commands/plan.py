@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from meshwright.cli.options import (
     OBJECTIVES,
     calibration_option,
+    count_option,
     description_options,
+    file_option,
     fix_option,
+    html_option,
     json_option,
     run_argument,
     set_option,
     why_not_option,
+    write_option,
 )
 from meshwright.cli.verbs import verb
+
+DEFAULT_SCORED, MOST_SCORED = 10_000, 100_000
 
 
 @verb(
@@ -27,14 +31,12 @@ from meshwright.cli.verbs import verb
         "meshwright plan --model moe-2t --cluster mi355x-8x12288 --gbs 32768 --seq 4096 --json",
         "meshwright plan examples/runs/llama3.1-8b-pretrain.yaml --explain --why-not tensor=8",
         "meshwright plan examples/runs/llama3.1-8b-pretrain.yaml --write pinned.yaml",
+        "meshwright plan examples/runs/llama3.1-8b-pretrain.yaml --html plans.html",
     ],
 )
 @run_argument(required=False)
 @description_options
-@click.option(
-    "--top", type=click.IntRange(1, 100), default=10, show_default=True, metavar="N",
-    help="Number of plans to show.",
-)  # fmt: skip
+@count_option("--top", high=100, default=10, help="Number of plans to show.")
 @click.option(
     "--objective", type=click.Choice(list(OBJECTIVES)),
     help="What to optimize: tokens per second and device, time to train, cost, or energy.  [default: the run file's, "
@@ -52,9 +54,18 @@ from meshwright.cli.verbs import verb
 @why_not_option
 @click.option("--pareto", is_flag=True, help="Also show the Pareto front of step time and memory.")
 @click.option(
-    "--write", "write_path", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT.yaml",
-    help="Write a run file that pins the first plan.",
+    "--all", "show_all", is_flag=True,
+    help="Show every plan that is scored, not the best of each layout only: as a table, and with --json and --csv.",
 )  # fmt: skip
+@count_option(
+    "--limit", default=DEFAULT_SCORED, high=MOST_SCORED, help="Number of plans that --all and --html list."
+)
+@file_option(
+    "--csv", "csv_path", metavar="OUT.csv",
+    help="Write the plans to this file, one row each: degrees, estimates with their intervals, components, memory.",
+)  # fmt: skip
+@write_option(help="Write a run file that pins the first plan.")
+@html_option
 @json_option
 def command() -> None:
     """Search all legal sharding plans and rank them.
@@ -65,4 +76,6 @@ def command() -> None:
 
     Describe the run with RUN.yaml, or with --model, --cluster, --gbs and --seq, or with both: then options replace
     keys of the file. A plan that the file pins is ignored.
+
+    --html writes a page in which the scored plans are filtered and sorted, and any two of them compared.
     """

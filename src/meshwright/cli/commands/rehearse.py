@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import click
-
-from meshwright.cli.options import json_option, run_argument, set_option
+from meshwright.cli.options import count_option, json_option, run_argument, seconds_option, set_option
 from meshwright.cli.verbs import verb
 
 MAX_PROCESSES = 8  # a toy tensor has at least 8 rows: each process holds a shard of every tensor
@@ -21,12 +19,12 @@ MAX_PROCESSES = 8  # a toy tensor has at least 8 rows: each process holds a shar
 )
 @run_argument()
 @set_option
-@click.option(
-    "--processes", "num_processes", type=click.IntRange(2, MAX_PROCESSES), default=4, show_default=True,
-    metavar="N", help="Maximum number of local processes.",
+@count_option(
+    "--processes", "num_processes", low=2, high=MAX_PROCESSES, default=4,
+    help="Maximum number of local processes.",
 )  # fmt: skip
-@click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(min=1), default=120.0, show_default=True, metavar="SECONDS",
+@seconds_option(
+    "--timeout", "timeout_s", low=1, default=120.0,
     help="Time after which an unfinished rehearsal counts as a deadlock.",
 )  # fmt: skip
 @json_option

@@ -8,6 +8,7 @@ import click
 
 from meshwright.cli.options import (
     calibration_option,
+    count_option,
     description_options,
     fix_option,
     html_option,
@@ -61,8 +62,8 @@ def _positive(name: str, destination: str, metavar: str, text: str) -> Any:
     help="Strong scaling keeps the global batch; weak scaling grows it with the devices.",
 )  # fmt: skip
 @click.option("--keep-plan", is_flag=True, help="Keep one plan, and change only its data-parallel degree.")
-@click.option(
-    "--emulate", "small", type=click.IntRange(1, MAX_DEVICES), metavar="N",
+@count_option(
+    "--emulate", "small", high=MAX_DEVICES,
     help="Emulate each size on N devices with a smaller batch, and show the error of the emulation.",
 )  # fmt: skip
 @click.option(

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from meshwright.cli.options import calibration_option, json_option, run_argument, set_option
+from meshwright.cli.options import (
+    calibration_option,
+    count_option,
+    folder_option,
+    force_option,
+    json_option,
+    run_argument,
+    seconds_option,
+    set_option,
+)
 from meshwright.cli.verbs import verb
 
 
@@ -25,8 +32,8 @@ from meshwright.cli.verbs import verb
 @run_argument()
 @set_option
 @calibration_option
-@click.option(
-    "--out", "folder", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
+@folder_option(
+    "--out", "folder",
     help="Folder of the results.  [default: runs/NAME, or the next free runs/NAME-2, ...]",
 )  # fmt: skip
 @click.option("--resume", is_flag=True, help="Continue this run from its newest checkpoint.")
@@ -34,11 +41,8 @@ from meshwright.cli.verbs import verb
     "--branch", is_flag=True,
     help="Start a new run, with folders of its own, from the weights of the newest checkpoint.",
 )  # fmt: skip
-@click.option("--force", is_flag=True, help="Overwrite the results of another training in --out.")
-@click.option(
-    "--max-restarts", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
-    help="Number of restarts after a process was lost.",
-)  # fmt: skip
+@force_option
+@count_option("--max-restarts", low=0, default=0, help="Number of restarts after a process was lost.")
 @click.option(
     "--profile", "profile", is_flag=True,
     help="Profile three steps after the first five: write a trace, and the time by kind of kernel.",
@@ -47,9 +51,9 @@ from meshwright.cli.verbs import verb
     "--profile-steps", "profile_steps", metavar="FIRST:LAST",
     help="Profile these steps, both included; the first step is 1.",
 )  # fmt: skip
-@click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,
-    metavar="SECONDS", help="Time after which a step counts as hung: all processes write their stacks and end.",
+@seconds_option(
+    "--timeout", "timeout_s", above=True, default=600.0,
+    help="Time after which a step counts as hung: all processes write their stacks and end.",
 )  # fmt: skip
 @click.option(
     "--measure/--no-measure", "measure", default=None,

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from meshwright.cli.options import budget_option, json_option, numbers, run_argument, set_option
+from meshwright.cli.options import (
+    budget_option,
+    json_option,
+    numbers,
+    run_argument,
+    seconds_option,
+    set_option,
+    write_option,
+)
 from meshwright.cli.verbs import verb
 
 MAX_WORKERS = 256  # `data.workers` of the run file
@@ -28,17 +34,14 @@ MAX_WORKERS = 256  # `data.workers` of the run file
     default="auto", show_default=True, metavar="N,N,...",
     help="Numbers of threads to try, 0 to 256. 0 reads in the training thread; auto: up to the cores of a process.",
 )  # fmt: skip
-@click.option(
-    "--step-time", "step_s", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
+@seconds_option(
+    "--step-time", "step_s", above=True,
     help="Measured time of a training step.  [default: the planner's estimate]",
 )  # fmt: skip
 @budget_option(
     default="60s", help="Time to measure, as in 90s, 3m or 1h; every number is measured at least 3 times."
 )
-@click.option(
-    "--write", "write_path", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT.yaml",
-    help="Write a copy of the run file with the numbers found.",
-)  # fmt: skip
+@write_option(help="Write a copy of the run file with the numbers found.")
 @click.option("--apply", "is_apply", is_flag=True, help="Write the numbers found into RUN.yaml.")
 @json_option
 def command() -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from meshwright.cli.options import budget_option, json_option, run_argument, set_option
+from meshwright.cli.options import (
+    budget_option,
+    file_option,
+    json_option,
+    run_argument,
+    set_option,
+    write_option,
+)
 from meshwright.cli.verbs import verb
 
 
@@ -21,14 +26,11 @@ from meshwright.cli.verbs import verb
 )
 @run_argument()
 @set_option
-@click.option(
-    "--out", "out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+@file_option(
+    "--out", "out",
     help="Tuning file to write.  [default with --write or --apply: the run file's name with .gemm.json]",
 )  # fmt: skip
-@click.option(
-    "--write", "write_path", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT.yaml",
-    help="Write a copy of the run file that names the tuning file.",
-)  # fmt: skip
+@write_option(help="Write a copy of the run file that names the tuning file.")
 @click.option("--apply", "is_apply", is_flag=True, help="Name the tuning file in RUN.yaml.")
 @budget_option(default="60s", help="Time to measure, one part to search and one to confirm: 90s, 3m, 1h.")
 @json_option

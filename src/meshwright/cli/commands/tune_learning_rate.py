@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from meshwright.cli.options import html_option, json_option, run_argument, set_option
+from meshwright.cli.options import (
+    count_option,
+    html_option,
+    json_option,
+    run_argument,
+    set_option,
+    write_option,
+)
 from meshwright.cli.verbs import verb
 
 
@@ -25,15 +30,12 @@ from meshwright.cli.verbs import verb
     "--from", "low", type=float, default=1e-7, show_default=True, metavar="RATE", help="First rate."
 )
 @click.option("--to", "high", type=float, default=1.0, show_default=True, metavar="RATE", help="Last rate.")
-@click.option(
-    "--steps", "num_steps", type=click.IntRange(min=10, max=100_000), default=100, show_default=True, metavar="N",
+@count_option(
+    "--steps", "num_steps", low=10, high=100_000, default=100,
     help="Steps from the first rate to the last.",
 )  # fmt: skip
 @html_option
-@click.option(
-    "--write", "write_path", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT.yaml",
-    help="Write a copy of the run file with the suggested rate.",
-)  # fmt: skip
+@write_option(help="Write a copy of the run file with the suggested rate.")
 @click.option("--apply", "is_apply", is_flag=True, help="Write the suggested rate into RUN.yaml.")
 @json_option
 def command() -> None:

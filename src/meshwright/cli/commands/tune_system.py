@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from meshwright.cli.options import json_option, root_option
+from meshwright.cli.options import file_option, json_option, root_option
 from meshwright.cli.verbs import verb
 
 
@@ -28,8 +26,8 @@ from meshwright.cli.verbs import verb
 @click.option("--only", metavar="NAMES", help="These settings only, separated by commas.")
 @click.option("--skip", metavar="NAMES", help="All settings but these.")
 @click.option("--why", is_flag=True, help="Explain every setting: its benefit, its risk and its source.")
-@click.option(
-    "--state", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+@file_option(
+    "--state",
     help="File of the saved values.  [default: meshwright/tune-system.json in the XDG state folder]",
 )  # fmt: skip
 @root_option

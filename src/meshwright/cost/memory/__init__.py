@@ -5,6 +5,14 @@ them up on the ranks that can be the fullest, `constants` reads what a software 
 """
 
 from meshwright.calibration.memory import MemoryConstants, memory_constants
+from meshwright.cost.memory.parts import MEMORY_PARTS, memory_parts
 from meshwright.cost.memory.peak import MemoryTable, estimate_memory
 
-__all__ = ["MemoryConstants", "MemoryTable", "estimate_memory", "memory_constants"]
+__all__ = [
+    "MEMORY_PARTS",
+    "MemoryConstants",
+    "MemoryTable",
+    "estimate_memory",
+    "memory_constants",
+    "memory_parts",
+]

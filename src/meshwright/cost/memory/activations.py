@@ -3,13 +3,19 @@
 Per token of the rank, with tensor width t, r = t under sequence parallelism (else 1), and b bytes per element of a
 linear layer's saved input (2, less under fp8 recipes):
 
-    residual   (4 h + 2 b h) / r               inputs of both norms, their outputs (inputs of the linear layers)
-    attention  (2 n_q d + 2 n_kv (d + d_v) + 2 n_q d_v + 4 n_q) / t      q, k, v, output, log-sum-exp
-    dense FFN  (2 (m - 1) + b) f / t           m matrices: gate and up (or one) before the activation, its output after
-    MoE FFN    k (b h z + (2 (m - 1) + b) f_e) / t + shared experts + 8 E / r       z: expert tensor width
-    latent     2 (2 r_q + 2 r_kv + d_r)        MLA: compressed tensors and their norms, on every tensor rank
+    residual   (2 e h + 2 b h) / r             inputs of both norms, their outputs (inputs of the linear layers)
+    attention  e (n_q d + n_kv (d + d_v) + n_q d_v) / t + 4 n_q / t      q, k, v, output, log-sum-exp
+    dense FFN  (e (m - 1) + b) f / t           m matrices: gate and up (or one) before the activation, its output after
+    MoE FFN    k (b h z + (e (m - 1) + b) f_e) / t + shared experts + 8 E / r       z: expert tensor width
+    latent     e (2 r_q + 2 r_kv + d_r)        MLA: compressed tensors and their norms, on every tensor rank
     dropout    2 h / r                         one byte per element and mask
     unfused    p n_q s / t                     s x s probabilities: 2 bytes each, 5 with their mask and masked copy
+    blockwise  e n_q (s + 64) / 2 t            probabilities of earlier keys in blocks of 64 queries (our CPU route)
+    context    e (c - 1) n_kv (d + d_v) / t    keys and values of c - 1 other ranks, where they are gathered
+
+e is 2, in an fp32 run 4. Modules whose activations are stored in 8 bits (`kernels.stored_activations`) keep 1 + 1/32
+bytes of each value instead of e or b: the feed-forward its input and all of its own, the norms their inputs.
+Adapters of LoRA with dropout keep 3 bytes of each of their inputs, which they drop themselves: the copy and its mask.
 
 With dropout, unfused attention and m = 2, f = 4 h this is 34 h + 5 n_q s bytes: Korthikanti et al. 2022,
 arXiv 2205.05198, section 4.1. DeepSeek-V2 (arXiv 2405.04434, section 2.1) for MLA's tensors.
@@ -26,8 +32,12 @@ import numpy as np
 
 from meshwright.arrays import Array
 from meshwright.calibration.memory import MemoryConstants
+from meshwright.cost.state_space import kept_bytes_per_token
 from meshwright.cost.tables import RECOMPUTES, BatchTable, ModelTable, PlanTable, PrecisionTable
 from meshwright.specs.plan import Recompute
+
+BLOCK_QUERIES = 64
+"""Queries of a block of our attention on CPUs (`kernels.attention.blockwise`)."""
 
 FULL = RECOMPUTES.index(Recompute.FULL)
 SELECTIVE = RECOMPUTES.index(Recompute.SELECTIVE)
@@ -80,7 +90,7 @@ def layer_bytes(
     share = 1 / plan.tensor
     stream = np.where(plan.sequence_parallel > 0, share, 1.0)
     modules = _modules(model, batch, plan, precision, constants, share, stream)
-    inputs = 2 * model.hidden * stream
+    inputs = precision.activation_bytes * model.hidden * stream
     saved = _saved_by_attention(model, share, inputs)
     covered = _covered(model, plan)
     dense, live_dense = _after(plan, _dense(model, plan, modules, saved, share), inputs, covered)
@@ -156,30 +166,47 @@ def _modules(
 ) -> _Modules:
     """Everything that one layer would keep, per token. `share` is 1/t, `stream` the share of the residual stream."""
     h, nq, nkv, d, dv = model.hidden, model.num_heads, model.num_kv_heads, model.qk_dim, model.v_dim
-    b = precision.linear_input_bytes
-    ffn_input = _ffn_keeps_inputs(model) * b
-    before = 2 * (model.ffn_matrices - 1)  # bytes per element of f before the activation function
+    e = precision.activation_bytes
+    attention_input, ffn_input = _linear_inputs(model, precision)
+    ffn_input = _narrowed(ffn_input, precision.stored_ffn_bytes)
+    in_ffn = _narrowed(e, precision.stored_ffn_bytes)
+    norm_input = _narrowed(e, precision.stored_norm_bytes)
+    norm_copy = _narrowed(constants.norm_copy_bytes, precision.stored_norm_bytes)
+    before = in_ffn * (model.ffn_matrices - 1)  # bytes per element of f before the activation function
     is_mla, masks = model.is_mla > 0, constants.keeps_dropout_masks
 
     # MLA expands its latent tensors to keys and values of every query head.
-    expanded = 2 * (nq * d + np.where(is_mla, nq, nkv) * (d + dv)) * share
-    latent = np.where(is_mla, 2 * (2 * model.q_rank + 2 * model.kv_rank + model.rope_dim), 0)
-    output = (2 * nq * dv + 4 * nq) * share
+    key_value = e * np.where(is_mla, nq, nkv) * (d + dv) * share
+    expanded = e * nq * d * share + key_value
+    latent = np.where(is_mla, e * (2 * model.q_rank + 2 * model.kv_rank + model.rope_dim), 0)
+    output = (e * nq * dv + 4 * nq) * share
+    # A hybrid's layer holds one block: a mean layer has shares of each kind, and half of two blocks' residuals.
+    attention, ffn = model.attention_share, model.ffn_share
+    blocks = (attention + ffn + model.state_space_share) / 2
+    state_space = model.state_space_share * kept_bytes_per_token(model) * share
     probabilities = constants.unfused_attention * constants.probability_bytes * nq * batch.seq_len * share
     # Capped scores have no fused kernel: probabilities of earlier keys are kept, 2 bytes each.
     probabilities = probabilities + model.caps_scores * (1 - constants.unfused_attention) * (
         nq * batch.seq_len * share
     )
+    probabilities = probabilities + constants.blockwise_attention * (1 - model.caps_scores) * (
+        0.5 * e * nq * (batch.seq_len + BLOCK_QUERIES) * share
+    )
+    of_others = constants.gathers_keys * (plan.context - 1) * key_value
     expert_share = share * plan.expert_tensor
     gathered = np.where(constants.keeps_gathered_inputs > 0, 1.0, stream)
-    output_norms = (model.num_norms - 2) * (2 + constants.norm_copy_bytes)  # their inputs
+    output_norms = np.maximum(model.num_norms - 2, 0) * (norm_input + norm_copy)  # their inputs
+    dropped = 3 * model.lora_dropout * (model.lora_column_inputs * gathered + model.lora_row_inputs * share)
     return _Modules(
-        rest=(4 + 2 * masks + output_norms) * h * stream + np.where(is_mla, latent, expanded) + output,
-        norm=((b + ffn_input) * gathered + 2 * constants.norm_copy_bytes * stream) * h,
-        core_attention=probabilities,
+        rest=(2 * norm_input * blocks + 2 * masks + output_norms) * h * stream
+        + attention * (np.where(is_mla, latent, expanded) + output)
+        + state_space
+        + dropped,
+        norm=((attention_input + ffn_input) * gathered + 2 * norm_copy * stream) * h * blocks,
+        core_attention=attention * (probabilities + of_others),
         mla_up_projection=np.where(is_mla, expanded, 0),
-        activation=ffn_input * model.ffn * share,
-        mlp=(before + 2 * constants.ffn_copies) * model.ffn * share,
+        activation=ffn * ffn_input * model.ffn * share,
+        mlp=ffn * (before + in_ffn * constants.ffn_copies) * model.ffn * share,
         moe_activation=ffn_input * (model.top_k * model.expert_ffn + model.shared_ffn) * share,
         # Tokens enter the experts split over tensor ranks; with z-way experts each rank works on z of those parts.
         moe=model.top_k * (ffn_input * h * expert_share + before * model.expert_ffn * share),
@@ -188,11 +215,22 @@ def _modules(
     )
 
 
-def _ffn_keeps_inputs(model: ModelTable) -> Array:
-    """0 where the feed-forward matrices are frozen and have no adapters, else 1."""
-    q, kv = model.num_heads * model.qk_dim, model.num_kv_heads * (model.qk_dim + model.v_dim)
-    attention_width = 4 * model.hidden + q + kv + model.num_heads * model.v_dim
-    return np.where((model.lora_rank > 0) & (model.lora_width <= attention_width), 0, 1)
+def _linear_inputs(model: ModelTable, precision: PrecisionTable) -> tuple[Array, Array]:
+    """Bytes kept per element of the inputs of attention's projections and of the feed-forward's matrices.
+
+    Frozen matrices keep none; their adapters do, in 16 bits, or with dropout a copy of their own.
+    """
+    frozen, adapter_bytes = model.lora_rank > 0, (1 - model.lora_dropout) * precision.activation_bytes
+    b = precision.linear_input_bytes
+    return (
+        np.where(frozen, model.adapts_attention * adapter_bytes, b),
+        np.where(frozen, model.adapts_ffn * adapter_bytes, b),
+    )
+
+
+def _narrowed(bytes_per_element: Array, stored_bytes: Array) -> Array:
+    """Bytes of an element where its module stores activations in `stored_bytes`; 0: as it was computed."""
+    return np.where(stored_bytes > 0, np.minimum(bytes_per_element, stored_bytes), bytes_per_element)
 
 
 def _saved_by_attention(model: ModelTable, share: Array, inputs: Array) -> Array:

@@ -61,6 +61,7 @@ class _Case:
     head_bytes: Array
     layer_bytes: Array
     fixed_bytes: Array
+    stream_bytes: Array  # per element of the residual stream
     outside_allocator_bytes: Array
 
 
@@ -82,12 +83,13 @@ def estimate_memory(
         parameters=parameters,
         tokens=tokens,
         num_micro=batch.global_batch / (plan.micro_batch * plan.data),
-        rates=state_rates(model, plan, precision, constants),
+        rates=state_rates(model, batch, plan, precision, constants),
         kept=layer_bytes(model, batch, plan, precision, constants, tokens),
-        head_bytes=_head_bytes(model, plan, constants, tokens),
-        layer_bytes=_layer_workspace_bytes(model, plan, tokens),
+        head_bytes=_head_bytes(model, plan, precision, constants, tokens),
+        layer_bytes=_layer_workspace_bytes(model, plan, precision, constants, tokens),
         fixed_bytes=constants.workspace_bytes + _waiting_bytes(model, plan, constants, tokens),
         outside_allocator_bytes=_outside_allocator_bytes(plan, constants),
+        stream_bytes=precision.activation_bytes,
     )
     layers = split_layers(model, plan, by_cost=constants.splits_by_cost)
     fullest = _rank(case, _first(plan, layers), 0, is_last=0)
@@ -126,7 +128,7 @@ def _rank(case: _Case, layers: RankLayers, rank: Array, *, is_last: int) -> Memo
     held = rank_parameters(model, case.parameters, plan, resident)
     states = state_bytes(case.rates, held, resident.total)
     flights = in_flight(plan.schedule, plan.pipeline, plan.virtual_pipeline, case.num_micro, rank)
-    embedded = layers.embedding * 2 * case.tokens * model.hidden / plan.tensor
+    embedded = layers.embedding * case.stream_bytes * case.tokens * model.hidden / plan.tensor
     moe = layers.moe + layers.head * np.where(model.num_experts > 0, model.num_mtp_layers, 0)
     dense = layers.dense + layers.head * np.where(model.num_experts > 0, 0, model.num_mtp_layers)
     per_micro = dense * kept.dense + moe * kept.moe + embedded
@@ -173,29 +175,43 @@ def _fuller(one: MemoryTable, other: MemoryTable, exists: Mask) -> MemoryTable:
     )
 
 
-def _head_bytes(model: ModelTable, plan: PlanTable, constants: MemoryConstants, tokens: Array) -> Array:
+def _head_bytes(
+    model: ModelTable, plan: PlanTable, precision: PrecisionTable, constants: MemoryConstants, tokens: Array
+) -> Array:
     """Logits and the head's weight gradient at the start of the backward pass.
 
-    The logits of a multi-token prediction module wait in 16 bits meanwhile.
+    Where logits are made in chunks, their gradient overwrites them; the gradient of the hidden states is whole, and of
+    several chunks the weight gradient is summed in fp32. Otherwise all logits are there, and those of a multi-token
+    prediction module wait in 16 bits meanwhile.
     """
     split = np.where(constants.splits_logits > 0, plan.tensor, 1)
-    logits = tokens * model.vocab / split * (constants.logits_bytes + 2 * model.num_mtp_layers)
+    logits, chunk = tokens * model.vocab / split, constants.chunk_logits
+    in_chunks = chunk > 0
+    whole = logits * (constants.logits_bytes + 2 * model.num_mtp_layers)
+    part = np.minimum(logits, chunk) * constants.logits_bytes + tokens * model.hidden * 2
+    held = np.where(in_chunks, part * 0.5 * precision.activation_bytes, whole)
+    summed = 4.0 * (in_chunks & (logits > chunk))
     trained = model.lora_rank == 0
-    return logits + trained * model.vocab * model.hidden / plan.tensor * constants.head_gradient_bytes
+    weight_gradient = model.vocab * model.hidden / plan.tensor * (constants.head_gradient_bytes + summed)
+    return held + trained * weight_gradient
 
 
-def _layer_workspace_bytes(model: ModelTable, plan: PlanTable, tokens: Array) -> Array:
+def _layer_workspace_bytes(
+    model: ModelTable, plan: PlanTable, precision: PrecisionTable, constants: MemoryConstants, tokens: Array
+) -> Array:
     """Gradients that are alive while one layer runs backward.
 
     Of every matrix's activations and of one weight, and of the residual stream gathered over tensor ranks (norm
-    output, its gradient, the layer's gradient). Keys and values of one other context rank, and their gradients.
+    output, its gradient, the layer's gradient). Keys and values of one other context rank and their gradients, or,
+    where those of all ranks are gathered, the gradients of all.
     """
-    t, h, m = plan.tensor, model.hidden, model.ffn_matrices
-    weight = (model.lora_rank == 0) * 2 * (m - 1) * h * model.ffn
-    dense = (2 * m * tokens * model.ffn + weight) / t
-    moe = 2 * model.top_k * tokens * (2 * h + m * model.expert_ffn) / t
-    keys_values = (plan.context > 1) * 4 * model.num_kv_heads * (model.qk_dim + model.v_dim) * tokens / t
-    return np.maximum(dense, moe) + keys_values + 6 * tokens * h
+    t, h, m, e = plan.tensor, model.hidden, model.ffn_matrices, precision.activation_bytes
+    weight = (model.lora_rank == 0) * e * (m - 1) * h * model.ffn
+    dense = (e * m * tokens * model.ffn + weight) / t
+    moe = e * model.top_k * tokens * (2 * h + m * model.expert_ffn) / t
+    ranks = np.where(constants.gathers_keys > 0, plan.context, 2)
+    key_value = model.num_kv_heads * (model.qk_dim + model.v_dim) * tokens / t
+    return np.maximum(dense, moe) + (plan.context > 1) * e * ranks * key_value + 3 * e * tokens * h
 
 
 def _waiting_bytes(model: ModelTable, plan: PlanTable, constants: MemoryConstants, tokens: Array) -> Array:

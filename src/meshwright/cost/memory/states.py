@@ -24,8 +24,9 @@ import numpy as np
 
 from meshwright.arrays import Array
 from meshwright.calibration.memory import MemoryConstants
+from meshwright.cost.casts import cache_bytes
 from meshwright.cost.flops import Parameters
-from meshwright.cost.tables import ModelTable, PlanTable, PrecisionTable
+from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable
 from meshwright.specs.plan import Sharding
 
 
@@ -78,6 +79,7 @@ class StateRates:
     dense: StateBytes
     expert: StateBytes
     adapters: StateBytes
+    cached: Array  # quantised copies per weight of a layer's linear layers
     unit_extra: Array  # optimizer bytes that a parameter of embedding and head has more
     gathered: Array  # per parameter gathered at once
     unreduced: Array  # per gradient waiting for its reduction
@@ -114,7 +116,11 @@ def rank_parameters(
 
 
 def state_rates(
-    model: ModelTable, plan: PlanTable, precision: PrecisionTable, constants: MemoryConstants
+    model: ModelTable,
+    batch: BatchTable,
+    plan: PlanTable,
+    precision: PrecisionTable,
+    constants: MemoryConstants,
 ) -> StateRates:
     """Bytes per parameter of weights, gradients and optimizer states under each ZeRO stage."""
     sharded = plan.sharding == Sharding.PARAMETERS
@@ -125,7 +131,8 @@ def state_rates(
     frozen = model.lora_rank > 0
     trained = 1 - frozen * 1
     # Frozen weights have no master to be rounded from: they are kept in the format they multiply in.
-    frozen_weight = np.minimum(precision.weight_bytes, precision.linear_input_bytes)
+    narrow = np.minimum(precision.weight_bytes, precision.linear_input_bytes)
+    frozen_weight = np.where(constants.frozen_in_16_bits > 0, precision.weight_bytes, narrow)
     second = constants.second_gradient_bytes * (full.gradients > 2) * (plan.data > 1) * (1 - sharded * 1)
 
     def shared_by(ranks: Array) -> StateBytes:
@@ -145,6 +152,7 @@ def state_rates(
         adapters=StateBytes(
             weights=full.weights, gradients=full.gradients, optimizer=full.optimizer * resident
         ),
+        cached=cache_bytes(model, batch, plan, precision, frozen_weight),
         unit_extra=np.where(plan.sharding >= Sharding.OPTIMIZER, 1 / width, 1.0)
         * precision.adamw_state_bytes
         * resident
@@ -186,7 +194,9 @@ def state_bytes(rates: StateRates, held: RankParameters, num_layers: Array) -> S
         return sum(count * getattr(rate, name) for count, rate in parts)
 
     return StateBytes(
-        weights=total("weights") + at_once * rates.gathered,
+        weights=total("weights")
+        + at_once * rates.gathered
+        + (held.split - held.unit + expert) * rates.cached,
         gradients=total("gradients") + waiting * rates.unreduced,
         optimizer=total("optimizer") + held.unit * rates.unit_extra,
     )

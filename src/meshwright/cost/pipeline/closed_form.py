@@ -11,8 +11,7 @@ import numpy as np
 
 from meshwright.arrays import Array
 from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS, ScheduleRecord
-from meshwright.cost.tables import SCHEDULES
-from meshwright.specs.plan import Schedule
+from meshwright.specs.plan import SCHEDULES, Schedule
 
 
 def waiting_s(
@@ -29,7 +28,7 @@ def waiting_s(
 ) -> Array:
     """Seconds that a step of a legal shape lasts beyond the work of a rank: bubble and exposed transfers, less pairs.
 
-    `schedule` is a `Schedule` or indices into `cost.tables.SCHEDULES`. Times are of one rank and one micro-batch,
+    `schedule` is a `Schedule` or indices into `SCHEDULES`. Times are of one rank and one micro-batch,
     whose work is num_micro_batches * (forward_s + backward_input_s + backward_weight_s). `pair_saving_s` is what
     DualPipe's overlap of a forward with a backward pass saves. Where sends block compute, add the transfer to
     `forward_s` and `backward_input_s` instead of giving it here.

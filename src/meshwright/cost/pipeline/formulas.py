@@ -12,6 +12,7 @@ A rank works m (F + B + W). What it waits besides is, when all stages are equal,
     zero_bubble  (p-1)(F+B) - (min(m,p)-1) min(F,B,W)                   for x = 0
     zbv          the longest of eight paths, see `zbv_waiting_s`
     dualpipe     max(2(h-1)F, (h-2)F + (h-1)B) + (h-1) max(0, B-W)      for x = 0
+    dualpipev    the same of f, b, w and h = p                          for x = 0
 
 In 1F1B every transfer is on the critical path: a rank has just as many micro-batches in flight as the round
 trip to the last rank and back takes, without slack for the hops. Interleaved chunks have that slack.
@@ -23,7 +24,7 @@ all terms in x are critical paths that we read off our own event graphs; tests h
 
 Exact (tested): every schedule for x = 0; gpipe and 1f1b for every x. With x up to the shortest pass of a
 chunk dualpipe is exact, interleaved is if p divides m and zero_bubble if m >= 2p (else they are never short),
-zbv is never long and a few percent short.
+zbv is never long and a few percent short, dualpipev never short and up to a tenth long.
 """
 
 from __future__ import annotations
@@ -100,6 +101,13 @@ def dualpipe_waiting_s(
     return fill + drain + num_transfers * x - num_pairs * s
 
 
+def dualpipe_v_waiting_s(
+    p: Array, v: Array, m: Array, F: Array, B: Array, W: Array, x: Array, s: Array
+) -> Array:
+    """DualPipe's on twice the ranks, whose stages are this one's chunks; each micro-batch passes both halves."""
+    return dualpipe_waiting_s(2 * p, v, 2 * m, F / v, B / v, W / v, x, s / v)
+
+
 def gpipe_in_flight(p: Array, v: Array, m: Array, rank: Array) -> Array:
     """All micro-batches."""
     return m
@@ -135,3 +143,8 @@ def zero_bubble_in_flight(p: Array, v: Array, m: Array, rank: Array) -> Array:
 def dualpipe_in_flight(p: Array, v: Array, m: Array, rank: Array) -> Array:
     """One for each rank and one more, over the two stages of a rank."""
     return np.minimum(m, p + 1)
+
+
+def dualpipe_v_in_flight(p: Array, v: Array, m: Array, rank: Array) -> Array:
+    """As many chunks as DualPipe on twice the ranks, in fractions of 1/v."""
+    return np.minimum(2 * m, 2 * p + 1) / v

@@ -160,10 +160,23 @@ def dualpipe(shape: PipelineShape, rank: int) -> RankOrder:
     """
     p, n = shape.num_ranks, shape.num_micro_batches // 2
     depth = min(rank, p - 1 - rank) + 1  # ranks from the nearer end, this one included
-    inward = p // 2 - depth  # ranks between this one and the middle
     directions = [one_stage(shape.stages_of(rank)[0], n), one_stage(shape.stages_of(rank)[1], n, first=n)]
     near, far = directions if rank < p // 2 else directions[::-1]
+    return _overlapped(near, far, depth=depth, inward=p // 2 - depth)
 
+
+def dualpipe_v(shape: PipelineShape, rank: int) -> RankOrder:
+    """DualPipe on half of its ranks: what comes from the middle is what went there, chunk 1 after chunk 0.
+
+    Sea AI Lab 2025, "Cut-in-half" of DualPipe; DeepSeek-AI's DualPipe repository, dualpipev.py.
+    """
+    near, far = (one_stage(stage, shape.num_micro_batches) for stage in shape.stages_of(rank))
+    return _overlapped(near, far, depth=rank + 1, inward=shape.num_ranks - rank - 1)
+
+
+def _overlapped(near: Stream, far: Stream, *, depth: int, inward: int) -> RankOrder:
+    """The order of the `depth`th rank from the end of `near`, with `inward` ranks between it and the middle."""
+    n, num_ranks = len(near.stage), 2 * (depth + inward)
     f_near, f_far, w = _forward(0), _forward(1), _backward_weight(4)
     b_near, b_far = _backward_input(2), _backward_input(3)
     bw_near, bw_far = _backward(2), _backward(3)
@@ -177,7 +190,7 @@ def dualpipe(shape: PipelineShape, rank: int) -> RankOrder:
         OrderPhase((b_far, w, f_far), inward),
         OrderPhase((f_near, bw_far), unpaired),
         OrderPhase((f_far, bw_near), unpaired, paired=True),
-        OrderPhase((f_near, bw_far, f_far, bw_near), n - p + depth - unpaired, paired=True),
+        OrderPhase((f_near, bw_far, f_far, bw_near), n - num_ranks + depth - unpaired, paired=True),
         OrderPhase((bw_far, f_far, bw_near), inward, paired=True),
         OrderPhase(tuple(drain), 1),
         OrderPhase((w, b_near), inward),

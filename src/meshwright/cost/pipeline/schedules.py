@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from meshwright.arrays import Array
 from meshwright.cost.pipeline import formulas, orders
 from meshwright.cost.pipeline.orders import RankOrder
-from meshwright.cost.tables import SCHEDULES
-from meshwright.specs.plan import Plan, Schedule
+from meshwright.errors import InputError
+from meshwright.specs.plan import SCHEDULES, Plan, Schedule
 
 
 class Placement(Enum):
@@ -49,6 +49,9 @@ class ScheduleRecord:
     max_chunks: int | None = 1  # None: any number
     placement: Placement = Placement.LOOP
     splits_backward: bool = False  # weight gradients are operations of their own
+    overlaps_pairs: bool = (
+        False  # forward passes run with backward passes of other micro-batches, all-to-alls hidden
+    )
     runs_on_one_rank: bool = False  # also without a pipeline
     in_rounds: bool = False  # chunks take turns of p micro-batches, which some engines want full
     needs_even_counts: bool = False  # of ranks and of micro-batches
@@ -120,7 +123,20 @@ SCHEDULE_RECORDS: dict[Schedule, ScheduleRecord] = {
         in_flight=formulas.dualpipe_in_flight,
         placement=Placement.MIRRORED,
         splits_backward=True,
+        overlaps_pairs=True,
         needs_even_counts=True,
+        micro_batches_per_rank=2,
+        extra_micro_batches=0,
+    ),
+    Schedule.DUALPIPE_V: ScheduleRecord(
+        order=orders.dualpipe_v,
+        waiting_s=formulas.dualpipe_v_waiting_s,
+        in_flight=formulas.dualpipe_v_in_flight,
+        min_chunks=2,
+        max_chunks=2,
+        placement=Placement.V,
+        splits_backward=True,
+        overlaps_pairs=True,
         micro_batches_per_rank=2,
         extra_micro_batches=0,
     ),
@@ -131,7 +147,7 @@ def schedules_with(trait: Callable[[ScheduleRecord], bool]) -> tuple[Schedule, .
     """The schedules whose record has `trait`.
 
     >>> [s.value for s in schedules_with(lambda record: record.splits_backward)]
-    ['zero_bubble', 'zbv', 'dualpipe']
+    ['zero_bubble', 'zbv', 'dualpipe', 'dualpipev']
     """
     return tuple(schedule for schedule, record in SCHEDULE_RECORDS.items() if trait(record))
 
@@ -143,7 +159,7 @@ def chunks_allowed(num_chunks: Array, schedule: Array) -> NDArray[np.bool_]:
 
 
 def column_of(trait: Callable[[ScheduleRecord], Any], schedule: Array) -> NDArray[Any]:
-    """`trait` of every row's schedule; `schedule` holds indices into `cost.tables.SCHEDULES`."""
+    """`trait` of every row's schedule; `schedule` holds indices into `SCHEDULES`."""
     return np.array([trait(SCHEDULE_RECORDS[s]) for s in SCHEDULES])[np.asarray(schedule)]
 
 
@@ -194,6 +210,22 @@ def shape_of(plan: Plan, *, num_micro_batches: int = 1) -> PipelineShape:
         num_chunks=plan.virtual_pipeline,
         num_micro_batches=num_micro_batches,
     )
+
+
+def rank_layers(shape: PipelineShape, layers_per_stage: tuple[int, ...]) -> tuple[int, int, int]:
+    """(first rank, fullest rank between, last rank): layers of all stages that each holds.
+
+    Without a rank between, the middle is the fuller of the two. Raises InputError unless every stage has its number.
+    """
+    if len(layers_per_stage) != shape.num_stages:
+        raise InputError(
+            f"layers_per_stage must have one value for each of {shape.num_stages} stages",
+            got=len(layers_per_stage),
+        )
+    ranks = [
+        sum(layers_per_stage[stage] for stage in shape.stages_of(rank)) for rank in range(shape.num_ranks)
+    ]
+    return ranks[0], max(ranks[1:-1] or ranks), ranks[-1]
 
 
 def usual_schedule(virtual_pipeline: int) -> Schedule:

@@ -6,6 +6,7 @@ Plans are checked with the planner's rules for this engine, so that the planner 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
@@ -66,8 +67,7 @@ def _lora(lora: Lora, run: Run) -> Iterator[Unsupported]:
             key="lora.targets",
             reason=f"experts have no adapters: remove {', '.join(sorted(dense))}",
         )
-    if lora.dropout:
-        yield Unsupported(key="lora.dropout", reason="MaxText's adapters have no dropout: must be 0")
+    yield from refusals.plain_adapters(lora, "MaxText")
     if lora.base_format is not BaseFormat.FULL:
         yield Unsupported(
             key="lora.base_format",
@@ -78,7 +78,7 @@ def _lora(lora: Lora, run: Run) -> Iterator[Unsupported]:
 def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:
     """Parts of `plan` that MaxText does not support."""
     return [
-        *refusals.by_planner_rules(plan, run=run, engine="maxtext"),
+        *refusals.by_planner_rules(replace(plan, layers_per_stage=None), run=run, engine="maxtext"),
         *refusals.offload(plan),
         *_plan_details(plan, run),
         *_jax_devices(plan, run),

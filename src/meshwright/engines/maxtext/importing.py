@@ -244,7 +244,9 @@ def _precision(settings: MaxTextKeys, *, is_frozen: bool) -> str:
         settings.note(f"weight_dtype = {weights!r} is not carried over: weights are trained in fp32")
     if settings.peek("matmul_precision", "default") == "highest" and dtype == "float32":
         settings.take("matmul_precision", "default")  # implied by fp32
-    if quantization in ("fp8", "nanoo_fp8", "fp8_full", "te_fp8_delayedscaling", "te_fp8_currentscaling"):
+    if quantization == "te_fp8_delayedscaling":
+        return "fp8_delayed"
+    if quantization in ("fp8", "nanoo_fp8", "fp8_full", "te_fp8_currentscaling"):
         return "fp8"
     if quantization:
         raise InputError("a precision that run files do not support", got=f"quantization = {quantization!r}")

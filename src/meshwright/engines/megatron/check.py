@@ -152,7 +152,7 @@ def _training(run: Run) -> Iterator[Unsupported]:
 def check_plan(plan: Plan, *, run: Run, trains_here: bool = True) -> list[Unsupported]:
     """Parts of `plan` that Megatron-Core 0.16 does not support; `trains_here`: without Transformer Engine."""
     return [
-        *refusals.by_planner_rules(plan, run=run, engine="megatron", any_layers_per_stage=True),
+        *refusals.by_planner_rules(plan, run=run, engine="megatron"),
         *refusals.offload(plan),
         *_plan_details(plan, run, trains_here=trains_here),
     ]

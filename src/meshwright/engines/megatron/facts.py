@@ -22,6 +22,7 @@ RULES = (
 FACTS = EngineFacts(
     title="megatron 0.16",
     stack="megatron-bridge",
+    stack_by_vendor=(("AMD", "primus-megatron"),),
     schedules=(Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED),
     shardings=(Sharding.NONE, Sharding.OPTIMIZER, Sharding.PARAMETERS),
     recomputes=tuple(Recompute),

@@ -29,6 +29,8 @@ from meshwright.engines.native.parallel.tensor import shard_matrices
 from meshwright.engines.native.parallel.tied_embeddings import EmbeddingCopy, embedding_copies
 from meshwright.engines.native.recompute import recompute
 from meshwright.engines.native.step import Accumulation, Stepper
+from meshwright.engines.native.stored_modules import store_modules
+from meshwright.kernels.fp8.layer import RECIPES, Fp8State
 from meshwright.specs.run import Run
 from meshwright.training.masters import Master, masters_of
 from meshwright.training.models import (
@@ -48,7 +50,7 @@ from meshwright.training.models import (
 from meshwright.training.optimizer import MasterOptimizer
 from meshwright.training.weights import load_weights
 
-COMPUTE = dict.fromkeys(("bf16", *fp8.RECIPES), torch.bfloat16) | {"fp32": torch.float32}
+COMPUTE = dict.fromkeys(("bf16", *RECIPES), torch.bfloat16) | {"fp32": torch.float32}
 """The dtype in which modules compute, by precision recipe."""
 
 
@@ -66,9 +68,13 @@ class Assembly:
     bias_rate: float  # step size of routing biases
     dropout_seed: int | None  # of this process; None: no dropout
     sequence_group: dist.ProcessGroup | None  # ranks that hold parts of the same sequences
+    delayed_scales: dict[str, Fp8State]  # by layer
+    stage_group: dist.ProcessGroup | None  # ranks with the same layers, if scales are delayed
 
     def before_step(self, step: int) -> None:
-        """Seed the random numbers of `step`, so that dropout is the same in a resumed run."""
+        """Seed the random numbers of `step`, so that dropout is the same in a resumed run; forget a refused step."""
+        for state in self.delayed_scales.values():
+            state.begin_step()
         if self.dropout_seed is not None:
             torch.manual_seed(named_seed(self.dropout_seed, f"step {step}"))
 
@@ -92,13 +98,14 @@ class Assembly:
         return collect_prediction_losses(self.modules, num_modules=num_modules).flatten().tolist()
 
     def after_step(self, load_LE: Tensor | None) -> None:
-        """Update the routing biases by the load of the experts."""
+        """Update the routing biases by the load of the experts, and the history of delayed scales. Collective."""
+        fp8.end_step(self.delayed_scales, group=self.stage_group)
         if load_LE is not None:
             update_routing_bias(self.modules, load_LE, speed=self.bias_rate)
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor a checkpoint holds; the live ones, to be written or read in place."""
-        state = self.optimizer.state()
+        state = self.optimizer.state() | fp8.histories(self.delayed_scales)
         for module in self.modules:
             kept = module.state_dict().keys()  # without buffers that count only within a step
             state |= {f"buffers.{name}": buffer for name, buffer in module.named_buffers() if name in kept}
@@ -149,35 +156,53 @@ def assemble(run: Run, *, coordinates: MeshCoordinates, weights: Path | None = N
         masters,
         settings=run.optimizer,
         is_single_process=coordinates.num_ranks == 1,
-        after_update=partial(_copy_weights, copies) if copies else None,
+        after_update=partial(_weights_have_changed, modules, copies),
         seed=run.train.seed,
     )
     optimizer.refresh()
-    if plan.pipeline > 1:
-        stepper: Stepper = Pipeline(
-            modules,
-            coordinates=coordinates,
-            num_micro_batches=plan.num_micro_batches(run.global_batch),
-            sequence_length=run.sequence_length,
-            compute=compute,
-            copies=copies,
-        )
-    else:
-        stepper = Accumulation(modules[0], plan=plan)
+    delayed_scales = fp8.delayed_states(modules, device=coordinates.device)
     num_parameters = int(count_parameters(model_row(run.model)).total)
     is_frozen = run.lora is not None
     return Assembly(
         modules=modules,
         masters=masters,
         optimizer=optimizer,
-        stepper=stepper,
+        stepper=_stepper(run, modules, coordinates=coordinates, copies=copies),
         num_parameters=num_parameters,
         num_trained=_num_adapted(run) if is_frozen else num_parameters,
         is_single_process=coordinates.num_ranks == 1,
         bias_rate=0.0 if is_frozen else run.train.balance_bias_rate,
         dropout_seed=_dropout_seed(run, coordinates),
         sequence_group=coordinates.sequence_group() if run.train.balance_loss else None,
+        delayed_scales=delayed_scales,
+        stage_group=coordinates.stage_group() if _is_delayed(run) else None,
     )
+
+
+def _is_delayed(run: Run) -> bool:
+    return run.precision.name in RECIPES and RECIPES[run.precision.name].history > 0
+
+
+def _stepper(
+    run: Run, modules: list[Transformer], *, coordinates: MeshCoordinates, copies: list[EmbeddingCopy]
+) -> Stepper:
+    """Passes through the stages of a pipeline, or through the one model."""
+    plan = coordinates.plan
+    if plan.pipeline == 1:
+        return Accumulation(modules[0], plan=plan)
+    return Pipeline(
+        modules,
+        coordinates=coordinates,
+        num_micro_batches=plan.num_micro_batches(run.global_batch),
+        sequence_length=run.sequence_length,
+        compute=COMPUTE[run.precision.name],
+        copies=copies,
+    )
+
+
+def _weights_have_changed(modules: Sequence[nn.Module], copies: Sequence[EmbeddingCopy]) -> None:
+    _copy_weights(copies)
+    fp8.expire_caches(modules)
 
 
 def _copy_weights(copies: Sequence[EmbeddingCopy]) -> None:
@@ -230,8 +255,12 @@ def _stage(
     if run.lora is not None:
         add_adapters(module, run.lora)
     blocks: list[nn.Module] = list(module.blocks().values())
-    if run.precision.matmul == "fp8":
-        fp8.convert(blocks, precision=run.precision, device=coordinates.device)
+    if run.precision.name in RECIPES:
+        num_micro_batches = coordinates.plan.num_micro_batches(run.global_batch)
+        caches = fp8.caches_weights(
+            coordinates.plan, num_micro_batches=num_micro_batches, cache=run.kernels.weight_cache
+        )
+        fp8.convert(blocks, precision=run.precision, caches_weights=caches)
     if coordinates.plan.tensor > 1:
         shard_matrices(
             module, mesh=coordinates.axes(TENSOR), sequence_parallel=coordinates.plan.sequence_parallel
@@ -240,6 +269,7 @@ def _stage(
         shard_sequences(module, chunks=chunks_of(coordinates), mesh=coordinates.context_mesh)
     if experts is not None:
         shard_experts(module, experts=experts)
+    store_modules(blocks, run.kernels.stored_activations)
     earlier = [stages[i] for i in stages_of_rank(coordinates.plan, coordinates.pipeline_rank) if i < index]
     if run.train.compile:
         compile_layers(blocks, plan=coordinates.plan)

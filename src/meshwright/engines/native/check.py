@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from meshwright.catalog.families import family_that_fits
-from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS, Placement, schedule_shortfall, shape_of
+from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS, schedule_shortfall, shape_of
 from meshwright.cost.stages import layers_per_stage
 from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
-from meshwright.specs.model import AttentionKind, BaseFormat, Lora, Model, NormPlacement
+from meshwright.engines.native.facts import STORED_OR_RECOMPUTED
+from meshwright.specs.model import QKV, AttentionKind, BaseFormat, Lora, Model, NormPlacement
 from meshwright.specs.model_parts import contradictions
 from meshwright.specs.plan import (
     DROPPED_MODULES,
@@ -23,9 +24,16 @@ from meshwright.specs.plan import (
 )
 from meshwright.specs.run import BIAS_RATE, Run
 
-PRECISIONS = ("fp32", "bf16", "fp8", "fp8_rowwise")
-FP8_UNIT = 16
-"""Widths of fp8 GEMMs are multiples of this: a condition of the matrix units and of torchao."""
+NARROW_UNITS = {
+    "fp8": 16,
+    "fp8_delayed": 16,
+    "fp8_rowwise": 16,
+    "fp8_blockwise": 16,
+    "mxfp8": 32,
+    "mxfp4": 32,
+}
+"""Widths of GEMMs in 8 and 4 bits are multiples of this: a condition of the matrix units, and of MX's groups."""
+PRECISIONS = ("fp32", "bf16", *NARROW_UNITS)
 
 
 def check(run: Run) -> tuple[Unsupported, ...]:
@@ -56,6 +64,12 @@ def _lora(lora: Lora, run: Run) -> Iterator[Unsupported]:
         yield Unsupported(
             key="lora.targets",
             reason=f"in a mixture of experts only attention is adapted, not {', '.join(sorted(dense))}",
+            hint="allowed: query, key, value, qkv, output",
+        )
+    if QKV in lora.targets and run.model.attention.kind is AttentionKind.MLA:
+        yield Unsupported(
+            key="lora.targets",
+            reason="latent attention has no one matrix of query, key and value to adapt as qkv",
             hint="allowed: query, key, value, output",
         )
     yield from _fused_adapters(lora, run.model)
@@ -67,7 +81,7 @@ def _lora(lora: Lora, run: Run) -> Iterator[Unsupported]:
         )
     if run.train.balance_bias_rate not in (BIAS_RATE, 0.0):
         yield Unsupported(key="train.balance_bias_rate", reason="routing biases are frozen with the base")
-    if run.precision.matmul == "fp8":
+    if run.precision.name in NARROW_UNITS:
         yield Unsupported(
             key="precision", reason="adapters need frozen weights in bf16 or fp32", hint="precision: bf16"
         )
@@ -87,7 +101,7 @@ def _fused_adapters(lora: Lora, model: Model) -> Iterator[Unsupported]:
         return
     for name, fused in family.fused.items():
         parts = {part.removesuffix(".weight").rsplit(".", 1)[-1] for part in fused.parts}
-        if (some := parts & set(lora.targets)) and some != parts:
+        if (some := parts & set(lora.matrices)) and some != parts:
             yield Unsupported(
                 key="lora.targets",
                 reason=f"files of {family.architecture} hold {name} as one matrix: adapters of it need "
@@ -96,6 +110,9 @@ def _fused_adapters(lora: Lora, model: Model) -> Iterator[Unsupported]:
 
 
 def _model(model: Model) -> Iterator[Unsupported]:
+    if model.layer_pattern:
+        yield from refusals.hybrids(model)
+        return
     if model.learned_positions:
         yield Unsupported(key="model", reason=f"{model.name} has learned positions; rotary ones are built")
     for reason in contradictions(model):
@@ -117,6 +134,8 @@ def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:
         *_pipeline(plan, run),
         *_label_tokens(plan, run),
         *_compiled(plan, run),
+        *_stored(plan, run),
+        *_cached_weights(plan, run),
         *_fp8(plan, run),
         *_eight_bit_states(plan, run),
     ]
@@ -173,6 +192,33 @@ def _recompute(plan: Plan, run: Run) -> Iterator[Unsupported]:
             key=key,
             reason=f"{plan.schedule.value} would compute it twice, for gradients of inputs and of weights",
             hint=f"allowed with it: none, or modules of {', '.join(DROPPED_MODULES)}",
+        )
+
+
+def _stored(plan: Plan, run: Run) -> Iterator[Unsupported]:
+    """Activations in 8 bits: of modules that are neither compiled nor recomputed."""
+    stores, key = run.kernels.stored_activations, "kernels.stored_activations"
+    if stores and run.train.compile:
+        yield Unsupported(key=key, reason="a compiled layer saves what the compiler decides: leave it out")
+    if stores and plan.recompute is Recompute.FULL:
+        yield Unsupported(key=key, reason="whole layers are recomputed and save nothing: leave it out")
+    for module, names in STORED_OR_RECOMPUTED.items():
+        for name in sorted(set(names) & set(plan.recompute_modules)) if module in stores else ():
+            yield Unsupported(
+                key=f"{key}.{module}", reason=f"it is recomputed already ({name}): leave out one of both"
+            )
+
+
+def _cached_weights(plan: Plan, run: Run) -> Iterator[Unsupported]:
+    """A cache of 8-bit weights that nothing would fill, or that outlives the weights."""
+    key = "kernels.weight_cache"
+    if run.kernels.weight_cache != "auto" and run.precision.linear_input_bytes >= 2:
+        yield Unsupported(key=key, reason=f"{run.precision.name} has no 8-bit weights: leave it out")
+    elif run.kernels.weight_cache == "on" and not plan.keeps_weights_whole:
+        yield Unsupported(
+            key=key,
+            reason="weights are gathered again for each pass of a layer: there is nothing to keep",
+            hint="parallel.sharding: optimizer",
         )
 
 
@@ -303,10 +349,10 @@ def _pipeline(plan: Plan, run: Run) -> Iterator[Unsupported]:
             yield Unsupported(key="parallel.virtual_pipeline", reason="needs pipeline > 1")
         return
     shape = shape_of(plan, num_micro_batches=plan.num_micro_batches(run.global_batch))
-    if SCHEDULE_RECORDS[plan.schedule].placement is Placement.MIRRORED:
+    if SCHEDULE_RECORDS[plan.schedule].overlaps_pairs:
         yield Unsupported(
             key="parallel.schedule",
-            reason="dualpipe needs every stage on two ranks, which PyTorch's pipeline runtime does not have",
+            reason=f"{plan.schedule} runs passes of two micro-batches at once, which the pipeline runtime does not",
             hint="zbv has a small bubble, too, with one copy of the weights",
         )
     elif shortfall := schedule_shortfall(shape):
@@ -329,7 +375,8 @@ def _label_tokens(plan: Plan, run: Run) -> Iterator[Unsupported]:
 
 def _fp8(plan: Plan, run: Run) -> Iterator[Unsupported]:
     """Widths of the GEMMs of one rank. A width that fp8 does not allow is refused: no layer silently stays in bf16."""
-    if run.precision.matmul != "fp8":
+    unit = NARROW_UNITS.get(run.precision.name)
+    if unit is None:
         return
     model, width = run.model, plan.tensor
     a, experts = model.attention, model.experts
@@ -350,10 +397,11 @@ def _fp8(plan: Plan, run: Run) -> Iterator[Unsupported]:
         widths["feed-forward columns"] = model.ffn_hidden // width
     if experts is not None:
         widths["columns of shared experts"] = experts.shared_hidden // width
+        widths["columns of routed experts"] = experts.ffn_hidden // plan.expert_tensor
     for what, count in widths.items():
-        if count % FP8_UNIT:
+        if count % unit:
             yield Unsupported(
                 key="precision",
-                reason=f"{run.precision.name} needs multiples of {FP8_UNIT}, a rank has {count} {what}",
+                reason=f"{run.precision.name} needs multiples of {unit}, a rank has {count} {what}",
                 hint="precision: bf16",
             )

@@ -15,15 +15,17 @@ from meshwright.engines.base import Measuring, TrainOptions, refuse
 from meshwright.engines.beginning import begin
 from meshwright.engines.choice import planned, with_devices_here
 from meshwright.engines.folders import clear_results
-from meshwright.engines.native import compiling, fp8
+from meshwright.engines.native import compiling, fp8, kernel_routing
 from meshwright.engines.native.check import check, check_plan
 from meshwright.engines.native.expectation import Expectation, measure_expectation
 from meshwright.engines.native.prepared import PreparedRun
 from meshwright.engines.native.trainer import train_rank
 from meshwright.errors import InputError
+from meshwright.kernels.dispatch import using as using_routes
 from meshwright.records.training import Ending, Record, read_record
 from meshwright.specs.hardware import HERE
 from meshwright.specs.plan import Plan
+from meshwright.specs.precision import PRECISIONS
 from meshwright.specs.run import NATIVE, Run
 from meshwright.training import checkpoints as checkpoint
 from meshwright.training import device as devices
@@ -134,9 +136,10 @@ def prepare(run: Run, *, options: TrainOptions) -> PreparedRun:
     notes = [] if weights is None else differences(weights.folder, run.model)
     if run.lora is not None and weights is None:
         notes.append("adapters are trained on random weights: name those to start from with `weights:`")
-    notes += fp8.notes(run)
+    notes += fp8.notes(run, plan, device=device)
     notes += devices.notes_on_name(devices.device_name(device), device_type=device.type, cluster=run.cluster)
     choices, choice_notes = _gemm_choices(run, plan, device=device)
+    kernel_routing.require(run, device=device)
     if not (is_restart() or under_launcher()):
         external_workers.refuse_checkpoints(run, options, newest_step=_newest_step)
     begun = begin(run, plan=plan, options=options, newest_step=_newest_step)
@@ -166,7 +169,8 @@ def _gemm_choices(
 
 def expected(prepared: PreparedRun) -> Expectation:
     """Step time and memory to expect of `prepared`, measured in this process only."""
-    with gemm_tuning.using(prepared.gemm_choices, devices.find_device()):
+    routing = kernel_routing.routing_of(prepared.run, device=devices.find_device())
+    with gemm_tuning.using(prepared.gemm_choices, devices.find_device()), using_routes(routing):
         return expected_of(prepared.run, plan=prepared.plan, measuring=prepared.options.measuring)
 
 
@@ -199,7 +203,9 @@ def plan_here(run: Run, *, device: torch.device) -> Plan:
     if run.plan is not None:
         return run.plan
     cluster = run.cluster or devices.cluster_here(device, num_devices=_num_devices(device), rates=None)
-    plan = planned(replace(run, cluster=cluster, engine=NATIVE)).plan
+    # A device that emulates a format is not in the catalogue with its rate: the plan is that of bf16.
+    precision = PRECISIONS["bf16"] if fp8.is_emulated(run.precision, device=device) else run.precision
+    plan = planned(replace(run, cluster=cluster, engine=NATIVE, precision=precision)).plan
     assert plan is not None
     return plan
 

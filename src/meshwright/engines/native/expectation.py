@@ -21,14 +21,15 @@ import torch.distributed as dist
 from meshwright.calibration.device import DeviceCalibration, installed_path, load
 from meshwright.engines.base import Measuring
 from meshwright.engines.base import predicted as predicted_of
+from meshwright.engines.native.fp8 import is_emulated
 from meshwright.engines.native.machine_measurement import MachineMeasurement, measure_machine
 from meshwright.engines.native.slowdown import measure_slowdown
 from meshwright.errors import MeshwrightError
 from meshwright.fitting.kernel_times import calibration_here
+from meshwright.kernels.attention.blockwise import HAS_AMX
 from meshwright.planner.estimate import estimate_plan
-from meshwright.planner.request import PlanRequest, note_on_labels, request_for
+from meshwright.planner.request import PlanRequest, is_processor, note_on_labels, request_for
 from meshwright.records.training import interval
-from meshwright.specs.estimate import MemoryEstimate
 from meshwright.specs.hardware import HERE
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run, with_label_ratio
@@ -69,13 +70,22 @@ def measure_expectation(
 
     `label_ratio`: labels over tokens of the run's data, on which the steps of `batch.label_tokens` depend.
     """
+    held_bytes = devices.resident_bytes()
     steps = with_label_ratio(run, 1.0 if label_ratio is None else label_ratio)
     found = _of_fixed_steps(steps, plan=plan, device=device, measuring=measuring)
+    is_here = run.cluster is None or is_processor(run.cluster.accelerator)
+    if found.predicted is not None and device.type == "cpu" and is_here:
+        memory_bytes = max(devices.peak_memory_bytes(device), held_bytes + found.predicted["memory_bytes"])
+        found = replace(found, predicted={**found.predicted, "memory_bytes": memory_bytes})
     note = note_on_labels(run, ratio=label_ratio)
     return found if note is None else replace(found, notes=(note, *found.notes))
 
 
 def _of_fixed_steps(run: Run, *, plan: Plan, device: torch.device, measuring: Measuring) -> Expectation:
+    if is_emulated(run.precision, device=device):
+        held = yardstick(run, accelerator=None, plan=plan)
+        note = f"nothing was predicted: this device emulates {run.precision.name}"
+        return Expectation(yardstick=held, predicted=None, notes=(note,))
     if run.cluster is None:
         return _of_this_machine(run, plan=plan, device=device, measuring=measuring)
     held = yardstick(run, accelerator=run.cluster.accelerator, plan=plan)
@@ -170,17 +180,13 @@ def _installed(device: torch.device) -> DeviceCalibration | None:
 
 
 def _predicted(request: PlanRequest, plan: Plan, device: torch.device) -> dict[str, Any]:
+    """The prediction. On a CPU the memory of what the process holds already, its libraries, is not in it."""
+    if device.type == "cpu" and HAS_AMX:  # PyTorch's attention is faster there, and the engine's choice
+        routes = {"attention": "sdpa", **request.kernels.routes}
+        request = replace(request, kernels=replace(request.kernels, routes=routes))
     estimate = estimate_plan(request, plan)
-    memory_bytes = _memory_bytes(estimate.step.memory, device)
+    memory_bytes = estimate.step.memory.reserved_bytes
     return {**predicted_of(estimate, memory_bytes=memory_bytes), "slower_than_calibrated": None}
-
-
-def _memory_bytes(memory: MemoryEstimate, device: torch.device) -> float:
-    """Peak memory of the run: reserved memory on a GPU. On a CPU the process's present memory plus allocations,
-    without the workspaces, contexts and communicators of a GPU."""
-    if device.type == "cuda":
-        return memory.reserved_bytes
-    return devices.resident_bytes() + memory.allocated_bytes - memory.workspace_bytes
 
 
 def _slowness(run: Run, plan: Plan, device: torch.device) -> float | None:

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.cost.pipeline.schedules import Placement, schedules_with
-from meshwright.cost.tables import RECOMPUTES, SCHEDULES
+from meshwright.cost.pipeline.schedules import schedules_with
+from meshwright.cost.tables import RECOMPUTES
 from meshwright.planner.engines import EngineFacts, Rule, Scope
 from meshwright.planner.rules import has_experts, has_schedule, mask_of, module_names
-from meshwright.specs.plan import DROPPED_MODULES, Recompute, Sharding
+from meshwright.specs.plan import DROPPED_MODULES, SCHEDULES, Recompute, Sharding
+
+STORED_OR_RECOMPUTED = {
+    "feed_forward": ("mlp", "moe", "shared_experts", "activation", "alternate_matmuls"),
+    "norm": ("norm", "alternate_matmuls"),
+}
+"""Modules whose recomputation leaves nothing to store in 8 bits, by those of `kernels.stored_activations`."""
+
+
+def _recomputed_if_not_stored(stored: frozenset[str]) -> list[str]:
+    return sorted({name for module in stored for name in STORED_OR_RECOMPUTED[module]})
+
 
 RULES = (
     Rule(
@@ -18,6 +29,20 @@ RULES = (
         says=lambda s, p: (
             f"multi-token prediction reads the next tokens, which are on other context ranks: context {p.context} "
             "must be 1"
+        ),
+    ),
+    Rule(
+        name="stored activations",
+        scope=Scope.CHOICE,
+        holds=lambda s, p: (
+            (len(s.stored) == 0)
+            | (
+                np.not_equal(p.recompute, RECOMPUTES.index(Recompute.FULL))
+                & ((np.asarray(p.recompute_mask) & mask_of(*_recomputed_if_not_stored(s.stored))) == 0)
+            )
+        ),
+        says=lambda s, _: (
+            f"activations of {', '.join(sorted(s.stored))} are stored in 8 bits, not recomputed"
         ),
     ),
     Rule(
@@ -92,9 +117,10 @@ RULES = (
 
 FACTS = EngineFacts(
     title="native",
-    stack="torchtitan",
-    # DualPipe holds every stage on two ranks, which the runtime under it does not know.
-    schedules=schedules_with(lambda record: record.placement is not Placement.MIRRORED),
+    stack="native",
+    # DualPipe holds every stage on two ranks and runs passes of two micro-batches at once, which the runtime under it
+    # does not know.
+    schedules=schedules_with(lambda record: not record.overlaps_pairs),
     shardings=tuple(Sharding),
     recomputes=tuple(Recompute),
     selective=None,

@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from meshwright.engines.native.assembly import Assembly, assemble
 from meshwright.engines.native.parallel.mesh import MeshCoordinates
 from meshwright.fitting.kernel_times import CollectiveTime, KernelTimes, shallow_model
+from meshwright.kernels.linear import linear
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 from meshwright.training.device import synchronize
 from meshwright.training.models import Transformer
-from meshwright.training.models.linear import linear
 from meshwright.training.models.transformer import Block
 
 DEPTHS = (1, 2)

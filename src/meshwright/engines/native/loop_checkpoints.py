@@ -15,6 +15,7 @@ from meshwright.engines.beginning import notes_of
 from meshwright.engines.native.assembly import Assembly
 from meshwright.engines.native.data_position import DataPosition, next_batch_of
 from meshwright.engines.native.fault_detector import FaultDetector
+from meshwright.engines.native.fp8 import CHECKPOINTED
 from meshwright.engines.native.prepared import PreparedRun
 from meshwright.engines.native.progress import ProgressDisplay
 from meshwright.engines.native.validation_history import ValidationHistory
@@ -183,6 +184,6 @@ class LoopCheckpoints:
     def _load(self, saved: checkpoints.SavedCheckpoint) -> dict[str, Any]:
         """Load the states of `saved` and return its manifest."""
         state = self.assembly.state()
-        manifest = checkpoints.load(saved, into=state)
+        manifest = checkpoints.load(saved, into=state, zero_if_absent=CHECKPOINTED)
         self.assembly.optimizer.restore(state, step=saved.step)
         return manifest

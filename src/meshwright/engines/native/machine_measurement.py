@@ -161,6 +161,7 @@ def _key(run: Run, *, plan: Plan, device: torch.device) -> str:
         "optimizer": [run.optimizer.name, run.optimizer.states],
         "compile": run.train.compile,
         "gemm_tuning": run.gemm_tuning,
+        "kernels": asdict(run.kernels),
     }
     return json.dumps(facts, sort_keys=True, default=str)
 

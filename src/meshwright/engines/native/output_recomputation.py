@@ -69,12 +69,18 @@ _recomputable: dict[int, tuple[Any, _Call, int]] = {}
 def recomputed(function: Callable[..., Any], *inputs: Any) -> Any:
     """`function(*inputs)`, a tensor or a tuple of them, which consumers inside `recomputing_outputs` will not keep."""
     outputs = function(*inputs)
-    if torch.is_grad_enabled():
-        call = _Call(function, inputs)
-        for index, output in enumerate(_as_tuple(outputs)):
-            if address := _address(output):
-                _recomputable[address] = (ref(output), call, index)
+    discard(outputs, function=function, inputs=inputs)
     return outputs
+
+
+def discard(outputs: Any, *, function: Callable[..., Any], inputs: tuple[Any, ...]) -> None:
+    """Make consumers inside `recomputing_outputs` not keep `outputs`, which `function(*inputs)` gives again."""
+    if not torch.is_grad_enabled():
+        return
+    call = _Call(function, inputs)
+    for index, output in enumerate(_as_tuple(outputs)):
+        if address := _address(output):
+            _recomputable[address] = (ref(output), call, index)
 
 
 @contextmanager

@@ -31,14 +31,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from meshwright.engines.native.output_recomputation import recomputed, recomputing_outputs
+from meshwright.engines.native.output_recomputation import discard, recomputed, recomputing_outputs
+from meshwright.kernels.linear import ONEDNN_GEMMS
 from meshwright.specs.plan import Plan, Recompute
 from meshwright.training.models import Block
 from meshwright.training.models.attention import LatentAttention
 from meshwright.training.models.experts import MixtureOfExperts, RoutedExperts
 from meshwright.training.models.feed_forward import FeedForward, GatedActivation
 from meshwright.training.models.feed_forward import swiglu as plain_swiglu
-from meshwright.training.models.linear import ONEDNN_GEMMS
+from meshwright.training.models.norm import ResidualNorm, ResidualSum
 
 
 def _replace(owner: nn.Module, name: str, method: Callable[..., Any]) -> None:
@@ -73,7 +74,7 @@ def _selective(layer: Block, names: frozenset[str]) -> None:
     if "norm" in names:
         _replace(layer.attention_norm, "forward", partial(recomputed, layer.attention_norm.forward))
         if block not in names:
-            _replace(layer.ffn_norm, "forward", partial(recomputed, layer.ffn_norm.forward))
+            _recompute_norm_of_sum(layer.ffn_norm)
     if block in names:
         _checkpoint_block(layer, with_norm="norm" in names)
     elif isinstance(layer.ffn, MixtureOfExperts):
@@ -89,12 +90,26 @@ def _selective(layer: Block, names: frozenset[str]) -> None:
         layer.forward = _recomputing_outputs(layer.forward)
 
 
+def _recompute_norm_of_sum(norm: nn.Module) -> None:
+    """Recompute the norm from the sum, which is kept anyway: from branch and residual, the branch would be kept too."""
+    assert isinstance(norm, ResidualNorm)
+    whole = norm.forward
+
+    def forward(x_BTD: Tensor, residual_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        normed_BTD, total_BTD = whole(x_BTD, residual_BTD)
+        discard(normed_BTD, function=norm.normed, inputs=(total_BTD,))
+        return normed_BTD, total_BTD
+
+    _replace(norm, "forward", forward)
+
+
 def _checkpoint_block(layer: Block, *, with_norm: bool) -> None:
     """Recompute the feed-forward block; with its norm, whose output would otherwise be saved."""
-    ffn, norm = layer.ffn.forward, layer.ffn_norm.forward
+    ffn, norm = layer.ffn.forward, layer.ffn_norm
     if with_norm:
-        _replace(layer.ffn_norm, "forward", lambda x_BTD: x_BTD)
-        layer.ffn.forward = _checkpointed(lambda x_BTD, *others: ffn(norm(x_BTD), *others), of=layer)
+        assert isinstance(norm, ResidualNorm)
+        _replace(norm, "forward", ResidualSum().forward)
+        layer.ffn.forward = _checkpointed(lambda x_BTD, *others: ffn(norm.normed(x_BTD), *others), of=layer)
     else:
         layer.ffn.forward = _checkpointed(ffn, of=layer)
 

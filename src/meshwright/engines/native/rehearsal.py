@@ -44,7 +44,8 @@ from meshwright.training.data import open_data
 from meshwright.training.optimizer import learning_rate
 from meshwright.training.processes import WorkerLostError, run_ranks
 
-NUM_STEPS = 3
+NUM_STEPS = 2
+"""The second one shows the update of the first, and its own update the optimizer states that were kept."""
 TOLERANCE = 1e-4
 """fp32 sums in another order differ by two orders of magnitude less; a missing or repeated sum by 0.1 and more."""
 TIMEOUT_S = 120.0

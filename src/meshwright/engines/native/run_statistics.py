@@ -13,10 +13,10 @@ from meshwright.engines.native.data_position import BatchCounts, DataPosition
 from meshwright.engines.native.loop_checkpoints import LoopCheckpoints
 from meshwright.engines.native.parallel.mesh import MeshCoordinates
 from meshwright.engines.native.validation import ValidationLosses
-from meshwright.records.training import Ending
+from meshwright.records.training import Ending, complete_statistics
 from meshwright.specs.run import Run
 from meshwright.training import device
-from meshwright.training.metrics import Yardstick, spread_of, target_reached, throughput_of
+from meshwright.training.metrics import Yardstick, rank_statistics, rates_of, spread_of, target_reached
 from meshwright.training.telemetry import gather_scalars
 
 
@@ -41,11 +41,9 @@ def gather_rank_statistics(measured: RunMeasurements, *, coordinates: MeshCoordi
         "peak_memory_bytes": float(device.peak_memory_bytes(coordinates.device)),
     }
     ranks = gather_scalars(mine, num_ranks=coordinates.num_ranks)
-    return {
-        "step_s": ranks["step_s"],
-        "peak_memory_bytes": [int(size) for size in ranks["peak_memory_bytes"]],
-        "straggler_ratio": max(ranks["step_s"]) / statistics.median(ranks["step_s"]),
-    }
+    return rank_statistics(
+        step_s=ranks["step_s"], peak_memory_bytes=[int(size) for size in ranks["peak_memory_bytes"]]
+    )
 
 
 def run_statistics(
@@ -62,11 +60,10 @@ def run_statistics(
 ) -> dict[str, Any]:
     """`statistics` of the record."""
     step_s, saver = spread_of(measured.step_s), checkpoints.saver
-    median_s = step_s.get("median")
     if run.label_tokens is not None and measured.counts:
         num_batches = statistics.fmean(counts.num_batches for counts in measured.counts)
         yardstick = replace(yardstick, tokens_per_step=round(num_batches * run.tokens_per_batch))
-    return {
+    found = {
         "steps": measured.num_steps,
         "tokens": position.tokens,
         "first_loss": measured.first_loss,
@@ -81,16 +78,8 @@ def run_statistics(
         if ending is Ending.REACHED
         else None,
         "elapsed_s": measured.elapsed_s,
-        "step_s": step_s,
         "label_tokens": _label_tokens(measured, run),
-        "tokens_per_s_per_device": median_s and yardstick.tokens_per_s_per_device(median_s),
-        "throughput": throughput_of(step_s, by=yardstick),
-        "mfu": median_s and yardstick.mfu(median_s),
-        "mfu_convention": yardstick.convention,
-        "model_flops_per_token": yardstick.flops_per_token,
-        "peak_flops_per_s": yardstick.peak_flops_per_s,
         "peak_memory_bytes": max(ranks["peak_memory_bytes"]),
-        "num_devices": yardstick.num_devices,
         "parameters": assembly.num_parameters,
         "trained_parameters": assembly.num_trained,
         "checkpoint": None if saver is None or saver.newest is None else str(saver.newest),
@@ -101,7 +90,9 @@ def run_statistics(
         },
         "num_checkpoints": 0 if saver is None else saver.num_saved,
         "checkpoint_stall_s": None if saver is None else sum(saver.stalls.seconds),
+        **rates_of(step_s, by=yardstick),
     }
+    return complete_statistics(found)
 
 
 def _label_tokens(measured: RunMeasurements, run: Run) -> dict[str, Any] | None:

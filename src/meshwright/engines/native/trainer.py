@@ -26,6 +26,7 @@ from meshwright.engines.native.closing import sample_of, write_adapters
 from meshwright.engines.native.data_position import BatchCounts, DataPosition
 from meshwright.engines.native.expectation import Expectation, measure_expectation
 from meshwright.engines.native.fault_detector import Fault, FaultDetector
+from meshwright.engines.native.kernel_routing import gathered_choices, notes_on_routes, routing_of
 from meshwright.engines.native.loop_checkpoints import LoopCheckpoints
 from meshwright.engines.native.parallel.mesh import MeshCoordinates, mesh_coordinates
 from meshwright.engines.native.prepared import PreparedRun
@@ -40,7 +41,9 @@ from meshwright.engines.native.run_statistics import (
 from meshwright.engines.native.validation import ValidationLosses, validation_losses
 from meshwright.engines.native.validation_history import ValidationHistory
 from meshwright.engines.native.warm_up import warm_up
-from meshwright.records.training import Ending, Record
+from meshwright.kernels.dispatch import active
+from meshwright.kernels.dispatch import using as using_routes
+from meshwright.records.training import Ending, Record, step_line
 from meshwright.specs.run import FaultAction
 from meshwright.training import device, telemetry
 from meshwright.training.clock import Clock, TrainingPhase
@@ -85,7 +88,8 @@ def train_rank(rank: int, num_ranks: int, prepared: PreparedRun) -> None:
                 plan=prepared.plan, device=local_device, rank=rank, num_ranks=num_ranks
             )
             device.disable_malloc_trim(local_device)
-            with using(prepared.gemm_choices, local_device):
+            kernels = routing_of(prepared.run, device=local_device)
+            with using(prepared.gemm_choices, local_device), using_routes(kernels):
                 trainer = _open_trainer(
                     prepared, coordinates, request=request, clock=clock, progress=progress, watchdog=watchdog
                 )
@@ -107,7 +111,7 @@ def _open_trainer(
     run, plan, weights = prepared.run, prepared.plan, prepared.weights
     # The labels in the data decide how large a step is, and so what to expect of it.
     loader = None if run.label_tokens is None else _open_loader(prepared, coordinates, progress=progress)
-    with progress.phase("measuring this machine"):
+    with progress.phase("measuring this machine"), using_routes(active().fresh()):
         expectation = measure_expectation(
             run, plan=plan, device=coordinates.device, measuring=prepared.options.measuring,
             label_ratio=loader and loader.corpus.label_ratio,
@@ -186,8 +190,11 @@ class Trainer:
         finally:
             self.output.close()
         ranks = gather_rank_statistics(self.measured, coordinates=self.coordinates)
+        kernels = gathered_choices(active(), num_ranks=self.coordinates.num_ranks)
         self.output.finish(
-            lambda: self._record(ending, sample, ranks), sample=sample, num_steps=self.measured.num_steps
+            lambda: self._record(ending, sample, ranks, kernels),
+            sample=sample,
+            num_steps=self.measured.num_steps,
         )
 
     def _set_up(self) -> None:
@@ -449,11 +456,13 @@ class Trainer:
             entry["expert_load_ratio"] = outcome.load_ratio
         if saver is not None:
             entry["checkpoint_stall_s"] = saver.stalls.new_s()
-        return entry
+        return step_line(entry)
 
     # --- at the end ---
 
-    def _record(self, ending: Ending, sample: str | None, ranks: dict[str, Any]) -> Record:
+    def _record(
+        self, ending: Ending, sample: str | None, ranks: dict[str, Any], kernels: tuple[dict[str, Any], ...]
+    ) -> Record:
         prepared = self.prepared
         return Record(
             run=telemetry.resolved(self.run, plan=prepared.plan),
@@ -482,5 +491,11 @@ class Trainer:
             events=tuple(self.detector.events),
             profile=None if self.profiler is None else self.profiler.summary,
             identity=as_document(self.checkpoints.identity),
-            notes=(*prepared.notes, *self.expectation.notes, *self.output.notes),
+            kernels=kernels,
+            notes=(
+                *prepared.notes,
+                *notes_on_routes(self.run, kernels),
+                *self.expectation.notes,
+                *self.output.notes,
+            ),
         )

@@ -92,8 +92,7 @@ def _lora(lora: Lora, run: Run) -> Iterator[Unsupported]:
         )
     elif family is not None and ("key" in lora.targets) != ("value" in lora.targets):
         yield Unsupported(key="lora.targets", reason="keys and values are adapted together or not at all")
-    if lora.dropout:
-        yield Unsupported(key="lora.dropout", reason="adapters have no dropout: must be 0")
+    yield from refusals.plain_adapters(lora, "torchtitan")
     if lora.base_format is not BaseFormat.FULL:
         yield Unsupported(key="lora.base_format", reason="the base is not quantised: must be full")
 
@@ -101,7 +100,7 @@ def _lora(lora: Lora, run: Run) -> Iterator[Unsupported]:
 def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:
     """Parts of `plan` that torchtitan 0.3.0 does not support."""
     return [
-        *refusals.by_planner_rules(plan, run=run, engine="torchtitan", any_layers_per_stage=True),
+        *refusals.by_planner_rules(plan, run=run, engine="torchtitan"),
         *refusals.offload(plan),
         *_plan_details(plan, run),
     ]

@@ -42,7 +42,7 @@ def log_slopes(
             rates=rates_from_etas(calibration, facts, etas, bf16),
             load_factor=load_factor,
         )
-        return np.log(np.ravel(steps.step_s))
+        return np.log(steps.step_s)
 
     slopes = derivatives(log_step, calibration.etas([factors]), calibration.etas([bf16_factors(factors)]))
     return {name: float(slope[0]) for name, slope in slopes.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from meshwright.catalog.prices import market_prices
 from meshwright.report.documents.plan import plan_document, request_document, step_document, training_document
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ def estimate_document(done: RunEstimate) -> dict[str, Any]:
         "goodput": economics.goodput,
         "usd_per_device_hour": economics.usd_per_device_hour,
         "usd_per_million_tokens": economics.usd_per_million_tokens,
+        "market_prices": [
+            p for p in market_prices() if p.accelerator == done.request.cluster.accelerator.name
+        ],
         "joule_per_token": economics.joule_per_token,
         "totals": economics.totals and training_document(economics.totals),
         "notes": done.notes,

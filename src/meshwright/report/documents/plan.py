@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from meshwright.catalog.stacks import features_of
 from meshwright.units import DAY_S
 
 if TYPE_CHECKING:
@@ -42,6 +43,12 @@ def ranking_document(ranking: PlanRanking) -> dict[str, Any]:
     }
     if ranking.neighbours is not None:
         document["explanation"]["neighbours"] = [neighbour_document(n) for n in ranking.neighbours]
+    if ranking.scored is not None:
+        document["scored"] = {
+            "is_complete": ranking.scored.is_complete,
+            "counts": ranking.scored.counts,
+            "plans": ranking.to_scored_rows(),
+        }
     if ranking.has_front:
         document["pareto"] = [
             {**plan_document(r.plan), "step_s": r.step_s, "reserved_bytes": r.reserved_bytes}
@@ -76,7 +83,11 @@ def request_document(run: Run, request: PlanRequest) -> dict[str, Any]:
         "task": run.task,
         "precision": request.precision.name,
         "engine": request.engine,
-        "stack": {"framework": request.stack.framework, "vintage": request.stack.vintage},
+        "stack": {
+            "framework": request.stack.framework,
+            "vintage": request.stack.vintage,
+            **features_of(request.stack, request.cluster.accelerator).stated(),
+        },
         "objective": run.objective,
         "fixed": dict(request.fixed),
         "usable_bytes": request.usable_bytes,
@@ -97,8 +108,8 @@ def plan_document(plan: Plan) -> dict[str, Any]:
 
 def step_document(step: StepEstimate) -> dict[str, Any]:
     """A step: estimates with interval, unit and tier, seconds by component, bytes by part."""
+    from meshwright.cost.memory import memory_parts
     from meshwright.report.components import bound_by
-    from meshwright.report.run_estimate import memory_parts
 
     memory = step.memory
     return {
@@ -187,7 +198,8 @@ def why_not_sentence(answer: WhyNot) -> str:
     """One line: the verdict on the fixed fields and its reason."""
     what = ", ".join(f"{name}={getattr(value, 'value', value)}" for name, value in answer.fixed.items())
     if answer.comparison is not None:
-        return f"{what}: {answer.verdict.value}. {loser_sentence(answer.comparison)}"
+        reason = f"; {answer.binding}" if answer.binding else ""
+        return f"{what}: {answer.verdict.value}. {loser_sentence(answer.comparison)}{reason}"
     if answer.infeasible is not None:
         return f"{what}: {answer.infeasible.binding}"
     return f"{what}: {answer.verdict.value}. {'; '.join(map(str, answer.violations))}"

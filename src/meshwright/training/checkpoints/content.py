@@ -38,8 +38,8 @@ def content(run: Run, *, weights: Origin | None, tokenizer: Tokenizer | None = N
         shapes=run.model,
         lora=run.lora,
         precision=run.precision.name,
-        weights=weights and weights.name,
-        weights_fingerprint=weights and weights.fingerprint,
+        weights=weights and weights.name,  # ty: ignore[invalid-argument-type]
+        weights_fingerprint=weights and weights.fingerprint,  # ty: ignore[invalid-argument-type]
         sequence_length=run.sequence_length,
         data=replace(
             with_absolute_paths(run.data, absolute_source),

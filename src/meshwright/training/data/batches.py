@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from meshwright.errors import InputError
+from meshwright.kernels.labels import IGNORED_LABEL
 from meshwright.specs.run import TRAINING
 from meshwright.training.data.mixture import Mixture, SourceProgress
 from meshwright.training.data.packing import Sample, Samples, padding_sample
 from meshwright.training.data.shuffle import Permutation
 from meshwright.training.data.workers import prefetch
-from meshwright.training.labels import IGNORED_LABEL
 
 NO_SAMPLE = -1
 """Number of a row of padding."""

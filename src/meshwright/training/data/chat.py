@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.training.data import templates
-from meshwright.training.data.conversations import ROLES
-from meshwright.training.data.documents import Message, TextDocument, TextSpan
+from meshwright.training.data.conversations import ROLES, Conversation, Message
+from meshwright.training.data.documents import TextDocument, TextSpan
 
 START_OF_TURN, END_OF_TURN = "<|im_start|>", "<|im_end|>"
 
@@ -24,41 +24,29 @@ START_OF_TURN, END_OF_TURN = "<|im_start|>", "<|im_end|>"
 class ChatML:
     """The default template. It has no way to write tools."""
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Any] | None = None,
-        trained: Sequence[bool] | None = None,
-        settings: Mapping[str, Any] | None = None,
-    ) -> TextDocument:
+    def render(self, conversation: Conversation) -> TextDocument:
         """
-        >>> d = ChatML().render([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}])
+        >>> talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
+        >>> d = ChatML().render(Conversation(messages=talk))
         >>> [d.text[start:stop] for start, stop in d.trained]
         ['yo<|im_end|>']
         """
-        if tools or settings:
+        if conversation.tools or conversation.settings:
             raise InputError("ChatML writes no tools and has no variables", hint=_OTHER_TOKENIZER)
         text, spans = "", []
-        for number, message in enumerate(messages):
-            role, content = _checked(message)
+        checked = [_checked(message) for message in conversation.messages]
+        answers = _trained_answers(conversation)
+        for number, (role, content) in enumerate(checked):
             text += f"{START_OF_TURN}{role}\n"
             said = f"{content}{END_OF_TURN}"
-            if role == "assistant" and (trained is None or trained[number]):
+            if number in answers:
                 spans.append(TextSpan(len(text), len(text) + len(said)))
             text += f"{said}\n"
         return TextDocument(text=text, trained=tuple(spans), is_rendered=True)
 
-    def prompt(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Any] | None = None,
-        settings: Mapping[str, Any] | None = None,
-    ) -> str:
+    def prompt(self, conversation: Conversation) -> str:
         """The conversation, and the start of the assistant's turn."""
-        rendered = self.render(messages, tools=tools, settings=settings)
-        return f"{rendered.text}{START_OF_TURN}assistant\n"
+        return f"{self.render(conversation).text}{START_OF_TURN}assistant\n"
 
     def reads(self, key: str) -> bool:
         """Role and content."""
@@ -82,55 +70,35 @@ class JinjaChat:
     tool_template: str | None = None  # for conversations with tools; None: `template`
     end_marks: tuple[str, ...] = ()  # special tokens: white space after one is no part of an answer
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Any] | None = None,
-        trained: Sequence[bool] | None = None,
-        settings: Mapping[str, Any] | None = None,
-    ) -> TextDocument:
+    def render(self, conversation: Conversation) -> TextDocument:
         """The conversation in the tokenizer's template. Raises InputError when the template refuses it."""
-        for message in messages:
+        for message in conversation.messages:
             _checked(message)
-        wanted = [
-            number
-            for number, message in enumerate(messages)
-            if message["role"] == "assistant" and (trained is None or trained[number])
-        ]
-        messages = self._written(messages, tools, settings)
-        whole = self._write(messages, tools, settings)
-        template = self._template(tools)
-        if templates.GENERATION_TAG.search(template):
-            spans = self._generated(messages, tools, settings, whole=whole, wanted=wanted)
+        wanted = _trained_answers(conversation)
+        conversation = self._written(conversation)
+        whole = self._write(conversation)
+        if templates.GENERATION_TAG.search(self._template(conversation)):
+            spans = self._generated(conversation, whole=whole, wanted=wanted)
         else:
-            spans = [self._answer(messages, number, tools, settings, whole=whole) for number in wanted]
+            spans = [self._answer(conversation, number, whole=whole) for number in wanted]
         return TextDocument(
             text=whole, trained=tuple(span for span in spans if span.stop > span.start), is_rendered=True
         )
 
-    def prompt(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Any] | None = None,
-        settings: Mapping[str, Any] | None = None,
-    ) -> str:
+    def prompt(self, conversation: Conversation) -> str:
         """The conversation, and the start of the assistant's turn."""
-        messages = self._written(messages, tools, settings, add_generation_prompt=True)
-        return self._write(messages, tools, settings, add_generation_prompt=True)
+        conversation = self._written(conversation, add_generation_prompt=True)
+        return self._write(conversation, add_generation_prompt=True)
 
     def reads(self, key: str) -> bool:
         """Return True if a template names the key."""
         return key in self.template or (self.tool_template is not None and key in self.tool_template)
 
-    def _generated(
-        self, messages: Sequence[Message], tools: Any, settings: Any, *, whole: str, wanted: Sequence[int]
-    ) -> list[TextSpan]:
+    def _generated(self, conversation: Conversation, *, whole: str, wanted: Sequence[int]) -> list[TextSpan]:
         """The generation blocks of the wanted answers."""
-        variables = self._variables(messages, tools, settings, add_generation_prompt=False)
-        text, found = templates.generated_spans(self._template(tools), variables)
-        answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+        variables = self._variables(conversation, add_generation_prompt=False)
+        text, found = templates.generated_spans(self._template(conversation), variables)
+        answers = _trained_answers(replace(conversation, trained=None))
         if text != whole or len(found) != len(answers):
             raise InputError(
                 "the chat template does not have one generation block for each answer",
@@ -139,12 +107,11 @@ class JinjaChat:
         by_answer = dict(zip(answers, found, strict=True))
         return [TextSpan(*by_answer[number]) for number in wanted]
 
-    def _answer(
-        self, messages: Sequence[Message], number: int, tools: Any, settings: Any, *, whole: str
-    ) -> TextSpan:
+    def _answer(self, conversation: Conversation, number: int, *, whole: str) -> TextSpan:
         """The characters of one answer, from its beginnings: before it, and with it."""
-        before = self._write(messages[:number], tools, settings, add_generation_prompt=True)
-        after = self._write(messages[: number + 1], tools, settings)
+        messages = conversation.messages
+        before = self._write(replace(conversation, messages=messages[:number]), add_generation_prompt=True)
+        after = self._write(replace(conversation, messages=messages[: number + 1]))
         start, stop = len(before), len(after)
         if not whole.startswith(after):
             # Some templates end a text, but not a turn, with the end token.
@@ -162,42 +129,49 @@ class JinjaChat:
             stop = start + len(shown)
         return TextSpan(start, stop)
 
-    def _written(
-        self, messages: Sequence[Message], tools: Any, settings: Any, *, add_generation_prompt: bool = False
-    ) -> Sequence[Message]:
-        """The messages in the form that the template writes: some templates join arguments of tool calls as text."""
-        if not any(message.get("tool_calls") for message in messages):
-            return messages
+    def _written(self, conversation: Conversation, *, add_generation_prompt: bool = False) -> Conversation:
+        """The conversation in the form that the template writes: some join arguments of tool calls as text."""
+        if not any(message.get("tool_calls") for message in conversation.messages):
+            return conversation
         try:
-            self._write(messages, tools, settings, add_generation_prompt=add_generation_prompt)
+            self._write(conversation, add_generation_prompt=add_generation_prompt)
         except InputError:
-            as_text = [_with_text_arguments(message) for message in messages]
+            as_text = replace(
+                conversation, messages=[_with_text_arguments(message) for message in conversation.messages]
+            )
             try:
-                self._write(as_text, tools, settings, add_generation_prompt=add_generation_prompt)
+                self._write(as_text, add_generation_prompt=add_generation_prompt)
             except InputError:
-                return messages  # the first error is the one to show
+                return conversation  # the first error is the one to show
             return as_text
-        return messages
+        return conversation
 
-    def _write(
-        self, messages: Sequence[Message], tools: Any, settings: Any, *, add_generation_prompt: bool = False
-    ) -> str:
-        variables = self._variables(messages, tools, settings, add_generation_prompt=add_generation_prompt)
-        return templates.render(self._template(tools), variables)
+    def _write(self, conversation: Conversation, *, add_generation_prompt: bool = False) -> str:
+        variables = self._variables(conversation, add_generation_prompt=add_generation_prompt)
+        return templates.render(self._template(conversation), variables)
 
-    def _template(self, tools: Any) -> str:
-        return self.tool_template if tools and self.tool_template is not None else self.template
+    def _template(self, conversation: Conversation) -> str:
+        with_tools = self.tool_template if conversation.tools else None
+        return self.template if with_tools is None else with_tools
 
-    def _variables(
-        self, messages: Sequence[Message], tools: Any, settings: Any, *, add_generation_prompt: bool
-    ) -> dict[str, Any]:
+    def _variables(self, conversation: Conversation, *, add_generation_prompt: bool) -> dict[str, Any]:
         own = {
-            "messages": list(messages),
-            "tools": list(tools) if tools else None,
+            "messages": list(conversation.messages),
+            "tools": list(conversation.tools) if conversation.tools else None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        return dict(self.marks) | dict(settings or {}) | own
+        return dict(self.marks) | dict(conversation.settings or {}) | own
+
+
+def _trained_answers(conversation: Conversation) -> list[int]:
+    """Numbers of the messages of the assistant that the loss counts."""
+    trained = conversation.trained
+    return [
+        number
+        for number, message in enumerate(conversation.messages)
+        if message["role"] == "assistant" and (trained is None or trained[number])
+    ]
 
 
 def _no_place(number: int) -> InputError:

@@ -18,6 +18,9 @@ from typing import Any
 
 from meshwright.errors import InputError
 
+Message = Mapping[str, Any]
+"""`role`, `content` (text, or None beside tool calls), and what else a chat template reads."""
+
 ROLES = ("system", "developer", "user", "assistant", "tool")
 SHAREGPT_ROLES = {
     "system": "system",
@@ -40,11 +43,11 @@ REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """Messages, each with whether the loss counts it; tools as JSON schemas; variables of the template."""
+    """Messages, each with whether the loss counts it (None: all count); tools as JSON schemas; template variables."""
 
-    messages: tuple[dict[str, Any], ...]
-    trained: tuple[bool, ...]
-    tools: tuple[Any, ...] | None = None
+    messages: Sequence[Message]
+    trained: Sequence[bool] | None = None
+    tools: Sequence[Any] | None = None
     settings: Mapping[str, Any] | None = None
 
 
@@ -92,10 +95,10 @@ def prompt_conversation(record: Mapping[str, Any], prompt: Any, completion: Any)
     """The conversation of a prompt and a completion that are lists of messages; only the completion is trained."""
     asked, said = conversation_of({}, prompt), conversation_of({}, completion)
     pairs = [(message, False) for message in asked.messages]
-    return _conversation(record, [*pairs, *zip(said.messages, said.trained, strict=True)])
+    return _conversation(record, [*pairs, *zip(said.messages, said.trained or (), strict=True)])
 
 
-def _conversation(record: Mapping[str, Any], pairs: list[tuple[dict[str, Any], bool]]) -> Conversation:
+def _conversation(record: Mapping[str, Any], pairs: Sequence[tuple[Message, bool]]) -> Conversation:
     settings = _parsed(record.get("chat_template_kwargs"), "chat_template_kwargs")
     if settings is not None and not isinstance(settings, Mapping):
         raise InputError("chat_template_kwargs is an object", got=_kind(settings))

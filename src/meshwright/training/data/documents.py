@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-Message = Mapping[str, Any]
-"""`role`, `content` (text, or None beside tool calls), and what else a chat template reads."""
+from meshwright.training.data.conversations import Conversation
 
 
 class TextSpan(NamedTuple):
@@ -29,28 +27,14 @@ class TextDocument:
 class Chat(Protocol):
     """A format that writes conversations as text."""
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Any] | None = None,
-        trained: Sequence[bool] | None = None,
-        settings: Mapping[str, Any] | None = None,
-    ) -> TextDocument:
-        """The conversation as one document; the loss counts the answers that are `trained` (None: all).
+    def render(self, conversation: Conversation) -> TextDocument:
+        """The conversation as one document; the loss counts the answers that are `trained`.
 
-        `tools` are JSON schemas of functions, `settings` are variables of the template. Raises InputError when the
-        conversation cannot be written, or an answer has no fixed place in the text.
+        Raises InputError when the conversation cannot be written, or an answer has no fixed place in the text.
         """
         ...
 
-    def prompt(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Any] | None = None,
-        settings: Mapping[str, Any] | None = None,
-    ) -> str:
+    def prompt(self, conversation: Conversation) -> str:
         """The text after which the assistant speaks. Raises InputError when the messages cannot be written."""
         ...
 

@@ -18,6 +18,7 @@ from typing import Protocol
 import numpy as np
 
 from meshwright.errors import InputError
+from meshwright.kernels.labels import IGNORED_LABEL
 from meshwright.training.data.split import Extents
 from meshwright.training.data.store import TokenStore
 from meshwright.training.data.usage import (
@@ -27,7 +28,6 @@ from meshwright.training.data.usage import (
     usage_of_documents,
     usage_of_stream,
 )
-from meshwright.training.labels import IGNORED_LABEL
 
 PADDING_DOCUMENT = -1
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -218,17 +218,12 @@ def _document(
         conversation = conversation_of(record, record[key])
     _count_unused(record, used, counts)
     _count_unread(conversation, chat, counts)
-    return chat.render(
-        conversation.messages,
-        tools=conversation.tools,
-        trained=_trained(conversation, rules.answers),
-        settings=conversation.settings,
-    )
+    return chat.render(replace(conversation, trained=_trained(conversation, rules.answers)))
 
 
 def _trained(conversation: Conversation, answers: Answers) -> list[bool]:
     """The messages that the loss counts."""
-    trained = list(conversation.trained)
+    trained = list(conversation.trained or ())
     if answers is Answers.LAST and True in trained:
         last = len(trained) - 1 - trained[::-1].index(True)
         trained = [number == last for number in range(len(trained))]

@@ -31,22 +31,43 @@ def require_vocab(store: TokenStore, *, vocab: int, cache: Path) -> None:
 
 def _range_of(tokens: IndexedTokens, cache: Path) -> tuple[int, int]:
     """The smallest and the largest token; of a large file read once until its size or modification time changes."""
-    file = _token_file(tokens)
-    fact = file.stat()
-    if fact.st_size < REMEMBERED_BYTES:
+    if _token_file(tokens).stat().st_size < REMEMBERED_BYTES:
         return _measure(tokens.tokens_N)
-    key = hashlib.blake2b(str(file.resolve()).encode(), digest_size=16).hexdigest()
-    memory = cache / "token-ranges" / key
-    state = f"{fact.st_size} {fact.st_mtime_ns} {tokens.tokens_N.dtype.str}"
-    if memory.is_file():
-        known = memory.read_text(encoding="utf-8").split("\n")
-        if known[0] == state and len(known) == 3:
-            return int(known[1]), int(known[2])
+    known = _remembered(tokens, cache)
+    if known is not None:
+        return known
     smallest, largest = _measure(tokens.tokens_N)
+    memory = _memory_of(tokens, cache)
     with suppress(OSError):  # a cache that cannot be written costs another reading
         memory.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(memory, f"{state}\n{smallest}\n{largest}")
+        write_atomically(memory, f"{_state(tokens)}\n{smallest}\n{largest}")
     return smallest, largest
+
+
+def is_remembered(store: TokenStore, *, cache: Path) -> bool:
+    """Return True if `require_vocab` would read no large file of `store`."""
+    large = [
+        shard.tokens for shard in store.shards if _token_file(shard.tokens).stat().st_size >= REMEMBERED_BYTES
+    ]
+    return all(_remembered(tokens, cache) is not None for tokens in large)
+
+
+def _remembered(tokens: IndexedTokens, cache: Path) -> tuple[int, int] | None:
+    memory = _memory_of(tokens, cache)
+    if not memory.is_file():
+        return None
+    known = memory.read_text(encoding="utf-8").split("\n")
+    return (int(known[1]), int(known[2])) if known[0] == _state(tokens) and len(known) == 3 else None
+
+
+def _memory_of(tokens: IndexedTokens, cache: Path) -> Path:
+    name = str(_token_file(tokens).resolve())
+    return cache / "token-ranges" / hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
+
+
+def _state(tokens: IndexedTokens) -> str:
+    fact = _token_file(tokens).stat()
+    return f"{fact.st_size} {fact.st_mtime_ns} {tokens.tokens_N.dtype.str}"
 
 
 def _measure(tokens_N: np.ndarray) -> tuple[int, int]:

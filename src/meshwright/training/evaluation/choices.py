@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
+from meshwright.kernels.labels import IGNORED_LABEL
 from meshwright.training.data.json_stream import json_lines
 from meshwright.training.data.tokenizer import Tokenizer
 from meshwright.training.evaluation.losses import Row, losses_of
-from meshwright.training.labels import IGNORED_LABEL
 from meshwright.training.trained_model import TrainedModel
 
 CONTEXT_KEYS = ("context", "question", "prompt")

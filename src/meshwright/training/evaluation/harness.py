@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.specs.generation import Sampling
+from meshwright.training.data.conversations import Conversation
 from meshwright.training.evaluation.choices import encode_pair, likelihoods
 from meshwright.training.generation import TextGenerator
 from meshwright.training.generation.settings import sampling_for
@@ -85,9 +86,10 @@ def harness_model(trained: TrainedModel, *, batch: int) -> LM:
         def apply_chat_template(
             self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
         ) -> str:
+            conversation = Conversation(messages=chat_history)
             if add_generation_prompt:
-                return tokenizer.chat.prompt(chat_history)
-            return tokenizer.chat.render(chat_history).text
+                return tokenizer.chat.prompt(conversation)
+            return tokenizer.chat.render(conversation).text
 
         def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
             pairs = [encode_pair(tokenizer, *request.args) for request in requests]

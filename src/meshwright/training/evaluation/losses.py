@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from meshwright.kernels.labels import IGNORED_LABEL
 from meshwright.specs.model import RopeScaling
-from meshwright.training.labels import IGNORED_LABEL
 from meshwright.training.models import Transformer
 
 CHUNK_LOGITS = 2**24

@@ -20,6 +20,7 @@ import numpy as np
 
 from meshwright.errors import InputError
 from meshwright.files import default_cache
+from meshwright.kernels.labels import IGNORED_LABEL
 from meshwright.specs.run import SYNTHETIC
 from meshwright.training.data.source import TokenFiles, open_source
 from meshwright.training.data.split import Extents, everything, hold_out
@@ -28,7 +29,6 @@ from meshwright.training.data.token_range import require_vocab
 from meshwright.training.data.tokenization import tokenise
 from meshwright.training.data.tokenizer import Tokenizer
 from meshwright.training.evaluation.losses import MeanLoss, Row, losses_of
-from meshwright.training.labels import IGNORED_LABEL
 from meshwright.training.trained_model import TrainedModel
 
 SORTED_BATCHES = 16

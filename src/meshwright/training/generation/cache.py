@@ -58,11 +58,11 @@ class CachingAttention(nn.Module):
         self.k_BCGK = _with_room(self.k_BCGK, k_BTGK, used=before, needed=length)
         self.v_BCGV = _with_room(self.v_BCGV, v_BTGV, used=before, needed=length)
         self.k_BCGK[:, before:length], self.v_BCGV[:, before:length] = k_BTGK, v_BTGV
-        mask_B1TS = layout.mask_B1TS
-        if mask_B1TS is not None:
-            mask_B1TS = mask_B1TS[..., -length:]
+        ranges = layout.ranges
+        if ranges is not None:
+            ranges = ranges.of(slice(None), slice(ranges.num_keys - length, None))
         k_BSGK, v_BSGV = self.k_BCGK[:, :length], self.v_BCGV[:, :length]
-        out_BTHV = self.core.attend(q_BTHK, k_BSGK, v_BSGV, mask_B1TS=mask_B1TS, sinks_H=sinks_H)
+        out_BTHV = self.core.attend(q_BTHK, k_BSGK, v_BSGV, ranges=ranges, sinks_H=sinks_H)
         self._forget()
         return out_BTHV
 

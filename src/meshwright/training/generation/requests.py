@@ -14,6 +14,7 @@ from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.specs.generation import GenerationEnding
+from meshwright.training.data.conversations import Conversation
 from meshwright.training.data.json_stream import json_line_values
 from meshwright.training.data.tokenizer import Tokenizer
 
@@ -101,7 +102,7 @@ def turn_end(tokenizer: Tokenizer) -> TurnEnd:
         {"role": "assistant", "content": _MARK},
     ]
     try:
-        after = tokenizer.chat.render(messages).text.rpartition(_MARK)[2].strip()
+        after = tokenizer.chat.render(Conversation(messages=messages)).text.rpartition(_MARK)[2].strip()
     except InputError:  # a template for other conversations: the end tokens are all that ends an answer
         return TurnEnd()
     if not after:
@@ -118,7 +119,8 @@ def tokens_of(request: Request, tokenizer: Tokenizer) -> list[int]:
     An empty text without a start token becomes the end token, after which training begins a document.
     """
     if not isinstance(request, str):
-        return [int(i) for i in tokenizer.encode([_whole(tokenizer.chat.prompt(list(request)))])[0]]
+        asked = tokenizer.chat.prompt(Conversation(messages=list(request)))
+        return [int(i) for i in tokenizer.encode([_whole(asked)])[0]]
     start = [] if tokenizer.start is None else [tokenizer.start]
     return start + [int(i) for i in tokenizer.encode([_whole(request)])[0]] or [tokenizer.end]
 

@@ -20,8 +20,14 @@ from meshwright.training.models.expert_load import (
 )
 from meshwright.training.models.families import FAMILIES, check_model
 from meshwright.training.models.initialize import init_adapters, init_weights, named_seed, reset_buffers
-from meshwright.training.models.lora import LoraLinear, adapted, add_adapters, merge_adapters
-from meshwright.training.models.loss import linear_cross_entropy
+from meshwright.training.models.lora import (
+    LoraLinear,
+    QkvAdapter,
+    adapted,
+    adapter_matrices,
+    add_adapters,
+    merge_adapters,
+)
 from meshwright.training.models.multi_token import collect_prediction_losses
 from meshwright.training.models.transformer import Block, Transformer, TransformerOptions
 
@@ -29,9 +35,11 @@ __all__ = [
     "FAMILIES",
     "Block",
     "LoraLinear",
+    "QkvAdapter",
     "Transformer",
     "TransformerOptions",
     "adapted",
+    "adapter_matrices",
     "add_adapters",
     "build_model",
     "check_model",
@@ -41,7 +49,6 @@ __all__ = [
     "expert_load_ratio",
     "init_adapters",
     "init_weights",
-    "linear_cross_entropy",
     "materialize",
     "merge_adapters",
     "named_seed",

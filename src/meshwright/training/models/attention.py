@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from meshwright.kernels.attention.key_ranges import KeyRanges
+from meshwright.kernels.attention.operation import attention
+from meshwright.kernels.linear import Linear
+from meshwright.kernels.rotary import rotate
 from meshwright.specs.model import Model
-from meshwright.training.models import blockwise
-from meshwright.training.models.linear import Linear
-from meshwright.training.models.norm import make_norm
-from meshwright.training.models.rope import rotate_contiguous, rotate_interleaved, score_scale
+from meshwright.training.models.norm import Norm, make_norm
+from meshwright.training.models.rope import score_scale
 from meshwright.training.models.token_layout import LayerLayout
 
 
 class CoreAttention(nn.Module):
     """softmax(cap(q k scale)) v, the part without weights. Context parallelism puts its own in this place.
 
-    `cap` limits the scores (`specs.model.Attention.score_cap`), 0: not. `window` is in tokens, 0: all; masks have it.
+    `cap` limits the scores (`specs.model.Attention.score_cap`), 0: not. `window` is in tokens, 0: all; ranges have it.
     """
 
     def __init__(self, *, scale: float, cap: float = 0.0, window: int = 0) -> None:
@@ -38,7 +39,7 @@ class CoreAttention(nn.Module):
         sinks_H: Tensor | None = None,
     ) -> Tensor:
         """[B, T, H, V]."""
-        return self.attend(q_BTHK, k_BTGK, v_BTGV, mask_B1TS=layout.mask_B1TS, sinks_H=sinks_H)
+        return self.attend(q_BTHK, k_BTGK, v_BTGV, ranges=layout.ranges, sinks_H=sinks_H)
 
     def attend(
         self,
@@ -46,63 +47,20 @@ class CoreAttention(nn.Module):
         k_BSGK: Tensor,
         v_BSGV: Tensor,
         *,
-        mask_B1TS: Tensor | None,
+        ranges: KeyRanges | None,
         sinks_H: Tensor | None = None,
     ) -> Tensor:
-        """[B, T, H, V]. Without a mask the last query sees all keys, the one before all but one.
-
-        `sinks_H`: a logit of each head that joins the softmax of every query and has no value.
-        """
-        if sinks_H is not None:
-            q_BTHK, k_BSGK, v_BSGV = self._with_sinks(q_BTHK, k_BSGK, v_BSGV, sinks_H)
-            mask_B1TS = None if mask_B1TS is None else functional.pad(mask_B1TS, (1, 0), value=True)
-        q_BHTK, k_BGSK, v_BGSV = (x.transpose(1, 2) for x in (q_BTHK, k_BSGK, v_BSGV))
-        if self.cap or blockwise.is_faster(q_BHTK, k_BGSK):  # PyTorch's kernels have no caps
-            out_BHTV = blockwise.attend(
-                q_BHTK, k_BGSK, v_BGSV, mask_B1TS=mask_B1TS, scale=self.scale, cap=self.cap
-            )
-            return out_BHTV.transpose(1, 2)
-        repeats = q_BHTK.shape[1] // k_BGSK.shape[1]
-        # On CUDA the kernel that takes a mask cannot read grouped heads: asked to, PyTorch writes out all scores.
-        grouped = repeats > 1 and not (q_BHTK.is_cuda and mask_B1TS is not None)
-        if repeats > 1 and not grouped:
-            k_BGSK = k_BGSK.repeat_interleave(repeats, dim=1)
-            v_BGSV = v_BGSV.repeat_interleave(repeats, dim=1)
-        num_queries, num_keys = q_BTHK.shape[1], k_BSGK.shape[1]
-        if mask_B1TS is None and 1 < num_queries < num_keys:
-            from torch.nn.attention.bias import causal_lower_right  # imports the compiler: 0.6 s, 95 MiB
-
-            mask_B1TS = causal_lower_right(num_queries, num_keys)
-        out_BHTV = functional.scaled_dot_product_attention(
-            q_BHTK,
-            k_BGSK,
-            v_BGSV,
-            attn_mask=mask_B1TS,
-            is_causal=mask_B1TS is None
-            and num_queries > 1,  # a single query is the last one: it sees all keys
-            scale=self.scale,
-            enable_gqa=grouped,
+        """[B, T, H, V], by the route that `kernels` chooses; see `kernels.attention.operation.attention`."""
+        return attention(
+            q_BTHK, k_BSGK, v_BSGV, scale=self.scale, cap=self.cap, ranges=ranges, sinks_H=sinks_H
         )
-        return out_BHTV.transpose(1, 2)
-
-    def _with_sinks(
-        self, q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor, sinks_H: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Sinks as a first key: its one dimension meets a dimension of the queries that holds the sink of their head.
-
-        So every kernel has them, and a causal mask leaves the first key to all queries.
-        """
-        sinks_BTH1 = (sinks_H / self.scale).to(q_BTHK.dtype)[:, None].expand(*q_BTHK.shape[:3], 1)
-        first_B1GK = functional.pad(torch.zeros_like(k_BSGK[:, :1]), (0, 1), value=1.0)
-        k_BSGK = torch.cat([first_B1GK, functional.pad(k_BSGK, (0, 1))], dim=1)
-        v_BSGV = functional.pad(v_BSGV, (0, 0, 0, 0, 1, 0))
-        return torch.cat([q_BTHK, sinks_BTH1], dim=-1), k_BSGK, v_BSGV
 
 
 class GroupedAttention(nn.Module):
     """Each key/value head serves H / G query heads."""
 
     sinks: nn.Parameter | None
+    qkv: nn.Module | None
 
     def __init__(self, model: Model, *, windowed: bool) -> None:
         super().__init__()
@@ -118,14 +76,19 @@ class GroupedAttention(nn.Module):
             scale=(a.score_divisor or a.head_dim) ** -0.5, cap=a.score_cap, window=a.window if windowed else 0
         )
         self.output = Linear(a.num_heads * a.v_dim, model.hidden, bias=a.has_output_bias)
+        self.register_module(
+            "qkv", None
+        )  # an adapter of query, key and value as one matrix (`lora.QkvAdapter`)
 
     def forward(self, x_BTD: Tensor, layout: LayerLayout) -> Tensor:
         """[B, T, D]."""
-        q_BTHK = self._normalised(self.query_norm, self.query(x_BTD))
-        k_BTGK = self._normalised(self.key_norm, self.key(x_BTD))
-        v_BTGV = self.value(x_BTD).unflatten(-1, (-1, self.value_dim))
-        q_BTHK = rotate_contiguous(q_BTHK, layout.cos_BT1J, layout.sin_BT1J)
-        k_BTGK = rotate_contiguous(k_BTGK, layout.cos_BT1J, layout.sin_BT1J)
+        q_BTX, k_BTX, v_BTX = self.query(x_BTD), self.key(x_BTD), self.value(x_BTD)
+        if self.qkv is not None:
+            q_BTX, k_BTX, v_BTX = map(torch.add, (q_BTX, k_BTX, v_BTX), self.qkv(x_BTD))
+        q_BTHK = self._normalised(self.query_norm, q_BTX)
+        k_BTGK = self._normalised(self.key_norm, k_BTX)
+        v_BTGV = v_BTX.unflatten(-1, (-1, self.value_dim))
+        q_BTHK, k_BTGK = rotate(q_BTHK, k_BTGK, layout.cos_BT1J, layout.sin_BT1J)
         out_BTHV = self.core(q_BTHK, k_BTGK, v_BTGV, layout, self.own_sinks())
         return self.output(out_BTHV.flatten(-2))
 
@@ -159,12 +122,12 @@ class LatentAttention(nn.Module):
         width = a.num_heads * a.head_dim
         if a.query_lora_rank:
             self.query_down = Linear(model.hidden, a.query_lora_rank, bias=a.bias)
-            self.query_norm = nn.RMSNorm(a.query_lora_rank, eps=1e-6)  # not the model's: DeepSeek's own code
+            self.query_norm = Norm(a.query_lora_rank, eps=1e-6)  # not the model's: DeepSeek's own code
             self.query_up = Linear(a.query_lora_rank, width, bias=False)
         else:
             self.query = Linear(model.hidden, width, bias=False)
         self.kv_down = Linear(model.hidden, a.kv_lora_rank + a.rope_head_dim, bias=a.bias)
-        self.kv_norm = nn.RMSNorm(a.kv_lora_rank, eps=1e-6)
+        self.kv_norm = Norm(a.kv_lora_rank, eps=1e-6)
         self.rotary_key = nn.Identity()  # tensor parallelism hands every rank the one key here
         self.kv_up = Linear(a.kv_lora_rank, a.num_heads * (self.plain_dim + a.v_dim), bias=False)
         scale = a.head_dim**-0.5 * score_scale(model.rope)
@@ -189,10 +152,11 @@ class LatentAttention(nn.Module):
         else:
             q_BTHK = self.query(q_source_BTX).unflatten(-1, (-1, self.head_dim))
         q_plain, q_rotary = q_BTHK.split([self.plain_dim, self.rotary_dim], dim=-1)
-        q_BTHK = torch.cat([q_plain, rotate_interleaved(q_rotary, cos, sin)], dim=-1)
+        k_rotary_BT1R = self.rotary_key(k_rotary_BTR).unsqueeze(2)
+        q_rotary, k_rotary_BT1R = rotate(q_rotary, k_rotary_BT1R, cos, sin, is_interleaved=True)
+        q_BTHK = torch.cat([q_plain, q_rotary], dim=-1)
 
         kv_BTHX = self.kv_up(self.kv_norm(latent_BTL)).unflatten(-1, (-1, self.plain_dim + self.value_dim))
         k_plain, v_BTHV = kv_BTHX.split([self.plain_dim, self.value_dim], dim=-1)
-        k_rotary_BT1R = rotate_interleaved(self.rotary_key(k_rotary_BTR).unsqueeze(2), cos, sin)
         k_BTHK = torch.cat([k_plain, k_rotary_BT1R.expand(-1, -1, k_plain.shape[2], -1)], dim=-1)
         return q_BTHK, k_BTHK, v_BTHV

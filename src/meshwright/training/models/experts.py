@@ -11,16 +11,36 @@ Sources: Mixtral (Jiang et al. 2024, section 2.1), DeepSeek-V3 (2024, section 2.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional
 
+from meshwright.kernels.dispatch import choose
+from meshwright.kernels.experts.grouped_gemm import grouped_gemm
+from meshwright.kernels.experts.permutation import permute, unpermute
+from meshwright.kernels.experts.router import RouterForm, route_tokens
+from meshwright.kernels.fp8.aligned_rows import align
+from meshwright.kernels.fp8.grouped_gemm import ALIGNMENT
+from meshwright.kernels.fp8.layer import Fp8State, fp8_grouped_linear
 from meshwright.specs.model import Activation, Model, Router
 from meshwright.specs.model import Experts as ExpertsSpec
 from meshwright.training.models.balance import attach_loss, balance_loss
 from meshwright.training.models.feed_forward import ACTIVATIONS, FeedForward, GatedActivation
+
+
+def router_form(spec: ExpertsSpec) -> RouterForm:
+    """The form of a model's router."""
+    return RouterForm(
+        top_k=spec.top_k,
+        is_sigmoid=spec.router is Router.SIGMOID,
+        num_groups=spec.num_groups,
+        groups_per_token=spec.groups_per_token,
+        normalizes=spec.normalize_top_k,
+        scale=spec.routed_scale,
+    )
 
 
 class Routing(NamedTuple):
@@ -48,8 +68,8 @@ class TopKRouter(nn.Module):
         self.spec = spec
         self.weight = nn.Parameter(torch.empty(spec.num_experts, hidden))
         self.bias = nn.Parameter(torch.empty(spec.num_experts)) if spec.bias else None
-        sigmoid = spec.router is Router.SIGMOID
-        bias_E = torch.zeros(spec.num_experts, dtype=torch.float32) if sigmoid else None
+        self.form = router_form(spec)
+        bias_E = torch.zeros(spec.num_experts, dtype=torch.float32) if self.form.is_sigmoid else None
         self.register_buffer("bias_E", bias_E)
         self.register_buffer("load_E", torch.zeros(spec.num_experts, dtype=torch.long), persistent=False)
 
@@ -57,34 +77,22 @@ class TopKRouter(nn.Module):
         """The chosen experts of every token."""
         bias = None if self.bias is None else self.plain(self.bias).float()
         logits_NE = functional.linear(x_ND.float(), self.plain(self.weight).float(), bias)
-        sigmoid = self.spec.router is Router.SIGMOID
-        scores_NE = logits_NE.sigmoid() if sigmoid else logits_NE.softmax(dim=-1)
-        with torch.no_grad():
-            shifted_NE = scores_NE if self.bias_E is None else scores_NE + self.bias_E
-            experts_NC = self._limit_groups(shifted_NE).topk(self.spec.top_k, dim=-1).indices
-        weights_NC = scores_NE.gather(1, experts_NC)
-        if self.spec.normalize_top_k:
-            weights_NC = weights_NC / (weights_NC.sum(dim=-1, keepdim=True) + 1e-20)
-        return Routing(weights_NC * self.spec.routed_scale, experts_NC, scores_NE)
+        found = route_tokens(logits_NE, self.bias_E, form=self.form)
+        return Routing(found.weights_NC, found.experts_NC, found.scores_NE)
 
     def plain(self, parameter: Tensor) -> Tensor:
         """A parameter as a plain tensor. Tensor parallelism puts its own in this place."""
         return parameter
 
-    def _limit_groups(self, scores_NE: Tensor) -> Tensor:
-        """Mask all but the best groups of each token. A group scores as its two best experts (V3), or its best (V2)."""
-        if not self.spec.num_groups:
-            return scores_NE
-        num_best = 2 if self.spec.router is Router.SIGMOID else 1
-        grouped_NGX = scores_NE.unflatten(-1, (self.spec.num_groups, -1))
-        worth_NG = grouped_NGX.topk(num_best, dim=-1).values.sum(dim=-1)
-        best = worth_NG.topk(self.spec.groups_per_token, dim=-1).indices
-        kept_NG = torch.zeros_like(worth_NG, dtype=torch.bool).scatter_(1, best, True)
-        return grouped_NGX.masked_fill(~kept_NG.unsqueeze(-1), float("-inf")).flatten(-2)
+
+MATRICES = ("gate", "up", "down")
 
 
 class RoutedExperts(nn.Module):
-    """All experts of a layer. Expert parallelism (`parallel.expert`) leaves each rank some of them."""
+    """All experts of a layer. Expert parallelism (`parallel.expert`) leaves each rank some of them.
+
+    With `fp8_states`, one for each of `MATRICES`, they multiply in 8 bits.
+    """
 
     def __init__(self, hidden: int, spec: ExpertsSpec, *, activation: Activation = Activation.SILU) -> None:
         super().__init__()
@@ -97,10 +105,19 @@ class RoutedExperts(nn.Module):
             self.up_bias = nn.Parameter(torch.empty(num, width))
             self.down_bias = nn.Parameter(torch.empty(num, hidden))
         self.activation = ACTIVATIONS[activation]
+        self.fp8_states: Mapping[str, Fp8State] | None = None
 
     def forward(self, rows_MD: Tensor, counts_E: Tensor) -> Tensor:
         """[M, D]: the first `counts_E[0]` rows go through expert 0, and so on."""
-        return run_experts(rows_MD, counts_E, **dict(self.named_parameters()), activation=self.activation)
+        return self.run(rows_MD, counts_E, dict(self.named_parameters()))
+
+    def run(self, rows_MD: Tensor, counts_E: Tensor, stacks: Mapping[str, Tensor]) -> Tensor:
+        """`forward` with these stacks of weights, in the place of its own parameters."""
+        if self.fp8_states is None:
+            return run_experts(rows_MD, counts_E, **stacks, activation=self.activation)
+        return run_experts_in_fp8(
+            rows_MD, counts_E, stacks, activation=self.activation, states=self.fp8_states
+        )
 
 
 def run_experts(
@@ -116,17 +133,16 @@ def run_experts(
     down_bias: Tensor | None = None,
 ) -> Tensor:
     """[M, D]: rows sorted by expert through these stacks of weights, `counts_E[e]` of them through expert e."""
-    is_grouped = rows_MD.is_cuda and rows_MD.dtype is torch.bfloat16 and hasattr(functional, "grouped_mm")
-    if is_grouped and len(rows_MD):  # under expert parallelism a rank may have no rows at all
-        ends_E = counts_E.cumsum(0).to(torch.int32)
+    if choose("grouped_gemm", rows_MD, gate, counts_E) != "reference":
 
         def times(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-            out = functional.grouped_mm(x, weight.transpose(-2, -1), offs=ends_E)
+            out = grouped_gemm(x, weight, counts_E)
             return out if bias is None else out + bias.repeat_interleave(counts_E, dim=0, output_size=len(x))
 
         hidden = activation(times(rows_MD, gate, gate_bias), times(rows_MD, up, up_bias))
         return times(hidden, down, down_bias)
 
+    # One expert after the other through all three matrices: its rows stay in the cache.
     # unbind, not indexing: the gradient of an index is a whole zero stack for every expert
     def linears(weight: Tensor, bias: Tensor | None) -> list[tuple[Tensor, Tensor | None]]:
         biases = [None] * len(weight) if bias is None else bias.unbind()
@@ -142,6 +158,26 @@ def run_experts(
             for x, of_gate, of_up, of_down in parts
         ]
     )
+
+
+def run_experts_in_fp8(
+    rows_MD: Tensor,
+    counts_E: Tensor,
+    stacks: Mapping[str, Tensor],
+    *,
+    activation: GatedActivation,
+    states: Mapping[str, Fp8State],
+) -> Tensor:
+    """`run_experts` whose GEMMs are in the format of `states`. The host waits for no count on a GPU."""
+    aligned = align(counts_E, num_rows=len(rows_MD), alignment=ALIGNMENT)
+
+    def times(x_PK: Tensor, name: str) -> Tensor:
+        out_PN = fp8_grouped_linear(x_PK, stacks[name], aligned.counts_E, state=states[name])
+        bias_EN = stacks.get(f"{name}_bias")
+        return out_PN if bias_EN is None else out_PN + aligned.of_rows(bias_EN)
+
+    rows_PD = aligned.spread(rows_MD)
+    return aligned.gather(times(activation(times(rows_PD, "gate"), times(rows_PD, "up")), "down"))
 
 
 class MixtureOfExperts(nn.Module):
@@ -185,10 +221,8 @@ class MixtureOfExperts(nn.Module):
                     distributed.all_reduce(load_BE, group=self.sequence_group)
                 loss = balance_loss(scores_NE.unflatten(0, x_BTD.shape[:2]), load_BE, is_token_BT)
                 weights_NC = attach_loss(weights_NC, loss * (self.balance_loss * self.loss_scale))
-        rows_MD = _Spread.apply(x_ND, order_M, experts_NC.shape[1])
-        rows_MD = self.experts(rows_MD, counts_E)
-        chosen_NCD = _Unsort.apply(rows_MD, order_M).unflatten(0, experts_NC.shape)
-        out_ND = (chosen_NCD * weights_NC.to(x_ND.dtype).unsqueeze(-1)).sum(dim=1)
+        rows_MD = self.experts(permute(x_ND, order_M, top_k=experts_NC.shape[1]), counts_E)
+        out_ND = unpermute(rows_MD, order_M, weights_NC)
         out_BTD = out_ND.view_as(x_BTD)
         return out_BTD if self.shared is None else out_BTD + self.shared(x_BTD)
 
@@ -210,39 +244,3 @@ def count_rows(experts_BTC: Tensor, is_token_BT: Tensor | None, *, num: int) -> 
         counted_BTC *= is_token_BT.unsqueeze(-1)
     counts_BE = experts_BTC.new_zeros(len(experts_BTC), num)
     return counts_BE.scatter_add_(1, experts_BTC.flatten(1), counted_BTC.flatten(1))
-
-
-class _Spread(torch.autograd.Function):
-    """Copies every token to its rows. The gradient sums them in a fixed order: no atomics, same bits each time."""
-
-    @staticmethod
-    def forward(ctx: Any, x_ND: Tensor, order_M: Tensor, top_k: int) -> Tensor:
-        ctx.save_for_backward(order_M)
-        ctx.top_k = top_k
-        return x_ND[order_M // top_k]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        (order_M,) = ctx.saved_tensors
-        return unsort(grads[0], order_M).unflatten(0, (-1, ctx.top_k)).sum(dim=1), None, None
-
-
-class _Unsort(torch.autograd.Function):
-    """Puts rows sorted by expert back in the order of tokens."""
-
-    @staticmethod
-    def forward(ctx: Any, rows_MD: Tensor, order_M: Tensor) -> Tensor:
-        ctx.save_for_backward(order_M)
-        return unsort(rows_MD, order_M)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (order_M,) = ctx.saved_tensors
-        return grads[0][order_M], None
-
-
-def unsort(rows_MD: Tensor, order_M: Tensor) -> Tensor:
-    """Invert the permutation `order_M` of rows."""
-    out_MD = torch.empty_like(rows_MD)
-    out_MD[order_M] = rows_MD
-    return out_MD

@@ -7,39 +7,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from meshwright.kernels.gated_activation import gated_activation
+from meshwright.kernels.linear import Linear
 from meshwright.specs.model import Activation
-from meshwright.training.models.linear import Linear
-
-CLAMP = 7.0
-SHARPNESS = 1.702
-"""Constants of gpt-oss's activation, in its code and in all its config.json."""
 
 GatedActivation = Callable[[Tensor, Tensor], Tensor]
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up. Recomputation replaces it."""
-    return functional.silu(gate) * up
+    return gated_activation(gate, up, kind="silu")
 
 
 def geglu(gate: Tensor, up: Tensor) -> Tensor:
     """gelu(gate) * up."""
-    return functional.gelu(gate) * up
+    return gated_activation(gate, up, kind="gelu")
 
 
 def tanh_geglu(gate: Tensor, up: Tensor) -> Tensor:
     """gelu(gate) * up, with GELU's approximation by tanh."""
-    return functional.gelu(gate, approximate="tanh") * up
+    return gated_activation(gate, up, kind="gelu_tanh")
 
 
 def clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """g sigmoid(1.702 g) (u + 1) of the clamped g and u (gpt-oss)."""
-    gate, up = gate.clamp(max=CLAMP), up.clamp(min=-CLAMP, max=CLAMP)
-    return gate * torch.sigmoid(SHARPNESS * gate) * (up + 1)
+    return gated_activation(gate, up, kind="clamped")
 
 
 ACTIVATIONS: Mapping[Activation, GatedActivation] = {

@@ -24,7 +24,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from meshwright.specs.model import Model
 from meshwright.training.models.experts import RoutedExperts
-from meshwright.training.models.lora import adapted
+from meshwright.training.models.lora import adapter_matrices
 from meshwright.training.models.transformer import Transformer
 
 STD = 0.02
@@ -76,11 +76,13 @@ def _spread(name: str, *, num_layers: int, std: float) -> float:
 @torch.no_grad()
 def init_adapters(model: nn.Module, *, seed: int) -> None:
     """Fill the adapters only, so that weights loaded before or after stay."""
-    for name, layer in adapted(model):
-        limit = layer.in_features**-0.5
-        draw = partial(Tensor.uniform_, **{"from": -limit, "to": limit})
-        _fill(layer.lora_a.weight, f"{name}.lora_a.weight", draw, seed=seed)
-        layer.lora_b.weight.zero_()
+    for name, matrix in adapter_matrices(model):
+        if not name.endswith(".lora_a"):
+            matrix.weight.zero_()
+            continue
+        limit = matrix.in_features**-0.5
+        draw = partial(Tensor.uniform_, **{"from": -limit, "to": limit})  # ty: ignore[unknown-argument]
+        _fill(matrix.weight, f"{name}.weight", draw, seed=seed)
 
 
 def reset_buffers(model: nn.Module) -> None:

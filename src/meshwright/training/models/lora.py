@@ -2,8 +2,11 @@
 
     y = x W^T + (alpha / r) dropout(x) A^T B^T        A [r, in], B [out, r]; B begins at zero
 
-An adapted matrix keeps its name and its place; `lora_a` and `lora_b` are added below it. In a mixture of experts only
-attention is adapted: PEFT takes the name of any feed-forward matrix there, shared or dense, for the routed experts.
+An adapted matrix keeps its name and its place; `lora_a` and `lora_b` are added below it. The target `qkv` is one
+adapter of query, key and value as one matrix: one A, one dropout, and a B of all outputs, held in three parts.
+
+In a mixture of experts only attention is adapted: PEFT takes the name of any feed-forward matrix there, shared or
+dense, for the routed experts.
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.errors import InputError
-from meshwright.specs.model import AttentionKind, BaseFormat, Lora
-from meshwright.training.models.linear import linear
+from meshwright.kernels.linear import linear
+from meshwright.specs.model import QKV, AttentionKind, BaseFormat, Lora
+from meshwright.training.models.attention import GroupedAttention
 from meshwright.training.models.quantized import QuantizedWeight
 from meshwright.training.models.transformer import Transformer
 
@@ -23,6 +27,7 @@ GROUPED_TARGETS = {
     "query": ("attention.query",),
     "key": ("attention.key",),
     "value": ("attention.value",),
+    QKV: ("attention.qkv",),
     "output": ("attention.output",),
     "gate": ("ffn.gate",),
     "up": ("ffn.up",),
@@ -30,12 +35,12 @@ GROUPED_TARGETS = {
 }
 """Places within a layer that a target means; those that a layer lacks are skipped."""
 
-LATENT_TARGETS = GROUPED_TARGETS | {
+LATENT_TARGETS = {target: places for target, places in GROUPED_TARGETS.items() if target != QKV} | {
     "query": ("attention.query", "attention.query_down", "attention.query_up"),
     "key": ("attention.kv_down", "attention.kv_up"),
     "value": ("attention.kv_down", "attention.kv_up"),
 }
-"""The same for latent attention, where keys and values share their matrices."""
+"""The same for latent attention, where keys and values share their matrices and no one matrix makes all three."""
 
 
 class FrozenLinear(nn.Linear):
@@ -79,6 +84,35 @@ class LoraLinear(FrozenLinear):
         return base + (self.lora_b(narrow) * self.scale).to(base.dtype)
 
 
+class QkvAdapter(nn.Module):
+    """The adapter of query, key and value as one matrix [(H + G) K + G V, D]."""
+
+    def __init__(self, attention: GroupedAttention, lora: Lora, *, dtype: torch.dtype) -> None:
+        super().__init__()
+        parts = {name: attention.get_submodule(name) for name in ("query", "key", "value")}
+        device, width = attention.query.weight.device, attention.query.in_features
+        self.scale = lora.alpha / lora.rank
+        self.dropout = nn.Dropout(lora.dropout)
+        self.lora_a = nn.Linear(width, lora.rank, bias=False, device=device, dtype=dtype)
+        self.lora_b = nn.ModuleDict(
+            {
+                name: nn.Linear(lora.rank, part.out_features, bias=False, device=device, dtype=dtype)
+                for name, part in parts.items()
+                if isinstance(part, nn.Linear)
+            }
+        )
+
+    def forward(self, input: Tensor) -> tuple[Tensor, ...]:
+        """Return the updates of query, key and value."""
+        narrow = self.lora_a(self.dropout(input).to(self.lora_a.weight.dtype))
+        return tuple((part(narrow) * self.scale).to(input.dtype) for part in self.lora_b.values())
+
+    def updates(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the name of each part and what merging adds to its matrix, in fp32."""
+        for name, part in self.lora_b.items():
+            yield name, part.get_parameter("weight").float() @ self.lora_a.weight.float() * self.scale
+
+
 def add_adapters(built: Transformer, lora: Lora, *, dtype: torch.dtype = torch.float32) -> None:
     """Freeze `built` and give the matrices that `lora` targets an adapter, in place.
 
@@ -99,6 +133,9 @@ def add_adapters(built: Transformer, lora: Lora, *, dtype: torch.dtype = torch.f
             )
     places = {place for target in lora.targets for place in table[target]}
     for layer in built.layers.values():
+        attention = layer.get_submodule("attention")
+        if QKV in lora.targets and isinstance(attention, GroupedAttention):
+            attention.qkv = QkvAdapter(attention, lora, dtype=dtype)
         for place in sorted(places):
             if _has_linear(layer, place):
                 base = layer.get_submodule(place)
@@ -111,9 +148,8 @@ def add_adapters(built: Transformer, lora: Lora, *, dtype: torch.dtype = torch.f
 
 def _freeze_others(layer: nn.Module, base_format: BaseFormat) -> None:
     """Quantise the linear layers that have no adapter."""
-    adapters = {f"{name}.{part}" for name, _ in adapted(layer) for part in ("lora_a", "lora_b")}
     for name, module in list(layer.named_modules()):
-        if isinstance(module, nn.Linear) and not isinstance(module, FrozenLinear) and name not in adapters:
+        if isinstance(module, nn.Linear) and not isinstance(module, FrozenLinear) and ".lora_" not in name:
             layer.set_submodule(name, FrozenLinear(module, base_format=base_format))
 
 
@@ -138,6 +174,13 @@ def adapted(built: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
             yield name, module
 
 
+def adapter_matrices(built: nn.Module, *, prefix: str = "") -> Iterator[tuple[str, nn.Linear]]:
+    """A and B of all adapters, by name. `prefix` is the name of `built`."""
+    for name, module in built.named_modules(prefix=prefix):
+        if ".lora_" in name and isinstance(module, nn.Linear):
+            yield name, module
+
+
 @torch.no_grad()
 def merge_adapters(built: Transformer) -> None:
     """Add every adapter to its matrix, in fp32, and remove it. Not for sharded models."""
@@ -148,3 +191,10 @@ def merge_adapters(built: Transformer) -> None:
         plain = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
         plain.weight, plain.bias = layer.weight, layer.bias
         built.set_submodule(name, plain)
+    for layer in built.layers.values():
+        attention = layer.get_submodule("attention")
+        if isinstance(attention, GroupedAttention) and isinstance(adapter := attention.qkv, QkvAdapter):
+            for name, update in adapter.updates():
+                base = attention.get_parameter(f"{name}.weight")
+                base.copy_(base.float() + update)
+            attention.qkv = None

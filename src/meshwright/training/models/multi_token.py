@@ -25,9 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from meshwright.kernels.labels import IGNORED_LABEL
+from meshwright.kernels.linear import Linear
 from meshwright.specs.model import Model
-from meshwright.training.models.linear import Linear
-from meshwright.training.models.loss import IGNORED_LABEL
 from meshwright.training.models.norm import make_norm
 from meshwright.training.models.token_layout import TokenLayout
 

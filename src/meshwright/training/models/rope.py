@@ -1,8 +1,8 @@
 """Rotary position embedding (Su et al. 2021), with the RoPE scaling of Llama 3.1, YaRN, LongRoPE and linear scaling.
 
     angle(t, i) = t * theta^(-2i/R)          i = 0 .. R/2 - 1
-    contiguous   (x_i, x_{i + R/2}) turns by angle(t, i)    all families but
-    interleaved  (x_{2i}, x_{2i+1}) turns by angle(t, i)    DeepSeek
+
+`kernels.rotary` turns pairs of a query or key by these angles.
 
 B sequences, T tokens, K width of a head, R its rotary part, J = R / 2 frequencies; `...` are heads.
 """
@@ -110,31 +110,3 @@ def rotation(
     angle_BTJ = positions_BT.float().unsqueeze(-1) * frequencies_BTJ
     scale = rotation_scale(rope)
     return (angle_BTJ.cos() * scale).unsqueeze(2), (angle_BTJ.sin() * scale).unsqueeze(2)
-
-
-def rotate_contiguous(x_BTHK: Tensor, cos_BT1J: Tensor, sin_BT1J: Tensor) -> Tensor:
-    """Turn the pairs (i, i + R/2), in fp32: bf16 angles blur positions beyond a few thousand tokens.
-
-    Dimensions from R on stay as they are.
-    """
-    num_pairs = cos_BT1J.shape[-1]
-    plain_dim = x_BTHK.shape[-1] - 2 * num_pairs
-    first_BTHJ, second_BTHJ, plain = x_BTHK.split([num_pairs, num_pairs, plain_dim], dim=-1)
-    turned = (
-        first_BTHJ * cos_BT1J - second_BTHJ * sin_BT1J,
-        second_BTHJ * cos_BT1J + first_BTHJ * sin_BT1J,
-    )
-    return torch.cat((*turned, plain) if plain_dim else turned, dim=-1).to(x_BTHK.dtype)
-
-
-def rotate_interleaved(x_BTHR: Tensor, cos_BT1J: Tensor, sin_BT1J: Tensor) -> Tensor:
-    """Turn the pairs (2i, 2i + 1); the result is in contiguous order.
-
-    Queries and keys are reordered alike, so their scores are those of the original order.
-    """
-    even_BTHJ, odd_BTHJ = x_BTHR[..., 0::2], x_BTHR[..., 1::2]
-    turned = (
-        even_BTHJ * cos_BT1J - odd_BTHJ * sin_BT1J,
-        odd_BTHJ * cos_BT1J + even_BTHJ * sin_BT1J,
-    )
-    return torch.cat(turned, dim=-1).to(x_BTHR.dtype)

@@ -1,4 +1,4 @@
-"""Positions and attention masks of the tokens in a forward pass, shared by all layers.
+"""Positions and visible keys of the tokens in a forward pass, shared by all layers.
 
 B sequences, S tokens of a sequence, T tokens of it on this rank (T = S without context parallelism): queries are T,
 keys S. J pairs of rotary dimensions.
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from meshwright.kernels.attention.key_ranges import KeyRanges, key_ranges
 from meshwright.specs.model import AttentionKind, Model, Rope
 from meshwright.training.models.rope import rotation
 
@@ -68,19 +69,16 @@ class Suffix:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayerLayout:
-    """Rotations and mask of a layer in one forward pass.
-
-    The mask is True where a query attends to a key; None is causal, for which fused kernels need no mask.
-    """
+    """Rotations of a layer in one forward pass, and the keys that its queries see; None: all before them."""
 
     cos_BT1J: Tensor
     sin_BT1J: Tensor
-    mask_B1TS: Tensor | None
+    ranges: KeyRanges | None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenLayout:
-    """Rotations and masks of one forward pass: of layers with full attention, of those with a sliding window."""
+    """Rotations and ranges of keys of one forward pass, of layers with full attention and of those with a window."""
 
     full: LayerLayout
     windowed: LayerLayout
@@ -90,7 +88,7 @@ class TokenLayout:
 def make_layout(
     positions_BT: Tensor, documents_BS: Tensor | None, *, chunks: Chunks | Suffix, model: Model
 ) -> TokenLayout:
-    """Rotations and masks.
+    """Rotations and ranges of keys.
 
     `positions_BT` set rotary angles; `documents_BS` are integers, equal within a document, whose tokens are next to
     each other, and negative at padding.
@@ -106,19 +104,18 @@ def make_layout(
 
     order_T = chunks.order(num_tokens, device=device)
     lengths_BT = length if documents_BS is None else document_lengths(documents_BS)[:, order_T]
-    mask_B1TS = None if documents_BS is None else attention_mask(documents_BS, window=0, order_T=order_T)
     is_token_BT = None if documents_BS is None else documents_BS[:, order_T] >= 0
-    windowed_B1TS = mask_B1TS
+    windowed = ranges = None
+    if documents_BS is not None:
+        windowed = ranges = key_ranges(documents_BS, order_T=order_T, num_keys=length)
     if 0 < window < length:
-        if documents_BS is None:
-            documents_BS = torch.zeros(1, length, dtype=torch.long, device=device)
-        windowed_B1TS = attention_mask(documents_BS, window=window, order_T=order_T)
+        windowed = key_ranges(documents_BS, window=window, order_T=order_T, num_keys=length)
     cos_BT1J, sin_BT1J = rotations(model.rope)
-    full = LayerLayout(cos_BT1J=cos_BT1J, sin_BT1J=sin_BT1J, mask_B1TS=mask_B1TS)
+    full = LayerLayout(cos_BT1J=cos_BT1J, sin_BT1J=sin_BT1J, ranges=ranges)
     if model.windowed_rope is not None:
         cos_BT1J, sin_BT1J = rotations(model.windowed_rope)
-    windowed = LayerLayout(cos_BT1J=cos_BT1J, sin_BT1J=sin_BT1J, mask_B1TS=windowed_B1TS)
-    return TokenLayout(full=full, windowed=windowed, is_token_BT=is_token_BT)
+    in_window = LayerLayout(cos_BT1J=cos_BT1J, sin_BT1J=sin_BT1J, ranges=windowed)
+    return TokenLayout(full=full, windowed=in_window, is_token_BT=is_token_BT)
 
 
 def document_lengths(documents_BS: Tensor) -> Tensor:
@@ -131,23 +128,3 @@ def document_lengths(documents_BS: Tensor) -> Tensor:
     index_BS = changes_BS.long().cumsum(dim=1)
     counts_BS = torch.zeros_like(index_BS).scatter_add_(1, index_BS, torch.ones_like(index_BS))
     return counts_BS.gather(1, index_BS)
-
-
-def attention_mask(documents_BS: Tensor, *, window: int, order_T: Tensor | None = None) -> Tensor:
-    """Mask of the keys of each query [B, 1, T, S]: earlier ones of its document, the last `window` of them.
-
-    `order_T`: positions of the queries in the sequence; all of them unless given.
-
-    >>> attention_mask(torch.tensor([[0, 0, 1, 1]]), window=0)[0, 0].int()
-    tensor([[1, 0, 0, 0],
-            [1, 1, 0, 0],
-            [0, 0, 1, 0],
-            [0, 0, 1, 1]], dtype=torch.int32)
-    """
-    order_S = torch.arange(documents_BS.shape[1], device=documents_BS.device)
-    if order_T is None:
-        order_T = order_S
-    distance_TS = order_T[:, None] - order_S[None, :]
-    allowed_TS = distance_TS >= 0 if window == 0 else (distance_TS >= 0) & (distance_TS < window)
-    same_BTS = documents_BS[:, order_T, None] == documents_BS[:, None, :]
-    return (same_BTS & allowed_TS).unsqueeze(1)

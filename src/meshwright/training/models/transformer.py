@@ -4,6 +4,9 @@
     x = x + attention(norm(x));  x = x + ffn(norm(x))        num_layers times
     logits = head(norm(x))
 
+The first addition of a layer and the norm behind it are one operation (`norm.ResidualNorm`). The second one ends the
+layer: two tensors at the boundary of layers would be twice what recomputation keeps and what pipeline stages send.
+
 Norms may be at the outputs of attention and feed-forward instead, or at both (`specs.model.NormPlacement`).
 
 One class for every family: what differs is which attention and which feed-forward a layer gets, and that follows
@@ -21,17 +24,19 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.nn import functional
 
+from meshwright.kernels.cross_entropy import capped
+from meshwright.kernels.linear_cross_entropy import CHUNK_LOGITS, linear_cross_entropy
 from meshwright.specs.model import AttentionKind, Model, NormPlacement
 from meshwright.specs.run import MTP_LOSS_WEIGHT
 from meshwright.training.models.attention import GroupedAttention, LatentAttention
 from meshwright.training.models.experts import MixtureOfExperts
 from meshwright.training.models.families import is_dense
 from meshwright.training.models.feed_forward import FeedForward
-from meshwright.training.models.loss import CHUNK_LOGITS, capped, linear_cross_entropy
 from meshwright.training.models.multi_token import PredictionModule, prediction_loss, with_gradient_of
-from meshwright.training.models.norm import make_norm
+from meshwright.training.models.norm import ResidualSum, make_norm
 from meshwright.training.models.token_layout import Chunks, Suffix, TokenLayout, make_layout
 
 
@@ -61,7 +66,7 @@ class Block(nn.Module):
         self.attention_norm = norm(before)
         self.attention = (LatentAttention if latent else GroupedAttention)(model, windowed=self.is_windowed)
         self.attention_output_norm = norm(after)
-        self.ffn_norm = norm(before)
+        self.ffn_norm = make_norm(model, width=model.hidden, adds_residual=True) if before else ResidualSum()
         self.ffn = (
             FeedForward(model.hidden, model.ffn_hidden, activation=model.activation)
             if is_dense(model, index)
@@ -72,9 +77,10 @@ class Block(nn.Module):
     def forward(self, x_BTD: Tensor, layout: TokenLayout) -> Tensor:
         """[B, T, D]."""
         here = layout.windowed if self.is_windowed else layout.full
-        x_BTD = x_BTD + self.attention_output_norm(self.attention(self.attention_norm(x_BTD), here))
+        branch_BTD = self.attention_output_norm(self.attention(self.attention_norm(x_BTD), here))
+        normed_BTD, x_BTD = self.ffn_norm(branch_BTD, x_BTD)
         padding = (layout.is_token_BT,) if isinstance(self.ffn, MixtureOfExperts) else ()
-        return x_BTD + self.ffn_output_norm(self.ffn(self.ffn_norm(x_BTD), *padding))
+        return x_BTD + self.ffn_output_norm(self.ffn(normed_BTD, *padding))
 
 
 class Head(nn.Linear):
@@ -93,11 +99,24 @@ class Head(nn.Linear):
         """[B, T, V] in the weight's dtype, or a fp32 scalar. `input` is [B, T, D] (the name is nn.Linear's)."""
         if labels_BT is None:
             return capped(functional.linear(input, self.weight), self.cap)
+        return self.loss(input, self.weight, labels_BT, weights_BT)
+
+    def loss(
+        self,
+        h_BTD: Tensor,
+        weight_VD: Tensor,
+        labels_BT: Tensor,
+        weights_BT: Tensor | None,
+        *,
+        group: ProcessGroup | None = None,
+    ) -> Tensor:
+        """The summed loss of `weight_VD`; with `group` its ranks have a part of the vocabulary each."""
         return linear_cross_entropy(
-            input.flatten(0, 1),
-            self.weight,
+            h_BTD.flatten(0, 1),
+            weight_VD,
             labels_BT.flatten(),
             weights_N=None if weights_BT is None else weights_BT.flatten(),
+            group=group,
             z_loss=self.options.z_loss,
             cap=self.cap,
             chunk_logits=self.options.chunk_logits,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,18 @@ from torch.distributed.tensor import DTensor
 
 from meshwright.catalog.families import ModelFamily
 from meshwright.errors import InputError
-from meshwright.specs.model import AttentionKind, Lora, Model
+from meshwright.specs.model import QKV, AttentionKind, Lora, Model
 from meshwright.training.models import Transformer
 from meshwright.training.models.lora import GROUPED_TARGETS, LATENT_TARGETS
 from meshwright.training.weights.folder import is_writer, new_folder
-from meshwright.training.weights.fused_adapters import AdapterPart, adapter_part, patterns, require_all_parts
+from meshwright.training.weights.fused_adapters import (
+    QKV_PARTS,
+    AdapterPart,
+    adapter_part,
+    of_parts,
+    patterns,
+    require_all_parts,
+)
 from meshwright.training.weights.names import family_of, file_names
 from meshwright.training.weights.reading import fill, fill_whole
 from meshwright.training.weights.safetensors_format import Folder, TensorEntry, write_file
@@ -56,7 +64,7 @@ def save_adapters(
     Tensors may be sharded, and those of other stages may be on other processes: every process must call this, the
     first writes. Raises InputError when the folder is not empty.
     """
-    whole = _gathered({name: _whole(tensor).cpu() for name, tensor in tensors.items()})
+    whole = of_parts(_gathered({name: _whole(tensor).cpu() for name, tensor in tensors.items()}))
     if not is_writer():
         return
     entries = [
@@ -76,7 +84,8 @@ def _joined(whole: Mapping[str, Tensor], *, model: Model, lora: Lora) -> dict[st
         part = adapter_part(name, model=model, family=family, rank=lora.rank)
         if part is not None:
             require_all_parts(whole, part)
-            tensor = part.join([whole[other] for other in part.others])
+            others = [whole[other] for other in part.others]
+            tensor = part.join(others, is_shared=part.is_of_qkv(lora))
         found[_peft_name(model, name)] = tensor
     return found
 
@@ -86,13 +95,14 @@ def load_adapters(built: Transformer, folder: str | Path) -> None:
     """Fill the adapters of `built`, which has those of `read_lora(folder)`. Raises InputError where it has not."""
     files, family = Folder(Path(folder), single=WEIGHTS), family_of(built.model)
     parts, tensors = {}, {}
-    for name, tensor in adapters_of(built).items():
+    adapters = of_parts(adapters_of(built))
+    for name, tensor in adapters.items():
         rank = tensor.shape[0 if ".lora_a" in name else 1]
         part = adapter_part(name, model=built.model, family=family, rank=rank)
         if part is None:
             tensors[_peft_name(built.model, name)] = tensor
         else:
-            require_all_parts(dict(built.named_parameters()), part)
+            require_all_parts(adapters, part)
             parts[name] = (_peft_name(built.model, name), part, tensor)
     wanted = tensors.keys() | {in_file for in_file, _, _ in parts.values()}
     missing, unexpected = wanted - files.files.keys(), files.files.keys() - wanted
@@ -106,10 +116,40 @@ def load_adapters(built: Transformer, folder: str | Path) -> None:
         if files.shape(name) != tuple(tensor.shape):
             raise InputError(f"{name} has another shape", got=files.shape(name), allowed=tuple(tensor.shape))
     shared = {name: _is_shared(files, in_file, part) for name, (in_file, part, _) in parts.items()}
+    _require_one_a(built, files)
     for name, tensor in tensors.items():
         fill(tensor, files, name)
     for name, (in_file, part, tensor) in parts.items():
         fill_whole(tensor, part.split(files.read(in_file), is_shared=shared[name]).contiguous())
+
+
+def _require_one_a(built: Transformer, files: Folder) -> None:
+    """Raise InputError where `built` has an adapter of query, key and value together, and `files` three."""
+    family = family_of(built.model)
+    for name in adapters_of(built):
+        layer, is_qkv, _ = name.partition(f".{QKV}.lora_a")
+        if not is_qkv:
+            continue
+        a = f"{layer}.query.lora_a.weight"
+        if adapter_part(a, model=built.model, family=family, rank=1) is not None:
+            rank = built.get_parameter(name).shape[0]
+            is_one = files.shape(_peft_name(built.model, a))[0] == rank
+        else:
+            is_one = _has_one_a(files, built.model, layer)
+        if not is_one:
+            raise InputError(
+                "query, key and value have an adapter each, and not one together",
+                got=f"{layer}: an A for each",
+                hint="lora.targets: [query, key, value, ...]",
+            )
+
+
+def _has_one_a(files: Folder, model: Model, attention: str) -> bool:
+    """True if the adapters of query, key and value of the layer `attention` have the same A."""
+    first, *others = (
+        files.read(_peft_name(model, f"{attention}.{part}.lora_a.weight")) for part in QKV_PARTS
+    )
+    return all(torch.equal(first, other) for other in others)
 
 
 def _is_shared(files: Folder, name: str, part: AdapterPart) -> bool:
@@ -147,12 +187,34 @@ def read_lora(folder: str | Path, *, model: Model) -> Lora:
         targets=_targets(names, model),
     )
     given = {key: config[key] for key in _PATTERNS if config.get(key)}
-    allowed = patterns(family_of(model), lora, ends=[name.rsplit(".", 1)[-1] for name in names])
+    ends = [name.rsplit(".", 1)[-1] for name in names]
+    allowed = patterns(family_of(model), lora, ends=ends)
+    whole = _as_qkv(lora, model)
+    if whole is not None and _is_of_qkv(Path(folder), model, is_plain=given != allowed or not given):
+        lora, allowed = whole, patterns(family_of(model), whole, ends=ends)
     if given not in ({}, allowed):
         raise InputError(
             "adapters of several ranks are not read", got=", ".join(given), allowed=str(allowed or "none")
         )
     return lora
+
+
+def _as_qkv(lora: Lora, model: Model) -> Lora | None:
+    """`lora` with one adapter of query, key and value; None where it does not adapt all three."""
+    if model.attention.kind is AttentionKind.MLA or not set(QKV_PARTS) <= set(lora.targets):
+        return None
+    others = (target for target in lora.targets if target not in QKV_PARTS)
+    return replace(lora, targets=(QKV, *others))
+
+
+def _is_of_qkv(folder: Path, model: Model, *, is_plain: bool) -> bool:
+    """True if query, key and value have one A in the files. `is_plain`: a fused matrix has the rank of the others."""
+    place = "layers.0.attention"
+    if adapter_part(f"{place}.query.lora_a.weight", model=model, family=family_of(model), rank=1) is not None:
+        return is_plain
+    files = Folder(folder, single=WEIGHTS)
+    names = [_peft_name(model, f"{place}.{part}.lora_a.weight") for part in QKV_PARTS]
+    return all(name in files.files for name in names) and _has_one_a(files, model, place)
 
 
 def _targets(names: list[str], model: Model) -> tuple[str, ...]:

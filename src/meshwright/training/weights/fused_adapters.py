@@ -4,7 +4,10 @@
     PEFT    y = W x + s B A x,  A = A_1 over A_2 ..., B = diag(B_1, B_2 ...)    rank n r, alpha n times as large
 
 So what is written is exactly what was trained. An adapter of rank r that others trained on the whole matrix is read
-as n adapters with one A.
+as n adapters with one A; that of query, key and value is our `qkv`, which is written back as it was read.
+
+Where files hold query, key and value each by itself, `qkv` is written as three adapters with one A, which is the same
+function, and three adapters with one A are read as `qkv`.
 """
 
 from __future__ import annotations
@@ -17,8 +20,10 @@ from torch import Tensor
 
 from meshwright.catalog.families import ModelFamily
 from meshwright.errors import InputError
-from meshwright.specs.model import Lora, Model
+from meshwright.specs.model import QKV, Lora, Model
 from meshwright.training.weights.fusing import FilePart, file_part, our_shapes
+
+QKV_PARTS = ("query", "key", "value")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +47,14 @@ class AdapterPart:
         width = self.place.shapes[0][1] if self.is_a else sum(shape[0] for shape in self.place.shapes)
         return (rank, width) if self.is_a else (width, rank)
 
-    def join(self, tensors: Sequence[Tensor]) -> Tensor:
+    def is_of_qkv(self, lora: Lora) -> bool:
+        """True if the matrix has one adapter as a whole."""
+        return QKV in lora.targets and ".attention.query." in self.others[0]
+
+    def join(self, tensors: Sequence[Tensor], *, is_shared: bool) -> Tensor:
         """The tensor of the file."""
+        if is_shared:
+            return tensors[0] if self.is_a else torch.cat(list(tensors))
         return torch.cat(list(tensors)) if self.is_a else torch.block_diag(*tensors)
 
     def split(self, whole: Tensor, *, is_shared: bool) -> Tensor:
@@ -51,6 +62,20 @@ class AdapterPart:
         index, sizes = self.place.index, [shape[0] for shape in self.place.shapes]
         ranks = slice(None) if is_shared else slice(index * self.rank, (index + 1) * self.rank)
         return whole[ranks] if self.is_a else whole.split(sizes)[index][:, ranks]
+
+
+def of_parts(adapters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`adapters` with the tensors of `qkv` under the names of three adapters, which have its A in common."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in adapters.items():
+        before, is_qkv, end = name.partition(f".{QKV}.lora_")
+        if not is_qkv:
+            found[name] = tensor
+        elif end == "a.weight":
+            found |= {f"{before}.{part}.lora_a.weight": tensor for part in QKV_PARTS}
+        else:
+            found[f"{before}.{end.split('.')[1]}.lora_b.weight"] = tensor
+    return found
 
 
 def adapter_part(name: str, *, model: Model, family: ModelFamily, rank: int) -> AdapterPart | None:
@@ -66,7 +91,12 @@ def patterns(family: ModelFamily, lora: Lora, *, ends: Sequence[str]) -> dict[st
         name.removesuffix(".weight").rsplit(".", 1)[-1]: len(fused.parts)
         for name, fused in family.fused.items()
     }
-    times = {end: parts[end] for end in ends if end in parts}
+    whole = {
+        name.removesuffix(".weight").rsplit(".", 1)[-1]
+        for name, fused in family.fused.items()
+        if QKV in lora.targets and fused.parts[0] == "attention.query.weight"
+    }
+    times = {end: parts[end] for end in ends if end in parts and end not in whole}
     if not times:
         return {}
     return {

@@ -172,3 +172,11 @@ def test_the_command_shows_both_definitions(meshwright, tmp_path):
     assert best["vllm"]["chunk_gap_s"]["under_bound"] is not None
     assert best["vllm"]["tpot_s"]["under_bound"] is None  # the same load under another definition
     assert meshwright("bench", "serve", "x:1", *asked).exit_code == 2
+
+
+@pytest.mark.parametrize("config", [{"model_names": ["m"]}, {"models": {"items": [{"name": "m"}]}}], ids=str)
+def test_the_model_of_aiperf_is_found_in_both_forms_of_its_configuration(config, tmp_path):
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps({**AIPERF, "input_config": config}))
+    (found,) = read_results_of(path)
+    assert found.model == "m"

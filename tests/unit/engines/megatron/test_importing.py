@@ -104,9 +104,9 @@ PLANS = {
     "train_gpt3_175b_distributed": "TP8 PP16 DP1 ddp mbs1 1f1b",
     "mixtral_8x22b_tp2pp8ep8vpp1_release": "TP2 EP8 ETP2 PP8 DP8 zero1 mbs1 1f1b",
     "mixtral_8x7b_tp1pp4ep8vpp8_release": "TP2 EP8 PP4 VPP8 DP16 zero1 mbs1 interleaved",
-    "deepseekv3_proxy": "TP2 EP16 PP4 VPP2 DP16 zero1 mbs1 interleaved",
+    "deepseekv3_proxy": "TP2 EP16 PP4 VPP2 DP16 zero1 mbs1 interleaved layers=2x6,1x2",
     "gpt3_mcore_te_tp2_pp2/": "TP2 PP2 DP2 ddp mbs4 1f1b",
-    "vp1_uneven_pipeline": "PP4 DP2 ddp mbs4 1f1b",
+    "vp1_uneven_pipeline": "PP4 DP2 ddp mbs4 1f1b layers=2,4x2,2",
     "vp2_account_for_embedding_loss": "PP4 VPP2 DP2 ddp mbs4 interleaved",
     "uniform_full_recompute": "DP8 ddp mbs4 recompute=full",
     "ep4_etp1_memory_speed": "TP2 EP4 PP2 VPP4 DP2 zero1 mbs4 interleaved",
@@ -149,7 +149,7 @@ def test_published_models_are_those_that_they_name(tmp_path):
     for words in ("until step 320000", "--sequence-parallel has no effect", "--init-method-std 0.01"):
         assert words in notes, notes
     run, notes = published("train_llama3_8b_h100_fp8", tmp_path)
-    assert (run.model.hidden, run.model.vocab, run.precision.name) == (4096, 128_256, "fp8")
+    assert (run.model.hidden, run.model.vocab, run.precision.name) == (4096, 128_256, "fp8_delayed")
     assert run.num_steps == 1_953_125_000 // 128
     assert "--apply-layernorm-1p" in notes
     run, notes = published("train_gpt3_175b_distributed", tmp_path)

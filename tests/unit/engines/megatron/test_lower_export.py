@@ -28,6 +28,7 @@ LATENT = (
 LATENT += "num_kv_heads: 4, head_dim: 24, value_head_dim: 16, kv_lora_rank: 32, rope_head_dim: 8}}"
 ALONE = {
     "fp8": ["precision=fp8"],
+    "fp8_delayed": ["precision=fp8_delayed"],
     "fp8_blockwise": ["precision=fp8_blockwise"],
     "mxfp8": ["precision=mxfp8"],
     "nvfp4": ["cluster=b200-8x2", "precision=nvfp4"],

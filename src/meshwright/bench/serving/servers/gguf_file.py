@@ -320,7 +320,7 @@ def _token_id(config: Mapping[str, Any], key: str) -> int | None:
 
 
 def _adds_start(found: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-    """True if the tokenizer puts a start token in front of a text."""
+    """Return True if the tokenizer puts a start token in front of a text."""
     if isinstance(settings.get("add_bos_token"), bool):
         return settings["add_bos_token"]
     processor = json.dumps(found.get("post_processor") or {})

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from meshwright.errors import MeshwrightError
 
@@ -44,6 +45,7 @@ class ServerCommand:
     health: str = "/health"
     environment: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    served: Mapping[str, Any] | None = None  # shapes and formats of the model, for the records
 
     @property
     def url(self) -> str:
@@ -57,6 +59,7 @@ class RunningServer:
     command: ServerCommand
     start_s: float  # until it answered
     log: Path
+    pid: int  # of the process that all of the server's are descendants of
 
 
 def free_port() -> int:
@@ -103,7 +106,7 @@ def running(
                 )
             waiting(spent_s)
             time.sleep(POLL_S)
-        yield RunningServer(command=command, start_s=time.monotonic() - begin_s, log=log)
+        yield RunningServer(command=command, start_s=time.monotonic() - begin_s, log=log, pid=process.pid)
     finally:
         _stop(process)
 

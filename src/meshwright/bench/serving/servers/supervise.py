@@ -15,10 +15,13 @@ import time
 from contextlib import suppress
 
 GRACE_S = 10.0
+CORES_VARIABLE = "MESHWRIGHT_CORES"
+"""Cores that the server stays on, as in 0,2 (`bench.batch.pinning`)."""
 
 
 def main() -> int:
     """Run the command until it ends or stdin does."""
+    stay_on_cores()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # stdin decides
     try:
@@ -32,6 +35,13 @@ def main() -> int:
     code = server.wait()
     _kill(server.pid, signal.SIGKILL)  # what it left behind
     return code if code >= 0 else 128 - code
+
+
+def stay_on_cores() -> None:
+    """Keep this process and those that it starts on the cores of the environment."""
+    text = os.environ.get(CORES_VARIABLE)
+    if text:
+        os.sched_setaffinity(0, {int(core) for core in text.split(",")})
 
 
 def _defaults() -> None:

@@ -8,7 +8,6 @@ mock      the mock server of the tests, with known latencies
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,16 @@ from typing import Any
 from meshwright.bench.serving.mock import MODEL as MOCK_MODEL
 from meshwright.bench.serving.servers.gguf_file import write_gguf
 from meshwright.bench.serving.servers.running import ServerCommand
+from meshwright.bench.serving.servers.served import (
+    LLAMACPP_CACHE,
+    PRECISIONS,
+    folder_config,
+    gguf_config,
+    served_document,
+    stored_precision,
+)
 from meshwright.errors import InputError, MissingDependencyError
+from meshwright.programs import find_program
 
 SERVED_NAME = "model"
 MOST_SLOTS = 64
@@ -99,8 +107,11 @@ def _llamacpp(model: ServedModel | None, port: int, options: dict[str, str], in_
     if model.is_folder:
         made = write_gguf(model.path, model.scratch / "model.gguf", dtype=dtype)
         path, notes, context = made.path, made.notes, context or str(made.context_length)
+        config = folder_config(model.path)
+        stored = stored_precision(config)
     elif model.is_gguf and model.path.is_file():
-        path, context = model.path, context or str(gguf_context(model.path))
+        config, stored = gguf_config(model.path)
+        path, context = model.path, context or str(config["max_position_embeddings"])
     else:
         raise InputError(
             "llama.cpp cannot load this model", got=model.text,
@@ -111,37 +122,53 @@ def _llamacpp(model: ServedModel | None, port: int, options: dict[str, str], in_
         sys.executable, "-m", "meshwright.bench.serving.servers.llamacpp", str(path), "--port", str(port),
         "--alias", SERVED_NAME, "--parallel", parallel, "--context", context, *_flags(options),
     ]  # fmt: skip
-    return ServerCommand(name="llamacpp", argv=tuple(argv), model=SERVED_NAME, port=port, notes=notes)
+    served = served_document(
+        config, precision=PRECISIONS[dtype] if dtype else stored, kv_precision=LLAMACPP_CACHE,
+        slots=_whole(parallel),
+    )  # fmt: skip
+    return ServerCommand(
+        name="llamacpp", argv=tuple(argv), model=SERVED_NAME, port=port, notes=notes, served=served
+    )
 
 
-def gguf_context(path: Path) -> int:
-    """Context length in the metadata of a GGUF file. Raises InputError for a damaged file."""
-    try:
-        import gguf
+def _whole(text: str | None) -> int | None:
+    """A count that an option of a server gives; None where it gives none."""
+    return int(text) if text and text.isdecimal() else None
 
-        fields: Any = gguf.GGUFReader(path).fields
-        name = next(key for key in fields if key.endswith(".context_length"))
-        return int(fields[name].contents())
-    except ImportError:
-        raise MissingDependencyError(
-            "reading a GGUF file needs the package gguf", hint="pip install 'meshwright[llamacpp]'"
-        ) from None
-    except (OSError, ValueError, StopIteration, KeyError, IndexError):
-        raise InputError("not a GGUF file, or one without context length", got=str(path)) from None
+
+def _served_by_engine(
+    model: ServedModel, options: Mapping[str, str], names: Mapping[str, str]
+) -> dict[str, Any]:
+    """Shapes and formats that vLLM or SGLang serve, from the model's folder and options named `names`."""
+    config = folder_config(model.path)
+    dtype, cache = options.get("dtype", "auto"), options.get(names["cache"], "auto")
+    precision = stored_precision(config) if dtype == "auto" else PRECISIONS.get(dtype)
+    if "quantization" in options:
+        precision = options["quantization"] if options["quantization"] == "fp8" else None
+    kv_precision = (
+        "fp8" if cache.startswith("fp8") else precision if cache == "auto" else PRECISIONS.get(cache)
+    )
+    return served_document(
+        config, precision=precision, kv_precision=kv_precision, slots=_whole(options.get(names["slots"])),
+        tensor=_whole(options.get(names["tensor"])) or 1,
+    )  # fmt: skip
 
 
 def _vllm(model: ServedModel | None, port: int, options: dict[str, str], in_flight: int) -> ServerCommand:
     assert model is not None
-    program = shutil.which("vllm")
+    program = find_program("vllm")
     if program is None:
         raise MissingDependencyError(
-            "--server vllm needs the program vllm, which is not on PATH", hint="pip install vllm"
+            "--server vllm needs the program vllm, which is neither on PATH nor installed with this Python",
+            hint="pip install vllm",
         )
     argv = [
         program, "serve", model.text, "--host", "127.0.0.1", "--port", str(port),
         "--served-model-name", SERVED_NAME, *_flags(options),
     ]  # fmt: skip
-    return ServerCommand(name="vllm", argv=tuple(argv), model=SERVED_NAME, port=port)
+    names = {"tensor": "tensor-parallel-size", "slots": "max-num-seqs", "cache": "kv-cache-dtype"}
+    served = _served_by_engine(model, options, names)
+    return ServerCommand(name="vllm", argv=tuple(argv), model=SERVED_NAME, port=port, served=served)
 
 
 def _sglang(model: ServedModel | None, port: int, options: dict[str, str], in_flight: int) -> ServerCommand:
@@ -154,7 +181,10 @@ def _sglang(model: ServedModel | None, port: int, options: dict[str, str], in_fl
         sys.executable, "-m", "sglang.launch_server", "--model-path", model.text, "--host", "127.0.0.1",
         "--port", str(port), "--served-model-name", SERVED_NAME, *_flags(options),
     ]  # fmt: skip
-    return ServerCommand(name="sglang", argv=tuple(argv), model=SERVED_NAME, port=port)
+    tensor = next((name for name in ("tp", "tp-size") if name in options), "tensor-parallel-size")
+    names = {"tensor": tensor, "slots": "max-running-requests", "cache": "kv-cache-dtype"}
+    served = _served_by_engine(model, options, names)
+    return ServerCommand(name="sglang", argv=tuple(argv), model=SERVED_NAME, port=port, served=served)
 
 
 def _mock(model: ServedModel | None, port: int, options: dict[str, str], in_flight: int) -> ServerCommand:

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from meshwright.engines.megatron.in_megatron_process.layers import Fp32Router
 from meshwright.engines.megatron.in_megatron_process.model import ModelAndOptimizer
+from meshwright.kernels.attention.key_ranges import key_ranges
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 from meshwright.training.data import Batch
-from meshwright.training.models.token_layout import attention_mask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,4 +103,4 @@ def mask_of(batch: Batch) -> Tensor | None:
     documents = batch.documents_BT
     if bool((documents == documents[:, :1]).all()):
         return None
-    return ~attention_mask(documents, window=0)
+    return ~key_ranges(documents).mask_B1TS

@@ -103,7 +103,7 @@ DATA = ("GPTDatasetConfig", "MockGPTDatasetConfig")
 
 PRECISIONS = {"mxfp8": "mxfp8", "current": "tensorwise", "delayed": "delayed", "subchannel": "blockwise"}
 ADAPTED = {
-    "linear_qkv": ("query", "key", "value"),
+    "linear_qkv": ("qkv",),
     "linear_proj": ("output",),
     "linear_fc1": ("gate", "up"),
     "linear_fc2": ("down",),

@@ -36,6 +36,7 @@ MODULES = {
 
 LOW_PRECISION = {
     "fp8": {"fp8": "hybrid", "fp8_recipe": "tensorwise"},
+    "fp8_delayed": {"fp8": "hybrid", "fp8_recipe": "delayed"},
     "fp8_blockwise": {"fp8": "hybrid", "fp8_recipe": "blockwise"},
     "mxfp8": {"fp8": "e4m3", "fp8_recipe": "mxfp8"},
     "nvfp4": {"fp4": "e2m1", "fp4_recipe": "nvfp4"},

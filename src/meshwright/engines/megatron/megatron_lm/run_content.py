@@ -15,7 +15,7 @@ from meshwright.engines.megatron.megatron_lm.options import MegatronOptions, rea
 from meshwright.engines.megatron.megatron_lm.parallel_options import ParallelDegrees, plan_section
 from meshwright.errors import InputError
 
-FP8 = {"delayed": "fp8", "tensorwise": "fp8", "blockwise": "fp8_blockwise", "mxfp8": "mxfp8"}
+FP8 = {"delayed": "fp8_delayed", "tensorwise": "fp8", "blockwise": "fp8_blockwise", "mxfp8": "mxfp8"}
 SCHEDULES = {"constant": "constant", "linear": "linear", "cosine": "cosine", "WSD": "wsd"}
 DIGITS = 12  # of a ratio of learning rates: `0.1 * lr / lr` is not exactly 0.1
 

@@ -3,6 +3,7 @@
     by columns   W [out/t, in]   A [r, in] whole    B [out/t, r]    y_local = x W^T + s x A^T B^T
     by rows      W [out, in/t]   A [r, in/t]        B [out, r] whole    y = sum over ranks of the same, local x
 
+An adapter of query, key and value as one matrix has one A, replicated, and each part of its B sharded by columns.
 By rows the output of the adapter is a partial sum like the matrix's own, so that both take one reduction. Replicated
 matrices have partial gradients: a rank sees its own columns, or rows, only.
 
@@ -19,7 +20,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import functional
 
-from meshwright.training.models import LoraLinear
+from meshwright.training.models import LoraLinear, QkvAdapter, adapter_matrices
 
 OUT, IN = Shard(0), Shard(1)  # sides of a matrix [out, in]
 
@@ -89,6 +90,29 @@ class LoraRowwiseParallel(_Adapted):
         whole = DTensor.from_local(partial, mesh, [Partial()], run_check=False)
         whole = whole.redistribute(mesh, [self.output]).to_local()
         return whole if layer.bias is None else whole + _local(layer.bias)
+
+
+class QkvParallel(ParallelStyle):
+    """An adapter of query, key and value as one matrix: this rank's columns of each."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        assert isinstance(module, QkvAdapter)
+        for name, matrix in adapter_matrices(module, prefix="qkv"):
+            side = Replicate() if name.endswith(".lora_a") else OUT
+            sharded = distribute_tensor(matrix.weight.detach(), device_mesh, [side], src_data_rank=None)
+            matrix.weight = nn.Parameter(sharded)
+
+        def forward(input: Tensor) -> tuple[Tensor, ...]:
+            if isinstance(input, DTensor):
+                input = input.redistribute(device_mesh, [Replicate()])
+            x_BTD = _local(input, gradient=Partial())
+            a = _local(module.lora_a.weight, gradient=Partial())
+            narrow_BTR = functional.linear(module.dropout(x_BTD).to(a.dtype), a)
+            parts = (_local(part.get_parameter("weight")) for part in module.lora_b.values())
+            return tuple(functional.linear(narrow_BTR, b).mul(module.scale).to(x_BTD.dtype) for b in parts)
+
+        module.forward = forward  # pyright: ignore[reportAttributeAccessIssue]
+        return module
 
 
 def _adapted(x_BTD: Tensor, a: Tensor, b: Tensor, *, scale: float) -> Tensor:

@@ -61,16 +61,15 @@ class ContextAttention(CoreAttention):
         """[B, T, H, V]."""
         kv_BSGX = _gathered(torch.cat([k_BTGK, v_BTGV], dim=-1), mesh=self.mesh)
         k_BSGK, v_BSGV = kv_BSGX.split([k_BTGK.shape[-1], v_BTGV.shape[-1]], dim=-1)
-        mask_B1TS = layout.mask_B1TS
         length = q_BTHK.shape[1] // 2
         outs = []
         for i, chunk in enumerate((self.chunks.rank, 2 * self.chunks.width - 1 - self.chunks.rank)):
             queries = slice(i * length, (i + 1) * length)
             first = max(0, chunk * length - self.window + 1) if self.window else 0
             keys = slice(first, (chunk + 1) * length)
-            mask = None if mask_B1TS is None else mask_B1TS[:, :, queries, keys]
+            ranges = None if layout.ranges is None else layout.ranges.of(queries, keys)
             k_part, v_part = k_BSGK[:, keys], v_BSGV[:, keys]
-            outs.append(self.attend(q_BTHK[:, queries], k_part, v_part, mask_B1TS=mask, sinks_H=sinks_H))
+            outs.append(self.attend(q_BTHK[:, queries], k_part, v_part, ranges=ranges, sinks_H=sinks_H))
         return torch.cat(outs, dim=1)
 
 

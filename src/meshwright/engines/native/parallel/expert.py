@@ -39,8 +39,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from meshwright.engines.native.parallel.mesh import PIPELINE, MeshCoordinates, state_axes
+from meshwright.kernels.experts.permutation import unsort
 from meshwright.specs.plan import Plan, Sharding
-from meshwright.training.models.experts import RoutedExperts, run_experts, unsort
+from meshwright.training.models.experts import RoutedExperts
 
 REPLICATE, SHARD, EXPERT, TENSOR = "expert_replicate", "expert_shard", "expert", "expert_tensor"
 WIDTH = {
@@ -128,7 +129,7 @@ def _forward(
     dispatch, counts_L = plan_dispatch(counts_E, group=group, num_copies=num_copies)
     rows_RD = _Move.apply(rows_MD, dispatch.dispatch, dispatch.combine)
     stacks = {name: _local(stack) for name, stack in module.named_parameters()}
-    rows_RD = run_experts(rows_RD, counts_L, **stacks, activation=module.activation)
+    rows_RD = module.run(rows_RD, counts_L, stacks)
     return _Move.apply(rows_RD, dispatch.combine, dispatch.dispatch)
 
 

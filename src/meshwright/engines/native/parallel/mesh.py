@@ -86,6 +86,10 @@ class MeshCoordinates:
         width = self.plan.context * self.plan.tensor
         return None if width == 1 else self._group(torch.arange(self.num_ranks).view(-1, width))
 
+    def stage_group(self) -> dist.ProcessGroup | None:
+        """The processes that hold the same layers, or shards of them."""
+        return self._group(torch.arange(self.num_ranks).view(self.plan.pipeline, -1))
+
     def expert_group(self) -> dist.ProcessGroup | None:
         """The neighbours that shard the experts of a layer; None when every rank has all of them."""
         width = self.plan.expert * self.plan.expert_tensor

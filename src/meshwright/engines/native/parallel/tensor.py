@@ -14,7 +14,8 @@ scattered after the rows, which moves what an all-reduce moves and keeps a fract
 
     B T/t D  --norm-->  B T/t D  --gather-->  B T D  --columns, rows-->  B T D partial  --scatter-->  B T/t D
 
-Norms are replicated distributed tensors: so their gradients are summed over ranks that saw different tokens or heads.
+Weights of norms are replicated distributed tensors: so their gradients are summed over ranks that saw different tokens
+or heads. What they norm is plain tensors.
 
 Source: Shoeybi et al. 2019 (Megatron-LM), section 3; Korthikanti et al. 2022, section 4.2.2.
 """
@@ -41,19 +42,18 @@ from torch.distributed.tensor.parallel import (
     ParallelStyle,
     PrepareModuleInput,
     RowwiseParallel,
-    SequenceParallel,
     parallelize_module,
 )
 
-from meshwright.engines.native.parallel.adapters import LoraColwiseParallel, LoraRowwiseParallel
+from meshwright.engines.native.parallel.adapters import LoraColwiseParallel, LoraRowwiseParallel, QkvParallel
 from meshwright.engines.native.parallel.vocabulary import shard_vocabulary
+from meshwright.kernels.linear import Linear
 from meshwright.training.models import Block, LoraLinear, Transformer
 from meshwright.training.models.attention import GroupedAttention, LatentAttention
 from meshwright.training.models.experts import MixtureOfExperts, TopKRouter
-from meshwright.training.models.linear import Linear, linear
+from meshwright.training.models.norm import Norm
 
 TOKENS = Shard(1)  # T of B T D
-HEADS = 2  # dimension H of B T H K
 
 
 def shard_matrices(model: Transformer, *, mesh: DeviceMesh, sequence_parallel: bool) -> None:
@@ -66,7 +66,7 @@ def shard_matrices(model: Transformer, *, mesh: DeviceMesh, sequence_parallel: b
             parallelize_module(layer.attention, mesh, _SinksOfHeads())
         feed_forward = layer.ffn
         if isinstance(feed_forward, MixtureOfExperts):
-            parallelize_module(feed_forward.router, mesh, _OnOwnTokens())
+            parallelize_module(feed_forward.router, mesh, _OnLocalTensors(sees_all=False))
             if sequence_parallel:
                 feed_forward.own_tokens = partial(_own_columns, mesh=mesh)
             feed_forward = feed_forward.shared
@@ -75,13 +75,13 @@ def shard_matrices(model: Transformer, *, mesh: DeviceMesh, sequence_parallel: b
             parallelize_module(feed_forward, mesh, _feed_forward_plan(feed_forward, residual))
     for module in model.predictions.values():
         names = ("embedding_norm", "hidden_norm", "projection", "norm")
-        parallelize_module(module, mesh, {name: _norm(residual) for name in names})
+        parallelize_module(module, mesh, {name: _on_residual(residual) for name in names})
     for embedding in (model.embedding, model.prediction_embedding):
         if embedding is not None:
             style = RowwiseParallel(input_layouts=Replicate(), output_layouts=residual)
             parallelize_module(embedding, mesh, style)
     if model.norm is not None:
-        parallelize_module(model.norm, mesh, _norm(residual))
+        parallelize_module(model.norm, mesh, _on_residual(residual))
     if model.head is not None:
         shard_vocabulary(model.head, mesh=mesh, residual=residual)
     model.tie()
@@ -96,7 +96,7 @@ def _own_columns(is_token_BS: Tensor, *, mesh: DeviceMesh) -> Tensor:
 
 def _layer_plan(layer: Block, residual: Shard | Replicate) -> dict[str, ParallelStyle]:
     of_attention = _latent_plan if isinstance(layer.attention, LatentAttention) else _grouped_plan
-    norms = {name: _norm(residual) for name, part in layer.named_children() if isinstance(part, nn.RMSNorm)}
+    norms = {name: _on_residual(residual) for name, part in layer.named_children() if isinstance(part, Norm)}
     output = {"attention.output": _rows(layer.attention.output, residual)}
     return of_attention(layer.attention, residual) | norms | output
 
@@ -107,9 +107,11 @@ def _grouped_plan(attention: nn.Module, residual: Shard | Replicate) -> dict[str
     }
     for name in ("query", "key", "value"):
         plan[f"attention.{name}"] = _columns(attention.get_submodule(name))
+    if "qkv" in dict(attention.named_children()):
+        plan["attention.qkv"] = QkvParallel()
     for name in ("query_norm", "key_norm"):
-        if isinstance(attention.get_submodule(name), nn.RMSNorm):
-            plan[f"attention.{name}"] = SequenceParallel(sequence_dim=HEADS, use_local_output=True)
+        if isinstance(attention.get_submodule(name), Norm):
+            plan[f"attention.{name}"] = _OnLocalTensors(sees_all=False)
     return plan
 
 
@@ -159,12 +161,13 @@ def _gathered(residual: Shard | Replicate, *, num_inputs: int) -> ParallelStyle:
     )
 
 
-def _norm(residual: Shard | Replicate) -> ParallelStyle:
-    return SequenceParallel(use_local_output=True) if residual == TOKENS else _Everywhere()
+def _on_residual(residual: Shard | Replicate) -> ParallelStyle:
+    """Style of a module with replicated weights that takes what the residual stream holds."""
+    return _OnLocalTensors(sees_all=residual != TOKENS)
 
 
 class _Columns(ColwiseParallel):
-    """Columns of a matrix, with the GEMM routes of `models.linear`."""
+    """Columns of a matrix, with the GEMM routes of `kernels.linear`."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         module = super()._apply(module, device_mesh)
@@ -172,7 +175,7 @@ class _Columns(ColwiseParallel):
 
 
 class _Rows(RowwiseParallel):
-    """Rows of a matrix, with the GEMM routes of `models.linear`."""
+    """Rows of a matrix, with the GEMM routes of `kernels.linear`."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         module = super()._apply(module, device_mesh)
@@ -190,7 +193,7 @@ def _with_local_gemm(module: nn.Module, *, x: Shard | Replicate, out: Shard | Pa
 
     def forward(input: DTensor) -> DTensor:
         bias = None if module.bias is None else _local(module.bias, None)
-        local = linear(_local(input, grad_placements), _local(module.weight, None), bias)
+        local = module.multiply(_local(input, grad_placements), _local(module.weight, None), bias)
         return DTensor.from_local(local, input.device_mesh, [out], run_check=False)
 
     module.forward = forward  # pyright: ignore[reportAttributeAccessIssue]  # torch's hooks pass a DTensor
@@ -199,8 +202,11 @@ def _with_local_gemm(module: nn.Module, *, x: Shard | Replicate, out: Shard | Pa
 
 def _local(tensor: Any, grad_placements: list[Partial] | None) -> Tensor:
     """This rank's part, after its collective has completed."""
-    local = tensor.to_local(grad_placements=grad_placements)
-    return _Wait.apply(local) if isinstance(local, AsyncCollectiveTensor) else local
+    return _completed(tensor.to_local(grad_placements=grad_placements))
+
+
+def _completed(part: Tensor) -> Tensor:
+    return _Wait.apply(part) if isinstance(part, AsyncCollectiveTensor) else part
 
 
 class _Wait(Function):
@@ -218,20 +224,33 @@ class _Wait(Function):
         return grads[0]
 
 
-class _OnOwnTokens(ParallelStyle):
-    """A replicated router that scores the rank's own tokens: its gradient is a sum over ranks."""
+class _OnLocalTensors(ParallelStyle):
+    """A module with replicated weights that computes on plain tensors: this rank's tokens, or its heads.
+
+    `sees_all`: every rank has the same input, and so the same gradient; else that of a weight is a sum over ranks.
+    """
+
+    def __init__(self, *, sees_all: bool) -> None:
+        super().__init__()
+        self.sees_all = sees_all
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        assert isinstance(module, TopKRouter)
-        for name, parameter in list(module.named_parameters()):
+        for name, parameter in list(module.named_parameters(recurse=False)):
             whole = distribute_tensor(parameter.detach(), device_mesh, [Replicate()], src_data_rank=None)
             setattr(module, name, nn.Parameter(whole))
+        placement = Replicate() if self.sees_all else Partial()
 
         def plain(parameter: Tensor) -> Tensor:
             assert isinstance(parameter, DTensor)
-            return parameter.to_local(grad_placements=[Partial()])
+            return parameter.to_local(grad_placements=[placement])
 
-        module.plain = plain
+        if isinstance(module, TopKRouter | Norm):
+            module.plain = plain
+        else:
+            assert type(module) is Linear
+            assert module.bias is None
+            module.forward = lambda input: module.multiply(input, plain(module.weight), None)  # pyright: ignore[reportAttributeAccessIssue]
+        module.register_forward_pre_hook(lambda module, inputs: tuple(map(_completed, inputs)))
         return module
 
 
@@ -257,19 +276,6 @@ class _Replicated(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         return distribute_module(module, device_mesh)
-
-
-class _Everywhere(_Replicated):
-    """A module that every rank runs on the same input."""
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        def distributed(module: nn.Module, inputs: Any) -> tuple[DTensor]:
-            return (DTensor.from_local(inputs[0], device_mesh, [Replicate()], run_check=False),)
-
-        super()._apply(module, device_mesh)
-        module.register_forward_pre_hook(distributed)
-        module.register_forward_hook(lambda module, inputs, output: output.to_local())
-        return module
 
 
 class _SharedByHeads(ParallelStyle):

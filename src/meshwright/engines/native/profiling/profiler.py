@@ -1,5 +1,6 @@
 """A trace of some steps of the main process: `profile/trace-rank0.json.gz` (Chrome's format, for Perfetto) and
-`profile/summary.json` (see `shares.summarize`).
+`profile/summary.json` (see `shares.summarize`). Under a pipeline one process of every pipeline rank is profiled and
+writes its passes, `profile/passes-N.json` (see `shares.passes`).
 
 The step before the first profiled one runs under the profiler too, but does not count: the profiler allocates its
 buffers then. Each profiled step ends when the device has done its work, so that all of it lies inside.
@@ -20,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from meshwright.engines.base import ProfileSteps, TrainOptions
 from meshwright.engines.native.parallel.mesh import MeshCoordinates
-from meshwright.engines.native.profiling.shares import STEP, summarize
+from meshwright.engines.native.profiling.shares import STEP, passes, summarize
 from meshwright.files import write_atomically
 from meshwright.training import device as devices
 
@@ -56,17 +57,33 @@ def open_profiler(
     if steps is None:
         say("the steps to profile were taken before: nothing is profiled")
         return None
-    return StepProfiler(steps, folder=options.folder, device=coordinates.device, is_main=coordinates.is_main)
+    is_first = not (coordinates.data_rank or coordinates.context_rank or coordinates.tensor_rank)
+    return StepProfiler(
+        steps, folder=options.folder, device=coordinates.device, is_main=coordinates.is_main,
+        pipeline_rank=coordinates.pipeline_rank if is_first and coordinates.plan.pipeline > 1 else None,
+    )  # fmt: skip
 
 
 class StepProfiler:
-    """Profiles `steps`. Every process has one, so that all agree on which steps count; the main one records."""
+    """Profiles `steps`. Every process has one, so that all agree on which steps count.
 
-    def __init__(self, steps: ProfileSteps, *, folder: Path, device: torch.device, is_main: bool) -> None:
+    The main one records; those with a `pipeline_rank`, one of each, record their passes.
+    """
+
+    def __init__(
+        self,
+        steps: ProfileSteps,
+        *,
+        folder: Path,
+        device: torch.device,
+        is_main: bool,
+        pipeline_rank: int | None = None,
+    ) -> None:
         self.steps = steps
         self.folder = folder / FOLDER
         self.device = device
         self.is_main = is_main
+        self.pipeline_rank = pipeline_rank
         self.summary: dict[str, Any] | None = None
         self.is_over = False  # steps that are taken again after a roll-back are not profiled again
         self._profile: profile | None = None
@@ -82,13 +99,17 @@ class StepProfiler:
             yield
             return
         self.is_over = step == self.steps.last
-        if self.is_main and self._profile is None:
+        if self._records and self._profile is None:
             self._start()
         with record_function(f"{STEP}{step}") if step >= self.steps.first else nullcontext():
             yield
             devices.synchronize(self.device)
         if self.is_over:
             self.close()
+
+    @property
+    def _records(self) -> bool:
+        return self.is_main or self.pipeline_rank is not None
 
     def _start(self) -> None:
         activities = [ProfilerActivity.CPU]
@@ -107,11 +128,16 @@ class StepProfiler:
         assert self._profile is not None
         self._profile.stop()
         self.folder.mkdir(parents=True, exist_ok=True)
-        raw = self.folder / "trace.json"
+        raw = self.folder / f"trace-{os.getpid()}.json"
         self._profile.export_chrome_trace(str(raw))
         self._profile = None
         trace = json.loads(raw.read_text(encoding="utf-8", errors="replace"))
         raw.unlink()
+        if self.pipeline_rank is not None:
+            document = {"pipeline_rank": self.pipeline_rank, "passes": passes(trace)}
+            write_atomically(self.folder / f"passes-{self.pipeline_rank}.json", json.dumps(document) + "\n")
+        if not self.is_main:
+            return
         for private in ("host_name", "traceName"):  # a trace that is shared should not name the machine
             trace.pop(private, None)
         with gzip.open(self.folder / TRACE, "wt", encoding="utf-8") as stream:

@@ -11,6 +11,7 @@ GEMM, attention, the optimizer or a collective have its category.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,6 +74,37 @@ def summarize(trace: Mapping[str, Any]) -> dict[str, Any]:
         "kernels": _largest(found),
         "unknown": _largest(found, only=Category.OTHER),
     }
+
+
+PASS = re.compile(r"PP:(?P<stage>\d+)(?P<kind>[FBIW])(?P<micro>\d+)")
+"""Name that PyTorch's pipeline runtime gives a pass: stage, kind and micro-batch. Sends and receives have others."""
+
+
+def passes(trace: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Passes of the last profiled step on one rank, in order; seconds from the begin of the step.
+
+    Kinds: F forward, B backward, I gradients of inputs, W gradients of weights. On a GPU a pass lasts from its first
+    to its last kernel where the trace has that range, and otherwise while the host issues it.
+    """
+    events = [e for e in trace["traceEvents"] if e.get("ph") == "X"]
+    steps = [e for e in events if e["name"].startswith(STEP) and e.get("cat") == "user_annotation"]
+    if not steps:
+        return []
+    last = max(steps, key=lambda e: float(e["ts"]))
+    begin, end = float(last["ts"]), float(last["ts"]) + float(last["dur"])
+    named = [(e, match) for e in events if (match := PASS.fullmatch(e["name"])) is not None]
+    on_device = [pair for pair in named if pair[0].get("cat") == "gpu_user_annotation"]
+    return sorted(
+        (
+            {
+                "stage": int(match["stage"]), "kind": match["kind"], "micro_batch": int(match["micro"]),
+                "start_s": (float(e["ts"]) - begin) / 1e6, "end_s": (float(e["ts"]) + float(e["dur"]) - begin) / 1e6,
+            }
+            for e, match in on_device or named
+            if begin <= float(e["ts"]) < end
+        ),
+        key=lambda p: p["start_s"],
+    )  # fmt: skip
 
 
 def device_events(events: Iterable[Mapping[str, Any]]) -> list[Event]:

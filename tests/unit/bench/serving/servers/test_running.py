@@ -88,7 +88,7 @@ def test_the_port_is_free_when_meshwright_is_killed(tmp_path):
 
 def test_command_lines_of_vllm_and_sglang(monkeypatch):
     """As documented: `vllm serve MODEL --host --port --served-model-name`, `sglang.launch_server --model-path`."""
-    monkeypatch.setattr(table.shutil, "which", lambda name: f"/opt/{name}")
+    monkeypatch.setattr(table, "find_program", lambda name: f"/opt/{name}")
     monkeypatch.setattr(table, "find_spec", lambda name: object())
     options = parse_options(["tensor-parallel-size=8", "--enable_prefix_caching"])
     vllm = server_command("vllm", MODEL, port=1234, options=options, in_flight=4)
@@ -106,7 +106,7 @@ def test_command_lines_of_vllm_and_sglang(monkeypatch):
 
 @pytest.mark.parametrize("name", ["vllm", "sglang", "llamacpp"])
 def test_an_absent_server_names_its_installation(monkeypatch, name):
-    monkeypatch.setattr(table.shutil, "which", lambda name: None)
+    monkeypatch.setattr(table, "find_program", lambda name: None)
     monkeypatch.setattr(table, "find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError) as caught:
         server_command(name, MODEL, port=1, options={}, in_flight=1)

@@ -153,7 +153,7 @@ def test_mixtures_and_stages(configuration):
     ("precision", "name"),
     [
         ("bf16-mixed", "bf16"), ("fp16_mixed", "fp16"), (None, "fp32"),
-        ("bf16_with_fp8_delayed_scaling_mixed", "fp8"), ("bf16_with_fp8_current_scaling_mixed", "fp8"),
+        ("bf16_with_fp8_delayed_scaling_mixed", "fp8_delayed"), ("bf16_with_fp8_current_scaling_mixed", "fp8"),
         ("bf16_with_mxfp8_mixed", "mxfp8"), ("bf16_with_fp8_subchannel_scaling_mixed", "fp8_blockwise"),
         ("bf16_with_nvfp4_mixed", "nvfp4"), ({"bf16": True, "fp8": "e4m3", "fp8_recipe": "mxfp8"}, "mxfp8"),
         ({"bf16": True, "fp8": "hybrid"}, "fp8"),
@@ -200,7 +200,7 @@ def test_adapters(configuration):
     }
     run, notes = imported(configuration(peft=lora))
     assert (run.task, run.lora.rank, run.lora.alpha) == (Task.LORA, 8, 16)
-    assert [str(target) for target in run.lora.targets] == ["query", "key", "value"]
+    assert [str(target) for target in run.lora.targets] == ["qkv"]
     assert "peft without checkpoint.pretrained_checkpoint is refused by Megatron-Bridge" in notes
     _, notes = imported(configuration({"checkpoint.pretrained_checkpoint": "base"}, peft=lora))
     assert notes == "not carried over: checkpoint.pretrained_checkpoint base"

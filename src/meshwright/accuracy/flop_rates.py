@@ -1,0 +1,75 @@
+"""Token rates of rows that print only FLOP/s or a utilisation, where the count of FLOPs is known.
+
+    tokens/s/device = printed FLOP/s per device / F        F: FLOPs per token as the source counts them
+
+A prediction in the printed unit has the same relative error as one in tokens/s. The count is known where the row names
+it (`flops_convention`), or where other rows of the same software print both units and agree with one count
+(`frameworks.toml`, [[flops]]). Hardware FLOPs also hold the repeated forward pass of fully recomputed layers.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from meshwright.accuracy.csvfile import CsvRow
+from meshwright.accuracy.shipped import frameworks
+from meshwright.cost.flops import (
+    AttentionCount,
+    attention_core_flops_per_token,
+    count_parameters,
+    model_flops_per_token,
+)
+from meshwright.cost.tables import ModelTable
+from meshwright.specs.hardware import Stack
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlopCount:
+    """Count of FLOPs that a source uses."""
+
+    attention: AttentionCount
+    recomputed: bool  # full recomputation counts too
+    name: str
+
+
+def flop_count_of(row: CsvRow, stack: Stack) -> FlopCount | None:
+    """The count of `row`; None where it is not known."""
+    for entry in frameworks()["flops"]:
+        if "convention" in entry:
+            known = re.search(entry["convention"], row.text("flops_convention"), re.IGNORECASE)
+        else:
+            dated = entry.get("since", 0) <= (stack.vintage or 9999) < entry.get("until", 10_000)
+            known = not row.text("flops_convention") and stack.framework in entry["stacks"] and dated
+        if known:
+            return FlopCount(
+                attention=AttentionCount(entry["attention"]),
+                recomputed=entry.get("recomputed", False),
+                name=entry["name"],
+            )
+    return None
+
+
+def flops_per_token(model: ModelTable, *, seq_len: int, count: FlopCount) -> float:
+    """FLOPs of one token as `count` counts them."""
+    flops = model_flops_per_token(model, seq_len=seq_len, count=count.attention)
+    if count.recomputed:
+        layers = count_parameters(model).active - model.vocab * model.hidden
+        core = attention_core_flops_per_token(model, seq_len=seq_len, count=count.attention)
+        flops = flops + 2 * layers + core
+    return float(flops)
+
+
+def rate_of_flops(row: CsvRow, model: ModelTable, *, seq_len: int, stack: Stack) -> tuple[float, str] | None:
+    """(tokens/s per device, a note on its origin) of a row without a token rate; None where the count is not known."""
+    count = flop_count_of(row, stack)
+    if count is None:
+        return None
+    flop_rate, percent = row.number("tflops_per_gpu"), row.number("mfu_pct")
+    peak = row.number("mfu_peak_tflops")
+    if not flop_rate and percent and peak:
+        flop_rate = percent / 100 * peak
+    if not flop_rate:
+        return None
+    rate = flop_rate * 1e12 / flops_per_token(model, seq_len=seq_len, count=count)
+    return rate, f"rate from {flop_rate:g} TFLOP/s, counted as {count.name}"

@@ -1,0 +1,163 @@
+"""`bench ingest`: all encodings, modes, indexes and repeats, each recorded when it ends.
+
+(prepare)                     documents were read once: files are in the page cache
+for each repeat:              a drift of the machine affects all alike
+    for each encoding:            rates of the encoder's GEMMs
+        for each mode:                one ingestion                  ->  passes.csv
+for each repeat:
+    for each index:               one build, its searches            ->  builds.csv, searches.csv
+
+Indexes are compared on the vectors of the first encoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meshwright.bench.ingest.bound import encoder_bound
+from meshwright.bench.ingest.chunks import TokenChunk
+from meshwright.bench.ingest.comparison import compare_indexes, comparison
+from meshwright.bench.ingest.encoder import ChunkEncoder, placed
+from meshwright.bench.ingest.indexes import Vectors
+from meshwright.bench.ingest.passes import PassInput, PassInterruptedError, now, run_pass
+from meshwright.bench.ingest.prepare import IngestRequest, IngestWatch, PreparedIngest
+from meshwright.errors import InfeasibleError
+from meshwright.records.ingest import ChunkEncoding, IngestMode, IngestRecorder, IngestRow
+from meshwright.training import device as devices
+from meshwright.training.telemetry import git_commit, software_facts
+
+FIDELITY_CHUNKS = 256
+
+
+@dataclass(kw_only=True)
+class _Bench:
+    request: IngestRequest
+    ready: PreparedIngest
+    recorder: IngestRecorder
+    watch: IngestWatch
+    encoders: dict[str, ChunkEncoder] = field(default_factory=dict)
+    reference: tuple[ChunkEncoding, list[TokenChunk], Vectors] | None = None
+    fidelity: dict[str, float] = field(default_factory=dict)
+    bounds: dict[tuple[str, int, int], dict[str, float]] = field(default_factory=dict)
+
+    def encoder(self, precision: str) -> ChunkEncoder:
+        """The encoder in one number format; copies are kept."""
+        if precision not in self.encoders:
+            self.encoders[precision] = placed(
+                self.ready.weights,
+                pad=self.ready.tokenizer.pad,
+                precision=precision,
+                device=self.request.device,
+            )
+        return self.encoders[precision]
+
+    def record(self, row: IngestRow) -> None:
+        self.recorder.append(row)
+        self.watch.end(row)
+
+
+def run_ingest(
+    request: IngestRequest, ready: PreparedIngest, *, recorder: IngestRecorder, watch: IngestWatch
+) -> None:
+    """Measure what `request` asks for. Raises KeyboardInterrupt after the interrupted pass was recorded."""
+    bench = _Bench(request=request, ready=ready, recorder=recorder, watch=watch)
+    for repeat in range(1, request.repeats + 1):
+        for encoding in request.encodings:
+            _bound(bench, encoding)
+            for mode in request.modes:
+                _pass(bench, encoding, mode, repeat)
+    assert bench.reference is not None
+    encoding, chunks, vectors = bench.reference
+    compared = comparison(
+        request, bench.encoder(encoding.precision), chunks, vectors, has_meaning=not ready.weights.is_random,
+        recorder=recorder, watch=watch,
+    )  # fmt: skip
+    compare_indexes(compared)
+
+
+def _bound(bench: _Bench, encoding: ChunkEncoding) -> None:
+    """Measure the encoder's GEMMs before a pass. The best of all measurements counts: other programs only slow it."""
+    key = (encoding.precision, encoding.batch, encoding.chunk_tokens)
+    bench.watch.begin(f"GEMMs of {encoding.name}", None)
+    found = encoder_bound(
+        bench.ready.weights.shape, batch=encoding.batch, length=encoding.chunk_tokens, precision=encoding.precision,
+        device=bench.request.device,
+    )  # fmt: skip
+    bench.watch.end(None)
+    if key not in bench.bounds or found["tokens_per_s"] > bench.bounds[key]["tokens_per_s"]:
+        bench.bounds[key] = found
+    names = ("precision", "batch", "chunk_tokens")
+    rows = [{**dict(zip(names, key, strict=True)), **bound} for key, bound in bench.bounds.items()]
+    bench.recorder.save(bounds=rows)
+
+
+def _pass(bench: _Bench, encoding: ChunkEncoding, mode: IngestMode, repeat: int) -> None:
+    """One ingestion."""
+    request = bench.request
+    encoder = bench.encoder(encoding.precision)
+    expected = bench.ready.num_chunks[encoding.chunk_tokens, encoding.overlap]
+    bench.watch.begin(f"{encoding.name}, {mode}, repeat {repeat}", expected)
+    encoder.encode(
+        [np.full(encoding.chunk_tokens, bench.ready.tokenizer.pad, dtype=np.int32)] * encoding.batch
+    )
+    is_gpu = request.device.type == "cuda"
+    asked = PassInput(
+        documents=bench.ready.documents, tokenizer=bench.ready.tokenizer, encoder=encoder, encoding=encoding, mode=mode,
+        index=request.indexes[0], dim=bench.ready.weights.shape.hidden, num_chunks=expected, threads=request.threads,
+        repeat=repeat, reset_device=lambda: devices.release_memory(request.device),
+        device_bytes=lambda: devices.peak_memory_bytes(request.device) if is_gpu else None,
+    )  # fmt: skip
+    try:
+        row, output = run_pass(asked, advance=bench.watch.advance)
+    except PassInterruptedError as stopped:
+        bench.record(stopped.row)
+        raise KeyboardInterrupt from None
+    bench.record(row)
+    if row.num_chunks != expected:
+        raise InfeasibleError(
+            f"{row.num_chunks} chunks were ingested, {expected} before: the documents changed meanwhile"
+        )
+    _keep(bench, encoding, *output.ordered)
+
+
+def _keep(bench: _Bench, encoding: ChunkEncoding, chunks: list[TokenChunk], vectors: Vectors) -> None:
+    """Keep the vectors of the first pass; compare those of other number formats with them."""
+    if bench.reference is None:
+        bench.reference = (encoding, chunks, vectors)
+        return
+    first, _, expected = bench.reference
+    same = (encoding.chunk_tokens, encoding.overlap) == (first.chunk_tokens, first.overlap)
+    if same and encoding.precision != first.precision and encoding.precision not in bench.fidelity:
+        cosines = np.einsum("nd,nd->n", vectors[:FIDELITY_CHUNKS], expected[:FIDELITY_CHUNKS])
+        bench.fidelity[encoding.precision] = float(cosines.min())
+        bench.recorder.save(least_cosine={"to": first.precision, **bench.fidelity})
+
+
+def facts(request: IngestRequest, ready: PreparedIngest, *, command: Sequence[str]) -> dict[str, Any]:
+    """Origin of the records, without the name of a host or user."""
+    device = request.device
+    return {
+        "device": {
+            "type": device.type, "name": devices.device_name(device), "memory_bytes": devices.memory_bytes(device),
+            "threads": request.threads,
+        },
+        "software": software_facts() | _versions(),
+        "command": list(command), "started": now(), "git_commit": git_commit(Path.cwd()),
+        **ready.facts(request.source), "seed": request.seed, "repeats": request.repeats,
+    }  # fmt: skip
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in ("usearch", "hnswlib", "faiss-cpu"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,103 @@
+"""`meshwright bench ingest`: ingestions, index builds and searches, recorded and shown."""
+
+from __future__ import annotations
+
+import sys
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from meshwright.cli.needs import require_torch
+from meshwright.cli.output import emit_json, note, print_line, print_text_tables, write_html
+from meshwright.cli.verbs import load
+from meshwright.errors import InputError
+from meshwright.records.ingest import SIDECAR_NAME, IngestRecorder, IngestRow
+
+BENCH = "meshwright.bench.ingest.bench"
+
+
+def run(**options: Any) -> None:
+    """Check what is asked for, measure, record and report."""
+    require_torch("encoding chunks")
+    as_json, html_path = options.pop("as_json"), options.pop("html_path")
+    folder = options.pop("folder") or _free_folder()
+    if (folder / SIDECAR_NAME).exists():
+        raise InputError(
+            "there are records already", got=str(folder / SIDECAR_NAME), hint="name another --out"
+        )
+    request = load("meshwright.api.bench_ingest:ingest_request")(**_named(options))
+    watch = IngestProgress(as_json=as_json)
+    ready = load("meshwright.bench.ingest.prepare:prepare")(request, watch=watch)
+    sidecar = load(f"{BENCH}:facts")(request, ready, command=["meshwright", *sys.argv[1:]])
+    recorder = IngestRecorder(folder, sidecar=sidecar)
+    try:
+        load(f"{BENCH}:run_ingest")(request, ready, recorder=recorder, watch=watch)
+    except BaseException as error:
+        watch.clear()
+        if recorder.rows:
+            what = "interrupted" if isinstance(error, KeyboardInterrupt) else "ended early"
+            note(f"{what}: {len(recorder.rows)} measurements are in {folder}")
+        raise
+    finally:
+        recorder.save(ended=load("meshwright.bench.ingest.passes:now")())
+    result = load("meshwright.report.ingest_result:IngestBenchmark")(records=recorder.records)
+    if html_path is not None:
+        write_html("meshwright.report.ingest_page:ingest_page", recorder.records, path=html_path)
+    if as_json:
+        emit_json({**result.to_dict(), "records": folder, "page": html_path})
+    else:
+        print_text_tables(load("meshwright.report.ingest:tables")(recorder.records))
+        print_line()
+        print_line(f"Records: {folder}" + (f"; page: {html_path}" if html_path else ""))
+    for caution in result.notes:
+        note(caution)
+
+
+def _named(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of the command as arguments of the Python function."""
+    lists = {
+        "precisions": "precision", "orders": "order", "modes": "mode", "overlaps": "overlap", "batches": "batch",
+        "query_batches": "query_batch", "index_texts": "index", "tokenizer_path": "tokenizer",
+    }  # fmt: skip
+    split = ("precisions", "orders", "modes")
+    options = options | {name: tuple(v.strip() for v in options[name].split(",")) for name in split}
+    return {lists.get(name, name): value for name, value in options.items()}
+
+
+def _free_folder() -> Path:
+    names = ("bench-ingest" if n == 1 else f"bench-ingest-{n}" for n in count(1))
+    return next(Path(name) for name in names if not (Path(name) / SIDECAR_NAME).exists())
+
+
+class IngestProgress:
+    """Show on stderr what is measured, and each result."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.is_live = sys.stderr.isatty() and not as_json
+        self.what, self.total, self.done = "", None, 0
+
+    def begin(self, what: str, total: int | None) -> None:
+        """A measurement begins; `total` is its number of steps, None if it has none."""
+        self.what, self.total, self.done = what, total, 0
+        self._draw()
+
+    def advance(self, amount: int) -> None:
+        """`amount` further steps are done."""
+        self.done += amount
+        self._draw()
+
+    def end(self, row: IngestRow | None) -> None:
+        """A measurement ended; None: one without a row of its own."""
+        self.clear()
+        if row is not None:
+            print(load("meshwright.report.ingest:row_line")(row), file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Remove the line of the running measurement."""
+        if self.is_live:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def _draw(self) -> None:
+        if self.is_live:
+            of = f" {self.done:,} of {self.total:,}" if self.total else ""
+            print(f"\r{self.what}:{of} ...\x1b[K", end="", file=sys.stderr, flush=True)

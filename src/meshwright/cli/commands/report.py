@@ -1,0 +1,40 @@
+"""`meshwright report`: options and help."""
+
+from __future__ import annotations
+
+import click
+
+from meshwright.cli.inference_options import price_options
+from meshwright.cli.options import html_option, json_option
+from meshwright.cli.report_options import figure_options, markdown_option
+from meshwright.cli.verbs import verb
+
+
+@verb(
+    "report",
+    body="meshwright.cli.report:run",
+    examples=[
+        "meshwright report runs/a runs/b --html report.html",
+        "meshwright report runs --html report.html --price 2.5 --utilization 0.8",
+        "meshwright report run.yaml runs/a --markdown report.md --png figures",
+        "meshwright report runs --capital 40000 --life 5 --usd-per-kwh 0.1 --json",
+        "meshwright report sources --html sources.html",
+    ],
+)
+@click.argument("items", metavar="RECORDS...", nargs=-1, required=True)
+@html_option
+@markdown_option
+@figure_options
+@price_options
+@json_option
+def command() -> None:
+    """Report on records, estimates and published figures as one page.
+
+    RECORDS are folders of records (all below them count), run files, claim:ID, mlperf:NAME or points:KEY=TEXT, as in
+    `compare`. The page opens offline: summary, throughput, MFU, loss, memory, time by kind of kernel, pipeline,
+    scaling, predicted against measured, serving, cost, endnotes.
+    Each figure has its data and the command that makes it.
+
+    `sources` is the report on the source documents: every printed figure beside what is predicted, what published logs
+    give and what was measured. A folder of that name is ./sources.
+    """

@@ -1,0 +1,49 @@
+"""Seconds of a layer's low-rank adapters (LoRA) for one micro-batch on one rank.
+
+    y = W x + s B A x       A [r, k], B [n, r], r of 8 to 64
+
+An adapter's GEMMs do 2 r FLOP for each element that they read, far below what a device needs to be busy with: bytes
+and launches alone count. A GEMM whose result is added accumulates into what it is added to, as `addmm` does. Elements
+of 16 bits that move per token, without the r of the narrow side:
+
+    forward   k       A reads x                2 n   B adds to W x
+    inputs    n       B' reads the gradient    2 k   A' adds to the gradient of x
+    weights   n + k   both read what the GEMMs before them read
+    dropout   2 k     forward, and again backward
+
+Tensor ranks split n of query, key, value, gate and up, and k of output and down; the other side is whole, or under
+sequence parallelism split for the outputs. Hu et al. 2021, arXiv 2106.09685, section 4.1.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwright.arrays import Array
+from meshwright.cost.passes import PassTimes
+from meshwright.cost.tables import ModelTable, PlanTable
+
+ELEMENT_BYTES = 2.0
+
+NUM_GEMMS = 2
+"""Of an adapter in each of its three passes."""
+
+
+def adapter_passes(
+    model: ModelTable, plan: PlanTable, tokens: Array, *, bytes_per_s: Array, kernel_s: Array
+) -> PassTimes:
+    """Passes of a layer's adapters; nothing where every parameter is trained."""
+    if not np.any(model.num_adapters):
+        return PassTimes(forward_s=0.0, input_s=0.0, weight_s=0.0)
+    inputs = model.lora_column_inputs + model.lora_row_inputs / plan.tensor
+    stream = np.where(plan.sequence_parallel > 0, plan.tensor, 1)
+    outputs = model.lora_column_outputs / plan.tensor + model.lora_row_outputs / stream
+    element_s = tokens * ELEMENT_BYTES / bytes_per_s
+    dropout = 2 * model.lora_dropout
+    launches = model.num_adapters * kernel_s
+    return PassTimes(
+        forward_s=element_s * ((1 + dropout) * inputs + 2 * outputs)
+        + (NUM_GEMMS + model.lora_dropout) * launches,
+        input_s=element_s * ((2 + dropout) * inputs + outputs) + (NUM_GEMMS + model.lora_dropout) * launches,
+        weight_s=element_s * (inputs + outputs) + NUM_GEMMS * launches,
+    )

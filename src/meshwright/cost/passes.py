@@ -1,0 +1,33 @@
+"""Seconds of one module's passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.arrays import Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassTimes:
+    """Seconds of one module in the forward pass and in the two parts of the backward pass."""
+
+    forward_s: Array
+    input_s: Array  # gradient of the inputs
+    weight_s: Array  # gradient of the weights
+
+    def __add__(self, other: PassTimes) -> PassTimes:
+        return PassTimes(
+            forward_s=self.forward_s + other.forward_s,
+            input_s=self.input_s + other.input_s,
+            weight_s=self.weight_s + other.weight_s,
+        )
+
+    def times(self, factor: Array) -> PassTimes:
+        """`factor` of them one after the other."""
+        return PassTimes(
+            forward_s=self.forward_s * factor, input_s=self.input_s * factor, weight_s=self.weight_s * factor
+        )
+
+    @property
+    def total_s(self) -> Array:
+        return self.forward_s + self.input_s + self.weight_s

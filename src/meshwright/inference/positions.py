@@ -1,0 +1,47 @@
+"""Positions that a model was trained for: a limit of the length of a request that its shapes do not show."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from meshwright.specs.model import Model
+
+
+def trained_positions(name: str, model: Model) -> int | None:
+    """Positions of the model that `name` names: those of its config.json, or the table's; None where neither says.
+
+    >>> from meshwright import catalog
+    >>> trained_positions("llama3-8b", catalog.model("llama3-8b"))
+    8192
+    """
+    file = Path(name)
+    file = file / "config.json" if file.is_dir() else file
+    if file.suffix == ".json" and file.is_file():
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))["max_position_embeddings"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+        return found if type(found) is int and found > 0 else None
+    return _table().get(model.name)
+
+
+def positions_note(name: str, model: Model, tokens: int) -> str | None:
+    """Caution for requests of `tokens` tokens, prompt and answer; None where they are within the positions."""
+    positions = trained_positions(name, model)
+    if positions is None or tokens <= positions:
+        return None
+    return (
+        f"{tokens:,} tokens are more than the {positions:,} positions that {model.name} was trained for: engines "
+        "refuse them unless positions are scaled"
+    )
+
+
+@cache
+def _table() -> dict[str, int]:
+    import tomllib
+
+    text = (files("meshwright.inference") / "data" / "positions.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)

@@ -1,0 +1,133 @@
+"""GEMMs of groups of rows in 8 or 4 bits, each with the matrix of its expert: the routes of `fp8_grouped_gemm`.
+
+    Y[m] = W_e X[m]                     X by rows [P, K], W a stack [E, N, K]; the transposed stack gives dX
+    dW_e = Σ_(m of e) dY[m] X[m]^T      both operands transposed, [N, P] and [K, P]
+
+The first counts[0] of the P rows belong to expert 0, and so on. Counts and P are multiples of `ALIGNMENT`: the caller
+has put rows of zeros between (`aligned_rows`). So a scale of several rows belongs to one expert, and tiles are not
+ragged. Rows behind the last expert's are zeros, in Y too.
+
+    route               computes by                                             serves
+    reference           one GEMM an expert, dequantised; the host waits         all
+    triton              ours: tiles find their expert on the device             8 bits on a GPU
+    scaled_grouped_mm   PyTorch's grouped GEMM                                  Y with scales of rows or tensors, e4m3
+
+P rows, E experts, K inputs, N outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from meshwright.kernels.dispatch import choose
+from meshwright.kernels.fp8.formats import BLOCK, Element, Quantized, Scaling
+from meshwright.kernels.fp8.gemm import LIBRARY_MULTIPLE
+from meshwright.kernels.fp8.stacks import QuantizedStack
+from meshwright.kernels.routes import ANY, KernelCall, Refusal, Route
+from meshwright.kernels.triton_route import serves_triton
+
+ALIGNMENT = BLOCK
+"""Rows of an expert are a multiple of this: the largest number of values that share a scale."""
+ROWS, WEIGHTS = "rows", "weights"
+
+
+def grouped_rows(
+    x_PK: Quantized, weight_ENK: QuantizedStack, counts_E: Tensor, *, dtype: torch.dtype
+) -> Tensor:
+    """Each row times the matrix of its expert, [P, N]."""
+    return _chosen(ROWS, x_PK, weight_ENK, counts_E, dtype=dtype)
+
+
+def grouped_weights(grad_NP: Quantized, x_KP: Quantized, counts_E: Tensor, *, dtype: torch.dtype) -> Tensor:
+    """Sums over the rows of each expert, [E, N, K]; 0 where it has none."""
+    return _chosen(WEIGHTS, grad_NP, x_KP, counts_E, dtype=dtype)
+
+
+def _chosen(
+    which: str, a: Quantized, b: Quantized | QuantizedStack, counts_E: Tensor, *, dtype: torch.dtype
+) -> Tensor:
+    flags = frozenset({which, f"scaling:{a.scaling}", f"element:{a.element}", f"element:{b.element}"})
+    route = choose("fp8_grouped_gemm", a.values, b.values, counts_E, flags=flags)
+    return ROUTES["fp8_grouped_gemm"][route].function(a, b, counts_E, dtype=dtype)
+
+
+def reference(a: Quantized, b: Quantized | QuantizedStack, counts_E: Tensor, *, dtype: torch.dtype) -> Tensor:
+    """The specification: the dequantised matrices, multiplied in fp32 (in fp64 where `dtype` is)."""
+    wide = torch.promote_types(dtype, torch.float32)
+    counts = counts_E.tolist()
+    if isinstance(b, QuantizedStack):
+        x_PK, num = a.dequantized(wide), b.shape[0]
+        out_PN = x_PK.new_zeros(len(x_PK), num)
+        for expert, rows in enumerate(_ranges(counts)):
+            out_PN[rows] = x_PK[rows] @ b.matrix(expert).dequantized(wide).T
+        return out_PN.to(dtype)
+    grad_NP, x_KP = a.dequantized(wide), b.dequantized(wide)
+    return torch.stack([grad_NP[:, rows] @ x_KP[:, rows].T for rows in _ranges(counts)]).to(dtype)
+
+
+def _ranges(counts: list[int]) -> list[slice]:
+    """Rows of each expert."""
+    stops = torch.tensor(counts).cumsum(0).tolist()
+    return [slice(stop - count, stop) for stop, count in zip(stops, counts, strict=True)]
+
+
+def _library(x_PK: Quantized, weight_ENK: QuantizedStack, counts_E: Tensor, *, dtype: torch.dtype) -> Tensor:
+    """PyTorch's `_scaled_grouped_mm` (CUTLASS, CK), which takes a scale for each row of both operands."""
+    num_rows, (num_experts, n, _) = len(x_PK.values), weight_ENK.values.shape
+    return torch._scaled_grouped_mm(  # pyright: ignore[reportPrivateImportUsage]  # PyTorch's only one
+        x_PK.values,
+        weight_ENK.values.transpose(-2, -1),
+        x_PK.scales.expand(num_rows, 1).reshape(num_rows).contiguous(),
+        weight_ENK.scales.expand(num_experts, n, 1).reshape(num_experts, n).contiguous(),
+        offs=counts_E.cumsum(0).to(torch.int32),
+        out_dtype=dtype,
+    )
+
+
+def _library_serves(call: KernelCall) -> Refusal | None:
+    if call.device != "cuda":
+        return Refusal(reason="_scaled_grouped_mm multiplies on GPUs")
+    if not hasattr(torch, "_scaled_grouped_mm"):
+        return Refusal(reason="this PyTorch has no _scaled_grouped_mm")
+    if ANY in call.flags:
+        return None
+    if WEIGHTS in call.flags:
+        return Refusal(
+            reason="_scaled_grouped_mm is called for rows; sums over rows want scales of each expert"
+        )
+    if not call.flags & {f"scaling:{s}" for s in (Scaling.TENSOR, Scaling.ROW)}:
+        return Refusal(reason="_scaled_grouped_mm has scales of rows")
+    if call.flags & {f"element:{e}" for e in (Element.E5M2, Element.E5M2_FNUZ)}:
+        return Refusal(reason="_scaled_grouped_mm multiplies e4m3")
+    if call.has_shapes and (
+        not call.shapes[0][0] or any(w % LIBRARY_MULTIPLE for shape in call.shapes[:2] for w in shape[1:])
+    ):
+        return Refusal(reason=f"it takes widths that {LIBRARY_MULTIPLE} divides, and at least one row")
+    return None
+
+
+def _triton(a: Quantized, b: Quantized | QuantizedStack, counts_E: Tensor, *, dtype: torch.dtype) -> Tensor:
+    from meshwright.kernels.fp8 import triton_grouped_gemm as kernels
+
+    operation = kernels.fp8_grouped_rows if isinstance(b, QuantizedStack) else kernels.fp8_grouped_weights
+    return operation(a.values, a.scales, a.scaling, b.values, b.scales, b.scaling, counts_E, dtype)
+
+
+def _triton_serves(call: KernelCall) -> Refusal | None:
+    if f"element:{Element.E2M1}" in call.flags:
+        return Refusal(reason="4-bit values are emulated by the reference only")
+    return serves_triton(replace(call, dtypes=()))  # 8-bit operands are what this kernel is for
+
+
+ROUTES = {
+    "fp8_grouped_gemm": {
+        "reference": Route(name="reference", kind="reference", function=reference),
+        "triton": Route(name="triton", kind="triton", function=_triton, serves=_triton_serves),
+        "scaled_grouped_mm": Route(
+            name="scaled_grouped_mm", kind="library", function=_library, serves=_library_serves
+        ),
+    }
+}

@@ -1,0 +1,272 @@
+"""The three GEMMs of a linear layer in 8 bits, and the cache of its quantised weight.
+
+    Y = q(X) q(W)^T        dX = q(dY) q(W)        dW = q(dY)^T q(X)
+
+Each operand is cast along the dimension that its GEMM sums over, so X, W and dY are cast twice, each by one pass over
+16 bits (`triton_cast`). X is kept for the backward pass in 8 bits only.
+
+    recipe          scales                                 values, gradients   source
+    fp8             one a tensor                           e4m3, e5m2          Micikevicius et al. 2022
+    fp8_delayed     one a tensor, from the largest         e4m3, e5m2          Transformer Engine, "delayed scaling"
+                    magnitude of the last 16 steps
+    fp8_rowwise     one a row, powers of two               e4m3, e4m3          torchao, recipe "rowwise"
+    fp8_blockwise   one of 1 x 128; of weights 128 x 128   e4m3, e4m3          DeepSeek-V3 (2024), section 3.3
+    mxfp8           one of 1 x 32, powers of two           e4m3, e4m3          OCP MX v1.0; Mishra et al. 2025
+    mxfp4           one of 1 x 32, powers of two           e2m1, e2m1          OCP MX v1.0; emulated, for numerics
+
+Weights change once a step and are multiplied in each of its micro-batches. With the cache they are cast once a step,
+for 2 bytes and their scales a weight: both orientations (`cache_bytes`). Without it they are cast in every forward and
+in every backward pass, and nothing is kept. `expire` begins a step; a weight that was changed in place is cast again.
+
+The weights of experts are a stack [E, N, K]: `fp8_grouped_linear` casts each of them as a matrix of its own, and the
+rows of all experts as one. Rows and gradients of delayed scaling share a scale over all experts of a layer, as do the
+matrices: its history does not depend on how experts are sharded.
+
+A delayed scale is the same in all micro-batches of a step and in its recomputation. The step's largest magnitudes join
+the history when the step is complete (`end_step`); those of a step that was not applied are forgotten (`begin_step`).
+While a tensor has no history, its own magnitude scales it, as it does where it is not finite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from meshwright.kernels.fp8.casting import Both, cast_both
+from meshwright.kernels.fp8.formats import Element, Quantized, Scaling, group_amax, scales_shape
+from meshwright.kernels.fp8.gemm import scaled_gemm
+from meshwright.kernels.fp8.grouped_gemm import grouped_rows, grouped_weights
+from meshwright.kernels.fp8.stacks import BothStacks, QuantizedStack, cast_stack
+
+HISTORY = 16
+"""Steps whose largest magnitudes set a delayed scale (Transformer Engine: 1024 unless set)."""
+INPUT, WEIGHT, GRADIENT = range(3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fp8Recipe:
+    """Formats and scales of the casts. `history`: steps that a delayed scale looks back on; 0: the scale is current."""
+
+    name: str
+    scaling: Scaling
+    weight_scaling: Scaling
+    values: Element = Element.E4M3
+    gradients: Element = Element.E4M3
+    power_of_two: bool = False
+    history: int = 0
+
+
+def _recipe(name: str, scaling: Scaling, **changes: Any) -> Fp8Recipe:
+    return replace(Fp8Recipe(name=name, scaling=scaling, weight_scaling=scaling), **changes)
+
+
+RECIPES: Mapping[str, Fp8Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        _recipe("fp8", Scaling.TENSOR, gradients=Element.E5M2),
+        _recipe("fp8_delayed", Scaling.TENSOR, gradients=Element.E5M2, history=HISTORY),
+        _recipe("fp8_rowwise", Scaling.ROW, power_of_two=True),
+        _recipe("fp8_blockwise", Scaling.BLOCK, weight_scaling=Scaling.SQUARE),
+        _recipe("mxfp8", Scaling.MX),
+        _recipe("mxfp4", Scaling.MX, values=Element.E2M1, gradients=Element.E2M1),
+    )
+}
+_FNUZ = {Element.E4M3: Element.E4M3_FNUZ, Element.E5M2: Element.E5M2_FNUZ}
+
+
+class Fp8State:
+    """State of a layer between calls: its cached weight, and the history of delayed scales.
+
+    `caches_weight`: keep the cast weight until `expire`. Of delayed scaling `amax_history_3H` has the largest
+    magnitudes of input, weight and gradient in the last steps, the newest first, `amax_3` those of this step so far.
+    """
+
+    def __init__(self, recipe: Fp8Recipe, *, caches_weight: bool = False) -> None:
+        self.recipe = recipe
+        self.caches_weight = caches_weight
+        self.amax_history_3H: Tensor | None = None
+        self.amax_3: Tensor | None = None
+        self._cached: Both | BothStacks | None = None
+        self._key: tuple[int, int] | None = None
+        self.is_training = True  # False in evaluation: its magnitudes join no history
+
+    def expire(self) -> None:
+        """Forget the cached weight: it has changed, or will."""
+        self._cached = self._key = None
+
+    def allocate(self, device: torch.device) -> None:
+        """Allocate the history of delayed scales, 0: nothing is known. Other recipes have none."""
+        if self.recipe.history and self.amax_history_3H is None:
+            self.amax_history_3H = torch.zeros(3, self.recipe.history, device=device)
+            self.amax_3 = torch.zeros(3, device=device)
+
+    def begin_step(self) -> None:
+        """Forget the largest magnitudes of a step that was not applied, and a weight whose own was not counted."""
+        if self.amax_3 is not None:
+            self.amax_3.zero_()
+            self.expire()
+
+    def end_step(self) -> None:
+        """Move the largest magnitudes of this step into the history. One that is not finite counts as none."""
+        if self.amax_3 is not None and self.amax_history_3H is not None:
+            newest_3 = torch.where(torch.isfinite(self.amax_3), self.amax_3, 0.0)
+            self.amax_history_3H.copy_(
+                torch.cat([newest_3.unsqueeze(1), self.amax_history_3H[:, :-1]], dim=1)
+            )
+            self.amax_3.zero_()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the cache holds now."""
+        return sum(side.num_bytes for side in self._cached or () if side is not None)
+
+    def weight(self, weight_NK: Tensor) -> Both | BothStacks:
+        """The cast weight and its transpose, from the cache where it is kept; of experts their stack."""
+        key = (weight_NK.data_ptr(), weight_NK._version)
+        if self._cached is None or (self._key is not None and self._key[0] == key[0] and self._key != key):
+            both = self.cast(weight_NK, of=WEIGHT)
+            if not self.caches_weight:
+                return both
+            self._cached, self._key = both, key
+        return self._cached
+
+    def cast(
+        self, x_MK: Tensor, *, of: int, with_rows: bool = True, with_columns: bool = True
+    ) -> Both | BothStacks:
+        """Cast an input, weight or gradient as the recipe has it; a stack [E, N, K] matrix by matrix."""
+        recipe = self.recipe
+        element = recipe.gradients if of == GRADIENT else recipe.values
+        scaling = recipe.weight_scaling if of == WEIGHT else recipe.scaling
+        return (cast_both if x_MK.dim() == 2 else cast_stack)(
+            x_MK,
+            element=_of_device(element, x_MK.device),
+            scaling=scaling,
+            power_of_two=recipe.power_of_two,
+            amax=self._delayed_amax(x_MK, of) if recipe.history else None,
+            with_rows=with_rows,
+            with_columns=with_columns,
+        )
+
+    @torch.no_grad()
+    def _delayed_amax(self, x_MK: Tensor, of: int) -> Tensor:
+        """The largest magnitude of the last steps [1, 1]. Counts the present one if the pass trains."""
+        self.allocate(x_MK.device)
+        assert self.amax_3 is not None
+        assert self.amax_history_3H is not None
+        present = group_amax(x_MK.flatten(0, -2), Scaling.TENSOR).float()
+        if self.is_training:
+            self.amax_3[of] = torch.maximum(self.amax_3[of], present.view(()))
+        known = self.amax_history_3H[of].max().view(1, 1)
+        return torch.where((known > 0) & torch.isfinite(present), known, present)
+
+
+def cache_bytes(shape: tuple[int, int], recipe: Fp8Recipe) -> int:
+    """Bytes of a cached weight of this shape: values and scales of both orientations.
+
+    >>> cache_bytes((4096, 4096), RECIPES["fp8_blockwise"]) / 4096**2
+    2.00048828125
+    """
+    scale = 1 if recipe.weight_scaling is Scaling.MX else 4
+    total = 0
+    for rows, columns in (shape, shape[::-1]):
+        scales = scales_shape(recipe.weight_scaling, rows=rows, columns=columns)
+        width = -(-columns // 2) if recipe.values is Element.E2M1 else columns
+        total += rows * width + scale * scales[0] * scales[1]
+    return total
+
+
+def fp8_linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None, *, state: Fp8State) -> Tensor:
+    """x Wᵀ + b by the recipe of `state`, [..., N] in the format of `x`."""
+    state.is_training = torch.is_grad_enabled()
+    out_MN = _Fp8Linear.apply(x.reshape(-1, x.shape[-1]), weight_NK, state, None)
+    out = out_MN.view(*x.shape[:-1], out_MN.shape[-1])
+    return out if bias_N is None else out + bias_N
+
+
+def fp8_grouped_linear(x_PK: Tensor, weight_ENK: Tensor, counts_E: Tensor, *, state: Fp8State) -> Tensor:
+    """Each row times the matrix of its expert, [P, N]; rows are aligned as `grouped_gemm` wants them."""
+    state.is_training = torch.is_grad_enabled()
+    return _Fp8Linear.apply(x_PK, weight_ENK, state, counts_E)
+
+
+class _Fp8Linear(Function):
+    """A linear layer, or those of experts where `counts_E` are their rows."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_MK: Tensor, weight_NK: Tensor, state: Fp8State, counts_E: Tensor | None
+    ) -> Tensor:
+        wants_x, wants_weight, *_ = ctx.needs_input_grad
+        x_rows, x_columns = state.cast(x_MK, of=INPUT, with_columns=wants_weight)
+        w_rows, w_columns = state.weight(weight_NK) if state.caches_weight else state.cast(
+            weight_NK, of=WEIGHT, with_columns=False
+        )  # fmt: skip
+        assert x_rows is not None
+        assert w_rows is not None
+        ctx.counts_E = counts_E
+        ctx.state, ctx.x, ctx.w = state, _without_tensors(x_columns), _without_tensors(w_columns)
+        ctx.weight_dtype = weight_NK.dtype
+        # Scales are kept as bytes: hooks that store activations in 8 bits leave those as they are.
+        kept = [
+            t for q in (x_columns, w_columns) if q is not None for t in (q.values, q.scales.view(torch.uint8))
+        ]
+        if wants_x and w_columns is None:
+            kept.append(weight_NK)
+        ctx.save_for_backward(*kept)
+        return _by_rows(x_rows, w_rows, counts_E, dtype=x_MK.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        kept, state, counts_E = list(ctx.saved_tensors), ctx.state, ctx.counts_E
+        wants_x, wants_weight, *_ = ctx.needs_input_grad
+        x_columns = ctx.x and ctx.x(kept.pop(0), kept.pop(0))
+        w_columns = ctx.w and ctx.w(kept.pop(0), kept.pop(0))
+        if wants_x and w_columns is None:
+            _, w_columns = state.cast(kept.pop(0), of=WEIGHT, with_rows=False)
+        grad_rows, grad_columns = state.cast(
+            grads[0], of=GRADIENT, with_rows=wants_x, with_columns=wants_weight
+        )
+        return (
+            _by_rows(grad_rows, w_columns, counts_E, dtype=grads[0].dtype) if wants_x else None,
+            _by_columns(grad_columns, x_columns, counts_E, dtype=ctx.weight_dtype) if wants_weight else None,
+            None,
+            None,
+        )
+
+
+def _by_rows(x: Any, weight: Any, counts_E: Tensor | None, *, dtype: torch.dtype) -> Tensor:
+    """x Wᵀ, or of each row with the matrix of its expert."""
+    if counts_E is None:
+        return scaled_gemm(x, weight, dtype=dtype)
+    return grouped_rows(x, weight, counts_E, dtype=dtype)
+
+
+def _by_columns(grad: Any, x: Any, counts_E: Tensor | None, *, dtype: torch.dtype) -> Tensor:
+    """The gradient of the weight, or of each expert's."""
+    if counts_E is None:
+        return scaled_gemm(grad, x, dtype=dtype)
+    return grouped_weights(grad, x, counts_E, dtype=dtype)
+
+
+def _without_tensors(q: Quantized | QuantizedStack | None) -> Any:
+    """A function that makes the matrix of its tensors, which autograd keeps."""
+    if q is None:
+        return None
+    kind, element, scaling, shape = type(q), q.element, q.scaling, q.shape
+    dtype = q.scales.dtype
+    return lambda values, scales: kind(
+        values=values, scales=scales.view(dtype), element=element, scaling=scaling, shape=shape
+    )
+
+
+def _of_device(element: Element, device: torch.device) -> Element:
+    """The format of the matrix units of `device`: MI300X's own one there."""
+    if device.type != "cuda" or not torch.version.hip:
+        return element
+    architecture = torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
+    return _FNUZ.get(element, element) if architecture == "gfx942" else element

@@ -1,0 +1,334 @@
+"""Cast of a matrix and of its transpose to fp8, in one pass over it (Triton).
+
+Both operands of every GEMM of a linear layer must be contiguous along the dimension that is summed, so each of X, W
+and dY is needed in both orientations:
+
+    forward   Y = X W^T         X [M, K], W [N, K]
+    input     dX = dY W         dY [M, N], W^T [K, N]
+    weight    dW = dY^T X       dY^T [N, M], X^T [K, M]
+
+Written apart, cast and transpose read or write a matrix of 16 bits four times: 2 + 1 bytes an element for the cast,
+1 + 1 for the transpose. One pass reads 2 and writes 2.
+
+    tensor, row   two passes: largest magnitudes of the rows and columns of every tile, then the cast
+    block, mx     one pass: a tile holds whole groups of rows and of columns
+    square        one pass; both orientations have the same values and scales
+
+Definitions of the scales are those of `formats`. M rows, K columns; R rows and C columns of a tile, W of a group.
+"""
+
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
+# Triton compiles these functions from their source; as Python they have no types.
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from meshwright.kernels.fp8.formats import (
+    BLOCK,
+    DTYPES,
+    LARGEST,
+    MANTISSA_BITS,
+    MX_BLOCK,
+    MX_EXPONENTS,
+    Element,
+    Scaling,
+    scale_of,
+    scales_shape,
+)
+from meshwright.kernels.sources import KernelSource, Sizes, Tile, Traffic
+from meshwright.kernels.triton_route import is_interpreted, launch
+
+CAST_TILE = Tile(constants={"R": 128, "C": 128}, num_warps=8)
+GIVEN, GROUPS, SQUARE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+
+
+@triton.jit
+def scales_of(amax, LARGEST_VALUE: tl.constexpr, POWER_OF_TWO: tl.constexpr):
+    """`formats.scale_of`: fp32 scales of groups with these largest magnitudes."""
+    # A division by a constant may become a multiplication, which rounds differently.
+    scale = tl.math.div_rn(amax, tl.full(amax.shape, LARGEST_VALUE, tl.float32))
+    scale = tl.maximum(scale, 1.1754943508222875e-38)
+    if POWER_OF_TWO:  # up: the exponent, plus one where the mantissa is not 0
+        bits = scale.to(tl.int32, bitcast=True)
+        bits = ((bits + 0x7FFFFF) >> 23) << 23
+        scale = bits.to(tl.float32, bitcast=True)
+    scale = tl.where(amax == 0, 1.0, scale)
+    return tl.where(amax < float("inf"), scale, float("nan"))  # NaN is not less
+
+
+@triton.jit
+def mx_codes_of(amax, EXPONENT: tl.constexpr):
+    """`formats.e8m0_codes`: biased exponents as int32."""
+    bits = amax.to(tl.int32, bitcast=True)
+    codes = tl.maximum(((bits >> 23) & 0xFF) - EXPONENT, 0)
+    return tl.where(amax < float("inf"), codes, 255)
+
+
+@triton.jit
+def mx_scales_of(codes):
+    """Scales of biased exponents. 2^-127 is subnormal, which the shift cannot make."""
+    scale = (codes << 23).to(tl.float32, bitcast=True)
+    scale = tl.where(codes == 0, 5.877471754111438e-39, scale)
+    return tl.where(codes == 255, float("nan"), scale)
+
+
+@triton.jit
+def largest_magnitude(x, axis: tl.constexpr):
+    """Largest magnitude along an axis; NaN where there is one."""
+    return tl.max(tl.where(x == x, tl.abs(x), float("inf")), axis=axis)
+
+
+@triton.jit
+def fp8_amax_kernel(
+    x_ptr, rows_ptr, columns_ptr, M, K, stride_m, stride_k,
+    R: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """Largest magnitudes of the rows of every tile [K tiles, M] and of its columns [M tiles, K]."""
+    tile_m, tile_k = tl.program_id(0), tl.program_id(1)
+    m, k = tile_m * R + tl.arange(0, R), tile_k * C + tl.arange(0, C)
+    at = m.to(tl.int64)[:, None] * stride_m + k.to(tl.int64)[None, :] * stride_k
+    x = tl.load(x_ptr + at, mask=(m < M)[:, None] & (k < K)[None, :], other=0.0).to(tl.float32)
+    tl.store(rows_ptr + tile_k.to(tl.int64) * M + m, largest_magnitude(x, 1), mask=m < M)
+    tl.store(columns_ptr + tile_m.to(tl.int64) * K + k, largest_magnitude(x, 0), mask=k < K)
+
+
+@triton.jit
+def cast_group(
+    x, W: tl.constexpr, LARGEST_VALUE: tl.constexpr, POWER_OF_TWO: tl.constexpr, EXPONENT: tl.constexpr
+):
+    """x [R, C] over the scales of groups of W columns [R, C / W]; the scales, or their codes."""
+    R: tl.constexpr = x.shape[0]
+    C: tl.constexpr = x.shape[1]
+    grouped = tl.reshape(x, (R, C // W, W))
+    amax = largest_magnitude(grouped, 2)
+    if EXPONENT > 0:
+        kept = mx_codes_of(amax, EXPONENT)
+        scale = mx_scales_of(kept)
+    else:
+        kept = scales_of(amax, LARGEST_VALUE, POWER_OF_TWO)
+        scale = kept
+    unit = tl.math.div_rn(grouped, tl.broadcast_to(scale[:, :, None], (R, C // W, W)))
+    return tl.reshape(unit, (R, C)), kept
+
+
+@triton.jit
+def saturated(unit, LARGEST_VALUE: tl.constexpr):
+    """Clamped to the largest value; NaN stays."""
+    return tl.where(unit == unit, tl.minimum(tl.maximum(unit, -LARGEST_VALUE), LARGEST_VALUE), unit)
+
+
+@triton.jit
+def rounded(unit, MANTISSA: tl.constexpr, SMALLEST: tl.constexpr):
+    """Rounded to nearest even in a format of MANTISSA bits whose smallest normal number is SMALLEST.
+
+    GPUs round so when they cast. Triton's interpreter loses the carry out of the mantissa, and its cast is exact for
+    what is already rounded: only there MANTISSA is not 0.
+    """
+    if MANTISSA == 0:
+        return unit
+    DROPPED: tl.constexpr = 23 - MANTISSA
+    bits = unit.to(tl.int32, bitcast=True)
+    bits += ((1 << (DROPPED - 1)) - 1) + ((bits >> DROPPED) & 1)
+    normal = ((bits >> DROPPED) << DROPPED).to(tl.float32, bitcast=True)
+    STEP: tl.constexpr = SMALLEST * 2.0**DROPPED  # a sum with it has units of the smallest subnormal number
+    magnitude = (tl.abs(unit) + STEP) - STEP
+    subnormal = tl.where(unit < 0, -magnitude, magnitude)
+    return tl.where(unit == unit, tl.where(tl.abs(unit) < SMALLEST, subnormal, normal), unit)
+
+
+@triton.jit
+def fp8_cast_kernel(
+    x_ptr, rows_ptr, rows_scale_ptr, columns_ptr, columns_scale_ptr, M, K, stride_m, stride_k,
+    stride_rows_scale, stride_columns_scale,
+    MODE: tl.constexpr, W: tl.constexpr, LARGEST_VALUE: tl.constexpr, POWER_OF_TWO: tl.constexpr,
+    EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, SMALLEST: tl.constexpr,
+    WITH_ROWS: tl.constexpr, WITH_COLUMNS: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """One tile: values by rows [M, K] and of the transpose [K, M], with their scales.
+
+    GIVEN reads scales of rows [M] and columns [K] (strides 0: one scale); the other modes compute and store them.
+    """
+    tile_m, tile_k = tl.program_id(0), tl.program_id(1)
+    m, k = tile_m * R + tl.arange(0, R), tile_k * C + tl.arange(0, C)
+    m_64, k_64 = m.to(tl.int64), k.to(tl.int64)
+    inside = (m < M)[:, None] & (k < K)[None, :]
+    at = m_64[:, None] * stride_m + k_64[None, :] * stride_k
+    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    if MODE == SQUARE:
+        amax = largest_magnitude(largest_magnitude(x, 1)[None, :], 1)
+        scale = scales_of(amax, LARGEST_VALUE, POWER_OF_TWO)
+        x = tl.math.div_rn(x, tl.broadcast_to(scale[:, None], (R, C)))
+        one = tl.arange(0, 1)
+        if WITH_ROWS:
+            tl.store(rows_scale_ptr + tile_m.to(tl.int64) * stride_rows_scale + tile_k + one, scale)
+        if WITH_COLUMNS:
+            tl.store(columns_scale_ptr + tile_k.to(tl.int64) * stride_columns_scale + tile_m + one, scale)
+    if WITH_ROWS:
+        unit = x
+        if MODE == GIVEN:
+            scale = tl.load(rows_scale_ptr + m_64 * stride_rows_scale, mask=m < M, other=1.0)
+            unit = tl.math.div_rn(x, tl.broadcast_to(scale[:, None], (R, C)))
+        if MODE == GROUPS:
+            unit, kept = cast_group(x, W, LARGEST_VALUE, POWER_OF_TWO, EXPONENT)
+            group = tile_k * (C // W) + tl.arange(0, C // W)
+            at_scale = m_64[:, None] * stride_rows_scale + group[None, :]
+            is_group = (m < M)[:, None] & (group * W < K)[None, :]
+            tl.store(rows_scale_ptr + at_scale, kept.to(rows_scale_ptr.dtype.element_ty), mask=is_group)
+        q = rounded(saturated(unit, LARGEST_VALUE), MANTISSA, SMALLEST).to(rows_ptr.dtype.element_ty)
+        tl.store(rows_ptr + m_64[:, None] * K + k[None, :], q, mask=inside)
+    if WITH_COLUMNS:
+        unit = tl.trans(x)
+        if MODE == GIVEN:
+            scale = tl.load(columns_scale_ptr + k_64 * stride_columns_scale, mask=k < K, other=1.0)
+            unit = tl.math.div_rn(unit, tl.broadcast_to(scale[:, None], (C, R)))
+        if MODE == GROUPS:
+            unit, kept = cast_group(unit, W, LARGEST_VALUE, POWER_OF_TWO, EXPONENT)
+            group = tile_m * (R // W) + tl.arange(0, R // W)
+            at_scale = k_64[:, None] * stride_columns_scale + group[None, :]
+            is_group = (k < K)[:, None] & (group * W < M)[None, :]
+            tl.store(columns_scale_ptr + at_scale, kept.to(columns_scale_ptr.dtype.element_ty), mask=is_group)
+        q = rounded(saturated(unit, LARGEST_VALUE), MANTISSA, SMALLEST).to(columns_ptr.dtype.element_ty)
+        tl.store(columns_ptr + k_64[:, None] * M + m[None, :], q, mask=(k < K)[:, None] & (m < M)[None, :])
+
+
+@torch.library.custom_op("meshwright::fp8_cast", mutates_args=())
+def fp8_cast(
+    x_MK: Tensor,
+    element: str,
+    scaling: str,
+    power_of_two: bool,
+    amax: Tensor | None,
+    with_rows: bool,
+    with_columns: bool,
+) -> list[Tensor]:
+    """Values and scales of `x_MK`, then of its transpose; empty ones for a side that is not wanted."""
+    of, how = Element(element), Scaling(scaling)
+    rows, columns = x_MK.shape
+    is_given, is_mx = how in (Scaling.TENSOR, Scaling.ROW), how is Scaling.MX
+    found = _empty(x_MK, of, how, with_rows=with_rows, with_columns=with_columns)
+    scales = [found[1], found[3]]
+    if is_given:
+        scales = _given_scales(x_MK, of, how, power_of_two=power_of_two, amax=amax)
+        found = [
+            found[0],
+            scales[0] if with_rows else found[1],
+            found[2],
+            scales[1] if with_columns else found[3],
+        ]
+    launch(
+        fp8_cast_kernel, _grid(rows, columns),
+        x_MK, found[0], scales[0], found[2], scales[1], rows, columns, *x_MK.stride(),
+        *(0 if how is Scaling.TENSOR else s.stride(0) for s in scales),
+        on=x_MK, MODE=GIVEN if is_given else SQUARE if how is Scaling.SQUARE else GROUPS,
+        W=MX_BLOCK if is_mx else BLOCK, LARGEST_VALUE=LARGEST[of], POWER_OF_TWO=power_of_two,
+        EXPONENT=MX_EXPONENTS[of] if is_mx else 0, MANTISSA=MANTISSA_BITS[of] if is_interpreted() else 0,
+        SMALLEST=torch.finfo(DTYPES[of]).smallest_normal, WITH_ROWS=with_rows, WITH_COLUMNS=with_columns,
+        **CAST_TILE.constants, num_warps=CAST_TILE.num_warps, num_stages=CAST_TILE.num_stages,
+    )  # fmt: skip
+    return found
+
+
+@fp8_cast.register_fake
+def _(*given: Any) -> list[Tensor]:
+    x_MK, element, scaling, _, _, with_rows, with_columns = given
+    return _empty(x_MK, Element(element), Scaling(scaling), with_rows=with_rows, with_columns=with_columns)
+
+
+def _empty(
+    x_MK: Tensor, element: Element, scaling: Scaling, *, with_rows: bool, with_columns: bool
+) -> list[Tensor]:
+    """Empty values and scales of both orientations."""
+    rows, columns = x_MK.shape
+    dtype = torch.uint8 if scaling is Scaling.MX else torch.float32
+    found = []
+    for height, width, is_wanted in ((rows, columns, with_rows), (columns, rows, with_columns)):
+        shape = scales_shape(scaling, rows=height, columns=width) if is_wanted else (0, 0)
+        found += [
+            x_MK.new_empty((height, width) if is_wanted else (0, 0), dtype=DTYPES[element]),
+            x_MK.new_empty(shape, dtype=dtype),
+        ]
+    return found
+
+
+def _given_scales(
+    x_MK: Tensor, element: Element, scaling: Scaling, *, power_of_two: bool, amax: Tensor | None
+) -> list[Tensor]:
+    """Scales of the rows [M, 1] and of the columns [K, 1]; of a tensor [1, 1] twice."""
+    rows, columns = x_MK.shape
+    if amax is None:
+        grid = _grid(rows, columns)
+        of_rows = x_MK.new_zeros(max(grid[1], 1), rows, dtype=torch.float32)
+        of_columns = x_MK.new_zeros(max(grid[0], 1), columns, dtype=torch.float32)
+        launch(
+            fp8_amax_kernel, grid, x_MK, of_rows, of_columns, rows, columns, *x_MK.stride(),
+            on=x_MK, **CAST_TILE.constants, num_warps=CAST_TILE.num_warps, num_stages=CAST_TILE.num_stages,
+        )  # fmt: skip
+        if scaling is Scaling.ROW:
+            return [
+                scale_of(a.amax(dim=0).unsqueeze(1), element=element, power_of_two=power_of_two)
+                for a in (of_rows, of_columns)
+            ]
+        amax = of_rows.amax().view(1, 1) if rows else of_rows.new_zeros(1, 1)
+    scale = scale_of(amax, element=element, power_of_two=power_of_two)
+    return [scale, scale.clone()]
+
+
+def _grid(rows: int, columns: int) -> tuple[int, int]:
+    return triton.cdiv(rows, CAST_TILE.constants["R"]), triton.cdiv(columns, CAST_TILE.constants["C"])
+
+
+def _cast_traffic(sizes: Sizes, tile: Tile) -> Traffic:
+    """16 bits read, 8 written twice, and the scales of both orientations."""
+    elements = sizes["rows"] * sizes["columns"]
+    least = 4 * elements + 2 * 4 * elements // BLOCK
+    return Traffic(moved_bytes=least, least_bytes=least)
+
+
+def _amax_traffic(sizes: Sizes, tile: Tile) -> Traffic:
+    """The first of two passes: 16 bits read. The least is that of both: a scale of all values is known after all."""
+    elements = sizes["rows"] * sizes["columns"]
+    partial = 4 * elements // tile.constants["R"] + 4 * elements // tile.constants["C"]
+    return Traffic(moved_bytes=2 * elements + partial, least_bytes=2 * elements)
+
+
+_SIZES = {"rows": 8192, "columns": 14336}  # hidden of the feed-forward of Llama 3.1 8B, one sequence
+_INTEGERS = {"M": "i32:16", "K": "i32:16", "stride_m": "i32:16", "stride_k": "1"}
+_SCALED = {"stride_rows_scale": "i32", "stride_columns_scale": "i32"}
+_SHARED = {"POWER_OF_TWO": False, "SMALLEST": 2.0**-6, "MANTISSA": 0, "WITH_ROWS": True, "WITH_COLUMNS": True}
+
+
+def _cast_sources(name: str, *, scale: str = "*fp32", **constants: Any) -> tuple[KernelSource, ...]:
+    """One for e4m3, one for MI300X's format of it, which has no MX."""
+    formats: dict[str, tuple[tuple[str, ...], float]] = {"*fp8e4nv": (("sm90", "sm100", "gfx950"), 448.0)}
+    if scale == "*fp32":
+        formats["*fp8e4b8"] = (("gfx942",), 240.0)
+    return tuple(
+        KernelSource(
+            name=name, op="fp8_cast", function=fp8_cast_kernel,
+            signature={"x_ptr": "*bf16", "rows_ptr": element, "columns_ptr": element, "rows_scale_ptr": scale,
+                       "columns_scale_ptr": scale, **_INTEGERS, **_SCALED},
+            constants=_SHARED | {"W": BLOCK, "EXPONENT": 0, "LARGEST_VALUE": largest} | constants,
+            tiles=(replace(CAST_TILE, architectures=where),), traffic=_cast_traffic, sizes=_SIZES,
+        )
+        for element, (where, largest) in formats.items()
+    )  # fmt: skip
+
+
+SOURCES = (
+    KernelSource(
+        name="fp8_amax", op="fp8_cast", function=fp8_amax_kernel,
+        signature={"x_ptr": "*bf16", "rows_ptr": "*fp32", "columns_ptr": "*fp32", **_INTEGERS},
+        tiles=(CAST_TILE,), traffic=_amax_traffic, sizes=_SIZES,
+    ),
+    *_cast_sources("fp8_cast_given", MODE=GIVEN.value),
+    *_cast_sources("fp8_cast_block", MODE=GROUPS.value),
+    *_cast_sources("fp8_cast_square", MODE=SQUARE.value),
+    *_cast_sources("fp8_cast_mx", MODE=GROUPS.value, W=MX_BLOCK, EXPONENT=MX_EXPONENTS[Element.E4M3], scale="*u8"),
+)  # fmt: skip

@@ -1,0 +1,88 @@
+"""Gated activations of a feed-forward block, forward and backward.
+
+    y = f(gate) up          silu: f(g) = g σ(g)       gelu: f(g) = g Φ(g)       gelu_tanh: its approximation by tanh
+    clamped (gpt-oss):      y = g σ(1.702 g) (u + 1),  g = min(gate, 7), u = up clamped to ±7
+
+    d gate = dy f'(gate) up        d up = dy f(gate)
+
+The reference keeps f(gate) in addition to gate and up, and reads and writes it; the kernel computes it again from gate
+while it is in registers: 3 tensors moved forward and 5 backward, which is the least.
+
+N rows, F columns. Gate and up may be strided in rows (halves of one fused projection); columns are contiguous, or are
+copied so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from meshwright.kernels.dispatch import choose
+from meshwright.kernels.libraries import liger
+from meshwright.kernels.routes import Route
+from meshwright.kernels.triton_route import serves_triton
+
+CLAMP = 7.0
+SHARPNESS = 1.702
+"""Constants of gpt-oss's activation, in its code and in all its config.json."""
+
+KINDS = ("silu", "gelu", "gelu_tanh", "clamped")
+
+
+def gated_activation(gate: Tensor, up: Tensor, *, kind: str = "silu") -> Tensor:
+    """f(gate) up, of the shape and format of `gate`. `kind` is one of `KINDS`."""
+    route = choose("swiglu", gate, up, flags=_FLAGS[kind])
+    return ROUTES["swiglu"][route].function(gate, up, kind=kind)
+
+
+_FLAGS = {kind: frozenset({kind}) for kind in KINDS}
+
+
+def _silu(gate: Tensor, up: Tensor) -> Tensor:
+    return functional.silu(gate) * up
+
+
+def _gelu(gate: Tensor, up: Tensor) -> Tensor:
+    return functional.gelu(gate) * up
+
+
+def _gelu_tanh(gate: Tensor, up: Tensor) -> Tensor:
+    return functional.gelu(gate, approximate="tanh") * up
+
+
+def _clamped(gate: Tensor, up: Tensor) -> Tensor:
+    gate, up = gate.clamp(max=CLAMP), up.clamp(min=-CLAMP, max=CLAMP)
+    return gate * torch.sigmoid(SHARPNESS * gate) * (up + 1)
+
+
+REFERENCES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "silu": _silu,
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "clamped": _clamped,
+}
+
+
+def reference(gate: Tensor, up: Tensor, *, kind: str = "silu") -> Tensor:
+    """The specification."""
+    return REFERENCES[kind](gate, up)
+
+
+def _triton(gate: Tensor, up: Tensor, *, kind: str) -> Tensor:
+    from meshwright.kernels.gated_activation_triton import gated
+
+    return gated(gate, up, kind)
+
+
+ROUTES = {
+    "swiglu": {
+        "reference": Route(name="reference", kind="reference", function=reference),
+        "triton": Route(name="triton", kind="triton", function=_triton, serves=serves_triton),
+        "liger": Route(
+            name="liger", kind="library", function=liger.gated_activation, serves=liger.serves_activation
+        ),
+    }
+}

@@ -1,0 +1,182 @@
+"""Linear layers with a choice of GEMM routes on a CPU: by tuning, else by the processor.
+
+PyTorch multiplies fp32 matrices with MKL, which leaves AVX-512 unused on processors of other makers; oneDNN, which
+comes with PyTorch too, uses it: on one core of an AMD EPYC (Zen 5) 200 against 95 GFLOP/s, in fp32 like the other
+(errors of 2.5 to 5.5e-7 against fp64, MKL's 2.5e-7). In bf16 PyTorch calls oneDNN by itself.
+
+A linear layer of M rows, N outputs and K inputs has three GEMMs. The memory layout of their factors tells which it is:
+
+    forward           x [M, K]     by w [N, K]      both in rows
+    input_gradient    y [M, N]     by w' [K, N]     the second is a transposed view
+    weight_gradient   y' [N, M]    by x' [K, M]     both are
+
+`meshwright tune gemm` measures routes for each of them; `using_routes` applies them.
+
+M rows, K columns that are summed over, N columns of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.nn import functional
+
+
+def _is_better_with_onednn() -> bool:
+    processor = torch.cpu.get_capabilities()
+    return (
+        torch.backends.mkl.is_available()
+        and torch.backends.mkldnn.is_available()
+        and bool(processor.get("avx512_f"))
+        and "Intel" not in str(processor.get("cpu_name"))
+    )
+
+
+IS_BETTER_WITH_ONEDNN = _is_better_with_onednn()
+HAS_ONEDNN = torch.backends.mkldnn.is_available()
+ONEDNN_GEMMS = {torch.ops.mkldnn._linear_pointwise.default} if HAS_ONEDNN else set()
+"""The operations that `matmul_nt` calls in addition to PyTorch's usual ones."""
+
+
+class GemmKind(StrEnum):
+    """One of the three GEMMs of a linear layer."""
+
+    FORWARD = "forward"
+    INPUT_GRADIENT = "input_gradient"
+    WEIGHT_GRADIENT = "weight_gradient"
+
+
+class GemmRoute(StrEnum):
+    """Implementation of a GEMM. With rows: a factor that is a transposed view is copied first."""
+
+    TORCH = "torch"  # PyTorch's own choice: MKL in fp32, oneDNN in bf16
+    ONEDNN = "onednn"
+    TORCH_ROWS = "torch, rows"
+    ONEDNN_ROWS = "onednn, rows"
+
+
+LinearShape = tuple[torch.dtype, int, int, int]
+"""Format, M, N, K of a linear layer."""
+
+_routes: Mapping[LinearShape, Mapping[GemmKind, GemmRoute]] = {}
+
+
+@contextmanager
+def using_routes(routes: Mapping[LinearShape, Mapping[GemmKind, GemmRoute]]) -> Iterator[None]:
+    """Use these routes for the GEMMs of these layers while the context is open, and the defaults for others."""
+    global _routes
+    before, _routes = _routes, routes
+    try:
+        yield
+    finally:
+        _routes = before
+
+
+def default_route(dtype: torch.dtype) -> GemmRoute:
+    """The route of a GEMM that was not tuned."""
+    return GemmRoute.ONEDNN if IS_BETTER_WITH_ONEDNN and dtype == torch.float32 else GemmRoute.TORCH
+
+
+def has_own_route(*matrices: Tensor) -> bool:
+    """Return True if these are plain CPU tensors of a format that has routes other than PyTorch's own."""
+    return all(
+        type(m) in (Tensor, nn.Parameter)
+        and m.device.type == "cpu"
+        and (m.dtype == matrices[0].dtype)
+        and (default_route(m.dtype) is not GemmRoute.TORCH or any(m.dtype == layer[0] for layer in _routes))
+        for m in matrices
+    )
+
+
+def matmul_nt(x_MK: Tensor, y_NK: Tensor) -> Tensor:
+    """x yᵀ, [M, N]; autograd does not see it."""
+    if not has_own_route(x_MK, y_NK):
+        return x_MK @ y_NK.T
+    return _opaque(x_MK, y_NK) if torch.compiler.is_compiling() else _by_route(x_MK, y_NK)
+
+
+def _by_route(x_MK: Tensor, y_NK: Tensor) -> Tensor:
+    kernel, layer = identify_gemm(x_MK, y_NK)
+    route = _routes.get(layer, {}).get(kernel)
+    return BY_ROUTE[route or default_route(x_MK.dtype)](x_MK, y_NK)
+
+
+def identify_gemm(x_MK: Tensor, y_NK: Tensor) -> tuple[GemmKind, LinearShape]:
+    """The kind of the GEMM x yᵀ and the shape of its linear layer, from the memory layout of x and y."""
+    (rows, depth), columns = x_MK.shape, y_NK.shape[0]
+    if not x_MK.is_contiguous():
+        return GemmKind.WEIGHT_GRADIENT, (x_MK.dtype, depth, rows, columns)
+    if not y_NK.is_contiguous():
+        return GemmKind.INPUT_GRADIENT, (x_MK.dtype, rows, depth, columns)
+    return GemmKind.FORWARD, (x_MK.dtype, rows, columns, depth)
+
+
+def _by_torch(x_MK: Tensor, y_NK: Tensor) -> Tensor:
+    return x_MK @ y_NK.T
+
+
+def _by_onednn(x_MK: Tensor, y_NK: Tensor) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x_MK, y_NK, None, "none", [], "")
+
+
+BY_ROUTE: Mapping[GemmRoute, Callable[[Tensor, Tensor], Tensor]] = {
+    GemmRoute.TORCH: _by_torch,
+    GemmRoute.ONEDNN: _by_onednn,
+    GemmRoute.TORCH_ROWS: lambda x_MK, y_NK: _by_torch(x_MK.contiguous(), y_NK.contiguous()),
+    GemmRoute.ONEDNN_ROWS: lambda x_MK, y_NK: _by_onednn(x_MK.contiguous(), y_NK.contiguous()),
+}
+
+# For a compiled layer: PyTorch's compiler decomposes oneDNN's operation, and fails where the weight is no constant.
+_opaque = torch.library.custom_op("meshwright::gemm", _by_route, mutates_args=())
+
+
+@_opaque.register_fake
+def _(x_MK: Tensor, y_NK: Tensor) -> Tensor:
+    return x_MK.new_empty(x_MK.shape[0], y_NK.shape[0])
+
+
+def linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
+    """x Wᵀ + b, [..., N]."""
+    if not has_own_route(x, weight_NK) or not _is_routed(x, weight_NK):
+        return functional.linear(x, weight_NK, bias_N)
+    out = _Linear.apply(x, weight_NK)
+    return out if bias_N is None else out + bias_N
+
+
+def _is_routed(x: Tensor, weight_NK: Tensor) -> bool:
+    """Return True if any GEMM of this layer has a route other than PyTorch's own."""
+    n, k = weight_NK.shape
+    return default_route(x.dtype) is not GemmRoute.TORCH or (x.dtype, x.numel() // k, n, k) in _routes
+
+
+class Linear(nn.Linear):
+    """nn.Linear with the routes of `linear`. Layers in 8 bits have their own function in the place of `multiply`."""
+
+    multiply: Callable[[Tensor, Tensor, Tensor | None], Tensor] = staticmethod(linear)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[..., N]."""
+        return self.multiply(input, self.weight, self.bias)
+
+
+class _Linear(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_NK: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight_NK)
+        return matmul_nt(x.reshape(-1, x.shape[-1]), weight_NK).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight_NK = ctx.saved_tensors
+        grad_MN = grads[0].reshape(-1, grads[0].shape[-1])
+        wants_x, wants_weight = ctx.needs_input_grad
+        return (
+            matmul_nt(grad_MN, weight_NK.T).view_as(x) if wants_x else None,
+            matmul_nt(grad_MN.T, x.reshape(-1, x.shape[-1]).T) if wants_weight else None,
+        )

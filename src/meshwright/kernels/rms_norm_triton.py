@@ -1,0 +1,265 @@
+"""RMSNorm as Triton kernels (formulas in `rms_norm`): one pass forward, one backward.
+
+A program holds whole rows in registers. Backward it takes every P-th row of P programs, and adds up its part of the
+weight's gradient [P, D], whose sum over programs is in a fixed order: the same bits each time.
+
+N rows, D columns, P programs of the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from meshwright.kernels.architectures import architecture_of
+from meshwright.kernels.sources import KernelSource, Sizes, Tile, Traffic
+from meshwright.kernels.triton_route import launch
+
+TILES = (
+    Tile(constants={"BLOCK": 1024}, num_warps=4),
+    Tile(constants={"BLOCK": 4096}, num_warps=8),
+    Tile(constants={"BLOCK": 8192}, num_warps=16),
+    Tile(constants={"BLOCK": 16384}, num_warps=32, architectures=("sm90", "sm100")),
+    Tile(constants={"BLOCK": 16384}, num_warps=16, architectures=("gfx942", "gfx950")),
+)
+NUM_PROGRAMS = 512
+"""Programs of a backward pass: two to four for each multiprocessor of today's devices."""
+
+
+@triton.jit
+def _forward(
+    x_ND, residual_ND, weight_D, out_ND, total_ND, scale_N, x_stride, residual_stride, num_columns, epsilon,
+    ADDS: tl.constexpr, CENTERED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    mask = column < num_columns
+    x = tl.load(x_ND + row * x_stride + column, mask=mask, other=0.0)
+    if ADDS:
+        residual = tl.load(residual_ND + row * residual_stride + column, mask=mask, other=0.0)
+        x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
+        tl.store(total_ND + row * num_columns + column, x, mask=mask)
+    x = x.to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(x * x, axis=0) / num_columns + epsilon)
+    tl.store(scale_N + row, scale)
+    weight = tl.load(weight_D + column, mask=mask, other=0.0).to(tl.float32)
+    if CENTERED:
+        weight += 1.0
+    tl.store(out_ND + row * num_columns + column, weight * (x * scale), mask=mask)
+
+
+@triton.jit
+def _backward(
+    grad_ND, grad_total_ND, total_ND, weight_D, scale_N, grad_x_ND, grad_weight_PD,
+    grad_stride, grad_total_stride, total_stride, num_rows, num_columns, num_programs,
+    ADDS: tl.constexpr, CENTERED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    column = tl.arange(0, BLOCK)
+    mask = column < num_columns
+    weight = tl.load(weight_D + column, mask=mask, other=0.0).to(tl.float32)
+    if CENTERED:
+        weight += 1.0
+    grad_weight = tl.zeros([BLOCK], tl.float32)
+    row = tl.program_id(0).to(tl.int64)
+    for _ in range(tl.program_id(0), num_rows, num_programs):
+        grad = tl.load(grad_ND + row * grad_stride + column, mask=mask, other=0.0).to(tl.float32)
+        x = tl.load(total_ND + row * total_stride + column, mask=mask, other=0.0).to(tl.float32)
+        scale = tl.load(scale_N + row)
+        normed = x * scale
+        grad_weight += grad * normed
+        grad *= weight
+        mean = tl.sum(normed * grad, axis=0) / num_columns
+        if BLOCK > 8192:  # read from the cache again: held through the sum, the row would spill on NVIDIA
+            grad = tl.load(
+                grad_ND + row * grad_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+            )
+            grad = grad.to(tl.float32) * weight
+            x = tl.load(
+                total_ND + row * total_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
+            )
+            normed = x.to(tl.float32) * scale
+        grad_x = scale * (grad - normed * mean)
+        if ADDS:
+            grad_x += tl.load(grad_total_ND + row * grad_total_stride + column, mask=mask, other=0.0).to(
+                tl.float32
+            )
+        tl.store(grad_x_ND + row * num_columns + column, grad_x, mask=mask)
+        row += num_programs
+    tl.store(grad_weight_PD + tl.program_id(0).to(tl.int64) * num_columns + column, grad_weight, mask=mask)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[N, D] with contiguous columns."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
+
+
+def _tile(num_columns: int, *, device: torch.device) -> Tile:
+    fitting = [tile for tile in TILES if num_columns <= tile.constants["BLOCK"]]
+    made_for_it = [tile for tile in fitting if architecture_of(device) in tile.architectures]
+    return fitting[0] if not fitting[0].architectures else (made_for_it or fitting)[0]
+
+
+def _normed(
+    x: Tensor, residual: Tensor | None, weight_D: Tensor, epsilon: float, zero_centered: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The norm, the sum (or an empty tensor) and 1 / rms [N]."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    total = torch.empty_like(out) if residual is not None else x.new_empty(0)
+    num_rows = x.numel() // x.shape[-1] if x.shape[-1] else 0
+    scale_N = torch.empty(num_rows, dtype=torch.float32, device=x.device)
+    if not num_rows:
+        return out, total, scale_N
+    x_ND = _rows(x)
+    residual_ND = x_ND if residual is None else _rows(residual)
+    tile = _tile(x.shape[-1], device=x.device)
+    launch(
+        _forward, (num_rows,), x_ND, residual_ND, weight_D.contiguous(), out, total, scale_N, x_ND.stride(0),
+        residual_ND.stride(0), x.shape[-1], epsilon, on=x, ADDS=residual is not None, CENTERED=zero_centered,
+        **tile.constants, num_warps=tile.num_warps,
+    )  # fmt: skip
+    return out, total, scale_N
+
+
+@torch.library.custom_op("meshwright::rms_norm", mutates_args=())
+def norm(x: Tensor, weight_D: Tensor, epsilon: float, zero_centered: bool) -> tuple[Tensor, Tensor]:
+    """The norm and 1 / rms [N]."""
+    out, _, scale_N = _normed(x, None, weight_D, epsilon, zero_centered)
+    return out, scale_N
+
+
+@torch.library.custom_op("meshwright::add_rms_norm", mutates_args=())
+def norm_of_sum(
+    x: Tensor, residual: Tensor, weight_D: Tensor, epsilon: float, zero_centered: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The norm of x + residual, that sum, and 1 / rms [N]."""
+    return _normed(x, residual, weight_D, epsilon, zero_centered)
+
+
+@torch.library.custom_op("meshwright::rms_norm_backward", mutates_args=())
+def norm_backward(
+    grad: Tensor,
+    grad_total: Tensor | None,
+    total: Tensor,
+    weight_D: Tensor,
+    scale_N: Tensor,
+    zero_centered: bool,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the sum that is normed, and of the weight."""
+    grad_x = torch.empty(total.shape, dtype=total.dtype, device=total.device)
+    num_rows, num_columns = len(scale_N), total.shape[-1]
+    num_programs = min(num_rows, NUM_PROGRAMS)
+    parts_PD = torch.empty(num_programs, num_columns, dtype=torch.float32, device=total.device)
+    if num_rows:
+        grad_ND, total_ND = _rows(grad), _rows(total)
+        from_behind_ND = grad_ND if grad_total is None else _rows(grad_total)
+        tile = _tile(num_columns, device=total.device)
+        launch(
+            _backward, (num_programs,), grad_ND, from_behind_ND, total_ND, weight_D.contiguous(), scale_N, grad_x,
+            parts_PD, grad_ND.stride(0), from_behind_ND.stride(0), total_ND.stride(0), num_rows, num_columns,
+            num_programs, on=total, ADDS=grad_total is not None, CENTERED=zero_centered,
+            **tile.constants, num_warps=tile.num_warps,
+        )  # fmt: skip
+    return grad_x, parts_PD.sum(dim=0).to(weight_D.dtype)
+
+
+@norm.register_fake
+def _(x: Tensor, *others: object) -> tuple[Tensor, Tensor]:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device), _fake_scale(x)
+
+
+@norm_of_sum.register_fake
+def _(x: Tensor, *others: object) -> tuple[Tensor, Tensor, Tensor]:
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return out, torch.empty_like(out), _fake_scale(x)
+
+
+@norm_backward.register_fake
+def _(*given: Any) -> tuple[Tensor, Tensor]:
+    _, _, total, weight_D, _, _ = given
+    return torch.empty(total.shape, dtype=total.dtype, device=total.device), torch.empty_like(weight_D)
+
+
+def _fake_scale(x: Tensor) -> Tensor:
+    return torch.empty(x.numel() // x.shape[-1], dtype=torch.float32, device=x.device)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, weight_D, _, ctx.zero_centered = inputs
+    ctx.save_for_backward(x, weight_D, output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _gradients(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight_D, scale_N = ctx.saved_tensors
+    return *norm_backward(grads[0], None, x, weight_D, scale_N, ctx.zero_centered), None, None
+
+
+norm.register_autograd(_gradients, setup_context=_save)
+
+
+def _save_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    _, _, weight_D, _, ctx.zero_centered = inputs
+    ctx.save_for_backward(output[1], weight_D, output[2])
+    ctx.mark_non_differentiable(output[2])
+
+
+def _gradients_of_sum(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    total, weight_D, scale_N = ctx.saved_tensors
+    grad_x, grad_weight = norm_backward(grads[0], grads[1], total, weight_D, scale_N, ctx.zero_centered)
+    return grad_x, grad_x, grad_weight, None, None
+
+
+norm_of_sum.register_autograd(_gradients_of_sum, setup_context=_save_sum)
+
+
+def _traffic(num_tensors: int, *, has_parts: bool = False) -> Callable[[Sizes, Tile], Traffic]:
+    def traffic(sizes: Sizes, tile: Tile) -> Traffic:
+        rows, columns = sizes["rows"], sizes["columns"]
+        least = num_tensors * 2 * rows * columns
+        parts = (
+            2 * 4 * min(rows, NUM_PROGRAMS) * columns if has_parts else 0
+        )  # written, and read by their sum
+        return Traffic(moved_bytes=least + parts + 4 * rows, least_bytes=least + 4 * rows)
+
+    return traffic
+
+
+def _sources() -> tuple[KernelSource, ...]:
+    made = []
+    for tile in TILES:
+        columns = tile.constants["BLOCK"]
+        shared: dict[str, Any] = {
+            "op": "rms_norm",
+            "tiles": (tile,),
+            "sizes": {"rows": 32768, "columns": columns},
+        }
+        forward = {"x_ND": "*bf16", "residual_ND": "*bf16", "weight_D": "*bf16", "out_ND": "*bf16", "total_ND": "*bf16",
+                   "scale_N": "*fp32", "x_stride": "i32:16", "residual_stride": "i32:16", "num_columns": "i32:16",
+                   "epsilon": "fp32"}  # fmt: skip
+        backward = {"grad_ND": "*bf16", "grad_total_ND": "*bf16", "total_ND": "*bf16", "weight_D": "*bf16",
+                    "scale_N": "*fp32", "grad_x_ND": "*bf16", "grad_weight_PD": "*fp32", "grad_stride": "i32:16",
+                    "grad_total_stride": "i32:16", "total_stride": "i32:16", "num_rows": "i32",
+                    "num_columns": "i32:16", "num_programs": "i32"}  # fmt: skip
+        for adds in (False, True):
+            name = f"{'add_' if adds else ''}rms_norm_{{}}_{columns}"
+            constants = {"ADDS": adds, "CENTERED": False}
+            made += [
+                KernelSource(
+                    name=name.format("forward"), function=_forward, signature=forward, constants=constants,
+                    traffic=_traffic(4 if adds else 2), **shared,
+                ),
+                KernelSource(
+                    name=name.format("backward"), function=_backward, signature=backward, constants=constants,
+                    traffic=_traffic(4 if adds else 3, has_parts=True), **shared,
+                ),
+            ]  # fmt: skip
+    return tuple(made)
+
+
+SOURCES = _sources()

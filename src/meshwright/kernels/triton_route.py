@@ -1,0 +1,55 @@
+"""Conditions of all Triton routes: the calls that they serve, Triton's interpreter, launching."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meshwright.kernels.routes import KernelCall, Refusal
+
+OLDEST = (3, 4)
+"""The Triton of PyTorch 2.8; tile choices and `tl` functions of this room exist since."""
+
+FORMATS = frozenset({"float32", "bfloat16", "float16"})
+
+
+def is_interpreted() -> bool:
+    """Return True if kernels run in Triton's interpreter, on a CPU (TRITON_INTERPRET=1)."""
+    if find_spec("triton") is None:
+        return False
+    from triton import knobs
+
+    return bool(knobs.runtime.interpret)
+
+
+def serves_triton(call: KernelCall) -> Refusal | None:
+    """Refuse where Triton is absent or too old, on a CPU outside the interpreter, and formats that kernels lack."""
+    if find_spec("triton") is None:
+        return Refusal(reason="Triton is not installed: pip install 'meshwright[kernels]'")
+    major, minor, *_ = version("triton").split(".")
+    if (int(major), int(minor)) < OLDEST:
+        return Refusal(reason=f"Triton {major}.{minor} is older than {OLDEST[0]}.{OLDEST[1]}")
+    if call.device == "cpu" and not is_interpreted():
+        return Refusal(reason="Triton runs on a CPU only in its interpreter (TRITON_INTERPRET=1)")
+    if call.device not in ("cpu", "cuda"):
+        return Refusal(reason=f"no kernels for devices of type {call.device}")
+    if "subclass" in call.flags:
+        return Refusal(reason="a tensor is sharded or otherwise no plain tensor")
+    others = set(call.dtypes) - FORMATS - {"int64", "int32", "bool", "uint8"}
+    if others:
+        return Refusal(reason=f"no kernels for {', '.join(sorted(others))}")
+    return None
+
+
+def launch(kernel: Any, grid: Sequence[int], *arguments: Any, on: Tensor, **constants: Any) -> None:
+    """Launch a Triton kernel on the device of `on`. An empty grid launches nothing."""
+    if 0 in grid:
+        return
+    with torch.cuda.device(on.device) if on.device.type == "cuda" else nullcontext():
+        kernel[tuple(grid)](*arguments, **constants)

@@ -1,0 +1,282 @@
+"""Answers about sets of result files: checks, scores, reference points. `meshwright.mlperf_...` returns them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import InputError
+from meshwright.mlperf.benchmarks import Benchmark
+from meshwright.mlperf.check import CheckReport, check_path
+from meshwright.mlperf.convergence import ReferencePoint, pruned
+from meshwright.mlperf.documents import check_document, score_document
+from meshwright.mlperf.official import OfficialCheck, official_check
+from meshwright.mlperf.reference_runs import (
+    ReferenceDescription,
+    reference_document,
+    reference_points_of,
+    write_reference_file,
+)
+from meshwright.mlperf.score import Score, result_folders, score_folder
+from meshwright.report.documents.json_values import jsonable
+from meshwright.report.fragment import fragment
+from meshwright.report.html import table
+from meshwright.report.result import Result
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkippedSet:
+    """A folder or file that is no set of a known benchmark."""
+
+    where: Path
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedSet:
+    """Findings of our rules about one set or file, and the verdict of the official compliance checker."""
+
+    report: CheckReport
+    official: OfficialCheck | None  # None: it was not asked
+
+    @property
+    def passes(self) -> bool:
+        """Return True if neither rejects anything."""
+        return self.report.passes and (self.official is None or self.official.passes is not False)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class BenchmarkCheck(Result):
+    """Checks of sets of result files.
+
+    Attributes:
+        sets: one entry for each set or file: `report` with `findings`, and `official`.
+        skipped: what was not checked, with the reason.
+    """
+
+    sets: tuple[CheckedSet, ...]
+    skipped: tuple[SkippedSet, ...] = ()
+
+    @property
+    def passes(self) -> bool:
+        """Return True if no set has an error."""
+        return all(checked.passes for checked in self.sets)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document of `meshwright mlperf check --json`."""
+        documents = [check_document(each.report, each.official, passes=each.passes) for each in self.sets]
+        return _one_or_several(documents, self.skipped, key="where")
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return one row for each finding: set, file, line, rule, severity, message, why, fix."""
+        return [
+            {
+                "set": str(each.report.where), "file": f.file, "line": f.line, "rule": f.rule,
+                "severity": f.severity, "message": f.message, "why": f.why, "fix": f.fix,
+            }
+            for each in self.sets
+            for f in each.report.findings
+        ]  # fmt: skip
+
+    def summary(self) -> str:
+        """Return the numbers of sets, errors and warnings."""
+        errors = sum(len(each.report.errors) for each in self.sets)
+        warnings = sum(len(each.report.findings) for each in self.sets) - errors
+        verdict = "passes" if self.passes else "does not pass"
+        return f"{len(self.sets)} checked: {errors} errors, {warnings} warnings; {verdict}"
+
+    def _repr_html_(self) -> str:
+        return rows_html(self, ("set", "file", "line", "rule", "severity", "message"))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class BenchmarkScores(Result):
+    """Scores of sets of result files. Unverified: only MLCommons verifies results.
+
+    Attributes:
+        scores: one for each set.
+        skipped: what was not scored, with the reason.
+    """
+
+    scores: tuple[Score, ...]
+    skipped: tuple[SkippedSet, ...] = ()
+
+    @property
+    def passes(self) -> bool:
+        """Return True if every set is a result."""
+        return all(score.passes for score in self.scores)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document of `meshwright mlperf score --json`."""
+        return _one_or_several([score_document(score) for score in self.scores], self.skipped, key="folder")
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return one row for each set: minutes raw and normalized, factor, verdict."""
+        return [
+            {
+                "folder": str(s.folder), "benchmark": s.benchmark.name, "round": s.benchmark.round,
+                "num_runs": len(s.runs), "global_batch_size": s.global_batch_size, "raw_min": s.raw_min,
+                "rcp_scaling": s.test.scaling, "score_min": s.score_min, "passes": s.passes,
+                "problems": "; ".join(s.problems),
+            }
+            for s in self.scores
+        ]  # fmt: skip
+
+    def summary(self) -> str:
+        """Return benchmark, minutes and verdict of each set."""
+        parts = [
+            f"{s.benchmark.name} {'no score' if s.score_min is None else f'{s.score_min:.3f} min'}"
+            f"{'' if s.passes else ', no result'}"
+            for s in self.scores[:3]
+        ]
+        more = f"; {len(self.scores) - 3} more sets" if len(self.scores) > 3 else ""
+        return "; ".join(parts) + more + "; unverified"
+
+    def _repr_html_(self) -> str:
+        return rows_html(self, ("folder", "benchmark", "round", "problems"))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ReferencePoints(Result):
+    """Reference convergence points that were made of runs.
+
+    Attributes:
+        benchmark: rules of the benchmark.
+        document: the points in the official schema.
+    """
+
+    benchmark: Benchmark
+    document: dict[str, Any] = field(repr=False)
+
+    @property
+    def points(self) -> tuple[ReferencePoint, ...]:
+        """The points with their statistics, by batch size."""
+        return reference_points_of(self.document, self.benchmark)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document of `meshwright mlperf rcp --json`, in the official schema."""
+        return jsonable(self.document)
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return one row for each point; counts are samples. A pruned point is not compared with."""
+        kept = pruned(self.points, runs=self.benchmark.runs)
+        return [
+            {
+                "global_batch_size": p.global_batch_size, "num_runs": len(p.counts), "mean": p.mean, "std": p.std,
+                "min_ok": p.min_ok, "is_pruned": p not in kept,
+            }
+            for p in self.points
+        ]  # fmt: skip
+
+    def summary(self) -> str:
+        """Return the benchmark and the batch sizes."""
+        sizes = ", ".join(str(p.global_batch_size) for p in self.points)
+        return f"{self.benchmark.name}: samples to convergence at batch sizes {sizes}"
+
+    def _repr_html_(self) -> str:
+        return rows_html(self, ())
+
+
+def check_sets(
+    paths: Sequence[Path],
+    *,
+    round: str | None = None,
+    benchmark: str | None = None,
+    folders: Sequence[Path] = (),
+    unfinished: bool = False,
+    official: bool = True,
+) -> BenchmarkCheck:
+    """Check result files, and the sets at and below folders. `folders` hold further benchmark files."""
+    wanted = list(
+        dict.fromkeys(w for path in paths for w in ([path] if path.is_file() else result_folders(path)))
+    )
+    checked: list[CheckedSet] = []
+    skipped: list[SkippedSet] = []
+    for where in wanted:
+        try:
+            report = check_path(
+                where, round=round, benchmark=benchmark, folders=folders, unfinished=unfinished
+            )
+        except InputError as error:
+            if len(wanted) == 1:
+                raise
+            skipped.append(SkippedSet(where=where, reason=error.message))
+            continue
+        finished = [f for f in report.files if not (unfinished and f.name in report.pending)]
+        verdict = official_check(finished, report.benchmark) if official and finished else None
+        checked.append(CheckedSet(report=report, official=verdict))
+    if not checked:
+        raise InputError(f"none of {len(wanted)} sets could be checked; the first: {skipped[0].reason}")
+    return BenchmarkCheck(sets=tuple(checked), skipped=tuple(skipped))
+
+
+def score_sets(
+    paths: Sequence[Path],
+    *,
+    round: str | None = None,
+    benchmark: str | None = None,
+    folders: Sequence[Path] = (),
+    num_runs: int | None = None,
+) -> BenchmarkScores:
+    """Score the sets at and below `paths`, or the first `num_runs` of each."""
+    wanted = list(dict.fromkeys(folder for path in paths for folder in result_folders(path)))
+    scores: list[Score] = []
+    skipped: list[SkippedSet] = []
+    for folder in wanted:
+        try:
+            scores.append(
+                score_folder(folder, round=round, benchmark=benchmark, folders=folders, num_runs=num_runs)
+            )
+        except InputError as error:
+            if len(wanted) == 1:
+                raise
+            skipped.append(SkippedSet(where=folder, reason=error.message))
+    if not scores:
+        raise InputError(f"none of {len(wanted)} sets could be scored; the first: {skipped[0].reason}")
+    return BenchmarkScores(scores=tuple(scores), skipped=tuple(skipped))
+
+
+def make_reference_points(
+    paths: Sequence[Path],
+    *,
+    description: ReferenceDescription,
+    round: str | None = None,
+    benchmark: str | None = None,
+    folders: Sequence[Path] = (),
+    out: Path | None = None,
+    replace: bool = False,
+) -> ReferencePoints:
+    """Make points of folders of runs; with `out` add them to that file and return all of its points."""
+    document, rules = reference_document(
+        paths, description=description, round=round, benchmark=benchmark, more_benchmarks=folders
+    )
+    if out is not None:
+        document = write_reference_file(out, document, rules, replace=replace)
+    return ReferencePoints(benchmark=rules, document=document)
+
+
+def rows_html(result: Result, text_columns: tuple[str, ...]) -> str:
+    """Return the rows of a result as a table for a notebook."""
+    rows = result.to_rows()
+    headings = tuple(rows[0]) if rows else ("nothing",)
+    return fragment(
+        result.summary(),
+        [table(headings, [[_cell(v) for v in row.values()] for row in rows], text_columns=text_columns)],
+    )
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else f"{value:,.6g}" if isinstance(value, float) else str(value)
+
+
+def _one_or_several(
+    documents: list[dict[str, Any]], skipped: Sequence[SkippedSet], *, key: str
+) -> dict[str, Any]:
+    """Return the document of the only set, or those of all."""
+    if len(documents) == 1 and not skipped:
+        return jsonable(documents[0])
+    return jsonable(
+        {"sets": documents, "skipped": [{key: str(s.where), "reason": s.reason} for s in skipped]}
+    )

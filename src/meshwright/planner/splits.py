@@ -1,0 +1,75 @@
+"""Uneven splits of the layers over pipeline stages that are worth trying: lighter ends.
+
+The last stage also holds the head, its loss and modules of multi-token prediction, and leading dense layers of a
+mixture of experts weigh less than its others. With equal stages the heaviest one sets the pace of all. For each
+number of stages the splits are tried whose heaviest stage is lighter than with the usual one, where that exists.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwright.cost.flops import count_parameters, keys_seen
+from meshwright.cost.stages import balanced_layers, layers_per_stage
+from meshwright.planner.request import PlanRequest
+
+HEAD_RATIOS = (1.0, 0.6)
+"""Seconds per FLOP of the head against those of a layer that are tried: the head is one large GEMM in 16 bits, while
+layers also have attention, element-wise work and communication."""
+
+
+LEAST_GAIN = 0.99
+"""Heaviest stage over that of the usual split up to which an uneven one is tried."""
+
+LEAST_BALANCE = 0.9
+"""Mean stage over the heaviest from which a split is tried: below, other numbers of stages are faster."""
+
+
+def lighter_ends(request: PlanRequest) -> tuple[tuple[int, ...], ...]:
+    """Splits of `request`'s layers with lighter ends, for all numbers of stages up to that of the layers."""
+    weights, end = layer_weights(request)
+    num_layers, found = len(weights), []
+    for stages in range(2, num_layers + 1):
+        for ratio in HEAD_RATIOS:
+            fullest = -(-num_layers // stages) * min(weights)
+            if sum(weights) + ratio * end < LEAST_BALANCE * stages * fullest:
+                continue  # one stage has that many layers, whatever the split
+            split = balanced_layers(weights, stages, end=ratio * end)
+            heaviest = _heaviest(split, weights, ratio * end)
+            if sum(weights) + ratio * end < LEAST_BALANCE * stages * heaviest:
+                continue
+            usual = layers_per_stage(num_layers, stages)
+            if not is_usual(num_layers, stages) or heaviest < LEAST_GAIN * _heaviest(
+                usual, weights, ratio * end
+            ):
+                found.append(split)
+    return tuple(dict.fromkeys(found))
+
+
+def is_usual(num_layers: int, num_stages: int) -> bool:
+    """True if equal stages leave no less than nothing for the two ends."""
+    return num_layers - (num_stages - 2) * -(-num_layers // num_stages) >= 0
+
+
+def layer_weights(request: PlanRequest) -> tuple[list[float], float]:
+    """FLOPs per token of every layer, and of what the last stage holds besides; both against the heaviest layer."""
+    model, table = request.model, request.model_table
+    p = count_parameters(table)
+    core = table.num_heads * (table.qk_dim + table.v_dim) * keys_seen(request.seq_len)
+    dense = float(p.attention_layer + p.dense_ffn_layer + core)
+    experts = model.experts.top_k * p.expert if model.experts else 0
+    moe = float(p.attention_layer + p.shared_layer + p.router_layer + experts + core)
+    mtp = (moe if model.experts else dense) + float(p.mtp_projection)
+    head = float(table.vocab * table.hidden)
+    heaviest = max(moe if model.experts else 0.0, dense if model.num_dense_layers else 0.0)
+    layers = [dense] * model.num_dense_layers + [moe] * model.num_moe_layers
+    end = head + model.num_mtp_layers * (mtp + head)
+    return [weight / heaviest for weight in layers], end / heaviest
+
+
+def _heaviest(split: tuple[int, ...], weights: list[float], end: float) -> float:
+    sums = np.add.reduceat(np.append(weights, 0.0), np.append(0, np.cumsum(split)[:-1])) * (
+        np.array(split) > 0
+    )
+    sums[-1] += end
+    return float(sums.max())

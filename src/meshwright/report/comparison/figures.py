@@ -1,0 +1,108 @@
+"""Figures of a comparison: ratios with intervals, and the split gap."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.report.comparison.gap import PARTS, Gap
+from meshwright.report.comparison.ratios import MeanRatio, Verdict
+from meshwright.report.figures import INK, WIDTH, bounded_scale
+from meshwright.report.training_figures import ratio_ticks
+
+VERDICT_COLORS = {Verdict.WIN: "#4c9a6a", Verdict.LOSS: "#b5525c", Verdict.TIE: "#8a919b"}
+PART_COLORS = {
+    "kernel_s": "#3f78b5",
+    "communication_s": "#d98a35",
+    "bubble_s": "#8b6bb1",
+    "host_s": "#b5525c",
+}
+MAX_BARS = 40
+"""Workloads in one figure: the first ones; the table has all."""
+
+
+def ratios_chart(mean: MeanRatio) -> Any:
+    """One line a workload: ratio, interval and value; parity and the geometric mean as rules."""
+    import altair as alt
+
+    rows = [
+        {
+            "workload": r.workload, "ratio": r.value, "low": r.low or r.value, "high": r.high or r.value,
+            "verdict": r.verdict.value, "text": f"{r.value:.2f}",
+        }
+        for r in mean.ratios[:MAX_BARS]
+    ]  # fmt: skip
+    ends = [e for r in rows for e in (r["low"], r["high"])] + [mean.value, 1.0]
+    low, high = min(ends) / 1.12, max(ends) * 1.2
+    scale = bounded_scale([low, high])
+    axis = alt.Axis(values=ratio_ticks(low, high), format="~r", grid=True)
+    base = alt.Chart(alt.Data(values=rows)).encode(
+        y=alt.Y("workload:N", sort=[r["workload"] for r in rows], title=None, axis=alt.Axis(labelLimit=260))
+    )
+    x = alt.X(
+        "ratio:Q",
+        scale=scale,
+        axis=axis,
+        title=f"{mean.metric}: {mean.other} over {mean.baseline}, above 1 is better",
+    )
+    colors = alt.Scale(domain=[v.value for v in VERDICT_COLORS], range=list(VERDICT_COLORS.values()))
+    color = alt.Color("verdict:N", scale=colors, legend=None)
+    interval = base.mark_rule(strokeWidth=2, opacity=0.6).encode(
+        x=alt.X("low:Q", scale=scale), x2="high:Q", color=color
+    )
+    points = base.mark_point(filled=True, size=70, opacity=1).encode(x=x, color=color)
+    texts = base.mark_text(dy=-9, color=INK, fontSize=11).encode(
+        x=alt.X("ratio:Q", scale=scale), text="text:N"
+    )
+    rules = alt.Chart(alt.Data(values=[{"x": 1.0}])).mark_rule(color=INK).encode(x=alt.X("x:Q", scale=scale))
+    layers = [rules, interval, points, texts]
+    if mean.n > 1:
+        middle = alt.Chart(alt.Data(values=[{"x": mean.value}])).mark_rule(color="#3f78b5", strokeDash=[5, 4])
+        layers.insert(0, middle.encode(x=alt.X("x:Q", scale=scale)))
+    return alt.layer(*layers).properties(width=WIDTH, height={"step": 30})
+
+
+def ratios_legend(mean: MeanRatio) -> list[tuple[str, str]]:
+    """(name, colour) of what `ratios_chart` shows."""
+    found = [(v.value, color) for v, color in VERDICT_COLORS.items() if mean.count(v)]
+    return found + ([("geometric mean", "#3f78b5")] if mean.n > 1 else [])
+
+
+def gap_chart(gap: Gap) -> Any:
+    """Two stacked bars: microseconds of a device per token by cause."""
+    import altair as alt
+
+    rows = []
+    least = (
+        0.08 * max(gap.before.total_s, gap.after.total_s) * 1e6
+    )  # a shorter bar has no room for its number
+    for name, parts in ((gap.baseline, gap.before), (gap.other, gap.after)):
+        end = 0.0
+        for part, label in PARTS.items():
+            size = getattr(parts, part) * 1e6
+            text = f"{size:,.1f}" if size > least else ""
+            rows.append(
+                {
+                    "side": name,
+                    "part": label,
+                    "start": end,
+                    "end": end + size,
+                    "middle": end + size / 2,
+                    "text": text,
+                }
+            )
+            end += size
+    colors = alt.Scale(domain=list(PARTS.values()), range=list(PART_COLORS.values()))
+    base = alt.Chart(alt.Data(values=rows)).encode(
+        y=alt.Y("side:N", sort=[gap.baseline, gap.other], title=None)
+    )
+    bars = base.mark_bar(height={"band": 0.7}).encode(
+        x=alt.X("start:Q", title="microseconds of one device per token"), x2="end:Q",
+        color=alt.Color("part:N", scale=colors, legend=None),
+    )  # fmt: skip
+    texts = base.mark_text(color="white", fontSize=11).encode(x="middle:Q", text="text:N")
+    return alt.layer(bars, texts).properties(width=WIDTH, height={"step": 34})
+
+
+def gap_legend() -> list[tuple[str, str]]:
+    """(name, colour) of the parts."""
+    return [(PARTS[part], color) for part, color in PART_COLORS.items()]

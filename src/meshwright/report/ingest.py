@@ -1,0 +1,300 @@
+"""Tables, notes and the JSON document of `bench ingest`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from meshwright.bench.ingest.summary import (
+    BuildSummary,
+    IngestSummary,
+    PassSummary,
+    SearchSummary,
+    summarize,
+)
+from meshwright.bench.training_summary import ValueRange
+from meshwright.records.ingest import (
+    STAGES,
+    ChunkEncoding,
+    IndexBuild,
+    IngestMode,
+    IngestPass,
+    IngestRecords,
+    IngestRow,
+)
+from meshwright.report.quantities import percent, rate, seconds
+from meshwright.report.text_table import TextTable
+from meshwright.units import format_bytes
+
+FEW_VECTORS = 10_000
+"""Below this, a graph visits much of the index in each search, and every index has a recall near 1."""
+
+
+def ingest_document(records: IngestRecords) -> dict[str, Any]:
+    """All values for JSON."""
+    found, sidecar = summarize(records), records.sidecar
+    keys = (
+        "documents",
+        "encoder",
+        "device",
+        "software",
+        "queries",
+        "least_cosine",
+        "started",
+        "ended",
+        "command",
+    )
+    return {
+        **{key: sidecar.get(key) for key in keys},
+        "bounds": _bounds(found, sidecar),
+        "passes": [p.document() for p in found.passes],
+        "pipelined_over_sequential": found.overlaps,
+        "builds": [b.document() for b in found.builds],
+        "searches": [s.document() for s in found.searches],
+        "pareto_front": [s.name for s in found.front],
+        "notes": notes(records),
+    }  # fmt: skip
+
+
+def _bounds(found: IngestSummary, sidecar: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Bound of the encoder, and the measured share of it."""
+    rows = []
+    for bound in sidecar.get("bounds") or []:
+        of = [p for p in found.passes if _has(bound, p.encoding)]
+        shares = [share for p in of if (share := bound_share(p, sidecar)) is not None]
+        rows.append({**bound, "best_share": max(shares, default=None)})
+    return rows
+
+
+def _has(bound: Mapping[str, Any], e: ChunkEncoding) -> bool:
+    return (bound["precision"], bound["batch"], bound["chunk_tokens"]) == (
+        e.precision,
+        e.batch,
+        e.chunk_tokens,
+    )
+
+
+def bound_share(found: PassSummary, sidecar: Mapping[str, Any]) -> float | None:
+    """Tokens/s of the encode stage over its bound."""
+    measured = found.stage_rate("encode", "tokens_per_s")
+    bound = next((b for b in sidecar.get("bounds") or [] if _has(b, found.encoding)), None)
+    return None if measured is None or bound is None else measured.value / bound["tokens_per_s"]
+
+
+def tables(records: IngestRecords) -> list[TextTable]:
+    """The tables that have rows."""
+    found = summarize(records)
+    made = (
+        rate_table(found), stage_table(found, records.sidecar), build_table(found), search_table(found),
+        refusal_table(found),
+    )  # fmt: skip
+    return [table for table in made if table.rows]
+
+
+def pass_labels(found: IngestSummary) -> tuple[list[str], str]:
+    """A label of each pass from what differs between them, and a sentence about what all have in common."""
+    shown = [
+        {
+            "chunk": f"chunks of {p.encoding.chunk_tokens}", "overlap": f"overlap {p.encoding.overlap}",
+            "batch": f"batch {p.encoding.batch}", "precision": p.encoding.precision,
+            "order": f"by {p.encoding.order}", "mode": str(p.mode),
+        }
+        for p in found.passes
+    ]  # fmt: skip
+    keys = list(shown[0]) if shown else []
+    varied = [key for key in keys if len({row[key] for row in shown}) > 1]
+    common = ", ".join(shown[0][key] for key in keys if key not in varied)
+    return [", ".join(row[key] for key in varied or ["mode"]) for row in shown], common
+
+
+def rate_table(found: IngestSummary) -> TextTable:
+    """Rates of whole ingestions."""
+    ratios = {overlap.encoding: overlap for overlap in found.overlaps}
+    labels, common = pass_labels(found)
+    rows = []
+    for p, label in zip(found.passes, labels, strict=True):
+        if not p.whole:
+            continue
+        overlap = ratios.get(p.encoding) if p.mode is IngestMode.PIPELINED else None
+        row = [label, _rate(p.rate("documents_per_s")), _rate(p.rate("chunks_per_s"), spread=True)]
+        row += [_rate(p.rate("mb_per_s")), _time(p.value("first_searchable_s"))]
+        row += [_time(p.value("last_searchable_s")), _cores(p), _bytes(p.value("peak_resident_bytes"))]
+        row.append("" if overlap is None else f"{overlap.ratio.value:.2f} of {overlap.best_ratio:.2f}")
+        rows.append(row)
+    return TextTable(
+        title="Ingestion",
+        headings=(
+            "ingestion", "documents/s", "chunks/s", "MB/s", "first searchable", "last", "cores", "resident", "gain",
+        ),
+        rows=rows,
+        caption=f"All: {common}. Searchable: from the start until the first and the last chunk can be found. Cores: "
+        "CPU time over wall time. Gain: rate over that of sequential stages, of what stages on cores of their own "
+        "would give." + _spread_sentence(max((len(p.whole) for p in found.passes), default=0)),
+    )  # fmt: skip
+
+
+def stage_table(found: IngestSummary, sidecar: Mapping[str, Any]) -> TextTable:
+    """Rates of each stage while it works."""
+    rows = []
+    for p, label in zip(found.passes, pass_labels(found)[0], strict=True):
+        if not p.whole:
+            continue
+        shares, bound = [p.stage_share(stage) for stage in STAGES], bound_share(p, sidecar)
+        row = [
+            label,
+            _rate(p.stage_rate("read", "mb_per_s")),
+            _rate(p.stage_rate("tokenize", "tokens_per_s")),
+        ]
+        row += [_rate(p.stage_rate("encode", "tokens_per_s")), "" if bound is None else percent(bound)]
+        row += [percent(p.whole[-1].padding_ratio), _rate(p.stage_rate("index", "chunks_per_s"))]
+        row.append(" / ".join("" if s is None else f"{100 * s.value:.1f}" for s in shares))
+        rows.append(row)
+    return TextTable(
+        title="Stages",
+        headings=(
+            "ingestion", "read, MB/s", "tokenize", "encode", "of bound", "padding", "index", "shares, %",
+        ),
+        rows=rows,
+        caption="Rates while a stage works: tokens/s, index in chunks/s. Of bound: tokens/s over the rate at which the "
+        "encoder's own GEMMs run here. Shares: read / tokenize / encode / index.",
+    )  # fmt: skip
+
+
+def build_table(found: IngestSummary) -> TextTable:
+    """Builds of indexes from all vectors at once."""
+    rows = [
+        (
+            b.name, _time(b.value("build_s")), _rate(b.vectors_per_s), _bytes(b.value("file_bytes")),
+            "" if b.bytes_per_vector is None else f"{b.bytes_per_vector:,.0f}",
+        )
+        for b in found.builds
+        if b.value("build_s") is not None
+    ]  # fmt: skip
+    first = found.builds[0].rows[0] if found.builds else None
+    return TextTable(
+        title="Index builds",
+        headings=("index", "build", "vectors/s", "file", "bytes a vector"),
+        rows=rows,
+        caption="" if first is None else _vectors_sentence(first),
+    )
+
+
+def _vectors_sentence(first: IndexBuild) -> str:
+    made = f", {first.num_synthetic:,} of them noisy copies" if first.num_synthetic else ""
+    threads = f"{first.threads} thread" + ("s" if first.threads > 1 else "")
+    return f"{first.num_vectors:,} vectors of {first.dim} numbers{made}; {threads}."
+
+
+def search_table(found: IngestSummary) -> TextTable:
+    """Recall, latency and rate of searches."""
+    front = {s.name for s in found.front}
+    has_own = any(s.value("own_chunk_ratio") for s in found.searches)
+    rows = []
+    for s in found.searches:
+        recall, own = s.value("recall"), s.value("own_chunk_ratio")
+        if recall is None:
+            continue
+        is_least = (s.batch, s.threads) == found.least
+        cells = [f"{recall.value:.4f}"] + (["" if own is None else percent(own.value)] if has_own else [])
+        rows.append(
+            (
+                s.name, s.batch, s.threads, *cells, _ms(s.value("p50_s")), _ms(s.value("p99_s")),
+                _rate(s.value("queries_per_s"), spread=True), "yes" if is_least and s.name in front else "",
+            )
+        )  # fmt: skip
+    k = found.searches[0].rows[0].k if found.searches else 0
+    return TextTable(
+        title="Searches",
+        headings=(
+            "index", "batch", "threads", f"recall@{k}", *(["own"] if has_own else []), "p50 ms", "p99 ms",
+            "queries/s", "front",
+        ),
+        rows=rows,
+        caption="Recall against the exact index; equal similarities count as equal. Latency of one call from Python. "
+        "Front: no other search of one query has both more recall and less latency."
+        + (" Own: queries that find the chunk they were taken from." if has_own else ""),
+    )  # fmt: skip
+
+
+def refusal_table(found: IngestSummary) -> TextTable:
+    """Indexes that could not be built or searched."""
+    refused: list[BuildSummary | SearchSummary] = [b for b in found.builds if b.refusal]
+    refused += [s for s in found.searches if s.refusal]
+    rows = list(dict.fromkeys((each.name, each.refusal) for each in refused))
+    return TextTable(title="Not measured", headings=("index", "why"), rows=rows, text_columns=("why",))
+
+
+def notes(records: IngestRecords) -> list[str]:
+    """Cautions for the reader, one sentence each."""
+    sidecar, found = records.sidecar, []
+    encoder, documents, queries = (sidecar.get(key) or {} for key in ("encoder", "documents", "queries"))
+    if encoder.get("is_random"):
+        found.append(
+            "the encoder has random weights: rates are those of the shape, recall is that of the index, and what is "
+            "found means nothing"
+        )
+    used, seen = documents.get("num_used", 0), documents.get("num_found", 0)
+    if used and used < seen - sum((documents.get("skipped") or {}).values()):
+        found.append(f"{used:,} of {seen:,} documents were drawn; --chunks all takes every one")
+    for reason, count in (documents.get("skipped") or {}).items():
+        found.append(f"skipped documents: {count:,} {reason}")
+    if queries.get("k", 0) < queries.get("k_asked", 0):
+        found.append(
+            f"there are {queries['k']} vectors, fewer than the {queries['k_asked']} neighbours asked for"
+        )
+    vectors = max((b.num_vectors for b in records.builds), default=0)
+    if 0 < vectors < FEW_VECTORS:
+        found.append(
+            f"{vectors:,} vectors are few for a comparison of indexes; --vectors N adds noisy copies"
+        )
+    if any(p.interrupted for p in records.passes):
+        found.append("the last ingestion was interrupted")
+    return found
+
+
+def row_line(row: IngestRow) -> str:
+    """One line about what has just been measured."""
+    if isinstance(row, IngestPass):
+        pace = row.num_chunks / row.wall_s if row.wall_s else 0.0
+        text = f"{row.encoding.name}, {row.mode}, repeat {row.repeat}: {rate(pace)} chunks/s"
+        return text + (", interrupted" if row.interrupted else "")
+    name = ",".join(filter(None, (row.build, getattr(row, "search", ""))))
+    text = f"{f'{row.index} {name}'.strip()}, repeat {row.repeat}: "
+    if row.refusal:
+        return text + row.refusal
+    if isinstance(row, IndexBuild):
+        return text + f"built in {seconds(row.build_s or 0.0)}"
+    return text + (
+        f"recall {row.recall:.4f}, {rate(row.queries_per_s or 0.0)} queries/s, {row.batch} at a time, "
+        f"threads {row.threads}"
+    )
+
+
+def _cores(p: PassSummary) -> str:
+    found = p.busy_cores
+    return "" if found is None else f"{found.value:.2f}"
+
+
+def _spread_sentence(most: int) -> str:
+    if most < 2:
+        return ""
+    return f" Medians of {most} repeats, chunks/s with its {'95 % interval' if most >= 6 else 'range'}."
+
+
+def _rate(found: ValueRange | None, *, spread: bool = False) -> str:
+    if found is None:
+        return ""
+    text = rate(found.value)
+    return f"{text} ({rate(found.low)}–{rate(found.high)})" if spread and found.low != found.high else text
+
+
+def _time(found: ValueRange | None) -> str:
+    return "" if found is None else seconds(found.value)
+
+
+def _ms(found: ValueRange | None) -> str:
+    return "" if found is None else f"{found.value * 1e3:.3f}"
+
+
+def _bytes(found: ValueRange | None) -> str:
+    return "" if found is None else format_bytes(found.value)

@@ -1,0 +1,1 @@
+"""One report of many records: `meshwright report`."""

@@ -1,0 +1,325 @@
+"""Figures of a report on records: values with intervals, loss, memory, kernels, scaling, predictions, cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshwright.report.comparison.sides import MEMORY, Metric, SideValue
+from meshwright.report.comparison.tables import value_text
+from meshwright.report.figures import INK, WIDTH, bounded_scale
+from meshwright.report.overview.collect import ReportEntry
+from meshwright.report.overview.cost import CostSensitivity
+from meshwright.report.training_figures import portions
+from meshwright.report.training_run import TrainingRun
+from meshwright.units import GIB
+
+BLUE, ORANGE, GREEN, RED, PURPLE = "#3f78b5", "#d98a35", "#4c9a6a", "#b5525c", "#8b6bb1"
+SERIES = (BLUE, ORANGE, GREEN, RED, PURPLE, "#6bb0b8", "#a07e3b", "#8a919b")
+MOST_BARS = 30
+"""Entries in one figure, the best first; the table has all."""
+LABELLED = 8
+LABEL_ROOM = (0.5, 0.08)
+"""Logarithms of the rates, across and up, within which a second name would cover the first."""
+KERNEL_COLORS = {
+    "GEMM": BLUE, "attention": "#6bb0b8", "elementwise": GREEN, "optimizer": PURPLE, "communication": ORANGE,
+    "other": "#8a919b", "idle": RED,
+}  # fmt: skip
+CURVE_POINTS = 120
+
+
+def values_chart(named: Sequence[tuple[str, SideValue]]) -> Any:
+    """One line an entry: its value with text, and the range of its samples or its interval."""
+    import altair as alt
+
+    rows = []
+    for name, value in named:
+        ends = [e for e in (value.low, value.high) if e is not None] or list(value.samples) or [value.value]
+        low, high = np.quantile(ends, [0.1, 0.9]) if len(ends) > 4 else (min(ends), max(ends))
+        rows.append(
+            {
+                "name": name,
+                "value": value.value,
+                "low": float(low),
+                "high": float(high),
+                "text": value_text(value),
+            }
+        )
+    limit = max(max(r["high"], r["value"]) for r in rows) * 1.25
+    base = alt.Chart(alt.Data(values=rows)).encode(y=_names(rows))
+    metric = named[0][1].metric
+    scale = alt.Scale(domain=[0, limit], nice=False)
+    form = "%" if metric.unit == "ratio" else "~s"
+    x = alt.X(
+        "value:Q",
+        scale=scale,
+        title=f"{metric.name}, {metric.unit}",
+        axis=alt.Axis(format=form, tickCount=6, grid=True),
+    )
+    bars = base.mark_bar(color=BLUE, opacity=0.75, height={"band": 0.6}).encode(x=x)
+    whole = base.mark_rule(color=INK, strokeWidth=1.5).encode(x=alt.X("low:Q", scale=scale), x2="high:Q")
+    texts = base.mark_text(align="left", dx=6, color=INK, fontSize=11).encode(
+        x=alt.X("end:Q", scale=scale), text="text:N"
+    )
+    texts = texts.transform_calculate(end="max(datum.high, datum.value)")
+    return alt.layer(bars, whole, texts).properties(width=WIDTH, height={"step": 24})
+
+
+def loss_chart(runs: Sequence[tuple[str, TrainingRun]]) -> Any:
+    """Training loss over tokens, one line a training, its name at its end."""
+    import altair as alt
+
+    rows, ends = [], []
+    for name, run in runs:
+        steps = [s for s in run.steps if isinstance(s.get("loss"), int | float)]
+        per_step = run.run["global_batch"] * run.run["sequence_length"]
+        curve = [
+            {"name": name, "tokens": p["step"] * per_step, "loss": p["median"]}
+            for p in portions(steps, "loss", most=CURVE_POINTS)
+        ]
+        rows += curve
+        ends += curve[-1:]
+    names = [name for name, _ in runs]
+    color = alt.Color("name:N", scale=alt.Scale(domain=names, range=list(SERIES[: len(names)])), legend=None)
+    x = alt.X("tokens:Q", title="tokens", axis=alt.Axis(format="~s", tickCount=6, grid=False))
+    y = alt.Y(
+        "loss:Q",
+        title="loss, nats per token",
+        scale=alt.Scale(zero=False),
+        axis=alt.Axis(grid=True, tickCount=6),
+    )
+    lines = alt.Chart(alt.Data(values=rows)).mark_line(strokeWidth=1.7).encode(x=x, y=y, color=color)
+    dots = (
+        alt.Chart(alt.Data(values=ends))
+        .mark_point(filled=True, size=40, opacity=1)
+        .encode(x=x, y=y, color=color)
+    )
+    return alt.layer(lines, dots).properties(width=WIDTH + 100, height=260)
+
+
+def loss_legend(runs: Sequence[tuple[str, TrainingRun]]) -> list[tuple[str, str]]:
+    """(name, colour) of each curve."""
+    return [(name, SERIES[i]) for i, (name, _) in enumerate(runs)]
+
+
+def memory_chart(entries: Sequence[ReportEntry]) -> Any:
+    """Memory of each entry as a bar, and what was predicted as a tick."""
+    import altair as alt
+
+    rows, ticks = [], []
+    for entry in entries:
+        value = entry.value(MEMORY)
+        assert value is not None
+        predicted = _predicted_memory(entry.run)
+        end = max(value.value, predicted or 0.0) / GIB
+        rows.append({"name": entry.name, "gib": value.value / GIB, "end": end, "text": value_text(value)})
+        if predicted:
+            ticks.append({"name": entry.name, "gib": predicted / GIB})
+    scale = alt.Scale(domain=[0, max(r["gib"] for r in rows + ticks) * 1.25], nice=False)
+    x = alt.X("gib:Q", scale=scale, title="GiB per device", axis=alt.Axis(grid=True, tickCount=6))
+    base = alt.Chart(alt.Data(values=rows)).encode(y=_names(rows))
+    bars = base.mark_bar(color=BLUE, opacity=0.75, height={"band": 0.6}).encode(x=x)
+    texts = base.mark_text(align="left", dx=6, color=INK, fontSize=11).encode(
+        x=alt.X("end:Q", scale=scale), text="text:N"
+    )
+    marks = (
+        alt.Chart(alt.Data(values=ticks))
+        .mark_tick(color=ORANGE, thickness=3, size=18)
+        .encode(x=x, y=_names(rows))
+    )
+    return alt.layer(bars, marks, texts).properties(width=WIDTH, height={"step": 24})
+
+
+def kernels_chart(runs: Sequence[tuple[str, TrainingRun]]) -> Any:
+    """Stacked bars: share of a step by kind of kernel, one a training."""
+    import altair as alt
+
+    rows = []
+    for name, run in runs:
+        end = 0.0
+        for category in KERNEL_COLORS:
+            share = run.record["profile"]["shares"].get(category, 0.0)
+            text = f"{share:.0%}" if share > 0.055 else ""
+            rows.append(
+                {
+                    "name": name,
+                    "category": category,
+                    "start": end,
+                    "end": end + share,
+                    "middle": end + share / 2,
+                    "text": text,
+                }
+            )
+            end += share
+    colors = alt.Scale(domain=list(KERNEL_COLORS), range=list(KERNEL_COLORS.values()))
+    base = alt.Chart(alt.Data(values=rows)).encode(y=_names(rows))
+    bars = base.mark_bar(height={"band": 0.7}).encode(
+        x=alt.X(
+            "start:Q", title="share of a step", axis=alt.Axis(format="%"), scale=alt.Scale(domain=[0, 1], clamp=True)
+        ),
+        x2="end:Q", color=alt.Color("category:N", scale=colors, legend=None),
+    )  # fmt: skip
+    texts = base.mark_text(color="white", fontSize=11).encode(x="middle:Q", text="text:N")
+    return alt.layer(bars, texts).properties(width=WIDTH, height={"step": 28})
+
+
+def scaling_chart(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Whole throughput over devices on logarithmic axes, the line of perfect scaling, efficiency as text."""
+    import altair as alt
+
+    ideal = [
+        {"devices": r["devices"], "rate": rows[0]["rate"] / rows[0]["devices"] * r["devices"]}
+        for r in (rows[0], rows[-1])
+    ]
+    devices, rates = [r["devices"] for r in rows], [r["rate"] for r in (*rows, *ideal)]
+    x = alt.X(
+        "devices:Q", title="devices", scale=bounded_scale([min(devices) / 1.3, max(devices) * 1.3]),
+        axis=alt.Axis(values=sorted(set(devices)), format="d", grid=False),
+    )  # fmt: skip
+    y = alt.Y(
+        "rate:Q",
+        title="tokens/s",
+        scale=bounded_scale([min(rates) / 1.5, max(rates) * 1.5]),
+        axis=alt.Axis(format="~s", grid=True, tickCount=5),
+    )
+    line = (
+        alt.Chart(alt.Data(values=ideal))
+        .mark_line(color=INK, strokeDash=[5, 4], strokeWidth=1)
+        .encode(x=x, y=y)
+    )
+    base = alt.Chart(alt.Data(values=list(rows)))
+    dots = base.mark_point(filled=True, size=80, color=BLUE, opacity=1).encode(x=x, y=y)
+    texts = base.mark_text(dy=-12, color=INK).encode(x=x, y=y, text="text:N")
+    return alt.layer(line, dots, texts).properties(width=WIDTH, height=260)
+
+
+def predicted_chart(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Measured over predicted tokens/s/device, one point an entry; the worst carry their names."""
+    import altair as alt
+
+    ends = [r[k] for r in rows for k in ("measured", "predicted", "low", "high")]
+    domain = [min(ends) / 1.4, max(ends) * 1.4]
+    scale = alt.Scale(type="log", domain=domain, nice=False)
+    line = [{"measured": e, "predicted": e, "below": e / 1.2, "above": e * 1.2} for e in domain]
+    x = alt.X(
+        "measured:Q",
+        scale=scale,
+        title="measured tokens/s/device",
+        axis=alt.Axis(format="~s", grid=True, tickCount=5),
+    )
+    y = alt.Y(
+        "predicted:Q",
+        scale=scale,
+        title="predicted tokens/s/device",
+        axis=alt.Axis(format="~s", grid=True, tickCount=5),
+    )
+    drawn = sorted(rows, key=lambda r: -abs(np.log(r["measured"] / r["predicted"])))
+    marked = [{**r, "text": text} for r, text in zip(drawn, _labels(drawn), strict=True)]
+    base = alt.Chart(alt.Data(values=marked))
+    color = alt.condition("datum.inside", alt.value(GREEN), alt.value(RED))
+    band = alt.Chart(alt.Data(values=line)).mark_area(color="#8a919b", opacity=0.18, clip=True)
+    whole = base.mark_rule(strokeWidth=1.5, opacity=0.5)
+    return alt.layer(
+        band.encode(x=x, y=alt.Y("below:Q", scale=scale), y2="above:Q"),
+        alt.Chart(alt.Data(values=line)).mark_line(color=INK, strokeWidth=1).encode(x=x, y=y),
+        whole.encode(x=x, y=alt.Y("low:Q", scale=scale), y2="high:Q", color=color),
+        base.mark_point(filled=True, size=60, opacity=1).encode(x=x, y=y, color=color),
+        base.mark_text(align="left", dx=8, dy=4, color=INK, fontSize=11).encode(x=x, y=y, text="text:N"),
+    ).properties(width=WIDTH, height=WIDTH * 0.6)  # fmt: skip
+
+
+def serving_chart(named: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> Any:
+    """Output rate over the speed that one request sees, one line a server, its loads as labels."""
+    import altair as alt
+
+    rows = [{**point, "name": name} for name, points in named for point in points]
+    names = [name for name, _ in named]
+    color = alt.Color("name:N", scale=alt.Scale(domain=names, range=list(SERIES[: len(names)])), legend=None)
+    x = alt.X(
+        "user_rate:Q",
+        title="tokens/s of one request (1 / time per output token)",
+        axis=alt.Axis(grid=True, tickCount=6),
+        scale=alt.Scale(zero=False, padding=24),
+    )
+    y = alt.Y(
+        "rate:Q",
+        title="output tokens/s",
+        axis=alt.Axis(format="~s", grid=True, tickCount=6),
+        scale=alt.Scale(zero=True),
+    )
+    base = alt.Chart(alt.Data(values=rows))
+    return alt.layer(
+        base.mark_line(strokeWidth=1.5).encode(x=x, y=y, color=color, order="order:Q"),
+        base.mark_point(filled=True, size=60, opacity=1).encode(x=x, y=y, color=color),
+        base.mark_text(dy=-11, color=INK, fontSize=11).encode(x=x, y=y, text="load:N"),
+    ).properties(width=WIDTH, height=300)  # fmt: skip
+
+
+def sensitivity_chart(rows: Sequence[CostSensitivity], *, base_usd: float) -> Any:
+    """USD per million tokens from the low to the high case of each assumption; the rule is the base case."""
+    import altair as alt
+
+    data = [
+        {"what": r.what, "low": r.low, "high": r.high, "left": r.low_case, "right": r.high_case} for r in rows
+    ]
+    ends = [e for r in data for e in (r["low"], r["high"])]
+    span = max(ends) - min(ends) or 1
+    scale = alt.Scale(domain=[min(ends) - 0.35 * span, max(ends) + 0.35 * span], nice=False)
+    base = alt.Chart(alt.Data(values=data)).encode(
+        y=alt.Y("what:N", sort=[r["what"] for r in data], title=None)
+    )
+    x = alt.X(
+        "low:Q",
+        scale=scale,
+        title="USD per million tokens",
+        axis=alt.Axis(format="~r", grid=True, tickCount=6),
+    )
+    rule = (
+        alt.Chart(alt.Data(values=[{"x": base_usd}])).mark_rule(color=INK).encode(x=alt.X("x:Q", scale=scale))
+    )
+    return alt.layer(
+        base.mark_bar(color=BLUE, opacity=0.7, height={"band": 0.6}).encode(x=x, x2="high:Q"), rule,
+        base.mark_text(align="right", dx=-5, color=INK, fontSize=10, limit=150).encode(x=x, text="left:N"),
+        base.mark_text(align="left", dx=5, color=INK, fontSize=10, limit=150).encode(
+            x=alt.X("high:Q", scale=scale), text="right:N"
+        ),
+    ).properties(width=WIDTH, height={"step": 28})  # fmt: skip
+
+
+def highest(
+    entries: Sequence[ReportEntry], metric: Metric, *, most: int = MOST_BARS
+) -> list[tuple[str, SideValue]]:
+    """Names and values of the entries with this metric, best first."""
+    found = [(e.name, v) for e in entries if (v := e.value(metric)) is not None]
+    return sorted(found, key=lambda item: -item[1].value)[:most]
+
+
+def _labels(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of the first points that are not beside one that has its name already; the others get none."""
+    named: list[Mapping[str, Any]] = []
+    texts = []
+    for row in rows:
+        near = any(
+            abs(np.log(row["measured"] / other["measured"])) < LABEL_ROOM[0]
+            and abs(np.log(row["predicted"] / other["predicted"])) < LABEL_ROOM[1]
+            for other in named
+        )
+        texts.append("" if near or len(named) == LABELLED else row["name"])
+        named += [row] if texts[-1] else []
+    return texts
+
+
+def _predicted_memory(run: TrainingRun | None) -> float | None:
+    if run is None:
+        return None
+    rows = [r for r in run.measured_quantities() if r.unit == "bytes"]
+    return rows[0].predicted.value if rows and rows[0].predicted else None
+
+
+def _names(rows: Sequence[Mapping[str, Any]]) -> Any:
+    import altair as alt
+
+    order = list(dict.fromkeys(r["name"] for r in rows))
+    return alt.Y("name:N", sort=order, title=None, axis=alt.Axis(labelLimit=220))

@@ -1,0 +1,88 @@
+"""Kernels of a report: time, FLOP/s, bytes/s and share of the roofline by shape, and the routes of each call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from meshwright.report.comparison.kernel_sides import CallRates
+from meshwright.report.figures import INK, WIDTH
+from meshwright.report.overview.collect import RecordReport
+from meshwright.report.quantities import percent
+from meshwright.report.text_table import TextTable
+from meshwright.units import format_seconds
+
+BLUE, ORANGE = "#3f78b5", "#d98a35"
+KERNEL_RATES = (
+    "FLOP/s and bytes/s are the least work of a call over its time, forward and backward together. The roofline is "
+    "made of the rates that the same record measured; above 100 % operands stay in a cache."
+)
+MOST_CALLS = 40
+"""Calls in the figure: those with the lowest share first, which have most to gain."""
+
+
+def kernels_table(found: RecordReport) -> TextTable:
+    """One row for each route of each call."""
+    rows = [
+        (
+            entry.name, c.call, c.route, format_seconds(c.forward_s),
+            "" if c.backward_s is None else format_seconds(c.backward_s), _scaled(c.flops_per_s, 1e12),
+            _scaled(c.bytes_per_s, 1e9), "" if c.roofline_ratio is None else percent(c.roofline_ratio),
+            "" if c.peak_bytes is None else f"{c.peak_bytes / 2**20:,.0f} MiB",
+            "" if c.error is None else f"{c.error:.1e}",
+            ", ".join(w for w, on in (("default", c.is_default), ("fastest", c.route and c.is_fastest)) if on),
+        )
+        for entry in found.entries
+        for c in entry.kernels
+    ]  # fmt: skip
+    return TextTable(
+        title="Kernels",
+        headings=(
+            "record", "call", "route", "forward", "backward", "TFLOP/s", "GB/s", "of the roofline", "memory", "error",
+            "remark",
+        ),
+        rows=rows, text_columns=("call", "route", "remark"),
+    )  # fmt: skip
+
+
+def drawn_calls(found: RecordReport) -> list[tuple[str, CallRates]]:
+    """The fastest route of every call that has a share of the roofline, lowest share first."""
+    many = sum(bool(e.kernels) for e in found.entries) > 1
+    calls = [
+        (f"{e.name}: {c.call}" if many else c.call, c)
+        for e in found.entries
+        for c in e.kernels
+        if c.is_fastest and c.roofline_ratio
+    ]
+    return sorted(calls, key=lambda item: item[1].roofline_ratio or 0.0)
+
+
+def roofline_chart(calls: Sequence[tuple[str, CallRates]]) -> Any:
+    """Share of the roofline of each call as a bar, with its time and route."""
+    import altair as alt
+
+    rows = [
+        {
+            "call": name, "share": c.roofline_ratio,
+            "text": ", ".join(filter(None, (format_seconds(c.seconds), c.route))),
+        }
+        for name, c in calls[:MOST_CALLS]
+    ]  # fmt: skip
+    limit = max(1.0, *(r["share"] for r in rows)) * 1.3
+    scale = alt.Scale(domain=[0, limit], nice=False)
+    axis = alt.Axis(labelLimit=300)
+    base = alt.Chart(alt.Data(values=rows)).encode(
+        y=alt.Y("call:N", sort=[r["call"] for r in rows], title=None, axis=axis),
+        x=alt.X(
+            "share:Q", scale=scale, title="share of the roofline", axis=alt.Axis(format="%", tickCount=6)
+        ),
+    )
+    bars = base.mark_bar(color=BLUE, opacity=0.8, height={"band": 0.65})
+    whole = alt.Chart(alt.Data(values=[{"x": 1.0}])).mark_rule(color=ORANGE, strokeDash=[4, 3])
+    texts = base.mark_text(align="left", dx=5, fontSize=11, color=INK).encode(text="text:N")
+    rule = whole.encode(x=alt.X("x:Q", scale=scale))
+    return alt.layer(bars, rule, texts).properties(width=WIDTH - 100, height={"step": 22})
+
+
+def _scaled(rate: float | None, unit: float) -> str:
+    return "" if rate is None else f"{rate / unit:,.3g}" if rate / unit < 1000 else f"{rate / unit:,.0f}"

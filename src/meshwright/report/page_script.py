@@ -1,0 +1,74 @@
+"""The script of pages with sortable tables: sort, show all rows, save as CSV. It loads nothing."""
+
+SCRIPT = r"""
+'use strict';
+for (const box of document.querySelectorAll('.table[data-name]')) {
+  const table = box.querySelector('table'), body = table.tBodies[0], held = box.querySelector('script');
+  const heads = [...table.tHead.rows[0].cells];
+  const classes = heads.map(h => h.className);
+  const names = heads.map(h => h.textContent.trim());
+  let rows = held ? JSON.parse(held.textContent) : [...body.rows].map(r => [...r.cells].map(c => c.textContent));
+  let shown = body.rows.length;
+  const units = {s: 1, ms: 1e-3, us: 1e-6, '\u00b5s': 1e-6, min: 60, h: 3600, days: 86400, B: 1, KiB: 1024,
+    MiB: 1048576, GiB: 1073741824, TiB: 1099511627776};
+  const number = text => {
+    const m = /^[+\u2212-]?[\d,]*\.?\d+(?:e[+-]?\d+)?/i.exec(text.trim());
+    if (!m) return NaN;
+    const unit = text.trim().slice(m[0].length).trim().split(/[\s,]/)[0];
+    return parseFloat(m[0].replace(/,/g, '').replace('\u2212', '-')) * (units[unit] || 1);
+  };
+  const draw = () => {
+    const some = document.createDocumentFragment();
+    for (const row of rows.slice(0, shown)) {
+      const tr = document.createElement('tr');
+      row.forEach((text, i) => {
+        const td = document.createElement('td');
+        td.textContent = text;
+        if (classes[i]) td.className = classes[i];
+        tr.append(td);
+      });
+      some.append(tr);
+    }
+    body.replaceChildren(some);
+  };
+  heads.forEach((head, i) => head.querySelector('button').addEventListener('click', () => {
+    const up = head.getAttribute('aria-sort') !== 'ascending';
+    heads.forEach(h => h.removeAttribute('aria-sort'));
+    head.setAttribute('aria-sort', up ? 'ascending' : 'descending');
+    const keyed = rows.map(row => [number(row[i]), row[i], row]);
+    const numeric = keyed.every(k => !Number.isNaN(k[0]) || k[1].trim() === '');
+    keyed.sort((a, b) => {
+      if (!a[1].trim() || !b[1].trim()) return !a[1].trim() - !b[1].trim();
+      const order = numeric ? a[0] - b[0] : a[1].localeCompare(b[1], 'en', {numeric: true});
+      return up ? order : -order;
+    });
+    rows = keyed.map(k => k[2]);
+    draw();
+  }));
+  const actions = document.createElement('div');
+  actions.className = 'actions';
+  const action = (text, run) => {
+    const button = document.createElement('button');
+    button.type = 'button';
+    button.textContent = text;
+    button.addEventListener('click', () => run(button));
+    actions.append(button);
+  };
+  if (held) action('Show all ' + rows.length.toLocaleString('en') + ' rows', button => {
+    shown = rows.length;
+    draw();
+    button.remove();
+    table.caption.textContent = box.dataset.name;
+  });
+  action('Save as CSV', () => {
+    const cell = t => /[",\n]/.test(t) ? '"' + t.replace(/"/g, '""') + '"' : t;
+    const text = [names, ...rows].map(r => r.map(cell).join(',')).join('\n') + '\n';
+    const link = document.createElement('a');
+    link.href = URL.createObjectURL(new Blob([text], {type: 'text/csv'}));
+    link.download = box.dataset.name.replace(/[^\w.-]+/g, '-').toLowerCase() + '.csv';
+    link.click();
+    URL.revokeObjectURL(link.href);
+  });
+  box.after(actions);
+}
+"""

@@ -1,0 +1,84 @@
+"""Scored plans as rows of scalars: for `--json`, `--csv`, DataFrames and the page."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+from meshwright.cost.flops import model_flops_per_token
+from meshwright.planner.request import PlanRequest
+from meshwright.planner.scored import ScoredPlan, ScoredPlans
+from meshwright.specs.plan import Plan, listed_layers
+
+
+def plan_fields(plan: Plan) -> dict[str, Any]:
+    """Every field of a plan as a scalar, as `--fix` names them; what is not set is an empty text."""
+    found: dict[str, Any] = {}
+    for name, value in vars(plan).items():
+        if isinstance(value, IntEnum):
+            found[name] = value.name.lower()
+        elif isinstance(value, tuple):
+            found[name] = " ".join(map(str, value))
+        else:
+            found[name] = "" if value is None else getattr(value, "value", value)
+    return found
+
+
+def scored_rows(scored: ScoredPlans) -> list[dict[str, Any]]:
+    """One flat row for each plan: rank, estimates with their interval, fields, seconds and bytes by part."""
+    tokens, peak = tokens_per_device(scored.request), mfu_per_rate(scored.request)
+    return [_row(rank, done, tokens=tokens, mfu_per_rate=peak) for rank, done in enumerate(scored, start=1)]
+
+
+def _row(rank: int, done: ScoredPlan, *, tokens: float, mfu_per_rate: float) -> dict[str, Any]:
+    rate = tokens / done.step_s
+    return {
+        "rank": rank,
+        "plan": done.plan.describe(),
+        "objective_value": done.value,
+        "step_s": done.step_s,
+        "step_s_low": done.step_s / done.spread,
+        "step_s_high": done.step_s * done.spread,
+        "tokens_per_s_per_device": rate,
+        "tokens_per_s_per_device_low": rate / done.spread,
+        "tokens_per_s_per_device_high": rate * done.spread,
+        "mfu_ratio": rate * mfu_per_rate,
+        "reserved_bytes": done.reserved_bytes,
+        "on_front": done.on_front,
+        "is_simulated": done.is_simulated,
+        **plan_fields(done.plan),
+        **{f"{name}_s": seconds for name, seconds in done.components_s.items()},
+        **{f"{name.replace(' ', '_')}_bytes": size for name, size in done.memory_bytes.items()},
+    }
+
+
+def plan_section(plan: Plan) -> dict[str, Any]:
+    """The `parallel` section that pins `plan`."""
+    from meshwright.runfile.pinned import section_from_plan
+
+    return section_from_plan(plan)
+
+
+def fix_value(plan: Plan) -> str:
+    """The value of `--fix` that leaves no field of `plan` free.
+
+    >>> from meshwright.specs.plan import Recompute
+    >>> fix_value(Plan(tensor=2, recompute=Recompute.FULL, recompute_layers=3)).partition("recompute=")[2]
+    'full,recompute_layers=3,layers_per_stage=even,offload=none'
+    """
+    fields = plan_fields(plan)
+    fields["sequence_parallel"] = str(plan.sequence_parallel).lower()
+    fields["recompute_modules"] = ",".join(plan.recompute_modules)
+    fields["layers_per_stage"] = listed_layers(plan.layers_per_stage) if plan.layers_per_stage else "even"
+    return ",".join(f"{name}={value}" for name, value in fields.items() if value != "")
+
+
+def tokens_per_device(request: PlanRequest) -> float:
+    """Tokens of a step over devices."""
+    return request.global_batch * request.seq_len / request.num_devices
+
+
+def mfu_per_rate(request: PlanRequest) -> float:
+    """MFU of one token a second and device."""
+    flops = float(model_flops_per_token(request.model_table, seq_len=request.seq_len))
+    return flops / request.cluster.accelerator.peak_flops_per_s[request.precision.matmul]

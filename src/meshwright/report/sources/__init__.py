@@ -1,0 +1,1 @@
+"""The source documents as one report: `meshwright report sources`."""

@@ -1,0 +1,87 @@
+"""Switches of training software that change its speed more than its name does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+
+
+class CudaGraphs(StrEnum):
+    """Share of a step that the host replays as captured graphs instead of launching kernel by kernel."""
+
+    NONE = "none"
+    PARTIAL = "partial"  # attention, router and preprocessing; or the dense layers of a mixture of experts
+    FULL = "full"  # the whole iteration
+
+
+class Dispatcher(StrEnum):
+    """Kernels that bring tokens to their experts and back."""
+
+    ALL_TO_ALL = "all-to-all"  # one copy for each expert
+    DEEPEP = "deepep"  # one copy for each node, forwarded inside it
+    HYBRIDEP = "hybridep"  # the same, with few compute units and without waiting for the host
+
+
+class AttentionKernel(StrEnum):
+    """Kernels of scores and values."""
+
+    UNFUSED = "unfused"  # scores are written to memory
+    FA1 = "fa1"
+    FA2 = "fa2"
+    FA3 = "fa3"
+    CUDNN = "cudnn"
+    CK = "ck"  # AMD Composable Kernel
+    AITER = "aiter"
+    SPLASH = "splash"  # XLA's Pallas kernel on TPUs
+    TRITON = "triton"  # FlashAttention in Triton, with biases
+    FLEX = "flex"  # torch.nn.attention.flex_attention
+
+
+class WireFormat(StrEnum):
+    """Number format of gradients or parameters between data-parallel ranks."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP8 = "fp8"
+
+
+WIRE_BYTES = {WireFormat.FP32: 4.0, WireFormat.BF16: 2.0, WireFormat.FP8: 1.0}
+
+FORCED_BALANCE = 1.0
+"""Tokens of the busiest expert rank over the mean where a benchmark sends equally many everywhere."""
+NATURAL_ROUTING = 1.4
+"""The same where routers decide: Qwen3 235B on 256 H100 takes 1.25 times as long as with forced balance at 16k tokens,
+1.21 at 32k and 1.09 at 128k, where experts are a smaller part (Megatron-Core MoE model zoo)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Features:
+    """Switches of one run. None: as the stack's release does."""
+
+    cuda_graphs: CudaGraphs | None = None
+    dispatcher: Dispatcher | None = None
+    overlaps_experts: bool | None = None  # expert communication runs behind another micro-batch or stage
+    drops_tokens: bool | None = None  # experts have a capacity: static shapes, no wait for counts
+    attention: AttentionKernel | None = None
+    fp8_attention: bool | None = None  # scores and values are multiplied in 8 bits
+    compiles: bool | None = None  # a compiler fuses element-wise kernels
+    overlaps_tensor: bool | None = None  # tensor-parallel collectives run in parts behind their GEMMs
+    fuses_experts: bool | None = None  # grouped GEMMs quantise, activate and permute by themselves
+    gradient_format: WireFormat | None = None  # in which data-parallel ranks reduce
+    parameter_format: WireFormat | None = None  # in which they gather
+    offloaded_activations: float | None = None  # share of the saved activations that is kept in host memory
+    expert_imbalance: float | None = None  # tokens of the busiest expert rank over the mean
+
+    def stated(self) -> dict[str, str | bool | float]:
+        """The switches that are not None, as a run file writes them."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {k: v if isinstance(v, bool | float) else str(v) for k, v in values.items() if v is not None}
+
+    def or_else(self, default: Features) -> Features:
+        """These, and those of `default` where these are None."""
+        mine = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Features(**{k: getattr(default, k) if v is None else v for k, v in mine.items()})
+
+
+RELEASE_DEFAULTS = Features()
+"""No switch is stated: each is as the stack's release has it."""

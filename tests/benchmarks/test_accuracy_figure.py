@@ -1,0 +1,38 @@
+"""The README's figure: every point lies inside its frame, the worst ones carry names."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def figure():
+    spec = importlib.util.spec_from_file_location(
+        "accuracy_figure", ROOT / "benchmarks" / "accuracy_figure.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_point_of_the_committed_record_lies_inside_the_frame():
+    module = figure()
+    rows = json.loads((ROOT / module.RECORD).read_text())["rows"]
+    low, high = module.limits(rows)
+    assert all(low < row[key] < high for row in rows for key in ("measured", "predicted"))
+    assert all(low <= tick <= high for tick in module.decades((low, high)))
+    text = (ROOT / "docs" / "images" / "predicted-and-measured.svg").read_text()
+    assert text.count('aria-roledescription="circle"') == len(rows)
+
+
+def test_the_largest_errors_carry_their_names_once():
+    rows = [
+        {"measured": 100.0, "predicted": 100.0 * f, "name": n}
+        for f, n in ((5, "a"), (4, "a"), (3, "b"), (1, "c"))
+    ]
+    assert [r["label"] for r in figure().labelled(rows)] == ["a", "", "b", "c"]

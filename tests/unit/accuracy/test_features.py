@@ -1,0 +1,132 @@
+"""Switches of the software that notes of published rows state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from meshwright.accuracy.rows import PublishedRun, read_runs
+from meshwright.accuracy.shipped import measured_runs_path
+from meshwright.specs.features import (
+    FORCED_BALANCE,
+    NATURAL_ROUTING,
+    AttentionKernel,
+    CudaGraphs,
+    Dispatcher,
+    Features,
+    WireFormat,
+)
+from meshwright.specs.plan import Recompute
+
+ReadOne = Callable[..., PublishedRun]
+
+
+def features(read_one: ReadOne, notes: str, **cells: object) -> Features:
+    c = read_one(notes=notes, **cells).conditions
+    assert c
+    return c.stack.features
+
+
+@pytest.mark.parametrize(
+    ("notes", "expected"),
+    [
+        ("", Features()),
+        ("synthetic data, second half of the page", Features()),
+        ("kernel=torch; trial 3", Features(attention=AttentionKernel.UNFUSED)),
+        ("kernel=flash_attention2 + RMS kernel", Features(attention=AttentionKernel.FA2)),
+        ("kernel=flash_attentionv1.0.8", Features(attention=AttentionKernel.FA1)),
+        ("TE + DeepEP + FlexAttn kernels",
+         Features(dispatcher=Dispatcher.DEEPEP, attention=AttentionKernel.FLEX)),
+        ("DeepEP + 1F1B A2A overlap", Features(dispatcher=Dispatcher.DEEPEP, overlaps_experts=True)),
+        ("A2A dispatcher; PP32", Features(dispatcher=Dispatcher.ALL_TO_ALL)),
+        ("FSDP + torch.compile + Float8", Features(compiles=True)),
+        ("FSDP; read at iteration 90", Features(compiles=False)),
+        ("cumulative: +packed", Features(compiles=False)),
+        ("2D + AsyncTP; torch.compile", Features(compiles=True, overlaps_tensor=True)),
+        ("vanilla TP; float8 recipe none", Features(overlaps_tensor=False)),
+        ("2 steady iterations; no TP-comm overlap", Features(overlaps_tensor=False)),
+        ("FP8 attention; no recompute", Features(fp8_attention=True)),
+        ("fp8_dot_product_attention=false", Features(fp8_attention=False)),
+        ("gradients reduced in bf16", Features(gradient_format=WireFormat.BF16)),
+        ("fp32 grad reduce", Features(gradient_format=WireFormat.FP32)),
+        ("float8 tensorwise with fp8 all-gather", Features(parameter_format=WireFormat.FP8)),
+        ("HybridEP; TE CUDA graphs attn/router/preprocess",
+         Features(dispatcher=Dispatcher.HYBRIDEP, cuda_graphs=CudaGraphs.PARTIAL)),
+        ("tokendrop; FP8 tensorwise", Features(drops_tokens=True)),
+        ("dropless", Features(drops_tokens=False)),
+    ],
+)  # fmt: skip
+def test_what_notes_state(read_one: ReadOne, notes: str, expected: Features) -> None:
+    assert features(read_one, notes) == expected
+
+
+def test_a_preset_states_all_of_its_switches(read_one: ReadOne) -> None:
+    found = features(
+        read_one,
+        "repo preset: cuda_graph=transformer_engine, cg_scope=['attn', 'moe_router'], flex_dispatcher=hybridep",
+        arch="moe",
+    )
+    assert found == Features(
+        cuda_graphs=CudaGraphs.PARTIAL, dispatcher=Dispatcher.HYBRIDEP, overlaps_experts=False
+    )
+    full = features(
+        read_one, "repo preset: cuda_graph=full_iteration, cg_scope=[], a2a_overlap=True", arch="moe"
+    )
+    assert full.cuda_graphs is CudaGraphs.FULL
+    assert full.overlaps_experts is True
+    assert full.dispatcher is Dispatcher.ALL_TO_ALL
+
+
+@pytest.mark.parametrize(
+    ("notes", "imbalance"),
+    [
+        ("DeepEP; long context; forced balance", FORCED_BALANCE),
+        ("forced uniform routing", FORCED_BALANCE),
+        ("natural routing, dropless", NATURAL_ROUTING),
+        ("", None),
+    ],
+)
+def test_balance_of_experts(read_one: ReadOne, notes: str, imbalance: float | None) -> None:
+    cells = {"model": "Qwen3 MoE 30B", "arch": "moe", "cp": 1, "dp": 8, "ep": 8, "gbs": 512}
+    assert features(read_one, notes, **cells).expert_imbalance == imbalance
+
+
+def test_offloaded_layers_are_a_share_of_the_model(read_one: ReadOne) -> None:
+    found = features(read_one, "repo preset: cpu_offload_layers=8, mfsdp=True", layers=32)
+    assert found.offloaded_activations == 0.25
+    assert features(read_one, "activation offload expert_fc1").offloaded_activations is None
+
+
+def test_rows_of_the_shipped_file_state_each_kind() -> None:
+    """A reader that a change of the file's wording has silenced would leave everything to defaults."""
+    stated = [r.conditions.stack.features for r in read_runs(measured_runs_path()) if r.conditions]
+    for name, least in (
+        ("cuda_graphs", 20),
+        ("dispatcher", 40),
+        ("overlaps_experts", 20),
+        ("attention", 150),
+        ("compiles", 15),
+        ("overlaps_tensor", 30),
+        ("expert_imbalance", 15),
+        ("offloaded_activations", 5),
+    ):
+        assert sum(getattr(f, name) is not None for f in stated) >= least, name
+
+
+def test_a_named_dispatcher_means_expert_parallelism(read_one: ReadOne) -> None:
+    cells = {"model": "Qwen3 MoE 30B", "arch": "moe", "cp": 1, "dp": 8, "ep": "", "gbs": 512}
+    named, silent = read_one(notes="DeepEP", **cells).conditions, read_one(notes="", **cells).conditions
+    assert named
+    assert silent
+    assert (named.plan.expert, silent.plan.expert) == (8, 1)
+
+
+def test_recipes_that_recompute_split_models(read_one: ReadOne) -> None:
+    cells = {"framework": "NeMo AutoModel", "recompute": ""}
+    split = read_one(tp=2, cp=1, dp=4, **cells).conditions
+    whole = read_one(tp=1, cp=1, dp=8, **cells).conditions
+    assert split
+    assert whole
+    assert split.plan.recompute is Recompute.FULL
+    assert whole.plan.recompute is Recompute.NONE

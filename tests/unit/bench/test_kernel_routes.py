@@ -1,0 +1,107 @@
+"""`bench kernels`: rows of all routes, the fastest one, the tuned table, records that `calibrate` reads."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from meshwright import catalog
+from meshwright.bench.kernel_cases import MAKERS, cases_of
+from meshwright.bench.kernel_routes import RouteRow, _fastest
+from meshwright.kernels import tuned
+from meshwright.kernels.dispatch import KernelRouting, using
+from meshwright.kernels.operations import OPERATIONS
+from meshwright.records.device import read
+from meshwright.records.measurement import Measurement
+
+CPU = torch.device("cpu")
+SMALL = "qwen2.5-0.5b"
+
+
+def row(route, seconds, error):
+    measured = Measurement(seconds=(seconds,) * 8, calls=1, target_ratio=0.1)
+    common = {"op": "swiglu", "model": "m", "shape": "s", "format": "bf16"}
+    return RouteRow(**common, route=route, forward_s=measured, error=error)
+
+
+def test_the_fastest_route_rounds_as_the_reference_does():
+    reference, coarse, fine = row("reference", 3.0, 1e-3), row("triton", 1.0, 1e-2), row("liger", 2.0, 1.9e-3)
+    assert _fastest([reference, coarse, fine]) is fine
+    assert _fastest([reference, row("compile", 0.1, 1e-3)]) is reference  # no route of the dispatcher
+    assert (
+        _fastest([RouteRow(op="swiglu", model="m", shape="s", format="bf16", route="triton", reason="none")])
+        is None
+    )
+
+
+def test_every_operation_of_the_table_is_timed():
+    assert set(MAKERS) == set(OPERATIONS)
+
+
+def small_mixture():
+    model = catalog.model("gpt-oss-20b")
+    assert model.experts is not None
+    return replace(model, hidden=64, experts=replace(model.experts, num_experts=4, top_k=2, ffn_hidden=32))
+
+
+@pytest.mark.parametrize("op", sorted(MAKERS))
+def test_a_case_of_each_operation_runs_and_calls_it(op):
+    model = replace(catalog.model(SMALL), vocab=64)
+    cases = list(cases_of(op, model, tokens=2, format="fp32", device=CPU))
+    if not cases:
+        cases = list(cases_of(op, small_mixture(), tokens=2, format="fp32", device=CPU))
+    assert cases
+    for case in cases:
+        with using(KernelRouting()) as routing:
+            out = case.run(*case.tensors)
+        assert op in {choice.call.op for choice in routing.choices.values()}
+        assert all(torch.isfinite(x.float()).all() for x in (out if isinstance(out, tuple) else (out,)))
+        assert case.bytes > 0
+
+
+def test_the_folder_of_a_measurement(meshwright, tmp_path):
+    given = (
+        "bench",
+        "kernels",
+        "--ops",
+        "swiglu,attention",
+        "--models",
+        SMALL,
+        "--tokens",
+        "8",
+        "--budget",
+        "1s",
+    )
+    found = meshwright(*given, "--out", str(tmp_path), "--json")
+    assert found.exit_code == 0
+    document = found.json
+    rows = {(r["op"], r["route"]): r for r in document["rows"]}
+    assert rows["swiglu", "reference"]["forward_s"]["median"] > 0
+    assert rows["swiglu", "reference"]["error"] < 1e-5
+    assert rows["attention", "flash"]["reason"] == "a kernel of GPUs"
+    assert sum(r["is_fastest"] for r in document["rows"]) == 2
+    kept = json.loads((tmp_path / "kernels.json").read_text())["rows"]
+    assert [(r["op"], r["route"]) for r in kept] == list(rows)
+    table = tuned.load(tmp_path / "tuned.json")
+    assert {call.op for call in table.routes} == {"swiglu", "attention"}
+    (case,) = cases_of("swiglu", catalog.model(SMALL), tokens=8, format="fp32", device=CPU)
+    with using(KernelRouting(tuned=table)) as routing:
+        case.run(*case.tensors)
+    assert [choice.why for choice in routing.choices.values()] == ["tuned"]
+    assert {(r.point.family.value, r.point.kernel) for r in read(tmp_path).measured} == {
+        ("elementwise", "swiglu"), ("attention", "forward"), ("attention", "backward"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--ops", "swigul"), ("--ops", ","), ("--models", "llama9"), ("--formats", "fp7"), ("--tokens", "0")],
+    ids=["operation", "none", "model", "format", "tokens"],
+)
+def test_bad_input(meshwright, tmp_path, options):
+    found = meshwright("bench", "kernels", "--out", str(tmp_path / "x"), *options)
+    assert (found.exit_code, found.stdout) == (2, "")
+    assert "Traceback" not in found.stderr
+    assert not (tmp_path / "x").exists()

@@ -1,0 +1,134 @@
+"""Kernels of mixtures of experts in Triton's interpreter against float64: ragged groups, experts without a token."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from tests.kernel_cases import FORMATS, assert_close, demanding, drawn, needs_interpreter
+
+from meshwright.kernels.experts.grouped_gemm import grouped_gemm
+from meshwright.kernels.experts.grouped_gemm import reference as grouped_reference
+from meshwright.kernels.experts.grouped_gemm_triton import grouped_rows, grouped_rows_backward
+from meshwright.kernels.experts.permutation import ROUTES, permute, unpermute
+from meshwright.kernels.experts.permutation_triton import permute_rows, unpermute_rows
+
+pytestmark = needs_interpreter
+UTILITIES = ("test_schema", "test_autograd_registration", "test_faketensor")
+NO_SHRINKING = [Phase.explicit, Phase.generate]
+
+
+def routed(tokens, choices, experts, *, seed):
+    """Experts of every token as a router draws them, the order of their rows, and how many rows each expert has."""
+    generator = torch.Generator().manual_seed(seed)
+    chosen_NC = torch.stack(
+        [torch.randperm(experts, generator=generator)[:choices] for _ in range(tokens)]
+    ) if tokens else torch.zeros(0, choices, dtype=torch.long)  # fmt: skip
+    return chosen_NC.flatten().argsort(stable=True), torch.bincount(chosen_NC.flatten(), minlength=experts)
+
+
+def gradients(run, tensors, grad):
+    tensors = [t.detach().requires_grad_() for t in tensors]
+    out = run(*tensors)
+    return out.detach(), *torch.autograd.grad(out, tensors, grad.to(out.dtype))
+
+
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+@settings(max_examples=4, phases=NO_SHRINKING)
+@given(
+    counts=st.lists(st.sampled_from([0, 0, 1, 3, 64, 70]), min_size=1, max_size=5),
+    sizes=st.sampled_from([(1, 1), (40, 24), (130, 70)]),
+    strided=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_grouped_gemm(dtype, counts, sizes, strided, seed):
+    n, k = sizes
+    counts_E = torch.tensor(counts)
+    x = drawn(sum(counts), k, dtype=dtype, strided=strided, seed=seed)
+    weight = drawn(len(counts), n, k, dtype=dtype, strided=strided, seed=seed + 1)
+    grad = drawn(sum(counts), n, dtype=dtype, strided=strided, seed=seed + 2)
+    with demanding(grouped_gemm="triton"):
+        got = gradients(lambda x, weight: grouped_gemm(x, weight, counts_E), (x, weight), grad)
+    want = gradients(
+        lambda x, weight: grouped_reference(x, weight, counts_E), (x.double(), weight.double()), grad.double()
+    )
+    for found, exact in zip(got, want, strict=True):
+        assert_close(found, exact, factor=2.0)
+
+
+@settings(max_examples=6, phases=NO_SHRINKING)
+@given(
+    tokens=st.sampled_from([0, 1, 5, 33]),
+    choices=st.sampled_from([1, 2, 4]),
+    width=st.sampled_from([1, 24, 1100]),
+    dtype=st.sampled_from(FORMATS),
+    strided=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_rows_to_experts_and_back(tokens, choices, width, dtype, strided, seed):
+    order_M, _ = routed(tokens, choices, 6, seed=seed)
+    x = drawn(tokens, width, dtype=dtype, strided=strided, seed=seed)
+    weights = drawn(tokens, choices, dtype=torch.float32, seed=seed + 1)
+    rows = drawn(tokens * choices, width, dtype=dtype, strided=strided, seed=seed + 2)
+    grad = drawn(tokens, width, dtype=dtype, strided=strided, seed=seed + 3)
+
+    def there(x):
+        return permute(x, order_M, top_k=choices)
+
+    def back(rows, weights):
+        return unpermute(rows, order_M, weights)
+
+    with demanding(permute="triton", unpermute="triton"):
+        got = [*gradients(there, (x,), rows), *gradients(back, (rows, weights), grad)]
+    with demanding(permute="reference", unpermute="reference"):
+        exact = [
+            *gradients(there, (x.double(),), rows.double()),
+            *gradients(back, (rows.double(), weights.double()), grad.double()),
+        ]
+    for found, want in zip(got, exact, strict=True):
+        # sums of rows and products may cancel
+        assert_close(
+            found, want, factor=2.0, terms=rows.double() * 4, dtype=dtype if found.dtype == dtype else None
+        )
+
+
+def test_the_reference_is_the_definition():
+    order_M, _ = routed(7, 2, 4, seed=3)
+    x, weights = drawn(7, 5, dtype=torch.float64), drawn(7, 2, dtype=torch.float64, seed=1)
+    rows = ROUTES["permute"]["reference"].function(x, order_M, top_k=2)
+    assert torch.equal(rows, torch.stack([x[pair // 2] for pair in order_M.tolist()]))
+    place = {pair: row for row, pair in enumerate(order_M.tolist())}
+    wanted = torch.stack([sum(weights[n, c] * rows[place[2 * n + c]] for c in range(2)) for n in range(7)])
+    torch.testing.assert_close(ROUTES["unpermute"]["reference"].function(rows, order_M, weights), wanted)
+
+
+def test_the_same_bits_each_time():
+    order_M, counts_E = routed(33, 2, 5, seed=0)
+    x, weights = drawn(33, 40, dtype=torch.bfloat16), drawn(33, 2, dtype=torch.float32, seed=1)
+    matrices = drawn(5, 40, 40, dtype=torch.bfloat16, seed=2)
+
+    def layer(x, matrices, weights):
+        return unpermute(grouped_gemm(permute(x, order_M, top_k=2), matrices, counts_E), order_M, weights)
+
+    with demanding(permute="triton", unpermute="triton", grouped_gemm="triton"):
+        first, second = (gradients(layer, (x, matrices, weights), torch.ones(33, 40)) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_operator_rules():
+    order_M, counts_E = routed(4, 2, 3, seed=0)
+    x, weights = drawn(4, 5, dtype=torch.float32), drawn(4, 2, dtype=torch.float32, seed=1)
+    rows, matrices = drawn(8, 5, dtype=torch.float32, seed=2), drawn(3, 6, 5, dtype=torch.float32, seed=3)
+    for op, given_tensors in (
+        (permute_rows, (x, order_M, 2)),
+        (unpermute_rows, (rows, order_M, weights)),
+        (grouped_rows, (rows, matrices, counts_E)),
+    ):
+        leaves = [
+            t.requires_grad_() if isinstance(t, torch.Tensor) and t.is_floating_point() else t
+            for t in given_tensors
+        ]
+        torch.library.opcheck(op, tuple(leaves), test_utils=UTILITIES)
+    grads = (torch.ones(8, 6), rows.detach(), matrices.detach(), counts_E)
+    torch.library.opcheck(grouped_rows_backward, grads, test_utils=UTILITIES)

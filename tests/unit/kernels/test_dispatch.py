@@ -1,0 +1,150 @@
+"""Choices of routes, with their reasons."""
+
+import tomllib
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from meshwright.errors import InputError, UnknownNameError
+from meshwright.kernels import dispatch, tuned
+from meshwright.kernels.architectures import DATA, architectures
+from meshwright.kernels.dispatch import KernelRouting, choose, default_routes, summary, using
+from meshwright.kernels.gated_activation import gated_activation
+from meshwright.kernels.operations import OPERATIONS
+from meshwright.kernels.routes import ANY, KernelCall, Refusal, routes_of
+from meshwright.kernels.tuned import TunedCall, TunedTable
+
+
+def call(op="swiglu", **changes):
+    values = {"op": op, "shapes": ((4, 8), (4, 8)), "dtypes": ("float32", "float32"), "device": "cpu",
+              "architecture": "cpu", "flags": frozenset({"silu"})}  # fmt: skip
+    return KernelCall(**values | changes)
+
+
+def table(route="reference", **changes):
+    key = TunedCall(op="swiglu", shapes=((4, 8), (4, 8)), dtypes=("float32", "float32"))
+    return TunedTable(**{"device": "x", "torch": "2", "triton": None, "routes": {key: route}} | changes)
+
+
+@pytest.mark.parametrize("op", sorted(OPERATIONS))
+def test_every_operation_has_the_routes_of_its_row(op):
+    assert tuple(routes_of(op)) == OPERATIONS[op].routes
+    assert all(route.name == name for name, route in routes_of(op).items())
+    assert next(iter(routes_of(op))) == "reference"
+    assert routes_of(op)["reference"].serves(call(op)) is None
+
+
+@pytest.mark.parametrize("op", sorted(OPERATIONS))
+def test_every_architecture_states_its_routes_of_every_operation(op):
+    rows = tomllib.loads((DATA / "defaults.toml").read_text(encoding="utf-8"))
+    assert set(rows) == {"cpu", "other", *architectures()}
+    for row in rows.values():
+        assert set(row) <= {"basis", *OPERATIONS}
+        assert row[op]
+        assert set(row[op]) <= set(OPERATIONS[op].routes)
+
+
+def test_the_default_serves_what_no_file_names():
+    choice = KernelRouting().choice(call())
+    assert (choice.route, choice.why, choice.refused) == ("reference", "default", ())
+
+
+def test_the_tuned_table_goes_before_the_default_and_the_run_file_before_both(monkeypatch):
+    monkeypatch.setattr(dispatch, "default_routes", lambda op, architecture: ("liger", "reference"))
+    assert KernelRouting(tuned=table("reference")).choice(call()).why == "tuned"
+    assert (
+        KernelRouting(tuned=table("liger"), demanded={"swiglu": "reference"}).choice(call()).why == "run file"
+    )
+    other = KernelRouting(tuned=table("reference")).choice(call(shapes=((5, 8), (5, 8))))
+    assert other.why == "default"
+
+
+def test_a_preferred_route_that_cannot_serve_leaves_its_reason(monkeypatch):
+    monkeypatch.setattr(dispatch, "default_routes", lambda op, architecture: ("triton", "reference"))
+    choice = KernelRouting().choice(call(flags=frozenset({"subclass", "silu"})))
+    ((name, refusal),) = choice.refused
+    assert (choice.route, name) == ("reference", "triton")
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason
+
+
+def test_a_demanded_route_that_cannot_serve_is_an_error():
+    with pytest.raises(InputError, match=r"kernels\.swiglu: route triton cannot serve.*float64"):
+        KernelRouting(demanded={"swiglu": "triton"}).choice(
+            call(device="cuda", dtypes=("float64", "float64"))
+        )
+
+
+@pytest.mark.parametrize("demanded", [{"swigul": "triton"}, {"swiglu": "tritn"}])
+def test_unknown_names_are_errors(demanded):
+    with pytest.raises(UnknownNameError):
+        KernelRouting(demanded=demanded)
+
+
+def test_choices_are_collected_once_for_each_distinct_call():
+    with using(KernelRouting()) as routing:
+        for _ in range(3):
+            gated_activation(torch.ones(2, 3), torch.ones(2, 3))
+        gated_activation(torch.ones(4, 3), torch.ones(4, 3))
+    (row,) = summary(routing)
+    assert (row["op"], row["route"], row["why"], row["calls"]) == ("swiglu", "reference", "default", 2)
+
+
+def test_shapes_that_never_return_do_not_fill_the_memory(monkeypatch):
+    monkeypatch.setattr(dispatch, "MOST_CHOICES", 4)
+    routing = KernelRouting()
+    with using(routing):
+        for rows in range(1, 11):
+            gated_activation(torch.ones(rows, 3), torch.ones(rows, 3))
+    (row,) = summary(routing)
+    assert row["calls"] == 10
+    assert len(routing.choices) <= 4
+
+
+def test_a_sharded_tensor_is_no_plain_one():
+    class Other(torch.Tensor):
+        pass
+
+    with using(KernelRouting()) as routing:
+        choose("swiglu", torch.ones(2).as_subclass(Other))
+    assert "subclass" in next(iter(routing.choices)).flags
+
+
+def test_an_unknown_architecture_has_the_reference():
+    assert default_routes("swiglu", architecture="sm75")[-1] == "reference"
+
+
+def test_a_tuned_table_returns_from_its_file(tmp_path):
+    written = table("liger")
+    written.write(tmp_path / "t.json")
+    assert tuned.load(tmp_path / "t.json") == written
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"schema": "meshwright kernel tuning 1"}', "\x00", '{"schema": 3}'],
+    ids=["empty", "list", "object", "no fields", "binary", "other schema"],
+)  # fmt: skip
+def test_a_file_that_is_no_table_is_an_error(tmp_path, text):
+    (tmp_path / "t.json").write_text(text)
+    with pytest.raises(InputError, match="no table of tuned kernels"):
+        tuned.load(tmp_path / "t.json")
+
+
+def test_a_table_with_an_unknown_route_is_an_error(tmp_path):
+    table("nothing").write(tmp_path / "t.json")
+    with pytest.raises(InputError, match="this version has not"):
+        tuned.load(tmp_path / "t.json")
+
+
+@pytest.mark.parametrize(("device", "architecture"), [("cpu", "cpu"), ("cuda", "sm90"), ("cuda", "gfx942")])
+@pytest.mark.parametrize("op", sorted(OPERATIONS))
+def test_whether_a_route_serves_any_call_is_answered_without_its_shapes(op, device, architecture):
+    asked = call(op, shapes=((1, 1), (1, 1)), dtypes=("bfloat16",), device=device, architecture=architecture,
+                 flags=frozenset({"silu", ANY}))  # fmt: skip
+    for name, route in routes_of(op).items():
+        refusal = route.serves(asked)
+        assert refusal is None or refusal.reason
+        # Triton runs on a CPU in the interpreter; the formats of optimizer states are not known before the first step
+        if route.kind == "triton" or (op, name) == ("adamw", "fused"):
+            assert refusal is None, name

@@ -1,0 +1,65 @@
+import os
+import shutil
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch.nn import functional
+
+from meshwright.kernels import linear as linear_module
+
+
+def with_gradients(linear, x, weight, bias, grad):
+    out = linear(x, weight, bias)
+    return out.detach(), *torch.autograd.grad(out, [t for t in (x, weight, bias) if t.requires_grad], grad)
+
+
+def inputs(*, frozen=False):
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((2, 9, 40), (24, 40), (24,))
+    x, weight, bias = (torch.randn(*s, generator=generator).requires_grad_() for s in shapes)
+    return x, weight.requires_grad_(not frozen), bias, torch.randn(2, 9, 24, generator=generator)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_linear_layer_is_exact_to_fp32(frozen):
+    given = inputs(frozen=frozen)
+    exact = [t.detach().double().requires_grad_(t.requires_grad) for t in given]
+    expected = with_gradients(functional.linear, *exact)
+    for got, right in zip(with_gradients(linear_module.linear, *given), expected, strict=True):
+        assert got.shape == right.shape
+        assert (got - right).norm() < 1e-6 * right.norm()
+
+
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what PyTorch's own compiler imports
+def test_a_compiled_layer_is_one_graph_of_the_same_gemms():
+    given = inputs()
+    expected = with_gradients(linear_module.linear, *given)
+    found = with_gradients(torch.compile(linear_module.linear, fullgraph=True), *given)
+    for got, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(got, right)
+
+
+def test_the_layer_takes_one_vector_and_other_formats():
+    layer = linear_module.Linear(40, 24)
+    x = torch.randn(40)
+    torch.testing.assert_close(layer(x), functional.linear(x, layer.weight, layer.bias))
+    for dtype in (torch.bfloat16, torch.float64):
+        y = x.to(dtype)
+        torch.testing.assert_close(layer.to(dtype)(y), functional.linear(y, layer.weight, layer.bias))
+
+
+def test_only_plain_fp32_tensors_of_a_cpu_suit():
+    x = torch.randn(3, 4)
+    assert linear_module.has_own_route(x, x) == linear_module.IS_BETTER_WITH_ONEDNN
+    assert not linear_module.has_own_route(x, x.bfloat16())
+    assert not linear_module.has_own_route(x, x.to("meta"))
+
+
+@pytest.mark.skipif(not linear_module.IS_BETTER_WITH_ONEDNN, reason="MKL serves this processor")
+def test_onednn_multiplies_where_it_suits():
+    x = torch.randn(4, 8)
+    with torch.profiler.profile() as profile:
+        linear_module.matmul_nt(x, torch.randn(5, 8))
+    assert any("mkldnn" in event.key for event in profile.key_averages())

@@ -1,0 +1,215 @@
+"""Reports on folders of records: what is collected, refused, priced and written."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.record_folders import write_serving, write_training
+
+from meshwright.errors import InputError
+from meshwright.inference.price import Ownership
+from meshwright.report.figure_files import write_figures
+from meshwright.report.overview.collect import collect
+from meshwright.report.overview.cost import cost_rows, sensitivities, usd_per_million
+from meshwright.report.overview.page import figures_of, markdown, record_page
+from meshwright.report.serving_question import PriceTerms
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    where = tmp_path_factory.mktemp("report")
+    for devices in (8, 16):
+        write_training(where / f"on-{devices}", speed=1.5 - devices / 16, statistics__num_devices=devices)
+    write_serving(where / "server")
+    return where
+
+
+@pytest.fixture(scope="module")
+def found(folder):
+    return collect([str(folder)])
+
+
+def test_every_record_below_a_folder_is_an_entry(found):
+    assert [(e.name, e.side.kind) for e in found.entries] == [
+        ("on-16", "training"), ("on-8", "training"), ("server", "serving"),
+    ]  # fmt: skip
+    assert found.summary() == "2 training, 1 serving"
+    rows = found.to_rows()
+    assert {r["metric"] for r in rows} >= {
+        "throughput",
+        "MFU",
+        "memory",
+        "output rate",
+        "time to first token",
+    }
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_a_damaged_record_is_refused_with_file_and_field_where_it_is_named(folder, tmp_path):
+    bad = write_training(tmp_path / "bad", statistics__steps="many")
+    with pytest.raises(InputError, match=r"bad/record.json: statistics.steps"):
+        collect([str(bad)])
+    write_training(tmp_path / "good")
+    several = collect([str(tmp_path)])
+    assert len(several.entries) == 1
+    assert "bad/record.json: statistics.steps" in several.unreadable[0]
+    assert "bad/record.json" in record_page(several)
+
+
+def test_an_empty_folder_is_refused(tmp_path):
+    with pytest.raises(InputError, match="no record at or below"):
+        collect([str(tmp_path)])
+
+
+def test_a_page_is_one_file_with_a_note_for_each_record(found):
+    page = record_page(found, command="meshwright report <records>")
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "").replace(
+        "http://www.w3.org/1999/xlink", ""
+    )
+    assert "meshwright report &lt;records&gt;" in page
+    for title in (
+        "Throughput",
+        "Loss",
+        "Memory",
+        "Scaling",
+        "Predicted and measured",
+        "Serving",
+        "Cost",
+        "Endnotes",
+    ):
+        assert f"<h2>{title}</h2>" in page
+    assert page.count("meshwright train run.yaml") >= 2
+    assert "pipeline timeline needs a run file" in page.lower()
+
+
+def test_text_of_records_cannot_become_markup(tmp_path):
+    evil = "<script>alert(1)</script>"
+    write_training(tmp_path / "one", run__plan_in_words=evil, command=["x", evil], notes=[evil])
+    page = record_page(collect([str(tmp_path)]))
+    assert evil not in page
+    assert "&lt;script&gt;alert(1)" in page
+
+
+def test_markdown_and_figures(found, tmp_path):
+    text = markdown(found)
+    assert "| on-8 | training | llama3.1-8b, pretrain, 8,192 tokens | h100 | 8 |" in text
+    assert text.count("\n## ") >= 8
+    (path, *others) = write_figures(list(figures_of(found))[:2], folder=tmp_path / "svg", form="svg")
+    assert path.name == "01-throughput-by-record.svg"
+    assert len(others) == 1
+    assert path.read_text().startswith("<svg")
+
+
+def test_scaling_takes_the_best_record_of_each_size(found):
+    text = markdown(found)
+    assert "| 16 | 74,896 | 4,681 | 50.0% |" in text
+
+
+def test_cost_by_hand(found):
+    values = [v for v in found.costed if v.workload == "on-8"]
+    (row,) = cost_rows(values, PriceTerms(usd_per_device_hour=2.0, utilization=0.5), tokens={"on-8": 1e9})
+    # One device: 9,362 tokens/s for 2 USD an hour, half of the time.
+    assert row.usd_per_million_tokens == pytest.approx(2.0 / (9362 * 3600 * 0.5) * 1e6)
+    assert row.usd_per_run == pytest.approx(1000 * row.usd_per_million_tokens)
+    assert row.low < row.usd_per_million_tokens < row.high
+
+
+def test_the_catalogues_prices_have_region_date_and_source(found):
+    values = [v for v in found.costed if v.workload == "on-8"]
+    rows = cost_rows(values, PriceTerms())
+    documents, market = rows[:2], rows[2:]
+    assert [(r.usd_per_device_hour, r.date) for r in documents] == [
+        (12.29, "2025-06-10"),
+        (15.977, "2025-06-10"),
+    ]
+    assert all("Azure" in r.offer and "Signal65" in r.source for r in documents)
+    # Today's market stands beside them, each offer with its date and source.
+    assert len(market) == 6
+    assert [r.usd_per_device_hour for r in market] == sorted(r.usd_per_device_hour for r in market)
+    assert all(r.date > "2026-08" and r.source for r in market)
+    (only,) = cost_rows(values, PriceTerms(region="West US"))
+    assert only.usd_per_device_hour == 15.977
+
+
+def test_a_region_without_prices_is_refused(found):
+    with pytest.raises(InputError, match="no price is known in this region"):
+        cost_rows(found.costed, PriceTerms(region="Mars"))
+
+
+def test_owning_holds_power_and_the_licence(found):
+    values = [v for v in found.costed if v.workload == "on-8"]
+    own = Ownership(capital_usd=40_000.0)
+    (free,) = cost_rows(values, PriceTerms(ownership=own))
+    (paid,) = cost_rows(values, PriceTerms(ownership=own, licence_usd_per_device_year=4000.0))
+    assert paid.usd_per_device_hour - free.usd_per_device_hour == pytest.approx(4000 / 8766, rel=1e-3)
+    dearer = Ownership(capital_usd=40_000.0, usd_per_kwh=own.usd_per_kwh * 2)
+    assert cost_rows(values, PriceTerms(ownership=dearer))[0].usd_per_device_hour > free.usd_per_device_hour
+    names = {s.what for s in sensitivities(values[0], PriceTerms(ownership=own))}
+    assert names == {
+        "utilisation",
+        "licence per device and year",
+        "tokens/s of a device",
+        "electricity",
+        "years of life",
+    }
+
+
+def test_each_sensitivity_spans_the_base_case(found):
+    value = next(v for v in found.costed if v.workload == "on-8")
+    base = usd_per_million(*_first(value))
+    rows = sensitivities(value, PriceTerms())
+    assert {r.what for r in rows} == {
+        "offer",
+        "utilisation",
+        "licence per device and year",
+        "tokens/s of a device",
+    }
+    assert all(r.low <= base * 1.0001 and base <= r.high * 1.0001 for r in rows)
+    widths = [r.high - r.low for r in rows]
+    assert widths == sorted(widths, reverse=True)
+
+
+def _first(value):
+    from meshwright.report.overview.cost import hour_prices
+
+    return hour_prices(value.conditions["accelerator"], PriceTerms())[0][0], value.value
+
+
+def test_a_device_without_a_price_has_no_cost(tmp_path):
+    write_training(tmp_path / "one", device__accelerator=None, device__name="AMD EPYC")
+    found = collect([str(tmp_path)])
+    assert cost_rows(found.costed, PriceTerms()) == []
+    assert "cost needs" in record_page(found)
+
+
+def test_served_tokens_have_a_price_where_the_record_names_devices(tmp_path):
+    device = {"name": "h200", "accelerator": "h200", "count": 8, "source": "given with --device"}
+    write_serving(tmp_path / "named", device=device)
+    write_serving(tmp_path / "unnamed")
+    terms = PriceTerms(usd_per_device_hour=3.6)
+    named, unnamed = (collect([str(tmp_path / n)], terms=terms) for n in ("named", "unnamed"))
+    rows = cost_rows(named.costed, terms)
+    assert [r.accelerator for r in rows] == ["h200", "h200"]  # one for each load
+    # 8 in flight: the middle of three repeats is 408 tokens/s of eight devices.
+    assert rows[1].usd_per_million_tokens == pytest.approx(1e6 * 3.6 / (3600 * 408 / 8))
+    assert cost_rows(unnamed.costed, terms) == []
+    assert "Cost" in record_page(named)
+    assert {r.date for r in cost_rows(named.costed, PriceTerms())} >= {"2025-06-10", "2026-10-24"}
+
+
+@pytest.mark.parametrize(
+    ("device", "field"),
+    [
+        ("h200", "device"),
+        ({"accelerator": ["h200"]}, "device.accelerator"),
+        ({"count": "many"}, "device.count"),
+    ],
+    ids=["text", "list", "count"],
+)
+def test_a_damaged_device_of_a_server_is_named(tmp_path, device, field):
+    folder = write_serving(tmp_path / "server", device=device)
+    with pytest.raises(InputError) as refused:
+        collect([str(folder)])
+    assert "serving.json" in refused.value.message
+    assert field in refused.value.message

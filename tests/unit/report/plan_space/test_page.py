@@ -1,0 +1,111 @@
+"""The page of all scored plans: what it holds, what it lets one copy, and names that look like markup."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from meshwright import runfile
+from meshwright.planner.choice import goal_of
+from meshwright.planner.fixed import fixed_fields
+from meshwright.planner.request import request_for
+from meshwright.planner.scored import scored_plans
+from meshwright.report.plan_space.page import page_data, plan_page
+from meshwright.report.plan_space.rows import fix_value, plan_fields, scored_rows
+
+RUN = """# what is copied keeps its comments </script><script>alert(1)</script>
+model: qwen3-0.6b
+data: {sequence_length: 4096}
+batch: {global_sequences: 16} # sequences of a step
+precision: bf16
+cluster: h100-8x1
+parallel: auto # the planner's
+engine: native
+"""
+
+
+@pytest.fixture(scope="module")
+def run():
+    return runfile.loads(RUN, file="run.yaml")
+
+
+@pytest.fixture(scope="module")
+def scored(run):
+    return scored_plans(request_for(run, fixed={}), goal=goal_of(run), most=200)
+
+
+def test_columns_are_the_plans(run, scored):
+    data = page_data(scored, run=run, command="meshwright plan run.yaml")
+    assert data["plan"] == [p.plan.describe() for p in scored]
+    names, index = data["fields"]["sharding"]
+    assert [names[i] for i in index] == [p.plan.sharding.name.lower() for p in scored]
+    for i in (0, len(scored) - 1):
+        assert sum(column[i] for column in data["components"].values()) == pytest.approx(
+            data["step_s"][i], rel=1e-3
+        )
+        assert sum(column[i] for column in data["memory"].values()) == pytest.approx(data["gib"][i], rel=1e-3)
+    columns = [data[n] for n in ("step_s", "spread", "value", "gib", "front", "simulated")]
+    assert {len(c) for c in columns} == {len(scored)}
+
+
+def test_the_run_file_of_any_plan_pins_it(run, scored):
+    data = page_data(scored, run=run)
+    sections, index = data["sections"]
+    kinds = {p.plan.recompute: i for i, p in enumerate(scored)}
+    assert len(kinds) == 3
+    for i in (0, len(scored) - 1, *kinds.values()):
+        text = data["template"].replace(data["here"][0], sections[index[i]])
+        text = text.replace(data["here"][1], str(scored.plans[i].plan.micro_batch))
+        assert runfile.loads(text, file="copied.yaml").plan == scored.plans[i].plan
+        assert text.startswith("# what is copied keeps its comments")
+
+
+def test_the_value_of_fix_leaves_nothing_open(scored):
+    for done in scored:
+        fixed = fixed_fields([fix_value(done.plan)])
+        assert replace(done.plan, **fixed) == done.plan
+        free = {name for name, value in plan_fields(done.plan).items() if value == ""}
+        assert fixed.keys() | free == vars(done.plan).keys()
+
+
+@pytest.mark.parametrize(
+    ("typed", "kept"),
+    [
+        ("meshwright plan run.yaml --html p.html", "meshwright plan run.yaml"),
+        ("meshwright plan run.yaml --html=p.html --all --limit 5", "meshwright plan run.yaml"),
+        (
+            "meshwright plan 'my run.yaml' --set model=x --top 3",
+            "meshwright plan 'my run.yaml' --set model=x",
+        ),
+    ],
+    ids=["html", "several", "quoted"],
+)
+def test_the_command_of_one_plan_writes_no_page(run, scored, typed, kept):
+    assert page_data(scored, run=run, command=typed)["command"] == kept
+
+
+def test_names_with_markup_stay_text(run, scored):
+    page = plan_page(scored, run=run)
+    assert "<script>alert" not in page
+    held = re.findall(r'<script type="application/json" id="plans">(.*?)</script>', page, re.DOTALL)
+    assert "</script><script>alert(1)" in json.loads(held[0])["template"]
+    page = plan_page(scored, run=replace(run, cluster_name="<img src=x onerror=alert(1)>"), command="<b>")
+    assert "<img" not in page
+    assert "&lt;b&gt;" in page
+
+
+def test_a_run_that_its_file_does_not_say_offers_no_run_file(run, scored):
+    assert page_data(scored, run=replace(run, cluster_name="another"))["template"] == ""
+
+
+def test_rows_have_every_part(scored):
+    rows = scored_rows(scored)
+    assert [row["rank"] for row in rows] == list(range(1, len(scored) + 1))
+    assert len({frozenset(row) for row in rows}) == 1
+    row = rows[0]
+    parts = ("weights", "gradients", "optimizer", "activations", "workspace", "beside_the_allocator")
+    assert sum(row[f"{name}_bytes"] for name in parts) == pytest.approx(row["reserved_bytes"])
+    assert row["tokens_per_s_per_device"] * row["step_s"] == pytest.approx(16 * 4096 / 8)
