@@ -21,9 +21,6 @@ from meshwright.training import optimizer_updates
 from meshwright.training.masters import masters_of
 from meshwright.training.optimizer import MasterOptimizer
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:`torch.jit.script_method`:DeprecationWarning"
-)  # in torch.compile
 WIDTH = 64  # a square has 4096 values: the least that torchao keeps in 8 bits
 RATE = 1e-2
 
