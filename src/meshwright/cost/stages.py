@@ -30,7 +30,7 @@ class StageLayers:
     """Layers that one micro-batch passes through on three pipeline ranks; `moe` and `dense` of a rank add up.
 
     `middle` is the rank before the last one: of those between the ends it has the fewest dense layers. With p = 1 all
-    three are the same rank, with p = 2 `middle` is none.
+    three are the same rank, with p = 2 `middle` is none. `start` is the first stage, which may be a part of its rank.
     """
 
     first_dense: Array
@@ -39,6 +39,8 @@ class StageLayers:
     middle_moe: Array
     last_dense: Array
     last_moe: Array
+    start_dense: Array
+    start_moe: Array
 
     @property
     def first(self) -> Array:
@@ -72,6 +74,7 @@ def split_layers(model: ModelTable, plan: PlanTable, *, by_cost: Array = 0) -> S
             first_dense=first, first_moe=0 * first,
             middle_dense=middle, middle_moe=0 * middle,
             last_dense=last, last_moe=0 * last,
+            start_dense=start, start_moe=0 * start,
         )  # fmt: skip
     dense = _dense_layers(model, plan, middle, start)
     dense = [np.minimum(d, x) for d, x in zip(dense, ranks, strict=True)]
@@ -82,6 +85,8 @@ def split_layers(model: ModelTable, plan: PlanTable, *, by_cost: Array = 0) -> S
         middle_moe=middle - dense[1],
         last_dense=dense[2],
         last_moe=last - dense[2],
+        start_dense=np.minimum(start, model.num_dense_layers),
+        start_moe=np.maximum(start - model.num_dense_layers, 0),
     )
 
 
@@ -96,8 +101,8 @@ def _named(plan: PlanTable) -> Ranks:
     first, middle, last = (x / times for x in (plan.first_layers, plan.middle_layers, plan.last_layers))
     chunk = middle / plan.virtual_pipeline
     looped = np.clip(first - (plan.virtual_pipeline - 1) * chunk, 0, None)
-    # On a V or a mirror the first stage may be the lighter one of its rank or not: even chunks are assumed.
-    return first, middle, last, np.where(loop, looped, np.minimum(first, chunk))
+    # On a V or a mirror the first stage may be the lighter one of its rank or not: a full one is assumed.
+    return first, middle, last, np.where(loop, looped, np.minimum(times * first, chunk))
 
 
 def _chosen(mask: Mask, one: Ranks, other: Ranks) -> Ranks:

@@ -71,7 +71,7 @@ def estimate_plan(
             mfu=around(float(utilization), "ratio"),
             model_flops_per_token=flops,
             components_s=components,
-            memory=_memory(memory, request, plan),
+            memory=_memory(memory, request),
         ),
         steps=steps,
         memory=memory,
@@ -127,7 +127,7 @@ def _memory_table(request: PlanRequest, row: PlanTable) -> MemoryTable:
     )
 
 
-def _memory(memory: MemoryTable, request: PlanRequest, plan: Plan) -> MemoryEstimate:
+def _memory(memory: MemoryTable, request: PlanRequest) -> MemoryEstimate:
     def number(value: object) -> float:
         return float(np.ravel(np.asarray(value))[0])
 
@@ -140,5 +140,5 @@ def _memory(memory: MemoryTable, request: PlanRequest, plan: Plan) -> MemoryEsti
         allocated_bytes=number(memory.allocated_bytes),
         reserved_bytes=number(memory.reserved_bytes),
         budget=request.memory_budget,
-        stage=plan.pipeline - 1 if number(memory.on_last_stage) else 0,
+        stage=round(number(memory.rank)),
     )

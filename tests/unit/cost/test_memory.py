@@ -226,6 +226,15 @@ class TestStates:
         assert held.weights_bytes == pytest.approx(2 * (2 * 2 * layers + unit + GPT.hidden))
         assert held.gradients_bytes == pytest.approx(2 * held.weights_bytes)
 
+    def test_dualpipe_keeps_most_micro_batches_on_the_first_stage(self) -> None:
+        """Of five in flight on rank 0 four have passed the first stage, and one the last with its prediction module."""
+        plan = Plan(pipeline=4, schedule=Schedule.DUALPIPE, layers_per_stage=(2, 2, 2, 1))
+        model = replace(GPT, vocab=128, num_mtp_layers=1, num_layers=7)
+        held, whole = memory(plan, model=model, num_micro=16), memory(Plan(), model=model, num_micro=16)
+        layer = float(whole.activations_bytes - 2 * SEQ * GPT.hidden) / (model.num_layers + 1)
+        assert held.rank == 0
+        assert held.activations_bytes == pytest.approx(4 * (2 * layer + 2 * SEQ * GPT.hidden) + 2 * layer)
+
 
 class TestLora:
     lora = Lora(rank=8)
@@ -275,13 +284,13 @@ class TestFullestRank:
     def test_first_rank_keeps_most_micro_batches(self) -> None:
         small_vocab = replace(GPT, vocab=128)
         table = memory(Plan(pipeline=4, data_shard=1), model=small_vocab, num_micro=8)
-        assert not table.on_last_stage
+        assert table.rank == 0
 
     def test_last_rank_has_the_logits(self) -> None:
         table = memory(
             Plan(pipeline=2, micro_batch=4), model=replace(GPT, vocab=500_000, num_layers=2), num_micro=1
         )
-        assert table.on_last_stage
+        assert table.rank == 1
 
     def test_a_tied_head_is_a_copy_on_the_last_rank(self) -> None:
         last = RankLayers(dense=2, moe=0, embedding=0, head=1)
@@ -292,7 +301,7 @@ class TestFullestRank:
 
     def test_v_shaped_schedules_put_the_head_on_the_first_rank(self) -> None:
         plan = Plan(pipeline=4, virtual_pipeline=2, schedule=Schedule.ZBV)
-        assert not memory(plan, model=replace(GPT, vocab=500_000)).on_last_stage
+        assert memory(plan, model=replace(GPT, vocab=500_000)).rank == 0
 
     def test_more_layers_in_the_middle_than_at_the_ends(self) -> None:
         """70 layers on 12 ranks: 5 at the ends, 6 between; the second rank keeps 11 micro-batches of 6 layers."""

@@ -26,7 +26,7 @@ from meshwright.cost.memory.states import (
     state_bytes,
     state_rates,
 )
-from meshwright.cost.pipeline.closed_form import in_flight
+from meshwright.cost.pipeline.closed_form import in_flight as micro_batches_in_flight
 from meshwright.cost.pipeline.schedules import Placement, column_of
 from meshwright.cost.stages import StageLayers, split_layers
 from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable
@@ -43,7 +43,7 @@ class MemoryTable(Table):
     workspace_bytes: Array
     allocated_bytes: Array
     reserved_bytes: Array
-    on_last_stage: Array  # 1 when the last rank is the fullest
+    rank: Array  # the fullest pipeline rank of those that are compared: the first, the second and the last
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,13 +92,15 @@ def estimate_memory(
         stream_bytes=precision.activation_bytes,
     )
     layers = split_layers(model, plan, by_cost=constants.splits_by_cost)
-    fullest = _rank(case, _first(plan, layers), 0, is_last=0)
+    first = _first(plan, layers)
+    fullest = _rank(case, first, 0, in_flight=_mean_in_flight(plan, layers, first))
     if np.any(plan.pipeline > 1):
         second = (plan.pipeline > 2) & (layers.middle > layers.first)
         if np.any(second):
             middle = RankLayers(dense=layers.middle_dense, moe=layers.middle_moe, embedding=0, head=0)
-            fullest = _fuller(fullest, _rank(case, middle, 1, is_last=0), second)
-        last = _rank(case, _last(plan, layers), plan.pipeline - 1, is_last=1)
+            fullest = _fuller(fullest, _rank(case, middle, 1, in_flight=middle), second)
+        end = _last(plan, layers)
+        last = _rank(case, end, plan.pipeline - 1, in_flight=_mean_in_flight(plan, layers, end))
         fullest = _fuller(fullest, last, plan.pipeline > 1)
     return fullest
 
@@ -107,6 +109,26 @@ def _first(plan: PlanTable, layers: StageLayers) -> RankLayers:
     """The first rank. With a V-shaped or mirrored placement it holds the head too."""
     both = (plan.pipeline == 1) | column_of(lambda r: r.placement is not Placement.LOOP, plan.schedule)
     return RankLayers(dense=layers.first_dense, moe=layers.first_moe, embedding=1, head=np.where(both, 1, 0))
+
+
+def _mean_in_flight(plan: PlanTable, layers: StageLayers, held: RankLayers) -> RankLayers:
+    """Layers and ends that a mean micro-batch in flight on an end rank has passed there: `held` but for mirrored ranks.
+
+    These hold the first stage for one direction, where p micro-batches wait, and the last one for the other, where one
+    does.
+    """
+    mirrored = column_of(lambda r: r.placement is Placement.MIRRORED, plan.schedule) & (plan.pipeline > 1)
+    if not np.any(mirrored):
+        return held
+    on_last = 1 / (plan.pipeline + 1)
+    mean = RankLayers(
+        dense=layers.start_dense + 2 * on_last * (layers.first_dense - layers.start_dense),
+        moe=layers.start_moe + 2 * on_last * (layers.first_moe - layers.start_moe),
+        embedding=1 - on_last,
+        head=on_last,
+    )
+    names = [f.name for f in fields(RankLayers)]
+    return RankLayers(**{n: np.where(mirrored, getattr(mean, n), getattr(held, n)) for n in names})
 
 
 def _last(plan: PlanTable, layers: StageLayers) -> RankLayers:
@@ -119,18 +141,21 @@ def _last(plan: PlanTable, layers: StageLayers) -> RankLayers:
     )
 
 
-def _rank(case: _Case, layers: RankLayers, rank: Array, *, is_last: int) -> MemoryTable:
-    """One pipeline rank."""
+def _rank(case: _Case, layers: RankLayers, rank: Array, *, in_flight: RankLayers) -> MemoryTable:
+    """One pipeline rank. `in_flight`: the part of `layers` that a mean micro-batch in flight has passed."""
     model, plan, constants, kept = case.model, case.plan, case.constants, case.kept
     # A mirrored rank also holds the stage of the opposite rank. A micro-batch in flight is on one of them.
     num_stages = column_of(lambda r: r.stages_held, plan.schedule)
     resident = replace(layers, dense=num_stages * layers.dense, moe=num_stages * layers.moe)
     held = rank_parameters(model, case.parameters, plan, resident)
     states = state_bytes(case.rates, held, resident.total)
-    flights = in_flight(plan.schedule, plan.pipeline, plan.virtual_pipeline, case.num_micro, rank)
-    embedded = layers.embedding * case.stream_bytes * case.tokens * model.hidden / plan.tensor
-    moe = layers.moe + layers.head * np.where(model.num_experts > 0, model.num_mtp_layers, 0)
-    dense = layers.dense + layers.head * np.where(model.num_experts > 0, 0, model.num_mtp_layers)
+    flights = micro_batches_in_flight(
+        plan.schedule, plan.pipeline, plan.virtual_pipeline, case.num_micro, rank
+    )
+    embedded = in_flight.embedding * case.stream_bytes * case.tokens * model.hidden / plan.tensor
+    num_mtp = in_flight.head * model.num_mtp_layers
+    moe = in_flight.moe + np.where(model.num_experts > 0, num_mtp, 0)
+    dense = in_flight.dense + np.where(model.num_experts > 0, 0, num_mtp)
     per_micro = dense * kept.dense + moe * kept.moe + embedded
     live = np.maximum((layers.dense > 0) * kept.live_dense, (layers.moe > 0) * kept.live_moe)
     activations = flights * per_micro + live
@@ -146,7 +171,7 @@ def _rank(case: _Case, layers: RankLayers, rank: Array, *, is_last: int) -> Memo
         workspace_bytes=workspace,
         allocated_bytes=allocated,
         reserved_bytes=allocated + fragments + case.outside_allocator_bytes,
-        on_last_stage=is_last,
+        rank=rank,
     )
 
 
