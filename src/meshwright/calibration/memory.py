@@ -14,7 +14,7 @@ from typing import Any
 
 from meshwright.arrays import Array, Table
 from meshwright.catalog.stacks import features_of, stack_facts
-from meshwright.specs.features import AttentionKernel
+from meshwright.specs.features import WIRE_BYTES, AttentionKernel, Features
 from meshwright.specs.hardware import Stack
 
 
@@ -47,6 +47,9 @@ class MemoryConstants(Table):
     context_bytes: Array  # outside the allocator: driver context, kernels
     communicator_bytes: Array  # outside the allocator, per communicator of a rank
     fragmentation_ratio: Array  # reserved / allocated - 1, of temporary tensors
+    wire_gradient_bytes: Array  # of a gradient that waits for its reduction; 0: as the precision recipe says
+    wire_parameter_bytes: Array  # of a gathered parameter; 0: as the precision recipe says
+    offloaded_activations: Array  # share of the saved activations that is kept in host memory
 
 
 @cache
@@ -88,11 +91,27 @@ def _constants(
     values |= {key: value for key, value in on_device.items() if key != "routes"}
     for op, route in (on_device.get("routes", {}) | dict(routes)).items():
         values |= own.get("routes", {}).get(op, {}).get(route, {})
+    features = features_of(stack)
+    values |= _switched(features, accumulates_as_reduced=bool(values["accumulates_as_reduced"]))
     values["unfused_attention"] = int(
-        features_of(stack).attention is AttentionKernel.UNFUSED
-        if unfused_attention is None
-        else unfused_attention
+        features.attention is AttentionKernel.UNFUSED if unfused_attention is None else unfused_attention
     )
     if fused_norm:
         values["norm_copy_bytes"] = 0
     return MemoryConstants(**{f.name: values[f.name] for f in fields(MemoryConstants)})
+
+
+def _switched(features: Features, *, accumulates_as_reduced: bool) -> dict[str, float]:
+    """Constants that follow from a stack's switches."""
+    gradient, parameter = (
+        WIRE_BYTES[kind] if kind else 0.0 for kind in (features.gradient_format, features.parameter_format)
+    )
+    accumulated = (
+        {"accumulates_in_16_bits": int(gradient <= 2)} if accumulates_as_reduced and gradient else {}
+    )
+    return {
+        "wire_gradient_bytes": gradient,
+        "wire_parameter_bytes": parameter,
+        "offloaded_activations": features.offloaded_activations or 0.0,
+        **accumulated,
+    }

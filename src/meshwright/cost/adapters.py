@@ -20,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.arrays import Array
-from meshwright.cost.passes import PassTimes
+from meshwright.cost.passes import NO_PASSES, PassTimes
 from meshwright.cost.tables import ModelTable, PlanTable
 
 ELEMENT_BYTES = 2.0
@@ -34,7 +34,7 @@ def adapter_passes(
 ) -> PassTimes:
     """Passes of a layer's adapters; nothing where every parameter is trained."""
     if not np.any(model.num_adapters):
-        return PassTimes(forward_s=0.0, input_s=0.0, weight_s=0.0)
+        return NO_PASSES
     inputs = model.lora_column_inputs + model.lora_row_inputs / plan.tensor
     stream = np.where(plan.sequence_parallel > 0, plan.tensor, 1)
     outputs = model.lora_column_outputs / plan.tensor + model.lora_row_outputs / stream

@@ -82,9 +82,7 @@ def cast_passes(
         forward = forward + np.where(cached > 0, once, np.where(held_narrow, 0.0, cast))
         again = np.where(held_narrow, (cast > 0) * transposed, cast)
         backward = backward + np.where(cached > 0, 0.0, again)
-    return PassTimes(
-        forward_s=forward / bytes_per_s, input_s=backward / bytes_per_s, weight_s=0.0 * bytes_per_s
-    )
+    return PassTimes(forward_s=forward / bytes_per_s, input_s=backward / bytes_per_s, weight_s=0.0)
 
 
 def _stored(

@@ -28,7 +28,7 @@ from meshwright.arrays import Array, Table
 from meshwright.calibration.correction import EfficiencyCorrection
 from meshwright.cost.adapters import adapter_passes
 from meshwright.cost.flops import count_parameters, keys_seen
-from meshwright.cost.passes import PassTimes
+from meshwright.cost.passes import NO_PASSES, PassTimes
 from meshwright.cost.state_space import BACKWARD_RATIO, scan_s
 from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable
 
@@ -364,6 +364,9 @@ def _attention_gemm(s: _LayerShapes) -> tuple[PassTimes, PassTimes]:
     model, t, tokens, h = s.model, s.plan.tensor, s.tokens, s.model.hidden
     nq, nkv, d, dv = model.num_heads, model.num_kv_heads, model.qk_dim, model.v_dim
     grouped_query = _linear(s, tokens, (nq * d + nkv * (d + dv)) / t, h)
+    output = _linear(s, tokens, h, nq * dv / t)
+    if not np.any(model.is_mla):
+        return grouped_query + output, NO_PASSES
     query = _linear(s, tokens, np.where(model.q_rank > 0, model.q_rank, nq * d / t), h)
     query_up = _linear(s, tokens, nq * d / t, model.q_rank)
     key_value = _linear(s, tokens, model.kv_rank + model.rope_dim, h)
@@ -371,7 +374,7 @@ def _attention_gemm(s: _LayerShapes) -> tuple[PassTimes, PassTimes]:
     is_mla = (model.is_mla > 0) * 1.0
     latent_up = (query_up + key_value_up).times(is_mla)
     projections = grouped_query.times(1 - is_mla) + (query + key_value).times(is_mla) + latent_up
-    return projections + _linear(s, tokens, h, nq * dv / t), latent_up
+    return projections + output, latent_up
 
 
 def _feed_forward(s: _LayerShapes, width: Array) -> PassTimes:
@@ -386,7 +389,7 @@ def _state_space(s: _LayerShapes) -> PassTimes:
     """State-space blocks: both projections, convolution, scan and norm."""
     model, rates, t = s.model, s.rates, s.plan.tensor
     if not np.any(model.state_space_share):
-        return PassTimes(forward_s=0.0, input_s=0.0, weight_s=0.0)
+        return NO_PASSES
     inputs = model.state_inner + model.state_convolved + model.state_heads
     projections = _linear(s, s.tokens, inputs / t, model.hidden) + _linear(
         s, s.tokens, model.hidden, model.state_inner / t
@@ -397,25 +400,31 @@ def _state_space(s: _LayerShapes) -> PassTimes:
         flops_per_s=rates.bf16_flops_per_s * rates.attention_forward_ratio,
         kernel_s=rates.kernel_s,
     )  # fmt: skip
-    scan = PassTimes(forward_s=forward, input_s=BACKWARD_RATIO * forward, weight_s=0.0 * forward)
+    scan = PassTimes(forward_s=forward, input_s=BACKWARD_RATIO * forward, weight_s=0.0)
     return projections.times(model.state_space_share) + scan
 
 
 def _experts(s: _LayerShapes) -> PassTimes:
     """Routed experts of one rank as grouped GEMMs, and the shared ones."""
     model, h = s.model, s.model.hidden
+    if not np.any(s.has_experts):
+        return NO_PASSES
     local = s.num_experts / s.plan.expert  # experts on this rank
     per_expert = s.expert_tokens / np.maximum(local, 1)
     width = model.expert_ffn / s.plan.expert_tensor
     routed = _linear(
         s, per_expert, (model.ffn_matrices - 1) * width, h, groups=local, grouped=True
     ) + _linear(s, per_expert, h, width, groups=local, grouped=True)
+    if not np.any(model.shared_ffn):
+        return routed.times(s.has_experts)
     shared = _feed_forward(s, model.shared_ffn)
     return routed.times(s.has_experts) + shared.times(s.has_experts * (model.shared_ffn > 0))
 
 
 def _router(s: _LayerShapes) -> PassTimes:
     """Scores, top-k, and permutation: reads or writes of the routed tokens around both all-to-alls."""
+    if not np.any(s.has_experts):
+        return NO_PASSES
     scores = _linear(s, s.tokens / s.stream_split, s.num_experts, s.model.hidden, bf16=True)
     elements = s.rates.permutation_passes * s.expert_tokens * s.model.hidden
     elements = elements + s.tokens * ROUTER_ACCESSES * s.num_experts / s.stream_split
@@ -478,7 +487,7 @@ def _floor(attention: Array, ffn: Array, core: Array, rates: DeviceRates, traine
 
 def _memory_bound(forward_s: Array) -> PassTimes:
     """Backward reads the saved input and the gradient and writes a gradient: about twice the forward bytes."""
-    return PassTimes(forward_s=forward_s, input_s=2.0 * forward_s, weight_s=0.0 * forward_s)
+    return PassTimes(forward_s=forward_s, input_s=2.0 * forward_s, weight_s=0.0)
 
 
 def _head(
@@ -487,7 +496,7 @@ def _head(
     """Output matrix and cross-entropy."""
     loss = tokens * model.vocab / plan.tensor * LOSS_BYTES / (rates.memory_bytes_per_s * rates.memory_ratio)
     loss = loss * rates.elementwise_factor
-    return (gemm + PassTimes(forward_s=loss, input_s=loss, weight_s=0.0 * loss)).times(rates.head_factor)
+    return (gemm + PassTimes(forward_s=loss, input_s=loss, weight_s=0.0)).times(rates.head_factor)
 
 
 def _keys(model: ModelTable, batch: BatchTable) -> Array:
@@ -529,5 +538,5 @@ def _attention_core(
     return PassTimes(
         forward_s=forward_s * rates.corrections.factor("attention/forward", *shape),
         input_s=backward_s * rates.corrections.factor("attention/backward", *shape),
-        weight_s=0.0 * flops,
+        weight_s=0.0,
     )

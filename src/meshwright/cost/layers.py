@@ -31,7 +31,7 @@ from meshwright.cost.compute import LayerCompute
 from meshwright.cost.flops import Parameters
 from meshwright.cost.groups import Groups
 from meshwright.cost.overlap import exposed_s
-from meshwright.cost.passes import PassTimes
+from meshwright.cost.passes import PassTimes, total_of
 from meshwright.cost.rates import SystemRates
 from meshwright.cost.tables import RECOMPUTES, BatchTable, ModelTable, PlanTable, PrecisionTable
 from meshwright.specs.plan import Recompute, Sharding
@@ -212,7 +212,7 @@ DUALPIPE_SENDING_UNITS = 20 / 132
 
 
 def _sum(parts: Parts, part: str) -> Array:
-    return sum(getattr(p, part) for p in parts.values())
+    return total_of(getattr(p, part) for p in parts.values())
 
 
 def _paced(device_s: Array, host_s: Array) -> Array:
@@ -220,12 +220,13 @@ def _paced(device_s: Array, host_s: Array) -> Array:
     are equal, because neither runs evenly (the 4-norm)."""
     longer, shorter = np.maximum(device_s, host_s), np.minimum(device_s, host_s)
     ratio = shorter / np.maximum(longer, 1e-12)
-    return longer * np.sqrt(np.sqrt(1 + ratio**4))
+    squared = ratio * ratio  # NumPy's power takes four times as long
+    return longer * np.sqrt(np.sqrt(1 + squared * squared))
 
 
 def _backward_free(forward_s: Array, input_s: Array) -> PassTimes:
     """Passes without weight gradients."""
-    return PassTimes(forward_s=forward_s, input_s=input_s, weight_s=0.0 * forward_s)
+    return PassTimes(forward_s=forward_s, input_s=input_s, weight_s=0.0)
 
 
 def _throttled(parts: Parts, floor: PassTimes) -> PassTimes:
@@ -315,7 +316,7 @@ def _recomputed(s: StepContext, compute: LayerCompute, parts: Parts, *, is_moe: 
     share = np.where(plan.recompute_layers >= 0, np.minimum(plan.recompute_layers / per_rank, 1.0), 1.0)
     whole = share * _sum(parts, "forward_s")
     again = np.where(plan.recompute == FULL, whole, np.where(plan.recompute == SELECTIVE, chosen, 0.0))
-    return _backward_free(0.0 * again, again)
+    return _backward_free(0.0, again)
 
 
 def _offloaded(s: StepContext, parts: Parts, ffn_width: Array) -> PassTimes:
@@ -323,6 +324,8 @@ def _offloaded(s: StepContext, parts: Parts, ffn_width: Array) -> PassTimes:
 
     Saved are the inputs of norms, projections, attention and feed-forward, in the format of activations.
     """
+    if not np.any(s.rates.offloaded_activations):
+        return _backward_free(0.0, 0.0)
     model, t = s.model, s.plan.tensor
     split = np.where(s.plan.sequence_parallel > 0, t, 1)
     heads = model.num_heads * (model.qk_dim + model.v_dim) + model.num_kv_heads * (model.qk_dim + model.v_dim)
@@ -382,4 +385,4 @@ def _accumulation(s: StepContext, weights: Array) -> PassTimes:
     num_bytes = weights * trained * (first + (n - 1) * (element_bytes + 8)) / n
     device = s.rates.device
     seconds = num_bytes * s.rates.accumulation_passes / (device.memory_bytes_per_s * device.memory_ratio)
-    return PassTimes(forward_s=0.0 * seconds, input_s=0.0 * seconds, weight_s=seconds)
+    return PassTimes(forward_s=0.0, input_s=0.0, weight_s=seconds)

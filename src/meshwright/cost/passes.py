@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from meshwright.arrays import Array
+
+
+def total_of(seconds: Iterable[Array]) -> Array:
+    """Sum of times. Those that are the number zero for all plans cost no pass over a column."""
+    return sum(s for s in seconds if not (isinstance(s, float) and s == 0.0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,4 +36,8 @@ class PassTimes:
 
     @property
     def total_s(self) -> Array:
-        return self.forward_s + self.input_s + self.weight_s
+        return total_of((self.forward_s, self.input_s, self.weight_s))
+
+
+NO_PASSES = PassTimes(forward_s=0.0, input_s=0.0, weight_s=0.0)
+"""Of a module that no model of a table has."""

@@ -15,19 +15,19 @@ import numpy as np
 
 from meshwright.arrays import Array, Table
 from meshwright.cost.collectives import send_receive_s
-from meshwright.cost.compute import PassTimes, layer_compute
+from meshwright.cost.compute import layer_compute
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.groups import groups_of
 from meshwright.cost.layers import (
     LayerParts,
     LayerTimes,
-    Parts,
     StepContext,
     general_factor,
     layer_parts,
     layer_times,
     paired_layer_s,
 )
+from meshwright.cost.passes import PassTimes, total_of
 from meshwright.cost.pipeline.closed_form import waiting_s
 from meshwright.cost.pipeline.schedules import column_of
 from meshwright.cost.rates import SystemRates
@@ -117,7 +117,7 @@ def estimate_steps(
     stragglers = unhindered * rates.slowdown_per_doubling * np.log2(nodes)
     step = unhindered + stragglers
 
-    shares = _component_seconds(context, parts)
+    shares = _component_seconds(context, parts, stages)
     if np.any(stages.rank_saving_s):
         shares["expert_parallel"] = np.maximum(shares["expert_parallel"] - stages.rank_saving_s, 0.0)
     scale = work * factor / sum(shares.values())
@@ -236,20 +236,24 @@ def oversubscribed_s(longest_s: Array, work_s: Array, cpu_oversubscription: Arra
     return np.maximum(longest_s / cpu_oversubscription, work_s)
 
 
-def _component_seconds(s: StepContext, parts: LayerParts) -> dict[str, Array]:
+def _component_seconds(s: StepContext, parts: LayerParts, stages: RankTimes) -> dict[str, Array]:
     """Seconds of each component of the mean rank in one micro-batch; waiting for the host apart."""
     p = s.plan.pipeline
     num_dense, num_moe = s.model.num_dense_layers / p, s.model.num_moe_layers / p
     seconds: dict[str, Array] = {}
-    for count, kind in ((num_dense, parts.dense), (num_moe, parts.moe)):
-        for name, passes in kind.items():
-            seconds[name] = seconds.get(name, 0.0) + count * passes.total_s
+    host: Array = 0.0
+    kinds = ((num_dense, parts.dense, stages.dense), (num_moe, parts.moe, stages.moe))
+    for count, kind, layer in kinds:
+        totals = {name: passes.total_s for name, passes in kind.items()}
+        for name, total_s in totals.items():
+            seconds[name] = total_of((seconds.get(name, 0.0), _counted(count, total_s)))
+        waiting = np.maximum(layer.total_s - total_of(totals.values()), 0.0)
+        host = total_of((host, _counted(count, waiting)))
     seconds["head"] = (parts.embedding.total_s + parts.head.total_s * (1 + s.model.num_mtp_layers)) / p
-    seconds["host"] = num_dense * _host_wait(parts.dense, parts.host_dense_s) + num_moe * _host_wait(
-        parts.moe, parts.host_moe_s
-    )
+    seconds["host"] = host
     return seconds
 
 
-def _host_wait(parts: Parts, host_s: Array) -> Array:
-    return np.maximum(layer_times(parts, host_s).total_s - sum(p.total_s for p in parts.values()), 0.0)
+def _counted(count: Array, seconds: Array) -> Array:
+    """`count` times `seconds`; the number zero where either is zero for all plans."""
+    return count * seconds if np.any(count) and np.any(seconds) else 0.0

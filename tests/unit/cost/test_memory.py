@@ -17,6 +17,7 @@ from meshwright.cost.memory.activations import LayerBytes, layer_bytes
 from meshwright.cost.memory.states import RankLayers, StateBytes, rank_parameters, state_bytes, state_rates
 from meshwright.cost.tables import BatchTable, ModelTable, model_row, plan_row, precision_row
 from meshwright.errors import UnknownNameError
+from meshwright.specs.features import Features, WireFormat
 from meshwright.specs.hardware import Stack
 from meshwright.specs.model import Attention, Experts, Lora, Model
 from meshwright.specs.plan import Offload, Plan, Recompute, Schedule, Sharding
@@ -323,6 +324,54 @@ def test_gradients_of_one_backward_pass_take_the_place_of_activations() -> None:
     one, many = (memory(plan, num_micro=n, constants=torchtitan) for n in (1, 2))
     assert many.gradients_bytes == pytest.approx(4 * TestStates.num)
     assert one.gradients_bytes == pytest.approx(max(4 * TestStates.num - float(one.activations_bytes), 0))
+
+
+class TestSwitches:
+    """Switches of a run's stack that move or narrow what a device keeps."""
+
+    def switched(self, framework: str, **features: object) -> MemoryConstants:
+        return memory_constants(Stack(framework=framework, features=Features(**features)))  # pyright: ignore[reportArgumentType]
+
+    @pytest.mark.parametrize("share", [0.25, 1.0])
+    def test_offloaded_activations_leave_two_layers_here(self, share: float) -> None:
+        here = memory(Plan(), constants=self.switched("megatron-lm"))
+        there = memory(Plan(), constants=self.switched("megatron-lm", offloaded_activations=share))
+        kept = float(layer(Plan(), constants=constants_of()).dense) * SEQ
+        assert here.activations_bytes - there.activations_bytes == pytest.approx(
+            share * (GPT.num_layers - 2) * kept
+        )
+
+    def test_of_two_layers_none_is_offloaded(self) -> None:
+        shallow = replace(GPT, num_layers=2)
+        sizes = [
+            memory(
+                Plan(), model=shallow, constants=self.switched("megatron-lm", offloaded_activations=x)
+            ).activations_bytes
+            for x in (0.0, 1.0)
+        ]
+        assert sizes[0] == sizes[1]
+
+    def test_one_buffer_accumulates_and_is_reduced(self) -> None:
+        for framework, form, narrow in (
+            ("megatron-lm", WireFormat.BF16, 1),
+            ("primus-megatron", WireFormat.BF16, 1),
+            ("megatron-bridge", WireFormat.FP32, 0),
+            ("megatron-bridge", None, 1),
+            ("torchtitan", WireFormat.BF16, 0),
+        ):
+            constants = self.switched(framework, gradient_format=form)
+            assert constants.accumulates_in_16_bits == narrow, framework
+
+    def test_gradients_that_wait_for_their_reduction_have_the_format_on_the_wire(self) -> None:
+        plan = Plan(sharding=Sharding.PARAMETERS, data_shard=4, pipeline=2)  # unreduced until the step ends
+        wide, narrow = (
+            memory(plan, num_micro=8, constants=self.switched("torchtitan", gradient_format=form))
+            for form in (None, WireFormat.BF16)
+        )
+        per_parameter = 4 + 4 / 4, 2 + 4 / 4  # waiting, and the fp32 shard
+        assert wide.gradients_bytes / narrow.gradients_bytes == pytest.approx(
+            per_parameter[0] / per_parameter[1]
+        )
 
 
 class TestConstants:

@@ -156,9 +156,9 @@ def _rank(case: _Case, layers: RankLayers, rank: Array, *, in_flight: RankLayers
     num_mtp = in_flight.head * model.num_mtp_layers
     moe = in_flight.moe + np.where(model.num_experts > 0, num_mtp, 0)
     dense = in_flight.dense + np.where(model.num_experts > 0, 0, num_mtp)
-    per_micro = dense * kept.dense + moe * kept.moe + embedded
+    per_micro = dense * kept.dense + moe * kept.moe
     live = np.maximum((layers.dense > 0) * kept.live_dense, (layers.moe > 0) * kept.live_moe)
-    activations = flights * per_micro + live
+    activations = flights * (per_micro + embedded) + live - _offloaded(case, flights * per_micro)
     workspace = np.maximum(layers.head * case.head_bytes, case.layer_bytes) + case.fixed_bytes
     gradients = _gradients_at_peak(case, states.gradients, activations)
     allocated = states.weights + gradients + states.optimizer + activations + workspace
@@ -175,6 +175,14 @@ def _rank(case: _Case, layers: RankLayers, rank: Array, *, in_flight: RankLayers
     )
 
 
+def _offloaded(case: _Case, kept: Array) -> Array:
+    """Bytes of kept activations that lie in host memory. Two layers stay: that which runs and that which is copied."""
+    if not np.any(case.constants.offloaded_activations):
+        return 0.0
+    here = 2 * np.maximum(case.kept.dense, case.kept.moe)
+    return case.constants.offloaded_activations * np.maximum(kept - here, 0.0)
+
+
 def _gradients_at_peak(case: _Case, gradients: Array, activations: Array) -> Array:
     """Gradients that are there at the peak.
 
@@ -183,7 +191,11 @@ def _gradients_at_peak(case: _Case, gradients: Array, activations: Array) -> Arr
     if not np.any(case.constants.gradients_as_they_come):
         return gradients
     replaced = (case.constants.gradients_as_they_come > 0) & (case.num_micro <= 1)
-    return np.where(replaced, np.maximum(gradients - activations, 0), gradients)
+    return (
+        np.where(replaced, np.maximum(gradients - activations, 0), gradients)
+        if np.any(replaced)
+        else gradients
+    )
 
 
 def _outside_allocator_bytes(plan: PlanTable, constants: MemoryConstants) -> Array:

@@ -157,10 +157,15 @@ def state_rates(
         * precision.adamw_state_bytes
         * resident
         * trained,
-        gathered=shared * precision.gather_bytes,
-        unreduced=shared * precision.reduce_bytes * trained,
+        gathered=shared * _stated(constants.wire_parameter_bytes, precision.gather_bytes),
+        unreduced=shared * _stated(constants.wire_gradient_bytes, precision.reduce_bytes) * trained,
         keeps_gathered=plan.pipeline > 1,
     )
+
+
+def _stated(wire_bytes: Array, of_recipe: Array) -> Array:
+    """Bytes on the wire: the stack's where it states them, else the recipe's."""
+    return np.where(np.asarray(wire_bytes) > 0, wire_bytes, of_recipe)
 
 
 def _unsharded(precision: PrecisionTable, constants: MemoryConstants, *, sharded: Array) -> StateBytes:

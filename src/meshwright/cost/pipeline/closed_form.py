@@ -60,7 +60,7 @@ def _by_schedule(
     """Evaluate the formula of each schedule on the elements that have it."""
     if isinstance(schedule, Schedule):
         return formula(SCHEDULE_RECORDS[schedule])(*args)
-    present = np.unique(schedule)
+    present = np.flatnonzero(np.bincount(np.ravel(schedule)))
     if len(present) == 1:
         return formula(SCHEDULE_RECORDS[SCHEDULES[present[0]]])(*args)
     result = np.empty(np.broadcast_shapes(np.shape(schedule), *(np.shape(a) for a in args)))

@@ -129,9 +129,14 @@ def _groups(p: Array, m: Array) -> Array:
     group = np.array(np.minimum(p, m))
     uneven = (m > p) & (m % p != 0)
     if uneven.any():
-        pairs, which = np.unique(np.stack([p[uneven], m[uneven]]), axis=1, return_inverse=True)
-        sizes = np.array([interleaved_group(int(p), int(m)) for p, m in pairs.T])
-        group[uneven] = sizes[which.reshape(-1)]
+        some_p, some_m = p[uneven], m[uneven]
+        ranks, counts = np.unique(some_p), np.unique(some_m)
+        row, column = np.searchsorted(ranks, some_p), np.searchsorted(counts, some_m)
+        sizes = np.zeros((len(ranks), len(counts)))
+        sizes[row, column] = -1
+        for i, j in np.argwhere(sizes):
+            sizes[i, j] = interleaved_group(int(ranks[i]), int(counts[j]))
+        group[uneven] = sizes[row, column]
     return group[()]
 
 

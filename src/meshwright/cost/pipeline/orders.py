@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -74,6 +75,7 @@ class OrderPhase(NamedTuple):
     paired: bool = False
 
 
+@cache
 def interleaved_group(num_ranks: int, num_micro_batches: int) -> int:
     """Micro-batches that pass through one chunk before the next chunk takes its turn.
 
