@@ -41,6 +41,8 @@ _ATTENTION = (
     (r"\baiter\b", AttentionKernel.AITER),
     (r"cudnn", AttentionKernel.CUDNN),
 )
+_ATTENTION_OF_VERSIONS = ((r"^pax\b.* xla$", AttentionKernel.UNFUSED),)
+"""Attention that framework and version name: Pax without Transformer Engine computes whole scores."""
 _COMPILES = (
     (r"torch\.?compile|\bcompiled?\b(?! without)", True),
     (r"^fsdp;|\beager\b|cumulative: (?:baseline|\+packed)", False),
@@ -70,6 +72,7 @@ _OFFLOADED_LAYERS = re.compile(r"cpu_offload_layers=(\d+)")
 def read_features(row: CsvRow) -> Features:
     """The switches that the notes of `row` state."""
     notes = row.text("notes").lower()
+    software = f"{row.text('framework')} {row.text('framework_version')}".lower()
     preset = "repo preset:" in notes
     graphs, dispatcher = _first(_GRAPHS, notes), _first(_DISPATCHERS, notes)
     if preset and row.text("arch") == "moe":
@@ -81,7 +84,7 @@ def read_features(row: CsvRow) -> Features:
         if re.search(r"a2a[_ ]overlap(?!=false)", notes)
         else (False if preset else None),
         drops_tokens=_drops(notes),
-        attention=_first(_ATTENTION, notes),
+        attention=_first(_ATTENTION, notes) or _first(_ATTENTION_OF_VERSIONS, software),
         fp8_attention=_first(_FP8_ATTENTION, notes),
         compiles=_first(_COMPILES, notes),
         overlaps_tensor=_first(_OVERLAPS_TENSOR, notes),

@@ -22,6 +22,7 @@ from meshwright.cost.flops import (
 )
 from meshwright.cost.tables import ModelTable
 from meshwright.specs.hardware import Stack
+from meshwright.specs.plan import Plan, Recompute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +55,22 @@ def flops_per_token(model: ModelTable, *, seq_len: int, count: FlopCount) -> flo
     """FLOPs of one token as `count` counts them."""
     flops = model_flops_per_token(model, seq_len=seq_len, count=count.attention)
     if count.recomputed:
-        layers = count_parameters(model).active - model.vocab * model.hidden
-        core = attention_core_flops_per_token(model, seq_len=seq_len, count=count.attention)
-        flops = flops + 2 * layers + core
+        flops = flops + _recomputed_flops(model, seq_len=seq_len, attention=count.attention)
     return float(flops)
+
+
+def _recomputed_flops(model: ModelTable, *, seq_len: int, attention: AttentionCount) -> float:
+    """FLOPs of a token's second forward pass under full recomputation."""
+    layers = count_parameters(model).active - model.vocab * model.hidden
+    return float(2 * layers + attention_core_flops_per_token(model, seq_len=seq_len, count=attention))
+
+
+def least_flops_per_token(model: ModelTable, plan: Plan, *, seq_len: int) -> float:
+    """FLOPs that a token takes at least: causal scores once, and the second forward pass of full recomputation."""
+    flops = float(model_flops_per_token(model, seq_len=seq_len))
+    if plan.recompute is Recompute.FULL and plan.recompute_layers is None:
+        flops += _recomputed_flops(model, seq_len=seq_len, attention=AttentionCount.CAUSAL)
+    return flops
 
 
 def rate_of_flops(row: CsvRow, model: ModelTable, *, seq_len: int, stack: Stack) -> tuple[float, str] | None:

@@ -52,7 +52,7 @@ def read_layout(
     micro_batch, global_batch = _batch(row, degrees, seq_len, software, notes)
     data_shard, data_replicate = _hybrid_split(row, degrees.data, sharding, notes)
     virtual = _virtual_stages(row, degrees.pipeline, notes)
-    recompute, modules, layers = _recompute(row, degrees, software, notes)
+    recompute, modules, layers = _recompute(row, model, degrees, software, notes)
     expert, expert_tensor = _experts(row, model, degrees, software, notes)
     plan = Plan(
         tensor=degrees.tensor,
@@ -296,22 +296,22 @@ _MODULES = (
 _POLICIES = (
     (r"per-op sac|toml default", ("norm", "activation", "alternate_matmuls"), "torchtitan's selective op"),
     (r"minimal", ("norm", "activation"), "keeps every GEMM output"),
+    (r"save_dot_with_no_batch", ("norm", "activation", "core_attention"), "keeps the outputs of projections"),
 )
 """Named policies, their nearest modules, and a description."""
 
 
 def _recompute(
-    row: CsvRow, degrees: _Degrees, software: Software, notes: list[str]
+    row: CsvRow, model: Model, degrees: _Degrees, software: Software, notes: list[str]
 ) -> tuple[Recompute, tuple[str, ...], int | None]:
     """Kind, modules and layers per pipeline rank of recomputation."""
     text = row.text("recompute").lower()
-    if not text and software.recomputes_split_models and degrees.tensor * degrees.pipeline > 1:
-        notes.append(
-            f"full recomputation, as the recipes of {software.stack.framework} for models split over ranks"
-        )
-        return Recompute.FULL, (), None
     if not text:
-        notes.append(NO_RECOMPUTATION)
+        text = _recipe_recompute(model, degrees, software)
+        notes.append(
+            f"recomputation {text}, the recipe of {software.stack.framework}" if text else NO_RECOMPUTATION
+        )
+    if not text:
         return Recompute.NONE, (), None
     if text.startswith("none"):
         return Recompute.NONE, (), None
@@ -326,6 +326,16 @@ def _recompute(
         modules = ("core_attention",)
         notes.append(f"recomputation '{text}' read as core_attention")
     return Recompute.SELECTIVE, modules, None
+
+
+def _recipe_recompute(model: Model, degrees: _Degrees, software: Software) -> str:
+    """Recomputation of the framework's recipe for `model`; empty where none is known."""
+    is_split = degrees.tensor * degrees.pipeline > 1
+    for entry in frameworks()["recomputation"]:
+        named = model.name in entry.get("models", [model.name])
+        if software.stack.framework == entry["framework"] and named and is_split >= entry.get("split", False):
+            return entry["recompute"]
+    return ""
 
 
 def _recomputed_layers(row: CsvRow, text: str, notes: list[str]) -> int | None:

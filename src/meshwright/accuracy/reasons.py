@@ -12,6 +12,8 @@ class Reason(StrEnum):
     FLOPS_ONLY = "only FLOP/s or utilisation given, no rate"
     END_TO_END = "end-to-end figure, not a steady state"
     NOT_MEMORY = "failed for another reason than memory"
+    VARIED_LENGTHS = "padded sequences of different lengths"
+    ABOVE_PEAK = "more FLOP/s than the device's peak"
     NO_ACCELERATOR = "accelerator not stated"
     UNKNOWN_ACCELERATOR = "accelerator not in the catalogue"
     NO_DEVICES = "number of devices not stated"

@@ -6,6 +6,7 @@ with too many missing values has a reason instead of conditions.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 from meshwright import catalog
 from meshwright.accuracy.csvfile import CsvRow, read_table
 from meshwright.accuracy.duplicates import DUPLICATE_NOTE, with_duplicates_layout
-from meshwright.accuracy.flop_rates import rate_of_flops
+from meshwright.accuracy.flop_rates import least_flops_per_token, rate_of_flops
 from meshwright.accuracy.layout import read_layout
 from meshwright.accuracy.reasons import CannotPredictError, Reason
 from meshwright.accuracy.shapes import read_model
@@ -205,16 +206,30 @@ def read_row(row: CsvRow, *, failed: bool = False) -> PublishedRun:
     except CannotPredictError as stop:
         return replace(run, reason=stop.reason, reason_detail=stop.detail)
     if rate is None and not failed:
-        return _with_printed_flops(row, run)
-    return run
+        run = _with_printed_flops(row, run)
+    return _below_peak(run)
 
 
 def _check_figure(row: CsvRow, *, rate: float | None, memory: float | None, failed: bool) -> None:
     """Raise CannotPredictError for a row without a comparable measurement."""
     if row.text("metric_kind") in ("end_to_end_gpu_hours", "time_to_train"):
         raise CannotPredictError(Reason.END_TO_END, row.text("metric_kind").replace("_", " "))
+    if re.search(r"\bunpacked\b|variable[- ]length", row.text("notes").lower()):
+        raise CannotPredictError(Reason.VARIED_LENGTHS)
     if rate is None and memory is None and not failed and _no_rate(row) is Reason.NO_RATE:
         raise CannotPredictError(Reason.NO_RATE)
+
+
+def _below_peak(run: PublishedRun) -> PublishedRun:
+    """`run`, or the reason that nothing computes its rate: it needs more FLOP/s than the datasheet's dense peak."""
+    c, rate = run.conditions, run.tokens_per_s_per_device
+    if c is None or rate is None:
+        return run
+    flops = least_flops_per_token(model_row(c.model, lora=c.lora), c.plan, seq_len=c.seq_len)
+    share = flops * rate / c.accelerator.peak_flops_per_s[PRECISIONS[c.precision].matmul]
+    if share <= 1:
+        return run
+    return replace(run, reason=Reason.ABOVE_PEAK, reason_detail=f"{share:.2f} times the peak")
 
 
 def _with_printed_flops(row: CsvRow, run: PublishedRun) -> PublishedRun:

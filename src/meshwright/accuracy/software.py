@@ -30,7 +30,6 @@ class Software:
     batch_per_device: bool
     lora: Lora
     micro_batch_per_stage: bool  # a pipeline has as many micro-batches as ranks unless it says otherwise
-    recomputes_split_models: bool  # layers are recomputed where tensor or pipeline ranks share a model
     fused_norm: bool  # the notes name a fused norm kernel
 
 
@@ -61,7 +60,6 @@ def read_software(row: CsvRow, accelerator: Accelerator) -> Software:
         batch_per_device=entry.get("batch_per_device", False),
         lora=_lora(lora),
         micro_batch_per_stage=entry.get("micro_batch_per_stage", False),
-        recomputes_split_models=entry.get("recomputes_split_models", False),
         fused_norm="rms kernel" in row.text("notes").lower(),
     )
 

@@ -122,6 +122,16 @@ def test_a_named_dispatcher_means_expert_parallelism(read_one: ReadOne) -> None:
     assert (named.plan.expert, silent.plan.expert) == (8, 1)
 
 
+def test_attention_that_the_version_names(read_one: ReadOne) -> None:
+    versions = {
+        v: features(read_one, "", framework="Pax (JAX)", framework_version=v)
+        for v in ("24.04 XLA", "24.04 TE")
+    }
+    assert versions["24.04 XLA"].attention is AttentionKernel.UNFUSED
+    assert versions["24.04 TE"].attention is None
+    assert features(read_one, "", framework="MaxText", framework_version="XLA").attention is None
+
+
 def test_recipes_that_recompute_split_models(read_one: ReadOne) -> None:
     cells = {"framework": "NeMo AutoModel", "recompute": ""}
     split = read_one(tp=2, cp=1, dp=4, **cells).conditions
@@ -130,3 +140,23 @@ def test_recipes_that_recompute_split_models(read_one: ReadOne) -> None:
     assert whole
     assert split.plan.recompute is Recompute.FULL
     assert whole.plan.recompute is Recompute.NONE
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        ({"framework": "torchtune", "model": "LLAMA3.1-8B"}, Recompute.FULL),
+        ({"framework": "Pax (JAX)", "model": "Pax-GPT-175B"}, Recompute.FULL),
+        ({"framework": "Pax (JAX)", "model": "Pax-GPT-5B"}, Recompute.SELECTIVE),
+        ({"framework": "Pax (JAX)", "model": "LLAMA2-7B"}, Recompute.NONE),
+        ({"framework": "torchtitan", "model": "LLAMA3.1-8B"}, Recompute.NONE),
+    ],
+)
+def test_recomputation_of_recipes(read_one: ReadOne, cells: dict[str, str], expected: Recompute) -> None:
+    """A row that states none has its framework's recipe; one that does keeps its own."""
+    silent = read_one(arch="dense", recompute="", **cells).conditions
+    stated = read_one(arch="dense", recompute="none", **cells).conditions
+    assert silent
+    assert stated
+    assert silent.plan.recompute is expected
+    assert stated.plan.recompute is Recompute.NONE

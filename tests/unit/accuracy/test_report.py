@@ -38,7 +38,7 @@ def report(read_many: ReadMany, read_many_failed: ReadMany) -> AccuracyReport:
         {"id": "swept", "source_key": "vtrain_single"},
         {"id": "silent", "seq_len": ""},
         {"id": "memory only", "tok_s_gpu_best": "", "mem_gb_per_gpu": 25, "notes": "max allocated"},
-        {"id": "tensor", "gpu": "TPU v5p", "precision": "bf16"},
+        {"id": "tensor", "gpu": "TPU v5p", "precision": "bf16", "tok_s_gpu_best": 1000},
     )
     oom = {"metric_kind": "oom"}
     failed = read_many_failed(oom | {"mbs": 8}, oom, {"metric_kind": "error"})

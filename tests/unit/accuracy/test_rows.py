@@ -190,3 +190,17 @@ def test_conditions_list_what_a_prediction_uses(read_one: ReadOne) -> None:
     assert c.software["compiles"] is True
     assert c.software["framework"] == "nemo"
     assert {"attention", "cuda_graphs", "expert_imbalance"} <= set(c.software)
+
+
+def test_a_rate_above_the_peak_has_a_reason(read_one: ReadOne) -> None:
+    cells = {"model": "LLAMA3.1-8B", "arch": "dense", "gpu": "RTX A6000", "precision": "bf16"}
+    cells |= dict.fromkeys(("num_gpus", "dp", "cp", "tp"), 1) | {"mbs": 2, "gbs": 2}
+    possible, impossible = (read_one(**cells, tok_s_gpu_best=rate) for rate in (2000, 4000))
+    assert possible.reason is None
+    assert impossible.reason is Reason.ABOVE_PEAK
+    assert impossible.reason_detail.endswith("times the peak")
+
+
+def test_padded_sequences_of_different_lengths_have_no_comparable_rate(read_one: ReadOne) -> None:
+    assert read_one(notes="baseline (unpacked); variable length data").reason is Reason.VARIED_LENGTHS
+    assert read_one(notes="packed 2048").reason is None
