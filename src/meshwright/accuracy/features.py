@@ -1,7 +1,8 @@
 """Switches of the software that the notes of a published row state.
 
-A note that names none leaves the switch to the stack's release (`catalog.stacks`). Presets that a source lists with a
-row (`repo preset: cuda_graph=..., flex_dispatcher=...`) state all of their switches: what a preset leaves out is off.
+A note that names none leaves the switch to the recipe that the row was measured with (`accuracy.recipes`), else to the
+stack's release (`catalog.stacks`). Presets that a source lists with a row (`repo preset: cuda_graph=...`) without a
+known recipe state all of their switches: what such a preset leaves out is off.
 """
 
 from __future__ import annotations
@@ -69,15 +70,15 @@ _IMBALANCE = (
 _OFFLOADED_LAYERS = re.compile(r"cpu_offload_layers=(\d+)")
 
 
-def read_features(row: CsvRow) -> Features:
-    """The switches that the notes of `row` state."""
+def read_features(row: CsvRow, recipe: Features | None = None) -> Features:
+    """The switches that the notes of `row` state, and those of its recipe where they state none."""
     notes = row.text("notes").lower()
     software = f"{row.text('framework')} {row.text('framework_version')}".lower()
-    preset = "repo preset:" in notes
+    preset = "repo preset:" in notes and recipe is None
     graphs, dispatcher = _first(_GRAPHS, notes), _first(_DISPATCHERS, notes)
     if preset and row.text("arch") == "moe":
         dispatcher = dispatcher or Dispatcher.ALL_TO_ALL
-    return Features(
+    stated = Features(
         cuda_graphs=graphs or (CudaGraphs.NONE if preset else None),
         dispatcher=dispatcher,
         overlaps_experts=True
@@ -93,6 +94,7 @@ def read_features(row: CsvRow) -> Features:
         offloaded_activations=_offloaded(row, notes),
         expert_imbalance=_first(_IMBALANCE, notes) if row.text("arch") == "moe" else None,
     )
+    return stated if recipe is None else stated.or_else(recipe)
 
 
 def _wire(table: tuple[tuple[str, None], ...], notes: str) -> WireFormat | None:

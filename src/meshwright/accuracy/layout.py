@@ -330,6 +330,8 @@ def _recompute(
 
 def _recipe_recompute(model: Model, degrees: _Degrees, software: Software) -> str:
     """Recomputation of the framework's recipe for `model`; empty where none is known."""
+    if software.recipe_recompute:
+        return software.recipe_recompute
     is_split = degrees.tensor * degrees.pipeline > 1
     for entry in frameworks()["recomputation"]:
         named = model.name in entry.get("models", [model.name])

@@ -258,12 +258,12 @@ def _with_conditions(row: CsvRow, run: PublishedRun) -> PublishedRun:
         raise CannotPredictError(Reason.NO_DEVICES)
     if run.task == "qlora":
         raise CannotPredictError(Reason.QUANTISED_BASE, "4-bit base weights")
-    software = read_software(row, accelerator)
     reading = read_model(row)
     model, notes = reading.model, list(reading.assumed)
+    software = read_software(row, accelerator, model.name)
     if model.num_mtp_layers and not software.mtp:
         model = replace(model, num_mtp_layers=0)
-        notes.append(f"no multi-token prediction, the default of {software.stack.framework}")
+        notes.append("no multi-token prediction, as the row or the default of its framework has it")
     seq_len = row.count("seq_len")
     if seq_len is None:
         raise CannotPredictError(Reason.NO_SEQUENCE_LENGTH)

@@ -32,6 +32,12 @@ def frameworks() -> dict[str, Any]:
     return _load("frameworks.toml")
 
 
+@cache
+def published_recipes() -> dict[str, Any]:
+    """Switches of published performance recipes (`recipes.toml`)."""
+    return _load("recipes.toml")
+
+
 def _load(name: str) -> dict[str, Any]:
     import tomllib
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from meshwright.accuracy.csvfile import CsvRow
 from meshwright.accuracy.features import read_features
+from meshwright.accuracy.recipes import recipe_for
 from meshwright.accuracy.shipped import frameworks
 from meshwright.specs.hardware import Accelerator, Stack
 from meshwright.specs.model import Lora
@@ -31,6 +32,7 @@ class Software:
     lora: Lora
     micro_batch_per_stage: bool  # a pipeline has as many micro-batches as ranks unless it says otherwise
     fused_norm: bool  # the notes name a fused norm kernel
+    recipe_recompute: str  # of the row's recipe, in the words of rows; empty: none, or not known
 
 
 def is_mlperf(row: CsvRow) -> bool:
@@ -38,8 +40,11 @@ def is_mlperf(row: CsvRow) -> bool:
     return row.text("source_key").startswith("mlperf") or "time_to_target" in row.text("metric_kind")
 
 
-def read_software(row: CsvRow, accelerator: Accelerator) -> Software:
-    """The software of `row`; an unknown framework gets the key "other" and the defaults of Megatron."""
+def read_software(row: CsvRow, accelerator: Accelerator, model: str = "") -> Software:
+    """The software of `row`; an unknown framework gets the key "other" and the defaults of Megatron.
+
+    model: its name, by which a published recipe of that framework is known.
+    """
     mlperf = frameworks()["mlperf"]
     vintage = _vintage(row)
     if is_mlperf(row):
@@ -49,18 +54,29 @@ def read_software(row: CsvRow, accelerator: Accelerator) -> Software:
         entry = mlperf["vendor"].get(accelerator.vendor.lower(), mlperf["vendor"]["other"])
     sequence_parallel_since = entry.get("sequence_parallel_since")
     lora = mlperf["lora"] if is_mlperf(row) else entry.get("lora", {})
+    framework = entry.get("key", "other")
+    recipe = recipe_for(
+        source=row.text("source"),
+        stack=framework,
+        vintage=vintage,
+        model=model,
+        accelerator=accelerator.name,
+        precision=row.text("precision").lower(),
+    )
+    features = read_features(row, recipe.features if recipe else None)
     return Software(
-        stack=Stack(framework=entry.get("key", "other"), vintage=vintage, features=read_features(row)),
+        stack=Stack(framework=framework, vintage=vintage, features=features),
         sharding=Sharding[entry.get("sharding", "none").upper()],
         sequence_parallel=sequence_parallel_since is not None
         and (vintage or 9999) >= sequence_parallel_since,
         precision=entry.get("precision", "bf16"),
-        mtp=entry.get("mtp", False),
+        mtp=entry.get("mtp", False) and "w/o mtp" not in row.text("notes").lower(),
         memory=_memory_definition(row, entry.get("memory", "unknown")),
         batch_per_device=entry.get("batch_per_device", False),
         lora=_lora(lora),
         micro_batch_per_stage=entry.get("micro_batch_per_stage", False),
         fused_norm="rms kernel" in row.text("notes").lower(),
+        recipe_recompute=recipe.recompute if recipe else "",
     )
 
 

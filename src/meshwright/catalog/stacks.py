@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -78,6 +79,14 @@ def stack_facts(framework: str) -> StackFacts:
 
 
 def _release(entry: dict[str, Any]) -> Release:
+    values = dict(entry)
+    since, on, name = values.pop("since", 0.0), tuple(values.pop("on", ())), values.pop("name", "")
+    values.pop("source", None)
+    return Release(since=since, on=on, name=name, features=features_from(values))
+
+
+def features_from(switches: Mapping[str, Any]) -> Features:
+    """Switches as a table of the catalogue writes them."""
     kinds = {
         "cuda_graphs": CudaGraphs,
         "dispatcher": Dispatcher,
@@ -85,12 +94,7 @@ def _release(entry: dict[str, Any]) -> Release:
         "gradient_format": WireFormat,
         "parameter_format": WireFormat,
     }
-    values = dict(entry)
-    since, on, name = values.pop("since", 0.0), tuple(values.pop("on", ())), values.pop("name", "")
-    features = Features(
-        **{key: kinds.get(key, bool)(value) for key, value in values.items() if key != "source"}
-    )
-    return Release(since=since, on=on, name=name, features=features)
+    return Features(**{key: kinds.get(key, bool)(value) for key, value in switches.items()})
 
 
 _PLAIN = Features(

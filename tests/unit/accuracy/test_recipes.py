@@ -1,0 +1,95 @@
+"""Switches of the recipes that published tables were measured with."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright import catalog
+from meshwright.accuracy.recipes import Recipe, recipe_for
+from meshwright.accuracy.rows import RunConditions, read_runs
+from meshwright.accuracy.shipped import measured_runs_path, published_recipes
+from meshwright.catalog.stacks import stack_names
+from meshwright.specs.features import CudaGraphs, Dispatcher
+from meshwright.specs.precision import PRECISIONS
+
+PAGE = "github:NVIDIA-NeMo/Megatron-Bridge docs/performance-summary.md"
+
+
+@pytest.fixture(scope="module")
+def conditions() -> dict[str, RunConditions]:
+    """Of the shipped rows, by their names."""
+    return {r.id: r.conditions for r in read_runs(measured_runs_path()) if r.conditions}
+
+
+def recipe(vintage: float, *, source: str = PAGE, precision: str = "mxfp8") -> Recipe | None:
+    return recipe_for(
+        source=source,
+        stack="megatron-bridge",
+        vintage=vintage,
+        model="qwen3-30b-a3b",
+        accelerator="gb200",
+        precision=precision,
+    )
+
+
+def test_the_last_one_up_to_the_release_decides() -> None:
+    dropping, partial, full = recipe(2025.667), recipe(2026.25), recipe(2026.417)
+    assert dropping
+    assert partial
+    assert full
+    assert (dropping.features.drops_tokens, dropping.features.dispatcher) == (True, Dispatcher.ALL_TO_ALL)
+    assert (partial.features.drops_tokens, partial.features.cuda_graphs) == (False, CudaGraphs.PARTIAL)
+    assert full.features.cuda_graphs is CudaGraphs.FULL
+    assert full.features.fp8_attention
+    assert recipe(2025.0) is None
+
+
+def test_a_format_without_its_own_has_the_one_of_all_formats() -> None:
+    found = recipe(2026.417, precision="bf16")
+    assert found
+    assert found.features.cuda_graphs is CudaGraphs.PARTIAL
+
+
+def test_only_pages_of_the_project_were_measured_with_it() -> None:
+    assert recipe(2026.25, source="github:somebody/else README.md") is None
+
+
+def test_names_are_those_of_the_catalogue() -> None:
+    for entry in published_recipes()["recipe"]:
+        assert entry["stack"] in stack_names()
+        assert entry["source"]
+        for name in entry["models"]:
+            catalog.model(name)
+        for name in entry["accelerators"]:
+            catalog.accelerator(name)
+        assert set(entry.get("precisions", ())) <= set(PRECISIONS)
+
+
+@pytest.mark.parametrize(
+    ("row", "graphs", "overlaps"),
+    [
+        ("megatron_bridge-0296", CudaGraphs.FULL, True),  # whose note lists the dispatcher alone
+        ("megatron_bridge-0299", CudaGraphs.FULL, True),
+        ("megatron_bridge-0046", CudaGraphs.NONE, False),  # a preset without any of the release's defaults
+        ("megatron_bridge-0058", CudaGraphs.NONE, False),
+    ],
+)
+def test_rows_have_the_switches_of_their_recipe(
+    conditions: dict[str, RunConditions], row: str, graphs: CudaGraphs, overlaps: bool
+) -> None:
+    software = conditions[row].software
+    assert (software["cuda_graphs"], software["overlaps_experts"]) == (graphs, overlaps)
+
+
+def test_a_row_without_recomputation_has_its_recipe_s(conditions: dict[str, RunConditions]) -> None:
+    assert conditions["megatron_bridge-0036"].plan.recompute_modules == ("mla_up_projection", "mlp")
+
+
+def test_notes_precede_a_recipe(conditions: dict[str, RunConditions]) -> None:
+    """The recipe of 26.02 sends by all-to-all, the row's note names HybridEP."""
+    assert conditions["megatron_bridge-0053"].software["dispatcher"] == Dispatcher.HYBRIDEP
+
+
+def test_a_note_can_leave_out_multi_token_prediction(conditions: dict[str, RunConditions]) -> None:
+    without, module = conditions["megatron_bridge-0010"], conditions["megatron_bridge-0006"]
+    assert (without.model.num_mtp_layers, module.model.num_mtp_layers) == (0, 1)
