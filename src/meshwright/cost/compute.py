@@ -443,7 +443,7 @@ def _elementwise(s: _LayerShapes) -> tuple[Array, Array, Array, Array]:
 
     norm = tokens * np.where(rates.unfused_norm > 0, UNFUSED_NORM_ACCESSES, NORM_ACCESSES) * h / split * moved
     norm = norm * correction("rms_norm", tokens * h / split)
-    rotary = ROTARY_ACCESSES * (model.num_heads + model.num_kv_heads) * model.qk_dim / t
+    rotary = _rotary_accesses(model) / t
     blocks = (model.attention_share + model.ffn_share + model.state_space_share) / 2  # 1 but in hybrids
     others = tokens * (RESIDUAL_ACCESSES * h / split * blocks + rotary * model.attention_share) * moved
     activation = tokens * model.ffn_share * model.ffn_matrices * model.ffn / t * moved
@@ -457,6 +457,17 @@ def _elementwise(s: _LayerShapes) -> tuple[Array, Array, Array, Array]:
     moe_activation = moe_activation + 2.0 * model.expert_bias * biases * moved
     rest = others * correction("swiglu", tokens * h / split)
     return norm, activation, moe_activation, norm * model.num_norms / 2 + rest
+
+
+def _rotary_accesses(model: ModelTable) -> Array:
+    """Elements per token that rotary embedding and norms of queries and keys read or write, over all heads."""
+    grouped = ROTARY_ACCESSES * (model.num_heads + model.num_kv_heads) * model.qk_dim
+    head_norms = 2 * (model.num_heads + model.num_kv_heads) * model.qk_dim * (model.head_norm_width > 0)
+    # Latent attention rotates a part of each query in place. Keys and values come from one GEMM: the kernel reads both,
+    # and writes the keys with the rotated part that all heads share, and the values.
+    expanded = model.qk_dim - model.rope_dim + model.v_dim
+    latent = model.num_heads * (2 * model.rope_dim + expanded + model.qk_dim + model.v_dim)
+    return np.where(model.is_mla > 0, latent, grouped + head_norms)
 
 
 def _floors(s: _LayerShapes) -> tuple[PassTimes, PassTimes]:
