@@ -48,6 +48,15 @@ ROTARY_ACCESSES = 3
 ROUTER_ACCESSES = 4
 """Per token and expert: scores and top-k. Assumed, as above."""
 
+BIAS_ACCESSES = 14
+"""Per output of an expert with a bias, which is added weighted with the router's probability: product, sum, joining of
+the experts' parts and the cast back are four kernels, three of them in fp32, 28 bytes in all (Megatron-Core 0.16,
+transformer/moe/experts.py, `TEGroupedMLP._apply_bias`; NeMo AutoModel does the same)."""
+
+CLAMP_ACCESSES = 8
+"""Per activation of an expert with a bias: gate and up are clamped and joined before the fused activation (the same,
+fusions/fused_bias_geglu.py, `weighted_bias_quick_geglu_impl`). Of the catalogue's models those with biases clamp."""
+
 LOSS_BYTES = 6.0
 """Per logit: the loss reads and writes logits in 16 and 32 bits, three times in all."""
 
@@ -450,13 +459,20 @@ def _elementwise(s: _LayerShapes) -> tuple[Array, Array, Array, Array]:
     activation = activation * correction("swiglu", tokens * model.ffn / t)
     routed = s.expert_tokens * model.expert_ffn / s.plan.expert_tensor
     expert_width = routed * np.where(rates.fused_experts > 0, 0.0, 1.0) + tokens * model.shared_ffn / t
-    biases = (
-        model.ffn_matrices - 1
-    ) * routed + s.expert_tokens * h  # each is a read and a write of the outputs
     moe_activation = model.ffn_matrices * expert_width * moved * correction("swiglu", expert_width)
-    moe_activation = moe_activation + 2.0 * model.expert_bias * biases * moved
+    moe_activation = moe_activation + _expert_bias_s(s, routed)
     rest = others * correction("swiglu", tokens * h / split)
     return norm, activation, moe_activation, norm * model.num_norms / 2 + rest
+
+
+def _expert_bias_s(s: _LayerShapes, routed: Array) -> Array:
+    """Forward seconds of biases of experts and of their clamped activation, `routed` wide over all tokens of a rank."""
+    model, element_s = s.model, s.precision.activation_bytes / s.streaming_bytes_per_s
+    outputs = s.expert_tokens * model.hidden
+    separate = BIAS_ACCESSES * outputs + CLAMP_ACCESSES * routed
+    fused = 2.0 * (outputs + (model.ffn_matrices - 1) * routed)  # sums of both gradients over tokens remain
+    accesses = np.where(s.rates.fused_experts > 0, fused, separate)
+    return model.expert_bias * accesses * element_s
 
 
 def _rotary_accesses(model: ModelTable) -> Array:

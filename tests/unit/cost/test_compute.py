@@ -141,6 +141,25 @@ class TestLayer:
         )
 
 
+class TestElementwise:
+    def test_norms_of_queries_and_keys_take_time(self, case):
+        model = catalog.model("qwen3-8b")
+        without = replace(model, attention=replace(model.attention, qk_norm=False))
+        normed, plain = case(model=model).layer(), case(model=without).layer()
+        assert 1.05 < normed.elementwise.forward_s / plain.elementwise.forward_s < 1.5
+
+    def test_latent_attention_rotates_a_part_of_each_head(self, case):
+        """The rotary embedding of DeepSeek-V3 moves less than three times all of its queries and keys."""
+        model = catalog.model("deepseek-v3")
+        whole = replace(
+            model,
+            attention=Attention(num_heads=128, num_kv_heads=128, head_dim=192),
+        )
+        plan = {"cluster": "h100-8x128", "plan": Plan(expert=64, data_shard=1024)}
+        latent, grouped = case(model=model, **plan).layer(), case(model=whole, **plan).layer()
+        assert 0.6 < latent.elementwise.forward_s / grouped.elementwise.forward_s < 0.9
+
+
 class TestExperts:
     MODEL = "mixtral-8x7b"
 
@@ -188,6 +207,21 @@ class TestExperts:
         fine = case(model="qwen3-30b-a3b", plan=Plan(data_shard=32, micro_batch=1)).layer().experts
         dense = case(model=small, plan=Plan(data_shard=32, micro_batch=1)).layer().dense_ffn
         assert fine.forward_s > dense.forward_s
+
+    def test_biases_of_experts_cost_kernels_unless_experts_are_fused(self, case):
+        model = catalog.model("gpt-oss-120b")
+        assert model.experts is not None
+        plain = replace(model, experts=replace(model.experts, bias=False))
+        plan = {"plan": Plan(expert=8, data_shard=32)}
+
+        def cost(fused: int) -> float:
+            biased, without = case(model=model, **plan), case(model=plain, **plan)
+            return (
+                biased.with_rates(fused_experts=fused).layer().moe_elementwise.forward_s
+                - without.with_rates(fused_experts=fused).layer().moe_elementwise.forward_s
+            )
+
+        assert 2 < cost(fused=0) / cost(fused=1) < 6
 
     def test_shared_experts_add_to_routed_ones(self, case):
         model = catalog.model("deepseek-v2-lite")
