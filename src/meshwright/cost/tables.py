@@ -15,7 +15,7 @@ import numpy as np
 from meshwright.arrays import Array, Integers, Table
 from meshwright.cost.pipeline.schedules import rank_layers, shape_of
 from meshwright.specs.model import QKV, Attention, AttentionKind, BlockKind, Lora, Model, NormPlacement
-from meshwright.specs.plan import RECOMPUTE_MODULES, SCHEDULES, Offload, Plan, Recompute, Sharding
+from meshwright.specs.plan import RECOMPUTE_MODULES, SCHEDULES, AxisOrder, Offload, Plan, Recompute, Sharding
 from meshwright.specs.precision import Precision
 
 RECOMPUTES = tuple(Recompute)
@@ -122,6 +122,7 @@ class PlanTable(Table):
     first_layers: Array  # on the first pipeline rank; -1: the usual split (`cost.stages`)
     middle_layers: Array  # on the fullest rank between
     last_layers: Array
+    data_outermost: Array = 0  # 1: AxisOrder.DATA_OUTERMOST
 
     @property
     def data(self) -> Array:
@@ -281,6 +282,7 @@ def plan_row(plan: Plan) -> PlanTable:
         first_layers=first,
         middle_layers=middle,
         last_layers=last,
+        data_outermost=int(plan.axis_order is AxisOrder.DATA_OUTERMOST),
     )
 
 
@@ -319,6 +321,7 @@ def _usual_plan(row: PlanTable) -> Plan:
         recompute_modules=tuple(m for i, m in enumerate(RECOMPUTE_MODULES) if mask >> i & 1),
         recompute_layers=None if int(row.recompute_layers) < 0 else int(row.recompute_layers),
         offload=Offload.OPTIMIZER if row.offload_optimizer else Offload.NONE,
+        axis_order=AxisOrder.DATA_OUTERMOST if row.data_outermost else AxisOrder.PIPELINE_OUTERMOST,
     )
 
 

@@ -13,7 +13,7 @@ from enum import Enum, IntEnum
 from meshwright import catalog
 from meshwright.arrays import Mask
 from meshwright.cost.tables import BatchTable, ModelTable, PlanTable
-from meshwright.specs.plan import RECOMPUTE_MODULES, Recompute, Schedule, Sharding
+from meshwright.specs.plan import RECOMPUTE_MODULES, AxisOrder, Recompute, Schedule, Sharding
 
 CHEAP = ("norm", "activation")
 
@@ -77,6 +77,8 @@ class EngineFacts:
     any_replicas: bool = False  # replicas of shards with whole parameters too
     whole_sequences: bool = False  # experts under tensor parallelism without sequence parallelism
     short_interleaving: bool = False  # fewer interleaved micro-batches than pipeline ranks
+    axis_orders: tuple[AxisOrder, ...] = (AxisOrder.PIPELINE_OUTERMOST,)
+    narrow_states: bool = False  # optimizer states in 16 bits, stored activations in 8
     context_block: int = 1  # tokens: the slices of context parallelism are multiples of it
     rules: tuple[Rule, ...] = ()  # what this engine alone refuses
     configurations: tuple[str, ...] = ()

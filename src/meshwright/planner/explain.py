@@ -12,17 +12,17 @@ from enum import Enum
 import numpy as np
 
 from meshwright.cost.memory import MEMORY_PARTS, MemoryTable, memory_parts
-from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS
 from meshwright.cost.tables import plan_from_row, plan_row
 from meshwright.planner.engines import Severity
 from meshwright.planner.legality import Violation, broken_rules, legality_context, violations
 from meshwright.planner.neighbours import neighbours
 from meshwright.planner.objective import Goal
+from meshwright.planner.remedies import PlanRemedy, forced_changes, remedies, with_fixed, word
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.screen import cost_model
 from meshwright.planner.search import PlanResult, RankedPlan, search
 from meshwright.planner.space import Space, choices, combine, num_rows, shapes
-from meshwright.specs.plan import Offload, Plan, Sharding
+from meshwright.specs.plan import Offload, Plan
 from meshwright.units import gib, ms
 
 SAMPLED_CANDIDATES = 20_000
@@ -89,14 +89,22 @@ class WhyNot:
     )
     infeasible: Infeasible | None = None  # DOES_NOT_FIT
     violations: tuple[Violation, ...] = ()  # ILLEGAL: the rules; otherwise warnings about the plan
+    forced: tuple[str, ...] = ()  # SLOWER: the fewest other choices that have to differ from the winner's
+    remedies: tuple[PlanRemedy, ...] = ()  # DOES_NOT_FIT, ILLEGAL: the fewest changes with which it runs
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The binding rule or memory, and the fewest changes that go with the asked plan or let it run."""
+        forced = f"the rest can stay but for {', '.join(self.forced)}" if self.forced else ""
+        return tuple(filter(None, (self.binding, forced, *map(str, self.remedies))))
 
     def __str__(self) -> str:
-        what = ", ".join(f"{name}={_word(name, value)}" for name, value in self.fixed.items())
+        what = ", ".join(f"{name}={word(name, value)}" for name, value in self.fixed.items())
         if self.comparison is not None:
-            return "; ".join(filter(None, (f"{what}: {self.verdict.value}: {self.comparison}", self.binding)))
+            return "; ".join((f"{what}: {self.verdict.value}: {self.comparison}", *self.reasons))
         if self.infeasible is not None:
-            return f"{what}: {self.infeasible}"
-        return f"{what}: {self.verdict.value}: {'; '.join(map(str, self.violations))}"
+            return "; ".join((f"{what}: {self.infeasible}", *self.reasons))
+        return f"{what}: {self.verdict.value}: {'; '.join((*map(str, self.violations), *self.reasons))}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,13 +172,19 @@ def why_not(
             verdict=verdict,
             infeasible=infeasible if infeasible.nearest else None,
             violations=infeasible.violations,
+            remedies=remedies(
+                restricted, fixed, winner=winner, fits=verdict is WhyNotVerdict.ILLEGAL, goal=goal
+            ),
         )
     warnings = tuple(violations(result.best.plan, context=legality_context(restricted)))
     verdict = WhyNotVerdict.SLOWER if result.best.value > winner.value else WhyNotVerdict.BEST
+    binding = _binding(restricted, fixed, result.best, winner) if verdict is WhyNotVerdict.SLOWER else ""
+    forced = forced_changes(restricted, fixed, winner=winner.plan, loser=result.best.plan) if binding else ()
     return WhyNot(
         fixed=fixed,
         verdict=verdict,
-        binding=_binding(restricted, fixed, result.best, winner) if verdict is WhyNotVerdict.SLOWER else "",
+        binding=binding,
+        forced=forced,
         comparison=compare(winner, result.best, usable_bytes=request.usable_bytes),
         violations=warnings,
     )
@@ -184,7 +198,7 @@ def _binding(request: PlanRequest, fixed: Mapping[str, object], loser: RankedPla
     """The memory or the rule that forbids the best plan with `fixed` in it; "" where that runs and takes longer."""
     if memory := _binding_memory(request, loser, winner):
         return memory
-    plan = _with_fixed(winner.plan, fixed, request.num_devices)
+    plan = with_fixed(winner.plan, fixed, request.num_devices)
     broken = _refused(violations(plan, context=legality_context(request)))
     if broken:
         return f"the rule of {broken[0].rule} binds: with the rest of the best plan {broken[0].message}"
@@ -192,24 +206,6 @@ def _binding(request: PlanRequest, fixed: Mapping[str, object], loser: RankedPla
     if needed <= available:
         return ""
     return f"memory binds: with the rest of the best plan it needs {needed:.1f} GiB of {available:.1f}"
-
-
-def _with_fixed(plan: Plan, fixed: Mapping[str, object], num_devices: int) -> Plan:
-    """`plan` with `fixed` and what follows from it: chunks that its schedule has, and the data width that remains."""
-    changed = replace(plan, **dict(fixed))  # pyright: ignore[reportArgumentType]
-    if {"pipeline", "virtual_pipeline", "schedule"} & set(fixed) and "layers_per_stage" not in fixed:
-        changed = replace(changed, layers_per_stage=None)
-    layers = changed.layers_per_stage
-    if layers is not None and len(layers) != changed.pipeline * changed.virtual_pipeline:
-        changed = replace(changed, pipeline=len(layers) // changed.virtual_pipeline)
-    record = SCHEDULE_RECORDS[changed.schedule]
-    chunks = changed.virtual_pipeline if changed.pipeline > 1 else 1
-    if "virtual_pipeline" not in fixed and changed.pipeline > 1 and not record.allows_chunks(chunks):
-        chunks = record.min_chunks
-    if "data_shard" not in fixed:
-        inner = changed.tensor * changed.context * changed.pipeline * changed.data_replicate
-        changed = replace(changed, data_shard=num_devices // inner)
-    return replace(changed, virtual_pipeline=chunks)
 
 
 def reserved_bytes(request: PlanRequest, plan: Plan) -> float:
@@ -304,7 +300,7 @@ def _suggestions(request: PlanRequest) -> tuple[str, ...]:
         freed = replace(request, fixed={k: v for k, v in request.fixed.items() if k != name})
         best = _first_plan(freed)
         if best is not None:
-            found.append(f"fits when {name} is not held at {_word(name, value)}: {best}")
+            found.append(f"fits when {name} is not held at {word(name, value)}: {best}")
     if not found and "offload" not in request.fixed:
         best = _first_plan(request.fixing(offload=Offload.OPTIMIZER))
         if best is not None:
@@ -321,11 +317,6 @@ def _with_more_devices(request: PlanRequest) -> list[str]:
         if best is not None:
             return [f"fits with {cluster.num_devices} devices: {best}"]
     return []
-
-
-def _word(name: str, value: object) -> object:
-    """A fixed value as a run file writes it."""
-    return Sharding(value).name.lower() if name == "sharding" else getattr(value, "value", value)
 
 
 def _first_plan(request: PlanRequest) -> str | None:

@@ -49,12 +49,26 @@ def _split(assignments: Iterable[str]) -> list[str]:
 def _value(name: str, text: str) -> Any:
     from dataclasses import fields
 
-    from meshwright.specs.plan import RECOMPUTE_MODULES, Offload, Plan, Recompute, Schedule, Sharding
+    from meshwright.specs.plan import (
+        RECOMPUTE_MODULES,
+        AxisOrder,
+        Offload,
+        Plan,
+        Recompute,
+        Schedule,
+        Sharding,
+    )
 
     known = [f.name for f in fields(Plan)]
     if name not in known:
         raise UnknownNameError("plan field", name, known=known)
-    choices = {"sharding": Sharding, "schedule": Schedule, "recompute": Recompute, "offload": Offload}
+    choices = {
+        "sharding": Sharding,
+        "schedule": Schedule,
+        "recompute": Recompute,
+        "offload": Offload,
+        "axis_order": AxisOrder,
+    }
     if name in choices:
         return _choice(name, text, choices[name])
     if name == "sequence_parallel":

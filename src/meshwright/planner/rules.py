@@ -15,7 +15,7 @@ from meshwright.arrays import Array, Mask
 from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS, chunks_allowed, column_of
 from meshwright.cost.tables import RECOMPUTES, PlanTable
 from meshwright.planner.engines import EngineFacts, LegalityContext, Rule, Scope, Severity
-from meshwright.specs.plan import RECOMPUTE_MODULES, SCHEDULES, Recompute, Schedule, Sharding
+from meshwright.specs.plan import RECOMPUTE_MODULES, SCHEDULES, AxisOrder, Recompute, Schedule, Sharding
 
 
 def is_divisor(part: Array, whole: Array) -> NDArray[np.bool_]:
@@ -254,6 +254,24 @@ RULES: tuple[Rule, ...] = (
         says=lambda s, p: (
             f"{s.facts.title} has no {SCHEDULES[int(p.schedule)].value} schedule, it has: "
             f"{', '.join(x.value for x in s.facts.schedules)}"
+        ),
+    ),
+    Rule(
+        name="axis order",
+        scope=Scope.SHAPE,
+        holds=lambda s, p: (
+            np.equal(p.data_outermost, 0)
+            | (
+                (AxisOrder.DATA_OUTERMOST in s.facts.axis_orders)
+                & ((not has_experts(s)) | (p.expert * p.expert_tensor == p.tensor * p.context))
+            )
+        ),
+        says=lambda s, p: (
+            f"axis_order {AxisOrder.DATA_OUTERMOST} needs experts on the tensor and context ranks, as their data ranks "
+            f"lie outside of the pipeline too: expert {p.expert} x expert_tensor {p.expert_tensor} is not tensor "
+            f"{p.tensor} x context {p.context}"
+            if AxisOrder.DATA_OUTERMOST in s.facts.axis_orders
+            else f"{s.facts.title} has one order of ranks: {AxisOrder.PIPELINE_OUTERMOST}"
         ),
     ),
     Rule(

@@ -27,7 +27,15 @@ from meshwright.planner.engines import EngineFacts, engine_facts, selective_sets
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.splits import lighter_ends
 from meshwright.specs.model import AttentionKind
-from meshwright.specs.plan import RECOMPUTE_MODULES, SCHEDULES, Offload, Recompute, Schedule, Sharding
+from meshwright.specs.plan import (
+    RECOMPUTE_MODULES,
+    SCHEDULES,
+    AxisOrder,
+    Offload,
+    Recompute,
+    Schedule,
+    Sharding,
+)
 
 IntArray = NDArray[np.int64]
 
@@ -45,6 +53,7 @@ _FIXED_TYPES: dict[str, Callable[[Any], Any]] = {
     "schedule": Schedule,
     "sharding": Sharding,
     "offload": Offload,
+    "axis_order": AxisOrder,
 }
 
 
@@ -80,6 +89,9 @@ class Space:
     recompute: tuple[RecomputeChoice, ...] = (RecomputeChoice(),)
     offload: tuple[Offload, ...] = (Offload.NONE,)
     data_shard: tuple[int, ...] | None = None  # None: whatever remains
+    axis_order: tuple[AxisOrder, ...] = (AxisOrder.PIPELINE_OUTERMOST,)
+    pod_devices: int = 1  # below one set of leaf switches: for which shapes the order of ranks matters
+    domain: int = 1  # devices joined by the scale-up link
     splits: tuple[tuple[int, ...], ...] = ()  # uneven ones: layers of each stage, as many as it has
     usual_split: bool = True  # also equal stages, what is left over on the two ends
     max_stages: int | None = None  # of pipeline x virtual_pipeline; None: legality alone decides
@@ -144,6 +156,9 @@ def default_space(request: PlanRequest) -> Space:
         recompute=_recompute_choices(request, facts),
         max_stages=model.num_layers + 2,  # a stage without layers holds the embedding or the head
         splits=lighter_ends(request) if facts.uneven_layers else (),
+        axis_order=facts.axis_orders,
+        pod_devices=cluster.fabric.nodes_per_pod * cluster.devices_per_node,
+        domain=domain,
         untried=_untried(domain, facts),
     )
     _check_layers(request)
@@ -239,7 +254,7 @@ def shapes(space: Space) -> PlanTable:
     folds = ((t * c * data)[row] % (e * z)[pair]) == 0
     row, pair = row[folds], pair[folds]
     one, zero = np.ones(len(row), dtype=np.int64), np.zeros(len(row), dtype=np.int64)
-    return PlanTable(
+    table = PlanTable(
         tensor=t[row],
         sequence_parallel=sp[row],
         context=c[row],
@@ -259,7 +274,29 @@ def shapes(space: Space) -> PlanTable:
         first_layers=layers[row, 0],
         middle_layers=layers[row, 1],
         last_layers=layers[row, 2],
+        data_outermost=zero,
     )
+    return _ordered(table, space)
+
+
+def _ordered(table: PlanTable, space: Space) -> PlanTable:
+    """The shapes of `table` in every order of ranks that costs something else.
+
+    Both orders are one without a pipeline or without data parallelism, and where all devices hang on the same leaves
+    and tensor and context ranks fill a domain. Experts on other ranks than these two have the usual order only.
+    """
+    if AxisOrder.DATA_OUTERMOST not in space.axis_order:
+        return table
+    inner, devices = table.tensor * table.context, space.num_devices
+    differs = (table.pipeline > 1) & (table.data > 1)
+    differs &= (inner < space.domain) | (devices > space.pod_devices)
+    differs &= (table.expert * table.expert_tensor == inner) | (space.expert == space.expert_tensor == (1,))
+    if space.axis_order == (AxisOrder.DATA_OUTERMOST,):
+        return replace(table, data_outermost=np.ones_like(table.tensor))
+    other = table.take(np.flatnonzero(differs))
+    other = replace(other, data_outermost=np.ones_like(other.tensor))
+    names = [f.name for f in fields(PlanTable)]
+    return PlanTable(**{n: np.concatenate([getattr(table, n), getattr(other, n)]) for n in names})
 
 
 @dataclass(frozen=True, kw_only=True)

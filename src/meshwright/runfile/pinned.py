@@ -7,7 +7,7 @@ from typing import Any
 
 from meshwright.cost.pipeline.schedules import usual_schedule
 from meshwright.runfile import schema
-from meshwright.specs.plan import Offload, Plan, Recompute, Sharding
+from meshwright.specs.plan import AxisOrder, Offload, Plan, Recompute, Sharding
 
 _ALWAYS = ("data_shard", "data_replicate", "tensor", "context", "pipeline", "sharding")
 _WORTH_SAYING = ("sequence_parallel", "virtual_pipeline", "layers_per_stage", "expert", "expert_tensor")
@@ -38,6 +38,7 @@ def plan_from_section(section: schema.ParallelSection, *, data_shard: int, micro
         recompute_layers=layers,
         layers_per_stage=section.layers_per_stage,
         offload=section.offload,
+        axis_order=section.axis_order,
     )
 
 
@@ -54,6 +55,8 @@ def section_from_plan(plan: Plan) -> dict[str, Any]:
     section["recompute"] = _recompute_word(plan)
     if plan.offload is not Offload.NONE:
         section["offload"] = plan.offload.value
+    if plan.axis_order is not AxisOrder.PIPELINE_OUTERMOST:
+        section["axis_order"] = plan.axis_order.value
     return section
 
 

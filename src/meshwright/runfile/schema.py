@@ -38,7 +38,7 @@ from meshwright.specs.model import (
     Router,
 )
 from meshwright.specs.optimizers import OPTIMIZERS
-from meshwright.specs.plan import RECOMPUTE_MODULES, Offload, Schedule
+from meshwright.specs.plan import RECOMPUTE_MODULES, AxisOrder, Offload, Schedule
 from meshwright.specs.run import (
     BIAS_RATE,
     MAX_WORKERS,
@@ -394,6 +394,7 @@ class ParallelSection(RunFileSection):
         Discriminator(_kind),
     ] = "none"
     offload: Annotated[Offload, _Lax] = Offload.NONE
+    axis_order: Annotated[AxisOrder, _Lax] = AxisOrder.PIPELINE_OUTERMOST
 
 
 class StackSection(RunFileSection):

@@ -60,6 +60,16 @@ DROPPED_MODULES = ("norm", "activation", "mla_up_projection")
 """Modules whose output is recomputed. Of the other modules the activations inside them are."""
 
 
+class AxisOrder(StrEnum):
+    """Parallel axes over the ranks of a cluster, innermost first: inner axes lie inside a node or an NVLink domain.
+
+    Names as in Megatron-Core. Expert parallelism folds over the axes inside the outermost.
+    """
+
+    PIPELINE_OUTERMOST = "tp-cp-dp-pp"  # data-parallel ranks are neighbours, stages are far apart
+    DATA_OUTERMOST = "tp-cp-pp-dp"  # stages are neighbours: Megatron's --use-tp-pp-dp-mapping
+
+
 class Offload(StrEnum):
     """Tensors kept in host memory."""
 
@@ -88,6 +98,7 @@ class Plan:
     recompute_layers: int | None = None  # FULL: layers per pipeline rank that are recomputed; None: all
     layers_per_stage: tuple[int, ...] | None = None  # None: equal ones, what is left over on the two ends
     offload: Offload = Offload.NONE
+    axis_order: AxisOrder = AxisOrder.PIPELINE_OUTERMOST
 
     @property
     def data(self) -> int:
@@ -136,6 +147,9 @@ class Plan:
         if self.pipeline > 1:
             parts.append(self.schedule.value)
             parts += [f"layers={listed_layers(self.layers_per_stage)}"] if self.layers_per_stage else []
+            parts += (
+                [f"order={self.axis_order}"] if self.axis_order is not AxisOrder.PIPELINE_OUTERMOST else []
+            )
         if self.recompute is not Recompute.NONE:
             what = "+".join(self.recompute_modules) if self.recompute_modules else self.recompute.value
             layers = "" if self.recompute_layers is None else f" of {self.recompute_layers} layers"

@@ -17,7 +17,7 @@ from meshwright.planner.request import PlanRequest, request_for
 from meshwright.planner.rules import rules_of
 from meshwright.planner.space import default_space, enumerate_plans, num_rows
 from meshwright.runfile import from_options
-from meshwright.specs.plan import SCHEDULES, Plan, Recompute, Schedule, Sharding
+from meshwright.specs.plan import SCHEDULES, AxisOrder, Plan, Recompute, Schedule, Sharding
 from meshwright.specs.precision import PRECISIONS
 from meshwright.specs.run import KernelChoices
 
@@ -123,6 +123,9 @@ CASES = [
     ("virtual stages", Plan(pipeline=4, virtual_pipeline=4, schedule=Schedule.ZBV, data_shard=16), {}),
     ("schedule", Plan(pipeline=4, schedule=Schedule.ZERO_BUBBLE, data_shard=16), {"engine": "megatron"}),
     ("schedule", Plan(pipeline=4, schedule=Schedule.DUALPIPE, data_shard=16), {"engine": "torchtitan"}),
+    ("axis order", Plan(pipeline=2, data_shard=32, axis_order=AxisOrder.DATA_OUTERMOST), {}),
+    ("axis order", Plan(pipeline=2, data_shard=32, expert=8, axis_order=AxisOrder.DATA_OUTERMOST),
+     {"model": "mixtral-8x7b", "engine": "megatron"}),
     ("sequence", Plan(context=8, data_shard=8), {"seq_len": 8200}),
     ("sequence", Plan(context=8, data_shard=8), {"seq_len": 8208, "engine": "torchtitan"}),
     ("sequence parallelism", Plan(tensor=2, sequence_parallel=False, data_shard=32),

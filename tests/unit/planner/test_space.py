@@ -202,6 +202,20 @@ def test_neither_shapes_nor_choices_repeat(part, model):
     assert len(np.unique(rows, axis=0)) == len(rows)
 
 
+@pytest.mark.parametrize("engine", engine_names())
+def test_orders_of_ranks_where_they_cost_something_else(engine):
+    """A pod has 32 nodes, so on two nodes only stages that fit beside each other make a difference."""
+    table = shapes(default_space(request(engine=engine)))
+    other = table.take(np.flatnonzero(table.data_outermost))
+    assert (num_rows(other) > 0) == (engine in ("any", "megatron"))
+    assert np.all((other.pipeline > 1) & (other.data > 1) & (other.tensor * other.context < 8))
+
+
+def test_a_fixed_order_of_ranks():
+    fixed = default_space(request(engine="megatron", fixed={"axis_order": "tp-cp-pp-dp"}))
+    assert np.all(shapes(fixed).data_outermost == 1)
+
+
 def test_divisors_multiply_back():
     assert all(360 % d == 0 for d in divisors(360))
     assert len(divisors(360)) == 24

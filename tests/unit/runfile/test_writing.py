@@ -10,7 +10,7 @@ from meshwright import runfile
 from meshwright.errors import InputError
 from meshwright.runfile import schema
 from meshwright.runfile.pinned import plan_from_section, section_from_plan
-from meshwright.specs.plan import RECOMPUTE_MODULES, Offload, Plan, Recompute, Schedule, Sharding
+from meshwright.specs.plan import RECOMPUTE_MODULES, AxisOrder, Offload, Plan, Recompute, Schedule, Sharding
 
 TEXT = """\
 # what this is for
@@ -109,6 +109,7 @@ def plans(draw: st.DrawFn) -> Plan:
         recompute_layers=layers if recompute is Recompute.FULL else None,
         layers_per_stage=draw(st.none() | st.lists(degrees, min_size=1, max_size=4).map(tuple)),
         offload=draw(st.sampled_from(Offload)),
+        axis_order=draw(st.sampled_from(AxisOrder)),
     )
 
 

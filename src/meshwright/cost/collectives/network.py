@@ -115,14 +115,20 @@ def network_row(
     )
 
 
-def group(*, size: Array, stride: Array, net: Network) -> Group:
+def group(
+    *, size: Array, stride: Array, net: Network, block: Array | None = None, block_stride: Array = 1
+) -> Group:
     """A communicator of `size` ranks whose neighbours are `stride` devices apart.
+
+    With `block` it is made of blocks of that many ranks, which are `block_stride` devices apart.
 
     Ranks are laid out innermost axis first: stride 1 for the innermost, then the product of the widths
     inside. A domain holds domain // stride members. Groups are split evenly over as few domains as hold them:
     64 ranks in domains of 72 take one, 128 take two with 64 each.
     """
     local = np.maximum(net.domain // stride, 1)
+    if block is not None:
+        local = np.minimum(local, block) * np.maximum(net.domain // block_stride, 1)
     outer = -(-size // local)
     inner = size / outer
     several, shares, spans = size > 1, inner > 1, outer > 1
@@ -131,7 +137,8 @@ def group(*, size: Array, stride: Array, net: Network) -> Group:
     up = shares / np.minimum(net.up_bytes_per_s, np.maximum(inner - 1, 1) * net.up_peer_bytes_per_s)
     port = spans * np.exp2(net.congestion_exponent * np.maximum(log_outer - 1, 0)) / net.out_bytes_per_s
 
-    hop = np.maximum(stride, net.domain)  # devices between successive domains of the group
+    # devices between successive domains of the group
+    hop = np.maximum(stride if block is None else block_stride, net.domain)
     next_share, far_share = _spine_shares(outer, hop, net.pod_devices)
     on_rail = 1 - net.rail_optimized * (1 - 1 / inner)  # of remote traffic to ranks at random
     mixed_share = 1 - (1 - far_share) * on_rail

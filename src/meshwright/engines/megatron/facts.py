@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.planner.engines import EngineFacts, Rule, Scope
 from meshwright.planner.rules import is_divisor
-from meshwright.specs.plan import Recompute, Schedule, Sharding
+from meshwright.specs.plan import AxisOrder, Recompute, Schedule, Sharding
 
 RULES = (
     Rule(
@@ -32,6 +32,7 @@ FACTS = EngineFacts(
     any_vocabulary=True,  # padded
     repeats_kv_heads=True,
     any_replicas=True,
+    axis_orders=tuple(AxisOrder),
     rules=RULES,
     configurations=(".args", ".sh", ".yaml"),
     source="megatron-core 0.16.1: transformer/transformer_config.py, pipeline_parallel/schedules.py",

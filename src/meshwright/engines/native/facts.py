@@ -128,6 +128,7 @@ FACTS = EngineFacts(
     dense_activation=True,
     uneven_layers=True,
     short_interleaving=True,
+    narrow_states=True,
     rules=RULES,
     source="Meshwright's own engine",
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshwright.planner.engines import EngineFacts
-from meshwright.specs.plan import Recompute, Schedule, Sharding
+from meshwright.specs.plan import AxisOrder, Recompute, Schedule, Sharding
 
 FACTS = EngineFacts(
     title="any engine",
@@ -21,5 +21,7 @@ FACTS = EngineFacts(
     any_replicas=True,
     whole_sequences=True,
     short_interleaving=True,
+    narrow_states=True,
+    axis_orders=tuple(AxisOrder),
     source="no program: what the cost model has a formula for",
 )

@@ -174,6 +174,11 @@ def why_not_document(answer: WhyNot) -> dict[str, Any]:
         "needed_gib": answer.infeasible and answer.infeasible.needed_gib,
         "available_gib": answer.infeasible and answer.infeasible.available_gib,
         "violations": [str(v) for v in answer.violations],
+        "forced": list(answer.forced),
+        "remedies": [
+            {"changes": list(r.changes), "plan": r.plan.describe(), "step_ratio": r.ratio}
+            for r in answer.remedies
+        ],
     }
 
 
@@ -198,11 +203,12 @@ def why_not_sentence(answer: WhyNot) -> str:
     """One line: the verdict on the fixed fields and its reason."""
     what = ", ".join(f"{name}={getattr(value, 'value', value)}" for name, value in answer.fixed.items())
     if answer.comparison is not None:
-        reason = f"; {answer.binding}" if answer.binding else ""
-        return f"{what}: {answer.verdict.value}. {loser_sentence(answer.comparison)}{reason}"
-    if answer.infeasible is not None:
-        return f"{what}: {answer.infeasible.binding}"
-    return f"{what}: {answer.verdict.value}. {'; '.join(map(str, answer.violations))}"
+        said = f"{answer.verdict.value}. {loser_sentence(answer.comparison)}"
+    elif answer.infeasible is not None:
+        said = answer.infeasible.binding
+    else:
+        said = f"{answer.verdict.value}. {'; '.join(map(str, answer.violations))}"
+    return "; ".join((f"{what}: {said}", *answer.reasons))
 
 
 def _difference(difference: Difference) -> dict[str, float]:

@@ -65,6 +65,7 @@ MIXTURE = "model.experts={num_experts: 8, top_k: 2, ffn_hidden: 32%s}"
         ["parallel={pipeline: 2, data_shard: 4, recompute: {layers: 2}}"],
         ["parallel={pipeline: 2, data_shard: 4, layers_per_stage: [3, 5]}"],
         ["parallel={pipeline: 2, virtual_pipeline: 2, schedule: interleaved, tensor: 2, data_shard: 2}"],
+        ["parallel={pipeline: 2, data_shard: 4, axis_order: tp-cp-pp-dp}"],
         ["parallel={pipeline: 2, virtual_pipeline: 2, schedule: interleaved, data_shard: 4, recompute: {layers: 2}}"],
         [MIXTURE % "", "model.ffn_hidden=0", "train.balance_loss=0.02",
          "parallel={data_shard: 4, tensor: 2, expert: 4, expert_tensor: 1}"],
@@ -75,7 +76,7 @@ MIXTURE = "model.experts={num_experts: 8, top_k: 2, ffn_hidden: 32%s}"
          "parallel={data_shard: 8}"],
     ],
     ids=["plain", "wsd", "linear", "constant", "llama3", "qwen3", "tensor", "modules", "layers", "stages",
-         "interleaved", "interleaved-layers", "experts", "catalogue", "sigmoid", "not-normalised"],
+         "interleaved", "axis-order", "interleaved-layers", "experts", "catalogue", "sigmoid", "not-normalised"],
 )  # fmt: skip
 def test_our_exports_come_back(overrides, file, tmp_path):
     run = runfile.loads(TOY, overrides=overrides)
@@ -354,7 +355,6 @@ def test_moments_in_bf16_are_carried(tmp_path):
             "--main-grads-dtype bf16 is not",
         ),
         ({"exit_interval": 10}, "not carried over: --exit-interval 10"),
-        ({"use_tp_pp_dp_mapping": True}, "not carried over: --use-tp-pp-dp-mapping"),
         ({"init_method_std": 0.1, "finetune": True}, "not carried over: .*--init-method-std 0.1, --finetune"),
     ],
 )

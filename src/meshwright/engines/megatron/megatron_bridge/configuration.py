@@ -31,6 +31,7 @@ from meshwright.specs.run import Run
 
 CONTAINER = "megatron.bridge.training.config.ConfigContainer"
 LOOP_SECTIONS = (
+    "dist",
     "train",
     "validation",
     "checkpoint",

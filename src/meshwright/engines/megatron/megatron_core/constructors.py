@@ -19,7 +19,7 @@ from typing import Any
 
 from meshwright.cost.stages import layers_per_stage
 from meshwright.specs.model import AttentionKind, Model, RopeScaling, Router
-from meshwright.specs.plan import Plan, Recompute, Sharding
+from meshwright.specs.plan import AxisOrder, Plan, Recompute, Sharding
 from meshwright.specs.run import LearningRateSchedule, Run, StateFormat
 
 Settings = dict[str, Any]
@@ -58,12 +58,17 @@ UNFUSED = (
 def settings_of(run: Run, plan: Plan) -> dict[str, Settings]:
     """Return all arguments by constructor."""
     return {
-        "parallel": parallel(plan),
+        "parallel": parallel(plan) | _order(plan),
         "transformer": transformer(run, plan),
         "gpt": gpt(run, plan),
         "ddp": data_parallel(plan),
         "optimizer": optimizer(run, plan),
     }
+
+
+def _order(plan: Plan) -> Settings:
+    """The order of ranks, where it is not Megatron's usual one."""
+    return {"order": "tp-cp-ep-pp-dp"} if plan.axis_order is AxisOrder.DATA_OUTERMOST else {}
 
 
 def parallel(plan: Plan) -> Settings:
@@ -327,6 +332,7 @@ def loop(run: Run, plan: Plan) -> Settings:
         "lr_decay_iters": run.num_steps,
         "lr_warmup_iters": o.warmup_steps,
         "clip_grad": 0.0 if o.gradient_clip is None else None,  # the default is 1.0
+        "use_tp_pp_dp_mapping": plan.axis_order is AxisOrder.DATA_OUTERMOST or None,
     }
     if is_wsd:
         assert run.num_steps is not None

@@ -12,6 +12,7 @@ from meshwright.engines.megatron.megatron_core.constructors import MODULES, reco
 from meshwright.engines.megatron.megatron_lm.arithmetic import MAX_LENGTH
 from meshwright.engines.megatron.megatron_lm.options import MegatronOptions
 from meshwright.errors import InputError
+from meshwright.specs.plan import AxisOrder
 
 STRATEGIES = {
     "no_shard": "none",
@@ -90,6 +91,8 @@ def plan_section(options: MegatronOptions, degrees: ParallelDegrees) -> dict[str
     plan["recompute"] = _recompute(options, counts, pipeline=degrees.pipeline)
     if options.flag("optimizer-cpu-offload"):
         plan["offload"] = "optimizer"
+    if options.flag("use-tp-pp-dp-mapping"):
+        plan["axis_order"] = AxisOrder.DATA_OUTERMOST.value
     return plan
 
 

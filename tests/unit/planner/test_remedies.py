@@ -1,0 +1,101 @@
+"""The fewest changes that let an asked plan run."""
+
+from dataclasses import replace
+
+import pytest
+
+from meshwright import catalog
+from meshwright.catalog.stacks import stack_for_engine
+from meshwright.cost.tables import plan_row
+from meshwright.planner.explain import WhyNot, WhyNotVerdict, why_not
+from meshwright.planner.legality import legality_context, violations
+from meshwright.planner.remedies import forced_changes, with_fixed
+from meshwright.planner.request import PlanRequest
+from meshwright.planner.screen import cost_model
+from meshwright.planner.search import PlanResult, search
+from meshwright.specs.plan import Offload, Plan, Recompute, Sharding
+from meshwright.specs.precision import PRECISIONS
+
+
+def request(model="llama3-70b", cluster="h100-8x4", engine="native", batch=64) -> PlanRequest:
+    return PlanRequest(
+        model=catalog.model(model), cluster=catalog.cluster(cluster), seq_len=8192, global_batch=batch,
+        precision=PRECISIONS["bf16"], stack=stack_for_engine(engine), engine=engine,
+    )  # fmt: skip
+
+
+def runs(asked: PlanRequest, plan: Plan) -> bool:
+    model = cost_model(asked)
+    fits = model.memory_budget.fits(model.memory(plan_row(plan)).reserved_bytes)
+    return not violations(plan, context=legality_context(asked)) and bool(fits)
+
+
+@pytest.fixture(scope="module")
+def result() -> PlanResult:
+    return search(request(), top=1)
+
+
+def ask(result: PlanResult, **fixed) -> WhyNot:
+    assert result.best is not None
+    return why_not(result.request, fixed, winner=result.best)
+
+
+def test_one_change_is_enough_where_one_is(result):
+    answer = ask(
+        result, tensor=1, pipeline=1, context=1, sharding=Sharding.PARAMETERS, recompute=Recompute.NONE
+    )
+    assert answer.verdict is WhyNotVerdict.DOES_NOT_FIT
+    assert answer.remedies
+    assert all(len(remedy.changes) == 1 for remedy in answer.remedies)
+    assert "it runs without recompute=none" in str(answer)
+    for remedy in answer.remedies:
+        assert remedy.ratio == pytest.approx(
+            search(_changed(answer, remedy), top=1).best.step_s / result.best.step_s
+        )
+
+
+def _changed(answer: WhyNot, remedy) -> PlanRequest:
+    dropped = {text.removeprefix("without ").partition("=")[0] for text in remedy.changes}
+    return request().fixing(**{k: v for k, v in answer.fixed.items() if k not in dropped})
+
+
+def test_two_changes_where_none_alone_helps(result):
+    answer = ask(result, tensor=3, pipeline=7, micro_batch=1)
+    assert answer.verdict is WhyNotVerdict.ILLEGAL
+    assert answer.remedies[0].changes == ("without tensor=3", "without pipeline=7")
+    assert answer.remedies[0].plan.micro_batch == 1
+
+
+def test_a_question_is_not_given_up_as_a_whole(result):
+    assert ask(result, tensor=3).remedies == ()
+    assert ask(result, tensor=3, pipeline=7).remedies == ()
+
+
+@pytest.mark.parametrize("engine", ["native", "megatron"])
+def test_settings_that_save_memory_come_from_the_engine(engine):
+    asked = replace(request("llama3.1-8b", "h100-8x1", engine), global_batch=8)
+    best = search(asked, top=1).best
+    fixed = {"data_shard": 8, "sharding": Sharding.NONE, "recompute": Recompute.FULL}
+    answer = why_not(asked, fixed, winner=best)
+    texts = [text for remedy in answer.remedies for text in remedy.changes]
+    assert "with offload=optimizer" in texts or "without sharding=none" in texts
+    assert engine == "native" or not any("optimizer.states" in text for text in texts)
+
+
+def test_the_fewest_choices_that_have_to_change(result):
+    asked = {"micro_batch": 2}
+    answer = ask(result, **asked)
+    assert answer.verdict is WhyNotVerdict.SLOWER
+    winner, loser = result.best.plan, answer.comparison.loser.plan
+    assert answer.forced
+    assert f"the rest can stay but for {', '.join(answer.forced)}" in str(answer)
+    assert not runs(result.request, with_fixed(winner, asked, 32))
+    names = {text.partition("=")[0] for text in answer.forced}
+    changed = {name: getattr(loser, name) for name in names | {"recompute"} if name.startswith("recompute")}
+    changed |= {name: getattr(loser, name) for name in names}
+    assert runs(result.request, with_fixed(winner, {**changed, **asked}, 32))
+
+
+def test_nothing_has_to_change_with_what_runs_anyway(result):
+    plan = result.best.plan
+    assert forced_changes(result.request, {"offload": Offload.NONE}, winner=plan, loser=plan) == ()
