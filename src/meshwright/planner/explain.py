@@ -232,7 +232,8 @@ def explain_infeasible(result: PlanResult, *, suggest: bool = True) -> Infeasibl
     """Explain a search that found no plan: memory or rules; with `suggest` also changes that would make one fit."""
     request, nearest = result.request, result.least_memory
     available = gib(request.usable_bytes)
-    suggestions = _suggestions(request) if suggest else ()
+    short = 1.0 if nearest is None else nearest.reserved_bytes / request.usable_bytes
+    suggestions = _suggestions(request, short=short) if suggest else ()
     if nearest is None:
         rules = forbidding_rules(request, result.space)
         if suggest and not suggestions:
@@ -293,8 +294,11 @@ def _as_fixed(request: PlanRequest) -> Plan:
     return replace(plan, data_shard=max(1, request.num_devices // inner))
 
 
-def _suggestions(request: PlanRequest) -> tuple[str, ...]:
-    """The nearest requests that are feasible: fewer fixed fields, an offloaded optimizer, more devices."""
+def _suggestions(request: PlanRequest, *, short: float) -> tuple[str, ...]:
+    """The nearest requests that are feasible: fewer fixed fields, an offloaded optimizer, more devices.
+
+    short: memory that the least demanding plan needs over what is there.
+    """
     found = []
     for name, value in request.fixed.items():
         freed = replace(request, fixed={k: v for k, v in request.fixed.items() if k != name})
@@ -305,13 +309,16 @@ def _suggestions(request: PlanRequest) -> tuple[str, ...]:
         best = _first_plan(request.fixing(offload=Offload.OPTIMIZER))
         if best is not None:
             found.append(f"fits with the optimizer states in host memory: {best}")
-    found += _with_more_devices(request)
+    found += _with_more_devices(request, short=short)
     return tuple(found)
 
 
-def _with_more_devices(request: PlanRequest) -> list[str]:
+def _with_more_devices(request: PlanRequest, *, short: float) -> list[str]:
+    """The first doubling that fits. No plan needs less than its share, so those far from it are passed over."""
     nodes = request.cluster.num_nodes
     for growth in (2**k for k in range(1, MAX_GROWTH.bit_length())):
+        if 2 * growth < short:
+            continue
         cluster = replace(request.cluster, num_nodes=nodes * growth)
         best = _first_plan(replace(request, cluster=cluster))
         if best is not None:

@@ -11,7 +11,7 @@ from meshwright.units import parse_count
 
 SHORT = {
     "tp": "tensor", "cp": "context", "pp": "pipeline", "vpp": "virtual_pipeline", "ep": "expert",
-    "etp": "expert_tensor", "mbs": "micro_batch",
+    "etp": "expert_tensor", "mbs": "micro_batch", "dp": "data_shard", "fsdp": "data_shard",
 }  # fmt: skip
 """What the field calls the degrees."""
 
@@ -30,7 +30,10 @@ def fixed_fields(assignments: Iterable[str]) -> dict[str, Any]:
         if not equals:
             raise InputError("not an assignment", got=assignment, allowed="NAME=VALUE, as in tensor=8")
         name = SHORT.get(name.lower(), name)
-        found[name] = _value(name, value)
+        found_value = _value(name, value)
+        if found.get(name, found_value) != found_value:
+            raise InputError(f"{name} is given twice", got=assignment, hint="give it once")
+        found[name] = found_value
     return found
 
 

@@ -15,7 +15,7 @@ from meshwright.errors import InputError, UnknownNameError
 from meshwright.specs.hardware import Accelerator, Cluster, Stack
 from meshwright.specs.memory_budget import PLANNING_RATIO, MemoryBudget
 from meshwright.specs.model import BaseFormat, Lora, Model
-from meshwright.specs.plan import Plan
+from meshwright.specs.plan import Plan, Recompute
 from meshwright.specs.precision import Precision
 from meshwright.specs.run import NATIVE, KernelChoices, Run, with_label_ratio
 
@@ -46,6 +46,7 @@ class PlanRequest:
         for name in self.fixed:
             if name not in known:
                 raise UnknownNameError("plan field", name, known=known)
+        _check_recomputation(self.fixed)
         for name in ("seq_len", "global_batch"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is out of range", got=getattr(self, name), allowed=">= 1")
@@ -95,6 +96,25 @@ class PlanRequest:
     def fixing(self, **values: object) -> PlanRequest:
         """The same question with more fields fixed."""
         return replace(self, fixed={**self.fixed, **values})
+
+
+def _check_recomputation(fixed: Mapping[str, object]) -> None:
+    """Raises InputError for fixed modules or layers that the fixed kind of recomputation does not have."""
+    kind, modules, layers = (fixed.get(n) for n in ("recompute", "recompute_modules", "recompute_layers"))
+    for name, value, needed in (
+        ("recompute_modules", modules, Recompute.SELECTIVE),
+        ("recompute_layers", layers, Recompute.FULL),
+    ):
+        if value and kind not in (None, needed):
+            raise InputError(
+                f"{name} belongs to recompute={needed}", got=f"recompute={kind}", hint="leave one of both out"
+            )
+    if modules and layers:
+        raise InputError(
+            "recompute_modules and recompute_layers are two kinds of recomputation",
+            got="both",
+            hint="give one of them",
+        )
 
 
 def is_processor(accelerator: Accelerator) -> bool:

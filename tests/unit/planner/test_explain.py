@@ -5,7 +5,7 @@ from meshwright.catalog.stacks import stack_for_engine
 from meshwright.errors import InputError, UnknownNameError
 from meshwright.planner import PlanRequest, compare, explain_infeasible, nearest_losers, search, why_not
 from meshwright.planner.explain import WhyNotVerdict
-from meshwright.specs.plan import Schedule, Sharding
+from meshwright.specs.plan import Recompute, Schedule, Sharding
 from meshwright.specs.precision import PRECISIONS
 
 
@@ -156,3 +156,17 @@ def test_a_split_of_layers_brings_its_pipeline(result):
     assert answer.comparison is not None
     assert answer.comparison.loser.plan.layers_per_stage == (17, 15)
     assert "has 2 stages" not in answer.binding
+
+
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        {"recompute": Recompute.FULL, "recompute_modules": ("norm",)},
+        {"recompute": Recompute.NONE, "recompute_layers": 2},
+        {"recompute_modules": ("norm",), "recompute_layers": 2},
+    ],
+)
+def test_kinds_of_recomputation_that_contradict_each_other(fixed):
+    with pytest.raises(InputError, match="recompute_"):
+        request(**fixed)
+    request(recompute=Recompute.NONE, recompute_modules=(), recompute_layers=None)

@@ -43,3 +43,13 @@ def test_what_cannot_be_fixed(word, error, message):
     with pytest.raises(error, match=message) as caught:
         fixed_fields([word])
     assert type(caught.value) is error
+
+
+def test_a_field_is_fixed_once():
+    assert fixed_fields(["tp=8", "tensor=8"]) == {"tensor": 8}
+    with pytest.raises(InputError, match="tensor is given twice"):
+        fixed_fields(["tp=8,tensor=4"])
+
+
+def test_what_the_field_calls_the_data_width():
+    assert fixed_fields(["dp=4"]) == fixed_fields(["data_shard=4"])
