@@ -196,6 +196,9 @@ def _run_command(
     sys.argv = ["meshwright", *arguments]
     is_ready.send(None)
     is_ready.close()
+    if arguments[:1] == ["kernels"]:
+        # It compiles, which Triton cannot where it was imported as its interpreter.
+        os.execve(sys.executable, [sys.executable, "-m", *sys.argv], environment)
 
     from meshwright.cli import main
 
