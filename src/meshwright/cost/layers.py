@@ -39,6 +39,10 @@ from meshwright.specs.plan import Recompute, Sharding
 FULL = RECOMPUTES.index(Recompute.FULL)
 SELECTIVE = RECOMPUTES.index(Recompute.SELECTIVE)
 
+CONTEXT_LOSS_TOKENS = 8192
+"""Sequence at which `context_loss_ratio` is stated. Merging partial results and starting shorter kernels take time for
+each token and further rank, attention itself for each token and key: the ratio falls with the sequence."""
+
 GEMM_KERNELS = 5
 """Of a dense layer's forward pass: query with key and value, attention, its output, and two of the feed-forward."""
 
@@ -268,7 +272,7 @@ def _context_parallel(s: StepContext, core: PassTimes) -> PassTimes:
     gather = all_gather_s(size, s.groups.context)
     gather = np.where(plan.context > 1, gather, 0.0)
     slowdown = 1 + s.rates.overlap_slowdown_ratio
-    loss = s.rates.context_loss_ratio * np.log2(plan.context)
+    loss = s.rates.context_loss_ratio * np.log2(plan.context) * CONTEXT_LOSS_TOKENS / s.batch.seq_len
     return _backward_free(
         loss * core.forward_s + exposed_s(gather, core.forward_s, slowdown),
         loss * core.input_s + exposed_s(2 * gather, core.input_s, slowdown),

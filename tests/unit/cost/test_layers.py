@@ -61,7 +61,7 @@ class TestContextParallel:
             context_loss_ratio=0.05, overlap_slowdown_ratio=0.0
         )
         lost_s = parts_of(c).dense["context_parallel"].forward_s
-        assert lost_s == pytest.approx(3 * 0.05 * c.layer().attention_core.forward_s)
+        assert lost_s == pytest.approx(3 * 0.05 * 8192 / 131_072 * c.layer().attention_core.forward_s)
 
     def test_fewer_key_heads_travel_less(self, case):
         model = catalog.model("llama3-8b")
