@@ -19,6 +19,7 @@ from meshwright.catalog.claims import Claim, all_claims, claim
 from meshwright.catalog.clusters import NAMING_RULE, cluster, fabric, fabric_names, placed_fabric
 from meshwright.catalog.engines import engine_facts, engine_names
 from meshwright.catalog.entries import CatalogEntry, CatalogKind, entry
+from meshwright.catalog.joint_clusters import joint_cluster
 from meshwright.catalog.models import model, model_names
 from meshwright.catalog.prices import (
     PowerAssumptions,
@@ -56,6 +57,7 @@ __all__ = [
     "entry",
     "fabric",
     "fabric_names",
+    "joint_cluster",
     "market_prices",
     "model",
     "model_names",

@@ -88,6 +88,8 @@ def cluster(name: str, *, fabric_name: str | None = None) -> Cluster:
 
 def _shape_hint(name: str) -> str:
     """Return names of complete clusters where `name` begins with an accelerator's, or the way to the list."""
+    if "+" in name or ":" in name:
+        return "a training run may have several parts, as in h100-8x8+h200-8x8; elsewhere name one"
     device = re.sub(r"-\d*x?\d*$", "", name.strip()).lower()
     if device not in accelerator_names():
         return "list the accelerators: meshwright catalog accelerators"

@@ -170,7 +170,8 @@ def _print_training(done: RunEstimate) -> None:
         if economics.price is not None:
             price += f", {economics.price.offer.partition(':')[0]}, {economics.price.date}"
         rows.append(("cost per million tokens", f"{economics.usd_per_million_tokens:.4g} USD", price))
-    if market := market_sentence(done.request.cluster.accelerator.name):
+    cluster = done.request.cluster  # parts have prices of their own
+    if not cluster.parts and (market := market_sentence(cluster.accelerator.name)):
         rows.append(("market prices", "", market))
     if economics.joule_per_token is not None:
         rows.append(

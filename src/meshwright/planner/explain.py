@@ -316,6 +316,8 @@ def _suggestions(request: PlanRequest, *, short: float) -> tuple[str, ...]:
 def _with_more_devices(request: PlanRequest, *, short: float) -> list[str]:
     """The first doubling that fits. No plan needs less than its share, so those far from it are passed over."""
     nodes = request.cluster.num_nodes
+    if request.cluster.parts:
+        return []  # which part would grow is not asked
     for growth in (2**k for k in range(1, MAX_GROWTH.bit_length())):
         if 2 * growth < short:
             continue

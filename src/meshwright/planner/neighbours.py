@@ -101,6 +101,8 @@ def _other_batches(request: PlanRequest) -> list[PlanRequest]:
 def _fewer_devices(request: PlanRequest) -> list[PlanRequest]:
     """Clusters of fewer nodes, or of fewer devices of a single node, that share most with the batch."""
     cluster = request.cluster
+    if cluster.parts:
+        return []  # which part would lose nodes is not asked
     if cluster.num_nodes == 1:
         near = [replace(cluster, devices_per_node=n) for n in range(1, cluster.devices_per_node)]
         near = [c for c in near if 2 * c.num_devices >= cluster.num_devices]

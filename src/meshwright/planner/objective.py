@@ -101,6 +101,11 @@ def goal_for(
     costs = costs or Costs()
     price = costs.usd_per_device_hour
     if price is None and objective is Objective.COST:
+        if cluster.parts:
+            raise InputError(
+                "devices of several parts have several prices", got=cluster.name,
+                hint="give their mean as costs.usd_per_device_hour",
+            )  # fmt: skip
         price = price_per_device_hour(cluster.accelerator.name).usd_per_device_hour
     return Goal(
         objective=objective,

@@ -109,6 +109,8 @@ def hourly_price(accelerator: str, costs: Costs) -> float | None:
 
 
 def _usd(request: PlanRequest, wall_s: float, num_tokens: float, costs: Costs) -> float | None:
+    if request.cluster.parts and costs.usd_per_device_hour is None:
+        return None  # parts have prices of their own
     price = hourly_price(request.cluster.accelerator.name, costs)
     if price is None:
         return None

@@ -208,7 +208,8 @@ def _economics(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSourc
         rows.append(("energy per million tokens", f"{economics.joule_per_token / 3.6:,.3g} kWh", ""))
     if economics.usd_per_million_tokens is not None:
         rows.append(("cost per million tokens", f"{economics.usd_per_million_tokens:.4g} USD", ""))
-    if market := market_sentence(done.request.cluster.accelerator.name):
+    cluster = done.request.cluster  # parts have prices of their own
+    if not cluster.parts and (market := market_sentence(cluster.accelerator.name)):
         rows.append(("market prices", market, ""))
     if totals is not None:
         rows.append(("tokens", format_count(totals.num_tokens), ""))

@@ -14,6 +14,7 @@ from meshwright.planner.choice import best_plans, goal_of
 from meshwright.planner.engines import Severity
 from meshwright.planner.estimate import PlanEstimate, estimate_plan
 from meshwright.planner.legality import legality_context
+from meshwright.planner.parts import notes_on_parts
 from meshwright.planner.request import PlanRequest, note_on_labels
 from meshwright.planner.search import PlanResult
 from meshwright.planner.training import Training, catalogue_price, goodput_at, hourly_price, training_at
@@ -169,6 +170,7 @@ def require_fit(request: PlanRequest, estimate: PlanEstimate) -> None:
 
 def _notes(run: Run, request: PlanRequest, estimate: PlanEstimate) -> list[str]:
     notes = [line for line in (note_on_labels(run),) if line is not None]
+    notes += notes_on_parts(request, estimate.plan)
     if estimate.step.step.tier is Tier.GUESSED:
         notes.append("nothing was measured on this accelerator with this software: the interval is wide")
     return notes

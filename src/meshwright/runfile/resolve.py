@@ -191,6 +191,10 @@ def named_cluster(given: str) -> Cluster:
     found = _cluster(given, None)
     if found is None:
         raise InputError("is measured by `meshwright calibrate`, and not a cluster by name", got=given)
+    if found.parts:
+        raise InputError(
+            "clusters of several parts are for training runs", got=given, hint="name each part by itself"
+        )
     return found
 
 
@@ -233,7 +237,7 @@ def _cluster(given: str | schema.InlineCluster, here: Cluster | None) -> Cluster
     if given == HERE:
         return here
     if isinstance(given, str):
-        cluster = catalog.cluster(given)
+        cluster = catalog.joint_cluster(given)
     else:
         catalog.accelerator(given.accelerator)  # so that a wrong accelerator is called one
         cluster = catalog.cluster(_cluster_name(given), fabric_name=given.fabric)

@@ -65,13 +65,17 @@ class Fabric:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """`num_nodes` nodes of `devices_per_node` accelerators on one fabric."""
+    """`num_nodes` nodes of `devices_per_node` accelerators on one fabric.
+
+    With `parts` accelerator and fabric are what all of them have (`catalog.joint_clusters`).
+    """
 
     name: str
     accelerator: Accelerator
     fabric: Fabric
     devices_per_node: int
     num_nodes: int
+    parts: tuple[Cluster, ...] = ()  # of several generations: each by itself; () for one
 
     @property
     def num_devices(self) -> int:

@@ -111,6 +111,13 @@ def resized(cluster: Cluster, num_devices: int) -> Cluster:
             got=num_devices, allowed=cluster.num_devices,
             hint="name a cluster of the catalogue, as in --cluster h100-8x4",
         )  # fmt: skip
+    if cluster.parts:
+        if num_devices == cluster.num_devices:
+            return cluster
+        raise InputError(
+            "a cluster of several parts has one size", got=num_devices, allowed=cluster.num_devices,
+            hint="scale each part by itself",
+        )  # fmt: skip
     num_nodes, rest = divmod(num_devices, cluster.devices_per_node)
     if rest or num_nodes < 1:
         raise InputError(

@@ -28,7 +28,9 @@ def estimate_document(done: RunEstimate) -> dict[str, Any]:
         "usd_per_device_hour": economics.usd_per_device_hour,
         "usd_per_million_tokens": economics.usd_per_million_tokens,
         "market_prices": [
-            p for p in market_prices() if p.accelerator == done.request.cluster.accelerator.name
+            p
+            for p in market_prices()
+            if p.accelerator == done.request.cluster.accelerator.name and not done.request.cluster.parts
         ],
         "joule_per_token": economics.joule_per_token,
         "totals": economics.totals and training_document(economics.totals),

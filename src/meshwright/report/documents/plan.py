@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from meshwright.catalog.stacks import features_of
+from meshwright.planner.parts import notes_on_parts
 from meshwright.units import DAY_S
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ def ranking_document(ranking: PlanRanking) -> dict[str, Any]:
             "engine_refuses": [str(problem) for problem in ranking.engine_refuses],
         },
     }
+    if search.request.cluster.parts:
+        document["notes"] = list(notes_on_parts(search.request, ranking.best.plan))
     if ranking.neighbours is not None:
         document["explanation"]["neighbours"] = [neighbour_document(n) for n in ranking.neighbours]
     if ranking.scored is not None:

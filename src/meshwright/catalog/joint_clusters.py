@@ -1,0 +1,114 @@
+"""Clusters of two generations: names of their parts, joined with a plus.
+
+    h100-8x8+h200-8x8      64 H100 and 64 H200
+
+Every rank has an equal share of batch and layers, as engines give them. So the slowest part sets the pace, the smallest
+memory is the limit, and collectives run at the rates of the slowest links. The cluster is one of devices of that kind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshwright.catalog.clusters import cluster
+from meshwright.errors import InputError
+from meshwright.specs.hardware import Accelerator, Cluster, Fabric
+
+SEPARATOR = "+"
+MOST_PARTS = 8
+
+
+def joint_cluster(name: str) -> Cluster:
+    """Return the cluster that `name` describes, of one part or of several.
+
+    Raises InputError when parts cannot train together, and as `cluster` for each of them.
+
+    >>> c = joint_cluster("h100-8x8+h200-8x4")
+    >>> (c.num_devices, c.accelerator.name, [part.name for part in c.parts])
+    (96, 'h100', ['h100-8x8', 'h200-8x4'])
+    """
+    names = name.split(SEPARATOR)
+    if len(names) == 1:
+        return cluster(name)
+    if len(names) > MOST_PARTS:
+        raise InputError("a cluster has too many parts", got=len(names), allowed=f"2 to {MOST_PARTS}")
+    parts = tuple(cluster(part.strip()) for part in names)
+    _check(parts)
+    slowest = slowest_part(parts)
+    return Cluster(
+        name=SEPARATOR.join(part.name for part in parts),
+        accelerator=_common_accelerator(parts, slowest.accelerator),
+        fabric=_common_fabric(parts, slowest.fabric),
+        devices_per_node=slowest.devices_per_node,
+        num_nodes=sum(part.num_nodes for part in parts),
+        parts=parts,
+    )
+
+
+def slowest_part(parts: tuple[Cluster, ...]) -> Cluster:
+    """The part whose devices have the lowest peak in bf16, of equal ones the least memory bandwidth."""
+    return min(parts, key=lambda part: (_bf16(part.accelerator), part.accelerator.memory_bytes_per_s))
+
+
+def smallest_part(parts: tuple[Cluster, ...]) -> Cluster:
+    """The part whose devices have the least memory."""
+    return min(parts, key=lambda part: part.accelerator.memory_bytes)
+
+
+def _bf16(accelerator: Accelerator) -> float:
+    peaks = accelerator.peak_flops_per_s
+    return peaks.get("bf16", min(peaks.values()))
+
+
+def _check(parts: tuple[Cluster, ...]) -> None:
+    first, *others = parts
+    for other in others:
+        for what, one, two in (
+            ("vendor", first.accelerator.vendor, other.accelerator.vendor),
+            ("number of devices in a node", first.devices_per_node, other.devices_per_node),
+            (
+                "number of devices in a scale-up domain",
+                first.fabric.scale_up_domain,
+                other.fabric.scale_up_domain,
+            ),
+        ):
+            if one != two:
+                raise InputError(
+                    f"parts of a cluster must have the same {what}",
+                    got=f"{first.name}: {one}, {other.name}: {two}",
+                    hint="plan each part by itself",
+                )
+
+
+def _common_accelerator(parts: tuple[Cluster, ...], slowest: Accelerator) -> Accelerator:
+    """The slowest accelerator with the formats, memory and links that all have, and the mean power."""
+    devices = [part.accelerator for part in parts]
+    formats = set.intersection(*(set(d.peak_flops_per_s) for d in devices))
+    watts = [(d.tdp_w, part.num_devices) for d, part in zip(devices, parts, strict=True)]
+    known = [watt * count for watt, count in watts if watt is not None]
+    num_devices = sum(part.num_devices for part in parts)
+    return replace(
+        slowest,
+        peak_flops_per_s={f: min(d.peak_flops_per_s[f] for d in devices) for f in sorted(formats)},
+        memory_bytes=min(d.memory_bytes for d in devices),
+        memory_bytes_per_s=min(d.memory_bytes_per_s for d in devices),
+        host_bytes_per_s=min(d.host_bytes_per_s for d in devices),
+        tdp_w=sum(known) / num_devices if len(known) == len(parts) else None,
+    )
+
+
+def _common_fabric(parts: tuple[Cluster, ...], slowest: Fabric) -> Fabric:
+    """The fabric of the slowest part with the slowest links of all."""
+    fabrics = [part.fabric for part in parts]
+    return replace(
+        slowest,
+        scale_up_bytes_per_s=min(f.scale_up_bytes_per_s for f in fabrics),
+        scale_up_peer_bytes_per_s=min(f.scale_up_peer_bytes_per_s for f in fabrics),
+        scale_up_latency_s=max(f.scale_up_latency_s for f in fabrics),
+        scale_out_bytes_per_s=min(f.scale_out_bytes_per_s for f in fabrics),
+        scale_out_latency_s=max(f.scale_out_latency_s for f in fabrics),
+        devices_per_nic=max(f.devices_per_nic for f in fabrics),
+        rail_optimized=all(f.rail_optimized for f in fabrics),
+        nodes_per_pod=min(f.nodes_per_pod for f in fabrics),
+        oversubscription=max(f.oversubscription for f in fabrics),
+    )
