@@ -39,6 +39,7 @@ class MemoryConstants(Table):
     frozen_in_16_bits: Array  # frozen weights stay in 16 bits under recipes that multiply in fewer
     splits_logits: Array  # logits stay split over tensor ranks in the loss
     logits_bytes: Array  # per logit at the loss's peak: 16-bit logits and gradient, fp32 copies
+    frees_head: Array  # logits and their gradient are gone before a layer is recomputed
     chunk_logits: Array  # logits that are in memory at once; 0: those of a micro-batch
     head_gradient_bytes: Array  # per parameter of the head: weight gradient before it is accumulated
     waiting_buffers: Array  # tensors gathered over tensor ranks that wait for another stream

@@ -13,8 +13,9 @@ every device.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -130,8 +131,23 @@ def _master(name: str, parameter: nn.Parameter, compute: torch.dtype) -> Master:
             swap_tensors(parameter, nn.Parameter(rounded))
         else:
             parameter.data = rounded
-        parameter.register_post_accumulate_grad_hook(lambda _: master.add())
+        parameter.register_post_accumulate_grad_hook(_adding(ref(master)))
     return master
+
+
+def _adding(reference: ref[Master]) -> Callable[[Tensor], None]:
+    """The hook of a parameter that its master accumulates.
+
+    Autograd holds it where the garbage collector does not look: with a reference to the master, which holds the
+    parameter, neither would ever be freed.
+    """
+
+    def add(_: Tensor) -> None:
+        master = reference()
+        if master is not None:
+            master.add()
+
+    return add
 
 
 def local_part(tensor: Tensor) -> Tensor:

@@ -16,10 +16,11 @@ from meshwright import runfile
 from meshwright.calibration.device import Check
 from meshwright.engines.base import TrainOptions
 from meshwright.engines.native import engine, machine_measurement, slowdown
-from meshwright.engines.native.expectation import _at_speed, _speed_notes, measure_expectation
+from meshwright.engines.native.expectation import Expectation, _at_speed, _speed_notes, measure_expectation
 from meshwright.fitting.kernel_times import KernelTimes
 from meshwright.specs.plan import Plan
 from meshwright.training.device import Rates
+from meshwright.training.metrics import Yardstick
 from meshwright.training.processes import run_ranks
 
 CPU = torch.device("cpu")
@@ -149,3 +150,13 @@ def test_a_launcher_says_how_many_devices_a_plan_may_use(tmp_path, monkeypatch):
         for micro in (1, 2)
     }
     assert plans == {4}
+
+
+def test_what_opening_the_data_leaves_is_expected_too():
+    held = Yardstick(
+        tokens_per_step=1, num_devices=1, flops_per_token=1.0, peak_flops_per_s=None, peak_source=""
+    )
+    found = Expectation(yardstick=held, predicted={"memory_bytes": 100, "step": None})
+    assert found.holding(7).predicted == {"memory_bytes": 107, "step": None}
+    assert found.holding(-7) is found
+    assert Expectation(yardstick=held, predicted=None).holding(7).predicted is None

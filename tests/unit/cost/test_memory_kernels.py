@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from meshwright.planner.request import request_for
 from meshwright.specs.estimate import MemoryEstimate
 from meshwright.specs.hardware import Stack
 from meshwright.specs.model import Lora
-from meshwright.specs.plan import Plan
+from meshwright.specs.plan import Plan, Recompute
 from meshwright.specs.precision import PRECISIONS
 
 NATIVE, TITAN, MLPERF = (Stack(framework=name) for name in ("native", "torchtitan", "mlperf-amd"))
@@ -184,3 +185,34 @@ def test_fp32_activations_are_twice_as_wide() -> None:
     log_sum_exp = 4 * 32
     wide, narrow = (kept("llama3.1-8b", precision=p) - log_sum_exp for p in ("fp32", "bf16"))
     assert wide == 2 * narrow
+
+
+class TestRecomputationAndLogits:
+    """Logits are gone before a layer is recomputed: the larger counts, not the sum."""
+
+    def allocated(self, stack: Stack, recompute: Recompute, seq_len: int) -> float:
+        table = estimate_memory(
+            model=model_row(catalog.model("llama3.1-8b")),
+            batch=BatchTable(seq_len=seq_len, global_batch=8),
+            plan=plan_row(Plan(data_shard=8, recompute=recompute)),
+            precision=precision_row(PRECISIONS["bf16"]),
+            constants=replace(memory_constants(stack), gradients_as_they_come=0),
+        )
+        return float(table.allocated_bytes)
+
+    def layers(self, seq_len: int) -> float:
+        """Bytes that full recomputation frees of 32 layers: all but their inputs in bf16."""
+        whole, none = kept("llama3.1-8b"), kept("llama3.1-8b", plan=Plan(recompute=Recompute.FULL))
+        assert none == 2 * 4096
+        return 32 * (whole - none) * seq_len
+
+    @pytest.mark.parametrize("seq_len", [256, 8192])  # the head is larger than a layer at both
+    def test_a_recomputed_layer_adds_nothing_below_the_head(self, seq_len: int) -> None:
+        freed = self.allocated(NATIVE, Recompute.NONE, seq_len) - self.allocated(
+            NATIVE, Recompute.FULL, seq_len
+        )
+        assert freed == pytest.approx(self.layers(seq_len))
+
+    def test_stacks_that_keep_the_head_have_both(self) -> None:
+        freed = self.allocated(TITAN, Recompute.NONE, 8192) - self.allocated(TITAN, Recompute.FULL, 8192)
+        assert freed < self.layers(8192)

@@ -1,12 +1,13 @@
 """The fullest pipeline rank.
 
-    allocated = states + n_flight Σ_layers kept + live + max(head, layer) + workspace
+    allocated = states + n_flight Σ_layers kept + max(head, layer + live) + workspace
     reserved  = allocated + φ (activations + workspaces) + context + communicators
 
 n_flight micro-batches are kept at once (`pipeline.closed_form.in_flight`): most on the first rank, one on the last
 under 1F1B, which holds the head instead. When layers do not divide evenly the second rank may be the fullest.
 head: logits, their gradient and the head's weight gradient at the start of the backward pass. layer: gradients that
-are alive while one layer runs backward. φ is the allocator's fragmentation, of what comes and goes.
+are alive while one layer runs backward, live: the activations that it has recomputed (max(head, layer) + live where
+a stack keeps the head's tensors). φ is the allocator's fragmentation, of what comes and goes.
 """
 
 from __future__ import annotations
@@ -158,8 +159,8 @@ def _rank(case: _Case, layers: RankLayers, rank: Array, *, in_flight: RankLayers
     dense = in_flight.dense + np.where(model.num_experts > 0, 0, num_mtp)
     per_micro = dense * kept.dense + moe * kept.moe
     live = np.maximum((layers.dense > 0) * kept.live_dense, (layers.moe > 0) * kept.live_moe)
+    live, workspace = _at_fullest_moment(case, layers.head * case.head_bytes, live)
     activations = flights * (per_micro + embedded) + live - _offloaded(case, flights * per_micro)
-    workspace = np.maximum(layers.head * case.head_bytes, case.layer_bytes) + case.fixed_bytes
     gradients = _gradients_at_peak(case, states.gradients, activations)
     allocated = states.weights + gradients + states.optimizer + activations + workspace
     fragments = constants.fragmentation_ratio * (activations + workspace)
@@ -173,6 +174,17 @@ def _rank(case: _Case, layers: RankLayers, rank: Array, *, in_flight: RankLayers
         reserved_bytes=allocated + fragments + case.outside_allocator_bytes,
         rank=rank,
     )
+
+
+def _at_fullest_moment(case: _Case, head: Array, live: Array) -> tuple[Array, Array]:
+    """Recomputed activations and workspace when most is in memory: with the head, or while a layer runs backward.
+
+    Where a stack keeps the head's tensors, both are there at once.
+    """
+    freed, layer = case.constants.frees_head > 0, case.layer_bytes
+    at_head = freed & (head > layer + live)
+    workspace = np.where(at_head, head, np.where(freed, layer, np.maximum(head, layer)))
+    return np.where(at_head, 0, live), workspace + case.fixed_bytes
 
 
 def _offloaded(case: _Case, kept: Array) -> Array:

@@ -17,6 +17,7 @@ from meshwright.engines.native.data_position import BatchCounts
 from meshwright.engines.native.parallel.context import chunks_of
 from meshwright.engines.native.parallel.mesh import MeshCoordinates
 from meshwright.specs.run import Run, with_label_ratio
+from meshwright.training import device as devices
 from meshwright.training.data import (
     Batch,
     Batches,
@@ -164,6 +165,7 @@ def open_batch_loader(run: Run, *, coordinates: MeshCoordinates, report: Report 
     if coordinates.num_ranks > 1 and not coordinates.is_main:
         dist.barrier()
     corpus = open_data(run, report=report)
+    devices.release_memory(coordinates.device)  # tokenising leaves 50 MiB of free heap
     if coordinates.num_ranks > 1 and coordinates.is_main:
         dist.barrier()
     return BatchLoader(run, coordinates=coordinates, corpus=corpus)

@@ -49,6 +49,13 @@ class Expectation:
     predicted: dict[str, Any] | None  # None: the planner has no model of this device
     notes: tuple[str, ...] = ()
 
+    def holding(self, more_bytes: int) -> Expectation:
+        """The expectation of a process on a CPU that holds `more_bytes` more than when it was predicted."""
+        if self.predicted is None or more_bytes <= 0:
+            return self
+        memory_bytes = self.predicted["memory_bytes"] + more_bytes
+        return replace(self, predicted={**self.predicted, "memory_bytes": memory_bytes})
+
     def lines(self) -> list[str]:
         """Lines for the reader of the progress."""
         convention = f"MFU: {self.yardstick.convention}"

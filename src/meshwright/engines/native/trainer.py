@@ -32,6 +32,7 @@ from meshwright.engines.native.parallel.mesh import MeshCoordinates, mesh_coordi
 from meshwright.engines.native.prepared import PreparedRun
 from meshwright.engines.native.profiling.profiler import StepProfiler, open_profiler
 from meshwright.engines.native.progress import ProgressDisplay, reading
+from meshwright.engines.native.recompute import import_checkpoint
 from meshwright.engines.native.run_output import RunOutput
 from meshwright.engines.native.run_statistics import (
     RunMeasurements,
@@ -111,6 +112,7 @@ def _open_trainer(
     run, plan, weights = prepared.run, prepared.plan, prepared.weights
     # The labels in the data decide how large a step is, and so what to expect of it.
     loader = None if run.label_tokens is None else _open_loader(prepared, coordinates, progress=progress)
+    import_checkpoint(plan)
     with progress.phase("measuring this machine"), using_routes(active().fresh()):
         expectation = measure_expectation(
             run, plan=plan, device=coordinates.device, measuring=prepared.options.measuring,
@@ -122,7 +124,11 @@ def _open_trainer(
         assembly = assemble(run, coordinates=coordinates, weights=weights and weights.folder)
     with progress.phase("taking warm-up steps"):
         warm_up(run, assembly=assembly, coordinates=coordinates, num_steps=prepared.warm_up_steps)
-    loader = loader or _open_loader(prepared, coordinates, progress=progress)
+    if loader is None:
+        before_bytes = device.resident_bytes()
+        loader = _open_loader(prepared, coordinates, progress=progress)
+        if coordinates.device.type == "cpu":
+            expectation = expectation.holding(device.resident_bytes() - before_bytes)
     return Trainer(
         prepared, coordinates=coordinates, expectation=expectation, assembly=assembly, loader=loader,
         request=request, clock=clock, progress=progress, watchdog=watchdog,
