@@ -155,9 +155,19 @@ def z_loss(run: Run) -> Iterator[Unsupported]:
 
 
 def absent_experts(run: Run) -> Iterator[Unsupported]:
-    """A load-balancing loss for a model without experts."""
-    if run.train.balance_loss and run.model.experts is None:
-        yield Unsupported(key="train.balance_loss", reason=f"{run.model.name} has no experts: must be 0")
+    """Losses of routers for a model without experts."""
+    losses = {"balance_loss": run.train.balance_loss, "router_z_loss": run.train.router_z_loss}
+    for name, coefficient in losses.items():
+        if coefficient and run.model.experts is None:
+            yield Unsupported(key=f"train.{name}", reason=f"{run.model.name} has no experts: must be 0")
+
+
+def router_z_loss(run: Run) -> Iterator[Unsupported]:
+    """A z-loss of routers, which the engine does not add."""
+    if run.train.router_z_loss:
+        x = run.model.experts
+        reason = f"{run.model.name} has no experts" if x is None else "the engine has no z-loss of routers"
+        yield Unsupported(key="train.router_z_loss", reason=f"{reason}: must be 0")
 
 
 def absent_routing_biases(run: Run, *, hint: str | None = None) -> Iterator[Unsupported]:

@@ -142,7 +142,8 @@ _TABLE = (
 STORED_MODULES = ("feed_forward", "norm")
 """Modules of a layer that can keep their activations in 8 bits (`stored_activations`): feed-forward blocks, experts
 included, and the norms before them and before attention."""
-STORED_FORMATS = ("int8", "e4m3")
+STORED_FORMATS = ("e4m3", "int8")
+"""Formats of stored activations. The first is what modules without a format get: `docs/reference/convergence.md`."""
 
 OPERATIONS: Mapping[str, Operation] = {operation.name: operation for operation in _TABLE}
 """Every operation by name."""

@@ -18,9 +18,6 @@ from meshwright.kernels.libraries import aiter, liger, transformer_engine
 from meshwright.kernels.routes import KernelCall, Refusal, Route
 from meshwright.kernels.triton_route import serves_triton
 
-WIDEST = 16384
-"""Columns that one program of the Triton kernel holds in registers."""
-
 LIGER_WIDEST = 65536
 
 _FLAGS = {False: frozenset(), True: frozenset({"zero_centered"})}
@@ -62,12 +59,6 @@ def _triton(
     return normed, total
 
 
-def _serves(call: KernelCall) -> Refusal | None:
-    if call.shapes and call.shapes[-1][0] > WIDEST:
-        return Refusal(reason=f"rows of more than {WIDEST:,} columns")
-    return serves_triton(call)
-
-
 def _serves_liger(call: KernelCall) -> Refusal | None:
     if call.has_shapes and call.shapes[-1][0] > LIGER_WIDEST:
         return Refusal(reason=f"rows of more than {LIGER_WIDEST:,} columns")
@@ -77,7 +68,7 @@ def _serves_liger(call: KernelCall) -> Refusal | None:
 ROUTES = {
     "rms_norm": {
         "reference": Route(name="reference", kind="reference", function=reference),
-        "triton": Route(name="triton", kind="triton", function=_triton, serves=_serves),
+        "triton": Route(name="triton", kind="triton", function=_triton, serves=serves_triton),
         "liger": Route(name="liger", kind="library", function=liger.rms_norm, serves=_serves_liger),
         "transformer_engine": Route(
             name="transformer_engine",

@@ -1,14 +1,15 @@
 """RMSNorm as Triton kernels (formulas in `rms_norm`): one pass forward, one backward.
 
-A program holds whole rows in registers. Backward it takes every P-th row of P programs, and adds up its part of the
-weight's gradient [P, D], whose sum over programs is in a fixed order: the same bits each time.
+A program holds whole rows in registers; of rows wider than the largest tile it takes block after block, twice: for the
+sum, and from the cache again for what depends on it. Backward it takes every P-th row of P programs, and adds up its
+part of the weight's gradient [P, D], whose sum over programs is in a fixed order: the same bits each time.
 
 N rows, D columns, P programs of the backward pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -27,8 +28,20 @@ TILES = (
     Tile(constants={"BLOCK": 16384}, num_warps=32, architectures=("sm90", "sm100")),
     Tile(constants={"BLOCK": 16384}, num_warps=16, architectures=("gfx942", "gfx950")),
 )
+WIDE_FORWARD_TILES = (
+    Tile(constants={"BLOCK": 16384}, num_warps=32, architectures=("sm90", "sm100")),
+    Tile(constants={"BLOCK": 8192}, num_warps=16, architectures=("gfx942", "gfx950")),
+)
+WIDE_BACKWARD_TILES = (
+    Tile(constants={"BLOCK": 8192}, num_warps=32, architectures=("sm90", "sm100")),
+    Tile(constants={"BLOCK": 8192}, num_warps=16, architectures=("gfx942", "gfx950")),
+)
+"""Of rows that no tile above holds. On NVIDIA one program fills a multiprocessor, so that the rows of all stay in the
+cache; backward, wider blocks spill."""
 NUM_PROGRAMS = 512
 """Programs of a backward pass: two to four for each multiprocessor of today's devices."""
+NUM_WIDE_PROGRAMS = 128
+"""The same for wide rows, whose part of the weight's gradient is in the cache and not in registers."""
 
 
 @triton.jit
@@ -93,16 +106,96 @@ def _backward(
     tl.store(grad_weight_PD + tl.program_id(0).to(tl.int64) * num_columns + column, grad_weight, mask=mask)
 
 
+@triton.jit
+def _forward_wide(
+    x_ND, residual_ND, weight_D, out_ND, total_ND, scale_N, x_stride, residual_stride, num_columns, epsilon,
+    ADDS: tl.constexpr, CENTERED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    squares = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, num_columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        mask = column < num_columns
+        x = tl.load(x_ND + row * x_stride + column, mask=mask, other=0.0)
+        if ADDS:
+            residual = tl.load(residual_ND + row * residual_stride + column, mask=mask, other=0.0)
+            x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
+            tl.store(total_ND + row * num_columns + column, x, mask=mask)
+        x = x.to(tl.float32)
+        squares += x * x
+    scale = 1.0 / tl.sqrt(tl.sum(squares, axis=0) / num_columns + epsilon)
+    tl.store(scale_N + row, scale)
+    tl.debug_barrier()  # a thread may read a sum that another one has written
+    for start in range(0, num_columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        mask = column < num_columns
+        if ADDS:
+            x = tl.load(total_ND + row * num_columns + column, mask=mask, other=0.0).to(tl.float32)
+        else:
+            x = tl.load(x_ND + row * x_stride + column, mask=mask, other=0.0).to(tl.float32)
+        weight = tl.load(weight_D + column, mask=mask, other=0.0).to(tl.float32)
+        if CENTERED:
+            weight += 1.0
+        tl.store(out_ND + row * num_columns + column, weight * (x * scale), mask=mask)
+
+
+@triton.jit
+def _backward_wide(
+    grad_ND, grad_total_ND, total_ND, weight_D, scale_N, grad_x_ND, grad_weight_PD,
+    grad_stride, grad_total_stride, total_stride, num_rows, num_columns, num_programs,
+    ADDS: tl.constexpr, CENTERED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    part = grad_weight_PD + tl.program_id(0).to(tl.int64) * num_columns
+    row = tl.program_id(0).to(tl.int64)
+    for _ in range(tl.program_id(0), num_rows, num_programs):
+        later = tl.where(row < num_programs, 0, num_columns)  # its first row adds to nothing
+        scale = tl.load(scale_N + row)
+        products = tl.zeros([BLOCK], tl.float32)
+        for start in range(0, num_columns, BLOCK):
+            column = start + tl.arange(0, BLOCK)
+            mask = column < num_columns
+            grad = tl.load(grad_ND + row * grad_stride + column, mask=mask, other=0.0).to(tl.float32)
+            x = tl.load(total_ND + row * total_stride + column, mask=mask, other=0.0).to(tl.float32)
+            weight = tl.load(weight_D + column, mask=mask, other=0.0).to(tl.float32)
+            if CENTERED:
+                weight += 1.0
+            products += x * scale * (grad * weight)
+        mean = tl.sum(products, axis=0) / num_columns
+        tl.debug_barrier()  # a thread may read a part that another one has written for the row before
+        for start in range(0, num_columns, BLOCK):
+            column = start + tl.arange(0, BLOCK)
+            mask = column < num_columns
+            grad = tl.load(grad_ND + row * grad_stride + column, mask=mask, other=0.0).to(tl.float32)
+            x = tl.load(total_ND + row * total_stride + column, mask=mask, other=0.0).to(tl.float32)
+            normed = x * scale
+            before = tl.load(part + column, mask=column < later, other=0.0)
+            tl.store(part + column, before + grad * normed, mask=mask)
+            weight = tl.load(weight_D + column, mask=mask, other=0.0).to(tl.float32)
+            if CENTERED:
+                weight += 1.0
+            grad_x = scale * (grad * weight - normed * mean)
+            if ADDS:
+                behind = tl.load(grad_total_ND + row * grad_total_stride + column, mask=mask, other=0.0)
+                grad_x += behind.to(tl.float32)
+            tl.store(grad_x_ND + row * num_columns + column, grad_x, mask=mask)
+        row += num_programs
+
+
 def _rows(x: Tensor) -> Tensor:
     """[N, D] with contiguous columns."""
     rows = x.reshape(-1, x.shape[-1])
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
-def _tile(num_columns: int, *, device: torch.device) -> Tile:
-    fitting = [tile for tile in TILES if num_columns <= tile.constants["BLOCK"]]
+def _tile(num_columns: int, wide: tuple[Tile, ...], *, device: torch.device) -> Tile:
+    """The narrowest tile that holds a row, else the one of `wide` for the device."""
+    fitting = [tile for tile in TILES if num_columns <= tile.constants["BLOCK"]] or [*wide]
     made_for_it = [tile for tile in fitting if architecture_of(device) in tile.architectures]
     return fitting[0] if not fitting[0].architectures else (made_for_it or fitting)[0]
+
+
+def _is_wide(num_columns: int) -> bool:
+    return num_columns > max(tile.constants["BLOCK"] for tile in TILES)
 
 
 def _normed(
@@ -117,9 +210,10 @@ def _normed(
         return out, total, scale_N
     x_ND = _rows(x)
     residual_ND = x_ND if residual is None else _rows(residual)
-    tile = _tile(x.shape[-1], device=x.device)
+    tile = _tile(x.shape[-1], WIDE_FORWARD_TILES, device=x.device)
+    kernel = _forward_wide if _is_wide(x.shape[-1]) else _forward
     launch(
-        _forward, (num_rows,), x_ND, residual_ND, weight_D.contiguous(), out, total, scale_N, x_ND.stride(0),
+        kernel, (num_rows,), x_ND, residual_ND, weight_D.contiguous(), out, total, scale_N, x_ND.stride(0),
         residual_ND.stride(0), x.shape[-1], epsilon, on=x, ADDS=residual is not None, CENTERED=zero_centered,
         **tile.constants, num_warps=tile.num_warps,
     )  # fmt: skip
@@ -153,14 +247,16 @@ def norm_backward(
     """Gradients of the sum that is normed, and of the weight."""
     grad_x = torch.empty(total.shape, dtype=total.dtype, device=total.device)
     num_rows, num_columns = len(scale_N), total.shape[-1]
-    num_programs = min(num_rows, NUM_PROGRAMS)
+    is_wide = _is_wide(num_columns)
+    num_programs = min(num_rows, NUM_WIDE_PROGRAMS if is_wide else NUM_PROGRAMS)
     parts_PD = torch.empty(num_programs, num_columns, dtype=torch.float32, device=total.device)
     if num_rows:
         grad_ND, total_ND = _rows(grad), _rows(total)
         from_behind_ND = grad_ND if grad_total is None else _rows(grad_total)
-        tile = _tile(num_columns, device=total.device)
+        tile = _tile(num_columns, WIDE_BACKWARD_TILES, device=total.device)
+        kernel = _backward_wide if is_wide else _backward
         launch(
-            _backward, (num_programs,), grad_ND, from_behind_ND, total_ND, weight_D.contiguous(), scale_N, grad_x,
+            kernel, (num_programs,), grad_ND, from_behind_ND, total_ND, weight_D.contiguous(), scale_N, grad_x,
             parts_PD, grad_ND.stride(0), from_behind_ND.stride(0), total_ND.stride(0), num_rows, num_columns,
             num_programs, on=total, ADDS=grad_total is not None, CENTERED=zero_centered,
             **tile.constants, num_warps=tile.num_warps,
@@ -219,47 +315,55 @@ norm_of_sum.register_autograd(_gradients_of_sum, setup_context=_save_sum)
 
 
 def _traffic(num_tensors: int, *, has_parts: bool = False) -> Callable[[Sizes, Tile], Traffic]:
+    """Traffic of a pass over so many tensors; of wide rows two of them (forward one) are read again, and backward the
+    part of the weight's gradient is read and written for each row."""
+
     def traffic(sizes: Sizes, tile: Tile) -> Traffic:
-        rows, columns = sizes["rows"], sizes["columns"]
+        rows, columns, is_wide = sizes["rows"], sizes["columns"], _is_wide(sizes["columns"])
         least = num_tensors * 2 * rows * columns
-        parts = (
-            2 * 4 * min(rows, NUM_PROGRAMS) * columns if has_parts else 0
-        )  # written, and read by their sum
-        return Traffic(moved_bytes=least + parts + 4 * rows, least_bytes=least + 4 * rows)
+        num_parts = min(rows, NUM_WIDE_PROGRAMS if is_wide else NUM_PROGRAMS) if has_parts else 0
+        again = 2 * (2 if has_parts else 1) + (8 if has_parts else 0)  # bytes a value
+        held = 2 * num_tensors + (4 if has_parts else 0)
+        return Traffic(
+            moved_bytes=least
+            + 2 * 4 * num_parts * columns
+            + 4 * rows,  # parts are written, and read by their sum
+            least_bytes=least + 4 * rows,
+            reread_bytes=again * rows * columns if is_wide else 0,
+            working_bytes=held * columns if is_wide else 0,
+        )
 
     return traffic
 
 
-def _sources() -> tuple[KernelSource, ...]:
-    made = []
-    for tile in TILES:
-        columns = tile.constants["BLOCK"]
-        shared: dict[str, Any] = {
-            "op": "rms_norm",
-            "tiles": (tile,),
-            "sizes": {"rows": 32768, "columns": columns},
-        }
-        forward = {"x_ND": "*bf16", "residual_ND": "*bf16", "weight_D": "*bf16", "out_ND": "*bf16", "total_ND": "*bf16",
-                   "scale_N": "*fp32", "x_stride": "i32:16", "residual_stride": "i32:16", "num_columns": "i32:16",
-                   "epsilon": "fp32"}  # fmt: skip
-        backward = {"grad_ND": "*bf16", "grad_total_ND": "*bf16", "total_ND": "*bf16", "weight_D": "*bf16",
-                    "scale_N": "*fp32", "grad_x_ND": "*bf16", "grad_weight_PD": "*fp32", "grad_stride": "i32:16",
-                    "grad_total_stride": "i32:16", "total_stride": "i32:16", "num_rows": "i32",
-                    "num_columns": "i32:16", "num_programs": "i32"}  # fmt: skip
-        for adds in (False, True):
-            name = f"{'add_' if adds else ''}rms_norm_{{}}_{columns}"
-            constants = {"ADDS": adds, "CENTERED": False}
-            made += [
-                KernelSource(
-                    name=name.format("forward"), function=_forward, signature=forward, constants=constants,
-                    traffic=_traffic(4 if adds else 2), **shared,
-                ),
-                KernelSource(
-                    name=name.format("backward"), function=_backward, signature=backward, constants=constants,
-                    traffic=_traffic(4 if adds else 3, has_parts=True), **shared,
-                ),
-            ]  # fmt: skip
-    return tuple(made)
+_FORWARD = {"x_ND": "*bf16", "residual_ND": "*bf16", "weight_D": "*bf16", "out_ND": "*bf16", "total_ND": "*bf16",
+            "scale_N": "*fp32", "x_stride": "i32:16", "residual_stride": "i32:16", "num_columns": "i32:16",
+            "epsilon": "fp32"}  # fmt: skip
+_BACKWARD = {"grad_ND": "*bf16", "grad_total_ND": "*bf16", "total_ND": "*bf16", "weight_D": "*bf16",
+             "scale_N": "*fp32", "grad_x_ND": "*bf16", "grad_weight_PD": "*fp32", "grad_stride": "i32:16",
+             "grad_total_stride": "i32:16", "total_stride": "i32:16", "num_rows": "i32",
+             "num_columns": "i32:16", "num_programs": "i32"}  # fmt: skip
 
 
-SOURCES = _sources()
+def _sources(
+    forward: tuple[Tile, ...], backward: tuple[Tile, ...], *, columns: int
+) -> Iterator[KernelSource]:
+    """Both passes over rows of so many columns, with and without a residual."""
+    is_wide, shared = _is_wide(columns), {"op": "rms_norm", "sizes": {"rows": 32768, "columns": columns}}
+    for adds in (False, True):
+        name = f"{'add_' if adds else ''}rms_norm_{{}}_{columns}"
+        constants = {"ADDS": adds, "CENTERED": False}
+        yield KernelSource(
+            name=name.format("forward"), function=_forward_wide if is_wide else _forward, signature=_FORWARD,
+            constants=constants, tiles=forward, traffic=_traffic(4 if adds else 2), **shared,
+        )  # fmt: skip
+        yield KernelSource(
+            name=name.format("backward"), function=_backward_wide if is_wide else _backward, signature=_BACKWARD,
+            constants=constants, tiles=backward, traffic=_traffic(4 if adds else 3, has_parts=True), **shared,
+        )  # fmt: skip
+
+
+SOURCES = (
+    *(source for tile in TILES for source in _sources((tile,), (tile,), columns=tile.constants["BLOCK"])),
+    *_sources(WIDE_FORWARD_TILES, WIDE_BACKWARD_TILES, columns=32768),
+)

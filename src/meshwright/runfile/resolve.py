@@ -344,6 +344,7 @@ def _train(file: schema.RunFile) -> specs.Train:
         tokens=train.tokens,
         seed=train.seed,
         balance_loss=train.balance_loss,
+        router_z_loss=train.router_z_loss,
         balance_bias_rate=train.balance_bias_rate,
         z_loss=train.z_loss,
         mtp_loss_weight=train.mtp_loss_weight,

@@ -27,6 +27,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticKnownError
 
 from meshwright.catalog.engines import planning_names
+from meshwright.kernels.operations import STORED_FORMATS
 from meshwright.specs.features import AttentionKernel, CudaGraphs, Dispatcher, WireFormat
 from meshwright.specs.model import (
     QKV,
@@ -121,6 +122,15 @@ UNION_TAGS = {"(word)", "(mapping)", "(number)", "(variant)"}
 
 MAX_MTP_LAYERS = 16
 _SOURCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
+def _stored_activations(value: object) -> object:
+    """A list of modules as the mapping that gives each the default format."""
+    if isinstance(value, list) and all(isinstance(module, str) for module in value):
+        return dict.fromkeys(value, STORED_FORMATS[0])
+    return value
+
+
 _Lax = Field(strict=False)  # an enum from its value, a tuple from a list; what is inside stays strict
 
 Text = Annotated[str, Field(max_length=4096), AfterValidator(_readable)]
@@ -465,6 +475,7 @@ class TrainSection(RunFileSection):
     tokens: Tokens | None = None
     seed: CountOrZero = 0
     balance_loss: NotNegative = 0.0
+    router_z_loss: NotNegative = 0.0
     balance_bias_rate: NotNegative = BIAS_RATE
     z_loss: Ratio = 0.0
     mtp_loss_weight: Positive = MTP_LOSS_WEIGHT
@@ -481,7 +492,7 @@ class KernelsSection(RunFileSection):
 
     routes: dict[Text, Text] = {}
     tuned: Text | None = None
-    stored_activations: dict[Text, Text] = {}
+    stored_activations: Annotated[dict[Text, Text], BeforeValidator(_stored_activations)] = {}
     weight_cache: Literal["auto", "on", "off"] = "auto"
 
 

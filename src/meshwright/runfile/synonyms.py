@@ -76,6 +76,7 @@ _NAMES = {
     "train.trackers": "wandb tensorboard report_to logger loggers",
     "train.z_loss": "router_z_loss",
     "train.balance_loss": "aux_loss moe_aux_loss_coeff load_balancing_loss",
+    "train.router_z_loss": "moe_z_loss_coeff moe_z_loss moe_zloss_weight router_z_loss_coef",
 }
 
 SYNONYMS = {name: key for key, names in _NAMES.items() for name in names.split()}

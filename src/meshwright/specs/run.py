@@ -253,6 +253,7 @@ class Train:
     tokens: int | None = None
     seed: int = 0
     balance_loss: float = 0.0  # coefficient of the experts' auxiliary loss, of every sequence and layer
+    router_z_loss: float = 0.0  # coefficient of the mean of (log Σ exp)² of router logits, of every layer
     balance_bias_rate: float = BIAS_RATE  # change of the routing biases of sigmoid routers in a step
     z_loss: float = 0.0  # coefficient of the squared log-partition function in the gradient
     mtp_loss_weight: float = MTP_LOSS_WEIGHT  # coefficient of the mean loss of multi-token prediction

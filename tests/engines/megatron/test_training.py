@@ -57,6 +57,7 @@ BIASED = """{name: biased, hidden: 64, num_layers: 3, vocab: 258, ffn_hidden: 12
 attention: {num_heads: 4, num_kv_heads: 2, qk_norm: true}, experts: {num_experts: 8, top_k: 2, ffn_hidden: 32,
 num_dense_layers: 1, num_shared: 1, router: sigmoid, routed_scale: 2.5}}"""
 BALANCED = "train.balance_loss=0.1"
+Z_LOSS = "train.router_z_loss=0.05"
 FEWER = "batch.micro=4"  # two micro-batches a step: every layer of these waits for many exchanges
 
 CASES = {  # name -> model, plan, other settings
@@ -75,7 +76,7 @@ CASES = {  # name -> model, plan, other settings
     "experts": (MIXTURE, "{data_shard: 2, sharding: optimizer}"),
     "divided experts": (MIXTURE, "{data_shard: 2, expert: 2, sharding: optimizer}"),
     "balanced experts": (MIXTURE, "{data_shard: 2, sharding: optimizer}", BALANCED),
-    "balanced, tensor": (MIXTURE, "{tensor: 2, data_shard: 1, expert: 2, sharding: none}", BALANCED),
+    "balanced, tensor": (MIXTURE, "{tensor: 2, data_shard: 1, expert: 2, sharding: none}", BALANCED, Z_LOSS),
     "biased router": (BIASED, "{tensor: 2, data_shard: 1, expert: 2, sharding: none}", FEWER),
     "divided widths": (BIASED, "{tensor: 2, data_shard: 1, expert_tensor: 2, sharding: none}", FEWER),
 }  # fmt: skip
@@ -129,7 +130,7 @@ def native(folder) -> dict[tuple[str, ...], list[dict[str, float]]]:
 def kind_of(case: str) -> tuple[str, ...]:
     """The model and what changes its losses."""
     model, _, *others = CASES[case]
-    return (model, BALANCED) if BALANCED in others else (model,)
+    return model, *(other for other in others if other in (BALANCED, Z_LOSS))
 
 
 def alone(folder: Path, name: str, *overrides: str, model: str = "") -> list[dict[str, float]]:
@@ -217,9 +218,11 @@ def test_another_plan_goes_on(onward, native, name):
 
 
 @pytest.mark.distributed
-def test_the_balance_loss_is_felt(native):
-    plain, balanced = (steps[-1]["gradient_norm"] for steps in (native[MIXTURE,], native[MIXTURE, BALANCED]))
+def test_losses_of_routers_are_felt(native):
+    kinds = (MIXTURE,), (MIXTURE, BALANCED), (MIXTURE, BALANCED, Z_LOSS)
+    plain, balanced, small = (native[kind][-1]["gradient_norm"] for kind in kinds)
     assert abs(balanced / plain - 1) > 1e3 * TOLERANCE
+    assert abs(small / balanced - 1) > 1e3 * TOLERANCE
 
 
 @dataclass(frozen=True, kw_only=True)

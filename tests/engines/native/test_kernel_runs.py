@@ -49,7 +49,7 @@ RUNS = {
     ),
     "mixture": (
         lambda *more: tiny_run(
-            SHARED_EXPERT, "train.balance_loss=0.01", "model.num_layers=2", *more
+            SHARED_EXPERT, "train.balance_loss=0.01", "train.router_z_loss=0.01", "model.num_layers=2", *more
         ),
         EXPERT_KERNELS,
         2e-5,

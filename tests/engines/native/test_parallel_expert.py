@@ -31,7 +31,9 @@ from meshwright.training.processes import run_ranks
 pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring")
 
 FULL = Sharding.PARAMETERS
-MIXTRAL = (EXPERTS, "model.ffn_hidden=0", "optimizer.gradient_clip=0.1", "train.balance_loss=0.1")
+MIXTRAL = (
+    EXPERTS, "model.ffn_hidden=0", "optimizer.gradient_clip=0.1", "train.balance_loss=0.1", "train.router_z_loss=0.05",
+)  # fmt: skip
 
 
 def as_mixtral():
@@ -253,7 +255,9 @@ def test_what_cannot_be_divided_is_refused(changes, key, words):
 def test_a_dense_model_has_no_experts_to_divide_or_balance():
     run = as_mixtral()
     dense = replace(run, model=replace(run.model, experts=None, ffn_hidden=64))
-    assert [p.key for p in check(dense) if "no experts" in p.reason] == ["train.balance_loss"]
+    assert [p.key for p in check(dense) if "no experts" in p.reason] == [
+        "train.balance_loss", "train.router_z_loss",
+    ]  # fmt: skip
     assert [p.key for p in check_plan(Plan(data_shard=2, expert=2), run=dense)] == ["parallel.expert"]
     biased = replace(run, train=replace(run.train, balance_bias_rate=0.01))
     assert [p.key for p in check(biased)] == ["train.balance_bias_rate"]

@@ -55,11 +55,17 @@ def test_where_it_is_refused(override, plan, key):
     assert key in {problem.key for problem in check_plan(plan, run=tiny_run(BOTH, override))}
 
 
+def test_a_list_of_modules_stores_them_in_e4m3():
+    stores = tiny_run("kernels.stored_activations=[feed_forward, norm]").kernels.stored_activations
+    assert dict(stores) == {"feed_forward": "e4m3", "norm": "e4m3"}
+
+
 @pytest.mark.parametrize(
     ("value", "words"),
     [("{ffn: int8}", "is no module: got 'ffn', allowed: feed_forward, norm"),
-     ("{norm: fp8}", "is no format: got 'fp8', allowed: int8, e4m3")],
-    ids=["module", "format"],
+     ("{norm: fp8}", "is no format: got 'fp8', allowed: e4m3, int8"),
+     ("[norm, ffn]", "is no module: got 'ffn'"), ("[1]", "stored_activations"), ("norm", "stored_activations")],
+    ids=["module", "format", "listed module", "number", "word"],
 )  # fmt: skip
 def test_unknown_names(value, words):
     with pytest.raises(InputError, match=words):

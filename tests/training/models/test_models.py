@@ -24,7 +24,7 @@ from meshwright.training.models import (
     TransformerOptions,
     build_model,
     collect_expert_load,
-    configure_balance_loss,
+    configure_router_losses,
     expert_load_ratio,
     init_weights,
     update_routing_bias,
@@ -248,32 +248,42 @@ def test_the_bias_rises_for_idle_experts_and_only_shifts_the_choice():
     assert expert_load_ratio(before) > expert_load_ratio(load_LE)
 
 
-def test_the_attached_balance_loss_has_the_gradient_of_one_that_is_added():
-    attached = filled(MIXTURE, options=TransformerOptions(balance_loss=0.5)).train()
-    plain = filled(MIXTURE).train()
+@pytest.mark.parametrize(
+    "options", [{"balance_loss": 0.5}, {"router_z_loss": 0.3}, {"balance_loss": 0.5, "router_z_loss": 0.3}]
+)
+@pytest.mark.parametrize("model", [MIXTURE, SIGMOID])
+def test_attached_losses_of_routers_have_the_gradient_of_added_ones(model, options):
+    attached = filled(model, options=TransformerOptions(**options)).train()
+    plain = filled(model).train()
     scores = {}
     for name, layer in plain.named_modules():
         if isinstance(layer, MixtureOfExperts):
-            layer.router.register_forward_hook(lambda _m, _i, out, name=name: scores.update({name: out}))
+            layer.router.register_forward_hook(
+                lambda router, given, out, name=name: scores.update({name: (router, *given, out)})
+            )
     labels_BT = tokens().roll(-1, dims=1)
     loss = plain(tokens(), labels_BT=labels_BT) * 0.25
-    for choice in scores.values():
+    for router, x_ND, choice in scores.values():
+        logits_NE = x_ND.float() @ router.weight.T
+        loss = loss + 0.25 * options.get("router_z_loss", 0) * logits_NE.exp().sum(dim=1).log().square().sum()
         for scores_TE, experts_TC in zip(
             choice.scores_NE.split(20), choice.experts_NC.split(20), strict=True
         ):
             share_E = torch.bincount(experts_TC.flatten(), minlength=8) / experts_TC.numel()
-            loss = loss + 0.25 * 0.5 * 20 * 8 * (share_E * scores_TE.mean(dim=0)).sum()
+            scores_TE = scores_TE / scores_TE.sum(dim=1, keepdim=True)
+            balance = 20 * 8 * (share_E * scores_TE.mean(dim=0)).sum()
+            loss = loss + 0.25 * options.get("balance_loss", 0) * balance
     loss.backward()
-    configure_balance_loss([attached], scale=0.25)
+    configure_router_losses([attached], scale=0.25)
     (attached(tokens(), labels_BT=labels_BT) * 0.25).backward()
     for (name, p), q in zip(plain.named_parameters(), attached.parameters(), strict=True):
         torch.testing.assert_close(q.grad, p.grad, rtol=1e-4, atol=1e-6, msg=name)
 
 
 @pytest.mark.parametrize("model", [MIXTURE, SIGMOID])
-def test_padding_counts_neither_as_load_nor_in_the_balance_loss(model):
+def test_padding_counts_neither_as_load_nor_in_the_losses_of_routers(model):
     def trained(num_padding):
-        built = filled(model, options=TransformerOptions(balance_loss=0.5)).train()
+        built = filled(model, options=TransformerOptions(balance_loss=0.5, router_z_loss=0.05)).train()
         tokens_BT = torch.nn.functional.pad(tokens(), (0, num_padding))
         documents_BT = torch.nn.functional.pad(
             torch.arange(20).expand(2, -1) // 7, (0, num_padding), value=-1

@@ -31,6 +31,12 @@ EVALUATED = ["data.validation=v.txt"]
         (OTHERS, "train.z_loss", ["train.z_loss=0.001"]),
         (("torchtitan", "maxtext"), "train.balance_loss", ["mixture", "train.balance_loss=0.01"]),
         (("native", "megatron"), "train.balance_loss", ["train.balance_loss=0.01"]),
+        (
+            ("torchtitan", "maxtext"),
+            "train.router_z_loss: the engine",
+            ["mixture", "train.router_z_loss=0.01"],
+        ),
+        (ALL, "train.router_z_loss: inline has no experts", ["train.router_z_loss=0.01"]),
         (OTHERS, "train.faults.spike", ["train.faults.spike=stop"]),
         (OTHERS, "train.faults.not_finite", ["train.faults.not_finite=skip"]),
         (
@@ -148,5 +154,7 @@ def test_megatron_says_that_its_router_counts_padding(small_run):
     (note,) = megatron_notes(balanced, Held(8).corpus)
     assert note.startswith("25.0 % of the positions of training are padding")
     assert "balance loss" in note
+    (note,) = megatron_notes(small_run("megatron", "mixture", "train.router_z_loss=0.01"), Held(8).corpus)
+    assert "counts in its z-loss;" in note
     assert list(megatron_notes(small_run("megatron", "mixture"), Held(8).corpus)) == []
     assert list(megatron_notes(small_run("megatron"), Held(8).corpus)) == []

@@ -16,9 +16,9 @@ from tests.kernel_cases import (
     needs_interpreter,
 )
 
-from meshwright.errors import InputError
 from meshwright.kernels import rms_norm_triton as made
-from meshwright.kernels.rms_norm import WIDEST, add_rms_norm, rms_norm
+from meshwright.kernels.rms_norm import add_rms_norm, rms_norm
+from meshwright.kernels.sources import Tile
 
 pytestmark = needs_interpreter
 
@@ -103,9 +103,53 @@ def test_bytes_moved_are_those_of_the_model():
         assert counted.moved_bytes == 4 * whole + parts + rows * 4
 
 
-def test_rows_that_are_too_wide_are_refused_with_the_reason():
-    with demanding(rms_norm="triton"), pytest.raises(InputError, match=f"more than {WIDEST:,} columns"):
-        rms_norm(torch.ones(1, WIDEST + 1), torch.ones(WIDEST + 1), epsilon=1e-5)
+@settings(max_examples=8, deadline=None)
+@given(
+    rows=FEW, columns=st.sampled_from([33, 64, 101]), dtype=st.sampled_from(FORMATS), adds=st.booleans(),
+    zero_centered=st.booleans(), strided=st.booleans(), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_rows_in_blocks_have_the_values_of_whole_ones(
+    rows, columns, dtype, adds, zero_centered, strided, seed
+):
+    options = {"epsilon": 1e-5, "zero_centered": zero_centered}
+    x = drawn(rows, columns, dtype=dtype, strided=strided, seed=seed)
+    residual, weight = (
+        drawn(rows, columns, dtype=dtype, seed=seed + 1),
+        drawn(columns, dtype=dtype, seed=seed + 2),
+    )
+    grads = [drawn(rows, columns, dtype=dtype, strided=strided, seed=seed + i) for i in (3, 4)]
+
+    def values():
+        leaves = [t.clone().requires_grad_() for t in (x, residual, weight)]
+        with demanding(rms_norm="triton"):
+            outs = add_rms_norm(*leaves, **options) if adds else [rms_norm(leaves[0], leaves[2], **options)]
+        torch.autograd.backward(outs, grads[: len(outs)])
+        return [*outs, *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+    whole = values()
+    with pytest.MonkeyPatch.context() as patch:
+        blocks = (Tile(constants={"BLOCK": 32}),)
+        for name in ("TILES", "WIDE_FORWARD_TILES", "WIDE_BACKWARD_TILES"):
+            patch.setattr(made, name, blocks)
+        patch.setattr(made, "NUM_WIDE_PROGRAMS", 3)
+        in_blocks = values()
+        assert all(map(torch.equal, in_blocks, values()))
+    for got, expected in zip(in_blocks, whole, strict=True):
+        assert_close(got, expected.double(), factor=4.0, terms=grads[0])
+
+
+def test_rows_wider_than_any_tile():
+    columns = max(tile.constants["BLOCK"] for tile in made.TILES) + 1
+    x, weight, grad = (drawn(*shape, dtype=torch.float32, seed=i) for i, shape in
+                       enumerate(((2, columns), (columns,), (2, columns))))  # fmt: skip
+    leaf, wide = x.clone().requires_grad_(), x.double().requires_grad_()
+    with demanding(rms_norm="triton"):
+        out = rms_norm(leaf, weight, epsilon=1e-5)
+    out.backward(grad)
+    expected = exact(wide, weight.double(), epsilon=1e-5, zero_centered=False)
+    expected.backward(grad.double())
+    assert_close(out, expected, factor=2.0)
+    assert_close(leaf.grad, wide.grad, factor=8.0)
 
 
 def test_operator_rules():

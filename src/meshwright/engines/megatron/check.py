@@ -205,12 +205,13 @@ def _plan_details(plan: Plan, run: Run, *, trains_here: bool) -> Iterator[Unsupp
 
 
 def notes_on_data(run: Run, corpus: Corpus) -> Iterator[str]:
-    """A note if the router balances padding, which it counts as tokens."""
+    """A note if the losses or biases of the router are of padding too, which it counts as tokens."""
     x, train = run.model.experts, run.train
     has_biases = x is not None and x.router is Router.SIGMOID and train.balance_bias_rate > 0
-    if x is None or not (train.balance_loss or has_biases):
+    counts = {"balance loss": train.balance_loss, "z-loss": train.router_z_loss, "routing biases": has_biases}
+    if x is None or not any(counts.values()):
         return
-    where = "balance loss" if train.balance_loss else "routing biases"
+    where = " and ".join(name for name, is_on in counts.items() if is_on)
     for name, usage in corpus.train_usages.items():
         if usage.num_padded:
             yield (

@@ -40,7 +40,7 @@ from meshwright.training.models import (
     build_model,
     collect_expert_load,
     collect_prediction_losses,
-    configure_balance_loss,
+    configure_router_losses,
     init_adapters,
     init_weights,
     materialize,
@@ -78,9 +78,9 @@ class Assembly:
         if self.dropout_seed is not None:
             torch.manual_seed(named_seed(self.dropout_seed, f"step {step}"))
 
-    def scale_balance_loss(self, scale: float) -> None:
-        """Set the scale of the balance loss of experts, a sum over tokens: one over the tokens of a step."""
-        configure_balance_loss(self.modules, scale=scale, group=self.sequence_group)
+    def scale_router_losses(self, scale: float) -> None:
+        """Set the scale of the losses of routers, sums over tokens: one over the tokens of a step."""
+        configure_router_losses(self.modules, scale=scale, group=self.sequence_group)
 
     def collect_expert_load(self) -> Tensor | None:
         """Rows of each expert of the whole model since the last call [L, E], of all processes; None without experts.
@@ -239,6 +239,7 @@ def _stage(
 
     options = TransformerOptions(
         balance_loss=run.train.balance_loss,
+        router_z_loss=run.train.router_z_loss,
         z_loss=run.train.z_loss,
         mtp_loss_weight=run.train.mtp_loss_weight,
     )

@@ -19,7 +19,7 @@ def take_bare_step(
 ) -> float:
     """Update once with `batch`; the mean loss of its labels before it. Collective."""
     assembly.before_step(step)
-    assembly.scale_balance_loss(batch.counts.balance_scale)
+    assembly.scale_router_losses(batch.counts.router_loss_scale)
     loss = assembly.stepper.forward_backward(batch.tensors, scale=batch.counts.loss_scale)
     mean = loss.double() / coordinates.plan.tensor
     if coordinates.num_ranks > 1:

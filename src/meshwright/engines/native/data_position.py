@@ -31,8 +31,8 @@ class BatchCounts:
         return 1 / max(1.0, self.num_labels)
 
     @property
-    def balance_scale(self) -> float:
-        """One over the tokens: the scale of the balance loss of experts."""
+    def router_loss_scale(self) -> float:
+        """One over the tokens: the scale of the losses of routers."""
         return 1 / max(1.0, self.num_tokens)
 
 

@@ -387,7 +387,7 @@ class _Rehearsed:
         """One optimizer step; the mean loss of the global batch."""
         batch = self.loader.batch(index)
         is_single_process = self.coordinates.num_ranks == 1
-        self.parts.scale_balance_loss(batch.counts.balance_scale)
+        self.parts.scale_router_losses(batch.counts.router_loss_scale)
         loss = self.parts.stepper.forward_backward(batch.tensors, scale=batch.counts.loss_scale)
         loss = loss / self.coordinates.plan.tensor
         if not is_single_process:

@@ -297,7 +297,7 @@ class Trainer:
         self.assembly.before_step(step)
         batch = self.loader.batch(self.position.next_batch)
         self.position.next_batch = batch.counts.last + 1
-        self.assembly.scale_balance_loss(batch.counts.balance_scale)
+        self.assembly.scale_router_losses(batch.counts.router_loss_scale)
         if (
             not batch.counts.num_labels
         ):  # a stream of documents of one token each: samples of answers have a label

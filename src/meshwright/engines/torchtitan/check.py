@@ -54,6 +54,7 @@ def _numbers(run: Run) -> Iterator[Unsupported]:
             else f"{run.model.name} has no experts"
         )
         yield Unsupported(key="train.balance_loss", reason=f"{reason}: must be 0")
+    yield from refusals.router_z_loss(run)
     yield from refusals.z_loss(run)
     yield from refusals.absent_routing_biases(run)
     yield from refusals.absent_predictions(run)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from meshwright.training.models.build import build_model, materialize
 from meshwright.training.models.expert_load import (
     collect_expert_load,
-    configure_balance_loss,
+    configure_router_losses,
     expert_load_ratio,
     update_routing_bias,
 )
@@ -45,7 +45,7 @@ __all__ = [
     "check_model",
     "collect_expert_load",
     "collect_prediction_losses",
-    "configure_balance_loss",
+    "configure_router_losses",
     "expert_load_ratio",
     "init_adapters",
     "init_weights",

@@ -1,14 +1,15 @@
-"""The auxiliary loss that balances the load of experts, computed for every sequence by itself.
+"""Auxiliary losses of routers: one that balances the load of experts, one that keeps logits small.
 
     L = E Σ_e f_e P_e      f_e share of the sequence's rows, P_e its mean score; 1 when balanced
+    Z = mean over tokens of z²      z = log Σ_e exp(l_e), l the logits: the z-loss (Zoph et al. 2022, equation 5)
 
-The form is Switch's (Fedus et al. 2021, equation 4), the statistics are DeepSeek-V3's (2024, equations 17 to 20):
+The form of L is Switch's (Fedus et al. 2021, equation 4), the statistics are DeepSeek-V3's (2024, equations 17 to 20):
 of one sequence (a row of the batch, without its padding), not of a micro-batch. So it does not depend on which
-sequences a process happens to hold, and any plan gives the gradients of one process. Where a
-sequence is sharded over ranks the counts of all its parts are summed first.
+sequences a process happens to hold, and any plan gives the gradients of one process. Where a sequence is sharded over
+ranks the counts of all its parts are summed first; Z is a sum over tokens, of which each rank has its own.
 
-The gradient of the loss is added at the scores, not at the end of the model: so it is not passed through pipeline
-stages, and reported losses do not include it.
+Gradients of both are added at the router, not at the end of the model: so they are not passed through pipeline stages,
+and reported losses do not include them.
 
 B sequences, T tokens of a sequence (of this rank), E experts.
 """
@@ -33,6 +34,12 @@ def balance_loss(scores_BTE: Tensor, counts_BE: Tensor, is_token_BT: Tensor | No
         score_BTE = score_BTE * is_token_BT.unsqueeze(-1)
     score_BE = score_BTE.sum(dim=1)
     return scores_BTE.shape[-1] * (share_BE * score_BE).sum()
+
+
+def router_z_loss(logsumexp_BT: Tensor, is_token_BT: Tensor | None = None) -> Tensor:
+    """Σ z² of one layer: a sum over tokens. `is_token_BT` is False at padding."""
+    squares_BT = logsumexp_BT.square()
+    return (squares_BT if is_token_BT is None else squares_BT * is_token_BT).sum()
 
 
 def attach_loss(passed: Tensor, loss: Tensor) -> Tensor:

@@ -16,10 +16,10 @@ from meshwright.training.models.experts import MixtureOfExperts
 from meshwright.training.models.transformer import Transformer
 
 
-def configure_balance_loss(
+def configure_router_losses(
     modules: Iterable[Transformer], *, scale: float, group: distributed.ProcessGroup | None = None
 ) -> None:
-    """Set the scale of the auxiliary loss, which is a sum over tokens: one over the tokens of a step.
+    """Set the scale of the auxiliary losses, which are sums over tokens: one over the tokens of a step.
 
     `group`: the ranks that hold parts of the same sequences.
     """

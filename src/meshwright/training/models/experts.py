@@ -27,7 +27,7 @@ from meshwright.kernels.fp8.grouped_gemm import ALIGNMENT
 from meshwright.kernels.fp8.layer import Fp8State, fp8_grouped_linear
 from meshwright.specs.model import Activation, Model, Router
 from meshwright.specs.model import Experts as ExpertsSpec
-from meshwright.training.models.balance import attach_loss, balance_loss
+from meshwright.training.models.balance import attach_loss, balance_loss, router_z_loss
 from meshwright.training.models.feed_forward import ACTIVATIONS, FeedForward, GatedActivation
 
 
@@ -49,6 +49,7 @@ class Routing(NamedTuple):
     weights_NC: Tensor  # fp32
     experts_NC: Tensor  # integers below E
     scores_NE: Tensor  # fp32, for the balance loss
+    logsumexp_N: Tensor  # fp32, of the logits, for the z-loss
 
 
 class TopKRouter(nn.Module):
@@ -78,7 +79,7 @@ class TopKRouter(nn.Module):
         bias = None if self.bias is None else self.plain(self.bias).float()
         logits_NE = functional.linear(x_ND.float(), self.plain(self.weight).float(), bias)
         found = route_tokens(logits_NE, self.bias_E, form=self.form)
-        return Routing(found.weights_NC, found.experts_NC, found.scores_NE)
+        return Routing(found.weights_NC, found.experts_NC, found.scores_NE, found.logsumexp_N)
 
     def plain(self, parameter: Tensor) -> Tensor:
         """A parameter as a plain tensor. Tensor parallelism puts its own in this place."""
@@ -183,14 +184,14 @@ def run_experts_in_fp8(
 class MixtureOfExperts(nn.Module):
     """Routed experts, plus shared ones that see every token.
 
-    `balance_loss` is the coefficient of the auxiliary loss; see `balance` for how it joins the gradient, and
-    `expert_load.configure_balance_loss` for its scale and the ranks that hold other parts of the same sequences.
-    Padding passes through experts like tokens, but counts neither as load nor in the balance loss.
+    `balance_loss` and `z_loss` are coefficients of the auxiliary losses; see `balance` for how they join the gradient,
+    and `expert_load.configure_router_losses` for their scale and the ranks that hold other parts of the same sequences.
+    Padding passes through experts like tokens, but counts neither as load nor in these losses.
     """
 
     sequence_group: distributed.ProcessGroup | None
 
-    def __init__(self, model: Model, *, balance_loss: float) -> None:
+    def __init__(self, model: Model, *, balance_loss: float, z_loss: float = 0.0) -> None:
         super().__init__()
         spec = model.experts
         assert spec is not None
@@ -201,30 +202,43 @@ class MixtureOfExperts(nn.Module):
             if spec.shared_hidden
             else None
         )
-        self.balance_loss = balance_loss
+        self.balance_loss, self.z_loss = balance_loss, z_loss
         self.loss_scale = 1.0
         self.sequence_group = None
 
     def forward(self, x_BTD: Tensor, is_token_BS: Tensor | None = None) -> Tensor:
         """[B, T, D]. `is_token_BS`: False at padding; without it there is none. S: see `own_tokens`."""
         x_ND = x_BTD.flatten(0, 1)
-        weights_NC, experts_NC, scores_NE = self.router(x_ND)
+        routing = self.router(x_ND)
+        weights_NC, experts_NC = routing.weights_NC, routing.experts_NC
         with torch.no_grad():
             order_M = experts_NC.flatten().argsort(stable=True)
-            counts_E = torch.bincount(experts_NC.flatten(), minlength=scores_NE.shape[1])
+            counts_E = torch.bincount(experts_NC.flatten(), minlength=routing.scores_NE.shape[1])
         if self.training:
             is_token_BT = None if is_token_BS is None else self.own_tokens(is_token_BS)
             load_BE = count_rows(experts_NC.unflatten(0, x_BTD.shape[:2]), is_token_BT, num=len(counts_E))
             self.router.load_E += load_BE.sum(dim=0)
-            if self.balance_loss:
-                if self.sequence_group is not None:
-                    distributed.all_reduce(load_BE, group=self.sequence_group)
-                loss = balance_loss(scores_NE.unflatten(0, x_BTD.shape[:2]), load_BE, is_token_BT)
-                weights_NC = attach_loss(weights_NC, loss * (self.balance_loss * self.loss_scale))
+            if self.balance_loss or self.z_loss:
+                loss = self._losses(routing, load_BE, is_token_BT, shape=x_BTD.shape[:2])
+                weights_NC = attach_loss(weights_NC, loss * self.loss_scale)
         rows_MD = self.experts(permute(x_ND, order_M, top_k=experts_NC.shape[1]), counts_E)
         out_ND = unpermute(rows_MD, order_M, weights_NC)
         out_BTD = out_ND.view_as(x_BTD)
         return out_BTD if self.shared is None else out_BTD + self.shared(x_BTD)
+
+    def _losses(
+        self, routing: Routing, load_BE: Tensor, is_token_BT: Tensor | None, *, shape: torch.Size
+    ) -> Tensor:
+        """The auxiliary losses times their coefficients, a sum over tokens."""
+        loss = routing.scores_NE.new_zeros(())
+        if self.balance_loss:
+            if self.sequence_group is not None:
+                distributed.all_reduce(load_BE, group=self.sequence_group)
+            scores_BTE = routing.scores_NE.unflatten(0, shape)
+            loss = self.balance_loss * balance_loss(scores_BTE, load_BE, is_token_BT)
+        if self.z_loss:
+            loss = loss + self.z_loss * router_z_loss(routing.logsumexp_N.view(shape), is_token_BT)
+        return loss
 
     def own_tokens(self, is_token_BS: Tensor) -> Tensor:
         """The columns of this layer's input. Sequence parallelism puts its own in this place."""

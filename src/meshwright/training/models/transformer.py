@@ -45,6 +45,7 @@ class TransformerOptions:
     """Settings of training that a model's shapes do not have."""
 
     balance_loss: float = 0.0  # coefficient of the experts' auxiliary loss
+    router_z_loss: float = 0.0  # coefficient of the mean of (log Σ exp)² of router logits
     z_loss: float = 0.0  # coefficient of the squared log-partition function
     mtp_loss_weight: float = MTP_LOSS_WEIGHT  # coefficient of the mean loss of the prediction modules
     chunk_logits: int = CHUNK_LOGITS  # logits in memory at once
@@ -70,7 +71,7 @@ class Block(nn.Module):
         self.ffn = (
             FeedForward(model.hidden, model.ffn_hidden, activation=model.activation)
             if is_dense(model, index)
-            else MixtureOfExperts(model, balance_loss=options.balance_loss)
+            else MixtureOfExperts(model, balance_loss=options.balance_loss, z_loss=options.router_z_loss)
         )
         self.ffn_output_norm = norm(after)
 

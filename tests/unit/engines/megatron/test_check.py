@@ -14,7 +14,7 @@ def test_a_plain_run_is_accepted(refused):
     assert refused("mixture", "parallel={data_shard: 4, expert: 4, sharding: optimizer}") == []
     for model in ("llama3.1-8b", "qwen3-8b", "mixtral-8x7b", "qwen3-30b-a3b"):
         assert refused(f"model={model}") == []
-    assert refused("model=mixtral-8x7b", "train.balance_loss=0.01") == []
+    assert refused("model=mixtral-8x7b", "train.balance_loss=0.01", "train.router_z_loss=0.001") == []
 
 
 def test_experts_that_every_tensor_rank_has_are_refused(refused):

@@ -67,7 +67,7 @@ MIXTURE = "model.experts={num_experts: 8, top_k: 2, ffn_hidden: 32%s}"
         ["parallel={pipeline: 2, virtual_pipeline: 2, schedule: interleaved, tensor: 2, data_shard: 2}"],
         ["parallel={pipeline: 2, data_shard: 4, axis_order: tp-cp-pp-dp}"],
         ["parallel={pipeline: 2, virtual_pipeline: 2, schedule: interleaved, data_shard: 4, recompute: {layers: 2}}"],
-        [MIXTURE % "", "model.ffn_hidden=0", "train.balance_loss=0.02",
+        [MIXTURE % "", "model.ffn_hidden=0", "train.balance_loss=0.02", "train.router_z_loss=0.001",
          "parallel={data_shard: 4, tensor: 2, expert: 4, expert_tensor: 1}"],
         ["model=qwen3-30b-a3b", "parallel={data_shard: 4, tensor: 2, expert: 2, expert_tensor: 2}"],
         [MIXTURE % ", num_dense_layers: 1, num_shared: 2, router: sigmoid, routed_scale: 2.5",

@@ -39,7 +39,7 @@ class ForwardBackward:
 
     def loss(self, batch: Batch, *, forward_only: bool = False) -> float:
         """Return the mean loss of the global batch; accumulate gradients. `batch` is this process's part of it."""
-        if self.run.train.balance_loss:
+        if self.run.train.balance_loss or self.run.train.router_z_loss:
             self._set_label_ratio(batch)
         micros = list(batch.micro_batches(self.plan.micro_batch))
         chunks: list[Any] = [*self.parts.chunks]

@@ -1,7 +1,7 @@
 """Modules for Megatron's layer specifications, in place of those that need Transformer Engine.
 
 SequenceParallelRMSNorm   Megatron's norm without Transformer Engine refuses sequence parallelism
-Fp32Router                Megatron's router GEMM calls Transformer Engine; its balance loss counts too few tokens
+Fp32Router                Megatron's router GEMM calls Transformer Engine; its losses count too few tokens
 FusedAttention            PyTorch's fused kernels; Megatron's own attention stores all scores
 
 S tokens of a sequence, B sequences, H query heads, G key/value heads of this process, K and V widths of a head,
@@ -16,6 +16,7 @@ import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.moe.moe_layer import MoELayer
+from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -33,11 +34,12 @@ class SequenceParallelRMSNorm(nn.RMSNorm):
 
 
 class Fp32Router(TopKRouter):
-    """Megatron's router with scores in fp32 by PyTorch and a balance loss per token of the global batch.
+    """Megatron's router with scores in fp32 by PyTorch and auxiliary losses per token of the global batch.
 
-    Megatron divides all gradients by the number of labels in the global batch, and multiplies this loss by a number of
-    tokens before. Until 0.18 these are the tokens of one sequence on one tensor rank, regardless of the number of
-    sequences and ranks that contribute.
+    Megatron divides all gradients by the number of labels in the global batch, and multiplies these losses by a number
+    of tokens before. Until 0.18 the balance loss has the tokens of one sequence on one tensor rank, regardless of the
+    number of sequences and ranks that contribute; the z-loss is divided by the tensor ranks although each adds its own
+    tokens.
     """
 
     labels_per_token = 1.0  # ratio of trained labels to tokens in the global batch; set by `ForwardBackward`
@@ -51,6 +53,14 @@ class Fp32Router(TopKRouter):
         tokens = len(activation) * self.tp_cp_group.size()  # the loss is spread over the ranks of the group
         others["valid_token_count"] = tokens * self.labels_per_token
         return super().attach_and_log_load_balancing_loss(activation, *args, **others)
+
+    def apply_z_loss(self, logits: Tensor, *_: Any, **__: Any) -> Tensor:
+        """Return `logits` [N, E], whose backward pass also adds the gradient of the z-loss."""
+        coefficient = self.config.moe_z_loss_coeff
+        if coefficient is None or not self.training or not torch.is_grad_enabled():
+            return logits
+        loss = coefficient * self.labels_per_token * logits.logsumexp(dim=-1).square().sum()
+        return MoEAuxLossAutoScaler.apply(logits, loss)
 
 
 class FusedAttention(nn.Module):

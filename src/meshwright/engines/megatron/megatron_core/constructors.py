@@ -185,6 +185,8 @@ def _experts(run: Run) -> Settings:
     }
     if sigmoid:
         settings["moe_router_bias_update_rate"] = run.train.balance_bias_rate
+    if run.train.router_z_loss:
+        settings["moe_z_loss_coeff"] = run.train.router_z_loss
     if x.shared_hidden:
         settings["moe_shared_expert_intermediate_size"] = x.shared_hidden
     if x.num_groups:

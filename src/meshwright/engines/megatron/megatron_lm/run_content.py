@@ -231,6 +231,8 @@ def _losses(options: MegatronOptions) -> dict[str, Any]:
         given["mtp_loss_weight"] = options.number("mtp-loss-scaling-factor", 0.1)
     if "num-experts" not in options:
         return given
+    if z_loss := options.number("moe-z-loss-coeff", 0.0):
+        given["router_z_loss"] = z_loss
     if options.text("moe-router-score-function") == "sigmoid":
         given["balance_bias_rate"] = rate
     if len(kinds) > 1 or kinds[0] == "sinkhorn":
