@@ -63,3 +63,8 @@ def test_onednn_multiplies_where_it_suits():
     with torch.profiler.profile() as profile:
         linear_module.matmul_nt(x, torch.randn(5, 8))
     assert any("mkldnn" in event.key for event in profile.key_averages())
+
+
+def test_operator_rules():
+    x_MK, w_NK = torch.randn(3, 5), torch.randn(4, 5)
+    torch.library.opcheck(linear_module._opaque, (x_MK, w_NK))

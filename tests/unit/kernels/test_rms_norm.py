@@ -158,4 +158,6 @@ def test_operator_rules():
         drawn(8, dtype=torch.float32).requires_grad_(),
     )
     torch.library.opcheck(made.norm, (x, weight, 1e-5, False))
+    given = (torch.ones(3, 8), None, x.detach(), weight.detach(), torch.ones(3), False)
+    torch.library.opcheck(made.norm_backward, given)
     torch.library.opcheck(made.norm_of_sum, (x, drawn(3, 8, dtype=torch.float32, seed=1), weight, 1e-5, True))

@@ -88,20 +88,24 @@ def fp8_grouped_weights_kernel(
     counts = tl.load(counts_ptr + experts, mask=experts < E, other=0).to(tl.int32)
     first = tl.sum(tl.where(experts < expert, counts, 0), 0)
     stop = first + tl.sum(tl.where(experts == expert, counts, 0), 0)
-    first = tl.multiple_of(first, 128)
+    first = first // 128 * 128  # it is a multiple: Triton 3.4 keeps no hint of a sum
     n, k = tl.program_id(1) * TN + tl.arange(0, TN), tl.program_id(2) * TK + tl.arange(0, TK)
     n_64, k_64 = n.to(tl.int64), k.to(tl.int64)
     total = tl.zeros((TN, TK), tl.float32)
+    row = first + tl.arange(0, TM)
+    grad_at = grad_ptr + n_64[:, None] * P + row[None, :]
+    x_at = x_ptr + k_64[None, :] * P + row[:, None]
     for base in range(first, stop, TM):
-        row = tl.multiple_of(base, TM) + tl.arange(0, TM)
-        grad = tl.load(grad_ptr + n_64[:, None] * P + row[None, :], mask=(n < N)[:, None], other=0.0)
-        x = tl.load(x_ptr + k_64[None, :] * P + row[:, None], mask=(k < K)[None, :], other=0.0)
+        grad = tl.load(grad_at, mask=(n < N)[:, None], other=0.0)
+        x = tl.load(x_at, mask=(k < K)[None, :], other=0.0)
         if WHERE == INSIDE:
             grad_scale = scales_at(grad_scale_ptr, n, n < N, base // TM, stride_grad_scale, MX)
             x_scale = scales_at(x_scale_ptr, k, k < K, base // TM, stride_x_scale, MX)
             total += tl.dot(grad, x) * grad_scale[:, None] * x_scale[None, :]
         else:
             total = tl.dot(grad, x, total)
+        grad_at += TM
+        x_at += TM
     if WHERE == BEHIND:
         grad_scale = tl.load(grad_scale_ptr + n_64 * stride_grad_scale, mask=n < N, other=0.0)
         x_scale = tl.load(x_scale_ptr + k_64 * stride_x_scale, mask=k < K, other=0.0)

@@ -12,7 +12,9 @@ from meshwright.kernels.experts.grouped_gemm import grouped_gemm
 from meshwright.kernels.experts.grouped_gemm import reference as grouped_reference
 from meshwright.kernels.experts.grouped_gemm_triton import grouped_rows, grouped_rows_backward
 from meshwright.kernels.experts.permutation import ROUTES, permute, unpermute
-from meshwright.kernels.experts.permutation_triton import permute_rows, unpermute_rows
+from meshwright.kernels.experts.permutation_triton import (
+    permute_rows, permute_rows_backward, unpermute_rows, unpermute_rows_backward,
+)  # fmt: skip
 
 pytestmark = needs_interpreter
 UTILITIES = ("test_schema", "test_autograd_registration", "test_faketensor")
@@ -130,5 +132,8 @@ def test_operator_rules():
             for t in given_tensors
         ]
         torch.library.opcheck(op, tuple(leaves), test_utils=UTILITIES)
-    grads = (torch.ones(8, 6), rows.detach(), matrices.detach(), counts_E)
+    x, rows, weights = x.detach(), rows.detach(), weights.detach()
+    torch.library.opcheck(permute_rows_backward, (rows, order_M, 2), test_utils=UTILITIES)
+    torch.library.opcheck(unpermute_rows_backward, (x, rows, order_M, weights), test_utils=UTILITIES)
+    grads = (torch.ones(8, 6), rows, matrices.detach(), counts_E)
     torch.library.opcheck(grouped_rows_backward, grads, test_utils=UTILITIES)
