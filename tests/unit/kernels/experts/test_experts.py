@@ -13,7 +13,10 @@ from meshwright.kernels.experts.grouped_gemm import reference as grouped_referen
 from meshwright.kernels.experts.grouped_gemm_triton import grouped_rows, grouped_rows_backward
 from meshwright.kernels.experts.permutation import ROUTES, permute, unpermute
 from meshwright.kernels.experts.permutation_triton import (
-    permute_rows, permute_rows_backward, unpermute_rows, unpermute_rows_backward,
+    permute_rows,
+    permute_rows_backward,
+    unpermute_rows,
+    unpermute_rows_backward,
 )  # fmt: skip
 
 pytestmark = needs_interpreter
