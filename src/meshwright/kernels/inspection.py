@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,12 @@ class InspectedKernel:
 def _allowed_spills() -> Mapping[tuple[str, str, str], int]:
     rows = tomllib.loads((DATA / "spills.toml").read_text(encoding="utf-8")).get("spill", [])
     assert all(row["reason"] for row in rows)
-    return {(row["kernel"], row["tile"], row["architecture"]): row["bytes"] for row in rows}
+    installed = version("triton")
+    return {
+        (row["kernel"], row["tile"], row["architecture"]): row["bytes"]
+        for row in rows
+        if installed.startswith(row.get("triton", ""))
+    }
 
 
 def inspected(ops: Sequence[str] = (), names: Sequence[str] = ()) -> list[InspectedKernel]:
