@@ -5,7 +5,15 @@ import pytest
 torch = pytest.importorskip("torch")
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.kernel_cases import FEW, assert_close, counted_traffic, demanding, drawn, needs_interpreter
+from tests.kernel_cases import (
+    FEW,
+    FORMATS,
+    assert_close,
+    counted_traffic,
+    demanding,
+    drawn,
+    needs_interpreter,
+)
 from torch.nn import functional
 
 from meshwright.kernels.cross_entropy import cross_entropy, cross_entropy_op
@@ -19,7 +27,7 @@ ROUTES = ["cached", pytest.param("triton", marks=needs_interpreter)]
 @given(
     rows=FEW,
     vocab=st.sampled_from([1, 2, 53, 130, 300]),
-    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    dtype=st.sampled_from(FORMATS),
     reduction=st.sampled_from(["sum", "mean", "none"]),
     cap=st.sampled_from([0.0, 5.0]),
     upstream_stride=st.sampled_from([0, 1, 3]),
