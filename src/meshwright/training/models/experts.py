@@ -227,7 +227,7 @@ class MixtureOfExperts(nn.Module):
         return out_BTD if self.shared is None else out_BTD + self.shared(x_BTD)
 
     def _losses(
-        self, routing: Routing, load_BE: Tensor, is_token_BT: Tensor | None, *, shape: torch.Size
+        self, routing: Routing, load_BE: Tensor, is_token_BT: Tensor | None, *, shape: tuple[int, ...]
     ) -> Tensor:
         """The auxiliary losses times their coefficients, a sum over tokens."""
         loss = routing.scores_NE.new_zeros(())
