@@ -46,6 +46,7 @@ _ATTENTION_OF_VERSIONS = ((r"^pax\b.* xla$", AttentionKernel.UNFUSED),)
 """Attention that framework and version name: Pax without Transformer Engine computes whole scores."""
 _COMPILES = (
     (r"torch\.?compile|\bcompiled?\b(?! without)", True),
+    (r"\bte\b[^;]*\bkernels\b", True),  # Transformer Engine's fuse as much
     (r"^fsdp;|\beager\b|cumulative: (?:baseline|\+packed)", False),
 )
 _OVERLAPS_TENSOR = (
