@@ -56,18 +56,17 @@ def rate(
     [
         ("h200", "h100", 1.0, 1.09),  # the same die with faster memory
         ("h800", "h100", 0.95, 1.03),  # the same die with slower links
-        (
-            "gb200",
-            "b200",
-            1.05,
-            1.19,
-        ),  # peaks differ by 11 %; eight B200 of one system are a third slower in 16 bits
+        ("gb200", "b200", 1.05, 1.21),  # peaks differ by 11 %; eight B200 of one system are a third slower
         ("mi325x", "mi300x", 1.0, 1.25),  # the same die with 1000 instead of 750 W
     ],
 )
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
 def test_boards_with_one_die_differ_as_their_clocks_do(precision, board, other, least, most):
     assert least <= rate(board, precision=precision) / rate(other, precision=precision) <= most
+
+
+def test_gb200_and_b200_differ_by_their_peaks_in_8_bits():
+    assert 1.05 <= rate("gb200", precision="fp8") / rate("b200", precision="fp8") <= 1.11
 
 
 class TestMicroBatch:
@@ -85,12 +84,12 @@ class TestMicroBatch:
 
     @pytest.mark.parametrize("device", ["h100", "gb200"])
     def test_it_helps_where_the_host_binds(self, device):
-        assert 1.2 < self.gain(device, cuda_graphs=CudaGraphs.NONE) < 3.2
+        assert 1.2 < self.gain(device, cuda_graphs=CudaGraphs.NONE) < 3.5
 
     @pytest.mark.parametrize("device", ["h100", "gb200"])
     def test_and_hardly_with_graphs_of_the_whole_iteration(self, device):
         """What is left are the starts of each expert's kernels on the device, shorter beside H100's longer kernels."""
-        assert self.gain(device, cuda_graphs=CudaGraphs.FULL) < (1.12 if device == "h100" else 1.25)
+        assert self.gain(device, cuda_graphs=CudaGraphs.FULL) < (1.11 if device == "h100" else 1.22)
 
     def test_nor_in_a_dense_model(self):
         assert 1 <= rate("h100", plan=replace(PLAN, micro_batch=8)) / rate("h100") < 1.05

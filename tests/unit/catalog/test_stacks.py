@@ -69,5 +69,7 @@ def test_releases_step():
     assert of(2025.9, h100).dispatcher is Dispatcher.ALL_TO_ALL
     assert of(2025.9, gb200).dispatcher is Dispatcher.HYBRIDEP
     assert of(2026.6, gb200).cuda_graphs is CudaGraphs.FULL
+    assert of(2026.42, gb200).fuses_experts
+    assert not of(2026.42, accelerator("b200")).fuses_experts
     assert of(2026.6, h100).cuda_graphs is CudaGraphs.NONE
     assert of(2026.6, gb200, cuda_graphs=CudaGraphs.NONE).cuda_graphs is CudaGraphs.NONE
