@@ -77,6 +77,7 @@ def test_every_difference_is_said_at_once(identity):
     [
         "batch.global_sequences=8", "optimizer.schedule=linear", "optimizer.warmup_steps=2", "train.steps=8",
         "precision=fp32", "train.faults.spike=skip", "optimizer.weight_decay=0.2",
+        "kernels.stored_activations={norm: int8}",
     ],
 )  # fmt: skip
 def test_what_may_change_is_noted(identity, override):
@@ -91,7 +92,9 @@ def test_a_plan_may_change(identity):
     assert (found.refused, len(found.changed)) == ((), 1)
 
 
-@pytest.mark.parametrize("override", ["name=other", "data.workers=3", "train.checkpoint.keep=2"])
+@pytest.mark.parametrize(
+    "override", ["name=other", "data.workers=3", "train.checkpoint.keep=2", "kernels.weight_cache=on"]
+)
 def test_what_changes_no_update_is_no_difference(identity, override):
     assert compare(identity(), identity(override)).changed == ()
 

@@ -31,7 +31,7 @@ _FIXED = ("model.", "data.", "lora", "task", "weights", "train.seed", "optimizer
 _MAY_CHANGE = ("data.validation", "lora.dropout")
 _IGNORED = (
     "name", "model.name", "is_data_shard_open", "model.unsupported", "cluster", "cluster_name", "calibration",
-    "gemm_tuning", "kernels", "stack", "objective", "costs", "source", "text", "overrides", "plan", "plan_in_words",
+    "gemm_tuning", "stack", "objective", "costs", "source", "text", "overrides", "plan", "plan_in_words",
     "data.workers", "train.checkpoint", "train.evaluate", "train.trackers", "train.log_every", "micro_batch",
 )  # fmt: skip
 """Settings that change no update of the weights."""
@@ -120,6 +120,12 @@ def settings_of(run: Run, *, plan: Plan | None) -> dict[str, Any]:
     values["weights"] = run.weights and _absolute(run.weights)
     if plan is not None:
         values["parallel"] = plan.describe()
+    stored = (
+        run.kernels.stored_activations
+    )  # of all choices of kernels, the one that rounds what gradients see
+    values["kernels"] = {
+        "stored_activations": ", ".join(f"{k}: {v}" for k, v in sorted(stored.items())) or None
+    }
     for key in _IGNORED:
         _drop(values, key)
     return values

@@ -159,6 +159,6 @@ def notes(run: Run, plan: Plan, *, device: torch.device) -> list[str]:
     if caches_weights(plan, num_micro_batches=num_micro_batches, cache=run.kernels.weight_cache):
         each = cache_bytes((4096, 4096), RECIPES[run.precision.name]) / 4096**2
         found.append(
-            f"8-bit weights are cast once a step and kept, {each:.2f} bytes for each weight of a linear layer"
+            f"weights are cast to {name} once a step and kept, {each:.2f} bytes for each weight of a linear layer"
         )
     return found
