@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.plan_oracle import fitting_plans
 
 from meshwright import catalog
 from meshwright.catalog import engine_names
@@ -70,11 +71,8 @@ def reserved_bytes(model, plan):
 @given(requests())
 def test_search_equals_exhaustive_search(request):
     model = replace(cost_model(request), refine=lambda plan, steps: None)
-    plan = enumerate_plans(default_space(request))
-    plan = plan.take(np.flatnonzero(legal_mask(plan, context=legality_context(request))))
-    if num_rows(plan):
-        plan = plan.take(np.flatnonzero(model.memory_budget.fits(reserved_bytes(model, plan))))
-    expected = np.sort(np.atleast_1d(model.steps(plan).step_s))[:7] if num_rows(plan) else []
+    plans = fitting_plans(request, default_space(request), model)
+    expected = np.sort(np.concatenate([np.empty(0), *(model.steps(p).step_s for p in plans)]))[:7]
     result = search(request, top=7, model=model, distinct=Distinct.PLANS)
     assert [p.value for p in result.plans] == pytest.approx(list(expected), rel=1e-12)
 

@@ -14,24 +14,13 @@ knows, casts of weights are in what was calibrated.
 
 from __future__ import annotations
 
-from enum import IntEnum
-
 import numpy as np
 
 from meshwright.arrays import Array
 from meshwright.cost.flops import Parameters
 from meshwright.cost.passes import PassTimes
-from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable
+from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable, WeightCache
 from meshwright.specs.plan import Sharding
-
-
-class WeightCache(IntEnum):
-    """Cache of quantised weights, as `PrecisionTable.weight_cache`."""
-
-    CALIBRATED = 0  # neither bytes nor casts are counted
-    AUTO = 1
-    ON = 2
-    OFF = 3
 
 
 def is_cached(batch: BatchTable, plan: PlanTable, precision: PrecisionTable) -> Array:

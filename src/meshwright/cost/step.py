@@ -32,7 +32,7 @@ from meshwright.cost.pipeline.closed_form import waiting_s
 from meshwright.cost.pipeline.schedules import column_of
 from meshwright.cost.rates import SystemRates
 from meshwright.cost.stages import StageLayers, end_shares, split_layers
-from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable
+from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable, as_planned
 from meshwright.cost.update import data_parallel_s, optimizer_s
 
 
@@ -85,7 +85,7 @@ def estimate_steps(
     forced balance, as in benchmarks.
     """
     load_factor = load_factor * rates.expert_imbalance
-    precision = _on_the_wire(precision, rates)
+    precision = _on_the_wire(as_planned(precision, plan), rates)
     context = StepContext(
         model=model,
         batch=batch,

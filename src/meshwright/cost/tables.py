@@ -7,21 +7,40 @@ model's are numbers; to calibrate, one row is one published run and every field 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from enum import IntEnum
 
 import numpy as np
 
 from meshwright.arrays import Array, Integers, Table
 from meshwright.cost.pipeline.schedules import rank_layers, shape_of
 from meshwright.specs.model import QKV, Attention, AttentionKind, BlockKind, Lora, Model, NormPlacement
-from meshwright.specs.plan import RECOMPUTE_MODULES, SCHEDULES, AxisOrder, Offload, Plan, Recompute, Sharding
+from meshwright.specs.plan import (
+    RECOMPUTE_MODULES,
+    SCHEDULES,
+    STORED_MODULES,
+    AxisOrder,
+    Offload,
+    Plan,
+    Recompute,
+    Sharding,
+)
 from meshwright.specs.precision import Precision
 
 RECOMPUTES = tuple(Recompute)
 
 STORED_BYTES = 1 + 4 / 128
 """Of a value kept in 8 bits, int8 or e4m3: one scale in fp32 for 128 values."""
+
+
+class WeightCache(IntEnum):
+    """Cache of quantised weights."""
+
+    CALIBRATED = 0  # neither bytes nor casts are counted
+    AUTO = 1
+    ON = 2
+    OFF = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +142,10 @@ class PlanTable(Table):
     middle_layers: Array  # on the fullest rank between
     last_layers: Array
     data_outermost: Array = 0  # 1: AxisOrder.DATA_OUTERMOST
+    stored_mask: Integers = (
+        -1
+    )  # bit i: activations of STORED_MODULES[i] in 8 bits; -1: as in `PrecisionTable`
+    weight_cache: Array = -1  # WeightCache; -1: as in `PrecisionTable`
 
     @property
     def data(self) -> Array:
@@ -163,7 +186,7 @@ class PrecisionTable(Table):
         0.0  # per activation of the feed-forward kept for backward; 0: as it was computed
     )
     stored_norm_bytes: Array = 0.0  # the same of the norms
-    weight_cache: Array = 0  # cost.casts.WeightCache
+    weight_cache: Array = 0  # WeightCache
     frozen_in_16_bits: Array = 0  # 0 or 1: frozen weights stay in 16 bits under narrower recipes
 
     @property
@@ -283,7 +306,19 @@ def plan_row(plan: Plan) -> PlanTable:
         middle_layers=middle,
         last_layers=last,
         data_outermost=int(plan.axis_order is AxisOrder.DATA_OUTERMOST),
+        stored_mask=stored_column(plan.stored_activations),
+        weight_cache=cache_column(plan.weight_cache),
     )
+
+
+def stored_column(modules: Collection[str] | None) -> int:
+    """`Plan.stored_activations` as `PlanTable.stored_mask` has it."""
+    return -1 if modules is None else sum(1 << STORED_MODULES.index(m) for m in modules)
+
+
+def cache_column(name: str | None) -> int:
+    """`Plan.weight_cache` as the table has it."""
+    return -1 if name is None else int(WeightCache[name.upper()])
 
 
 def plan_from_row(row: PlanTable, *, splits: Sequence[tuple[int, ...]] = ()) -> Plan:
@@ -318,11 +353,18 @@ def _usual_plan(row: PlanTable) -> Plan:
         micro_batch=int(row.micro_batch),
         schedule=SCHEDULES[int(row.schedule)],
         recompute=RECOMPUTES[int(row.recompute)],
-        recompute_modules=tuple(m for i, m in enumerate(RECOMPUTE_MODULES) if mask >> i & 1),
+        recompute_modules=_bits(RECOMPUTE_MODULES, mask) or (),
         recompute_layers=None if int(row.recompute_layers) < 0 else int(row.recompute_layers),
         offload=Offload.OPTIMIZER if row.offload_optimizer else Offload.NONE,
         axis_order=AxisOrder.DATA_OUTERMOST if row.data_outermost else AxisOrder.PIPELINE_OUTERMOST,
+        stored_activations=_bits(STORED_MODULES, int(row.stored_mask)),
+        weight_cache=None if int(row.weight_cache) < 0 else WeightCache(int(row.weight_cache)).name.lower(),
     )
+
+
+def _bits(names: Sequence[str], mask: int) -> tuple[str, ...] | None:
+    """Those of `names` whose bit is set; None for a mask of -1."""
+    return None if mask < 0 else tuple(name for i, name in enumerate(names) if mask >> i & 1)
 
 
 def precision_row(
@@ -342,3 +384,15 @@ def precision_row(
         weight_cache=weight_cache,
         frozen_in_16_bits=frozen_in_16_bits,
     )
+
+
+def as_planned(precision: PrecisionTable, plan: PlanTable) -> PrecisionTable:
+    """`precision` with the formats that plans themselves state."""
+    changes: dict[str, Array] = {}
+    mask, cache = np.asarray(plan.stored_mask), np.asarray(plan.weight_cache)
+    if np.any(mask >= 0):
+        for i, name in enumerate(("stored_ffn_bytes", "stored_norm_bytes")):
+            changes[name] = np.where(mask < 0, getattr(precision, name), STORED_BYTES * (mask >> i & 1))
+    if np.any(cache >= 0):
+        changes["weight_cache"] = np.where(cache < 0, precision.weight_cache, cache)
+    return replace(precision, **changes) if changes else precision

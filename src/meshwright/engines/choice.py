@@ -9,7 +9,7 @@ from meshwright.errors import InputError
 from meshwright.planner.choice import best_plans, goal_of
 from meshwright.planner.request import request_for
 from meshwright.specs.model import BaseFormat
-from meshwright.specs.run import Run
+from meshwright.specs.run import Run, with_plan
 
 CANDIDATES = 50, 5000
 """Numbers of ranked plans to try: the second one only if the engine supports none of the first."""
@@ -59,7 +59,7 @@ def planned(run: Run) -> Run:
     best: Run | None = None
     for top in CANDIDATES:
         ranked = best_plans(request, goal=goal, top=top).plans
-        pinned = [replace(run, plan=found.plan, micro_batch=found.plan.micro_batch) for found in ranked]
+        pinned = [with_plan(run, found.plan) for found in ranked]
         best = best or pinned[0]
         supported = next((one for one in pinned if always.issuperset(engine.check(one))), None)
         if supported is not None:

@@ -139,9 +139,6 @@ _TABLE = (
     ),
 )
 
-STORED_MODULES = ("feed_forward", "norm")
-"""Modules of a layer that can keep their activations in 8 bits (`stored_activations`): feed-forward blocks, experts
-included, and the norms before them and before attention."""
 STORED_FORMATS = ("e4m3", "int8")
 """Formats of stored activations. The first is what modules without a format get: `docs/reference/convergence.md`."""
 

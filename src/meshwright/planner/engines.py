@@ -42,7 +42,9 @@ class LegalityContext:
     num_devices: int
     domain: int  # devices joined by the scale-up link
     facts: EngineFacts
-    stored: frozenset[str] = frozenset()  # modules whose activations are stored in 8 bits
+    stored: frozenset[str] = frozenset()  # modules whose activations the run stores in 8 bits
+    narrow_weights: bool = False  # GEMMs multiply 8 bits or fewer
+    element_bytes: float = 2.0  # of an activation between layers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +81,8 @@ class EngineFacts:
     short_interleaving: bool = False  # fewer interleaved micro-batches than pipeline ranks
     axis_orders: tuple[AxisOrder, ...] = (AxisOrder.PIPELINE_OUTERMOST,)
     narrow_states: bool = False  # optimizer states in 16 bits, stored activations in 8
+    stored_modules: tuple[str, ...] = ()  # that can keep their activations in 8 bits
+    weight_caches: tuple[str, ...] = ()  # of 8-bit weights, besides what it does by itself
     context_block: int = 1  # tokens: the slices of context parallelism are multiples of it
     rules: tuple[Rule, ...] = ()  # what this engine alone refuses
     configurations: tuple[str, ...] = ()

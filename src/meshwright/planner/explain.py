@@ -190,7 +190,15 @@ def why_not(
     )
 
 
-MEMORY_CHOICES = ("recompute", "recompute_modules", "recompute_layers", "offload", "micro_batch")
+MEMORY_CHOICES = (
+    "recompute",
+    "recompute_modules",
+    "recompute_layers",
+    "offload",
+    "micro_batch",
+    "stored_activations",
+    "weight_cache",
+)
 """Choices of a plan that trade time for memory."""
 
 

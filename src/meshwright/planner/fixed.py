@@ -54,6 +54,7 @@ def _value(name: str, text: str) -> Any:
 
     from meshwright.specs.plan import (
         RECOMPUTE_MODULES,
+        WEIGHT_CACHES,
         AxisOrder,
         Offload,
         Plan,
@@ -86,6 +87,12 @@ def _value(name: str, text: str) -> Any:
         return modules
     if name == "layers_per_stage":
         return _layers(name, text)
+    if name == "stored_activations":
+        return _stored(text)
+    if name == "weight_cache":
+        if text.lower() not in WEIGHT_CACHES:
+            raise InputError(name, got=text, allowed=", ".join(WEIGHT_CACHES))
+        return text.lower()
     return _count(name, text)
 
 
@@ -102,6 +109,17 @@ def _layers(name: str, text: str) -> tuple[int, ...] | None:
     if not layers or min(layers) < 0:
         raise InputError(name, got=text, allowed="layers of each stage, as in 7,8x14,7, or even")
     return layers
+
+
+def _stored(text: str) -> tuple[str, ...]:
+    """Modules that store their activations in 8 bits, in the order of `STORED_MODULES`; () for "none"."""
+    from meshwright.specs.plan import STORED_MODULES
+
+    modules = () if text.lower() == "none" else tuple(text.replace("+", ",").split(","))
+    for module in modules:
+        if module not in STORED_MODULES:
+            raise UnknownNameError("module with stored activations", module, known=(*STORED_MODULES, "none"))
+    return tuple(module for module in STORED_MODULES if module in modules)
 
 
 def _choice(name: str, text: str, kind: type[Enum]) -> Enum:

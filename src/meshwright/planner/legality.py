@@ -39,6 +39,8 @@ def legality_context(request: PlanRequest) -> LegalityContext:
         domain=request.cluster.fabric.scale_up_domain,
         facts=engine_facts(request.engine),
         stored=frozenset(request.kernels.stored_activations),
+        narrow_weights=request.precision.linear_input_bytes < 2,
+        element_bytes=float(request.precision_table.activation_bytes),
     )
 
 

@@ -33,6 +33,8 @@ CHOICES: tuple[tuple[str, ...], ...] = (
     ("context",),
     ("pipeline", "virtual_pipeline", "schedule", "layers_per_stage", "axis_order"),
     ("expert", "expert_tensor"),
+    ("stored_activations",),
+    ("weight_cache",),
 )
 """Fields of a plan that change together. The data width follows from the other degrees."""
 
@@ -69,7 +71,9 @@ class _Change:
 
 
 def word(name: str, value: object) -> object:
-    """The value of a plan's field as a run file writes it."""
+    """The value of a plan's field as `--fix` takes it."""
+    if value is None or isinstance(value, tuple):
+        return ",".join(map(str, value or ())) or "none"
     return Sharding(value).name.lower() if name == "sharding" else getattr(value, "value", value)
 
 
@@ -119,7 +123,8 @@ def _narrower(request: PlanRequest) -> Iterator[_Change]:
         return
     if request.precision.optimizer_state_bytes == OPTIMIZER_STATE_BYTES["fp32"]:
         yield _Change(text="with optimizer.states=bf16", apply=_in_bf16)
-    if not request.kernels.stored_activations:
+    is_tried = request.kernels.is_storage_open and engine_facts(request.engine).stored_modules
+    if not request.kernels.stored_activations and not is_tried:
         stores = {"feed_forward": "e4m3"}
         yield _Change(
             text="with kernels.stored_activations={feed_forward: e4m3}",

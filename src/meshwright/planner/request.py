@@ -9,8 +9,14 @@ from functools import cached_property
 from meshwright.calibration import device as device_calibration
 from meshwright.calibration.memory import MemoryConstants, memory_constants
 from meshwright.calibration.parameters import Calibration
-from meshwright.cost.casts import WeightCache
-from meshwright.cost.tables import BatchTable, ModelTable, PrecisionTable, model_row, precision_row
+from meshwright.cost.tables import (
+    BatchTable,
+    ModelTable,
+    PrecisionTable,
+    WeightCache,
+    model_row,
+    precision_row,
+)
 from meshwright.errors import InputError, UnknownNameError
 from meshwright.specs.hardware import Accelerator, Cluster, Stack
 from meshwright.specs.memory_budget import PLANNING_RATIO, MemoryBudget
@@ -165,6 +171,7 @@ def request_for(run: Run, **changes: object) -> PlanRequest:
         engine=run.engine,
         fixed=fixed,
         calibration=calibration,
-        kernels=run.kernels,
+        # The compiler decides what a compiled layer saves.
+        kernels=replace(run.kernels, is_storage_open=run.kernels.is_storage_open and not run.train.compile),
     )
     return replace(request, **changes) if changes else request  # pyright: ignore[reportArgumentType]

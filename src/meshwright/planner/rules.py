@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from meshwright.arrays import Array, Mask
 from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS, chunks_allowed, column_of
-from meshwright.cost.tables import RECOMPUTES, PlanTable
+from meshwright.cost.tables import RECOMPUTES, PlanTable, WeightCache
 from meshwright.planner.engines import EngineFacts, LegalityContext, Rule, Scope, Severity
 from meshwright.specs.plan import RECOMPUTE_MODULES, SCHEDULES, AxisOrder, Recompute, Schedule, Sharding
 
@@ -101,6 +101,22 @@ def _modules_exist(s: LegalityContext, plan: PlanTable) -> Mask:
     absent += [] if s.model.shared_ffn else ["shared_experts"]
     absent += [] if s.facts.dense_activation or has_experts(s) else ["activation"]
     return (np.asarray(plan.recompute_mask) & mask_of(*absent)) == 0
+
+
+def _cache_offered(s: LegalityContext, plan: PlanTable) -> Mask:
+    """A stated cache needs an engine that has one and 8-bit weights, which stay whole between micro-batches."""
+    said = np.asarray(plan.weight_cache)
+    whole = (plan.sharding != Sharding.PARAMETERS) | (plan.pipeline > 1) | (plan.data_shard == 1)
+    offered = bool(s.facts.weight_caches) and s.narrow_weights
+    return (said < 0) | (offered & (whole | (said == WeightCache.OFF)))
+
+
+def _says_cache(s: LegalityContext, _: PlanTable) -> str:
+    if not s.facts.weight_caches:
+        return f"{s.facts.title} has no choice of a weight cache"
+    if not s.narrow_weights:
+        return "a weight cache is of 8-bit weights, which this precision does not have"
+    return "with sharded parameters weights are gathered again for each pass: there is nothing to cache"
 
 
 def _sequence_unit(s: LegalityContext, plan: PlanTable) -> Array:
@@ -372,6 +388,18 @@ RULES: tuple[Rule, ...] = (
             f"recomputing {p.recompute_layers} layers of a rank needs an engine that can, and a rank "
             f"with more: here {-(-s.model.num_layers // p.pipeline)}"
         ),
+    ),
+    Rule(
+        name="modules with stored activations",
+        scope=Scope.CHOICE,
+        holds=lambda s, p: np.isin(p.stored_mask, [-1, 0]) | bool(s.facts.stored_modules),
+        says=lambda s, _: f"{s.facts.title} stores no activations in 8 bits",
+    ),
+    Rule(
+        name="weight cache",
+        scope=Scope.CHOICE,
+        holds=_cache_offered,
+        says=_says_cache,
     ),
 )
 """What engines share, in the order in which messages name it."""

@@ -81,6 +81,7 @@ def relaxation(plan: PlanTable) -> PlanTable:
         recompute_mask=none,
         recompute_layers=none - 1,
         offload_optimizer=none,
+        # Stored activations add casts, and so does a weight cache that is off: what a node says bounds both.
     )
 
 

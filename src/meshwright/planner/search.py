@@ -2,7 +2,8 @@
 
     shapes x micro-batches   a lower bound each, from one evaluation of the cost model (`screen`)
     in order of the bound    expand sharding x replicas x recomputation x offload, score what is legal and
-                             fits; stop when the next bound is worse than the k-th best plan
+                             fits, if need be with what saves memory (`savings`); stop when the next bound
+                             is worse than the k-th best plan
     finalists                step time again from the pipeline's event graph
 
 The result is what exhaustive search over `space.enumerate_plans` finds (tests compare them), and it is
@@ -20,7 +21,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.arrays import FloatArray
+from meshwright.arrays import Array, FloatArray
 from meshwright.cost.memory import MemoryTable
 from meshwright.cost.step import StepTable
 from meshwright.cost.tables import PlanTable, plan_from_row
@@ -28,6 +29,7 @@ from meshwright.planner.engines import LegalityContext, Scope
 from meshwright.planner.legality import legal_mask, legality_context
 from meshwright.planner.objective import Goal
 from meshwright.planner.request import PlanRequest
+from meshwright.planner.savings import Saving, least_sets, may_fit, savings, with_savings
 from meshwright.planner.screen import CostModel, cost_model, step_rows
 from meshwright.planner.space import (
     PlanChoices,
@@ -38,6 +40,7 @@ from meshwright.planner.space import (
     is_whole,
     num_rows,
     shapes,
+    stacked,
 )
 from meshwright.specs.estimate import Shortfall
 from meshwright.specs.plan import Plan
@@ -162,7 +165,7 @@ class _Kept:
     def add(self, plan: PlanTable, value: FloatArray, reserved_bytes: FloatArray) -> None:
         """Merge new rows, keep leaders of the ranking and of the front."""
         if self.plan is not None and self.value is not None and self.reserved_bytes is not None:
-            plan = _stacked(self.plan, plan)
+            plan = stacked([self.plan, plan])
             value = np.concatenate([self.value, value])
             reserved_bytes = np.concatenate([self.reserved_bytes, reserved_bytes])
         keep = np.zeros(len(value), dtype=bool)
@@ -280,7 +283,8 @@ def _expand(
     goal: Goal,
 ) -> dict[str, int]:
     """Visit nodes in order of their bound until no other can enter `kept`."""
-    tally: dict[str, int] = {"expanded": 0, "legal": 0, "fit": 0, "scored": 0}
+    tally: dict[str, int] = {"expanded": 0, "legal": 0, "fit": 0}
+    extra = savings(tree.space)
     per_node = max(1, len(tree.choices) // max(1, len(tree.space.micro_batch)))
     step = max(1, BLOCK_ROWS // per_node)
     for start in range(0, len(order), step):
@@ -294,17 +298,40 @@ def _expand(
         tally["legal"] += num_rows(plan)
         if not num_rows(plan):
             continue
-        memory = model.memory(plan)
-        reserved = np.broadcast_to(np.asarray(memory.reserved_bytes, dtype=np.float64), np.shape(plan.tensor))
-        kept.note_least(plan, reserved)
-        fit = np.flatnonzero(model.memory_budget.fits(reserved))
-        tally["fit"] += len(fit)
-        if not len(fit):
-            continue
-        plan, reserved = plan.take(fit), reserved[fit]
-        kept.add(plan, goal.value(model.steps(plan)), reserved)
-        tally["scored"] += len(fit)
-    return tally
+        fitting, reserved = _fitting(plan, tree, model, kept=kept, extra=extra)
+        tally["fit"] += num_rows(fitting)
+        if num_rows(fitting):
+            kept.add(fitting, goal.value(model.steps(fitting)), reserved)
+    return tally | {"scored": tally["fit"]}
+
+
+def _fitting(
+    plan: PlanTable, tree: _Tree, model: CostModel, *, kept: _Kept, extra: Sequence[Saving]
+) -> tuple[PlanTable, FloatArray]:
+    """Plans that fit, as they are or with least savings, and the memory of each."""
+    budget, context = model.memory_budget, tree.context
+    memory = model.memory(plan)
+    reserved = _column(memory.reserved_bytes, plan)
+    kept.note_least(plan, reserved)
+    fits = np.asarray(budget.fits(reserved))
+    hopeful = ~fits & may_fit(memory, budget, among=extra, element_bytes=context.element_bytes)
+    found, needed = [plan.take(np.flatnonzero(fits))], [reserved[fits]]
+    if np.any(hopeful):
+        tried = with_savings(plan.take(np.flatnonzero(hopeful)), among=extra)
+        legal = np.flatnonzero(legal_mask(tried, context=context, scope=Scope.CHOICE))
+        sizes = np.full(num_rows(tried), np.inf)
+        if len(legal):
+            some = tried.take(legal)
+            sizes[legal] = _column(model.memory(some).reserved_bytes, some)
+            kept.note_least(some, sizes[legal])
+        chosen = least_sets(np.asarray(budget.fits(sizes)), among=extra)
+        found.append(tried.take(np.flatnonzero(chosen)))
+        needed.append(sizes[chosen])
+    return stacked(found), np.concatenate(needed)
+
+
+def _column(values: Array, plan: PlanTable) -> FloatArray:
+    return np.broadcast_to(np.asarray(values, dtype=np.float64), np.shape(plan.tensor))
 
 
 def _finish(
@@ -384,11 +411,6 @@ def _front_candidates(value: FloatArray, reserved_bytes: FloatArray) -> NDArray[
     lowest = np.minimum.accumulate(reserved_bytes[order])
     better = np.concatenate([[True], reserved_bytes[order][1:] < lowest[:-1]])
     return order[better]
-
-
-def _stacked(first: PlanTable, second: PlanTable) -> PlanTable:
-    names = [f.name for f in fields(PlanTable)]
-    return PlanTable(**{n: np.concatenate([getattr(first, n), getattr(second, n)]) for n in names})
 
 
 def _blocks(num_rows: int) -> list[NDArray[np.intp]]:

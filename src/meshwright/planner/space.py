@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import combinations
 from math import isqrt
 from typing import Any
 
@@ -21,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS, PipelineShape, chunks_allowed, rank_layers
-from meshwright.cost.tables import RECOMPUTES, PlanTable
+from meshwright.cost.tables import RECOMPUTES, PlanTable, cache_column, stored_column
 from meshwright.errors import InputError
 from meshwright.planner.engines import EngineFacts, engine_facts, selective_sets
 from meshwright.planner.request import PlanRequest
@@ -92,6 +93,8 @@ class Space:
     axis_order: tuple[AxisOrder, ...] = (AxisOrder.PIPELINE_OUTERMOST,)
     pod_devices: int = 1  # below one set of leaf switches: for which shapes the order of ranks matters
     domain: int = 1  # devices joined by the scale-up link
+    stored_activations: tuple[tuple[str, ...] | None, ...] = (None,)  # the first, the others to save memory
+    weight_cache: tuple[str | None, ...] = (None,)  # the same
     splits: tuple[tuple[int, ...], ...] = ()  # uneven ones: layers of each stage, as many as it has
     usual_split: bool = True  # also equal stages, what is left over on the two ends
     max_stages: int | None = None  # of pipeline x virtual_pipeline; None: legality alone decides
@@ -105,6 +108,8 @@ class Space:
             if name == "layers_per_stage":
                 splits = () if value is None else (value,)
                 changes |= {"splits": splits, "usual_split": not splits}
+            elif name in ("stored_activations", "weight_cache"):
+                changes[name] = (value,)
             elif not name.startswith("recompute"):
                 changes[name] = (_FIXED_TYPES.get(name, int)(value),)
         if fixed.get("schedule", Schedule.ONE_F_ONE_B) != Schedule.ONE_F_ONE_B and "pipeline" not in fixed:
@@ -159,6 +164,8 @@ def default_space(request: PlanRequest) -> Space:
         axis_order=facts.axis_orders,
         pod_devices=cluster.fabric.nodes_per_pod * cluster.devices_per_node,
         domain=domain,
+        stored_activations=_stored_sets(request, facts),
+        weight_cache=_weight_caches(request, facts),
         untried=_untried(domain, facts),
     )
     _check_layers(request)
@@ -207,6 +214,19 @@ def _recompute_choices(request: PlanRequest, facts: EngineFacts) -> tuple[Recomp
             found += [RecomputeChoice(kind=Recompute.FULL, layers=n) for n in counts]
         found.append(RecomputeChoice(kind=Recompute.FULL))
     return tuple(found)
+
+
+def _stored_sets(request: PlanRequest, facts: EngineFacts) -> tuple[tuple[str, ...] | None, ...]:
+    """What the run says, then sets of modules to store in 8 bits where the run file leaves them open."""
+    modules = facts.stored_modules if request.kernels.is_storage_open else ()
+    sets = [s for count in range(1, len(modules) + 1) for s in combinations(modules, count)]
+    return (None, *sets)
+
+
+def _weight_caches(request: PlanRequest, facts: EngineFacts) -> tuple[str | None, ...]:
+    """What the run says, then no cache where the run file leaves it open and there are 8-bit weights."""
+    is_open = request.kernels.weight_cache == "auto" and request.precision.linear_input_bytes < 2
+    return (None, "off") if is_open and "off" in facts.weight_caches else (None,)
 
 
 def _untried(domain: int, facts: EngineFacts) -> tuple[str, ...]:
@@ -275,6 +295,8 @@ def shapes(space: Space) -> PlanTable:
         middle_layers=layers[row, 1],
         last_layers=layers[row, 2],
         data_outermost=zero,
+        stored_mask=zero + stored_column(space.stored_activations[0]),
+        weight_cache=zero + cache_column(space.weight_cache[0]),
     )
     return _ordered(table, space)
 
@@ -415,6 +437,12 @@ def is_whole(plan: PlanTable, space: Space) -> NDArray[np.bool_]:
 def num_rows(plan: PlanTable) -> int:
     """Rows of a table of arrays."""
     return len(np.asarray(plan.tensor))
+
+
+def stacked(tables: Sequence[PlanTable]) -> PlanTable:
+    """The rows of several tables, one after the other."""
+    names = [f.name for f in fields(PlanTable)]
+    return PlanTable(**{n: np.concatenate([getattr(table, n) for table in tables]) for n in names})
 
 
 def _cross(*axes: Iterable[Any]) -> list[IntArray]:

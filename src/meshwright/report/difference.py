@@ -120,7 +120,9 @@ def _field_values(plan: Plan) -> dict[str, str]:
         recompute = "+".join(plan.recompute_modules)
     elif plan.recompute is Recompute.FULL and plan.recompute_layers is not None:
         recompute = f"full in {plan.recompute_layers} layers of a rank"
-    return {**values, "recompute": recompute}
+    stored = "+".join(plan.stored_activations or ()) or "none"
+    cache = plan.weight_cache or "as the engine does"
+    return {**values, "recompute": recompute, "stored_activations": stored, "weight_cache": cache}
 
 
 def _word(value: object) -> str:

@@ -15,7 +15,7 @@ from meshwright import catalog
 from meshwright.calibration import device as device_calibration
 from meshwright.errors import InputError, MeshwrightError, UnknownNameError, nearest
 from meshwright.hub import is_hub_name
-from meshwright.kernels.operations import OPERATIONS, STORED_FORMATS, STORED_MODULES
+from meshwright.kernels.operations import OPERATIONS, STORED_FORMATS
 from meshwright.runfile import schema
 from meshwright.runfile.document import RunFileDocument
 from meshwright.runfile.inline import changed_model, inline_model, same_fields
@@ -26,7 +26,7 @@ from meshwright.specs import run as specs
 from meshwright.specs.features import Features
 from meshwright.specs.hardware import HERE, Accelerator, Cluster, Stack
 from meshwright.specs.model import Lora, Model
-from meshwright.specs.plan import Plan
+from meshwright.specs.plan import STORED_MODULES, Plan
 from meshwright.specs.precision import PRECISIONS, Precision
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
         message = f"is no setting of {file.optimizer.name}"
         problems.append(RunFileProblem(path=("optimizer", key), message=message, hint=hint))
     problems.extend(_unknown_routes(file.kernels.routes))
-    problems.extend(_unknown_stores(file.kernels.stored_activations))
+    problems.extend(_unknown_stores(file.kernels.stored_activations or {}))
     plan = None
     if isinstance(file.parallel, schema.ParallelSection) and not problems:
         plan = problems.attempt("parallel", _plan, file.parallel, micro, model, cluster, global_batch)
@@ -90,7 +90,8 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
         kernels=specs.KernelChoices(
             routes=dict(file.kernels.routes),
             tuned=file.kernels.tuned,
-            stored_activations=dict(file.kernels.stored_activations),
+            stored_activations=dict(file.kernels.stored_activations or {}),
+            is_storage_open=file.kernels.stored_activations is None,
             weight_cache=file.kernels.weight_cache,
         ),
         sequence_length=file.data.sequence_length,

@@ -492,7 +492,7 @@ class KernelsSection(RunFileSection):
 
     routes: dict[Text, Text] = {}
     tuned: Text | None = None
-    stored_activations: Annotated[dict[Text, Text], BeforeValidator(_stored_activations)] = {}
+    stored_activations: Annotated[dict[Text, Text] | None, BeforeValidator(_stored_activations)] = None
     weight_cache: Literal["auto", "on", "off"] = "auto"
 
 

@@ -16,7 +16,7 @@ from meshwright.files import write_atomically
 from meshwright.runfile.pinned import section_from_plan
 from meshwright.runfile.reading import loads
 from meshwright.specs.plan import Plan
-from meshwright.specs.run import Run
+from meshwright.specs.run import Run, with_plan
 
 
 def pin_plan(run: Run, plan: Plan, out: str | os.PathLike[str]) -> None:
@@ -38,13 +38,9 @@ def write_text(text: str, out: str | os.PathLike[str]) -> None:
 
 def pinned_text(run: Run, plan: Plan) -> str:
     """The text of a run file that says `plan` and otherwise what `run` says, overrides included."""
+    pinned = with_plan(run, plan)
     values = {"batch.micro": plan.micro_batch, "parallel": section_from_plan(plan)}
-    return changed_text(
-        run,
-        values,
-        wanted=replace(run, plan=plan, micro_batch=plan.micro_batch, is_data_shard_open=False),
-        what="the plan",
-    )
+    return changed_text(pinned, values, wanted=pinned, what="the plan")
 
 
 def changed_text(run: Run, values: Mapping[str, Any], *, wanted: Run, what: str) -> str:

@@ -60,6 +60,13 @@ DROPPED_MODULES = ("norm", "activation", "mla_up_projection")
 """Modules whose output is recomputed. Of the other modules the activations inside them are."""
 
 
+STORED_MODULES = ("feed_forward", "norm")
+"""Modules of a layer that can keep their activations in 8 bits."""
+
+WEIGHT_CACHES = ("on", "off")
+"""Whether 8-bit weights are kept from the first micro-batch of a step to the last."""
+
+
 class AxisOrder(StrEnum):
     """Parallel axes over the ranks of a cluster, innermost first: inner axes lie inside a node or an NVLink domain.
 
@@ -99,6 +106,10 @@ class Plan:
     layers_per_stage: tuple[int, ...] | None = None  # None: equal ones, what is left over on the two ends
     offload: Offload = Offload.NONE
     axis_order: AxisOrder = AxisOrder.PIPELINE_OUTERMOST
+    stored_activations: tuple[str, ...] | None = (
+        None  # modules that keep them in 8 bits; None: as the run says
+    )
+    weight_cache: str | None = None  # WEIGHT_CACHES; None: as the run says
 
     @property
     def data(self) -> int:
@@ -154,6 +165,10 @@ class Plan:
             what = "+".join(self.recompute_modules) if self.recompute_modules else self.recompute.value
             layers = "" if self.recompute_layers is None else f" of {self.recompute_layers} layers"
             parts.append(f"recompute={what}{layers}")
+        if self.stored_activations:
+            parts.append(f"8bit={'+'.join(self.stored_activations)}")
+        if self.weight_cache is not None:
+            parts.append(f"cache={self.weight_cache}")
         return " ".join(parts)
 
 

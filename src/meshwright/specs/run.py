@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from meshwright.specs.hardware import Cluster, Stack
 from meshwright.specs.model import Lora, Model
@@ -285,6 +287,7 @@ class KernelChoices:
     routes: Mapping[str, str] = field(default_factory=dict)
     tuned: str | None = None
     stored_activations: Mapping[str, str] = field(default_factory=dict)
+    is_storage_open: bool = True  # the run file does not name `stored_activations`: the planner may
     weight_cache: str = "auto"
 
 
@@ -343,6 +346,34 @@ class Run:
         if self.train.tokens is not None:
             return -(-self.train.tokens // self.tokens_per_step)
         return self.train.steps
+
+
+PLANNED_FORMAT = "e4m3"
+"""Format of activations that the planner stores in 8 bits: the one that the convergence suite has cleared."""
+
+
+def with_plan(run: Run, plan: Plan) -> Run:
+    """`run` with `plan` pinned. What the plan says of kernels becomes the run's, as overrides of its file."""
+    said = said_kernels(plan)
+    is_open = run.kernels.is_storage_open and "stored_activations" not in said
+    return replace(
+        run,
+        plan=replace(plan, stored_activations=None, weight_cache=None),
+        micro_batch=plan.micro_batch,
+        is_data_shard_open=False,
+        kernels=replace(run.kernels, **said, is_storage_open=is_open),
+        overrides=(*run.overrides, *(f"kernels.{key}={json.dumps(value)}" for key, value in said.items())),
+    )
+
+
+def said_kernels(plan: Plan) -> dict[str, Any]:
+    """What `plan` says of kernels, by key of the run file's `kernels`."""
+    said: dict[str, Any] = {}
+    if plan.stored_activations is not None:
+        said["stored_activations"] = dict.fromkeys(plan.stored_activations, PLANNED_FORMAT)
+    if plan.weight_cache is not None:
+        said["weight_cache"] = plan.weight_cache
+    return said
 
 
 def with_label_ratio(run: Run, ratio: float = 1.0) -> Run:

@@ -22,8 +22,26 @@ def test_a_list_goes_on_after_a_comma():
 
 
 @pytest.mark.parametrize(
+    ("word", "modules"),
+    [
+        ("norm,feed_forward", ("feed_forward", "norm")),
+        ("feed_forward+norm", ("feed_forward", "norm")),
+        ("none", ()),
+    ],
+)
+def test_stored_activations(word, modules):
+    assert fixed_fields([f"stored_activations={word},weight_cache=OFF"]) == {
+        "stored_activations": modules,
+        "weight_cache": "off",
+    }
+
+
+@pytest.mark.parametrize(
     ("word", "error", "message"),
     [
+        ("stored_activations=mlp", UnknownNameError, "feed_forward, none, norm"),
+        ("stored_activations=", UnknownNameError, "module with stored activations"),
+        ("weight_cache=auto", InputError, "on, off"),
         ("tensor", InputError, "not an assignment"),
         ("tensr=8", UnknownNameError, "did you mean 'tensor'"),
         ("tensor=0", InputError, "whole number, 1 or more"),

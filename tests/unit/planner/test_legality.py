@@ -179,6 +179,14 @@ CASES = [
     ("state-space heads", Plan(tensor=16, data_shard=4), {"model": "nemotron-h-8b", "engine": "any"}),
     ("state-space context", Plan(context=2, data_shard=32), {"model": "nemotron-h-8b", "engine": "any"}),
     ("stored activations", Plan(data_shard=64, recompute=Recompute.FULL), {"feed_forward": "int8"}),
+    ("stored activations",
+     Plan(data_shard=64, recompute=Recompute.FULL, stored_activations=("feed_forward",)), {}),
+    ("stored activations",
+     Plan(data_shard=64, recompute=Recompute.SELECTIVE, recompute_modules=("norm",),
+          stored_activations=("feed_forward", "norm")), {}),
+    ("modules with stored activations", Plan(data_shard=64, stored_activations=("norm",)), {"engine": "megatron"}),
+    ("weight cache", Plan(data_shard=64, weight_cache="off"), {}),  # in 16 bits
+    ("weight cache", Plan(data_shard=64, weight_cache="on"), {"engine": "torchtitan"}),
     ("alternate GEMMs",
      Plan(data_shard=64, recompute=Recompute.SELECTIVE, recompute_modules=("norm", "alternate_matmuls")), {}),
 ]  # fmt: skip

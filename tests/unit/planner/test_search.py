@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.plan_oracle import fitting_plans
 
 from meshwright.cost.tables import PlanTable, plan_row
 from meshwright.planner.legality import legal_mask, legality_context
@@ -28,10 +29,7 @@ def closed_form(wanted: PlanRequest) -> CostModel:
 def exhaustive_s(wanted: PlanRequest, space: Space) -> np.ndarray:
     """Step times of all legal plans that fit, ascending."""
     model = cost_model(wanted)
-    plan = enumerate_plans(space)
-    plan = plan.take(np.flatnonzero(legal_mask(plan, context=legality_context(wanted))))
-    plan = plan.take(np.flatnonzero(model.memory_budget.fits(model.memory(plan).reserved_bytes)))
-    return np.sort(model.steps(plan).step_s)
+    return np.sort(np.concatenate([model.steps(p).step_s for p in fitting_plans(wanted, space, model)]))
 
 
 @pytest.mark.parametrize(

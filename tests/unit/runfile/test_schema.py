@@ -34,6 +34,10 @@ def test_the_page_names_every_precision() -> None:
     assert [name for name in PRECISIONS if f"`{name}`" not in PAGE] == []
 
 
+OF_KERNELS = {"stored_activations", "weight_cache"}
+"""What a plan says of kernels stands in the section `kernels` of a run file."""
+
+
 @pytest.mark.parametrize(
     ("section", "spec", "elsewhere"),
     [
@@ -41,7 +45,7 @@ def test_the_page_names_every_precision() -> None:
         (schema.InlineExperts, models.Experts, set()),
         (schema.InlineModel, models.Model, {"unsupported"}),
         (schema.InlineLora, models.Lora, set()),
-        (schema.ParallelSection, Plan, {"micro_batch", "recompute_modules", "recompute_layers"}),
+        (schema.ParallelSection, Plan, {"micro_batch", "recompute_modules", "recompute_layers", *OF_KERNELS}),
         (schema.OptimizerSection, runs.Optimizer, set()),
         (schema.CheckpointSection, runs.Checkpoint, set()),
         (schema.EvaluateSection, runs.Evaluate, set()),

@@ -30,7 +30,7 @@ from meshwright.cost.memory.states import (
 from meshwright.cost.pipeline.closed_form import in_flight as micro_batches_in_flight
 from meshwright.cost.pipeline.schedules import Placement, column_of
 from meshwright.cost.stages import StageLayers, split_layers
-from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable
+from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable, as_planned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ def estimate_memory(
     constants: MemoryConstants,
 ) -> MemoryTable:
     """Memory of the fullest rank of every plan; every argument's fields are numbers or arrays that broadcast."""
-    parameters = count_parameters(model)
+    parameters, precision = count_parameters(model), as_planned(precision, plan)
     tokens = batch.seq_len * plan.micro_batch / plan.context
     case = _Case(
         model=model,

@@ -26,7 +26,7 @@ from meshwright.records.training import Ending, Record, read_record
 from meshwright.specs.hardware import HERE
 from meshwright.specs.plan import Plan
 from meshwright.specs.precision import PRECISIONS
-from meshwright.specs.run import NATIVE, Run
+from meshwright.specs.run import NATIVE, KernelChoices, Run
 from meshwright.training import checkpoints as checkpoint
 from meshwright.training import device as devices
 from meshwright.training import gemm_tuning, optimizer_updates, telemetry, trackers, watchdog
@@ -129,13 +129,16 @@ def prepare(run: Run, *, options: TrainOptions) -> PreparedRun:
     optimizer_updates.require(run.optimizer)
     compiling.require(run, device=device)
     run = with_devices_here(run, num_devices=_num_devices(device))
-    plan = plan_here(run, device=device)
+    chosen, asked = planned_here(run, device=device), run.kernels
+    run, plan = replace(run, kernels=chosen.kernels, overrides=chosen.overrides), chosen.plan
+    assert plan is not None
     refuse("native", check_plan(plan, run=run))
     external_workers.refuse_devices(plan, device_type=device.type, num_devices=devices.num_devices(device))
     weights = None if run.weights is None else find_weights(run.weights)
     notes = [] if weights is None else differences(weights.folder, run.model)
     if run.lora is not None and weights is None:
         notes.append("adapters are trained on random weights: name those to start from with `weights:`")
+    notes += _notes_on_kernels(asked, run.kernels)
     notes += fp8.notes(run, plan, device=device)
     notes += devices.notes_on_name(devices.device_name(device), device_type=device.type, cluster=run.cluster)
     choices, choice_notes = _gemm_choices(run, plan, device=device)
@@ -154,6 +157,17 @@ def prepare(run: Run, *, options: TrainOptions) -> PreparedRun:
         weights=weights,
         gemm_choices=choices,
     )
+
+
+def _notes_on_kernels(asked: KernelChoices, planned: KernelChoices) -> list[str]:
+    """What the planner changed so that its plan fits."""
+    changes = []
+    if planned.stored_activations != asked.stored_activations:
+        stored = ", ".join(f"{module}: {kind}" for module, kind in planned.stored_activations.items())
+        changes.append(f"stored_activations: {{{stored}}}, which rounds gradients ({{}} forbids it)")
+    if planned.weight_cache != asked.weight_cache:
+        changes.append(f"weight_cache: {planned.weight_cache}")
+    return [f"the planner's best plan fits with kernels.{change}" for change in changes]
 
 
 def _gemm_choices(
@@ -195,19 +209,31 @@ def _catalog_name(run: Run, device: torch.device) -> str | None:
 
 
 def plan_here(run: Run, *, device: torch.device) -> Plan:
-    """The plan of the run, or the planner's best that this engine runs, for its cluster or the devices of this machine.
+    """The plan of `planned_here`."""
+    plan = planned_here(run, device=device).plan
+    assert plan is not None
+    return plan
+
+
+def planned_here(run: Run, *, device: torch.device) -> Run:
+    """The run with its plan, or the planner's best that this engine runs, for its cluster or this machine's devices.
 
     Nothing is measured for it, so that all processes of a launcher come to the same plan.
     """
     run = with_devices_here(run, num_devices=_num_devices(device))
     if run.plan is not None:
-        return run.plan
+        return run
     cluster = run.cluster or devices.cluster_here(device, num_devices=_num_devices(device), rates=None)
     # A device that emulates a format is not in the catalogue with its rate: the plan is that of bf16.
     precision = PRECISIONS["bf16"] if fp8.is_emulated(run.precision, device=device) else run.precision
-    plan = planned(replace(run, cluster=cluster, engine=NATIVE, precision=precision)).plan
-    assert plan is not None
-    return plan
+    chosen = planned(replace(run, cluster=cluster, engine=NATIVE, precision=precision))
+    return replace(
+        run,
+        plan=chosen.plan,
+        micro_batch=chosen.micro_batch,
+        kernels=chosen.kernels,
+        overrides=chosen.overrides,
+    )
 
 
 def _num_devices(device: torch.device) -> int:

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
+from meshwright.arrays import Mask
 from meshwright.cost.pipeline.schedules import schedules_with
-from meshwright.cost.tables import RECOMPUTES
-from meshwright.planner.engines import EngineFacts, Rule, Scope
+from meshwright.cost.tables import RECOMPUTES, PlanTable, stored_column
+from meshwright.planner.engines import EngineFacts, LegalityContext, Rule, Scope
 from meshwright.planner.rules import has_experts, has_schedule, mask_of, module_names
-from meshwright.specs.plan import DROPPED_MODULES, SCHEDULES, Recompute, Sharding
+from meshwright.specs.plan import (
+    DROPPED_MODULES,
+    SCHEDULES,
+    STORED_MODULES,
+    WEIGHT_CACHES,
+    Recompute,
+    Sharding,
+)
 
 STORED_OR_RECOMPUTED = {
     "feed_forward": ("mlp", "moe", "shared_experts", "activation", "alternate_matmuls"),
@@ -17,8 +25,20 @@ STORED_OR_RECOMPUTED = {
 """Modules whose recomputation leaves nothing to store in 8 bits, by those of `kernels.stored_activations`."""
 
 
-def _recomputed_if_not_stored(stored: frozenset[str]) -> list[str]:
-    return sorted({name for module in stored for name in STORED_OR_RECOMPUTED[module]})
+def _stored_once(s: LegalityContext, plan: PlanTable) -> Mask:
+    """Nothing is both stored in 8 bits and recomputed."""
+    stored = np.where(np.asarray(plan.stored_mask) < 0, stored_column(s.stored), plan.stored_mask)
+    excluded = sum(
+        (stored >> i & 1) * mask_of(*STORED_OR_RECOMPUTED[module]) for i, module in enumerate(STORED_MODULES)
+    )
+    layers_stay = np.not_equal(plan.recompute, RECOMPUTES.index(Recompute.FULL))
+    return (stored == 0) | (layers_stay & ((np.asarray(plan.recompute_mask) & excluded) == 0))
+
+
+def _says_stored(s: LegalityContext, plan: PlanTable) -> str:
+    said = int(plan.stored_mask)
+    names = s.stored if said < 0 else [m for i, m in enumerate(STORED_MODULES) if said >> i & 1]
+    return f"activations of {', '.join(sorted(names))} are stored in 8 bits, not recomputed"
 
 
 RULES = (
@@ -34,16 +54,8 @@ RULES = (
     Rule(
         name="stored activations",
         scope=Scope.CHOICE,
-        holds=lambda s, p: (
-            (len(s.stored) == 0)
-            | (
-                np.not_equal(p.recompute, RECOMPUTES.index(Recompute.FULL))
-                & ((np.asarray(p.recompute_mask) & mask_of(*_recomputed_if_not_stored(s.stored))) == 0)
-            )
-        ),
-        says=lambda s, _: (
-            f"activations of {', '.join(sorted(s.stored))} are stored in 8 bits, not recomputed"
-        ),
+        holds=_stored_once,
+        says=_says_stored,
     ),
     Rule(
         name="expert tensor width",
@@ -129,6 +141,8 @@ FACTS = EngineFacts(
     uneven_layers=True,
     short_interleaving=True,
     narrow_states=True,
+    stored_modules=STORED_MODULES,
+    weight_caches=WEIGHT_CACHES,
     rules=RULES,
     source="Meshwright's own engine",
 )

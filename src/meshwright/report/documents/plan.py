@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.catalog.stacks import features_of
 from meshwright.planner.parts import notes_on_parts
+from meshwright.specs.run import said_kernels
 from meshwright.units import DAY_S
 
 if TYPE_CHECKING:
@@ -105,8 +106,15 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "plan": plan.describe(),
         "parallel": section_from_plan(plan),
         "micro_batch": plan.micro_batch,
+        **_kernels(plan),
         "num_devices": plan.num_devices,
     }
+
+
+def _kernels(plan: Plan) -> dict[str, Any]:
+    """What the plan says of kernels, as the `kernels` section has it; empty where it says nothing."""
+    said = said_kernels(plan)
+    return {"kernels": said} if said else {}
 
 
 def step_document(step: StepEstimate) -> dict[str, Any]:

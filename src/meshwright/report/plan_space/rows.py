@@ -69,6 +69,7 @@ def fix_value(plan: Plan) -> str:
     fields = plan_fields(plan)
     fields["sequence_parallel"] = str(plan.sequence_parallel).lower()
     fields["recompute_modules"] = ",".join(plan.recompute_modules)
+    fields["stored_activations"] = ",".join(plan.stored_activations or ())
     fields["layers_per_stage"] = listed_layers(plan.layers_per_stage) if plan.layers_per_stage else "even"
     return ",".join(f"{name}={value}" for name, value in fields.items() if value != "")
 
