@@ -25,7 +25,7 @@ from meshwright.specs.precision import OPTIMIZER_STATE_BYTES
 
 CHOICES: tuple[tuple[str, ...], ...] = (
     ("micro_batch",),
-    ("recompute", "recompute_modules", "recompute_layers"),
+    ("recompute", "recompute_modules", "recompute_layers", "stored_activations", "weight_cache"),
     ("sharding",),
     ("data_replicate",),
     ("offload",),
@@ -33,8 +33,6 @@ CHOICES: tuple[tuple[str, ...], ...] = (
     ("context",),
     ("pipeline", "virtual_pipeline", "schedule", "layers_per_stage", "axis_order"),
     ("expert", "expert_tensor"),
-    ("stored_activations",),
-    ("weight_cache",),
 )
 """Fields of a plan that change together. The data width follows from the other degrees."""
 
