@@ -217,14 +217,14 @@ def _recompute_choices(request: PlanRequest, facts: EngineFacts) -> tuple[Recomp
 
 
 def _stored_sets(request: PlanRequest, facts: EngineFacts) -> tuple[tuple[str, ...] | None, ...]:
-    """What the run says, then sets of modules to store in 8 bits where the run file leaves them open."""
+    """Sets of modules to try: as the run says, then those stored in 8 bits where the run file leaves them open."""
     modules = facts.stored_modules if request.kernels.is_storage_open else ()
     sets = [s for count in range(1, len(modules) + 1) for s in combinations(modules, count)]
     return (None, *sets)
 
 
 def _weight_caches(request: PlanRequest, facts: EngineFacts) -> tuple[str | None, ...]:
-    """What the run says, then no cache where the run file leaves it open and there are 8-bit weights."""
+    """Caches to try: as the run says, then none where the run file leaves it open and there are 8-bit weights."""
     is_open = request.kernels.weight_cache == "auto" and request.precision.linear_input_bytes < 2
     return (None, "off") if is_open and "off" in facts.weight_caches else (None,)
 

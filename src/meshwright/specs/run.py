@@ -367,7 +367,7 @@ def with_plan(run: Run, plan: Plan) -> Run:
 
 
 def said_kernels(plan: Plan) -> dict[str, Any]:
-    """What `plan` says of kernels, by key of the run file's `kernels`."""
+    """Choices of kernels in `plan`, by key of the run file's `kernels`."""
     said: dict[str, Any] = {}
     if plan.stored_activations is not None:
         said["stored_activations"] = dict.fromkeys(plan.stored_activations, PLANNED_FORMAT)

@@ -160,7 +160,7 @@ def prepare(run: Run, *, options: TrainOptions) -> PreparedRun:
 
 
 def _notes_on_kernels(asked: KernelChoices, planned: KernelChoices) -> list[str]:
-    """What the planner changed so that its plan fits."""
+    """Notes on what the planner changed so that its plan fits."""
     changes = []
     if planned.stored_activations != asked.stored_activations:
         stored = ", ".join(f"{module}: {kind}" for module, kind in planned.stored_activations.items())

@@ -112,7 +112,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
 
 
 def _kernels(plan: Plan) -> dict[str, Any]:
-    """What the plan says of kernels, as the `kernels` section has it; empty where it says nothing."""
+    """Choices of kernels in the plan, as the `kernels` section has them; empty where there are none."""
     said = said_kernels(plan)
     return {"kernels": said} if said else {}
 
