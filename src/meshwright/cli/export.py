@@ -16,6 +16,7 @@ from meshwright.engines.base import (
     find_engine,
     refuse,
 )
+from meshwright.engines.beginning import note_on_switches
 from meshwright.engines.choice import planned
 from meshwright.engines.local import write_files
 from meshwright.errors import InputError, MeshwrightError
@@ -45,7 +46,7 @@ def run(
         write_files(launch, folder)
     except OSError as error:
         raise InputError(f"cannot write to {folder}: {error.strerror or error}") from error
-    notes += lint(run)
+    notes += [*note_on_switches(run, is_export=True), *lint(run)]
     if as_json:
         document = {
             "engine": run.engine, "plan": run.plan, "files": sorted(launch.files), "folder": folder,

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from meshwright.engines.base import TrainOptions
 from meshwright.errors import InputError
+from meshwright.planner.engines import engine_facts
 from meshwright.specs.plan import Plan
-from meshwright.specs.run import Run
+from meshwright.specs.run import NATIVE, Run
 from meshwright.training.fingerprints import fingerprints
 from meshwright.training.rendezvous import is_restart, under_launcher
 from meshwright.training.run_identity import (
@@ -65,7 +66,7 @@ def begin(
     difference if the checkpoint is of another run, or the folder of results is.
     """
     found = _begin(run, plan=plan, options=options, newest_step=newest_step)
-    return replace(found, notes=(*_note_on_switches(run), *found.notes))
+    return replace(found, notes=(*note_on_switches(run), *found.notes))
 
 
 def _begin(
@@ -101,13 +102,23 @@ def _begin(
     )
 
 
-def _note_on_switches(run: Run) -> tuple[str, ...]:
-    """A note if the run file states switches of software, which no engine sets."""
-    stated = run.stack.features.stated()
-    if not stated:
+def note_on_switches(run: Run, *, is_export: bool = False) -> tuple[str, ...]:
+    """A note if the run file states switches of software that its engine, or the files of an export, do not set."""
+    facts = engine_facts(run.engine)
+    known = dict(facts.switches) | (dict(facts.exported_switches) if is_export else {})
+    left = {k: v for k, v in run.stack.features.stated().items() if v not in known.get(k, ())}
+    if run.train.compile == left.get("compiles"):
+        left.pop("compiles", None)
+    if not left:
         return ()
-    keys = ", ".join(f"stack.{key}: {str(value).lower()}" for key, value in stated.items())
-    return (f"estimates read these switches, and the engine does not set them: {keys}",)
+    keys = ", ".join(f"stack.{key}: {str(value).lower()}" for key, value in left.items())
+    own = [f"{key} by {name}" for key, name in OTHER_KEYS.items() if key in left and run.engine == NATIVE]
+    hint = f" (it switches {', '.join(own)})" if own else ""
+    return (f"estimates read these switches, and the engine does not set them: {keys}{hint}",)
+
+
+OTHER_KEYS = {"compiles": "train.compile", "attention": "kernels.routes.attention"}
+"""Keys with which the native engine switches what an estimate reads under `stack`."""
 
 
 def refuse_differences(found: Comparison, *, checkpoint: str) -> None:

@@ -84,6 +84,10 @@ class EngineFacts:
     stored_modules: tuple[str, ...] = ()  # that can keep their activations in 8 bits
     weight_caches: tuple[str, ...] = ()  # of 8-bit weights, besides what it does by itself
     context_block: int = 1  # tokens: the slices of context parallelism are multiples of it
+    switches: tuple[tuple[str, tuple[object, ...]], ...] = ()
+    """Switches of software (`specs.features`) with the values that the engine sets where a run file states them."""
+    exported_switches: tuple[tuple[str, tuple[object, ...]], ...] = ()
+    """Further ones, which only files for its own programs set."""
     rules: tuple[Rule, ...] = ()  # what this engine alone refuses
     configurations: tuple[str, ...] = ()
     """How names of its own configurations end (".toml"), by which `import` knows them; ":" is MODULE:FUNCTION."""

@@ -82,6 +82,11 @@ FACTS = EngineFacts(
     dense_activation=True,
     whole_sequences=True,
     short_interleaving=True,
+    switches=(
+        ("attention", ("unfused", "cudnn", "splash")),
+        ("gradient_format", ("fp32", "bf16")),
+        ("cuda_graphs", ("none",)),
+    ),
     rules=RULES,
     configurations=(".yml",),
     source="MaxText 0.2.5: configs/types.py (RematPolicy, pipeline checks)",

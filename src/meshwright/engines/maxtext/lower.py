@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from meshwright.engines.maxtext.config.models import (
     model_keys,
 )
 from meshwright.engines.maxtext.parameters import leaves
+from meshwright.specs.features import AttentionKernel, CudaGraphs, WireFormat
 from meshwright.specs.plan import Plan, Recompute, Sharding
 from meshwright.specs.run import LearningRateSchedule, Optimizer, Run
 
@@ -48,6 +50,19 @@ REMATERIALISATION = {
     frozenset(("norm", "activation", "moe")): "save_dot_with_context_except_mlp",
 }
 """MaxText's rematerialisation policies by the recomputed modules."""
+
+
+ATTENTION: Mapping[AttentionKernel | None, str] = {
+    AttentionKernel.UNFUSED: "dot_product",
+    AttentionKernel.CUDNN: "cudnn_flash_jax",
+    AttentionKernel.SPLASH: "flash",
+}
+"""MaxText's kernels of attention by those of `stack.attention`."""
+
+
+def xla_flags(run: Run) -> str:
+    """Flags of XLA that the run's switches ask for. Its list of the kinds of kernels that it captures may be empty."""
+    return "--xla_gpu_enable_command_buffer=" if run.stack.features.cuda_graphs is CudaGraphs.NONE else ""
 
 
 def lower(run: Run, *, folder: Path) -> Launch:
@@ -111,16 +126,18 @@ def configuration(run: Run, plan: Plan, *, folder: Path) -> dict[str, Any]:
 
 
 def _numbers(run: Run) -> dict[str, Any]:
-    is_fp32 = run.precision.name == "fp32"
+    is_fp32, features = run.precision.name == "fp32", run.stack.features
     return {
         "dtype": "float32" if is_fp32 else "bfloat16",
         "weight_dtype": "float32"
         if is_fp32 or run.lora is None
         else "bfloat16",  # bf16 suffices for frozen weights
-        "grad_dtype": "float32",
+        "grad_dtype": "bfloat16" if features.gradient_format is WireFormat.BF16 else "float32",
         "matmul_precision": "highest" if is_fp32 else "default",
         # Among MaxText's kernels for GPUs only Transformer Engine's has sinks, and the environment lacks it.
-        "attention": "dot_product" if is_gpt_oss(run.model) else "autoselected",
+        "attention": "dot_product"
+        if is_gpt_oss(run.model)
+        else ATTENTION.get(features.attention, "autoselected"),
         "sparse_matmul": True,
         "megablox": False,  # a kernel for TPUs; otherwise JAX's own grouped GEMM
         **({"routed_bias_update_rate": run.train.balance_bias_rate} if is_routed_as_v3(run.model) else {}),

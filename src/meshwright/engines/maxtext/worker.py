@@ -20,7 +20,15 @@ from meshwright.catalog import accelerator_with_driver_name
 from meshwright.engines.external_record import ENDING, FACTS, STEPS, VALIDATION
 from meshwright.engines.launched_worker import worker_folders
 from meshwright.engines.maxtext import environment
-from meshwright.engines.maxtext.lower import CONFIGURATION, DATA, INDEX, OUTPUT, PARAMETERS, RUN_FILE
+from meshwright.engines.maxtext.lower import (
+    CONFIGURATION,
+    DATA,
+    INDEX,
+    OUTPUT,
+    PARAMETERS,
+    RUN_FILE,
+    xla_flags,
+)
 from meshwright.engines.maxtext.results import (
     LAYOUT,
     LOSS,
@@ -70,7 +78,7 @@ def _train(run: Run, folder: Path) -> int:
         ],
         env=os.environ
         | rendezvous.variables()
-        | _environment(folder, num_devices=run.plan.num_devices // world),
+        | _environment(folder, num_devices=run.plan.num_devices // world, xla=xla_flags(run)),
     )
     log = _StepLogWriter(output, rank=rank, is_exact=bool(arrays))
     try:
@@ -136,9 +144,9 @@ def _weights_folder(run: Run, output: Path, *, rank: int) -> Path:
     return folder
 
 
-def _environment(folder: Path, *, num_devices: int) -> dict[str, str]:
+def _environment(folder: Path, *, num_devices: int, xla: str) -> dict[str, str]:
     """Return variables for MaxText's process. On a CPU it has a virtual device for each of its devices in the plan."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={num_devices}"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {xla} --xla_force_host_platform_device_count={num_devices}"
     return {
         "DECOUPLE_GCLOUD": "TRUE",
         "XLA_FLAGS": flags.strip(),

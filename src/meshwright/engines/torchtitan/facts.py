@@ -61,6 +61,11 @@ FACTS = EngineFacts(
     whole_sequences=True,
     short_interleaving=True,
     context_block=128,
+    switches=(
+        ("dispatcher", ("all-to-all", "deepep", "hybridep")),
+        ("gradient_format", ("fp32",)),
+        ("cuda_graphs", ("none",)),
+    ),
     rules=RULES,
     configurations=(".toml", ".py", ".json", ":"),
     source="torchtitan 0.3.0: config/configs.py, distributed/*.py",

@@ -26,6 +26,7 @@ from meshwright.engines.megatron.megatron_core.constructors import (
     settings_of,
 )
 from meshwright.engines.megatron.megatron_lm.arguments import layout_letters, token_files
+from meshwright.engines.megatron.switches import gathers_in_fp8, reduces_in_fp32, transformer_switches
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 
@@ -44,6 +45,8 @@ BY_PRECISION = ("bf16", "params_dtype", "pipeline_dtype", "fp8", "fp8_recipe", "
 DEFAULT_SPLIT = "969,30,1"  # training, validation, test: Megatron-LM's default
 BLOCK = "megatron.core.models.gpt.gpt_layer_specs.get_gpt_decoder_block_spec"
 LATENT = "megatron.bridge.models.mla_provider.MLAModelProvider"
+BACKENDS = "megatron.core.transformer.enums.AttnBackend"
+BACKENDS_BY_NAME = {"flash": 1, "fused": 2, "unfused": 3}
 BF16 = {"_target_": "torch.bfloat16", "_call_": False}
 
 SCRIPT = '''\
@@ -112,7 +115,9 @@ def configuration(run: Run, plan: Plan) -> dict[str, Any]:
     """Return the values by section."""
     settings = settings_of(run, plan)
     found: dict[str, Settings] = {
-        "model": _model(run, plan, settings["transformer"] | settings["gpt"]),
+        "model": _model(
+            run, plan, settings["transformer"] | transformer_switches(run, plan) | settings["gpt"]
+        ),
         "optimizer": _optimizer(settings["optimizer"]),
         "ddp": settings["ddp"],
         "dataset": _data(run),
@@ -148,10 +153,12 @@ def _written(section: str, values: Settings) -> Settings:
 
 def _precision(run: Run) -> str | Settings:
     """Megatron-Bridge's own recipe for bf16, extended by fp8 or fp4: its recipes for these exclude some layers."""
+    wire = {} if reduces_in_fp32(run) else {"grad_reduce_in_fp32": False}
+    wire |= {"fp8_param_gather": True} if gathers_in_fp8(run) else {}
     gemm_format = LOW_PRECISION.get(run.precision.name)
-    if gemm_format is None:
+    if gemm_format is None and not wire:
         return "bf16_mixed"
-    settings = {"bf16": True, "params_dtype": BF16, "pipeline_dtype": BF16, **gemm_format}
+    settings = {"bf16": True, "params_dtype": BF16, "pipeline_dtype": BF16, **(gemm_format or {}), **wire}
     return {"_target_": sections()["mixed_precision"].target} | settings
 
 
@@ -170,6 +177,13 @@ def _model(run: Run, plan: Plan, settings: Settings) -> Settings:
     }
     if run.model.experts is not None:
         model |= dict.fromkeys(EXPERT_KERNELS, True)
+    if "attention_backend" in model:
+        name = model["attention_backend"]
+        model["attention_backend"] = {
+            "_target_": BACKENDS,
+            "_args_": [BACKENDS_BY_NAME[name]],
+            "_name_": name,
+        }
     if "pipeline_model_parallel_layout" in model:
         model["pipeline_model_parallel_layout"] = layout_letters(model["pipeline_model_parallel_layout"])
     if isinstance(model.get("moe_layer_freq"), list):  # by default, all layers of the provider have experts

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshwright.cost.stages import layers_per_stage
+from meshwright.engines.megatron.switches import reduces_in_fp32
 from meshwright.specs.model import AttentionKind, Model, RopeScaling, Router
 from meshwright.specs.plan import AxisOrder, Plan, Recompute, Sharding
 from meshwright.specs.run import LearningRateSchedule, Run, StateFormat
@@ -61,7 +62,7 @@ def settings_of(run: Run, plan: Plan) -> dict[str, Settings]:
         "parallel": parallel(plan) | _order(plan),
         "transformer": transformer(run, plan),
         "gpt": gpt(run, plan),
-        "ddp": data_parallel(plan),
+        "ddp": data_parallel(run, plan),
         "optimizer": optimizer(run, plan),
     }
 
@@ -273,12 +274,13 @@ def gpt(run: Run, plan: Plan) -> Settings:
     return settings
 
 
-def data_parallel(plan: Plan) -> Settings:
-    """Gradients are reduced in fp32 during the backward pass, parameters gathered during the next forward pass."""
+def data_parallel(run: Run, plan: Plan) -> Settings:
+    """Gradients are reduced during the backward pass, in fp32 unless the run says otherwise, parameters gathered during
+    the next forward pass."""
     is_sharded = plan.sharding is Sharding.OPTIMIZER
     return {
         "use_distributed_optimizer": is_sharded,
-        "grad_reduce_in_fp32": True,
+        "grad_reduce_in_fp32": reduces_in_fp32(run),
         "overlap_grad_reduce": plan.data_shard > 1,
         "overlap_param_gather": plan.data_shard > 1 and is_sharded,
     }

@@ -21,6 +21,7 @@ from meshwright.engines.megatron.megatron_core.constructors import (
     loop,
     settings_of,
 )
+from meshwright.engines.megatron.switches import gathers_in_fp8, reduces_in_fp32, transformer_switches
 from meshwright.specs.model import AttentionKind, RopeScaling
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
@@ -56,13 +57,20 @@ def arguments_text(run: Run, plan: Plan) -> str:
 def arguments(run: Run, plan: Plan) -> list[str]:
     """Return the options with their values as lines."""
     settings = settings_of(run, plan)
-    merged: Settings = settings["transformer"] | settings["ddp"] | settings["optimizer"]
+    merged: Settings = settings["transformer"] | transformer_switches(run, plan)
+    merged |= settings["ddp"] | settings["optimizer"]
     merged |= {k: v for k, v in settings["gpt"].items() if k != "rotary_base"}
     lines = [
         line for key, value in merged.items() if key not in SET_OTHERWISE for line in _option(key, value)
     ]
     training = [line for key, value in loop(run, plan).items() for line in _option(key, value)]
-    return [*lines, *_shape(run), *training, *_data(run)]
+    return [*lines, *_formats(run), *_shape(run), *training, *_data(run)]
+
+
+def _formats(run: Run) -> list[str]:
+    """Formats between ranks that are not the defaults of Megatron-LM."""
+    narrow = [] if reduces_in_fp32(run) else ["--grad-reduce-in-bf16"]
+    return narrow + (["--fp8-param-gather"] if gathers_in_fp8(run) else [])
 
 
 def _option(key: str, value: Any) -> list[str]:

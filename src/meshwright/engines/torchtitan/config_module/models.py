@@ -21,6 +21,7 @@ from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
 from meshwright.engines.torchtitan.config_module.python_source import Call, Name, call
 from meshwright.specs import model_parts
+from meshwright.specs.features import Dispatcher
 from meshwright.specs.model import AttentionKind, Experts, Lora, Model, RopeScaling, Router
 from meshwright.specs.run import Run
 
@@ -379,9 +380,22 @@ def _router(run: Run, x: Experts, *, bias: bool = False) -> Call:
     )
 
 
+DISPATCHERS = {
+    Dispatcher.ALL_TO_ALL: "standard",
+    Dispatcher.DEEPEP: "deepep",
+    Dispatcher.HYBRIDEP: "hybridep",
+}
+
+
 def _routed(run: Run, x: Experts, *, experts: Call) -> Call:
+    backend = DISPATCHERS[run.stack.features.dispatcher or Dispatcher.ALL_TO_ALL]
+    width = {} if backend == "standard" else {"hidden_dim": run.model.hidden}  # of their buffers
     dispatcher = call(
-        "make_token_dispatcher_config", num_experts=x.num_experts, top_k=x.top_k, comm_backend="standard"
+        "make_token_dispatcher_config",
+        num_experts=x.num_experts,
+        top_k=x.top_k,
+        comm_backend=backend,
+        **width,
     )
     return call("RoutedExperts.Config", inner_experts=experts, token_dispatcher=dispatcher)
 
