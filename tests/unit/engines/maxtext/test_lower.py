@@ -431,3 +431,17 @@ def test_lowering_is_pure_and_imports_no_framework():
     assert lowered() == lowered()
     assert not Path("out").exists()
     assert "jax" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("switch", "key", "value"),
+    [
+        ("attention=unfused", "attention", "dot_product"),
+        ("attention=cudnn", "attention", "cudnn_flash_jax"),
+        ("gradient_format=bf16", "grad_dtype", "bfloat16"),
+        ("dispatcher=deepep", "attention", "autoselected"),  # which it has no switch for
+    ],
+)
+def test_switches_of_software(switch, key, value):
+    launch = contract.lower(runfile.loads(TOY, overrides=[f"stack.{switch}"]), folder=Path("out"))
+    assert YAML().load(launch.files["maxtext.yml"])[key] == value

@@ -129,3 +129,11 @@ def test_lowering_is_pure_and_imports_no_framework():
 def test_model_parallel_degrees(degree):
     tree = module(f"parallel={{data_shard: 1, {degree}: 2, sharding: parameters}}")
     assert arguments(tree, "ParallelismConfig")[f"{degree}_parallel_degree"] == "2"
+
+
+@pytest.mark.parametrize(("dispatcher", "backend"), [("all-to-all", "standard"), ("hybridep", "hybridep")])
+def test_the_dispatcher_of_a_mixture(dispatcher, backend):
+    model = "model=qwen3-30b-a3b"
+    found = arguments(module(FSDP, model, f"stack.dispatcher={dispatcher}"), "make_token_dispatcher_config")
+    assert found["comm_backend"] == repr(backend)
+    assert ("hidden_dim" in found) == (backend != "standard")
