@@ -128,6 +128,8 @@ def _stored_activations(value: object) -> object:
     """A list of modules as the mapping that gives each the default format."""
     if isinstance(value, list) and all(isinstance(module, str) for module in value):
         return dict.fromkeys(value, STORED_FORMATS[0])
+    if not isinstance(value, dict):
+        raise ValueError("must be a list of modules, or a mapping of modules to formats")
     return value
 
 

@@ -64,7 +64,8 @@ def test_a_list_of_modules_stores_them_in_e4m3():
     ("value", "words"),
     [("{ffn: int8}", "is no module: got 'ffn', allowed: feed_forward, norm"),
      ("{norm: fp8}", "is no format: got 'fp8', allowed: e4m3, int8"),
-     ("[norm, ffn]", "is no module: got 'ffn'"), ("[1]", "stored_activations"), ("norm", "stored_activations")],
+     ("[norm, ffn]", "is no module: got 'ffn'"), ("[1]", "stored_activations"),
+     ("norm", "must be a list of modules, or a mapping")],
     ids=["module", "format", "listed module", "number", "word"],
 )  # fmt: skip
 def test_unknown_names(value, words):
