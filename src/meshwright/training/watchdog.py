@@ -59,9 +59,10 @@ class Watchdog:
         self._closed.set()
         self._thread.join()
         faulthandler.unregister(signal.SIGUSR2)
+        is_empty = os.fstat(self._stream.fileno()).st_size == 0
         self._stream.close()
-        if self.path.stat().st_size == 0:  # nothing was asked for
-            self.path.unlink()
+        if is_empty:  # nothing was asked for
+            self.path.unlink(missing_ok=True)
 
     def start_timer(self) -> None:
         """Start the timeout, or start it anew."""
