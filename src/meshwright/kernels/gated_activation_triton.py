@@ -52,6 +52,27 @@ def _activated(gate, CODE: tl.constexpr):
 
 
 @triton.jit
+def gated_value(gate, up, CODE: tl.constexpr):
+    """f(gate) up, fp32."""
+    value, _ = _activated(gate, CODE)
+    if CODE == 3:
+        up = 1.0 + tl.minimum(tl.maximum(up, -7.0), 7.0)
+    return value * up
+
+
+@triton.jit
+def gated_gradients(grad, gate, up, CODE: tl.constexpr):
+    """Gradients of gate and up, fp32."""
+    value, slope = _activated(gate, CODE)
+    grad_up = grad * value
+    if CODE == 3:
+        is_inside = (up >= -7.0) & (up <= 7.0)
+        grad_up = tl.where(is_inside, grad_up, 0.0)
+        up = 1.0 + tl.minimum(tl.maximum(up, -7.0), 7.0)
+    return grad * slope * up, grad_up
+
+
+@triton.jit
 def _forward(
     gate_NF, up_NF, out_NF, gate_stride, up_stride, num_columns, num_blocks,
     CODE: tl.constexpr, BLOCK: tl.constexpr,
@@ -61,10 +82,7 @@ def _forward(
     mask = column < num_columns
     gate = tl.load(gate_NF + row * gate_stride + column, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(up_NF + row * up_stride + column, mask=mask, other=0.0).to(tl.float32)
-    value, _ = _activated(gate, CODE)
-    if CODE == 3:
-        up = 1.0 + tl.minimum(tl.maximum(up, -7.0), 7.0)
-    tl.store(out_NF + row * num_columns + column, value * up, mask=mask)
+    tl.store(out_NF + row * num_columns + column, gated_value(gate, up, CODE), mask=mask)
 
 
 @triton.jit
@@ -78,14 +96,9 @@ def _backward(
     grad = tl.load(grad_NF + row * grad_stride + column, mask=mask, other=0.0).to(tl.float32)
     gate = tl.load(gate_NF + row * gate_stride + column, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(up_NF + row * up_stride + column, mask=mask, other=0.0).to(tl.float32)
-    value, slope = _activated(gate, CODE)
-    grad_up = grad * value
-    if CODE == 3:
-        is_inside = (up >= -7.0) & (up <= 7.0)
-        grad_up = tl.where(is_inside, grad_up, 0.0)
-        up = 1.0 + tl.minimum(tl.maximum(up, -7.0), 7.0)
+    grad_gate, grad_up = gated_gradients(grad, gate, up, CODE)
     out = row * num_columns + column
-    tl.store(grad_gate_NF + out, grad * slope * up, mask=mask)
+    tl.store(grad_gate_NF + out, grad_gate, mask=mask)
     tl.store(grad_up_NF + out, grad_up, mask=mask)
 
 

@@ -79,6 +79,20 @@ _TABLE = (
         routes=("reference", "triton"),
     ),
     Operation(
+        name="fp8_gated_cast",
+        computes="gated activation cast to 8 bits with its transpose, never written in 16",
+        module="meshwright.kernels.fp8.gated_casting",
+        kernels="meshwright.kernels.fp8.triton_gated_cast",
+        routes=("reference", "triton"),
+    ),
+    Operation(
+        name="fp8_gated_gradients",
+        computes="gradients of gate and up cast to 8 bits with their transposes, never written in 16",
+        module="meshwright.kernels.fp8.gated_casting",
+        kernels="meshwright.kernels.fp8.triton_gated_cast",
+        routes=("reference", "triton"),
+    ),
+    Operation(
         name="fp8_gemm",
         computes="GEMM of two matrices in 8 bits with their scales",
         module="meshwright.kernels.fp8.gemm",

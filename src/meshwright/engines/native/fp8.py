@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from meshwright.errors import InputError
+from meshwright.kernels.fp8.feed_forward import MATRICES
 from meshwright.kernels.fp8.formats import Element, Scaling
 from meshwright.kernels.fp8.layer import RECIPES, Fp8State, cache_bytes, fp8_linear
 from meshwright.kernels.linear import Linear
@@ -31,7 +32,8 @@ from meshwright.specs.plan import Plan
 from meshwright.specs.precision import Precision
 from meshwright.specs.run import Run
 from meshwright.training.device import FP8_DEVICES, device_name, has_mx, multiplies_fp8
-from meshwright.training.models.experts import MATRICES, RoutedExperts
+from meshwright.training.models.experts import RoutedExperts
+from meshwright.training.models.feed_forward import FeedForward
 
 CHECKPOINTED = "fp8."
 """Begins the names of delayed scales in a checkpoint. A checkpoint of another precision has none."""
@@ -78,6 +80,15 @@ def convert(blocks: Iterable[nn.Module], *, precision: Precision, caches_weights
                 module.fp8_states = {
                     name: Fp8State(recipe, caches_weight=caches_weights) for name in MATRICES
                 }
+        for module in block.modules():
+            if isinstance(module, FeedForward):
+                module.fp8_states = {name: _state_of(module.get_submodule(name)) for name in MATRICES}
+
+
+def _state_of(linear: nn.Module) -> Fp8State:
+    assert isinstance(linear, Linear)
+    assert isinstance(linear.multiply, partial)
+    return linear.multiply.keywords["state"]
 
 
 def named_states(modules: Iterable[nn.Module]) -> Iterator[tuple[str, Fp8State]]:
@@ -85,7 +96,7 @@ def named_states(modules: Iterable[nn.Module]) -> Iterator[tuple[str, Fp8State]]
     for module in modules:
         for name, part in module.named_modules():
             if isinstance(part, Linear) and isinstance(part.multiply, partial):
-                yield name, part.multiply.keywords["state"]
+                yield name, _state_of(part)
             elif isinstance(part, RoutedExperts) and part.fp8_states is not None:
                 yield from ((f"{name}.{matrix}", state) for matrix, state in part.fp8_states.items())
 

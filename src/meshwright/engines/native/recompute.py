@@ -39,7 +39,6 @@ from meshwright.training.models import Block
 from meshwright.training.models.attention import LatentAttention
 from meshwright.training.models.experts import MixtureOfExperts, RoutedExperts
 from meshwright.training.models.feed_forward import FeedForward, GatedActivation
-from meshwright.training.models.feed_forward import swiglu as plain_swiglu
 from meshwright.training.models.norm import ResidualNorm, ResidualSum
 
 WITHOUT_CHECKPOINT = {"norm", "activation", "mla_up_projection"}
@@ -158,8 +157,9 @@ def _counted_once(layer: nn.Module) -> Iterator[None]:
 
 
 def _recompute_activation(block: FeedForward | RoutedExperts) -> None:
-    function = swiglu if block.activation is plain_swiglu else partial(_from_inputs, block.activation)
+    function = swiglu if block.kind == "silu" else partial(_from_inputs, block.activation)
     _replace(block, "activation", partial(recomputed, function))
+    block.drops_hidden = True  # in 8 bits the activation is a part of the block
 
 
 def _from_inputs(activation: GatedActivation, gate: Tensor, up: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ from torch.autograd import Function
 
 from meshwright.kernels.fp8.casting import Both, cast_both
 from meshwright.kernels.fp8.formats import Element, Quantized, Scaling, group_amax, scales_shape
+from meshwright.kernels.fp8.gated_casting import Amax, CastForm
 from meshwright.kernels.fp8.gemm import scaled_gemm
 from meshwright.kernels.fp8.grouped_gemm import grouped_rows, grouped_weights
 from meshwright.kernels.fp8.stacks import BothStacks, QuantizedStack, cast_stack
@@ -139,30 +141,65 @@ class Fp8State:
         self, x_MK: Tensor, *, of: int, with_rows: bool = True, with_columns: bool = True
     ) -> Both | BothStacks:
         """Cast an input, weight or gradient as the recipe has it; a stack [E, N, K] matrix by matrix."""
-        recipe = self.recipe
-        element = recipe.gradients if of == GRADIENT else recipe.values
-        scaling = recipe.weight_scaling if of == WEIGHT else recipe.scaling
+        form = self.form(of, x_MK.device, with_rows=with_rows, with_columns=with_columns)
+        amax = self.delayed(of)
         return (cast_both if x_MK.dim() == 2 else cast_stack)(
             x_MK,
-            element=_of_device(element, x_MK.device),
-            scaling=scaling,
-            power_of_two=recipe.power_of_two,
-            amax=self._delayed_amax(x_MK, of) if recipe.history else None,
+            element=form.element,
+            scaling=form.scaling,
+            power_of_two=form.power_of_two,
+            amax=amax and amax(group_amax(x_MK.flatten(0, -2), Scaling.TENSOR).float()),
             with_rows=with_rows,
             with_columns=with_columns,
         )
 
+    def form(
+        self, of: int, device: torch.device, *, with_rows: bool = True, with_columns: bool = True
+    ) -> CastForm:
+        """The recipe's cast of an input, weight or gradient."""
+        recipe = self.recipe
+        return CastForm(
+            element=_of_device(recipe.gradients if of == GRADIENT else recipe.values, device),
+            scaling=recipe.weight_scaling if of == WEIGHT else recipe.scaling,
+            power_of_two=recipe.power_of_two,
+            with_rows=with_rows,
+            with_columns=with_columns,
+        )
+
+    def delayed(self, of: int) -> Amax | None:
+        """The choice of a delayed scale; None for recipes of current ones."""
+        return partial(self._delayed_amax, of=of) if self.recipe.history else None
+
     @torch.no_grad()
-    def _delayed_amax(self, x_MK: Tensor, of: int) -> Tensor:
+    def _delayed_amax(self, present: Tensor, *, of: int) -> Tensor:
         """The largest magnitude of the last steps [1, 1]. Counts the present one if the pass trains."""
-        self.allocate(x_MK.device)
+        self.allocate(present.device)
         assert self.amax_3 is not None
         assert self.amax_history_3H is not None
-        present = group_amax(x_MK.flatten(0, -2), Scaling.TENSOR).float()
         if self.is_training:
             self.amax_3[of] = torch.maximum(self.amax_3[of], present.view(()))
         known = self.amax_history_3H[of].max().view(1, 1)
         return torch.where((known > 0) & torch.isfinite(present), known, present)
+
+    @torch.no_grad()
+    def share_input(self, other: Fp8State) -> None:
+        """Count the input of `other`, which is cast once for both, as its own."""
+        if other.amax_3 is not None:
+            self.allocate(other.amax_3.device)
+            assert self.amax_3 is not None
+            self.amax_3[INPUT] = other.amax_3[INPUT]
+
+    def rows_of_weight(self, weight_NK: Tensor) -> tuple[Any, Any]:
+        """The cast weight by rows, and its transpose where that is in the cache."""
+        if self.caches_weight:
+            return self.weight(weight_NK)
+        return self.cast(weight_NK, of=WEIGHT, with_columns=False)
+
+    def columns_of_weight(self, kept: Any) -> Any:
+        """The cast transposed weight: what the cache had, or cast from the weight."""
+        if not isinstance(kept, Tensor):
+            return kept
+        return self.cast(kept, of=WEIGHT, with_rows=False)[1]
 
 
 def cache_bytes(shape: tuple[int, int], recipe: Fp8Recipe) -> int:
@@ -203,65 +240,64 @@ class _Fp8Linear(Function):
     ) -> Tensor:
         wants_x, wants_weight, *_ = ctx.needs_input_grad
         x_rows, x_columns = state.cast(x_MK, of=INPUT, with_columns=wants_weight)
-        w_rows, w_columns = state.weight(weight_NK) if state.caches_weight else state.cast(
-            weight_NK, of=WEIGHT, with_columns=False
-        )  # fmt: skip
-        assert x_rows is not None
-        assert w_rows is not None
-        ctx.counts_E = counts_E
-        ctx.state, ctx.x, ctx.w = state, _without_tensors(x_columns), _without_tensors(w_columns)
-        ctx.weight_dtype = weight_NK.dtype
-        # Scales are kept as bytes: hooks that store activations in 8 bits leave those as they are.
-        kept = [
-            t for q in (x_columns, w_columns) if q is not None for t in (q.values, q.scales.view(torch.uint8))
-        ]
-        if wants_x and w_columns is None:
-            kept.append(weight_NK)
-        ctx.save_for_backward(*kept)
-        return _by_rows(x_rows, w_rows, counts_E, dtype=x_MK.dtype)
+        w_rows, w_columns = state.rows_of_weight(weight_NK)
+        ctx.state, ctx.weight_dtype = state, weight_NK.dtype
+        keep(ctx, counts_E, x_columns, (w_columns or weight_NK) if wants_x else None)
+        return by_rows(x_rows, w_rows, counts_E, dtype=x_MK.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        kept, state, counts_E = list(ctx.saved_tensors), ctx.state, ctx.counts_E
+        counts_E, x_columns, weight = kept(ctx)
         wants_x, wants_weight, *_ = ctx.needs_input_grad
-        x_columns = ctx.x and ctx.x(kept.pop(0), kept.pop(0))
-        w_columns = ctx.w and ctx.w(kept.pop(0), kept.pop(0))
-        if wants_x and w_columns is None:
-            _, w_columns = state.cast(kept.pop(0), of=WEIGHT, with_rows=False)
-        grad_rows, grad_columns = state.cast(
-            grads[0], of=GRADIENT, with_rows=wants_x, with_columns=wants_weight
-        )
-        return (
-            _by_rows(grad_rows, w_columns, counts_E, dtype=grads[0].dtype) if wants_x else None,
-            _by_columns(grad_columns, x_columns, counts_E, dtype=ctx.weight_dtype) if wants_weight else None,
-            None,
-            None,
-        )
+        state, grad_x, grad_weight = ctx.state, None, None
+        rows, columns = state.cast(grads[0], of=GRADIENT, with_rows=wants_x, with_columns=wants_weight)
+        if wants_x:
+            grad_x = by_rows(rows, state.columns_of_weight(weight), counts_E, dtype=grads[0].dtype)
+        if wants_weight:
+            grad_weight = by_columns(columns, x_columns, counts_E, dtype=ctx.weight_dtype)
+        return grad_x, grad_weight, None, None
 
 
-def _by_rows(x: Any, weight: Any, counts_E: Tensor | None, *, dtype: torch.dtype) -> Tensor:
+def by_rows(x: Any, weight: Any, counts_E: Tensor | None, *, dtype: torch.dtype) -> Tensor:
     """x Wᵀ, or of each row with the matrix of its expert."""
     if counts_E is None:
         return scaled_gemm(x, weight, dtype=dtype)
     return grouped_rows(x, weight, counts_E, dtype=dtype)
 
 
-def _by_columns(grad: Any, x: Any, counts_E: Tensor | None, *, dtype: torch.dtype) -> Tensor:
+def by_columns(grad: Any, x: Any, counts_E: Tensor | None, *, dtype: torch.dtype) -> Tensor:
     """The gradient of the weight, or of each expert's."""
     if counts_E is None:
         return scaled_gemm(grad, x, dtype=dtype)
     return grouped_weights(grad, x, counts_E, dtype=dtype)
 
 
-def _without_tensors(q: Quantized | QuantizedStack | None) -> Any:
-    """A function that makes the matrix of its tensors, which autograd keeps."""
-    if q is None:
-        return None
-    kind, element, scaling, shape = type(q), q.element, q.scaling, q.shape
-    dtype = q.scales.dtype
-    return lambda values, scales: kind(
-        values=values, scales=scales.view(dtype), element=element, scaling=scaling, shape=shape
-    )
+def keep(ctx: Any, *items: Tensor | Quantized | QuantizedStack | None) -> None:
+    """Keep tensors and quantised matrices for the backward pass, for `kept` in the same order."""
+    tensors: list[Tensor | None] = []
+    ctx.makers = []
+    for item in items:
+        if item is None or isinstance(item, Tensor):
+            ctx.makers.append(None)
+            tensors.append(item)
+        else:
+            ctx.makers.append(partial(_made, item.scales.dtype, replace(item, values=_NONE, scales=_NONE)))
+            # Scales are kept as bytes: hooks that store activations in 8 bits leave those as they are.
+            tensors += [item.values, item.scales.view(torch.uint8)]
+    ctx.save_for_backward(*tensors)
+
+
+def kept(ctx: Any) -> list[Any]:
+    """What `keep` kept."""
+    left = iter(ctx.saved_tensors)
+    return [next(left) if make is None else make(next(left), next(left)) for make in ctx.makers]
+
+
+_NONE = torch.empty(0)
+
+
+def _made(dtype: torch.dtype, form: Quantized | QuantizedStack, values: Tensor, scales: Tensor) -> Any:
+    return replace(form, values=values, scales=scales.view(dtype))
 
 
 def _of_device(element: Element, device: torch.device) -> Element:

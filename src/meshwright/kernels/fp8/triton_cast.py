@@ -22,6 +22,7 @@ Definitions of the scales are those of `formats`. M rows, K columns; R rows and 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -46,6 +47,8 @@ from meshwright.kernels.sources import KernelSource, Sizes, Tile, Traffic
 from meshwright.kernels.triton_route import is_interpreted, launch
 
 CAST_TILE = Tile(constants={"R": 128, "C": 128}, num_warps=8)
+WHOLE = (Scaling.TENSOR, Scaling.ROW)
+"""Scales that a pass before the cast finds."""
 GIVEN, GROUPS, SQUARE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
@@ -86,17 +89,23 @@ def largest_magnitude(x, axis: tl.constexpr):
 
 
 @triton.jit
+def store_largest(x, rows_ptr, columns_ptr, tile_m, tile_k, m, k, M, K):
+    """Largest magnitudes of the rows of every tile [K tiles, M] and of its columns [M tiles, K]."""
+    tl.store(rows_ptr + tile_k.to(tl.int64) * M + m, largest_magnitude(x, 1), mask=m < M)
+    tl.store(columns_ptr + tile_m.to(tl.int64) * K + k, largest_magnitude(x, 0), mask=k < K)
+
+
+@triton.jit
 def fp8_amax_kernel(
     x_ptr, rows_ptr, columns_ptr, M, K, stride_m, stride_k,
     R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Largest magnitudes of the rows of every tile [K tiles, M] and of its columns [M tiles, K]."""
+    """`store_largest` of a tile of x."""
     tile_m, tile_k = tl.program_id(0), tl.program_id(1)
     m, k = tile_m * R + tl.arange(0, R), tile_k * C + tl.arange(0, C)
     at = m.to(tl.int64)[:, None] * stride_m + k.to(tl.int64)[None, :] * stride_k
     x = tl.load(x_ptr + at, mask=(m < M)[:, None] & (k < K)[None, :], other=0.0).to(tl.float32)
-    tl.store(rows_ptr + tile_k.to(tl.int64) * M + m, largest_magnitude(x, 1), mask=m < M)
-    tl.store(columns_ptr + tile_m.to(tl.int64) * K + k, largest_magnitude(x, 0), mask=k < K)
+    store_largest(x, rows_ptr, columns_ptr, tile_m, tile_k, m, k, M, K)
 
 
 @triton.jit
@@ -144,6 +153,55 @@ def rounded(unit, MANTISSA: tl.constexpr, SMALLEST: tl.constexpr):
 
 
 @triton.jit
+def cast_side(
+    x, values_ptr, scale_ptr, tile, row, column, ROWS, COLUMNS, stride_scale,
+    MODE: tl.constexpr, W: tl.constexpr, LARGEST_VALUE: tl.constexpr, POWER_OF_TWO: tl.constexpr,
+    EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, SMALLEST: tl.constexpr,
+):  # fmt: skip
+    """One tile [R, C] cast along its rows and stored at `row` and `column` of a matrix; `tile`: of columns.
+
+    GIVEN reads the scales of the rows, GROUPS computes and stores those of groups; of SQUARE x is divided already.
+    """
+    R: tl.constexpr = x.shape[0]
+    C: tl.constexpr = x.shape[1]
+    row_64, is_row = row.to(tl.int64), row < ROWS
+    unit = x
+    if MODE == GIVEN:
+        scale = tl.load(scale_ptr + row_64 * stride_scale, mask=is_row, other=1.0)
+        unit = tl.math.div_rn(x, tl.broadcast_to(scale[:, None], (R, C)))
+    if MODE == GROUPS:
+        unit, kept = cast_group(x, W, LARGEST_VALUE, POWER_OF_TWO, EXPONENT)
+        group = tile * (C // W) + tl.arange(0, C // W)
+        at_scale = row_64[:, None] * stride_scale + group[None, :]
+        is_group = is_row[:, None] & (group * W < COLUMNS)[None, :]
+        tl.store(scale_ptr + at_scale, kept.to(scale_ptr.dtype.element_ty), mask=is_group)
+    q = rounded(saturated(unit, LARGEST_VALUE), MANTISSA, SMALLEST).to(values_ptr.dtype.element_ty)
+    at = row_64[:, None] * COLUMNS + column[None, :]
+    tl.store(values_ptr + at, q, mask=is_row[:, None] & (column < COLUMNS)[None, :])
+
+
+@triton.jit
+def cast_tile(
+    x, rows_ptr, rows_scale_ptr, columns_ptr, columns_scale_ptr, tile_m, tile_k, m, k, M, K,
+    stride_rows_scale, stride_columns_scale,
+    MODE: tl.constexpr, W: tl.constexpr, LARGEST_VALUE: tl.constexpr, POWER_OF_TWO: tl.constexpr,
+    EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, SMALLEST: tl.constexpr,
+    WITH_ROWS: tl.constexpr, WITH_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """A tile in both orientations: values by rows [M, K] and of the transpose [K, M], with their scales."""
+    if WITH_ROWS:
+        cast_side(
+            x, rows_ptr, rows_scale_ptr, tile_k, m, k, M, K, stride_rows_scale,
+            MODE, W, LARGEST_VALUE, POWER_OF_TWO, EXPONENT, MANTISSA, SMALLEST,
+        )  # fmt: skip
+    if WITH_COLUMNS:
+        cast_side(
+            tl.trans(x), columns_ptr, columns_scale_ptr, tile_m, k, m, K, M, stride_columns_scale,
+            MODE, W, LARGEST_VALUE, POWER_OF_TWO, EXPONENT, MANTISSA, SMALLEST,
+        )  # fmt: skip
+
+
+@triton.jit
 def fp8_cast_kernel(
     x_ptr, rows_ptr, rows_scale_ptr, columns_ptr, columns_scale_ptr, M, K, stride_m, stride_k,
     stride_rows_scale, stride_columns_scale,
@@ -151,15 +209,11 @@ def fp8_cast_kernel(
     EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, SMALLEST: tl.constexpr,
     WITH_ROWS: tl.constexpr, WITH_COLUMNS: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """One tile: values by rows [M, K] and of the transpose [K, M], with their scales.
-
-    GIVEN reads scales of rows [M] and columns [K] (strides 0: one scale); the other modes compute and store them.
-    """
+    """`cast_tile` of a tile of x; scales that are given are of rows [M] and columns [K] (strides 0: one scale)."""
     tile_m, tile_k = tl.program_id(0), tl.program_id(1)
     m, k = tile_m * R + tl.arange(0, R), tile_k * C + tl.arange(0, C)
-    m_64, k_64 = m.to(tl.int64), k.to(tl.int64)
     inside = (m < M)[:, None] & (k < K)[None, :]
-    at = m_64[:, None] * stride_m + k_64[None, :] * stride_k
+    at = m.to(tl.int64)[:, None] * stride_m + k.to(tl.int64)[None, :] * stride_k
     x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
     if MODE == SQUARE:
         amax = largest_magnitude(largest_magnitude(x, 1)[None, :], 1)
@@ -170,32 +224,11 @@ def fp8_cast_kernel(
             tl.store(rows_scale_ptr + tile_m.to(tl.int64) * stride_rows_scale + tile_k + one, scale)
         if WITH_COLUMNS:
             tl.store(columns_scale_ptr + tile_k.to(tl.int64) * stride_columns_scale + tile_m + one, scale)
-    if WITH_ROWS:
-        unit = x
-        if MODE == GIVEN:
-            scale = tl.load(rows_scale_ptr + m_64 * stride_rows_scale, mask=m < M, other=1.0)
-            unit = tl.math.div_rn(x, tl.broadcast_to(scale[:, None], (R, C)))
-        if MODE == GROUPS:
-            unit, kept = cast_group(x, W, LARGEST_VALUE, POWER_OF_TWO, EXPONENT)
-            group = tile_k * (C // W) + tl.arange(0, C // W)
-            at_scale = m_64[:, None] * stride_rows_scale + group[None, :]
-            is_group = (m < M)[:, None] & (group * W < K)[None, :]
-            tl.store(rows_scale_ptr + at_scale, kept.to(rows_scale_ptr.dtype.element_ty), mask=is_group)
-        q = rounded(saturated(unit, LARGEST_VALUE), MANTISSA, SMALLEST).to(rows_ptr.dtype.element_ty)
-        tl.store(rows_ptr + m_64[:, None] * K + k[None, :], q, mask=inside)
-    if WITH_COLUMNS:
-        unit = tl.trans(x)
-        if MODE == GIVEN:
-            scale = tl.load(columns_scale_ptr + k_64 * stride_columns_scale, mask=k < K, other=1.0)
-            unit = tl.math.div_rn(unit, tl.broadcast_to(scale[:, None], (C, R)))
-        if MODE == GROUPS:
-            unit, kept = cast_group(unit, W, LARGEST_VALUE, POWER_OF_TWO, EXPONENT)
-            group = tile_m * (R // W) + tl.arange(0, R // W)
-            at_scale = k_64[:, None] * stride_columns_scale + group[None, :]
-            is_group = (k < K)[:, None] & (group * W < M)[None, :]
-            tl.store(columns_scale_ptr + at_scale, kept.to(columns_scale_ptr.dtype.element_ty), mask=is_group)
-        q = rounded(saturated(unit, LARGEST_VALUE), MANTISSA, SMALLEST).to(columns_ptr.dtype.element_ty)
-        tl.store(columns_ptr + k_64[:, None] * M + m[None, :], q, mask=(k < K)[:, None] & (m < M)[None, :])
+    cast_tile(
+        x, rows_ptr, rows_scale_ptr, columns_ptr, columns_scale_ptr, tile_m, tile_k, m, k, M, K,
+        stride_rows_scale, stride_columns_scale,
+        MODE, W, LARGEST_VALUE, POWER_OF_TWO, EXPONENT, MANTISSA, SMALLEST, WITH_ROWS, WITH_COLUMNS,
+    )  # fmt: skip
 
 
 @torch.library.custom_op("meshwright::fp8_cast", mutates_args=())
@@ -210,27 +243,24 @@ def fp8_cast(
 ) -> list[Tensor]:
     """Values and scales of `x_MK`, then of its transpose; empty ones for a side that is not wanted."""
     of, how = Element(element), Scaling(scaling)
-    rows, columns = x_MK.shape
-    is_given, is_mx = how in (Scaling.TENSOR, Scaling.ROW), how is Scaling.MX
-    found = _empty(x_MK, of, how, with_rows=with_rows, with_columns=with_columns)
+    (rows, columns), tile = x_MK.shape, CAST_TILE
+    found = empty_casts(x_MK, of, how, with_rows=with_rows, with_columns=with_columns)
     scales = [found[1], found[3]]
-    if is_given:
-        scales = _given_scales(x_MK, of, how, power_of_two=power_of_two, amax=amax)
-        found = [
-            found[0],
-            scales[0] if with_rows else found[1],
-            found[2],
-            scales[1] if with_columns else found[3],
-        ]
+    if how in WHOLE:
+        partial = None
+        if amax is None:
+            partial = partial_amax(x_MK, tile)
+            launch(
+                fp8_amax_kernel, tiles_of(x_MK, tile), x_MK, *partial, rows, columns, *x_MK.stride(),
+                on=x_MK, **tile.constants, num_warps=tile.num_warps, num_stages=tile.num_stages,
+            )  # fmt: skip
+        scales = given_scales(partial, of, how, power_of_two=power_of_two, amax=amax)
+        found = with_scales(found, scales, with_rows=with_rows, with_columns=with_columns)
     launch(
-        fp8_cast_kernel, _grid(rows, columns),
-        x_MK, found[0], scales[0], found[2], scales[1], rows, columns, *x_MK.stride(),
-        *(0 if how is Scaling.TENSOR else s.stride(0) for s in scales),
-        on=x_MK, MODE=GIVEN if is_given else SQUARE if how is Scaling.SQUARE else GROUPS,
-        W=MX_BLOCK if is_mx else BLOCK, LARGEST_VALUE=LARGEST[of], POWER_OF_TWO=power_of_two,
-        EXPONENT=MX_EXPONENTS[of] if is_mx else 0, MANTISSA=MANTISSA_BITS[of] if is_interpreted() else 0,
-        SMALLEST=torch.finfo(DTYPES[of]).smallest_normal, WITH_ROWS=with_rows, WITH_COLUMNS=with_columns,
-        **CAST_TILE.constants, num_warps=CAST_TILE.num_warps, num_stages=CAST_TILE.num_stages,
+        fp8_cast_kernel, tiles_of(x_MK, tile),
+        x_MK, found[0], scales[0], found[2], scales[1], rows, columns, *x_MK.stride(), *scale_strides(scales, how),
+        on=x_MK, **cast_constants(of, how, power_of_two=power_of_two), WITH_ROWS=with_rows, WITH_COLUMNS=with_columns,
+        **tile.constants, num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     return found
 
@@ -238,10 +268,31 @@ def fp8_cast(
 @fp8_cast.register_fake
 def _(*given: Any) -> list[Tensor]:
     x_MK, element, scaling, _, _, with_rows, with_columns = given
-    return _empty(x_MK, Element(element), Scaling(scaling), with_rows=with_rows, with_columns=with_columns)
+    return empty_casts(
+        x_MK, Element(element), Scaling(scaling), with_rows=with_rows, with_columns=with_columns
+    )
 
 
-def _empty(
+def cast_constants(element: Element, scaling: Scaling, *, power_of_two: bool) -> dict[str, Any]:
+    """Compile-time constants of `cast_tile`."""
+    is_mx = scaling is Scaling.MX
+    return {
+        "MODE": GIVEN if scaling in WHOLE else SQUARE if scaling is Scaling.SQUARE else GROUPS,
+        "W": MX_BLOCK if is_mx else BLOCK,
+        "LARGEST_VALUE": LARGEST[element],
+        "POWER_OF_TWO": power_of_two,
+        "EXPONENT": MX_EXPONENTS[element] if is_mx else 0,
+        "MANTISSA": MANTISSA_BITS[element] if is_interpreted() else 0,
+        "SMALLEST": torch.finfo(DTYPES[element]).smallest_normal,
+    }
+
+
+def scale_strides(scales: list[Tensor], scaling: Scaling) -> list[int]:
+    """Distances of the scales of neighbouring rows; 0: one scale for all."""
+    return [0 if scaling is Scaling.TENSOR else s.stride(0) for s in scales]
+
+
+def empty_casts(
     x_MK: Tensor, element: Element, scaling: Scaling, *, with_rows: bool, with_columns: bool
 ) -> list[Tensor]:
     """Empty values and scales of both orientations."""
@@ -257,31 +308,59 @@ def _empty(
     return found
 
 
-def _given_scales(
-    x_MK: Tensor, element: Element, scaling: Scaling, *, power_of_two: bool, amax: Tensor | None
+def with_scales(
+    found: list[Tensor], scales: list[Tensor], *, with_rows: bool, with_columns: bool
 ) -> list[Tensor]:
-    """Scales of the rows [M, 1] and of the columns [K, 1]; of a tensor [1, 1] twice."""
-    rows, columns = x_MK.shape
+    """`empty_casts` with scales that are given, on the sides that are wanted."""
+    return [
+        found[0],
+        scales[0] if with_rows else found[1],
+        found[2],
+        scales[1] if with_columns else found[3],
+    ]
+
+
+def partial_amax(x_MK: Tensor, tile: Tile) -> list[Tensor]:
+    """Places of largest magnitudes: of the rows of every tile [K tiles, M] and of its columns [M tiles, K]."""
+    tiles_m, tiles_k = tiles_of(x_MK, tile)
+    return [
+        x_MK.new_zeros(max(num, 1), size, dtype=torch.float32)
+        for num, size in ((tiles_k, x_MK.shape[0]), (tiles_m, x_MK.shape[1]))
+    ]
+
+
+def given_scales(
+    partial: list[Tensor] | None,
+    element: Element,
+    scaling: Scaling,
+    *,
+    power_of_two: bool,
+    amax: Tensor | None,
+) -> list[Tensor]:
+    """Scales of the rows [M, 1] and of the columns [K, 1]; of a tensor [1, 1] twice. `amax` [1, 1] is that of another
+    time, in the place of `partial_amax`."""
+    if scaling is Scaling.ROW:
+        assert partial is not None
+        return [
+            scale_of(a.amax(dim=0).unsqueeze(1), element=element, power_of_two=power_of_two) for a in partial
+        ]
     if amax is None:
-        grid = _grid(rows, columns)
-        of_rows = x_MK.new_zeros(max(grid[1], 1), rows, dtype=torch.float32)
-        of_columns = x_MK.new_zeros(max(grid[0], 1), columns, dtype=torch.float32)
-        launch(
-            fp8_amax_kernel, grid, x_MK, of_rows, of_columns, rows, columns, *x_MK.stride(),
-            on=x_MK, **CAST_TILE.constants, num_warps=CAST_TILE.num_warps, num_stages=CAST_TILE.num_stages,
-        )  # fmt: skip
-        if scaling is Scaling.ROW:
-            return [
-                scale_of(a.amax(dim=0).unsqueeze(1), element=element, power_of_two=power_of_two)
-                for a in (of_rows, of_columns)
-            ]
-        amax = of_rows.amax().view(1, 1) if rows else of_rows.new_zeros(1, 1)
+        assert partial is not None
+        amax = largest_of(partial)
     scale = scale_of(amax, element=element, power_of_two=power_of_two)
     return [scale, scale.clone()]
 
 
-def _grid(rows: int, columns: int) -> tuple[int, int]:
-    return triton.cdiv(rows, CAST_TILE.constants["R"]), triton.cdiv(columns, CAST_TILE.constants["C"])
+def largest_of(partial: list[Tensor]) -> Tensor:
+    """The largest magnitude of all [1, 1]; 0 of nothing."""
+    of_rows, _ = partial
+    return of_rows.amax().view(1, 1) if of_rows.numel() else of_rows.new_zeros(1, 1)
+
+
+def tiles_of(x_MK: Tensor, tile: Tile) -> tuple[int, int]:
+    """Tiles of rows and of columns."""
+    rows, columns = x_MK.shape
+    return triton.cdiv(rows, tile.constants["R"]), triton.cdiv(columns, tile.constants["C"])
 
 
 def _cast_traffic(sizes: Sizes, tile: Tile) -> Traffic:
@@ -300,25 +379,25 @@ def _amax_traffic(sizes: Sizes, tile: Tile) -> Traffic:
 
 _SIZES = {"rows": 8192, "columns": 14336}  # hidden of the feed-forward of Llama 3.1 8B, one sequence
 _INTEGERS = {"M": "i32:16", "K": "i32:16", "stride_m": "i32:16", "stride_k": "1"}
-_SCALED = {"stride_rows_scale": "i32", "stride_columns_scale": "i32"}
-_SHARED = {"POWER_OF_TWO": False, "SMALLEST": 2.0**-6, "MANTISSA": 0, "WITH_ROWS": True, "WITH_COLUMNS": True}
+SCALED = {"stride_rows_scale": "i32", "stride_columns_scale": "i32"}
 
 
-def _cast_sources(name: str, *, scale: str = "*fp32", **constants: Any) -> tuple[KernelSource, ...]:
-    """One for e4m3, one for MI300X's format of it, which has no MX."""
-    formats: dict[str, tuple[tuple[str, ...], float]] = {"*fp8e4nv": (("sm90", "sm100", "gfx950"), 448.0)}
+def cast_formats(scale: str, **constants: Any) -> Iterator[tuple[str, tuple[str, ...], dict[str, Any]]]:
+    """Type, architectures and constants of `cast_tile` for e4m3, and for MI300X's format of it, which has no MX."""
+    shared = {"POWER_OF_TWO": False, "SMALLEST": 2.0**-6, "MANTISSA": 0, "WITH_ROWS": True, "WITH_COLUMNS": True,
+              "W": BLOCK, "EXPONENT": 0}  # fmt: skip
+    yield "*fp8e4nv", ("sm90", "sm100", "gfx950"), shared | {"LARGEST_VALUE": 448.0} | constants
     if scale == "*fp32":
-        formats["*fp8e4b8"] = (("gfx942",), 240.0)
-    return tuple(
-        KernelSource(
-            name=name, op="fp8_cast", function=fp8_cast_kernel,
-            signature={"x_ptr": "*bf16", "rows_ptr": element, "columns_ptr": element, "rows_scale_ptr": scale,
-                       "columns_scale_ptr": scale, **_INTEGERS, **_SCALED},
-            constants=_SHARED | {"W": BLOCK, "EXPONENT": 0, "LARGEST_VALUE": largest} | constants,
-            tiles=(replace(CAST_TILE, architectures=where),), traffic=_cast_traffic, sizes=_SIZES,
-        )
-        for element, (where, largest) in formats.items()
-    )  # fmt: skip
+        yield "*fp8e4b8", ("gfx942",), shared | {"LARGEST_VALUE": 240.0} | constants
+
+
+CAST_MODES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "given": ("*fp32", {"MODE": GIVEN.value}),
+    "block": ("*fp32", {"MODE": GROUPS.value}),
+    "square": ("*fp32", {"MODE": SQUARE.value}),
+    "mx": ("*u8", {"MODE": GROUPS.value, "W": MX_BLOCK, "EXPONENT": MX_EXPONENTS[Element.E4M3]}),
+}
+"""Type of the scales and constants by the name of a cast."""
 
 
 SOURCES = (
@@ -327,8 +406,14 @@ SOURCES = (
         signature={"x_ptr": "*bf16", "rows_ptr": "*fp32", "columns_ptr": "*fp32", **_INTEGERS},
         tiles=(CAST_TILE,), traffic=_amax_traffic, sizes=_SIZES,
     ),
-    *_cast_sources("fp8_cast_given", MODE=GIVEN.value),
-    *_cast_sources("fp8_cast_block", MODE=GROUPS.value),
-    *_cast_sources("fp8_cast_square", MODE=SQUARE.value),
-    *_cast_sources("fp8_cast_mx", MODE=GROUPS.value, W=MX_BLOCK, EXPONENT=MX_EXPONENTS[Element.E4M3], scale="*u8"),
+    *(
+        KernelSource(
+            name=f"fp8_cast_{mode}", op="fp8_cast", function=fp8_cast_kernel,
+            signature={"x_ptr": "*bf16", "rows_ptr": element, "columns_ptr": element, "rows_scale_ptr": scale,
+                       "columns_scale_ptr": scale, **_INTEGERS, **SCALED},
+            constants=constants, tiles=(replace(CAST_TILE, architectures=where),), traffic=_cast_traffic, sizes=_SIZES,
+        )
+        for mode, (scale, chosen) in CAST_MODES.items()
+        for element, where, constants in cast_formats(scale, **chosen)
+    ),
 )  # fmt: skip

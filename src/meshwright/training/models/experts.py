@@ -23,12 +23,12 @@ from meshwright.kernels.experts.grouped_gemm import grouped_gemm
 from meshwright.kernels.experts.permutation import permute, unpermute
 from meshwright.kernels.experts.router import RouterForm, route_tokens
 from meshwright.kernels.fp8.aligned_rows import align
+from meshwright.kernels.fp8.feed_forward import MATRICES, Fp8Block, fp8_feed_forward
 from meshwright.kernels.fp8.grouped_gemm import ALIGNMENT
-from meshwright.kernels.fp8.layer import Fp8State, fp8_grouped_linear
 from meshwright.specs.model import Activation, Model, Router
 from meshwright.specs.model import Experts as ExpertsSpec
 from meshwright.training.models.balance import attach_loss, balance_loss, router_z_loss
-from meshwright.training.models.feed_forward import ACTIVATIONS, FeedForward, GatedActivation
+from meshwright.training.models.feed_forward import FeedForward, GatedActivation, GatedBlock
 
 
 def router_form(spec: ExpertsSpec) -> RouterForm:
@@ -86,17 +86,11 @@ class TopKRouter(nn.Module):
         return parameter
 
 
-MATRICES = ("gate", "up", "down")
-
-
-class RoutedExperts(nn.Module):
-    """All experts of a layer. Expert parallelism (`parallel.expert`) leaves each rank some of them.
-
-    With `fp8_states`, one for each of `MATRICES`, they multiply in 8 bits.
-    """
+class RoutedExperts(GatedBlock):
+    """All experts of a layer. Expert parallelism (`parallel.expert`) leaves each rank some of them."""
 
     def __init__(self, hidden: int, spec: ExpertsSpec, *, activation: Activation = Activation.SILU) -> None:
-        super().__init__()
+        super().__init__(activation)
         num, width = spec.num_experts, spec.ffn_hidden
         self.gate = nn.Parameter(torch.empty(num, width, hidden))
         self.up = nn.Parameter(torch.empty(num, width, hidden))
@@ -105,8 +99,6 @@ class RoutedExperts(nn.Module):
             self.gate_bias = nn.Parameter(torch.empty(num, width))
             self.up_bias = nn.Parameter(torch.empty(num, width))
             self.down_bias = nn.Parameter(torch.empty(num, hidden))
-        self.activation = ACTIVATIONS[activation]
-        self.fp8_states: Mapping[str, Fp8State] | None = None
 
     def forward(self, rows_MD: Tensor, counts_E: Tensor) -> Tensor:
         """[M, D]: the first `counts_E[0]` rows go through expert 0, and so on."""
@@ -116,9 +108,11 @@ class RoutedExperts(nn.Module):
         """`forward` with these stacks of weights, in the place of its own parameters."""
         if self.fp8_states is None:
             return run_experts(rows_MD, counts_E, **stacks, activation=self.activation)
-        return run_experts_in_fp8(
-            rows_MD, counts_E, stacks, activation=self.activation, states=self.fp8_states
+        aligned = align(counts_E, num_rows=len(rows_MD), alignment=ALIGNMENT)
+        block = Fp8Block(
+            kind=self.kind, states=self.fp8_states, aligned=aligned, drops_hidden=self.drops_hidden
         )
+        return run_experts_in_fp8(rows_MD, stacks, block=block)
 
 
 def run_experts(
@@ -161,24 +155,15 @@ def run_experts(
     )
 
 
-def run_experts_in_fp8(
-    rows_MD: Tensor,
-    counts_E: Tensor,
-    stacks: Mapping[str, Tensor],
-    *,
-    activation: GatedActivation,
-    states: Mapping[str, Fp8State],
-) -> Tensor:
-    """`run_experts` whose GEMMs are in the format of `states`. The host waits for no count on a GPU."""
-    aligned = align(counts_E, num_rows=len(rows_MD), alignment=ALIGNMENT)
-
-    def times(x_PK: Tensor, name: str) -> Tensor:
-        out_PN = fp8_grouped_linear(x_PK, stacks[name], aligned.counts_E, state=states[name])
-        bias_EN = stacks.get(f"{name}_bias")
-        return out_PN if bias_EN is None else out_PN + aligned.of_rows(bias_EN)
-
-    rows_PD = aligned.spread(rows_MD)
-    return aligned.gather(times(activation(times(rows_PD, "gate"), times(rows_PD, "up")), "down"))
+def run_experts_in_fp8(rows_MD: Tensor, stacks: Mapping[str, Tensor], *, block: Fp8Block) -> Tensor:
+    """`run_experts` whose GEMMs are in the format of `block`. The host waits for no count on a GPU."""
+    assert block.aligned is not None
+    matrices = (stacks[name] for name in MATRICES)
+    biases = {name: stacks[name] for name in ("gate_bias", "up_bias") if name in stacks}
+    out_PD = fp8_feed_forward(block.aligned.spread(rows_MD), *matrices, block=block, **biases)
+    if "down_bias" in stacks:
+        out_PD = out_PD + block.aligned.of_rows(stacks["down_bias"])
+    return block.aligned.gather(out_PD)
 
 
 class MixtureOfExperts(nn.Module):

@@ -51,6 +51,7 @@ from meshwright.kernels.linear import Linear
 from meshwright.training.models import Block, LoraLinear, Transformer
 from meshwright.training.models.attention import GroupedAttention, LatentAttention
 from meshwright.training.models.experts import MixtureOfExperts, TopKRouter
+from meshwright.training.models.feed_forward import FeedForward
 from meshwright.training.models.norm import Norm
 
 TOKENS = Shard(1)  # T of B T D
@@ -73,6 +74,7 @@ def shard_matrices(model: Transformer, *, mesh: DeviceMesh, sequence_parallel: b
         if feed_forward is not None:
             parallelize_module(feed_forward, mesh, _gathered(residual, num_inputs=1))
             parallelize_module(feed_forward, mesh, _feed_forward_plan(feed_forward, residual))
+            feed_forward.in_fp8 = partial(_local_feed_forward, feed_forward, residual=residual)
     for module in model.predictions.values():
         names = ("embedding_norm", "hidden_norm", "projection", "norm")
         parallelize_module(module, mesh, {name: _on_residual(residual) for name in names})
@@ -198,6 +200,14 @@ def _with_local_gemm(module: nn.Module, *, x: Shard | Replicate, out: Shard | Pa
 
     module.forward = forward  # pyright: ignore[reportAttributeAccessIssue]  # torch's hooks pass a DTensor
     return module
+
+
+def _local_feed_forward(block: FeedForward, x_BTD: DTensor, *, residual: Shard | Replicate) -> Tensor:
+    """The whole block in 8 bits on local tensors, with the collective of its last matrix."""
+    weights = [_local(linear.weight, None) for linear in (block.gate, block.up, block.down)]
+    partial_BTD = block.multiply(_local(x_BTD, [Partial()]), *weights)
+    whole_BTD = DTensor.from_local(partial_BTD, x_BTD.device_mesh, [Partial()], run_check=False)
+    return whole_BTD.redistribute(placements=[residual], async_op=True).to_local()
 
 
 def _local(tensor: Any, grad_placements: list[Partial] | None) -> Tensor:

@@ -1,0 +1,209 @@
+"""A gated activation cast to 8 bits, and its gradients: the routes of `fp8_gated_cast` and `fp8_gated_gradients`.
+
+    y = f(gate) up                                  cast in both orientations, for the GEMM behind it
+    d gate = dy f'(gate) up, d up = dy f(gate)      cast in both orientations, for the GEMMs before it
+
+Every route rounds y and the gradients to the format of gate before it casts them: the results are those of the
+activation and of `casting.cast_both` after each other. What is saved is memory traffic, as nothing of 16 bits is
+written in between.
+
+M rows, K columns. Kinds of f are those of `gated_activation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from meshwright.kernels import gated_activation
+from meshwright.kernels.dispatch import choose
+from meshwright.kernels.fp8.casting import Both
+from meshwright.kernels.fp8.formats import Element, Quantized, Scaling, group_amax, quantize
+from meshwright.kernels.routes import KernelCall, Refusal, Route
+from meshwright.kernels.triton_route import serves_triton
+
+SUMMED_ROWS = 128
+"""Rows of a sum of gradients. They belong to one expert, whose rows are a multiple of this (`grouped_gemm`)."""
+
+Amax = Callable[[Tensor], Tensor]
+"""The largest magnitude that a tensor is scaled by [1, 1], from the one that it has (delayed scaling)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CastForm:
+    """Format and scales of a cast, and the orientations that are wanted."""
+
+    element: Element
+    scaling: Scaling
+    power_of_two: bool = False
+    with_rows: bool = True
+    with_columns: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CastGradient:
+    """A gradient in both orientations, and its sums over `SUMMED_ROWS` rows each [ceil(M / 128), K] in fp32."""
+
+    both: Both
+    sums: Tensor | None
+
+
+def cast_gated(
+    gate_MK: Tensor, up_MK: Tensor, *, kind: str, form: CastForm, amax: Amax | None = None
+) -> Both:
+    """Quantise f(gate) up and its transpose, each along its own rows. `amax` is for scales of tensors only."""
+    route = choose("fp8_gated_cast", gate_MK, up_MK, flags=_flags(kind, form))
+    return ROUTES["fp8_gated_cast"][route].function(gate_MK, up_MK, kind=kind, form=form, amax=amax)
+
+
+def cast_gated_gradients(
+    grad_MK: Tensor,
+    gate_MK: Tensor,
+    up_MK: Tensor,
+    *,
+    kind: str,
+    form: CastForm,
+    amax: tuple[Amax, Amax] | None = None,
+    with_sums: bool = False,
+) -> tuple[CastGradient, CastGradient]:
+    """Quantise the gradients of gate and up, as `cast_gated` does their value. `grad_MK`: of f(gate) up."""
+    route = choose("fp8_gated_gradients", grad_MK, gate_MK, up_MK, flags=_flags(kind, form))
+    return ROUTES["fp8_gated_gradients"][route].function(
+        grad_MK, gate_MK, up_MK, kind=kind, form=form, amax=amax, with_sums=with_sums
+    )
+
+
+def _flags(kind: str, form: CastForm) -> frozenset[str]:
+    return frozenset({kind, f"element:{form.element}", f"scaling:{form.scaling}"})
+
+
+def reference(gate_MK: Tensor, up_MK: Tensor, *, kind: str, form: CastForm, amax: Amax | None) -> Both:
+    """The specification."""
+    return _cast(gated_activation.reference(gate_MK, up_MK, kind=kind), form, amax)
+
+
+def gradients_reference(
+    grad_MK: Tensor,
+    gate_MK: Tensor,
+    up_MK: Tensor,
+    *,
+    kind: str,
+    form: CastForm,
+    amax: tuple[Amax, Amax] | None,
+    with_sums: bool,
+) -> tuple[CastGradient, CastGradient]:
+    """The specification."""
+    with torch.enable_grad():
+        gate_MK, up_MK = (t.detach().requires_grad_() for t in (gate_MK, up_MK))
+        value_MK = gated_activation.reference(gate_MK, up_MK, kind=kind)
+    found = torch.autograd.grad(value_MK, (gate_MK, up_MK), grad_MK)
+    gate, up = (
+        CastGradient(both=_cast(x_MK, form, chosen), sums=_summed(x_MK) if with_sums else None)
+        for x_MK, chosen in zip(found, amax or (None, None), strict=True)
+    )
+    return gate, up
+
+
+def _cast(x_MK: Tensor, form: CastForm, amax: Amax | None) -> Both:
+    scaled_by = None if amax is None else amax(group_amax(x_MK, Scaling.TENSOR).float())
+
+    def one(x: Tensor) -> Quantized:
+        return quantize(
+            x, element=form.element, scaling=form.scaling, amax=scaled_by, power_of_two=form.power_of_two
+        )
+
+    return one(x_MK) if form.with_rows else None, one(x_MK.T) if form.with_columns else None
+
+
+def _summed(x_MK: Tensor, *, num_rows: int = SUMMED_ROWS) -> Tensor:
+    """Sums over `num_rows` rows each."""
+    padded = functional.pad(x_MK.float(), (0, 0, 0, -len(x_MK) % num_rows))
+    return padded.unflatten(0, (-1, num_rows)).sum(dim=1)
+
+
+def _triton(gate_MK: Tensor, up_MK: Tensor, *, kind: str, form: CastForm, amax: Amax | None) -> Both:
+    from meshwright.kernels.fp8 import triton_gated_cast as kernels
+    from meshwright.kernels.fp8.triton_cast import largest_of
+
+    scaled_by = amax and amax(largest_of(kernels.fp8_gated_amax(gate_MK, up_MK, kind)))
+    found = kernels.fp8_gated_cast(
+        gate_MK, up_MK, kind, form.element, form.scaling, form.power_of_two, scaled_by, form.with_rows,
+        form.with_columns,
+    )  # fmt: skip
+    return _both(found, form, gate_MK)
+
+
+def _gradients_triton(
+    grad_MK: Tensor,
+    gate_MK: Tensor,
+    up_MK: Tensor,
+    *,
+    kind: str,
+    form: CastForm,
+    amax: tuple[Amax, Amax] | None,
+    with_sums: bool,
+) -> tuple[CastGradient, CastGradient]:
+    from meshwright.kernels.fp8 import triton_gated_cast as kernels
+    from meshwright.kernels.fp8.triton_cast import largest_of
+
+    scaled_by: list[Tensor] = []
+    if amax is not None:
+        partial = kernels.fp8_gated_gradients_amax(grad_MK, gate_MK, up_MK, kind)
+        scaled_by = [
+            chosen(largest_of(own)) for chosen, own in zip(amax, (partial[:2], partial[2:]), strict=True)
+        ]
+    found = kernels.fp8_gated_gradients(
+        grad_MK, gate_MK, up_MK, kind, form.element, form.scaling, form.power_of_two, scaled_by, form.with_rows,
+        form.with_columns, with_sums,
+    )  # fmt: skip
+    rows_summed = kernels.tile_of(form.scaling).constants["R"]
+    gate, up = (
+        CastGradient(
+            both=_both(own[:4], form, gate_MK),
+            sums=_summed(own[4], num_rows=SUMMED_ROWS // rows_summed) if with_sums else None,
+        )
+        for own in (found[:5], found[5:])
+    )
+    return gate, up
+
+
+def _both(found: list[Tensor], form: CastForm, x_MK: Tensor) -> Both:
+    """The sides that are wanted, of their values and scales."""
+    rows, columns = x_MK.shape
+    by_rows, by_columns = (
+        Quantized(values=values, scales=scales, element=form.element, scaling=form.scaling, shape=shape)
+        if is_wanted
+        else None
+        for values, scales, shape, is_wanted in zip(
+            found[::2],
+            found[1::2],
+            ((rows, columns), (columns, rows)),
+            (form.with_rows, form.with_columns),
+            strict=True,
+        )
+    )
+    return by_rows, by_columns
+
+
+def _triton_serves(call: KernelCall) -> Refusal | None:
+    if f"element:{Element.E2M1}" in call.flags:
+        return Refusal(reason="4-bit values are emulated by the reference only")
+    if f"scaling:{Scaling.SQUARE}" in call.flags:
+        return Refusal(reason="scales of squares are those of weights")
+    return serves_triton(call)
+
+
+ROUTES = {
+    "fp8_gated_cast": {
+        "reference": Route(name="reference", kind="reference", function=reference),
+        "triton": Route(name="triton", kind="triton", function=_triton, serves=_triton_serves),
+    },
+    "fp8_gated_gradients": {
+        "reference": Route(name="reference", kind="reference", function=gradients_reference),
+        "triton": Route(name="triton", kind="triton", function=_gradients_triton, serves=_triton_serves),
+    },
+}
