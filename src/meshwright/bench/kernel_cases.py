@@ -22,6 +22,7 @@ from meshwright.kernels.experts.permutation import permute, unpermute
 from meshwright.kernels.experts.router import route_tokens
 from meshwright.kernels.fp8.casting import cast_both
 from meshwright.kernels.fp8.formats import Element, Quantized, Scaling
+from meshwright.kernels.fp8.gated_casting import CastForm, cast_gated, cast_gated_gradients
 from meshwright.kernels.fp8.gemm import scaled_gemm
 from meshwright.kernels.fp8.grouped_gemm import ALIGNMENT, grouped_rows
 from meshwright.kernels.fp8.stacks import QuantizedStack, cast_stack
@@ -32,6 +33,7 @@ from meshwright.kernels.rotary import rotate
 from meshwright.records.points import ELEMENT_BYTES, Point, PointFamily
 from meshwright.specs.model import AttentionKind, Model
 from meshwright.training.models.experts import router_form
+from meshwright.training.models.feed_forward import ACTIVATION_KINDS
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -311,6 +313,49 @@ def _fp8_cast(model: Model, tokens: int, format: str, device: torch.device) -> I
         )  # fmt: skip
 
 
+def _fp8_gated_cast(model: Model, tokens: int, format: str, device: torch.device) -> Iterator[KernelCase]:
+    """The activation in the format of a GEMM's input, both orientations."""
+    width = _feed_forward_width(model)
+    tensors = tuple(_random(tokens, width, format=format, device=device) for _ in range(2))
+    for scaling in (Scaling.TENSOR, Scaling.ROW, Scaling.BLOCK):
+        how: dict[str, Any] = {
+            "kind": ACTIVATION_KINDS[model.activation],
+            "form": CastForm(element=Element.E4M3, scaling=scaling),
+        }
+
+        def run(gate: Tensor, up: Tensor, how: dict[str, Any] = how) -> tuple[Tensor, ...]:
+            return tuple(side.values for side in cast_gated(gate, up, **how) if side is not None)
+
+        yield KernelCase(
+            op="fp8_gated_cast", model=model.name, shape=f"{tokens} x {width}, scales of {scaling}", tensors=tensors,
+            run=run, flops=0.0, bytes=float(2 * tensors[0].nbytes + 2 * tensors[0].numel()), is_checked=False,
+        )  # fmt: skip
+
+
+def _fp8_gated_gradients(
+    model: Model, tokens: int, format: str, device: torch.device
+) -> Iterator[KernelCase]:
+    """The gradients of gate and up in the format of gradients, both orientations; sums where experts have biases."""
+    width = _feed_forward_width(model)
+    tensors = tuple(_random(tokens, width, format=format, device=device) for _ in range(3))
+    for scaling in (Scaling.TENSOR, Scaling.ROW, Scaling.BLOCK):
+        how: dict[str, Any] = {
+            "kind": ACTIVATION_KINDS[model.activation],
+            "form": CastForm(element=Element.E5M2, scaling=scaling),
+            "with_sums": model.experts is not None and model.experts.bias,
+        }
+
+        def run(grad: Tensor, gate: Tensor, up: Tensor, how: dict[str, Any] = how) -> tuple[Tensor, ...]:
+            found = cast_gated_gradients(grad, gate, up, **how)
+            return tuple(side.values for one in found for side in one.both if side is not None)
+
+        yield KernelCase(
+            op="fp8_gated_gradients", model=model.name, shape=f"{tokens} x {width}, scales of {scaling}",
+            tensors=tensors, run=run, flops=0.0,
+            bytes=float(3 * tensors[0].nbytes + 4 * tensors[0].numel()), is_checked=False,
+        )  # fmt: skip
+
+
 def _fp8_gemm(model: Model, tokens: int, format: str, device: torch.device) -> Iterator[KernelCase]:
     width = model.ffn_hidden or model.hidden
     a, b = (
@@ -352,9 +397,11 @@ MAKERS: Mapping[str, Callable[[Model, int, str, torch.device], Iterator[KernelCa
     "permute": _permute,
     "unpermute": _unpermute,
     "fp8_cast": _fp8_cast,
+    "fp8_gated_cast": _fp8_gated_cast,
+    "fp8_gated_gradients": _fp8_gated_gradients,
     "fp8_gemm": _fp8_gemm,
     "fp8_grouped_gemm": _fp8_grouped_gemm,
 }
 """The calls of each operation that is timed."""
-EIGHT_BITS = ("fp8_cast", "fp8_gemm", "fp8_grouped_gemm")
+EIGHT_BITS = ("fp8_cast", "fp8_gated_cast", "fp8_gated_gradients", "fp8_gemm", "fp8_grouped_gemm")
 """Operations that a CPU only emulates: they are timed there when they are asked for."""

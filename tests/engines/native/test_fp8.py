@@ -24,6 +24,7 @@ from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
 from meshwright.specs.precision import PRECISIONS
 from meshwright.training import device as devices
 from meshwright.training.models import build_model, init_weights
+from meshwright.training.models.feed_forward import FeedForward
 
 pytestmark = pytest.mark.usefixtures("without_measuring")
 
@@ -93,6 +94,32 @@ def test_outputs_and_gradients_are_as_near_as_fp8_is(precision, gradient_error, 
     assert found[precision][0] == pytest.approx(found["bf16"][0], rel=4e-3 if precision == "mxfp4" else 1e-3)
     error = (found[precision][1] - found["bf16"][1]).norm() / found["bf16"][1].norm()
     assert 0.005 < error < gradient_error  # not zero: it is fp8
+
+
+@pytest.mark.parametrize("precision", ["fp8_delayed", "fp8_blockwise", "mxfp8"])
+def test_a_fused_feed_forward_block_trains_like_three_layers(precision):
+    tokens_BT = torch.randint(64, (4, 16), generator=torch.Generator().manual_seed(0))
+    found = {}
+    for is_fused in (True, False):
+        model = built(run_of(), precision)
+        blocks = [module for module in model.modules() if isinstance(module, FeedForward)]
+        assert len(blocks) == 4
+        assert all(block.fp8_states for block in blocks)
+        if not is_fused:
+            for block in blocks:
+                block.fp8_states = None
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        found[is_fused] = []
+        for _ in range(3):
+            loss = model(tokens_BT, labels_BT=tokens_BT.roll(-1, 1))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            for state in fp8.states_of([model]):
+                state.end_step()
+            found[is_fused].append(loss.item())
+    assert found[True] == found[False]
+    assert found[True][-1] < 0.99 * found[True][0]
 
 
 @pytest.fixture(scope="module")

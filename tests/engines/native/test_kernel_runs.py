@@ -31,7 +31,8 @@ GPT_OSS = (
 DENSE_KERNELS = ("linear_cross_entropy", "swiglu", "rms_norm", "rotary", "adamw", "attention")
 EXPERT_KERNELS = (*DENSE_KERNELS, "router", "grouped_gemm", "permute", "unpermute")
 FP8_KERNELS = (
-    *DENSE_KERNELS, "router", "permute", "unpermute", "fp8_cast", "fp8_gemm", "fp8_grouped_gemm",
+    "linear_cross_entropy", "rms_norm", "rotary", "adamw", "attention", "router", "permute", "unpermute",
+    "fp8_cast", "fp8_gated_cast", "fp8_gated_gradients", "fp8_gemm", "fp8_grouped_gemm",
 )  # fmt: skip
 SHORT = (
     "model.num_layers=1",

@@ -74,6 +74,16 @@ def check(tensors, kind, form):
 
 
 @needs_interpreter
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_have_the_bits_of_both_after_each_other_on_a_small_matrix(dtype, scaling):
+    form = CastForm(element=Element.E4M3, scaling=scaling, power_of_two=dtype == torch.float32)
+    with routes("triton"):
+        check(tensors_of(3, 65, dtype=dtype, strided=True), "clamped", form)
+
+
+@needs_interpreter
+@pytest.mark.slow  # the test above has one size and one activation
 @settings(max_examples=12, deadline=None)
 @given(
     rows=SIZES, columns=SIZES, kind=st.sampled_from(KINDS), dtype=st.sampled_from(FORMATS),
