@@ -97,15 +97,28 @@ def gradients_reference(
     with_sums: bool,
 ) -> tuple[CastGradient, CastGradient]:
     """The specification."""
-    with torch.enable_grad():
-        gate_MK, up_MK = (t.detach().requires_grad_() for t in (gate_MK, up_MK))
-        value_MK = gated_activation.reference(gate_MK, up_MK, kind=kind)
-    found = torch.autograd.grad(value_MK, (gate_MK, up_MK), grad_MK)
+    found = _gradients(grad_MK, gate_MK, up_MK, kind)
     gate, up = (
         CastGradient(both=_cast(x_MK, form, chosen), sums=_summed(x_MK) if with_sums else None)
         for x_MK, chosen in zip(found, amax or (None, None), strict=True)
     )
     return gate, up
+
+
+def _gradients(grad: Tensor, gate: Tensor, up: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    """Gradients of gate and up, with autograd's bits. Autograd itself cannot be traced by `torch.compile` here."""
+    if kind == "silu":
+        return torch.ops.aten.silu_backward(grad * up, gate), grad * functional.silu(gate)
+    if kind in ("gelu", "gelu_tanh"):
+        how = "tanh" if kind == "gelu_tanh" else "none"
+        backward = torch.ops.aten.gelu_backward(grad * up, gate, approximate=how)
+        return backward, grad * functional.gelu(gate, approximate=how)
+    limit, sharpness = gated_activation.CLAMP, gated_activation.SHARPNESS
+    low, near = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
+    sigmoid = torch.sigmoid(sharpness * low)
+    inner = grad * (near + 1)
+    outer = inner * sigmoid + torch.ops.aten.sigmoid_backward(inner * low, sigmoid) * sharpness
+    return outer.where(gate <= limit, 0.0), (grad * (low * sigmoid)).where(up.abs() <= limit, 0.0)
 
 
 def _cast(x_MK: Tensor, form: CastForm, amax: Amax | None) -> Both:
@@ -152,9 +165,9 @@ def _gradients_triton(
 
     scaled_by: list[Tensor] = []
     if amax is not None:
-        partial = kernels.fp8_gated_gradients_amax(grad_MK, gate_MK, up_MK, kind)
+        largest = kernels.fp8_gated_gradients_amax(grad_MK, gate_MK, up_MK, kind)
         scaled_by = [
-            chosen(largest_of(own)) for chosen, own in zip(amax, (partial[:2], partial[2:]), strict=True)
+            chosen(largest_of(own)) for chosen, own in zip(amax, (largest[:2], largest[2:]), strict=True)
         ]
     found = kernels.fp8_gated_gradients(
         grad_MK, gate_MK, up_MK, kind, form.element, form.scaling, form.power_of_two, scaled_by, form.with_rows,
