@@ -288,7 +288,7 @@ def keep(ctx: Any, *items: Tensor | Quantized | QuantizedStack | None) -> None:
 
 
 def kept(ctx: Any) -> list[Any]:
-    """What `keep` kept."""
+    """The tensors and casts that `keep` saved."""
     left = iter(ctx.saved_tensors)
     return [next(left) if make is None else make(next(left), next(left)) for make in ctx.makers]
 
