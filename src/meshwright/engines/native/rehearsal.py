@@ -315,10 +315,10 @@ def _why_lost(cases: _Cases, num_processes: int, error: WorkerLostError) -> str:
 def _where(stack: str) -> str:
     """The innermost line of Meshwright in a stack of `faulthandler`: "pipeline.py:88 _run".
 
-    `faulthandler` writes the main thread last. It is read first: a thread that watches is always somewhere.
+    `faulthandler` writes the main thread last. Only that is read: a thread that watches is always somewhere.
     """
-    threads = stack.split("\n\n")
-    frames = re.findall(r'File "(.*)", line (\d+) in (.*)', "\n".join(reversed(threads)))
+    threads = [re.findall(r'File "(.*)", line (\d+) in (.*)', thread) for thread in stack.split("\n\n")]
+    frames = next((found for found in reversed(threads) if found), [])
     ours = [
         f
         for f in frames
