@@ -151,11 +151,11 @@ def _cast_gradients(
 ) -> tuple[Any, Any]:
     gate, up = block.states[GATE], block.states[UP]
     form = gate.form(GRADIENT, grad_MF.device, with_rows=needs.x, with_columns=needs.gate or needs.up)
-    chosen = gate.delayed(GRADIENT), up.delayed(GRADIENT)
+    of_gate, of_up = gate.delayed(GRADIENT), up.delayed(GRADIENT)
+    amax = None if of_gate is None or of_up is None else (of_gate, of_up)
     return cast_gated_gradients(
-        grad_MF, gate_MF, up_MF, kind=block.kind, form=form, amax=None if None in chosen else chosen,
-        with_sums=needs.biases,
-    )  # fmt: skip
+        grad_MF, gate_MF, up_MF, kind=block.kind, form=form, amax=amax, with_sums=needs.biases
+    )
 
 
 def _of_rows(bias_EF: Tensor, block: Fp8Block) -> Tensor:

@@ -202,8 +202,9 @@ def _with_local_gemm(module: nn.Module, *, x: Shard | Replicate, out: Shard | Pa
     return module
 
 
-def _local_feed_forward(block: FeedForward, x_BTD: DTensor, *, residual: Shard | Replicate) -> Tensor:
+def _local_feed_forward(block: FeedForward, x_BTD: Tensor, *, residual: Shard | Replicate) -> Tensor:
     """The whole block in 8 bits on local tensors, with the collective of its last matrix."""
+    assert isinstance(x_BTD, DTensor)
     weights = [_local(linear.weight, None) for linear in (block.gate, block.up, block.down)]
     partial_BTD = block.multiply(_local(x_BTD, [Partial()]), *weights)
     whole_BTD = DTensor.from_local(partial_BTD, x_BTD.device_mesh, [Partial()], run_check=False)
