@@ -51,6 +51,7 @@ class MemoryConstants(Table):
     wire_gradient_bytes: Array  # of a gradient that waits for its reduction; 0: as the precision recipe says
     wire_parameter_bytes: Array  # of a gathered parameter; 0: as the precision recipe says
     offloaded_activations: Array  # share of the saved activations that is kept in host memory
+    busiest_expert_ratio: Array  # tokens of the busiest expert rank over the mean, or the capacity of all
 
 
 @cache
@@ -114,5 +115,6 @@ def _switched(features: Features, *, accumulates_as_reduced: bool) -> dict[str, 
         "wire_gradient_bytes": gradient,
         "wire_parameter_bytes": parameter,
         "offloaded_activations": features.offloaded_activations or 0.0,
+        "busiest_expert_ratio": features.busiest_expert_ratio,
         **accumulated,
     }

@@ -93,6 +93,7 @@ def features_from(switches: Mapping[str, Any]) -> Features:
         "attention": AttentionKernel,
         "gradient_format": WireFormat,
         "parameter_format": WireFormat,
+        "capacity_factor": float,
     }
     return Features(**{key: kinds.get(key, bool)(value) for key, value in switches.items()})
 

@@ -147,7 +147,9 @@ def layer_parts(s: StepContext, compute: LayerCompute) -> LayerParts:
     dense["recompute"] = _recomputed(s, compute, dense, is_moe=False)
     moe["recompute"] = _recomputed(s, compute, moe, is_moe=True)
     dense["offload"] = _offloaded(s, dense, s.model.ffn)
-    moe["offload"] = _offloaded(s, moe, s.model.top_k * s.model.expert_ffn + s.model.shared_ffn)
+    moe["offload"] = _offloaded(
+        s, moe, s.load_factor * s.model.top_k * s.model.expert_ffn + s.model.shared_ffn
+    )
     dense["hooks"] = moe["hooks"] = _hooks(s)
     dense["accumulation"] = _accumulation(s, (p.attention_layer + p.dense_ffn_layer) / t)
     moe["accumulation"] = _accumulation(s, moe_shared_weights + expert_weights)

@@ -17,7 +17,6 @@ from meshwright.cost.collectives import Network, constants_for, network_row
 from meshwright.cost.compute import DeviceRates, KernelCorrections
 from meshwright.errors import InfeasibleError
 from meshwright.specs.features import (
-    FORCED_BALANCE,
     WIRE_BYTES,
     AttentionKernel,
     CudaGraphs,
@@ -172,13 +171,13 @@ def system_facts(cluster: Cluster, precision: Precision, stack: Stack) -> System
         deduplicates=int(features.dispatcher is not Dispatcher.ALL_TO_ALL),
         host_share=HOST_SHARE[features.cuda_graphs or CudaGraphs.NONE],
         host_moe_share=HOST_MOE_SHARE[features.cuda_graphs or CudaGraphs.NONE]
-        * (STATIC_SHAPES_SHARE if features.drops_tokens else 1.0),
+        * (STATIC_SHAPES_SHARE if features.has_capacity else 1.0),
         fp8_attention=int(bool(features.fp8_attention)),
         fused_experts=int(_fuses_experts(features, precision)),
         wire_gradient_bytes=WIRE_BYTES[g] if (g := features.gradient_format) else 0.0,
         wire_parameter_bytes=WIRE_BYTES[p] if (p := features.parameter_format) else 0.0,
         offloaded_activations=features.offloaded_activations or 0.0,
-        expert_imbalance=features.expert_imbalance or FORCED_BALANCE,
+        expert_imbalance=features.busiest_expert_ratio,
         cpu_oversubscription=accelerator.cpu_oversubscription,
         years=vintage_of(stack, facts) - 2025.0,
         network=network_row(

@@ -181,6 +181,32 @@ def absent_routing_biases(run: Run, *, hint: str | None = None) -> Iterator[Unsu
         )
 
 
+def switches_that_change_numbers(run: Run) -> Iterator[Unsupported]:
+    """Switches of software without which an engine trains other numbers, where it does not set them.
+
+    Of others, which change only speed and memory, a note says that they are not set.
+    """
+    features, known = run.stack.features, dict(engine_facts(run.engine).switches)
+    for key, what in (
+        ("capacity_factor", "experts have no capacity there"),
+        ("drops_tokens", "experts have no capacity there"),
+        ("fp8_attention", "scores and values are multiplied in 16 bits there"),
+    ):
+        value = getattr(features, key)
+        if value and value not in known.get(key, ()):
+            yield Unsupported(
+                key=f"stack.{key}", reason=f"{what}: leave it out",
+                hint="`plan` and `estimate` of `engine: any` cost it",
+            )  # fmt: skip
+
+
+def capacity_without_experts(run: Run) -> Iterator[Unsupported]:
+    """A capacity of experts for a model without them."""
+    if run.model.experts is None and run.stack.features.has_capacity:
+        key = "drops_tokens" if run.stack.features.capacity_factor is None else "capacity_factor"
+        yield Unsupported(key=f"stack.{key}", reason=f"{run.model.name} has no experts: leave it out")
+
+
 def nothing_to_validate_on(run: Run) -> Iterator[Unsupported]:
     """Evaluation of a run on synthetic data."""
     if run.train.evaluate is not None and run.data.is_synthetic and run.data.validation is None:

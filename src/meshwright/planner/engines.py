@@ -6,7 +6,7 @@ engine lists is offered; what upstream cannot do is a legality rule with a reaso
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
@@ -16,6 +16,13 @@ from meshwright.cost.tables import BatchTable, ModelTable, PlanTable
 from meshwright.specs.plan import RECOMPUTE_MODULES, AxisOrder, Recompute, Schedule, Sharding
 
 CHEAP = ("norm", "activation")
+
+
+class AnyValue:
+    """All values of a switch: of a number, for instance."""
+
+    def __contains__(self, value: object) -> bool:
+        return True
 
 
 class Scope(IntEnum):
@@ -84,9 +91,9 @@ class EngineFacts:
     stored_modules: tuple[str, ...] = ()  # that can keep their activations in 8 bits
     weight_caches: tuple[str, ...] = ()  # of 8-bit weights, besides what it does by itself
     context_block: int = 1  # tokens: the slices of context parallelism are multiples of it
-    switches: tuple[tuple[str, tuple[object, ...]], ...] = ()
+    switches: tuple[tuple[str, Container[object]], ...] = ()
     """Switches of software (`specs.features`) with the values that the engine sets where a run file states them."""
-    exported_switches: tuple[tuple[str, tuple[object, ...]], ...] = ()
+    exported_switches: tuple[tuple[str, Container[object]], ...] = ()
     """Further ones, which only files for its own programs set."""
     rules: tuple[Rule, ...] = ()  # what this engine alone refuses
     configurations: tuple[str, ...] = ()

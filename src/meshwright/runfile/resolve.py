@@ -314,6 +314,8 @@ def _stack(file: schema.RunFile, cluster: Cluster | None) -> Stack:
     usual, given = stacks.stack_for_engine(file.engine, vendor=vendor), file.stack
     if given is None:
         return usual
+    if given.capacity_factor is not None and given.drops_tokens is False:
+        raise BelowError("capacity_factor", "is given, but drops_tokens is false", got=given.capacity_factor)
     framework = usual.framework if given.framework is None else stacks.stack_facts(given.framework).name
     return Stack(framework=framework, vintage=given.vintage, features=same_fields(Features, given))
 

@@ -418,6 +418,7 @@ class StackSection(RunFileSection):
     dispatcher: Annotated[Dispatcher, _Lax] | None = None
     overlaps_experts: bool | None = None
     drops_tokens: bool | None = None
+    capacity_factor: Annotated[float, Field(gt=0, le=64)] | None = None
     attention: Annotated[AttentionKernel, _Lax] | None = None
     fp8_attention: bool | None = None
     compiles: bool | None = None

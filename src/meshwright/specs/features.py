@@ -54,6 +54,13 @@ NATURAL_ROUTING = 1.4
 1.21 at 32k and 1.09 at 128k, where experts are a smaller part (Megatron-Core MoE model zoo)."""
 
 
+BALANCED_CAPACITY = 1.0
+"""Capacity of an expert over its mean tokens where a stack drops tokens and nothing says how many.
+
+Recipes with a capacity in Megatron-Bridge's releases of 2025 have `moe_expert_capacity_factor = 1.0`, padded.
+"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Features:
     """Switches of one run. None: as the stack's release does."""
@@ -62,6 +69,9 @@ class Features:
     dispatcher: Dispatcher | None = None
     overlaps_experts: bool | None = None  # expert communication runs behind another micro-batch or stage
     drops_tokens: bool | None = None  # experts have a capacity: static shapes, no wait for counts
+    capacity_factor: float | None = (
+        None  # that capacity over the mean tokens of an expert; it implies the former
+    )
     attention: AttentionKernel | None = None
     fp8_attention: bool | None = None  # scores and values are multiplied in 8 bits
     compiles: bool | None = None  # a compiler fuses element-wise kernels
@@ -71,6 +81,18 @@ class Features:
     parameter_format: WireFormat | None = None  # in which they gather
     offloaded_activations: float | None = None  # share of the saved activations that is kept in host memory
     expert_imbalance: float | None = None  # tokens of the busiest expert rank over the mean
+
+    @property
+    def has_capacity(self) -> bool:
+        """True where an expert computes as many tokens in every step: its own are dropped or padded to them."""
+        return self.capacity_factor is not None or bool(self.drops_tokens)
+
+    @property
+    def busiest_expert_ratio(self) -> float:
+        """Tokens that the busiest expert rank computes over the mean: a capacity is the same for all."""
+        if self.has_capacity:
+            return self.capacity_factor or BALANCED_CAPACITY
+        return self.expert_imbalance or FORCED_BALANCE
 
     def stated(self) -> dict[str, str | bool | float]:
         """The switches that are not None, as a run file writes them."""

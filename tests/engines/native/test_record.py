@@ -80,7 +80,7 @@ def left(tmp_path_factory, tiny_text):
         "train.steps=14",
         "train.evaluate={every_steps: 4, num_batches: 1}",
         f"train.checkpoint.folder={folder / 'saved'}",
-        "stack={cuda_graphs: full, drops_tokens: true}",
+        "stack={cuda_graphs: full, overlaps_experts: true}",
         "kernels.routes={adamw: fused, fp8_cast: reference}",
     )
     run = runfile.loads(tiny_text, overrides=overrides)
@@ -115,7 +115,7 @@ def test_the_record_is_what_is_returned(left):
 
 def test_settings_without_effect_are_noted(left):
     record, _ = left
-    switches = "stack.cuda_graphs: full, stack.drops_tokens: true"
+    switches = "stack.cuda_graphs: full, stack.overlaps_experts: true"
     assert f"estimates read these switches, and the engine does not set them: {switches}" in record.notes
     assert "kernels.routes.fp8_cast: no process called fp8_cast" in record.notes
     assert ("adamw", "fused", "run file") in {(row["op"], row["route"], row["why"]) for row in record.kernels}

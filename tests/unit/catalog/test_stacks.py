@@ -54,7 +54,11 @@ def test_megatron_on_amd_is_amds():
 @pytest.mark.parametrize("name", stack_names())
 def test_every_switch_of_every_stack_has_a_value(name):
     unknown = {key for key, value in vars(features_of(Stack(framework=name))).items() if value is None}
-    assert unknown <= {"gradient_format", "parameter_format"}  # else the precision's
+    assert unknown <= {
+        "gradient_format",
+        "parameter_format",
+        "capacity_factor",
+    }  # else the precision's, and none
 
 
 def test_releases_step():

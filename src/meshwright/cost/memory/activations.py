@@ -96,7 +96,8 @@ def layer_bytes(
     dense, live_dense = _after(plan, _dense(model, plan, modules, saved, share), inputs, covered)
     moe, live_moe = 0.0, 0.0
     if np.any(model.num_moe_layers):
-        moe, live_moe = _after(plan, _moe(model, plan, modules, saved, share), inputs, covered)
+        routed = model.top_k * constants.busiest_expert_ratio
+        moe, live_moe = _after(plan, _moe(model, plan, modules, saved, share, routed), inputs, covered)
     return LayerBytes(
         dense=dense * tokens, moe=moe * tokens, live_dense=live_dense * tokens, live_moe=live_moe * tokens
     )
@@ -131,8 +132,13 @@ def _dense(model: ModelTable, plan: PlanTable, modules: _Modules, saved: Array, 
     )
 
 
-def _moe(model: ModelTable, plan: PlanTable, modules: _Modules, saved: Array, share: Array) -> _Kind:
-    """Of the experts, the tokens of both all-to-alls are saved and no GEMM output."""
+def _moe(
+    model: ModelTable, plan: PlanTable, modules: _Modules, saved: Array, share: Array, routed: Array
+) -> _Kind:
+    """Of the experts, the tokens of both all-to-alls are saved and no GEMM output.
+
+    `routed`: copies of a token that the busiest rank's experts compute.
+    """
     block = plan.recomputes("moe")
     either = np.maximum(plan.recomputes("activation"), block)
     everything, dropped = _attention(plan, modules)
@@ -143,7 +149,7 @@ def _moe(model: ModelTable, plan: PlanTable, modules: _Modules, saved: Array, sh
         + either * modules.moe_activation
         + block * modules.moe
         + plan.recomputes("shared_experts") * modules.shared_experts,
-        saved=saved + modules.moe_rest + 4 * model.top_k * model.hidden * share,
+        saved=saved + modules.moe_rest + 4 * routed * model.hidden * share,
     )
 
 
@@ -193,7 +199,7 @@ def _modules(
         0.5 * e * nq * (batch.seq_len + BLOCK_QUERIES) * share
     )
     of_others = constants.gathers_keys * (plan.context - 1) * key_value
-    expert_share = share * plan.expert_tensor
+    expert_share, routed = share * plan.expert_tensor, model.top_k * constants.busiest_expert_ratio
     gathered = np.where(constants.keeps_gathered_inputs > 0, 1.0, stream)
     output_norms = np.maximum(model.num_norms - 2, 0) * (norm_input + norm_copy)  # their inputs
     dropped = 3 * model.lora_dropout * (model.lora_column_inputs * gathered + model.lora_row_inputs * share)
@@ -207,9 +213,9 @@ def _modules(
         mla_up_projection=np.where(is_mla, expanded, 0),
         activation=ffn * ffn_input * model.ffn * share,
         mlp=ffn * (before + in_ffn * constants.ffn_copies) * model.ffn * share,
-        moe_activation=ffn_input * (model.top_k * model.expert_ffn + model.shared_ffn) * share,
+        moe_activation=ffn_input * (routed * model.expert_ffn + model.shared_ffn) * share,
         # Tokens enter the experts split over tensor ranks; with z-way experts each rank works on z of those parts.
-        moe=model.top_k * (ffn_input * h * expert_share + before * model.expert_ffn * share),
+        moe=routed * (ffn_input * h * expert_share + before * model.expert_ffn * share),
         moe_rest=8 * model.num_experts * stream,
         shared_experts=before * model.shared_ffn * share,
     )

@@ -257,7 +257,7 @@ def _layer_workspace_bytes(
     t, h, m, e = plan.tensor, model.hidden, model.ffn_matrices, precision.activation_bytes
     weight = (model.lora_rank == 0) * e * (m - 1) * h * model.ffn
     dense = (e * m * tokens * model.ffn + weight) / t
-    moe = e * model.top_k * tokens * (2 * h + m * model.expert_ffn) / t
+    moe = e * model.top_k * constants.busiest_expert_ratio * tokens * (2 * h + m * model.expert_ffn) / t
     ranks = np.where(constants.gathers_keys > 0, plan.context, 2)
     key_value = model.num_kv_heads * (model.qk_dim + model.v_dim) * tokens / t
     return np.maximum(dense, moe) + (plan.context > 1) * e * ranks * key_value + 3 * e * tokens * h

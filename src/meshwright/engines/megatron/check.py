@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
 from meshwright.engines.megatron.megatron_core.constructors import LOW_PRECISION, recomputed_per_chunk
+from meshwright.engines.megatron.switches import FUSED_IN, fuses_experts, offloaded_layers
+from meshwright.specs.features import CudaGraphs, Dispatcher
 from meshwright.specs.model import AttentionKind, Experts, Model, Rope, RopeScaling, Router
 from meshwright.specs.plan import Plan, Recompute, Sharding
 from meshwright.specs.run import Run, StateFormat, Task
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from meshwright.training.data import Corpus
 
 PRECISIONS = ("fp32", "bf16")
+FP8_ATTENTION = ("fp8", "fp8_delayed", "mxfp8")  # its recipes by block and NVFP4 refuse fp8_dpa
 YARN_CONTEXT = 4096  # original context of latent attention's YARN scaling: Megatron-LM has no option for it
 LLAMA3_CONTEXT = (
     8192  # original context of Megatron's Llama 3.1 scaling, fixed as are the frequencies 1 and 4
@@ -119,10 +122,62 @@ def _numbers(run: Run, *, trains_here: bool) -> Iterator[Unsupported]:
             key="optimizer.states", reason="16-bit states need Transformer Engine: must be fp32"
         )
     yield from refusals.absent_experts(run)
+    yield from refusals.capacity_without_experts(run)
+    yield from _switches(run, trains_here=trains_here)
     yield from _balance(run)
     yield from refusals.z_loss(run)
     yield from refusals.absent_routing_biases(run)
     yield from refusals.absent_predictions(run)
+
+
+def _switches(run: Run, *, trains_here: bool) -> Iterator[Unsupported]:
+    """Switches of software that need Transformer Engine, and their conditions there."""
+    features = run.stack.features
+    for key in ("fp8_attention", "fuses_experts", "offloaded_activations"):
+        if getattr(features, key) and trains_here:
+            yield Unsupported(key=f"stack.{key}", reason="needs Transformer Engine, which is not used")
+    if trains_here:
+        return
+    if features.fp8_attention and run.precision.name not in FP8_ATTENTION:
+        yield Unsupported(
+            key="stack.fp8_attention",
+            reason=f"Transformer Engine has no attention in fp8 under {run.precision.name}",
+            hint=f"precision: {', '.join(FP8_ATTENTION)}",
+        )
+    if fuses_experts(run) and run.precision.name != FUSED_IN:
+        yield Unsupported(
+            key="stack.fuses_experts",
+            reason=f"fused kernels of experts exist only in {FUSED_IN}",
+            hint=f"precision: {FUSED_IN}",
+        )
+    if features.has_capacity and features.dispatcher is Dispatcher.DEEPEP:
+        yield Unsupported(
+            key="stack.dispatcher",
+            reason="DeepEP does not pad experts to a capacity (moe_pad_expert_input_to_capacity)",
+            hint="stack.dispatcher: all-to-all or hybridep",
+        )
+
+
+def _offloading(run: Run, plan: Plan) -> Iterator[Unsupported]:
+    """Conditions of `cpu_offloading`, which keeps the activations of whole layers in host memory."""
+    key, layers, num_layers = "stack.offloaded_activations", offloaded_layers(run), run.model.num_layers
+    if not layers:
+        return
+    if layers != int(layers) or layers >= num_layers:
+        best = min(max(round(layers), 1), num_layers - 1)
+        yield Unsupported(
+            key=key,
+            reason=f"Megatron keeps whole layers in host memory, at most {num_layers - 1} of {num_layers}, and "
+            f"{run.stack.features.offloaded_activations:g} of them are {layers:.4g}",
+            hint=f"--set {key}={best / num_layers:.4g} is {best} layers",
+        )
+    for is_on, what in (
+        (plan.pipeline > 1, "a pipeline"),
+        (plan.recompute is not Recompute.NONE, "recomputation"),
+        (run.stack.features.cuda_graphs not in (None, CudaGraphs.NONE), "CUDA graphs"),
+    ):
+        if is_on:
+            yield Unsupported(key=key, reason=f"Megatron does not offload activations under {what}")
 
 
 def _balance(run: Run) -> Iterator[Unsupported]:
@@ -153,6 +208,7 @@ def check_plan(plan: Plan, *, run: Run, trains_here: bool = True) -> list[Unsupp
     """Parts of `plan` that Megatron-Core 0.16 does not support; `trains_here`: without Transformer Engine."""
     return [
         *refusals.by_planner_rules(plan, run=run, engine="megatron"),
+        *(() if trains_here else _offloading(run, plan)),
         *refusals.offload(plan),
         *_plan_details(plan, run, trains_here=trains_here),
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.planner.engines import EngineFacts, Rule, Scope
+from meshwright.planner.engines import AnyValue, EngineFacts, Rule, Scope
 from meshwright.planner.rules import is_divisor
 from meshwright.specs.plan import AxisOrder, Recompute, Schedule, Sharding
 
@@ -35,6 +35,11 @@ FACTS = EngineFacts(
     axis_orders=tuple(AxisOrder),
     switches=(
         ("gradient_format", ("fp32", "bf16")),
+        ("drops_tokens", (True, False)),
+        ("capacity_factor", AnyValue()),
+        ("fp8_attention", (False,)),
+        ("offloaded_activations", (0.0,)),
+        ("fuses_experts", (False,)),
         ("dispatcher", ("all-to-all",)),
         ("cuda_graphs", ("none",)),
     ),
@@ -45,6 +50,9 @@ FACTS = EngineFacts(
         ("overlaps_tensor", (True, False)),
         ("attention", ("fa2", "fa3", "cudnn", "unfused")),
         ("parameter_format", ("fp8",)),
+        ("fp8_attention", (True, False)),
+        ("fuses_experts", (True, False)),
+        ("offloaded_activations", AnyValue()),
     ),
     rules=RULES,
     configurations=(".args", ".sh", ".yaml"),

@@ -16,6 +16,7 @@ from meshwright.engines.megatron.check import check, check_export
 from meshwright.engines.megatron.megatron_bridge.configuration import SCRIPT, configuration_text
 from meshwright.engines.megatron.megatron_core.constructors import settings_of
 from meshwright.engines.megatron.megatron_lm.arguments import arguments_text
+from meshwright.engines.megatron.switches import FUSED_EXPERTS_ENV, fuses_experts
 from meshwright.specs.run import Run
 
 RUN_FILE, SETTINGS, ARGUMENTS = "meshwright_run.yaml", "megatron.json", "megatron_lm.args"
@@ -43,6 +44,7 @@ def lower_export(run: Run, *, folder: Path) -> Launch:
     return Launch(
         argv=("python", str(folder / BRIDGE_SCRIPT)),
         files=_external_files(run),
+        env={FUSED_EXPERTS_ENV: "1"} if fuses_experts(run) else {},
         num_processes=pinned_plan(run).num_devices,
     )
 

@@ -1,8 +1,9 @@
 """Switches of software (`stack` of the run file) as settings of Megatron.
 
-Meshwright's own processes set the format of gradients between ranks: they run without Transformer Engine, DeepEP and
-CUDA graphs. The files for Megatron-LM and Megatron-Bridge set all that Megatron has a switch for. Names and values:
-megatron-core 0.16.1, transformer/transformer_config.py.
+Meshwright's own processes set the format of gradients between ranks and the capacity of experts: they run without
+Transformer Engine, DeepEP and CUDA graphs. The files for Megatron-LM and Megatron-Bridge set all that Megatron has a
+switch for. Names and values: megatron-core 0.16.1, transformer/transformer_config.py. Attention in fp8 and fused
+experts have no option of Megatron-LM core_v0.16.1: only the file for Megatron-Bridge 0.6.2 sets them.
 """
 
 from __future__ import annotations
@@ -34,6 +35,13 @@ BACKENDS = {
 }
 
 
+FUSED_EXPERTS = {"use_transformer_engine_op_fuser": True, "moe_mlp_glu_interleave_size": 32}
+"""Fused grouped GEMMs of experts, as Megatron-Bridge's `cutedsl_fused_grouped_mlp` sets them."""
+FUSED_EXPERTS_ENV = "NVTE_CUTEDSL_FUSED_GROUPED_MLP"
+"""Variable of Transformer Engine without which Megatron-Core 0.19 refuses them."""
+FUSED_IN = "mxfp8"  # the precision for which these kernels exist
+
+
 def reduces_in_fp32(run: Run) -> bool:
     """True unless the run file says that gradients are accumulated and reduced in 16 bits."""
     return run.stack.features.gradient_format is not WireFormat.BF16
@@ -42,6 +50,43 @@ def reduces_in_fp32(run: Run) -> bool:
 def gathers_in_fp8(run: Run) -> bool:
     """True if the run file says that parameters are gathered in 8 bits, which needs weights in 8 bits."""
     return run.stack.features.parameter_format is WireFormat.FP8 and run.precision.matmul == "fp8"
+
+
+def capacity(run: Run) -> dict[str, Any]:
+    """Settings of experts with a capacity, to which all are padded; none where the run file states no capacity."""
+    features = run.stack.features
+    if not features.has_capacity:
+        return {}
+    return {
+        "moe_expert_capacity_factor": features.busiest_expert_ratio,
+        "moe_pad_expert_input_to_capacity": True,
+    }
+
+
+def offloaded_layers(run: Run) -> float:
+    """Layers whose saved activations are kept in host memory; a fraction where the share of the run file is none."""
+    share = run.stack.features.offloaded_activations or 0.0
+    layers = share * run.model.num_layers
+    return round(layers) if abs(layers - round(layers)) < LAYER_TOLERANCE else layers
+
+
+LAYER_TOLERANCE = 0.05
+"""Of a layer: a share with two decimals need not be exact."""
+
+
+def attends_in_fp8(run: Run) -> bool:
+    """True if scores and values are multiplied in 8 bits."""
+    return bool(run.stack.features.fp8_attention)
+
+
+def fuses_experts(run: Run) -> bool:
+    """True if grouped GEMMs of experts quantise, activate and permute by themselves."""
+    return bool(run.stack.features.fuses_experts) and run.model.experts is not None
+
+
+def bridge_switches(run: Run) -> dict[str, Any]:
+    """Settings of layers that only Megatron-Bridge's release of Megatron-Core has."""
+    return FUSED_EXPERTS if fuses_experts(run) else {}
 
 
 def transformer_switches(run: Run, plan: Plan) -> dict[str, Any]:
@@ -60,4 +105,6 @@ def transformer_switches(run: Run, plan: Plan) -> dict[str, Any]:
         found["tp_comm_overlap"] = features.overlaps_tensor
     if features.attention is not None and features.attention in BACKENDS:
         found["attention_backend"] = BACKENDS[features.attention]
+    if num_offloaded := offloaded_layers(run):
+        found |= {"cpu_offloading": True, "cpu_offloading_num_layers": num_offloaded}
     return found

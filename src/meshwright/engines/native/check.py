@@ -47,6 +47,7 @@ def check(run: Run) -> tuple[Unsupported, ...]:
 def _settings(run: Run) -> Iterator[Unsupported]:
     yield from refusals.other_precisions(run, allowed=PRECISIONS, reason="is not trained by this version")
     yield from refusals.unsupported_config(run)
+    yield from refusals.switches_that_change_numbers(run)
     yield from refusals.endless(run)
     yield from refusals.nothing_to_validate_on(run)
     yield from refusals.absent_experts(run)

@@ -62,6 +62,7 @@ def _numbers(run: Run) -> Iterator[Unsupported]:
 
 def _training(run: Run) -> Iterator[Unsupported]:
     yield from refusals.unsupported_config(run)
+    yield from refusals.switches_that_change_numbers(run)
     yield from refusals.endless(run)
     yield from refusals.keys_of_the_native_engine(run)
     yield from refusals.nothing_to_validate_on(run)

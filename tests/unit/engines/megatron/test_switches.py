@@ -9,11 +9,14 @@ import pytest
 from ruamel.yaml import YAML
 
 from meshwright import runfile
+from meshwright.engines.base import find_engine
 from meshwright.engines.beginning import note_on_switches
 from meshwright.engines.megatron import contract
 from meshwright.engines.megatron.megatron_bridge.configuration import sections
-from meshwright.engines.megatron.megatron_lm.arguments import known_names
-from meshwright.engines.megatron.switches import transformer_switches
+from meshwright.engines.megatron.megatron_lm.arguments import SET_OTHERWISE, known_names
+from meshwright.engines.megatron.switches import capacity, transformer_switches
+from meshwright.errors import InputError
+from meshwright.specs.features import Features
 
 BASE = """
 model: qwen3-30b-a3b
@@ -38,24 +41,32 @@ CASES = {
     "overlaps_tensor=true": {"tp_comm_overlap": True},
     "attention=fa3": {"attention_backend": "flash"},
     "attention=cudnn": {"attention_backend": "fused"},
+    "capacity_factor=1.25": {
+        "moe_expert_capacity_factor": 1.25,
+        "moe_pad_expert_input_to_capacity": True,
+    },
+    "drops_tokens=true": {"moe_expert_capacity_factor": 1.0, "moe_pad_expert_input_to_capacity": True},
+    "offloaded_activations=0.25": {"cpu_offloading": True, "cpu_offloading_num_layers": 12},
 }
 
 
-def run_of(*switches: str):
-    return runfile.loads(BASE, overrides=[f"stack.{switch}" for switch in switches])
+def run_of(*switches: str, **keys: str):
+    given = [f"{key}={value}" for key, value in keys.items()]
+    return runfile.loads(BASE, overrides=[*(f"stack.{switch}" for switch in switches), *given])
 
 
 @pytest.mark.parametrize("switch", CASES)
 def test_a_switch_is_in_both_files(switch):
     run = run_of(switch)
-    assert transformer_switches(run, run.plan) == CASES[switch]
+    assert transformer_switches(run, run.plan) | capacity(run) == CASES[switch]
     files = contract.lower_export(run, folder=Path("out")).files
     lines, model = files["megatron_lm.args"].splitlines(), YAML().load(files["megatron_bridge.yaml"])["model"]
     for key, value in CASES[switch].items():
         words = value if isinstance(value, list) else [value]
-        line = " ".join(["--" + key.replace("_", "-"), *([] if value is True else words)])
-        assert line in lines
-        assert line.split()[0][2:] in known_names()
+        line = " ".join(["--" + key.replace("_", "-"), *([] if value is True else map(str, words))])
+        if key not in SET_OTHERWISE:
+            assert line in lines
+            assert line.split()[0][2:] in known_names()
         assert key in sections()["model"].fields
         written = model[key]["_name_"] if key == "attention_backend" else model[key]
         assert written == value
@@ -84,12 +95,82 @@ def test_our_own_processes_reduce_in_the_format_that_is_stated():
 
 
 def test_what_is_not_set_is_noted():
-    run = run_of("dispatcher=deepep", "cuda_graphs=none", "drops_tokens=true")
+    run = run_of("dispatcher=deepep", "cuda_graphs=none", "compiles=true")
     (note,) = note_on_switches(run)
     assert "stack.dispatcher: deepep" in note
     assert "cuda_graphs" not in note
     (note,) = note_on_switches(run, is_export=True)
-    assert note.endswith("stack.drops_tokens: true")
+    assert note.endswith("stack.compiles: true")
+
+
+ALL_FOUR = ("capacity_factor=1.5", "fp8_attention=true", "fuses_experts=true", "offloaded_activations=0.5")
+
+
+def test_only_the_file_for_bridge_has_attention_in_fp8_and_fused_experts():
+    run = run_of("fp8_attention=true", "fuses_experts=true", precision="mxfp8", cluster="b200-8x2")
+    launch = contract.lower_export(run, folder=Path("out"))
+    assert launch.env == {"NVTE_CUTEDSL_FUSED_GROUPED_MLP": "1"}
+    written = YAML().load(launch.files["megatron_bridge.yaml"])
+    assert written["mixed_precision"]["fp8_dot_product_attention"] is True
+    fused = {"use_transformer_engine_op_fuser": True, "moe_mlp_glu_interleave_size": 32}
+    assert fused.items() <= written["model"].items()
+    assert fused.keys() <= sections()["model"].fields.keys()
+    assert "fp8_dot_product_attention" in sections()["mixed_precision"].fields
+    assert not {"fp8-dot-product-attention", "use-transformer-engine-op-fuser"} & known_names().keys()
+
+
+@pytest.mark.parametrize(("name", "num_read"), [("megatron_bridge.yaml", 4), ("megatron_lm.args", 2)])
+def test_what_is_written_is_imported_again(tmp_path, name, num_read):
+    run = run_of(*ALL_FOUR, precision="mxfp8", cluster="b200-8x2")
+    (tmp_path / name).write_text(contract.lower_export(run, folder=tmp_path).files[name])
+    found = contract.import_run(str(tmp_path / name), cluster="b200-8x2").content["stack"]
+    assert found.items() <= run.stack.features.stated().items()
+    assert len(found) == num_read
+
+
+@pytest.mark.parametrize(
+    ("switches", "key", "reason"),
+    [
+        ({"stack.fp8_attention": "true"}, "stack.fp8_attention", "no attention in fp8 under bf16"),
+        ({"stack.fp8_attention": "true", "precision": "fp8_blockwise"}, "stack.fp8_attention", "blockwise"),
+        ({"stack.fuses_experts": "true"}, "stack.fuses_experts", "only in mxfp8"),
+        ({"stack.offloaded_activations": "1"}, "stack.offloaded_activations", "at most 47 of 48"),
+        ({"stack.offloaded_activations": "0.3"}, "stack.offloaded_activations", "are 14.4"),
+        (
+            {"stack.offloaded_activations": "0.5", "parallel.recompute": "full"},
+            "stack.offloaded_activations",
+            "under recomputation",
+        ),
+        ({"stack": "{capacity_factor: 1.25, dispatcher: deepep}"}, "stack.dispatcher", "does not pad"),
+        (
+            {"stack.capacity_factor": "1.25", "model": "llama3-8b", "parallel.expert": "1"},
+            "stack.capacity_factor",
+            "has no experts",
+        ),
+    ],
+)
+def test_conditions_of_megatron(switches, key, reason):
+    run = runfile.loads(BASE, overrides=[f"{k}={v}" for k, v in switches.items()])
+    problems = [problem for problem in contract.check_export(run) if problem.key == key]
+    assert problems
+    assert reason in problems[0].reason
+
+
+@pytest.mark.parametrize("engine", ["native", "torchtitan", "maxtext"])
+@pytest.mark.parametrize("switch", ["capacity_factor=1.25", "drops_tokens=true", "fp8_attention=true"])
+def test_other_engines_refuse_what_changes_the_numbers(engine, switch):
+    key = f"stack.{switch.partition('=')[0]}"
+    with_it, without = run_of(switch, engine=engine, parallel="auto"), run_of(engine=engine, parallel="auto")
+    assert key in [problem.key for problem in find_engine(engine).check(with_it)]
+    assert key not in [problem.key for problem in find_engine(engine).check(without)]
+
+
+def test_a_capacity_decides_what_the_busiest_rank_computes():
+    assert Features(capacity_factor=1.5, expert_imbalance=1.4).busiest_expert_ratio == 1.5
+    assert Features(drops_tokens=True, expert_imbalance=1.4).busiest_expert_ratio == 1.0
+    assert Features(expert_imbalance=1.4).busiest_expert_ratio == 1.4
+    with pytest.raises(InputError, match="drops_tokens is false"):
+        run_of("capacity_factor=1.5", "drops_tokens=false")
 
 
 @pytest.mark.filterwarnings("ignore:full scope is deprecated")  # its own default
@@ -100,7 +181,9 @@ def test_megatron_takes_them(switch):
     from megatron.core.transformer.enums import AttnBackend
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    values = dict(CASES[switch])
+    values: dict = {"num_layers": 2, "num_attention_heads": 4} | CASES[switch]
+    if "offloaded" in switch:
+        values["num_layers"] = 48
     if "attention_backend" in values:
         values["attention_backend"] = AttnBackend[values["attention_backend"]]
     if switch in ("dispatcher=hybridep", "dispatcher=deepep"):
@@ -115,7 +198,7 @@ def test_megatron_takes_them(switch):
                    "moe_token_dispatcher_type": "alltoall"}  # fmt: skip
     if switch == "cuda_graphs=partial":
         values |= {"num_moe_experts": 8, "moe_ffn_hidden_size": 64}
-    config = TransformerConfig(num_layers=2, hidden_size=64, num_attention_heads=4, **values)
+    config = TransformerConfig(hidden_size=64, **values)
     for key, value in values.items():
         if key != "cuda_graph_scope":
             assert getattr(config, key) == value

@@ -26,7 +26,13 @@ from meshwright.engines.megatron.megatron_core.constructors import (
     settings_of,
 )
 from meshwright.engines.megatron.megatron_lm.arguments import layout_letters, token_files
-from meshwright.engines.megatron.switches import gathers_in_fp8, reduces_in_fp32, transformer_switches
+from meshwright.engines.megatron.switches import (
+    attends_in_fp8,
+    bridge_switches,
+    gathers_in_fp8,
+    reduces_in_fp32,
+    transformer_switches,
+)
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 
@@ -114,10 +120,9 @@ def configuration_text(run: Run, plan: Plan) -> str:
 def configuration(run: Run, plan: Plan) -> dict[str, Any]:
     """Return the values by section."""
     settings = settings_of(run, plan)
+    layers = settings["transformer"] | transformer_switches(run, plan) | bridge_switches(run)
     found: dict[str, Settings] = {
-        "model": _model(
-            run, plan, settings["transformer"] | transformer_switches(run, plan) | settings["gpt"]
-        ),
+        "model": _model(run, plan, layers | settings["gpt"]),
         "optimizer": _optimizer(settings["optimizer"]),
         "ddp": settings["ddp"],
         "dataset": _data(run),
@@ -155,6 +160,7 @@ def _precision(run: Run) -> str | Settings:
     """Megatron-Bridge's own recipe for bf16, extended by fp8 or fp4: its recipes for these exclude some layers."""
     wire = {} if reduces_in_fp32(run) else {"grad_reduce_in_fp32": False}
     wire |= {"fp8_param_gather": True} if gathers_in_fp8(run) else {}
+    wire |= {"fp8_dot_product_attention": True} if attends_in_fp8(run) else {}
     gemm_format = LOW_PRECISION.get(run.precision.name)
     if gemm_format is None and not wire:
         return "bf16_mixed"

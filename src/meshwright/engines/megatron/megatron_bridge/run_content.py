@@ -79,7 +79,7 @@ NAMES = """
     should_pad_vocab timers tp_only_amax_red use_te_rng_tracker use_gloo_process_groups variable_seq_lengths
     min_offloaded_tensor_size microbatch_group_size_per_vp_stage num_layers_at_end_in_bf16 num_layers_at_start_in_bf16
     async_tensor_model_parallel_allreduce override_opt_param_scheduler use_checkpoint_opt_param_scheduler
-    use_transformer_engine_full_layer_spec use_transformer_engine_op_fuser moe_hybridep_num_sms
+    use_transformer_engine_full_layer_spec moe_mlp_glu_interleave_size moe_hybridep_num_sms
     te_rng_tracker async_strategy preserve_fp32_weights
 """
 IGNORED = frozenset(NAMES.split())
@@ -284,6 +284,7 @@ def _precision(fields: BridgeFields) -> dict[str, Any]:
         "fp8-format": fields[f"{section}.fp8"],
         "fp8-recipe": fields[f"{section}.fp8_recipe"] if fields[f"{section}.fp8"] else None,
         "fp4-format": fields[f"{section}.fp4"],
+        "fp8-dot-product-attention": fields[f"{section}.fp8_dot_product_attention"],
     }
 
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshwright.cost.stages import layers_per_stage
-from meshwright.engines.megatron.switches import reduces_in_fp32
+from meshwright.engines.megatron.switches import capacity, reduces_in_fp32
 from meshwright.specs.model import AttentionKind, Model, RopeScaling, Router
 from meshwright.specs.plan import AxisOrder, Plan, Recompute, Sharding
 from meshwright.specs.run import LearningRateSchedule, Run, StateFormat
@@ -190,6 +190,7 @@ def _experts(run: Run) -> Settings:
         settings["moe_z_loss_coeff"] = run.train.router_z_loss
     if x.shared_hidden:
         settings["moe_shared_expert_intermediate_size"] = x.shared_hidden
+    settings |= capacity(run)
     if x.num_groups:
         settings |= {"moe_router_num_groups": x.num_groups, "moe_router_group_topk": x.groups_per_token}
     return settings

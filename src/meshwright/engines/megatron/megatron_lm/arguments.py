@@ -37,6 +37,7 @@ SET_OTHERWISE = {  # under other names, or by other arguments
     "activation_func", "gated_linear_unit", "add_bias_linear", "params_dtype", "pipeline_dtype", "vocab_size",
     "max_sequence_length", "share_embeddings_and_output_weights", "virtual_pipeline_model_parallel_size",
     "overlap_p2p_comm", "batch_p2p_comm", "decoupled_weight_decay", "rope_scaling", "grad_reduce_in_fp32", "lr",
+    "cpu_offloading",
     *UNFUSED,
 }  # fmt: skip
 LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}

@@ -64,6 +64,8 @@ def run_of_options(options: MegatronOptions, *, cluster: str, model: str | None 
         "parallel": plan_section(options, degrees),
         "train": train | _losses(options),
     }
+    if switches := _stack(options):
+        content["stack"] = switches
     return Imported(content=content, notes=tuple(options.notes()))
 
 
@@ -78,6 +80,27 @@ def _source(options: MegatronOptions) -> str:
             f"data of {' '.join((*paths, *blend))} is not carried over: random tokens are used instead"
         )
     return "synthetic"
+
+
+def _stack(options: MegatronOptions) -> dict[str, Any]:
+    """Return the switches of software that change what is trained or what is in memory."""
+    found: dict[str, Any] = {}
+    capacity = options.number("moe-expert-capacity-factor", 0.0) if "num-experts" in options else 0.0
+    if capacity > 0:
+        found["capacity_factor"] = capacity
+        if not options.flag("moe-pad-expert-input-to-capacity"):
+            options.note(
+                "experts without --moe-pad-expert-input-to-capacity are estimated and trained as padded"
+            )
+    num_offloaded = options.integer("cpu-offloading-num-layers", 0)
+    options.flag("cpu-offloading")
+    if num_offloaded > 0:
+        found["offloaded_activations"] = round(num_offloaded / options.integer("num-layers", 0), 6)
+    if options.flag("fp8-dot-product-attention"):
+        found["fp8_attention"] = True
+    if options.flag("use-transformer-engine-op-fuser") and "num-experts" in options:
+        found["fuses_experts"] = True
+    return found
 
 
 def _precision(options: MegatronOptions) -> str:
