@@ -47,7 +47,7 @@ def test_intervals_are_neither_too_narrow_nor_too_wide(report):
     [
         ("accelerator", "h200", 0.08),
         ("accelerator", "gb200", 0.09),
-        ("accelerator", "b200", 0.08),
+        ("accelerator", "b200", 0.09),
         ("accelerator", "a100", 0.08),
         ("source", "megatron_bridge", 0.09),
         ("source", "mlperf_v5.0", 0.05),

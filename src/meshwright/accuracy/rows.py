@@ -18,7 +18,7 @@ from meshwright.accuracy.flop_rates import least_flops_per_token, rate_of_flops
 from meshwright.accuracy.layout import read_layout
 from meshwright.accuracy.reasons import CannotPredictError, Reason
 from meshwright.accuracy.shapes import read_model
-from meshwright.accuracy.shipped import frameworks
+from meshwright.accuracy.shipped import frameworks, published_systems
 from meshwright.accuracy.software import Software, read_software
 from meshwright.catalog.stacks import features_of
 from meshwright.cost.flops import count_parameters
@@ -59,6 +59,7 @@ class RunConditions:
     precision: str  # a key of specs.precision.PRECISIONS
     stack: Stack
     fused_norm: bool = False  # the run replaced its stack's norms by a fused kernel
+    gemm_flops_per_s: float | None = None  # of large GEMMs by themselves, measured on this very system
 
     @property
     def num_devices(self) -> int:
@@ -283,6 +284,7 @@ def _with_conditions(row: CsvRow, run: PublishedRun) -> PublishedRun:
         precision=precision,
         stack=software.stack,
         fused_norm=software.fused_norm,
+        gemm_flops_per_s=_measured_gemm_rate(row, accelerator, precision, notes),
     )
     notes.extend(_doubts(row, model))
     if row.text(DUPLICATE_NOTE):
@@ -342,6 +344,27 @@ def _precision(row: CsvRow, accelerator: Accelerator, software: Software, notes:
     if name not in PRECISIONS or PRECISIONS[name].matmul not in accelerator.peak_flops_per_s:
         raise CannotPredictError(Reason.UNKNOWN_PRECISION, f"{name} on {accelerator.name}")
     return name
+
+
+def _measured_gemm_rate(
+    row: CsvRow, accelerator: Accelerator, precision: str, notes: list[str]
+) -> float | None:
+    """FLOP/s of large GEMMs that the row, or its source for this system, states; None where neither does."""
+    number_format = PRECISIONS[precision].matmul
+    of_source = [
+        system["gemm_tflops"]
+        for system in published_systems()
+        if (system["source_key"], system["accelerator"], system["format"])
+        == (row.text("source_key"), accelerator.name, number_format)
+    ]
+    tflops = row.number("gemm_tflops") or next(iter(of_source), None)
+    if not tflops:
+        return None
+    share = tflops * 1e12 / accelerator.peak_flops_per_s[number_format]
+    if share > 1:
+        raise CannotPredictError(Reason.ABOVE_PEAK, f"GEMMs at {share:.2f} times the peak")
+    notes.append(f"GEMMs at {tflops:,g} TFLOP/s, measured on this system")
+    return tflops * 1e12
 
 
 def _lora(row: CsvRow, software: Software, notes: list[str]) -> Lora | None:

@@ -38,6 +38,12 @@ def published_recipes() -> dict[str, Any]:
     return _load("recipes.toml")
 
 
+@cache
+def published_systems() -> tuple[dict[str, Any], ...]:
+    """Kernel rates that sources measured on their systems (`systems.toml`)."""
+    return tuple(_load("systems.toml")["system"])
+
+
 def _load(name: str) -> dict[str, Any]:
     import tomllib
 

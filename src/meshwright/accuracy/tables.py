@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from meshwright import catalog
 from meshwright.accuracy.corrections import CorrectionsByKernel, RowCorrections
 from meshwright.accuracy.rows import RunConditions
-from meshwright.calibration.parameters import Factors
+from meshwright.calibration.parameters import Factors, prior
 from meshwright.catalog.clusters import placed_fabric
 from meshwright.catalog.interconnects import fabric_named_by
 from meshwright.cost.memory import MemoryConstants, MemoryTable, estimate_memory, memory_constants
@@ -86,10 +86,12 @@ def tables_of(
         for cluster, precision, c in zip(clusters, precisions, conditions, strict=True)
     ]
     facts = []
-    for cluster, precision, c in zip(clusters, precisions, conditions, strict=True):
+    for cluster, precision, c, keys in zip(clusters, precisions, conditions, factors, strict=True):
         row = system_facts(cluster, precision, c.stack)
         if c.fused_norm:
             row = replace(row, unfused_norm=0)
+        if c.gemm_flops_per_s is not None:
+            row = _at_measured_rate(row, c.gemm_flops_per_s, keys)
         facts.append(row)
     stacked = SystemFacts.stack(facts)
     devices = np.array([f["device"] for f in factors])
@@ -109,6 +111,21 @@ def tables_of(
         )
         if corrections
         else None,
+    )
+
+
+def _at_measured_rate(facts: SystemFacts, gemm_flops_per_s: float, factors: Factors) -> SystemFacts:
+    """`facts` of a system whose clock leaves `gemm_flops_per_s` to large GEMMs, as measured there.
+
+    All arithmetic follows the clock: peaks fall, or rise, by that rate over what such GEMMs reach on the device
+    elsewhere (the prior of `gemm_ratio`). Memory and network do not.
+    """
+    usual = prior().parameters["gemm_ratio"].prior_of(factors) * facts.matmul_flops_per_s
+    clock = gemm_flops_per_s / usual
+    return replace(
+        facts,
+        matmul_flops_per_s=facts.matmul_flops_per_s * clock,
+        bf16_flops_per_s=facts.bf16_flops_per_s * clock,
     )
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from meshwright.accuracy.csvfile import CsvRow
 from meshwright.accuracy.reasons import Reason
 from meshwright.accuracy.rows import MEASURED_COLUMNS, PublishedRun, read_failed, read_row, read_runs
-from meshwright.accuracy.shipped import failed_configs_path, measured_runs_path
+from meshwright.accuracy.shipped import failed_configs_path, measured_runs_path, published_systems
 from meshwright.errors import InputError
 from meshwright.specs.plan import Sharding
 
@@ -199,6 +199,28 @@ def test_a_rate_above_the_peak_has_a_reason(read_one: ReadOne) -> None:
     assert possible.reason is None
     assert impossible.reason is Reason.ABOVE_PEAK
     assert impossible.reason_detail.endswith("times the peak")
+
+
+def test_a_measured_gemm_rate_is_a_condition_and_noted(read_one: ReadOne) -> None:
+    run, without = read_one(gemm_tflops=1000), read_one()
+    assert run.conditions is not None
+    assert without.conditions is not None
+    assert run.conditions.gemm_flops_per_s == 1e15
+    assert "GEMMs at 1,000 TFLOP/s, measured on this system" in run.assumed
+    assert without.conditions.gemm_flops_per_s is None
+    impossible = read_one(gemm_tflops=2000)  # the peak is 1,979
+    assert impossible.reason is Reason.ABOVE_PEAK
+
+
+def test_rates_that_a_source_measured_apply_to_its_system_alone() -> None:
+    rates = {
+        (run.source_key, run.conditions.accelerator.name): run.conditions.gemm_flops_per_s
+        for run in read_runs(measured_runs_path())
+        if run.conditions
+    }
+    stated = {(s["source_key"], s["accelerator"]): s["gemm_tflops"] * 1e12 for s in published_systems()}
+    assert {system: rate for system, rate in rates.items() if rate} == stated
+    assert all(s["source"] for s in published_systems())
 
 
 def test_padded_sequences_of_different_lengths_have_no_comparable_rate(read_one: ReadOne) -> None:

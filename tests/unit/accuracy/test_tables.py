@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from meshwright.accuracy.predict import predict_steps
 from meshwright.accuracy.tables import cluster_of, memory_of, tables_of
+from meshwright.calibration.parameters import prior
 from meshwright.cost.rates import system_facts
 from meshwright.cost.tables import model_row, plan_from_row
 from meshwright.specs.precision import PRECISIONS
@@ -60,3 +63,20 @@ def test_memory_of_each_row_is_independent_of_the_others(read_many):
     alone = [float(memory_of([c], tables_of([c])).reserved_bytes[0]) for c in rows]
     assert together.tolist() == alone
     assert len(set(alone)) == 3
+
+
+def test_arithmetic_follows_the_gemm_rate_that_was_measured_on_the_system(read_many):
+    """GEMMs in 8 bits on H100 reach 0.64 of 1,979 TFLOP/s elsewhere (`gemm_ratio` of parameters.toml)."""
+    usual = 0.64 * 1979
+    facts = tables_of(conditions(read_many({}, {"gemm_tflops": usual}, {"gemm_tflops": usual / 2}))).facts
+    for peaks in (facts.matmul_flops_per_s, facts.bf16_flops_per_s):
+        assert peaks / peaks[0] == pytest.approx([1, 1, 0.5], rel=1e-3)
+    assert len(set(facts.memory_bytes_per_s.tolist())) == 1
+
+
+def test_a_step_on_a_slower_clock_is_longer_by_no_more_than_the_clock(read_many):
+    clocks = (1266.0, 1000.0, 700.0, 400.0)
+    rows = conditions(read_many(*({"gemm_tflops": tflops} for tflops in clocks)))
+    seconds = np.exp(predict_steps(tables_of(rows), prior())[0])
+    assert all(np.diff(seconds) > 0)
+    assert all(seconds <= seconds[0] * clocks[0] / np.array(clocks) * (1 + 1e-9))
