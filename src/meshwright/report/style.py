@@ -45,7 +45,6 @@ h1, h2, h3, p, nav, .tile, .legend, summary, footer {{ overflow-wrap: anywhere; 
 h3 {{ font-size: 1rem; margin: 1.6rem 0 .2rem }}
 figure {{ margin: 1rem 0; overflow-x: auto; overflow-y: hidden; max-width: 62rem }}
 svg {{ max-width: 100%; height: auto; overflow: visible }}
-svg.timeline {{ min-width: min(36rem, 170vw) }}
 @media screen and (max-width: 40rem) {{
   svg.for-wide {{ display: none }} svg.for-narrow {{ display: block !important }}
 }}
@@ -55,6 +54,7 @@ summary {{ cursor: pointer; color: var(--accent); font-size: .85rem }}
 svg text {{ font-family: system-ui, "Segoe UI", sans-serif }}
 svg.timeline {{ width: 100% }}
 svg.timeline text {{ font-size: 11px; fill: var(--soft) }}
+@media screen and (max-width: 60rem) {{ svg.timeline.for-wide text {{ font-size: 15px }} }}
 svg [fill="{INK}"] {{ fill: var(--ink) }} svg [stroke="{INK}"] {{ stroke: var(--ink) }}
 svg [fill="{FAINT}"] {{ fill: var(--line) }} svg [stroke="{FAINT}"] {{ stroke: var(--line) }}
 .legend span {{ display: inline-block; margin-right: 1.2rem; font-size: .85rem }}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from math import log
+from statistics import median
 from typing import Any
 
 from meshwright.report.comparison.gap import PARTS, Gap
 from meshwright.report.comparison.ratios import MeanRatio, Verdict
 from meshwright.report.figures import INK, WIDTH, bounded_scale
+from meshwright.report.outliers import axis_end
 from meshwright.report.training_figures import ratio_ticks
 
 VERDICT_COLORS = {Verdict.WIN: "#4c9a6a", Verdict.LOSS: "#b5525c", Verdict.TIE: "#8a919b"}
@@ -18,23 +21,25 @@ PART_COLORS = {
 }
 MAX_BARS = 40
 """Workloads in one figure: the first ones; the table has all."""
+NEAR = 2.0
+"""Ratios this near to the median one are read on one axis; none of them is an outlier."""
 
 
 def ratios_chart(mean: MeanRatio) -> Any:
     """One line a workload: ratio, interval and value; parity and the geometric mean as rules."""
     import altair as alt
 
+    low, high = _ratio_ends(mean)
+    ends = [low / 1.12, high * 1.2]
+    scale = bounded_scale(ends)  # an outlier stands at the end of the axis
     rows = [
         {
             "workload": r.workload, "ratio": r.value, "low": r.low or r.value, "high": r.high or r.value,
-            "verdict": r.verdict.value, "text": f"{r.value:.2f}",
+            "verdict": r.verdict.value, "text": _ratio_text(r.value, low, high), "cut": not low <= r.value <= high,
         }
         for r in mean.ratios[:MAX_BARS]
     ]  # fmt: skip
-    ends = [e for r in rows for e in (r["low"], r["high"])] + [mean.value, 1.0]
-    low, high = min(ends) / 1.12, max(ends) * 1.2
-    scale = bounded_scale([low, high])
-    axis = alt.Axis(values=ratio_ticks(low, high), format="~r", grid=True)
+    axis = alt.Axis(values=ratio_ticks(*ends), format="~r", grid=True)
     base = alt.Chart(alt.Data(values=rows)).encode(
         y=alt.Y("workload:N", sort=[r["workload"] for r in rows], title=None, axis=alt.Axis(labelLimit=260))
     )
@@ -46,10 +51,11 @@ def ratios_chart(mean: MeanRatio) -> Any:
     )
     colors = alt.Scale(domain=[v.value for v in VERDICT_COLORS], range=list(VERDICT_COLORS.values()))
     color = alt.Color("verdict:N", scale=colors, legend=None)
+    shape = alt.condition("datum.cut", alt.value("diamond"), alt.value("circle"))
     interval = base.mark_rule(strokeWidth=2, opacity=0.6).encode(
         x=alt.X("low:Q", scale=scale), x2="high:Q", color=color
     )
-    points = base.mark_point(filled=True, size=70, opacity=1).encode(x=x, color=color)
+    points = base.mark_point(filled=True, size=70, opacity=1).encode(x=x, color=color, shape=shape)
     texts = base.mark_text(dy=-9, color=INK, fontSize=11).encode(
         x=alt.X("ratio:Q", scale=scale), text="text:N"
     )
@@ -61,9 +67,27 @@ def ratios_chart(mean: MeanRatio) -> Any:
     return alt.layer(*layers).properties(width=WIDTH, height={"step": 30})
 
 
+def _ratio_ends(mean: MeanRatio) -> tuple[float, float]:
+    """Ends of the axis: all ratios and intervals but those of outliers, which are far from the median ratio."""
+    ratios = mean.ratios[:MAX_BARS]
+    middle = median(r.value for r in ratios)
+    longest = axis_end([max(log(NEAR), abs(log(r.value / middle))) for r in ratios])
+    held = [r for r in ratios if abs(log(r.value / middle)) <= longest]
+    ends = [e for r in held for e in (r.value, r.low or r.value, r.high or r.value)]
+    return min(*ends, mean.value, 1.0), max(*ends, mean.value, 1.0)
+
+
+def _ratio_text(value: float, low: float, high: float) -> str:
+    text = f"{value:.2f}" if 0.1 <= value < 1000 else f"{value:.2g}" if value < 1 else f"{value:,.0f}"
+    return f"\u00ab {text}" if value < low else f"{text} \u00bb" if value > high else text
+
+
 def ratios_legend(mean: MeanRatio) -> list[tuple[str, str]]:
     """(name, colour) of what `ratios_chart` shows."""
     found = [(v.value, color) for v, color in VERDICT_COLORS.items() if mean.count(v)]
+    low, high = _ratio_ends(mean)
+    if any(not low <= r.value <= high for r in mean.ratios[:MAX_BARS]):
+        found.append(("diamond: outside the axis, its value stands beside it", "#8a919b"))
     return found + ([("geometric mean", "#3f78b5")] if mean.n > 1 else [])
 
 

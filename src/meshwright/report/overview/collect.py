@@ -45,6 +45,11 @@ class ReportEntry:
         found = [v for v in self.side.values if v.metric == metric]
         return found[0] if len(found) == 1 else None
 
+    def known(self, metric: Metric) -> float:
+        """The value of this metric as a number; 0 where the entry has none, or several."""
+        found = self.value(metric)
+        return 0.0 if found is None else found.value
+
     def condition(self, name: str) -> str:
         """The entry's conditions of this name."""
         return "; ".join(self.side.conditions(name)[:3])

@@ -10,6 +10,7 @@ import numpy as np
 from meshwright.report.comparison.sides import MEMORY, Metric, SideValue
 from meshwright.report.comparison.tables import value_text
 from meshwright.report.figures import INK, WIDTH, bounded_scale
+from meshwright.report.outliers import OUTLIER_COLOR, OUTLIER_LEGEND, axis_end
 from meshwright.report.overview.collect import ReportEntry
 from meshwright.report.overview.cost import CostSensitivity
 from meshwright.report.training_figures import portions
@@ -28,43 +29,64 @@ KERNEL_COLORS = {
     "other": "#8a919b", "idle": RED,
 }  # fmt: skip
 CURVE_POINTS = 120
+WIDE_LOSSES = 20.0
+"""Largest over smallest loss above which the axis is logarithmic."""
 
 
 def values_chart(named: Sequence[tuple[str, SideValue]]) -> Any:
     """One line an entry: its value with text, and the range of its samples or its interval."""
     import altair as alt
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, value in named:
-        ends = [e for e in (value.low, value.high) if e is not None] or list(value.samples) or [value.value]
-        low, high = np.quantile(ends, [0.1, 0.9]) if len(ends) > 4 else (min(ends), max(ends))
-        rows.append(
-            {
-                "name": name,
-                "value": value.value,
-                "low": float(low),
-                "high": float(high),
-                "text": value_text(value),
-            }
-        )
-    limit = max(max(r["high"], r["value"]) for r in rows) * 1.25
-    base = alt.Chart(alt.Data(values=rows)).encode(y=_names(rows))
+        low, high = _spread(value)
+        rows.append({"name": name, "value": value.value, "low": low, "high": high, "text": value_text(value)})
+    longest = axis_end([max(r["high"], r["value"]) for r in rows])
     metric = named[0][1].metric
-    scale = alt.Scale(domain=[0, limit], nice=False)
+    scale = alt.Scale(domain=[0, longest * 1.25 or 1.0], nice=False)
     form = "%" if metric.unit == "ratio" else "~s"
-    x = alt.X(
-        "value:Q",
-        scale=scale,
-        title=f"{metric.name}, {metric.unit}",
-        axis=alt.Axis(format=form, tickCount=6, grid=True),
-    )
-    bars = base.mark_bar(color=BLUE, opacity=0.75, height={"band": 0.6}).encode(x=x)
+    axis = alt.Axis(format=form, tickCount=6, grid=True)
+    x = alt.X("value:Q", scale=scale, title=f"{metric.name}, {metric.unit}", axis=axis)
+    for row in rows:
+        _cut(row, "value", longest=longest, largest=max(row["high"], row["value"]))
+    base = alt.Chart(alt.Data(values=rows)).encode(y=_names(rows))
     whole = base.mark_rule(color=INK, strokeWidth=1.5).encode(x=alt.X("low:Q", scale=scale), x2="high:Q")
-    texts = base.mark_text(align="left", dx=6, color=INK, fontSize=11).encode(
-        x=alt.X("end:Q", scale=scale), text="text:N"
-    )
-    texts = texts.transform_calculate(end="max(datum.high, datum.value)")
-    return alt.layer(bars, whole, texts).properties(width=WIDTH, height={"step": 24})
+    return alt.layer(*_bars(base, x, scale), whole).properties(width=WIDTH, height={"step": 24})
+
+
+def _cut(row: dict[str, Any], key: str, *, longest: float, largest: float) -> None:
+    """Shorten a bar and its interval to the axis, and say so in its text. `largest` is the end of both."""
+    row |= {"cut": largest > longest, "end": min(largest, longest)}
+    if row["cut"]:
+        row |= {k: min(row[k], longest) for k in (key, "low", "high") if k in row}
+        row["text"] += " \u00bb"
+
+
+def _bars(base: Any, x: Any, scale: Any) -> tuple[Any, Any]:
+    """Bars with their text; one that is longer than the axis has another colour."""
+    import altair as alt
+
+    color = alt.condition("datum.cut", alt.value(OUTLIER_COLOR), alt.value(BLUE))
+    bars = base.mark_bar(opacity=0.75, height={"band": 0.6}).encode(x=x, color=color)
+    texts = base.mark_text(align="left", dx=6, color=INK, fontSize=11)
+    return bars, texts.encode(x=alt.X("end:Q", scale=scale), text="text:N")
+
+
+def cut_legend(sizes: Sequence[float]) -> tuple[tuple[str, str], ...]:
+    """(name, colour) of bars that are longer than the axis, where there are some."""
+    return (OUTLIER_LEGEND,) if max(sizes) > axis_end(sizes) else ()
+
+
+def value_ends(named: Sequence[tuple[str, SideValue]]) -> list[float]:
+    """End of each bar of `values_chart`, its interval included."""
+    return [max(v.value, *_spread(v)) for _, v in named]
+
+
+def _spread(value: SideValue) -> tuple[float, float]:
+    """The interval of a value, or the middle 80 % of its samples."""
+    ends = [e for e in (value.low, value.high) if e is not None] or list(value.samples) or [value.value]
+    low, high = np.quantile(ends, [0.1, 0.9]) if len(ends) > 4 else (min(ends), max(ends))
+    return float(low), float(high)
 
 
 def loss_chart(runs: Sequence[tuple[str, TrainingRun]]) -> Any:
@@ -84,11 +106,13 @@ def loss_chart(runs: Sequence[tuple[str, TrainingRun]]) -> Any:
     names = [name for name, _ in runs]
     color = alt.Color("name:N", scale=alt.Scale(domain=names, range=list(SERIES[: len(names)])), legend=None)
     x = alt.X("tokens:Q", title="tokens", axis=alt.Axis(format="~s", tickCount=6, grid=False))
+    losses = [r["loss"] for r in rows]
+    is_wide = min(losses) > 0 and max(losses) > WIDE_LOSSES * min(losses)  # one that diverged, as a rule
     y = alt.Y(
         "loss:Q",
         title="loss, nats per token",
-        scale=alt.Scale(zero=False),
-        axis=alt.Axis(grid=True, tickCount=6),
+        scale=alt.Scale(type="log", nice=False) if is_wide else alt.Scale(zero=False),
+        axis=alt.Axis(grid=True, tickCount=6, format="~r" if is_wide else alt.Undefined),
     )
     lines = alt.Chart(alt.Data(values=rows)).mark_line(strokeWidth=1.7).encode(x=x, y=y, color=color)
     dots = (
@@ -108,28 +132,33 @@ def memory_chart(entries: Sequence[ReportEntry]) -> Any:
     """Memory of each entry as a bar, and what was predicted as a tick."""
     import altair as alt
 
-    rows, ticks = [], []
-    for entry in entries:
-        value = entry.value(MEMORY)
+    rows: list[dict[str, Any]] = []
+    ticks: list[dict[str, Any]] = []
+    for entry, end in zip(entries, memory_ends(entries), strict=True):
+        value, predicted = entry.value(MEMORY), _predicted_memory(entry.run)
         assert value is not None
-        predicted = _predicted_memory(entry.run)
-        end = max(value.value, predicted or 0.0) / GIB
-        rows.append({"name": entry.name, "gib": value.value / GIB, "end": end, "text": value_text(value)})
+        rows.append(
+            {"name": entry.name, "gib": value.value / GIB, "end": end / GIB, "text": value_text(value)}
+        )
         if predicted:
             ticks.append({"name": entry.name, "gib": predicted / GIB})
-    scale = alt.Scale(domain=[0, max(r["gib"] for r in rows + ticks) * 1.25], nice=False)
+    longest = axis_end([r["end"] for r in rows])
+    for row in rows:
+        _cut(row, "gib", longest=longest, largest=row["end"])
+    for tick in ticks:
+        tick["gib"] = min(tick["gib"], longest)
+    scale = alt.Scale(domain=[0, longest * 1.25], nice=False)
     x = alt.X("gib:Q", scale=scale, title="GiB per device", axis=alt.Axis(grid=True, tickCount=6))
     base = alt.Chart(alt.Data(values=rows)).encode(y=_names(rows))
-    bars = base.mark_bar(color=BLUE, opacity=0.75, height={"band": 0.6}).encode(x=x)
-    texts = base.mark_text(align="left", dx=6, color=INK, fontSize=11).encode(
-        x=alt.X("end:Q", scale=scale), text="text:N"
+    drawn = alt.Chart(alt.Data(values=ticks)).mark_tick(color=PURPLE, thickness=3, size=18)
+    return alt.layer(*_bars(base, x, scale), drawn.encode(x=x, y=_names(rows))).properties(
+        width=WIDTH, height={"step": 24}
     )
-    marks = (
-        alt.Chart(alt.Data(values=ticks))
-        .mark_tick(color=ORANGE, thickness=3, size=18)
-        .encode(x=x, y=_names(rows))
-    )
-    return alt.layer(bars, marks, texts).properties(width=WIDTH, height={"step": 24})
+
+
+def memory_ends(entries: Sequence[ReportEntry]) -> list[float]:
+    """End of each bar of `memory_chart`, its prediction included."""
+    return [max(e.known(MEMORY), _predicted_memory(e.run) or 0.0) for e in entries]
 
 
 def kernels_chart(runs: Sequence[tuple[str, TrainingRun]]) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 from meshwright.report.comparison.kernel_sides import CallRates
 from meshwright.report.figures import INK, WIDTH
+from meshwright.report.outliers import OUTLIER_COLOR, OUTLIER_LEGEND, axis_end
 from meshwright.report.overview.collect import RecordReport
 from meshwright.report.quantities import percent
 from meshwright.report.text_table import TextTable
@@ -61,15 +62,9 @@ def roofline_chart(calls: Sequence[tuple[str, CallRates]]) -> Any:
     """Share of the roofline of each call as a bar, with its time and route."""
     import altair as alt
 
-    rows = [
-        {
-            "call": name, "share": c.roofline_ratio,
-            "text": ", ".join(filter(None, (format_seconds(c.seconds), c.route))),
-        }
-        for name, c in calls[:MOST_CALLS]
-    ]  # fmt: skip
-    limit = max(1.0, *(r["share"] for r in rows)) * 1.3
-    scale = alt.Scale(domain=[0, limit], nice=False)
+    longest = _longest(calls)
+    rows = [_bar(name, c, longest) for name, c in calls[:MOST_CALLS]]
+    scale = alt.Scale(domain=[0, longest * 1.3], nice=False)
     axis = alt.Axis(labelLimit=300)
     base = alt.Chart(alt.Data(values=rows)).encode(
         y=alt.Y("call:N", sort=[r["call"] for r in rows], title=None, axis=axis),
@@ -77,11 +72,32 @@ def roofline_chart(calls: Sequence[tuple[str, CallRates]]) -> Any:
             "share:Q", scale=scale, title="share of the roofline", axis=alt.Axis(format="%", tickCount=6)
         ),
     )
-    bars = base.mark_bar(color=BLUE, opacity=0.8, height={"band": 0.65})
+    color = alt.condition("datum.cut", alt.value(OUTLIER_COLOR), alt.value(BLUE))
+    bars = base.mark_bar(opacity=0.8, height={"band": 0.65}).encode(color=color)
     whole = alt.Chart(alt.Data(values=[{"x": 1.0}])).mark_rule(color=ORANGE, strokeDash=[4, 3])
     texts = base.mark_text(align="left", dx=5, fontSize=11, color=INK).encode(text="text:N")
     rule = whole.encode(x=alt.X("x:Q", scale=scale))
     return alt.layer(bars, rule, texts).properties(width=WIDTH - 100, height={"step": 22})
+
+
+def roofline_cuts(calls: Sequence[tuple[str, CallRates]]) -> tuple[tuple[str, str], ...]:
+    """(name, colour) of bars that are longer than the axis, where there are some."""
+    longest = _longest(calls)
+    return (
+        (OUTLIER_LEGEND,) if any((c.roofline_ratio or 0.0) > longest for _, c in calls[:MOST_CALLS]) else ()
+    )
+
+
+def _longest(calls: Sequence[tuple[str, CallRates]]) -> float:
+    return max(1.0, axis_end([c.roofline_ratio or 0.0 for _, c in calls[:MOST_CALLS]]))
+
+
+def _bar(name: str, call: CallRates, longest: float) -> dict[str, Any]:
+    share = call.roofline_ratio or 0.0
+    is_cut = share > longest
+    above = f"{percent(share)} \u00bb" if is_cut else ""
+    text = ", ".join(filter(None, (format_seconds(call.seconds), call.route, above)))
+    return {"call": name, "share": min(share, longest), "cut": is_cut, "text": text}
 
 
 def _scaled(rate: float | None, unit: float) -> str:

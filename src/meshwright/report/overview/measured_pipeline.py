@@ -10,20 +10,21 @@ import json
 import math
 from collections import defaultdict
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from meshwright.errors import InputError
 from meshwright.report.quantities import percent, seconds
 from meshwright.report.text_table import TextTable
+from meshwright.report.timeline_blocks import Blocks, blocks_svg, windows
 
 KINDS = {
     "F": ("forward", "#3f78b5"), "B": ("backward", "#d98a35"), "I": ("backward, inputs", "#d98a35"),
     "W": ("backward, weights", "#4c9a6a"),
 }  # fmt: skip
-WIDTH, LABEL_WIDTH, ROW, AXIS_HEIGHT = 960, 64, 22, 26
 MOST_PASSES = 100_000
 
 
@@ -97,30 +98,26 @@ def idle_ratios(passes: tuple[MeasuredPass, ...]) -> dict[int, float]:
 
 
 def passes_svg(passes: tuple[MeasuredPass, ...], *, name: str) -> str:
-    """One row a rank, one block a pass."""
+    """One row a rank, one block a pass; of many passes the first and the last, as `drawn_windows` says."""
     ranks = sorted({p.pipeline_rank for p in passes})
-    begin, end = min(p.start_s for p in passes), max(p.end_s for p in passes)
-    scale = (WIDTH - LABEL_WIDTH) / (end - begin or 1.0)
-    height = ROW * len(ranks) + AXIS_HEIGHT
-    blocks: dict[str, list[str]] = defaultdict(list)
+    begin = min(p.start_s for p in passes)
+    colors: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
     for p in passes:
-        x, w = LABEL_WIDTH + (p.start_s - begin) * scale, max((p.end_s - p.start_s) * scale - 0.3, 0.2)
-        y = ranks.index(p.pipeline_rank) * ROW + 1
-        blocks[KINDS[p.kind][1]].append(f"M{x:.1f} {y}h{w:.1f}v{ROW - 2}h-{w:.1f}z")
-    paths = "".join(f'<path fill="{color}" d="{"".join(d)}"/>' for color, d in blocks.items())
-    labels = "".join(
-        f'<text x="{LABEL_WIDTH - 8}" y="{(i + 0.5) * ROW + 4:.0f}" text-anchor="end">rank {rank}</text>'
-        for i, rank in enumerate(ranks)
-    )
-    axis = (
-        f'<text x="{LABEL_WIDTH}" y="{height - 6}">0</text>'
-        f'<text x="{WIDTH}" y="{height - 6}" text-anchor="end">{seconds(end - begin)}</text>'
-    )
-    text = escape(f"Measured passes of {name} on {len(ranks)} pipeline ranks", quote=True)
-    return (
-        f'<svg class="timeline" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{text}">'
-        f"{labels}{paths}{axis}</svg>"
-    )
+        colors[KINDS[p.kind][1]].append((ranks.index(p.pipeline_rank), p.start_s - begin, p.end_s - begin))
+    blocks = {
+        color: Blocks(row=np.array([r for r, _, _ in found]), start_s=np.array([s for _, s, _ in found]),
+                      end_s=np.array([e for _, _, e in found]))
+        for color, found in colors.items()
+    }  # fmt: skip
+    title = f"Measured passes of {name} on {len(ranks)} pipeline ranks"
+    return blocks_svg(blocks, ranks=ranks, drawn=drawn_windows(passes), title=title)
+
+
+def drawn_windows(passes: tuple[MeasuredPass, ...]) -> list[tuple[float, float]]:
+    """The intervals that are drawn, from the first pass: all of the step, or its beginning and its end."""
+    begin, end = min(p.start_s for p in passes), max(p.end_s for p in passes)
+    per_rank = len(passes) / len({p.pipeline_rank for p in passes})
+    return windows(blocks_per_rank=per_rank, end_s=end - begin)
 
 
 def passes_legend(passes: tuple[MeasuredPass, ...]) -> tuple[tuple[str, str], ...]:

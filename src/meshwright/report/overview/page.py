@@ -27,7 +27,13 @@ from meshwright.report.html import (
 from meshwright.report.overview import figures as draw
 from meshwright.report.overview.collect import RecordReport, ReportEntry
 from meshwright.report.overview.cost import cost_rows, priced_values, sensitivities, usd_per_million
-from meshwright.report.overview.kernels import KERNEL_RATES, drawn_calls, kernels_table, roofline_chart
+from meshwright.report.overview.kernels import (
+    KERNEL_RATES,
+    drawn_calls,
+    kernels_table,
+    roofline_chart,
+    roofline_cuts,
+)
 from meshwright.report.overview.kernels import ORANGE as KERNEL_LINE
 from meshwright.report.overview.measured_pipeline import (
     idle_ratios,
@@ -43,11 +49,13 @@ from meshwright.report.overview.tables import (
     values_table,
 )
 from meshwright.report.text_table import TextTable
+from meshwright.report.timeline_blocks import MAX_DRAWN_PER_RANK
 
 MOST_CURVES = 8
 MEASURED_PASSES = (
     "Measured passes are those of the last profiled step. A pass includes its wait for the activations or gradients "
-    "that it needs; every rank's time begins with its step. Predicted ones are of the run files in the report."
+    "that it needs; every rank's time begins with its step. Predicted ones are of the run files in the report. Of more "
+    f"than {MAX_DRAWN_PER_RANK} passes of a rank the beginning and the end are drawn."
 )
 MOST_NOTES = 200
 """Endnotes on the page; the JSON document has all."""
@@ -144,7 +152,14 @@ def _values(metric: Any, heading: str) -> Callable[[RecordReport], ReportSection
         return ReportSection(
             title=heading,
             text=text,
-            figures=(ReportFigure(title=f"{heading} by record", data=data, chart=draw.values_chart(named)),),
+            figures=(
+                ReportFigure(
+                    title=f"{heading} by record",
+                    data=data,
+                    chart=draw.values_chart(named),
+                    legend=draw.cut_legend(draw.value_ends(named)),
+                ),
+            ),
         )
 
     return make
@@ -176,7 +191,7 @@ def _loss(found: RecordReport) -> ReportSection | None:
 
 def _memory(found: RecordReport) -> ReportSection | None:
     entries = [e for e in found.entries if e.value(MEMORY) is not None]
-    entries.sort(key=lambda e: -_known(e, MEMORY))
+    entries.sort(key=lambda e: -e.known(MEMORY))
     if not entries:
         return None
     shown = entries[: draw.MOST_BARS]
@@ -184,7 +199,10 @@ def _memory(found: RecordReport) -> ReportSection | None:
     data = TextTable(title="Memory: data", headings=("name", "memory per device"), rows=rows)
     figure = ReportFigure(
         title="Memory of the fullest process", data=data, chart=draw.memory_chart(shown),
-        legend=(("measured or estimated", draw.BLUE), ("predicted before the run", draw.ORANGE)),
+        legend=(
+            ("measured or estimated", draw.BLUE), ("predicted before the run", draw.PURPLE),
+            *draw.cut_legend(draw.memory_ends(shown)),
+        ),
     )  # fmt: skip
     return ReportSection(title="Memory", figures=(figure,))
 
@@ -223,7 +241,12 @@ def _kernel_calls(found: RecordReport) -> ReportSection | None:
         chart = roofline_chart(calls)
         title = "Share of the roofline, lowest first"
         figures = (
-            ReportFigure(title=title, data=data, chart=chart, legend=(("the roofline", KERNEL_LINE),)),
+            ReportFigure(
+                title=title,
+                data=data,
+                chart=chart,
+                legend=(("the roofline", KERNEL_LINE), *roofline_cuts(calls)),
+            ),
         )
     return ReportSection(
         title="Kernels by shape", text=KERNEL_RATES, tables=(shown,), figures=figures, is_wide=True
@@ -290,7 +313,7 @@ def _scaling(found: RecordReport) -> ReportSection | None:
     for name, entries in groups.items():
         best: dict[int, float] = {}
         for entry in entries:
-            devices, rate = int(entry.condition("devices")), _known(entry, THROUGHPUT)
+            devices, rate = int(entry.condition("devices")), entry.known(THROUGHPUT)
             best[devices] = max(best.get(devices, 0.0), rate)
         if len(best) < 2:
             continue
@@ -508,11 +531,6 @@ def _notes(found: RecordReport) -> PageSection:
     more = len(found.entries) - len(notes)
     below = paragraph(f"{more:,} more are in the JSON document.") if more > 0 else ""
     return PageSection(title="Endnotes", parts=[f'<ol class="notes">{items}</ol>{below}'], is_wide=True)
-
-
-def _known(entry: ReportEntry, metric: Any) -> float:
-    value = entry.value(metric)
-    return 0.0 if value is None else value.value
 
 
 def _number(value: object) -> str:

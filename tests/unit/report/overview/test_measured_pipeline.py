@@ -56,7 +56,7 @@ def test_a_report_draws_them(tmp_path):
     assert [row[:4] for row in rows] == [(0, 0, "backward", 1), (0, 0, "forward", 1), (1, 1, "forward", 1)]
     page = record_page(found)
     assert "piped, measured: 2 ranks, 30.0% idle" in page
-    assert page.count('<svg class="timeline"') == 1
+    assert page.count('<svg class="timeline for-wide"') == page.count('<svg class="timeline for-narrow"') == 1
     assert "Measured pipeline of piped: data" in markdown(found)
 
 
