@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from meshwright.engines.native.profiling.categories import Category
+from meshwright.training.profiling.categories import Category
 
 
 def test_the_record_names_the_gpu(train):

@@ -17,10 +17,11 @@ from meshwright.cli.options import calibration_override
 from meshwright.cli.output import note, progress, write_html
 from meshwright.cli.train_messages import introduction, show_plan, show_record
 from meshwright.cli.verbs import load
-from meshwright.engines.base import ProfileSteps, TrainOptions, find_engine, measuring_of
+from meshwright.engines.base import TrainOptions, find_engine, measuring_of
 from meshwright.engines.folders import refuse_finished, training_folders
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.records.training import Ending, Record
+from meshwright.training.profiling.steps import ProfileSteps
 from meshwright.training.signals import STOPPED_EXIT_CODE
 
 
@@ -90,12 +91,12 @@ def run(
 def _profile_steps(text: str | None) -> ProfileSteps | None:
     if text is None:
         return None
-    first, _, last = text.partition(":")
-    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+    try:
+        return ProfileSteps.parse(text)
+    except ValueError:
         raise InputError(
             "--profile-steps", got=text, allowed="FIRST:LAST, such as 10:13, the first step is 1"
-        )
-    return ProfileSteps(first=int(first), last=int(last))
+        ) from None
 
 
 def _write_page(folder: Path) -> Path | None:

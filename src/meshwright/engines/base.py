@@ -34,6 +34,7 @@ from meshwright.errors import InputError
 from meshwright.records.training import Record
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
+from meshwright.training.profiling.steps import ProfileSteps
 
 if TYPE_CHECKING:
     from meshwright.engines.observer import TrainingObserver
@@ -51,14 +52,6 @@ class Unsupported:
 
     def __str__(self) -> str:
         return f"{self.key}: {self.reason}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProfileSteps:
-    """The profiled steps, counted from 1, both ends included."""
-
-    first: int
-    last: int
 
 
 class Measuring(StrEnum):
@@ -89,6 +82,11 @@ class TrainOptions:
     measuring: Measuring = Measuring.ONCE
     profile: bool = False  # write a trace of some steps
     profile_steps: ProfileSteps | None = None  # None: some steps after the warm-up
+
+    @property
+    def is_profiled(self) -> bool:
+        """True if some steps are to be profiled."""
+        return self.profile or self.profile_steps is not None
 
 
 def predicted(estimate: PlanEstimate, *, memory_bytes: float) -> dict[str, Any]:

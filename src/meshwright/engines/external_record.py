@@ -6,6 +6,7 @@ FOLDER/OUTPUT/steps.jsonl       one line per step; of a step that a restart repe
 FOLDER/OUTPUT/validation.jsonl  one line per evaluation
 FOLDER/OUTPUT/ending.json       reason for the end of the training, if a process wrote one
 FOLDER/OUTPUT/rank-N.json       step times and memory of every process
+FOLDER/profile/summary.json     time of the profiled steps by category of kernel, if any were profiled
 
 Metrics follow `training.metrics`, so that records of all engines have the same meaning.
 """
@@ -13,6 +14,7 @@ Metrics follow `training.metrics`, so that records of all engines have the same 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -37,6 +39,7 @@ from meshwright.records.training import (
 )
 from meshwright.specs.hardware import Accelerator
 from meshwright.specs.run import Run
+from meshwright.training.clock import TrainingPhase
 from meshwright.training.metrics import (
     WARM_UP_STEPS,
     Yardstick,
@@ -46,6 +49,7 @@ from meshwright.training.metrics import (
     target_reached,
     yardstick,
 )
+from meshwright.training.profiling.steps import FOLDER, SUMMARY
 from meshwright.training.run_identity import (
     IDENTITY,
     BatchHistory,
@@ -58,6 +62,11 @@ START, FACTS, STEPS, VALIDATION = "start.json", "facts.json", "steps.jsonl", "va
 ENDING = "ending.json"
 NOT_MEASURED = ("prediction_losses", "validation_losses", "best", "label_tokens", "data_progress")
 """Statistics of a record that no process of another program writes."""
+BETWEEN = "between_steps"
+PHASES = (
+    TrainingPhase.START_UP, TrainingPhase.WARM_UP, TrainingPhase.TRAINING, TrainingPhase.PROFILING, BETWEEN,
+    TrainingPhase.CLOSING,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +126,7 @@ def compose(folder: Path, layout: OutputLayout) -> Record:
         ),
         time_s=_time_s(measured, started_s=start["started_s"]),
         ranks=rank_statistics(
-            step_s=[spread_of(rank["step_s"])["median"] for rank in ranks],
+            step_s=[float(spread_of(rank["step_s"]).get("median", math.nan)) for rank in ranks],
             peak_memory_bytes=[rank["peak_memory_bytes"] for rank in ranks],
         ),
         started=_timestamp(start["started_s"]),
@@ -125,11 +134,18 @@ def compose(folder: Path, layout: OutputLayout) -> Record:
         predicted=start["predicted"],
         git_commit=start["git_commit"],
         command=tuple(start["command"]),
+        profile=_profile(folder),
         identity=None if identity is None else as_document(identity),
         notes=tuple(start["notes"]),
     )
     _write(folder / RECORD, json.dumps(asdict(record), indent=2) + "\n")
     return record
+
+
+def _profile(folder: Path) -> dict[str, Any] | None:
+    """Return the time of the profiled steps by category; None: no step was profiled."""
+    path = folder / FOLDER / SUMMARY
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 def _ending(output: Path, *, is_done: bool) -> Ending:
@@ -194,7 +210,7 @@ def _statistics(
     layout: OutputLayout,
     ending: Ending,
 ) -> dict[str, Any]:
-    step_s = spread_of([entry["step_s"] for entry in entries])
+    step_s = spread_of([entry["step_s"] for entry in entries if not entry.get("profiled")])
     parameters = int(count_parameters(model_row(run.model)).total)
     saves = run.train.checkpoint
     saved = layout.checkpoints(Path(saves.folder)) if saves else []
@@ -230,18 +246,28 @@ def _num_adapter_parameters(run: Run) -> int:
 
 
 def _time_s(measured: list[dict[str, Any]], *, started_s: float) -> dict[str, float]:
-    """Wall time from the command's start, each second in one phase."""
-    warm, later = measured[:WARM_UP_STEPS], measured[WARM_UP_STEPS:]
-    begin_s = measured[0]["ended_s"] - measured[0]["step_s"]
-    training_s = sum(line["step_s"] for line in later)
-    phases: dict[str, float] = {
-        "start_up": begin_s - started_s,
-        "warm_up": warm[-1]["ended_s"] - begin_s,
-        "training": training_s,
-        "between_steps": measured[-1]["ended_s"] - warm[-1]["ended_s"] - training_s,
-        "closing": time.time() - measured[-1]["ended_s"],
-    }
-    return phases | {"total": sum(phases.values())}
+    """Wall time from the command's start, each second in one phase.
+
+    Time between two steps is `profiling` after a profiled one, as its trace is written then, `warm_up` before a step
+    that warms up, and else `between_steps`.
+    """
+    before_s = measured[0]["ended_s"] - measured[0]["step_s"]
+    phases = dict.fromkeys(PHASES, 0.0) | {TrainingPhase.START_UP: before_s - started_s}
+    before = TrainingPhase.START_UP
+    for i, line in enumerate(measured):
+        phase, gap_s = _phase(line, is_early=i < WARM_UP_STEPS), line["ended_s"] - line["step_s"] - before_s
+        between = phase if phase is TrainingPhase.WARM_UP else BETWEEN
+        phases[before if before is TrainingPhase.PROFILING else between] += gap_s
+        phases[phase] += line["step_s"]
+        before, before_s = phase, line["ended_s"]
+    phases[TrainingPhase.CLOSING] = time.time() - before_s
+    return {str(phase): seconds for phase, seconds in phases.items()} | {"total": sum(phases.values())}
+
+
+def _phase(line: dict[str, Any], *, is_early: bool) -> TrainingPhase:
+    if line.get("profiled"):
+        return TrainingPhase.PROFILING
+    return TrainingPhase.WARM_UP if is_early else TrainingPhase.TRAINING
 
 
 def _timestamp(unix_s: float) -> str:

@@ -25,6 +25,7 @@ from meshwright.errors import InputError, MeshwrightError
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 from meshwright.training.machine import Machine
+from meshwright.training.profiling.steps import FOLDER, VARIABLE, ProfileSteps, steps_to_profile
 from meshwright.training.rendezvous import is_restart, launched_processes
 from meshwright.training.run_identity import IDENTITY, RunIdentity, identity_file, write_identity
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from meshwright.training.data import Corpus
 
 PROGRESS_INTERVAL_S = 10.0
+NOT_PROFILED = "the steps to profile were taken before: nothing is profiled"
 
 
 NotesOnData: TypeAlias = "Callable[[Run, Corpus], Iterable[str]]"
@@ -52,6 +54,7 @@ class WorkersStart:
     device_name: str  # in its driver
     cluster: Cluster  # of the catalogue, or measured
     identity: RunIdentity
+    profiled: ProfileSteps | None = None  # the steps that its processes profile
     is_one_process: bool = False  # one process with all devices of the plan, as virtual devices of a CPU
     notes: tuple[str, ...] = ()
 
@@ -62,9 +65,18 @@ class WorkersStart:
 
 
 def refuse_profile(options: TrainOptions) -> None:
-    """Raise InputError if a profile is requested, which only the native engine writes."""
-    if options.profile or options.profile_steps:
-        raise InputError("only the native engine supports --profile", hint="--set engine=native")
+    """Raise InputError if a profile is requested, for an engine whose processes do not profile their steps."""
+    if options.is_profiled:
+        raise InputError("this engine does not support --profile", hint="--set engine=native")
+
+
+def refuse_absent_steps(run: Run, options: TrainOptions) -> None:
+    """Raise InputError if steps are to be profiled that the run does not take."""
+    steps = options.profile_steps
+    if steps is not None and run.num_steps is not None and steps.last > run.num_steps:
+        raise InputError(
+            "steps to profile that the run does not take", got=str(steps), allowed=f"1:{run.num_steps}"
+        )
 
 
 def start(
@@ -86,6 +98,7 @@ def start(
     from meshwright.training.data import require_sources
 
     require_sources(run)
+    refuse_absent_steps(run, options)
     run = with_devices_here(run, num_devices=launched_processes() or machine.num_devices)
     cluster = run.cluster or cluster_here(run, machine)
     plan = planned(replace(run, cluster=cluster, engine=engine)).plan
@@ -95,6 +108,7 @@ def start(
     refuse_checkpoints(run, options, newest_step=layout.newest_step)
     require_indices(run, layout)
     begun = begin(run, plan=plan, options=options, newest_step=layout.newest_step)
+    profiled = _steps_to_profile(begun, options)
     return WorkersStart(
         run=replace(begun.run, plan=plan, micro_batch=plan.micro_batch),
         plan=plan,
@@ -105,13 +119,23 @@ def start(
         device_name=machine.device_name,
         cluster=cluster,
         identity=begun.resumed(),
+        profiled=profiled,
         notes=(
             *begun.notes,
             *_notes_on_data(begun),
             *notes_on_weights(run, file_shapes),
             *_notes_on_device(run, machine),
+            *([NOT_PROFILED] if options.is_profiled and profiled is None else []),
         ),
     )
+
+
+def _steps_to_profile(begun: Beginning, options: TrainOptions) -> ProfileSteps | None:
+    """The steps that the processes profile; None: none was asked for, or all were taken before."""
+    if not options.is_profiled:
+        return None
+    assert begun.run.num_steps is not None  # every engine refuses a run without
+    return steps_to_profile(options.profile_steps, done=begun.step, num_steps=begun.run.num_steps)
 
 
 def _notes_on_data(begun: Beginning) -> tuple[str, ...]:
@@ -218,6 +242,8 @@ def launch(
         _open_folder(start, lowered, notes_on_data)
         for line in () if options.quiet else start.notes:
             print(f"note: {line}", file=sys.stderr, flush=True)
+    if start.profiled is not None:
+        lowered = replace(lowered, env={**lowered.env, VARIABLE: str(start.profiled)})
     for left in range(options.max_restarts, -1, -1):
         try:
             local.run(
@@ -245,6 +271,7 @@ def _open_folder(start: WorkersStart, lowered: Launch, notes_on_data: NotesOnDat
     if not (options.resume or is_restart()):
         clear_results(folder)
         shutil.rmtree(output, ignore_errors=True)
+    shutil.rmtree(folder / FOLDER, ignore_errors=True)  # of the steps before a resume
     output.mkdir(parents=True, exist_ok=True)
     telemetry.save_run(folder, run=start.run, plan=start.plan)
     save_identity(start.run, start.identity, folder=folder)

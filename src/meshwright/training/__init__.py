@@ -11,6 +11,7 @@ optimizer        by name, on fp32 `masters`: `optimizer_updates`, `optimizer_sta
 step_gemms       GEMM shapes of a step; `gemm_tuning`: the kernels chosen for them
 device, machine  this machine as PyTorch and as other programs see it
 processes        one process a device; `rendezvous`, `signals`, `watchdog`
+profiling/       a trace of some steps, and their time by category of kernel
 metrics          throughput, MFU and statistics of steps
 run_identity     what makes a run, and what may change when it resumes; `fingerprints` of its data and weights
 telemetry        files of a run: steps, events, record; `clock`, `trackers`

@@ -29,6 +29,7 @@ from tests.warm_workers import WORKERS, workers_from
 from meshwright import runfile
 from meshwright.engines import local
 from meshwright.engines.base import Launch, TrainOptions, find_engine
+from meshwright.report.comparison.study import compare_items
 from meshwright.training import checkpoints as checkpoint
 
 SHIM = Path(__file__).parent / "shim"
@@ -133,11 +134,13 @@ def kind_of(case: str) -> tuple[str, ...]:
     return model, *(other for other in others if other in (BALANCED, Z_LOSS))
 
 
-def alone(folder: Path, name: str, *overrides: str, model: str = "") -> list[dict[str, float]]:
+def alone(
+    folder: Path, name: str, *overrides: str, model: str = "", profile: bool = False
+) -> list[dict[str, float]]:
     """Steps of the native engine in one process."""
     engine, plan = find_engine("native"), "parallel={data_shard: 1, sharding: none}"
     run = loaded(folder, "engine=native", plan, *overrides, model=model)
-    options = TrainOptions(folder=folder / name, quiet=True, only_steps=True)
+    options = TrainOptions(folder=folder / name, quiet=True, only_steps=True, profile=profile)
     with pytest.MonkeyPatch.context() as patch:
         measure_nothing(patch.setattr)
         engine.launch(engine.prepare(run, options=options))
@@ -324,6 +327,33 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(folder, server):
     _, error = training.end(1)
     assert "cannot write a checkpoint below full: process 0: Worker failure" in error
     assert not checkpoint.checkpoints(folder / "full")
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_profile_has_the_categories_of_the_native_engine(folder, server):
+    training = started(
+        folder, "--out=profiled", "--set=train.steps=10", "--profile-steps=6:8",
+        plan="{data_shard: 2, sharding: optimizer}", server=server,
+    )  # fmt: skip
+    training.end(0)
+    record = json.loads((folder / "profiled" / "record.json").read_text())
+    found = record["profile"]
+    assert found == json.loads((folder / "profiled" / "profile" / "summary.json").read_text())
+    assert found["steps"] == [6, 7, 8]
+    assert sum(found["shares"].values()) == pytest.approx(1)
+    for name in ("GEMM", "attention", "elementwise", "optimizer", "communication", "idle"):
+        assert found["shares"][name] > 0, name
+    assert found["unknown"] == []
+    lines = steps(folder / "profiled" / "steps.jsonl")
+    assert [line["step"] for line in lines if line.get("profiled")] == [5, 6, 7, 8]
+    assert record["statistics"]["step_s"]["n"] == 6
+    assert record["time_s"]["profiling"] >= sum(line["step_s"] for line in lines if line.get("profiled"))
+    alone(folder, "profiled-native", "train.steps=10", profile=True)
+    sides = [str(folder / "profiled-native"), str(folder / "profiled")]
+    compared = compare_items(sides, is_like_for_like=True)
+    assert compared.gaps
+    assert not any("not split" in text for text in compared.cautions)
 
 
 @pytest.mark.distributed

@@ -15,6 +15,8 @@ import pytest
 if find_spec("torchtitan") is None:
     pytest.skip("torchtitan is not installed: pip install 'meshwright[torchtitan]'", allow_module_level=True)
 
+from meshwright.report.comparison.study import compare_items
+
 ALONE = "parallel={data_shard: 1, sharding: none}"
 SHARDED = "parallel={data_shard: 2, sharding: parameters}"
 
@@ -192,3 +194,31 @@ def test_engines_are_measured_beside_each_other(toys, bench):
     (contest,) = told["engines"]
     ratio = mine["tokens_per_s_per_device"]["value"] / theirs["tokens_per_s_per_device"]["value"]
     assert contest["over_the_first"]["torchtitan"] == pytest.approx(ratio)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_profile_has_the_categories_of_the_native_engine(toys, train, steps):
+    options = ("--profile-steps=6:8",)
+    for engine in ("torchtitan", "native"):
+        done = train(
+            "dense", f"profiled-{engine}", SHARDED, f"engine={engine}", "train.steps=10", arguments=options
+        )
+        assert done.returncode == 0, done.stderr
+        record = json.loads((toys / f"profiled-{engine}" / "record.json").read_text())
+        found = record["profile"]
+        assert found == json.loads((toys / f"profiled-{engine}" / "profile" / "summary.json").read_text())
+        assert found["steps"] == [6, 7, 8]
+        assert sum(found["shares"].values()) == pytest.approx(1)
+        for name in ("GEMM", "elementwise", "optimizer", "communication", "idle"):
+            assert found["shares"][name] > 0, name
+        assert found["unknown"] == []
+        taken = steps(f"profiled-{engine}")
+        assert [line["step"] for line in taken if line.get("profiled")] == [5, 6, 7, 8]
+        assert record["statistics"]["step_s"]["n"] == 6
+        assert record["time_s"]["profiling"] >= sum(line["step_s"] for line in taken if line.get("profiled"))
+    compared = compare_items(
+        [str(toys / f"profiled-{engine}") for engine in ("native", "torchtitan")], is_like_for_like=True
+    )
+    assert compared.gaps
+    assert not any("not split" in text for text in compared.cautions)

@@ -25,7 +25,6 @@ __all__ = [
 def prepare(run: Run, *, options: TrainOptions) -> WorkersStart:
     """Decide everything; write nothing and start no process of the training."""
     refuse("megatron", check(run))
-    external_workers.refuse_profile(options)
     machine = probe.machine()
     probe.require_device(machine)
     return external_workers.start(

@@ -19,6 +19,6 @@ Here are the trainer, the assembly of a model and its parallelism. Read in this 
     parallel/             mesh, FSDP, tensor, context, expert and pipeline parallelism, one technique a file
     expectation           prediction of a run on this machine; layer_timing, slowdown: its measurements
     generation            the text sample of a record
-    profiling/            time of a step on the device by category
+    profiled              the profiler of one process
     rehearsal             a plan on local processes, compared with one process
 """

@@ -20,7 +20,6 @@ from meshwright.engines.native.check import check, check_plan
 from meshwright.engines.native.expectation import Expectation, measure_expectation
 from meshwright.engines.native.prepared import PreparedRun
 from meshwright.engines.native.trainer import train_rank
-from meshwright.errors import InputError
 from meshwright.kernels.dispatch import using as using_routes
 from meshwright.records.training import Ending, Record, read_record
 from meshwright.specs.hardware import HERE
@@ -121,7 +120,7 @@ def prepare(run: Run, *, options: TrainOptions) -> PreparedRun:
     refuse("native", check(run))
     trackers.require(run.train.trackers)
     require_sources(run)
-    _check_profile(run, options)
+    external_workers.refuse_absent_steps(run, options)
     device = devices.find_device()
     if run.cluster is not None and run.cluster_name != HERE:
         devices.require(run.cluster.accelerator.name, device=device)
@@ -239,12 +238,3 @@ def planned_here(run: Run, *, device: torch.device) -> Run:
 def _num_devices(device: torch.device) -> int:
     """Devices that a plan may use: as many as a launcher has started processes, else those of this machine."""
     return launched_processes() or devices.num_devices(device)
-
-
-def _check_profile(run: Run, options: TrainOptions) -> None:
-    steps = options.profile_steps
-    if steps is not None and run.num_steps is not None and steps.last > run.num_steps:
-        raise InputError(
-            "steps to profile that the run does not take", got=f"{steps.first}:{steps.last}",
-            allowed=f"1:{run.num_steps}",
-        )  # fmt: skip

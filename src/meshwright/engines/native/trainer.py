@@ -30,7 +30,7 @@ from meshwright.engines.native.kernel_routing import gathered_choices, notes_on_
 from meshwright.engines.native.loop_checkpoints import LoopCheckpoints
 from meshwright.engines.native.parallel.mesh import MeshCoordinates, mesh_coordinates
 from meshwright.engines.native.prepared import PreparedRun
-from meshwright.engines.native.profiling.profiler import StepProfiler, open_profiler
+from meshwright.engines.native.profiled import open_profiler
 from meshwright.engines.native.progress import ProgressDisplay, reading
 from meshwright.engines.native.recompute import import_checkpoint
 from meshwright.engines.native.run_output import RunOutput
@@ -52,6 +52,7 @@ from meshwright.training.gemm_tuning import using
 from meshwright.training.metrics import WARM_UP_STEPS, spread_of
 from meshwright.training.models import expert_load_ratio
 from meshwright.training.optimizer import learning_rate
+from meshwright.training.profiling.profiler import StepProfiler
 from meshwright.training.run_identity import as_document
 from meshwright.training.signals import StopRequest, say_stopping, stop_on_signals
 from meshwright.training.watchdog import Watchdog

@@ -25,7 +25,6 @@ __all__ = ["check", "expected", "export_weights", "import_run", "launch", "lower
 def prepare(run: Run, *, options: TrainOptions) -> WorkersStart:
     """Decide everything; write nothing and start no process of the training."""
     refuse("torchtitan", check(run))
-    external_workers.refuse_profile(options)
     machine = probe.machine()
     _require_device(run, machine)
     start = external_workers.start(

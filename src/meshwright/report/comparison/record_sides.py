@@ -38,14 +38,7 @@ from meshwright.report.training_run import WARM_UP_STEPS, TrainingRun, read_trai
 OFFLINE_NAME, OFFLINE_SCHEMA = "offline.json", "meshwright bench offline 1"
 RESULTS = "result_*.txt"
 KERNEL_CATEGORIES = ("GEMM", "attention", "elementwise", "optimizer", "other")
-NO_PROFILER = "its engine's processes write steps, memory and losses, and no times of kernels"
-NOT_SPLIT = {
-    "native": "it was trained without --profile",
-    "torchtitan": "torchtitan writes traces of its own (`profiling.enable_profiling`), which are not recorded",
-    "megatron": "Megatron-Core's timers sum passes over a step and name no kernels; its profiler is not recorded",
-    "maxtext": "MaxText's profiler writes XPlane files, which are not recorded",
-}
-"""Reason that a training without a profile has no breakdown, by engine."""
+NOT_PROFILED = "it was trained without --profile"
 LATENCIES: tuple[tuple[str, Metric], ...] = (
     ("ttft_s", TTFT), ("chunk_gap_s", CHUNK_GAP), ("tpot_s", TPOT), ("e2e_s", E2E),
 )  # fmt: skip
@@ -145,7 +138,7 @@ def training_side(done: TrainingRun, *, name: str) -> Side:
     return Side(
         name=name, kind="training", values=tuple(values), facts=_training_facts(done),
         breakdowns={} if breakdown is None else {where.workload: breakdown},
-        not_split="" if breakdown is not None else NOT_SPLIT.get(run.get("engine") or "native", NO_PROFILER),
+        not_split="" if breakdown is not None else NOT_PROFILED,
     )  # fmt: skip
 
 

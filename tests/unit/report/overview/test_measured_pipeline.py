@@ -7,11 +7,11 @@ import json
 import pytest
 from tests.record_folders import write_training
 
-from meshwright.engines.native.profiling.shares import STEP, passes
 from meshwright.errors import InputError
 from meshwright.report.overview.collect import collect
 from meshwright.report.overview.measured_pipeline import idle_ratios, measured_passes, stages_table
 from meshwright.report.overview.page import markdown, record_page
+from meshwright.training.profiling.shares import STEP, passes
 
 
 def event(name, start_s, length_s, cat="user_annotation"):

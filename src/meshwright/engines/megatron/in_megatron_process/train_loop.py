@@ -12,6 +12,7 @@ import json
 import math
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from meshwright.training import data, telemetry
 from meshwright.training import device as devices
 from meshwright.training.data import Batch, Batches, Tokenizer
 from meshwright.training.optimizer import learning_rate
+from meshwright.training.profiling.profiler import profiler_of_environment
 from meshwright.training.run_identity import IDENTITY, as_document, read_identity, tokens_seen
 from meshwright.training.signals import StopRequest, stop_on_signals
 from meshwright.training.weights import find_weights
@@ -89,7 +91,8 @@ class MegatronTrainLoop:
         done = self._resume()
         ending = Ending.DONE
         for step, batch in zip(range(done, self.num_steps), self._read(done), strict=False):
-            entry = self._step(step, batch)
+            with self.log.profiled(step + 1) as mark:
+                entry = self._step(step, batch) | mark
             if self.saver is not None:
                 self.saver.poll()
                 entry["checkpoint_stall_s"] = self.saver.stalls.new_s()
@@ -136,6 +139,7 @@ class MegatronTrainLoop:
             "gradient_norm": float(norm),
             "learning_rate": rate,
             "step_s": time.perf_counter() - start_s,
+            "ended_s": time.time(),
         }
 
     def _identity_at(self, taken: int) -> dict[str, Any]:
@@ -208,6 +212,7 @@ class MeasurementLog:
     def __init__(self, folder: Path, *, device: torch.device) -> None:
         self.folder, self.device, self.rank = folder, device, dist.get_rank()
         self.step_s: list[float] = []
+        self.profiler = profiler_of_environment(folder.parent, device=device, is_main=self.rank == 0)
         self.stall_s: float | None = None  # total stall of checkpoints, if any are saved
         folder.mkdir(parents=True, exist_ok=True)
         if self.rank == 0:
@@ -218,11 +223,21 @@ class MeasurementLog:
             (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
             (folder / ENDING).unlink(missing_ok=True)  # of a training that is resumed
 
+    @contextmanager
+    def profiled(self, step: int) -> Iterator[dict[str, Any]]:
+        """Profile `step` (1 is the first) if it is to be profiled; gives what its measurements say of that."""
+        if self.profiler is None:
+            yield {}
+            return
+        mark = {"profiled": True} if self.profiler.covers(step) else {}
+        with self.profiler.around(step):
+            yield mark
+
     def step(self, entry: dict[str, Any]) -> None:
         """Write the measurements of one step."""
-        self.step_s.append(entry["step_s"])
-        measured = {"ended_s": time.time(), "memory_bytes": devices.peak_memory_bytes(self.device)}
-        self._add(STEPS, entry | measured)
+        if not entry.get("profiled"):
+            self.step_s.append(entry["step_s"])
+        self._add(STEPS, entry | {"memory_bytes": devices.peak_memory_bytes(self.device)})
 
     def validation(self, entry: dict[str, Any]) -> None:
         """Write the loss of an evaluation."""
@@ -235,6 +250,8 @@ class MeasurementLog:
 
     def close(self) -> None:
         """Write the measurements of this process."""
+        if self.profiler is not None:
+            self.profiler.close()
         measured = {
             "step_s": self.step_s,
             "peak_memory_bytes": devices.peak_memory_bytes(self.device),

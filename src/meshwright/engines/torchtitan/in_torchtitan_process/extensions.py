@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -36,6 +37,7 @@ from meshwright.training import data, telemetry
 from meshwright.training import device as devices
 from meshwright.training.models.experts import run_experts
 from meshwright.training.optimizer import learning_rate
+from meshwright.training.profiling.profiler import profiler_of_environment
 from meshwright.training.weights import find_weights
 
 FACTS, STEPS, VALIDATION = "facts.json", "steps.jsonl", "validation.jsonl"
@@ -143,6 +145,10 @@ class StepLogMetrics(MetricsProcessor):
         self.rank, self.begin_s, self.step_s = dist.get_rank(), 0.0, []
         self.peak_bytes = 0
         self.stream: TextIO | None = None
+        self.profiler = profiler_of_environment(
+            self.folder.parent, device=self.device, is_main=self.rank == 0
+        )
+        self.is_profiled, self.step_profile = False, ExitStack()
         self.writes = self.rank == _metrics_rank(self.parallel_dims, pp_schedule)
         if self.writes:
             facts = {
@@ -153,6 +159,9 @@ class StepLogMetrics(MetricsProcessor):
 
     def should_log(self, step: int) -> bool:
         """Called at the beginning of a step."""
+        if self.profiler is not None:
+            self.is_profiled = self.profiler.covers(step)
+            self.step_profile.enter_context(self.profiler.around(step))
         self.begin_s = time.perf_counter()
         return super().should_log(step)
 
@@ -165,16 +174,19 @@ class StepLogMetrics(MetricsProcessor):
         extra_metrics: dict[str, Any] | None = None,
     ) -> None:
         """Called at the end of a step in every process; only some of them know the loss."""
-        self.step_s.append(time.perf_counter() - self.begin_s)
+        step_s, ended_s = time.perf_counter() - self.begin_s, time.time()
+        self.step_profile.close()
+        if not self.is_profiled:
+            self.step_s.append(step_s)
         self.peak_bytes = max(self.peak_bytes, devices.peak_memory_bytes(self.device))
         if self.writes:
             rates = [value for name, value in (extra_metrics or {}).items() if name.startswith("lr/")]
             entry = {
                 "step": step, "loss": global_avg_loss, "gradient_norm": grad_norm,
-                "learning_rate": rates[0] if rates else None, "step_s": self.step_s[-1],
-                "ended_s": time.time(), "memory_bytes": self.peak_bytes,
+                "learning_rate": rates[0] if rates else None, "step_s": step_s,
+                "ended_s": ended_s, "memory_bytes": self.peak_bytes,
             }  # fmt: skip
-            self._write(entry)
+            self._write(entry | ({"profiled": True} if self.is_profiled else {}))
         super().log(step, global_avg_loss, global_max_loss, grad_norm, extra_metrics)
 
     def log_validation(self, loss: float, step: int, extra_metrics: dict[str, Any] | None = None) -> None:
@@ -192,6 +204,8 @@ class StepLogMetrics(MetricsProcessor):
 
     def close(self) -> None:
         """Write the measurements of this process."""
+        if self.profiler is not None:
+            self.profiler.close()
         measured = {"step_s": self.step_s, "peak_memory_bytes": self.peak_bytes}
         (self.folder / f"rank-{self.rank}.json").write_text(json.dumps(measured), encoding="utf-8")
         if self.stream is not None:

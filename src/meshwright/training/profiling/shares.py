@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.engines.native.profiling.categories import (
+from meshwright.training.profiling.categories import (
     DECISIVE,
     Category,
     category,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,49 +19,25 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from meshwright.engines.base import ProfileSteps, TrainOptions
-from meshwright.engines.native.parallel.mesh import MeshCoordinates
-from meshwright.engines.native.profiling.shares import STEP, passes, summarize
 from meshwright.files import write_atomically
 from meshwright.training import device as devices
+from meshwright.training.profiling.shares import STEP, passes, summarize
+from meshwright.training.profiling.steps import (
+    FOLDER,
+    SUMMARY,
+    TRACE,
+    ProfileSteps,
+    steps_of_environment,
+)
 
-FOLDER, TRACE, SUMMARY = "profile", "trace-rank0.json.gz", "summary.json"
-STEPS_BEFORE, NUM_STEPS = 5, 3
 QUIET = "99"
 """Above every level of the profiling library's own log, which would mix with the lines of progress."""
 
 
-def steps_to_profile(asked: ProfileSteps | None, *, done: int, num_steps: int) -> ProfileSteps | None:
-    """`asked`, or `NUM_STEPS` steps after the warm-up, or the last ones of a shorter run.
-
-    None when a resumed run is past what was asked for.
-    """
-    if asked is not None:
-        return asked if asked.first > done else None
-    last = min(num_steps, done + STEPS_BEFORE + NUM_STEPS)
-    return ProfileSteps(first=max(done + 1, last - NUM_STEPS + 1), last=last)
-
-
-def open_profiler(
-    options: TrainOptions,
-    *,
-    done: int,
-    num_steps: int,
-    coordinates: MeshCoordinates,
-    say: Callable[[str], None],
-) -> StepProfiler | None:
-    """The profiler that `options` ask for, of a run that has `done` steps behind it; None where nothing is profiled."""
-    if not options.profile and options.profile_steps is None:
-        return None
-    steps = steps_to_profile(options.profile_steps, done=done, num_steps=num_steps)
-    if steps is None:
-        say("the steps to profile were taken before: nothing is profiled")
-        return None
-    is_first = not (coordinates.data_rank or coordinates.context_rank or coordinates.tensor_rank)
-    return StepProfiler(
-        steps, folder=options.folder, device=coordinates.device, is_main=coordinates.is_main,
-        pipeline_rank=coordinates.pipeline_rank if is_first and coordinates.plan.pipeline > 1 else None,
-    )  # fmt: skip
+def profiler_of_environment(folder: Path, *, device: torch.device, is_main: bool) -> StepProfiler | None:
+    """The profiler of a process that another program runs: of the steps in its environment, None without any."""
+    steps = steps_of_environment()
+    return None if steps is None else StepProfiler(steps, folder=folder, device=device, is_main=is_main)
 
 
 class StepProfiler:
@@ -90,7 +66,7 @@ class StepProfiler:
 
     def covers(self, step: int) -> bool:
         """True if `step` (1 is the first) runs under the profiler, and so is not in the statistics."""
-        return not self.is_over and self.steps.first - 1 <= step <= self.steps.last
+        return not self.is_over and self.steps.covers(step)
 
     @contextmanager
     def around(self, step: int) -> Iterator[None]:
