@@ -22,8 +22,9 @@ WITHOUT_EFFECT = frozenset(
         "initializer_range", "label2id", "max_position_embeddings", "model_type", "output_attentions",
         "output_hidden_states", "output_router_logits", "pad_token_id", "pretraining_tp", "problem_type",
         "quantization_config", "return_dict",
-        "router_aux_loss_coef", "sep_token_id", "seq_aux", "task_specific_params", "tokenizer_class", "torch_dtype",
-        "torchscript", "transformers_version", "unk_token_id", "use_cache",
+        "router_aux_loss_coef", "sep_token_id", "seq_aux", "summary_activation", "summary_first_dropout",
+        "summary_proj_to_labels", "summary_type", "summary_use_proj", "task_specific_params", "tokenizer_class",
+        "torch_dtype", "torchscript", "transformers_version", "unk_token_id", "use_cache",
     )
 )  # fmt: skip
 """Keys that do not change the model: bookkeeping, tokens, initialization, losses that a run file sets itself, and the

@@ -78,12 +78,12 @@ def read_qwen2(c: ConfigKeys) -> Model:
     return decoder(c, _qwen2_attention(c))
 
 
-def _qwen_experts(c: ConfigKeys) -> Experts:
+def _qwen_experts(c: ConfigKeys, *, shared_width: int = 0, shared_gate: bool = False) -> Experts:
     """Every `decoder_sparse_step`-th layer is a mixture of experts, but not those in `mlp_only_layers`."""
     num_layers, step = c.count("num_hidden_layers"), c.count("decoder_sparse_step", 1)
     dense_only = c.items("mlp_only_layers") or []
     num_moe = sum(i not in dense_only and (i + 1) % step == 0 for i in range(num_layers))
-    shared = c.count("shared_expert_intermediate_size", 0, minimum=0)
+    shared = c.count("shared_expert_intermediate_size", shared_width, minimum=0)
     renamed = "num_local_experts" if "num_local_experts" in c.values else "num_experts"  # transformers 5
     return Experts(
         num_experts=c.count(renamed),
@@ -93,11 +93,19 @@ def _qwen_experts(c: ConfigKeys) -> Experts:
         shared_ffn_hidden=shared or None,
         num_dense_layers=num_layers - num_moe,
         normalize_top_k=c.flag("norm_topk_prob", False),
+        shared_gate=shared_gate,
     )
 
 
 def read_qwen2_moe(c: ConfigKeys) -> Model:
-    return decoder(c, _qwen2_attention(c), experts=_qwen_experts(c))
+    """Sliding windows, where they are used, in every other one of the first `max_window_layers` layers."""
+    attention = grouped_attention(c, bias=c.flag("qkv_bias", True), kv_heads=16)
+    attention = replace(attention, output_bias=False)
+    is_windowed, last = c.flag("use_sliding_window", False), c.count("max_window_layers", 28, minimum=0)
+    usual = [is_windowed and sliding and i < last for i, sliding in enumerate(_alternating(c))]
+    attention = windowed_attention(attention, c, usual=usual, window=4096 if is_windowed else None)
+    experts = _qwen_experts(c, shared_width=5632, shared_gate=True)
+    return decoder(c, attention, experts=experts)
 
 
 def read_qwen3(c: ConfigKeys) -> Model:
@@ -110,6 +118,8 @@ def read_qwen3_moe(c: ConfigKeys) -> Model:
 
 def _qwen3_attention(c: ConfigKeys, *, everywhere: bool = False) -> Attention:
     attention = grouped_attention(c, bias=c.flag("attention_bias", False), head_dim=128, kv_heads=32)
+    c.require("use_qk_norm", True)  # files of Qwen3-Coder have both, and transformers ignores them
+    c.require("qkv_bias", False)
     return _qwen_windows(replace(attention, qk_norm=True), c, everywhere=everywhere)
 
 
@@ -297,9 +307,10 @@ def read_nemotron_h(c: ConfigKeys) -> Model:
             got=c.value("hybrid_override_pattern") or c.value("layers_block_type"),
         )
     heads, hidden = c.count("mamba_num_heads", 128), c.count("hidden_size")
-    for key in ("mlp_bias", "use_bias"):
-        c.require(key, False)
-    c.require("num_nextn_predict_layers", 0)
+    for key, same in _NEMOTRON_H.items():
+        c.require(key, *same)
+    for key in _NEMOTRON_H_WITHOUT_EFFECT:
+        c.value(key)
     return Model(
         name=c.name,
         hidden=hidden,
@@ -309,10 +320,10 @@ def read_nemotron_h(c: ConfigKeys) -> Model:
             num_heads=c.count("num_attention_heads", 32),
             num_kv_heads=c.count("num_key_value_heads", 8),
             head_dim=c.count("attention_head_dim" if "attention_head_dim" in c.values else "head_dim", 128),
-            bias=c.flag("attention_bias", False),
         ),
         ffn_hidden=c.count("intermediate_size", 21504),
         gated_ffn=False,
+        ffn_bias=c.flag("mlp_bias", False),
         state_space=StateSpace(
             state_size=c.count("ssm_state_size", 128),
             num_heads=heads,
@@ -320,16 +331,48 @@ def read_nemotron_h(c: ConfigKeys) -> Model:
             num_groups=c.count("n_groups", 8),
             conv_kernel=c.count("conv_kernel", 4),
             chunk_size=c.count("chunk_size", 128),
-            bias=c.flag("mamba_proj_bias", False),
+            bias=c.flag("use_bias", False),
         ),
         layer_pattern=written,
-        tied_embeddings=c.flag("tie_word_embeddings", False),
         norm_epsilon=c.number("layer_norm_epsilon", 1e-5),
     )
 
 
+_NEMOTRON_H = {
+    "attention_bias": (False,),
+    "hidden_dropout": (0,),
+    "mamba_hidden_act": ("silu",),
+    "mamba_proj_bias": (False,),
+    "mlp_hidden_act": ("relu2",),
+    "num_nextn_predict_layers": (0,),
+    "residual_in_fp32": (False,),
+    "sliding_window": (),
+    "tie_word_embeddings": (False,),
+    "use_conv_bias": (True,),
+}
+"""Values of Nemotron-H's keys that are what is computed. transformers ignores biases of attention, and tying."""
+
+_NEMOTRON_H_WITHOUT_EFFECT = (
+    "expand", "head_dim", "mamba_ssm_cache_dtype", "num_logits_to_keep", "num_query_groups", "rescale_prenorm_residual",
+    "rms_norm_eps", "time_step_floor", "time_step_limit", "time_step_max", "time_step_min", "time_step_rank",
+    "use_mamba_kernels",
+    # of experts, which are refused as layers E
+    "moe_intermediate_size", "moe_latent_size", "moe_shared_expert_intermediate_size", "moe_shared_expert_overlap",
+    "mtp_hybrid_override_pattern", "mtp_layers_block_type", "n_group", "n_routed_experts", "n_shared_experts",
+    "norm_topk_prob", "num_experts_per_tok", "routed_scaling_factor", "topk_group",
+)  # fmt: skip
+
+
 def read_gpt2(c: ConfigKeys) -> Model:
+    """Blocks with biases everywhere, LayerNorm and learned positions."""
     hidden, num_heads = c.count("n_embd"), c.count("n_head")
+    c.require("activation_function", "gelu_new", "gelu", "gelu_pytorch_tanh")
+    c.require("scale_attn_weights", True)
+    for key in ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"):
+        c.require(key, False)
+    for key in ("attn_pdrop", "embd_pdrop", "resid_pdrop"):
+        c.require(key, 0)
+    c.value("n_ctx")  # an older name of n_positions, which transformers ignores
     return Model(
         name=c.name,
         hidden=hidden,
@@ -340,6 +383,7 @@ def read_gpt2(c: ConfigKeys) -> Model:
         ),
         ffn_hidden=c.count("n_inner", 4 * hidden),
         gated_ffn=False,
+        ffn_bias=True,
         tied_embeddings=c.flag("tie_word_embeddings", True),
         learned_positions=c.count("n_positions"),
         norm_bias=True,

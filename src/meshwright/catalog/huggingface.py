@@ -19,7 +19,9 @@ from meshwright.specs.model_parts import pattern_problems
 
 
 def model_from_path(path: str | Path) -> Model:
-    """The model of a `config.json`, or of the folder that holds one; it is named after the folder.
+    """The model of a `config.json`, or of the folder that holds one.
+
+    It is named after the folder, or after the file where that has another name.
 
     Raises InputError when there is no such file, it is not JSON, or `model_from_config` refuses it.
     """
@@ -35,7 +37,8 @@ def model_from_path(path: str | Path) -> Model:
         ) from error
     except (ValueError, RecursionError) as error:  # undecodable text, malformed or endlessly nested JSON
         raise InputError(f"the model's config is not JSON: {error}", got=str(file)) from error
-    return model_from_config(config, name=file.resolve().parent.name)
+    place = file.resolve()
+    return model_from_config(config, name=place.parent.name if place.name == "config.json" else place.stem)
 
 
 def model_from_hub(name: str) -> Model:
@@ -64,14 +67,23 @@ def model_from_config(config: Mapping[str, Any], *, name: str) -> Model:
             hint="hybrids with one block a layer can be planned: model.layer_pattern and model.state_space",
         )  # fmt: skip
     if family is None:
-        raise InputError(
-            f"{name}: unknown architecture", got=architecture, allowed=", ".join(sorted(FAMILIES))
-        )
+        allowed = ", ".join(sorted(FAMILIES))
+        unknown = f"{name}: unknown architecture"
+        raise InputError(unknown, got=architecture, allowed=allowed, hint=_way_on(config))
     keys = ConfigKeys(config, name=name)
     model = family.read(keys)
     _check(model)
-    unsupported = keys.unsupported() if family.trains else ()
-    return replace(model, name=name, family=family.architecture, unsupported=unsupported)
+    return replace(model, name=name, family=family.architecture, unsupported=keys.unsupported())
+
+
+def _way_on(config: Mapping[str, Any]) -> str:
+    """Hint for an architecture without a reader: of a model with images its language part, of others their shapes."""
+    text = config.get("text_config")
+    if not isinstance(text, Mapping):
+        return "plan it by its shapes: model.hidden, model.num_layers, model.attention, ... in a run file"
+    known = [f.architecture for f in FAMILIES.values() if f.model_type == text.get("model_type")]
+    family = known[0] if known else "one that is read"
+    return f"its language part is text_config: save that as a config.json of its own, with architectures: [{family}]"
 
 
 def architectures() -> tuple[str, ...]:

@@ -41,7 +41,7 @@ class Parameters:
     expert: Array  # one routed expert
     experts_layer: Array  # all routed experts of one layer
     shared_layer: Array  # shared experts of one layer
-    router_layer: Array
+    router_layer: Array  # with the gate of shared experts
     norm_layer: Array  # norms and, where there are any, projection biases and sinks
     embedding: Array  # input table and learned positions
     head: Array  # output matrix; 0 when tied
@@ -58,6 +58,13 @@ def attention_parameters(model: ModelTable) -> Array:
     query = np.where(model.q_rank > 0, h * model.q_rank + model.q_rank * nq * d, h * nq * d)
     latent = h * (model.kv_rank + model.rope_dim) + model.kv_rank * nq * (d - model.rope_dim + dv)
     return np.where(model.is_mla, query + latent, grouped) + nq * dv * h
+
+
+def _feed_forward(model: ModelTable, width: Array, bias: Array) -> Array:
+    """Parameters of one feed-forward block of this width."""
+    return model.ffn_matrices * model.hidden * width + bias * (
+        (model.ffn_matrices - 1) * width + model.hidden
+    )
 
 
 def state_space_matrices(model: ModelTable) -> Array:
@@ -88,12 +95,10 @@ def count_parameters(model: ModelTable) -> Parameters:
     # Of a hybrid, whose layers hold one block each, a layer is the mean of all kinds.
     attention = model.attention_share * attention_parameters(model)
     attention = attention + model.state_space_share * state_space_matrices(model)
-    dense = model.ffn_share * model.ffn_matrices * h * model.ffn
-    expert = model.ffn_matrices * h * model.expert_ffn + model.expert_bias * (
-        (model.ffn_matrices - 1) * model.expert_ffn + h
-    )
+    dense = _feed_forward(model, model.ffn, model.ffn_bias) * model.ffn_share
+    expert = _feed_forward(model, model.expert_ffn, model.expert_bias)
     shared = model.ffn_matrices * h * model.shared_ffn
-    router = (h + model.expert_bias) * model.num_experts
+    router = (h + model.expert_bias) * model.num_experts + model.shared_gate * h
     norm = model.num_norms * h * (1 + model.norm_bias) + model.head_norm_width + model.num_sinks
     norm = norm + model.attention_bias * (
         model.num_heads * model.qk_dim + model.num_kv_heads * (model.qk_dim + model.v_dim)

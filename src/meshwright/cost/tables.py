@@ -15,7 +15,16 @@ import numpy as np
 
 from meshwright.arrays import Array, Integers, Table
 from meshwright.cost.pipeline.schedules import rank_layers, shape_of
-from meshwright.specs.model import QKV, Attention, AttentionKind, BlockKind, Lora, Model, NormPlacement
+from meshwright.specs.model import (
+    QKV,
+    Attention,
+    AttentionKind,
+    BlockKind,
+    Lora,
+    Model,
+    NormPlacement,
+    StateSpace,
+)
 from meshwright.specs.plan import (
     RECOMPUTE_MODULES,
     SCHEDULES,
@@ -72,11 +81,13 @@ class ModelTable(Table):
     norms_inputs: Array  # 0 or 1: inputs of attention and feed-forward are normalised
     ffn: Array
     ffn_matrices: Array  # 3 gated, 2 not
+    ffn_bias: Array  # of dense layers
     num_experts: Array
     top_k: Array
     expert_ffn: Array
     expert_bias: Array
     shared_ffn: Array
+    shared_gate: Array  # 0 or 1
     groups_per_token: Array  # 0: routing is not limited to groups
     tied: Array
     num_mtp_layers: Array
@@ -197,7 +208,7 @@ class PrecisionTable(Table):
 
 def model_row(model: Model, *, lora: Lora | None = None) -> ModelTable:
     """The numbers of one model."""
-    a, x, m = model.attention, model.experts, model.state_space
+    a, x = model.attention, model.experts
     columns, rows = _adapted_shapes(model, lora) if lora else ((0, 0), (0, 0))
     return ModelTable(
         hidden=model.hidden,
@@ -225,11 +236,13 @@ def model_row(model: Model, *, lora: Lora | None = None) -> ModelTable:
         norms_inputs=int(model.norm_placement is not NormPlacement.AFTER),
         ffn=model.ffn_hidden,
         ffn_matrices=3 if model.gated_ffn else 2,
+        ffn_bias=int(model.ffn_bias),
         num_experts=x.num_experts if x else 0,
         top_k=x.top_k if x else 0,
         expert_ffn=x.ffn_hidden if x else 0,
         expert_bias=int(x.bias) if x else 0,
         shared_ffn=x.shared_hidden if x else 0,
+        shared_gate=int(x.shared_gate) if x else 0,
         groups_per_token=x.groups_per_token if x else 0,
         tied=int(model.tied_embeddings),
         num_mtp_layers=model.num_mtp_layers,
@@ -238,14 +251,7 @@ def model_row(model: Model, *, lora: Lora | None = None) -> ModelTable:
         attention_share=model.share_of(BlockKind.ATTENTION),
         ffn_share=model.share_of(BlockKind.FEED_FORWARD),
         state_space_share=model.share_of(BlockKind.STATE_SPACE),
-        state_size=m.state_size if m else 0,
-        state_heads=m.num_heads if m else 0,
-        state_inner=m.inner if m else 0,
-        state_groups=m.num_groups if m else 0,
-        state_convolved=m.convolved if m else 0,
-        state_kernel=m.conv_kernel if m else 0,
-        state_chunk=m.chunk_size if m else 1,
-        state_bias=int(m.bias) if m else 0,
+        **_state_space(model.state_space),
         lora_rank=lora.rank if lora else 0,
         num_adapters=len(lora.targets) if lora else 0,
         lora_column_inputs=columns[0],
@@ -256,6 +262,19 @@ def model_row(model: Model, *, lora: Lora | None = None) -> ModelTable:
         adapts_attention=int(lora is not None and bool({"query", "key", "value", QKV} & set(lora.targets))),
         adapts_ffn=int(lora is not None and bool({"gate", "up", "down"} & set(lora.targets))),
     )
+
+
+def _state_space(m: StateSpace | None) -> dict[str, int]:
+    return {
+        "state_size": m.state_size if m else 0,
+        "state_heads": m.num_heads if m else 0,
+        "state_inner": m.inner if m else 0,
+        "state_groups": m.num_groups if m else 0,
+        "state_convolved": m.convolved if m else 0,
+        "state_kernel": m.conv_kernel if m else 0,
+        "state_chunk": m.chunk_size if m else 1,
+        "state_bias": int(m.bias) if m else 0,
+    }
 
 
 def _num_norms(model: Model) -> int:

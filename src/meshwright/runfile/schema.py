@@ -197,6 +197,7 @@ class InlineExperts(RunFileSection):
     normalize_top_k: bool = True
     routed_scale: Positive = 1.0
     bias: bool = False
+    shared_gate: bool = False
 
 
 class InlineRope(RunFileSection):
@@ -241,6 +242,7 @@ class InlineModel(RunFileSection):
     attention: InlineAttention
     ffn_hidden: SizeOrZero = 0
     gated_ffn: bool = True
+    ffn_bias: bool = False
     activation: Annotated[Activation, _Lax] = Activation.SILU
     experts: InlineExperts | None = None
     state_space: InlineStateSpace | None = None

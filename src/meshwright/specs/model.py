@@ -136,6 +136,7 @@ class Experts:
     normalize_top_k: bool = True  # weights of a token's experts sum to `routed_scale`
     routed_scale: float = 1.0  # the routed experts' output is multiplied by this (DeepSeek-V3: 2.5)
     bias: bool = False  # of the router and of all matrices of routed experts (gpt-oss)
+    shared_gate: bool = False  # a gate of one number multiplies the shared experts' output (Qwen2's mixtures)
 
     @property
     def shared_hidden(self) -> int:
@@ -223,6 +224,7 @@ class Model:
     attention: Attention
     ffn_hidden: int  # of dense layers; 0 when every layer is a mixture of experts
     gated_ffn: bool = True  # SwiGLU: three matrices; GELU: two
+    ffn_bias: bool = False  # of all matrices of dense layers (GPT-2)
     activation: Activation = Activation.SILU  # of gated blocks; others have GELU
     experts: Experts | None = None
     state_space: StateSpace | None = None  # of a hybrid

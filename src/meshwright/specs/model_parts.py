@@ -35,12 +35,17 @@ ABSENT: Mapping[str, Any] = MappingProxyType(
         "attention.score_divisor": 0,
         "attention.score_cap": 0.0,
         "attention.sinks": False,
+        "ffn_bias": False,
         "experts.bias": False,
+        "experts.shared_gate": False,
         "state_space": None,
         "layer_pattern": "",
     }
 )
 """The parts, with the value of a model that lacks them."""
+
+NOT_BUILT = frozenset(("ffn_bias", "experts.shared_gate"))
+"""Those that the native engine has no modules for."""
 
 GPT_OSS: Mapping[str, Any] = MappingProxyType(
     {

@@ -236,6 +236,21 @@ def test_unknown_architecture_lists_the_known_ones():
     assert "DeepseekV3ForCausalLM" in architectures()
 
 
+@pytest.mark.parametrize(
+    ("config", "way_on"),
+    [
+        ({"architectures": ["RwkvForCausalLM"]}, "model.num_layers"),
+        ({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {"model_type": "gemma3_text"}},
+         "text_config: save that as a config.json of its own, with architectures: [Gemma3ForCausalLM]"),
+        ({"architectures": ["LlavaModel"], "text_config": {"model_type": 7}}, "[one that is read]"),
+    ],
+)  # fmt: skip
+def test_unknown_architecture_says_the_way_on(config, way_on):
+    with pytest.raises(InputError) as refused:
+        model_from_config(config, name="m")
+    assert way_on in str(refused.value.hint)
+
+
 @pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size"])
 def test_missing_key_is_named(key):
     with pytest.raises(InputError, match=f"key '{key}' is missing"):
@@ -278,6 +293,8 @@ def test_path_may_be_the_file_or_its_folder(tmp_path):
     expected = replace(model("llama3-8b"), name="My-Model")
     assert model_from_path(folder) == expected
     assert model_from_path(folder / "config.json") == expected
+    (folder / "other.json").write_text(json.dumps(LLAMA))
+    assert model_from_path(folder / "other.json").name == "other"
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1, 2]", b'"text"', b"\xff\xfe\x00", b"null"])

@@ -10,10 +10,11 @@ from meshwright import runfile
 from meshwright.engines.maxtext.check import check as check_maxtext
 from meshwright.engines.megatron.check import check as check_megatron
 from meshwright.engines.megatron.check import check_export
+from meshwright.engines.native.check import check as check_native
 from meshwright.engines.refusals import HYBRID_PARTS
 from meshwright.engines.torchtitan.check import check as check_torchtitan
 from meshwright.specs.model import Activation, Attention, Experts, Model, NormPlacement, Rope, StateSpace
-from meshwright.specs.model_parts import ABSENT, parts_of
+from meshwright.specs.model_parts import ABSENT, NOT_BUILT, parts_of
 
 TEXT = """
 model: {name: m, family: FAMILY, hidden: 64, num_layers: 2, vocab: 512, ffn_hidden: 128,
@@ -40,7 +41,9 @@ PRESENT = {
     "attention.score_divisor": 100,
     "attention.score_cap": 50.0,
     "attention.sinks": True,
+    "ffn_bias": True,
     "experts.bias": True,
+    "experts.shared_gate": True,
 }
 WITHOUT_MENTION = {
     "name", "hidden", "num_layers", "vocab", "attention", "ffn_hidden", "gated_ffn", "experts", "tied_embeddings",
@@ -81,6 +84,12 @@ def test_a_part_is_refused_by_its_name(path, check):
     assert set(PRESENT) == set(ABSENT) - set(HYBRID_PARTS)
     reasons = [problem.reason for problem in check(run_with(path, PRESENT[path]))]
     assert [reason for reason in reasons if reason.startswith(f"{path} of m is ")] != []
+
+
+@pytest.mark.parametrize("path", sorted(NOT_BUILT))
+def test_the_native_engine_refuses_what_it_does_not_build(path):
+    reasons = " ".join(problem.reason for problem in check_native(run_with(path, True)))
+    assert f"{path} of m is true, which is not built" in reasons
 
 
 @EACH_ENGINE

@@ -14,7 +14,7 @@ from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
 from meshwright.engines.native.facts import STORED_OR_RECOMPUTED
 from meshwright.specs.model import QKV, AttentionKind, BaseFormat, Lora, Model, NormPlacement
-from meshwright.specs.model_parts import contradictions
+from meshwright.specs.model_parts import NOT_BUILT, contradictions, parts_of
 from meshwright.specs.plan import (
     DROPPED_MODULES,
     RECOMPUTE_MODULES,
@@ -120,6 +120,8 @@ def _model(model: Model) -> Iterator[Unsupported]:
         yield Unsupported(key="model", reason=f"{model.name}: {reason}")
     if model.norm_bias or not model.gated_ffn:
         yield Unsupported(key="model", reason=f"{model.name} has LayerNorm or an ungated feed-forward block")
+    for path in NOT_BUILT & parts_of(model).keys():
+        yield Unsupported(key="model", reason=f"{path} of {model.name} is true, which is not built")
 
 
 def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from meshwright.catalog import families as catalogue
 from meshwright.errors import InputError
 from meshwright.specs.model import Attention, AttentionKind, Model, RopeScaling
-from meshwright.specs.model_parts import contradictions
+from meshwright.specs.model_parts import NOT_BUILT, contradictions, parts_of
 
 FAMILIES = tuple(family.architecture for family in catalogue.trained_families())
 """Architectures of Hugging Face transformers with equal logits and gradients."""
@@ -39,6 +39,8 @@ def check_model(model: Model) -> None:
     ):
         if wrong:
             raise InputError(f"{model.name}: the native engine has no {what}", got=got)
+    if missing := NOT_BUILT & parts_of(model).keys():
+        raise InputError(f"{model.name}: the native engine does not build", got=", ".join(sorted(missing)))
     if found := list(contradictions(model)):
         raise InputError(f"{model.name}: {'; '.join(found)}")
     _check_attention(model.name, model.attention)

@@ -1,0 +1,102 @@
+"""Random configs of the families that are planned and not trained: the parameters of transformers, or the key is named.
+
+Families that are trained have `test_config_fuzz`, which compares logits.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from meshwright.catalog.families import FAMILIES
+from meshwright.catalog.huggingface import model_from_config
+from meshwright.cost.flops import count_parameters
+from meshwright.cost.tables import model_row
+from meshwright.errors import InputError
+
+BASES: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 32, "n_head": 4, "n_layer": 3, "vocab_size": 61, "n_positions": 64, "attn_pdrop": 0,
+             "embd_pdrop": 0, "resid_pdrop": 0},
+    "qwen2_moe": {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 4,
+                  "num_attention_heads": 4, "num_key_value_heads": 2, "moe_intermediate_size": 24,
+                  "shared_expert_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2},
+    "nemotron_h": {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 40, "hybrid_override_pattern": "M-*-",
+                   "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "mamba_num_heads": 4,
+                   "mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 16},
+}  # fmt: skip
+BOOKKEEPING = {"architectures", "chunk_size_feed_forward", "dtype", "id2label", "is_encoder_decoder", "label2id",
+               "layer_types", "layers_block_type", "model_type", "transformers_version"}  # fmt: skip
+
+
+def test_every_family_that_is_not_trained_has_a_base():
+    assert set(BASES) == {family.model_type for family in FAMILIES.values() if not family.trains}
+
+
+def config_class(model_type: str, config: dict[str, Any]):
+    return transformers.AutoConfig.for_model(model_type, **config)
+
+
+def changed(value: Any, draw: random.Random) -> Any:
+    """Another value of the type of `value`."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return draw.choice([value * 2, max(1, value // 2), value + 1, 0])
+    if isinstance(value, float):
+        return draw.choice([value * 2, value / 2])
+    if isinstance(value, str):
+        return draw.choice([None, "gelu_new", "silu", "relu2", "relu"])
+    return draw.choice([7, [0], [1, 2], True])
+
+
+def parameters_of_transformers(model_type: str, config: dict[str, Any]) -> int | None:
+    """None: transformers cannot build the model."""
+    try:
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config_class(model_type, config))
+    except Exception:  # any that a config class or a module raises for values that it has not foreseen
+        return None
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("model_type", BASES)
+def test_parameters_are_those_of_transformers_or_the_key_is_named(model_type):
+    draw, base, compared = random.Random(f"parameters of {model_type}"), BASES[model_type], 0
+    architecture = next(f.architecture for f in FAMILIES.values() if f.model_type == model_type)
+    usual = {k: v for k, v in config_class(model_type, base).to_dict().items() if k not in BOOKKEEPING}
+    for key in (None, *usual, *draw.choices(list(usual), k=20)):
+        config = dict(base) if key is None else base | {key: changed(usual[key], draw)}
+        try:
+            model = model_from_config(config | {"architectures": [architecture]}, name="m")
+        except InputError:
+            continue
+        expected = parameters_of_transformers(model_type, config)
+        if expected is not None and not model.unsupported:
+            assert int(count_parameters(model_row(model)).total) == expected, f"{key}: {config.get(key)!r}"
+            compared += 1
+    assert compared > 20
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        ("gpt2", {"add_cross_attention": True}),
+        ("gpt2", {"activation_function": "relu"}),
+        ("qwen2_moe", {"attention_dropout": 0.5}),
+        ("nemotron_h", {"tie_word_embeddings": True}),
+        ("nemotron_h", {"use_conv_bias": False}),
+        ("nemotron_h", {"sliding_window": 7}),
+    ],
+)
+def test_what_a_planned_family_is_asked_for_and_not_computed_is_named(model_type, changes):
+    architecture = next(f.architecture for f in FAMILIES.values() if f.model_type == model_type)
+    config = BASES[model_type] | {"architectures": [architecture]}
+    assert model_from_config(config, name="m").unsupported == ()
+    expected = tuple(f"{key}: {value!r}" for key, value in changes.items())
+    assert model_from_config(config | changes, name="m").unsupported == expected
