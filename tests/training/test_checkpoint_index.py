@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from meshwright.errors import InputError
@@ -50,18 +51,32 @@ def test_it_reads_what_pytorch_reads(checkpoint):
     assert not whole["torch.float32"].any()
 
 
+def test_enumerations_are_read_from_every_python(checkpoint, monkeypatch):
+    """Python 3.11.0 to 3.11.3 stores a member as `getattr(class, name)`, others as `class(value)`."""
+    index = read_index(checkpoint)
+    for reduced in (
+        lambda self, _: (getattr, (type(self), self.name)),
+        lambda self, _: (type(self), (self.value,)),
+    ):
+        monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", reduced)
+        (checkpoint / ".metadata").write_bytes(pickle.dumps(index))
+        assert read_index(checkpoint).state_dict_metadata == index.state_dict_metadata
+
+
 def calls(target: Path):
     return {
         "system": Runs(os.system, f"touch {target}"),
         "eval": Runs(eval, f"open({str(target)!r}, 'w')"),
         "getattr": Runs(getattr, (), "count"),
+        "getattr of a class": Runs(getattr, torch.Size, "numel"),
+        "getattr of an enumeration": Runs(getattr, _MEM_FORMAT_ENCODING, "__members__"),
         "path": Runs(Path.touch, target),
         "storage": Runs(torch.load, str(target)),
         "dtype": [torch.float32, Runs(torch.hub.load, str(target))],
     }
 
 
-@pytest.mark.parametrize("name", ["dtype", "eval", "getattr", "path", "storage", "system"])
+@pytest.mark.parametrize("name", sorted(calls(Path())))
 def test_nothing_in_it_runs(checkpoint, tmp_path, name):
     target = tmp_path / "touched"
     (checkpoint / ".metadata").write_bytes(pickle.dumps(calls(target)[name]))

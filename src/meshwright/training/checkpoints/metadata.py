@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,21 @@ class _IndexUnpickler(pickle.Unpickler):
         """Return a class of a distributed checkpoint. Raises UnpicklingError for any other name."""
         if (module, name) in ALLOWED:
             return super().find_class(module, name)
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         found = getattr(torch, name, None) if module == "torch" and "." not in name else None
         if isinstance(found, torch.dtype):
             return found
         raise pickle.UnpicklingError(f"it refers to {module}.{name}")
+
+
+def _member(enumeration: Any, name: str) -> Enum:
+    """Return a member of an enumeration: Python 3.11.0 to 3.11.3 pickles it as `getattr` of its class and name."""
+    if isinstance(enumeration, type) and issubclass(enumeration, Enum) and name in enumeration.__members__:
+        return enumeration[name]
+    raise pickle.UnpicklingError(
+        f"it refers to {name!r} of {enumeration!r}, which is no enumeration that has it"
+    )
 
 
 class CheckpointReader(FileSystemReader):
