@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from meshwright.kernels.dispatch import KernelRouting, using
+from meshwright.kernels.experts.permutation import permute, unpermute
+from meshwright.kernels.fp8.aligned_rows import AlignedRows, align
+from meshwright.kernels.fp8.grouped_gemm import ALIGNMENT
 from meshwright.kernels.triton_route import is_interpreted
 
 needs_interpreter = pytest.mark.skipif(
@@ -75,6 +78,22 @@ def drawn(
         return (torch.randn(shape, generator=generator) * scale).to(dtype)
     wide = (torch.randn(*shape[:-1], 2 * shape[-1] + 3, generator=generator) * scale).to(dtype)
     return wide[..., shape[-1] + 1 : 2 * shape[-1] + 1]
+
+
+def aligned_rows(counts: Sequence[int]) -> AlignedRows:
+    """Rows that are sorted by expert already, with rows of zeros between experts."""
+    return align(torch.arange(sum(counts)), torch.tensor(counts), alignment=ALIGNMENT)
+
+
+def spread(rows_MD: Tensor, aligned: AlignedRows) -> Tensor:
+    """[P, D]: rows at their places, and zeros."""
+    return permute(rows_MD, aligned.order_P, top_k=1)
+
+
+def gathered(rows_PD: Tensor, aligned: AlignedRows) -> Tensor:
+    """[M, D]: the inverse of `spread`."""
+    num_rows = int((aligned.order_P >= 0).sum())
+    return unpermute(rows_PD, aligned.order_P, rows_PD.new_ones(num_rows, 1))
 
 
 @dataclass

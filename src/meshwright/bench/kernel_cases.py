@@ -20,12 +20,12 @@ from meshwright.kernels.cross_entropy import cross_entropy
 from meshwright.kernels.experts.grouped_gemm import grouped_gemm
 from meshwright.kernels.experts.permutation import permute, unpermute
 from meshwright.kernels.experts.router import route_tokens
-from meshwright.kernels.fp8.casting import cast_both
+from meshwright.kernels.fp8.casting import cast_both, cast_stack
 from meshwright.kernels.fp8.formats import Element, Quantized, Scaling
 from meshwright.kernels.fp8.gated_casting import CastForm, cast_gated, cast_gated_gradients
 from meshwright.kernels.fp8.gemm import scaled_gemm
 from meshwright.kernels.fp8.grouped_gemm import ALIGNMENT, grouped_rows
-from meshwright.kernels.fp8.stacks import QuantizedStack, cast_stack
+from meshwright.kernels.fp8.stacks import QuantizedStack
 from meshwright.kernels.gated_activation import gated_activation
 from meshwright.kernels.linear_cross_entropy import linear_cross_entropy
 from meshwright.kernels.rms_norm import add_rms_norm, rms_norm

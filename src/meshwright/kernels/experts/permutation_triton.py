@@ -1,10 +1,10 @@
 """Rows to experts and back in one pass each (Triton); definitions in `permutation`.
 
-    copy       one row of M: read a token, times a weight or not, write a row
+    copy       one row of P: read a token, times a weight or not, write a row; or write a row of zeros
     combine    one token of N: read its C rows, write their weighted sum
     weigh      one pair of a token and a choice: the gradient of its weight, a dot product
 
-N tokens, C choices of a token, M = N C rows, D hidden.
+N tokens, C choices of a token, M = N C pairs, P rows: M and those of zeros, D hidden.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
@@ -30,14 +30,17 @@ TILE = Tile(constants={"BLOCK": 1024}, num_warps=4)
 def copy_rows_kernel(
     x_ptr, order_ptr, weights_ptr, rows_ptr, stride_x, D, C, HAS_WEIGHTS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """rows[m] = w[order[m]] x[order[m] // C], one block of columns."""
-    m = tl.program_id(0).to(tl.int64)
+    """rows[p] = w[order[p]] x[order[p] // C], or 0 of no pair (-1); one block of columns."""
+    p = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    pair = tl.load(order_ptr + m)
-    x = tl.load(x_ptr + pair // C * stride_x + column, mask=column < D, other=0.0)
-    if HAS_WEIGHTS:
-        x = x.to(tl.float32) * tl.load(weights_ptr + pair).to(tl.float32)
-    tl.store(rows_ptr + m * D + column, x.to(rows_ptr.dtype.element_ty), mask=column < D)
+    pair = tl.load(order_ptr + p)
+    row = tl.zeros((BLOCK,), rows_ptr.dtype.element_ty)
+    if pair >= 0:
+        x = tl.load(x_ptr + pair // C * stride_x + column, mask=column < D, other=0.0)
+        if HAS_WEIGHTS:
+            x = x.to(tl.float32) * tl.load(weights_ptr + pair).to(tl.float32)
+        row = x.to(rows_ptr.dtype.element_ty)
+    tl.store(rows_ptr + p * D + column, row, mask=column < D)
 
 
 @triton.jit
@@ -78,91 +81,94 @@ def _columns(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
-def _copy(x_ND: Tensor, order_M: Tensor, weights_NC: Tensor | None, *, top_k: int) -> Tensor:
+def _copy(x_ND: Tensor, order_P: Tensor, weights_NC: Tensor | None, *, top_k: int) -> Tensor:
     x_ND, num_columns = _columns(x_ND), x_ND.shape[1]
-    rows_MD = x_ND.new_empty(len(order_M), num_columns)
+    rows_PD = x_ND.new_empty(len(order_P), num_columns)
     launch(
-        copy_rows_kernel, (len(order_M), triton.cdiv(num_columns, TILE.constants["BLOCK"])),
-        x_ND, order_M.contiguous(), x_ND if weights_NC is None else weights_NC.contiguous(), rows_MD, x_ND.stride(0),
+        copy_rows_kernel, (len(order_P), triton.cdiv(num_columns, TILE.constants["BLOCK"])),
+        x_ND, order_P.contiguous(), x_ND if weights_NC is None else weights_NC.contiguous(), rows_PD, x_ND.stride(0),
         num_columns, top_k, on=x_ND, HAS_WEIGHTS=weights_NC is not None, **TILE.constants, num_warps=TILE.num_warps,
     )  # fmt: skip
-    return rows_MD
+    return rows_PD
 
 
-def _combine(rows_MD: Tensor, place_M: Tensor, weights_NC: Tensor | None, *, top_k: int) -> Tensor:
-    rows_MD, num_columns = _columns(rows_MD), rows_MD.shape[1]
-    out_ND = rows_MD.new_empty(len(place_M) // top_k, num_columns)
+def _combine(rows_PD: Tensor, place_M: Tensor, weights_NC: Tensor | None, *, top_k: int) -> Tensor:
+    rows_PD, num_columns = _columns(rows_PD), rows_PD.shape[1]
+    out_ND = rows_PD.new_empty(len(place_M) // top_k, num_columns)
     launch(
         combine_rows_kernel, (len(out_ND), triton.cdiv(num_columns, TILE.constants["BLOCK"])),
-        rows_MD, place_M, rows_MD if weights_NC is None else weights_NC.contiguous(), out_ND, rows_MD.stride(0),
-        num_columns, top_k, on=rows_MD, HAS_WEIGHTS=weights_NC is not None, **TILE.constants, num_warps=TILE.num_warps,
+        rows_PD, place_M, rows_PD if weights_NC is None else weights_NC.contiguous(), out_ND, rows_PD.stride(0),
+        num_columns, top_k, on=rows_PD, HAS_WEIGHTS=weights_NC is not None, **TILE.constants, num_warps=TILE.num_warps,
     )  # fmt: skip
     return out_ND
 
 
 @torch.library.custom_op("meshwright::permute_rows", mutates_args=())
-def permute_rows(x_ND: Tensor, order_M: Tensor, top_k: int) -> Tensor:
-    """Rows of the pairs in `order_M`, [M, D]."""
-    return _copy(x_ND, order_M, None, top_k=top_k)
+def permute_rows(x_ND: Tensor, order_P: Tensor, top_k: int) -> Tensor:
+    """Rows of the pairs in `order_P`, [P, D]."""
+    return _copy(x_ND, order_P, None, top_k=top_k)
 
 
 @permute_rows.register_fake
-def _(x_ND: Tensor, order_M: Tensor, top_k: int) -> Tensor:
-    return x_ND.new_empty(order_M.shape[0], x_ND.shape[1])
+def _(x_ND: Tensor, order_P: Tensor, top_k: int) -> Tensor:
+    return x_ND.new_empty(order_P.shape[0], x_ND.shape[1])
 
 
 @torch.library.custom_op("meshwright::permute_rows_backward", mutates_args=())
-def permute_rows_backward(grad_MD: Tensor, order_M: Tensor, top_k: int) -> Tensor:
+def permute_rows_backward(grad_PD: Tensor, order_P: Tensor, num_tokens: int, top_k: int) -> Tensor:
     """Gradient of the tokens, [N, D]."""
-    return _combine(grad_MD, inverse(order_M), None, top_k=top_k)
+    return _combine(grad_PD, inverse(order_P, num_pairs=num_tokens * top_k), None, top_k=top_k)
 
 
 @permute_rows_backward.register_fake
-def _(grad_MD: Tensor, order_M: Tensor, top_k: int) -> Tensor:
-    return grad_MD.new_empty(order_M.shape[0] // top_k, grad_MD.shape[1])
+def _(grad_PD: Tensor, order_P: Tensor, num_tokens: int, top_k: int) -> Tensor:
+    return grad_PD.new_empty(num_tokens, grad_PD.shape[1])
 
 
 def _save_permute(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, order_M, ctx.top_k = inputs
-    ctx.save_for_backward(order_M)
+    x_ND, order_P, top_k = inputs
+    ctx.shape = (x_ND.shape[0], top_k)
+    ctx.save_for_backward(order_P)
 
 
-def _permute_gradient(ctx: Any, grad_MD: Tensor) -> tuple[Tensor, None, None]:
-    return permute_rows_backward(grad_MD, *ctx.saved_tensors, ctx.top_k), None, None
+def _permute_gradient(ctx: Any, grad_PD: Tensor) -> tuple[Tensor, None, None]:
+    return permute_rows_backward(grad_PD, *ctx.saved_tensors, *ctx.shape), None, None
 
 
 permute_rows.register_autograd(_permute_gradient, setup_context=_save_permute)
 
 
 @torch.library.custom_op("meshwright::unpermute_rows", mutates_args=())
-def unpermute_rows(rows_MD: Tensor, order_M: Tensor, weights_NC: Tensor) -> Tensor:
+def unpermute_rows(rows_PD: Tensor, order_P: Tensor, weights_NC: Tensor) -> Tensor:
     """Weighted sums of the rows of each token, [N, D]."""
-    return _combine(rows_MD, inverse(order_M), weights_NC, top_k=weights_NC.shape[1])
+    place_M = inverse(order_P, num_pairs=weights_NC.numel())
+    return _combine(rows_PD, place_M, weights_NC, top_k=weights_NC.shape[1])
 
 
 @unpermute_rows.register_fake
-def _(rows_MD: Tensor, order_M: Tensor, weights_NC: Tensor) -> Tensor:
-    return rows_MD.new_empty(weights_NC.shape[0], rows_MD.shape[1])
+def _(rows_PD: Tensor, order_P: Tensor, weights_NC: Tensor) -> Tensor:
+    return rows_PD.new_empty(weights_NC.shape[0], rows_PD.shape[1])
 
 
 @torch.library.custom_op("meshwright::unpermute_rows_backward", mutates_args=())
 def unpermute_rows_backward(
-    grad_ND: Tensor, rows_MD: Tensor, order_M: Tensor, weights_NC: Tensor
+    grad_ND: Tensor, rows_PD: Tensor, order_P: Tensor, weights_NC: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Gradients of rows and weights."""
-    grad_ND, rows_MD, top_k = _columns(grad_ND), _columns(rows_MD), weights_NC.shape[1]
-    grad_rows = _copy(grad_ND, order_M, weights_NC, top_k=top_k).to(rows_MD.dtype)
+    grad_ND, rows_PD, top_k = _columns(grad_ND), _columns(rows_PD), weights_NC.shape[1]
+    grad_rows = _copy(grad_ND, order_P, weights_NC, top_k=top_k).to(rows_PD.dtype)
+    place_M = inverse(order_P, num_pairs=weights_NC.numel())
     grad_weights = weights_NC.new_empty(weights_NC.shape)
     launch(
-        weigh_rows_kernel, (len(weights_NC),), rows_MD, inverse(order_M), grad_ND, grad_weights, rows_MD.stride(0),
-        grad_ND.stride(0), rows_MD.shape[1], top_k, on=rows_MD, **TILE.constants, num_warps=TILE.num_warps,
+        weigh_rows_kernel, (len(weights_NC),), rows_PD, place_M, grad_ND, grad_weights, rows_PD.stride(0),
+        grad_ND.stride(0), rows_PD.shape[1], top_k, on=rows_PD, **TILE.constants, num_warps=TILE.num_warps,
     )  # fmt: skip
     return grad_rows, grad_weights
 
 
 @unpermute_rows_backward.register_fake
-def _(grad_ND: Tensor, rows_MD: Tensor, order_M: Tensor, weights_NC: Tensor) -> tuple[Tensor, Tensor]:
-    return rows_MD.new_empty(rows_MD.shape), weights_NC.new_empty(weights_NC.shape)
+def _(grad_ND: Tensor, rows_PD: Tensor, order_P: Tensor, weights_NC: Tensor) -> tuple[Tensor, Tensor]:
+    return rows_PD.new_empty(rows_PD.shape), weights_NC.new_empty(weights_NC.shape)
 
 
 def _save_unpermute(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

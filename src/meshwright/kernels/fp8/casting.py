@@ -1,16 +1,21 @@
-"""Cast of a matrix and of its transpose to 8 bits: the routes of operation `fp8_cast`."""
+"""Cast of a matrix, or of each one of a stack, and of its transpose to 8 bits: the routes of operation `fp8_cast`."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
 from meshwright.kernels.dispatch import choose
 from meshwright.kernels.fp8.formats import Element, Quantized, Scaling, quantize
+from meshwright.kernels.fp8.stacks import BothStacks, QuantizedStack, stacked
 from meshwright.kernels.routes import KernelCall, Refusal, Route
 from meshwright.kernels.triton_route import serves_triton
 
 Both = tuple[Quantized | None, Quantized | None]
 """A matrix [M, K] and its transpose [K, M]; None for the one that is not wanted."""
+_Cast = Quantized | QuantizedStack
 
 
 def cast_both(
@@ -27,48 +32,61 @@ def cast_both(
 
     `amax`, of scaling by tensors only: the largest magnitude to scale by [1, 1] (delayed scaling).
     """
+    route = _route(x_MK, element, scaling)
+    return route(x_MK, element, scaling, power_of_two, amax, with_rows, with_columns)
+
+
+def cast_stack(
+    weight_ENK: Tensor,
+    *,
+    element: Element,
+    scaling: Scaling,
+    power_of_two: bool = False,
+    amax: Tensor | None = None,
+    with_rows: bool = True,
+    with_columns: bool = True,
+) -> BothStacks:
+    """Quantise each matrix and its transpose, as `cast_both` does one. `amax` is shared by all of them."""
+    route = _route(weight_ENK, element, scaling)
+    return route(weight_ENK, element, scaling, power_of_two, amax, with_rows, with_columns)
+
+
+def _route(x: Tensor, element: Element, scaling: Scaling) -> Callable[..., Any]:
     flags = frozenset({f"element:{element}", f"scaling:{scaling}"})
-    route = choose("fp8_cast", x_MK, flags=flags)
-    return ROUTES["fp8_cast"][route].function(
-        x_MK,
-        element=element,
-        scaling=scaling,
-        power_of_two=power_of_two,
-        amax=amax,
-        with_rows=with_rows,
-        with_columns=with_columns,
-    )
+    return ROUTES["fp8_cast"][choose("fp8_cast", x, flags=flags)].function
 
 
 def reference(
-    x_MK: Tensor,
-    *,
+    x: Tensor,
     element: Element,
     scaling: Scaling,
     power_of_two: bool,
     amax: Tensor | None,
     with_rows: bool,
     with_columns: bool,
-) -> Both:
+) -> tuple[_Cast | None, _Cast | None]:
     """The specification: `formats.quantize` of both orientations."""
 
-    def one(x: Tensor) -> Quantized:
-        return quantize(x, element=element, scaling=scaling, amax=amax, power_of_two=power_of_two)
+    def one(x_MK: Tensor) -> Quantized:
+        return quantize(x_MK, element=element, scaling=scaling, amax=amax, power_of_two=power_of_two)
 
-    return one(x_MK) if with_rows else None, one(x_MK.T) if with_columns else None
+    def each(x: Tensor) -> _Cast:
+        return one(x) if x.dim() == 2 else stacked([one(x_MK) for x_MK in x.unbind()])
+
+    return each(x) if with_rows else None, each(x.mT) if with_columns else None
 
 
 def _triton(
-    x_MK: Tensor, *, element: Element, scaling: Scaling, amax: Tensor | None, **options: bool
-) -> Both:
+    x: Tensor, element: Element, scaling: Scaling, power_of_two: bool, amax: Tensor | None, *sides: bool
+) -> tuple[_Cast | None, _Cast | None]:
     from meshwright.kernels.fp8.triton_cast import fp8_cast
 
-    sides = (options["with_rows"], options["with_columns"])
-    found = fp8_cast(x_MK, element, scaling, options["power_of_two"], amax, *sides)
-    rows, columns = x_MK.shape
+    found = fp8_cast(x, element, scaling, power_of_two, amax, *sides)
+    kind = QuantizedStack if x.dim() == 3 else Quantized
+    rows, columns = x.shape[-2:]
     shapes = ((rows, columns), (columns, rows))
     by_rows, by_columns = (
-        Quantized(values=values, scales=scales, element=element, scaling=scaling, shape=shape)
+        kind(values=values, scales=scales, element=element, scaling=scaling, shape=shape)
         if is_wanted
         else None
         for values, scales, shape, is_wanted in zip(found[::2], found[1::2], shapes, sides, strict=True)

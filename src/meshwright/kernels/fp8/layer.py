@@ -38,12 +38,12 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from meshwright.kernels.fp8.casting import Both, cast_both
+from meshwright.kernels.fp8.casting import Both, cast_both, cast_stack
 from meshwright.kernels.fp8.formats import Element, Quantized, Scaling, group_amax, scales_shape
 from meshwright.kernels.fp8.gated_casting import Amax, CastForm
 from meshwright.kernels.fp8.gemm import scaled_gemm
 from meshwright.kernels.fp8.grouped_gemm import grouped_rows, grouped_weights
-from meshwright.kernels.fp8.stacks import BothStacks, QuantizedStack, cast_stack
+from meshwright.kernels.fp8.stacks import BothStacks, QuantizedStack
 
 HISTORY = 16
 """Steps whose largest magnitudes set a delayed scale (Transformer Engine: 1024 unless set)."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from meshwright.kernels.fp8.casting import cast_both
 from meshwright.kernels.fp8.formats import Element, Quantized, Scaling
 
 
@@ -41,41 +41,12 @@ BothStacks = tuple[QuantizedStack | None, QuantizedStack | None]
 """A stack [E, N, K] and that of the transposed matrices [E, K, N]; None for the one that is not wanted."""
 
 
-def cast_stack(
-    weight_ENK: Tensor,
-    *,
-    element: Element,
-    scaling: Scaling,
-    power_of_two: bool = False,
-    amax: Tensor | None = None,
-    with_rows: bool = True,
-    with_columns: bool = True,
-) -> BothStacks:
-    """Quantise each matrix and its transpose, as `casting.cast_both` does one."""
-    matrices = [
-        cast_both(
-            weight_NK,
-            element=element,
-            scaling=scaling,
-            power_of_two=power_of_two,
-            amax=amax,
-            with_rows=with_rows,
-            with_columns=with_columns,
-        )
-        for weight_NK in weight_ENK.unbind()
-    ]
-    rows, columns = zip(*matrices, strict=True)
-    return _stacked(rows), _stacked(columns)
-
-
-def _stacked(matrices: tuple[Quantized | None, ...]) -> QuantizedStack | None:
-    found = [matrix for matrix in matrices if matrix is not None]
-    if not found:
-        return None
-    first = found[0]
+def stacked(matrices: Sequence[Quantized]) -> QuantizedStack:
+    """Return the stack of matrices of one form."""
+    first = matrices[0]
     return QuantizedStack(
-        values=torch.stack([m.values for m in found]),
-        scales=torch.stack([m.scales for m in found]),
+        values=torch.stack([m.values for m in matrices]),
+        scales=torch.stack([m.scales for m in matrices]),
         element=first.element,
         scaling=first.scaling,
         shape=first.shape,

@@ -14,7 +14,11 @@ Written apart, cast and transpose read or write a matrix of 16 bits four times: 
     block, mx     one pass: a tile holds whole groups of rows and of columns
     square        one pass; both orientations have the same values and scales
 
-Definitions of the scales are those of `formats`. M rows, K columns; R rows and C columns of a tile, W of a group.
+A stack of matrices [E, M, K], those of experts, is cast by the same launches: its matrices are the third dimension of
+the grid, each with scales of its own.
+
+Definitions of the scales are those of `formats`. E matrices, M rows, K columns; R rows and C columns of a tile, W of a
+group.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
@@ -97,11 +101,14 @@ def store_largest(x, rows_ptr, columns_ptr, tile_m, tile_k, m, k, M, K):
 
 @triton.jit
 def fp8_amax_kernel(
-    x_ptr, rows_ptr, columns_ptr, M, K, stride_m, stride_k,
+    x_ptr, rows_ptr, columns_ptr, M, K, stride_e, stride_m, stride_k,
     R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """`store_largest` of a tile of x."""
-    tile_m, tile_k = tl.program_id(0), tl.program_id(1)
+    """`store_largest` of a tile of one matrix of x."""
+    tile_m, tile_k, e = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    x_ptr += e * stride_e
+    rows_ptr += e * tl.num_programs(1) * M
+    columns_ptr += e * tl.num_programs(0) * K
     m, k = tile_m * R + tl.arange(0, R), tile_k * C + tl.arange(0, C)
     at = m.to(tl.int64)[:, None] * stride_m + k.to(tl.int64)[None, :] * stride_k
     x = tl.load(x_ptr + at, mask=(m < M)[:, None] & (k < K)[None, :], other=0.0).to(tl.float32)
@@ -203,14 +210,20 @@ def cast_tile(
 
 @triton.jit
 def fp8_cast_kernel(
-    x_ptr, rows_ptr, rows_scale_ptr, columns_ptr, columns_scale_ptr, M, K, stride_m, stride_k,
-    stride_rows_scale, stride_columns_scale,
+    x_ptr, rows_ptr, rows_scale_ptr, columns_ptr, columns_scale_ptr, M, K, stride_e, stride_m, stride_k,
+    stride_e_rows_scale, stride_e_columns_scale, stride_rows_scale, stride_columns_scale,
     MODE: tl.constexpr, W: tl.constexpr, LARGEST_VALUE: tl.constexpr, POWER_OF_TWO: tl.constexpr,
     EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, SMALLEST: tl.constexpr,
     WITH_ROWS: tl.constexpr, WITH_COLUMNS: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """`cast_tile` of a tile of x; scales that are given are of rows [M] and columns [K] (strides 0: one scale)."""
-    tile_m, tile_k = tl.program_id(0), tl.program_id(1)
+    """`cast_tile` of a tile of one matrix of x; scales that are given are of rows [M] and columns [K] (strides 0: one
+    scale)."""
+    tile_m, tile_k, e = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    x_ptr += e * stride_e
+    rows_ptr += e * M * K
+    columns_ptr += e * M * K
+    rows_scale_ptr += e * stride_e_rows_scale
+    columns_scale_ptr += e * stride_e_columns_scale
     m, k = tile_m * R + tl.arange(0, R), tile_k * C + tl.arange(0, C)
     inside = (m < M)[:, None] & (k < K)[None, :]
     at = m.to(tl.int64)[:, None] * stride_m + k.to(tl.int64)[None, :] * stride_k
@@ -233,7 +246,7 @@ def fp8_cast_kernel(
 
 @torch.library.custom_op("meshwright::fp8_cast", mutates_args=())
 def fp8_cast(
-    x_MK: Tensor,
+    x: Tensor,
     element: str,
     scaling: str,
     power_of_two: bool,
@@ -241,25 +254,30 @@ def fp8_cast(
     with_rows: bool,
     with_columns: bool,
 ) -> list[Tensor]:
-    """Values and scales of `x_MK`, then of its transpose; empty ones for a side that is not wanted."""
-    of, how = Element(element), Scaling(scaling)
-    (rows, columns), tile = x_MK.shape, CAST_TILE
-    found = empty_casts(x_MK, of, how, with_rows=with_rows, with_columns=with_columns)
+    """Values and scales of `x` [M, K] or of each matrix of [E, M, K], then of its transpose; empty ones for a side that
+    is not wanted."""
+    of, how, tile = Element(element), Scaling(scaling), CAST_TILE
+    *stack, rows, columns = x.shape
+    grid, strides = (*tiles_of(x, tile), *(stack or [1])), (x.stride(0) if stack else 0, *x.stride()[-2:])
+    found = empty_casts(x, of, how, with_rows=with_rows, with_columns=with_columns)
     scales = [found[1], found[3]]
     if how in WHOLE:
         partial = None
         if amax is None:
-            partial = partial_amax(x_MK, tile)
+            partial = partial_amax(x, tile)
             launch(
-                fp8_amax_kernel, tiles_of(x_MK, tile), x_MK, *partial, rows, columns, *x_MK.stride(),
-                on=x_MK, **tile.constants, num_warps=tile.num_warps, num_stages=tile.num_stages,
+                fp8_amax_kernel, grid, x, *partial, rows, columns, *strides,
+                on=x, **tile.constants, num_warps=tile.num_warps, num_stages=tile.num_stages,
             )  # fmt: skip
+        else:
+            amax = amax.expand(*stack, 1, 1)
         scales = given_scales(partial, of, how, power_of_two=power_of_two, amax=amax)
         found = with_scales(found, scales, with_rows=with_rows, with_columns=with_columns)
+    of_matrices = [s.stride(0) if s.dim() == 3 else 0 for s in scales]
     launch(
-        fp8_cast_kernel, tiles_of(x_MK, tile),
-        x_MK, found[0], scales[0], found[2], scales[1], rows, columns, *x_MK.stride(), *scale_strides(scales, how),
-        on=x_MK, **cast_constants(of, how, power_of_two=power_of_two), WITH_ROWS=with_rows, WITH_COLUMNS=with_columns,
+        fp8_cast_kernel, grid, x, found[0], scales[0], found[2], scales[1], rows, columns, *strides, *of_matrices,
+        *scale_strides(scales, how),
+        on=x, **cast_constants(of, how, power_of_two=power_of_two), WITH_ROWS=with_rows, WITH_COLUMNS=with_columns,
         **tile.constants, num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     return found
@@ -267,10 +285,8 @@ def fp8_cast(
 
 @fp8_cast.register_fake
 def _(*given: Any) -> list[Tensor]:
-    x_MK, element, scaling, _, _, with_rows, with_columns = given
-    return empty_casts(
-        x_MK, Element(element), Scaling(scaling), with_rows=with_rows, with_columns=with_columns
-    )
+    x, element, scaling, _, _, with_rows, with_columns = given
+    return empty_casts(x, Element(element), Scaling(scaling), with_rows=with_rows, with_columns=with_columns)
 
 
 def cast_constants(element: Element, scaling: Scaling, *, power_of_two: bool) -> dict[str, Any]:
@@ -289,21 +305,21 @@ def cast_constants(element: Element, scaling: Scaling, *, power_of_two: bool) ->
 
 def scale_strides(scales: list[Tensor], scaling: Scaling) -> list[int]:
     """Distances of the scales of neighbouring rows; 0: one scale for all."""
-    return [0 if scaling is Scaling.TENSOR else s.stride(0) for s in scales]
+    return [0 if scaling is Scaling.TENSOR else s.stride(-2) for s in scales]
 
 
 def empty_casts(
-    x_MK: Tensor, element: Element, scaling: Scaling, *, with_rows: bool, with_columns: bool
+    x: Tensor, element: Element, scaling: Scaling, *, with_rows: bool, with_columns: bool
 ) -> list[Tensor]:
-    """Empty values and scales of both orientations."""
-    rows, columns = x_MK.shape
+    """Empty values and scales of both orientations, of a matrix or of each one of a stack."""
+    *stack, rows, columns = x.shape
     dtype = torch.uint8 if scaling is Scaling.MX else torch.float32
     found = []
     for height, width, is_wanted in ((rows, columns, with_rows), (columns, rows, with_columns)):
-        shape = scales_shape(scaling, rows=height, columns=width) if is_wanted else (0, 0)
+        shape = scales_shape(scaling, rows=height, columns=width)
         found += [
-            x_MK.new_empty((height, width) if is_wanted else (0, 0), dtype=DTYPES[element]),
-            x_MK.new_empty(shape, dtype=dtype),
+            x.new_empty((*stack, height, width) if is_wanted else (0, 0), dtype=DTYPES[element]),
+            x.new_empty((*stack, *shape) if is_wanted else (0, 0), dtype=dtype),
         ]
     return found
 
@@ -320,12 +336,14 @@ def with_scales(
     ]
 
 
-def partial_amax(x_MK: Tensor, tile: Tile) -> list[Tensor]:
-    """Places of largest magnitudes: of the rows of every tile [K tiles, M] and of its columns [M tiles, K]."""
-    tiles_m, tiles_k = tiles_of(x_MK, tile)
+def partial_amax(x: Tensor, tile: Tile) -> list[Tensor]:
+    """Places of largest magnitudes: of the rows of every tile [K tiles, M] and of its columns [M tiles, K]; of each
+    matrix of a stack."""
+    *stack, rows, columns = x.shape
+    tiles_m, tiles_k = tiles_of(x, tile)
     return [
-        x_MK.new_zeros(max(num, 1), size, dtype=torch.float32)
-        for num, size in ((tiles_k, x_MK.shape[0]), (tiles_m, x_MK.shape[1]))
+        x.new_zeros(*stack, max(num, 1), size, dtype=torch.float32)
+        for num, size in ((tiles_k, rows), (tiles_m, columns))
     ]
 
 
@@ -337,12 +355,13 @@ def given_scales(
     power_of_two: bool,
     amax: Tensor | None,
 ) -> list[Tensor]:
-    """Scales of the rows [M, 1] and of the columns [K, 1]; of a tensor [1, 1] twice. `amax` [1, 1] is that of another
-    time, in the place of `partial_amax`."""
+    """Scales of the rows [M, 1] and of the columns [K, 1]; of a tensor [1, 1] twice; of each matrix of a stack. `amax`
+    [1, 1] is that of another time, in the place of `partial_amax`."""
     if scaling is Scaling.ROW:
         assert partial is not None
         return [
-            scale_of(a.amax(dim=0).unsqueeze(1), element=element, power_of_two=power_of_two) for a in partial
+            scale_of(a.amax(dim=-2).unsqueeze(-1), element=element, power_of_two=power_of_two)
+            for a in partial
         ]
     if amax is None:
         assert partial is not None
@@ -352,14 +371,16 @@ def given_scales(
 
 
 def largest_of(partial: list[Tensor]) -> Tensor:
-    """The largest magnitude of all [1, 1]; 0 of nothing."""
+    """The largest magnitude of all [1, 1], or of each matrix of a stack; 0 of nothing."""
     of_rows, _ = partial
-    return of_rows.amax().view(1, 1) if of_rows.numel() else of_rows.new_zeros(1, 1)
+    if of_rows.shape[-1]:
+        return of_rows.amax(dim=(-2, -1), keepdim=True)
+    return of_rows.new_zeros(*of_rows.shape[:-2], 1, 1)
 
 
-def tiles_of(x_MK: Tensor, tile: Tile) -> tuple[int, int]:
-    """Tiles of rows and of columns."""
-    rows, columns = x_MK.shape
+def tiles_of(x: Tensor, tile: Tile) -> tuple[int, int]:
+    """Tiles of rows and of columns of a matrix."""
+    rows, columns = x.shape[-2:]
     return triton.cdiv(rows, tile.constants["R"]), triton.cdiv(columns, tile.constants["C"])
 
 
@@ -378,7 +399,8 @@ def _amax_traffic(sizes: Sizes, tile: Tile) -> Traffic:
 
 
 _SIZES = {"rows": 8192, "columns": 14336}  # hidden of the feed-forward of Llama 3.1 8B, one sequence
-_INTEGERS = {"M": "i32:16", "K": "i32:16", "stride_m": "i32:16", "stride_k": "1"}
+_INTEGERS = {"M": "i32:16", "K": "i32:16", "stride_e": "i32:16", "stride_m": "i32:16", "stride_k": "1"}
+_OF_MATRICES = {"stride_e_rows_scale": "i32", "stride_e_columns_scale": "i32"}
 SCALED = {"stride_rows_scale": "i32", "stride_columns_scale": "i32"}
 
 
@@ -410,7 +432,7 @@ SOURCES = (
         KernelSource(
             name=f"fp8_cast_{mode}", op="fp8_cast", function=fp8_cast_kernel,
             signature={"x_ptr": "*bf16", "rows_ptr": element, "columns_ptr": element, "rows_scale_ptr": scale,
-                       "columns_scale_ptr": scale, **_INTEGERS, **SCALED},
+                       "columns_scale_ptr": scale, **_INTEGERS, **_OF_MATRICES, **SCALED},
             constants=constants, tiles=(replace(CAST_TILE, architectures=where),), traffic=_cast_traffic, sizes=_SIZES,
         )
         for mode, (scale, chosen) in CAST_MODES.items()

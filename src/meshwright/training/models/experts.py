@@ -22,7 +22,7 @@ from meshwright.kernels.dispatch import choose
 from meshwright.kernels.experts.grouped_gemm import grouped_gemm
 from meshwright.kernels.experts.permutation import permute, unpermute
 from meshwright.kernels.experts.router import RouterForm, route_tokens
-from meshwright.kernels.fp8.aligned_rows import align
+from meshwright.kernels.fp8.aligned_rows import AlignedRows, align
 from meshwright.kernels.fp8.feed_forward import MATRICES, Fp8Block, fp8_feed_forward
 from meshwright.kernels.fp8.grouped_gemm import ALIGNMENT
 from meshwright.specs.model import Activation, Model, Router
@@ -100,19 +100,25 @@ class RoutedExperts(GatedBlock):
             self.up_bias = nn.Parameter(torch.empty(num, width))
             self.down_bias = nn.Parameter(torch.empty(num, hidden))
 
-    def forward(self, rows_MD: Tensor, counts_E: Tensor) -> Tensor:
-        """[M, D]: the first `counts_E[0]` rows go through expert 0, and so on."""
-        return self.run(rows_MD, counts_E, dict(self.named_parameters()))
+    def align(self, order_M: Tensor, counts_E: Tensor, /) -> AlignedRows | None:
+        """The rows that `forward` takes: in 8 bits with rows of zeros between experts; None: in the order given.
+        Expert parallelism, which moves rows before it aligns them, puts its own in this place."""
+        return None if self.fp8_states is None else align(order_M, counts_E, alignment=ALIGNMENT)
 
-    def run(self, rows_MD: Tensor, counts_E: Tensor, stacks: Mapping[str, Tensor]) -> Tensor:
+    def forward(self, rows_PD: Tensor, counts_E: Tensor, aligned: AlignedRows | None, /) -> Tensor:
+        """[P, D]: the first `counts_E[0]` rows, without those of zeros, go through expert 0, and so on."""
+        return self.run(rows_PD, counts_E, aligned, dict(self.named_parameters()))
+
+    def run(
+        self, rows_PD: Tensor, counts_E: Tensor, aligned: AlignedRows | None, stacks: Mapping[str, Tensor]
+    ) -> Tensor:
         """`forward` with these stacks of weights, in the place of its own parameters."""
-        if self.fp8_states is None:
-            return run_experts(rows_MD, counts_E, **stacks, activation=self.activation)
-        aligned = align(counts_E, num_rows=len(rows_MD), alignment=ALIGNMENT)
+        if self.fp8_states is None or aligned is None:
+            return run_experts(rows_PD, counts_E, **stacks, activation=self.activation)
         block = Fp8Block(
             kind=self.kind, states=self.fp8_states, aligned=aligned, drops_hidden=self.drops_hidden
         )
-        return run_experts_in_fp8(rows_MD, stacks, block=block)
+        return run_experts_in_fp8(rows_PD, stacks, block=block)
 
 
 def run_experts(
@@ -155,15 +161,13 @@ def run_experts(
     )
 
 
-def run_experts_in_fp8(rows_MD: Tensor, stacks: Mapping[str, Tensor], *, block: Fp8Block) -> Tensor:
-    """`run_experts` whose GEMMs are in the format of `block`. The host waits for no count on a GPU."""
+def run_experts_in_fp8(rows_PD: Tensor, stacks: Mapping[str, Tensor], *, block: Fp8Block) -> Tensor:
+    """`run_experts` of aligned rows, whose GEMMs are in the format of `block`. The host waits for no count on a GPU."""
     assert block.aligned is not None
     matrices = (stacks[name] for name in MATRICES)
     biases = {name: stacks[name] for name in ("gate_bias", "up_bias") if name in stacks}
-    out_PD = fp8_feed_forward(block.aligned.spread(rows_MD), *matrices, block=block, **biases)
-    if "down_bias" in stacks:
-        out_PD = out_PD + block.aligned.of_rows(stacks["down_bias"])
-    return block.aligned.gather(out_PD)
+    out_PD = fp8_feed_forward(rows_PD, *matrices, block=block, **biases)
+    return out_PD + block.aligned.of_rows(stacks["down_bias"]) if "down_bias" in stacks else out_PD
 
 
 class MixtureOfExperts(nn.Module):
@@ -206,9 +210,10 @@ class MixtureOfExperts(nn.Module):
             if self.balance_loss or self.z_loss:
                 loss = self._losses(routing, load_BE, is_token_BT, shape=x_BTD.shape[:2])
                 weights_NC = attach_loss(weights_NC, loss * self.loss_scale)
-        rows_MD = self.experts(permute(x_ND, order_M, top_k=experts_NC.shape[1]), counts_E)
-        out_ND = unpermute(rows_MD, order_M, weights_NC)
-        out_BTD = out_ND.view_as(x_BTD)
+        aligned = self.experts.align(order_M, counts_E)
+        order_P = order_M if aligned is None else aligned.order_P
+        rows_PD = self.experts(permute(x_ND, order_P, top_k=experts_NC.shape[1]), counts_E, aligned)
+        out_BTD = unpermute(rows_PD, order_P, weights_NC).view_as(x_BTD)
         return out_BTD if self.shared is None else out_BTD + self.shared(x_BTD)
 
     def _losses(

@@ -6,7 +6,14 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from tests.kernel_cases import FORMATS, assert_close, demanding, drawn, needs_interpreter
+from tests.kernel_cases import (
+    FORMATS,
+    assert_close,
+    counted_traffic,
+    demanding,
+    drawn,
+    needs_interpreter,
+)
 
 from meshwright.kernels.experts.grouped_gemm import grouped_gemm
 from meshwright.kernels.experts.grouped_gemm import reference as grouped_reference
@@ -18,6 +25,7 @@ from meshwright.kernels.experts.permutation_triton import (
     unpermute_rows,
     unpermute_rows_backward,
 )  # fmt: skip
+from meshwright.kernels.fp8.aligned_rows import align
 
 pytestmark = needs_interpreter
 UTILITIES = ("test_schema", "test_autograd_registration", "test_faketensor")
@@ -69,20 +77,23 @@ def test_grouped_gemm(dtype, counts, sizes, strided, seed):
     width=st.sampled_from([1, 24, 1100]),
     dtype=st.sampled_from(FORMATS),
     strided=st.booleans(),
+    alignment=st.sampled_from([None, 1, 4]),
     seed=st.integers(0, 99),
 )
-def test_rows_to_experts_and_back(tokens, choices, width, dtype, strided, seed):
-    order_M, _ = routed(tokens, choices, 6, seed=seed)
+def test_rows_to_experts_and_back(tokens, choices, width, dtype, strided, alignment, seed):
+    order, counts_E = routed(tokens, choices, 6, seed=seed)
+    if alignment is not None:
+        order = align(order, counts_E, alignment=alignment).order_P
     x = drawn(tokens, width, dtype=dtype, strided=strided, seed=seed)
     weights = drawn(tokens, choices, dtype=torch.float32, seed=seed + 1)
-    rows = drawn(tokens * choices, width, dtype=dtype, strided=strided, seed=seed + 2)
+    rows = drawn(len(order), width, dtype=dtype, strided=strided, seed=seed + 2)
     grad = drawn(tokens, width, dtype=dtype, strided=strided, seed=seed + 3)
 
     def there(x):
-        return permute(x, order_M, top_k=choices)
+        return permute(x, order, top_k=choices)
 
     def back(rows, weights):
-        return unpermute(rows, order_M, weights)
+        return unpermute(rows, order, weights)
 
     with demanding(permute="triton", unpermute="triton"):
         got = [*gradients(there, (x,), rows), *gradients(back, (rows, weights), grad)]
@@ -106,6 +117,48 @@ def test_the_reference_is_the_definition():
     place = {pair: row for row, pair in enumerate(order_M.tolist())}
     wanted = torch.stack([sum(weights[n, c] * rows[place[2 * n + c]] for c in range(2)) for n in range(7)])
     torch.testing.assert_close(ROUTES["unpermute"]["reference"].function(rows, order_M, weights), wanted)
+
+
+@pytest.mark.parametrize("route", ["reference", "triton"])
+def test_rows_of_zeros_change_no_bit(route):
+    order_M, counts_E = routed(33, 2, 5, seed=4)
+    order_P = align(order_M, counts_E, alignment=4).order_P
+    is_row = order_P >= 0
+    x, grad = drawn(33, 40, dtype=torch.bfloat16), drawn(33, 40, dtype=torch.bfloat16, seed=1)
+    weights = drawn(33, 2, dtype=torch.float32, seed=2)
+
+    def layer(order, seen):
+        def run(x, weights):
+            rows = permute(x, order, top_k=2)
+            rows.register_hook(seen.append)
+            seen.append(rows.detach())
+            return unpermute(rows, order, weights)
+
+        return run
+
+    plain, padded = [], []  # the rows and their gradient
+    with demanding(permute=route, unpermute=route):
+        want = gradients(layer(order_M, plain), (x, weights), grad)
+        found = gradients(layer(order_P, padded), (x, weights), grad)
+    assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
+    for rows_MD, rows_PD in zip(plain, padded, strict=True):
+        assert torch.equal(rows_PD[is_row], rows_MD)
+        assert not rows_PD[~is_row].any()
+
+
+def test_rows_of_zeros_are_written_and_not_read():
+    order_M, counts_E = routed(8, 2, 3, seed=4)
+    order_P = align(order_M, counts_E, alignment=4).order_P
+    x = drawn(8, 512, dtype=torch.bfloat16)
+    with demanding(permute="triton", unpermute="triton"):
+        with counted_traffic() as there:
+            rows = permute(x, order_P, top_k=2)
+        with counted_traffic() as back:
+            unpermute(rows, order_P, torch.ones(8, 2))
+    bytes_of_row, num_rows = 2 * 512, len(order_P)
+    assert there.written_bytes == num_rows * bytes_of_row
+    assert there.read_bytes == 16 * bytes_of_row + 8 * num_rows  # and the pair of each row
+    assert back.read_bytes <= 1.1 * 16 * bytes_of_row
 
 
 def test_the_same_bits_each_time():
@@ -136,7 +189,12 @@ def test_operator_rules():
         ]
         torch.library.opcheck(op, tuple(leaves), test_utils=UTILITIES)
     x, rows, weights = x.detach(), rows.detach(), weights.detach()
-    torch.library.opcheck(permute_rows_backward, (rows, order_M, 2), test_utils=UTILITIES)
-    torch.library.opcheck(unpermute_rows_backward, (x, rows, order_M, weights), test_utils=UTILITIES)
+    order_P = align(order_M, counts_E, alignment=2).order_P
+    rows_PD = drawn(len(order_P), 5, dtype=torch.float32, seed=4)
+    torch.library.opcheck(permute_rows, (x, order_P, 2), test_utils=UTILITIES)
+    torch.library.opcheck(unpermute_rows, (rows_PD, order_P, weights), test_utils=UTILITIES)
+    for order, of_order in ((order_M, rows), (order_P, rows_PD)):
+        torch.library.opcheck(permute_rows_backward, (of_order, order, 4, 2), test_utils=UTILITIES)
+        torch.library.opcheck(unpermute_rows_backward, (x, of_order, order, weights), test_utils=UTILITIES)
     grads = (torch.ones(8, 6), rows, matrices.detach(), counts_E)
     torch.library.opcheck(grouped_rows_backward, grads, test_utils=UTILITIES)

@@ -5,11 +5,17 @@ from functools import partial
 import pytest
 
 torch = pytest.importorskip("torch")
-from tests.kernel_cases import demanding, drawn, needs_interpreter, relative_error
+from tests.kernel_cases import (
+    aligned_rows,
+    demanding,
+    drawn,
+    gathered,
+    needs_interpreter,
+    relative_error,
+    spread,
+)
 
-from meshwright.kernels.fp8.aligned_rows import align
 from meshwright.kernels.fp8.feed_forward import MATRICES, Fp8Block, fp8_feed_forward
-from meshwright.kernels.fp8.grouped_gemm import ALIGNMENT
 from meshwright.kernels.fp8.layer import RECIPES, Fp8State, fp8_grouped_linear, fp8_linear
 from meshwright.kernels.gated_activation import KINDS, gated_activation
 from meshwright.kernels.stored_activations import StoredFormat, storing_activations
@@ -33,17 +39,14 @@ def tensors_of(*, num_experts=0, biased=False, dtype=torch.bfloat16):
     return made, drawn(ROWS, HIDDEN, dtype=dtype, seed=9)
 
 
-def aligned_rows():
-    return align(torch.tensor(COUNTS), num_rows=ROWS, alignment=ALIGNMENT)
-
-
 def fused(x, gate, up, down, *biases, of, kind="silu", **options):
-    aligned = aligned_rows() if gate.dim() == 3 else None
+    aligned = aligned_rows(COUNTS) if gate.dim() == 3 else None
     block = Fp8Block(kind=kind, states=of, aligned=aligned, **options)
     named = dict(zip(("gate_bias", "up_bias"), biases, strict=False))
     if aligned is None:
         return fp8_feed_forward(x, gate, up, down, block=block)
-    return aligned.gather(fp8_feed_forward(aligned.spread(x), gate, up, down, block=block, **named))
+    out = fp8_feed_forward(spread(x, aligned), gate, up, down, block=block, **named)
+    return gathered(out, aligned)
 
 
 def apart(x, gate, up, down, *biases, of, kind="silu"):
@@ -54,16 +57,16 @@ def apart(x, gate, up, down, *biases, of, kind="silu"):
             for n, w in zip(MATRICES, (gate, up, down), strict=True)
         ]
         return times[2](gated_activation(times[0](x), times[1](x), kind=kind))
-    aligned = aligned_rows()
+    aligned = aligned_rows(COUNTS)
     gate, up, down = (
         partial(fp8_grouped_linear, weight_ENK=w, counts_E=aligned.counts_E, state=of[n])
         for n, w in zip(MATRICES, (gate, up, down), strict=True)
     )
-    x = aligned.spread(x)
+    x = spread(x, aligned)
     hidden = [layer(x) for layer in (gate, up)]
     if biases:
         hidden = [out + aligned.of_rows(bias) for out, bias in zip(hidden, biases, strict=True)]
-    return aligned.gather(down(gated_activation(*hidden, kind=kind)))
+    return gathered(down(gated_activation(*hidden, kind=kind)), aligned)
 
 
 def results(make, tensors, grad, **options):

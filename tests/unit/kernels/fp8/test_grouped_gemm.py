@@ -9,14 +9,22 @@ import pytest
 torch = pytest.importorskip("torch")
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.kernel_cases import assert_close, demanding, drawn, needs_interpreter, relative_error
+from tests.kernel_cases import (
+    aligned_rows,
+    assert_close,
+    demanding,
+    drawn,
+    gathered,
+    needs_interpreter,
+    relative_error,
+    spread,
+)
 
 from meshwright.kernels.dispatch import KernelRouting, using
-from meshwright.kernels.fp8.aligned_rows import align
+from meshwright.kernels.fp8.casting import cast_stack
 from meshwright.kernels.fp8.formats import Element, Scaling, quantize
-from meshwright.kernels.fp8.grouped_gemm import ALIGNMENT, ROUTES, grouped_rows, grouped_weights, reference
+from meshwright.kernels.fp8.grouped_gemm import ROUTES, grouped_rows, grouped_weights, reference
 from meshwright.kernels.fp8.layer import RECIPES, Fp8State, fp8_grouped_linear, fp8_linear
-from meshwright.kernels.fp8.stacks import cast_stack
 from meshwright.kernels.routes import ANY, KernelCall
 from meshwright.kernels.stored_activations import StoredFormat, storing_activations
 
@@ -40,9 +48,9 @@ def experts(counts, *, n=80, k=96, dtype=torch.bfloat16):
 
 def layer(x, weight, grad, counts, state):
     """Result and gradients of the experts' layer."""
-    aligned = align(torch.tensor(counts), num_rows=len(x), alignment=ALIGNMENT)
+    aligned = aligned_rows(counts)
     x, weight = (t.detach().clone().requires_grad_() for t in (x, weight))
-    out = aligned.gather(fp8_grouped_linear(aligned.spread(x), weight, aligned.counts_E, state=state))
+    out = gathered(fp8_grouped_linear(spread(x, aligned), weight, aligned.counts_E, state=state), aligned)
     out.backward(grad)
     return out.detach(), x.grad, weight.grad
 
@@ -102,9 +110,9 @@ def test_few_rows(name, counts):
        gradients=st.sampled_from([Element.E4M3, Element.E5M2]), seed=st.integers(0, 99))  # fmt: skip
 def test_kernels_against_float64(counts, sizes, scaled, gradients, seed):
     n, k = sizes
-    aligned = align(torch.tensor(counts), num_rows=sum(counts), alignment=ALIGNMENT)
-    x = aligned.spread(drawn(sum(counts), k, dtype=torch.float32, seed=seed))
-    grad = aligned.spread(drawn(sum(counts), n, dtype=torch.float32, seed=seed + 1))
+    aligned = aligned_rows(counts)
+    x = spread(drawn(sum(counts), k, dtype=torch.float32, seed=seed), aligned)
+    grad = spread(drawn(sum(counts), n, dtype=torch.float32, seed=seed + 1), aligned)
     weight = drawn(len(counts), n, k, dtype=torch.float32, seed=seed + 2)
     stack, _ = cast_stack(weight, element=Element.E4M3, scaling=scaled[1])
     by_rows = quantize(x, element=gradients, scaling=scaled[0])

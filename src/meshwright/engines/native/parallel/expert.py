@@ -22,13 +22,14 @@ are then already sums over all tokens of a group, and are only reduced over grou
 
 Source: GShard (Lepikhin et al. 2020), section 3.2; Megatron-Core (Liu et al. 2025, "MoE parallel folding"), section 3.
 
-M rows of this rank, R rows received, D hidden, F expert width, E experts, G ranks of the group, L experts of a rank.
+M rows of this rank, R rows received, P those and rows of zeros (`fp8.aligned_rows`), D hidden, F expert width,
+E experts, G ranks of the group, L experts of a rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -39,7 +40,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from meshwright.engines.native.parallel.mesh import PIPELINE, MeshCoordinates, state_axes
-from meshwright.kernels.experts.permutation import unsort
+from meshwright.kernels.experts.permutation import permute, unsort
+from meshwright.kernels.fp8.aligned_rows import AlignedRows
 from meshwright.specs.plan import Plan, Sharding
 from meshwright.training.models.experts import RoutedExperts
 
@@ -115,6 +117,7 @@ def shard_experts(model: nn.Module, *, experts: ExpertMesh) -> None:
             sharded = distribute_tensor(stack.detach(), mesh, placements, src_data_rank=None)
             setattr(module, name, nn.Parameter(sharded, requires_grad=stack.requires_grad))
         module.forward = partial(_forward, module, group=experts.group, num_copies=experts.num_copies)
+        module.align = _unaligned
 
 
 def experts_of(module: nn.Module) -> Iterator[RoutedExperts]:
@@ -122,15 +125,28 @@ def experts_of(module: nn.Module) -> Iterator[RoutedExperts]:
     return (part for part in module.modules() if isinstance(part, RoutedExperts))
 
 
+def _unaligned(*_: Tensor) -> None:
+    """`RoutedExperts.align` of rows that leave this rank: the ranks that receive them align."""
+
+
 def _forward(
-    module: RoutedExperts, rows_MD: Tensor, counts_E: Tensor, *, group: dist.ProcessGroup, num_copies: int
+    module: RoutedExperts,
+    rows_MD: Tensor,
+    counts_E: Tensor,
+    _: AlignedRows | None,
+    *,
+    group: dist.ProcessGroup,
+    num_copies: int,
 ) -> Tensor:
     """`RoutedExperts.forward` with the experts of all ranks of the group."""
     dispatch, counts_L = plan_dispatch(counts_E, group=group, num_copies=num_copies)
-    rows_RD = _Move.apply(rows_MD, dispatch.dispatch, dispatch.combine)
+    aligned = RoutedExperts.align(module, dispatch.order_P, counts_L)
+    if aligned is not None:
+        dispatch = replace(dispatch, order_P=aligned.order_P)
+    rows_PD = _Move.apply(rows_MD, dispatch.dispatch, dispatch.combine)
     stacks = {name: _local(stack) for name, stack in module.named_parameters()}
-    rows_RD = module.run(rows_RD, counts_L, stacks)
-    return _Move.apply(rows_RD, dispatch.combine, dispatch.dispatch)
+    rows_PD = module.run(rows_PD, counts_L, aligned, stacks)
+    return _Move.apply(rows_PD, dispatch.combine, dispatch.dispatch)
 
 
 def _local(stack: Tensor) -> Tensor:
@@ -145,18 +161,19 @@ class TokenDispatch:
     num_copies: int  # ranks that every row goes to
     sent: list[int]  # rows for each rank
     received: list[int]  # rows from each rank
-    order_R: Tensor  # sorts received rows by expert
+    order_P: Tensor  # sorts received rows by expert; -1 is a row of zeros
 
     def dispatch(self, rows_MD: Tensor) -> Tensor:
-        """[R, D]: rows for the experts of this rank, sorted by expert."""
+        """[P, D]: rows for the experts of this rank, sorted by expert."""
         if self.num_copies > 1:
             blocks = rows_MD.split(self.sent[:: self.num_copies])
             rows_MD = torch.cat([block for block in blocks for _ in range(self.num_copies)])
-        return self._all_to_all(rows_MD, self.sent, self.received)[self.order_R]
+        return permute(self._all_to_all(rows_MD, self.sent, self.received), self.order_P, top_k=1)
 
-    def combine(self, rows_RD: Tensor) -> Tensor:
+    def combine(self, rows_PD: Tensor) -> Tensor:
         """[M, D]: each row back on its rank, as the sum of its copies."""
-        rows_MD = self._all_to_all(unsort(rows_RD, self.order_R), self.received, self.sent)
+        rows_RD = unsort(rows_PD, self.order_P, num_pairs=sum(self.received))
+        rows_MD = self._all_to_all(rows_RD, self.received, self.sent)
         if self.num_copies > 1:
             blocks, num = rows_MD.split(self.sent), self.num_copies
             rows_MD = torch.cat(
@@ -191,7 +208,7 @@ def plan_dispatch(
         num_copies=num_copies,
         sent=sent,
         received=received,
-        order_R=experts_R.argsort(stable=True),
+        order_P=experts_R.argsort(stable=True),
     )
     return dispatch, received_GL.sum(dim=0)
 
