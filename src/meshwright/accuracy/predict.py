@@ -41,7 +41,13 @@ def predict_steps(
     etas, bf16 = calibration.etas(tables.factors), calibration.etas(tables.bf16_factors)
     log_step = log_step_of(tables, calibration)
     is_moe = np.asarray(tables.model.num_moe_layers) > 0
-    variances = log_variances(derivatives(log_step, etas, bf16), calibration, tables.factors, is_moe=is_moe)
+    variances = log_variances(
+        derivatives(log_step, etas, bf16),
+        calibration,
+        tables.factors,
+        is_moe=is_moe,
+        unstated=np.asarray(tables.facts.unstated_expert_share),
+    )
     return log_step(etas, bf16), variances
 
 

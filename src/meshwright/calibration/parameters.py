@@ -89,7 +89,9 @@ class Calibration:
     offsets: Mapping[tuple[str, str, str], Offset] = field(default_factory=dict)  # (parameter, level, key)
     residual_sd: Mapping[str, float] = field(default_factory=dict)  # of log step time: "dense", "moe", ...
     interval_scale: float = 1.0  # such that 80 % intervals hold 80 % of rows in leave-one-source-out
-    interval_floor: float = 0.0  # standard deviation that every case has besides
+    interval_floors: Mapping[str, float] = field(default_factory=dict)
+    """Standard deviation that every case has besides, by kind of model: "dense", "moe"."""
+    unstated_sd: float = 0.0  # that a mixture of experts has besides when no switch of its software is stated
     interval_factors: Mapping[str, float] = field(default_factory=dict)
     """Further factors by what is known of a case (`case_class`), so that each large class holds 80 % too."""
     made: str = "prior"
@@ -136,9 +138,21 @@ class Calibration:
         return replace(
             self,
             interval_scale=other.interval_scale,
-            interval_floor=other.interval_floor,
+            interval_floors=other.interval_floors,
+            unstated_sd=other.unstated_sd,
             interval_factors=other.interval_factors,
         )
+
+    def added_variance(
+        self, is_moe: NDArray[np.bool_], unstated: float | NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Variance of log step time that cases have besides what parameters give, before `interval_scale`.
+
+        unstated: share of the switches of mixtures of experts that is not stated (`Features.unstated_expert_share`).
+        """
+        floors = (self.interval_floors.get("moe", 0.0), self.interval_floors.get("dense", 0.0))
+        floor = np.where(is_moe, *floors)
+        return np.asarray(floor**2 + is_moe * unstated * self.unstated_sd**2, dtype=np.float64)
 
     def case_class(self, factors: Factors, *, is_moe: bool) -> str:
         """Class of a case by what is known of it: kind of model, and whether its stack and accelerator were fitted."""
@@ -203,7 +217,8 @@ def from_document(document: Mapping[str, object]) -> Calibration:
         offsets=offsets,
         residual_sd=document["residual_sd"],  # pyright: ignore[reportArgumentType]
         interval_scale=document["interval_scale"],  # pyright: ignore[reportArgumentType]
-        interval_floor=document.get("interval_floor", 0.0),  # pyright: ignore[reportArgumentType]
+        interval_floors=document["interval_floors"],  # pyright: ignore[reportArgumentType]
+        unstated_sd=document["unstated_sd"],  # pyright: ignore[reportArgumentType]
         interval_factors=document["interval_factors"],  # pyright: ignore[reportArgumentType]
         made=str(document["made"]),
     )
@@ -215,7 +230,8 @@ def to_document(calibration: Calibration) -> dict[str, object]:
         "made": calibration.made,
         "residual_sd": dict(calibration.residual_sd),
         "interval_scale": calibration.interval_scale,
-        "interval_floor": calibration.interval_floor,
+        "interval_floors": dict(calibration.interval_floors),
+        "unstated_sd": calibration.unstated_sd,
         "interval_factors": {key: round(x, 4) for key, x in sorted(calibration.interval_factors.items())},
         "offsets": [
             {

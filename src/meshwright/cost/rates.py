@@ -59,6 +59,7 @@ class SystemFacts(Table):
     wire_parameter_bytes: Array
     offloaded_activations: Array  # share kept in host memory
     expert_imbalance: Array  # tokens of the busiest expert rank over the mean
+    unstated_expert_share: Array  # of the switches of mixtures: those for which the stack's release speaks
     cpu_oversubscription: Array
     years: Array  # vintage of the stack against 2025.0
     network: Network
@@ -178,6 +179,7 @@ def system_facts(cluster: Cluster, precision: Precision, stack: Stack) -> System
         wire_parameter_bytes=WIRE_BYTES[p] if (p := features.parameter_format) else 0.0,
         offloaded_activations=features.offloaded_activations or 0.0,
         expert_imbalance=features.busiest_expert_ratio,
+        unstated_expert_share=stack.features.unstated_expert_share,
         cpu_oversubscription=accelerator.cpu_oversubscription,
         years=vintage_of(stack, facts) - 2025.0,
         network=network_row(

@@ -1,10 +1,11 @@
 """Uncertainty of a step time: the spread of calibrated parameters carried through to log seconds.
 
-    sd^2 = scale^2 ( floor^2 + residual_sd^2 + Σ_parameters (d log T / d parameter)^2 sd_parameter^2 )
+    sd^2 = scale^2 ( added^2 + residual_sd^2 + Σ_parameters (d log T / d parameter)^2 sd_parameter^2 )
 
 An 80 % interval is T exp(± 1.2816 sd). Parameters and their standard deviations are those of
-`calibration.parameters`, in transformed units. `residual_sd` is what the fit leaves unexplained. `floor` and `scale`
-make intervals hold 80 % of the sources that a calibration had not seen, with the least interval score.
+`calibration.parameters`, in transformed units. `residual_sd` is what the fit leaves unexplained. `added` is a floor
+by kind of model, and what mixtures of experts have besides when switches of their software are not stated. It and
+`scale` make intervals hold 80 % of the sources that a calibration had not seen, with the least interval score.
 """
 
 from __future__ import annotations
@@ -52,12 +53,16 @@ def log_variances(
     factors: Sequence[Factors],
     *,
     is_moe: NDArray[np.bool_],
+    unstated: float | NDArray[np.float64] = 0.0,
 ) -> dict[str, NDArray[np.float64]]:
-    """Variance of log step time by where it comes from: each parameter, and "unexplained"."""
+    """Variance of log step time by where it comes from: each parameter, and "unexplained".
+
+    unstated: share of the switches of mixtures of experts that is not stated; 0 for a ratio of two plans of one stack.
+    """
     sds = [calibration.sds(f) for f in factors]
     residual = calibration.residual_sd
     unexplained = np.where(is_moe, residual.get("moe", 0.15), residual.get("dense", 0.10))
-    parts = {"unexplained": unexplained**2 + calibration.interval_floor**2}
+    parts = {"unexplained": unexplained**2 + calibration.added_variance(is_moe, unstated)}
     for name, slope in slopes.items():
         sd = np.array([s["gemm_ratio" if name == BF16_GEMM else name] for s in sds])
         parts[name] = (slope * sd) ** 2

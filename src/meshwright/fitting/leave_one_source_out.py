@@ -52,17 +52,28 @@ class UnseenErrors:
     error: NDArray[np.float64]  # log predicted - log measured rate
     sd: NDArray[np.float64]  # of it, with interval scale 1
     case_class: NDArray[np.str_]  # what that fit knew of the case
+    unstated: NDArray[np.float64]  # share of the switches of mixtures that the case does not state
+
+    @property
+    def is_moe(self) -> NDArray[np.bool_]:
+        """True for mixtures of experts."""
+        return np.char.startswith(self.case_class, "moe")
 
     def take(self, index: NDArray[np.intp]) -> UnseenErrors:
         """The runs at `index`."""
-        return UnseenErrors(error=self.error[index], sd=self.sd[index], case_class=self.case_class[index])
+        return UnseenErrors(
+            error=self.error[index],
+            sd=self.sd[index],
+            case_class=self.case_class[index],
+            unstated=self.unstated[index],
+        )
 
 
 def held_out(
     runs: Sequence[PublishedRun], fitted: Fitted, *, progress: Progress = lambda _: None
 ) -> UnseenErrors:
     """Errors of every run by the fit without its source. Each run has conditions and a rate."""
-    error, sd = np.zeros(len(runs)), np.zeros(len(runs))
+    error, sd, unstated = np.zeros(len(runs)), np.zeros(len(runs)), np.zeros(len(runs))
     classes = np.full(len(runs), "", dtype="<U32")
     for source, rows in _by_source(runs).items():
         tables = tables_of([c for i in rows if (c := runs[i].conditions) is not None])
@@ -72,12 +83,13 @@ def held_out(
         measured = np.array([runs[i].tokens_per_s_per_device for i in rows], dtype=float)
         error[rows] = np.log(tokens / measured) - log_step_s
         sd[rows] = np.sqrt(sum(variances.values()))
+        unstated[rows] = tables.facts.unstated_expert_share
         is_moe = np.asarray(tables.model.num_moe_layers) > 0
         classes[rows] = [
             calibration.case_class(f, is_moe=bool(m)) for f, m in zip(tables.factors, is_moe, strict=True)
         ]
         progress(len(rows))
-    return UnseenErrors(error=error, sd=sd, case_class=classes)
+    return UnseenErrors(error=error, sd=sd, case_class=classes, unstated=unstated)
 
 
 def _by_source(runs: Sequence[PublishedRun]) -> dict[str, NDArray[np.intp]]:

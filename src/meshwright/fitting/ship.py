@@ -17,7 +17,6 @@ from datetime import date
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwright.accuracy.rows import PublishedRun, read_runs
 from meshwright.accuracy.shipped import measured_runs_path
@@ -32,7 +31,10 @@ COVERAGE = 0.8
 POOLED_ROWS = 20
 """Weight of all rows in the factor of one class."""
 FLOORS = (0.0, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3)
-"""Standard deviations that may be added to every case: what a calibration knows of a case says little of its error."""
+"""Standard deviations that may be added to every case of a kind of model: what a calibration knows of a case may say
+little of its error."""
+UNSTATED = (0.0, 0.1, 0.2, 0.3, 0.4)
+"""Those that may be added to a mixture of experts none of whose switches is stated."""
 
 
 def calibrate(runs: Sequence[PublishedRun], *, made: str) -> Calibration:
@@ -51,31 +53,48 @@ def with_intervals(calibration: Calibration, errors: UnseenErrors) -> Calibratio
     """`calibration` with 80 % intervals that hold 80 % of `errors`, a factor for each class among them.
 
     Split conformal prediction within classes (Vovk 2012, "Conditional validity of inductive conformal predictors"),
-    the factor of a class shrunk towards 1 as if `POOLED_ROWS` rows of all classes were in it. A standard deviation that
-    all cases share is added first: that of `FLOORS` which gives the least interval score.
+    the factor of a class shrunk towards that of its kind of model as if `POOLED_ROWS` rows of the kind were in it.
+    Standard deviations that all cases of a kind share are added first: those of `FLOORS` and `UNSTATED` with the least
+    interval score.
     """
-    found = [_scaled(errors.sd, errors, floor=floor) for floor in FLOORS]
-    best = min(found, key=lambda one: one.score)
-    return replace(
-        calibration,
-        interval_floor=best.floor,
-        interval_scale=best.scale,
-        interval_factors=best.factors,
-    )
+    by_class: dict[str, float] = {}
+    for moe, unstated in ((False, (0.0,)), (True, UNSTATED)):
+        own = errors.take(np.flatnonzero(errors.is_moe == moe))
+        if len(own.error):
+            calibration = _widened(calibration, own, kind="moe" if moe else "dense", unstated=unstated)
+            found = _scaled(calibration, own)
+            by_class |= {name: found.scale * factor for name, factor in found.factors.items()}
+    scale = _scaled(calibration, errors).scale  # of classes without a row
+    factors = {name: factor / scale for name, factor in by_class.items()}
+    return replace(calibration, interval_scale=scale, interval_factors=factors)
+
+
+def _widened(
+    calibration: Calibration, errors: UnseenErrors, *, kind: str, unstated: Sequence[float]
+) -> Calibration:
+    """`calibration` with the floor of one kind of model, and the `unstated_sd`, that score best on its errors."""
+    tried = [
+        replace(
+            calibration, interval_floors={**calibration.interval_floors, kind: floor}, unstated_sd=unstated_sd
+        )
+        for floor in FLOORS
+        for unstated_sd in unstated
+    ]
+    return min(tried, key=lambda one: _scaled(one, errors).score)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Intervals:
-    """Intervals with one added standard deviation, and their mean score."""
+    """Scale of intervals, its factors by class, and the mean score."""
 
-    floor: float
     scale: float
     factors: dict[str, float]
     score: float
 
 
-def _scaled(sd: NDArray[np.float64], errors: UnseenErrors, *, floor: float) -> _Intervals:
-    half_width = Z80 * np.hypot(sd, floor)
+def _scaled(calibration: Calibration, errors: UnseenErrors) -> _Intervals:
+    added = calibration.added_variance(errors.is_moe, errors.unstated)
+    half_width = Z80 * np.sqrt(errors.sd**2 + added)
     ratio = np.abs(errors.error) / half_width
     scale = float(np.quantile(ratio, COVERAGE))
     classes = errors.case_class.tolist()
@@ -89,7 +108,7 @@ def _scaled(sd: NDArray[np.float64], errors: UnseenErrors, *, floor: float) -> _
     half_width = half_width * scale * factor
     outside = np.maximum(np.abs(errors.error) - half_width, 0.0)
     score = float(np.mean(2 * half_width + 2 / (1 - COVERAGE) * outside))
-    return _Intervals(floor=floor, scale=scale, factors=factors, score=score)
+    return _Intervals(scale=scale, factors=factors, score=score)
 
 
 def main() -> None:

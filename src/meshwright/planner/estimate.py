@@ -103,7 +103,10 @@ def steps_and_variances(
 
     slopes = derivatives(log_step, etas, bf16)
     is_moe = np.array([request.model.experts is not None])
-    return steps_at(etas, bf16), log_variances(slopes, calibration, [factors], is_moe=is_moe)
+    variances = log_variances(
+        slopes, calibration, [factors], is_moe=is_moe, unstated=facts.unstated_expert_share
+    )
+    return steps_at(etas, bf16), variances
 
 
 def _tier(calibration: Calibration, factors: Factors) -> Tier:

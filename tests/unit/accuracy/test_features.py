@@ -162,3 +162,17 @@ def test_recomputation_of_recipes(read_one: ReadOne, cells: dict[str, str], expe
     assert stated
     assert silent.plan.recompute is expected
     assert stated.plan.recompute is Recompute.NONE
+
+
+def test_the_share_of_switches_of_mixtures_that_is_not_stated(read_one: ReadOne) -> None:
+    """Of graphs, dispatcher, overlap and balance."""
+    assert features(read_one, "").unstated_expert_share == 1
+    assert Features(dispatcher=Dispatcher.DEEPEP).unstated_expert_share == 0.75
+    assert Features(attention=AttentionKernel.FA2).unstated_expert_share == 1
+    stated = Features(
+        cuda_graphs=CudaGraphs.NONE,
+        dispatcher=Dispatcher.ALL_TO_ALL,
+        overlaps_experts=False,
+        expert_imbalance=1.0,
+    )
+    assert stated.unstated_expert_share == 0

@@ -65,7 +65,7 @@ def test_the_fit_narrows_the_prior(read_many):
     tables = tables_of([r.conditions for r in read_many({})])
     parts = [
         predict_steps(tables, c.scaled(1.0))[1]
-        for c in (prior(), replace(fitted(), residual_sd={}, interval_floor=0.0))
+        for c in (prior(), replace(fitted(), residual_sd={}, interval_floors={}))
     ]
     before, after = (sum(p[name][0] for name in p) for p in parts)
     assert after < before / 2

@@ -53,10 +53,14 @@ def test_derivatives_of_a_linear_model_are_its_coefficients():
     assert slopes[BF16_GEMM] == pytest.approx([0.5, 0.5])
 
 
-def variances(calibration=None, *, slope: float = 1.0, is_moe: bool = False) -> dict[str, np.ndarray]:
+def variances(
+    calibration=None, *, slope: float = 1.0, is_moe: bool = False, unstated: float = 0.0
+) -> dict[str, np.ndarray]:
     slopes = {name: np.array([0.0]) for name in prior().parameters} | {"memory_ratio": np.array([slope])}
     slopes[BF16_GEMM] = np.array([0.0])
-    return log_variances(slopes, calibration or prior(), [FACTORS], is_moe=np.array([is_moe]))
+    return log_variances(
+        slopes, calibration or prior(), [FACTORS], is_moe=np.array([is_moe]), unstated=unstated
+    )
 
 
 def test_a_parameter_counts_with_its_slope_and_its_spread():
@@ -69,6 +73,15 @@ def test_what_the_fit_leaves_unexplained_differs_by_kind_of_model():
     fitted = replace(prior(), residual_sd={"dense": 0.02, "moe": 0.08})
     assert variances(fitted)["unexplained"] == pytest.approx(0.02**2)
     assert variances(fitted, is_moe=True)["unexplained"] == pytest.approx(0.08**2)
+
+
+def test_switches_that_nobody_states_widen_mixtures_alone():
+    added = replace(
+        prior(), residual_sd={"dense": 0, "moe": 0}, interval_floors={"dense": 0.1}, unstated_sd=0.3
+    )
+    assert variances(added, unstated=1.0)["unexplained"] == pytest.approx(0.1**2)
+    assert variances(added, is_moe=True, unstated=0.5)["unexplained"] == pytest.approx(0.5 * 0.3**2)
+    assert variances(added, is_moe=True)["unexplained"] == 0
 
 
 def test_the_scale_widens_every_part():

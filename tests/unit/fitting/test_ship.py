@@ -60,7 +60,8 @@ def test_intervals_hold_the_stated_share_of_unseen_rows(few, written):
     runs = [r for r in read_runs(few) if r.reason is None]
     errors = held_out(runs, fit(runs, made="x"))
     factors = np.array([written[0]["interval_factors"][name] for name in errors.case_class.tolist()])
-    sd = np.hypot(errors.sd, written[0]["interval_floor"])
+    added = from_document(written[0]).added_variance(errors.is_moe, errors.unstated)
+    sd = np.sqrt(errors.sd**2 + added)
     inside = np.abs(errors.error) <= Z80 * written[0]["interval_scale"] * factors * sd * (1 + 1e-3)
     assert inside.mean() >= COVERAGE
     assert inside.mean() < 1
@@ -70,10 +71,35 @@ def test_intervals_hold_the_stated_share_of_unseen_rows(few, written):
 def test_a_floor_where_standard_deviations_say_nothing_of_errors(informative):
     random = np.random.default_rng(0)
     sd = np.exp(random.normal(-2.5, 0.8, 400))
-    error = random.normal(0, sd if informative else 0.1)
-    errors = UnseenErrors(error=error, sd=sd, case_class=np.array(["dense, known"] * 400))
+    error = random.normal(0, sd if informative else np.full(400, 0.1))
+    errors = UnseenErrors(
+        error=error, sd=sd, case_class=np.array(["dense, known"] * 400), unstated=np.zeros(400)
+    )
+    floor = with_intervals(prior(), errors).interval_floors["dense"]
+    assert floor == 0 if informative else floor >= 0.1
+
+
+@pytest.mark.parametrize("matters", [True, False])
+def test_mixtures_are_wider_where_unstated_switches_go_with_errors(matters):
+    """Of 400 dense models with small errors and 400 mixtures, whose errors may grow with what is not stated."""
+    random = np.random.default_rng(0)
+    unstated = np.tile([0.0, 1.0], 400)
+    is_moe = np.repeat([False, True], 400)
+    true_sd = np.where(is_moe, np.where(matters & (unstated > 0), 0.4, 0.1), 0.05)
+    errors = UnseenErrors(
+        error=random.normal(0, true_sd),
+        sd=np.full(800, 0.02),
+        case_class=np.where(is_moe, "moe, known", "dense, known"),
+        unstated=unstated,
+    )
     found = with_intervals(prior(), errors)
-    assert found.interval_floor == 0 if informative else found.interval_floor >= 0.1
+    variance = found.added_variance(errors.is_moe, unstated)
+    assert set(variance[~is_moe]) == {found.interval_floors["dense"] ** 2}
+    if matters:
+        assert found.unstated_sd >= 0.2
+        assert min(variance[is_moe & (unstated > 0)]) > 4 * max(variance[is_moe & (unstated == 0)])
+    else:
+        assert found.unstated_sd <= 0.1
 
 
 def test_a_failure_leaves_the_old_file(monkeypatch, few, tmp_path):
