@@ -264,7 +264,8 @@ def test_files_that_are_none(tmp_path):
         ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps is not a count: got 0"),
         ({"ici_pipeline_parallelism": 2, "num_pipeline_microbatches": 0}, "num_pipeline_microbatches is not a count"),
         ({"steps": -1}, "neither steps nor learning_rate_schedule_steps"),
-        ({"final_logits_soft_cap": 30.0}, "a model that is not supported: final_logits_soft_cap"),
+        ({"final_logits_soft_cap": 30.0}, "not supported: final_logits_soft_cap"),
+        ({"use_dpo": True}, "not supported: use_dpo"),
     ],
 )  # fmt: skip
 def test_what_maxtext_would_not_take_is_refused_with_its_key(values, message, tmp_path):

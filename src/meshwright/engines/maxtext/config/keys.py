@@ -292,9 +292,10 @@ def _refuse_others(settings: MaxTextKeys) -> None:
         "mlp_bias": (False,),
         "use_indexer": (False,),
         "use_multimodal": (False,),
+        "use_dpo": (False,),  # another loss
         "attn_logits_soft_cap": (0.0,),
         "final_logits_soft_cap": (0.0,),
     }
     for key, allowed in supported.items():
         if (value := settings.take(key, allowed[0])) not in allowed:
-            raise InputError(f"a model that is not supported: {key}", got=value, allowed=allowed[0])
+            raise InputError(f"a model or a task that is not supported: {key}", got=value, allowed=allowed[0])

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from meshwright.engines.megatron import VERSION
 from meshwright.engines.megatron.megatron_lm.arguments import known_names
 from meshwright.engines.megatron.shell_scripts.programs import MENTIONED
 from meshwright.engines.megatron.shell_scripts.scripts import script_call
@@ -292,7 +293,8 @@ def _problem(
     """Return what is wrong with an option and its values; None: nothing."""
     if takes is None:
         near = difflib.get_close_matches(name, known_names(), n=1)
-        hint = f"did you mean --{near[0]}?" if near else None
+        hint = f"did you mean --{near[0]}? " if near else ""
+        hint += f"Options are those of Megatron-Core {VERSION}: leave out one of another version"
         return InputError(f"{where}: Megatron-LM has no such option", got=f"--{name}", hint=hint)
     for one in values:
         if PLACEHOLDER.search(one.text):
