@@ -172,19 +172,75 @@ def _counted(
     )  # fmt: skip
 
 
-def _closed(concurrency: float | None, rate: object) -> Load:
-    """The load; a finite request rate is an open loop."""
+def _closed(concurrency: float | None) -> Load:
+    """A closed loop; without a number its load is not stated."""
+    return Load(concurrency=None if concurrency is None else max(1, round(concurrency)))
+
+
+def _load(document: Mapping[str, Any], where: str) -> Load:
+    """The load of vLLM and SGLang: a finite rate is an open loop, `inf` sends what may be in flight at once.
+
+    `burstiness` is the shape of gamma arrivals, 1 is Poisson (`get_request` of vLLM's benchmarks).
+    """
+    at_once = _number(document, "max_concurrency", where) or None
+    rate = document.get("request_rate")
+    if rate is None or str(rate).lower() in ("inf", "infinity"):
+        return _closed(at_once if rate is None else at_once or _number(document, "num_prompts", where))
+    offered, shape = _needed(document, "request_rate", where), _number(document, "burstiness", where)
+    if not offered or shape == 0:
+        raise InputError(f"{where}: request_rate and burstiness are above 0", got=f"{rate} and {shape}")
+    is_poisson = shape in (None, 1)
+    return replace(
+        _closed(at_once), arrivals=Arrivals.POISSON if is_poisson else Arrivals.GAMMA,
+        offered_per_s=offered, shape=None if is_poisson else shape,
+    )  # fmt: skip
+
+
+def _configured_load(config: object, where: str, *, concurrency: str, rate: str, pattern: str) -> Load:
+    """The load in the configuration of AIPerf or guidellm: rates are Poisson arrivals unless `pattern` is another."""
     try:
-        offered = float(rate) if rate is not None else math.inf  # pyright: ignore[reportArgumentType]
-    except (TypeError, ValueError):
-        offered = math.inf
-    in_flight = None if concurrency is None else max(1, round(concurrency))
-    if math.isfinite(offered) and offered > 0:
-        return Load(arrivals=Arrivals.POISSON, offered_per_s=offered, concurrency=in_flight)
-    return Load(concurrency=in_flight)
+        at_once = float(concurrency) if concurrency else None
+        offered = float(rate) if rate else math.inf
+    except ValueError:
+        raise InputError(f"{where}: no numbers for its load", got=f"{concurrency}, {rate}") from None
+    if not 0 < offered < math.inf:
+        return _closed(1.0 if pattern == "synchronous" else at_once)
+    known = {name: Arrivals(name) for name in ("poisson", "constant", "gamma")}
+    if pattern and pattern not in known:
+        raise InputError(f"{where}: its arrivals", got=pattern, allowed=", ".join(known))
+    arrivals = known[pattern or "poisson"]
+    smoothness = _deep(config, "arrival_smoothness") if arrivals is Arrivals.GAMMA else ""
+    return replace(
+        _closed(at_once),
+        arrivals=arrivals,
+        offered_per_s=offered,
+        shape=float(smoothness) if smoothness else None,
+    )
 
 
 # --- readers ---
+
+_READ_OR_KNOWN = frozenset(
+    (
+        "accept_length", "backend", "benchmark_duration", "burstiness", "completed", "concurrency", "date", "duration",
+        "endpoint_type", "failed", "input_throughput", "label", "max_concurrency", "max_concurrent_requests",
+        "max_output_tokens_per_s", "model", "model_id", "num_prompts", "output_throughput", "request_goodput",
+        "request_goodput:", "request_rate", "request_throughput", "tokenizer_id", "total_input", "total_input_tokens",
+        "total_output", "total_output_tokens", "total_throughput", "total_token_throughput",
+    )
+)  # fmt: skip
+"""Fields of vLLM's and SGLang's results that are read, follow from those, or only name things."""
+
+
+def _not_read(document: Mapping[str, Any]) -> list[str]:
+    """Single values under other names, such as those of vLLM's `--metadata`; statistics of latencies aside."""
+    return sorted(
+        key
+        for key, value in document.items()
+        if isinstance(value, str | int | float)
+        and key not in _READ_OR_KNOWN
+        and not key.endswith(("_ttft_ms", "_tpot_ms", "_itl_ms", "_e2el_ms", "_e2e_latency_ms"))
+    )
 
 
 def _vllm_like(
@@ -218,8 +274,10 @@ def _vllm_like(
         )
     if latency("itl") is not None:
         gaps.append("its ITL is the gap between chunks over all requests, not the time per output token")
+    if others := _not_read(document):
+        gaps.append(f"not read: {', '.join(others)}")
     counted = _counted(
-        _closed(_number(document, "max_concurrency", where), document.get("request_rate")),
+        _load(document, where),
         started=document.get("date"), source=TokenSource.TOKENIZER, done=done, errors={"http_error": num_failed},
         num_input=num_input, num_output=num_output, wall_s=wall_s,
     )  # fmt: skip
@@ -227,7 +285,9 @@ def _vllm_like(
         counted, requests_per_s=_needed(document, "request_throughput", where),
         output_tokens_per_s=_needed(document, "output_throughput", where),
         total_tokens_per_s=_needed(document, total, where),
-        good_requests_per_s=_number(document, "request_goodput", where),
+        good_requests_per_s=_number(
+            document, "request_goodput" if "request_goodput" in document else "request_goodput:", where
+        ),
         ttft_s=latency("ttft"), tpot_s=latency("tpot"), chunk_gap_s=latency("itl"), e2e_s=latency(e2e),
     )  # fmt: skip
     model = str(document.get("model_id") or document.get("model") or "")
@@ -304,7 +364,7 @@ def _aiperf(document: Mapping[str, Any], where: str) -> list[ImportedResult]:
         gaps.append("input tokens are not in the file: total tokens/s are those of the output alone")
     config = document.get("input_config") or {}
     counted = _counted(
-        _aiperf_load(config), started=document.get("start_time"), source=TokenSource.TOKENIZER, done=done,
+        _aiperf_load(config, where), started=document.get("start_time"), source=TokenSource.TOKENIZER, done=done,
         errors={"http_error": round(average("error_request_count") or 0)},
         num_input=num_input, num_output=num_output, wall_s=wall_s,
     )  # fmt: skip
@@ -325,16 +385,13 @@ def _aiperf_model(config: Mapping[str, Any]) -> str:
     return _deep(config, "model") or _deep(config.get("models"), "name")
 
 
-def _aiperf_load(config: Mapping[str, Any]) -> Load:
+def _aiperf_load(config: Mapping[str, Any], where: str) -> Load:
     """The load in AIPerf's own configuration, wherever its version keeps it."""
-    concurrency, rate = (
-        _deep(config, "concurrency"),
-        _deep(config, "request_rate") or _deep(config.get("phases"), "rate"),
+    rate = _deep(config, "request_rate") or _deep(config.get("phases"), "rate")
+    pattern = _deep(config, "arrival_pattern") or _deep(config, "request_rate_mode")
+    return _configured_load(
+        config, where, concurrency=_deep(config, "concurrency"), rate=rate, pattern=pattern.lower()
     )
-    try:
-        return _closed(float(concurrency) if concurrency else None, rate or None)
-    except ValueError:
-        return Load()
 
 
 def _deep(config: object, name: str) -> str:
@@ -400,14 +457,16 @@ def _guidellm_one(
     num_input, num_output = (round(done * (means[key] or 0)) for key in means)
     config = benchmark.get("config") or benchmark.get("args") or {}
     streams = _deep(config, "streams") or _deep(config, "max_concurrency")
+    pattern = _deep(config, "type_")
+    pattern = pattern if pattern in ("constant", "poisson", "synchronous") else ""
+    load = _configured_load(config, at, concurrency=streams, rate=_deep(config, "rate"), pattern=pattern)
     gaps = [
         "its inter_token_latency_ms is the mean of each request weighted by tokens; gaps between chunks are not in the "
         "file",
         "its time_per_output_token_ms includes the first token and is not read",
     ]
     counted = _counted(
-        _closed(float(streams) if streams else None, _deep(config, "rate") or None),
-        started=benchmark.get("start_time"), source=TokenSource.MIXED, done=done,
+        load, started=benchmark.get("start_time"), source=TokenSource.MIXED, done=done,
         errors={"http_error": failed, "cancelled": cancelled},
         num_input=num_input, num_output=num_output, wall_s=wall_s,
     )  # fmt: skip
@@ -446,7 +505,7 @@ def _inferencex(document: Mapping[str, Any], where: str) -> list[ImportedResult]
     if method not in (None, "none", ""):
         gaps.append(f"speculative decoding ({method}): gaps between chunks are not per token")
     point = ServingPoint(
-        load=_closed(_number(document, "conc", where), None), repeat=1, started=str(document.get("date") or ""),
+        load=_closed(_number(document, "conc", where)), repeat=1, started=str(document.get("date") or ""),
         wall_s=0.0, num_requests=0, num_ok=1, token_source=TokenSource.TOKENIZER, total_tokens_per_s=total,
         output_tokens_per_s=output, input_tokens_per_s=total - output if output else 0.0,
         ttft_s=latency("ttft"), tpot_s=latency("tpot"), chunk_gap_s=latency("itl"), e2e_s=latency("e2el"),

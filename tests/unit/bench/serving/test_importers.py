@@ -126,6 +126,46 @@ def test_loads_and_failures(tmp_path):
     assert any("2.5 tokens per step" in gap for gap in points["sglang"].gaps)
 
 
+@pytest.mark.parametrize(
+    ("document", "load"),
+    [
+        # benchmark_serving.py of vLLM 0.9 (May 2025) with --metadata; it spells its goodput with a colon
+        (VLLM | {"max_concurrency": None, "request_goodput:": 1.5, "gpu": "4xNVIDIA_L40S"}, "12 in flight"),
+        (VLLM | {"request_rate": "inf"}, "16 in flight"),
+        (VLLM | {"request_rate": 10.0, "burstiness": 1.0}, "10/s poisson"),
+        (VLLM | {"request_rate": 10.0, "burstiness": 0.5}, "10/s gamma"),
+        (AIPERF | {"input_config": {"loadgen": {"request_rate": 4, "arrival_pattern": "constant"}}}, "4/s constant"),
+        (AIPERF | {"input_config": {"loadgen": {"request_rate": 4}}}, "4/s poisson"),
+        (AIPERF | {"input_config": {"loadgen": {"request_rate": 4, "arrival_pattern": "gamma",
+                                                "arrival_smoothness": 0.5}}}, "4/s gamma"),
+        (GUIDELLM | {"benchmarks": [GUIDELLM["benchmarks"][0]
+                                    | {"config": {"strategy": {"type_": "constant", "rate": 2.0}}}]}, "2/s constant"),
+        (GUIDELLM | {"benchmarks": [GUIDELLM["benchmarks"][0]
+                                    | {"config": {"strategy": {"type_": "synchronous"}}}]}, "1 in flight"),
+    ],
+)  # fmt: skip
+def test_arrivals_are_those_of_the_file(tmp_path, document, load):
+    (tmp_path / "r.json").write_text(json.dumps(document))
+    (found,) = read_results_of(tmp_path / "r.json")
+    assert found.point.load.name == load
+    assert found.point.load.shape in ((0.5,) if load.endswith("gamma") else (None,))
+    assert ("not read: gpu" in found.gaps) == ("gpu" in document)
+    assert found.point.good_requests_per_s == document.get("request_goodput:")
+
+
+@pytest.mark.parametrize(
+    "document",
+    [VLLM | {"request_rate": "often"}, VLLM | {"request_rate": 0}, VLLM | {"request_rate": 2, "burstiness": 0},
+     AIPERF | {"input_config": {"request_rate": 4, "arrival_pattern": "tidal"}},
+     AIPERF | {"input_config": {"concurrency": "many"}}],
+    ids=range(5),
+)  # fmt: skip
+def test_loads_that_are_not_understood_are_refused(tmp_path, document):
+    (tmp_path / "r.json").write_text(json.dumps(document))
+    with pytest.raises(InputError):
+        read_results_of(tmp_path / "r.json")
+
+
 def test_json_lines_hold_several_loads(tmp_path):
     path = tmp_path / "online.jsonl"
     path.write_text("\n".join(json.dumps({**SGLANG, "max_concurrency": n}) for n in (1, 2)) + "\n")
