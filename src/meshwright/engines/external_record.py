@@ -62,6 +62,7 @@ START, FACTS, STEPS, VALIDATION = "start.json", "facts.json", "steps.jsonl", "va
 ENDING = "ending.json"
 NOT_MEASURED = ("prediction_losses", "validation_losses", "best", "label_tokens", "data_progress")
 """Statistics of a record that no process of another program writes."""
+NO_PROFILE = "the steps to profile left no profile: logs/ say why, or the training ended before them"
 BETWEEN = "between_steps"
 PHASES = (
     TrainingPhase.START_UP, TrainingPhase.WARM_UP, TrainingPhase.TRAINING, TrainingPhase.PROFILING, BETWEEN,
@@ -112,6 +113,7 @@ def compose(folder: Path, layout: OutputLayout) -> Record:
     history = ((0, metrics.tokens_per_step),) if identity is None else identity.batches
     losses = {step: line["validation_loss"] for step, line in _by_step(output / VALIDATION).items()}
     entries = list(_entries(measured, losses=losses, metrics=metrics, history=history))
+    profile = _profile(folder)
     ending = _ending(output, is_done=entries[-1]["step"] == run.num_steps)
     _write(folder / "steps.jsonl", "".join(json.dumps(entry) + "\n" for entry in entries))
     record = Record(
@@ -134,9 +136,9 @@ def compose(folder: Path, layout: OutputLayout) -> Record:
         predicted=start["predicted"],
         git_commit=start["git_commit"],
         command=tuple(start["command"]),
-        profile=_profile(folder),
+        profile=profile,
         identity=None if identity is None else as_document(identity),
-        notes=tuple(start["notes"]),
+        notes=(*start["notes"], *([NO_PROFILE] if start.get("profiled") and profile is None else [])),
     )
     _write(folder / RECORD, json.dumps(asdict(record), indent=2) + "\n")
     return record

@@ -284,6 +284,7 @@ def _open_folder(start: WorkersStart, lowered: Launch, notes_on_data: NotesOnDat
         "notes": (*start.notes, *data_notes, *prediction.notes),
         "git_commit": telemetry.git_commit(Path.cwd()),
         "data_usage": usage,
+        "profiled": None if start.profiled is None else str(start.profiled),
     }
     (output / START).write_text(json.dumps(known), encoding="utf-8")
 

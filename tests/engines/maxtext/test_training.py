@@ -12,6 +12,8 @@ import pytest
 
 pytest.importorskip("torch", reason="the native engine needs PyTorch")
 
+from meshwright.report.comparison.study import compare_items
+
 SHARDED = "{data_shard: 2, sharding: parameters, recompute: full}"
 TOLERANCE = 3e-6  # relative; docs/guides/maxtext.md has what was measured
 DENSE = """
@@ -171,3 +173,28 @@ def test_routing_biases_go_on_and_out(latents):
 
     shutil.rmtree(latents.folder / "saved" / "maxtext" / "checkpoints" / "20")
     latents.assert_native(latents.train("resumed", saves, plan="sharded", resume=True))
+
+
+@pytest.mark.slow
+def test_a_profile_has_the_categories_of_the_native_engine(dense):
+    options = ("--json", "--only-steps", "--set=train.steps=12", "--profile-steps=6:8")
+    for engine in ("maxtext", "native"):
+        code, stderr = dense.run(
+            "train", "run.yaml", *options, f"--out=profiled-{engine}", f"--set=engine={engine}",
+            f"--set=parallel={SHARDED}",
+        )  # fmt: skip
+        assert code == 0, stderr
+    record = dense.record("profiled-maxtext")
+    found = record["profile"]
+    assert found["steps"] == [6, 7, 8]
+    assert sum(found["shares"].values()) == pytest.approx(1)
+    for name in ("GEMM", "attention", "elementwise", "optimizer", "communication", "idle"):
+        assert found["shares"][name] > 0, name
+    assert found["unknown"] == []
+    lines = dense.steps("profiled-maxtext")
+    assert [line["step"] for line in lines if line.get("profiled")] == [5, 6, 7, 8, 9]
+    assert record["statistics"]["step_s"]["n"] == 4  # without three that warm up
+    sides = [str(dense.folder / f"profiled-{engine}") for engine in ("native", "maxtext")]
+    compared = compare_items(sides, is_like_for_like=True)
+    assert compared.gaps
+    assert not any("not split" in text for text in compared.cautions)

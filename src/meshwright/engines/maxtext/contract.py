@@ -16,6 +16,7 @@ from meshwright.engines.maxtext.lower import lower
 from meshwright.engines.maxtext.parameters.leaves import file_shapes
 from meshwright.engines.maxtext.results import LAYOUT
 from meshwright.engines.maxtext.worker_inputs import adapters
+from meshwright.errors import InputError
 from meshwright.records.training import Record
 from meshwright.specs.run import Run
 
@@ -25,9 +26,10 @@ __all__ = ["check", "expected", "export_weights", "import_run", "launch", "lower
 def prepare(run: Run, *, options: TrainOptions) -> WorkersStart:
     """Decide everything; write nothing and start no process of the training."""
     refuse("maxtext", check(run))
-    external_workers.refuse_profile(options)
     adapters.refuse_other_base(run)
     machine = probe.machine(environment.require())
+    if options.is_profiled and machine.device_type != "cpu":
+        raise InputError("MaxText's traces are read on a CPU only", got="--profile", hint="leave it out")
     start = external_workers.start(
         run, options=options, engine="maxtext", machine=machine, check_plan=check_plan, layout=LAYOUT,
         file_shapes=file_shapes(run.model),

@@ -8,6 +8,7 @@ the mean over WINDOW steps around it.
 from __future__ import annotations
 
 import json
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -49,17 +50,24 @@ def validation_entry(line: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def smoothed(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return `entries` with step times averaged over `WINDOW` steps, and end times that are consistent with them."""
-    times = [entry["step_s"] for entry in entries]
-    radius = WINDOW // 2
-    done = []
-    ended_s = entries[0]["ended_s"] - times[0] if entries else 0.0
-    for i, entry in enumerate(entries):
-        around = times[max(0, i - radius) : i + radius + 1]
-        step_s = sum(around) / len(around)
-        ended_s += step_s
-        done.append(entry | {"step_s": step_s, "ended_s": ended_s})
+    """Return `entries` with step times averaged over `WINDOW` steps, and end times that are consistent with them.
+
+    Profiled steps and others are averaged apart.
+    """
+    done: list[dict[str, Any]] = []
+    ended_s = entries[0]["ended_s"] - entries[0]["step_s"] if entries else 0.0
+    for _, alike in groupby(entries, key=lambda entry: bool(entry.get("profiled"))):
+        group = list(alike)
+        for entry, step_s in zip(group, _averaged([e["step_s"] for e in group]), strict=True):
+            ended_s += step_s
+            done.append(entry | {"step_s": step_s, "ended_s": ended_s})
     return done
+
+
+def _averaged(times: list[float]) -> list[float]:
+    radius = WINDOW // 2
+    around = [times[max(0, i - radius) : i + radius + 1] for i in range(len(times))]
+    return [sum(window) / len(window) for window in around]
 
 
 def complete_lines(path: Path, *, start: int) -> tuple[list[dict[str, Any]], int]:

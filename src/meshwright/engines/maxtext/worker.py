@@ -29,6 +29,7 @@ from meshwright.engines.maxtext.lower import (
     RUN_FILE,
     xla_flags,
 )
+from meshwright.engines.maxtext.profile import StepProfile
 from meshwright.engines.maxtext.results import (
     LAYOUT,
     LOSS,
@@ -43,6 +44,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.specs.run import Run
 from meshwright.training.data.cache import MANIFEST
 from meshwright.training.machine import main_or_refuse, processor_name
+from meshwright.training.profiling.steps import steps_of_environment
 
 SCRIPTS = Path(__file__).parent / "in_maxtext_environment"
 POLL_S = 0.05
@@ -66,6 +68,9 @@ def _train(run: Run, folder: Path) -> int:
     arrays = str(batches) if batch_files.has_arrays(batches) else ""  # for Meshwright's loop
     arguments = [str(folder / CONFIGURATION), *_machine_settings(run, output, rank=rank)]
     arguments += ["dataset_type=synthetic"] if arrays else [f"mmap_eod_id={batch_files.end_token(batches)}"]
+    profile = _profile(run, output)
+    arguments += [] if profile is None else profile.settings
+    flags = " ".join([xla_flags(run), *([] if profile is None else [profile.xla_flags])])
     (output / ENDING).unlink(missing_ok=True)  # of a training that is resumed
     child = subprocess.Popen(
         [
@@ -78,9 +83,9 @@ def _train(run: Run, folder: Path) -> int:
         ],
         env=os.environ
         | rendezvous.variables()
-        | _environment(folder, num_devices=run.plan.num_devices // world, xla=xla_flags(run)),
+        | _environment(folder, num_devices=run.plan.num_devices // world, xla=flags),
     )
-    log = _StepLogWriter(output, rank=rank, is_exact=bool(arrays))
+    log = _StepLogWriter(output, rank=rank, is_exact=bool(arrays), profile=profile)
     try:
         while child.poll() is None:
             log.update()
@@ -90,7 +95,26 @@ def _train(run: Run, folder: Path) -> int:
     log.update()
     code = log.close(exit_code=child.returncode)
     _require_given_order(output)
+    if profile is not None and rank == 0:
+        _write_profile(profile)
     return code
+
+
+def _profile(run: Run, output: Path) -> StepProfile | None:
+    """Return the profile that this process is to write, if any."""
+    steps, saves = steps_of_environment(), run.train.checkpoint
+    if steps is None:
+        return None
+    done = LAYOUT.newest_step(Path(saves.folder)) if saves else None
+    return StepProfile(steps=steps, done=done or 0, output=output, base=_base(run, output))
+
+
+def _write_profile(profile: StepProfile) -> None:
+    """Write the profile. A training does not fail because of it: the record then has none, with a note."""
+    try:
+        profile.write()
+    except (OSError, ValueError) as error:
+        print(f"warning: there is no profile: {error}", file=sys.stderr, flush=True)
 
 
 def _write_data(run: Run, output: Path, *, rank: int, world: int) -> Path:
@@ -110,15 +134,19 @@ def _write_data(run: Run, output: Path, *, rank: int, world: int) -> Path:
 
 def _machine_settings(run: Run, output: Path, *, rank: int) -> list[str]:
     """Return settings that depend on the machine and the process."""
-    saves = run.train.checkpoint
-    base = Path(saves.folder) if saves else output
     values: dict[str, Any] = {
-        "base_output_directory": base.absolute(),
+        "base_output_directory": _base(run, output).absolute(),
         "load_full_state_path": _weights_folder(run, output, rank=rank).absolute(),
     }
     if rank:
         values["metrics_file"] = ""
     return [f"{name}={value}" for name, value in values.items()]
+
+
+def _base(run: Run, output: Path) -> Path:
+    """Return the folder below which MaxText writes its checkpoints and traces."""
+    saves = run.train.checkpoint
+    return Path(saves.folder) if saves else output
 
 
 def _cpu_settings(run: Run) -> str:
@@ -167,8 +195,8 @@ def _require_given_order(output: Path) -> None:
 class _StepLogWriter:
     """Writes the step log in the first process, and the measurements of every process."""
 
-    def __init__(self, output: Path, *, rank: int, is_exact: bool) -> None:
-        self.output, self.rank, self.is_exact = output, rank, is_exact
+    def __init__(self, output: Path, *, rank: int, is_exact: bool, profile: StepProfile | None) -> None:
+        self.output, self.rank, self.is_exact, self.profile = output, rank, is_exact, profile
         self.entries: list[dict[str, Any]] = []
         metrics = output / METRICS
         self.position = (
@@ -182,7 +210,7 @@ class _StepLogWriter:
         if self.rank:
             return
         lines, self.position = complete_lines(self.output / METRICS, start=self.position)
-        new = [step_entry(line, ended_s=time.time()) for line in lines if LOSS in line]
+        new = [self._marked(step_entry(line, ended_s=time.time())) for line in lines if LOSS in line]
         self.entries += new
         _append(self.steps, new)
         _append(self.output / VALIDATION, [e for line in lines if (e := validation_entry(line))])
@@ -203,7 +231,8 @@ class _StepLogWriter:
                 ]
                 facts = {"device": device, "software": software}
                 (self.output / FACTS).write_text(json.dumps(facts), encoding="utf-8")
-        measured = {"step_s": [entry["step_s"] for entry in entries], "peak_memory_bytes": peak}
+        usual = [entry["step_s"] for entry in entries if not entry.get("profiled")]
+        measured = {"step_s": usual, "peak_memory_bytes": peak}
         (self.output / f"rank-{self.rank}.json").write_text(json.dumps(measured), encoding="utf-8")
         if entries and exit_code and not abs(entries[-1]["loss"]) < float("inf"):
             (self.output / ENDING).write_text(json.dumps({"ending": "diverged"}), encoding="utf-8")
@@ -211,6 +240,11 @@ class _StepLogWriter:
         if self.rank == 0 and known and known.get("ending"):
             (self.output / ENDING).write_text(json.dumps({"ending": known["ending"]}), encoding="utf-8")
         return exit_code
+
+    def _marked(self, entry: dict[str, Any]) -> dict[str, Any]:
+        """Return the entry, which says so if its step ran under the profiler."""
+        is_profiled = self.profile is not None and self.profile.slows(entry["step"])
+        return entry | ({"profiled": True} if is_profiled else {})
 
     def _rewrite(self, entries: list[dict[str, Any]]) -> None:
         """Replace the entries of this training, whose times are now smoothed."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,19 +60,26 @@ def summarize(trace: Mapping[str, Any]) -> dict[str, Any]:
     has_gpu = any(e.get("cat") in DEVICE_EVENTS for e in events)
     found = device_events(events) if has_gpu else host_events(events)
     found = [e for e in found if any(e.start_us < end and e.end_us > start for start, end in windows)]
+    return summary_of(found, windows=windows, steps=steps, device="gpu" if has_gpu else "cpu")
+
+
+def summary_of(
+    events: Sequence[Event], *, windows: Sequence[tuple[float, float]], steps: list[int], device: str
+) -> dict[str, Any]:
+    """The content of `profile/summary.json` for events inside `windows`, in microseconds."""
     total_us = sum(end - start for start, end in windows)
-    counted_us, busy_us = counted(found, windows=windows)
+    counted_us, busy_us = counted(events, windows=windows)
     return {
         "steps": steps,
-        "device": "gpu" if has_gpu else "cpu",
+        "device": device,
         "window_s": total_us / 1e6,
         "shares": {c.value: counted_us[c] / total_us for c in Category},
         "communication": {
             "busy_s": busy_us[Category.COMMUNICATION] / 1e6,
             "exposed_s": counted_us[Category.COMMUNICATION] / 1e6,
         },
-        "kernels": _largest(found),
-        "unknown": _largest(found, only=Category.OTHER),
+        "kernels": _largest(events),
+        "unknown": _largest(events, only=Category.OTHER),
     }
 
 
@@ -130,18 +137,23 @@ def host_events(events: Iterable[Mapping[str, Any]]) -> list[Event]:
         is_annotation = e.get("cat") == "user_annotation" and operator_category(e["name"]) in DECISIVE
         if e.get("cat") in HOST_EVENTS or is_annotation:
             lanes[e.get("pid"), e.get("tid")].append(e)
-    return [event for lane, inside in lanes.items() for event in _nested(inside, lane)]
+    return [event for lane, inside in lanes.items() for event in nested_events(inside, lane)]
 
 
-def _nested(events: list[Mapping[str, Any]], lane: tuple[Any, ...]) -> list[Event]:
+def nested_events(
+    events: list[Mapping[str, Any]],
+    lane: tuple[Any, ...],
+    *,
+    category_of: Callable[[str], Category] = operator_category,
+) -> list[Event]:
     """Events of one thread with categories inherited from the calls around them, and their own time."""
     ordered = sorted(events, key=lambda e: (float(e["ts"]), -float(e["dur"])))
     kinds, inner_us = [Category.OTHER] * len(ordered), [0.0] * len(ordered)
     around: list[int] = []
     for i, e in enumerate(ordered):
-        while around and _end(ordered[around[-1]]) <= float(e["ts"]):
+        while around and end_us(ordered[around[-1]]) <= float(e["ts"]):
             around.pop()
-        kinds[i] = operator_category(e["name"])
+        kinds[i] = category_of(e["name"])
         if around:
             caller = kinds[around[-1]]
             kinds[i] = caller if caller in DECISIVE else kinds[i]
@@ -149,14 +161,15 @@ def _nested(events: list[Mapping[str, Any]], lane: tuple[Any, ...]) -> list[Even
         around.append(i)
     return [
         Event(
-            name=e["name"], start_us=float(e["ts"]), end_us=_end(e), lane=lane, category=kind,
+            name=e["name"], start_us=float(e["ts"]), end_us=end_us(e), lane=lane, category=kind,
             self_us=max(0.0, float(e["dur"]) - inside),
         )
         for e, kind, inside in zip(ordered, kinds, inner_us, strict=True)
     ]  # fmt: skip
 
 
-def _end(event: Mapping[str, Any]) -> float:
+def end_us(event: Mapping[str, Any]) -> float:
+    """End of an event of a trace."""
     return float(event["ts"]) + float(event["dur"])
 
 

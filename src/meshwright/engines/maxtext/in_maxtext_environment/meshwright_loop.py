@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from flax.core.spmd import logical_axis_rules
-from maxtext.common import checkpointing, train_state_nnx
+from maxtext.common import checkpointing, profiler, train_state_nnx
 from maxtext.common.common_types import ReorderStrategy
 from maxtext.trainers.pre_train import train as maxtext
 from maxtext.utils import max_utils, maxtext_utils, sharding, train_utils
@@ -152,10 +152,14 @@ class MaxTextTrainLoop:
     def run(self) -> str:
         """Train; return the ending: `done`, or `target` if the validation loss reached its target."""
         config, ending, pending = self.config, "done", None
+        first = int(self.state.optimizer.step.get_value())
+        profile = profiler.Profiler(config, offset_step=first)
         last_s = time.perf_counter()
-        for step in range(int(self.state.optimizer.step.get_value()), config.steps):
+        for step in range(first, config.steps):
+            profile.maybe_activate_profiler(step, self.state)
             with jax.set_mesh(self.mesh), logical_axis_rules(config.logical_axis_rules):
                 self.state, metrics = self.train_step(self.state, self.training.batch(step - 1))
+            profile.maybe_deactivate_profiler(step, self.state)
             is_last = step == config.steps - 1
             evaluates = config.eval_interval > 0 and (is_last or step % config.eval_interval == 0)
             saves = (is_last and config.save_checkpoint_on_completion) or step % config.checkpoint_period == 0
