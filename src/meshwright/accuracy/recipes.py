@@ -22,6 +22,7 @@ class Recipe:
     precisions: tuple[str, ...]  # empty: all
     features: Features
     recompute: str  # as rows state it; empty: none, or not known
+    precision: str  # of rows that state none; empty: not known
 
 
 _OFF = Features(
@@ -71,4 +72,5 @@ def _recipe(entry: dict[str, Any]) -> Recipe:
         precisions=tuple(entry.get("precisions", ())),
         features=features_from(switches).or_else(_OFF),
         recompute=entry.get("recompute", ""),
+        precision=entry.get("precision", ""),
     )

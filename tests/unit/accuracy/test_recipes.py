@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright import catalog
+from meshwright.accuracy.reasons import Reason
 from meshwright.accuracy.recipes import Recipe, recipe_for
 from meshwright.accuracy.rows import RunConditions, read_runs
 from meshwright.accuracy.shipped import measured_runs_path, published_recipes
@@ -63,6 +64,7 @@ def test_names_are_those_of_the_catalogue() -> None:
         for name in entry["accelerators"]:
             catalog.accelerator(name)
         assert set(entry.get("precisions", ())) <= set(PRECISIONS)
+    assert set(published_recipes()["pages"]) == {entry["stack"] for entry in published_recipes()["recipe"]}
 
 
 @pytest.mark.parametrize(
@@ -93,3 +95,38 @@ def test_notes_precede_a_recipe(conditions: dict[str, RunConditions]) -> None:
 def test_a_note_can_leave_out_multi_token_prediction(conditions: dict[str, RunConditions]) -> None:
     without, module = conditions["megatron_bridge-0010"], conditions["megatron_bridge-0006"]
     assert (without.model.num_mtp_layers, module.model.num_mtp_layers) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("vintage", "accelerator", "graphs"),
+    [(2024.45, "h100", CudaGraphs.NONE), (2024.87, "h100", CudaGraphs.PARTIAL), (2025.42, "b200", None)],
+)
+def test_adapters_of_mlperf_have_graphs_since_its_round_4_1(
+    vintage: float, accelerator: str, graphs: CudaGraphs | None
+) -> None:
+    found = recipe_for(
+        source="github:mlcommons/training_results_v4.0 NVIDIA/results",
+        stack="mlperf-nvidia",
+        vintage=vintage,
+        model="llama2-70b",
+        accelerator=accelerator,
+        precision="fp8",
+    )
+    assert (found and found.features.cuda_graphs) == graphs
+
+
+def test_adapters_on_192_gb_recompute_a_quarter_of_their_layers(conditions: dict[str, RunConditions]) -> None:
+    """In 16 bits their activations need 220 GiB; on MI325X (256 GB) nothing is recomputed."""
+    by_device = {
+        c.accelerator.name: c.plan.recompute_layers
+        for name, c in conditions.items()
+        if name.startswith("mlperf_v5.0") and c.stack.framework == "mlperf-amd" and c.lora
+    }
+    assert by_device == {"mi300x": 21, "mi325x": None}
+
+
+def test_a_format_of_the_recipe_that_is_not_modelled_is_a_reason() -> None:
+    """Google multiplies in int8 in MLPerf; rows state no format."""
+    rows = [r for r in read_runs(measured_runs_path()) if r.id.startswith("mlperf_v4.1")]
+    reasons = {(r.reason, r.reason_detail) for r in rows if r.accelerator_name == "TPU v6e"}
+    assert reasons == {(Reason.UNKNOWN_PRECISION, "int8 on tpu-v6e")}
