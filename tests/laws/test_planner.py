@@ -15,6 +15,7 @@ from meshwright.cost.tables import plan_from_row
 from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.legality import legal_mask, legality_context
 from meshwright.planner.request import PlanRequest
+from meshwright.planner.savings import ranking_value
 from meshwright.planner.screen import cost_model
 from meshwright.planner.search import Distinct, search
 from meshwright.planner.space import default_space, enumerate_plans, num_rows
@@ -72,9 +73,11 @@ def reserved_bytes(model, plan):
 def test_search_equals_exhaustive_search(request):
     model = replace(cost_model(request), refine=lambda plan, steps: None)
     plans = fitting_plans(request, default_space(request), model)
-    expected = np.sort(np.concatenate([np.empty(0), *(model.steps(p).step_s for p in plans)]))[:7]
+    expected = np.sort(
+        np.concatenate([np.empty(0), *(ranking_value(model.steps(p).step_s, p.stored_mask) for p in plans)])
+    )[:7]
     result = search(request, top=7, model=model, distinct=Distinct.PLANS)
-    assert [p.value for p in result.plans] == pytest.approx(list(expected), rel=1e-12)
+    assert [p.rank for p in result.plans] == pytest.approx(list(expected), rel=1e-12)
 
 
 @FEW
@@ -96,7 +99,7 @@ def test_fixing_what_the_winner_has_changes_nothing(request, data):
     name = data.draw(st.sampled_from(["tensor", "context", "pipeline", "expert", "sharding", "micro_batch"]))
     again = search(request.fixing(**{name: getattr(best.plan, name)}), top=1).best
     assert again is not None
-    assert again.value <= best.value * (1 + 1e-12)
+    assert again.rank <= best.rank * (1 + 1e-12)
 
 
 @FEW

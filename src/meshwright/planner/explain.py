@@ -72,7 +72,7 @@ class WhyNotVerdict(Enum):
     """Outcome of a why-not question."""
 
     BEST = "best"  # it is the winner, or as good
-    SLOWER = "slower"
+    SLOWER = "slower"  # or faster by too little for numbers that it rounds
     DOES_NOT_FIT = "does not fit"
     ILLEGAL = "illegal"
 
@@ -177,7 +177,7 @@ def why_not(
             ),
         )
     warnings = tuple(violations(result.best.plan, context=legality_context(restricted)))
-    verdict = WhyNotVerdict.SLOWER if result.best.value > winner.value else WhyNotVerdict.BEST
+    verdict = WhyNotVerdict.SLOWER if result.best.rank > winner.rank else WhyNotVerdict.BEST
     binding = _binding(restricted, fixed, result.best, winner) if verdict is WhyNotVerdict.SLOWER else ""
     forced = forced_changes(restricted, fixed, winner=winner.plan, loser=result.best.plan) if binding else ()
     return WhyNot(

@@ -79,7 +79,7 @@ def scored_plans(request: PlanRequest, *, goal: Goal, most: int) -> ScoredPlans:
     model = replace(cost_model(request), refine=lambda plan, steps: None)
     result = search(request, top=most, goal=goal, model=model, distinct=Distinct.PLANS, slack=FRONT_SLACK)
     listed = {ranked.plan: ranked for ranked in (*result.plans, *result.front)}
-    ranked = sorted(listed.values(), key=lambda r: r.value)  # stable: ties keep the search's order
+    ranked = sorted(listed.values(), key=lambda r: r.rank)  # stable: ties keep the search's order
     if not ranked:
         return ScoredPlans(
             request=request, plans=(), counts=result.counts, seconds=result.seconds, is_complete=True
@@ -89,7 +89,7 @@ def scored_plans(request: PlanRequest, *, goal: Goal, most: int) -> ScoredPlans:
     clock.lap("event graphs")
     spreads = _spreads(request, [r.plan for r in rows])
     clock.lap("intervals")
-    order = sorted(range(len(rows)), key=lambda i: (rows[i].value, rows[i].reserved_bytes))
+    order = sorted(range(len(rows)), key=lambda i: (rows[i].rank, rows[i].reserved_bytes))
     scored, lowest = [], np.inf
     for i in order:
         done = rows[i]

@@ -29,7 +29,15 @@ from meshwright.planner.engines import LegalityContext, Scope
 from meshwright.planner.legality import legal_mask, legality_context
 from meshwright.planner.objective import Goal
 from meshwright.planner.request import PlanRequest
-from meshwright.planner.savings import Saving, least_sets, may_fit, savings, with_savings
+from meshwright.planner.savings import (
+    Saving,
+    least_sets,
+    may_fit,
+    rank_of,
+    ranking_value,
+    savings,
+    with_savings,
+)
 from meshwright.planner.screen import CostModel, cost_model, step_rows
 from meshwright.planner.space import (
     PlanChoices,
@@ -91,6 +99,11 @@ class RankedPlan:
     memory: MemoryTable
 
     @property
+    def rank(self) -> float:
+        """The number by which plans are ordered: `value`, unless the plan rounds what it keeps."""
+        return rank_of(self.plan, self.value)
+
+    @property
     def components_s(self) -> dict[str, float]:
         return {name: float(np.ravel(x)[0]) for name, x in self.steps.components_s.items()}
 
@@ -135,7 +148,10 @@ class PlanResult:
 
 @dataclass(kw_only=True)
 class _Kept:
-    """The scored plans that can still matter, and the smallest memory seen. Grows while the search runs."""
+    """The scored plans that can still matter, and the smallest memory seen. Grows while the search runs.
+
+    value: by which plans are ranked (`savings.ranking_value`).
+    """
 
     top: int
     distinct: Distinct
@@ -301,7 +317,8 @@ def _expand(
         fitting, reserved = _fitting(plan, tree, model, kept=kept, extra=extra)
         tally["fit"] += num_rows(fitting)
         if num_rows(fitting):
-            kept.add(fitting, goal.value(model.steps(fitting)), reserved)
+            value = ranking_value(goal.value(model.steps(fitting)), fitting.stored_mask)
+            kept.add(fitting, value, reserved)
     return tally | {"scored": tally["fit"]}
 
 
@@ -347,7 +364,7 @@ def _finish(
     wanted = np.unique(np.concatenate([leaders, front]))
     found = dict(zip(wanted.tolist(), _ranked(kept.plan.take(wanted), model, goal, space), strict=True))
     ranked = sorted(
-        (found[i] for i in leaders.tolist()), key=lambda r: r.value
+        (found[i] for i in leaders.tolist()), key=lambda r: r.rank
     )  # stable: ties keep their order
     return tuple(ranked), _unbeaten([found[i] for i in front.tolist()])
 
@@ -355,7 +372,7 @@ def _finish(
 def _unbeaten(plans: Sequence[RankedPlan]) -> tuple[RankedPlan, ...]:
     """Best value first; each needs less memory than those before it."""
     front, lowest = [], np.inf
-    for ranked in sorted(plans, key=lambda r: (r.value, r.reserved_bytes)):
+    for ranked in sorted(plans, key=lambda r: (r.rank, r.reserved_bytes)):
         if ranked.reserved_bytes < lowest:
             front.append(ranked)
             lowest = ranked.reserved_bytes

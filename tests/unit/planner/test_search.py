@@ -7,6 +7,7 @@ from tests.plan_oracle import fitting_plans
 from meshwright.cost.tables import PlanTable, plan_row
 from meshwright.planner.legality import legal_mask, legality_context
 from meshwright.planner.request import PlanRequest, request_for
+from meshwright.planner.savings import ranking_value
 from meshwright.planner.screen import CostModel, cost_model, relaxation
 from meshwright.planner.search import Distinct, search
 from meshwright.planner.space import Space, default_space, enumerate_plans
@@ -27,9 +28,10 @@ def closed_form(wanted: PlanRequest) -> CostModel:
 
 
 def exhaustive_s(wanted: PlanRequest, space: Space) -> np.ndarray:
-    """Step times of all legal plans that fit, ascending."""
+    """Step times of all legal plans that fit, by which they are ranked, ascending."""
     model = cost_model(wanted)
-    return np.sort(np.concatenate([model.steps(p).step_s for p in fitting_plans(wanted, space, model)]))
+    plans = fitting_plans(wanted, space, model)
+    return np.sort(np.concatenate([ranking_value(model.steps(p).step_s, p.stored_mask) for p in plans]))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +47,7 @@ def test_equal_to_exhaustive_search(model, cluster, engine):
     wanted = request(model, cluster, engine)
     space = default_space(wanted)
     result = search(wanted, top=20, model=closed_form(wanted), distinct=Distinct.PLANS)
-    assert [p.value for p in result.plans] == pytest.approx(exhaustive_s(wanted, space)[:20], rel=1e-12)
+    assert [p.rank for p in result.plans] == pytest.approx(exhaustive_s(wanted, space)[:20], rel=1e-12)
 
 
 def test_layouts_are_ranked_by_their_best_plan():

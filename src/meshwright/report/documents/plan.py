@@ -204,6 +204,8 @@ def loser_sentence(comparison: PlanComparison) -> str:
     )
     pace = "slower" if step.delta >= 0 else "faster"
     decides = f"{label(cause.name)} {cause.delta:+,.1f} ms decides, " if step.delta > 0 else ""
+    if step.delta < 0 and comparison.loser.rank > comparison.winner.rank:
+        decides = "too little for activations in 8 bits, which must gain 1 %, "
     return (
         f"{comparison.loser.plan.describe()}: {abs(step.delta):,.1f} ms {pace} "
         f"({100 * step.delta / step.winner:+.1f} %), {decides}{text}"

@@ -184,8 +184,8 @@ const copyOld = text => {
 };
 const flow = value => Array.isArray(value) ? `[${value.map(flow).join(', ')}]`
   : value !== null && typeof value === 'object' ? `{${Object.entries(value).map(([k, v]) => `${k}: ${flow(v)}`).join(', ')}}` : String(value);
-// The template has no place for what a plan says of kernels: its command pins that.
-const runFile = i => data.template && !field('stored_activations', i) && !field('weight_cache', i) && data.template
+// A template for each choice of kernels that plans make.
+const runFile = i => data.templates[0][data.templates[1][i]]
   .replace(data.here[0], () => flow(JSON.parse(data.sections[0][data.sections[1][i]]))).replace(data.here[1], () => String(field('micro_batch', i)));
 const command = i => {
   if (!data.command) return '';

@@ -23,7 +23,7 @@ from meshwright.report.plan_space.rows import mfu_per_rate, plan_fields, plan_se
 from meshwright.report.provenance import calibration_sentence
 from meshwright.report.quantities import percent, rate, seconds
 from meshwright.runfile.writing import MICRO_HERE, SECTION_HERE, plan_template
-from meshwright.specs.run import Run
+from meshwright.specs.run import Run, with_plan
 from meshwright.units import gib
 
 STATIC_ROWS = 50
@@ -93,7 +93,7 @@ def page_data(scored: ScoredPlans, *, run: Run, command: str = "") -> dict[str, 
         "tokens_per_device": tokens_per_device(request),
         "mfu_per_rate": mfu_per_rate(request),
         "objective": run.objective.value,
-        "template": _template(run, plans[0]),
+        "templates": _templates(run, plans),
         "here": [SECTION_HERE, MICRO_HERE],
         "command": _plan_command(command),
     }  # fmt: skip
@@ -112,15 +112,21 @@ def _plan_command(command: str) -> str:
     return shlex.join(kept)
 
 
-def _template(run: Run, best: ScoredPlan) -> str:
-    """The run file without its plan; empty where the file cannot hold one (see `pinned_text`)."""
+def _templates(run: Run, plans: Sequence[ScoredPlan]) -> list[Any]:
+    """The run file without its plan, one for each choice of kernels that plans make; coded by plan.
+
+    All are empty where the file cannot hold a plan (see `pinned_text`).
+    """
     from meshwright.runfile import pinned_text
 
     try:
-        pinned_text(run, best.plan)
+        pinned_text(run, plans[0].plan)
     except MeshwrightError:
-        return ""
-    return plan_template(run)
+        return _coded([""] * len(plans))
+    saved = [(p.plan.stored_activations, p.plan.weight_cache) for p in plans]
+    first = dict(zip(reversed(saved), reversed(plans), strict=True))
+    texts = {kernels: plan_template(with_plan(run, done.plan)) for kernels, done in first.items()}
+    return _coded([texts[kernels] for kernels in saved])
 
 
 def _coded(values: Sequence[Any]) -> list[Any]:

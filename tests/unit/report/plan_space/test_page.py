@@ -13,8 +13,10 @@ from meshwright.planner.choice import goal_of
 from meshwright.planner.fixed import fixed_fields
 from meshwright.planner.request import request_for
 from meshwright.planner.scored import scored_plans
+from meshwright.report.plan_ranking import plan_run
 from meshwright.report.plan_space.page import page_data, plan_page
 from meshwright.report.plan_space.rows import fix_value, plan_fields, scored_rows
+from meshwright.specs.run import with_plan
 
 RUN = """# what is copied keeps its comments </script><script>alert(1)</script>
 model: qwen3-0.6b
@@ -51,16 +53,48 @@ def test_columns_are_the_plans(run, scored):
     assert {len(c) for c in columns} == {len(scored)}
 
 
+def template_of(data, i):
+    texts, index = data["templates"]
+    return texts[index[i]]
+
+
 def test_the_run_file_of_any_plan_pins_it(run, scored):
     data = page_data(scored, run=run)
     sections, index = data["sections"]
     kinds = {p.plan.recompute: i for i, p in enumerate(scored)}
     assert len(kinds) == 3
     for i in (0, len(scored) - 1, *kinds.values()):
-        text = data["template"].replace(data["here"][0], sections[index[i]])
+        text = template_of(data, i).replace(data["here"][0], sections[index[i]])
         text = text.replace(data["here"][1], str(scored.plans[i].plan.micro_batch))
         assert runfile.loads(text, file="copied.yaml").plan == scored.plans[i].plan
         assert text.startswith("# what is copied keeps its comments")
+
+
+def test_run_files_of_plans_that_save_memory_say_so():
+    """As LoRA of 70 billion parameters on eight MI300X without recomputation, which fits in no other way."""
+    saving = runfile.loads(SAVING, file="run.yaml")
+    wanted = {"recompute": "none", "tensor": 1, "context": 1, "pipeline": 1}
+    plans = plan_run(saving, fixed=wanted, top=1, num_scored=20).scored
+    data = page_data(plans, run=saving)
+    kernels = {(p.plan.stored_activations, p.plan.weight_cache) for p in plans}
+    assert len(kernels) == len(data["templates"][0]) > 1
+    for i, done in enumerate(plans):
+        text = template_of(data, i).replace(data["here"][0], data["sections"][0][data["sections"][1][i]])
+        read = runfile.loads(text.replace(data["here"][1], str(done.plan.micro_batch)), file="copied.yaml")
+        wanted = with_plan(saving, done.plan)
+        assert (read.plan, read.kernels) == (wanted.plan, wanted.kernels)
+
+
+SAVING = """
+model: llama2-70b
+task: lora
+lora: {rank: 16, alpha: 32, targets: [qkv, output]}
+data: {sequence_length: 8192}
+batch: {global_sequences: 8, micro: 1}
+precision: fp8
+cluster: mi300x-8x1
+stack: {framework: mlperf-amd}
+"""
 
 
 def test_the_value_of_fix_leaves_nothing_open(scored):
@@ -91,14 +125,14 @@ def test_names_with_markup_stay_text(run, scored):
     page = plan_page(scored, run=run)
     assert "<script>alert" not in page
     held = re.findall(r'<script type="application/json" id="plans">(.*?)</script>', page, re.DOTALL)
-    assert "</script><script>alert(1)" in json.loads(held[0])["template"]
+    assert "</script><script>alert(1)" in template_of(json.loads(held[0]), 0)
     page = plan_page(scored, run=replace(run, cluster_name="<img src=x onerror=alert(1)>"), command="<b>")
     assert "<img" not in page
     assert "&lt;b&gt;" in page
 
 
 def test_a_run_that_its_file_does_not_say_offers_no_run_file(run, scored):
-    assert page_data(scored, run=replace(run, cluster_name="another"))["template"] == ""
+    assert page_data(scored, run=replace(run, cluster_name="another"))["templates"][0] == [""]
 
 
 def test_rows_have_every_part(scored):
