@@ -2,8 +2,9 @@
 
     h100-8x8+h200-8x8      64 H100 and 64 H200
 
-Every rank has an equal share of batch and layers, as engines give them. So the slowest part sets the pace, the smallest
-memory is the limit, and collectives run at the rates of the slowest links. The cluster is one of devices of that kind.
+Where every rank has an equal share of batch and layers, the slowest part sets the pace, the smallest memory is the
+limit, and collectives run at the rates of the slowest links. So accelerator and fabric are of that kind. Plans whose
+pipeline stages lie on one part each are costed part by part (`planner.generations`).
 """
 
 from __future__ import annotations

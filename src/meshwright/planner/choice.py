@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from meshwright.errors import InfeasibleError
 from meshwright.planner.explain import explain_infeasible
+from meshwright.planner.joint_search import with_layers_by_speed
 from meshwright.planner.objective import Goal, goal_for
 from meshwright.planner.request import PlanRequest, request_for
 from meshwright.planner.search import PlanResult, search
@@ -28,6 +29,8 @@ def goal_of(run: Run) -> Goal:
 def best_plans(request: PlanRequest, *, goal: Goal, top: int = 1, slack: float = 0.0) -> PlanResult:
     """The search's result, which holds at least one plan. Raises InfeasibleError with what is missing."""
     result = search(request, top=top, goal=goal, slack=slack)
+    if request.cluster.parts:
+        result = with_layers_by_speed(result, goal=goal, top=top)
     if result.best is None:
         why = explain_infeasible(result)
         raise InfeasibleError(why.binding, hint="; ".join(why.suggestions) or None)

@@ -21,8 +21,10 @@ from meshwright.cost.step import StepTable, estimate_steps
 from meshwright.cost.tables import PlanTable, plan_row
 from meshwright.cost.uncertainty import Etas, derivatives, log_variances, spread
 from meshwright.planner.finalists import simulate_pipeline, simulated_step_s
+from meshwright.planner.generations import PartShare, mixed_step
 from meshwright.planner.request import PlanRequest
 from meshwright.specs.estimate import Estimate, MemoryEstimate, StepEstimate, Tier
+from meshwright.specs.memory_budget import MemoryBudget
 from meshwright.specs.plan import Plan
 
 
@@ -36,6 +38,7 @@ class PlanEstimate:
     memory: MemoryTable
     timeline: Timeline | None  # None without a pipeline
     uncertainty: dict[str, float]
+    shares: tuple[PartShare, ...] = ()  # stages of each part of a cluster of several, where each lies on one
 
 
 def estimate_plan(
@@ -50,14 +53,23 @@ def estimate_plan(
     simulated = simulated_step_s(plan, steps)
     closed = float(np.ravel(steps.step_s)[0])
     step_s = closed if simulated is None else simulated
+    memory, budget, timeline = (
+        _memory_table(request, row),
+        request.memory_budget,
+        simulate_pipeline(plan, steps),
+    )
+    mixed = mixed_step(request, plan)
+    if mixed is not None:
+        steps, step_s, closed, timeline = mixed.steps, mixed.step_s, mixed.step_s, mixed.timeline
+        memory, budget = mixed.fullest.memory, mixed.fullest.budget
     components = {name: float(np.ravel(value)[0]) for name, value in steps.components_s.items()}
     components["bubble"] += step_s - closed
-    memory = _memory_table(request, row)
     total = sum(float(v[0]) for v in variances.values())
     tokens_per_s = request.global_batch * request.seq_len / plan.num_devices / step_s
     flops = float(model_flops_per_token(request.model_table, seq_len=request.seq_len))
-    peak = request.cluster.accelerator.peak_flops_per_s[request.precision.matmul]
-    utilization = mfu(tokens_per_s_per_device=tokens_per_s, flops_per_token=flops, peak_flops_per_s=peak)
+    utilization = mfu(
+        tokens_per_s_per_device=tokens_per_s, flops_per_token=flops, peak_flops_per_s=request.peak_flops_per_s
+    )
     tier = _tier(calibration, factors)
 
     def around(value: float, unit: str) -> Estimate:
@@ -71,11 +83,12 @@ def estimate_plan(
             mfu=around(float(utilization), "ratio"),
             model_flops_per_token=flops,
             components_s=components,
-            memory=_memory(memory, request),
+            memory=_memory(memory, budget),
         ),
         steps=steps,
         memory=memory,
-        timeline=simulate_pipeline(plan, steps),
+        timeline=timeline,
+        shares=() if mixed is None else mixed.shares,
         uncertainty={name: float(v[0]) / total for name, v in variances.items()},
     )
 
@@ -130,7 +143,7 @@ def _memory_table(request: PlanRequest, row: PlanTable) -> MemoryTable:
     )
 
 
-def _memory(memory: MemoryTable, request: PlanRequest) -> MemoryEstimate:
+def _memory(memory: MemoryTable, budget: MemoryBudget) -> MemoryEstimate:
     def number(value: object) -> float:
         return float(np.ravel(np.asarray(value))[0])
 
@@ -142,6 +155,6 @@ def _memory(memory: MemoryTable, request: PlanRequest) -> MemoryEstimate:
         workspace_bytes=number(memory.workspace_bytes),
         allocated_bytes=number(memory.allocated_bytes),
         reserved_bytes=number(memory.reserved_bytes),
-        budget=request.memory_budget,
+        budget=budget,
         stage=round(number(memory.rank)),
     )

@@ -6,6 +6,8 @@ the pipeline's part of the step is replaced, everything else stands as `cost.ste
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from meshwright.arrays import FloatArray
@@ -30,6 +32,27 @@ def simulated_step_s(plan: Plan, steps: StepTable) -> float | None:
     timeline = simulate_pipeline(plan, steps)
     if timeline is None:
         return None
+    scale = graph_scale(steps)
+    pipeline_s = _number(
+        oversubscribed_s(
+            timeline.step_s * scale.factor, scale.in_pipeline_s, _number(steps.cpu_oversubscription)
+        )
+    )
+    return (scale.outside_s + pipeline_s) * scale.straggle
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphScale:
+    """Factors and seconds that the cost model adds to the kernel times of an event graph."""
+
+    factor: float  # calibrated factors over kernel times
+    in_pipeline_s: float  # of the closed form
+    outside_s: float  # before and after the pipeline: gradients, optimizer, fixed costs
+    straggle: float  # over all
+
+
+def graph_scale(steps: StepTable) -> GraphScale:
+    """Scale of the one row of `steps`."""
     num_micro = round(_number(steps.num_micro_batches))
     totals = [_total(t) for t in (steps.stages.first, steps.stages.middle, steps.stages.last)]
     components = {name: _number(x) for name, x in steps.components_s.items()}
@@ -41,11 +64,13 @@ def simulated_step_s(plan: Plan, steps: StepTable) -> float | None:
         if cpu_oversubscription > 1
         else max(totals) - _number(steps.stages.rank_saving_s)
     )
-    factor = in_pipeline / (num_micro * work)
-    pipeline_s = _number(oversubscribed_s(timeline.step_s * factor, in_pipeline, cpu_oversubscription))
     rest = _number(steps.step_s) - components["stragglers"]
-    straggle = _number(steps.step_s) / rest
-    return (rest - in_pipeline - components["bubble"] + pipeline_s) * straggle
+    return GraphScale(
+        factor=in_pipeline / (num_micro * work),
+        in_pipeline_s=in_pipeline,
+        outside_s=rest - in_pipeline - components["bubble"],
+        straggle=_number(steps.step_s) / rest,
+    )
 
 
 def simulate_pipeline(plan: Plan, steps: StepTable) -> Timeline | None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from meshwright.catalog.clusters import cluster
+from meshwright.catalog.engines import engine_names
 from meshwright.catalog.joint_clusters import slowest_part, smallest_part
 from meshwright.errors import MeshwrightError
+from meshwright.planner.engines import engine_facts
 from meshwright.planner.estimate import estimate_plan
+from meshwright.planner.generations import PartShare, mixed_step
 from meshwright.planner.request import PlanRequest
 from meshwright.specs.hardware import Cluster
 from meshwright.specs.plan import Plan
-from meshwright.units import gib
+from meshwright.units import gib, ms
 
 
 def notes_on_parts(request: PlanRequest, plan: Plan) -> tuple[str, ...]:
@@ -19,13 +23,41 @@ def notes_on_parts(request: PlanRequest, plan: Plan) -> tuple[str, ...]:
     parts = request.cluster.parts
     if not parts:
         return ()
+    mixed = mixed_step(request, plan)
+    binding = _equal_shares(request) if mixed is None else (_stages(mixed.shares), *_who_runs(request, plan))
+    return (*binding, *(_of_one_part(request, plan, part) for part in parts))
+
+
+def _equal_shares(request: PlanRequest) -> tuple[str, ...]:
+    parts = request.cluster.parts
     slowest, smallest = slowest_part(parts), smallest_part(parts)
     memory = gib(smallest.accelerator.memory_bytes)
     return (
         f"every rank has an equal share of batch and layers: {slowest.name} sets the pace, and the {memory:.1f} GiB "
-        f"of {smallest.name} are the limit of memory; shares in proportion to speed are not estimated",
-        *(_of_one_part(request, plan, part) for part in parts),
+        f"of {smallest.name} are the limit of memory. Replicas with unequal numbers of micro-batches are not "
+        "estimated: no engine here runs them",
     )
+
+
+def _stages(shares: Sequence[PartShare]) -> str:
+    """Stages, layers, time and memory of each part."""
+    return "each pipeline stage lies on one part: " + "; ".join(
+        f"{share.part.name} has stages {share.ranks[0] + 1} to {share.ranks[-1] + 1} with "
+        f"{_counts(share.layers)} layers, {ms(share.stage_s):.0f} ms a micro-batch at most, "
+        f"{gib(share.reserved_bytes):.1f} of {gib(share.budget.usable_bytes):.1f} GiB"
+        for share in shares
+    )
+
+
+def _counts(layers: Sequence[int]) -> str:
+    return str(layers[0]) if len({*layers}) == 1 else ", ".join(map(str, layers))
+
+
+def _who_runs(request: PlanRequest, plan: Plan) -> tuple[str, ...]:
+    """The engines that take a split of layers, and the order of hosts that it needs."""
+    names = [name for name in engine_names() if engine_facts(name).uneven_layers]
+    split = f"layers_per_stage is run by {', '.join(names)}; " if plan.layers_per_stage else ""
+    return (f"{split}the hosts of {request.cluster.parts[0].name} come first in the order of ranks",)
 
 
 def _of_one_part(request: PlanRequest, plan: Plan, part: Cluster) -> str:

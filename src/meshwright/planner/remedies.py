@@ -70,6 +70,8 @@ class _Change:
 
 def word(name: str, value: object) -> object:
     """The value of a plan's field as `--fix` takes it."""
+    if value is None and name == "layers_per_stage":
+        return "even"
     if value is None or isinstance(value, tuple):
         return ",".join(map(str, value or ())) or "none"
     return Sharding(value).name.lower() if name == "sharding" else getattr(value, "value", value)

@@ -99,6 +99,15 @@ class PlanRequest:
         """Device memory that a plan may reserve."""
         return self.memory_budget.usable_bytes
 
+    @property
+    def peak_flops_per_s(self) -> float:
+        """Peak of a device in the format of GEMMs; the mean of a cluster of several parts."""
+        parts = self.cluster.parts or (self.cluster,)
+        peaks = [
+            part.num_devices * part.accelerator.peak_flops_per_s[self.precision.matmul] for part in parts
+        ]
+        return sum(peaks) / sum(part.num_devices for part in parts)
+
     def fixing(self, **values: object) -> PlanRequest:
         """The same question with more fields fixed."""
         return replace(self, fixed={**self.fixed, **values})

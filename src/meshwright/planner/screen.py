@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from meshwright.cost.rates import SystemRates, system_rates
 from meshwright.cost.step import StepTable, estimate_steps
 from meshwright.cost.tables import RECOMPUTES, PlanTable
 from meshwright.planner.finalists import simulated_step_s
+from meshwright.planner.generations import mixed_step
 from meshwright.planner.request import PlanRequest
 from meshwright.specs.memory_budget import MemoryBudget
 from meshwright.specs.plan import Plan, Recompute, Sharding
@@ -66,7 +68,14 @@ def cost_model_with(request: PlanRequest, *, rates: SystemRates, constants: Memo
         steps=steps,
         bound_s=lambda plan: relaxed_step_s(steps(relaxation(plan))),
         memory_budget=request.memory_budget,
+        refine=partial(finalist_step_s, request) if request.cluster.parts else simulated_step_s,
     )
+
+
+def finalist_step_s(request: PlanRequest, plan: Plan, steps: StepTable) -> float | None:
+    """Step time of a finalist on a cluster of several parts, with stages on their own parts if they can lie there."""
+    mixed = mixed_step(request, plan)
+    return simulated_step_s(plan, steps) if mixed is None else mixed.step_s
 
 
 def relaxation(plan: PlanTable) -> PlanTable:

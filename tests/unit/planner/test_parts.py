@@ -1,19 +1,27 @@
 """Plans on clusters of two generations."""
 
+from dataclasses import replace
+
 import pytest
 
 from meshwright import catalog, runfile
+from meshwright.catalog.stacks import stack_for_engine
+from meshwright.cost.tables import plan_row
 from meshwright.errors import InputError
+from meshwright.planner.choice import best_plans
 from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.explain import explain_infeasible
+from meshwright.planner.generations import layers_by_speed, mixed_step, part_of_stage
 from meshwright.planner.neighbours import neighbours
 from meshwright.planner.objective import goal_for
 from meshwright.planner.parts import notes_on_parts
 from meshwright.planner.request import PlanRequest, request_for
 from meshwright.planner.scaling.sizes import resized
+from meshwright.planner.screen import cost_model
 from meshwright.planner.search import search
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Objective
+from meshwright.units import gib
 
 
 def request(cluster: str, model: str = "llama3.1-70b") -> PlanRequest:
@@ -25,11 +33,85 @@ def request(cluster: str, model: str = "llama3.1-70b") -> PlanRequest:
 PLAN = Plan(tensor=4, pipeline=4, data_shard=8)
 
 
-def test_the_slowest_part_sets_the_pace():
+def seconds(asked: PlanRequest, plan: Plan) -> float:
+    return estimate_plan(asked, plan).step.step.value
+
+
+def test_the_slowest_part_sets_the_pace_of_data_ranks():
     both, slow, fast = (request(name) for name in ("h100-8x8+h200-8x8", "h100-8x16", "h200-8x16"))
-    steps = [estimate_plan(r, PLAN).step.step.value for r in (both, slow, fast)]
-    assert steps[0] == pytest.approx(steps[1])
-    assert steps[0] > steps[2]
+    plan = replace(PLAN, pipeline=1, data_shard=32)
+    assert seconds(both, plan) == pytest.approx(seconds(slow, plan))
+    assert seconds(both, plan) > seconds(fast, plan)
+    assert estimate_plan(both, plan).shares == ()
+
+
+@pytest.mark.parametrize("name", ["h100-8x8+b200-8x8", "b200-8x8+h100-8x8"])
+def test_layers_in_proportion_to_speed_are_between_both_parts(name):
+    both = request(name)
+    layers = layers_by_speed(both, PLAN)
+    fast = [
+        n
+        for n, part in zip(layers, part_of_stage(both.cluster, PLAN), strict=True)
+        if name.startswith("b") != part
+    ]
+    assert sum(layers) == 80
+    assert min(fast) > 20 > max(layers) - min(fast) + 1
+    slow, quick = seconds(request("h100-8x16"), PLAN), seconds(request("b200-8x16"), PLAN)
+    equal, by_speed = seconds(both, PLAN), seconds(both, replace(PLAN, layers_per_stage=layers))
+    assert quick < by_speed < 0.95 * equal < slow
+    # Work in proportion: layers a second add up, and the pipeline's ends and bubble cost some percent.
+    assert by_speed == pytest.approx(2 / (1 / slow + 1 / quick), rel=0.05)
+
+
+def test_parts_of_one_kind_are_one_cluster():
+    """A split over two equal parts costs what it does on one cluster of both."""
+    joint, whole = request("h100-8x8+h100-8x8"), request("h100-8x16")
+    for plan in (PLAN, replace(PLAN, pipeline=8, data_shard=4, layers_per_stage=(11, *[10] * 6, 9))):
+        assert seconds(joint, plan) == pytest.approx(seconds(whole, plan), rel=1e-9)
+        ours, theirs = (estimate_plan(r, plan).step for r in (joint, whole))
+        assert ours.memory.reserved_bytes == pytest.approx(theirs.memory.reserved_bytes)
+        assert sum(ours.components_s.values()) == pytest.approx(ours.step.value)
+
+
+def test_memory_is_that_of_each_part():
+    plan = replace(PLAN, layers_per_stage=(15, 15, 25, 25))
+    shares = estimate_plan(request("h100-8x8+b200-8x8"), plan).shares
+    # One kind of device is costed as if the largest middle stage were the second one, where more is in flight.
+    alike = cost_model(request("h100-8x16")).memory(plan_row(plan)).reserved_bytes
+    assert max(s.reserved_bytes for s in shares) <= alike
+    assert [gib(s.budget.capacity_bytes) for s in shares] == pytest.approx([79.6, 179.1], abs=0.1)
+    later = estimate_plan(
+        request("h100-8x8+b200-8x8"), replace(plan, layers_per_stage=(15, 15, 26, 24))
+    ).shares
+    assert later[0].reserved_bytes == shares[0].reserved_bytes
+    assert later[1].reserved_bytes > shares[1].reserved_bytes
+    binding = mixed_step(request("h100-8x8+b200-8x8"), replace(PLAN, layers_per_stage=(25, 25, 15, 15)))
+    assert binding is not None
+    assert binding.fullest.part.name == "h100-8x8"
+
+
+def test_the_search_finds_layers_in_proportion_to_speed():
+    both = request("h100-8x8+b200-8x8")
+    goal = goal_for(Objective.THROUGHPUT, cluster=both.cluster)
+    best = best_plans(both, goal=goal, top=3).plans[0]
+    layers = best.plan.layers_per_stage
+    assert layers is not None
+    assert layers[-1] > layers[0]
+    equal = search(both.fixing(layers_per_stage=None), top=1).best
+    assert equal is not None
+    assert best.step_s < 0.95 * equal.step_s
+    assert estimate_plan(both, best.plan).step.step.value == pytest.approx(best.step_s)
+    mixed = mixed_step(both, best.plan)
+    assert mixed is not None
+    assert mixed.fits
+    even = best_plans(both.fixing(layers_per_stage=None), goal=goal, top=1).plans[0]
+    assert even.step_s == pytest.approx(equal.step_s)
+
+
+def test_engines_with_equal_stages_get_none():
+    asked = replace(request("h100-8x8+b200-8x8"), engine="maxtext", stack=stack_for_engine("maxtext"))
+    goal = goal_for(Objective.THROUGHPUT, cluster=asked.cluster)
+    assert best_plans(asked, goal=goal, top=1).plans[0].plan.layers_per_stage is None
 
 
 def test_memory_is_that_of_the_smallest_part():
@@ -40,11 +122,19 @@ def test_memory_is_that_of_the_smallest_part():
 
 
 def test_notes_name_the_part_that_binds():
-    binding, *alone = notes_on_parts(request("h200-8x8+h100-8x8"), PLAN)
+    plan = replace(PLAN, pipeline=1, data_shard=32)
+    binding, *alone = notes_on_parts(request("h200-8x8+h100-8x8"), plan)
     assert "h100-8x8 sets the pace" in binding
     assert "79.6 GiB of h100-8x8" in binding
     assert [line.split()[1] for line in alone] == ["h200-8x16", "h100-8x16"]
     assert notes_on_parts(request("h100-8x16"), PLAN) == ()
+    split = replace(PLAN, layers_per_stage=(22, 22, 18, 18))
+    stages, engines, *_ = notes_on_parts(request("h200-8x8+h100-8x8"), split)
+    assert "h200-8x8 has stages 1 to 2 with 22 layers" in stages
+    assert "of 133.4 GiB; h100-8x8 has stages 3 to 4" in stages
+    assert engines.startswith(
+        "layers_per_stage is run by megatron, native, torchtitan; the hosts of h200-8x8"
+    )
 
 
 def test_what_is_not_costed_is_refused():

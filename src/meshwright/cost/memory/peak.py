@@ -75,9 +75,46 @@ def estimate_memory(
     constants: MemoryConstants,
 ) -> MemoryTable:
     """Memory of the fullest rank of every plan; every argument's fields are numbers or arrays that broadcast."""
+    case = _case_of(model, batch, plan, precision, constants)
+    layers = split_layers(model, plan, by_cost=constants.splits_by_cost)
+    first = _first(plan, layers)
+    fullest = _rank(case, first, 0, in_flight=_mean_in_flight(plan, layers, first))
+    if np.any(plan.pipeline > 1):
+        second = (plan.pipeline > 2) & (layers.middle > layers.first)
+        if np.any(second):
+            middle = RankLayers(dense=layers.middle_dense, moe=layers.middle_moe, embedding=0, head=0)
+            fullest = _fuller(fullest, _rank(case, middle, 1, in_flight=middle), second)
+        end = _last(plan, layers)
+        last = _rank(case, end, plan.pipeline - 1, in_flight=_mean_in_flight(plan, layers, end))
+        fullest = _fuller(fullest, last, plan.pipeline > 1)
+    return fullest
+
+
+def rank_memory(
+    *,
+    model: ModelTable,
+    batch: BatchTable,
+    plan: PlanTable,
+    precision: PrecisionTable,
+    constants: MemoryConstants,
+    layers: RankLayers,
+    rank: Array,
+) -> MemoryTable:
+    """Memory of one pipeline rank of a plan without virtual or mirrored stages, with the layers that it holds."""
+    case = _case_of(model, batch, plan, precision, constants)
+    return _rank(case, layers, rank, in_flight=layers)
+
+
+def _case_of(
+    model: ModelTable,
+    batch: BatchTable,
+    plan: PlanTable,
+    precision: PrecisionTable,
+    constants: MemoryConstants,
+) -> _Case:
     parameters, precision = count_parameters(model), as_planned(precision, plan)
     tokens = batch.seq_len * plan.micro_batch / plan.context
-    case = _Case(
+    return _Case(
         model=model,
         plan=plan,
         constants=constants,
@@ -92,18 +129,6 @@ def estimate_memory(
         outside_allocator_bytes=_outside_allocator_bytes(plan, constants),
         stream_bytes=precision.activation_bytes,
     )
-    layers = split_layers(model, plan, by_cost=constants.splits_by_cost)
-    first = _first(plan, layers)
-    fullest = _rank(case, first, 0, in_flight=_mean_in_flight(plan, layers, first))
-    if np.any(plan.pipeline > 1):
-        second = (plan.pipeline > 2) & (layers.middle > layers.first)
-        if np.any(second):
-            middle = RankLayers(dense=layers.middle_dense, moe=layers.middle_moe, embedding=0, head=0)
-            fullest = _fuller(fullest, _rank(case, middle, 1, in_flight=middle), second)
-        end = _last(plan, layers)
-        last = _rank(case, end, plan.pipeline - 1, in_flight=_mean_in_flight(plan, layers, end))
-        fullest = _fuller(fullest, last, plan.pipeline > 1)
-    return fullest
 
 
 def _first(plan: PlanTable, layers: StageLayers) -> RankLayers:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from meshwright.catalog.stacks import features_of
+from meshwright.planner.estimate import PlanEstimate
 from meshwright.planner.parts import notes_on_parts
+from meshwright.planner.remedies import word
 from meshwright.specs.run import said_kernels
 from meshwright.units import DAY_S
 
@@ -31,6 +33,7 @@ def ranking_document(ranking: PlanRanking) -> dict[str, Any]:
                 **plan_document(done.plan),
                 "objective_value": ranked.value,
                 **step_document(done.step),
+                **parts_document(done),
             }
             for i, (ranked, done) in enumerate(zip(ranking.ranked, ranking, strict=True), start=1)
         ],
@@ -70,6 +73,24 @@ def neighbour_document(neighbour: Neighbour) -> dict[str, Any]:
         "tokens_per_s": neighbour.tokens_per_s,
         "gain": neighbour.gain,
     }
+
+
+def parts_document(done: PlanEstimate) -> dict[str, Any]:
+    """Stages of each part of a cluster of several; empty where stages do not lie on one part each."""
+    if not done.shares:
+        return {}
+    parts = [
+        {
+            "cluster": share.part.name,
+            "stages": list(share.ranks),
+            "layers": list(share.layers),
+            "stage_s": share.stage_s,
+            "reserved_bytes": share.reserved_bytes,
+            "usable_bytes": share.budget.usable_bytes,
+        }
+        for share in done.shares
+    ]
+    return {"parts": parts}
 
 
 def request_document(run: Run, request: PlanRequest) -> dict[str, Any]:
@@ -214,7 +235,7 @@ def loser_sentence(comparison: PlanComparison) -> str:
 
 def why_not_sentence(answer: WhyNot) -> str:
     """One line: the verdict on the fixed fields and its reason."""
-    what = ", ".join(f"{name}={getattr(value, 'value', value)}" for name, value in answer.fixed.items())
+    what = ", ".join(f"{name}={word(name, value)}" for name, value in answer.fixed.items())
     if answer.comparison is not None:
         said = f"{answer.verdict.value}. {loser_sentence(answer.comparison)}"
     elif answer.infeasible is not None:

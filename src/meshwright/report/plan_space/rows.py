@@ -82,4 +82,4 @@ def tokens_per_device(request: PlanRequest) -> float:
 def mfu_per_rate(request: PlanRequest) -> float:
     """MFU of one token a second and device."""
     flops = float(model_flops_per_token(request.model_table, seq_len=request.seq_len))
-    return flops / request.cluster.accelerator.peak_flops_per_s[request.precision.matmul]
+    return flops / request.peak_flops_per_s
