@@ -5,19 +5,31 @@ Reasons of a single engine are in that engine's `check`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import difflib
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from meshwright.catalog.families import FAMILIES
 from meshwright.cost.tables import BatchTable, model_row
 from meshwright.engines.base import Unsupported
+from meshwright.errors import InputError
 from meshwright.planner.engines import LegalityContext, Severity, engine_facts
 from meshwright.planner.legality import violations
 from meshwright.specs.model import QKV, Lora, Model, Router
 from meshwright.specs.model_parts import ABSENT, parts_of
 from meshwright.specs.plan import Offload, Plan, Recompute
 from meshwright.specs.run import BIAS_RATE, MTP_LOSS_WEIGHT, FaultAction, KernelChoices, Run
+
+
+def unknown_keys(given: Iterable[str], known: Collection[str], *, program: str) -> None:
+    """Raise InputError with every key of `given` that `program` does not have, each with the nearest known one."""
+    if not (unknown := [str(key) for key in given if key not in known]):
+        return
+    near = {key: difflib.get_close_matches(key, known, n=1) for key in unknown}
+    hints = [f"did you mean {found[0]} for {key}?" for key, found in near.items() if found]
+    hint = f"did you mean {near[unknown[0]][0]}?" if len(unknown) == len(hints) == 1 else " ".join(hints)
+    raise InputError(f"{program} has no such key", got=", ".join(unknown), hint=hint or None)
 
 
 def by_planner_rules(plan: Plan, *, run: Run, engine: str) -> Iterator[Unsupported]:

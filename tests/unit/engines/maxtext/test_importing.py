@@ -256,6 +256,7 @@ def test_files_that_are_none(tmp_path):
     ("values", "message"),
     [
         ({"setps": 3}, "MaxText 0.2.5 has no such key: got 'setps'"),
+        ({"setps": 3, "enable_nnx": True}, "no such key: got 'setps, enable_nnx'"),
         ({"steps": "many"}, "steps is not a whole number: got 'many'"),
         ({"steps": 10.5}, "steps is not a whole number: got 10.5"),
         ({"learning_rate": True}, "learning_rate is not a number: got True"),

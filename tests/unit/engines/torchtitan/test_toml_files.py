@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.engines.torchtitan.toml_files.run_content import import_toml
+from meshwright.engines.torchtitan.toml_files.run_content import OLDER, import_toml, known_keys
+from meshwright.errors import InputError
 
 TOML = """
 [model]
@@ -33,3 +34,30 @@ def test_parameters_in_bf16_are_noted(more, precision, is_noted, tmp_path):
     assert found.content["precision"] == precision
     noted = [note for note in found.notes if "training.dtype = 'bfloat16'" in note]
     assert [("parameters are trained in fp32" in note) for note in noted] == [True] * is_noted
+
+
+def test_every_unknown_key_is_named_at_once(tmp_path):
+    (tmp_path / "run.toml").write_text(TOML % "stepz = 3\n[hf_transformers]\nmodel = 'x'")
+    with pytest.raises(
+        InputError, match=r"no such key: got 'training.stepz, hf_transformers.model'"
+    ) as refused:
+        import_toml(tmp_path / "run.toml", cluster="h100-8x1")
+    assert "did you mean training.steps for training.stepz?" in refused.value.hint
+
+
+@pytest.mark.parametrize("norm", ["rmsnorm", "fused_rmsnorm"])
+def test_norms_of_early_files_are_read(norm, tmp_path):
+    (tmp_path / "run.toml").write_text((TOML % "").replace("[training]", f'norm_type = "{norm}"\n[training]'))
+    assert import_toml(tmp_path / "run.toml", cluster="h100-8x1").content
+
+
+def test_another_norm_is_refused(tmp_path):
+    (tmp_path / "run.toml").write_text(
+        (TOML % "").replace("[training]", 'norm_type = "layernorm"\n[training]')
+    )
+    with pytest.raises(InputError, match=r"model\.norm_type"):
+        import_toml(tmp_path / "run.toml", cluster="h100-8x1")
+
+
+def test_keys_of_early_files_lead_to_known_ones():
+    assert set(OLDER.values()) <= known_keys().keys()

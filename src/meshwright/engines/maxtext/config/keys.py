@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from meshwright.engines import refusals
 from meshwright.engines.maxtext import VERSION
 from meshwright.engines.maxtext.config.models import CLIPPED_AT, GPT_OSS, LATENT, LLAMA_31, NOT_DECAYED, SINKS
 from meshwright.errors import InputError
@@ -68,11 +68,7 @@ class MaxTextKeys:
     def __init__(self, values: dict[str, Any]) -> None:
         self.values = {OLDER.get(key, key): value for key, value in values.items()}
         self._notes: list[str] = []
-        for key in self.values:
-            if key not in known_keys():
-                near = difflib.get_close_matches(str(key), known_keys(), n=1)
-                hint = f"did you mean {near[0]}?" if near else None
-                raise InputError(f"MaxText {VERSION} has no such key", got=key, hint=hint)
+        refusals.unknown_keys(self.values, known_keys(), program=f"MaxText {VERSION}")
 
     def take(self, key: str, default: Any) -> Any:
         """Return the value of `key` and mark it as read. Raises InputError for another type than the default's."""

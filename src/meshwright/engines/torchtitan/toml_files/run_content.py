@@ -6,7 +6,6 @@ torchtitan's defaults, not Meshwright's. Most keys exist in later versions, whic
 
 from __future__ import annotations
 
-import difflib
 import json
 import sys
 import tomllib
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright import catalog
+from meshwright.engines import refusals
 from meshwright.engines.base import Imported
 from meshwright.engines.torchtitan.config_trees import run_content
 from meshwright.engines.torchtitan.config_trees.contradictions import contradictions
@@ -66,6 +66,9 @@ LATER = {
 }
 """Keys of the TOML files by their names in `config_trees`."""
 
+NORMS_OF_2024 = (("model.norm_type", "rmsnorm"), ("model.norm_type", "fused_rmsnorm"))
+"""A key of early files, with the values that are the norm of today's models."""
+
 FILTERED = {"output", "router.gate", "moe.router.gate", "auto_filter_small_kn"}
 """Modules that remain in 16 bits in run files too."""
 
@@ -85,12 +88,10 @@ class _TomlSettings(run_content.TrainerSettings):
         self.values = {LATER.get(key, key): value for key, value in known.items()}
         self.values |= {"parallelism.enable_sequence_parallel": True, "activation_checkpoint": None}
         self.given = set()
-        for old, value in _flat(values):
+        given = [pair for pair in _flat(values) if pair not in NORMS_OF_2024]
+        refusals.unknown_keys((old for old, _ in given), known | OLDER, program="torchtitan up to 0.2")
+        for old, value in given:
             key = OLDER.get(old, old)
-            if key not in known:
-                near = difflib.get_close_matches(old, known, n=1)
-                hint = f"did you mean {near[0]}?" if near else None
-                raise InputError("torchtitan up to 0.2 has no such key", got=old, hint=hint)
             default, key = known[key], LATER.get(key, key)
             self.values[key] = _checked(value, default, key=old)
             if self.values[key] != default:
