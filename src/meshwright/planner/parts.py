@@ -42,11 +42,15 @@ def _equal_shares(request: PlanRequest) -> tuple[str, ...]:
 def _stages(shares: Sequence[PartShare]) -> str:
     """Stages, layers, time and memory of each part."""
     return "each pipeline stage lies on one part: " + "; ".join(
-        f"{share.part.name} has stages {share.ranks[0] + 1} to {share.ranks[-1] + 1} with "
+        f"{share.part.name} has {_named(share.ranks)} with "
         f"{_counts(share.layers)} layers, {ms(share.stage_s):.0f} ms a micro-batch at most, "
         f"{gib(share.reserved_bytes):.1f} of {gib(share.budget.usable_bytes):.1f} GiB"
         for share in shares
     )
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"stage {ranks[0] + 1}" if len(ranks) == 1 else f"stages {ranks[0] + 1} to {ranks[-1] + 1}"
 
 
 def _counts(layers: Sequence[int]) -> str:
