@@ -46,6 +46,7 @@ class StackFacts:
     overlaps_data: bool = False
     rates_of: str = ""  # the stack whose measured rates stand for this one; empty: its own
     eager: bool = False
+    own_kernels: bool = False  # element-wise work and loss run by `meshwright.kernels`
 
     def release_name(self, vintage: float) -> str:
         """The last named release up to `vintage`, in the order of their dates; the year where none is named."""

@@ -27,35 +27,22 @@ import numpy as np
 from meshwright.arrays import Array, Table
 from meshwright.calibration.correction import EfficiencyCorrection
 from meshwright.cost.adapters import adapter_passes
+from meshwright.cost.elementwise import FusedKernels, casts_gated, elementwise_times, memory_bound
 from meshwright.cost.flops import count_parameters, keys_seen
 from meshwright.cost.passes import NO_PASSES, PassTimes
 from meshwright.cost.state_space import BACKWARD_RATIO, scan_s
 from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable
-
-# Elements read or written per element of a layer's tensors. A read and a write is 2.
-NORM_ACCESSES = 4
-"""Two fused norms, each one read and one write."""
-
-UNFUSED_NORM_ACCESSES = 24
-"""Two norms of several kernels with fp32 copies: each moves 24 bytes per 16-bit element instead of 4."""
-
-RESIDUAL_ACCESSES = 8
-"""Residual additions and casts. Assumed; `elementwise_factor` is calibrated on top."""
-
-ROTARY_ACCESSES = 3
-"""Per element of queries and keys. Assumed, as above."""
+from meshwright.kernels.traffic import (
+    HIDDEN_GRADIENT_COPY,
+    LOSS_OF_LOGITS,
+    LOSS_OF_SHARDED_LOGITS,
+    chunk_rows,
+    num_chunks,
+    weight_sum_bytes,
+)
 
 ROUTER_ACCESSES = 4
-"""Per token and expert: scores and top-k. Assumed, as above."""
-
-BIAS_ACCESSES = 14
-"""Per output of an expert with a bias, which is added weighted with the router's probability: product, sum, joining of
-the experts' parts and the cast back are four kernels, three of them in fp32, 28 bytes in all (Megatron-Core 0.16,
-transformer/moe/experts.py, `TEGroupedMLP._apply_bias`; NeMo AutoModel does the same)."""
-
-CLAMP_ACCESSES = 8
-"""Per activation of an expert with a bias: gate and up are clamped and joined before the fused activation (the same,
-fusions/fused_bias_geglu.py, `weighted_bias_quick_geglu_impl`). Of the catalogue's models those with biases clamp."""
+"""Reads or writes per token and expert: scores and top-k. Assumed."""
 
 LOSS_BYTES = 6.0
 """Per logit: the loss reads and writes logits in 16 and 32 bits, three times in all."""
@@ -158,6 +145,7 @@ class DeviceRates(Table):
     unfused_norm: Array  # 1: norms run as several kernels with fp32 copies
     fp8_attention: Array  # 1: scores and values are multiplied in 8 bits
     fused_experts: Array  # 1: grouped GEMMs quantise, activate and permute by themselves
+    fused: FusedKernels  # the native engine's own
     permutation_passes: Array  # reads and writes of routed tokens in one forward pass
     head_factor: Array  # embedding, output matrix and loss against the sum of `_head`
     elementwise_kernels: Array  # memory-bound kernels of one layer's forward pass
@@ -286,9 +274,9 @@ def layer_compute(
         expert_tokens=expert_tokens,
     )
     attention_gemm, latent_up = _attention_gemm(s)
-    norm_s, activation_s, moe_activation_s, common_s = _elementwise(s)
+    kernels = elementwise_times(model, plan, precision, rates, tokens=tokens, expert_tokens=expert_tokens)
+    starts = memory_bound(rates.elementwise_kernels * rates.kernel_s)
     dense_floor, moe_floor = _floors(s)
-    head_gemm = _linear(s, tokens, model.vocab / plan.tensor, model.hidden, bf16=True)
     return LayerCompute(
         attention_gemm=attention_gemm.times(model.attention_share),
         attention_core=_attention_core(model, batch, plan, rates, tokens).times(model.attention_share),
@@ -299,14 +287,12 @@ def layer_compute(
             model, plan, tokens, bytes_per_s=s.streaming_bytes_per_s, kernel_s=rates.kernel_s
         ),
         state_space=_state_space(s),
-        elementwise=_memory_bound(common_s + activation_s + rates.elementwise_kernels * rates.kernel_s),
-        moe_elementwise=_memory_bound(
-            common_s + moe_activation_s + rates.elementwise_kernels * rates.kernel_s
-        ),
-        head=_head(model, plan, rates, tokens, head_gemm),
-        norm_s=norm_s,
-        activation_s=activation_s,
-        moe_activation_s=moe_activation_s,
+        elementwise=kernels.of_layer(is_moe=False) + starts,
+        moe_elementwise=kernels.of_layer(is_moe=True) + starts,
+        head=_head(s),
+        norm_s=kernels.norms_again_s,
+        activation_s=kernels.activation.forward_s,
+        moe_activation_s=kernels.moe_activation.forward_s,
         dense_floor=dense_floor,
         moe_floor=moe_floor,
         latent_up=latent_up,
@@ -322,10 +308,13 @@ def _linear(
     bf16: bool = False,
     groups: Array = 1,
     grouped: bool = False,
+    casts_input: Array = 1,
+    casts_gradient: Array = 1,
 ) -> PassTimes:
     """One linear layer: its GEMM forward and both GEMMs backward, with the casts of narrow formats.
 
-    m rows (tokens), n outputs, k inputs. `bf16`: in 16 bits whatever the recipe; in an fp32 run, in fp32.
+    m rows (tokens), n outputs, k inputs. `bf16`: in 16 bits whatever the recipe; in an fp32 run, in fp32. `casts_input`
+    and `casts_gradient`: 0 where the kernel that computes the tensor casts it.
     """
     rates, b_in, streaming = s.rates, s.precision.linear_input_bytes, s.streaming_bytes_per_s
     peak, element_bytes = rates.matmul_flops_per_s * rates.gemm_ratio, b_in
@@ -362,8 +351,8 @@ def _linear(
         separate = (1 / EXPERT_STREAMS + s.precision.cast_passes) * np.maximum(groups - 1, 0) * rates.kernel_s
         starts = np.where(fused | (np.asarray(rates.output_tiles) == 0), 0.0, separate)
     return PassTimes(
-        forward_s=seconds("forward", m, n, k) + casts * m * k + starts,
-        input_s=seconds("input_gradient", m, k, n) + casts * m * n + starts,
+        forward_s=seconds("forward", m, n, k) + casts_input * casts * m * k + starts,
+        input_s=seconds("input_gradient", m, k, n) + casts_gradient * casts * m * n + starts,
         weight_s=(seconds("weight_gradient", n, k, m) + starts) * s.trained,
     )
 
@@ -389,8 +378,9 @@ def _attention_gemm(s: _LayerShapes) -> tuple[PassTimes, PassTimes]:
 def _feed_forward(s: _LayerShapes, width: Array) -> PassTimes:
     """A dense feed-forward block of this width, split over tensor ranks."""
     up = (s.model.ffn_matrices - 1) * width / s.plan.tensor
-    return _linear(s, s.tokens, up, s.model.hidden) + _linear(
-        s, s.tokens, s.model.hidden, width / s.plan.tensor
+    inside = 1 - casts_gated(s.precision, s.rates.fused)
+    return _linear(s, s.tokens, up, s.model.hidden, casts_gradient=inside) + _linear(
+        s, s.tokens, s.model.hidden, width / s.plan.tensor, casts_input=inside
     )
 
 
@@ -420,10 +410,10 @@ def _experts(s: _LayerShapes) -> PassTimes:
         return NO_PASSES
     local = s.num_experts / s.plan.expert  # experts on this rank
     per_expert = s.expert_tokens / np.maximum(local, 1)
-    width = model.expert_ffn / s.plan.expert_tensor
-    routed = _linear(
-        s, per_expert, (model.ffn_matrices - 1) * width, h, groups=local, grouped=True
-    ) + _linear(s, per_expert, h, width, groups=local, grouped=True)
+    width, inside = model.expert_ffn / s.plan.expert_tensor, 1 - casts_gated(s.precision, s.rates.fused)
+    up = (model.ffn_matrices - 1) * width
+    routed = _linear(s, per_expert, up, h, groups=local, grouped=True, casts_gradient=inside)
+    routed = routed + _linear(s, per_expert, h, width, groups=local, grouped=True, casts_input=inside)
     if not np.any(model.shared_ffn):
         return routed.times(s.has_experts)
     shared = _feed_forward(s, model.shared_ffn)
@@ -437,53 +427,7 @@ def _router(s: _LayerShapes) -> PassTimes:
     scores = _linear(s, s.tokens / s.stream_split, s.num_experts, s.model.hidden, bf16=True)
     elements = s.rates.permutation_passes * s.expert_tokens * s.model.hidden
     elements = elements + s.tokens * ROUTER_ACCESSES * s.num_experts / s.stream_split
-    return (scores + _memory_bound(elements * 2.0 / s.streaming_bytes_per_s)).times(s.has_experts)
-
-
-def _elementwise(s: _LayerShapes) -> tuple[Array, Array, Array, Array]:
-    """Forward seconds of memory-bound kernels: (norms of inputs, activation, experts' one, norms and the rest)."""
-    model, t, tokens, h = s.model, s.plan.tensor, s.tokens, s.model.hidden
-    split, rates = s.stream_split, s.rates
-    # seconds per element read or written
-    moved = rates.elementwise_factor * s.precision.activation_bytes / s.streaming_bytes_per_s
-
-    def correction(kernel: str, elements: Array) -> Array:
-        return rates.corrections.factor(f"elementwise/{kernel}", elements)
-
-    norm = tokens * np.where(rates.unfused_norm > 0, UNFUSED_NORM_ACCESSES, NORM_ACCESSES) * h / split * moved
-    norm = norm * correction("rms_norm", tokens * h / split)
-    rotary = _rotary_accesses(model) / t
-    blocks = (model.attention_share + model.ffn_share + model.state_space_share) / 2  # 1 but in hybrids
-    others = tokens * (RESIDUAL_ACCESSES * h / split * blocks + rotary * model.attention_share) * moved
-    activation = tokens * model.ffn_share * model.ffn_matrices * model.ffn / t * moved
-    activation = activation * correction("swiglu", tokens * model.ffn / t)
-    routed = s.expert_tokens * model.expert_ffn / s.plan.expert_tensor
-    expert_width = routed * np.where(rates.fused_experts > 0, 0.0, 1.0) + tokens * model.shared_ffn / t
-    moe_activation = model.ffn_matrices * expert_width * moved * correction("swiglu", expert_width)
-    moe_activation = moe_activation + _expert_bias_s(s, routed)
-    rest = others * correction("swiglu", tokens * h / split)
-    return norm, activation, moe_activation, norm * model.num_norms / 2 + rest
-
-
-def _expert_bias_s(s: _LayerShapes, routed: Array) -> Array:
-    """Forward seconds of biases of experts and of their clamped activation, `routed` wide over all tokens of a rank."""
-    model, element_s = s.model, s.precision.activation_bytes / s.streaming_bytes_per_s
-    outputs = s.expert_tokens * model.hidden
-    separate = BIAS_ACCESSES * outputs + CLAMP_ACCESSES * routed
-    fused = 2.0 * (outputs + (model.ffn_matrices - 1) * routed)  # sums of both gradients over tokens remain
-    accesses = np.where(s.rates.fused_experts > 0, fused, separate)
-    return model.expert_bias * accesses * element_s
-
-
-def _rotary_accesses(model: ModelTable) -> Array:
-    """Elements per token that rotary embedding and norms of queries and keys read or write, over all heads."""
-    grouped = ROTARY_ACCESSES * (model.num_heads + model.num_kv_heads) * model.qk_dim
-    head_norms = 2 * (model.num_heads + model.num_kv_heads) * model.qk_dim * (model.head_norm_width > 0)
-    # Latent attention rotates a part of each query in place. Keys and values come from one GEMM: the kernel reads both,
-    # and writes the keys with the rotated part that all heads share, and the values.
-    expanded = model.qk_dim - model.rope_dim + model.v_dim
-    latent = model.num_heads * (2 * model.rope_dim + expanded + model.qk_dim + model.v_dim)
-    return np.where(model.is_mla > 0, latent, grouped + head_norms)
+    return (scores + memory_bound(elements * 2.0 / s.streaming_bytes_per_s)).times(s.has_experts)
 
 
 def _floors(s: _LayerShapes) -> tuple[PassTimes, PassTimes]:
@@ -512,18 +456,31 @@ def _floor(attention: Array, ffn: Array, core: Array, rates: DeviceRates, traine
     )
 
 
-def _memory_bound(forward_s: Array) -> PassTimes:
-    """Backward reads the saved input and the gradient and writes a gradient: about twice the forward bytes."""
-    return PassTimes(forward_s=forward_s, input_s=2.0 * forward_s, weight_s=0.0)
-
-
-def _head(
-    model: ModelTable, plan: PlanTable, rates: DeviceRates, tokens: Array, gemm: PassTimes
-) -> PassTimes:
+def _head(s: _LayerShapes) -> PassTimes:
     """Output matrix and cross-entropy."""
-    loss = tokens * model.vocab / plan.tensor * LOSS_BYTES / (rates.memory_bytes_per_s * rates.memory_ratio)
-    loss = loss * rates.elementwise_factor
-    return (gemm + PassTimes(forward_s=loss, input_s=loss, weight_s=0.0)).times(rates.head_factor)
+    model, rates, tokens, vocab = s.model, s.rates, s.tokens, s.model.vocab / s.plan.tensor
+    loss = tokens * vocab * LOSS_BYTES / s.streaming_bytes_per_s * rates.elementwise_factor
+    whole = _linear(s, tokens, vocab, model.hidden, bf16=True)
+    head = whole + PassTimes(forward_s=loss, input_s=loss, weight_s=0.0)
+    if np.any(rates.fused.loss):
+        head = _linear_cross_entropy(s, vocab).where(rates.fused.loss, head)
+    return head.times(rates.head_factor)
+
+
+def _linear_cross_entropy(s: _LayerShapes, vocab: Array) -> PassTimes:
+    """The same by the native engine's kernel: logits of a chunk of tokens, which their gradient overwrites, and the
+    sum of the weight gradients of chunks. `vocab`: of this rank."""
+    chunks = num_chunks(s.tokens, rows=chunk_rows(s.tokens, vocab=vocab))
+    access_s = s.rates.fused.factor / s.streaming_bytes_per_s
+    passes = np.where(s.plan.tensor > 1, LOSS_OF_SHARDED_LOGITS, LOSS_OF_LOGITS)
+    element_bytes = s.precision.activation_bytes
+    sums = s.trained * vocab * s.model.hidden * weight_sum_bytes(chunks, element_bytes=element_bytes)
+    gemms = _linear(s, s.tokens / chunks, vocab, s.model.hidden, bf16=True).times(chunks)
+    return gemms + PassTimes(
+        forward_s=passes * s.tokens * vocab * element_bytes * access_s,
+        input_s=HIDDEN_GRADIENT_COPY * s.tokens * s.model.hidden * element_bytes * access_s,
+        weight_s=sums * access_s,
+    )
 
 
 def _keys(model: ModelTable, batch: BatchTable) -> Array:

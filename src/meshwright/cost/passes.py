@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from meshwright.arrays import Array
 
 
@@ -32,6 +34,15 @@ class PassTimes:
         """`factor` of them one after the other."""
         return PassTimes(
             forward_s=self.forward_s * factor, input_s=self.input_s * factor, weight_s=self.weight_s * factor
+        )
+
+    def where(self, mask: Array, other: PassTimes) -> PassTimes:
+        """These where `mask` is above zero, else `other`."""
+        is_here = np.asarray(mask) > 0
+        return PassTimes(
+            forward_s=np.where(is_here, self.forward_s, other.forward_s),
+            input_s=np.where(is_here, self.input_s, other.input_s),
+            weight_s=np.where(is_here, self.weight_s, other.weight_s),
         )
 
     @property

@@ -15,7 +15,10 @@ from meshwright.calibration.parameters import Calibration, Factors, fitted
 from meshwright.catalog.stacks import StackFacts, features_of, stack_facts
 from meshwright.cost.collectives import Network, constants_for, network_row
 from meshwright.cost.compute import DeviceRates, KernelCorrections
+from meshwright.cost.elementwise import FusedKernels
 from meshwright.errors import InfeasibleError
+from meshwright.kernels.architectures import architectures, default_routes
+from meshwright.kernels.operations import TRITON
 from meshwright.specs.features import (
     WIRE_BYTES,
     AttentionKernel,
@@ -23,7 +26,7 @@ from meshwright.specs.features import (
     Dispatcher,
     Features,
 )
-from meshwright.specs.hardware import Cluster, Stack
+from meshwright.specs.hardware import Accelerator, Cluster, Stack
 from meshwright.specs.precision import Precision
 
 HOST_SHARE = {CudaGraphs.NONE: 1.0, CudaGraphs.PARTIAL: 0.3, CudaGraphs.FULL: 0.02}
@@ -63,6 +66,7 @@ class SystemFacts(Table):
     cpu_oversubscription: Array
     years: Array  # vintage of the stack against 2025.0
     network: Network
+    fused: FusedKernels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,8 +151,13 @@ def _fuses_experts(features: Features, precision: Precision) -> bool:
     return bool(features.fuses_experts) and precision.name == "mxfp8"
 
 
-def system_facts(cluster: Cluster, precision: Precision, stack: Stack) -> SystemFacts:
-    """Datasheet numbers of one system. InfeasibleError when the accelerator lacks the number format."""
+def system_facts(
+    cluster: Cluster, precision: Precision, stack: Stack, *, routes: Mapping[str, str] | None = None
+) -> SystemFacts:
+    """Datasheet numbers of one system. `routes`: of kernels by operation, as in a run file.
+
+    InfeasibleError when the accelerator lacks the number format.
+    """
     accelerator, facts = cluster.accelerator, stack_facts(stack.framework)
     features = features_of(stack, accelerator)
     peaks = accelerator.peak_flops_per_s
@@ -185,6 +194,24 @@ def system_facts(cluster: Cluster, precision: Precision, stack: Stack) -> System
         network=network_row(
             cluster.fabric, constants_for(cluster.fabric), devices_per_node=cluster.devices_per_node
         ),
+        fused=fused_kernels(accelerator, routes=routes or {}) if facts.own_kernels else FusedKernels(),
+    )
+
+
+def fused_kernels(accelerator: Accelerator, *, routes: Mapping[str, str]) -> FusedKernels:
+    """Those of the native engine that serve on `accelerator`: by `routes`, else by the default of its architecture."""
+    known = [a.name for a in architectures().values() if a.generation == accelerator.architecture]
+
+    def is_own(op: str) -> int:
+        if not known:
+            return 0
+        return int(routes.get(op, default_routes(op, architecture=known[0])[0]) == TRITON)
+
+    return FusedKernels(
+        norm=is_own("rms_norm"),
+        activation=is_own("swiglu"),
+        rotary=is_own("rotary"),
+        loss=is_own("linear_cross_entropy"),
     )
 
 
@@ -202,6 +229,7 @@ def join(facts: SystemFacts, values: Mapping[str, Array], bf16: Mapping[str, Arr
         fp8_attention=facts.fp8_attention,
         fused_experts=facts.fused_experts,
         bf16_gemm_ratio=bf16["gemm_ratio"],
+        fused=facts.fused,
         **_fields_of(DeviceRates, values),
     )
     network = facts.network
@@ -245,6 +273,9 @@ def rates_from_etas(
 ) -> SystemRates:
     """`join` for values still in transformed units."""
     rates = join(facts, calibration.values(etas), calibration.values({"gemm_ratio": bf16_etas["gemm_ratio"]}))
+    if not calibration.parameters["elementwise_factor"].levels:  # measured on the device itself
+        fused = replace(rates.device.fused, factor=rates.device.elementwise_factor)
+        rates = replace(rates, device=replace(rates.device, fused=fused))
     if calibration.collectives.curves:
         network = replace(rates.network, measured=calibration.collectives)
         rates = replace(rates, network=network)
@@ -274,11 +305,16 @@ def bf16_factors(factors: Factors) -> Factors:
 
 
 def system_rates(
-    cluster: Cluster, precision: Precision, stack: Stack, *, calibration: Calibration | None = None
+    cluster: Cluster,
+    precision: Precision,
+    stack: Stack,
+    *,
+    calibration: Calibration | None = None,
+    routes: Mapping[str, str] | None = None,
 ) -> SystemRates:
-    """The rates of one system, as numbers."""
+    """The rates of one system, as numbers. `routes`: see `system_facts`."""
     calibration = calibration or fitted()
     factors = factors_of(cluster, precision, stack)
     etas = {name: value[0] for name, value in calibration.etas([factors]).items()}
     bf16 = {name: value[0] for name, value in calibration.etas([bf16_factors(factors)]).items()}
-    return rates_from_etas(calibration, system_facts(cluster, precision, stack), etas, bf16)
+    return rates_from_etas(calibration, system_facts(cluster, precision, stack, routes=routes), etas, bf16)

@@ -193,6 +193,7 @@ class PrecisionTable(Table):
     dispatch_bytes: Array
     linear_input_bytes: Array
     cast_passes: Array
+    amax_passes: Array
     stored_ffn_bytes: Array = (
         0.0  # per activation of the feed-forward kept for backward; 0: as it was computed
     )

@@ -1,4 +1,4 @@
-"""Architectures that kernels are compiled for, and how many warps of a kernel fit on one multiprocessor.
+"""Architectures that kernels are compiled for, their default routes, and how many warps fit on one multiprocessor.
 
     occupancy = warps that fit / warps that the multiprocessor holds
     warps that fit = min(registers / registers of a warp, blocks by shared memory x warps of a block, limit)
@@ -27,6 +27,7 @@ class Architecture:
 
     name: str
     devices: str
+    generation: str  # as the catalogue's accelerators name it (`Accelerator.architecture`)
     backend: str
     target: int | str
     warp_size: int
@@ -58,6 +59,18 @@ def architectures() -> Mapping[str, Architecture]:
     """Every architecture by name."""
     text = (DATA / "architectures.toml").read_text(encoding="utf-8")
     return {name: Architecture(name=name, **values) for name, values in tomllib.loads(text).items()}
+
+
+@cache
+def _defaults() -> Mapping[str, Mapping[str, Any]]:
+    return tomllib.loads((DATA / "defaults.toml").read_text(encoding="utf-8"))
+
+
+def default_routes(op: str, *, architecture: str) -> tuple[str, ...]:
+    """Routes of `op` by preference, the reference last: it serves everything."""
+    table = _defaults().get(architecture) or _defaults()["other"]
+    listed = tuple(table.get(op, ()))
+    return listed if "reference" in listed else (*listed, "reference")
 
 
 def architecture_of(device: torch.device) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from meshwright.kernels.architectures import architecture_of
 from meshwright.kernels.sources import KernelSource, Sizes, Tile, Traffic
+from meshwright.kernels.traffic import LOSS_OF_LOGITS, LOSS_OF_SHARDED_LOGITS
 from meshwright.kernels.triton_route import launch
 
 TILES = (
@@ -276,8 +277,8 @@ SOURCES = (
     *(
         KernelSource(
             name=f"cross_entropy_fused{'_capped' if is_capped else ''}", op="cross_entropy", function=_fused,
-            signature={**_ROW, **_WEIGHTS, "losses_N": "*fp32"}, tiles=TILES, traffic=_traffic(2, 1), sizes=_SIZES,
-            constants={"WITH_GRAD": True, "CAPPED": is_capped},
+            signature={**_ROW, **_WEIGHTS, "losses_N": "*fp32"}, tiles=TILES, sizes=_SIZES,
+            traffic=_traffic(LOSS_OF_LOGITS, 1), constants={"WITH_GRAD": True, "CAPPED": is_capped},
         )
         for is_capped in (False, True)
     ),
@@ -293,8 +294,8 @@ SOURCES = (
     ),
     KernelSource(
         name="cross_entropy_gradient", op="cross_entropy", function=_gradient,
-        signature={**_ROW, **_WEIGHTS, "lse_N": "*fp32", "first": "i32"}, tiles=TILES, traffic=_traffic(2, 0),
-        sizes=_SIZES, constants={"CAPPED": False},
+        signature={**_ROW, **_WEIGHTS, "lse_N": "*fp32", "first": "i32"}, tiles=TILES, sizes=_SIZES,
+        traffic=_traffic(LOSS_OF_SHARDED_LOGITS - 1, 0), constants={"CAPPED": False},
     ),
     KernelSource(
         name="scale_rows", op="cross_entropy", function=_scale,

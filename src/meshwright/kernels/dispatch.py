@@ -10,7 +10,6 @@ is made once for each distinct call: in training that is once a shape.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.errors import InputError, UnknownNameError
-from meshwright.kernels.architectures import DATA, architecture_of
+from meshwright.kernels.architectures import architecture_of, default_routes
 from meshwright.kernels.operations import OPERATIONS
 from meshwright.kernels.routes import KernelCall, Refusal, routes_of
 from meshwright.kernels.tuned import TunedCall, TunedTable
@@ -140,18 +139,6 @@ _while_tracing._dynamo_marked_constant = True  # pyright: ignore[reportFunctionM
 @cache
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-@cache
-def _defaults() -> Mapping[str, Mapping[str, Any]]:
-    return tomllib.loads((DATA / "defaults.toml").read_text(encoding="utf-8"))
-
-
-def default_routes(op: str, *, architecture: str) -> tuple[str, ...]:
-    """Routes of `op` by preference, the reference last: it serves everything."""
-    table = _defaults().get(architecture) or _defaults()["other"]
-    listed = tuple(table.get(op, ()))
-    return listed if "reference" in listed else (*listed, "reference")
 
 
 def _chosen(call: KernelCall, *, demanded: Mapping[str, str], tuned: TunedTable | None) -> Choice:

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from meshwright.kernels.sources import KernelSource, Sizes, Tile, Traffic
+from meshwright.kernels.traffic import GATED_ACTIVATION
 from meshwright.kernels.triton_route import launch
 
 CODES = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "clamped": 3}
@@ -202,14 +203,14 @@ SOURCES = tuple(
             name=f"gated_{kind}_forward", op="swiglu", function=_forward,
             signature={"gate_NF": "*bf16", "up_NF": "*bf16", "out_NF": "*bf16",
                        "gate_stride": "i32:16", "up_stride": "i32:16", **_STRIDES},
-            constants={"CODE": code}, tiles=TILES, traffic=_traffic(3), sizes=_SIZES,
+            constants={"CODE": code}, tiles=TILES, traffic=_traffic(GATED_ACTIVATION.forward), sizes=_SIZES,
         ),
         KernelSource(
             name=f"gated_{kind}_backward", op="swiglu", function=_backward,
             signature={"grad_NF": "*bf16", "gate_NF": "*bf16", "up_NF": "*bf16", "grad_gate_NF": "*bf16",
                        "grad_up_NF": "*bf16", "grad_stride": "i32:16", "gate_stride": "i32:16", "up_stride": "i32:16",
                        **_STRIDES},
-            constants={"CODE": code}, tiles=TILES, traffic=_traffic(5), sizes=_SIZES,
+            constants={"CODE": code}, tiles=TILES, traffic=_traffic(GATED_ACTIVATION.backward), sizes=_SIZES,
         ),
     )
 )  # fmt: skip

@@ -37,10 +37,8 @@ from meshwright.kernels.dispatch import choose
 from meshwright.kernels.libraries import liger
 from meshwright.kernels.linear import matmul_nt
 from meshwright.kernels.routes import KernelCall, Refusal, Route
+from meshwright.kernels.traffic import CHUNK_LOGITS, chunk_rows
 from meshwright.kernels.triton_route import serves_triton
-
-CHUNK_LOGITS = 2**26
-"""Logits in memory at once, as numbers: 128 MiB in bf16; where PyTorch makes their gradient, 256 MiB in fp32 more."""
 
 PART_VALUES = 2**22
 """Values of d W that are made at once and added to the sum of earlier chunks: 16 MiB in fp32."""
@@ -199,7 +197,7 @@ def losses_and_gradients(
 
 
 def _chunks(num_tokens: int, *, vocab: int, chunk_logits: int) -> Iterator[slice]:
-    size = max(1, min(num_tokens, chunk_logits // max(1, vocab)))
+    size = int(chunk_rows(num_tokens, vocab=vocab, chunk_logits=chunk_logits))
     for start in range(0, num_tokens, size):
         yield slice(start, min(start + size, num_tokens))
 
@@ -213,7 +211,7 @@ def _added(sum_VD: Tensor | None, grad_CV: Tensor, h_CD: Tensor) -> Tensor:
         sum_VD = torch.zeros(grad_CV.shape[1], h_CD.shape[1], dtype=torch.float32, device=h_CD.device)
     size = max(1, PART_VALUES // max(1, h_CD.shape[1]))
     for start in range(0, len(sum_VD), size):
-        sum_VD[start : start + size] += matmul_nt(grad_CV[:, start : start + size].T, h_CD.T)
+        sum_VD[start : start + size].add_(matmul_nt(grad_CV[:, start : start + size].T, h_CD.T))
     return sum_VD
 
 

@@ -153,6 +153,9 @@ _TABLE = (
     ),
 )
 
+TRITON = "triton"
+"""The route of our own kernels."""
+
 STORED_FORMATS = ("e4m3", "int8")
 """Formats of stored activations. The first is what modules without a format get: `docs/reference/convergence.md`."""
 

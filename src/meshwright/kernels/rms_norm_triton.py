@@ -19,6 +19,7 @@ from torch import Tensor
 
 from meshwright.kernels.architectures import architecture_of
 from meshwright.kernels.sources import KernelSource, Sizes, Tile, Traffic
+from meshwright.kernels.traffic import ADD_RMS_NORM, RMS_NORM
 from meshwright.kernels.triton_route import launch
 
 TILES = (
@@ -352,14 +353,14 @@ def _sources(
     is_wide, shared = _is_wide(columns), {"op": "rms_norm", "sizes": {"rows": 32768, "columns": columns}}
     for adds in (False, True):
         name = f"{'add_' if adds else ''}rms_norm_{{}}_{columns}"
-        constants = {"ADDS": adds, "CENTERED": False}
+        constants, passes = {"ADDS": adds, "CENTERED": False}, ADD_RMS_NORM if adds else RMS_NORM
         yield KernelSource(
             name=name.format("forward"), function=_forward_wide if is_wide else _forward, signature=_FORWARD,
-            constants=constants, tiles=forward, traffic=_traffic(4 if adds else 2), **shared,
+            constants=constants, tiles=forward, traffic=_traffic(passes.forward), **shared,
         )  # fmt: skip
         yield KernelSource(
             name=name.format("backward"), function=_backward_wide if is_wide else _backward, signature=_BACKWARD,
-            constants=constants, tiles=backward, traffic=_traffic(4 if adds else 3, has_parts=True), **shared,
+            constants=constants, tiles=backward, traffic=_traffic(passes.backward, has_parts=True), **shared,
         )  # fmt: skip
 
 

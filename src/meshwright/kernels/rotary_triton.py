@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from meshwright.kernels.sources import KernelSource, Sizes, Tile, Traffic
+from meshwright.kernels.traffic import ROTARY
 from meshwright.kernels.triton_route import launch
 
 TILES = (Tile(constants={"HEADS": 8}, num_warps=4), Tile(constants={"HEADS": 16}, num_warps=8))
@@ -124,7 +125,7 @@ rotated_pair.register_autograd(_gradients, setup_context=_save)
 def _traffic() -> Callable[[Sizes, Tile], Traffic]:
     def traffic(sizes: Sizes, tile: Tile) -> Traffic:
         heads = sizes["q_heads"] + sizes["k_heads"]
-        a_token = 2 * 2 * heads * sizes["width"] + 2 * 4 * sizes["width"] // 2
+        a_token = 2 * ROTARY.forward * heads * sizes["width"] + 2 * 4 * sizes["width"] // 2
         return Traffic(moved_bytes=sizes["tokens"] * a_token, least_bytes=sizes["tokens"] * a_token)
 
     return traffic

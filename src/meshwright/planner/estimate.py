@@ -16,7 +16,7 @@ from meshwright.cost.flops import model_flops_per_token
 from meshwright.cost.memory import MemoryTable, estimate_memory
 from meshwright.cost.mfu import mfu
 from meshwright.cost.pipeline.simulate import Timeline
-from meshwright.cost.rates import bf16_factors, factors_of, rates_from_etas, system_facts
+from meshwright.cost.rates import bf16_factors, factors_of, rates_from_etas
 from meshwright.cost.step import StepTable, estimate_steps
 from meshwright.cost.tables import PlanTable, plan_row
 from meshwright.cost.uncertainty import Etas, derivatives, log_variances, spread
@@ -97,7 +97,7 @@ def steps_and_variances(
     request: PlanRequest, rows: PlanTable, *, calibration: Calibration, load_factor: float = 1.0
 ) -> tuple[StepTable, dict[str, NDArray[np.float64]]]:
     """Steps of plans, one row each, and the variance of their log step time by where it comes from."""
-    facts = system_facts(request.cluster, request.precision, request.stack)
+    facts = request.system_facts
     factors = factors_of(request.cluster, request.precision, request.stack)
     etas, bf16 = calibration.etas([factors]), calibration.etas([bf16_factors(factors)])
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from meshwright.calibration import device as device_calibration
 from meshwright.calibration.memory import MemoryConstants, memory_constants
 from meshwright.calibration.parameters import Calibration
+from meshwright.cost.rates import SystemFacts, system_facts
 from meshwright.cost.tables import (
     BatchTable,
     ModelTable,
@@ -82,6 +83,11 @@ class PlanRequest:
         """The stack's, with the run's routes of kernels on its device."""
         on_cpu = is_processor(self.cluster.accelerator)
         return memory_constants(self.stack, routes=self.kernels.routes, on_cpu=on_cpu)
+
+    @cached_property
+    def system_facts(self) -> SystemFacts:
+        """Device, fabric and stack, with the run's routes of kernels."""
+        return system_facts(self.cluster, self.precision, self.stack, routes=self.kernels.routes)
 
     @property
     def num_devices(self) -> int:

@@ -48,7 +48,10 @@ class CostModel:
 
 def cost_model(request: PlanRequest) -> CostModel:
     """The cost model of `meshwright.cost` for one request."""
-    rates = system_rates(request.cluster, request.precision, request.stack, calibration=request.calibration)
+    rates = system_rates(
+        request.cluster, request.precision, request.stack,
+        calibration=request.calibration, routes=request.kernels.routes,
+    )  # fmt: skip
     return cost_model_with(request, rates=rates, constants=request.memory_constants)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.calibration.parameters import Calibration, fitted
-from meshwright.cost.rates import bf16_factors, factors_of, rates_from_etas, system_facts
+from meshwright.cost.rates import bf16_factors, factors_of, rates_from_etas
 from meshwright.cost.step import estimate_steps
 from meshwright.cost.tables import plan_row
 from meshwright.cost.uncertainty import Z80, Etas, derivatives, log_variances
@@ -30,7 +30,7 @@ def log_slopes(
 ) -> dict[str, float]:
     """d log(step time) / d parameter, in transformed units of `calibration.parameters`."""
     calibration = calibration or fitted()
-    facts = system_facts(request.cluster, request.precision, request.stack)
+    facts = request.system_facts
     factors = factors_of(request.cluster, request.precision, request.stack)
 
     def log_step(etas: Etas, bf16: Etas) -> NDArray[np.float64]:

@@ -28,7 +28,8 @@ from torch.distributed import ProcessGroup
 from torch.nn import functional
 
 from meshwright.kernels.cross_entropy import capped
-from meshwright.kernels.linear_cross_entropy import CHUNK_LOGITS, linear_cross_entropy
+from meshwright.kernels.linear_cross_entropy import linear_cross_entropy
+from meshwright.kernels.traffic import CHUNK_LOGITS
 from meshwright.specs.model import AttentionKind, Model, NormPlacement
 from meshwright.specs.run import MTP_LOSS_WEIGHT
 from meshwright.training.models.attention import GroupedAttention, LatentAttention

@@ -1,0 +1,101 @@
+"""Tensors that our Triton kernels read and write in device memory: one home of these counts. Imports no PyTorch.
+
+`inspection` states the bytes of a launch from them, tests count the loads and stores of Triton's interpreter against
+them, and the cost model makes time of them (`cost.elementwise`, `cost.loss`).
+
+    N tokens, D hidden, V vocabulary of a rank, C tokens of a chunk of the loss, e bytes of an element
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.arrays import Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """Tensors of one size that an operation reads and writes, each counted once, in either pass."""
+
+    forward: int
+    backward: int
+
+
+RMS_NORM = Passes(forward=2, backward=3)
+"""x, y; then d y, x, d x."""
+
+ADD_RMS_NORM = Passes(forward=4, backward=4)
+"""x, r, their sum s, y; then d y, d s, s, and one gradient for both summands."""
+
+GATED_ACTIVATION = Passes(forward=3, backward=5)
+"""gate, up, result; then its gradient, gate, up and their gradients."""
+
+ROTARY = Passes(forward=2, backward=2)
+"""Queries and keys before and after, and their gradients."""
+
+ADDITION = Passes(forward=3, backward=0)
+"""Of two tensors, by PyTorch. Both have the gradient of the sum."""
+
+USED_TWICE = Passes(forward=0, backward=3)
+"""A tensor that two operations read has two gradients, which PyTorch adds."""
+
+LOSS_OF_LOGITS = 2
+"""Passes over the logits, which their gradient overwrites. A row is read twice, the second time from the cache."""
+
+LOSS_OF_SHARDED_LOGITS = 3
+"""The same where ranks reduce the statistics of rows between two kernels."""
+
+HIDDEN_GRADIENT_COPY = 2
+"""Passes over d h, whose chunks are copied to their place."""
+
+CHUNK_LOGITS = 2**26
+"""Logits in memory at once, as numbers: 128 MiB in bf16; where PyTorch makes their gradient, 256 MiB in fp32 more."""
+
+
+def chunk_rows(num_tokens: Array, *, vocab: Array, chunk_logits: Array = CHUNK_LOGITS) -> Array:
+    """C of the linear cross-entropy.
+
+    >>> int(chunk_rows(8192, vocab=128256))
+    523
+    """
+    return np.maximum(1, np.minimum(num_tokens, chunk_logits // np.maximum(vocab, 1)))
+
+
+def num_chunks(num_tokens: Array, *, rows: Array) -> Array:
+    """Chunks of at most `rows` tokens.
+
+    >>> int(num_chunks(8192, rows=523))
+    16
+    """
+    return np.ceil(num_tokens / rows)
+
+
+def weight_sum_bytes(chunks: Array, *, element_bytes: Array) -> Array:
+    """Bytes per value of W that summing d W over chunks moves, besides the write of each chunk's part by its GEMM.
+
+    Of each chunk the part is read, and the fp32 sum read and written; the sum is cleared before and rounded at the end.
+    A single chunk has no sum.
+
+    >>> float(weight_sum_bytes(16, element_bytes=2))
+    170.0
+    """
+    once = 4 + (4 + element_bytes)
+    return np.where(chunks > 1, chunks * (element_bytes + 8) + once, 0.0)
+
+
+CAST_BLOCK = 128
+"""Values that share a scale in fp32, in each orientation of a cast."""
+
+
+def cast_bytes(*, num_read: int, num_cast: Array, amax: Array = 0) -> Array:
+    """Bytes per value of a kernel that reads 16-bit tensors and writes 8-bit results in both orientations.
+
+    `amax`: 1 where a pass over the inputs finds the scales before. (2, 1) is the cast of a gated activation, (3, 2)
+    that of the gradients of gate and up.
+
+    >>> cast_bytes(num_read=2, num_cast=1)
+    6.0625
+    """
+    return 2 * num_read * (1 + amax) + num_cast * (2 + 2 * 4 / CAST_BLOCK)
