@@ -33,9 +33,11 @@ from meshwright.cost.passes import NO_PASSES, PassTimes
 from meshwright.cost.state_space import BACKWARD_RATIO, scan_s
 from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable
 from meshwright.kernels.traffic import (
+    CHUNK_LOGITS,
     HIDDEN_GRADIENT_COPY,
     LOSS_OF_LOGITS,
     LOSS_OF_SHARDED_LOGITS,
+    automatic_chunk,
     chunk_rows,
     num_chunks,
     weight_sum_bytes,
@@ -470,15 +472,17 @@ def _head(s: _LayerShapes) -> PassTimes:
 def _linear_cross_entropy(s: _LayerShapes, vocab: Array) -> PassTimes:
     """The same by the native engine's kernel: logits of a chunk of tokens, which their gradient overwrites, and the
     sum of the weight gradients of chunks. `vocab`: of this rank."""
-    chunks = num_chunks(s.tokens, rows=chunk_rows(s.tokens, vocab=vocab))
+    hidden, element_bytes = s.model.hidden, s.precision.activation_bytes
+    chunk = automatic_chunk(s.tokens, vocab=vocab, hidden=hidden, element_bytes=element_bytes)
+    rows = chunk_rows(s.tokens, vocab=vocab, chunk_logits=np.where(s.trained > 0, chunk, CHUNK_LOGITS))
+    chunks = num_chunks(s.tokens, rows=rows)
     access_s = s.rates.fused.factor / s.streaming_bytes_per_s
     passes = np.where(s.plan.tensor > 1, LOSS_OF_SHARDED_LOGITS, LOSS_OF_LOGITS)
-    element_bytes = s.precision.activation_bytes
-    sums = s.trained * vocab * s.model.hidden * weight_sum_bytes(chunks, element_bytes=element_bytes)
-    gemms = _linear(s, s.tokens / chunks, vocab, s.model.hidden, bf16=True).times(chunks)
+    sums = s.trained * vocab * hidden * weight_sum_bytes(chunks, element_bytes=element_bytes)
+    gemms = _linear(s, s.tokens / chunks, vocab, hidden, bf16=True).times(chunks)
     return gemms + PassTimes(
         forward_s=passes * s.tokens * vocab * element_bytes * access_s,
-        input_s=HIDDEN_GRADIENT_COPY * s.tokens * s.model.hidden * element_bytes * access_s,
+        input_s=HIDDEN_GRADIENT_COPY * s.tokens * hidden * element_bytes * access_s,
         weight_s=sums * access_s,
     )
 

@@ -3,7 +3,8 @@
     logits = h Wᵀ       losses and their gradient as in `cross_entropy`
     d h = d logits W    d W = d logitsᵀ h
 
-Logits are made for a chunk of tokens, and their gradient overwrites them. A sum or mean of losses needs no second
+Logits are made for a chunk of tokens, and their gradient overwrites them. All tokens are one chunk where that takes
+less memory than the sum of d W over chunks. A sum or mean of losses needs no second
 forward pass: d h [N, D] and d W [V, D] are made chunk by chunk with the losses and kept instead of logits [N, V], and
 the backward pass multiplies them by the gradient that arrives unless that is one. Losses of single tokens get their
 gradients in the backward pass, which makes the logits of each chunk again.
@@ -37,7 +38,7 @@ from meshwright.kernels.dispatch import choose
 from meshwright.kernels.libraries import liger
 from meshwright.kernels.linear import matmul_nt
 from meshwright.kernels.routes import KernelCall, Refusal, Route
-from meshwright.kernels.traffic import CHUNK_LOGITS, chunk_rows
+from meshwright.kernels.traffic import AUTOMATIC, CHUNK_LOGITS, automatic_chunk, chunk_rows
 from meshwright.kernels.triton_route import serves_triton
 
 PART_VALUES = 2**22
@@ -46,13 +47,13 @@ PART_VALUES = 2**22
 
 @dataclass(frozen=True, kw_only=True)
 class LossSettings:
-    """Reduction, coefficient of the z-loss, limit of logits (0: none), logits in memory at once, ranks of a sharded
-    vocabulary, and functions of a chunk's rows (None: those of PyTorch)."""
+    """Reduction, coefficient of the z-loss, limit of logits (0: none), logits in memory at once (0: automatic), ranks
+    of a sharded vocabulary, and functions of a chunk's rows (None: those of PyTorch)."""
 
     reduction: Reduction = "sum"
     z_loss: float = 0.0
     cap: float = 0.0
-    chunk_logits: int = CHUNK_LOGITS
+    chunk_logits: int = AUTOMATIC
     group: dist.ProcessGroup | None = None
     rows: RowFunctions | None = None
 
@@ -66,14 +67,15 @@ def linear_cross_entropy(
     reduction: Reduction = "sum",
     z_loss: float = 0.0,
     cap: float = 0.0,
-    chunk_logits: int = CHUNK_LOGITS,
+    chunk_logits: int = AUTOMATIC,
     group: dist.ProcessGroup | None = None,
 ) -> Tensor:
     """Losses of tokens whose label is not `IGNORED_LABEL`, each times its weight (1 unless given), fp32.
 
     A sum unless `reduction` says otherwise: the number of tokens of a step is known only over all micro-batches and
     ranks. `z_loss` is the coefficient of the term that only the gradient has, `cap` the limit of the logits (0: none).
-    With `group` the vocabulary is sharded over its ranks, and the loss is the same on all of them.
+    `chunk_logits` are in memory at once; unless given, as many as save memory (`traffic.automatic_chunk`). With `group`
+    the vocabulary is sharded over its ranks, and the loss is the same on all of them.
     """
     flags = {reduction}
     flags |= {"z_loss"} if z_loss else set()
@@ -182,7 +184,8 @@ def losses_and_gradients(
     grad_h_ND = torch.empty_like(h_ND, memory_format=torch.contiguous_format) if wants[0] else None
     grad_weight_VD = torch.zeros_like(weight_VD) if wants[1] and not len(h_ND) else None
     losses = []
-    for part in _chunks(len(h_ND), vocab=weight_VD.shape[0], chunk_logits=settings.chunk_logits):
+    chunk_logits = settings.chunk_logits or _automatic(h_ND, weight_VD, settings, sums=wants[1])
+    for part in _chunks(len(h_ND), vocab=weight_VD.shape[0], chunk_logits=chunk_logits):
         grad_CV = matmul_nt(h_ND[part], weight_VD)  # logits, until their gradient overwrites them
         losses.append(_of_chunk(grad_CV, labels_N[part], weights_N[part], settings, with_grad=any(wants)))
         if grad_h_ND is not None:
@@ -194,6 +197,14 @@ def losses_and_gradients(
         del grad_CV  # before the next chunk exists
     losses_N = torch.cat(losses) if losses else weights_N.new_zeros(0)
     return losses_N, grad_h_ND, None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype)
+
+
+def _automatic(h_ND: Tensor, weight_VD: Tensor, settings: LossSettings, *, sums: bool) -> int:
+    """Logits in memory at once. PyTorch's rows have copies in fp32, and without d W there is no sum."""
+    if settings.rows is None or not sums:
+        return CHUNK_LOGITS
+    vocab, hidden = weight_VD.shape
+    return int(automatic_chunk(len(h_ND), vocab=vocab, hidden=hidden, element_bytes=h_ND.element_size()))
 
 
 def _chunks(num_tokens: int, *, vocab: int, chunk_logits: int) -> Iterator[slice]:

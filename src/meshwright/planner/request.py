@@ -9,7 +9,7 @@ from functools import cached_property
 from meshwright.calibration import device as device_calibration
 from meshwright.calibration.memory import MemoryConstants, memory_constants
 from meshwright.calibration.parameters import Calibration
-from meshwright.cost.rates import SystemFacts, system_facts
+from meshwright.cost.rates import SystemFacts, fused_kernels, system_facts
 from meshwright.cost.tables import (
     BatchTable,
     ModelTable,
@@ -81,8 +81,11 @@ class PlanRequest:
     @cached_property
     def memory_constants(self) -> MemoryConstants:
         """The stack's, with the run's routes of kernels on its device."""
-        on_cpu = is_processor(self.cluster.accelerator)
-        return memory_constants(self.stack, routes=self.kernels.routes, on_cpu=on_cpu)
+        accelerator = self.cluster.accelerator
+        on_cpu, routes = is_processor(accelerator), self.kernels.routes
+        if not (on_cpu or fused_kernels(accelerator, routes=routes).loss):
+            routes = {"linear_cross_entropy": "cached", **routes}
+        return memory_constants(self.stack, routes=routes, on_cpu=on_cpu)
 
     @cached_property
     def system_facts(self) -> SystemFacts:

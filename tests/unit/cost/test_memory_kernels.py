@@ -14,6 +14,7 @@ from meshwright.calibration.memory import MemoryConstants, memory_constants
 from meshwright.cost.memory import estimate_memory
 from meshwright.cost.memory.activations import layer_bytes
 from meshwright.cost.tables import BatchTable, model_row, plan_row, precision_row
+from meshwright.kernels.traffic import CHUNK_LOGITS, automatic_chunk
 from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.request import request_for
 from meshwright.specs.estimate import MemoryEstimate
@@ -64,10 +65,25 @@ def workspace(stack: Stack, **changes: object) -> float:
 class TestLogits:
     V, H = 128_256, 4096
 
-    def test_a_chunk_of_them_is_there(self) -> None:
+    def test_all_are_there_where_the_sum_over_chunks_would_take_more(self) -> None:
+        logits = TOKENS * (self.V + self.H) * 2
+        assert workspace(NATIVE) == pytest.approx(0.4e9 + logits + self.V * self.H * 2)
+        chunked = workspace(NATIVE, routes={"linear_cross_entropy": "cached"})
         chunk = 2**26 * 2 + TOKENS * self.H * 2
         summed = self.V * self.H * (2 + 4)  # in 16 bits, and the fp32 sum over 16 chunks
-        assert workspace(NATIVE) == pytest.approx(0.4e9 + chunk + summed)
+        assert chunked == pytest.approx(0.4e9 + chunk + summed)
+
+    @pytest.mark.parametrize("tokens", [1, 500, 523, 524, 8192, 8715, 8716, 9000, 65536])
+    @pytest.mark.parametrize("hidden", [512, 4096, 16384])
+    def test_the_automatic_chunk_never_takes_more(self, tokens: int, hidden: int) -> None:
+        def held(chunk: float) -> float:
+            summed = 4 * self.V * hidden if tokens * self.V > chunk else 0
+            return min(chunk, tokens * self.V) * 2 + summed
+
+        chunk = float(automatic_chunk(tokens, vocab=self.V, hidden=hidden, element_bytes=2))
+        assert held(chunk) <= held(CHUNK_LOGITS)
+        # and wherever one chunk takes no more than several there is one
+        assert (chunk >= tokens * self.V) == (held(tokens * self.V) <= held(CHUNK_LOGITS))
 
     def test_all_of_them_without_the_kernel(self) -> None:
         whole = workspace(NATIVE, routes={"linear_cross_entropy": "reference"})

@@ -187,6 +187,23 @@ def test_operator_rules_and_a_traced_graph():
     torch.testing.assert_close(got, h_ND.grad)
 
 
+@needs_interpreter
+@pytest.mark.parametrize(("tokens", "vocab", "trained", "chunks"), [(8, 9001, True, 1), (8, 9001, False, 3)])
+def test_all_tokens_are_one_chunk_where_a_sum_would_take_more_memory(
+    tokens, vocab, trained, chunks, monkeypatch
+):
+    from meshwright.kernels import linear_cross_entropy as module
+
+    monkeypatch.setattr(module, "CHUNK_LOGITS", 3 * vocab)
+    made = []
+    monkeypatch.setattr(module, "matmul_nt", lambda a, b: made.append(a.shape) or a @ b.T)
+    h_ND = drawn(tokens, 16, dtype=torch.bfloat16).requires_grad_()
+    weight_VD = drawn(vocab, 16, dtype=torch.bfloat16, seed=1).requires_grad_(trained)
+    with demanding(linear_cross_entropy="triton"):
+        linear_cross_entropy(h_ND, weight_VD, labels_of(tokens, vocab)).backward()
+    assert sum(shape[-1] == 16 and shape[0] != vocab for shape in made) == chunks
+
+
 def test_no_more_than_a_chunk_of_logits_is_in_memory():
     """The largest tensor of the step is a chunk of logits, or a gradient."""
     from torch.utils._python_dispatch import TorchDispatchMode

@@ -31,6 +31,7 @@ from meshwright.cost.pipeline.closed_form import in_flight as micro_batches_in_f
 from meshwright.cost.pipeline.schedules import Placement, column_of
 from meshwright.cost.stages import StageLayers, split_layers
 from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable, as_planned
+from meshwright.kernels.traffic import automatic_chunk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,13 +260,15 @@ def _head_bytes(
     prediction module wait in 16 bits meanwhile.
     """
     split = np.where(constants.splits_logits > 0, plan.tensor, 1)
-    logits, chunk = tokens * model.vocab / split, constants.chunk_logits
+    vocab, element_bytes = model.vocab / split, precision.activation_bytes
+    logits, chunk, trained = tokens * vocab, constants.chunk_logits, model.lora_rank == 0
     in_chunks = chunk > 0
+    automatic = automatic_chunk(tokens, vocab=vocab, hidden=model.hidden, element_bytes=element_bytes)
+    chunk = np.where(trained & (constants.whole_chunk > 0), automatic, chunk)
     whole = logits * (constants.logits_bytes + 2 * model.num_mtp_layers)
     part = np.minimum(logits, chunk) * constants.logits_bytes + tokens * model.hidden * 2
-    held = np.where(in_chunks, part * 0.5 * precision.activation_bytes, whole)
+    held = np.where(in_chunks, part * 0.5 * element_bytes, whole)
     summed = 4.0 * (in_chunks & (logits > chunk))
-    trained = model.lora_rank == 0
     weight_gradient = model.vocab * model.hidden / plan.tensor * (constants.head_gradient_bytes + summed)
     return held + trained * weight_gradient
 

@@ -29,7 +29,7 @@ from torch.nn import functional
 
 from meshwright.kernels.cross_entropy import capped
 from meshwright.kernels.linear_cross_entropy import linear_cross_entropy
-from meshwright.kernels.traffic import CHUNK_LOGITS
+from meshwright.kernels.traffic import AUTOMATIC
 from meshwright.specs.model import AttentionKind, Model, NormPlacement
 from meshwright.specs.run import MTP_LOSS_WEIGHT
 from meshwright.training.models.attention import GroupedAttention, LatentAttention
@@ -49,7 +49,7 @@ class TransformerOptions:
     router_z_loss: float = 0.0  # coefficient of the mean of (log Σ exp)² of router logits
     z_loss: float = 0.0  # coefficient of the squared log-partition function
     mtp_loss_weight: float = MTP_LOSS_WEIGHT  # coefficient of the mean loss of the prediction modules
-    chunk_logits: int = CHUNK_LOGITS  # logits in memory at once
+    chunk_logits: int = AUTOMATIC  # logits in memory at once
 
 
 class Block(nn.Module):
