@@ -126,7 +126,10 @@ def mixed_step(request: PlanRequest, plan: Plan) -> MixedStep | None:
 def _steps_on(request: PlanRequest, part: Cluster, plan: Plan) -> StepTable:
     """The step of `plan` if all devices were those of `part`."""
     alike = replace(part, num_nodes=request.cluster.num_nodes)
-    rates = system_rates(alike, request.precision, request.stack, calibration=request.calibration)
+    rates = system_rates(
+        alike, request.precision, request.stack,
+        calibration=request.calibration, routes=request.kernels.routes,
+    )  # fmt: skip
     return estimate_steps(
         model=request.model_table,
         batch=request.batch_table,
