@@ -7,6 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from meshwright.records import device, kernel_routes, offline, trainings
+from meshwright.records.device import DeviceRecorder, row_of
+from meshwright.records.files import csv_line
+from meshwright.records.ingest import BatchOrder, IndexSearch, IngestMode, IngestPass, IngestRecorder
+from meshwright.records.measurement import Measurement
+from meshwright.records.points import Point, PointFamily
 from meshwright.records.serving import Latency, Load, ServingPoint, ServingRecorder
 
 RECORD: dict[str, Any] = {
@@ -112,3 +118,109 @@ def write_serving(
             )  # fmt: skip
     recorder.save(ended=sidecar["started"])
     return folder
+
+
+ORIGIN: dict[str, Any] = {
+    "device": {"name": "NVIDIA H100", "accelerator": "h100"}, "driver": None, "software": {"torch": "2.13.0"},
+    "command": ["meshwright", "bench"], "started": "2026-02-03T04:05:06+00:00", "ended": "2026-02-03T05:05:06+00:00",
+    "git_commit": None,
+}  # fmt: skip
+
+
+def write_every_kind(where: Path) -> None:
+    """One record of every kind, in folders of their names."""
+    write_training(where / "training")
+    write_serving(where / "serving")
+    write_device(where / "device")
+    write_sweep(where / "sweep")
+    write_ingest(where / "ingest")
+    write_offline(where / "offline")
+    write_routes(where / "kernels")
+
+
+def write_device(folder: Path) -> None:
+    """Records of `bench device`: two GEMMs and a copy."""
+    sidecar = {**dict.fromkeys(device.SIDECAR_KEYS), **ORIGIN, "schema": device.SCHEMA}
+    recorder = DeviceRecorder(folder, sidecar=sidecar, resume=False)
+    points = [
+        *(
+            Point(family=PointFamily.GEMM, kernel="forward", format="bf16", m=m, n=64, k=64)
+            for m in (64, 128)
+        ),
+        Point(family=PointFamily.MEMORY, kernel="copy", size_bytes=1 << 20),
+    ]
+    for point in points:
+        recorder.append(
+            row_of(point, Measurement(seconds=(1e-4, 1.1e-4, 1.2e-4), calls=1, target_ratio=0.03))
+        )
+
+
+def write_sweep(folder: Path) -> None:
+    """Records of `bench train`: two runs of one configuration."""
+    folder.mkdir(parents=True)
+    sidecar = {"schema": trainings.SCHEMA, **ORIGIN, "steps": 20, "warmup": 3, "configurations": {"a": {}}}
+    (folder / trainings.SIDECAR_NAME).write_text(json.dumps(sidecar))
+    row = {
+        "configuration": "a", "engine": "native", "status": "ok", "started": ORIGIN["started"], "wall_s": "60",
+        "model": "llama3.1-8b", "precision": "bf16", "plan": "DP8", "num_devices": "8", "sequence_length": "8192",
+        "global_batch": "64", "steps": "20", "step_s_median": "7", "tokens_per_s_per_device": "9362", "mfu": "0.44",
+        "peak_memory_bytes": "6e10", "first_loss": "11", "last_loss": "6",
+    }  # fmt: skip
+    lines = [[(row | {"run": str(run)}).get(name, "") for name in trainings.COLUMNS] for run in (1, 2)]
+    (folder / trainings.CSV_NAME).write_text("".join(map(csv_line, [trainings.COLUMNS, *lines])))
+
+
+def write_ingest(folder: Path) -> None:
+    """Records of `bench ingest`: one pass and one search."""
+    sidecar = {**ORIGIN, "documents": {"source": "text"}, "encoder": {"origin": "tiny"}}
+    recorder = IngestRecorder(folder, sidecar=sidecar)
+    recorder.append(
+        IngestPass(
+            chunk_tokens=256, overlap=32, batch=8, precision="bf16", order=BatchOrder.ARRIVAL,
+            mode=IngestMode.PIPELINED, index="flat", repeat=1, started=ORIGIN["started"], wall_s=1.5, num_chunks=7,
+            last_searchable_s=1.25,
+        )
+    )  # fmt: skip
+    recorder.append(
+        IndexSearch(
+            index="flat", build="", search="", repeat=1, k=3, batch=1, threads=1, num_vectors=5, num_queries=2,
+            recall=1.0, p50_s=1e-5,
+        )
+    )  # fmt: skip
+
+
+def write_offline(folder: Path) -> None:
+    """A record of `bench offline`: one measured pair and one that is extrapolated."""
+    point = {
+        "wall_s": 1.0, "num_ok": 8, "input_tokens": 80, "output_tokens": 40, "output_tokens_per_s": 40.0,
+        "total_tokens_per_s": 120.0, "refusal": "",
+    }  # fmt: skip
+    pair = {"name": "10/5", "num_replicas": 1, "point": point, "extrapolated": None}
+    more = {"output_tokens_per_s": 320.0, "label": "extrapolated from 1 to 8"}
+    document = {
+        "schema": offline.SCHEMA, **ORIGIN, "model": "llama3.1-8b", "num_replicas": 1, "num_requests": 8,
+        "server": "vllm", "pairs": [pair, {**pair, "name": "20/5", "extrapolated": more}],
+    }  # fmt: skip
+    folder.mkdir(parents=True)
+    (folder / offline.NAME).write_text(json.dumps(document))
+
+
+def write_routes(folder: Path) -> None:
+    """A record of `bench kernels`: one call on two routes."""
+    time = {"median": 1e-3, "low": 0.9e-3, "high": 1.1e-3}
+    row = {
+        "op": "swiglu", "model": "llama3.1-8b", "shape": "8192 x 14336", "format": "bf16", "route": "triton",
+        "reason": "", "forward_s": time, "backward_s": time, "flops": 0.0, "least_bytes": 1e9, "roofline_ratio": 0.5,
+        "peak_bytes": 2**30, "error": 1e-3, "is_default": True, "is_fastest": True,
+    }  # fmt: skip
+    refused = {
+        **row,
+        "route": "liger",
+        "reason": "not installed",
+        "forward_s": None,
+        "backward_s": None,
+        "is_fastest": False,
+    }
+    folder.mkdir(parents=True)
+    document = {"schema": kernel_routes.SCHEMA, **ORIGIN, "rows": [row, refused]}
+    (folder / kernel_routes.NAME).write_text(json.dumps(document))

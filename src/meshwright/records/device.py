@@ -17,6 +17,7 @@ from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.files import naming, write_atomically
+from meshwright.records.fields import read_rows
 from meshwright.records.files import Cells, csv_line, differing, read_lines, read_sidecar, sidecar_text
 from meshwright.records.measurement import Measurement
 from meshwright.records.points import KERNELS, POINT_FIELDS, Point, PointFamily
@@ -205,7 +206,7 @@ def read(path: Path, *, whole: bool = True) -> Records:
     path = path / CSV_NAME if path.is_dir() else path
     lines = read_lines(path, columns=COLUMNS, what="bench records", made_by=MADE_BY, whole=whole)
     sidecar = read_sidecar(path.with_suffix(".json"), schema=SCHEMA, keys=SIDECAR_KEYS, made_by=MADE_BY)
-    return Records(path=path, sidecar=sidecar, rows=tuple(map(_row, lines)))
+    return Records(path=path, sidecar=sidecar, rows=read_rows(lines, _row))
 
 
 def _row(line: Cells) -> DeviceRow:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from meshwright.errors import InputError
+from meshwright.records.fields import LARGEST, Count, Fields, check, read_rows
 from meshwright.units import parse_count
 
 Kind = TypeVar("Kind", bound=StrEnum)
@@ -50,11 +51,9 @@ def cell_value(text: str, kind: str, *, enums: Mapping[str, type[StrEnum]]) -> A
         return None
     if kind.startswith("bool"):
         return {"yes": True, "no": False}[text]
-    if kind.startswith("int"):
-        return int(text)
-    if kind.startswith("float"):
-        number = float(text)
-        if not math.isfinite(number):
+    if kind.startswith(("int", "float")):
+        number = int(text) if kind.startswith("int") else float(text)
+        if not 0 <= number <= LARGEST:
             raise ValueError(text)
         return number
     return enums.get(kind, str)(text)
@@ -91,23 +90,44 @@ def read_text(path: Path, *, made_by: str) -> str:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
 
 
-def read_sidecar(path: Path, *, schema: str, keys: Iterable[str], made_by: str) -> dict[str, Any]:
-    """Read the sidecar at `path`. Raises InputError if one of `keys` is missing."""
+class SidecarDevice(Fields):
+    """The device of measurements; a server's has a count."""
+
+    name: str | None = None
+    accelerator: str | None = None
+    count: Count | None = None
+
+
+class SidecarFields(Fields):
+    """Keys of every sidecar."""
+
+    started: str = ""
+    ended: str | None = None
+    command: list[str] | None = None
+    software: dict[str, Any] | None = None
+    device: SidecarDevice | None = None
+
+
+def read_sidecar(
+    path: Path, *, schema: str, keys: Iterable[str], made_by: str, kind: type[SidecarFields] = SidecarFields
+) -> dict[str, Any]:
+    """Read the sidecar at `path`. Raises InputError if one of `keys` is missing, or with every field not of `kind`."""
     text = read_text(path, made_by=made_by)
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:
         raise InputError(f"{path}:{error.lineno}: not JSON ({error.msg})") from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise InputError(f"{path}: cannot be read as JSON: {error}") from None
     except RecursionError:
         raise InputError(f"{path}: is nested too deeply") from None
     if not isinstance(found, dict) or found.get("schema") != schema:
         got = found.get("schema") if isinstance(found, dict) else type(found).__name__
         raise InputError(f"{path}: not the sidecar of bench records", got=got, allowed=schema)
-    for key in keys:
-        if key not in found:
-            raise InputError(f"{path}: {key} is missing")
-    if not isinstance(found.get("device"), dict | None):
-        raise InputError(f"{path}: device", got=found["device"], allowed="a mapping, or null")
+    missing = [key for key in keys if key not in found]
+    if missing:
+        raise InputError(f"{path}: {'; '.join(f'{key} is missing' for key in missing)}")
+    check(found, kind=kind, where=str(path))
     return found
 
 
@@ -129,9 +149,12 @@ class Cells:
     def whole(self, column: str) -> int:
         text = self.cells[column]
         try:
-            return parse_count(text or "0")
+            found = parse_count(text or "0")
         except ValueError:
             raise InputError(f"{self.where}: {column} is not a whole number", got=text) from None
+        if found > LARGEST:
+            raise InputError(f"{self.where}: {column} is out of range", got=text)
+        return found
 
     def number(self, column: str, *, least: float = -math.inf, may_be_least: bool = True) -> float | None:
         """The number in a cell; None where the cell is empty and `may_be_least` allows it."""
@@ -142,7 +165,7 @@ class Cells:
             found = float(text)
         except ValueError:
             raise InputError(f"{self.where}: {column} is not a number", got=text) from None
-        if not (math.isfinite(found) and (found > least or (may_be_least and found == least))):
+        if not (abs(found) <= LARGEST and (found > least or (may_be_least and found == least))):
             raise InputError(f"{self.where}: {column} is out of range", got=text, allowed=f"above {least:g}")
         return found
 
@@ -154,15 +177,20 @@ def read_lines(path: Path, *, columns: tuple[str, ...], what: str, made_by: str,
     for lines that are too short or too long.
     """
     text = read_text(path, made_by=made_by)
-    lines = csv.reader(io.StringIO(text if whole else whole_lines(text)))
-    header = next(lines, [])
+    reader = csv.reader(io.StringIO(text if whole else whole_lines(text)))
+    try:
+        lines = [(reader.line_num, cells) for cells in reader]
+    except csv.Error as error:
+        raise InputError(f"{path}:{reader.line_num}: not a CSV file ({error})") from None
+    header = lines[0][1] if lines else []
     if tuple(header) != columns:
         got = ",".join(header)[:60]
         raise InputError(f"{path}:1: not the header of {what}", got=got, allowed=",".join(columns))
-    found = []
-    for cells in lines:
-        where = f"{path}:{lines.line_num}"
+
+    def row(line: tuple[int, list[str]]) -> Cells:
+        number, cells = line
         if len(cells) != len(columns):
-            raise InputError(f"{where}: cells of this line", got=len(cells), allowed=len(columns))
-        found.append(Cells(dict(zip(columns, cells, strict=True)), where))
-    return found
+            raise InputError(f"{path}:{number}: cells of this line", got=len(cells), allowed=len(columns))
+        return Cells(dict(zip(columns, cells, strict=True)), f"{path}:{number}")
+
+    return list(read_rows(lines[1:], row))

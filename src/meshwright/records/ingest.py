@@ -16,7 +16,16 @@ from typing import Any, TypeVar
 
 from meshwright.errors import InputError
 from meshwright.files import naming, write_atomically
-from meshwright.records.files import cell_text, cell_value, csv_line, read_lines, read_sidecar, sidecar_text
+from meshwright.records.fields import Fields, read_rows
+from meshwright.records.files import (
+    SidecarFields,
+    cell_text,
+    cell_value,
+    csv_line,
+    read_lines,
+    read_sidecar,
+    sidecar_text,
+)
 
 SCHEMA = "meshwright bench ingest 1"
 SIDECAR_NAME = "ingest.json"
@@ -237,17 +246,38 @@ def _of(rows: Sequence[IngestRow], kind: type[Row]) -> tuple[Row, ...]:
     return tuple(row for row in rows if isinstance(row, kind))
 
 
+class EncoderFields(Fields):
+    """The model that makes vectors."""
+
+    origin: str = ""  # absent: what needs it names it
+
+
+class DocumentsFields(Fields):
+    """The ingested documents."""
+
+    source: str = ""
+
+
+class IngestSidecar(SidecarFields):
+    """Keys of the sidecar of an ingestion."""
+
+    encoder: EncoderFields
+    documents: DocumentsFields
+
+
 def read_ingest(folder: Path) -> IngestRecords:
     """Read the records in `folder`. Raises InputError when they are absent or damaged."""
     keys = ("command", "started", "documents", "encoder")
-    sidecar = read_sidecar(folder / SIDECAR_NAME, schema=SCHEMA, keys=keys, made_by=MADE_BY)
+    sidecar = read_sidecar(
+        folder / SIDECAR_NAME, schema=SCHEMA, keys=keys, made_by=MADE_BY, kind=IngestSidecar
+    )
 
     def rows(kind: type[Row]) -> tuple[Row, ...]:
         lines = read_lines(
             folder / FILES[kind], columns=columns_of(kind), what="ingest records", made_by=MADE_BY,
-            whole=bool(sidecar["ended"]),
+            whole=bool(sidecar.get("ended")),
         )  # fmt: skip
-        return tuple(row_of_cells(line.cells, kind, where=line.where) for line in lines)
+        return read_rows(lines, lambda line: row_of_cells(line.cells, kind, where=line.where))
 
     return IngestRecords(
         folder=folder,

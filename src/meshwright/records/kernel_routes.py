@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from meshwright.errors import InputError
+from pydantic import Field
+
+from meshwright.records.fields import Fields, Number, Positive, check, read_json
+from meshwright.records.training_fields import DeviceFields
 
 SCHEMA = "meshwright kernel routes 1"
 NAME = "kernels.json"
 _TEXTS = ("op", "model", "shape", "format", "route")
+_NUMBERS = ("flops", "least_bytes", "roofline_ratio", "peak_bytes", "error")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,75 +67,62 @@ class KernelRoutes:
     rows: tuple[TimedRoute, ...]
 
 
+class TimeFields(Fields):
+    """Seconds of one pass."""
+
+    median: Positive
+    low: Number
+    high: Number
+
+
+class RouteFields(Fields):
+    """One row."""
+
+    op: str
+    model: str
+    shape: str
+    format: str
+    route: str
+    reason: str | None = None
+    forward_s: TimeFields | None = None
+    backward_s: TimeFields | None = None
+    flops: Number | None = None
+    least_bytes: Number | None = None
+    roofline_ratio: Number | None = None
+    peak_bytes: Number | None = None
+    error: Number | None = None
+    is_default: bool | None = None
+    is_fastest: bool | None = None
+
+
+class RoutesFields(Fields):
+    """The whole file."""
+
+    schema_: Literal["meshwright kernel routes 1"] = Field(alias="schema")
+    device: DeviceFields
+    software: dict[str, Any]
+    started: str
+    command: list[str]
+    rows: list[RouteFields]
+
+
 def read_kernel_routes(folder: Path) -> KernelRoutes:
-    """Read `kernels.json` of a folder. Raises InputError with file and field where it is absent or damaged."""
+    """Read `kernels.json` of a folder. Raises InputError with file and every wrong field."""
     path = folder / NAME
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read as JSON: {error}") from None
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        got = document.get("schema") if isinstance(document, dict) else type(document).__name__
-        raise InputError(f"{path}: schema", got=got, allowed=SCHEMA)
-    for key, kind in {
-        "device": dict,
-        "software": dict,
-        "started": str,
-        "command": list,
-        "rows": list,
-    }.items():
-        if not isinstance(document.get(key), kind):
-            raise InputError(f"{path}: {key}", got=document.get(key), allowed=f"a {kind.__name__}")
-    rows = tuple(_row(row, where=f"{path}: rows[{i}]") for i, row in enumerate(document["rows"]))
-    return KernelRoutes(path=path, document=document, rows=rows)
+    document = read_json(path)
+    check(document, kind=RoutesFields, where=str(path))
+    return KernelRoutes(path=path, document=document, rows=tuple(map(_row, document["rows"])))
 
 
-def _row(row: object, *, where: str) -> TimedRoute:
-    if not isinstance(row, dict):
-        raise InputError(where, got=type(row).__name__, allowed="a mapping")
-    for key in _TEXTS:
-        if not isinstance(row.get(key), str):
-            raise InputError(f"{where}.{key}", got=row.get(key), allowed="text")
-
-    def number(key: str) -> float | None:
-        value = row.get(key)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-            raise InputError(f"{where}.{key}", got=value, allowed="a finite number, 0 or more")
-        return float(value)
-
+def _row(row: Mapping[str, Any]) -> TimedRoute:
+    texts: dict[str, str] = {key: row[key] for key in _TEXTS}
+    numbers: dict[str, Any] = {key: None if row.get(key) is None else float(row[key]) for key in _NUMBERS}
     return TimedRoute(
-        **{key: row[key] for key in _TEXTS},
-        reason=str(row.get("reason") or ""),
-        forward_s=_time(row.get("forward_s"), where=f"{where}.forward_s"),
-        backward_s=_time(row.get("backward_s"), where=f"{where}.backward_s"),
-        flops=number("flops"),
-        least_bytes=number("least_bytes"),
-        roofline_ratio=number("roofline_ratio"),
-        peak_bytes=number("peak_bytes"),
-        error=number("error"),
-        is_default=row.get("is_default") is True,
-        is_fastest=row.get("is_fastest") is True,
-    )
+        **texts, **numbers, reason=row.get("reason") or "", forward_s=_time(row.get("forward_s")),
+        backward_s=_time(row.get("backward_s")), is_default=bool(row.get("is_default")),
+        is_fastest=bool(row.get("is_fastest")),
+    )  # fmt: skip
 
 
-def _time(value: object, *, where: str) -> PassTime | None:
-    if value is None:
-        return None
-    if not isinstance(value, dict):
-        raise InputError(where, got=value, allowed="median, low and high in seconds")
-    found = {}
-    for key in ("median", "low", "high"):
-        seconds = value.get(key)
-        if (
-            not isinstance(seconds, int | float)
-            or isinstance(seconds, bool)
-            or not 0 <= seconds < math.inf
-            or (key == "median" and seconds == 0)
-        ):
-            raise InputError(f"{where}.{key}", got=seconds, allowed="finite seconds above 0")
-        found[key] = float(seconds)
-    return PassTime(**found)
+def _time(value: Mapping[str, float] | None) -> PassTime | None:
+    return None if value is None else PassTime(**{k: float(value[k]) for k in ("median", "low", "high")})

@@ -2,33 +2,63 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from meshwright.errors import InputError
+from pydantic import Field
+
+from meshwright.records.fields import Count, Fields, Number, Whole, check, read_json
 
 SCHEMA = "meshwright bench offline 1"
 NAME = "offline.json"
-POINT_KEYS = (
-    "wall_s", "num_ok", "input_tokens", "output_tokens", "output_tokens_per_s", "total_tokens_per_s", "refusal",
-)  # fmt: skip
+
+
+class PointFields(Fields):
+    """Measured values of one batch."""
+
+    wall_s: Number
+    num_ok: Count
+    input_tokens: Count
+    output_tokens: Count
+    output_tokens_per_s: Number
+    total_tokens_per_s: Number
+    refusal: str
+
+
+POINT_KEYS = tuple(PointFields.model_fields)
+
+
+class ExtrapolatedFields(Fields):
+    """A rate multiplied by a number of replicas."""
+
+    output_tokens_per_s: Number
+    label: str = ""
+
+
+class PairFields(Fields):
+    """One pair of input and output lengths."""
+
+    name: str
+    num_replicas: Whole
+    point: PointFields
+    extrapolated: ExtrapolatedFields | None = None
+
+
+class OfflineFields(Fields):
+    """The whole file."""
+
+    schema_: Literal["meshwright bench offline 1"] = Field(alias="schema")
+    model: str
+    num_replicas: Whole
+    started: str
+    pairs: list[PairFields]
+    num_requests: Count = 0  # absent: what needs it names it
+    server: str | None = None
+    command: list[str] = Field(default_factory=list)
 
 
 def read_offline(path: Path) -> dict[str, Any]:
-    """Read the file. Raises InputError when it is absent, damaged or of another kind."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if document["schema"] != SCHEMA:
-            raise ValueError(document["schema"])
-        missing = [key for key in ("model", "num_replicas", "started") if key not in document]
-        for pair in document["pairs"]:
-            missing += [key for key in ("name", "num_replicas") if key not in pair]
-            missing += [key for key in POINT_KEYS if key not in pair["point"]]
-        if missing:
-            raise ValueError(f"{missing[0]} is missing")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(f"{path}: no result of bench offline ({type(error).__name__}: {error})") from None
+    """Read the file. Raises InputError when it is absent, damaged or of another kind, with every wrong field."""
+    document = read_json(path)
+    check(document, kind=OfflineFields, where=str(path))
     return document

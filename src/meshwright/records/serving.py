@@ -22,7 +22,9 @@ from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.files import naming, write_atomically
+from meshwright.records.fields import Fields, read_rows
 from meshwright.records.files import (
+    SidecarFields,
     cell_text,
     cell_value,
     csv_line,
@@ -280,6 +282,19 @@ def point_of(cells: Mapping[str, str], *, where: str) -> ServingPoint:
     return ServingPoint(**found)
 
 
+class EndpointFields(Fields):
+    """The interface that was measured."""
+
+    model: str | None = None
+
+
+class ProgramFields(Fields):
+    """A server or a client."""
+
+    name: str | None = None
+    version: str | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServingRecords:
     """Content of one folder of `bench serve`."""
@@ -391,15 +406,31 @@ def _request_line(load: Load, repeat: int, request: RequestRecord, *, name: str 
     return json.dumps(found, separators=(",", ":")) + "\n"
 
 
+class ServingSidecar(SidecarFields):
+    """Keys of the sidecar of a server."""
+
+    endpoint: EndpointFields
+    server: ProgramFields | None = None
+    client: ProgramFields | None = None
+
+
 def read_serving(folder: Path) -> ServingRecords:
     """Read the records in `folder`. Raises InputError when they are absent or damaged."""
     sidecar = read_sidecar(
-        folder / SIDECAR_NAME, schema=SCHEMA, keys=("command", "started", "endpoint"), made_by=MADE_BY
+        folder / SIDECAR_NAME,
+        schema=SCHEMA,
+        keys=("command", "started", "endpoint"),
+        made_by=MADE_BY,
+        kind=ServingSidecar,
     )
     lines = read_lines(
-        folder / CSV_NAME, columns=COLUMNS, what="serving records", made_by=MADE_BY, whole=sidecar["ended"]
+        folder / CSV_NAME,
+        columns=COLUMNS,
+        what="serving records",
+        made_by=MADE_BY,
+        whole=bool(sidecar.get("ended")),
     )
-    points = tuple(point_of(line.cells, where=line.where) for line in lines)
+    points = read_rows(lines, lambda line: point_of(line.cells, where=line.where))
     return ServingRecords(folder=folder, sidecar=sidecar, points=points)
 
 

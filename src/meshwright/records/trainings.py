@@ -6,6 +6,7 @@ repeats failed trainings; it refuses a run file that was changed in between, and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -14,6 +15,7 @@ from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.files import naming, write_atomically
+from meshwright.records.fields import read_rows
 from meshwright.records.files import Cells, csv_line, differing, read_lines, read_sidecar, sidecar_text
 from meshwright.records.sweep import Configuration
 
@@ -85,6 +87,8 @@ class TrainingRow:
 
 
 COLUMNS = tuple(f.name for f in fields(TrainingRow))
+SIGNED = ("first_loss", "last_loss", "error")
+"""Columns of numbers that may be below zero."""
 KINDS = {f.name: str(f.type) for f in fields(TrainingRow)}
 
 
@@ -212,7 +216,7 @@ def read(path: Path, *, whole: bool = True) -> Trainings:
     path = path / CSV_NAME if path.is_dir() else path
     lines = read_lines(path, columns=COLUMNS, what="bench trainings", made_by=MADE_BY, whole=whole)
     sidecar = read_sidecar(path.with_suffix(".json"), schema=SCHEMA, keys=SIDECAR_KEYS, made_by=MADE_BY)
-    return Trainings(path=path, sidecar=sidecar, rows=tuple(map(_row, lines)))
+    return Trainings(path=path, sidecar=sidecar, rows=read_rows(lines, _row))
 
 
 def _row(line: Cells) -> TrainingRow:
@@ -228,7 +232,7 @@ def _row(line: Cells) -> TrainingRow:
             case "float":
                 values[name] = line.number(name, may_be_least=False)
             case _:
-                values[name] = line.number(name)
+                values[name] = line.number(name, least=-math.inf if name in SIGNED else 0.0)
     return TrainingRow(**values)
 
 

@@ -9,12 +9,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import UnionType
 from typing import Any
 
 from meshwright.accuracy.rows import PublishedRun, read_runs
 from meshwright.accuracy.shipped import measured_runs_path
 from meshwright.errors import InputError
+from meshwright.records.fields import check
+from meshwright.records.training_fields import STEPS, RecordFields
 from meshwright.report.documents.json_values import jsonable
 from meshwright.report.quantities import rate, seconds
 from meshwright.report.result import Result
@@ -115,7 +116,10 @@ class TrainingRun(Result):
                 rows.append(
                     self._row("mfu", "MFU", "ratio", s["mfu"], rates["low"] * scale, rates["high"] * scale)
                 )
-        return [*rows, self._row("memory_bytes", "memory per device", "bytes", s["peak_memory_bytes"])]
+        peak = s["peak_memory_bytes"]
+        return rows + (
+            [] if peak is None else [self._row("memory_bytes", "memory per device", "bytes", peak)]
+        )
 
     def _row(
         self,
@@ -133,7 +137,7 @@ class TrainingRun(Result):
                 value=found["value"], low=found["low"], high=found["high"], unit=unit,
                 tier=Tier[found["tier"].upper()],
             )  # fmt: skip
-        elif found is not None:  # a value without an interval
+        elif found:  # a value without an interval
             predicted = Estimate(value=found, low=found, high=found, unit=unit, tier=Tier.DATASHEET)
         return MeasuredQuantity(
             name=name, measured=measured, measured_low=low, measured_high=high, unit=unit, predicted=predicted
@@ -162,49 +166,8 @@ class TrainingRun(Result):
         return same
 
 
-_RECORD_KEYS: dict[str, type | UnionType] = {
-    "ending": str,
-    "started": str,
-    "run": dict,
-    "run.name": str,
-    "run.plan_in_words": str,
-    "run.model": dict,
-    "run.model.name": str,
-    "device": dict,
-    "device.name": str,
-    "statistics": dict,
-    "statistics.steps": int,
-    "statistics.first_loss": float | int | None,
-    "statistics.last_loss": float | int | None,
-    "statistics.step_s": dict,
-    "statistics.step_s.n": int,
-    "statistics.tokens_per_s_per_device": float | int | None,
-    "statistics.peak_memory_bytes": float | int | None,
-}
-"""Keys of `record.json` that every result shows, and their types."""
-
-
-def _check_record(record: Any, *, path: Path) -> None:
-    """Raise InputError where the record lacks a key of `_RECORD_KEYS`, or has it with another type."""
-    if not isinstance(record, dict):
-        raise InputError(f"{path}: is no record", got=type(record).__name__, allowed="a mapping")
-    missing = [key for key in ("run", "device", "statistics", "ending") if key not in record]
-    if missing:
-        raise InputError(f"{path} lacks {', '.join(missing)}")
-    for key, kind in _RECORD_KEYS.items():
-        value: Any = record
-        for part in key.split("."):
-            if part not in value:
-                raise InputError(f"{path} lacks {key}")
-            value = value[part]
-        if not isinstance(value, kind):
-            raise InputError(f"{path}: {key}", got=value, allowed=getattr(kind, "__name__", str(kind)))
-    if not isinstance(record.get("predicted"), dict | None):
-        raise InputError(f"{path}: predicted", got=record["predicted"], allowed="a mapping, or null")
-
-
 def read_training(folder: Path) -> TrainingRun:
-    """Read the training in `folder`. Raises InputError when there is none, or when a file is damaged."""
+    """Read the training in `folder`. Raises InputError when there is none, or with every damaged field of a file."""
     where = folder / "record.json"
     try:
         record = json.loads(where.read_text(encoding="utf-8"))
@@ -220,8 +183,6 @@ def read_training(folder: Path) -> TrainingRun:
         ) from None  # fmt: skip
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where} cannot be read: {error}") from None
-    _check_record(record, path=folder / "record.json")
-    for number, step in enumerate(steps, start=1):
-        if not isinstance(step, Mapping) or not isinstance(step.get("step"), int):
-            raise InputError(f"{folder / 'steps.jsonl'}:{number}: is no step", got=step, allowed="a mapping")
+    check(record, kind=RecordFields, where=str(folder / "record.json"))
+    check(steps, kind=STEPS, where=str(folder / "steps.jsonl"), is_by_line=True)
     return TrainingRun(folder=folder, record=record, steps=steps, text=text)

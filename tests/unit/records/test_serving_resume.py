@@ -107,4 +107,4 @@ def test_serving_and_offline_folders_are_records(folder, tmp_path):
     assert all(r.summary() and r._repr_html_() for r in found)
     assert [row["model"] for row in found.to_rows()] == ["m", "m"]
     (tmp_path / "batch" / "offline.json").write_text("{}")
-    assert "no result of bench offline" in mw.read_records(tmp_path).unreadable[0][1]
+    assert "offline.json" in mw.read_records(tmp_path).unreadable[0][1]

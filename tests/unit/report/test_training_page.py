@@ -179,7 +179,7 @@ def test_a_folder_without_a_training_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"record\.json cannot be read"):
         read_training(tmp_path)
     (tmp_path / "record.json").write_text("{}")
-    with pytest.raises(InputError, match="lacks run, device"):
+    with pytest.raises(InputError, match="run is missing; device is missing"):
         read_training(tmp_path)
 
 

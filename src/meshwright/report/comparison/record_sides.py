@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.records import device, ingest, kernel_routes, serving, training, trainings
+from meshwright.records import device, ingest, kernel_routes, offline, serving, training, trainings
 from meshwright.report.comparison.kernel_sides import kernel_side, routes_side
 from meshwright.report.comparison.sides import (
     CHUNK_GAP,
@@ -35,7 +34,6 @@ from meshwright.report.comparison.sides import (
 )
 from meshwright.report.training_run import WARM_UP_STEPS, TrainingRun, read_training
 
-OFFLINE_NAME, OFFLINE_SCHEMA = "offline.json", "meshwright bench offline 1"
 RESULTS = "result_*.txt"
 KERNEL_CATEGORIES = ("GEMM", "attention", "elementwise", "optimizer", "other")
 NOT_PROFILED = "it was trained without --profile"
@@ -46,7 +44,7 @@ LATENCIES: tuple[tuple[str, Metric], ...] = (
 
 def record_folders(where: Path) -> dict[Path, str]:
     """Folders of records at and below `where`, each with the name of the file that marks it."""
-    marks = (*_READERS, OFFLINE_NAME)
+    marks = (*_READERS, offline.NAME)
     found: dict[Path, str] = {}
     for path in sorted(where.rglob("*")):
         if path.name in marks and path.is_file() and path.parent not in found:
@@ -67,41 +65,20 @@ def read_side(folder: Path, mark: str, *, name: str) -> Side:
     try:
         if mark == RESULTS:
             return _mlperf_side(folder, name=name)
-        if mark == OFFLINE_NAME:
-            return _offline_side(folder / OFFLINE_NAME, name=name)
+        if mark == offline.NAME:
+            return _offline_side(folder / offline.NAME, name=name)
         return _READERS[mark](folder, name)
     except KeyError as error:
         raise InputError(f"{folder / mark}: the field {error} is missing") from None
-    except (TypeError, AttributeError, ValueError, ZeroDivisionError) as error:
+    except (TypeError, AttributeError, ValueError, ArithmeticError, IndexError) as error:
         raise InputError(f"{folder / mark}: a field is of another kind than it must be ({error})") from None
 
 
 # --- training ---
 
 
-_FIELDS: dict[str, type | tuple[type, ...]] = {
-    "run.sequence_length": int, "run.global_batch": int, "run.precision": dict, "run.precision.name": str,
-    "run.plan": (dict, type(None)), "software": dict, "command": list, "notes": list, "profile": (dict, type(None)),
-    "profile.shares": dict, "statistics.mfu": (float, int, type(None)), "statistics.mfu_convention": (str, type(None)),
-}  # fmt: skip
-"""Fields of `record.json` that a side reads in addition to those that every result shows."""
-
-
-def _check_fields(done: TrainingRun) -> None:
-    """Raise InputError with file and field for a value of another kind. Absent fields are checked elsewhere."""
-    for key, kind in _FIELDS.items():
-        value: Any = done.record
-        for part in key.split("."):
-            value = value.get(part, ...) if isinstance(value, Mapping) else ...
-        if value is not ... and not isinstance(value, kind):
-            kinds = kind if isinstance(kind, tuple) else (kind,)
-            allowed = " or ".join("null" if k is type(None) else k.__name__ for k in kinds)
-            raise InputError(f"{done.folder / training.RECORD}: {key}", got=value, allowed=allowed)
-
-
 def training_side(done: TrainingRun, *, name: str) -> Side:
     """The side of one training: throughput of its measured steps, MFU, memory, time to the target loss."""
-    _check_fields(done)
     run, s = done.run, done.statistics
     model, task = run["model"]["name"], run.get("task", "pretrain")
     where = _Where(
@@ -261,7 +238,7 @@ def serving_side(found: serving.ServingRecords, *, name: str) -> Side:
     side = found.sidecar
     server, client = side.get("server") or {}, side.get("client") or {}
     usable = [p for p in found.points if p.is_usable]
-    served = _served(side.get("device"), where=found.folder / serving.SIDECAR_NAME)
+    served = side.get("device") or {}
     values: list[SideValue] = []
     model = side["endpoint"]["model"]
     for load in dict.fromkeys(p.load.name for p in usable):
@@ -291,24 +268,9 @@ def serving_side(found: serving.ServingRecords, *, name: str) -> Side:
     )
 
 
-def _served(device: object, *, where: Path) -> Mapping[str, Any]:
-    """The devices of a server; empty where the record names none. Raises InputError with file and field."""
-    if device is None:
-        return {}
-    if not isinstance(device, Mapping):
-        raise InputError(f"{where}: device", got=device, allowed="a mapping or null")
-    for key, kind in {"name": str, "accelerator": str, "count": int}.items():
-        value = device.get(key)
-        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
-            raise InputError(f"{where}: device.{key}", got=value, allowed=f"{kind.__name__} or null")
-    return device
-
-
 def _offline_side(path: Path, *, name: str) -> Side:
     """The side of `bench offline`: one workload for each pair of lengths; extrapolated rates stand apart."""
-    document = _json(path)
-    if document.get("schema") != OFFLINE_SCHEMA:
-        raise InputError(f"{path}: schema", got=document.get("schema"), allowed=OFFLINE_SCHEMA)
+    document = offline.read_offline(path)
     values = []
     for pair in document["pairs"]:
         lengths, extrapolated = f"{pair['name']} tokens", pair.get("extrapolated")
@@ -438,16 +400,6 @@ def _sidecar_facts(side: Mapping[str, Any], path: Path) -> dict[str, str]:
 
 def _is_positive(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read as JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise InputError(f"{path}: is no record", got=type(found).__name__, allowed="a mapping")
-    return found
 
 
 _READERS = {

@@ -87,10 +87,12 @@ def cost_rows(
     values: Sequence[SideValue], terms: PriceTerms, *, tokens: dict[str, float] | None = None
 ) -> list[CostRow]:
     """Each value at each price that is known of its accelerator; `tokens` of the run by name."""
+    names = {value.conditions.get("accelerator", "") for value in values}
+    prices = {name: hour_prices(name, terms) for name in names}
     return [
         _row(value, price, offer, tokens=(tokens or {}).get(value.workload))
         for value in values
-        for price, offer in hour_prices(value.conditions.get("accelerator", ""), terms)
+        for price, offer in prices[value.conditions.get("accelerator", "")]
     ]
 
 

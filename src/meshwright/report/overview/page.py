@@ -86,10 +86,10 @@ class ReportSection:
 
 def record_page(found: RecordReport, *, command: str = "") -> str:
     """The whole page. `command` is the command line that makes it and each of its figures."""
-    shown = list(report_sections(found))
-    parts = [_section(s, command=command) for s in shown]
+    made = _made(found)
+    parts = [_section(s, command=command) for s in made.values() if s is not None]
     return document(
-        title=title(found), lead=_lead(found), sections=[*parts, _absent(found, shown), _notes(found)],
+        title=title(found), lead=_lead(found), sections=[*parts, _absent(made), _notes(found)],
         footer=f"Meshwright {__version__}. {command}",
     )  # fmt: skip
 
@@ -124,11 +124,13 @@ def markdown(found: RecordReport) -> str:
 
 def report_sections(found: RecordReport) -> Iterator[ReportSection]:
     """Sections that the records have something for, in the order of the page."""
-    yield ReportSection(title="Records", tables=(entries_table(found),), is_wide=True)
-    for make in _SECTIONS.values():
-        section = make(found)
-        if section is not None:
-            yield section
+    return (section for section in _made(found).values() if section is not None)
+
+
+def _made(found: RecordReport) -> dict[str, ReportSection | None]:
+    """Every section by its name, each made once; None where no record has what it shows."""
+    first = ReportSection(title="Records", tables=(entries_table(found),), is_wide=True)
+    return {"records": first, **{name: make(found) for name, make in _SECTIONS.items()}}
 
 
 # --- sections ---
@@ -515,12 +517,8 @@ def _ratio(entry: ReportEntry) -> float | None:
     return predicted_ratio(entry)
 
 
-def _absent(found: RecordReport, shown: list[ReportSection]) -> PageSection:
-    missing = [
-        f"{name} needs {_NEEDS[name]}"
-        for name, make in _SECTIONS.items()
-        if name in _NEEDS and make(found) is None
-    ]
+def _absent(made: dict[str, ReportSection | None]) -> PageSection:
+    missing = [f"{name} needs {_NEEDS[name]}" for name, s in made.items() if name in _NEEDS and s is None]
     text = "; ".join(missing) + "." if missing else "Nothing: the records fill every section."
     return PageSection(title="What no record shows", parts=[paragraph(text[:1].upper() + text[1:])])
 
