@@ -115,10 +115,10 @@ def read_kernel_routes(folder: Path) -> KernelRoutes:
 
 
 def _row(row: Mapping[str, Any]) -> TimedRoute:
-    texts: dict[str, str] = {key: row[key] for key in _TEXTS}
-    numbers: dict[str, Any] = {key: None if row.get(key) is None else float(row[key]) for key in _NUMBERS}
+    values: dict[str, Any] = {key: row[key] for key in _TEXTS}
+    values |= {key: None if row.get(key) is None else float(row[key]) for key in _NUMBERS}
     return TimedRoute(
-        **texts, **numbers, reason=row.get("reason") or "", forward_s=_time(row.get("forward_s")),
+        **values, reason=row.get("reason") or "", forward_s=_time(row.get("forward_s")),
         backward_s=_time(row.get("backward_s")), is_default=bool(row.get("is_default")),
         is_fastest=bool(row.get("is_fastest")),
     )  # fmt: skip

@@ -130,7 +130,7 @@ def table(
 ) -> str:
     """A table: the first column and those named in `text_columns` are aligned left, figures right."""
     kinds = [' class="text"' if h in text_columns else "" for h in headings]
-    head = "".join(f"<th{kind}>{escape(h)}</th>" for kind, h in zip(kinds, headings, strict=True))
+    head = "".join(f'<th scope="col"{kind}>{escape(h)}</th>' for kind, h in zip(kinds, headings, strict=True))
     body = "".join(
         "<tr>"
         + "".join(f"<td{kind}>{escape(str(c))}</td>" for kind, c in zip(kinds, row, strict=True))

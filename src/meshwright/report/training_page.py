@@ -322,7 +322,7 @@ def _published(done: TrainingRun, notes: Endnotes) -> list[PageSection]:
     headings = (
         "accelerator", "devices", "sequence", "precision", "plan", "date", "tokens/s/device", "this run over it",
     )  # fmt: skip
-    cells = "".join(f"<th{' class=text' if h == 'plan' else ''}>{escape(h)}</th>" for h in headings)
+    cells = "".join(f"<th scope=col{' class=text' if h == 'plan' else ''}>{escape(h)}</th>" for h in headings)
     body = "".join(_published_row(run, mine, notes) for run in found[:MAX_PUBLISHED])
     shown = f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
     return [PageSection(title="Compared with published results", parts=[paragraph(text), shown])]
