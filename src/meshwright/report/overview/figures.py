@@ -29,6 +29,8 @@ KERNEL_COLORS = {
     "other": "#8a919b", "idle": RED,
 }  # fmt: skip
 CURVE_POINTS = 120
+LOSS_LABELS = 44
+"""Least pixels of the labels of losses: fonts of browsers are wider than measured."""
 WIDE_LOSSES = 20.0
 """Largest over smallest loss above which the axis is logarithmic."""
 
@@ -112,7 +114,9 @@ def loss_chart(runs: Sequence[tuple[str, TrainingRun]]) -> Any:
         "loss:Q",
         title="loss, nats per token",
         scale=alt.Scale(type="log", nice=False) if is_wide else alt.Scale(zero=False),
-        axis=alt.Axis(grid=True, tickCount=6, format="~r" if is_wide else alt.Undefined),
+        axis=alt.Axis(
+            grid=True, tickCount=6, format="~r" if is_wide else alt.Undefined, minExtent=LOSS_LABELS
+        ),
     )
     lines = alt.Chart(alt.Data(values=rows)).mark_line(strokeWidth=1.7).encode(x=x, y=y, color=color)
     dots = (
@@ -310,7 +314,7 @@ def sensitivity_chart(rows: Sequence[CostSensitivity], *, base_usd: float) -> An
     )
     return alt.layer(
         base.mark_bar(color=BLUE, opacity=0.7, height={"band": 0.6}).encode(x=x, x2="high:Q"), rule,
-        base.mark_text(align="right", dx=-5, color=INK, fontSize=10, limit=150).encode(x=x, text="left:N"),
+        base.mark_text(align="right", dx=-5, color=INK, fontSize=10, limit=95).encode(x=x, text="left:N"),
         base.mark_text(align="left", dx=5, color=INK, fontSize=10, limit=150).encode(
             x=alt.X("high:Q", scale=scale), text="right:N"
         ),

@@ -65,7 +65,7 @@ def roofline_chart(calls: Sequence[tuple[str, CallRates]]) -> Any:
     longest = _longest(calls)
     rows = [_bar(name, c, longest) for name, c in calls[:MOST_CALLS]]
     scale = alt.Scale(domain=[0, longest * 1.3], nice=False)
-    axis = alt.Axis(labelLimit=300)
+    axis = alt.Axis(labelLimit=260)
     base = alt.Chart(alt.Data(values=rows)).encode(
         y=alt.Y("call:N", sort=[r["call"] for r in rows], title=None, axis=axis),
         x=alt.X(
