@@ -68,7 +68,7 @@ th[aria-sort="ascending"] button::after {{ content: " \\25B2" }}
 th[aria-sort="descending"] button::after {{ content: " \\25BC" }}
 .actions button {{ font: .8rem system-ui, sans-serif; margin-right: .6rem }}
 th {{ font-size: .8rem; font-weight: 600; color: var(--soft) }}
-th, td {{ padding: .28rem 1.4rem .28rem 0; text-align: right; border-bottom: 1px solid var(--line);
+th, td {{ padding: .28rem 1.4rem .28rem 0; text-align: right; vertical-align: top; border-bottom: 1px solid var(--line);
   font-variant-numeric: tabular-nums }}
 th:first-child, td:first-child {{ text-align: left }}
 th.text, td.text {{ text-align: left; vertical-align: top }}

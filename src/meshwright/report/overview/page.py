@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from meshwright import __version__
@@ -497,10 +498,10 @@ def _lead(found: RecordReport) -> str:
         shown += [(value_text(v), name, who) for who, v in best]
     ratios = [r for e in found.entries if (r := _ratio(e)) is not None]
     if ratios:
-        errors = sorted(abs(r - 1) for r in ratios)
+        errors = [abs(r - 1) for r in ratios]
         shown.append(
             (
-                f"{errors[len(errors) // 2]:.0%}",
+                f"{median(errors):.0%}",
                 "median error of the prediction",
                 f"{len(ratios):,} trainings",
             )
