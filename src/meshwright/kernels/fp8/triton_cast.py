@@ -155,7 +155,8 @@ def rounded(unit, MANTISSA: tl.constexpr, SMALLEST: tl.constexpr):
     normal = ((bits >> DROPPED) << DROPPED).to(tl.float32, bitcast=True)
     STEP: tl.constexpr = SMALLEST * 2.0**DROPPED  # a sum with it has units of the smallest subnormal number
     magnitude = (tl.abs(unit) + STEP) - STEP
-    subnormal = tl.where(unit < 0, -magnitude, magnitude)
+    sign = unit.to(tl.int32, bitcast=True) & -0x80000000  # kept of zero too: Triton 3.4 negates by 0 - x
+    subnormal = (magnitude.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
     return tl.where(unit == unit, tl.where(tl.abs(unit) < SMALLEST, subnormal, normal), unit)
 
 
