@@ -72,7 +72,8 @@ class WhyNotVerdict(Enum):
     """Outcome of a why-not question."""
 
     BEST = "best"  # it is the winner, or as good
-    SLOWER = "slower"  # or faster by too little for numbers that it rounds
+    SLOWER = "slower"
+    TOO_LITTLE = "gains too little"  # faster, by less than the numbers that it rounds must gain
     DOES_NOT_FIT = "does not fit"
     ILLEGAL = "illegal"
 
@@ -83,7 +84,9 @@ class WhyNot:
 
     fixed: Mapping[str, object]
     verdict: WhyNotVerdict
-    comparison: PlanComparison | None = None  # BEST and SLOWER: the best plan with `fixed` against the winner
+    comparison: PlanComparison | None = (
+        None  # of one that runs: the best plan with `fixed` against the winner
+    )
     binding: str = (
         ""  # SLOWER: the memory or the rule that keeps it from the winner's choices; "": time alone
     )
@@ -177,8 +180,12 @@ def why_not(
             ),
         )
     warnings = tuple(violations(result.best.plan, context=legality_context(restricted)))
-    verdict = WhyNotVerdict.SLOWER if result.best.rank > winner.rank else WhyNotVerdict.BEST
-    binding = _binding(restricted, fixed, result.best, winner) if verdict is WhyNotVerdict.SLOWER else ""
+    verdict = WhyNotVerdict.BEST
+    if result.best.rank > winner.rank:
+        is_slower = result.best.value >= winner.value
+        verdict = WhyNotVerdict.SLOWER if is_slower else WhyNotVerdict.TOO_LITTLE
+    is_worse = verdict is not WhyNotVerdict.BEST
+    binding = _binding(restricted, fixed, result.best, winner) if is_worse else ""
     forced = forced_changes(restricted, fixed, winner=winner.plan, loser=result.best.plan) if binding else ()
     return WhyNot(
         fixed=fixed,

@@ -1,5 +1,6 @@
 """Plans that fit only with 8-bit activations or without a weight cache: found, named, and written to run files."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -126,5 +127,8 @@ def test_a_faster_plan_that_lost_says_why():
     best = search(request, top=1).best
     assert best is not None
     answer = why_not(request, {"stored_activations": ("feed_forward", "norm")}, winner=best)
-    assert answer.verdict is WhyNotVerdict.SLOWER
-    assert "faster (-0.7 %), too little for activations in 8 bits" in why_not_sentence(answer)
+    assert answer.verdict is WhyNotVerdict.TOO_LITTLE
+    sentence = why_not_sentence(answer)
+    assert re.search(
+        r"gains too little\. .* faster \(-0\.\d %\), too little for activations in 8 bits", sentence
+    )
