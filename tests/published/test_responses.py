@@ -56,7 +56,7 @@ def rate(
     [
         ("h200", "h100", 1.0, 1.09),  # the same die with faster memory
         ("h800", "h100", 0.95, 1.03),  # the same die with slower links
-        ("gb200", "b200", 1.03, 1.21),  # peaks differ by 11 %, power by 20 %
+        ("gb200", "b200", 1.03, 1.14),  # peaks differ by 11 %, power by 20 %
         ("mi325x", "mi300x", 1.0, 1.25),  # the same die with 1000 instead of 750 W
     ],
 )
