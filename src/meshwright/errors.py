@@ -77,6 +77,10 @@ class RunFileError(InputError):
         self.file, self.line, self.key = file, line, key
 
 
+MOST_NAMES = 30
+"""Known names that an error lists: all fields of a plan, some of the models."""
+
+
 class UnknownNameError(InputError):
     """A name that is not in the catalogue.
 
@@ -88,7 +92,8 @@ class UnknownNameError(InputError):
     def __init__(self, kind: str, name: str, *, known: Iterable[str]) -> None:
         known = sorted(known)
         near = nearest(name, known)
-        hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known[:12])}"
+        more = f" and {len(known) - MOST_NAMES} more" if len(known) > MOST_NAMES else ""
+        hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known[:MOST_NAMES])}{more}"
         super().__init__(f"unknown {kind}", got=name, hint=hint)
 
 

@@ -251,12 +251,14 @@ def explain_infeasible(result: PlanResult, *, suggest: bool = True) -> Infeasibl
     suggestions = _suggestions(request, short=short) if suggest else ()
     if nearest is None:
         rules = forbidding_rules(request, result.space)
+        held = ", ".join(f"{name}={word(name, value)}" for name, value in request.fixed.items())
+        reason = "; ".join(map(str, rules)) or f"none on {request.num_devices} devices has {held} at once"
         if suggest and not suggestions:
             suggestions = tuple(map(str, neighbours(request, best=None)))
         return Infeasible(
             needed_gib=None,
             available_gib=available,
-            binding=f"no legal plan: {'; '.join(map(str, rules))}",
+            binding=f"no legal plan: {reason}",
             nearest=None,
             memory_gib={},
             violations=rules,
@@ -293,7 +295,11 @@ def forbidding_rules(request: PlanRequest, space: Space) -> tuple[Violation, ...
     choice = np.tile(np.arange(len(choice_table)), len(row) // len(choice_table))
     plan = combine(shape_table.take(row), choice_table.take(choice))
     index = int(np.argmin(broken_rules(plan, context=context)))
-    return _refused(violations(plan_from_row(plan.take(index), splits=space.splits), context=context))
+    nearest = plan_from_row(plan.take(index), splits=space.splits)
+    # A candidate may break no rule but the fixed data width, which no row of the space has.
+    return _refused(violations(nearest, context=context)) or _refused(
+        violations(_as_fixed(request), context=context)
+    )
 
 
 def _refused(found: list[Violation]) -> tuple[Violation, ...]:

@@ -106,6 +106,24 @@ def test_an_impossible_degree_is_explained():
     assert "tensor 5 does not divide" in lacking.binding
 
 
+@pytest.mark.parametrize(
+    ("fixed", "reason"),
+    [
+        ({"data_shard": 3}, "data 3 x context 1 x tensor 1 x pipeline 1 = 3 devices, the cluster has 8"),
+        (
+            {"data_shard": 4, "tensor": 2, "schedule": Schedule.ZBV},
+            "data_shard=4, tensor=2, schedule=zbv at once",
+        ),
+    ],
+)
+def test_a_fixed_data_width_that_no_plan_has_is_explained(fixed, reason):
+    lacking = explain_infeasible(
+        search(request("llama3-8b", "h100-8x1", "any", **fixed), top=1), suggest=False
+    )
+    assert lacking.binding.startswith("no legal plan: ")
+    assert reason in lacking.binding
+
+
 def test_unknown_field():
     with pytest.raises(UnknownNameError, match="tensr"):
         request(tensr=2)
