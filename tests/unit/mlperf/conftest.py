@@ -124,5 +124,6 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the published sets: v5.1/AMD/results/SYSTEM/BENCHMARK/result_0.txt and so on."""
     folder = tmp_path_factory.mktemp("published")
     with tarfile.open(FOLDER / "published_logs" / "logs.tar.xz") as archive:
-        archive.extractall(folder, filter="data")
+        filters = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # from Python 3.11.4 on
+        archive.extractall(folder, **filters)
     return folder
