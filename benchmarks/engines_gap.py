@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engines_parity import BEGIN, END, NATIVE, SHIMS, versions
+from engines_parity import NATIVE, SHIMS, publish, versions
 
 from meshwright import runfile
 from meshwright.engines.base import find_engine
@@ -149,13 +149,7 @@ def main() -> None:
         "engines": versions(engines),
         "cases": cases,
     }
-    if given.record is not None:
-        given.record.write_text(json.dumps(result, indent=1) + "\n")
-    print(markdown(result))
-    if given.page is not None:
-        text = given.page.read_text()
-        before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
-        given.page.write_text(f"{before}\n\n{markdown(result)}\n\n{after}")
+    publish(result, markdown(result), record=given.record, page=given.page)
 
 
 if __name__ == "__main__":

@@ -194,6 +194,17 @@ def outcome(
     )
 
 
+def publish(result: Mapping[str, Any], shown: str, *, record: Path | None, page: Path | None) -> None:
+    """Write `result` as JSON to `record`, print `shown`, and put it between the marks of `page`."""
+    if record is not None:
+        record.write_text(json.dumps(result, indent=1) + "\n")
+    print(shown)
+    if page is not None:
+        text = page.read_text()
+        before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
+        page.write_text(f"{before}\n\n{shown}\n\n{after}")
+
+
 def markdown(result: Mapping[str, Any]) -> str:
     """The table of the page, with the reasons of empty cells."""
     engines = result["engines"]
@@ -267,13 +278,7 @@ def main() -> None:
         "engines": versions(engines),
         "outcomes": [asdict(one) for one in outcomes],
     }
-    if given.record is not None:
-        given.record.write_text(json.dumps(result, indent=1) + "\n")
-    print(markdown(result))
-    if given.page is not None:
-        text = given.page.read_text()
-        before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
-        given.page.write_text(f"{before}\n\n{markdown(result)}\n\n{after}")
+    publish(result, markdown(result), record=given.record, page=given.page)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,17 @@ cluster: here
 optimizer: {learning_rate: 1.0e-2}
 train: {steps: 3}
 """
+LORA_70B = """
+model: llama2-70b
+task: lora
+lora: {rank: 16, alpha: 32, targets: [qkv, output]}
+data: {sequence_length: 8192}
+batch: {global_sequences: 8, micro: 1}
+precision: fp8
+cluster: mi300x-8x1
+stack: {framework: mlperf-amd}
+"""
+"""Not tiny: planned only. Adapters of 70B on one node, which lacks memory for all activations."""
 LATENT = (
     "model.attention={kind: mla, num_heads: 4, head_dim: 16, query_lora_rank: 16, kv_lora_rank: 16, "
     "rope_head_dim: 8, value_head_dim: 8}"

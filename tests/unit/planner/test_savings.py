@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from tests.tiny_runs import LORA_70B as TEXT
 
 from meshwright.api.runs import load_run
 from meshwright.cost.tables import plan_from_row, plan_row
@@ -20,16 +21,6 @@ from meshwright.runfile import loads, pinned_text
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import said_kernels
 
-TEXT = """
-model: llama2-70b
-task: lora
-lora: {rank: 16, alpha: 32, targets: [qkv, output]}
-data: {sequence_length: 8192}
-batch: {global_sequences: 8, micro: 1}
-precision: fp8
-cluster: mi300x-8x1
-stack: {framework: mlperf-amd}
-"""
 WIDE = TEXT.replace("fp8", "bf16")
 ONE_DEVICE = {"recompute": "none", "tensor": 1, "context": 1, "pipeline": 1}
 

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from tests.tiny_runs import LORA_70B
 
 from meshwright import runfile
 from meshwright.planner.choice import goal_of
@@ -72,7 +73,7 @@ def test_the_run_file_of_any_plan_pins_it(run, scored):
 
 def test_run_files_of_plans_that_save_memory_say_so():
     """As LoRA of 70 billion parameters on eight MI300X without recomputation, which fits in no other way."""
-    saving = runfile.loads(SAVING, file="run.yaml")
+    saving = runfile.loads(LORA_70B, file="run.yaml")
     wanted = {"recompute": "none", "tensor": 1, "context": 1, "pipeline": 1}
     plans = plan_run(saving, fixed=wanted, top=1, num_scored=20).scored
     data = page_data(plans, run=saving)
@@ -83,18 +84,6 @@ def test_run_files_of_plans_that_save_memory_say_so():
         read = runfile.loads(text.replace(data["here"][1], str(done.plan.micro_batch)), file="copied.yaml")
         wanted = with_plan(saving, done.plan)
         assert (read.plan, read.kernels) == (wanted.plan, wanted.kernels)
-
-
-SAVING = """
-model: llama2-70b
-task: lora
-lora: {rank: 16, alpha: 32, targets: [qkv, output]}
-data: {sequence_length: 8192}
-batch: {global_sequences: 8, micro: 1}
-precision: fp8
-cluster: mi300x-8x1
-stack: {framework: mlperf-amd}
-"""
 
 
 def test_the_value_of_fix_leaves_nothing_open(scored):
