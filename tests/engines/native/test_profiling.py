@@ -61,3 +61,18 @@ def test_a_run_that_stops_leaves_what_was_profiled(train, tmp_path, monkeypatch)
 def test_steps_that_the_run_does_not_take_are_refused(train):
     with pytest.raises(InputError, match="steps to profile"):
         train(profile_steps=ProfileSteps(first=9, last=11))
+
+
+def test_passes_of_two_stages_tell_waiting_from_computing(train, tmp_path):
+    """The first stage waits for every gradient: longer than the last one computes what it waits for first."""
+    record = train("parallel={pipeline: 2}", "batch.micro=1", profile=True)
+    shares = record.profile["shares"]
+    assert sum(shares.values()) == pytest.approx(1)
+    assert shares["GEMM"] > 0.01  # sends that are on their way cover no computing
+    assert shares["pipeline wait"] > 0
+    for rank, waiting in ((0, "B"), (1, "F")):
+        found = json.loads((tmp_path / "out" / "profile" / f"passes-{rank}.json").read_text())["passes"]
+        assert len(found) == 8
+        for p in found:
+            assert 0 <= p["wait_s"] < p["end_s"] - p["start_s"]
+            assert (p["wait_s"] > 0) == (p["kind"] == waiting)

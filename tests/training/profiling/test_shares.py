@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from meshwright.training.profiling.categories import (
     FRAMES,
     PATTERNS,
+    WAIT,
     Category,
     category,
     operator_category,
@@ -56,6 +57,7 @@ OPERATORS = {
         "detach",
     ],
     Category.OPTIMIZER: ["aten::_fused_adamw_", "aten::_foreach_norm", "Optimizer.step#AdamW.step"],
+    Category.PIPELINE_WAIT: [WAIT],
     Category.COMMUNICATION: [
         "c10d::allreduce_",
         "gloo:all_reduce",
@@ -145,6 +147,20 @@ def test_what_an_operator_calls_belongs_to_it():
     kernels = {(k["name"], k["category"]): k["seconds"] for k in found["kernels"]}
     assert kernels["aten::mul", "optimizer"] == pytest.approx(10e-6)
     assert kernels["Optimizer.step#AdamW.step", "optimizer"] == pytest.approx(40e-6)
+
+
+def test_what_runs_while_a_send_or_receive_is_on_its_way_keeps_its_category():
+    """Gloo's ranges last from the call to the wait, on the thread that computes meanwhile."""
+    trace = [
+        step(1, 0, 100),
+        event("gloo:send", 1, 99, cat="user_annotation", lane=1),
+        event("gloo:recv", 5, 40, cat="user_annotation", lane=1),
+        event("aten::mm", 10, 20, cat="cpu_op", lane=1),
+        event(WAIT, 25, 40, cat="user_annotation", lane=1),
+        event("aten::mm", 50, 90, cat="cpu_op", lane=1),
+    ]
+    shares = {name: share for name, share in summarize({"traceEvents": trace})["shares"].items() if share}
+    assert shares == pytest.approx({"GEMM": 0.5, "pipeline wait": 0.15, "communication": 0.1, "idle": 0.25})
 
 
 def test_a_trace_without_a_step_is_refused():

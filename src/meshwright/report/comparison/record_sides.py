@@ -159,25 +159,19 @@ def _training_facts(done: TrainingRun) -> dict[str, str]:
 
 
 def _breakdown(done: TrainingRun) -> Breakdown | None:
-    """The profile's shares of the median step. Idle time counts as bubble up to the share of the schedule."""
+    """The profile's shares of the median step on its main process, which is of the first stage."""
     profile, rate = done.record.get("profile"), done.statistics["tokens_per_s_per_device"]
     if not profile or not _is_positive(rate):
         return None
-    shares, plan = profile["shares"], done.run.get("plan") or {}
-    stages, virtual = plan.get("pipeline") or 1, plan.get("virtual_pipeline") or 1
-    bubble, note = 0.0, "measured under the profiler"
-    if stages > 1:
-        ranks = max(1, int(plan.get("data_shard") or 1) * int(plan.get("data_replicate") or 1))
-        micro = max(1, int(done.run["global_batch"] // (ranks * (done.run.get("micro_batch") or 1))))
-        ideal = (stages - 1) / (virtual * micro + stages - 1)
-        bubble = min(shares.get("idle", 0.0), ideal)
-        note = (
-            f"idle time up to the schedule's bubble ({ideal:.1%}) counts as bubble: it is not measured apart"
-        )
+    shares, note = profile["shares"], "measured under the profiler"
+    bubble, idle = shares.get("pipeline wait", 0.0), shares.get("idle", 0.0)
+    if bubble:
+        note += "; its bubble is the measured wait of the first stage for the others"
+    elif ((done.run.get("plan") or {}).get("pipeline") or 1) > 1:
+        note += "; waits for other stages are not measured apart: they are among communication and host time"
     return Breakdown(
         kernel_s=sum(shares.get(c, 0.0) for c in KERNEL_CATEGORIES) / rate,
-        communication_s=shares.get("communication", 0.0) / rate, bubble_s=bubble / rate,
-        host_s=(shares.get("idle", 0.0) - bubble) / rate, note=note,
+        communication_s=shares.get("communication", 0.0) / rate, bubble_s=bubble / rate, host_s=idle / rate, note=note,
     )  # fmt: skip
 
 

@@ -25,8 +25,8 @@ LABELLED = 8
 LABEL_ROOM = (0.5, 0.08)
 """Logarithms of the rates, across and up, within which a second name would cover the first."""
 KERNEL_COLORS = {
-    "GEMM": BLUE, "attention": "#6bb0b8", "elementwise": GREEN, "optimizer": PURPLE, "communication": ORANGE,
-    "other": "#8a919b", "idle": RED,
+    "GEMM": BLUE, "attention": "#6bb0b8", "elementwise": GREEN, "optimizer": PURPLE, "pipeline wait": "#c2a83e",
+    "communication": ORANGE, "other": "#8a919b", "idle": RED,
 }  # fmt: skip
 CURVE_POINTS = 120
 LOSS_LABELS = 44

@@ -1,7 +1,7 @@
 """The passes of a pipeline as a profiled training measured them: a timeline, and times by stage.
 
-The files are `profile/passes-N.json` of the native engine, one for each pipeline rank. A pass includes its wait for the
-activations or gradients that it needs; the time between passes is idle, or sends.
+The files are `profile/passes-N.json` of the native engine, one for each pipeline rank. A pass begins with its wait for
+the activations or gradients of another rank, `wait_s`, and then computes.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ KINDS = {
     "F": ("forward", "#3f78b5"), "B": ("backward", "#d98a35"), "I": ("backward, inputs", "#d98a35"),
     "W": ("backward, weights", "#4c9a6a"),
 }  # fmt: skip
+WAITING = ("waiting for another rank", "#c9ced6")
 MOST_PASSES = 100_000
 
 
@@ -38,6 +39,17 @@ class MeasuredPass:
     micro_batch: int
     start_s: float
     end_s: float
+    wait_s: float | None  # None: the file does not tell it from computing
+
+    @property
+    def computing_from_s(self) -> float:
+        """End of the wait."""
+        return self.start_s + (self.wait_s or 0.0)
+
+    @property
+    def computing_s(self) -> float:
+        """Time without the wait."""
+        return self.end_s - self.computing_from_s
 
 
 def measured_passes(folder: Path) -> tuple[MeasuredPass, ...]:
@@ -65,35 +77,49 @@ def _pass(rank: Any, given: dict[str, Any]) -> MeasuredPass:
     start, end = float(given["start_s"]), float(given["end_s"])
     if given["kind"] not in KINDS or not 0 <= start <= end < math.inf:
         raise ValueError(f"a pass of kind {given['kind']!r} from {start} to {end} s")
+    wait = None if given.get("wait_s") is None else float(given["wait_s"])
+    if not 0 <= (wait or 0.0) <= (end - start) * (1 + 1e-9) + 1e-9:
+        raise ValueError(f"wait_s is {wait} in a pass of {end - start} s")
     return MeasuredPass(
         pipeline_rank=rank, stage=given["stage"], kind=given["kind"], micro_batch=given["micro_batch"],
-        start_s=start, end_s=end,
+        start_s=start, end_s=end, wait_s=wait,
     )  # fmt: skip
 
 
 def stages_table(passes: tuple[MeasuredPass, ...], *, name: str) -> TextTable:
-    """Median time of a pass by stage and kind, and the idle share of its rank."""
-    by_stage: dict[tuple[int, int, str], list[float]] = defaultdict(list)
+    """Median time of a pass by stage and kind, computing and waiting, and the time in which its rank computes none."""
+    by_stage: dict[tuple[int, int, str], list[MeasuredPass]] = defaultdict(list)
     for p in passes:
-        by_stage[p.pipeline_rank, p.stage, p.kind].append(p.end_s - p.start_s)
+        by_stage[p.pipeline_rank, p.stage, p.kind].append(p)
     idle = idle_ratios(passes)
+    rows = []
+    for (rank, stage, kind), found in sorted(by_stage.items()):
+        times = [p.computing_s for p in found]
+        waits = [p.wait_s for p in found if p.wait_s is not None]
+        rows.append(
+            (stage, rank, KINDS[kind][0], len(found), seconds(median(times)), seconds(max(times)),
+             _wait(waits), percent(idle[rank]))
+        )  # fmt: skip
     return TextTable(
         title=f"Measured pipeline of {name}: data",
-        headings=("stage", "rank", "pass", "n", "median", "longest", "rank idle"),
-        rows=[
-            (stage, rank, KINDS[kind][0], len(times), seconds(median(times)), seconds(max(times)), percent(idle[rank]))
-            for (rank, stage, kind), times in sorted(by_stage.items())
-        ],
+        headings=("stage", "rank", "pass", "n", "median", "longest", "median wait", "rank not computing"), rows=rows,
         text_columns=("pass",),
     )  # fmt: skip
 
 
+def _wait(waits: list[float]) -> str:
+    """Median of the waits of a kind of pass."""
+    if not waits:
+        return "not separated"
+    return seconds(median(waits)) if any(waits) else "0"
+
+
 def idle_ratios(passes: tuple[MeasuredPass, ...]) -> dict[int, float]:
-    """Share of the time between the first and the last pass of all ranks in which a rank has none."""
+    """Share of the time between the first and the last pass of all ranks in which a rank computes none."""
     begin, end = min(p.start_s for p in passes), max(p.end_s for p in passes)
     busy: dict[int, float] = defaultdict(float)
     for p in passes:
-        busy[p.pipeline_rank] += p.end_s - p.start_s
+        busy[p.pipeline_rank] += p.computing_s
     return {rank: max(0.0, 1 - s / (end - begin)) if end > begin else 0.0 for rank, s in busy.items()}
 
 
@@ -103,7 +129,10 @@ def passes_svg(passes: tuple[MeasuredPass, ...], *, name: str) -> str:
     begin = min(p.start_s for p in passes)
     colors: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
     for p in passes:
-        colors[KINDS[p.kind][1]].append((ranks.index(p.pipeline_rank), p.start_s - begin, p.end_s - begin))
+        row = ranks.index(p.pipeline_rank)
+        colors[KINDS[p.kind][1]].append((row, p.computing_from_s - begin, p.end_s - begin))
+        if p.wait_s:
+            colors[WAITING[1]].append((row, p.start_s - begin, p.computing_from_s - begin))
     blocks = {
         color: Blocks(row=np.array([r for r, _, _ in found]), start_s=np.array([s for _, s, _ in found]),
                       end_s=np.array([e for _, _, e in found]))
@@ -121,5 +150,6 @@ def drawn_windows(passes: tuple[MeasuredPass, ...]) -> list[tuple[float, float]]
 
 
 def passes_legend(passes: tuple[MeasuredPass, ...]) -> tuple[tuple[str, str], ...]:
-    """(name, colour) of the kinds of passes."""
-    return tuple(KINDS[kind] for kind in KINDS if any(p.kind == kind for p in passes))
+    """(name, colour) of the kinds of passes, and of waiting."""
+    kinds = tuple(KINDS[kind] for kind in KINDS if any(p.kind == kind for p in passes))
+    return (*kinds, WAITING) if any(p.wait_s for p in passes) else kinds

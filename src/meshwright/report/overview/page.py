@@ -54,9 +54,10 @@ from meshwright.report.timeline_blocks import MAX_DRAWN_PER_RANK
 
 MOST_CURVES = 8
 MEASURED_PASSES = (
-    "Measured passes are those of the last profiled step. A pass includes its wait for the activations or gradients "
-    "that it needs; every rank's time begins with its step. Predicted ones are of the run files in the report. Of more "
-    f"than {MAX_DRAWN_PER_RANK} passes of a rank the beginning and the end are drawn."
+    "Measured passes are those of the last profiled step. Before a pass computes it waits for the activations or "
+    "gradients of another rank, the transfer included; every rank's time begins with its step. Predicted passes are "
+    f"those of run files in the report. If a rank has more than {MAX_DRAWN_PER_RANK} passes, the figure shows the "
+    "beginning and the end of the step."
 )
 MOST_NOTES = 200
 """Endnotes on the page; the JSON document has all."""
@@ -297,7 +298,7 @@ def _measured_pipelines(found: RecordReport) -> list[ReportFigure]:
         idle = list(idle_ratios(entry.passes).values())
         figures.append(
             ReportFigure(
-                title=f"{entry.name}, measured: {len(idle)} ranks, {sum(idle) / len(idle):.1%} idle",
+                title=f"{entry.name}, measured: {len(idle)} ranks, {sum(idle) / len(idle):.1%} not computing",
                 data=stages_table(entry.passes, name=entry.name),
                 picture=passes_svg(entry.passes, name=entry.name), legend=passes_legend(entry.passes),
             )

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 
+WAIT = "meshwright pipeline wait"
+"""Name of the annotation in which a pass of a pipeline waits for another rank."""
+
 
 class Category(StrEnum):
     """Kinds of work, in the order in which an instant that two of them share is counted."""
@@ -20,6 +23,7 @@ class Category(StrEnum):
     ATTENTION = "attention"
     ELEMENTWISE = "elementwise"  # norms, softmax, activations, reductions, indexing, copies
     OPTIMIZER = "optimizer"
+    PIPELINE_WAIT = "pipeline wait"  # for a receive from another stage, its transfer included
     COMMUNICATION = "communication"  # what no computation hides
     OTHER = "other"
     IDLE = "idle"  # nothing runs: the host prepares, or waits
@@ -39,6 +43,7 @@ def _lines(category: Category, *lines: tuple[str, str]) -> list[Pattern]:
 
 
 PATTERNS = (
+    *_lines(Category.PIPELINE_WAIT, (rf"^{WAIT}$", "passes of the native engine's pipeline")),
     *_lines(
         Category.COMMUNICATION,
         (r"nccl(Dev)?Kernel|^nccl|rccl|msccl", "NCCL, RCCL and MSCCL++ kernels: ncclDevKernel_AllGather_RING_LL"),
@@ -97,7 +102,9 @@ FRAMES = (
 )  # fmt: skip
 """Operators of the host that only call others: their own time is no work on data."""
 
-DECISIVE = frozenset({Category.GEMM, Category.ATTENTION, Category.OPTIMIZER, Category.COMMUNICATION})
+DECISIVE = frozenset(
+    {Category.GEMM, Category.ATTENTION, Category.OPTIMIZER, Category.PIPELINE_WAIT, Category.COMMUNICATION}
+)
 """An operator of these decides for what it calls: a multiplication inside AdamW is the optimizer's."""
 
 

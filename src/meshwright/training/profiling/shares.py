@@ -21,6 +21,7 @@ import numpy as np
 
 from meshwright.training.profiling.categories import (
     DECISIVE,
+    WAIT,
     Category,
     category,
     operator_category,
@@ -90,8 +91,9 @@ PASS = re.compile(r"PP:(?P<stage>\d+)(?P<kind>[FBIW])(?P<micro>\d+)")
 def passes(trace: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Passes of the last profiled step on one rank, in order; seconds from the begin of the step.
 
-    Kinds: F forward, B backward, I gradients of inputs, W gradients of weights. On a GPU a pass lasts from its first
-    to its last kernel where the trace has that range, and otherwise while the host issues it.
+    Kinds: F forward, B backward, I gradients of inputs, W gradients of weights. `wait_s` is the part of a pass in which
+    it waits for its activations or gradients from another rank. On a GPU a pass lasts from its first to its last kernel
+    where the trace has that range, which no wait is part of, and otherwise while the host issues it.
     """
     events = [e for e in trace["traceEvents"] if e.get("ph") == "X"]
     steps = [e for e in events if e["name"].startswith(STEP) and e.get("cat") == "user_annotation"]
@@ -101,11 +103,13 @@ def passes(trace: Mapping[str, Any]) -> list[dict[str, Any]]:
     begin, end = float(last["ts"]), float(last["ts"]) + float(last["dur"])
     named = [(e, match) for e in events if (match := PASS.fullmatch(e["name"])) is not None]
     on_device = [pair for pair in named if pair[0].get("cat") == "gpu_user_annotation"]
+    waits = [] if on_device else [(float(e["ts"]), float(e["dur"])) for e in events if e["name"] == WAIT]
     return sorted(
         (
             {
                 "stage": int(match["stage"]), "kind": match["kind"], "micro_batch": int(match["micro"]),
-                "start_s": (float(e["ts"]) - begin) / 1e6, "end_s": (float(e["ts"]) + float(e["dur"]) - begin) / 1e6,
+                "start_s": (float(e["ts"]) - begin) / 1e6, "end_s": (end_us(e) - begin) / 1e6,
+                "wait_s": sum(us for start, us in waits if float(e["ts"]) <= start < end_us(e)) / 1e6,
             }
             for e, match in on_device or named
             if begin <= float(e["ts"]) < end
@@ -131,12 +135,16 @@ def device_events(events: Iterable[Mapping[str, Any]]) -> list[Event]:
 
 
 def host_events(events: Iterable[Mapping[str, Any]]) -> list[Event]:
-    """Operators of the host. One called by another on its thread is nested in it and may inherit its category."""
+    """Operators of the host. One called by another on its thread is nested in it and may inherit its category.
+
+    A send or receive of Gloo lasts from its call to the wait for it, with whatever its thread computes meanwhile: a
+    receive has a lane of its own, and a send, for which nothing waits, does not count.
+    """
     lanes: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
     for e in events:
         is_annotation = e.get("cat") == "user_annotation" and operator_category(e["name"]) in DECISIVE
-        if e.get("cat") in HOST_EVENTS or is_annotation:
-            lanes[e.get("pid"), e.get("tid")].append(e)
+        if (e.get("cat") in HOST_EVENTS or is_annotation) and e["name"] != "gloo:send":
+            lanes[e.get("pid"), e.get("tid"), e["name"] == "gloo:recv"].append(e)
     return [event for lane, inside in lanes.items() for event in nested_events(inside, lane)]
 
 

@@ -54,15 +54,23 @@ def test_the_gap_of_like_for_like_adds_up(folders):
     assert gap.before.bubble_s == 0
 
 
-def test_idle_time_of_a_pipeline_is_bubble_as_far_as_the_schedule_has_one(tmp_path):
-    plan = {"pipeline": 4, "virtual_pipeline": 1, "data_shard": 2, "data_replicate": 1}
-    write_training(tmp_path / "a", run__plan=plan, run__global_batch=512)
-    write_training(tmp_path / "b", run__global_batch=512)
-    found = compare_items([str(tmp_path / "b"), str(tmp_path / "a")], is_like_for_like=True)
-    bubble = found.gaps[0].after
-    # 256 micro-batches on 4 stages: 3 of 259 of the time; the profile has 5 % idle.
-    assert bubble.bubble_s * 9362 == pytest.approx(3 / 259)
-    assert (bubble.bubble_s + bubble.host_s) * 9362 == pytest.approx(0.05)
+def test_the_bubble_of_a_gap_is_the_measured_wait_for_other_stages(tmp_path):
+    shares = {"GEMM": 0.7, "communication": 0.1, "pipeline wait": 0.15, "idle": 0.05}
+    write_training(tmp_path / "waits", run__plan={"pipeline": 4}, profile__shares=shares)
+    write_training(tmp_path / "flat")
+    found = compare_items([str(tmp_path / "flat"), str(tmp_path / "waits")], is_like_for_like=True)
+    after = found.gaps[0].after
+    assert after.bubble_s * 9362 == pytest.approx(0.15)
+    assert after.host_s * 9362 == pytest.approx(0.05)
+    assert "measured wait" in after.note
+
+
+def test_a_pipeline_whose_waits_are_not_measured_apart_has_no_bubble_and_says_so(tmp_path):
+    write_training(tmp_path / "a", run__plan={"pipeline": 4})
+    write_training(tmp_path / "b")
+    after = compare_items([str(tmp_path / "b"), str(tmp_path / "a")], is_like_for_like=True).gaps[0].after
+    assert (after.bubble_s, after.host_s * 9362) == (0, pytest.approx(0.05))
+    assert "not measured apart" in after.note
 
 
 @pytest.mark.parametrize(

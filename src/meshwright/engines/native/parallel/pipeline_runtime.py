@@ -7,6 +7,7 @@ one that runs, and the two cannot drift apart.
     F  forward    B  backward    I  gradient of the input    W  gradient of the weights
 
 Where B is split, I of the first stage does nothing (its result is unused) and its W is the whole backward pass.
+The wait for a receive, at the begin of F, B and I, is a range of its own in a profile (`profiling.categories.WAIT`).
 
 PyTorch 2.13 calls that runtime internal and documents that it accepts a table; `_runtime` raises a clear error where
 a release has moved it.
@@ -20,12 +21,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from meshwright.cost.pipeline.orders import OpKind, RankOrder
 from meshwright.cost.pipeline.schedules import PipelineShape, rank_orders
 from meshwright.errors import MissingDependencyError
+from meshwright.training.profiling.categories import WAIT
 
 if TYPE_CHECKING:
+    from torch.distributed import Work
     from torch.distributed.pipelining import PipelineStage
 
 LETTERS = {
@@ -58,6 +62,7 @@ class PipelineRuntime:
             for rank, order in enumerate(rank_orders(shape))
         }
         self.runtime._prepare_schedule_with_comms(order)
+        self.runtime.fwd_recv_ops, self.runtime.bwd_recv_ops = _Receives(), _Receives()
         self.both = self.runtime.pipeline_order_with_comms
         self.forward = {
             rank: [a for a in actions if a.computation_type.value not in IN_BACKWARD]
@@ -73,6 +78,20 @@ class PipelineRuntime:
         """Run the forward passes, in the same order."""
         self.runtime.pipeline_order_with_comms = self.forward
         self.runtime.eval(*inputs, return_outputs=False, **given)
+
+
+class _Receives(dict[tuple[int, int], "list[Work]"]):
+    """Receives by stage and micro-batch, which a pass takes out when it needs them. The wait is a range of its own.
+
+    What a pass takes out has arrived: nothing is left for the runtime to wait for.
+    """
+
+    def pop(self, *key: Any) -> list[Work]:
+        works = super().pop(*key)
+        with record_function(WAIT):
+            for work in works:
+                work.wait()
+        return []
 
 
 def action_names(order: RankOrder) -> list[str]:
