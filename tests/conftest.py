@@ -175,6 +175,12 @@ def without_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     measure_nothing(monkeypatch.setattr)
 
 
+@pytest.fixture
+def without_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`meshwright train` in this process draws no report, which takes longer than a training of a few steps."""
+    monkeypatch.setattr("meshwright.cli.train._write_page", lambda folder: None)
+
+
 START_AT_ZERO = ("bias", "lora_b.weight")
 """Parameters that are nothing but their updates after the compared steps: up to 1.6e-5 apart with tensor parallelism.
 

@@ -6,6 +6,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -31,17 +32,46 @@ THEIR_TERMS = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModuleNames:
+    """What a module names, without its syntax tree, which would stay in memory for all later tests."""
+
+    where: str  # below the package
+    defined: tuple[tuple[int, str], ...]  # line and name; the first is the module's
+    docstrings: tuple[tuple[int, str], ...]  # line and first line
+    public_classes: tuple[str, ...]
+
+
 @cache
-def modules() -> dict[Path, ast.Module]:
-    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SOURCE.rglob("*.py"))}
+def modules() -> tuple[ModuleNames, ...]:
+    return tuple(names_of(path) for path in sorted(SOURCE.rglob("*.py")))
 
 
-def banned() -> set[str]:
+def names_of(path: Path) -> ModuleNames:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    name = path.parent.name if path.name == "__init__.py" else path.stem
+    defined, docstrings = [(1, name)], []
+    for node in ast.walk(tree):
+        defined += names_in(node)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            docstring = ast.get_docstring(node, clean=False)
+            if docstring:
+                docstrings.append((getattr(node, "lineno", 1), docstring.strip().splitlines()[0]))
+    classes = [n.name for n in tree.body if isinstance(n, ast.ClassDef) and not n.name.startswith("_")]
+    return ModuleNames(
+        where=path.relative_to(SOURCE).as_posix(),
+        defined=tuple(defined),
+        docstrings=tuple(docstrings),
+        public_classes=tuple(classes),
+    )
+
+
+def banned() -> frozenset[str]:
     """Terms that the glossary rejects, as parts of identifiers, and those of `UNCLEAR`."""
     rejected = {
         t.strip() for m in NOT.finditer(GLOSSARY.read_text(encoding="utf-8")) for t in m["terms"].split(",")
     }
-    return {term.replace(" ", "_").replace("-", "_").lower() for term in rejected} | set(UNCLEAR)
+    return frozenset(term.replace(" ", "_").replace("-", "_").lower() for term in [*rejected, *UNCLEAR])
 
 
 def parts(name: str) -> str:
@@ -49,57 +79,53 @@ def parts(name: str) -> str:
     return f"_{re.sub(r'(?<=[a-z0-9])(?=[A-Z])', '_', name).lower().strip('_')}_"
 
 
-def banned_part(name: str, terms: set[str]) -> str | None:
+@cache
+def banned_part(name: str, terms: frozenset[str]) -> str | None:
     """The banned term that `name` holds, in singular or plural."""
-    return next((t for t in sorted(terms) if re.search(rf"_{t}s?_", parts(name))), None)
+    found = re.search(rf"_({'|'.join(sorted(terms))})s?_", parts(name))
+    return found and found[1]
 
 
-def defined(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Line and name of each definition: classes, functions, parameters, variables, fields."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node.lineno, node.name
-        elif isinstance(node, ast.arg):
-            yield node.lineno, node.arg
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.lineno, node.id
+def names_in(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and name of a definition: class, function, parameter, variable, field."""
+    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        yield node.lineno, node.name
+    elif isinstance(node, ast.arg):
+        yield node.lineno, node.arg
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.lineno, node.id
 
 
 def test_parts_of_names():
     assert parts("_StepLog") == "_step_log_"
-    assert banned_part("MeasuredExchanges", {"exchange"}) == "exchange"
-    assert banned_part("words_of", {"word"}) == "word"
-    assert banned_part("password", {"word"}) is None
+    assert banned_part("MeasuredExchanges", frozenset({"exchange"})) == "exchange"
+    assert banned_part("words_of", frozenset({"word"})) == "word"
+    assert banned_part("password", frozenset({"word"})) is None
 
 
 def test_identifiers_use_the_terms_of_the_glossary():
     terms, found = banned(), []
-    for path, tree in modules().items():
-        where = path.relative_to(SOURCE).as_posix()
-        allowed = {term for term, rooms in THEIR_TERMS.items() if where.startswith(rooms)}
-        for line, name in defined(tree):
+    for module in modules():
+        allowed = {term for term, rooms in THEIR_TERMS.items() if module.where.startswith(rooms)}
+        for line, name in module.defined:
             if (term := banned_part(name, terms - allowed)) is not None:
-                found.append(f"{where}:{line}: {name} ({term})")
+                found.append(f"{module.where}:{line}: {name} ({term})")
     assert "\n".join(found) == ""
 
 
 def test_docstrings_open_with_a_verb_or_a_noun():
-    found = []
-    for path, tree in modules().items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                docstring = ast.get_docstring(node)
-                if docstring and INDIRECT.match(docstring):
-                    found.append(
-                        f"{path.relative_to(SOURCE)}:{getattr(node, 'lineno', 1)}: {docstring.splitlines()[0]}"
-                    )
+    found = [
+        f"{module.where}:{line}: {docstring}"
+        for module in modules()
+        for line, docstring in module.docstrings
+        if INDIRECT.match(docstring)
+    ]
     assert "\n".join(found) == ""
 
 
 def test_no_two_public_classes_share_a_name():
     homes = defaultdict(list)
-    for path, tree in modules().items():
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                homes[node.name].append(str(path.relative_to(SOURCE)))
+    for module in modules():
+        for name in module.public_classes:
+            homes[name].append(module.where)
     assert {name: where for name, where in homes.items() if len(where) > 1} == {}

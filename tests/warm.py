@@ -29,9 +29,11 @@ PRELOADED = (
     "torch.distributed.fsdp",
     "torch.distributed.pipelining",
     "numpy.random",
+    "altair",  # a third of a second of each page
     "meshwright.engines.native.contract",
     "meshwright.engines.native.rehearsal",
     "meshwright.engines.native.trainer",
+    "meshwright.report.training_page",
     *(
         f"meshwright.cli.{name}"
         for name in (

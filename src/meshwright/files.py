@@ -1,4 +1,7 @@
-"""Atomic writes, folder locks and the cache folder. A killed process never leaves a partial file behind."""
+"""Atomic writes, documents with a schema, folder locks and the cache folder.
+
+A killed process never leaves a partial file behind.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from meshwright.errors import InputError
 
 
 @contextmanager
@@ -34,6 +40,24 @@ def write_atomically(path: Path, text: str | bytes) -> None:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def document_of(document: object, *, schema: str, refusal: str) -> dict[str, Any]:
+    """Return a parsed JSON document that names `schema`. Raises InputError with the words of `refusal`."""
+    if isinstance(document, dict) and document.get("schema") == schema:
+        return document
+    got = document.get("schema") if isinstance(document, dict) else type(document).__name__
+    raise InputError(refusal, got=got, allowed=schema)
+
+
+@contextmanager
+def refused_with(refusal: str, *, hint: str | None = None) -> Iterator[None]:
+    """Raise InputError with these words where a key of a document is missing or a value is none of its kind."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else error
+        raise InputError(f"{refusal}: {what}", hint=hint) from None
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -10,21 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import train_cpu
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "train-cpu.md"
 RECORD = ROOT / "benchmarks" / "records" / "train_cpu.json"
-SCRIPT = ROOT / "benchmarks" / "train_cpu.py"
-
-
-@pytest.fixture(scope="module")
-def benchmark():
-    spec = importlib.util.spec_from_file_location("train_cpu", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["train_cpu"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -32,29 +21,29 @@ def record():
     return json.loads(RECORD.read_text(encoding="utf-8"))
 
 
-def test_the_page_is_the_record(benchmark, record, tmp_path):
-    assert benchmark.measured_part(record) in PAGE.read_text(encoding="utf-8")
+def test_the_page_is_the_record(record, tmp_path):
+    assert train_cpu.measured_part(record) in PAGE.read_text(encoding="utf-8")
     copy = tmp_path / "page.md"
-    copy.write_text(f"before\n{benchmark.BEGIN}\nold\n{benchmark.END}\nafter\n", encoding="utf-8")
-    benchmark.write_page(copy, record)
+    copy.write_text(f"before\n{train_cpu.BEGIN}\nold\n{train_cpu.END}\nafter\n", encoding="utf-8")
+    train_cpu.write_page(copy, record)
     lines = copy.read_text(encoding="utf-8").splitlines()
     assert (lines[0], lines[-1]) == ("before", "after")
     assert "old" not in lines
 
 
-def test_the_record_is_whole(benchmark, record):
+def test_the_record_is_whole(record):
     assert {"device", "software", "command", "date", "contenders", "git_commit"} <= record.keys()
-    assert record["cases"].keys() <= {case.name for case in benchmark.CASES}
+    assert record["cases"].keys() <= {case.name for case in train_cpu.CASES}
     assert "tiny bf16" in record["cases"]
     for name, rows in record["cases"].items():
-        assert set(rows) == set(benchmark.CONTENDERS) - set(record["not_run"]), name
+        assert set(rows) == set(train_cpu.CONTENDERS) - set(record["not_run"]), name
         assert all(row["losses_agree"] for row in rows.values()), name
 
 
-def test_losses_that_differ_are_seen(benchmark):
+def test_losses_that_differ_are_seen():
     def measured(*losses):
         return [
-            benchmark.Measured(
+            train_cpu.Measured(
                 losses=list(losses),
                 tokens_per_s=1.0,
                 tokens_per_cpu_s=2.0,
@@ -68,7 +57,7 @@ def test_losses_that_differ_are_seen(benchmark):
         "plain loop": measured(8.0, 7.0001),
         "litgpt": measured(8.0, 7.1),
     }
-    rows = benchmark.summary(rounds, case=benchmark.CASES[1])
+    rows = train_cpu.summary(rounds, case=train_cpu.CASES[1])
     assert [row["losses_agree"] for row in rows.values()] == [True, True, False]
 
 
@@ -76,7 +65,7 @@ def test_losses_that_differ_are_seen(benchmark):
 def test_a_quick_run_measures_every_contender_that_is_installed(tmp_path):
     pytest.importorskip("torch")
     out = tmp_path / "record.json"
-    command = [sys.executable, str(SCRIPT), "--quick", "--threads", "1", "--record", str(out)]
+    command = [sys.executable, train_cpu.__file__, "--quick", "--threads", "1", "--record", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text(encoding="utf-8"))

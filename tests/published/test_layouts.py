@@ -6,13 +6,12 @@ says (and some), and among plans that were measured the published one comes firs
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from benchmarks import found_layouts
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "found-layouts.md"
@@ -21,17 +20,6 @@ FOUND = re.compile(
 )
 
 
-def load_benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("found_layouts", ROOT / "benchmarks" / "found_layouts.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["found_layouts"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-BENCHMARK = load_benchmark()
 STATED = {
     m["title"]: (int(m["rank"]), float(m["gap"]) / 100) for m in FOUND.finditer(PAGE.read_text("utf-8"))
 }
@@ -41,19 +29,19 @@ SLACK = 0.03
 
 
 def choices() -> list:
-    published = BENCHMARK.published_runs()
+    published = found_layouts.published_runs()
     return [
         pytest.param(
             choice,
             id=choice.id,
             marks=[pytest.mark.slow] if published[choice.id].conditions.num_devices > LARGE else [],
         )
-        for choice in BENCHMARK.CHOICES
+        for choice in found_layouts.CHOICES
     ]
 
 
 def test_the_document_lists_every_choice():
-    assert list(STATED) == [choice.title for choice in BENCHMARK.CHOICES]
+    assert list(STATED) == [choice.title for choice in found_layouts.CHOICES]
 
 
 def test_a_third_of_all_is_within_the_top_three_and_two_thirds_within_a_tenth():
@@ -63,7 +51,7 @@ def test_a_third_of_all_is_within_the_top_three_and_two_thirds_within_a_tenth():
 
 @pytest.mark.parametrize("choice", choices())
 def test_the_published_layout(choice):
-    found = BENCHMARK.find(choice)
+    found = found_layouts.find(choice)
     rank, gap = STATED[choice.title]
     assert found.rank is not None
     assert found.gap <= gap + SLACK or found.rank <= 3
@@ -71,6 +59,6 @@ def test_the_published_layout(choice):
     assert found.best.num_devices == found.plan.num_devices
 
 
-@pytest.mark.parametrize("choice", BENCHMARK.CHOICES, ids=lambda c: c.id)
+@pytest.mark.parametrize("choice", found_layouts.CHOICES, ids=lambda c: c.id)
 def test_among_measured_plans_the_best_one_leads(choice):
-    assert BENCHMARK.among_measured(choice)["rank_of_measured"] <= 2
+    assert found_layouts.among_measured(choice)["rank_of_measured"] <= 2

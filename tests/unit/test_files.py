@@ -1,4 +1,4 @@
-"""Files that are either whole or absent."""
+"""Files that are either whole or absent, and documents that are what they say."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.files import naming, write_atomically
+from meshwright.errors import InputError
+from meshwright.files import document_of, naming, refused_with, write_atomically
 
 
 def test_writes_utf_8(tmp_path):
@@ -68,3 +69,22 @@ def test_an_error_of_a_full_disk_names_the_file(tmp_path):
     with pytest.raises(FileNotFoundError) as caught, naming(tmp_path):
         (tmp_path / "absent").read_text()
     assert caught.value.filename == str(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("document", "got"), [({"schema": "a/2"}, "got 'a/2'"), ({}, "no list"), ([1], "got 'list'")]
+)
+def test_a_document_of_another_schema_is_refused(document, got):
+    with pytest.raises(InputError) as raised:
+        document_of(document, schema="a/1", refusal="no list")
+    assert got in raised.value.message
+    assert raised.value.message.endswith("allowed: a/1")
+    assert document_of({"schema": "a/1"}, schema="a/1", refusal="no list") == {"schema": "a/1"}
+
+
+def test_a_key_that_is_missing_is_named_and_a_value_says_what_is_wrong():
+    with pytest.raises(InputError, match=r"^no list: 'rows' is missing$"), refused_with("no list"):
+        {}["rows"]
+    with pytest.raises(InputError, match=r"^no list: rows: -1") as raised, refused_with("no list", hint="h"):
+        raise ValueError("rows: -1")
+    assert raised.value.hint == "h"

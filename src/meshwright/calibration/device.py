@@ -23,6 +23,7 @@ from meshwright.calibration.communication import MeasuredCollectives
 from meshwright.calibration.correction import EfficiencyCorrection
 from meshwright.calibration.parameters import Calibration, MeasuredParameter, fitted, prior
 from meshwright.errors import InputError
+from meshwright.files import document_of, refused_with
 from meshwright.specs.hardware import HERE, Accelerator, Cluster, Fabric
 
 SCHEMA = "meshwright device calibration 4"
@@ -227,14 +228,9 @@ def _read(path: str, changed_ns: int) -> DeviceCalibration:
         raise InputError(f"{where}: not a JSON document") from None
     if isinstance(document, dict) and document.get("schema") == SCHEMA_3:
         document = {**_renamed(document), "schema": SCHEMA}
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        got = document.get("schema") if isinstance(document, dict) else type(document).__name__
-        raise InputError(f"{path}: not a calibration of a device", got=got, allowed=SCHEMA)
-    try:
-        return _from_document(document)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
-        raise InputError(f"{path}: not a calibration of a device: {what}") from None
+    refusal = f"{path}: not a calibration of a device"
+    with refused_with(refusal):
+        return _from_document(document_of(document, schema=SCHEMA, refusal=refusal))
 
 
 def _renamed(document: Any) -> Any:

@@ -24,6 +24,7 @@ from typing import Any, cast
 import torch
 
 from meshwright.errors import InputError
+from meshwright.files import document_of, refused_with
 from meshwright.kernels.linear import GemmKind, GemmRoute, LinearShape, using_routes
 from meshwright.specs.plan import Plan
 from meshwright.training import device as devices
@@ -120,14 +121,9 @@ def load(path: str | os.PathLike[str]) -> GemmTuning:
         document = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError):
         raise InputError(f"gemm_tuning {name!r} is cut short or no JSON document", hint=RETUNE_HINT) from None
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        got = document.get("schema") if isinstance(document, dict) else type(document).__name__
-        raise InputError(f"{name} is no file of tuned GEMMs", got=got, allowed=SCHEMA)
-    try:
-        return _from_document(document)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else error
-        raise InputError(f"{name} is no file of tuned GEMMs: {what}", hint=RETUNE_HINT) from None
+    refusal = f"{name} is no file of tuned GEMMs"
+    with refused_with(refusal, hint=RETUNE_HINT):
+        return _from_document(document_of(document, schema=SCHEMA, refusal=refusal))
 
 
 def _from_document(document: dict[str, Any]) -> GemmTuning:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -14,11 +13,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-_spec = importlib.util.spec_from_file_location("slurm_cluster", Path(__file__).with_name("slurm_cluster.py"))
-assert _spec is not None
-assert _spec.loader is not None
-slurm = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(slurm)
+from tests.engines.launch import slurm_cluster as slurm
 
 pytestmark = [
     pytest.mark.slow,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -13,12 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-_spec = importlib.util.spec_from_file_location("two_hosts", Path(__file__).with_name("two_hosts.py"))
-assert _spec is not None
-assert _spec.loader is not None
-hosts = importlib.util.module_from_spec(_spec)
-sys.modules["two_hosts"] = hosts  # dataclasses look their module up
-_spec.loader.exec_module(hosts)
+from tests.engines.launch import two_hosts as hosts
 
 pytestmark = [
     pytest.mark.slow,

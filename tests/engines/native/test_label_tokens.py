@@ -167,10 +167,10 @@ def test_a_run_may_change_to_labels_and_back(train) -> None:
     _, middle = train("run", "train.steps=4", resume=True)
     after = middle[-1]["batch"] + middle[-1]["batches"]
     assert middle[2]["batch"] == 2
-    by_tokens = ("batch.label_tokens=null", "train.steps=null", "train.tokens=10_000")
+    by_tokens = ("batch.label_tokens=null", "train.steps=null", "train.tokens=3_000")
     record, last = train("run", *by_tokens, resume=True)
     assert last[4]["batch"] == after
-    steps = 4 + math.ceil((10_000 - middle[-1]["tokens"]) / 128)
+    steps = 4 + math.ceil((3_000 - middle[-1]["tokens"]) / 128)
     assert (record.statistics["steps"], last[-1]["tokens"]) == (
         steps,
         middle[-1]["tokens"] + 128 * (steps - 4),

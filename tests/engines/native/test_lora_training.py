@@ -25,11 +25,11 @@ from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
 from meshwright.training.models import build_model, init_weights
 from meshwright.training.weights import load_adapters, save_weights
 
-pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring")
+pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring", "without_page")
 
 CPU = torch.device("cpu")
 TEXT = """
-model: {name: tiny, hidden: 32, num_layers: 4, vocab: 64, ffn_hidden: 64, attention: {num_heads: 4, num_kv_heads: 2}}
+model: {name: tiny, hidden: 32, num_layers: 2, vocab: 64, ffn_hidden: 64, attention: {num_heads: 4, num_kv_heads: 2}}
 task: lora
 lora: {rank: 3, targets: [query, value, output, up, down]}
 data: {source: synthetic, sequence_length: 16}
@@ -217,7 +217,7 @@ def test_only_adapters_have_masters_states_and_gradients(base, base_format):
     assert all(".lora_" in name for name in parts.state())
     held = sum(t.nbytes for t in [*frozen, *module.buffers()])
     everything = 2 * sum(p.numel() for p in build_model(run.model).parameters())
-    share = {"full": 1.0, "int8": 0.62, "nf4": 0.42}[base_format]  # embedding, head and norms stay in 16 bits
+    share = {"full": 1.0, "int8": 0.64, "nf4": 0.42}[base_format]  # embedding, head and norms stay in 16 bits
     assert held <= share * everything
 
 
@@ -228,7 +228,7 @@ def test_only_adapters_have_masters_states_and_gradients(base, base_format):
         (("lora.base_format=int8",), "lora.base_format"),
         ((*LATENT, "lora.targets=[qkv]"), "lora.targets"),
         (("lora.base_format=nf4", "weights=w", "parallel={data_shard: 1, tensor: 2}"), "parallel.tensor"),
-        (("parallel={data_shard: 1, pipeline: 2, layers_per_stage: [0, 4]}",), "parallel.layers_per_stage"),
+        (("parallel={data_shard: 1, pipeline: 2, layers_per_stage: [0, 2]}",), "parallel.layers_per_stage"),
         (
             ("lora.base_format=nf4", "weights=w", "parallel={data_shard: 2, sharding: parameters}"),
             "parallel.sharding",
@@ -283,14 +283,14 @@ def test_a_quantised_base_trains_without_a_prediction(tuned, base_format, parall
 
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path, tiny_run, wait_for):
     lora = {"task": "lora", "lora": "{rank: 4, dropout: 0.2}"}
-    train = "{steps: 60, checkpoint: {folder: saved, every_steps: 10}}"
+    train = "{steps: 30, checkpoint: {folder: saved, every_steps: 10}}"
     whole, killed = (tiny_run(tmp_path / name, train=train, **lora) for name in ("whole", "killed"))
     whole.train()
     process = killed.start()
     wait_for(killed.checkpoints, process)
     killed.kill(process)
     assert process.returncode == -signal.SIGKILL
-    assert len(killed.losses()) < 60
+    assert len(killed.losses()) < 30
     killed.train("--resume")
     assert killed.losses() == whole.losses()
 
@@ -339,7 +339,7 @@ def test_results_in_other_formats_are_the_same_model(tuned, meshwright, base, ta
     """peft on the base, the merged weights, and our own model give the same logits."""
     targets = f"lora.targets={targets}"
     record = tuned("a", "model.family=LlamaForCausalLM", targets)
-    assert record["statistics"]["trained_parameters"] == 4 * 3 * widths
+    assert record["statistics"]["trained_parameters"] == 2 * 3 * widths
     tokens = torch.randint(64, (2, 12), generator=torch.Generator().manual_seed(3))
     run = lora_run(targets)
     parts = assemble(run, coordinates=MeshCoordinates(plan=Plan(), device=CPU), weights=base)

@@ -24,7 +24,7 @@ from meshwright.training.models.token_layout import Chunks
 pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring")
 
 FULL = Sharding.PARAMETERS
-LONGER = ("model.vocab=260", "data.sequence_length=32", "batch.global_sequences=4")
+LONGER = ("model.vocab=260", "model.num_layers=2", "data.sequence_length=32", "batch.global_sequences=4")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def answers(run, tmp_path, monkeypatch):
     return replace(run, data=Data(source=str(file), tokenizer="bytes"))
 
 
-def windowed(run, window, num_layers=2):
+def windowed(run, window, num_layers=1):
     attention = replace(run.model.attention, window=window, num_windowed_layers=num_layers)
     return replace(run, model=replace(run.model, attention=attention))
 
@@ -98,7 +98,10 @@ def test_more_combinations_equal_one(run, equals_one_process):
             (run, Plan(context=4, sharding=Sharding.GRADIENTS)),
             (run, Plan(context=2, data_replicate=2, sharding=FULL)),
             (run, Plan(context=2, tensor=2, sequence_parallel=False, micro_batch=2)),
-            (run, Plan(context=2, pipeline=2, virtual_pipeline=2, schedule=Schedule.INTERLEAVED)),
+            (
+                replace(run, model=replace(run.model, num_layers=4)),
+                Plan(context=2, pipeline=2, virtual_pipeline=2, schedule=Schedule.INTERLEAVED),
+            ),
         ]
     )
 

@@ -118,9 +118,9 @@ def test_padding_is_no_load_on_two_ranks(equals_one_process, padded):
     runs = padded(as_mixtral()), padded(as_deepseek())
     equals_one_process(
         [
-            (runs[0], Plan(data_shard=2, expert=2, micro_batch=2, sharding=FULL)),
-            (runs[1], Plan(tensor=2, expert=2, micro_batch=4)),
-            (runs[1], Plan(context=2, expert=2, micro_batch=4)),
+            (shallow(runs[0]), Plan(data_shard=2, expert=2, micro_batch=2, sharding=FULL)),
+            (shallow(runs[1]), Plan(tensor=2, expert=2, micro_batch=4)),
+            (shallow(runs[1]), Plan(context=2, expert=2, micro_batch=4)),
             (runs[1], Plan(pipeline=2, micro_batch=4, recompute=Recompute.FULL)),
         ]
     )
@@ -130,14 +130,17 @@ def test_padding_is_no_load_on_two_ranks(equals_one_process, padded):
 def test_four_ranks_equal_one(equals_one_process):
     equals_one_process(
         [
-            (as_deepseek(), Plan(data_shard=4, expert=2, sharding=FULL, micro_batch=2)),
-            (as_deepseek(), Plan(tensor=2, data_shard=2, expert=2, sharding=FULL, micro_batch=4)),
+            (shallow(as_deepseek()), Plan(data_shard=4, expert=2, sharding=FULL, micro_batch=2)),
+            (shallow(as_deepseek()), Plan(tensor=2, data_shard=2, expert=2, sharding=FULL, micro_batch=4)),
             (as_deepseek(), Plan(pipeline=2, data_shard=2, expert=2, micro_batch=2)),
             (
                 as_deepseek(),
                 Plan(pipeline=2, data_shard=2, expert=2, micro_batch=1, schedule=Schedule.ZERO_BUBBLE),
             ),
-            (as_qwen3(), Plan(data_shard=4, expert=2, expert_tensor=2, sharding=FULL, micro_batch=2)),
+            (
+                shallow(as_qwen3()),
+                Plan(data_shard=4, expert=2, expert_tensor=2, sharding=FULL, micro_batch=2),
+            ),
         ]
     )
 
@@ -188,7 +191,7 @@ def is_same(left, right):
 
 
 def save_then_load_elsewhere(rank: int, num_ranks: int, folder: Path) -> None:
-    run, cpu = as_deepseek(), torch.device("cpu")
+    run, cpu = shallow(as_deepseek()), torch.device("cpu")
     plan = Plan(data_shard=4, expert=2, sharding=FULL)
     coordinates = mesh_coordinates(plan=plan, device=cpu, rank=rank, num_ranks=num_ranks)
     parts = assemble(run, coordinates=coordinates)
@@ -216,7 +219,7 @@ def save_then_load_elsewhere(rank: int, num_ranks: int, folder: Path) -> None:
 def test_a_checkpoint_loads_under_any_division_and_alone(tmp_path):
     run_ranks(save_then_load_elsewhere, tmp_path, num_ranks=4, device_type="cpu")
     saved = torch.load(tmp_path / "saved.pt")
-    run = as_deepseek()
+    run = shallow(as_deepseek())
     run = replace(run, train=replace(run.train, seed=9))
     parts = assemble(run, coordinates=MeshCoordinates(plan=Plan(), device=torch.device("cpu")))
     checkpoint.load(checkpoint.newest(tmp_path), into=parts.state())

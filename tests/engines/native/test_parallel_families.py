@@ -18,9 +18,9 @@ from meshwright.specs.run import Task
 
 pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring")
 
-LONGER = ("data.sequence_length=32", "batch.global_sequences=4")
+LONGER = ("data.sequence_length=32", "batch.global_sequences=4", "model.num_layers=2")
 GEMMA = (
-    "model.attention={num_heads: 4, num_kv_heads: 2, head_dim: 16, window: 7, window_pattern: [true, true, false], "
+    "model.attention={num_heads: 4, num_kv_heads: 2, head_dim: 16, window: 7, window_pattern: [true, false], "
     "score_divisor: 24, score_cap: 0.05}",
     "model.logit_cap=0.5", "model.activation=gelu_tanh", "model.norm_placement=both", "model.zero_centered_norms=true",
     "model.scaled_embeddings=true", "model.tied_embeddings=true", "model.windowed_rope={theta: 100}",
@@ -30,7 +30,7 @@ OLMO = ("model.norm_placement=after",)
 PHI = (
     "model.rope={theta: 100, scaling: longrope, factor: 2, original_context: 16, rotated_share: 0.75, "
     "short_factors: [1, 1.1, 1.3], long_factors: [1, 1.5, 3]}",
-    "model.attention.window=9", "model.attention.num_windowed_layers=4",
+    "model.attention.window=9", "model.attention.num_windowed_layers=2",
 )  # fmt: skip
 GPT_OSS = (
     "model.attention={num_heads: 4, num_kv_heads: 2, head_dim: 16, bias: true, window: 7, "

@@ -22,7 +22,7 @@ PAIR = Plan(tensor=2, micro_batch=2)
 
 @pytest.fixture(scope="module")
 def run():
-    return tiny_run("batch.global_sequences=4", "model.tied_embeddings=true", LATENT)
+    return tiny_run("batch.global_sequences=4", "model.num_layers=2", "model.tied_embeddings=true", LATENT)
 
 
 def with_attention(run, **changes):

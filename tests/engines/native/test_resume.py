@@ -16,8 +16,10 @@ pytest.importorskip("torch")
 
 OPTIMIZER = "{learning_rate: 1.0e-2, warmup_steps: 3}"
 ALONE = {
+    "model": "{hidden: 32, num_layers: 1, vocab: 64, ffn_hidden: 64, attention: {num_heads: 4, num_kv_heads: 2}}",
+    "batch": "{global_sequences: 4, micro: 4}",  # steps as short as they can be: what is killed is all around them
     "optimizer": OPTIMIZER,
-    "train": "{steps: 400, checkpoint: {folder: saved, every_steps: 7, keep: 3}}",  # room for eight kills
+    "train": "{steps: 800, checkpoint: {folder: saved, every_steps: 7, keep: 3}}",  # room for eight kills
 }
 FSDP = {
     "parallel": "{data_shard: 2, sharding: parameters}",
@@ -61,7 +63,7 @@ def kill_at_random(training, wait_for, *, kills: int, seed: int) -> None:
 @pytest.mark.parametrize(
     ("sections", "kills"),
     [
-        (ALONE | {"train": ALONE["train"].replace("400", "120")}, 2),
+        (ALONE | {"train": ALONE["train"].replace("800", "120")}, 2),
         pytest.param(FSDP, 1, marks=pytest.mark.distributed),  # the test below kills eight times
     ],
     ids=["one process", "two processes"],
@@ -159,7 +161,7 @@ def test_workers_end_when_torchrun_is_killed(tiny_run, tmp_path, wait_for):
 def test_two_runs_that_share_folders(tiny_run, tmp_path, wait_for, undisturbed, kills):
     """Their checkpoints and results lie beside each other, and each is killed at random moments while the other one
     trains. A third run that would save to the same checkpoints is refused. Both end as if nothing had happened."""
-    longer = ALONE | {"train": ALONE["train"].replace("400", str(240 * kills))}
+    longer = ALONE | {"train": ALONE["train"].replace("800", str(240 * kills))}
     sections = {"a": longer, "b": longer | {"data": "{source: synthetic, sequence_length: 8}"}}
     chance = random.Random(kills)
     runs = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from functools import cache
+from functools import cache, partial
 
 import pytest
 
@@ -248,7 +248,7 @@ metric_list: [{metric: acc}, {metric: acc_norm}]
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory):
-    """A task file over questions of our own, which needs no network, and one index of all tasks of the harness."""
+    """A task file over questions of our own, which needs no network, and an index of it alone."""
     tasks = pytest.importorskip("lm_eval.tasks")
     path = tmp_path_factory.mktemp("task")
     rows = [
@@ -260,7 +260,8 @@ def task(tmp_path_factory):
     (path / "tasks" / "own.yaml").write_text(TASK.replace("QUESTIONS", str(path / "questions.jsonl")))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_DATASETS_CACHE", str(path / "cache"))
-        patch.setattr(tasks, "TaskManager", cache(tasks.TaskManager))  # seconds of reading files
+        own = partial(tasks.TaskManager, include_defaults=False)  # the harness's are seconds of reading files
+        patch.setattr(tasks, "TaskManager", cache(own))
         yield path
 
 
@@ -298,6 +299,13 @@ def test_the_harness_gets_the_same_from_its_own_model(folder, task):
 def test_an_unknown_task_is_bad_input(folder, task):
     with pytest.raises(mw.InputError, match="unknown task"):
         mw.evaluate(folder, tasks=["no_such_task"], task_folder=task / "tasks")
+
+
+@pytest.mark.slow  # as above, with the thousands of tasks that the harness brings
+@pytest.mark.filterwarnings("ignore")
+def test_an_unknown_task_is_none_of_the_harness(folder):
+    with pytest.raises(mw.InputError, match="unknown task"):
+        mw.evaluate(folder, tasks=["no_such_task"])
 
 
 def test_without_the_harness_it_is_named(folder, monkeypatch):

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from meshwright.cli import needs
 
-pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring")
+pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring", "without_page")
 
 
 @pytest.fixture

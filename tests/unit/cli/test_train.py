@@ -42,7 +42,7 @@ def test_an_engine_that_nothing_installed_names_is_unknown(meshwright, run_file,
 
 
 @needs_torch
-def test_the_document_is_the_record(meshwright, run_file, tmp_path):
+def test_the_document_is_the_record(meshwright, run_file, without_page, tmp_path):
     outcome = meshwright("train", run_file, "--json")
     assert outcome.exit_code == 0, outcome.stderr
     document = outcome.json
@@ -52,7 +52,7 @@ def test_the_document_is_the_record(meshwright, run_file, tmp_path):
 
 
 @needs_torch
-def test_reaching_the_target_loss_is_shown_and_exits_0(meshwright, run_file, tmp_path):
+def test_reaching_the_target_loss_is_shown_and_exits_0(meshwright, run_file, without_page, tmp_path):
     (tmp_path / "text.txt").write_text("ab" * 4000)
     data = "data={source: text.txt, tokenizer: bytes, sequence_length: 16}"
     target = "train.evaluate={every_steps: 1, num_batches: 1, target_loss: 100}"
@@ -104,7 +104,7 @@ def test_only_steps_leaves_the_record_alone(meshwright, run_file, tmp_path):
 
 
 @needs_torch
-def test_a_second_training_takes_a_folder_of_its_own(meshwright, run_file, tmp_path):
+def test_a_second_training_takes_a_folder_of_its_own(meshwright, run_file, without_page, tmp_path):
     for _ in range(2):
         assert meshwright("train", run_file, "--set", "train.steps=1").exit_code == 0
     assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["tiny", "tiny-2"]
@@ -143,7 +143,7 @@ def test_steps_to_profile_are_two_numbers(meshwright, run_file, steps):
 
 
 @needs_torch
-def test_a_profile_is_printed_as_shares(meshwright, run_file, tmp_path):
+def test_a_profile_is_printed_as_shares(meshwright, run_file, without_page, tmp_path):
     outcome = meshwright("train", run_file, "--profile-steps", "2:3")
     assert outcome.exit_code == 0, outcome.stderr
     assert "profiled steps" in outcome.stdout

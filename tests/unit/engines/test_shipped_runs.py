@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
+from scripts import renew_golden
 
 from meshwright import catalog, runfile
 from meshwright.catalog import engine_names
@@ -21,7 +21,6 @@ from meshwright.report.shipped_runs import DEVICES, on_device
 
 NAMES = catalog.run_file_names()
 GOLDEN = Path(__file__).parent / "golden"
-SCRIPT = Path(__file__).parents[3] / "scripts" / "renew_golden.py"
 OTHER_PRECISION = {"llama3-8b": "fp8", "llama3-70b": "fp8", "llama3.1-405b": "bf16", "llama2-70b-lora": "fp8"}
 SINGLE_NODE = ("mi355x", "b200")
 """Devices on which the documents train Llama 3 70B on one node."""
@@ -114,24 +113,14 @@ def test_llama3_70b_has_the_batch_that_was_measured_on_its_device():
     assert (run.global_batch, run.sequence_length) == (8 * run.cluster.num_devices, 8192)
 
 
-@pytest.fixture(scope="module")
-def renewal():
-    spec = importlib.util.spec_from_file_location("renew_golden", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.txt")), ids=lambda path: path.stem)
-def test_it_is_lowered_to_what_it_was_lowered_to(path, renewal):
+def test_it_is_lowered_to_what_it_was_lowered_to(path):
     name, _, engine = path.stem.rpartition(".")
     if engine not in engine_names():
         pytest.skip(f"this installation does not name the engine {engine}")
     text = path.read_text(encoding="utf-8")
     overrides = [line.removeprefix("--set ") for line in text.splitlines() if line.startswith("--set ")]
-    assert renewal.golden_text(name, overrides) == text
+    assert renew_golden.golden_text(name, overrides) == text
 
 
 @pytest.mark.parametrize("name", NAMES)

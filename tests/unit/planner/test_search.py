@@ -40,7 +40,7 @@ def exhaustive_s(wanted: PlanRequest, space: Space) -> np.ndarray:
         ("qwen3-0.6b", "h100-8x1", "native"),
         ("llama3-8b", "h100-8x1", "megatron"),
         ("gpt-oss-20b", "h100-8x1", "torchtitan"),
-        ("deepseek-v2-lite", "h100-8x2", "native"),
+        ("deepseek-v2-lite", "h100-4x2", "native"),
     ],
 )
 def test_equal_to_exhaustive_search(model, cluster, engine):

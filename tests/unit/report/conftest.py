@@ -1,10 +1,12 @@
-"""Two runs that are estimated once: one without a pipeline, one with."""
+"""Two runs that are estimated once, one without a pipeline and one with, and a browser for pages."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.browser import Browser, open_browser
 
 from meshwright import runfile
 from meshwright.report.run_estimate import RunEstimate, estimate_run
@@ -32,3 +34,9 @@ def flat() -> RunEstimate:
 @pytest.fixture(scope="session")
 def pipelined() -> RunEstimate:
     return estimate_run(runfile.loads(PIPELINED, file="pipelined.yaml"))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with open_browser() as found:
+        yield found

@@ -8,7 +8,6 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from tests.browser import open_browser
 from tests.record_folders import write_serving, write_training
 
 from meshwright.report.comparison.page import comparison_page
@@ -33,12 +32,6 @@ def pages(tmp_path_factory):
     found = compare_items([str(where / "records" / n) for n in ("slow", "fast")])
     write_page(comparison_page(found, command="meshwright compare"), path=where / "compare.html")
     return where
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with open_browser() as found:
-        yield found
 
 
 def check(page):

@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from tests.browser import open_browser
 
 import meshwright as mw
 from meshwright import runfile
@@ -36,12 +35,6 @@ def path(ranking, tmp_path_factory):
     found = tmp_path_factory.mktemp("plans") / "plans.html"
     ranking.write_html(found, command="meshwright plan run.yaml --html plans.html")
     return found
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with open_browser() as found:
-        yield found
 
 
 def check(page):
