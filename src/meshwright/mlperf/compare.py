@@ -173,7 +173,10 @@ def compared_scores(scores: Iterable[Score]) -> list[ComparedResult]:
     found = []
     for score in scores:
         if score.score_min is None or score.raw_min is None:
-            raise InputError(f"{score.folder} has no score", hint=f"meshwright mlperf score {score.folder}")
+            raise InputError(
+                f"{score.folder} has no score: {_why_no_score(score)}",
+                hint=f"meshwright mlperf score {score.folder}",
+            )
         log = read_log(result_files(score.folder)[0])
         org, system = _names(score.folder, log.value("submission_org"))
         submission = submitted_system(score.folder)
@@ -198,6 +201,11 @@ def compared_scores(scores: Iterable[Score]) -> list[ComparedResult]:
             )
         )
     return found
+
+
+def _why_no_score(score: Score) -> str:
+    failed = [f"{r.name}: {r.problem}" for r in score.scored if not r.converged]
+    return "; ".join((*score.problems, *failed))
 
 
 def published_results(

@@ -82,15 +82,15 @@ def result_folders(where: Path) -> list[Path]:
         )
     if not where.is_dir():
         raise InputError("no such folder", got=str(where))
-    found = sorted({p.parent for p in where.rglob(RESULTS) if p.is_file()})
+    found = sorted({p.parent for p in where.rglob(RESULTS)})
     if not found:
         raise InputError("no result_*.txt at or below this folder", got=str(where))
     return found
 
 
 def result_files(folder: Path) -> list[Path]:
-    """Result files of a folder, by their number."""
-    return sorted((p for p in folder.glob(RESULTS) if p.is_file()), key=_file_order)
+    """Everything of a folder that is named as a result file, by its number: reading says what is none."""
+    return sorted(folder.glob(RESULTS), key=_file_order)
 
 
 def score_folder(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,8 @@ from meshwright.report.comparison.sides import (
 from meshwright.report.training_run import WARM_UP_STEPS, TrainingRun, read_training
 
 RESULTS = "result_*.txt"
+LOST = "no folder"
+"""Mark of what cannot be opened."""
 KERNEL_CATEGORIES = ("GEMM", "attention", "elementwise", "optimizer", "other")
 NOT_PROFILED = "it was trained without --profile"
 LATENCIES: tuple[tuple[str, Metric], ...] = (
@@ -43,15 +48,46 @@ LATENCIES: tuple[tuple[str, Metric], ...] = (
 
 
 def record_folders(where: Path) -> dict[Path, str]:
-    """Folders of records at and below `where`, each with the name of the file that marks it."""
-    marks = (*_READERS, offline.NAME)
+    """Folders of records at and below `where`, each with the name of the file that marks it.
+
+    What has such a name and is no file counts too, and so does, as `LOST`, a folder that cannot be opened or a link to
+    nothing outside of records: reading it says what is wrong. Links to folders elsewhere are followed, each once.
+    """
     found: dict[Path, str] = {}
-    for path in sorted(where.rglob("*")):
-        if path.name in marks and path.is_file() and path.parent not in found:
-            found[path.parent] = path.name
-        elif path.match(RESULTS) and path.is_file():
-            found.setdefault(path.parent, RESULTS)
+    followed, root = set[Path](), where.resolve()
+    pending = [(str(where), False)]
+    while pending:
+        folder, is_inside = pending.pop()
+        try:
+            entries = sorted(os.scandir(folder), key=lambda e: e.name)
+        except OSError:
+            found[Path(folder)] = LOST
+            continue
+        mark = next((m for e in entries if (m := _mark(e.name))), None)
+        if mark is not None:
+            found[Path(folder)] = mark
+        is_inside = is_inside or mark is not None
+        below = []
+        for entry in entries:
+            if entry.is_symlink():
+                target = Path(os.path.realpath(entry.path))
+                if not target.exists() and not is_inside:
+                    found[Path(entry.path)] = LOST
+                if not target.is_dir() or target in followed or target.is_relative_to(root):
+                    continue
+                followed.add(target)
+            elif not entry.is_dir():
+                continue
+            below.append((entry.path, is_inside))
+        pending += reversed(below)
     return _outermost(found)
+
+
+def _mark(name: str) -> str | None:
+    """The kind of record that a file of this name belongs to."""
+    if name in _READERS or name == offline.NAME:
+        return name
+    return RESULTS if fnmatch(name, RESULTS) else None
 
 
 def _outermost(found: Mapping[Path, str]) -> dict[Path, str]:
@@ -62,16 +98,31 @@ def _outermost(found: Mapping[Path, str]) -> dict[Path, str]:
 
 def read_side(folder: Path, mark: str, *, name: str) -> Side:
     """The side of one record. Raises InputError with file and field where it is damaged."""
+    with faults_named(folder / mark):
+        return _read(folder, mark, name=name)
+
+
+def _read(folder: Path, mark: str, *, name: str) -> Side:
+    if mark == LOST:
+        next(folder.iterdir())  # fails and says why
+    if mark == RESULTS:
+        return _mlperf_side(folder, name=name)
+    if mark == offline.NAME:
+        return _offline_side(folder / offline.NAME, name=name)
+    return _READERS[mark](folder, name)
+
+
+@contextmanager
+def faults_named(where: Path) -> Iterator[None]:
+    """Raise InputError with the file for whatever a damaged record makes fail inside."""
     try:
-        if mark == RESULTS:
-            return _mlperf_side(folder, name=name)
-        if mark == offline.NAME:
-            return _offline_side(folder / offline.NAME, name=name)
-        return _READERS[mark](folder, name)
+        yield
+    except OSError as error:
+        raise InputError(f"{error.filename or where}: cannot be read ({error.strerror})") from None
     except KeyError as error:
-        raise InputError(f"{folder / mark}: the field {error} is missing") from None
+        raise InputError(f"{where}: the field {error} is missing") from None
     except (TypeError, AttributeError, ValueError, ArithmeticError, IndexError) as error:
-        raise InputError(f"{folder / mark}: a field is of another kind than it must be ({error})") from None
+        raise InputError(f"{where}: a field is of another kind than it must be ({error})") from None
 
 
 # --- training ---
@@ -336,8 +387,15 @@ def ingest_side(found: ingest.IngestRecords, *, name: str) -> Side:
 
 def _mlperf_side(folder: Path, *, name: str) -> Side:
     from meshwright.mlperf.compare import PUBLISHED, compared_scores
-    from meshwright.mlperf.score import score_folder
+    from meshwright.mlperf.log import read_log
+    from meshwright.mlperf.score import result_files, score_folder
 
+    logs = [read_log(path) for path in result_files(folder)]
+    faults = [f"{log.path}:{f.line}: {f.problem}" for log in logs for f in log.faults]
+    if faults:
+        raise InputError(
+            "; ".join(faults[:20]) + (f"; and {len(faults) - 20} more" if len(faults) > 20 else "")
+        )
     score = score_folder(folder)
     result = compared_scores([score])[0]
     minutes = [r.minutes * score.test.scaling for r in score.scored if r.minutes is not None]

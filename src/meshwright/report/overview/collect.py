@@ -14,7 +14,7 @@ from meshwright.errors import InputError
 from meshwright.records import training
 from meshwright.report.comparison.kernel_sides import CallRates, kernel_calls
 from meshwright.report.comparison.opening import open_side
-from meshwright.report.comparison.record_sides import read_side, record_folders, training_side
+from meshwright.report.comparison.record_sides import faults_named, read_side, record_folders, training_side
 from meshwright.report.comparison.sides import Metric, Side, SideValue
 from meshwright.report.overview.measured_pipeline import MeasuredPass, measured_passes
 from meshwright.report.result import Result
@@ -169,9 +169,9 @@ def _read_folder(folder: Path, entries: list[ReportEntry], unreadable: list[str]
 def _entry(path: Path, mark: str, name: str) -> ReportEntry:
     if mark != training.RECORD:
         return ReportEntry(side=read_side(path, mark, name=name), kernels=kernel_calls(path, mark))
-    read_side(path, mark, name=name)  # names the field of a damaged record
-    done = read_training(path)
-    return ReportEntry(side=training_side(done, name=name), run=done, passes=measured_passes(path))
+    with faults_named(path / mark):
+        done = read_training(path)
+        return ReportEntry(side=training_side(done, name=name), run=done, passes=measured_passes(path))
 
 
 def _opened(item: str, read_run: Callable[[Path], Run]) -> ReportEntry:

@@ -20,6 +20,8 @@ from meshwright.units import GIB
 BLUE, ORANGE, GREEN, RED, PURPLE = "#3f78b5", "#d98a35", "#4c9a6a", "#b5525c", "#8b6bb1"
 SERIES = (BLUE, ORANGE, GREEN, RED, PURPLE, "#6bb0b8", "#a07e3b", "#8a919b")
 MOST_BARS = 30
+MOST_POINTS = 400
+"""Points of a scatter plot: more cover each other, and a page of thousands opens slowly."""
 """Entries in one figure, the best first; the table has all."""
 LABELLED = 8
 LABEL_ROOM = (0.5, 0.08)
@@ -229,7 +231,7 @@ def scaling_chart(rows: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def predicted_chart(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Measured over predicted tokens/s/device, one point an entry; the worst carry their names."""
+    """Measured over predicted tokens/s/device, one point an entry of `drawn_points`; the worst carry their names."""
     import altair as alt
 
     ends = [r[k] for r in rows for k in ("measured", "predicted", "low", "high")]
@@ -248,19 +250,29 @@ def predicted_chart(rows: Sequence[Mapping[str, Any]]) -> Any:
         title="predicted tokens/s/device",
         axis=alt.Axis(format="~s", grid=True, tickCount=5),
     )
-    drawn = sorted(rows, key=lambda r: -abs(np.log(r["measured"] / r["predicted"])))
+    drawn = drawn_points(rows)
     marked = [{**r, "text": text} for r, text in zip(drawn, _labels(drawn), strict=True)]
     base = alt.Chart(alt.Data(values=marked))
     color = alt.condition("datum.inside", alt.value(GREEN), alt.value(RED))
     band = alt.Chart(alt.Data(values=line)).mark_area(color="#8a919b", opacity=0.18, clip=True)
+    texts = alt.Chart(alt.Data(values=[r for r in marked if r["text"]]))
     whole = base.mark_rule(strokeWidth=1.5, opacity=0.5)
     return alt.layer(
         band.encode(x=x, y=alt.Y("below:Q", scale=scale), y2="above:Q"),
         alt.Chart(alt.Data(values=line)).mark_line(color=INK, strokeWidth=1).encode(x=x, y=y),
         whole.encode(x=x, y=alt.Y("low:Q", scale=scale), y2="high:Q", color=color),
         base.mark_point(filled=True, size=60, opacity=1).encode(x=x, y=y, color=color),
-        base.mark_text(align="left", dx=8, dy=4, color=INK, fontSize=11).encode(x=x, y=y, text="text:N"),
+        texts.mark_text(align="left", dx=8, dy=4, color=INK, fontSize=11).encode(x=x, y=y, text="text:N"),
     ).properties(width=WIDTH, height=WIDTH * 0.6)  # fmt: skip
+
+
+def drawn_points(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The worst predictions first: half of `MOST_POINTS`, and as many of the others, evenly."""
+    worst = sorted(rows, key=lambda r: -abs(np.log(r["measured"] / r["predicted"])))
+    if len(worst) <= MOST_POINTS:
+        return worst
+    half = MOST_POINTS // 2
+    return worst[:half] + [worst[i] for i in np.linspace(half, len(worst) - 1, half).astype(int)]
 
 
 def serving_chart(named: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> Any:

@@ -58,7 +58,7 @@ def measured_passes(folder: Path) -> tuple[MeasuredPass, ...]:
     Raises InputError with file and field for a damaged file.
     """
     found: list[MeasuredPass] = []
-    for path in sorted((folder / "profile").glob("passes-*.json")):
+    for path in _files(folder / "profile"):
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
             rank, passes = document["pipeline_rank"], document["passes"]
@@ -68,6 +68,13 @@ def measured_passes(folder: Path) -> tuple[MeasuredPass, ...]:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError(f"{path}: holds no passes ({type(error).__name__}: {error})") from None
     return tuple(found)
+
+
+def _files(profile: Path) -> list[Path]:
+    try:
+        return sorted(path for path in profile.iterdir() if path.match("passes-*.json"))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _pass(rank: Any, given: dict[str, Any]) -> MeasuredPass:

@@ -371,6 +371,8 @@ def _predicted(found: RecordReport) -> ReportSection | None:
         legend=(("measured inside the 80 % interval", draw.GREEN), ("outside", draw.RED), ("within 20 %", "#dfe2e6")),
     )  # fmt: skip
     text = f"{inside:,} of {len(rows):,} lie in the 80 % interval of what was predicted before the run."
+    if len(rows) > draw.MOST_POINTS:
+        text += f" Of them {draw.MOST_POINTS} are drawn: the {draw.MOST_POINTS // 2} worst, and others evenly by error."
     return ReportSection(title="Predicted and measured", text=text, figures=(figure,))
 
 

@@ -38,6 +38,8 @@ def slip_facts() -> dict[str, float]:
         "b200_sessions": sessions("b200", "fp8"),
         "partner_spread": _predicted(claim("mlperf51_10")),
         "gb200_min": mlperf_result("5.0/NVIDIA/tyche_ngpu8_ngc25.04_nemo/llama2_70b_lora").score_min,
+        "replicas": (claim("scale_06").num_accelerators or 0) / claim("scale_07").value,
+        "uplift": claim("s65_08").value / submitted,
         "mi355x_fp4": mi355x.peak_flops_per_s["fp4"] / PETA,
     }
 

@@ -31,6 +31,8 @@ from meshwright.specs.estimate import Estimate
 
 HERE = Path(__file__).parent
 FROM_LOGS = (ClaimQuantity.MINUTES, ClaimQuantity.MINUTES_RATIO, ClaimQuantity.MINUTES_SPREAD)
+COUNTED = ("holds", "parameters", "sessions", "licence")
+"""Quantities of serving that are memory arithmetic or a price: no rate is modelled."""
 OWN_SOURCES = ("signal65", "primus_misc")
 """Sources of published runs that are the documents themselves."""
 
@@ -210,9 +212,9 @@ def _class(
     if answer.kind is AnswerKind.INPUT and predicted is None:
         return AnswerClass.ASSUMED
     if predicted is not None:
-        is_exact = predicted.low == predicted.high
-        serving = answer.reads in (ClaimQuantity.CATALOGUE, ClaimQuantity.PRICE, ClaimQuantity.SERVING)
-        return AnswerClass.ARITHMETIC if serving and is_exact else AnswerClass.MODELLED
+        looked_up = answer.reads in (ClaimQuantity.CATALOGUE, ClaimQuantity.PRICE)
+        counted = answer.reads is ClaimQuantity.SERVING and answer.value in COUNTED
+        return AnswerClass.ARITHMETIC if looked_up or counted else AnswerClass.MODELLED
     return AnswerClass.MEASURED if measured is not None else AnswerClass.UNCHECKED
 
 

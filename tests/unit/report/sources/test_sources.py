@@ -13,7 +13,7 @@ from meshwright.catalog.entries import DATA
 from meshwright.report.sources.facts import slip_facts
 from meshwright.report.sources.memory import memory_rows
 from meshwright.report.sources.minutes import predicted_minutes
-from meshwright.report.sources.study import AnswerClass, _own_measurements, _slips, source_report
+from meshwright.report.sources.study import AnswerClass, _own_measurements, _row, _slips, source_report
 
 EXAMPLE = Path(__file__).parents[4] / "docs" / "reference" / "source-documents.md"
 
@@ -42,6 +42,19 @@ def test_every_slip_touches_claims_that_exist_and_holds_no_open_field():
     assert text["b200-bandwidth"].startswith("8 TB/s")
     assert "356 GB of MXFP4 weights against 309 GB" in text["deepseek-tp1"]
     assert text["ten-percent"].startswith("12.5% faster")
+    assert text["replicas-not-whole"].startswith("170.67 replicas")
+    assert text["uplift-cut-off"] == "2.94x"
+
+
+def test_prices_and_counts_are_arithmetic_and_rates_are_modelled():
+    classes = {
+        n: _row(claim(n), slips=[], own=[], runs=[]).answer_class
+        for n in ("s65_11", "s65_15", "s65_20", "s65_24")
+    }
+    assert classes == {
+        "s65_11": AnswerClass.MODELLED, "s65_15": AnswerClass.ARITHMETIC, "s65_20": AnswerClass.ARITHMETIC,
+        "s65_24": AnswerClass.ARITHMETIC,
+    }  # fmt: skip
 
 
 def test_what_was_measured_names_its_device_and_command():
