@@ -46,6 +46,7 @@ class StackFacts:
     overlaps_data: bool = False
     rates_of: str = ""  # the stack whose measured rates stand for this one; empty: its own
     eager: bool = False
+    gathers_keys: bool = False  # of context ranks before attention, which is one kernel then
     own_kernels: bool = False  # element-wise work and loss run by `meshwright.kernels`
 
     def release_name(self, vintage: float) -> str:

@@ -46,6 +46,10 @@ each token and further rank, attention itself for each token and key: the ratio 
 GEMM_KERNELS = 5
 """Of a dense layer's forward pass: query with key and value, attention, its output, and two of the feed-forward."""
 
+RING_KERNELS = 6
+"""Launches of each part of ring attention, forward: two copies of slices, send and receive, attention, corrections of the
+softmax's sum and of the output (Transformer Engine, context_parallel.py, AttnFuncWithCPAndKVP2P)."""
+
 Parts = dict[str, PassTimes]
 """Component -> seconds of one layer."""
 
@@ -179,8 +183,10 @@ def _casts(s: StepContext, *, is_moe: bool) -> PassTimes:
 
 
 def _launches(s: StepContext) -> Array:
-    """Launches of a layer's forward pass with adapters over those without."""
-    return 1 + NUM_GEMMS * s.model.num_adapters / (GEMM_KERNELS + s.rates.device.elementwise_kernels)
+    """Launches of a layer's forward pass over those without adapters and context parallelism."""
+    parts = s.rates.ring_attention * s.plan.context * (s.plan.context > 1)
+    more = NUM_GEMMS * s.model.num_adapters + RING_KERNELS * parts
+    return 1 + more / (GEMM_KERNELS + s.rates.device.elementwise_kernels)
 
 
 def general_factor(s: StepContext) -> Array:

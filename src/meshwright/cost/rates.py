@@ -53,6 +53,7 @@ class SystemFacts(Table):
     unfused_attention: Array
     unfused_norm: Array
     overlaps_data: Array
+    ring_attention: Array  # 1: attention of context ranks is a kernel for each part of the keys
     deduplicates: Array  # 1: expert dispatch sends one copy for each node
     host_share: Array  # of a layer's launches that the host still makes, the rest being replayed graphs
     host_moe_share: Array  # the same of routing, dispatch and experts
@@ -77,6 +78,7 @@ class SystemRates(Table):
     network: Network
     host_bytes_per_s: Array
     overlaps_data: Array
+    ring_attention: Array
     deduplicates: Array
     host_share: Array
     host_moe_share: Array
@@ -178,6 +180,7 @@ def system_facts(
         unfused_attention=int(features.attention is AttentionKernel.UNFUSED),
         unfused_norm=int(facts.unfused_norm),
         overlaps_data=int(facts.overlaps_data),
+        ring_attention=int(not facts.gathers_keys),
         deduplicates=int(features.dispatcher is not Dispatcher.ALL_TO_ALL),
         host_share=HOST_SHARE[features.cuda_graphs or CudaGraphs.NONE],
         host_moe_share=HOST_MOE_SHARE[features.cuda_graphs or CudaGraphs.NONE]
@@ -246,6 +249,7 @@ def join(facts: SystemFacts, values: Mapping[str, Array], bf16: Mapping[str, Arr
         network=network,
         host_bytes_per_s=facts.host_bytes_per_s,
         overlaps_data=facts.overlaps_data,
+        ring_attention=facts.ring_attention,
         deduplicates=facts.deduplicates,
         host_share=facts.host_share,
         host_moe_share=facts.host_moe_share,

@@ -127,9 +127,10 @@ def test_a_named_dispatcher_means_expert_parallelism(read_one: ReadOne) -> None:
 def test_attention_that_the_version_names(read_one: ReadOne) -> None:
     versions = {
         v: features(read_one, "", framework="Pax (JAX)", framework_version=v)
-        for v in ("24.04 XLA", "24.04 TE")
+        for v in ("24.04 XLA", "24.04 TE", "2024-03 TE")
     }
     assert versions["24.04 XLA"].attention is AttentionKernel.UNFUSED
+    assert versions["2024-03 TE"].attention is AttentionKernel.UNFUSED
     assert versions["24.04 TE"].attention is None
     assert features(read_one, "", framework="MaxText", framework_version="XLA").attention is None
 

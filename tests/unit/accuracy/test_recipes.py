@@ -11,6 +11,7 @@ from meshwright.accuracy.rows import RunConditions, read_runs
 from meshwright.accuracy.shipped import measured_runs_path, published_recipes
 from meshwright.catalog.stacks import stack_names
 from meshwright.specs.features import CudaGraphs, Dispatcher
+from meshwright.specs.plan import Recompute
 from meshwright.specs.precision import PRECISIONS
 
 PAGE = "github:NVIDIA-NeMo/Megatron-Bridge docs/performance-summary.md"
@@ -53,6 +54,13 @@ def test_a_format_without_its_own_has_the_one_of_all_formats() -> None:
 
 def test_only_pages_of_the_project_were_measured_with_it() -> None:
     assert recipe(2026.25, source="github:somebody/else README.md") is None
+
+
+def test_maxtext_on_gpus_recomputes_what_its_page_says(conditions: dict[str, RunConditions]) -> None:
+    plan = conditions["dgxc_bench-0115"].plan
+    assert plan.recompute is Recompute.SELECTIVE
+    assert set(plan.recompute_modules) == {"core_attention", "norm", "activation", "mlp"}
+    assert conditions["dgxc_bench-0115"].stack.features.cuda_graphs is CudaGraphs.NONE
 
 
 def test_names_are_those_of_the_catalogue() -> None:

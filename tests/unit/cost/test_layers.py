@@ -227,6 +227,16 @@ class TestHost:
         parts = parts_of(case(model="mixtral-8x7b"))
         assert parts.host_moe_s > parts.host_dense_s > 0
 
+    def test_each_part_of_ring_attention_is_launched(self, case):
+        def host_s(context: int, *, ring: int) -> float:
+            c = case(plan=Plan(context=context, data_shard=32 // context)).with_rates(ring_attention=ring)
+            return float(parts_of(c).host_dense_s)
+
+        more = [host_s(context, ring=1) - host_s(context, ring=0) for context in (1, 2, 4, 8)]
+        assert more == pytest.approx([0, more[1], 2 * more[1], 4 * more[1]])
+        assert 0.3 < more[1] / host_s(1, ring=1) < 1
+        assert host_s(8, ring=0) == host_s(1, ring=0)
+
 
 def test_the_power_limit_fills_what_kernels_leave(case):
     c = case().with_rates(sustained_ratio=0.3)
