@@ -43,8 +43,8 @@ _ATTENTION = (
     (r"cudnn", AttentionKernel.CUDNN),
 )
 _ATTENTION_OF_VERSIONS = ((r"^pax\b.* (?:xla|2024-03 te)$", AttentionKernel.UNFUSED),)
-"""Attention that framework and version name: Pax without Transformer Engine computes whole scores, and its table of
-March 2024 was printed in October 2023 already, before fused attention (NVIDIA/JAX-Toolbox at 3ae2d13c, pax/README.md)."""
+"""Attention that framework and version name: Pax without Transformer Engine computes whole scores. Its table of March
+2024 was printed in October 2023, before fused attention (NVIDIA/JAX-Toolbox at 3ae2d13c, pax/README.md)."""
 _COMPILES = (
     (r"torch\.?compile|\bcompiled?\b(?! without)", True),
     (r"\bte\b[^;]*\bkernels\b", True),  # Transformer Engine's fuse as much

@@ -23,6 +23,10 @@ from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding, read_laye
 
 NO_RECOMPUTATION = "no recomputation"
 """The note on rows that do not state it."""
+OFFLOADED = "offloading of activations is not modelled"
+"""The note on rows that offload, how much is not said."""
+WHOLE_BATCH = "micro-batch of a replica's whole batch"
+"""The note on rows that state a batch, and neither micro-batch nor accumulation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +77,7 @@ def read_layout(
         recompute_layers=layers,
     )
     if "offload" in row.text("notes").lower() or "offload" in row.text("recompute").lower():
-        notes.append("offloading of activations is not modelled")
+        notes.append(OFFLOADED)
     return PublishedLayout(plan=plan, global_batch=global_batch, assumed=tuple(notes))
 
 
@@ -186,7 +190,7 @@ def _missing_micro_batch(
     if pipeline > 1:
         notes.append("micro-batch 1")
         return 1
-    notes.append("no gradient accumulation")
+    notes.append(WHOLE_BATCH)
     return per_replica
 
 

@@ -12,21 +12,21 @@ from functools import cache
 from pathlib import Path
 
 from meshwright import catalog
+from meshwright.accuracy.conditions import RunConditions
 from meshwright.accuracy.csvfile import CsvRow, read_table
 from meshwright.accuracy.duplicates import DUPLICATE_NOTE, with_duplicates_layout
+from meshwright.accuracy.feasible import with_what_fits
 from meshwright.accuracy.flop_rates import least_flops_per_token, rate_of_flops
 from meshwright.accuracy.layout import read_layout
 from meshwright.accuracy.reasons import CannotPredictError, Reason
 from meshwright.accuracy.shapes import read_model
 from meshwright.accuracy.shipped import frameworks, published_systems
 from meshwright.accuracy.software import Software, read_software
-from meshwright.catalog.stacks import features_of
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.errors import UnknownNameError
-from meshwright.specs.hardware import Accelerator, Stack
+from meshwright.specs.hardware import Accelerator
 from meshwright.specs.model import Lora, Model
-from meshwright.specs.plan import Plan
 from meshwright.specs.precision import PRECISIONS
 
 _CONDITIONS = (
@@ -41,41 +41,6 @@ MEASURED_COLUMNS = ("id", *_CONDITIONS, "tok_s_gpu_best", "metric_kind", "qualit
 """Columns that a file of measured runs must have."""
 FAILED_COLUMNS = (*_CONDITIONS, "metric_kind")
 """Columns that a file of failed configurations must have."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunConditions:
-    """Inputs of a prediction."""
-
-    model: Model
-    lora: Lora | None  # None: every weight is trained
-    accelerator: Accelerator
-    devices_per_node: int
-    num_nodes: int
-    fabric_hint: str  # text of the source about links and network
-    seq_len: int
-    global_batch: int  # sequences
-    plan: Plan
-    precision: str  # a key of specs.precision.PRECISIONS
-    stack: Stack
-    fused_norm: bool = False  # the run replaced its stack's norms by a fused kernel
-    gemm_flops_per_s: float | None = None  # of large GEMMs by themselves, measured on this very system
-
-    @property
-    def num_devices(self) -> int:
-        return self.devices_per_node * self.num_nodes
-
-    @property
-    def tokens_per_step(self) -> int:
-        return self.global_batch * self.seq_len
-
-    @property
-    def software(self) -> dict[str, str | bool | float]:
-        """Stack, date and every switch that the prediction uses, stated or the release's."""
-        dated: dict[str, str | bool | float] = {"framework": self.stack.framework}
-        if self.stack.vintage is not None:
-            dated["vintage"] = self.stack.vintage
-        return dated | features_of(self.stack, self.accelerator).stated()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +124,9 @@ def read_runs(path: str | Path) -> list[PublishedRun]:
 
     Raises InputError for a file that cannot be read or lacks columns, and for a cell that is not a number.
     """
-    return [read_row(row) for row in with_duplicates_layout(read_table(path, required=MEASURED_COLUMNS))]
+    rows = [read_row(row) for row in with_duplicates_layout(read_table(path, required=MEASURED_COLUMNS))]
+    fitting = with_what_fits([(run.conditions, run.assumed) for run in rows])
+    return [replace(run, conditions=c, assumed=notes) for run, (c, notes) in zip(rows, fitting, strict=True)]
 
 
 def read_failed(path: str | Path) -> list[PublishedRun]:

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright import catalog
+from meshwright.accuracy.conditions import RunConditions
 from meshwright.accuracy.corrections import CorrectionsByKernel, RowCorrections
-from meshwright.accuracy.rows import RunConditions
 from meshwright.calibration.parameters import Factors, prior
 from meshwright.catalog.clusters import placed_fabric
 from meshwright.catalog.interconnects import fabric_named_by

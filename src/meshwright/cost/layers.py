@@ -47,8 +47,8 @@ GEMM_KERNELS = 5
 """Of a dense layer's forward pass: query with key and value, attention, its output, and two of the feed-forward."""
 
 RING_KERNELS = 6
-"""Launches of each part of ring attention, forward: two copies of slices, send and receive, attention, corrections of the
-softmax's sum and of the output (Transformer Engine, context_parallel.py, AttnFuncWithCPAndKVP2P)."""
+"""Launches of each part of ring attention, forward: two copies of slices, send and receive, attention, corrections of
+the softmax's sum and of the output (Transformer Engine, context_parallel.py, AttnFuncWithCPAndKVP2P)."""
 
 Parts = dict[str, PassTimes]
 """Component -> seconds of one layer."""

@@ -84,7 +84,8 @@ def test_rows_without_degrees_that_can_only_be_data_parallel(
     ("cells", "micro_batch", "global_batch"),
     [
         ({"mbs": "", "grad_accum": 16}, 2, 128),
-        ({"mbs": "", "grad_accum": ""}, 32, 128),
+        ({"mbs": "", "grad_accum": "", "seq_len": 256}, 32, 128),
+        ({"mbs": "", "grad_accum": ""}, 1, 128),  # 32 do not fit
         ({"gbs": "", "grad_accum": 4}, 1, 16),
         ({"gbs": "", "gbs_tokens": 64 * 8192}, 1, 64),
         ({"gbs": "", "grad_accum": ""}, 1, 4),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from meshwright import catalog
+from meshwright.accuracy.conditions import RunConditions
 from meshwright.accuracy.reasons import Reason
 from meshwright.accuracy.recipes import Recipe, recipe_for
-from meshwright.accuracy.rows import RunConditions, read_runs
+from meshwright.accuracy.rows import read_runs
 from meshwright.accuracy.shipped import measured_runs_path, published_recipes
 from meshwright.catalog.stacks import stack_names
 from meshwright.specs.features import CudaGraphs, Dispatcher

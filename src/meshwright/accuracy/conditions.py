@@ -1,0 +1,45 @@
+"""Conditions of a published run: everything that a prediction of it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.catalog.stacks import features_of
+from meshwright.specs.hardware import Accelerator, Stack
+from meshwright.specs.model import Lora, Model
+from meshwright.specs.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConditions:
+    """Inputs of a prediction."""
+
+    model: Model
+    lora: Lora | None  # None: every weight is trained
+    accelerator: Accelerator
+    devices_per_node: int
+    num_nodes: int
+    fabric_hint: str  # text of the source about links and network
+    seq_len: int
+    global_batch: int  # sequences
+    plan: Plan
+    precision: str  # a key of specs.precision.PRECISIONS
+    stack: Stack
+    fused_norm: bool = False  # the run replaced its stack's norms by a fused kernel
+    gemm_flops_per_s: float | None = None  # of large GEMMs by themselves, measured on this very system
+
+    @property
+    def num_devices(self) -> int:
+        return self.devices_per_node * self.num_nodes
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.global_batch * self.seq_len
+
+    @property
+    def software(self) -> dict[str, str | bool | float]:
+        """Stack, date and every switch that the prediction uses, stated or the release's."""
+        dated: dict[str, str | bool | float] = {"framework": self.stack.framework}
+        if self.stack.vintage is not None:
+            dated["vintage"] = self.stack.vintage
+        return dated | features_of(self.stack, self.accelerator).stated()

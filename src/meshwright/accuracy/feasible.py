@@ -1,0 +1,66 @@
+"""What a row does not state, where the usual value would not fit the memory of its device: the run did.
+
+    micro-batch not stated     1 instead of the whole batch of a replica
+    recomputation not stated   full instead of none
+
+Dense models only: mixtures of experts recompute single modules, and which ones memory does not tell. Rows that offload
+activations are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from meshwright.accuracy.conditions import RunConditions
+from meshwright.accuracy.layout import NO_RECOMPUTATION, OFFLOADED, WHOLE_BATCH
+from meshwright.accuracy.tables import memory_of, tables_of
+from meshwright.specs.plan import Plan, Recompute
+
+CANNOT_BE = 1.4
+"""Reserved bytes over the device's memory from which the usual value cannot have been: 1.23 is the largest factor among
+shipped GPU runs whose code is known to recompute nothing (adapters of MLPerf v5.0 on B200)."""
+
+Row = tuple[RunConditions | None, tuple[str, ...]]
+"""Conditions of a row, None where it has none, and the notes on what they assume."""
+
+
+def with_what_fits(rows: Sequence[Row]) -> list[Row]:
+    """`rows` with the plans that fit, where the usual ones do not, and a note on each."""
+    changed = _changed(
+        rows,
+        WHOLE_BATCH,
+        lambda plan: replace(plan, micro_batch=1),
+        limit=1.0,
+        note="micro-batch 1: a replica's whole batch does not fit",
+    )
+    return _changed(
+        changed,
+        NO_RECOMPUTATION,
+        lambda plan: replace(plan, recompute=Recompute.FULL),
+        limit=CANNOT_BE,
+        note="full recomputation: without any it does not fit",
+    )
+
+
+def _changed(
+    rows: Sequence[Row], assumed: str, change: Callable[[Plan], Plan], *, limit: float, note: str
+) -> list[Row]:
+    """Rows that assume `assumed` and need more than `limit` times the memory, with `change` and `note` instead."""
+    asked = [
+        (i, c, notes)
+        for i, (c, notes) in enumerate(rows)
+        if c is not None and assumed in notes and OFFLOADED not in notes and c.model.experts is None
+    ]
+    result = list(rows)
+    if not asked:
+        return result
+    conditions = [c for _, c, _ in asked]
+    tables = tables_of(conditions)
+    share = np.asarray(memory_of(conditions, tables).reserved_bytes) / np.asarray(tables.facts.memory_bytes)
+    for (i, c, notes), of_memory in zip(asked, share, strict=True):
+        if of_memory > limit:
+            result[i] = (replace(c, plan=change(c.plan)), tuple(note if n == assumed else n for n in notes))
+    return result
