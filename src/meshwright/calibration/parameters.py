@@ -32,6 +32,10 @@ Factors = Mapping[str, str]
 STEP_CALIBRATION = Path(str(files("meshwright.calibration"))) / "data" / "step.json"
 """The shipped offsets."""
 
+MANY_SOURCES = 5
+"""From which a lineage of stacks on an architecture counts as well known, for intervals: rows of one source have common
+errors, and five of them show how sources differ."""
+
 ALL = "all"
 """The level with one key that every run has."""
 
@@ -92,6 +96,8 @@ class Calibration:
     interval_floors: Mapping[str, float] = field(default_factory=dict)
     """Standard deviation that every case has besides, by kind of model: "dense", "moe"."""
     unstated_sd: float = 0.0  # that a mixture of experts has besides when no switch of its software is stated
+    num_sources: Mapping[str, int] = field(default_factory=dict)
+    """Published sources behind it, by architecture and lineage ("Hopper/megatron-core")."""
     interval_factors: Mapping[str, float] = field(default_factory=dict)
     """Further factors by what is known of a case (`case_class`), so that each large class holds 80 % too."""
     made: str = "prior"
@@ -155,15 +161,9 @@ class Calibration:
         return np.asarray(floor**2 + is_moe * unstated * self.unstated_sd**2, dtype=np.float64)
 
     def case_class(self, factors: Factors, *, is_moe: bool) -> str:
-        """Class of a case by what is known of it: kind of model, and whether its stack and accelerator were fitted."""
-        kind = "moe" if is_moe else "dense"
-        if not self.num_rows("framework", factors["framework"]):
-            return f"{kind}, new stack"
-        return (
-            f"{kind}, known"
-            if self.num_rows("device_format", factors["device_format"])
-            else f"{kind}, new device"
-        )
+        """Class of a case: kind of model, and whether many sources ran its lineage of stacks on its architecture."""
+        many = self.num_sources.get(factors["architecture_lineage"], 0) >= MANY_SOURCES
+        return f"{'moe' if is_moe else 'dense'}, {'many' if many else 'few'} sources"
 
     def with_measured(self, measured: Mapping[str, MeasuredParameter], *, made: str) -> Calibration:
         """The same with `measured` values. Fitted offsets of these parameters no longer count."""
@@ -219,6 +219,7 @@ def from_document(document: Mapping[str, object]) -> Calibration:
         interval_scale=document["interval_scale"],  # pyright: ignore[reportArgumentType]
         interval_floors=document["interval_floors"],  # pyright: ignore[reportArgumentType]
         unstated_sd=document["unstated_sd"],  # pyright: ignore[reportArgumentType]
+        num_sources=document.get("num_sources", {}),  # pyright: ignore[reportArgumentType]
         interval_factors=document["interval_factors"],  # pyright: ignore[reportArgumentType]
         made=str(document["made"]),
     )
@@ -232,6 +233,7 @@ def to_document(calibration: Calibration) -> dict[str, object]:
         "interval_scale": calibration.interval_scale,
         "interval_floors": dict(calibration.interval_floors),
         "unstated_sd": calibration.unstated_sd,
+        "num_sources": dict(sorted(calibration.num_sources.items())),
         "interval_factors": {key: round(x, 4) for key, x in sorted(calibration.interval_factors.items())},
         "offsets": [
             {

@@ -15,6 +15,7 @@ less than a tolerance.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -59,6 +60,7 @@ class FitProblem:
     log_measured: NDArray[np.float64]  # log seconds per step
     noise: NDArray[np.float64]  # standard deviation of log measured - log predicted
     share: NDArray[np.float64]  # weight of a row: below 1 in sources with many rows
+    source: NDArray[np.str_]
     is_moe: NDArray[np.bool_]
     is_sweep: NDArray[np.bool_]
     keys: list[tuple[str, str, str]]  # (parameter, level, key) of every offset
@@ -105,6 +107,7 @@ def make_problem(
         log_measured=np.log(tokens / rates),
         noise=np.hypot([NOISE.get(r.quality_letter, NOISE["C"]) for r in runs], MODEL_ERROR),
         share=_shares(runs),
+        source=np.array([r.source_key for r in runs]),
         is_moe=np.asarray(tables.model.num_moe_layers) > 0,
         is_sweep=np.array([r.is_sweep for r in runs]),
         keys=list(index),
@@ -248,7 +251,16 @@ def as_calibration(
         return float(np.median(np.abs(solution.residual[chosen if chosen.any() else use]))) / MEDIAN_OF_NORMAL
 
     sds = {"dense": residual_sd(~problem.is_moe), "moe": residual_sd(problem.is_moe)}
-    return replace(prior(), offsets=offsets, residual_sd=sds, made=made)
+    return replace(
+        prior(), offsets=offsets, residual_sd=sds, num_sources=_num_sources(problem, use), made=made
+    )
+
+
+def _num_sources(problem: FitProblem, use: NDArray[np.bool_]) -> dict[str, int]:
+    """Sources behind each lineage on each architecture, of the rows where `use` is true."""
+    keys = np.array([f["architecture_lineage"] for f in problem.tables.factors])[use]
+    pairs = {(str(key), str(source)) for key, source in zip(keys, problem.source[use], strict=True)}
+    return dict(Counter(key for key, _ in pairs))
 
 
 @dataclass(frozen=True, kw_only=True)

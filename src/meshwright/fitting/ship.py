@@ -2,8 +2,8 @@
 
 The calibration is fitted to every predictable row of the shipped measured runs. Its standard deviations are then scaled
 so that the 80 % intervals of a leave-one-source-out prediction hold 80 % of the rows outside sweeps: intervals are for
-sources that the calibration has not seen. Classes of cases (dense or mixture of experts; known, new stack, new device)
-have a factor each.
+sources that the calibration has not seen. Classes of cases (dense or mixture of experts; many or few sources of their
+lineage of stacks on their architecture) have a factor each.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def test_a_floor_where_standard_deviations_say_nothing_of_errors(informative):
     sd = np.exp(random.normal(-2.5, 0.8, 400))
     error = random.normal(0, sd if informative else np.full(400, 0.1))
     errors = UnseenErrors(
-        error=error, sd=sd, case_class=np.array(["dense, known"] * 400), unstated=np.zeros(400)
+        error=error, sd=sd, case_class=np.array(["dense, many sources"] * 400), unstated=np.zeros(400)
     )
     floor = with_intervals(prior(), errors).interval_floors["dense"]
     assert floor == 0 if informative else floor >= 0.1
@@ -89,7 +89,7 @@ def test_mixtures_are_wider_where_unstated_switches_go_with_errors(matters):
     errors = UnseenErrors(
         error=random.normal(0, true_sd),
         sd=np.full(800, 0.02),
-        case_class=np.where(is_moe, "moe, known", "dense, known"),
+        case_class=np.where(is_moe, "moe, many sources", "dense, many sources"),
         unstated=unstated,
     )
     found = with_intervals(prior(), errors)
