@@ -92,9 +92,21 @@ class TestSpread:
         assert guessed["gemm_ratio"] > 1.2 * known["gemm_ratio"]
 
 
+@pytest.mark.parametrize(("num_sources", "expected"), [(0, "few"), (4, "few"), (5, "many")])
+def test_a_class_says_whether_many_sources_are_behind_a_case(num_sources, expected):
+    known = replace(TOY, num_sources={H100["architecture_lineage"]: num_sources})
+    assert known.case_class(H100, is_moe=False) == f"dense, {expected} sources"
+    assert known.case_class(MI355X, is_moe=True) == "moe, few sources"
+
+
 def test_a_document_keeps_everything_but_the_last_digits():
     full = replace(
-        TOY, parameters=prior().parameters, residual_sd={"dense": 0.04}, interval_scale=1.5, made="by hand"
+        TOY,
+        parameters=prior().parameters,
+        residual_sd={"dense": 0.04},
+        interval_scale=1.5,
+        made="by hand",
+        num_sources={"Hopper/megatron-core": 7},
     )
     again = from_document(json.loads(json.dumps(to_document(full))))
     assert again == full
