@@ -135,6 +135,7 @@ class DeviceRates(Table):
     output_tiles: (
         Array  # 1: GEMMs are made of output tiles; 0: of any shape, so that FLOPs and bytes alone count
     )
+    matrix_unit_width: Array  # of systolic arrays; 0: none
     gemm_ratio: Array  # share of matmul_flops_per_s of a large GEMM
     bf16_gemm_ratio: Array  # share of bf16_flops_per_s of a large 16-bit GEMM
     sustained_ratio: Array  # share of the peaks that a whole layer can sustain within the power limit
@@ -493,10 +494,16 @@ def _keys(model: ModelTable, batch: BatchTable) -> Array:
     return keys_seen(batch.seq_len) * (1 - share) + share * keys_seen(batch.seq_len, window=model.window)
 
 
-def _attention_shape_ratio(model: ModelTable, keys: Array) -> Array:
-    """Share of its rate on long sequences and heads of 128 that a fused kernel reaches. `keys`: that a query sees."""
-    width = 0.5 * (model.qk_dim + model.v_dim)
-    return keys / (keys + ATTENTION_FILL_KEYS) * np.minimum(width / WIDE_HEAD, 1.0) ** NARROW_HEAD_EXPONENT
+def _attention_shape_ratio(model: ModelTable, keys: Array, unit_width: Array) -> Array:
+    """Share of its rate on long sequences and heads of 128 that a fused kernel reaches. `keys`: that a query sees.
+
+    Systolic arrays of `unit_width` pad heads to a multiple of it: the share is of heads that need no padding.
+    """
+    heads = model.qk_dim + model.v_dim
+    on_cores = np.minimum(0.5 * heads / WIDE_HEAD, 1.0) ** NARROW_HEAD_EXPONENT
+    unit = np.maximum(unit_width, 1)
+    filled = heads / (unit * (np.ceil(model.qk_dim / unit) + np.ceil(model.v_dim / unit)))
+    return keys / (keys + ATTENTION_FILL_KEYS) * np.where(np.asarray(unit_width) > 0, filled, on_cores)
 
 
 def _attention_core(
@@ -511,7 +518,7 @@ def _attention_core(
     traffic = rates.unfused_attention * scores / (rates.memory_bytes_per_s * rates.memory_ratio)
     unfused = rates.unfused_attention > 0
     aligned = np.where(model.qk_dim % ALIGNED_HEAD_DIM == 0, 1.0, UNALIGNED_RATIO)
-    shape_ratio = _attention_shape_ratio(model, keys)
+    shape_ratio = _attention_shape_ratio(model, keys, rates.matrix_unit_width)
     forward = np.where(unfused, rates.bf16_gemm_ratio * aligned, rates.attention_forward_ratio * shape_ratio)
     backward = np.where(
         unfused, rates.bf16_gemm_ratio * aligned, rates.attention_backward_ratio * shape_ratio

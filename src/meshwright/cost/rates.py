@@ -49,6 +49,7 @@ class SystemFacts(Table):
     memory_bytes: Array
     num_units: Array
     output_tiles: Array
+    matrix_unit_width: Array
     host_bytes_per_s: Array
     unfused_attention: Array
     unfused_norm: Array
@@ -176,6 +177,7 @@ def system_facts(
         memory_bytes=accelerator.memory_bytes,
         num_units=accelerator.num_compute_units,
         output_tiles=int(accelerator.output_tiles),
+        matrix_unit_width=accelerator.matrix_unit_width,
         host_bytes_per_s=accelerator.host_bytes_per_s,
         unfused_attention=int(features.attention is AttentionKernel.UNFUSED),
         unfused_norm=int(facts.unfused_norm),
@@ -227,6 +229,7 @@ def join(facts: SystemFacts, values: Mapping[str, Array], bf16: Mapping[str, Arr
         memory_bytes=facts.memory_bytes,
         num_units=facts.num_units,
         output_tiles=facts.output_tiles,
+        matrix_unit_width=facts.matrix_unit_width,
         unfused_attention=facts.unfused_attention,
         unfused_norm=facts.unfused_norm,
         fp8_attention=facts.fp8_attention,

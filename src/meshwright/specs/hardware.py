@@ -31,6 +31,7 @@ class Accelerator:
     die: str = ""  # devices with the same die share its rates; "": a die of its own
     output_tiles: bool = True  # its GEMMs are made of large output tiles; the caches of a CPU allow any shape
     cpu_oversubscription: float = 1.0  # processes per core, where there are more processes than cores
+    matrix_unit_width: int = 0  # rows and columns of its systolic arrays; 0: it has none
     jax_devices: int = 1  # that JAX shows for one device
     tdp_w: float | None = None
     host_bytes_per_s: float = 32e9  # host link, one direction

@@ -117,6 +117,15 @@ class TestLayer:
         fused, unfused = case().layer(), case().with_rates(unfused_attention=1).layer()
         assert unfused.attention_core.forward_s > 2 * fused.attention_core.forward_s
 
+    def test_systolic_arrays_pad_heads(self, case):
+        c = case(model="llama3-8b")  # heads of 128
+        cores, filled, half = (
+            float(c.with_rates(matrix_unit_width=width).layer().attention_core.forward_s)
+            for width in (0, 128, 256)
+        )
+        assert filled == cores
+        assert half == pytest.approx(2 * filled, rel=0.01)
+
     def test_an_unfused_norm_moves_six_times_the_bytes(self, case):
         fused, unfused = case().layer(), case().with_rates(unfused_norm=1).layer()
         assert unfused.norm_s == pytest.approx(6 * fused.norm_s)
