@@ -1,4 +1,4 @@
-"""What a row does not state, where the usual value would not fit the memory of its device: the run did.
+"""Values that a row does not state, where the usual ones would not fit the memory of its device: the run did.
 
     micro-batch not stated     1 instead of the whole batch of a replica
     recomputation not stated   full instead of none
