@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.catalog import engine_names
 from meshwright.cli.main import VERBS
 
 ROOT = Path(__file__).parents[1]
@@ -120,6 +121,16 @@ def test_every_command_of_the_table_is_there():
 def test_the_help_of_a_command_imports_nothing_heavy():
     loaded = imported_by(*([name, "--help"] for name in PRESENT))
     assert {name: found & HEAVY for name, found in zip(PRESENT, loaded, strict=True) if found & HEAVY} == {}
+
+
+def test_plans_and_exports_for_every_engine_import_no_tensor_framework(tmp_path):
+    """An engine's contract is opened to say what it would refuse."""
+    sizes = ["--model", "qwen3-0.6b", "--cluster", "h100-8x1", "--gbs", "8", "--seq", "1024"]
+    commands = [["plan", *sizes, "--top", "1", "--engine", name] for name in engine_names()]
+    others = sorted({*engine_names()} - {"native"})
+    commands += [["export", "llama3-8b", "--engine", name, "--out", str(tmp_path / name)] for name in others]
+    for command, loaded in zip(commands, imported_by(*commands), strict=True):
+        assert loaded & {"torch", "jax", "transformers"} == set(), command
 
 
 def test_help_starts_within_half_a_second():

@@ -33,6 +33,13 @@ EXPERTS = "model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32}"
 SHARED_EXPERT = "model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32, num_shared: 1, router: sigmoid}"
 
 
+SMALLEST = {
+    "model": "{hidden: 32, num_layers: 1, vocab: 64, ffn_hidden: 64, attention: {num_heads: 4, num_kv_heads: 2}}",
+    "batch": "{global_sequences: 4, micro: 4}",
+}
+"""Sections of the shortest steps, for tests of what is around them."""
+
+
 def tiny_run(*overrides: str) -> Run:
     """Return the run with these values laid over its file."""
     return runfile.loads(TEXT, overrides=overrides)

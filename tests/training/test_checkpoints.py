@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.tiny_runs import SMALLEST
 
 torch = pytest.importorskip("torch")
 
@@ -157,9 +158,8 @@ def test_a_run_whose_disk_fills_says_so_and_goes_on_when_there_is_room(tiny_run,
 
 def test_a_log_that_cannot_grow_ends_the_run_and_leaves_the_checkpoints(tiny_run, tmp_path, tiny_disk):
     (tiny_disk / "others").write_bytes(bytes(384 * 1024))  # so that it fills in a few hundred steps
-    training = tiny_run(
-        tmp_path / "run", train="{steps: 100000, checkpoint: {folder: saved, every_steps: 50}}"
-    )
+    train = "{steps: 100000, checkpoint: {folder: saved, every_steps: 50}}"
+    training = tiny_run(tmp_path / "run", **SMALLEST, train=train)
     process = training.start("--out", str(tiny_disk / "out"))
     _, stderr = process.communicate(timeout=240)
     assert process.returncode == 2, stderr

@@ -8,14 +8,16 @@ import signal
 from pathlib import Path
 
 import pytest
+from tests.tiny_runs import SMALLEST
 
 pytest.importorskip("torch")
 
 SECTIONS = {
+    "model": SMALLEST["model"],
     "precision": "fp32",
     "parallel": "{data_shard: 2, sharding: parameters}",
     "optimizer": "{learning_rate: 1.0e-3, schedule: constant}",
-    "train": "{steps: 60, checkpoint: {folder: saved, every_steps: 10}}",
+    "train": "{steps: 40, checkpoint: {folder: saved, every_steps: 10}}",
 }
 
 
@@ -39,8 +41,8 @@ def test_a_lost_process_is_replaced_and_the_run_goes_on(training, wait_for):
     stdout, stderr = process.communicate(timeout=300)
     assert process.returncode == 0, stderr
     assert "was lost" in stderr
-    assert json.loads(stdout)["statistics"]["steps"] == 60
-    assert len(training.losses()) == 60
+    assert json.loads(stdout)["statistics"]["steps"] == 40
+    assert len(training.losses()) == 40
 
 
 def test_hosts_that_would_not_meet_again_are_refused_before_they_lose_anybody(monkeypatch):

@@ -16,7 +16,6 @@ from meshwright.errors import InputError
 from meshwright.planner.engines import engine_facts
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import NATIVE, Run
-from meshwright.training.fingerprints import fingerprints
 from meshwright.training.rendezvous import is_restart, under_launcher
 from meshwright.training.run_identity import (
     IDENTITY,
@@ -73,9 +72,12 @@ def _begin(
     run: Run, *, plan: Plan, options: TrainOptions, newest_step: Callable[[Path], int | None]
 ) -> Beginning:
     saves = run.train.checkpoint
-    identity = new_identity(
-        run, plan=plan, results=options.folder, fingerprints={} if saves is None else fingerprints(run)
-    )
+    contents = {}
+    if saves is not None:
+        from meshwright.training.fingerprints import fingerprints  # imports PyTorch; planning comes here too
+
+        contents = fingerprints(run)
+    identity = new_identity(run, plan=plan, results=options.folder, fingerprints=contents)
     if saves is None or not (options.resume or is_restart() or under_launcher()):
         return Beginning(run=run, identity=identity, notes=_note_on_branch(run, identity))
     folder = Path(saves.folder).expanduser()

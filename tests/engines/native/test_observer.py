@@ -36,7 +36,7 @@ def text_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
     data = f"data={{source: {folder / 'corpus.txt'}, tokenizer: bytes, sequence_length: 16}}"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MESHWRIGHT_CACHE", str(folder / "cache"))
-        yield lambda *overrides: tiny_run(data, "model.vocab=260", *overrides)
+        yield lambda *overrides: tiny_run(data, "model.vocab=260", "model.num_layers=2", *overrides)
 
 
 @dataclass(frozen=True)

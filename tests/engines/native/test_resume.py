@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 from tests.killing import kill_group
+from tests.tiny_runs import SMALLEST
 
 pytest.importorskip("torch")
 
 OPTIMIZER = "{learning_rate: 1.0e-2, warmup_steps: 3}"
 ALONE = {
-    "model": "{hidden: 32, num_layers: 1, vocab: 64, ffn_hidden: 64, attention: {num_heads: 4, num_kv_heads: 2}}",
-    "batch": "{global_sequences: 4, micro: 4}",  # steps as short as they can be: what is killed is all around them
+    **SMALLEST,
     "optimizer": OPTIMIZER,
     "train": "{steps: 800, checkpoint: {folder: saved, every_steps: 7, keep: 3}}",  # room for eight kills
 }
