@@ -311,6 +311,26 @@ def _fp8_cast(model: Model, tokens: int, format: str, device: torch.device) -> I
             op="fp8_cast", model=model.name, shape=f"{tokens} x {model.hidden}, scales of {scaling}",
             tensors=(x,), run=run, flops=0.0, bytes=float(x.nbytes + 2 * x.numel()), is_checked=False,
         )  # fmt: skip
+    yield from _fp8_cast_of_experts(model, format, device)
+
+
+def _fp8_cast_of_experts(model: Model, format: str, device: torch.device) -> Iterator[KernelCase]:
+    """One of the stacks of weights of a layer, in one launch. Blocks of 128 x 128 are the scales of weights."""
+    spec = model.experts
+    if spec is None:
+        return
+    shape = (spec.num_experts, spec.ffn_hidden, model.hidden)
+    weight = _random(*shape, format=format, device=device)
+    for scaling in (Scaling.TENSOR, Scaling.ROW, Scaling.SQUARE):
+
+        def run(weight: Tensor, scaling: Scaling = scaling) -> tuple[Tensor, ...]:
+            sides = cast_stack(weight, element=Element.E4M3, scaling=scaling)
+            return tuple(side.values for side in sides if side is not None)
+
+        yield KernelCase(
+            op="fp8_cast", model=model.name, shape="{} experts of {} x {}, scales of ".format(*shape) + scaling,
+            tensors=(weight,), run=run, flops=0.0, bytes=float(weight.nbytes + 2 * weight.numel()), is_checked=False,
+        )  # fmt: skip
 
 
 def _fp8_gated_cast(model: Model, tokens: int, format: str, device: torch.device) -> Iterator[KernelCase]:

@@ -144,6 +144,8 @@ def _triton(
 
 
 def _fused_serves(call: KernelCall) -> Refusal | None:
+    if not call.shapes:
+        return Refusal(reason="PyTorch cannot trace its update in place")
     if call.has_shapes and set(call.dtypes) != {"float32"}:
         return Refusal(reason="PyTorch's fused AdamW has states in fp32 alone")
     return None

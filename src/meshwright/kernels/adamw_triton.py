@@ -114,41 +114,54 @@ def update(
 ) -> None:
     """See `adamw.adamw`. `parameter` is contiguous."""
     assert parameter.is_contiguous(), "masters are contiguous"
-    unused = states.first
     signed, unsigned = states.tables or (None, None)
     narrow = (
-        (unused, unused, unused, unused, unused, unused)
+        (None, None, None, None, None, None)
         if signed is None or unsigned is None
         else (signed.scales, unsigned.scales, signed.values, signed.first, unsigned.values, unsigned.first)
     )
-    _launch_update(
-        parameter, gradient.contiguous(), states.first, states.second, scale, *narrow, states.tables is not None,
+    run = _opaque_update if torch.compiler.is_compiling() else _launch_update
+    run(
+        parameter, gradient.contiguous(), states.first, states.second, scale, *narrow,
         states.start, step.learning_rate, step.betas[0], step.betas[1], step.epsilon, step.weight_decay, step.number,
         step.noise,
     )  # fmt: skip
 
 
 def _launch_update(
-    parameter: Tensor, gradient: Tensor, first: Tensor, second: Tensor, scale: Tensor | None, first_scales: Tensor,
-    second_scales: Tensor, signed_table: Tensor, signed_first: Tensor, unsigned_table: Tensor, unsigned_first: Tensor,
-    is_narrow: bool, start: int, rate: float, beta1: float, beta2: float, epsilon: float, weight_decay: float,
-    number: int, noise: int,
+    parameter: Tensor, gradient: Tensor, first: Tensor, second: Tensor, scale: Tensor | None,
+    first_scales: Tensor | None, second_scales: Tensor | None, signed_table: Tensor | None,
+    signed_first: Tensor | None, unsigned_table: Tensor | None, unsigned_first: Tensor | None, start: int,
+    rate: float, beta1: float, beta2: float, epsilon: float, weight_decay: float, number: int, noise: int,
 ) -> None:  # fmt: skip
-    """One launch over a tensor."""
+    """One launch over a tensor. States of 8 bits have scales and tables of their codes."""
+    tables = (first_scales, second_scales, signed_table, signed_first, unsigned_table, unsigned_first)
+    is_narrow = first_scales is not None
     code = BYTES if is_narrow else {torch.float32: FP32, torch.bfloat16: BF16}[first.dtype]
     tile = TILES[0]
     size = parameter.numel()
     launch(
         _update, (triton.cdiv(size, WIDTH * tile.constants["ROWS"]),), parameter, gradient, first, second,
-        parameter if scale is None else scale, first_scales, second_scales, signed_table, signed_first,
-        unsigned_table, unsigned_first, size, start, rate, beta1, beta2, epsilon, 1.0 - rate * weight_decay,
+        parameter if scale is None else scale, *(tables if is_narrow else [first] * len(tables)), size, start,
+        rate, beta1, beta2, epsilon, 1.0 - rate * weight_decay,
         1.0 - beta1**number, 1.0 - beta2**number, noise, on=parameter, FORMAT=code, SCALED=scale is not None,
         **tile.constants, num_warps=tile.num_warps,
     )  # fmt: skip
 
 
+# For a traced optimizer: a launch is nothing that a graph knows. Eager steps save its overhead.
+_opaque_update = torch.library.custom_op(
+    "meshwright::adamw_", _launch_update,
+    mutates_args=("parameter", "first", "second", "first_scales", "second_scales"),
+)  # fmt: skip
+
+
 def squares(x: Tensor) -> Tensor:
     """The sum of squares of `x`, fp32 scalar."""
+    return _opaque_squares(x) if torch.compiler.is_compiling() else _squares_of(x)
+
+
+def _squares_of(x: Tensor) -> Tensor:
     tile = NORM_TILES[0]
     count = triton.cdiv(x.numel(), WIDTH * tile.constants["ROWS"])
     parts = torch.empty(count, dtype=torch.float32, device=x.device)
@@ -156,6 +169,14 @@ def squares(x: Tensor) -> Tensor:
         _squares, (count,), x.contiguous(), parts, x.numel(), on=x, **tile.constants, num_warps=tile.num_warps
     )
     return parts.sum()
+
+
+_opaque_squares = torch.library.custom_op("meshwright::squares", _squares_of, mutates_args=())
+
+
+@_opaque_squares.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty((), dtype=torch.float32)
 
 
 def _traffic(state_bytes: float) -> Callable[[Sizes, Tile], Traffic]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from functools import partial
 
 import pytest
 
@@ -13,11 +14,16 @@ from tests.tiny_runs import SHARED_EXPERT, tiny_run
 from torch._dynamo.utils import counters
 
 from meshwright.engines.base import TrainOptions
-from meshwright.engines.native import engine
+from meshwright.engines.native import engine, fp8
 from meshwright.engines.native.check import check_plan
+from meshwright.engines.native.compiling import compile_layers
 from meshwright.errors import MissingDependencyError
+from meshwright.kernels.fp8.layer import RECIPES
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
+from meshwright.specs.precision import PRECISIONS
+from meshwright.training.models import build_model, init_weights
 
+EXPERTS = ("model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32, num_shared: 1}", "model.ffn_hidden=0")
 COMPILED = ("model.num_layers=3", "batch.micro=4", "train={steps: 8, compile: true}")
 
 pytestmark = [
@@ -64,6 +70,80 @@ def test_compiled_layers_equal_eager_ones(run, moe_run, equals_one_process):
     plans = [Plan(micro_batch=4), Plan(micro_batch=4, recompute=Recompute.FULL)]
     equals_one_process([(run, plan) for plan in plans], tolerance=1e-5)
     equals_one_process([(moe_run, plan) for plan in plans], tolerance=1e-5)
+
+
+def trained(monkeypatch, *, backend, precision, experts=False, caches=False, layers=1, steps=2):
+    """Losses, gradients and histories of delayed scales after steps of two micro-batches; None: nothing is compiled."""
+    widths = EXPERTS if experts else ("model.attention.num_kv_heads=4",)
+    run = tiny_run(f"model.num_layers={layers}", *widths)
+    model = build_model(run.model, device="cpu")
+    init_weights(model, seed=0)
+    model.bfloat16()
+    blocks = list(model.layers.values())
+    if precision in RECIPES:
+        fp8.convert(blocks, precision=PRECISIONS[precision], caches_weights=caches)
+    scales = fp8.delayed_states([model], device=torch.device("cpu"))
+    if backend is not None:
+        torch._dynamo.reset()
+        counters.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+            compile_layers(blocks, plan=Plan())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    draws, losses = torch.Generator().manual_seed(0), []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        for _ in range(2):
+            tokens_BT = torch.randint(64, (2, 16), generator=draws)
+            loss = model(tokens_BT, labels_BT=tokens_BT.roll(-1, 1))
+            loss.backward()
+            losses.append(loss.item())
+        optimizer.step()
+        fp8.end_step(scales, group=None)
+        fp8.expire_caches([model])
+    histories = [state.amax_history_3H for state in scales.values()]
+    return losses, [*[p.grad for p in model.parameters()], *histories]
+
+
+def assert_same_bits(found, expected, *, num_graphs):
+    assert found[0] == expected[0]
+    assert all(map(torch.equal, found[1], expected[1]))
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] == num_graphs
+
+
+def test_a_traced_layer_in_fp8_has_the_same_bits(monkeypatch):
+    """As `compile_layers` demands; nothing is differentiated by the compiler, and no code is generated."""
+    case = {"precision": "fp8_delayed", "caches": True}
+    expected = trained(monkeypatch, backend=None, **case)
+    assert_same_bits(trained(monkeypatch, backend="eager", **case), expected, num_graphs=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("precision", "experts", "caches"),
+    [(name, experts, not experts) for name in ("bf16", *RECIPES) for experts in (False, True)]
+    + [("fp8_delayed", False, False), ("fp8_blockwise", True, True)],
+)
+def test_a_compiled_layer_has_the_same_bits(monkeypatch, precision, experts, caches):
+    """The backend that generates no code keeps every operation, and so every bit."""
+    case = {"precision": precision, "experts": experts, "caches": caches, "layers": 2}
+    expected = trained(monkeypatch, backend=None, **case)
+    assert precision != "fp8_delayed" or all(history[:, :2].any() for history in expected[1][-6:])
+    assert_same_bits(trained(monkeypatch, backend="aot_eager", **case), expected, num_graphs=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("precision", "experts"), [("fp8_delayed", False), ("fp8_blockwise", True)], ids=["dense", "experts"]
+)
+def test_generated_code_in_fp8_is_as_near_as_fp8_is(monkeypatch, precision, experts):
+    """Fused operations round to bf16 less often, and a value that rounds to its neighbour in fp8 moves by 1/8."""
+    case = {"precision": precision, "experts": experts, "caches": True}
+    expected = trained(monkeypatch, backend=None, **case)
+    found = trained(monkeypatch, backend="inductor", **case)
+    assert found[0] == pytest.approx(expected[0], rel=2e-3)
+    assert not counters["graph_break"]
 
 
 @pytest.mark.slow

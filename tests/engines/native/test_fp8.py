@@ -122,21 +122,6 @@ def test_a_fused_feed_forward_block_trains_like_three_layers(precision):
     assert found[True][-1] < 0.99 * found[True][0]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # of the tracer itself
-def test_a_layer_is_one_graph():
-    """As `compiling.compile_layers` demands; no code is generated."""
-    tokens_BT = torch.randint(64, (4, 16), generator=torch.Generator().manual_seed(0))
-    found = []
-    for is_compiled in (False, True):
-        model = built(run_of("model.num_layers=1"), "fp8")
-        layer = model.layers["0"]
-        if is_compiled:
-            layer.forward = torch.compile(layer.forward, fullgraph=True, backend="eager")
-        model(tokens_BT, labels_BT=tokens_BT.roll(-1, 1)).backward()
-        found.append([p.grad for p in model.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-
-
 @pytest.fixture(scope="module")
 def alone():
     names = ("bf16", *RECIPES)

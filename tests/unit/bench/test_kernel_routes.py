@@ -61,6 +61,21 @@ def test_a_case_of_each_operation_runs_and_calls_it(op):
         assert case.bytes > 0
 
 
+def test_the_cast_of_a_stack_of_experts_is_timed():
+    """Each matrix has scales of its own; a model without experts has no stack."""
+    model = small_mixture()
+    shapes = [case.shape for case in cases_of("fp8_cast", model, tokens=2, format="fp32", device=CPU)]
+    assert [s for s in shapes if "experts" in s] == [
+        f"4 experts of 32 x 64, scales of {scaling}" for scaling in ("tensor", "row", "square")
+    ]
+    cases = cases_of("fp8_cast", model, tokens=2, format="fp32", device=CPU)
+    (stack,) = [case for case in cases if case.shape.endswith("experts of 32 x 64, scales of row")]
+    by_rows, by_columns = stack.run(*stack.tensors)
+    assert by_rows.shape == (4, 32, 64)
+    assert by_columns.shape == (4, 64, 32)
+    assert stack.bytes == 4 * 32 * 64 * (4 + 2)
+
+
 def test_the_folder_of_a_measurement(meshwright, tmp_path):
     given = (
         "bench",

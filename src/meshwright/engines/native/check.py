@@ -209,7 +209,11 @@ def _stored(plan: Plan, run: Run) -> Iterator[Unsupported]:
     """Activations in 8 bits: of modules that are neither compiled nor recomputed."""
     stores, key = run.kernels.stored_activations, "kernels.stored_activations"
     if stores and run.train.compile:
-        yield Unsupported(key=key, reason="a compiled layer saves what the compiler decides: leave it out")
+        yield Unsupported(
+            key=key,
+            reason="a compiled layer saves what the compiler decides: leave it out",
+            hint="--set train.compile=false",
+        )
     if stores and plan.recompute is Recompute.FULL:
         yield Unsupported(key=key, reason="whole layers are recomputed and save nothing: leave it out")
     for module, names in STORED_OR_RECOMPUTED.items():

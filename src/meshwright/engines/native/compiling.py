@@ -2,8 +2,8 @@
 
 The layer's forward method is compiled, inside of its full recomputation and of FSDP's hooks, outside of everything in
 it: norms, projections, attention and feed-forward become one graph. Embedding, head and loss stay eager: the loss is
-chunked to save memory, which a compiler would undo. A layer with experts or context parallelism counts, sorts and
-communicates by data: it compiles into several graphs.
+chunked to save memory, which a compiler would undo. Under context parallelism, and with experts where they or tensors
+are sharded, a layer communicates by data: it compiles into several graphs.
 
 The first step compiles and is not in the step statistics.
 """
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from meshwright.engines.native import fp8
 from meshwright.errors import MissingDependencyError
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
@@ -27,19 +28,29 @@ from meshwright.training.models.feed_forward import FeedForward
 
 
 def compile_layers(layers: Sequence[nn.Module], *, plan: Plan) -> None:
-    """Compile each of `layers` at its first call. Dense ones must become one graph: a break is an error."""
+    """Compile each of `layers` at its first call. Those that can be one graph must become one: a break is an error."""
     for layer in layers:
         assert isinstance(layer, Block)
-        is_whole = isinstance(layer.ffn, FeedForward) and plan.context == 1
-        layer.forward = _on_plain_input(torch.compile(layer.forward, fullgraph=is_whole))
+        layer.forward = _prepared(torch.compile(layer.forward, fullgraph=_is_whole(layer, plan)), layer)
 
 
-def _on_plain_input(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Wait for an asynchronous input before `forward`. Under tensor parallelism the first layer's input is a collective
-    under way, to which a compiled function passes no gradient."""
+def _is_whole(layer: Block, plan: Plan) -> bool:
+    """Return True if nothing in the layer waits for numbers from the device."""
+    has_own_rows = isinstance(layer.ffn, FeedForward) or plan.expert * plan.expert_tensor * plan.tensor == 1
+    return has_own_rows and plan.context == 1
+
+
+def _prepared(compiled: Callable[..., Tensor], layer: Block) -> Callable[..., Tensor]:
+    """Do what a graph cannot, then run the graph.
+
+    Weights in 8 bits that are kept for a step are cast, which a graph would do in every pass. An asynchronous input is
+    waited for: under tensor parallelism the first layer's is a collective under way, to which a compiled function
+    passes no gradient.
+    """
 
     def run(x_BTD: Tensor, *others: Any) -> Tensor:
-        return forward(x_BTD if type(x_BTD) is Tensor else x_BTD.clone(), *others)
+        fp8.fill_caches(layer)
+        return compiled(x_BTD if type(x_BTD) is Tensor else x_BTD.clone(), *others)
 
     return run
 

@@ -22,6 +22,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from meshwright.errors import InputError
 from meshwright.kernels.fp8.feed_forward import MATRICES
@@ -104,6 +105,21 @@ def named_states(modules: Iterable[nn.Module]) -> Iterator[tuple[str, Fp8State]]
 def states_of(modules: Iterable[nn.Module]) -> Iterator[Fp8State]:
     """The states of all converted layers."""
     return (state for _, state in named_states(modules))
+
+
+def fill_caches(module: nn.Module) -> None:
+    """Cast the weights that the caches of `module` lack, ahead of a compiled pass, which only reads them."""
+    for part in module.modules():
+        if isinstance(part, Linear) and isinstance(part.multiply, partial):
+            _state_of(part).fill(_own_part(part.weight))
+        elif isinstance(part, RoutedExperts) and part.fp8_states is not None:
+            for name, state in part.fp8_states.items():
+                state.fill(_own_part(part.get_parameter(name)))
+
+
+def _own_part(weight: Tensor) -> Tensor:
+    """This rank's part, a plain tensor."""
+    return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
 def delayed_states(modules: Iterable[nn.Module], *, device: torch.device) -> dict[str, Fp8State]:

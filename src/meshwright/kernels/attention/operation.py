@@ -162,12 +162,15 @@ def _sdpa(q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor, options: ScoreOptions)
         from torch.nn.attention.bias import causal_lower_right  # imports the compiler: 0.6 s, 95 MiB
 
         mask = causal_lower_right(num_queries, num_keys)
+    is_causal = False
+    if mask is None and num_queries > 1:  # a single query is the last one: it sees all keys
+        is_causal = True  # no symbol of a traced graph
     out = functional.scaled_dot_product_attention(
         q,
         k,
         v,
         attn_mask=mask,
-        is_causal=mask is None and num_queries > 1,  # a single query is the last one: it sees all keys
+        is_causal=is_causal,
         scale=options.scale,
         enable_gqa=grouped,
     )

@@ -13,6 +13,8 @@ M rows, E experts, K inputs, N outputs.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -33,9 +35,50 @@ def grouped_gemm(x_MK: Tensor, weight_ENK: Tensor, counts_E: Tensor) -> Tensor:
 
 def reference(x_MK: Tensor, weight_ENK: Tensor, counts_E: Tensor) -> Tensor:
     """The specification."""
+    if torch.compiler.is_compiling():
+        return opaque_reference(x_MK, weight_ENK, counts_E)
     # unbind, not indexing: the gradient of an index is a whole zero stack for every expert
     parts = zip(x_MK.split(counts_E.tolist()), weight_ENK.unbind(), strict=True)
     return torch.cat([functional.linear(x, weight) for x, weight in parts])
+
+
+# For a compiled layer: the host waits for the counts, which a graph cannot.
+@torch.library.custom_op("meshwright::grouped_reference", mutates_args=())
+def opaque_reference(x_MK: Tensor, weight_ENK: Tensor, counts_E: Tensor) -> Tensor:
+    """`reference` as one operation."""
+    return reference(x_MK, weight_ENK, counts_E)
+
+
+@opaque_reference.register_fake
+def _(x_MK: Tensor, weight_ENK: Tensor, counts_E: Tensor) -> Tensor:
+    return x_MK.new_empty(x_MK.shape[0], weight_ENK.shape[1])
+
+
+@torch.library.custom_op("meshwright::grouped_reference_backward", mutates_args=())
+def opaque_gradients(
+    grad_MN: Tensor, x_MK: Tensor, weight_ENK: Tensor, counts_E: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of rows and matrices, by the GEMMs of `reference`."""
+    counts = counts_E.tolist()
+    parts = list(zip(grad_MN.split(counts), x_MK.split(counts), weight_ENK.unbind(), strict=True))
+    grad_x = torch.cat([grad @ weight for grad, _, weight in parts])
+    return grad_x, torch.stack([grad.T @ x for grad, x, _ in parts])
+
+
+@opaque_gradients.register_fake
+def _(grad_MN: Tensor, x_MK: Tensor, weight_ENK: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor]:
+    return x_MK.new_empty(x_MK.shape), weight_ENK.new_empty(weight_ENK.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradients(ctx: Any, grad_MN: Tensor) -> tuple[Tensor, Tensor, None]:
+    return *opaque_gradients(grad_MN, *ctx.saved_tensors), None
+
+
+opaque_reference.register_autograd(_gradients, setup_context=_save)
 
 
 def _library(x_MK: Tensor, weight_ENK: Tensor, counts_E: Tensor) -> Tensor:

@@ -56,6 +56,10 @@ def _chosen(
 
 def reference(a: Quantized, b: Quantized | QuantizedStack, counts_E: Tensor, *, dtype: torch.dtype) -> Tensor:
     """The specification: the dequantised matrices, multiplied in fp32 (in fp64 where `dtype` is)."""
+    if torch.compiler.is_compiling():
+        operands = (a.values, a.scales, a.element, a.scaling, a.shape[1],
+                    b.values, b.scales, b.element, b.scaling, b.shape[1])  # fmt: skip
+        return opaque_reference(*operands, counts_E, dtype)
     wide = torch.promote_types(dtype, torch.float32)
     counts = counts_E.tolist()
     if isinstance(b, QuantizedStack):
@@ -66,6 +70,42 @@ def reference(a: Quantized, b: Quantized | QuantizedStack, counts_E: Tensor, *, 
         return out_PN.to(dtype)
     grad_NP, x_KP = a.dequantized(wide), b.dequantized(wide)
     return torch.stack([grad_NP[:, rows] @ x_KP[:, rows].T for rows in _ranges(counts)]).to(dtype)
+
+
+# For a compiled layer: the host waits for the counts, which a graph cannot.
+@torch.library.custom_op("meshwright::fp8_grouped_reference", mutates_args=())
+def opaque_reference(
+    a_values: Tensor, a_scales: Tensor, a_element: str, a_scaling: str, a_columns: int,
+    b_values: Tensor, b_scales: Tensor, b_element: str, b_scaling: str, b_columns: int,
+    counts_E: Tensor, dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    """`reference` of values, scales and their form; `b_values` of three dimensions are a stack."""
+    a, b = (
+        (QuantizedStack if values.dim() == 3 else Quantized)(
+            values=values,
+            scales=scales,
+            element=Element(element),
+            scaling=Scaling(scaling),
+            shape=(values.shape[-2], columns),
+        )
+        for values, scales, element, scaling, columns in (
+            (a_values, a_scales, a_element, a_scaling, a_columns),
+            (b_values, b_scales, b_element, b_scaling, b_columns),
+        )
+    )
+    assert isinstance(a, Quantized)
+    return reference(a, b, counts_E, dtype=dtype)
+
+
+@opaque_reference.register_fake
+def _(
+    a_values: Tensor, a_scales: Tensor, a_element: str, a_scaling: str, a_columns: int,
+    b_values: Tensor, b_scales: Tensor, b_element: str, b_scaling: str, b_columns: int,
+    counts_E: Tensor, dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    rows = a_values.shape[0]
+    shape = (rows, b_values.shape[1]) if b_values.dim() == 3 else (counts_E.shape[0], rows, b_values.shape[0])
+    return a_values.new_empty(shape, dtype=dtype)
 
 
 def _ranges(counts: list[int]) -> list[slice]:

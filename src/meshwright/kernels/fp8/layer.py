@@ -127,8 +127,16 @@ class Fp8State:
         """Bytes that the cache holds now."""
         return sum(side.num_bytes for side in self._cached or () if side is not None)
 
+    def fill(self, weight_NK: Tensor) -> None:
+        """Cast the weight that the cache lacks: ahead of a compiled pass, which only reads it."""
+        if self.caches_weight:
+            self.is_training = torch.is_grad_enabled()
+            self.weight(weight_NK.detach())
+
     def weight(self, weight_NK: Tensor) -> Both | BothStacks:
         """The cast weight and its transpose, from the cache where it is kept; of experts their stack."""
+        if torch.compiler.is_compiling() and self._cached is not None:
+            return self._cached  # addresses and versions are not there to be traced: see `fill`
         key = (weight_NK.data_ptr(), weight_NK._version)
         if self._cached is None or (self._key is not None and self._key[0] == key[0] and self._key != key):
             both = self.cast(weight_NK, of=WEIGHT)
@@ -282,8 +290,10 @@ def keep(ctx: Any, *items: Tensor | Quantized | QuantizedStack | None) -> None:
             tensors.append(item)
         else:
             ctx.makers.append(partial(_made, item.scales.dtype, replace(item, values=_NONE, scales=_NONE)))
-            # Scales are kept as bytes: hooks that store activations in 8 bits leave those as they are.
-            tensors += [item.values, item.scales.view(torch.uint8)]
+            # Scales are kept as bytes: hooks that store activations in 8 bits leave those as they are. A traced pass
+            # has no such hooks, and could not keep a view of the cache.
+            scales = item.scales if torch.compiler.is_compiling() else item.scales.view(torch.uint8)
+            tensors += [item.values, scales]
     ctx.save_for_backward(*tensors)
 
 

@@ -15,7 +15,7 @@ from tests.kernel_cases import (
     needs_interpreter,
 )
 
-from meshwright.kernels.experts.grouped_gemm import grouped_gemm
+from meshwright.kernels.experts.grouped_gemm import grouped_gemm, opaque_gradients, opaque_reference
 from meshwright.kernels.experts.grouped_gemm import reference as grouped_reference
 from meshwright.kernels.experts.grouped_gemm_triton import grouped_rows, grouped_rows_backward
 from meshwright.kernels.experts.permutation import ROUTES, permute, unpermute
@@ -182,6 +182,7 @@ def test_operator_rules():
         (permute_rows, (x, order_M, 2)),
         (unpermute_rows, (rows, order_M, weights)),
         (grouped_rows, (rows, matrices, counts_E)),
+        (opaque_reference, (rows, matrices, counts_E)),
     ):
         leaves = [
             t.requires_grad_() if isinstance(t, torch.Tensor) and t.is_floating_point() else t
@@ -197,4 +198,19 @@ def test_operator_rules():
         torch.library.opcheck(permute_rows_backward, (of_order, order, 4, 2), test_utils=UTILITIES)
         torch.library.opcheck(unpermute_rows_backward, (x, of_order, order, weights), test_utils=UTILITIES)
     grads = (torch.ones(8, 6), rows, matrices.detach(), counts_E)
-    torch.library.opcheck(grouped_rows_backward, grads, test_utils=UTILITIES)
+    for backward in (grouped_rows_backward, opaque_gradients):
+        torch.library.opcheck(backward, grads, test_utils=UTILITIES)
+
+
+def test_the_reference_of_a_graph_has_the_bits_of_the_reference():
+    """It is one operation there, with GEMMs of its own backward."""
+    counts_E = torch.tensor([3, 0, 5])
+    rows, matrices = (
+        drawn(8, 5, dtype=torch.float32, strided=True),
+        drawn(3, 6, 5, dtype=torch.float32, seed=1),
+    )
+    found = [
+        gradients(lambda x, weight, run=run: run(x, weight, counts_E), (rows, matrices), torch.ones(8, 6))
+        for run in (grouped_reference, opaque_reference)
+    ]
+    assert all(map(torch.equal, *found))

@@ -23,7 +23,13 @@ from tests.kernel_cases import (
 from meshwright.kernels.dispatch import KernelRouting, using
 from meshwright.kernels.fp8.casting import cast_stack
 from meshwright.kernels.fp8.formats import Element, Scaling, quantize
-from meshwright.kernels.fp8.grouped_gemm import ROUTES, grouped_rows, grouped_weights, reference
+from meshwright.kernels.fp8.grouped_gemm import (
+    ROUTES,
+    grouped_rows,
+    grouped_weights,
+    opaque_reference,
+    reference,
+)
 from meshwright.kernels.fp8.layer import RECIPES, Fp8State, fp8_grouped_linear, fp8_linear
 from meshwright.kernels.routes import ANY, KernelCall
 from meshwright.kernels.stored_activations import StoredFormat, storing_activations
@@ -151,6 +157,21 @@ def test_operator_rules():
         given_tensors = (a.values, a.scales, "row", b.values, b.scales, "row", *end)
         # the check of the schema compares inputs by arithmetic that PyTorch has not for 8 bits
         torch.library.opcheck(op, given_tensors, test_utils=("test_autograd_registration", "test_faketensor"))
+
+
+def test_rules_of_the_reference_of_a_graph():
+    """It is one operation there, of any columns."""
+    x, weight, _ = experts((128, 0), n=8, k=5, dtype=torch.float32)
+    for element in (Element.E4M3, Element.E2M1):
+        how = {"element": element, "scaling": Scaling.ROW}
+        rows, (stack, _) = quantize(x, **how), cast_stack(weight, **how)
+        counts_E = torch.tensor([128, 0])
+        operands = [(q.values, q.scales, q.element, q.scaling, q.shape[1]) for q in (rows, stack)]
+        given_values = (*operands[0], *operands[1], counts_E, torch.float32)
+        utilities = ("test_autograd_registration", "test_faketensor")
+        torch.library.opcheck(opaque_reference, given_values, test_utils=utilities)
+        expected = reference(rows, stack, counts_E, dtype=torch.float32)
+        assert torch.equal(opaque_reference(*given_values), expected)
 
 
 def test_a_stack_is_cast_once_a_step():
