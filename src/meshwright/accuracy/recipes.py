@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -24,6 +25,9 @@ class Recipe:
     recompute: str  # as rows state it; empty: none, or not known
     precision: str  # of rows that state none; empty: not known
 
+
+_WITHOUT_DEPTH = re.compile(r"-\d+-layers$")
+"""A model with another number of layers than its own trains with the same recipe."""
 
 _OFF = Features(
     cuda_graphs=CudaGraphs.NONE,
@@ -50,7 +54,7 @@ def recipe_for(
         for recipe in _recipes()
         if recipe.stack == stack
         and recipe.since <= (vintage or 0.0)
-        and model in recipe.models
+        and _WITHOUT_DEPTH.sub("", model) in recipe.models
         and accelerator in recipe.accelerators
         and (not recipe.precisions or precision in recipe.precisions)
     ]

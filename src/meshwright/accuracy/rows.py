@@ -37,6 +37,9 @@ GPU_VENDORS = ("nvidia", "amd")
 PARAMETERS_DIFFER = 0.1
 """Relative difference of printed and counted parameters that is noted: names round by up to a tenth."""
 
+DEPTH_DIFFERS = 0.25
+"""The same for a model of another depth, from which on it is not known which of the two was trained."""
+
 MEASURED_COLUMNS = ("id", *_CONDITIONS, "tok_s_gpu_best", "metric_kind", "quality")
 """Columns that a file of measured runs must have."""
 FAILED_COLUMNS = (*_CONDITIONS, "metric_kind")
@@ -228,6 +231,7 @@ def _with_conditions(row: CsvRow, run: PublishedRun) -> PublishedRun:
         raise CannotPredictError(Reason.QUANTISED_BASE, "4-bit base weights")
     reading = read_model(row)
     model, notes = reading.model, list(reading.assumed)
+    _check_depth(row, model)
     software = read_software(row, accelerator, model.name)
     if model.num_mtp_layers and not software.mtp:
         model = replace(model, num_mtp_layers=0)
@@ -258,6 +262,16 @@ def _with_conditions(row: CsvRow, run: PublishedRun) -> PublishedRun:
         notes.append(row.text(DUPLICATE_NOTE))
     assumed = (*notes, *layout.assumed)
     return replace(run, conditions=conditions, assumed=assumed, memory_definition=software.memory)
+
+
+def _check_depth(row: CsvRow, model: Model) -> None:
+    """Refuse a model with fewer or more layers than its own whose row prints the parameters of the whole one."""
+    printed, counted = row.number("params_b"), float(count_parameters(model_row(model)).total) / 1e9
+    if printed and "layers" in model.name and abs(counted / printed - 1) > DEPTH_DIFFERS:
+        raise CannotPredictError(
+            Reason.INCONSISTENT,
+            f"{printed:g} billion parameters printed, {counted:.3g} billion with {model.num_layers} layers",
+        )
 
 
 def _doubts(row: CsvRow, model: Model) -> list[str]:

@@ -148,6 +148,7 @@ class DeviceRates(Table):
     unfused_norm: Array  # 1: norms run as several kernels with fp32 copies
     fp8_attention: Array  # 1: scores and values are multiplied in 8 bits
     fused_experts: Array  # 1: grouped GEMMs quantise, activate and permute by themselves
+    ragged_rows: Array  # that a grouped GEMM computes of each expert beyond its own
     fused: FusedKernels  # the native engine's own
     permutation_passes: Array  # reads and writes of routed tokens in one forward pass
     head_factor: Array  # embedding, output matrix and loss against the sum of `_head`
@@ -157,6 +158,7 @@ class DeviceRates(Table):
     host_moe_s: (
         Array  # additional host time of a mixture-of-experts layer (routing, permutation, synchronisation)
     )
+    host_expert_s: Array  # host time to start one kernel of one expert
     corrections: KernelCorrections = field(default_factory=KernelCorrections)
 
 
@@ -412,7 +414,7 @@ def _experts(s: _LayerShapes) -> PassTimes:
     if not np.any(s.has_experts):
         return NO_PASSES
     local = s.num_experts / s.plan.expert  # experts on this rank
-    per_expert = s.expert_tokens / np.maximum(local, 1)
+    per_expert = s.expert_tokens / np.maximum(local, 1) + s.rates.ragged_rows
     width, inside = model.expert_ffn / s.plan.expert_tensor, 1 - casts_gated(s.precision, s.rates.fused)
     up = (model.ffn_matrices - 1) * width
     routed = _linear(s, per_expert, up, h, groups=local, grouped=True, casts_gradient=inside)

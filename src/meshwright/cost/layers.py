@@ -50,6 +50,9 @@ RING_KERNELS = 6
 """Launches of each part of ring attention, forward: two copies of slices, send and receive, attention, corrections of
 the softmax's sum and of the output (Transformer Engine, context_parallel.py, AttnFuncWithCPAndKVP2P)."""
 
+EXPERT_GEMMS = 2
+"""Of an expert's forward pass: gate and up joined, and down."""
+
 Parts = dict[str, PassTimes]
 """Component -> seconds of one layer."""
 
@@ -169,6 +172,7 @@ def layer_parts(s: StepContext, compute: LayerCompute) -> LayerParts:
         host_moe_s=(
             s.rates.device.host_layer_s * s.rates.host_share * _launches(s)
             + s.rates.device.host_moe_s * s.rates.host_moe_share
+            + s.rates.device.host_expert_s * s.rates.host_expert_share * _expert_launches(s)
         )
         * age,
     )
@@ -187,6 +191,12 @@ def _launches(s: StepContext) -> Array:
     parts = s.rates.ring_attention * s.plan.context * (s.plan.context > 1)
     more = NUM_GEMMS * s.model.num_adapters + RING_KERNELS * parts
     return 1 + more / (GEMM_KERNELS + s.rates.device.elementwise_kernels)
+
+
+def _expert_launches(s: StepContext) -> Array:
+    """Kernels of the forward pass that a rank's experts start one by one: GEMMs and casts of their inputs."""
+    local = s.model.num_experts / s.plan.expert
+    return EXPERT_GEMMS * local * (1 + s.precision.cast_passes) * (1 - s.rates.device.fused_experts)
 
 
 def general_factor(s: StepContext) -> Array:

@@ -34,6 +34,8 @@ HOST_SHARE = {CudaGraphs.NONE: 1.0, CudaGraphs.PARTIAL: 0.3, CudaGraphs.FULL: 0.
 rest is assumed."""
 HOST_MOE_SHARE = {CudaGraphs.NONE: 1.0, CudaGraphs.PARTIAL: 0.6, CudaGraphs.FULL: 0.02}
 """The same of routing, dispatch and experts: partial graphs hold router and preprocessing."""
+HOST_EXPERT_SHARE = {CudaGraphs.NONE: 1.0, CudaGraphs.PARTIAL: 1.0, CudaGraphs.FULL: 0.02}
+"""The same of the experts' GEMMs, which partial graphs hold only where a capacity makes their shapes static."""
 STATIC_SHAPES_SHARE = 0.5
 """Of the host's time for a mixture's layer, where experts have a capacity: it waits for no counts. Assumed."""
 
@@ -58,8 +60,10 @@ class SystemFacts(Table):
     deduplicates: Array  # 1: expert dispatch sends one copy for each node
     host_share: Array  # of a layer's launches that the host still makes, the rest being replayed graphs
     host_moe_share: Array  # the same of routing, dispatch and experts
+    host_expert_share: Array  # the same of kernels that experts start one by one
     fp8_attention: Array  # 1: scores and values are multiplied in 8 bits
     fused_experts: Array  # 1: grouped GEMMs quantise, activate and permute by themselves
+    ragged_rows: Array  # that the grouped GEMM computes of each expert beyond its own
     wire_gradient_bytes: Array  # of a gradient between ranks; 0: as the precision recipe says
     wire_parameter_bytes: Array
     offloaded_activations: Array  # share kept in host memory
@@ -83,6 +87,7 @@ class SystemRates(Table):
     deduplicates: Array
     host_share: Array
     host_moe_share: Array
+    host_expert_share: Array
     wire_gradient_bytes: Array
     wire_parameter_bytes: Array
     offloaded_activations: Array
@@ -154,6 +159,20 @@ def _fuses_experts(features: Features, precision: Precision) -> bool:
     return bool(features.fuses_experts) and precision.name == "mxfp8"
 
 
+def _host_expert_share(features: Features) -> float:
+    """Share of the kernels that experts start one by one which the host still starts."""
+    shares = HOST_SHARE if features.has_capacity else HOST_EXPERT_SHARE
+    return shares[features.cuda_graphs or CudaGraphs.NONE]
+
+
+def _ragged_rows(facts: StackFacts, accelerator: Accelerator) -> int:
+    """Rows of an expert that lies anywhere fill, in the mean, as many tiles as they need and one more.
+
+    Each device that JAX shows has rows of every expert of its own.
+    """
+    return facts.ragged_tile_rows * accelerator.jax_devices if accelerator.architecture == "TPU" else 0
+
+
 def system_facts(
     cluster: Cluster, precision: Precision, stack: Stack, *, routes: Mapping[str, str] | None = None
 ) -> SystemFacts:
@@ -187,8 +206,10 @@ def system_facts(
         host_share=HOST_SHARE[features.cuda_graphs or CudaGraphs.NONE],
         host_moe_share=HOST_MOE_SHARE[features.cuda_graphs or CudaGraphs.NONE]
         * (STATIC_SHAPES_SHARE if features.has_capacity else 1.0),
+        host_expert_share=0.0 if facts.one_grouped_kernel else _host_expert_share(features),
         fp8_attention=int(bool(features.fp8_attention)),
         fused_experts=int(_fuses_experts(features, precision)),
+        ragged_rows=_ragged_rows(facts, accelerator),
         wire_gradient_bytes=WIRE_BYTES[g] if (g := features.gradient_format) else 0.0,
         wire_parameter_bytes=WIRE_BYTES[p] if (p := features.parameter_format) else 0.0,
         offloaded_activations=features.offloaded_activations or 0.0,
@@ -234,6 +255,7 @@ def join(facts: SystemFacts, values: Mapping[str, Array], bf16: Mapping[str, Arr
         unfused_norm=facts.unfused_norm,
         fp8_attention=facts.fp8_attention,
         fused_experts=facts.fused_experts,
+        ragged_rows=facts.ragged_rows,
         bf16_gemm_ratio=bf16["gemm_ratio"],
         fused=facts.fused,
         **_fields_of(DeviceRates, values),
@@ -256,6 +278,7 @@ def join(facts: SystemFacts, values: Mapping[str, Array], bf16: Mapping[str, Arr
         deduplicates=facts.deduplicates,
         host_share=facts.host_share,
         host_moe_share=facts.host_moe_share,
+        host_expert_share=facts.host_expert_share,
         wire_gradient_bytes=facts.wire_gradient_bytes,
         wire_parameter_bytes=facts.wire_parameter_bytes,
         offloaded_activations=facts.offloaded_activations,

@@ -86,12 +86,13 @@ def _saturated(p: Parameter) -> Parameter:
 MECHANISMS = (
     Mechanism(name="nothing"),
     Mechanism(name="switches from notes", runs=_without_notes),
-    Mechanism(name="host time", parameters=_small("host_layer_s", "host_moe_s")),
+    Mechanism(name="host time", parameters=_small("host_layer_s", "host_moe_s", "host_expert_s")),
     Mechanism(name="attention by kernel", parameters=_without_levels("attention")),
     Mechanism(name="one copy for each node of a dispatcher", facts={"deduplicates": 0.0}),
     Mechanism(
         name="fused experts", facts={"fused_experts": 0.0}, parameters=_without_levels("expert_kernels")
     ),
+    Mechanism(name="tiles that two experts share", facts={"ragged_rows": 0.0}),
     Mechanism(name="imbalance of experts", facts={"expert_imbalance": 1.0}),
     Mechanism(
         name="overlap of tensor parallelism and compilers",

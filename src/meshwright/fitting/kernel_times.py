@@ -54,6 +54,7 @@ TODAY = {
 HOST = {
     "host_layer_s": NOTHING_S,  # no separate host issues kernels
     "host_moe_s": NOTHING_S,
+    "host_expert_s": NOTHING_S,
     "sustained_ratio": 1 - NOTHING_S,  # peak and copy rate were measured, not read from a datasheet
     "memory_ratio": 1 - NOTHING_S,
     # The cores that compute also communicate: nothing overlaps.

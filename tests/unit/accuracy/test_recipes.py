@@ -139,3 +139,25 @@ def test_a_format_of_the_recipe_that_is_not_modelled_is_a_reason() -> None:
     rows = [r for r in read_runs(measured_runs_path()) if r.id.startswith("mlperf_v4.1")]
     reasons = {(r.reason, r.reason_detail) for r in rows if r.accelerator_name == "TPU v6e"}
     assert reasons == {(Reason.UNKNOWN_PRECISION, "int8 on tpu-v6e")}
+
+
+def test_another_depth_has_the_recipe_of_its_model() -> None:
+    def found(model: str) -> Recipe | None:
+        return recipe_for(
+            source="github:NVIDIA/dgxc-benchmarking grok1/README.md",
+            stack="nemo",
+            vintage=2025.0,
+            model=model,
+            accelerator="h100",
+            precision="bf16",
+        )
+
+    assert found("grok1-4-layers") == found("grok1")
+    assert found("grok1") is not None
+
+
+def test_a_depth_that_contradicts_the_printed_parameters_is_refused() -> None:
+    rows = {r.id: r for r in read_runs(measured_runs_path())}
+    assert rows["dgxc_bench-0262"].reason is Reason.INCONSISTENT
+    assert "32 layers" in rows["dgxc_bench-0262"].reason_detail
+    assert rows["dgxc_bench-0264"].reason is None

@@ -237,6 +237,17 @@ class TestHost:
         assert 0.3 < more[1] / host_s(1, ring=1) < 1
         assert host_s(8, ring=0) == host_s(1, ring=0)
 
+    def test_each_expert_of_a_rank_starts_kernels(self, case):
+        def host_s(expert, **rates):
+            plan = Plan(data_shard=32, expert=expert)
+            return parts_of(case(model="mixtral-8x7b", plan=plan).with_rates(**rates)).host_moe_s
+
+        none, some, all_experts = (host_s(expert) for expert in (8, 4, 1))
+        assert none < some < all_experts
+        assert all_experts - none == pytest.approx(7 * (some - none))
+        assert host_s(1, host_expert_s=0.0) == host_s(8, host_expert_s=0.0)
+        assert host_s(1, fused_experts=1.0) == host_s(8, fused_experts=1.0)
+
 
 def test_the_power_limit_fills_what_kernels_leave(case):
     c = case().with_rates(sustained_ratio=0.3)

@@ -19,6 +19,7 @@ from meshwright.cost.rates import (
     vintage_of,
 )
 from meshwright.errors import InfeasibleError, UnknownNameError
+from meshwright.specs.features import RELEASE_DEFAULTS, CudaGraphs, Features
 from meshwright.specs.hardware import Stack
 from meshwright.specs.precision import PRECISIONS
 
@@ -119,3 +120,27 @@ def test_fitted_rates_are_within_the_datasheet():
         r = system_rates(catalog.cluster(name), PRECISIONS["bf16"], STACK)
         for ratio in ("gemm_ratio", "sustained_ratio", "memory_ratio", "attention_forward_ratio"):
             assert 0 < getattr(r.device, ratio) < 1, (name, ratio)
+
+
+class TestExperts:
+    def facts(self, framework: str, *, cluster: str = "h100-8x4", features: Features = RELEASE_DEFAULTS):
+        stack = Stack(framework=framework, features=features)
+        return system_facts(catalog.cluster(cluster), PRECISIONS["bf16"], stack)
+
+    def test_one_grouped_kernel_is_started_once(self):
+        assert self.facts("torchtitan").host_expert_share == 0
+        assert self.facts("megatron-lm").host_expert_share == 1
+
+    def test_partial_graphs_hold_experts_of_static_shapes_alone(self):
+        partial = Features(cuda_graphs=CudaGraphs.PARTIAL)
+        static = replace(partial, drops_tokens=True)
+        assert self.facts("megatron-lm", features=partial).host_expert_share == 1
+        assert self.facts("megatron-lm", features=static).host_expert_share < 1
+
+    def test_experts_share_tiles_on_tpus(self):
+        tile = stack_facts("maxtext").ragged_tile_rows
+        device = catalog.accelerator("tpu7x")
+        cluster = replace(CLUSTER, accelerator=device)
+        facts = system_facts(cluster, PRECISIONS["bf16"], Stack(framework="maxtext"))
+        assert facts.ragged_rows == tile * device.jax_devices > 0
+        assert self.facts("maxtext").ragged_rows == 0
