@@ -47,7 +47,9 @@ class StackFacts:
     rates_of: str = ""  # the stack whose measured rates stand for this one; empty: its own
     eager: bool = False
     gathers_keys: bool = False  # of context ranks before attention, which is one kernel then
-    ragged_tile_rows: int = 0  # of a tile of its grouped GEMM, which experts share at their ends; 0: they share none
+    ragged_tile_rows: int = (
+        0  # of a tile of its grouped GEMM, which experts share at their ends; 0: they share none
+    )
     one_grouped_kernel: bool = False  # experts' GEMMs are one kernel, not one for each expert
     own_kernels: bool = False  # element-wise work and loss run by `meshwright.kernels`
 
