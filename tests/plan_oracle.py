@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from meshwright.cost.tables import PlanTable
@@ -31,4 +33,13 @@ def fitting_plans(request: PlanRequest, space: Space, model: CostModel) -> list[
     for members, (plan, fits) in by_saving.items():
         smaller = [other for names, (_, other) in by_saving.items() if names < members]
         found.append(plan.take(np.flatnonzero(fits & ~np.any([np.zeros_like(fits), *smaller], axis=0))))
-    return [plan for plan in found if num_rows(plan)]
+    found = [plan for plan in found if num_rows(plan)]
+    if not space.grows_loss:
+        return found
+    return [_with_chunks(plan, model) for plan in found]
+
+
+def _with_chunks(plan: PlanTable, model: CostModel) -> PlanTable:
+    """Every plan with the fewest chunks of the loss that fit."""
+    chunks, _ = model.loss_chunks(plan, model.memory(plan), model.memory_budget.usable_bytes)
+    return replace(plan, loss_chunk=np.broadcast_to(chunks, np.shape(plan.tensor)))

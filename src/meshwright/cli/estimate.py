@@ -10,7 +10,7 @@ from meshwright.cli.report_options import typed
 from meshwright.cli.run_input import run_from
 from meshwright.cost.memory import memory_parts
 from meshwright.errors import InputError
-from meshwright.report.components import family, label, shown_components
+from meshwright.report.components import family, label, shown_components, shown_details
 from meshwright.report.quantities import interval_of, percent, seconds, span, value_of
 from meshwright.report.run_estimate import RunEstimate, estimate_run
 from meshwright.report.stages import stage_rows
@@ -110,10 +110,12 @@ def _print_headline(done: RunEstimate) -> None:
 def _print_components(done: RunEstimate) -> None:
     components = shown_components(done.estimate.step.components_s)
     total, largest = done.estimate.step.step.value, max(components.values())
-    rows = [
-        (label(n), family(n).value, seconds(s), percent(s / total), "█" * round(BAR_WIDTH * s / largest))
-        for n, s in components.items()
-    ]
+    rows = []
+    for n, s in components.items():
+        bar = "█" * round(BAR_WIDTH * s / largest)
+        rows.append((label(n), family(n).value, seconds(s), percent(s / total), bar))
+        names = shown_details(done.estimate.step.details_s.get(n, {}), total=total)
+        rows += [(f"  {name}", "", seconds(part), percent(part / total), "") for name, part in names.items()]
     print_table({"component": "left", "is": "left", "time": "right", "share": "right", "": "left"}, rows)
     print_line()
 
@@ -121,7 +123,11 @@ def _print_components(done: RunEstimate) -> None:
 def _print_memory(done: RunEstimate) -> None:
     memory = done.estimate.step.memory
     parts = memory_parts(memory)
-    rows = [(name, f"{gib(size):.1f}", _bar(size / memory.capacity_bytes)) for name, size in parts.items()]
+    rows = []
+    for part, size in parts.items():
+        rows.append((part, f"{gib(size):.1f}", _bar(size / memory.capacity_bytes)))
+        names = shown_details(memory.details_bytes.get(part, {}), total=memory.reserved_bytes)
+        rows += [(f"  {name}", f"{gib(some):.1f}", "") for name, some in names.items()]
     rows.append(
         ("reserved", f"{gib(memory.reserved_bytes):.1f}", _bar(memory.reserved_bytes / memory.capacity_bytes))
     )

@@ -12,7 +12,7 @@ from meshwright.cli.run_input import run_from
 from meshwright.planner.estimate import PlanEstimate
 from meshwright.planner.fixed import fixed_fields
 from meshwright.planner.parts import notes_on_parts
-from meshwright.planner.savings import note_on_savings
+from meshwright.planner.savings import note_on_loss, note_on_savings
 from meshwright.planner.scored import ScoredPlan, ScoredPlans
 from meshwright.planner.search import PlanResult
 from meshwright.report.components import bound_by
@@ -84,6 +84,8 @@ def _print_plans(ranking: PlanRanking) -> None:
     _print_rows(ranking, (_row(i, done) for i, done in enumerate(ranking, start=1)))
     if said := note_on_savings(ranking.best.plan):
         print_line(f"The best plan saves memory: {said}.")
+    if said := note_on_loss(ranking.best.plan):
+        print_line(f"The best plan uses memory that is left: {said}.")
     _print_counts(ranking.search)
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 
@@ -33,12 +33,10 @@ from meshwright.cost.passes import NO_PASSES, PassTimes
 from meshwright.cost.state_space import BACKWARD_RATIO, scan_s
 from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable
 from meshwright.kernels.traffic import (
-    CHUNK_LOGITS,
     HIDDEN_GRADIENT_COPY,
     LOSS_OF_LOGITS,
     LOSS_OF_SHARDED_LOGITS,
-    automatic_chunk,
-    chunk_rows,
+    loss_rows,
     num_chunks,
     weight_sum_bytes,
 )
@@ -267,17 +265,8 @@ def layer_compute(
     load_factor: Array = 1.0,
 ) -> LayerCompute:
     """Kernel times of one micro-batch. `load_factor`: tokens of the busiest expert rank over the mean."""
-    tokens = batch.seq_len * plan.micro_batch / plan.context
-    expert_tokens = tokens / plan.tensor * plan.expert_tensor * model.top_k * load_factor
-    s = _LayerShapes(
-        model=model,
-        batch=batch,
-        plan=plan,
-        precision=precision,
-        rates=rates,
-        tokens=tokens,
-        expert_tokens=expert_tokens,
-    )
+    s = _shapes(model, batch, plan, precision, rates, load_factor)
+    tokens, expert_tokens = s.tokens, s.expert_tokens
     attention_gemm, latent_up = _attention_gemm(s)
     kernels = elementwise_times(model, plan, precision, rates, tokens=tokens, expert_tokens=expert_tokens)
     starts = memory_bound(rates.elementwise_kernels * rates.kernel_s)
@@ -302,6 +291,54 @@ def layer_compute(
         moe_floor=moe_floor,
         latent_up=latent_up,
     )
+
+
+def _shapes(
+    model: ModelTable,
+    batch: BatchTable,
+    plan: PlanTable,
+    precision: PrecisionTable,
+    rates: DeviceRates,
+    load_factor: Array,
+) -> _LayerShapes:
+    tokens = batch.seq_len * plan.micro_batch / plan.context
+    return _LayerShapes(
+        model=model,
+        batch=batch,
+        plan=plan,
+        precision=precision,
+        rates=rates,
+        tokens=tokens,
+        expert_tokens=tokens / plan.tensor * plan.expert_tensor * model.top_k * load_factor,
+    )
+
+
+def compute_details(
+    *,
+    model: ModelTable,
+    batch: BatchTable,
+    plan: PlanTable,
+    precision: PrecisionTable,
+    rates: DeviceRates,
+    load_factor: Array = 1.0,
+) -> dict[str, dict[str, Array]]:
+    """Seconds of the head and of memory-bound kernels of all layers by name, for a plan and one micro-batch."""
+    s = _shapes(model, batch, plan, precision, rates, load_factor)
+    kernels = elementwise_times(model, plan, precision, rates, tokens=s.tokens, expert_tokens=s.expert_tokens)
+    dense, moe = model.num_dense_layers, model.num_moe_layers
+    starts = memory_bound(rates.elementwise_kernels * rates.kernel_s)
+    head = _linear_cross_entropy(s) if np.all(rates.fused.loss) else _calibrated_head(s)
+    factor = rates.head_factor * (1 + model.num_mtp_layers)
+    return {
+        "head": {name: passes.total_s * factor for name, passes in head.items()},
+        "elementwise": {
+            "norms and residual stream": kernels.stream.total_s * (dense + moe),
+            "rotary embedding": kernels.rotary.total_s * (dense + moe),
+            "activations": kernels.activation.total_s * dense + kernels.moe_activation.total_s * moe,
+            "sums of gradients": kernels.joined.total_s * dense + kernels.moe_joined.total_s * moe,
+            "starts of kernels": starts.total_s * (dense + moe),
+        },
+    }
 
 
 def _linear(
@@ -463,31 +500,51 @@ def _floor(attention: Array, ffn: Array, core: Array, rates: DeviceRates, traine
 
 def _head(s: _LayerShapes) -> PassTimes:
     """Output matrix and cross-entropy."""
+    own = s.rates.fused.loss
+    if np.all(own):
+        return _sum_of(_linear_cross_entropy(s)).times(s.rates.head_factor)
+    head = _sum_of(_calibrated_head(s))
+    if np.any(own):
+        head = _sum_of(_linear_cross_entropy(s)).where(own, head)
+    return head.times(s.rates.head_factor)
+
+
+def _sum_of(parts: Mapping[str, PassTimes]) -> PassTimes:
+    first, *others = parts.values()
+    return sum(others, start=first)
+
+
+def _calibrated_head(s: _LayerShapes) -> dict[str, PassTimes]:
+    """The head of most stacks by part: all logits, which the loss reads and writes."""
     model, rates, tokens, vocab = s.model, s.rates, s.tokens, s.model.vocab / s.plan.tensor
     loss = tokens * vocab * LOSS_BYTES / s.streaming_bytes_per_s * rates.elementwise_factor
-    whole = _linear(s, tokens, vocab, model.hidden, bf16=True)
-    head = whole + PassTimes(forward_s=loss, input_s=loss, weight_s=0.0)
-    if np.any(rates.fused.loss):
-        head = _linear_cross_entropy(s, vocab).where(rates.fused.loss, head)
-    return head.times(rates.head_factor)
+    return {
+        "GEMMs": _linear(s, tokens, vocab, model.hidden, bf16=True),
+        "loss: passes over logits": PassTimes(forward_s=loss, input_s=loss, weight_s=0.0),
+    }
 
 
-def _linear_cross_entropy(s: _LayerShapes, vocab: Array) -> PassTimes:
+def _linear_cross_entropy(s: _LayerShapes) -> dict[str, PassTimes]:
     """The same by the native engine's kernel: logits of a chunk of tokens, which their gradient overwrites, and the
-    sum of the weight gradients of chunks. `vocab`: of this rank."""
-    hidden, element_bytes = s.model.hidden, s.precision.activation_bytes
-    chunk = automatic_chunk(s.tokens, vocab=vocab, hidden=hidden, element_bytes=element_bytes)
-    rows = chunk_rows(s.tokens, vocab=vocab, chunk_logits=np.where(s.trained > 0, chunk, CHUNK_LOGITS))
+    sum of the weight gradients of chunks."""
+    vocab, hidden, element_bytes = s.model.vocab / s.plan.tensor, s.model.hidden, s.precision.activation_bytes
+    said = s.precision.loss_chunk
+    rows = loss_rows(
+        s.tokens, said=said, vocab=vocab, hidden=hidden, element_bytes=element_bytes, sums=s.trained
+    )
     chunks = num_chunks(s.tokens, rows=rows)
     access_s = s.rates.fused.factor / s.streaming_bytes_per_s
     passes = np.where(s.plan.tensor > 1, LOSS_OF_SHARDED_LOGITS, LOSS_OF_LOGITS)
     sums = s.trained * vocab * hidden * weight_sum_bytes(chunks, element_bytes=element_bytes)
     gemms = _linear(s, s.tokens / chunks, vocab, hidden, bf16=True).times(chunks)
-    return gemms + PassTimes(
-        forward_s=passes * s.tokens * vocab * element_bytes * access_s,
-        input_s=HIDDEN_GRADIENT_COPY * s.tokens * hidden * element_bytes * access_s,
-        weight_s=sums * access_s,
-    )
+    logits_s = passes * s.tokens * vocab * element_bytes * access_s
+    hidden_s = HIDDEN_GRADIENT_COPY * s.tokens * hidden * element_bytes * access_s
+    return {
+        "GEMMs": gemms,
+        "loss: passes over logits": replace(NO_PASSES, forward_s=logits_s),
+        "loss: copies of the gradient of hidden states": replace(NO_PASSES, input_s=hidden_s),
+        "loss: sum of the head's gradient over chunks": replace(NO_PASSES, weight_s=sums * access_s),
+    }
 
 
 def _keys(model: ModelTable, batch: BatchTable) -> Array:

@@ -158,16 +158,16 @@ def layer_parts(s: StepContext, compute: LayerCompute) -> LayerParts:
         s, moe, s.load_factor * s.model.top_k * s.model.expert_ffn + s.model.shared_ffn
     )
     dense["hooks"] = moe["hooks"] = _hooks(s)
-    dense["accumulation"] = _accumulation(s, (p.attention_layer + p.dense_ffn_layer) / t)
-    moe["accumulation"] = _accumulation(s, moe_shared_weights + expert_weights)
+    dense["accumulation"] = accumulation(s, (p.attention_layer + p.dense_ffn_layer) / t)
+    moe["accumulation"] = accumulation(s, moe_shared_weights + expert_weights)
     dense["gather"] = _gather(s, dense, (p.attention_layer + p.dense_ffn_layer) / t, 0.0)
     moe["gather"] = _gather(s, moe, moe_shared_weights, expert_weights)
     age = np.exp(-s.rates.host_gain_per_year * s.rates.years)
     return LayerParts(
         dense=dense,
         moe=moe,
-        embedding=_accumulation(s, p.embedding / t),
-        head=compute.head + _accumulation(s, p.head / t),
+        embedding=accumulation(s, p.embedding / t),
+        head=compute.head + accumulation(s, p.head / t),
         host_dense_s=s.rates.device.host_layer_s * age * s.rates.host_share * _launches(s),
         host_moe_s=(
             s.rates.device.host_layer_s * s.rates.host_share * _launches(s)
@@ -395,7 +395,7 @@ def _hooks(s: StepContext) -> PassTimes:
     return _backward_free(once, once)
 
 
-def _accumulation(s: StepContext, weights: Array) -> PassTimes:
+def accumulation(s: StepContext, weights: Array) -> PassTimes:
     """Gradients of a micro-batch, added to the fp32 sum of those before it: read, and the sum read and written.
 
     The first ones are the sum, or are copied into it where they are narrower.

@@ -26,6 +26,7 @@ from meshwright.specs.model import (
     StateSpace,
 )
 from meshwright.specs.plan import (
+    ALL_TOKENS,
     RECOMPUTE_MODULES,
     SCHEDULES,
     STORED_MODULES,
@@ -157,6 +158,7 @@ class PlanTable(Table):
         -1
     )  # bit i: activations of STORED_MODULES[i] in 8 bits; -1: as in `PrecisionTable`
     weight_cache: Array = -1  # WeightCache; -1: as in `PrecisionTable`
+    loss_chunk: Array = -1  # tokens whose logits are in memory at once; 0: all; -1: as in `PrecisionTable`
 
     @property
     def data(self) -> Array:
@@ -200,6 +202,7 @@ class PrecisionTable(Table):
     stored_norm_bytes: Array = 0.0  # the same of the norms
     weight_cache: Array = 0  # WeightCache
     frozen_in_16_bits: Array = 0  # 0 or 1: frozen weights stay in 16 bits under narrower recipes
+    loss_chunk: Array = -1  # tokens whose logits are in memory at once; 0: all; -1: as the engine chooses
 
     @property
     def activation_bytes(self) -> Array:
@@ -328,6 +331,7 @@ def plan_row(plan: Plan) -> PlanTable:
         data_outermost=int(plan.axis_order is AxisOrder.DATA_OUTERMOST),
         stored_mask=stored_column(plan.stored_activations),
         weight_cache=cache_column(plan.weight_cache),
+        loss_chunk=chunk_column(plan.loss_chunk),
     )
 
 
@@ -339,6 +343,23 @@ def stored_column(modules: Collection[str] | None) -> int:
 def cache_column(name: str | None) -> int:
     """`Plan.weight_cache` as the table has it."""
     return -1 if name is None else int(WeightCache[name.upper()])
+
+
+def chunk_column(tokens: int | str | None) -> int:
+    """`Plan.loss_chunk` as the table has it.
+
+    >>> [chunk_column(tokens) for tokens in (None, "auto", "all", 512)]
+    [-1, -1, 0, 512]
+    """
+    if isinstance(tokens, int):
+        return tokens
+    return 0 if tokens == ALL_TOKENS else -1
+
+
+def _chunk_of(column: int) -> int | str | None:
+    if column < 0:
+        return None
+    return column or ALL_TOKENS
 
 
 def plan_from_row(row: PlanTable, *, splits: Sequence[tuple[int, ...]] = ()) -> Plan:
@@ -379,6 +400,7 @@ def _usual_plan(row: PlanTable) -> Plan:
         axis_order=AxisOrder.DATA_OUTERMOST if row.data_outermost else AxisOrder.PIPELINE_OUTERMOST,
         stored_activations=_bits(STORED_MODULES, int(row.stored_mask)),
         weight_cache=None if int(row.weight_cache) < 0 else WeightCache(int(row.weight_cache)).name.lower(),
+        loss_chunk=_chunk_of(int(row.loss_chunk)),
     )
 
 
@@ -393,9 +415,11 @@ def precision_row(
     stored_activations: Mapping[str, str] | None = None,
     weight_cache: int = 0,
     frozen_in_16_bits: Array = 0,
+    loss_chunk: int | str = "auto",
 ) -> PrecisionTable:
     """The byte counts of one recipe. `stored_activations`: modules that keep them in 8 bits. `weight_cache`: what
-    is done with quantised weights (`cost.casts.WeightCache`). `frozen_in_16_bits`: of the stack (`MemoryConstants`)."""
+    is done with quantised weights (`cost.casts.WeightCache`). `frozen_in_16_bits`: of the stack (`MemoryConstants`).
+    `loss_chunk`: as the run file has it."""
     stored, of_recipe = stored_activations or {}, {f.name for f in fields(Precision)}
     return PrecisionTable(
         **{f.name: getattr(precision, f.name) for f in fields(PrecisionTable) if f.name in of_recipe},
@@ -403,6 +427,7 @@ def precision_row(
         stored_norm_bytes=STORED_BYTES if "norm" in stored else 0.0,
         weight_cache=weight_cache,
         frozen_in_16_bits=frozen_in_16_bits,
+        loss_chunk=chunk_column(loss_chunk),
     )
 
 
@@ -415,4 +440,7 @@ def as_planned(precision: PrecisionTable, plan: PlanTable) -> PrecisionTable:
             changes[name] = np.where(mask < 0, getattr(precision, name), STORED_BYTES * (mask >> i & 1))
     if np.any(cache >= 0):
         changes["weight_cache"] = np.where(cache < 0, precision.weight_cache, cache)
+    chunk = np.asarray(plan.loss_chunk)
+    if np.any(chunk >= 0):
+        changes["loss_chunk"] = np.where(chunk < 0, precision.loss_chunk, chunk)
     return replace(precision, **changes) if changes else precision

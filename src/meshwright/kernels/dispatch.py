@@ -46,13 +46,14 @@ class KernelRouting:
     """Inputs of choices, and the choices that were made.
 
     `demanded` are routes by operation, from the run file; `tuned` is the table of this device. `choices` holds the
-    latest, `rows` counts all of an operation, route and reason.
+    latest, `rows` counts all of an operation, route and reason. `facts` are numbers by operation that its route chose.
     """
 
     demanded: Mapping[str, str] = field(default_factory=dict)
     tuned: TunedTable | None = None
     choices: dict[KernelCall, Choice] = field(default_factory=dict)
     rows: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    facts: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for op, route in self.demanded.items():
@@ -94,6 +95,11 @@ def using(routing: KernelRouting) -> Iterator[KernelRouting]:
 def active() -> KernelRouting:
     """The routing in use."""
     return _active
+
+
+def note_facts(op: str, **facts: int) -> None:
+    """Keep numbers that a route of `op` chose by itself, for the record; later ones replace them."""
+    _active.facts[op] = facts
 
 
 def choose(op: str, *tensors: Tensor, flags: frozenset[str] = frozenset()) -> str:
@@ -184,6 +190,7 @@ def summary(routing: KernelRouting) -> tuple[dict[str, Any], ...]:
     """The choices for a record: one row for each operation, route and reason, with the number of calls that differ."""
     return tuple(
         {"op": op, "route": route, "why": why, "architecture": where, "calls": count,
-         "refused": [{"route": name, "reason": reason} for name, reason in refused]}
+         "refused": [{"route": name, "reason": reason} for name, reason in refused],
+         **routing.facts.get(op, {})}
         for (op, route, why, where, refused), count in routing.rows.items()
     )  # fmt: skip

@@ -34,7 +34,7 @@ from meshwright.kernels.cross_entropy import (
     triton_rows,
 )
 from meshwright.kernels.cross_entropy import reference as of_logits
-from meshwright.kernels.dispatch import choose
+from meshwright.kernels.dispatch import choose, note_facts
 from meshwright.kernels.libraries import liger
 from meshwright.kernels.linear import matmul_nt
 from meshwright.kernels.routes import KernelCall, Refusal, Route
@@ -116,6 +116,10 @@ def _with_other_ranks(logits_NV: Tensor, *, group: dist.ProcessGroup) -> Tensor:
 def _in_chunks(
     h_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, weights_N: Tensor, settings: LossSettings
 ) -> Tensor:
+    if not torch.is_grad_enabled():  # autograd would say that a weight needs its gradient all the same
+        nothing = (False, False)
+        losses_N = losses_and_gradients(h_ND, weight_VD, labels_N, weights_N, settings, wants=nothing)[0]
+        return losses_N if settings.reduction == "none" else losses_N.sum()
     function = _LossesOfTokens if settings.reduction == "none" else _SummedLoss
     return function.apply(h_ND, weight_VD, labels_N, weights_N, settings)
 
@@ -185,7 +189,10 @@ def losses_and_gradients(
     grad_weight_VD = torch.zeros_like(weight_VD) if wants[1] and not len(h_ND) else None
     losses = []
     chunk_logits = settings.chunk_logits or _automatic(h_ND, weight_VD, settings, sums=wants[1])
-    for part in _chunks(len(h_ND), vocab=weight_VD.shape[0], chunk_logits=chunk_logits):
+    chunks = list(_chunks(len(h_ND), vocab=weight_VD.shape[0], chunk_logits=chunk_logits))
+    if any(wants) and chunks:
+        note_facts("linear_cross_entropy", chunk_tokens=chunks[0].stop, num_chunks=len(chunks))
+    for part in chunks:
         grad_CV = matmul_nt(h_ND[part], weight_VD)  # logits, until their gradient overwrites them
         losses.append(_of_chunk(grad_CV, labels_N[part], weights_N[part], settings, with_grad=any(wants)))
         if grad_h_ND is not None:
@@ -255,9 +262,10 @@ def _by_triton(
 ) -> Tensor:
     if not torch.compiler.is_compiling():
         return _in_chunks(h_ND, weight_VD, labels_N, weights_N, replace(settings, rows=triton_rows()))
+    wants = torch.is_grad_enabled()
     loss, _, _ = linear_cross_entropy_op(
         h_ND, weight_VD, labels_N, weights_N, settings.z_loss, settings.cap, settings.chunk_logits,
-        h_ND.requires_grad, weight_VD.requires_grad,
+        wants and h_ND.requires_grad, wants and weight_VD.requires_grad,
     )  # fmt: skip
     return loss
 

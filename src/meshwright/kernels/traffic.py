@@ -83,6 +83,22 @@ def automatic_chunk(num_tokens: Array, *, vocab: Array, hidden: Array, element_b
     return np.where(is_less, np.maximum(logits, CHUNK_LOGITS), CHUNK_LOGITS)
 
 
+def loss_rows(
+    num_tokens: Array, *, said: Array, vocab: Array, hidden: Array, element_bytes: Array, sums: Array
+) -> Array:
+    """Tokens of a chunk of the loss. `said`: as a plan says it; 0: all, below 0: automatic. `sums`: d W is wanted.
+
+    >>> [int(loss_rows(8192, said=said, vocab=128256, hidden=2048, element_bytes=2, sums=1)) for said in (-1, 0, 1024)]
+    [523, 8192, 1024]
+    """
+    chunk = automatic_chunk(num_tokens, vocab=vocab, hidden=hidden, element_bytes=element_bytes)
+    automatic = chunk_rows(
+        num_tokens, vocab=vocab, chunk_logits=np.where(np.asarray(sums) > 0, chunk, CHUNK_LOGITS)
+    )
+    asked = np.where(np.equal(said, 0), num_tokens, np.minimum(said, num_tokens))
+    return np.where(np.asarray(said) < 0, automatic, asked)
+
+
 def num_chunks(num_tokens: Array, *, rows: Array) -> Array:
     """Chunks of at most `rows` tokens.
 

@@ -90,6 +90,8 @@ class EngineFacts:
     narrow_states: bool = False  # optimizer states in 16 bits, stored activations in 8
     stored_modules: tuple[str, ...] = ()  # that can keep their activations in 8 bits
     weight_caches: tuple[str, ...] = ()  # of 8-bit weights, besides what it does by itself
+    loss: str = "logits of all tokens of a micro-batch at once"  # how the head's loss is computed
+    loss_chunks: bool = False  # the tokens whose logits are in memory at once are a choice of the plan
     context_block: int = 1  # tokens: the slices of context parallelism are multiples of it
     switches: tuple[tuple[str, Container[object]], ...] = ()
     """Switches of software (`specs.features`) with the values that the engine sets where a run file states them."""

@@ -6,17 +6,18 @@ the calibration's spread through the model (`cost.uncertainty`) and says which u
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.calibration.parameters import Calibration, Factors, fitted
+from meshwright.cost.details import step_details
 from meshwright.cost.flops import model_flops_per_token
-from meshwright.cost.memory import MemoryTable, estimate_memory
+from meshwright.cost.memory import MemoryTable, estimate_memory, memory_details
 from meshwright.cost.mfu import mfu
 from meshwright.cost.pipeline.simulate import Timeline
-from meshwright.cost.rates import bf16_factors, factors_of, rates_from_etas
+from meshwright.cost.rates import bf16_factors, factors_of, rates_from_etas, system_rates
 from meshwright.cost.step import StepTable, estimate_steps
 from meshwright.cost.tables import PlanTable, plan_row
 from meshwright.cost.uncertainty import Etas, derivatives, log_variances, spread
@@ -26,6 +27,8 @@ from meshwright.planner.request import PlanRequest
 from meshwright.specs.estimate import Estimate, MemoryEstimate, StepEstimate, Tier
 from meshwright.specs.memory_budget import MemoryBudget
 from meshwright.specs.plan import Plan
+
+Details = dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -62,6 +65,9 @@ def estimate_plan(
     if mixed is not None:
         steps, step_s, closed, timeline = mixed.steps, mixed.step_s, mixed.step_s, mixed.timeline
         memory, budget = mixed.fullest.memory, mixed.fullest.budget
+    details_s, details_bytes = (
+        ({}, {}) if mixed else _details(request, row, calibration, steps, memory, load_factor)
+    )
     components = {name: float(np.ravel(value)[0]) for name, value in steps.components_s.items()}
     components["bubble"] += step_s - closed
     total = sum(float(v[0]) for v in variances.values())
@@ -83,7 +89,8 @@ def estimate_plan(
             mfu=around(float(utilization), "ratio"),
             model_flops_per_token=flops,
             components_s=components,
-            memory=_memory(memory, budget),
+            memory=replace(_memory(memory, budget), details_bytes=details_bytes),
+            details_s=details_s,
         ),
         steps=steps,
         memory=memory,
@@ -120,6 +127,36 @@ def steps_and_variances(
         slopes, calibration, [factors], is_moe=is_moe, unstated=facts.unstated_expert_share
     )
     return steps_at(etas, bf16), variances
+
+
+def _details(
+    request: PlanRequest,
+    row: PlanTable,
+    calibration: Calibration,
+    steps: StepTable,
+    memory: MemoryTable,
+    load_factor: float,
+) -> tuple[Details, Details]:
+    """(seconds of components by name, bytes of parts by name) of one plan."""
+    facts = {
+        "model": request.model_table,
+        "batch": request.batch_table,
+        "plan": row,
+        "precision": request.precision_table,
+    }
+    rates = system_rates(
+        request.cluster,
+        request.precision,
+        request.stack,
+        calibration=calibration,
+        routes=request.kernels.routes,
+    )
+    seconds = step_details(rates=rates, steps=steps, load_factor=load_factor, **facts)
+    sizes = memory_details(constants=request.memory_constants, memory=memory, **facts)
+    return seconds, {
+        part: {name: size for name, value in names.items() if (size := float(np.ravel(value)[0]))}
+        for part, names in sizes.items()
+    }
 
 
 def _tier(calibration: Calibration, factors: Factors) -> Tier:

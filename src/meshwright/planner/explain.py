@@ -213,7 +213,9 @@ def _binding(request: PlanRequest, fixed: Mapping[str, object], loser: RankedPla
     """The memory or the rule that forbids the best plan with `fixed` in it; "" where that runs and takes longer."""
     if memory := _binding_memory(request, loser, winner):
         return memory
-    plan = with_fixed(winner.plan, fixed, request.num_devices)
+    plan = with_fixed(
+        winner.plan, {"loss_chunk": None, **fixed}, request.num_devices
+    )  # it adapts to the rest
     broken = _refused(violations(plan, context=legality_context(request)))
     if broken:
         return f"the rule of {broken[0].rule} binds: with the rest of the best plan {broken[0].message}"

@@ -53,6 +53,7 @@ def _value(name: str, text: str) -> Any:
     from dataclasses import fields
 
     from meshwright.specs.plan import (
+        ALL_TOKENS,
         RECOMPUTE_MODULES,
         WEIGHT_CACHES,
         AxisOrder,
@@ -93,6 +94,8 @@ def _value(name: str, text: str) -> Any:
         if text.lower() not in WEIGHT_CACHES:
             raise InputError(name, got=text, allowed=", ".join(WEIGHT_CACHES))
         return text.lower()
+    if name == "loss_chunk" and text.lower() in ("auto", ALL_TOKENS):
+        return None if text.lower() == "auto" else ALL_TOKENS
     return _count(name, text)
 
 

@@ -62,9 +62,8 @@ def _candidates(request: PlanRequest, goal: Goal) -> Iterator[Plan]:
         for ratio in MEMORY_RATIOS:
             larger = replace(device, memory_bytes=int(ratio * device.memory_bytes))
             wider = replace(request, cluster=replace(request.cluster, accelerator=larger, parts=()))
-            equal = search(
-                wider.fixing(pipeline=pipeline, **free), top=TRIED, goal=goal, distinct=Distinct.PLANS
-            )
+            fixed = {"pipeline": pipeline, "loss_chunk": request.fixed.get("loss_chunk"), **free}
+            equal = search(wider.fixing(**fixed), top=TRIED, goal=goal, distinct=Distinct.PLANS)
             for ranked in equal.plans:
                 plan = replace(ranked.plan, layers_per_stage=None)
                 if plan not in seen and part_of_stage(request.cluster, plan):

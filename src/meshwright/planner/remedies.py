@@ -70,8 +70,8 @@ class _Change:
 
 def word(name: str, value: object) -> object:
     """The value of a plan's field as `--fix` takes it."""
-    if value is None and name == "layers_per_stage":
-        return "even"
+    if value is None and name in ("layers_per_stage", "loss_chunk"):
+        return "auto" if name == "loss_chunk" else "even"
     if value is None or isinstance(value, tuple):
         return ",".join(map(str, value or ())) or "none"
     return Sharding(value).name.lower() if name == "sharding" else getattr(value, "value", value)
@@ -154,7 +154,8 @@ def forced_changes(
     for count in range(min(MOST_CHANGES, len(groups)) + 1):
         for chosen in combinations(groups, count):
             changes: dict[str, Any] = {name: value for group in chosen for name, value in group.items()}
-            if _runs(request, with_fixed(winner, {**changes, **asked}, request.num_devices), model):
+            fixed = {"loss_chunk": None, **changes, **asked}  # its chunk adapts to the rest
+            if _runs(request, with_fixed(winner, fixed, request.num_devices), model):
                 return tuple(_assignments(changes, winner))
     return ()
 

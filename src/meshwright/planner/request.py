@@ -76,6 +76,7 @@ class PlanRequest:
             stored_activations=self.kernels.stored_activations,
             weight_cache=cache,
             frozen_in_16_bits=self.memory_constants.frozen_in_16_bits,
+            loss_chunk=self.kernels.loss_chunk,
         )
 
     @cached_property

@@ -119,6 +119,10 @@ def _says_cache(s: LegalityContext, _: PlanTable) -> str:
     return "with sharded parameters weights are gathered again for each pass: there is nothing to cache"
 
 
+def _says_loss(s: LegalityContext, _: PlanTable) -> str:
+    return f"{s.facts.title} has no choice of a chunk of the loss: {s.facts.loss}"
+
+
 def _sequence_unit(s: LegalityContext, plan: PlanTable) -> Array:
     """The sequence must be a multiple of this: two slices per context rank, each split over tensor ranks."""
     context = np.where(plan.context > 1, 2 * plan.context, 1)
@@ -400,6 +404,12 @@ RULES: tuple[Rule, ...] = (
         scope=Scope.CHOICE,
         holds=_cache_offered,
         says=_says_cache,
+    ),
+    Rule(
+        name="chunks of the loss",
+        scope=Scope.CHOICE,
+        holds=lambda s, p: (np.asarray(p.loss_chunk) < 0) | s.facts.loss_chunks,
+        says=_says_loss,
     ),
 )
 """What engines share, in the order in which messages name it."""

@@ -18,7 +18,7 @@ from meshwright.cost.memory import MemoryTable
 from meshwright.cost.tables import STORED_BYTES, PlanTable, cache_column, stored_column
 from meshwright.planner.space import Space, stacked
 from meshwright.specs.memory_budget import MemoryBudget
-from meshwright.specs.plan import Plan
+from meshwright.specs.plan import ALL_TOKENS, Plan
 from meshwright.specs.run import PLANNED_FORMAT
 
 
@@ -35,6 +35,17 @@ def note_on_savings(plan: Plan) -> str | None:
             "cache=off: 8-bit weights are cast at each use (--fix weight_cache=on: plans with a cache)"
         )
     return "; ".join(notes) or None
+
+
+def note_on_loss(plan: Plan) -> str | None:
+    """A sentence on the chunk of the loss that `plan` states; None where it is the engine's own."""
+    if plan.loss_chunk is None:
+        return None
+    tokens = "all" if plan.loss_chunk == ALL_TOKENS else f"{plan.loss_chunk:,}"
+    return (
+        f"loss={plan.loss_chunk}: logits of {tokens} tokens of a micro-batch are in memory at once, so the sum of the "
+        "head's weight gradient moves less often (--fix loss_chunk=auto: the engine's own chunk)"
+    )
 
 
 ROUNDING_WORTH = 1.01

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.arrays import Array, FloatArray
-from meshwright.cost.memory import MemoryConstants, MemoryTable, estimate_memory
+from meshwright.cost.memory import MemoryConstants, MemoryTable, estimate_memory, loss_chunks
 from meshwright.cost.rates import SystemRates, system_rates
 from meshwright.cost.step import StepTable, estimate_steps
 from meshwright.cost.tables import RECOMPUTES, PlanTable
@@ -42,6 +42,7 @@ class CostModel:
     memory: Callable[[PlanTable], MemoryTable]
     steps: Callable[[PlanTable], StepTable]
     bound_s: Callable[[PlanTable], FloatArray]  # never above the step time of any plan with these shapes
+    loss_chunks: Callable[[PlanTable, MemoryTable, float], tuple[Array, Array]]  # `cost.memory.loss_chunks`
     memory_budget: MemoryBudget
     refine: Callable[[Plan, StepTable], float | None] = simulated_step_s  # step time of a finalist
 
@@ -69,6 +70,9 @@ def cost_model_with(request: PlanRequest, *, rates: SystemRates, constants: Memo
     return CostModel(
         memory=lambda plan: estimate_memory(plan=plan, constants=constants, **facts),
         steps=steps,
+        loss_chunks=lambda plan, memory, usable_bytes: loss_chunks(
+            plan=plan, constants=constants, memory=memory, usable_bytes=usable_bytes, **facts
+        ),
         bound_s=lambda plan: relaxed_step_s(steps(relaxation(plan))),
         memory_budget=request.memory_budget,
         refine=partial(finalist_step_s, request) if request.cluster.parts else simulated_step_s,
@@ -93,6 +97,7 @@ def relaxation(plan: PlanTable) -> PlanTable:
         recompute_mask=none,
         recompute_layers=none - 1,
         offload_optimizer=none,
+        loss_chunk=np.where(np.asarray(plan.loss_chunk) < 0, 0, plan.loss_chunk),
         # Stored activations add casts, and so does a weight cache that is off: what a node says bounds both.
     )
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +63,9 @@ BLOCK_ROWS = 16_384
 
 ROUNDING = 1 - 1e-9
 """The bound and the step add up the same terms in another order."""
+
+LOSS_ROUNDING = 1 - 2e-3
+"""The bound has all tokens in one chunk of the loss. GEMMs of chunks may fill their last wave of tiles better."""
 
 LAYOUT_COLUMNS = ("tensor", "context", "pipeline", "virtual_pipeline", "expert", "expert_tensor")
 
@@ -277,7 +281,8 @@ class _Tree:
     def bounds(self, model: CostModel, goal: Goal) -> FloatArray:
         """A lower bound of the objective for every node."""
         blocks = _blocks(len(self.node_shape))
-        parts = [goal.bound(model.bound_s(self.nodes(block)) * ROUNDING) for block in blocks]
+        rounding = LOSS_ROUNDING if self.space.grows_loss else ROUNDING
+        parts = [goal.bound(model.bound_s(self.nodes(block)) * rounding) for block in blocks]
         return np.concatenate(parts) if parts else np.empty(0)
 
     def leaves(self, index: NDArray[np.intp]) -> PlanTable:
@@ -332,19 +337,41 @@ def _fitting(
     kept.note_least(plan, reserved)
     fits = np.asarray(budget.fits(reserved))
     hopeful = ~fits & may_fit(memory, budget, among=extra, element_bytes=context.element_bytes)
-    found, needed = [plan.take(np.flatnonzero(fits))], [reserved[fits]]
+    choose = partial(_chosen, space=tree.space, model=model)
+    found = [choose(plan, memory, reserved, np.flatnonzero(fits))]
     if np.any(hopeful):
         tried = with_savings(plan.take(np.flatnonzero(hopeful)), among=extra)
         legal = np.flatnonzero(legal_mask(tried, context=context, scope=Scope.CHOICE))
-        sizes = np.full(num_rows(tried), np.inf)
         if len(legal):
             some = tried.take(legal)
-            sizes[legal] = _column(model.memory(some).reserved_bytes, some)
-            kept.note_least(some, sizes[legal])
-        chosen = least_sets(np.asarray(budget.fits(sizes)), among=extra)
-        found.append(tried.take(np.flatnonzero(chosen)))
-        needed.append(sizes[chosen])
-    return stacked(found), np.concatenate(needed)
+            saved = model.memory(some)
+            sizes = _column(saved.reserved_bytes, some)
+            kept.note_least(some, sizes)
+            fits = np.zeros(num_rows(tried), dtype=bool)
+            fits[legal] = budget.fits(sizes)
+            least = np.flatnonzero(least_sets(fits, among=extra)[legal])
+            found.append(choose(some, saved, sizes, least))
+    return stacked([plans for plans, _ in found]), np.concatenate([sizes for _, sizes in found])
+
+
+def _chosen(
+    plan: PlanTable,
+    memory: MemoryTable,
+    reserved: FloatArray,
+    index: NDArray[np.intp],
+    *,
+    space: Space,
+    model: CostModel,
+) -> tuple[PlanTable, FloatArray]:
+    """The plans at `index` with the fastest chunks of the loss in the memory that they leave, and what they reserve.
+
+    `memory` and `reserved` are of all plans with the engine's own chunks.
+    """
+    found = plan.take(index)
+    if not space.grows_loss or not len(index):
+        return found, reserved[index]
+    chunks, sizes = model.loss_chunks(found, memory.take(index), model.memory_budget.usable_bytes)
+    return replace(found, loss_chunk=chunks), _column(sizes, found)
 
 
 def _column(values: Array, plan: PlanTable) -> FloatArray:

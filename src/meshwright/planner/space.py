@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS, PipelineShape, chunks_allowed, rank_layers
-from meshwright.cost.tables import RECOMPUTES, PlanTable, cache_column, stored_column
+from meshwright.cost.tables import RECOMPUTES, PlanTable, cache_column, chunk_column, stored_column
 from meshwright.errors import InputError
 from meshwright.planner.engines import EngineFacts, engine_facts, selective_sets
 from meshwright.planner.request import PlanRequest
@@ -95,6 +95,10 @@ class Space:
     domain: int = 1  # devices joined by the scale-up link
     stored_activations: tuple[tuple[str, ...] | None, ...] = (None,)  # the first, the others to save memory
     weight_cache: tuple[str | None, ...] = (None,)  # the same
+    loss_chunk: int | str | None = None  # of all plans; None: as the run or the engine says
+    grows_loss: bool = (
+        False  # the search chooses a larger chunk than the engine's own where memory leaves room
+    )
     splits: tuple[tuple[int, ...], ...] = ()  # uneven ones: layers of each stage, as many as it has
     usual_split: bool = True  # also equal stages, what is left over on the two ends
     max_stages: int | None = None  # of pipeline x virtual_pipeline; None: legality alone decides
@@ -110,6 +114,8 @@ class Space:
                 changes |= {"splits": splits, "usual_split": not splits}
             elif name in ("stored_activations", "weight_cache"):
                 changes[name] = (value,)
+            elif name == "loss_chunk":
+                changes |= {"loss_chunk": value, "grows_loss": False}
             elif not name.startswith("recompute"):
                 changes[name] = (_FIXED_TYPES.get(name, int)(value),)
         if fixed.get("schedule", Schedule.ONE_F_ONE_B) != Schedule.ONE_F_ONE_B and "pipeline" not in fixed:
@@ -166,6 +172,7 @@ def default_space(request: PlanRequest) -> Space:
         domain=domain,
         stored_activations=_stored_sets(request, facts),
         weight_cache=_weight_caches(request, facts),
+        grows_loss=_grows_loss(request, facts),
         untried=_untried(domain, facts),
     )
     _check_layers(request)
@@ -227,6 +234,12 @@ def _weight_caches(request: PlanRequest, facts: EngineFacts) -> tuple[str | None
     """Caches to try: as the run says, then none where the run file leaves it open and there are 8-bit weights."""
     is_open = request.kernels.weight_cache == "auto" and request.precision.linear_input_bytes < 2
     return (None, "off") if is_open and "off" in facts.weight_caches else (None,)
+
+
+def _grows_loss(request: PlanRequest, facts: EngineFacts) -> bool:
+    """Whether larger chunks of the loss are a choice: fewer chunks move the sum of the head's weight gradient less."""
+    is_open = facts.loss_chunks and request.kernels.loss_chunk == "auto" and request.lora is None
+    return is_open and bool(request.system_facts.fused.loss)
 
 
 def _untried(domain: int, facts: EngineFacts) -> tuple[str, ...]:
@@ -297,6 +310,7 @@ def shapes(space: Space) -> PlanTable:
         data_outermost=zero,
         stored_mask=zero + stored_column(space.stored_activations[0]),
         weight_cache=zero + cache_column(space.weight_cache[0]),
+        loss_chunk=zero + chunk_column(space.loss_chunk),
     )
     return _ordered(table, space)
 

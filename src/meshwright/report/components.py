@@ -92,6 +92,16 @@ def shown_components(components_s: Mapping[str, float]) -> dict[str, float]:
     return {n: components_s[n] for n in names if abs(components_s[n]) > NEGLIGIBLE_RATIO * total}
 
 
+def shown_details(details: Mapping[str, float], *, total: float) -> dict[str, float]:
+    """Names of a part that are not negligible beside `total`; {} where there is one name, which says no more.
+
+    >>> shown_details({"logits": 2.0, "sum": 1.0, "copies": 0.0}, total=10.0)
+    {'logits': 2.0, 'sum': 1.0}
+    """
+    shown = {name: value for name, value in details.items() if abs(value) > NEGLIGIBLE_RATIO * total}
+    return shown if len(shown) > 1 else {}
+
+
 def by_family(components_s: Mapping[str, float]) -> dict[ComponentFamily, float]:
     """Seconds of each family, largest first."""
     sums = dict.fromkeys(ComponentFamily, 0.0)

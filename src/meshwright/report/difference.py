@@ -121,8 +121,10 @@ def _field_values(plan: Plan) -> dict[str, str]:
     elif plan.recompute is Recompute.FULL and plan.recompute_layers is not None:
         recompute = f"full in {plan.recompute_layers} layers of a rank"
     stored = "+".join(plan.stored_activations or ()) or "none"
-    cache = plan.weight_cache or "as the engine does"
-    return {**values, "recompute": recompute, "stored_activations": stored, "weight_cache": cache}
+    cache, chunk = (str(value or "as the engine does") for value in (plan.weight_cache, plan.loss_chunk))
+    return {
+        **values, "recompute": recompute, "stored_activations": stored, "weight_cache": cache, "loss_chunk": chunk,
+    }  # fmt: skip
 
 
 def _word(value: object) -> str:

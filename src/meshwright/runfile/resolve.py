@@ -93,6 +93,7 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
             stored_activations=dict(file.kernels.stored_activations or {}),
             is_storage_open=file.kernels.stored_activations is None,
             weight_cache=file.kernels.weight_cache,
+            loss_chunk=file.kernels.loss_chunk,
         ),
         sequence_length=file.data.sequence_length,
         global_batch=global_batch,

@@ -493,12 +493,16 @@ class TrainSection(RunFileSection):
 
 
 class KernelsSection(RunFileSection):
-    """Routes of training kernels by operation, a tuned table, activations in 8 bits, and the cache of 8-bit weights."""
+    """Routes of training kernels by operation, a tuned table, activations in 8 bits, the cache of 8-bit weights, and
+    tokens whose logits are in memory at once."""
 
     routes: dict[Text, Text] = {}
     tuned: Text | None = None
     stored_activations: Annotated[dict[Text, Text] | None, BeforeValidator(_stored_activations)] = None
     weight_cache: Literal["auto", "on", "off"] = "auto"
+    loss_chunk: Annotated[
+        Annotated[Literal["auto", "all"], _Word] | Annotated[Count, _Number], Discriminator(_number_or_word)
+    ] = "auto"
 
 
 class RunFile(RunFileSection):

@@ -64,6 +64,9 @@ class MemoryEstimate:
     reserved_bytes: float
     budget: MemoryBudget
     stage: int = 0
+    details_bytes: dict[str, dict[str, float]] = field(
+        default_factory=dict
+    )  # by part and name; empty: not asked
 
     @property
     def capacity_bytes(self) -> float:
@@ -95,4 +98,5 @@ class StepEstimate:
     model_flops_per_token: float
     components_s: dict[str, float]
     memory: MemoryEstimate
+    details_s: dict[str, dict[str, float]] = field(default_factory=dict)  # of some components, by name
     notes: tuple[str, ...] = field(default=())

@@ -66,6 +66,9 @@ STORED_MODULES = ("feed_forward", "norm")
 WEIGHT_CACHES = ("on", "off")
 """Whether 8-bit weights are kept from the first micro-batch of a step to the last."""
 
+ALL_TOKENS = "all"
+"""Logits of all tokens of a micro-batch are in memory at once, in place of those of a number of tokens."""
+
 
 class AxisOrder(StrEnum):
     """Parallel axes over the ranks of a cluster, innermost first: inner axes lie inside a node or an NVLink domain.
@@ -110,6 +113,9 @@ class Plan:
         None  # modules that keep them in 8 bits; None: as the run says
     )
     weight_cache: str | None = None  # WEIGHT_CACHES; None: as the run says
+    loss_chunk: int | str | None = (
+        None  # tokens whose logits are in memory at once, or ALL_TOKENS; None: as the run
+    )
 
     @property
     def data(self) -> int:
@@ -169,6 +175,8 @@ class Plan:
             parts.append(f"8bit={'+'.join(self.stored_activations)}")
         if self.weight_cache is not None:
             parts.append(f"cache={self.weight_cache}")
+        if self.loss_chunk is not None:
+            parts.append(f"loss={self.loss_chunk}")
         return " ".join(parts)
 
 

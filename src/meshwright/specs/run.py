@@ -282,6 +282,8 @@ class KernelChoices:
     `stored_activations`: formats in which modules of a layer keep their activations for the backward pass.
     `weight_cache`: "on" keeps 8-bit weights in both orientations from the first micro-batch of a step to the last,
     "off" casts them at each use, "auto" leaves it to the engine.
+    `loss_chunk`: tokens whose logits are in memory at once, or "all" of a micro-batch; "auto" leaves it to the planner
+    and the engine.
     """
 
     routes: Mapping[str, str] = field(default_factory=dict)
@@ -289,6 +291,7 @@ class KernelChoices:
     stored_activations: Mapping[str, str] = field(default_factory=dict)
     is_storage_open: bool = True  # the run file does not name `stored_activations`: the planner may
     weight_cache: str = "auto"
+    loss_chunk: int | str = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -358,7 +361,7 @@ def with_plan(run: Run, plan: Plan) -> Run:
     is_open = run.kernels.is_storage_open and "stored_activations" not in said
     return replace(
         run,
-        plan=replace(plan, stored_activations=None, weight_cache=None),
+        plan=replace(plan, stored_activations=None, weight_cache=None, loss_chunk=None),
         micro_batch=plan.micro_batch,
         is_data_shard_open=False,
         kernels=replace(run.kernels, **said, is_storage_open=is_open),
@@ -373,6 +376,8 @@ def said_kernels(plan: Plan) -> dict[str, Any]:
         said["stored_activations"] = dict.fromkeys(plan.stored_activations, PLANNED_FORMAT)
     if plan.weight_cache is not None:
         said["weight_cache"] = plan.weight_cache
+    if plan.loss_chunk is not None:
+        said["loss_chunk"] = plan.loss_chunk
     return said
 
 

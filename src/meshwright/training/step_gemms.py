@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from meshwright.cost.tables import chunk_column
 from meshwright.kernels.linear import GemmKind, Linear
-from meshwright.kernels.traffic import CHUNK_LOGITS, automatic_chunk, chunk_rows
+from meshwright.kernels.traffic import loss_rows
 from meshwright.specs.plan import Plan, Recompute
 from meshwright.specs.run import Run
 from meshwright.training.models import build_model
@@ -60,8 +61,8 @@ def count_gemms(run: Run, plan: Plan) -> dict[Gemm, int]:
                 n, k = _sharded(name.rpartition(".")[2], module.out_features, module.in_features, plan)
                 _count(counts, run, plan, format=matmul, shape=(tokens, n, k), count=micro_batches)
     vocab = run.model.vocab // plan.tensor
-    chunk = automatic_chunk(tokens, vocab=vocab, hidden=run.model.hidden, element_bytes=2)
-    rows = int(chunk_rows(tokens, vocab=vocab, chunk_logits=CHUNK_LOGITS if run.lora else int(chunk)))
+    said, sums = chunk_column(run.kernels.loss_chunk), run.lora is None
+    rows = int(loss_rows(tokens, said=said, vocab=vocab, hidden=run.model.hidden, element_bytes=2, sums=sums))
     chunks = micro_batches * (tokens // rows)
     head = "bf16" if matmul in ("fp8", "fp4") else matmul
     _count(counts, run, plan, format=head, shape=(rows, vocab, run.model.hidden), count=chunks, is_head=True)

@@ -90,3 +90,17 @@ def test_losses_are_those_of_the_references(name, tmp_path):
         assert {(op, route) for op in kernels} <= taken
     assert found["triton"] == pytest.approx(found["reference"], rel=bound)
     assert found["reference"][-1] != found["reference"][0]
+
+
+@pytest.mark.parametrize(("chunk", "tokens"), [("16", 16), ("all", 64), ("auto", 64)])
+def test_the_chunk_of_the_loss_is_what_the_run_says(chunk, tokens, tmp_path):
+    """Losses are those of any other chunk, and the record has its tokens; 64 are those of a micro-batch."""
+    run = runfile.loads(
+        README_RUN.read_text(encoding="utf-8"), overrides=(*README, f"kernels.loss_chunk={chunk}")
+    )
+    found, _ = losses(run, tmp_path)
+    record = json.loads((tmp_path / "record.json").read_text(encoding="utf-8"))
+    row = next(row for row in record["kernels"] if row["op"] == "linear_cross_entropy")
+    assert (row["chunk_tokens"], row["num_chunks"]) == (tokens, 64 // tokens)
+    plain = runfile.loads(README_RUN.read_text(encoding="utf-8"), overrides=README)
+    assert found == pytest.approx(losses(plain, tmp_path / "plain")[0], rel=1e-6)

@@ -130,6 +130,7 @@ def test_a_recipe_gives_its_byte_counts():
         "stored_norm_bytes",
         "weight_cache",
         "frozen_in_16_bits",
+        "loss_chunk",
     }
 
 

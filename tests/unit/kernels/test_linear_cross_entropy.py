@@ -228,6 +228,20 @@ def test_no_more_than_a_chunk_of_logits_is_in_memory():
     assert largest.numel <= 8 * 500
 
 
+def test_without_gradients_none_are_made():
+    """A validation: the weight is a parameter, which autograd counts as one that needs its gradient."""
+    h_ND, weight_VD = drawn(9, 8, dtype=torch.float32), drawn(53, 8, dtype=torch.float32, seed=1)
+    weight_VD.requires_grad_()
+    with demanding(linear_cross_entropy="cached") as routing, torch.no_grad():
+        loss = linear_cross_entropy(h_ND, weight_VD, labels_of(9, 53))
+    assert not loss.requires_grad
+    assert routing.facts == {}  # of a chunk that gradients are made in
+    with demanding(linear_cross_entropy="cached") as routing:
+        same = linear_cross_entropy(h_ND, weight_VD, labels_of(9, 53), chunk_logits=2 * 53)
+    assert routing.facts == {"linear_cross_entropy": {"chunk_tokens": 2, "num_chunks": 5}}
+    assert same.item() == pytest.approx(loss.item(), rel=1e-6)
+
+
 MEMORY = """
 import resource, sys, torch
 from meshwright.training.device import peak_memory_bytes

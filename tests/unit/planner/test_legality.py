@@ -187,6 +187,7 @@ CASES = [
     ("modules with stored activations", Plan(data_shard=64, stored_activations=("norm",)), {"engine": "megatron"}),
     ("weight cache", Plan(data_shard=64, weight_cache="off"), {}),  # in 16 bits
     ("weight cache", Plan(data_shard=64, weight_cache="on"), {"engine": "torchtitan"}),
+    ("chunks of the loss", Plan(data_shard=64, loss_chunk=512), {"engine": "megatron"}),
     ("alternate GEMMs",
      Plan(data_shard=64, recompute=Recompute.SELECTIVE, recompute_modules=("norm", "alternate_matmuls")), {}),
 ]  # fmt: skip

@@ -34,7 +34,7 @@ def test_the_page_names_every_precision() -> None:
     assert [name for name in PRECISIONS if f"`{name}`" not in PAGE] == []
 
 
-OF_KERNELS = {"stored_activations", "weight_cache"}
+OF_KERNELS = {"stored_activations", "weight_cache", "loss_chunk"}
 """What a plan says of kernels stands in the section `kernels` of a run file."""
 
 

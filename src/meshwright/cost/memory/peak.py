@@ -20,6 +20,7 @@ from meshwright.arrays import Array, Mask, Table
 from meshwright.calibration.memory import MemoryConstants
 from meshwright.cost.flops import Parameters, count_parameters
 from meshwright.cost.memory.activations import LayerBytes, layer_bytes
+from meshwright.cost.memory.loss import LossBytes, largest_chunks, loss_bytes
 from meshwright.cost.memory.states import (
     RankLayers,
     StateRates,
@@ -31,7 +32,9 @@ from meshwright.cost.pipeline.closed_form import in_flight as micro_batches_in_f
 from meshwright.cost.pipeline.schedules import Placement, column_of
 from meshwright.cost.stages import StageLayers, split_layers
 from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable, as_planned
-from meshwright.kernels.traffic import automatic_chunk
+
+TINY_BYTES = 1e-12
+"""In place of those of an activation, where what activations take is found by leaving them out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +48,7 @@ class MemoryTable(Table):
     workspace_bytes: Array
     allocated_bytes: Array
     reserved_bytes: Array
+    beside_loss_bytes: Array  # reserved on the rank with the head while its loss is computed, less the loss
     rank: Array  # the fullest pipeline rank of those that are compared: the first, the second and the last
 
 
@@ -60,8 +64,10 @@ class _Case:
     num_micro: Array
     rates: StateRates
     kept: LayerBytes
+    loss: LossBytes
     head_bytes: Array
     layer_bytes: Array
+    waiting_bytes: Array
     fixed_bytes: Array
     stream_bytes: Array  # per element of the residual stream
     outside_allocator_bytes: Array
@@ -91,6 +97,34 @@ def estimate_memory(
     return fullest
 
 
+def loss_chunks(
+    *,
+    model: ModelTable,
+    batch: BatchTable,
+    plan: PlanTable,
+    precision: PrecisionTable,
+    constants: MemoryConstants,
+    memory: MemoryTable,
+    usable_bytes: Array,
+) -> tuple[Array, Array]:
+    """Chunks of the loss with which every plan is fastest in `usable_bytes`, and what it reserves with them.
+
+    `memory`: of the plans as they are. A chunk of -1 is the engine's own.
+    """
+    factor = 1 + constants.fragmentation_ratio
+    found = largest_chunks(
+        model,
+        plan,
+        as_planned(precision, plan),
+        constants,
+        tokens=batch.seq_len * plan.micro_batch / plan.context,
+        room_bytes=(usable_bytes - memory.beside_loss_bytes) / factor,
+    )
+    reserved = np.maximum(memory.reserved_bytes, memory.beside_loss_bytes + factor * found.head_bytes)
+    changed = np.asarray(found.loss_chunk) >= 0
+    return found.loss_chunk, np.where(changed, reserved, memory.reserved_bytes)
+
+
 def rank_memory(
     *,
     model: ModelTable,
@@ -106,6 +140,72 @@ def rank_memory(
     return _rank(case, layers, rank, in_flight=layers)
 
 
+def memory_details(
+    *,
+    model: ModelTable,
+    batch: BatchTable,
+    plan: PlanTable,
+    precision: PrecisionTable,
+    constants: MemoryConstants,
+    memory: MemoryTable,
+) -> dict[str, dict[str, Array]]:
+    """Bytes of what the parts of one plan's fullest rank hold, by part and name. The names of a part add up to it.
+
+    `memory`: of the plan, from `estimate_memory`.
+    """
+    case = _case_of(model, batch, plan, precision, constants)
+    layers, rank = split_layers(model, plan, by_cost=constants.splits_by_cost), np.max(memory.rank)
+    held = _first(plan, layers)
+    if rank > 0:
+        middle = RankLayers(dense=layers.middle_dense, moe=layers.middle_moe, embedding=0, head=0)
+        held = _last(plan, layers) if rank == np.max(plan.pipeline) - 1 else middle
+    parameters = rank_parameters(model, case.parameters, plan, held)
+    cached = (parameters.split - parameters.unit + parameters.expert) * case.rates.cached
+    live = np.maximum((held.dense > 0) * case.kept.live_dense, (held.moe > 0) * case.kept.live_moe)
+    is_loss = held.head * case.head_bytes > case.layer_bytes + live * (constants.frees_head > 0)
+    recomputed = np.where(is_loss & (constants.frees_head > 0), 0.0, live)
+    narrow = _narrow_bytes(case, precision, batch, held, rank)
+    loss = {name: np.where(is_loss, size, 0.0) for name, size in case.loss.named().items()}
+    parts = {
+        "weights": {"weights": memory.weights_bytes - cached, "cache of 8-bit weights": cached},
+        "gradients": {"gradients": memory.gradients_bytes},
+        "optimizer": {"optimizer": memory.optimizer_bytes},
+        "activations": {
+            "as computed": memory.activations_bytes - narrow - recomputed,
+            "in 8 bits": narrow,
+            "recomputed in a layer": recomputed,
+        },
+        "workspace": {
+            **loss,
+            "gradients in a layer": np.where(is_loss, 0.0, case.layer_bytes),
+            "gathered and waiting": case.waiting_bytes,
+            "GEMMs and attention": case.fixed_bytes - case.waiting_bytes,
+        },
+    }
+    return parts
+
+
+def _narrow_bytes(
+    case: _Case, precision: PrecisionTable, batch: BatchTable, held: RankLayers, rank: Array
+) -> Array:
+    """Bytes of kept activations that are stored in 8 bits: what is missing where they take none."""
+    precision, model, plan = as_planned(precision, case.plan), case.model, case.plan
+    if not np.any(precision.stored_ffn_bytes) and not np.any(precision.stored_norm_bytes):
+        return 0.0
+    nothing = {
+        name: np.where(np.asarray(getattr(precision, name)) > 0, TINY_BYTES, 0.0)
+        for name in ("stored_ffn_bytes", "stored_norm_bytes")
+    }
+    less = layer_bytes(model, batch, plan, replace(precision, **nothing), case.constants, case.tokens)
+    flights = micro_batches_in_flight(
+        plan.schedule, plan.pipeline, plan.virtual_pipeline, case.num_micro, rank
+    )
+    num_mtp, has_moe = held.head * model.num_mtp_layers, model.num_experts > 0
+    dense, moe = held.dense + np.where(has_moe, 0, num_mtp), held.moe + np.where(has_moe, num_mtp, 0)
+    kept = case.kept
+    return flights * (dense * (kept.dense - less.dense) + moe * (kept.moe - less.moe))
+
+
 def _case_of(
     model: ModelTable,
     batch: BatchTable,
@@ -115,6 +215,8 @@ def _case_of(
 ) -> _Case:
     parameters, precision = count_parameters(model), as_planned(precision, plan)
     tokens = batch.seq_len * plan.micro_batch / plan.context
+    loss = loss_bytes(model, plan, precision, constants, tokens)
+    waiting = _waiting_bytes(model, plan, constants, tokens)
     return _Case(
         model=model,
         plan=plan,
@@ -124,9 +226,11 @@ def _case_of(
         num_micro=batch.global_batch / (plan.micro_batch * plan.data),
         rates=state_rates(model, batch, plan, precision, constants),
         kept=layer_bytes(model, batch, plan, precision, constants, tokens),
-        head_bytes=_head_bytes(model, plan, precision, constants, tokens),
+        loss=loss,
+        head_bytes=loss.total,
         layer_bytes=_layer_workspace_bytes(model, plan, precision, constants, tokens),
-        fixed_bytes=constants.workspace_bytes + _waiting_bytes(model, plan, constants, tokens),
+        waiting_bytes=waiting,
+        fixed_bytes=constants.workspace_bytes + waiting,
         outside_allocator_bytes=_outside_allocator_bytes(plan, constants),
         stream_bytes=precision.activation_bytes,
     )
@@ -188,16 +292,18 @@ def _rank(case: _Case, layers: RankLayers, rank: Array, *, in_flight: RankLayers
     live, workspace = _at_fullest_moment(case, layers.head * case.head_bytes, live)
     activations = flights * (per_micro + embedded) + live - _offloaded(case, flights * per_micro)
     gradients = _gradients_at_peak(case, states.gradients, activations)
-    allocated = states.weights + gradients + states.optimizer + activations + workspace
-    fragments = constants.fragmentation_ratio * (activations + workspace)
+    factor, outside = 1 + constants.fragmentation_ratio, case.outside_allocator_bytes
+    states_bytes = states.weights + gradients + states.optimizer
+    at_loss = states_bytes + factor * (activations - live + case.fixed_bytes) + outside
     return MemoryTable(
         weights_bytes=states.weights,
         gradients_bytes=gradients,
         optimizer_bytes=states.optimizer,
         activations_bytes=activations,
         workspace_bytes=workspace,
-        allocated_bytes=allocated,
-        reserved_bytes=allocated + fragments + case.outside_allocator_bytes,
+        allocated_bytes=states_bytes + activations + workspace,
+        reserved_bytes=states_bytes + factor * (activations + workspace) + outside,
+        beside_loss_bytes=(layers.head > 0) * at_loss,
         rank=rank,
     )
 
@@ -245,32 +351,11 @@ def _outside_allocator_bytes(plan: PlanTable, constants: MemoryConstants) -> Arr
 def _fuller(one: MemoryTable, other: MemoryTable, exists: Mask) -> MemoryTable:
     """The fuller of two ranks; `other` only where it exists."""
     swap = (other.reserved_bytes > one.reserved_bytes) & exists
-    return MemoryTable(
-        **{f.name: np.where(swap, getattr(other, f.name), getattr(one, f.name)) for f in fields(MemoryTable)}
-    )
-
-
-def _head_bytes(
-    model: ModelTable, plan: PlanTable, precision: PrecisionTable, constants: MemoryConstants, tokens: Array
-) -> Array:
-    """Logits and the head's weight gradient at the start of the backward pass.
-
-    Where logits are made in chunks, their gradient overwrites them; the gradient of the hidden states is whole, and of
-    several chunks the weight gradient is summed in fp32. Otherwise all logits are there, and those of a multi-token
-    prediction module wait in 16 bits meanwhile.
-    """
-    split = np.where(constants.splits_logits > 0, plan.tensor, 1)
-    vocab, element_bytes = model.vocab / split, precision.activation_bytes
-    logits, chunk, trained = tokens * vocab, constants.chunk_logits, model.lora_rank == 0
-    in_chunks = chunk > 0
-    automatic = automatic_chunk(tokens, vocab=vocab, hidden=model.hidden, element_bytes=element_bytes)
-    chunk = np.where(trained & (constants.whole_chunk > 0), automatic, chunk)
-    whole = logits * (constants.logits_bytes + 2 * model.num_mtp_layers)
-    part = np.minimum(logits, chunk) * constants.logits_bytes + tokens * model.hidden * 2
-    held = np.where(in_chunks, part * 0.5 * element_bytes, whole)
-    summed = 4.0 * (in_chunks & (logits > chunk))
-    weight_gradient = model.vocab * model.hidden / plan.tensor * (constants.head_gradient_bytes + summed)
-    return held + trained * weight_gradient
+    fuller = {
+        f.name: np.where(swap, getattr(other, f.name), getattr(one, f.name)) for f in fields(MemoryTable)
+    }
+    with_loss = np.maximum(one.beside_loss_bytes, other.beside_loss_bytes)
+    return MemoryTable(**fuller | {"beside_loss_bytes": np.where(exists, with_loss, one.beside_loss_bytes)})
 
 
 def _layer_workspace_bytes(

@@ -82,6 +82,8 @@ FACTS = EngineFacts(
     dense_activation=True,
     whole_sequences=True,
     short_interleaving=True,
+    # Its `num_vocab_tiling` tiles logits along the sequence; our configurations leave it at 1.
+    loss="logits of all tokens of a micro-batch at once (num_vocab_tiling: 1)",
     switches=(
         ("attention", ("unfused", "cudnn", "splash")),
         ("gradient_format", ("fp32", "bf16")),

@@ -33,6 +33,7 @@ FACTS = EngineFacts(
     repeats_kv_heads=True,
     any_replicas=True,
     axis_orders=tuple(AxisOrder),
+    loss="logits of all tokens of a micro-batch at once, in fp32 (vocab_parallel_cross_entropy)",
     switches=(
         ("gradient_format", ("fp32", "bf16")),
         ("drops_tokens", (True, False)),

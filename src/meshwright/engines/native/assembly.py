@@ -242,6 +242,7 @@ def _stage(
         router_z_loss=run.train.router_z_loss,
         z_loss=run.train.z_loss,
         mtp_loss_weight=run.train.mtp_loss_weight,
+        loss_chunk=run.kernels.loss_chunk,
     )
     # Frozen weights are held in the compute dtype. Trained ones come in fp32, from which masters are made.
     dtype = torch.float32 if run.lora is None else compute

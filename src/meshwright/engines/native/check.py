@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshwright.catalog.families import FAMILIES, family_that_fits
+from meshwright.catalog.families import family_that_fits
 from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS, schedule_shortfall, shape_of
 from meshwright.cost.stages import layers_per_stage
 from meshwright.engines import refusals
@@ -34,6 +34,9 @@ NARROW_UNITS = {
 }
 """Widths of GEMMs in 8 and 4 bits are multiples of this: a condition of the matrix units, and of MX's groups."""
 PRECISIONS = ("fp32", "bf16", *NARROW_UNITS)
+
+WITHOUT_CHUNKS = {"reference": "has all logits at once", "liger": "chooses chunks by itself"}
+"""Routes of the loss that take no chunk from outside."""
 
 
 def check(run: Run) -> tuple[Unsupported, ...]:
@@ -122,13 +125,6 @@ def _model(model: Model) -> Iterator[Unsupported]:
         yield Unsupported(key="model", reason=f"{model.name} has LayerNorm or an ungated feed-forward block")
     for path in NOT_BUILT & parts_of(model).keys():
         yield Unsupported(key="model", reason=f"{path} of {model.name} is true, which is not built")
-    family = FAMILIES.get(model.family)
-    if family is not None and not family.knows_dense_layers and model.num_dense_layers:
-        yield Unsupported(
-            key="model.experts.num_dense_layers",
-            reason=f"{model.num_dense_layers} layers of {model.name} are dense, and which ones is not known for "
-            f"{family.architecture}",
-        )
 
 
 def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:
@@ -146,6 +142,7 @@ def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:
         *_compiled(plan, run),
         *_stored(plan, run),
         *_cached_weights(plan, run),
+        *_loss_chunk(run),
         *_fp8(plan, run),
         *_eight_bit_states(plan, run),
     ]
@@ -233,6 +230,16 @@ def _cached_weights(plan: Plan, run: Run) -> Iterator[Unsupported]:
             key=key,
             reason="weights are gathered again for each pass of a layer: there is nothing to keep",
             hint="parallel.sharding: optimizer",
+        )
+
+
+def _loss_chunk(run: Run) -> Iterator[Unsupported]:
+    """A chunk of the loss for a route that has none, or its own."""
+    route = run.kernels.routes.get("linear_cross_entropy")
+    if run.kernels.loss_chunk != "auto" and route in WITHOUT_CHUNKS:
+        yield Unsupported(
+            key="kernels.loss_chunk",
+            reason=f"the route {route} of linear_cross_entropy {WITHOUT_CHUNKS[route]}: leave out one of both",
         )
 
 

@@ -159,14 +159,17 @@ def prepare(run: Run, *, options: TrainOptions) -> PreparedRun:
 
 
 def _notes_on_kernels(asked: KernelChoices, planned: KernelChoices) -> list[str]:
-    """Notes on what the planner changed so that its plan fits."""
+    """Notes on what the planner changed so that its plan fits, or because memory is left."""
     changes = []
     if planned.stored_activations != asked.stored_activations:
         stored = ", ".join(f"{module}: {kind}" for module, kind in planned.stored_activations.items())
         changes.append(f"stored_activations: {{{stored}}}, which rounds gradients ({{}} forbids it)")
     if planned.weight_cache != asked.weight_cache:
         changes.append(f"weight_cache: {planned.weight_cache}")
-    return [f"the planner's best plan fits with kernels.{change}" for change in changes]
+    notes = [f"the planner's best plan fits with kernels.{change}" for change in changes]
+    if planned.loss_chunk != asked.loss_chunk:
+        notes.append(f"the planner's best plan has memory left for kernels.loss_chunk: {planned.loss_chunk}")
+    return notes
 
 
 def _gemm_choices(

@@ -143,6 +143,8 @@ FACTS = EngineFacts(
     narrow_states=True,
     stored_modules=STORED_MODULES,
     weight_caches=WEIGHT_CACHES,
+    loss="logits of a chunk of tokens at once, which their gradient overwrites",
+    loss_chunks=True,
     rules=RULES,
     source="Meshwright's own engine",
 )

@@ -61,6 +61,8 @@ FACTS = EngineFacts(
     whole_sequences=True,
     short_interleaving=True,
     context_block=128,
+    # Its wrapper `ChunkedLossWrapper` accumulates over chunks of the sequence; our configurations name the plain loss.
+    loss="logits of all tokens of a micro-batch at once, in fp32 (CrossEntropyLoss)",
     switches=(
         ("dispatcher", ("all-to-all", "deepep", "hybridep")),
         ("gradient_format", ("fp32",)),

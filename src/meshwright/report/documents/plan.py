@@ -152,9 +152,11 @@ def step_document(step: StepEstimate) -> dict[str, Any]:
         },
         "model_flops_per_token": step.model_flops_per_token,
         "components_s": step.components_s,
+        "details_s": step.details_s,
         "bound_by": bound_by(step.components_s),
         "memory": {
             "parts_bytes": memory_parts(memory),
+            "details_bytes": memory.details_bytes,
             "allocated_bytes": memory.allocated_bytes,
             "reserved_bytes": memory.reserved_bytes,
             "capacity_bytes": memory.capacity_bytes,

@@ -123,7 +123,7 @@ def _templates(run: Run, plans: Sequence[ScoredPlan]) -> list[Any]:
         pinned_text(run, plans[0].plan)
     except MeshwrightError:
         return _coded([""] * len(plans))
-    saved = [(p.plan.stored_activations, p.plan.weight_cache) for p in plans]
+    saved = [(p.plan.stored_activations, p.plan.weight_cache, p.plan.loss_chunk) for p in plans]
     first = dict(zip(reversed(saved), reversed(plans), strict=True))
     texts = {kernels: plan_template(with_plan(run, done.plan)) for kernels, done in first.items()}
     return _coded([texts[kernels] for kernels in saved])

@@ -71,6 +71,7 @@ def fix_value(plan: Plan) -> str:
     fields["recompute_modules"] = ",".join(plan.recompute_modules)
     fields["stored_activations"] = ",".join(plan.stored_activations or ())
     fields["layers_per_stage"] = listed_layers(plan.layers_per_stage) if plan.layers_per_stage else "even"
+    fields["loss_chunk"] = plan.loss_chunk or "auto"
     return ",".join(f"{name}={value}" for name, value in fields.items() if value != "")
 
 

@@ -49,7 +49,7 @@ class TransformerOptions:
     router_z_loss: float = 0.0  # coefficient of the mean of (log Σ exp)² of router logits
     z_loss: float = 0.0  # coefficient of the squared log-partition function
     mtp_loss_weight: float = MTP_LOSS_WEIGHT  # coefficient of the mean loss of the prediction modules
-    chunk_logits: int = AUTOMATIC  # logits in memory at once
+    loss_chunk: int | str = "auto"  # tokens whose logits are in memory at once; "all"
 
 
 class Block(nn.Module):
@@ -121,8 +121,15 @@ class Head(nn.Linear):
             group=group,
             z_loss=self.options.z_loss,
             cap=self.cap,
-            chunk_logits=self.options.chunk_logits,
+            chunk_logits=self._chunk_logits(labels_BT.numel(), vocab=weight_VD.shape[0]),
         )
+
+    def _chunk_logits(self, num_tokens: int, *, vocab: int) -> int:
+        """Logits in memory at once. Without gradients, a chunk that was chosen for them is not needed."""
+        asked = self.options.loss_chunk
+        if asked == "auto" or not torch.is_grad_enabled():
+            return AUTOMATIC
+        return vocab * (num_tokens if isinstance(asked, str) else asked)
 
 
 def _predictions(model: Model, options: TransformerOptions) -> dict[str, PredictionModule]:

@@ -1,0 +1,89 @@
+"""Names of what components of a step spend their time on: the head and its loss, element-wise kernels, casts.
+
+A component is calibrated as a whole. Its parts have the shares that the formulas of `compute` and `casts` give them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from meshwright.arrays import Array
+from meshwright.cost.casts import cast_passes
+from meshwright.cost.compute import compute_details
+from meshwright.cost.flops import count_parameters
+from meshwright.cost.groups import groups_of
+from meshwright.cost.layers import StepContext, accumulation
+from meshwright.cost.rates import SystemRates
+from meshwright.cost.step import StepTable
+from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable, WeightCache, as_planned
+
+
+def step_details(
+    *,
+    model: ModelTable,
+    batch: BatchTable,
+    plan: PlanTable,
+    precision: PrecisionTable,
+    rates: SystemRates,
+    steps: StepTable,
+    load_factor: float = 1.0,
+) -> dict[str, dict[str, float]]:
+    """Seconds of a step's components by name. `steps`: the row of the plan. The names of a component add up to it."""
+    precision, busiest = as_planned(precision, plan), load_factor * rates.expert_imbalance
+    context = StepContext(
+        model=model,
+        batch=batch,
+        plan=plan,
+        precision=precision,
+        rates=rates,
+        groups=groups_of(plan, rates.network),
+        parameters=count_parameters(model),
+        load_factor=busiest,
+    )
+    parts = compute_details(
+        model=model, batch=batch, plan=plan, precision=precision, rates=rates.device, load_factor=busiest
+    )
+    parts["head"]["accumulation of gradients"] = _accumulated(context)
+    parts["casts"] = _casts(model, batch, plan, precision, rates)
+    found = {}
+    for component, seconds in parts.items():
+        raw = {name: _number(s) for name, s in seconds.items() if _number(s)}
+        scale = _number(steps.components_s.get(component, 0.0)) / (sum(raw.values()) or 1.0)
+        found[component] = {name: s * scale for name, s in raw.items()}
+    return found
+
+
+def _accumulated(s: StepContext) -> Array:
+    """Of embedding and head, whose gradients are added to those of earlier micro-batches."""
+    tensor, num_heads = s.plan.tensor, 1 + s.model.num_mtp_layers
+    embedding, head = (
+        accumulation(s, p / tensor).total_s for p in (s.parameters.embedding, s.parameters.head)
+    )
+    return embedding + num_heads * head
+
+
+def _casts(
+    model: ModelTable, batch: BatchTable, plan: PlanTable, precision: PrecisionTable, rates: SystemRates
+) -> dict[str, Array]:
+    """Casts of stored activations and of weights, of all layers and one micro-batch."""
+    streaming = rates.device.memory_bytes_per_s * rates.device.memory_ratio
+    tokens, parameters = batch.seq_len * plan.micro_batch / plan.context, count_parameters(model)
+    stored_only = replace(precision, weight_cache=WeightCache.CALIBRATED)
+
+    def of_layers(formats: PrecisionTable) -> Array:
+        kinds = ((model.num_dense_layers, False), (model.num_moe_layers, True))
+        return sum(
+            count
+            * cast_passes(model, batch, plan, formats, parameters, tokens, streaming, is_moe=is_moe).total_s
+            for count, is_moe in kinds
+            if np.any(count)
+        )
+
+    stored = of_layers(stored_only)
+    return {"stored activations": stored, "weights": of_layers(precision) - stored}
+
+
+def _number(value: Array) -> float:
+    return float(np.ravel(np.asarray(value))[0])
