@@ -248,14 +248,14 @@ from meshwright.training.device import peak_memory_bytes
 from meshwright.kernels.dispatch import KernelRouting, using
 from meshwright.kernels.linear_cross_entropy import linear_cross_entropy
 
-route, tokens = sys.argv[1], int(sys.argv[2])
+route, tokens, chunk = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 h = torch.randn(tokens, 64, dtype=torch.bfloat16, requires_grad=True)
 weight = torch.randn(128256, 64, dtype=torch.bfloat16, requires_grad=True)
 h.grad, weight.grad = torch.zeros_like(h), torch.zeros_like(weight)
 labels = torch.randint(128256, (tokens,))
 before = int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
 with using(KernelRouting(demanded={"linear_cross_entropy": route})):
-    linear_cross_entropy(h, weight, labels).backward()
+    linear_cross_entropy(h, weight, labels, chunk_logits=chunk * 128256).backward()
 print(peak_memory_bytes(torch.device("cpu")) - before)
 """
 
@@ -268,16 +268,22 @@ def test_the_peak_is_at_most_a_twentieth_of_that_of_all_logits():
     All logits would take 17 GB: they are measured for 256 and 512 tokens, and grow with the tokens.
     """
 
-    def peak_bytes(route, tokens):
+    def peak_bytes(route, tokens, *, chunk=0):
         found = subprocess.run(
-            [sys.executable, "-c", MEMORY, route, str(tokens)], capture_output=True, check=True
+            [sys.executable, "-c", MEMORY, route, str(tokens), str(chunk)], capture_output=True, check=True
         )
         return int(found.stdout)
 
     few, more = peak_bytes("reference", 256), peak_bytes("reference", 512)
     dense_bytes = more + (8192 - 512) * (more - few) / 256
     assert dense_bytes > 12 * 8192 * 128256  # at least bf16 and fp32 logits, exponentials and both gradients
-    assert peak_bytes("cached", 8192) <= dense_bytes / 20
+    own, fewer = (
+        peak_bytes("cached", 8192),
+        peak_bytes("cached", 8192, chunk=128),
+    )  # `kernels.loss_chunk: 128`
+    assert own <= dense_bytes / 20
+    assert fewer <= dense_bytes / 40
+    assert fewer < own
 
 
 def test_the_memory_of_a_gpu_as_it_is_computed():
