@@ -64,7 +64,7 @@ def fix_value(plan: Plan) -> str:
 
     >>> from meshwright.specs.plan import Recompute
     >>> fix_value(Plan(tensor=2, recompute=Recompute.FULL, recompute_layers=3)).partition("recompute=")[2]
-    'full,recompute_layers=3,layers_per_stage=even,offload=none,axis_order=tp-cp-dp-pp'
+    'full,recompute_layers=3,layers_per_stage=even,offload=none,axis_order=tp-cp-dp-pp,loss_chunk=auto'
     """
     fields = plan_fields(plan)
     fields["sequence_parallel"] = str(plan.sequence_parallel).lower()
