@@ -237,7 +237,7 @@ def _weight_caches(request: PlanRequest, facts: EngineFacts) -> tuple[str | None
 
 
 def _grows_loss(request: PlanRequest, facts: EngineFacts) -> bool:
-    """Whether larger chunks of the loss are a choice: fewer chunks move the sum of the head's weight gradient less."""
+    """True if larger chunks of the loss are a choice: fewer chunks move the sum of the head's gradient less."""
     is_open = facts.loss_chunks and request.kernels.loss_chunk == "auto" and request.lora is None
     return is_open and bool(request.system_facts.fused.loss)
 

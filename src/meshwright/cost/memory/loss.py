@@ -54,7 +54,7 @@ class LossBytes(Table):
 def loss_bytes(
     model: ModelTable, plan: PlanTable, precision: PrecisionTable, constants: MemoryConstants, tokens: Array
 ) -> LossBytes:
-    """What is there for `tokens` tokens of a micro-batch. `precision`: as planned, with the chunk that is asked."""
+    """Bytes for `tokens` tokens of a micro-batch. `precision`: as planned, with the chunk that is asked."""
     vocab, logit_bytes = _vocab(model, plan, constants), _logit_bytes(precision, constants)
     logits, chunk, trained = tokens * vocab, constants.chunk_logits, model.lora_rank == 0
     in_chunks = np.asarray(chunk) > 0

@@ -48,7 +48,7 @@ class MemoryTable(Table):
     workspace_bytes: Array
     allocated_bytes: Array
     reserved_bytes: Array
-    beside_loss_bytes: Array  # reserved on the rank with the head while its loss is computed, less the loss
+    without_loss_bytes: Array  # reserved on the rank with the head while its loss is computed, less the loss
     rank: Array  # the fullest pipeline rank of those that are compared: the first, the second and the last
 
 
@@ -118,9 +118,9 @@ def loss_chunks(
         as_planned(precision, plan),
         constants,
         tokens=batch.seq_len * plan.micro_batch / plan.context,
-        room_bytes=(usable_bytes - memory.beside_loss_bytes) / factor,
+        room_bytes=(usable_bytes - memory.without_loss_bytes) / factor,
     )
-    reserved = np.maximum(memory.reserved_bytes, memory.beside_loss_bytes + factor * found.head_bytes)
+    reserved = np.maximum(memory.reserved_bytes, memory.without_loss_bytes + factor * found.head_bytes)
     changed = np.asarray(found.loss_chunk) >= 0
     return found.loss_chunk, np.where(changed, reserved, memory.reserved_bytes)
 
@@ -303,7 +303,7 @@ def _rank(case: _Case, layers: RankLayers, rank: Array, *, in_flight: RankLayers
         workspace_bytes=workspace,
         allocated_bytes=states_bytes + activations + workspace,
         reserved_bytes=states_bytes + factor * (activations + workspace) + outside,
-        beside_loss_bytes=(layers.head > 0) * at_loss,
+        without_loss_bytes=(layers.head > 0) * at_loss,
         rank=rank,
     )
 
@@ -354,8 +354,8 @@ def _fuller(one: MemoryTable, other: MemoryTable, exists: Mask) -> MemoryTable:
     fuller = {
         f.name: np.where(swap, getattr(other, f.name), getattr(one, f.name)) for f in fields(MemoryTable)
     }
-    with_loss = np.maximum(one.beside_loss_bytes, other.beside_loss_bytes)
-    return MemoryTable(**fuller | {"beside_loss_bytes": np.where(exists, with_loss, one.beside_loss_bytes)})
+    with_loss = np.maximum(one.without_loss_bytes, other.without_loss_bytes)
+    return MemoryTable(**fuller | {"without_loss_bytes": np.where(exists, with_loss, one.without_loss_bytes)})
 
 
 def _layer_workspace_bytes(
