@@ -261,10 +261,8 @@ def rows_html(result: Result, text_columns: tuple[str, ...]) -> str:
     """Return the rows of a result as a table for a notebook."""
     rows = result.to_rows()
     headings = tuple(rows[0]) if rows else ("nothing",)
-    return fragment(
-        result.summary(),
-        [table(headings, [[_cell(v) for v in row.values()] for row in rows], text_columns=text_columns)],
-    )
+    cells = [[_cell(v) for v in row.values()] for row in rows]
+    return fragment(result.summary(), [table(headings, cells, name="Rows", text_columns=text_columns)])
 
 
 def _cell(value: object) -> str:

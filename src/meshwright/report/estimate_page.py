@@ -221,7 +221,10 @@ def _economics(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSourc
     text = "Failures, checkpoints and restarts take their share of the wall time; the rest is training."
     return PageSection(
         title="The whole training",
-        parts=[paragraph(text, marks=marks), table(("", "value", "interval"), rows)],
+        parts=[
+            paragraph(text, marks=marks),
+            table(("", "value", "interval"), rows, name="The whole training"),
+        ],
     )
 
 

@@ -39,6 +39,10 @@ LABEL_GAP = 8
 """Least pixels between the labels of two ticks; a label that comes nearer is not drawn."""
 
 
+ZERO_LABEL = "replace(datum.label, /^0[kMGTmu\u00b5n]$/, '0')"
+"""Label of a tick: d3's prefix of the axis says nothing at zero (0k)."""
+
+
 def family_legend(components_s: Mapping[str, float]) -> list[tuple[str, str]]:
     """(name, colour) of the families that a waterfall shows."""
     present = {family(name) for name in shown_components(components_s)}
@@ -189,7 +193,7 @@ def chart_config() -> dict[str, Any]:
     axis = {
         "labelColor": INK, "titleColor": INK, "gridColor": FAINT, "domainColor": FAINT, "tickColor": FAINT,
         "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "labelLimit": 240,
-        "labelOverlap": "greedy", "labelSeparation": LABEL_GAP, "labelFlush": False,
+        "labelOverlap": "greedy", "labelSeparation": LABEL_GAP, "labelFlush": False, "labelExpr": ZERO_LABEL,
     }  # fmt: skip
     return {
         "background": "transparent", "font": "sans-serif", "axis": axis, "axisY": {"grid": False},

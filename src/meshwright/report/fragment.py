@@ -6,13 +6,12 @@ from collections.abc import Iterable
 from html import escape
 
 from meshwright.report.figures import FAINT, INK
-from meshwright.report.html import paragraph, text_table
-from meshwright.report.text_table import TextTable
+from meshwright.report.html import paragraph
 
 STYLE = f"""
 .meshwright {{ font-family: system-ui, "Segoe UI", sans-serif; max-width: 62rem; line-height: 1.45 }}
 .meshwright h4 {{ margin: .2rem 0 .3rem; font-size: 1.05rem }}
-.meshwright h5 {{ margin: 1rem 0 .2rem; font-size: .9rem }}
+.meshwright caption {{ text-align: left; padding: .6rem 0 .2rem; font-weight: 600 }}
 .meshwright p {{ margin: .2rem 0 .6rem; opacity: .75; font-size: .9rem }}
 .meshwright table {{ border-collapse: collapse; margin: .3rem 0; font-size: .88rem }}
 .meshwright th, .meshwright td {{ padding: .2rem 1rem .2rem 0; text-align: right;
@@ -37,8 +36,3 @@ def fragment(title: str, parts: Iterable[str], *, lead: str = "") -> str:
     return (
         f'<div class="meshwright"><style>{STYLE}</style><h4>{escape(title)}</h4>{below}{"".join(parts)}</div>'
     )
-
-
-def titled_table(shown: TextTable) -> str:
-    """Return a table under its title."""
-    return f"<h5>{escape(shown.title)}</h5>{text_table(shown)}"

@@ -128,9 +128,13 @@ def paragraph(text: str, *, marks: str = "", css_class: str = "") -> str:
 
 
 def table(
-    headings: Sequence[str], rows: Iterable[Sequence[object]], *, text_columns: Collection[str] = ()
+    headings: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    name: str,
+    text_columns: Collection[str] = (),
 ) -> str:
-    """A table: the first column and those named in `text_columns` are aligned left, figures right."""
+    """A table with the caption `name`: the first column and `text_columns` are aligned left, figures right."""
     kinds = [' class="text"' if h in text_columns else "" for h in headings]
     head = "".join(f'<th scope="col"{kind}>{escape(h)}</th>' for kind, h in zip(kinds, headings, strict=True))
     body = "".join(
@@ -139,7 +143,8 @@ def table(
         + "</tr>"
         for row in rows
     )
-    return f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    caption = f"<caption>{escape(name)}</caption>"
+    return f'<div class="table"><table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 SHOWN_ROWS = 200
@@ -209,9 +214,9 @@ def explained_figure(
 
 
 def text_table(shown: TextTable) -> str:
-    """A report's table without its title, for a notebook; the caption is below it."""
+    """A report's table for a notebook. The text of its caption is below it."""
     rows = [["" if c is None else unbroken(str(c)) for c in row] for row in shown.rows]
-    return table(shown.headings, rows, text_columns=shown.text_columns) + _below(shown)
+    return table(shown.headings, rows, name=shown.title, text_columns=shown.text_columns) + _below(shown)
 
 
 def page_table(shown: TextTable) -> str:

@@ -63,8 +63,9 @@ class IngestBenchmark(Result):
         return f"{rate(best)} chunks/s ingested, {len(self.totals.searches)} searches of indexes measured"
 
     def _repr_html_(self) -> str:
-        from meshwright.report.fragment import fragment, titled_table
+        from meshwright.report.fragment import fragment
+        from meshwright.report.html import text_table
         from meshwright.report.ingest import tables
 
         lead = " ".join(f"Note: {note}." for note in self.notes)
-        return fragment("Retrieval ingestion", [titled_table(t) for t in tables(self.records)], lead=lead)
+        return fragment("Retrieval ingestion", [text_table(t) for t in tables(self.records)], lead=lead)

@@ -144,7 +144,9 @@ class ServingCapacity(Result):
         ]
         headings = ("layout", "sessions", "tokens", "weights, GiB/device")
         return fragment(
-            "Serving capacity", [table(headings, rows, text_columns=("layout",))], lead=self.summary()
+            "Serving capacity",
+            [table(headings, rows, name="Layouts", text_columns=("layout",))],
+            lead=self.summary(),
         )
 
 

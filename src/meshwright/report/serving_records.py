@@ -104,9 +104,7 @@ class OfflineMeasurements(Result):
     def summary(self) -> str:
         """Return the model, replicas, and the pair with most output tokens/s."""
         found = [(row["output_tokens_per_s"], row["pair"]) for row in self.to_rows() if row["num_ok"]]
-        line = (
-            f"{self.document['model']}: {self.document['num_replicas']} replicas, {len(found)} pairs measured"
-        )
+        line = f"{self.document['model']}, replicas: {self.document['num_replicas']}, pairs measured: {len(found)}"
         return line if not found else f"{line}; most {rate(max(found)[0])} output tokens/s, {max(found)[1]}"
 
     def _repr_html_(self) -> str:
@@ -118,7 +116,7 @@ class OfflineMeasurements(Result):
             for r in self.to_rows()
         ]
         headings = ("input/output", "replicas", "output tokens/s", "total tokens/s")
-        return fragment("Batch throughput", [table(headings, rows)], lead=self.summary())
+        return fragment("Batch throughput", [table(headings, rows, name="Rates")], lead=self.summary())
 
 
 def read_serving_result(folder: Path) -> ServingMeasurements:

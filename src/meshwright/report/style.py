@@ -19,10 +19,10 @@ STYLE = f"""
 body {{ margin: 0; background: var(--paper); color: var(--ink);
   font: 16px/1.55 "Charter", "Bitstream Charter", "Sitka Text", Cambria, Georgia, serif }}
 main {{ max-width: 108rem; margin: 0 auto; padding: 3rem clamp(1rem, 3vw, 4rem) 4rem }}
-.sections {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 44rem), 1fr)); gap: 0 4rem;
+.sections {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 34rem), 1fr)); gap: 0 4rem;
   align-items: start }}
 section {{ min-width: 0 }}
-.beside {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 40rem), 1fr)); gap: 0 3rem;
+.beside {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 34rem), 1fr)); gap: 0 3rem;
   align-items: start }}
 .beside > * {{ min-width: 0 }}
 section.wide {{ grid-column: 1 / -1 }}
@@ -66,7 +66,7 @@ th button {{ all: unset; cursor: pointer; font: inherit }}
 th button:focus-visible {{ outline: 2px solid var(--accent) }}
 th[aria-sort="ascending"] button::after {{ content: " \\25B2" }}
 th[aria-sort="descending"] button::after {{ content: " \\25BC" }}
-.actions button {{ font: .8rem system-ui, sans-serif; margin-right: .6rem }}
+.actions button, .actions label, .actions input {{ font: .8rem system-ui, sans-serif; margin-right: .6rem }}
 th {{ font-size: .8rem; font-weight: 600; color: var(--soft) }}
 th, td {{ padding: .28rem 1.4rem .28rem 0; text-align: right; vertical-align: top; border-bottom: 1px solid var(--line);
   font-variant-numeric: tabular-nums }}
@@ -88,9 +88,8 @@ footer {{ margin-top: 3rem; color: var(--soft); font-size: .8rem }}
   body {{ font-size: 10pt }} main {{ max-width: none; padding: 0 }}
   .sections {{ display: block }} nav, .actions, .skip {{ display: none }} .table, figure {{ overflow: visible }}
   svg {{ min-width: 0 }} table {{ font-size: 8pt; max-width: 100% }} .wide table {{ font-size: 6.5pt }}
-  th, td, .dense th, .dense td {{ padding-right: .9rem; font-size: .82rem }}
-.dense th {{ font-size: .74rem }}
-.sortable td:not(.text) {{ padding-right: .5rem; white-space: normal; overflow-wrap: anywhere;
+  th, td, .dense th, .dense td {{ padding-right: .5rem; font-size: inherit }}
+  .sortable td:not(.text) {{ padding-right: .5rem; white-space: normal; overflow-wrap: anywhere;
     min-width: 1.8em }}
   th {{ font-size: inherit }} th button {{ overflow-wrap: anywhere }}
   figure, .explained, .tiles, pre, tr {{ break-inside: avoid }} h2, h3 {{ break-after: avoid }}

@@ -149,7 +149,7 @@ def _quantities(done: TrainingRun, notes: Endnotes) -> list[PageSection]:
             parts=[
                 paragraph(text, marks=marks),
                 figure(ratio_svg(rows), legend=ratio_legend(rows)),
-                table(headings, cells),
+                table(headings, cells, name="Predicted and measured"),
             ],
         )
     ]
@@ -245,7 +245,7 @@ def _ranks(ranks: Mapping[str, Any]) -> str:
     if num_hidden > 0:  # the slowest ones are those to look at
         rows = sorted(rows, key=lambda row: -(ranks["step_s"][row[0]] or 0))[:MAX_RANKS]
         text += f"The {MAX_RANKS} slowest of {num_hidden + MAX_RANKS}:"
-    return paragraph(text) + table(("process", "step, median", "peak memory"), rows)
+    return paragraph(text) + table(("process", "step, median", "peak memory"), rows, name="Processes")
 
 
 def _time(done: TrainingRun, notes: Endnotes) -> list[PageSection]:
@@ -289,7 +289,12 @@ def _profile(profile: Mapping[str, Any], notes: Endnotes) -> PageSection:
     parts = [
         paragraph(text, marks=mark),
         figure(shares_svg(shares, title="Share of a step by kind of kernel", labels=times)),
-        table(("largest", "kind", "calls a step", "own time a step"), kernels, text_columns=("kind",)),
+        table(
+            ("kernel", "kind", "calls a step", "own time a step"),
+            kernels,
+            name="Largest kernels",
+            text_columns=("kind",),
+        ),
     ]
     if profile["unknown"]:
         names = ", ".join(k["name"] for k in profile["unknown"])
@@ -348,7 +353,7 @@ def _events(done: TrainingRun) -> list[PageSection]:
     return [
         PageSection(
             title="Events",
-            parts=[table(headings, rows, text_columns=("seen", "done"))],
+            parts=[table(headings, rows, name="Events", text_columns=("seen", "done"))],
         )
     ]
 
@@ -383,7 +388,8 @@ def _kernels(done: TrainingRun) -> list[PageSection]:
     text_columns = ("operation", "route", "why", "architecture", "ranks", "preferred, and refused")
     return [
         PageSection(
-            title="Routes of training kernels", parts=[table(headings, rows, text_columns=text_columns)]
+            title="Routes of training kernels",
+            parts=[table(headings, rows, name="Routes of training kernels", text_columns=text_columns)],
         )
     ]
 
@@ -407,7 +413,7 @@ def _conditions(done: TrainingRun) -> PageSection:
     return PageSection(
         title="How it was run",
         parts=[
-            table(("what", "value"), rows, text_columns=("value",)),
+            table(("what", "value"), rows, name="Conditions", text_columns=("value",)),
             f"<pre>{escape(done.text.strip())}</pre>",
         ],
     )

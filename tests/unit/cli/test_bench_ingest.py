@@ -109,7 +109,7 @@ def test_records_are_read_back_compared_and_reported(outcome, tmp_path):
     means = {m.metric: m.value for m in compared.means}
     assert means == pytest.approx(dict.fromkeys(means, 1.0))
     assert {"ingestion rate", "recall", "search latency", "time to searchable"} <= means.keys()
-    assert mw.report_records(str(outcome.folder)).summary() == "1 ingestion"
+    assert mw.report_records(str(outcome.folder)).summary() == "ingestion: 1"
 
 
 def test_totals_are_those_of_the_rows(outcome):

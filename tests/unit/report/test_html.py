@@ -100,9 +100,9 @@ def test_notes_are_numbered_as_they_come_and_once():
 
 
 def test_text_is_escaped():
-    parts = [table(("<h>",), [("<td>",)]), tiles([("<v>", "&", "")])]
+    parts = [table(("<h>",), [("<td>",)], name="<c>"), tiles([("<v>", "&", "")])]
     text = document(title="<t>", lead="", sections=[PageSection(title="<s>", parts=parts)], footer="<f>")
-    for word in ("h", "td", "v", "t", "s", "f"):
+    for word in ("h", "td", "c", "v", "t", "s", "f"):
         assert f"&lt;{word}&gt;" in text
 
 

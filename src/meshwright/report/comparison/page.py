@@ -17,7 +17,7 @@ from meshwright.report.comparison.tables import (
     title,
 )
 from meshwright.report.figures import svg
-from meshwright.report.fragment import fragment, titled_table
+from meshwright.report.fragment import fragment
 from meshwright.report.html import (
     PageSection,
     document,
@@ -25,6 +25,7 @@ from meshwright.report.html import (
     linked,
     paragraph,
     sortable_table,
+    text_table,
     tiles,
 )
 from meshwright.report.text_table import TextTable
@@ -42,7 +43,7 @@ def comparison_page(found: SideComparison, *, command: str = "") -> str:
 
 def comparison_fragment(found: SideComparison) -> str:
     """The comparison for a notebook: tables without a script."""
-    return fragment(title(found), [titled_table(t) for t in (means_table(found), differing_table(found))])
+    return fragment(title(found), [text_table(t) for t in (means_table(found), differing_table(found))])
 
 
 def figures_of(found: SideComparison) -> Iterator[tuple[str, Any]]:

@@ -325,7 +325,7 @@ def _offline_side(path: Path, *, name: str) -> Side:
             conditions={
                 "model": document["model"], "tokens of a request": lengths,
                 "load": f"{document['num_requests']} requests at once", "engine": str(document.get("server") or ""),
-                "parallelism": f"{document['num_replicas']} replicas", "software date": document["started"][:7],
+                "parallelism": f"replicas: {document['num_replicas']}", "software date": document["started"][:7],
             },
         )  # fmt: skip
         rate = (extrapolated or pair["point"])["output_tokens_per_s"]

@@ -101,6 +101,7 @@ def gap_tables(found: SideComparison) -> Iterator[TextTable]:
     """The split of each gap."""
     for gap in found.gaps:
         notes = "; ".join(dict.fromkeys(n for n in (gap.before.note, gap.after.note) if n))
+        notes = notes[:1].upper() + notes[1:]
         yield TextTable(
             title=f"Microseconds of a device per token: {gap.workload}",
             headings=("part", gap.baseline, gap.other, "difference", "of the gap"),

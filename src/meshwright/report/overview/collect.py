@@ -118,13 +118,14 @@ class RecordReport(Result):
     def summary(self) -> str:
         """Return the number of entries of each kind."""
         counts = Counter(e.side.kind for e in self.entries)
-        return ", ".join(f"{n:,} {kind}" for kind, n in counts.items())
+        return ", ".join(f"{kind}: {n:,}" for kind, n in counts.items())
 
     def _repr_html_(self) -> str:
-        from meshwright.report.fragment import fragment, titled_table
+        from meshwright.report.fragment import fragment
+        from meshwright.report.html import text_table
         from meshwright.report.overview.tables import entries_table
 
-        return fragment(self.summary(), [titled_table(entries_table(self))])
+        return fragment(self.summary(), [text_table(entries_table(self))])
 
 
 def collect(

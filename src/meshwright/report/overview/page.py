@@ -370,7 +370,9 @@ def _predicted(found: RecordReport) -> ReportSection | None:
         title="Predicted over measured tokens/s/device", data=data, chart=draw.predicted_chart(rows),
         legend=(("measured inside the 80 % interval", draw.GREEN), ("outside", draw.RED), ("within 20 %", "#dfe2e6")),
     )  # fmt: skip
-    text = f"{inside:,} of {len(rows):,} lie in the 80 % interval of what was predicted before the run."
+    text = (
+        f"Measured inside the 80 % interval that was predicted before the run: {inside:,} of {len(rows):,}."
+    )
     if len(rows) > draw.MOST_POINTS:
         text += f" Of them {draw.MOST_POINTS} are drawn: the {draw.MOST_POINTS // 2} worst, and others evenly by error."
     return ReportSection(title="Predicted and measured", text=text, figures=(figure,))
@@ -506,7 +508,7 @@ def _lead(found: RecordReport) -> str:
             (
                 f"{median(errors):.0%}",
                 "median error of the prediction",
-                f"{len(ratios):,} trainings",
+                f"trainings: {len(ratios):,}",
             )
         )
     left = "".join(paragraph(f"Not read: {text}.", css_class="caution") for text in found.unreadable[:20])

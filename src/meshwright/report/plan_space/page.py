@@ -186,7 +186,7 @@ def _table(scored: ScoredPlans) -> str:
         )
         for p in scored.plans[:STATIC_ROWS]
     ]  # fmt: skip
-    return f'<div id="list">{table(HEADINGS, rows, text_columns=("bound by",))}</div>'
+    return f'<div id="list">{table(HEADINGS, rows, name="Scored plans", text_columns=("bound by",))}</div>'
 
 
 def _notes(scored: ScoredPlans) -> list[str]:

@@ -140,10 +140,11 @@ class SourceReport(Result):
         return f"{len(self.rows)} claims: {listed}; {len(self.slips)} slips"
 
     def _repr_html_(self) -> str:
-        from meshwright.report.fragment import fragment, titled_table
+        from meshwright.report.fragment import fragment
+        from meshwright.report.html import text_table
         from meshwright.report.sources.tables import claims_table
 
-        return fragment(self.summary(), [titled_table(claims_table(self.rows, title="Claims"))])
+        return fragment(self.summary(), [text_table(claims_table(self.rows, title="Claims"))])
 
 
 def source_report(*, advance: Advance = ignore) -> SourceReport:

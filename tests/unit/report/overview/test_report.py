@@ -34,7 +34,7 @@ def test_every_record_below_a_folder_is_an_entry(found):
     assert [(e.name, e.side.kind) for e in found.entries] == [
         ("on-16", "training"), ("on-8", "training"), ("server", "serving"),
     ]  # fmt: skip
-    assert found.summary() == "2 training, 1 serving"
+    assert found.summary() == "training: 2, serving: 1"
     rows = found.to_rows()
     assert {r["metric"] for r in rows} >= {
         "throughput",
@@ -55,6 +55,45 @@ def test_a_damaged_record_is_refused_with_file_and_field_where_it_is_named(folde
     assert len(several.entries) == 1
     assert "bad/record.json: statistics.steps" in several.unreadable[0]
     assert "bad/record.json" in record_page(several)
+
+
+def test_what_stands_in_place_of_a_record_is_named_and_links_are_followed_once(tmp_path):
+    records = tmp_path / "records"
+    write_training(records / "good")
+    write_training(tmp_path / "elsewhere")
+    (records / "folder" / "record.json").mkdir(parents=True)
+    (records / "broken").mkdir()
+    (records / "broken" / "record.json").symlink_to(tmp_path / "nowhere")
+    (records / "lost").symlink_to(tmp_path / "nowhere")
+    (records / "linked").symlink_to(tmp_path / "elsewhere")
+    (records / "again").symlink_to(tmp_path / "elsewhere")
+    (records / "circle").symlink_to(records)
+    (records / "good" / "latest").symlink_to(tmp_path / "nowhere")  # inside of a record: not a record's place
+    found = collect([str(records)])
+    assert [e.name for e in found.entries] == ["again", "good"]
+    assert len(found.unreadable) == 3
+    for name in ("folder", "broken", "lost"):
+        assert sum(f"records/{name}" in text for text in found.unreadable) == 1
+    with pytest.raises(InputError, match=r"record\.json"):
+        collect([str(records / "folder")])
+
+
+def test_a_set_of_logs_without_a_score_and_a_damaged_log_say_why(tmp_path):
+    folder = tmp_path / "v5.1"
+    folder.mkdir()
+    line = (
+        ':::MLLOG {"time_ms": 1760000000000, "event_type": "POINT_IN_TIME", "key": "submission_benchmark", '
+    )
+    line += '"value": "llama2_70b_lora", "metadata": {}}\n'
+    (folder / "result_0.txt").write_text(line)
+    with pytest.raises(InputError, match=r"no score: .*1 runs? of"):
+        collect([str(folder)])
+    (folder / "result_0.txt").write_text(line + ":::MLLOG {broken\n")
+    with pytest.raises(InputError, match=r"result_0\.txt:2: "):
+        collect([str(folder)])
+    (folder / "result_1.txt").mkdir()
+    with pytest.raises(InputError, match=r"result_1\.txt"):
+        collect([str(folder)])
 
 
 def test_the_error_of_an_even_number_of_trainings_is_between_the_two_middle_ones(tmp_path):
