@@ -84,7 +84,8 @@ def _print_plans(ranking: PlanRanking) -> None:
     _print_rows(ranking, (_row(i, done) for i, done in enumerate(ranking, start=1)))
     if said := note_on_savings(ranking.best.plan):
         print_line(f"The best plan saves memory: {said}.")
-    if said := note_on_loss(ranking.best.plan):
+    said = note_on_loss(ranking.best.plan)
+    if said and "loss_chunk" not in ranking.request.fixed:
         print_line(f"The best plan uses memory that is left: {said}.")
     _print_counts(ranking.search)
 

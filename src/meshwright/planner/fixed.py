@@ -94,8 +94,9 @@ def _value(name: str, text: str) -> Any:
         if text.lower() not in WEIGHT_CACHES:
             raise InputError(name, got=text, allowed=", ".join(WEIGHT_CACHES))
         return text.lower()
-    if name == "loss_chunk" and text.lower() in ("auto", ALL_TOKENS):
-        return None if text.lower() == "auto" else ALL_TOKENS
+    if name == "loss_chunk":
+        words = {"auto": None, ALL_TOKENS: ALL_TOKENS}
+        return words[text.lower()] if text.lower() in words else _count(name, text, also=words)
     return _count(name, text)
 
 
@@ -132,11 +133,11 @@ def _choice(name: str, text: str, kind: type[Enum]) -> Enum:
     return members[text.lower()]
 
 
-def _count(name: str, text: str) -> int:
+def _count(name: str, text: str, *, also: Iterable[str] = ()) -> int:
     try:
         count = parse_count(text)
     except ValueError:
         count = 0
     if not 0 < count < 10**9:
-        raise InputError(name, got=text, allowed="a whole number, 1 or more")
+        raise InputError(name, got=text, allowed=", ".join((*also, "a whole number, 1 or more")))
     return count

@@ -193,8 +193,9 @@ def test_words(word, value):
 
 @pytest.mark.parametrize("word", ["", "none", "0", "-3", "1.5"])
 def test_other_words_are_refused(word):
-    with pytest.raises(InputError, match="loss_chunk"):
+    with pytest.raises(InputError, match="loss_chunk") as caught:
         fixed_fields([f"loss_chunk={word}"])
+    assert "auto, all, a whole number" in str(caught.value)
 
 
 def test_why_not():
