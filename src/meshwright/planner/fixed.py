@@ -95,8 +95,8 @@ def _value(name: str, text: str) -> Any:
             raise InputError(name, got=text, allowed=", ".join(WEIGHT_CACHES))
         return text.lower()
     if name == "loss_chunk":
-        words = {"auto": None, ALL_TOKENS: ALL_TOKENS}
-        return words[text.lower()] if text.lower() in words else _count(name, text, also=words)
+        named = {"auto": None, ALL_TOKENS: ALL_TOKENS}
+        return named[text.lower()] if text.lower() in named else _count(name, text, others=named)
     return _count(name, text)
 
 
@@ -133,11 +133,11 @@ def _choice(name: str, text: str, kind: type[Enum]) -> Enum:
     return members[text.lower()]
 
 
-def _count(name: str, text: str, *, also: Iterable[str] = ()) -> int:
+def _count(name: str, text: str, *, others: Iterable[str] = ()) -> int:
     try:
         count = parse_count(text)
     except ValueError:
         count = 0
     if not 0 < count < 10**9:
-        raise InputError(name, got=text, allowed=", ".join((*also, "a whole number, 1 or more")))
+        raise InputError(name, got=text, allowed=", ".join((*others, "a whole number, 1 or more")))
     return count
