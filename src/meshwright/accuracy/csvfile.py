@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ MAX_COUNT = 10**7
 into 64 bits."""
 MAX_TOKENS = 10**12
 """Largest count of tokens."""
+MAX_FAULTS = 20
+"""Faults of one file that a message lists."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,18 @@ class CsvRow:
 
 
 def read_table(
-    path: str | Path, *, required: tuple[str, ...], shipped: str = "the shipped measured runs"
+    path: str | Path,
+    *,
+    required: tuple[str, ...],
+    numbers: Sequence[str] = (),
+    counts: Mapping[str, int] | None = None,
+    shipped: str = "the shipped measured runs",
 ) -> list[CsvRow]:
     """All rows of a CSV file (UTF-8, comma separated, one header line) in the columns of the file `shipped`.
 
-    Raises InputError when the file cannot be read, is empty, lacks a required column, names a column twice or
-    has a row that is longer or shorter than its header. Further columns are fine.
+    Raises InputError when the file cannot be read, is empty, lacks a required column, names a column twice, has a
+    row that is longer or shorter than its header, or a cell of the columns `numbers` or `counts` (with their largest
+    value) that is none: all faults of the cells at once. Further columns are fine.
     """
     name = str(path)
     reader = csv.reader(io.StringIO(_text(Path(path)), newline=""), strict=True)
@@ -81,9 +89,31 @@ def read_table(
             raise InputError(f"{name} is empty", allowed="a CSV file with a header line")
         header = [column.strip() for column in header]
         _check_header(name, header, required, shipped)
-        return list(_rows(name, header, reader))
+        rows, faults = _rows(name, header, reader)
     except csv.Error as error:
         raise InputError(f"{name}:{reader.line_num}: not a CSV line ({error})") from None
+    for row in rows:
+        faults += _cell_faults(row, numbers, counts or {})
+    if faults:
+        raise faults[0] if len(faults) == 1 else _all_of(name, faults)
+    return rows
+
+
+def _cell_faults(row: CsvRow, numbers: Sequence[str], counts: Mapping[str, int]) -> list[InputError]:
+    found = []
+    for column in (*numbers, *counts):
+        try:
+            row.count(column, limit=counts[column]) if column in counts else row.number(column)
+        except InputError as fault:
+            found.append(fault)
+    return found
+
+
+def _all_of(name: str, faults: Sequence[InputError]) -> InputError:
+    lines = [str(fault).replace("\n", "; ") for fault in faults[:MAX_FAULTS]]
+    if len(faults) > MAX_FAULTS:
+        lines.append(f"and {len(faults) - MAX_FAULTS} more")
+    return InputError("\n  ".join([f"{name} has {len(faults)} faults:", *lines]))
 
 
 def _text(path: Path) -> str:
@@ -96,24 +126,35 @@ def _text(path: Path) -> str:
 
 
 def _check_header(name: str, header: list[str], required: tuple[str, ...], shipped: str) -> None:
-    missing = [column for column in required if column not in header]
-    if missing:
-        raise InputError(
-            f"{name}: missing column{'s' if len(missing) > 1 else ''} {', '.join(missing)}",
-            hint=f"the file needs the columns of {shipped}; further columns are fine",
-        )
-    twice = sorted({column for column in header if column and header.count(column) > 1})
-    if twice:
-        raise InputError(f"{name}: column named twice: {', '.join(twice)}")
+    faults = []
+    if missing := [column for column in required if column not in header]:
+        faults.append(f"missing column{'s' if len(missing) > 1 else ''} {', '.join(missing)}")
+    if twice := sorted({column for column in header if column and header.count(column) > 1}):
+        faults.append(f"column named twice: {', '.join(twice)}")
+    if faults:
+        hint = f"the file needs the columns of {shipped}; further columns are fine" if missing else None
+        raise InputError(f"{name}: {'; '.join(faults)}", hint=hint)
 
 
-def _rows(name: str, header: list[str], reader: Any) -> Iterator[CsvRow]:  # csv has no public reader type
+def _rows(
+    name: str,
+    header: list[str],
+    reader: Any,  # csv has no public reader type
+) -> tuple[list[CsvRow], list[InputError]]:
+    rows: list[CsvRow] = []
+    faults: list[InputError] = []
     for cells in reader:
         if not any(cell.strip() for cell in cells):
             continue
-        if len(cells) != len(header):
-            raise InputError(
-                f"{name}:{reader.line_num}: row has {len(cells)} cells, the header has {len(header)}",
-                hint="quote cells that hold commas",
+        if len(cells) == len(header):
+            rows.append(
+                CsvRow(name, reader.line_num, {c: v.strip() for c, v in zip(header, cells, strict=True)})
             )
-        yield CsvRow(name, reader.line_num, {c: v.strip() for c, v in zip(header, cells, strict=True)})
+            continue
+        fault = InputError(
+            f"{name}:{reader.line_num}: row has {len(cells)} {'cell' if len(cells) == 1 else 'cells'}, the header has "
+            f"{len(header)}",
+            hint="quote cells that hold commas",
+        )
+        faults.append(fault)
+    return rows, faults

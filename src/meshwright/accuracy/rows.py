@@ -13,7 +13,7 @@ from pathlib import Path
 
 from meshwright import catalog
 from meshwright.accuracy.conditions import RunConditions
-from meshwright.accuracy.csvfile import CsvRow, read_table
+from meshwright.accuracy.csvfile import MAX_COUNT, MAX_TOKENS, CsvRow, read_table
 from meshwright.accuracy.duplicates import DUPLICATE_NOTE, with_duplicates_layout
 from meshwright.accuracy.feasible import with_what_fits
 from meshwright.accuracy.flop_rates import least_flops_per_token, rate_of_flops
@@ -44,6 +44,17 @@ MEASURED_COLUMNS = ("id", *_CONDITIONS, "tok_s_gpu_best", "metric_kind", "qualit
 """Columns that a file of measured runs must have."""
 FAILED_COLUMNS = (*_CONDITIONS, "metric_kind")
 """Columns that a file of failed configurations must have."""
+_NUMBERS = (
+    "tok_s_gpu_best", "step_time_s", "mem_gb_per_gpu", "params_b", "tflops_per_gpu", "mfu_pct", "hfu_pct",
+    "mfu_peak_tflops", "gemm_tflops",
+)  # fmt: skip
+_COUNTS = dict.fromkeys(
+    (
+        "num_gpus", "gpus_per_node", "seq_len", "mbs", "gbs", "grad_accum", "tp", "pp", "cp", "dp", "ep", "etp", "vpp",
+        "layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "experts", "topk",
+    ),
+    MAX_COUNT,
+) | {"gbs_tokens": MAX_TOKENS}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +138,7 @@ def read_runs(path: str | Path) -> list[PublishedRun]:
 
     Raises InputError for a file that cannot be read or lacks columns, and for a cell that is not a number.
     """
-    rows = [read_row(row) for row in with_duplicates_layout(read_table(path, required=MEASURED_COLUMNS))]
+    rows = [read_row(row) for row in with_duplicates_layout(_table(path, MEASURED_COLUMNS))]
     fitting = with_what_fits([(run.conditions, run.assumed) for run in rows])
     return [replace(run, conditions=c, assumed=notes) for run, (c, notes) in zip(rows, fitting, strict=True)]
 
@@ -138,12 +149,16 @@ def read_failed(path: str | Path) -> list[PublishedRun]:
     Only those that ran out of memory have no reason. Raises InputError as `read_runs` does.
     """
     runs = []
-    for row in read_table(path, required=FAILED_COLUMNS):
+    for row in _table(path, FAILED_COLUMNS):
         run = read_row(row, failed=True)
         if run.reason is None and "oom" not in run.metric_kind:
             run = replace(run, reason=Reason.NOT_MEMORY, reason_detail=run.metric_kind)
         runs.append(run)
     return runs
+
+
+def _table(path: str | Path, required: tuple[str, ...]) -> list[CsvRow]:
+    return read_table(path, required=required, numbers=_NUMBERS, counts=_COUNTS)
 
 
 def read_row(row: CsvRow, *, failed: bool = False) -> PublishedRun:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright import catalog
-from meshwright.accuracy.csvfile import CsvRow, read_table
+from meshwright.accuracy.csvfile import MAX_COUNT, CsvRow, read_table
 from meshwright.errors import InfeasibleError, InputError, UnknownNameError
 from meshwright.inference.capacity import shipped_reserve
 from meshwright.inference.formats import cache_format, computed_in, weight_format
@@ -97,7 +97,14 @@ def shipped_points_path() -> Path:
 def read_points(path: str | Path) -> list[PublishedPoint]:
     """All points of a file. Raises InputError for a file that is no such table, with the line."""
     return [
-        _point(row) for row in read_table(path, required=COLUMNS, shipped="the shipped points of inference")
+        _point(row)
+        for row in read_table(
+            path,
+            required=COLUMNS,
+            numbers=("value",),
+            counts={"gpus": MAX_COUNT},
+            shipped="the shipped points of inference",
+        )
     ]
 
 

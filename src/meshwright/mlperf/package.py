@@ -177,10 +177,11 @@ def _check_inputs(
     ]
     if len({score.benchmark.official for score in scores}) > 1:
         problems.append("benchmarks of MLPerf and others do not go into one submission")
-    for score in scores:
-        problems += [
-            f"{score.folder}: {p}" for p in score.problems if p.endswith(f"runs of {score.benchmark.runs}")
-        ]
+    problems += [
+        f"{score.folder}: {len(score.runs)} of {score.benchmark.runs} runs"
+        for score in scores
+        if len(score.runs) < score.benchmark.runs
+    ]
     if problems:
         raise InputError("the submission cannot be built:\n  " + "\n  ".join(problems))
 

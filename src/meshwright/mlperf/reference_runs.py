@@ -95,7 +95,7 @@ def _point(
     if len(batches) != 1 or None in batches:
         problems.append(f"{folder}: the runs have no common global batch size")
     if len(runs) < 2 * rules.runs:
-        problems.append(f"{folder}: {len(runs)} runs, a point needs {2 * rules.runs}")
+        problems.append(f"{folder}: {len(runs)} of the {2 * rules.runs} runs of a point")
     varied = [k for k in rules.hyperparameters if len({repr(log.value(k)) for log in logs}) > 1]
     problems += [f"{folder}: {key} differs between the runs" for key in varied]
     counts = [run.samples for run in runs if run.samples is not None]

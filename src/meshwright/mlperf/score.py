@@ -121,7 +121,7 @@ def score_logs(logs: Sequence[RunLog], rules: Benchmark, *, folder: Path, round_
     if len(batches - {None}) > 1:
         problems.append(f"batch sizes differ: {', '.join(map(str, sorted(b for b in batches if b)))}")
     if len(runs) < rules.runs:
-        problems.append(f"{len(runs)} runs of {rules.runs}")
+        problems.append(f"{len(runs)} of {rules.runs} runs")
     batch = batches.pop() if len(batches) == 1 else None
     if len(runs) > rules.runs:
         chosen, windows = median_window(runs, rules, batch)

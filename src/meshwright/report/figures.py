@@ -34,6 +34,8 @@ MEMORY_COLORS = {
 WIDTH = 560
 NARROW_WIDTH, NARROW_HEIGHT, NARROW_LABELS = 205, 280, 105
 """Pixels of the plot and of the labels of its axis on a phone."""
+NARROW_TITLE = 34
+"""Characters in a line of an axis's title on a phone: about the width of the plot."""
 
 LABEL_GAP = 8
 """Least pixels between the labels of two ticks; a label that comes nearer is not drawn."""
@@ -83,7 +85,7 @@ def _narrowed(spec: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(spec.get("height"), int | float):
         shape["height"] = min(spec["height"], NARROW_HEIGHT)
     config = dict(spec.get("config", {}))
-    config["axis"] = {**config.get("axis", {}), "labelLimit": NARROW_LABELS, "titleLimit": NARROW_WIDTH}
+    config["axis"] = {**config.get("axis", {}), "labelLimit": NARROW_LABELS}
     config["padding"] = {
         "left": 12,
         "right": 26,
@@ -91,18 +93,23 @@ def _narrowed(spec: Mapping[str, Any]) -> dict[str, Any]:
         "bottom": 4,
     }  # fonts of browsers are wider than measured
     config["text"] = {"fontSize": 11}
-    return {**_without_label_limits(spec), **shape, "config": config}
+    return {**_narrow_texts(spec), **shape, "config": config}
 
 
-def _without_label_limits(part: Any) -> Any:
-    """The same specification; axes have the limit of the configuration."""
-    if isinstance(part, Mapping):
-        return {
-            k: _without_label_limits(v)
-            for k, v in part.items()
-            if k not in ("labelLimit", "data", "datasets")
-        } | {k: part[k] for k in ("data", "datasets") if k in part}
-    return [_without_label_limits(v) for v in part] if isinstance(part, list) else part
+def _narrow_texts(part: Any) -> Any:
+    """The same specification: axis labels have the limit of the configuration, titles break, texts have less room."""
+    from textwrap import wrap
+
+    if isinstance(part, list):
+        return [_narrow_texts(v) for v in part]
+    if not isinstance(part, Mapping):
+        return part
+    found = {k: _narrow_texts(v) for k, v in part.items() if k not in ("labelLimit", "data", "datasets")}
+    if isinstance(title := found.get("title"), str):
+        found["title"] = wrap(title, NARROW_TITLE) or title
+    if found.get("type") == "text" and "limit" in found:
+        found["limit"] *= NARROW_WIDTH / WIDTH
+    return found | {k: part[k] for k in ("data", "datasets") if k in part}
 
 
 def waterfall_svg(components_s: Mapping[str, float]) -> str:

@@ -89,9 +89,9 @@ footer {{ margin-top: 3rem; color: var(--soft); font-size: .8rem }}
   .sections {{ display: block }} nav, .actions, .skip {{ display: none }} .table, figure {{ overflow: visible }}
   svg {{ min-width: 0 }} table {{ font-size: 8pt; max-width: 100% }} .wide table {{ font-size: 6.5pt }}
   th, td, .dense th, .dense td {{ padding-right: .5rem; font-size: inherit }}
-  .sortable td:not(.text) {{ padding-right: .5rem; white-space: normal; overflow-wrap: anywhere;
-    min-width: 1.8em }}
-  th {{ font-size: inherit }} th button {{ overflow-wrap: anywhere }}
+  .sortable td:not(.text) {{ padding-right: .5rem; white-space: normal }}
+  .sortable td:first-child {{ overflow-wrap: anywhere; min-width: 5em }}
+  th {{ font-size: inherit }} details:not([open]) {{ display: none }}
   figure, .explained, .tiles, pre, tr {{ break-inside: avoid }} h2, h3 {{ break-after: avoid }}
 }}
 """

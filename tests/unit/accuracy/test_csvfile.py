@@ -26,6 +26,7 @@ def test_reads_cells_by_column_with_their_line(tmp_path: Path) -> None:
         (b"\n", "is empty"),
         (b"id\nx\n", "missing columns n, m"),
         (b"id,n,m,n\nx,1,2,3\n", "column named twice: n"),
+        (b"id,n,n\nx,1,2\n", "missing column m; column named twice: n"),
         (b"id,n,m\nx,1\n", r"some\.csv:2: row has 2 cells, the header has 3"),
         (b"id,n,m\nx,1,2\ny,1,2,3\n", r"some\.csv:3: row has 4 cells"),
         (b'id,n,m\nx,"1,2\n', "not a CSV line"),
@@ -65,3 +66,21 @@ def test_a_count_that_would_overflow_is_out_of_range(tmp_path: Path) -> None:
     ):
         row.count("n")
     assert row.count("n", limit=10**9) == 10**8
+
+
+def test_all_faults_of_the_cells_are_told_at_once_with_line_and_column(tmp_path: Path) -> None:
+    content = b"\xef\xbb\xbfid,n,m\r\nx,nan,2\r\ny,1\r\nz,3,2.5\r\nw,3,1e9\r\n"
+    with pytest.raises(InputError) as caught:
+        read_table(write(tmp_path, content), required=("id",), numbers=("n",), counts={"m": 100})
+    assert [line.partition("some.csv")[2].partition(",")[0] for line in str(caught.value).splitlines()] == [
+        " has 4 faults:",
+        ":3: row has 2 cells",
+        ":2: n is not a number: got 'nan'",
+        ":4: m is not a whole number: got '2.5'",
+        ":5: m is out of range: got '1e9'",
+    ]
+
+
+def test_a_long_list_of_faults_ends_with_their_number(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"has 30 faults:(.|\n)*and 10 more$"):
+        read_table(write(tmp_path, b"n\n" + b"-1\n" * 30), required=(), numbers=("n",))

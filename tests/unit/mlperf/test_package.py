@@ -152,7 +152,7 @@ def test_all_problems_of_the_inputs_at_once(lora_set: Callable[..., Path], input
         "two words.py",
         ".hidden",
         "'../Org'",
-        "3 runs of 10",
+        "3 of 10 runs",
     ):
         assert part in str(caught.value)
     assert not inputs["out"].exists()
@@ -208,7 +208,7 @@ def test_runs_that_make_no_point(lora_set: Callable[..., Path]) -> None:
     log.write(folder / "result_2.txt")
     with pytest.raises(InputError) as caught:
         reference_document([folder], description=REFERENCE, round="5.1")
-    for part in ("11 runs, a point needs 20", "aborted", "opt_base_learning_rate differs"):
+    for part in ("11 of the 20 runs of a point", "aborted", "opt_base_learning_rate differs"):
         assert part in str(caught.value)
 
 

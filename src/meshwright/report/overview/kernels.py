@@ -64,7 +64,7 @@ def roofline_chart(calls: Sequence[tuple[str, CallRates]]) -> Any:
 
     longest = _longest(calls)
     rows = [_bar(name, c, longest) for name, c in calls[:MOST_CALLS]]
-    scale = alt.Scale(domain=[0, longest * 1.3], nice=False)
+    scale = alt.Scale(domain=[0, longest * 1.05], nice=False)
     axis = alt.Axis(labelLimit=260)
     base = alt.Chart(alt.Data(values=rows)).encode(
         y=alt.Y("call:N", sort=[r["call"] for r in rows], title=None, axis=axis),
@@ -73,9 +73,10 @@ def roofline_chart(calls: Sequence[tuple[str, CallRates]]) -> Any:
         ),
     )
     color = alt.condition("datum.cut", alt.value(OUTLIER_COLOR), alt.value(BLUE))
-    bars = base.mark_bar(opacity=0.8, height={"band": 0.65}).encode(color=color)
+    bars = base.mark_bar(opacity=0.5, height={"band": 0.65}).encode(color=color)
     whole = alt.Chart(alt.Data(values=[{"x": 1.0}])).mark_rule(color=ORANGE, strokeDash=[4, 3])
-    texts = base.mark_text(align="left", dx=5, fontSize=11, color=INK).encode(text="text:N")
+    # From the axis on, over the bars: there a text has the width of the whole plot, on a phone too.
+    texts = base.mark_text(align="left", fontSize=11, color=INK).encode(x=alt.value(5), text="text:N")
     rule = whole.encode(x=alt.X("x:Q", scale=scale))
     return alt.layer(bars, rule, texts).properties(width=WIDTH - 100, height={"step": 22})
 

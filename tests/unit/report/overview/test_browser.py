@@ -86,7 +86,16 @@ def test_pages_fit_their_window(browser, pages, name, width, dark, paper):
     if width == 1920:
         used = page.evaluate("document.querySelector('main').getBoundingClientRect().width")
         assert used > 0.8 * width
+    cut = "[...document.querySelectorAll('figure svg text')].filter(t => t.textContent.endsWith('\u2026')"
+    assert page.evaluate(cut + " && t.closest('.role-axis-title')).map(t => t.textContent)") == []
     if paper:
+        # Values stand in one line each; only names and sentences break.
+        assert page.evaluate(
+            "[...document.querySelectorAll('.sortable td:not(.text):not(:first-child)')].filter(cell => {"
+            " const range = document.createRange(); range.selectNodeContents(cell);"
+            " const lines = new Set([...range.getClientRects()].map(r => Math.round(r.top)));"
+            " return lines.size > cell.textContent.split(/[\\s-]+/).length }).map(c => c.textContent)"
+        ) == []  # fmt: skip
         assert page.pdf().startswith(b"%PDF")
 
 
