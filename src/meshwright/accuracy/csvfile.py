@@ -77,7 +77,7 @@ def read_table(
 ) -> list[CsvRow]:
     """All rows of a CSV file (UTF-8, comma separated, one header line) in the columns of the file `shipped`.
 
-    Raises InputError when the file cannot be read, has no rows, lacks a required column, names a column twice, has a
+    Raises InputError when the file cannot be read, is empty, lacks a required column, names a column twice, has a
     row that is longer or shorter than its header, or a cell of the columns `numbers` or `counts` (with their largest
     value) that is none: all faults of the cells at once. Further columns are fine.
     """
@@ -90,8 +90,6 @@ def read_table(
         header = [column.strip() for column in header]
         _check_header(name, header, required, shipped)
         rows, faults = _rows(name, header, reader)
-        if not rows and not faults:
-            raise InputError(f"{name} has a header and no rows")
     except csv.Error as error:
         raise InputError(f"{name}:{reader.line_num}: not a CSV line ({error})") from None
     for row in rows:

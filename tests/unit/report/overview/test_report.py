@@ -86,7 +86,7 @@ def test_a_set_of_logs_without_a_score_and_a_damaged_log_say_why(tmp_path):
     )
     line += '"value": "llama2_70b_lora", "metadata": {}}\n'
     (folder / "result_0.txt").write_text(line)
-    with pytest.raises(InputError, match=r"no score: .*1 runs? of"):
+    with pytest.raises(InputError, match=r"no score: .*1 of 10 runs;"):
         collect([str(folder)])
     (folder / "result_0.txt").write_text(line + ":::MLLOG {broken\n")
     with pytest.raises(InputError, match=r"result_0\.txt:2: "):
