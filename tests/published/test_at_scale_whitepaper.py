@@ -92,10 +92,10 @@ def test_22_8_days_imply_a_plausible_token_budget(figure_2):
     assert 7e12 < figure_2.study.num_tokens < 45e12
 
 
-def test_days_at_100_thousand_are_reproduced_within_40_percent(figure_2):
+def test_days_at_100_thousand_are_reproduced_within_45_percent(figure_2):
     """22.8 days over the speed-up, so the error of that, inverted."""
     days = figure_2.points[-1].training.productive.value / DAY_S
-    assert days == pytest.approx(claim("scale_09").value, rel=0.40)
+    assert days == pytest.approx(claim("scale_09").value, rel=0.45)
 
 
 def test_the_speed_up_is_reproduced_within_30_percent(figure_2):

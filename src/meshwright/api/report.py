@@ -43,7 +43,7 @@ def report_records(
     Example:
         >>> import meshwright as mw
         >>> mw.report_records("claim:s65_01", "claim:s65_02").summary()
-        '2 claims'
+        'claims: 2'
     """
     from meshwright.api.runs import load_run, planned_run
     from meshwright.inference.price import Ownership

@@ -68,7 +68,9 @@ def log_variances(
         parts[name] = (slope * sd) ** 2
     classes = [calibration.case_class(f, is_moe=bool(m)) for f, m in zip(factors, is_moe, strict=True)]
     scale = calibration.interval_scale * np.array([calibration.interval_factors.get(c, 1.0) for c in classes])
-    return {name: part * scale**2 for name, part in parts.items()}
+    # what published sources say of a case narrows no noise of a measurement made elsewhere
+    at_least_1, noisy = np.maximum(scale, 1.0), calibration.measured_parameters
+    return {name: part * (at_least_1 if name in noisy else scale) ** 2 for name, part in parts.items()}
 
 
 def spread(variances: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
