@@ -29,7 +29,7 @@ def expected_of(accelerator: str, *, num_devices: int) -> Expected:
     """Return the expected rates of `num_devices` of this accelerator in one node.
 
     >>> round(expected_of("h200", num_devices=8).copy_bytes_per_s / 1e12, 1)
-    4.1
+    4.0
     """
     from meshwright.catalog import cluster
     from meshwright.catalog.stacks import stack_for_engine
