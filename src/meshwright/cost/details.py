@@ -12,12 +12,10 @@ import numpy as np
 from meshwright.arrays import Array
 from meshwright.cost.casts import cast_passes
 from meshwright.cost.compute import compute_details
-from meshwright.cost.flops import count_parameters
-from meshwright.cost.groups import groups_of
 from meshwright.cost.layers import StepContext, accumulation
 from meshwright.cost.rates import SystemRates
-from meshwright.cost.step import StepTable
-from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable, WeightCache, as_planned
+from meshwright.cost.step import StepTable, step_context
+from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable, WeightCache
 
 
 def step_details(
@@ -31,22 +29,19 @@ def step_details(
     load_factor: float = 1.0,
 ) -> dict[str, dict[str, float]]:
     """Seconds of a step's components by name. `steps`: the row of the plan. The names of a component add up to it."""
-    precision, busiest = as_planned(precision, plan), load_factor * rates.expert_imbalance
-    context = StepContext(
+    context = step_context(
+        model=model, batch=batch, plan=plan, precision=precision, rates=rates, load_factor=load_factor
+    )
+    parts = compute_details(
         model=model,
         batch=batch,
         plan=plan,
-        precision=precision,
-        rates=rates,
-        groups=groups_of(plan, rates.network),
-        parameters=count_parameters(model),
-        load_factor=busiest,
-    )
-    parts = compute_details(
-        model=model, batch=batch, plan=plan, precision=precision, rates=rates.device, load_factor=busiest
+        precision=context.precision,
+        rates=rates.device,
+        load_factor=context.load_factor,
     )
     parts["head"]["accumulation of gradients"] = _accumulated(context)
-    parts["casts"] = _casts(model, batch, plan, precision, rates)
+    parts["casts"] = _casts(context)
     found = {}
     for component, seconds in parts.items():
         raw = {name: _number(s) for name, s in seconds.items() if _number(s)}
@@ -64,25 +59,20 @@ def _accumulated(s: StepContext) -> Array:
     return embedding + num_heads * head
 
 
-def _casts(
-    model: ModelTable, batch: BatchTable, plan: PlanTable, precision: PrecisionTable, rates: SystemRates
-) -> dict[str, Array]:
+def _casts(s: StepContext) -> dict[str, Array]:
     """Casts of stored activations and of weights, of all layers and one micro-batch."""
-    streaming = rates.device.memory_bytes_per_s * rates.device.memory_ratio
-    tokens, parameters = batch.seq_len * plan.micro_batch / plan.context, count_parameters(model)
-    stored_only = replace(precision, weight_cache=WeightCache.CALIBRATED)
+    streaming = s.rates.device.memory_bytes_per_s * s.rates.device.memory_ratio
+    stored_only = replace(s.precision, weight_cache=WeightCache.CALIBRATED)
 
     def of_layers(formats: PrecisionTable) -> Array:
-        kinds = ((model.num_dense_layers, False), (model.num_moe_layers, True))
+        kinds = ((s.model.num_dense_layers, False), (s.model.num_moe_layers, True))
+        facts = (s.model, s.batch, s.plan, formats, s.parameters, s.tokens, streaming)
         return sum(
-            count
-            * cast_passes(model, batch, plan, formats, parameters, tokens, streaming, is_moe=is_moe).total_s
-            for count, is_moe in kinds
-            if np.any(count)
+            count * cast_passes(*facts, is_moe=is_moe).total_s for count, is_moe in kinds if np.any(count)
         )
 
     stored = of_layers(stored_only)
-    return {"stored activations": stored, "weights": of_layers(precision) - stored}
+    return {"stored activations": stored, "weights": of_layers(s.precision) - stored}
 
 
 def _number(value: Array) -> float:

@@ -70,6 +70,28 @@ class StepTable:
     cpu_oversubscription: Array  # of the ranks, as in `SystemRates`
 
 
+def step_context(
+    *,
+    model: ModelTable,
+    batch: BatchTable,
+    plan: PlanTable,
+    precision: PrecisionTable,
+    rates: SystemRates,
+    load_factor: Array = 1.0,
+) -> StepContext:
+    """Return what all parts of a step share. Arguments are those of `estimate_steps`."""
+    return StepContext(
+        model=model,
+        batch=batch,
+        plan=plan,
+        precision=_on_the_wire(as_planned(precision, plan), rates),
+        rates=rates,
+        groups=groups_of(plan, rates.network),
+        parameters=count_parameters(model),
+        load_factor=load_factor * rates.expert_imbalance,
+    )
+
+
 def estimate_steps(
     *,
     model: ModelTable,
@@ -84,20 +106,16 @@ def estimate_steps(
     load_factor: tokens of the busiest expert rank over the mean, besides the imbalance that the stack states; 1.0 is
     forced balance, as in benchmarks.
     """
-    load_factor = load_factor * rates.expert_imbalance
-    precision = _on_the_wire(as_planned(precision, plan), rates)
-    context = StepContext(
+    context = step_context(
+        model=model, batch=batch, plan=plan, precision=precision, rates=rates, load_factor=load_factor
+    )
+    compute = layer_compute(
         model=model,
         batch=batch,
         plan=plan,
-        precision=precision,
-        rates=rates,
-        groups=groups_of(plan, rates.network),
-        parameters=count_parameters(model),
-        load_factor=load_factor,
-    )
-    compute = layer_compute(
-        model=model, batch=batch, plan=plan, precision=precision, rates=rates.device, load_factor=load_factor
+        precision=context.precision,
+        rates=rates.device,
+        load_factor=context.load_factor,
     )
     parts = layer_parts(context, compute)
     layers = split_layers(model, plan)
