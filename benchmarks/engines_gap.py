@@ -11,18 +11,16 @@ Some engines need a shim to run on a CPU (tests/engines/ENGINE/shim), which is p
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engines_parity import NATIVE, SHIMS, publish, versions
+from engines_parity import NATIVE, SHIMS, parser_of, place_of, publish, versions
 
 from meshwright import runfile
 from meshwright.engines.base import find_engine
@@ -120,20 +118,13 @@ def _name(row: Mapping[str, Any], result: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--engines", default=",".join(ENGINES))
+    parser = parser_of(__doc__, engines=ENGINES, steps=24)
     parser.add_argument("--cases", default="1,2")
-    parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--record", type=Path)
-    parser.add_argument("--page", type=Path)
     given = parser.parse_args()
-    folder = (given.out or Path(tempfile.mkdtemp())).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
+    folder, engines = place_of(given)
     (folder / "text.txt").write_text(
         "".join(f"{i} times {j} is {i * j}.\n\n" for i in range(400) for j in range(13))
     )
-    engines = [NATIVE, *(name for name in given.engines.split(",") if name != NATIVE)]
     cases: dict[str, list[dict[str, Any]]] = {}
     chosen = [list(CASES.items())[int(number) - 1] for number in given.cases.split(",")]
     for label, plan in chosen:

@@ -21,7 +21,7 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -244,19 +244,30 @@ def versions(engines: Sequence[str]) -> dict[str, str]:
     return {engine: version(engine) for engine in engines}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--engines", default=",".join(sorted(engine_names(), key=lambda n: (n != NATIVE, n))))
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--shim", action="append", default=[], metavar="ENGINE=FOLDER")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--record", type=Path)
-    parser.add_argument("--page", type=Path)
-    given = parser.parse_args()
+def parser_of(description: str | None, *, engines: Iterable[str], steps: int) -> argparse.ArgumentParser:
+    """Return the options that every comparison of engines has, with these defaults."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--engines", default=",".join(engines))
+    parser.add_argument("--steps", type=int, default=steps)
+    for name in ("--out", "--record", "--page"):
+        parser.add_argument(name, type=Path)
+    return parser
+
+
+def place_of(given: argparse.Namespace) -> tuple[Path, list[str]]:
+    """Return the folder of the trainings, which it makes, and the engines, the native one first."""
     folder = (given.out or Path(tempfile.mkdtemp())).absolute()
     folder.mkdir(parents=True, exist_ok=True)
+    return folder, [NATIVE, *(name for name in given.engines.split(",") if name != NATIVE)]
+
+
+def main() -> None:
+    names = sorted(engine_names(), key=lambda n: (n != NATIVE, n))
+    parser = parser_of(__doc__, engines=names, steps=20)
+    parser.add_argument("--shim", action="append", default=[], metavar="ENGINE=FOLDER")
+    given = parser.parse_args()
+    folder, engines = place_of(given)
     prepare(folder)
-    engines = [NATIVE, *(name for name in given.engines.split(",") if name != NATIVE)]
     shims = {name: SHIMS / name / "shim" for name in engines if (SHIMS / name / "shim").is_dir()}
     shims |= {pair.partition("=")[0]: Path(pair.partition("=")[2]).absolute() for pair in given.shim}
     one_process: dict[str, Any] = {}

@@ -5,15 +5,13 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.plan_requests import plan_request
 
-from meshwright import catalog
-from meshwright.catalog.stacks import stack_for_engine
 from meshwright.cost.memory import memory_parts
 from meshwright.planner.estimate import PlanEstimate, estimate_plan
 from meshwright.planner.request import PlanRequest
 from meshwright.specs.model import Lora
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
-from meshwright.specs.precision import PRECISIONS
 from meshwright.specs.run import KernelChoices
 
 MODELS = ("llama3.1-8b", "qwen2.5-0.5b", "mixtral-8x7b", "deepseek-v3", "gpt-oss-20b")
@@ -23,15 +21,12 @@ ENGINES = ("native", "megatron", "torchtitan", "maxtext")
 @cache
 def request_of(model: str, engine: str, precision: str, kernels: int, lora: bool) -> PlanRequest:
     stored = {"feed_forward": "e4m3", "norm": "e4m3"} if kernels & 1 else {}
-    return PlanRequest(
-        model=catalog.model(model),
-        lora=Lora(rank=16, alpha=32.0, targets=("query", "value")) if lora else None,
-        cluster=catalog.cluster("h200-8x4"),
-        seq_len=8192,
-        global_batch=64,
-        precision=PRECISIONS[precision],
-        stack=stack_for_engine(engine),
+    return plan_request(
+        model,
+        "h200-8x4",
         engine=engine,
+        precision=precision,
+        lora=Lora(rank=16, alpha=32.0, targets=("query", "value")) if lora else None,
         kernels=KernelChoices(stored_activations=stored, weight_cache="on" if kernels & 2 else "auto"),
     )
 

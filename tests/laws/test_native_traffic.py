@@ -12,22 +12,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.plan_requests import plan_request
 
-from meshwright import catalog
 from meshwright.accuracy.predict import log_step_of
 from meshwright.accuracy.rows import read_runs
 from meshwright.accuracy.shipped import measured_runs_path
 from meshwright.accuracy.tables import memory_of, tables_of
 from meshwright.calibration.parameters import fitted
-from meshwright.catalog.stacks import stack_facts, stack_for_engine
+from meshwright.catalog.stacks import stack_facts
 from meshwright.cost import compute, elementwise
 from meshwright.cost.tables import plan_row
 from meshwright.kernels import traffic
 from meshwright.kernels.traffic import Passes
-from meshwright.planner.request import PlanRequest
 from meshwright.planner.screen import cost_model
 from meshwright.specs.plan import Plan
-from meshwright.specs.precision import PRECISIONS
 
 PASSES = ("ADD_RMS_NORM", "ADDITION", "GATED_ACTIVATION", "RMS_NORM", "ROTARY", "USED_TWICE")
 OF_LOSS = ("HIDDEN_GRADIENT_COPY", "LOSS_OF_LOGITS", "LOSS_OF_SHARDED_LOGITS")
@@ -93,15 +91,7 @@ def test_other_stacks_do_not_move(forward, backward, loss, chunk, move):
 @pytest.mark.parametrize("engine", ["native", "megatron", "torchtitan", "maxtext"])
 def test_a_plan_moves_if_its_engine_is_native(engine):
     """The same changes seen from a plan, so that the law above is known to change something."""
-    request = PlanRequest(
-        model=catalog.model("llama3.1-8b"),
-        cluster=catalog.cluster("h100-8x1"),
-        seq_len=16384,
-        global_batch=8,
-        precision=PRECISIONS["bf16"],
-        stack=stack_for_engine(engine),
-        engine=engine,
-    )
+    request = plan_request(engine=engine, seq_len=16384, global_batch=8)
     cost, row = cost_model(request), plan_row(Plan(data_shard=8))
     before = float(np.ravel(cost.steps(row).step_s)[0])
     with changed(20, 20, 20, 2**24):
@@ -111,15 +101,7 @@ def test_a_plan_moves_if_its_engine_is_native(engine):
 
 def test_every_part_of_the_traffic_moves_the_native_engine():
     """None of the patches is without effect: a renamed constant would make the law empty."""
-    request = PlanRequest(
-        model=catalog.model("llama3.1-8b"),
-        cluster=catalog.cluster("h100-8x1"),
-        seq_len=16384,
-        global_batch=8,
-        precision=PRECISIONS["bf16"],
-        stack=stack_for_engine("native"),
-    )
-    cost = cost_model(request)
+    cost = cost_model(plan_request(seq_len=16384, global_batch=8))
 
     def step_s(plan: Plan) -> float:
         return float(np.ravel(cost.steps(plan_row(plan)).step_s)[0])

@@ -16,6 +16,8 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from tests.reference_weights import draw_weights
+
 from meshwright.catalog.families import FAMILIES
 from meshwright.catalog.huggingface import model_from_path
 from meshwright.errors import InputError
@@ -189,12 +191,7 @@ def reference(folder: Path, seed: int) -> tuple[Any, Any]:
         config = transformers.AutoConfig.from_pretrained(folder)
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
         torch.manual_seed(seed)
-        with torch.no_grad():
-            for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-                if name.endswith(("norm.weight", "layernorm.weight")):
-                    tensor.uniform_(0.5, 1.5)
-                elif "inv_freq" not in name and "embed_scale" not in name:
-                    tensor.normal_(0, 0.3)
+        draw_weights(model)
         logits = model(TOKENS).logits
     except Exception:  # nonsense for transformers too
         return None, None

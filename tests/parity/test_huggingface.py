@@ -12,6 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from tests.reference_weights import draw_weights
+
 from meshwright.catalog.families import trained_families
 from meshwright.catalog.huggingface import model_from_config, model_from_path
 from meshwright.training.models import build_model, init_weights
@@ -149,12 +151,7 @@ def reference_model(case: str) -> torch.nn.Module:
     config = transformers.AutoConfig.for_model(model_type, **keys, attn_implementation="eager")
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if name.endswith(("norm.weight", "layernorm.weight")):
-                tensor.uniform_(0.5, 1.5)
-            elif "inv_freq" not in name and "embed_scale" not in name:
-                tensor.normal_(0, 0.3)
+    draw_weights(model)
     return model.eval()
 
 

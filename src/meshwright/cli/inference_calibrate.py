@@ -28,12 +28,8 @@ def given_served(options: Mapping[str, Any]) -> ServedGiven:
     )
 
 
-def run(
-    *, folders: tuple[Path, ...], cluster: str | None, out: Path | None, as_json: bool, **options: Any
-) -> None:
+def run(*, folders: tuple[Path, ...], cluster: str, out: Path | None, as_json: bool, **options: Any) -> None:
     """Fit, write the file, and show the errors."""
-    if cluster is None:
-        raise InputError("records do not say on which devices they were made", hint="--cluster cpu-1x1")
     found = serving_calibration(records=folders, cluster=cluster, given=given_served(options))
     target = out or Path(f"{found.calibration.engine.name}-{found.calibration.accelerator}.json")
     document = jsonable(to_document(found.calibration))

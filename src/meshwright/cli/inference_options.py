@@ -168,10 +168,10 @@ def given_terms(options: Mapping[str, Any]) -> dict[str, Any]:
     return {"terms": given, "ownership": own}
 
 
-def served_options(*, cluster_help: str) -> Decorator:
+def served_options(*, cluster_help: str, needs_cluster: bool = False) -> Decorator:
     """--cluster, and what records do not say of a server: --model, --precision, --kv-precision, --engine."""
     options = (
-        click.option("--cluster", default=None, metavar="CLUSTER", help=cluster_help),
+        click.option("--cluster", required=needs_cluster, metavar="CLUSTER", help=cluster_help),
         click.option(
             "--model", default=None, metavar="MODEL",
             help="Served model, where the records do not say it: a catalogue name or a Hugging Face config.json.",

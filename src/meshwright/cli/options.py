@@ -18,8 +18,15 @@ from meshwright.units import parse_count
 Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
 
-OBJECTIVES = {"tokens": "throughput", "time": "time", "cost": "cost", "energy": "energy"}
-"""Values of `--objective`, and those of the run file's `objective`."""
+
+class ObjectiveChoice(click.Choice[str]):
+    """Values of the run file's `objective`; `tokens` is an older name of the first."""
+
+    def __init__(self) -> None:
+        super().__init__(["throughput", "time", "cost", "energy"])
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return super().convert("throughput" if value == "tokens" else value, param, ctx)
 
 
 class StepType(click.ParamType):

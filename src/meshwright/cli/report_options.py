@@ -21,7 +21,7 @@ def figure_options(function: Function) -> Function:
             f"{form}_folder",
             type=click.Path(file_okay=False, path_type=Path),
             metavar="DIR",
-            help=f"Write each figure as a {form.upper()} file.",
+            help=f"Write each figure as one {form.upper()} file.",
         )(function)
     return function
 

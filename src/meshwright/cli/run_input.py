@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright import runfile
 from meshwright.api.runs import planned_run
-from meshwright.cli.options import OBJECTIVES, calibration_override
+from meshwright.cli.options import calibration_override
 from meshwright.errors import InputError
 from meshwright.specs.run import Run
 
@@ -41,7 +41,7 @@ def _run(
     Raises InputError when there is neither a file nor all options that are needed without one.
     """
     overrides = [*calibration_override(calibration), *overrides]
-    goal = [] if objective is None else [f"objective={OBJECTIVES[objective]}"]
+    goal = [] if objective is None else [f"objective={objective}"]
     if run_path is not None:
         given = {
             "model": model, "cluster": cluster, "data.sequence_length": sequence_length,

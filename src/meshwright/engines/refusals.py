@@ -219,6 +219,20 @@ def capacity_without_experts(run: Run) -> Iterator[Unsupported]:
         yield Unsupported(key=f"stack.{key}", reason=f"{run.model.name} has no experts: leave it out")
 
 
+def absent_parts(run: Run) -> Iterator[Unsupported]:
+    """Settings of routing biases and of multi-token prediction for a model without them."""
+    yield from absent_routing_biases(run)
+    yield from absent_predictions(run)
+
+
+def training(run: Run, *, has_target: bool = False) -> Iterator[Unsupported]:
+    """Settings of the training that an engine in a process of its own does not support."""
+    yield from unsupported_config(run)
+    yield from endless(run)
+    yield from keys_of_the_native_engine(run, has_target=has_target)
+    yield from nothing_to_validate_on(run)
+
+
 def nothing_to_validate_on(run: Run) -> Iterator[Unsupported]:
     """Evaluation of a run on synthetic data."""
     if run.train.evaluate is not None and run.data.is_synthetic and run.data.validation is None:

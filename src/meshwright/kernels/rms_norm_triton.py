@@ -46,6 +46,25 @@ NUM_WIDE_PROGRAMS = 128
 
 
 @triton.jit
+def _weight(weight_D, column, mask, CENTERED: tl.constexpr):
+    weight = tl.load(weight_D + column, mask=mask, other=0.0).to(tl.float32)
+    if CENTERED:
+        weight += 1.0
+    return weight
+
+
+@triton.jit
+def _summed(x_D, residual_D, total_D, mask, ADDS: tl.constexpr):
+    """Columns of a row, with the residual stream added and the sum stored where the norm adds."""
+    x = tl.load(x_D, mask=mask, other=0.0)
+    if ADDS:
+        residual = tl.load(residual_D, mask=mask, other=0.0)
+        x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
+        tl.store(total_D, x, mask=mask)
+    return x.to(tl.float32)
+
+
+@triton.jit
 def _forward(
     x_ND, residual_ND, weight_D, out_ND, total_ND, scale_N, x_stride, residual_stride, num_columns, epsilon,
     ADDS: tl.constexpr, CENTERED: tl.constexpr, BLOCK: tl.constexpr,
@@ -53,17 +72,13 @@ def _forward(
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     mask = column < num_columns
-    x = tl.load(x_ND + row * x_stride + column, mask=mask, other=0.0)
-    if ADDS:
-        residual = tl.load(residual_ND + row * residual_stride + column, mask=mask, other=0.0)
-        x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
-        tl.store(total_ND + row * num_columns + column, x, mask=mask)
-    x = x.to(tl.float32)
+    x = _summed(
+        x_ND + row * x_stride + column, residual_ND + row * residual_stride + column,
+        total_ND + row * num_columns + column, mask, ADDS,
+    )  # fmt: skip
     scale = 1.0 / tl.sqrt(tl.sum(x * x, axis=0) / num_columns + epsilon)
     tl.store(scale_N + row, scale)
-    weight = tl.load(weight_D + column, mask=mask, other=0.0).to(tl.float32)
-    if CENTERED:
-        weight += 1.0
+    weight = _weight(weight_D, column, mask, CENTERED)
     tl.store(out_ND + row * num_columns + column, weight * (x * scale), mask=mask)
 
 
@@ -75,9 +90,7 @@ def _backward(
 ):  # fmt: skip
     column = tl.arange(0, BLOCK)
     mask = column < num_columns
-    weight = tl.load(weight_D + column, mask=mask, other=0.0).to(tl.float32)
-    if CENTERED:
-        weight += 1.0
+    weight = _weight(weight_D, column, mask, CENTERED)
     grad_weight = tl.zeros([BLOCK], tl.float32)
     row = tl.program_id(0).to(tl.int64)
     for _ in range(tl.program_id(0), num_rows, num_programs):
@@ -117,12 +130,10 @@ def _forward_wide(
     for start in range(0, num_columns, BLOCK):
         column = start + tl.arange(0, BLOCK)
         mask = column < num_columns
-        x = tl.load(x_ND + row * x_stride + column, mask=mask, other=0.0)
-        if ADDS:
-            residual = tl.load(residual_ND + row * residual_stride + column, mask=mask, other=0.0)
-            x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
-            tl.store(total_ND + row * num_columns + column, x, mask=mask)
-        x = x.to(tl.float32)
+        x = _summed(
+            x_ND + row * x_stride + column, residual_ND + row * residual_stride + column,
+            total_ND + row * num_columns + column, mask, ADDS,
+        )  # fmt: skip
         squares += x * x
     scale = 1.0 / tl.sqrt(tl.sum(squares, axis=0) / num_columns + epsilon)
     tl.store(scale_N + row, scale)
@@ -134,9 +145,7 @@ def _forward_wide(
             x = tl.load(total_ND + row * num_columns + column, mask=mask, other=0.0).to(tl.float32)
         else:
             x = tl.load(x_ND + row * x_stride + column, mask=mask, other=0.0).to(tl.float32)
-        weight = tl.load(weight_D + column, mask=mask, other=0.0).to(tl.float32)
-        if CENTERED:
-            weight += 1.0
+        weight = _weight(weight_D, column, mask, CENTERED)
         tl.store(out_ND + row * num_columns + column, weight * (x * scale), mask=mask)
 
 
@@ -157,9 +166,7 @@ def _backward_wide(
             mask = column < num_columns
             grad = tl.load(grad_ND + row * grad_stride + column, mask=mask, other=0.0).to(tl.float32)
             x = tl.load(total_ND + row * total_stride + column, mask=mask, other=0.0).to(tl.float32)
-            weight = tl.load(weight_D + column, mask=mask, other=0.0).to(tl.float32)
-            if CENTERED:
-                weight += 1.0
+            weight = _weight(weight_D, column, mask, CENTERED)
             products += x * scale * (grad * weight)
         mean = tl.sum(products, axis=0) / num_columns
         tl.debug_barrier()  # a thread may read a part that another one has written for the row before
@@ -171,9 +178,7 @@ def _backward_wide(
             normed = x * scale
             before = tl.load(part + column, mask=column < later, other=0.0)
             tl.store(part + column, before + grad * normed, mask=mask)
-            weight = tl.load(weight_D + column, mask=mask, other=0.0).to(tl.float32)
-            if CENTERED:
-                weight += 1.0
+            weight = _weight(weight_D, column, mask, CENTERED)
             grad_x = scale * (grad * weight - normed * mean)
             if ADDS:
                 behind = tl.load(grad_total_ND + row * grad_total_stride + column, mask=mask, other=0.0)

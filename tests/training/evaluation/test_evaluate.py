@@ -20,11 +20,7 @@ from meshwright.training.evaluation.losses import MeanLoss
 DOCUMENTS = ["The quick brown fox", "né 漢字", "x", "jumps over the lazy dog " * 5]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MESHWRIGHT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
+pytestmark = pytest.mark.usefixtures("cache_of_module")
 
 
 @pytest.fixture(scope="module")

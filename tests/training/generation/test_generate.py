@@ -23,11 +23,7 @@ from meshwright.training.telemetry import resolved as resolved_run
 PROMPTS = ["Once upon a time", "né 漢字", "x"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MESHWRIGHT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
+pytestmark = pytest.mark.usefixtures("cache_of_module")
 
 
 @pytest.fixture(scope="module")

@@ -148,23 +148,24 @@ def test_data_that_is_opened_before_the_clock_starts_ends_the_run(tmp_path):
     assert not (tmp_path / "log").exists()  # rank 0 alone writes
 
 
-def test_a_training_that_is_stopped_has_no_end_in_its_log(tmp_path):
-    logger = RunLogger(path=tmp_path / "log", data_paths=())
+def log_that_ends(path: Path, ending: Ending) -> RunLog:
+    logger = RunLogger(path=path, data_paths=())
     logger.initializing(rank=0)
     logger.opening_data()
     logger.training(num_samples=0)
-    logger.ended(num_samples=16, ending=Ending.STOPPED)
-    assert keys(read_log(tmp_path / "log")) == ["init_stop", "run_start", "block_start"]
+    logger.ended(num_samples=16, ending=ending)
+    return read_log(path)
+
+
+def test_a_training_that_is_stopped_has_no_end_in_its_log(tmp_path):
+    log = log_that_ends(tmp_path / "log", Ending.STOPPED)
+    assert keys(log) == ["init_stop", "run_start", "block_start"]
 
 
 def test_a_training_that_diverges_is_aborted(tmp_path):
-    logger = RunLogger(path=tmp_path / "log", data_paths=())
-    logger.initializing(rank=0)
-    logger.opening_data()
-    logger.training(num_samples=0)
-    logger.ended(num_samples=16, ending=Ending.DIVERGED)
-    assert keys(read_log(tmp_path / "log"))[-2:] == ["block_stop", "run_stop"]
-    assert read_log(tmp_path / "log").last("run_stop").metadata["status"] == "aborted"
+    log = log_that_ends(tmp_path / "log", Ending.DIVERGED)
+    assert keys(log)[-2:] == ["block_stop", "run_stop"]
+    assert log.last("run_stop").metadata["status"] == "aborted"
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests import predicted_rows
 
 from meshwright.accuracy.export import COLUMNS, write_rows
 from meshwright.accuracy.metrics import Predictions
@@ -16,17 +17,9 @@ ReadMany = Callable[..., list[PublishedRun]]
 
 
 def ten_percent_high(runs: Sequence[PublishedRun]) -> Predictions:
-    """Rates 10 % above the measured ones, and 20 GB per sequence of a micro-batch."""
-    rate = np.array([1.1 * (run.tokens_per_s_per_device or 1.0) for run in runs])
+    """20 GB per sequence of a micro-batch."""
     memory = np.array([run.conditions.plan.micro_batch * 20e9 for run in runs if run.conditions])
-    return Predictions(
-        tokens_per_s_per_device=rate,
-        low=rate * 0.8,
-        high=rate * 1.2,
-        memory_allocated_bytes=memory,
-        memory_reserved_bytes=memory,
-        fits=memory <= 80e9,
-    )
+    return predicted_rows.ten_percent_high(runs, memory_bytes=memory)
 
 
 @pytest.fixture

@@ -8,13 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.example_runs import OPEN_RUN, PINNED_RUN
 from tests.unit.mlperf.conftest import SyntheticLog
 
 import meshwright as mw
-
-ROOT = Path(__file__).parents[3]
-LLAMA = ROOT / "examples" / "runs" / "llama3.1-8b-pretrain.yaml"
-PINNED = ROOT / "examples" / "runs" / "llama3.1-70b-pinned.yaml"
 
 RECORD: dict[str, Any] = {
     "run": {"name": "night", "model": {"name": "llama3.1-8b"}, "plan_in_words": "DP8 fsdp mbs1"},
@@ -47,7 +44,7 @@ def write_training() -> Callable[[Path], Path]:
 
 @pytest.fixture(scope="session")
 def plans() -> mw.PlanRanking:
-    return mw.plan(LLAMA, top=3, why_not={"tensor": 8}, front=True)
+    return mw.plan(OPEN_RUN, top=3, why_not={"tensor": 8}, front=True)
 
 
 @pytest.fixture(scope="session")
@@ -69,12 +66,12 @@ def results(
     """One result of every verb that needs no framework."""
     return {
         "plan": plans,
-        "estimate": mw.estimate(PINNED),
-        "explain": mw.explain(PINNED, why_not={"tensor": 8}),
-        "explain against": mw.explain(PINNED, against=plans.pinned(rank=2)),
-        "scale": mw.scale(LLAMA, devices=[64, 256], sensitivity=True),
-        "scale emulated": mw.scale(LLAMA, devices=[128], emulate=64),
-        "scale replicas": mw.scale(LLAMA, devices=[64], replicas=[8, 16]),
+        "estimate": mw.estimate(PINNED_RUN),
+        "explain": mw.explain(PINNED_RUN, why_not={"tensor": 8}),
+        "explain against": mw.explain(PINNED_RUN, against=plans.pinned(rank=2)),
+        "scale": mw.scale(OPEN_RUN, devices=[64, 256], sensitivity=True),
+        "scale emulated": mw.scale(OPEN_RUN, devices=[128], emulate=64),
+        "scale replicas": mw.scale(OPEN_RUN, devices=[64], replicas=[8, 16]),
         "inference capacity": mw.inference_capacity(model="llama3.1-8b", cluster="h100-2x1", context=1000),
         "inference estimate": mw.inference_estimate(
             model="llama3.1-8b", cluster="h100-2x1", input_tokens=512, output_tokens=64, concurrency=[1, 4]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -66,11 +67,15 @@ PLAN = [
 ]
 
 
+def refused(message: str, verb: Callable[..., object], *args: object, **given: object) -> None:
+    with pytest.raises(mw.InputError) as caught:
+        verb(*args, **given)
+    assert message in caught.value.message
+
+
 @pytest.mark.parametrize(("given", "message"), PLAN)
 def test_of_plan(given, message):
-    with pytest.raises(mw.InputError) as caught:
-        mw.plan(**given)
-    assert message in caught.value.message
+    refused(message, mw.plan, **given)
 
 
 @pytest.mark.parametrize(
@@ -98,9 +103,7 @@ def test_of_plan(given, message):
 def test_of_the_run_of_every_verb(verb, source, message):
     if verb is mw.scale and source is None:
         message = "missing model"
-    with pytest.raises(mw.InputError) as caught:
-        verb(source)
-    assert message in caught.value.message
+    refused(message, verb, source)
 
 
 @pytest.mark.parametrize(
@@ -128,9 +131,7 @@ def test_of_the_run_of_every_verb(verb, source, message):
     ],
 )
 def test_of_scale(given, message):
-    with pytest.raises(mw.InputError) as caught:
-        mw.scale(SHIPPED, **given)
-    assert message in caught.value.message
+    refused(message, mw.scale, SHIPPED, **given)
 
 
 @pytest.mark.parametrize(
@@ -145,9 +146,7 @@ def test_of_scale(given, message):
     ],
 )
 def test_of_accuracy(given, message):
-    with pytest.raises(mw.InputError) as caught:
-        mw.accuracy(**given)
-    assert message in caught.value.message
+    refused(message, mw.accuracy, **given)
 
 
 @pytest.mark.parametrize(
@@ -163,9 +162,7 @@ def test_of_accuracy(given, message):
 )
 def test_of_train(given, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(mw.InputError) as caught:
-        mw.train(SHIPPED, **given)
-    assert message in caught.value.message
+    refused(message, mw.train, SHIPPED, **given)
     assert list(tmp_path.iterdir()) == []
 
 

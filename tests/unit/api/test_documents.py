@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.example_runs import OPEN_RUN, PINNED_RUN
 
 import meshwright as mw
-
-RUNS = Path(__file__).parents[3] / "examples" / "runs"
-LLAMA, PINNED = RUNS / "llama3.1-8b-pretrain.yaml", RUNS / "llama3.1-70b-pinned.yaml"
 
 TIMES = ("seconds",)
 """Keys of measured times, which differ from call to call."""
@@ -19,12 +16,12 @@ SERVED = ("--model", "llama3.1-8b", "--cluster", "h100-2x1")
 LENGTHS = ("--input-tokens", 512, "--output-tokens", 64)
 
 COMMANDS = {
-    "plan": ("plan", str(LLAMA), "--top", "3", "--why-not", "tensor=8", "--pareto"),
-    "estimate": ("estimate", str(PINNED)),
-    "explain": ("explain", str(PINNED), "--why-not", "tensor=8"),
-    "scale": ("scale", str(LLAMA), "--devices", "64,256", "--sensitivity"),
-    "scale emulated": ("scale", str(LLAMA), "--devices", "128", "--emulate", "64"),
-    "scale replicas": ("scale", str(LLAMA), "--devices", "64", "--replicas", "8,16"),
+    "plan": ("plan", str(OPEN_RUN), "--top", "3", "--why-not", "tensor=8", "--pareto"),
+    "estimate": ("estimate", str(PINNED_RUN)),
+    "explain": ("explain", str(PINNED_RUN), "--why-not", "tensor=8"),
+    "scale": ("scale", str(OPEN_RUN), "--devices", "64,256", "--sensitivity"),
+    "scale emulated": ("scale", str(OPEN_RUN), "--devices", "128", "--emulate", "64"),
+    "scale replicas": ("scale", str(OPEN_RUN), "--devices", "64", "--replicas", "8,16"),
     "inference capacity": ("inference", "capacity", *SERVED, "--context", 1000),
     "inference estimate": ("inference", "estimate", *SERVED, *LENGTHS, "--concurrency", "1,4"),
     "inference plan": ("inference", "plan", *SERVED, *LENGTHS, "--itl", 20),

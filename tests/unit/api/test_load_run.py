@@ -6,11 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.example_runs import OPEN_RUN
 
 import meshwright as mw
 from meshwright.specs.run import Objective
-
-LLAMA = Path(__file__).parents[3] / "examples" / "runs" / "llama3.1-8b-pretrain.yaml"
 
 CONTENT = {
     "model": "llama3-8b",
@@ -21,7 +20,7 @@ CONTENT = {
 
 
 def test_a_path_a_name_and_a_mapping():
-    assert mw.load_run(LLAMA) == mw.load_run(str(LLAMA))
+    assert mw.load_run(OPEN_RUN) == mw.load_run(str(OPEN_RUN))
     assert mw.load_run("llama3-8b").source == "llama3-8b.yaml"
     run = mw.load_run(CONTENT)
     assert (run.model.name, run.cluster_name, run.global_batch, run.name) == (
@@ -46,12 +45,12 @@ def test_a_mapping_is_a_whole_run_file():
     "overrides", [{"batch.micro": 2, "precision": "fp8"}, ["batch.micro=2", "precision=fp8"]]
 )
 def test_overrides(overrides):
-    run = mw.load_run(LLAMA, overrides=overrides)
+    run = mw.load_run(OPEN_RUN, overrides=overrides)
     assert (run.micro_batch, run.precision.name) == (2, "fp8")
 
 
 def test_a_run_is_loaded_again_with_its_overrides():
-    first = mw.load_run(LLAMA, overrides={"precision": "fp8"})
+    first = mw.load_run(OPEN_RUN, overrides={"precision": "fp8"})
     second = mw.load_run(first, overrides={"cluster": "h100-8x2"})
     assert (second.precision.name, second.cluster_name, second.name) == ("fp8", "h100-8x2", first.name)
     assert mw.load_run(first) is first
@@ -59,7 +58,8 @@ def test_a_run_is_loaded_again_with_its_overrides():
 
 def test_a_nested_override():
     assert (
-        mw.load_run(LLAMA, overrides={"costs": {"usd_per_device_hour": 2.5}}).costs.usd_per_device_hour == 2.5
+        mw.load_run(OPEN_RUN, overrides={"costs": {"usd_per_device_hour": 2.5}}).costs.usd_per_device_hour
+        == 2.5
     )
 
 

@@ -1,15 +1,11 @@
 import json
-from pathlib import Path
 
 import pytest
-
-EXAMPLES = Path(__file__).parents[3] / "examples" / "runs"
-PINNED = EXAMPLES / "llama3.1-70b-pinned.yaml"
-OPEN = EXAMPLES / "llama3.1-8b-pretrain.yaml"
+from tests.example_runs import OPEN_RUN, PINNED_RUN
 
 
 def test_json_of_a_pinned_plan(meshwright):
-    outcome = meshwright("estimate", PINNED, "--json")
+    outcome = meshwright("estimate", PINNED_RUN, "--json")
     assert outcome.exit_code == 0, outcome.stderr
     document = outcome.json
     assert document["chosen_by"] == "run file"
@@ -29,14 +25,14 @@ def test_json_of_a_pinned_plan(meshwright):
 
 
 def test_the_estimate_of_a_published_run_holds_the_measured_rate(meshwright):
-    rate = meshwright("estimate", PINNED, "--json").json["estimate"]["tokens_per_s_per_device"]
+    rate = meshwright("estimate", PINNED_RUN, "--json").json["estimate"]["tokens_per_s_per_device"]
     assert rate["low"] < 1116 < rate["high"]  # NVIDIA DGX Cloud Benchmarking, llama3.1, v25.04
 
 
 def test_optimizer_states_take_the_bytes_they_are_kept_in(meshwright):
     held = {}
     for states in ("fp32", "bf16", "int8"):
-        document = meshwright("estimate", PINNED, "--set", f"optimizer.states={states}", "--json").json
+        document = meshwright("estimate", PINNED_RUN, "--set", f"optimizer.states={states}", "--json").json
         held[states] = document["memory"]["parts_bytes"]
     fp32, bf16, int8 = (held[s]["optimizer"] for s in held)
     # Per parameter: an fp32 master of 4 bytes, and two moments of 4, of 2, or of 1 and their scales.
@@ -48,15 +44,15 @@ def test_optimizer_states_take_the_bytes_they_are_kept_in(meshwright):
 
 
 def test_an_open_plan_is_the_planners_and_it_says_so(meshwright):
-    outcome = meshwright("estimate", OPEN, "--json")
+    outcome = meshwright("estimate", OPEN_RUN, "--json")
     assert outcome.json["chosen_by"] == "planner"
     assert f"the planner chose {outcome.json['plan']}" in outcome.stderr
-    planned = meshwright("plan", OPEN, "--top", 1, "--json").json["plans"][0]
+    planned = meshwright("plan", OPEN_RUN, "--top", 1, "--json").json["plans"][0]
     assert planned["plan"] == outcome.json["plan"]
 
 
 def test_tables(meshwright):
-    outcome = meshwright("estimate", PINNED)
+    outcome = meshwright("estimate", PINNED_RUN)
     assert outcome.exit_code == 0, outcome.stderr
     for words in (
         "tokens/s/device", "80 % interval", "tensor parallel", "█", "memory of stage", "capacity",
@@ -67,7 +63,7 @@ def test_tables(meshwright):
 
 def test_trace_and_page(meshwright, tmp_path):
     trace, page = tmp_path / "step.json", tmp_path / "step.html"
-    outcome = meshwright("estimate", PINNED, "--trace", trace, "--html", page, "--json")
+    outcome = meshwright("estimate", PINNED_RUN, "--trace", trace, "--html", page, "--json")
     assert outcome.exit_code == 0, outcome.stderr
     events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
     ends = [e["ts"] + e["dur"] for e in events if e["ph"] == "X"]
@@ -87,7 +83,7 @@ def test_trace_and_page(meshwright, tmp_path):
 )
 def test_what_cannot_run_exits_with_1(meshwright, overrides, message):
     arguments = [word for override in overrides for word in ("--set", override)]
-    outcome = meshwright("estimate", PINNED, *arguments, "--json")
+    outcome = meshwright("estimate", PINNED_RUN, *arguments, "--json")
     assert outcome.exit_code == 1
     assert message in outcome.json["error"]["message"]
     assert outcome.json["error"]["hint"]
@@ -98,9 +94,9 @@ def test_what_cannot_run_exits_with_1(meshwright, overrides, message):
     [
         ((), "missing argument"),
         (("missing.yaml",), "missing.yaml"),
-        ((OPEN, "--set", "cluster=here"), "known cluster"),
-        ((OPEN, "--html", "no/such/folder/page.html"), "cannot be written"),
-        ((OPEN, "--trace", "no/such/folder/trace.json"), "cannot be written"),
+        ((OPEN_RUN, "--set", "cluster=here"), "known cluster"),
+        ((OPEN_RUN, "--html", "no/such/folder/page.html"), "cannot be written"),
+        ((OPEN_RUN, "--trace", "no/such/folder/trace.json"), "cannot be written"),
     ],
 )
 def test_bad_input_is_one_message(meshwright, arguments, message):

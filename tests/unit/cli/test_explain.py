@@ -1,19 +1,14 @@
-from pathlib import Path
-
 import pytest
-
-EXAMPLES = Path(__file__).parents[3] / "examples" / "runs"
-PINNED = EXAMPLES / "llama3.1-70b-pinned.yaml"
-OPEN = EXAMPLES / "llama3.1-8b-pretrain.yaml"
+from tests.example_runs import OPEN_RUN, PINNED_RUN
 
 
 def test_a_pinned_plan_against_the_planners_best(meshwright):
-    outcome = meshwright("explain", PINNED, "--json")
+    outcome = meshwright("explain", PINNED_RUN, "--json")
     assert outcome.exit_code == 0, outcome.stderr
     document = outcome.json
     assert document["obstacle"] is None
     assert document["this"]["plan"].startswith("TP4 CP2 PP4 VPP5")
-    best = meshwright("plan", PINNED, "--top", 1, "--json")
+    best = meshwright("plan", PINNED_RUN, "--top", 1, "--json")
     assert document["other"]["plan"] == best.json["plans"][0]["plan"]
     difference = document["difference"]
     step = difference["step_ms"]
@@ -24,36 +19,36 @@ def test_a_pinned_plan_against_the_planners_best(meshwright):
 
 
 def test_an_open_plan_shows_the_best_two(meshwright):
-    document = meshwright("explain", OPEN, "--json").json
+    document = meshwright("explain", OPEN_RUN, "--json").json
     assert document["difference"]["step_ms"]["delta"] > 0
 
 
 def test_one_run_against_another(meshwright, tmp_path):
     other = tmp_path / "other.yaml"
     text = (
-        PINNED.read_text(encoding="utf-8")
+        PINNED_RUN.read_text(encoding="utf-8")
         .replace("tensor: 4", "tensor: 8")
         .replace("context: 2", "context: 1")
     )
     other.write_text(text, encoding="utf-8")
-    outcome = meshwright("explain", PINNED, "--against", other)
+    outcome = meshwright("explain", PINNED_RUN, "--against", other)
     assert outcome.exit_code == 0, outcome.stderr
     for words in ("tensor 4 → 8", "context 2 → 1", "ms of a step", "GiB per device", "│", "decides"):
         assert words in outcome.stdout
-    forth = meshwright("explain", PINNED, "--against", other, "--json").json["difference"]["step_ms"]
-    back = meshwright("explain", other, "--against", PINNED, "--json").json["difference"]["step_ms"]
+    forth = meshwright("explain", PINNED_RUN, "--against", other, "--json").json["difference"]["step_ms"]
+    back = meshwright("explain", other, "--against", PINNED_RUN, "--json").json["difference"]["step_ms"]
     assert forth["delta"] == pytest.approx(-back["delta"])
 
 
 def test_a_run_against_itself(meshwright):
-    outcome = meshwright("explain", PINNED, "--against", PINNED)
+    outcome = meshwright("explain", PINNED_RUN, "--against", PINNED_RUN)
     assert "They are the same plan." in outcome.stdout
     assert "Both take the same time." in outcome.stdout
 
 
 def test_a_plan_that_cannot_run_is_told_what_is_in_its_way(meshwright):
     outcome = meshwright(
-        "explain", PINNED, "--set", "parallel={tensor: 1, pipeline: 1, context: 1}", "--json"
+        "explain", PINNED_RUN, "--set", "parallel={tensor: 1, pipeline: 1, context: 1}", "--json"
     )
     assert outcome.exit_code == 0, outcome.stderr
     assert "needs" in outcome.json["obstacle"]
@@ -62,7 +57,7 @@ def test_a_plan_that_cannot_run_is_told_what_is_in_its_way(meshwright):
 
 
 def test_why_not(meshwright):
-    outcome = meshwright("explain", OPEN, "--why-not", "tensor=8", "--why-not", "tensor=3")
+    outcome = meshwright("explain", OPEN_RUN, "--why-not", "tensor=8", "--why-not", "tensor=3")
     assert outcome.exit_code == 0, outcome.stderr
     assert "Why not tensor=8: slower." in outcome.stdout
     assert "Why not tensor=3: illegal." in outcome.stdout
@@ -72,9 +67,9 @@ def test_why_not(meshwright):
     ("arguments", "message"),
     [
         (("missing.yaml",), "missing.yaml"),
-        ((OPEN, "--against", "missing.yaml"), "missing.yaml"),
-        ((OPEN, "--why-not", "tensor"), "not an assignment"),
-        ((OPEN, "--set", "cluster=here"), "known cluster"),
+        ((OPEN_RUN, "--against", "missing.yaml"), "missing.yaml"),
+        ((OPEN_RUN, "--why-not", "tensor"), "not an assignment"),
+        ((OPEN_RUN, "--set", "cluster=here"), "known cluster"),
     ],
 )
 def test_bad_input_is_one_message(meshwright, arguments, message):

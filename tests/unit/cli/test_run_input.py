@@ -1,12 +1,9 @@
-from pathlib import Path
-
 import pytest
+from tests.example_runs import OPEN_RUN
 
 from meshwright.cli.run_input import run_from
 from meshwright.errors import InputError
 from meshwright.specs.run import Objective
-
-LLAMA = Path(__file__).parents[3] / "examples" / "runs" / "llama3.1-8b-pretrain.yaml"
 
 
 def test_a_run_from_options_alone():
@@ -20,7 +17,7 @@ def test_a_run_from_options_alone():
 
 
 def test_options_replace_keys_of_the_file():
-    run = run_from(LLAMA, cluster="h100-8x2", global_batch=64, sequence_length=4096, engine="megatron")
+    run = run_from(OPEN_RUN, cluster="h100-8x2", global_batch=64, sequence_length=4096, engine="megatron")
     assert run.cluster_name == "h100-8x2"
     assert (run.global_batch, run.sequence_length) == (64, 4096)
     assert run.engine == "megatron"
@@ -28,7 +25,7 @@ def test_options_replace_keys_of_the_file():
 
 
 def test_set_has_the_last_word():
-    assert run_from(LLAMA, cluster="h100-8x2", overrides=["cluster=h100-8x4"]).cluster_name == "h100-8x4"
+    assert run_from(OPEN_RUN, cluster="h100-8x2", overrides=["cluster=h100-8x4"]).cluster_name == "h100-8x4"
 
 
 def test_without_a_file_the_missing_options_are_named():

@@ -1,25 +1,14 @@
 import pytest
+from tests.plan_requests import plan_request
 
-from meshwright import catalog
-from meshwright.catalog.stacks import stack_for_engine
 from meshwright.errors import InputError, UnknownNameError
 from meshwright.planner import PlanRequest, compare, explain_infeasible, nearest_losers, search, why_not
 from meshwright.planner.explain import WhyNotVerdict
 from meshwright.specs.plan import Recompute, Schedule, Sharding
-from meshwright.specs.precision import PRECISIONS
 
 
 def request(model="llama3-8b", cluster="h100-8x2", engine="megatron", batch=64, **fixed) -> PlanRequest:
-    return PlanRequest(
-        model=catalog.model(model),
-        cluster=catalog.cluster(cluster),
-        seq_len=8192,
-        global_batch=batch,
-        precision=PRECISIONS["bf16"],
-        stack=stack_for_engine(engine),
-        engine=engine,
-        fixed=fixed,
-    )
+    return plan_request(model, cluster, engine=engine, global_batch=batch, fixed=fixed)
 
 
 @pytest.fixture(scope="module")
@@ -131,10 +120,7 @@ def test_unknown_field():
 
 def test_share_of_memory_out_of_range():
     with pytest.raises(InputError, match="share of usable memory"):
-        PlanRequest(
-            model=catalog.model("llama3-8b"), cluster=catalog.cluster("h100-8x1"), seq_len=1, global_batch=1,
-            precision=PRECISIONS["bf16"], stack=stack_for_engine("native"), usable_memory_ratio=1.5,
-        )  # fmt: skip
+        plan_request(usable_memory_ratio=1.5)
 
 
 def test_memory_is_named_where_it_forbids_the_choices_of_the_best_plan():

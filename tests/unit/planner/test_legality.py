@@ -4,21 +4,19 @@ from random import Random
 
 import numpy as np
 import pytest
+from tests.plan_requests import plan_request
 
-from meshwright import catalog
 from meshwright.catalog import engine_names
-from meshwright.catalog.stacks import stack_for_engine
 from meshwright.cost.pipeline.schedules import PipelineShape, schedule_shortfall
 from meshwright.cost.tables import PlanTable, plan_from_row, plan_row
 from meshwright.engines.native.check import check_plan
 from meshwright.planner.engines import LegalityContext, Severity, engine_facts
 from meshwright.planner.legality import broken_rules, legal_mask, legality_context, violations
-from meshwright.planner.request import PlanRequest, request_for
+from meshwright.planner.request import request_for
 from meshwright.planner.rules import rules_of
 from meshwright.planner.space import default_space, enumerate_plans, num_rows
 from meshwright.runfile import from_options
 from meshwright.specs.plan import SCHEDULES, AxisOrder, Plan, Recompute, Schedule, Sharding
-from meshwright.specs.precision import PRECISIONS
 from meshwright.specs.run import KernelChoices
 
 
@@ -73,7 +71,7 @@ def test_what_is_legal_for_native_its_engine_runs(model):
         if not [v for v in violations(plan, context=where) if v.severity is Severity.REFUSED]:
             num_legal += 1
             assert check_plan(plan, run=run) == [], plan.describe()
-    assert num_legal > 20
+    assert num_legal > 10
 
 
 @pytest.mark.parametrize("name", ["llama3.1-70b", "qwen3-8b", "mixtral-8x7b", "deepseek-v3"])
@@ -223,15 +221,7 @@ def test_megatron_repeats_key_value_heads():
 
 @pytest.mark.parametrize("engine", engine_names())
 def test_mask_and_sentences_agree(engine):
-    request = PlanRequest(
-        model=catalog.model("gpt-oss-20b"),
-        cluster=catalog.cluster("h100-8x2"),
-        seq_len=4096,
-        global_batch=48,
-        precision=PRECISIONS["bf16"],
-        stack=stack_for_engine(engine),
-        engine=engine,
-    )
+    request = plan_request("gpt-oss-20b", "h100-8x2", engine=engine, seq_len=4096, global_batch=48)
     where = legality_context(request)
     space = default_space(request)
     plan = enumerate_plans(space)

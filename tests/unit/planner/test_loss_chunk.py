@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.plan_requests import plan_request
 from tests.tiny_runs import LORA_70B
 
-from meshwright import catalog
-from meshwright.catalog.stacks import stack_for_engine
 from meshwright.cost.tables import plan_from_row, plan_row
 from meshwright.engines.choice import planned
 from meshwright.engines.native.check import check
@@ -27,7 +26,6 @@ from meshwright.report.plan_ranking import plan_run
 from meshwright.runfile import loads, pinned_text
 from meshwright.specs.memory_budget import MemoryBudget
 from meshwright.specs.plan import Plan
-from meshwright.specs.precision import PRECISIONS
 
 TEXT = """
 model: llama3.1-8b
@@ -41,15 +39,8 @@ train: {steps: 1}
 """16,384 tokens of a vocabulary of 128,256: 32 chunks of the engine's own."""
 
 
-def request_of(*, model: str = "llama3.1-8b", cluster: str = "h200-8x1", engine: str = "native", **changes):
-    return PlanRequest(
-        model=catalog.model(model),
-        cluster=catalog.cluster(cluster),
-        precision=PRECISIONS["bf16"],
-        stack=stack_for_engine(engine),
-        engine=engine,
-        **{"seq_len": 16384, "global_batch": 64} | changes,
-    )
+def request_of(*, model: str = "llama3.1-8b", **changes) -> PlanRequest:
+    return plan_request(model, "h200-8x1", seq_len=16384, **changes)
 
 
 def one(values) -> float:

@@ -1,15 +1,13 @@
 import numpy as np
 import pytest
+from tests.plan_requests import plan_request
 
 from meshwright import catalog
-from meshwright.catalog.stacks import stack_for_engine
 from meshwright.errors import InputError
 from meshwright.planner.legality import legal_mask, legality_context
 from meshwright.planner.objective import Goal, goal_for
-from meshwright.planner.request import PlanRequest
 from meshwright.planner.screen import cost_model
 from meshwright.planner.space import default_space, enumerate_plans
-from meshwright.specs.precision import PRECISIONS
 from meshwright.specs.run import Costs, Objective
 
 H100 = catalog.cluster("h100-8x2")
@@ -17,14 +15,7 @@ H100 = catalog.cluster("h100-8x2")
 
 @pytest.fixture(scope="module")
 def scored():
-    request = PlanRequest(
-        model=catalog.model("llama3-8b"),
-        cluster=H100,
-        seq_len=8192,
-        global_batch=64,
-        precision=PRECISIONS["bf16"],
-        stack=stack_for_engine("megatron"),
-    )
+    request = plan_request("llama3-8b", H100.name, engine="megatron")
     plan = enumerate_plans(default_space(request))
     plan = plan.take(np.flatnonzero(legal_mask(plan, context=legality_context(request)))[::29])
     model = cost_model(request)

@@ -3,9 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from tests.plan_requests import plan_request
 
-from meshwright import catalog
-from meshwright.catalog.stacks import stack_for_engine
 from meshwright.cost.tables import plan_row
 from meshwright.planner.explain import WhyNot, WhyNotVerdict, why_not
 from meshwright.planner.legality import legality_context, violations
@@ -14,14 +13,10 @@ from meshwright.planner.request import PlanRequest
 from meshwright.planner.screen import cost_model
 from meshwright.planner.search import PlanResult, search
 from meshwright.specs.plan import Offload, Plan, Recompute, Sharding
-from meshwright.specs.precision import PRECISIONS
 
 
 def request(model="llama3-70b", cluster="h100-8x4", engine="native", batch=64) -> PlanRequest:
-    return PlanRequest(
-        model=catalog.model(model), cluster=catalog.cluster(cluster), seq_len=8192, global_batch=batch,
-        precision=PRECISIONS["bf16"], stack=stack_for_engine(engine), engine=engine,
-    )  # fmt: skip
+    return plan_request(model, cluster, engine=engine, global_batch=batch)
 
 
 def runs(asked: PlanRequest, plan: Plan) -> bool:

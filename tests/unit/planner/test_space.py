@@ -2,10 +2,9 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
+from tests.plan_requests import plan_request
 
-from meshwright import catalog
 from meshwright.catalog import engine_names
-from meshwright.catalog.stacks import stack_for_engine
 from meshwright.cost.tables import PlanTable, plan_from_row, plan_row
 from meshwright.errors import InputError
 from meshwright.planner.legality import legal_mask, legality_context
@@ -21,19 +20,10 @@ from meshwright.planner.space import (
     shapes,
 )
 from meshwright.specs.plan import Recompute, Schedule, Sharding
-from meshwright.specs.precision import PRECISIONS
 
 
 def request(model="qwen3-0.6b", cluster="h100-8x2", engine="native", **changes) -> PlanRequest:
-    values = {"seq_len": 4096, "global_batch": 64, "fixed": {}} | changes
-    return PlanRequest(
-        model=catalog.model(model),
-        cluster=catalog.cluster(cluster),
-        precision=PRECISIONS["bf16"],
-        stack=stack_for_engine(engine),
-        engine=engine,
-        **values,
-    )
+    return plan_request(model, cluster, engine=engine, **{"seq_len": 4096} | changes)
 
 
 def small_space() -> Space:

@@ -1,28 +1,12 @@
-from collections.abc import Sequence
-
-import numpy as np
 import pytest
+from tests.predicted_rows import ten_percent_high
 
-from meshwright.accuracy.metrics import Predictions
 from meshwright.accuracy.report import HEADLINE, AccuracyReport, compare
-from meshwright.accuracy.rows import PublishedRun, read_runs
+from meshwright.accuracy.rows import read_runs
 from meshwright.accuracy.shipped import measured_runs_path
 from meshwright.report.accuracy_figures import LEGEND, legend, subset_of
 from meshwright.report.accuracy_page import accuracy_page
 from meshwright.report.accuracy_tables import accuracy_tables, metrics_table, rows_table
-
-
-def ten_percent_high(runs: Sequence[PublishedRun]) -> Predictions:
-    rate = np.array([1.1 * (run.tokens_per_s_per_device or 1.0) for run in runs])
-    unknown = np.full(len(runs), np.nan)
-    return Predictions(
-        tokens_per_s_per_device=rate,
-        low=rate * 0.8,
-        high=rate * 1.2,
-        memory_allocated_bytes=unknown,
-        memory_reserved_bytes=unknown,
-        fits=np.ones(len(runs), dtype=bool),
-    )
 
 
 @pytest.fixture(scope="module")

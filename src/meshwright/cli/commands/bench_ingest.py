@@ -120,5 +120,5 @@ def command() -> None:
     recall against the exact index, latency and rate of searches, and memory.
 
     SOURCE is a folder, a JSONL file or a text file; without it, the source of Python's standard library is read. Each
-    measurement is recorded when it ends, and Ctrl-C keeps what was measured. Exits with 1 when nothing could be.
+    measurement is recorded when it ends, and Ctrl-C keeps what was measured. Exits with 1 without any measurement.
     """

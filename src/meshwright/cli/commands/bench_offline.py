@@ -35,7 +35,7 @@ from meshwright.cli.verbs import verb
     "--engine", type=click.Choice(["vllm", "llamacpp", "transformers"]),
     help="Call the batch interface of this engine instead of a server, as often as --replicas says.",
 )  # fmt: skip
-@click.option("--model", metavar="NAME", help="As of `meshwright bench serve`.")
+@click.option("--model", metavar="NAME", help="Model, as in `meshwright bench serve`.")
 @count_option(
     "--replicas", high=64, default=1,
     help="Servers or engines to start; they are measured together.",

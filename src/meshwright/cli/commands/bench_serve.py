@@ -102,10 +102,15 @@ def _bound(name: str, destination: str, text: str) -> Decorator:
 @repeats_option(of="each load; loads take turns")
 @click.option(
     "--input-tokens", "inputs", default="128", show_default=True, metavar="LENGTH",
-    help="128, 64-256, normal:MEAN,SD or lognormal:MEDIAN,SIGMA.",
+    help="Tokens of a prompt: 128, 64-256, normal:MEAN,SD or lognormal:MEDIAN,SIGMA.",
 )  # fmt: skip
 @click.option(
-    "--output-tokens", "outputs", default="128", show_default=True, metavar="LENGTH", help="The same."
+    "--output-tokens",
+    "outputs",
+    default="128",
+    show_default=True,
+    metavar="LENGTH",
+    help="Tokens of an answer, likewise.",
 )
 @file_option(
     "--prompts", "prompts_path", metavar="FILE.jsonl",
@@ -146,7 +151,7 @@ def _bound(name: str, destination: str, text: str) -> Decorator:
     "idle_timeout_s",
     low=0.1,
     default=120.0,
-    help="Time without any byte after which it is.",
+    help="Time without a byte from the server after which one request is given up.",
 )
 @seed_option(of="prompts, lengths and arrivals")
 @click.option("--no-self-test", is_flag=True, help="Do not measure the client's own ceiling.")

@@ -22,7 +22,7 @@ from meshwright.cli.verbs import verb
 @click.argument(
     "folders", metavar="RECORDS...", nargs=-1, required=True, type=click.Path(file_okay=False, path_type=Path)
 )
-@served_options(cluster_help="Devices of the server, such as cpu-1x1 or h100-8x1.")
+@served_options(cluster_help="Devices of the server, such as cpu-1x1 or h100-8x1.", needs_cluster=True)
 @file_option("--out", help="Calibration file to write.  [default: ENGINE-ACCELERATOR.json]")
 @json_option
 def command() -> None:

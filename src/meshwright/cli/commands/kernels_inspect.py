@@ -21,11 +21,11 @@ from meshwright.cli.verbs import verb
     "ops",
     multiple=True,
     metavar="OPERATION",
-    help="Only kernels of this operation. Repeat for several.  [default: all]",
+    help="Only kernels of this operation. May be repeated.  [default: all]",
 )
 @click.option(
     "--architecture", "names", multiple=True, metavar="NAME",
-    help="Only this architecture: sm90, sm100, gfx942, gfx950. Repeat for several.  [default: all]",
+    help="Only this architecture: sm90, sm100, gfx942, gfx950. May be repeated.  [default: all]",
 )  # fmt: skip
 @json_option
 def command() -> None:

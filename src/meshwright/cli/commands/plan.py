@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from meshwright.cli.options import (
-    OBJECTIVES,
+    ObjectiveChoice,
     calibration_option,
     count_option,
     description_options,
@@ -38,9 +38,9 @@ DEFAULT_SCORED, MOST_SCORED = 10_000, 100_000
 @description_options
 @count_option("--top", high=100, default=10, help="Number of plans to show.")
 @click.option(
-    "--objective", type=click.Choice(list(OBJECTIVES)),
+    "--objective", type=ObjectiveChoice(),
     help="What to optimize: tokens per second and device, time to train, cost, or energy.  [default: the run file's, "
-    "or tokens]",
+    "or throughput]",
 )  # fmt: skip
 @fix_option
 @set_option

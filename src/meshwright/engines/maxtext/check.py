@@ -43,16 +43,12 @@ def _numbers(run: Run) -> Iterator[Unsupported]:
             reason="MaxText's is per batch and averaged over layers, not per sequence: must be 0",
         )
     yield from refusals.router_z_loss(run)
-    yield from refusals.absent_routing_biases(run)
-    yield from refusals.absent_predictions(run)
+    yield from refusals.absent_parts(run)
 
 
 def _training(run: Run) -> Iterator[Unsupported]:
-    yield from refusals.unsupported_config(run)
+    yield from refusals.training(run, has_target=True)
     yield from refusals.switches_that_change_numbers(run)
-    yield from refusals.endless(run)
-    yield from refusals.keys_of_the_native_engine(run, has_target=True)
-    yield from refusals.nothing_to_validate_on(run)
     if run.train.trackers:
         yield Unsupported(
             key="train.trackers",

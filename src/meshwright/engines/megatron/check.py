@@ -126,8 +126,7 @@ def _numbers(run: Run, *, trains_here: bool) -> Iterator[Unsupported]:
     yield from _switches(run, trains_here=trains_here)
     yield from _balance(run)
     yield from refusals.z_loss(run)
-    yield from refusals.absent_routing_biases(run)
-    yield from refusals.absent_predictions(run)
+    yield from refusals.absent_parts(run)
 
 
 def _switches(run: Run, *, trains_here: bool) -> Iterator[Unsupported]:
@@ -192,10 +191,7 @@ def _balance(run: Run) -> Iterator[Unsupported]:
 
 
 def _training(run: Run) -> Iterator[Unsupported]:
-    yield from refusals.unsupported_config(run)
-    yield from refusals.endless(run)
-    yield from refusals.keys_of_the_native_engine(run)
-    yield from refusals.nothing_to_validate_on(run)
+    yield from refusals.training(run)
     if run.task is not Task.PRETRAIN:
         yield Unsupported(key="task", reason="Megatron-Core has no adapters: must be pretrain")
     if run.train.compile:

@@ -56,16 +56,12 @@ def _numbers(run: Run) -> Iterator[Unsupported]:
         yield Unsupported(key="train.balance_loss", reason=f"{reason}: must be 0")
     yield from refusals.router_z_loss(run)
     yield from refusals.z_loss(run)
-    yield from refusals.absent_routing_biases(run)
-    yield from refusals.absent_predictions(run)
+    yield from refusals.absent_parts(run)
 
 
 def _training(run: Run) -> Iterator[Unsupported]:
-    yield from refusals.unsupported_config(run)
+    yield from refusals.training(run)
     yield from refusals.switches_that_change_numbers(run)
-    yield from refusals.endless(run)
-    yield from refusals.keys_of_the_native_engine(run)
-    yield from refusals.nothing_to_validate_on(run)
     evaluate, saves = run.train.evaluate, run.train.checkpoint
     if saves is not None and saves.keep == 1:
         yield Unsupported(

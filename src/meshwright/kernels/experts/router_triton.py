@@ -186,14 +186,7 @@ def route(
 
 @route.register_fake
 def _(
-    logits_NE: Tensor,
-    bias_E: Tensor | None,
-    is_sigmoid: bool,
-    top_k: int,
-    num_groups: int,
-    groups_per_token: int,
-    normalizes: bool,
-    scale: float,
+    logits_NE: Tensor, bias_E: Tensor | None, is_sigmoid: bool, top_k: int, *_: object
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return _empty(logits_NE, top_k)
 
@@ -243,10 +236,7 @@ def _(
     grad_scores_NE: Tensor | None,
     grad_logsumexp_N: Tensor | None,
     logits_NE: Tensor,
-    experts_NC: Tensor,
-    is_sigmoid: bool,
-    normalizes: bool,
-    scale: float,
+    *_: object,
 ) -> Tensor:
     return torch.empty(logits_NE.shape, dtype=logits_NE.dtype, device=logits_NE.device)
 

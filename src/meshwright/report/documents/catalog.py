@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from meshwright.catalog import CatalogKind
 
 ABOUT = {
     "conflicts": "Where sources disagree",
@@ -25,23 +28,27 @@ def details_document(kind: str, name: str) -> dict[str, Any]:
 
 
 def _list_models() -> dict[str, Any]:
-    from meshwright.catalog import CatalogKind, entry, model, model_names
+    from meshwright.catalog import CatalogKind, model, model_names
 
-    rows = []
-    for name in model_names():
+    def values(name: str) -> dict[str, Any]:
         m = model(name)
-        rows.append(
-            {
-                "name": name,
-                **_parameters(name),
-                "num_layers": m.num_layers,
-                "hidden": m.hidden,
-                "num_experts": m.experts.num_experts if m.experts else 0,
-                "attention": m.attention.kind.value,
-                "title": entry(CatalogKind.MODEL, name).title,
-            }
-        )
-    return {"models": rows}
+        return _parameters(name) | {
+            "num_layers": m.num_layers,
+            "hidden": m.hidden,
+            "num_experts": m.experts.num_experts if m.experts else 0,
+            "attention": m.attention.kind.value,
+        }
+
+    return {"models": _rows(CatalogKind.MODEL, model_names(), values)}
+
+
+def _rows(
+    kind: CatalogKind, names: Iterable[str], values: Callable[[str], Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """One row for each entry: its name, `values` of it, and its title."""
+    from meshwright.catalog import entry
+
+    return [{"name": name, **values(name), "title": entry(kind, name).title} for name in names]
 
 
 def _show_model(name: str) -> dict[str, Any]:
@@ -61,23 +68,16 @@ def _parameters(name: str) -> dict[str, int]:
 
 
 def _list_accelerators() -> dict[str, Any]:
-    from meshwright.catalog import CatalogKind, accelerator, accelerator_names, entry
+    from meshwright.catalog import CatalogKind, accelerator, accelerator_names
 
-    rows = []
-    for name in accelerator_names():
+    fields = ("memory_bytes", "memory_bytes_per_s", "scale_up_bytes_per_s", "scale_out_bytes_per_s")
+
+    def values(name: str) -> dict[str, Any]:
         a = accelerator(name)
-        rows.append(
-            {
-                "name": name,
-                **{f"{f}_flops_per_s": a.peak_flops_per_s.get(f) for f in ("bf16", "fp8", "fp4")},
-                "memory_bytes": a.memory_bytes,
-                "memory_bytes_per_s": a.memory_bytes_per_s,
-                "scale_up_bytes_per_s": a.scale_up_bytes_per_s,
-                "scale_out_bytes_per_s": a.scale_out_bytes_per_s,
-                "title": entry(CatalogKind.ACCELERATOR, name).title,
-            }
-        )
-    return {"accelerators": rows}
+        peaks = {f"{f}_flops_per_s": a.peak_flops_per_s.get(f) for f in ("bf16", "fp8", "fp4")}
+        return peaks | {field: getattr(a, field) for field in fields}
+
+    return {"accelerators": _rows(CatalogKind.ACCELERATOR, accelerator_names(), values)}
 
 
 def _show_accelerator(name: str) -> dict[str, Any]:
@@ -87,22 +87,14 @@ def _show_accelerator(name: str) -> dict[str, Any]:
 
 
 def _list_clusters() -> dict[str, Any]:
-    from meshwright.catalog import NAMING_RULE, CatalogKind, entry, fabric, fabric_names
+    from meshwright.catalog import NAMING_RULE, CatalogKind, fabric, fabric_names
 
-    rows = []
-    for name in fabric_names():
-        f = fabric(name)
-        rows.append(
-            {
-                "name": name,
-                "scale_up_domain": f.scale_up_domain,
-                "scale_up_bytes_per_s": f.scale_up_bytes_per_s,
-                "scale_out_bytes_per_s": f.scale_out_bytes_per_s,
-                "oversubscription": f.oversubscription,
-                "title": entry(CatalogKind.FABRIC, name).title,
-            }
-        )
-    return {"fabrics": rows, "naming_rule": NAMING_RULE}
+    fields = ("scale_up_domain", "scale_up_bytes_per_s", "scale_out_bytes_per_s", "oversubscription")
+
+    def values(name: str) -> dict[str, Any]:
+        return {field: getattr(fabric(name), field) for field in fields}
+
+    return {"fabrics": _rows(CatalogKind.FABRIC, fabric_names(), values), "naming_rule": NAMING_RULE}
 
 
 def _show_cluster(name: str) -> dict[str, Any]:
