@@ -69,7 +69,7 @@ def labelled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _overlap(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    """Whether the names of both would lie on each other.
+    """True if the names of both would lie on each other.
 
     >>> _overlap({"measured": 100.0, "predicted": 300.0}, {"measured": 105.0, "predicted": 310.0})
     True

@@ -32,7 +32,7 @@ def commands(body: str) -> list[str]:
 
 
 def printed(command: str, folder: Path) -> str:
-    """What `command` prints, on both streams, without trailing blanks."""
+    """Output of `command`, on both streams, without trailing blanks."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", command],

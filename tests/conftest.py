@@ -115,7 +115,7 @@ def engine_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What one command line did."""
+    """Exit code and output of one command line."""
 
     exit_code: int
     stdout: str
@@ -141,7 +141,7 @@ def meshwright(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
 
 @pytest.fixture
 def one_thread_and_a_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """What tests compute is small, and the processes that they start share few cores."""
+    """Give a test one thread and a cache of its own: what it computes is small, and its processes share few cores."""
     torch = pytest.importorskip("torch")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -1,4 +1,4 @@
-"""What tests of kernels share: Triton's interpreter, errors against float64, shapes for Hypothesis."""
+"""Shared parts of tests of kernels: Triton's interpreter, errors against float64, shapes for Hypothesis."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -31,10 +32,13 @@ THEIR_TERMS = {
     ),  # POSIX: what a shell splits into
 }
 
+SCHEDULERS = ("tests/engines/launch", "tests/unit/launch")
+"""Tests of what schedulers run, who call it a job."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleNames:
-    """What a module names, without its syntax tree, which would stay in memory for all later tests."""
+    """Names in a module, without its syntax tree, which would stay in memory for all later tests."""
 
     where: str  # below the package
     defined: tuple[tuple[int, str], ...]  # line and name; the first is the module's
@@ -44,34 +48,58 @@ class ModuleNames:
 
 @cache
 def modules() -> tuple[ModuleNames, ...]:
-    return tuple(names_of(path) for path in sorted(SOURCE.rglob("*.py")))
+    return tuple(names_of(path, root=SOURCE) for path in sorted(SOURCE.rglob("*.py")))
 
 
-def names_of(path: Path) -> ModuleNames:
+@cache
+def others() -> tuple[ModuleNames, ...]:
+    """Tests, benchmarks and scripts."""
+    folders = (ROOT / name for name in ("benchmarks", "scripts", "tests"))
+    return tuple(names_of(path, root=ROOT) for folder in folders for path in sorted(folder.rglob("*.py")))
+
+
+def names_of(path: Path, *, root: Path) -> ModuleNames:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     name = path.parent.name if path.name == "__init__.py" else path.stem
     defined, docstrings = [(1, name)], []
     for node in ast.walk(tree):
         defined += names_in(node)
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            docstring = ast.get_docstring(node, clean=False)
-            if docstring:
-                docstrings.append((getattr(node, "lineno", 1), docstring.strip().splitlines()[0]))
+        docstrings += docstrings_in(node)
     classes = [n.name for n in tree.body if isinstance(n, ast.ClassDef) and not n.name.startswith("_")]
     return ModuleNames(
-        where=path.relative_to(SOURCE).as_posix(),
+        where=path.relative_to(root).as_posix(),
         defined=tuple(defined),
         docstrings=tuple(docstrings),
         public_classes=tuple(classes),
     )
 
 
+def docstrings_in(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and first line of a docstring of a module, class or function, or below a constant or field."""
+    body = getattr(node, "body", None)
+    if not isinstance(body, list):
+        return
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        docstring = ast.get_docstring(node, clean=False)
+        if docstring:
+            yield getattr(node, "lineno", 1), docstring.strip().splitlines()[0]
+    for before, after in pairwise(body):
+        match before, after:
+            case ast.Assign() | ast.AnnAssign(), ast.Expr(value=ast.Constant(value=str(text))):
+                yield after.lineno, text.strip().splitlines()[0]
+
+
 def banned() -> frozenset[str]:
     """Terms that the glossary rejects, as parts of identifiers, and those of `UNCLEAR`."""
-    rejected = {
-        t.strip() for m in NOT.finditer(GLOSSARY.read_text(encoding="utf-8")) for t in m["terms"].split(",")
-    }
-    return frozenset(term.replace(" ", "_").replace("-", "_").lower() for term in [*rejected, *UNCLEAR])
+    return rejected() | frozenset(UNCLEAR)
+
+
+@cache
+def rejected() -> frozenset[str]:
+    """Terms that the glossary rejects, as parts of identifiers."""
+    lists = (m["terms"] for m in NOT.finditer(GLOSSARY.read_text(encoding="utf-8")))
+    terms = (term.strip() for listed in lists for term in listed.split(","))
+    return frozenset(term.replace(" ", "_").replace("-", "_").lower() for term in terms)
 
 
 def parts(name: str) -> str:
@@ -113,10 +141,22 @@ def test_identifiers_use_the_terms_of_the_glossary():
     assert "\n".join(found) == ""
 
 
+def test_identifiers_of_tests_and_scripts_use_them_too():
+    terms = rejected()
+    found = [
+        f"{module.where}:{line}: {name} ({term})"
+        for module in others()
+        if not module.where.startswith(SCHEDULERS)
+        for line, name in module.defined
+        if (term := banned_part(name, terms)) is not None
+    ]
+    assert "\n".join(found) == ""
+
+
 def test_docstrings_open_with_a_verb_or_a_noun():
     found = [
         f"{module.where}:{line}: {docstring}"
-        for module in modules()
+        for module in (*modules(), *others())
         for line, docstring in module.docstrings
         if INDIRECT.match(docstring)
     ]

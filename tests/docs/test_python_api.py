@@ -19,7 +19,7 @@ SHARED = {"to_dict", "to_frame", "to_rows", "summary"}
 
 
 def section(name: str) -> str:
-    """What stands under the heading that names `name`, subsections included."""
+    """Text under the heading that names `name`, subsections included."""
     found = re.search(rf"^(##+) [^\n]*\b{name}\b[^\n]*\n(.*?)(?=^##? |\Z)", PAGE, re.MULTILINE | re.DOTALL)
     return "" if found is None else found[2]
 

@@ -1,4 +1,4 @@
-"""What the page of the run files that ship says in words can be typed: every command of its table finds a plan."""
+"""Commands in the page of the run files that ship can be typed: every command of its table finds a plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured on GPUs: the device, GEMM tuning, MFU, and engines side by side."""
+"""Measurements on GPUs: the device, GEMM tuning, MFU, and engines side by side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold for the memory of every plan."""
+"""Laws of the memory of every plan."""
 
 from __future__ import annotations
 

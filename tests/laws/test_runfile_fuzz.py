@@ -59,7 +59,7 @@ values = st.recursive(
 
 
 def outcome(load: Callable[[], Run]) -> Run | MeshwrightError:
-    """What a user gets. Any other exception than ours fails the test by itself."""
+    """Return the run, or the error that a user gets. Any other exception than ours fails the test by itself."""
     try:
         return load()
     except MeshwrightError as error:

@@ -202,7 +202,7 @@ def reference(folder: Path, seed: int) -> tuple[Any, Any]:
 
 
 def rounding(model: Any, expected: Any) -> float:
-    """How much transformers differs from itself when its weights change in their last bit."""
+    """Distance by which transformers differs from itself when its weights change in their last bit."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter *= 1 + 2.0**-23 * torch.randn(parameter.shape).sign()

@@ -1,4 +1,4 @@
-"""How far predictions are from the shipped published runs: what the documentation promises.
+"""Errors of predictions of the shipped published runs, as the documentation promises them.
 
 The first block tests the calibration that ships on the rows it was fitted to; the slow test at the end leaves each
 source out in turn, which is the error to expect elsewhere. Limits are rounded up from what is reached, so that a

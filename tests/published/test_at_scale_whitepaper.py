@@ -21,7 +21,7 @@ RUNS = Path(__file__).parents[2] / "examples" / "runs"
 TABLE_1 = [f"scale_0{i}" for i in range(1, 7)]
 SIZES = (768, 1024, 2048, 16_384, 32_768, 65_536)
 ZERO_1 = {"sharding": Sharding.OPTIMIZER}
-"""What Megatron-LM runs with its distributed optimizer; the whitepaper says "FSDP or ZeRO"."""
+"""Sharding that Megatron-LM runs with its distributed optimizer; the whitepaper says "FSDP or ZeRO"."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Where the planner ranks layouts that others shipped or measured best: docs/reference/found-layouts.md.
+"""Ranks of layouts that others shipped or measured best: docs/reference/found-layouts.md.
 
 Ranks and gaps move a little with every calibration. What is held: the gap to our best is no larger than the document
 says (and some), and among plans that were measured the published one comes first.

@@ -1,4 +1,4 @@
-"""Which of two plans is faster: published comparisons, and by how much where the pair differs in one thing only."""
+"""Order of two plans: published comparisons, and by how much where the pair differs in one thing only."""
 
 from __future__ import annotations
 

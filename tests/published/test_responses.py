@@ -88,7 +88,7 @@ class TestMicroBatch:
 
     @pytest.mark.parametrize("device", ["h100", "gb200"])
     def test_and_hardly_with_graphs_of_the_whole_iteration(self, device):
-        """What is left are the starts of each expert's kernels on the device, shorter beside H100's longer kernels."""
+        """Only the starts of each expert's kernels remain on the device, short against H100's longer kernels."""
         assert self.gain(device, cuda_graphs=CudaGraphs.FULL) < (1.11 if device == "h100" else 1.22)
 
     def test_nor_in_a_dense_model(self):
@@ -142,7 +142,7 @@ def test_factors_on_everything_stay_near_one():
 
 
 class TestSwitches:
-    """What a switch of the software does, everything else equal."""
+    """Effect of a switch of the software, everything else equal."""
 
     DENSE = Plan(tensor=8, data_shard=1, sharding=Sharding.OPTIMIZER, sequence_parallel=True)
     EXPERTS = replace(PLAN, expert=8, micro_batch=4)

@@ -226,8 +226,8 @@ def mesh():
 @pytest.mark.parametrize(
     ("layout", "expected"), [(Shard(0), Shard(0)), (Replicate(), Partial())], ids=["divided", "whole"]
 )
-def test_a_gradient_in_parts_is_divided_as_its_parameter_is(mesh, compute, layout, expected):
-    """What all ranks have stays in parts until the step; what is added to the gradient here reaches the step."""
+def test_a_gradient_in_parts_is_sharded_as_its_parameter_is(mesh, compute, layout, expected):
+    """A gradient that all ranks have stays in parts until the step; an addition to it here reaches the step."""
     module = torch.nn.Linear(4, 8, bias=False)
     weight = distribute_tensor(module.weight.detach(), mesh, [layout])
     module.weight = torch.nn.Parameter(weight)

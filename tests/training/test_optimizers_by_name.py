@@ -26,7 +26,7 @@ RATE = 1e-2
 
 
 class Toy(nn.Module):
-    """What a transformer has: tables, matrices of hidden layers, a stack of experts, vectors."""
+    """Kinds of parameters of a transformer: tables, matrices of hidden layers, a stack of experts, vectors."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What makes a run, and what may change when it is resumed."""
+"""Identity of a run: what makes it, and what may change when it is resumed."""
 
 from __future__ import annotations
 

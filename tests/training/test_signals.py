@@ -1,4 +1,4 @@
-"""What stops a training from outside, and what then stands on the disk."""
+"""Signals that stop a training, and the files that remain."""
 
 from __future__ import annotations
 

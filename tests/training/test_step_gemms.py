@@ -31,7 +31,7 @@ def with_sections(text: str, *sections: str) -> str:
 
 
 def made(run, plan: Plan, monkeypatch) -> Counter:
-    """What one step makes: every product of the run is routed to a spy."""
+    """Count the GEMMs of one step: every one of the run is routed to a spy."""
     seen: Counter = Counter()
 
     def spy(x, y):

@@ -34,7 +34,7 @@ SIDECAR = {
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What it really does. Products reach less of `flops_per_s` the shallower they are."""
+    """True rates of a device. GEMMs reach less of `flops_per_s` the shallower they are."""
 
     flops_per_s: float = 1e12
     copy_bytes_per_s: float = 50e9
@@ -68,7 +68,7 @@ class Machine:
     def record(
         self, folder: Path, *, workload: Workload | None = None, count: int = 150, noise: float = 0.01
     ) -> Path:
-        """Write records of its kernels and exchanges, a few samples of each point; what whole steps take follows from
+        """Write records of its kernels and collectives, a few samples of each point; what whole steps take follows from
         parameters that are no rates of it."""
         out, draw = DeviceRecorder(folder, sidecar=SIDECAR, resume=False), random.Random(1)
         for family in PointFamily:

@@ -37,7 +37,7 @@ _OFF = Features(
     fuses_experts=False,
     fp8_attention=False,
 )
-"""What a recipe leaves out."""
+"""Switches of a recipe that states none."""
 
 
 def recipe_for(

@@ -13,7 +13,7 @@ from __future__ import annotations
 from meshwright.arrays import Array
 
 MFU_CONVENTION = "model FLOPs, causal attention, no recomputation"
-"""What records say of their MFU."""
+"""Convention of the MFU in records."""
 
 MFU_DEFINITION = (
     "model FLOPs utilization: forward and backward without recomputation, causal attention counted at half, "

@@ -31,7 +31,7 @@ SMALLEST = 2.0**-38
 """The least scale of a block."""
 
 fused_adamw = torch._fused_adamw_  # pyright: ignore[reportPrivateImportUsage]
-"""What torch.optim.AdamW(fused=True) calls."""
+"""Operator that torch.optim.AdamW(fused=True) calls."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -99,7 +99,7 @@ class EngineFacts:
     """Further ones, which only files for its own programs set."""
     rules: tuple[Rule, ...] = ()  # what this engine alone refuses
     configurations: tuple[str, ...] = ()
-    """How names of its own configurations end (".toml"), by which `import` knows them; ":" is MODULE:FUNCTION."""
+    """Endings of its own configurations' names (".toml"), by which `import` knows them; ":" is MODULE:FUNCTION."""
     source: str  # where all this was read
 
 

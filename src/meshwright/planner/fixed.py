@@ -13,7 +13,7 @@ SHORT = {
     "tp": "tensor", "cp": "context", "pp": "pipeline", "vpp": "virtual_pipeline", "ep": "expert",
     "etp": "expert_tensor", "mbs": "micro_batch", "dp": "data_shard", "fsdp": "data_shard",
 }  # fmt: skip
-"""What the field calls the degrees."""
+"""Short names of the degrees, as papers have them."""
 
 
 def fixed_fields(assignments: Iterable[str]) -> dict[str, Any]:

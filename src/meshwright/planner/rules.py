@@ -412,7 +412,7 @@ RULES: tuple[Rule, ...] = (
         says=_says_loss,
     ),
 )
-"""What engines share, in the order in which messages name it."""
+"""Rules that engines share, in the order in which messages name it."""
 
 
 @cache

@@ -74,7 +74,7 @@ LEAST_CONTENTS = 3
 """Sections of a page with a list of contents."""
 
 SORTS = 'data-name="'
-"""What a table that sorts has."""
+"""Attribute of a table that sorts."""
 
 
 def document(

@@ -10,7 +10,7 @@ from typing import Any
 from meshwright.errors import InputError, RunFileError
 
 KeyPath = tuple[str | int, ...]
-"""Where a value is: ("batch", "micro") or ("parallel", "layers_per_stage", 2)."""
+"""Path of a value: ("batch", "micro") or ("parallel", "layers_per_stage", 2)."""
 
 SourceLocation = int | str
 """A line of the file, or the option that gave the value (`--set batch.micro`)."""

@@ -56,7 +56,7 @@ def changed_text(run: Run, values: Mapping[str, Any], *, wanted: Run, what: str)
 
 
 SECTION_HERE, MICRO_HERE = "PARALLEL_SECTION_HERE", "MICRO_BATCH_HERE"
-"""Where a template lacks the values of `parallel` and `batch.micro`."""
+"""Marks in a template that lacks the values of `parallel` and `batch.micro`."""
 
 
 def plan_template(run: Run) -> str:

@@ -64,7 +64,7 @@ STORED_MODULES = ("feed_forward", "norm")
 """Modules of a layer that can keep their activations in 8 bits."""
 
 WEIGHT_CACHES = ("on", "off")
-"""Whether 8-bit weights are kept from the first micro-batch of a step to the last."""
+"""Values of the cache that keeps 8-bit weights from the first micro-batch of a step to the last."""
 
 ALL_TOKENS = "all"
 """Logits of all tokens of a micro-batch are in memory at once, in place of those of a number of tokens."""

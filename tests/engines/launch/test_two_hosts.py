@@ -49,7 +49,7 @@ def worker_on(host) -> int:
 
 
 def ended(*processes: subprocess.Popen[str]) -> list[str]:
-    """What they printed; all must have ended well."""
+    """Output of the processes, all of which must have ended well."""
     printed = [process.communicate(timeout=DEADLINE_S)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * len(processes), "\n---\n".join(printed)
     return printed

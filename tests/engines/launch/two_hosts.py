@@ -33,7 +33,7 @@ class Host:
 
 
 def why_not() -> str | None:
-    """Why there can be no hosts here; None: there can."""
+    """Reason why there can be no hosts here; None: there can."""
     if missing := [program for program in PROGRAMS if shutil.which(program) is None]:
         return f"two hosts need {', '.join(missing)}"
     if os.geteuid() != 0:

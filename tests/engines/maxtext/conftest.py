@@ -43,7 +43,7 @@ engine: maxtext
 parallel: {data_shard: 1, sharding: none, recompute: full}
 train: {steps: 20}
 """
-"""What a run file says where a test does not."""
+"""Values of a run file that a test does not give."""
 
 
 def whole(text: str) -> str:
@@ -120,7 +120,7 @@ class Toy:
         return json.loads((self.folder / out / "record.json").read_text())
 
     def device(self, out: str) -> dict[str, object]:
-        """What a training ran on; its threads are the training's."""
+        """Device of a training, without its threads, which are the training's own."""
         return {key: value for key, value in self.record(out)["device"].items() if key != "threads"}
 
     @staticmethod

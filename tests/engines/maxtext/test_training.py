@@ -148,7 +148,7 @@ def test_latents_with_softmax_scores(make_toy):
 
 @pytest.mark.slow
 def test_routing_biases_go_on_and_out(latents):
-    """What is exported after twelve steps is what the native engine has then; the other eight are taken elsewhere."""
+    """Exported biases are those of the native engine after twelve steps; the other eight are taken elsewhere."""
     from safetensors.torch import load_file
 
     saves = "train.checkpoint={folder: saved, every_steps: 12}"

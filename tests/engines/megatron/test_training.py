@@ -59,7 +59,7 @@ attention: {num_heads: 4, num_kv_heads: 2, qk_norm: true}, experts: {num_experts
 num_dense_layers: 1, num_shared: 1, router: sigmoid, routed_scale: 2.5}}"""
 BALANCED = "train.balance_loss=0.1"
 Z_LOSS = "train.router_z_loss=0.05"
-FEWER = "batch.micro=4"  # two micro-batches a step: every layer of these waits for many exchanges
+FEWER = "batch.micro=4"  # two micro-batches a step: every layer of these waits for many collectives
 
 CASES = {  # name -> model, plan, other settings
     "replicas": (DENSE, "{data_shard: 2, sharding: none}"),
@@ -195,7 +195,7 @@ def lower(folder: Path, plans: dict[str, str], *, kind: str) -> dict[str, Path]:
 
 
 def saves(folder: Path, name: str, *, kind: str) -> str:
-    """Where a case saves."""
+    """Folder in which a case saves."""
     return str(folder / kind / f"{name.replace(' ', '-')}-saved")
 
 

@@ -1,4 +1,4 @@
-"""What a run is held against: measured here, or looked up."""
+"""Rates that a run is compared with: measured here, or looked up."""
 
 from __future__ import annotations
 
@@ -136,9 +136,9 @@ def test_steps_of_a_calibration_are_timed_again(monkeypatch):
 
 def test_an_open_plan_is_the_planners(tmp_path):
     free = run(tmp_path)
-    job = engine.prepare(free, options=TrainOptions(folder=tmp_path))
-    assert job.plan.num_devices == 1
-    assert job.plan.micro_batch == 2  # the run file's
+    prepared = engine.prepare(free, options=TrainOptions(folder=tmp_path))
+    assert prepared.plan.num_devices == 1
+    assert prepared.plan.micro_batch == 2  # the run file's
     assert free.plan is None
 
 

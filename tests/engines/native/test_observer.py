@@ -80,7 +80,7 @@ def observed(run: Run, folder: Path) -> list[list[Any]]:
 
 
 def numbers(steps: list[dict[str, Any]]) -> list[Any]:
-    """What a step computes, to the last bit."""
+    """Results of each step, to the last bit."""
     return [[step.get(key) for key in ("loss", "gradient_norm", "validation_loss")] for step in steps]
 
 

@@ -107,7 +107,7 @@ def one_layer(model: str, plan: Plan):
 
 
 def claimed_bytes(model: str, plan: Plan) -> float:
-    """What the cost model says a layer keeps; it counts two bytes an element, these tests compute in four."""
+    """Bytes that a layer keeps by the cost model; it counts two bytes an element, these tests compute in four."""
     run = run_of(model)
     table = model_row(run.model)
     batch = BatchTable(global_batch=2, seq_len=16)

@@ -110,7 +110,7 @@ def example(path: Path) -> Run | None:
 
 @pytest.fixture(scope="module")
 def runs() -> dict[str, Run]:
-    """What is exported, by name."""
+    """Exported runs by name."""
     found = {path.stem: example(path) for path in sorted(EXAMPLES.glob("*.yaml"))}
     return {name: toy(name) for name in TOYS} | {name: run for name, run in found.items() if run is not None}
 

@@ -135,11 +135,11 @@ def test_two_processes_communicate_and_train_in_every_way(tmp_path, monkeypatch)
     from meshwright.records.device import DeviceRecorder, PointStatus, read
 
     kinds = KERNELS[PointFamily.TRAINING][1:]
-    exchange = Point(family=PointFamily.COLLECTIVES, kernel="all_gather", size_bytes=4096, num_processes=2)
+    gather = Point(family=PointFamily.COLLECTIVES, kernel="all_gather", size_bytes=4096, num_processes=2)
 
     def few(family: PointFamily, *, num_processes: int = 1, **_: object) -> list[Point]:
         if family is PointFamily.COLLECTIVES:
-            return [exchange]
+            return [gather]
         return [SMALL] if num_processes == 1 else [small(kernel) for kernel in kinds]
 
     monkeypatch.setattr(campaign, "points_of", few)
@@ -152,7 +152,7 @@ def test_two_processes_communicate_and_train_in_every_way(tmp_path, monkeypatch)
     outcome = campaign.measure_device(request, device=cpu, recorder=recorder)
     assert outcome.notes == []
     rows = read(tmp_path).rows
-    assert [row.point for row in rows] == [SMALL, exchange, *map(small, kinds), SMALL, SMALL]  # its windows
+    assert [row.point for row in rows] == [SMALL, gather, *map(small, kinds), SMALL, SMALL]  # its windows
     assert all(row.status is not PointStatus.FAILED and row.seconds_median > 0 for row in rows)
     assert sum(outcome.counts[PointFamily.TRAINING].values()) == 1 + len(kinds)
     assert sum(outcome.counts[PointFamily.COLLECTIVES].values()) == 1

@@ -1,4 +1,4 @@
-"""Exchanges take what was measured, and between measurements something between."""
+"""Collectives take what was measured, and between measurements something between."""
 
 from __future__ import annotations
 

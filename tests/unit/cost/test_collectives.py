@@ -146,7 +146,7 @@ class TestClosedForms:
 
 
 class TestKnownMistakes:
-    """What published projection tools got wrong must not happen here."""
+    """Mistakes of published projection tools, which must not happen here."""
 
     def test_all_reduce_of_1_gib_on_50_gb_s_ports_takes_the_wire_time_and_grows_with_nodes(self):
         net = net_of("mi355x-8x64")
@@ -175,11 +175,11 @@ class TestKnownMistakes:
 
 # NCCL 2.29 on 8 GPUs: seconds of a small message, large-message algorithm bandwidth
 PUBLISHED = {
-    "a100-8x1": {"gather": (17e-6, 235e9), "reduce": (24e-6, 127e9), "exchange": (15e-6, 232e9)},
-    "h100-8x1": {"gather": (12e-6, 383e9), "reduce": (17.5e-6, 254e9), "exchange": (9.4e-6, 360e9)},
-    "b200-8x1": {"gather": (18.5e-6, 705e9), "reduce": (27e-6, 402e9), "exchange": (13e-6, 644e9)},
+    "a100-8x1": {"gather": (17e-6, 235e9), "reduce": (24e-6, 127e9), "all-to-all": (15e-6, 232e9)},
+    "h100-8x1": {"gather": (12e-6, 383e9), "reduce": (17.5e-6, 254e9), "all-to-all": (9.4e-6, 360e9)},
+    "b200-8x1": {"gather": (18.5e-6, 705e9), "reduce": (27e-6, 402e9), "all-to-all": (13e-6, 644e9)},
 }
-FUNCTIONS = {"gather": all_gather_s, "reduce": all_reduce_s, "exchange": all_to_all_s}
+FUNCTIONS = {"gather": all_gather_s, "reduce": all_reduce_s, "all-to-all": all_to_all_s}
 
 
 class TestCalibration:

@@ -1,4 +1,4 @@
-"""Where the communicators of a plan lie on the cluster."""
+"""Position of the communicators of a plan on the cluster."""
 
 from __future__ import annotations
 

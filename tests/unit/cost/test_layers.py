@@ -74,20 +74,20 @@ class TestContextParallel:
 class TestExpertParallel:
     MODEL = "gpt-oss-120b"
 
-    def exchange_s(self, case, *, cluster="h100-8x8", **changes) -> float:
+    def all_to_all_s(self, case, *, cluster="h100-8x8", **changes) -> float:
         plan = Plan(**({"expert": 8, "data_shard": 64} | changes))
         return float(
             parts_of(case(model=self.MODEL, cluster=cluster, plan=plan)).moe["expert_parallel"].forward_s
         )
 
-    def test_no_exchange_when_every_rank_has_all_experts(self, case):
-        assert self.exchange_s(case, expert=1) == 0
+    def test_no_all_to_all_when_every_rank_has_all_experts(self, case):
+        assert self.all_to_all_s(case, expert=1) == 0
 
-    def test_an_exchange_inside_a_node_is_cheaper_than_across(self, case):
-        assert self.exchange_s(case, expert=8) < self.exchange_s(case, expert=64) / 2
+    def test_an_all_to_all_inside_a_node_is_cheaper_than_across(self, case):
+        assert self.all_to_all_s(case, expert=8) < self.all_to_all_s(case, expert=64) / 2
 
     def test_a_rack_does_not_mind(self, case):
-        inside, across = (self.exchange_s(case, cluster="gb200-4x16", expert=e) for e in (8, 64))
+        inside, across = (self.all_to_all_s(case, cluster="gb200-4x16", expert=e) for e in (8, 64))
         assert across < 1.5 * inside
 
     def test_one_copy_to_each_node_is_never_slower(self, case):
@@ -105,12 +105,12 @@ class TestExpertParallel:
             parts_of(narrow).moe["expert_parallel"].forward_s < parts_of(c).moe["expert_parallel"].forward_s
         )
 
-    def test_dense_layers_do_not_exchange(self, case):
+    def test_dense_layers_do_not_communicate(self, case):
         assert "expert_parallel" not in parts_of(case()).dense
 
 
 class TestOnAProcessor:
-    """What costs time only where the processor that issues also computes."""
+    """Work that takes time only where the processor that issues also computes."""
 
     def accumulated(self, c, **rates) -> float:
         return parts_of(c.with_rates(accumulation_passes=1.0, **rates)).dense["accumulation"].total_s
@@ -194,7 +194,7 @@ class TestRecompute:
         assert chosen("core_attention", "norm") == pytest.approx(chosen("core_attention") + chosen("norm"))
         assert chosen("moe") == 0  # a dense layer has none
 
-    def test_recomputing_experts_repeats_their_exchange(self, case):
+    def test_recomputing_experts_repeats_their_all_to_all(self, case):
         plan = Plan(data_shard=32, expert=8, recompute=Recompute.SELECTIVE, recompute_modules=("moe",))
         parts = parts_of(case(model="mixtral-8x7b", plan=plan)).moe
         names = ("experts", "router", "expert_parallel")

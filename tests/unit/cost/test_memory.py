@@ -123,7 +123,7 @@ class TestActivations:
         assert layer(plan, constants=self.paper).dense == (none + full) / 2
 
 
-def test_every_second_matrix_product_of_llama() -> None:
+def test_every_second_gemm_of_llama() -> None:
     """torchtitan's selective op, Llama 3.1 8B: input, q, v, attention, gate (or up) and the last product."""
     plan = Plan(recompute=Recompute.SELECTIVE, recompute_modules=("alternate_matmuls",))
     kept = layer(plan, constants=constants_of(), model=catalog.model("llama3.1-8b")).dense

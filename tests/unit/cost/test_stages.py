@@ -1,4 +1,4 @@
-"""How layers lie on pipeline ranks."""
+"""Layers of each pipeline rank."""
 
 from __future__ import annotations
 

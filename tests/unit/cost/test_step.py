@@ -94,7 +94,7 @@ class TestPipeline:
         assert gain > 0.8 * 32 * head_s  # every one of 32 micro-batches waits for it
 
 
-class TestCrowd:
+class TestOversubscription:
     @given(longest_s=st.floats(0, 1e3), share=st.floats(0, 1), cpu_oversubscription=st.floats(1, 64))
     def test_a_chain_ends_no_sooner_than_the_work_of_all_and_no_later_than_alone(
         self, longest_s, share, cpu_oversubscription
@@ -126,13 +126,13 @@ class TestCrowd:
         work = sum(x for name, x in oversubscribed.components_s.items() if name not in ONCE)
         assert work == pytest.approx(alone.num_micro_batches * mean)
 
-    def test_a_crowd_changes_nothing_where_nobody_waits(self, case):
+    def test_oversubscription_changes_nothing_where_no_process_waits(self, case):
         c = case(cluster="h100-8x1", plan=Plan(tensor=8))
         assert c.with_rates(cpu_oversubscription=2.0).steps().step_s == pytest.approx(c.steps().step_s)
 
 
-class TestExchanges:
-    """What a process does around an exchange adds so many times its seconds to one component, and nowhere else."""
+class TestTimeAroundCollectives:
+    """Work of a process around a collective adds so many times its seconds to one component, and nowhere else."""
 
     SECONDS = 1e-3
 
@@ -148,7 +148,7 @@ class TestExchanges:
         grown = {part: (with_it[part] - without[part]) / self.SECONDS for part in with_it}
         return {part: float(x) for part, x in grown.items() if abs(x) > 1e-6}
 
-    def test_tensor_parallelism_exchanges_eight_times_a_layer(self, case):
+    def test_tensor_parallelism_communicates_eight_times_a_layer(self, case):
         """Two gathers and two scatters forward, as many backward; 16 micro-batches of 32 layers."""
         found = self.added(case, "tensor_collective_s", plan=Plan(tensor=4, data_shard=8))
         assert found == {"tensor_parallel": pytest.approx(16 * 32 * 8)}
@@ -186,7 +186,7 @@ class TestExchanges:
     @pytest.mark.parametrize(
         "name", ["tensor_collective_s", "data_collective_s", "data_layer_s", "pipeline_transfer_s"]
     )
-    def test_one_device_exchanges_nothing(self, case, name):
+    def test_one_device_communicates_nothing(self, case, name):
         assert self.added(case, name, cluster="h100-8x1", plan=Plan(sharding=Sharding.NONE)) == {}
 
     @pytest.mark.parametrize(

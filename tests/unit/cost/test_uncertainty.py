@@ -75,7 +75,7 @@ def test_what_the_fit_leaves_unexplained_differs_by_kind_of_model():
     assert variances(fitted, is_moe=True)["unexplained"] == pytest.approx(0.08**2)
 
 
-def test_switches_that_nobody_states_widen_mixtures_alone():
+def test_switches_that_are_not_stated_widen_mixtures_alone():
     added = replace(
         prior(), residual_sd={"dense": 0, "moe": 0}, interval_floors={"dense": 0.1}, unstated_sd=0.3
     )

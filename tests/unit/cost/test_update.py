@@ -1,4 +1,4 @@
-"""What happens once a step: reduction, update, gather."""
+"""Work of once a step: reduction, update, gather."""
 
 from __future__ import annotations
 

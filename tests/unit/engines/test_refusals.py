@@ -1,4 +1,4 @@
-"""What several engines cannot do is refused by each of them, with the same key and the same reason."""
+"""Runs that several engines cannot do are refused by each of them, with the same key and the same reason."""
 
 from __future__ import annotations
 

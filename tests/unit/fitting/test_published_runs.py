@@ -104,7 +104,7 @@ def test_what_was_measured_is_surer_than_the_prior(fitted):
 
 
 def test_offsets_that_no_row_moves_are_left_to_the_prior(fitted):
-    """No row of these exchanges tokens with experts on another rank or keeps states on the host."""
+    """No row of these sends tokens to experts on another rank or keeps states on the host."""
     moved = {key for _, level, key in fitted.calibration.offsets if level == "framework"}
     assert moved <= {"nemo", "megatron-bridge", "megatron-lm", "megatron-lm-2021"}
 

@@ -79,7 +79,7 @@ def spread(value: float) -> Latency:
 def point(
     name: str, concurrency: int, lengths: tuple[int, int], *, wait: float = 0.0, **changes
 ) -> ServingPoint:
-    """What a client measures while other programs have the processors for `wait` of the time."""
+    """Point that a client measures while other programs have the processors for `wait` of the time."""
     inputs, outputs = lengths
     load = RequestLoad(input_tokens=inputs, output_tokens=outputs, concurrency=concurrency, lockstep=True)
     found = truth(name, load)

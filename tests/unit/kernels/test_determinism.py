@@ -43,7 +43,7 @@ def calls_of(op):
 
 
 def values(case):
-    """What a call returns and changes, and its gradients."""
+    """Results of a call, the tensors that it changes, and its gradients."""
     tensors = [t.clone() if isinstance(t, torch.Tensor) else t for t in case.tensors]
     for tensor in tensors[: case.num_trained]:
         tensor.requires_grad_()

@@ -51,7 +51,7 @@ def agree(function, exact, tensors, *, factor=4.0):
 
 @pytest.fixture
 def _liger(monkeypatch):
-    """What Triton's interpreter lacks and its compiler has: numbers that are tensors, and functions of libdevice."""
+    """Supply what only Triton's compiler has: numbers that are tensors, and functions of libdevice."""
     pytest.importorskip("liger_kernel")
     pytest.importorskip("triton")
     import numpy as np

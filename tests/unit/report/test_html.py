@@ -11,7 +11,7 @@ VOID = {"meta", "br", "hr"}
 
 
 class Page(HTMLParser):
-    """What a page would load, its text, and whether its tags are closed."""
+    """Parts of a page: what it would load, its text, and tags that are not closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -35,7 +35,7 @@ def test_the_page_names_every_precision() -> None:
 
 
 OF_KERNELS = {"stored_activations", "weight_cache", "loss_chunk"}
-"""What a plan says of kernels stands in the section `kernels` of a run file."""
+"""Fields of a plan about kernels, which stand in the section `kernels` of a run file."""
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ READERS: dict[str, Reader] = {
     ".arrow": read_arrow,
     ".feather": read_arrow,
 }
-"""Which suffix is read how."""
+"""Readers by suffix."""
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 _NOT_COMPRESSED = (read_parquet, read_arrow)

@@ -24,7 +24,7 @@ class Supplier(importlib.abc.MetaPathFinder):
             sys.meta_path.remove(self)
             supply_devices()
             supply_tensors()
-            supply_exchange()
+            supply_all_to_all()
             sys.meta_path.insert(0, Random())
         return None
 
@@ -108,16 +108,16 @@ def supply_tensors():
     torch.nn.Module.cuda = lambda self, *_: self
 
 
-def supply_exchange():
+def supply_all_to_all():
     import torch.distributed as dist
 
-    exchange = dist.all_to_all_single
+    all_to_all = dist.all_to_all_single
 
     def sizes(given):
         return None if given is None else [int(size) for size in given]
 
     def all_to_all_single(output, input, output_split_sizes=None, input_split_sizes=None, **others):
-        return exchange(output, input, sizes(output_split_sizes), sizes(input_split_sizes), **others)
+        return all_to_all(output, input, sizes(output_split_sizes), sizes(input_split_sizes), **others)
 
     dist.all_to_all_single = all_to_all_single
 

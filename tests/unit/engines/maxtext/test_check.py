@@ -1,4 +1,4 @@
-"""What MaxText cannot do is refused with the key and the reason; MaxText is not needed to say so."""
+"""A run that MaxText cannot do is refused with the key and the reason; MaxText is not needed to say so."""
 
 from __future__ import annotations
 

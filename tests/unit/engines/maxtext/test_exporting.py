@@ -1,4 +1,4 @@
-"""What stands beside weights that came out of MaxText."""
+"""Files written with weights that come out of MaxText."""
 
 from __future__ import annotations
 

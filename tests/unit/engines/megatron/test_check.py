@@ -1,4 +1,4 @@
-"""What Megatron-Core 0.16 cannot do is refused with the key and the reason; Megatron is not needed to say so."""
+"""A run that Megatron-Core 0.16 cannot do is refused with the key and the reason; Megatron is not needed to say so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What needs Transformer Engine is not trained here, and written for Megatron-LM and Megatron-Bridge."""
+"""A run that needs Transformer Engine is not trained here, and written for Megatron-LM and Megatron-Bridge."""
 
 from __future__ import annotations
 

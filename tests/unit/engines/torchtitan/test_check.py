@@ -1,4 +1,4 @@
-"""What torchtitan 0.3.0 cannot do is refused with the key and the reason; torchtitan is not needed to say so."""
+"""A run that torchtitan 0.3.0 cannot do is refused with the key and the reason; torchtitan is not needed to say so."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ HOMES = {
     "nn": "torch",
     "partial": "functools",
 }  # fmt: skip
-"""Where names of a configuration module come from."""
+"""Modules from which a configuration module imports its names."""
 
 
 def family_of(model: Model) -> TorchtitanFamily | None:

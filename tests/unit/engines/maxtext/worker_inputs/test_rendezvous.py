@@ -1,4 +1,4 @@
-"""Where JAX's processes meet under torchrun, whose own store listens where they would."""
+"""Rendezvous of JAX's processes under torchrun, whose own store listens on the same port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reaches the program, as the shell itself says it."""
+"""Arguments that reach the program, as the shell itself says it."""
 
 from __future__ import annotations
 
