@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from meshwright.cost.compute import LayerCompute, layer_compute
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.groups import groups_of
+from meshwright.cost.layer_shapes import LayerShapes
 from meshwright.cost.layers import StepContext
 from meshwright.cost.rates import SystemRates
 from meshwright.cost.step import StepTable, estimate_steps
@@ -32,8 +33,10 @@ class Case:
 
     def layer(self, *, load_factor: float = 1.0) -> LayerCompute:
         return layer_compute(
-            model=self.model, batch=self.batch, plan=self.plan, precision=self.precision,
-            rates=self.rates.device, load_factor=load_factor,
+            LayerShapes(
+                model=self.model, batch=self.batch, plan=self.plan, precision=self.precision,
+                rates=self.rates.device, load_factor=load_factor,
+            )
         )  # fmt: skip
 
     @property

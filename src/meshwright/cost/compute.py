@@ -29,9 +29,10 @@ from meshwright.calibration.correction import EfficiencyCorrection
 from meshwright.cost.adapters import adapter_passes
 from meshwright.cost.elementwise import FusedKernels, casts_gated, elementwise_times, memory_bound
 from meshwright.cost.flops import count_parameters, keys_seen
+from meshwright.cost.layer_shapes import LayerShapes
 from meshwright.cost.passes import NO_PASSES, PassTimes
 from meshwright.cost.state_space import BACKWARD_RATIO, scan_s
-from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable
+from meshwright.cost.tables import BatchTable, ModelTable, PlanTable
 from meshwright.kernels.traffic import (
     HIDDEN_GRADIENT_COPY,
     LOSS_OF_LOGITS,
@@ -220,55 +221,11 @@ class LayerCompute:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _LayerShapes:
-    """One micro-batch of one layer on one rank, and the rates that its kernels run at."""
-
-    model: ModelTable
-    batch: BatchTable
-    plan: PlanTable
-    precision: PrecisionTable
-    rates: DeviceRates
-    tokens: Array
-    expert_tokens: Array  # that the experts of this rank receive
-
-    @property
-    def trained(self) -> Array:
-        """1 where weights have gradients; frozen weights under adapters have none."""
-        return 1 - (self.model.lora_rank > 0) * 1
-
-    @property
-    def streaming_bytes_per_s(self) -> Array:
-        return self.rates.memory_bytes_per_s * self.rates.memory_ratio
-
-    @property
-    def stream_split(self) -> Array:
-        """Ranks over which the residual stream is split."""
-        return np.where(self.plan.sequence_parallel > 0, self.plan.tensor, 1)
-
-    @property
-    def has_experts(self) -> Array:
-        return (self.model.num_experts > 0) * 1.0
-
-    @property
-    def num_experts(self) -> Array:
-        return np.maximum(self.model.num_experts, 1)
-
-
-def layer_compute(
-    *,
-    model: ModelTable,
-    batch: BatchTable,
-    plan: PlanTable,
-    precision: PrecisionTable,
-    rates: DeviceRates,
-    load_factor: Array = 1.0,
-) -> LayerCompute:
-    """Kernel times of one micro-batch. `load_factor`: tokens of the busiest expert rank over the mean."""
-    s = _shapes(model, batch, plan, precision, rates, load_factor)
-    tokens, expert_tokens = s.tokens, s.expert_tokens
+def layer_compute(s: LayerShapes) -> LayerCompute:
+    """Kernel times of one micro-batch."""
+    model, batch, plan, rates, tokens = s.model, s.batch, s.plan, s.rates, s.tokens
     attention_gemm, latent_up = _attention_gemm(s)
-    kernels = elementwise_times(model, plan, precision, rates, tokens=tokens, expert_tokens=expert_tokens)
+    kernels = elementwise_times(s)
     starts = memory_bound(rates.elementwise_kernels * rates.kernel_s)
     dense_floor, moe_floor = _floors(s)
     return LayerCompute(
@@ -293,38 +250,9 @@ def layer_compute(
     )
 
 
-def _shapes(
-    model: ModelTable,
-    batch: BatchTable,
-    plan: PlanTable,
-    precision: PrecisionTable,
-    rates: DeviceRates,
-    load_factor: Array,
-) -> _LayerShapes:
-    tokens = batch.seq_len * plan.micro_batch / plan.context
-    return _LayerShapes(
-        model=model,
-        batch=batch,
-        plan=plan,
-        precision=precision,
-        rates=rates,
-        tokens=tokens,
-        expert_tokens=tokens / plan.tensor * plan.expert_tensor * model.top_k * load_factor,
-    )
-
-
-def compute_details(
-    *,
-    model: ModelTable,
-    batch: BatchTable,
-    plan: PlanTable,
-    precision: PrecisionTable,
-    rates: DeviceRates,
-    load_factor: Array = 1.0,
-) -> dict[str, dict[str, Array]]:
+def compute_details(s: LayerShapes) -> dict[str, dict[str, Array]]:
     """Seconds of the head and of memory-bound kernels of all layers by name, for a plan and one micro-batch."""
-    s = _shapes(model, batch, plan, precision, rates, load_factor)
-    kernels = elementwise_times(model, plan, precision, rates, tokens=s.tokens, expert_tokens=s.expert_tokens)
+    model, rates, kernels = s.model, s.rates, elementwise_times(s)
     dense, moe = model.num_dense_layers, model.num_moe_layers
     starts = memory_bound(rates.elementwise_kernels * rates.kernel_s)
     head = _linear_cross_entropy(s) if np.all(rates.fused.loss) else _calibrated_head(s)
@@ -342,7 +270,7 @@ def compute_details(
 
 
 def _linear(
-    s: _LayerShapes,
+    s: LayerShapes,
     m: Array,
     n: Array,
     k: Array,
@@ -399,7 +327,7 @@ def _linear(
     )
 
 
-def _attention_gemm(s: _LayerShapes) -> tuple[PassTimes, PassTimes]:
+def _attention_gemm(s: LayerShapes) -> tuple[PassTimes, PassTimes]:
     """(all projections, the part of them that expands MLA's latent)."""
     model, t, tokens, h = s.model, s.plan.tensor, s.tokens, s.model.hidden
     nq, nkv, d, dv = model.num_heads, model.num_kv_heads, model.qk_dim, model.v_dim
@@ -417,7 +345,7 @@ def _attention_gemm(s: _LayerShapes) -> tuple[PassTimes, PassTimes]:
     return projections + output, latent_up
 
 
-def _feed_forward(s: _LayerShapes, width: Array) -> PassTimes:
+def _feed_forward(s: LayerShapes, width: Array) -> PassTimes:
     """A dense feed-forward block of this width, split over tensor ranks."""
     up = (s.model.ffn_matrices - 1) * width / s.plan.tensor
     inside = 1 - casts_gated(s.precision, s.rates.fused)
@@ -426,7 +354,7 @@ def _feed_forward(s: _LayerShapes, width: Array) -> PassTimes:
     )
 
 
-def _state_space(s: _LayerShapes) -> PassTimes:
+def _state_space(s: LayerShapes) -> PassTimes:
     """State-space blocks: both projections, convolution, scan and norm."""
     model, rates, t = s.model, s.rates, s.plan.tensor
     if not np.any(model.state_space_share):
@@ -445,7 +373,7 @@ def _state_space(s: _LayerShapes) -> PassTimes:
     return projections.times(model.state_space_share) + scan
 
 
-def _experts(s: _LayerShapes) -> PassTimes:
+def _experts(s: LayerShapes) -> PassTimes:
     """Routed experts of one rank as grouped GEMMs, and the shared ones."""
     model, h = s.model, s.model.hidden
     if not np.any(s.has_experts):
@@ -462,7 +390,7 @@ def _experts(s: _LayerShapes) -> PassTimes:
     return routed.times(s.has_experts) + shared.times(s.has_experts * (model.shared_ffn > 0))
 
 
-def _router(s: _LayerShapes) -> PassTimes:
+def _router(s: LayerShapes) -> PassTimes:
     """Scores, top-k, and permutation: reads or writes of the routed tokens around both all-to-alls."""
     if not np.any(s.has_experts):
         return NO_PASSES
@@ -472,7 +400,7 @@ def _router(s: _LayerShapes) -> PassTimes:
     return (scores + memory_bound(elements * 2.0 / s.streaming_bytes_per_s)).times(s.has_experts)
 
 
-def _floors(s: _LayerShapes) -> tuple[PassTimes, PassTimes]:
+def _floors(s: LayerShapes) -> tuple[PassTimes, PassTimes]:
     """Least time of a dense and of a mixture-of-experts layer at the rate that the power limit sustains."""
     model, t, tokens, parameters = s.model, s.plan.tensor, s.tokens, count_parameters(s.model)
     attention = 2 * tokens * parameters.attention_layer / t
@@ -498,7 +426,7 @@ def _floor(attention: Array, ffn: Array, core: Array, rates: DeviceRates, traine
     )
 
 
-def _head(s: _LayerShapes) -> PassTimes:
+def _head(s: LayerShapes) -> PassTimes:
     """Output matrix and cross-entropy."""
     own = s.rates.fused.loss
     if np.all(own):
@@ -514,7 +442,7 @@ def _sum_of(parts: Mapping[str, PassTimes]) -> PassTimes:
     return sum(others, start=first)
 
 
-def _calibrated_head(s: _LayerShapes) -> dict[str, PassTimes]:
+def _calibrated_head(s: LayerShapes) -> dict[str, PassTimes]:
     """The head of most stacks by part: all logits, which the loss reads and writes."""
     model, rates, tokens, vocab = s.model, s.rates, s.tokens, s.model.vocab / s.plan.tensor
     loss = tokens * vocab * LOSS_BYTES / s.streaming_bytes_per_s * rates.elementwise_factor
@@ -524,7 +452,7 @@ def _calibrated_head(s: _LayerShapes) -> dict[str, PassTimes]:
     }
 
 
-def _linear_cross_entropy(s: _LayerShapes) -> dict[str, PassTimes]:
+def _linear_cross_entropy(s: LayerShapes) -> dict[str, PassTimes]:
     """The same by the native engine's kernel: logits of a chunk of tokens, which their gradient overwrites, and the
     sum of the weight gradients of chunks."""
     vocab, hidden, element_bytes = s.model.vocab / s.plan.tensor, s.model.hidden, s.precision.activation_bytes

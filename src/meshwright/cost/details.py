@@ -32,14 +32,7 @@ def step_details(
     context = step_context(
         model=model, batch=batch, plan=plan, precision=precision, rates=rates, load_factor=load_factor
     )
-    parts = compute_details(
-        model=model,
-        batch=batch,
-        plan=plan,
-        precision=context.precision,
-        rates=rates.device,
-        load_factor=context.load_factor,
-    )
+    parts = compute_details(context.shapes)
     parts["head"]["accumulation of gradients"] = _accumulated(context)
     parts["casts"] = _casts(context)
     found = {}

@@ -16,13 +16,13 @@ bytes. Of the native engine's own kernels (`FusedKernels`) accesses are those of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from meshwright.arrays import Array, Table
+from meshwright.cost.layer_shapes import LayerShapes
 from meshwright.cost.passes import PassTimes
-from meshwright.cost.tables import ModelTable, PlanTable, PrecisionTable
+from meshwright.cost.tables import ModelTable, PrecisionTable
 from meshwright.kernels.traffic import (
     ADD_RMS_NORM,
     ADDITION,
@@ -32,9 +32,6 @@ from meshwright.kernels.traffic import (
     USED_TWICE,
     cast_bytes,
 )
-
-if TYPE_CHECKING:
-    from meshwright.cost.compute import DeviceRates
 
 NORM_ACCESSES = 4
 """Two fused norms, each one read and one write."""
@@ -90,68 +87,20 @@ class ElementwiseTimes:
         return self.stream + self.rotary + own
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Layer:
-    """One micro-batch of one layer on one rank."""
-
-    model: ModelTable
-    plan: PlanTable
-    precision: PrecisionTable
-    rates: DeviceRates
-    tokens: Array
-    expert_tokens: Array  # that the experts of this rank receive
-
-    @property
-    def element_s(self) -> Array:
-        """Seconds of one access to an activation."""
-        streaming = self.rates.memory_bytes_per_s * self.rates.memory_ratio
-        return self.precision.activation_bytes / streaming
-
-    @property
-    def stream(self) -> Array:
-        """Elements of the residual stream."""
-        return (
-            self.tokens * self.model.hidden / np.where(self.plan.sequence_parallel > 0, self.plan.tensor, 1)
-        )
-
-    @property
-    def routed(self) -> Array:
-        """Elements of the hidden tensors of routed experts."""
-        return self.expert_tokens * self.model.expert_ffn / self.plan.expert_tensor
-
-    def correction(self, kernel: str, elements: Array) -> Array:
-        """Factor on the seconds of `kernel` that was measured on the device itself."""
-        return self.rates.corrections.factor(f"elementwise/{kernel}", elements)
-
-
 def memory_bound(forward_s: Array) -> PassTimes:
     """Backward reads the saved input and the gradient and writes a gradient: about twice the forward bytes."""
     return PassTimes(forward_s=forward_s, input_s=2.0 * forward_s, weight_s=0.0)
 
 
-def elementwise_times(
-    model: ModelTable,
-    plan: PlanTable,
-    precision: PrecisionTable,
-    rates: DeviceRates,
-    *,
-    tokens: Array,
-    expert_tokens: Array,
-) -> ElementwiseTimes:
+def elementwise_times(s: LayerShapes) -> ElementwiseTimes:
     """Times of one layer of each kind for one micro-batch."""
-    s = _Layer(
-        model=model,
-        plan=plan,
-        precision=precision,
-        rates=rates,
-        tokens=tokens,
-        expert_tokens=expert_tokens,
-    )
-    calibrated, fused = _calibrated(s), rates.fused
+    calibrated, fused = _calibrated(s), s.rates.fused
     if not any(np.any(flag) for flag in (fused.norm, fused.activation, fused.rotary)):
         return calibrated
     own = _own(s)
-    grouped = fused.rotary * (model.is_mla == 0)  # latent attention joins and splits heads around the kernel
+    grouped = fused.rotary * (
+        s.model.is_mla == 0
+    )  # latent attention joins and splits heads around the kernel
     return ElementwiseTimes(
         stream=own.stream.where(fused.norm, calibrated.stream),
         rotary=own.rotary.where(grouped, calibrated.rotary),
@@ -163,7 +112,7 @@ def elementwise_times(
     )
 
 
-def _calibrated(s: _Layer) -> ElementwiseTimes:
+def _calibrated(s: LayerShapes) -> ElementwiseTimes:
     """Parts as stacks in general have them."""
     model, t, tokens, rates = s.model, s.plan.tensor, s.tokens, s.rates
     moved = rates.elementwise_factor * s.element_s
@@ -189,7 +138,7 @@ def _calibrated(s: _Layer) -> ElementwiseTimes:
     )
 
 
-def _own(s: _Layer) -> ElementwiseTimes:
+def _own(s: LayerShapes) -> ElementwiseTimes:
     """Parts as the kernels of the native engine move them."""
     model, t, tokens = s.model, s.plan.tensor, s.tokens
     access_s = s.rates.fused.factor * s.element_s
@@ -246,7 +195,7 @@ def stream_accesses(model: ModelTable) -> tuple[Array, Array]:
     return found[0], found[1]
 
 
-def _gated(s: _Layer, elements: Array, access_s: Array) -> PassTimes:
+def _gated(s: LayerShapes, elements: Array, access_s: Array) -> PassTimes:
     """The gated activation of `elements`. In 8 bits the same kernel casts it, and nothing is written in 16."""
     precision = s.precision
     times = access_s * elements * s.correction("swiglu", elements)
@@ -265,7 +214,7 @@ def casts_gated(precision: PrecisionTable, fused: FusedKernels) -> Array:
     return (np.asarray(fused.activation) > 0) * (precision.linear_input_bytes == 1) * 1
 
 
-def _expert_bias_s(s: _Layer) -> Array:
+def _expert_bias_s(s: LayerShapes) -> Array:
     """Forward seconds of biases of experts and of their clamped activation."""
     model, routed = s.model, s.routed
     outputs = s.expert_tokens * model.hidden

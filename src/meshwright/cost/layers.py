@@ -30,6 +30,7 @@ from meshwright.cost.collectives import (
 from meshwright.cost.compute import LayerCompute
 from meshwright.cost.flops import Parameters
 from meshwright.cost.groups import Groups
+from meshwright.cost.layer_shapes import LayerShapes
 from meshwright.cost.overlap import exposed_s
 from meshwright.cost.passes import PassTimes, total_of
 from meshwright.cost.rates import SystemRates
@@ -105,6 +106,14 @@ class StepContext:
     @property
     def num_micro_batches(self) -> Array:
         return self.batch.global_batch / (self.plan.micro_batch * self.plan.data)
+
+    @property
+    def shapes(self) -> LayerShapes:
+        """Sizes of the work of one layer's kernels."""
+        return LayerShapes(
+            model=self.model, batch=self.batch, plan=self.plan, precision=self.precision, rates=self.rates.device,
+            load_factor=self.load_factor,
+        )  # fmt: skip
 
     def collective_s(self, wire_s: Array, group: Group, *, count: Array = 1) -> Array:
         """Seconds of `count` gathers or reductions of parameters, with the host work around each."""

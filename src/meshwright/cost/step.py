@@ -109,14 +109,7 @@ def estimate_steps(
     context = step_context(
         model=model, batch=batch, plan=plan, precision=precision, rates=rates, load_factor=load_factor
     )
-    compute = layer_compute(
-        model=model,
-        batch=batch,
-        plan=plan,
-        precision=context.precision,
-        rates=rates.device,
-        load_factor=context.load_factor,
-    )
+    compute = layer_compute(context.shapes)
     parts = layer_parts(context, compute)
     layers = split_layers(model, plan)
     stages = _stages(context, layers, parts)

@@ -26,6 +26,7 @@ from meshwright.calibration.parameters import Calibration, MeasuredParameter, fi
 from meshwright.cost.collectives import all_reduce_s
 from meshwright.cost.compute import LayerCompute, layer_compute
 from meshwright.cost.groups import groups_of
+from meshwright.cost.layer_shapes import LayerShapes
 from meshwright.cost.rates import SystemRates, system_rates
 from meshwright.cost.step import StepTable, estimate_steps
 from meshwright.cost.tables import BatchTable, PlanTable, model_row, plan_row
@@ -182,7 +183,8 @@ class _Point:
         return plan_row(Plan(micro_batch=self.times.micro_batch))
 
     def layer(self) -> LayerCompute:
-        return layer_compute(**self.facts, rates=self.rates.device)  # pyright: ignore[reportArgumentType]
+        shapes = LayerShapes(**self.facts, rates=self.rates.device)  # pyright: ignore[reportArgumentType]
+        return layer_compute(shapes)
 
     def steps(self) -> StepTable:
         return estimate_steps(**self.facts, rates=self.rates)  # pyright: ignore[reportArgumentType]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import fields
 from enum import Enum, IntEnum
 from typing import Any
 
 from meshwright.errors import InputError, UnknownNameError
+from meshwright.runfile.synonyms import key_for
+from meshwright.specs.plan import Plan
 from meshwright.units import parse_count
 
 SHORT = {
@@ -37,6 +40,25 @@ def fixed_fields(assignments: Iterable[str]) -> dict[str, Any]:
     return found
 
 
+def check_field(name: str) -> None:
+    """Raise UnknownNameError for a name that is no field of a plan; the hint also knows the words of other tools.
+
+    >>> check_field("gradient_checkpointing")
+    Traceback (most recent call last):
+    meshwright.errors.UnknownNameError: unknown plan field: got 'gradient_checkpointing'
+    hint: the field is 'recompute'
+    """
+    known = [f.name for f in fields(Plan)]
+    if name in known:
+        return
+    error = UnknownNameError("plan field", name, known=known)
+    key = key_for(name) or ""
+    field = "micro_batch" if key == "batch.micro" else key.removeprefix("parallel.")
+    if field in known:
+        error.hint = f"the field is {field!r}"
+    raise error
+
+
 def _split(assignments: Iterable[str]) -> list[str]:
     """Words at commas; a part without = belongs to the value before it (recompute_modules=norm,mlp)."""
     assignments_found: list[str] = []
@@ -50,23 +72,18 @@ def _split(assignments: Iterable[str]) -> list[str]:
 
 
 def _value(name: str, text: str) -> Any:
-    from dataclasses import fields
-
     from meshwright.specs.plan import (
         ALL_TOKENS,
         RECOMPUTE_MODULES,
         WEIGHT_CACHES,
         AxisOrder,
         Offload,
-        Plan,
         Recompute,
         Schedule,
         Sharding,
     )
 
-    known = [f.name for f in fields(Plan)]
-    if name not in known:
-        raise UnknownNameError("plan field", name, known=known)
+    check_field(name)
     choices = {
         "sharding": Sharding,
         "schedule": Schedule,

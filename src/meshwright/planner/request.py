@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from meshwright.calibration import device as device_calibration
@@ -18,11 +18,12 @@ from meshwright.cost.tables import (
     model_row,
     precision_row,
 )
-from meshwright.errors import InputError, UnknownNameError
+from meshwright.errors import InputError
+from meshwright.planner.fixed import check_field
 from meshwright.specs.hardware import Accelerator, Cluster, Stack
 from meshwright.specs.memory_budget import PLANNING_RATIO, MemoryBudget
 from meshwright.specs.model import BaseFormat, Lora, Model
-from meshwright.specs.plan import Plan, Recompute
+from meshwright.specs.plan import Recompute
 from meshwright.specs.precision import Precision
 from meshwright.specs.run import NATIVE, KernelChoices, Run, with_label_ratio
 
@@ -49,10 +50,8 @@ class PlanRequest:
     kernels: KernelChoices = field(default_factory=KernelChoices)
 
     def __post_init__(self) -> None:
-        known = [f.name for f in fields(Plan)]
         for name in self.fixed:
-            if name not in known:
-                raise UnknownNameError("plan field", name, known=known)
+            check_field(name)
         _check_recomputation(self.fixed)
         for name in ("seq_len", "global_batch"):
             if getattr(self, name) < 1:

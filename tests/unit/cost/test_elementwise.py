@@ -9,6 +9,7 @@ from tests.cost_case import Case
 
 from meshwright import catalog
 from meshwright.cost.elementwise import FusedKernels, elementwise_times, stream_accesses
+from meshwright.cost.layer_shapes import LayerShapes
 from meshwright.cost.rates import system_rates
 from meshwright.cost.tables import BatchTable, model_row, plan_row, precision_row
 from meshwright.kernels.traffic import chunk_rows, num_chunks
@@ -36,10 +37,12 @@ def small(name: str = "llama3.1-8b", **changes: object) -> Model:
 def predicted_bytes(model: Model, *, precision: str = "bf16"):
     """Bytes that a dense layer moves forward and backward, from its seconds at a byte a second."""
     rates = rates_on("h100-8x1", precision=precision).device
-    times = elementwise_times(
-        model_row(model), plan_row(Plan()), precision_row(PRECISIONS[precision]),
-        replace(rates, memory_bytes_per_s=1.0, memory_ratio=1.0), tokens=TOKENS, expert_tokens=0,
-    ).of_layer(is_moe=False)  # fmt: skip
+    shapes = LayerShapes(
+        model=model_row(model), batch=BatchTable(seq_len=TOKENS, global_batch=1), plan=plan_row(Plan()),
+        precision=precision_row(PRECISIONS[precision]),
+        rates=replace(rates, memory_bytes_per_s=1.0, memory_ratio=1.0),
+    )  # fmt: skip
+    times = elementwise_times(shapes).of_layer(is_moe=False)
     return float(times.forward_s), float(times.input_s)
 
 
