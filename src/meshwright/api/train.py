@@ -15,6 +15,7 @@ from meshwright.api.folders import own_folder, require_writable
 from meshwright.api.runs import Overrides, RunSource, load_run
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.specs.run import Run
+from meshwright.training.cpu_libraries import configure_libraries
 
 if TYPE_CHECKING:
     from meshwright.report.training_run import TrainingRun
@@ -80,6 +81,7 @@ def train(
     is_resumed, is_branch = arguments.flag("resume", resume), arguments.flag("branch", branch)
     is_forced = arguments.flag("force", force)
     refuse_both(resume=is_resumed, branch=is_branch)
+    configure_libraries()
     if find_spec("torch") is None:
         raise MissingDependencyError(
             "training needs PyTorch, which is not installed", hint="pip install 'meshwright[torch]'"

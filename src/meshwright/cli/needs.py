@@ -8,10 +8,15 @@ from typing import Any
 from meshwright.cli.output import progress
 from meshwright.cli.verbs import load
 from meshwright.errors import MissingDependencyError
+from meshwright.training.cpu_libraries import configure_libraries
 
 
 def require_torch(what: str) -> None:
-    """Raise MissingDependencyError (exit code 3) if PyTorch is absent. `what` begins the message: "training"."""
+    """Raise MissingDependencyError (exit code 3) if PyTorch is absent. `what` begins the message: "training".
+
+    Sets the environment that PyTorch's libraries read when they are loaded.
+    """
+    configure_libraries()
     if find_spec("torch") is None:
         raise MissingDependencyError(
             f"{what} needs PyTorch, which is not installed", hint="pip install 'meshwright[torch]'"

@@ -11,7 +11,7 @@ from meshwright.cli.output import emit_json, note, print_line, print_table
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.engines.base import Start, StartPrediction
-from meshwright.records.training import Record, interval
+from meshwright.records.training import Record, predicted_text
 from meshwright.specs.run import Run
 from meshwright.units import format_bytes, format_count, format_duration, format_seconds
 
@@ -57,7 +57,7 @@ def show_plan(start: Start, expected: StartPrediction, *, as_json: bool) -> None
         ("results", start.options.folder),
     ]
     if expected.predicted is not None:
-        rows.append(("expected step", interval(expected.predicted["step"])))
+        rows.append(("expected step", predicted_text(expected.predicted, "step")))
     print_table({"": "left", " ": "left"}, rows)
     for caution in start.notes + expected.notes:
         note(caution)
@@ -101,7 +101,7 @@ def _rows(record: Record) -> list[tuple[str, str, str]]:
     s, predicted = record.statistics, record.predicted or {}
 
     def expected(name: str) -> str:
-        return interval(predicted[name]) if name in predicted else "not predicted"
+        return predicted_text(predicted, name) if name in predicted else "not predicted"
 
     rows = [("steps", f"{s['steps']:,}", ""), ("tokens", f"{s['tokens']:,}", "")]
     if s["first_loss"] is not None:

@@ -43,6 +43,7 @@ from meshwright.training.clock import TrainingPhase
 from meshwright.training.metrics import (
     WARM_UP_STEPS,
     Yardstick,
+    above_peak,
     rank_statistics,
     rates_of,
     spread_of,
@@ -116,16 +117,17 @@ def compose(folder: Path, layout: OutputLayout) -> Record:
     profile = _profile(folder)
     ending = _ending(output, is_done=entries[-1]["step"] == run.num_steps)
     _write(folder / "steps.jsonl", "".join(json.dumps(entry) + "\n" for entry in entries))
+    statistics = complete_statistics(
+        _statistics(entries, run=run, metrics=metrics, ranks=ranks, layout=layout, ending=ending)
+        | {"data_usage": start.get("data_usage")},
+        lacks=NOT_MEASURED,
+    )
     record = Record(
         run=resolved,
         device=facts["device"],
         software=facts["software"],
         ending=ending,
-        statistics=complete_statistics(
-            _statistics(entries, run=run, metrics=metrics, ranks=ranks, layout=layout, ending=ending)
-            | {"data_usage": start.get("data_usage")},
-            lacks=NOT_MEASURED,
-        ),
+        statistics=statistics,
         time_s=_time_s(measured, started_s=start["started_s"]),
         ranks=rank_statistics(
             step_s=[float(spread_of(rank["step_s"]).get("median", math.nan)) for rank in ranks],
@@ -138,7 +140,11 @@ def compose(folder: Path, layout: OutputLayout) -> Record:
         command=tuple(start["command"]),
         profile=profile,
         identity=None if identity is None else as_document(identity),
-        notes=(*start["notes"], *([NO_PROFILE] if start.get("profiled") and profile is None else [])),
+        notes=(
+            *start["notes"],
+            *above_peak(statistics["mfu"], by=metrics),
+            *([NO_PROFILE] if start.get("profiled") and profile is None else []),
+        ),
     )
     _write(folder / RECORD, json.dumps(asdict(record), indent=2) + "\n")
     return record

@@ -98,6 +98,7 @@ class KernelTimes:
     update_layers: int
     sd: float
     on_host: bool  # the device is the host CPU, with measured rates
+    slowdown: float = 1.0  # these times over those of the fastest repetition
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -116,6 +116,18 @@ def read_record(folder: Path) -> Record:
     )
 
 
+def predicted_text(predicted: dict[str, Any], name: str) -> str:
+    """Text of the quantity `name` of a prediction: its value with the interval, or a range that has no best value.
+
+    >>> predicted_text({"is_range": True, "step": {"value": 2.0, "low": 1.0, "high": 4.0, "unit": "s"}}, "step")
+    'between 1.00 s and 4.00 s'
+    """
+    if predicted.get("is_range"):
+        low, high = interval(predicted[name]).partition(" (")[2].rstrip(")").split(" to ")
+        return f"between {low} and {high}"
+    return interval(predicted[name])
+
+
 def interval(estimate: dict[str, Any]) -> str:
     """Text of a predicted quantity of a record, with its 80 % interval.
 

@@ -10,6 +10,7 @@ conversion       checkpoints to and from Hugging Face formats
 optimizer        by name, on fp32 `masters`: `optimizer_updates`, `optimizer_states` (16 or 8 bits), `muon`
 step_gemms       GEMM shapes of a step; `gemm_tuning`: the kernels chosen for them
 device, machine  this machine as PyTorch and as other programs see it
+cpu_libraries    environment of OpenMP and oneDNN
 processes        one process a device; `rendezvous`, `signals`, `watchdog`
 profiling/       a trace of some steps, and their time by category of kernel
 metrics          throughput, MFU and statistics of steps

@@ -73,6 +73,16 @@ def yardstick(run: Run, *, accelerator: Accelerator | None, plan: Plan) -> Yards
     )
 
 
+def above_peak(mfu: float | None, *, by: Yardstick) -> tuple[str, ...]:
+    """A note on a share of the peak that exceeds 100 %; none where it does not."""
+    if mfu is None or mfu <= 1:
+        return ()
+    return (
+        f"the MFU of {100 * mfu:.0f} % exceeds 100 %: the steps computed faster than the peak it refers to "
+        f"({by.peak_source})",
+    )
+
+
 def rates_of(step_s: dict[str, float | int], *, by: Yardstick) -> dict[str, Any]:
     """Statistics of a record that follow from the spread of its step time."""
     median_s = step_s.get("median")

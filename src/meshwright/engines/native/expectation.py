@@ -7,21 +7,28 @@
                       machine as it is now, and the interval holds the machine as it was too
     a named cluster   the catalogue's device under the shipped calibration: nothing is measured
 
+While other programs use the processors, the step is predicted as they leave it: a load is taken to last, and the
+interval is wider by what loads change from one minute to the next. A note says what an idle machine would take.
+
 All processes call `measure_expectation` together and get the same result.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
+from math import exp, hypot
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from meshwright.calibration.device import DeviceCalibration, installed_path, load
+from meshwright.cost.uncertainty import Z80
 from meshwright.engines.base import Measuring
 from meshwright.engines.base import predicted as predicted_of
 from meshwright.engines.native.fp8 import is_emulated
+from meshwright.engines.native.layer_timing import LEAST_SD
 from meshwright.engines.native.machine_measurement import MachineMeasurement, measure_machine
 from meshwright.engines.native.slowdown import measure_slowdown
 from meshwright.errors import MeshwrightError
@@ -29,14 +36,25 @@ from meshwright.fitting.kernel_times import calibration_here
 from meshwright.kernels.attention.blockwise import HAS_AMX
 from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.request import PlanRequest, is_processor, note_on_labels, request_for
-from meshwright.records.training import interval
+from meshwright.records.training import predicted_text
 from meshwright.specs.hardware import HERE
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run, with_label_ratio
 from meshwright.training import device as devices
 from meshwright.training.host_load import HostLoad
 from meshwright.training.metrics import Yardstick, yardstick
+from meshwright.training.cpu_libraries import WAIT_POLICY
+from meshwright.units import format_seconds
 
+RATES = ("tokens_per_s_per_device", "mfu")
+"""Rates of a prediction, beside its step."""
+LOAD_SD = 0.4
+"""Of the logarithm of a step that a load makes many times as long: loads change from one minute to the next. An
+assumption; docs/log.md has predictions under loads beside what was measured."""
+OF_PUBLISHED_RUNS = (
+    "nothing could be timed on this machine: the prediction is a range from published runs on accelerators, and is not "
+    "of this machine"
+)
 NOTABLY = 1.1
 """Smallest ratio of speeds that is reported: speeds of any two minutes differ by less."""
 
@@ -48,6 +66,7 @@ class Expectation:
     yardstick: Yardstick
     predicted: dict[str, Any] | None  # None: the planner has no model of this device
     notes: tuple[str, ...] = ()
+    cautions: tuple[str, ...] = ()  # those of the notes that are said with the prediction
 
     def holding(self, more_bytes: int) -> Expectation:
         """The expectation of a process on a CPU that holds `more_bytes` more than when it was predicted."""
@@ -61,8 +80,9 @@ class Expectation:
         convention = f"MFU: {self.yardstick.convention}"
         if self.predicted is None:
             return [convention]
-        step, rate = interval(self.predicted["step"]), interval(self.predicted["tokens_per_s_per_device"])
-        return [f"expected: {step} a step, {rate} tokens/s/device; 80 % intervals", convention]
+        step, rate = (predicted_text(self.predicted, name) for name in ("step", "tokens_per_s_per_device"))
+        line = f"expected: {step} a step, {rate} tokens/s/device; 80 % intervals"
+        return [line, *(f"note: {text}" for text in self.cautions), convention]
 
 
 def measure_expectation(
@@ -122,25 +142,31 @@ def _of_this_machine(run: Run, *, plan: Plan, device: torch.device, measuring: M
     cluster = devices.cluster_here(device, num_devices=plan.num_devices, rates=found.rates)
     is_known = found.rates is not None or devices.catalog_name(device) is not None
     held = yardstick(run, accelerator=cluster.accelerator if is_known else None, plan=plan)
-    notes = [*found.notes]
+    notes, cautions = [*found.notes], list[str]()
     if not is_known:
         return Expectation(yardstick=held, predicted=None, notes=(*notes, "nothing was predicted"))
     predicted = None
     try:
         request = request_for(replace(run, cluster=cluster))
         if found.times is not None:
-            request = _calibrated(request, found, installed, plan)
+            known = found if found.load is None else replace(found, times=replace(found.times, sd=LEAST_SD))
+            request = _calibrated(request, known, installed, plan)
             notes.append(f"prediction: {found.made}")
-        else:
-            notes.append("prediction: from published runs")
         predicted = _predicted(request, plan, device)
+        if found.times is None and device.type == "cpu":
+            predicted = _as_range(predicted)
+            cautions.append(OF_PUBLISHED_RUNS)
+        elif found.times is None:
+            notes.append("prediction: from published runs")
         if found.load is not None:
-            slower = found.load.slowdown(num_threads=_num_own_threads())
-            predicted = _reaching(predicted, slower)
-            notes += _load_notes(found.load, slower)
+            held = _of_a_busy_machine(held)
+            predicted, more = _under_load(predicted, found, found.load)
+            cautions += more
     except MeshwrightError as error:
         notes.append(f"nothing was predicted: {error}")
-    return Expectation(yardstick=held, predicted=predicted, notes=tuple(notes))
+    return Expectation(
+        yardstick=held, predicted=predicted, notes=(*notes, *cautions), cautions=tuple(cautions)
+    )
 
 
 def _num_own_threads() -> int:
@@ -148,20 +174,65 @@ def _num_own_threads() -> int:
     return torch.get_num_threads() * (dist.get_world_size() if dist.is_initialized() else 1)
 
 
-def _reaching(predicted: dict[str, Any], slower: float) -> dict[str, Any]:
-    """`predicted` with intervals that reach a step that takes `slower` times as long. The load may end at any time, so
-    the values stay those of an idle machine."""
-    step = predicted["step"] | {"high": predicted["step"]["high"] * slower}
+def _of_a_busy_machine(held: Yardstick) -> Yardstick:
+    """The yardstick with the reason why a share of its peak may exceed 100 %."""
+    if held.peak_flops_per_s is None:
+        return held
+    why = "while other programs used the processors, so that a share may exceed 100 %"
+    return replace(held, peak_source=f"{held.peak_source} {why}")
+
+
+def _as_range(predicted: dict[str, Any]) -> dict[str, Any]:
+    """A prediction from published runs of accelerators for a CPU: a range without a value that is better than others.
+
+    It reaches down to a step at the GEMM rate measured here (an MFU of 1): no step of published runs is faster.
+    """
+    ratio = min(1.0, predicted["mfu"]["value"])
+    step = predicted["step"] | {"low": min(predicted["step"]["low"], predicted["step"]["value"] * ratio)}
     of_rates = {
-        n: predicted[n] | {"low": predicted[n]["low"] / slower} for n in ("tokens_per_s_per_device", "mfu")
+        n: predicted[n] | {"high": max(predicted[n]["high"], predicted[n]["value"] / ratio)} for n in RATES
+    }
+    return {**predicted, **of_rates, "step": step, "is_range": True}
+
+
+def _under_load(
+    predicted: dict[str, Any], found: MachineMeasurement, load: HostLoad
+) -> tuple[dict[str, Any], list[str]]:
+    """`predicted` as other programs leave it, and what to say about it.
+
+    What was measured was measured under the load. Published runs know none: their range reaches the step that is left
+    the share of the processors found.
+    """
+    slower = load.slowdown(num_threads=_num_own_threads())
+    if found.times is None:
+        caution = f"{load.text}: the range reaches a step that takes {slower:.1f} times as long"
+        return _widened(predicted, up=slower), [caution]
+    slower = max(slower, found.times.slowdown)
+    spread = exp(Z80 * hypot(found.times.sd, LOAD_SD * (1 - 1 / slower)))
+    idle = format_seconds(predicted["step"]["value"] / slower)
+    caution = (
+        f"this machine is busy: {load.text} while it was measured. The prediction is for a machine that stays as busy; "
+        f"idle, a step would take about {idle}. The measurement is not kept{_advice()}"
+    )
+    return _widened(predicted, up=spread, down=spread), [caution]
+
+
+def _advice() -> str:
+    """Words on what makes steps faster beside other programs, unless the user has decided it."""
+    if WAIT_POLICY in os.environ or torch.get_num_threads() == 1:
+        return ""
+    return f". {WAIT_POLICY}=PASSIVE makes steps faster beside other programs, and slower on an idle machine"
+
+
+def _widened(predicted: dict[str, Any], *, up: float, down: float = 1.0) -> dict[str, Any]:
+    """`predicted` with an interval of the step that ends later by the factor `up` and begins earlier by `down`."""
+    step = predicted["step"]
+    step = step | {"low": step["low"] / down, "high": step["high"] * up}
+    of_rates = {
+        n: predicted[n] | {"low": predicted[n]["low"] / up, "high": predicted[n]["high"] * down}
+        for n in RATES
     }
     return {**predicted, **of_rates, "step": step}
-
-
-def _load_notes(load: HostLoad, slower: float) -> list[str]:
-    if slower < NOTABLY:
-        return []
-    return [f"{load.text}: the interval reaches a step that takes {slower:.1f} times as long"]
 
 
 def _calibrated(
@@ -211,7 +282,7 @@ def _slowness(run: Run, plan: Plan, device: torch.device) -> float | None:
 def _at_speed(predicted: dict[str, Any], slower: float) -> dict[str, Any]:
     """`predicted` for a machine that is `slower` times as slow now. The machine may recover at any time, so intervals
     include the speed of the calibration."""
-    of_rates = {name: _scaled(predicted[name], 1 / slower) for name in ("tokens_per_s_per_device", "mfu")}
+    of_rates = {name: _scaled(predicted[name], 1 / slower) for name in RATES}
     components_s = {name: seconds * slower for name, seconds in predicted["components_s"].items()}
     return {
         **predicted,

@@ -41,8 +41,8 @@ COLLECTIVE_BYTES = 2**24
 LEAST_SD = 0.02
 """Variation that repetitions in one process miss: memory placement, clock frequency, other processes."""
 DISTURBED_SD = 0.25
-"""From here on, other programs decide what a repetition takes (its quartiles differ by a factor of two): the fastest
-one says most about this machine, and the interval reaches to the median."""
+"""From here on, other programs decide what a repetition takes (its quartiles differ by a factor of two). A step lasts
+as long as many repetitions, and so takes their mean."""
 FEW_SD = 0.2
 """Of less than three repetitions: the speed of an idle machine from one minute to the next (docs/log.md)."""
 
@@ -69,9 +69,20 @@ class _Samples:
     def median(self, name: str) -> float:
         return statistics.median(self.seconds[name])
 
-    def fastest(self) -> _Samples:
-        """The fastest repetition of each."""
-        return _Samples(seconds={name: [min(values)] for name, values in self.seconds.items()})
+    def means(self) -> _Samples:
+        """The mean repetition of each."""
+        return _Samples(seconds={name: [statistics.fmean(values)] for name, values in self.seconds.items()})
+
+    def error_of_mean(self, *names: str) -> float:
+        """Of the logarithm of a mean, the worst of `names`: the standard error over the mean."""
+        if any(len(self.seconds[name]) < 3 for name in names):
+            return FEW_SD
+        return max(
+            statistics.stdev(self.seconds[n])
+            / statistics.fmean(self.seconds[n])
+            / len(self.seconds[n]) ** 0.5
+            for n in names
+        )
 
     def sd(self, *names: str) -> float:
         """Of the logarithm of a median, the worst of `names`: the quartiles' distance in normal sds, over root n."""
@@ -118,10 +129,9 @@ def _measure(run: Run, *, micro_batch: int, device: torch.device, deadline_s: fl
     samples = _timed(tasks, device, deadline_s=deadline_s)
     if samples is None:
         return None
-    sd = samples.sd("pass 1", "pass 2")
+    sd, fastest_s = samples.sd("pass 1", "pass 2"), min(samples.seconds["pass 2"])
     if sd > DISTURBED_SD:
-        sd = max(sd, log(samples.median("pass 2") / min(samples.seconds["pass 2"])))
-        samples = samples.fastest()
+        sd, samples = max(LEAST_SD, samples.error_of_mean("pass 1", "pass 2")), samples.means()
     layer_s = max(samples.median("pass 2") - samples.median("pass 1"), 0.1 * samples.median("pass 1"))
     return KernelTimes(
         micro_batch=micro_batch,
@@ -135,6 +145,7 @@ def _measure(run: Run, *, micro_batch: int, device: torch.device, deadline_s: fl
         update_layers=DEPTHS[1],
         sd=sd,
         on_host=device.type == "cpu",
+        slowdown=samples.median("pass 2") / fastest_s,
     )
 
 
@@ -242,7 +253,8 @@ def _experts(module: Transformer, run: Run, num_tokens: int) -> Callable[[], obj
 def _timed(tasks: dict[str, _Task], device: torch.device, *, deadline_s: float) -> _Samples | None:
     """Time every task in turn, round after round, so that a disturbance affects all of them.
 
-    The first round counts only for tasks that have no other. None if the deadline came within the first round.
+    The first round counts only for tasks that have no other; it is its own warm-up. None if the
+    deadline came within the first round.
     """
     first: dict[str, list[float]] = {}
     seconds: dict[str, list[float]] = {name: [] for name in tasks}
@@ -250,7 +262,8 @@ def _timed(tasks: dict[str, _Task], device: torch.device, *, deadline_s: float) 
         for name, task in tasks.items():
             if _is_late(deadline_s):
                 return _Samples(seconds={n: seconds[n] or first[n] for n in tasks}) if round_ else None
-            task.before()
+            if round_ or task.before is not task.run:
+                task.before()
             synchronize(device)
             before_s = time.perf_counter()
             task.run()

@@ -1,7 +1,8 @@
 """Measurement of this machine before a training: its rates, one layer of the model, one collective.
 
 It takes at most `BUDGET_S`, is kept in the cache folder for the machine, its software and the model's shapes, and is
-reused by the next training of them. What was measured while other programs used the processors is not kept.
+reused by the next training of them. While other programs use the processors everything takes longer: measuring may take
+`BUSY_BUDGET_S`, what was kept before is not used, and what was measured is used once and not kept.
 
 All processes of a run call `measure_machine` together and get the same result.
 """
@@ -27,7 +28,6 @@ from meshwright.cost.tables import model_row
 from meshwright.engines.base import Measuring
 from meshwright.engines.native.layer_timing import (
     DEPTHS,
-    DISTURBED_SD,
     max_over_ranks,
     measure_collective,
     measure_kernels,
@@ -40,10 +40,16 @@ from meshwright.training import device as devices
 from meshwright.training.device import Rates
 from meshwright.training.host_load import HostLoad, load_between, sample_load
 
-BUDGET_S = 2.0
+BUDGET_S, BUSY_BUDGET_S = 2.0, 15.0
 THOROUGH_S = 30.0
 """Limit where measuring was asked for (`--measure`)."""
 FOLDER, SCHEMA = "measurements", 1
+DISTURBED = 2.0
+"""Repetitions that take so many times as long as the fastest one: something took part that counters do not show."""
+RATES_SHARE = 0.25
+"""Share of `BUDGET_S` for the machine's rates; the rest is for the layer, which says more about a step."""
+WATCH_S = 0.25
+"""Time of looking for other programs before anything is measured."""
 PASSES_A_ROUND = 5
 """Passes of the deeper model that one round of `layer_timing` takes, at least."""
 T = TypeVar("T")
@@ -68,27 +74,67 @@ def measure_machine(
     key = _key(run, plan=plan, device=device)
     path = default_cache() / FOLDER / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
     kept = None if measuring is Measuring.AGAIN else _read(path)
-    if _all_have(kept is not None and (kept.collective is not None or not needs_collective)):
+    is_kept = _all_have(kept is not None and (kept.collective is not None or not needs_collective))
+    if measuring is Measuring.NEVER and not is_kept:
+        return MachineMeasurement(notes=("this machine was not measured (--no-measure)",))
+    busy_now = measuring is not Measuring.NEVER and _is_busy(_load_during(lambda: time.sleep(WATCH_S))[1])
+    if is_kept and not busy_now:
         assert kept is not None
         return _slowest(kept)
-    if measuring is Measuring.NEVER:
-        return MachineMeasurement(notes=("this machine was not measured (--no-measure)",))
-    before = sample_load()
-    found = _measure(
-        run, plan=plan, device=device, needs_collective=needs_collective,
-        budget_s=THOROUGH_S if measuring is Measuring.AGAIN else BUDGET_S,
+    found, load = _load_during(
+        lambda: _measure(
+            run, plan=plan, device=device, needs_collective=needs_collective,
+            budget_s=_budget_s(measuring, is_busy=busy_now),
+        )
     )  # fmt: skip
-    after = sample_load()
-    own_s = _sum_over_ranks(after.own_s - before.own_s if before and after else 0.0)
-    load = _heaviest(load_between(before, after, own_s=own_s))
-    disturbance = _disturbance(found, load)
-    if disturbance is not None:
-        note = f"this machine is busy: while it was measured {disturbance}; the measurement is not kept"
-        is_busy = load is not None and load.is_busy
-        return replace(found, notes=(*found.notes, note), load=load if is_busy else None)
+    if _is_busy(load):
+        again = _measured_rates(device, budget_s=RATES_SHARE * BUDGET_S)
+        return replace(found, rates=_best_rates(found.rates, again), load=load)
+    if found.times is not None and found.times.slowdown > DISTURBED:
+        slower = f"{found.times.slowdown:.1f} times as long as the fastest"
+        note = f"repetitions of the same layer took {slower}: the measurement is not kept"
+        return replace(found, notes=(*found.notes, note))
     if found.times is not None and _is_main():
         _keep(path, found, key)
     return found
+
+
+def _budget_s(measuring: Measuring, *, is_busy: bool) -> float:
+    if measuring is Measuring.AGAIN:
+        return THOROUGH_S
+    return BUSY_BUDGET_S if is_busy else BUDGET_S
+
+
+def _load_during(action: Callable[[], T]) -> tuple[T, HostLoad | None]:
+    """The result of `action`, and the load of other programs meanwhile, the same on all processes of the run."""
+    before = sample_load()
+    result = action()
+    after = sample_load()
+    own_s = _sum_over_ranks(after.own_s - before.own_s if before and after else 0.0)
+    return result, _heaviest(load_between(before, after, own_s=own_s))
+
+
+def _is_busy(load: HostLoad | None) -> bool:
+    return load is not None and load.is_busy
+
+
+def _measured_rates(device: torch.device, *, budget_s: float) -> Rates | None:
+    """Rates of the slowest process; None where the catalogue has those of the device."""
+    if devices.catalog_name(device) is not None:
+        return None
+    return _slowest_rates(devices.measure_rates(device, deadline_s=time.perf_counter() + budget_s))
+
+
+def _best_rates(first: Rates | None, second: Rates | None) -> Rates | None:
+    """The better of two measurements of each rate: other programs only ever make them lower."""
+    if first is None or second is None:
+        return first
+    flops = {
+        name: max(rate, second.matmul_flops_per_s[name]) for name, rate in first.matmul_flops_per_s.items()
+    }
+    return Rates(
+        matmul_flops_per_s=flops, copy_bytes_per_s=max(first.copy_bytes_per_s, second.copy_bytes_per_s)
+    )
 
 
 def _measure(
@@ -96,9 +142,7 @@ def _measure(
 ) -> MachineMeasurement:
     _together()
     deadline_s = time.perf_counter() + budget_s
-    rates = None
-    if devices.catalog_name(device) is None:
-        rates = _slowest_rates(devices.measure_rates(device, deadline_s=deadline_s))
+    rates = _measured_rates(device, budget_s=RATES_SHARE * BUDGET_S)
     made = f"one layer of the model was timed on this machine at {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     times = collective = None
     notes: tuple[str, ...] = ()
@@ -128,15 +172,6 @@ def _is_too_large(run: Run, *, plan: Plan, rates: Rates | None, budget_s: float)
     flops = float(model_flops_per_token(shallow, seq_len=run.sequence_length))
     round_s = PASSES_A_ROUND * flops * plan.micro_batch * run.sequence_length
     return 2 * round_s / max(rates.matmul_flops_per_s.values()) > budget_s
-
-
-def _disturbance(found: MachineMeasurement, load: HostLoad | None) -> str | None:
-    """Sign that other programs took part in the measurement; None without one."""
-    if load is not None and load.is_busy:
-        return load.text
-    if found.times is not None and found.times.sd > DISTURBED_SD:
-        return "repetitions of the same layer differed by more than a factor of two"
-    return None
 
 
 # --- the kept measurements ---

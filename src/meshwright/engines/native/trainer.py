@@ -49,7 +49,7 @@ from meshwright.specs.run import FaultAction
 from meshwright.training import device, telemetry
 from meshwright.training.clock import Clock, TrainingPhase
 from meshwright.training.gemm_tuning import using
-from meshwright.training.metrics import WARM_UP_STEPS, spread_of
+from meshwright.training.metrics import WARM_UP_STEPS, above_peak, spread_of
 from meshwright.training.models import expert_load_ratio
 from meshwright.training.optimizer import learning_rate
 from meshwright.training.profiling.profiler import StepProfiler
@@ -471,22 +471,23 @@ class Trainer:
         self, ending: Ending, sample: str | None, ranks: dict[str, Any], kernels: tuple[dict[str, Any], ...]
     ) -> Record:
         prepared = self.prepared
+        statistics = run_statistics(
+            self.measured,
+            run=self.run,
+            yardstick=self.expectation.yardstick,
+            assembly=self.assembly,
+            loader=self.loader,
+            position=self.position,
+            checkpoints=self.checkpoints,
+            ranks=ranks,
+            ending=ending,
+        )
         return Record(
             run=telemetry.resolved(self.run, plan=prepared.plan),
             device=telemetry.device_facts(self.coordinates.device, accelerator=prepared.accelerator),
             software=telemetry.software_facts(),
             ending=ending,
-            statistics=run_statistics(
-                self.measured,
-                run=self.run,
-                yardstick=self.expectation.yardstick,
-                assembly=self.assembly,
-                loader=self.loader,
-                position=self.position,
-                checkpoints=self.checkpoints,
-                ranks=ranks,
-                ending=ending,
-            ),
+            statistics=statistics,
             time_s=self.clock.seconds(),
             ranks=ranks,
             started=telemetry.utc_timestamp(self.clock.started_s),
@@ -503,6 +504,7 @@ class Trainer:
                 *prepared.notes,
                 *notes_on_routes(self.run, kernels),
                 *self.expectation.notes,
+                *above_peak(statistics["mfu"], by=self.expectation.yardstick),
                 *self.output.notes,
             ),
         )

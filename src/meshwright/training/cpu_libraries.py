@@ -1,0 +1,30 @@
+"""Environment of the libraries that PyTorch computes with on CPUs. Imports no torch: they read it when they are loaded.
+
+At the end of a parallel region libgomp's threads spin before they sleep, by default for some milliseconds. Where
+another program wants the processor, a spinning thread uses up the time that the scheduler grants it, and the thread
+that it waits for gets none. A short spin ends before that, and is long enough for the next region of an idle machine:
+a small model has hundreds of regions in a layer, and waking a thread for each takes longer than its work.
+
+oneDNN keeps the code that it compiled for each shape of a GEMM, by default of the last 1,024 shapes, half a megabyte
+each. A dense model has some twenty shapes. Experts have new ones in every step, which are never used again.
+
+docs/log.md has what either costs.
+"""
+
+from __future__ import annotations
+
+import os
+
+WAIT_POLICY, SPIN_COUNT = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
+SPINS = 10_000
+"""Turns of the loop in which a thread waits; libgomp's own are 300,000."""
+PRIMITIVES = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+NUM_PRIMITIVES = 64
+"""Shapes whose code oneDNN keeps."""
+
+
+def configure_libraries() -> None:
+    """Set what the user has not set, for this process if it has not loaded PyTorch, and for those that it starts."""
+    os.environ.setdefault(PRIMITIVES, str(NUM_PRIMITIVES))
+    if WAIT_POLICY not in os.environ:
+        os.environ.setdefault(SPIN_COUNT, str(SPINS))
