@@ -41,9 +41,9 @@ from meshwright.specs.hardware import HERE
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run, with_label_ratio
 from meshwright.training import device as devices
+from meshwright.training.cpu_libraries import WAIT_POLICY
 from meshwright.training.host_load import HostLoad
 from meshwright.training.metrics import Yardstick, yardstick
-from meshwright.training.cpu_libraries import WAIT_POLICY
 from meshwright.units import format_seconds
 
 RATES = ("tokens_per_s_per_device", "mfu")
