@@ -45,6 +45,19 @@ def test_a_lost_process_is_replaced_and_the_run_goes_on(training, wait_for):
     assert len(training.losses()) == 40
 
 
+@pytest.mark.distributed
+def test_processes_start_from_nothing(monkeypatch, capfd):
+    """As users' do; those of other tests are forked where PyTorch is loaded."""
+    from torch.multiprocessing.spawn import start_processes
+
+    from meshwright.training import processes
+
+    monkeypatch.setattr(processes, "start_processes", start_processes)
+    processes.run_ranks(print, "a payload", num_ranks=2, device_type="cpu")
+    printed = [line for line in capfd.readouterr().out.splitlines() if line.endswith("a payload")]
+    assert sorted(printed) == ["0 2 a payload", "1 2 a payload"]
+
+
 def test_hosts_that_would_not_meet_again_are_refused_before_they_lose_anybody(monkeypatch):
     from meshwright.errors import InputError
     from meshwright.training.processes import run_ranks

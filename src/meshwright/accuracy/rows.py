@@ -7,8 +7,9 @@ with too many missing values has a reason instead of conditions.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from meshwright import catalog
@@ -134,10 +135,26 @@ def size_class(model: Model) -> str:
 
 
 def read_runs(path: str | Path) -> list[PublishedRun]:
-    """Every row of a CSV of measured runs.
+    """Every row of a CSV of measured runs, which a process reads again only if its content has changed.
 
     Raises InputError for a file that cannot be read or lacks columns, and for a cell that is not a number.
     """
+    content = None
+    with suppress(OSError):
+        if Path(path).is_file():
+            content = Path(path).read_bytes()
+    if content is None:  # a pipe, which can be read but once, or nothing that can be read
+        return _read_runs(path)
+    return list(_known_runs(str(path), content))
+
+
+@lru_cache(maxsize=2)
+def _known_runs(path: str, content: bytes) -> tuple[PublishedRun, ...]:
+    """The rows of `path` while `content` is in it."""
+    return tuple(_read_runs(path))
+
+
+def _read_runs(path: str | Path) -> list[PublishedRun]:
     rows = [read_row(row) for row in with_duplicates_layout(_table(path, MEASURED_COLUMNS))]
     fitting = with_what_fits([(run.conditions, run.assumed) for run in rows])
     return [replace(run, conditions=c, assumed=notes) for run, (c, notes) in zip(rows, fitting, strict=True)]

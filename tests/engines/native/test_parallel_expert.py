@@ -81,14 +81,12 @@ def test_two_ranks_equal_one(equals_one_process):
             (shallow(as_mixtral()), replace(over_data, sharding=FULL)),
             (shallow(as_qwen3()), replace(over_data, sharding=Sharding.NONE)),
             (shallow(as_deepseek()), replace(over_data, recompute=Recompute.FULL)),
-            (shallow(as_deepseek()), over_tensor),
             (shallow(as_deepseek()), replace(over_tensor, expert=2)),
             (shallow(as_qwen3()), replace(over_tensor, expert_tensor=2)),
             (
-                shallow(as_qwen3()),
-                replace(over_tensor, micro_batch=1),
+                shallow(as_deepseek()),
+                replace(over_tensor, micro_batch=1, expert=2),
             ),  # parts of one sequence are gathered otherwise
-            (shallow(as_deepseek()), replace(over_tensor, micro_batch=1, expert=2)),
             (shallow(as_deepseek()), Plan(context=2, expert=2, micro_batch=4)),
             (
                 shallow(as_lora()),
@@ -130,9 +128,7 @@ def test_padding_is_no_load_on_two_ranks(equals_one_process, padded):
 def test_four_ranks_equal_one(equals_one_process):
     equals_one_process(
         [
-            (shallow(as_deepseek()), Plan(data_shard=4, expert=2, sharding=FULL, micro_batch=2)),
             (shallow(as_deepseek()), Plan(tensor=2, data_shard=2, expert=2, sharding=FULL, micro_batch=4)),
-            (as_deepseek(), Plan(pipeline=2, data_shard=2, expert=2, micro_batch=2)),
             (
                 as_deepseek(),
                 Plan(pipeline=2, data_shard=2, expert=2, micro_batch=1, schedule=Schedule.ZERO_BUBBLE),
@@ -152,6 +148,8 @@ def test_more_combinations_equal_one(equals_one_process):
     equals_one_process(
         [
             (as_mixtral(), replace(wide, expert=4)),
+            (shallow(as_deepseek()), replace(wide, sharding=FULL)),
+            (as_deepseek(), replace(two, pipeline=2)),
             (as_mixtral(), replace(wide, sharding=Sharding.NONE)),
             (as_deepseek(), replace(wide, sharding=Sharding.GRADIENTS, micro_batch=1)),
             (as_deepseek(), replace(two, data_replicate=2, sharding=FULL)),
@@ -167,6 +165,17 @@ def test_more_combinations_equal_one(equals_one_process):
                 as_deepseek(),
                 replace(two, pipeline=2, virtual_pipeline=2, schedule=Schedule.INTERLEAVED),
             ),
+        ]
+    )
+
+
+@pytest.mark.distributed
+@pytest.mark.slow  # the same on two ranks, without experts over them
+def test_tensor_parallel_routers_equal_one(equals_one_process):
+    equals_one_process(
+        [
+            (shallow(as_deepseek()), Plan(tensor=2, micro_batch=4)),
+            (shallow(as_qwen3()), Plan(tensor=2, micro_batch=1)),
         ]
     )
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,26 +11,17 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.tiny_runs import TEXT
+from tests.warm import WarmProcess
 
 
 @pytest.mark.distributed
 def test_a_file_that_names_one_degree_trains_on_that_many_processes(tmp_path: Path) -> None:
+    """Start them warm; tests/training/test_processes.py starts two from nothing."""
     (tmp_path / "run.yaml").write_text(f"{TEXT}parallel: {{tensor: 2}}\n")
-    command = [
-        sys.executable,
-        "-m",
-        "meshwright",
-        "train",
-        "run.yaml",
-        "--out",
-        "out",
-        "--no-measure",
-        "--only-steps",
-    ]
-    ended = subprocess.run(
-        command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
+    command = ["train", "run.yaml", "--out", "out", "--no-measure", "--only-steps"]
+    process = WarmProcess(command, folder=tmp_path, environment=dict(os.environ))
+    _, stderr = process.communicate(timeout=240)
+    assert process.returncode == 0, stderr
     record = json.loads((tmp_path / "out" / "record.json").read_text())
     assert (record["ending"], record["run"]["plan"]["tensor"], record["run"]["plan"]["data_shard"]) == (
         "done",

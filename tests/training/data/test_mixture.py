@@ -53,7 +53,7 @@ def places_in(mixture, numbers):
     return [every[number] for number in numbers]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(SOURCES, st.integers(0, 2**62), st.integers(0, 2**63))
 def test_every_stretch_has_the_proportions_of_the_weights(sources, first, seed):
     mixture = mixture_of(sources)
@@ -69,7 +69,7 @@ def test_every_stretch_has_the_proportions_of_the_weights(sources, first, seed):
         assert after.num_epochs == after.num_samples / mixture.sources[name].num_samples
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(SOURCES, st.integers(0, 2**63))
 def test_no_sample_comes_twice_within_an_epoch_of_its_source(sources, seed):
     mixture = mixture_of(sources)

@@ -18,7 +18,13 @@ from meshwright.specs.plan import Plan
 from meshwright.training.machine import Machine
 
 
-@pytest.mark.parametrize(("engine", "package"), [("torchtitan", "torchtitan"), ("megatron", "megatron")])
+@pytest.mark.parametrize(
+    ("engine", "package"),
+    [
+        ("torchtitan", "torchtitan"),
+        pytest.param("megatron", "megatron", marks=pytest.mark.slow),  # its devices: engines/megatron
+    ],
+)
 def test_a_worker_without_its_devices_is_refused(engine, package, small_run, tmp_path, monkeypatch):
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
