@@ -27,7 +27,9 @@ from meshwright.training.weights import load_weights
 ABSENT = object()
 OLDER = {
     "gemma3_text": ("rope_local_base_freq", "rope_theta", "rope_scaling", "sliding_window_pattern"),
+    "glm4_moe": ("partial_rotary_factor", "rope_theta", "rope_scaling"),
     "gpt_oss": ("rope_theta", "rope_scaling"),
+    "minimax_m2": ("rotary_dim", "rope_theta", "rope_scaling"),
     "phi3": ("partial_rotary_factor", "rope_theta", "rope_scaling"),
 }
 """Keys of published config.json files that transformers reads and no longer writes."""
@@ -62,6 +64,10 @@ BASES = {
     "gemma2": GEMMA,
     "gemma3_text": GEMMA | {"sliding_window_pattern": 2},
     "gpt_oss": TINY | {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 7},
+    "glm4_moe": TINY
+    | MIXTURE
+    | {"n_routed_experts": 8, "first_k_dense_replace": 1, "num_nextn_predict_layers": 0},
+    "minimax_m2": TINY | {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8},
 }
 SCALINGS = (
     None,
@@ -128,6 +134,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "rope_scaling": SCALINGS,
     "rope_parameters": tuple(s and s | {"rope_theta": 5000.0} for s in SCALINGS),
     "rope_theta": (10_000.0, 500.0, 1e6),
+    "rotary_dim": (2, 4, 8, ABSENT),
+    "use_qk_norm": (True, False),
     "rope_interleave": (True, False),
     "head_dim": (8, 16, None, ABSENT),
     "num_key_value_heads": (1, 2, 4, None, ABSENT),

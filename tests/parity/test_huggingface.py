@@ -64,6 +64,14 @@ LONGROPE = {
 GEMMA = TINY | {"head_dim": 16, "num_hidden_layers": 4, "query_pre_attn_scalar": 24, "sliding_window": 6}
 GEMMA |= {"pad_token_id": None}  # transformers does not train the embedding of padding
 QWEN3_MOE = TINY | {"head_dim": 16, "moe_intermediate_size": 24, "num_experts": 8, "num_experts_per_tok": 3}
+GLM4_MOE = TINY | {
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "num_nextn_predict_layers": 0,
+    "routed_scaling_factor": 2.5,
+}
 CASES = {
     "llama2": ("llama", TINY),
     "llama3": ("llama", TINY | {"rope_theta": 500_000.0, "tie_word_embeddings": True}),
@@ -138,6 +146,15 @@ CASES = {
         TINY
         | {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6}
         | {"num_hidden_layers": 4, "rope_scaling": YARN | {"truncate": False}},
+    ),
+    "glm4-moe": ("glm4_moe", GLM4_MOE | {"head_dim": 16, "use_qk_norm": True}),
+    "glm4-moe-groups": (
+        "glm4_moe",
+        GLM4_MOE | {"attention_bias": True, "n_group": 4, "topk_group": 2, "partial_rotary_factor": 0.75},
+    ),
+    "minimax-m2": (
+        "minimax_m2",
+        TINY | {"head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 3, "rotary_dim": 8},
     ),
 }
 

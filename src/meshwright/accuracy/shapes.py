@@ -81,10 +81,15 @@ def _check_supported(name: str) -> None:
 
 @cache
 def _known_names() -> dict[str, str]:
-    """Letters and digits -> the name of a catalogue model or of a published-model entry."""
-    data = published_models()
-    known = {_key(name): name for name in (*data["model"], *catalog.model_names())}
-    return known | data["names"] | data["ambiguous_names"]
+    """Letters and digits of a name or alias -> the name of a catalogue model or of a published-model entry."""
+    data, names = published_models(), catalog.model_names()
+    aliases = {
+        _key(alias): name
+        for name in names
+        for alias in catalog.entry(catalog.CatalogKind.MODEL, name).aliases
+    }
+    known = {_key(name): name for name in (*data["model"], *names)}
+    return aliases | known | data["names"] | data["ambiguous_names"]
 
 
 @cache

@@ -188,6 +188,15 @@ def rope_of(c: ConfigKeys, *, theta: float) -> Rope:
     return scaled_rope(c, _scaled_section(c), theta=theta)
 
 
+def partial_rope(c: ConfigKeys, *, theta: float, share: float) -> Rope:
+    """RoPE of the first dimensions of each head; `share` is that of a config without the key."""
+    share = _scaled_section(c).number("partial_rotary_factor", c.number("partial_rotary_factor", share))
+    if not 0 < share <= 1:
+        c.refuse(f"partial_rotary_factor: {share!r}")
+        share = 1.0
+    return replace(rope_of(c, theta=theta), rotated_share=share)
+
+
 def _scaled_section(c: ConfigKeys) -> ConfigKeys:
     """The section with the RoPE scaling. Two of them are refused."""
     given, older = c.section("rope_parameters"), c.section("rope_scaling")

@@ -10,6 +10,7 @@ from meshwright.catalog.config_keys import (
     decoder,
     grouped_attention,
     longrope,
+    partial_rope,
     rope_of,
     rope_per_layer_type,
     windowed_attention,
@@ -190,6 +191,56 @@ def _deepseek_experts(
         normalize_top_k=c.flag("norm_topk_prob", normalize),
         routed_scale=c.number("routed_scaling_factor", scale),
     )
+
+
+def read_glm4_moe(c: ConfigKeys) -> Model:
+    """GLM-4.5 to 4.7: DeepSeek-V3's experts beside grouped attention whose heads are rotated in half."""
+    c.require("scoring_func", "sigmoid")
+    c.require("topk_method", "noaux_tc")
+    attention = grouped_attention(c, bias=c.flag("attention_bias", False), kv_heads=8)
+    attention = replace(attention, output_bias=False, qk_norm=c.flag("use_qk_norm", False))
+    experts = _deepseek_experts(c, router=Router.SIGMOID, limited=True, normalize=True, num_dense=1)
+    rope = partial_rope(c, theta=10_000.0, share=0.5)
+    num_mtp_layers = c.count("num_nextn_predict_layers", 1, minimum=0)
+    return replace(
+        decoder(c, attention, experts=experts, epsilon=1e-5, rope=rope), num_mtp_layers=num_mtp_layers
+    )
+
+
+def read_minimax_m2(c: ConfigKeys) -> Model:
+    """Sigmoid scores with a bias, experts in all layers, and norms of queries and keys over all heads."""
+    attention = grouped_attention(c, head_dim=128, kv_heads=8)
+    for key, same in _MINIMAX_M2.items():
+        c.require(key, *same)
+    if set(c.items("attn_type_list") or [1]) != {1}:
+        c.refuse("attn_type_list: layers of another attention than softmax")
+    for ignored in ("layernorm_full_attention_beta", "layernorm_linear_attention_beta", "layernorm_mlp_beta",
+                    "mlp_intermediate_size", "mtp_transformer_layers", "shared_moe_mode"):  # fmt: skip
+        c.value(ignored)
+    share = c.count("rotary_dim", attention.head_dim) / attention.head_dim
+    return decoder(
+        c,
+        replace(attention, qk_norm=True, qk_norm_across_heads=True),
+        experts=Experts(
+            num_experts=c.count("num_local_experts", 256),
+            top_k=c.count("num_experts_per_tok", 8),
+            ffn_hidden=c.count("intermediate_size"),
+            router=Router.SIGMOID,
+        ),
+        rope=partial_rope(c, theta=5_000_000.0, share=share),
+    )
+
+
+_MINIMAX_M2 = {
+    "num_mtp_modules": (0,),
+    "qk_norm_type": ("per_layer",),
+    "scoring_func": ("sigmoid",),
+    "shared_intermediate_size": (0,),
+    "use_mtp": (False,),
+    "use_qk_norm": (True,),
+    "use_routing_bias": (True,),
+}
+"""Values of keys in published files that are what is computed; transformers ignores all of them."""
 
 
 def read_olmo2(c: ConfigKeys) -> Model:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from meshwright.specs.model import (
@@ -147,6 +148,25 @@ def fits_deepseek_v2(model: Model) -> bool:
 
 def fits_deepseek_v3(model: Model) -> bool:
     return _is_deepseek(model, router=Router.SIGMOID, normalized=(False, True))
+
+
+_PARTIAL_ROPE = "rope.rotated_share"
+
+
+def fits_glm4_moe(model: Model) -> bool:
+    a, x = model.attention, model.experts
+    plain = _is_grouped(model, _PARTIAL_ROPE, "attention.output_bias", qk_norm=a.qk_norm)
+    shared = x is not None and x.num_shared > 0 and x.shared_hidden == x.num_shared * x.ffn_hidden
+    biased = a.bias is False or not a.has_output_bias
+    return plain and biased and shared and x.router is Router.SIGMOID and not model.num_windowed_layers
+
+
+def fits_minimax_m2(model: Model) -> bool:
+    x, own = model.experts, (_PARTIAL_ROPE, "attention.qk_norm_across_heads")
+    plain = _is_grouped(model, *own, qk_norm=True) and not (model.attention.bias or model.num_windowed_layers)
+    sigmoid = x is not None and x.router is Router.SIGMOID and x.normalize_top_k
+    softmax = model if x is None else replace(model, experts=replace(x, router=Router.SOFTMAX))
+    return plain and sigmoid and model.attention.qk_norm_across_heads and _is_plain_mixture(softmax)
 
 
 # --- keys of config.json ---
@@ -300,6 +320,19 @@ def deepseek_keys(x: Experts) -> dict[str, Any]:
         "topk_group": x.groups_per_token or 1,
         "topk_method": _topk_method(x),
     }
+
+
+def glm4_moe_keys(model: Model) -> dict[str, Any]:
+    return {
+        "num_nextn_predict_layers": model.num_mtp_layers,
+        "partial_rotary_factor": model.rope.rotated_share,
+        "use_qk_norm": model.attention.qk_norm,
+    }
+
+
+def minimax_m2_keys(model: Model) -> dict[str, Any]:
+    """`rotary_dim` is the key of published files; transformers makes the share of it."""
+    return {"rotary_dim": model.rope.rotary_width(model.attention.head_dim)}
 
 
 def deepseek_v3_keys(model: Model) -> dict[str, Any]:

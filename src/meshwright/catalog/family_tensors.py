@@ -80,6 +80,8 @@ MIXTRAL_EXPERTS = {
     "ffn.experts.down": "block_sparse_moe.experts.{expert}.w2.weight",
 }
 
+MINIMAX_EXPERTS = MIXTRAL_EXPERTS | {"ffn.router.bias_E": "block_sparse_moe.e_score_correction_bias"}
+
 EXPERTS = {
     "ffn.router.weight": "mlp.gate.weight",
     "ffn.router.bias_E": "mlp.gate.e_score_correction_bias",

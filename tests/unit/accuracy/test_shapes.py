@@ -4,8 +4,9 @@ import pytest
 
 from meshwright.accuracy.csvfile import CsvRow
 from meshwright.accuracy.rows import PublishedRun
-from meshwright.accuracy.shapes import read_model
+from meshwright.accuracy.shapes import _key, _named_model, read_model
 from meshwright.accuracy.shipped import published_models
+from meshwright.catalog import CatalogKind, entry, model_names
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.specs.model import AttentionKind, Model, Router
@@ -141,3 +142,15 @@ def test_multi_token_prediction_is_trained_only_by_stacks_that_do(read_one: Read
     assert torch
     assert torch.model.num_mtp_layers == 0
     assert bridge.model.num_mtp_layers == model_of(model="DeepSeek-V3").num_mtp_layers
+
+
+def test_published_models_are_none_of_the_catalogues():
+    """A model that stands in both would be read with other shapes here than by its name elsewhere."""
+    assert not {_key(name) for name in published_models()["model"]} & {
+        _key(alias) for name in model_names() for alias in (name, *entry(CatalogKind.MODEL, name).aliases)
+    }
+
+
+def test_aliases_of_the_catalogue_are_names_in_tables():
+    found, note = _named_model("GLM 4.5 Air")
+    assert (found.name, note) == ("glm-4.5-air", ())

@@ -58,6 +58,7 @@ PUBLISHED_TOTAL = {
     "gpt-oss-20b": 20.9e9,
     "gpt-oss-120b": 116.8e9,
     "kimi-k2": 1.03e12,
+    "minimax-m2": 229e9,
     "gpt3-175b": 174.6e9,
 }
 
