@@ -156,9 +156,9 @@ _PARTIAL_ROPE = "rope.rotated_share"
 def fits_glm4_moe(model: Model) -> bool:
     a, x = model.attention, model.experts
     plain = _is_grouped(model, _PARTIAL_ROPE, "attention.output_bias", qk_norm=a.qk_norm)
-    shared = x is not None and x.num_shared > 0 and x.shared_hidden == x.num_shared * x.ffn_hidden
-    biased = a.bias is False or not a.has_output_bias
-    return plain and biased and shared and x.router is Router.SIGMOID and not model.num_windowed_layers
+    if x is None or not plain or model.num_windowed_layers or (a.bias and a.has_output_bias):
+        return False
+    return x.router is Router.SIGMOID and x.num_shared > 0 and x.shared_hidden == x.num_shared * x.ffn_hidden
 
 
 def fits_minimax_m2(model: Model) -> bool:
