@@ -124,7 +124,11 @@ def _experts(
 ) -> tuple[int, int]:
     if model.experts is None:
         return 1, 1
-    expert, expert_tensor = row.count("ep"), row.count("etp") or 1
+    expert, expert_tensor = row.count("ep"), row.count("etp")
+    if expert_tensor is None:
+        expert_tensor = degrees.tensor if software.splits_experts else 1
+        if expert_tensor > 1:
+            notes.append(f"experts over {expert_tensor} tensor ranks, the recipe of {software.stack.framework}")
     if (
         expert is None
         and (software.stack.features.dispatcher or Dispatcher.ALL_TO_ALL) is not Dispatcher.ALL_TO_ALL

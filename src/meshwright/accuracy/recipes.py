@@ -24,6 +24,7 @@ class Recipe:
     features: Features
     recompute: str  # as rows state it; empty: none, or not known
     precision: str  # of rows that state none; empty: not known
+    splits_experts: bool  # single experts over the tensor ranks, where a row prints no width
 
 
 _WITHOUT_DEPTH = re.compile(r"-\d+-layers$")
@@ -77,4 +78,5 @@ def _recipe(entry: dict[str, Any]) -> Recipe:
         features=features_from(switches).or_else(_OFF),
         recompute=entry.get("recompute", ""),
         precision=entry.get("precision", ""),
+        splits_experts=entry.get("splits_experts", False),
     )

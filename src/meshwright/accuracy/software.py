@@ -15,6 +15,7 @@ from meshwright.specs.model import Lora
 from meshwright.specs.plan import Sharding
 
 _RELEASE = re.compile(r"(?<![\d.])(2\d)\.(0[1-9]|1[0-2])(?!\d)")  # NeMo 24.07, NGC 25.05
+_RELEASED_PAGE = re.compile(rf"@(?:tag )?v?{_RELEASE.pattern}")  # of a page: "README.md @v25.02"
 _DATE = re.compile(r"(?<!\d)(20[12]\d)(?:-(0[1-9]|1[0-2])(?:-(\d\d))?)?(?!\d)")
 
 
@@ -33,6 +34,7 @@ class Software:
     micro_batch_per_stage: bool  # a pipeline has as many micro-batches as ranks unless it says otherwise
     fused_norm: bool  # the notes name a fused norm kernel
     recipe_recompute: str  # of the row's recipe, in the words of rows; empty: none, or not known
+    splits_experts: bool  # its recipe has single experts over the tensor ranks
 
 
 def is_mlperf(row: CsvRow) -> bool:
@@ -77,6 +79,7 @@ def read_software(row: CsvRow, accelerator: Accelerator, model: str = "") -> Sof
         micro_batch_per_stage=entry.get("micro_batch_per_stage", False),
         fused_norm="rms kernel" in row.text("notes").lower(),
         recipe_recompute=recipe.recompute if recipe else "",
+        splits_experts=recipe is not None and recipe.splits_experts,
     )
 
 
@@ -101,9 +104,9 @@ def _round(row: CsvRow) -> str:
 
 
 def _vintage(row: CsvRow) -> float | None:
-    """Date of the version, else of the row's publication, as a decimal year."""
+    """Date of the version, else of the release of the page, else of the row's publication, as a decimal year."""
     version = row.text("framework_version")
-    if release := _RELEASE.search(version):
+    if release := _RELEASE.search(version) or _RELEASED_PAGE.search(row.text("source")):
         return 2000 + int(release[1]) + _part_of_year(int(release[2]))
     for text in (version, row.text("date")):
         if date := _DATE.search(text):

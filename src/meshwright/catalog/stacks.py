@@ -51,6 +51,7 @@ class StackFacts:
         0  # of a tile of its grouped GEMM, which experts share at their ends; 0: they share none
     )
     one_grouped_kernel: bool = False  # experts' GEMMs are one kernel, not one for each expert
+    copies_rows: bool = False  # to each rank that holds a part of an expert, instead of gathering there
     own_kernels: bool = False  # element-wise work and loss run by `meshwright.kernels`
 
     def release_name(self, vintage: float) -> str:

@@ -172,7 +172,7 @@ def _print_losers(ranking: PlanRanking) -> None:
     for comparison in ranking.losers:
         print_line(f"- {loser_sentence(comparison)}")
     if len(ranking.search.plans) == 1:
-        print_line("It is the only plan that is legal and fits.")
+        print_line("No other layout is legal and fits.")
     if ranking.neighbours:
         print_line()
         print_line("Faster near this request", style="bold")

@@ -291,7 +291,7 @@ def _linear(
     if bf16:
         peak = np.where(b_in > 2, peak, rates.bf16_flops_per_s * rates.bf16_gemm_ratio)
         element_bytes = np.where(b_in > 2, b_in, 2.0)
-    rate = peak * rates.grouped_ratio if grouped else peak
+    rate = peak * np.where(np.asarray(groups) > 1, rates.grouped_ratio, 1.0) if grouped else peak
     in_bf16 = bf16 and not np.any(np.asarray(b_in) > 2)
 
     def seconds(layout: str, rows: Array, columns: Array, depth: Array) -> Array:

@@ -24,6 +24,8 @@ class Groups:
     tensor: Group
     context: Group
     expert: Group
+    expert_tensor: Group
+    expert_parts: Group  # both together: all ranks that hold parts of different experts or the same
     shard: Group  # over which dense parameters or optimizer states are sharded: data_shard x context
     replicate: Group  # copies of those shards
     whole: Group  # both together: every rank with the same dense parameters
@@ -58,6 +60,8 @@ def groups_of(plan: PlanTable, net: Network) -> Groups:
         tensor=group(size=t, stride=1, net=net),
         context=group(size=c, stride=t, net=net),
         expert=group(size=plan.expert, stride=plan.expert_tensor, net=net),
+        expert_tensor=group(size=plan.expert_tensor, stride=1, net=net),
+        expert_parts=group(size=expert_width, stride=1, net=net),
         shard=over_data(plan.data_shard * c),
         replicate=group(size=plan.data_replicate, stride=far * plan.data_shard, net=net),
         whole=over_data(plan.data * c),

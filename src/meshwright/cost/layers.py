@@ -307,21 +307,33 @@ def _context_parallel(s: StepContext, core: PassTimes) -> PassTimes:
 
 
 def _expert_parallel(s: StepContext) -> PassTimes:
-    """Dispatch and combine forward, and both again backward."""
+    """Dispatch and combine forward, and both again backward.
+
+    Ranks that hold parts of the same experts gather each other's tokens after an all-to-all, and reduce and scatter
+    what they computed before the next. A dispatcher that merges copies, and a stack that `copies_rows`, send them to
+    each of these ranks instead.
+    """
     model, plan = s.model, s.plan
-    copy = s.tokens / plan.tensor * plan.expert_tensor * model.hidden * s.load_factor
+    copy = s.tokens / plan.tensor * model.hidden * s.load_factor
 
     def all_to_all(element_bytes: Array) -> Array:
-        flat = all_to_all_s(copy * model.top_k * element_bytes, s.groups.expert)
+        sent = copy * model.top_k * element_bytes
+        flat = all_to_all_s(sent, s.groups.expert)
+        if np.any(plan.expert_tensor > 1):
+            parts = sent * plan.expert_tensor
+            copied = all_to_all_s(parts, s.groups.expert_parts)
+            flat = np.where(
+                s.rates.copies_rows > 0, copied, flat + all_gather_s(parts, s.groups.expert_tensor)
+            )
         merged = all_to_all_hierarchical_s(
             copy * element_bytes,
-            s.groups.expert,
-            copies=np.maximum(model.top_k, 1),
+            s.groups.expert_parts,
+            copies=np.maximum(model.top_k, 1) * plan.expert_tensor,
             max_domains=model.groups_per_token,
         )
         return np.where(s.rates.deduplicates > 0, np.minimum(flat, merged), flat)
 
-    active = (plan.expert > 1) & (model.num_experts > 0)
+    active = (plan.expert * plan.expert_tensor > 1) & (model.num_experts > 0)
     seconds = np.where(active, all_to_all(s.precision.dispatch_bytes) + all_to_all(2.0), 0.0)
     return _backward_free(seconds, seconds)
 

@@ -58,6 +58,7 @@ class SystemFacts(Table):
     overlaps_data: Array
     ring_attention: Array  # 1: attention of context ranks is a kernel for each part of the keys
     deduplicates: Array  # 1: expert dispatch sends one copy for each node
+    copies_rows: Array  # 1: to each rank that holds a part of an expert
     host_share: Array  # of a layer's launches that the host still makes, the rest being replayed graphs
     host_moe_share: Array  # the same of routing, dispatch and experts
     host_expert_share: Array  # the same of kernels that experts start one by one
@@ -85,6 +86,7 @@ class SystemRates(Table):
     overlaps_data: Array
     ring_attention: Array
     deduplicates: Array
+    copies_rows: Array
     host_share: Array
     host_moe_share: Array
     host_expert_share: Array
@@ -203,6 +205,7 @@ def system_facts(
         overlaps_data=int(facts.overlaps_data),
         ring_attention=int(not facts.gathers_keys),
         deduplicates=int(features.dispatcher is not Dispatcher.ALL_TO_ALL),
+        copies_rows=int(facts.copies_rows),
         host_share=HOST_SHARE[features.cuda_graphs or CudaGraphs.NONE],
         host_moe_share=HOST_MOE_SHARE[features.cuda_graphs or CudaGraphs.NONE]
         * (STATIC_SHAPES_SHARE if features.has_capacity else 1.0),
@@ -276,6 +279,7 @@ def join(facts: SystemFacts, values: Mapping[str, Array], bf16: Mapping[str, Arr
         overlaps_data=facts.overlaps_data,
         ring_attention=facts.ring_attention,
         deduplicates=facts.deduplicates,
+        copies_rows=facts.copies_rows,
         host_share=facts.host_share,
         host_moe_share=facts.host_moe_share,
         host_expert_share=facts.host_expert_share,

@@ -254,7 +254,8 @@ def explain_infeasible(result: PlanResult, *, suggest: bool = True) -> Infeasibl
     if nearest is None:
         rules = forbidding_rules(request, result.space)
         held = ", ".join(f"{name}={word(name, value)}" for name, value in request.fixed.items())
-        reason = "; ".join(map(str, rules)) or f"none on {request.num_devices} devices has {held} at once"
+        together = " at once" if len(request.fixed) > 1 else ""
+        reason = "; ".join(map(str, rules)) or f"none on {request.num_devices} devices has {held}{together}"
         if suggest and not suggestions:
             suggestions = tuple(map(str, neighbours(request, best=None)))
         return Infeasible(

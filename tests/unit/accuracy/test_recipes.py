@@ -96,6 +96,13 @@ def test_a_row_without_recomputation_has_its_recipe_s(conditions: dict[str, RunC
     assert conditions["megatron_bridge-0036"].plan.recompute_modules == ("mla_up_projection", "mlp")
 
 
+def test_early_recipes_split_experts_over_tensor_ranks(conditions: dict[str, RunConditions]) -> None:
+    """Megatron-Core's default; the tables of the spring of 2025 print the width."""
+    early, later = conditions["dgxc_bench-0079"], conditions["dgxc_bench-0083"]
+    assert (early.plan.expert_tensor, later.plan.expert_tensor) == (4, 1)
+    assert conditions["dgxc_bench-0062"].plan.expert_tensor == 4  # a page of a release, measured with "dev"
+
+
 def test_notes_precede_a_recipe(conditions: dict[str, RunConditions]) -> None:
     """The recipe of 26.02 sends by all-to-all, the row's note names HybridEP."""
     assert conditions["megatron_bridge-0053"].software["dispatcher"] == Dispatcher.HYBRIDEP

@@ -188,6 +188,15 @@ class TestExperts:
         slower = none.with_rates(corrections=corrections).layer().experts.forward_s
         assert slower == pytest.approx(2 * none.layer().experts.forward_s)
 
+    def test_an_expert_alone_on_its_rank_is_a_plain_gemm(self, case):
+        def slower(expert: int) -> float:
+            c = case(model=self.MODEL, plan=Plan(expert=expert, data_shard=32)).with_rates(output_tiles=0)
+            slow, fast = (c.with_rates(grouped_ratio=r).layer().experts.forward_s for r in (0.5, 1.0))
+            return float(slow / fast)
+
+        assert slower(8) == 1
+        assert slower(4) == pytest.approx(2, rel=0.05)
+
     def test_a_dense_model_has_none(self, case):
         layer = case().layer()
         assert layer.experts.total_s == layer.router.total_s == 0
@@ -200,9 +209,11 @@ class TestExperts:
 
     def test_experts_keep_their_total_work_over_expert_ranks(self, case):
         """8 ranks with one expert each and 8 times the tokens, instead of 8 experts."""
-        alone = case(model=self.MODEL).layer().experts.forward_s
-        spread = case(model=self.MODEL, plan=Plan(expert=8, data_shard=32)).layer().experts.forward_s
-        assert spread == pytest.approx(alone, rel=0.1)
+        together, spread = (
+            case(model=self.MODEL, plan=Plan(expert=expert, data_shard=32)).with_rates(grouped_ratio=1.0)
+            for expert in (1, 8)
+        )
+        assert spread.layer().experts.forward_s == pytest.approx(together.layer().experts.forward_s, rel=0.1)
 
     def test_many_small_experts_are_slower_than_one_dense_block_of_their_size(self, case):
         small = Model(

@@ -105,6 +105,18 @@ class TestExpertParallel:
             parts_of(narrow).moe["expert_parallel"].forward_s < parts_of(c).moe["expert_parallel"].forward_s
         )
 
+    def test_parts_of_an_expert_gather_tokens_inside_the_node(self, case):
+        """The all-to-all between nodes carries each row once, unless a stack sends it to every part."""
+        whole, parts = ({"expert": 8, "tensor": 4, "data_shard": 16, "expert_tensor": t} for t in (1, 4))
+        plan = Plan(**parts)
+        copied = case(model=self.MODEL, cluster="h100-8x8", plan=plan).with_rates(copies_rows=1, deduplicates=0)
+        gathered = copied.with_rates(copies_rows=0)
+        sent, also_gathered = (parts_of(c).moe["expert_parallel"].forward_s for c in (copied, gathered))
+        assert self.all_to_all_s(case, **whole) < also_gathered < 0.7 * sent
+
+    def test_parts_of_an_expert_gather_tokens_without_an_all_to_all(self, case):
+        assert self.all_to_all_s(case, expert=1, tensor=4, expert_tensor=4, data_shard=16) > 0
+
     def test_dense_layers_do_not_communicate(self, case):
         assert "expert_parallel" not in parts_of(case()).dense
 
