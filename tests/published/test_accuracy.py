@@ -7,6 +7,9 @@ change which loses accuracy shows.
 
 from __future__ import annotations
 
+from math import isfinite
+from statistics import median
+
 import pytest
 
 from meshwright.accuracy.failed import Shares
@@ -59,6 +62,15 @@ def test_intervals_are_neither_too_narrow_nor_too_wide(report):
 )
 def test_no_group_is_the_price_of_the_median(report, kind, group, limit):
     assert report.groups[kind][group].median_abs_error <= limit
+
+
+def test_the_largest_runs_are_neither_too_slow_nor_too_fast(report):
+    """4,096 to 11,616 accelerators: what grows with them (stragglers, collectives, few micro-batches) has no bias."""
+    large = [r for r in report.rows if r.run.conditions and r.run.conditions.plan.num_devices >= 4096]
+    errors = [r.signed_error for r in large if isfinite(r.signed_error)]
+    assert len(errors) >= 12
+    assert abs(median(errors)) <= 0.03
+    assert median(map(abs, errors)) <= 0.04
 
 
 def test_the_order_of_plans_in_the_sweeps(report):

@@ -147,6 +147,7 @@ class DeviceRates(Table):
     unfused_norm: Array  # 1: norms run as several kernels with fp32 copies
     fp8_attention: Array  # 1: scores and values are multiplied in 8 bits
     fused_experts: Array  # 1: grouped GEMMs quantise, activate and permute by themselves
+    attention_tile: Array  # keys that attention computes together, whatever a window hides of them
     ragged_rows: Array  # that a grouped GEMM computes of each expert beyond its own
     fused: FusedKernels  # the native engine's own
     permutation_passes: Array  # reads and writes of routed tokens in one forward pass
@@ -407,7 +408,7 @@ def _floors(s: LayerShapes) -> tuple[PassTimes, PassTimes]:
     dense = 2 * tokens * parameters.dense_ffn_layer / t
     experts = s.expert_tokens * parameters.expert / s.plan.expert_tensor
     experts = 2 * (experts + tokens * parameters.shared_layer / t)
-    core = tokens * _keys(model, s.batch) * 2 * model.num_heads / t * (model.qk_dim + model.v_dim)
+    core = tokens * _keys(model, s.batch, s.rates) * 2 * model.num_heads / t * (model.qk_dim + model.v_dim)
     core = core * model.attention_share
     return (
         _floor(attention, dense, core, s.rates, s.trained),
@@ -475,10 +476,19 @@ def _linear_cross_entropy(s: LayerShapes) -> dict[str, PassTimes]:
     }
 
 
-def _keys(model: ModelTable, batch: BatchTable) -> Array:
-    """Mean keys a query sees over full and windowed layers."""
+def _keys(model: ModelTable, batch: BatchTable, rates: DeviceRates) -> Array:
+    """Mean keys that are computed for a query, over full and windowed layers.
+
+    A tile of queries needs all tiles of keys that one of their windows touches: one for each tile of the window, and
+    one more.
+    """
+    full = keys_seen(batch.seq_len)
+    if not np.any(model.num_windowed_layers):
+        return full
     share = model.num_windowed_layers / model.num_layers
-    return keys_seen(batch.seq_len) * (1 - share) + share * keys_seen(batch.seq_len, window=model.window)
+    tiles = np.ceil((model.window - 1) / rates.attention_tile) + 1
+    windowed = keys_seen(batch.seq_len, window=np.where(model.window > 0, tiles * rates.attention_tile, 0))
+    return full * (1 - share) + share * windowed
 
 
 def _attention_shape_ratio(model: ModelTable, keys: Array, unit_width: Array) -> Array:
@@ -497,7 +507,7 @@ def _attention_core(
     model: ModelTable, batch: BatchTable, plan: PlanTable, rates: DeviceRates, tokens: Array
 ) -> PassTimes:
     """Scores and values, mean over full and windowed layers of one micro-batch on one rank."""
-    keys = _keys(model, batch)
+    keys = _keys(model, batch, rates)
     per_token = 2 * model.num_heads / plan.tensor * (model.qk_dim + model.v_dim)
     # An unfused kernel computes the whole square and moves the probabilities through memory.
     flops = tokens * per_token * np.where(rates.unfused_attention > 0, batch.seq_len, keys)

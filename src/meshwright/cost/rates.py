@@ -38,6 +38,11 @@ HOST_EXPERT_SHARE = {CudaGraphs.NONE: 1.0, CudaGraphs.PARTIAL: 1.0, CudaGraphs.F
 """The same of the experts' GEMMs, which partial graphs hold only where a capacity makes their shapes static."""
 STATIC_SHAPES_SHARE = 0.5
 """Of the host's time for a mixture's layer, where experts have a capacity: it waits for no counts. Assumed."""
+ATTENTION_TILE = 128
+"""Queries and keys of a tile of attention (FlashAttention-2, arXiv 2307.08691, section 3.3: 64 or 128)."""
+ATTENTION_TILES = {AttentionKernel.SPLASH: 1024}
+"""The same of other kernels. Splash: `sa_block_q` and `sa_block_kv` of MaxText's recipes for TPUs are 1024 and 2048
+(AI-Hypercomputer/tpu-recipes, training/ironwood/gpt-oss-120b at 604f8070)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +69,7 @@ class SystemFacts(Table):
     host_expert_share: Array  # the same of kernels that experts start one by one
     fp8_attention: Array  # 1: scores and values are multiplied in 8 bits
     fused_experts: Array  # 1: grouped GEMMs quantise, activate and permute by themselves
+    attention_tile: Array  # keys that attention computes together, whatever a window hides of them
     ragged_rows: Array  # that the grouped GEMM computes of each expert beyond its own
     wire_gradient_bytes: Array  # of a gradient between ranks; 0: as the precision recipe says
     wire_parameter_bytes: Array
@@ -167,6 +173,10 @@ def _host_expert_share(features: Features) -> float:
     return shares[features.cuda_graphs or CudaGraphs.NONE]
 
 
+def _attention_tile(features: Features) -> int:
+    return ATTENTION_TILES.get(features.attention, ATTENTION_TILE) if features.attention else ATTENTION_TILE
+
+
 def _ragged_rows(facts: StackFacts, accelerator: Accelerator) -> int:
     """Rows of an expert that lies anywhere fill, in the mean, as many tiles as they need and one more.
 
@@ -212,6 +222,7 @@ def system_facts(
         host_expert_share=0.0 if facts.one_grouped_kernel else _host_expert_share(features),
         fp8_attention=int(bool(features.fp8_attention)),
         fused_experts=int(_fuses_experts(features, precision)),
+        attention_tile=_attention_tile(features),
         ragged_rows=_ragged_rows(facts, accelerator),
         wire_gradient_bytes=WIRE_BYTES[g] if (g := features.gradient_format) else 0.0,
         wire_parameter_bytes=WIRE_BYTES[p] if (p := features.parameter_format) else 0.0,
@@ -258,6 +269,7 @@ def join(facts: SystemFacts, values: Mapping[str, Array], bf16: Mapping[str, Arr
         unfused_norm=facts.unfused_norm,
         fp8_attention=facts.fp8_attention,
         fused_experts=facts.fused_experts,
+        attention_tile=facts.attention_tile,
         ragged_rows=facts.ragged_rows,
         bf16_gemm_ratio=bf16["gemm_ratio"],
         fused=facts.fused,

@@ -169,6 +169,20 @@ class TestElementwise:
         assert 0.6 < latent.elementwise.forward_s / grouped.elementwise.forward_s < 0.9
 
 
+class TestWindows:
+    def test_a_window_takes_whole_tiles_of_keys(self, case):
+        """Half of gpt-oss' layers see 128 keys of 8,192: splash attention computes 2,048 of them."""
+
+        def forward_s(tile: int) -> float:
+            c = case(model="gpt-oss-120b", plan=Plan(data_shard=32)).with_rates(attention_tile=tile)
+            return float(c.layer().attention_core.forward_s)
+
+        small, large, whole = (forward_s(tile) for tile in (128, 1024, 8192))
+        assert 1.3 < large / small < 1.6
+        assert 1.7 < whole / small < 1.9
+        assert forward_s(2 * 8192) == whole
+
+
 class TestExperts:
     MODEL = "mixtral-8x7b"
 
