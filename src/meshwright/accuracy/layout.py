@@ -128,7 +128,9 @@ def _experts(
     if expert_tensor is None:
         expert_tensor = degrees.tensor if software.splits_experts else 1
         if expert_tensor > 1:
-            notes.append(f"experts over {expert_tensor} tensor ranks, the recipe of {software.stack.framework}")
+            notes.append(
+                f"experts over {expert_tensor} tensor ranks, the recipe of {software.stack.framework}"
+            )
     if (
         expert is None
         and (software.stack.features.dispatcher or Dispatcher.ALL_TO_ALL) is not Dispatcher.ALL_TO_ALL

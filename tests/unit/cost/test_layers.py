@@ -109,7 +109,9 @@ class TestExpertParallel:
         """The all-to-all between nodes carries each row once, unless a stack sends it to every part."""
         whole, parts = ({"expert": 8, "tensor": 4, "data_shard": 16, "expert_tensor": t} for t in (1, 4))
         plan = Plan(**parts)
-        copied = case(model=self.MODEL, cluster="h100-8x8", plan=plan).with_rates(copies_rows=1, deduplicates=0)
+        copied = case(model=self.MODEL, cluster="h100-8x8", plan=plan).with_rates(
+            copies_rows=1, deduplicates=0
+        )
         gathered = copied.with_rates(copies_rows=0)
         sent, also_gathered = (parts_of(c).moe["expert_parallel"].forward_s for c in (copied, gathered))
         assert self.all_to_all_s(case, **whole) < also_gathered < 0.7 * sent
