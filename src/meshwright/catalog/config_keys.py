@@ -93,10 +93,13 @@ class ConfigKeys:
             found += (f"{key}.{text}" for text in section.unsupported({"partial_rotary_factor": (1,)}))
         return tuple(dict.fromkeys(found))
 
-    def count(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
-        """A whole number of at least `minimum`; `default` where the key is absent or null."""
+    def count(
+        self, key: str, default: int | None = None, *, minimum: int = 1, null: int | None = None
+    ) -> int:
+        """A whole number of at least `minimum`; `default` where the key is absent, `null` or `default` where null."""
         value = self.value(key)
-        value = default if value is None else value
+        if value is None:
+            value = default if null is None or key not in self.values else null
         if value is None:
             raise InputError(
                 f"{self.name}: key {key!r} is missing", hint="is this the config.json of the whole model?"

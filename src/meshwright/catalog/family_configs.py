@@ -110,15 +110,19 @@ def read_qwen2_moe(c: ConfigKeys) -> Model:
 
 
 def read_qwen3(c: ConfigKeys) -> Model:
-    return decoder(c, _qwen3_attention(c))
+    return decoder(c, _qwen3_attention(c, head_dim=128, kv_heads=32))
 
 
 def read_qwen3_moe(c: ConfigKeys) -> Model:
-    return decoder(c, _qwen3_attention(c, everywhere=True), experts=_qwen_experts(c))
+    return decoder(c, _qwen3_attention(c, kv_heads=4, everywhere=True), experts=_qwen_experts(c))
 
 
-def _qwen3_attention(c: ConfigKeys, *, everywhere: bool = False) -> Attention:
-    attention = grouped_attention(c, bias=c.flag("attention_bias", False), head_dim=128, kv_heads=32)
+def _qwen3_attention(
+    c: ConfigKeys, *, head_dim: int | None = None, kv_heads: int, everywhere: bool = False
+) -> Attention:
+    attention = grouped_attention(
+        c, bias=c.flag("attention_bias", False), head_dim=head_dim, kv_heads=kv_heads
+    )
     c.require("use_qk_norm", True)  # files of Qwen3-Coder have both, and transformers ignores them
     c.require("qkv_bias", False)
     return _qwen_windows(replace(attention, qk_norm=True), c, everywhere=everywhere)
@@ -132,7 +136,7 @@ def _deepseek(c: ConfigKeys, experts: Experts) -> Model:
         num_kv_heads=num_heads,
         head_dim=c.count("qk_nope_head_dim") + rope,
         value_head_dim=c.count("v_head_dim"),
-        query_lora_rank=c.count("q_lora_rank", 0, minimum=0),
+        query_lora_rank=c.count("q_lora_rank", 1536, null=0, minimum=0),
         kv_lora_rank=c.count("kv_lora_rank"),
         rope_head_dim=rope,
     )
@@ -159,7 +163,14 @@ def read_deepseek_v3(c: ConfigKeys) -> Model:
     c.require("topk_method", "noaux_tc")
     c.require("rope_interleave", True)
     experts = _deepseek_experts(
-        c, router=Router.SIGMOID, limited=True, num_groups=8, scale=2.5, normalize=True, num_dense=3
+        c,
+        router=Router.SIGMOID,
+        limited=True,
+        num_groups=8,
+        scale=2.5,
+        normalize=True,
+        num_dense=3,
+        num_shared=1,
     )
     num_mtp_layers = c.count("num_nextn_predict_layers", 0, minimum=0)
     return replace(_deepseek(c, experts), num_mtp_layers=num_mtp_layers)
@@ -174,6 +185,7 @@ def _deepseek_experts(
     scale: float = 1.0,
     normalize: bool = False,
     num_dense: int = 0,
+    num_shared: int = 2,
 ) -> Experts:
     """The first `first_k_dense_replace` layers are dense. One routing group is no limit."""
     num_groups = c.count("n_group", num_groups)
@@ -183,7 +195,7 @@ def _deepseek_experts(
         num_experts=c.count("n_routed_experts"),
         top_k=c.count("num_experts_per_tok"),
         ffn_hidden=c.count("moe_intermediate_size"),
-        num_shared=c.count("n_shared_experts", 0, minimum=0),
+        num_shared=c.count("n_shared_experts", num_shared, null=0, minimum=0),
         num_dense_layers=c.count("first_k_dense_replace", num_dense, minimum=0),
         router=router,
         num_groups=num_groups if limited else 0,
