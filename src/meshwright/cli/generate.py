@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright.api.generate import PromptLike, completions, open_generator
 from meshwright.cli.needs import load_with_torch
-from meshwright.cli.output import emit_json, note, progress
+from meshwright.cli.output import emit_json, note, printable, progress
 from meshwright.errors import InputError
 from meshwright.report.generation import Generation
 
@@ -45,8 +45,8 @@ def run(
 
 
 def write_text(number: int, text: str) -> None:
-    """Write a part of a text to stdout at once."""
-    sys.stdout.write(text)
+    """Write a part of a text to stdout at once; on a terminal without the control characters of the model."""
+    sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
@@ -85,5 +85,5 @@ def _print_all(done: Generation) -> None:
         prompt = completion.prompt
         shown = " ".join((prompt if isinstance(prompt, str) else str(prompt[-1].get("content", ""))).split())
         shown = shown if len(shown) <= SHOWN_PROMPT else f"{shown[:SHOWN_PROMPT]}..."
-        sys.stdout.write(f"[{number}] {shown}\n{completion.text}")
+        write_text(number, f"[{number}] {shown}\n{completion.text}")
         end_line(completion.text)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
+from unicodedata import category
 
 from meshwright.cli.verbs import load
 from meshwright.report.documents.json_values import jsonable
@@ -91,6 +92,15 @@ def print_text_tables(tables: Iterable[TextTable]) -> None:
 def print_line(text: str = "", *, style: str = "") -> None:
     """Print one paragraph on stdout, wrapped to the console, in a Rich style such as `bold`."""
     console().print(text, style=style or None)
+
+
+def printable(text: str) -> str:
+    r"""Return `text` with control characters as escapes, which no terminal obeys; line feeds and tabs stay.
+
+    >>> print(printable("red: \x1b[31m"))
+    red: \x1b[31m
+    """
+    return "".join(ascii(c)[1:-1] if category(c) == "Cc" and c not in "\n\t" else c for c in text)
 
 
 def styled(text: str, style: str) -> Text:

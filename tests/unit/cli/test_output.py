@@ -63,3 +63,10 @@ def test_progress_draws_on_a_terminal(monkeypatch):
     with output.progress("searching", total=2) as advance:
         advance(2)
     assert "searching" in stderr.getvalue()
+
+
+def test_a_terminal_obeys_no_control_character_of_a_text():
+    written = "".join(map(chr, range(0x100))) + "\u200d\u4e2d"
+    shown = output.printable(written)
+    assert not any((ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160 for c in shown)
+    assert shown.endswith(written[0xA0:])

@@ -123,3 +123,9 @@ def test_files_with_fused_matrices_are_refused():
     run = run_with("experts", None, family="Phi3ForCausalLM")
     for check in (check_torchtitan, check_maxtext, check_megatron):
         assert any("as one tensor" in problem.reason for problem in check(run))
+
+
+def test_dense_layers_in_places_that_are_not_known_are_refused_before_anything_is_measured():
+    run = runfile.loads(TEXT.replace("FAMILY", "Qwen3MoeForCausalLM"))
+    run = replace(run, model=replace(run.model, experts=replace(run.model.experts, num_dense_layers=1)))
+    assert "model.experts.num_dense_layers" in [problem.key for problem in check_native(run)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshwright.catalog.families import family_that_fits
+from meshwright.catalog.families import FAMILIES, family_that_fits
 from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS, schedule_shortfall, shape_of
 from meshwright.cost.stages import layers_per_stage
 from meshwright.engines import refusals
@@ -125,6 +125,13 @@ def _model(model: Model) -> Iterator[Unsupported]:
         yield Unsupported(key="model", reason=f"{model.name} has LayerNorm or an ungated feed-forward block")
     for path in NOT_BUILT & parts_of(model).keys():
         yield Unsupported(key="model", reason=f"{path} of {model.name} is true, which is not built")
+    family = FAMILIES.get(model.family)
+    if family is not None and not family.knows_dense_layers and model.num_dense_layers:
+        yield Unsupported(
+            key="model.experts.num_dense_layers",
+            reason=f"{model.num_dense_layers} layers of {model.name} are dense, and which ones is not known for "
+            f"{family.architecture}",
+        )
 
 
 def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:
