@@ -15,7 +15,7 @@ from meshwright.errors import InputError
 
 CLASSES = (
     "Llama", "Mistral", "Mixtral", "Qwen2", "Qwen3", "Qwen3Moe", "Qwen2Moe", "Olmo2", "Phi3", "Gemma2", "GptOss",
-    "DeepseekV2", "DeepseekV3",
+    "DeepseekV2", "DeepseekV3", "Glm4Moe", "MiniMaxM2",
 )  # fmt: skip
 TINY = {
     "vocab_size": 512,

@@ -211,9 +211,11 @@ def read_glm4_moe(c: ConfigKeys) -> Model:
     c.require("topk_method", "noaux_tc")
     attention = grouped_attention(c, bias=c.flag("attention_bias", False), kv_heads=8)
     attention = replace(attention, output_bias=False, qk_norm=c.flag("use_qk_norm", False))
-    experts = _deepseek_experts(c, router=Router.SIGMOID, limited=True, normalize=True, num_dense=1)
+    experts = _deepseek_experts(
+        c, router=Router.SIGMOID, limited=True, normalize=True, num_dense=1, num_shared=1
+    )
     rope = partial_rope(c, theta=10_000.0, share=0.5)
-    num_mtp_layers = c.count("num_nextn_predict_layers", 1, minimum=0)
+    num_mtp_layers = c.count("num_nextn_predict_layers", 0, minimum=0)
     return replace(
         decoder(c, attention, experts=experts, epsilon=1e-5, rope=rope), num_mtp_layers=num_mtp_layers
     )
