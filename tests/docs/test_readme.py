@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -27,16 +24,16 @@ def first_command() -> list[str]:
     return block[1].rpartition("&& .venv/bin/")[2].split()
 
 
-def test_the_first_command_trains_on_real_text(tmp_path):
+def test_the_first_command_trains_on_real_text(tmp_path, meshwright, monkeypatch):
+    """In the test's process, which has PyTorch loaded."""
     program, *arguments = first_command()
     assert program == "meshwright"
     for override in FEWER:
         arguments += ["--set", override]
-    done = subprocess.run(
-        [sys.executable, "-m", "meshwright", *arguments, "--out", tmp_path / "results"],
-        cwd=ROOT, env=os.environ | {"COLUMNS": "110"}, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "110")
+    done = meshwright(*arguments, "--out", tmp_path / "results")
+    assert done.exit_code == 0, done.stderr
     first, last = re.search(r"loss, first to last step +([\d.]+) to ([\d.]+)", done.stdout).groups()
     assert float(last) < float(first) - 1
     for words in ("predicted (80 % interval)", "tokens/s/device", "The model writes:", "report.html"):

@@ -201,7 +201,9 @@ def test_more_events_than_allowed_stop_the_run(train, poison):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("action", ["skip", "roll_back"])
+@pytest.mark.parametrize(
+    "action", [pytest.param("skip", marks=pytest.mark.slow), "roll_back"]
+)  # one vote for both; one process skips above
 def test_two_processes_decide_alike(tiny_run, tmp_path, action):
     """Only one process computes the poison."""
     script = tmp_path / "poisoned.py"

@@ -90,7 +90,9 @@ class TestCounts:
         "model",
         [
             pytest.param(small(), id="norms of inputs"),
-            pytest.param(small(norm_placement=NormPlacement.AFTER), id="norms of outputs"),
+            pytest.param(  # norms of both are there
+                small(norm_placement=NormPlacement.AFTER), id="norms of outputs", marks=pytest.mark.slow
+            ),
             pytest.param(small(norm_placement=NormPlacement.BOTH), id="norms of both"),
             pytest.param(small("qwen3-8b"), id="norms of queries and keys"),
         ],

@@ -494,17 +494,19 @@ def test_a_machine_of_which_nothing_can_be_seen_is_skipped_and_not_well(look, ma
 
 
 @pytest.mark.skipif(importlib_util.find_spec("torch") is None, reason="needs torch")
-def test_measurements_run_here():
+def test_measurements_run_here(capsys):
+    """The one of a device in this process, which has PyTorch loaded; the other one starts its own."""
     import sys
 
+    from meshwright.doctor import measure
     from meshwright.doctor.host import run_command
 
-    command = [sys.executable, "-m", "meshwright.doctor.measure"]
-    one = run_command([*command, "device", "--gemm-size", "64", "--copy-bytes", "65536"], 120)
-    answer = json.loads(one.stdout.splitlines()[-1])
+    measure.main(["device", "--gemm-size", "64", "--copy-bytes", "65536"])
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert answer["is_finite"]
     assert answer["is_repeatable"]
     assert answer["gemm_flops_per_s"] > 0 < answer["copy_bytes_per_s"]
     if answer["device"] == "cpu":
-        two = run_command([*command, "all-reduce", "--processes", "2", "--bytes", "4096"], 120)
+        command = [sys.executable, "-m", "meshwright.doctor.measure", "all-reduce"]
+        two = run_command([*command, "--processes", "2", "--bytes", "4096"], 120)
         assert json.loads(two.stdout.splitlines()[-1])["is_right"], two.stderr

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+import vl_convert
 from tests.browser import Browser, open_browser
 
 from meshwright import runfile
@@ -24,6 +26,22 @@ engine: megatron
 costs: {usd_per_device_hour: 2.0}
 train: {tokens: 1e10}
 """
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _equal_figures_are_drawn_once() -> Iterator[None]:
+    """Pages of one training with other words have the same figures."""
+    draw, drawn = vl_convert.vegalite_to_svg, {}
+
+    def once(spec: Mapping[str, object]) -> str:
+        key = json.dumps(spec, sort_keys=True, default=str)
+        if key not in drawn:
+            drawn[key] = draw(spec)
+        return drawn[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vl_convert, "vegalite_to_svg", once)
+        yield
 
 
 @pytest.fixture(scope="session")
