@@ -17,12 +17,15 @@ from meshwright.accuracy.csvfile import MAX_TOKENS, CsvRow
 from meshwright.accuracy.reasons import CannotPredictError, Reason
 from meshwright.accuracy.shipped import frameworks
 from meshwright.accuracy.software import Software
+from meshwright.accuracy.wording import stated, yes_or_no
 from meshwright.specs.features import Dispatcher
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding, read_layers
 
 NO_RECOMPUTATION = "no recomputation"
 """The note on rows that do not state it."""
+NO_ACCUMULATION = "no gradient accumulation"
+"""The note on rows that state a micro-batch, and neither batch nor accumulation."""
 OFFLOADED = "offloading of activations is not modelled"
 """The note on rows that offload, how much is not said."""
 WHOLE_BATCH = "micro-batch of a replica's whole batch"
@@ -166,7 +169,7 @@ def _batch(
             raise CannotPredictError(Reason.NO_BATCH)
         batch = micro * degrees.data * (steps or 1)
         if steps is None:
-            notes.append("no gradient accumulation")
+            notes.append(NO_ACCUMULATION)
     if batch % degrees.data:
         raise CannotPredictError(
             Reason.INCONSISTENT, f"batch {batch} over {degrees.data} data-parallel ranks"
@@ -202,20 +205,21 @@ def _missing_micro_batch(
 
 # --- sharding ---
 
+_STAGE = r"(?:zero[-_ ]*(?:dp)?[-_ ]*(?:stage)?|stage)[-_ ]*"
 _SHARDINGS = (
-    (r"zero-?0|^ddp$|^dp$", Sharding.NONE),
-    (r"fsdp|zero-?3|fully.?shard", Sharding.PARAMETERS),
-    (r"zero-?2", Sharding.GRADIENTS),
-    (r"zero-?1|distopt|distributed optimizer", Sharding.OPTIMIZER),
+    (rf"{_STAGE}0|^ddp$|^dp$", Sharding.NONE),
+    (rf"fsdp|hsdp|{_STAGE}3|fully.?shard", Sharding.PARAMETERS),
+    (rf"{_STAGE}2", Sharding.GRADIENTS),
+    (rf"{_STAGE}1|dist(?:ributed)?[-_ ]?opt", Sharding.OPTIMIZER),
 )
-"""Patterns of `dp_type` and their sharding; the first match decides."""
+"""Patterns of `dp_type`, or of the framework's name, and their sharding; the first match decides."""
 
 
 def _sharding(row: CsvRow, software: Software, notes: list[str]) -> Sharding:
-    text = row.text("dp_type")
-    for pattern, sharding in _SHARDINGS:
-        if text and re.search(pattern, text, re.IGNORECASE):
-            return sharding
+    for text in (row.text("dp_type"), row.text("framework")):
+        for pattern, sharding in _SHARDINGS:
+            if text and re.search(pattern, text, re.IGNORECASE):
+                return sharding
     notes.append(f"sharding {software.sharding.name.lower()}, the default of {software.stack.framework}")
     return software.sharding
 
@@ -261,13 +265,13 @@ def _virtual_stages(row: CsvRow, pipeline: int, notes: list[str]) -> int:
     """Chunks per pipeline rank; a row that names an interleaved schedule has at least two."""
     if pipeline == 1:
         return 1
-    stated = row.count("vpp")
-    if stated is None and re.search("interleaved", row.text("notes"), re.IGNORECASE):
+    chunks = row.count("vpp")
+    if chunks is None and re.search("interleaved", row.text("notes"), re.IGNORECASE):
         notes.append("two virtual stages, the least that interleaving has")
         return 2
-    if stated is None:
+    if chunks is None:
         notes.append("no virtual stages")
-    return stated or 1
+    return chunks or 1
 
 
 def _layers_per_stage(
@@ -310,12 +314,20 @@ _POLICIES = (
 )
 """Named policies, their nearest modules, and a description."""
 
+_WHOLE_LAYERS = (
+    r"custom|full|qkv_proj_offloaded|recompute_|selective layer|all\b|every|whole|block|uniform|\d+ layers|ac$"
+    r"|(?:activation|gradient)[-_ ]?(?:check-?point|recomput)"
+)
+"""Beginnings that mean whole layers. Block and uniform are the ways in which Megatron-LM chooses them."""
+_FILLERS = re.compile(r"(?:activation|gradient)s?[-_ ]?(?:check-?point|recomput)\w*")
+"""Words that say that something is recomputed, and not what."""
+
 
 def _recompute(
     row: CsvRow, model: Model, degrees: _Degrees, software: Software, notes: list[str]
 ) -> tuple[Recompute, tuple[str, ...], int | None]:
     """Kind, modules and layers per pipeline rank of recomputation."""
-    text = row.text("recompute").lower()
+    text = stated(row.text("recompute"))
     if not text:
         text = _recipe_recompute(model, degrees, software)
         notes.append(
@@ -323,10 +335,12 @@ def _recompute(
         )
     if not text:
         return Recompute.NONE, (), None
-    if text.startswith("none"):
+    answer = yes_or_no(text)
+    if answer is False:
         return Recompute.NONE, (), None
-    if re.match(r"custom|full|qkv_proj_offloaded|recompute_|selective layer", text):
+    if answer or re.match(_WHOLE_LAYERS, text):
         return Recompute.FULL, (), _recomputed_layers(row, text, notes)
+    text = _FILLERS.sub("", text)
     for pattern, modules, meaning in _POLICIES:
         if re.search(pattern, text):
             notes.append(f"recomputation '{text}' ({meaning}) read as {', '.join(modules)}")
@@ -352,8 +366,10 @@ def _recipe_recompute(model: Model, degrees: _Degrees, software: Software) -> st
 
 def _recomputed_layers(row: CsvRow, text: str, notes: list[str]) -> int | None:
     """Layers per pipeline rank that full recomputation covers; None: all of them."""
-    if stated := re.search(r"layers=(\d+)", text):
-        return max(1, int(stated[1]))
+    if counted := re.search(r"layers=(\d+)|(?<![-\d])(\d+) layers", text):
+        if not text.startswith(("full", "recompute_")):
+            notes.append(f"recomputation '{text}' read as full")
+        return max(1, int(counted[1] or counted[2]))
     if text.startswith("selective layer"):  # torchtitan: every second layer
         notes.append("every second layer recomputed")
         return max(1, (row.count("layers") or 2) // (2 * (row.count("pp") or 1)))
@@ -368,9 +384,9 @@ def _recomputed_layers(row: CsvRow, text: str, notes: list[str]) -> int | None:
 
 
 def _sequence_parallel(row: CsvRow, tensor: int, software: Software, notes: list[str]) -> bool:
-    text = row.text("seq_parallel").lower()
-    if text:
-        return text.startswith(("yes", "true", "1"))
+    answer = yes_or_no(row.text("seq_parallel"))
+    if answer is not None:
+        return answer
     if tensor > 1:
         state = "on" if software.sequence_parallel else "off"
         notes.append(f"sequence parallelism {state}, the default of {software.stack.framework}")

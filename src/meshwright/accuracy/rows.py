@@ -18,11 +18,13 @@ from meshwright.accuracy.csvfile import MAX_COUNT, MAX_TOKENS, CsvRow, read_tabl
 from meshwright.accuracy.duplicates import DUPLICATE_NOTE, with_duplicates_layout
 from meshwright.accuracy.feasible import with_what_fits
 from meshwright.accuracy.flop_rates import least_flops_per_token, rate_of_flops
-from meshwright.accuracy.layout import read_layout
+from meshwright.accuracy.layout import NO_ACCUMULATION, read_layout
 from meshwright.accuracy.reasons import CannotPredictError, Reason
 from meshwright.accuracy.shapes import read_model
 from meshwright.accuracy.shipped import frameworks, published_systems
 from meshwright.accuracy.software import Software, read_software
+from meshwright.accuracy.wording import number_format
+from meshwright.catalog.accelerators import accelerator_with_driver_name
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.errors import UnknownNameError
@@ -209,7 +211,7 @@ def read_row(row: CsvRow, *, failed: bool = False) -> PublishedRun:
     except CannotPredictError as stop:
         return replace(run, reason=stop.reason, reason_detail=stop.detail)
     if rate is None and not failed:
-        run = _with_printed_flops(row, run)
+        run = _with_step_time(run) if run.step_time_s else _with_printed_flops(row, run)
     return _below_peak(run)
 
 
@@ -219,7 +221,8 @@ def _check_figure(row: CsvRow, *, rate: float | None, memory: float | None, fail
         raise CannotPredictError(Reason.END_TO_END, row.text("metric_kind").replace("_", " "))
     if re.search(r"\bunpacked\b|variable[- ]length", row.text("notes").lower()):
         raise CannotPredictError(Reason.VARIED_LENGTHS)
-    if rate is None and memory is None and not failed and _no_rate(row) is Reason.NO_RATE:
+    timed = row.number("step_time_s")
+    if not (rate or memory or timed or failed) and _no_rate(row) is Reason.NO_RATE:
         raise CannotPredictError(Reason.NO_RATE)
 
 
@@ -233,6 +236,18 @@ def _below_peak(run: PublishedRun) -> PublishedRun:
     if share <= 1:
         return run
     return replace(run, reason=Reason.ABOVE_PEAK, reason_detail=f"{share:.2f} times the peak")
+
+
+def _with_step_time(run: PublishedRun) -> PublishedRun:
+    """`run` with the token rate that the seconds of its steps mean, where its batch is stated."""
+    c = run.conditions
+    if c is None or not run.step_time_s:
+        return run
+    if NO_ACCUMULATION in run.assumed:
+        return replace(run, reason=Reason.NO_BATCH)
+    rate = c.tokens_per_step / (run.step_time_s * c.num_devices)
+    note = f"rate from {run.step_time_s:,g} s a step"
+    return replace(run, tokens_per_s_per_device=rate, assumed=(*run.assumed, note))
 
 
 def _with_printed_flops(row: CsvRow, run: PublishedRun) -> PublishedRun:
@@ -259,7 +274,7 @@ def _with_conditions(row: CsvRow, run: PublishedRun) -> PublishedRun:
     num_devices = row.count("num_gpus")
     if num_devices is None:
         raise CannotPredictError(Reason.NO_DEVICES)
-    if run.task == "qlora":
+    if "qlora" in run.task.lower():
         raise CannotPredictError(Reason.QUANTISED_BASE, "4-bit base weights")
     reading = read_model(row)
     model, notes = reading.model, list(reading.assumed)
@@ -326,9 +341,9 @@ def _accelerator(name: str) -> Accelerator:
 
 @cache
 def _catalogued(name: str) -> Accelerator | None:
-    """The accelerator with a published name; None when it is not in the catalogue."""
+    """The accelerator with a published name, or the one its driver gives it; None when it is not in the catalogue."""
     try:
-        return catalog.accelerator(name)
+        return catalog.accelerator(accelerator_with_driver_name(name) or name)
     except UnknownNameError:
         return None
 
@@ -346,12 +361,10 @@ def _nodes(row: CsvRow, accelerator: Accelerator, num_devices: int, notes: list[
 
 
 def _precision(row: CsvRow, accelerator: Accelerator, software: Software, notes: list[str]) -> str:
-    name = row.text("precision").lower()
+    name = number_format(row.text("precision"))
     if not name:
         name = software.precision
         notes.append(f"precision {name}, the default of {software.stack.framework}")
-    if name == "fp16/bf16":
-        name = "bf16"
     if name == "fp8" and "rowwise" in row.text("notes").lower():
         name = "fp8_rowwise"
     if name not in PRECISIONS or PRECISIONS[name].matmul not in accelerator.peak_flops_per_s:
@@ -381,7 +394,7 @@ def _measured_gemm_rate(
 
 
 def _lora(row: CsvRow, software: Software, notes: list[str]) -> Lora | None:
-    if row.text("task") != "lora":
+    if not re.search(r"lora|peft|adapter", row.text("task"), re.IGNORECASE):
         return None
     notes.append(f"LoRA rank {software.lora.rank} on {', '.join(software.lora.targets)}")
     return software.lora

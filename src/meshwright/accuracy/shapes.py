@@ -15,6 +15,7 @@ from meshwright import catalog
 from meshwright.accuracy.csvfile import CsvRow
 from meshwright.accuracy.reasons import CannotPredictError, Reason
 from meshwright.accuracy.shipped import published_models
+from meshwright.accuracy.wording import shape_name
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.specs.model import Attention, AttentionKind, Experts, Model, Router
@@ -96,6 +97,8 @@ def _known_names() -> dict[str, str]:
 def _named_model(name: str) -> tuple[Model, tuple[str, ...]] | None:
     """The model with a published name, with a note if the name is ambiguous; None for an unknown name."""
     data, key = published_models(), _key(name)
+    if key not in _known_names():
+        key = _key(shape_name(name))
     known = _known_names().get(key)
     if known is None:
         return None

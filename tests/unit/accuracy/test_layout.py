@@ -30,11 +30,23 @@ def plan_of(read_one: ReadOne) -> Callable[..., Plan]:
         ("ZeRO-2", Sharding.GRADIENTS),
         ("FSDP2 (ZeRO-3) over dp*cp", Sharding.PARAMETERS),
         ("Megatron-FSDP", Sharding.PARAMETERS),
+        ("HSDP 2 x 2", Sharding.PARAMETERS),
+        ("ZeRO stage 3", Sharding.PARAMETERS),
+        ("DeepSpeed stage-2", Sharding.GRADIENTS),
+        ("zero_1", Sharding.OPTIMIZER),
+        ("dist-opt", Sharding.OPTIMIZER),
+        ("DeepSpeed 0.15", Sharding.OPTIMIZER),  # a version, no stage
         ("", Sharding.OPTIMIZER),
     ],
 )
 def test_names_of_sharding(plan_of: Callable[..., Plan], dp_type: str, sharding: Sharding) -> None:
     assert plan_of(dp_type=dp_type).sharding is sharding
+
+
+def test_sharding_that_only_the_name_of_the_framework_says(plan_of: Callable[..., Plan]) -> None:
+    named = "Axolotl (FSDP2)"
+    assert plan_of(framework=named, dp_type="").sharding is Sharding.PARAMETERS
+    assert plan_of(framework=named, dp_type="ZeRO-2").sharding is Sharding.GRADIENTS
 
 
 @pytest.mark.parametrize(
@@ -138,6 +150,11 @@ def test_schedule(plan_of: Callable[..., Plan], cells: dict[str, object], schedu
         ("recompute_num_layers=2 (2 layers on every stage)", Recompute.FULL, (), 2),
         ("recompute_layer_ids [0-9]", Recompute.FULL, (), 5),
         ("selective layer", Recompute.FULL, (), 8),
+        *((no, Recompute.NONE, (), None) for no in ("off", "No", "false", "0", "disabled", "-", "n/a")),
+        *((yes, Recompute.FULL, (), None) for yes in ("yes", "True", "on", "1", "every layer", "uniform/1")),
+        ("activation checkpointing", Recompute.FULL, (), None),
+        ("block, 4 layers", Recompute.FULL, (), 4),
+        ("selective activation checkpointing", Recompute.SELECTIVE, ("core_attention",), None),
         ("selective", Recompute.SELECTIVE, ("core_attention",), None),
         ("selective(core_attn)", Recompute.SELECTIVE, ("core_attention",), None),
         ("selective modules=['layernorm', 'moe_act']", Recompute.SELECTIVE, ("norm", "activation"), None),
@@ -158,7 +175,8 @@ def test_names_of_recomputation(
 def test_sequence_parallelism_as_stated_or_as_the_framework_of_the_time(plan_of: Callable[..., Plan]) -> None:
     tensor = {"tp": 2, "cp": 1}
     assert plan_of(**tensor, seq_parallel="yes (default)").sequence_parallel
-    assert not plan_of(**tensor, seq_parallel="no").sequence_parallel
+    assert all(plan_of(**tensor, seq_parallel=yes).sequence_parallel for yes in ("on", "Enabled", "n/a"))
+    assert not any(plan_of(**tensor, seq_parallel=no).sequence_parallel for no in ("no", "off", "False"))
     assert plan_of(**tensor).sequence_parallel
     old = {"framework": "Megatron-LM", "framework_version": "2021-04"}
     assert not plan_of(**tensor, **old).sequence_parallel

@@ -52,6 +52,37 @@ def test_a_complete_row_becomes_conditions_without_assumptions(read_one: ReadOne
 
 
 @pytest.mark.parametrize(
+    "cells",
+    [
+        {"model": "meta-llama/Meta-Llama-3-8B-Instruct"},
+        {"model": "Llama-3-8B-Base"},
+        {"gpu": "NVIDIA H100 80GB HBM3"},
+        {"precision": "FP8 current scaling"},
+        {"precision": "FP8 (tensorwise)"},
+    ],
+)
+def test_other_words_for_the_same_conditions(read_one: ReadOne, cells: dict[str, object]) -> None:
+    usual, other = read_one().conditions, read_one(**cells).conditions
+    assert other == usual
+
+
+def test_a_rate_follows_from_the_seconds_of_a_step_where_the_batch_is_stated(read_one: ReadOne) -> None:
+    timed = {"tok_s_gpu_best": "", "step_time_s": 10}
+    run = read_one(**timed)
+    assert run.reason is None
+    assert run.tokens_per_s_per_device == pytest.approx(128 * 8192 / (10 * 8))
+    assert "rate from 10 s a step" in run.assumed
+    assert read_one(**timed, gbs="", pp=1, cp=1, dp=8).reason is Reason.NO_BATCH
+
+
+def test_adapters_by_other_names_of_the_task(read_one: ReadOne) -> None:
+    for task in ("lora", "PEFT", "LoRA fine-tuning"):
+        conditions = read_one(task=task).conditions
+        assert conditions is not None
+        assert conditions.lora is not None
+
+
+@pytest.mark.parametrize(
     ("cells", "reason"),
     [
         ({"tok_s_gpu_best": ""}, Reason.NO_RATE),

@@ -1,0 +1,73 @@
+"""Words by which tables of runs mean the same thing: yes and no, number formats, names of models."""
+
+from __future__ import annotations
+
+import re
+
+_YES = re.compile(r"(?:yes|true|on|enabled?|1)\b")
+_NO = re.compile(r"(?:no|none|false|off|disabled?|never|without|0)\b|-$")
+_UNSTATED = re.compile(r"(?:n/?a|unknown|unspecified|unclear|not (?:stated|given|reported|specified)|\?+)$")
+
+_FORMATS = (
+    (r"bf16|bfloat16|fp16/bf16", "bf16"),
+    (r"fp16|float16|half", "fp16"),
+    (r"fp32|float32", "fp32"),
+    (r"mx-?fp8", "mxfp8"),
+    (r"mx-?fp4", "mxfp4"),
+    (r"nv-?fp4", "nvfp4"),
+)
+"""Beginnings of a number format's name; the first match decides."""
+_EIGHT_BITS = (
+    (r"mx", "mxfp8"),
+    (r"row-?wise", "fp8_rowwise"),
+    (r"block|sub-?channel", "fp8_blockwise"),
+    (r"delayed", "fp8_delayed"),
+)
+"""Scalings of numbers of 8 bits; by the maximum of their tensor where nothing is said."""
+
+_INSTANCE = re.compile(r"[-_ ](?:instruct|base|chat|it|hf|sft|thinking|pretrain(?:ing)?)$", re.IGNORECASE)
+"""Endings of names that tell weights from weights, not shapes from shapes."""
+
+
+def yes_or_no(text: str) -> bool | None:
+    """Answer of a cell, by its first word; None where it is neither yes nor no.
+
+    >>> yes_or_no("Enabled"), yes_or_no("none (perf preset)"), yes_or_no("selective")
+    (True, False, None)
+    """
+    text = text.strip().lower()
+    if _YES.match(text):
+        return True
+    return False if _NO.match(text) else None
+
+
+def stated(text: str) -> str:
+    """A cell in lower case; empty where its words say that nothing is known.
+
+    >>> stated("Full"), stated("n/a"), stated("not reported")
+    ('full', '', '')
+    """
+    text = text.strip().lower()
+    return "" if _UNSTATED.match(text) else text
+
+
+def number_format(text: str) -> str:
+    """The precision recipe that a cell names, or the cell in lower case where no words are known.
+
+    >>> number_format("bf16-mixed"), number_format("FP8 (blockwise)"), number_format("fp8 current scaling")
+    ('bf16', 'fp8_blockwise', 'fp8')
+    """
+    text = text.strip().lower()
+    found = next((name for pattern, name in _FORMATS if re.match(pattern, text)), None)
+    if found or not re.match(r"(?:fp|float)-?8|e4m3", text):
+        return found or text
+    return next((name for pattern, name in _EIGHT_BITS if re.search(pattern, text)), "fp8")
+
+
+def shape_name(name: str) -> str:
+    """A model's name without the owner before it and the kind of weights after it.
+
+    >>> shape_name("meta-llama/Meta-Llama-3-70B-Instruct"), shape_name("Qwen3-8B-Base")
+    ('Llama-3-70B', 'Qwen3-8B')
+    """
+    return _INSTANCE.sub("", re.sub(r"^(?:[\w.-]+/)?(?:meta-)?(?=\w)", "", name, flags=re.IGNORECASE))
