@@ -197,6 +197,8 @@ def why_not(
     )
 
 
+RECOMPUTATION = {"recompute", "recompute_modules", "recompute_layers"}
+"""Fields of a plan that only one kind of recomputation has together."""
 MEMORY_CHOICES = (
     "recompute",
     "recompute_modules",
@@ -232,7 +234,10 @@ def reserved_bytes(request: PlanRequest, plan: Plan) -> float:
 
 def _binding_memory(request: PlanRequest, loser: RankedPlan, winner: RankedPlan) -> str:
     """The memory that `request` needs with the winner's recomputation, offloading and micro-batch; "" if it fits."""
-    choices = {name: getattr(winner.plan, name) for name in MEMORY_CHOICES if name not in request.fixed}
+    held = set(request.fixed)
+    if held & RECOMPUTATION:
+        held |= RECOMPUTATION  # its kind, modules and layers belong together
+    choices = {name: getattr(winner.plan, name) for name in MEMORY_CHOICES if name not in held}
     if all(getattr(loser.plan, name) == value for name, value in choices.items()):
         return ""
     same = search(request.fixing(**choices), top=1)

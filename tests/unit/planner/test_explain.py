@@ -72,6 +72,16 @@ def test_why_not_the_winner_itself(result):
     assert answer.verdict is WhyNotVerdict.BEST
 
 
+@pytest.mark.parametrize(
+    "asked", [{"recompute": Recompute.FULL}, {"recompute": Recompute.NONE}, {"recompute_layers": 2}]
+)
+def test_why_not_another_recomputation_than_the_best_plan_s_modules(asked):
+    wanted = request("qwen3-30b-a3b", "h100-8x4", "native", 256)
+    best = search(wanted, top=1).best
+    assert best.plan.recompute_modules
+    assert why_not(wanted, asked, winner=best).verdict in (WhyNotVerdict.SLOWER, WhyNotVerdict.DOES_NOT_FIT)
+
+
 def test_infeasible_names_the_nearest_number_of_devices_that_fits():
     lacking = explain_infeasible(search(request("llama3-70b", "h100-8x1", "native"), top=1))
     assert lacking.needed_gib is not None

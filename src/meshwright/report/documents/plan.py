@@ -243,7 +243,7 @@ def why_not_sentence(answer: WhyNot) -> str:
     elif answer.infeasible is not None:
         said = answer.infeasible.binding
     else:
-        said = f"{answer.verdict.value}. {'; '.join(map(str, answer.violations))}"
+        said = f"{answer.verdict.value}. {'; '.join(map(str, answer.violations)) or 'no plan has it'}"
     return "; ".join((f"{what}: {said}", *answer.reasons))
 
 
