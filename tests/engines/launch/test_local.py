@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -24,10 +25,8 @@ SECTIONS = {
     "train": "{steps: 24, checkpoint: {folder: saved, every_steps: 4}}",
 }
 LONG = SECTIONS | {"train": "{steps: 5000, checkpoint: {folder: saved, every_steps: 4}}"}
-ALONE = SECTIONS | {
-    "cluster": "cpu-1x1",
-    "parallel": "{data_shard: 1}",
-}  # where one process shows as much as two
+ALONE_AT = {"cluster": "cpu-1x1", "parallel": "{data_shard: 1}"}
+ALONE = SECTIONS | ALONE_AT  # where one process shows as much as two
 
 
 def start(training, *arguments: str) -> subprocess.Popen[str]:
@@ -63,12 +62,17 @@ def workers_of(pid: int) -> dict[int, int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks processes up in /proc")
-def test_a_lost_worker_starts_again_and_a_stopped_run_does_not(tmp_path, tiny_run, wait_for):
-    """The losses are those of a run that nothing disturbs."""
+def test_a_lost_worker_starts_again_and_a_stopped_run_does_not(
+    tmp_path, tiny_run, wait_for, meshwright, monkeypatch
+):
+    """The losses are those of a run that nothing disturbs, and nobody else trains in its folders meanwhile."""
     alone, killed = tiny_run(tmp_path / "alone", **SECTIONS), tiny_run(tmp_path / "killed", **LONG)
     process = start(killed, "--max-restarts", "2")
     wait_for(killed.checkpoints, process)
-    os.kill(workers_of(process.pid)[1], signal.SIGKILL)
+    workers = workers_of(process.pid)
+    assert len(workers) == 2
+    assert_others_are_refused(killed.folder, workers.values(), meshwright, monkeypatch)
+    os.kill(workers[1], signal.SIGKILL)
     before = len(killed.steps())
     wait_for(lambda: len(killed.steps()) > max(24, before), process)
     process.send_signal(signal.SIGTERM)
@@ -84,27 +88,34 @@ def test_a_lost_worker_starts_again_and_a_stopped_run_does_not(tmp_path, tiny_ru
     assert killed.losses()[:24] == alone.losses()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other kernels do not tell a process of its parent's end")
-def test_a_killed_launcher_leaves_nothing_that_trains(tmp_path, tiny_run, wait_for, meshwright, monkeypatch):
-    training = tiny_run(tmp_path, **LONG)
-    process = start(training)
-    wait_for(lambda: len(training.steps()) > 1, process)
-    workers = list(workers_of(process.pid).values())
-    assert len(workers) == 2
+def assert_others_are_refused(folder: Path, workers: Iterable[int], meshwright, monkeypatch) -> None:
+    """Start two trainings in a folder where `workers` train."""
     for worker in workers:  # they hold their folder, and leave the processors to this one
         os.kill(worker, signal.SIGSTOP)
-    monkeypatch.chdir(training.folder)
-    for words in ("launch run.yaml --on local --resume", "train run.yaml"):  # nor does another write between
+    monkeypatch.chdir(folder)
+    for words in (
+        "launch run.yaml --on local --resume",
+        "train run.yaml --resume",
+    ):  # nor does another write between
         second = meshwright(*words.split(), "--out", "out")
         assert second.exit_code == 2
         expected = "another training (writes|saves its checkpoints) there now: got '(out|saved)'"
         assert re.search(expected, second.stderr)
     for worker in workers:
         os.kill(worker, signal.SIGCONT)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other kernels do not tell a process of its parent's end")
+def test_a_killed_launcher_leaves_nothing_that_trains(tmp_path, tiny_run, wait_for):
+    """One worker, as another of the same launcher ends in the same way."""
+    training = tiny_run(tmp_path, **LONG | ALONE_AT)
+    process = start(training)
+    wait_for(lambda: len(training.steps()) > 1, process)
+    (worker,) = workers_of(process.pid).values()
     training.kill(process)
     deadline_s = time.monotonic() + 60
-    while any(Path(f"/proc/{pid}").exists() for pid in workers):
-        assert time.monotonic() < deadline_s, "they train on"
+    while Path(f"/proc/{worker}").exists():
+        assert time.monotonic() < deadline_s, "it trains on"
         time.sleep(0.1)
     assert training.checkpoints()  # asked, not killed
 
