@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshwright.errors import InputError
 from meshwright.kernels.dispatch import choose
 from meshwright.kernels.routes import KernelCall, Refusal, Route
 from meshwright.kernels.triton_route import serves_triton
@@ -74,6 +75,11 @@ def adamw(
 
     A route may leave the scaled gradient in `gradient`.
     """
+    sizes = (gradient.numel(), states.first.numel(), states.second.numel())
+    if any(size != parameter.numel() for size in sizes):
+        raise InputError(
+            "adamw: gradient and states are those of another tensor", got=sizes, allowed=parameter.numel()
+        )
     route = choose("adamw", parameter, gradient, states.first)
     ROUTES["adamw"][route].function(parameter, gradient, states, step, scale)
 

@@ -25,10 +25,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from meshwright.errors import InputError
+from meshwright.kernels.derivatives import only_once
 from meshwright.kernels.dispatch import choose
 from meshwright.kernels.labels import IGNORED_LABEL
 from meshwright.kernels.libraries import liger
 from meshwright.kernels.routes import KernelCall, Refusal, Route
+from meshwright.kernels.shapes import require_shapes
 from meshwright.kernels.triton_route import serves_triton
 
 Reduction = Literal["sum", "mean", "none"]
@@ -67,23 +70,33 @@ def cross_entropy(
 
     The gradient overwrites `logits_NV` where one is wanted, so they must be no leaf and are not to be read afterwards.
     """
+    require_shapes("cross_entropy", logits_NV=logits_NV, labels_N=labels_N, weights_N=weights_N)
     route = choose(
         "cross_entropy", logits_NV, flags=frozenset({"backward"} if logits_NV.requires_grad else ())
     )
-    weights_N = row_weights(labels_N, weights_N, reduction=reduction)
+    labels_N, weights_N = row_weights(labels_N, weights_N, reduction=reduction, vocab=logits_NV.shape[1])
     losses_N = ROUTES["cross_entropy"][route].function(logits_NV, labels_N, weights_N, z_loss=z_loss, cap=cap)
     return losses_N if reduction == "none" else losses_N.sum()
 
 
-def row_weights(labels_N: Tensor, weights_N: Tensor | None, *, reduction: Reduction) -> Tensor:
-    """Weights in fp32: zero where the label is ignored; for a mean over the number of labels that count, at least 1.
+def row_weights(
+    labels_N: Tensor, weights_N: Tensor | None, *, reduction: Reduction, vocab: int
+) -> tuple[Tensor, Tensor]:
+    """Labels as int64, and weights in fp32: zero where the label is ignored; for a mean over the number of labels that
+    count, at least 1. Neither waits for the device.
 
-    The number stays on the device.
+    A label that is no entry of the vocabulary makes its loss NaN, and is 0 in what is returned.
     """
-    counted_N = (labels_N != IGNORED_LABEL).float()
+    if labels_N.is_floating_point():
+        raise InputError("labels are whole numbers", got=labels_N.dtype)
+    labels_N, is_ignored_N = labels_N.long(), labels_N == IGNORED_LABEL
+    is_outside_N = ((labels_N < 0) | (labels_N >= vocab)) & ~is_ignored_N
+    counted_N = (~is_ignored_N).float().masked_fill(is_outside_N, torch.nan)
     if reduction == "mean":
         counted_N = counted_N / counted_N.sum().clamp(min=1)
-    return counted_N if weights_N is None else counted_N * weights_N
+    if weights_N is not None:
+        counted_N = (counted_N * weights_N).masked_fill(is_ignored_N, 0.0)
+    return labels_N.masked_fill(is_outside_N, 0), counted_N
 
 
 def capped(logits: Tensor, cap: float) -> Tensor:
@@ -235,6 +248,7 @@ class _Overwriting(torch.autograd.Function):
         )
 
     @staticmethod
+    @only_once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_NV = ctx.grad_NV
         if is_graph_kept():

@@ -93,7 +93,9 @@ def _fused(
         label = tl.load(labels_N + index)
         largest, total = _row_statistics(row, num_columns, cap, CAPPED, BLOCK)
         lse = largest + tl.log(total)
-        of_label = _capped(tl.load(row + label).to(tl.float32), cap, CAPPED)
+        of_label = _capped(
+            tl.load(row + label).to(tl.float32), cap, CAPPED
+        )  # `row_weights` has made it a column
         tl.store(losses_N + index, weight * (lse - of_label))
         if WITH_GRAD:
             tl.debug_barrier()  # every thread has read the label's logit before one overwrites it
@@ -263,7 +265,7 @@ def _traffic(passes: int, rereads: int) -> Callable[[Sizes, Tile], Traffic]:
     return traffic
 
 
-_SIZES = {"rows": 523, "vocab": 128256}  # a chunk of 2^26 logits of Llama 3.1 8B
+_SIZES = {"rows": 512, "vocab": 128256}  # a chunk of Llama 3.1 8B
 _ROW = {
     "logits_NV": "*bf16",
     "labels_N": "*i64",

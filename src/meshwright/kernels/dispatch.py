@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from meshwright.errors import InputError, UnknownNameError
 from meshwright.kernels.architectures import architecture_of, default_routes
@@ -112,6 +113,8 @@ def choose(op: str, *tensors: Tensor, flags: frozenset[str] = frozenset()) -> st
         flags |= {"subclass"}
     if torch.are_deterministic_algorithms_enabled():
         flags |= {"deterministic"}
+    if forward_ad._current_level >= 0:
+        flags |= {"forward_mode"}
     call = KernelCall(
         op=op,
         shapes=tuple(tuple(t.shape) for t in tensors),

@@ -23,6 +23,7 @@ from torch.nn import functional
 from meshwright.kernels.dispatch import choose
 from meshwright.kernels.libraries import liger
 from meshwright.kernels.routes import Route
+from meshwright.kernels.shapes import require_alike
 from meshwright.kernels.triton_route import serves_triton
 
 CLAMP = 7.0
@@ -34,6 +35,7 @@ KINDS = ("silu", "gelu", "gelu_tanh", "clamped")
 
 def gated_activation(gate: Tensor, up: Tensor, *, kind: str = "silu") -> Tensor:
     """f(gate) up, of the shape and format of `gate`. `kind` is one of `KINDS`."""
+    require_alike("swiglu", gate=gate, up=up)
     route = choose("swiglu", gate, up, flags=_FLAGS[kind])
     return ROUTES["swiglu"][route].function(gate, up, kind=kind)
 

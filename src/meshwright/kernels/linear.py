@@ -27,6 +27,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional
 
+from meshwright.kernels.derivatives import only_once
+
 
 def _is_better_with_onednn() -> bool:
     processor = torch.cpu.get_capabilities()
@@ -172,6 +174,7 @@ class _Linear(Function):
         return matmul_nt(x.reshape(-1, x.shape[-1]), weight_NK).view(*x.shape[:-1], -1)
 
     @staticmethod
+    @only_once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weight_NK = ctx.saved_tensors
         grad_MN = grads[0].reshape(-1, grads[0].shape[-1])

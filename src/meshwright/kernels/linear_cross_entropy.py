@@ -34,10 +34,12 @@ from meshwright.kernels.cross_entropy import (
     triton_rows,
 )
 from meshwright.kernels.cross_entropy import reference as of_logits
+from meshwright.kernels.derivatives import only_once
 from meshwright.kernels.dispatch import choose, note_facts
 from meshwright.kernels.libraries import liger
 from meshwright.kernels.linear import matmul_nt
 from meshwright.kernels.routes import KernelCall, Refusal, Route
+from meshwright.kernels.shapes import require_shapes
 from meshwright.kernels.traffic import AUTOMATIC, CHUNK_LOGITS, automatic_chunk, chunk_rows
 from meshwright.kernels.triton_route import serves_triton
 
@@ -77,6 +79,9 @@ def linear_cross_entropy(
     `chunk_logits` are in memory at once; unless given, as many as save memory (`traffic.automatic_chunk`). With `group`
     the vocabulary is sharded over its ranks, and the loss is the same on all of them.
     """
+    require_shapes(
+        "linear_cross_entropy", h_ND=h_ND, weight_VD=weight_VD, labels_N=labels_N, weights_N=weights_N
+    )
     flags = {reduction}
     flags |= {"z_loss"} if z_loss else set()
     flags |= {"cap"} if cap else set()
@@ -87,7 +92,8 @@ def linear_cross_entropy(
     settings = LossSettings(
         reduction=reduction, z_loss=z_loss, cap=cap, chunk_logits=chunk_logits, group=group
     )
-    weights_N = row_weights(labels_N, weights_N, reduction=reduction)
+    vocab = weight_VD.shape[0] * (1 if group is None else group.size())
+    labels_N, weights_N = row_weights(labels_N, weights_N, reduction=reduction, vocab=vocab)
     return ROUTES["linear_cross_entropy"][route].function(h_ND, weight_VD, labels_N, weights_N, settings)
 
 
@@ -138,6 +144,7 @@ class _SummedLoss(torch.autograd.Function):
         return losses_N.sum()
 
     @staticmethod
+    @only_once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         gradients = ctx.gradients
         if is_graph_kept():
@@ -162,6 +169,7 @@ class _LossesOfTokens(torch.autograd.Function):
         return losses_and_gradients(h_ND, weight_VD, labels_N, weights_N, settings, wants=nothing)[0]
 
     @staticmethod
+    @only_once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         h_ND, weight_VD, labels_N, weights_N = ctx.saved_tensors
         _, *gradients = losses_and_gradients(
@@ -188,8 +196,7 @@ def losses_and_gradients(
     grad_h_ND = torch.empty_like(h_ND, memory_format=torch.contiguous_format) if wants[0] else None
     grad_weight_VD = torch.zeros_like(weight_VD) if wants[1] and not len(h_ND) else None
     losses = []
-    chunk_logits = settings.chunk_logits or _automatic(h_ND, weight_VD, settings, sums=wants[1])
-    chunks = list(_chunks(len(h_ND), vocab=weight_VD.shape[0], chunk_logits=chunk_logits))
+    chunks = list(_chunks(len(h_ND), size=_chunk_rows(h_ND, weight_VD, settings, sums=wants[1])))
     if any(wants) and chunks:
         note_facts("linear_cross_entropy", chunk_tokens=chunks[0].stop, num_chunks=len(chunks))
     for part in chunks:
@@ -206,16 +213,18 @@ def losses_and_gradients(
     return losses_N, grad_h_ND, None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype)
 
 
-def _automatic(h_ND: Tensor, weight_VD: Tensor, settings: LossSettings, *, sums: bool) -> int:
-    """Logits in memory at once. PyTorch's rows have copies in fp32, and without d W there is no sum."""
-    if settings.rows is None or not sums:
-        return CHUNK_LOGITS
-    vocab, hidden = weight_VD.shape
-    return int(automatic_chunk(len(h_ND), vocab=vocab, hidden=hidden, element_bytes=h_ND.element_size()))
+def _chunk_rows(h_ND: Tensor, weight_VD: Tensor, settings: LossSettings, *, sums: bool) -> int:
+    """Tokens of a chunk: as asked, else by memory. PyTorch's rows have copies in fp32; without d W there is no sum."""
+    (vocab, hidden), num_tokens, chunk = weight_VD.shape, len(h_ND), CHUNK_LOGITS
+    if settings.chunk_logits != AUTOMATIC:
+        return max(1, settings.chunk_logits // max(1, vocab))
+    if settings.rows is not None and sums:
+        size = h_ND.element_size()
+        chunk = int(automatic_chunk(num_tokens, vocab=vocab, hidden=hidden, element_bytes=size))
+    return int(chunk_rows(num_tokens, vocab=vocab, chunk_logits=chunk))
 
 
-def _chunks(num_tokens: int, *, vocab: int, chunk_logits: int) -> Iterator[slice]:
-    size = int(chunk_rows(num_tokens, vocab=vocab, chunk_logits=chunk_logits))
+def _chunks(num_tokens: int, *, size: int) -> Iterator[slice]:
     for start in range(0, num_tokens, size):
         yield slice(start, min(start + size, num_tokens))
 

@@ -13,9 +13,11 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
+from meshwright.errors import InputError
 from meshwright.kernels.dispatch import choose
 from meshwright.kernels.libraries import aiter, liger, transformer_engine
 from meshwright.kernels.routes import KernelCall, Refusal, Route
+from meshwright.kernels.shapes import require_alike
 from meshwright.kernels.triton_route import serves_triton
 
 LIGER_WIDEST = 65536
@@ -25,6 +27,7 @@ _FLAGS = {False: frozenset(), True: frozenset({"zero_centered"})}
 
 def rms_norm(x: Tensor, weight_D: Tensor, *, epsilon: float, zero_centered: bool = False) -> Tensor:
     """The norm over the last dimension, as `x`."""
+    _require_width(x, weight_D)
     route = choose("rms_norm", x, weight_D, flags=_FLAGS[zero_centered])
     return ROUTES["rms_norm"][route].function(x, weight_D, None, epsilon, zero_centered)[0]
 
@@ -33,8 +36,17 @@ def add_rms_norm(
     x: Tensor, residual: Tensor, weight_D: Tensor, *, epsilon: float, zero_centered: bool = False
 ) -> tuple[Tensor, Tensor]:
     """The norm of x + residual, and x + residual."""
+    _require_width(x, weight_D)
+    require_alike("rms_norm", x=x, residual=residual)
     route = choose("rms_norm", x, residual, weight_D, flags=_FLAGS[zero_centered])
     return ROUTES["rms_norm"][route].function(x, weight_D, residual, epsilon, zero_centered)
+
+
+def _require_width(x: Tensor, weight_D: Tensor) -> None:
+    if x.shape[-1:] != weight_D.shape:
+        raise InputError(
+            "rms_norm: a weight of another width", got=tuple(weight_D.shape), allowed=tuple(x.shape[-1:])
+        )
 
 
 def reference(

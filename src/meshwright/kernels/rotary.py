@@ -14,9 +14,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from meshwright.errors import InputError
 from meshwright.kernels.dispatch import choose
 from meshwright.kernels.libraries import liger
 from meshwright.kernels.routes import Route
+from meshwright.kernels.shapes import require_format, require_shapes
 from meshwright.kernels.triton_route import serves_triton
 
 
@@ -24,8 +26,20 @@ def rotate(
     q_BTHK: Tensor, k_BTGK: Tensor, cos_BT1J: Tensor, sin_BT1J: Tensor, *, is_interleaved: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Queries and keys, turned by the angles of their tokens; of their shapes and formats."""
+    require_shapes("rotary", q_BTHK=q_BTHK, k_BTGK=k_BTGK)
+    require_shapes("rotary", cos_BT1J=cos_BT1J, sin_BT1J=sin_BT1J)
+    require_format("rotary", q=q_BTHK, k=k_BTGK)
+    _require_angles(q_BTHK, cos_BT1J)
     route = choose("rotary", q_BTHK, k_BTGK, flags=frozenset({"interleaved"} if is_interleaved else ()))
     return ROUTES["rotary"][route].function(q_BTHK, k_BTGK, cos_BT1J, sin_BT1J, is_interleaved)
+
+
+def _require_angles(q_BTHK: Tensor, cos_BT1J: Tensor) -> None:
+    """Angles are those of each token, or shared by all sequences; no more than half the width of a head."""
+    (batch, tokens, _, width), (batches, angles, _, num_pairs) = q_BTHK.shape, cos_BT1J.shape
+    if batches not in (1, batch) or angles != tokens or 2 * num_pairs > width:
+        got = f"angles {tuple(cos_BT1J.shape)} of queries {tuple(q_BTHK.shape)}"
+        raise InputError("rotary: angles are [B or 1, T, 1, J], J at most half the width of a head", got=got)
 
 
 def reference(

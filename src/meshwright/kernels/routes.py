@@ -24,8 +24,8 @@ class KernelCall:
 
     `shapes` is empty while a graph is traced, where sizes may be symbols. `dtypes` are names as PyTorch has them
     ("bfloat16"), `device` its device type, `architecture` a key of `architectures.ARCHITECTURES` or "cpu". `flags` are
-    further conditions: "backward" (a gradient is wanted), "deterministic", "subclass" (a tensor is no plain one), and
-    those of the operation.
+    further conditions: "backward" (a gradient is wanted), "deterministic", "subclass" (a tensor is no plain one),
+    "forward_mode" (derivatives are taken with the values), and those of the operation.
     """
 
     op: str

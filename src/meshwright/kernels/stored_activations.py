@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from meshwright.kernels.fp8.formats import Element, Quantized, Scaling, quantize, spread
+from meshwright.kernels.fp8.formats import Element, Quantized, ScaledValues, Scaling, quantize, spread
 
 SMALLEST = 4096
 LARGEST_INT8 = 127
@@ -42,19 +42,12 @@ class StoredFormat(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class StoredActivation:
-    """A tensor in 8 bits, with its shape and format."""
+class StoredActivation(ScaledValues):
+    """A tensor in 8 bits [M, K] with scales [M, ceil(K / 128)] in fp32, its shape and format."""
 
-    values: Tensor  # [M, K]
-    scales: Tensor  # [M, ceil(K / 128)], fp32
     shape: torch.Size
     dtype: torch.dtype
     format: StoredFormat
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that are kept."""
-        return self.values.nbytes + self.scales.nbytes
 
     def restored(self) -> Tensor:
         """The tensor, rounded."""

@@ -41,6 +41,8 @@ def serves_triton(call: KernelCall) -> Refusal | None:
         return Refusal(reason=f"no kernels for devices of type {call.device}")
     if "subclass" in call.flags:
         return Refusal(reason="a tensor is sharded or otherwise no plain tensor")
+    if "forward_mode" in call.flags:  # PyTorch would take their derivatives as zero
+        return Refusal(reason="kernels have no derivatives in forward mode")
     others = set(call.dtypes) - FORMATS - {"int64", "int32", "bool", "uint8"}
     if others:
         return Refusal(reason=f"no kernels for {', '.join(sorted(others))}")

@@ -14,7 +14,7 @@ from meshwright.calibration.memory import MemoryConstants, memory_constants
 from meshwright.cost.memory import estimate_memory
 from meshwright.cost.memory.activations import layer_bytes
 from meshwright.cost.tables import BatchTable, model_row, plan_row, precision_row
-from meshwright.kernels.traffic import CHUNK_LOGITS, automatic_chunk
+from meshwright.kernels.traffic import CHUNK_LOGITS, automatic_chunk, chunk_rows
 from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.request import request_for
 from meshwright.specs.estimate import MemoryEstimate
@@ -69,7 +69,7 @@ class TestLogits:
         logits = TOKENS * (self.V + self.H) * 2
         assert workspace(NATIVE) == pytest.approx(0.4e9 + logits + self.V * self.H * 2)
         chunked = workspace(NATIVE, routes={"linear_cross_entropy": "cached"})
-        chunk = 2**26 * 2 + TOKENS * self.H * 2
+        chunk = 512 * self.V * 2 + TOKENS * self.H * 2  # 2^26 logits in whole tiles
         summed = self.V * self.H * (2 + 4)  # in 16 bits, and the fp32 sum over 16 chunks
         assert chunked == pytest.approx(0.4e9 + chunk + summed)
 
@@ -77,8 +77,8 @@ class TestLogits:
     @pytest.mark.parametrize("hidden", [512, 4096, 16384])
     def test_the_automatic_chunk_never_takes_more(self, tokens: int, hidden: int) -> None:
         def held(chunk: float) -> float:
-            summed = 4 * self.V * hidden if tokens * self.V > chunk else 0
-            return min(chunk, tokens * self.V) * 2 + summed
+            rows = float(chunk_rows(tokens, vocab=self.V, chunk_logits=chunk))
+            return rows * self.V * 2 + (4 * self.V * hidden if rows < tokens else 0)
 
         chunk = float(automatic_chunk(tokens, vocab=self.V, hidden=hidden, element_bytes=2))
         assert held(chunk) <= held(CHUNK_LOGITS)

@@ -13,12 +13,8 @@ from tests.kernel_cases import FEW, assert_close, demanding, drawn, needs_interp
 from torch.nn import functional
 
 from meshwright.kernels.labels import IGNORED_LABEL
-from meshwright.kernels.linear_cross_entropy import (
-    CHUNK_LOGITS,
-    _chunks,
-    linear_cross_entropy,
-    linear_cross_entropy_op,
-)
+from meshwright.kernels.linear_cross_entropy import _chunks, linear_cross_entropy, linear_cross_entropy_op
+from meshwright.kernels.traffic import CHUNK_UNIT, chunk_rows
 
 ROUTES = ["cached", pytest.param("triton", marks=needs_interpreter)]
 
@@ -204,6 +200,27 @@ def test_all_tokens_are_one_chunk_where_a_sum_would_take_more_memory(
     assert sum(shape[-1] == 16 and shape[0] != vocab for shape in made) == chunks
 
 
+@pytest.mark.parametrize("route", ROUTES)
+def test_automatic_chunks_are_whole_tiles_and_change_no_loss(route, monkeypatch):
+    """A chunk that is asked for is not rounded. The shortened chunk of 523 x 128,256 logits, in small."""
+    from meshwright.kernels import linear_cross_entropy as module
+
+    tokens, vocab = 300, 11
+    monkeypatch.setattr(module, "CHUNK_LOGITS", 135 * vocab)
+    h_ND, weight_VD = (drawn(n, 8, dtype=torch.float32, seed=n).requires_grad_() for n in (tokens, vocab))
+    found = {}
+    for asked, rows in ((0, CHUNK_UNIT), (135 * vocab, 135), (tokens * vocab, tokens)):
+        monkeypatch.setattr(module, "automatic_chunk", lambda *_, **__: module.CHUNK_LOGITS)
+        with demanding(linear_cross_entropy=route) as routing:
+            loss = linear_cross_entropy(h_ND, weight_VD, labels_of(tokens, vocab), chunk_logits=asked)
+            gradients = torch.autograd.grad(loss, (h_ND, weight_VD))
+        assert routing.facts["linear_cross_entropy"]["chunk_tokens"] == rows
+        found[rows] = loss, *gradients
+    for values in zip(*found.values(), strict=True):
+        for other in values[1:]:
+            torch.testing.assert_close(other, values[0], rtol=1e-5, atol=1e-6)
+
+
 def test_no_more_than_a_chunk_of_logits_is_in_memory():
     """The largest tensor of the step is a chunk of logits, or a gradient."""
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -291,7 +308,9 @@ def test_the_memory_of_a_gpu_as_it_is_computed():
     fp32 logits, log-softmax and its gradient. The fp32 sum of d W is counted apart: it is as large as W twice."""
     tokens, vocab = 8192, 128256
     dense_bytes = tokens * vocab * (2 + 4 + 4 + 4)
-    chunks = list(_chunks(tokens, vocab=vocab, chunk_logits=CHUNK_LOGITS))
+    size = int(chunk_rows(tokens, vocab=vocab))
+    chunks = list(_chunks(tokens, size=size))
+    assert size % CHUNK_UNIT == 0
     chunk_bytes = max(part.stop - part.start for part in chunks) * vocab * 2
     assert len(chunks) == 16
     assert chunk_bytes <= dense_bytes / 20

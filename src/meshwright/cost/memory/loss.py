@@ -22,10 +22,7 @@ import numpy as np
 from meshwright.arrays import Array, Table
 from meshwright.calibration.memory import MemoryConstants
 from meshwright.cost.tables import ModelTable, PlanTable, PrecisionTable
-from meshwright.kernels.traffic import automatic_chunk, chunk_rows, num_chunks
-
-CHUNK_UNIT = 128
-"""Tokens: chunks that the planner chooses are multiples of it, the rows of a tile of a GEMM."""
+from meshwright.kernels.traffic import CHUNK_UNIT, automatic_chunk, chunk_rows, num_chunks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +59,7 @@ def loss_bytes(
         tokens, vocab=vocab, hidden=model.hidden, element_bytes=precision.activation_bytes
     )
     chunk = np.where(trained & (np.asarray(constants.whole_chunk) > 0), automatic, chunk)
+    chunk = vocab * chunk_rows(tokens, vocab=vocab, chunk_logits=chunk)
     said = np.asarray(precision.loss_chunk)
     chunk = np.where(said < 0, chunk, np.where(said == 0, logits, said * vocab))
     whole = logits * (constants.logits_bytes + 2 * model.num_mtp_layers)

@@ -28,6 +28,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from meshwright.kernels.derivatives import only_once
+
 QUERIES = 64
 LONGEST = 2048
 HAS_AMX = bool(torch.cpu.get_capabilities().get("amx_tile"))
@@ -90,6 +92,7 @@ class _Attention(Function):
         return out_BTHV.transpose(1, 2)
 
     @staticmethod
+    @only_once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         (out_BHTV,) = grads
         k_NSK, v_NSV, *kept = ctx.saved_tensors

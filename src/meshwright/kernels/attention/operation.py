@@ -28,11 +28,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from meshwright.errors import InputError
 from meshwright.kernels.attention import blockwise
 from meshwright.kernels.attention.key_ranges import KeyRanges
 from meshwright.kernels.dispatch import choose
 from meshwright.kernels.libraries import aiter, transformer_engine
 from meshwright.kernels.routes import ANY, KernelCall, Refusal, Route
+from meshwright.kernels.shapes import require_format, require_shapes
 from meshwright.kernels.triton_route import serves_triton
 
 WIDEST = 256
@@ -64,12 +66,32 @@ def attention(
 
     `cap` limits scores, 0: not. `sinks_H`: a logit of each head that joins the softmax of every query.
     """
+    require_shapes("attention", q_BTHK=q_BTHK, k_BSGK=k_BSGK, v_BSGV=v_BSGV, sinks_H=sinks_H)
+    require_format("attention", q=q_BTHK, k=k_BSGK, v=v_BSGV)
+    _require_heads(q_BTHK, k_BSGK, ranges)
     flags = {"cap": cap, "ranges": ranges is not None, "sinks": sinks_H is not None}
     route = choose(
         "attention", q_BTHK, k_BSGK, v_BSGV, flags=frozenset(name for name, on in flags.items() if on)
     )
     options = ScoreOptions(scale=scale, cap=cap, ranges=ranges, sinks_H=sinks_H)
     return ROUTES["attention"][route].function(q_BTHK, k_BSGK, v_BSGV, options)
+
+
+def _require_heads(q_BTHK: Tensor, k_BSGK: Tensor, ranges: KeyRanges | None) -> None:
+    """Each key/value head serves as many query heads; ranges are those of these queries and keys."""
+    (batch, queries, heads, _), (_, keys, groups, _) = q_BTHK.shape, k_BSGK.shape
+    if (heads % groups) if groups else heads:
+        raise InputError(
+            "attention: query heads are no multiple of key/value heads", got=f"{heads} and {groups}"
+        )
+    if ranges is None:
+        return
+    batches, length = ranges.first_BT.shape
+    if batches not in (1, batch) or length != queries or ranges.num_keys != keys:
+        got = f"{batches} x {length} queries of {ranges.num_keys} keys"
+        raise InputError(
+            "attention: ranges of other tokens", got=got, allowed=f"{batch} x {queries} of {keys}"
+        )
 
 
 def reference(q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor, options: ScoreOptions) -> Tensor:

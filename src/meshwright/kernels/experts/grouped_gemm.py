@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from meshwright.kernels.dispatch import choose
 from meshwright.kernels.routes import KernelCall, Refusal, Route
+from meshwright.kernels.shapes import require_format, require_shapes
 from meshwright.kernels.triton_route import serves_triton
 
 ALIGNED = 8
@@ -29,6 +30,8 @@ ALIGNED = 8
 
 def grouped_gemm(x_MK: Tensor, weight_ENK: Tensor, counts_E: Tensor) -> Tensor:
     """[M, N], in the format of `x_MK`."""
+    require_shapes("grouped_gemm", x_MK=x_MK, weight_ENK=weight_ENK, counts_E=counts_E)
+    require_format("grouped_gemm", x=x_MK, weight=weight_ENK)
     route = choose("grouped_gemm", x_MK, weight_ENK, counts_E)
     return ROUTES["grouped_gemm"][route].function(x_MK, weight_ENK, counts_E)
 

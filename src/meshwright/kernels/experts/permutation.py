@@ -23,16 +23,19 @@ from torch.nn import functional
 
 from meshwright.kernels.dispatch import choose
 from meshwright.kernels.routes import Route
+from meshwright.kernels.shapes import require_shapes
 from meshwright.kernels.triton_route import serves_triton
 
 
 def permute(x_ND: Tensor, order_P: Tensor, *, top_k: int) -> Tensor:
     """Rows of the pairs in `order_P`, [P, D]."""
+    require_shapes("permute", x_ND=x_ND, order_P=order_P)
     return ROUTES["permute"][choose("permute", x_ND, order_P)].function(x_ND, order_P, top_k=top_k)
 
 
 def unpermute(rows_PD: Tensor, order_P: Tensor, weights_NC: Tensor) -> Tensor:
     """Weighted sums of the rows of each token, [N, D]."""
+    require_shapes("unpermute", rows_PD=rows_PD, order_P=order_P, weights_NC=weights_NC)
     route = choose("unpermute", rows_PD, order_P, weights_NC)
     return ROUTES["unpermute"][route].function(rows_PD, order_P, weights_NC)
 

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from meshwright.kernels.dispatch import choose
 from meshwright.kernels.routes import Route
+from meshwright.kernels.shapes import require_shapes
 from meshwright.kernels.triton_route import serves_triton
 
 SMALLEST_SUM = 1e-20
@@ -61,6 +62,7 @@ class RoutedTokens(NamedTuple):
 
 def route_tokens(logits_NE: Tensor, bias_E: Tensor | None, *, form: RouterForm) -> RoutedTokens:
     """Choose the experts of every token."""
+    require_shapes("router", logits_NE=logits_NE, bias_E=bias_E)
     route = choose("router", logits_NE)
     return ROUTES["router"][route].function(logits_NE, bias_E, form=form)
 

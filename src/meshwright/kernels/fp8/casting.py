@@ -10,8 +10,8 @@ from torch import Tensor
 from meshwright.kernels.dispatch import choose
 from meshwright.kernels.fp8.formats import Element, Quantized, Scaling, quantize
 from meshwright.kernels.fp8.stacks import BothStacks, QuantizedStack, stacked
-from meshwright.kernels.routes import KernelCall, Refusal, Route
-from meshwright.kernels.triton_route import serves_triton
+from meshwright.kernels.fp8.triton_formats import serves_cast
+from meshwright.kernels.routes import Route
 
 Both = tuple[Quantized | None, Quantized | None]
 """A matrix [M, K] and its transpose [K, M]; None for the one that is not wanted."""
@@ -94,15 +94,9 @@ def _triton(
     return by_rows, by_columns
 
 
-def _triton_serves(call: KernelCall) -> Refusal | None:
-    if f"element:{Element.E2M1}" in call.flags:
-        return Refusal(reason="4-bit values are emulated by the reference only")
-    return serves_triton(call)
-
-
 ROUTES = {
     "fp8_cast": {
         "reference": Route(name="reference", kind="reference", function=reference),
-        "triton": Route(name="triton", kind="triton", function=_triton, serves=_triton_serves),
+        "triton": Route(name="triton", kind="triton", function=_triton, serves=serves_cast),
     }
 }

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from meshwright.kernels.derivatives import only_once
 from meshwright.kernels.fp8.aligned_rows import AlignedRows
 from meshwright.kernels.fp8.gated_casting import SUMMED_ROWS, cast_gated, cast_gated_gradients
 from meshwright.kernels.fp8.layer import GRADIENT, INPUT, Fp8State, by_columns, by_rows, keep, kept
@@ -83,6 +84,7 @@ class _Fp8FeedForward(Function):
         return by_rows(h_rows, w_rows, counts_E, dtype=x_MD.dtype)
 
     @staticmethod
+    @only_once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x_columns, gate_MF, up_MF, h_columns, *weights = kept(ctx)
         needs, block = _Needs.of(ctx), ctx.block

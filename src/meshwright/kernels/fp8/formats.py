@@ -75,19 +75,25 @@ MX_EXPONENTS = {Element.E4M3: 8, Element.E5M2: 15, Element.E2M1: 2}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Quantized:
-    """Values and scales of a matrix of `shape`; `scales` are fp32, of MX e8m0 in uint8."""
+class ScaledValues:
+    """Narrow values, and the scales that groups of them share."""
 
     values: Tensor
     scales: Tensor
-    element: Element
-    scaling: Scaling
-    shape: tuple[int, int]
 
     @property
     def num_bytes(self) -> int:
         """Bytes of values and scales."""
         return self.values.nbytes + self.scales.nbytes
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Quantized(ScaledValues):
+    """A matrix of `shape`; `scales` are fp32, of MX e8m0 in uint8."""
+
+    element: Element
+    scaling: Scaling
+    shape: tuple[int, int]
 
     def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The matrix that values and scales stand for, computed in fp32."""

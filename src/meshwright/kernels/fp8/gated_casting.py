@@ -23,8 +23,9 @@ from meshwright.kernels import gated_activation
 from meshwright.kernels.dispatch import choose
 from meshwright.kernels.fp8.casting import Both
 from meshwright.kernels.fp8.formats import Element, Quantized, Scaling, group_amax, quantize
-from meshwright.kernels.routes import KernelCall, Refusal, Route
-from meshwright.kernels.triton_route import serves_triton
+from meshwright.kernels.fp8.triton_formats import serves_gated_cast
+from meshwright.kernels.routes import Route
+from meshwright.kernels.shapes import require_alike
 
 SUMMED_ROWS = 128
 """Rows of a sum of gradients. They belong to one expert, whose rows are a multiple of this (`grouped_gemm`)."""
@@ -56,6 +57,7 @@ def cast_gated(
     gate_MK: Tensor, up_MK: Tensor, *, kind: str, form: CastForm, amax: Amax | None = None
 ) -> Both:
     """Quantise f(gate) up and its transpose, each along its own rows. `amax` is for scales of tensors only."""
+    require_alike("fp8_gated_cast", gate=gate_MK, up=up_MK)
     route = choose("fp8_gated_cast", gate_MK, up_MK, flags=_flags(kind, form))
     return ROUTES["fp8_gated_cast"][route].function(gate_MK, up_MK, kind=kind, form=form, amax=amax)
 
@@ -71,6 +73,7 @@ def cast_gated_gradients(
     with_sums: bool = False,
 ) -> tuple[CastGradient, CastGradient]:
     """Quantise the gradients of gate and up, as `cast_gated` does their value. `grad_MK`: of f(gate) up."""
+    require_alike("fp8_gated_gradients", grad=grad_MK, gate=gate_MK, up=up_MK)
     route = choose("fp8_gated_gradients", grad_MK, gate_MK, up_MK, flags=_flags(kind, form))
     return ROUTES["fp8_gated_gradients"][route].function(
         grad_MK, gate_MK, up_MK, kind=kind, form=form, amax=amax, with_sums=with_sums
@@ -202,21 +205,13 @@ def _both(found: list[Tensor], form: CastForm, x_MK: Tensor) -> Both:
     return by_rows, by_columns
 
 
-def _triton_serves(call: KernelCall) -> Refusal | None:
-    if f"element:{Element.E2M1}" in call.flags:
-        return Refusal(reason="4-bit values are emulated by the reference only")
-    if f"scaling:{Scaling.SQUARE}" in call.flags:
-        return Refusal(reason="scales of squares are those of weights")
-    return serves_triton(call)
-
-
 ROUTES = {
     "fp8_gated_cast": {
         "reference": Route(name="reference", kind="reference", function=reference),
-        "triton": Route(name="triton", kind="triton", function=_triton, serves=_triton_serves),
+        "triton": Route(name="triton", kind="triton", function=_triton, serves=serves_gated_cast),
     },
     "fp8_gated_gradients": {
         "reference": Route(name="reference", kind="reference", function=gradients_reference),
-        "triton": Route(name="triton", kind="triton", function=_gradients_triton, serves=_triton_serves),
+        "triton": Route(name="triton", kind="triton", function=_gradients_triton, serves=serves_gated_cast),
     },
 }

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
+from meshwright.errors import InputError
 from meshwright.kernels.dispatch import choose
-from meshwright.kernels.fp8.formats import Element, Quantized, Scaling
+from meshwright.kernels.fp8.formats import Quantized, Scaling
+from meshwright.kernels.fp8.triton_formats import serves_gemm
 from meshwright.kernels.routes import ANY, KernelCall, Refusal, Route
-from meshwright.kernels.triton_route import serves_triton
 
 LIBRARY_MULTIPLE = 16
 """Divides every width of cuBLASLt's and hipBLASLt's fp8 GEMMs."""
@@ -18,6 +17,12 @@ LIBRARY_MULTIPLE = 16
 
 def scaled_gemm(a_MK: Quantized, b_NK: Quantized, *, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """A B^T in `dtype`, [M, N]. Both are scaled alike, or `a_MK` by blocks and `b_NK` by squares."""
+    if a_MK.shape[1] != b_NK.shape[1]:
+        raise InputError(
+            "fp8_gemm: the factors sum over other numbers of columns",
+            got=b_NK.shape[1],
+            allowed=a_MK.shape[1],
+        )
     flags = frozenset({f"scaling:{a_MK.scaling}", f"element:{a_MK.element}", f"element:{b_NK.element}"})
     route = choose("fp8_gemm", a_MK.values, b_NK.values, flags=flags)
     return ROUTES["fp8_gemm"][route].function(a_MK, b_NK, dtype=dtype)
@@ -58,16 +63,10 @@ def _triton(a_MK: Quantized, b_NK: Quantized, *, dtype: torch.dtype) -> Tensor:
     return fp8_gemm(a_MK.values, a_MK.scales, a_MK.scaling, b_NK.values, b_NK.scales, b_NK.scaling, dtype)
 
 
-def _triton_serves(call: KernelCall) -> Refusal | None:
-    if f"element:{Element.E2M1}" in call.flags:
-        return Refusal(reason="4-bit values are emulated by the reference only")
-    return serves_triton(replace(call, dtypes=()))  # 8-bit operands are what this kernel is for
-
-
 ROUTES = {
     "fp8_gemm": {
         "reference": Route(name="reference", kind="reference", function=reference),
-        "triton": Route(name="triton", kind="triton", function=_triton, serves=_triton_serves),
+        "triton": Route(name="triton", kind="triton", function=_triton, serves=serves_gemm),
         "scaled_mm": Route(name="scaled_mm", kind="library", function=_library, serves=_library_serves),
     }
 }

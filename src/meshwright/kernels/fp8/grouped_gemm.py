@@ -17,17 +17,16 @@ P rows, E experts, K inputs, N outputs.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
+from meshwright.errors import InputError
 from meshwright.kernels.dispatch import choose
 from meshwright.kernels.fp8.formats import BLOCK, Element, Quantized, Scaling
 from meshwright.kernels.fp8.gemm import LIBRARY_MULTIPLE
 from meshwright.kernels.fp8.stacks import QuantizedStack
+from meshwright.kernels.fp8.triton_formats import serves_gemm
 from meshwright.kernels.routes import ANY, KernelCall, Refusal, Route
-from meshwright.kernels.triton_route import serves_triton
 
 ALIGNMENT = BLOCK
 """Rows of an expert are a multiple of this: the largest number of values that share a scale."""
@@ -49,6 +48,10 @@ def grouped_weights(grad_NP: Quantized, x_KP: Quantized, counts_E: Tensor, *, dt
 def _chosen(
     which: str, a: Quantized, b: Quantized | QuantizedStack, counts_E: Tensor, *, dtype: torch.dtype
 ) -> Tensor:
+    num_experts = b.values.shape[0] if isinstance(b, QuantizedStack) else len(counts_E)
+    if a.shape[1] != b.shape[1] or num_experts != len(counts_E):
+        got = f"{a.shape[1]} and {b.shape[1]} columns, {num_experts} matrices for {len(counts_E)} experts"
+        raise InputError("fp8_grouped_gemm: factors that do not fit together", got=got)
     flags = frozenset({which, f"scaling:{a.scaling}", f"element:{a.element}", f"element:{b.element}"})
     route = choose("fp8_grouped_gemm", a.values, b.values, counts_E, flags=flags)
     return ROUTES["fp8_grouped_gemm"][route].function(a, b, counts_E, dtype=dtype)
@@ -156,16 +159,10 @@ def _triton(a: Quantized, b: Quantized | QuantizedStack, counts_E: Tensor, *, dt
     return operation(a.values, a.scales, a.scaling, b.values, b.scales, b.scaling, counts_E, dtype)
 
 
-def _triton_serves(call: KernelCall) -> Refusal | None:
-    if f"element:{Element.E2M1}" in call.flags:
-        return Refusal(reason="4-bit values are emulated by the reference only")
-    return serves_triton(replace(call, dtypes=()))  # 8-bit operands are what this kernel is for
-
-
 ROUTES = {
     "fp8_grouped_gemm": {
         "reference": Route(name="reference", kind="reference", function=reference),
-        "triton": Route(name="triton", kind="triton", function=_triton, serves=_triton_serves),
+        "triton": Route(name="triton", kind="triton", function=_triton, serves=serves_gemm),
         "scaled_grouped_mm": Route(
             name="scaled_grouped_mm", kind="library", function=_library, serves=_library_serves
         ),

@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from meshwright.kernels.derivatives import only_once
 from meshwright.kernels.fp8.casting import Both, cast_both, cast_stack
 from meshwright.kernels.fp8.formats import Element, Quantized, Scaling, group_amax, scales_shape
 from meshwright.kernels.fp8.gated_casting import Amax, CastForm
@@ -254,6 +255,7 @@ class _Fp8Linear(Function):
         return by_rows(x_rows, w_rows, counts_E, dtype=x_MK.dtype)
 
     @staticmethod
+    @only_once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         counts_E, x_columns, weight = kept(ctx)
         wants_x, wants_weight, *_ = ctx.needs_input_grad

@@ -6,25 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from meshwright.kernels.fp8.formats import Element, Quantized, Scaling
+from meshwright.kernels.fp8.formats import Element, Quantized, ScaledValues, Scaling
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class QuantizedStack:
-    """Values and scales of E matrices of `shape`, each along a first dimension of E."""
+class QuantizedStack(ScaledValues):
+    """E matrices of `shape`: values and scales of each along a first dimension of E."""
 
-    values: Tensor
-    scales: Tensor
     element: Element
     scaling: Scaling
     shape: tuple[int, int]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of values and scales."""
-        return self.values.nbytes + self.scales.nbytes
 
     def matrix(self, index: int) -> Quantized:
         """One of the matrices."""
