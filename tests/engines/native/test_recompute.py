@@ -20,7 +20,7 @@ from meshwright.cost.memory.activations import layer_bytes
 from meshwright.cost.tables import BatchTable, model_row, plan_row, precision_row
 from meshwright.engines.native import output_recomputation
 from meshwright.engines.native.check import check_plan
-from meshwright.engines.native.recompute import import_checkpoint, recompute
+from meshwright.engines.native.recompute import recompute
 from meshwright.kernels.attention import blockwise
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
 from meshwright.specs.precision import PRECISIONS
@@ -251,21 +251,3 @@ def test_recomputation_composes(plans, equals_one_process):
 )
 def test_what_would_not_be_honoured_is_refused(plan, words):
     assert words in "; ".join(problem.reason for problem in check_plan(plan, run=run_of("dense")))
-
-
-@pytest.mark.parametrize(
-    ("recomputed", "modules", "imports"),
-    [
-        (Recompute.NONE, (), False),
-        (Recompute.FULL, (), True),
-        (Recompute.SELECTIVE, ("norm", "activation"), False),
-        (Recompute.SELECTIVE, ("norm", "core_attention"), True),
-    ],
-)
-def test_what_a_checkpoint_imports_is_there_before_memory_is_predicted(
-    monkeypatch, recomputed, modules, imports
-):
-    found = []
-    monkeypatch.setattr("meshwright.engines.native.recompute.import_module", found.append)
-    import_checkpoint(Plan(recompute=recomputed, recompute_modules=modules))
-    assert found == ["torch._dynamo"] * imports

@@ -264,7 +264,11 @@ def _predicted(request: PlanRequest, plan: Plan, device: torch.device) -> dict[s
         request = replace(request, kernels=replace(request.kernels, routes=routes))
     estimate = estimate_plan(request, plan)
     memory_bytes = estimate.step.memory.reserved_bytes
-    return {**predicted_of(estimate, memory_bytes=memory_bytes), "slower_than_calibrated": None}
+    return {
+        **predicted_of(estimate, memory_bytes=memory_bytes),
+        "slower_than_calibrated": None,
+        "is_range": False,
+    }
 
 
 def _slowness(run: Run, plan: Plan, device: torch.device) -> float | None:

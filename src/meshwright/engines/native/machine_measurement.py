@@ -89,6 +89,7 @@ def measure_machine(
     )  # fmt: skip
     if _is_busy(load):
         again = _measured_rates(device, budget_s=RATES_SHARE * BUDGET_S)
+        devices.release_memory(device)
         return replace(found, rates=_best_rates(found.rates, again), load=load)
     if found.times is not None and found.times.slowdown > DISTURBED:
         slower = f"{found.times.slowdown:.1f} times as long as the fastest"

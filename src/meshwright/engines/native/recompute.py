@@ -24,7 +24,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -45,14 +44,10 @@ WITHOUT_CHECKPOINT = {"norm", "activation", "mla_up_projection"}
 """Modules whose outputs are recomputed by `recomputing_outputs`."""
 
 
-def import_checkpoint(plan: Plan) -> None:
-    """Import what the first checkpoint of `plan` would: PyTorch's compiler, 95 MiB of every process.
-
-    Before the memory of the process is measured, which a prediction begins with.
-    """
+def uses_checkpoint(plan: Plan) -> bool:
+    """Return True if a layer of `plan` runs inside PyTorch's checkpoint, whose first use imports the compiler."""
     named = set() if plan.recompute is Recompute.NONE else set(plan.recompute_modules)
-    if plan.recompute is Recompute.FULL or named - WITHOUT_CHECKPOINT:
-        import_module("torch._dynamo")
+    return plan.recompute is Recompute.FULL or bool(named - WITHOUT_CHECKPOINT)
 
 
 def _replace(owner: nn.Module, name: str, method: Callable[..., Any]) -> None:

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from meshwright.engines.native.assembly import Assembly, assemble
 from meshwright.engines.native.batch_loader import BatchLoader, LoadedBatch, open_batch_loader
 from meshwright.engines.native.closing import sample_of, write_adapters
+from meshwright.engines.native.compiling import import_compiler
 from meshwright.engines.native.data_position import BatchCounts, DataPosition
 from meshwright.engines.native.expectation import Expectation, measure_expectation
 from meshwright.engines.native.fault_detector import Fault, FaultDetector
@@ -32,7 +33,6 @@ from meshwright.engines.native.parallel.mesh import MeshCoordinates, mesh_coordi
 from meshwright.engines.native.prepared import PreparedRun
 from meshwright.engines.native.profiled import open_profiler
 from meshwright.engines.native.progress import ProgressDisplay, reading
-from meshwright.engines.native.recompute import import_checkpoint
 from meshwright.engines.native.run_output import RunOutput
 from meshwright.engines.native.run_statistics import (
     RunMeasurements,
@@ -113,7 +113,7 @@ def _open_trainer(
     run, plan, weights = prepared.run, prepared.plan, prepared.weights
     # The labels in the data decide how large a step is, and so what to expect of it.
     loader = None if run.label_tokens is None else _open_loader(prepared, coordinates, progress=progress)
-    import_checkpoint(plan)
+    import_compiler(run, plan=plan)
     with progress.phase("measuring this machine"), using_routes(active().fresh()):
         expectation = measure_expectation(
             run, plan=plan, device=coordinates.device, measuring=prepared.options.measuring,
