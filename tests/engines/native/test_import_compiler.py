@@ -1,4 +1,4 @@
-"""What the first step imports is there before the memory of a process is predicted."""
+"""Imports of a first step are there before the memory of a process is predicted."""
 
 from __future__ import annotations
 
