@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 
 WAIT_POLICY, SPIN_COUNT = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
-SPINS = 10_000
+SPINS = 3_000
 """Turns of the loop in which a thread waits; libgomp's own are 300,000."""
 PRIMITIVES = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
 NUM_PRIMITIVES = 64

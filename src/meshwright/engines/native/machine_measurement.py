@@ -40,7 +40,7 @@ from meshwright.training import device as devices
 from meshwright.training.device import Rates
 from meshwright.training.host_load import HostLoad, load_between, sample_load
 
-BUDGET_S, BUSY_BUDGET_S = 2.0, 15.0
+BUDGET_S, BUSY_BUDGET_S = 2.0, 6.0
 THOROUGH_S = 30.0
 """Limit where measuring was asked for (`--measure`)."""
 FOLDER, SCHEMA = "measurements", 1
