@@ -129,3 +129,5 @@ def test_dense_layers_in_places_that_are_not_known_are_refused_before_anything_i
     run = runfile.loads(TEXT.replace("FAMILY", "Qwen3MoeForCausalLM"))
     run = replace(run, model=replace(run.model, experts=replace(run.model.experts, num_dense_layers=1)))
     assert "model.experts.num_dense_layers" in [problem.key for problem in check_native(run)]
+    dense = replace(run.model, family="Qwen3ForCausalLM", experts=None, ffn_hidden=64)
+    assert not check_native(replace(run, model=dense))

@@ -125,8 +125,8 @@ def _model(model: Model) -> Iterator[Unsupported]:
         yield Unsupported(key="model", reason=f"{model.name} has LayerNorm or an ungated feed-forward block")
     for path in NOT_BUILT & parts_of(model).keys():
         yield Unsupported(key="model", reason=f"{path} of {model.name} is true, which is not built")
-    family = FAMILIES.get(model.family)
-    if family is not None and not family.knows_dense_layers and model.num_dense_layers:
+    family, has_dense = FAMILIES.get(model.family), model.experts is not None and model.num_dense_layers > 0
+    if family is not None and not family.knows_dense_layers and has_dense:
         yield Unsupported(
             key="model.experts.num_dense_layers",
             reason=f"{model.num_dense_layers} layers of {model.name} are dense, and which ones is not known for "
