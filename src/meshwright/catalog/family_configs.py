@@ -186,11 +186,12 @@ def _deepseek_experts(
     normalize: bool = False,
     num_dense: int = 0,
     num_shared: int = 2,
+    topk_group: int = 4,
 ) -> Experts:
     """The first `first_k_dense_replace` layers are dense. One routing group is no limit."""
     num_groups = c.count("n_group", num_groups)
     limited = limited and num_groups > 1
-    groups_per_token = c.count("topk_group", 4 if limited else num_groups)
+    groups_per_token = c.count("topk_group", topk_group if limited else num_groups)
     return Experts(
         num_experts=c.count("n_routed_experts"),
         top_k=c.count("num_experts_per_tok"),
@@ -212,7 +213,7 @@ def read_glm4_moe(c: ConfigKeys) -> Model:
     attention = grouped_attention(c, bias=c.flag("attention_bias", False), kv_heads=8)
     attention = replace(attention, output_bias=False, qk_norm=c.flag("use_qk_norm", False))
     experts = _deepseek_experts(
-        c, router=Router.SIGMOID, limited=True, normalize=True, num_dense=1, num_shared=1
+        c, router=Router.SIGMOID, limited=True, normalize=True, num_dense=1, num_shared=1, topk_group=1
     )
     rope = partial_rope(c, theta=10_000.0, share=0.5)
     num_mtp_layers = c.count("num_nextn_predict_layers", 0, minimum=0)

@@ -11,6 +11,7 @@ from meshwright.specs.model import (
     Activation,
     AttentionKind,
     BlockKind,
+    Experts,
     Model,
     NormPlacement,
     Rope,
@@ -91,6 +92,7 @@ def contradictions(model: Model) -> Iterator[str]:
         }
         yield from (f"latent attention has no {name}" for name, value in has.items() if value)
     yield from pattern_problems(model)
+    yield from _group_problems(model.experts)
     if a.qk_norm_across_heads and not a.qk_norm:
         yield "qk_norm_across_heads needs qk_norm"
     if model.num_windowed_layers and not a.window:
@@ -99,6 +101,18 @@ def contradictions(model: Model) -> Iterator[str]:
     for name, rope in (("rope", model.rope), ("windowed_rope", model.windowed_rope)):
         if rope is not None:
             yield from (f"{name}: {problem}" for problem in _problems(rope, head_dim, kind=a.kind))
+
+
+def _group_problems(x: Experts | None) -> Iterator[str]:
+    """Groups of experts that a token cannot choose from."""
+    if x is None or not x.num_groups:
+        return
+    if x.num_experts % x.num_groups:
+        yield f"{x.num_experts} experts are not divisible into {x.num_groups} groups"
+    elif not 1 <= x.groups_per_token <= x.num_groups:
+        yield f"a token uses 1 to {x.num_groups} groups of experts, here groups_per_token is {x.groups_per_token}"
+    elif x.top_k > (chosen := x.num_experts // x.num_groups * x.groups_per_token):
+        yield f"a token's groups have {chosen} experts, top_k is {x.top_k}"
 
 
 def pattern_problems(model: Model) -> Iterator[str]:

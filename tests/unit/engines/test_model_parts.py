@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from meshwright import runfile
+from meshwright import catalog, runfile
 from meshwright.engines.maxtext.check import check as check_maxtext
 from meshwright.engines.megatron.check import check as check_megatron
 from meshwright.engines.megatron.check import check_export
@@ -14,7 +14,7 @@ from meshwright.engines.native.check import check as check_native
 from meshwright.engines.refusals import HYBRID_PARTS
 from meshwright.engines.torchtitan.check import check as check_torchtitan
 from meshwright.specs.model import Activation, Attention, Experts, Model, NormPlacement, Rope, StateSpace
-from meshwright.specs.model_parts import ABSENT, NOT_BUILT, parts_of
+from meshwright.specs.model_parts import ABSENT, NOT_BUILT, contradictions, parts_of
 
 TEXT = """
 model: {name: m, family: FAMILY, hidden: 64, num_layers: 2, vocab: 512, ffn_hidden: 128,
@@ -131,3 +131,21 @@ def test_dense_layers_in_places_that_are_not_known_are_refused_before_anything_i
     assert "model.experts.num_dense_layers" in [problem.key for problem in check_native(run)]
     dense = replace(run.model, family="Qwen3ForCausalLM", experts=None, ffn_hidden=64)
     assert not check_native(replace(run, model=dense))
+
+
+@pytest.mark.parametrize(
+    ("groups", "problem"),
+    [
+        ({"num_groups": 3, "groups_per_token": 1}, "not divisible into 3 groups"),
+        ({"num_groups": 2, "groups_per_token": 4}, "a token uses 1 to 2 groups of experts"),
+        ({"num_groups": 8, "groups_per_token": 1, "top_k": 2}, "groups have 1 experts, top_k is 2"),
+    ],
+)
+def test_groups_that_no_token_can_choose_from_are_contradictions(groups, problem):
+    experts = replace(catalog.model("deepseek-v3").experts, num_experts=8, **{"top_k": 1} | groups)
+    assert problem in " ".join(contradictions(replace(catalog.model("deepseek-v3"), experts=experts)))
+
+
+@pytest.mark.parametrize("name", ["deepseek-v2", "deepseek-v3", "kimi-k2", "glm-4.5"])
+def test_published_groups_are_none(name):
+    assert not list(contradictions(catalog.model(name)))
