@@ -159,7 +159,6 @@ def _of_this_machine(run: Run, *, plan: Plan, device: torch.device, measuring: M
         elif found.times is None:
             notes.append("prediction: from published runs")
         if found.load is not None:
-            held = _of_a_busy_machine(held)
             predicted, more = _under_load(predicted, found, found.load)
             cautions += more
     except MeshwrightError as error:
@@ -172,14 +171,6 @@ def _of_this_machine(run: Run, *, plan: Plan, device: torch.device, measuring: M
 def _num_own_threads() -> int:
     """Threads that the step keeps busy, of all processes."""
     return torch.get_num_threads() * (dist.get_world_size() if dist.is_initialized() else 1)
-
-
-def _of_a_busy_machine(held: Yardstick) -> Yardstick:
-    """The yardstick with the reason why a share of its peak may exceed 100 %."""
-    if held.peak_flops_per_s is None:
-        return held
-    why = "while other programs used the processors, so that a share may exceed 100 %"
-    return replace(held, peak_source=f"{held.peak_source} {why}")
 
 
 def _as_range(predicted: dict[str, Any]) -> dict[str, Any]:
@@ -212,7 +203,8 @@ def _under_load(
     idle = format_seconds(predicted["step"]["value"] / slower)
     caution = (
         f"this machine is busy: {load.text} while it was measured. The prediction is for a machine that stays as busy; "
-        f"idle, a step would take about {idle}. The measurement is not kept{_advice()}"
+        f"idle, a step would take about {idle}. GEMMs were as slow when they were timed, so an MFU may exceed 100 %. "
+        f"The measurement is not kept{_advice()}"
     )
     return _widened(predicted, up=spread, down=spread), [caution]
 
