@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from benchmarks import found_layouts
+from benchmarks import found_layouts, unstated_layouts
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "found-layouts.md"
@@ -62,3 +63,36 @@ def test_the_published_layout(choice):
 @pytest.mark.parametrize("choice", found_layouts.CHOICES, ids=lambda c: c.id)
 def test_among_measured_plans_the_best_one_leads(choice):
     assert found_layouts.among_measured(choice)["rank_of_measured"] <= 2
+
+
+# --- runs whose layout nobody states ------------------------------------------------------------------------------
+
+UNSTATED = {row.text("id"): row for row in unstated_layouts.unstated()}
+TUNED = [
+    id
+    for id, row in UNSTATED.items()
+    if row.text("source_key").startswith("mlperf")
+    and row.text("task") == "lora"
+    and "deepspeed" not in row.text("framework").lower()
+    and not row.text("gpu").startswith("Gaudi")
+]
+"""Submissions to a contest with the vendor's stack: their unknown plans should be near the best."""
+
+
+def test_the_document_lists_every_run_that_has_an_answer():
+    listed = re.findall(r"^\| ([\w.]+-\d{4}) \|", PAGE.read_text("utf-8"), re.MULTILINE)
+    assert set(listed) <= set(UNSTATED)
+    assert len(listed) >= 20
+
+
+def test_the_best_plan_of_a_tuned_submission_is_near_its_rate():
+    answers = [unstated_layouts.answer(UNSTATED[id]) for id in TUNED]
+    errors = np.array([a.signed_error for a in answers if isinstance(a, unstated_layouts.Answer)])
+    assert len(errors) >= 10
+    assert np.median(np.abs(errors)) < 0.10
+    assert errors.min() > -0.15, "no run is far faster than the best plan"
+    assert errors.max() < 0.30
+
+
+def test_a_row_without_a_batch_has_no_answer():
+    assert unstated_layouts.answer(UNSTATED["signal65-0006"]) == "no batch size"

@@ -108,14 +108,15 @@ def _degrees(row: CsvRow, num_devices: int, sharding: Sharding, notes: list[str]
 def _is_data_parallel(row: CsvRow, num_devices: int, sharding: Sharding, notes: list[str]) -> bool:
     """True if a row without tensor and pipeline degrees can only mean data parallelism. Adds a note with the reason."""
     micro, batch = row.count("mbs"), row.count("gbs")
+    ranks = max(1, num_devices // (row.count("cp") or 1))
     if num_devices == 1:
         return True
-    if row.count("dp") == num_devices:
-        why = "as many data-parallel ranks as devices"
-    elif sharding is Sharding.PARAMETERS and (batch or micro) and (batch or 0) % num_devices == 0:
+    if row.count("dp") == ranks:
+        why = "data-parallel and context ranks are all devices"
+    elif sharding is Sharding.PARAMETERS and (batch or micro) and (batch or 0) % ranks == 0:
         why = "fully sharded data parallelism"
-    elif micro and batch == micro * num_devices:
-        why = "the batch is micro-batch x devices"
+    elif micro and batch == micro * ranks:
+        why = "the batch is micro-batch x data-parallel ranks"
     else:
         return False
     notes.append(f"no tensor or pipeline parallelism: {why}")
@@ -160,7 +161,7 @@ def _batch(
 ) -> tuple[int, int]:
     """Micro-batch of a replica and global batch, in sequences."""
     micro, steps = row.count("mbs"), row.count("grad_accum")
-    batch = row.count("gbs") or _sequences(row, seq_len)
+    batch = stated_batch(row, seq_len)
     if micro and software.batch_per_device and degrees.tensor > 1:
         micro *= degrees.tensor
         notes.append("micro-batch given per device")
@@ -183,9 +184,10 @@ def _batch(
     return micro, batch
 
 
-def _sequences(row: CsvRow, seq_len: int) -> int | None:
+def stated_batch(row: CsvRow, seq_len: int) -> int | None:
+    """The global batch that the row states, in sequences, whether it counts sequences or tokens."""
     tokens = row.count("gbs_tokens", limit=MAX_TOKENS)
-    return tokens // seq_len if tokens and tokens % seq_len == 0 else None
+    return row.count("gbs") or (tokens // seq_len if tokens and tokens % seq_len == 0 else None)
 
 
 def _missing_micro_batch(

@@ -7,6 +7,7 @@ with too many missing values has a reason instead of conditions.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -18,7 +19,7 @@ from meshwright.accuracy.csvfile import MAX_COUNT, MAX_TOKENS, CsvRow, read_tabl
 from meshwright.accuracy.duplicates import DUPLICATE_NOTE, with_duplicates_layout
 from meshwright.accuracy.feasible import with_what_fits
 from meshwright.accuracy.flop_rates import least_flops_per_token, rate_of_flops
-from meshwright.accuracy.layout import NO_ACCUMULATION, read_layout
+from meshwright.accuracy.layout import NO_ACCUMULATION, PublishedLayout, read_layout
 from meshwright.accuracy.reasons import CannotPredictError, Reason
 from meshwright.accuracy.shapes import read_model
 from meshwright.accuracy.shipped import frameworks, published_systems
@@ -157,7 +158,7 @@ def _known_runs(path: str, content: bytes) -> tuple[PublishedRun, ...]:
 
 
 def _read_runs(path: str | Path) -> list[PublishedRun]:
-    rows = [read_row(row) for row in with_duplicates_layout(_table(path, MEASURED_COLUMNS))]
+    rows = [read_row(row) for row in with_duplicates_layout(table_of_runs(path))]
     fitting = with_what_fits([(run.conditions, run.assumed) for run in rows])
     return [replace(run, conditions=c, assumed=notes) for run, (c, notes) in zip(rows, fitting, strict=True)]
 
@@ -176,12 +177,22 @@ def read_failed(path: str | Path) -> list[PublishedRun]:
     return runs
 
 
+def table_of_runs(path: str | Path) -> list[CsvRow]:
+    """The rows of a CSV of measured runs as they are written. Raises InputError as `read_runs` does."""
+    return _table(path, MEASURED_COLUMNS)
+
+
 def _table(path: str | Path, required: tuple[str, ...]) -> list[CsvRow]:
     return read_table(path, required=required, numbers=_NUMBERS, counts=_COUNTS)
 
 
-def read_row(row: CsvRow, *, failed: bool = False) -> PublishedRun:
-    """One row, whatever the rest of its file says. Raises InputError for a cell that is not a number."""
+def read_row(
+    row: CsvRow, *, failed: bool = False, layout: Callable[..., PublishedLayout] = read_layout
+) -> PublishedRun:
+    """One row, whatever the rest of its file says. Raises InputError for a cell that is not a number.
+
+    layout: reads its plan and batch; another reader where a caller supplies the plan that the row does not state.
+    """
     rate, memory = row.number("tok_s_gpu_best") or None, row.number("mem_gb_per_gpu") or None
     if "mem>" in row.text("qa_flags"):  # more than the device has
         memory = None
@@ -207,7 +218,7 @@ def read_row(row: CsvRow, *, failed: bool = False) -> PublishedRun:
     )
     try:
         _check_figure(row, rate=rate, memory=memory, failed=failed)
-        run = _with_conditions(row, run)
+        run = _with_conditions(row, run, layout)
     except CannotPredictError as stop:
         return replace(run, reason=stop.reason, reason_detail=stop.detail)
     if rate is None and not failed:
@@ -268,7 +279,9 @@ def _no_rate(row: CsvRow) -> Reason:
     return Reason.FLOPS_ONLY if stated else Reason.NO_RATE
 
 
-def _with_conditions(row: CsvRow, run: PublishedRun) -> PublishedRun:
+def _with_conditions(
+    row: CsvRow, run: PublishedRun, read_plan: Callable[..., PublishedLayout]
+) -> PublishedRun:
     """`run` with its conditions. Raises CannotPredictError when too much of it is not stated."""
     accelerator = _accelerator(run.accelerator_name)
     num_devices = row.count("num_gpus")
@@ -286,7 +299,7 @@ def _with_conditions(row: CsvRow, run: PublishedRun) -> PublishedRun:
     seq_len = row.count("seq_len")
     if seq_len is None:
         raise CannotPredictError(Reason.NO_SEQUENCE_LENGTH)
-    layout = read_layout(row, model, num_devices=num_devices, seq_len=seq_len, software=software)
+    layout = read_plan(row, model, num_devices=num_devices, seq_len=seq_len, software=software)
     precision = _precision(row, accelerator, software, notes)
     devices_per_node, num_nodes = _nodes(row, accelerator, num_devices, notes)
     conditions = RunConditions(

@@ -78,9 +78,9 @@ def test_missing_degrees_follow_from_the_number_of_devices(read_one: ReadOne) ->
 @pytest.mark.parametrize(
     ("cells", "why"),
     [
-        ({"dp": 8}, "as many data-parallel ranks as devices"),
+        ({"dp": 8}, "data-parallel and context ranks are all devices"),
         ({"dp": "", "dp_type": "FSDP2"}, "fully sharded data parallelism"),
-        ({"dp": "", "gbs": 8}, "the batch is micro-batch x devices"),
+        ({"dp": "", "gbs": 8}, "the batch is micro-batch x data-parallel ranks"),
     ],
 )
 def test_rows_without_degrees_that_can_only_be_data_parallel(
@@ -90,6 +90,13 @@ def test_rows_without_degrees_that_can_only_be_data_parallel(
     assert run.conditions
     assert run.conditions.plan.data == 8
     assert f"no tensor or pipeline parallelism: {why}" in run.assumed
+
+
+def test_a_stated_context_degree_leaves_the_rest_to_data(read_one: ReadOne) -> None:
+    run = read_one(tp="", pp="", cp=2, dp="", dp_type="FSDP", gbs=4, mbs="", grad_accum="")
+    assert run.conditions
+    assert (run.conditions.plan.context, run.conditions.plan.data) == (2, 4)
+    assert read_one(tp="", pp="", cp=2, dp="", dp_type="FSDP", gbs=6, mbs="").conditions is None
 
 
 @pytest.mark.parametrize(
