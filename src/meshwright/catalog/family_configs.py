@@ -20,6 +20,7 @@ from meshwright.specs.model import (
     Activation,
     Attention,
     AttentionKind,
+    BlockKind,
     Experts,
     Model,
     NormPlacement,
@@ -358,20 +359,14 @@ def read_gemma3(c: ConfigKeys) -> Model:
     return replace(model, windowed_rope=windowed_rope)
 
 
-BLOCK_LETTERS = {"linear_attention": "M", "mamba": "M", "full_attention": "*", "attention": "*", "mlp": "-"}
+BLOCK_LETTERS = {
+    "linear_attention": "M", "mamba": "M", "full_attention": "*", "attention": "*", "mlp": "-", "moe": "E",
+}  # fmt: skip
 
 
 def read_nemotron_h(c: ConfigKeys) -> Model:
-    """Layers of one block each: Mamba-2, attention without positions, or an ungated feed-forward block."""
-    written = c.value("hybrid_override_pattern")
-    if not isinstance(written, str):
-        kinds = c.items("layers_block_type") or []
-        written = "".join(BLOCK_LETTERS.get(str(kind), "?") for kind in kinds)
-    if not written or set(written) - set("M*-"):
-        raise InputError(
-            f"{c.name}: layers of Nemotron-H that are read are M (Mamba-2), * (attention) and - (feed-forward)",
-            got=c.value("hybrid_override_pattern") or c.value("layers_block_type"),
-        )
+    """Layers of one block each: Mamba-2, attention without positions, an ungated feed-forward block or a mixture."""
+    written = _block_letters(c)
     heads, hidden = c.count("mamba_num_heads", 128), c.count("hidden_size")
     for key, same in _NEMOTRON_H.items():
         c.require(key, *same)
@@ -388,6 +383,7 @@ def read_nemotron_h(c: ConfigKeys) -> Model:
             head_dim=c.count("attention_head_dim" if "attention_head_dim" in c.values else "head_dim", 128),
         ),
         ffn_hidden=c.count("intermediate_size", 21504),
+        experts=_nemotron_h_experts(c) if BlockKind.MIXTURE in written else None,
         gated_ffn=False,
         ffn_bias=c.flag("mlp_bias", False),
         state_space=StateSpace(
@@ -401,6 +397,40 @@ def read_nemotron_h(c: ConfigKeys) -> Model:
         ),
         layer_pattern=written,
         norm_epsilon=c.number("layer_norm_epsilon", 1e-5),
+    )
+
+
+def _block_letters(c: ConfigKeys) -> str:
+    """`layer_pattern` from either of the keys that say it."""
+    written = c.value("hybrid_override_pattern")
+    if not isinstance(written, str):
+        kinds = c.items("layers_block_type") or []
+        written = "".join(BLOCK_LETTERS.get(str(kind), "?") for kind in kinds)
+    if not written or set(written) - set(BlockKind):
+        raise InputError(
+            f"{c.name}: layers of Nemotron-H that are read are M (Mamba-2), * (attention), - (feed-forward) and E "
+            "(mixture of experts)",
+            got=c.value("hybrid_override_pattern") or c.value("layers_block_type"),
+        )
+    return written
+
+
+def _nemotron_h_experts(c: ConfigKeys) -> Experts:
+    """DeepSeek-V3's router over ungated experts; all shared experts are one block of a width of its own."""
+    c.require("mlp_bias", False)  # which shared experts would have as well
+    c.require("moe_latent_size")
+    num_groups = c.count("n_group", 1)
+    return Experts(
+        num_experts=c.count("n_routed_experts", 8),
+        top_k=c.count("num_experts_per_tok", 2),
+        ffn_hidden=c.count("moe_intermediate_size", 7688),
+        num_shared=c.count("n_shared_experts", 1),
+        shared_ffn_hidden=c.count("moe_shared_expert_intermediate_size", 7688),
+        router=Router.SIGMOID,
+        num_groups=num_groups if num_groups > 1 else 0,
+        groups_per_token=c.count("topk_group", 1) if num_groups > 1 else 0,
+        normalize_top_k=c.flag("norm_topk_prob", True),
+        routed_scale=c.number("routed_scaling_factor", 1.0),
     )
 
 
@@ -422,10 +452,10 @@ _NEMOTRON_H_WITHOUT_EFFECT = (
     "expand", "head_dim", "mamba_ssm_cache_dtype", "num_logits_to_keep", "num_query_groups", "rescale_prenorm_residual",
     "rms_norm_eps", "time_step_floor", "time_step_limit", "time_step_max", "time_step_min", "time_step_rank",
     "use_mamba_kernels",
-    # of experts, which are refused as layers E
+    # of predictions, which are not read, and of experts, which stand in configs without them too
     "moe_intermediate_size", "moe_latent_size", "moe_shared_expert_intermediate_size", "moe_shared_expert_overlap",
     "mtp_hybrid_override_pattern", "mtp_layers_block_type", "n_group", "n_routed_experts", "n_shared_experts",
-    "norm_topk_prob", "num_experts_per_tok", "routed_scaling_factor", "topk_group",
+    "norm_topk_prob", "num_experts_per_tok", "output_router_logits", "routed_scaling_factor", "topk_group",
 )  # fmt: skip
 
 

@@ -89,10 +89,11 @@ def _stored(
     # GEMM inputs that are 8 bits wide already are kept as they are.
     wide = precision.linear_input_bytes >= 2
     columns = (model.ffn_matrices - 1 + wide) / plan.tensor
-    in_ffn = tokens * columns * model.ffn + wide * tokens * model.hidden / split
+    in_ffn = model.ffn_share * tokens * (columns * model.ffn + wide * model.hidden / split)
     if is_moe:
         width = model.top_k * model.expert_ffn + model.shared_ffn
-        in_ffn = tokens * columns * width + wide * tokens * model.top_k * model.hidden / plan.tensor
+        routed = wide * model.top_k * model.hidden / plan.tensor
+        in_ffn = model.single_block * in_ffn + model.moe_share * tokens * (columns * width + routed)
     moved = in_ffn * (ffn_bytes > 0) * (e + ffn_bytes)
-    moved = moved + 2 * tokens * model.hidden / split * (norm_bytes > 0) * (e + norm_bytes)
+    moved = moved + 2 * model.blocks * tokens * model.hidden / split * (norm_bytes > 0) * (e + norm_bytes)
     return moved, moved

@@ -227,14 +227,14 @@ def layer_compute(s: LayerShapes) -> LayerCompute:
     model, batch, plan, rates, tokens = s.model, s.batch, s.plan, s.rates, s.tokens
     attention_gemm, latent_up = _attention_gemm(s)
     kernels = elementwise_times(s)
-    starts = memory_bound(rates.elementwise_kernels * rates.kernel_s)
+    starts = memory_bound(rates.elementwise_kernels * rates.kernel_s * model.blocks)
     dense_floor, moe_floor = _floors(s)
     return LayerCompute(
         attention_gemm=attention_gemm.times(model.attention_share),
         attention_core=_attention_core(model, batch, plan, rates, tokens).times(model.attention_share),
         dense_ffn=_feed_forward(s, model.ffn).times(model.ffn_share),
-        experts=_experts(s),
-        router=_router(s),
+        experts=_experts(s).times(model.moe_share),
+        router=_router(s).times(model.moe_share),
         adapters=adapter_passes(
             model, plan, tokens, bytes_per_s=s.streaming_bytes_per_s, kernel_s=rates.kernel_s
         ),
@@ -255,7 +255,7 @@ def compute_details(s: LayerShapes) -> dict[str, dict[str, Array]]:
     """Seconds of the head and of memory-bound kernels of all layers by name, for a plan and one micro-batch."""
     model, rates, kernels = s.model, s.rates, elementwise_times(s)
     dense, moe = model.num_dense_layers, model.num_moe_layers
-    starts = memory_bound(rates.elementwise_kernels * rates.kernel_s)
+    starts = memory_bound(rates.elementwise_kernels * rates.kernel_s * model.blocks)
     head = _linear_cross_entropy(s) if np.all(rates.fused.loss) else _calibrated_head(s)
     factor = rates.head_factor * (1 + model.num_mtp_layers)
     return {
@@ -406,7 +406,7 @@ def _floors(s: LayerShapes) -> tuple[PassTimes, PassTimes]:
     model, t, tokens, parameters = s.model, s.plan.tensor, s.tokens, count_parameters(s.model)
     attention = 2 * tokens * parameters.attention_layer / t
     dense = 2 * tokens * parameters.dense_ffn_layer / t
-    experts = s.expert_tokens * parameters.expert / s.plan.expert_tensor
+    experts = s.expert_tokens * parameters.expert / s.plan.expert_tensor * model.moe_share
     experts = 2 * (experts + tokens * parameters.shared_layer / t)
     core = tokens * _keys(model, s.batch, s.rates) * 2 * model.num_heads / t * (model.qk_dim + model.v_dim)
     core = core * model.attention_share

@@ -118,21 +118,21 @@ def _calibrated(s: LayerShapes) -> ElementwiseTimes:
     moved = rates.elementwise_factor * s.element_s
     norm = s.stream * np.where(rates.unfused_norm > 0, UNFUSED_NORM_ACCESSES, NORM_ACCESSES) * moved
     norm = norm * s.correction("rms_norm", s.stream)
-    blocks = (model.attention_share + model.ffn_share + model.state_space_share) / 2  # 1 but in hybrids
     of_stream = s.correction("swiglu", s.stream)
-    residual = RESIDUAL_ACCESSES * s.stream * blocks * moved * of_stream
+    residual = RESIDUAL_ACCESSES * s.stream * model.blocks * moved * of_stream
     rotary = tokens * _rotary_accesses(model) / t * model.attention_share * moved * of_stream
     activation = tokens * model.ffn_share * model.ffn_matrices * model.ffn / t * moved
     activation = activation * s.correction("swiglu", tokens * model.ffn / t)
     expert_width = s.routed * np.where(rates.fused_experts > 0, 0.0, 1.0) + tokens * model.shared_ffn / t
     moe_activation = model.ffn_matrices * expert_width * moved * s.correction("swiglu", expert_width)
+    moe_activation = model.moe_share * (moe_activation + _expert_bias_s(s)) + model.single_block * activation
     nothing = PassTimes(forward_s=0.0, input_s=0.0, weight_s=0.0)
     return ElementwiseTimes(
         stream=memory_bound(norm * model.num_norms / 2 + residual),
         rotary=memory_bound(rotary),
         activation=memory_bound(activation),
-        moe_activation=memory_bound(moe_activation + _expert_bias_s(s)),
-        norms_again_s=norm,
+        moe_activation=memory_bound(moe_activation),
+        norms_again_s=norm * model.blocks,
         joined=nothing,
         moe_joined=nothing,
     )
@@ -144,7 +144,8 @@ def _own(s: LayerShapes) -> ElementwiseTimes:
     access_s = s.rates.fused.factor * s.element_s
     normed = s.correction("rms_norm", s.stream)
     forward, backward = stream_accesses(model)
-    stream = PassTimes(forward_s=forward, input_s=backward, weight_s=0.0).times(s.stream * access_s * normed)
+    stream = PassTimes(forward_s=forward, input_s=backward, weight_s=0.0)
+    stream = stream.times(model.blocks * s.stream * access_s * normed)
     heads = tokens * (model.num_heads + model.num_kv_heads) * model.qk_dim / t
     has_norms = model.head_norm_width > 0
     rotary = PassTimes(

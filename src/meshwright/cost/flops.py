@@ -40,7 +40,7 @@ class Parameters:
     dense_ffn_layer: Array
     expert: Array  # one routed expert
     experts_layer: Array  # all routed experts of one layer
-    shared_layer: Array  # shared experts of one layer
+    shared_layer: Array  # shared experts of one layer, and in hybrids its dense feed-forward blocks
     router_layer: Array  # with the gate of shared experts
     norm_layer: Array  # norms and, where there are any, projection biases and sinks
     embedding: Array  # input table and learned positions
@@ -97,8 +97,9 @@ def count_parameters(model: ModelTable) -> Parameters:
     attention = attention + model.state_space_share * state_space_matrices(model)
     dense = _feed_forward(model, model.ffn, model.ffn_bias) * model.ffn_share
     expert = _feed_forward(model, model.expert_ffn, model.expert_bias)
-    shared = model.ffn_matrices * h * model.shared_ffn
-    router = (h + model.expert_bias) * model.num_experts + model.shared_gate * h
+    experts, chosen = model.moe_share * model.num_experts * expert, model.moe_share * model.top_k * expert
+    shared = model.moe_share * model.ffn_matrices * h * model.shared_ffn + model.single_block * dense
+    router = model.moe_share * ((h + model.expert_bias) * model.num_experts + model.shared_gate * h)
     norm = model.num_norms * h * (1 + model.norm_bias) + model.head_norm_width + model.num_sinks
     norm = norm + model.attention_bias * (
         model.num_heads * model.qk_dim + model.num_kv_heads * (model.qk_dim + model.v_dim)
@@ -111,23 +112,17 @@ def count_parameters(model: ModelTable) -> Parameters:
     head = np.where(model.tied, 0, model.vocab * h)
     mtp = 2 * h * h + 3 * h
     is_moe = np.where(model.num_experts > 0, 1, 0)
-    ffn_total = model.num_dense_layers * dense + model.num_moe_layers * (
-        model.num_experts * expert + shared + router
-    )
-    ffn_active = model.num_dense_layers * dense + model.num_moe_layers * (
-        model.top_k * expert + shared + router
-    )
-    mtp_layer = (
-        attention + norm + is_moe * (model.num_experts * expert + shared + router) + (1 - is_moe) * dense
-    )
-    mtp_active = attention + is_moe * (model.top_k * expert + shared + router) + (1 - is_moe) * dense
+    ffn_total = model.num_dense_layers * dense + model.num_moe_layers * (experts + shared + router)
+    ffn_active = model.num_dense_layers * dense + model.num_moe_layers * (chosen + shared + router)
+    mtp_layer = attention + norm + is_moe * (experts + shared + router) + (1 - is_moe) * dense
+    mtp_active = attention + is_moe * (chosen + shared + router) + (1 - is_moe) * dense
     lora = model.lora_rank * model.lora_width
     body = L * (attention + norm) + ffn_total + h * (1 + model.norm_bias)
     return Parameters(
         attention_layer=attention,
         dense_ffn_layer=dense,
         expert=expert,
-        experts_layer=model.num_experts * expert,
+        experts_layer=experts,
         shared_layer=shared,
         router_layer=router,
         norm_layer=norm,

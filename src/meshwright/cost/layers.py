@@ -130,6 +130,7 @@ class StepContext:
 def layer_parts(s: StepContext, compute: LayerCompute) -> LayerParts:
     """Every component of a dense and of a mixture-of-experts layer."""
     tensor = _tensor_parallel(s).times(s.rates.tensor_exposed_ratio)
+    model = s.model
     common = {
         "attention_gemm": compute.attention_gemm,
         "attention_core": compute.attention_core,
@@ -141,16 +142,18 @@ def layer_parts(s: StepContext, compute: LayerCompute) -> LayerParts:
         "ffn": compute.dense_ffn,
         "casts": _casts(s, is_moe=False),
         "elementwise": compute.elementwise,
-        "tensor_parallel": tensor,
+        "tensor_parallel": tensor.times(model.blocks),
     }
+    shared = model.moe_share * np.where(model.shared_ffn > 0, 1.0, 0.0) + model.moe_ffn_share
     moe = common | {
+        "ffn": compute.dense_ffn.times(model.single_block),
         "experts": compute.experts,
         "casts": _casts(s, is_moe=True),
         "router": compute.router,
         "elementwise": compute.moe_elementwise,
         # Routed experts are split by the all-to-all: only attention, and shared experts if any, gather and scatter.
-        "tensor_parallel": tensor.times(np.where(s.model.shared_ffn > 0, 1.0, 0.5)),
-        "expert_parallel": _expert_parallel(s).times(s.rates.expert_exposed_ratio),
+        "tensor_parallel": tensor.times((model.attention_share + model.state_space_share + shared) / 2),
+        "expert_parallel": _expert_parallel(s).times(s.rates.expert_exposed_ratio * model.moe_share),
     }
     p, t = s.parameters, s.plan.tensor
     moe_shared_weights = (p.attention_layer + p.shared_layer) / t + p.router_layer
@@ -162,9 +165,12 @@ def layer_parts(s: StepContext, compute: LayerCompute) -> LayerParts:
     moe["power_limit"] = _throttled(moe, compute.moe_floor.times(least))
     dense["recompute"] = _recomputed(s, compute, dense, is_moe=False)
     moe["recompute"] = _recomputed(s, compute, moe, is_moe=True)
-    dense["offload"] = _offloaded(s, dense, s.model.ffn)
+    dense["offload"] = _offloaded(s, dense, model.ffn_share * model.ffn)
     moe["offload"] = _offloaded(
-        s, moe, s.load_factor * s.model.top_k * s.model.expert_ffn + s.model.shared_ffn
+        s,
+        moe,
+        model.moe_share * (s.load_factor * model.top_k * model.expert_ffn + model.shared_ffn)
+        + model.moe_ffn_share * model.ffn,
     )
     dense["hooks"] = moe["hooks"] = _hooks(s)
     dense["accumulation"] = accumulation(s, (p.attention_layer + p.dense_ffn_layer) / t)
@@ -172,18 +178,18 @@ def layer_parts(s: StepContext, compute: LayerCompute) -> LayerParts:
     dense["gather"] = _gather(s, dense, (p.attention_layer + p.dense_ffn_layer) / t, 0.0)
     moe["gather"] = _gather(s, moe, moe_shared_weights, expert_weights)
     age = np.exp(-s.rates.host_gain_per_year * s.rates.years)
+    host_layer_s = s.rates.device.host_layer_s * s.rates.host_share * _launches(s) * model.blocks
+    host_moe_s = (
+        s.rates.device.host_moe_s * s.rates.host_moe_share
+        + s.rates.device.host_expert_s * s.rates.host_expert_share * _expert_launches(s)
+    )
     return LayerParts(
         dense=dense,
         moe=moe,
         embedding=accumulation(s, p.embedding / t),
         head=compute.head + accumulation(s, p.head / t),
-        host_dense_s=s.rates.device.host_layer_s * age * s.rates.host_share * _launches(s),
-        host_moe_s=(
-            s.rates.device.host_layer_s * s.rates.host_share * _launches(s)
-            + s.rates.device.host_moe_s * s.rates.host_moe_share
-            + s.rates.device.host_expert_s * s.rates.host_expert_share * _expert_launches(s)
-        )
-        * age,
+        host_dense_s=host_layer_s * age,
+        host_moe_s=(host_layer_s + model.moe_share * host_moe_s) * age,
     )
 
 
@@ -297,7 +303,7 @@ def _context_parallel(s: StepContext, core: PassTimes) -> PassTimes:
     width = model.num_kv_heads / plan.tensor * (model.qk_dim + model.v_dim)
     size = plan.context * s.tokens * width * s.precision.activation_bytes
     gather = all_gather_s(size, s.groups.context)
-    gather = np.where(plan.context > 1, gather, 0.0)
+    gather = np.where(plan.context > 1, gather, 0.0) * model.attention_share
     slowdown = 1 + s.rates.overlap_slowdown_ratio
     loss = s.rates.context_loss_ratio * np.log2(plan.context) * CONTEXT_LOSS_TOKENS / s.batch.seq_len
     return _backward_free(
@@ -372,7 +378,8 @@ def _offloaded(s: StepContext, parts: Parts, ffn_width: Array) -> PassTimes:
     model, t = s.model, s.plan.tensor
     split = np.where(s.plan.sequence_parallel > 0, t, 1)
     heads = model.num_heads * (model.qk_dim + model.v_dim) + model.num_kv_heads * (model.qk_dim + model.v_dim)
-    width = 4 * model.hidden / split + (heads + model.ffn_matrices * ffn_width) / t
+    width = 4 * model.blocks * model.hidden / split
+    width = width + (model.attention_share * heads + model.ffn_matrices * ffn_width) / t
     size = s.tokens * width * s.precision.activation_bytes * s.rates.offloaded_activations
     copy = size / s.rates.host_bytes_per_s
     slowdown = 1 + s.rates.overlap_slowdown_ratio

@@ -60,7 +60,7 @@ class ModelTable(Table):
     hidden: Array
     num_layers: Array  # without multi-token prediction modules
     num_dense_layers: Array
-    num_moe_layers: Array
+    num_moe_layers: Array  # in a hybrid with mixtures all: a layer is the mean of its kinds
     vocab: Array
     num_heads: Array
     num_kv_heads: Array
@@ -94,8 +94,12 @@ class ModelTable(Table):
     num_mtp_layers: Array
     learned_positions: Array
     norm_bias: Array
+    single_block: (
+        Array  # 0 or 1: a hybrid, whose layers hold one block each; a layer is then the mean of all kinds
+    )
     attention_share: Array  # of the layers: those with attention; 1 but in hybrids
-    ffn_share: Array
+    ffn_share: Array  # of those without mixtures, in a hybrid of all
+    moe_share: Array  # of those with mixtures, in a hybrid of all
     state_space_share: Array
     state_size: Array  # N of a state-space layer
     state_heads: Array
@@ -114,6 +118,16 @@ class ModelTable(Table):
     lora_dropout: Array  # 0 or 1
     adapts_attention: Array  # 0 or 1: query, key or value
     adapts_ffn: Array  # 0 or 1
+
+    @property
+    def blocks(self) -> Array:
+        """Blocks of a layer over the two of a transformer's: 1, in hybrids 1/2."""
+        return 1 - 0.5 * self.single_block
+
+    @property
+    def moe_ffn_share(self) -> Array:
+        """Dense feed-forward blocks of a layer of the kind that has mixtures: of a hybrid's mean layer."""
+        return self.ffn_share * self.single_block
 
     @property
     def lora_width(self) -> Array:
@@ -213,12 +227,13 @@ class PrecisionTable(Table):
 def model_row(model: Model, *, lora: Lora | None = None) -> ModelTable:
     """The numbers of one model."""
     a, x = model.attention, model.experts
+    num_moe = model.num_layers if model.layer_pattern and x else model.num_moe_layers
     columns, rows = _adapted_shapes(model, lora) if lora else ((0, 0), (0, 0))
     return ModelTable(
         hidden=model.hidden,
         num_layers=model.num_layers,
-        num_dense_layers=model.num_dense_layers,
-        num_moe_layers=model.num_moe_layers,
+        num_dense_layers=model.num_layers - num_moe,
+        num_moe_layers=num_moe,
         vocab=model.vocab,
         num_heads=a.num_heads,
         num_kv_heads=a.num_kv_heads,
@@ -238,7 +253,7 @@ def model_row(model: Model, *, lora: Lora | None = None) -> ModelTable:
         caps_scores=int(a.score_cap > 0),
         num_norms=_num_norms(model),
         norms_inputs=int(model.norm_placement is not NormPlacement.AFTER),
-        ffn=model.ffn_hidden,
+        ffn=model.ffn_hidden if model.share_of(BlockKind.FEED_FORWARD) else 0,
         ffn_matrices=3 if model.gated_ffn else 2,
         ffn_bias=int(model.ffn_bias),
         num_experts=x.num_experts if x else 0,
@@ -252,8 +267,10 @@ def model_row(model: Model, *, lora: Lora | None = None) -> ModelTable:
         num_mtp_layers=model.num_mtp_layers,
         learned_positions=model.learned_positions,
         norm_bias=int(model.norm_bias),
+        single_block=int(bool(model.layer_pattern)),
         attention_share=model.share_of(BlockKind.ATTENTION),
         ffn_share=model.share_of(BlockKind.FEED_FORWARD),
+        moe_share=model.share_of(BlockKind.MIXTURE),
         state_space_share=model.share_of(BlockKind.STATE_SPACE),
         **_state_space(model.state_space),
         lora_rank=lora.rank if lora else 0,

@@ -196,10 +196,10 @@ def _share(request: PlanRequest, plan: Plan, index: int, stages: np.ndarray, tot
 
 
 def _rank_memory(request: PlanRequest, plan: Plan, counts: np.ndarray, rank: int) -> MemoryTable:
-    model, before = request.model, int(counts[:rank].sum())
-    dense = int(np.clip(model.num_dense_layers - before, 0, counts[rank])) if model.experts else counts[rank]
+    model, before = request.model_table, int(counts[:rank].sum())
+    dense = int(np.clip(model.num_dense_layers - before, 0, counts[rank]))
     return rank_memory(
-        model=request.model_table,
+        model=model,
         batch=request.batch_table,
         plan=plan_row(plan),
         precision=request.precision_table,

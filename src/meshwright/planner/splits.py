@@ -55,14 +55,15 @@ def layer_weights(request: PlanRequest) -> tuple[list[float], float]:
     """FLOPs per token of every layer, and of what the last stage holds besides; both against the heaviest layer."""
     model, table = request.model, request.model_table
     p = count_parameters(table)
-    core = table.num_heads * (table.qk_dim + table.v_dim) * keys_seen(request.seq_len)
+    core = table.attention_share * table.num_heads * (table.qk_dim + table.v_dim) * keys_seen(request.seq_len)
     dense = float(p.attention_layer + p.dense_ffn_layer + core)
-    experts = model.experts.top_k * p.expert if model.experts else 0
+    experts = table.moe_share * table.top_k * p.expert
     moe = float(p.attention_layer + p.shared_layer + p.router_layer + experts + core)
     mtp = (moe if model.experts else dense) + float(p.mtp_projection)
     head = float(table.vocab * table.hidden)
-    heaviest = max(moe if model.experts else 0.0, dense if model.num_dense_layers else 0.0)
-    layers = [dense] * model.num_dense_layers + [moe] * model.num_moe_layers
+    num_dense, num_moe = int(table.num_dense_layers), int(table.num_moe_layers)
+    heaviest = max(moe if num_moe else 0.0, dense if num_dense else 0.0)
+    layers = [dense] * num_dense + [moe] * num_moe
     end = head + model.num_mtp_layers * (mtp + head)
     return [weight / heaviest for weight in layers], end / heaviest
 

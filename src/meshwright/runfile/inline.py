@@ -29,7 +29,7 @@ def inline_model(given: schema.InlineModel) -> Model:
     num_dense_layers = given.num_layers if x is None else x.num_dense_layers
     if num_dense_layers > given.num_layers:
         raise BelowError("experts.num_dense_layers", "is more than num_layers", got=num_dense_layers)
-    if num_dense_layers and not given.ffn_hidden:
+    if num_dense_layers and not given.ffn_hidden and not given.layer_pattern:
         raise BelowError("ffn_hidden", "is missing: the model has dense layers")
     if a.num_windowed_layers > given.num_layers:
         raise BelowError(

@@ -152,6 +152,7 @@ class BlockKind(StrEnum):
     STATE_SPACE = "M"
     ATTENTION = "*"
     FEED_FORWARD = "-"
+    MIXTURE = "E"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +216,7 @@ class Lora:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A decoder-only transformer, or a hybrid of state-space, attention and feed-forward layers (`layer_pattern`)."""
+    """A decoder-only transformer, or a hybrid whose layers hold one block each (`layer_pattern`)."""
 
     name: str
     hidden: int
@@ -248,15 +249,20 @@ class Model:
     @property
     def num_moe_layers(self) -> int:
         """Layers whose feed-forward is a mixture of experts."""
+        if self.layer_pattern:
+            return self.layer_pattern.count(BlockKind.MIXTURE)
         return 0 if self.experts is None else self.num_layers - self.experts.num_dense_layers
 
     @property
     def num_dense_layers(self) -> int:
-        """Layers whose feed-forward is dense."""
+        """Layers that are no mixture of experts."""
         return self.num_layers - self.num_moe_layers
 
     def share_of(self, kind: BlockKind) -> float:
-        """Share of the layers that hold this kind of block; state-space blocks are in hybrids only."""
+        """Share of the layers that hold this kind of block; state-space blocks are in hybrids only.
+
+        Without a pattern a layer holds attention and, as `experts` says, a feed-forward block or a mixture.
+        """
         if not self.layer_pattern:
             return 0 if kind is BlockKind.STATE_SPACE else 1
         return self.layer_pattern.count(kind) / len(self.layer_pattern)

@@ -130,8 +130,10 @@ def pattern_problems(model: Model) -> Iterator[str]:
         yield "layers M of layer_pattern and state_space need each other"
     if BlockKind.FEED_FORWARD in pattern and not model.ffn_hidden:
         yield "layers - of layer_pattern need ffn_hidden"
+    if (BlockKind.MIXTURE in pattern) != (model.experts is not None):
+        yield "layers E of layer_pattern and experts need each other"
     absent = {
-        "experts": model.experts,
+        "experts.num_dense_layers, for layers - say it": model.experts and model.experts.num_dense_layers,
         "windows": model.num_windowed_layers,
         "predictions": model.num_mtp_layers,
     }

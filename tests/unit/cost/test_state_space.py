@@ -23,10 +23,11 @@ from meshwright.planner.request import PlanRequest
 from meshwright.runfile import from_options
 from meshwright.specs.model import BlockKind, Model
 from meshwright.specs.model_parts import contradictions
-from meshwright.specs.plan import Plan
+from meshwright.specs.plan import Plan, Sharding
 from meshwright.specs.precision import PRECISIONS
 
 SMALL = catalog.model("nemotron-h-8b")
+NANO = catalog.model("nemotron3-nano")
 LARGE = replace(
     SMALL, name="nemotron-h-56b", hidden=8192, num_layers=118, ffn_hidden=32_768,
     layer_pattern="M" * 54 + "*" * 10 + "-" * 54,  # counts of table 1; the order does not count
@@ -70,10 +71,10 @@ def test_the_large_one_has_the_published_size():
 
 
 def test_every_layer_holds_one_block():
-    assert [SMALL.layer_pattern.count(kind) for kind in BlockKind] == [24, 4, 24]
+    assert [SMALL.layer_pattern.count(kind) for kind in BlockKind] == [24, 4, 24, 0]
     assert sum(SMALL.share_of(kind) for kind in BlockKind) == pytest.approx(1)
     plain = catalog.model("llama3.1-8b")
-    assert [plain.share_of(kind) for kind in BlockKind] == [0, 1, 1]
+    assert [plain.share_of(kind) for kind in BlockKind] == [0, 1, 1, 1]
 
 
 def test_flops_grow_with_the_sequence_by_four_layers_only():
@@ -90,6 +91,47 @@ def test_flops_are_six_per_parameter_and_the_scan():
     assert float(model_flops_per_token(model_row(SMALL), seq_len=8192)) == pytest.approx(expected)
 
 
+def test_parameters_of_a_hybrid_with_mixtures_are_those_of_transformers_and_the_report():
+    """transformers 5.23 has 31,577,937,344 of them; arXiv 2512.20848 calls it 31.6B with 3.2B active."""
+    p = count_parameters(model_row(NANO))
+    assert round(float(p.total)) == 31_577_937_344
+    assert float(p.active) == pytest.approx(3.2e9, rel=0.02)
+    assert float(p.active + p.embedding) == pytest.approx(3.6e9, rel=0.01)
+
+
+def mixture(num_layers: int, **changes: object) -> Model:
+    """Nano's attention and experts, without state space."""
+    return replace(NANO, state_space=None, num_layers=num_layers, layer_pattern="", **changes)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    blocks=st.permutations("*" * 8 + "E" * 8),
+    shared=st.sampled_from([0, 3712]),
+    plan=st.sampled_from(
+        [
+            Plan(data_shard=32, expert=8),
+            Plan(data_shard=8, tensor=2, sequence_parallel=True, pipeline=2, expert=4),
+            Plan(data_shard=16, context=2, expert=8, sharding=Sharding.GRADIENTS),
+        ]
+    ),
+)
+def test_attention_and_mixtures_in_layers_of_their_own_cost_as_in_layers_of_both(blocks, shared, plan):
+    """Layers cut in half have the same parameters, FLOPs, step and memory but for what is counted per layer."""
+    experts = replace(NANO.experts, shared_ffn_hidden=shared, num_shared=int(shared > 0))
+    whole = mixture(8, experts=experts)
+    halves = replace(mixture(16, experts=experts), layer_pattern="".join(blocks))
+    counts = [count_parameters(model_row(model)) for model in (whole, halves)]
+    assert float(counts[0].total) == pytest.approx(float(counts[1].total))
+    assert float(counts[0].active) == pytest.approx(float(counts[1].active))
+    one, other = (estimate_plan(request(model, seq_len=4096), plan) for model in (whole, halves))
+    parts = [found.step.components_s for found in (one, other)]
+    for name in set(parts[0]) - {"hooks", "data_parallel", "stragglers", "bubble", "host"}:
+        assert parts[0].get(name, 0.0) == pytest.approx(parts[1].get(name, 0.0), rel=1e-6), name
+    memory = [float(np.ravel(found.memory.activations_bytes)[0]) for found in (one, other)]
+    assert memory[0] == pytest.approx(memory[1], rel=1e-6)
+
+
 def test_the_config_is_read_whole():
     read = model_from_config(CONFIG, name="nemotron-h-8b")
     assert replace(read, family=SMALL.family) == SMALL
@@ -102,9 +144,9 @@ def test_the_config_is_read_whole():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hybrid_override_pattern": "ME*" * 20}, "M .Mamba-2., "),
+        ({"hybrid_override_pattern": "MX*" * 20}, "M .Mamba-2., "),
         ({"hybrid_override_pattern": "M-*"}, "has 3 layers, num_layers says 52"),
-        ({"layers_block_type": ["moe"] * 52, "hybrid_override_pattern": None}, "layers of Nemotron-H"),
+        ({"layers_block_type": ["conv"] * 52, "hybrid_override_pattern": None}, "layers of Nemotron-H"),
         ({"architectures": ["Zamba2ForCausalLM"]}, "several layers share"),
         ({"architectures": ["FalconH1ForCausalLM"]}, "side by side"),
         ({"architectures": ["BambaForCausalLM"]}, "not read"),
@@ -125,6 +167,11 @@ def test_what_is_not_read_whole_is_refused(changes, message):
         ({"layer_pattern": "M" * 51 + "x"}, "names 'x'"),
         ({"num_mtp_layers": 1}, "has no predictions"),
         ({"ffn_hidden": 0}, "need ffn_hidden"),
+        (
+            {"layer_pattern": "E" + SMALL.layer_pattern[1:]},
+            "layers E of layer_pattern and experts need each other",
+        ),
+        ({"experts": NANO.experts}, "layers E of layer_pattern and experts need each other"),
     ],
 )
 def test_contradictions(changes, message):

@@ -128,20 +128,24 @@ def _dense(model: ModelTable, plan: PlanTable, modules: _Modules, saved: Array, 
     return _Kind(
         everything=everything + modules.activation + modules.mlp,
         dropped=dropped + either * modules.activation + block * modules.mlp,
-        saved=saved + 2 * (model.ffn * share + model.hidden),
+        saved=saved + 2 * model.ffn_share * (model.ffn * share + model.hidden),
     )
 
 
 def _moe(
     model: ModelTable, plan: PlanTable, modules: _Modules, saved: Array, share: Array, routed: Array
 ) -> _Kind:
-    """Of the experts, the tokens of both all-to-alls are saved and no GEMM output.
+    """Of the experts, the tokens of both all-to-alls are saved and no GEMM output. A hybrid's mean layer has dense
+    feed-forward blocks besides.
 
     `routed`: copies of a token that the busiest rank's experts compute.
     """
     block = plan.recomputes("moe")
     either = np.maximum(plan.recomputes("activation"), block)
     everything, dropped = _attention(plan, modules)
+    beside = _dense(model, plan, modules, 0.0, share)
+    everything = everything + model.single_block * (beside.everything - everything)
+    dropped = dropped + model.single_block * (beside.dropped - dropped)
     ffn = modules.moe_activation + modules.moe + modules.moe_rest + modules.shared_experts
     return _Kind(
         everything=everything + ffn,
@@ -149,7 +153,10 @@ def _moe(
         + either * modules.moe_activation
         + block * modules.moe
         + plan.recomputes("shared_experts") * modules.shared_experts,
-        saved=saved + modules.moe_rest + 4 * routed * model.hidden * share,
+        saved=saved
+        + model.single_block * beside.saved
+        + modules.moe_rest
+        + 4 * model.moe_share * routed * model.hidden * share,
     )
 
 
@@ -187,8 +194,7 @@ def _modules(
     latent = np.where(is_mla, e * (2 * model.q_rank + 2 * model.kv_rank + model.rope_dim), 0)
     output = (e * nq * dv + 4 * nq) * share
     # A hybrid's layer holds one block: a mean layer has shares of each kind, and half of two blocks' residuals.
-    attention, ffn = model.attention_share, model.ffn_share
-    blocks = (attention + ffn + model.state_space_share) / 2
+    attention, ffn, mixture, blocks = model.attention_share, model.ffn_share, model.moe_share, model.blocks
     state_space = model.state_space_share * kept_bytes_per_token(model) * share
     probabilities = constants.unfused_attention * constants.probability_bytes * nq * batch.seq_len * share
     # Capped scores have no fused kernel: probabilities of earlier keys are kept, 2 bytes each.
@@ -213,11 +219,11 @@ def _modules(
         mla_up_projection=np.where(is_mla, expanded, 0),
         activation=ffn * ffn_input * model.ffn * share,
         mlp=ffn * (before + in_ffn * constants.ffn_copies) * model.ffn * share,
-        moe_activation=ffn_input * (routed * model.expert_ffn + model.shared_ffn) * share,
+        moe_activation=mixture * ffn_input * (routed * model.expert_ffn + model.shared_ffn) * share,
         # Tokens enter the experts split over tensor ranks; with z-way experts each rank works on z of those parts.
-        moe=routed * (ffn_input * h * expert_share + before * model.expert_ffn * share),
-        moe_rest=8 * model.num_experts * stream,
-        shared_experts=before * model.shared_ffn * share,
+        moe=mixture * routed * (ffn_input * h * expert_share + before * model.expert_ffn * share),
+        moe_rest=8 * mixture * model.num_experts * stream,
+        shared_experts=mixture * before * model.shared_ffn * share,
     )
 
 
@@ -245,4 +251,6 @@ def _saved_by_attention(model: ModelTable, share: Array, inputs: Array) -> Array
     Of query, key, value and output projection the first and third, and the attention itself.
     """
     nq, nkv, dv = model.num_heads, model.num_kv_heads, model.v_dim
-    return inputs + (2 * nq * model.qk_dim + 2 * nkv * dv + 2 * nq * dv + 4 * nq) * share
+    return (
+        inputs + model.attention_share * (2 * nq * model.qk_dim + 2 * nkv * dv + 2 * nq * dv + 4 * nq) * share
+    )
