@@ -177,19 +177,14 @@ def layer_parts(s: StepContext, compute: LayerCompute) -> LayerParts:
     moe["accumulation"] = accumulation(s, moe_shared_weights + expert_weights)
     dense["gather"] = _gather(s, dense, (p.attention_layer + p.dense_ffn_layer) / t, 0.0)
     moe["gather"] = _gather(s, moe, moe_shared_weights, expert_weights)
-    age = np.exp(-s.rates.host_gain_per_year * s.rates.years)
-    host_layer_s = s.rates.device.host_layer_s * s.rates.host_share * _launches(s) * model.blocks
-    host_moe_s = (
-        s.rates.device.host_moe_s * s.rates.host_moe_share
-        + s.rates.device.host_expert_s * s.rates.host_expert_share * _expert_launches(s)
-    )
+    host_dense_s, host_moe_s = _host_s(s)
     return LayerParts(
         dense=dense,
         moe=moe,
         embedding=accumulation(s, p.embedding / t),
         head=compute.head + accumulation(s, p.head / t),
-        host_dense_s=host_layer_s * age,
-        host_moe_s=(host_layer_s + model.moe_share * host_moe_s) * age,
+        host_dense_s=host_dense_s,
+        host_moe_s=host_moe_s,
     )
 
 
@@ -199,6 +194,16 @@ def _casts(s: StepContext, *, is_moe: bool) -> PassTimes:
     return cast_passes(
         s.model, s.batch, s.plan, s.precision, s.parameters, s.tokens, streaming, is_moe=is_moe
     )
+
+
+def _host_s(s: StepContext) -> tuple[Array, Array]:
+    """Host seconds to issue the forward pass of a dense layer and of one with a mixture."""
+    rates, device = s.rates, s.rates.device
+    age = np.exp(-rates.host_gain_per_year * rates.years)
+    layer_s = device.host_layer_s * rates.host_share * _launches(s) * s.model.blocks
+    experts_s = device.host_expert_s * rates.host_expert_share * _expert_launches(s)
+    moe_s = s.model.moe_share * (device.host_moe_s * rates.host_moe_share + experts_s)
+    return layer_s * age, (layer_s + moe_s) * age
 
 
 def _launches(s: StepContext) -> Array:

@@ -143,9 +143,9 @@ def _moe(
     block = plan.recomputes("moe")
     either = np.maximum(plan.recomputes("activation"), block)
     everything, dropped = _attention(plan, modules)
-    beside = _dense(model, plan, modules, 0.0, share)
-    everything = everything + model.single_block * (beside.everything - everything)
-    dropped = dropped + model.single_block * (beside.dropped - dropped)
+    feed_forward = _dense(model, plan, modules, 0.0, share)
+    everything = everything + model.single_block * (feed_forward.everything - everything)
+    dropped = dropped + model.single_block * (feed_forward.dropped - dropped)
     ffn = modules.moe_activation + modules.moe + modules.moe_rest + modules.shared_experts
     return _Kind(
         everything=everything + ffn,
@@ -154,7 +154,7 @@ def _moe(
         + block * modules.moe
         + plan.recomputes("shared_experts") * modules.shared_experts,
         saved=saved
-        + model.single_block * beside.saved
+        + model.single_block * feed_forward.saved
         + modules.moe_rest
         + 4 * model.moe_share * routed * model.hidden * share,
     )
