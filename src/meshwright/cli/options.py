@@ -169,7 +169,7 @@ fix_option = click.option(
     "fixes",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Fix fields of the plan, as in --fix tensor=8,micro_batch=1 or --fix tp=8,mbs=1. May be repeated.",
+    help='Fix fields of the plan, as in --fix tensor=8,micro_batch=1, tp=8,mbs=1 or "TP8 mbs1". May be repeated.',
 )
 
 why_not_option = click.option(
@@ -177,7 +177,7 @@ why_not_option = click.option(
     "questions",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Explain why no plan with these fields is best, as in --why-not tensor=8. May be repeated.",
+    help='Explain why no plan with these fields is best, as in --why-not tensor=8 or "TP8 PP4". May be repeated.',
 )
 
 

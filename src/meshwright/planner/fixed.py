@@ -1,7 +1,8 @@
-"""`--fix tensor=8` and `--why-not tensor=8`: fields of a plan held at one value."""
+"""`--fix tensor=8` and `--why-not "TP8 PP4"`: fields of a plan held at one value."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import fields
 from enum import Enum, IntEnum
@@ -9,7 +10,19 @@ from typing import Any
 
 from meshwright.errors import InputError, UnknownNameError
 from meshwright.runfile.synonyms import key_for
-from meshwright.specs.plan import Plan
+from meshwright.specs.plan import (
+    ALL_TOKENS,
+    RECOMPUTE_MODULES,
+    STORED_MODULES,
+    WEIGHT_CACHES,
+    AxisOrder,
+    Offload,
+    Plan,
+    Recompute,
+    Schedule,
+    Sharding,
+    read_layers,
+)
 from meshwright.units import parse_count
 
 SHORT = {
@@ -20,18 +33,24 @@ SHORT = {
 
 
 def fixed_fields(assignments: Iterable[str]) -> dict[str, Any]:
-    """Plan fields from `name=value` words; both may be separated by commas: "tensor=8,pipeline=4".
+    """Plan fields from `name=value` words, separated by commas or spaces, or from a plan as it is printed.
 
-    Raises InputError (a word without =, a value of the wrong kind) or UnknownNameError.
+    Raises InputError (a word that is neither, a value of the wrong kind) or UnknownNameError.
 
     >>> fixed_fields(["tp=8", "sharding=parameters,schedule=1f1b"])
     {'tensor': 8, 'sharding': <Sharding.PARAMETERS: 3>, 'schedule': <Schedule.ONE_F_ONE_B: '1f1b'>}
+    >>> fixed_fields(["TP8 PP4 zero2 mbs1"])
+    {'tensor': 8, 'pipeline': 4, 'sharding': <Sharding.GRADIENTS: 2>, 'micro_batch': 1}
     """
     found = {}
     for assignment in _split(assignments):
         name, equals, value = (part.strip() for part in assignment.partition("="))
         if not equals:
-            raise InputError("not an assignment", got=assignment, allowed="NAME=VALUE, as in tensor=8")
+            raise InputError(
+                "not an assignment",
+                got=assignment,
+                allowed="NAME=VALUE, as in tensor=8, or a plan as it is printed: TP8 PP4 zero1 mbs1",
+            )
         name = SHORT.get(name.lower(), name)
         found_value = _value(name, value)
         if found.get(name, found_value) != found_value:
@@ -59,30 +78,59 @@ def check_field(name: str) -> None:
     raise error
 
 
+_DEGREE = re.compile(r"(ETP|VPP|FSDP|TP|CP|EP|PP|DP|MBS)[-_=]?(\d+)[-_x]?", re.IGNORECASE)
+_SHARDINGS = {"ddp": "none", "zero1": "optimizer", "zero2": "gradients", "zero3": "parameters"}
+_PRINTED = {
+    "8bit": "stored_activations", "cache": "weight_cache", "loss": "loss_chunk", "layers": "layers_per_stage",
+    "order": "axis_order",
+}  # fmt: skip
+"""Words of `Plan.describe` and of papers (TP8_PP4, TP8xPP4), and the fields they mean."""
+
+
 def _split(assignments: Iterable[str]) -> list[str]:
-    """Words at commas; a part without = belongs to the value before it (recompute_modules=norm,mlp)."""
-    assignments_found: list[str] = []
-    for assignment in assignments:
-        for i, part in enumerate(assignment.split(",")):
-            if i and "=" not in part:
-                assignments_found[-1] += f",{part}"
-            else:
-                assignments_found.append(part)
-    return assignments_found
+    """Words at commas and spaces; a part without = belongs to the value before it (recompute_modules=norm,mlp)."""
+    found: list[str] = []
+    for given in assignments:
+        with_fsdp = "fsdp" in given.lower()
+        given = re.sub(r" of (\d+) layers", r",recompute_layers=\1", given.strip())
+        for word in re.sub(r"\s*([=,])\s*", r"\1", given).split() or [""]:
+            for i, part in enumerate(word.split(",")):
+                if printed := _printed(part, with_fsdp=with_fsdp):
+                    found += printed
+                elif i and "=" not in part:
+                    found[-1] += f",{part}"
+                else:
+                    found.append(part)
+    return found
+
+
+def _printed(part: str, *, with_fsdp: bool) -> list[str]:
+    """The assignments that a word of a printed plan means; none for other words. DP beside FSDP counts replicas.
+
+    >>> _printed("TP8PP4", with_fsdp=False), _printed("recompute=norm+mlp", with_fsdp=False)
+    (['tensor=8', 'pipeline=4'], ['recompute=selective', 'recompute_modules=norm,mlp'])
+    """
+    word = part.lower()
+    if "=" not in word and "".join(m[0] for m in _DEGREE.finditer(word)) == word:
+        found = []
+        for name, width in _DEGREE.findall(word):
+            field = "data_replicate" if name == "dp" and with_fsdp else SHORT[name]
+            found += [f"{field}={width}"] + ["sharding=parameters"] * (name == "fsdp")
+        return found
+    if word in _SHARDINGS:
+        return [f"sharding={_SHARDINGS[word]}"]
+    if word in tuple(Schedule):
+        return [f"schedule={word}"]
+    name, _, value = word.partition("=")
+    if name in _PRINTED:
+        return [f"{_PRINTED[name]}={value}"]
+    modules = value.split("+")
+    if name == "recompute" and all(module in RECOMPUTE_MODULES for module in modules):
+        return ["recompute=selective", f"recompute_modules={','.join(modules)}"]
+    return []
 
 
 def _value(name: str, text: str) -> Any:
-    from meshwright.specs.plan import (
-        ALL_TOKENS,
-        RECOMPUTE_MODULES,
-        WEIGHT_CACHES,
-        AxisOrder,
-        Offload,
-        Recompute,
-        Schedule,
-        Sharding,
-    )
-
     check_field(name)
     choices = {
         "sharding": Sharding,
@@ -119,8 +167,6 @@ def _value(name: str, text: str) -> Any:
 
 def _layers(name: str, text: str) -> tuple[int, ...] | None:
     """Layers of each stage, "7,8x14,7"; None for "even", the usual split."""
-    from meshwright.specs.plan import read_layers
-
     if text.lower() == "even":
         return None
     try:
@@ -134,8 +180,6 @@ def _layers(name: str, text: str) -> tuple[int, ...] | None:
 
 def _stored(text: str) -> tuple[str, ...]:
     """Modules that store their activations in 8 bits, in the order of `STORED_MODULES`; () for "none"."""
-    from meshwright.specs.plan import STORED_MODULES
-
     modules = () if text.lower() == "none" else tuple(text.replace("+", ",").split(","))
     for module in modules:
         if module not in STORED_MODULES:

@@ -171,6 +171,8 @@ class Plan:
             what = "+".join(self.recompute_modules) if self.recompute_modules else self.recompute.value
             layers = "" if self.recompute_layers is None else f" of {self.recompute_layers} layers"
             parts.append(f"recompute={what}{layers}")
+        if self.offload is not Offload.NONE:
+            parts.append(f"offload={self.offload}")
         if self.stored_activations:
             parts.append(f"8bit={'+'.join(self.stored_activations)}")
         if self.weight_cache is not None:

@@ -1,8 +1,22 @@
+from dataclasses import replace
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from meshwright.errors import InputError, UnknownNameError
 from meshwright.planner.fixed import fixed_fields
-from meshwright.specs.plan import Offload, Recompute, Sharding
+from meshwright.specs.plan import (
+    ALL_TOKENS,
+    RECOMPUTE_MODULES,
+    WEIGHT_CACHES,
+    AxisOrder,
+    Offload,
+    Plan,
+    Recompute,
+    Schedule,
+    Sharding,
+)
 
 
 def test_every_kind_of_value():
@@ -71,3 +85,63 @@ def test_a_field_is_fixed_once():
 
 def test_what_the_field_calls_the_data_width():
     assert fixed_fields(["dp=4"]) == fixed_fields(["data_shard=4"])
+
+
+@pytest.mark.parametrize(
+    ("words", "fields"),
+    [
+        (["TP8PP4EP8"], {"tensor": 8, "pipeline": 4, "expert": 8}),
+        (["tp8_pp4-cp2"], {"tensor": 8, "pipeline": 4, "context": 2}),
+        (["TP8 x PP4"], None),
+        (["PP16,EP64,schedule=dualpipe"], {"pipeline": 16, "expert": 64, "schedule": Schedule.DUALPIPE}),
+        (["tensor = 8 , pipeline = 4"], {"tensor": 8, "pipeline": 4}),
+        (["recompute_modules=norm, mlp"], {"recompute_modules": ("norm", "mlp")}),
+        (["DP8 zero3"], {"data_shard": 8, "sharding": Sharding.PARAMETERS}),
+        (["FSDP4 DP2"], {"data_shard": 4, "data_replicate": 2, "sharding": Sharding.PARAMETERS}),
+        (["TP8 tensor=4"], None),
+        (["TP8 TQ2"], None),
+        ([""], None),
+    ],
+)
+def test_plans_in_the_words_of_papers(words, fields):
+    if fields is None:
+        with pytest.raises(InputError):
+            fixed_fields(words)
+    else:
+        assert fixed_fields(words) == fields
+
+
+DEGREES = st.sampled_from((1, 2, 3, 8, 64))
+PLANS = st.builds(
+    Plan,
+    tensor=DEGREES,
+    context=DEGREES,
+    pipeline=DEGREES,
+    virtual_pipeline=DEGREES,
+    expert=DEGREES,
+    expert_tensor=DEGREES,
+    data_shard=DEGREES,
+    sharding=st.sampled_from(Sharding),
+    micro_batch=DEGREES,
+    schedule=st.sampled_from(Schedule),
+    recompute_layers=st.none() | st.just(8),
+    layers_per_stage=st.none() | st.just((7, 8, 8, 6)),
+    offload=st.sampled_from(Offload),
+    axis_order=st.sampled_from(AxisOrder),
+    stored_activations=st.none() | st.just(("feed_forward", "norm")),
+    weight_cache=st.none() | st.sampled_from(WEIGHT_CACHES),
+    loss_chunk=st.none() | st.just(ALL_TOKENS) | st.just(512),
+) | st.builds(
+    Plan,
+    data_shard=DEGREES,
+    data_replicate=DEGREES,
+    sharding=st.just(Sharding.PARAMETERS),
+    recompute=st.just(Recompute.SELECTIVE),
+    recompute_modules=st.lists(st.sampled_from(RECOMPUTE_MODULES), min_size=1, unique=True).map(tuple),
+) | st.builds(Plan, recompute=st.just(Recompute.FULL), recompute_layers=st.none() | st.just(8))  # fmt: skip
+
+
+@given(plan=PLANS)
+def test_a_plan_is_read_as_it_is_printed(plan):
+    read = replace(Plan(), **fixed_fields([plan.describe()]))
+    assert read.describe() == plan.describe()
