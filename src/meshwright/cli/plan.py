@@ -19,6 +19,7 @@ from meshwright.report.components import bound_by
 from meshwright.report.documents.plan import loser_sentence, why_not_sentence
 from meshwright.report.plan_ranking import PlanRanking, plan_run
 from meshwright.report.quantities import percent, rate, seconds, value_of
+from meshwright.specs.hardware import Cluster
 from meshwright.units import gib
 
 
@@ -100,6 +101,8 @@ def _print_all(ranking: PlanRanking) -> None:
     _print_rows(ranking, (_scored_row(done, row) for done, row in rows))
     _print_counts(scored)
     more = "all that are legal and fit" if scored.is_complete else "the best; --limit N lists more"
+    if ranking.request.cluster.parts:
+        more += "; the fastest also with layers in proportion to the speed of their part"
     print_line(f"{len(scored):,} plans: {more}. \N{BLACK DIAMOND} no listed plan is both faster and smaller")
 
 
@@ -129,10 +132,16 @@ def _print_request(ranking: PlanRanking) -> None:
 def _print_rows(ranking: PlanRanking, rows: Iterable[tuple[object, ...]]) -> None:
     headings: dict[str, Align] = {
         "   plan": "left", "step": "right", "tokens/s/device\n(80 % interval)": "right", "MFU": "right",
-        f"GiB\nof {gib(ranking.request.cluster.accelerator.memory_bytes):.0f}": "right", "bound by": "left",
+        f"GiB\nof {_capacities(ranking.request.cluster)}": "right", "bound by": "left",
     }  # fmt: skip
     print_table(headings, rows)
     print_line()
+
+
+def _capacities(cluster: Cluster) -> str:
+    """Memory of a device, of every part that has another one: "80", "80/179"."""
+    sizes = [gib(part.accelerator.memory_bytes) for part in cluster.parts or (cluster,)]
+    return "/".join(dict.fromkeys(f"{size:.0f}" for size in sizes))
 
 
 def _print_counts(done: PlanResult | ScoredPlans) -> None:

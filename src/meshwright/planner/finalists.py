@@ -73,12 +73,16 @@ def graph_scale(steps: StepTable) -> GraphScale:
     )
 
 
+def num_operations(shape: PipelineShape) -> int:
+    """Operations of the event graph, where weight gradients are some of their own."""
+    return 3 * shape.num_ranks * shape.num_chunks * shape.num_micro_batches
+
+
 def simulate_pipeline(plan: Plan, steps: StepTable) -> Timeline | None:
     """The event graph of one step's pipeline, before calibrated factors; None as in `simulated_step_s`."""
     num_micro = round(_number(steps.num_micro_batches))
     shape = shape_of(plan, num_micro_batches=num_micro)
-    operations = 3 * plan.pipeline * plan.virtual_pipeline * num_micro
-    if plan.pipeline == 1 or operations > MAX_OPERATIONS or schedule_shortfall(shape) is not None:
+    if plan.pipeline == 1 or num_operations(shape) > MAX_OPERATIONS or schedule_shortfall(shape) is not None:
         return None
     return simulate(shape, stage_times(shape, plan.layers_per_stage, steps.stages))
 

@@ -24,7 +24,7 @@ def notes_on_parts(request: PlanRequest, plan: Plan) -> tuple[str, ...]:
     if not parts:
         return ()
     mixed = mixed_step(request, plan)
-    binding = _equal_shares(request) if mixed is None else (_stages(mixed.shares), *_who_runs(request, plan))
+    binding = _equal_shares(request) if mixed is None else (_ranks(mixed.shares), *_who_runs(request, plan))
     return (*binding, *(_of_one_part(request, plan, part) for part in parts))
 
 
@@ -39,18 +39,18 @@ def _equal_shares(request: PlanRequest) -> tuple[str, ...]:
     )
 
 
-def _stages(shares: Sequence[PartShare]) -> str:
-    """Stages, layers, time and memory of each part."""
-    return "each pipeline stage lies on one part: " + "; ".join(
+def _ranks(shares: Sequence[PartShare]) -> str:
+    """Pipeline ranks, layers, time and memory of each part."""
+    return "each pipeline rank lies on one part: " + "; ".join(
         f"{share.part.name} has {_named(share.ranks)} with "
-        f"{_counts(share.layers)} layers, {ms(share.stage_s):.0f} ms a micro-batch at most, "
+        f"{_counts(share.layers)} layers, {ms(share.rank_s):.0f} ms a micro-batch at most, "
         f"{gib(share.reserved_bytes):.1f} of {gib(share.budget.usable_bytes):.1f} GiB"
         for share in shares
     )
 
 
 def _named(ranks: Sequence[int]) -> str:
-    return f"stage {ranks[0] + 1}" if len(ranks) == 1 else f"stages {ranks[0] + 1} to {ranks[-1] + 1}"
+    return f"rank {ranks[0] + 1}" if len(ranks) == 1 else f"ranks {ranks[0] + 1} to {ranks[-1] + 1}"
 
 
 def _counts(layers: Sequence[int]) -> str:

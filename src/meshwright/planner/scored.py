@@ -2,27 +2,31 @@
 
 search          the `most` best plans by the closed form, all of them, and the front of speed against memory
 event graphs    step times again, first of the front, then best first, until `MOST_OPERATIONS` operations are simulated
+parts           on clusters of several, half of these operations are of ranks on their own parts (`joint_search`)
 intervals       from the calibration's spread, for all plans in one evaluation
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from meshwright.arrays import FloatArray
 from meshwright.calibration.parameters import fitted
 from meshwright.cost.memory import memory_parts
-from meshwright.cost.tables import PlanTable, plan_row
+from meshwright.cost.pipeline.schedules import shape_of
 from meshwright.cost.uncertainty import spread
 from meshwright.planner.estimate import steps_and_variances
-from meshwright.planner.finalists import simulated_step_s
+from meshwright.planner.finalists import num_operations, simulated_step_s
+from meshwright.planner.generations import budget_of_rank
+from meshwright.planner.joint_search import by_speed, each_on_parts
 from meshwright.planner.objective import Goal
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.screen import cost_model
 from meshwright.planner.search import Counts, Distinct, RankedPlan, StageClock, search
+from meshwright.planner.space import plan_table
 from meshwright.specs.plan import Plan
 
 FRONT_SLACK = 1.0
@@ -48,6 +52,7 @@ class ScoredPlan:
     components_s: Mapping[str, float]  # they sum to the step time
     memory_bytes: Mapping[str, float]  # by part, on the fullest pipeline stage
     reserved_bytes: float
+    usable_bytes: float  # of its device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +63,8 @@ class ScoredPlans:
         plans: the best plans, and those of the front that are worse.
         counts: what the search enumerated and scored.
         seconds: processor time by stage.
-        is_complete: True if every plan that is legal and fits is listed.
+        is_complete: True if every plan that is legal and fits is listed; on clusters of several parts, every one with
+            equal shares of the layers.
     """
 
     request: PlanRequest
@@ -85,7 +91,13 @@ def scored_plans(request: PlanRequest, *, goal: Goal, most: int) -> ScoredPlans:
             request=request, plans=(), counts=result.counts, seconds=result.seconds, is_complete=True
         )
     clock = StageClock()
-    rows = _simulated(ranked, front=[r.plan for r in result.front])
+    first = {r.plan for r in result.front}
+    rows, operations = sorted(ranked, key=lambda r: r.plan not in first), MOST_OPERATIONS
+    if request.cluster.parts:
+        operations //= 2
+        rows = each_on_parts(request, goal=goal, plans=rows, most_operations=operations)
+        rows = list({r.plan: r for r in (*rows, *by_speed(request, goal=goal))}.values())
+    rows = _simulated(rows, operations=operations)
     clock.lap("event graphs")
     spreads = _spreads(request, [r.plan for r in rows])
     clock.lap("intervals")
@@ -93,7 +105,7 @@ def scored_plans(request: PlanRequest, *, goal: Goal, most: int) -> ScoredPlans:
     scored, lowest = [], np.inf
     for i in order:
         done = rows[i]
-        scored.append(_scored(done, spread=float(spreads[i]), on_front=done.reserved_bytes < lowest))
+        scored.append(_scored(request, done, spread=float(spreads[i]), on_front=done.reserved_bytes < lowest))
         lowest = min(lowest, done.reserved_bytes)
     num_simulated = sum(p.is_simulated for p in scored)
     return ScoredPlans(
@@ -105,18 +117,20 @@ def scored_plans(request: PlanRequest, *, goal: Goal, most: int) -> ScoredPlans:
     )
 
 
-def _simulated(plans: Sequence[RankedPlan], *, front: Sequence[Plan]) -> list[RankedPlan]:
+def _simulated(plans: Sequence[RankedPlan], *, operations: int) -> list[RankedPlan]:
     """The same plans; those with a pipeline have the step time of its event graph while the budget lasts."""
-    found, first, left = list(plans), set(front), MOST_OPERATIONS
-    for i in sorted(range(len(plans)), key=lambda i: plans[i].plan not in first):
-        ranked, plan = plans[i], plans[i].plan
+    found, left = [], operations
+    for ranked in plans:
         num_micro = round(float(np.ravel(ranked.steps.num_micro_batches)[0]))
-        cost = 0 if plan.pipeline == 1 else 3 * plan.pipeline * plan.virtual_pipeline * num_micro
-        step_s = simulated_step_s(plan, ranked.steps) if 0 < cost <= left else None
-        if step_s is not None:
-            left -= cost
-            value = ranked.value * step_s / ranked.closed_form_s
-            found[i] = replace(ranked, value=value, step_s=step_s, is_simulated=True)
+        cost = num_operations(shape_of(ranked.plan, num_micro_batches=num_micro))
+        is_tried = ranked.plan.pipeline > 1 and cost <= left and not ranked.is_simulated
+        step_s = simulated_step_s(ranked.plan, ranked.steps) if is_tried else None
+        if step_s is None:
+            found.append(ranked)
+            continue
+        left -= cost
+        value = ranked.value * step_s / ranked.closed_form_s
+        found.append(replace(ranked, value=value, step_s=step_s, is_simulated=True))
     return found
 
 
@@ -124,17 +138,12 @@ def _spreads(request: PlanRequest, plans: Sequence[Plan]) -> FloatArray:
     calibration = request.calibration or fitted()
     parts = []
     for start in range(0, len(plans), BLOCK_ROWS):
-        table = _table(plans[start : start + BLOCK_ROWS])
+        table = plan_table(plans[start : start + BLOCK_ROWS])
         parts.append(spread(steps_and_variances(request, table, calibration=calibration)[1]))
     return np.concatenate([np.ravel(p) for p in parts])
 
 
-def _table(plans: Sequence[Plan]) -> PlanTable:
-    rows = [plan_row(plan) for plan in plans]
-    return PlanTable(**{f.name: np.array([getattr(r, f.name) for r in rows]) for f in fields(PlanTable)})
-
-
-def _scored(ranked: RankedPlan, *, spread: float, on_front: bool) -> ScoredPlan:
+def _scored(request: PlanRequest, ranked: RankedPlan, *, spread: float, on_front: bool) -> ScoredPlan:
     components = ranked.components_s
     components["bubble"] += ranked.step_s - ranked.closed_form_s
     return ScoredPlan(
@@ -147,4 +156,5 @@ def _scored(ranked: RankedPlan, *, spread: float, on_front: bool) -> ScoredPlan:
         components_s=components,
         memory_bytes=memory_parts(ranked.memory),
         reserved_bytes=ranked.reserved_bytes,
+        usable_bytes=budget_of_rank(request, ranked.plan, ranked.memory_rank).usable_bytes,
     )

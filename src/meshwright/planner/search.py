@@ -115,6 +115,11 @@ class RankedPlan:
     def reserved_bytes(self) -> float:
         return float(np.ravel(self.memory.reserved_bytes)[0])
 
+    @property
+    def memory_rank(self) -> int:
+        """The pipeline rank of which `memory` is."""
+        return round(float(np.ravel(self.memory.rank)[0]))
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlanResult:

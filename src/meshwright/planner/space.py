@@ -22,7 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS, PipelineShape, chunks_allowed, rank_layers
-from meshwright.cost.tables import RECOMPUTES, PlanTable, cache_column, chunk_column, stored_column
+from meshwright.cost.tables import (
+    RECOMPUTES,
+    PlanTable,
+    cache_column,
+    chunk_column,
+    plan_row,
+    stored_column,
+)
 from meshwright.errors import InputError
 from meshwright.planner.engines import EngineFacts, engine_facts, selective_sets
 from meshwright.planner.request import PlanRequest
@@ -33,6 +40,7 @@ from meshwright.specs.plan import (
     SCHEDULES,
     AxisOrder,
     Offload,
+    Plan,
     Recompute,
     Schedule,
     Sharding,
@@ -446,6 +454,16 @@ def is_whole(plan: PlanTable, space: Space) -> NDArray[np.bool_]:
     inner = plan.tensor * plan.context * plan.data_shard
     keep = np.asarray((plan.data_shard > 0) & (inner % (plan.expert * plan.expert_tensor) == 0))
     return keep if space.data_shard is None else keep & np.isin(plan.data_shard, space.data_shard)
+
+
+def plan_table(plans: Sequence[Plan]) -> PlanTable:
+    """A row for each plan.
+
+    >>> num_rows(plan_table([Plan(), Plan(tensor=2)]))
+    2
+    """
+    rows = [plan_row(plan) for plan in plans]
+    return PlanTable(**{f.name: np.array([getattr(r, f.name) for r in rows]) for f in fields(PlanTable)})
 
 
 def num_rows(plan: PlanTable) -> int:

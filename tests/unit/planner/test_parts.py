@@ -6,20 +6,22 @@ import pytest
 
 from meshwright import catalog, runfile
 from meshwright.catalog.stacks import stack_for_engine
+from meshwright.cost.pipeline.schedules import shape_of
 from meshwright.cost.tables import plan_row
 from meshwright.errors import InputError
 from meshwright.planner.choice import best_plans
 from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.explain import explain_infeasible
-from meshwright.planner.generations import layers_by_speed, mixed_step, part_of_stage
+from meshwright.planner.generations import budget_of_rank, layers_by_speed, mixed_step, part_of_rank
 from meshwright.planner.neighbours import neighbours
 from meshwright.planner.objective import goal_for
 from meshwright.planner.parts import notes_on_parts
 from meshwright.planner.request import PlanRequest, request_for
 from meshwright.planner.scaling.sizes import resized
+from meshwright.planner.scored import scored_plans
 from meshwright.planner.screen import cost_model
 from meshwright.planner.search import search
-from meshwright.specs.plan import Plan
+from meshwright.specs.plan import Plan, Schedule
 from meshwright.specs.run import Objective
 from meshwright.units import gib
 
@@ -31,6 +33,12 @@ def request(cluster: str, model: str = "llama3.1-70b") -> PlanRequest:
 
 
 PLAN = Plan(tensor=4, pipeline=4, data_shard=8)
+
+
+def by_rank(plan: Plan) -> list[int]:
+    """Layers of each pipeline rank in all its stages."""
+    shape, layers = shape_of(plan), plan.layers_per_stage or ()
+    return [sum(layers[stage] for stage in shape.stages_of(rank)) for rank in range(plan.pipeline)]
 
 
 def seconds(asked: PlanRequest, plan: Plan) -> float:
@@ -51,7 +59,7 @@ def test_layers_in_proportion_to_speed_are_between_both_parts(name):
     layers = layers_by_speed(both, PLAN)
     fast = [
         n
-        for n, part in zip(layers, part_of_stage(both.cluster, PLAN), strict=True)
+        for n, part in zip(layers, part_of_rank(both.cluster, PLAN), strict=True)
         if name.startswith("b") != part
     ]
     assert sum(layers) == 80
@@ -66,11 +74,52 @@ def test_layers_in_proportion_to_speed_are_between_both_parts(name):
 def test_parts_of_one_kind_are_one_cluster():
     """A split over two equal parts costs what it does on one cluster of both."""
     joint, whole = request("h100-8x8+h100-8x8"), request("h100-8x16")
-    for plan in (PLAN, replace(PLAN, pipeline=8, data_shard=4, layers_per_stage=(11, *[10] * 6, 9))):
+    for plan in (
+        PLAN,
+        replace(PLAN, pipeline=8, data_shard=4, layers_per_stage=(11, *[10] * 6, 9)),
+        replace(PLAN, virtual_pipeline=5, schedule=Schedule.INTERLEAVED),
+        replace(PLAN, virtual_pipeline=2, schedule=Schedule.ZBV, layers_per_stage=(9, *[10] * 6, 11)),
+    ):
         assert seconds(joint, plan) == pytest.approx(seconds(whole, plan), rel=1e-9)
         ours, theirs = (estimate_plan(r, plan).step for r in (joint, whole))
         assert ours.memory.reserved_bytes == pytest.approx(theirs.memory.reserved_bytes)
         assert sum(ours.components_s.values()) == pytest.approx(ours.step.value)
+
+
+@pytest.mark.parametrize(
+    ("virtual", "schedule"), [(2, Schedule.INTERLEAVED), (5, Schedule.INTERLEAVED), (2, Schedule.ZBV)]
+)
+def test_virtual_stages_get_layers_by_the_speed_of_their_rank(virtual, schedule):
+    both = request("h100-8x8+b200-8x8")
+    plan = replace(PLAN, virtual_pipeline=virtual, schedule=schedule)
+    by_speed = replace(plan, layers_per_stage=layers_by_speed(both, plan))
+    slow, _, _, fast = by_rank(by_speed)
+    assert sum(by_rank(by_speed)) == 80
+    assert fast > 20 > slow
+    assert seconds(both, by_speed) < 0.95 * seconds(both, plan)
+    plain = replace(PLAN, layers_per_stage=layers_by_speed(both, PLAN))
+    assert seconds(both, by_speed) < seconds(both, plain)  # virtual stages have less of a bubble
+    shares = estimate_plan(both, by_speed).shares
+    assert [n for share in shares for n in share.layers] == by_rank(by_speed)
+    assert shares[0].rank_s == pytest.approx(shares[1].rank_s, rel=0.1)
+
+
+def test_the_list_of_all_plans_has_layers_by_speed():
+    both = replace(request("b200-8x1+h100-8x1", "llama3.1-8b"), global_batch=32)
+    goal = goal_for(Objective.THROUGHPUT, cluster=both.cluster)
+    best, every = best_plans(both, goal=goal, top=1).plans[0], scored_plans(both, goal=goal, most=100)
+    assert every.plans[0].plan.layers_per_stage is not None
+    assert every.plans[0].step_s <= best.step_s * (1 + 1e-9)
+    split = [row for row in every if row.plan.layers_per_stage]
+    for row in (every.plans[0], split[-1]):
+        alone = estimate_plan(both, row.plan).step
+        assert row.step_s == pytest.approx(alone.step.value)
+        assert row.step_s * row.spread == pytest.approx(alone.step.high)
+        assert row.reserved_bytes == pytest.approx(alone.memory.reserved_bytes)
+        assert row.usable_bytes == alone.memory.budget.usable_bytes
+    assert len({row.plan for row in every}) == len(every)
+    even = scored_plans(both.fixing(layers_per_stage=None), goal=goal, most=50)
+    assert all(row.plan.layers_per_stage is None for row in even)
 
 
 def test_memory_is_that_of_each_part():
@@ -88,6 +137,8 @@ def test_memory_is_that_of_each_part():
     binding = mixed_step(request("h100-8x8+b200-8x8"), replace(PLAN, layers_per_stage=(25, 25, 15, 15)))
     assert binding is not None
     assert binding.fullest.part.name == "h100-8x8"
+    budgets = [budget_of_rank(request("h100-8x8+b200-8x8"), PLAN, rank).capacity_bytes for rank in range(4)]
+    assert [gib(size) for size in budgets] == pytest.approx([79.6, 79.6, 179.1, 179.1], abs=0.1)
 
 
 def test_the_search_finds_layers_in_proportion_to_speed():
@@ -96,7 +147,7 @@ def test_the_search_finds_layers_in_proportion_to_speed():
     best = best_plans(both, goal=goal, top=3).plans[0]
     layers = best.plan.layers_per_stage
     assert layers is not None
-    assert layers[-1] > layers[0]
+    assert by_rank(best.plan)[-1] > by_rank(best.plan)[0]
     equal = search(both.fixing(layers_per_stage=None), top=1).best
     assert equal is not None
     assert best.step_s < 0.95 * equal.step_s
@@ -130,8 +181,8 @@ def test_notes_name_the_part_that_binds():
     assert notes_on_parts(request("h100-8x16"), PLAN) == ()
     split = replace(PLAN, layers_per_stage=(22, 22, 18, 18))
     stages, engines, *_ = notes_on_parts(request("h200-8x8+h100-8x8"), split)
-    assert "h200-8x8 has stages 1 to 2 with 22 layers" in stages
-    assert "of 133.4 GiB; h100-8x8 has stages 3 to 4" in stages
+    assert "h200-8x8 has ranks 1 to 2 with 22 layers" in stages
+    assert "of 133.4 GiB; h100-8x8 has ranks 3 to 4" in stages
     assert engines.startswith(
         "layers_per_stage is run by megatron, native, torchtitan; the hosts of h200-8x8"
     )

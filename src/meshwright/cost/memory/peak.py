@@ -135,7 +135,7 @@ def rank_memory(
     layers: RankLayers,
     rank: Array,
 ) -> MemoryTable:
-    """Memory of one pipeline rank of a plan without virtual or mirrored stages, with the layers that it holds."""
+    """Memory of pipeline ranks of a plan without mirrored stages, with the layers that each holds in all its stages."""
     case = _case_of(model, batch, plan, precision, constants)
     return _rank(case, layers, rank, in_flight=layers)
 

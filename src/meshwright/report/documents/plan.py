@@ -76,15 +76,15 @@ def neighbour_document(neighbour: Neighbour) -> dict[str, Any]:
 
 
 def parts_document(done: PlanEstimate) -> dict[str, Any]:
-    """Stages of each part of a cluster of several; empty where stages do not lie on one part each."""
+    """Pipeline ranks of each part of a cluster of several; empty where these do not lie on one part each."""
     if not done.shares:
         return {}
     parts = [
         {
             "cluster": share.part.name,
-            "stages": list(share.ranks),
+            "ranks": list(share.ranks),
             "layers": list(share.layers),
-            "stage_s": share.stage_s,
+            "rank_s": share.rank_s,
             "reserved_bytes": share.reserved_bytes,
             "usable_bytes": share.budget.usable_bytes,
         }

@@ -230,7 +230,7 @@ const drawPair = () => {
     const how = field('pipeline', i) === 1 ? '' : data.simulated[i] ? ' Its step is that of the event graph.' : ' Its step is that of the closed form.';
     cards.append(make('div', {}, make('h3', {}, mark, ` ${data.plan[i]}`), make('p', {
       textContent: `${seconds(data.step_s[i])} a step, ${rateText(rate(i))} tokens/s/device (${interval(i)}), MFU ${percent(mfu(i))}, ` +
-        `${fixed(data.gib[i], 1)} of ${fixed(data.usable_gib, 1)} GiB; ${boundBy(i)}.${how}`}), ...copies(i)));
+        `${fixed(data.gib[i], 1)} of ${fixed(data.usable_gib[i], 1)} GiB; ${boundBy(i)}.${how}`}), ...copies(i)));
   });
   $('compare').replaceChildren(cards, b === null ? make('p', {className: 'hint', textContent: 'There is no second plan to compare with.'}) : compared(a, b));
 };
@@ -297,11 +297,12 @@ const drawScatter = () => {
   pen.fillStyle = ink;
   pen.textAlign = 'right'; pen.fillText('memory per device, GiB', inner.right, inner.bottom + 22);
   pen.textAlign = 'left'; pen.fillText('tokens/s/device', 4, 2);
-  if (data.usable_gib > x0 && data.usable_gib < x1) {
+  for (const usable of new Set(data.usable_gib)) {
+    if (usable <= x0 || usable >= x1) continue;
     pen.strokeStyle = soft; pen.setLineDash([4, 4]);
-    pen.beginPath(); pen.moveTo(px(data.usable_gib), inner.top); pen.lineTo(px(data.usable_gib), inner.bottom); pen.stroke();
+    pen.beginPath(); pen.moveTo(px(usable), inner.top); pen.lineTo(px(usable), inner.bottom); pen.stroke();
     pen.setLineDash([]); pen.textAlign = 'right'; pen.fillStyle = soft;
-    pen.fillText(`${fixed(data.usable_gib, 0)} GiB may be used`, px(data.usable_gib) - 4, 2);
+    pen.fillText(`${fixed(usable, 0)} GiB may be used`, px(usable) - 4, 2);
   }
   places = shown.map(i => [px(data.gib[i]), py(rate(i)), i]);
   pen.globalAlpha = shown.length > 400 ? .45 : .8;
@@ -348,7 +349,7 @@ const showTip = (place, speak) => {
   for (const [name, column] of Object.entries(data.memory)) {
     if (column[i] < .005 * data.gib[i]) continue;
     const mark = make('i');
-    mark.style.width = `${100 * column[i] / data.usable_gib}%`;
+    mark.style.width = `${100 * column[i] / data.usable_gib[i]}%`;
     mark.style.background = data.memory_colors[name] || '#8a919b';
     list.append(make('dt', {textContent: name}), make('dd', {}, mark), make('dd', {textContent: `${fixed(column[i], 1)} GiB`}));
   }

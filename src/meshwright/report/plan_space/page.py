@@ -89,7 +89,7 @@ def page_data(scored: ScoredPlans, *, run: Run, command: str = "") -> dict[str, 
         "colors": {f.value: color for f, color in FAMILY_COLORS.items()},
         "memory": {n: _rounded(gib(p.memory_bytes[n]) for p in plans) for n in parts},
         "memory_colors": MEMORY_COLORS,
-        "usable_gib": gib(request.usable_bytes),
+        "usable_gib": _rounded(gib(p.usable_bytes) for p in plans),
         "tokens_per_device": tokens_per_device(request),
         "mfu_per_rate": mfu_per_rate(request),
         "objective": run.objective.value,
@@ -150,7 +150,8 @@ def _json(data: dict[str, Any]) -> str:
 def _extent(scored: ScoredPlans) -> str:
     counts, shown = scored.counts, len(scored)
     if scored.is_complete:
-        return f"All {shown:,} plans that are legal and fit, of {counts.enumerated:,} enumerated."
+        same = " with equal shares of the layers" if scored.request.cluster.parts else ""
+        return f"All plans that are legal and fit{same}, of {counts.enumerated:,} enumerated: {shown:,} rows."
     return (
         f"The best {shown:,} of {counts.scored:,} plans that were scored, of {counts.enumerated:,} enumerated; "
         "and slower ones that need less memory."
