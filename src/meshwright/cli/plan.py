@@ -11,6 +11,7 @@ from meshwright.cli.report_options import typed
 from meshwright.cli.run_input import run_from
 from meshwright.planner.estimate import PlanEstimate
 from meshwright.planner.fixed import fixed_fields
+from meshwright.planner.neighbours import shares_few_divisors
 from meshwright.planner.parts import notes_on_parts
 from meshwright.planner.savings import note_on_loss, note_on_savings
 from meshwright.planner.scored import ScoredPlan, ScoredPlans
@@ -76,6 +77,8 @@ def run(
         _print_front(ranking)
     if explain:
         _print_losers(ranking)
+    elif shares_few_divisors(ranking.request):
+        print_line("Batch and devices have few divisors in common: --explain also searches sizes near them.")
     if ranking.why_not:
         _print_answers(ranking)
 

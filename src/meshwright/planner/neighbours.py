@@ -26,6 +26,10 @@ MAX_SEARCHES = 4
 """Searches for each of the two, most divisible neighbours first."""
 
 
+FEW_DIVISORS = 1 / 3
+"""Common divisors are few if the greatest is at most this share of the smaller of batch and devices."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Neighbour:
     """A request near another one, and its best plan. `tokens_per_s` is the rate of the whole run."""
@@ -50,6 +54,12 @@ class Neighbour:
             f"{self.num_devices:,} devices ({self.num_nodes:,} x {self.devices_per_node}), {self.num_idle:,} idle:"
             f"{faster or ' possible'} ({self.plan.describe()})"
         )
+
+
+def shares_few_divisors(request: PlanRequest) -> bool:
+    """True if batch and devices have so few divisors in common that a neighbour is likely to be faster."""
+    batch, devices = request.global_batch, request.num_devices
+    return gcd(batch, devices) <= FEW_DIVISORS * min(batch, devices)
 
 
 def neighbours(request: PlanRequest, *, best: RankedPlan | None) -> tuple[Neighbour, ...]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.tiny_runs import tiny_run
 
 from meshwright.planner import request_for
 from meshwright.planner.explain import explain_infeasible
-from meshwright.planner.neighbours import LEAST_GAIN, REACH, neighbours
+from meshwright.planner.neighbours import LEAST_GAIN, REACH, neighbours, shares_few_divisors
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search import search
 
@@ -51,3 +52,19 @@ def test_neighbours_are_near_legal_and_faster(nodes, per_node, batch):
             near.global_batch % (near.plan.micro_batch * near.plan.data_shard * near.plan.data_replicate) == 0
         )
         assert near.gain is None if best is None else near.gain >= LEAST_GAIN
+
+
+@pytest.mark.parametrize(
+    ("cluster", "batch", "few"),
+    [
+        ("h100-8x8", 120, True),
+        ("h100-8x8", 128, False),
+        ("h100-8x8", 96, False),
+        ("h100-8x128", 512, False),
+        ("h100-8x3", 128, True),
+        ("h100-7x1", 128, True),
+        ("h100-1x1", 7, False),
+    ],
+)
+def test_few_divisors_in_common(cluster, batch, few):
+    assert shares_few_divisors(request(cluster=cluster, batch=batch)) == few
