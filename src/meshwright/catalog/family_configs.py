@@ -366,7 +366,9 @@ BLOCK_LETTERS = {
 
 def read_nemotron_h(c: ConfigKeys) -> Model:
     """Layers of one block each: Mamba-2, attention without positions, an ungated feed-forward block or a mixture."""
-    written = _block_letters(c)
+    written = _block_letters(c, "hybrid_override_pattern", "layers_block_type")
+    num_mtp_layers = c.count("num_nextn_predict_layers", 0, minimum=0)
+    mtp_pattern = _block_letters(c, "mtp_hybrid_override_pattern", "mtp_layers_block_type", usual="*E")
     heads, hidden = c.count("mamba_num_heads", 128), c.count("hidden_size")
     for key, same in _NEMOTRON_H.items():
         c.require(key, *same)
@@ -396,21 +398,23 @@ def read_nemotron_h(c: ConfigKeys) -> Model:
             bias=c.flag("use_bias", False),
         ),
         layer_pattern=written,
+        num_mtp_layers=num_mtp_layers,
+        mtp_pattern=mtp_pattern if num_mtp_layers else "",
         norm_epsilon=c.number("layer_norm_epsilon", 1e-5),
     )
 
 
-def _block_letters(c: ConfigKeys) -> str:
-    """`layer_pattern` from either of the keys that say it."""
-    written = c.value("hybrid_override_pattern")
+def _block_letters(c: ConfigKeys, pattern_key: str, list_key: str, *, usual: str = "") -> str:
+    """Blocks in letters, from either of the keys that name them; `usual` where both are absent."""
+    written = c.value(pattern_key)
     if not isinstance(written, str):
-        kinds = c.items("layers_block_type") or []
-        written = "".join(BLOCK_LETTERS.get(str(kind), "?") for kind in kinds)
+        kinds = c.items(list_key)
+        written = usual if kinds is None else "".join(BLOCK_LETTERS.get(str(kind), "?") for kind in kinds)
     if not written or set(written) - set(BlockKind):
         raise InputError(
             f"{c.name}: layers of Nemotron-H that are read are M (Mamba-2), * (attention), - (feed-forward) and E "
             "(mixture of experts)",
-            got=c.value("hybrid_override_pattern") or c.value("layers_block_type"),
+            got=c.value(pattern_key) or c.value(list_key),
         )
     return written
 
@@ -418,7 +422,6 @@ def _block_letters(c: ConfigKeys) -> str:
 def _nemotron_h_experts(c: ConfigKeys) -> Experts:
     """DeepSeek-V3's router over ungated experts; all shared experts are one block of a width of its own."""
     c.require("mlp_bias", False)  # which shared experts would have as well
-    c.require("moe_latent_size")
     num_groups = c.count("n_group", 1)
     return Experts(
         num_experts=c.count("n_routed_experts", 8),
@@ -426,6 +429,7 @@ def _nemotron_h_experts(c: ConfigKeys) -> Experts:
         ffn_hidden=c.count("moe_intermediate_size", 7688),
         num_shared=c.count("n_shared_experts", 1),
         shared_ffn_hidden=c.count("moe_shared_expert_intermediate_size", 7688),
+        latent=0 if c.value("moe_latent_size") is None else c.count("moe_latent_size"),
         router=Router.SIGMOID,
         num_groups=num_groups if num_groups > 1 else 0,
         groups_per_token=c.count("topk_group", 1) if num_groups > 1 else 0,
@@ -440,7 +444,6 @@ _NEMOTRON_H = {
     "mamba_hidden_act": ("silu",),
     "mamba_proj_bias": (False,),
     "mlp_hidden_act": ("relu2",),
-    "num_nextn_predict_layers": (0,),
     "residual_in_fp32": (False,),
     "sliding_window": (),
     "tie_word_embeddings": (False,),
@@ -452,9 +455,9 @@ _NEMOTRON_H_WITHOUT_EFFECT = (
     "expand", "head_dim", "mamba_ssm_cache_dtype", "num_logits_to_keep", "num_query_groups", "rescale_prenorm_residual",
     "rms_norm_eps", "time_step_floor", "time_step_limit", "time_step_max", "time_step_min", "time_step_rank",
     "use_mamba_kernels",
-    # of predictions, which are not read, and of experts, which stand in configs without them too
+    # of experts, which stand in configs without them too
     "moe_intermediate_size", "moe_latent_size", "moe_shared_expert_intermediate_size", "moe_shared_expert_overlap",
-    "mtp_hybrid_override_pattern", "mtp_layers_block_type", "n_group", "n_routed_experts", "n_shared_experts",
+    "n_group", "n_routed_experts", "n_shared_experts",
     "norm_topk_prob", "num_experts_per_tok", "output_router_logits", "routed_scaling_factor", "topk_group",
 )  # fmt: skip
 

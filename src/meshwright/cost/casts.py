@@ -92,7 +92,7 @@ def _stored(
     in_ffn = model.ffn_share * tokens * (columns * model.ffn + wide * model.hidden / split)
     if is_moe:
         width = model.top_k * model.expert_ffn + model.shared_ffn
-        routed = wide * model.top_k * model.hidden / plan.tensor
+        routed = wide * model.top_k * model.expert_hidden / plan.tensor
         in_ffn = model.single_block * in_ffn + model.moe_share * tokens * (columns * width + routed)
     moved = in_ffn * (ffn_bytes > 0) * (e + ffn_bytes)
     moved = moved + 2 * model.blocks * tokens * model.hidden / split * (norm_bytes > 0) * (e + norm_bytes)

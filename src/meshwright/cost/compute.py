@@ -383,8 +383,12 @@ def _experts(s: LayerShapes) -> PassTimes:
     per_expert = s.expert_tokens / np.maximum(local, 1) + s.rates.ragged_rows
     width, inside = model.expert_ffn / s.plan.expert_tensor, 1 - casts_gated(s.precision, s.rates.fused)
     up = (model.ffn_matrices - 1) * width
-    routed = _linear(s, per_expert, up, h, groups=local, grouped=True, casts_gradient=inside)
-    routed = routed + _linear(s, per_expert, h, width, groups=local, grouped=True, casts_input=inside)
+    outer = model.expert_hidden
+    routed = _linear(s, per_expert, up, outer, groups=local, grouped=True, casts_gradient=inside)
+    routed = routed + _linear(s, per_expert, outer, width, groups=local, grouped=True, casts_input=inside)
+    if np.any(model.latent):
+        here = s.tokens / s.stream_split  # every tensor rank holds both projections and its own tokens
+        routed = routed + _linear(s, here, model.latent, h) + _linear(s, here, h, model.latent)
     if not np.any(model.shared_ffn):
         return routed.times(s.has_experts)
     shared = _feed_forward(s, model.shared_ffn)
@@ -396,7 +400,7 @@ def _router(s: LayerShapes) -> PassTimes:
     if not np.any(s.has_experts):
         return NO_PASSES
     scores = _linear(s, s.tokens / s.stream_split, s.num_experts, s.model.hidden, bf16=True)
-    elements = s.rates.permutation_passes * s.expert_tokens * s.model.hidden
+    elements = s.rates.permutation_passes * s.expert_tokens * s.model.expert_hidden
     elements = elements + s.tokens * ROUTER_ACCESSES * s.num_experts / s.stream_split
     return (scores + memory_bound(elements * 2.0 / s.streaming_bytes_per_s)).times(s.has_experts)
 
@@ -406,7 +410,8 @@ def _floors(s: LayerShapes) -> tuple[PassTimes, PassTimes]:
     model, t, tokens, parameters = s.model, s.plan.tensor, s.tokens, count_parameters(s.model)
     attention = 2 * tokens * parameters.attention_layer / t
     dense = 2 * tokens * parameters.dense_ffn_layer / t
-    experts = s.expert_tokens * parameters.expert / s.plan.expert_tensor * model.moe_share
+    experts = s.expert_tokens * parameters.expert / s.plan.expert_tensor
+    experts = (experts + 2 * tokens / s.stream_split * model.hidden * model.latent) * model.moe_share
     experts = 2 * (experts + tokens * parameters.shared_layer / t)
     core = tokens * _keys(model, s.batch, s.rates) * 2 * model.num_heads / t * (model.qk_dim + model.v_dim)
     core = core * model.attention_share

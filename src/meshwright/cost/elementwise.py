@@ -218,7 +218,7 @@ def casts_gated(precision: PrecisionTable, fused: FusedKernels) -> Array:
 def _expert_bias_s(s: LayerShapes) -> Array:
     """Forward seconds of biases of experts and of their clamped activation."""
     model, routed = s.model, s.routed
-    outputs = s.expert_tokens * model.hidden
+    outputs = s.expert_tokens * model.expert_hidden
     separate = BIAS_ACCESSES * outputs + CLAMP_ACCESSES * routed
     fused = 2.0 * (outputs + (model.ffn_matrices - 1) * routed)  # sums of both gradients over tokens remain
     accesses = np.where(s.rates.fused_experts > 0, fused, separate)

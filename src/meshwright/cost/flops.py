@@ -3,7 +3,8 @@
     N_gqa  = h d n_q + h n_kv (d + d_v) + n_q d_v h
     N_mla  = h r_q + r_q n_q d + h (r_kv + d_r) + r_kv n_q (d - d_r + d_v) + n_q d_v h
     N_ffn  = g h f                         g = 3 matrices when gated, 2 when not
-    N_moe  = E g h f_e + g h f_s + h E     of which a token uses k of E experts
+    N_moe  = E g h f_e + g h f_s + h E     of which a token uses k of E experts; experts of a latent mixture are
+                                           g z f_e, of the latent's width z, and it has 2 h z more
     core(s)= 2 s̄ n_q (d + d_v)             forward FLOPs of the scores and of weighing V, per token
     F      = 6 N_active + 3 Σ_layers core  forward and backward, no recomputation
 
@@ -22,7 +23,7 @@ from enum import StrEnum
 import numpy as np
 
 from meshwright.arrays import Array
-from meshwright.cost.tables import ModelTable
+from meshwright.cost.tables import ModelTable, prediction_module
 
 
 class AttentionCount(StrEnum):
@@ -41,7 +42,7 @@ class Parameters:
     expert: Array  # one routed expert
     experts_layer: Array  # all routed experts of one layer
     shared_layer: Array  # shared experts of one layer, and in hybrids its dense feed-forward blocks
-    router_layer: Array  # with the gate of shared experts
+    router_layer: Array  # with the gate of shared experts and the projections of a latent mixture
     norm_layer: Array  # norms and, where there are any, projection biases and sinks
     embedding: Array  # input table and learned positions
     head: Array  # output matrix; 0 when tied
@@ -60,11 +61,9 @@ def attention_parameters(model: ModelTable) -> Array:
     return np.where(model.is_mla, query + latent, grouped) + nq * dv * h
 
 
-def _feed_forward(model: ModelTable, width: Array, bias: Array) -> Array:
+def _feed_forward(model: ModelTable, width: Array, bias: Array, *, hidden: Array) -> Array:
     """Parameters of one feed-forward block of this width."""
-    return model.ffn_matrices * model.hidden * width + bias * (
-        (model.ffn_matrices - 1) * width + model.hidden
-    )
+    return model.ffn_matrices * hidden * width + bias * ((model.ffn_matrices - 1) * width + hidden)
 
 
 def state_space_matrices(model: ModelTable) -> Array:
@@ -89,17 +88,35 @@ def state_space_scan_flops_per_token(model: ModelTable) -> Array:
     return 7.0 * model.state_inner * model.state_size
 
 
-def count_parameters(model: ModelTable) -> Parameters:
-    """All parameter counts of `model`; whole numbers, but those of a hybrid's mean layer."""
-    h, L = model.hidden, model.num_layers
-    # Of a hybrid, whose layers hold one block each, a layer is the mean of all kinds.
+@dataclass(frozen=True, kw_only=True)
+class _Layer:
+    """Parameters of one layer, of a hybrid of the mean of all; `chosen`: of the experts, those that a token uses."""
+
+    attention: Array
+    dense: Array
+    expert: Array
+    experts: Array
+    chosen: Array
+    shared: Array
+    router: Array
+    norm: Array
+
+    def total(self, is_moe: Array) -> Array:
+        """All parameters of a layer with or without a mixture."""
+        return self.attention + self.norm + self.feed_forward(is_moe, self.experts)
+
+    def feed_forward(self, is_moe: Array, experts: Array) -> Array:
+        """The feed-forward block, of a mixture with `experts` parameters of routed experts."""
+        return is_moe * (experts + self.shared + self.router) + (1 - is_moe) * self.dense
+
+
+def _layer(model: ModelTable) -> _Layer:
+    h = model.hidden
     attention = model.attention_share * attention_parameters(model)
     attention = attention + model.state_space_share * state_space_matrices(model)
-    dense = _feed_forward(model, model.ffn, model.ffn_bias) * model.ffn_share
-    expert = _feed_forward(model, model.expert_ffn, model.expert_bias)
-    experts, chosen = model.moe_share * model.num_experts * expert, model.moe_share * model.top_k * expert
-    shared = model.moe_share * model.ffn_matrices * h * model.shared_ffn + model.single_block * dense
-    router = model.moe_share * ((h + model.expert_bias) * model.num_experts + model.shared_gate * h)
+    dense = _feed_forward(model, model.ffn, model.ffn_bias, hidden=h) * model.ffn_share
+    expert = _feed_forward(model, model.expert_ffn, model.expert_bias, hidden=model.expert_hidden)
+    router = (h + model.expert_bias) * model.num_experts + model.shared_gate * h + 2 * h * model.latent
     norm = model.num_norms * h * (1 + model.norm_bias) + model.head_norm_width + model.num_sinks
     norm = norm + model.attention_bias * (
         model.num_heads * model.qk_dim + model.num_kv_heads * (model.qk_dim + model.v_dim)
@@ -107,34 +124,47 @@ def count_parameters(model: ModelTable) -> Parameters:
     norm = norm + model.output_bias * h + model.is_mla * (model.q_rank + model.kv_rank)
     every_layer = model.num_norms * h * (1 + model.norm_bias)
     norm = every_layer + model.attention_share * (norm - every_layer)
-    norm = norm + model.state_space_share * state_space_rest(model)
+    return _Layer(
+        attention=attention,
+        dense=dense,
+        expert=expert,
+        experts=model.moe_share * model.num_experts * expert,
+        chosen=model.moe_share * model.top_k * expert,
+        shared=model.moe_share * model.ffn_matrices * h * model.shared_ffn + model.single_block * dense,
+        router=model.moe_share * router,
+        norm=norm + model.state_space_share * state_space_rest(model),
+    )
+
+
+def count_parameters(model: ModelTable) -> Parameters:
+    """All parameter counts of `model`; whole numbers, but those of a hybrid's mean layer."""
+    h, num_dense, num_moe = model.hidden, model.num_dense_layers, model.num_moe_layers
+    layer, module_model = _layer(model), prediction_module(model)
+    module = layer if module_model is model else _layer(module_model)
     embedding = (model.vocab + model.learned_positions) * h
     head = np.where(model.tied, 0, model.vocab * h)
-    mtp = 2 * h * h + 3 * h
+    projection = 2 * h * h + 3 * h
     is_moe = np.where(model.num_experts > 0, 1, 0)
-    ffn_total = model.num_dense_layers * dense + model.num_moe_layers * (experts + shared + router)
-    ffn_active = model.num_dense_layers * dense + model.num_moe_layers * (chosen + shared + router)
-    mtp_layer = attention + norm + is_moe * (experts + shared + router) + (1 - is_moe) * dense
-    mtp_active = attention + is_moe * (chosen + shared + router) + (1 - is_moe) * dense
-    lora = model.lora_rank * model.lora_width
-    body = L * (attention + norm) + ffn_total + h * (1 + model.norm_bias)
+    body = num_dense * layer.total(0) + num_moe * layer.total(1) + h * (1 + model.norm_bias)
+    active = num_dense * layer.dense + num_moe * layer.feed_forward(1, layer.chosen)
+    module_active = module.attention + module.feed_forward(is_moe, module.chosen) + 2 * h * h
     return Parameters(
-        attention_layer=attention,
-        dense_ffn_layer=dense,
-        expert=expert,
-        experts_layer=experts,
-        shared_layer=shared,
-        router_layer=router,
-        norm_layer=norm,
+        attention_layer=layer.attention,
+        dense_ffn_layer=layer.dense,
+        expert=layer.expert,
+        experts_layer=layer.experts,
+        shared_layer=layer.shared,
+        router_layer=layer.router,
+        norm_layer=layer.norm,
         embedding=embedding,
         head=head,
-        mtp_projection=mtp,
-        lora_layer=lora,
-        total=body + embedding + head + model.num_mtp_layers * (mtp_layer + mtp),
-        active=L * attention
-        + ffn_active
+        mtp_projection=projection,
+        lora_layer=model.lora_rank * model.lora_width,
+        total=body + embedding + head + model.num_mtp_modules * (module.total(is_moe) + projection),
+        active=model.num_layers * layer.attention
+        + active
         + model.vocab * h
-        + model.num_mtp_layers * (mtp_active + 2 * h * h + model.vocab * h),
+        + model.num_mtp_layers * (module_active + model.vocab * h),
     )
 
 
@@ -153,7 +183,8 @@ def attention_core_flops_per_token(
 ) -> Array:
     """Forward FLOPs of attention scores and values per token, summed over all layers and MTP modules."""
     per_key = 2 * model.num_heads * (model.qk_dim + model.v_dim)
-    full = model.num_layers * model.attention_share - model.num_windowed_layers + model.num_mtp_layers
+    full = model.num_layers * model.attention_share - model.num_windowed_layers
+    full = full + model.num_mtp_layers * prediction_module(model).attention_share
     windowed = model.num_windowed_layers * keys_seen(seq_len, window=model.window, count=count)
     return per_key * (full * keys_seen(seq_len, count=count) + windowed)
 
@@ -172,7 +203,8 @@ def model_flops_per_token(
     """
     parameters = count_parameters(model)
     core = attention_core_flops_per_token(model, seq_len=seq_len, count=count)
-    core = core + model.num_layers * model.state_space_share * state_space_scan_flops_per_token(model)
+    scans = model.num_layers * model.state_space_share + model.num_mtp_layers * model.mtp_state_space_blocks
+    core = core + scans * state_space_scan_flops_per_token(model)
     lora = model.num_layers * parameters.lora_layer
     weight = np.where(model.lora_rank > 0, 4 * parameters.active + 6 * lora, 6 * parameters.active)
     return weight + 3 * core

@@ -325,7 +325,7 @@ def _expert_parallel(s: StepContext) -> PassTimes:
     each of these ranks instead.
     """
     model, plan = s.model, s.plan
-    copy = s.tokens / plan.tensor * model.hidden * s.load_factor
+    copy = s.tokens / plan.tensor * model.expert_hidden * s.load_factor
 
     def all_to_all(element_bytes: Array) -> Array:
         sent = copy * model.top_k * element_bytes

@@ -46,10 +46,14 @@ def rank_flops(model: ModelTable, plan: PlanTable, layers: StageLayers) -> Array
     num_layers = np.maximum(layers.first, layers.middle)
     num_moe = np.maximum(layers.first_moe, layers.middle_moe)
     experts = (
-        model.num_experts / (plan.expert * plan.expert_tensor) * m * iteration_flops(model.expert_ffn, h)
+        model.num_experts
+        / (plan.expert * plan.expert_tensor)
+        * m
+        * iteration_flops(model.expert_ffn, model.expert_hidden)
     )
     dense = model.ffn_share * m * iteration_flops(model.ffn, h)
     sparse = experts + m * iteration_flops(model.shared_ffn, h) + iteration_flops(model.num_experts, h)
+    sparse = sparse + 2 * iteration_flops(model.latent, h)
     sparse = model.moe_share * sparse + model.single_block * dense
     whole = num_layers * attention_flops(model) + (num_layers - num_moe) * dense + num_moe * sparse
     adapters = num_layers * 4.0 * model.lora_rank**2 * model.lora_width

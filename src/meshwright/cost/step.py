@@ -32,7 +32,14 @@ from meshwright.cost.pipeline.closed_form import waiting_s
 from meshwright.cost.pipeline.schedules import column_of
 from meshwright.cost.rates import SystemRates
 from meshwright.cost.stages import StageLayers, end_shares, split_layers
-from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable, as_planned
+from meshwright.cost.tables import (
+    BatchTable,
+    ModelTable,
+    PlanTable,
+    PrecisionTable,
+    as_planned,
+    prediction_module,
+)
 from meshwright.cost.update import data_parallel_s, optimizer_s
 
 
@@ -158,8 +165,7 @@ def _stages(s: StepContext, layers: StageLayers, parts: LayerParts) -> RankTimes
     dense, moe = layer_times(parts.dense, parts.host_dense_s), layer_times(parts.moe, parts.host_moe_s)
     model, plan = s.model, s.plan
     embedding, head = _times_of(parts.embedding), _times_of(parts.head)
-    num_mtp, is_moe = model.num_mtp_layers, model.num_moe_layers > 0
-    end = _total((num_mtp * is_moe, moe), (num_mtp * (1 - is_moe * 1), dense), (1 + num_mtp, head))
+    end = _total((model.num_mtp_layers, _module_times(s, dense, moe)), (1 + model.num_mtp_layers, head))
     starts, ends = end_shares(plan)
 
     def rank(num_dense: Array, num_moe: Array, index: int) -> LayerTimes:
@@ -189,6 +195,17 @@ def _stages(s: StepContext, layers: StageLayers, parts: LayerParts) -> RankTimes
         num_moe_layers=model.num_moe_layers,
         transfer_s=np.where(p > 1, hop, 0.0),
     )
+
+
+def _module_times(s: StepContext, dense: LayerTimes, moe: LayerTimes) -> LayerTimes:
+    """A prediction module: a layer as those of the body (`dense`, `moe`), or the blocks of a hybrid's."""
+    module = prediction_module(s.model)
+    if module is not s.model:
+        own = replace(s, model=module, parameters=count_parameters(module))
+        parts = layer_parts(own, layer_compute(own.shapes))
+        dense, moe = layer_times(parts.dense, parts.host_dense_s), layer_times(parts.moe, parts.host_moe_s)
+    is_moe = s.model.num_moe_layers > 0
+    return _total((is_moe * 1, moe), (1 - is_moe * 1, dense))
 
 
 def _layer_saving_s(s: StepContext, parts: LayerParts, moe: LayerTimes) -> Array:

@@ -86,12 +86,19 @@ class ModelTable(Table):
     num_experts: Array
     top_k: Array
     expert_ffn: Array
+    expert_hidden: Array  # width of what routed experts read and write
+    latent: Array  # the same where tokens are projected to it; 0: they are not
     expert_bias: Array
     shared_ffn: Array
     shared_gate: Array  # 0 or 1
     groups_per_token: Array  # 0: routing is not limited to groups
     tied: Array
     num_mtp_layers: Array
+    num_mtp_modules: Array  # whose weights are there
+    mtp_attention_blocks: Array  # of a hybrid's prediction module; others are a layer
+    mtp_ffn_blocks: Array
+    mtp_moe_blocks: Array
+    mtp_state_space_blocks: Array
     learned_positions: Array
     norm_bias: Array
     single_block: (
@@ -121,8 +128,9 @@ class ModelTable(Table):
 
     @property
     def blocks(self) -> Array:
-        """Blocks of a layer over the two of a transformer's: 1, in hybrids 1/2."""
-        return 1 - 0.5 * self.single_block
+        """Blocks of a layer over the two of a transformer's: 1, of a hybrid's layers 1/2."""
+        held = self.attention_share + self.state_space_share + self.ffn_share + self.moe_share
+        return np.where(np.asarray(self.single_block) > 0, held / 2, 1.0)
 
     @property
     def moe_ffn_share(self) -> Array:
@@ -259,12 +267,19 @@ def model_row(model: Model, *, lora: Lora | None = None) -> ModelTable:
         num_experts=x.num_experts if x else 0,
         top_k=x.top_k if x else 0,
         expert_ffn=x.ffn_hidden if x else 0,
+        expert_hidden=(x.latent if x else 0) or model.hidden,
+        latent=x.latent if x else 0,
         expert_bias=int(x.bias) if x else 0,
         shared_ffn=x.shared_hidden if x else 0,
         shared_gate=int(x.shared_gate) if x else 0,
         groups_per_token=x.groups_per_token if x else 0,
         tied=int(model.tied_embeddings),
         num_mtp_layers=model.num_mtp_layers,
+        num_mtp_modules=min(model.num_mtp_layers, 1) if model.mtp_shared else model.num_mtp_layers,
+        mtp_attention_blocks=model.mtp_pattern.count(BlockKind.ATTENTION),
+        mtp_ffn_blocks=model.mtp_pattern.count(BlockKind.FEED_FORWARD),
+        mtp_moe_blocks=model.mtp_pattern.count(BlockKind.MIXTURE),
+        mtp_state_space_blocks=model.mtp_pattern.count(BlockKind.STATE_SPACE),
         learned_positions=model.learned_positions,
         norm_bias=int(model.norm_bias),
         single_block=int(bool(model.layer_pattern)),
@@ -282,6 +297,25 @@ def model_row(model: Model, *, lora: Lora | None = None) -> ModelTable:
         lora_dropout=int(lora is not None and lora.dropout > 0),
         adapts_attention=int(lora is not None and bool({"query", "key", "value", QKV} & set(lora.targets))),
         adapts_ffn=int(lora is not None and bool({"gate", "up", "down"} & set(lora.targets))),
+    )
+
+
+def prediction_module(model: ModelTable) -> ModelTable:
+    """The model with one of its prediction modules in place of a layer: a hybrid's module has several blocks."""
+    if not np.any(np.asarray(model.single_block) * model.num_mtp_layers):
+        return model
+    is_hybrid = np.asarray(model.single_block) > 0
+    blocks = {
+        "attention_share": model.mtp_attention_blocks,
+        "ffn_share": model.mtp_ffn_blocks,
+        "moe_share": model.mtp_moe_blocks,
+        "state_space_share": model.mtp_state_space_blocks,
+        "num_norms": sum(
+            getattr(model, f"mtp_{name}_blocks") for name in ("attention", "ffn", "moe", "state_space")
+        ),
+    }
+    return replace(
+        model, **{name: np.where(is_hybrid, own, getattr(model, name)) for name, own in blocks.items()}
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from meshwright.cost.flops import count_parameters, keys_seen
 from meshwright.cost.stages import balanced_layers, layers_per_stage
+from meshwright.cost.tables import ModelTable, prediction_module
 from meshwright.planner.request import PlanRequest
 
 HEAD_RATIOS = (1.0, 0.6)
@@ -53,19 +54,23 @@ def is_usual(num_layers: int, num_stages: int) -> bool:
 
 def layer_weights(request: PlanRequest) -> tuple[list[float], float]:
     """FLOPs per token of every layer, and of what the last stage holds besides; both against the heaviest layer."""
-    model, table = request.model, request.model_table
-    p = count_parameters(table)
-    core = table.attention_share * table.num_heads * (table.qk_dim + table.v_dim) * keys_seen(request.seq_len)
-    dense = float(p.attention_layer + p.dense_ffn_layer + core)
-    experts = table.moe_share * table.top_k * p.expert
-    moe = float(p.attention_layer + p.shared_layer + p.router_layer + experts + core)
-    mtp = (moe if model.experts else dense) + float(p.mtp_projection)
-    head = float(table.vocab * table.hidden)
+    table, seq_len = request.model_table, request.seq_len
     num_dense, num_moe = int(table.num_dense_layers), int(table.num_moe_layers)
+    dense, moe = (_layer_flops(table, seq_len, is_moe=is_moe) for is_moe in (False, True))
     heaviest = max(moe if num_moe else 0.0, dense if num_dense else 0.0)
-    layers = [dense] * num_dense + [moe] * num_moe
-    end = head + model.num_mtp_layers * (mtp + head)
-    return [weight / heaviest for weight in layers], end / heaviest
+    module = _layer_flops(prediction_module(table), seq_len, is_moe=num_moe > 0)
+    head = float(table.vocab * table.hidden)
+    end = head + float(table.num_mtp_layers) * (module + float(count_parameters(table).mtp_projection) + head)
+    return [weight / heaviest for weight in [dense] * num_dense + [moe] * num_moe], end / heaviest
+
+
+def _layer_flops(table: ModelTable, seq_len: int, *, is_moe: bool) -> float:
+    """Forward multiply-adds per token of one layer, or of a hybrid's mean layer."""
+    p = count_parameters(table)
+    core = table.attention_share * table.num_heads * (table.qk_dim + table.v_dim) * keys_seen(seq_len)
+    experts = table.moe_share * table.top_k * p.expert
+    ffn = p.shared_layer + p.router_layer + experts if is_moe else p.dense_ffn_layer
+    return float(p.attention_layer + ffn + core)
 
 
 def _heaviest(split: tuple[int, ...], weights: list[float], end: float) -> float:

@@ -197,6 +197,7 @@ class InlineExperts(RunFileSection):
     normalize_top_k: bool = True
     routed_scale: Positive = 1.0
     bias: bool = False
+    latent: SizeOrZero = 0
     shared_gate: bool = False
 
 
@@ -249,6 +250,8 @@ class InlineModel(RunFileSection):
     layer_pattern: Annotated[str, Field(max_length=10_000)] = ""
     tied_embeddings: bool = False
     num_mtp_layers: SizeOrZero = 0
+    mtp_pattern: Annotated[str, Field(max_length=100)] = ""
+    mtp_shared: bool = False
     learned_positions: SizeOrZero = 0
     norm_bias: bool = False
     norm_epsilon: Positive = 1e-5

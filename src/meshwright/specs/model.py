@@ -136,6 +136,9 @@ class Experts:
     normalize_top_k: bool = True  # weights of a token's experts sum to `routed_scale`
     routed_scale: float = 1.0  # the routed experts' output is multiplied by this (DeepSeek-V3: 2.5)
     bias: bool = False  # of the router and of all matrices of routed experts (gpt-oss)
+    latent: int = (
+        0  # width that tokens are projected to for routed experts, and back from (Nemotron 3 Super); 0: none
+    )
     shared_gate: bool = False  # a gate of one number multiplies the shared experts' output (Qwen2's mixtures)
 
     @property
@@ -232,6 +235,10 @@ class Model:
     layer_pattern: str = ""  # of a hybrid: a `BlockKind` for each layer, which holds that alone
     tied_embeddings: bool = False
     num_mtp_layers: int = 0  # multi-token prediction modules (DeepSeek-V3, section 2.2)
+    mtp_pattern: str = ""  # of a hybrid: the blocks of one module, in the letters of `layer_pattern`
+    mtp_shared: bool = (
+        False  # one module predicts all tokens, one after the other: its weights are there once
+    )
     learned_positions: int = 0  # rows of a learned position table (GPT-3: 2048)
     norm_bias: bool = False  # LayerNorm has a bias, RMSNorm has not
     norm_epsilon: float = 1e-5

@@ -39,13 +39,15 @@ ABSENT: Mapping[str, Any] = MappingProxyType(
         "ffn_bias": False,
         "experts.bias": False,
         "experts.shared_gate": False,
+        "experts.latent": 0,
         "state_space": None,
         "layer_pattern": "",
+        "mtp_shared": False,
     }
 )
 """The parts, with the value of a model that lacks them."""
 
-NOT_BUILT = frozenset(("ffn_bias", "experts.shared_gate"))
+NOT_BUILT = frozenset(("ffn_bias", "experts.shared_gate", "experts.latent", "mtp_shared"))
 """Those that the native engine has no modules for."""
 
 GPT_OSS: Mapping[str, Any] = MappingProxyType(
@@ -121,6 +123,8 @@ def pattern_problems(model: Model) -> Iterator[str]:
     if not pattern:
         if model.state_space is not None:
             yield "state_space needs layer_pattern, which says where its layers are"
+        if model.mtp_pattern:
+            yield "mtp_pattern is of hybrids: modules of other models are as their layers"
         return
     if len(pattern) != model.num_layers:
         yield f"layer_pattern has {len(pattern)} layers, num_layers says {model.num_layers}"
@@ -135,9 +139,17 @@ def pattern_problems(model: Model) -> Iterator[str]:
     absent = {
         "experts.num_dense_layers, for layers - say it": model.experts and model.experts.num_dense_layers,
         "windows": model.num_windowed_layers,
-        "predictions": model.num_mtp_layers,
     }
+    yield from _module_problems(model)
     yield from (f"a hybrid by layer_pattern has no {name}" for name, value in absent.items() if value)
+
+
+def _module_problems(model: Model) -> Iterator[str]:
+    """Prediction modules of a hybrid: blocks of kinds that its layers have."""
+    if model.num_mtp_layers and not model.mtp_pattern:
+        yield "num_mtp_layers of a hybrid needs mtp_pattern, which says what a prediction module holds"
+    if other := sorted(set(model.mtp_pattern) - set(model.layer_pattern)):
+        yield f"mtp_pattern names {', '.join(map(repr, other))}, which layer_pattern does not have"
 
 
 def _problems(rope: Rope, head_dim: int, *, kind: AttentionKind) -> Iterator[str]:

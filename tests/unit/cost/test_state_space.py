@@ -28,12 +28,8 @@ from meshwright.specs.precision import PRECISIONS
 
 SMALL = catalog.model("nemotron-h-8b")
 NANO = catalog.model("nemotron3-nano")
-LARGE = replace(
-    SMALL, name="nemotron-h-56b", hidden=8192, num_layers=118, ffn_hidden=32_768,
-    layer_pattern="M" * 54 + "*" * 10 + "-" * 54,  # counts of table 1; the order does not count
-    attention=replace(SMALL.attention, num_heads=64),
-    state_space=replace(SMALL.state_space, state_size=256, num_heads=256),
-)  # fmt: skip
+LARGE = catalog.model("nemotron-h-56b")
+SUPER = catalog.model("nemotron3-super")
 CONFIG = {
     "architectures": ["NemotronHForCausalLM"],
     "hidden_size": 4096,
@@ -62,7 +58,7 @@ def request(model: Model = SMALL, *, seq_len: int = 8192, engine: str = "any") -
 
 def test_parameters_are_those_of_transformers():
     """`NemotronHForCausalLM` of transformers 5.23 with this config has 8,100,852,736."""
-    assert count_parameters(model_row(SMALL)).total == 8_100_852_736
+    assert round(float(count_parameters(model_row(SMALL)).total)) == 8_100_852_736
 
 
 def test_the_large_one_has_the_published_size():
@@ -99,6 +95,48 @@ def test_parameters_of_a_hybrid_with_mixtures_are_those_of_transformers_and_the_
     assert float(p.active + p.embedding) == pytest.approx(3.6e9, rel=0.01)
 
 
+def test_parameters_of_latent_mixtures_and_prediction_modules():
+    """transformers 5.23 has 120,668,687,360 of Super without its module; Megatron-Bridge's card of Lightning counts
+    32,913,266,240, with the biases of 24 routers of 128 experts, which are no parameters there."""
+    without = count_parameters(model_row(replace(SUPER, num_mtp_layers=0)))
+    assert round(float(without.total)) == 120_668_687_360
+    assert float(without.active) == pytest.approx(12.1e9, rel=0.02)
+    lightning = count_parameters(model_row(catalog.model("nemotron3.5-lightning")))
+    assert round(float(lightning.total)) == 32_913_266_240 - 24 * 128
+    # The BF16 checkpoint of Ultra has 1,121 GB.
+    ultra = count_parameters(model_row(catalog.model("nemotron3-ultra")))
+    assert 2 * float(ultra.total) == pytest.approx(1121e9, rel=1e-3)
+
+
+def test_shared_prediction_modules_compute_twice_and_are_held_once():
+    shared, own = SUPER, replace(SUPER, mtp_shared=False)
+    counts = [count_parameters(model_row(model)) for model in (shared, own)]
+    assert counts[0].active == counts[1].active
+    assert counts[0].total < counts[1].total
+    plan = Plan(data_shard=32, expert=32, sharding=Sharding.OPTIMIZER)
+    one, other = (estimate_plan(request(model), plan) for model in (shared, own))
+    assert float(np.ravel(one.memory.weights_bytes)[0]) < float(np.ravel(other.memory.weights_bytes)[0])
+    assert float(np.ravel(one.memory.activations_bytes)[0]) == float(
+        np.ravel(other.memory.activations_bytes)[0]
+    )
+
+
+@settings(max_examples=10, deadline=None)
+@given(latent=st.sampled_from([256, 512, 1024, 2048]))
+def test_a_narrower_latent_sends_and_computes_less(latent):
+    """All-to-all nearly in proportion to the latent's width; starts of collectives remain."""
+    plan = Plan(data_shard=32, expert=32, sharding=Sharding.OPTIMIZER)
+
+    def parts(width: int) -> dict[str, float]:
+        experts = replace(SUPER.experts, latent=width)
+        return estimate_plan(request(replace(SUPER, experts=experts)), plan).step.components_s
+
+    narrow, wide = parts(latent), parts(2 * latent)
+    assert 0.49 < narrow["expert_parallel"] / wide["expert_parallel"] < 0.6
+    assert narrow["experts"] < wide["experts"]
+    assert narrow["state_space"] == pytest.approx(wide["state_space"], rel=0.02)
+
+
 def mixture(num_layers: int, **changes: object) -> Model:
     """Nano's attention and experts, without state space."""
     return replace(NANO, state_space=None, num_layers=num_layers, layer_pattern="", **changes)
@@ -130,6 +168,37 @@ def test_attention_and_mixtures_in_layers_of_their_own_cost_as_in_layers_of_both
         assert parts[0].get(name, 0.0) == pytest.approx(parts[1].get(name, 0.0), rel=1e-6), name
     memory = [float(np.ravel(found.memory.activations_bytes)[0]) for found in (one, other)]
     assert memory[0] == pytest.approx(memory[1], rel=1e-6)
+
+
+def test_the_config_of_a_latent_mixture_is_read_whole():
+    x, m, a = SUPER.experts, SUPER.state_space, SUPER.attention
+    config = {
+        "architectures": ["NemotronHForCausalLM"],
+        "hidden_size": SUPER.hidden,
+        "layers_block_type": [{"M": "mamba", "*": "attention", "E": "moe"}[k] for k in SUPER.layer_pattern],
+        "vocab_size": SUPER.vocab,
+        "intermediate_size": 2688,
+        "num_attention_heads": a.num_heads,
+        "num_key_value_heads": a.num_kv_heads,
+        "head_dim": a.head_dim,
+        "mamba_num_heads": m.num_heads,
+        "n_routed_experts": x.num_experts,
+        "num_experts_per_tok": x.top_k,
+        "moe_intermediate_size": x.ffn_hidden,
+        "moe_shared_expert_intermediate_size": x.shared_ffn_hidden,
+        "moe_latent_size": x.latent,
+        "n_group": 1,
+        "topk_group": 1,
+        "routed_scaling_factor": 5.0,
+        "num_nextn_predict_layers": 1,
+        "mtp_layers_block_type": ["attention", "moe"],
+    }
+    read = model_from_config(config, name=SUPER.name)
+    assert read.unsupported == ()
+    # The file counts the module's weights, not how often it predicts.
+    expected = replace(SUPER, num_mtp_layers=1, mtp_shared=False, ffn_hidden=2688)
+    assert read == expected
+    assert model_row(read) == model_row(replace(expected, ffn_hidden=0))
 
 
 def test_the_config_is_read_whole():
@@ -165,7 +234,11 @@ def test_what_is_not_read_whole_is_refused(changes, message):
         ({"layer_pattern": ""}, "needs layer_pattern"),
         ({"state_space": None}, "need each other"),
         ({"layer_pattern": "M" * 51 + "x"}, "names 'x'"),
-        ({"num_mtp_layers": 1}, "has no predictions"),
+        ({"num_mtp_layers": 1}, "needs mtp_pattern"),
+        (
+            {"num_mtp_layers": 1, "mtp_pattern": "*E"},
+            "mtp_pattern names 'E', which layer_pattern does not have",
+        ),
         ({"ffn_hidden": 0}, "need ffn_hidden"),
         (
             {"layer_pattern": "E" + SMALL.layer_pattern[1:]},

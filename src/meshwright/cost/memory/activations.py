@@ -7,6 +7,7 @@ linear layer's saved input (2, less under fp8 recipes):
     attention  e (n_q d + n_kv (d + d_v) + n_q d_v) / t + 4 n_q / t      q, k, v, output, log-sum-exp
     dense FFN  (e (m - 1) + b) f / t           m matrices: gate and up (or one) before the activation, its output after
     MoE FFN    k (b h z + (e (m - 1) + b) f_e) / t + shared experts + 8 E / r       z: expert tensor width
+               of a latent mixture the latent's width in place of h, and b of it / r more
     latent     e (2 r_q + 2 r_kv + d_r)        MLA: compressed tensors and their norms, on every tensor rank
     dropout    2 h / r                         one byte per element and mask
     unfused    p n_q s / t                     s x s probabilities: 2 bytes each, 5 with their mask and masked copy
@@ -26,14 +27,22 @@ kept ones lack. Frozen linear layers without adapters need no gradient of their 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from meshwright.arrays import Array
 from meshwright.calibration.memory import MemoryConstants
 from meshwright.cost.state_space import kept_bytes_per_token
-from meshwright.cost.tables import RECOMPUTES, BatchTable, ModelTable, PlanTable, PrecisionTable
+from meshwright.cost.tables import (
+    RECOMPUTES,
+    BatchTable,
+    ModelTable,
+    PlanTable,
+    PrecisionTable,
+    prediction_module,
+)
 from meshwright.specs.plan import Recompute
 
 BLOCK_QUERIES = 64
@@ -51,6 +60,7 @@ class LayerBytes:
     moe: Array
     live_dense: Array
     live_moe: Array
+    module: Array  # kept by a prediction module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,20 +97,54 @@ def layer_bytes(
     tokens: Array,
 ) -> LayerBytes:
     """Bytes that a layer of each kind keeps for `tokens` tokens of a micro-batch, after recomputation."""
+
+    def of(table: ModelTable) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+        return _kept_and_live(table, batch, plan, precision, constants)
+
+    (dense, live_dense), (moe, live_moe) = of(model)
+    for block, is_there in _blocks_of_hybrids(model):  # the fullest block runs backward, not the mean one
+        (_, own_dense), (_, own_moe) = of(block)
+        live_dense = np.where(is_there, np.maximum(live_dense, own_dense), live_dense)
+        live_moe = np.where(is_there, np.maximum(live_moe, own_moe), live_moe)
+    table = prediction_module(model)
+    of_dense, of_moe = ((dense, 0.0), (moe, 0.0)) if table is model else of(table)
+    return LayerBytes(
+        dense=dense * tokens,
+        moe=moe * tokens,
+        live_dense=live_dense * tokens,
+        live_moe=live_moe * tokens,
+        module=np.where(model.num_experts > 0, of_moe[0], of_dense[0]) * tokens,
+    )
+
+
+def _blocks_of_hybrids(model: ModelTable) -> Iterator[tuple[ModelTable, Array]]:
+    """The model with layers of one kind of block only, and where it has such layers; nothing but for hybrids."""
+    shares = ("attention_share", "ffn_share", "moe_share", "state_space_share")
+    for name in shares:
+        is_there = (np.asarray(model.single_block) > 0) & (np.asarray(getattr(model, name)) > 0)
+        if np.any(is_there):
+            yield replace(model, **{other: 1.0 * (other == name) for other in shares}), is_there
+
+
+def _kept_and_live(
+    model: ModelTable,
+    batch: BatchTable,
+    plan: PlanTable,
+    precision: PrecisionTable,
+    constants: MemoryConstants,
+) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    """Bytes per token, kept and live besides, of a dense layer and of one with a mixture."""
     share = 1 / plan.tensor
     stream = np.where(plan.sequence_parallel > 0, share, 1.0)
     modules = _modules(model, batch, plan, precision, constants, share, stream)
     inputs = precision.activation_bytes * model.hidden * stream
     saved = _saved_by_attention(model, share, inputs)
     covered = _covered(model, plan)
-    dense, live_dense = _after(plan, _dense(model, plan, modules, saved, share), inputs, covered)
-    moe, live_moe = 0.0, 0.0
-    if np.any(model.num_moe_layers):
-        routed = model.top_k * constants.busiest_expert_ratio
-        moe, live_moe = _after(plan, _moe(model, plan, modules, saved, share, routed), inputs, covered)
-    return LayerBytes(
-        dense=dense * tokens, moe=moe * tokens, live_dense=live_dense * tokens, live_moe=live_moe * tokens
-    )
+    dense = _after(plan, _dense(model, plan, modules, saved, share), inputs, covered)
+    if not np.any(model.num_moe_layers):
+        return dense, (0.0, 0.0)
+    routed = model.top_k * constants.busiest_expert_ratio
+    return dense, _after(plan, _moe(model, plan, modules, saved, share, routed), inputs, covered)
 
 
 def _covered(model: ModelTable, plan: PlanTable) -> Array:
@@ -156,7 +200,7 @@ def _moe(
         saved=saved
         + model.single_block * feed_forward.saved
         + modules.moe_rest
-        + 4 * model.moe_share * routed * model.hidden * share,
+        + 4 * model.moe_share * routed * model.expert_hidden * share,
     )
 
 
@@ -221,8 +265,10 @@ def _modules(
         mlp=ffn * (before + in_ffn * constants.ffn_copies) * model.ffn * share,
         moe_activation=mixture * ffn_input * (routed * model.expert_ffn + model.shared_ffn) * share,
         # Tokens enter the experts split over tensor ranks; with z-way experts each rank works on z of those parts.
-        moe=mixture * routed * (ffn_input * h * expert_share + before * model.expert_ffn * share),
-        moe_rest=8 * mixture * model.num_experts * stream,
+        moe=mixture
+        * routed
+        * (ffn_input * model.expert_hidden * expert_share + before * model.expert_ffn * share),
+        moe_rest=mixture * (8 * model.num_experts + ffn_input * model.latent) * stream,
         shared_experts=mixture * before * model.shared_ffn * share,
     )
 

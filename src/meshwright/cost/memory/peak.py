@@ -200,10 +200,13 @@ def _narrow_bytes(
     flights = micro_batches_in_flight(
         plan.schedule, plan.pipeline, plan.virtual_pipeline, case.num_micro, rank
     )
-    num_mtp, has_moe = held.head * model.num_mtp_layers, model.num_experts > 0
-    dense, moe = held.dense + np.where(has_moe, 0, num_mtp), held.moe + np.where(has_moe, num_mtp, 0)
-    kept = case.kept
-    return flights * (dense * (kept.dense - less.dense) + moe * (kept.moe - less.moe))
+    return flights * (_kept_bytes(model, case.kept, held) - _kept_bytes(model, less, held))
+
+
+def _kept_bytes(model: ModelTable, kept: LayerBytes, held: RankLayers) -> Array:
+    """Bytes that the layers and prediction modules of a rank keep of a micro-batch."""
+    num_mtp = held.head * model.num_mtp_layers
+    return held.dense * kept.dense + held.moe * kept.moe + num_mtp * kept.module
 
 
 def _case_of(
@@ -284,10 +287,7 @@ def _rank(case: _Case, layers: RankLayers, rank: Array, *, in_flight: RankLayers
         plan.schedule, plan.pipeline, plan.virtual_pipeline, case.num_micro, rank
     )
     embedded = in_flight.embedding * case.stream_bytes * case.tokens * model.hidden / plan.tensor
-    num_mtp = in_flight.head * model.num_mtp_layers
-    moe = in_flight.moe + np.where(model.num_experts > 0, num_mtp, 0)
-    dense = in_flight.dense + np.where(model.num_experts > 0, 0, num_mtp)
-    per_micro = dense * kept.dense + moe * kept.moe
+    per_micro = _kept_bytes(model, kept, in_flight)
     live = np.maximum((layers.dense > 0) * kept.live_dense, (layers.moe > 0) * kept.live_moe)
     live, workspace = _at_fullest_moment(case, layers.head * case.head_bytes, live)
     activations = flights * (per_micro + embedded) + live - _offloaded(case, flights * per_micro)
@@ -370,7 +370,8 @@ def _layer_workspace_bytes(
     t, h, m, e = plan.tensor, model.hidden, model.ffn_matrices, precision.activation_bytes
     weight = (model.lora_rank == 0) * e * (m - 1) * h * model.ffn
     dense = (e * m * tokens * model.ffn + weight) / t
-    moe = e * model.top_k * constants.busiest_expert_ratio * tokens * (2 * h + m * model.expert_ffn) / t
+    routed = model.top_k * constants.busiest_expert_ratio * tokens / t
+    moe = e * routed * (2 * model.expert_hidden + m * model.expert_ffn)
     ranks = np.where(constants.gathers_keys > 0, plan.context, 2)
     key_value = model.num_kv_heads * (model.qk_dim + model.v_dim) * tokens / t
     return np.maximum(dense, moe) + (plan.context > 1) * e * ranks * key_value + 3 * e * tokens * h

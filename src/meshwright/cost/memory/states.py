@@ -25,8 +25,8 @@ import numpy as np
 from meshwright.arrays import Array
 from meshwright.calibration.memory import MemoryConstants
 from meshwright.cost.casts import cache_bytes
-from meshwright.cost.flops import Parameters
-from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable
+from meshwright.cost.flops import Parameters, count_parameters
+from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable, prediction_module
 from meshwright.specs.plan import Sharding
 
 
@@ -91,28 +91,30 @@ def rank_parameters(
 ) -> RankParameters:
     """Parameters that one rank holds. A multi-token prediction module lies with the head."""
     share = 1 / plan.tensor
-    mtp = layers.head * model.num_mtp_layers
-    mtp_is_moe = np.where(model.num_experts > 0, 1, 0)
-    num_layers, moe = layers.total + mtp, layers.moe + mtp * mtp_is_moe
     # A tied head without the embedding beside it is a copy.
     head = np.where(model.tied > 0, (1 - layers.embedding) * model.vocab * model.hidden, parameters.head)
     unit = (layers.embedding * parameters.embedding + layers.head * head) * share
-    body = (
-        num_layers * parameters.attention_layer
-        + (layers.dense + mtp * (1 - mtp_is_moe)) * parameters.dense_ffn_layer
-        + moe * parameters.shared_layer
-    )
+    split, repeated, expert = _held(parameters, layers.dense, layers.moe)
+    mtp, is_moe = layers.head * model.num_mtp_modules, np.where(model.num_experts > 0, 1, 0)
+    if np.any(mtp):
+        module = prediction_module(model)
+        of_module = parameters if module is model else count_parameters(module)
+        in_modules = _held(of_module, mtp * (1 - is_moe), mtp * is_moe)
+        split, repeated, expert = (a + b for a, b in zip((split, repeated, expert), in_modules, strict=True))
     final_norm = layers.head * model.hidden * (1 + model.norm_bias)
     return RankParameters(
-        split=body * share + unit,
-        repeated=num_layers * parameters.norm_layer
-        + moe * parameters.router_layer
-        + mtp * parameters.mtp_projection
-        + final_norm,
-        expert=moe * (parameters.experts_layer / (plan.expert * plan.expert_tensor)),
+        split=split * share + unit,
+        repeated=repeated + mtp * parameters.mtp_projection + final_norm,
+        expert=expert / (plan.expert * plan.expert_tensor),
         unit=unit,
         adapters=layers.total * parameters.lora_layer * share,
     )
+
+
+def _held(p: Parameters, dense: Array, moe: Array) -> tuple[Array, Array, Array]:
+    """Parameters of so many layers of each kind: (split over tensor ranks, on every one, of routed experts)."""
+    split = (dense + moe) * p.attention_layer + dense * p.dense_ffn_layer + moe * p.shared_layer
+    return split, (dense + moe) * p.norm_layer + moe * p.router_layer, moe * p.experts_layer
 
 
 def state_rates(
