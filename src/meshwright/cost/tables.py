@@ -274,12 +274,7 @@ def model_row(model: Model, *, lora: Lora | None = None) -> ModelTable:
         shared_gate=int(x.shared_gate) if x else 0,
         groups_per_token=x.groups_per_token if x else 0,
         tied=int(model.tied_embeddings),
-        num_mtp_layers=model.num_mtp_layers,
-        num_mtp_modules=min(model.num_mtp_layers, 1) if model.mtp_shared else model.num_mtp_layers,
-        mtp_attention_blocks=model.mtp_pattern.count(BlockKind.ATTENTION),
-        mtp_ffn_blocks=model.mtp_pattern.count(BlockKind.FEED_FORWARD),
-        mtp_moe_blocks=model.mtp_pattern.count(BlockKind.MIXTURE),
-        mtp_state_space_blocks=model.mtp_pattern.count(BlockKind.STATE_SPACE),
+        **_predictions(model),
         learned_positions=model.learned_positions,
         norm_bias=int(model.norm_bias),
         single_block=int(bool(model.layer_pattern)),
@@ -317,6 +312,18 @@ def prediction_module(model: ModelTable) -> ModelTable:
     return replace(
         model, **{name: np.where(is_hybrid, own, getattr(model, name)) for name, own in blocks.items()}
     )
+
+
+def _predictions(model: Model) -> dict[str, int]:
+    count, pattern = model.num_mtp_layers, model.mtp_pattern
+    return {
+        "num_mtp_layers": count,
+        "num_mtp_modules": min(count, 1) if model.mtp_shared else count,
+        "mtp_attention_blocks": pattern.count(BlockKind.ATTENTION),
+        "mtp_ffn_blocks": pattern.count(BlockKind.FEED_FORWARD),
+        "mtp_moe_blocks": pattern.count(BlockKind.MIXTURE),
+        "mtp_state_space_blocks": pattern.count(BlockKind.STATE_SPACE),
+    }
 
 
 def _state_space(m: StateSpace | None) -> dict[str, int]:

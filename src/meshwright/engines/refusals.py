@@ -103,7 +103,7 @@ def model_parts(model: Model, *, has: Mapping[str, Any] = MappingProxyType({})) 
         )
 
 
-HYBRID_PARTS = ("state_space", "layer_pattern")
+HYBRID_PARTS = ("state_space", "layer_pattern", "mtp_pattern")
 
 
 def hybrids(model: Model) -> Iterator[Unsupported]:

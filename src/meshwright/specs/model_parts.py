@@ -42,6 +42,7 @@ ABSENT: Mapping[str, Any] = MappingProxyType(
         "experts.latent": 0,
         "state_space": None,
         "layer_pattern": "",
+        "mtp_pattern": "",
         "mtp_shared": False,
     }
 )

@@ -44,6 +44,8 @@ PRESENT = {
     "ffn_bias": True,
     "experts.bias": True,
     "experts.shared_gate": True,
+    "experts.latent": 64,
+    "mtp_shared": True,
 }
 WITHOUT_MENTION = {
     "name", "hidden", "num_layers", "vocab", "attention", "ffn_hidden", "gated_ffn", "experts", "tied_embeddings",

@@ -123,8 +123,11 @@ def _model(model: Model) -> Iterator[Unsupported]:
         yield Unsupported(key="model", reason=f"{model.name}: {reason}")
     if model.norm_bias or not model.gated_ffn:
         yield Unsupported(key="model", reason=f"{model.name} has LayerNorm or an ungated feed-forward block")
-    for path in NOT_BUILT & parts_of(model).keys():
-        yield Unsupported(key="model", reason=f"{path} of {model.name} is true, which is not built")
+    for path, value in parts_of(model).items():
+        if path in NOT_BUILT:
+            yield Unsupported(
+                key="model", reason=f"{path} of {model.name} is {str(value).lower()}, which is not built"
+            )
     family, has_dense = FAMILIES.get(model.family), model.experts is not None and model.num_dense_layers > 0
     if family is not None and not family.knows_dense_layers and has_dense:
         yield Unsupported(
