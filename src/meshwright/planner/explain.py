@@ -11,9 +11,10 @@ from enum import Enum
 
 import numpy as np
 
+from meshwright.catalog.engines import ANY, planning_names
 from meshwright.cost.memory import MEMORY_PARTS, MemoryTable, memory_parts
 from meshwright.cost.tables import plan_from_row, plan_row
-from meshwright.planner.engines import Severity
+from meshwright.planner.engines import Severity, engine_facts
 from meshwright.planner.legality import Violation, broken_rules, legality_context, violations
 from meshwright.planner.neighbours import neighbours
 from meshwright.planner.objective import Goal
@@ -334,12 +335,24 @@ def _suggestions(request: PlanRequest, *, short: float) -> tuple[str, ...]:
         best = _first_plan(freed)
         if best is not None:
             found.append(f"fits when {name} is not held at {word(name, value)}: {best}")
+    found += _on_other_engines(request)
     if not found and "offload" not in request.fixed:
         best = _first_plan(request.fixing(offload=Offload.OPTIMIZER))
         if best is not None:
             found.append(f"fits with the optimizer states in host memory: {best}")
     found += _with_more_devices(request, short=short)
     return tuple(found)
+
+
+def _on_other_engines(request: PlanRequest) -> list[str]:
+    """The engines that run the fixed schedule where the request's own does not; `any` plans what none here runs."""
+    schedule = request.fixed.get("schedule")
+    if schedule is None or schedule in engine_facts(request.engine).schedules:
+        return []
+    able = [name for name in planning_names() if schedule in engine_facts(name).schedules]
+    return [
+        f"--engine {name} {'plans' if name == ANY else 'runs'} {word('schedule', schedule)}" for name in able
+    ]
 
 
 def _with_more_devices(request: PlanRequest, *, short: float) -> list[str]:

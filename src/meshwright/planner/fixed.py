@@ -9,7 +9,7 @@ from enum import Enum, IntEnum
 from typing import Any
 
 from meshwright.errors import InputError, UnknownNameError
-from meshwright.runfile.synonyms import key_for
+from meshwright.planner.synonyms import OTHER, SHORT, field_for, hint_for, our_value, plain
 from meshwright.specs.plan import (
     ALL_TOKENS,
     RECOMPUTE_MODULES,
@@ -25,15 +25,11 @@ from meshwright.specs.plan import (
 )
 from meshwright.units import parse_count
 
-SHORT = {
-    "tp": "tensor", "cp": "context", "pp": "pipeline", "vpp": "virtual_pipeline", "ep": "expert",
-    "etp": "expert_tensor", "mbs": "micro_batch", "dp": "data_shard", "fsdp": "data_shard",
-}  # fmt: skip
-"""Short names of the degrees, as papers have them."""
-
 
 def fixed_fields(assignments: Iterable[str]) -> dict[str, Any]:
     """Plan fields from `name=value` words, separated by commas or spaces, or from a plan as it is printed.
+
+    Names and values may be those of other tools (`synonyms`).
 
     Raises InputError (a word that is neither, a value of the wrong kind) or UnknownNameError.
 
@@ -51,7 +47,7 @@ def fixed_fields(assignments: Iterable[str]) -> dict[str, Any]:
                 got=assignment,
                 allowed="NAME=VALUE, as in tensor=8, or a plan as it is printed: TP8 PP4 zero1 mbs1",
             )
-        name = SHORT.get(name.lower(), name)
+        name = field_for(name) or name
         found_value = _value(name, value)
         if found.get(name, found_value) != found_value:
             raise InputError(f"{name} is given twice", got=assignment, hint="give it once")
@@ -70,13 +66,15 @@ def check_field(name: str) -> None:
     known = [f.name for f in fields(Plan)]
     if name in known:
         return
-    error = UnknownNameError("plan field", name, known=known)
-    key = key_for(name) or ""
-    field = "micro_batch" if key == "batch.micro" else key.removeprefix("parallel.")
-    if field in known:
-        error.hint = f"the field is {field!r}"
+    error, field = UnknownNameError("plan field", name, known=known), field_for(name)
+    hint = hint_for(name) if field is None else f"the field is {field!r}"
+    if hint:
+        error.hint = hint
     raise error
 
+
+ALL_LAYERS = "all"
+"""In place of a number of layers: what gradient checkpointing without more means."""
 
 _DEGREE = re.compile(r"(ETP|VPP|FSDP|TP|CP|EP|PP|DP|MBS)[-_=]?(\d+)[-_x]?", re.IGNORECASE)
 _SHARDINGS = {"ddp": "none", "zero1": "optimizer", "zero2": "gradients", "zero3": "parameters"}
@@ -122,6 +120,10 @@ def _printed(part: str, *, with_fsdp: bool) -> list[str]:
     if word in tuple(Schedule):
         return [f"schedule={word}"]
     name, _, value = word.partition("=")
+    if name == "fsdp":
+        return [f"data_shard={value}", "sharding=parameters"]
+    if field_for(name) == "recompute" and our_value("sequence_parallel", value) == "true":
+        return ["recompute=full", f"recompute_layers={ALL_LAYERS}"]
     if name in _PRINTED:
         return [f"{_PRINTED[name]}={value}"]
     modules = value.split("+")
@@ -139,6 +141,7 @@ def _value(name: str, text: str) -> Any:
         "offload": Offload,
         "axis_order": AxisOrder,
     }
+    text = our_value(name, text)
     if name in choices:
         return _choice(name, text, choices[name])
     if name == "sequence_parallel":
@@ -146,13 +149,15 @@ def _value(name: str, text: str) -> Any:
             raise InputError(name, got=text, allowed="true, false")
         return text.lower() == "true"
     if name == "recompute_modules":
-        modules = tuple(text.split(","))
+        modules = tuple(our_value(name, module) for module in text.split(","))
         for module in modules:
             if module not in RECOMPUTE_MODULES:
                 raise UnknownNameError("recompute module", module, known=RECOMPUTE_MODULES)
         return modules
     if name == "layers_per_stage":
         return _layers(name, text)
+    if name == "recompute_layers":
+        return None if text.lower() == ALL_LAYERS else _count(name, text, others=(ALL_LAYERS,))
     if name == "stored_activations":
         return _stored(text)
     if name == "weight_cache":
@@ -190,7 +195,7 @@ def _stored(text: str) -> tuple[str, ...]:
 def _choice(name: str, text: str, kind: type[Enum]) -> Enum:
     members = {(m.name.lower() if issubclass(kind, IntEnum) else m.value): m for m in kind}
     if text.lower() not in members:
-        raise InputError(name, got=text, allowed=", ".join(members))
+        raise InputError(name, got=text, allowed=", ".join(members), hint=OTHER.get((name, plain(text))))
     return members[text.lower()]
 
 

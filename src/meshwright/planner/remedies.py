@@ -72,6 +72,8 @@ def word(name: str, value: object) -> object:
     """The value of a plan's field as `--fix` takes it."""
     if value is None and name in ("layers_per_stage", "loss_chunk"):
         return "auto" if name == "loss_chunk" else "even"
+    if value is None and name == "recompute_layers":
+        return "all"
     if value is None or isinstance(value, tuple):
         return ",".join(map(str, value or ())) or "none"
     return Sharding(value).name.lower() if name == "sharding" else getattr(value, "value", value)

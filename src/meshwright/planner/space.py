@@ -112,7 +112,7 @@ class Space:
     max_stages: int | None = None  # of pipeline x virtual_pipeline; None: legality alone decides
     untried: tuple[str, ...] = ()
 
-    def restrict(self, fixed: Mapping[str, object]) -> Space:
+    def restrict(self, fixed: Mapping[str, Any]) -> Space:
         """The same space with some fields of `Plan` held at one value, tried or not before."""
         changes: dict[str, Any] = {}
         recompute = {k: v for k, v in fixed.items() if k.startswith("recompute") and v is not None}
@@ -129,10 +129,12 @@ class Space:
         if fixed.get("schedule", Schedule.ONE_F_ONE_B) != Schedule.ONE_F_ONE_B and "pipeline" not in fixed:
             # Who names another schedule than the usual one asks for a pipeline: one stage would hide the answer.
             changes["pipeline"] = tuple(p for p in self.pipeline if p > 1) or self.pipeline
+        if len(fixed.get("layers_per_stage") or ()) == 1:  # one stage with all layers is no pipeline
+            changes |= {"pipeline": (1,), "virtual_pipeline": (1,), "splits": (), "usual_split": True}
         if {"pipeline", "virtual_pipeline", "layers_per_stage"} & set(fixed):
             changes["max_stages"] = None
         if recompute:
-            changes["recompute"] = _restricted_recompute(self.recompute, recompute)
+            changes["recompute"] = _restricted_recompute(self.recompute, fixed)
         return replace(self, **changes)
 
 
@@ -142,7 +144,7 @@ def _restricted_recompute(
     kind, modules, layers = (fixed.get(n) for n in ("recompute", "recompute_modules", "recompute_layers"))
     if modules is not None:
         return (RecomputeChoice(kind=kind or Recompute.SELECTIVE, modules=tuple(modules)),)
-    if layers is not None:
+    if layers is not None or (kind is Recompute.FULL and "recompute_layers" in fixed):
         return (RecomputeChoice(kind=Recompute.FULL, layers=layers),)
     kept = tuple(c for c in choices if c.kind is kind)
     return kept or (RecomputeChoice(kind=Recompute(kind)),)
@@ -188,12 +190,36 @@ def default_space(request: PlanRequest) -> Space:
 
 
 def _check_layers(request: PlanRequest) -> None:
-    """Raises InputError if a fixed split does not hold the model's layers."""
+    """Raises InputError if a fixed split does not hold the model's layers, or has another number of stages."""
     layers: Any = request.fixed.get("layers_per_stage")
-    if layers is not None and sum(layers) != request.model.num_layers:
+    if layers is None:
+        return
+    total, num_layers = sum(layers), request.model.num_layers
+    if total != num_layers:
+        times, left = divmod(num_layers, total)
         raise InputError(
-            f"layers_per_stage must add up to the {request.model.num_layers} layers of {request.model.name}",
-            got=sum(layers),
+            f"layers_per_stage must add up to the {num_layers} layers of {request.model.name}",
+            got=total,
+            hint=f"{total}x{times} are {times} stages of {total} layers"
+            if len(layers) == 1 and not left
+            else None,
+        )
+    schedule: Any = request.fixed.get("schedule", Schedule.ONE_F_ONE_B)
+    if len(layers) == 1 and not SCHEDULE_RECORDS[schedule].runs_on_one_rank:
+        raise InputError(
+            "one stage with all layers has no pipeline schedule", got=f"schedule={schedule.value}"
+        )
+    ranks: Any = request.fixed.get("pipeline", 1)
+    stages = ranks * request.fixed.get("virtual_pipeline", 1)
+    if len(layers) % stages or (
+        {"pipeline", "virtual_pipeline"} <= set(request.fixed) and len(layers) != stages
+    ):
+        raise InputError(
+            "layers_per_stage must have a number for each stage, pipeline x virtual_pipeline of them",
+            got=f"{len(layers)} with "
+            + ", ".join(
+                f"{n}={request.fixed[n]}" for n in ("pipeline", "virtual_pipeline") if n in request.fixed
+            ),
         )
 
 

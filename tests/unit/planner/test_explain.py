@@ -56,6 +56,18 @@ def test_why_not_a_schedule_the_engine_lacks(result):
     assert "has no dualpipe schedule" in str(answer)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "hint"),
+    [
+        (Schedule.DUALPIPE, "--engine any plans dualpipe"),
+        (Schedule.ZBV, "--engine native runs zbv"),
+    ],
+)
+def test_a_schedule_that_another_engine_has_names_it(schedule, hint):
+    lacking = request(schedule=schedule)
+    assert any(hint in text for text in explain_infeasible(search(lacking, top=1)).suggestions)
+
+
 def test_why_not_what_does_not_fit():
     wanted = request("llama3-70b", "h100-8x4")
     best = search(wanted, top=1).best

@@ -110,6 +110,7 @@ def test_fixed_fields_hold_even_where_the_space_would_not_go():
         ({"recompute": Recompute.FULL, "recompute_layers": 3}, [(Recompute.FULL, (), 3)]),
         ({"recompute_modules": ("norm",)}, [(Recompute.SELECTIVE, ("norm",), None)]),
         ({"recompute": Recompute.NONE}, [(Recompute.NONE, (), None)]),
+        ({"recompute": Recompute.FULL, "recompute_layers": None}, [(Recompute.FULL, (), None)]),
     ],
 )
 def test_fixed_recomputation(fixed, expected):
@@ -125,8 +126,23 @@ def test_a_fixed_split_leaves_only_pipelines_of_its_stages():
     assert {
         tuple(row) for row in np.stack([on_four.first_layers, on_four.middle_layers, on_four.last_layers], 1)
     } == {(7, 9, 7)}
-    with pytest.raises(InputError, match="add up to the 32 layers"):
-        default_space(wanted.fixing(layers_per_stage=(1, 2)))
+    for fixed, message in (
+        ({"layers_per_stage": (1, 2)}, "add up to the 32 layers"),
+        ({"layers_per_stage": (16,)}, "16x2 are 2 stages of 16 layers"),
+        ({"layers_per_stage": (16, 16), "pipeline": 4}, "a number for each stage"),
+        ({"layers_per_stage": (8,) * 4, "pipeline": 2, "virtual_pipeline": 1}, "a number for each stage"),
+        ({"layers_per_stage": (32,), "pipeline": 2}, "got '1 with pipeline=2'"),
+        ({"layers_per_stage": (32,), "schedule": Schedule.ZBV}, "no pipeline schedule"),
+    ):
+        with pytest.raises(InputError, match=message):
+            default_space(wanted.fixing(**fixed))
+
+
+def test_one_stage_with_all_layers_is_no_pipeline():
+    wanted = request("llama3.1-8b", "h100-8x2", "native", seq_len=4096, global_batch=64)
+    table = shapes(default_space(wanted.fixing(layers_per_stage=(32,))))
+    assert set(table.pipeline.tolist()) == {1}
+    assert set(table.first_layers.tolist()) == {-1}
 
 
 def test_an_even_split_can_be_asked_for():
