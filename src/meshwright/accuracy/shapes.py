@@ -25,6 +25,7 @@ _TRUNCATED = re.compile(
 )
 SAME_COUNT = 0.005
 """Relative error of a model's parameter count that agrees with the printed one."""
+_PREDICTIONS = re.compile(r"\d ?MTP", re.IGNORECASE)
 _DENSE_LAYERS = re.compile(r"dense_layers=(\d+)")
 
 
@@ -138,7 +139,7 @@ def _adapt(row: CsvRow, base: Model, assumed: tuple[str, ...], *, num_layers: in
         model = replace(model, experts=_adapt_experts(row, base, base.experts, num_layers))
         if truncated and base.experts.num_dense_layers:
             assumed += (f"{model.num_dense_layers} of {num_layers} layers dense",)
-    if truncated and base.num_mtp_layers:
+    if truncated and base.num_mtp_layers and not _PREDICTIONS.search(row.text("model")):
         model = replace(model, num_mtp_layers=0)
         assumed += ("no multi-token prediction in a truncated model",)
     return Reading(model=model, assumed=assumed)
@@ -156,6 +157,9 @@ def _adapt_attention(row: CsvRow, base: Model, num_layers: int) -> Attention:
             num_kv_heads=row.count("kv_heads") or (attention.num_kv_heads if same else heads),
             head_dim=attention.head_dim if same else _head_dim(hidden, heads),
         )
+    if attention.compression is not None:
+        strides = attention.compression.strides[:num_layers]
+        attention = replace(attention, compression=replace(attention.compression, strides=strides))
     if attention.num_windowed_layers:  # a pattern repeats over any number of layers
         windowed = round(attention.num_windowed_layers * num_layers / base.num_layers)
         attention = replace(attention, num_windowed_layers=windowed)

@@ -69,6 +69,10 @@ class ConfigKeys:
         self._read.add(key)
         return self.values.get(key, default)
 
+    def default(self, usual: Mapping[str, Any]) -> None:
+        """Take absent keys from `usual`, the defaults of the architecture's configuration class."""
+        self.values = {**usual, **self.values}
+
     def refuse(self, text: str) -> None:
         """Note that the config asks for something that Meshwright does not compute."""
         self._unsupported.append(text)

@@ -14,6 +14,7 @@ from typing import Any
 from meshwright.catalog import family_configs as configs
 from meshwright.catalog import family_shapes as shapes
 from meshwright.catalog import family_tensors as tensors
+from meshwright.catalog import sparse_configs
 from meshwright.catalog.config_keys import ConfigKeys
 from meshwright.catalog.family_tensors import FusedTensor
 from meshwright.specs.model import Experts, Model
@@ -183,6 +184,24 @@ _RECORDS = (  # a model that names no family gets the first that fits
         model_type="qwen2_moe",
         read=configs.read_qwen2_moe,
         not_trained="a gated shared expert",
+    ),
+    ModelFamily(
+        architecture="DeepseekV32ForCausalLM",
+        model_type="deepseek_v32",
+        read=sparse_configs.read_deepseek_v32,
+        not_trained="sparse attention: it is planned and estimated, Megatron-LM trains it",
+    ),
+    ModelFamily(
+        architecture="GlmMoeDsaForCausalLM",
+        model_type="glm_moe_dsa",
+        read=sparse_configs.read_glm_moe_dsa,
+        not_trained="sparse attention: it is planned and estimated, Megatron-LM trains it",
+    ),
+    ModelFamily(
+        architecture="DeepseekV4ForCausalLM",
+        model_type="deepseek_v4",
+        read=sparse_configs.read_deepseek_v4,
+        not_trained="compressed attention and hyper-connections: it is planned and estimated, AMD's Primus trains it",
     ),
     ModelFamily(
         architecture="NemotronHForCausalLM",

@@ -17,6 +17,7 @@ from meshwright.specs.model import (
     Router,
     StateSpace,
 )
+from meshwright.specs.sparse_attention import Compression, Indexer
 
 
 def model_names() -> tuple[str, ...]:
@@ -56,7 +57,18 @@ def model(name: str) -> Model:
 
 def _attention(values: dict) -> Attention:
     kind = AttentionKind(values.pop("kind", AttentionKind.GQA))
-    return Attention(kind=kind, window_pattern=tuple(values.pop("window_pattern", ())), **values)
+    indexer, compression = values.pop("indexer", None), values.pop("compression", None)
+    return Attention(
+        kind=kind,
+        window_pattern=tuple(values.pop("window_pattern", ())),
+        indexer=None if indexer is None else Indexer(**indexer),
+        compression=None if compression is None else _compression(dict(compression)),
+        **values,
+    )
+
+
+def _compression(values: dict) -> Compression:
+    return Compression(strides=tuple(values.pop("strides")), **values)
 
 
 def _rope(values: dict) -> Rope:

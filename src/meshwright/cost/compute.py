@@ -31,6 +31,15 @@ from meshwright.cost.elementwise import FusedKernels, casts_gated, elementwise_t
 from meshwright.cost.flops import count_parameters, keys_seen
 from meshwright.cost.layer_shapes import LayerShapes
 from meshwright.cost.passes import NO_PASSES, PassTimes
+from meshwright.cost.sparse_attention import (
+    GATHERED_BACKWARD,
+    GATHERED_FORWARD,
+    added_keys,
+    gathers_keys,
+    has_sparse_attention,
+    indexer_passes,
+    latent_width,
+)
 from meshwright.cost.state_space import BACKWARD_RATIO, scan_s
 from meshwright.cost.tables import BatchTable, ModelTable, PlanTable
 from meshwright.kernels.traffic import (
@@ -204,6 +213,7 @@ class LayerCompute:
 
     attention_gemm: PassTimes
     attention_core: PassTimes  # mean of full and windowed layers
+    indexer: PassTimes  # with the selection of keys
     dense_ffn: PassTimes
     experts: PassTimes  # grouped GEMMs and shared experts
     router: PassTimes  # scores, top-k, permutation
@@ -231,7 +241,8 @@ def layer_compute(s: LayerShapes) -> LayerCompute:
     dense_floor, moe_floor = _floors(s)
     return LayerCompute(
         attention_gemm=attention_gemm.times(model.attention_share),
-        attention_core=_attention_core(model, batch, plan, rates, tokens).times(model.attention_share),
+        attention_core=_attention(s).times(model.attention_share),
+        indexer=_indexer(s),
         dense_ffn=_feed_forward(s, model.ffn).times(model.ffn_share),
         experts=_experts(s).times(model.moe_share),
         router=_router(s).times(model.moe_share),
@@ -335,7 +346,7 @@ def _attention_gemm(s: LayerShapes) -> tuple[PassTimes, PassTimes]:
     grouped_query = _linear(s, tokens, (nq * d + nkv * (d + dv)) / t, h)
     output = _linear(s, tokens, h, nq * dv / t)
     if not np.any(model.is_mla):
-        return grouped_query + output, NO_PASSES
+        return _or_shared(s, grouped_query + output), NO_PASSES
     query = _linear(s, tokens, np.where(model.q_rank > 0, model.q_rank, nq * d / t), h)
     query_up = _linear(s, tokens, nq * d / t, model.q_rank)
     key_value = _linear(s, tokens, model.kv_rank + model.rope_dim, h)
@@ -343,7 +354,44 @@ def _attention_gemm(s: LayerShapes) -> tuple[PassTimes, PassTimes]:
     is_mla = (model.is_mla > 0) * 1.0
     latent_up = (query_up + key_value_up).times(is_mla)
     projections = grouped_query.times(1 - is_mla) + (query + key_value).times(is_mla) + latent_up
-    return projections + output, latent_up
+    return _or_shared(s, projections + output), latent_up
+
+
+def _or_shared(s: LayerShapes, projections: PassTimes) -> PassTimes:
+    """These, or those of DeepSeek-V4 where a model has them."""
+    if not np.any(s.model.is_shared):
+        return projections
+    return _shared_attention_gemm(s).where(s.model.is_shared, projections)
+
+
+def _shared_attention_gemm(s: LayerShapes) -> PassTimes:
+    """Projections of DeepSeek-V4: query and output at low rank, one key-value vector, values and gates of compressed
+    keys."""
+    model, t, tokens, h, d = s.model, s.plan.tensor, s.tokens, s.model.hidden, s.model.qk_dim
+    groups, inputs = (
+        np.maximum(model.output_groups, 1) / t,
+        model.num_heads * d / np.maximum(model.output_groups, 1),
+    )
+    compressed = 2 * model.selected_share + model.pooled_share
+    return (
+        _linear(s, tokens, model.q_rank + d, h)
+        + _linear(s, tokens, model.num_heads * d / t, model.q_rank)
+        + _linear(s, tokens, model.output_rank, inputs, groups=groups)
+        + _linear(s, tokens, h, model.output_rank * groups)
+        + _linear(s, tokens, 2 * d, h).times(compressed)
+    )
+
+
+def _indexer(s: LayerShapes) -> PassTimes:
+    rates = s.rates
+    return indexer_passes(
+        s.model, s.tokens, s.batch.seq_len,
+        linear=lambda outputs, inputs: _linear(s, s.tokens, outputs, inputs),
+        flops_per_s=rates.matmul_flops_per_s * rates.attention_forward_ratio,
+        attention_flops_per_s=rates.bf16_flops_per_s * rates.attention_forward_ratio,
+        bytes_per_s=s.streaming_bytes_per_s,
+        kernel_s=rates.kernel_s,
+    )  # fmt: skip
 
 
 def _feed_forward(s: LayerShapes, width: Array) -> PassTimes:
@@ -413,7 +461,12 @@ def _floors(s: LayerShapes) -> tuple[PassTimes, PassTimes]:
     experts = s.expert_tokens * parameters.expert / s.plan.expert_tensor
     experts = (experts + 2 * tokens / s.stream_split * model.hidden * model.latent) * model.moe_share
     experts = 2 * (experts + tokens * parameters.shared_layer / t)
-    core = tokens * _keys(model, s.batch, s.rates) * 2 * model.num_heads / t * (model.qk_dim + model.v_dim)
+    keys = _keys(model, s.batch, s.rates)
+    if has_sparse_attention(model):
+        keys = np.minimum(
+            keys, keys_seen(s.batch.seq_len) * (1 - model.is_shared) + _sparse_keys(model, s.batch)
+        )
+    core = tokens * keys * 2 * model.num_heads / t * (model.qk_dim + model.v_dim)
     core = core * model.attention_share
     return (
         _floor(attention, dense, core, s.rates, s.trained),
@@ -506,6 +559,40 @@ def _attention_shape_ratio(model: ModelTable, keys: Array, unit_width: Array) ->
     unit = np.maximum(unit_width, 1)
     filled = heads / (unit * (np.ceil(model.qk_dim / unit) + np.ceil(model.v_dim / unit)))
     return keys / (keys + ATTENTION_FILL_KEYS) * np.where(np.asarray(unit_width) > 0, filled, on_cores)
+
+
+def _sparse_keys(model: ModelTable, batch: BatchTable) -> Array:
+    """Keys that gathering attention computes for a query: of the window, selected and compressed ones."""
+    window = keys_seen(batch.seq_len, window=model.window) * model.is_shared
+    return window + added_keys(model, batch.seq_len)
+
+
+def _attention(s: LayerShapes) -> PassTimes:
+    """Attention to all keys, or to the selected ones where that is less work."""
+    every = _attention_core(s.model, s.batch, s.plan, s.rates, s.tokens)
+    if not has_sparse_attention(s.model):
+        return every
+    return _gathering_attention(s).where(gathers_keys(s.model, s.batch.seq_len), every)
+
+
+def _gathering_attention(s: LayerShapes) -> PassTimes:
+    """Attention in which one vector a key serves all heads, mean over layers.
+
+    Kernels fill with keys as others do: the time is that of k + 250 keys at the rate of long sequences. Keys that an
+    indexer selects are gathered, and their gradients scattered.
+    """
+    model, rates, batch = s.model, s.rates, s.batch
+    width = np.where(model.is_mla > 0, latent_width(model), model.qk_dim + model.v_dim)
+    filled = _sparse_keys(model, batch) + ATTENTION_FILL_KEYS
+    flops = s.tokens * 2 * model.num_heads / s.plan.tensor * width * filled
+    share, peak = model.selected_share, rates.bf16_flops_per_s
+    forward = peak * rates.attention_forward_ratio * (1 - share + share * GATHERED_FORWARD)
+    backward = peak * rates.attention_backward_ratio * (1 - share + share * GATHERED_BACKWARD)
+    return PassTimes(
+        forward_s=flops / forward + rates.kernel_s,
+        input_s=FUSED_BACKWARD_GEMMS * flops / backward + rates.kernel_s,
+        weight_s=0.0,
+    )
 
 
 def _attention_core(

@@ -42,6 +42,11 @@ UNFUSED_NORM_ACCESSES = 24
 RESIDUAL_ACCESSES = 8
 """Residual additions and casts. Assumed; `elementwise_factor` is calibrated on top."""
 
+STREAM_ACCESSES = (2, 4)
+"""Of hyper-connections, around each of a layer's two blocks: 2 + 4 K reads or writes of one stream's width. The weights
+read all K streams, the block's input is read from all and written, and all are read again with its output and written
+(Primus, core/transformer/hyper_connection.py, each step one kernel)."""
+
 ROTARY_ACCESSES = 3
 """Per element of queries and keys. Assumed, as above."""
 
@@ -119,7 +124,9 @@ def _calibrated(s: LayerShapes) -> ElementwiseTimes:
     norm = s.stream * np.where(rates.unfused_norm > 0, UNFUSED_NORM_ACCESSES, NORM_ACCESSES) * moved
     norm = norm * s.correction("rms_norm", s.stream)
     of_stream = s.correction("swiglu", s.stream)
-    residual = RESIDUAL_ACCESSES * s.stream * model.blocks * moved * of_stream
+    mixing = 2 * (STREAM_ACCESSES[0] + STREAM_ACCESSES[1] * model.streams)
+    accesses = np.where(model.streams > 1, mixing, RESIDUAL_ACCESSES)
+    residual = accesses * s.stream * model.blocks * moved * of_stream
     rotary = tokens * _rotary_accesses(model) / t * model.attention_share * moved * of_stream
     activation = tokens * model.ffn_share * model.ffn_matrices * model.ffn / t * moved
     activation = activation * s.correction("swiglu", tokens * model.ffn / t)
@@ -233,4 +240,7 @@ def _rotary_accesses(model: ModelTable) -> Array:
     # and writes the keys with the rotated part that all heads share, and the values.
     expanded = model.qk_dim - model.rope_dim + model.v_dim
     latent = model.num_heads * (2 * model.rope_dim + expanded + model.qk_dim + model.v_dim)
-    return np.where(model.is_mla > 0, latent, grouped + head_norms)
+    # Norm of heads, rotation of a part in place, and rotation of the outputs back.
+    shared = (2 * model.qk_dim + 4 * model.rope_dim) * model.num_heads
+    whole = np.where(model.is_mla > 0, latent, grouped + head_norms)
+    return np.where(model.is_shared > 0, shared, whole)

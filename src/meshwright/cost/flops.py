@@ -9,6 +9,7 @@
     F      = 6 N_active + 3 Σ_layers core  forward and backward, no recomputation
 
 s̄ is the mean number of keys a query sees: s/2 when causal, s when not, at most the window in windowed layers.
+Indexers, selected and compressed keys and hyper-connections: `cost.sparse_attention`, whose scores count three times.
 The output head counts once, the input embedding (a look-up) does not. Each multi-token prediction module adds one
 layer, its 2h x h projection and one more head. With LoRA the frozen matrices have no weight gradient: 4 N + 6 N_lora.
 One multiply-add is 2 FLOP. Source: Kaplan et al. 2020 (section 2.1) for 6N; Megatron-Core's FLOP counter for the
@@ -23,6 +24,17 @@ from enum import StrEnum
 import numpy as np
 
 from meshwright.arrays import Array
+from meshwright.cost.sparse_attention import (
+    added_keys,
+    compressor_parameters,
+    index_score_flops,
+    indexer_parameters,
+    scored_keys,
+    shared_attention_parameters,
+    sparse_norm_parameters,
+    stream_head_parameters,
+    stream_parameters,
+)
 from meshwright.cost.tables import ModelTable, prediction_module
 
 
@@ -53,12 +65,13 @@ class Parameters:
 
 
 def attention_parameters(model: ModelTable) -> Array:
-    """Parameters of one attention block."""
+    """Parameters of one attention block, without those of indexers and compressed keys."""
     h, nq, d, dv = model.hidden, model.num_heads, model.qk_dim, model.v_dim
     grouped = h * d * nq + h * model.num_kv_heads * (d + dv)
     query = np.where(model.q_rank > 0, h * model.q_rank + model.q_rank * nq * d, h * nq * d)
     latent = h * (model.kv_rank + model.rope_dim) + model.kv_rank * nq * (d - model.rope_dim + dv)
-    return np.where(model.is_mla, query + latent, grouped) + nq * dv * h
+    whole = np.where(model.is_mla, query + latent, grouped) + nq * dv * h
+    return np.where(model.is_shared, shared_attention_parameters(model), whole)
 
 
 def _feed_forward(model: ModelTable, width: Array, bias: Array, *, hidden: Array) -> Array:
@@ -112,7 +125,8 @@ class _Layer:
 
 def _layer(model: ModelTable) -> _Layer:
     h = model.hidden
-    attention = model.attention_share * attention_parameters(model)
+    every = attention_parameters(model) + compressor_parameters(model) + indexer_parameters(model)
+    attention = model.attention_share * every
     attention = attention + model.state_space_share * state_space_matrices(model)
     dense = _feed_forward(model, model.ffn, model.ffn_bias, hidden=h) * model.ffn_share
     expert = _feed_forward(model, model.expert_ffn, model.expert_bias, hidden=model.expert_hidden)
@@ -122,6 +136,7 @@ def _layer(model: ModelTable) -> _Layer:
         model.num_heads * model.qk_dim + model.num_kv_heads * (model.qk_dim + model.v_dim)
     )
     norm = norm + model.output_bias * h + model.is_mla * (model.q_rank + model.kv_rank)
+    norm = norm + sparse_norm_parameters(model) + stream_parameters(model)
     every_layer = model.num_norms * h * (1 + model.norm_bias)
     norm = every_layer + model.attention_share * (norm - every_layer)
     return _Layer(
@@ -143,9 +158,10 @@ def count_parameters(model: ModelTable) -> Parameters:
     module = layer if module_model is model else _layer(module_model)
     embedding = (model.vocab + model.learned_positions) * h
     head = np.where(model.tied, 0, model.vocab * h)
-    projection = 2 * h * h + 3 * h
+    streams = stream_head_parameters(model)
+    projection = 2 * h * h + 3 * h + streams
     is_moe = np.where(model.num_experts > 0, 1, 0)
-    body = num_dense * layer.total(0) + num_moe * layer.total(1) + h * (1 + model.norm_bias)
+    body = num_dense * layer.total(0) + num_moe * layer.total(1) + h * (1 + model.norm_bias) + streams
     active = num_dense * layer.dense + num_moe * layer.feed_forward(1, layer.chosen)
     module_active = module.attention + module.feed_forward(is_moe, module.chosen) + 2 * h * h
     return Parameters(
@@ -183,10 +199,15 @@ def attention_core_flops_per_token(
 ) -> Array:
     """Forward FLOPs of attention scores and values per token, summed over all layers and MTP modules."""
     per_key = 2 * model.num_heads * (model.qk_dim + model.v_dim)
-    full = model.num_layers * model.attention_share - model.num_windowed_layers
-    full = full + model.num_mtp_layers * prediction_module(model).attention_share
-    windowed = model.num_windowed_layers * keys_seen(seq_len, window=model.window, count=count)
-    return per_key * (full * keys_seen(seq_len, count=count) + windowed)
+    mtp, module, shared = model.num_mtp_layers, prediction_module(model), model.is_shared
+    selecting = 1 - (1 - shared) * model.selected_share  # selected keys are in place of all
+    full = model.num_layers * model.attention_share * selecting - model.num_windowed_layers
+    full = full + mtp * (1 - shared) * module.attention_share * selecting
+    windowed = model.num_windowed_layers + mtp * shared
+    keys = full * keys_seen(seq_len, count=count)
+    keys = keys + windowed * keys_seen(seq_len, window=model.window, count=count)
+    keys = keys + model.num_layers * added_keys(model, seq_len) + mtp * added_keys(module, seq_len)
+    return per_key * keys
 
 
 def model_flops_per_token(
@@ -205,6 +226,11 @@ def model_flops_per_token(
     core = attention_core_flops_per_token(model, seq_len=seq_len, count=count)
     scans = model.num_layers * model.state_space_share + model.num_mtp_layers * model.mtp_state_space_blocks
     core = core + scans * state_space_scan_flops_per_token(model)
+    scored = [
+        num * index_score_flops(m, scored_keys(m, seq_len))
+        for num, m in ((model.num_layers, model), (model.num_mtp_layers, prediction_module(model)))
+    ]
+    core = core + scored[0] + scored[1]
     lora = model.num_layers * parameters.lora_layer
     weight = np.where(model.lora_rank > 0, 4 * parameters.active + 6 * lora, 6 * parameters.active)
     return weight + 3 * core

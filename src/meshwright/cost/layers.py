@@ -34,6 +34,7 @@ from meshwright.cost.layer_shapes import LayerShapes
 from meshwright.cost.overlap import exposed_s
 from meshwright.cost.passes import PassTimes, total_of
 from meshwright.cost.rates import SystemRates
+from meshwright.cost.sparse_attention import gathered_width
 from meshwright.cost.tables import RECOMPUTES, BatchTable, ModelTable, PlanTable, PrecisionTable
 from meshwright.specs.plan import Recompute, Sharding
 
@@ -134,6 +135,7 @@ def layer_parts(s: StepContext, compute: LayerCompute) -> LayerParts:
     common = {
         "attention_gemm": compute.attention_gemm,
         "attention_core": compute.attention_core,
+        "indexer": compute.indexer,
         "context_parallel": _context_parallel(s, compute.attention_core),
         "adapters": compute.adapters,
         "state_space": compute.state_space,
@@ -305,7 +307,7 @@ def _context_parallel(s: StepContext, core: PassTimes) -> PassTimes:
     Backward also brings their gradients home.
     """
     model, plan = s.model, s.plan
-    width = model.num_kv_heads / plan.tensor * (model.qk_dim + model.v_dim)
+    width = gathered_width(model, plan)
     size = plan.context * s.tokens * width * s.precision.activation_bytes
     gather = all_gather_s(size, s.groups.context)
     gather = np.where(plan.context > 1, gather, 0.0) * model.attention_share

@@ -35,6 +35,13 @@ def attention_flops(model: ModelTable) -> Array:
         query + iteration_flops(model.kv_rank + model.rope_dim, h) + iteration_flops(nq * nope, model.kv_rank)
     )
     attention = np.where(model.is_mla, latent, grouped) + iteration_flops(h, nq * dv)
+    rank, groups = model.output_rank, np.maximum(model.output_groups, 1)
+    outputs = groups * iteration_flops(rank, nq * d / groups) + iteration_flops(h, groups * rank)
+    compressed = (model.selected_share + model.pooled_share) * 2 * iteration_flops(d, h)
+    shared = query + iteration_flops(d, h) + outputs + compressed
+    attention = np.where(model.is_shared, shared, attention)
+    indexer = iteration_flops(model.index_heads * model.index_dim, model.q_rank)
+    attention = attention + model.index_share * indexer
     inputs = model.state_inner + model.state_convolved + model.state_heads
     state_space = iteration_flops(inputs, h) + iteration_flops(h, model.state_inner)
     return model.attention_share * attention + model.state_space_share * state_space

@@ -172,7 +172,7 @@ def _stages(s: StepContext, layers: StageLayers, parts: LayerParts) -> RankTimes
         return _total((num_dense, dense), (num_moe, moe), (starts[index], embedding), (ends[index], end))
 
     split = np.where(plan.sequence_parallel > 0, plan.tensor, 1)
-    message = s.tokens * model.hidden * s.precision.activation_bytes / split
+    message = s.tokens * model.streams * model.hidden * s.precision.activation_bytes / split
     hop = send_receive_s(message, s.groups.neighbours) + s.rates.pipeline_transfer_s
     p, saving = plan.pipeline, _layer_saving_s(s, parts, moe)
     return RankTimes(

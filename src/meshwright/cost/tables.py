@@ -116,6 +116,19 @@ class ModelTable(Table):
     state_kernel: Array
     state_chunk: Array  # tokens
     state_bias: Array
+    is_shared: Array  # 0 or 1: AttentionKind.SHARED
+    output_rank: Array  # of each of `output_groups`
+    output_groups: Array
+    index_heads: Array  # 0: no indexer
+    index_dim: Array
+    index_stride: Array  # tokens of a key that an indexer scores
+    index_share: Array  # of the layers: those with an indexer of their own
+    index_trained: Array  # 0 or 1
+    top_keys: Array  # that an indexer selects
+    selected_share: Array  # of the layers: those that attend to selected keys
+    pooled_share: Array  # those that attend to all compressed keys
+    pooled_stride: Array  # tokens of such a key
+    streams: Array  # residual streams
     lora_rank: Array  # 0: every parameter is trained
     num_adapters: Array  # of a layer
     lora_column_inputs: Array  # of a layer's adapted matrices whose outputs are split over tensor ranks
@@ -283,6 +296,7 @@ def model_row(model: Model, *, lora: Lora | None = None) -> ModelTable:
         moe_share=model.share_of(BlockKind.MIXTURE),
         state_space_share=model.share_of(BlockKind.STATE_SPACE),
         **_state_space(model.state_space),
+        **_sparse(model),
         lora_rank=lora.rank if lora else 0,
         num_adapters=len(lora.targets) if lora else 0,
         lora_column_inputs=columns[0],
@@ -296,7 +310,12 @@ def model_row(model: Model, *, lora: Lora | None = None) -> ModelTable:
 
 
 def prediction_module(model: ModelTable) -> ModelTable:
-    """The model with one of its prediction modules in place of a layer: a hybrid's module has several blocks."""
+    """The model with one of its prediction modules in place of a layer: a hybrid's module has several blocks, and
+    that of DeepSeek-V4 has a window alone."""
+    if np.any(np.asarray(model.is_shared) * model.num_mtp_layers):
+        others = np.where(np.asarray(model.is_shared) > 0, 0, 1)
+        names = ("index_share", "selected_share", "pooled_share")
+        model = replace(model, **{name: others * getattr(model, name) for name in names})
     if not np.any(np.asarray(model.single_block) * model.num_mtp_layers):
         return model
     is_hybrid = np.asarray(model.single_block) > 0
@@ -336,6 +355,28 @@ def _state_space(m: StateSpace | None) -> dict[str, int]:
         "state_kernel": m.conv_kernel if m else 0,
         "state_chunk": m.chunk_size if m else 1,
         "state_bias": int(m.bias) if m else 0,
+    }
+
+
+def _sparse(model: Model) -> dict[str, float]:
+    """Columns of indexer, compressed keys and residual streams."""
+    a, x, c = model.attention, model.attention.indexer, model.attention.compression
+    indexed = model.num_layers if c is None else c.num_layers(indexed=True)
+    own = indexed if x is None or x.num_layers is None else x.num_layers
+    return {
+        "is_shared": int(a.kind is AttentionKind.SHARED),
+        "output_rank": a.output_lora_rank,
+        "output_groups": a.output_groups,
+        "index_heads": x.num_heads if x else 0,
+        "index_dim": x.head_dim if x else 0,
+        "index_stride": c.indexed_stride if c else 1,
+        "index_share": own / model.num_layers if x else 0,
+        "index_trained": int(x is not None and x.is_trained),
+        "top_keys": x.top_k if x else 0,
+        "selected_share": indexed / model.num_layers if x else 0,
+        "pooled_share": c.num_layers(indexed=False) / model.num_layers if c else 0,
+        "pooled_stride": c.long_stride if c else 1,
+        "streams": model.residual_streams,
     }
 
 

@@ -86,8 +86,9 @@ def model_parts(model: Model, *, has: Mapping[str, Any] = MappingProxyType({})) 
     """Parts of `model` that an engine lacks. `has`: those that its layers of this family have, with their one value."""
     found = parts_of(model)
     yield from hybrids(model)
+    yield from sparse_attention(model)
     for path, absent in ABSENT.items():
-        if path in HYBRID_PARTS:
+        if path in HYBRID_PARTS or path in SPARSE_PARTS:
             continue
         value, expected = found.get(path, absent), has.get(path, absent)
         if value != expected:
@@ -104,6 +105,23 @@ def model_parts(model: Model, *, has: Mapping[str, Any] = MappingProxyType({})) 
 
 
 HYBRID_PARTS = ("state_space", "layer_pattern", "mtp_pattern")
+
+SPARSE_PARTS = (
+    "attention.indexer", "attention.compression", "attention.output_groups", "residual_streams",
+    "experts.num_hashed_layers",
+)  # fmt: skip
+
+
+def sparse_attention(model: Model) -> Iterator[Unsupported]:
+    """Indexers, compressed keys and residual streams."""
+    if has := [path for path in parts_of(model) if path in SPARSE_PARTS]:
+        streams = model.residual_streams > 1
+        trains = "AMD's Primus" if streams else "Megatron-LM (experimental_attention_variant: dsa)"
+        yield Unsupported(
+            key="model.attention",
+            reason=f"{model.name} has sparse attention ({', '.join(has)}), which no engine here builds",
+            hint=f"`plan` and `estimate` cost it; {trains} trains it",
+        )
 
 
 def hybrids(model: Model) -> Iterator[Unsupported]:

@@ -71,8 +71,10 @@ class WeightBytes:
 def served(model: Model) -> Model:
     """The model without prediction modules, which only speculative decoding loads.
 
-    Raises InputError for a hybrid: states and caches of such layers are not modelled.
+    Raises InputError for a hybrid and for compressed attention: states and caches of such layers are not modelled.
     """
+    if model.attention.kind is AttentionKind.SHARED:
+        raise InputError(f"{model.name}: serving models with compressed attention is not estimated")
     if model.layer_pattern:
         raise InputError(f"{model.name}: serving models with state-space layers is not estimated")
     return replace(model, num_mtp_layers=0)
@@ -115,7 +117,7 @@ def weight_bytes(model: Model, stored: StorageFormat) -> WeightBytes:
 
 
 def cached_values(model: Model) -> int:
-    """Values that one token adds to the cache of one layer, over all heads.
+    """Values that one token adds to the cache of one layer, over all heads; with an indexer its key too.
 
     >>> from meshwright import catalog
     >>> cached_values(catalog.model("llama3.1-405b")) * 126, cached_values(catalog.model("deepseek-v3")) * 61
@@ -123,7 +125,7 @@ def cached_values(model: Model) -> int:
     """
     a = model.attention
     if a.kind is AttentionKind.MLA:
-        return a.kv_lora_rank + a.rope_head_dim
+        return a.kv_lora_rank + a.rope_head_dim + (a.indexer.head_dim if a.indexer else 0)
     return a.num_kv_heads * (a.head_dim + a.v_dim)
 
 

@@ -21,6 +21,7 @@ from meshwright.errors import InfeasibleError, InputError, UnknownNameError
 from meshwright.inference.capacity import shipped_reserve
 from meshwright.inference.formats import cache_format, computed_in, weight_format
 from meshwright.inference.layout import ServingLayout, check_layout
+from meshwright.inference.memory import served
 from meshwright.inference.serving import BatchLimit, EngineTraits, RequestLoad, batch_limit
 from meshwright.inference.work import Served
 
@@ -38,6 +39,7 @@ class PointReason(StrEnum):
     OTHER_METRIC = "metric that is not predicted"
     UNKNOWN_UNIT = "unit that the metric does not have"
     UNKNOWN_MODEL = "model not in the catalogue"
+    NOT_SERVED = "layers that serving does not estimate"
     UNKNOWN_ACCELERATOR = "accelerator not in the catalogue"
     UNKNOWN_PRECISION = "number format not known"
     SPECULATIVE = "speculative decoding without an acceptance rate"
@@ -234,9 +236,13 @@ def _quantity(row: CsvRow) -> tuple[Quantity, bool, float]:
 def _model(row: CsvRow) -> Any:
     name = row.text("model")
     try:
-        return catalog.model(name)
+        model = catalog.model(name)
+        served(model)
     except UnknownNameError:
         raise _RefusedError(PointReason.UNKNOWN_MODEL, name) from None
+    except InputError as error:
+        raise _RefusedError(PointReason.NOT_SERVED, str(error)) from None
+    return model
 
 
 def _device_name(text: str) -> str:

@@ -94,8 +94,10 @@ def step_work(
         cache_bytes=_cache_read(of, sequences / layout.attention_data, context, decoding=decoding),
         gemm_flops=2 * _dense_parameters(of, model) * per_group,
         grouped_flops=2 * _expert_parameters(model) / layout.group_size * sequences * tokens,
-        attention_flops=_attention_flops(model, decoding=decoding)
-        / layout.tensor * per_group * _mean_keys(model, context),
+        attention_flops=per_group * (
+            _attention_flops(model, decoding=decoding) / layout.tensor * _mean_keys(model, context)
+            + _index_flops(model, context)
+        ),
         elementwise_bytes=2 * HIDDEN_BYTES * model.hidden * model.num_layers * per_group,
         collective_s=collective_s,
         num_collectives=num_collectives,
@@ -200,6 +202,8 @@ def _expert_parameters(model: Model) -> float:
 
 def _mean_keys(model: Model, context: float) -> float:
     """Keys that a token attends to, summed over layers."""
+    if (indexer := model.attention.indexer) is not None:
+        return model.num_layers * min(context, indexer.top_k)
     windowed = model.num_windowed_layers
     return (model.num_layers - windowed) * context + windowed * min(context, model.attention.window)
 
@@ -212,12 +216,21 @@ def _attention_flops(model: Model, *, decoding: bool) -> float:
     return 2 * a.num_heads * (a.head_dim + a.v_dim)
 
 
+def _index_flops(model: Model, context: float) -> float:
+    """FLOPs of one token's scores of all keys by the indexers of all layers, on every tensor rank."""
+    indexer = model.attention.indexer
+    return 2 * model.num_layers * indexer.num_heads * indexer.head_dim * context if indexer else 0.0
+
+
 def _cache_read(of: Served, sequences: float, context: float, *, decoding: bool) -> float:
     """Bytes of the cache that a device reads; a prompt's own keys come from registers and cache lines."""
     if not decoding:
         return 0.0
-    values = cached_values(of.model) / cache_split(of.model, of.layout)
-    return sequences * _mean_keys(of.model, context) * values * of.cache.bytes_per_value
+    indexer = of.model.attention.indexer
+    index_values = indexer.head_dim if indexer else 0  # of every key; the rest of the selected ones
+    attended = _mean_keys(of.model, context) * (cached_values(of.model) - index_values)
+    values = (attended + of.model.num_layers * context * index_values) / cache_split(of.model, of.layout)
+    return sequences * values * of.cache.bytes_per_value
 
 
 # --- communication ---

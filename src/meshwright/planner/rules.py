@@ -185,6 +185,7 @@ RULES: tuple[Rule, ...] = (
             is_divisor(p.tensor, s.model.num_kv_heads)
             | (is_divisor(s.model.num_kv_heads, p.tensor) & s.facts.repeats_kv_heads)
             | (s.model.is_mla > 0)
+            | (s.model.is_shared > 0)
         ),
         says=lambda s, p: (
             f"tensor {p.tensor} neither divides nor repeats {s.model.num_kv_heads} key/value heads"
@@ -218,6 +219,14 @@ RULES: tuple[Rule, ...] = (
         holds=lambda s, p: (p.context == 1) | (s.model.state_space_share == 0),
         says=lambda s, p: (
             f"context {p.context}: the scan of state-space layers over context ranks is not estimated"
+        ),
+    ),
+    Rule(
+        name="output groups",
+        scope=Scope.SHAPE,
+        holds=lambda s, p: is_divisor(p.tensor, s.model.output_groups) | (s.model.is_shared == 0),
+        says=lambda s, p: (
+            f"tensor {p.tensor} does not divide the {s.model.output_groups} groups of the output projection"
         ),
     ),
     Rule(

@@ -7,9 +7,12 @@ number of stages the splits are tried whose heaviest stage is lighter than with 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from meshwright.cost.flops import count_parameters, keys_seen
+from meshwright.cost.flops import attention_core_flops_per_token, count_parameters, keys_seen
+from meshwright.cost.sparse_attention import has_sparse_attention, index_score_flops, scored_keys
 from meshwright.cost.stages import balanced_layers, layers_per_stage
 from meshwright.cost.tables import ModelTable, prediction_module
 from meshwright.planner.request import PlanRequest
@@ -68,6 +71,10 @@ def _layer_flops(table: ModelTable, seq_len: int, *, is_moe: bool) -> float:
     """Forward multiply-adds per token of one layer, or of a hybrid's mean layer."""
     p = count_parameters(table)
     core = table.attention_share * table.num_heads * (table.qk_dim + table.v_dim) * keys_seen(seq_len)
+    if has_sparse_attention(table):
+        without = replace(table, num_mtp_layers=0)
+        core = attention_core_flops_per_token(without, seq_len=seq_len) / (2 * table.num_layers)
+        core = core + index_score_flops(table, scored_keys(table, seq_len)) / 2
     experts = table.moe_share * table.top_k * p.expert
     ffn = p.shared_layer + p.router_layer + experts if is_moe else p.dense_ffn_layer
     return float(p.attention_layer + ffn + core)

@@ -34,6 +34,7 @@ COMPONENTS: dict[str, Component] = {
     for key, label, family in (
         ("attention_gemm", "attention projections", ComponentFamily.MATRIX),
         ("attention_core", "attention", ComponentFamily.MATRIX),
+        ("indexer", "indexer of sparse attention", ComponentFamily.MATRIX),
         ("ffn", "feed-forward", ComponentFamily.MATRIX),
         ("experts", "experts", ComponentFamily.MATRIX),
         ("state_space", "state space", ComponentFamily.MATRIX),

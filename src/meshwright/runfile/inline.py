@@ -13,7 +13,8 @@ from meshwright.errors import MeshwrightError
 from meshwright.runfile import schema
 from meshwright.runfile.problems import BelowError
 from meshwright.specs.model import Attention, AttentionKind, Experts, Model, Rope, RopeScaling, StateSpace
-from meshwright.specs.model_parts import pattern_problems
+from meshwright.specs.model_parts import pattern_problems, sparse_problems
+from meshwright.specs.sparse_attention import Compression, Indexer
 
 T = TypeVar("T")
 
@@ -56,6 +57,8 @@ def inline_model(given: schema.InlineModel) -> Model:
     )
     if problems := list(pattern_problems(model)):
         raise BelowError("layer_pattern", "; ".join(problems), got=model.layer_pattern or None)
+    if problems := list(sparse_problems(model)):
+        raise BelowError("attention", "; ".join(problems), got=None)
     return model
 
 
@@ -111,7 +114,9 @@ def _inline_attention(given: schema.InlineModel) -> Attention:
     if a.kind is AttentionKind.MLA and not a.kv_lora_rank:
         raise BelowError("attention.kv_lora_rank", "is missing: latent attention (mla) needs it")
     return Attention(
-        **_given(a, Attention, "num_kv_heads", "head_dim"),
+        **_given(a, Attention, "num_kv_heads", "head_dim", "indexer", "compression"),
+        indexer=a.indexer and same_fields(Indexer, a.indexer),
+        compression=a.compression and same_fields(Compression, a.compression),
         num_kv_heads=num_kv_heads,
         head_dim=a.head_dim or given.hidden // a.num_heads,
     )

@@ -159,6 +159,23 @@ class RunFileSection(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, protected_namespaces=())
 
 
+class InlineIndexer(RunFileSection):
+    """`specs.sparse_attention.Indexer`."""
+
+    num_heads: Size
+    head_dim: Size
+    top_k: Size
+    num_layers: SizeOrZero | None = None
+    is_trained: bool = True
+
+
+class InlineCompression(RunFileSection):
+    """`specs.sparse_attention.Compression`."""
+
+    strides: Annotated[tuple[SizeOrZero, ...], _Lax, Field(max_length=10_000)]
+    indexed_stride: Size = 4
+
+
 class InlineAttention(RunFileSection):
     """`specs.model.Attention`, with usual values where a key is omitted."""
 
@@ -180,6 +197,10 @@ class InlineAttention(RunFileSection):
     score_divisor: SizeOrZero = 0
     score_cap: NotNegative = 0.0
     sinks: bool = False
+    output_lora_rank: SizeOrZero = 0
+    output_groups: SizeOrZero = 0
+    indexer: InlineIndexer | None = None
+    compression: InlineCompression | None = None
 
 
 class InlineExperts(RunFileSection):
@@ -199,6 +220,7 @@ class InlineExperts(RunFileSection):
     bias: bool = False
     latent: SizeOrZero = 0
     shared_gate: bool = False
+    num_hashed_layers: SizeOrZero = 0
 
 
 class InlineRope(RunFileSection):
@@ -252,6 +274,7 @@ class InlineModel(RunFileSection):
     num_mtp_layers: SizeOrZero = 0
     mtp_pattern: Annotated[str, Field(max_length=100)] = ""
     mtp_shared: bool = False
+    residual_streams: Size = 1
     learned_positions: SizeOrZero = 0
     norm_bias: bool = False
     norm_epsilon: Positive = 1e-5

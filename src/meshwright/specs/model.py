@@ -9,12 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from meshwright.specs.sparse_attention import Compression, Indexer
+
 
 class AttentionKind(StrEnum):
     """Projections of queries, keys and values."""
 
     GQA = "gqa"  # grouped query attention; multi-head when num_kv_heads == num_heads
     MLA = "mla"  # multi-head latent attention (DeepSeek-V2, section 2.1): low-rank query and key/value
+    SHARED = "shared"  # DeepSeek-V4: low-rank query; one vector a token is the key and the value of all heads
 
 
 class Router(StrEnum):
@@ -22,6 +25,7 @@ class Router(StrEnum):
 
     SOFTMAX = "softmax"
     SIGMOID = "sigmoid"  # DeepSeek-V3: sigmoid scores with a bias that balances load
+    SQRT_SOFTPLUS = "sqrt_softplus"  # DeepSeek-V4: the same with the root of softplus
 
 
 class RopeScaling(StrEnum):
@@ -93,9 +97,9 @@ class Attention:
     num_kv_heads: int
     head_dim: int
     value_head_dim: int | None = None  # None: as head_dim
-    query_lora_rank: int = 0  # MLA; 0: queries are projected directly (DeepSeek-V2-Lite)
+    query_lora_rank: int = 0  # MLA, SHARED; 0: queries are projected directly (DeepSeek-V2-Lite)
     kv_lora_rank: int = 0  # MLA
-    rope_head_dim: int = 0  # MLA
+    rope_head_dim: int = 0  # MLA, SHARED
     window: int = 0  # tokens seen by a sliding-window layer; 0: no such layers
     num_windowed_layers: int = 0  # the last layers, where no pattern says which
     window_pattern: tuple[
@@ -108,6 +112,10 @@ class Attention:
     score_divisor: int = 0  # scores are divided by its root; 0: head_dim (Gemma: query_pre_attn_scalar)
     score_cap: float = 0.0  # scores s become c tanh(s / c) (Gemma 2); 0: not capped
     sinks: bool = False  # each head has a learned logit that joins the softmax and has no value (gpt-oss)
+    output_lora_rank: int = 0  # SHARED: of each of the groups of heads that the output projection has
+    output_groups: int = 0
+    indexer: Indexer | None = None  # queries attend to selected keys (DeepSeek-V3.2, GLM-5, DeepSeek-V4)
+    compression: Compression | None = None  # SHARED: keys that stand for several tokens
 
     @property
     def v_dim(self) -> int:
@@ -140,6 +148,7 @@ class Experts:
         0  # width that tokens are projected to for routed experts, and back from (Nemotron 3 Super); 0: none
     )
     shared_gate: bool = False  # a gate of one number multiplies the shared experts' output (Qwen2's mixtures)
+    num_hashed_layers: int = 0  # first layers whose experts are looked up by token (DeepSeek-V4)
 
     @property
     def shared_hidden(self) -> int:
@@ -238,6 +247,9 @@ class Model:
     mtp_pattern: str = ""  # of a hybrid: the blocks of one module, in the letters of `layer_pattern`
     mtp_shared: bool = (
         False  # one module predicts all tokens, one after the other: its weights are there once
+    )
+    residual_streams: int = (
+        1  # of hyper-connections, which mix them before and after each block (DeepSeek-V4: 4)
     )
     learned_positions: int = 0  # rows of a learned position table (GPT-3: 2048)
     norm_bias: bool = False  # LayerNorm has a bias, RMSNorm has not

@@ -36,10 +36,15 @@ ABSENT: Mapping[str, Any] = MappingProxyType(
         "attention.score_divisor": 0,
         "attention.score_cap": 0.0,
         "attention.sinks": False,
+        "attention.indexer": None,
+        "attention.compression": None,
+        "attention.output_groups": 0,
+        "residual_streams": 1,
         "ffn_bias": False,
         "experts.bias": False,
         "experts.shared_gate": False,
         "experts.latent": 0,
+        "experts.num_hashed_layers": 0,
         "state_space": None,
         "layer_pattern": "",
         "mtp_pattern": "",
@@ -95,6 +100,7 @@ def contradictions(model: Model) -> Iterator[str]:
         }
         yield from (f"latent attention has no {name}" for name, value in has.items() if value)
     yield from pattern_problems(model)
+    yield from sparse_problems(model)
     yield from _group_problems(model.experts)
     if a.qk_norm_across_heads and not a.qk_norm:
         yield "qk_norm_across_heads needs qk_norm"
@@ -116,6 +122,50 @@ def _group_problems(x: Experts | None) -> Iterator[str]:
         yield f"a token uses 1 to {x.num_groups} groups of experts, here groups_per_token is {x.groups_per_token}"
     elif x.top_k > (chosen := x.num_experts // x.num_groups * x.groups_per_token):
         yield f"a token's groups have {chosen} experts, top_k is {x.top_k}"
+
+
+def sparse_problems(model: Model) -> Iterator[str]:
+    """Indexers, compressed keys and residual streams that lack what they build on."""
+    a, x, c = model.attention, model.attention.indexer, model.attention.compression
+    shared = a.kind is AttentionKind.SHARED
+    if x is not None and a.kind is AttentionKind.GQA:
+        yield "attention.indexer needs latent attention (kind mla) or compressed keys (kind shared)"
+    if x is not None and not a.query_lora_rank:
+        yield "attention.indexer needs query_lora_rank: its queries come from the low-rank query"
+    if x is not None and x.num_layers is not None and x.num_layers > model.num_layers:
+        yield f"attention.indexer.num_layers is {x.num_layers}, more than num_layers ({model.num_layers})"
+    if (c is not None or a.output_groups or a.output_lora_rank) and not shared:
+        yield "attention.compression and grouped outputs need attention.kind shared"
+    if shared:
+        yield from _shared_problems(model)
+    if model.residual_streams > 1 and model.layer_pattern:
+        yield "a hybrid by layer_pattern has no residual_streams"
+    if model.experts is not None and model.experts.num_hashed_layers > model.num_moe_layers:
+        yield f"experts.num_hashed_layers is more than the {model.num_moe_layers} layers with experts"
+
+
+def _shared_problems(model: Model) -> Iterator[str]:
+    """What DeepSeek-V4's attention needs."""
+    a, c = model.attention, model.attention.compression
+    for name in ("query_lora_rank", "output_lora_rank", "output_groups", "window"):
+        if not getattr(a, name):
+            yield f"attention.kind shared needs attention.{name}"
+    if a.num_kv_heads != 1 or a.v_dim != a.head_dim:
+        yield "attention.kind shared has one key/value head, whose key is its value"
+    if a.output_groups and a.num_heads % a.output_groups:
+        yield f"attention.output_groups ({a.output_groups}) does not divide num_heads ({a.num_heads})"
+    if model.num_windowed_layers != model.num_layers:
+        yield "attention.kind shared has a window in every layer: num_windowed_layers must be num_layers"
+    if c is None:
+        if a.indexer is not None:
+            yield "attention.indexer with kind shared needs attention.compression"
+        return
+    if len(c.strides) != model.num_layers:
+        yield f"attention.compression.strides has {len(c.strides)} layers, num_layers says {model.num_layers}"
+    if len({s for s in c.strides if s and s != c.indexed_stride}) > 1:
+        yield "attention.compression.strides has several strides besides indexed_stride: one is costed"
+    if bool(c.num_layers(indexed=True)) != (a.indexer is not None):
+        yield f"layers of stride {c.indexed_stride} and attention.indexer need each other"
 
 
 def pattern_problems(model: Model) -> Iterator[str]:

@@ -11,10 +11,11 @@ from meshwright.engines.maxtext.check import check as check_maxtext
 from meshwright.engines.megatron.check import check as check_megatron
 from meshwright.engines.megatron.check import check_export
 from meshwright.engines.native.check import check as check_native
-from meshwright.engines.refusals import HYBRID_PARTS
+from meshwright.engines.refusals import HYBRID_PARTS, SPARSE_PARTS
 from meshwright.engines.torchtitan.check import check as check_torchtitan
 from meshwright.specs.model import Activation, Attention, Experts, Model, NormPlacement, Rope, StateSpace
 from meshwright.specs.model_parts import ABSENT, NOT_BUILT, contradictions, parts_of
+from meshwright.specs.sparse_attention import Compression, Indexer
 
 TEXT = """
 model: {name: m, family: FAMILY, hidden: 64, num_layers: 2, vocab: 512, ffn_hidden: 128,
@@ -51,7 +52,8 @@ WITHOUT_MENTION = {
     "name", "hidden", "num_layers", "vocab", "attention", "ffn_hidden", "gated_ffn", "experts", "tied_embeddings",
     "num_mtp_layers", "learned_positions", "norm_bias", "norm_epsilon", "rope", "family", "unsupported", "kind",
     "num_heads", "num_kv_heads", "head_dim", "value_head_dim", "query_lora_rank", "kv_lora_rank", "rope_head_dim",
-    "window", "num_windowed_layers", "bias", "qk_norm", "num_experts", "top_k", "num_shared", "shared_ffn_hidden",
+    "window", "num_windowed_layers", "output_lora_rank", "bias", "qk_norm", "num_experts", "top_k", "num_shared",
+    "shared_ffn_hidden",
     "num_dense_layers", "router", "num_groups", "groups_per_token", "normalize_top_k", "routed_scale", "theta",
     "scaling", "factor", "original_context", "low_frequency", "high_frequency", "beta_fast", "beta_slow", "mscale",
     "mscale_all_dims", "truncate",
@@ -80,10 +82,10 @@ EACH_ENGINE = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize("path", [path for path in ABSENT if path not in HYBRID_PARTS])
+@pytest.mark.parametrize("path", [path for path in ABSENT if path not in (*HYBRID_PARTS, *SPARSE_PARTS)])
 @EACH_ENGINE
 def test_a_part_is_refused_by_its_name(path, check):
-    assert set(PRESENT) == set(ABSENT) - set(HYBRID_PARTS)
+    assert set(PRESENT) == set(ABSENT) - set(HYBRID_PARTS) - set(SPARSE_PARTS)
     reasons = [problem.reason for problem in check(run_with(path, PRESENT[path]))]
     assert [reason for reason in reasons if reason.startswith(f"{path} of m is ")] != []
 
@@ -99,6 +101,23 @@ def test_a_hybrid_is_refused(check):
     run = run_with("state_space", StateSpace(state_size=16, num_heads=2, head_dim=8, num_groups=1))
     hybrid = replace(run, model=replace(run.model, layer_pattern="M*"))
     assert "layers of one block each" in " ".join(problem.reason for problem in check(hybrid))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("attention.indexer", Indexer(num_heads=2, head_dim=8, top_k=16)),
+        ("attention.compression", Compression(strides=(4, 128))),
+        ("attention.output_groups", 2),
+        ("residual_streams", 4),
+        ("experts.num_hashed_layers", 1),
+    ],
+)
+@EACH_ENGINE
+def test_sparse_attention_is_refused_with_what_it_has(check, path, value):
+    assert path in SPARSE_PARTS
+    reasons = " ".join(problem.reason for problem in check(run_with(path, value)))
+    assert f"m has sparse attention ({path}), which no engine here builds" in reasons
 
 
 @pytest.mark.parametrize("check", [check_torchtitan, check_maxtext], ids=["torchtitan", "maxtext"])

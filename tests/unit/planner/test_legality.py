@@ -176,6 +176,7 @@ CASES = [
     ("biased experts", Plan(tensor=2, expert_tensor=2, data_shard=32), {"model": "gpt-oss-20b"}),
     ("state-space heads", Plan(tensor=16, data_shard=4), {"model": "nemotron-h-8b", "engine": "any"}),
     ("state-space context", Plan(context=2, data_shard=32), {"model": "nemotron-h-8b", "engine": "any"}),
+    ("output groups", Plan(tensor=16, data_shard=4), {"model": "deepseek-v4-flash", "engine": "any"}),
     ("stored activations", Plan(data_shard=64, recompute=Recompute.FULL), {"feed_forward": "int8"}),
     ("stored activations",
      Plan(data_shard=64, recompute=Recompute.FULL, stored_activations=("feed_forward",)), {}),

@@ -9,6 +9,10 @@ linear layer's saved input (2, less under fp8 recipes):
     MoE FFN    k (b h z + (e (m - 1) + b) f_e) / t + shared experts + 8 E / r       z: expert tensor width
                of a latent mixture the latent's width in place of h, and b of it / r more
     latent     e (2 r_q + 2 r_kv + d_r)        MLA: compressed tensors and their norms, on every tensor rank
+    selected   e n_q (2 r_kv - d - d_v) / t + 4 k      DSA in latent space: queries and outputs there, positions
+    shared     e (2 n_q d / t + 2 r_q + 2 d + z)             DeepSeek-V4: queries and outputs twice, z: values and gates of
+                                                             compressed keys; in place of `latent`
+    streams    2 e (K + 1) h / r                             K residual streams before, and what is added after each block
     dropout    2 h / r                         one byte per element and mask
     unfused    p n_q s / t                     s x s probabilities: 2 bytes each, 5 with their mask and masked copy
     blockwise  e n_q (s + 64) / 2 t            probabilities of earlier keys in blocks of 64 queries (our CPU route)
@@ -34,6 +38,12 @@ import numpy as np
 
 from meshwright.arrays import Array
 from meshwright.calibration.memory import MemoryConstants
+from meshwright.cost.sparse_attention import (
+    has_sparse_attention,
+    indexer_bytes_per_token,
+    sparse_bytes_per_token,
+    stream_bytes_per_token,
+)
 from meshwright.cost.state_space import kept_bytes_per_token
 from meshwright.cost.tables import (
     RECOMPUTES,
@@ -137,7 +147,7 @@ def _kept_and_live(
     share = 1 / plan.tensor
     stream = np.where(plan.sequence_parallel > 0, share, 1.0)
     modules = _modules(model, batch, plan, precision, constants, share, stream)
-    inputs = precision.activation_bytes * model.hidden * stream
+    inputs = precision.activation_bytes * model.streams * model.hidden * stream
     saved = _saved_by_attention(model, share, inputs)
     covered = _covered(model, plan)
     dense = _after(plan, _dense(model, plan, modules, saved, share), inputs, covered)
@@ -237,6 +247,10 @@ def _modules(
     expanded = e * nq * d * share + key_value
     latent = np.where(is_mla, e * (2 * model.q_rank + 2 * model.kv_rank + model.rope_dim), 0)
     output = (e * nq * dv + 4 * nq) * share
+    indexer: Array = 0.0
+    if has_sparse_attention(model):
+        expanded = expanded + sparse_bytes_per_token(model, batch.seq_len, e, share)
+        indexer = indexer_bytes_per_token(model, batch.seq_len, e)
     # A hybrid's layer holds one block: a mean layer has shares of each kind, and half of two blocks' residuals.
     attention, ffn, mixture, blocks = model.attention_share, model.ffn_share, model.moe_share, model.blocks
     state_space = model.state_space_share * kept_bytes_per_token(model) * share
@@ -256,6 +270,8 @@ def _modules(
     return _Modules(
         rest=(2 * norm_input * blocks + 2 * masks + output_norms) * h * stream
         + attention * (np.where(is_mla, latent, expanded) + output)
+        + indexer
+        + stream_bytes_per_token(model, e) * stream
         + state_space
         + dropped,
         norm=((attention_input + ffn_input) * gathered + 2 * norm_copy * stream) * h * blocks,

@@ -117,6 +117,9 @@ def _model(model: Model) -> Iterator[Unsupported]:
     if model.layer_pattern:
         yield from refusals.hybrids(model)
         return
+    if sparse := list(refusals.sparse_attention(model)):
+        yield from sparse
+        return
     if model.learned_positions:
         yield Unsupported(key="model", reason=f"{model.name} has learned positions; rotary ones are built")
     for reason in contradictions(model):

@@ -28,6 +28,12 @@ def check_model(model: Model) -> None:
         )
     for wrong, what, got in (
         (model.learned_positions > 0, "learned positions", model.learned_positions),
+        (
+            model.attention.indexer is not None or model.attention.kind is AttentionKind.SHARED,
+            "sparse attention (an indexer, compressed keys)",
+            "attention.indexer",
+        ),
+        (model.residual_streams > 1, "hyper-connections", f"residual_streams: {model.residual_streams}"),
         (bool(model.layer_pattern), "state-space or single-block layers", "layer_pattern"),
         (not model.gated_ffn, "feed-forward blocks without a gate", "gated_ffn: false"),
         (model.norm_bias, "norms with a bias", "norm_bias: true"),

@@ -1,0 +1,49 @@
+"""Shapes of sparse and compressed attention: DeepSeek Sparse Attention (V3.2, GLM-5), and that of DeepSeek-V4.
+
+Sources: transformers, models/deepseek_v32, glm_moe_dsa and deepseek_v4; DeepSeek-AI 2025, DeepSeek-V3.2-Exp, section 1;
+Primus, core/transformer/deepseek_v4_attention.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Indexer:
+    """A lightning indexer: few cheap heads score all earlier keys, and a query attends to the best `top_k`.
+
+    Its queries come from the low-rank query (`Attention.query_lora_rank`), its one key and its heads' weights from the
+    layer's input.
+    """
+
+    num_heads: int
+    head_dim: int
+    top_k: int  # keys that a query attends to
+    num_layers: int | None = (
+        None  # with an indexer of their own; the others take the choice of the layer before; None: all
+    )
+    is_trained: bool = (
+        True  # by a KL loss towards the attention that it selects for; False: it runs forward only
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compression:
+    """Compressed attention of DeepSeek-V4: beside its window, a query sees keys that stand for several tokens each.
+
+    A compressed key is a gated mean over `stride` tokens. Layers whose stride is `indexed_stride` have windows of twice
+    that many, and an indexer with compressed keys of its own; those with a longer one attend to all compressed keys.
+    """
+
+    strides: tuple[int, ...]  # of each layer: tokens of a compressed key; 0: the window alone
+    indexed_stride: int = 4
+
+    def num_layers(self, *, indexed: bool) -> int:
+        """Layers with compressed keys, with or without an indexer."""
+        return sum((stride == self.indexed_stride) is indexed for stride in self.strides if stride)
+
+    @property
+    def long_stride(self) -> int:
+        """Stride of the layers without an indexer; 1 where there are none."""
+        return max((s for s in self.strides if s and s != self.indexed_stride), default=1)
