@@ -234,7 +234,7 @@ class LayerCompute:
 
 def layer_compute(s: LayerShapes) -> LayerCompute:
     """Kernel times of one micro-batch."""
-    model, batch, plan, rates, tokens = s.model, s.batch, s.plan, s.rates, s.tokens
+    model, plan, rates, tokens = s.model, s.plan, s.rates, s.tokens
     attention_gemm, latent_up = _attention_gemm(s)
     kernels = elementwise_times(s)
     starts = memory_bound(rates.elementwise_kernels * rates.kernel_s * model.blocks)
