@@ -9,7 +9,8 @@ import pytest
 
 from meshwright import catalog
 from meshwright.calibration.correction import EfficiencyCorrection
-from meshwright.cost.compute import ATTENTION_FILL_KEYS, KernelCorrections, gemm_s, gemm_tiles
+from meshwright.cost.attention import ATTENTION_FILL_KEYS
+from meshwright.cost.compute import KernelCorrections, gemm_s, gemm_tiles
 from meshwright.cost.passes import PassTimes
 from meshwright.specs.model import Attention, Lora, Model
 from meshwright.specs.plan import Plan

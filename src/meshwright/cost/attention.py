@@ -1,0 +1,158 @@
+"""Seconds of attention's scores and values: fused and unfused kernels, windows, gathered keys.
+
+FLOPs of `cost.flops` over a calibrated share of the 16-bit peak, which grows with the keys that a query sees.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from meshwright.arrays import Array
+from meshwright.cost.flops import keys_seen
+from meshwright.cost.layer_shapes import LayerShapes
+from meshwright.cost.passes import PassTimes
+from meshwright.cost.sparse_attention import (
+    GATHERED_BACKWARD,
+    GATHERED_FORWARD,
+    gathers_keys,
+    has_sparse_attention,
+    latent_width,
+    pooled_keys,
+)
+from meshwright.cost.tables import BatchTable, ModelTable, PlanTable
+
+if TYPE_CHECKING:
+    from meshwright.cost.compute import DeviceRates
+
+UNFUSED_FORWARD_ACCESSES = 6
+"""Times that unfused attention moves its probabilities through memory. Assumed, like those of the backward pass."""
+
+UNFUSED_BACKWARD_ACCESSES = 8
+
+UNFUSED_BACKWARD_GEMMS = 2.0
+"""Backward FLOPs of attention over its forward FLOPs: four GEMMs against two."""
+
+FUSED_BACKWARD_GEMMS = 2.5
+"""The same of a fused kernel, which computes the scores again: five against two (Dao 2023, FlashAttention-2,
+arXiv 2307.08691, section 4.1)."""
+
+
+ATTENTION_FILL_KEYS = 250.0
+"""Mean keys of a query at which a fused kernel reaches half of its rate on long sequences: 512 to 16k causal tokens of
+FlashAttention-2 on A100 (arXiv 2307.08691, figure 4) and FlashAttention-3 on H100 (arXiv 2407.08608, figure 5)."""
+
+WIDE_HEAD = 128
+NARROW_HEAD_EXPONENT = 0.3
+"""Heads of 64 reach 0.75 to 0.9 of the rate of heads of 128 in these figures: exponentials count more."""
+
+FP8_FORWARD_GAIN = 1.5
+"""Rate of fused attention in 8 bits over that in 16, forward: 1.2 against 0.74 PFLOP/s of FlashAttention-3 on H100
+(arXiv 2407.08608, figure 7) less the quantisation of its inputs."""
+
+FP8_BACKWARD_GAIN = 1.2
+"""The same of the backward pass, whose exponentials and accumulation stay as they are. Assumed."""
+
+ALIGNED_HEAD_DIM = 8
+"""Elements of 16 bits in the 16 bytes to which tensor cores want rows aligned."""
+
+UNALIGNED_RATIO = 0.07
+"""Rate of 16-bit batched GEMMs of unfused attention on unaligned heads over that on aligned ones: steps of 182 billion
+parameters with heads of 108 take 1.4 times as long as with heads of 128 (BigScience, chronicles of BLOOM, 2022)."""
+
+
+def computed_keys(model: ModelTable, batch: BatchTable, rates: DeviceRates) -> Array:
+    """Mean keys that are computed for a query, over full and windowed layers.
+
+    A tile of queries needs all tiles of keys that one of their windows touches: one for each tile of the window, and
+    one more.
+    """
+    full = keys_seen(batch.seq_len)
+    if not np.any(model.num_windowed_layers):
+        return full
+    share = model.num_windowed_layers / model.num_layers
+    tiles = np.ceil((model.window - 1) / rates.attention_tile) + 1
+    windowed = keys_seen(batch.seq_len, window=np.where(model.window > 0, tiles * rates.attention_tile, 0))
+    return full * (1 - share) + share * windowed
+
+
+def _attention_shape_ratio(model: ModelTable, keys: Array, unit_width: Array) -> Array:
+    """Share of its rate on long sequences and heads of 128 that a fused kernel reaches. `keys`: that a query sees.
+
+    Systolic arrays of `unit_width` pad heads to a multiple of it: the share is of heads that need no padding.
+    """
+    heads = model.qk_dim + model.v_dim
+    on_cores = np.minimum(0.5 * heads / WIDE_HEAD, 1.0) ** NARROW_HEAD_EXPONENT
+    unit = np.maximum(unit_width, 1)
+    filled = heads / (unit * (np.ceil(model.qk_dim / unit) + np.ceil(model.v_dim / unit)))
+    return keys / (keys + ATTENTION_FILL_KEYS) * np.where(np.asarray(unit_width) > 0, filled, on_cores)
+
+
+def gathered_keys(model: ModelTable, batch: BatchTable) -> Array:
+    """Keys that gathering attention computes for a query: of the window, selected and compressed ones.
+
+    Lists of selected keys are of one length: those of early queries are filled with keys that are masked.
+    """
+    window = keys_seen(batch.seq_len, window=model.window) * model.is_shared
+    listed = np.minimum(model.top_keys, batch.seq_len / np.maximum(model.index_stride, 1))
+    return window + model.selected_share * listed + model.pooled_share * pooled_keys(model, batch.seq_len)
+
+
+def attention_passes(s: LayerShapes) -> PassTimes:
+    """Attention to all keys, or to the selected ones where that is less work."""
+    every = _attention_core(s.model, s.batch, s.plan, s.rates, s.tokens)
+    if not has_sparse_attention(s.model):
+        return every
+    return _gathering_attention(s).where(gathers_keys(s.model, s.batch.seq_len), every)
+
+
+def _gathering_attention(s: LayerShapes) -> PassTimes:
+    """Attention in which one vector a key serves all heads, mean over layers.
+
+    Kernels fill with keys as others do: the time is that of k + 250 keys at the rate of long sequences. Keys that an
+    indexer selects are gathered, and their gradients scattered.
+    """
+    model, rates, batch = s.model, s.rates, s.batch
+    width = np.where(model.is_mla > 0, latent_width(model), model.qk_dim + model.v_dim)
+    filled = gathered_keys(model, batch) + ATTENTION_FILL_KEYS
+    flops = s.tokens * 2 * model.num_heads / s.plan.tensor * width * filled
+    share, peak = model.selected_share, rates.bf16_flops_per_s
+    forward = peak * rates.attention_forward_ratio * (1 - share + share * GATHERED_FORWARD)
+    backward = peak * rates.attention_backward_ratio * (1 - share + share * GATHERED_BACKWARD)
+    return PassTimes(
+        forward_s=flops / forward + rates.kernel_s,
+        input_s=FUSED_BACKWARD_GEMMS * flops / backward + rates.kernel_s,
+        weight_s=0.0,
+    )
+
+
+def _attention_core(
+    model: ModelTable, batch: BatchTable, plan: PlanTable, rates: DeviceRates, tokens: Array
+) -> PassTimes:
+    """Scores and values, mean over full and windowed layers of one micro-batch on one rank."""
+    keys = computed_keys(model, batch, rates)
+    per_token = 2 * model.num_heads / plan.tensor * (model.qk_dim + model.v_dim)
+    # An unfused kernel computes the whole square and moves the probabilities through memory.
+    flops = tokens * per_token * np.where(rates.unfused_attention > 0, batch.seq_len, keys)
+    scores = tokens * model.num_heads / plan.tensor * batch.seq_len * 2.0
+    traffic = rates.unfused_attention * scores / (rates.memory_bytes_per_s * rates.memory_ratio)
+    unfused = rates.unfused_attention > 0
+    aligned = np.where(model.qk_dim % ALIGNED_HEAD_DIM == 0, 1.0, UNALIGNED_RATIO)
+    shape_ratio = _attention_shape_ratio(model, keys, rates.matrix_unit_width)
+    forward = np.where(unfused, rates.bf16_gemm_ratio * aligned, rates.attention_forward_ratio * shape_ratio)
+    backward = np.where(
+        unfused, rates.bf16_gemm_ratio * aligned, rates.attention_backward_ratio * shape_ratio
+    )
+    backward_flops = np.where(unfused, UNFUSED_BACKWARD_GEMMS, FUSED_BACKWARD_GEMMS) * flops
+    shape = (model.num_heads * plan.micro_batch / plan.tensor, batch.seq_len / plan.context, model.qk_dim)
+    peak = rates.bf16_flops_per_s
+    forward = forward * np.where(rates.fp8_attention > 0, FP8_FORWARD_GAIN, 1.0)
+    backward = backward * np.where(rates.fp8_attention > 0, FP8_BACKWARD_GAIN, 1.0)
+    forward_s = flops / (peak * forward) + UNFUSED_FORWARD_ACCESSES * traffic + rates.kernel_s
+    backward_s = backward_flops / (peak * backward) + UNFUSED_BACKWARD_ACCESSES * traffic + rates.kernel_s
+    return PassTimes(
+        forward_s=forward_s * rates.corrections.factor("attention/forward", *shape),
+        input_s=backward_s * rates.corrections.factor("attention/backward", *shape),
+        weight_s=0.0,
+    )
