@@ -145,7 +145,7 @@ def sparse_problems(model: Model) -> Iterator[str]:
 
 
 def _shared_problems(model: Model) -> Iterator[str]:
-    """What DeepSeek-V4's attention needs."""
+    """Needs of DeepSeek-V4's attention that are not met."""
     a, c = model.attention, model.attention.compression
     for name in ("query_lora_rank", "output_lora_rank", "output_groups", "window"):
         if not getattr(a, name):
