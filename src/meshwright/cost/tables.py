@@ -249,7 +249,6 @@ def model_row(model: Model, *, lora: Lora | None = None) -> ModelTable:
     """The numbers of one model."""
     a, x = model.attention, model.experts
     num_moe = model.num_layers if model.layer_pattern and x else model.num_moe_layers
-    columns, rows = _adapted_shapes(model, lora) if lora else ((0, 0), (0, 0))
     return ModelTable(
         hidden=model.hidden,
         num_layers=model.num_layers,
@@ -297,15 +296,7 @@ def model_row(model: Model, *, lora: Lora | None = None) -> ModelTable:
         state_space_share=model.share_of(BlockKind.STATE_SPACE),
         **_state_space(model.state_space),
         **_sparse(model),
-        lora_rank=lora.rank if lora else 0,
-        num_adapters=len(lora.targets) if lora else 0,
-        lora_column_inputs=columns[0],
-        lora_column_outputs=columns[1],
-        lora_row_inputs=rows[0],
-        lora_row_outputs=rows[1],
-        lora_dropout=int(lora is not None and lora.dropout > 0),
-        adapts_attention=int(lora is not None and bool({"query", "key", "value", QKV} & set(lora.targets))),
-        adapts_ffn=int(lora is not None and bool({"gate", "up", "down"} & set(lora.targets))),
+        **_adapters(model, lora),
     )
 
 
@@ -342,6 +333,23 @@ def _predictions(model: Model) -> dict[str, int]:
         "mtp_ffn_blocks": pattern.count(BlockKind.FEED_FORWARD),
         "mtp_moe_blocks": pattern.count(BlockKind.MIXTURE),
         "mtp_state_space_blocks": pattern.count(BlockKind.STATE_SPACE),
+    }
+
+
+def _adapters(model: Model, lora: Lora | None) -> dict[str, int]:
+    columns, rows = _adapted_shapes(model, lora) if lora else ((0, 0), (0, 0))
+    return {
+        "lora_rank": lora.rank if lora else 0,
+        "num_adapters": len(lora.targets) if lora else 0,
+        "lora_column_inputs": columns[0],
+        "lora_column_outputs": columns[1],
+        "lora_row_inputs": rows[0],
+        "lora_row_outputs": rows[1],
+        "lora_dropout": int(lora is not None and lora.dropout > 0),
+        "adapts_attention": int(
+            lora is not None and bool({"query", "key", "value", QKV} & set(lora.targets))
+        ),
+        "adapts_ffn": int(lora is not None and bool({"gate", "up", "down"} & set(lora.targets))),
     }
 
 

@@ -254,14 +254,7 @@ def _modules(
     # A hybrid's layer holds one block: a mean layer has shares of each kind, and half of two blocks' residuals.
     attention, ffn, mixture, blocks = model.attention_share, model.ffn_share, model.moe_share, model.blocks
     state_space = model.state_space_share * kept_bytes_per_token(model) * share
-    probabilities = constants.unfused_attention * constants.probability_bytes * nq * batch.seq_len * share
-    # Capped scores have no fused kernel: probabilities of earlier keys are kept, 2 bytes each.
-    probabilities = probabilities + model.caps_scores * (1 - constants.unfused_attention) * (
-        nq * batch.seq_len * share
-    )
-    probabilities = probabilities + constants.blockwise_attention * (1 - model.caps_scores) * (
-        0.5 * e * nq * (batch.seq_len + BLOCK_QUERIES) * share
-    )
+    probabilities = _probabilities(model, batch, constants, e * share, share)
     of_others = constants.gathers_keys * (plan.context - 1) * key_value
     expert_share, routed = share * plan.expert_tensor, model.top_k * constants.busiest_expert_ratio
     gathered = np.where(constants.keeps_gathered_inputs > 0, 1.0, stream)
@@ -287,6 +280,18 @@ def _modules(
         moe_rest=mixture * (8 * model.num_experts + ffn_input * model.latent) * stream,
         shared_experts=mixture * before * model.shared_ffn * share,
     )
+
+
+def _probabilities(
+    model: ModelTable, batch: BatchTable, constants: MemoryConstants, element_bytes: Array, share: Array
+) -> Array:
+    """Bytes per token of the probabilities that unfused attention keeps; `element_bytes` and `share`: of 1/t."""
+    nq, s = model.num_heads, batch.seq_len
+    whole = constants.unfused_attention * constants.probability_bytes * nq * s * share
+    # Capped scores have no fused kernel: probabilities of earlier keys are kept, 2 bytes each.
+    capped = model.caps_scores * (1 - constants.unfused_attention) * nq * s * share
+    in_blocks = 0.5 * element_bytes * nq * (s + BLOCK_QUERIES)
+    return whole + capped + constants.blockwise_attention * (1 - model.caps_scores) * in_blocks
 
 
 def _linear_inputs(model: ModelTable, precision: PrecisionTable) -> tuple[Array, Array]:
