@@ -32,6 +32,26 @@ def parse_count(text: str) -> int:
     return int(text)
 
 
+_SUFFIXES = {"k": (10**3, 2**10), "m": (10**6, 2**20), "g": (10**9, 2**30), "b": (10**9,), "t": (10**12,)}
+
+
+def digits_hint(text: str) -> str | None:
+    """The whole numbers that `text` may mean with a suffix or grouped digits; None where it means none.
+
+    "128k" is 128,000 tokens to some and 131,072 to others, so that no such number is taken for one of them.
+
+    >>> digits_hint("128k"), digits_hint("15T"), digits_hint("8,192"), digits_hint("many")
+    ('write the digits: 128000 or 131072', 'write the digits: 15000000000000', 'write the digits: 8192', None)
+    """
+    plain = text.strip().replace(",", "").lower()
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?(?:e[0-9])?)\s?([kmgbt]?)i?", plain)
+    if match is None:
+        return None
+    numbers = [float(match[1]) * scale for scale in _SUFFIXES.get(match[2], (1,))]
+    whole = [f"{number:.0f}" for number in numbers if number == int(number)]
+    return f"write the digits: {' or '.join(whole)}" if whole else None
+
+
 def parse_number(text: str) -> float:
     """Return the finite number that `text` spells. Raises ValueError for infinities, NaN and anything else.
 

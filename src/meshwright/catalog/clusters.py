@@ -88,13 +88,37 @@ def cluster(name: str, *, fabric_name: str | None = None) -> Cluster:
 
 def _shape_hint(name: str) -> str:
     """Return names of complete clusters where `name` begins with an accelerator's, or the way to the list."""
-    if "+" in name or ":" in name:
+    if "+" in name or name.count(":") > 1:
         return "a training run may have several parts, as in h100-8x8+h200-8x8; elsewhere name one"
-    device = re.sub(r"-\d*x?\d*$", "", name.strip()).lower()
-    if device not in accelerator_names():
-        return "list the accelerators: meshwright catalog accelerators"
-    usual = f"{device}-{usual_devices_per_node(device)}x1"
-    return f"{device}-1x1 is one device" + (f", {usual} one node" if usual != f"{device}-1x1" else "")
+    text = name.strip().lower()
+    if text in accelerator_names():
+        return _shapes(text, 0)
+    for form in (_COUNT_LAST, _COUNT_FIRST):
+        if (match := form.fullmatch(text)) and match["device"] in accelerator_names():
+            return _shapes(match["device"], int(match["count"] or 0))
+    return "list the accelerators: meshwright catalog accelerators"
+
+
+_COUNT_LAST = re.compile(r"(?P<device>.+?)\s*[-x*:\s]\s*(?P<count>\d{0,9})x?")
+_COUNT_FIRST = re.compile(r"(?P<count>\d{1,9})\s*[-x*:\s]?\s*(?P<device>.+)")
+
+
+def _shapes(device: str, count: int) -> str:
+    """Names of clusters of `count` devices, one node and one device where there is no number.
+
+    >>> _shapes("h100", 16), _shapes("h100", 13)
+    ('16 devices are h100-8x2', '13 devices are h100-1x13 with one in each node; nodes of 8 are h100-8x1, h100-8x2')
+    """
+    usual = usual_devices_per_node(device)
+    if not count:
+        return f"{device}-1x1 is one device" + (f", {device}-{usual}x1 one node" if usual > 1 else "")
+    if count <= usual or count % usual == 0:
+        return f"{count} devices are {device}-{min(count, usual)}x{max(1, count // usual)}"
+    below = count // usual
+    return (
+        f"{count} devices are {device}-1x{count} with one in each node; nodes of {usual} are "
+        f"{device}-{usual}x{below}, {device}-{usual}x{below + 1}"
+    )
 
 
 @by_name

@@ -108,10 +108,11 @@ def price_per_device_hour(accelerator_name: str, *, region: str | None = None) -
                 allowed=", ".join(sorted({price.region for price in of_device})),
             )  # fmt: skip
     if not known:
+        market = market_sentence(name)
         raise InputError(
             "no price is known for this accelerator", got=name,
             allowed=", ".join(sorted({price.accelerator for price in prices()})),
-            hint="give a price in USD per device-hour",
+            hint="give a price as costs.usd_per_device_hour" + (f"; the market: {market}" if market else ""),
         )  # fmt: skip
     return min(known, key=lambda price: price.usd_per_device_hour)
 

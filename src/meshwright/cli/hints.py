@@ -29,6 +29,15 @@ COMMANDS = {
 }
 """Commands by names that other tools give them, for the hint of an unknown command."""
 
+KEYS = ("task", "objective", "kernels", "train", "optimizer")
+"""Keys of the run file without a name elsewhere that are tried as options."""
+
+ADVICE = {
+    "budget": "cost and days of several sizes: meshwright scale --devices 64,128,256 --tokens N",
+    "gpus": "the cluster has the devices: --cluster ACCELERATOR-DEVICES_PER_NODExNODES, as in h100-8x2",
+}
+"""Options that nothing has by that name -> the way to an answer."""
+
 FLAGS = {
     "model": "--model",
     "cluster": "--cluster",
@@ -61,8 +70,11 @@ def usage_hint(error: click.ClickException) -> str | None:
 
 def _run_file_hint(option: str, command: click.Command) -> str | None:
     """Return the option that sets the run-file key which other tools call `option`; None if there is none."""
-    key = load("meshwright.runfile.synonyms:key_for")(option.lstrip("-"))
+    name = option.lstrip("-")
+    key = load("meshwright.runfile.synonyms:key_for")(name) or (name if name in KEYS else None)
     options = {flag for parameter in command.params for flag in parameter.opts}
+    if name in ADVICE and "--cluster" in options:
+        return ADVICE[name]
     if key is None:
         return None
     if FLAGS.get(key) in options:

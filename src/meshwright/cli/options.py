@@ -13,7 +13,7 @@ import click
 
 from meshwright.cli.verbs import load
 from meshwright.errors import InputError
-from meshwright.units import parse_count
+from meshwright.units import digits_hint, parse_count
 
 Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
@@ -27,6 +27,28 @@ class ObjectiveChoice(click.Choice[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         return super().convert("throughput" if value == "tokens" else value, param, ctx)
+
+
+class CountRange(click.IntRange):
+    """A whole number, whose message for "128k" or "8,192" has the digits that it may mean."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and not value.strip().lstrip("+-").replace("_", "").isdecimal():
+            hint = digits_hint(value)
+            self.fail(f"{value!r} is not a whole number" + (f": {hint}" if hint else ""), param, ctx)
+        return super().convert(value, param, ctx)  # pyright: ignore[reportArgumentType]
+
+
+class AmountType(click.types.FloatParamType):
+    """A number, whose message for "15T" has the digits that it may mean."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            if hint := digits_hint(str(value)):
+                self.fail(f"{value!r} is not a number: {hint}", param, ctx)
+            raise
 
 
 class StepType(click.ParamType):
@@ -57,8 +79,7 @@ def count_option(
     *names: str, help: str, low: int = 1, high: int | None = None, metavar: str = "N", **settings: Any
 ) -> Decorator:
     """An option that takes a whole number from `low` to `high`; `settings` are those of `click.option`."""
-    kind = click.IntRange(low, high)
-    return _valued(names, type=kind, metavar=metavar, help=help, **settings)
+    return _valued(names, type=CountRange(low, high), metavar=metavar, help=help, **settings)
 
 
 def file_option(*names: str, help: str, metavar: str = "FILE", **settings: Any) -> Decorator:
@@ -235,11 +256,11 @@ _DESCRIPTION_OPTIONS = (
         help="ACCELERATOR-DEVICESxNODES: mi355x-8x64 has 64 nodes of 8 devices (see `meshwright catalog clusters`).",
     ),
     click.option(
-        "--gbs", "global_batch", type=click.IntRange(min=1), metavar="N",
+        "--gbs", "global_batch", type=CountRange(min=1), metavar="N",
         help="Global batch size: sequences per optimizer step.",
     ),
     click.option(
-        "--seq", "sequence_length", type=click.IntRange(min=1), metavar="TOKENS",
+        "--seq", "sequence_length", type=CountRange(min=1), metavar="TOKENS",
         help="Sequence length in tokens.",
     ),
     click.option(

@@ -16,11 +16,13 @@ from meshwright.planner.parts import notes_on_parts
 from meshwright.planner.savings import note_on_loss, note_on_savings
 from meshwright.planner.scored import ScoredPlan, ScoredPlans
 from meshwright.planner.search import PlanResult
+from meshwright.planner.training import price_sentence
 from meshwright.report.components import bound_by
 from meshwright.report.documents.plan import loser_sentence, why_not_sentence
 from meshwright.report.plan_ranking import PlanRanking, plan_run
 from meshwright.report.quantities import percent, rate, seconds, value_of
 from meshwright.specs.hardware import Cluster
+from meshwright.specs.run import Objective
 from meshwright.units import gib
 
 
@@ -91,6 +93,9 @@ def _print_plans(ranking: PlanRanking) -> None:
     said = note_on_loss(ranking.best.plan)
     if said and "loss_chunk" not in ranking.request.fixed:
         print_line(f"The best plan uses memory that is left: {said}.")
+    if ranking.run.objective is Objective.COST:
+        price = price_sentence(ranking.request.cluster, ranking.run.costs)
+        print_line(f"The best plan costs {ranking.ranked[0].value:.4g} USD a step at {price}.")
     _print_counts(ranking.search)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import exp, hypot, log
 
-from meshwright.catalog.prices import Price, price_per_device_hour
+from meshwright.catalog.prices import Price, market_sentence, price_per_device_hour
 from meshwright.cost.energy import activity_ratio, run_energy
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.goodput import Goodput, goodput_of_run
@@ -21,6 +21,7 @@ from meshwright.errors import InputError
 from meshwright.planner.objective import INTENSITY_RATIO, goal_for
 from meshwright.planner.request import PlanRequest
 from meshwright.specs.estimate import Estimate, StepEstimate, Tier
+from meshwright.specs.hardware import Cluster
 from meshwright.specs.run import Costs, Objective
 
 
@@ -106,6 +107,25 @@ def hourly_price(accelerator: str, costs: Costs) -> float | None:
         return costs.usd_per_device_hour
     known = catalogue_price(accelerator)
     return known and known.usd_per_device_hour
+
+
+def price_sentence(cluster: Cluster, costs: Costs) -> str:
+    """The price that costs are computed with, where it is from, and the market's; empty where there is none.
+
+    >>> from meshwright import catalog
+    >>> price_sentence(catalog.cluster("b200-8x1"), Costs(usd_per_device_hour=5.5))
+    '5.5 USD per device-hour, as the run states; the market: 6.00 to 8.60 USD per device-hour, 3 offers read ...'
+    """
+    stated, name = costs.usd_per_device_hour, cluster.accelerator.name
+    if cluster.parts and stated is None:
+        return ""
+    known, found = catalogue_price(name), []
+    if stated is not None:
+        found.append(f"{stated:g} USD per device-hour, as the run states")
+    elif known is not None:
+        found.append(f"{known.usd_per_device_hour:g} USD per device-hour, {known.offer}, {known.date}")
+    market = "" if cluster.parts else market_sentence(name)
+    return "; ".join((*found, *([f"the market: {market}"] if market else [])))
 
 
 def _usd(request: PlanRequest, wall_s: float, num_tokens: float, costs: Costs) -> float | None:

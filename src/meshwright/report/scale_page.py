@@ -7,6 +7,7 @@ from html import escape
 from meshwright import __version__
 from meshwright.catalog.reliability import failure_range
 from meshwright.catalog.stacks import stack_facts
+from meshwright.planner.training import price_sentence
 from meshwright.report.html import (
     PageSection,
     document,
@@ -101,6 +102,8 @@ def _assumptions(report: ScaleReport) -> PageSection:
         ("fabric", f"{fabric.name}: {_source_text(fabric.sources)}"),
         ("calibration", calibration_sentence(request)),
     ]
+    if said := price_sentence(request.cluster, report.study.costs):
+        rows.append(("price", said))
     if report.study.with_failures:
         rows.append(("failures", f"{rates.value.scope}: {rates.value.source}"))
         rows.append(("range of failures", rates.reason))

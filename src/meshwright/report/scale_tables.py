@@ -10,9 +10,11 @@ from meshwright.planner.scaling import (
     ScaleCurve,
     ScalePoint,
     Sensitivity,
+    Study,
     exposed_data_parallel_s,
     replica_devices,
 )
+from meshwright.planner.training import price_sentence
 from meshwright.report.quantities import memory, percent, rate, seconds
 from meshwright.report.scale_study import ScaleReport
 from meshwright.report.text_table import TextTable
@@ -116,7 +118,16 @@ def _training_table(curve: ScaleCurve) -> TextTable:
         title="Training" if tokens is None else f"Training of {format_count(tokens)} tokens",
         headings=headings,
         rows=[[cells[h] for h in headings] for cells in columns],
+        caption=_price_caption(curve.study),
     )
+
+
+def _price_caption(study: Study) -> str:
+    """The price behind the costs; where none is known, the way to give one."""
+    if study.num_tokens is None:
+        return ""
+    said = price_sentence(study.request.cluster, study.costs)
+    return f"price: {said or 'none is known, give costs.usd_per_device_hour'}"
 
 
 def _scale_of(curve: ScaleCurve) -> tuple[float, float]:

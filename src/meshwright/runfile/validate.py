@@ -12,6 +12,7 @@ from meshwright.runfile import schema
 from meshwright.runfile.document import RunFileDocument
 from meshwright.runfile.problems import KeyPath, RunFileProblem
 from meshwright.runfile.synonyms import key_for
+from meshwright.units import digits_hint
 
 _MISSING = "is missing"
 _TYPES = {
@@ -119,7 +120,7 @@ def _type_hint(kind: str, got: object) -> str | None:
         word = _YAML_1_1_BOOLEANS.get(got.lower())
         return word and f"write {word}"
     if kind in ("int_type", "float_type") and isinstance(got, str):
-        return "write the number without quotes" if _reads_as_number(got) else None
+        return "write the number without quotes" if _reads_as_number(got) else digits_hint(got)
     return None
 
 

@@ -104,7 +104,12 @@ def test_look_ups_take_their_name_as_a_keyword_too():
     ("name", "hint"),
     [
         ("mi355x", "mi355x-1x1 is one device, mi355x-8x1 one node"),
-        ("GB200-72", "gb200-1x1 is one device, gb200-4x1 one node"),
+        ("GB200-72", "72 devices are gb200-4x18"),
+        ("8xh100", "8 devices are h100-8x1"),
+        ("16 x H100", "16 devices are h100-8x2"),
+        ("h100:4", "4 devices are h100-4x1"),
+        ("h100x13", "13 devices are h100-1x13 with one in each node; nodes of 8 are h100-8x1, h100-8x2"),
+        ("tpu-v5p*8", "8 devices are tpu-v5p-4x2"),
         ("a potato", "meshwright catalog"),
     ],
 )

@@ -46,6 +46,11 @@ def test_every_synonym_is_of_a_command_that_exists():
         (["plan", "--global-batch-size", "8"], "the option is `--gbs`"),
         (["scale", "--num-gpus", "8"], "the option is `--cluster`"),
         (["catalog", "models", "--seq-length", "8"], "see `meshwright catalog --help`"),
+        (["plan", "--task", "lora"], "set the key of the run file: --set task=VALUE"),
+        (
+            ["plan", "--budget", "5000"],
+            "cost and days of several sizes: meshwright scale --devices 64,128,256 --tokens N",
+        ),
         (["plan", "--objectiv", "time"], "did you mean '--objective'?"),
     ],
 )
@@ -53,3 +58,32 @@ def test_an_option_of_another_tool_leads_to_ours(meshwright, typed, hint):
     outcome = meshwright(*typed)
     assert outcome.exit_code == 2
     assert outcome.stderr.splitlines()[1] == f"hint: {hint}"
+
+
+@pytest.mark.parametrize(
+    ("typed", "digits"),
+    [
+        (["plan", "--seq", "128k"], "128000 or 131072"),
+        (["plan", "--gbs", "8,192"], "8192"),
+        (["scale", "--tokens", "15T"], "15000000000000"),
+        (["scale", "--tokens", "many"], None),
+    ],
+)
+def test_numbers_with_a_suffix_are_refused_with_their_digits(meshwright, typed, digits):
+    outcome = meshwright(*typed)
+    assert outcome.exit_code == 2
+    assert (f"write the digits: {digits}" in outcome.stderr) is (digits is not None)
+
+
+def test_every_answer_with_a_price_says_which(meshwright):
+    described = ["--model", "qwen3-0.6b", "--cluster", "h100-8x1", "--gbs", "64", "--seq", "4096"]
+    asked = {
+        "plan": ["--objective", "cost", "--top", "1"],
+        "scale": ["--devices", "8,16", "--tokens", "1e9"],
+    }
+    for command, options in asked.items():
+        said = " ".join(meshwright(command, *described, *options).stdout.split())
+        assert "12.29 USD per device-hour, Azure" in said
+        assert "2025-06-10; the market: " in said
+        own = meshwright(command, *described, *options, "--set", "costs.usd_per_device_hour=2")
+        assert "2 USD per device-hour, as the run states; the market: " in " ".join(own.stdout.split())

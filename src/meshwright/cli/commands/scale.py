@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from meshwright.cli.options import (
+    AmountType,
     calibration_option,
     count_option,
     description_options,
@@ -35,7 +36,7 @@ def _finite(ctx: click.Context, param: click.Parameter, number: float | None) ->
 
 
 def _positive(name: str, destination: str, metavar: str, text: str) -> Any:
-    return click.option(name, destination, type=float, callback=_finite, metavar=metavar, help=text)
+    return click.option(name, destination, type=AmountType(), callback=_finite, metavar=metavar, help=text)
 
 
 @verb(
