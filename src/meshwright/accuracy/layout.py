@@ -91,6 +91,7 @@ def _degrees(row: CsvRow, num_devices: int, sharding: Sharding, notes: list[str]
     tensor, pipeline, context, data = (row.count(c) for c in ("tp", "pp", "cp", "dp"))
     if tensor is None and pipeline is None and not _is_data_parallel(row, num_devices, sharding, notes):
         raise CannotPredictError(Reason.NO_PARALLELISM)
+    tensor, context = _in_devices(row, tensor, context, notes)
     width = (tensor or 1) * (pipeline or 1) * (context or 1)
     if num_devices % width:
         raise CannotPredictError(
@@ -103,6 +104,27 @@ def _degrees(row: CsvRow, num_devices: int, sharding: Sharding, notes: list[str]
     return _Degrees(
         tensor=tensor or 1, pipeline=pipeline or 1, context=context or 1, data=num_devices // width
     )
+
+
+_CORES = re.compile(r"1 chip = (\d+)[^;]*JAX devices")
+
+
+def _in_devices(
+    row: CsvRow, tensor: int | None, context: int | None, notes: list[str]
+) -> tuple[int | None, int | None]:
+    """Tensor and context degrees in chips, where the row counts the cores of a chip as devices of JAX.
+
+    MaxText lays its mesh with the tensor axis innermost, then context: the cores of a chip lie along the first of them.
+    """
+    counted = _CORES.search(row.text("notes"))
+    cores = int(counted[1]) if counted else 1
+    for name, degree in (("tensor", tensor), ("context", context)):
+        if cores > 1 and degree and degree > 1:
+            if degree % cores:
+                break
+            notes.append(f"{name} parallelism {degree} of cores, {cores} a chip: {degree // cores} of chips")
+            return (degree // cores, context) if name == "tensor" else (tensor, degree // cores)
+    return tensor, context
 
 
 def _is_data_parallel(row: CsvRow, num_devices: int, sharding: Sharding, notes: list[str]) -> bool:
@@ -175,6 +197,8 @@ def _batch(
         raise CannotPredictError(
             Reason.INCONSISTENT, f"batch {batch} over {degrees.data} data-parallel ranks"
         )
+    if micro is None and "per_device_batch_size=" in row.text("notes") and degrees.pipeline == 1:
+        micro = batch // degrees.data  # MaxText's whole batch is one micro-batch unless it accumulates
     if micro is None:
         micro = _missing_micro_batch(batch // degrees.data, steps, degrees.pipeline, software, notes)
     if batch % (micro * degrees.data):
@@ -309,7 +333,9 @@ _MODULES = (
 )
 """Patterns of the modules that selective recomputation names."""
 
+_QKV_KEPT = ("norm", "activation", "core_attention", "mlp", "moe")
 _POLICIES = (
+    (r"qkv_proj_offloaded|save_qkv_proj", _QKV_KEPT, "keeps queries, keys and values"),
     (r"per-op sac|toml default", ("norm", "activation", "alternate_matmuls"), "torchtitan's selective op"),
     (r"minimal", ("norm", "activation"), "keeps every GEMM output"),
     (r"save_dot_with_no_batch", ("norm", "activation", "core_attention"), "keeps the outputs of projections"),
@@ -317,7 +343,7 @@ _POLICIES = (
 """Named policies, their nearest modules, and a description."""
 
 _WHOLE_LAYERS = (
-    r"custom|full|qkv_proj_offloaded|recompute_|selective layer|all\b|every|whole|block|uniform|\d+ layers|ac$"
+    r"custom|full|recompute_|selective layer|all\b|every|whole|block|uniform|\d+ layers|ac$"
     r"|(?:activation|gradient)[-_ ]?(?:check-?point|recomput)"
 )
 """Beginnings that mean whole layers. Block and uniform are the ways in which Megatron-LM chooses them."""
@@ -330,6 +356,8 @@ def _recompute(
 ) -> tuple[Recompute, tuple[str, ...], int | None]:
     """Kind, modules and layers per pipeline rank of recomputation."""
     text = stated(row.text("recompute"))
+    if text == "custom":
+        text = _kept_tensors(row.text("notes")) or _recipe_recompute(model, degrees, software) or text
     if not text:
         text = _recipe_recompute(model, degrees, software)
         notes.append(
@@ -352,6 +380,21 @@ def _recompute(
         modules = ("core_attention",)
         notes.append(f"recomputation '{text}' read as core_attention")
     return Recompute.SELECTIVE, modules, None
+
+
+_KEPT = re.compile(r"\b(\w+?)(?:_0|_1)?=(?:device|offload)\b")
+"""Tensors that MaxText's remat_policy=custom keeps, as its options name them."""
+
+
+def _kept_tensors(notes: str) -> str:
+    """Modules that are recomputed where notes list the kept tensors; empty where they list no projection."""
+    kept = set(_KEPT.findall(notes))
+    if not kept & {"query_proj", "qkv_proj"}:
+        return ""
+    modules = ["norm", "activation"]
+    modules += [] if "context" in kept else ["core_attn"]
+    modules += [] if "mlpwi" in kept else ["mlp", "moe"]
+    return f"selective modules={modules}"
 
 
 def _recipe_recompute(model: Model, degrees: _Degrees, software: Software) -> str:

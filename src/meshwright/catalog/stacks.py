@@ -44,6 +44,7 @@ class StackFacts:
     releases: tuple[Release, ...] = ()
     unfused_norm: bool = False
     overlaps_data: bool = False
+    stops_recompute: bool = False  # before the last GEMM of a layer, whose output no gradient needs
     rates_of: str = ""  # the stack whose measured rates stand for this one; empty: its own
     eager: bool = False
     gathers_keys: bool = False  # of context ranks before attention, which is one kernel then

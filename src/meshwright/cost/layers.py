@@ -55,6 +55,9 @@ the softmax's sum and of the output (Transformer Engine, context_parallel.py, At
 EXPERT_GEMMS = 2
 """Of an expert's forward pass: gate and up joined, and down."""
 
+LAST_COLLECTIVE = 1 / 4
+"""Share of the tensor-parallel collectives of a layer's forward pass that follows its last GEMM."""
+
 Parts = dict[str, PassTimes]
 """Component -> seconds of one layer."""
 
@@ -352,14 +355,21 @@ def _expert_parallel(s: StepContext) -> PassTimes:
 
 
 def _recomputed(s: StepContext, compute: LayerCompute, parts: Parts, *, is_moe: bool) -> PassTimes:
-    """Forward work that the backward pass repeats, mean over a rank's layers."""
+    """Forward work that the backward pass repeats, mean over a rank's layers.
+
+    Where recomputation stops early, the last GEMM of a dense layer and what follows it do not run again. That of a
+    mixture does: the gradients of the router's weights need the experts' outputs.
+    """
     plan = s.plan
+    last_s = 0.0
     if is_moe:
         activation_s, module, gemm_s = compute.moe_activation_s, "moe", compute.experts.forward_s
         module_s = compute.experts.forward_s + compute.router.forward_s + parts["expert_parallel"].forward_s
     else:
         activation_s, module, gemm_s = compute.activation_s, "mlp", compute.dense_ffn.forward_s
-        module_s = gemm_s
+        last_s = s.rates.stops_recompute * gemm_s / s.model.ffn_matrices
+        module_s = gemm_s - last_s
+        last_s = last_s + s.rates.stops_recompute * LAST_COLLECTIVE * parts["tensor_parallel"].forward_s
     chosen = (
         plan.recomputes("core_attention") * compute.attention_core.forward_s
         + plan.recomputes("norm") * compute.norm_s
@@ -370,7 +380,7 @@ def _recomputed(s: StepContext, compute: LayerCompute, parts: Parts, *, is_moe: 
     )
     per_rank = np.maximum(s.model.num_layers / plan.pipeline, 1)
     share = np.where(plan.recompute_layers >= 0, np.minimum(plan.recompute_layers / per_rank, 1.0), 1.0)
-    whole = share * _sum(parts, "forward_s")
+    whole = share * (_sum(parts, "forward_s") - last_s)
     again = np.where(plan.recompute == FULL, whole, np.where(plan.recompute == SELECTIVE, chosen, 0.0))
     return _backward_free(0.0, again)
 

@@ -61,6 +61,7 @@ class SystemFacts(Table):
     unfused_attention: Array
     unfused_norm: Array
     overlaps_data: Array
+    stops_recompute: Array  # 1: recomputation ends before the last GEMM of a layer
     ring_attention: Array  # 1: attention of context ranks is a kernel for each part of the keys
     deduplicates: Array  # 1: expert dispatch sends one copy for each node
     copies_rows: Array  # 1: to each rank that holds a part of an expert
@@ -90,6 +91,7 @@ class SystemRates(Table):
     network: Network
     host_bytes_per_s: Array
     overlaps_data: Array
+    stops_recompute: Array
     ring_attention: Array
     deduplicates: Array
     copies_rows: Array
@@ -173,6 +175,11 @@ def _host_expert_share(features: Features) -> float:
     return shares[features.cuda_graphs or CudaGraphs.NONE]
 
 
+def _stops_recompute(accelerator: Accelerator, facts: StackFacts) -> int:
+    """1 where recomputation ends before the last GEMM; oneDNN's on a CPU saves its inputs after it has run."""
+    return int(facts.stops_recompute and accelerator.name != "cpu" and accelerator.output_tiles)
+
+
 def _attention_tile(features: Features) -> int:
     return ATTENTION_TILES.get(features.attention, ATTENTION_TILE) if features.attention else ATTENTION_TILE
 
@@ -213,6 +220,7 @@ def system_facts(
         unfused_attention=int(features.attention is AttentionKernel.UNFUSED),
         unfused_norm=int(facts.unfused_norm),
         overlaps_data=int(facts.overlaps_data),
+        stops_recompute=_stops_recompute(accelerator, facts),
         ring_attention=int(not facts.gathers_keys),
         deduplicates=int(features.dispatcher is not Dispatcher.ALL_TO_ALL),
         copies_rows=int(facts.copies_rows),
@@ -289,6 +297,7 @@ def join(facts: SystemFacts, values: Mapping[str, Array], bf16: Mapping[str, Arr
         network=network,
         host_bytes_per_s=facts.host_bytes_per_s,
         overlaps_data=facts.overlaps_data,
+        stops_recompute=facts.stops_recompute,
         ring_attention=facts.ring_attention,
         deduplicates=facts.deduplicates,
         copies_rows=facts.copies_rows,

@@ -99,6 +99,7 @@ MECHANISMS = (
         parameters=_without_levels("tensor_overlap", "fusion"),
     ),
     Mechanism(name="formats on the wire", facts={"wire_gradient_bytes": 0.0, "wire_parameter_bytes": 0.0}),
+    Mechanism(name="recomputation that stops early", facts={"stops_recompute": 0.0}),
     Mechanism(name="waves of output tiles", facts={"num_units": 0.0}),
     Mechanism(name="power limit", parameters=_saturated),
     Mechanism(name="rates by die", parameters=_without_levels("die_format", "device_format")),

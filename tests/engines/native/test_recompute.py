@@ -16,11 +16,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from meshwright.calibration.memory import memory_constants
+from meshwright.catalog.stacks import stack_facts
 from meshwright.cost.memory.activations import layer_bytes
 from meshwright.cost.tables import BatchTable, model_row, plan_row, precision_row
 from meshwright.engines.native import output_recomputation
 from meshwright.engines.native.check import check_plan
 from meshwright.engines.native.recompute import recompute
+from meshwright.kernels import linear
 from meshwright.kernels.attention import blockwise
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
 from meshwright.specs.precision import PRECISIONS
@@ -251,3 +253,35 @@ def test_recomputation_composes(plans, equals_one_process):
 )
 def test_what_would_not_be_honoured_is_refused(plan, words):
     assert words in "; ".join(problem.reason for problem in check_plan(plan, run=run_of("dense")))
+
+
+class Products(TorchDispatchMode):
+    """Counts matrix products."""
+
+    num = 0
+
+    def __torch_dispatch__(self, operation, types, inputs=(), named=None):
+        self.num += operation in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+        return operation(*inputs, **(named or {}))
+
+
+@pytest.mark.usefixtures("_fused")
+def test_recomputation_stops_before_the_last_gemm_of_a_layer(monkeypatch):
+    """`stops_recompute` of the stack (`catalog/data/stacks.toml`) says so. GEMMs are PyTorch's, as on a GPU."""
+    monkeypatch.setattr(linear, "IS_BETTER_WITH_ONEDNN", False)
+    counted = []
+    for plan in (Plan(), Plan(recompute=Recompute.FULL)):
+        built = build_model(run_of("dense").model, device="cpu")
+        init_weights(built, seed=1)
+        recompute([built.layers["0"]], plan=plan)
+        x_BTD = torch.randn(2, 16, 64, requires_grad=True)
+        layout = built.layout(torch.arange(16).expand(2, -1), None)
+        with Products() as forward:
+            out_BTD = built.layers["0"](x_BTD, layout)
+        with Products() as backward:
+            out_BTD.square().sum().backward()
+        counted.append((forward.num, backward.num))
+    (forward, backward), (again, with_recompute) = counted
+    assert again == forward
+    assert with_recompute - backward == forward - 1
+    assert stack_facts("native").stops_recompute

@@ -199,3 +199,61 @@ def test_experts_need_ranks_and_divisibility(read_one: ReadOne) -> None:
     assert missing.conditions
     assert missing.conditions.plan.expert == 1
     assert "no expert parallelism" in missing.assumed
+
+
+@pytest.mark.parametrize(
+    ("notes", "modules"),
+    [
+        ("remat_policy=custom, decoder_layer_input=offload", None),
+        (
+            "query_proj=offload, key_proj=offload, out_proj=offload",
+            {"norm", "activation", "core_attention", "mlp"},
+        ),
+        ("context=device, query_proj=device, mlpwo=device", {"norm", "activation", "mlp"}),
+        ("context=device, qkv_proj=device, mlpwi_0=device, mlpwi_1=device", {"norm", "activation"}),
+        ("query_proj=remat, context=remat", None),
+    ],
+)
+def test_tensors_that_maxtext_keeps(
+    plan_of: Callable[..., Plan], notes: str, modules: set[str] | None
+) -> None:
+    plan = plan_of(framework="MaxText", recompute="custom", notes=notes)
+    if modules is None:
+        assert plan.recompute is Recompute.FULL
+    else:
+        assert set(plan.recompute_modules) - {"moe"} == modules
+
+
+def test_custom_recomputation_is_that_of_the_recipe(plan_of: Callable[..., Plan]) -> None:
+    shape = dict.fromkeys(("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "framework_version"), "")
+    cells = shape | {"model": "Llama3.1-70B", "gpu": "TPU7x", "framework": "MaxText", "recompute": "custom"}
+    source = "github:AI-Hypercomputer/tpu-recipes training/ironwood/README.md"
+    read = plan_of(**cells, source=source, date="2026-03-01")
+    assert set(read.recompute_modules) == {"norm", "activation", "mlp"}
+    assert plan_of(**cells, source="elsewhere", date="2026-03-01").recompute is Recompute.FULL
+
+
+@pytest.mark.parametrize(
+    ("cells", "tensor", "context"),
+    [
+        ({"cp": 8}, 1, 4),
+        ({"tp": 2, "cp": 4}, 1, 4),
+        ({"tp": 4, "cp": 1}, 2, 1),
+        ({"tp": 1, "cp": 3}, 1, 3),
+        ({"tp": 1, "cp": 1}, 1, 1),
+    ],
+)
+def test_degrees_in_cores_become_degrees_in_chips(
+    plan_of: Callable[..., Plan], cells: dict[str, object], tensor: int, context: int
+) -> None:
+    notes = "per chip (1 chip = 2 TensorCores / JAX devices); synthetic data"
+    plan = plan_of(
+        **{"tp": 1, "pp": 1, "num_gpus": 48, "gpus_per_node": 4, "dp": "", "gbs": 48} | cells, notes=notes
+    )
+    assert (plan.tensor, plan.context) == (tensor, context)
+
+
+def test_a_batch_per_device_is_one_micro_batch(plan_of: Callable[..., Plan]) -> None:
+    cells = {"mbs": "", "grad_accum": "", "gbs": 128, "seq_len": 8192}
+    assert plan_of(**cells).micro_batch == 1  # the whole batch of a replica does not fit
+    assert plan_of(**cells, notes="per_device_batch_size=32").micro_batch == 128 // plan_of(**cells).data

@@ -195,6 +195,20 @@ class TestRecompute:
         forward = sum(p.forward_s for name, p in parts.dense.items() if name != "gather")
         assert parts.dense["recompute"].input_s == pytest.approx(forward)
 
+    def test_a_stack_that_stops_early_leaves_out_the_last_gemm_and_its_collective(self, case):
+        for plan in (Plan(data_shard=32), Plan(tensor=8, data_shard=4)):
+            c = case(plan=replace(plan, recompute=Recompute.FULL))
+            whole, early = (parts_of(c.with_rates(stops_recompute=stops)).dense for stops in (0, 1))
+            down = whole["ffn"].forward_s / 3
+            scatter = whole["tensor_parallel"].forward_s / 4
+            saved = whole["recompute"].input_s - early["recompute"].input_s
+            assert saved == pytest.approx(down + scatter)
+
+    def test_experts_outputs_are_needed_again(self, case):
+        c = case(model="mixtral-8x7b", plan=Plan(data_shard=32, expert=8, recompute=Recompute.FULL))
+        whole, early = (parts_of(c.with_rates(stops_recompute=stops)).moe for stops in (0, 1))
+        assert whole["recompute"].input_s == early["recompute"].input_s
+
     @pytest.mark.parametrize(("layers", "share"), [(0, 0.0), (8, 0.25), (32, 1.0), (99, 1.0), (None, 1.0)])
     def test_some_layers(self, case, layers, share):
         whole = self.again_s(case, recompute=Recompute.FULL)
