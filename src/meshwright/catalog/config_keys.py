@@ -366,6 +366,15 @@ def in_layers(attention: Attention, layers: Sequence[bool]) -> Attention:
     num = sum(layers)
     if all(layers[len(layers) - num :]):
         return replace(attention, num_windowed_layers=num, window_pattern=())
+    return replace(attention, num_windowed_layers=0, window_pattern=shortest_pattern(layers))
+
+
+def shortest_pattern(layers: Sequence[bool]) -> tuple[bool, ...]:
+    """The shortest pattern that, repeated, gives `layers`.
+
+    >>> shortest_pattern([True, False, True, False, True])
+    (True, False)
+    """
     lengths = range(1, len(layers) + 1)
     period = next(n for n in lengths if all(layers[i] == layers[i % n] for i in range(len(layers))))
-    return replace(attention, num_windowed_layers=0, window_pattern=tuple(layers[:period]))
+    return tuple(layers[:period])

@@ -14,7 +14,7 @@ from typing import Any
 from meshwright.catalog import family_configs as configs
 from meshwright.catalog import family_shapes as shapes
 from meshwright.catalog import family_tensors as tensors
-from meshwright.catalog import sparse_configs
+from meshwright.catalog import linear_configs, sparse_configs
 from meshwright.catalog.config_keys import ConfigKeys
 from meshwright.catalog.family_tensors import FusedTensor
 from meshwright.specs.model import Experts, Model
@@ -208,6 +208,21 @@ _RECORDS = (  # a model that names no family gets the first that fits
         model_type="nemotron_h",
         read=configs.read_nemotron_h,
         not_trained="state-space layers: it is planned and estimated, Megatron-LM and NeMo train it",
+    ),
+    *(
+        ModelFamily(
+            architecture=architecture,
+            model_type=model_type,
+            read=read,
+            not_trained="layers of linear attention: it is planned and estimated, Megatron-LM and NeMo train it",
+        )
+        for architecture, model_type, read in (
+            ("Qwen3NextForCausalLM", "qwen3_next", linear_configs.read_qwen3_next),
+            ("Qwen3_5ForCausalLM", "qwen3_5_text", linear_configs.read_qwen3_5),
+            ("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", linear_configs.read_qwen3_5_moe),
+            ("OlmoHybridForCausalLM", "olmo_hybrid", linear_configs.read_olmo_hybrid),
+            ("KimiLinearForCausalLM", "kimi_linear", linear_configs.read_kimi_linear),
+        )
     ),
 )
 

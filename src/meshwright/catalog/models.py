@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 from meshwright.catalog.entries import CatalogKind, by_name, entry, names
@@ -10,6 +11,8 @@ from meshwright.specs.model import (
     Attention,
     AttentionKind,
     Experts,
+    LinearAttention,
+    LinearKind,
     Model,
     NormPlacement,
     Rope,
@@ -42,12 +45,14 @@ def model(name: str) -> Model:
     attention = dict(values.pop("attention"))
     experts = values.pop("experts", None)
     windowed_rope, state_space = values.pop("windowed_rope", None), values.pop("state_space", None)
+    linear = values.pop("linear_attention", None)
     return Model(
         name=found.name,
         attention=_attention(attention),
         experts=None if experts is None else _experts(dict(experts)),
         rope=_rope(dict(values.pop("rope", {}))),
         state_space=None if state_space is None else StateSpace(**state_space),
+        linear_attention=None if linear is None else _linear_attention(dict(linear)),
         windowed_rope=None if windowed_rope is None else _rope(dict(windowed_rope)),
         activation=Activation(values.pop("activation", Activation.SILU)),
         norm_placement=NormPlacement(values.pop("norm_placement", NormPlacement.BEFORE)),
@@ -69,6 +74,12 @@ def _attention(values: dict) -> Attention:
 
 def _compression(values: dict) -> Compression:
     return Compression(strides=tuple(values.pop("strides")), **values)
+
+
+def _linear_attention(values: dict) -> LinearAttention:
+    kind, pattern = LinearKind(values.pop("kind", LinearKind.GDN)), values.pop("pattern", None)
+    linear = LinearAttention(kind=kind, **values)
+    return linear if pattern is None else replace(linear, pattern=tuple(pattern))
 
 
 def _rope(values: dict) -> Rope:

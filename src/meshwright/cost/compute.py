@@ -26,6 +26,7 @@ import numpy as np
 
 from meshwright.arrays import Array, Table
 from meshwright.calibration.correction import EfficiencyCorrection
+from meshwright.cost import linear_attention
 from meshwright.cost.adapters import adapter_passes
 from meshwright.cost.attention import (
     FUSED_BACKWARD_GEMMS,
@@ -181,6 +182,7 @@ class LayerCompute:
     router: PassTimes  # scores, top-k, permutation
     adapters: PassTimes
     state_space: PassTimes  # of a hybrid, mean over its layers
+    linear_attention: PassTimes  # mean over all layers
     elementwise: PassTimes  # norms, residual, rotary embedding, casts of one dense layer
     moe_elementwise: PassTimes
     head: PassTimes  # output matrix and loss
@@ -212,6 +214,7 @@ def layer_compute(s: LayerShapes) -> LayerCompute:
             model, plan, tokens, bytes_per_s=s.streaming_bytes_per_s, kernel_s=rates.kernel_s
         ),
         state_space=_state_space(s),
+        linear_attention=_linear_attention(s),
         elementwise=kernels.of_layer(is_moe=False) + starts,
         moe_elementwise=kernels.of_layer(is_moe=True) + starts,
         head=_head(s),
@@ -305,7 +308,7 @@ def _attention_gemm(s: LayerShapes) -> tuple[PassTimes, PassTimes]:
     """(all projections, the part of them that expands MLA's latent)."""
     model, t, tokens, h = s.model, s.plan.tensor, s.tokens, s.model.hidden
     nq, nkv, d, dv = model.num_heads, model.num_kv_heads, model.qk_dim, model.v_dim
-    grouped_query = _linear(s, tokens, (nq * d + nkv * (d + dv)) / t, h)
+    grouped_query = _linear(s, tokens, (nq * d * (1 + model.output_gate) + nkv * (d + dv)) / t, h)
     output = _linear(s, tokens, h, nq * dv / t)
     if not np.any(model.is_mla):
         return _or_shared(s, grouped_query + output), NO_PASSES
@@ -382,6 +385,30 @@ def _state_space(s: LayerShapes) -> PassTimes:
     )  # fmt: skip
     scan = PassTimes(forward_s=forward, input_s=BACKWARD_RATIO * forward, weight_s=0.0)
     return projections.times(model.state_space_share) + scan
+
+
+def _linear_attention(s: LayerShapes) -> PassTimes:
+    """Layers of linear attention: projections, convolution, norms, gates, and the delta rule."""
+    model, rates, t, h = s.model, s.rates, s.plan.tensor, s.model.hidden
+    if not np.any(model.linear_share):
+        return NO_PASSES
+    outputs, between = linear_attention.projected(model)
+    projections = _linear(s, s.tokens, (outputs - between) / t + between, h)
+    projections = projections + _linear(s, s.tokens, h, model.linear_values / t)
+    if np.any(between):
+        projections = projections + _linear(
+            s, s.tokens, (model.linear_keys + model.linear_values) / t, between / 2, bf16=True
+        )
+    elements = s.tokens * linear_attention.elementwise_elements_per_token(model) / t
+    rest = memory_bound(
+        elements * rates.elementwise_factor * s.element_s + linear_attention.KERNELS * rates.kernel_s
+    )
+    rule = linear_attention.rule_passes(
+        model, tokens=s.tokens, seq_len=s.batch.seq_len, tensor=t,
+        flops_per_s=rates.bf16_flops_per_s * rates.attention_forward_ratio,
+        bytes_per_s=s.streaming_bytes_per_s, num_units=rates.num_units,
+    )  # fmt: skip
+    return (projections + rest + rule).times(model.linear_share)
 
 
 def _experts(s: LayerShapes) -> PassTimes:

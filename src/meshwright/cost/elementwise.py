@@ -50,6 +50,9 @@ read all K streams, the block's input is read from all and written, and all are 
 ROTARY_ACCESSES = 3
 """Per element of queries and keys. Assumed, as above."""
 
+GATE_ACCESSES = 3
+"""Per output of gated attention: it and the gate are read, and their product written."""
+
 BIAS_ACCESSES = 14
 """Per output of an expert with a bias, which is added weighted with the router's probability: product, sum, joining of
 the experts' parts and the cast back are four kernels, three of them in fp32, 28 bytes in all (Megatron-Core 0.16,
@@ -233,14 +236,15 @@ def _expert_bias_s(s: LayerShapes) -> Array:
 
 
 def _rotary_accesses(model: ModelTable) -> Array:
-    """Elements per token that rotary embedding and norms of queries and keys read or write, over all heads."""
+    """Elements per token that rotary embedding, norms of queries and keys and the output's gate read or write."""
     grouped = ROTARY_ACCESSES * (model.num_heads + model.num_kv_heads) * model.qk_dim
     head_norms = 2 * (model.num_heads + model.num_kv_heads) * model.qk_dim * (model.head_norm_width > 0)
     # Latent attention rotates a part of each query in place. Keys and values come from one GEMM: the kernel reads both,
     # and writes the keys with the rotated part that all heads share, and the values.
     expanded = model.qk_dim - model.rope_dim + model.v_dim
     latent = model.num_heads * (2 * model.rope_dim + expanded + model.qk_dim + model.v_dim)
+    gate = model.output_gate * GATE_ACCESSES * model.num_heads * model.v_dim
     # Norm of heads, rotation of a part in place, and rotation of the outputs back.
     shared = (2 * model.qk_dim + 4 * model.rope_dim) * model.num_heads
-    whole = np.where(model.is_mla > 0, latent, grouped + head_norms)
+    whole = np.where(model.is_mla > 0, latent, grouped + head_norms + gate)
     return np.where(model.is_shared > 0, shared, whole)

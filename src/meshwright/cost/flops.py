@@ -24,6 +24,7 @@ from enum import StrEnum
 import numpy as np
 
 from meshwright.arrays import Array
+from meshwright.cost import linear_attention
 from meshwright.cost.sparse_attention import (
     added_keys,
     compressor_parameters,
@@ -67,7 +68,7 @@ class Parameters:
 def attention_parameters(model: ModelTable) -> Array:
     """Parameters of one attention block, without those of indexers and compressed keys."""
     h, nq, d, dv = model.hidden, model.num_heads, model.qk_dim, model.v_dim
-    grouped = h * d * nq + h * model.num_kv_heads * (d + dv)
+    grouped = h * d * nq * (1 + model.output_gate) + h * model.num_kv_heads * (d + dv)
     query = np.where(model.q_rank > 0, h * model.q_rank + model.q_rank * nq * d, h * nq * d)
     latent = h * (model.kv_rank + model.rope_dim) + model.kv_rank * nq * (d - model.rope_dim + dv)
     whole = np.where(model.is_mla, query + latent, grouped) + nq * dv * h
@@ -128,6 +129,7 @@ def _layer(model: ModelTable) -> _Layer:
     every = attention_parameters(model) + compressor_parameters(model) + indexer_parameters(model)
     attention = model.attention_share * every
     attention = attention + model.state_space_share * state_space_matrices(model)
+    attention = attention + model.linear_share * linear_attention.matrices(model)
     dense = _feed_forward(model, model.ffn, model.ffn_bias, hidden=h) * model.ffn_share
     expert = _feed_forward(model, model.expert_ffn, model.expert_bias, hidden=model.expert_hidden)
     router = (h + model.expert_bias) * model.num_experts + model.shared_gate * h + 2 * h * model.latent
@@ -139,6 +141,7 @@ def _layer(model: ModelTable) -> _Layer:
     norm = norm + sparse_norm_parameters(model) + stream_parameters(model)
     every_layer = model.num_norms * h * (1 + model.norm_bias)
     norm = every_layer + model.attention_share * (norm - every_layer)
+    norm = norm + model.linear_share * linear_attention.other_parameters(model)
     return _Layer(
         attention=attention,
         dense=dense,
@@ -231,6 +234,7 @@ def model_flops_per_token(
         for num, m in ((model.num_layers, model), (model.num_mtp_layers, prediction_module(model)))
     ]
     core = core + scored[0] + scored[1]
+    core = core + model.num_layers * model.linear_share * linear_attention.model_flops_per_token(model)
     lora = model.num_layers * parameters.lora_layer
     weight = np.where(model.lora_rank > 0, 4 * parameters.active + 6 * lora, 6 * parameters.active)
     return weight + 3 * core

@@ -31,6 +31,7 @@ from meshwright.cost.compute import LayerCompute
 from meshwright.cost.flops import Parameters
 from meshwright.cost.groups import Groups
 from meshwright.cost.layer_shapes import LayerShapes
+from meshwright.cost.linear_attention import KERNELS, convolved
 from meshwright.cost.overlap import exposed_s
 from meshwright.cost.passes import PassTimes, total_of
 from meshwright.cost.rates import SystemRates
@@ -142,6 +143,7 @@ def layer_parts(s: StepContext, compute: LayerCompute) -> LayerParts:
         "context_parallel": _context_parallel(s, compute.attention_core),
         "adapters": compute.adapters,
         "state_space": compute.state_space,
+        "linear_attention": compute.linear_attention,
     }
     dense = common | {
         "ffn": compute.dense_ffn,
@@ -214,7 +216,7 @@ def _host_s(s: StepContext) -> tuple[Array, Array]:
 def _launches(s: StepContext) -> Array:
     """Launches of a layer's forward pass over those without adapters and context parallelism."""
     parts = s.rates.ring_attention * s.plan.context * (s.plan.context > 1)
-    more = NUM_GEMMS * s.model.num_adapters + RING_KERNELS * parts
+    more = NUM_GEMMS * s.model.num_adapters + RING_KERNELS * parts + KERNELS * s.model.linear_share
     return 1 + more / (GEMM_KERNELS + s.rates.device.elementwise_kernels)
 
 
@@ -396,7 +398,8 @@ def _offloaded(s: StepContext, parts: Parts, ffn_width: Array) -> PassTimes:
     split = np.where(s.plan.sequence_parallel > 0, t, 1)
     heads = model.num_heads * (model.qk_dim + model.v_dim) + model.num_kv_heads * (model.qk_dim + model.v_dim)
     width = 4 * model.blocks * model.hidden / split
-    width = width + (model.attention_share * heads + model.ffn_matrices * ffn_width) / t
+    linear = model.linear_share * (convolved(model) + 3 * model.linear_values)
+    width = width + (model.attention_share * heads + linear + model.ffn_matrices * ffn_width) / t
     size = s.tokens * width * s.precision.activation_bytes * s.rates.offloaded_activations
     copy = size / s.rates.host_bytes_per_s
     slowdown = 1 + s.rates.overlap_slowdown_ratio

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.arrays import Array
+from meshwright.cost.linear_attention import projected
 from meshwright.cost.stages import StageLayers
 from meshwright.cost.tables import ModelTable, PlanTable
 
@@ -44,7 +45,11 @@ def attention_flops(model: ModelTable) -> Array:
     attention = attention + model.index_share * indexer
     inputs = model.state_inner + model.state_convolved + model.state_heads
     state_space = iteration_flops(inputs, h) + iteration_flops(h, model.state_inner)
-    return model.attention_share * attention + model.state_space_share * state_space
+    outputs, between = projected(model)
+    linear = iteration_flops(outputs, h) + iteration_flops(h, model.linear_values)
+    linear = linear + iteration_flops(between / 2, model.linear_keys + model.linear_values)
+    hybrid = model.state_space_share * state_space + model.linear_share * linear
+    return model.attention_share * attention + hybrid
 
 
 def rank_flops(model: ModelTable, plan: PlanTable, layers: StageLayers) -> Array:

@@ -20,6 +20,8 @@ from meshwright.specs.model import (
     Attention,
     AttentionKind,
     BlockKind,
+    Experts,
+    LinearKind,
     Lora,
     Model,
     NormPlacement,
@@ -77,6 +79,7 @@ class ModelTable(Table):
     head_norm_width: Array  # weights of the norms of queries and keys
     norms_all_heads: Array  # 0 or 1: queries and keys are normalised over all heads together
     num_sinks: Array  # of a layer
+    output_gate: Array  # 0 or 1: a projection as wide as the queries gates the output
     caps_scores: Array  # 0 or 1: no fused kernel computes them
     num_norms: Array  # of a layer, without those of queries and keys
     norms_inputs: Array  # 0 or 1: inputs of attention and feed-forward are normalised
@@ -104,7 +107,9 @@ class ModelTable(Table):
     single_block: (
         Array  # 0 or 1: a hybrid, whose layers hold one block each; a layer is then the mean of all kinds
     )
-    attention_share: Array  # of the layers: those with attention; 1 but in hybrids
+    attention_share: (
+        Array  # of the layers: those with attention; 1 but in hybrids and beside linear attention
+    )
     ffn_share: Array  # of those without mixtures, in a hybrid of all
     moe_share: Array  # of those with mixtures, in a hybrid of all
     state_space_share: Array
@@ -129,6 +134,15 @@ class ModelTable(Table):
     pooled_share: Array  # those that attend to all compressed keys
     pooled_stride: Array  # tokens of such a key
     streams: Array  # residual streams
+    linear_share: Array  # of the layers: those with linear attention
+    linear_per_channel: Array  # 0 or 1: its states decay by channel
+    linear_keys: Array  # width of its keys, and of its queries
+    linear_values: Array  # width of its values
+    linear_heads: Array  # of values
+    linear_key_dim: Array  # of a head
+    linear_value_dim: Array
+    linear_kernel: Array
+    linear_chunk: Array  # tokens
     lora_rank: Array  # 0: every parameter is trained
     num_adapters: Array  # of a layer
     lora_column_inputs: Array  # of a layer's adapted matrices whose outputs are split over tensor ranks
@@ -270,31 +284,25 @@ def model_row(model: Model, *, lora: Lora | None = None) -> ModelTable:
         head_norm_width=_head_norm_width(a),
         norms_all_heads=int(a.qk_norm and a.qk_norm_across_heads),
         num_sinks=a.num_heads if a.sinks else 0,
+        output_gate=int(a.output_gate),
         caps_scores=int(a.score_cap > 0),
         num_norms=_num_norms(model),
         norms_inputs=int(model.norm_placement is not NormPlacement.AFTER),
         ffn=model.ffn_hidden if model.share_of(BlockKind.FEED_FORWARD) else 0,
         ffn_matrices=3 if model.gated_ffn else 2,
         ffn_bias=int(model.ffn_bias),
-        num_experts=x.num_experts if x else 0,
-        top_k=x.top_k if x else 0,
-        expert_ffn=x.ffn_hidden if x else 0,
-        expert_hidden=(x.latent if x else 0) or model.hidden,
-        latent=x.latent if x else 0,
-        expert_bias=int(x.bias) if x else 0,
-        shared_ffn=x.shared_hidden if x else 0,
-        shared_gate=int(x.shared_gate) if x else 0,
-        groups_per_token=x.groups_per_token if x else 0,
+        **_experts(x, hidden=model.hidden),
         tied=int(model.tied_embeddings),
         **_predictions(model),
         learned_positions=model.learned_positions,
         norm_bias=int(model.norm_bias),
         single_block=int(bool(model.layer_pattern)),
-        attention_share=model.share_of(BlockKind.ATTENTION),
+        attention_share=model.share_of(BlockKind.ATTENTION) - model.linear_share,
         ffn_share=model.share_of(BlockKind.FEED_FORWARD),
         moe_share=model.share_of(BlockKind.MIXTURE),
         state_space_share=model.share_of(BlockKind.STATE_SPACE),
         **_state_space(model.state_space),
+        **_linear_attention(model),
         **_sparse(model),
         **_adapters(model, lora),
     )
@@ -302,11 +310,17 @@ def model_row(model: Model, *, lora: Lora | None = None) -> ModelTable:
 
 def prediction_module(model: ModelTable) -> ModelTable:
     """The model with one of its prediction modules in place of a layer: a hybrid's module has several blocks, and
-    that of DeepSeek-V4 has a window alone."""
+    that of DeepSeek-V4 has a window alone; beside linear attention it has full attention."""
     if np.any(np.asarray(model.is_shared) * model.num_mtp_layers):
         others = np.where(np.asarray(model.is_shared) > 0, 0, 1)
         names = ("index_share", "selected_share", "pooled_share")
         model = replace(model, **{name: others * getattr(model, name) for name in names})
+    if np.any(np.asarray(model.linear_share) * model.num_mtp_layers):
+        model = replace(
+            model,
+            attention_share=model.attention_share + model.linear_share,
+            linear_share=0 * model.linear_share,
+        )
     if not np.any(np.asarray(model.single_block) * model.num_mtp_layers):
         return model
     is_hybrid = np.asarray(model.single_block) > 0
@@ -336,7 +350,7 @@ def _predictions(model: Model) -> dict[str, int]:
     }
 
 
-def _adapters(model: Model, lora: Lora | None) -> dict[str, int]:
+def _adapters(model: Model, lora: Lora | None) -> dict[str, float]:
     columns, rows = _adapted_shapes(model, lora) if lora else ((0, 0), (0, 0))
     return {
         "lora_rank": lora.rank if lora else 0,
@@ -350,6 +364,20 @@ def _adapters(model: Model, lora: Lora | None) -> dict[str, int]:
             lora is not None and bool({"query", "key", "value", QKV} & set(lora.targets))
         ),
         "adapts_ffn": int(lora is not None and bool({"gate", "up", "down"} & set(lora.targets))),
+    }
+
+
+def _experts(x: Experts | None, *, hidden: int) -> dict[str, int]:
+    return {
+        "num_experts": x.num_experts if x else 0,
+        "top_k": x.top_k if x else 0,
+        "expert_ffn": x.ffn_hidden if x else 0,
+        "expert_hidden": (x.latent if x else 0) or hidden,
+        "latent": x.latent if x else 0,
+        "expert_bias": int(x.bias) if x else 0,
+        "shared_ffn": x.shared_hidden if x else 0,
+        "shared_gate": int(x.shared_gate) if x else 0,
+        "groups_per_token": x.groups_per_token if x else 0,
     }
 
 
@@ -388,6 +416,21 @@ def _sparse(model: Model) -> dict[str, float]:
     }
 
 
+def _linear_attention(model: Model) -> dict[str, float]:
+    m = model.linear_attention
+    return {
+        "linear_share": model.linear_share,
+        "linear_per_channel": int(m is not None and m.kind is LinearKind.KDA),
+        "linear_keys": m.keys if m else 0,
+        "linear_values": m.values if m else 0,
+        "linear_heads": m.num_value_heads if m else 0,
+        "linear_key_dim": m.key_head_dim if m else 0,
+        "linear_value_dim": m.value_head_dim if m else 0,
+        "linear_kernel": m.conv_kernel if m else 0,
+        "linear_chunk": m.chunk_size if m else 1,
+    }
+
+
 def _num_norms(model: Model) -> int:
     if model.layer_pattern:
         return 1
@@ -400,15 +443,26 @@ def _head_norm_width(a: Attention) -> int:
     return a.head_dim * (a.num_heads + a.num_kv_heads if a.qk_norm_across_heads else 2)
 
 
-def _adapted_shapes(model: Model, lora: Lora) -> tuple[tuple[int, int], tuple[int, int]]:
-    """(inputs, outputs) of a layer's adapted matrices, summed: of those split by outputs, of those split by inputs."""
+def _adapted_shapes(model: Model, lora: Lora) -> tuple[tuple[float, float], tuple[float, float]]:
+    """(inputs, outputs) of a layer's adapted matrices, summed: of those split by outputs, of those split by inputs.
+
+    Beside linear attention, which has no adapters, of the mean layer.
+    """
     a, h, f = model.attention, model.hidden, model.ffn_hidden
     q, k, v = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim, a.num_kv_heads * a.v_dim
     outputs = {"query": q, "key": k, "value": v, QKV: q + k + v, "gate": f, "up": f}
     inputs = {"output": a.num_heads * a.v_dim, "down": f}
-    columns = [outputs[target] for target in lora.targets if target in outputs]
-    rows = [inputs[target] for target in lora.targets if target in inputs]
-    return (h * len(columns), sum(columns)), (sum(rows), h * len(rows))
+    share = {
+        target: 1 if target in ("gate", "up", "down") else 1 - model.linear_share for target in lora.targets
+    }
+    columns, rows = (
+        [(h * share[t], widths[t] * share[t]) for t in lora.targets if t in widths]
+        for widths in (outputs, inputs)
+    )
+    return (
+        (sum(c[0] for c in columns), sum(c[1] for c in columns)),
+        (sum(r[1] for r in rows), sum(r[0] for r in rows)),
+    )
 
 
 def plan_row(plan: Plan) -> PlanTable:

@@ -104,7 +104,7 @@ def model_parts(model: Model, *, has: Mapping[str, Any] = MappingProxyType({})) 
         )
 
 
-HYBRID_PARTS = ("state_space", "layer_pattern", "mtp_pattern")
+HYBRID_PARTS = ("state_space", "layer_pattern", "mtp_pattern", "linear_attention")
 
 SPARSE_PARTS = (
     "attention.indexer", "attention.compression", "attention.output_groups", "residual_streams",
@@ -125,7 +125,14 @@ def sparse_attention(model: Model) -> Iterator[Unsupported]:
 
 
 def hybrids(model: Model) -> Iterator[Unsupported]:
-    """Layers of state space, or of one block each."""
+    """Layers of state space, of linear attention, or of one block each."""
+    if model.linear_attention:
+        yield Unsupported(
+            key="model.linear_attention",
+            reason=f"{model.name} has layers of linear attention ({model.linear_attention.kind}), which no engine here "
+            "builds",
+            hint="`plan` and `estimate` cost it; Megatron-LM and NeMo train Gated DeltaNet",
+        )
     if model.layer_pattern:
         yield Unsupported(
             key="model.layer_pattern",

@@ -71,10 +71,15 @@ class WeightBytes:
 def served(model: Model) -> Model:
     """The model without prediction modules, which only speculative decoding loads.
 
-    Raises InputError for a hybrid and for compressed attention: states and caches of such layers are not modelled.
+    Raises InputError for hybrids, compressed and linear attention: states and caches of such layers are not modelled.
     """
     if model.attention.kind is AttentionKind.SHARED:
         raise InputError(f"{model.name}: serving models with compressed attention is not estimated")
+    if model.linear_attention is not None:
+        raise InputError(
+            f"{model.name}: serving models with linear attention is not estimated",
+            hint="its states have one size whatever the context; `plan` and `estimate` cost its training",
+        )
     if model.layer_pattern:
         raise InputError(f"{model.name}: serving models with state-space layers is not estimated")
     return replace(model, num_mtp_layers=0)

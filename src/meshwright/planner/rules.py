@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from meshwright.arrays import Array, Mask
 from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS, chunks_allowed, column_of
-from meshwright.cost.tables import RECOMPUTES, PlanTable, WeightCache
+from meshwright.cost.tables import RECOMPUTES, ModelTable, PlanTable, WeightCache
 from meshwright.planner.engines import EngineFacts, LegalityContext, Rule, Scope, Severity
 from meshwright.specs.plan import RECOMPUTE_MODULES, SCHEDULES, AxisOrder, Recompute, Schedule, Sharding
 
@@ -31,6 +31,11 @@ def num_micro_batches(context: LegalityContext, plan: PlanTable) -> Array:
 def has_schedule(plan: PlanTable, *schedules: Schedule) -> NDArray[np.bool_]:
     """True where the plan's schedule is one of `schedules`."""
     return np.isin(plan.schedule, [SCHEDULES.index(s) for s in schedules])
+
+
+def linear_key_heads(model: ModelTable) -> Array:
+    """Key heads of linear attention."""
+    return model.linear_keys // np.maximum(model.linear_key_dim, 1)
 
 
 def has_experts(context: LegalityContext) -> bool:
@@ -228,6 +233,23 @@ RULES: tuple[Rule, ...] = (
         says=lambda s, p: (
             f"tensor {p.tensor} does not divide the {s.model.output_groups} groups of the output projection"
         ),
+    ),
+    Rule(
+        name="linear attention heads",
+        scope=Scope.SHAPE,
+        holds=lambda s, p: (
+            is_divisor(p.tensor, s.model.linear_heads) & is_divisor(p.tensor, linear_key_heads(s.model))
+        ),
+        says=lambda s, p: (
+            f"tensor {p.tensor} does not divide the {linear_key_heads(s.model)} key and {s.model.linear_heads} value "
+            "heads of linear attention"
+        ),
+    ),
+    Rule(
+        name="linear attention context",
+        scope=Scope.SHAPE,
+        holds=lambda s, p: (p.context == 1) | (s.model.linear_share == 0),
+        says=lambda s, p: f"context {p.context}: linear attention over context ranks is not estimated",
     ),
     Rule(
         name="vocabulary",

@@ -38,6 +38,7 @@ COMPONENTS: dict[str, Component] = {
         ("ffn", "feed-forward", ComponentFamily.MATRIX),
         ("experts", "experts", ComponentFamily.MATRIX),
         ("state_space", "state space", ComponentFamily.MATRIX),
+        ("linear_attention", "linear attention", ComponentFamily.MATRIX),
         ("adapters", "adapters", ComponentFamily.MEMORY),
         ("casts", "casts to 8 bits", ComponentFamily.MEMORY),
         ("head", "head and loss", ComponentFamily.MATRIX),

@@ -12,8 +12,17 @@ from meshwright import catalog
 from meshwright.errors import MeshwrightError
 from meshwright.runfile import schema
 from meshwright.runfile.problems import BelowError
-from meshwright.specs.model import Attention, AttentionKind, Experts, Model, Rope, RopeScaling, StateSpace
-from meshwright.specs.model_parts import pattern_problems, sparse_problems
+from meshwright.specs.model import (
+    Attention,
+    AttentionKind,
+    Experts,
+    LinearAttention,
+    Model,
+    Rope,
+    RopeScaling,
+    StateSpace,
+)
+from meshwright.specs.model_parts import linear_problems, pattern_problems, sparse_problems
 from meshwright.specs.sparse_attention import Compression, Indexer
 
 T = TypeVar("T")
@@ -47,10 +56,12 @@ def inline_model(given: schema.InlineModel) -> Model:
             "family",
             "unsupported",
             "state_space",
+            "linear_attention",
         ),
         attention=_inline_attention(given),
         experts=None if x is None else _inline_experts(x),
         state_space=given.state_space and same_fields(StateSpace, given.state_space),
+        linear_attention=given.linear_attention and same_fields(LinearAttention, given.linear_attention),
         rope=_inline_rope(given.rope, key="rope"),
         windowed_rope=given.windowed_rope and _inline_rope(given.windowed_rope, key="windowed_rope"),
         family=given.family or "",
@@ -59,6 +70,8 @@ def inline_model(given: schema.InlineModel) -> Model:
         raise BelowError("layer_pattern", "; ".join(problems), got=model.layer_pattern or None)
     if problems := list(sparse_problems(model)):
         raise BelowError("attention", "; ".join(problems), got=None)
+    if problems := list(linear_problems(model)):
+        raise BelowError("linear_attention", "; ".join(problems))
     return model
 
 

@@ -34,6 +34,7 @@ from meshwright.specs.model import (
     Activation,
     AttentionKind,
     BaseFormat,
+    LinearKind,
     NormPlacement,
     RopeScaling,
     Router,
@@ -201,6 +202,7 @@ class InlineAttention(RunFileSection):
     output_groups: SizeOrZero = 0
     indexer: InlineIndexer | None = None
     compression: InlineCompression | None = None
+    output_gate: bool = False
 
 
 class InlineExperts(RunFileSection):
@@ -255,6 +257,24 @@ class InlineStateSpace(RunFileSection):
     bias: bool = False
 
 
+class InlineLinearAttention(RunFileSection):
+    """`specs.model.LinearAttention`."""
+
+    kind: Annotated[LinearKind, _Lax] = LinearKind.GDN
+    num_key_heads: Size
+    num_value_heads: Size
+    key_head_dim: Size
+    value_head_dim: Size
+    conv_kernel: Size = 4
+    chunk_size: Size = 64
+    pattern: Annotated[tuple[bool, ...], _Lax, Field(min_length=1, max_length=10_000)] = (
+        True,
+        True,
+        True,
+        False,
+    )
+
+
 class InlineModel(RunFileSection):
     """`specs.model.Model`."""
 
@@ -269,6 +289,7 @@ class InlineModel(RunFileSection):
     activation: Annotated[Activation, _Lax] = Activation.SILU
     experts: InlineExperts | None = None
     state_space: InlineStateSpace | None = None
+    linear_attention: InlineLinearAttention | None = None
     layer_pattern: Annotated[str, Field(max_length=10_000)] = ""
     tied_embeddings: bool = False
     num_mtp_layers: SizeOrZero = 0

@@ -116,6 +116,7 @@ class Attention:
     output_groups: int = 0
     indexer: Indexer | None = None  # queries attend to selected keys (DeepSeek-V3.2, GLM-5, DeepSeek-V4)
     compression: Compression | None = None  # SHARED: keys that stand for several tokens
+    output_gate: bool = False  # the output is multiplied by a sigmoid of one more projection (Qwen3-Next)
 
     @property
     def v_dim(self) -> int:
@@ -193,6 +194,41 @@ class StateSpace:
         return self.inner + 2 * self.num_groups * self.state_size
 
 
+class LinearKind(StrEnum):
+    """Decay of the states of a layer of linear attention."""
+
+    GDN = "gdn"  # Gated DeltaNet (Yang, Kautz and Hatamizadeh 2024, arXiv 2412.06464): a number per head
+    KDA = "kda"  # Kimi Delta Attention (Kimi Team 2025, arXiv 2510.26692): a number per channel of the keys
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearAttention:
+    """Linear attention by the gated delta rule, in place of the attention of the layers that `pattern` names.
+
+    Projections, a short convolution over queries, keys and values, the rule in chunks of tokens, and a gated norm.
+    Each value head has a state of key_head_dim x value_head_dim numbers, however long the context is.
+    """
+
+    kind: LinearKind = LinearKind.GDN
+    num_key_heads: int  # and query heads; each serves as many value heads
+    num_value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    conv_kernel: int = 4
+    chunk_size: int = 64  # tokens whose scores are computed as a matrix (flash-linear-attention)
+    pattern: tuple[bool, ...] = (True, True, True, False)  # True: linear; repeated over the layers
+
+    @property
+    def keys(self) -> int:
+        """Width of all keys, and of all queries."""
+        return self.num_key_heads * self.key_head_dim
+
+    @property
+    def values(self) -> int:
+        """Width of all values."""
+        return self.num_value_heads * self.value_head_dim
+
+
 class BaseFormat(StrEnum):
     """Format of the frozen matrices of the layers while adapters are trained."""
 
@@ -241,6 +277,7 @@ class Model:
     activation: Activation = Activation.SILU  # of gated blocks; others have GELU
     experts: Experts | None = None
     state_space: StateSpace | None = None  # of a hybrid
+    linear_attention: LinearAttention | None = None  # of some layers, which have it in place of attention
     layer_pattern: str = ""  # of a hybrid: a `BlockKind` for each layer, which holds that alone
     tied_embeddings: bool = False
     num_mtp_layers: int = 0  # multi-token prediction modules (DeepSeek-V3, section 2.2)
@@ -285,6 +322,17 @@ class Model:
         if not self.layer_pattern:
             return 0 if kind is BlockKind.STATE_SPACE else 1
         return self.layer_pattern.count(kind) / len(self.layer_pattern)
+
+    @property
+    def linear_layers(self) -> tuple[bool, ...]:
+        """For each layer True if it has linear attention."""
+        pattern = self.linear_attention.pattern if self.linear_attention else (False,)
+        return tuple(pattern[index % len(pattern)] for index in range(self.num_layers))
+
+    @property
+    def linear_share(self) -> float:
+        """Share of the layers with linear attention."""
+        return sum(self.linear_layers) / self.num_layers if self.linear_attention else 0
 
     @property
     def windowed_layers(self) -> tuple[bool, ...]:

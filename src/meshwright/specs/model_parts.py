@@ -40,6 +40,7 @@ ABSENT: Mapping[str, Any] = MappingProxyType(
         "attention.compression": None,
         "attention.output_groups": 0,
         "residual_streams": 1,
+        "attention.output_gate": False,
         "ffn_bias": False,
         "experts.bias": False,
         "experts.shared_gate": False,
@@ -49,11 +50,14 @@ ABSENT: Mapping[str, Any] = MappingProxyType(
         "layer_pattern": "",
         "mtp_pattern": "",
         "mtp_shared": False,
+        "linear_attention": None,
     }
 )
 """The parts, with the value of a model that lacks them."""
 
-NOT_BUILT = frozenset(("ffn_bias", "experts.shared_gate", "experts.latent", "mtp_shared"))
+NOT_BUILT = frozenset(
+    ("ffn_bias", "experts.shared_gate", "experts.latent", "mtp_shared", "attention.output_gate")
+)
 """Those that the native engine has no modules for."""
 
 GPT_OSS: Mapping[str, Any] = MappingProxyType(
@@ -97,10 +101,12 @@ def contradictions(model: Model) -> Iterator[str]:
             "score_divisor": a.score_divisor,
             "qk_norm": a.qk_norm,
             "windowed_rope": model.windowed_rope,
+            "output_gate": a.output_gate,
         }
         yield from (f"latent attention has no {name}" for name, value in has.items() if value)
     yield from pattern_problems(model)
     yield from sparse_problems(model)
+    yield from linear_problems(model)
     yield from _group_problems(model.experts)
     if a.qk_norm_across_heads and not a.qk_norm:
         yield "qk_norm_across_heads needs qk_norm"
@@ -201,6 +207,20 @@ def _module_problems(model: Model) -> Iterator[str]:
         yield "num_mtp_layers of a hybrid needs mtp_pattern, which says what a prediction module holds"
     if other := sorted(set(model.mtp_pattern) - set(model.layer_pattern)):
         yield f"mtp_pattern names {', '.join(map(repr, other))}, which layer_pattern does not have"
+
+
+def linear_problems(model: Model) -> Iterator[str]:
+    """Layers of linear attention that are none, and what the cost model has no formula for beside them."""
+    linear = model.linear_attention
+    if linear is None:
+        return
+    if not any(linear.pattern):
+        yield "linear_attention.pattern names no layer"
+    if linear.num_value_heads % linear.num_key_heads:
+        heads = f"{linear.num_value_heads} and {linear.num_key_heads}"
+        yield f"value heads of linear attention are a multiple of its key heads, here {heads}"
+    absent = {"sliding windows": model.num_windowed_layers, "layer_pattern": model.layer_pattern}
+    yield from (f"a model with linear_attention has no {name}" for name, value in absent.items() if value)
 
 
 def _problems(rope: Rope, head_dim: int, *, kind: AttentionKind) -> Iterator[str]:

@@ -42,6 +42,7 @@ PRESENT = {
     "attention.score_divisor": 100,
     "attention.score_cap": 50.0,
     "attention.sinks": True,
+    "attention.output_gate": True,
     "ffn_bias": True,
     "experts.bias": True,
     "experts.shared_gate": True,

@@ -177,6 +177,8 @@ CASES = [
     ("state-space heads", Plan(tensor=16, data_shard=4), {"model": "nemotron-h-8b", "engine": "any"}),
     ("state-space context", Plan(context=2, data_shard=32), {"model": "nemotron-h-8b", "engine": "any"}),
     ("output groups", Plan(tensor=16, data_shard=4), {"model": "deepseek-v4-flash", "engine": "any"}),
+    ("linear attention heads", Plan(tensor=32, data_shard=2), {"model": "qwen3.5-9b", "engine": "any"}),
+    ("linear attention context", Plan(context=2, data_shard=32), {"model": "qwen3.5-9b", "engine": "any"}),
     ("stored activations", Plan(data_shard=64, recompute=Recompute.FULL), {"feed_forward": "int8"}),
     ("stored activations",
      Plan(data_shard=64, recompute=Recompute.FULL, stored_activations=("feed_forward",)), {}),

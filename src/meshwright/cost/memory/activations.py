@@ -38,6 +38,7 @@ import numpy as np
 
 from meshwright.arrays import Array
 from meshwright.calibration.memory import MemoryConstants
+from meshwright.cost import linear_attention
 from meshwright.cost.sparse_attention import (
     has_sparse_attention,
     indexer_bytes_per_token,
@@ -246,7 +247,7 @@ def _modules(
     key_value = e * np.where(is_mla, nq, nkv) * (d + dv) * share
     expanded = e * nq * d * share + key_value
     latent = np.where(is_mla, e * (2 * model.q_rank + 2 * model.kv_rank + model.rope_dim), 0)
-    output = (e * nq * dv + 4 * nq) * share
+    output = (e * nq * dv * (1 + 2 * model.output_gate) + 4 * nq) * share  # gated: gate and product as well
     indexer: Array = 0.0
     if has_sparse_attention(model):
         expanded = expanded + sparse_bytes_per_token(model, batch.seq_len, e, share)
@@ -254,6 +255,7 @@ def _modules(
     # A hybrid's layer holds one block: a mean layer has shares of each kind, and half of two blocks' residuals.
     attention, ffn, mixture, blocks = model.attention_share, model.ffn_share, model.moe_share, model.blocks
     state_space = model.state_space_share * kept_bytes_per_token(model) * share
+    linear = model.linear_share * linear_attention.kept_bytes_per_token(model, precision) * share
     probabilities = _probabilities(model, batch, constants, e * share, share)
     of_others = constants.gathers_keys * (plan.context - 1) * key_value
     expert_share, routed = share * plan.expert_tensor, model.top_k * constants.busiest_expert_ratio
@@ -266,10 +268,11 @@ def _modules(
         + indexer
         + stream_bytes_per_token(model, e) * stream
         + state_space
+        + linear
         + dropped,
         norm=((attention_input + ffn_input) * gathered + 2 * norm_copy * stream) * h * blocks,
         core_attention=attention * (probabilities + of_others),
-        mla_up_projection=np.where(is_mla, expanded, 0),
+        mla_up_projection=attention * np.where(is_mla, expanded, 0),
         activation=ffn * ffn_input * model.ffn * share,
         mlp=ffn * (before + in_ffn * constants.ffn_copies) * model.ffn * share,
         moe_activation=mixture * ffn_input * (routed * model.expert_ffn + model.shared_ffn) * share,

@@ -114,7 +114,7 @@ def _fused_adapters(lora: Lora, model: Model) -> Iterator[Unsupported]:
 
 
 def _model(model: Model) -> Iterator[Unsupported]:
-    if model.layer_pattern:
+    if model.layer_pattern or model.linear_attention:
         yield from refusals.hybrids(model)
         return
     if sparse := list(refusals.sparse_attention(model)):

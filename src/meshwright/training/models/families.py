@@ -35,6 +35,7 @@ def check_model(model: Model) -> None:
         ),
         (model.residual_streams > 1, "hyper-connections", f"residual_streams: {model.residual_streams}"),
         (bool(model.layer_pattern), "state-space or single-block layers", "layer_pattern"),
+        (model.linear_attention is not None, "layers of linear attention", "linear_attention"),
         (not model.gated_ffn, "feed-forward blocks without a gate", "gated_ffn: false"),
         (model.norm_bias, "norms with a bias", "norm_bias: true"),
         (
