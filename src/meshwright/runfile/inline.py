@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from meshwright import catalog
 from meshwright.errors import MeshwrightError
-from meshwright.runfile import schema
+from meshwright.runfile import model_schema
+from meshwright.runfile.fields import RunFileSection
 from meshwright.runfile.problems import BelowError
 from meshwright.specs.model import (
     Attention,
@@ -28,12 +29,12 @@ from meshwright.specs.sparse_attention import Compression, Indexer
 T = TypeVar("T")
 
 
-def same_fields(kind: type[T], section: schema.RunFileSection) -> T:
+def same_fields(kind: type[T], section: RunFileSection) -> T:
     """The dataclass whose fields are called like the section's keys; keys that it lacks are ignored."""
     return kind(**{f.name: getattr(section, f.name) for f in fields(kind)})  # pyright: ignore[reportArgumentType]
 
 
-def inline_model(given: schema.InlineModel) -> Model:
+def inline_model(given: model_schema.InlineModel) -> Model:
     """The model; omitted keys follow from the others. Raises `BelowError` where they disagree."""
     a, x = given.attention, given.experts
     num_dense_layers = given.num_layers if x is None else x.num_dense_layers
@@ -75,13 +76,13 @@ def inline_model(given: schema.InlineModel) -> Model:
     return model
 
 
-def changed_model(base: Model, changes: schema.ModelVariant) -> Model:
+def changed_model(base: Model, changes: model_schema.ModelVariant) -> Model:
     """`base` with the keys of `changes`. Raises `BelowError` where the two disagree."""
     given = changes.model_dump(exclude_unset=True, exclude={"base"})
     shapes = {key: value for key, value in asdict(base).items() if key != "unsupported"}
     shapes["family"] = base.family or None
     try:
-        section = schema.InlineModel.model_validate(_merged(shapes, given))
+        section = model_schema.InlineModel.model_validate(_merged(shapes, given))
     except ValidationError as errors:  # a section that the base does not have needs all of its keys
         key = ".".join(str(part) for part in errors.errors()[0]["loc"])
         raise BelowError(key, f"is missing: {base.name} does not have it") from None
@@ -99,7 +100,7 @@ def _merged(section: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, An
     return merged
 
 
-def _inline_rope(given: schema.InlineRope, *, key: str) -> Rope:
+def _inline_rope(given: model_schema.InlineRope, *, key: str) -> Rope:
     without_context = (RopeScaling.NONE, RopeScaling.LINEAR)
     if given.scaling not in without_context and not given.original_context:
         raise BelowError(f"{key}.original_context", f"is missing: scaling ({given.scaling}) needs it")
@@ -109,7 +110,7 @@ def _inline_rope(given: schema.InlineRope, *, key: str) -> Rope:
     return same_fields(Rope, given)
 
 
-def _inline_attention(given: schema.InlineModel) -> Attention:
+def _inline_attention(given: model_schema.InlineModel) -> Attention:
     a = given.attention
     num_kv_heads = a.num_kv_heads or a.num_heads
     if a.num_heads % num_kv_heads:
@@ -135,7 +136,7 @@ def _inline_attention(given: schema.InlineModel) -> Attention:
     )
 
 
-def _inline_experts(given: schema.InlineExperts) -> Experts:
+def _inline_experts(given: model_schema.InlineExperts) -> Experts:
     if given.top_k > given.num_experts:
         raise BelowError("experts.top_k", f"is more than num_experts ({given.num_experts})", got=given.top_k)
     if given.num_groups and given.num_experts % given.num_groups:
@@ -145,14 +146,14 @@ def _inline_experts(given: schema.InlineExperts) -> Experts:
     return same_fields(Experts, given)
 
 
-def _given(section: schema.RunFileSection, kind: type, *but: str) -> dict[str, Any]:
+def _given(section: RunFileSection, kind: type, *but: str) -> dict[str, Any]:
     return {f.name: getattr(section, f.name) for f in fields(kind) if f.name not in but}
 
 
 def catalogue_name(section: dict[str, Any]) -> str | None:
     """The catalogue's name of the model that a run file's section describes; None: it is no such model, or wrong."""
     try:
-        model = inline_model(schema.InlineModel.model_validate(section))
+        model = inline_model(model_schema.InlineModel.model_validate(section))
     except (ValidationError, MeshwrightError):  # which the run file says better, with its key
         return None
     known = ((name, catalog.model(name)) for name in catalog.model_names())

@@ -8,36 +8,41 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cache, reduce
-from operator import or_
-from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from functools import cache
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     Tag,
-    create_model,
 )
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticKnownError
 
 from meshwright.catalog.engines import planning_names
 from meshwright.kernels.operations import STORED_FORMATS
+from meshwright.runfile.fields import (
+    BelowOne,
+    Count,
+    CountOrZero,
+    Lax,
+    NotNegative,
+    Positive,
+    Ratio,
+    RunFileSection,
+    Size,
+    SizeOrZero,
+    Text,
+    Tokens,
+    whole,
+)
+from meshwright.runfile.model_schema import InlineModel, ModelVariant
 from meshwright.specs.features import AttentionKernel, CudaGraphs, Dispatcher, WireFormat
 from meshwright.specs.model import (
     QKV,
-    Activation,
-    AttentionKind,
     BaseFormat,
-    LinearKind,
-    NormPlacement,
-    RopeScaling,
-    Router,
 )
 from meshwright.specs.optimizers import OPTIMIZERS
 from meshwright.specs.plan import RECOMPUTE_MODULES, AxisOrder, Offload, Schedule
@@ -55,17 +60,6 @@ from meshwright.specs.run import (
     Task,
     Tracker,
 )
-
-
-def _whole(value: object) -> object:
-    """`15e12` is a float to YAML and a count to everybody else."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _readable(text: str) -> str:
-    if not text.isprintable() or not text.strip():
-        raise ValueError("must be printable text")
-    return text
 
 
 def _engine(value: object) -> object:
@@ -121,7 +115,6 @@ _Word, _Mapping, _Number, _Variant = Tag("(word)"), Tag("(mapping)"), Tag("(numb
 UNION_TAGS = {"(word)", "(mapping)", "(number)", "(variant)"}
 """Stand in the location of an error where a value may be of two kinds; no key is called so."""
 
-MAX_MTP_LAYERS = 16
 _SOURCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
@@ -134,206 +127,12 @@ def _stored_activations(value: object) -> object:
     return value
 
 
-_Lax = Field(strict=False)  # an enum from its value, a tuple from a list; what is inside stays strict
-
-Text = Annotated[str, Field(max_length=4096), AfterValidator(_readable)]
-Count = Annotated[int, BeforeValidator(_whole), Field(gt=0, le=10**9)]
-CountOrZero = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=10**9)]
-Size = Annotated[int, BeforeValidator(_whole), Field(gt=0, le=10**7)]
-SizeOrZero = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=10**7)]
-Workers = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=MAX_WORKERS)]
-Tokens = Annotated[int, BeforeValidator(_whole), Field(gt=0, le=10**17)]
-Positive = Annotated[float, Field(gt=0, le=1e12)]
-NotNegative = Annotated[float, Field(ge=0, le=1e12)]
-Ratio = Annotated[float, Field(ge=0, le=1)]
-BelowOne = Annotated[float, Field(ge=0, lt=1)]
+Workers = Annotated[int, BeforeValidator(whole), Field(ge=0, le=MAX_WORKERS)]
 SourceName = Annotated[str, AfterValidator(_source_name)]
 EngineName = Annotated[str, BeforeValidator(_engine)]
 OptimizerName = Annotated[str, BeforeValidator(_optimizer)]
 RecomputeModule = Annotated[str, AfterValidator(_recompute_module)]
 LoraTarget = Literal["query", "key", "value", "qkv", "output", "gate", "up", "down"]
-
-
-class RunFileSection(BaseModel):
-    """A mapping of the run file: its keys are known, its values are what they look like."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, protected_namespaces=())
-
-
-class InlineIndexer(RunFileSection):
-    """`specs.sparse_attention.Indexer`."""
-
-    num_heads: Size
-    head_dim: Size
-    top_k: Size
-    num_layers: SizeOrZero | None = None
-    is_trained: bool = True
-
-
-class InlineCompression(RunFileSection):
-    """`specs.sparse_attention.Compression`."""
-
-    strides: Annotated[tuple[SizeOrZero, ...], _Lax, Field(max_length=10_000)]
-    indexed_stride: Size = 4
-
-
-class InlineAttention(RunFileSection):
-    """`specs.model.Attention`, with usual values where a key is omitted."""
-
-    kind: Annotated[AttentionKind, _Lax] = AttentionKind.GQA
-    num_heads: Size
-    num_kv_heads: Size | None = None
-    head_dim: Size | None = None
-    value_head_dim: Size | None = None
-    query_lora_rank: SizeOrZero = 0
-    kv_lora_rank: SizeOrZero = 0
-    rope_head_dim: SizeOrZero = 0
-    window: SizeOrZero = 0
-    num_windowed_layers: SizeOrZero = 0
-    window_pattern: Annotated[tuple[bool, ...], _Lax, Field(max_length=10_000)] = ()
-    bias: bool = False
-    output_bias: bool | None = None
-    qk_norm: bool = False
-    qk_norm_across_heads: bool = False
-    score_divisor: SizeOrZero = 0
-    score_cap: NotNegative = 0.0
-    sinks: bool = False
-    output_lora_rank: SizeOrZero = 0
-    output_groups: SizeOrZero = 0
-    indexer: InlineIndexer | None = None
-    compression: InlineCompression | None = None
-    output_gate: bool = False
-
-
-class InlineExperts(RunFileSection):
-    """`specs.model.Experts`."""
-
-    num_experts: Size
-    top_k: Size
-    ffn_hidden: Size
-    num_shared: SizeOrZero = 0
-    shared_ffn_hidden: SizeOrZero | None = None
-    num_dense_layers: SizeOrZero = 0
-    router: Annotated[Router, _Lax] = Router.SOFTMAX
-    num_groups: SizeOrZero = 0
-    groups_per_token: SizeOrZero = 0
-    normalize_top_k: bool = True
-    routed_scale: Positive = 1.0
-    bias: bool = False
-    latent: SizeOrZero = 0
-    shared_gate: bool = False
-    num_hashed_layers: SizeOrZero = 0
-
-
-class InlineRope(RunFileSection):
-    """`specs.model.Rope`."""
-
-    theta: Positive = 10_000.0
-    scaling: Annotated[RopeScaling, _Lax] = RopeScaling.NONE
-    factor: Positive = 1.0
-    original_context: SizeOrZero = 0
-    low_frequency: Positive = 1.0
-    high_frequency: Positive = 4.0
-    beta_fast: Positive = 32.0
-    beta_slow: Positive = 1.0
-    mscale: NotNegative = 0.0
-    mscale_all_dims: NotNegative = 0.0
-    truncate: bool = True
-    rotated_share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    attention_factor: NotNegative = 0.0
-    short_factors: Annotated[tuple[Positive, ...], _Lax, Field(max_length=10_000)] = ()
-    long_factors: Annotated[tuple[Positive, ...], _Lax, Field(max_length=10_000)] = ()
-
-
-class InlineStateSpace(RunFileSection):
-    """`specs.model.StateSpace`."""
-
-    state_size: Size
-    num_heads: Size
-    head_dim: Size
-    num_groups: Size = 8
-    conv_kernel: Size = 4
-    chunk_size: Size = 128
-    bias: bool = False
-
-
-class InlineLinearAttention(RunFileSection):
-    """`specs.model.LinearAttention`."""
-
-    kind: Annotated[LinearKind, _Lax] = LinearKind.GDN
-    num_key_heads: Size
-    num_value_heads: Size
-    key_head_dim: Size
-    value_head_dim: Size
-    conv_kernel: Size = 4
-    chunk_size: Size = 64
-    pattern: Annotated[tuple[bool, ...], _Lax, Field(min_length=1, max_length=10_000)] = (
-        True,
-        True,
-        True,
-        False,
-    )
-
-
-class InlineModel(RunFileSection):
-    """`specs.model.Model`."""
-
-    name: Text = "inline"
-    hidden: Size
-    num_layers: Size
-    vocab: Size
-    attention: InlineAttention
-    ffn_hidden: SizeOrZero = 0
-    gated_ffn: bool = True
-    ffn_bias: bool = False
-    activation: Annotated[Activation, _Lax] = Activation.SILU
-    experts: InlineExperts | None = None
-    state_space: InlineStateSpace | None = None
-    linear_attention: InlineLinearAttention | None = None
-    layer_pattern: Annotated[str, Field(max_length=10_000)] = ""
-    tied_embeddings: bool = False
-    num_mtp_layers: SizeOrZero = 0
-    mtp_pattern: Annotated[str, Field(max_length=100)] = ""
-    mtp_shared: bool = False
-    residual_streams: Size = 1
-    learned_positions: SizeOrZero = 0
-    norm_bias: bool = False
-    norm_epsilon: Positive = 1e-5
-    norm_placement: Annotated[NormPlacement, _Lax] = NormPlacement.BEFORE
-    zero_centered_norms: bool = False
-    scaled_embeddings: bool = False
-    logit_cap: NotNegative = 0.0
-    rope: InlineRope = InlineRope()
-    windowed_rope: InlineRope | None = None
-    family: Text | None = None
-
-
-def _changes(section: type[RunFileSection]) -> Any:
-    """The keys of `section` and of those below it, all optional, for `create_model`."""
-    hints = get_type_hints(section, include_extras=True)
-    return {name: (_optional(hints[name]), None) for name in section.model_fields}
-
-
-def _optional(hint: Any) -> Any:
-    if isinstance(hint, type) and issubclass(hint, RunFileSection):
-        return create_model(f"{hint.__name__}Changes", __base__=RunFileSection, **_changes(hint))
-    if NoneType in get_args(hint) and any(isinstance(part, type) for part in get_args(hint)):
-        return reduce(or_, (_optional(part) for part in get_args(hint)))
-    return hint
-
-
-_MtpLayers = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=MAX_MTP_LAYERS)]
-_ModelChanges = create_model(
-    "_ModelChanges",
-    __base__=RunFileSection,
-    **_changes(InlineModel) | {"num_mtp_layers": (_MtpLayers, None)},
-)
-
-
-class ModelVariant(_ModelChanges):
-    """A named model with other shapes: any keys of `InlineModel` in addition to its own."""
-
-    base: Text
 
 
 class InlineLora(RunFileSection):
@@ -342,13 +141,13 @@ class InlineLora(RunFileSection):
     rank: Size = 16
     alpha: Positive = 32.0
     dropout: BelowOne = 0.0
-    targets: Annotated[tuple[LoraTarget, ...], _Lax, Field(min_length=1), AfterValidator(_lora_targets)] = (
+    targets: Annotated[tuple[LoraTarget, ...], Lax, Field(min_length=1), AfterValidator(_lora_targets)] = (
         "query",
         "key",
         "value",
         "output",
     )
-    base_format: Annotated[BaseFormat, _Lax] = BaseFormat.FULL
+    base_format: Annotated[BaseFormat, Lax] = BaseFormat.FULL
 
 
 class SourceSection(RunFileSection):
@@ -403,19 +202,19 @@ class OptimizerSection(RunFileSection):
 
     name: OptimizerName = "adamw"
     learning_rate: Positive = 3e-4
-    betas: Annotated[tuple[BelowOne, BelowOne], _Lax] = (0.9, 0.95)
+    betas: Annotated[tuple[BelowOne, BelowOne], Lax] = (0.9, 0.95)
     epsilon: Positive = 1e-8
     weight_decay: NotNegative = 0.1
     gradient_clip: Positive | None = 1.0
-    schedule: Annotated[LearningRateSchedule, _Lax] = LearningRateSchedule.COSINE
+    schedule: Annotated[LearningRateSchedule, Lax] = LearningRateSchedule.COSINE
     warmup_steps: CountOrZero = 0
     final_ratio: Ratio = 0.1
     decay_ratio: Ratio = 0.1
-    states: Annotated[StateFormat, _Lax] = StateFormat.FP32
+    states: Annotated[StateFormat, Lax] = StateFormat.FP32
     momentum: BelowOne = 0.95
     nesterov: bool = True
-    newton_schulz_steps: Annotated[int, BeforeValidator(_whole), Field(gt=0, lt=100)] = 5
-    adjust_learning_rate: Annotated[LearningRateAdjustment, _Lax] = LearningRateAdjustment.MATCH_RMS_ADAMW
+    newton_schulz_steps: Annotated[int, BeforeValidator(whole), Field(gt=0, lt=100)] = 5
+    adjust_learning_rate: Annotated[LearningRateAdjustment, Lax] = LearningRateAdjustment.MATCH_RMS_ADAMW
     adamw_learning_rate: Positive | None = None
 
 
@@ -431,7 +230,7 @@ class InlineCluster(RunFileSection):
 class RecomputeSection(RunFileSection):
     """Either the modules or the number of layers whose activations are computed again."""
 
-    modules: Annotated[tuple[RecomputeModule, ...], _Lax, Field(min_length=1)] | None = None
+    modules: Annotated[tuple[RecomputeModule, ...], Lax, Field(min_length=1)] | None = None
     layers: CountOrZero | None = None
 
 
@@ -445,8 +244,8 @@ class ParallelSection(RunFileSection):
     context: Count = 1
     pipeline: Count = 1
     virtual_pipeline: Count = 1
-    layers_per_stage: Annotated[tuple[SizeOrZero, ...], _Lax, Field(min_length=1)] | None = None
-    schedule: Annotated[Schedule, _Lax] | None = None
+    layers_per_stage: Annotated[tuple[SizeOrZero, ...], Lax, Field(min_length=1)] | None = None
+    schedule: Annotated[Schedule, Lax] | None = None
     expert: Count = 1
     expert_tensor: Count = 1
     sharding: Literal["none", "optimizer", "gradients", "parameters"] = "optimizer"
@@ -454,8 +253,8 @@ class ParallelSection(RunFileSection):
         Annotated[Literal["none", "selective", "full"], _Word] | Annotated[RecomputeSection, _Mapping],
         Discriminator(_kind),
     ] = "none"
-    offload: Annotated[Offload, _Lax] = Offload.NONE
-    axis_order: Annotated[AxisOrder, _Lax] = AxisOrder.PIPELINE_OUTERMOST
+    offload: Annotated[Offload, Lax] = Offload.NONE
+    axis_order: Annotated[AxisOrder, Lax] = AxisOrder.PIPELINE_OUTERMOST
 
 
 class StackSection(RunFileSection):
@@ -463,18 +262,18 @@ class StackSection(RunFileSection):
 
     framework: Text | None = None
     vintage: Annotated[float, Field(ge=2015, lt=2100)] | None = None
-    cuda_graphs: Annotated[CudaGraphs, _Lax] | None = None
-    dispatcher: Annotated[Dispatcher, _Lax] | None = None
+    cuda_graphs: Annotated[CudaGraphs, Lax] | None = None
+    dispatcher: Annotated[Dispatcher, Lax] | None = None
     overlaps_experts: bool | None = None
     drops_tokens: bool | None = None
     capacity_factor: Annotated[float, Field(gt=0, le=64)] | None = None
-    attention: Annotated[AttentionKernel, _Lax] | None = None
+    attention: Annotated[AttentionKernel, Lax] | None = None
     fp8_attention: bool | None = None
     compiles: bool | None = None
     overlaps_tensor: bool | None = None
     fuses_experts: bool | None = None
-    gradient_format: Annotated[WireFormat, _Lax] | None = None
-    parameter_format: Annotated[WireFormat, _Lax] | None = None
+    gradient_format: Annotated[WireFormat, Lax] | None = None
+    parameter_format: Annotated[WireFormat, Lax] | None = None
     offloaded_activations: Annotated[float, Field(ge=0, le=1)] | None = None
     expert_imbalance: Annotated[float, Field(ge=1, le=64)] | None = None
 
@@ -516,7 +315,7 @@ class FaultsSection(RunFileSection):
     not_finite: Literal["stop", "skip", "roll_back"] = "stop"
     spike: Literal["ignore", "stop", "skip", "roll_back"] = "ignore"
     spike_deviations: Positive = 6.0
-    spike_window: Annotated[int, BeforeValidator(_whole), Field(ge=8, le=10**4)] = 128
+    spike_window: Annotated[int, BeforeValidator(whole), Field(ge=8, le=10**4)] = 128
     max_events: CountOrZero = 10
 
 
@@ -535,7 +334,7 @@ class TrainSection(RunFileSection):
     compile: bool = False
     checkpoint: CheckpointSection | None = None
     evaluate: EvaluateSection | None = None
-    trackers: Annotated[tuple[Annotated[Tracker, _Lax], ...], _Lax] = ()
+    trackers: Annotated[tuple[Annotated[Tracker, Lax], ...], Lax] = ()
     faults: FaultsSection = FaultsSection()
 
 
@@ -543,7 +342,7 @@ class KernelsSection(RunFileSection):
     """Routes of training kernels by operation, a tuned table, activations in 8 bits, the cache of 8-bit weights, and
     tokens whose logits are in memory at once."""
 
-    routes: dict[Text, Text] = {}
+    routes: dict[Text, Text] = {}  # noqa: RUF012  pydantic copies it for each section
     tuned: Text | None = None
     stored_activations: Annotated[dict[Text, Text] | None, BeforeValidator(_stored_activations)] = None
     weight_cache: Literal["auto", "on", "off"] = "auto"
@@ -561,7 +360,7 @@ class RunFile(RunFileSection):
         Discriminator(_model_kind),
     ]
     weights: Text | None = None
-    task: Annotated[Task, _Lax] = Task.PRETRAIN
+    task: Annotated[Task, Lax] = Task.PRETRAIN
     lora: InlineLora | None = None
     data: DataSection
     batch: BatchSection
@@ -576,7 +375,7 @@ class RunFile(RunFileSection):
     ] = "auto"
     engine: EngineName = NATIVE
     stack: StackSection | None = None
-    objective: Annotated[Objective, _Lax] = Objective.THROUGHPUT
+    objective: Annotated[Objective, Lax] = Objective.THROUGHPUT
     costs: CostsSection = CostsSection()
     train: TrainSection = TrainSection()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.runfile import schema
+from meshwright.runfile import model_schema, schema
 from meshwright.specs import model as models
 from meshwright.specs import run as runs
 from meshwright.specs.plan import Plan
@@ -41,9 +41,9 @@ OF_KERNELS = {"stored_activations", "weight_cache", "loss_chunk"}
 @pytest.mark.parametrize(
     ("section", "spec", "elsewhere"),
     [
-        (schema.InlineAttention, models.Attention, set()),
-        (schema.InlineExperts, models.Experts, set()),
-        (schema.InlineModel, models.Model, {"unsupported"}),
+        (model_schema.InlineAttention, models.Attention, set()),
+        (model_schema.InlineExperts, models.Experts, set()),
+        (model_schema.InlineModel, models.Model, {"unsupported"}),
         (schema.InlineLora, models.Lora, set()),
         (schema.ParallelSection, Plan, {"micro_batch", "recompute_modules", "recompute_layers", *OF_KERNELS}),
         (schema.OptimizerSection, runs.Optimizer, set()),
