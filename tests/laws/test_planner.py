@@ -11,7 +11,7 @@ from tests.plan_oracle import fitting_plans
 from meshwright import catalog
 from meshwright.catalog import engine_names
 from meshwright.catalog.stacks import stack_for_engine
-from meshwright.cost.tables import plan_from_row
+from meshwright.cost.plan_rows import plan_from_row
 from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.legality import legal_mask, legality_context
 from meshwright.planner.request import PlanRequest

@@ -13,7 +13,8 @@ import numpy as np
 
 from meshwright.catalog.engines import ANY, planning_names
 from meshwright.cost.memory import MEMORY_PARTS, MemoryTable, memory_parts
-from meshwright.cost.tables import plan_from_row, plan_row
+from meshwright.cost.plan_rows import plan_from_row
+from meshwright.cost.tables import plan_row
 from meshwright.planner.engines import Severity, engine_facts
 from meshwright.planner.legality import Violation, broken_rules, legality_context, violations
 from meshwright.planner.neighbours import neighbours

@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 
 from meshwright.arrays import Array, FloatArray
 from meshwright.cost.memory import MemoryTable
+from meshwright.cost.plan_rows import plan_from_row
 from meshwright.cost.step import StepTable
-from meshwright.cost.tables import PlanTable, plan_from_row
+from meshwright.cost.tables import PlanTable
 from meshwright.planner.engines import LegalityContext, Scope
 from meshwright.planner.legality import legal_mask, legality_context
 from meshwright.planner.objective import Goal

@@ -8,8 +8,9 @@ import pytest
 from meshwright.accuracy.predict import predict_steps
 from meshwright.accuracy.tables import cluster_of, memory_of, tables_of
 from meshwright.calibration.parameters import prior
+from meshwright.cost.plan_rows import plan_from_row
 from meshwright.cost.rates import system_facts
-from meshwright.cost.tables import model_row, plan_from_row
+from meshwright.cost.tables import model_row
 from meshwright.specs.precision import PRECISIONS
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from meshwright import catalog
+from meshwright.cost.plan_rows import plan_from_row
 from meshwright.cost.rates import system_rates
 from meshwright.cost.tables import (
     RECOMPUTES,
@@ -15,7 +16,6 @@ from meshwright.cost.tables import (
     ModelTable,
     PlanTable,
     model_row,
-    plan_from_row,
     plan_row,
     precision_row,
 )

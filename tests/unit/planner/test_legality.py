@@ -8,7 +8,8 @@ from tests.plan_requests import plan_request
 
 from meshwright.catalog import engine_names
 from meshwright.cost.pipeline.schedules import PipelineShape, schedule_shortfall
-from meshwright.cost.tables import PlanTable, plan_from_row, plan_row
+from meshwright.cost.plan_rows import plan_from_row
+from meshwright.cost.tables import PlanTable, plan_row
 from meshwright.engines.native.check import check_plan
 from meshwright.planner.engines import LegalityContext, Severity, engine_facts
 from meshwright.planner.legality import broken_rules, legal_mask, legality_context, violations

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tests.plan_requests import plan_request
 from tests.tiny_runs import LORA_70B
 
-from meshwright.cost.tables import plan_from_row, plan_row
+from meshwright.cost.plan_rows import plan_from_row
+from meshwright.cost.tables import plan_row
 from meshwright.engines.choice import planned
 from meshwright.engines.native.check import check
 from meshwright.errors import InputError

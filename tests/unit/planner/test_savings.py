@@ -7,7 +7,8 @@ import pytest
 from tests.tiny_runs import LORA_70B as TEXT
 
 from meshwright.api.runs import load_run
-from meshwright.cost.tables import plan_from_row, plan_row
+from meshwright.cost.plan_rows import plan_from_row
+from meshwright.cost.tables import plan_row
 from meshwright.engines.choice import planned
 from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.explain import WhyNotVerdict, why_not

@@ -5,7 +5,8 @@ import pytest
 from tests.plan_requests import plan_request
 
 from meshwright.catalog import engine_names
-from meshwright.cost.tables import PlanTable, plan_from_row, plan_row
+from meshwright.cost.plan_rows import plan_from_row
+from meshwright.cost.tables import PlanTable, plan_row
 from meshwright.errors import InputError
 from meshwright.planner.legality import legal_mask, legality_context
 from meshwright.planner.request import PlanRequest
