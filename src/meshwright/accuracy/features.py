@@ -25,6 +25,7 @@ T = TypeVar("T")
 
 _GRAPHS = (
     (r"cuda_graph=full_iteration|full[- ]iteration cuda graph|cg_scope=\[?'?full_iteration", CudaGraphs.FULL),
+    (r"cuda_graph=(?!none)\w+, cg_scope=\['mamba'\]", CudaGraphs.STATE_SPACE),
     (r"cuda_graph=none|(?:no|without) cuda graphs?", CudaGraphs.NONE),
     (r"cuda_graph=\w+|cuda graphs?\b", CudaGraphs.PARTIAL),
 )
@@ -69,6 +70,7 @@ _IMBALANCE = (
 )
 """Patterns of notes in lower case and what they state; the first match decides. None: what the group captures."""
 
+_MIXTURES = ("moe", "hybrid-moe")
 _OFFLOADED_LAYERS = re.compile(r"cpu_offload_layers=(\d+)")
 
 
@@ -78,7 +80,7 @@ def read_features(row: CsvRow, recipe: Features | None = None) -> Features:
     software = f"{row.text('framework')} {row.text('framework_version')}".lower()
     preset = "repo preset:" in notes and recipe is None
     graphs, dispatcher = _first(_GRAPHS, notes), _first(_DISPATCHERS, notes)
-    if preset and row.text("arch") == "moe":
+    if preset and row.text("arch") in _MIXTURES:
         dispatcher = dispatcher or Dispatcher.ALL_TO_ALL
     stated = Features(
         cuda_graphs=graphs or (CudaGraphs.NONE if preset else None),
@@ -94,7 +96,7 @@ def read_features(row: CsvRow, recipe: Features | None = None) -> Features:
         gradient_format=_wire(_GRADIENT_FORMAT, notes),
         parameter_format=_wire(_PARAMETER_FORMAT, notes),
         offloaded_activations=_offloaded(row, notes),
-        expert_imbalance=_first(_IMBALANCE, notes) if row.text("arch") == "moe" else None,
+        expert_imbalance=_first(_IMBALANCE, notes) if row.text("arch") in _MIXTURES else None,
     )
     return stated if recipe is None else stated.or_else(recipe)
 

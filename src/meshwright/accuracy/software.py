@@ -72,7 +72,8 @@ def read_software(row: CsvRow, accelerator: Accelerator, model: str = "") -> Sof
         sequence_parallel=sequence_parallel_since is not None
         and (vintage or 9999) >= sequence_parallel_since,
         precision=recipe.precision if recipe and recipe.precision else entry.get("precision", "bf16"),
-        mtp=entry.get("mtp", False) and "w/o mtp" not in row.text("notes").lower(),
+        mtp=(entry.get("mtp", False) or model in entry.get("mtp_models", ()))
+        and "w/o mtp" not in row.text("notes").lower(),
         memory=_memory_definition(row, entry.get("memory", "unknown")),
         batch_per_device=entry.get("batch_per_device", False),
         lora=_lora(lora),

@@ -39,7 +39,7 @@ from meshwright.cost.flops import count_parameters, keys_seen
 from meshwright.cost.layer_shapes import LayerShapes
 from meshwright.cost.passes import NO_PASSES, PassTimes
 from meshwright.cost.sparse_attention import has_sparse_attention, indexer_passes
-from meshwright.cost.state_space import BACKWARD_RATIO, scan_s
+from meshwright.cost.state_space import scan_passes
 from meshwright.kernels.traffic import (
     HIDDEN_GRADIENT_COPY,
     LOSS_OF_LOGITS,
@@ -293,7 +293,7 @@ def _linear(
     casts = 0.0 if bf16 else s.precision.cast_passes * (2 + (1 + s.trained) * b_in) * groups / streaming
     starts: Array = 0.0
     if grouped:
-        fused = rates.fused_experts > 0
+        fused = s.fused_experts > 0
         casts = casts * np.where(fused, FUSED_CASTS, 1.0)
         separate = (1 / EXPERT_STREAMS + s.precision.cast_passes) * np.maximum(groups - 1, 0) * rates.kernel_s
         starts = np.where(fused | (np.asarray(rates.output_tiles) == 0), 0.0, separate)
@@ -377,13 +377,12 @@ def _state_space(s: LayerShapes) -> PassTimes:
     projections = _linear(s, s.tokens, inputs / t, model.hidden) + _linear(
         s, s.tokens, model.hidden, model.state_inner / t
     )
-    forward = scan_s(
+    scan = scan_passes(
         model, s.plan, s.tokens,
-        element_s=rates.elementwise_factor * s.precision.activation_bytes / s.streaming_bytes_per_s,
+        element_s=s.element_s,
         flops_per_s=rates.bf16_flops_per_s * rates.attention_forward_ratio,
         kernel_s=rates.kernel_s,
     )  # fmt: skip
-    scan = PassTimes(forward_s=forward, input_s=BACKWARD_RATIO * forward, weight_s=0.0)
     return projections.times(model.state_space_share) + scan
 
 

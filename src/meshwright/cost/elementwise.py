@@ -133,7 +133,7 @@ def _calibrated(s: LayerShapes) -> ElementwiseTimes:
     rotary = tokens * _rotary_accesses(model) / t * model.attention_share * moved * of_stream
     activation = tokens * model.ffn_share * model.ffn_matrices * model.ffn / t * moved
     activation = activation * s.correction("swiglu", tokens * model.ffn / t)
-    expert_width = s.routed * np.where(rates.fused_experts > 0, 0.0, 1.0) + tokens * model.shared_ffn / t
+    expert_width = s.routed * np.where(s.fused_experts > 0, 0.0, 1.0) + tokens * model.shared_ffn / t
     moe_activation = model.ffn_matrices * expert_width * moved * s.correction("swiglu", expert_width)
     moe_activation = model.moe_share * (moe_activation + _expert_bias_s(s)) + model.single_block * activation
     nothing = PassTimes(forward_s=0.0, input_s=0.0, weight_s=0.0)
@@ -231,7 +231,7 @@ def _expert_bias_s(s: LayerShapes) -> Array:
     outputs = s.expert_tokens * model.expert_hidden
     separate = BIAS_ACCESSES * outputs + CLAMP_ACCESSES * routed
     fused = 2.0 * (outputs + (model.ffn_matrices - 1) * routed)  # sums of both gradients over tokens remain
-    accesses = np.where(s.rates.fused_experts > 0, fused, separate)
+    accesses = np.where(s.fused_experts > 0, fused, separate)
     return model.expert_bias * accesses * s.element_s
 
 

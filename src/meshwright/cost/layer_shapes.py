@@ -76,6 +76,12 @@ class LayerShapes:
         """Elements of the hidden tensors of routed experts."""
         return self.expert_tokens * self.model.expert_ffn / self.plan.expert_tensor
 
+    @property
+    def fused_experts(self) -> Array:
+        """1 where grouped GEMMs quantise, activate and permute by themselves: kernels of gated experts alone
+        (NVIDIA-NeMo/Megatron-Bridge issue 2885: grouped GEMMs with SwiGLU and quantisation)."""
+        return self.rates.fused_experts * (self.model.ffn_matrices > 2)
+
     def correction(self, kernel: str, elements: Array) -> Array:
         """Factor on the seconds of a memory-bound `kernel` that was measured on the device itself."""
         return self.rates.corrections.factor(f"elementwise/{kernel}", elements)

@@ -36,6 +36,7 @@ from meshwright.cost.overlap import exposed_s
 from meshwright.cost.passes import PassTimes, total_of
 from meshwright.cost.rates import SystemRates
 from meshwright.cost.sparse_attention import gathered_width
+from meshwright.cost.state_space import launches
 from meshwright.cost.tables import RECOMPUTES, BatchTable, ModelTable, PlanTable, PrecisionTable
 from meshwright.specs.plan import Recompute, Sharding
 
@@ -207,7 +208,11 @@ def _host_s(s: StepContext) -> tuple[Array, Array]:
     """Host seconds to issue the forward pass of a dense layer and of one with a mixture."""
     rates, device = s.rates, s.rates.device
     age = np.exp(-rates.host_gain_per_year * rates.years)
-    layer_s = device.host_layer_s * rates.host_share * _launches(s) * s.model.blocks
+    others = s.model.blocks - s.model.state_space_share / 2
+    scans = s.model.state_space_share * launches() / (GEMM_KERNELS + device.elementwise_kernels)
+    layer_s = device.host_layer_s * (
+        rates.host_share * _launches(s) * others + rates.host_state_space_share * scans
+    )
     experts_s = device.host_expert_s * rates.host_expert_share * _expert_launches(s)
     moe_s = s.model.moe_share * (device.host_moe_s * rates.host_moe_share + experts_s)
     return layer_s * age, (layer_s + moe_s) * age
@@ -223,7 +228,7 @@ def _launches(s: StepContext) -> Array:
 def _expert_launches(s: StepContext) -> Array:
     """Kernels of the forward pass that a rank's experts start one by one: GEMMs and casts of their inputs."""
     local = s.model.num_experts / s.plan.expert
-    return EXPERT_GEMMS * local * (1 + s.precision.cast_passes) * (1 - s.rates.device.fused_experts)
+    return EXPERT_GEMMS * local * (1 + s.precision.cast_passes) * (1 - s.shapes.fused_experts)
 
 
 def general_factor(s: StepContext) -> Array:

@@ -29,12 +29,22 @@ from meshwright.specs.features import (
 from meshwright.specs.hardware import Accelerator, Cluster, Stack
 from meshwright.specs.precision import Precision
 
-HOST_SHARE = {CudaGraphs.NONE: 1.0, CudaGraphs.PARTIAL: 0.3, CudaGraphs.FULL: 0.02}
+HOST_SHARE = {
+    CudaGraphs.NONE: 1.0, CudaGraphs.STATE_SPACE: 1.0, CudaGraphs.PARTIAL: 0.3, CudaGraphs.FULL: 0.02,
+}  # fmt: skip
 """Share of a layer's launches that the host still makes. Partial graphs hold attention, norms and projections; the
 rest is assumed."""
-HOST_MOE_SHARE = {CudaGraphs.NONE: 1.0, CudaGraphs.PARTIAL: 0.6, CudaGraphs.FULL: 0.02}
+HOST_STATE_SPACE_SHARE = {
+    CudaGraphs.NONE: 1.0, CudaGraphs.STATE_SPACE: 0.1, CudaGraphs.PARTIAL: 0.1, CudaGraphs.FULL: 0.02,
+}  # fmt: skip
+"""The same of state-space blocks, which a graph holds whole: its replay and copies of its inputs remain. Assumed."""
+HOST_MOE_SHARE = {
+    CudaGraphs.NONE: 1.0, CudaGraphs.STATE_SPACE: 1.0, CudaGraphs.PARTIAL: 0.6, CudaGraphs.FULL: 0.02,
+}  # fmt: skip
 """The same of routing, dispatch and experts: partial graphs hold router and preprocessing."""
-HOST_EXPERT_SHARE = {CudaGraphs.NONE: 1.0, CudaGraphs.PARTIAL: 1.0, CudaGraphs.FULL: 0.02}
+HOST_EXPERT_SHARE = {
+    CudaGraphs.NONE: 1.0, CudaGraphs.STATE_SPACE: 1.0, CudaGraphs.PARTIAL: 1.0, CudaGraphs.FULL: 0.02,
+}  # fmt: skip
 """The same of the experts' GEMMs, which partial graphs hold only where a capacity makes their shapes static."""
 STATIC_SHAPES_SHARE = 0.5
 """Of the host's time for a mixture's layer, where experts have a capacity: it waits for no counts. Assumed."""
@@ -66,6 +76,7 @@ class SystemFacts(Table):
     deduplicates: Array  # 1: expert dispatch sends one copy for each node
     copies_rows: Array  # 1: to each rank that holds a part of an expert
     host_share: Array  # of a layer's launches that the host still makes, the rest being replayed graphs
+    host_state_space_share: Array  # the same of state-space blocks
     host_moe_share: Array  # the same of routing, dispatch and experts
     host_expert_share: Array  # the same of kernels that experts start one by one
     fp8_attention: Array  # 1: scores and values are multiplied in 8 bits
@@ -96,6 +107,7 @@ class SystemRates(Table):
     deduplicates: Array
     copies_rows: Array
     host_share: Array
+    host_state_space_share: Array
     host_moe_share: Array
     host_expert_share: Array
     wire_gradient_bytes: Array
@@ -225,6 +237,7 @@ def system_facts(
         deduplicates=int(features.dispatcher is not Dispatcher.ALL_TO_ALL),
         copies_rows=int(facts.copies_rows),
         host_share=HOST_SHARE[features.cuda_graphs or CudaGraphs.NONE],
+        host_state_space_share=HOST_STATE_SPACE_SHARE[features.cuda_graphs or CudaGraphs.NONE],
         host_moe_share=HOST_MOE_SHARE[features.cuda_graphs or CudaGraphs.NONE]
         * (STATIC_SHAPES_SHARE if features.has_capacity else 1.0),
         host_expert_share=0.0 if facts.one_grouped_kernel else _host_expert_share(features),
@@ -302,6 +315,7 @@ def join(facts: SystemFacts, values: Mapping[str, Array], bf16: Mapping[str, Arr
         deduplicates=facts.deduplicates,
         copies_rows=facts.copies_rows,
         host_share=facts.host_share,
+        host_state_space_share=facts.host_state_space_share,
         host_moe_share=facts.host_moe_share,
         host_expert_share=facts.host_expert_share,
         wire_gradient_bytes=facts.wire_gradient_bytes,

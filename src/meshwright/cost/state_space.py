@@ -1,12 +1,34 @@
 """Seconds of a state-space block (Mamba-2) for one micro-batch on one rank.
 
     projections    two GEMMs: h x (2 d + 2 G N + n) and d x h, of d = n heads x head_dim, G groups, states of N
-    scan           in chunks of Q tokens: scores within a chunk 2 Q (G N + d), states in and out 4 N d FLOP per token
-    memory         convolution, gate, norm and scan read and write their channels; one state of d N per chunk
+    scan           in chunks of Q tokens, by kernel: seconds are the longer of FLOPs and bytes of each pass
 
-The scan's time is the longer of its arithmetic at the rate of attention and its bytes, and both are added to the
-convolution's and the norm's. Dao and Gu 2024, arXiv 2405.21060, section 6 (FLOPs of the chunked algorithm).
-Nothing of it is calibrated: no published row of a hybrid with its layout is known.
+Per token, FLOPs, and 16-bit elements that kernels read and write, with S = d N / Q of the states and C = d + 2 G N:
+
+    forward            FLOPs            elements
+    convolution                         2 C
+    cumulative decay                    5 n                          steps in fp32
+    states of chunks   2 d N            d + G N + 2 S                written in fp32
+    passed states                       3 S
+    scores             2 Q G N          2 G N + 2 Q G                written in fp32
+    scan               2 d N + 2 Q d    4 d + G N + 2 Q G + S        gate read; gated output and its input written
+    gated norm                          2 d
+
+    backward: the first five again (nothing of them is saved), then
+    norm and gate                       9 d
+    states             2 d N            d + G N + 2 S
+    passed states                       5 S
+    inputs             2 d N + 2 Q d    3 d + G N + 2 Q G + S
+    B and C            4 d N            2 d + 6 G N + 2 S
+    scores             2 Q d            2 d + 2 Q G
+    of them B and C    4 Q G N          8 G N + 4 Q G
+    decay              2 Q d            2 d + 2 Q G + 8 n
+    convolution                         3 C
+
+These are the kernels of `mamba_split_conv1d_scan_combined` (state-spaces/mamba, mamba_ssm/ops/triton/ssd_combined.py),
+which Megatron-Core, NeMo AutoModel and transformers call; FLOPs as Dao and Gu 2024, arXiv 2405.21060, section 6.
+Bytes are counted kernel by kernel, so no calibrated factor of fused kernels is on top; arithmetic has the rate of
+attention. No part of it is calibrated by itself.
 """
 
 from __future__ import annotations
@@ -14,29 +36,65 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.arrays import Array
+from meshwright.cost.passes import PassTimes
 from meshwright.cost.tables import ModelTable, PlanTable
 
-BACKWARD_RATIO = 2.0
-"""Backward over forward: the scan runs once more for each of its two inputs."""
+FORWARD_KERNELS = 7
+BACKWARD_KERNELS = 17
+"""Kernels of a pass besides those of both projections, as above; the norm's backward pass has two."""
+
+TRITON_LAUNCHES = 3.0
+"""Host time of a Triton launch over that of one from C++: 0.096 against 0.023 ms (triton-lang/triton issue 459, 2022),
+and half as much since (pull request 3638: 108 to 49 us)."""
+
+OTHER_FORWARD_LAUNCHES = 9
+"""Launches from C++ of a forward pass: norm, cast, GEMM and gather before the scan, convolution; cast, GEMM, scatter
+and residual after it."""
+
+OTHER_BACKWARD_LAUNCHES = 16
+"""The same of a backward pass: four GEMMs with their casts, the convolution twice, the norm, sums of biases."""
+
+
+def launches() -> float:
+    """Launches of one pass of a block in units of those from C++, mean of forward and backward.
+
+    >>> round(launches(), 1)
+    45.5
+    """
+    forward = OTHER_FORWARD_LAUNCHES + TRITON_LAUNCHES * (
+        FORWARD_KERNELS - 1
+    )  # the convolution is not Triton's
+    backward = OTHER_BACKWARD_LAUNCHES + TRITON_LAUNCHES * (BACKWARD_KERNELS - 1)
+    return (forward + backward) / 2
 
 
 def scan_flops_per_token(model: ModelTable) -> Array:
     """Forward FLOPs of the chunked algorithm."""
-    chunk = model.state_chunk
-    within = 2.0 * chunk * (model.state_groups * model.state_size + model.state_inner)
-    return within + 4.0 * model.state_size * model.state_inner
+    return _chunk_flops(model) + 4.0 * model.state_size * model.state_inner
 
 
-def scan_elements_per_token(model: ModelTable) -> Array:
-    """Elements that convolution, scan, gate and norm read and write forward."""
-    convolution = 2.0 * model.state_convolved
-    scan = model.state_convolved + model.state_heads + model.state_inner
-    # A state per chunk in fp32, written and read: four 16-bit elements each.
-    states = 4.0 * model.state_inner * model.state_size / np.maximum(model.state_chunk, 1)
-    return convolution + scan + states + 3.0 * model.state_inner
+def scan_backward_flops_per_token(model: ModelTable) -> Array:
+    """Backward FLOPs, with the scores and states that are computed again."""
+    return 3.0 * _chunk_flops(model) + 10.0 * model.state_size * model.state_inner
 
 
-def scan_s(
+def _chunk_flops(model: ModelTable) -> Array:
+    """Scores of all pairs of a chunk, and what they weigh."""
+    return 2.0 * model.state_chunk * (model.state_groups * model.state_size + model.state_inner)
+
+
+def scan_elements_per_token(model: ModelTable) -> tuple[Array, Array]:
+    """16-bit elements that all kernels but the projections' read and write, forward and backward."""
+    d, n, channels = model.state_inner, model.state_heads, model.state_convolved
+    groups, scores = model.state_groups * model.state_size, model.state_groups * model.state_chunk
+    states = d * model.state_size / np.maximum(model.state_chunk, 1)
+    again = 2 * channels + 5 * n + (d + groups + 2 * states) + 3 * states + (2 * groups + 2 * scores)
+    forward = again + (4 * d + groups + 2 * scores + states) + 2 * d
+    backward = again + 19 * d + 16 * groups + 10 * scores + 10 * states + 8 * n + 3 * channels
+    return forward, backward
+
+
+def scan_passes(
     model: ModelTable,
     plan: PlanTable,
     tokens: Array,
@@ -44,18 +102,24 @@ def scan_s(
     element_s: Array,
     flops_per_s: Array,
     kernel_s: Array,
-) -> Array:
-    """Forward seconds of all but the projections, mean over a hybrid's layers. `element_s`: per element moved."""
-    arithmetic = tokens * scan_flops_per_token(model) / plan.tensor / flops_per_s
-    memory = tokens * scan_elements_per_token(model) / plan.tensor * element_s
-    return model.state_space_share * (np.maximum(arithmetic, memory) + 4 * kernel_s)
+) -> PassTimes:
+    """Seconds of all but the projections, mean over a hybrid's layers. `element_s`: per 16-bit element moved."""
+    forward, backward = scan_elements_per_token(model)
+
+    def seconds(flops: Array, elements: Array, kernels: int) -> Array:
+        longer = np.maximum(flops / flops_per_s, elements * element_s)
+        return model.state_space_share * (tokens * longer / plan.tensor + kernels * kernel_s)
+
+    return PassTimes(
+        forward_s=seconds(scan_flops_per_token(model), forward, FORWARD_KERNELS),
+        input_s=seconds(scan_backward_flops_per_token(model), backward, BACKWARD_KERNELS),
+        weight_s=0.0,
+    )
 
 
 def kept_bytes_per_token(model: ModelTable) -> Array:
-    """Bytes of one block between its passes: what the projections, convolution, scan and norm saved.
+    """Bytes of one block between its passes: outputs of the first projection, of the scan, of the gate, of the norm.
 
-    The output of the first projection, that of the convolution, the scan's, the normed one, and states in fp32.
+    What the convolution and the scan made in between is computed again.
     """
-    inputs = model.state_inner + model.state_convolved + model.state_heads
-    states = 4.0 * model.state_inner * model.state_size / np.maximum(model.state_chunk, 1)
-    return 2.0 * (inputs + model.state_convolved + 2 * model.state_inner) + states
+    return 2.0 * (model.state_inner + model.state_convolved + model.state_heads + 3 * model.state_inner)

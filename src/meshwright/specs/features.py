@@ -10,7 +10,10 @@ class CudaGraphs(StrEnum):
     """Share of a step that the host replays as captured graphs instead of launching kernel by kernel."""
 
     NONE = "none"
-    PARTIAL = "partial"  # attention, router and preprocessing; or the dense layers of a mixture of experts
+    STATE_SPACE = "state-space"  # the state-space blocks of a hybrid alone
+    PARTIAL = (
+        "partial"  # attention, state space, router and preprocessing; or dense layers of a mixture of experts
+    )
     FULL = "full"  # the whole iteration
 
 

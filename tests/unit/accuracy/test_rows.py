@@ -93,6 +93,7 @@ def test_adapters_by_other_names_of_the_task(read_one: ReadOne) -> None:
         ({"num_gpus": ""}, Reason.NO_DEVICES),
         ({"num_gpus": 12, "dp": 6, "gbs": 12}, Reason.INCONSISTENT),
         ({"model": "Jamba 52B", "arch": "hybrid"}, Reason.UNKNOWN_ARCHITECTURE),
+        ({"model": "Nemotron-H 47B", "arch": "hybrid"}, Reason.UNKNOWN_ARCHITECTURE),
         ({"model": "NewArch 9B", "arch": "hybrid", "hidden": 4096}, Reason.UNKNOWN_ARCHITECTURE),
         ({"model": "Unheard-of 9B"}, Reason.NO_DIMENSIONS),
         ({"task": "qlora"}, Reason.QUANTISED_BASE),

@@ -13,6 +13,12 @@ from meshwright import catalog
 from meshwright.catalog.huggingface import model_from_config
 from meshwright.catalog.stacks import stack_for_engine
 from meshwright.cost.flops import count_parameters, model_flops_per_token
+from meshwright.cost.state_space import (
+    kept_bytes_per_token,
+    scan_backward_flops_per_token,
+    scan_elements_per_token,
+    scan_flops_per_token,
+)
 from meshwright.cost.tables import model_row
 from meshwright.engines.base import check_export
 from meshwright.errors import InputError
@@ -21,6 +27,7 @@ from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.legality import legality_context, violations
 from meshwright.planner.request import PlanRequest
 from meshwright.runfile import from_options
+from meshwright.specs.features import CudaGraphs, Features
 from meshwright.specs.model import BlockKind, Model
 from meshwright.specs.model_parts import contradictions
 from meshwright.specs.plan import Plan, Sharding
@@ -264,6 +271,69 @@ def test_the_order_of_layers_does_not_count(blocks):
     one = replace(SMALL, num_layers=12, layer_pattern="M" * 6 + "*" * 2 + "-" * 4)
     other = replace(one, layer_pattern="".join(blocks))
     assert model_row(one) == model_row(other)
+
+
+def device_and_host(model: Model, graphs: CudaGraphs) -> tuple[float, float]:
+    """Seconds of the scan, and of waiting for the host, of a step in small micro-batches."""
+    stack = replace(stack_for_engine("any"), features=Features(cuda_graphs=graphs))
+    found = estimate_plan(
+        replace(request(model, seq_len=2048), stack=stack), Plan(data_shard=32, sharding=Sharding.GRADIENTS)
+    )
+    parts = found.step.components_s
+    return parts["state_space"], parts.get("host", 0.0)
+
+
+def test_graphs_of_state_space_blocks_take_their_launches_off_the_host():
+    """A block starts twenty Triton kernels backward: without graphs it waits for the host longer than a transformer."""
+    waits = {graphs: device_and_host(SMALL, graphs) for graphs in CudaGraphs}
+    assert waits[CudaGraphs.NONE][1] > 1.5 * waits[CudaGraphs.STATE_SPACE][1]
+    assert waits[CudaGraphs.STATE_SPACE][1] >= waits[CudaGraphs.PARTIAL][1] >= waits[CudaGraphs.FULL][1]
+    assert waits[CudaGraphs.NONE][0] == pytest.approx(waits[CudaGraphs.FULL][0], rel=0.05)
+    plain = mixture(8, experts=None, ffn_hidden=8192)
+    rows = [device_and_host(plain, graphs)[1] for graphs in (CudaGraphs.NONE, CudaGraphs.STATE_SPACE)]
+    assert rows[0] == rows[1]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    chunk=st.sampled_from([64, 128, 256]), state=st.sampled_from([16, 64, 128, 256]), heads=st.integers(1, 16)
+)
+def test_the_scan_moves_more_backward_than_forward_and_grows_with_every_size(chunk, state, heads):
+    def elements(**changes: int) -> tuple[float, float]:
+        block = replace(SMALL.state_space, chunk_size=chunk, state_size=state, num_heads=8 * heads)
+        row = model_row(replace(SMALL, state_space=replace(block, **changes)))
+        return scan_elements_per_token(row)
+
+    forward, backward = elements()
+    assert 2 * forward < backward < 3.2 * forward
+    for larger in ({"state_size": 2 * state}, {"num_heads": 16 * heads}, {"head_dim": 128}):
+        assert all(a > b for a, b in zip(elements(**larger), (forward, backward), strict=True))
+    # Larger chunks have fewer states to write and larger scores.
+    row = model_row(
+        replace(SMALL, state_space=replace(SMALL.state_space, state_size=state, chunk_size=chunk))
+    )
+    assert scan_backward_flops_per_token(row) > 2 * scan_flops_per_token(row)
+
+
+def test_the_scan_keeps_what_its_backward_pass_reads():
+    """The first projection's output, the scan's, the gated and the normed one: states are computed again."""
+    m = SMALL.state_space
+    expected = 2 * (m.inner + m.convolved + m.num_heads + 3 * m.inner)
+    assert kept_bytes_per_token(model_row(SMALL)) == expected
+
+
+@settings(max_examples=10, deadline=None)
+@given(seq_len=st.sampled_from([2048, 4096, 8192, 16_384]))
+def test_a_step_of_a_hybrid_is_linear_in_the_sequence_but_for_attention(seq_len):
+    """Twice the tokens take twice the scan but for starts of kernels, and less than four times the step."""
+
+    def found(length: int) -> tuple[float, float]:
+        found = estimate_plan(request(NANO, seq_len=length), Plan(data_shard=32, expert=8))
+        return found.step.components_s["state_space"], float(np.ravel(found.steps.step_s)[0])
+
+    (scan, step), (longer_scan, longer_step) = found(seq_len), found(2 * seq_len)
+    assert 1.8 * scan < longer_scan < 2.01 * scan
+    assert step < longer_step < 4 * step
 
 
 @settings(max_examples=15, deadline=None)

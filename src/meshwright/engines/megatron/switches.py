@@ -16,6 +16,7 @@ from meshwright.specs.run import Run
 
 GRAPHS = {
     CudaGraphs.NONE: {"cuda_graph_impl": "none"},
+    CudaGraphs.STATE_SPACE: {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["mamba"]},
     CudaGraphs.PARTIAL: {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["attn"]},
     CudaGraphs.FULL: {"cuda_graph_impl": "local", "cuda_graph_scope": ["full_iteration"]},
 }
