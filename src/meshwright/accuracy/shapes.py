@@ -18,7 +18,15 @@ from meshwright.accuracy.shipped import published_models
 from meshwright.accuracy.wording import shape_name
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
-from meshwright.specs.model import Attention, AttentionKind, Experts, Model, Router
+from meshwright.specs.model import (
+    Attention,
+    AttentionKind,
+    Experts,
+    LinearAttention,
+    LinearKind,
+    Model,
+    Router,
+)
 
 _TRUNCATED = re.compile(
     r"[-_\s(,]*(?:proxy,?\s*)?(?:\bL(\d+)|\b(\d+)\s?L\b|\b(\d+) layers)\)?\s*$", re.IGNORECASE
@@ -115,6 +123,10 @@ def _from_entry(name: str, entry: dict[str, Any]) -> Model:
     if "experts" in entry:
         experts = dict(entry["experts"])
         fields["experts"] = Experts(router=Router(experts.pop("router", "softmax")), **experts)
+    if "linear_attention" in entry:
+        linear = dict(entry["linear_attention"])
+        kind, pattern = LinearKind(linear.pop("kind", LinearKind.GDN)), tuple(linear.pop("pattern"))
+        fields["linear_attention"] = LinearAttention(kind=kind, pattern=pattern, **linear)
     return Model(name=name, **fields)
 
 

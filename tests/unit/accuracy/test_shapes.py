@@ -3,13 +3,14 @@ from collections.abc import Callable
 import pytest
 
 from meshwright.accuracy.csvfile import CsvRow
+from meshwright.accuracy.reasons import CannotPredictError
 from meshwright.accuracy.rows import PublishedRun
 from meshwright.accuracy.shapes import _key, _named_model, read_model
 from meshwright.accuracy.shipped import published_models
 from meshwright.catalog import CatalogKind, entry, model_names
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
-from meshwright.specs.model import AttentionKind, Model, Router
+from meshwright.specs.model import AttentionKind, LinearKind, Model, Router
 
 ReadOne = Callable[..., PublishedRun]
 
@@ -154,3 +155,17 @@ def test_published_models_are_none_of_the_catalogues():
 def test_aliases_of_the_catalogue_are_names_in_tables():
     found, note = _named_model("GLM 4.5 Air")
     assert (found.name, note) == ("glm-4.5-air", ())
+
+
+def test_models_with_linear_attention_are_read_by_name():
+    assert model_of(model="Qwen3-Next-80B-A3B").linear_attention.kind is LinearKind.GDN
+    pure = model_of(model="Zebra-Llama-300M KDA (pure)", arch="hybrid")
+    assert pure.linear_attention.kind is LinearKind.KDA
+    assert all(pure.linear_layers)
+    assert billions(pure) == pytest.approx(0.3, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["Qwen3.5-122B-A10B", "Kimi-Linear-7B", "gemma4-4b", "gemma3n-e4b"])
+def test_shapes_that_nobody_lists_are_not_taken_from_a_plain_family(name):
+    with pytest.raises(CannotPredictError, match="linear attention|each layer"):
+        model_of(model=name, hidden=2048, layers=24, heads=16, ffn=4096)
