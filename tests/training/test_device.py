@@ -28,7 +28,7 @@ def driver_says(monkeypatch):
         ("NVIDIA GB300", "gb300"),
         ("NVIDIA B200", "b200"),
         ("NVIDIA GH200 480GB", None),
-        ("NVIDIA H100 NVL", None),
+        ("NVIDIA H200 NVL", None),
     ],
 )
 def test_a_gpu_is_itself_or_unknown(driver_says, driver_name, known):
@@ -42,17 +42,17 @@ def test_a_cpu_has_no_catalogue_name(driver_says):
 
 
 def test_an_unknown_gpu_is_noted():
-    (note,) = devices.notes_on_name("NVIDIA H100 NVL", device_type="cuda", cluster=None)
+    (note,) = devices.notes_on_name("NVIDIA H200 NVL", device_type="cuda", cluster=None)
     assert note == (
-        "the driver calls this device 'NVIDIA H100 NVL', which the catalogue does not know: peak measured here"
+        "the driver calls this device 'NVIDIA H200 NVL', which the catalogue does not know: peak measured here"
     )
 
 
 def test_a_run_for_another_device_is_noted():
     cluster = catalog.cluster("h200-8x1")
-    (note,) = devices.notes_on_name("NVIDIA H100 NVL", device_type="cuda", cluster=cluster)
+    (note,) = devices.notes_on_name("NVIDIA H200 NVL", device_type="cuda", cluster=cluster)
     assert "the run is for h200" in note
-    assert "'NVIDIA H100 NVL'" in note
+    assert "'NVIDIA H200 NVL'" in note
     (note,) = devices.notes_on_name("NVIDIA B200", device_type="cuda", cluster=cluster)
     assert "h200's peak" in note
 

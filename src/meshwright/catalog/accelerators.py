@@ -1,7 +1,7 @@
 """Accelerators that Meshwright knows by name, the system each is usually sold in, and the names drivers give them.
 
 A driver's name (`driver_names` of an entry) is exact: a device whose name no entry lists is unknown. A GB200 is not a
-B200, and an H100 NVL is not an H100. Capitals, runs of spaces and the prefix "NVIDIA" do not matter; older drivers
+B200, and an H200 NVL is not an H200. Capitals, runs of spaces and the prefix "NVIDIA" do not matter; older drivers
 leave the prefix out.
 """
 
@@ -55,12 +55,22 @@ def usual_devices_per_node(accelerator_name: str) -> int:
 
 
 @by_name
+def status_of(accelerator_name: str) -> str:
+    """A sentence on a device whose figures are announced and whose rates nobody has measured; empty for others.
+
+    >>> status_of("h200")
+    ''
+    """
+    return entry(CatalogKind.ACCELERATOR, accelerator_name).assumptions.get("all", "")
+
+
+@by_name
 def accelerator_with_driver_name(name: str) -> str | None:
     """Catalogue name of the device that its driver calls `name`, or None when no entry lists that name.
 
     `name` is what `torch.cuda.get_device_name`, nvidia-smi, amd-smi or rocm-smi print.
 
-    >>> accelerator_with_driver_name("NVIDIA H100 80GB HBM3"), accelerator_with_driver_name("NVIDIA H100 NVL")
+    >>> accelerator_with_driver_name("NVIDIA H100 80GB HBM3"), accelerator_with_driver_name("NVIDIA H200 NVL")
     ('h100', None)
     """
     return _driver_names().get(_normal_driver_name(name))

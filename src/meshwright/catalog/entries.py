@@ -31,6 +31,12 @@ DATA = Path(__file__).parent / "data"
 
 _LookUp = TypeVar("_LookUp", bound=Callable[..., Any])
 
+DESCRIBE = (
+    "another device is a file of its data sheet's figures (docs/guides/adding-an-accelerator.md), or is measured where "
+    "it is: `cluster: here`"
+)
+"""The way on where no accelerator has the name that was given."""
+
 _ABOUT = ("sources", "conflicts", "assumptions", "unknown", "published")
 
 
@@ -122,7 +128,10 @@ def _entry(kind: CatalogKind, name: str) -> CatalogEntry:
         return _read(kind, key)
     found = _aliases(kind).get(key)
     if found is None:
-        raise UnknownNameError(kind.value, name, known=names(kind))
+        error = UnknownNameError(kind.value, name, known=names(kind))
+        if kind is CatalogKind.ACCELERATOR:
+            error.hint = f"{error.hint}; {DESCRIBE}"
+        raise error
     return _read(kind, found)
 
 

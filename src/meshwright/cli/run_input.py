@@ -8,7 +8,9 @@ from typing import Any
 
 from meshwright import runfile
 from meshwright.api.runs import planned_run
+from meshwright.catalog.accelerators import accelerator_names, status_of
 from meshwright.cli.options import calibration_override
+from meshwright.cli.output import note
 from meshwright.errors import InputError
 from meshwright.specs.run import Run
 
@@ -20,7 +22,17 @@ def run_from(run_path: Path | None, *, overrides: Sequence[str] = (), **run_opti
 
     Arguments are those of `_run`, which raises InputError.
     """
-    return planned_run(_run(run_path, overrides=overrides, **run_options))
+    run = planned_run(_run(run_path, overrides=overrides, **run_options))
+    for device in dict.fromkeys(_devices(run)):
+        if device in accelerator_names() and (status := status_of(device)):
+            note(f"{device}: {status}")
+    return run
+
+
+def _devices(run: Run) -> list[str]:
+    """The accelerators of the run's cluster by name; none where it is not known."""
+    parts = (run.cluster.parts or (run.cluster,)) if run.cluster else ()
+    return [part.accelerator.name for part in parts]
 
 
 def _run(

@@ -12,15 +12,17 @@ from meshwright.catalog import (
     fabric_names,
     usual_devices_per_node,
 )
-from meshwright.catalog.accelerators import default_fabric_name
+from meshwright.catalog.accelerators import default_fabric_name, status_of
 from meshwright.errors import UnknownNameError
 
 REQUIRED = [
     "a100-40gb",
     "a100",
+    "a100-pcie",
     "a800",
     "gh200",
     "h100",
+    "h100-nvl",
     "h100-pcie",
     "h100-96gb",
     "h200",
@@ -43,7 +45,9 @@ REQUIRED = [
     "tpu7x",
     "gaudi2",
     "gaudi3",
+    "l40",
     "l40s",
+    "vr200",
     "rtx-4090",
     "rtx-a6000",
     "cpu",
@@ -54,6 +58,10 @@ MARKETED = {
     "a100": (312, 80, 2.0, 300),
     "h100": (989, 80, 3.35, 450),
     "h200": (989, 141, 4.8, 450),
+    "a100-pcie": (312, 80, 1.94, 300),
+    "h100-nvl": (835.5, 94, 3.9, 300),
+    "l40": (181.05, 48, 0.864, 31),
+    "vr200": (4000, 288, 22.0, 1800),
     "b200": (2250, 180, 8.0, 900),
     "gb200": (2500, 186, 8.0, 900),
     "mi300x": (1307, 192, 5.3, 448),
@@ -155,7 +163,6 @@ def test_capitals_spaces_and_the_prefix_do_not_matter(driver_name, name):
 @pytest.mark.parametrize(
     "driver_name",
     [
-        "NVIDIA H100 NVL",
         "NVIDIA H100",
         "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
         "NVIDIA GH200 480GB",
@@ -163,9 +170,9 @@ def test_capitals_spaces_and_the_prefix_do_not_matter(driver_name, name):
         "NVIDIA H20-3e",
         "NVIDIA GB10",
         "NVIDIA B300",
-        "NVIDIA A100 80GB PCIe",
+        "NVIDIA A800 80GB PCIe",
         "NVIDIA A100-PCIE-40GB",
-        "NVIDIA L40",
+        "NVIDIA L40G",
         "NVIDIA RTX 6000 Ada Generation",
         "NVIDIA RTX PRO 6000 Blackwell Server Edition",
         "NVIDIA GeForce RTX 4090 Laptop GPU",
@@ -193,3 +200,26 @@ def test_a_pci_id_gives_a_listed_driver_name(name):
 
 def test_an_unlisted_pci_id_is_unknown():
     assert driver_name_of_pci_id("1002:740c") is None  # MI250X or MI250
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("rtx5090", "rtx-4090"),
+        ("MI430X", "mi350x"),
+        ("H200 NVL", "h100-nvl"),
+        ("trainium2", None),
+    ],
+)
+def test_an_unknown_accelerator_leads_to_near_ones_and_to_a_description(name, near):
+    with pytest.raises(UnknownNameError) as error:
+        accelerator(name)
+    hint = error.value.hint or ""
+    assert "docs/guides/adding-an-accelerator.md" in hint
+    assert "cluster: here" in hint
+    assert (near in hint) if near else ("known: " in hint)
+
+
+def test_only_announced_devices_say_so():
+    assert status_of("vr200").startswith("As announced")
+    assert status_of("h100") == ""

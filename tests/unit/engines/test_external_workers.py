@@ -61,6 +61,6 @@ def test_a_device_that_is_not_the_one_of_the_run_is_noted(tmp_path):
         ).notes  # fmt: skip
 
     assert notes("NVIDIA H100 80GB HBM3") == ()
-    (note,) = notes("NVIDIA H100 NVL")
-    assert "'NVIDIA H100 NVL'" in note
+    (note,) = notes("NVIDIA H200 NVL")
+    assert "'NVIDIA H200 NVL'" in note
     assert "h100's peak" in note
