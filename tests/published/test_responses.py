@@ -88,8 +88,8 @@ class TestMicroBatch:
 
     @pytest.mark.parametrize("device", ["h100", "gb200"])
     def test_and_hardly_with_graphs_of_the_whole_iteration(self, device):
-        """Only the starts of each expert's kernels remain on the device, short against H100's longer kernels."""
-        assert self.gain(device, cuda_graphs=CudaGraphs.FULL) < (1.11 if device == "h100" else 1.22)
+        """Only the starts of each expert's GEMMs and casts remain, short against H100's longer kernels."""
+        assert self.gain(device, cuda_graphs=CudaGraphs.FULL) < (1.14 if device == "h100" else 1.28)
 
     def test_nor_in_a_dense_model(self):
         assert 1 <= rate("h100", plan=replace(PLAN, micro_batch=8)) / rate("h100") < 1.05

@@ -380,6 +380,10 @@ def _precision(row: CsvRow, accelerator: Accelerator, software: Software, notes:
         notes.append(f"precision {name}, the default of {software.stack.framework}")
     if name == "fp8" and "rowwise" in row.text("notes").lower():
         name = "fp8_rowwise"
+    stated = f"{row.text('precision')} {row.text('notes')}".lower()
+    if name == "fp8" and software.delayed_scaling and "current" not in stated:
+        name = "fp8_delayed"
+        notes.append(f"scales of earlier steps, the default of {software.stack.framework}")
     if name not in PRECISIONS or PRECISIONS[name].matmul not in accelerator.peak_flops_per_s:
         raise CannotPredictError(Reason.UNKNOWN_PRECISION, f"{name} on {accelerator.name}")
     return name

@@ -35,6 +35,7 @@ class Software:
     fused_norm: bool  # the notes name a fused norm kernel
     recipe_recompute: str  # of the row's recipe, in the words of rows; empty: none, or not known
     splits_experts: bool  # its recipe has single experts over the tensor ranks
+    delayed_scaling: bool  # 8 bits mean scales of earlier steps
 
 
 def is_mlperf(row: CsvRow) -> bool:
@@ -81,6 +82,17 @@ def read_software(row: CsvRow, accelerator: Accelerator, model: str = "") -> Sof
         fused_norm="rms kernel" in row.text("notes").lower(),
         recipe_recompute=recipe.recompute if recipe else "",
         splits_experts=recipe is not None and recipe.splits_experts,
+        delayed_scaling=_scales_late(framework, vintage, accelerator),
+    )
+
+
+def _scales_late(framework: str, vintage: float | None, accelerator: Accelerator) -> bool:
+    """True if 8 bits mean scales of earlier steps in this release of `framework`."""
+    return any(
+        framework in entry["frameworks"]
+        and (vintage or 9999) < entry.get("until", 10_000)
+        and accelerator.architecture not in entry.get("except", ())
+        for entry in frameworks()["delayed_scaling"]
     )
 
 

@@ -289,8 +289,10 @@ def _linear(
         )
 
     # Quantising reads 16 bits and writes the narrow format: inputs forward, output gradients backward, transposed too
-    # where a weight gradient multiplies them. Quantised weights are kept for all micro-batches of a step.
-    casts = 0.0 if bf16 else s.precision.cast_passes * (2 + (1 + s.trained) * b_in) * groups / streaming
+    # where a weight gradient multiplies them. Scales of the tensor itself take another read before. Quantised weights
+    # are kept for all micro-batches of a step.
+    moved = 2 * (1 + s.precision.amax_passes) + (1 + s.trained) * b_in
+    casts = 0.0 if bf16 else s.precision.cast_passes * moved * groups / streaming
     starts: Array = 0.0
     if grouped:
         fused = s.fused_experts > 0

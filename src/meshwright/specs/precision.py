@@ -32,7 +32,7 @@ class Precision:
     cast_passes: float = (
         0.0  # share of operands that a kernel of its own quantises (read 16 bits, write twice)
     )
-    amax_passes: float = 0.0  # 1: scales are known after a pass over all values, before the cast
+    amax_passes: float = 0.0  # 1: such a kernel follows one that reads all values for their scale
     fitted_as: str = ""  # recipe whose measurements calibrate this one; empty: its own
 
 
@@ -61,8 +61,9 @@ PRECISIONS: dict[str, Precision] = {
         _recipe("bf16", "bf16"),
         # The same units and rate as bf16 on every catalogued accelerator; gradients are kept as they come.
         _recipe("fp16", "bf16", grad_bytes=2, reduce_bytes=2),
-        _recipe("fp8", "fp8", linear_input_bytes=1, cast_passes=0.5, amax_passes=1),  # per-tensor scaling
-        # A scale per tensor from earlier steps. Published runs do not tell it from the former.
+        # A scale per tensor from its own values: no kernel that writes an operand knows it yet.
+        _recipe("fp8", "fp8", linear_input_bytes=1, cast_passes=1.0, amax_passes=1),
+        # A scale per tensor from earlier steps: norms and activations write their outputs in 8 bits.
         _recipe("fp8_delayed", "fp8", linear_input_bytes=1, cast_passes=0.5, fitted_as="fp8"),
         _recipe(
             "fp8_rowwise", "fp8", linear_input_bytes=1, cast_passes=1.0, amax_passes=1

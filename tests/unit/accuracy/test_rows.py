@@ -41,7 +41,7 @@ CELL_TEXTS = st.one_of(st.integers(0, 64).map(str), st.sampled_from(ODD), st.tex
 
 
 def test_a_complete_row_becomes_conditions_without_assumptions(read_one: ReadOne) -> None:
-    run = read_one(interconnect="NVLink4")
+    run = read_one(interconnect="NVLink4", precision="FP8 current scaling")
     c = run.conditions
     assert c is not None
     assert (c.model.name, c.accelerator.name, c.num_nodes, c.devices_per_node) == ("llama3-8b", "h100", 1, 8)
@@ -52,12 +52,30 @@ def test_a_complete_row_becomes_conditions_without_assumptions(read_one: ReadOne
 
 
 @pytest.mark.parametrize(
+    ("cells", "precision"),
+    [
+        ({}, "fp8_delayed"),  # NeMo of 2024
+        ({"notes": "FP8 current scaling"}, "fp8"),
+        ({"framework_version": "25.09"}, "fp8"),
+        ({"framework": "Megatron-LM", "framework_version": "25.09"}, "fp8_delayed"),
+        ({"framework": "torchtitan"}, "fp8"),
+    ],
+)
+def test_scales_in_8_bits_are_those_of_the_release(
+    read_one: ReadOne, cells: dict[str, object], precision: str
+) -> None:
+    run = read_one(precision="fp8", **cells)
+    assert run.conditions is not None
+    assert run.conditions.precision == precision
+    assert any("scales of earlier steps" in note for note in run.assumed) == (precision == "fp8_delayed")
+
+
+@pytest.mark.parametrize(
     "cells",
     [
         {"model": "meta-llama/Meta-Llama-3-8B-Instruct"},
         {"model": "Llama-3-8B-Base"},
         {"gpu": "NVIDIA H100 80GB HBM3"},
-        {"precision": "FP8 current scaling"},
         {"precision": "FP8 (tensorwise)"},
     ],
 )
