@@ -220,7 +220,7 @@ def _missing_micro_batch(
     if steps and per_replica % steps == 0:
         return per_replica // steps
     if pipeline > 1 and software.micro_batch_per_stage and per_replica % pipeline == 0:
-        notes.append(f"as many micro-batches as stages, the default of {software.stack.framework}")
+        notes.append(f"as many micro-batches as stages, the default of {software.title}")
         return per_replica // pipeline
     if pipeline > 1:
         notes.append("micro-batch 1")
@@ -246,7 +246,7 @@ def _sharding(row: CsvRow, software: Software, notes: list[str]) -> Sharding:
         for pattern, sharding in _SHARDINGS:
             if text and re.search(pattern, text, re.IGNORECASE):
                 return sharding
-    notes.append(f"sharding {software.sharding.name.lower()}, the default of {software.stack.framework}")
+    notes.append(f"sharding {software.sharding.name.lower()}, the default of {software.title}")
     return software.sharding
 
 
@@ -434,5 +434,5 @@ def _sequence_parallel(row: CsvRow, tensor: int, software: Software, notes: list
         return answer
     if tensor > 1:
         state = "on" if software.sequence_parallel else "off"
-        notes.append(f"sequence parallelism {state}, the default of {software.stack.framework}")
+        notes.append(f"sequence parallelism {state}, the default of {software.title}")
     return software.sequence_parallel

@@ -377,7 +377,7 @@ def _precision(row: CsvRow, accelerator: Accelerator, software: Software, notes:
     name = number_format(row.text("precision"))
     if not name:
         name = software.precision
-        notes.append(f"precision {name}, the default of {software.stack.framework}")
+        notes.append(f"precision {name}, the default of {software.title}")
     if name == "fp8" and "rowwise" in row.text("notes").lower():
         name = "fp8_rowwise"
     stated = f"{row.text('precision')} {row.text('notes')}".lower()

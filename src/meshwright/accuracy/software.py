@@ -24,6 +24,7 @@ class Software:
     """The stack of a row and its defaults for values that the row does not state."""
 
     stack: Stack
+    title: str  # whose defaults these are: the stack's key, or the row's own name of a trainer without rows
     sharding: Sharding
     sequence_parallel: bool
     precision: str
@@ -68,6 +69,7 @@ def read_software(row: CsvRow, accelerator: Accelerator, model: str = "") -> Sof
     )
     features = read_features(row, recipe.features if recipe else None)
     return Software(
+        title=_title(row, entry),
         stack=Stack(framework=framework, vintage=vintage, features=features),
         sharding=Sharding[entry.get("sharding", "none").upper()],
         sequence_parallel=sequence_parallel_since is not None
@@ -110,6 +112,17 @@ def _entry(row: CsvRow, vintage: float | None) -> dict[str, Any]:
         if re.search(entry["match"], name, re.IGNORECASE) and (vintage or 9999) < entry.get("until", 10_000):
             return entry
     return frameworks()["unknown"]
+
+
+def _title(row: CsvRow, entry: dict[str, Any]) -> str:
+    if entry.get("key", "other") != "other":
+        return entry["key"]
+    name = row.text("framework")
+    return (
+        name
+        if "match" in entry
+        else f"{name or 'a framework that the row does not name'} (not known: as Megatron)"
+    )
 
 
 def _round(row: CsvRow) -> str:

@@ -80,7 +80,11 @@ def stack_names() -> list[str]:
 def stack_facts(framework: str) -> StackFacts:
     """Facts about one framework; UnknownNameError names the nearest known one."""
     if framework not in stack_names():
-        raise UnknownNameError("stack", framework, known=stack_names())
+        error = UnknownNameError("stack", framework, known=stack_names())
+        error.hint = (
+            f"{error.hint}; another trainer is `other`, with its sharding held: --fix sharding=parameters"
+        )
+        raise error
     values = dict(_data()[framework])
     releases = tuple(_release(entry) for entry in values.pop("releases", ()))  # pyright: ignore[reportGeneralTypeIssues]
     return StackFacts(name=framework, releases=releases, **values)  # pyright: ignore[reportArgumentType]

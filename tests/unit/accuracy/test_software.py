@@ -82,3 +82,37 @@ def test_every_framework_key_is_a_stack_of_the_catalogue_and_has_a_source() -> N
     keys = {entry["key"] for entry in (*data["framework"], *data["mlperf"]["vendor"].values())}
     assert keys <= set(stack_names())
     assert all(entry["source"] for entry in data["framework"])
+
+
+@pytest.mark.parametrize(
+    ("framework", "sharding"),
+    [
+        ("LLaMA-Factory", Sharding.PARAMETERS),
+        ("LLaMA Factory 0.9 (ZeRO-2)", Sharding.GRADIENTS),
+        ("Unsloth", Sharding.NONE),
+        ("axolotl", Sharding.PARAMETERS),
+        ("TRL SFTTrainer", Sharding.PARAMETERS),
+        ("OpenRLHF", Sharding.GRADIENTS),
+        ("verl", Sharding.PARAMETERS),
+        ("verl (Megatron)", Sharding.OPTIMIZER),
+        ("Levanter", Sharding.PARAMETERS),
+        ("MosaicML LLM Foundry", Sharding.PARAMETERS),
+        ("Composer", Sharding.PARAMETERS),
+        ("PyTorch Lightning", Sharding.NONE),
+        ("Lightning + FSDP", Sharding.PARAMETERS),
+        ("HF Accelerate", Sharding.NONE),
+        ("Accelerate (DeepSpeed ZeRO-3)", Sharding.PARAMETERS),
+    ],
+)
+def test_trainers_without_rows_shard_as_what_they_build_on(
+    read_one: ReadOne, framework: str, sharding: Sharding
+) -> None:
+    run = read_one(framework=framework, dp_type="", model_params_b=1.2)
+    assert run.conditions
+    assert run.conditions.plan.sharding is sharding
+
+
+def test_a_default_names_the_trainer_that_has_it(read_one: ReadOne) -> None:
+    known, unknown = (read_one(framework=name, dp_type="") for name in ("Axolotl", "Somebody's own"))
+    assert any("sharding parameters, the default of Axolotl" in note for note in known.assumed)
+    assert any("the default of Somebody's own (not known: as Megatron)" in note for note in unknown.assumed)
