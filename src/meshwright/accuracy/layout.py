@@ -18,9 +18,10 @@ from meshwright.accuracy.reasons import CannotPredictError, Reason
 from meshwright.accuracy.shipped import frameworks
 from meshwright.accuracy.software import Software
 from meshwright.accuracy.wording import stated, yes_or_no
+from meshwright.catalog.stacks import stack_facts
 from meshwright.specs.features import Dispatcher
 from meshwright.specs.model import Model
-from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding, read_layers
+from meshwright.specs.plan import Offload, Plan, Recompute, Schedule, Sharding, read_layers
 
 NO_RECOMPUTATION = "no recomputation"
 """The note on rows that do not state it."""
@@ -78,10 +79,19 @@ def read_layout(
         recompute=recompute,
         recompute_modules=modules,
         recompute_layers=layers,
+        offload=_offload(row, software),
     )
-    if "offload" in row.text("notes").lower() or "offload" in row.text("recompute").lower():
+    mentions = f"{row.text('notes')} {row.text('recompute')}".lower()
+    if plan.offload is Offload.NONE and "offload" in mentions:
         notes.append(OFFLOADED)
     return PublishedLayout(plan=plan, global_batch=global_batch, assumed=tuple(notes))
+
+
+def _offload(row: CsvRow, software: Software) -> Offload:
+    """Optimizer states in host memory, where the stack's "CPU offload" means that."""
+    offloads = re.search(r"\bcpu[ -]offload\b", row.text("notes"), re.IGNORECASE)
+    on_host = offloads and stack_facts(software.stack.framework).updates_on_host
+    return Offload.OPTIMIZER if on_host else Offload.NONE
 
 
 # --- degrees ---

@@ -47,6 +47,7 @@ class StackFacts:
     stops_recompute: bool = False  # before the last GEMM of a layer, whose output no gradient needs
     rates_of: str = ""  # the stack whose measured rates stand for this one; empty: its own
     eager: bool = False
+    updates_on_host: bool = False  # offloaded optimizer states, on one thread of each process
     gathers_keys: bool = False  # of context ranks before attention, which is one kernel then
     ragged_tile_rows: int = (
         0  # of a tile of its grouped GEMM, which experts share at their ends; 0: they share none

@@ -86,6 +86,7 @@ class SystemFacts(Table):
     wire_gradient_bytes: Array  # of a gradient between ranks; 0: as the precision recipe says
     wire_parameter_bytes: Array
     offloaded_activations: Array  # share kept in host memory
+    updates_on_host: Array  # 1: offloaded optimizer states are updated by a thread of each process
     expert_imbalance: Array  # tokens of the busiest expert rank over the mean
     unstated_expert_share: Array  # of the switches of mixtures: those for which the stack's release speaks
     cpu_oversubscription: Array
@@ -113,6 +114,7 @@ class SystemRates(Table):
     wire_gradient_bytes: Array
     wire_parameter_bytes: Array
     offloaded_activations: Array
+    updates_on_host: Array
     expert_imbalance: Array
     years: Array
     cpu_oversubscription: (
@@ -248,6 +250,7 @@ def system_facts(
         wire_gradient_bytes=WIRE_BYTES[g] if (g := features.gradient_format) else 0.0,
         wire_parameter_bytes=WIRE_BYTES[p] if (p := features.parameter_format) else 0.0,
         offloaded_activations=features.offloaded_activations or 0.0,
+        updates_on_host=int(facts.updates_on_host),
         expert_imbalance=features.busiest_expert_ratio,
         unstated_expert_share=stack.features.unstated_expert_share,
         cpu_oversubscription=accelerator.cpu_oversubscription,
@@ -321,6 +324,7 @@ def join(facts: SystemFacts, values: Mapping[str, Array], bf16: Mapping[str, Arr
         wire_gradient_bytes=facts.wire_gradient_bytes,
         wire_parameter_bytes=facts.wire_parameter_bytes,
         offloaded_activations=facts.offloaded_activations,
+        updates_on_host=facts.updates_on_host,
         expert_imbalance=facts.expert_imbalance,
         cpu_oversubscription=facts.cpu_oversubscription,
         years=facts.years,

@@ -16,6 +16,11 @@ OPTIMIZER_BYTES = 34.0
 """AdamW's, per parameter: master and both optimizer states read and written (24), gradient read twice for norm and
 update (8), 16-bit weight written (2). `Precision.update_bytes` has those of the run's optimizer."""
 
+HOST_UPDATES_PER_S = 1.4e9
+"""Parameters that AdamW updates on one thread: PyTorch 2.13, `fused=True`, parameters, gradients and states in bf16,
+one core of an AMD EPYC, 20 million parameters (1.33e9 to 1.45e9 in seven repeats; in fp32 1.8e9). torchrun gives each
+process one thread (OMP_NUM_THREADS=1) where nobody says otherwise."""
+
 
 def trained_parameters(s: StepContext, layers: StageLayers) -> tuple[Array, Array]:
     """(dense, expert) trained parameters of the rank that holds most."""
@@ -98,7 +103,7 @@ def _exposed_by_chunk(s: StepContext, comm_s: Array, pass_s: Array) -> Array:
 
 
 def optimizer_s(s: StepContext, layers: StageLayers) -> Array:
-    """One pass over gradients, master weights and optimizer states of the shard, or the host link's time.
+    """One pass over gradients, master weights and optimizer states of the shard, or the time of host and host link.
 
     With Muon the matrices are gathered in 16 bits and orthogonalized besides.
     """
@@ -112,7 +117,8 @@ def optimizer_s(s: StepContext, layers: StageLayers) -> Array:
     correction = rates.device.corrections.factor("optimizer/adamw", count)
     on_device = count * s.precision.update_bytes * rates.optimizer_passes / streaming * correction
     on_host = count * (s.precision.master_bytes + s.precision.optimizer_state_bytes) / rates.host_bytes_per_s
-    streamed = np.where(plan.offload_optimizer > 0, np.maximum(on_device, on_host), on_device)
+    offloaded = np.where(rates.updates_on_host > 0, _on_host_s(s, count), np.maximum(on_device, on_host))
+    streamed = np.where(plan.offload_optimizer > 0, offloaded, on_device)
     if not np.any(s.precision.newton_schulz_steps):
         return streamed
     flops = s.precision.newton_schulz_steps * rank_flops(s.model, plan, layers)
@@ -123,3 +129,12 @@ def optimizer_s(s: StepContext, layers: StageLayers) -> Array:
         for is_split, (held, group) in zip((sharded, True, sharded), shards, strict=True)
     )
     return streamed + np.where(s.precision.newton_schulz_steps > 0, arithmetic + gathered, 0.0)
+
+
+def _on_host_s(s: StepContext, count: Array) -> Array:
+    """Update of a shard of `count` parameters that lives in host memory (FSDP's CPUOffloadPolicy).
+
+    Each micro-batch copies the shard to the device for either gather and its gradients back; nothing hides the update.
+    """
+    copies = s.num_micro_batches * (2 * s.precision.gather_bytes + s.precision.reduce_bytes)
+    return count * (1 / HOST_UPDATES_PER_S + copies / s.rates.host_bytes_per_s)

@@ -11,7 +11,7 @@ from meshwright.accuracy.reasons import Reason
 from meshwright.accuracy.rows import MEASURED_COLUMNS, PublishedRun, read_failed, read_row, read_runs
 from meshwright.accuracy.shipped import failed_configs_path, measured_runs_path, published_systems
 from meshwright.errors import InputError
-from meshwright.specs.plan import Sharding
+from meshwright.specs.plan import Offload, Sharding
 
 ReadOne = Callable[..., PublishedRun]
 
@@ -82,6 +82,23 @@ def test_scales_in_8_bits_are_those_of_the_release(
 def test_other_words_for_the_same_conditions(read_one: ReadOne, cells: dict[str, object]) -> None:
     usual, other = read_one().conditions, read_one(**cells).conditions
     assert other == usual
+
+
+@pytest.mark.parametrize(
+    ("cells", "offload"),
+    [
+        ({"framework": "torchtune", "notes": "CPU offload + fused optimizer"}, Offload.OPTIMIZER),
+        ({"framework": "torchtune", "notes": "activations offloaded"}, Offload.NONE),
+        ({"notes": "CPU offload"}, Offload.NONE),  # of NeMo: of what is not said
+    ],
+)
+def test_optimizer_states_in_host_memory(
+    read_one: ReadOne, cells: dict[str, object], offload: Offload
+) -> None:
+    run = read_one(**cells)
+    assert run.conditions is not None
+    assert run.conditions.plan.offload is offload
+    assert any("offloading of activations" in note for note in run.assumed) == (offload is Offload.NONE)
 
 
 def test_a_rate_follows_from_the_seconds_of_a_step_where_the_batch_is_stated(read_one: ReadOne) -> None:

@@ -9,7 +9,13 @@ import pytest
 from meshwright.cost.collectives import all_gather_s, reduce_scatter_s
 from meshwright.cost.layers import LayerTimes
 from meshwright.cost.stages import split_layers
-from meshwright.cost.update import OPTIMIZER_BYTES, data_parallel_s, optimizer_s, trained_parameters
+from meshwright.cost.update import (
+    HOST_UPDATES_PER_S,
+    OPTIMIZER_BYTES,
+    data_parallel_s,
+    optimizer_s,
+    trained_parameters,
+)
 from meshwright.specs.model import Lora
 from meshwright.specs.plan import Offload, Plan, Sharding
 
@@ -152,6 +158,16 @@ class TestOptimizer:
         link_s = trained(away)[0] / 32 * 12 / float(away.rates.host_bytes_per_s)
         assert updated_s(away) == pytest.approx(link_s)
         assert updated_s(away) > updated_s(case(plan=plan))
+
+    def test_or_are_updated_there_by_one_thread_between_copies_of_the_shard(self, case):
+        plan = replace(FSDP, offload=Offload.OPTIMIZER)
+        away = case(plan=plan).with_rates(updates_on_host=1)
+        shard, link = trained(away)[0] / 32, float(away.rates.host_bytes_per_s)
+        copied = float(away.context.num_micro_batches) * (
+            2 * 2 + 4
+        )  # two gathers in 16 bits, gradients in 32
+        assert updated_s(away) == pytest.approx(shard * (1 / HOST_UPDATES_PER_S + copied / link))
+        assert updated_s(away) > 3 * updated_s(case(plan=plan))
 
 
 def test_the_window_is_of_a_middle_rank(case):
