@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.units import parse_number
+from meshwright.units import digits_hint, parse_number
 
 MAX_COUNT = 10**7
 """Largest count of devices, layers, sequences and the like: the limit of a run file. Multiplied counts then fit
@@ -19,6 +19,15 @@ MAX_TOKENS = 10**12
 """Largest count of tokens."""
 MAX_FAULTS = 20
 """Faults of one file that a message lists."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column as it is read: `scale` times its numbers are in our unit."""
+
+    name: str
+    scale: float = 1.0
+    is_ratio: bool = False  # shares where no value exceeds 1, else percent
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,10 @@ class CsvRow:
         except ValueError:
             value = -1.0
         if value < 0:
-            raise self._error(column, "is not a number", allowed="a finite number, not negative, or empty")
+            hint = digits_hint(text)
+            raise self._error(
+                column, "is not a number", allowed="a finite number, not negative, or empty", hint=hint
+            )
         return value
 
     def count(self, column: str, *, limit: int = MAX_COUNT) -> int | None:
@@ -63,8 +75,9 @@ class CsvRow:
             raise self._error(column, "is out of range", allowed=f"<= {limit:,}")
         return int(value) or None
 
-    def _error(self, column: str, what: str, *, allowed: str) -> InputError:
-        return InputError(f"{self.file}:{self.line}: {column} {what}", got=self.text(column), allowed=allowed)
+    def _error(self, column: str, what: str, *, allowed: str, hint: str | None = None) -> InputError:
+        text = self.text(column)
+        return InputError(f"{self.file}:{self.line}: {column} {what}", got=text, allowed=allowed, hint=hint)
 
 
 def read_table(
@@ -74,12 +87,14 @@ def read_table(
     numbers: Sequence[str] = (),
     counts: Mapping[str, int] | None = None,
     shipped: str = "the shipped measured runs",
+    columns: Callable[[Sequence[str]], Sequence[Column]] | None = None,
 ) -> list[CsvRow]:
     """All rows of a CSV file (UTF-8, comma separated, one header line) in the columns of the file `shipped`.
 
     Raises InputError when the file cannot be read, is empty, lacks a required column, names a column twice, has a
     row that is longer or shorter than its header, or a cell of the columns `numbers` or `counts` (with their largest
-    value) that is none: all faults of the cells at once. Further columns are fine.
+    value) that is none: all faults of the cells at once. Further columns are fine. `columns` gives the header our
+    names and units.
     """
     name = str(path)
     reader = csv.reader(io.StringIO(_text(Path(path)), newline=""), strict=True)
@@ -88,15 +103,38 @@ def read_table(
         if not header or header == [""]:
             raise InputError(f"{name} is empty", allowed="a CSV file with a header line")
         header = [column.strip() for column in header]
+        known = columns(header) if columns else [Column(name=column) for column in header]
+        header = [column.name for column in known]
         _check_header(name, header, required, shipped)
         rows, faults = _rows(name, header, reader)
     except csv.Error as error:
         raise InputError(f"{name}:{reader.line_num}: not a CSV line ({error})") from None
+    rows = _in_our_units(rows, known)
     for row in rows:
         faults += _cell_faults(row, numbers, counts or {})
     if faults:
         raise faults[0] if len(faults) == 1 else _all_of(name, faults)
     return rows
+
+
+def _in_our_units(rows: list[CsvRow], columns: Sequence[Column]) -> list[CsvRow]:
+    """The rows with the numbers of scaled columns in our unit. Cells that are no numbers stay as they are."""
+    for column in columns:
+        found = [number for row in rows if (number := _number(row.text(column.name))) is not None]
+        scale = 100.0 if column.is_ratio and max(found, default=0.0) <= 1 else column.scale
+        if scale == 1.0:
+            continue
+        for row in rows:
+            if (number := _number(row.text(column.name))) is not None:
+                row.cells[column.name] = repr(number * scale)
+    return rows
+
+
+def _number(text: str) -> float | None:
+    try:
+        return parse_number(text)
+    except ValueError:
+        return None
 
 
 def _cell_faults(row: CsvRow, numbers: Sequence[str], counts: Mapping[str, int]) -> list[InputError]:

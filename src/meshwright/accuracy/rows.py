@@ -14,6 +14,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 from meshwright import catalog
+from meshwright.accuracy.columns import MEASURES, our_columns
 from meshwright.accuracy.conditions import RunConditions
 from meshwright.accuracy.csvfile import MAX_COUNT, MAX_TOKENS, CsvRow, read_table
 from meshwright.accuracy.duplicates import DUPLICATE_NOTE, with_duplicates_layout
@@ -24,11 +25,12 @@ from meshwright.accuracy.reasons import CannotPredictError, Reason
 from meshwright.accuracy.shapes import read_model
 from meshwright.accuracy.shipped import frameworks, published_systems
 from meshwright.accuracy.software import Software, read_software
+from meshwright.accuracy.spelling import spelled
 from meshwright.accuracy.wording import number_format
 from meshwright.catalog.accelerators import accelerator_with_driver_name
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
-from meshwright.errors import UnknownNameError
+from meshwright.errors import InputError, UnknownNameError
 from meshwright.specs.hardware import Accelerator
 from meshwright.specs.model import Lora, Model
 from meshwright.specs.precision import PRECISIONS
@@ -44,8 +46,8 @@ PARAMETERS_DIFFER = 0.1
 DEPTH_DIFFERS = 0.25
 """The same for a model of another depth, from which on it is not known which of the two was trained."""
 
-MEASURED_COLUMNS = ("id", *_CONDITIONS, "tok_s_gpu_best", "metric_kind", "quality")
-"""Columns that a file of measured runs must have."""
+MEASURED_COLUMNS = ("model", "gpu", "num_gpus", "seq_len")
+"""Columns that a file of measured runs must have, beside one of `columns.MEASURES`."""
 FAILED_COLUMNS = (*_CONDITIONS, "metric_kind")
 """Columns that a file of failed configurations must have."""
 _NUMBERS = (
@@ -179,11 +181,16 @@ def read_failed(path: str | Path) -> list[PublishedRun]:
 
 def table_of_runs(path: str | Path) -> list[CsvRow]:
     """The rows of a CSV of measured runs as they are written. Raises InputError as `read_runs` does."""
-    return _table(path, MEASURED_COLUMNS)
+    rows = _table(path, MEASURED_COLUMNS)
+    if rows and not any(measure in rows[0].cells for measure in MEASURES):
+        raise InputError(
+            f"{path}: missing a measured column", allowed=f"one or more of {', '.join(MEASURES)}"
+        )
+    return rows
 
 
 def _table(path: str | Path, required: tuple[str, ...]) -> list[CsvRow]:
-    return read_table(path, required=required, numbers=_NUMBERS, counts=_COUNTS)
+    return read_table(path, required=required, numbers=_NUMBERS, counts=_COUNTS, columns=our_columns)
 
 
 def read_row(
@@ -354,11 +361,12 @@ def _accelerator(name: str) -> Accelerator:
 
 @cache
 def _catalogued(name: str) -> Accelerator | None:
-    """The accelerator with a published name, or the one its driver gives it; None when it is not in the catalogue."""
+    """The accelerator with a published name, of its driver or as tables spell it; None when the catalogue has none."""
     try:
         return catalog.accelerator(accelerator_with_driver_name(name) or name)
     except UnknownNameError:
-        return None
+        known = spelled(name)
+        return None if known is None else catalog.accelerator(known)
 
 
 def _nodes(row: CsvRow, accelerator: Accelerator, num_devices: int, notes: list[str]) -> tuple[int, int]:

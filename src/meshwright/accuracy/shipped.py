@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -18,6 +19,16 @@ def measured_runs_path() -> Path:
 def failed_configs_path() -> Path:
     """The shipped CSV of configurations that did not run."""
     return Path(str(_RUNS / "failed_configs.csv"))
+
+
+@cache
+def shipped_columns() -> frozenset[str]:
+    """Columns of the shipped files, and those that only tables of others have."""
+    found = {"gemm_tflops", "schedule"}
+    for path in (measured_runs_path(), failed_configs_path()):
+        with path.open(encoding="utf-8", newline="") as lines:
+            found |= set(next(csv.reader(lines)))
+    return frozenset(found)
 
 
 @cache

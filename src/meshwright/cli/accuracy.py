@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from meshwright.accuracy.columns import notes_on_columns
 from meshwright.accuracy.export import write_rows
 from meshwright.cli.output import emit_json, note, print_text_tables, progress, write_html
 from meshwright.cli.report_options import typed
@@ -32,6 +33,9 @@ def run(
             leave_one_source_out=leave_out,
             advance=advance,
         )
+    for path in filter(None, (runs_path, failed_path)):
+        for line in notes_on_columns(path):
+            note(f"{path}: {line}")
     if csv_path is not None:
         write_rows(study.report, csv_path)
         note(f"wrote {csv_path}")

@@ -17,6 +17,8 @@ ReadOne = Callable[..., PublishedRun]
 
 COLUMNS = [
     *MEASURED_COLUMNS,
+    *("id", "source_key", "task", "mbs", "gbs", "tp", "pp", "dp", "layers", "hidden", "heads", "precision"),
+    *("framework", "date", "tok_s_gpu_best", "metric_kind", "quality"),
     *("cp", "ep", "etp", "vpp", "grad_accum", "gbs_tokens", "gpus_per_node", "arch", "kv_heads", "ffn"),
     *("vocab", "experts", "topk", "dp_type", "recompute", "notes", "params_b"),
 ]
@@ -205,7 +207,7 @@ def test_failed_configurations_count_only_when_memory_ran_out(read_one: ReadOne)
 def test_a_file_without_the_schema_is_bad_input(tmp_path: Path) -> None:
     path = tmp_path / "other.csv"
     path.write_text("id,speed\na,3\n")
-    with pytest.raises(InputError, match="missing columns source_key, task, model"):
+    with pytest.raises(InputError, match="missing columns model, gpu, num_gpus, seq_len"):
         read_runs(path)
 
 

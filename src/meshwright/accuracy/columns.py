@@ -1,0 +1,124 @@
+"""Columns of a table of runs under the names that other tables give them, with their units.
+
+A name is compared without case, spaces and signs: "Step time (ms)" is `step_time_ms`. What no table here has is not
+read, and `notes_on_columns` says so.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from meshwright.accuracy.csvfile import Column
+from meshwright.accuracy.shipped import shipped_columns
+from meshwright.runfile.synonyms import key_for
+
+_KEYS = {
+    "model": "model", "precision": "precision", "stack.framework": "framework", "data.sequence_length": "seq_len",
+    "batch.micro": "mbs", "batch.global_sequences": "gbs", "batch.global_tokens": "gbs_tokens",
+    "parallel.tensor": "tp", "parallel.pipeline": "pp", "parallel.context": "cp", "parallel.expert": "ep",
+    "parallel.expert_tensor": "etp", "parallel.virtual_pipeline": "vpp", "parallel.schedule": "schedule",
+    "cluster.accelerator": "gpu", "cluster.num_nodes": "num_nodes", "cluster.devices_per_node": "gpus_per_node",
+}  # fmt: skip
+"""Keys of the run file, whose names in other tools `runfile.synonyms` has -> columns."""
+
+_NAMES = {
+    "gpu": "accelerator_type accelerator_name gpu_model device device_name hardware",
+    "num_gpus": "gpus n_gpus ngpus gpu_count num_devices devices world_size num_accelerators accelerators chips "
+    "num_chips number_of_gpus",
+    "seq_len": "seqlen sequence_len sequence",
+    "dp": "dp_size data_parallel_size data_parallel_degree data_parallel",
+    "dp_type": "zero_stage zero sharding sharding_strategy",
+    "layers": "num_layers n_layers n_layer num_hidden_layers",
+    "hidden": "hidden_size d_model n_embd hidden_dim embedding_size",
+    "heads": "num_heads n_heads n_head num_attention_heads attention_heads",
+    "kv_heads": "num_kv_heads n_kv_heads num_key_value_heads",
+    "ffn": "ffn_hidden_size intermediate_size ffn_size feed_forward_size",
+    "moe_ffn": "moe_intermediate_size moe_ffn_hidden_size",
+    "vocab": "vocab_size",
+    "experts": "num_experts n_experts num_local_experts",
+    "topk": "top_k num_experts_per_tok moe_router_topk",
+    "params_b": "parameters_b params_billion parameters_billion",
+    "tok_s_gpu_best": "tokens_per_s_per_gpu tokens_per_second_per_gpu tokens_per_sec_per_gpu tokens_s_gpu tok_s_gpu "
+    "tokens_per_s_per_device tokens_s_device tok_s_device tgs tokens_gpu_s tokens_per_gpu_per_second "
+    "tokens_per_gpu_per_s tokens_sec_gpu tok_sec_gpu",
+    "step_time_s": "step_time_sec step_time_seconds time_per_step_s time_per_step_sec seconds_per_step s_per_step "
+    "iteration_time_s iter_time_s time_per_iteration_s sec_per_step s_it",
+    "tflops_per_gpu": "tflop_s_gpu tflops_gpu tflops_per_device tflop_s_device model_tflops_per_gpu tflops_s_gpu "
+    "tflop_per_s_per_gpu tflops_per_second_per_gpu",
+    "mfu_pct": "mfu_percent",
+    "hfu_pct": "hfu_percent",
+    "mem_gb_per_gpu": "memory_gb mem_gb max_memory_gb peak_memory_gb memory_gb_per_gpu peak_memory_gb_per_gpu",
+    "framework": "software library",
+    "framework_version": "software_version version release",
+    "source": "url source_url link reference",
+    "notes": "note comment comments remarks",
+    "date": "published publication_date",
+}
+
+_SCALED = {
+    "step_time_s": (1e-3, "step_time_ms time_per_step_ms iteration_time_ms iter_time_ms ms_per_step ms_it"),
+    "mem_gb_per_gpu": (2**30 / 1e9, "memory_gib mem_gib max_memory_gib peak_memory_gib mem_gib_per_gpu "
+                       "memory_gib_per_gpu peak_memory_gib_per_gpu"),
+}  # fmt: skip
+"""Column -> factor of another unit, and the names of columns that have it."""
+
+_RATIOS = {"mfu": "mfu_pct", "hfu": "hfu_pct"}
+"""Names without a unit: a column without a value above 1 is a share, any other one percent."""
+
+_AMBIGUOUS = ("batch_size", "batch")
+"""Names that some tables give the global and others the micro-batch."""
+
+MEASURES = ("tok_s_gpu_best", "step_time_s", "tflops_per_gpu", "mfu_pct", "hfu_pct", "mem_gb_per_gpu")
+"""Columns of which a table of measured runs has one or more."""
+
+
+def our_columns(header: Sequence[str]) -> list[Column]:
+    """The columns of `header`: renamed where they have another table's name and the file has not ours.
+
+    >>> [c.name for c in our_columns(["GPU type", "# GPUs", "Step time (ms)", "Weather"])]
+    ['gpu', 'num_gpus', 'step_time_s', 'Weather']
+    """
+    taken, found = set(header), []
+    for name in header:
+        column = Column(name=name) if name in shipped_columns() else _known_as(name)
+        if column is None or (column.name != name and column.name in taken):
+            column = Column(name=name)
+        taken.add(column.name)
+        found.append(column)
+    return found
+
+
+def notes_on_columns(path: Path) -> list[str]:
+    """Sentences on the columns of a file that are read under another name, and on those that are not read."""
+    header = [name.strip() for name in next(csv.reader(io.StringIO(path.read_text("utf-8-sig"))), [])]
+    columns = list(zip(header, our_columns(header), strict=True))
+    renamed = [f"{name} as {c.name}{_unit(c)}" for name, c in columns if c.name != name]
+    unread = [name for name, c in columns if c.name == name and name and name not in shipped_columns()]
+    notes = [f"columns read under our names: {', '.join(renamed)}"] if renamed else []
+    return notes + ([f"columns that are not read: {', '.join(unread)}"] if unread else [])
+
+
+def _unit(column: Column) -> str:
+    if column.is_ratio:
+        return " (shares where none exceeds 1, else percent)"
+    return "" if column.scale == 1.0 else f" (times {column.scale:g})"
+
+
+def _known_as(name: str) -> Column | None:
+    word = re.sub(r"[^a-z0-9]+", "_", name.lower().replace("%", " percent ")).strip("_")
+    if word in _RATIOS:
+        return Column(name=_RATIOS[word], is_ratio=True)
+    if word in shipped_columns():
+        return Column(name=word)
+    for ours, (scale, names) in _SCALED.items():
+        if word in names.split():
+            return Column(name=ours, scale=scale)
+    for ours, names in _NAMES.items():
+        if word in names.split():
+            return Column(name=ours)
+    ours = None if word in _AMBIGUOUS else _KEYS.get(key_for(word) or "")
+    return Column(name=ours) if ours in shipped_columns() else None

@@ -1,0 +1,53 @@
+"""Accelerators as tables spell them: "H100 SXM5 80GB", "8x NVIDIA A100-80G", "MI300X OAM".
+
+A part, its form and its memory are told apart. A spelling with a word that is none of these, with a form that the part
+is not known in, or with another memory, names no known accelerator: an H200 NVL is not an H200.
+"""
+
+from __future__ import annotations
+
+import re
+
+from meshwright.catalog.accelerators import accelerator_names
+from meshwright.catalog.entries import CatalogKind, entry
+
+_FORMS = {"pcie": "pcie", "pcie4": "pcie", "pcie5": "pcie", "nvl": "nvl"}
+_NOISE = {
+    "nvidia", "amd", "intel", "google", "instinct", "tesla", "geforce", "gpu", "gpus", "accelerator", "tensor",
+    "core", "hgx", "dgx", "sxm", "oam", "nvlink", "nvl72", "hbm", "x", "gb", "gib",
+}  # fmt: skip
+_KIND = re.compile(r"sxm\d|hbm\d?e?|gddr\d\w?|\d+x")
+_MEMORY = re.compile(r"(\d+) ?(?:g|gb|gib)\b")
+
+MEMORY_DIFFERS = 0.08
+"""Labels of one part differ by less: 180 and 192 GB of a B200, 186 and 192 GB of a GB200."""
+
+
+def spelled(name: str) -> str | None:
+    """The catalogue's name of the accelerator that `name` spells; None where it spells none or several.
+
+    >>> spelled("8x NVIDIA H100 SXM5 80GB"), spelled("A100-40G"), spelled("H100 NVL 94 GB"), spelled("H200 NVL")
+    ('h100', 'a100-40gb', 'h100-nvl', None)
+    """
+    text = re.sub(r"[^a-z0-9]+", " ", name.lower()).strip()
+    memory = [int(size) for size in _MEMORY.findall(text)]
+    parts = [w for w in _MEMORY.sub(" ", text).split() if w not in _NOISE and not _KIND.fullmatch(w)]
+    forms = {_FORMS[w] for w in parts if w in _FORMS}
+    part = "-".join(w for w in parts if w not in _FORMS)
+    if part not in accelerator_names() or len(forms) > 1 or len(memory) > 1:
+        return None
+    known = [n for n in accelerator_names() if n == part or n.startswith(f"{part}-")]
+    if forms:
+        known = [n for n in known if n == f"{part}-{min(forms)}"]
+    if not memory:
+        return part if not forms else next(iter(known), None)
+    same = [n for n in known if _gigabytes(n) == memory[0]]
+    if part in same or len(same) == 1:
+        return part if part in same else same[0]
+    near = [n for n in known if abs(_gigabytes(n) / memory[0] - 1) < MEMORY_DIFFERS]
+    return near[0] if len(near) == 1 and not same else None
+
+
+def _gigabytes(name: str) -> int:
+    label = entry(CatalogKind.ACCELERATOR, name).values["marketed_memory"]
+    return int(re.findall(r"\d+", label)[0])
