@@ -243,10 +243,10 @@ def _missing_micro_batch(
 
 _STAGE = r"(?:zero[-_ ]*(?:dp)?[-_ ]*(?:stage)?|stage)[-_ ]*"
 _SHARDINGS = (
-    (rf"{_STAGE}0|^ddp$|^dp$", Sharding.NONE),
-    (rf"fsdp|hsdp|{_STAGE}3|fully.?shard", Sharding.PARAMETERS),
-    (rf"{_STAGE}2", Sharding.GRADIENTS),
-    (rf"{_STAGE}1|dist(?:ributed)?[-_ ]?opt", Sharding.OPTIMIZER),
+    (rf"{_STAGE}0|^ddp$|^dp$|^0$|no.?shard", Sharding.NONE),
+    (rf"fsdp|hsdp|{_STAGE}3|^3$|full(?:y)?.?shard|hybrid.?shard", Sharding.PARAMETERS),
+    (rf"{_STAGE}2|^2$|shard.?grad.?op", Sharding.GRADIENTS),
+    (rf"{_STAGE}1|^1$|dist(?:ributed)?[-_ ]?opt", Sharding.OPTIMIZER),
 )
 """Patterns of `dp_type`, or of the framework's name, and their sharding; the first match decides."""
 
@@ -256,6 +256,8 @@ def _sharding(row: CsvRow, software: Software, notes: list[str]) -> Sharding:
         for pattern, sharding in _SHARDINGS:
             if text and re.search(pattern, text, re.IGNORECASE):
                 return sharding
+    if stated := row.text("dp_type"):
+        notes.append(f"dp_type {stated!r} is not understood")
     notes.append(f"sharding {software.sharding.name.lower()}, the default of {software.title}")
     return software.sharding
 

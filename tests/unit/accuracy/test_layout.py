@@ -257,3 +257,24 @@ def test_a_batch_per_device_is_one_micro_batch(plan_of: Callable[..., Plan]) -> 
     cells = {"mbs": "", "grad_accum": "", "gbs": 128, "seq_len": 8192}
     assert plan_of(**cells).micro_batch == 1  # the whole batch of a replica does not fit
     assert plan_of(**cells, notes="per_device_batch_size=32").micro_batch == 128 // plan_of(**cells).data
+
+
+@pytest.mark.parametrize(
+    ("stated", "sharding"),
+    [
+        ("FULL_SHARD", Sharding.PARAMETERS),
+        ("HYBRID_SHARD", Sharding.PARAMETERS),
+        ("3", Sharding.PARAMETERS),
+        ("SHARD_GRAD_OP", Sharding.GRADIENTS),
+        ("2", Sharding.GRADIENTS),
+        ("1", Sharding.OPTIMIZER),
+        ("NO_SHARD", Sharding.NONE),
+    ],
+)
+def test_sharding_in_the_words_of_pytorch_and_deepspeed(read_one, stated, sharding):
+    run = read_one(dp_type=stated)
+    assert run.conditions.plan.sharding is sharding
+
+
+def test_a_sharding_that_is_not_understood_is_noted(read_one):
+    assert "dp_type 'half sharded' is not understood" in read_one(dp_type="half sharded").assumed
