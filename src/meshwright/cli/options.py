@@ -213,7 +213,19 @@ class LazyChoice(click.Choice):
         return load(self.names)()
 
 
-ENGINE = LazyChoice("meshwright.catalog.engines:planning_names")
+class EngineChoice(LazyChoice):
+    """An engine's name, whose message for another program has the way to plan for it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value not in self.choices:
+            known = ", ".join(map(repr, self.choices))
+            self.fail(
+                f"{value!r} is not one of {known}; any plans for programs that none here runs", param, ctx
+            )
+        return super().convert(value, param, ctx)
+
+
+ENGINE = EngineChoice("meshwright.catalog.engines:planning_names")
 """An installed engine, or `any`."""
 
 

@@ -75,6 +75,12 @@ def test_numbers_with_a_suffix_are_refused_with_their_digits(meshwright, typed, 
     assert (f"write the digits: {digits}" in outcome.stderr) is (digits is not None)
 
 
+def test_an_engine_that_none_here_runs_leads_to_any(meshwright):
+    outcome = meshwright("plan", "--engine", "deepspeed")
+    assert outcome.exit_code == 2
+    assert "'any'; any plans for programs that none here runs" in outcome.stderr
+
+
 def test_every_answer_with_a_price_says_which(meshwright):
     described = ["--model", "qwen3-0.6b", "--cluster", "h100-8x1", "--gbs", "64", "--seq", "4096"]
     asked = {
