@@ -124,6 +124,8 @@ def _printed(part: str, *, with_fsdp: bool) -> list[str]:
         return [f"data_shard={value}", "sharding=parameters"]
     if field_for(name) == "recompute" and our_value("sequence_parallel", value) == "true":
         return ["recompute=full", f"recompute_layers={ALL_LAYERS}"]
+    if name == "recompute_layers" and value == ALL_LAYERS:
+        return ["recompute=full", part]
     if name in _PRINTED:
         return [f"{_PRINTED[name]}={value}"]
     modules = value.split("+")

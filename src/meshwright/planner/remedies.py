@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
-from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS
+from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS, usual_schedule
 from meshwright.cost.tables import plan_row
 from meshwright.planner.engines import Severity, engine_facts
 from meshwright.planner.legality import legality_context, violations
@@ -178,14 +178,26 @@ def _runs(request: PlanRequest, plan: Plan, model: CostModel) -> bool:
     return bool(model.memory_budget.fits(model.memory(plan_row(plan)).reserved_bytes))
 
 
+def _with_stages_of_its_layers(plan: Plan, fixed: Mapping[str, object]) -> Plan:
+    """`plan` with a pipeline that has as many stages as its layers are listed for; one stage is no pipeline."""
+    num_stages = len(plan.layers_per_stage or ())
+    if num_stages in (0, plan.pipeline * plan.virtual_pipeline):
+        return plan
+    if num_stages == 1:
+        return replace(plan, layers_per_stage=None, pipeline=1, virtual_pipeline=1)
+    ranks, left = divmod(num_stages, plan.virtual_pipeline)
+    if not left and ranks > 1:
+        return replace(plan, pipeline=ranks)
+    schedule = plan.schedule if "schedule" in fixed else usual_schedule(1)
+    return replace(plan, pipeline=num_stages, virtual_pipeline=1, schedule=schedule)
+
+
 def with_fixed(plan: Plan, fixed: Mapping[str, object], num_devices: int) -> Plan:
     """`plan` with `fixed` and what follows from it: chunks that its schedule has, and the data width that remains."""
     changed = replace(plan, **dict(fixed))  # pyright: ignore[reportArgumentType]
     if {"pipeline", "virtual_pipeline", "schedule"} & set(fixed) and "layers_per_stage" not in fixed:
         changed = replace(changed, layers_per_stage=None)
-    layers = changed.layers_per_stage
-    if layers is not None and len(layers) != changed.pipeline * changed.virtual_pipeline:
-        changed = replace(changed, pipeline=len(layers) // changed.virtual_pipeline)
+    changed = _with_stages_of_its_layers(changed, fixed)
     record = SCHEDULE_RECORDS[changed.schedule]
     chunks = changed.virtual_pipeline if changed.pipeline > 1 else 1
     if "virtual_pipeline" not in fixed and changed.pipeline > 1 and not record.allows_chunks(chunks):

@@ -132,6 +132,7 @@ def test_plans_in_the_words_of_papers(words, fields):
         ("schedule=Interleaved1F1B", "schedule=interleaved"),
         ("schedule=DualPipe-V", "schedule=dualpipev"),
         ("gradient_checkpointing=true", "recompute=full,recompute_layers=all"),
+        ("recompute_layers=all", "recompute=full,recompute_layers=all"),
         ("activation_checkpointing=off", "recompute=none"),
         ("recompute_granularity=full", "recompute=full"),
         ("recompute_modules=core_attn,moe_act", "recompute_modules=core_attention,activation"),

@@ -12,7 +12,7 @@ from meshwright.planner.remedies import forced_changes, with_fixed
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.screen import cost_model
 from meshwright.planner.search import PlanResult, search
-from meshwright.specs.plan import Offload, Plan, Recompute, Sharding
+from meshwright.specs.plan import Offload, Plan, Recompute, Schedule, Sharding
 
 
 def request(model="llama3-70b", cluster="h100-8x4", engine="native", batch=64) -> PlanRequest:
@@ -94,3 +94,19 @@ def test_the_fewest_choices_that_have_to_change(result):
 def test_nothing_has_to_change_with_what_runs_anyway(result):
     plan = result.best.plan
     assert forced_changes(result.request, {"offload": Offload.NONE}, winner=plan, loser=plan) == ()
+
+
+@pytest.mark.parametrize(
+    ("layers", "pipeline", "virtual", "schedule"),
+    [
+        ((32,), 1, 1, Schedule.INTERLEAVED),
+        ((16, 16), 2, 1, Schedule.ONE_F_ONE_B),
+        ((8,) * 4, 4, 1, Schedule.ONE_F_ONE_B),
+        ((5, 5, 6, 6, 5, 5), 2, 3, Schedule.INTERLEAVED),
+    ],
+)
+def test_listed_layers_bring_the_pipeline_that_has_their_stages(layers, pipeline, virtual, schedule):
+    winner = Plan(pipeline=4, virtual_pipeline=3, data_shard=4, schedule=Schedule.INTERLEAVED)
+    plan = with_fixed(winner, {"layers_per_stage": layers}, 16)
+    assert (plan.pipeline, plan.virtual_pipeline, plan.schedule) == (pipeline, virtual, schedule)
+    assert plan.num_devices == 16
