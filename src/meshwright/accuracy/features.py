@@ -65,7 +65,10 @@ _GRADIENT_FORMAT = (
 )
 _PARAMETER_FORMAT = ((r"(bf16|fp32|fp8)[-_ ](?:param\w*[-_ ])?(?:all-?)?gather", None),)
 _IMBALANCE = (
-    (r"forced?[-_ ](?:uniform|balanc)|fake balanced|force[-_ ]load[-_ ]balanc", FORCED_BALANCE),
+    (
+        r"load-balance mode[^:]*: (?:even|uniform)|forced?[-_ ](?:uniform|balanc)|fake balanced|force[-_ ]load[-_ ]balanc",
+        FORCED_BALANCE,
+    ),
     (r"natural rout", NATURAL_ROUTING),
 )
 """Patterns of notes in lower case and what they state; the first match decides. None: what the group captures."""
@@ -86,7 +89,9 @@ def read_features(row: CsvRow, recipe: Features | None = None) -> Features:
         cuda_graphs=graphs or (CudaGraphs.NONE if preset else None),
         dispatcher=dispatcher,
         overlaps_experts=True
-        if re.search(r"a2a[_ ]overlap(?!=false)", notes)
+        if re.search(
+            r"a2a[_ ]overlap(?!=false)|mega-?moe", notes
+        )  # MegaMoE: all-to-alls inside the grouped GEMMs
         else (False if preset else None),
         drops_tokens=_drops(notes),
         attention=_first(_ATTENTION, notes) or _first(_ATTENTION_OF_VERSIONS, software),

@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass
 
 from meshwright.accuracy.csvfile import CsvRow
+from meshwright.accuracy.primus_flops import primus_flops_per_token
 from meshwright.accuracy.shipped import frameworks
 from meshwright.cost.flops import (
     AttentionCount,
@@ -31,6 +32,7 @@ class FlopCount:
 
     attention: AttentionCount
     recomputed: bool  # full recomputation counts too
+    streams: bool  # GEMMs of every residual stream count (`accuracy.primus_flops`)
     name: str
 
 
@@ -46,6 +48,7 @@ def flop_count_of(row: CsvRow, stack: Stack) -> FlopCount | None:
             return FlopCount(
                 attention=AttentionCount(entry["attention"]),
                 recomputed=entry.get("recomputed", False),
+                streams=entry.get("streams", False),
                 name=entry["name"],
             )
     return None
@@ -53,6 +56,8 @@ def flop_count_of(row: CsvRow, stack: Stack) -> FlopCount | None:
 
 def flops_per_token(model: ModelTable, *, seq_len: int, count: FlopCount) -> float:
     """FLOPs of one token as `count` counts them."""
+    if count.streams:
+        return primus_flops_per_token(model, seq_len=seq_len)
     flops = model_flops_per_token(model, seq_len=seq_len, count=count.attention)
     if count.recomputed:
         flops = flops + _recomputed_flops(model, seq_len=seq_len, attention=count.attention)

@@ -32,7 +32,8 @@ from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.errors import InputError, UnknownNameError
 from meshwright.specs.hardware import Accelerator
-from meshwright.specs.model import Lora, Model
+from meshwright.specs.model import AttentionKind, Lora, Model
+from meshwright.specs.model_parts import uncalibrated
 from meshwright.specs.precision import PRECISIONS
 
 _CONDITIONS = (
@@ -303,6 +304,10 @@ def _with_conditions(
     if model.num_mtp_layers and not software.mtp:
         model = replace(model, num_mtp_layers=0)
         notes.append("no multi-token prediction, as the row or the default of its framework has it")
+    if model.attention.indexer and model.attention.kind is AttentionKind.MLA and not software.indexers:
+        model = replace(model, attention=replace(model.attention, indexer=None))
+        notes.append(f"attention to all keys: {software.stack.framework} has no indexer of latent attention")
+    row = _with_sizes(row, notes)
     seq_len = row.count("seq_len")
     if seq_len is None:
         raise CannotPredictError(Reason.NO_SEQUENCE_LENGTH)
@@ -324,11 +329,21 @@ def _with_conditions(
         fused_norm=software.fused_norm,
         gemm_flops_per_s=_measured_gemm_rate(row, accelerator, precision, notes),
     )
-    notes.extend(_doubts(row, model))
+    notes.extend((*uncalibrated(model), *_doubts(row, model)))
     if row.text(DUPLICATE_NOTE):
         notes.append(row.text(DUPLICATE_NOTE))
     assumed = (*notes, *layout.assumed)
     return replace(run, conditions=conditions, assumed=assumed, memory_definition=software.memory)
+
+
+def _with_sizes(row: CsvRow, notes: list[str]) -> CsvRow:
+    """`row` with the sequence and the batch of the script that its page was measured with."""
+    for entry in frameworks()["sizes"]:
+        if re.search(entry["pages"], row.text("source")):
+            missing = {c: str(entry[c]) for c in ("seq_len", "gbs") if not row.text(c)}
+            notes.extend(f"{column} {value}, the default of its script" for column, value in missing.items())
+            return replace(row, cells=row.cells | missing)
+    return row
 
 
 def _check_depth(row: CsvRow, model: Model) -> None:

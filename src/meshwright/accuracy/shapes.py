@@ -33,6 +33,7 @@ _TRUNCATED = re.compile(
 )
 SAME_COUNT = 0.005
 """Relative error of a model's parameter count that agrees with the printed one."""
+_LIKE = re.compile(r"[- ]like\b", re.IGNORECASE)
 _PREDICTIONS = re.compile(r"\d ?MTP", re.IGNORECASE)
 _DENSE_LAYERS = re.compile(r"dense_layers=(\d+)")
 
@@ -108,6 +109,12 @@ def _named_model(name: str) -> tuple[Model, tuple[str, ...]] | None:
     data, key = published_models(), _key(name)
     if key not in _known_names():
         key = _key(shape_name(name))
+    if key not in _known_names() and (like := _LIKE.search(name)):
+        found = _named_model(name[: like.start()])
+        return found and (
+            found[0],
+            (*found[1], f"{name} read as {found[0].name} but for what the row states"),
+        )
     known = _known_names().get(key)
     if known is None:
         return None

@@ -35,6 +35,7 @@ class Software:
     micro_batch_per_stage: bool  # a pipeline has as many micro-batches as ranks unless it says otherwise
     fused_norm: bool  # the notes name a fused norm kernel
     recipe_recompute: str  # of the row's recipe, in the words of rows; empty: none, or not known
+    indexers: bool  # latent attention selects keys where the model does
     splits_experts: bool  # its recipe has single experts over the tensor ranks
     delayed_scaling: bool  # 8 bits mean scales of earlier steps
 
@@ -83,6 +84,7 @@ def read_software(row: CsvRow, accelerator: Accelerator, model: str = "") -> Sof
         micro_batch_per_stage=entry.get("micro_batch_per_stage", False),
         fused_norm="rms kernel" in row.text("notes").lower(),
         recipe_recompute=recipe.recompute if recipe else "",
+        indexers=entry.get("indexers", True),
         splits_experts=recipe is not None and recipe.splits_experts,
         delayed_scaling=_scales_late(framework, vintage, accelerator),
     )

@@ -38,7 +38,7 @@ from meshwright.cost.elementwise import FusedKernels, casts_gated, elementwise_t
 from meshwright.cost.flops import count_parameters, keys_seen
 from meshwright.cost.layer_shapes import LayerShapes
 from meshwright.cost.passes import NO_PASSES, PassTimes
-from meshwright.cost.sparse_attention import has_sparse_attention, indexer_passes
+from meshwright.cost.sparse_attention import added_kernels, has_sparse_attention, indexer_passes
 from meshwright.cost.state_space import scan_passes
 from meshwright.kernels.traffic import (
     HIDDEN_GRADIENT_COPY,
@@ -201,7 +201,7 @@ def layer_compute(s: LayerShapes) -> LayerCompute:
     model, plan, rates, tokens = s.model, s.plan, s.rates, s.tokens
     attention_gemm, latent_up = _attention_gemm(s)
     kernels = elementwise_times(s)
-    starts = memory_bound(rates.elementwise_kernels * rates.kernel_s * model.blocks)
+    starts = memory_bound((rates.elementwise_kernels * model.blocks + added_kernels(model)) * rates.kernel_s)
     dense_floor, moe_floor = _floors(s)
     return LayerCompute(
         attention_gemm=attention_gemm.times(model.attention_share),
@@ -231,7 +231,7 @@ def compute_details(s: LayerShapes) -> dict[str, dict[str, Array]]:
     """Seconds of the head and of memory-bound kernels of all layers by name, for a plan and one micro-batch."""
     model, rates, kernels = s.model, s.rates, elementwise_times(s)
     dense, moe = model.num_dense_layers, model.num_moe_layers
-    starts = memory_bound(rates.elementwise_kernels * rates.kernel_s * model.blocks)
+    starts = memory_bound((rates.elementwise_kernels * model.blocks + added_kernels(model)) * rates.kernel_s)
     head = _linear_cross_entropy(s) if np.all(rates.fused.loss) else _calibrated_head(s)
     factor = rates.head_factor * (1 + model.num_mtp_layers)
     return {

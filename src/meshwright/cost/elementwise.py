@@ -42,10 +42,19 @@ UNFUSED_NORM_ACCESSES = 24
 RESIDUAL_ACCESSES = 8
 """Residual additions and casts. Assumed; `elementwise_factor` is calibrated on top."""
 
-STREAM_ACCESSES = (2, 4)
-"""Of hyper-connections, around each of a layer's two blocks: 2 + 4 K reads or writes of one stream's width. The weights
-read all K streams, the block's input is read from all and written, and all are read again with its output and written
-(Primus, core/transformer/hyper_connection.py, each step one kernel)."""
+STREAM_FORWARD_ACCESSES = (2, 8)
+"""Of hyper-connections around each of a layer's two blocks, 2 + 8 K reads or writes of a 16-bit stream: the norm
+reads K streams and writes them in 32 bits, the GEMM of their weights reads those, the block's input is read from K and
+written, and all are read again with its output and written (AMD-AGI/Primus, core/transformer/hyper_connection.py, with
+its fused kernels)."""
+
+STREAM_BACKWARD_ACCESSES = (3, 19)
+"""The same backward, 3 + 19 K: 3 K + 2 of the last step, 2 K + 1 of the block's input, 4 K of the GEMM in 32 bits and
+4 K of the norm, and 6 K of adding the gradients of the streams, which three operations read."""
+
+SHARED_HEAD_ACCESSES = 6
+"""Of queries and outputs of DeepSeek-V4's heads, forward: norm of each head, rotation into a new tensor, rotation of
+outputs back. Backward as many again, sums for attention's gradient (2) and 32-bit gradients of queries (4)."""
 
 ROTARY_ACCESSES = 3
 """Per element of queries and keys. Assumed, as above."""
@@ -127,9 +136,9 @@ def _calibrated(s: LayerShapes) -> ElementwiseTimes:
     norm = s.stream * np.where(rates.unfused_norm > 0, UNFUSED_NORM_ACCESSES, NORM_ACCESSES) * moved
     norm = norm * s.correction("rms_norm", s.stream)
     of_stream = s.correction("swiglu", s.stream)
-    mixing = 2 * (STREAM_ACCESSES[0] + STREAM_ACCESSES[1] * model.streams)
-    accesses = np.where(model.streams > 1, mixing, RESIDUAL_ACCESSES)
-    residual = accesses * s.stream * model.blocks * moved * of_stream
+    residual = memory_bound(RESIDUAL_ACCESSES * s.stream * model.blocks * moved * of_stream)
+    if np.any(np.asarray(model.streams) > 1):
+        residual = _mixed_streams(s).times(moved).where(np.asarray(model.streams) > 1, residual)
     rotary = tokens * _rotary_accesses(model) / t * model.attention_share * moved * of_stream
     activation = tokens * model.ffn_share * model.ffn_matrices * model.ffn / t * moved
     activation = activation * s.correction("swiglu", tokens * model.ffn / t)
@@ -138,13 +147,24 @@ def _calibrated(s: LayerShapes) -> ElementwiseTimes:
     moe_activation = model.moe_share * (moe_activation + _expert_bias_s(s)) + model.single_block * activation
     nothing = PassTimes(forward_s=0.0, input_s=0.0, weight_s=0.0)
     return ElementwiseTimes(
-        stream=memory_bound(norm * model.num_norms / 2 + residual),
+        stream=memory_bound(norm * model.num_norms / 2) + residual,
         rotary=memory_bound(rotary),
         activation=memory_bound(activation),
         moe_activation=memory_bound(moe_activation),
         norms_again_s=norm * model.blocks,
         joined=nothing,
         moe_joined=nothing,
+    )
+
+
+def _mixed_streams(s: LayerShapes) -> PassTimes:
+    """Elements that hyper-connections around both blocks of a layer read or write."""
+
+    def elements(accesses: tuple[int, int]) -> Array:
+        return 2 * s.stream * (accesses[0] + accesses[1] * s.model.streams)
+
+    return PassTimes(
+        forward_s=elements(STREAM_FORWARD_ACCESSES), input_s=elements(STREAM_BACKWARD_ACCESSES), weight_s=0.0
     )
 
 
@@ -244,7 +264,6 @@ def _rotary_accesses(model: ModelTable) -> Array:
     expanded = model.qk_dim - model.rope_dim + model.v_dim
     latent = model.num_heads * (2 * model.rope_dim + expanded + model.qk_dim + model.v_dim)
     gate = model.output_gate * GATE_ACCESSES * model.num_heads * model.v_dim
-    # Norm of heads, rotation of a part in place, and rotation of the outputs back.
-    shared = (2 * model.qk_dim + 4 * model.rope_dim) * model.num_heads
+    shared = SHARED_HEAD_ACCESSES * model.num_heads * model.qk_dim
     whole = np.where(model.is_mla > 0, latent, grouped + head_norms + gate)
     return np.where(model.is_shared > 0, shared, whole)

@@ -35,7 +35,7 @@ from meshwright.cost.linear_attention import KERNELS, convolved
 from meshwright.cost.overlap import exposed_s
 from meshwright.cost.passes import PassTimes, total_of
 from meshwright.cost.rates import SystemRates
-from meshwright.cost.sparse_attention import gathered_width
+from meshwright.cost.sparse_attention import added_kernels, gathered_width
 from meshwright.cost.state_space import launches
 from meshwright.cost.tables import RECOMPUTES, BatchTable, ModelTable, PlanTable, PrecisionTable
 from meshwright.specs.plan import Recompute, Sharding
@@ -222,6 +222,7 @@ def _launches(s: StepContext) -> Array:
     """Launches of a layer's forward pass over those without adapters and context parallelism."""
     parts = s.rates.ring_attention * s.plan.context * (s.plan.context > 1)
     more = NUM_GEMMS * s.model.num_adapters + RING_KERNELS * parts + KERNELS * s.model.linear_share
+    more = more + added_kernels(s.model)
     return 1 + more / (GEMM_KERNELS + s.rates.device.elementwise_kernels)
 
 

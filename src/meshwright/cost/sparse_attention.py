@@ -45,8 +45,24 @@ the selection (radix select). Assumed."""
 
 SCORE_BYTES = 4.0
 
+NORMED_STREAM_BYTES = 4.0
+"""Of an element of the normed streams, which the GEMM of their weights keeps (Primus, hyper_connection.py)."""
+
 INDEX_BYTES = 4.0
 """Of a selected key's position, which the backward pass needs again."""
+
+STREAM_KERNELS = 16
+"""More kernels of a layer's forward pass with hyper-connections: norm, GEMM, scales, Sinkhorn, three casts, collapse
+and expansion around both blocks, in place of two additions (Primus, core/transformer/hyper_connection.py)."""
+
+SHARED_KERNELS = 8
+"""Of DeepSeek-V4's attention: norms of latents and heads, rotations of queries, keys and outputs, copies of layouts."""
+
+COMPRESSOR_KERNELS = 10
+"""Of compressed keys: two GEMMs, overlap, bias, softmax, sum, norm, rotation, casts (core/transformer/compressor)."""
+
+INDEXER_KERNELS = 16
+"""Of an indexer beside its keys: GEMMs, rotation, scores, weights, mask, top-k, and lists of keys with the window's."""
 
 LinearPasses = Callable[[Array, Array], PassTimes]
 """(outputs, inputs) of a linear layer -> its passes for the tokens of a micro-batch."""
@@ -189,6 +205,14 @@ def indexer_passes(
     )
 
 
+def added_kernels(model: ModelTable) -> Array:
+    """Kernels of a layer's forward pass, GEMMs apart, that one with plain attention and residuals does not have."""
+    compressors = model.is_shared * (model.selected_share + model.pooled_share + model.index_share)
+    streams = STREAM_KERNELS * (model.streams > 1)
+    attention = SHARED_KERNELS * model.is_shared + INDEXER_KERNELS * model.index_share
+    return streams + attention + COMPRESSOR_KERNELS * compressors
+
+
 # --- memory ---
 
 
@@ -202,6 +226,7 @@ def sparse_bytes_per_token(model: ModelTable, seq_len: Array, element_bytes: Arr
     latent = heads * (2 * model.kv_rank - model.qk_dim - model.v_dim) * gathers_keys(model, seq_len)
     width = 2 * (2 * model.selected_share + model.pooled_share) * model.qk_dim
     compressed = heads * (model.qk_dim + model.v_dim) + width + 2 * model.q_rank + 2 * model.qk_dim
+    compressed = compressed + model.output_groups * model.output_rank * share
     return element_bytes * np.where(model.is_shared > 0, compressed, latent)
 
 
@@ -213,5 +238,6 @@ def indexer_bytes_per_token(model: ModelTable, seq_len: Array, element_bytes: Ar
 
 
 def stream_bytes_per_token(model: ModelTable, element_bytes: Array) -> Array:
-    """Bytes of the residual streams before each of a layer's two blocks, and of the outputs that join them."""
-    return 2 * element_bytes * (model.streams + 1) * model.hidden * (model.streams > 1)
+    """Bytes of the residual streams before each of a layer's two blocks, in 32 bits too, and of the blocks' outputs."""
+    wide = (element_bytes + NORMED_STREAM_BYTES) * model.streams + element_bytes
+    return 2 * wide * model.hidden * (model.streams > 1)

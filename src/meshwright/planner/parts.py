@@ -1,4 +1,5 @@
-"""Notes on clusters of several generations: the part that binds, and the pace of the same plan on each part."""
+"""Notes on a plan: what of its model is not calibrated; of clusters of several generations the part that binds, and the
+pace of the same plan on each part."""
 
 from __future__ import annotations
 
@@ -14,18 +15,20 @@ from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.generations import PartShare, mixed_step
 from meshwright.planner.request import PlanRequest
 from meshwright.specs.hardware import Cluster
+from meshwright.specs.model_parts import uncalibrated
 from meshwright.specs.plan import Plan
 from meshwright.units import gib, ms
 
 
 def notes_on_parts(request: PlanRequest, plan: Plan) -> tuple[str, ...]:
-    """Sentences about the parts of the request's cluster under `plan`; () for a cluster of one part."""
+    """Sentences about the request's model, and about the parts of its cluster under `plan`."""
+    known = uncalibrated(request.model)
     parts = request.cluster.parts
     if not parts:
-        return ()
+        return known
     mixed = mixed_step(request, plan)
     binding = _equal_shares(request) if mixed is None else (_ranks(mixed.shares), *_who_runs(request, plan))
-    return (*binding, *(_of_one_part(request, plan, part) for part in parts))
+    return (*known, *binding, *(_of_one_part(request, plan, part) for part in parts))
 
 
 def _equal_shares(request: PlanRequest) -> tuple[str, ...]:

@@ -63,7 +63,7 @@ def test_counts_reproduce_rows_that_print_both_units() -> None:
         if count := flop_count_of(row, c.stack):
             counted = flops_per_token(model_row(c.model), seq_len=c.seq_len, count=count)
             ratios.setdefault(count.name, []).append(printed * 1e9 / counted)
-    assert len(ratios) == 4
+    assert len(ratios) == 5
     for name, found in ratios.items():
         assert np.median(found) == pytest.approx(1, abs=0.03), name
         assert len(found) >= 3

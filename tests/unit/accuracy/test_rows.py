@@ -215,7 +215,7 @@ def test_most_shipped_rows_with_a_rate_can_be_predicted() -> None:
     runs = read_runs(measured_runs_path())
     rated = [run for run in runs if run.tokens_per_s_per_device]
     predictable = [run for run in rated if run.conditions]
-    assert (len(runs), len(rated)) == (2801, 2760)
+    assert (len(runs), len(rated)) == (2801, 2768)
     assert len(predictable) >= 2570
     for run in predictable:
         c = run.conditions
@@ -295,3 +295,65 @@ def test_rates_that_a_source_measured_apply_to_its_system_alone() -> None:
 def test_padded_sequences_of_different_lengths_have_no_comparable_rate(read_one: ReadOne) -> None:
     assert read_one(notes="baseline (unpacked); variable length data").reason is Reason.VARIED_LENGTHS
     assert read_one(notes="packed 2048").reason is None
+
+
+DEEPSEEK_V4 = {
+    "model": "DeepSeek-V4-Flash", "gpu": "MI355X", "num_gpus": 32, "gpus_per_node": 8, "seq_len": 4096, "mbs": 1,
+    "gbs": 256, "tp": 1, "pp": 4, "cp": 1, "dp": 8, "ep": 8, "precision": "bf16", "framework": "Primus (Megatron)",
+    "date": "2026-08", "arch": "moe",
+}  # fmt: skip
+
+
+def test_compressed_attention_is_read_with_its_switches(read_one: ReadOne) -> None:
+    notes = "load-balance mode / dispatcher: uniform / MegaMoE; 43 layers + MTP 1"
+    run = read_one(**DEEPSEEK_V4, notes=notes, recompute="")
+    c = run.conditions
+    assert c is not None
+    assert (c.model.name, c.model.num_mtp_layers, c.plan.recompute_layers) == ("deepseek-v4-flash", 1, 3)
+    assert (c.stack.features.overlaps_experts, c.stack.features.expert_imbalance) == (True, 1.0)
+    assert any("not calibrated" in note for note in run.assumed)
+    other = read_one(**DEEPSEEK_V4, notes="load-balance mode / dispatcher: even / DeepEP").conditions
+    assert other is not None
+    assert (other.stack.features.overlaps_experts, other.stack.features.dispatcher) == (None, "deepep")
+
+
+def test_a_rate_counted_for_every_residual_stream(read_one: ReadOne) -> None:
+    printed = {
+        "tok_s_gpu_best": "",
+        "tflops_per_gpu": 1135.6,
+        "flops_convention": "Primus DSv4 closed form counts",
+    }
+    run = read_one(**DEEPSEEK_V4, **printed)
+    assert run.tokens_per_s_per_device == pytest.approx(3157.6, rel=1e-3)
+
+
+def test_sizes_of_a_script_that_its_table_does_not_print(read_one: ReadOne) -> None:
+    unsized = DEEPSEEK_V4 | {"seq_len": "", "gbs": ""}
+    run = read_one(**unsized, source="github:AMD-AGI/Primus git log (PR text) speedup ladder")
+    assert run.conditions is not None
+    assert (run.conditions.seq_len, run.conditions.global_batch) == (4096, 256)
+    assert "gbs 256, the default of its script" in run.assumed
+    assert read_one(**unsized).reason is Reason.NO_SEQUENCE_LENGTH
+
+
+def test_a_model_like_another_has_its_own_layers_and_experts(read_one: ReadOne) -> None:
+    cells = DEEPSEEK_V4 | {
+        "model": "DeepSeek-V4-like-20L+1MTP-128E", "layers": 20, "experts": 128, "num_gpus": 8, "pp": 2,
+        "dp": 4, "ep": 4,
+    }  # fmt: skip
+    run = read_one(**cells)
+    assert run.conditions is not None
+    model = run.conditions.model
+    assert (model.num_layers, model.num_mtp_layers, model.experts.num_experts) == (20, 1, 128)
+    assert len(model.attention.compression.strides) == 20
+    assert any("read as deepseek-v4-flash but for what the row states" in note for note in run.assumed)
+
+
+def test_a_stack_without_indexers_attends_to_all_keys(read_one: ReadOne) -> None:
+    cells = DEEPSEEK_V4 | {"model": "GLM-5", "num_gpus": 64, "pp": 8}
+    dense, sparse = read_one(**cells), read_one(**cells | {"framework": "Megatron-Bridge", "gpu": "H200"})
+    assert dense.conditions is not None
+    assert dense.conditions.model.attention.indexer is None
+    assert any("attention to all keys" in note for note in dense.assumed)
+    assert sparse.conditions is not None
+    assert sparse.conditions.model.attention.indexer is not None

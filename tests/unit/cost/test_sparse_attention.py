@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright import catalog
+from meshwright.calibration.memory import memory_constants
 from meshwright.catalog.stacks import stack_for_engine
 from meshwright.cost.flops import attention_core_flops_per_token, count_parameters, model_flops_per_token
+from meshwright.cost.memory.activations import layer_bytes
 from meshwright.cost.sparse_attention import (
     gathers_keys,
     index_score_flops,
@@ -19,7 +21,7 @@ from meshwright.cost.sparse_attention import (
     selected_keys,
     stream_bytes_per_token,
 )
-from meshwright.cost.tables import model_row
+from meshwright.cost.tables import BatchTable, model_row, plan_row, precision_row
 from meshwright.engines.base import check_export
 from meshwright.errors import InputError
 from meshwright.inference.memory import cached_values, served
@@ -28,6 +30,7 @@ from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.legality import legality_context, violations
 from meshwright.planner.request import PlanRequest
 from meshwright.runfile import from_options
+from meshwright.specs.hardware import Stack
 from meshwright.specs.model import Attention, AttentionKind, Model
 from meshwright.specs.model_parts import contradictions, parts_of
 from meshwright.specs.plan import Plan, Recompute
@@ -162,11 +165,24 @@ def test_compressed_layers_are_counted_by_their_stride():
 def test_streams_widen_messages_between_stages_and_what_layers_keep():
     one = replace(FLASH, residual_streams=1)
     row = model_row(FLASH)
-    assert float(stream_bytes_per_token(row, 2.0)) == 2 * 2 * 5 * 4096
+    assert float(stream_bytes_per_token(row, 2.0)) == (2 * 2 * 5 + 2 * 4 * 4) * 4096
     assert float(stream_bytes_per_token(model_row(one), 2.0)) == 0
     wide, narrow = (estimate_plan(request(m), PLAN) for m in (FLASH, one))
     assert wide.step.components_s["elementwise"] > 1.4 * narrow.step.components_s["elementwise"]
     assert wide.memory.reserved_bytes > narrow.memory.reserved_bytes
+
+
+def test_a_layer_keeps_what_recomputing_it_saved():
+    """20 layers of a DeepSeek-V4, 8 MI355X, 2 stages: 11.5 GB less on the first for two recomputed layers, whose two
+    micro-batches in flight then keep their inputs (AMD-AGI/Primus, pull request 965)."""
+    kept = layer_bytes(
+        model_row(FLASH), BatchTable(seq_len=4096, global_batch=64),
+        plan_row(Plan(pipeline=2, expert=4, data_shard=4)), precision_row(PRECISIONS["bf16"]),
+        memory_constants(Stack(framework="primus-megatron", vintage=2026.6)), 4096,
+    )  # fmt: skip
+    inputs = 2 * 4 * 4096 * 4096
+    measured = [11.5 * unit / 2 / 2 + inputs for unit in (1e9, 2**30)]
+    assert 0.8 * measured[1] < float(kept.moe) < 1.05 * measured[0]
 
 
 @pytest.mark.parametrize("model", [DSA, GLM, FLASH, PRO], ids=lambda m: m.name)

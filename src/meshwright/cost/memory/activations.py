@@ -10,9 +10,9 @@ linear layer's saved input (2, less under fp8 recipes):
                of a latent mixture the latent's width in place of h, and b of it / r more
     latent     e (2 r_q + 2 r_kv + d_r)        MLA: compressed tensors and their norms, on every tensor rank
     selected   e n_q (2 r_kv - d - d_v) / t + 4 k       DSA in latent space: queries and outputs there, positions
-    shared     e (2 n_q d / t + 2 r_q + 2 d + z)       DeepSeek-V4 in place of `latent`: queries and outputs twice,
+    shared     e ((2 n_q d + g r_o) / t + 2 r_q + 2 d + z)  DeepSeek-V4 in place of `latent`: queries and outputs twice,
                                                z: values and gates of compressed keys
-    streams    2 e (K + 1) h / r               K residual streams before each block, and its output
+    streams    2 (e (K + 1) + 4 K) h / r       K residual streams before each block, in 32 bits too, and its output
     dropout    2 h / r                         one byte per element and mask
     unfused    p n_q s / t                     s x s probabilities: 2 bytes each, 5 with their mask and masked copy
     blockwise  e n_q (s + 64) / 2 t            probabilities of earlier keys in blocks of 64 queries (our CPU route)
