@@ -66,7 +66,8 @@ _GRADIENT_FORMAT = (
 _PARAMETER_FORMAT = ((r"(bf16|fp32|fp8)[-_ ](?:param\w*[-_ ])?(?:all-?)?gather", None),)
 _IMBALANCE = (
     (
-        r"load-balance mode[^:]*: (?:even|uniform)|forced?[-_ ](?:uniform|balanc)|fake balanced|force[-_ ]load[-_ ]balanc",
+        r"load-balance mode[^:]*: (?:even|uniform)|forced?[-_ ](?:uniform|balanc)|fake balanced"
+        r"|force[-_ ]load[-_ ]balanc",
         FORCED_BALANCE,
     ),
     (r"natural rout", NATURAL_ROUTING),

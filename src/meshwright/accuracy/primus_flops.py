@@ -5,7 +5,7 @@ over a sequence of K s positions, although a layer mixes the streams into one be
 is computed (AMD-AGI/Primus, patches/deepseek_v4_flops_patches.py). Multiply-adds per layer, with T = K s:
 
     projections    T (h r_q + r_q n_q d + h d + n_q d r_o + g r_o h)
-    scores         2 n_q d pairs           of windows w T - w (w - 1) / 2; + min(k, T / m) T, or + compressed ones before
+    scores         2 n_q d pairs           of windows w T - w (w - 1) / 2; + min(k, T / m) T or compressed ones before
     compressed     4 h d T, 2 h d T        layers with and without an indexer
     indexer        T (h d_i + d_i n_i d_i + h n_i + 4 h d_i) + T n_i d_i T / m
     experts        T (h E + k g h f_e + g h f_s)           it leaves h E of hashed layers out, 0.02 % of all
