@@ -15,7 +15,7 @@ from meshwright.accuracy.tables import RunTables, memory_of, tables_of
 from meshwright.calibration.parameters import Calibration, fitted
 from meshwright.cost.rates import rates_from_etas
 from meshwright.cost.step import estimate_steps
-from meshwright.cost.uncertainty import Etas, LogStep, derivatives, log_variances, spread
+from meshwright.cost.uncertainty import Etas, LogStep, derivatives, has_novel_layers, log_variances, spread
 from meshwright.specs.memory_budget import WHOLE_DEVICE_RATIO, MemoryBudget
 
 
@@ -46,6 +46,7 @@ def predict_steps(
         calibration,
         tables.factors,
         is_moe=is_moe,
+        is_novel=has_novel_layers(tables.model),
         unstated=np.asarray(tables.facts.unstated_expert_share),
     )
     return log_step(etas, bf16), variances

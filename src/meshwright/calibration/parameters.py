@@ -94,7 +94,7 @@ class Calibration:
     residual_sd: Mapping[str, float] = field(default_factory=dict)  # of log step time: "dense", "moe", ...
     interval_scale: float = 1.0  # such that 80 % intervals hold 80 % of rows in leave-one-source-out
     interval_floors: Mapping[str, float] = field(default_factory=dict)
-    """Standard deviation that every case has besides, by kind of model: "dense", "moe"."""
+    """Standard deviation that every case has besides, by kind of model: "dense", "moe", "novel"."""
     unstated_sd: float = 0.0  # that a mixture of experts has besides when no switch of its software is stated
     num_sources: Mapping[str, int] = field(default_factory=dict)
     """Published sources behind it, by architecture and lineage ("Hopper/megatron-core")."""
@@ -150,18 +150,27 @@ class Calibration:
         )
 
     def added_variance(
-        self, is_moe: NDArray[np.bool_], unstated: float | NDArray[np.float64]
+        self,
+        is_moe: NDArray[np.bool_],
+        unstated: float | NDArray[np.float64],
+        *,
+        is_novel: NDArray[np.bool_] | bool = False,
     ) -> NDArray[np.float64]:
         """Variance of log step time that cases have besides what parameters give, before `interval_scale`.
 
         unstated: share of the switches of mixtures of experts that is not stated (`Features.unstated_expert_share`).
         """
-        floors = (self.interval_floors.get("moe", 0.0), self.interval_floors.get("dense", 0.0))
-        floor = np.where(is_moe, *floors)
+        novel, moe, dense = (self.interval_floors.get(kind, 0.0) for kind in ("novel", "moe", "dense"))
+        floor = np.where(is_novel, novel, np.where(is_moe, moe, dense))
         return np.asarray(floor**2 + is_moe * unstated * self.unstated_sd**2, dtype=np.float64)
 
-    def case_class(self, factors: Factors, *, is_moe: bool) -> str:
-        """Class of a case: kind of model, and whether many sources ran its lineage of stacks on its architecture."""
+    def case_class(self, factors: Factors, *, is_moe: bool, is_novel: bool = False) -> str:
+        """Class of a case: kind of model, and whether many sources ran its lineage of stacks on its architecture.
+
+        is_novel: the model has layers that few published runs have (`cost.uncertainty.has_novel_layers`).
+        """
+        if is_novel:
+            return "novel layers"
         many = self.num_sources.get(factors["architecture_lineage"], 0) >= MANY_SOURCES
         return f"{'moe' if is_moe else 'dense'}, {'many' if many else 'few'} sources"
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.calibration.parameters import Calibration, Factors
+from meshwright.cost.tables import ModelTable
 
 Z80 = 1.2815515655446004
 DERIVATIVE_STEP = 0.02
@@ -47,12 +48,19 @@ def derivatives(
     return dict(zip([*moving, BF16_GEMM], (logs[1:] - logs[0]) / DERIVATIVE_STEP, strict=True))
 
 
+def has_novel_layers(model: ModelTable) -> NDArray[np.bool_]:
+    """True for models with layers that few published runs have: state space, linear or sparse attention."""
+    others = (model.state_space_share, model.linear_share, model.index_heads, np.asarray(model.streams) - 1)
+    return np.any(np.broadcast_arrays(*(np.asarray(part) > 0 for part in others)), axis=0)
+
+
 def log_variances(
     slopes: Mapping[str, NDArray[np.float64]],
     calibration: Calibration,
     factors: Sequence[Factors],
     *,
     is_moe: NDArray[np.bool_],
+    is_novel: NDArray[np.bool_] | bool = False,
     unstated: float | NDArray[np.float64] = 0.0,
 ) -> dict[str, NDArray[np.float64]]:
     """Variance of log step time by where it comes from: each parameter, and "unexplained".
@@ -62,11 +70,15 @@ def log_variances(
     sds = [calibration.sds(f) for f in factors]
     residual = calibration.residual_sd
     unexplained = np.where(is_moe, residual.get("moe", 0.15), residual.get("dense", 0.10))
-    parts = {"unexplained": unexplained**2 + calibration.added_variance(is_moe, unstated)}
+    parts = {"unexplained": unexplained**2 + calibration.added_variance(is_moe, unstated, is_novel=is_novel)}
     for name, slope in slopes.items():
         sd = np.array([s["gemm_ratio" if name == BF16_GEMM else name] for s in sds])
         parts[name] = (slope * sd) ** 2
-    classes = [calibration.case_class(f, is_moe=bool(m)) for f, m in zip(factors, is_moe, strict=True)]
+    novel = np.broadcast_to(is_novel, np.shape(is_moe))
+    classes = [
+        calibration.case_class(f, is_moe=bool(m), is_novel=bool(n))
+        for f, m, n in zip(factors, is_moe, novel, strict=True)
+    ]
     scale = calibration.interval_scale * np.array([calibration.interval_factors.get(c, 1.0) for c in classes])
     # what published sources say of a case narrows no noise of a measurement made elsewhere
     at_least_1, noisy = np.maximum(scale, 1.0), calibration.measured_parameters

@@ -16,6 +16,7 @@ from meshwright.accuracy.predict import predict, predict_steps
 from meshwright.accuracy.rows import PublishedRun
 from meshwright.accuracy.tables import tables_of
 from meshwright.calibration.parameters import Calibration
+from meshwright.cost.uncertainty import has_novel_layers
 from meshwright.fitting.published_runs import Fitted, without
 
 Progress = Callable[[int], object]
@@ -56,8 +57,13 @@ class UnseenErrors:
 
     @property
     def is_moe(self) -> NDArray[np.bool_]:
-        """True for mixtures of experts."""
+        """True for mixtures of experts of usual layers."""
         return np.char.startswith(self.case_class, "moe")
+
+    @property
+    def is_novel(self) -> NDArray[np.bool_]:
+        """True for models with layers that few published runs have."""
+        return np.char.startswith(self.case_class, "novel")
 
     def take(self, index: NDArray[np.intp]) -> UnseenErrors:
         """The runs at `index`."""
@@ -86,7 +92,8 @@ def held_out(
         unstated[rows] = tables.facts.unstated_expert_share
         is_moe = np.asarray(tables.model.num_moe_layers) > 0
         classes[rows] = [
-            calibration.case_class(f, is_moe=bool(m)) for f, m in zip(tables.factors, is_moe, strict=True)
+            calibration.case_class(f, is_moe=bool(m), is_novel=bool(novel))
+            for f, m, novel in zip(tables.factors, is_moe, has_novel_layers(tables.model), strict=True)
         ]
         progress(len(rows))
     return UnseenErrors(error=error, sd=sd, case_class=classes, unstated=unstated)

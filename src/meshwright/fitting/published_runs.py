@@ -28,6 +28,7 @@ from meshwright.accuracy.rows import PublishedRun
 from meshwright.accuracy.tables import RunTables, tables_of
 from meshwright.calibration.parameters import ALL, Calibration, Factors, Offset, prior
 from meshwright.cost.uncertainty import BF16_GEMM, Etas, derivatives
+from meshwright.specs.model_parts import uncalibrated
 
 NOISE = {"A": 0.05, "B": 0.10, "C": 0.25}
 """Standard deviation of log rate by quality letter: the data's own noise floor is about 6 % between releases."""
@@ -282,7 +283,7 @@ def fit(
 
     `corrections` by accelerator are applied, not fitted.
     """
-    runs = thinned(runs)
+    runs = thinned([run for run in runs if informs(run)])
     problem = make_problem(runs, prior(), corrections=corrections)
     everything = np.ones(len(runs), dtype=bool)
     solution = solve(problem, prior(), use=everything)
@@ -292,6 +293,14 @@ def fit(
         sources=tuple(r.source_key for r in runs),
         calibration=as_calibration(problem, solution, use=everything, made=made),
     )
+
+
+def informs(run: PublishedRun) -> bool:
+    """Return True if the calibration may learn from `run`: the whole of its model is costed from known kernels.
+
+    What the others lack, a fit would put on parameters that all models share.
+    """
+    return run.conditions is not None and not uncalibrated(run.conditions.model)
 
 
 def thinned(runs: Sequence[PublishedRun]) -> list[PublishedRun]:

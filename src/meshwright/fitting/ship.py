@@ -3,7 +3,7 @@
 The calibration is fitted to every predictable row of the shipped measured runs. Its standard deviations are then scaled
 so that the 80 % intervals of a leave-one-source-out prediction hold 80 % of the rows outside sweeps: intervals are for
 sources that the calibration has not seen. Classes of cases (dense or mixture of experts; many or few sources of their
-lineage of stacks on their architecture) have a factor each.
+lineage of stacks on their architecture; models with layers that few runs have) have a factor each.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from meshwright.calibration.parameters import STEP_CALIBRATION, Calibration, to_
 from meshwright.cost.uncertainty import Z80
 from meshwright.files import write_atomically
 from meshwright.fitting.leave_one_source_out import UnseenErrors, held_out
-from meshwright.fitting.published_runs import fit
+from meshwright.fitting.published_runs import fit, informs
 
 COVERAGE = 0.8
 """Share of rows that the intervals hold."""
@@ -58,10 +58,10 @@ def with_intervals(calibration: Calibration, errors: UnseenErrors) -> Calibratio
     interval score.
     """
     by_class: dict[str, float] = {}
-    for moe, unstated in ((False, (0.0,)), (True, UNSTATED)):
-        own = errors.take(np.flatnonzero(errors.is_moe == moe))
+    for kind, unstated in (("dense", (0.0,)), ("moe", UNSTATED), ("novel", (0.0,))):
+        own = errors.take(np.flatnonzero(np.char.startswith(errors.case_class, kind)))
         if len(own.error):
-            calibration = _widened(calibration, own, kind="moe" if moe else "dense", unstated=unstated)
+            calibration = _widened(calibration, own, kind=kind, unstated=unstated)
             found = _scaled(calibration, own)
             by_class |= {name: found.scale * factor for name, factor in found.factors.items()}
     scale = _scaled(calibration, errors).scale  # of classes without a row
@@ -93,7 +93,7 @@ class _Intervals:
 
 
 def _scaled(calibration: Calibration, errors: UnseenErrors) -> _Intervals:
-    added = calibration.added_variance(errors.is_moe, errors.unstated)
+    added = calibration.added_variance(errors.is_moe, errors.unstated, is_novel=errors.is_novel)
     half_width = Z80 * np.sqrt(errors.sd**2 + added)
     ratio = np.abs(errors.error) / half_width
     scale = float(np.quantile(ratio, COVERAGE))
@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=measured_runs_path(), help="CSV of measured runs")
     parser.add_argument("--out", type=Path, default=STEP_CALIBRATION, help="JSON to write")
     arguments = parser.parse_args()
-    runs = [r for r in read_runs(arguments.runs) if r.reason is None]
+    runs = [r for r in read_runs(arguments.runs) if r.reason is None and informs(r)]
     sources = [r.source_key for r in runs]
     _say(f"fitting {len(runs)} rows of {len(set(sources))} sources")
     made = f"{date.today().isoformat()} from {len(runs)} rows of {arguments.runs.name}"
