@@ -1,4 +1,4 @@
-"""config.json of models with layers of linear attention. Values: the published files named in the catalogue."""
+"""config.json of models with layers of linear attention. Values: those that the catalogue names the sources of."""
 
 from __future__ import annotations
 
