@@ -19,6 +19,16 @@ from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.errors import InputError
 
+SMALL = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 4, "num_attention_heads": 4,
+         "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+EXPERTS = {"moe_intermediate_size": 24, "num_experts_per_tok": 2}
+LATENT = {"kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
+INDEXER = {"index_n_heads": 2, "index_head_dim": 8, "index_topk": 4, "q_lora_rank": 12, "n_routed_experts": 4}
+LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+          "linear_value_head_dim": 12}  # fmt: skip
+QWEN = SMALL | LINEAR | {"num_key_value_heads": 2, "head_dim": 8}
+QWEN_EXPERTS = EXPERTS | {"num_experts": 4, "shared_expert_intermediate_size": 48}
+
 BASES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 32, "n_head": 4, "n_layer": 3, "vocab_size": 61, "n_positions": 64, "attn_pdrop": 0,
              "embd_pdrop": 0, "resid_pdrop": 0},
@@ -28,9 +38,22 @@ BASES: dict[str, dict[str, Any]] = {
     "nemotron_h": {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 40, "hybrid_override_pattern": "M-*-",
                    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "mamba_num_heads": 4,
                    "mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 16},
+    "deepseek_v32": SMALL | EXPERTS | LATENT | INDEXER | {"n_group": 2, "topk_group": 1, "first_k_dense_replace": 1,
+                    "num_key_value_heads": 4, "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]},
+    "glm_moe_dsa": SMALL | EXPERTS | LATENT | INDEXER | {"first_k_dense_replace": 1, "num_key_value_heads": 4,
+                   "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]},
+    "deepseek_v4": SMALL | EXPERTS | INDEXER | {"head_dim": 8, "o_groups": 2, "o_lora_rank": 6, "hc_mult": 2,
+                   "num_nextn_predict_layers": 0, "sliding_window": 8, "intermediate_size": 24},
+    "qwen3_next": QWEN | QWEN_EXPERTS,
+    "qwen3_5_text": QWEN,
+    "qwen3_5_moe_text": QWEN | QWEN_EXPERTS,
+    "olmo_hybrid": SMALL | LINEAR,
+    "kimi_linear": SMALL | EXPERTS | LATENT | {"num_experts": 4, "linear_num_heads": 2, "linear_head_dim": 8},
 }  # fmt: skip
 BOOKKEEPING = {"architectures", "chunk_size_feed_forward", "dtype", "id2label", "is_encoder_decoder", "label2id",
-               "layer_types", "layers_block_type", "model_type", "transformers_version"}  # fmt: skip
+               "layer_types", "layers_block_type", "model_type", "transformers_version",
+               "num_nextn_predict_layers"}  # fmt: skip
+"""Keys that are not varied; transformers leaves out prediction modules, which are counted here."""
 
 
 def test_every_family_that_is_not_trained_has_a_base():

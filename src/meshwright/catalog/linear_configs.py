@@ -29,6 +29,7 @@ from meshwright.specs.model import (
 )
 
 _LAYER_TYPES = {"linear_attention": True, "full_attention": False}
+_NAMES = {is_linear: name for name, is_linear in _LAYER_TYPES.items()}
 
 
 def read_qwen3_next(c: ConfigKeys) -> Model:
@@ -139,6 +140,9 @@ def read_olmo_hybrid(c: ConfigKeys) -> Model:
     ):
         c.value(key)  # of initialization
     c.value("linear_allow_neg_eigval")  # a factor of 2 in the kernel
+    num_layers = c.count("num_hidden_layers")
+    full = range(3, num_layers, 4) if num_layers > 3 else (num_layers - 1,)
+    c.default({"layer_types": [_NAMES[i not in full] for i in range(num_layers)]})
     heads, width = attention.num_heads, 3 * c.count("hidden_size") // 4
     key_dim = c.count("linear_key_head_dim", max(width // c.count("linear_num_key_heads", heads), 1))
     linear = _gated_delta_net(c, key_heads=heads, value_heads=heads, key_dim=key_dim, value_dim=2 * key_dim)
@@ -167,6 +171,7 @@ _KIMI = {
     "mla_use_output_gate": (False,),
     "moe_layer_freq": (1,),
     "moe_router_activation_func": ("sigmoid",),
+    "tie_word_embeddings": (False,),  # transformers has an output matrix of its own whatever the key says
 }
 """Values of keys that are what is costed. Others are Kimi K3's."""
 
@@ -244,8 +249,10 @@ def _kimi_delta(c: ConfigKeys) -> LinearAttention:
 def _kimi_layers(c: ConfigKeys) -> list[bool]:
     """For each layer True where it has linear attention."""
     linear, num_layers = c.section("linear_attn_config"), c.count("num_hidden_layers")
-    if c.items("layer_types") is not None or not linear.values:
+    if c.items("layer_types") is not None:
         return _layers(c)
+    if not linear.values:  # transformers': full attention in the fifth layer and every fourth after it
+        return [layer == 0 or layer % 4 != 0 for layer in range(num_layers)]
     kda, full = (linear.items(key) or [] for key in ("kda_layers", "full_attn_layers"))
     listed = [*kda, *full]
     if (

@@ -77,6 +77,9 @@ def read_deepseek_v4(c: ConfigKeys) -> Model:
     strides, indexed = _strides(c, num_layers)
     for key, same in _DEEPSEEK_V4.items():
         c.require(key, *same)
+    if c.count("hc_mult", 4) == 1:
+        c.refuse("hc_mult: 1, hyper-connections of one stream")
+    c.require("intermediate_size", c.value("moe_intermediate_size"))  # transformers' other name for it
     for key in _DEEPSEEK_V4_WITHOUT_EFFECT:
         c.value(key)
     head_dim = c.count("head_dim", 512)
@@ -157,7 +160,7 @@ def _experts(c: ConfigKeys, num_layers: int) -> Experts:
         num_experts=c.count("n_routed_experts", 256),
         top_k=c.count("num_experts_per_tok", 6),
         ffn_hidden=c.count("moe_intermediate_size"),
-        num_shared=c.count("n_shared_experts", 1, null=0, minimum=0),
+        num_shared=1,
         router=Router.SQRT_SOFTPLUS,
         routed_scale=c.number("routed_scaling_factor", 1.5),
         normalize_top_k=c.flag("norm_topk_prob", True),
@@ -166,6 +169,7 @@ def _experts(c: ConfigKeys, num_layers: int) -> Experts:
 
 
 _DEEPSEEK_V4 = {
+    "n_shared_experts": (1,),  # transformers has one whatever the key says
     "num_key_value_heads": (1,),
     "scoring_func": ("sqrtsoftplus",),
     "topk_method": ("noaux_tc",),
@@ -174,6 +178,6 @@ _DEEPSEEK_V4 = {
 
 _DEEPSEEK_V4_WITHOUT_EFFECT = (
     "compress_rope_theta", "expert_dtype", "hc_eps", "hc_sinkhorn_iters", "partial_rotary_factor", "rope_parameters",
-    "rope_scaling", "rope_theta", "swiglu_limit", "intermediate_size",
+    "rope_scaling", "rope_theta", "swiglu_limit",
 )  # fmt: skip
 """Positions and limits decide numerics, not cost; `expert_dtype` (fp4) is the format of the published file."""

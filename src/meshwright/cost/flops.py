@@ -135,7 +135,8 @@ def _layer(model: ModelTable) -> _Layer:
     router = (h + model.expert_bias) * model.num_experts + model.shared_gate * h + 2 * h * model.latent
     norm = model.num_norms * h * (1 + model.norm_bias) + model.head_norm_width + model.num_sinks
     norm = norm + model.attention_bias * (
-        model.num_heads * model.qk_dim + model.num_kv_heads * (model.qk_dim + model.v_dim)
+        model.num_heads * model.qk_dim * (1 + model.output_gate)
+        + model.num_kv_heads * (model.qk_dim + model.v_dim)
     )
     norm = norm + model.output_bias * h + model.is_mla * (model.q_rank + model.kv_rank)
     norm = norm + sparse_norm_parameters(model) + stream_parameters(model)
