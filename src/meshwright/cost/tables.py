@@ -15,6 +15,7 @@ import numpy as np
 
 from meshwright.arrays import Array, Integers, Table
 from meshwright.cost.pipeline.schedules import rank_layers, shape_of
+from meshwright.specs.adapters import adapted_matrices
 from meshwright.specs.model import (
     QKV,
     Attention,
@@ -350,19 +351,20 @@ def _predictions(model: Model) -> dict[str, int]:
 
 
 def _adapters(model: Model, lora: Lora | None) -> dict[str, float]:
-    columns, rows = _adapted_shapes(model, lora) if lora else ((0, 0), (0, 0))
+    """Columns of a layer's adapters, of the mean of all layers where some have none."""
+    adapted = adapted_matrices(model, lora.targets) if lora else ()
+    columns, rows = ([m for m in adapted if m.by_inputs is by_inputs] for by_inputs in (False, True))
+    targets = {m.target for m in adapted}
     return {
         "lora_rank": lora.rank if lora else 0,
-        "num_adapters": len(lora.targets) if lora else 0,
-        "lora_column_inputs": columns[0],
-        "lora_column_outputs": columns[1],
-        "lora_row_inputs": rows[0],
-        "lora_row_outputs": rows[1],
+        "num_adapters": sum(m.share for m in adapted),
+        "lora_column_inputs": sum(m.share * m.inputs for m in columns),
+        "lora_column_outputs": sum(m.share * m.outputs for m in columns),
+        "lora_row_inputs": sum(m.share * m.inputs for m in rows),
+        "lora_row_outputs": sum(m.share * m.outputs for m in rows),
         "lora_dropout": int(lora is not None and lora.dropout > 0),
-        "adapts_attention": int(
-            lora is not None and bool({"query", "key", "value", QKV} & set(lora.targets))
-        ),
-        "adapts_ffn": int(lora is not None and bool({"gate", "up", "down"} & set(lora.targets))),
+        "adapts_attention": int(bool({"query", "key", "value", QKV} & targets)),
+        "adapts_ffn": int(bool({"gate", "up", "down"} & targets)),
     }
 
 
@@ -440,28 +442,6 @@ def _head_norm_width(a: Attention) -> int:
     if not a.qk_norm:
         return 0
     return a.head_dim * (a.num_heads + a.num_kv_heads if a.qk_norm_across_heads else 2)
-
-
-def _adapted_shapes(model: Model, lora: Lora) -> tuple[tuple[float, float], tuple[float, float]]:
-    """(inputs, outputs) of a layer's adapted matrices, summed: of those split by outputs, of those split by inputs.
-
-    Beside linear attention, which has no adapters, of the mean layer.
-    """
-    a, h, f = model.attention, model.hidden, model.ffn_hidden
-    q, k, v = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim, a.num_kv_heads * a.v_dim
-    outputs = {"query": q, "key": k, "value": v, QKV: q + k + v, "gate": f, "up": f}
-    inputs = {"output": a.num_heads * a.v_dim, "down": f}
-    share = {
-        target: 1 if target in ("gate", "up", "down") else 1 - model.linear_share for target in lora.targets
-    }
-    columns, rows = (
-        [(h * share[t], widths[t] * share[t]) for t in lora.targets if t in widths]
-        for widths in (outputs, inputs)
-    )
-    return (
-        (sum(c[0] for c in columns), sum(c[1] for c in columns)),
-        (sum(r[1] for r in rows), sum(r[0] for r in rows)),
-    )
 
 
 def plan_row(plan: Plan) -> PlanTable:

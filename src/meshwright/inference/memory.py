@@ -71,7 +71,8 @@ class WeightBytes:
 def served(model: Model) -> Model:
     """The model without prediction modules, which only speculative decoding loads.
 
-    Raises InputError for hybrids, compressed and linear attention: states and caches of such layers are not modelled.
+    Raises InputError for hybrids, compressed and linear attention, whose states and caches are not modelled, for
+    latent experts and for hyper-connections.
     """
     if model.attention.kind is AttentionKind.SHARED:
         raise InputError(f"{model.name}: serving models with compressed attention is not estimated")
@@ -82,6 +83,16 @@ def served(model: Model) -> Model:
         )
     if model.layer_pattern:
         raise InputError(f"{model.name}: serving models with state-space layers is not estimated")
+    if model.experts is not None and model.experts.latent:
+        raise InputError(
+            f"{model.name}: serving models with latent experts is not estimated",
+            got=f"experts.latent: {model.experts.latent}",
+        )
+    if model.residual_streams > 1:
+        raise InputError(
+            f"{model.name}: serving models with hyper-connections is not estimated",
+            got=f"residual_streams: {model.residual_streams}",
+        )
     return replace(model, num_mtp_layers=0)
 
 

@@ -20,6 +20,7 @@ from meshwright.cost.tables import (
 )
 from meshwright.errors import InputError
 from meshwright.planner.fixed import check_field
+from meshwright.specs.adapters import absent_targets
 from meshwright.specs.hardware import Accelerator, Cluster, Stack
 from meshwright.specs.memory_budget import PLANNING_RATIO, MemoryBudget
 from meshwright.specs.model import BaseFormat, Lora, Model
@@ -172,6 +173,11 @@ def request_for(run: Run, **changes: object) -> PlanRequest:
         raise InputError(
             "a quantised base is not estimated", got=f"lora.base_format: {run.lora.base_format}",
             hint="estimate it in 16 bits with --set lora.base_format=full",
+        )  # fmt: skip
+    if run.lora is not None and (absent := absent_targets(run.model, run.lora.targets)):
+        raise InputError(
+            f"no layer of {run.model.name} has such a matrix with adapters", got=f"lora.targets: {', '.join(absent)}",
+            hint="experts, linear attention, state space and compressed attention have no adapters here",
         )  # fmt: skip
     calibration = None
     if run.calibration is not None:

@@ -87,6 +87,15 @@ def test_only_adapters_are_trained(model, targets):
     assert with_gradient
 
 
+@pytest.mark.parametrize(("model", "targets"), CASES)
+def test_the_cost_model_counts_as_many_parameters(model, targets):
+    built = build_model(model)
+    add_adapters(built, Lora(rank=4, targets=targets))
+    held = sum(p.numel() for name, p in built.named_parameters() if ".lora_" in name)
+    row = model_row(model, lora=Lora(rank=4, targets=targets))
+    assert held == pytest.approx(model.num_layers * count_parameters(row).lora_layer)
+
+
 def test_gradients_equal_those_of_the_product_written_out():
     lora = Lora(rank=4, alpha=8.0, targets=("query",))
     built = adapted_model(lora=lora)

@@ -289,5 +289,7 @@ def test_adapters_of_attention_are_in_its_layers_only():
     lora = Lora(rank=8, targets=("query", "up"))
     row = model_row(DENSE, lora=lora)
     none = model_row(replace(DENSE, linear_attention=None), lora=lora)
-    assert none.lora_column_outputs - row.lora_column_outputs == pytest.approx(0.75 * 16 * 256)
+    assert none.lora_column_outputs - row.lora_column_outputs == pytest.approx(
+        0.75 * 16 * 256 * 2
+    )  # with the output's gate
     assert np.all(row.lora_column_inputs == 4096 * 1.25)

@@ -1,0 +1,80 @@
+"""Matrices that low-rank adapters stand beside, by the targets of `specs.model.Lora`.
+
+Linear attention, state space, routed and shared experts have no adapters. Latent attention has two matrices for
+queries, where they are of low rank, and two that keys and values share. The output of a gated attention is gated by
+a part of the query's matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from meshwright.specs.model import QKV, AttentionKind, BlockKind, Model
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptedMatrix:
+    """A matrix with an adapter, in some of the layers."""
+
+    target: str
+    inputs: int
+    outputs: int
+    share: float  # of the layers
+    by_inputs: bool  # tensor ranks split its inputs; otherwise its outputs
+
+
+def adapted_matrices(model: Model, targets: Collection[str]) -> tuple[AdaptedMatrix, ...]:
+    """All matrices of a mean layer that `targets` name, each once."""
+    shared = model.attention.kind is AttentionKind.MLA and "key" in targets
+    named = [target for target in targets if not (shared and target == "value")]
+    return tuple(matrix for target in named for matrix in _matrices(model, target))
+
+
+def absent_targets(model: Model, targets: Collection[str]) -> tuple[str, ...]:
+    """The targets that name no matrix of `model`, or none that adapters are known for."""
+    return tuple(target for target in targets if not list(_matrices(model, target)))
+
+
+def _matrices(model: Model, target: str) -> Iterator[AdaptedMatrix]:
+    share = model.share_of(BlockKind.ATTENTION) - model.linear_share
+    widths = _attention_widths(model)
+    if target not in widths:
+        share = model.num_dense_layers / model.num_layers
+        if model.layer_pattern:
+            share = model.share_of(BlockKind.FEED_FORWARD)
+        widths = _feed_forward_widths(model)
+    for inputs, outputs in widths[target]:
+        if share and inputs and outputs:
+            by_inputs = target in ("output", "down")
+            yield AdaptedMatrix(
+                target=target, inputs=inputs, outputs=outputs, share=share, by_inputs=by_inputs
+            )
+
+
+def _feed_forward_widths(model: Model) -> dict[str, tuple[tuple[int, int], ...]]:
+    """(inputs, outputs) of the matrices of a dense feed-forward block."""
+    h, f = model.hidden, model.ffn_hidden
+    return {"gate": ((h, f),) if model.gated_ffn else (), "up": ((h, f),), "down": ((f, h),)}
+
+
+def _attention_widths(model: Model) -> dict[str, tuple[tuple[int, int], ...]]:
+    """(inputs, outputs) of the matrices of attention; none of compressed attention, where no program has adapters."""
+    a, h = model.attention, model.hidden
+    q, k, v = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim, a.num_kv_heads * a.v_dim
+    output = ((a.num_heads * a.v_dim, h),)
+    if a.kind is AttentionKind.SHARED:
+        return dict.fromkeys(("query", "key", "value", QKV, "output"), ())
+    if a.kind is AttentionKind.GQA:
+        q *= 1 + a.output_gate
+        return {
+            "query": ((h, q),),
+            "key": ((h, k),),
+            "value": ((h, v),),
+            QKV: ((h, q + k + v),),
+            "output": output,
+        }
+    rank, expanded = a.kv_lora_rank, a.num_heads * (a.head_dim - a.rope_head_dim + a.v_dim)
+    latent = ((h, rank + a.rope_head_dim), (rank, expanded))
+    query = ((h, a.query_lora_rank), (a.query_lora_rank, q)) if a.query_lora_rank else ((h, q),)
+    return {"query": query, "key": latent, "value": latent, QKV: (), "output": output}
