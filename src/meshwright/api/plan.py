@@ -31,6 +31,7 @@ def plan(
     why_not: Mapping[str, Any] | str | Sequence[Mapping[str, Any] | str] = (),
     front: bool = False,
     neighbours: bool = False,
+    switches: bool = False,
     top: int = 10,
     scored: int = 0,
 ) -> PlanRanking:
@@ -52,6 +53,7 @@ def plan(
         why_not: questions, each as {"tensor": 8}: why is no such plan the best?
         front: also return the plans that trade step time for memory.
         neighbours: also search batch sizes and numbers of devices near the run's, and return the faster ones.
+        switches: also try other switches of software for the first plan, and return the faster ones.
         top: number of plans to return, 1 to 100.
         scored: number of scored plans to list too, for `to_scored_rows`, `write_csv` and `write_html`; 0: none.
 
@@ -84,5 +86,6 @@ def plan(
         questions=arguments.questions(why_not),
         with_front=arguments.flag("front", front),
         with_neighbours=arguments.flag("neighbours", neighbours),
+        with_switches=arguments.flag("switches", switches),
         num_scored=arguments.count("scored", scored, most=MAX_SCORED, least=0),
     )

@@ -50,7 +50,7 @@ def run(
     with progress(f"planning {run.model.name} on {run.cluster_name}"):
         ranking = plan_run(
             run, top=top, fixed=fixed, questions=asked, with_front=pareto, with_neighbours=explain,
-            num_scored=limit if show_all or html_path is not None else 0,
+            with_switches=explain, num_scored=limit if show_all or html_path is not None else 0,
         )  # fmt: skip
     if html_path is not None:
         ranking.write_html(html_path, command=typed())
@@ -195,6 +195,11 @@ def _print_losers(ranking: PlanRanking) -> None:
         print_line("Faster near this request", style="bold")
         for neighbour in ranking.neighbours:
             print_line(f"- {neighbour}")
+    if ranking.switches:
+        print_line()
+        print_line("With other software, in these degrees", style="bold")
+        for switch in ranking.switches:
+            print_line(f"- {switch}")
 
 
 def _print_answers(ranking: PlanRanking) -> None:

@@ -22,6 +22,7 @@ from meshwright.planner.choice import best_plans, free_request, goal_of
 from meshwright.planner.estimate import PlanEstimate, estimate_plan
 from meshwright.planner.neighbours import Neighbour, neighbours
 from meshwright.planner.scored import ScoredPlans, scored_plans
+from meshwright.planner.switches import SwitchGain, switch_gains
 from meshwright.report.result import Result
 from meshwright.specs.estimate import Estimate
 from meshwright.specs.run import Run
@@ -50,6 +51,7 @@ class PlanRanking(Result):
         engine_refuses: what the run's engine cannot do under any of these plans.
         has_front: True if `front` was asked for.
         neighbours: faster batch sizes and numbers of devices near the run's; None unless asked for.
+        switches: switches of software that would be faster; None unless asked for.
         scored: every plan that was scored, or the best of them; None unless asked for.
     """
 
@@ -60,6 +62,7 @@ class PlanRanking(Result):
     engine_refuses: tuple[Unsupported, ...] = ()
     has_front: bool = False
     neighbours: tuple[Neighbour, ...] | None = None
+    switches: tuple[SwitchGain, ...] | None = None
     scored: ScoredPlans | None = None
 
     def __len__(self) -> int:
@@ -231,13 +234,14 @@ def plan_run(
     questions: Sequence[Mapping[str, object]] = (),
     with_front: bool = False,
     with_neighbours: bool = False,
+    with_switches: bool = False,
     num_scored: int = 0,
 ) -> PlanRanking:
     """Search all legal plans of `run` and estimate the best `top`. A plan that the run pins is ignored.
 
     `fixed` holds fields of the plan, each `questions` entry asks why no plan has these fields. `with_neighbours`
-    searches batch sizes and numbers of devices near the run's too, about eight times as long. `num_scored`: scored
-    plans that are listed too, 0: none.
+    searches batch sizes and numbers of devices near the run's too, about eight times as long; `with_switches` tries
+    other software for the first plan. `num_scored`: scored plans that are listed too, 0: none.
     Raises InfeasibleError when no plan is legal and fits.
     """
     request, goal = free_request(run).fixing(**(fixed or {})), goal_of(run)
@@ -252,6 +256,7 @@ def plan_run(
         engine_refuses=tuple(not_run(run)),
         has_front=with_front,
         neighbours=neighbours(request, best=search.best) if with_neighbours else None,
+        switches=switch_gains(request, search.plans[0]) if with_switches else None,
         scored=scored_plans(request, goal=goal, most=num_scored) if num_scored else None,
     )
 

@@ -36,6 +36,27 @@ def test_json_has_the_promised_shape(meshwright):
     assert losers[0]["step_ms"]["delta"] == pytest.approx(1e3 * (steps[1] - steps[0]))
 
 
+def test_other_software_is_named_with_its_gain(meshwright):
+    asked = (
+        "plan",
+        "--model",
+        "qwen3-30b-a3b",
+        "--cluster",
+        "h100-8x4",
+        "--gbs",
+        512,
+        "--seq",
+        4096,
+        "--top",
+        1,
+    )
+    asked += ("--engine", "megatron", "--set", "stack.cuda_graphs=none", "--explain")
+    assert "stack.cuda_graphs=" in meshwright(*asked).stdout
+    switches = meshwright(*asked, "--json").json["explanation"]["switches"]
+    assert all(switch["gain"] > 1 for switch in switches)
+    assert any("cuda_graphs" in switch["changes"] for switch in switches)
+
+
 def test_plans_as_a_table(meshwright, tmp_path):
     path = tmp_path / "plans.csv"
     outcome = meshwright(*ASKED, "--top", 4, "--csv", path, "--json")

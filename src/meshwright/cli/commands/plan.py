@@ -48,8 +48,8 @@ DEFAULT_SCORED, MOST_SCORED = 10_000, 100_000
 @click.option(
     "--explain",
     is_flag=True,
-    help="Explain why the first plan is best, what the next ones lose, and which batch sizes and numbers of devices "
-    "near these are faster.",
+    help="Explain why the first plan is best, what the next ones lose, and which batch sizes, numbers of devices and "
+    "switches of software near these are faster.",
 )
 @why_not_option
 @click.option("--pareto", is_flag=True, help="Also show the Pareto front of step time and memory.")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from meshwright.planner import PlanComparison, PlanRequest, WhyNot
     from meshwright.planner.explain import Difference
     from meshwright.planner.neighbours import Neighbour
+    from meshwright.planner.switches import SwitchGain
     from meshwright.planner.training import Training
     from meshwright.report.plan_ranking import PlanRanking
     from meshwright.specs.estimate import Estimate, StepEstimate
@@ -50,6 +51,8 @@ def ranking_document(ranking: PlanRanking) -> dict[str, Any]:
         document["notes"] = list(notes_on_parts(search.request, ranking.best.plan))
     if ranking.neighbours is not None:
         document["explanation"]["neighbours"] = [neighbour_document(n) for n in ranking.neighbours]
+    if ranking.switches is not None:
+        document["explanation"]["switches"] = [switch_document(s) for s in ranking.switches]
     if ranking.scored is not None:
         document["scored"] = {
             "is_complete": ranking.scored.is_complete,
@@ -62,6 +65,16 @@ def ranking_document(ranking: PlanRanking) -> dict[str, Any]:
             for r in ranking.front
         ]
     return document
+
+
+def switch_document(other: SwitchGain) -> dict[str, Any]:
+    """Other software: `changes` of the run file's stack section; `gain`: tokens/s over those of the first plan."""
+    return {
+        **plan_document(other.plan),
+        "changes": dict(other.changes),
+        "step_s": other.step_s,
+        "gain": other.gain,
+    }
 
 
 def neighbour_document(neighbour: Neighbour) -> dict[str, Any]:

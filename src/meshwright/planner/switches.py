@@ -1,0 +1,125 @@
+"""Switches of software near those of a request: how much faster its best plan would be with each.
+
+Degrees of parallelism, sharding and numbers kept stay those of the best plan; schedule, micro-batch and recomputation
+are chosen anew, because a switch that saves time or memory moves them. Only switches that the engine, or a file that is
+exported for it, sets are tried (`EngineFacts.switches`), and none that changes the numbers that are trained with
+(capacities of experts, attention in 8 bits).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from meshwright.catalog.engines import ANY
+from meshwright.catalog.stacks import features_of
+from meshwright.planner.engines import engine_facts
+from meshwright.planner.request import PlanRequest
+from meshwright.planner.search import RankedPlan, search
+from meshwright.specs.features import AttentionKernel, CudaGraphs, Dispatcher, Features, WireFormat
+from meshwright.specs.plan import Plan
+
+LEAST_GAIN = 1.01
+"""A switch is worth naming from this ratio of step times on."""
+
+_HELD = (
+    "tensor",
+    "context",
+    "pipeline",
+    "expert",
+    "expert_tensor",
+    "data_shard",
+    "data_replicate",
+    "sharding",
+)
+
+_ATTENTION: dict[str, tuple[AttentionKernel, ...]] = {
+    "Hopper": (AttentionKernel.FA2, AttentionKernel.FA3, AttentionKernel.CUDNN),
+    "NVIDIA": (AttentionKernel.FA2, AttentionKernel.CUDNN),
+    "AMD": (AttentionKernel.FA2, AttentionKernel.CK, AttentionKernel.AITER),
+}
+"""Attention kernels of an architecture, else of a vendor. FlashAttention 3 is written for Hopper alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwitchGain:
+    """Gain of other software. `gain`: the step time of the request's best plan over that of `plan`."""
+
+    changes: tuple[tuple[str, str | bool], ...]  # keys of the run file's `stack` section
+    plan: Plan
+    step_s: float
+    gain: float
+
+    def __str__(self) -> str:
+        values = ((key, str(v).lower() if isinstance(v, bool) else v) for key, v in self.changes)
+        named = ", ".join(f"stack.{key}={value}" for key, value in values)
+        return f"{named}: {self.gain - 1:+.0%} tokens/s ({self.plan.describe()})"
+
+
+def switch_gains(request: PlanRequest, best: RankedPlan) -> tuple[SwitchGain, ...]:
+    """The best value of each switch that is faster than `best`, fastest first, and then all of these together."""
+    if request.cluster.parts:
+        return ()  # software would change on each generation apart
+    held = request.fixing(**{name: getattr(best.plan, name) for name in _HELD})
+    found: dict[str, SwitchGain] = {}
+    for name, value in _alternatives(request, best.plan):
+        gain = _gain(held, best, {name: value})
+        if gain is not None and gain.gain >= max(LEAST_GAIN, found[name].gain if name in found else 0.0):
+            found[name] = gain
+    gains = sorted(found.values(), key=lambda gain: -gain.gain)
+    if len(gains) > 1:
+        together = _gain(held, best, {key: value for gain in gains for key, value in gain.changes})
+        gains += [together] if together is not None else []
+    return tuple(gains)
+
+
+def _gain(request: PlanRequest, best: RankedPlan, changes: dict[str, str | bool]) -> SwitchGain | None:
+    features = replace(request.stack.features, **changes)  # pyright: ignore[reportArgumentType]
+    found = search(replace(request, stack=replace(request.stack, features=features)), top=1).best
+    if found is None:
+        return None
+    return SwitchGain(
+        changes=tuple(changes.items()),
+        plan=found.plan,
+        step_s=found.step_s,
+        gain=best.step_s / found.step_s,
+    )
+
+
+def _alternatives(request: PlanRequest, plan: Plan) -> Iterator[tuple[str, str | bool]]:
+    """Each switch with each value that the software does not have, the engine sets and the plan could use."""
+    now = features_of(request.stack, request.cluster.accelerator)
+    facts = None if request.engine == ANY else engine_facts(request.engine)
+    settable = [] if facts is None else [*facts.switches, *facts.exported_switches]
+    for name, values in _worth_trying(request, plan, now).items():
+        for value in values:
+            if getattr(now, name) == value:
+                continue
+            if facts is None or any(name == known and value in allowed for known, allowed in settable):
+                yield name, value
+
+
+def _worth_trying(request: PlanRequest, plan: Plan, now: Features) -> dict[str, tuple[str | bool, ...]]:
+    """Values of switches by what the model, the plan, the accelerators and the software now have."""
+    device = request.cluster.accelerator
+    on_gpu, on_nvidia = device.vendor in _ATTENTION, device.vendor == "NVIDIA"
+    tried: dict[str, tuple[str | bool, ...]] = {}
+    if on_gpu:
+        static = request.model.experts is None or now.has_capacity  # shapes, which a graph of all needs
+        tried["cuda_graphs"] = (CudaGraphs.PARTIAL, *([CudaGraphs.FULL] if static else []))
+        tried["attention"] = _ATTENTION.get(device.architecture) or _ATTENTION[device.vendor]
+        tried["compiles"] = (True,)
+    if plan.tensor > 1:
+        tried["overlaps_tensor"] = (True,)
+    if plan.expert > 1:
+        tried["dispatcher"] = (
+            (Dispatcher.DEEPEP, *([Dispatcher.HYBRIDEP] if on_nvidia else [])) if on_gpu else ()
+        )
+        tried["overlaps_experts"] = (True,)
+    if request.precision.name == "mxfp8" and request.model.experts is not None and on_nvidia:
+        tried["fuses_experts"] = (True,)
+    if plan.data > 1:
+        tried["gradient_format"] = (WireFormat.BF16,)
+        if request.precision.matmul == "fp8":
+            tried["parameter_format"] = (WireFormat.FP8,)
+    return tried

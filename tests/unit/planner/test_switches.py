@@ -1,0 +1,86 @@
+"""Other software for the best plan of a request."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.plan_requests import plan_request
+
+from meshwright.planner.engines import engine_facts
+from meshwright.planner.search import search
+from meshwright.planner.switches import LEAST_GAIN, switch_gains
+from meshwright.specs.features import CudaGraphs, Dispatcher, Features
+from meshwright.specs.hardware import Stack
+
+MIXTURE = {"model": "qwen3-30b-a3b", "cluster": "h100-8x4", "seq_len": 4096, "global_batch": 512}
+PLAIN = Features(
+    cuda_graphs=CudaGraphs.NONE,
+    dispatcher=Dispatcher.ALL_TO_ALL,
+    overlaps_experts=False,
+    overlaps_tensor=False,
+)
+
+
+def gains_of(request):
+    best = search(request, top=1).best
+    assert best is not None
+    return best, switch_gains(request, best)
+
+
+def keys(gain):
+    return {key for key, _ in gain.changes}
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    engine=st.sampled_from(["megatron", "torchtitan", "any"]),
+    cluster=st.sampled_from(["h100-8x4", "mi300x-8x4", "gb200-4x8"]),
+    model=st.sampled_from(["qwen3-30b-a3b", "llama3.1-8b"]),
+)
+def test_what_is_named_is_faster_in_the_same_degrees_and_what_the_run_file_asks_for(engine, cluster, model):
+    request = plan_request(model=model, cluster=cluster, engine=engine, seq_len=4096, global_batch=512)
+    best, gains = gains_of(request)
+    for gain in gains:
+        assert gain.gain >= LEAST_GAIN
+        assert gain.plan.num_devices == best.plan.num_devices
+        assert (gain.plan.tensor, gain.plan.expert) == (best.plan.tensor, best.plan.expert)
+        stack = replace(request.stack, features=replace(request.stack.features, **dict(gain.changes)))
+        again = search(replace(request, stack=stack).fixing(tensor=best.plan.tensor), top=1).best
+        assert again is not None
+        assert again.step_s <= gain.step_s * (1 + 1e-9), (
+            "a search with fewer fields held finds it or a faster one"
+        )
+
+
+def test_the_best_values_together_are_last():
+    request = replace(
+        plan_request(**MIXTURE, engine="any"), stack=Stack(framework="megatron-lm", features=PLAIN)
+    )
+    _, (*alone, together) = gains_of(request)
+    assert len(alone) > 1
+    assert keys(together) == set().union(*map(keys, alone))
+    assert [g.gain for g in alone] == sorted((g.gain for g in alone), reverse=True)
+    assert together.gain > alone[0].gain
+
+
+@pytest.mark.parametrize("engine", ["native", "torchtitan", "megatron", "maxtext"])
+def test_an_engine_is_not_offered_what_it_cannot_set(engine):
+    facts = engine_facts(engine)
+    _, gains = gains_of(plan_request(**MIXTURE, engine=engine))
+    settable = {name for name, _ in (*facts.switches, *facts.exported_switches)}
+    assert set().union(*map(keys, gains)) <= settable
+
+
+def test_no_kernel_is_offered_where_it_does_not_run():
+    """HybridEP is NVIDIA's, FlashAttention 3 Hopper's; CUDA graphs mean nothing to a TPU."""
+    values = {}
+    for cluster in ("h100-8x4", "b200-8x4", "mi300x-8x4", "tpu-v5p-4x8"):
+        request = plan_request(**(MIXTURE | {"cluster": cluster}), engine="any")
+        values[cluster] = {value for gain in gains_of(request)[1] for _, value in gain.changes}
+    assert "hybridep" not in values["mi300x-8x4"]
+    assert "fa3" not in values["b200-8x4"] | values["mi300x-8x4"] | values["tpu-v5p-4x8"]
+    assert not {"partial", "full", "deepep"} & values["tpu-v5p-4x8"]
+    assert values["h100-8x4"]
