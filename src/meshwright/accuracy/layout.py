@@ -373,7 +373,7 @@ def _recompute(
     if not text:
         text = _recipe_recompute(model, degrees, software)
         notes.append(
-            f"recomputation {text}, the recipe of {software.stack.framework}" if text else NO_RECOMPUTATION
+            f"recomputation {text}, the recipe of {software.title}" if text else NO_RECOMPUTATION
         )
     if not text:
         return Recompute.NONE, (), None

@@ -24,7 +24,7 @@ from meshwright.accuracy.layout import NO_ACCUMULATION, PublishedLayout, read_la
 from meshwright.accuracy.reasons import CannotPredictError, Reason
 from meshwright.accuracy.shapes import read_model
 from meshwright.accuracy.shipped import frameworks, published_systems
-from meshwright.accuracy.software import Software, read_software
+from meshwright.accuracy.software import Software, read_software, trains_adapters
 from meshwright.accuracy.spelling import spelled
 from meshwright.accuracy.wording import number_format
 from meshwright.catalog.accelerators import accelerator_with_driver_name
@@ -434,7 +434,7 @@ def _measured_gemm_rate(
 
 
 def _lora(row: CsvRow, software: Software, notes: list[str]) -> Lora | None:
-    if not re.search(r"lora|peft|adapter", row.text("task"), re.IGNORECASE):
+    if not trains_adapters(row):
         return None
     notes.append(f"LoRA rank {software.lora.rank} on {', '.join(software.lora.targets)}")
     return software.lora

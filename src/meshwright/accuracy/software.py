@@ -34,7 +34,7 @@ class Software:
     lora: Lora
     micro_batch_per_stage: bool  # a pipeline has as many micro-batches as ranks unless it says otherwise
     fused_norm: bool  # the notes name a fused norm kernel
-    recipe_recompute: str  # of the row's recipe, in the words of rows; empty: none, or not known
+    recipe_recompute: str  # of the row's recipe, else of its trainer, in the words of rows; empty: none, or not known
     indexers: bool  # latent attention selects keys where the model does
     splits_experts: bool  # its recipe has single experts over the tensor ranks
     delayed_scaling: bool  # 8 bits mean scales of earlier steps
@@ -43,6 +43,11 @@ class Software:
 def is_mlperf(row: CsvRow) -> bool:
     """True if the row is a result of MLPerf Training (steady state and time to target from one log)."""
     return row.text("source_key").startswith("mlperf") or "time_to_target" in row.text("metric_kind")
+
+
+def trains_adapters(row: CsvRow) -> bool:
+    """True if adapters are trained and the model's own weights stay."""
+    return re.search(r"lora|peft|adapter", row.text("task"), re.IGNORECASE) is not None
 
 
 def read_software(row: CsvRow, accelerator: Accelerator, model: str = "") -> Software:
@@ -72,7 +77,7 @@ def read_software(row: CsvRow, accelerator: Accelerator, model: str = "") -> Sof
     return Software(
         title=_title(row, entry),
         stack=Stack(framework=framework, vintage=vintage, features=features),
-        sharding=Sharding[entry.get("sharding", "none").upper()],
+        sharding=_sharding(entry, trains_adapters(row)),
         sequence_parallel=sequence_parallel_since is not None
         and (vintage or 9999) >= sequence_parallel_since,
         precision=recipe.precision if recipe and recipe.precision else entry.get("precision", "bf16"),
@@ -83,11 +88,17 @@ def read_software(row: CsvRow, accelerator: Accelerator, model: str = "") -> Sof
         lora=_lora(lora),
         micro_batch_per_stage=entry.get("micro_batch_per_stage", False),
         fused_norm="rms kernel" in row.text("notes").lower(),
-        recipe_recompute=recipe.recompute if recipe else "",
+        recipe_recompute=(recipe.recompute if recipe else "") or entry.get("recompute", ""),
         indexers=entry.get("indexers", True),
         splits_experts=recipe is not None and recipe.splits_experts,
         delayed_scaling=_scales_late(framework, vintage, accelerator),
     )
+
+
+def _sharding(entry: dict[str, Any], adapters: bool) -> Sharding:
+    """Sharding by default: trainers on one library shard whole models and replicate frozen ones."""
+    of_adapters = entry.get("lora_sharding") if adapters else None
+    return Sharding[(of_adapters or entry.get("sharding", "none")).upper()]
 
 
 def _scales_late(framework: str, vintage: float | None, accelerator: Accelerator) -> bool:

@@ -5,7 +5,7 @@ import pytest
 from meshwright.accuracy.rows import PublishedRun
 from meshwright.accuracy.shipped import frameworks
 from meshwright.catalog.stacks import stack_names
-from meshwright.specs.plan import Sharding
+from meshwright.specs.plan import Recompute, Sharding
 
 ReadOne = Callable[..., PublishedRun]
 
@@ -110,6 +110,51 @@ def test_trainers_without_rows_shard_as_what_they_build_on(
     run = read_one(framework=framework, dp_type="", model_params_b=1.2)
     assert run.conditions
     assert run.conditions.plan.sharding is sharding
+
+
+@pytest.mark.parametrize(
+    ("framework", "whole", "adapters"),
+    [
+        ("LLaMA-Factory", Sharding.PARAMETERS, Sharding.NONE),
+        ("axolotl", Sharding.PARAMETERS, Sharding.NONE),
+        ("TRL", Sharding.PARAMETERS, Sharding.NONE),
+        ("OpenRLHF", Sharding.GRADIENTS, Sharding.GRADIENTS),
+        ("torchtune", Sharding.PARAMETERS, Sharding.PARAMETERS),
+    ],
+)
+def test_examples_of_some_trainers_replicate_a_frozen_model(
+    read_one: ReadOne, framework: str, whole: Sharding, adapters: Sharding
+) -> None:
+    for task, sharding in (("sft", whole), ("lora", adapters)):
+        conditions = read_one(framework=framework, dp_type="", task=task).conditions
+        assert conditions
+        assert conditions.plan.sharding is sharding
+
+
+@pytest.mark.parametrize(
+    ("framework", "recompute"),
+    [
+        ("LLaMA-Factory", Recompute.FULL),
+        ("Unsloth", Recompute.FULL),
+        ("TRL", Recompute.FULL),
+        ("verl", Recompute.FULL),
+        ("Levanter", Recompute.FULL),
+        ("OpenRLHF", Recompute.NONE),
+        ("PyTorch Lightning", Recompute.NONE),
+        ("HF Accelerate", Recompute.NONE),
+    ],
+)
+def test_a_trainer_recomputes_by_default_as_its_code_does(
+    read_one: ReadOne, framework: str, recompute: Recompute
+) -> None:
+    silent = read_one(framework=framework, recompute="")
+    stated = read_one(framework=framework, recompute="none")
+    assert silent.conditions
+    assert stated.conditions
+    assert silent.conditions.plan.recompute is recompute
+    assert stated.conditions.plan.recompute is Recompute.NONE
+    if recompute is Recompute.FULL:
+        assert f"recomputation full, the recipe of {framework}" in silent.assumed
 
 
 def test_a_default_names_the_trainer_that_has_it(read_one: ReadOne) -> None:
