@@ -372,9 +372,7 @@ def _recompute(
         text = _kept_tensors(row.text("notes")) or _recipe_recompute(model, degrees, software) or text
     if not text:
         text = _recipe_recompute(model, degrees, software)
-        notes.append(
-            f"recomputation {text}, the recipe of {software.title}" if text else NO_RECOMPUTATION
-        )
+        notes.append(f"recomputation {text}, the recipe of {software.title}" if text else NO_RECOMPUTATION)
     if not text:
         return Recompute.NONE, (), None
     answer = yes_or_no(text)

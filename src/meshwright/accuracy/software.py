@@ -34,7 +34,9 @@ class Software:
     lora: Lora
     micro_batch_per_stage: bool  # a pipeline has as many micro-batches as ranks unless it says otherwise
     fused_norm: bool  # the notes name a fused norm kernel
-    recipe_recompute: str  # of the row's recipe, else of its trainer, in the words of rows; empty: none, or not known
+    recipe_recompute: (
+        str  # of the row's recipe, else of its trainer, in the words of rows; empty: none, or not known
+    )
     indexers: bool  # latent attention selects keys where the model does
     splits_experts: bool  # its recipe has single experts over the tensor ranks
     delayed_scaling: bool  # 8 bits mean scales of earlier steps

@@ -29,12 +29,16 @@ EIGHT_TO_SIXTEEN_BITS = {
     "Rubin": 4.375,  # NVIDIA's table: 17.5 and 4 PFLOP/s
 }
 FOUR_TO_EIGHT_BITS = {"Blackwell": 2, "Blackwell Ultra": 3, "CDNA 4": 2, "Rubin": 2}
-NVLINK_BYTES_PER_S = {"Volta": 25e9, "Ampere": 25e9, "Hopper": 25e9, "Blackwell": 50e9, "Blackwell Ultra": 50e9}
+NVLINK_BYTES_PER_S = {
+    "Volta": 25e9,
+    "Ampere": 25e9,
+    "Hopper": 25e9,
+    "Blackwell": 50e9,
+    "Blackwell Ultra": 50e9,
+}
 """One direction of one link."""
 
-GPUS = [
-    name for name in accelerator_names() if accelerator(name).architecture in FLOPS_PER_UNIT_AND_CLOCK
-]
+GPUS = [name for name in accelerator_names() if accelerator(name).architecture in FLOPS_PER_UNIT_AND_CLOCK]
 NVIDIA = [name for name in accelerator_names() if accelerator(name).vendor == "NVIDIA"]
 
 
