@@ -48,7 +48,33 @@ BASES: dict[str, dict[str, Any]] = {
     "qwen3_5_text": QWEN,
     "qwen3_5_moe_text": QWEN | QWEN_EXPERTS,
     "olmo_hybrid": SMALL | LINEAR,
-    "kimi_linear": SMALL | EXPERTS | LATENT | {"num_experts": 4, "linear_num_heads": 2, "linear_head_dim": 8},
+    "olmo3": SMALL | {"sliding_window": 8},
+    "olmoe": SMALL | {"num_experts": 4, "num_experts_per_tok": 2},
+    "granite": SMALL,
+    "granitemoe": SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "smollm3": SMALL,
+    "seed_oss": SMALL | {"head_dim": 8, "num_key_value_heads": 2, "attention_dropout": 0, "residual_dropout": 0},
+    "ernie4_5": SMALL | {"head_dim": 8},
+    "ernie4_5_moe": SMALL | {"num_key_value_heads": 2, "moe_intermediate_size": 24, "moe_k": 2, "moe_num_experts": 4},
+    "hunyuan_v1_dense": SMALL | {"head_dim": 8, "num_key_value_heads": 2},
+    "hunyuan_v1_moe": SMALL | {"head_dim": 8, "num_key_value_heads": 2, "num_experts": 4, "moe_topk": 2},
+    "exaone4": SMALL | {"num_key_value_heads": 2, "sliding_window": 8},
+    "exaone_moe": SMALL | EXPERTS | {"num_key_value_heads": 2, "num_experts": 4},
+    "dots1": SMALL | EXPERTS | {"num_key_value_heads": 2, "n_routed_experts": 4, "n_shared_experts": 1,
+                                "first_k_dense_replace": 1},
+    "solar_open": SMALL | EXPERTS | {"num_key_value_heads": 2, "n_routed_experts": 4, "head_dim": 8},
+    "mistral4": SMALL | EXPERTS | LATENT | {"n_routed_experts": 4, "num_key_value_heads": 4, "q_lora_rank": 12},
+    "ministral": SMALL | {"num_key_value_heads": 2, "head_dim": 8},
+    "ministral3": SMALL | {"num_key_value_heads": 2, "head_dim": 8},
+    "glm4": SMALL | {"head_dim": 8},
+    "glm4_moe_lite": SMALL | EXPERTS | LATENT | {"n_routed_experts": 4, "num_key_value_heads": 4, "q_lora_rank": 12},
+    "gemma": SMALL | {"num_key_value_heads": 2, "head_dim": 8},
+    "arcee": SMALL,
+    "nemotron": SMALL | {"num_key_value_heads": 2, "head_dim": 8},
+    "starcoder2": SMALL,
+    "llama4_text": SMALL | {"num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 4,
+                            "intermediate_size_mlp": 56, "interleave_moe_layer_step": 2},
+    "kimi_linear": SMALL | EXPERTS | LATENT | {"num_key_value_heads": 4, "num_experts": 4, "linear_num_heads": 2, "linear_head_dim": 8},
 }  # fmt: skip
 BOOKKEEPING = {"architectures", "chunk_size_feed_forward", "dtype", "id2label", "is_encoder_decoder", "label2id",
                "layer_types", "layers_block_type", "model_type", "transformers_version",
@@ -58,6 +84,10 @@ BOOKKEEPING = {"architectures", "chunk_size_feed_forward", "dtype", "id2label", 
 
 def test_every_family_that_is_not_trained_has_a_base():
     assert set(BASES) == {family.model_type for family in FAMILIES.values() if not family.trains}
+
+
+def architecture_of(model_type: str) -> str:
+    return next(family.architecture for family in FAMILIES.values() if family.model_type == model_type)
 
 
 def config_class(model_type: str, config: dict[str, Any]):
@@ -81,17 +111,17 @@ def parameters_of_transformers(model_type: str, config: dict[str, Any]) -> int |
     """None: transformers cannot build the model."""
     try:
         with torch.device("meta"):
-            model = transformers.AutoModelForCausalLM.from_config(config_class(model_type, config))
+            model = getattr(transformers, architecture_of(model_type))(config_class(model_type, config))
     except Exception:  # any that a config class or a module raises for values that it has not foreseen
         return None
-    return sum(parameter.numel() for parameter in model.parameters())
+    return sum(p.numel() for name, p in model.named_parameters() if not name.endswith("correction_bias"))
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 @pytest.mark.parametrize("model_type", BASES)
 def test_parameters_are_those_of_transformers_or_the_key_is_named(model_type):
     draw, base, compared = random.Random(f"parameters of {model_type}"), BASES[model_type], 0
-    architecture = next(f.architecture for f in FAMILIES.values() if f.model_type == model_type)
+    architecture = architecture_of(model_type)
     usual = {k: v for k, v in config_class(model_type, base).to_dict().items() if k not in BOOKKEEPING}
     for key in (None, *usual, *draw.choices(list(usual), k=20)):
         config = dict(base) if key is None else base | {key: changed(usual[key], draw)}
@@ -106,6 +136,15 @@ def test_parameters_are_those_of_transformers_or_the_key_is_named(model_type):
     assert compared > 20
 
 
+@pytest.mark.parametrize("model_type", BASES)
+def test_a_config_that_transformers_writes_is_read_as_a_whole(model_type):
+    written = config_class(model_type, BASES[model_type]).to_dict()
+    model = model_from_config(written | {"architectures": [architecture_of(model_type)]}, name="m")
+    assert model.unsupported == ()
+    given = {key: value for key, value in written.items() if key != "model_type"}
+    assert int(count_parameters(model_row(model)).total) == parameters_of_transformers(model_type, given)
+
+
 @pytest.mark.parametrize(
     ("model_type", "changes"),
     [
@@ -118,7 +157,7 @@ def test_parameters_are_those_of_transformers_or_the_key_is_named(model_type):
     ],
 )
 def test_what_a_planned_family_is_asked_for_and_not_computed_is_named(model_type, changes):
-    architecture = next(f.architecture for f in FAMILIES.values() if f.model_type == model_type)
+    architecture = architecture_of(model_type)
     config = BASES[model_type] | {"architectures": [architecture]}
     assert model_from_config(config, name="m").unsupported == ()
     expected = tuple(f"{key}: {value!r}" for key, value in changes.items())

@@ -18,7 +18,7 @@ WITHOUT_EFFECT = frozenset(
     (
         "_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "architectures", "attn_implementation",
         "auto_map", "aux_loss_alpha", "bos_token_id",
-        "cache_implementation", "dtype", "eos_token_id", "ep_size", "finetuning_task", "id2label",
+        "cache_implementation", "dtype", "eod_token_id", "eos_token_id", "ep_size", "finetuning_task", "id2label",
         "initializer_range", "label2id", "max_position_embeddings", "model_type", "output_attentions",
         "output_hidden_states", "output_router_logits", "pad_token_id", "pretraining_tp", "problem_type",
         "quantization_config", "return_dict",

@@ -14,7 +14,7 @@ from typing import Any
 from meshwright.catalog import family_configs as configs
 from meshwright.catalog import family_shapes as shapes
 from meshwright.catalog import family_tensors as tensors
-from meshwright.catalog import linear_configs, sparse_configs
+from meshwright.catalog import linear_configs, planned_configs, sparse_configs
 from meshwright.catalog.config_keys import ConfigKeys
 from meshwright.catalog.family_tensors import FusedTensor
 from meshwright.specs.model import Experts, Model
@@ -224,6 +224,40 @@ _RECORDS = (  # a model that names no family gets the first that fits
             ("KimiLinearForCausalLM", "kimi_linear", linear_configs.read_kimi_linear),
         )
     ),
+    *(
+        ModelFamily(
+            architecture=architecture,
+            model_type=model_type,
+            read=read,
+            not_trained="it is planned and estimated",
+        )
+        for architecture, model_type, read in (
+            ("Olmo3ForCausalLM", "olmo3", planned_configs.read_olmo3),
+            ("OlmoeForCausalLM", "olmoe", planned_configs.read_olmoe),
+            ("GraniteForCausalLM", "granite", planned_configs.read_granite),
+            ("GraniteMoeForCausalLM", "granitemoe", planned_configs.read_granitemoe),
+            ("SmolLM3ForCausalLM", "smollm3", planned_configs.read_smollm3),
+            ("SeedOssForCausalLM", "seed_oss", planned_configs.read_seed_oss),
+            ("Ernie4_5ForCausalLM", "ernie4_5", planned_configs.read_ernie4_5),
+            ("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", planned_configs.read_ernie4_5_moe),
+            ("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", planned_configs.read_hunyuan_dense),
+            ("HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe", planned_configs.read_hunyuan_moe),
+            ("Exaone4ForCausalLM", "exaone4", planned_configs.read_exaone4),
+            ("ExaoneMoeForCausalLM", "exaone_moe", planned_configs.read_exaone_moe),
+            ("Dots1ForCausalLM", "dots1", planned_configs.read_dots1),
+            ("SolarOpenForCausalLM", "solar_open", planned_configs.read_solar_open),
+            ("Mistral4ForCausalLM", "mistral4", planned_configs.read_mistral4),
+            ("MinistralForCausalLM", "ministral", planned_configs.read_ministral),
+            ("Ministral3ForCausalLM", "ministral3", planned_configs.read_ministral3),
+            ("Glm4ForCausalLM", "glm4", planned_configs.read_glm4),
+            ("Glm4MoeLiteForCausalLM", "glm4_moe_lite", planned_configs.read_glm4_moe_lite),
+            ("GemmaForCausalLM", "gemma", planned_configs.read_gemma),
+            ("ArceeForCausalLM", "arcee", planned_configs.read_arcee),
+            ("NemotronForCausalLM", "nemotron", planned_configs.read_nemotron),
+            ("Starcoder2ForCausalLM", "starcoder2", planned_configs.read_starcoder2),
+            ("Llama4ForCausalLM", "llama4_text", planned_configs.read_llama4),
+        )
+    ),
 )
 
 NOT_READ: dict[str, str] = {
@@ -234,6 +268,17 @@ NOT_READ: dict[str, str] = {
     "FalconH1ForCausalLM": "layers that run attention and state space side by side",
     "Zamba2ForCausalLM": "attention whose weights several layers share",
     "JambaForCausalLM": "Mamba-1's scan, whose states are of each channel",
+    "Lfm2ForCausalLM": "layers of gated short convolutions",
+    "Lfm2MoeForCausalLM": "layers of gated short convolutions",
+    "MiniMaxForCausalLM": "lightning attention, whose states decay by a constant",
+    "BailingHybridForCausalLM": "lightning attention, whose states decay by a constant",
+    "Cohere2ForCausalLM": "blocks of attention and feed-forward that run side by side after one norm",
+    "GPTNeoXForCausalLM": "blocks of attention and feed-forward that run side by side",
+    "PhiForCausalLM": "blocks of attention and feed-forward that run side by side after one norm",
+    "ApertusForCausalLM": "an activation with weights of its own (xIELU)",
+    "LongcatFlashForCausalLM": "two blocks of attention a layer, and experts that compute nothing",
+    "MiMoV2FlashForCausalLM": "other heads in windowed layers than in full ones",
+    "Gemma3nForCausalLM": "embeddings of each layer, and keys and values that layers share",
 }
 """Architectures that are refused by name, and what of them has no formula here."""
 

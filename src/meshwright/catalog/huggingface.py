@@ -64,7 +64,8 @@ def model_from_config(config: Mapping[str, Any], *, name: str) -> Model:
     if isinstance(architecture, str) and architecture in NOT_READ:
         raise InputError(
             f"{name}: {architecture} is not read, because it has {NOT_READ[architecture]}", got=architecture,
-            hint="hybrids with one block a layer can be planned: model.layer_pattern and model.state_space",
+            hint="shapes near it can be planned inline: model.attention, model.experts; hybrids with one block a layer "
+            "by model.layer_pattern and model.state_space",
         )  # fmt: skip
     if family is None:
         allowed = ", ".join(sorted(FAMILIES))

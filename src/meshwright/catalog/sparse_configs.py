@@ -36,7 +36,7 @@ def _with_indexer(c: ConfigKeys, model: Model, *, heads: int, num_layers: int | 
         num_layers=num_layers,
     )
     c.value("indexer_rope_interleave")  # an order of dimensions
-    _all_layers(c, "layer_types", "deepseek_sparse_attention")
+    _all_layers(c, "layer_types", "deepseek_sparse_attention", "indexed_attention")
     dense, types = model.experts.num_dense_layers if model.experts else 0, c.items("mlp_layer_types")
     if types is not None and types != ["dense"] * dense + ["sparse"] * (model.num_layers - dense):
         c.refuse("mlp_layer_types: others than the first first_k_dense_replace layers are dense")
@@ -61,10 +61,10 @@ def _own_indexers(c: ConfigKeys, num_layers: int) -> int | None:
     return None if own == num_layers else own
 
 
-def _all_layers(c: ConfigKeys, key: str, kind: str) -> None:
+def _all_layers(c: ConfigKeys, key: str, *kinds: str) -> None:
     types = c.items(key)
-    if types is not None and any(one != kind for one in types):
-        c.refuse(f"{key}: others than {kind}")
+    if types is not None and any(one not in kinds for one in types):
+        c.refuse(f"{key}: others than {kinds[0]}")
 
 
 def read_deepseek_v4(c: ConfigKeys) -> Model:

@@ -1,0 +1,51 @@
+"""config.json of families that are planned and not trained; parameters are compared in tests/parity."""
+
+import pytest
+
+from meshwright.catalog.families import FAMILIES, NOT_READ
+from meshwright.catalog.huggingface import model_from_config
+from meshwright.errors import InputError
+from meshwright.specs.model import NormPlacement, Router
+
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 8, "num_attention_heads": 8,
+         "num_key_value_heads": 2, "vocab_size": 128, "head_dim": 8}  # fmt: skip
+
+
+def read(architecture: str, **changes: object):
+    return model_from_config(SIZES | changes | {"architectures": [architecture]}, name="m")
+
+
+def test_windows_are_in_the_layers_that_have_them():
+    assert read("Olmo3ForCausalLM").windowed_layers == (True, True, True, False) * 2
+    assert read("Exaone4ForCausalLM", sliding_window_pattern=2).windowed_layers == (True, False) * 4
+    assert read("Exaone4ForCausalLM", sliding_window=None).num_windowed_layers == 0
+    every_second = read("SmolLM3ForCausalLM", use_sliding_window=True, sliding_window=16, no_rope_layer_interval=2)
+    assert every_second.windowed_layers == (False, True) * 4
+
+
+def test_llama_4_has_experts_and_chunks_in_some_layers():
+    model = read("Llama4ForCausalLM", num_local_experts=4, interleave_moe_layer_step=2, intermediate_size_mlp=160)
+    assert (model.num_moe_layers, model.ffn_hidden, model.experts.shared_hidden) == (4, 160, 96)
+    assert model.windowed_layers == (True, True, True, False) * 2
+    assert model.attention.window == 8192
+
+
+def test_norms_and_routers():
+    assert read("Exaone4ForCausalLM").norm_placement is NormPlacement.AFTER
+    assert read("Glm4ForCausalLM").norm_placement is NormPlacement.BOTH
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    dots = read("Dots1ForCausalLM", first_k_dense_replace=1, **experts)
+    assert (dots.experts.router, dots.num_moe_layers, dots.num_windowed_layers) == (Router.SIGMOID, 7, 0)
+
+
+def test_numbers_of_experts_by_layer_are_named():
+    model = read("HunYuanMoEV1ForCausalLM", num_experts=4, moe_topk=[1, 2])
+    assert model.unsupported == ("moe_topk: [1, 2], a number for each layer",)
+
+
+@pytest.mark.parametrize("architecture", NOT_READ)
+def test_what_has_no_formula_is_refused_by_name(architecture):
+    assert architecture not in FAMILIES
+    with pytest.raises(InputError, match="is not read, because it has") as caught:
+        read(architecture)
+    assert NOT_READ[architecture] in str(caught.value)
