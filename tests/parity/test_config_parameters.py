@@ -74,7 +74,8 @@ BASES: dict[str, dict[str, Any]] = {
     "starcoder2": SMALL,
     "llama4_text": SMALL | {"num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 4,
                             "intermediate_size_mlp": 56, "interleave_moe_layer_step": 2},
-    "kimi_linear": SMALL | EXPERTS | LATENT | {"num_key_value_heads": 4, "num_experts": 4, "linear_num_heads": 2, "linear_head_dim": 8},
+    "kimi_linear": SMALL | EXPERTS | LATENT | {"num_key_value_heads": 4, "num_experts": 4,
+                    "linear_num_heads": 2, "linear_head_dim": 8},
 }  # fmt: skip
 BOOKKEEPING = {"architectures", "chunk_size_feed_forward", "dtype", "id2label", "is_encoder_decoder", "label2id",
                "layer_types", "layers_block_type", "model_type", "transformers_version",
