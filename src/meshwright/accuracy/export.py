@@ -12,7 +12,7 @@ from meshwright.errors import InputError
 COLUMNS: tuple[str, ...] = (
     "id", "source", "model", "accelerator", "num_devices", "plan", "predicted", "low", "high", "measured",
     "signed_error", "memory_predicted_bytes", "memory_measured_bytes", "memory_definition", "fits", "assumed",
-    "reason", "reason_detail", "conditions",
+    "reason", "reason_detail", "conditions", "unread",
 )  # fmt: skip
 """Columns of the file. Rates in tokens/s per device; empty where not known."""
 
@@ -35,6 +35,7 @@ def _line(row: RowReport) -> dict[str, object]:
         "accelerator": row.run.accelerator_name,
         "num_devices": conditions.num_devices if conditions else "",
         "assumed": "; ".join(row.run.assumed),
+        "unread": "; ".join(row.run.unread),
         "conditions": "; ".join(f"{k}={v}" for k, v in (conditions.software if conditions else {}).items()),
     }
     return {key: _cell(value) for key, value in values.items()}

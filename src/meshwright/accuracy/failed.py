@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.accuracy.layout import NO_RECOMPUTATION
 from meshwright.accuracy.metrics import Predictions
+from meshwright.accuracy.recomputation import NO_RECOMPUTATION
 from meshwright.accuracy.rows import PublishedRun
 
 UNSTATED = (NO_RECOMPUTATION, "recomputation '", "offloading of activations")

@@ -15,7 +15,8 @@ from dataclasses import replace
 import numpy as np
 
 from meshwright.accuracy.conditions import RunConditions
-from meshwright.accuracy.layout import NO_RECOMPUTATION, OFFLOADED, WHOLE_BATCH
+from meshwright.accuracy.layout import OFFLOADED, WHOLE_BATCH
+from meshwright.accuracy.recomputation import NO_RECOMPUTATION
 from meshwright.accuracy.tables import memory_of, tables_of
 from meshwright.specs.plan import Plan, Recompute
 

@@ -15,16 +15,17 @@ from dataclasses import dataclass
 
 from meshwright.accuracy.csvfile import MAX_TOKENS, CsvRow
 from meshwright.accuracy.reasons import CannotPredictError, Reason
+from meshwright.accuracy.recomputation import read_recompute
 from meshwright.accuracy.shipped import frameworks
 from meshwright.accuracy.software import Software
-from meshwright.accuracy.wording import stated, yes_or_no
+from meshwright.accuracy.statements import read_statements
+from meshwright.accuracy.wording import yes_or_no
 from meshwright.catalog.stacks import stack_facts
+from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS
 from meshwright.specs.features import Dispatcher
 from meshwright.specs.model import Model
-from meshwright.specs.plan import Offload, Plan, Recompute, Schedule, Sharding, read_layers
+from meshwright.specs.plan import Offload, Plan, Schedule, Sharding, read_layers
 
-NO_RECOMPUTATION = "no recomputation"
-"""The note on rows that do not state it."""
 NO_ACCUMULATION = "no gradient accumulation"
 """The note on rows that state a micro-batch, and neither batch nor accumulation."""
 OFFLOADED = "offloading of activations is not modelled"
@@ -59,8 +60,9 @@ def read_layout(
     degrees = _degrees(row, num_devices, sharding, notes)
     micro_batch, global_batch = _batch(row, degrees, seq_len, software, notes)
     data_shard, data_replicate = _hybrid_split(row, degrees.data, sharding, notes)
-    virtual = _virtual_stages(row, degrees.pipeline, notes)
-    recompute, modules, layers = _recompute(row, model, degrees, software, notes)
+    schedule, virtual = _pipeline(row, degrees.pipeline, notes)
+    is_split = degrees.tensor * degrees.pipeline > 1
+    recompute, modules, layers = read_recompute(row, model, is_split=is_split, software=software, notes=notes)
     expert, expert_tensor = _experts(row, model, degrees, software, notes)
     plan = Plan(
         tensor=degrees.tensor,
@@ -75,7 +77,7 @@ def read_layout(
         data_replicate=data_replicate,
         sharding=sharding,
         micro_batch=micro_batch,
-        schedule=_schedule(row, degrees.pipeline, virtual),
+        schedule=schedule,
         recompute=recompute,
         recompute_modules=modules,
         recompute_layers=layers,
@@ -89,6 +91,8 @@ def read_layout(
 
 def _offload(row: CsvRow, software: Software) -> Offload:
     """Optimizer states in host memory, where the stack's "CPU offload" means that."""
+    if read_statements(row.text("notes")).value("optimizer_offload"):
+        return Offload.OPTIMIZER
     offloads = re.search(r"\bcpu[ -]offload\b", row.text("notes"), re.IGNORECASE)
     on_host = offloads and stack_facts(software.stack.framework).updates_on_host
     return Offload.OPTIMIZER if on_host else Offload.NONE
@@ -252,7 +256,8 @@ _SHARDINGS = (
 
 
 def _sharding(row: CsvRow, software: Software, notes: list[str]) -> Sharding:
-    for text in (row.text("dp_type"), row.text("framework")):
+    of_note = read_statements(row.text("notes")).value("sharding") or ""
+    for text in (row.text("dp_type"), of_note, row.text("framework")):
         for pattern, sharding in _SHARDINGS:
             if text and re.search(pattern, text, re.IGNORECASE):
                 return sharding
@@ -289,27 +294,28 @@ def _hybrid_split(row: CsvRow, data: int, sharding: Sharding, notes: list[str]) 
 
 # --- schedule, recomputation, sequence parallelism ---
 
-_SCHEDULES = (
-    (r"interleaved.{0,3}zero.?bubble|zbv|zb-v|v-?schedule", Schedule.ZBV),
-    (r"dual.?pipe", Schedule.DUALPIPE),
-    (r"zero.?bubble|zb-?h1", Schedule.ZERO_BUBBLE),
-    (r"interleaved", Schedule.INTERLEAVED),
-    (r"gpipe", Schedule.GPIPE),
-)
-"""Schedules that notes name; the first match decides."""
 
-
-def _virtual_stages(row: CsvRow, pipeline: int, notes: list[str]) -> int:
-    """Chunks per pipeline rank; a row that names an interleaved schedule has at least two."""
+def _pipeline(row: CsvRow, pipeline: int, notes: list[str]) -> tuple[Schedule, int]:
+    """Schedule, and chunks per pipeline rank: as many as the row states, else the fewest that its schedule has."""
     if pipeline == 1:
-        return 1
-    chunks = row.count("vpp")
-    if chunks is None and re.search("interleaved", row.text("notes"), re.IGNORECASE):
-        notes.append("two virtual stages, the least that interleaving has")
-        return 2
+        return Schedule.ONE_F_ONE_B, 1
+    named, chunks = _stated_schedule(row), row.count("vpp")
+    record = SCHEDULE_RECORDS[named]
     if chunks is None:
-        notes.append("no virtual stages")
-    return chunks or 1
+        chunks = record.min_chunks
+        least = f"{chunks} virtual stages, the least that {named} has"
+        notes.append("no virtual stages" if chunks == 1 else least)
+    if named is not Schedule.ONE_F_ONE_B and record.allows_chunks(chunks):
+        return named, chunks
+    if named is not Schedule.ONE_F_ONE_B:
+        notes.append(f"{named} has {record.chunks_allowed} virtual stages: the row's number used, {chunks}")
+    return (Schedule.INTERLEAVED if chunks > 1 else Schedule.ONE_F_ONE_B), chunks
+
+
+def _stated_schedule(row: CsvRow) -> Schedule:
+    """The schedule that the row's column or its note names; one forward, one backward where neither does."""
+    said = (read_statements(row.text(column)).value("schedule") for column in ("schedule", "notes"))
+    return Schedule(next(filter(None, said), Schedule.ONE_F_ONE_B))
 
 
 def _layers_per_stage(
@@ -324,122 +330,9 @@ def _layers_per_stage(
     return None
 
 
-def _schedule(row: CsvRow, pipeline: int, virtual: int) -> Schedule:
-    if pipeline > 1:
-        for pattern, schedule in _SCHEDULES:
-            if re.search(pattern, row.text("notes"), re.IGNORECASE):
-                return schedule
-        if virtual > 1:
-            return Schedule.INTERLEAVED
-    return Schedule.ONE_F_ONE_B
-
-
-_MODULES = (
-    (r"core_?attn|core_?attention", "core_attention"),
-    (r"layer_?norm|\bnorm\b", "norm"),
-    (r"moe_act|\bact\b|\bactivation\b", "activation"),
-    (r"mla_up_proj", "mla_up_projection"),
-    (r"\bmlp\b|except_mlp", "mlp"),
-    (r"\bmoe\b", "moe"),
-    (r"shared_experts?", "shared_experts"),
-)
-"""Patterns of the modules that selective recomputation names."""
-
-_QKV_KEPT = ("norm", "activation", "core_attention", "mlp", "moe")
-_POLICIES = (
-    (r"qkv_proj_offloaded|save_qkv_proj", _QKV_KEPT, "keeps queries, keys and values"),
-    (r"per-op sac|toml default", ("norm", "activation", "alternate_matmuls"), "torchtitan's selective op"),
-    (r"minimal", ("norm", "activation"), "keeps every GEMM output"),
-    (r"save_dot_with_no_batch", ("norm", "activation", "core_attention"), "keeps the outputs of projections"),
-)
-"""Named policies, their nearest modules, and a description."""
-
-_WHOLE_LAYERS = (
-    r"custom|full|recompute_|selective layer|all\b|every|whole|block|uniform|\d+ layers|ac$"
-    r"|(?:activation|gradient)[-_ ]?(?:check-?point|recomput)"
-)
-"""Beginnings that mean whole layers. Block and uniform are the ways in which Megatron-LM chooses them."""
-_FILLERS = re.compile(r"(?:activation|gradient)s?[-_ ]?(?:check-?point|recomput)\w*")
-"""Words that say that something is recomputed, and not what."""
-
-
-def _recompute(
-    row: CsvRow, model: Model, degrees: _Degrees, software: Software, notes: list[str]
-) -> tuple[Recompute, tuple[str, ...], int | None]:
-    """Kind, modules and layers per pipeline rank of recomputation."""
-    text = stated(row.text("recompute"))
-    if text == "custom":
-        text = _kept_tensors(row.text("notes")) or _recipe_recompute(model, degrees, software) or text
-    if not text:
-        text = _recipe_recompute(model, degrees, software)
-        notes.append(f"recomputation {text}, the recipe of {software.title}" if text else NO_RECOMPUTATION)
-    if not text:
-        return Recompute.NONE, (), None
-    answer = yes_or_no(text)
-    if answer is False:
-        return Recompute.NONE, (), None
-    if answer or re.match(_WHOLE_LAYERS, text):
-        return Recompute.FULL, (), _recomputed_layers(row, text, notes)
-    text = _FILLERS.sub("", text)
-    for pattern, modules, meaning in _POLICIES:
-        if re.search(pattern, text):
-            notes.append(f"recomputation '{text}' ({meaning}) read as {', '.join(modules)}")
-            return Recompute.SELECTIVE, modules, None
-    modules = tuple(module for pattern, module in _MODULES if re.search(pattern, text))
-    if not modules:
-        modules = ("core_attention",)
-        notes.append(f"recomputation '{text}' read as core_attention")
-    return Recompute.SELECTIVE, modules, None
-
-
-_KEPT = re.compile(r"\b(\w+?)(?:_0|_1)?=(?:device|offload)\b")
-"""Tensors that MaxText's remat_policy=custom keeps, as its options name them."""
-
-
-def _kept_tensors(notes: str) -> str:
-    """Modules that are recomputed where notes list the kept tensors; empty where they list no projection."""
-    kept = set(_KEPT.findall(notes))
-    if not kept & {"query_proj", "qkv_proj"}:
-        return ""
-    modules = ["norm", "activation"]
-    modules += [] if "context" in kept else ["core_attn"]
-    modules += [] if "mlpwi" in kept else ["mlp", "moe"]
-    return f"selective modules={modules}"
-
-
-def _recipe_recompute(model: Model, degrees: _Degrees, software: Software) -> str:
-    """Recomputation of the framework's recipe for `model`; empty where none is known."""
-    if software.recipe_recompute:
-        return software.recipe_recompute
-    is_split = degrees.tensor * degrees.pipeline > 1
-    for entry in frameworks()["recomputation"]:
-        named = model.name in entry.get("models", [model.name])
-        if software.stack.framework == entry["framework"] and named and is_split >= entry.get("split", False):
-            return entry["recompute"]
-    return ""
-
-
-def _recomputed_layers(row: CsvRow, text: str, notes: list[str]) -> int | None:
-    """Layers per pipeline rank that full recomputation covers; None: all of them."""
-    if counted := re.search(r"layers=(\d+)|(?<![-\d])(\d+) layers", text):
-        if not text.startswith(("full", "recompute_")):
-            notes.append(f"recomputation '{text}' read as full")
-        return max(1, int(counted[1] or counted[2]))
-    if text.startswith("selective layer"):  # torchtitan: every second layer
-        notes.append("every second layer recomputed")
-        return max(1, (row.count("layers") or 2) // (2 * (row.count("pp") or 1)))
-    if ids := re.search(r"layer_ids \[(.*)\]", text):
-        listed = re.findall(r"(\d+)(?:-(\d+))?", ids[1])
-        notes.append("recomputed layers spread evenly over the pipeline")
-        count = sum(int(last or first) - int(first) + 1 for first, last in listed)
-        return max(1, count // (row.count("pp") or 1))
-    if not text.startswith("full"):
-        notes.append(f"recomputation '{text}' read as full")
-    return None
-
-
 def _sequence_parallel(row: CsvRow, tensor: int, software: Software, notes: list[str]) -> bool:
-    answer = yes_or_no(row.text("seq_parallel"))
+    stated = row.text("seq_parallel") or read_statements(row.text("notes")).value("sequence_parallel") or ""
+    answer = yes_or_no(stated)
     if answer is not None:
         return answer
     if tensor > 1:

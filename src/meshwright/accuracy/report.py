@@ -57,6 +57,7 @@ class RowReport:
             "signed_error": self.signed_error,
             "fits": self.fits,
             "assumed": run.assumed,
+            "unread": run.unread,
         }
         if run.memory_bytes:
             row["memory_measured_bytes"] = run.memory_bytes

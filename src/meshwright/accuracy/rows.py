@@ -26,7 +26,8 @@ from meshwright.accuracy.shapes import read_model
 from meshwright.accuracy.shipped import frameworks, published_systems
 from meshwright.accuracy.software import Software, read_software, trains_adapters
 from meshwright.accuracy.spelling import spelled
-from meshwright.accuracy.wording import number_format
+from meshwright.accuracy.stated import contradictions, format_of, scaling_of, with_stated_numbers
+from meshwright.accuracy.statements import read_statements
 from meshwright.catalog.accelerators import accelerator_with_driver_name
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
@@ -43,6 +44,9 @@ _CONDITIONS = (
 GPU_VENDORS = ("nvidia", "amd")
 PARAMETERS_DIFFER = 0.1
 """Relative difference of printed and counted parameters that is noted: names round by up to a tenth."""
+
+MAX_PER_NODE = 72
+"""Devices of the largest node that a row may mean by its number of nodes: an NVLink domain of 72."""
 
 DEPTH_DIFFERS = 0.25
 """The same for a model of another depth, from which on it is not known which of the two was trained."""
@@ -88,6 +92,7 @@ class PublishedRun:
     reason: Reason | None
     reason_detail: str = ""
     assumed: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()  # clauses of the note that are not understood, or only in part
     tokens_per_s_per_device: float | None = None
     step_time_s: float | None = None
     memory_bytes: float | None = None
@@ -218,6 +223,7 @@ def read_row(
         quality=row.text("quality"),
         date=row.text("date"),
         notes=row.text("notes"),
+        unread=read_statements(row.text("notes")).unread,
         conditions=None,
         reason=None,
         tokens_per_s_per_device=rate,
@@ -292,13 +298,14 @@ def _with_conditions(
 ) -> PublishedRun:
     """`run` with its conditions. Raises CannotPredictError when too much of it is not stated."""
     accelerator = _accelerator(run.accelerator_name)
+    row, stated = with_stated_numbers(row)
     num_devices = row.count("num_gpus")
     if num_devices is None:
         raise CannotPredictError(Reason.NO_DEVICES)
     if "qlora" in run.task.lower():
         raise CannotPredictError(Reason.QUANTISED_BASE, "4-bit base weights")
     reading = read_model(row)
-    model, notes = reading.model, list(reading.assumed)
+    model, notes = reading.model, [*reading.assumed, *stated, *contradictions(row)]
     _check_depth(row, model)
     software = read_software(row, accelerator, model.name)
     if model.num_mtp_layers and not software.mtp:
@@ -329,7 +336,9 @@ def _with_conditions(
         fused_norm=software.fused_norm,
         gemm_flops_per_s=_measured_gemm_rate(row, accelerator, precision, notes),
     )
-    notes.extend((*uncalibrated(model), *_doubts(row, model)))
+    notes.extend(
+        (*uncalibrated(model), *_doubts(row, model), *read_statements(row.text("notes")).not_modelled)
+    )
     if row.text(DUPLICATE_NOTE):
         notes.append(row.text(DUPLICATE_NOTE))
     assumed = (*notes, *layout.assumed)
@@ -386,7 +395,14 @@ def _catalogued(name: str) -> Accelerator | None:
 
 def _nodes(row: CsvRow, accelerator: Accelerator, num_devices: int, notes: list[str]) -> tuple[int, int]:
     """Devices per node (of those used) and nodes."""
-    per_node = row.count("gpus_per_node")
+    per_node, num_nodes = row.count("gpus_per_node"), row.count("num_nodes")
+    if (
+        per_node is None
+        and num_nodes
+        and num_devices % num_nodes == 0
+        and num_devices // num_nodes <= MAX_PER_NODE
+    ):
+        per_node = num_devices // num_nodes
     if per_node is None:
         per_node = catalog.usual_devices_per_node(accelerator.name)
         notes.append(f"{per_node} devices per node")
@@ -397,14 +413,17 @@ def _nodes(row: CsvRow, accelerator: Accelerator, num_devices: int, notes: list[
 
 
 def _precision(row: CsvRow, accelerator: Accelerator, software: Software, notes: list[str]) -> str:
-    name = number_format(row.text("precision"))
+    name = format_of(row)
+    if name and not row.text("precision"):
+        notes.append(f"precision {name}, as the note says")
     if not name:
         name = software.precision
         notes.append(f"precision {name}, the default of {software.title}")
-    if name == "fp8" and "rowwise" in row.text("notes").lower():
-        name = "fp8_rowwise"
-    stated = f"{row.text('precision')} {row.text('notes')}".lower()
-    if name == "fp8" and software.delayed_scaling and "current" not in stated:
+    scaling = scaling_of(row)
+    if name == "fp8" and scaling not in ("", "fp8", "tensorwise"):
+        name = scaling
+        notes.append(f"precision {name}, by the scaling that the row names")
+    if name == "fp8" and software.delayed_scaling and scaling != "fp8":
         name = "fp8_delayed"
         notes.append(f"scales of earlier steps, the default of {software.stack.framework}")
     if name not in PRECISIONS or PRECISIONS[name].matmul not in accelerator.peak_flops_per_s:
@@ -436,5 +455,7 @@ def _measured_gemm_rate(
 def _lora(row: CsvRow, software: Software, notes: list[str]) -> Lora | None:
     if not trains_adapters(row):
         return None
-    notes.append(f"LoRA rank {software.lora.rank} on {', '.join(software.lora.targets)}")
-    return software.lora
+    stated = {int(m.number) for m in read_statements(row.text("notes")).mentions("lora_rank")}
+    lora = replace(software.lora, rank=stated.pop()) if len(stated) == 1 else software.lora
+    notes.append(f"LoRA rank {lora.rank} on {', '.join(lora.targets)}")
+    return lora

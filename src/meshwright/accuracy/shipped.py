@@ -50,6 +50,12 @@ def published_recipes() -> dict[str, Any]:
 
 
 @cache
+def wordings() -> dict[str, Any]:
+    """Vocabulary of free notes (`wordings.toml`)."""
+    return _load("wordings.toml")
+
+
+@cache
 def published_systems() -> tuple[dict[str, Any], ...]:
     """Kernel rates that sources measured on their systems (`systems.toml`)."""
     return tuple(_load("systems.toml")["system"])

@@ -107,6 +107,7 @@ def features_from(switches: Mapping[str, Any]) -> Features:
         "gradient_format": WireFormat,
         "parameter_format": WireFormat,
         "capacity_factor": float,
+        "expert_imbalance": float,
     }
     return Features(**{key: kinds.get(key, bool)(value) for key, value in switches.items()})
 

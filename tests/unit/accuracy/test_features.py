@@ -43,7 +43,7 @@ def features(read_one: ReadOne, notes: str, **cells: object) -> Features:
         ("FSDP + torch.compile + Float8", Features(compiles=True)),
         ("TE + triton kernels; mock data", Features(compiles=True)),
         ("2 kernels; mock data", Features()),
-        ("FSDP; read at iteration 90", Features(compiles=False)),
+        ("FSDP; read at iteration 90", Features()),
         ("cumulative: +packed", Features(compiles=False)),
         ("2D + AsyncTP; torch.compile", Features(compiles=True, overlaps_tensor=True)),
         ("vanilla TP; float8 recipe none", Features(overlaps_tensor=False)),
@@ -64,6 +64,12 @@ def features(read_one: ReadOne, notes: str, **cells: object) -> Features:
 )  # fmt: skip
 def test_what_notes_state(read_one: ReadOne, notes: str, expected: Features) -> None:
     assert features(read_one, notes) == expected
+
+
+def test_rungs_of_the_tables_of_torchtitan(read_one: ReadOne) -> None:
+    assert features(read_one, "FSDP; read at iteration 90", framework="torchtitan").compiles is False
+    assert features(read_one, "2D; torch.compile", framework="torchtitan").overlaps_tensor is False
+    assert features(read_one, "2D + AsyncTP", framework="torchtitan").overlaps_tensor is True
 
 
 def test_a_preset_states_all_of_its_switches(read_one: ReadOne) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from meshwright.accuracy.reasons import Reason
 from meshwright.accuracy.rows import PublishedRun
+from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
 
 ReadOne = Callable[..., PublishedRun]
@@ -136,14 +137,16 @@ def test_a_pipelined_row_without_any_batch_is_not_guessed(read_one: ReadOne) -> 
         ({"vpp": ""}, Schedule.ONE_F_ONE_B),
         ({"notes": "Interleaved 1F1B; local batch 32"}, Schedule.INTERLEAVED),
         ({"notes": "zero bubble schedule"}, Schedule.ZERO_BUBBLE),
-        ({"notes": "DualPipeV"}, Schedule.DUALPIPE),
+        ({"notes": "DualPipe"}, Schedule.DUALPIPE),
+        ({"notes": "DualPipeV"}, Schedule.DUALPIPE_V),
+        ({"schedule": "ZBV"}, Schedule.ZBV),
         ({"pp": 1, "dp": 4, "vpp": 4}, Schedule.ONE_F_ONE_B),
     ],
 )
 def test_schedule(plan_of: Callable[..., Plan], cells: dict[str, object], schedule: Schedule) -> None:
     plan = plan_of(**{"pp": 2, "dp": 2} | cells)
     assert plan.schedule is schedule
-    stated = 2 if schedule is Schedule.INTERLEAVED else 1  # interleaving has at least two chunks
+    stated = SCHEDULE_RECORDS[schedule].min_chunks
     assert plan.virtual_pipeline == (cells.get("vpp") or stated if plan.pipeline > 1 else 1)
 
 
@@ -169,7 +172,8 @@ def test_schedule(plan_of: Callable[..., Plan], cells: dict[str, object], schedu
         ("selective [layernorm, moe]", Recompute.SELECTIVE, ("norm", "moe"), None),
         ("selective [norm, act, shared_expert]", Recompute.SELECTIVE,
          ("norm", "activation", "shared_experts"), None),
-        ("save_dot_with_context_except_mlp", Recompute.SELECTIVE, ("mlp",), None),
+        ("save_dot_with_context_except_mlp", Recompute.SELECTIVE,
+         ("norm", "activation", "mlp", "moe"), None),
     ],
 )  # fmt: skip
 def test_names_of_recomputation(

@@ -1,0 +1,190 @@
+"""Recomputation of a published row: its own words, those of its note, or the recipe of its framework."""
+
+from __future__ import annotations
+
+import re
+
+from meshwright.accuracy.csvfile import CsvRow
+from meshwright.accuracy.shipped import frameworks
+from meshwright.accuracy.software import Software
+from meshwright.accuracy.statements import Clause, Mention, Polarity, read_statements
+from meshwright.accuracy.wording import stated, yes_or_no
+from meshwright.specs.model import Model
+from meshwright.specs.plan import Recompute
+
+NO_RECOMPUTATION = "no recomputation"
+"""The note on rows that do not state it."""
+
+_MODULES = (
+    (r"core[_ ]?attn|core[_ ]?attention", "core_attention"),
+    (r"(?:layer|rms|input|pre|post)[_ ]?norms?\b|\bnorms?\b|\bln\b", "norm"),
+    (r"moe[_ ]act|\bact\b|\bactivation\b|activation function|swiglu|silu|gelu", "activation"),
+    (r"mla[_ ]up[_ ]proj", "mla_up_projection"),
+    (r"\bmlp\b|except_mlp|feed ?forward|\bffn\b", "mlp"),
+    (r"\bmoe\b(?! act)|(?<!shared )\bexperts\b", "moe"),
+    (r"shared[_ ]experts?", "shared_experts"),
+)
+"""Patterns of the modules that selective recomputation names."""
+
+_QKV_KEPT = ("norm", "activation", "core_attention", "mlp", "moe")
+_POLICIES = (
+    (r"qkv_proj_offloaded|save_qkv_proj", _QKV_KEPT, "keeps queries, keys and values"),
+    (r"per-op sac|toml default|\bop\b", ("norm", "activation", "alternate_matmuls"), "torchtitan's selective op"),
+    (r"minimal", ("norm", "activation"), "keeps every GEMM output"),
+    (r"dots?_with_no_batch|dots_saveable|checkpoint_dots", ("norm", "activation", "core_attention"),
+     "keeps the outputs of projections"),
+    (r"save_out_proj", _QKV_KEPT, "keeps the outputs of attention"),
+    (r"save_dot_with_context_except_mlp", ("norm", "activation", "mlp", "moe"), "keeps GEMMs outside of the MLP"),
+    (r"save_dot_except_mlp", _QKV_KEPT, "keeps projections of attention"),
+)  # fmt: skip
+"""Named policies, their nearest modules, and a description."""
+
+_WHOLE_LAYERS = (
+    r"custom|full|recompute_|selective layer|all\b|every|whole|block|uniform|\d+ layers|ac$"
+    r"|(?:activation|gradient)[-_ ]?(?:check-?point|recomput)|nothing_saveable"
+)
+"""Beginnings that mean whole layers. Block and uniform are the ways in which Megatron-LM chooses them."""
+_FILLERS = re.compile(r"(?:activation|gradient)s?[-_ ]?(?:check-?point|recomput)\w*")
+"""Words that say that something is recomputed, and not what."""
+_OF_SOME = re.compile(r"\b(?:off|none|no|on|yes|enabled|disabled) (?:for|in|on|during) (?!all|every|each)")
+
+
+def read_recompute(
+    row: CsvRow, model: Model, *, is_split: bool, software: Software, notes: list[str]
+) -> tuple[Recompute, tuple[str, ...], int | None]:
+    """Kind, modules and layers per pipeline rank of recomputation.
+
+    is_split: tensor or pipeline ranks share the model. Adds to `notes` what was assumed or not understood.
+    """
+    text = stated(row.text("recompute"))
+    if text == "custom":
+        text = _kept_tensors(row.text("notes")) or _of_recipe(model, is_split, software) or text
+    if not text and (text := recompute_of_note(row.text("notes"))):
+        notes.append(f"recomputation {text}, as the note says")
+    if not text:
+        text = _of_recipe(model, is_split, software)
+        notes.append(f"recomputation {text}, the recipe of {software.title}" if text else NO_RECOMPUTATION)
+    return _from_text(row, text, notes)
+
+
+def _from_text(row: CsvRow, text: str, notes: list[str]) -> tuple[Recompute, tuple[str, ...], int | None]:
+    answer = yes_or_no(text) if text else False
+    if text and _OF_SOME.search(text):
+        notes.append(f"recomputation '{text}' is of a part of the layers: not understood, none used")
+        return Recompute.NONE, (), None
+    if answer is False:
+        return Recompute.NONE, (), None
+    names_parts = re.search(r"selective|policy", text) or any(re.search(p, text) for p, _ in _MODULES)
+    if (answer and not names_parts) or re.match(_WHOLE_LAYERS, text):
+        return Recompute.FULL, (), _recomputed_layers(row, text, notes)
+    text = _FILLERS.sub("", text)
+    for pattern, modules, meaning in _POLICIES:
+        if re.search(pattern, text):
+            notes.append(f"recomputation '{text}' ({meaning}) read as {', '.join(modules)}")
+            return Recompute.SELECTIVE, modules, None
+    modules = tuple(module for pattern, module in _MODULES if re.search(pattern, text))
+    if not modules:
+        modules = ("core_attention",)
+        notes.append(f"recomputation '{text}' read as core_attention")
+    return Recompute.SELECTIVE, modules, None
+
+
+_KEPT = re.compile(r"\b(\w+?)(?:_0|_1)?=(?:device|offload)\b")
+"""Tensors that MaxText's remat_policy=custom keeps, as its options name them."""
+
+
+def _kept_tensors(notes: str) -> str:
+    """Modules that are recomputed where notes list the kept tensors; empty where they list no projection."""
+    kept = set(_KEPT.findall(notes))
+    if not kept & {"query_proj", "qkv_proj"}:
+        return ""
+    modules = ["norm", "activation"]
+    modules += [] if "context" in kept else ["core_attn"]
+    modules += [] if "mlpwi" in kept else ["mlp", "moe"]
+    return f"selective modules={modules}"
+
+
+def _of_recipe(model: Model, is_split: bool, software: Software) -> str:
+    """Recomputation of the framework's recipe for `model`; empty where none is known."""
+    if software.recipe_recompute:
+        return software.recipe_recompute
+    for entry in frameworks()["recomputation"]:
+        named = model.name in entry.get("models", [model.name])
+        if software.stack.framework == entry["framework"] and named and is_split >= entry.get("split", False):
+            return entry["recompute"]
+    return ""
+
+
+def _recomputed_layers(row: CsvRow, text: str, notes: list[str]) -> int | None:
+    """Layers per pipeline rank that full recomputation covers; None: all of them."""
+    if counted := re.search(r"layers=(\d+)|(?<![-\d])(\d+) layers", text):
+        if not text.startswith(("full", "recompute_")):
+            notes.append(f"recomputation '{text}' read as full")
+        return max(1, int(counted[1] or counted[2]))
+    if text.startswith("selective layer"):  # torchtitan: every second layer
+        notes.append("every second layer recomputed")
+        return max(1, (row.count("layers") or 2) // (2 * (row.count("pp") or 1)))
+    if ids := re.search(r"layer_ids \[(.*)\]", text):
+        listed = re.findall(r"(\d+)(?:-(\d+))?", ids[1])
+        notes.append("recomputed layers spread evenly over the pipeline")
+        count = sum(int(last or first) - int(first) + 1 for first, last in listed)
+        return max(1, count // (row.count("pp") or 1))
+    if not text.startswith("full"):
+        notes.append(f"recomputation '{text}' read as full")
+    return None
+
+
+# --- notes ---
+
+_COUNTED = re.compile(
+    r"(?:num )?layers[= ](\d+)|(\d+) (?:of \d+ )?(?:transformer |decoder )?(?:layers|blocks)|(?:first|last) (\d+)\b"
+)
+_EVERY = re.compile(r"every (?:(2nd|second|other|2)|(\d+|third|fourth)\w*) (?:layers?|blocks?)")
+_POLICY = re.compile(r"policy[=: ]*([\w ]+)")
+
+
+def recompute_of_note(note: str) -> str:
+    """Recomputation that a note states, in the words of the column; empty where it states none."""
+    said = read_statements(note)
+    found = [(c, m) for c in said.clauses for m in c.mentions if m.switch == "recompute"]
+    found = [(c, m) for c, m in found if m.polarity is not Polarity.OPEN]
+    if not found:
+        return ""
+    if all(m.polarity is Polarity.OFF for _, m in found):
+        return "none"
+    text = " ".join(_around(c, m) for c, m in found if m.polarity is Polarity.ON)
+    return _as_column(text)
+
+
+def _around(clause: Clause, mention: Mention) -> str:
+    """The words of a mention's segment, and those of a list of modules behind it."""
+    start = max(clause.text.rfind(sign, 0, mention.start) for sign in ",(") + 1
+    text = clause.text[start:]
+    for other in clause.mentions:  # another switch ends it
+        if other.switch != "recompute" and other.start >= mention.end:
+            text = clause.text[start : other.start]
+            break
+    return text
+
+
+def _as_column(text: str) -> str:
+    if re.search(
+        r"(?<!\w)(?:granularity|recompute|remat|checkpointing|ac|mode)? ?[=:] ?(?:none|false|off|no)\b", text
+    ):
+        return "none"
+    if named := _POLICY.search(text):
+        policy = named[1].strip().split(" and ")[0].replace(" ", "_")
+        return "full" if policy == "nothing_saveable" else policy
+    if every := _EVERY.search(text):
+        return "selective layer" if every[1] else "full"
+    modules = [name for pattern, name in _MODULES if re.search(pattern, _FILLERS.sub("", text))]
+    if re.search(r"\bper op\b|\bop\b|\bsac\b", text):
+        return "selective (per-op sac)"
+    if re.search(r"\b(?:full|whole|entire|block|uniform|all)\b", text) or not (
+        modules or "selective" in text
+    ):
+        counted = _COUNTED.search(text)
+        return "full" if counted is None else f"full layers={next(g for g in counted.groups() if g)}"
+    return (
+        f"selective modules={[m for m in modules if m != 'activation' or 'moe' not in text or 'act' in text]}"
+    )

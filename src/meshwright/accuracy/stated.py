@@ -1,0 +1,87 @@
+"""Numbers of a row: cells that its note fills, and everything in which cells and note contradict each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshwright.accuracy.csvfile import MAX_TOKENS, CsvRow
+from meshwright.accuracy.statements import Polarity, read_statements
+from meshwright.accuracy.wording import number_format
+
+_NUMBERS = ("tp", "pp", "cp", "ep", "etp", "vpp", "mbs", "gbs", "grad_accum", "gpus_per_node", "num_nodes")
+"""Columns whose numbers notes state in words of the vocabulary."""
+RATES_DIFFER = 0.05
+"""Relative difference of a printed rate and that of a printed step time which is noted: tables round by less."""
+
+
+def with_stated_numbers(row: CsvRow) -> tuple[CsvRow, list[str]]:
+    """`row` with the empty cells whose number its note states once, and a note on each and on each contradiction."""
+    said, cells, notes = read_statements(row.text("notes")), dict(row.cells), list[str]()
+    for column in _NUMBERS:
+        found = {m.number for m in said.mentions(column) if m.polarity is Polarity.ON}
+        if not found:
+            continue
+        named = " and ".join(sorted(found, key=int))
+        if row.count(column) is None and len(found) == 1 and row.text(column) != "0":
+            cells[column] = named
+            notes.append(f"{column} {named}, as the note says")
+        elif row.count(column) is None:
+            notes.append(f"notes say {named} of {column}: not used")
+        elif found != {str(row.count(column))}:
+            notes.append(f"notes say {named} of {column}: its column used, {row.count(column)}")
+    return replace(row, cells=cells), [*notes, *said.contradictions()]
+
+
+def contradictions(row: CsvRow) -> list[str]:
+    """Numbers that `row` states twice and differently, with the one that is used; all of them."""
+    devices, per_node, nodes = row.count("num_gpus"), row.count("gpus_per_node"), row.count("num_nodes")
+    batch, seq_len = row.count("gbs"), row.count("seq_len")
+    tokens = row.count("gbs_tokens", limit=MAX_TOKENS)
+    found = []
+    if devices and per_node and nodes and -(-devices // per_node) != nodes:
+        found.append(f"{nodes} nodes of {per_node} are not {devices} devices: {devices} used")
+    if batch and seq_len and tokens and abs(tokens / (batch * seq_len) - 1) > RATES_DIFFER:
+        found.append(f"{batch} sequences of {seq_len} are not {tokens:,} tokens: the sequences used")
+    micro, data, steps = row.count("mbs"), row.count("dp"), row.count("grad_accum")
+    if micro and data and steps and batch and micro * data * steps != batch:
+        found.append(
+            f"micro-batch {micro} x DP {data} x {steps} steps is not batch {batch}: batch and DP used"
+        )
+    rate, step = row.number("tok_s_gpu_best"), row.number("step_time_s")
+    if rate and step and devices and seq_len and (batch or tokens):
+        of_step = (batch * seq_len if batch else tokens or 0) / (step * devices)
+        if abs(of_step / rate - 1) > RATES_DIFFER:
+            found.append(
+                f"{step:g} s a step are {of_step:,.0f} tokens/s per device, printed {rate:,.0f}: the latter used"
+            )
+    return found + _formats(row)
+
+
+def _formats(row: CsvRow) -> list[str]:
+    """Number formats of the column and of the note, where they are of different widths."""
+    column, note = number_format(row.text("precision")), read_statements(row.text("notes")).value("precision")
+    if not column or not note or _bits(column) == _bits(note):
+        return []
+    return [f"notes say {note} of the precision: its column used, {column}"]
+
+
+def _bits(name: str) -> str:
+    return next((bits for bits in ("32", "16", "8", "4") if name.partition("_")[0].endswith(bits)), name)
+
+
+def scaling_of(row: CsvRow) -> str:
+    """The recipe of 8 bits that the column or the note names; empty where neither names one."""
+    return (
+        read_statements(row.text("precision")).value("scaling")
+        or read_statements(row.text("notes")).value("scaling")
+        or ""
+    )
+
+
+def format_of(row: CsvRow) -> str:
+    """The number format of the column, else of the note; empty where neither names one."""
+    column = row.text("precision")
+    name = number_format(column)
+    if name and name == column.strip().lower():
+        return read_statements(column).value("precision") or name
+    return name or read_statements(row.text("notes")).value("precision") or ""

@@ -1,0 +1,33 @@
+"""Wordings of notes, as others write them, and what they state (`wordings.txt`, written before the reader was run)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshwright.accuracy.recomputation import recompute_of_note
+from meshwright.accuracy.shipped import wordings
+from meshwright.accuracy.statements import read_statements
+
+_LINES = [
+    line.split("=>")
+    for line in (Path(__file__).parent / "wordings.txt").read_text("utf-8").splitlines()
+    if line.strip() and not line.startswith("# ")
+]
+
+
+def _stated(note: str) -> dict[str, str]:
+    said = read_statements(note)
+    values = {name: said.value(name) for name in wordings()["switch"] if name != "recompute"}
+    values["recompute"] = recompute_of_note(note) or None
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+@pytest.mark.parametrize(("note", "expected"), _LINES, ids=[line[0].strip() for line in _LINES])
+def test_a_note_states(note: str, expected: str) -> None:
+    parts = [part.strip() for part in expected.split(";") if part.strip()]
+    said = read_statements(note.strip())
+    assert _stated(note.strip()) == dict(part.split("=", 1) for part in parts if part != "?")
+    if "?" in parts:
+        assert said.unread or said.not_modelled or said.contradictions()
