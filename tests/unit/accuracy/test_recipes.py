@@ -83,6 +83,10 @@ def test_names_are_those_of_the_catalogue() -> None:
         ("megatron_bridge-0299", CudaGraphs.FULL, True),
         ("megatron_bridge-0046", CudaGraphs.NONE, False),  # a preset without any of the release's defaults
         ("megatron_bridge-0058", CudaGraphs.NONE, False),
+        ("megatron_bridge-0189", CudaGraphs.PARTIAL, False),  # whose note lists the dispatcher alone
+        ("megatron_bridge-0202", CudaGraphs.STATE_SPACE, False),
+        ("megatron_bridge-0212", CudaGraphs.NONE, False),
+        ("megatron_bridge-0155", CudaGraphs.NONE, False),  # cuda_graph=none, whatever its scope
     ],
 )
 def test_rows_have_the_switches_of_their_recipe(
@@ -94,6 +98,38 @@ def test_rows_have_the_switches_of_their_recipe(
 
 def test_a_row_without_recomputation_has_its_recipe_s(conditions: dict[str, RunConditions]) -> None:
     assert conditions["megatron_bridge-0036"].plan.recompute_modules == ("mla_up_projection", "mlp")
+
+
+@pytest.mark.parametrize(
+    ("row", "modules"),
+    [
+        ("megatron_bridge-0202", {"moe", "norm", "core_attention", "activation"}),
+        ("megatron_bridge-0189", set()),
+        ("megatron_bridge-0219", {"activation", "norm"}),
+    ],
+)
+def test_hybrids_recompute_as_their_recipe(
+    conditions: dict[str, RunConditions], row: str, modules: set[str]
+) -> None:
+    assert set(conditions[row].plan.recompute_modules) == modules
+
+
+def test_recipes_of_some_mixtures_do_not_overlap_tensor_parallelism(
+    conditions: dict[str, RunConditions],
+) -> None:
+    """DeepSeek-V3 and Qwen3 235B on H100, Nemotron 3 Super and NVFP4: tp_comm_overlap is False there."""
+    rows = ("megatron_bridge-0036", "megatron_bridge-0248", "megatron_bridge-0229", "megatron_bridge-0163")
+    assert [conditions[row].software["overlaps_tensor"] for row in rows] == [False] * 4
+    assert conditions["megatron_bridge-0101"].software["overlaps_tensor"] is True
+
+
+def test_adapters_of_nemo_and_its_bridge_are_those_of_one_matrix(
+    conditions: dict[str, RunConditions],
+) -> None:
+    for row in ("dgxc_bench-0107", "dgxc_bench-0137", "megatron_bridge-0083"):
+        lora = conditions[row].lora
+        assert lora
+        assert lora.targets == ("qkv",)
 
 
 def test_early_recipes_split_experts_over_tensor_ranks(conditions: dict[str, RunConditions]) -> None:
