@@ -17,7 +17,15 @@ from meshwright.catalog.config_keys import (
     grouped_attention,
     windowed_attention,
 )
-from meshwright.specs.model import Attention, AttentionKind, Experts, Model, NormPlacement, Rope, Router
+from meshwright.specs.model import (
+    Attention,
+    AttentionKind,
+    Experts,
+    Model,
+    NormPlacement,
+    Rope,
+    Router,
+)
 
 _POSITIONS = (
     "rope_parameters", "rope_scaling", "rope_theta", "rope_local_base_freq", "partial_rotary_factor", "rope_interleave",
@@ -27,7 +35,7 @@ _MULTIPLIERS = ("embedding_multiplier", "logits_scaling", "residual_multiplier",
 _TEMPERATURES = ("attn_temperature_tuning", "floor_scale", "attn_scale")
 
 
-def _planned(
+def planned(
     c: ConfigKeys,
     attention: Attention,
     *,
@@ -55,7 +63,8 @@ def _biases(c: ConfigKeys, model: Model, *, key: str = "mlp_bias", usual: bool =
     return model
 
 
-def _normalized(attention: Attention, *, across_heads: bool = False) -> Attention:
+def normalized(attention: Attention, *, across_heads: bool = False) -> Attention:
+    """`attention` with norms of queries and keys."""
     return replace(attention, qk_norm=True, qk_norm_across_heads=across_heads)
 
 
@@ -63,15 +72,15 @@ def read_olmo3(c: ConfigKeys) -> Model:
     """OLMo 2 with a sliding window in three of four layers."""
     attention = grouped_attention(c, bias=c.flag("attention_bias", False))
     usual = [(index + 1) % 4 != 0 for index in range(c.count("num_hidden_layers"))]
-    attention = windowed_attention(_normalized(attention, across_heads=True), c, usual=usual, window=4096)
-    return replace(_planned(c, attention), norm_placement=NormPlacement.AFTER)
+    attention = windowed_attention(normalized(attention, across_heads=True), c, usual=usual, window=4096)
+    return replace(planned(c, attention), norm_placement=NormPlacement.AFTER)
 
 
 def read_olmoe(c: ConfigKeys) -> Model:
     """Experts in all layers; queries and keys are normalised over all heads."""
     c.require("clip_qkv")
     attention = grouped_attention(c, bias=c.flag("attention_bias", False))
-    return _planned(c, _normalized(attention, across_heads=True), experts=_softmax_experts(c, 64, 8))
+    return planned(c, normalized(attention, across_heads=True), experts=_softmax_experts(c, 64, 8))
 
 
 def _softmax_experts(c: ConfigKeys, num_experts: int, top_k: int) -> Experts:
@@ -88,13 +97,13 @@ def _softmax_experts(c: ConfigKeys, num_experts: int, top_k: int) -> Experts:
 def read_granite(c: ConfigKeys) -> Model:
     """Granite 3 and 4: a Llama with multipliers."""
     attention = grouped_attention(c, bias=c.flag("attention_bias", False))
-    return _biases(c, _planned(c, attention))
+    return _biases(c, planned(c, attention))
 
 
 def read_granitemoe(c: ConfigKeys) -> Model:
     """The same with experts in all layers."""
     attention = grouped_attention(c, bias=c.flag("attention_bias", False))
-    return _planned(c, attention, experts=_softmax_experts(c, 8, 2))
+    return planned(c, attention, experts=_softmax_experts(c, 8, 2))
 
 
 def read_smollm3(c: ConfigKeys) -> Model:
@@ -104,20 +113,20 @@ def read_smollm3(c: ConfigKeys) -> Model:
     given = c.items("no_rope_layers") or [int((index + 1) % step != 0) for index in range(num_layers)]
     window = c.flag("use_sliding_window", False) and c.value("sliding_window") is not None
     usual = [window and not given[index] if index < len(given) else False for index in range(num_layers)]
-    return _biases(c, _planned(c, windowed_attention(attention, c, usual=usual), tied=True))
+    return _biases(c, planned(c, windowed_attention(attention, c, usual=usual), tied=True))
 
 
 def read_seed_oss(c: ConfigKeys) -> Model:
     """A Llama with biases of queries, keys and values."""
     attention = grouped_attention(c, bias=c.flag("attention_bias", True), head_dim=128, kv_heads=8)
     c.require("residual_dropout", 0)
-    return _biases(c, _planned(c, replace(attention, output_bias=c.flag("attention_out_bias", False))))
+    return _biases(c, planned(c, replace(attention, output_bias=c.flag("attention_out_bias", False))))
 
 
 def read_ernie4_5(c: ConfigKeys) -> Model:
     """ERNIE 4.5: a Llama; `use_bias` is of all matrices."""
     attention = grouped_attention(c, bias=c.flag("use_bias", False), head_dim=128, kv_heads=2)
-    return _biases(c, _planned(c, attention, tied=True), key="use_bias")
+    return _biases(c, planned(c, attention, tied=True), key="use_bias")
 
 
 def read_ernie4_5_moe(c: ConfigKeys) -> Model:
@@ -138,7 +147,7 @@ def read_ernie4_5_moe(c: ConfigKeys) -> Model:
         num_shared=c.count("moe_num_shared_experts", 2, minimum=0),
         num_dense_layers=num_layers - num_moe,
     )
-    return _planned(c, grouped_attention(c, kv_heads=4), experts=experts, tied=True)
+    return planned(c, grouped_attention(c, kv_heads=4), experts=experts, tied=True)
 
 
 def _named(c: ConfigKeys, *names: str) -> str:
@@ -148,7 +157,7 @@ def _named(c: ConfigKeys, *names: str) -> str:
 
 def read_hunyuan_dense(c: ConfigKeys) -> Model:
     """Hunyuan: a Llama that normalises queries and keys."""
-    return _planned(c, _normalized(grouped_attention(c, bias=c.flag("attention_bias", False))))
+    return planned(c, normalized(grouped_attention(c, bias=c.flag("attention_bias", False))))
 
 
 def read_hunyuan_moe(c: ConfigKeys) -> Model:
@@ -164,13 +173,13 @@ def read_hunyuan_moe(c: ConfigKeys) -> Model:
         num_shared=1,
     )
     attention = grouped_attention(c, bias=c.flag("attention_bias", False))
-    return _planned(c, _normalized(attention), experts=experts)
+    return planned(c, normalized(attention), experts=experts)
 
 
 def read_exaone4(c: ConfigKeys) -> Model:
     """EXAONE 4.0: norms of outputs, of queries and of keys, and windows in three of four layers."""
-    attention = _exaone_windows(c, _normalized(grouped_attention(c, kv_heads=32)))
-    return replace(_planned(c, attention), norm_placement=NormPlacement.AFTER)
+    attention = _exaone_windows(c, normalized(grouped_attention(c, kv_heads=32)))
+    return replace(planned(c, attention), norm_placement=NormPlacement.AFTER)
 
 
 def _exaone_windows(c: ConfigKeys, attention: Attention) -> Attention:
@@ -187,7 +196,7 @@ def _exaone_windows(c: ConfigKeys, attention: Attention) -> Attention:
 
 def read_exaone_moe(c: ConfigKeys) -> Model:
     """K-EXAONE: the same with norms of inputs, and DeepSeek-V3's experts."""
-    attention = _exaone_windows(c, _normalized(grouped_attention(c, kv_heads=32)))
+    attention = _exaone_windows(c, normalized(grouped_attention(c, kv_heads=32)))
     usual = {
         "num_experts": 64,
         "num_experts_per_tok": 8,
@@ -195,7 +204,7 @@ def read_exaone_moe(c: ConfigKeys) -> Model:
         "first_k_dense_replace": 1,
     }
     c.default(usual | {"num_shared_experts": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5})
-    return _planned(
+    return planned(
         c, attention, experts=_sigmoid_experts(c, experts="num_experts", shared="num_shared_experts")
     )
 
@@ -235,8 +244,8 @@ def read_dots1(c: ConfigKeys) -> Model:
     full = c.count("max_window_layers", 62, minimum=0)
     windowed = c.value("sliding_window", 4096) is not None
     usual = [windowed and index >= full for index in range(c.count("num_hidden_layers"))]
-    attention = windowed_attention(_normalized(attention), c, usual=usual, window=4096)
-    return _planned(c, attention, experts=_sigmoid_experts(c))
+    attention = windowed_attention(normalized(attention), c, usual=usual, window=4096)
+    return planned(c, attention, experts=_sigmoid_experts(c))
 
 
 def read_solar_open(c: ConfigKeys) -> Model:
@@ -245,7 +254,7 @@ def read_solar_open(c: ConfigKeys) -> Model:
     c.default({"n_routed_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1280,
                "n_shared_experts": 1, "norm_topk_prob": True})  # fmt: skip
     c.require("use_qk_norm", False)
-    return _planned(c, replace(attention, output_bias=False), experts=_sigmoid_experts(c))
+    return planned(c, replace(attention, output_bias=False), experts=_sigmoid_experts(c))
 
 
 def read_mistral4(c: ConfigKeys) -> Model:
@@ -254,7 +263,7 @@ def read_mistral4(c: ConfigKeys) -> Model:
                "n_shared_experts": 1, "norm_topk_prob": True})  # fmt: skip
     ranks = {"q_lora_rank": 1024, "kv_lora_rank": 256, "qk_rope_head_dim": 64, "qk_nope_head_dim": 64}
     attention = _latent_attention(c, ranks | {"v_head_dim": 128})
-    return _planned(c, attention, experts=replace(_sigmoid_experts(c), router=Router.SOFTMAX))
+    return planned(c, attention, experts=replace(_sigmoid_experts(c), router=Router.SOFTMAX))
 
 
 def read_glm4_moe_lite(c: ConfigKeys) -> Model:
@@ -264,7 +273,7 @@ def read_glm4_moe_lite(c: ConfigKeys) -> Model:
     ranks = {"q_lora_rank": 768, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 192}
     attention = _latent_attention(c, ranks | {"v_head_dim": 256})
     num_mtp_layers = c.count("num_nextn_predict_layers", 0, minimum=0)
-    return replace(_planned(c, attention, experts=_sigmoid_experts(c)), num_mtp_layers=num_mtp_layers)
+    return replace(planned(c, attention, experts=_sigmoid_experts(c)), num_mtp_layers=num_mtp_layers)
 
 
 def _latent_attention(c: ConfigKeys, usual: dict[str, int]) -> Attention:
@@ -291,7 +300,7 @@ def _latent_attention(c: ConfigKeys, usual: dict[str, int]) -> Attention:
 def read_glm4(c: ConfigKeys) -> Model:
     """GLM-4: norms of inputs and of outputs, biases of queries, keys and values."""
     attention = grouped_attention(c, bias=c.flag("attention_bias", True), head_dim=128, kv_heads=2)
-    return replace(_planned(c, replace(attention, output_bias=False)), norm_placement=NormPlacement.BOTH)
+    return replace(planned(c, replace(attention, output_bias=False)), norm_placement=NormPlacement.BOTH)
 
 
 def read_ministral(c: ConfigKeys) -> Model:
@@ -299,14 +308,14 @@ def read_ministral(c: ConfigKeys) -> Model:
     attention = grouped_attention(c, kv_heads=8)
     windowed = c.value("sliding_window", 4096) is not None
     usual = [windowed] * c.count("num_hidden_layers")
-    return _planned(c, windowed_attention(attention, c, usual=usual, window=4096))
+    return planned(c, windowed_attention(attention, c, usual=usual, window=4096))
 
 
 def read_ministral3(c: ConfigKeys) -> Model:
     """Ministral 3 and the language part of Mistral 3.2: a window in all layers or in none."""
     attention = grouped_attention(c, head_dim=128, kv_heads=8)
     usual = [c.value("sliding_window") is not None] * c.count("num_hidden_layers")
-    return _planned(c, windowed_attention(attention, c, usual=usual))
+    return planned(c, windowed_attention(attention, c, usual=usual))
 
 
 def read_gemma(c: ConfigKeys) -> Model:
@@ -314,20 +323,20 @@ def read_gemma(c: ConfigKeys) -> Model:
     attention = grouped_attention(c, bias=c.flag("attention_bias", False), head_dim=256, kv_heads=16)
     c.value("hidden_activation")
     c.default({"hidden_act": "gelu_pytorch_tanh"})
-    return replace(_planned(c, attention, tied=True), zero_centered_norms=True, scaled_embeddings=True)
+    return replace(planned(c, attention, tied=True), zero_centered_norms=True, scaled_embeddings=True)
 
 
 def read_arcee(c: ConfigKeys) -> Model:
     """AFM: a Llama whose feed-forward blocks are not gated."""
     attention = grouped_attention(c, bias=c.flag("attention_bias", False))
-    return _biases(c, _planned(c, attention, gated=False))
+    return _biases(c, planned(c, attention, gated=False))
 
 
 def read_nemotron(c: ConfigKeys) -> Model:
     """Nemotron-4 and Minitron: LayerNorm with a bias, and ungated feed-forward blocks."""
     attention = grouped_attention(c, bias=c.flag("attention_bias", False))
     c.value("norm_eps")
-    return replace(_biases(c, _planned(c, attention, gated=False)), norm_bias=True)
+    return replace(_biases(c, planned(c, attention, gated=False)), norm_bias=True)
 
 
 def read_starcoder2(c: ConfigKeys) -> Model:
@@ -338,7 +347,7 @@ def read_starcoder2(c: ConfigKeys) -> Model:
         c.require(key, 0)
     c.value("norm_epsilon")
     c.default({"hidden_act": "gelu_pytorch_tanh"})
-    model = _planned(c, windowed_attention(attention, c, usual=usual), gated=False, tied=True)
+    model = planned(c, windowed_attention(attention, c, usual=usual), gated=False, tied=True)
     return replace(_biases(c, model, key="use_bias", usual=True), norm_bias=True)
 
 
@@ -361,7 +370,7 @@ def read_llama4(c: ConfigKeys) -> Model:
     )
     attention = grouped_attention(c, bias=c.flag("attention_bias", False), head_dim=128, kv_heads=8)
     dense = c.count("intermediate_size_mlp", 16384)
-    model = _planned(c, _chunked(c, attention, num_layers), experts=experts)
+    model = planned(c, _chunked(c, attention, num_layers), experts=experts)
     return replace(model, ffn_hidden=dense if experts.num_dense_layers else 0)
 
 

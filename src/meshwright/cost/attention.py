@@ -66,7 +66,7 @@ def computed_keys(model: ModelTable, batch: BatchTable, rates: DeviceRates) -> A
     """Mean keys that are computed for a query, over full and windowed layers.
 
     A tile of queries needs all tiles of keys that one of their windows touches: one for each tile of the window, and
-    one more.
+    one more. Keys of wider heads count as more of them.
     """
     full = keys_seen(batch.seq_len)
     if not np.any(model.num_windowed_layers):
@@ -74,7 +74,7 @@ def computed_keys(model: ModelTable, batch: BatchTable, rates: DeviceRates) -> A
     share = model.num_windowed_layers / model.num_layers
     tiles = np.ceil((model.window - 1) / rates.attention_tile) + 1
     windowed = keys_seen(batch.seq_len, window=np.where(model.window > 0, tiles * rates.attention_tile, 0))
-    return full * (1 - share) + share * windowed
+    return full * (1 - share) * model.full_head_ratio + share * windowed
 
 
 def _attention_shape_ratio(model: ModelTable, keys: Array, unit_width: Array) -> Array:

@@ -309,9 +309,10 @@ def _linear(
 def _attention_gemm(s: LayerShapes) -> tuple[PassTimes, PassTimes]:
     """(all projections, the part of them that expands MLA's latent)."""
     model, t, tokens, h = s.model, s.plan.tensor, s.tokens, s.model.hidden
-    nq, nkv, d, dv = model.num_heads, model.num_kv_heads, model.qk_dim, model.v_dim
-    grouped_query = _linear(s, tokens, (nq * d * (1 + model.output_gate) + nkv * (d + dv)) / t, h)
-    output = _linear(s, tokens, h, nq * dv / t)
+    nq, d, dv = model.num_heads, model.qk_dim, model.v_dim
+    queries, projected = model.query_heads, model.projected_kv_heads
+    grouped_query = _linear(s, tokens, (queries * d * (1 + model.output_gate) + projected * (d + dv)) / t, h)
+    output = _linear(s, tokens, h, queries * dv / t)
     if not np.any(model.is_mla):
         return _or_shared(s, grouped_query + output), NO_PASSES
     query = _linear(s, tokens, np.where(model.q_rank > 0, model.q_rank, nq * d / t), h)

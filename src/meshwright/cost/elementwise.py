@@ -176,7 +176,7 @@ def _own(s: LayerShapes) -> ElementwiseTimes:
     forward, backward = stream_accesses(model)
     stream = PassTimes(forward_s=forward, input_s=backward, weight_s=0.0)
     stream = stream.times(model.blocks * s.stream * access_s * normed)
-    heads = tokens * (model.num_heads + model.num_kv_heads) * model.qk_dim / t
+    heads = tokens * (model.query_heads + model.kv_heads) * model.qk_dim / t
     has_norms = model.head_norm_width > 0
     rotary = PassTimes(
         forward_s=heads * (ROTARY.forward + RMS_NORM.forward * has_norms),
@@ -257,8 +257,8 @@ def _expert_bias_s(s: LayerShapes) -> Array:
 
 def _rotary_accesses(model: ModelTable) -> Array:
     """Elements per token that rotary embedding, norms of queries and keys and the output's gate read or write."""
-    grouped = ROTARY_ACCESSES * (model.num_heads + model.num_kv_heads) * model.qk_dim
-    head_norms = 2 * (model.num_heads + model.num_kv_heads) * model.qk_dim * (model.head_norm_width > 0)
+    heads = (model.query_heads + model.kv_heads) * model.qk_dim
+    grouped, head_norms = ROTARY_ACCESSES * heads, 2 * heads * (model.head_norm_width > 0)
     # Latent attention rotates a part of each query in place. Keys and values come from one GEMM: the kernel reads both,
     # and writes the keys with the rotated part that all heads share, and the values.
     expanded = model.qk_dim - model.rope_dim + model.v_dim

@@ -67,8 +67,8 @@ class Parameters:
 
 def attention_parameters(model: ModelTable) -> Array:
     """Parameters of one attention block, without those of indexers and compressed keys."""
-    h, nq, d, dv = model.hidden, model.num_heads, model.qk_dim, model.v_dim
-    grouped = h * d * nq * (1 + model.output_gate) + h * model.num_kv_heads * (d + dv)
+    h, nq, d, dv = model.hidden, model.query_heads, model.qk_dim, model.v_dim
+    grouped = h * d * nq * (1 + model.output_gate) + h * model.projected_kv_heads * (d + dv)
     query = np.where(model.q_rank > 0, h * model.q_rank + model.q_rank * nq * d, h * nq * d)
     latent = h * (model.kv_rank + model.rope_dim) + model.kv_rank * nq * (d - model.rope_dim + dv)
     whole = np.where(model.is_mla, query + latent, grouped) + nq * dv * h
@@ -133,10 +133,11 @@ def _layer(model: ModelTable) -> _Layer:
     dense = _feed_forward(model, model.ffn, model.ffn_bias, hidden=h) * model.ffn_share
     expert = _feed_forward(model, model.expert_ffn, model.expert_bias, hidden=model.expert_hidden)
     router = (h + model.expert_bias) * model.num_experts + model.shared_gate * h + 2 * h * model.latent
+    router = router + model.expert_norms * (h + model.num_experts)
     norm = model.num_norms * h * (1 + model.norm_bias) + model.head_norm_width + model.num_sinks
     norm = norm + model.attention_bias * (
-        model.num_heads * model.qk_dim * (1 + model.output_gate)
-        + model.num_kv_heads * (model.qk_dim + model.v_dim)
+        model.query_heads * model.qk_dim * (1 + model.output_gate)
+        + model.projected_kv_heads * (model.qk_dim + model.v_dim)
     )
     norm = norm + model.output_bias * h + model.is_mla * (model.q_rank + model.kv_rank)
     norm = norm + sparse_norm_parameters(model) + stream_parameters(model)
@@ -208,7 +209,7 @@ def attention_core_flops_per_token(
     full = model.num_layers * model.attention_share * selecting - model.num_windowed_layers
     full = full + mtp * (1 - shared) * module.attention_share * selecting
     windowed = model.num_windowed_layers + mtp * shared
-    keys = full * keys_seen(seq_len, count=count)
+    keys = full * model.full_head_ratio * keys_seen(seq_len, count=count)
     keys = keys + windowed * keys_seen(seq_len, window=model.window, count=count)
     keys = keys + model.num_layers * added_keys(model, seq_len) + mtp * added_keys(module, seq_len)
     return per_key * keys

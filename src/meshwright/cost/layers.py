@@ -402,7 +402,8 @@ def _offloaded(s: StepContext, parts: Parts, ffn_width: Array) -> PassTimes:
         return _backward_free(0.0, 0.0)
     model, t = s.model, s.plan.tensor
     split = np.where(s.plan.sequence_parallel > 0, t, 1)
-    heads = model.num_heads * (model.qk_dim + model.v_dim) + model.num_kv_heads * (model.qk_dim + model.v_dim)
+    heads = model.query_heads + model.kv_heads
+    heads = heads * (model.qk_dim + model.v_dim)
     width = 4 * model.blocks * model.hidden / split
     linear = model.linear_share * (convolved(model) + 3 * model.linear_values)
     width = width + (model.attention_share * heads + linear + model.ffn_matrices * ffn_width) / t

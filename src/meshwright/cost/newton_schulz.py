@@ -23,8 +23,8 @@ def iteration_flops(rows: Array, columns: Array) -> Array:
 
 def attention_flops(model: ModelTable) -> Array:
     """One iteration on the projections of one layer."""
-    h, nq, d, dv = model.hidden, model.num_heads, model.qk_dim, model.v_dim
-    kv = model.num_kv_heads
+    h, nq, d, dv = model.hidden, model.query_heads, model.qk_dim, model.v_dim
+    kv = model.projected_kv_heads
     grouped = iteration_flops(nq * d, h) + iteration_flops(kv * d, h) + iteration_flops(kv * dv, h)
     query = np.where(
         model.q_rank > 0,

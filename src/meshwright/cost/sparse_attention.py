@@ -168,7 +168,7 @@ def gathered_width(model: ModelTable, plan: PlanTable) -> Array:
 
     With an indexer the latent that serves all heads, and the indexer's key; with compressed keys their one vector.
     """
-    heads = model.num_kv_heads / plan.tensor * (model.qk_dim + model.v_dim)
+    heads = model.kv_heads / plan.tensor * (model.qk_dim + model.v_dim)
     latent = model.kv_rank + model.rope_dim + model.index_dim
     heads = np.where((model.is_mla > 0) & (model.index_heads > 0), latent, heads)
     return np.where(model.is_shared > 0, model.qk_dim, heads)

@@ -18,7 +18,6 @@ from meshwright.cost.pipeline.schedules import rank_layers, shape_of
 from meshwright.specs.adapters import adapted_matrices
 from meshwright.specs.model import (
     QKV,
-    Attention,
     AttentionKind,
     BlockKind,
     Experts,
@@ -74,6 +73,11 @@ class ModelTable(Table):
     rope_dim: Array
     window: Array  # tokens; 0: none
     num_windowed_layers: Array
+    full_kv_heads: Array  # of the layers without a window
+    full_head_ratio: Array  # width of their heads over that of the others
+    query_heads: Array  # of the mean layer, in heads as wide as those of layers with a window
+    kv_heads: Array
+    projected_kv_heads: Array  # the same; half where one projection makes keys and values
     attention_bias: Array  # of query, key and value projections
     output_bias: Array  # of the output projection
     head_norm_width: Array  # weights of the norms of queries and keys
@@ -94,6 +98,7 @@ class ModelTable(Table):
     expert_bias: Array
     shared_ffn: Array
     shared_gate: Array  # 0 or 1
+    expert_norms: Array  # 0 or 1: experts have norms of their own, and the router scales
     groups_per_token: Array  # 0: routing is not limited to groups
     tied: Array
     num_mtp_layers: Array
@@ -279,9 +284,10 @@ def model_row(model: Model, *, lora: Lora | None = None) -> ModelTable:
         rope_dim=a.rope_head_dim,
         window=a.window,
         num_windowed_layers=model.num_windowed_layers,
+        **_heads(model),
         attention_bias=int(a.bias),
         output_bias=int(a.has_output_bias),
-        head_norm_width=_head_norm_width(a),
+        head_norm_width=_head_norm_width(model),
         norms_all_heads=int(a.qk_norm and a.qk_norm_across_heads),
         num_sinks=a.num_heads if a.sinks else 0,
         output_gate=int(a.output_gate),
@@ -368,6 +374,23 @@ def _adapters(model: Model, lora: Lora | None) -> dict[str, float]:
     }
 
 
+def _heads(model: Model) -> dict[str, float]:
+    """Columns of heads: of the layers without a window, and of the mean layer where those have other heads."""
+    a, full = model.attention, model.attention.full_layers
+    if full is None:
+        same = {"full_kv_heads": a.num_kv_heads, "full_head_ratio": 1, "query_heads": a.num_heads}
+        return same | {"kv_heads": a.num_kv_heads, "projected_kv_heads": a.num_kv_heads}
+    share, ratio = 1 - model.num_windowed_layers / model.num_layers, full.head_dim / a.head_dim
+    wide, windowed = ratio * full.num_kv_heads, (1 - share) * a.num_kv_heads
+    return {
+        "full_kv_heads": full.num_kv_heads,
+        "full_head_ratio": ratio,
+        "query_heads": a.num_heads * (1 + share * (ratio - 1)),
+        "kv_heads": windowed + share * wide,
+        "projected_kv_heads": windowed + share * wide / (2 if full.shares_values else 1),
+    }
+
+
 def _experts(x: Experts | None, *, hidden: int) -> dict[str, int]:
     return {
         "num_experts": x.num_experts if x else 0,
@@ -378,6 +401,7 @@ def _experts(x: Experts | None, *, hidden: int) -> dict[str, int]:
         "expert_bias": int(x.bias) if x else 0,
         "shared_ffn": x.shared_hidden if x else 0,
         "shared_gate": int(x.shared_gate) if x else 0,
+        "expert_norms": int(x.own_norms) if x else 0,
         "groups_per_token": x.groups_per_token if x else 0,
     }
 
@@ -435,13 +459,17 @@ def _linear_attention(model: Model) -> dict[str, float]:
 def _num_norms(model: Model) -> int:
     if model.layer_pattern:
         return 1
-    return 4 if model.norm_placement is NormPlacement.BOTH else 2
+    around = 4 if model.norm_placement is NormPlacement.BOTH else 2
+    return around + 3 * (model.experts is not None and model.experts.own_norms)
 
 
-def _head_norm_width(a: Attention) -> int:
+def _head_norm_width(model: Model) -> float:
+    a = model.attention
     if not a.qk_norm:
         return 0
-    return a.head_dim * (a.num_heads + a.num_kv_heads if a.qk_norm_across_heads else 2)
+    if a.qk_norm_across_heads:
+        return a.head_dim * (a.num_heads + a.num_kv_heads)
+    return 2 * a.head_dim * _heads(model)["query_heads"] / a.num_heads
 
 
 def plan_row(plan: Plan) -> PlanTable:

@@ -71,11 +71,13 @@ class WeightBytes:
 def served(model: Model) -> Model:
     """The model without prediction modules, which only speculative decoding loads.
 
-    Raises InputError for hybrids, compressed and linear attention, whose states and caches are not modelled, for
-    latent experts and for hyper-connections.
+    Raises InputError for hybrids, compressed and linear attention and full layers of another shape, whose states and
+    caches are not modelled, for latent experts and for hyper-connections.
     """
     if model.attention.kind is AttentionKind.SHARED:
         raise InputError(f"{model.name}: serving models with compressed attention is not estimated")
+    if model.attention.full_layers is not None:
+        raise InputError(f"{model.name}: serving models with full layers of another shape is not estimated")
     if model.linear_attention is not None:
         raise InputError(
             f"{model.name}: serving models with linear attention is not estimated",

@@ -43,6 +43,19 @@ def has_experts(context: LegalityContext) -> bool:
     return bool(context.model.num_experts > 0)
 
 
+def _splits_heads(s: LegalityContext, plan: PlanTable, num_kv_heads: Array) -> Mask:
+    """Tensor ranks hold whole key/value heads, or several hold the same one."""
+    repeats = is_divisor(num_kv_heads, plan.tensor) & s.facts.repeats_kv_heads
+    return is_divisor(plan.tensor, num_kv_heads) | repeats
+
+
+def _says_kv_heads(s: LegalityContext, p: PlanTable) -> str:
+    windowed = bool(np.all(_splits_heads(s, p, s.model.num_kv_heads)))
+    heads = s.model.full_kv_heads if windowed else s.model.num_kv_heads
+    verb = "neither divides nor repeats" if s.facts.repeats_kv_heads else "does not divide"
+    return f"tensor {p.tensor} {verb} {heads} key/value heads"
+
+
 def _layers_fit(s: LegalityContext, plan: PlanTable) -> Mask:
     """Middle stages take ceil(L / S) layers; what is left for the first and the last must not be negative.
 
@@ -187,16 +200,11 @@ RULES: tuple[Rule, ...] = (
         name="kv heads",
         scope=Scope.SHAPE,
         holds=lambda s, p: (
-            is_divisor(p.tensor, s.model.num_kv_heads)
-            | (is_divisor(s.model.num_kv_heads, p.tensor) & s.facts.repeats_kv_heads)
+            (_splits_heads(s, p, s.model.num_kv_heads) & _splits_heads(s, p, s.model.full_kv_heads))
             | (s.model.is_mla > 0)
             | (s.model.is_shared > 0)
         ),
-        says=lambda s, p: (
-            f"tensor {p.tensor} neither divides nor repeats {s.model.num_kv_heads} key/value heads"
-            if s.facts.repeats_kv_heads
-            else f"tensor {p.tensor} does not divide {s.model.num_kv_heads} key/value heads"
-        ),
+        says=_says_kv_heads,
     ),
     Rule(
         name="feed-forward",

@@ -70,7 +70,7 @@ def layer_weights(request: PlanRequest) -> tuple[list[float], float]:
 def _layer_flops(table: ModelTable, seq_len: int, *, is_moe: bool) -> float:
     """Forward multiply-adds per token of one layer, or of a hybrid's mean layer."""
     p = count_parameters(table)
-    core = table.attention_share * table.num_heads * (table.qk_dim + table.v_dim) * keys_seen(seq_len)
+    core = table.attention_share * table.query_heads * (table.qk_dim + table.v_dim) * keys_seen(seq_len)
     if has_sparse_attention(table):
         without = replace(table, num_mtp_layers=0)
         core = attention_core_flops_per_token(without, seq_len=seq_len) / (2 * table.num_layers)

@@ -17,13 +17,19 @@ from meshwright.specs.model import (
     Attention,
     AttentionKind,
     Experts,
+    FullLayers,
     LinearAttention,
     Model,
     Rope,
     RopeScaling,
     StateSpace,
 )
-from meshwright.specs.model_parts import linear_problems, pattern_problems, sparse_problems
+from meshwright.specs.model_parts import (
+    full_layer_problems,
+    linear_problems,
+    pattern_problems,
+    sparse_problems,
+)
 from meshwright.specs.sparse_attention import Compression, Indexer
 
 T = TypeVar("T")
@@ -71,6 +77,8 @@ def inline_model(given: model_schema.InlineModel) -> Model:
         raise BelowError("layer_pattern", "; ".join(problems), got=model.layer_pattern or None)
     if problems := list(sparse_problems(model)):
         raise BelowError("attention", "; ".join(problems), got=None)
+    if problems := list(full_layer_problems(model)):
+        raise BelowError("attention.full_layers", "; ".join(problems))
     if problems := list(linear_problems(model)):
         raise BelowError("linear_attention", "; ".join(problems))
     return model
@@ -128,7 +136,8 @@ def _inline_attention(given: model_schema.InlineModel) -> Attention:
     if a.kind is AttentionKind.MLA and not a.kv_lora_rank:
         raise BelowError("attention.kv_lora_rank", "is missing: latent attention (mla) needs it")
     return Attention(
-        **_given(a, Attention, "num_kv_heads", "head_dim", "indexer", "compression"),
+        **_given(a, Attention, "num_kv_heads", "head_dim", "full_layers", "indexer", "compression"),
+        full_layers=a.full_layers and same_fields(FullLayers, a.full_layers),
         indexer=a.indexer and same_fields(Indexer, a.indexer),
         compression=a.compression and same_fields(Compression, a.compression),
         num_kv_heads=num_kv_heads,
@@ -143,6 +152,8 @@ def _inline_experts(given: model_schema.InlineExperts) -> Experts:
         raise BelowError("experts.num_groups", f"does not divide num_experts ({given.num_experts})")
     if given.groups_per_token > given.num_groups:
         raise BelowError("experts.groups_per_token", "is more than num_groups", got=given.groups_per_token)
+    if given.own_norms and given.num_dense_layers:
+        raise BelowError("experts.own_norms", "needs experts in all layers", got=given.num_dense_layers)
     return same_fields(Experts, given)
 
 

@@ -41,6 +41,14 @@ class InlineCompression(RunFileSection):
     indexed_stride: Size = 4
 
 
+class InlineFullLayers(RunFileSection):
+    """`specs.model.FullLayers`."""
+
+    head_dim: Size
+    num_kv_heads: Size
+    shares_values: bool = False
+
+
 class InlineAttention(RunFileSection):
     """`specs.model.Attention`, with usual values where a key is omitted."""
 
@@ -55,6 +63,7 @@ class InlineAttention(RunFileSection):
     window: SizeOrZero = 0
     num_windowed_layers: SizeOrZero = 0
     window_pattern: Annotated[tuple[bool, ...], Lax, Field(max_length=10_000)] = ()
+    full_layers: InlineFullLayers | None = None
     bias: bool = False
     output_bias: bool | None = None
     qk_norm: bool = False
@@ -86,6 +95,7 @@ class InlineExperts(RunFileSection):
     bias: bool = False
     latent: SizeOrZero = 0
     shared_gate: bool = False
+    own_norms: bool = False
     num_hashed_layers: SizeOrZero = 0
 
 

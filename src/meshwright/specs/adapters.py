@@ -8,9 +8,12 @@ a part of the query's matrix.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwright.specs.model import QKV, AttentionKind, BlockKind, Model
+
+Widths = dict[str, tuple[tuple[int, int], ...]]
+"""(inputs, outputs) of the matrices that each target names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,28 +40,39 @@ def absent_targets(model: Model, targets: Collection[str]) -> tuple[str, ...]:
 
 
 def _matrices(model: Model, target: str) -> Iterator[AdaptedMatrix]:
-    share = model.share_of(BlockKind.ATTENTION) - model.linear_share
-    widths = _attention_widths(model)
-    if target not in widths:
-        share = model.num_dense_layers / model.num_layers
-        if model.layer_pattern:
-            share = model.share_of(BlockKind.FEED_FORWARD)
-        widths = _feed_forward_widths(model)
-    for inputs, outputs in widths[target]:
-        if share and inputs and outputs:
-            by_inputs = target in ("output", "down")
-            yield AdaptedMatrix(
-                target=target, inputs=inputs, outputs=outputs, share=share, by_inputs=by_inputs
-            )
+    for share, widths in _blocks(model):
+        for inputs, outputs in widths.get(target, ()):
+            if share and inputs and outputs:
+                by_inputs = target in ("output", "down")
+                yield AdaptedMatrix(
+                    target=target, inputs=inputs, outputs=outputs, share=share, by_inputs=by_inputs
+                )
 
 
-def _feed_forward_widths(model: Model) -> dict[str, tuple[tuple[int, int], ...]]:
+def _blocks(model: Model) -> Iterator[tuple[float, Widths]]:
+    """Share of the layers and widths by target of each kind of block that adapters are known for."""
+    dense = model.num_dense_layers / model.num_layers
+    if model.layer_pattern:
+        dense = model.share_of(BlockKind.FEED_FORWARD)
+    yield dense, _feed_forward_widths(model)
+    attention, full = model.share_of(BlockKind.ATTENTION) - model.linear_share, model.attention.full_layers
+    if full is None:
+        yield attention, _attention_widths(model)
+        return
+    windowed = model.num_windowed_layers / model.num_layers
+    yield windowed, _attention_widths(model)
+    other = replace(model.attention, head_dim=full.head_dim, num_kv_heads=full.num_kv_heads)
+    widths = _attention_widths(replace(model, attention=other))
+    yield 1 - windowed, widths | ({"value": (), QKV: ()} if full.shares_values else {})
+
+
+def _feed_forward_widths(model: Model) -> Widths:
     """(inputs, outputs) of the matrices of a dense feed-forward block."""
     h, f = model.hidden, model.ffn_hidden
     return {"gate": ((h, f),) if model.gated_ffn else (), "up": ((h, f),), "down": ((f, h),)}
 
 
-def _attention_widths(model: Model) -> dict[str, tuple[tuple[int, int], ...]]:
+def _attention_widths(model: Model) -> Widths:
     """(inputs, outputs) of the matrices of attention; none of compressed attention, where no program has adapters."""
     a, h = model.attention, model.hidden
     q, k, v = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim, a.num_kv_heads * a.v_dim

@@ -86,6 +86,15 @@ class Rope:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FullLayers:
+    """Attention of the layers without a window, where it is of another shape than that of the others (Gemma 4)."""
+
+    head_dim: int
+    num_kv_heads: int
+    shares_values: bool = False  # one projection makes keys and values
+
+
+@dataclass(frozen=True, kw_only=True)
 class Attention:
     """One attention block.
 
@@ -105,6 +114,7 @@ class Attention:
     window_pattern: tuple[
         bool, ...
     ] = ()  # True: windowed; repeated over the layers (Gemma 3: 5 x true, false)
+    full_layers: FullLayers | None = None  # None: as the layers with a window
     bias: bool = False  # of all projections
     output_bias: bool | None = None  # of the output projection; None: as `bias` (Qwen2: false)
     qk_norm: bool = False  # queries and keys are normalised per head (Qwen3)
@@ -149,6 +159,7 @@ class Experts:
         0  # width that tokens are projected to for routed experts, and back from (Nemotron 3 Super); 0: none
     )
     shared_gate: bool = False  # a gate of one number multiplies the shared experts' output (Qwen2's mixtures)
+    own_norms: bool = False  # routed and shared experts have norms of their own, the router scales (Gemma 4)
     num_hashed_layers: int = 0  # first layers whose experts are looked up by token (DeepSeek-V4)
 
     @property

@@ -41,10 +41,12 @@ ABSENT: Mapping[str, Any] = MappingProxyType(
         "attention.output_groups": 0,
         "residual_streams": 1,
         "attention.output_gate": False,
+        "attention.full_layers": None,
         "ffn_bias": False,
         "experts.bias": False,
         "experts.shared_gate": False,
         "experts.latent": 0,
+        "experts.own_norms": False,
         "experts.num_hashed_layers": 0,
         "state_space": None,
         "layer_pattern": "",
@@ -56,7 +58,15 @@ ABSENT: Mapping[str, Any] = MappingProxyType(
 """The parts, with the value of a model that lacks them."""
 
 NOT_BUILT = frozenset(
-    ("ffn_bias", "experts.shared_gate", "experts.latent", "mtp_shared", "attention.output_gate")
+    (
+        "ffn_bias",
+        "experts.shared_gate",
+        "experts.latent",
+        "experts.own_norms",
+        "mtp_shared",
+        "attention.output_gate",
+        "attention.full_layers",
+    )
 )
 """Those that the native engine has no modules for."""
 
@@ -107,7 +117,10 @@ def contradictions(model: Model) -> Iterator[str]:
     yield from pattern_problems(model)
     yield from sparse_problems(model)
     yield from linear_problems(model)
+    yield from full_layer_problems(model)
     yield from _group_problems(model.experts)
+    if model.experts is not None and model.experts.own_norms and model.experts.num_dense_layers:
+        yield "experts.own_norms needs experts in all layers"
     if a.qk_norm_across_heads and not a.qk_norm:
         yield "qk_norm_across_heads needs qk_norm"
     if model.num_windowed_layers and not a.window:
@@ -140,6 +153,22 @@ def uncalibrated(model: Model) -> tuple[str, ...]:
     if model.attention.indexer is not None:
         return ("the indexer and attention to selected keys are not calibrated: no published step has them",)
     return ()
+
+
+def full_layer_problems(model: Model) -> Iterator[str]:
+    """Full layers of another shape that are none, or that their heads do not fit."""
+    full = model.attention.full_layers
+    if full is None:
+        return
+    if not 0 < model.num_windowed_layers < model.num_layers:
+        yield "attention.full_layers needs layers with a sliding window and layers without one"
+    if model.attention.kind is not AttentionKind.GQA:
+        yield "attention.full_layers is of attention with heads of keys and values (kind gqa)"
+    if model.attention.qk_norm_across_heads or model.attention.value_head_dim is not None:
+        yield "attention.full_layers have keys as wide as values, and norms of each head"
+    if model.attention.num_heads % full.num_kv_heads:
+        heads = model.attention.num_heads
+        yield f"attention.full_layers: {full.num_kv_heads} key/value heads do not divide {heads} heads"
 
 
 def sparse_problems(model: Model) -> Iterator[str]:

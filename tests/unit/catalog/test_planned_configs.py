@@ -5,7 +5,7 @@ import pytest
 from meshwright.catalog.families import FAMILIES, NOT_READ
 from meshwright.catalog.huggingface import model_from_config
 from meshwright.errors import InputError
-from meshwright.specs.model import NormPlacement, Router
+from meshwright.specs.model import FullLayers, NormPlacement, Router
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 8, "num_attention_heads": 8,
          "num_key_value_heads": 2, "vocab_size": 128, "head_dim": 8}  # fmt: skip
@@ -53,3 +53,40 @@ def test_what_has_no_formula_is_refused_by_name(architecture):
     with pytest.raises(InputError, match="is not read, because it has") as caught:
         read(architecture)
     assert NOT_READ[architecture] in str(caught.value)
+
+
+GEMMA_4 = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 12, "num_attention_heads": 8, "vocab_size": 128,
+    "num_key_value_heads": 4, "head_dim": 8, "global_head_dim": 16, "num_global_key_value_heads": 2,
+    "attention_k_eq_v": True, "sliding_window": 32, "hidden_size_per_layer_input": 0,
+    "architectures": ["Gemma4ForCausalLM"],
+}  # fmt: skip
+
+
+def gemma_4(**changes: object):
+    return model_from_config(GEMMA_4 | changes, name="m")
+
+
+def test_gemma_4_has_full_layers_of_another_shape():
+    model = gemma_4()
+    assert model.attention.full_layers == FullLayers(head_dim=16, num_kv_heads=2, shares_values=True)
+    assert model.windowed_layers == ((True,) * 5 + (False,)) * 2
+    written = gemma_4(per_layer_config={i: {"head_dim": 16, "num_key_value_heads": 2} for i in ("05", "11")})
+    assert written.attention == model.attention
+    full = gemma_4(layer_types=["full_attention"] * 12, attention_k_eq_v=False).attention
+    assert (full.head_dim, full.num_kv_heads, full.full_layers) == (16, 4, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size_per_layer_input": 16}, "hidden_size_per_layer_input is not costed"),
+        ({"num_kv_shared_layers": 2}, "num_kv_shared_layers is not costed"),
+        ({"layer_types": ["full_attention"]}, "layer_types"),
+        ({"per_layer_config": {"5": {"head_dim": 16}}}, "per_layer_config"),
+        ({"num_global_key_value_heads": 3}, "do not divide 8 heads"),
+    ],
+)
+def test_gemma_4_names_what_has_no_formula(changes, message):
+    with pytest.raises(InputError, match=message):
+        gemma_4(**changes)

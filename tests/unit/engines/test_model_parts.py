@@ -13,7 +13,16 @@ from meshwright.engines.megatron.check import check_export
 from meshwright.engines.native.check import check as check_native
 from meshwright.engines.refusals import HYBRID_PARTS, SPARSE_PARTS
 from meshwright.engines.torchtitan.check import check as check_torchtitan
-from meshwright.specs.model import Activation, Attention, Experts, Model, NormPlacement, Rope, StateSpace
+from meshwright.specs.model import (
+    Activation,
+    Attention,
+    Experts,
+    FullLayers,
+    Model,
+    NormPlacement,
+    Rope,
+    StateSpace,
+)
 from meshwright.specs.model_parts import ABSENT, NOT_BUILT, contradictions, parts_of
 from meshwright.specs.sparse_attention import Compression, Indexer
 
@@ -43,10 +52,12 @@ PRESENT = {
     "attention.score_cap": 50.0,
     "attention.sinks": True,
     "attention.output_gate": True,
+    "attention.full_layers": FullLayers(head_dim=32, num_kv_heads=1),
     "ffn_bias": True,
     "experts.bias": True,
     "experts.shared_gate": True,
     "experts.latent": 64,
+    "experts.own_norms": True,
     "mtp_shared": True,
 }
 WITHOUT_MENTION = {

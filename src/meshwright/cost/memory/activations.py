@@ -233,7 +233,7 @@ def _modules(
     stream: Array,
 ) -> _Modules:
     """Everything that one layer would keep, per token. `share` is 1/t, `stream` the share of the residual stream."""
-    h, nq, nkv, d, dv = model.hidden, model.num_heads, model.num_kv_heads, model.qk_dim, model.v_dim
+    h, nq, d, dv = model.hidden, model.num_heads, model.qk_dim, model.v_dim
     e = precision.activation_bytes
     attention_input, ffn_input = _linear_inputs(model, precision)
     ffn_input = _narrowed(ffn_input, precision.stored_ffn_bytes)
@@ -244,10 +244,11 @@ def _modules(
     is_mla, masks = model.is_mla > 0, constants.keeps_dropout_masks
 
     # MLA expands its latent tensors to keys and values of every query head.
-    key_value = e * np.where(is_mla, nq, nkv) * (d + dv) * share
-    expanded = e * nq * d * share + key_value
+    key_value = e * np.where(is_mla, nq, model.kv_heads) * (d + dv) * share
+    expanded = e * model.query_heads * d * share + key_value
     latent = np.where(is_mla, e * (2 * model.q_rank + 2 * model.kv_rank + model.rope_dim), 0)
-    output = (e * nq * dv * (1 + 2 * model.output_gate) + 4 * nq) * share  # gated: gate and product as well
+    values = model.query_heads * dv
+    output = (e * values * (1 + 2 * model.output_gate) + 4 * nq) * share  # gated: gate and product as well
     indexer: Array = 0.0
     if has_sparse_attention(model):
         expanded = expanded + sparse_bytes_per_token(model, batch.seq_len, e, share)
@@ -320,7 +321,7 @@ def _saved_by_attention(model: ModelTable, share: Array, inputs: Array) -> Array
 
     Of query, key, value and output projection the first and third, and the attention itself.
     """
-    nq, nkv, dv = model.num_heads, model.num_kv_heads, model.v_dim
+    nq, nkv, dv = model.query_heads, model.kv_heads, model.v_dim
     return (
         inputs + model.attention_share * (2 * nq * model.qk_dim + 2 * nkv * dv + 2 * nq * dv + 4 * nq) * share
     )

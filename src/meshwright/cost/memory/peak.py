@@ -373,7 +373,7 @@ def _layer_workspace_bytes(
     routed = model.top_k * constants.busiest_expert_ratio * tokens / t
     moe = e * routed * (2 * model.expert_hidden + m * model.expert_ffn)
     ranks = np.where(constants.gathers_keys > 0, plan.context, 2)
-    key_value = model.num_kv_heads * (model.qk_dim + model.v_dim) * tokens / t
+    key_value = model.kv_heads * (model.qk_dim + model.v_dim) * tokens / t
     return np.maximum(dense, moe) + (plan.context > 1) * e * ranks * key_value + 3 * e * tokens * h
 
 
