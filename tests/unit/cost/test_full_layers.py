@@ -55,8 +55,8 @@ def test_one_projection_of_keys_and_values_is_counted_once():
 def test_steps_lie_between_those_of_both_kinds(case):
     plan, seconds = Plan(data_shard=8), []
     for model in (WINDOWED, FULL, BOTH):
-        built = case(model, cluster="h100-8x1", plan=plan, seq_len=8192, global_batch=64)
-        seconds.append(float(np.ravel(built.step().step_s)[0]))
+        built = case(model=model, cluster="h100-8x1", plan=plan, seq_len=8192, global_batch=64)
+        seconds.append(float(np.ravel(built.step_s)[0]))
     assert seconds[0] < seconds[2] < seconds[1]
 
 
