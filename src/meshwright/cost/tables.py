@@ -374,7 +374,7 @@ def _adapters(model: Model, lora: Lora | None) -> dict[str, float]:
     }
 
 
-def _heads(model: Model) -> dict[str, float]:
+def _heads(model: Model) -> Mapping[str, float]:
     """Columns of heads: of the layers without a window, and of the mean layer where those have other heads."""
     a, full = model.attention, model.attention.full_layers
     if full is None:
