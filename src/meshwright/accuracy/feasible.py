@@ -1,5 +1,6 @@
 """Values that a row does not state, where the usual ones would not fit the memory of its device: the run did.
 
+    sharding not stated        of parameters, where a trainer without rows of its own only has data-parallel ranks
     micro-batch not stated     1 instead of the whole batch of a replica
     recomputation not stated   full instead of none
 
@@ -15,10 +16,10 @@ from dataclasses import replace
 import numpy as np
 
 from meshwright.accuracy.conditions import RunConditions
-from meshwright.accuracy.layout import OFFLOADED, WHOLE_BATCH
+from meshwright.accuracy.layout import OFFLOADED, USUAL_SHARDING, WHOLE_BATCH
 from meshwright.accuracy.recomputation import NO_RECOMPUTATION
 from meshwright.accuracy.tables import memory_of, tables_of
-from meshwright.specs.plan import Plan, Recompute
+from meshwright.specs.plan import Plan, Recompute, Sharding
 
 CANNOT_BE = 1.4
 """Reserved bytes over the device's memory from which the usual value cannot have been: 1.23 is the largest factor among
@@ -32,6 +33,14 @@ def with_what_fits(rows: Sequence[Row]) -> list[Row]:
     """`rows` with the plans that fit, where the usual ones do not, and a note on each."""
     changed = _changed(
         rows,
+        USUAL_SHARDING,
+        lambda plan: replace(plan, sharding=Sharding.PARAMETERS),
+        limit=1.0,
+        note="sharding parameters: with whole copies it does not fit",
+        where=_may_shard_more,
+    )
+    changed = _changed(
+        changed,
         WHOLE_BATCH,
         lambda plan: replace(plan, micro_batch=1),
         limit=1.0,
@@ -46,14 +55,34 @@ def with_what_fits(rows: Sequence[Row]) -> list[Row]:
     )
 
 
+def _may_shard_more(conditions: RunConditions) -> bool:
+    """True if the trainer is one that is known by its examples only, and every rank is a data-parallel one."""
+    plan = conditions.plan
+    is_whole = plan.tensor * plan.pipeline == 1 and plan.sharding is not Sharding.PARAMETERS
+    return is_whole and conditions.stack.framework == "other"
+
+
 def _changed(
-    rows: Sequence[Row], assumed: str, change: Callable[[Plan], Plan], *, limit: float, note: str
+    rows: Sequence[Row],
+    assumed: str,
+    change: Callable[[Plan], Plan],
+    *,
+    limit: float,
+    note: str,
+    where: Callable[[RunConditions], bool] = lambda _: True,
 ) -> list[Row]:
-    """Rows that assume `assumed` and need more than `limit` times the memory, with `change` and `note` instead."""
+    """Rows with a note that begins with `assumed`, `where`, and which need more than `limit` times the memory, changed.
+
+    `change` and `note` take the place of their plan and of that note.
+    """
     asked = [
         (i, c, notes)
         for i, (c, notes) in enumerate(rows)
-        if c is not None and assumed in notes and OFFLOADED not in notes and c.model.experts is None
+        if c is not None
+        and any(n.startswith(assumed) for n in notes)
+        and OFFLOADED not in notes
+        and c.model.experts is None
+        and where(c)
     ]
     result = list(rows)
     if not asked:
@@ -63,5 +92,8 @@ def _changed(
     share = np.asarray(memory_of(conditions, tables).reserved_bytes) / np.asarray(tables.facts.memory_bytes)
     for (i, c, notes), of_memory in zip(asked, share, strict=True):
         if of_memory > limit:
-            result[i] = (replace(c, plan=change(c.plan)), tuple(note if n == assumed else n for n in notes))
+            result[i] = (
+                replace(c, plan=change(c.plan)),
+                tuple(note if n.startswith(assumed) else n for n in notes),
+            )
     return result

@@ -57,7 +57,7 @@ def read_layout(
     """The plan of `row`. Raises CannotPredictError when degrees or batch are not stated or contradict."""
     notes: list[str] = []
     sharding = _sharding(row, software, notes)
-    degrees = _degrees(row, num_devices, sharding, notes)
+    degrees = _degrees(row, num_devices, sharding, software, notes)
     micro_batch, global_batch = _batch(row, degrees, seq_len, software, notes)
     data_shard, data_replicate = _hybrid_split(row, degrees.data, sharding, notes)
     schedule, virtual = _pipeline(row, degrees.pipeline, notes)
@@ -101,10 +101,16 @@ def _offload(row: CsvRow, software: Software) -> Offload:
 # --- degrees ---
 
 
-def _degrees(row: CsvRow, num_devices: int, sharding: Sharding, notes: list[str]) -> _Degrees:
+def _degrees(
+    row: CsvRow, num_devices: int, sharding: Sharding, software: Software, notes: list[str]
+) -> _Degrees:
     tensor, pipeline, context, data = (row.count(c) for c in ("tp", "pp", "cp", "dp"))
-    if tensor is None and pipeline is None and not _is_data_parallel(row, num_devices, sharding, notes):
-        raise CannotPredictError(Reason.NO_PARALLELISM)
+    if tensor is None and pipeline is None:
+        why = _why_data_parallel(row, num_devices, sharding, software)
+        if not why:
+            raise CannotPredictError(Reason.NO_PARALLELISM)
+        if num_devices > 1:
+            notes.append(f"no tensor or pipeline parallelism: {why}")
     tensor, context = _in_devices(row, tensor, context, notes)
     width = (tensor or 1) * (pipeline or 1) * (context or 1)
     if num_devices % width:
@@ -141,22 +147,21 @@ def _in_devices(
     return tensor, context
 
 
-def _is_data_parallel(row: CsvRow, num_devices: int, sharding: Sharding, notes: list[str]) -> bool:
-    """True if a row without tensor and pipeline degrees can only mean data parallelism. Adds a note with the reason."""
+def _why_data_parallel(row: CsvRow, num_devices: int, sharding: Sharding, software: Software) -> str:
+    """Reason for which a row without tensor and pipeline degrees is data parallel; empty where it can be either."""
     micro, batch = row.count("mbs"), row.count("gbs")
     ranks = max(1, num_devices // (row.count("cp") or 1))
     if num_devices == 1:
-        return True
+        return "one device"
     if row.count("dp") == ranks:
-        why = "data-parallel and context ranks are all devices"
-    elif sharding is Sharding.PARAMETERS and (batch or micro) and (batch or 0) % ranks == 0:
-        why = "fully sharded data parallelism"
-    elif micro and batch == micro * ranks:
-        why = "the batch is micro-batch x data-parallel ranks"
-    else:
-        return False
-    notes.append(f"no tensor or pipeline parallelism: {why}")
-    return True
+        return "data-parallel and context ranks are all devices"
+    if sharding is Sharding.PARAMETERS and (batch or micro) and (batch or 0) % ranks == 0:
+        return "fully sharded data parallelism"
+    if micro and batch == micro * ranks:
+        return "the batch is micro-batch x data-parallel ranks"
+    if software.data_parallel and (micro or batch):
+        return f"the default of {software.title}"
+    return ""
 
 
 def _experts(
@@ -255,6 +260,10 @@ _SHARDINGS = (
 """Patterns of `dp_type`, or of the framework's name, and their sharding; the first match decides."""
 
 
+USUAL_SHARDING = "sharding"
+"""Beginning of the note on a row that states none."""
+
+
 def _sharding(row: CsvRow, software: Software, notes: list[str]) -> Sharding:
     of_note = read_statements(row.text("notes")).value("sharding") or ""
     for text in (row.text("dp_type"), of_note, row.text("framework")):
@@ -263,7 +272,7 @@ def _sharding(row: CsvRow, software: Software, notes: list[str]) -> Sharding:
                 return sharding
     if stated := row.text("dp_type"):
         notes.append(f"dp_type {stated!r} is not understood")
-    notes.append(f"sharding {software.sharding.name.lower()}, the default of {software.title}")
+    notes.append(f"{USUAL_SHARDING} {software.sharding.name.lower()}, the default of {software.title}")
     return software.sharding
 
 

@@ -26,6 +26,7 @@ class Software:
     stack: Stack
     title: str  # whose defaults these are: the stack's key, or the row's own name of a trainer without rows
     sharding: Sharding
+    data_parallel: bool  # it has neither tensor nor pipeline parallelism unless a row says so
     sequence_parallel: bool
     precision: str
     mtp: bool
@@ -80,6 +81,7 @@ def read_software(row: CsvRow, accelerator: Accelerator, model: str = "") -> Sof
         title=_title(row, entry),
         stack=Stack(framework=framework, vintage=vintage, features=features),
         sharding=_sharding(entry, trains_adapters(row)),
+        data_parallel=entry.get("data_parallel", False),
         sequence_parallel=sequence_parallel_since is not None
         and (vintage or 9999) >= sequence_parallel_since,
         precision=recipe.precision if recipe and recipe.precision else entry.get("precision", "bf16"),

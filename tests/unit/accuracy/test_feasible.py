@@ -43,6 +43,19 @@ def test_a_batch_that_cannot_fit_was_accumulated() -> None:
     assert notes == ("micro-batch 1: a replica's whole batch does not fit", NO_RECOMPUTATION)
 
 
+COPIES = "sharding none, the default of TRL"
+
+
+def test_a_model_of_which_no_copy_fits_was_sharded() -> None:
+    copies = conditions(plan=replace(PLAN, sharding=Sharding.NONE, recompute=Recompute.FULL))
+    trainer = replace(copies, stack=Stack(framework="other"))
+    ((found, notes),) = with_what_fits([(trainer, (COPIES,))])
+    assert found
+    assert found.plan.sharding is Sharding.PARAMETERS
+    assert notes == ("sharding parameters: with whole copies it does not fit",)
+    assert with_what_fits([(copies, (COPIES,))]) == [(copies, (COPIES,))]  # its code shards nothing else
+
+
 @pytest.mark.parametrize(
     ("changed", "notes"),
     [

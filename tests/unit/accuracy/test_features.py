@@ -161,7 +161,10 @@ def test_recipes_that_recompute_split_models(read_one: ReadOne) -> None:
         ({"framework": "Pax (JAX)", "model": "Pax-GPT-175B"}, Recompute.FULL),
         ({"framework": "Pax (JAX)", "model": "Pax-GPT-5B"}, Recompute.SELECTIVE),
         ({"framework": "Pax (JAX)", "model": "LLAMA2-7B"}, Recompute.NONE),
-        ({"framework": "torchtitan", "model": "LLAMA3.1-8B"}, Recompute.NONE),
+        ({"framework": "torchtitan", "model": "LLAMA3.1-8B"}, Recompute.SELECTIVE),
+        ({"framework": "torchtitan", "model": "LLAMA3.1-70B"}, Recompute.FULL),
+        ({"framework": "MaxText", "model": "LLAMA3.1-8B"}, Recompute.FULL),
+        ({"framework": "NeMo", "model": "LLAMA3.1-8B"}, Recompute.NONE),
     ],
 )
 def test_recomputation_of_recipes(read_one: ReadOne, cells: dict[str, str], expected: Recompute) -> None:

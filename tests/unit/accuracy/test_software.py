@@ -107,7 +107,7 @@ def test_every_framework_key_is_a_stack_of_the_catalogue_and_has_a_source() -> N
 def test_trainers_without_rows_shard_as_what_they_build_on(
     read_one: ReadOne, framework: str, sharding: Sharding
 ) -> None:
-    run = read_one(framework=framework, dp_type="", model_params_b=1.2)
+    run = read_one(framework=framework, dp_type="", model="LLAMA3.2-1B")  # a copy fits
     assert run.conditions
     assert run.conditions.plan.sharding is sharding
 
@@ -142,7 +142,6 @@ def test_examples_of_some_trainers_replicate_a_frozen_model(
         ("OpenRLHF", Recompute.NONE),
         ("PyTorch Lightning", Recompute.NONE),
         ("HF Accelerate", Recompute.NONE),
-        ("torchtitan", Recompute.SELECTIVE),
         ("MaxText", Recompute.FULL),
     ],
 )
@@ -157,6 +156,27 @@ def test_a_trainer_recomputes_by_default_as_its_code_does(
     assert stated.conditions.plan.recompute is Recompute.NONE
     if recompute is Recompute.FULL:
         assert f"recomputation full, the recipe of {framework}".lower() in " ".join(silent.assumed).lower()
+
+
+@pytest.mark.parametrize("framework", ["LLaMA-Factory", "axolotl", "OpenRLHF", "TRL", "HF Accelerate"])
+def test_a_trainer_without_model_parallelism_is_data_parallel(read_one: ReadOne, framework: str) -> None:
+    """The batch of a replica is several micro-batches, and nothing shards the parameters."""
+    cells = {
+        "tp": "",
+        "pp": "",
+        "cp": 1,
+        "dp": "",
+        "dp_type": "",
+        "num_gpus": 8,
+        "mbs": 1,
+        "gbs": 64,
+        "task": "lora",
+    }
+    known = read_one(framework=framework, **cells)
+    assert known.conditions
+    assert (known.conditions.plan.data, known.conditions.plan.tensor) == (8, 1)
+    assert f"no tensor or pipeline parallelism: the default of {framework}" in known.assumed
+    assert read_one(framework="Somebody's own", **cells).reason == "parallelism not stated"
 
 
 def test_a_default_names_the_trainer_that_has_it(read_one: ReadOne) -> None:
