@@ -31,6 +31,9 @@ class ModelFamily:
     model_type: str  # in config.json
     read: Callable[[ConfigKeys], Model]
     not_trained: str = ""  # the reason why Meshwright does not train it; empty: it does
+    shapes_only: bool = (
+        False  # its reader leaves out what changes numbers and not cost: no engine may build it
+    )
     tensors: Mapping[str, str] = field(default_factory=dict)  # our names within a layer -> names in files
     fused: Mapping[str, FusedTensor] = field(default_factory=dict)  # names in files -> ours in them
     fits: Callable[[Model], bool] = lambda model: False  # True if its config can express the model
@@ -229,7 +232,8 @@ _RECORDS = (  # a model that names no family gets the first that fits
             architecture=architecture,
             model_type=model_type,
             read=read,
-            not_trained="it is planned and estimated",
+            not_trained="its config is read for its shapes alone: it is planned and estimated",
+            shapes_only=True,
         )
         for architecture, model_type, read in (
             ("Olmo3ForCausalLM", "olmo3", planned_configs.read_olmo3),

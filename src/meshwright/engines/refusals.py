@@ -75,6 +75,13 @@ def plain_adapters(lora: Lora, title: str) -> Iterator[Unsupported]:
 
 def unsupported_config(run: Run) -> Iterator[Unsupported]:
     """Keys of the model's Hugging Face config that change its logits and that no engine here computes."""
+    family = FAMILIES.get(run.model.family)
+    if family is not None and family.shapes_only:
+        yield Unsupported(
+            key="model",
+            reason=f"a config of {family.architecture} is read for its shapes alone, which no engine here builds",
+            hint="`plan` and `estimate` cost it",
+        )
     if run.model.unsupported:
         yield Unsupported(
             key="model",

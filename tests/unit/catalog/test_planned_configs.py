@@ -1,10 +1,14 @@
 """config.json of families that are planned and not trained; parameters are compared in tests/parity."""
 
+from dataclasses import replace
+
 import pytest
 
 from meshwright.catalog.families import FAMILIES, NOT_READ
 from meshwright.catalog.huggingface import model_from_config
+from meshwright.engines.base import check_export
 from meshwright.errors import InputError
+from meshwright.runfile import from_options
 from meshwright.specs.model import FullLayers, NormPlacement, Router
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 8, "num_attention_heads": 8,
@@ -90,3 +94,17 @@ def test_gemma_4_has_full_layers_of_another_shape():
 def test_gemma_4_names_what_has_no_formula(changes, message):
     with pytest.raises(InputError, match=message):
         gemma_4(**changes)
+
+
+@pytest.mark.parametrize(
+    "family", [f for f in FAMILIES.values() if f.shapes_only], ids=lambda f: f.architecture
+)
+@pytest.mark.parametrize("engine", ["native", "torchtitan", "megatron", "maxtext"])
+def test_no_engine_builds_a_model_of_shapes_alone(family, engine):
+    """Its positions and multipliers are not read: to lower it would train another model."""
+    run = from_options(
+        model="llama3.1-8b", cluster="h100-8x1", global_batch=8, sequence_length=4096, engine=engine
+    )
+    run = replace(run, model=replace(run.model, family=family.architecture))
+    reasons = [problem.reason for problem in check_export(run)]
+    assert f"a config of {family.architecture} is read for its shapes alone" in " ".join(reasons)
