@@ -105,6 +105,9 @@ def _degrees(
     row: CsvRow, num_devices: int, sharding: Sharding, software: Software, notes: list[str]
 ) -> _Degrees:
     tensor, pipeline, context, data = (row.count(c) for c in ("tp", "pp", "cp", "dp"))
+    if tensor is None and software.recipe_tensor:
+        tensor = software.recipe_tensor
+        notes.append(f"tensor parallelism {tensor}, the recipe of {software.stack.framework}")
     if tensor is None and pipeline is None:
         why = _why_data_parallel(row, num_devices, sharding, software)
         if not why:

@@ -18,12 +18,13 @@ class Recipe:
 
     stack: str
     since: float
-    models: tuple[str, ...]
+    models: tuple[str, ...]  # empty: all
     accelerators: tuple[str, ...]
     precisions: tuple[str, ...]  # empty: all
     features: Features
     recompute: str  # as rows state it; empty: none, or not known
     precision: str  # of rows that state none; empty: not known
+    tensor: int  # degree of rows that print none; 0: not known
     splits_experts: bool  # single experts over the tensor ranks, where a row prints no width
 
 
@@ -55,7 +56,7 @@ def recipe_for(
         for recipe in _recipes()
         if recipe.stack == stack
         and recipe.since <= (vintage or 0.0)
-        and _WITHOUT_DEPTH.sub("", model) in recipe.models
+        and (not recipe.models or _WITHOUT_DEPTH.sub("", model) in recipe.models)
         and accelerator in recipe.accelerators
         and (not recipe.precisions or precision in recipe.precisions)
     ]
@@ -78,5 +79,6 @@ def _recipe(entry: dict[str, Any]) -> Recipe:
         features=features_from(switches).or_else(_OFF),
         recompute=entry.get("recompute", ""),
         precision=entry.get("precision", ""),
+        tensor=entry.get("tensor", 0),
         splits_experts=entry.get("splits_experts", False),
     )

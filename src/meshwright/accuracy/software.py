@@ -39,6 +39,7 @@ class Software:
         str  # of the row's recipe, else of its trainer, in the words of rows; empty: none, or not known
     )
     indexers: bool  # latent attention selects keys where the model does
+    recipe_tensor: int  # tensor degree of the row's recipe; 0: not known
     splits_experts: bool  # its recipe has single experts over the tensor ranks
     delayed_scaling: bool  # 8 bits mean scales of earlier steps
 
@@ -94,6 +95,7 @@ def read_software(row: CsvRow, accelerator: Accelerator, model: str = "") -> Sof
         fused_norm="rms kernel" in row.text("notes").lower(),
         recipe_recompute=(recipe.recompute if recipe else "") or entry.get("recompute", ""),
         indexers=entry.get("indexers", True),
+        recipe_tensor=recipe.tensor if recipe else 0,
         splits_experts=recipe is not None and recipe.splits_experts,
         delayed_scaling=_scales_late(framework, vintage, accelerator),
     )

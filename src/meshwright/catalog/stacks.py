@@ -108,6 +108,7 @@ def features_from(switches: Mapping[str, Any]) -> Features:
         "parameter_format": WireFormat,
         "capacity_factor": float,
         "expert_imbalance": float,
+        "attention_tile": int,
     }
     return Features(**{key: kinds.get(key, bool)(value) for key, value in switches.items()})
 
@@ -118,6 +119,7 @@ _PLAIN = Features(
     overlaps_experts=False,
     drops_tokens=False,
     attention=AttentionKernel.FA2,
+    fuses_attention_backward=True,
     fp8_attention=False,
     compiles=False,
     overlaps_tensor=False,

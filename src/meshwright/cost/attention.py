@@ -38,6 +38,14 @@ FUSED_BACKWARD_GEMMS = 2.5
 """The same of a fused kernel, which computes the scores again: five against two (Dao 2023, FlashAttention-2,
 arXiv 2307.08691, section 4.1)."""
 
+SPLIT_BACKWARD_GEMMS = 3.5
+"""The same of two fused kernels, one for the gradients of queries (three GEMMs) and one for those of keys and values
+(four): both compute the scores and their gradients (jax pallas/ops/tpu/splash_attention, without
+`use_fused_bwd_kernel`)."""
+
+ATTENTION_TILE = 128
+"""Queries and keys of a tile of attention (FlashAttention-2, arXiv 2307.08691, section 3.3: 64 or 128)."""
+
 
 ATTENTION_FILL_KEYS = 250.0
 """Mean keys of a query at which a fused kernel reaches half of its rate on long sequences: 512 to 16k causal tokens of
@@ -65,28 +73,32 @@ parameters with heads of 108 take 1.4 times as long as with heads of 128 (BigSci
 def computed_keys(model: ModelTable, batch: BatchTable, rates: DeviceRates) -> Array:
     """Mean keys that are computed for a query, over full and windowed layers.
 
-    A tile of queries needs all tiles of keys that one of their windows touches: one for each tile of the window, and
-    one more. Keys of wider heads count as more of them.
+    A tile on the diagonal is computed whole, half of it for nothing: counted are tiles larger than those with which
+    `ATTENTION_FILL_KEYS` was measured. A tile of queries needs all tiles of keys that one of their windows touches: one
+    for each tile of the window, and one more. Keys of wider heads count as more of them.
     """
-    full = keys_seen(batch.seq_len)
+    beyond = np.maximum(np.minimum(rates.attention_tile, batch.seq_len) - ATTENTION_TILE, 0) / 2
+    full = keys_seen(batch.seq_len) + beyond
     if not np.any(model.num_windowed_layers):
         return full
     share = model.num_windowed_layers / model.num_layers
     tiles = np.ceil((model.window - 1) / rates.attention_tile) + 1
-    windowed = keys_seen(batch.seq_len, window=np.where(model.window > 0, tiles * rates.attention_tile, 0))
+    touched = np.minimum(np.where(model.window > 0, tiles * rates.attention_tile, 0), batch.seq_len)
+    windowed = keys_seen(batch.seq_len, window=touched) + beyond * touched / batch.seq_len
     return full * (1 - share) * model.full_head_ratio + share * windowed
 
 
-def _attention_shape_ratio(model: ModelTable, keys: Array, unit_width: Array) -> Array:
-    """Share of its rate on long sequences and heads of 128 that a fused kernel reaches. `keys`: that a query sees.
+def _reached(ratio: Array, model: ModelTable, unit_width: Array) -> Array:
+    """Share of the peak that a fused kernel reaches on long sequences, where `ratio` is that of heads of 128.
 
-    Systolic arrays of `unit_width` pad heads to a multiple of it: the share is of heads that need no padding.
+    Systolic arrays of `unit_width` pad heads to a multiple of it, which lengthens its GEMMs and not its exponentials.
     """
     heads = model.qk_dim + model.v_dim
     on_cores = np.minimum(0.5 * heads / WIDE_HEAD, 1.0) ** NARROW_HEAD_EXPONENT
     unit = np.maximum(unit_width, 1)
-    filled = heads / (unit * (np.ceil(model.qk_dim / unit) + np.ceil(model.v_dim / unit)))
-    return keys / (keys + ATTENTION_FILL_KEYS) * np.where(np.asarray(unit_width) > 0, filled, on_cores)
+    padded = unit * (np.ceil(model.qk_dim / unit) + np.ceil(model.v_dim / unit))
+    others = (1 / ratio - 1) * 2 * WIDE_HEAD
+    return np.where(np.asarray(unit_width) > 0, heads / (padded + others), ratio * on_cores)
 
 
 def gathered_keys(model: ModelTable, batch: BatchTable) -> Array:
@@ -139,12 +151,12 @@ def _attention_core(
     traffic = rates.unfused_attention * scores / (rates.memory_bytes_per_s * rates.memory_ratio)
     unfused = rates.unfused_attention > 0
     aligned = np.where(model.qk_dim % ALIGNED_HEAD_DIM == 0, 1.0, UNALIGNED_RATIO)
-    shape_ratio = _attention_shape_ratio(model, keys, rates.matrix_unit_width)
-    forward = np.where(unfused, rates.bf16_gemm_ratio * aligned, rates.attention_forward_ratio * shape_ratio)
-    backward = np.where(
-        unfused, rates.bf16_gemm_ratio * aligned, rates.attention_backward_ratio * shape_ratio
+    fill, width = keys / (keys + ATTENTION_FILL_KEYS), rates.matrix_unit_width
+    forward, backward = (
+        np.where(unfused, rates.bf16_gemm_ratio * aligned, fill * _reached(ratio, model, width))
+        for ratio in (rates.attention_forward_ratio, rates.attention_backward_ratio)
     )
-    backward_flops = np.where(unfused, UNFUSED_BACKWARD_GEMMS, FUSED_BACKWARD_GEMMS) * flops
+    backward_flops = np.where(unfused, UNFUSED_BACKWARD_GEMMS, rates.attention_backward_gemms) * flops
     shape = (model.num_heads * plan.micro_batch / plan.tensor, batch.seq_len / plan.context, model.qk_dim)
     peak = rates.bf16_flops_per_s
     forward = forward * np.where(rates.fp8_attention > 0, FP8_FORWARD_GAIN, 1.0)

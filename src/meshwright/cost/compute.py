@@ -29,7 +29,6 @@ from meshwright.calibration.correction import EfficiencyCorrection
 from meshwright.cost import linear_attention
 from meshwright.cost.adapters import adapter_passes
 from meshwright.cost.attention import (
-    FUSED_BACKWARD_GEMMS,
     attention_passes,
     computed_keys,
     gathered_keys,
@@ -119,7 +118,10 @@ class DeviceRates(Table):
     unfused_norm: Array  # 1: norms run as several kernels with fp32 copies
     fp8_attention: Array  # 1: scores and values are multiplied in 8 bits
     fused_experts: Array  # 1: grouped GEMMs quantise, activate and permute by themselves
-    attention_tile: Array  # keys that attention computes together, whatever a window hides of them
+    attention_tile: Array  # keys that attention computes together, whatever a mask hides of them
+    attention_backward_gemms: (
+        Array  # FLOPs of the backward pass of fused attention over those of the forward pass
+    )
     ragged_rows: Array  # that a grouped GEMM computes of each expert beyond its own
     fused: FusedKernels  # the native engine's own
     permutation_passes: Array  # reads and writes of routed tokens in one forward pass
@@ -159,15 +161,24 @@ def gemm_s(
     output_tiles: Array = 1,
     groups: Array = 1,
     element_bytes: Array = 2.0,
+    unit_width: Array = 0,
 ) -> Array:
     """Seconds of `groups` equal GEMMs (m x k) (k x n) in one kernel.
 
-    m, n, k: per group. flops_per_s and bytes_per_s are what large kernels reach. A GEMM without work costs nothing.
+    m, n, k: per group. flops_per_s and bytes_per_s are what large kernels reach. Systolic arrays of `unit_width` hold
+    whole blocks of k and n, through which the m rows pass. A GEMM without work costs nothing.
     """
     tiled = _tile_seconds(m, n, k, groups, flops_per_s, num_units)
-    math = np.where(np.asarray(output_tiles) > 0, tiled, 2.0 * groups * m * n * k / flops_per_s)
+    whole = 2.0 * groups * m * _filled(n, unit_width) * _filled(k, unit_width) / flops_per_s
+    math = np.where(np.asarray(output_tiles) > 0, tiled, whole)
     moved = groups * (element_bytes * (m * k + k * n) + 2.0 * m * n)
     return np.where(m * n * k > 0, np.maximum(math, moved / bytes_per_s) + kernel_s, 0.0)
+
+
+def _filled(size: Array, unit_width: Array) -> Array:
+    """`size`, padded to a multiple of the width of systolic arrays; 0: there are none."""
+    unit = np.maximum(unit_width, 1)
+    return np.where(np.asarray(unit_width) > 0, np.ceil(size / unit) * unit, size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,6 +297,7 @@ def _linear(
             output_tiles=rates.output_tiles,
             groups=groups,
             element_bytes=element_bytes,
+            unit_width=rates.matrix_unit_width,
         )
 
     # Quantising reads 16 bits and writes the narrow format: inputs forward, output gradients backward, transposed too
@@ -471,7 +483,7 @@ def _floor(attention: Array, ffn: Array, core: Array, rates: DeviceRates, traine
     scores = core / (rates.bf16_flops_per_s * rates.sustained_ratio)
     return PassTimes(
         forward_s=linear + scores,
-        input_s=linear + FUSED_BACKWARD_GEMMS * scores,
+        input_s=linear + rates.attention_backward_gemms * scores,
         weight_s=linear * trained,
     )
 

@@ -13,6 +13,7 @@ from meshwright.arrays import Array, FloatArray, Table
 from meshwright.calibration.correction import EfficiencyCorrection
 from meshwright.calibration.parameters import Calibration, Factors, fitted
 from meshwright.catalog.stacks import StackFacts, features_of, stack_facts
+from meshwright.cost.attention import ATTENTION_TILE, FUSED_BACKWARD_GEMMS, SPLIT_BACKWARD_GEMMS
 from meshwright.cost.collectives import Network, constants_for, network_row
 from meshwright.cost.compute import DeviceRates, KernelCorrections
 from meshwright.cost.elementwise import FusedKernels
@@ -48,8 +49,6 @@ HOST_EXPERT_SHARE = {
 """The same of the experts' GEMMs, which partial graphs hold only where a capacity makes their shapes static."""
 STATIC_SHAPES_SHARE = 0.5
 """Of the host's time for a mixture's layer, where experts have a capacity: it waits for no counts. Assumed."""
-ATTENTION_TILE = 128
-"""Queries and keys of a tile of attention (FlashAttention-2, arXiv 2307.08691, section 3.3: 64 or 128)."""
 ATTENTION_TILES = {AttentionKernel.SPLASH: 1024}
 """The same of other kernels. Splash: `sa_block_q` and `sa_block_kv` of MaxText's recipes for TPUs are 1024 and 2048
 (AI-Hypercomputer/tpu-recipes, training/ironwood/gpt-oss-120b at 604f8070)."""
@@ -81,7 +80,10 @@ class SystemFacts(Table):
     host_expert_share: Array  # the same of kernels that experts start one by one
     fp8_attention: Array  # 1: scores and values are multiplied in 8 bits
     fused_experts: Array  # 1: grouped GEMMs quantise, activate and permute by themselves
-    attention_tile: Array  # keys that attention computes together, whatever a window hides of them
+    attention_tile: Array  # keys that attention computes together, whatever a mask hides of them
+    attention_backward_gemms: (
+        Array  # FLOPs of the backward pass of fused attention over those of its forward pass
+    )
     ragged_rows: Array  # that the grouped GEMM computes of each expert beyond its own
     wire_gradient_bytes: Array  # of a gradient between ranks; 0: as the precision recipe says
     wire_parameter_bytes: Array
@@ -195,7 +197,7 @@ def _stops_recompute(accelerator: Accelerator, facts: StackFacts) -> int:
 
 
 def _attention_tile(features: Features) -> int:
-    return ATTENTION_TILES.get(features.attention, ATTENTION_TILE) if features.attention else ATTENTION_TILE
+    return features.attention_tile or ATTENTION_TILES.get(features.attention, ATTENTION_TILE)
 
 
 def _ragged_rows(facts: StackFacts, accelerator: Accelerator) -> int:
@@ -246,6 +248,9 @@ def system_facts(
         fp8_attention=int(bool(features.fp8_attention)),
         fused_experts=int(_fuses_experts(features, precision)),
         attention_tile=_attention_tile(features),
+        attention_backward_gemms=FUSED_BACKWARD_GEMMS
+        if features.fuses_attention_backward
+        else SPLIT_BACKWARD_GEMMS,
         ragged_rows=_ragged_rows(facts, accelerator),
         wire_gradient_bytes=WIRE_BYTES[g] if (g := features.gradient_format) else 0.0,
         wire_parameter_bytes=WIRE_BYTES[p] if (p := features.parameter_format) else 0.0,
@@ -294,6 +299,7 @@ def join(facts: SystemFacts, values: Mapping[str, Array], bf16: Mapping[str, Arr
         fp8_attention=facts.fp8_attention,
         fused_experts=facts.fused_experts,
         attention_tile=facts.attention_tile,
+        attention_backward_gemms=facts.attention_backward_gemms,
         ragged_rows=facts.ragged_rows,
         bf16_gemm_ratio=bf16["gemm_ratio"],
         fused=facts.fused,

@@ -268,6 +268,8 @@ class StackSection(RunFileSection):
     drops_tokens: bool | None = None
     capacity_factor: Annotated[float, Field(gt=0, le=64)] | None = None
     attention: Annotated[AttentionKernel, Lax] | None = None
+    attention_tile: Annotated[int, Field(ge=16, le=65536)] | None = None
+    fuses_attention_backward: bool | None = None
     fp8_attention: bool | None = None
     compiles: bool | None = None
     overlaps_tensor: bool | None = None

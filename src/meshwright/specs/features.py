@@ -76,6 +76,10 @@ class Features:
         None  # that capacity over the mean tokens of an expert; it implies the former
     )
     attention: AttentionKernel | None = None
+    attention_tile: int | None = None  # queries and keys that fused attention computes together
+    fuses_attention_backward: bool | None = (
+        None  # one kernel computes the gradients of queries, keys and values
+    )
     fp8_attention: bool | None = None  # scores and values are multiplied in 8 bits
     compiles: bool | None = None  # a compiler fuses element-wise kernels
     overlaps_tensor: bool | None = None  # tensor-parallel collectives run in parts behind their GEMMs
@@ -105,7 +109,7 @@ class Features:
     def stated(self) -> dict[str, str | bool | float]:
         """The switches that are not None, as a run file writes them."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {k: v if isinstance(v, bool | float) else str(v) for k, v in values.items() if v is not None}
+        return {k: v if isinstance(v, bool | int | float) else str(v) for k, v in values.items() if v is not None}
 
     def or_else(self, default: Features) -> Features:
         """These, and those of `default` where these are None."""

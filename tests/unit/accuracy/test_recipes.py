@@ -10,7 +10,7 @@ from meshwright.accuracy.reasons import Reason
 from meshwright.accuracy.recipes import Recipe, recipe_for
 from meshwright.accuracy.rows import read_runs
 from meshwright.accuracy.shipped import measured_runs_path, published_models, published_recipes
-from meshwright.catalog.stacks import stack_names
+from meshwright.catalog.stacks import features_of, stack_names
 from meshwright.specs.features import CudaGraphs, Dispatcher
 from meshwright.specs.plan import Recompute
 from meshwright.specs.precision import PRECISIONS
@@ -62,6 +62,36 @@ def test_maxtext_on_gpus_recomputes_what_its_page_says(conditions: dict[str, Run
     assert plan.recompute is Recompute.SELECTIVE
     assert set(plan.recompute_modules) == {"core_attention", "norm", "activation", "mlp"}
     assert conditions["dgxc_bench-0115"].stack.features.cuda_graphs is CudaGraphs.NONE
+
+
+def test_maxtext_on_tpus_has_the_tiles_and_degrees_of_its_recipes(
+    conditions: dict[str, RunConditions],
+) -> None:
+    maverick, scout, qwen = (
+        conditions[row] for row in ("tpu_recipes-0025", "tpu_recipes-0026", "tpu_recipes_ironwood-0015")
+    )
+    assert (maverick.plan.tensor, maverick.plan.data_shard) == (4, 32)
+    assert maverick.software["cuda_graphs"] == CudaGraphs.FULL
+    assert (scout.plan.tensor, scout.plan.recompute) == (1, Recompute.FULL)
+    assert qwen.stack.features.attention_tile == 1536
+    assert qwen.stack.features.fuses_attention_backward
+    old = features_of(conditions["maxtext_tpu_tables-0020"].stack, catalog.accelerator("tpu-v5e"))
+    assert (old.attention_tile, old.fuses_attention_backward) == (512, False)
+
+
+def test_an_entry_without_models_is_for_those_that_no_other_names() -> None:
+    page = {
+        "source": "github:AI-Hypercomputer/tpu-recipes training/ironwood",
+        "stack": "maxtext",
+        "vintage": 2026.0,
+    }
+    named, other = (
+        recipe_for(**page, model=model, accelerator="tpu7x", precision="bf16")
+        for model in ("gpt-oss-120b", "llama3.1-8b")
+    )
+    assert named
+    assert other
+    assert (named.features.attention_tile, other.features.attention_tile) == (1536, 2048)
 
 
 def test_names_are_those_of_the_catalogue() -> None:

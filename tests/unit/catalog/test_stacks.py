@@ -58,7 +58,8 @@ def test_every_switch_of_every_stack_has_a_value(name):
         "gradient_format",
         "parameter_format",
         "capacity_factor",
-    }  # else the precision's, and none
+        "attention_tile",
+    }  # else the precision's, none, and the kernel's
 
 
 def test_releases_step():

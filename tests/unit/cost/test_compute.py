@@ -9,7 +9,7 @@ import pytest
 
 from meshwright import catalog
 from meshwright.calibration.correction import EfficiencyCorrection
-from meshwright.cost.attention import ATTENTION_FILL_KEYS
+from meshwright.cost.attention import ATTENTION_FILL_KEYS, SPLIT_BACKWARD_GEMMS
 from meshwright.cost.compute import KernelCorrections, gemm_s, gemm_tiles
 from meshwright.cost.passes import PassTimes
 from meshwright.specs.model import Attention, Lora, Model
@@ -109,6 +109,33 @@ class TestLayer:
         assert long.attention_core.forward_s == pytest.approx(fill * short.attention_core.forward_s, rel=0.02)
         assert long.dense_ffn.forward_s == short.dense_ffn.forward_s
 
+    def test_tiles_on_the_diagonal_are_computed_whole(self, case):
+        """4,096 tokens see 2,048 keys in the mean; tiles of 2,048 compute 3,072."""
+        c = case(seq_len=4096, plan=Plan(micro_batch=2, data_shard=32))
+        usual, large, whole, beyond = (
+            float(c.with_rates(attention_tile=tile).layer().attention_core.forward_s)
+            for tile in (128, 2048, 4096, 8192)
+        )
+        assert large / usual == pytest.approx(
+            (3072 - 64 + ATTENTION_FILL_KEYS) / (2048 + ATTENTION_FILL_KEYS), rel=0.01
+        )
+        assert beyond == whole
+
+    def test_two_kernels_for_the_gradients_compute_seven_gemms(self, case):
+        fused = case().layer().attention_core
+        split = case().with_rates(attention_backward_gemms=SPLIT_BACKWARD_GEMMS).layer().attention_core
+        assert split.input_s / fused.input_s == pytest.approx(7 / 5, rel=0.01)
+        assert split.forward_s == fused.forward_s
+
+    def test_systolic_arrays_hold_whole_blocks(self, case):
+        """gpt-oss' 2,880 outputs or inputs of a projection take 3,072 of arrays of 256."""
+        c = case(model="gpt-oss-120b", plan=Plan(data_shard=32)).with_rates(output_tiles=0)
+        free, padded = (c.with_rates(matrix_unit_width=width).layer().attention_gemm for width in (0, 256))
+        assert padded.forward_s / free.forward_s == pytest.approx(3072 / 2880, rel=0.01)
+        assert padded.weight_s / free.weight_s == pytest.approx(
+            3072 / 2880, rel=0.04
+        )  # its depth is that of tokens
+
     def test_context_parallelism_divides_the_tokens(self, case):
         assert case(plan=Plan(context=4, data_shard=8)).layer().dense_ffn.forward_s < 0.3 * (
             case().layer().dense_ffn.forward_s
@@ -121,11 +148,17 @@ class TestLayer:
     def test_systolic_arrays_pad_heads(self, case):
         c = case(model="llama3-8b")  # heads of 128
         cores, filled, half = (
-            float(c.with_rates(matrix_unit_width=width).layer().attention_core.forward_s)
+            float(
+                c.with_rates(matrix_unit_width=width, attention_forward_ratio=0.5)
+                .layer()
+                .attention_core.forward_s
+            )
             for width in (0, 128, 256)
         )
-        assert filled == cores
-        assert half == pytest.approx(2 * filled, rel=0.01)
+        assert filled == pytest.approx(cores)
+        assert half == pytest.approx(
+            (1 + 0.5) * filled, rel=0.01
+        )  # GEMMs, half of the time, take twice as long
 
     def test_an_unfused_norm_moves_six_times_the_bytes(self, case):
         fused, unfused = case().layer(), case().with_rates(unfused_norm=1).layer()
@@ -181,8 +214,11 @@ class TestWindows:
             return float(c.layer().attention_core.forward_s)
 
         small, large, whole = (forward_s(tile) for tile in (128, 1024, 8192))
-        assert 1.3 < large / small < 1.6
-        assert 1.7 < whole / small < 1.9
+        usual = (4096 + 252) / 2 + ATTENTION_FILL_KEYS  # a window of 128 takes two tiles of 128
+        assert large / small == pytest.approx(
+            (4096 + 448 + 1792 + 112 + 2 * ATTENTION_FILL_KEYS) / 2 / usual, rel=0.01
+        )
+        assert whole / small == pytest.approx((8192 - 64 + ATTENTION_FILL_KEYS) / usual, rel=0.01)
         assert forward_s(2 * 8192) == whole
 
 

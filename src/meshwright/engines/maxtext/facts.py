@@ -6,7 +6,7 @@ import numpy as np
 
 from meshwright.cost.tables import RECOMPUTES
 from meshwright.engines.maxtext import VERSION
-from meshwright.planner.engines import CHEAP, EngineFacts, Rule, Scope
+from meshwright.planner.engines import CHEAP, AnyValue, EngineFacts, Rule, Scope
 from meshwright.planner.rules import has_experts, is_divisor, num_micro_batches
 from meshwright.specs.plan import Recompute, Schedule, Sharding
 
@@ -86,6 +86,8 @@ FACTS = EngineFacts(
     loss="logits of all tokens of a micro-batch at once (num_vocab_tiling: 1)",
     switches=(
         ("attention", ("unfused", "cudnn", "splash")),
+        ("attention_tile", AnyValue()),
+        ("fuses_attention_backward", (True, False)),
         ("gradient_format", ("fp32", "bf16")),
         ("cuda_graphs", ("none",)),
     ),

@@ -28,7 +28,7 @@ from meshwright.engines.maxtext.config.models import (
     model_keys,
 )
 from meshwright.engines.maxtext.parameters import leaves
-from meshwright.specs.features import AttentionKernel, CudaGraphs, WireFormat
+from meshwright.specs.features import AttentionKernel, CudaGraphs, Features, WireFormat
 from meshwright.specs.plan import Plan, Recompute, Sharding
 from meshwright.specs.run import LearningRateSchedule, Optimizer, Run
 
@@ -138,10 +138,22 @@ def _numbers(run: Run) -> dict[str, Any]:
         "attention": "dot_product"
         if is_gpt_oss(run.model)
         else ATTENTION.get(features.attention, "autoselected"),
+        **_splash(features),
         "sparse_matmul": True,
         "megablox": False,  # a kernel for TPUs; otherwise JAX's own grouped GEMM
         **({"routed_bias_update_rate": run.train.balance_bias_rate} if is_routed_as_v3(run.model) else {}),
     }
+
+
+SPLASH_BLOCKS = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")
+"""Tiles of splash attention: of its forward pass, of the gradients of keys and values, and of those of queries."""
+
+
+def _splash(features: Features) -> dict[str, Any]:
+    """Settings of attention on TPUs that the run states."""
+    tile, fused = features.attention_tile, features.fuses_attention_backward
+    settings: dict[str, Any] = {} if tile is None else {f"sa_block_{name}": tile for name in SPLASH_BLOCKS}
+    return settings if fused is None else settings | {"sa_use_fused_bwd_kernel": fused}
 
 
 def _adapters(run: Run) -> dict[str, Any]:

@@ -438,6 +438,8 @@ def test_lowering_is_pure_and_imports_no_framework():
     [
         ("attention=unfused", "attention", "dot_product"),
         ("attention=cudnn", "attention", "cudnn_flash_jax"),
+        ("attention_tile=1024", "sa_block_kv_dkv", 1024),
+        ("fuses_attention_backward=true", "sa_use_fused_bwd_kernel", True),
         ("gradient_format=bf16", "grad_dtype", "bfloat16"),
         ("dispatcher=deepep", "attention", "autoselected"),  # which it has no switch for
     ],
