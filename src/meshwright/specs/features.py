@@ -109,7 +109,7 @@ class Features:
     def stated(self) -> dict[str, str | bool | float]:
         """The switches that are not None, as a run file writes them."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {k: v if isinstance(v, bool | int | float) else str(v) for k, v in values.items() if v is not None}
+        return {k: v if isinstance(v, int | float) else str(v) for k, v in values.items() if v is not None}
 
     def or_else(self, default: Features) -> Features:
         """These, and those of `default` where these are None."""
