@@ -197,7 +197,10 @@ def _stops_recompute(accelerator: Accelerator, facts: StackFacts) -> int:
 
 
 def _attention_tile(features: Features) -> int:
-    return features.attention_tile or ATTENTION_TILES.get(features.attention, ATTENTION_TILE)
+    of_kernel = (
+        ATTENTION_TILES.get(features.attention, ATTENTION_TILE) if features.attention else ATTENTION_TILE
+    )
+    return features.attention_tile or of_kernel
 
 
 def _ragged_rows(facts: StackFacts, accelerator: Accelerator) -> int:
