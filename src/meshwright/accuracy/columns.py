@@ -6,14 +6,16 @@ read, and `notes_on_columns` says so.
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from meshwright.accuracy.csvfile import Column
+from meshwright.accuracy.csvfile import Column, CsvRow
+from meshwright.accuracy.rates import RATE_COLUMNS, rate_unit
 from meshwright.accuracy.shipped import shipped_columns
+from meshwright.accuracy.statements import read_statements
+from meshwright.accuracy.tablefile import read_lines
 from meshwright.runfile.synonyms import key_for
 
 _KEYS = {
@@ -21,6 +23,7 @@ _KEYS = {
     "batch.micro": "mbs", "batch.global_sequences": "gbs", "batch.global_tokens": "gbs_tokens",
     "parallel.tensor": "tp", "parallel.pipeline": "pp", "parallel.context": "cp", "parallel.expert": "ep",
     "parallel.expert_tensor": "etp", "parallel.virtual_pipeline": "vpp", "parallel.schedule": "schedule",
+    "parallel.recompute": "recompute", "parallel.sequence_parallel": "seq_parallel",
     "cluster.accelerator": "gpu", "cluster.num_nodes": "num_nodes", "cluster.devices_per_node": "gpus_per_node",
 }  # fmt: skip
 """Keys of the run file, whose names in other tools `runfile.synonyms` has -> columns."""
@@ -32,6 +35,11 @@ _NAMES = {
     "seq_len": "seqlen sequence_len sequence",
     "dp": "dp_size data_parallel_size data_parallel_degree data_parallel",
     "dp_type": "zero_stage zero sharding sharding_strategy",
+    "fsdp": "fsdp use_fsdp fsdp2",
+    "dp_shard": "data_parallel_shard_degree fsdp_degree fsdp_size ici_fsdp_parallelism",
+    "dp_replicate": "data_parallel_replicate_degree hsdp_replicas",
+    "grad_accum": "gradient_accumulation_steps grad_acc gradient_accumulation ga gas accumulation_steps",
+    "num_nodes": "n_nodes number_of_nodes num_hosts hosts",
     "layers": "num_layers n_layers n_layer num_hidden_layers",
     "hidden": "hidden_size d_model n_embd hidden_dim embedding_size",
     "heads": "num_heads n_heads n_head num_attention_heads attention_heads",
@@ -72,7 +80,15 @@ _RATIOS = {"mfu": "mfu_pct", "hfu": "hfu_pct"}
 _AMBIGUOUS = ("batch_size", "batch")
 """Names that some tables give the global and others the micro-batch."""
 
-MEASURES = ("tok_s_gpu_best", "step_time_s", "tflops_per_gpu", "mfu_pct", "hfu_pct", "mem_gb_per_gpu")
+MEASURES = (
+    "tok_s_gpu_best",
+    "step_time_s",
+    "tflops_per_gpu",
+    "mfu_pct",
+    "hfu_pct",
+    "mem_gb_per_gpu",
+    *RATE_COLUMNS,
+)
 """Columns of which a table of measured runs has one or more."""
 
 
@@ -94,12 +110,32 @@ def our_columns(header: Sequence[str]) -> list[Column]:
 
 def notes_on_columns(path: Path) -> list[str]:
     """Sentences on the columns of a file that are read under another name, and on those that are not read."""
-    header = [name.strip() for name in next(csv.reader(io.StringIO(path.read_text("utf-8-sig"))), [])]
+    table = read_lines(path)
+    header, lines = table.header, [line for line in table.lines if len(line.cells) == len(table.header)]
     columns = list(zip(header, our_columns(header), strict=True))
     renamed = [f"{name} as {c.name}{_unit(c)}" for name, c in columns if c.name != name]
-    unread = [name for name, c in columns if c.name == name and name and name not in shipped_columns()]
+    others = [name for name, c in columns if c.name == name and name and name not in shipped_columns()]
+    as_notes = [
+        name for name in others if any(_states(name, line.cells[header.index(name)]) for line in lines)
+    ]
+    unread = [name for name in others if name not in as_notes]
     notes = [f"columns read under our names: {', '.join(renamed)}"] if renamed else []
+    notes += [f"columns read as notes: {', '.join(as_notes)}"] if as_notes else []
     return notes + ([f"columns that are not read: {', '.join(unread)}"] if unread else [])
+
+
+def with_switches_as_notes(row: CsvRow) -> CsvRow:
+    """`row` with the cells of columns that are none of ours in its note, where they state a switch."""
+    others = {name: cell for name, cell in row.cells.items() if name and name not in shipped_columns()}
+    stated = [f"{name}: {cell}" for name, cell in others.items() if _states(name, cell)]
+    if not stated:
+        return row
+    return replace(row, cells=row.cells | {"notes": "; ".join(filter(None, (row.text("notes"), *stated)))})
+
+
+def _states(name: str, cell: str) -> bool:
+    """True where a column of an unknown name and its cell name a switch: "Dispatcher" and "DeepEP"."""
+    return bool(cell) and any(clause.mentions for clause in read_statements(f"{name}: {cell}").clauses)
 
 
 def _unit(column: Column) -> str:
@@ -120,5 +156,8 @@ def _known_as(name: str) -> Column | None:
     for ours, names in _NAMES.items():
         if word in names.split():
             return Column(name=ours)
+    if unit := rate_unit(word):
+        ours = "tok_s_gpu_best" if (unit.amount, unit.owner) == ("tokens", "device") else unit.column
+        return Column(name=ours, scale=unit.scale)
     ours = None if word in _AMBIGUOUS else _KEYS.get(key_for(word) or "")
     return Column(name=ours) if ours in shipped_columns() else None

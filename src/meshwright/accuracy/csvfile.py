@@ -1,14 +1,13 @@
-"""CSV files of published runs: strict reading into typed cells. An empty cell is an unknown value."""
+"""Tables of published runs: strict reading into typed cells. An empty cell is an unknown value."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from meshwright.accuracy.tablefile import Line, read_lines
+from meshwright.accuracy.wording import plain_number, stated
 from meshwright.errors import InputError
 from meshwright.units import digits_hint, parse_number
 
@@ -48,10 +47,10 @@ class CsvRow:
         Raises InputError for anything else.
         """
         text = self.text(column)
-        if not text:
+        if not stated(text):
             return None
         try:
-            value = parse_number(text)
+            value = parse_number(plain_number(text))
         except ValueError:
             value = -1.0
         if value < 0:
@@ -89,26 +88,18 @@ def read_table(
     shipped: str = "the shipped measured runs",
     columns: Callable[[Sequence[str]], Sequence[Column]] | None = None,
 ) -> list[CsvRow]:
-    """All rows of a CSV file (UTF-8, comma separated, one header line) in the columns of the file `shipped`.
+    """All rows of a table with a header line (`tablefile`) in the columns of the file `shipped`.
 
     Raises InputError when the file cannot be read, is empty, lacks a required column, names a column twice, has a
     row that is longer or shorter than its header, or a cell of the columns `numbers` or `counts` (with their largest
     value) that is none: all faults of the cells at once. Further columns are fine. `columns` gives the header our
     names and units.
     """
-    name = str(path)
-    reader = csv.reader(io.StringIO(_text(Path(path)), newline=""), strict=True)
-    try:
-        header = next(reader, None)
-        if not header or header == [""]:
-            raise InputError(f"{name} is empty", allowed="a CSV file with a header line")
-        header = [column.strip() for column in header]
-        known = columns(header) if columns else [Column(name=column) for column in header]
-        header = [column.name for column in known]
-        _check_header(name, header, required, shipped)
-        rows, faults = _rows(name, header, reader)
-    except csv.Error as error:
-        raise InputError(f"{name}:{reader.line_num}: not a CSV line ({error})") from None
+    name, table = str(path), read_lines(Path(path))
+    known = columns(table.header) if columns else [Column(name=column) for column in table.header]
+    header = [column.name for column in known]
+    _check_header(name, header, required, shipped)
+    rows, faults = _rows(name, header, table.lines)
     rows = _in_our_units(rows, known)
     for row in rows:
         faults += _cell_faults(row, numbers, counts or {})
@@ -132,7 +123,7 @@ def _in_our_units(rows: list[CsvRow], columns: Sequence[Column]) -> list[CsvRow]
 
 def _number(text: str) -> float | None:
     try:
-        return parse_number(text)
+        return parse_number(plain_number(text))
     except ValueError:
         return None
 
@@ -154,18 +145,9 @@ def _all_of(name: str, faults: Sequence[InputError]) -> InputError:
     return InputError("\n  ".join([f"{name} has {len(faults)} faults:", *lines]))
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 (byte {error.start})", hint="save the file as UTF-8") from None
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
-
-
 def _check_header(name: str, header: list[str], required: tuple[str, ...], shipped: str) -> None:
     faults = []
-    if missing := [column for column in required if column not in header]:
+    if missing := [column.partition("|")[0] for column in required if not _is_there(column, header)]:
         faults.append(f"missing column{'s' if len(missing) > 1 else ''} {', '.join(missing)}")
     if twice := sorted({column for column in header if column and header.count(column) > 1}):
         faults.append(f"column named twice: {', '.join(twice)}")
@@ -174,23 +156,21 @@ def _check_header(name: str, header: list[str], required: tuple[str, ...], shipp
         raise InputError(f"{name}: {'; '.join(faults)}", hint=hint)
 
 
-def _rows(
-    name: str,
-    header: list[str],
-    reader: Any,  # csv has no public reader type
-) -> tuple[list[CsvRow], list[InputError]]:
+def _is_there(column: str, header: list[str]) -> bool:
+    """True if a column is there, or all of one of its alternatives: "a|b+c"."""
+    return any(set(names.split("+")) <= set(header) for names in column.split("|"))
+
+
+def _rows(name: str, header: list[str], lines: Sequence[Line]) -> tuple[list[CsvRow], list[InputError]]:
     rows: list[CsvRow] = []
     faults: list[InputError] = []
-    for cells in reader:
-        if not any(cell.strip() for cell in cells):
-            continue
+    for line in lines:
+        cells = line.cells
         if len(cells) == len(header):
-            rows.append(
-                CsvRow(name, reader.line_num, {c: v.strip() for c, v in zip(header, cells, strict=True)})
-            )
+            rows.append(CsvRow(name, line.number, dict(zip(header, cells, strict=True))))
             continue
         fault = InputError(
-            f"{name}:{reader.line_num}: row has {len(cells)} {'cell' if len(cells) == 1 else 'cells'}, the header has "
+            f"{name}:{line.number}: row has {len(cells)} {'cell' if len(cells) == 1 else 'cells'}, the header has "
             f"{len(header)}",
             hint="quote cells that hold commas",
         )

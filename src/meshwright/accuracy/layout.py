@@ -273,6 +273,8 @@ def _sharding(row: CsvRow, software: Software, notes: list[str]) -> Sharding:
         for pattern, sharding in _SHARDINGS:
             if text and re.search(pattern, text, re.IGNORECASE):
                 return sharding
+    if yes_or_no(row.text("fsdp")) is False and software.sharding is Sharding.PARAMETERS:
+        return Sharding.NONE
     if stated := row.text("dp_type"):
         notes.append(f"dp_type {stated!r} is not understood")
     notes.append(f"{USUAL_SHARDING} {software.sharding.name.lower()}, the default of {software.title}")

@@ -14,17 +14,18 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 from meshwright import catalog
-from meshwright.accuracy.columns import MEASURES, our_columns
+from meshwright.accuracy.columns import MEASURES, our_columns, with_switches_as_notes
 from meshwright.accuracy.conditions import RunConditions
 from meshwright.accuracy.csvfile import MAX_COUNT, MAX_TOKENS, CsvRow, read_table
 from meshwright.accuracy.duplicates import DUPLICATE_NOTE, with_duplicates_layout
 from meshwright.accuracy.feasible import with_what_fits
 from meshwright.accuracy.flop_rates import least_flops_per_token, rate_of_flops
 from meshwright.accuracy.layout import NO_ACCUMULATION, PublishedLayout, read_layout
+from meshwright.accuracy.rates import RATE_COLUMNS, with_rate
 from meshwright.accuracy.reasons import CannotPredictError, Reason
 from meshwright.accuracy.shapes import read_model
 from meshwright.accuracy.shipped import frameworks, published_systems
-from meshwright.accuracy.software import Software, read_software, trains_adapters
+from meshwright.accuracy.software import Software, has_quantised_base, read_software, trains_adapters
 from meshwright.accuracy.spelling import spelled
 from meshwright.accuracy.stated import contradictions, format_of, scaling_of, with_stated_numbers
 from meshwright.accuracy.statements import read_statements
@@ -57,12 +58,13 @@ FAILED_COLUMNS = (*_CONDITIONS, "metric_kind")
 """Columns that a file of failed configurations must have."""
 _NUMBERS = (
     "tok_s_gpu_best", "step_time_s", "mem_gb_per_gpu", "params_b", "tflops_per_gpu", "mfu_pct", "hfu_pct",
-    "mfu_peak_tflops", "gemm_tflops",
+    "mfu_peak_tflops", "gemm_tflops", *RATE_COLUMNS,
 )  # fmt: skip
 _COUNTS = dict.fromkeys(
     (
-        "num_gpus", "gpus_per_node", "seq_len", "mbs", "gbs", "grad_accum", "tp", "pp", "cp", "dp", "ep", "etp", "vpp",
-        "layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "experts", "topk",
+        "num_gpus", "gpus_per_node", "num_nodes", "seq_len", "mbs", "gbs", "grad_accum", "tp", "pp", "cp", "dp", "ep",
+        "etp", "vpp", "dp_shard", "dp_replicate", "layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "experts",
+        "topk",
     ),
     MAX_COUNT,
 ) | {"gbs_tokens": MAX_TOKENS}  # fmt: skip
@@ -187,7 +189,9 @@ def read_failed(path: str | Path) -> list[PublishedRun]:
 
 def table_of_runs(path: str | Path) -> list[CsvRow]:
     """The rows of a CSV of measured runs as they are written. Raises InputError as `read_runs` does."""
-    rows = _table(path, MEASURED_COLUMNS)
+    rows = _table(
+        path, tuple(f"{c}|num_nodes+gpus_per_node" if c == "num_gpus" else c for c in MEASURED_COLUMNS)
+    )
     if rows and not any(measure in rows[0].cells for measure in MEASURES):
         raise InputError(
             f"{path}: missing a measured column", allowed=f"one or more of {', '.join(MEASURES)}"
@@ -196,7 +200,8 @@ def table_of_runs(path: str | Path) -> list[CsvRow]:
 
 
 def _table(path: str | Path, required: tuple[str, ...]) -> list[CsvRow]:
-    return read_table(path, required=required, numbers=_NUMBERS, counts=_COUNTS, columns=our_columns)
+    rows = read_table(path, required=required, numbers=_NUMBERS, counts=_COUNTS, columns=our_columns)
+    return [with_switches_as_notes(row) for row in rows]
 
 
 def read_row(
@@ -206,6 +211,7 @@ def read_row(
 
     layout: reads its plan and batch; another reader where a caller supplies the plan that the row does not state.
     """
+    row, converted = with_rate(row)
     rate, memory = row.number("tok_s_gpu_best") or None, row.number("mem_gb_per_gpu") or None
     if "mem>" in row.text("qa_flags"):  # more than the device has
         memory = None
@@ -235,6 +241,7 @@ def read_row(
         run = _with_conditions(row, run, layout)
     except CannotPredictError as stop:
         return replace(run, reason=stop.reason, reason_detail=stop.detail)
+    run = replace(run, assumed=(*run.assumed, *converted))
     if rate is None and not failed:
         run = _with_step_time(run) if run.step_time_s else _with_printed_flops(row, run)
     return _below_peak(run)
@@ -302,7 +309,7 @@ def _with_conditions(
     num_devices = row.count("num_gpus")
     if num_devices is None:
         raise CannotPredictError(Reason.NO_DEVICES)
-    if "qlora" in run.task.lower():
+    if has_quantised_base(row):
         raise CannotPredictError(Reason.QUANTISED_BASE, "4-bit base weights")
     reading = read_model(row)
     model, notes = reading.model, [*reading.assumed, *stated, *contradictions(row)]

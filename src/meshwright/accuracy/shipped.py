@@ -24,7 +24,7 @@ def failed_configs_path() -> Path:
 @cache
 def shipped_columns() -> frozenset[str]:
     """Columns of the shipped files, and those that only tables of others have."""
-    found = {"gemm_tflops", "schedule"}
+    found = {"gemm_tflops", "schedule", "fsdp", "dp_shard", "dp_replicate"}
     for path in (measured_runs_path(), failed_configs_path()):
         with path.open(encoding="utf-8", newline="") as lines:
             found |= set(next(csv.reader(lines)))

@@ -10,6 +10,7 @@ from meshwright.accuracy.csvfile import CsvRow
 from meshwright.accuracy.features import read_features
 from meshwright.accuracy.recipes import recipe_for
 from meshwright.accuracy.shipped import frameworks
+from meshwright.accuracy.statements import read_statements
 from meshwright.specs.hardware import Accelerator, Stack
 from meshwright.specs.model import Lora
 from meshwright.specs.plan import Sharding
@@ -50,8 +51,18 @@ def is_mlperf(row: CsvRow) -> bool:
 
 
 def trains_adapters(row: CsvRow) -> bool:
-    """True if adapters are trained and the model's own weights stay."""
-    return re.search(r"lora|peft|adapter", row.text("task"), re.IGNORECASE) is not None
+    """True if adapters are trained and the model's own weights stay: by task and model name, else by the note."""
+    if re.search(r"lora|peft|adapter", f"{row.text('task')} {row.text('model')}", re.IGNORECASE):
+        return True
+    return row.text("task").lower() != "pretrain" and bool(
+        read_statements(row.text("notes")).value("adapters")
+    )
+
+
+def has_quantised_base(row: CsvRow) -> bool:
+    """True if the weights below the adapters are in 4 bits."""
+    named = f"{row.text('task')} {row.text('model')}".lower()
+    return "qlora" in named or read_statements(row.text("notes")).value("adapters") == "qlora"
 
 
 def read_software(row: CsvRow, accelerator: Accelerator, model: str = "") -> Software:

@@ -19,6 +19,19 @@ _NOISE = {
 _KIND = re.compile(r"sxm\d|hbm\d?e?|gddr\d\w?|\d+x")
 _MEMORY = re.compile(r"(\d+) ?(?:g|gb|gib)\b")
 
+_COUNT = re.compile(r"^\d+ ?(?:x|\u00d7) ?(?=[a-z])")
+_TPUS = {
+    "4": "tpu-v4", "5e": "tpu-v5e", "5 lite": "tpu-v5e", "5litepod": "tpu-v5e", "5p": "tpu-v5p", "6e": "tpu-v6e",
+    "7": "tpu7x", "7x": "tpu7x", "trillium": "tpu-v6e", "ironwood": "tpu7x",
+}  # fmt: skip
+_TPU = re.compile(
+    r"(?:google )?(?:cloud )?(?:tpu ?)?(?:v ?(4|5e|5 lite|5litepod|5p|6e|7x?)(?: ?\d+)?(?: pod)?|(trillium|ironwood))"
+)
+"""A TPU by its generation, with or without the size of its slice: "v5p-128", "TPU v6e-256", "Trillium"."""
+_SLICE = re.compile(r"\bv(4|5p|5e|5litepod|6e)-(\d+)\b", re.IGNORECASE)
+_CORES_A_CHIP = {"4": 2, "5p": 2}
+"""Generations whose slices are named by TensorCores (Google Cloud documentation, TPU configurations)."""
+
 MEMORY_DIFFERS = 0.08
 """Labels of one part differ by less: 180 and 192 GB of a B200, 186 and 192 GB of a GB200."""
 
@@ -29,7 +42,9 @@ def spelled(name: str) -> str | None:
     >>> spelled("8x NVIDIA H100 SXM5 80GB"), spelled("A100-40G"), spelled("H100 NVL 94 GB"), spelled("H200 NVL")
     ('h100', 'a100-40gb', 'h100-nvl', None)
     """
-    text = re.sub(r"[^a-z0-9]+", " ", name.lower()).strip()
+    text = re.sub(r"[^a-z0-9]+", " ", _COUNT.sub("", name.strip().lower())).strip()
+    if tpu := _TPU.fullmatch(text):
+        return _TPUS[tpu[1] or tpu[2]]
     memory = [int(size) for size in _MEMORY.findall(text)]
     parts = [w for w in _MEMORY.sub(" ", text).split() if w not in _NOISE and not _KIND.fullmatch(w)]
     forms = {_FORMS[w] for w in parts if w in _FORMS}
@@ -46,6 +61,16 @@ def spelled(name: str) -> str | None:
         return part if part in same else same[0]
     near = [n for n in known if abs(_gigabytes(n) / memory[0] - 1) < MEMORY_DIFFERS]
     return near[0] if len(near) == 1 and not same else None
+
+
+def chips_of_slice(name: str) -> int | None:
+    """Chips of the slice that `name` names; None where it names none.
+
+    >>> chips_of_slice("v5p-128"), chips_of_slice("TPU v6e-256"), chips_of_slice("TPU v5p")
+    (64, 256, None)
+    """
+    found = _SLICE.search(name)
+    return int(found[2]) // _CORES_A_CHIP.get(found[1].lower(), 1) if found else None
 
 
 def _gigabytes(name: str) -> int:

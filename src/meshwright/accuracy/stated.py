@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshwright.accuracy.csvfile import MAX_TOKENS, CsvRow
+from meshwright.accuracy.spelling import chips_of_slice
 from meshwright.accuracy.statements import Polarity, read_statements
-from meshwright.accuracy.wording import number_format
+from meshwright.accuracy.wording import number_format, yes_or_no
 
 _NUMBERS = ("tp", "pp", "cp", "ep", "etp", "vpp", "mbs", "gbs", "grad_accum", "gpus_per_node", "num_nodes")
 """Columns whose numbers notes state in words of the vocabulary."""
@@ -16,6 +17,7 @@ RATES_DIFFER = 0.05
 
 def with_stated_numbers(row: CsvRow) -> tuple[CsvRow, list[str]]:
     """`row` with the empty cells whose number its note states once, and a note on each and on each contradiction."""
+    row = _with_products(row)
     said, cells, notes = read_statements(row.text("notes")), dict(row.cells), list[str]()
     for column in _NUMBERS:
         found = {m.number for m in said.mentions(column) if m.polarity is Polarity.ON}
@@ -32,14 +34,32 @@ def with_stated_numbers(row: CsvRow) -> tuple[CsvRow, list[str]]:
     return replace(row, cells=cells), [*notes, *said.contradictions()]
 
 
+def _with_products(row: CsvRow) -> CsvRow:
+    """`row` with devices from nodes, and data parallelism from the columns that its framework splits it into."""
+    cells = dict(row.cells)
+    nodes, per_node = row.count("num_nodes"), row.count("gpus_per_node")
+    if not row.text("num_gpus") and nodes and per_node:
+        cells["num_gpus"] = str(nodes * per_node)
+    shard, replicas = row.count("dp_shard"), row.count("dp_replicate")
+    if (shard or 0) > 1:
+        cells["dp"] = row.text("dp") or str((shard or 1) * (replicas or 1))
+        cells["dp_type"] = row.text("dp_type") or f"fsdp {shard}"
+    if not cells.get("dp_type") and row.text("fsdp") and yes_or_no(row.text("fsdp")) is not False:
+        cells["dp_type"] = "fsdp" if yes_or_no(row.text("fsdp")) else f"fsdp {row.text('fsdp')}"
+    return replace(row, cells=cells)
+
+
 def contradictions(row: CsvRow) -> list[str]:
     """Numbers that `row` states twice and differently, with the one that is used; all of them."""
     devices, per_node, nodes = row.count("num_gpus"), row.count("gpus_per_node"), row.count("num_nodes")
+    chips = chips_of_slice(row.text("gpu"))
     batch, seq_len = row.count("gbs"), row.count("seq_len")
     tokens = row.count("gbs_tokens", limit=MAX_TOKENS)
     found = []
     if devices and per_node and nodes and -(-devices // per_node) != nodes:
         found.append(f"{nodes} nodes of {per_node} are not {devices} devices: {devices} used")
+    if chips and devices and devices != chips:
+        found.append(f"a slice {row.text('gpu')} has {chips} chips: {devices} used, as of several")
     if batch and seq_len and tokens and abs(tokens / (batch * seq_len) - 1) > RATES_DIFFER:
         found.append(f"{batch} sequences of {seq_len} are not {tokens:,} tokens: the sequences used")
     micro, data, steps = row.count("mbs"), row.count("dp"), row.count("grad_accum")

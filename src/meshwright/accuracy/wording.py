@@ -6,7 +6,9 @@ import re
 
 _YES = re.compile(r"(?:yes|true|on|enabled?|1)\b")
 _NO = re.compile(r"(?:no|none|false|off|disabled?|never|without|0)\b|-$")
-_UNSTATED = re.compile(r"(?:n/?a|unknown|unspecified|unclear|not (?:stated|given|reported|specified)|\?+)$")
+_UNSTATED = re.compile(
+    r"(?:n/?a|unknown|unspecified|unclear|not (?:stated|given|reported|specified)|\?+|tbd|-+|[\u2013\u2014])$"
+)
 
 _FORMATS = (
     (r"bf16|bfloat16|fp16/bf16", "bf16"),
@@ -25,7 +27,10 @@ _EIGHT_BITS = (
 )
 """Scalings of numbers of 8 bits; by the maximum of their tensor where nothing is said."""
 
-_INSTANCE = re.compile(r"[-_ ](?:instruct|base|chat|it|hf|sft|thinking|pretrain(?:ing)?)$", re.IGNORECASE)
+_INSTANCE = re.compile(
+    r"[-_ ](?:instruct|base|chat|it|hf|sft|thinking|pretrain(?:ing)?|q?lora|peft|finetun(?:e|ing))$",
+    re.IGNORECASE,
+)
 """Endings of names that tell weights from weights, not shapes from shapes."""
 
 
@@ -49,6 +54,19 @@ def stated(text: str) -> str:
     """
     text = text.strip().lower()
     return "" if _UNSTATED.match(text) else text
+
+
+_THOUSANDS = re.compile(r"^\d{1,3}(?:[, \u00a0\u2009\u202f'_]\d{3})+(?:\.\d+)?$")
+
+
+def plain_number(text: str) -> str:
+    """A number without separators of thousands and without its percent sign.
+
+    >>> plain_number("12,345.6"), plain_number("45.2 %"), plain_number("1,5")
+    ('12345.6', '45.2', '1,5')
+    """
+    text = text.strip().removesuffix("%").rstrip()
+    return re.sub(r"[^\d.]", "", text) if _THOUSANDS.match(text) else text
 
 
 def number_format(text: str) -> str:

@@ -77,7 +77,103 @@ def test_a_table_without_a_measure_is_refused(tmp_path):
         one(tmp_path, "Weather", "sunny")
 
 
-def test_grouped_digits_are_refused_with_their_number(tmp_path):
-    with pytest.raises(InputError) as error:
-        one(tmp_path, "tgs", '"8,192"')
-    assert error.value.hint == "write the digits: 8192"
+def test_grouped_digits_are_read(tmp_path):
+    assert one(tmp_path, "tgs", '"8,192"').tokens_per_s_per_device == 8192
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        ("samples/s", "8"),
+        ("Samples per second", "8"),
+        ("seq/s/GPU", "1"),
+        ("Total tokens/s", "65536"),
+        ("Cluster throughput (tokens/s)", "65536"),
+        ("k tokens/s/chip", "8.192"),
+        ("tokens/s/node", "65536"),
+        ("tokens per day", "5662310400"),
+        ("B tokens/day", "5.6623104"),
+        ("tokens/GPU/day", "707788800"),
+        ("steps/s", "0.125"),
+        ("it/s", "0.125"),
+    ],
+)
+def test_rates_of_samples_steps_and_all_devices(tmp_path, header, value):
+    path = tmp_path / "theirs.csv"
+    path.write_text(f"{HEADER},gpus_per_node,{header}\n{ROW},8,{value}\n")
+    (run,) = read_runs(path)
+    assert run.tokens_per_s_per_device == pytest.approx(8192)
+    assert run.reason is None
+
+
+def test_tokens_of_nobody_are_not_read(tmp_path):
+    path = tmp_path / "theirs.csv"
+    path.write_text(f"{HEADER},MFU,tokens/s\n{ROW},45,8000\n")
+    assert notes_on_columns(path)[-1] == "columns that are not read: tokens/s"
+
+
+def test_columns_of_switches_are_read_as_notes(tmp_path):
+    path = tmp_path / "theirs.csv"
+    path.write_text(f"{HEADER},CUDA graphs,Attention,Weather,tgs\n{ROW},off,FA3,sunny,8192\n")
+    (run,) = read_runs(path)
+    assert run.conditions
+    assert (run.conditions.stack.features.cuda_graphs, run.conditions.stack.features.attention) == (
+        "none",
+        "fa3",
+    )
+    assert notes_on_columns(path)[-2:] == [
+        "columns read as notes: CUDA graphs, Attention",
+        "columns that are not read: Weather",
+    ]
+
+
+def test_devices_of_nodes(tmp_path):
+    path = tmp_path / "theirs.csv"
+    path.write_text(
+        "model,gpu,Nodes,GPUs per node,seq_len,Global batch size,MBS,FSDP,tgs\nllama3.1-8b,H100,2,8,8192,64,1,1,8192\n"
+    )
+    (run,) = read_runs(path)
+    assert run.conditions
+    assert (run.conditions.num_devices, run.conditions.plan.data_shard) == (16, 16)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("sign", [",", ";", "\t", "|"])
+def test_files_of_spreadsheets(tmp_path, encoding, sign):
+    lines = [f"{HEADER},Step time (s),,", "", f"{ROW},8,,", ",".join([""] * 14)]
+    text = "\r\n".join(line.replace(",", sign) for line in lines)
+    path = tmp_path / "theirs.csv"
+    path.write_bytes(text.encode(encoding))
+    (run,) = read_runs(path)
+    assert (run.line, run.tokens_per_s_per_device) == (3, 8192)
+
+
+def test_decimal_commas_of_files_with_semicolons(tmp_path):
+    path = tmp_path / "theirs.csv"
+    header, row = HEADER.replace(",", ";"), ROW.replace(",", ";")
+    path.write_text(f"sep=;\n{header};tgs;MFU\n{row};8.192,5;45,25 %\n")
+    (run,) = read_runs(path)
+    assert run.tokens_per_s_per_device == 8192.5
+
+
+@pytest.mark.parametrize("form", ["list", "lines", "object"])
+def test_json(tmp_path, form):
+    import json
+
+    row = dict(zip(HEADER.split(","), ROW.split(","), strict=True)) | {
+        "# GPUs": 8,
+        "tgs": 8192.0,
+        "notes": None,
+    }
+    text = {
+        "list": json.dumps([row]),
+        "lines": json.dumps(row) + "\n",
+        "object": json.dumps({"rows": [row]}),
+    }[form]
+    path = tmp_path / "theirs.json"
+    path.write_text(text)
+    (run,) = read_runs(path)
+    assert run.tokens_per_s_per_device == 8192
+    path.write_text("[1, 2]")
+    with pytest.raises(InputError, match="not a row"):
+        read_runs(path)

@@ -357,3 +357,35 @@ def test_a_stack_without_indexers_attends_to_all_keys(read_one: ReadOne) -> None
     assert any("attention to all keys" in note for note in dense.assumed)
     assert sparse.conditions is not None
     assert sparse.conditions.model.attention.indexer is not None
+
+
+@pytest.mark.parametrize(
+    ("cells", "is_lora"),
+    [
+        ({"task": "", "model": "Llama3 8B LoRA"}, True),
+        ({"task": "sft", "notes": "LoRA r=64"}, True),
+        ({"task": "sft", "notes": "full fine-tuning, no LoRA"}, False),
+        ({"task": "pretrain", "notes": "faster than LoRA"}, False),
+    ],
+)
+def test_adapters_by_task_model_and_note(read_one: ReadOne, cells: dict[str, object], is_lora: bool) -> None:
+    c = read_one(**cells).conditions
+    assert c
+    assert (c.lora is not None) is is_lora
+    assert c.lora is None or "64" not in str(cells.get("notes")) or c.lora.rank == 64
+    assert read_one(task="", notes="QLoRA").reason is Reason.QUANTISED_BASE
+
+
+def test_contradictions_are_all_listed_with_what_is_used(read_one: ReadOne) -> None:
+    run = read_one(
+        notes="TP4, MBS 2, BF16; CUDA graphs off; full-iteration CUDA graphs", grad_accum=3, gbs_tokens=999
+    )
+    used = [note for note in run.assumed if note.endswith(("used", "used, 1", "used, fp8"))]
+    assert len(used) == 6, run.assumed
+    assert run.conditions
+    assert (run.conditions.plan.tensor, run.conditions.plan.micro_batch) == (1, 1)
+
+
+def test_a_slice_of_cores_is_half_as_many_chips(read_one: ReadOne) -> None:
+    run = read_one(gpu="TPU v5p-128", num_gpus=128, dp=64, framework="MaxText", precision="bf16")
+    assert "a slice TPU v5p-128 has 64 chips: 128 used, as of several" in run.assumed
