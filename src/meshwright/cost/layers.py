@@ -28,6 +28,7 @@ from meshwright.cost.collectives import (
     reduce_scatter_s,
 )
 from meshwright.cost.compute import LayerCompute
+from meshwright.cost.context_heads import has_scans, swap_s
 from meshwright.cost.flops import Parameters
 from meshwright.cost.groups import Groups
 from meshwright.cost.layer_shapes import LayerShapes
@@ -315,7 +316,7 @@ def _tensor_parallel(s: StepContext) -> PassTimes:
 def _context_parallel(s: StepContext, core: PassTimes) -> PassTimes:
     """Attention in as many parts as there are ranks, while keys and values of all other parts arrive.
 
-    Backward also brings their gradients home.
+    Backward also brings their gradients home. Layers with scans swap sequence for heads instead.
     """
     model, plan = s.model, s.plan
     width = gathered_width(model, plan)
@@ -324,9 +325,15 @@ def _context_parallel(s: StepContext, core: PassTimes) -> PassTimes:
     gather = np.where(plan.context > 1, gather, 0.0) * model.attention_share
     slowdown = 1 + s.rates.overlap_slowdown_ratio
     loss = s.rates.context_loss_ratio * np.log2(plan.context) * CONTEXT_LOSS_TOKENS / s.batch.seq_len
+    swap = 0.0
+    if has_scans(model):
+        swap = swap_s(
+            model, plan, s.tokens, group=s.groups.context, element_bytes=s.precision.activation_bytes,
+            element_s=s.shapes.element_s,
+        )  # fmt: skip
     return _backward_free(
-        loss * core.forward_s + exposed_s(gather, core.forward_s, slowdown),
-        loss * core.input_s + exposed_s(2 * gather, core.input_s, slowdown),
+        swap + loss * core.forward_s + exposed_s(gather, core.forward_s, slowdown),
+        swap + loss * core.input_s + exposed_s(2 * gather, core.input_s, slowdown),
     )
 
 

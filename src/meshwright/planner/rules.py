@@ -56,6 +56,33 @@ def _says_kv_heads(s: LegalityContext, p: PlanTable) -> str:
     return f"tensor {p.tensor} {verb} {heads} key/value heads"
 
 
+def _states_fit_context(s: LegalityContext, plan: PlanTable) -> Mask:
+    """Context ranks split the heads of state-space layers; groups are split too, or repeated."""
+    ranks, groups = plan.tensor * plan.context, s.model.state_groups // np.maximum(plan.tensor, 1)
+    whole = is_divisor(plan.context, groups) | is_divisor(groups, plan.context)
+    return (
+        (plan.context == 1)
+        | (s.model.state_space_share == 0)
+        | (is_divisor(ranks, s.model.state_heads) & whole)
+    )
+
+
+def _rule_fits_context(s: LegalityContext, plan: PlanTable) -> Mask:
+    """Context ranks split the heads of Gated DeltaNet; no program that is known splits Kimi Delta Attention's."""
+    m, ranks = s.model, plan.tensor * plan.context
+    split = is_divisor(ranks, linear_key_heads(m)) & is_divisor(ranks, m.linear_heads)
+    return (plan.context == 1) | (m.linear_share == 0) | (split & (m.linear_per_channel == 0))
+
+
+def _says_rule_context(s: LegalityContext, p: PlanTable) -> str:
+    if s.model.linear_per_channel:
+        return f"context {p.context}: Kimi Delta Attention over context ranks is not estimated"
+    return (
+        f"tensor {p.tensor} x context {p.context} does not divide the {linear_key_heads(s.model)} key and "
+        f"{s.model.linear_heads} value heads of linear attention, which context ranks hold parts of"
+    )
+
+
 def _layers_fit(s: LegalityContext, plan: PlanTable) -> Mask:
     """Middle stages take ceil(L / S) layers; what is left for the first and the last must not be negative.
 
@@ -229,9 +256,10 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="state-space context",
         scope=Scope.SHAPE,
-        holds=lambda s, p: (p.context == 1) | (s.model.state_space_share == 0),
+        holds=_states_fit_context,
         says=lambda s, p: (
-            f"context {p.context}: the scan of state-space layers over context ranks is not estimated"
+            f"tensor {p.tensor} x context {p.context} does not split the {s.model.state_heads} heads and "
+            f"{s.model.state_groups} groups of state-space layers, which context ranks hold parts of"
         ),
     ),
     Rule(
@@ -256,8 +284,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="linear attention context",
         scope=Scope.SHAPE,
-        holds=lambda s, p: (p.context == 1) | (s.model.linear_share == 0),
-        says=lambda s, p: f"context {p.context}: linear attention over context ranks is not estimated",
+        holds=_rule_fits_context,
+        says=_says_rule_context,
     ),
     Rule(
         name="vocabulary",

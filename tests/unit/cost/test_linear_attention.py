@@ -243,7 +243,7 @@ def test_memory_does_not_grow_with_the_context_per_token():
     ("plan", "message"),
     [
         (Plan(tensor=32), "does not divide the 16 key and 32 value heads"),
-        (Plan(context=2, data_shard=16), "over context ranks is not estimated"),
+        (Plan(tensor=4, context=8), "tensor 4 x context 8 does not divide the 16 key and 32 value heads"),
     ],
 )
 def test_plans_that_do_not_hold(plan, message):

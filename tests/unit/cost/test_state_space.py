@@ -353,7 +353,8 @@ def test_long_sequences_favour_state_space(attention):
 def test_heads_and_groups_are_split_over_tensor_ranks():
     context = legality_context(request())
     assert not [v for v in violations(Plan(tensor=8, data_shard=4), context=context) if "state" in v.rule]
-    found = violations(Plan(context=2, data_shard=16), context=context)
+    assert not [v for v in violations(Plan(context=16, data_shard=2), context=context) if "state" in v.rule]
+    found = violations(Plan(tensor=4, context=3), context=context)
     assert "state-space context" in [v.rule for v in found]
 
 
