@@ -45,9 +45,10 @@ def run_of(model: str | dict[str, Any], **changes: Any) -> mw.Run:
 
 @st.composite
 def plans(draw) -> Plan:
-    tensor, expert = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 1, 2]))
+    tensor, context = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 1, 2]))
     return Plan(
-        tensor=tensor, data_shard=8 // tensor, expert=expert, sharding=draw(st.sampled_from(list(Sharding))),
+        tensor=tensor, context=context, data_shard=8 // (tensor * context), expert=draw(st.sampled_from([1, 1, 2])),
+        sharding=draw(st.sampled_from(list(Sharding))),
         micro_batch=draw(st.sampled_from([1, 2])),
     )  # fmt: skip
 
@@ -182,7 +183,7 @@ def test_every_planning_verb_answers(model):
     optimizer=st.sampled_from(["adamw", "muon", "lion"]),
     targets=st.lists(st.sampled_from(["query", "value", "output", "up", "down"]), unique=True),
 )
-@settings(LOADED, max_examples=150)
+@settings(LOADED, max_examples=60)
 def test_every_planning_verb_answers_with_every_choice(model, precision, cluster, engine, optimizer, targets):
     changes: dict[str, Any] = {"precision": precision, "cluster": cluster, "engine": engine}
     if targets:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from meshwright.catalog.clusters import cluster
 from meshwright.catalog.engines import engine_names
 from meshwright.catalog.joint_clusters import slowest_part, smallest_part
+from meshwright.cost.context_heads import has_scans
 from meshwright.errors import MeshwrightError
 from meshwright.planner.engines import engine_facts
 from meshwright.planner.estimate import estimate_plan
@@ -21,14 +22,23 @@ from meshwright.units import gib, ms
 
 
 def notes_on_parts(request: PlanRequest, plan: Plan) -> tuple[str, ...]:
-    """Sentences about the request's model, and about the parts of its cluster under `plan`."""
-    known = uncalibrated(request.model)
+    """Sentences about the request's model under `plan`, and about the parts of its cluster."""
+    known = (*uncalibrated(request.model), *_on_scans(request, plan))
     parts = request.cluster.parts
     if not parts:
         return known
     mixed = mixed_step(request, plan)
     binding = _equal_shares(request) if mixed is None else (_ranks(mixed.shares), *_who_runs(request, plan))
     return (*known, *binding, *(_of_one_part(request, plan, part) for part in parts))
+
+
+def _on_scans(request: PlanRequest, plan: Plan) -> tuple[str, ...]:
+    if plan.context == 1 or not has_scans(request.model_table):
+        return ()
+    return (
+        "context ranks swap sequence for heads around scans, as Megatron-Core does; this is counted and not "
+        "calibrated: no published step has it",
+    )
 
 
 def _equal_shares(request: PlanRequest) -> tuple[str, ...]:

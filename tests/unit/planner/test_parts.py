@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from tests.plan_requests import plan_request
 
 from meshwright import catalog, runfile
 from meshwright.catalog.stacks import stack_for_engine
@@ -206,3 +207,11 @@ def test_no_other_size_is_suggested():
     enough = request("h100-8x1+h200-8x2", "llama3.1-8b")
     best = search(enough, top=1).best
     assert all(n.num_idle == 0 for n in neighbours(enough, best=best))
+
+
+def test_scans_over_context_ranks_are_said_to_be_uncalibrated():
+    request = plan_request("nemotron-h-8b", "h100-8x1", engine="any")
+    assert notes_on_parts(request, Plan(data_shard=8)) == ()
+    (note,) = notes_on_parts(request, Plan(context=2, data_shard=4))
+    assert "swap sequence for heads" in note
+    assert notes_on_parts(plan_request(), Plan(context=2, data_shard=4)) == ()
