@@ -54,6 +54,7 @@ class StackFacts:
     )
     one_grouped_kernel: bool = False  # experts' GEMMs are one kernel, not one for each expert
     copies_rows: bool = False  # to each rank that holds a part of an expert, instead of gathering there
+    narrow_gathers: tuple[str, ...] = ()  # precisions whose casts tensor ranks gather
     own_kernels: bool = False  # element-wise work and loss run by `meshwright.kernels`
 
     def release_name(self, vintage: float) -> str:
@@ -88,6 +89,7 @@ def stack_facts(framework: str) -> StackFacts:
         raise error
     values = dict(_data()[framework])
     releases = tuple(_release(entry) for entry in values.pop("releases", ()))  # pyright: ignore[reportGeneralTypeIssues]
+    values["narrow_gathers"] = tuple(values.pop("narrow_gathers", ()))  # pyright: ignore[reportArgumentType]
     return StackFacts(name=framework, releases=releases, **values)  # pyright: ignore[reportArgumentType]
 
 

@@ -133,6 +133,7 @@ class DeviceRates(Table):
         Array  # additional host time of a mixture-of-experts layer (routing, permutation, synchronisation)
     )
     host_expert_s: Array  # host time to start one kernel of one expert
+    scan_pace: Array = 1.0  # seconds of a state-space scan's bytes over those at the memory's bandwidth
     corrections: KernelCorrections = field(default_factory=KernelCorrections)
 
 
@@ -394,7 +395,7 @@ def _state_space(s: LayerShapes) -> PassTimes:
     )
     scan = scan_passes(
         model, s.plan, s.tokens,
-        element_s=s.element_s,
+        element_s=s.element_s * rates.scan_pace,
         flops_per_s=rates.bf16_flops_per_s * rates.attention_forward_ratio,
         kernel_s=rates.kernel_s,
     )  # fmt: skip

@@ -298,15 +298,21 @@ def _tensor_parallel(s: StepContext) -> PassTimes:
     """Two gathers and two scatters per pass with sequence parallelism, two all-reduces without.
 
     Korthikanti et al. 2022, arXiv 2205.05198, section 4.2. Backward gathers the saved inputs once more for the
-    weight gradients, concurrently with the input-gradient GEMM.
+    weight gradients, concurrently with the input-gradient GEMM. Stacks that cast before they gather send the narrow
+    format, forward and backward; sums travel as between layers.
     """
-    size, rates = s.tokens * s.model.hidden * s.precision.activation_bytes, s.rates
+    elements, rates = s.tokens * s.model.hidden, s.rates
+    size = elements * s.precision.activation_bytes
+    narrow = (rates.tensor_gather_bytes > 0) & (
+        s.model.lora_column_inputs == 0
+    )  # adapters read what is gathered
+    gathered = np.where(narrow, elements * rates.tensor_gather_bytes, size)
 
     def around(wire_s: Array) -> Array:
         return wire_s * rates.tensor_collective_factor + rates.tensor_collective_s
 
     split = 2 * (
-        around(all_gather_s(size, s.groups.tensor)) + around(reduce_scatter_s(size, s.groups.tensor))
+        around(all_gather_s(gathered, s.groups.tensor)) + around(reduce_scatter_s(size, s.groups.tensor))
     )
     whole = 2 * around(all_reduce_s(size, s.groups.tensor))
     seconds = np.where(s.plan.tensor > 1, np.where(s.plan.sequence_parallel > 0, split, whole), 0.0)

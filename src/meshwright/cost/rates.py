@@ -17,6 +17,7 @@ from meshwright.cost.attention import ATTENTION_TILE, FUSED_BACKWARD_GEMMS, SPLI
 from meshwright.cost.collectives import Network, constants_for, network_row
 from meshwright.cost.compute import DeviceRates, KernelCorrections
 from meshwright.cost.elementwise import FusedKernels
+from meshwright.cost.state_space import scan_pace
 from meshwright.errors import InfeasibleError
 from meshwright.kernels.architectures import architectures, default_routes
 from meshwright.kernels.operations import TRITON
@@ -74,6 +75,8 @@ class SystemFacts(Table):
     ring_attention: Array  # 1: attention of context ranks is a kernel for each part of the keys
     deduplicates: Array  # 1: expert dispatch sends one copy for each node
     copies_rows: Array  # 1: to each rank that holds a part of an expert
+    tensor_gather_bytes: Array  # of an activation that tensor ranks gather; 0: as between layers
+    scan_pace: Array  # of `cost.state_space`
     host_share: Array  # of a layer's launches that the host still makes, the rest being replayed graphs
     host_state_space_share: Array  # the same of state-space blocks
     host_moe_share: Array  # the same of routing, dispatch and experts
@@ -109,6 +112,7 @@ class SystemRates(Table):
     ring_attention: Array
     deduplicates: Array
     copies_rows: Array
+    tensor_gather_bytes: Array
     host_share: Array
     host_state_space_share: Array
     host_moe_share: Array
@@ -243,6 +247,7 @@ def system_facts(
         ring_attention=int(not facts.gathers_keys),
         deduplicates=int(features.dispatcher is not Dispatcher.ALL_TO_ALL),
         copies_rows=int(facts.copies_rows),
+        tensor_gather_bytes=precision.linear_input_bytes if precision.name in facts.narrow_gathers else 0.0,
         host_share=HOST_SHARE[features.cuda_graphs or CudaGraphs.NONE],
         host_state_space_share=HOST_STATE_SPACE_SHARE[features.cuda_graphs or CudaGraphs.NONE],
         host_moe_share=HOST_MOE_SHARE[features.cuda_graphs or CudaGraphs.NONE]
@@ -255,6 +260,7 @@ def system_facts(
         if features.fuses_attention_backward
         else SPLIT_BACKWARD_GEMMS,
         ragged_rows=_ragged_rows(facts, accelerator),
+        scan_pace=scan_pace(accelerator),
         wire_gradient_bytes=WIRE_BYTES[g] if (g := features.gradient_format) else 0.0,
         wire_parameter_bytes=WIRE_BYTES[p] if (p := features.parameter_format) else 0.0,
         offloaded_activations=features.offloaded_activations or 0.0,
@@ -304,6 +310,7 @@ def join(facts: SystemFacts, values: Mapping[str, Array], bf16: Mapping[str, Arr
         attention_tile=facts.attention_tile,
         attention_backward_gemms=facts.attention_backward_gemms,
         ragged_rows=facts.ragged_rows,
+        scan_pace=facts.scan_pace,
         bf16_gemm_ratio=bf16["gemm_ratio"],
         fused=facts.fused,
         **_fields_of(DeviceRates, values),
@@ -326,6 +333,7 @@ def join(facts: SystemFacts, values: Mapping[str, Array], bf16: Mapping[str, Arr
         ring_attention=facts.ring_attention,
         deduplicates=facts.deduplicates,
         copies_rows=facts.copies_rows,
+        tensor_gather_bytes=facts.tensor_gather_bytes,
         host_share=facts.host_share,
         host_state_space_share=facts.host_state_space_share,
         host_moe_share=facts.host_moe_share,

@@ -28,7 +28,8 @@ Per token, FLOPs, and 16-bit elements that kernels read and write, with S = d N 
 These are the kernels of `mamba_split_conv1d_scan_combined` (state-spaces/mamba, mamba_ssm/ops/triton/ssd_combined.py),
 which Megatron-Core, NeMo AutoModel and transformers call; FLOPs as Dao and Gu 2024, arXiv 2405.21060, section 6.
 Bytes are counted kernel by kernel, so no calibrated factor of fused kernels is on top; arithmetic has the rate of
-attention. No part of it is calibrated by itself.
+attention. Compute units move at most what those of an H100 do (`UNIT_BYTES_PER_S`, an assumption). No part of it is
+calibrated by itself.
 """
 
 from __future__ import annotations
@@ -38,6 +39,13 @@ import numpy as np
 from meshwright.arrays import Array
 from meshwright.cost.passes import PassTimes
 from meshwright.cost.tables import ModelTable, PlanTable
+from meshwright.specs.hardware import Accelerator
+
+UNIT_BYTES_PER_S = 3.35e12 / 132
+"""Bytes that one compute unit moves for these kernels at most, an assumption: what an H100's memory gives each of its
+own. They are tiles of registers in Triton, tuned there, and keep no more loads in flight where memory is faster: those
+of the delta rule (`cost.linear_attention`) run at one rate a unit on H200 and GB200, where memory gives each 36 and
+53 GB/s."""
 
 FORWARD_KERNELS = 7
 BACKWARD_KERNELS = 17
@@ -66,6 +74,18 @@ def launches() -> float:
     )  # the convolution is not Triton's
     backward = OTHER_BACKWARD_LAUNCHES + TRITON_LAUNCHES * (BACKWARD_KERNELS - 1)
     return (forward + backward) / 2
+
+
+def scan_pace(accelerator: Accelerator) -> float:
+    """Seconds of the scan's bytes over those at the memory's bandwidth: a GPU's compute units may move less.
+
+    >>> from meshwright import catalog
+    >>> [round(scan_pace(catalog.accelerator(name)), 1) for name in ("h100", "b200", "tpu7x")]
+    [1.0, 2.1, 1.0]
+    """
+    if accelerator.vendor not in ("NVIDIA", "AMD"):  # other accelerators have few units, and another scan
+        return 1.0
+    return max(accelerator.memory_bytes_per_s / (accelerator.num_compute_units * UNIT_BYTES_PER_S), 1.0)
 
 
 def scan_flops_per_token(model: ModelTable) -> Array:

@@ -38,6 +38,36 @@ class TestTensorParallel:
         wire_s = 4 * 7 / 8 * 8192 * 4096 * 2 / c.rates.network.up_bytes_per_s
         assert 1 <= parts_of(c).dense["tensor_parallel"].forward_s / wire_s < 1.5
 
+    @pytest.mark.parametrize(
+        ("framework", "precision", "lora", "sent_bytes"),
+        [
+            ("megatron-bridge", "bf16", None, 2 + 2),
+            ("megatron-bridge", "mxfp8", None, 1 + 2),  # gathered in 8 bits, summed in 16
+            ("megatron-bridge", "nvfp4", None, 0.5625 + 2),
+            ("megatron-bridge", "mxfp8", Lora(targets=("qkv",)), 2 + 2),  # adapters read what is gathered
+            ("torchtitan", "fp8", None, 1 + 2),
+            ("torchtitan", "fp8_rowwise", None, 2 + 2),
+            ("native", "fp8", None, 2 + 2),
+        ],
+    )
+    def test_what_is_gathered_is_cast_before(self, case, framework, precision, lora, sent_bytes):
+        free = {"tensor_exposed_ratio": 1.0, "tensor_collective_s": 0.0, "tensor_collective_factor": 1.0}
+
+        def seconds(seq_len: int) -> float:
+            c = case(
+                plan=self.PLAN,
+                seq_len=seq_len,
+                cluster="b200-8x4",
+                framework=framework,
+                precision=precision,
+                lora=lora,
+            )
+            return parts_of(c.with_rates(**free)).dense["tensor_parallel"].forward_s
+
+        c = case(cluster="b200-8x4")
+        wire_s = 2 * 7 / 8 * 2**20 * 4096 * sent_bytes / c.rates.network.up_bytes_per_s
+        assert seconds(2**21) - seconds(2**20) == pytest.approx(wire_s, rel=0.02)
+
     def test_across_nodes_it_is_slower(self, case):
         inside = parts_of(case(plan=self.PLAN)).dense["tensor_parallel"].forward_s
         across = parts_of(case(plan=Plan(tensor=16, data_shard=2))).dense["tensor_parallel"].forward_s

@@ -18,6 +18,7 @@ from meshwright.cost.state_space import (
     scan_backward_flops_per_token,
     scan_elements_per_token,
     scan_flops_per_token,
+    scan_pace,
 )
 from meshwright.cost.tables import model_row
 from meshwright.engines.base import check_export
@@ -370,3 +371,21 @@ def test_no_engine_trains_it_and_each_says_what_does(engine):
 def test_serving_is_refused():
     with pytest.raises(InputError, match="serving models with state-space layers"):
         served_parameters(SMALL)
+
+
+def test_units_pace_the_scan_where_memory_is_faster():
+    """Of GPUs alone: an H100 and slower memory are as fast as their bandwidth; a TPU has few units and another scan."""
+    names = ("h100", "a100", "mi300x", "tpu7x", "h200")
+    paces = [scan_pace(catalog.accelerator(name)) for name in names]
+    assert paces == pytest.approx([1.0, 1.0, 1.0, 1.0, 4.8 / 3.35], rel=0.01)
+    assert 2.0 < scan_pace(catalog.accelerator("gb200")) < 2.2
+
+
+def test_the_pace_of_units_slows_the_scan_alone():
+    plan = Plan(data_shard=32, sharding=Sharding.OPTIMIZER, expert=8)
+    slow, fast = (
+        estimate_plan(replace(request(NANO), cluster=catalog.cluster(name)), plan).step.components_s
+        for name in ("h100-8x4", "h200-8x4")
+    )
+    assert fast["state_space"] > 0.9 * slow["state_space"]
+    assert fast["elementwise"] < 0.8 * slow["elementwise"]
