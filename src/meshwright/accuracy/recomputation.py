@@ -139,7 +139,9 @@ def _recomputed_layers(row: CsvRow, text: str, notes: list[str]) -> int | None:
 _COUNTED = re.compile(
     r"(?:num )?layers[= ](\d+)|(\d+) (?:of \d+ )?(?:transformer |decoder )?(?:layers|blocks)|(?:first|last) (\d+)\b"
 )
-_EVERY = re.compile(r"every (?:(2nd|second|other|2)|(\d+|third|fourth)\w*) (?:layers?|blocks?)")
+_EVERY = re.compile(
+    r"(?:every |option[=: ])(?:(2nd|second|other|2)|(\d+|third|fourth)\w*)(?: layers?| blocks?|$)"
+)
 _POLICY = re.compile(r"policy[=: ]*([\w ]+)")
 
 
@@ -153,6 +155,8 @@ def recompute_of_note(note: str) -> str:
     if all(m.polarity is Polarity.OFF for _, m in found):
         return "none"
     text = " ".join(_around(c, m) for c, m in found if m.polarity is Polarity.ON)
+    if "->" in text or "\u2192" in text:  # from one to another
+        return ""
     return _as_column(text)
 
 
@@ -175,6 +179,8 @@ def _as_column(text: str) -> str:
     if named := _POLICY.search(text):
         policy = named[1].strip().split(" and ")[0].replace(" ", "_")
         return "full" if policy == "nothing_saveable" else policy
+    if text.strip() == "recompute activations":  # an option of Megatron-LM
+        return "selective modules=['core_attention']"
     if every := _EVERY.search(text):
         return "selective layer" if every[1] else "full"
     modules = [name for pattern, name in _MODULES if re.search(pattern, _FILLERS.sub("", text))]

@@ -462,7 +462,7 @@ def _measured_gemm_rate(
 def _lora(row: CsvRow, software: Software, notes: list[str]) -> Lora | None:
     if not trains_adapters(row):
         return None
-    stated = {int(m.number) for m in read_statements(row.text("notes")).mentions("lora_rank")}
+    stated = {int(m.number) for m in read_statements(row.text("notes")).mentions("lora_rank")} - {0}
     lora = replace(software.lora, rank=stated.pop()) if len(stated) == 1 else software.lora
     notes.append(f"LoRA rank {lora.rank} on {', '.join(lora.targets)}")
     return lora

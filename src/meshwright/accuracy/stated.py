@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshwright.accuracy.csvfile import MAX_TOKENS, CsvRow
+from meshwright.accuracy.csvfile import MAX_COUNT, MAX_TOKENS, CsvRow
 from meshwright.accuracy.spelling import chips_of_slice
 from meshwright.accuracy.statements import Polarity, read_statements
 from meshwright.accuracy.wording import number_format, yes_or_no
@@ -20,7 +20,8 @@ def with_stated_numbers(row: CsvRow) -> tuple[CsvRow, list[str]]:
     row = _with_products(row)
     said, cells, notes = read_statements(row.text("notes")), dict(row.cells), list[str]()
     for column in _NUMBERS:
-        found = {m.number for m in said.mentions(column) if m.polarity is Polarity.ON}
+        found = {str(int(m.number)) for m in said.mentions(column) if m.polarity is Polarity.ON}
+        found = {number for number in found if 0 < int(number) <= MAX_COUNT}
         if not found:
             continue
         named = " and ".join(sorted(found, key=int))

@@ -159,6 +159,8 @@ class _Grammar:
     open_before: re.Pattern[str]
     open_behind: re.Pattern[str]
     of_a_part: re.Pattern[str]
+    tensor_before: re.Pattern[str]
+    tensor_behind: re.Pattern[str]
 
 
 @cache
@@ -175,6 +177,8 @@ def _grammar() -> _Grammar:
         off_head=re.compile(r"^(?:disabled|off|without|not (?:used|enabled)|turned off|no|none)\s*:"),
         open_before=re.compile(rf"(?:{lists['open_before']})"),
         open_behind=re.compile(rf"^[\s(:]*{links}(?:{lists['open_behind']})"),
+        tensor_before=re.compile(rf"\b(?:{lists['tensor_before']})(?: \w+)? ?(?:in|as|at|=|:) ?$"),
+        tensor_behind=re.compile(rf"^ (?:routed |shared |primary )?(?:{lists['tensor_behind']})\b"),
         of_a_part=re.compile(
             rf"^[\s=:(]*(?:(?:only|on|off|enabled|disabled|used|not|{lists['links']})\s+)*(?:{scope}"
             rf"|{lists['but_a_part']})"
@@ -206,10 +210,17 @@ def _settled(text: str, found: list[Mention]) -> list[Mention]:
     """`found` in the order of the clause with their polarities; joined mentions share one."""
     found = sorted(found, key=lambda m: (m.start, -m.end))
     answers = [_polarity(text, m.start, m.end) for m in found]
+    grammar = _grammar()
+    for i, m in enumerate(found):
+        is_of_a_tensor = grammar.tensor_before.search(text[: m.start]) or grammar.tensor_behind.match(
+            text[m.end :]
+        )
+        if m.switch == "precision" and is_of_a_tensor:
+            answers[i] = (Polarity.OPEN, None)
     result: list[Polarity | None] = [
         before if before is Polarity.OPEN else after or before for before, after in answers
     ]
-    if _grammar().off_head.match(text):
+    if grammar.off_head.match(text):
         result = [answer or Polarity.OFF for answer in result]
     for chain in _chains(text, found):
         first, *others = chain.indexes
@@ -258,7 +269,7 @@ def _chains(text: str, found: list[Mention]) -> list[_Chain]:
 
 def _pattern(say: str | list[str]) -> re.Pattern[str]:
     patterns = say if isinstance(say, str) else "|".join(say)
-    return re.compile(rf"(?<!\w)(?:{patterns})(?![a-z])")
+    return re.compile(rf"(?<!\w)(?:{patterns})(?![a-z]|\.[a-z])")
 
 
 @cache
@@ -316,6 +327,20 @@ def _with_value(mention: Mention) -> Mention:
     return replace(mention, value=mention.number if value == "captured" else value)
 
 
+def _clauses(note: str) -> list[str]:
+    """Clauses of `note`; one that is only an answer belongs to the one before: "CUDA graphs - not enabled"."""
+    clauses: list[str] = []
+    grammar = _grammar()
+    for part in _CLAUSES.split(plain(note)):
+        text = part.strip(" ,")
+        answers = (grammar.off_behind, grammar.on_behind, grammar.open_behind)
+        if text and clauses and any(answer.fullmatch(text) for answer in answers):
+            clauses[-1] = f"{clauses[-1]}: {text}"
+        elif text:
+            clauses.append(text)
+    return clauses
+
+
 @lru_cache(maxsize=4096)
 def read_statements(note: str) -> Statements:
     """Return what `note` states.
@@ -325,11 +350,9 @@ def read_statements(note: str) -> Statements:
     ('deepep', 'none', ('compared with hybridep', 'trial 7'))
     """
     clauses = []
-    for part in _CLAUSES.split(plain(note)):
-        text = part.strip(" ,")
-        if text:
-            mentions = tuple(_with_value(m) for m in _settled(text, _mentions(text)))
-            clauses.append(Clause(text=text, mentions=mentions))
+    for text in _clauses(note):
+        mentions = tuple(_with_value(m) for m in _settled(text, _mentions(text)))
+        clauses.append(Clause(text=text, mentions=mentions))
     return Statements(clauses=tuple(clauses))
 
 

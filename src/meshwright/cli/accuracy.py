@@ -36,6 +36,9 @@ def run(
     for path in filter(None, (runs_path, failed_path)):
         for line in notes_on_columns(path):
             note(f"{path}: {line}")
+    if runs_path is not None and (unread := sum(bool(row.run.unread) for row in study.report.rows)):
+        rows = "row says" if unread == 1 else "rows say"
+        note(f"{unread} {rows} something that is not understood: see `unread` in --json or --csv")
     if csv_path is not None:
         write_rows(study.report, csv_path)
         note(f"wrote {csv_path}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from meshwright.accuracy.recomputation import recompute_of_note
 from meshwright.accuracy.shipped import wordings
@@ -31,3 +33,18 @@ def test_a_note_states(note: str, expected: str) -> None:
     assert _stated(note.strip()) == dict(part.split("=", 1) for part in parts if part != "?")
     if "?" in parts:
         assert said.unread or said.not_modelled or said.contradictions()
+
+
+_WORDS = st.sampled_from(
+    [*(line[0].strip() for line in _LINES), "not", "no", "and", ",", "(", ")", ";", "=", "8", "99999999999"]
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.one_of(st.text(max_size=200), st.lists(_WORDS, max_size=6).map(" ".join)))
+def test_any_note_is_read_and_each_clause_is_kept(note: str) -> None:
+    said = read_statements(note)
+    assert set(said.unread) <= {clause.text for clause in said.clauses}
+    for clause in said.clauses:
+        assert all(0 <= m.start < m.end <= len(clause.text) for m in clause.mentions)
+    recompute_of_note(note)
