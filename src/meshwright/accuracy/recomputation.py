@@ -58,7 +58,7 @@ def read_recompute(
     """
     text = stated(row.text("recompute"))
     if text == "custom":
-        text = _kept_tensors(row.text("notes")) or _of_recipe(model, is_split, software) or text
+        text = _kept_tensors(row.text("notes")) or software.recipe_recompute or text  # a default is not it
     if not text and (text := recompute_of_note(row.text("notes"))):
         notes.append(f"recomputation {text}, as the note says")
     if not text:

@@ -189,3 +189,9 @@ def test_the_share_of_switches_of_mixtures_that_is_not_stated(read_one: ReadOne)
         expert_imbalance=1.0,
     )
     assert stated.unstated_expert_share == 0
+
+
+def test_a_policy_of_its_own_is_not_the_default_of_the_framework(read_one: ReadOne) -> None:
+    """MaxText's custom policy keeps tensors that a row may not name: taken as full, and said to be."""
+    run = read_one(framework="MaxText", arch="dense", recompute="custom")
+    assert "recomputation 'custom' read as full" in run.assumed
