@@ -11,6 +11,7 @@ from meshwright.specs.model import (
     Attention,
     AttentionKind,
     Experts,
+    FullLayers,
     LinearAttention,
     LinearKind,
     Model,
@@ -63,11 +64,13 @@ def model(name: str) -> Model:
 def _attention(values: dict) -> Attention:
     kind = AttentionKind(values.pop("kind", AttentionKind.GQA))
     indexer, compression = values.pop("indexer", None), values.pop("compression", None)
+    full = values.pop("full_layers", None)
     return Attention(
         kind=kind,
         window_pattern=tuple(values.pop("window_pattern", ())),
         indexer=None if indexer is None else Indexer(**indexer),
         compression=None if compression is None else _compression(dict(compression)),
+        full_layers=None if full is None else FullLayers(**full),
         **values,
     )
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright import catalog
 from meshwright.catalog.families import FAMILIES, NOT_READ
 from meshwright.catalog.huggingface import model_from_config
 from meshwright.engines.base import check_export
@@ -108,3 +109,27 @@ def test_no_engine_builds_a_model_of_shapes_alone(family, engine):
     run = replace(run, model=replace(run.model, family=family.architecture))
     reasons = [problem.reason for problem in check_export(run)]
     assert f"a config of {family.architecture} is read for its shapes alone" in " ".join(reasons)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("gemma4-31b", {}),
+        (
+            "gemma4-26b-a4b",
+            {
+                "hidden_size": 2816, "intermediate_size": 2112, "num_hidden_layers": 30, "num_attention_heads": 16,
+                "num_key_value_heads": 8, "num_global_key_value_heads": 2, "enable_moe_block": True,
+                "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704,
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_gemma_4_of_the_catalogue_is_what_its_config_says(name, changes):
+    config = {
+        "hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 60, "num_attention_heads": 32,
+        "num_key_value_heads": 16, "head_dim": 256, "global_head_dim": 512, "num_global_key_value_heads": 4,
+        "attention_k_eq_v": True, "vocab_size": 262144, "sliding_window": 1024, "hidden_size_per_layer_input": 0,
+        "final_logit_softcapping": 30.0, "architectures": ["Gemma4ForCausalLM"],
+    }  # fmt: skip
+    assert model_from_config(config | changes, name=name) == catalog.model(name)
