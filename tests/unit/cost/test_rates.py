@@ -19,7 +19,7 @@ from meshwright.cost.rates import (
     vintage_of,
 )
 from meshwright.errors import InfeasibleError, UnknownNameError
-from meshwright.specs.features import RELEASE_DEFAULTS, CudaGraphs, Features
+from meshwright.specs.features import RELEASE_DEFAULTS, CudaGraphs, Dispatcher, Features
 from meshwright.specs.hardware import Stack
 from meshwright.specs.precision import PRECISIONS
 
@@ -112,7 +112,12 @@ def test_a_stack_without_a_date_is_the_newest_known():
 def test_traits_of_the_stack_come_through():
     assert rates(stack=Stack(framework="megatron-deepspeed")).device.unfused_attention == 1
     assert rates().device.unfused_attention == 0
-    assert rates().deduplicates == 1
+
+
+@pytest.mark.parametrize("dispatcher", Dispatcher)
+def test_all_but_a_plain_all_to_all_send_a_row_once_to_a_node(dispatcher: Dispatcher):
+    stack = replace(STACK, features=Features(dispatcher=dispatcher))
+    assert rates(stack=stack).deduplicates == (dispatcher is not Dispatcher.ALL_TO_ALL)
 
 
 def test_fitted_rates_are_within_the_datasheet():
