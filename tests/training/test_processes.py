@@ -45,17 +45,20 @@ def test_a_lost_process_is_replaced_and_the_run_goes_on(training, wait_for):
     assert len(training.losses()) == 40
 
 
+def leave_a_file(rank: int, world_size: int, folder: Path) -> None:
+    (folder / f"rank {rank} of {world_size}").touch()
+
+
 @pytest.mark.distributed
-def test_processes_start_from_nothing(monkeypatch, capfd):
+def test_processes_start_from_nothing(monkeypatch, tmp_path):
     """As users' do; those of other tests are forked where PyTorch is loaded."""
     from torch.multiprocessing.spawn import start_processes
 
     from meshwright.training import processes
 
     monkeypatch.setattr(processes, "start_processes", start_processes)
-    processes.run_ranks(print, "a payload", num_ranks=2, device_type="cpu")
-    printed = [line for line in capfd.readouterr().out.splitlines() if line.endswith("a payload")]
-    assert sorted(printed) == ["0 2 a payload", "1 2 a payload"]
+    processes.run_ranks(leave_a_file, tmp_path, num_ranks=2, device_type="cpu")
+    assert {f.name for f in tmp_path.iterdir()} == {"rank 0 of 2", "rank 1 of 2"}
 
 
 def test_hosts_that_would_not_meet_again_are_refused_before_they_lose_anybody(monkeypatch):
