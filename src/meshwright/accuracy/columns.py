@@ -80,6 +80,9 @@ _RATIOS = {"mfu": "mfu_pct", "hfu": "hfu_pct"}
 _AMBIGUOUS = ("batch_size", "batch")
 """Names that some tables give the global and others the micro-batch."""
 
+PRINTED_RATE = "tokens_per_s_per_gpu"
+"""A rate as its source prints it; `tok_s_gpu_best` is what is read, or this in a table that has no such column."""
+
 MEASURES = (
     "tok_s_gpu_best",
     "step_time_s",
@@ -100,7 +103,8 @@ def our_columns(header: Sequence[str]) -> list[Column]:
     """
     taken, found = set(header), []
     for name in header:
-        column = Column(name=name) if name in shipped_columns() else _known_as(name)
+        ours = name in shipped_columns() and name != PRINTED_RATE
+        column = Column(name=name) if ours else _known_as(name)
         if column is None or (column.name != name and column.name in taken):
             column = Column(name=name)
         taken.add(column.name)
@@ -148,7 +152,7 @@ def _known_as(name: str) -> Column | None:
     word = re.sub(r"[^a-z0-9]+", "_", name.lower().replace("%", " percent ")).strip("_")
     if word in _RATIOS:
         return Column(name=_RATIOS[word], is_ratio=True)
-    if word in shipped_columns():
+    if word in shipped_columns() and word != PRINTED_RATE:
         return Column(name=word)
     for ours, (scale, names) in _SCALED.items():
         if word in names.split():

@@ -33,6 +33,7 @@ _TRUNCATED = re.compile(
 )
 SAME_COUNT = 0.005
 """Relative error of a model's parameter count that agrees with the printed one."""
+_POINT_OF_A_SIZE = re.compile(r"(?<=\d)\.(?=\d+ ?[bm]\b)")
 _LIKE = re.compile(r"[- ]like\b", re.IGNORECASE)
 _PREDICTIONS = re.compile(r"\d ?MTP", re.IGNORECASE)
 _DENSE_LAYERS = re.compile(r"dense_layers=(\d+)")
@@ -80,8 +81,14 @@ def _stem(name: str) -> tuple[str, int | None]:
 
 
 def _key(name: str) -> str:
-    """Letters and digits of a name, lower case: different spellings of one model agree in these."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())
+    """Letters and digits of a name, lower case: different spellings of one model agree in these.
+
+    The point of a size becomes a letter, as OPT has 1.3 and 13 billion parameters.
+
+    >>> _key("Llama 3.1 8B"), _key("OPT-1.3B")
+    ('llama318b', 'opt1p3b')
+    """
+    return re.sub(r"[^a-z0-9]", "", _POINT_OF_A_SIZE.sub("p", name.lower()))
 
 
 def _check_supported(name: str) -> None:
@@ -120,12 +127,13 @@ def _named_model(name: str) -> tuple[Model, tuple[str, ...]] | None:
         return None
     note = (f"{name} read as {known}",) if key in data["ambiguous_names"] else ()
     if known in data["model"]:
-        return _from_entry(known, data["model"][known]), note
+        entry = data["model"][known]
+        return _from_entry(known, entry), (*note, *((entry["note"],) if "note" in entry else ()))
     return catalog.model(known), note
 
 
 def _from_entry(name: str, entry: dict[str, Any]) -> Model:
-    fields = {key: value for key, value in entry.items() if key != "source"}
+    fields = {key: value for key, value in entry.items() if key not in ("source", "note")}
     fields["attention"] = Attention(**entry["attention"])
     if "experts" in entry:
         experts = dict(entry["experts"])

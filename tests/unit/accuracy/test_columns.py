@@ -24,6 +24,7 @@ def one(tmp_path: Path, header: str, row: str):
     ("header", "value"),
     [
         ("tok_s_gpu_best", "8192"),
+        ("tokens_per_s_per_gpu", "8192"),
         ("Tokens/s/GPU", "8192"),
         ("Tokens per second per GPU", "8192"),
         ("step_time_s", "8"),

@@ -55,10 +55,28 @@ def test_published_spellings_find_their_model(published: str, name: str) -> None
         ("qwen2.5-7b", 7.616), ("qwen2.5-14b", 14.77), ("qwen2.5-32b", 32.76), ("qwen2.5-72b", 72.71),
         ("gemma-2b", 2.51), ("gemma-7b", 8.54), ("gemma2-9b", 9.24), ("gemma2-27b", 27.2),
         ("gemma3-12b", 11.8), ("gemma3-27b", 27.0), ("starcoder2-15b", 15.96), ("minimax-m2.5", 229),
+        ("llama-65b", 65.2), ("yi-34b", 34.4), ("falcon-7b", 6.92), ("falcon-40b", 41.3), ("falcon-180b", 179),
+        ("mistral-nemo-12b", 12.2), ("mistral-large-2", 123), ("phi-2", 2.78), ("phi-3-medium", 14.0),
+        ("phi-3.5-moe", 41.9), ("glm-4-9b", 9.4), ("internlm2-7b", 7.74), ("baichuan2-7b", 7.51),
+        ("gpt-neox-20b", 20.6), ("pythia-12b", 11.8), ("gpt-j-6b", 6.05), ("opt-1.3b", 1.32), ("opt-175b", 175),
+        ("bloom-176b", 176.2), ("starcoder2-7b", 7.17), ("command-r-35b", 35), ("olmo-7b", 6.89),
+        ("olmo2-32b", 32.2), ("olmoe-1b-7b", 6.92), ("dbrx-132b", 132), ("deepseek-moe-16b", 16.4),
+        ("qwen1.5-moe-a2.7b", 14.3), ("minitron-4b", 4.19), ("smollm3-3b", 3.08), ("qwen2.5-3b", 3.09),
     ],
 )  # fmt: skip
 def test_models_outside_the_catalogue_have_their_published_size(name: str, published_billions: float) -> None:
     assert billions(model_of(model=name)) == pytest.approx(published_billions, rel=0.015)
+
+
+def test_no_two_names_are_one_key() -> None:
+    """OPT has 1.3 and 13 billion parameters: without the point one would be read as the other."""
+    names = [*published_models()["model"], *model_names()]
+    assert len({_key(name) for name in names}) == len(names)
+    assert model_of(model="OPT 1.3B").hidden < model_of(model="OPT-13B").hidden
+
+
+def test_what_a_named_model_is_not_costed_with_stands_with_its_rows() -> None:
+    assert "side by side" in " ".join(_named_model("Falcon 40B")[1])
 
 
 def test_every_entry_has_a_source() -> None:
