@@ -129,15 +129,25 @@ def test_a_file_of_other_conditions_is_refused(key, words):
 
 
 def test_a_file_that_the_run_cannot_honour_is_refused():
-    found = tuning(routes={FORWARD: GemmRoute.ONEDNN})
+    found = tuning(routes={FORWARD: GemmRoute.TORCH_ROWS})
     with pytest.raises(InputError, match="no GEMM of this run"):
         require(found, device=CPU, plan=PLAN, gemms=[replace(FORWARD, m=64)], name="f")
     with pytest.raises(InputError, match="tensor parallelism"):
         require(found, device=CPU, plan=replace(PLAN, tensor=2), gemms=[FORWARD], name="f")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("route", list(GemmRoute))
+def test_a_file_with_routes_that_the_processor_lacks_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    found = tuning(routes={FORWARD: GemmRoute.ONEDNN})
+    with pytest.raises(InputError, match="a route for bf16 that this processor lacks: got 'onednn'"):
+        require(found, device=CPU, plan=PLAN, gemms=[FORWARD], name="f")
+    require(tuning(routes={FORWARD: GemmRoute.TORCH_ROWS}), device=CPU, plan=PLAN, gemms=[FORWARD], name="f")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "route"),
+    [(dtype, route) for dtype in (torch.float32, torch.bfloat16) for route in made.routes_of(dtype)],
+)
 def test_every_route_makes_the_same_products_to_rounding(dtype, route):
     x, weight = torch.randn(3, 10, 40).to(dtype), torch.randn(24, 40).to(dtype)
     grad = torch.randn(3, 10, 24).to(dtype)
@@ -260,7 +270,7 @@ def test_a_training_makes_its_products_as_the_file_says(tiny_run, tmp_path, save
     usual = tiny_run(tmp_path / "usual")
     usual.train()
     run = runfile.loads(usual.text)
-    routes = dict.fromkeys(count_gemms(run, PLAN), GemmRoute.ONEDNN_ROWS)
+    routes = dict.fromkeys(count_gemms(run, PLAN), GemmRoute.TORCH_ROWS)
     path = saved(tuning(threads=1, routes=routes))
     tuned = tiny_run(tmp_path / "tuned", gemm_tuning=str(path))
     record = tuned.train()

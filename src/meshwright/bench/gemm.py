@@ -26,11 +26,12 @@ from meshwright.bench.kernels import task_of
 from meshwright.errors import InputError
 from meshwright.kernels.linear import (
     BY_ROUTE,
-    HAS_ONEDNN,
+    COPYING_ROUTES,
     GemmKind,
     GemmRoute,
     default_route,
     matmul_nt,
+    routes_of,
 )
 from meshwright.records.measurement import Measurement
 from meshwright.records.points import Point, PointFamily
@@ -232,7 +233,8 @@ def _best_routes(
     work: _Work, shared: GemmChoices, *, budget_s: float, tried: list[str]
 ) -> dict[Gemm, GemmRoute]:
     """The fastest route of each GEMM, where it is not the default."""
-    tried += [f"route: {route}" for route in GemmRoute if HAS_ONEDNN or "onednn" not in route]
+    formats = {DTYPES[p.format] for p in work.counts}
+    tried += [f"route: {route}" for route in GemmRoute if any(route in routes_of(f) for f in formats)]
     found = {}
     with using(shared, work.device):
         for p in work.counts:
@@ -265,9 +267,8 @@ def _sound_routes(p: Gemm) -> list[GemmRoute]:
         return ((got.double() - exact).norm() / norm).item()
 
     limit = ROUNDING_FACTOR * error(default_route(x.dtype))
-    routes = [GemmRoute.TORCH, GemmRoute.ONEDNN] if HAS_ONEDNN else [GemmRoute.TORCH]
-    if p.kernel is not GemmKind.FORWARD:  # whose operands are in rows already
-        routes += [GemmRoute.TORCH_ROWS, GemmRoute.ONEDNN_ROWS] if HAS_ONEDNN else [GemmRoute.TORCH_ROWS]
+    in_rows = p.kernel is GemmKind.FORWARD
+    routes = [r for r in routes_of(x.dtype) if not (in_rows and r in COPYING_ROUTES)]
     return [route for route in routes if error(route) <= limit]
 
 

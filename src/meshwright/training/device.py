@@ -21,6 +21,7 @@ import torch
 
 from meshwright import catalog
 from meshwright.errors import MissingDependencyError
+from meshwright.kernels.linear import matmul_nt
 from meshwright.specs.hardware import HERE, THIS_MACHINE, Accelerator, Cluster, Fabric
 from meshwright.training.machine import processor_name
 
@@ -178,7 +179,7 @@ def _fp8_gemm(size: int, device: torch.device) -> Callable[[], object]:
 
 def _gemm(size: int, dtype: torch.dtype, device: torch.device) -> Callable[[], object]:
     a, b = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
-    return lambda: a @ b
+    return lambda: matmul_nt(a, b)
 
 
 def _best_s(function: Callable[[], object], device: torch.device, *, deadline_s: float) -> float:

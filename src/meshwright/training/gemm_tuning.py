@@ -25,7 +25,7 @@ import torch
 
 from meshwright.errors import InputError
 from meshwright.files import document_of, refused_with
-from meshwright.kernels.linear import GemmKind, GemmRoute, LinearShape, using_routes
+from meshwright.kernels.linear import GemmKind, GemmRoute, LinearShape, routes_of, using_routes
 from meshwright.specs.plan import Plan
 from meshwright.training import device as devices
 from meshwright.training.step_gemms import Gemm
@@ -166,6 +166,12 @@ def require(
                 f"gemm_tuning {name!r} is of another {what}", got=got, allowed=allowed, hint=RETUNE_HINT
             )
     routes = found.choices.routes
+    for gemm, route in routes.items():  # processors of one name differ in what they multiply
+        if route not in (here_has := routes_of(DTYPES[gemm.format])):
+            raise InputError(
+                f"gemm_tuning {name!r} has a route for {gemm.format} that this processor lacks",
+                got=str(route), allowed="; ".join(here_has), hint=RETUNE_HINT,
+            )  # fmt: skip
     if routes and plan.tensor > 1:
         raise InputError(
             f"gemm_tuning {name!r} has routes, and GEMMs that tensor parallelism shards take none",

@@ -14,7 +14,8 @@ torch = pytest.importorskip("torch")
 from meshwright.bench import gemm
 from meshwright.bench.gemm import LEAST_CONFIRMED, _sound_routes, _Work, free_threads, tune
 from meshwright.errors import InputError
-from meshwright.kernels.linear import BY_ROUTE, HAS_ONEDNN, GemmKind, GemmRoute, default_route
+from meshwright.kernels import linear
+from meshwright.kernels.linear import BY_ROUTE, GemmKind, GemmRoute, default_route
 from meshwright.training.gemm_tuning import GemmChoices
 from meshwright.training.step_gemms import Gemm
 
@@ -134,7 +135,15 @@ def test_a_route_that_rounds_worse_is_not_tried(monkeypatch):
     assert default_route(torch.bfloat16) in _sound_routes(GRADIENT)
 
 
-@pytest.mark.skipif(not HAS_ONEDNN, reason="this PyTorch has no oneDNN")
+def test_a_route_that_the_processor_lacks_is_not_tried(tuned, monkeypatch):
+    monkeypatch.setattr(linear, "WIDENS_BF16", True)
+    monkeypatch.delitem(BY_ROUTE, GemmRoute.ONEDNN)
+    monkeypatch.delitem(BY_ROUTE, GemmRoute.ONEDNN_ROWS)
+    found = tuned(lambda p, now: 1.0)
+    routes = [words for words in found.tried if "route" in words]
+    assert routes == ["route: torch", "route: torch, rows", "route: widened"]
+
+
 def test_real_gemms_are_measured():
     counts = {
         FORWARD: 2,

@@ -107,11 +107,11 @@ def test_a_step_multiplies_what_its_point_says():
     from torch.utils.flop_counter import FlopCounterMode
 
     from meshwright.bench.steps import step_of
-    from meshwright.kernels.linear import ONEDNN_GEMMS
+    from meshwright.kernels.linear import OWN_GEMMS
 
     step = step_of(SMALL, torch.device("cpu"))
     step()
-    products = {operation.overloadpacket: _flops for operation in ONEDNN_GEMMS}
+    products = {operation.overloadpacket: _flops for operation in OWN_GEMMS}
     with FlopCounterMode(display=False, custom_mapping=products) as counter:
         step()
     assert counter.get_total_flops() == pytest.approx(SMALL.flops, rel=0.15)  # attention comes on top

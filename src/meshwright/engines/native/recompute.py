@@ -32,7 +32,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from meshwright.engines.native.output_recomputation import discard, recomputed, recomputing_outputs
-from meshwright.kernels.linear import ONEDNN_GEMMS
+from meshwright.kernels.linear import OWN_GEMMS
 from meshwright.specs.plan import Plan, Recompute
 from meshwright.training.models import Block
 from meshwright.training.models.attention import LatentAttention
@@ -185,7 +185,7 @@ class _SwiGLU(torch.autograd.Function):
 
 # --- every second GEMM ---
 
-GEMMS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default} | ONEDNN_GEMMS
+GEMMS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default} | OWN_GEMMS
 ATTENTION = {
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,

@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from meshwright.kernels.derivatives import only_once
+from meshwright.kernels.linear import batched_matmul
 
 QUERIES = 64
 LONGEST = 2048
@@ -73,7 +74,7 @@ class _Attention(Function):
         for block in _blocks(length):
             count, num_seen = block.stop - block.start, earlier + block.stop
             q_NMK = _rows(q_BHTK[:, :, block], num=len(k_NSK))
-            s_NMS = torch.bmm(q_NMK.to(fp32), scaled_NSK[:, :num_seen].mT)
+            s_NMS = batched_matmul(q_NMK.to(fp32), scaled_NSK[:, :num_seen].mT)
             if cap:
                 s_NMS.div_(cap).tanh_().mul_(cap)
             s_BHCS = s_NMS.view(num_sequences, num_heads, count, num_seen)
@@ -84,7 +85,7 @@ class _Attention(Function):
             if cap:
                 kept.append(s_NMS.logsumexp(dim=-1, keepdim=True))
             p_NMS = s_NMS.softmax(dim=-1).to(v_NSV.dtype)
-            out_BHCV = torch.bmm(p_NMS, v_NSV[:, :num_seen]).view(num_sequences, num_heads, count, -1)
+            out_BHCV = batched_matmul(p_NMS, v_NSV[:, :num_seen]).view(num_sequences, num_heads, count, -1)
             out_BTHV[:, block] = out_BHCV.transpose(1, 2)
             kept += [q_NMK, p_NMS]
         ctx.save_for_backward(k_NSK, v_NSV, *kept)
@@ -105,14 +106,14 @@ class _Attention(Function):
             q_NMK, p_NMS = kept.pop(0), kept.pop(0)
             seen = slice(0, earlier + block.stop)
             out_NMV = _rows(out_BHTV[:, :, block], num=len(k_NSK))
-            grad_p_NMS = torch.bmm(out_NMV, v_NSV[:, seen].mT)
+            grad_p_NMS = batched_matmul(out_NMV, v_NSV[:, seen].mT)
             s_NMS = torch.ops.aten._softmax_backward_data(grad_p_NMS, p_NMS, -1, p_NMS.dtype)
             if log_sum_NM1 is not None:
                 s_NMS *= _cap_slope(p_NMS, log_sum_NM1, ctx.cap)
-            q_BHCK = torch.bmm(s_NMS, k_NSK[:, seen]).view(num_sequences, num_heads, -1, width)
+            q_BHCK = batched_matmul(s_NMS, k_NSK[:, seen]).view(num_sequences, num_heads, -1, width)
             q_BTHK[:, block] = q_BHCK.transpose(1, 2)
-            grad_k_NSK[:, seen] += torch.bmm(s_NMS.mT, q_NMK)
-            grad_v_NSV[:, seen] += torch.bmm(p_NMS.mT, out_NMV)
+            grad_k_NSK[:, seen] += batched_matmul(s_NMS.mT, q_NMK)
+            grad_v_NSV[:, seen] += batched_matmul(p_NMS.mT, out_NMV)
         return (
             q_BTHK.mul_(ctx.scale).transpose(1, 2),
             grad_k_NSK.mul_(ctx.scale).unflatten(0, (num_sequences, -1)),

@@ -33,6 +33,7 @@ from meshwright.kernels.attention import blockwise
 from meshwright.kernels.attention.key_ranges import KeyRanges
 from meshwright.kernels.dispatch import choose
 from meshwright.kernels.libraries import aiter, transformer_engine
+from meshwright.kernels.linear import widens
 from meshwright.kernels.routes import ANY, KernelCall, Refusal, Route
 from meshwright.kernels.shapes import require_format, require_shapes
 from meshwright.kernels.triton_route import serves_triton
@@ -174,6 +175,8 @@ def _with_sinks_and_mask(
 
 def _sdpa(q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor, options: ScoreOptions) -> Tensor:
     q, k, v, mask = _with_sinks_and_mask(q_BTHK, k_BSGK, v_BSGV, options)
+    if widens(q):  # the kernel multiplies bf16 in loops: five times the time
+        q, k, v = q.float(), k.float(), v.float()
     repeats = q.shape[1] // max(k.shape[1], 1)
     # On CUDA the kernel that takes a mask cannot read grouped heads: asked to, PyTorch writes out all scores.
     grouped = repeats > 1 and not (q.is_cuda and mask is not None)
@@ -196,7 +199,7 @@ def _sdpa(q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor, options: ScoreOptions)
         scale=options.scale,
         enable_gqa=grouped,
     )
-    return out.transpose(1, 2)
+    return out.to(q_BTHK.dtype).transpose(1, 2)
 
 
 def _sdpa_serves(call: KernelCall) -> Refusal | None:

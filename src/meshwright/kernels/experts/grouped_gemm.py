@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from meshwright.kernels.dispatch import choose
+from meshwright.kernels.linear import linear, matmul_nt
 from meshwright.kernels.routes import KernelCall, Refusal, Route
 from meshwright.kernels.shapes import require_format, require_shapes
 from meshwright.kernels.triton_route import serves_triton
@@ -42,7 +43,7 @@ def reference(x_MK: Tensor, weight_ENK: Tensor, counts_E: Tensor) -> Tensor:
         return opaque_reference(x_MK, weight_ENK, counts_E)
     # unbind, not indexing: the gradient of an index is a whole zero stack for every expert
     parts = zip(x_MK.split(counts_E.tolist()), weight_ENK.unbind(), strict=True)
-    return torch.cat([functional.linear(x, weight) for x, weight in parts])
+    return torch.cat([linear(x, weight) for x, weight in parts])
 
 
 # For a compiled layer: the host waits for the counts, which a graph cannot.
@@ -64,8 +65,8 @@ def opaque_gradients(
     """Gradients of rows and matrices, by the GEMMs of `reference`."""
     counts = counts_E.tolist()
     parts = list(zip(grad_MN.split(counts), x_MK.split(counts), weight_ENK.unbind(), strict=True))
-    grad_x = torch.cat([grad @ weight for grad, _, weight in parts])
-    return grad_x, torch.stack([grad.T @ x for grad, x, _ in parts])
+    grad_x = torch.cat([matmul_nt(grad, weight.T) for grad, _, weight in parts])
+    return grad_x, torch.stack([matmul_nt(grad.T, x.T) for grad, x, _ in parts])
 
 
 @opaque_gradients.register_fake

@@ -25,6 +25,7 @@ from meshwright.kernels.experts.router import RouterForm, route_tokens
 from meshwright.kernels.fp8.aligned_rows import AlignedRows, align
 from meshwright.kernels.fp8.feed_forward import MATRICES, Fp8Block, fp8_feed_forward
 from meshwright.kernels.fp8.grouped_gemm import ALIGNMENT
+from meshwright.kernels.linear import linear
 from meshwright.specs.model import Activation, Model, Router
 from meshwright.specs.model import Experts as ExpertsSpec
 from meshwright.training.models.balance import attach_loss, balance_loss, router_z_loss
@@ -153,9 +154,7 @@ def run_experts(
     parts = zip(rows_MD.split(counts_E.tolist()), *stacks, strict=True)
     return torch.cat(
         [
-            functional.linear(
-                activation(functional.linear(x, *of_gate), functional.linear(x, *of_up)), *of_down
-            )
+            linear(activation(linear(x, *of_gate), linear(x, *of_up)), *of_down)
             for x, of_gate, of_up, of_down in parts
         ]
     )

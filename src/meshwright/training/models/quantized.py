@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from meshwright.kernels.linear import linear, matmul_nt
 from meshwright.specs.model import BaseFormat
 
 LARGEST = 127
@@ -83,8 +84,10 @@ class _FrozenGemm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight: QuantizedWeight) -> Tensor:
         ctx.weight = weight
-        return functional.linear(input, weight.whole(input.dtype))
+        return linear(input, weight.whole(input.dtype))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0] @ ctx.weight.whole(grads[0].dtype), None
+        (grad,) = grads
+        rows = grad.reshape(-1, grad.shape[-1])
+        return matmul_nt(rows, ctx.weight.whole(grad.dtype).T).view(*grad.shape[:-1], -1), None

@@ -25,9 +25,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.nn import functional
 
 from meshwright.kernels.cross_entropy import capped
+from meshwright.kernels.linear import linear
 from meshwright.kernels.linear_cross_entropy import linear_cross_entropy
 from meshwright.kernels.traffic import AUTOMATIC
 from meshwright.specs.model import AttentionKind, Model, NormPlacement
@@ -100,7 +100,7 @@ class Head(nn.Linear):
     ) -> Tensor:
         """[B, T, V] in the weight's dtype, or a fp32 scalar. `input` is [B, T, D] (the name is nn.Linear's)."""
         if labels_BT is None:
-            return capped(functional.linear(input, self.weight), self.cap)
+            return capped(linear(input, self.weight), self.cap)
         return self.loss(input, self.weight, labels_BT, weights_BT)
 
     def loss(

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
-from torch.nn import functional
 
+from meshwright.kernels.linear import linear
 from meshwright.training.models import LoraLinear, QkvAdapter, adapter_matrices
 
 OUT, IN = Shard(0), Shard(1)  # sides of a matrix [out, in]
@@ -66,7 +66,7 @@ class LoraColwiseParallel(_Adapted):
         x_BTD = _local(input, gradient=Partial())
         a, b = _local(layer.lora_a.weight, gradient=Partial()), _local(layer.lora_b.weight)
         bias = None if layer.bias is None else _local(layer.bias)
-        out = functional.linear(x_BTD, _local(layer.weight), bias)
+        out = linear(x_BTD, _local(layer.weight), bias)
         return out + _adapted(layer.dropout(x_BTD), a, b, scale=layer.scale)
 
 
@@ -85,7 +85,7 @@ class LoraRowwiseParallel(_Adapted):
     def forward(self, layer: LoraLinear, input: Tensor, mesh: DeviceMesh) -> Tensor:
         x_BTD = _local(input)
         a, b = _local(layer.lora_a.weight), _local(layer.lora_b.weight, gradient=Partial())
-        partial = functional.linear(x_BTD, _local(layer.weight))
+        partial = linear(x_BTD, _local(layer.weight))
         partial = partial + _adapted(_dropout(layer, x_BTD, mesh), a, b, scale=layer.scale)
         whole = DTensor.from_local(partial, mesh, [Partial()], run_check=False)
         whole = whole.redistribute(mesh, [self.output]).to_local()
@@ -107,16 +107,16 @@ class QkvParallel(ParallelStyle):
                 input = input.redistribute(device_mesh, [Replicate()])
             x_BTD = _local(input, gradient=Partial())
             a = _local(module.lora_a.weight, gradient=Partial())
-            narrow_BTR = functional.linear(module.dropout(x_BTD).to(a.dtype), a)
+            narrow_BTR = linear(module.dropout(x_BTD).to(a.dtype), a)
             parts = (_local(part.get_parameter("weight")) for part in module.lora_b.values())
-            return tuple(functional.linear(narrow_BTR, b).mul(module.scale).to(x_BTD.dtype) for b in parts)
+            return tuple(linear(narrow_BTR, b).mul(module.scale).to(x_BTD.dtype) for b in parts)
 
         module.forward = forward  # pyright: ignore[reportAttributeAccessIssue]
         return module
 
 
 def _adapted(x_BTD: Tensor, a: Tensor, b: Tensor, *, scale: float) -> Tensor:
-    return functional.linear(functional.linear(x_BTD.to(a.dtype), a), b).mul(scale).to(x_BTD.dtype)
+    return linear(linear(x_BTD.to(a.dtype), a), b).mul(scale).to(x_BTD.dtype)
 
 
 def _dropout(layer: LoraLinear, x_BTD: Tensor, mesh: DeviceMesh) -> Tensor:

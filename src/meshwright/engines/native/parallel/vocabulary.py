@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from meshwright.kernels.cross_entropy import capped
+from meshwright.kernels.linear import linear
 from meshwright.training.models.transformer import Head
 
 
@@ -27,7 +28,7 @@ def shard_vocabulary(head: Head, *, mesh: DeviceMesh, residual: Shard | Replicat
         assert isinstance(head.weight, DTensor)
         weight_VD = head.weight.to_local()
         if labels_BT is None:
-            local_BTV = capped(whole_BTD @ weight_VD.T, head.cap)
+            local_BTV = capped(linear(whole_BTD, weight_VD), head.cap)
             return DTensor.from_local(local_BTV, mesh, [Shard(2)], run_check=False).full_tensor()
         return head.loss(whole_BTD, weight_VD, labels_BT, weights_BT, group=mesh.get_group())
 
