@@ -16,7 +16,7 @@ from meshwright.catalog.stacks import features_of
 from meshwright.planner.engines import engine_facts
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search import RankedPlan, search
-from meshwright.specs.features import AttentionKernel, CudaGraphs, Dispatcher, Features, WireFormat
+from meshwright.specs.features import AttentionKernel, CudaGraphs, Dispatcher, Features, WireFormat, runs_on
 from meshwright.specs.plan import Plan
 
 LEAST_GAIN = 1.01
@@ -33,12 +33,14 @@ _HELD = (
     "sharding",
 )
 
-_ATTENTION: dict[str, tuple[AttentionKernel, ...]] = {
-    "Hopper": (AttentionKernel.FA2, AttentionKernel.FA3, AttentionKernel.CUDNN),
-    "NVIDIA": (AttentionKernel.FA2, AttentionKernel.CUDNN),
-    "AMD": (AttentionKernel.FA2, AttentionKernel.CK, AttentionKernel.AITER),
-}
-"""Attention kernels of an architecture, else of a vendor. FlashAttention 3 is written for Hopper alone."""
+_ATTENTION = (
+    AttentionKernel.FA2,
+    AttentionKernel.FA3,
+    AttentionKernel.CUDNN,
+    AttentionKernel.CK,
+    AttentionKernel.AITER,
+)
+_DISPATCHERS = (Dispatcher.DEEPEP, Dispatcher.HYBRIDEP)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,19 +104,17 @@ def _alternatives(request: PlanRequest, plan: Plan) -> Iterator[tuple[str, str |
 def _worth_trying(request: PlanRequest, plan: Plan, now: Features) -> dict[str, tuple[str | bool, ...]]:
     """Values of switches by what the model, the plan, the accelerators and the software now have."""
     device = request.cluster.accelerator
-    on_gpu, on_nvidia = device.vendor in _ATTENTION, device.vendor == "NVIDIA"
+    on_gpu, on_nvidia = device.vendor in ("NVIDIA", "AMD"), device.vendor == "NVIDIA"
     tried: dict[str, tuple[str | bool, ...]] = {}
     if on_gpu:
         static = request.model.experts is None or now.has_capacity  # shapes, which a graph of all needs
         tried["cuda_graphs"] = (CudaGraphs.PARTIAL, *([CudaGraphs.FULL] if static else []))
-        tried["attention"] = _ATTENTION.get(device.architecture) or _ATTENTION[device.vendor]
+        tried["attention"] = tuple(kernel for kernel in _ATTENTION if runs_on(kernel, device))
         tried["compiles"] = (True,)
     if plan.tensor > 1:
         tried["overlaps_tensor"] = (True,)
     if plan.expert > 1:
-        tried["dispatcher"] = (
-            (Dispatcher.DEEPEP, *([Dispatcher.HYBRIDEP] if on_nvidia else [])) if on_gpu else ()
-        )
+        tried["dispatcher"] = tuple(kernel for kernel in _DISPATCHERS if runs_on(kernel, device))
         tried["overlaps_experts"] = (True,)
     if request.precision.name == "mxfp8" and request.model.experts is not None and on_nvidia:
         tried["fuses_experts"] = (True,)
