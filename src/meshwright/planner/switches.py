@@ -11,10 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from meshwright.catalog.engines import ANY
 from meshwright.catalog.stacks import features_of
+from meshwright.cost.tables import plan_row
 from meshwright.planner.engines import engine_facts
 from meshwright.planner.request import PlanRequest
+from meshwright.planner.screen import cost_model
 from meshwright.planner.search import RankedPlan, search
 from meshwright.specs.features import AttentionKernel, CudaGraphs, Dispatcher, Features, WireFormat, runs_on
 from meshwright.specs.plan import Plan
@@ -53,8 +57,7 @@ class SwitchGain:
     gain: float
 
     def __str__(self) -> str:
-        values = ((key, str(v).lower() if isinstance(v, bool) else v) for key, v in self.changes)
-        named = ", ".join(f"stack.{key}={value}" for key, value in values)
+        named = ", ".join(_said(key, value) for key, value in self.changes)
         return f"{named}: {self.gain - 1:+.0%} tokens/s ({self.plan.describe()})"
 
 
@@ -73,6 +76,34 @@ def switch_gains(request: PlanRequest, best: RankedPlan) -> tuple[SwitchGain, ..
         together = _gain(held, best, {key: value for gain in gains for key, value in gain.changes})
         gains += [together] if together is not None else []
     return tuple(gains)
+
+
+def notes_on_idle_switches(request: PlanRequest, plan: Plan) -> tuple[str, ...]:
+    """The switches that the run states and that change nothing of `plan`: a dispatcher of a dense model, for example.
+
+    A switch is compared with the release's, the others staying as they are.
+    """
+    device, features = request.cluster.accelerator, request.stack.features
+    now, cost = features_of(request.stack, device), _cost(request, plan)
+    notes = []
+    for name, value in features.stated().items():
+        stack = replace(request.stack, features=replace(features, **{name: None}))
+        released = getattr(features_of(stack, device), name)
+        if released != getattr(now, name) and _cost(replace(request, stack=stack), plan) == cost:
+            notes.append(f"{_said(name, value)} changes neither time nor memory of this plan")
+    return tuple(notes)
+
+
+def _cost(request: PlanRequest, plan: Plan) -> tuple[float, float]:
+    """Seconds of a step and bytes of a device."""
+    model, row = cost_model(request), plan_row(plan)
+    steps, memory = model.steps(row).step_s, model.memory(row).reserved_bytes
+    return float(np.ravel(steps)[0]), float(np.ravel(memory)[0])
+
+
+def _said(key: str, value: str | bool | float) -> str:
+    """A switch as a run file and `--set` write it."""
+    return f"stack.{key}={str(value).lower() if isinstance(value, bool) else value}"
 
 
 def _gain(request: PlanRequest, best: RankedPlan, changes: dict[str, str | bool]) -> SwitchGain | None:
