@@ -14,6 +14,7 @@ from meshwright.cost.memory import MemoryTable, estimate_memory, memory_constant
 from meshwright.cost.memory.states import RankLayers, rank_parameters
 from meshwright.cost.stages import split_layers
 from meshwright.cost.tables import BatchTable, PlanTable, model_row, plan_row, precision_row
+from meshwright.specs.features import RELEASE_DEFAULTS, Features
 from meshwright.specs.hardware import Stack
 from meshwright.specs.plan import RECOMPUTE_MODULES, Offload, Plan, Recompute, Schedule, Sharding
 from meshwright.specs.precision import PRECISIONS
@@ -56,13 +57,20 @@ def plans(draw: st.DrawFn) -> Plan:
     )
 
 
-def memory(plan: Plan, model: str, *, num_micro: int = 16, stack: str = "megatron-lm") -> MemoryTable:
+def memory(
+    plan: Plan,
+    model: str,
+    *,
+    num_micro: int = 16,
+    stack: str = "megatron-lm",
+    features: Features = RELEASE_DEFAULTS,
+) -> MemoryTable:
     return estimate_memory(
         model=MODELS[model],
         batch=BatchTable(seq_len=4096, global_batch=plan.micro_batch * plan.data * num_micro),
         plan=plan_row(plan),
         precision=precision_row(PRECISIONS["bf16"]),
-        constants=memory_constants(Stack(framework=stack)),
+        constants=memory_constants(Stack(framework=stack, features=features)),
     )
 
 
@@ -150,3 +158,13 @@ def test_ranks_hold_every_parameter_once(model: str, pipeline: int, tensor: int,
     copy = table.vocab * table.hidden if table.tied and pipeline > 1 else 0
     assert float(total).is_integer()
     assert total == parameters.total + copy
+
+
+@given(plans(), st.sampled_from([1, 2, 4]), st.floats(1, 64))
+def test_no_expert_rank_keeps_more_than_all_tokens(plan: Plan, expert: int, imbalance: float) -> None:
+    def size(ratio: float) -> float:
+        uneven = Features(expert_imbalance=ratio)
+        return float(memory(replace(plan, expert=expert), "deepseek-v3", features=uneven).activations_bytes)
+
+    assert size(imbalance) == size(min(imbalance, expert))
+    assert size(expert) >= size(1.0)

@@ -1,6 +1,6 @@
 """Laws of the planner over random small models and clusters."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from meshwright.planner.screen import cost_model
 from meshwright.planner.search import Distinct, search
 from meshwright.planner.space import default_space, enumerate_plans, num_rows
 from meshwright.specs.model import Attention, Experts, Model
+from meshwright.specs.plan import Plan
 from meshwright.specs.precision import PRECISIONS
 
 FEW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -96,7 +97,7 @@ def test_fixing_what_the_winner_has_changes_nothing(request, data):
     best = search(request, top=1).best
     if best is None:
         return
-    name = data.draw(st.sampled_from(["tensor", "context", "pipeline", "expert", "sharding", "micro_batch"]))
+    name = data.draw(st.sampled_from([f.name for f in fields(Plan)]))
     again = search(request.fixing(**{name: getattr(best.plan, name)}), top=1).best
     assert again is not None
     assert again.rank <= best.rank * (1 + 1e-12)

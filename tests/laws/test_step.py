@@ -22,6 +22,7 @@ from meshwright.cost.tables import (
     plan_row,
     precision_row,
 )
+from meshwright.specs.features import Features
 from meshwright.specs.hardware import Stack
 from meshwright.specs.plan import RECOMPUTE_MODULES, Plan, Recompute, Schedule, Sharding
 from meshwright.specs.precision import PRECISIONS
@@ -196,6 +197,40 @@ def test_less_balance_is_never_faster(case, load_factor, more):
         float(case.steps(load_factor=load_factor).step_s),
         float(case.steps(load_factor=load_factor + more).step_s),
     )
+
+
+@pytest.mark.parametrize(
+    ("cluster", "gains"), [("h100-8x8", True), ("tpu-v5p-4x16", False), ("a100-8x8", False)]
+)
+def test_attention_in_8_bits_gains_only_where_they_are_multiplied_faster(cluster, gains):
+    def step_s(fp8: bool) -> float:
+        stack = Stack(framework="maxtext", features=Features(fp8_attention=fp8))
+        rates = system_rates(catalog.cluster(cluster), PRECISIONS["bf16"], stack)
+        plan = plan_row(Plan(data_shard=64, sharding=Sharding.PARAMETERS))
+        batch = BatchTable(seq_len=8192, global_batch=512)
+        llama, precision = model_row(catalog.model("llama3-8b")), precision_row(PRECISIONS["bf16"])
+        return float(
+            Case(model=llama, batch=batch, plan=plan, precision=precision, rates=rates).steps().step_s
+        )
+
+    assert (step_s(True) < step_s(False)) == gains
+
+
+@given(cases(names=("mixtral-8x7b", "gpt-oss-20b")), st.floats(1, 64))
+def test_no_expert_rank_receives_more_than_all_tokens(case, imbalance):
+    """A rank with all experts is always balanced; one of several has at most `expert` times the mean."""
+    width = float(case.plan.expert)
+    bound = case.steps(load_factor=min(imbalance, width))
+    assert float(case.steps(load_factor=imbalance).step_s) == float(bound.step_s)
+    if width == 1:
+        assert float(bound.step_s) == float(case.steps().step_s)
+
+
+@given(cases(names=("mixtral-8x7b", "gpt-oss-20b")), st.floats(1.1, 4))
+def test_padded_experts_compute_their_capacity_whatever_routers_decide(case, imbalance):
+    padded = replace(case, rates=replace(case.rates, pads_experts=1, expert_imbalance=1.5))
+    assert float(padded.steps(load_factor=imbalance).step_s) == float(padded.steps().step_s)
+    assert float(padded.steps().step_s) >= float(case.steps().step_s)
 
 
 @given(cases(), st.sampled_from([2, 4, 8]))

@@ -134,16 +134,20 @@ def overrides(value: object) -> tuple[str, ...]:
 def plan_fields(name: str, value: object) -> dict[str, Any]:
     """Return fields of a plan, given as a mapping or as text: {"tensor": 8}, "tensor=8,pipeline=4".
 
+    A mapping may have the values that a `Plan` has, None among them where a plan leaves a field unsaid.
+
     >>> plan_fields("fixed", {"tensor": 8, "sharding": "parameters"})
     {'tensor': 8, 'sharding': <Sharding.PARAMETERS: 3>}
     """
-    from meshwright.planner.fixed import fixed_fields
+    from meshwright.planner.fixed import UNSAID, fixed_fields
 
     if isinstance(value, str):
         return fixed_fields([value])
     if not isinstance(value, Mapping):
         raise InputError(name, got=_type(value), allowed='a mapping such as {"tensor": 8}')
-    return fixed_fields(f"{key}={_field_text(given)}" for key, given in value.items())
+    unsaid = {key: None for key, given in value.items() if given is None and key in UNSAID}
+    said = fixed_fields(f"{key}={_field_text(given)}" for key, given in value.items() if key not in unsaid)
+    return {**said, **unsaid}
 
 
 def _field_text(value: object) -> str:
@@ -153,7 +157,7 @@ def _field_text(value: object) -> str:
         return str(value.value)
     if isinstance(value, bool):
         return str(value).lower()
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return (",".join(map(str, value)) or "none") if isinstance(value, list | tuple) else str(value)
 
 
 def questions(value: object) -> list[dict[str, Any]]:

@@ -53,6 +53,7 @@ class MemoryConstants(Table):
     wire_parameter_bytes: Array  # of a gathered parameter; 0: as the precision recipe says
     offloaded_activations: Array  # share of the saved activations that is kept in host memory
     busiest_expert_ratio: Array  # tokens of the busiest expert rank over the mean, or the capacity of all
+    pads_experts: Array  # 1: every expert computes its capacity, whatever routers decide
 
 
 @cache
@@ -117,5 +118,6 @@ def _switched(features: Features, *, accumulates_as_reduced: bool) -> dict[str, 
         "wire_parameter_bytes": parameter,
         "offloaded_activations": features.offloaded_activations or 0.0,
         "busiest_expert_ratio": features.busiest_expert_ratio,
+        "pads_experts": int(features.has_capacity),
         **accumulated,
     }

@@ -12,7 +12,6 @@ from meshwright.cli.run_input import run_from
 from meshwright.planner.estimate import PlanEstimate
 from meshwright.planner.fixed import fixed_fields
 from meshwright.planner.neighbours import shares_few_divisors
-from meshwright.planner.parts import notes_on_parts
 from meshwright.planner.savings import note_on_loss, note_on_savings
 from meshwright.planner.scored import ScoredPlan, ScoredPlans
 from meshwright.planner.search import PlanResult
@@ -64,7 +63,7 @@ def run(
     if run.label_tokens is not None:
         least = run.tokens_per_step // run.tokens_per_batch
         note(f"plans are compared for one global batch; a step of batch.label_tokens takes {least} or more")
-    for line in notes_on_parts(ranking.request, ranking.best.plan):
+    for line in ranking.notes:
         note(line)
     for problem in ranking.engine_refuses:
         note(f"{run.engine} does not run these plans: {problem}")

@@ -92,7 +92,8 @@ class SystemFacts(Table):
     wire_parameter_bytes: Array
     offloaded_activations: Array  # share kept in host memory
     updates_on_host: Array  # 1: offloaded optimizer states are updated by a thread of each process
-    expert_imbalance: Array  # tokens of the busiest expert rank over the mean
+    expert_imbalance: Array  # tokens of the busiest expert rank over the mean, or the capacity of all
+    pads_experts: Array  # 1: every expert computes its capacity, whatever routers decide
     unstated_expert_share: Array  # of the switches of mixtures: those for which the stack's release speaks
     cpu_oversubscription: Array
     years: Array  # vintage of the stack against 2025.0
@@ -122,6 +123,7 @@ class SystemRates(Table):
     offloaded_activations: Array
     updates_on_host: Array
     expert_imbalance: Array
+    pads_experts: Array
     years: Array
     cpu_oversubscription: (
         Array  # processes for each part of a processor that they share; 1: each has a device of its own
@@ -253,7 +255,8 @@ def system_facts(
         host_moe_share=HOST_MOE_SHARE[features.cuda_graphs or CudaGraphs.NONE]
         * (STATIC_SHAPES_SHARE if features.has_capacity else 1.0),
         host_expert_share=0.0 if facts.one_grouped_kernel else _host_expert_share(features),
-        fp8_attention=int(bool(features.fp8_attention)),
+        # Where 8 bits are multiplied no faster than 16, a kernel gains nothing by them.
+        fp8_attention=int(bool(features.fp8_attention) and peaks.get("fp8", 0.0) > peaks.get("bf16", 0.0)),
         fused_experts=int(_fuses_experts(features, precision)),
         attention_tile=_attention_tile(features),
         attention_backward_gemms=FUSED_BACKWARD_GEMMS
@@ -266,6 +269,7 @@ def system_facts(
         offloaded_activations=features.offloaded_activations or 0.0,
         updates_on_host=int(facts.updates_on_host),
         expert_imbalance=features.busiest_expert_ratio,
+        pads_experts=int(features.has_capacity),
         unstated_expert_share=stack.features.unstated_expert_share,
         cpu_oversubscription=accelerator.cpu_oversubscription,
         years=vintage_of(stack, facts) - 2025.0,
@@ -343,6 +347,7 @@ def join(facts: SystemFacts, values: Mapping[str, Array], bf16: Mapping[str, Arr
         offloaded_activations=facts.offloaded_activations,
         updates_on_host=facts.updates_on_host,
         expert_imbalance=facts.expert_imbalance,
+        pads_experts=facts.pads_experts,
         cpu_oversubscription=facts.cpu_oversubscription,
         years=facts.years,
         **_fields_of(SystemRates, values),

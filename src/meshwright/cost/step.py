@@ -31,6 +31,7 @@ from meshwright.cost.passes import PassTimes, total_of
 from meshwright.cost.pipeline.closed_form import waiting_s
 from meshwright.cost.pipeline.schedules import column_of
 from meshwright.cost.rates import SystemRates
+from meshwright.cost.routing import busiest_rank_ratio
 from meshwright.cost.stages import StageLayers, end_shares, split_layers
 from meshwright.cost.tables import (
     BatchTable,
@@ -87,6 +88,8 @@ def step_context(
     load_factor: Array = 1.0,
 ) -> StepContext:
     """Return what all parts of a step share. Arguments are those of `estimate_steps`."""
+    # Padded experts leave nothing for routers to decide.
+    stated = rates.expert_imbalance * np.where(rates.pads_experts > 0, 1.0, load_factor)
     return StepContext(
         model=model,
         batch=batch,
@@ -95,7 +98,7 @@ def step_context(
         rates=rates,
         groups=groups_of(plan, rates.network),
         parameters=count_parameters(model),
-        load_factor=load_factor * rates.expert_imbalance,
+        load_factor=busiest_rank_ratio(model, plan, stated=stated, is_padded=rates.pads_experts),
     )
 
 

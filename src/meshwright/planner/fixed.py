@@ -73,6 +73,9 @@ def check_field(name: str) -> None:
     raise error
 
 
+UNSAID = frozenset(f.name for f in fields(Plan) if f.default is None)
+"""Fields that a plan may leave unsaid: None."""
+
 ALL_LAYERS = "all"
 """In place of a number of layers: what gradient checkpointing without more means."""
 
@@ -151,7 +154,7 @@ def _value(name: str, text: str) -> Any:
             raise InputError(name, got=text, allowed="true, false")
         return text.lower() == "true"
     if name == "recompute_modules":
-        modules = tuple(our_value(name, module) for module in text.split(","))
+        modules = () if text.lower() == "none" else tuple(our_value(name, m) for m in text.split(","))
         for module in modules:
             if module not in RECOMPUTE_MODULES:
                 raise UnknownNameError("recompute module", module, known=RECOMPUTE_MODULES)

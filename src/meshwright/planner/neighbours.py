@@ -46,13 +46,17 @@ class Neighbour:
     def num_devices(self) -> int:
         return self.num_nodes * self.devices_per_node
 
+    @property
+    def speed(self) -> str:
+        """The gain over the request's best plan; where that has none, the rate of the whole run."""
+        return f"{self.tokens_per_s:,.0f} tokens/s" if self.gain is None else f"{self.gain - 1:+.0%} tokens/s"
+
     def __str__(self) -> str:
-        faster = "" if self.gain is None else f" {self.gain - 1:+.0%} tokens/s"
         if not self.num_idle:
-            return f"a global batch of {self.global_batch:,} sequences:{faster or ' possible'} ({self.plan.describe()})"
+            return f"a global batch of {self.global_batch:,} sequences: {self.speed} ({self.plan.describe()})"
         return (
-            f"{self.num_devices:,} devices ({self.num_nodes:,} x {self.devices_per_node}), {self.num_idle:,} idle:"
-            f"{faster or ' possible'} ({self.plan.describe()})"
+            f"{self.num_devices:,} devices ({self.num_nodes:,} x {self.devices_per_node}), {self.num_idle:,} idle: "
+            f"{self.speed} ({self.plan.describe()})"
         )
 
 

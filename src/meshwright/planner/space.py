@@ -142,12 +142,13 @@ def _restricted_recompute(
     choices: tuple[RecomputeChoice, ...], fixed: Mapping[str, Any]
 ) -> tuple[RecomputeChoice, ...]:
     kind, modules, layers = (fixed.get(n) for n in ("recompute", "recompute_modules", "recompute_layers"))
-    if modules is not None:
+    if modules:
         return (RecomputeChoice(kind=kind or Recompute.SELECTIVE, modules=tuple(modules)),)
     if layers is not None or (kind is Recompute.FULL and "recompute_layers" in fixed):
         return (RecomputeChoice(kind=Recompute.FULL, layers=layers),)
-    kept = tuple(c for c in choices if c.kind is kind)
-    return kept or (RecomputeChoice(kind=Recompute(kind)),)
+    # No modules leave every kind but the selective one.
+    kept = tuple(c for c in choices if kind in (None, c.kind) and (modules is None or not c.modules))
+    return kept or (RecomputeChoice(kind=kind or Recompute.NONE),)
 
 
 def default_space(request: PlanRequest) -> Space:

@@ -11,12 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from meshwright.catalog.engines import ANY
 from meshwright.catalog.stacks import features_of
+from meshwright.cost.tables import plan_row
 from meshwright.planner.engines import engine_facts
 from meshwright.planner.request import PlanRequest
+from meshwright.planner.screen import cost_model
 from meshwright.planner.search import RankedPlan, search
-from meshwright.specs.features import AttentionKernel, CudaGraphs, Dispatcher, Features, WireFormat
+from meshwright.specs.features import AttentionKernel, CudaGraphs, Dispatcher, Features, WireFormat, runs_on
 from meshwright.specs.plan import Plan
 
 LEAST_GAIN = 1.01
@@ -33,12 +37,14 @@ _HELD = (
     "sharding",
 )
 
-_ATTENTION: dict[str, tuple[AttentionKernel, ...]] = {
-    "Hopper": (AttentionKernel.FA2, AttentionKernel.FA3, AttentionKernel.CUDNN),
-    "NVIDIA": (AttentionKernel.FA2, AttentionKernel.CUDNN),
-    "AMD": (AttentionKernel.FA2, AttentionKernel.CK, AttentionKernel.AITER),
-}
-"""Attention kernels of an architecture, else of a vendor. FlashAttention 3 is written for Hopper alone."""
+_ATTENTION = (
+    AttentionKernel.FA2,
+    AttentionKernel.FA3,
+    AttentionKernel.CUDNN,
+    AttentionKernel.CK,
+    AttentionKernel.AITER,
+)
+_DISPATCHERS = (Dispatcher.DEEPEP, Dispatcher.HYBRIDEP)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +57,7 @@ class SwitchGain:
     gain: float
 
     def __str__(self) -> str:
-        values = ((key, str(v).lower() if isinstance(v, bool) else v) for key, v in self.changes)
-        named = ", ".join(f"stack.{key}={value}" for key, value in values)
+        named = ", ".join(_said(key, value) for key, value in self.changes)
         return f"{named}: {self.gain - 1:+.0%} tokens/s ({self.plan.describe()})"
 
 
@@ -71,6 +76,34 @@ def switch_gains(request: PlanRequest, best: RankedPlan) -> tuple[SwitchGain, ..
         together = _gain(held, best, {key: value for gain in gains for key, value in gain.changes})
         gains += [together] if together is not None else []
     return tuple(gains)
+
+
+def notes_on_idle_switches(request: PlanRequest, plan: Plan) -> tuple[str, ...]:
+    """The switches that the run states and that change nothing of `plan`: a dispatcher of a dense model, for example.
+
+    A switch is compared with the release's, the others staying as they are.
+    """
+    device, features = request.cluster.accelerator, request.stack.features
+    now, cost = features_of(request.stack, device), _cost(request, plan)
+    notes = []
+    for name, value in features.stated().items():
+        stack = replace(request.stack, features=replace(features, **{name: None}))
+        released = getattr(features_of(stack, device), name)
+        if released != getattr(now, name) and _cost(replace(request, stack=stack), plan) == cost:
+            notes.append(f"{_said(name, value)} changes neither time nor memory of this plan")
+    return tuple(notes)
+
+
+def _cost(request: PlanRequest, plan: Plan) -> tuple[float, float]:
+    """Seconds of a step and bytes of a device."""
+    model, row = cost_model(request), plan_row(plan)
+    steps, memory = model.steps(row).step_s, model.memory(row).reserved_bytes
+    return float(np.ravel(steps)[0]), float(np.ravel(memory)[0])
+
+
+def _said(key: str, value: str | bool | float) -> str:
+    """A switch as a run file and `--set` write it."""
+    return f"stack.{key}={str(value).lower() if isinstance(value, bool) else value}"
 
 
 def _gain(request: PlanRequest, best: RankedPlan, changes: dict[str, str | bool]) -> SwitchGain | None:
@@ -102,19 +135,17 @@ def _alternatives(request: PlanRequest, plan: Plan) -> Iterator[tuple[str, str |
 def _worth_trying(request: PlanRequest, plan: Plan, now: Features) -> dict[str, tuple[str | bool, ...]]:
     """Values of switches by what the model, the plan, the accelerators and the software now have."""
     device = request.cluster.accelerator
-    on_gpu, on_nvidia = device.vendor in _ATTENTION, device.vendor == "NVIDIA"
+    on_gpu, on_nvidia = device.vendor in ("NVIDIA", "AMD"), device.vendor == "NVIDIA"
     tried: dict[str, tuple[str | bool, ...]] = {}
     if on_gpu:
         static = request.model.experts is None or now.has_capacity  # shapes, which a graph of all needs
         tried["cuda_graphs"] = (CudaGraphs.PARTIAL, *([CudaGraphs.FULL] if static else []))
-        tried["attention"] = _ATTENTION.get(device.architecture) or _ATTENTION[device.vendor]
+        tried["attention"] = tuple(kernel for kernel in _ATTENTION if runs_on(kernel, device))
         tried["compiles"] = (True,)
     if plan.tensor > 1:
         tried["overlaps_tensor"] = (True,)
     if plan.expert > 1:
-        tried["dispatcher"] = (
-            (Dispatcher.DEEPEP, *([Dispatcher.HYBRIDEP] if on_nvidia else [])) if on_gpu else ()
-        )
+        tried["dispatcher"] = tuple(kernel for kernel in _DISPATCHERS if runs_on(kernel, device))
         tried["overlaps_experts"] = (True,)
     if request.precision.name == "mxfp8" and request.model.experts is not None and on_nvidia:
         tried["fuses_experts"] = (True,)

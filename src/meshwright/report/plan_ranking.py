@@ -21,8 +21,9 @@ from meshwright.planner import (
 from meshwright.planner.choice import best_plans, free_request, goal_of
 from meshwright.planner.estimate import PlanEstimate, estimate_plan
 from meshwright.planner.neighbours import Neighbour, neighbours
+from meshwright.planner.parts import notes_on_parts
 from meshwright.planner.scored import ScoredPlans, scored_plans
-from meshwright.planner.switches import SwitchGain, switch_gains
+from meshwright.planner.switches import SwitchGain, notes_on_idle_switches, switch_gains
 from meshwright.report.result import Result
 from meshwright.specs.estimate import Estimate
 from meshwright.specs.run import Run
@@ -90,6 +91,12 @@ class PlanRanking(Result):
     def front(self) -> tuple[RankedPlan, ...]:
         """Plans of which none is better in both step time and memory; empty unless asked for."""
         return self.search.front if self.has_front else ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is said of the first plan: its stages on parts of a cluster, and switches that change nothing of it."""
+        request, plan = self.request, self.best.plan
+        return (*notes_on_parts(request, plan), *notes_on_idle_switches(request, plan))
 
     @property
     def losers(self) -> tuple[PlanComparison, ...]:

@@ -17,6 +17,7 @@ from meshwright.planner.legality import legality_context
 from meshwright.planner.parts import notes_on_parts
 from meshwright.planner.request import PlanRequest, note_on_labels
 from meshwright.planner.search import PlanResult
+from meshwright.planner.switches import notes_on_idle_switches
 from meshwright.planner.training import Training, catalogue_price, goodput_at, hourly_price, training_at
 from meshwright.report.components import family
 from meshwright.report.quantities import rate, value_of
@@ -171,6 +172,7 @@ def require_fit(request: PlanRequest, estimate: PlanEstimate) -> None:
 def _notes(run: Run, request: PlanRequest, estimate: PlanEstimate) -> list[str]:
     notes = [line for line in (note_on_labels(run),) if line is not None]
     notes += notes_on_parts(request, estimate.plan)
+    notes += notes_on_idle_switches(request, estimate.plan)
     if estimate.step.step.tier is Tier.GUESSED:
         notes.append("nothing was measured on this accelerator with this software: the interval is wide")
     return notes

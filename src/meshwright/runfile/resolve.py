@@ -23,7 +23,7 @@ from meshwright.runfile.optimizer import foreign_keys, resolve_optimizer, state_
 from meshwright.runfile.pinned import plan_from_section
 from meshwright.runfile.problems import BelowError, KeyPath, RunFileProblem
 from meshwright.specs import run as specs
-from meshwright.specs.features import Features
+from meshwright.specs.features import Features, runs_on
 from meshwright.specs.hardware import HERE, Accelerator, Cluster, Stack
 from meshwright.specs.model import Lora, Model
 from meshwright.specs.plan import STORED_MODULES, Plan
@@ -61,7 +61,8 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
     cluster = problems.attempt("cluster", _cluster, file.cluster, here)
     precision = problems.attempt("precision", _precision, file, cluster)
     global_batch = problems.attempt("batch", _global_batch, file.batch, file.data.sequence_length)
-    stack = problems.attempt("stack.framework", _stack, file, cluster)
+    framework = problems.attempt("stack.framework", _framework, file, cluster)
+    stack = problems.attempt("stack", _stack, file, cluster, framework)
     train = problems.attempt("train", _train, file)
     micro = problems.attempt("batch", _micro, file)
     data = problems.attempt("data", _data, file.data)
@@ -308,17 +309,42 @@ def _refuse_batch(global_batch: int, micro: int) -> None:
     raise BelowError("micro", f"does not divide the global batch of {global_batch} sequences", got=micro)
 
 
-def _stack(file: schema.RunFile, cluster: Cluster | None) -> Stack:
+def _framework(file: schema.RunFile, cluster: Cluster | None) -> str:
     from meshwright.catalog import stacks
 
+    if file.stack is not None and file.stack.framework is not None:
+        return stacks.stack_facts(file.stack.framework).name
     vendor = cluster.accelerator.vendor if cluster else ""
-    usual, given = stacks.stack_for_engine(file.engine, vendor=vendor), file.stack
+    return stacks.stack_for_engine(file.engine, vendor=vendor).framework
+
+
+def _stack(file: schema.RunFile, cluster: Cluster | None, framework: str) -> Stack:
+    given = file.stack
     if given is None:
-        return usual
+        return Stack(framework=framework)
     if given.capacity_factor is not None and given.drops_tokens is False:
         raise BelowError("capacity_factor", "is given, but drops_tokens is false", got=given.capacity_factor)
-    framework = usual.framework if given.framework is None else stacks.stack_facts(given.framework).name
+    for accelerator in [part.accelerator for part in cluster.parts or (cluster,)] if cluster else ():
+        _refuse_kernels(given, accelerator)
     return Stack(framework=framework, vintage=given.vintage, features=same_fields(Features, given))
+
+
+_AS_RELEASED = "without it the framework's release decides"
+
+
+def _refuse_kernels(given: schema.StackSection, accelerator: Accelerator) -> None:
+    """Refuse kernels that are written for other accelerators, and formats that this one does not multiply."""
+    for key in ("attention", "dispatcher"):
+        kernel = getattr(given, key)
+        if kernel is not None and not runs_on(kernel, accelerator):
+            able = (other for other in type(kernel) if runs_on(other, accelerator))
+            message, allowed = f"does not run on {accelerator.name}", ", ".join(able)
+            raise BelowError(key, message, got=kernel.value, allowed=allowed, hint=_AS_RELEASED)
+    if given.fp8_attention and "fp8" not in accelerator.peak_flops_per_s:
+        raise BelowError(
+            "fp8_attention", f"{accelerator.name} does not multiply fp8", got=True, allowed="false",
+            hint=_AS_RELEASED,
+        )  # fmt: skip
 
 
 def _train(file: schema.RunFile) -> specs.Train:

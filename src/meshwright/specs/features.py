@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from meshwright.specs.hardware import Accelerator
 
 
 class CudaGraphs(StrEnum):
@@ -38,6 +42,28 @@ class AttentionKernel(StrEnum):
     SPLASH = "splash"  # XLA's Pallas kernel on TPUs
     TRITON = "triton"  # FlashAttention in Triton, with biases
     FLEX = "flex"  # torch.nn.attention.flex_attention
+
+
+_GPUS = ("NVIDIA", "AMD")
+_WRITTEN_FOR: dict[AttentionKernel | Dispatcher, tuple[str, ...]] = {
+    AttentionKernel.FA1: _GPUS,
+    AttentionKernel.FA2: _GPUS,
+    AttentionKernel.FA3: ("Hopper",),
+    AttentionKernel.CUDNN: ("NVIDIA",),
+    AttentionKernel.CK: ("AMD",),
+    AttentionKernel.AITER: ("AMD",),
+    AttentionKernel.SPLASH: ("Google",),
+    AttentionKernel.TRITON: _GPUS,
+    Dispatcher.DEEPEP: _GPUS,
+    Dispatcher.HYBRIDEP: ("NVIDIA",),
+}
+"""Vendors and architectures of accelerators; kernels that are not named run everywhere."""
+
+
+def runs_on(kernel: AttentionKernel | Dispatcher, accelerator: Accelerator) -> bool:
+    """Return True if `kernel` is written for `accelerator`."""
+    kinds = _WRITTEN_FOR.get(kernel)
+    return kinds is None or bool({accelerator.vendor, accelerator.architecture} & set(kinds))
 
 
 class WireFormat(StrEnum):

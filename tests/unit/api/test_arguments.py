@@ -206,6 +206,16 @@ def test_fields_of_a_plan_in_every_form():
     assert arguments.plan_fields("fixed", "tensor=8,pipeline=4") == {"tensor": 8, "pipeline": 4}
 
 
+def test_the_fields_of_a_plan_are_read_as_they_are():
+    from meshwright.specs.plan import Plan, Recompute
+
+    for plan in (
+        Plan(),
+        Plan(recompute=Recompute.SELECTIVE, recompute_modules=("norm",), weight_cache="off"),
+    ):
+        assert arguments.plan_fields("fixed", vars(plan)) == vars(plan)
+
+
 class NotReallyAPath:
     def __fspath__(self):
         return 5

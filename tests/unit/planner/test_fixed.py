@@ -103,6 +103,7 @@ def test_what_the_field_calls_the_data_width():
         (["PP16,EP64,schedule=dualpipe"], {"pipeline": 16, "expert": 64, "schedule": Schedule.DUALPIPE}),
         (["tensor = 8 , pipeline = 4"], {"tensor": 8, "pipeline": 4}),
         (["recompute_modules=norm, mlp"], {"recompute_modules": ("norm", "mlp")}),
+        (["recompute_modules=none"], {"recompute_modules": ()}),
         (["DP8 zero3"], {"data_shard": 8, "sharding": Sharding.PARAMETERS}),
         (["FSDP4 DP2"], {"data_shard": 4, "data_replicate": 2, "sharding": Sharding.PARAMETERS}),
         (["TP8 tensor=4"], None),

@@ -28,8 +28,8 @@ def test_a_request_without_a_plan_has_neighbours_that_have_one():
     assert (devices.global_batch, devices.gain) == (64, None)
     assert devices.num_idle > 0
     hint = "; ".join(explain_infeasible(result).suggestions)
-    assert "a global batch of 72 sequences" in hint
-    assert f"devices ({devices.num_nodes} x 8), {devices.num_idle} idle" in hint
+    assert f"a global batch of 72 sequences: {batch.tokens_per_s:,.0f} tokens/s" in hint
+    assert f"({devices.num_nodes} x 8), {devices.num_idle} idle: {devices.tokens_per_s:,.0f} tokens/s" in hint
 
 
 def test_fewer_devices_of_one_node():

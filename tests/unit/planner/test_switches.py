@@ -11,9 +11,10 @@ from tests.plan_requests import plan_request
 
 from meshwright.planner.engines import engine_facts
 from meshwright.planner.search import search
-from meshwright.planner.switches import LEAST_GAIN, switch_gains
-from meshwright.specs.features import CudaGraphs, Dispatcher, Features
+from meshwright.planner.switches import LEAST_GAIN, notes_on_idle_switches, switch_gains
+from meshwright.specs.features import AttentionKernel, CudaGraphs, Dispatcher, Features
 from meshwright.specs.hardware import Stack
+from meshwright.specs.plan import Plan
 
 MIXTURE = {"model": "qwen3-30b-a3b", "cluster": "h100-8x4", "seq_len": 4096, "global_batch": 512}
 PLAIN = Features(
@@ -84,3 +85,24 @@ def test_no_kernel_is_offered_where_it_does_not_run():
     assert "fa3" not in values["b200-8x4"] | values["mi300x-8x4"] | values["tpu-v5p-4x8"]
     assert not {"partial", "full", "deepep"} & values["tpu-v5p-4x8"]
     assert values["h100-8x4"]
+
+
+@pytest.mark.parametrize(
+    ("model", "switch", "is_idle"),
+    [
+        ("llama3.1-8b", {"expert_imbalance": 1.4}, True),
+        ("llama3.1-8b", {"dispatcher": Dispatcher.DEEPEP}, True),
+        ("llama3.1-8b", {"compiles": True}, False),
+        ("llama3.1-8b", {"fuses_attention_backward": True}, False),  # as the release has it
+        ("llama3.1-8b", {"attention": AttentionKernel.UNFUSED, "fuses_attention_backward": False}, True),
+        ("qwen3-30b-a3b", {"expert_imbalance": 1.4}, False),
+        ("qwen3-30b-a3b", {"capacity_factor": 1.5, "expert_imbalance": 1.4}, True),
+        ("qwen3-30b-a3b", {"fuses_experts": True}, True),  # they are for mxfp8
+    ],
+)
+def test_a_stated_switch_that_changes_nothing_is_named(model, switch, is_idle):
+    stack = Stack(framework="megatron-bridge", features=Features(**switch))
+    request = replace(plan_request(model=model, cluster="h100-8x4", engine="megatron"), stack=stack)
+    expert = 8 if request.model.experts else 1
+    notes = notes_on_idle_switches(request, Plan(data_shard=32, expert=expert))
+    assert [note.split("=")[0] for note in notes] == [f"stack.{list(switch)[-1]}"] * is_idle

@@ -187,13 +187,41 @@ def test_a_changed_model_keeps_all_else(name: str) -> None:
         ("batch.global_tokens=4194305", "is not a multiple of the sequence length 8192"),
         ("train.steps=5", "both steps and tokens are given"),
         ("lora={rank: 4}", "write `task: lora`"),
-        ("stack.framework=torchtitn", "did you mean 'torchtitan'?"),
+        (
+            "stack.framework=torchtitn",
+            "stack.framework: unknown stack: got 'torchtitn'\nhint: did you mean 'torchtitan'?",
+        ),
+        (
+            "stack={capacity_factor: 2, drops_tokens: false}",
+            "stack.capacity_factor: is given, but drops_tokens is false",
+        ),
         ('name="a\\tb"', "--set name: must be printable text: got 'a\\\\tb'"),
         ("parallel={recompute: {modules: [atention]}}", "unknown module"),
     ],
 )
 def test_what_is_wrong_is_said(override: str, words: str) -> None:
     assert words in error_of(override)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "switch", "words"),
+    [
+        (
+            "h100-8x8",
+            "attention=aiter",
+            "does not run on h100: got 'aiter', allowed: unfused, fa1, fa2, fa3, cudnn",
+        ),
+        ("b200-8x8", "attention=fa3", "does not run on b200: got 'fa3'"),
+        ("mi355x-8x8", "attention=cudnn", "allowed: unfused, fa1, fa2, ck, aiter, triton, flex"),
+        ("tpu-v5p-4x16", "attention=fa2", "allowed: unfused, splash, flex"),
+        ("mi355x-8x8", "dispatcher=hybridep", "allowed: all-to-all, deepep"),
+        ("tpu-v5p-4x16", "dispatcher=deepep", "allowed: all-to-all"),
+        ("a100-8x8", "fp8_attention=true", "stack.fp8_attention: a100 does not multiply fp8"),
+        ("h100-8x4+b200-8x4", "attention=fa3", "does not run on b200"),
+    ],
+)
+def test_kernels_of_other_accelerators_are_refused(cluster: str, switch: str, words: str) -> None:
+    assert words in error_of(f"cluster={cluster}", f"stack.{switch}", "engine=any")
 
 
 def test_a_missing_key_is_named() -> None:

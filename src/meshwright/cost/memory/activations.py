@@ -39,6 +39,7 @@ import numpy as np
 from meshwright.arrays import Array
 from meshwright.calibration.memory import MemoryConstants
 from meshwright.cost import linear_attention
+from meshwright.cost.routing import busiest_rank_ratio
 from meshwright.cost.sparse_attention import (
     has_sparse_attention,
     indexer_bytes_per_token,
@@ -99,6 +100,13 @@ class _Kind:
     saved: Array  # when every second GEMM is recomputed
 
 
+def routed_copies(model: ModelTable, plan: PlanTable, constants: MemoryConstants) -> Array:
+    """Copies of a token that the busiest rank's experts compute."""
+    return model.top_k * busiest_rank_ratio(
+        model, plan, stated=constants.busiest_expert_ratio, is_padded=constants.pads_experts
+    )
+
+
 def layer_bytes(
     model: ModelTable,
     batch: BatchTable,
@@ -154,7 +162,7 @@ def _kept_and_live(
     dense = _after(plan, _dense(model, plan, modules, saved, share), inputs, covered)
     if not np.any(model.num_moe_layers):
         return dense, (0.0, 0.0)
-    routed = model.top_k * constants.busiest_expert_ratio
+    routed = routed_copies(model, plan, constants)
     return dense, _after(plan, _moe(model, plan, modules, saved, share, routed), inputs, covered)
 
 
@@ -259,7 +267,7 @@ def _modules(
     linear = model.linear_share * linear_attention.kept_bytes_per_token(model, precision) * share
     probabilities = _probabilities(model, batch, constants, e * share, share)
     of_others = constants.gathers_keys * (plan.context - 1) * key_value
-    expert_share, routed = share * plan.expert_tensor, model.top_k * constants.busiest_expert_ratio
+    expert_share, routed = share * plan.expert_tensor, routed_copies(model, plan, constants)
     gathered = np.where(constants.keeps_gathered_inputs > 0, 1.0, stream)
     output_norms = np.maximum(model.num_norms - 2, 0) * (norm_input + norm_copy)  # their inputs
     dropped = 3 * model.lora_dropout * (model.lora_column_inputs * gathered + model.lora_row_inputs * share)

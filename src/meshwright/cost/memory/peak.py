@@ -19,7 +19,7 @@ import numpy as np
 from meshwright.arrays import Array, Mask, Table
 from meshwright.calibration.memory import MemoryConstants
 from meshwright.cost.flops import Parameters, count_parameters
-from meshwright.cost.memory.activations import LayerBytes, layer_bytes
+from meshwright.cost.memory.activations import LayerBytes, layer_bytes, routed_copies
 from meshwright.cost.memory.loss import LossBytes, largest_chunks, loss_bytes
 from meshwright.cost.memory.states import (
     RankLayers,
@@ -370,7 +370,7 @@ def _layer_workspace_bytes(
     t, h, m, e = plan.tensor, model.hidden, model.ffn_matrices, precision.activation_bytes
     weight = (model.lora_rank == 0) * e * (m - 1) * h * model.ffn
     dense = (e * m * tokens * model.ffn + weight) / t
-    routed = model.top_k * constants.busiest_expert_ratio * tokens / t
+    routed = routed_copies(model, plan, constants) * tokens / t
     moe = e * routed * (2 * model.expert_hidden + m * model.expert_ffn)
     ranks = np.where(constants.gathers_keys > 0, plan.context, 2)
     key_value = model.kv_heads * (model.qk_dim + model.v_dim) * tokens / t

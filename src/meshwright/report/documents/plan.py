@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.catalog.stacks import features_of
 from meshwright.planner.estimate import PlanEstimate
-from meshwright.planner.parts import notes_on_parts
 from meshwright.planner.remedies import word
 from meshwright.specs.run import said_kernels
 from meshwright.units import DAY_S
@@ -47,8 +46,8 @@ def ranking_document(ranking: PlanRanking) -> dict[str, Any]:
             "engine_refuses": [str(problem) for problem in ranking.engine_refuses],
         },
     }
-    if search.request.cluster.parts:
-        document["notes"] = list(notes_on_parts(search.request, ranking.best.plan))
+    if notes := ranking.notes:
+        document["notes"] = list(notes)
     if ranking.neighbours is not None:
         document["explanation"]["neighbours"] = [neighbour_document(n) for n in ranking.neighbours]
     if ranking.switches is not None:
