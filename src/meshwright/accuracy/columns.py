@@ -32,9 +32,10 @@ _NAMES = {
     "gpu": "accelerator_type accelerator_name gpu_model device device_name hardware",
     "num_gpus": "gpus n_gpus ngpus gpu_count num_devices devices world_size num_accelerators accelerators chips "
     "num_chips number_of_gpus",
-    "seq_len": "seqlen sequence_len sequence",
+    "seq_len": "seqlen sequence_len sequence sequence_length",
+    "precision": "compute_dtype",
     "dp": "dp_size data_parallel_size data_parallel_degree data_parallel",
-    "dp_type": "zero_stage zero sharding sharding_strategy",
+    "dp_type": "zero_stage zero sharding sharding_strategy sharding_type data_parallel_type",
     "fsdp": "fsdp use_fsdp fsdp2",
     "dp_shard": "data_parallel_shard_degree fsdp_degree fsdp_size ici_fsdp_parallelism",
     "dp_replicate": "data_parallel_replicate_degree hsdp_replicas",
@@ -47,21 +48,27 @@ _NAMES = {
     "ffn": "ffn_hidden_size intermediate_size ffn_size feed_forward_size",
     "moe_ffn": "moe_intermediate_size moe_ffn_hidden_size",
     "vocab": "vocab_size",
-    "experts": "num_experts n_experts num_local_experts",
+    "experts": "num_experts n_experts num_local_experts n_routed_experts num_routed_experts",
     "topk": "top_k num_experts_per_tok moe_router_topk",
     "params_b": "parameters_b params_billion parameters_billion",
+    "model_size": "size model_scale params parameters num_params n_params",
+    "gbs": "gbs_samples gbs_sequences global_batch_size_samples global_batch_size_sequences",
+    "gbs_tokens": "global_batch_size_tokens batch_tokens batch_size_tokens tokens_per_global_batch",
+    "recompute": "act_ckpt activation_ckpt activation_recompute activation_recomputation act_recomp ac_mode",
     "tok_s_gpu_best": "tokens_per_s_per_gpu tokens_per_second_per_gpu tokens_per_sec_per_gpu tokens_s_gpu tok_s_gpu "
     "tokens_per_s_per_device tokens_s_device tok_s_device tgs tokens_gpu_s tokens_per_gpu_per_second "
     "tokens_per_gpu_per_s tokens_sec_gpu tok_sec_gpu",
     "step_time_s": "step_time_sec step_time_seconds time_per_step_s time_per_step_sec seconds_per_step s_per_step "
     "iteration_time_s iter_time_s time_per_iteration_s sec_per_step s_it",
     "tflops_per_gpu": "tflop_s_gpu tflops_gpu tflops_per_device tflop_s_device model_tflops_per_gpu tflops_s_gpu "
-    "tflop_per_s_per_gpu tflops_per_second_per_gpu",
+    "tflop_per_s_per_gpu tflops_per_second_per_gpu model_tflop_s_gpu model_tflops_s_gpu",
     "mfu_pct": "mfu_percent",
     "hfu_pct": "hfu_percent",
     "mem_gb_per_gpu": "memory_gb mem_gb max_memory_gb peak_memory_gb memory_gb_per_gpu peak_memory_gb_per_gpu",
     "framework": "software library",
-    "framework_version": "software_version version release",
+    "framework_version": "software_version version release container container_image docker_image image",
+    "pp": "pipe_parallel_size",
+    "vpp": "vp",
     "source": "url source_url link reference",
     "notes": "note comment comments remarks",
     "date": "published publication_date",
@@ -76,6 +83,13 @@ _SCALED = {
 
 _RATIOS = {"mfu": "mfu_pct", "hfu": "hfu_pct"}
 """Names without a unit: a column without a value above 1 is a share, any other one percent."""
+
+_PLAIN = (
+    (r"(?:elapsed|training|avg|average|mean|median|total|max|maximum|peak)_", ""),
+    (r"_sec(?:ond)?s?(?=_|$)", "_s"),
+    (r"_per_", "_"),
+)
+"""Words of a name that change nothing, and shorter ones: "Elapsed training step time (s)" is "Step time (s)"."""
 
 _AMBIGUOUS = ("batch_size", "batch")
 """Names that some tables give the global and others the micro-batch."""
@@ -150,6 +164,13 @@ def _unit(column: Column) -> str:
 
 def _known_as(name: str) -> Column | None:
     word = re.sub(r"[^a-z0-9]+", "_", name.lower().replace("%", " percent ")).strip("_")
+    plain = word
+    for pattern, spelling in _PLAIN:
+        plain = re.sub(pattern, spelling, plain)
+    return _of_word(word) or _of_word(plain)
+
+
+def _of_word(word: str) -> Column | None:
     if word in _RATIOS:
         return Column(name=_RATIOS[word], is_ratio=True)
     if word in shipped_columns() and word != PRINTED_RATE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,8 +48,10 @@ class CsvRow:
         Raises InputError for anything else.
         """
         text = self.text(column)
-        if not stated(text):
+        if not stated(text) or text.lower() in ("none", "null"):
             return None
+        if column == "seq_len" and (thousands := re.fullmatch(r"(\d+) ?[kK]", text)):
+            return float(int(thousands[1]) * 1024)  # sequences of 8k tokens have 8,192
         try:
             value = parse_number(plain_number(text))
         except ValueError:

@@ -78,13 +78,18 @@ def least_flops_per_token(model: ModelTable, plan: Plan, *, seq_len: int) -> flo
     return flops
 
 
-def rate_of_flops(row: CsvRow, model: ModelTable, *, seq_len: int, stack: Stack) -> tuple[float, str] | None:
-    """(tokens/s per device, a note on its origin) of a row without a token rate; None where the count is not known."""
+def rate_of_flops(
+    row: CsvRow, model: ModelTable, *, seq_len: int, stack: Stack, usual_peak_tflops: float | None = None
+) -> tuple[float, str] | None:
+    """(tokens/s per device, a note on its origin) of a row without a token rate; None where the count is not known.
+
+    usual_peak_tflops: what a utilisation is of where the row names no peak; None where that can be either of two.
+    """
     count = flop_count_of(row, stack)
     if count is None:
         return None
     flop_rate, percent = row.number("tflops_per_gpu"), row.number("mfu_pct")
-    peak = row.number("mfu_peak_tflops")
+    peak = row.number("mfu_peak_tflops") or usual_peak_tflops
     if not flop_rate and percent and peak:
         flop_rate = percent / 100 * peak
     if not flop_rate:

@@ -18,8 +18,9 @@ from meshwright.accuracy.reasons import CannotPredictError, Reason
 from meshwright.accuracy.recomputation import read_recompute
 from meshwright.accuracy.shipped import frameworks
 from meshwright.accuracy.software import Software
+from meshwright.accuracy.stated import stated_cores
 from meshwright.accuracy.statements import read_statements
-from meshwright.accuracy.wording import yes_or_no
+from meshwright.accuracy.wording import stated, yes_or_no
 from meshwright.catalog.stacks import stack_facts
 from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS
 from meshwright.specs.features import Dispatcher
@@ -86,6 +87,8 @@ def read_layout(
     mentions = f"{row.text('notes')} {row.text('recompute')}".lower()
     if plan.offload is Offload.NONE and "offload" in mentions:
         notes.append(OFFLOADED)
+    if "offload" in row.text("dp_type").lower():
+        notes.append(f"dp_type {row.text('dp_type')!r}: its offloading is not modelled")
     return PublishedLayout(plan=plan, global_batch=global_batch, assumed=tuple(notes))
 
 
@@ -116,6 +119,9 @@ def _degrees(
             notes.append(f"no tensor or pipeline parallelism: {why}")
     tensor, context = _in_devices(row, tensor, context, notes)
     width = (tensor or 1) * (pipeline or 1) * (context or 1)
+    if context and context > 1 and data and data * width == num_devices * context and data % context == 0:
+        notes.append(f"DP {data} counts the context ranks: {data // context} without")
+        data //= context
     if num_devices % width:
         raise CannotPredictError(
             Reason.INCONSISTENT, f"{num_devices} devices are not a multiple of TP x PP x CP = {width}"
@@ -129,9 +135,6 @@ def _degrees(
     )
 
 
-_CORES = re.compile(r"1 chip = (\d+)[^;]*JAX devices")
-
-
 def _in_devices(
     row: CsvRow, tensor: int | None, context: int | None, notes: list[str]
 ) -> tuple[int | None, int | None]:
@@ -139,8 +142,7 @@ def _in_devices(
 
     MaxText lays its mesh with the tensor axis innermost, then context: the cores of a chip lie along the first of them.
     """
-    counted = _CORES.search(row.text("notes"))
-    cores = int(counted[1]) if counted else 1
+    cores = stated_cores(row)
     for name, degree in (("tensor", tensor), ("context", context)):
         if cores > 1 and degree and degree > 1:
             if degree % cores:
@@ -156,6 +158,8 @@ def _why_data_parallel(row: CsvRow, num_devices: int, sharding: Sharding, softwa
     ranks = max(1, num_devices // (row.count("cp") or 1))
     if num_devices == 1:
         return "one device"
+    if row.count("ep") == num_devices:
+        return "expert-parallel ranks are all devices"
     if row.count("dp") == ranks:
         return "data-parallel and context ranks are all devices"
     if sharding is Sharding.PARAMETERS and (batch or micro) and (batch or 0) % ranks == 0:
@@ -171,6 +175,9 @@ def _experts(
     row: CsvRow, model: Model, degrees: _Degrees, software: Software, notes: list[str]
 ) -> tuple[int, int]:
     if model.experts is None:
+        notes.extend(
+            f"{c} {n}: the model has no experts" for c in ("ep", "etp") if (n := row.count(c) or 1) > 1
+        )
         return 1, 1
     expert, expert_tensor = row.count("ep"), row.count("etp")
     if expert_tensor is None:
@@ -253,12 +260,13 @@ def _missing_micro_batch(
 
 # --- sharding ---
 
-_STAGE = r"(?:zero[-_ ]*(?:dp)?[-_ ]*(?:stage)?|stage)[-_ ]*"
+_STAGE = r"(?:zero[-_ ]*(?:dp)?[-_ ]*(?:stage)?|stage)[-_ =:]*"
 _SHARDINGS = (
-    (rf"{_STAGE}0|^ddp$|^dp$|^0$|no.?shard", Sharding.NONE),
-    (rf"fsdp|hsdp|{_STAGE}3|^3$|full(?:y)?.?shard|hybrid.?shard", Sharding.PARAMETERS),
-    (rf"{_STAGE}2|^2$|shard.?grad.?op", Sharding.GRADIENTS),
-    (rf"{_STAGE}1|^1$|dist(?:ributed)?[-_ ]?opt", Sharding.OPTIMIZER),
+    (rf"{_STAGE}0|^ddp$|^dp$|^0$|no.?shard|^(?:none|no|off)$|^replicat", Sharding.NONE),
+    (r"reshard.after.forward[=: ]*(?:false|never|no)", Sharding.GRADIENTS),
+    (rf"fsdp|hsdp|optim.?grads.?params|{_STAGE}3|^3$|full(?:y)?.?shard|hybrid.?shard", Sharding.PARAMETERS),
+    (rf"optim.?grads|{_STAGE}2|^2$|shard.?grad.?op", Sharding.GRADIENTS),
+    (rf"^optim$|{_STAGE}1|^1$|dist(?:ributed)?[-_ ]?opt", Sharding.OPTIMIZER),
 )
 """Patterns of `dp_type`, or of the framework's name, and their sharding; the first match decides."""
 
@@ -275,8 +283,8 @@ def _sharding(row: CsvRow, software: Software, notes: list[str]) -> Sharding:
                 return sharding
     if yes_or_no(row.text("fsdp")) is False and software.sharding is Sharding.PARAMETERS:
         return Sharding.NONE
-    if stated := row.text("dp_type"):
-        notes.append(f"dp_type {stated!r} is not understood")
+    if text := row.text("dp_type"):
+        notes.append(f"dp_type {text!r} is not understood")
     notes.append(f"{USUAL_SHARDING} {software.sharding.name.lower()}, the default of {software.title}")
     return software.sharding
 
@@ -313,7 +321,7 @@ def _pipeline(row: CsvRow, pipeline: int, notes: list[str]) -> tuple[Schedule, i
     """Schedule, and chunks per pipeline rank: as many as the row states, else the fewest that its schedule has."""
     if pipeline == 1:
         return Schedule.ONE_F_ONE_B, 1
-    named, chunks = _stated_schedule(row), row.count("vpp")
+    named, chunks = _stated_schedule(row, notes), row.count("vpp")
     record = SCHEDULE_RECORDS[named]
     if chunks is None:
         chunks = record.min_chunks
@@ -326,10 +334,13 @@ def _pipeline(row: CsvRow, pipeline: int, notes: list[str]) -> tuple[Schedule, i
     return (Schedule.INTERLEAVED if chunks > 1 else Schedule.ONE_F_ONE_B), chunks
 
 
-def _stated_schedule(row: CsvRow) -> Schedule:
+def _stated_schedule(row: CsvRow, notes: list[str]) -> Schedule:
     """The schedule that the row's column or its note names; one forward, one backward where neither does."""
     said = (read_statements(row.text(column)).value("schedule") for column in ("schedule", "notes"))
-    return Schedule(next(filter(None, said), Schedule.ONE_F_ONE_B))
+    found = next(filter(None, said), None)
+    if found is None and stated(row.text("schedule")):
+        notes.append(f"schedule {row.text('schedule')!r} is not understood")
+    return Schedule(found or Schedule.ONE_F_ONE_B)
 
 
 def _layers_per_stage(
@@ -345,10 +356,14 @@ def _layers_per_stage(
 
 
 def _sequence_parallel(row: CsvRow, tensor: int, software: Software, notes: list[str]) -> bool:
-    stated = row.text("seq_parallel") or read_statements(row.text("notes")).value("sequence_parallel") or ""
-    answer = yes_or_no(stated)
+    column = stated(row.text("seq_parallel"))
+    answer = yes_or_no(column or read_statements(row.text("notes")).value("sequence_parallel") or "")
+    if answer is None and column:
+        answer = yes_or_no(read_statements(column).value("sequence_parallel") or "")
     if answer is not None:
         return answer
+    if column:
+        notes.append(f"seq_parallel {column!r} is not understood")
     if tensor > 1:
         state = "on" if software.sequence_parallel else "off"
         notes.append(f"sequence parallelism {state}, the default of {software.title}")

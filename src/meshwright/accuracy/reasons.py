@@ -10,6 +10,7 @@ class Reason(StrEnum):
 
     NO_RATE = "no rate given"
     FLOPS_ONLY = "only FLOP/s or utilisation given, no rate"
+    OTHER_TASK = "not a step of pretraining or fine-tuning"
     END_TO_END = "end-to-end figure, not a steady state"
     NOT_MEMORY = "failed for another reason than memory"
     VARIED_LENGTHS = "padded sequences of different lengths"

@@ -41,7 +41,8 @@ _POLICIES = (
 
 _WHOLE_LAYERS = (
     r"custom|full|recompute_|selective layer|all\b|every|whole|block|uniform|\d+ layers|ac$"
-    r"|(?:activation|gradient)[-_ ]?(?:check-?point|recomput)|nothing_saveable"
+    r"|(?:activation|gradient)[-_ ]?(?:check-?point|recomput)|nothing_saveable|save_nothing"
+    r"|(?:ckpt|checkpoint(?:ing)?|remat|recompute)$"
 )
 """Beginnings that mean whole layers. Block and uniform are the ways in which Megatron-LM chooses them."""
 _FILLERS = re.compile(r"(?:activation|gradient)s?[-_ ]?(?:check-?point|recomput)\w*")
@@ -59,15 +60,30 @@ def read_recompute(
     text = stated(row.text("recompute"))
     if text == "custom":
         text = _kept_tensors(row.text("notes")) or software.recipe_recompute or text  # a default is not it
-    if not text and (text := recompute_of_note(row.text("notes"))):
+    of_note = recompute_of_note(row.text("notes"))
+    if of_note and (not text or _is_more(of_note, text)):
+        text = of_note
         notes.append(f"recomputation {text}, as the note says")
+    elif of_note and (of_note == "none") != (yes_or_no(text) is False):
+        notes.append(f"notes say {of_note} of recomputation: its column used, {text}")
     if not text:
         text = _of_recipe(model, is_split, software)
         notes.append(f"recomputation {text}, the recipe of {software.title}" if text else NO_RECOMPUTATION)
-    return _from_text(row, text, notes)
+    return _from_text(row, text, model.num_layers, notes)
 
 
-def _from_text(row: CsvRow, text: str, notes: list[str]) -> tuple[Recompute, tuple[str, ...], int | None]:
+def _is_more(of_note: str, column: str) -> bool:
+    """True where a column names a kind of recomputation only, and the note its layers or modules."""
+    return (
+        column in ("full", "selective")
+        and of_note.startswith(f"{column} ")
+        and of_note != "selective modules=[]"
+    )
+
+
+def _from_text(
+    row: CsvRow, text: str, num_layers: int, notes: list[str]
+) -> tuple[Recompute, tuple[str, ...], int | None]:
     answer = yes_or_no(text) if text else False
     if text and _OF_SOME.search(text):
         notes.append(f"recomputation '{text}' is of a part of the layers: not understood, none used")
@@ -76,13 +92,16 @@ def _from_text(row: CsvRow, text: str, notes: list[str]) -> tuple[Recompute, tup
         return Recompute.NONE, (), None
     names_parts = re.search(r"selective|policy", text) or any(re.search(p, text) for p, _ in _MODULES)
     if (answer and not names_parts) or re.match(_WHOLE_LAYERS, text):
-        return Recompute.FULL, (), _recomputed_layers(row, text, notes)
+        return Recompute.FULL, (), _recomputed_layers(row, text, num_layers, notes)
     text = _FILLERS.sub("", text)
     for pattern, modules, meaning in _POLICIES:
         if re.search(pattern, text):
             notes.append(f"recomputation '{text}' ({meaning}) read as {', '.join(modules)}")
             return Recompute.SELECTIVE, modules, None
     modules = tuple(module for pattern, module in _MODULES if re.search(pattern, text))
+    in_words = "" if modules or "selective" in text else recompute_of_note(text)
+    if in_words and in_words != text:
+        return _from_text(row, in_words, num_layers, notes)
     if not modules:
         modules = ("core_attention",)
         notes.append(f"recomputation '{text}' read as core_attention")
@@ -115,15 +134,19 @@ def _of_recipe(model: Model, is_split: bool, software: Software) -> str:
     return ""
 
 
-def _recomputed_layers(row: CsvRow, text: str, notes: list[str]) -> int | None:
+def _recomputed_layers(row: CsvRow, text: str, num_layers: int, notes: list[str]) -> int | None:
     """Layers per pipeline rank that full recomputation covers; None: all of them."""
-    if counted := re.search(r"layers=(\d+)|(?<![-\d])(\d+) layers", text):
+    if "uniform" in text:  # the layers are those of a unit, and all are recomputed
+        return None
+    if text.startswith("selective layer") or re.search(
+        r"every (?:2|second|other)(?:nd)?\b", text
+    ):  # torchtitan
+        notes.append("every second layer recomputed")
+        return max(1, num_layers // (2 * (row.count("pp") or 1)))
+    if counted := re.search(r"layers=(\d+)|(?<![-\d])(\d+) layers|block\W+(\d+)", text):
         if not text.startswith(("full", "recompute_")):
             notes.append(f"recomputation '{text}' read as full")
-        return max(1, int(counted[1] or counted[2]))
-    if text.startswith("selective layer"):  # torchtitan: every second layer
-        notes.append("every second layer recomputed")
-        return max(1, (row.count("layers") or 2) // (2 * (row.count("pp") or 1)))
+        return max(1, int(next(filter(None, counted.groups()))))
     if ids := re.search(r"layer_ids \[(.*)\]", text):
         listed = re.findall(r"(\d+)(?:-(\d+))?", ids[1])
         notes.append("recomputed layers spread evenly over the pipeline")
@@ -137,7 +160,7 @@ def _recomputed_layers(row: CsvRow, text: str, notes: list[str]) -> int | None:
 # --- notes ---
 
 _COUNTED = re.compile(
-    r"(?:num )?layers[= ](\d+)|(\d+) (?:of \d+ )?(?:transformer |decoder )?(?:layers|blocks)|(?:first|last) (\d+)\b"
+    r"(?:num )?layers[=: ](\d+)|(\d+) (?:of \d+ )?(?:transformer |decoder )?(?:layers|blocks)|(?:first|last) (\d+)\b"
 )
 _EVERY = re.compile(
     r"(?:every |option[=: ])(?:(2nd|second|other|2)|(\d+|third|fourth)\w*)(?: layers?| blocks?|$)"
@@ -189,7 +212,7 @@ def _as_column(text: str) -> str:
     if re.search(r"\b(?:full|whole|entire|block|uniform|all)\b", text) or not (
         modules or "selective" in text
     ):
-        counted = _COUNTED.search(text)
+        counted = None if "uniform" in text else _COUNTED.search(text)
         return "full" if counted is None else f"full layers={next(g for g in counted.groups() if g)}"
     return (
         f"selective modules={[m for m in modules if m != 'activation' or 'moe' not in text or 'act' in text]}"

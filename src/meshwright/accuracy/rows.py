@@ -27,7 +27,13 @@ from meshwright.accuracy.shapes import read_model
 from meshwright.accuracy.shipped import frameworks, published_systems
 from meshwright.accuracy.software import Software, has_quantised_base, read_software, trains_adapters
 from meshwright.accuracy.spelling import spelled
-from meshwright.accuracy.stated import contradictions, format_of, scaling_of, with_stated_numbers
+from meshwright.accuracy.stated import (
+    contradictions,
+    format_of,
+    scaling_of,
+    with_products,
+    with_stated_numbers,
+)
 from meshwright.accuracy.statements import read_statements
 from meshwright.catalog.accelerators import accelerator_with_driver_name
 from meshwright.cost.flops import count_parameters
@@ -45,6 +51,11 @@ _CONDITIONS = (
 GPU_VENDORS = ("nvidia", "amd")
 PARAMETERS_DIFFER = 0.1
 """Relative difference of printed and counted parameters that is noted: names round by up to a tenth."""
+
+_OTHER_TASKS = re.compile(
+    r"\b(?:inference|serving|generation|rlhf|rl|grpo|ppo|dpo|reward|distill\w*)\b", re.IGNORECASE
+)
+"""Tasks whose steps do more or less than train one model on given sequences."""
 
 MAX_PER_NODE = 72
 """Devices of the largest node that a row may mean by its number of nodes: an NVLink domain of 72."""
@@ -211,7 +222,7 @@ def read_row(
 
     layout: reads its plan and batch; another reader where a caller supplies the plan that the row does not state.
     """
-    row, converted = with_rate(row)
+    row, converted = with_rate(with_products(row))
     rate, memory = row.number("tok_s_gpu_best") or None, row.number("mem_gb_per_gpu") or None
     if "mem>" in row.text("qa_flags"):  # more than the device has
         memory = None
@@ -251,6 +262,8 @@ def _check_figure(row: CsvRow, *, rate: float | None, memory: float | None, fail
     """Raise CannotPredictError for a row without a comparable measurement."""
     if row.text("metric_kind") in ("end_to_end_gpu_hours", "time_to_train"):
         raise CannotPredictError(Reason.END_TO_END, row.text("metric_kind").replace("_", " "))
+    if _OTHER_TASKS.search(row.text("task")):
+        raise CannotPredictError(Reason.OTHER_TASK, row.text("task"))
     if re.search(r"\bunpacked\b|variable[- ]length", row.text("notes").lower()):
         raise CannotPredictError(Reason.VARIED_LENGTHS)
     timed = row.number("step_time_s")
@@ -288,7 +301,10 @@ def _with_printed_flops(row: CsvRow, run: PublishedRun) -> PublishedRun:
     if c is None:
         return run
     model = model_row(c.model, lora=c.lora)
-    found = rate_of_flops(row, model, seq_len=c.seq_len, stack=c.stack)
+    peak = (
+        c.accelerator.peak_flops_per_s[c.precision] / 1e12 if c.precision == "bf16" else None
+    )  # of 8 bits: either
+    found = rate_of_flops(row, model, seq_len=c.seq_len, stack=c.stack, usual_peak_tflops=peak)
     if found is None:
         return replace(run, reason=_no_rate(row))
     rate, note = found
@@ -410,6 +426,12 @@ def _nodes(row: CsvRow, accelerator: Accelerator, num_devices: int, notes: list[
         and num_devices // num_nodes <= MAX_PER_NODE
     ):
         per_node = num_devices // num_nodes
+    largest = catalog.fabric(catalog.default_fabric_name(accelerator.name)).scale_up_domain
+    if per_node and per_node > largest and not row.count("gpus_per_node"):
+        notes.append(f"{num_nodes} nodes of {per_node} devices: a node has at most {largest}, not used")
+        per_node = None
+    if per_node and per_node > largest:
+        raise CannotPredictError(Reason.INCONSISTENT, f"{per_node} devices per node, at most {largest}")
     if per_node is None:
         per_node = catalog.usual_devices_per_node(accelerator.name)
         notes.append(f"{per_node} devices per node")
@@ -423,9 +445,16 @@ def _precision(row: CsvRow, accelerator: Accelerator, software: Software, notes:
     name = format_of(row)
     if name and not row.text("precision"):
         notes.append(f"precision {name}, as the note says")
+    column = row.text("precision")
+    said = read_statements(column)
+    if said.unread or len({m.value for m in said.mentions("precision")}) > 1:
+        notes.append(f"precision {column!r} read as {name}")
     if not name:
         name = software.precision
         notes.append(f"precision {name}, the default of {software.title}")
+    if name == "fp4":
+        name = "mxfp4" if accelerator.vendor.lower() == "amd" else "nvfp4"
+        notes.append(f"precision {name}, the 4 bits of {accelerator.name}")
     scaling = scaling_of(row)
     if name == "fp8" and scaling not in ("", "fp8", "tensorwise"):
         name = scaling

@@ -7,6 +7,7 @@ each with a note. Truncated models ("16 layers", "-L4") keep the named model's l
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -33,6 +34,8 @@ _TRUNCATED = re.compile(
 )
 SAME_COUNT = 0.005
 """Relative error of a model's parameter count that agrees with the printed one."""
+SIZE_DIFFERS = 0.1
+"""The same of a model and the size in its name, which is rounded."""
 _POINT_OF_A_SIZE = re.compile(r"(?<=\d)\.(?=\d+ ?[bm]\b)")
 _LIKE = re.compile(r"[- ]like\b", re.IGNORECASE)
 _PREDICTIONS = re.compile(r"\d ?MTP", re.IGNORECASE)
@@ -50,6 +53,8 @@ class Reading:
 def read_model(row: CsvRow) -> Reading:
     """The model of `row`. Raises CannotPredictError when its architecture or its dimensions are unknown."""
     names = [row.text(c) for c in ("model_canonical", "model") if row.text(c)]
+    if size := row.text("model_size"):  # a family and a size in columns of their own
+        names = [f"{row.text('model')} {size}", *names]
     if not names:
         raise CannotPredictError(Reason.NO_DIMENSIONS, "no model name")
     found = next((m for m in (_named_model(_stem(name)[0]) for name in names) if m), None)
@@ -60,7 +65,29 @@ def read_model(row: CsvRow) -> Reading:
             raise CannotPredictError(Reason.UNKNOWN_ARCHITECTURE, "state-space or linear-attention layers")
         return _from_dimensions(row, names[0])
     base, assumed = found
-    return _adapt(row, base, assumed, num_layers=_num_layers(row, names))
+    reading = _adapt(row, base, assumed, num_layers=_num_layers(row, names))
+    truncated = any(_stem(name)[1] for name in names)
+    others = _other_shapes(row, base, reading.model, is_truncated=truncated)
+    return replace(reading, assumed=(*reading.assumed, *others))
+
+
+_SHAPES: dict[str, Callable[[Model], int]] = {
+    "layers": lambda m: m.num_layers,
+    "hidden": lambda m: m.hidden,
+    "ffn": lambda m: m.ffn_hidden,
+    "heads": lambda m: m.attention.num_heads,
+}
+
+
+def _other_shapes(row: CsvRow, base: Model, model: Model, *, is_truncated: bool) -> list[str]:
+    """Notes on the row's own shapes that are not those of the model it names, used or not."""
+    found = []
+    for column, of in _SHAPES.items():
+        ours, named = row.count(column), of(base)
+        skipped = (column == "layers" and is_truncated) or (column == "ffn" and base.experts is not None)
+        if ours and named and ours != named and not skipped:
+            found.append(f"{column} {ours}, {named} in {base.name}: {of(model)} used")
+    return found
 
 
 def _num_layers(row: CsvRow, names: list[str]) -> int | None:
@@ -124,12 +151,29 @@ def _named_model(name: str) -> tuple[Model, tuple[str, ...]] | None:
         )
     known = _known_names().get(key)
     if known is None:
-        return None
+        return _with_size_behind(shape_name(name))
     note = (f"{name} read as {known}",) if key in data["ambiguous_names"] else ()
     if known in data["model"]:
         entry = data["model"][known]
         return _from_entry(known, entry), (*note, *((entry["note"],) if "note" in entry else ()))
     return catalog.model(known), note
+
+
+_SIZE = re.compile(r"[-_ (]+(\d+(?:\.\d+)?) ?([bt])(?:[-_, ]+a\d+(?:\.\d+)?b)?\)?$", re.IGNORECASE)
+
+
+def _with_size_behind(name: str) -> tuple[Model, tuple[str, ...]] | None:
+    """The model of a name with its size behind it, where it has that many parameters: "MiniMax-M2 230B-A10B"."""
+    size = _SIZE.search(name)
+    found = _named_model(name[: size.start()]) if size else None
+    if size is None or found is None:
+        return None
+    printed = float(size[1]) * (1e9 if size[2].lower() == "b" else 1e12)
+    return (
+        found
+        if abs(float(count_parameters(model_row(found[0])).total) / printed - 1) < SIZE_DIFFERS
+        else None
+    )
 
 
 def _from_entry(name: str, entry: dict[str, Any]) -> Model:

@@ -15,9 +15,21 @@ from meshwright.specs.hardware import Accelerator, Stack
 from meshwright.specs.model import Lora
 from meshwright.specs.plan import Sharding
 
-_RELEASE = re.compile(r"(?<![\d.])(2\d)\.(0[1-9]|1[0-2])(?!\d)")  # NeMo 24.07, NGC 25.05
+_RELEASE = re.compile(r"(?<![\d.])(2\d)\.(0[1-9]|1[0-2]|[1-9])(?!\d)")  # NeMo 24.07, NGC 25.05, Primus 25.9
 _RELEASED_PAGE = re.compile(rf"@(?:tag )?v?{_RELEASE.pattern}")  # of a page: "README.md @v25.02"
-_DATE = re.compile(r"(?<!\d)(20[12]\d)(?:-(0[1-9]|1[0-2])(?:-(\d\d))?)?(?!\d)")
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_YEAR, _MONTH = r"(?P<year>20[12]\d)", r"(?P<month>0[1-9]|1[0-2]|[1-9])"
+_DATES = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        rf"(?<!\d){_YEAR}(?P<sign>[-/.]){_MONTH}(?!\d)(?:(?P=sign)(?P<day>[0-3]?\d)(?!\d))?",
+        rf"(?<!\d){_YEAR}(?P<month>0[1-9]|1[0-2])(?P<day>[0-3]\d)(?!\d)",
+        rf"(?<!\d){_MONTH}/{_YEAR}(?!\d)",
+        rf"\b(?P<name>{'|'.join(_MONTHS)})[a-z]*\.?,? (?:\d\d?,? )?{_YEAR}(?!\d)",
+        rf"(?<!\d){_YEAR}(?![-\d])",
+    )
+)
+"""Dates as tables write them; the first pattern that a text has decides."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +59,8 @@ class Software:
 
 def is_mlperf(row: CsvRow) -> bool:
     """True if the row is a result of MLPerf Training (steady state and time to target from one log)."""
-    return row.text("source_key").startswith("mlperf") or "time_to_target" in row.text("metric_kind")
+    named = f"{row.text('source_key')} {row.text('framework')}".lower()
+    return "mlperf" in named or "time_to_target" in row.text("metric_kind")
 
 
 def trains_adapters(row: CsvRow) -> bool:
@@ -74,9 +87,10 @@ def read_software(row: CsvRow, accelerator: Accelerator, model: str = "") -> Sof
     vintage = _vintage(row)
     if is_mlperf(row):
         vintage = mlperf["rounds"].get(_round(row), vintage)
-    entry = _entry(row, vintage)
+    vendor = accelerator.vendor.lower()
+    entry = _entry(row, vintage, vendor)
     if is_mlperf(row) and not entry.get("mlperf_too"):
-        entry = mlperf["vendor"].get(accelerator.vendor.lower(), mlperf["vendor"]["other"])
+        entry = mlperf["vendor"].get(vendor, mlperf["vendor"]["other"])
     sequence_parallel_since = entry.get("sequence_parallel_since")
     lora = mlperf["lora"] if is_mlperf(row) else entry.get("lora", {})
     framework = entry.get("key", "other")
@@ -88,6 +102,7 @@ def read_software(row: CsvRow, accelerator: Accelerator, model: str = "") -> Sof
         accelerator=accelerator.name,
         precision=row.text("precision").lower(),
     )
+    mtp = read_statements(row.text("notes")).value("mtp")
     features = read_features(row, recipe.features if recipe else None)
     return Software(
         title=_title(row, entry),
@@ -97,8 +112,7 @@ def read_software(row: CsvRow, accelerator: Accelerator, model: str = "") -> Sof
         sequence_parallel=sequence_parallel_since is not None
         and (vintage or 9999) >= sequence_parallel_since,
         precision=recipe.precision if recipe and recipe.precision else entry.get("precision", "bf16"),
-        mtp=(entry.get("mtp", False) or model in entry.get("mtp_models", ()))
-        and "w/o mtp" not in row.text("notes").lower(),
+        mtp=entry.get("mtp", False) or model in entry.get("mtp_models", ()) if mtp is None else mtp,
         memory=_memory_definition(row, entry.get("memory", "unknown")),
         batch_per_device=entry.get("batch_per_device", False),
         lora=_lora(lora),
@@ -135,11 +149,13 @@ def _lora(entry: dict[str, Any]) -> Lora:
     return Lora(**values)
 
 
-def _entry(row: CsvRow, vintage: float | None) -> dict[str, Any]:
+def _entry(row: CsvRow, vintage: float | None, vendor: str) -> dict[str, Any]:
     """The framework entry of a row; for an unknown framework that of a generic one like Megatron."""
-    name = row.text("framework")
+    name = row.text("framework") or row.text("framework_version")  # a container names what is in it
     for entry in frameworks()["framework"]:
-        if re.search(entry["match"], name, re.IGNORECASE) and (vintage or 9999) < entry.get("until", 10_000):
+        if not re.search(entry["match"], name, re.IGNORECASE) or vendor not in entry.get("vendors", [vendor]):
+            continue
+        if (vintage or 9999) < entry.get("until", 10_000):
             return entry
     return frameworks()["unknown"]
 
@@ -156,19 +172,29 @@ def _title(row: CsvRow, entry: dict[str, Any]) -> str:
 
 
 def _round(row: CsvRow) -> str:
-    return row.text("source_key").rpartition("_")[2]
+    named = re.search(
+        r"v\d\.\d", f"{row.text('source_key')} {row.text('framework')} {row.text('framework_version')}"
+    )
+    return named[0] if named else ""
 
 
 def _vintage(row: CsvRow) -> float | None:
     """Date of the version, else of the release of the page, else of the row's publication, as a decimal year."""
     version = row.text("framework_version")
-    if release := _RELEASE.search(version) or _RELEASED_PAGE.search(row.text("source")):
+    named = next(filter(None, map(_RELEASE.search, (version, row.text("framework")))), None)
+    if release := named or _RELEASED_PAGE.search(row.text("source")):
         return 2000 + int(release[1]) + _part_of_year(int(release[2]))
-    for text in (version, row.text("date")):
-        if date := _DATE.search(text):
-            month, day = int(date[2] or 7), int(date[3] or 1)
-            return int(date[1]) + _part_of_year(month, day)
+    for text in (version, row.text("framework"), row.text("date")):
+        if date := next(filter(None, (pattern.search(text) for pattern in _DATES)), None):
+            return _year_of(date.groupdict())
     return None
+
+
+def _year_of(date: dict[str, str | None]) -> float:
+    """Decimal year of the named parts of a date; the middle of a year without a month."""
+    named = date.get("name")
+    month = _MONTHS.index(named.lower()) + 1 if named else int(date.get("month") or 7)
+    return int(date["year"] or 0) + _part_of_year(month, int(date.get("day") or 1))
 
 
 def _part_of_year(month: int, day: int = 1) -> float:

@@ -13,19 +13,20 @@ from meshwright.catalog.entries import CatalogKind, entry
 
 _FORMS = {"pcie": "pcie", "pcie4": "pcie", "pcie5": "pcie", "nvl": "nvl"}
 _NOISE = {
-    "nvidia", "amd", "intel", "google", "instinct", "tesla", "geforce", "gpu", "gpus", "accelerator", "tensor",
-    "core", "hgx", "dgx", "sxm", "oam", "nvlink", "nvl72", "hbm", "x", "gb", "gib",
+    "nvidia", "amd", "intel", "habana", "google", "instinct", "tesla", "geforce", "gpu", "gpus", "accelerator", "core",
+    "tensor", "liquid", "air", "cooled", "hgx", "dgx", "sxm", "oam", "nvlink", "nvl72", "hbm", "x", "gb", "gib",
 }  # fmt: skip
-_KIND = re.compile(r"sxm\d|hbm\d?e?|gddr\d\w?|\d+x")
+_KIND = re.compile(r"sxm\d|hbm\d?e?|gddr\d\w?|\d+x|gfx\d\w+|hl|\d{3}l|p\d\w{0,2}|48xlarge")
 _MEMORY = re.compile(r"(\d+) ?(?:g|gb|gib)\b")
 
-_COUNT = re.compile(r"^\d+ ?(?:x|\u00d7) ?(?=[a-z])")
+_COUNT = re.compile(r"^\d+ ?(?:x|\u00d7) ?(?=[a-z])|[ (]+(?:x|\u00d7) ?\d+\)?$")
 _TPUS = {
     "4": "tpu-v4", "5e": "tpu-v5e", "5 lite": "tpu-v5e", "5litepod": "tpu-v5e", "5p": "tpu-v5p", "6e": "tpu-v6e",
     "7": "tpu7x", "7x": "tpu7x", "trillium": "tpu-v6e", "ironwood": "tpu7x",
 }  # fmt: skip
 _TPU = re.compile(
-    r"(?:google )?(?:cloud )?(?:tpu ?)?(?:v ?(4|5e|5 lite|5litepod|5p|6e|7x?)(?: ?\d+)?(?: pod)?|(trillium|ironwood))"
+    r"(?:google )?(?:cloud )?(?:(?:tpu ?v? ?|v ?)(4|5e|5 lite|5litepod|5p|6e|7x?)(?: \d+)?(?: pod)?"
+    r"(?: (?:trillium|ironwood|\d+x\d+(?:x\d+)?))*|(?:tpu ?)?(trillium|ironwood))"
 )
 """A TPU by its generation, with or without the size of its slice: "v5p-128", "TPU v6e-256", "Trillium"."""
 _SLICE = re.compile(r"\bv(4|5p|5e|5litepod|6e)-(\d+)\b", re.IGNORECASE)

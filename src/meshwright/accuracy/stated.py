@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import replace
 
 from meshwright.accuracy.csvfile import MAX_COUNT, MAX_TOKENS, CsvRow
-from meshwright.accuracy.spelling import chips_of_slice
-from meshwright.accuracy.statements import Polarity, read_statements
+from meshwright.accuracy.spelling import chips_of_slice, spelled
+from meshwright.accuracy.statements import Polarity, Statements, read_statements
 from meshwright.accuracy.wording import number_format, yes_or_no
 
 _NUMBERS = ("tp", "pp", "cp", "ep", "etp", "vpp", "mbs", "gbs", "grad_accum", "gpus_per_node", "num_nodes")
@@ -17,10 +19,15 @@ RATES_DIFFER = 0.05
 
 def with_stated_numbers(row: CsvRow) -> tuple[CsvRow, list[str]]:
     """`row` with the empty cells whose number its note states once, and a note on each and on each contradiction."""
-    row = _with_products(row)
     said, cells, notes = read_statements(row.text("notes")), dict(row.cells), list[str]()
+    of_sharding = read_statements(row.text("dp_type"))
+    row = CsvRow(row.file, row.line, cells)
     for column in _NUMBERS:
-        found = {str(int(m.number)) for m in said.mentions(column) if m.polarity is Polarity.ON}
+        found = {
+            str(int(m.number))
+            for m in (*said.mentions(column), *of_sharding.mentions(column))
+            if m.polarity is Polarity.ON
+        }
         found = {number for number in found if 0 < int(number) <= MAX_COUNT}
         if not found:
             continue
@@ -32,10 +39,64 @@ def with_stated_numbers(row: CsvRow) -> tuple[CsvRow, list[str]]:
             notes.append(f"notes say {named} of {column}: not used")
         elif found != {str(row.count(column))}:
             notes.append(f"notes say {named} of {column}: its column used, {row.count(column)}")
-    return replace(row, cells=cells), [*notes, *said.contradictions()]
+    _fill_local_batch(row, said, notes)
+    _fill_data_axes(row, said, notes)
+    return row, [*notes, *said.contradictions()]
 
 
-def _with_products(row: CsvRow) -> CsvRow:
+_CORES = re.compile(r"1 chip = (\d+)[^;]*JAX devices")
+
+
+def stated_cores(row: CsvRow) -> int:
+    """Devices of JAX for each chip of a row, as its note counts them."""
+    counted = _CORES.search(row.text("notes"))
+    return int(counted[1]) if counted else 1
+
+
+def _cores_of_options(row: CsvRow) -> int:
+    """The same of the options in a note, which MaxText counts in cores: two on TPU7x, stated or not."""
+    is_tpu7x = spelled(row.text("gpu")) == "tpu7x" and "maxtext" in row.text("framework").lower()
+    return max(stated_cores(row), 2 if is_tpu7x else 1)
+
+
+def _only(said: Statements, switch: str) -> int | None:
+    """The number that a note states for a switch, where it states one."""
+    found = {int(m.number) for m in said.mentions(switch) if m.polarity is Polarity.ON and m.number}
+    return found.pop() if len(found) == 1 and 0 < min(found) <= MAX_COUNT else None
+
+
+def _fill_local_batch(row: CsvRow, said: Statements, notes: list[str]) -> None:
+    """The batch of a data-parallel rank, which is its micro-batch where there is no pipeline."""
+    batch, micro, cores = _only(said, "local_batch"), row.count("mbs"), _cores_of_options(row)
+    if batch is None or (cores > 1 and (row.count("gbs") or micro)):
+        return
+    if micro is None and (row.count("pp") or 1) == 1:
+        row.cells["mbs"] = str(batch * cores)
+        notes.append(f"mbs {batch * cores}, as the note says")
+    elif micro != batch:
+        notes.append(f"notes say {batch} sequences of a rank: not used")
+
+
+def _fill_data_axes(row: CsvRow, said: Statements, notes: list[str]) -> None:
+    """Data-parallel ranks, and those that shard parameters, where they agree with the other degrees."""
+    if _cores_of_options(row) > 1:  # `layout` counts these in chips
+        return
+    ranks = (row.count("num_gpus") or 0) / math.prod(row.count(c) or 1 for c in ("tp", "pp", "cp"))
+    data, shard, replicas = (_only(said, c) for c in ("dp", "dp_shard", "dp_replicate"))
+    if data and row.count("dp") is None:
+        if data == ranks:
+            row.cells["dp"] = str(data)
+        notes.append(f"dp {data}, as the note says" if data == ranks else f"notes say {data} of dp: not used")
+    elif data and data != row.count("dp"):
+        notes.append(f"notes say {data} of dp: its column used, {row.count('dp')}")
+    shard = shard or (int(ranks // replicas) if replicas and ranks % replicas == 0 else None)
+    if shard and shard * (replicas or 1) == ranks and not re.search(r"\d", row.text("dp_type")):
+        row.cells["dp_type"] = f"fsdp {shard}"
+    elif shard and f"{shard}" not in row.text("dp_type"):
+        notes.append(f"notes say {shard} ranks share the parameters: not used")
+
+
+def with_products(row: CsvRow) -> CsvRow:
     """`row` with devices from nodes, and data parallelism from the columns that its framework splits it into."""
     cells = dict(row.cells)
     nodes, per_node = row.count("num_nodes"), row.count("gpus_per_node")

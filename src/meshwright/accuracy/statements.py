@@ -172,7 +172,9 @@ def _grammar() -> _Grammar:
     return _Grammar(
         off_before=re.compile(rf"\b(?P<word>{lists['off_before']}){gap}$"),
         off_behind=re.compile(rf"^[\s=:(]*{links}(?:{lists['off_behind']})\b"),
-        off_value=re.compile(r"^\s*(?:[=:]|\()\s*(?:no|none|null|never|0|n)(?![\w.])"),
+        off_value=re.compile(
+            r"^\s*(?:[=:(]\s*(?:none|null|never|0)|=(?:no|n)|[:(]\s*(?:no|n)(?= *(?:[,)/+]|$|and\b|or\b)))(?![\w.])"
+        ),
         on_behind=re.compile(rf"^[\s=:(]*{links}(?:{lists['on_behind']})\b|^\s*[=:]\s*1(?![\w.])"),
         off_head=re.compile(r"^(?:disabled|off|without|not (?:used|enabled)|turned off|no|none)\s*:"),
         open_before=re.compile(rf"(?:{lists['open_before']})"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-_YES = re.compile(r"(?:yes|true|on|enabled?|1)\b")
-_NO = re.compile(r"(?:no|none|false|off|disabled?|never|without|0)\b|-$")
+_YES = re.compile(r"(?:yes|y|true|on|enabled?|with|1)\b|w/(?!o)")
+_NO = re.compile(r"(?:no|n(?!/)|none|false|off|disabled?|never|without|w/o|0)\b|-$")
 _UNSTATED = re.compile(
     r"(?:n/?a|unknown|unspecified|unclear|not (?:stated|given|reported|specified)|\?+|tbd|-+|[\u2013\u2014])$"
 )
@@ -17,6 +17,7 @@ _FORMATS = (
     (r"mx-?fp8", "mxfp8"),
     (r"mx-?fp4", "mxfp4"),
     (r"nv-?fp4", "nvfp4"),
+    (r"fp4|float4|e2m1", "fp4"),
 )
 """Beginnings of a number format's name; the first match decides."""
 _EIGHT_BITS = (
@@ -28,10 +29,14 @@ _EIGHT_BITS = (
 """Scalings of numbers of 8 bits; by the maximum of their tensor where nothing is said."""
 
 _INSTANCE = re.compile(
-    r"[-_ ](?:instruct|base|chat|it|hf|sft|thinking|pretrain(?:ing)?|q?lora|peft|finetun(?:e|ing))$",
+    r"[-_ ]\(?(?:instruct|base|chat|it|hf|sft|dpo|thinking|pre-?train(?:ing)?|q?lora|peft"
+    r"|(?:full[- ]?)?fine-?tun(?:e|ing)|dense|moe|(?:bf16|fp16|(?:mx)?fp8|(?:mx|nv)?fp4)(?: (?:weights|training))?"
+    r"|\d{4})\)?$",
     re.IGNORECASE,
 )
-"""Endings of names that tell weights from weights, not shapes from shapes."""
+"""Endings of names that tell weights, tasks and formats apart, and not shapes: "llama3.1_8B-FP8-pretrain"."""
+_SUBJECT = re.compile(r"[-_ ](?:coder|math)(?=[-_ ]\d)", re.IGNORECASE)
+"""The same before a size: "Qwen2.5-Coder-7B"."""
 
 
 def yes_or_no(text: str) -> bool | None:
@@ -85,7 +90,13 @@ def number_format(text: str) -> str:
 def shape_name(name: str) -> str:
     """A model's name without the owner before it and the kind of weights after it.
 
-    >>> shape_name("meta-llama/Meta-Llama-3-70B-Instruct"), shape_name("Qwen3-8B-Base")
+    >>> shape_name("meta-llama/Meta-Llama-3-70B-Instruct"), shape_name("Qwen3-8B-FP8-pretrain")
     ('Llama-3-70B', 'Qwen3-8B')
     """
-    return _INSTANCE.sub("", re.sub(r"^(?:[\w.-]+/)?(?:meta-)?(?=\w)", "", name, flags=re.IGNORECASE))
+    name = re.sub(
+        r"^(?:[\w.-]+/)?(?:(?:meta|nvidia|megatron)[-_ ])?(?=\w)", "", name.strip(), flags=re.IGNORECASE
+    )
+    name = _SUBJECT.sub("", name)
+    while (shorter := _INSTANCE.sub("", name)) != name:
+        name = shorter
+    return name

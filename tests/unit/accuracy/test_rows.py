@@ -139,7 +139,10 @@ def test_adapters_by_other_names_of_the_task(read_one: ReadOne) -> None:
         ({"tp": "", "pp": "", "dp": ""}, Reason.NO_PARALLELISM),
         ({"precision": "int3"}, Reason.UNKNOWN_PRECISION),
         ({"precision": "nvfp4"}, Reason.UNKNOWN_PRECISION),
-        ({"dp": 8}, Reason.INCONSISTENT),
+        ({"dp": 16}, Reason.INCONSISTENT),
+        ({"gpus_per_node": 16, "num_gpus": 16, "dp": ""}, Reason.INCONSISTENT),
+        ({"task": "DPO"}, Reason.OTHER_TASK),
+        ({"task": "inference"}, Reason.OTHER_TASK),
         ({"gbs": 130}, Reason.INCONSISTENT),
     ],
 )
