@@ -133,6 +133,7 @@ class DeviceRates(Table):
         Array  # additional host time of a mixture-of-experts layer (routing, permutation, synchronisation)
     )
     host_expert_s: Array  # host time to start one kernel of one expert
+    matrix_share: Array = 1.0  # matrix rate of a compute unit over the one that attention's ratios belong to
     scan_pace: Array = 1.0  # seconds of a state-space scan's bytes over those at the memory's bandwidth
     corrections: KernelCorrections = field(default_factory=KernelCorrections)
 

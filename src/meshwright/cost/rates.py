@@ -67,6 +67,7 @@ class SystemFacts(Table):
     num_units: Array
     output_tiles: Array
     matrix_unit_width: Array
+    matrix_share: Array
     host_bytes_per_s: Array
     unfused_attention: Array
     unfused_norm: Array
@@ -156,23 +157,27 @@ def vintage_of(stack: Stack, facts: StackFacts) -> float:
 
 
 def factors_of(cluster: Cluster, precision: Precision, stack: Stack) -> Factors:
-    """The keys by which calibration may tell this system from others."""
+    """The keys by which calibration may tell this system from others.
+
+    Kernels of attention are told by the architecture itself; other rates by the one whose rates it has.
+    """
     facts, accelerator = stack_facts(stack.framework), cluster.accelerator
-    features, die = features_of(stack, accelerator), accelerator.die or accelerator.name
+    features = features_of(stack, accelerator, precision=precision.name)
+    die, family = accelerator.die or accelerator.name, accelerator.rates_of or accelerator.architecture
     measured = stack_facts(facts.rates_of) if facts.rates_of else facts
     return {
-        "architecture": accelerator.architecture,
+        "architecture": family,
         "device": accelerator.name,
         "die": die,
         "die_format": f"{die}/{precision.matmul}",
         "die_bf16": f"{die}/bf16",
         "device_format": f"{accelerator.name}/{precision.matmul}",
         "device_bf16": f"{accelerator.name}/bf16",
-        "recipe": f"{accelerator.architecture}/{precision.fitted_as or precision.name}",
-        "recipe_bf16": f"{accelerator.architecture}/bf16",
+        "recipe": f"{family}/{precision.fitted_as or precision.name}",
+        "recipe_bf16": f"{family}/bf16",
         "framework": measured.name,
         "lineage": facts.lineage,
-        "architecture_lineage": f"{accelerator.architecture}/{facts.lineage}",
+        "architecture_lineage": f"{family}/{facts.lineage}",
         "fabric": cluster.fabric.name,
         "attention": f"{accelerator.architecture}/{features.attention}",
         "dispatcher": str(features.dispatcher),
@@ -223,7 +228,7 @@ def system_facts(
     InfeasibleError when the accelerator lacks the number format.
     """
     accelerator, facts = cluster.accelerator, stack_facts(stack.framework)
-    features = features_of(stack, accelerator)
+    features = features_of(stack, accelerator, precision=precision.name)
     peaks = accelerator.peak_flops_per_s
     if precision.matmul not in peaks:
         raise InfeasibleError(
@@ -239,6 +244,7 @@ def system_facts(
         num_units=accelerator.num_compute_units,
         output_tiles=int(accelerator.output_tiles),
         matrix_unit_width=accelerator.matrix_unit_width,
+        matrix_share=accelerator.matrix_share,
         host_bytes_per_s=accelerator.host_bytes_per_s,
         unfused_attention=int(features.attention is AttentionKernel.UNFUSED),
         unfused_norm=int(facts.unfused_norm),
@@ -278,7 +284,11 @@ def system_facts(
 
 def fused_kernels(accelerator: Accelerator, *, routes: Mapping[str, str]) -> FusedKernels:
     """Those of the native engine that serve on `accelerator`: by `routes`, else by the default of its architecture."""
-    known = [a.name for a in architectures().values() if a.generation == accelerator.architecture]
+    known = [
+        a.name
+        for a in architectures().values()
+        if a.generation == (accelerator.rates_of or accelerator.architecture)
+    ]
 
     def is_own(op: str) -> int:
         if not known:
@@ -303,6 +313,7 @@ def join(facts: SystemFacts, values: Mapping[str, Array], bf16: Mapping[str, Arr
         num_units=facts.num_units,
         output_tiles=facts.output_tiles,
         matrix_unit_width=facts.matrix_unit_width,
+        matrix_share=facts.matrix_share,
         unfused_attention=facts.unfused_attention,
         unfused_norm=facts.unfused_norm,
         fp8_attention=facts.fp8_attention,
