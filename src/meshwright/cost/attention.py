@@ -153,7 +153,7 @@ def _attention_core(
     # An unfused kernel computes the whole square and moves the probabilities through memory.
     flops = tokens * per_token * np.where(rates.unfused_attention > 0, batch.seq_len, keys)
     scores = tokens * model.num_heads / plan.tensor * batch.seq_len * 2.0
-    traffic = rates.unfused_attention * scores / (rates.memory_bytes_per_s * rates.memory_ratio)
+    traffic = rates.unfused_attention * scores / rates.streaming_bytes_per_s
     unfused = rates.unfused_attention > 0
     aligned = np.where(model.qk_dim % ALIGNED_HEAD_DIM == 0, 1.0, UNALIGNED_RATIO)
     fill = keys / (keys + ATTENTION_FILL_KEYS)

@@ -18,6 +18,7 @@ from meshwright.cost.collectives import Network, constants_for, network_row
 from meshwright.cost.compute import DeviceRates, KernelCorrections
 from meshwright.cost.elementwise import FusedKernels
 from meshwright.cost.state_space import scan_pace
+from meshwright.cost.unit_ports import unit_pace
 from meshwright.errors import InfeasibleError
 from meshwright.kernels.architectures import architectures, default_routes
 from meshwright.kernels.operations import TRITON
@@ -77,6 +78,7 @@ class SystemFacts(Table):
     deduplicates: Array  # 1: expert dispatch sends one copy for each node
     copies_rows: Array  # 1: to each rank that holds a part of an expert
     tensor_gather_bytes: Array  # of an activation that tensor ranks gather; 0: as between layers
+    unit_pace: Array  # of `cost.unit_ports`
     scan_pace: Array  # of `cost.state_space`
     host_share: Array  # of a layer's launches that the host still makes, the rest being replayed graphs
     host_state_space_share: Array  # the same of state-space blocks
@@ -266,6 +268,7 @@ def system_facts(
         if features.fuses_attention_backward
         else SPLIT_BACKWARD_GEMMS,
         ragged_rows=_ragged_rows(facts, accelerator),
+        unit_pace=unit_pace(accelerator),
         scan_pace=scan_pace(accelerator),
         wire_gradient_bytes=WIRE_BYTES[g] if (g := features.gradient_format) else 0.0,
         wire_parameter_bytes=WIRE_BYTES[p] if (p := features.parameter_format) else 0.0,
@@ -321,6 +324,7 @@ def join(facts: SystemFacts, values: Mapping[str, Array], bf16: Mapping[str, Arr
         attention_tile=facts.attention_tile,
         attention_backward_gemms=facts.attention_backward_gemms,
         ragged_rows=facts.ragged_rows,
+        unit_pace=facts.unit_pace,
         scan_pace=facts.scan_pace,
         bf16_gemm_ratio=bf16["gemm_ratio"],
         fused=facts.fused,
@@ -372,7 +376,9 @@ def rates_from_etas(
     etas: Mapping[str, FloatArray],
     bf16_etas: Mapping[str, FloatArray],
 ) -> SystemRates:
-    """`join` for values still in transformed units."""
+    """`join` for values still in transformed units. A rate that was measured by copying has the ports in it."""
+    if not calibration.parameters["memory_ratio"].levels:
+        facts = replace(facts, unit_pace=0.0)
     rates = join(facts, calibration.values(etas), calibration.values({"gemm_ratio": bf16_etas["gemm_ratio"]}))
     if not calibration.parameters["elementwise_factor"].levels:  # measured on the device itself
         fused = replace(rates.device.fused, factor=rates.device.elementwise_factor)
