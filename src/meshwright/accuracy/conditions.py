@@ -42,4 +42,4 @@ class RunConditions:
         dated: dict[str, str | bool | float] = {"framework": self.stack.framework}
         if self.stack.vintage is not None:
             dated["vintage"] = self.stack.vintage
-        return dated | features_of(self.stack, self.accelerator).stated()
+        return dated | features_of(self.stack, self.accelerator, precision=self.precision).stated()

@@ -24,11 +24,12 @@ from meshwright.specs.hardware import Accelerator, Stack
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """Switches of a stack since a date, on all accelerators or on those named."""
+    """Switches of a stack since a date, on all accelerators and in all number formats or on those named."""
 
     since: float
     features: Features
     on: tuple[str, ...] = ()  # architectures or accelerators; empty: all
+    formats: tuple[str, ...] = ()  # precision recipes; empty: all
     name: str = ""  # of the release whose date `since` is; releases without one share the name before them
 
 
@@ -95,9 +96,10 @@ def stack_facts(framework: str) -> StackFacts:
 
 def _release(entry: dict[str, Any]) -> Release:
     values = dict(entry)
-    since, on, name = values.pop("since", 0.0), tuple(values.pop("on", ())), values.pop("name", "")
+    since, name = values.pop("since", 0.0), values.pop("name", "")
+    on, formats = tuple(values.pop("on", ())), tuple(values.pop("formats", ()))
     values.pop("source", None)
-    return Release(since=since, on=on, name=name, features=features_from(values))
+    return Release(since=since, on=on, formats=formats, name=name, features=features_from(values))
 
 
 def features_from(switches: Mapping[str, Any]) -> Features:
@@ -132,17 +134,24 @@ _PLAIN = Features(
 """Of a stack of which nothing else is known. Formats on the wire are those of the precision recipe."""
 
 
-def features_of(stack: Stack, accelerator: Accelerator | None = None) -> Features:
+def features_of(stack: Stack, accelerator: Accelerator | None = None, *, precision: str = "") -> Features:
     """All switches of a stack: its own, else those of its release, else those of a plain stack.
 
-    The latest release up to the stack's vintage decides each switch; one for some accelerators precedes one for all.
+    The latest release up to the stack's vintage decides each switch; one for some accelerators precedes one for all,
+    and of these one for some number formats. `precision`: name of the run's recipe; empty: none of those.
     """
     facts = stack_facts(stack.framework)
     vintage = facts.newest if stack.vintage is None else stack.vintage
     found = stack.features
     names = {accelerator.name, accelerator.architecture} if accelerator else set[str]()
-    known = [r for r in facts.releases if r.since <= vintage and (not r.on or names & set(r.on))]
-    for release in sorted(known, key=lambda r: (r.since, bool(r.on)), reverse=True):
+    known = [
+        r
+        for r in facts.releases
+        if r.since <= vintage
+        and (not r.on or names & set(r.on))
+        and (not r.formats or precision in r.formats)
+    ]
+    for release in sorted(known, key=lambda r: (r.since, bool(r.on), bool(r.formats)), reverse=True):
         found = found.or_else(release.features)
     return found.or_else(_PLAIN)
 

@@ -88,11 +88,16 @@ def computed_keys(model: ModelTable, batch: BatchTable, rates: DeviceRates) -> A
     return full * (1 - share) * model.full_head_ratio + share * windowed
 
 
-def _reached(ratio: Array, model: ModelTable, unit_width: Array) -> Array:
+def _reached(ratio: Array, model: ModelTable, rates: DeviceRates) -> Array:
     """Share of the peak that a fused kernel reaches on long sequences, where `ratio` is that of heads of 128.
 
-    Systolic arrays of `unit_width` pad heads to a multiple of it, which lengthens its GEMMs and not its exponentials.
+    Systolic arrays pad heads to a multiple of their width, which lengthens its GEMMs and not its exponentials. On a
+    board with a part `s` of its die's matrix rate GEMMs take 1 / s of the time, and the rest takes what it took:
+
+        reached = 1 / (1 + s (1 / ratio - 1))
     """
+    unit_width = rates.matrix_unit_width
+    ratio = 1 / (1 + rates.matrix_share * (1 / ratio - 1))
     heads = model.qk_dim + model.v_dim
     on_cores = np.minimum(0.5 * heads / WIDE_HEAD, 1.0) ** NARROW_HEAD_EXPONENT
     unit = np.maximum(unit_width, 1)
@@ -148,12 +153,12 @@ def _attention_core(
     # An unfused kernel computes the whole square and moves the probabilities through memory.
     flops = tokens * per_token * np.where(rates.unfused_attention > 0, batch.seq_len, keys)
     scores = tokens * model.num_heads / plan.tensor * batch.seq_len * 2.0
-    traffic = rates.unfused_attention * scores / (rates.memory_bytes_per_s * rates.memory_ratio)
+    traffic = rates.unfused_attention * scores / rates.streaming_bytes_per_s
     unfused = rates.unfused_attention > 0
     aligned = np.where(model.qk_dim % ALIGNED_HEAD_DIM == 0, 1.0, UNALIGNED_RATIO)
-    fill, width = keys / (keys + ATTENTION_FILL_KEYS), rates.matrix_unit_width
+    fill = keys / (keys + ATTENTION_FILL_KEYS)
     forward, backward = (
-        np.where(unfused, rates.bf16_gemm_ratio * aligned, fill * _reached(ratio, model, width))
+        np.where(unfused, rates.bf16_gemm_ratio * aligned, fill * _reached(ratio, model, rates))
         for ratio in (rates.attention_forward_ratio, rates.attention_backward_ratio)
     )
     backward_flops = np.where(unfused, UNFUSED_BACKWARD_GEMMS, rates.attention_backward_gemms) * flops

@@ -9,7 +9,8 @@ GEMM of m x n outputs and depth k, on U compute units of which each computes one
 P peak of the number format, u the share of it that large GEMMs reach (clock under power, pipeline fill), k0 the
 prologue and epilogue of a tile in units of depth, B memory bandwidth, r the share of it that streaming reaches.
 Waves make efficiency a function of shape: a GEMM that needs 133 tiles on 132 units takes as long as one of 264.
-Attention: FLOPs of `cost.flops` over its own measured share of the 16-bit peak. Everything else moves bytes.
+Attention: FLOPs of `cost.flops` over its own measured share of the 16-bit peak. Everything else moves bytes, at
+B r / (1 + B r / (U c)) where each unit loads at most c bytes/s.
 Sources: NVIDIA, "Matrix Multiplication Background User's Guide" (tile and wave quantisation); Williams et al. 2009
 (roofline). All shares and times are calibrated: calibration/data.
 """
@@ -133,8 +134,19 @@ class DeviceRates(Table):
         Array  # additional host time of a mixture-of-experts layer (routing, permutation, synchronisation)
     )
     host_expert_s: Array  # host time to start one kernel of one expert
+    matrix_share: Array = 1.0  # matrix rate of a compute unit over the one that attention's ratios belong to
+    unit_pace: Array = 0.0  # seconds through ports of compute units over those of memory (`cost.unit_ports`)
     scan_pace: Array = 1.0  # seconds of a state-space scan's bytes over those at the memory's bandwidth
     corrections: KernelCorrections = field(default_factory=KernelCorrections)
+
+    @property
+    def streaming_bytes_per_s(self) -> Array:
+        """Bytes/s of kernels of a step that stream: r B / (1 + r B / (U c)), of memory and ports one after the other.
+
+        U compute units load at most c bytes/s each (`UNIT_PORT_BYTES_PER_S`). Copies that are tuned hide one of the
+        two behind the other and reach r B.
+        """
+        return self.memory_bytes_per_s * self.memory_ratio / (1 + self.memory_ratio * self.unit_pace)
 
 
 def _tile_seconds(m: Array, n: Array, k: Array, groups: Array, flops_per_s: Array, units: Array) -> Array:

@@ -54,7 +54,7 @@ def _accumulated(s: StepContext) -> Array:
 
 def _casts(s: StepContext) -> dict[str, Array]:
     """Casts of stored activations and of weights, of all layers and one micro-batch."""
-    streaming = s.rates.device.memory_bytes_per_s * s.rates.device.memory_ratio
+    streaming = s.rates.device.streaming_bytes_per_s
     stored_only = replace(s.precision, weight_cache=WeightCache.CALIBRATED)
 
     def of_layers(formats: PrecisionTable) -> Array:

@@ -46,7 +46,7 @@ class LayerShapes:
 
     @property
     def streaming_bytes_per_s(self) -> Array:
-        return self.rates.memory_bytes_per_s * self.rates.memory_ratio
+        return self.rates.streaming_bytes_per_s
 
     @property
     def element_s(self) -> Array:

@@ -198,8 +198,7 @@ def layer_parts(s: StepContext, compute: LayerCompute) -> LayerParts:
 
 
 def _casts(s: StepContext, *, is_moe: bool) -> PassTimes:
-    device = s.rates.device
-    streaming = device.memory_bytes_per_s * device.memory_ratio
+    streaming = s.rates.device.streaming_bytes_per_s
     return cast_passes(
         s.model, s.batch, s.plan, s.precision, s.parameters, s.tokens, streaming, is_moe=is_moe
     )
@@ -473,6 +472,5 @@ def accumulation(s: StepContext, weights: Array) -> PassTimes:
     first = np.where(element_bytes < 4, element_bytes + 4, 0.0)
     n = s.num_micro_batches
     num_bytes = weights * trained * (first + (n - 1) * (element_bytes + 8)) / n
-    device = s.rates.device
-    seconds = num_bytes * s.rates.accumulation_passes / (device.memory_bytes_per_s * device.memory_ratio)
+    seconds = num_bytes * s.rates.accumulation_passes / s.rates.device.streaming_bytes_per_s
     return PassTimes(forward_s=0.0, input_s=0.0, weight_s=seconds)

@@ -18,6 +18,7 @@ from meshwright.cost.collectives import Network, constants_for, network_row
 from meshwright.cost.compute import DeviceRates, KernelCorrections
 from meshwright.cost.elementwise import FusedKernels
 from meshwright.cost.state_space import scan_pace
+from meshwright.cost.unit_ports import unit_pace
 from meshwright.errors import InfeasibleError
 from meshwright.kernels.architectures import architectures, default_routes
 from meshwright.kernels.operations import TRITON
@@ -67,6 +68,7 @@ class SystemFacts(Table):
     num_units: Array
     output_tiles: Array
     matrix_unit_width: Array
+    matrix_share: Array
     host_bytes_per_s: Array
     unfused_attention: Array
     unfused_norm: Array
@@ -76,6 +78,7 @@ class SystemFacts(Table):
     deduplicates: Array  # 1: expert dispatch sends one copy for each node
     copies_rows: Array  # 1: to each rank that holds a part of an expert
     tensor_gather_bytes: Array  # of an activation that tensor ranks gather; 0: as between layers
+    unit_pace: Array  # of `cost.unit_ports`
     scan_pace: Array  # of `cost.state_space`
     host_share: Array  # of a layer's launches that the host still makes, the rest being replayed graphs
     host_state_space_share: Array  # the same of state-space blocks
@@ -158,23 +161,27 @@ def vintage_of(stack: Stack, facts: StackFacts) -> float:
 
 
 def factors_of(cluster: Cluster, precision: Precision, stack: Stack) -> Factors:
-    """The keys by which calibration may tell this system from others."""
+    """The keys by which calibration may tell this system from others.
+
+    Kernels of attention are told by the architecture itself; other rates by the one whose rates it has.
+    """
     facts, accelerator = stack_facts(stack.framework), cluster.accelerator
-    features, die = features_of(stack, accelerator), accelerator.die or accelerator.name
+    features = features_of(stack, accelerator, precision=precision.name)
+    die, family = accelerator.die or accelerator.name, accelerator.rates_of or accelerator.architecture
     measured = stack_facts(facts.rates_of) if facts.rates_of else facts
     return {
-        "architecture": accelerator.architecture,
+        "architecture": family,
         "device": accelerator.name,
         "die": die,
         "die_format": f"{die}/{precision.matmul}",
         "die_bf16": f"{die}/bf16",
         "device_format": f"{accelerator.name}/{precision.matmul}",
         "device_bf16": f"{accelerator.name}/bf16",
-        "recipe": f"{accelerator.architecture}/{precision.fitted_as or precision.name}",
-        "recipe_bf16": f"{accelerator.architecture}/bf16",
+        "recipe": f"{family}/{precision.fitted_as or precision.name}",
+        "recipe_bf16": f"{family}/bf16",
         "framework": measured.name,
         "lineage": facts.lineage,
-        "architecture_lineage": f"{accelerator.architecture}/{facts.lineage}",
+        "architecture_lineage": f"{family}/{facts.lineage}",
         "fabric": cluster.fabric.name,
         "attention": f"{accelerator.architecture}/{features.attention}",
         "dispatcher": str(features.dispatcher),
@@ -225,7 +232,7 @@ def system_facts(
     InfeasibleError when the accelerator lacks the number format.
     """
     accelerator, facts = cluster.accelerator, stack_facts(stack.framework)
-    features = features_of(stack, accelerator)
+    features = features_of(stack, accelerator, precision=precision.name)
     peaks = accelerator.peak_flops_per_s
     if precision.matmul not in peaks:
         raise InfeasibleError(
@@ -241,6 +248,7 @@ def system_facts(
         num_units=accelerator.num_compute_units,
         output_tiles=int(accelerator.output_tiles),
         matrix_unit_width=accelerator.matrix_unit_width,
+        matrix_share=accelerator.matrix_share,
         host_bytes_per_s=accelerator.host_bytes_per_s,
         unfused_attention=int(features.attention is AttentionKernel.UNFUSED),
         unfused_norm=int(facts.unfused_norm),
@@ -263,6 +271,7 @@ def system_facts(
         if features.fuses_attention_backward
         else SPLIT_BACKWARD_GEMMS,
         ragged_rows=_ragged_rows(facts, accelerator),
+        unit_pace=unit_pace(accelerator),
         scan_pace=scan_pace(accelerator),
         wire_gradient_bytes=WIRE_BYTES[g] if (g := features.gradient_format) else 0.0,
         wire_parameter_bytes=WIRE_BYTES[p] if (p := features.parameter_format) else 0.0,
@@ -282,7 +291,11 @@ def system_facts(
 
 def fused_kernels(accelerator: Accelerator, *, routes: Mapping[str, str]) -> FusedKernels:
     """Those of the native engine that serve on `accelerator`: by `routes`, else by the default of its architecture."""
-    known = [a.name for a in architectures().values() if a.generation == accelerator.architecture]
+    known = [
+        a.name
+        for a in architectures().values()
+        if a.generation == (accelerator.rates_of or accelerator.architecture)
+    ]
 
     def is_own(op: str) -> int:
         if not known:
@@ -307,6 +320,7 @@ def join(facts: SystemFacts, values: Mapping[str, Array], bf16: Mapping[str, Arr
         num_units=facts.num_units,
         output_tiles=facts.output_tiles,
         matrix_unit_width=facts.matrix_unit_width,
+        matrix_share=facts.matrix_share,
         unfused_attention=facts.unfused_attention,
         unfused_norm=facts.unfused_norm,
         fp8_attention=facts.fp8_attention,
@@ -314,6 +328,7 @@ def join(facts: SystemFacts, values: Mapping[str, Array], bf16: Mapping[str, Arr
         attention_tile=facts.attention_tile,
         attention_backward_gemms=facts.attention_backward_gemms,
         ragged_rows=facts.ragged_rows,
+        unit_pace=facts.unit_pace,
         scan_pace=facts.scan_pace,
         bf16_gemm_ratio=bf16["gemm_ratio"],
         fused=facts.fused,
@@ -366,7 +381,9 @@ def rates_from_etas(
     etas: Mapping[str, FloatArray],
     bf16_etas: Mapping[str, FloatArray],
 ) -> SystemRates:
-    """`join` for values still in transformed units."""
+    """`join` for values still in transformed units. A rate that was measured by copying has the ports in it."""
+    if not calibration.parameters["memory_ratio"].levels:
+        facts = replace(facts, unit_pace=0.0)
     rates = join(facts, calibration.values(etas), calibration.values({"gemm_ratio": bf16_etas["gemm_ratio"]}))
     if not calibration.parameters["elementwise_factor"].levels:  # measured on the device itself
         fused = replace(rates.device.fused, factor=rates.device.elementwise_factor)

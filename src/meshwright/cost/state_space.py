@@ -39,9 +39,10 @@ import numpy as np
 from meshwright.arrays import Array
 from meshwright.cost.passes import PassTimes
 from meshwright.cost.tables import ModelTable, PlanTable
+from meshwright.cost.unit_ports import PORTED, UNIT_PORT_BYTES_PER_S, unit_bytes_per_s
 from meshwright.specs.hardware import Accelerator
 
-UNIT_BYTES_PER_S = 3.35e12 / 132
+UNIT_BYTES_PER_S = 1 / (132 / 3.35e12 + 1 / UNIT_PORT_BYTES_PER_S)
 """Bytes that one compute unit moves for these kernels at most, an assumption: what an H100's memory gives each of its
 own. They are tiles of registers in Triton, tuned there, and keep no more loads in flight where memory is faster: those
 of the delta rule (`cost.linear_attention`) run at one rate a unit on H200 and GB200, where memory gives each 36 and
@@ -77,15 +78,15 @@ def launches() -> float:
 
 
 def scan_pace(accelerator: Accelerator) -> float:
-    """Seconds of the scan's bytes over those at the memory's bandwidth: a GPU's compute units may move less.
+    """Seconds of the scan's bytes over those of streaming kernels: a GPU's compute units may move less.
 
     >>> from meshwright import catalog
     >>> [round(scan_pace(catalog.accelerator(name)), 1) for name in ("h100", "b200", "tpu7x")]
-    [1.0, 2.1, 1.0]
+    [1.0, 1.8, 1.0]
     """
-    if accelerator.vendor not in ("NVIDIA", "AMD"):  # other accelerators have few units, and another scan
+    if accelerator.vendor not in PORTED:  # another scan
         return 1.0
-    return max(accelerator.memory_bytes_per_s / (accelerator.num_compute_units * UNIT_BYTES_PER_S), 1.0)
+    return max(unit_bytes_per_s(accelerator) / UNIT_BYTES_PER_S, 1.0)
 
 
 def scan_flops_per_token(model: ModelTable) -> Array:

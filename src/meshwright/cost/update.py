@@ -113,7 +113,7 @@ def optimizer_s(s: StepContext, layers: StageLayers) -> Array:
     count = dense / np.where(sharded, s.groups.shard.size, 1) + expert / np.where(
         sharded, s.groups.expert_shard.size, 1
     )
-    streaming = rates.device.memory_bytes_per_s * rates.device.memory_ratio
+    streaming = rates.device.streaming_bytes_per_s
     correction = rates.device.corrections.factor("optimizer/adamw", count)
     on_device = count * s.precision.update_bytes * rates.optimizer_passes / streaming * correction
     on_host = count * (s.precision.master_bytes + s.precision.optimizer_state_bytes) / rates.host_bytes_per_s

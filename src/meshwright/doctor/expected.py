@@ -14,6 +14,9 @@ GEMM_SIZE = 8192
 COPY_BYTES = 2**30
 ALL_REDUCE_BYTES = 2**28
 
+COPY_RATIO = 0.85
+"""Share of the memory's bandwidth that a copy reaches, read and written: 85 to 92 % on A100 and H100."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
@@ -44,7 +47,7 @@ def expected_of(accelerator: str, *, num_devices: int) -> Expected:
     gemm_seconds = gemm_s(
         n, n, n,
         flops_per_s=device.bf16_flops_per_s * device.bf16_gemm_ratio,
-        bytes_per_s=device.memory_bytes_per_s * device.memory_ratio,
+        bytes_per_s=device.streaming_bytes_per_s,
         num_units=device.num_units, kernel_s=device.kernel_s, output_tiles=device.output_tiles,
     )  # fmt: skip
     all_reduce = None
@@ -53,6 +56,6 @@ def expected_of(accelerator: str, *, num_devices: int) -> Expected:
         all_reduce = ALL_REDUCE_BYTES / float(all_reduce_s(ALL_REDUCE_BYTES, members))
     return Expected(
         gemm_flops_per_s=2.0 * n**3 / float(gemm_seconds),
-        copy_bytes_per_s=float(device.memory_bytes_per_s * device.memory_ratio),
+        copy_bytes_per_s=float(device.memory_bytes_per_s * COPY_RATIO),
         all_reduce_bytes_per_s=all_reduce,
     )

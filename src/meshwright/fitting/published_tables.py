@@ -28,6 +28,7 @@ from meshwright.calibration.correction import MAX_POINTS, EfficiencyCorrection, 
 from meshwright.calibration.device import DeviceCalibration
 from meshwright.calibration.parameters import fitted, prior
 from meshwright.cost.compute import gemm_s
+from meshwright.cost.unit_ports import unit_pace
 from meshwright.errors import InputError
 from meshwright.fitting import aiconfigurator
 from meshwright.fitting.aiconfigurator import COLLECTIVES, GEMM_FORMATS, KernelTable, Package
@@ -204,7 +205,8 @@ def _attention(table: KernelTable, accelerator: Accelerator) -> Shapes | None:
 
 
 def _streaming(accelerator: Accelerator) -> float:
-    return accelerator.memory_bytes_per_s * prior().parameters["memory_ratio"].prior
+    reached = prior().parameters["memory_ratio"].prior
+    return accelerator.memory_bytes_per_s * reached / (1 + reached * unit_pace(accelerator))
 
 
 def _shapes(

@@ -121,7 +121,7 @@ def _gain(request: PlanRequest, best: RankedPlan, changes: dict[str, str | bool]
 
 def _alternatives(request: PlanRequest, plan: Plan) -> Iterator[tuple[str, str | bool]]:
     """Each switch with each value that the software does not have, the engine sets and the plan could use."""
-    now = features_of(request.stack, request.cluster.accelerator)
+    now = features_of(request.stack, request.cluster.accelerator, precision=request.precision.name)
     facts = None if request.engine == ANY else engine_facts(request.engine)
     settable = [] if facts is None else [*facts.switches, *facts.exported_switches]
     for name, values in _worth_trying(request, plan, now).items():

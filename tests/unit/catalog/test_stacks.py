@@ -9,7 +9,7 @@ from meshwright.catalog.accelerators import accelerator
 from meshwright.catalog.stacks import features_of, stack_facts, stack_for_engine, stack_names
 from meshwright.cost.memory import memory_constants
 from meshwright.errors import UnknownNameError
-from meshwright.specs.features import CudaGraphs, Dispatcher, Features
+from meshwright.specs.features import AttentionKernel, CudaGraphs, Dispatcher, Features
 from meshwright.specs.hardware import Stack
 
 
@@ -73,8 +73,37 @@ def test_releases_step():
     assert of(2025.7, gb200).drops_tokens
     assert of(2025.9, h100).dispatcher is Dispatcher.ALL_TO_ALL
     assert of(2025.9, gb200).dispatcher is Dispatcher.HYBRIDEP
-    assert of(2026.6, gb200).cuda_graphs is CudaGraphs.FULL
     assert of(2026.42, gb200).fuses_experts
     assert not of(2026.42, accelerator("b200")).fuses_experts
     assert of(2026.6, h100).cuda_graphs is CudaGraphs.NONE
     assert of(2026.6, gb200, cuda_graphs=CudaGraphs.NONE).cuda_graphs is CudaGraphs.NONE
+
+
+@pytest.mark.parametrize("name", ["b200", "gb200", "b300", "gb300"])
+def test_graphs_of_whole_iterations_are_mxfp8s(name):
+    """Presets of Megatron-Bridge in 16 bits keep partial graphs; those in MXFP8 have whole ones, first on GB200."""
+    device = accelerator(name)
+
+    def graphs(vintage: float, precision: str) -> CudaGraphs | None:
+        stack = Stack(framework="megatron-bridge", vintage=vintage)
+        return features_of(stack, device, precision=precision).cuda_graphs
+
+    assert graphs(2026.6, "bf16") is graphs(2026.6, "") is CudaGraphs.PARTIAL
+    assert graphs(2026.6, "mxfp8") is CudaGraphs.FULL
+    assert (graphs(2026.45, "mxfp8") is CudaGraphs.FULL) == (name in ("gb200", "gb300"))
+
+
+@pytest.mark.parametrize(
+    ("vintage", "device", "kernel"),
+    [
+        (2025.3, "b200", AttentionKernel.FA2),
+        (2025.5, "b200", AttentionKernel.CUDNN),
+        (2025.5, "gb300", AttentionKernel.CUDNN),
+        (2025.5, "h100", AttentionKernel.FA2),
+        (2025.8, "h100", AttentionKernel.CUDNN),
+        (2025.8, "mi355x", AttentionKernel.TRITON),
+    ],
+)
+def test_torchtitan_takes_cudnn_since_its_commits(vintage, device, kernel):
+    stack = Stack(framework="torchtitan", vintage=vintage)
+    assert features_of(stack, accelerator(device)).attention is kernel

@@ -160,6 +160,13 @@ class TestLayer:
             (1 + 0.5) * filled, rel=0.01
         )  # GEMMs, half of the time, take twice as long
 
+    def test_a_quarter_of_the_matrix_rate_leaves_attention_its_other_work(self, case):
+        """GEMMs take four times as long; what half of the time was, exponentials and such, takes as long as before."""
+        c = case().with_rates(attention_forward_ratio=0.5)
+        quarter = c.with_rates(bf16_flops_per_s=c.rates.device.bf16_flops_per_s / 4, matrix_share=0.25)
+        before, after = (float(x.layer().attention_core.forward_s) for x in (c, quarter))
+        assert after == pytest.approx((4 + 1) / (1 + 1) * before, rel=0.01)
+
     def test_an_unfused_norm_moves_six_times_the_bytes(self, case):
         fused, unfused = case().layer(), case().with_rates(unfused_norm=1).layer()
         assert unfused.norm_s == pytest.approx(6 * fused.norm_s)

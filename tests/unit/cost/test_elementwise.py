@@ -40,7 +40,7 @@ def predicted_bytes(model: Model, *, precision: str = "bf16"):
     shapes = LayerShapes(
         model=model_row(model), batch=BatchTable(seq_len=TOKENS, global_batch=1), plan=plan_row(Plan()),
         precision=precision_row(PRECISIONS[precision]),
-        rates=replace(rates, memory_bytes_per_s=1.0, memory_ratio=1.0),
+        rates=replace(rates, memory_bytes_per_s=1.0, memory_ratio=1.0, unit_pace=0.0),
     )  # fmt: skip
     times = elementwise_times(shapes).of_layer(is_moe=False)
     return float(times.forward_s), float(times.input_s)
@@ -193,7 +193,7 @@ def test_each_chunk_of_the_loss_moves_the_weight_gradient_again():
     one = case_of(seq_len=16384)
     rows = chunk_rows(16384, vocab=128256)
     num_bytes = 128256 * 4096 * (10 * num_chunks(16384, rows=rows) + 10)
-    streaming = one.rates.device.memory_bytes_per_s * one.rates.device.memory_ratio
+    streaming = one.rates.device.streaming_bytes_per_s
     assert one.layer().head.weight_s > num_bytes / streaming
     both = [case_of(seq_len=n).layer().head for n in (8192, 16384)]
     assert 2 * both[0].weight_s < both[1].weight_s - 0.9 * num_bytes / streaming  # 8,192 tokens are one chunk

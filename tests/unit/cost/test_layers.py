@@ -162,7 +162,7 @@ class TestOnAProcessor:
     def test_gradients_are_added_up_in_memory(self, case):
         c = case(plan=Plan(data_shard=8), cluster="h100-8x1", global_batch=32)  # 4 micro-batches, 16 bits
         layer = float(c.context.parameters.attention_layer + c.context.parameters.dense_ffn_layer)
-        streaming = float(c.rates.device.memory_bytes_per_s * c.rates.device.memory_ratio)
+        streaming = float(c.rates.device.streaming_bytes_per_s)
         assert self.accumulated(c) == pytest.approx(layer * (6 + 3 * 10) / 4 / streaming)
         assert parts_of(c).dense["accumulation"].total_s < 1e-6 * self.accumulated(c)
 

@@ -18,10 +18,13 @@ from meshwright.cost.rates import (
     system_rates,
     vintage_of,
 )
+from meshwright.cost.step import estimate_steps
+from meshwright.cost.tables import BatchTable, model_row, plan_row, precision_row
 from meshwright.errors import InfeasibleError, UnknownNameError
 from meshwright.specs.features import RELEASE_DEFAULTS, CudaGraphs, Dispatcher, Features
-from meshwright.specs.hardware import Stack
-from meshwright.specs.precision import PRECISIONS
+from meshwright.specs.hardware import Cluster, Stack
+from meshwright.specs.plan import Plan, Sharding
+from meshwright.specs.precision import PRECISIONS, Precision
 
 CLUSTER = catalog.cluster("h100-8x4")
 STACK = Stack(framework="megatron-bridge")
@@ -81,6 +84,21 @@ def test_half_factors_change_format_and_recipe_only():
     bf16 = bf16_factors(factors)
     assert {k for k in factors if factors[k] != bf16[k]} == {"device_format", "die_format", "recipe"}
     assert bf16["device_format"] == "h100/bf16"
+
+
+def test_an_architecture_may_have_the_rates_of_another():
+    """Blackwell Ultra has Blackwell's, its software's and its kernels', but for attention's exponentials."""
+    b200, b300 = (
+        factors_of(catalog.cluster(name), PRECISIONS["mxfp8"], STACK) for name in ("b200-8x2", "b300-8x2")
+    )
+    differing = {k for k in b200 if b200[k] != b300[k]} - {"fabric"}
+    assert differing == {"device", "device_format", "device_bf16", "attention"}
+    native = Stack(framework="native")
+    own = [
+        system_facts(catalog.cluster(f"{name}-8x2"), PRECISIONS["bf16"], native) for name in ("b200", "b300")
+    ]
+    assert own[0].fused == own[1].fused
+    assert own[0].fused.norm == 1
 
 
 def test_every_level_of_every_parameter_is_a_factor():
@@ -149,3 +167,42 @@ class TestExperts:
         facts = system_facts(cluster, PRECISIONS["bf16"], Stack(framework="maxtext"))
         assert facts.ragged_rows == tile * device.jax_devices > 0
         assert self.facts("maxtext").ragged_rows == 0
+
+
+@pytest.mark.parametrize("framework", ["megatron-bridge", "torchtitan", "maxtext"])
+@pytest.mark.parametrize(
+    ("lesser", "greater"),
+    [
+        ("b200", "b300"),
+        ("gb200", "gb300"),
+        ("h100", "h200"),
+        ("h20", "h100"),
+        ("h100-nvl", "h100"),
+        ("mi300x", "mi325x"),
+        ("mi350x", "mi355x"),
+        ("a100-pcie", "a100"),
+    ],
+)
+def test_a_board_with_more_of_everything_is_not_slower(lesser, greater, framework):
+    """As calibrated, in every format that both have: no less power, memory bandwidth or FLOP/s, the same network."""
+    fabric = catalog.cluster("h100-8x4").fabric.name
+    clusters = [catalog.cluster(f"{name}-8x4", fabric_name=fabric) for name in (lesser, greater)]
+
+    def step_s(cluster: Cluster, precision: Precision, model: str, expert: int) -> float:
+        plan = Plan(data_shard=32, micro_batch=2, expert=expert, sharding=Sharding.PARAMETERS)
+        steps = estimate_steps(
+            model=model_row(catalog.model(model)),
+            batch=BatchTable(seq_len=4096, global_batch=512),
+            plan=plan_row(plan),
+            precision=precision_row(precision),
+            rates=system_rates(cluster, precision, Stack(framework=framework)),
+        )
+        return float(steps.step_s)
+
+    for name in ("bf16", "fp8", "mxfp8", "nvfp4"):
+        precision = PRECISIONS[name]
+        if any(precision.matmul not in c.accelerator.peak_flops_per_s for c in clusters):
+            continue
+        for model, expert in (("llama3.1-8b", 1), ("qwen3-30b-a3b", 8)):
+            slow, fast = (step_s(c, precision, model, expert) for c in clusters)
+            assert fast <= 1.01 * slow, (name, model)

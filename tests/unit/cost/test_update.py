@@ -134,7 +134,7 @@ class TestDataParallel:
 class TestOptimizer:
     def test_bytes_over_bandwidth(self, case):
         c = case(plan=Plan(data_shard=32, sharding=Sharding.NONE)).with_rates(
-            optimizer_passes=1.0, memory_ratio=1.0
+            optimizer_passes=1.0, memory_ratio=1.0, unit_pace=0.0
         )
         count = trained(c)[0]
         assert updated_s(c) == pytest.approx(

@@ -18,13 +18,15 @@ from meshwright.accuracy.shipped import measured_runs_path
 from meshwright.calibration.device import load, to_document
 from meshwright.calibration.parameters import MeasuredParameter, fitted, prior
 from meshwright.cost.compute import gemm_s
+from meshwright.cost.unit_ports import unit_pace
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.fitting import aiconfigurator
 from meshwright.fitting.published_tables import calibrate_from_tables
 
 REAL = find_spec(aiconfigurator.MODULE) is not None
 H100 = catalog.accelerator("h100")
-STREAMING = H100.memory_bytes_per_s * prior().parameters["memory_ratio"].prior
+COPIED = prior().parameters["memory_ratio"].prior
+STREAMING = H100.memory_bytes_per_s * COPIED / (1 + COPIED * unit_pace(H100))
 KERNEL_S = prior().parameters["kernel_s"].prior
 LEVEL = 0.6  # of the peak, of large products
 SHALLOW = 2.0  # times slower than modelled: products of depth SHALLOW_K or less

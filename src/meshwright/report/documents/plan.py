@@ -123,7 +123,9 @@ def request_document(run: Run, request: PlanRequest) -> dict[str, Any]:
         "stack": {
             "framework": request.stack.framework,
             "vintage": request.stack.vintage,
-            **features_of(request.stack, request.cluster.accelerator).stated(),
+            **features_of(
+                request.stack, request.cluster.accelerator, precision=request.precision.name
+            ).stated(),
         },
         "objective": run.objective,
         "fixed": dict(request.fixed),
