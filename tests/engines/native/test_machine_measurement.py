@@ -33,7 +33,7 @@ def load(monkeypatch):
     found = [IDLE]
     monkeypatch.setattr(machine_measurement, "load_between", lambda *_, **__: found[-1])
     monkeypatch.setattr(machine_measurement, "BUDGET_S", 60.0)
-    monkeypatch.setattr(machine_measurement, "BUSY_BUDGET_S", 60.0)
+    monkeypatch.setattr(machine_measurement, "LONG_BUDGET_S", 60.0)
     monkeypatch.setattr(machine_measurement, "WATCH_S", 0.0)
     monkeypatch.setattr(machine_measurement, "DISTURBED", 1e9)
     monkeypatch.setattr(layer_timing, "REPETITIONS", 1)
