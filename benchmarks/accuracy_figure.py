@@ -26,8 +26,8 @@ from meshwright.files import write_atomically
 FAMILIES = {
     "Ampere": "NVIDIA A100",
     "Hopper": "NVIDIA H100, H200, H800",
-    "Blackwell": "NVIDIA B200, GB200",
-    "Blackwell Ultra": "NVIDIA B200, GB200",
+    "Blackwell": "NVIDIA B200, GB200, GB300",
+    "Blackwell Ultra": "NVIDIA B200, GB200, GB300",
     "CDNA 3": "AMD MI300X, MI325X",
     "CDNA 4": "AMD MI355X",
     "TPU": "TPU",
