@@ -99,9 +99,9 @@ def _from_text(
             notes.append(f"recomputation '{text}' ({meaning}) read as {', '.join(modules)}")
             return Recompute.SELECTIVE, modules, None
     modules = tuple(module for pattern, module in _MODULES if re.search(pattern, text))
-    in_words = "" if modules or "selective" in text else recompute_of_note(text)
-    if in_words and in_words != text:
-        return _from_text(row, in_words, num_layers, notes)
+    reworded = "" if modules or "selective" in text else recompute_of_note(text)
+    if reworded and reworded != text:
+        return _from_text(row, reworded, num_layers, notes)
     if not modules:
         modules = ("core_attention",)
         notes.append(f"recomputation '{text}' read as core_attention")

@@ -94,7 +94,7 @@ class PlanRanking(Result):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is said of the first plan: its stages on parts of a cluster, and switches that change nothing of it."""
+        """Notes on the first plan: its stages on parts of a cluster, and switches that change nothing of it."""
         request, plan = self.request, self.best.plan
         return (*notes_on_parts(request, plan), *notes_on_idle_switches(request, plan))
 
