@@ -80,11 +80,16 @@ class ScoredPlans:
         return iter(self.plans)
 
 
-def scored_plans(request: PlanRequest, *, goal: Goal, most: int) -> ScoredPlans:
-    """The `most` best plans of `request`, and the front of speed against memory; empty where nothing fits."""
+def scored_plans(
+    request: PlanRequest, *, goal: Goal, most: int, simulated: Sequence[RankedPlan] = ()
+) -> ScoredPlans:
+    """The `most` best plans of `request`, and the front of speed against memory; empty where nothing fits.
+
+    `simulated`: plans that a search of layouts ranks by their event graphs, listed whatever their closed forms say.
+    """
     model = replace(cost_model(request), refine=lambda plan, steps: None)
     result = search(request, top=most, goal=goal, model=model, distinct=Distinct.PLANS, slack=FRONT_SLACK)
-    listed = {ranked.plan: ranked for ranked in (*result.plans, *result.front)}
+    listed = {ranked.plan: ranked for ranked in (*result.plans, *result.front, *simulated)}
     ranked = sorted(listed.values(), key=lambda r: r.rank)  # stable: ties keep the search's order
     if not ranked:
         return ScoredPlans(

@@ -254,6 +254,7 @@ def plan_run(
     request, goal = free_request(run).fixing(**(fixed or {})), goal_of(run)
     slack = FRONT_SLACK if with_front else 0.0
     search = best_plans(request, goal=goal, top=max(top, 1 + NUM_LOSERS), slack=slack)
+    simulated = () if request.cluster.parts else search.plans
     answers = (why_not(request, question, winner=search.plans[0], goal=goal) for question in questions)
     return PlanRanking(
         run=run,
@@ -264,7 +265,7 @@ def plan_run(
         has_front=with_front,
         neighbours=neighbours(request, best=search.best) if with_neighbours else None,
         switches=switch_gains(request, search.plans[0]) if with_switches else None,
-        scored=scored_plans(request, goal=goal, most=num_scored) if num_scored else None,
+        scored=scored_plans(request, goal=goal, most=num_scored, simulated=simulated) if num_scored else None,
     )
 
 

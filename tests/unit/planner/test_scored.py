@@ -9,6 +9,7 @@ from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.objective import Goal
 from meshwright.planner.request import PlanRequest, request_for
 from meshwright.planner.scored import FRONT_SLACK, ScoredPlans, scored_plans
+from meshwright.planner.search import search
 from meshwright.runfile import from_options
 
 
@@ -43,6 +44,18 @@ def test_a_limit_keeps_the_best_and_the_front(wanted, every):
     assert len(few) >= 50
     lowest = min(p.reserved_bytes for p in every if p.value <= every.plans[0].value * (1 + FRONT_SLACK))
     assert min(p.reserved_bytes for p in few) == lowest
+
+
+def test_a_short_list_begins_with_the_plan_that_a_search_finds():
+    run = from_options(
+        model="llama3.1-70b", cluster="h100-8x8", global_batch=256, sequence_length=8192, engine="any"
+    )
+    request = request_for(run, fixed={})
+    goal = Goal(num_devices=request.num_devices)
+    found = search(request, top=6, goal=goal).plans
+    few = scored_plans(request, goal=goal, most=5, simulated=found)
+    assert few.plans[0].value <= found[0].value
+    assert {r.plan for r in found} <= {p.plan for p in few}
 
 
 def test_the_front_is_what_no_plan_beats(every):
