@@ -172,15 +172,19 @@ BY_ROUTE: Mapping[GemmRoute, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 # For a compiled layer: PyTorch's compiler decomposes oneDNN's operation, and fails where the weight is no constant.
-_opaque = torch.library.custom_op("meshwright::gemm", _by_route, mutates_args=())
+# Defined by hand, as an operation of `torch.library.custom_op` imports the compiler when it is first called.
+_library = torch.library.Library("meshwright", "FRAGMENT")
+_library.define("gemm(Tensor x_MK, Tensor y_NK) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
+_library.impl("gemm", _by_route, "CompositeExplicitAutograd")
+_opaque = torch.ops.meshwright.gemm.default
 
 
-@_opaque.register_fake
+@torch.library.register_fake("meshwright::gemm", lib=_library)
 def _(x_MK: Tensor, y_NK: Tensor) -> Tensor:
     return x_MK.new_empty(x_MK.shape[0], y_NK.shape[0])
 
 
-OWN_GEMMS = {torch.ops.meshwright.gemm.default}
+OWN_GEMMS = {_opaque}
 """The operations that `matmul_nt` calls in addition to PyTorch's usual ones."""
 if HAS_ONEDNN:
     OWN_GEMMS.add(torch.ops.mkldnn._linear_pointwise.default)
