@@ -23,7 +23,7 @@ from meshwright.runfile.optimizer import foreign_keys, resolve_optimizer, state_
 from meshwright.runfile.pinned import plan_from_section
 from meshwright.runfile.problems import BelowError, KeyPath, RunFileProblem
 from meshwright.specs import run as specs
-from meshwright.specs.features import Features, runs_on
+from meshwright.specs.features import AttentionKernel, Dispatcher, Features, runs_on
 from meshwright.specs.hardware import HERE, Accelerator, Cluster, Stack
 from meshwright.specs.model import Lora, Model
 from meshwright.specs.plan import STORED_MODULES, Plan
@@ -334,10 +334,10 @@ _AS_RELEASED = "without it the framework's release decides"
 
 def _refuse_kernels(given: schema.StackSection, accelerator: Accelerator) -> None:
     """Refuse kernels that are written for other accelerators, and formats that this one does not multiply."""
-    for key in ("attention", "dispatcher"):
+    for key, kernels in (("attention", AttentionKernel), ("dispatcher", Dispatcher)):
         kernel = getattr(given, key)
         if kernel is not None and not runs_on(kernel, accelerator):
-            able = (other for other in type(kernel) if runs_on(other, accelerator))
+            able = (other for other in kernels if runs_on(other, accelerator))
             message, allowed = f"does not run on {accelerator.name}", ", ".join(able)
             raise BelowError(key, message, got=kernel.value, allowed=allowed, hint=_AS_RELEASED)
     if given.fp8_attention and "fp8" not in accelerator.peak_flops_per_s:
