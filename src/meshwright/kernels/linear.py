@@ -136,6 +136,8 @@ def widens(x: Tensor) -> bool:
 
 
 def _by_route(x_MK: Tensor, y_NK: Tensor) -> Tensor:
+    if not x_MK.numel():  # an expert without tokens; oneDNN takes no empty matrix
+        return x_MK @ y_NK.T
     kernel, layer = identify_gemm(x_MK, y_NK)
     route = _routes.get(layer, {}).get(kernel)
     return BY_ROUTE[route or default_route(x_MK.dtype)](x_MK, y_NK)
@@ -218,7 +220,7 @@ class _Linear(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_NK: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight_NK)
-        return matmul_nt(x.reshape(-1, x.shape[-1]), weight_NK).view(*x.shape[:-1], -1)
+        return matmul_nt(x.reshape(-1, x.shape[-1]), weight_NK).view(*x.shape[:-1], weight_NK.shape[0])
 
     @staticmethod
     @only_once

@@ -68,3 +68,19 @@ def test_onednn_multiplies_where_it_suits():
 def test_operator_rules():
     x_MK, w_NK = torch.randn(3, 5), torch.randn(4, 5)
     torch.library.opcheck(linear_module._opaque, (x_MK, w_NK))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["IS_BETTER_WITH_ONEDNN", "WIDENS_BF16"])
+def test_rows_may_be_none(monkeypatch, dtype, name):
+    """An expert without tokens, on processors of either kind."""
+    monkeypatch.setattr(linear_module, name, torch.backends.mkldnn.is_available())
+    x, weight = (
+        torch.ones(0, 8, dtype=dtype, requires_grad=True),
+        torch.ones(4, 8, dtype=dtype, requires_grad=True),
+    )
+    out = linear_module.linear(x, weight)
+    out.sum().backward()
+    assert out.shape == (0, 4)
+    assert x.grad.shape == (0, 8)
+    assert not weight.grad.any()

@@ -90,4 +90,5 @@ class _FrozenGemm(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (grad,) = grads
         rows = grad.reshape(-1, grad.shape[-1])
-        return matmul_nt(rows, ctx.weight.whole(grad.dtype).T).view(*grad.shape[:-1], -1), None
+        weight_NK = ctx.weight.whole(grad.dtype)
+        return matmul_nt(rows, weight_NK.T).view(*grad.shape[:-1], weight_NK.shape[1]), None
