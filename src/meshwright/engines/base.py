@@ -57,7 +57,7 @@ class Unsupported:
 class Measuring(StrEnum):
     """Measurement of this machine before a training, for its prediction."""
 
-    ONCE = "once"  # reuse what is kept of this machine, or measure it for two seconds (six where it is slow) and keep that
+    ONCE = "once"  # reuse what is kept of this machine, or measure it for two to six seconds and keep that
     AGAIN = "again"  # measure it, for longer, and replace what is kept
     NEVER = "never"  # use what is kept, measure nothing
 
