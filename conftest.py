@@ -38,7 +38,7 @@ if sys.prefix != sys.base_prefix:
         folder for folder in _folders if Path(folder).resolve() != Path(sys.prefix, "bin").resolve()
     )
 
-pytest_plugins = ["tests.lanes", "tests.left_files", "tests.processor_time"]
+pytest_plugins = ["tests.lanes", "tests.left_files", "tests.processor_time", "tests.changes"]
 ROOT = Path(__file__).parent
 collect_ignore_glob = [
     "src/meshwright/engines/*/in_*",  # code for the processes of other programs

@@ -1,0 +1,196 @@
+"""Which files a test or a document depends on, read from the sources without importing them.
+
+A file depends on
+
+- what it imports, at its top and inside functions, but not for type checkers alone;
+- modules that its strings name (`"meshwright.cli.plan:run"`): the command line and the API import these when used;
+- commands (`"plan"` in a test, `meshwright plan` in a document) and names of the Python API (`mw.plan`);
+- the `conftest.py` files above a test, and data files of a module's package.
+
+The graph errs on the large side in all but one place: imports of a `conftest.py` or a server of warm processes count
+only for tests in the same folder. Such a file prepares many tests, and few of them need all that it imports.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+
+PACKAGE = "meshwright"
+COMMANDS = f"{PACKAGE}.cli.main"
+"""The module whose strings name the module of every command. Tests depend on the commands that they run alone."""
+ENGINES = f"{PACKAGE}.catalog.engines"
+"""The module that opens engines by name. Plans depend on each engine's facts, and trainings on the engine they name."""
+MODULE_NAME = re.compile(rf"({PACKAGE}(?:\.\w+)+)(?::[\w.]+)?")
+COMMAND_LINE = re.compile(rf"\b{PACKAGE} ([a-z]+)")
+API_NAME = re.compile(r"\bmw\.(\w+)|\bimport meshwright as mw\b")
+FOLDERS = ("src", "tests", "benchmarks", "scripts")
+SHARED = re.compile(r"(.*/)?(conftest|warm\w*)\.py")
+"""Files that prepare tests. What they import counts for tests in the same folder."""
+
+
+class ImportGraph:
+    """Dependencies between the files below `root`. Paths are relative to it, with slashes."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def distances(self, file: str) -> dict[str, int]:
+        """Return each file that `file` depends on, with the number of imports between them. `file` itself has 0."""
+        distance, waiting = {file: 0}, deque([file])
+        while waiting:
+            name = waiting.popleft()
+            if SHARED.fullmatch(name) and Path(name).parent != Path(file).parent:
+                continue
+            for found in self._dependencies(name):
+                if found not in distance:
+                    distance[found] = distance[name] + 1
+                    waiting.append(found)
+        return distance
+
+    @cached_property
+    def _files(self) -> dict[str, str]:
+        """The file of each module."""
+        found = {}
+        for folder in FOLDERS:
+            for path in (self.root / folder).rglob("*.py"):
+                name = path.relative_to(self.root / folder if folder == "src" else self.root).with_suffix("")
+                parts = name.parts[:-1] if name.name == "__init__" else name.parts
+                found[".".join(parts)] = path.relative_to(self.root).as_posix()
+        return found
+
+    @cached_property
+    def _modules(self) -> dict[str, str]:
+        """The module of each file."""
+        return {file: module for module, file in self._files.items()}
+
+    @cached_property
+    def _commands(self) -> dict[str, str]:
+        """The module that declares each command."""
+        names = Source.read(self.root / self._files[COMMANDS]).strings
+        targets = [m[1] for name in names if (m := MODULE_NAME.fullmatch(name)) and ".commands." in m[1]]
+        return {target.rpartition(".")[2].strip("_"): target for target in targets}
+
+    @cached_property
+    def _api(self) -> dict[str, str]:
+        """The module of each name of the Python API."""
+        imports = Source.read(self.root / self._files[PACKAGE]).imports_for_types
+        return {name: self._home(module, name) for module, name in imports}
+
+    @cached_property
+    def _engines(self) -> dict[str, str]:
+        """The module of each engine's contract."""
+        project = tomllib.loads((self.root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        return project["entry-points"][f"{PACKAGE}.engines"]
+
+    @cache  # noqa: B019 - a graph lives as long as its process
+    def _dependencies(self, file: str) -> tuple[str, ...]:
+        path = self.root / file
+        if file == self._files[PACKAGE]:
+            return ()  # it imports what its user names
+        if path.suffix == ".md":
+            names = self._names_in_document(path)
+        elif path.suffix == ".py":
+            names = self._names_in_source(file)
+        else:
+            names = iter(())
+        files = {self._files[name] for name in names if name in self._files}
+        return tuple(sorted((files | set(self._beside(file))) - {file}))
+
+    def _names_in_document(self, path: Path) -> Iterator[str]:
+        text = path.read_text(encoding="utf-8")
+        yield from ("tests.warm_shell", COMMANDS)
+        yield from self._named(COMMAND_LINE.findall(text))
+        yield from (module for name, module in self._engines.items() if re.search(rf"\b{name}\b", text))
+        yield from (self._api[name] for name in API_NAME.findall(text) if name in self._api)
+        yield from MODULE_NAME.findall(text)
+
+    def _names_in_source(self, file: str) -> Iterator[str]:
+        source = Source.read(self.root / file)
+        for module, name in source.imports:
+            of_api = self._api.get(name) if module == PACKAGE else None
+            yield of_api or self._home(module, name)
+            if name == "engine_contract":
+                yield self._engines["native"]  # other engines are named where they are used
+        yield from (self._api.get(name, PACKAGE) for name in source.names_of_api)
+        if file == self._files.get(ENGINES):
+            yield from (f"{contract.rpartition('.')[0]}.facts" for contract in self._engines.values())
+        elif file != self._files[COMMANDS]:
+            yield from (m[1] for text in source.strings if (m := MODULE_NAME.fullmatch(text)))
+        if not file.startswith("src/"):
+            yield from self._named(source.strings)
+
+    def _named(self, words: Iterable[str]) -> Iterator[str]:
+        """Yield the modules of commands and engines among `words`."""
+        for word in words:
+            yield from (table[word] for table in (self._commands, self._engines) if word in table)
+
+    def _home(self, module: str, name: str) -> str:
+        """Return the module that an imported name is, or the module that holds it."""
+        whole = f"{module}.{name}"
+        return whole if whole in self._files else module
+
+    def _beside(self, file: str) -> Iterator[str]:
+        """Packages above a module, `conftest.py` above a test, and data of the module's package."""
+        parts = Path(file).parts
+        for depth in range(1, len(parts)):
+            for name in ("__init__.py", "conftest.py"):
+                above = "/".join((*parts[:depth], name))
+                if (self.root / above).is_file():
+                    yield above
+        if parts[0] == "tests" or file.endswith(".md"):
+            yield "conftest.py"
+        if file.endswith(".py"):
+            yield from self._data_of(str(Path(file).parent))
+
+    @cache  # noqa: B019 - as above
+    def _data_of(self, folder: str) -> tuple[str, ...]:
+        data = self.root / folder / "data"
+        found = [p for p in data.rglob("*") if p.is_file() and p.suffix not in {".py", ".pyc"}]
+        return tuple(path.relative_to(self.root).as_posix() for path in found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What a Python file imports and names."""
+
+    imports: frozenset[tuple[str, str]]
+    """Modules and what is imported from them, without imports that type checkers alone read."""
+    imports_for_types: frozenset[tuple[str, str]]
+    strings: frozenset[str]
+    names_of_api: frozenset[str]
+    """`plan` in `mw.plan`."""
+
+    @classmethod
+    def read(cls, path: Path) -> Source:
+        """Read the file in one pass."""
+        imports, for_types = set[tuple[str, str]](), set[tuple[str, str]]()
+        strings, names = set[str](), set[str]()
+        waiting = [(ast.parse(path.read_text(encoding="utf-8")), imports)]
+        while waiting:
+            node, found = waiting.pop()
+            match node:
+                case ast.Import():
+                    found |= {(alias.name, "") for alias in node.names}
+                case ast.ImportFrom(module=str(module)):
+                    found |= {(module, alias.name) for alias in node.names}
+                case ast.Constant(value=str(text)):
+                    strings.add(text)
+                case ast.Attribute(value=ast.Name(id="mw"), attr=name):
+                    names.add(name)
+            is_for_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+            for child in ast.iter_child_nodes(node):
+                in_block = is_for_types and child not in node.orelse
+                waiting.append((child, for_types if in_block else found))
+        return cls(
+            imports=frozenset(imports),
+            imports_for_types=frozenset(for_types),
+            strings=frozenset(strings),
+            names_of_api=frozenset(names),
+        )

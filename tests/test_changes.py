@@ -1,0 +1,141 @@
+"""What the default lane leaves out, and which tests a change touches, on a small project in a git repository."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from scripts import test as touched_tests
+from tests.changes import changed_files, untouched, upstream_base
+from tests.import_graph import ImportGraph
+
+ROOT = Path(__file__).parents[1]
+FILES = {
+    "pyproject.toml": '[project.entry-points."meshwright.engines"]\nfast = "meshwright.fast.contract"\n'
+    'native = "meshwright.native.contract"\n',
+    "src/meshwright/__init__.py": "if TYPE_CHECKING:\n    from meshwright.api import plan\n",
+    "src/meshwright/api.py": "import meshwright.cost",
+    "src/meshwright/cost.py": "if TYPE_CHECKING:\n    import meshwright.report\n",
+    "src/meshwright/report.py": "",
+    "src/meshwright/cli/__init__.py": "",
+    "src/meshwright/cli/main.py": "VERBS = ['meshwright.cli.commands.plan:c', 'meshwright.cli.commands.train:c']",
+    "src/meshwright/cli/commands/__init__.py": "",
+    "src/meshwright/cli/commands/plan.py": "BODY = 'meshwright.api:run'",
+    "src/meshwright/cli/commands/train.py": "def run():\n    from meshwright.catalog import rows\n",
+    "src/meshwright/catalog/__init__.py": "",
+    "src/meshwright/catalog/engines.py": "",
+    "src/meshwright/catalog/rows.py": "",
+    "src/meshwright/catalog/data/rows.csv": "",
+    "src/meshwright/fast/contract.py": "",
+    "src/meshwright/native/contract.py": "",
+    "docs/plan.md": "```bash\nmeshwright plan --json\n```",
+    "docs/train.md": "```bash\nmeshwright train RUN.yaml\n```",
+    "docs/python.md": "```python\nimport meshwright as mw\nmw.plan()\n```",
+    "docs/fast.md": "engine: fast",
+    "README.md": "",
+    "conftest.py": "import meshwright.report",
+    "tests/conftest.py": "import meshwright.report",
+    "tests/test_cost.py": "from meshwright import cost",
+    "tests/test_train.py": "meshwright('train')",
+    "tests/warm_shell.py": "import meshwright.report",
+    "tests/deep/test_deep.py": "import meshwright.native.contract",
+}  # fmt: skip
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """The project as a clone whose upstream is `origin`, without changes."""
+    origin, clone = tmp_path / "origin", tmp_path / "clone"
+    for name, text in FILES.items():
+        path = origin / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    git(origin, "init", "-q", "-b", "main")
+    commit(origin)
+    git(tmp_path, "clone", "-q", str(origin), str(clone))
+    return clone
+
+
+def git(folder: Path, *arguments: str) -> None:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+def commit(folder: Path) -> None:
+    git(folder, "add", "-A")
+    git(folder, "commit", "-q", "-m", "change")
+
+
+@pytest.mark.parametrize(
+    ("file", "depends", "not_on"),
+    [
+        ("docs/plan.md", {"commands/plan.py", "api.py", "cost.py"}, {"report.py", "commands/train.py", "rows.csv"}),
+        ("docs/train.md", {"commands/train.py", "data/rows.csv", "catalog/__init__.py"}, {"cost.py"}),
+        ("docs/python.md", {"api.py", "cost.py"}, {"cli/commands/plan.py"}),
+        ("docs/fast.md", {"fast/contract.py"}, {"native/contract.py"}),
+        ("tests/test_cost.py", {"cost.py", "report.py"}, {"api.py"}),  # the conftest of its folder imports the report
+        ("tests/test_train.py", {"catalog/rows.py"}, {"cost.py"}),
+        ("tests/deep/test_deep.py", {"native/contract.py"}, {"report.py", "fast/contract.py"}),
+    ],
+)  # fmt: skip
+def test_a_file_depends_on_what_it_imports_and_the_commands_that_it_runs(project, file, depends, not_on):
+    reached = set(ImportGraph(project).distances(file))
+    assert all(any(name.endswith(end) for name in reached) for end in depends), reached
+    assert not any(name.endswith(end) for name in reached for end in not_on), reached
+
+
+def test_nothing_is_left_out_without_an_upstream_and_all_candidates_are_where_nothing_changed(project):
+    assert upstream_base(project.parent / "origin") is None
+    assert upstream_base(project / "src") is None
+    base = upstream_base(project)
+    assert changed_files(project, base) == frozenset()
+    documents = ["docs/plan.md", "docs/train.md"]
+    assert untouched(project, documents, changed=frozenset()) == frozenset(documents)
+
+
+def test_a_change_brings_back_what_depends_on_it_committed_or_not(project):
+    base = upstream_base(project)
+    documents = ["docs/plan.md", "docs/train.md"]
+
+    def left_out() -> frozenset[str]:
+        return untouched(project, documents, changed=changed_files(project, base))
+
+    (project / "src/meshwright/cost.py").write_text("CHANGED = 1")
+    assert left_out() == {"docs/train.md"}
+    commit(project)
+    assert left_out() == {"docs/train.md"}
+    (project / "src/meshwright/catalog/data/new.csv").touch()
+    assert left_out() == frozenset()
+    git(project, "clean", "-qfd")
+    git(project, "rm", "-q", "src/meshwright/catalog/data/rows.csv")
+    assert upstream_base(project) == base
+    (project / "pyproject.toml").write_text(FILES["pyproject.toml"] + "# a version\n")
+    assert left_out() == frozenset()
+
+
+def test_the_nearest_tests_of_a_change_come_first(project):
+    changed = frozenset({"src/meshwright/cost.py"})
+    assert touched_tests.nearest(project, changed, distance=1) == {"tests/test_cost.py": 1}
+    further = touched_tests.nearest(project, changed, distance=3)
+    assert next(iter(further.items())) == ("tests/test_cost.py", 1)
+    assert further["docs/plan.md"] == 3
+    assert "docs/train.md" not in further
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["src/meshwright/units.py", "--list"], "tests/unit/test_units.py"),
+        (["--changed", "--since", "no-such-commit"], "no commit: no-such-commit"),
+        (["absent.py"], "no such file: absent.py"),
+        ([], "--changed"),
+    ],
+)
+def test_the_script_lists_tests_and_refuses_bad_input(arguments, words):
+    done = subprocess.run(
+        [sys.executable, "scripts/test.py", *arguments], cwd=ROOT, text=True, capture_output=True
+    )
+    assert words in done.stdout + done.stderr
+    assert done.returncode == (0 if "--list" in arguments else 2)
