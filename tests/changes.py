@@ -1,30 +1,35 @@
-"""The default lane leaves out documents and parity of engines that no change touches. Registered by conftest.py.
+"""The default lane leaves out what no change touches: documents, engines of others, and tests marked `when_touched`.
 
 A change is a difference from the last commit that the upstream branch shares with this checkout: upstream's own check
-ran everything there. A file is left out if nothing changed in all that it depends on (`tests/import_graph.py`). All
-files run with `--all`, with `CI=true`, without an upstream branch, in other lanes, and where a command names them.
+ran everything there. A file is untouched if nothing changed in all that it depends on (`tests/import_graph.py`).
+Everything runs with `--all`, with `CI=true`, without an upstream branch, in other lanes, and where a command names
+files.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.import_graph import ImportGraph
 
 DEFAULT_LANE = "not slow and not gpu"
-LEFT_OUT_FOLDERS = (
+WHEN_TOUCHED = (
     "docs",
     "README.md",
+    "tests/docs",
     "tests/engines/maxtext",
     "tests/engines/megatron",
     "tests/engines/torchtitan",
 )
-"""Tests below these run processes for minutes, and few changes reach them."""
-LEFT_OUT, BASE = pytest.StashKey[frozenset[str]](), pytest.StashKey[str]()
+"""All tests below these run when they are touched: they start processes for minutes, and few changes reach them."""
+MARK = "when_touched"
+"""The mark of single tests: further members of a family of trainings, whose first member always runs."""
+UNTOUCHED, BASE = pytest.StashKey[frozenset[str]](), pytest.StashKey[str]()
 
 
 def git(root: Path, *arguments: str) -> str | None:
@@ -68,23 +73,23 @@ def untouched(root: Path, files: Iterable[str], *, changed: frozenset[str]) -> f
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option."""
     parser.getgroup("lanes").addoption(
-        "--all", action="store_true", help="run documents and parity of engines even if nothing touched them"
+        "--all", action="store_true", help="run documents, engines and marked tests that nothing touched, too"
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Decide once, in the process that starts the others, what is left out."""
+    """Find the untouched files once, in the process that starts the others."""
     worker = getattr(config, "workerinput", None)
     if worker is not None:
-        config.stash[LEFT_OUT] = frozenset(worker["left_out"])
+        config.stash[UNTOUCHED] = frozenset(worker["untouched"])
         return
+    config.stash[UNTOUCHED] = frozenset()
     base = upstream_base(config.rootpath) if _may_leave_out(config) else None
-    config.stash[LEFT_OUT] = frozenset()
     if base is not None:
-        candidates = list(_candidates(config.rootpath))
-        changed = changed_files(config.rootpath, base)
         config.stash[BASE] = base
-        config.stash[LEFT_OUT] = untouched(config.rootpath, candidates, changed=changed)
+        config.stash[UNTOUCHED] = untouched(
+            config.rootpath, _candidates(config.rootpath), changed=changed_files(config.rootpath, base)
+        )
 
 
 def _may_leave_out(config: pytest.Config) -> bool:
@@ -96,31 +101,47 @@ def _may_leave_out(config: pytest.Config) -> bool:
     )
 
 
-def _candidates(root: Path) -> Iterable[str]:
-    for name in LEFT_OUT_FOLDERS:
-        path = root / name
-        found = [path] if path.is_file() else [*path.rglob("*.md"), *path.rglob("test_*.py")]
-        yield from (file.relative_to(root).as_posix() for file in found)
+def _candidates(root: Path) -> Iterator[str]:
+    """Yield documents, tests in the folders above, and tests that hold the mark."""
+    for path in (root / "README.md", *(root / "docs").rglob("*.md"), *(root / "tests").rglob("test_*.py")):
+        name = path.relative_to(root).as_posix()
+        if name.startswith(WHEN_TOUCHED) or MARK in path.read_text(encoding="utf-8"):
+            yield name
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: object) -> None:
-    """Hand the decision to a worker of pytest-xdist."""
-    node.workerinput["left_out"] = sorted(node.config.stash[LEFT_OUT])  # type: ignore[attr-defined]
+def pytest_configure_node(node: Any) -> None:
+    """Hand the untouched files to a worker of pytest-xdist."""
+    node.workerinput["untouched"] = sorted(node.config.stash[UNTOUCHED])
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out a file before it is read."""
-    if not config.stash[LEFT_OUT] or not collection_path.is_relative_to(config.rootpath):
+    if not config.stash[UNTOUCHED] or not collection_path.is_relative_to(config.rootpath):
         return None
-    return collection_path.relative_to(config.rootpath).as_posix() in config.stash[LEFT_OUT] or None
+    name = collection_path.relative_to(config.rootpath).as_posix()
+    return (name.startswith(WHEN_TOUCHED) and name in config.stash[UNTOUCHED]) or None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the marked tests of untouched files."""
+    untouched_files = config.stash[UNTOUCHED]
+    left_out = [
+        item
+        for item in items
+        if item.get_closest_marker(MARK) and item.nodeid.partition("::")[0] in untouched_files
+    ]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say what was left out, and how to run it."""
-    left_out = terminalreporter.config.stash[LEFT_OUT]
-    if left_out:
+    files = terminalreporter.config.stash[UNTOUCHED]
+    if files:
         terminalreporter.line(
-            f"{len(left_out)} files (documents, parity of engines) were left out: nothing that they depend on changed "
-            f"since {terminalreporter.config.stash[BASE][:9]}, which upstream checked. --all runs them."
+            f"Left out: documents, engines of others and tests marked {MARK} in {len(files)} files. Nothing that they "
+            f"depend on changed since {terminalreporter.config.stash[BASE][:9]}, which upstream checked. "
+            "--all runs them."
         )
