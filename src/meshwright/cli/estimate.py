@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from meshwright.catalog.prices import market_sentence
-from meshwright.cli.output import emit_json, note, print_line, print_table, progress, write_html
+from meshwright.cli.output import bar_width, emit_json, note, print_line, print_table, progress, write_html
 from meshwright.cli.report_options import typed
 from meshwright.cli.run_input import run_from
 from meshwright.cost.memory import memory_parts
@@ -20,6 +20,9 @@ from meshwright.units import format_count, format_seconds, gib
 
 BAR_WIDTH = 24
 """Characters of the longest bar."""
+
+TABLE_WIDTH = 90
+"""Columns of the table of components with bars of that width."""
 
 MAX_UNCERTAINTIES = 3
 """Inputs that are named as the causes of the interval."""
@@ -110,9 +113,10 @@ def _print_headline(done: RunEstimate) -> None:
 def _print_components(done: RunEstimate) -> None:
     components = shown_components(done.estimate.step.components_s)
     total, largest = done.estimate.step.step.value, max(components.values())
+    widest = bar_width(BAR_WIDTH, table=TABLE_WIDTH)
     rows = []
     for n, s in components.items():
-        bar = "█" * round(BAR_WIDTH * s / largest)
+        bar = "█" * round(widest * s / largest)
         rows.append((label(n), family(n).value, seconds(s), percent(s / total), bar))
         names = shown_details(done.estimate.step.details_s.get(n, {}), total=total)
         rows += [(f"  {name}", "", seconds(part), percent(part / total), "") for name, part in names.items()]

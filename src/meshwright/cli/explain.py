@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from meshwright.cli.output import Align, emit_json, print_line, print_table, progress
+from meshwright.cli.output import Align, bar_width, emit_json, print_line, print_table, progress
 from meshwright.cli.run_input import run_from
 from meshwright.planner.estimate import PlanEstimate
 from meshwright.planner.explain import Difference
@@ -18,6 +18,9 @@ from meshwright.report.quantities import percent, rate, value_of
 
 BAR_WIDTH = 16
 """Characters of the longest bar, on either side of the axis."""
+
+TABLE_WIDTH = 80
+"""Columns of the table of components with bars of that width."""
 
 
 def run(
@@ -100,6 +103,7 @@ def _cells(d: Difference, decimals: int) -> tuple[str, str, str]:
 
 def _signed_bar(delta: float, largest: float) -> str:
     """A bar to the left of the axis if the second plan is faster, to the right if it is slower."""
-    length = round(BAR_WIDTH * abs(delta) / largest) if largest > 0 else 0
+    widest = bar_width(BAR_WIDTH, table=TABLE_WIDTH)
+    length = round(widest * abs(delta) / largest) if largest > 0 else 0
     left, right = (length, 0) if delta < 0 else (0, length)
-    return f"{'█' * left:>{BAR_WIDTH}}│{'█' * right}"
+    return f"{'█' * left:>{widest}}│{'█' * right}"

@@ -79,4 +79,4 @@ def _print_official(verdict: OfficialCheck) -> None:
     outcome = "passes" if not failed else f"rejects {len(failed)} of {len(verdict.verdicts)} files"
     print_line(f"official compliance checker {verdict.version}, rule set {verdict.ruleset}: {outcome}")
     for each in failed:
-        print_line(f"{each.file}: {each.messages[0] if each.messages else 'no message'}"[:600])
+        print_line(f"{each.file}: {each.messages[0] if each.messages else 'no message'}")

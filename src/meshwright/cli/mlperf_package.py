@@ -62,4 +62,4 @@ def _print(package: SubmissionPackage) -> None:
     for line in check.not_checked:
         print_line(f"not checked officially: {line}")
     for message in check.messages if not check.passes else ():
-        print_line(message[:400])
+        print_line(message)

@@ -70,11 +70,12 @@ def print_table(
 ) -> None:
     """Print a table on stdout. `columns` maps each heading to its alignment, or lists headings, all left.
 
-    Cells are printed with `str`, None as an empty cell; a Rich renderable is drawn as it is.
+    Cells are printed with `str`, None as an empty cell; a Rich text keeps its style (see `styled`). If the
+    terminal is too narrow for the numbers and words of a row, each row is a block of lines.
     """
     aligned = columns if isinstance(columns, Mapping) else dict.fromkeys(columns, "left")
     table = load("meshwright.cli.drawing:table")
-    console().print(table(aligned, rows, title=title, caption=caption))
+    _draw(table(aligned, rows, title=title, caption=caption))
 
 
 def print_text_tables(tables: Iterable[TextTable]) -> None:
@@ -89,9 +90,18 @@ def print_text_tables(tables: Iterable[TextTable]) -> None:
         print_table(columns, shown.rows, title=shown.title, caption=shown.caption or None)
 
 
+def bar_width(widest: int, *, table: int) -> int:
+    """Columns of a table's longest bar: a third of `widest` if the console is narrower than the table."""
+    return widest if console().width >= table else widest // 3
+
+
 def print_line(text: str = "", *, style: str = "") -> None:
-    """Print one paragraph on stdout, wrapped to the console, in a Rich style such as `bold`."""
-    console().print(text, style=style or None)
+    """Print one paragraph on stdout, wrapped at words to the console, in a Rich style such as `bold`."""
+    _draw(load("meshwright.cli.drawing:paragraph")(text, style=style))
+
+
+def _draw(shown: Any) -> None:
+    load("meshwright.cli.drawing:draw")(shown, stream=sys.stdout)
 
 
 def printable(text: str) -> str:
