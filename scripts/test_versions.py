@@ -87,8 +87,8 @@ PLANNING = Half(
     full=("tests/published", "src"),
 )
 DOING = Half(
-    extras=("data", "kernels"),
-    tools=(*RUNNER, "transformers"),
+    extras=("data", "torch"),
+    tools=(*RUNNER, "transformers", "triton"),
     tests=("tests/parity", "tests/training/models", "tests/unit/kernels"),
     full=("tests/training", "tests/engines/native"),
 )
@@ -180,7 +180,7 @@ def cases() -> list[VersionCase]:
     doing = [VersionCase(name="newest-doing", python=first, half=DOING, pins=(torch,))]
     doing += [
         VersionCase(name=f"{package}-oldest", python=first, half=DOING, pins=(torch, oldest(package)))
-        for package in ("numpy", "transformers")
+        for package in ("numpy", "transformers", "triton")
     ]
     doing += [
         VersionCase(name=f"python3.{minor}-doing", python=(major, minor), half=DOING, pins=(torch,))
@@ -280,15 +280,20 @@ print("Python", platform.python_version(), *(f"{n} {m.version(n)}" for n in sys.
 
 def run_tests(python: Path, tests: Sequence[str], *, processes: int) -> tuple[Outcome, str]:
     """Run the tests; return the outcome and the counts."""
-    command = [str(python), "-m", "pytest", "-q", "-n", str(processes), "-p", "no:cacheprovider", *tests]
+    options = ["-p", "no:cacheprovider", "--continue-on-collection-errors"]
+    command = [str(python), "-m", "pytest", "-q", "-n", str(processes), *options, *tests]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
+    lines = []
+    with subprocess.Popen(
         command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    print(done.stdout, file=sys.stderr)
-    counts = count_tests(done.stdout.splitlines())
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            sys.stderr.write(line)
+            lines.append(line)
+    counts = count_tests(lines)
     about = ", ".join(f"{counts[kind]:,} {kind}" for kind in ("passed", "failed", "skipped"))
-    has_passed = done.returncode == 0 and counts["passed"]  # a run in which all were skipped shows nothing
+    has_passed = process.returncode == 0 and counts["passed"]  # a run in which all were skipped shows nothing
     return (Outcome.PASSED if has_passed else Outcome.FAILED), about
 
 
