@@ -31,11 +31,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OWN = "own"
 PROFILES: Mapping[str, Mapping[str, str]] = {
-    "avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"},
-    "avx512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE", "ATEN_CPU_CAPABILITY": "avx512"},
+    "avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+    "avx512": {
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE",
+        "ATEN_CPU_CAPABILITY": "avx512",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX512",
+    },
     OWN: {},
 }
-"""Environments under which PyTorch and oneDNN use a processor's instructions and no newer ones, the slowest first."""
+"""Environments in which PyTorch, oneDNN and MKL use these instructions and no newer ones, the slowest first."""
 NEEDED_FLAG = {"avx2": "avx2", "avx512": "avx512bw"}
 """The flag of Linux's /proc/cpuinfo without which a processor cannot play a profile."""
 

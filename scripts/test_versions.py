@@ -12,8 +12,8 @@
 
 A case is an interpreter, requirements of pip and a selection of tests. Versions come from pyproject.toml: the oldest of
 a package is its lower bound, the newest is the newest that pip finds for that Python. Each case gets an environment
-below Meshwright's cache. Before pip installs PyTorch it says what comes along: a build for GPUs brings CUDA libraries
-and does not import without them, so the case is skipped. pip takes a CPU build where one is offered, for example with
+below Meshwright's cache. Before pip installs PyTorch it says which build: one for GPUs depends on CUDA libraries, and
+does not import without them, so the case is skipped. pip takes a CPU build where one is offered, for example with
 PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu.
 
 Exit code 0: what ran passed; 1: a case failed; 2: bad input; 3: no case could run.
@@ -109,7 +109,8 @@ class VersionCase:
 
     def requirements(self) -> tuple[str, ...]:
         """Everything that pip installs, the package included."""
-        tools = (requirement(name) for name in self.half.tools if not _pins(self.pins, name))
+        pinned = {name_of(pin) for pin in self.pins}
+        tools = (requirement(name) for name in self.half.tools if name not in pinned)
         return *self.pins, *tools, "-e", f"{ROOT}[{','.join(self.half.extras)}]"
 
 
@@ -139,6 +140,12 @@ def declared(*, extras: Iterable[str] = ()) -> dict[str, str]:
         lines += project()["optional-dependencies"][extra]
     found = (REQUIREMENT.match(line) for line in lines)
     return {m["name"]: m["bounds"].strip() for m in found if m and m["name"] != project()["name"]}
+
+
+def name_of(line: str) -> str:
+    """Name of the package that a requirement asks for."""
+    found = REQUIREMENT.match(line)
+    return found["name"] if found else ""
 
 
 def requirement(name: str) -> str:
@@ -195,10 +202,6 @@ def oldest_dependencies() -> tuple[str, ...]:
     return tuple(oldest(name) for name in declared())
 
 
-def _pins(pins: Iterable[str], name: str) -> bool:
-    return any((found := REQUIREMENT.match(pin)) is not None and found["name"] == name for pin in pins)
-
-
 def run_case(
     case: VersionCase, *, tests: Sequence[str], processes: int, keep: bool, cuda: bool
 ) -> CaseResult:
@@ -236,13 +239,16 @@ def make_environment(case: VersionCase, folder: Path, *, cuda: bool) -> Path:
 
 
 def _refuse_cuda_packages(python: Path, case: VersionCase) -> None:
-    """Ask pip what it would install. Raises CannotRunError if CUDA libraries are part of it."""
-    printed = pip(python, "--quiet", "--dry-run", "--report", "-", *case.requirements())
-    found = [one["metadata"]["name"] for one in json.loads(printed)["install"]]
-    if of_cuda := sorted(name for name in found if CUDA_PACKAGE.match(name)):
+    """Ask pip which PyTorch it would install. Raises CannotRunError if that depends on CUDA libraries."""
+    (torch,) = (pin for pin in case.pins if name_of(pin) == "torch")
+    printed = pip(python, "--quiet", "--dry-run", "--ignore-installed", "--no-deps", "--report", "-", torch)
+    (found,) = json.loads(printed)["install"]
+    names = (name_of(line) for line in found["metadata"].get("requires_dist", ()))
+    needed = [name for name in names if CUDA_PACKAGE.match(name)]
+    if needed and sys.platform == "linux":  # the packages are for Linux alone
         raise CannotRunError(
-            f"PyTorch's build for Python 3.{case.python[1]} brings {len(of_cuda)} CUDA packages ({of_cuda[0]}, ...): "
-            "offer pip a CPU build, or use --with-cuda-packages"
+            f"PyTorch's build for Python 3.{case.python[1]} depends on {len(needed)} CUDA packages "
+            f"({needed[0]}, ...): offer pip a CPU build, or use --with-cuda-packages"
         )
 
 
