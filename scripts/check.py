@@ -52,7 +52,7 @@ while os.getppid() == int(sys.argv[1]):  # it ends with the check, however that 
         pass
 """
 GRACE_S = 20.0
-"""How long an interrupted run may take to remove its clone and end its processes."""
+"""Seconds in which an interrupted run removes its clone and ends its processes."""
 
 
 @dataclass(frozen=True, kw_only=True)

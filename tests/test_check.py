@@ -91,6 +91,13 @@ def test_a_hook_with_arguments_of_git(repository, monkeypatch):
     assert len(runs_of_pytest(repository)) == 3
 
 
+def test_a_worktree_and_a_clone_without_history(repository, tmp_path):
+    tree, shallow = tmp_path / "tree", tmp_path / "shallow"
+    subprocess.run(["git", "worktree", "add", "-q", tree], cwd=repository, check=True)
+    subprocess.run(["git", "clone", "-q", "--depth=1", f"file://{repository}", shallow], check=True)
+    assert [ci_run(root, "--until-slow").returncode for root in (tree, shallow)] == [0, 0]
+
+
 def test_an_unknown_option_is_refused(repository):
     done = ci_run(repository, "--until-slwo")
     assert done.returncode == 2

@@ -79,7 +79,7 @@ def _of_pyenv(oldest: PythonVersion, newest: PythonVersion | None) -> Iterator[t
 
 
 def _is_of(name: str, oldest: PythonVersion, newest: PythonVersion | None) -> bool:
-    """Whether the version that a folder is named after is in the range."""
+    """Return True if a folder is named after a version of the range."""
     minor = name.split(".")[1]
     return minor.isdigit() and oldest[1] <= int(minor) <= (newest[1] if newest else int(minor))
 
