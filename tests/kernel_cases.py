@@ -15,10 +15,11 @@ from meshwright.kernels.dispatch import KernelRouting, using
 from meshwright.kernels.experts.permutation import permute, unpermute
 from meshwright.kernels.fp8.aligned_rows import AlignedRows, align
 from meshwright.kernels.fp8.grouped_gemm import ALIGNMENT
-from meshwright.kernels.triton_route import is_interpreted
+from meshwright.kernels.triton_route import interpreter_fault, is_interpreted
 
 needs_interpreter = pytest.mark.skipif(
-    not is_interpreted(), reason="Triton's interpreter (TRITON_INTERPRET=1)"
+    not is_interpreted() or interpreter_fault() is not None,
+    reason=interpreter_fault() or "Triton's interpreter (TRITON_INTERPRET=1)",
 )
 
 BOUNDS: Mapping[torch.dtype, float] = {torch.float32: 2e-6, torch.float16: 6e-4, torch.bfloat16: 8e-3}

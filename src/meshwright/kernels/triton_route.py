@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
@@ -15,6 +16,11 @@ from meshwright.kernels.routes import KernelCall, Refusal
 
 OLDEST = (3, 4)
 """The Triton of PyTorch 2.8; tile choices and `tl` functions of this room exist since."""
+
+NUMPY_WITHOUT_CONVERSION = (2, 4)
+"""The first NumPy that makes no number of an array with one element."""
+INTERPRETER_WITHOUT_CONVERSION = (3, 7)
+"""The first Triton whose interpreter does not need that."""
 
 FORMATS = frozenset({"float32", "bfloat16", "float16"})
 
@@ -28,15 +34,33 @@ def is_interpreted() -> bool:
     return bool(knobs.runtime.interpret)
 
 
+@cache
+def interpreter_fault() -> str | None:
+    """Return why the installed Triton's interpreter does not run; None if it does, or is absent."""
+    if find_spec("triton") is None:
+        return None
+    triton, numpy = _version_of("triton"), _version_of("numpy")
+    if triton >= INTERPRETER_WITHOUT_CONVERSION or numpy < NUMPY_WITHOUT_CONVERSION:
+        return None
+    return f"the interpreter of Triton {triton[0]}.{triton[1]} needs a NumPy older than 2.4: pip install 'numpy<2.4'"
+
+
+def _version_of(package: str) -> tuple[int, int]:
+    major, minor, *_ = version(package).split(".")
+    return int(major), int(minor)
+
+
 def serves_triton(call: KernelCall) -> Refusal | None:
     """Refuse where Triton is absent or too old, on a CPU outside the interpreter, and formats that kernels lack."""
     if find_spec("triton") is None:
         return Refusal(reason="Triton is not installed: pip install 'meshwright[kernels]'")
-    major, minor, *_ = version("triton").split(".")
-    if (int(major), int(minor)) < OLDEST:
+    major, minor = _version_of("triton")
+    if (major, minor) < OLDEST:
         return Refusal(reason=f"Triton {major}.{minor} is older than {OLDEST[0]}.{OLDEST[1]}")
     if call.device == "cpu" and not is_interpreted():
         return Refusal(reason="Triton runs on a CPU only in its interpreter (TRITON_INTERPRET=1)")
+    if is_interpreted() and (fault := interpreter_fault()):
+        return Refusal(reason=fault)
     if call.device not in ("cpu", "cuda"):
         return Refusal(reason=f"no kernels for devices of type {call.device}")
     if "subclass" in call.flags:

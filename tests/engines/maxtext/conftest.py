@@ -149,7 +149,7 @@ def maxtext() -> dict[str, str]:
     if environment.find() is None:
         looked = environment.search_python()
         if looked[-1].python is None:
-            words = "; ".join(f"{one.place}: {one.found}" for one in looked)
+            words = "; ".join(f"{one.location}: {one.found}" for one in looked)
             pytest.skip(f"MaxText needs Python 3.12, and none was found: {words}")
         command = environment.COMMAND.split()
         subprocess.run([sys.executable, *command[1:]], check=True)

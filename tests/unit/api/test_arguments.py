@@ -161,6 +161,7 @@ def test_of_accuracy(given, message):
     ],
 )
 def test_of_train(given, message, tmp_path, monkeypatch):
+    pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     refused(message, mw.train, SHIPPED, **given)
     assert list(tmp_path.iterdir()) == []

@@ -44,6 +44,7 @@ def test_without_torch_it_says_how_to_install_it(monkeypatch):
     assert caught.value.hint == "pip install 'meshwright[torch]'"
 
 
+@needs_torch
 def test_the_processes_of_a_launcher_need_a_folder(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(mw.InputError, match="need one folder"):

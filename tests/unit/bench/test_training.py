@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("torch")
+
 from meshwright.bench.training import TrainingBenchRequest, rounds
 from meshwright.cli import needs
 from meshwright.errors import InputError

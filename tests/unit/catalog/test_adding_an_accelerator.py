@@ -9,7 +9,6 @@ import pytest
 from meshwright import catalog
 from meshwright.catalog import cluster, entries, fabric
 from meshwright.catalog.accelerators import _driver_names, _pci_ids, accelerator
-from meshwright.training.device import notes_on_name
 
 PAGE = Path(__file__).parents[3] / "docs" / "guides" / "adding-an-accelerator.md"
 CACHED = (
@@ -39,7 +38,6 @@ def record() -> str:
 
 def test_the_record_of_the_page_is_all_that_is_needed(data):
     assert catalog.accelerator_with_driver_name("NVIDIA H300") is None
-    assert notes_on_name("NVIDIA H300", device_type="cuda", cluster=None)
     for function in CACHED:
         function.cache_clear()
 
@@ -50,8 +48,18 @@ def test_the_record_of_the_page_is_all_that_is_needed(data):
     assert catalog.cluster("h300-8x2").num_devices == 16
     assert catalog.accelerator_with_driver_name("NVIDIA H300") == "h300"
     assert catalog.driver_name_of_pci_id("10de:ffff") == "NVIDIA H300"
-    assert notes_on_name("NVIDIA H300", device_type="cuda", cluster=None) == ()
     assert catalog.entry(catalog.CatalogKind.ACCELERATOR, "h300").source_of("driver_names")
+
+
+def test_a_training_knows_the_name_of_the_page(data):
+    pytest.importorskip("torch")
+    from meshwright.training.device import notes_on_name
+
+    assert notes_on_name("NVIDIA H300", device_type="cuda", cluster=None)
+    for function in CACHED:
+        function.cache_clear()
+    (data / "accelerators" / "h300.toml").write_text(record(), encoding="utf-8")
+    assert notes_on_name("NVIDIA H300", device_type="cuda", cluster=None) == ()
 
 
 def test_a_copied_record_is_recognised_only_by_its_own_names(data):

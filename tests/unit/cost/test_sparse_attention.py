@@ -36,7 +36,6 @@ from meshwright.specs.model_parts import contradictions, parts_of
 from meshwright.specs.plan import Plan, Recompute
 from meshwright.specs.precision import PRECISIONS
 from meshwright.specs.sparse_attention import Compression, Indexer
-from meshwright.training.models.families import check_model
 
 DENSE = catalog.model("deepseek-v3")
 DSA = catalog.model("deepseek-v3.2")
@@ -211,6 +210,9 @@ def test_engines_refuse_with_the_reason(engine, name):
 
 @pytest.mark.parametrize("model", [DSA, FLASH], ids=lambda m: m.name)
 def test_the_native_engine_does_not_build_it(model):
+    pytest.importorskip("torch")
+    from meshwright.training.models.families import check_model
+
     with pytest.raises(InputError, match="the native engine has no sparse attention"):
         check_model(replace(model, family=""))
 

@@ -48,6 +48,7 @@ def test_on_a_cpu_one_process_of_maxtext_has_all_devices(small_run, tmp_path):
 
 
 def test_a_device_that_is_not_the_one_of_the_run_is_noted(tmp_path):
+    pytest.importorskip("torch")
     run = runfile.from_options(
         model="qwen3-0.6b", cluster="h100-1x1", global_batch=1, sequence_length=1024, engine="megatron"
     )

@@ -7,12 +7,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from meshwright.errors import InputError, UnknownNameError
-from meshwright.kernels import dispatch, tuned
+from meshwright.kernels import dispatch, triton_route, tuned
 from meshwright.kernels.architectures import DATA, architectures
 from meshwright.kernels.dispatch import KernelRouting, choose, default_routes, summary, using
 from meshwright.kernels.gated_activation import gated_activation
 from meshwright.kernels.operations import OPERATIONS
 from meshwright.kernels.routes import ANY, KernelCall, Refusal, routes_of
+from meshwright.kernels.triton_route import interpreter_fault
 from meshwright.kernels.tuned import TunedCall, TunedTable
 
 
@@ -146,5 +147,30 @@ def test_whether_a_route_serves_any_call_is_answered_without_its_shapes(op, devi
         refusal = route.serves(asked)
         assert refusal is None or refusal.reason
         # Triton runs on a CPU in the interpreter; the formats of optimizer states are not known before the first step
-        if route.kind == "triton" or (op, name) == ("adamw", "fused"):
+        interpreted = route.kind == "triton" and interpreter_fault() is None
+        if interpreted or (op, name) == ("adamw", "fused"):
             assert refusal is None, name
+
+
+@pytest.mark.parametrize(
+    ("triton", "numpy", "fault"),
+    [
+        (
+            "3.6.0",
+            "2.4.0",
+            "the interpreter of Triton 3.6 needs a NumPy older than 2.4: pip install 'numpy<2.4'",
+        ),
+        ("3.6.0", "2.3.5", None),
+        ("3.7.0", "2.4.0", None),
+    ],
+)
+def test_an_interpreter_that_the_installed_numpy_does_not_suit(triton, numpy, fault, monkeypatch):
+    monkeypatch.setattr(triton_route, "find_spec", lambda name: name)
+    monkeypatch.setattr(triton_route, "version", {"triton": triton, "numpy": numpy}.__getitem__)
+    monkeypatch.setattr(triton_route, "is_interpreted", lambda: True)
+    triton_route.interpreter_fault.cache_clear()
+    try:
+        refusal = triton_route.serves_triton(call("swiglu"))
+    finally:
+        triton_route.interpreter_fault.cache_clear()
+    assert (refusal and refusal.reason) == fault

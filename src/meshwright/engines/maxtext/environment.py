@@ -18,12 +18,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
+from meshwright import interpreters
 from meshwright.engines.maxtext import VERSION
 from meshwright.errors import MeshwrightError, MissingDependencyError
 from meshwright.files import default_cache, write_atomically
+from meshwright.interpreters import PythonCandidate
 
 OLDEST_PYTHON = (3, 12)
 VARIABLE = "MESHWRIGHT_MAXTEXT"
@@ -37,16 +38,6 @@ PACKAGES = (
 )  # fmt: skip
 """MaxText has dependencies only in extras, which include TensorFlow; lower bounds are those of its extras."""
 JAX = ">=0.11.1"
-ASK = "import sys; print(*sys.version_info[:3]); import ensurepip, venv"
-
-
-@dataclass(frozen=True, kw_only=True)
-class PythonCandidate:
-    """A location that was searched for Python, and the result."""
-
-    location: str
-    found: str
-    python: Path | None = None  # the interpreter, if MaxText runs on it
 
 
 def default_folder() -> Path:
@@ -82,54 +73,8 @@ def _interpreter(folder: Path) -> Path:
 
 
 def search_python(given: str | None = None) -> list[PythonCandidate]:
-    """Search for Python in all locations, in order, up to the first suitable one. Each interpreter is run."""
-    candidates = []
-    for location, command in _locations(given):
-        candidates.append(_try(location, command))
-        if candidates[-1].python:
-            break
-    return candidates
-
-
-def _locations(given: str | None) -> Iterator[tuple[str, str | None]]:
-    if given is not None:
-        yield f"--python {given}", given
-        return
-    yield "this Python", sys.executable
-    for minor in (12, 13):
-        name = f"python3.{minor}"
-        yield f"{name} on PATH", shutil.which(name)
-    root = _output(["pyenv", "root"])
-    if root is None:
-        yield "pyenv", None
-    else:
-        versions = sorted(Path(root, "versions").glob("3.1[2-9]*"))
-        if not versions:
-            yield f"pyenv's versions in {root}", None
-        for version in versions:
-            yield f"pyenv's {version.name}", str(version / "bin" / "python")
-    yield "uv", _output(["uv", "python", "find", ">=3.12"])
-
-
-def _output(command: list[str]) -> str | None:
-    """Return the output of a command; None if it is absent or fails."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None if done.returncode == 0 else None
-
-
-def _try(location: str, command: str | None) -> PythonCandidate:
-    if command is None:
-        return PythonCandidate(location=location, found="not there")
-    printed = _output([command, "-c", ASK])
-    if printed is None:
-        return PythonCandidate(location=location, found=f"{command} does not run, or lacks venv")
-    version = tuple(map(int, printed.split()))
-    found = f"Python {'.'.join(map(str, version))}"
-    python = None if version < OLDEST_PYTHON else Path(command)
-    return PythonCandidate(location=location, found=found, python=python)
+    """Search for a Python that MaxText runs on."""
+    return interpreters.search_python(oldest=OLDEST_PYTHON, given=given)
 
 
 def choose_python(given: str | None = None) -> Path:
@@ -158,7 +103,7 @@ def create(folder: Path, *, python: str | None = None, jax: str | None = None) -
         if existing is not None:
             return existing
         interpreter = _interpreter(folder)
-        if _output([str(interpreter), "-m", "pip", "--version"]) is None:
+        if interpreters.output_of([str(interpreter), "-m", "pip", "--version"]) is None:
             shutil.rmtree(folder, ignore_errors=True)  # interrupted before pip worked
             _run([str(choose_python(python)), "-m", "venv", str(folder)])
         install = [str(interpreter), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]

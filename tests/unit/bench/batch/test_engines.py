@@ -26,6 +26,7 @@ def test_prompts_have_the_length_and_no_special_token():
 
 
 def test_vllm_is_called_by_its_names(tmp_path, monkeypatch):
+    pytest.importorskip("torch", reason="vLLM stands on it")
     monkeypatch.syspath_prepend(str(write_fake_vllm(tmp_path / "fake")))
     asked = request("org/name", tmp_path, **{"tensor-parallel-size": "2", "enforce-eager": ""})
     engine = vllm_engine.load(asked)

@@ -6,11 +6,10 @@ from dataclasses import replace
 import pytest
 
 torch = pytest.importorskip("torch")
-from tests.kernel_cases import demanding, drawn, relative_error
+from tests.kernel_cases import demanding, drawn, needs_interpreter, relative_error
 
 from meshwright.kernels.fp8 import layer as layers
 from meshwright.kernels.fp8.layer import GRADIENT, RECIPES, Fp8State, cache_bytes, fp8_linear
-from meshwright.kernels.triton_route import is_interpreted
 
 TORCHAO = {"fp8": "tensorwise", "fp8_rowwise": "rowwise"}
 ERRORS = {
@@ -70,7 +69,7 @@ def test_against_float64(name, caches_weight):
     assert relative_error(grad_weight, grad.flatten(0, 1).T @ x.flatten(0, 1)) < ERRORS[name]
 
 
-@pytest.mark.skipif(not is_interpreted(), reason="Triton's interpreter (TRITON_INTERPRET=1)")
+@needs_interpreter
 @pytest.mark.parametrize("name", ["fp8", "fp8_rowwise", "fp8_blockwise", "mxfp8"])
 def test_kernels_equal_the_reference(name):
     x, weight, grad = operands(torch.float32)
