@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+from tests.processors import pretend
 from torch.cuda import tunable
 
 from meshwright import runfile
 from meshwright.errors import InputError
 from meshwright.kernels import linear as made
 from meshwright.kernels.linear import BY_ROUTE, GemmKind, GemmRoute
+from meshwright.kernels.processor import Multiplies
 from meshwright.specs.plan import Plan
 from meshwright.training.gemm_tuning import (
     GemmChoices,
@@ -137,7 +139,7 @@ def test_a_file_that_the_run_cannot_honour_is_refused():
 
 
 def test_a_file_with_routes_that_the_processor_lacks_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    pretend(monkeypatch, Multiplies.FP32)
     found = tuning(routes={FORWARD: GemmRoute.ONEDNN})
     with pytest.raises(InputError, match="a route for bf16 that this processor lacks: got 'onednn'"):
         require(found, device=CPU, plan=PLAN, gemms=[FORWARD], name="f")

@@ -4,9 +4,12 @@ import shutil
 import pytest
 
 torch = pytest.importorskip("torch")
+from tests.processors import pretend
 from torch.nn import functional
 
 from meshwright.kernels import linear as linear_module
+from meshwright.kernels import processor
+from meshwright.kernels.processor import Multiplies
 
 
 def with_gradients(linear, x, weight, bias, grad):
@@ -52,12 +55,12 @@ def test_the_layer_takes_one_vector_and_other_formats():
 
 def test_only_plain_fp32_tensors_of_a_cpu_suit():
     x = torch.randn(3, 4)
-    assert linear_module.has_own_route(x, x) == linear_module.IS_BETTER_WITH_ONEDNN
+    assert linear_module.has_own_route(x, x) == processor.HERE.is_better_with_onednn
     assert not linear_module.has_own_route(x, x.bfloat16())
     assert not linear_module.has_own_route(x, x.to("meta"))
 
 
-@pytest.mark.skipif(not linear_module.IS_BETTER_WITH_ONEDNN, reason="MKL serves this processor")
+@pytest.mark.skipif(not processor.HERE.is_better_with_onednn, reason="MKL serves this processor")
 def test_onednn_multiplies_where_it_suits():
     x = torch.randn(4, 8)
     with torch.profiler.profile() as profile:
@@ -71,10 +74,11 @@ def test_operator_rules():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["IS_BETTER_WITH_ONEDNN", "WIDENS_BF16"])
-def test_rows_may_be_none(monkeypatch, dtype, name):
+@pytest.mark.parametrize("onednn", [Multiplies.FP32, Multiplies.AVX512], ids=str)
+def test_rows_may_be_none(monkeypatch, dtype, onednn):
     """An expert without tokens, on processors of either kind."""
-    monkeypatch.setattr(linear_module, name, torch.backends.mkldnn.is_available())
+    if processor.HERE.has_onednn:
+        pretend(monkeypatch, onednn, is_intel=False)
     x, weight = (
         torch.ones(0, 8, dtype=dtype, requires_grad=True),
         torch.ones(4, 8, dtype=dtype, requires_grad=True),
