@@ -12,6 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from tests.processors import pretend
+from tests.rounding import difference, unit_roundoff
 from torch.cuda import tunable
 
 from meshwright import runfile
@@ -166,7 +167,7 @@ def test_every_route_makes_the_same_products_to_rounding(dtype, route):
         routed = passes()
     for got, right in zip(routed, usual, strict=True):
         assert got.shape == right.shape
-        tolerance = 1e-6 if dtype == torch.float32 else 1e-2
+        tolerance = difference(40) + (2 * unit_roundoff(dtype) if dtype == torch.bfloat16 else 0.0)
         assert (got.float() - right.float()).norm() <= tolerance * right.float().norm()
 
 

@@ -18,13 +18,15 @@ from meshwright.kernels.processor import Multiplies
 ROOT = Path(__file__).parents[2]
 HERE = str(Path(__file__).relative_to(ROOT))
 OTHERS = [name for name in playable() if name != current()]
+UNLIKE = [name for name in OTHERS if PROFILES[name].onednn != processor.HERE.onednn] or OTHERS
+"""Other profiles, with other routes if there are any."""
 CORE = (
     f"{HERE}::test_this_process_has_the_instructions_of_its_profile",
-    "tests/unit/kernels/test_linear.py",
+    "tests/unit/kernels/test_linear.py::test_a_linear_layer_is_exact_to_fp32",
+    "tests/unit/kernels/test_linear.py::test_the_layer_takes_one_vector_and_other_formats",
     "tests/training/models/test_models.py::test_padding_counts_neither_as_load_nor_in_the_losses_of_routers",
-    "tests/parity/test_huggingface.py::test_logits_and_gradients_equal_transformers[gemma3]",
 )
-"""GEMMs by every route, a mixture of experts and a model of transformers."""
+"""The profile itself, GEMMs, and a mixture of experts with its gradients."""
 DEPENDENT = (
     "tests/unit/kernels",
     "tests/training/models",
@@ -58,7 +60,7 @@ def test_this_process_has_the_instructions_of_its_profile():
     assert torch.backends.cpu.get_cpu_capability().lower() == profile.environment["ATEN_CPU_CAPABILITY"]
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, id=name) for name in OTHERS[-1:]])
+@pytest.mark.parametrize("name", UNLIKE[-1:])
 def test_another_processor_computes_the_same(name):
     run_under(name, *CORE)
 

@@ -5,6 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from tests.processors import pretend
+from tests.rounding import difference
 from torch.nn import functional
 
 from meshwright.kernels import linear as linear_module
@@ -31,7 +32,7 @@ def test_a_linear_layer_is_exact_to_fp32(frozen):
     expected = with_gradients(functional.linear, *exact)
     for got, right in zip(with_gradients(linear_module.linear, *given), expected, strict=True):
         assert got.shape == right.shape
-        assert (got - right).norm() < 1e-6 * right.norm()
+        assert (got - right).norm() < difference(40) * right.norm()
 
 
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
@@ -51,6 +52,19 @@ def test_the_layer_takes_one_vector_and_other_formats():
     for dtype in (torch.bfloat16, torch.float64):
         y = x.to(dtype)
         torch.testing.assert_close(layer.to(dtype)(y), functional.linear(y, layer.weight, layer.bias))
+
+
+def test_a_processor_without_bf16_gemms_widens_and_one_with_amx_takes_pytorchs(monkeypatch):
+    x = torch.randn(3, 40).bfloat16()
+    pretend(monkeypatch, Multiplies.FP32)
+    assert linear_module.default_route(x.dtype) is linear_module.GemmRoute.WIDENED
+    assert linear_module.GemmRoute.ONEDNN not in linear_module.routes_of(x.dtype)
+    assert linear_module.has_own_route(x)
+    assert linear_module.widens(x)
+    pretend(monkeypatch, Multiplies.AMX)
+    assert linear_module.default_route(x.dtype) is linear_module.GemmRoute.TORCH
+    assert linear_module.GemmRoute.WIDENED not in linear_module.routes_of(x.dtype)
+    assert not linear_module.has_own_route(x)
 
 
 def test_only_plain_fp32_tensors_of_a_cpu_suit():
