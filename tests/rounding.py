@@ -1,4 +1,4 @@
-"""How far two evaluations of one computation may lie apart when they add the same numbers in another order.
+"""Bound of the distance between two evaluations of one computation that add the same numbers in another order.
 
 Libraries choose the order of a sum by the processor, so what a comparison allows must follow from the format and the
 length of the sums, and not from what one machine printed.

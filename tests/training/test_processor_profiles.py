@@ -1,4 +1,4 @@
-"""What depends on the processor holds on every kind of processor that this machine can play (`tests/processors.py`)."""
+"""Tests that depend on the processor pass on every kind that this machine can play (`tests/processors.py`)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DEPENDENT = (
     "tests/engines/native/test_recompute.py",
     "tests/engines/native/test_lora_training.py",
 )
-"""What compares sums in another order, or chooses a route by the processor."""
+"""Files that compare sums in another order, or choose a route by the processor."""
 
 
 def run_under(profile: str, *tests: str) -> None:

@@ -1,4 +1,4 @@
-"""What oneDNN multiplies with on this processor, under the limits of the environment.
+"""Instructions that oneDNN multiplies with on this processor, under the limits of the environment.
 
 `torch.cpu.get_capabilities` states what the chip has. oneDNN uses what `ONEDNN_MAX_CPU_ISA` leaves of it, which it
 reads once in a process; `ATEN_CPU_CAPABILITY` limits PyTorch's own loops, and no choice of a route depends on them.
