@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+from tests.processors import pretend
+from tests.rounding import difference, unit_roundoff
 from torch.cuda import tunable
 
 from meshwright import runfile
 from meshwright.errors import InputError
 from meshwright.kernels import linear as made
 from meshwright.kernels.linear import BY_ROUTE, GemmKind, GemmRoute
+from meshwright.kernels.processor import Multiplies
 from meshwright.specs.plan import Plan
 from meshwright.training.gemm_tuning import (
     GemmChoices,
@@ -137,7 +140,7 @@ def test_a_file_that_the_run_cannot_honour_is_refused():
 
 
 def test_a_file_with_routes_that_the_processor_lacks_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    pretend(monkeypatch, Multiplies.FP32)
     found = tuning(routes={FORWARD: GemmRoute.ONEDNN})
     with pytest.raises(InputError, match="a route for bf16 that this processor lacks: got 'onednn'"):
         require(found, device=CPU, plan=PLAN, gemms=[FORWARD], name="f")
@@ -164,7 +167,7 @@ def test_every_route_makes_the_same_products_to_rounding(dtype, route):
         routed = passes()
     for got, right in zip(routed, usual, strict=True):
         assert got.shape == right.shape
-        tolerance = 1e-6 if dtype == torch.float32 else 1e-2
+        tolerance = difference(40) + (2 * unit_roundoff(dtype) if dtype == torch.bfloat16 else 0.0)
         assert (got.float() - right.float()).norm() <= tolerance * right.float().norm()
 
 

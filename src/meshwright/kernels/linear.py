@@ -29,23 +29,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional
 
+from meshwright.kernels import processor
 from meshwright.kernels.derivatives import only_once
-
-
-def _is_better_with_onednn() -> bool:
-    processor = torch.cpu.get_capabilities()
-    return (
-        torch.backends.mkl.is_available()
-        and torch.backends.mkldnn.is_available()
-        and bool(processor.get("avx512_f"))
-        and "Intel" not in str(processor.get("cpu_name"))
-    )
-
-
-IS_BETTER_WITH_ONEDNN = _is_better_with_onednn()
-HAS_ONEDNN = torch.backends.mkldnn.is_available()
-WIDENS_BF16 = HAS_ONEDNN and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
-"""True on a processor for which oneDNN has no GEMM of bf16."""
 
 
 class GemmKind(StrEnum):
@@ -72,9 +57,9 @@ COPYING_ROUTES = {GemmRoute.TORCH_ROWS, GemmRoute.ONEDNN_ROWS}
 
 def routes_of(dtype: torch.dtype) -> tuple[GemmRoute, ...]:
     """The routes that this processor has for `dtype`, fp32 or bf16."""
-    if dtype == torch.bfloat16 and WIDENS_BF16:
+    if dtype == torch.bfloat16 and processor.HERE.widens_bf16:
         return GemmRoute.WIDENED, GemmRoute.TORCH, GemmRoute.TORCH_ROWS
-    if not HAS_ONEDNN:
+    if not processor.HERE.has_onednn:
         return GemmRoute.TORCH, GemmRoute.TORCH_ROWS
     return GemmRoute.TORCH, GemmRoute.ONEDNN, GemmRoute.TORCH_ROWS, GemmRoute.ONEDNN_ROWS
 
@@ -98,9 +83,10 @@ def using_routes(routes: Mapping[LinearShape, Mapping[GemmKind, GemmRoute]]) -> 
 
 def default_route(dtype: torch.dtype) -> GemmRoute:
     """The route of a GEMM that was not tuned."""
-    if dtype == torch.bfloat16 and WIDENS_BF16:
+    if dtype == torch.bfloat16 and processor.HERE.widens_bf16:
         return GemmRoute.WIDENED
-    return GemmRoute.ONEDNN if IS_BETTER_WITH_ONEDNN and dtype == torch.float32 else GemmRoute.TORCH
+    is_better = dtype == torch.float32 and processor.HERE.is_better_with_onednn
+    return GemmRoute.ONEDNN if is_better else GemmRoute.TORCH
 
 
 def has_own_route(*matrices: Tensor) -> bool:
@@ -188,7 +174,7 @@ def _(x_MK: Tensor, y_NK: Tensor) -> Tensor:
 
 OWN_GEMMS = {_opaque}
 """The operations that `matmul_nt` calls in addition to PyTorch's usual ones."""
-if HAS_ONEDNN:
+if processor.HERE.has_onednn:
     OWN_GEMMS.add(torch.ops.mkldnn._linear_pointwise.default)
 
 

@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.kernel_cases import demanding, needs_interpreter
+from tests.processors import pretend, without_amx
 from tests.tiny_runs import tiny_run
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,8 +23,7 @@ from meshwright.cost.tables import BatchTable, model_row, plan_row, precision_ro
 from meshwright.engines.native import output_recomputation
 from meshwright.engines.native.check import check_plan
 from meshwright.engines.native.recompute import recompute
-from meshwright.kernels import linear
-from meshwright.kernels.attention import blockwise
+from meshwright.kernels import processor
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
 from meshwright.specs.precision import PRECISIONS
 from meshwright.training.models import build_model, init_weights
@@ -132,7 +132,7 @@ def _fused():
 
 
 def test_scores_that_a_kernel_keeps_are_freed(monkeypatch):
-    monkeypatch.setattr(blockwise, "HAS_AMX", False)  # with it PyTorch's kernel is taken
+    without_amx(monkeypatch)
     with demanding(attention="blockwise"):
         expected, before, _ = one_layer("dense", Plan())
         gradients, after, _ = one_layer("dense", selective("core_attention"))
@@ -268,7 +268,7 @@ class Products(TorchDispatchMode):
 @pytest.mark.usefixtures("_fused")
 def test_recomputation_stops_before_the_last_gemm_of_a_layer(monkeypatch):
     """`stops_recompute` of the stack (`catalog/data/stacks.toml`) says so. GEMMs are PyTorch's, as on a GPU."""
-    monkeypatch.setattr(linear, "IS_BETTER_WITH_ONEDNN", False)
+    pretend(monkeypatch, processor.HERE.onednn, is_intel=True)
     counted = []
     for plan in (Plan(), Plan(recompute=Recompute.FULL)):
         built = build_model(run_of("dense").model, device="cpu")

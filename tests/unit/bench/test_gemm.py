@@ -11,11 +11,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.processors import pretend
+
 from meshwright.bench import gemm
 from meshwright.bench.gemm import LEAST_CONFIRMED, _sound_routes, _Work, free_threads, tune
 from meshwright.errors import InputError
-from meshwright.kernels import linear
 from meshwright.kernels.linear import BY_ROUTE, GemmKind, GemmRoute, default_route
+from meshwright.kernels.processor import Multiplies
 from meshwright.training.gemm_tuning import GemmChoices
 from meshwright.training.step_gemms import Gemm
 
@@ -136,7 +138,7 @@ def test_a_route_that_rounds_worse_is_not_tried(monkeypatch):
 
 
 def test_a_route_that_the_processor_lacks_is_not_tried(tuned, monkeypatch):
-    monkeypatch.setattr(linear, "WIDENS_BF16", True)
+    pretend(monkeypatch, Multiplies.FP32)
     monkeypatch.delitem(BY_ROUTE, GemmRoute.ONEDNN)
     monkeypatch.delitem(BY_ROUTE, GemmRoute.ONEDNN_ROWS)
     found = tuned(lambda p, now: 1.0)

@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from tests.kernel_cases import demanding, drawn, needs_interpreter
+from tests.processors import without_amx
 
 from meshwright.errors import InputError
 from meshwright.kernels.adamw import AdamStates, AdamWStep, adamw
@@ -104,8 +105,9 @@ ONCE = [
 
 
 @pytest.mark.parametrize(("op", "route"), ONCE)
-def test_a_second_derivative_is_refused(op, route):
+def test_a_second_derivative_is_refused(op, route, monkeypatch):
     """It would be that of a constant."""
+    without_amx(monkeypatch)  # for attention's own blocks
     run, given = CALLS[op]
     leaves = [t.clone().requires_grad_() for t in given]
     with demanding(**{op: route}):

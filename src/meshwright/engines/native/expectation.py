@@ -33,7 +33,7 @@ from meshwright.engines.native.machine_measurement import MachineMeasurement, me
 from meshwright.engines.native.slowdown import measure_slowdown
 from meshwright.errors import MeshwrightError
 from meshwright.fitting.kernel_times import calibration_here
-from meshwright.kernels.attention.blockwise import HAS_AMX
+from meshwright.kernels import processor
 from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.request import PlanRequest, is_processor, note_on_labels, request_for
 from meshwright.records.training import predicted_text
@@ -251,7 +251,7 @@ def _installed(device: torch.device) -> DeviceCalibration | None:
 
 def _predicted(request: PlanRequest, plan: Plan, device: torch.device) -> dict[str, Any]:
     """The prediction. On a CPU the memory of what the process holds already, its libraries, is not in it."""
-    if device.type == "cpu" and HAS_AMX:  # PyTorch's attention is faster there, and the engine's choice
+    if device.type == "cpu" and processor.HERE.has_amx:  # PyTorch's attention is faster there, and chosen
         routes = {"attention": "sdpa", **request.kernels.routes}
         request = replace(request, kernels=replace(request.kernels, routes=routes))
     estimate = estimate_plan(request, plan)

@@ -33,7 +33,6 @@ from meshwright.kernels.linear import batched_matmul
 
 QUERIES = 64
 LONGEST = 2048
-HAS_AMX = bool(torch.cpu.get_capabilities().get("amx_tile"))
 
 
 def attend(

@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from meshwright.errors import InputError
+from meshwright.kernels import processor
 from meshwright.kernels.attention import blockwise
 from meshwright.kernels.attention.key_ranges import KeyRanges
 from meshwright.kernels.dispatch import choose
@@ -131,7 +132,7 @@ def _blockwise_serves(call: KernelCall) -> Refusal | None:
         return Refusal(reason="a sink would be capped like a score") if "sinks" in call.flags else None
     if call.device != "cpu":
         return Refusal(reason="these blocks are for a CPU's caches")
-    if blockwise.HAS_AMX:
+    if processor.HERE.has_amx:
         return Refusal(reason="PyTorch's kernel uses the AMX units of this processor")
     if not call.has_shapes:
         return None

@@ -7,6 +7,7 @@ pytest.importorskip("triton")
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tests.kernel_cases import FORMATS, assert_close, demanding, drawn, needs_interpreter
+from tests.processors import pretend, without_amx
 
 from meshwright.errors import InputError
 from meshwright.kernels.attention import blockwise
@@ -14,6 +15,7 @@ from meshwright.kernels.attention.key_ranges import key_ranges
 from meshwright.kernels.attention.operation import ScoreOptions, attention, flex, reference
 from meshwright.kernels.attention.triton_attention import attention_backward, attention_forward
 from meshwright.kernels.dispatch import KernelRouting, using
+from meshwright.kernels.processor import Multiplies
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:(overflow|invalid value|divide by zero) encountered:RuntimeWarning"
@@ -107,7 +109,7 @@ def test_kernels_against_float64(dtype, keys, fewer, kind, heads, widths, cap, h
 @pytest.mark.parametrize("kind", ["causal", "window", "documents"])
 @pytest.mark.parametrize("route", ["blockwise", "sdpa"])
 def test_cpu_routes_against_float64(route, kind, has_sinks, monkeypatch):
-    monkeypatch.setattr(blockwise, "HAS_AMX", False)
+    without_amx(monkeypatch)
     tensors = operands(queries=70, keys=70)
     if has_sinks:
         tensors.append(drawn(4, dtype=torch.float32, seed=9))
@@ -161,7 +163,7 @@ def test_the_same_bits_each_time():
 
 
 def test_which_route_a_cpu_takes_and_why(monkeypatch):
-    monkeypatch.setattr(blockwise, "HAS_AMX", False)
+    without_amx(monkeypatch)
 
     def chosen(length, **options):
         with using(KernelRouting()) as routing:
@@ -174,7 +176,7 @@ def test_which_route_a_cpu_takes_and_why(monkeypatch):
     assert chosen(8, cap=1.0) == ("blockwise", [])
     monkeypatch.setattr(blockwise, "LONGEST", 7)
     assert chosen(8)[1] == ["it keeps the probabilities: 7 keys at most"]
-    monkeypatch.setattr(blockwise, "HAS_AMX", True)
+    pretend(monkeypatch, Multiplies.AMX)
     assert chosen(8)[0] == "sdpa"
     assert chosen(8, cap=1.0)[0] == "blockwise"
 

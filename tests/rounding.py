@@ -1,0 +1,98 @@
+"""Bound of the distance between two evaluations of one computation that add the same numbers in another order.
+
+Libraries choose the order of a sum by the processor, so what a comparison allows must follow from the format and the
+length of the sums, and not from what one machine printed.
+
+**One sum.** A sum of n products, computed in any order, is the exact sum of products that are changed by factors 1 + δ,
+where δ adds up at most n rounding errors of at most u, half the distance from 1 to the next number of the format. Taken
+as independent and with mean zero, they add up in mean squares: |δ| ≤ λ √n u but for a probability of 2 exp(-λ²/2)
+(Higham and Mary 2019, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41(5), theorem
+2.4), where the deterministic bound has n for λ √n. The mean square of δ is at most n u²/3, as a rounding error is
+spread evenly over ±u.
+
+**Many sums, one after the other.** So each GEMM is an exact one with other factors, and a result computed in fp32 is
+the exact result of weights that are changed by factors 1 + δ. How far that moves the result is a property of the
+computation. `assert_equals` measures it: it changes all weights at once by factors 1 ± `STEP` with random signs, and
+scales the norm of the change by √(n/3) u / `STEP`. `STEP` is small, so that results move in proportion, and large
+against u. The smallest of `NUM_DRAWS` draws counts, as a router may choose another expert in one. The result may be a
+sum that has no weights, as a loss is, so its own norm is added. Two evaluations with independent errors are √2 as far
+apart. `CONFIDENCE` is three standard deviations, and a norm over many sums stays below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+CONFIDENCE = 3.0
+STEP = 2.0**-17
+NUM_DRAWS = 2
+
+
+def unit_roundoff(dtype: torch.dtype) -> float:
+    """Return the largest relative error of rounding a number to `dtype`.
+
+    >>> unit_roundoff(torch.float32) == 2**-24, unit_roundoff(torch.bfloat16) == 2**-8
+    (True, True)
+    """
+    return torch.finfo(dtype).eps / 2
+
+
+def difference(terms: int, dtype: torch.dtype = torch.float32) -> float:
+    """Return how far two orders of a sum of `terms` may lie apart, relative to the norm of its terms.
+
+    >>> round(difference(150) / 2**-24)
+    30
+    """
+    return CONFIDENCE * (2 * terms / 3) ** 0.5 * unit_roundoff(dtype)
+
+
+Results = Mapping[str, Tensor]
+
+
+def assert_equals(
+    compute: Callable[[], Results],
+    expected: Results,
+    *,
+    weights: Iterable[Tensor],
+    terms: int,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Compare what `compute` returns with another evaluation of the same.
+
+    `compute` reads `weights`, which are changed meanwhile; `terms` is the length of its longest sum.
+    """
+    got = {name: tensor.detach().clone() for name, tensor in compute().items()}
+    assert got.keys() == expected.keys()
+    moved = _moved(compute, got, list(weights))
+    for name, tensor in got.items():
+        wanted = expected[name].detach()
+        assert tensor.shape == wanted.shape, name
+        distance = float((tensor.double() - wanted.double()).norm())
+        limit = difference(terms, dtype) * (moved[name] / STEP + float(wanted.double().norm()))
+        _within(name, distance, limit)
+
+
+@torch.no_grad()
+def _moved(compute: Callable[[], Results], at_rest: Results, weights: Sequence[Tensor]) -> dict[str, float]:
+    """Return by how much changed weights move each result: the norm, the smallest of the draws."""
+    before = [weight.detach().clone() for weight in weights]
+    generator = torch.Generator().manual_seed(0)
+    moved: dict[str, list[float]] = {name: [] for name in at_rest}
+    for _ in range(NUM_DRAWS):
+        for weight in weights:
+            signs = torch.randint(2, weight.shape, generator=generator) * 2 - 1
+            weight.mul_(1 + STEP * signs)
+        with torch.enable_grad():
+            found = compute()
+        for name, tensor in found.items():
+            moved[name].append(float((tensor.detach().double() - at_rest[name].double()).norm()))
+        for weight, kept in zip(weights, before, strict=True):
+            weight.copy_(kept)
+    return {name: min(norms) for name, norms in moved.items()}
+
+
+def _within(name: str, distance: float, limit: float) -> None:
+    assert distance <= limit, f"{name}: apart by {distance:.2e}, rounding moves it by {limit:.2e} at most"
