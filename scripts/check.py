@@ -29,19 +29,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from tests.profiles import PROFILES, playable_with  # noqa: E402 - the path comes first
+
 OWN = "own"
-PROFILES: Mapping[str, Mapping[str, str]] = {
-    "avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
-    "avx512": {
-        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE",
-        "ATEN_CPU_CAPABILITY": "avx512",
-        "MKL_ENABLE_INSTRUCTIONS": "AVX512",
-    },
-    OWN: {},
-}
-"""Environments in which PyTorch, oneDNN and MKL use these instructions and no newer ones, the slowest first."""
-NEEDED_FLAG = {"avx2": "avx2", "avx512": "avx512bw"}
-"""The flag of Linux's /proc/cpuinfo without which a processor cannot play a profile."""
+SLOWEST = "avx2"
+"""The default: the slowest kind that is sold. `portable` has its place in the tests of kernels."""
 
 SUMMARY = re.compile(r"^(?:=+ )?(?=.*\b(?:passed|failed|skipped|errors?|no tests ran)\b).* in [\d.]+s\b")
 COUNT = re.compile(r"(\d+) (passed|failed|skipped|error)")
@@ -84,8 +77,9 @@ def processor_flags() -> frozenset[str]:
 
 
 def playable(flags: frozenset[str]) -> list[str]:
-    """Profiles that a processor of these flags can play, the slowest first."""
-    return [name for name in PROFILES if name == OWN or NEEDED_FLAG[name] in flags]
+    """Profiles that a processor of these flags can play, the slowest first, and the processor itself."""
+    names = playable_with(flags) if flags else []
+    return [*names[names.index(SLOWEST) if SLOWEST in names else len(names) :], OWN]
 
 
 def chosen(asked: str | None, names: Sequence[str]) -> list[str]:
@@ -162,7 +156,7 @@ def run_once(profile: str, *, root: Path, busy: int, nice: int, here: bool) -> C
         *(["--here"] if here else []),
     ]
     lines, start_s = [], time.monotonic()
-    environment = os.environ | PROFILES[profile]
+    environment = os.environ | ({} if profile == OWN else PROFILES[profile].environment)
     with busy_programs(busy), process_group(command, environment) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -198,7 +192,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--profile", metavar="NAME", help=f"{', '.join(PROFILES)} or all; default: the slowest"
+        "--profile", metavar="NAME", help=f"{', '.join(PROFILES)}, own or all; default: the slowest"
     )
     parser.add_argument("--busy", type=number(0), default=0, metavar="N")
     parser.add_argument("--nice", type=number(0, 19), default=0, metavar="N")

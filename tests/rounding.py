@@ -6,8 +6,8 @@ length of the sums, and not from what one machine printed.
 **One sum.** A sum of n products, computed in any order, is the exact sum of products that are changed by factors 1 + δ,
 where δ adds up at most n rounding errors of at most u, half the distance from 1 to the next number of the format. Taken
 as independent and with mean zero, they add up in mean squares: |δ| ≤ λ √n u but for a probability of 2 exp(-λ²/2)
-(Higham and Mary 2019, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41(5), theorem
-2.4), where the deterministic bound has n for λ √n. The mean square of δ is at most n u²/3, as a rounding error is
+(Higham and Mary 2019, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41(5)),
+where the deterministic bound has n for λ √n. The mean square of δ is at most n u²/3, as a rounding error is
 spread evenly over ±u.
 
 **Many sums, one after the other.** So each GEMM is an exact one with other factors, and a result computed in fp32 is

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch")
-from tests.processors import LIMITS, PROFILES, current, playable
+from tests.processors import current, playable
+from tests.profiles import LIMITS, PROFILES
 
 from meshwright.kernels import processor
 from meshwright.kernels.processor import Multiplies
@@ -18,7 +19,7 @@ from meshwright.kernels.processor import Multiplies
 ROOT = Path(__file__).parents[2]
 HERE = str(Path(__file__).relative_to(ROOT))
 OTHERS = [name for name in playable() if name != current()]
-UNLIKE = [name for name in OTHERS if PROFILES[name].onednn != processor.HERE.onednn] or OTHERS
+UNLIKE = [name for name in OTHERS if PROFILES[name].onednn != processor.HERE.onednn.name] or OTHERS
 """Other profiles, with other routes if there are any."""
 CORE = (
     f"{HERE}::test_this_process_has_the_instructions_of_its_profile",
@@ -56,7 +57,7 @@ def run_under(profile: str, *tests: str) -> None:
 @pytest.mark.skipif(current() is None, reason="limits of no profile, or no x86")
 def test_this_process_has_the_instructions_of_its_profile():
     profile = PROFILES[current()]
-    assert processor.HERE.onednn == profile.onednn
+    assert processor.HERE.onednn.name == profile.onednn
     assert torch.backends.cpu.get_cpu_capability().lower() == profile.environment["ATEN_CPU_CAPABILITY"]
 
 
