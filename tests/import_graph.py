@@ -1,4 +1,4 @@
-"""Which files a test or a document depends on, read from the sources without importing them.
+"""Files that a test or a document depends on, read from the sources without importing them.
 
 A file depends on
 
@@ -158,7 +158,7 @@ class ImportGraph:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What a Python file imports and names."""
+    """Imports and names in a Python file."""
 
     imports: frozenset[tuple[str, str]]
     """Modules and what is imported from them, without imports that type checkers alone read."""

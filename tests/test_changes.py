@@ -1,4 +1,4 @@
-"""What the default lane leaves out, and which tests a change touches, on a small project in a git repository."""
+"""Tests that the default lane leaves out, and tests that a change touches, on a small project in a git repository."""
 
 from __future__ import annotations
 
