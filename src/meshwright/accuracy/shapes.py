@@ -72,7 +72,7 @@ def read_model(row: CsvRow) -> Reading:
 
 
 _TRUNCATED = re.compile(r"-\d+-layers$")
-"""What `_adapt` adds to the name of a model with fewer layers."""
+"""The end that `_adapt` adds to the name of a model with fewer layers."""
 
 _SHAPES: dict[str, Callable[[Model], int]] = {
     "layers": lambda m: m.num_layers,
@@ -83,7 +83,7 @@ _SHAPES: dict[str, Callable[[Model], int]] = {
 
 
 def may_be_published(name: str) -> bool:
-    """Return False if no shipped measured run can be of a model of this name.
+    """Tell whether a shipped measured run may have a model of this name; False is certain.
 
     It reads no row, which takes milliseconds where reading all of them takes seconds.
     """
