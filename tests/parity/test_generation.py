@@ -36,7 +36,13 @@ def greedy(model, rows, *, batch=4) -> list[list[int]]:
     return [list(c.tokens) for c in done]
 
 
-@pytest.mark.parametrize("case", CASES)
+ALWAYS = ("llama2", "gpt-oss", "deepseek-v3", "gemma2", "mistral")
+"""Windows, sinks, latent attention, caps and experts: other families join the same parts."""
+
+
+@pytest.mark.parametrize(
+    "case", [c if c in ALWAYS else pytest.param(c, marks=pytest.mark.when_touched) for c in CASES]
+)
 def test_greedy_tokens_and_cached_logits_equal_transformers(case, tmp_path, monkeypatch):
     reference = reference_model(case)
     reference.save_pretrained(tmp_path)

@@ -252,6 +252,7 @@ def test_copies_stay_equal(tmp_path: Path):
     start_warm_ranks(check_copies, args=(str(tmp_path),), nprocs=4)
 
 
+@pytest.mark.when_touched  # test_a_checkpoint_goes_on_with_other_states resumes in one process
 @pytest.mark.distributed
 def test_another_number_of_processes_goes_on(train, tmp_path):
     train("optimizer.states=int8", "train.steps=20", "batch.micro=4")

@@ -15,7 +15,7 @@ from typing import Any
 from meshwright import catalog
 from meshwright.accuracy.csvfile import CsvRow
 from meshwright.accuracy.reasons import CannotPredictError, Reason
-from meshwright.accuracy.shipped import published_models
+from meshwright.accuracy.shipped import measured_model_names, published_models
 from meshwright.accuracy.wording import shape_name
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
@@ -71,12 +71,28 @@ def read_model(row: CsvRow) -> Reading:
     return replace(reading, assumed=(*reading.assumed, *others))
 
 
+_TRUNCATED = re.compile(r"-\d+-layers$")
+"""The end that `_adapt` adds to the name of a model with fewer layers."""
+
 _SHAPES: dict[str, Callable[[Model], int]] = {
     "layers": lambda m: m.num_layers,
     "hidden": lambda m: m.hidden,
     "ffn": lambda m: m.ffn_hidden,
     "heads": lambda m: m.attention.num_heads,
 }
+
+
+def may_be_published(name: str) -> bool:
+    """Tell whether a shipped measured run may have a model of this name; False is certain.
+
+    It reads no row, which takes milliseconds where reading all of them takes seconds.
+    """
+    whole = _TRUNCATED.sub("", name)
+    return (
+        whole in measured_model_names()
+        or whole in published_models()["model"]
+        or whole in catalog.model_names()
+    )
 
 
 def _other_shapes(row: CsvRow, base: Model, model: Model, *, is_truncated: bool) -> list[str]:

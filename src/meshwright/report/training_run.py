@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.accuracy.rows import PublishedRun, read_runs
+from meshwright.accuracy.shapes import may_be_published
 from meshwright.accuracy.shipped import measured_runs_path
 from meshwright.errors import InputError
 from meshwright.records.fields import check
@@ -152,6 +153,8 @@ class TrainingRun(Result):
         if accelerator is None:
             return []
         model, task = self.run["model"]["name"], self.run["task"]
+        if not may_be_published(model):
+            return []
         same = [
             run
             for run in read_runs(measured_runs_path())

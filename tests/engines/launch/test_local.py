@@ -61,6 +61,7 @@ def workers_of(pid: int) -> dict[int, int]:
     return found
 
 
+@pytest.mark.when_touched  # exit codes of `launch` are below, a lost process is in training/test_processes.py
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks processes up in /proc")
 def test_a_lost_worker_starts_again_and_a_stopped_run_does_not(
     tmp_path, tiny_run, wait_for, meshwright, monkeypatch

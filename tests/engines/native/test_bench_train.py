@@ -38,6 +38,7 @@ def sweep(meshwright, tmp_path, monkeypatch, tiny_text):
     return run
 
 
+@pytest.mark.when_touched  # launch/test_local.py starts processes by `launch`
 def test_a_launcher_starts_the_processes_of_each_training(sweep, tmp_path):
     (two,), (row,) = sweep("{data_shard: 1, tensor: 2}")
     assert two["num_devices"] == 2

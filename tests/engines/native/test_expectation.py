@@ -91,6 +91,7 @@ def _expect_rank(rank: int, num_ranks: int, payload) -> None:
     payload[2].with_name(f"{rank}.json").write_text(json.dumps(found.predicted))
 
 
+@pytest.mark.when_touched  # test_experts_are_measured_too measures in one process
 @pytest.mark.distributed
 def test_all_processes_come_to_the_same_expectation(tmp_path):
     plan = Plan(data_shard=2, micro_batch=2)

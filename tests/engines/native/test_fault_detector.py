@@ -200,6 +200,7 @@ def test_more_events_than_allowed_stop_the_run(train, poison):
     assert record.events[-1]["words"].endswith("after 3 events before it")
 
 
+@pytest.mark.when_touched  # the tests of one process take the same decisions
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     "action", [pytest.param("skip", marks=pytest.mark.slow), "roll_back"]

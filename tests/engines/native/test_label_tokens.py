@@ -196,6 +196,7 @@ def test_a_faulty_step_skips_all_its_batches(train, monkeypatch, action: str) ->
     assert entries[-1]["tokens"] == 128 * sum(e["batches"] for e in entries)
 
 
+@pytest.mark.when_touched  # test_a_step_equals_one_big_batch_of_the_same_labels counts in one process
 @pytest.mark.distributed
 def test_two_ranks_stop_at_the_same_batch_as_one_process(train, tiny_run, sections, tmp_path) -> None:
     _, one = train("one")

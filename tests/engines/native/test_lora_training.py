@@ -394,6 +394,7 @@ def test_training_goes_on_from_an_adapter(tuned, meshwright, tmp_path, base):
     assert outcome.exit_code == 0, outcome.stderr
 
 
+@pytest.mark.when_touched  # test_a_plan_equals_one_process trains adapters in stages
 @pytest.mark.distributed
 def test_stages_write_one_adapter(tuned):
     tuned("alone", "train.steps=1")

@@ -40,6 +40,7 @@ EXPERTS = [
 ]
 
 
+@pytest.mark.when_touched  # test_tied_embeddings_have_two_copies has two stages
 @pytest.mark.distributed
 def test_every_axis_equals_one_process(equals_one_process):
     equals_one_process([(tiny_run(*PREDICTS), plan) for plan in DENSE])

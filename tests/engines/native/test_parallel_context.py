@@ -78,6 +78,7 @@ def test_two_ranks_equal_one(run, text, answers, equals_one_process):
     )
 
 
+@pytest.mark.when_touched  # test_two_ranks_equal_one has context parallelism
 @pytest.mark.distributed
 def test_four_ranks_equal_one(run, text, equals_one_process):
     equals_one_process(

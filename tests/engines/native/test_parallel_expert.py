@@ -111,6 +111,7 @@ def padded(tmp_path):
     return on_answers
 
 
+@pytest.mark.when_touched  # test_two_ranks_equal_one divides experts on every axis
 @pytest.mark.distributed
 def test_padding_is_no_load_on_two_ranks(equals_one_process, padded):
     runs = padded(as_mixtral()), padded(as_deepseek())
@@ -124,6 +125,7 @@ def test_padding_is_no_load_on_two_ranks(equals_one_process, padded):
     )
 
 
+@pytest.mark.when_touched  # test_two_ranks_equal_one divides experts on every axis
 @pytest.mark.distributed
 def test_four_ranks_equal_one(equals_one_process):
     equals_one_process(
@@ -224,6 +226,7 @@ def save_then_load_elsewhere(rank: int, num_ranks: int, folder: Path) -> None:
         torch.save(saved, folder / "saved.pt")
 
 
+@pytest.mark.when_touched  # test_resume.py goes from plan to plan
 @pytest.mark.distributed
 def test_a_checkpoint_loads_under_any_division_and_alone(tmp_path):
     run_ranks(save_then_load_elsewhere, tmp_path, num_ranks=4, device_type="cpu")

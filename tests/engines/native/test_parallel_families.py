@@ -53,6 +53,7 @@ def with_adapters(run):
     return replace(run, task=Task.LORA, lora=Lora(rank=4))
 
 
+@pytest.mark.when_touched  # packed documents are divided below, experts and shards in test_parallel_expert.py
 @pytest.mark.distributed
 def test_two_ranks_equal_one(equals_one_process):
     gemma, oss = run_of(*GEMMA), run_of(*GPT_OSS)

@@ -63,6 +63,7 @@ def test_steps_that_the_run_does_not_take_are_refused(train):
         train(profile_steps=ProfileSteps(first=9, last=11))
 
 
+@pytest.mark.when_touched  # test_a_profile_of_a_real_run profiles one process
 def test_passes_of_two_stages_tell_waiting_from_computing(train, tmp_path):
     """The first stage waits for every gradient: longer than the last one computes what it waits for first."""
     record = train("parallel={pipeline: 2}", "batch.micro=1", profile=True)

@@ -92,6 +92,7 @@ def test_a_run_gets_a_rate_that_trains_and_nothing_else(meshwright, run_path, tm
     assert names(tmp_path) - before - {"cache"} == {"rates.html", "new.yaml"}
 
 
+@pytest.mark.when_touched  # test_a_run_gets_a_rate_that_trains_and_nothing_else measures in one process
 @pytest.mark.distributed
 def test_several_processes_measure_the_same(meshwright, run_path):
     alone = tune(meshwright, run_path, "--json").json

@@ -64,7 +64,9 @@ def kill_at_random(training, wait_for, *, kills: int, seed: int) -> None:
     ("sections", "kills"),
     [
         (ALONE | {"train": ALONE["train"].replace("800", "120")}, 2),
-        pytest.param(FSDP, 1, marks=pytest.mark.distributed),  # the test below kills eight times
+        pytest.param(
+            FSDP, 1, marks=[pytest.mark.distributed, pytest.mark.when_touched]
+        ),  # one process is above; the test below kills eight times
     ],
     ids=["one process", "two processes"],
 )
@@ -155,6 +157,7 @@ def test_workers_end_when_torchrun_is_killed(tiny_run, tmp_path, wait_for):
     assert len(training.checkpoints()) == 1
 
 
+@pytest.mark.when_touched  # a kill and a resumption are in test_kills_leave_no_trace
 @pytest.mark.parametrize(
     "kills", [1, pytest.param(4, marks=pytest.mark.slow)], ids=["one kill", "four kills"]
 )

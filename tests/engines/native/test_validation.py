@@ -52,6 +52,7 @@ def evaluated(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return train
 
 
+@pytest.mark.when_touched  # test_each_source_is_shown_and_the_mean_is_that_of_all_labels counts labels of one process
 def test_a_small_set_counts_every_label_once_in_any_batch_and_on_any_number_of_processes(
     evaluated: Any, folder: Path
 ) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from meshwright.accuracy.csvfile import CsvRow
 from meshwright.accuracy.reasons import Reason
 from meshwright.accuracy.rows import MEASURED_COLUMNS, PublishedRun, read_failed, read_row, read_runs
+from meshwright.accuracy.shapes import may_be_published
 from meshwright.accuracy.shipped import failed_configs_path, measured_runs_path, published_systems
 from meshwright.errors import InputError
 from meshwright.specs.plan import Offload, Sharding
@@ -392,3 +393,11 @@ def test_contradictions_are_all_listed_with_what_is_used(read_one: ReadOne) -> N
 def test_a_slice_of_cores_is_half_as_many_chips(read_one: ReadOne) -> None:
     run = read_one(gpu="TPU v5p-128", num_gpus=128, dp=64, framework="MaxText", precision="bf16")
     assert "a slice TPU v5p-128 has 64 chips: 128 used, as of several" in run.assumed
+
+
+def test_a_name_that_no_row_has_is_known_without_reading_them():
+    runs = read_runs(measured_runs_path())
+    names = {run.conditions.model.name for run in runs if run.conditions is not None}
+    assert len(names) > 50
+    assert [name for name in names if not may_be_published(name)] == []
+    assert not may_be_published("tiny")

@@ -175,6 +175,7 @@ def test_an_interruption_keeps_what_was_measured(tmp_path, monkeypatch):
     assert more.rows[:2] == records.rows
 
 
+@pytest.mark.when_touched  # test_an_interruption_keeps_what_was_measured is the interruption of one process
 @pytest.mark.distributed
 def test_collectives_between_two_processes_and_ctrl_c(tmp_path):
     """As a user starts it: every collective is measured, then Ctrl-C ends it and keeps the records."""

@@ -128,6 +128,7 @@ def small(kernel: str) -> Point:
     return replace(SMALL, kernel=kernel, num_processes=2, kv_heads=2, micro_batches=num_micro)
 
 
+@pytest.mark.when_touched  # test_device.py measures whole steps in a process of its own
 @pytest.mark.distributed
 def test_two_processes_communicate_and_train_in_every_way(tmp_path, monkeypatch):
     torch = pytest.importorskip("torch")
