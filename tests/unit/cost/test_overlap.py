@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from meshwright.cost.overlap import exposed_s
 
@@ -13,9 +15,11 @@ def timeline_s(comm: float, compute: float, gamma: float, delta: float) -> float
     return together + (comm - together / delta) + (compute - together / gamma)
 
 
-@pytest.mark.parametrize("comm", [0.0, 0.5, 1.0, 3.0])
-@pytest.mark.parametrize("compute", [0.0, 0.8, 1.0, 2.0])
-@pytest.mark.parametrize(("gamma", "delta"), [(1.0, 1.0), (1.2, 1.0), (1.0, 1.3), (1.1, 1.2)])
+SECONDS = st.sampled_from([0.0, 1.0]) | st.floats(0.0, 3.0)
+SLOWDOWN = st.just(1.0) | st.floats(1.0, 1.5)
+
+
+@given(comm=SECONDS, compute=SECONDS, gamma=SLOWDOWN, delta=SLOWDOWN)
 def test_against_the_timeline(comm, compute, gamma, delta):
     """As long as running beside is not worse than running after."""
     added = min(timeline_s(comm, compute, gamma, delta) - compute, comm)
