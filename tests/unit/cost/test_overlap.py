@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from meshwright.cost.overlap import exposed_s
@@ -15,10 +15,14 @@ def timeline_s(comm: float, compute: float, gamma: float, delta: float) -> float
     return together + (comm - together / delta) + (compute - together / gamma)
 
 
-SECONDS = st.sampled_from([0.0, 1.0]) | st.floats(0.0, 3.0)
-SLOWDOWN = st.just(1.0) | st.floats(1.0, 1.5)
+SECONDS = st.floats(0.0, 3.0)
+SLOWDOWN = st.floats(1.0, 1.5)
 
 
+# Drawn numbers are often 0 or 1, where terms vanish: each of the two ends first here while both are slowed.
+@example(comm=0.5, compute=2.0, gamma=1.1, delta=1.2)
+@example(comm=3.0, compute=0.8, gamma=1.1, delta=1.2)
+@settings(max_examples=200)
 @given(comm=SECONDS, compute=SECONDS, gamma=SLOWDOWN, delta=SLOWDOWN)
 def test_against_the_timeline(comm, compute, gamma, delta):
     """As long as running beside is not worse than running after."""
