@@ -29,16 +29,22 @@ LARGE = 200
 SLACK = 0.03
 
 
+def devices_of(choice: found_layouts.Published) -> int:
+    """Return the devices that the title names; to read the runs takes seconds, which collection would pay."""
+    return int(re.findall(r"\d+", choice.title.rpartition(" ")[0])[-1])
+
+
 def choices() -> list:
-    published = found_layouts.published_runs()
     return [
-        pytest.param(
-            choice,
-            id=choice.id,
-            marks=[pytest.mark.slow] if published[choice.id].conditions.num_devices > LARGE else [],
-        )
+        pytest.param(choice, id=choice.id, marks=[pytest.mark.slow] if devices_of(choice) > LARGE else [])
         for choice in found_layouts.CHOICES
     ]
+
+
+def test_titles_name_the_devices_of_their_runs():
+    published = found_layouts.published_runs()
+    for choice in found_layouts.CHOICES:
+        assert devices_of(choice) == published[choice.id].conditions.num_devices, choice.title
 
 
 def test_the_document_lists_every_choice():
@@ -67,26 +73,30 @@ def test_among_measured_plans_the_best_one_leads(choice):
 
 # --- runs whose layout nobody states ------------------------------------------------------------------------------
 
-UNSTATED = {row.text("id"): row for row in unstated_layouts.unstated()}
-TUNED = [
-    id
-    for id, row in UNSTATED.items()
-    if row.text("source_key").startswith("mlperf")
-    and row.text("task") == "lora"
-    and "deepspeed" not in row.text("framework").lower()
-    and not row.text("gpu").startswith("Gaudi")
-]
-"""Submissions to a contest with the vendor's stack: their unknown plans should be near the best."""
+
+@pytest.fixture(scope="module")
+def unstated() -> dict:
+    return {row.text("id"): row for row in unstated_layouts.unstated()}
 
 
-def test_the_document_lists_every_run_that_has_an_answer():
+def is_tuned(row) -> bool:
+    """A submission to a contest with the vendor's stack: its unknown plan should be near the best."""
+    return (
+        row.text("source_key").startswith("mlperf")
+        and row.text("task") == "lora"
+        and "deepspeed" not in row.text("framework").lower()
+        and not row.text("gpu").startswith("Gaudi")
+    )
+
+
+def test_the_document_lists_every_run_that_has_an_answer(unstated):
     listed = re.findall(r"^\| ([\w.]+-\d{4}) \|", PAGE.read_text("utf-8"), re.MULTILINE)
-    assert set(listed) <= set(UNSTATED)
+    assert set(listed) <= set(unstated)
     assert len(listed) >= 20
 
 
-def test_the_best_plan_of_a_tuned_submission_is_near_its_rate():
-    answers = [unstated_layouts.answer(UNSTATED[id]) for id in TUNED]
+def test_the_best_plan_of_a_tuned_submission_is_near_its_rate(unstated):
+    answers = [unstated_layouts.answer(row) for row in unstated.values() if is_tuned(row)]
     errors = np.array([a.signed_error for a in answers if isinstance(a, unstated_layouts.Answer)])
     assert len(errors) >= 10
     assert np.median(np.abs(errors)) < 0.10
@@ -94,5 +104,5 @@ def test_the_best_plan_of_a_tuned_submission_is_near_its_rate():
     assert errors.max() < 0.30
 
 
-def test_a_row_without_a_batch_has_no_answer():
-    assert unstated_layouts.answer(UNSTATED["signal65-0006"]) == "no batch size"
+def test_a_row_without_a_batch_has_no_answer(unstated):
+    assert unstated_layouts.answer(unstated["signal65-0006"]) == "no batch size"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from meshwright.accuracy.tablefile import Line, read_lines
@@ -52,11 +53,8 @@ class CsvRow:
             return None
         if column == "seq_len" and (thousands := re.fullmatch(r"(\d+) ?[kK]", text)):
             return float(int(thousands[1]) * 1024)  # sequences of 8k tokens have 8,192
-        try:
-            value = parse_number(plain_number(text))
-        except ValueError:
-            value = -1.0
-        if value < 0:
+        value = _number(text)
+        if value is None or value < 0:
             hint = digits_hint(text)
             raise self._error(
                 column, "is not a number", allowed="a finite number, not negative, or empty", hint=hint
@@ -114,6 +112,8 @@ def read_table(
 def _in_our_units(rows: list[CsvRow], columns: Sequence[Column]) -> list[CsvRow]:
     """The rows with the numbers of scaled columns in our unit. Cells that are no numbers stay as they are."""
     for column in columns:
+        if not column.is_ratio and column.scale == 1.0:
+            continue
         found = [number for row in rows if (number := _number(row.text(column.name))) is not None]
         scale = 100.0 if column.is_ratio and max(found, default=0.0) <= 1 else column.scale
         if scale == 1.0:
@@ -124,6 +124,7 @@ def _in_our_units(rows: list[CsvRow], columns: Sequence[Column]) -> list[CsvRow]
     return rows
 
 
+@lru_cache(maxsize=16384)  # a large table repeats a few thousand numbers
 def _number(text: str) -> float | None:
     try:
         return parse_number(plain_number(text))

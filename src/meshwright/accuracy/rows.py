@@ -23,7 +23,7 @@ from meshwright.accuracy.flop_rates import least_flops_per_token, rate_of_flops
 from meshwright.accuracy.layout import NO_ACCUMULATION, PublishedLayout, read_layout
 from meshwright.accuracy.rates import RATE_COLUMNS, with_rate
 from meshwright.accuracy.reasons import CannotPredictError, Reason
-from meshwright.accuracy.shapes import read_model
+from meshwright.accuracy.shapes import read_model, total_parameters
 from meshwright.accuracy.shipped import frameworks, published_systems
 from meshwright.accuracy.software import Software, has_quantised_base, read_software, trains_adapters
 from meshwright.accuracy.spelling import spelled
@@ -380,7 +380,7 @@ def _with_sizes(row: CsvRow, notes: list[str]) -> CsvRow:
 
 def _check_depth(row: CsvRow, model: Model) -> None:
     """Refuse a model with fewer or more layers than its own whose row prints the parameters of the whole one."""
-    printed, counted = row.number("params_b"), float(count_parameters(model_row(model)).total) / 1e9
+    printed, counted = row.number("params_b"), total_parameters(model) / 1e9
     if printed and "layers" in model.name and abs(counted / printed - 1) > DEPTH_DIFFERS:
         raise CannotPredictError(
             Reason.INCONSISTENT,
@@ -391,7 +391,7 @@ def _check_depth(row: CsvRow, model: Model) -> None:
 def _doubts(row: CsvRow, model: Model) -> list[str]:
     """Notes on what the row's checks found, and on dimensions that contradict its printed parameter count."""
     doubts = [f"flagged: {row.text('qa_flags')}"] if row.text("qa_flags") else []
-    printed, counted = row.number("params_b"), float(count_parameters(model_row(model)).total) / 1e9
+    printed, counted = row.number("params_b"), total_parameters(model) / 1e9
     if printed and "layers" not in model.name and abs(counted / printed - 1) > PARAMETERS_DIFFER:
         doubts.append(f"{printed:g} billion parameters printed, {counted:.3g} billion by its dimensions")
     return doubts

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from meshwright import catalog
@@ -185,11 +185,7 @@ def _with_size_behind(name: str) -> tuple[Model, tuple[str, ...]] | None:
     if size is None or found is None:
         return None
     printed = float(size[1]) * (1e9 if size[2].lower() == "b" else 1e12)
-    return (
-        found
-        if abs(float(count_parameters(model_row(found[0])).total) / printed - 1) < SIZE_DIFFERS
-        else None
-    )
+    return found if abs(total_parameters(found[0]) / printed - 1) < SIZE_DIFFERS else None
 
 
 def _from_entry(name: str, entry: dict[str, Any]) -> Model:
@@ -331,15 +327,19 @@ def _family(row: CsvRow, name: str) -> dict[str, Any]:
     return {"gated": gated, "tied": False, "vocab": 0, "note": note}
 
 
+@lru_cache(maxsize=1024)
+def total_parameters(model: Model) -> float:
+    """All parameters of `model`, which most rows of a sweep share."""
+    return float(count_parameters(model_row(model)).total)
+
+
 def _settle_embeddings(row: CsvRow, model: Model, assumed: tuple[str, ...]) -> Reading:
     """Tie the embeddings or not, by the printed parameter count if it is conclusive (within 0.5 %)."""
     printed = row.number("params_b")
     if not printed or len(row.text("params_b").replace(".", "").strip("0")) < 3:
         return Reading(model=model, assumed=assumed)
     other = replace(model, tied_embeddings=not model.tied_embeddings)
-    miss, other_miss = (
-        abs(float(count_parameters(model_row(m)).total) / (printed * 1e9) - 1) for m in (model, other)
-    )
+    miss, other_miss = (abs(total_parameters(m) / (printed * 1e9) - 1) for m in (model, other))
     if other_miss < SAME_COUNT < miss:
         tied = "tied" if other.tied_embeddings else "untied"
         return Reading(model=other, assumed=(*assumed, f"embeddings {tied}, as the parameter count says"))

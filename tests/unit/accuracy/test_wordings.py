@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.every_member import check_every
 
 from meshwright.accuracy.recomputation import recompute_of_note
 from meshwright.accuracy.shipped import wordings
@@ -26,8 +26,12 @@ def _stated(note: str) -> dict[str, str]:
     return {name: str(value) for name, value in values.items() if value is not None}
 
 
-@pytest.mark.parametrize(("note", "expected"), _LINES, ids=[line[0].strip() for line in _LINES])
-def test_a_note_states(note: str, expected: str) -> None:
+def test_each_note_states_what_is_written_beside_it() -> None:
+    check_every(_LINES, _states, name=lambda line: line[0].strip())
+
+
+def _states(line: list[str]) -> None:
+    note, expected = line
     parts = [part.strip() for part in expected.split(";") if part.strip()]
     said = read_statements(note.strip())
     assert _stated(note.strip()) == dict(part.split("=", 1) for part in parts if part != "?")

@@ -1,6 +1,8 @@
 import tomllib
+from itertools import product
 
 import pytest
+from tests.every_member import check_every
 
 from meshwright import catalog
 from meshwright.catalog import entries
@@ -10,18 +12,24 @@ from meshwright.errors import InputError, UnknownNameError
 ALL = [(kind, name) for kind in CatalogKind for name in names(kind)]
 
 
-@pytest.mark.parametrize(("kind", "name"), ALL)
-def test_every_value_has_a_source(kind, name):
-    found = entry(kind, name)
+def test_every_value_has_a_source():
+    check_every(ALL, has_sources)
+
+
+def has_sources(member):
+    found = entry(*member)
     leaves = _leaves(found.values)
     assert leaves
     assert all(found.source_of(path) for path in leaves)
     assert "published" in found.sources or all(f"published.{key}" in found.sources for key in found.published)
 
 
-@pytest.mark.parametrize(("kind", "name"), ALL)
-def test_notes_speak_of_things_that_exist(kind, name):
-    found = entry(kind, name)
+def test_notes_speak_of_things_that_exist():
+    check_every(ALL, notes_exist)
+
+
+def notes_exist(member):
+    found = entry(*member)
     known = {*_leaves(found.values), *found.values, "aliases", "published", "all"}
     known |= {f"published.{key}" for key in found.published}
     assert set(found.sources) <= known
@@ -83,15 +91,22 @@ LOOK_UPS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name",
-    [None, ["h100"], {}, {1}, 3.5, b"h100", True, 10**400, object()],
-    ids=["none", "list", "dict", "set", "float", "bytes", "bool", "endless", "object"],
-)
-@pytest.mark.parametrize("look_up", LOOK_UPS)
-def test_what_is_no_name_is_an_input_error(look_up, name):
+NO_NAMES = (None, ["h100"], {}, {1}, 3.5, b"h100", True, 10**400, object())
+
+
+def test_what_is_no_name_is_an_input_error():
+    check_every(product(range(len(LOOK_UPS)), NO_NAMES), is_refused, name=look_up_and_type)
+
+
+def is_refused(member):
+    number, name = member
     with pytest.raises(InputError, match=r"got .*allowed"):
-        look_up(name)
+        LOOK_UPS[number](name)
+
+
+def look_up_and_type(member):
+    number, name = member
+    return f"look-up {number} of a {type(name).__name__}"
 
 
 def test_look_ups_take_their_name_as_a_keyword_too():

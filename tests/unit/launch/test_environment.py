@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from itertools import product
 
 import pytest
+from tests.every_member import check_every
 
 from meshwright import catalog
 from meshwright.catalog import engine_names
@@ -44,9 +46,12 @@ def test_every_row_has_a_reason_and_a_source_and_can_apply(row):
     assert "site" not in row or row["site"] in Site.model_fields
 
 
-@pytest.mark.parametrize("name", catalog.accelerator_names())
-@pytest.mark.parametrize("engine", engine_names())
-def test_every_variable_of_every_accelerator_has_a_reason(name, engine):
+def test_every_variable_of_every_accelerator_has_a_reason():
+    check_every(product(catalog.accelerator_names(), engine_names()), has_reasons)
+
+
+def has_reasons(member):
+    name, engine = member
     accelerator = catalog.accelerator(name)
     found = of(accelerator.vendor, accelerator.architecture, engine)
     assert all(v.reason and v.source and v.value for v in found.values())
