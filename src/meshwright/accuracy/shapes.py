@@ -32,6 +32,8 @@ from meshwright.specs.model import (
 _TRUNCATED = re.compile(
     r"[-_\s(,]*(?:proxy,?\s*)?(?:\bL(\d+)|\b(\d+)\s?L\b|\b(\d+) layers)\)?\s*$", re.IGNORECASE
 )
+_FEWER_LAYERS = re.compile(r"-\d+-layers$")
+"""The end that `_adapt` adds to the name of a model with fewer layers."""
 SAME_COUNT = 0.005
 """Relative error of a model's parameter count that agrees with the printed one."""
 SIZE_DIFFERS = 0.1
@@ -71,9 +73,6 @@ def read_model(row: CsvRow) -> Reading:
     return replace(reading, assumed=(*reading.assumed, *others))
 
 
-_TRUNCATED = re.compile(r"-\d+-layers$")
-"""The end that `_adapt` adds to the name of a model with fewer layers."""
-
 _SHAPES: dict[str, Callable[[Model], int]] = {
     "layers": lambda m: m.num_layers,
     "hidden": lambda m: m.hidden,
@@ -87,7 +86,7 @@ def may_be_published(name: str) -> bool:
 
     It reads no row, which takes milliseconds where reading all of them takes seconds.
     """
-    whole = _TRUNCATED.sub("", name)
+    whole = _FEWER_LAYERS.sub("", name)
     return (
         whole in measured_model_names()
         or whole in published_models()["model"]
