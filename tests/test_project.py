@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import os
@@ -9,6 +10,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,21 @@ def test_no_file_holds(pattern):
 )
 def test_the_patterns_find_what_they_should(pattern, text, expected):
     assert bool(pattern.search(text)) is expected
+
+
+def test_no_module_gives_a_name_two_values():
+    """A second constant of the same name changes what the functions above it read."""
+    twice = []
+    for path in (ROOT / "src").rglob("*.py"):
+        assigned = [
+            target.id
+            for node in ast.parse(path.read_text(encoding="utf-8")).body
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name) and target.id.isupper()
+        ]
+        twice += [f"{path.relative_to(ROOT)}: {name}" for name, n in Counter(assigned).items() if n > 1]
+    assert twice == []
 
 
 def test_a_reader_can_hold_every_file_in_the_head():
