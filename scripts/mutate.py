@@ -36,6 +36,8 @@ COPIED = (
     "pyproject.toml",
     "README.md",
 )
+LIMIT_S = 1200
+"""A change may make a loop endless."""
 OTHER = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.In: "not in",
     ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is", ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*",
@@ -119,7 +121,12 @@ def first_failure(copy: Path, tests: list[str], options: list[str]) -> str | Non
         *options,
         *tests,
     ]
-    done = subprocess.run(command, cwd=copy, env=environment, text=True, stdout=subprocess.PIPE, timeout=1200)
+    try:
+        done = subprocess.run(
+            command, cwd=copy, env=environment, text=True, stdout=subprocess.PIPE, timeout=LIMIT_S
+        )
+    except subprocess.TimeoutExpired:
+        return f"no end within {LIMIT_S} s"
     if done.returncode in (0, 1):
         failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
         return None if done.returncode == 0 else failed[1] if failed else "the session"
@@ -141,14 +148,17 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     """Try the changes; return 1 if one made no test fail."""
-    arguments, _, for_pytest = " ".join(sys.argv[1:]).partition(" -- ")
-    options = parser().parse_args(arguments.split())
+    given = sys.argv[1:]
+    split = given.index("--") if "--" in given else len(given)
+    options = parser().parse_args(given[:split])
+    if not (ROOT / options.source).is_file() or not options.source.endswith(".py"):
+        parser().error(f"{options.source}: no Python file of the checkout, as src/meshwright/units.py is")
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
         for name in COPIED:
             place = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
             place(ROOT / name, copy / name)
-        return _try_all(copy, options, for_pytest.split())
+        return _try_all(copy, options, given[split + 1 :])
 
 
 def _try_all(copy: Path, options: argparse.Namespace, for_pytest: list[str]) -> int:

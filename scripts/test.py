@@ -61,9 +61,10 @@ def parser() -> argparse.ArgumentParser:
 def main() -> int:
     """Run the tests; return the exit code of pytest, 0 if nothing changed, or 2 for bad input."""
     options, for_pytest = parser().parse_known_args()
-    files = {Path(name).resolve().relative_to(ROOT).as_posix() for name in options.files}
-    if unknown := sorted(name for name in files if not (ROOT / name).is_file()):
-        return _refuse(f"no such file: {', '.join(unknown)}")
+    paths = [Path(name).resolve() for name in options.files]
+    if unknown := [str(path) for path in paths if not (path.is_file() and path.is_relative_to(ROOT))]:
+        return _refuse(f"no such file in this checkout: {', '.join(unknown)}")
+    files = {path.relative_to(ROOT).as_posix() for path in paths}
     if options.changed:
         if git(ROOT, "rev-parse", "--verify", f"{options.since}^{{commit}}") is None:
             return _refuse(f"no commit: {options.since}")

@@ -129,7 +129,8 @@ def test_the_nearest_tests_of_a_change_come_first(project):
     [
         (["src/meshwright/units.py", "--list"], "tests/unit/test_units.py"),
         (["--changed", "--since", "no-such-commit"], "no commit: no-such-commit"),
-        (["absent.py"], "no such file: absent.py"),
+        (["absent.py"], "no such file in this checkout: "),
+        (["../"], "no such file in this checkout: "),
         ([], "--changed"),
     ],
 )

@@ -5,20 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from tests.fake_programs import program
 
 from meshwright.engines.maxtext import VERSION, environment
 from meshwright.errors import MeshwrightError, MissingDependencyError
-
-
-def program(path: Path, script: str) -> Path:
-    """An executable shell script."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return path
 
 
 @pytest.fixture
