@@ -112,7 +112,8 @@ def write_serving(
             recorder.append(
                 ServingPoint(
                     load=Load(concurrency=concurrency), repeat=repeat, started=sidecar["started"], wall_s=10.0,
-                    num_requests=10, num_ok=10, output_tokens_per_s=rate, total_tokens_per_s=9 * rate, ttft_s=latency,
+                    num_requests=10, num_ok=10, input_tokens=10_240,
+                    output_tokens=1280, output_tokens_per_s=rate, total_tokens_per_s=9 * rate, ttft_s=latency,
                     tpot_s=latency,
                 )
             )  # fmt: skip

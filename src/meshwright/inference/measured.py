@@ -123,6 +123,8 @@ def _refused(point: ServingPoint) -> str:
         return "with failed requests"
     if point.num_short:
         return "with answers shorter than asked for"
+    if not (point.input_tokens and point.output_tokens):
+        return "without counts of tokens"
     return ""
 
 
@@ -182,17 +184,22 @@ class _Server:
         return Served(model=self.model, cluster=self.cluster, weights=weights, cache=cache, layout=layout)
 
     def load(self, point: ServingPoint) -> _Load:
-        ready = 1.0 - (point.server_wait_ratio or 0.0)
-        values = {Quantity.OUTPUT_RATE: point.output_tokens_per_s / ready}
-        for quantity, found in ((Quantity.TTFT, point.ttft_s), (Quantity.ITL, point.tpot_s)):
-            if found is not None:
-                values[quantity] = _mean(found) * ready
         asked = RequestLoad(
             input_tokens=max(1, round(point.input_tokens / point.num_ok)),
             output_tokens=max(1, round(point.output_tokens / point.num_ok)),
             concurrency=point.load.concurrency,
             lockstep=self.fixed_lengths,
         )
+        ready = 1.0 - (point.server_wait_ratio or 0.0)
+        values = {Quantity.OUTPUT_RATE: point.output_tokens_per_s / ready}
+        # a mean answer of one token has no time per output token, even if single answers are longer
+        latencies = {
+            Quantity.TTFT: point.ttft_s,
+            Quantity.ITL: point.tpot_s if asked.output_tokens > 1 else None,
+        }
+        for quantity, found in latencies.items():
+            if found is not None:
+                values[quantity] = _mean(found) * ready
         return _Load(
             configuration=f"{self.model.name} {self.lengths}", served=self.served, engine=self.engine, load=asked,
             values=values,

@@ -92,6 +92,6 @@ def serving_calibration(
     loads = len({p.point.line for p in found.points})
     made = (
         f"{found.engine.name} on {place.accelerator.name}, from {loads} loads of {', '.join(models)} "
-        f"in {len(records)} folders"
+        f"in {len(records)} folder{'s' if len(records) > 1 else ''}"
     )
     return ServingCalibrationResult(calibration=fit_server(found, made=made))

@@ -224,14 +224,23 @@ def test_equal_loads_of_several_folders_are_repeats(folders, tmp_path):
         ({"num_ok": 0}, "refused or without a successful request"),
         ({"errors": {"dropped": 1}}, "with failed requests"),
         ({"num_short": 2}, "with answers shorter than asked for"),
+        ({"output_tokens": 0}, "without counts of tokens"),
+        ({"input_tokens": 0}, "without counts of tokens"),
     ],
-    ids=["open", "interrupted", "refused", "none", "failed", "short"],
+    ids=["open", "interrupted", "refused", "none", "failed", "short", "no output", "no input"],
 )
 def test_loads_that_cannot_be_used_are_counted(tmp_path, changes, reason):
     points = [point("small", 1, (64, 32)), replace(point("small", 4, (64, 32)), **changes)]
     found = measured_server([records(tmp_path / "r", "small", points=points)], cluster=CLUSTER)
     assert found.unused == {reason: 1}
     assert {p.point.conditions.load.concurrency for p in found.points} == {1}
+
+
+def test_answers_of_one_token_have_no_time_per_output_token(tmp_path):
+    short = replace(point("small", 1, (64, 32)), output_tokens=8)
+    found = measured_server([records(tmp_path / "r", "small", points=[short])], cluster=CLUSTER)
+    assert len(found.points) == 2  # rate and time to the first token
+    assert np.isfinite(fit_server(found, made="2026-02-03").constants.values).all()
 
 
 def test_records_of_a_server_that_was_only_addressed_need_a_model(tmp_path):
