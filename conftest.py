@@ -19,11 +19,12 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sybil import Example, Sybil
-from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
 from tests.warm_shell import WarmShell
+
+if TYPE_CHECKING:
+    from sybil import Example
 
 # Two test processes and the ranks that they start share the cores: more threads would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -107,14 +108,23 @@ def _close_folder(namespace: dict[str, Any]) -> None:
     namespace["_temporary"].cleanup()
 
 
-pytest_collect_file = Sybil(
-    parsers=[
-        SkipParser(),
-        PythonCodeBlockParser(doctest_optionflags=COMPARISON),
-        CodeBlockParser(language="bash", evaluator=_evaluate_bash),
-        CodeBlockParser(language="console", evaluator=_evaluate_console),
-    ],
-    patterns=["*.md"],
-    setup=_open_folder,
-    teardown=_close_folder,
-).pytest()
+if importlib.util.find_spec("sybil") is None:
+
+    def pytest_report_header() -> str:
+        return "documents are not executed: Sybil is not installed"
+
+else:
+    from sybil import Sybil
+    from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
+
+    pytest_collect_file = Sybil(
+        parsers=[
+            SkipParser(),
+            PythonCodeBlockParser(doctest_optionflags=COMPARISON),
+            CodeBlockParser(language="bash", evaluator=_evaluate_bash),
+            CodeBlockParser(language="console", evaluator=_evaluate_console),
+        ],
+        patterns=["*.md"],
+        setup=_open_folder,
+        teardown=_close_folder,
+    ).pytest()

@@ -1,13 +1,15 @@
 """Take every measurement that needs a GPU, the most wanted first, and keep what each leaves.
 
     python benchmarks/gpu.py [--total SECONDS] [--budget SECONDS] [--only NAME,NAME] [--again] [--out FOLDER]
+                             [--archive FILE.tar.gz] [--from FILE.tar.gz]
     python benchmarks/gpu.py --list | --dry-run
 
     doctor      what is wrong with this node
+    step-8b     step time and MFU of eight layers of 8B shapes, native beside TorchTitan, compiled, in bf16
+    step-8b-fp8 the same in fp8
     kernels-8b  every route of every training kernel, on the shapes of Llama 3.1 8B
-    step-8b     step time and MFU of eight layers of 8B shapes, compiled, in bf16 and fp8
-    rival-8b    the same beside TorchTitan, in bf16
     tests       the gpu lane of the tests
+    step-moe    step time and MFU of four layers of a mixture of 64 experts, compiled, in bf16
     kernels-moe every route of every kernel, on the shapes of a mixture of experts
     device      kernels, whole steps and, on several GPUs, collectives
     gemm        library of each GEMM, before and after, on the shapes of Llama 3.1 8B
@@ -19,8 +21,15 @@
     saving      step time and stalls with a checkpoint every five steps
 
 It needs no decision. With `--total` it ends by then: `--total 540` on a GPU that is lent for ten minutes takes the
-first ones, with budgets that fit. Started again it goes on: what succeeded on this device is not repeated, and what
-failed comes after what was never tried.
+first ones, with budgets that fit. Each measurement has a limit of its own, and is begun only where all of it is left: a
+shorter one takes its place. Started again it goes on: what succeeded on this device is not repeated, and what failed
+comes after what was never tried.
+
+On a machine that forgets, `--archive` keeps everything in one file of at most 15 MiB, and `--from` goes on from it:
+results first, then the compilation caches of Triton and Inductor, as far as they fit.
+
+    python benchmarks/gpu.py --total 540 --archive gpu.tar.gz                       # the first ten minutes
+    python benchmarks/gpu.py --total 540 --from gpu.tar.gz --archive gpu.tar.gz     # the next ones
 
 Every command runs in a process group of its own, which is killed at its limit of time; its failure does not end the
 others. `gpu.json` says for each what was run, when, on which device, with which software and with what exit code; it is
@@ -40,8 +49,10 @@ import shlex
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
+import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -55,10 +66,25 @@ PACKAGES = ("meshwright", "torch", "torchao", "torchtitan", "megatron-core", "tr
 LAST_LINES = 20
 GRACE_S = 10.0
 """From the request to end to the kill."""
-LEAST_S = 20.0
-"""A command is not begun with less time than this left."""
-RUN_SMALL, RUN_EIGHT, RUN_8B = "small.yaml", "eight-layers.yaml", "shapes-8b.yaml"
-"""The last: layers of Llama 3.1 8B, as many as fit one GPU with their optimizer states."""
+START_S = 60.0
+"""Most seconds of a command besides its budget: imports, compilation, the last file."""
+RUN_SMALL, RUN_EIGHT, RUN_8B, RUN_MIXTURE = (
+    "small.yaml",
+    "eight-layers.yaml",
+    "shapes-8b.yaml",
+    "mixture.yaml",
+)
+"""The third: layers of Llama 3.1 8B, as many as fit one GPU with their optimizer states."""
+CACHES = "caches"
+"""Folder of compilation caches below the records."""
+ARCHIVE_BYTES = 15 * 2**20
+"""Most of an archive. Where a machine gives results back, it often does so in files of 16 MiB."""
+MIXTURE = (
+    "model: {name: mixture, family: Qwen3MoeForCausalLM, hidden: 2048, num_layers: 4, vocab: 32768, ffn_hidden: 768,\n"
+    "  attention: {num_heads: 32, num_kv_heads: 4, head_dim: 128, qk_norm: true},\n"
+    "  experts: {num_experts: 64, top_k: 8, ffn_hidden: 768}}\n"
+)
+"""Layers as those of Qwen3 30B, with half of its experts."""
 SHAPES_8B = (
     "model: {{name: llama-8b-shapes, family: LlamaForCausalLM, hidden: 4096, num_layers: {layers}, vocab: 128256, "
     "ffn_hidden: 14336, attention: {{num_heads: 32, num_kv_heads: 8}}}}\n"
@@ -95,6 +121,7 @@ class Scale:
     mixture: str
     tokens: tuple[str, ...]
     formats: str
+    eight_bits: str
     ingest: tuple[str, ...]
     training: tuple[str, ...]  # options of `bench train`
     lane: tuple[str, ...]  # arguments of pytest
@@ -103,6 +130,7 @@ class Scale:
 
 GPU = Scale(
     dense="llama3.1-8b", mixture="gpt-oss-20b", tokens=(), formats="bf16,fp8,fp8_rowwise,fp8_blockwise",
+    eight_bits="fp8",
     ingest=(
         "--device", "cuda", "--precision", "fp32,bf16", "--batch", "64,512", "--chunks", "8192", "--vectors", "100000",
     ),
@@ -110,6 +138,7 @@ GPU = Scale(
 )  # fmt: skip
 DRY = Scale(
     dense="qwen2.5-0.5b", mixture="qwen2.5-0.5b", tokens=("--tokens", "16", "--ops", "swiglu,rms_norm"), formats="fp32",
+    eight_bits="fp32",
     ingest=("--device", "cpu", "--precision", "fp32", "--batch", "4", "--chunks", "16", "--vectors", "64"),
     training=("--runs", "1", "--steps", "6"), profiled=("--steps", "6"),
     lane=("--collect-only", "-m", "gpu", "tests/gpu"),
@@ -134,35 +163,41 @@ class Step:
 def steps(*, budget_s: float, scale: Scale = GPU) -> list[Step]:
     """All measurements, the most wanted first; each takes about `budget_s`. Paths are relative to `--out`."""
 
-    def step(name: str, *arguments: str, timeouts: float = 3.0) -> Step:
-        return Step(name=name, arguments=arguments, timeout_s=300.0 + timeouts * budget_s)
+    def step(name: str, *arguments: str, budgets: float = 2.0) -> Step:
+        return Step(name=name, arguments=arguments, timeout_s=START_S + budgets * budget_s)
 
-    def bench(name: str, *arguments: str, options: Sequence[str] = scale.training) -> Step:
+    def bench(
+        name: str, *arguments: str, options: Sequence[str] = scale.training, budgets: float = 20
+    ) -> Step:
         given = ("bench", "train", *arguments, *options, "--out", name)
-        return step(name, *given, "--html", f"{name}.html", timeouts=20)
+        return step(name, *given, "--html", f"{name}.html", budgets=budgets)
 
     def kernels(name: str, model: str) -> Step:
         return step(
             name, "bench", "kernels", "--models", model, *scale.tokens, "--budget", budget, "--out", name
         )
 
+    def compiled(name: str, run: str, *arguments: str) -> Step:
+        return bench(name, run, "--set", "train.compile=true", *arguments, options=once, budgets=4)
+
     budget = f"{budget_s:g}s"
     once = ("--runs", "1", *scale.training[2:])
     each = ("--sweep", f"precision={scale.formats}", "--sweep", "train.compile=false,true")
-    two = ("--sweep", f"precision={','.join(scale.formats.split(',')[:2])}", "--set", "train.compile=true")
+    rivals = ("--engines", "native,torchtitan")
     saves = "train.checkpoint={folder: saved, every_steps: 5, keep: 1}"
     return [
         step("doctor", "doctor", "--json"),
+        compiled("step-8b", RUN_EIGHT, *rivals),
+        compiled("step-8b-fp8", RUN_EIGHT, *rivals, "--set", f"precision={scale.eight_bits}"),
         kernels("kernels-8b", scale.dense),
-        bench("step-8b", RUN_EIGHT, *two, options=once),
-        bench("rival-8b", RUN_EIGHT, "--engines", "native,torchtitan", options=once),
         Step(
             name="tests",
             module="pytest",
             arguments=("-q", *scale.lane),
-            timeout_s=300.0 + budget_s,
+            timeout_s=START_S + 4 * budget_s,
             in_root=True,
         ),
+        compiled("step-moe", RUN_MIXTURE),
         kernels("kernels-moe", scale.mixture),
         step("device", "bench", "device", "--model", scale.dense, "--budget", budget, "--out", "device"),
         step("gemm", "tune", "gemm", RUN_8B, "--budget", budget, "--out", "gemm.json", "--json"),
@@ -190,6 +225,8 @@ def main() -> int:
     )
     parser.add_argument("--again", action="store_true", help="repeat what succeeded")
     parser.add_argument("--dry-run", action="store_true", help="on this machine's CPU, with small models")
+    parser.add_argument("--archive", type=Path, metavar="FILE", help="keep all results in this tar.gz, too")
+    parser.add_argument("--from", dest="begun", type=Path, metavar="FILE", help="go on from an archive")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     total_s = 600.0 if given.dry_run and given.total is None else given.total
@@ -209,8 +246,12 @@ def main() -> int:
         sys.exit("no GPU: PyTorch sees none")
     out = given.out or (Path(tempfile.mkdtemp(prefix="gpu-dry-run-")) if given.dry_run else OUT)
     out.mkdir(parents=True, exist_ok=True)
+    if given.begun is not None:
+        unpack(given.begun, out)
     write_run_files(out, memory_bytes=device["memory_bytes"], is_dry=given.dry_run)
-    return take_all(chosen, folder=out, device=device, total_s=total_s, again=given.again)
+    return take_all(
+        chosen, folder=out, device=device, total_s=total_s, again=given.again, archive=given.archive
+    )
 
 
 def budget_of(total_s: float | None, *, is_dry: bool = False) -> float:
@@ -225,19 +266,29 @@ def budget_of(total_s: float | None, *, is_dry: bool = False) -> float:
 
 
 def take_all(
-    chosen: Sequence[Step], *, folder: Path, device: dict[str, Any], total_s: float | None, again: bool
+    chosen: Sequence[Step],
+    *,
+    folder: Path,
+    device: dict[str, Any],
+    total_s: float | None,
+    again: bool,
+    archive: Path | None = None,
 ) -> int:
-    """Take what is due within `total_s`, and write the document after each."""
+    """Take what is due within `total_s`; write the document and the archive after each."""
     end_s = float("inf") if total_s is None else time.monotonic() + total_s
     kept = written(folder)
+    has_begun = False
     for step in due(chosen, kept, device=device, again=again):
         left_s = end_s - time.monotonic()
-        if left_s < LEAST_S:
+        if left_s < step.timeout_s and has_begun:
             print(f"no time left for {step.name}: start this again", file=sys.stderr)
-            break
+            continue
+        has_begun = True
         found = take(step, folder=folder, most_s=left_s) | {"device": device, "software": software()}
         kept = [row for row in kept if row["name"] != step.name] + [found]
         write(folder, kept)
+        if archive is not None:
+            pack(folder, archive)
         print(f"  {verdict(found)}", file=sys.stderr, flush=True)
         if found["exit_code"] == "interrupted":
             break
@@ -278,15 +329,47 @@ def write(folder: Path, kept: Sequence[dict[str, Any]]) -> None:
     beside.replace(folder / "gpu.json")
 
 
+def pack(folder: Path, archive: Path) -> list[str]:
+    """Write `archive` in one go, results first and the smallest first; return what would make it too large."""
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    files.sort(key=lambda path: (CACHES in path.relative_to(folder).parts, path.stat().st_size))
+    taken, left_out, size = [], [], 0
+    for path in files:
+        size_here = len(zlib.compress(path.read_bytes(), 6)) + 1024  # header and padding in the archive
+        if size + size_here > ARCHIVE_BYTES:
+            left_out.append(path.relative_to(folder).as_posix())
+            continue
+        taken.append(path)
+        size += size_here
+    beside = archive.with_name(f"{archive.name}.new")
+    with tarfile.open(beside, "w:gz", compresslevel=6) as file:
+        for path in taken:
+            file.add(path, path.relative_to(folder).as_posix())
+    beside.replace(archive)
+    if results := [name for name in left_out if not name.startswith(CACHES)]:
+        print(f"left out of {archive}, which would be too large: {', '.join(results)}", file=sys.stderr)
+    return left_out
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Put what an archive holds into `folder`. Ends the program where it cannot be read."""
+    try:
+        with tarfile.open(archive) as file:
+            file.extractall(folder, filter="data")
+    except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
+        sys.exit(f"--from: cannot read {archive}: {error}")
+
+
 def write_run_files(folder: Path, *, memory_bytes: int, is_dry: bool = False) -> None:
     """Write the runs; the largest has as many layers as fit, at 218M parameters and 18 bytes each a layer."""
     if is_dry:
-        for name in (RUN_SMALL, RUN_EIGHT, RUN_8B):
+        for name in (RUN_SMALL, RUN_EIGHT, RUN_8B, RUN_MIXTURE):
             (folder / name).write_text(TINY)
         return
     layers = max(1, min(32, int((memory_bytes / 2**30 - 35) // 4)))  # 19 GiB: embedding and head
     model = RUN[RUN.index("model:") : RUN.index("data:")]
     (folder / RUN_SMALL).write_text(RUN)
+    (folder / RUN_MIXTURE).write_text(RUN.replace(model, MIXTURE))
     (folder / RUN_EIGHT).write_text(RUN.replace(model, SHAPES_8B.format(layers=min(8, layers))))
     (folder / RUN_8B).write_text(RUN.replace(model, SHAPES_8B.format(layers=layers)))
 
@@ -302,6 +385,7 @@ def take(step: Step, *, folder: Path, most_s: float) -> dict[str, Any]:
     with (folder / f"{step.name}.stdout.txt").open("w") as stdout, log.open("w") as stderr:
         process = subprocess.Popen(
             [sys.executable, *step.command[1:]], cwd=ROOT if step.in_root else folder, stdout=stdout, stderr=stderr,
+            env=os.environ | caches(folder),
             start_new_session=True,  # so that what it starts ends with it, and gives the GPU back
         )  # fmt: skip
         exit_code: int | str
@@ -318,6 +402,14 @@ def take(step: Step, *, folder: Path, most_s: float) -> dict[str, Any]:
         "started": started, "wall_s": time.monotonic() - start_s, "limit_s": limit_s, "exit_code": exit_code,
         "stderr": lines, "git_commit": git_commit(ROOT),
     }  # fmt: skip
+
+
+def caches(folder: Path) -> dict[str, str]:
+    """Variables that put compilation caches below the records, so that an archive takes them along."""
+    where = folder.resolve() / CACHES
+    where.mkdir(exist_ok=True)
+    (where / ".gitignore").write_text("*\n")
+    return {"TRITON_CACHE_DIR": str(where / "triton"), "TORCHINDUCTOR_CACHE_DIR": str(where / "inductor")}
 
 
 def end_group(process: subprocess.Popen[Any]) -> None:

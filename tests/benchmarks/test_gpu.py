@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import click
@@ -31,8 +32,9 @@ def test_every_command_parses_and_is_described(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize(("memory_bytes", "layers"), [(H200_BYTES, 24), (A100_BYTES, 1)])
 def test_the_run_files_can_be_read(tmp_path, memory_bytes, layers):
     gpu.write_run_files(tmp_path, memory_bytes=memory_bytes)
-    names = (gpu.RUN_SMALL, gpu.RUN_EIGHT, gpu.RUN_8B)
-    small, eight, large = (runfile.load(tmp_path / name) for name in names)
+    names = (gpu.RUN_SMALL, gpu.RUN_EIGHT, gpu.RUN_8B, gpu.RUN_MIXTURE)
+    small, eight, large, mixture = (runfile.load(tmp_path / name) for name in names)
+    assert mixture.model.experts.num_experts == 64
     assert small.model.hidden == 2048
     assert (large.model.hidden, large.model.num_layers) == (4096, layers)
     assert eight.model.num_layers == min(8, layers)
@@ -88,10 +90,46 @@ def test_a_failure_or_a_limit_ends_one_command_and_what_it_started(tmp_path, mon
     assert (tmp_path / "c.stdout.txt").read_text() == "7\n"
     state = Path(f"/proc/{child.read_text()}/stat")
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
-    chosen[0] = fake("a", "pass")
-    assert (
-        gpu.take_all(chosen, folder=tmp_path, device=here, total_s=1.0, again=False) == 1
-    )  # no time is left
     (tmp_path / "gpu.json").write_text("{")
     assert gpu.written(tmp_path) == []
     assert (tmp_path / "gpu.unreadable").exists()
+
+
+def test_each_is_begun_where_all_of_its_time_is_left_and_a_shorter_one_takes_its_place(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu.Step, "command", property(lambda step: ["python", "-c", *step.arguments]))
+    chosen = [
+        fake("first", "pass", timeout_s=99.0),  # begun with what there is
+        fake("long", "pass", timeout_s=30.0),
+        fake("short", "pass", timeout_s=5.0),
+    ]
+    archive = tmp_path / "gpu.tar.gz"
+
+    def call(folder):
+        folder.mkdir(exist_ok=True)
+        here = {"type": "cpu", "name": "cpu"}
+        gpu.take_all(chosen, folder=folder, device=here, total_s=20.0, again=False, archive=archive)
+        return [row["name"] for row in gpu.written(folder)]
+
+    assert call(tmp_path / "one") == ["first", "short"]
+    (tmp_path / "two").mkdir()
+    gpu.unpack(archive, tmp_path / "two")  # on a machine that has forgotten the first call
+    assert call(tmp_path / "two") == ["first", "short", "long"]
+
+
+def test_an_archive_holds_results_before_caches_and_says_what_is_too_large(tmp_path, monkeypatch, capsys):
+    folder, archive = tmp_path / "records", tmp_path / "gpu.tar.gz"
+    (folder / gpu.CACHES).mkdir(parents=True)
+    noise = random.Random(1).randbytes
+    for name, size in ((f"{gpu.CACHES}/small", 1000), (f"{gpu.CACHES}/large", 40_000), ("gpu.json", 9000)):
+        (folder / name).write_bytes(noise(size))
+    monkeypatch.setattr(gpu, "ARCHIVE_BYTES", 20_000)
+    assert gpu.pack(folder, archive) == [f"{gpu.CACHES}/large"]
+    assert archive.stat().st_size < 20_000
+    (folder / "trace.json").write_bytes(noise(30_000))
+    gpu.pack(folder, archive)
+    assert "too large: trace.json" in capsys.readouterr().err
+    gpu.unpack(archive, tmp_path / "again")
+    assert (tmp_path / "again" / "gpu.json").read_bytes() == (folder / "gpu.json").read_bytes()
+    archive.write_bytes(archive.read_bytes()[:900])
+    with pytest.raises(SystemExit, match="cannot read"):
+        gpu.unpack(archive, tmp_path / "torn")

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
-from meshwright.report.figures import chart_config
+from meshwright.report.figures import DRAWS, HOW_TO_DRAW, chart_config
 
 SCALE = 2.0
 """Pixels of a PNG for one of the figure."""
 
 
 def write_figures(figures: Iterable[tuple[str, Any]], *, folder: Path, form: str) -> list[Path]:
-    """Write each (name, Altair chart) as `svg` or `png`. Raises InputError where the folder cannot be written."""
+    """Write each (name, Altair chart) as `svg` or `png`.
+
+    Raises InputError without vl-convert, or where the folder cannot be written.
+    """
+    if find_spec(DRAWS) is None:
+        raise InputError(f"there is no figure: {HOW_TO_DRAW}", hint="pip install vl-convert-python")
     import vl_convert
 
     written: list[Path] = []

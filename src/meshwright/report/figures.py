@@ -7,6 +7,8 @@ that one figure serves a light page, a dark one and paper.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from html import escape
+from importlib.util import find_spec
 from typing import Any
 
 from meshwright.report.components import ComponentFamily, family, label, shown_components
@@ -37,6 +39,10 @@ NARROW_WIDTH, NARROW_HEIGHT, NARROW_LABELS = 205, 280, 105
 NARROW_TITLE = 34
 """Characters in a line of an axis's title on a phone: about the width of the plot."""
 
+DRAWS = "vl_convert"
+HOW_TO_DRAW = "figures are drawn by the package vl-convert-python, which is not installed"
+"""33 MiB, which a bundle for a machine without a network may leave behind (scripts/bundle.py)."""
+
 LABEL_GAP = 8
 """Least pixels between the labels of two ticks; a label that comes nearer is not drawn."""
 
@@ -59,8 +65,11 @@ def memory_legend() -> list[tuple[str, str]]:
 def svg(chart: Any, *, title: str) -> str:
     """The SVG text of an Altair chart, to stand inside a page; `title` is for screen readers.
 
-    It is drawn twice: for wide windows and paper, and for phones, whose style sheet shows the second.
+    It is drawn twice: for wide windows and paper, and for phones, whose style sheet shows the second. Without
+    vl-convert a sentence stands in its place.
     """
+    if find_spec(DRAWS) is None:
+        return f"<p>The figure “{escape(title)}” is left out: {HOW_TO_DRAW}.</p>"
     spec = chart.configure(**chart_config()).to_dict()
     wide = _drawn(spec, title=title, attributes='class="for-wide"')
     # A notebook has no style sheet of ours: the narrow figure is hidden unless a page shows it.
@@ -69,8 +78,6 @@ def svg(chart: Any, *, title: str) -> str:
 
 
 def _drawn(spec: dict[str, Any], *, title: str, attributes: str) -> str:
-    from html import escape
-
     import vl_convert
 
     text = vl_convert.vegalite_to_svg(spec).replace('class="marks"', attributes, 1)

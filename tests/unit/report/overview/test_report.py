@@ -9,6 +9,7 @@ from tests.record_folders import write_serving, write_training
 
 from meshwright.errors import InputError
 from meshwright.inference.price import Ownership
+from meshwright.report import figure_files, figures
 from meshwright.report.figure_files import write_figures
 from meshwright.report.overview.collect import collect
 from meshwright.report.overview.cost import cost_rows, sensitivities, usd_per_million
@@ -145,6 +146,19 @@ def test_markdown_and_figures(found, tmp_path):
     assert path.name == "01-throughput-by-record.svg"
     assert len(others) == 1
     assert path.read_text().startswith("<svg")
+
+
+def test_without_the_package_that_draws_a_page_says_which_figures_are_left_out(found, monkeypatch, tmp_path):
+    drawn = record_page(found).count("<svg")
+    for module in (figures, figure_files):
+        monkeypatch.setattr(module, "find_spec", lambda name: None)
+    page = record_page(found)
+    assert drawn > 0
+    assert "<svg" not in page
+    assert "The figure “Throughput by record” is left out" in page
+    with pytest.raises(InputError, match="vl-convert-python"):
+        write_figures(figures_of(found), folder=tmp_path / "none", form="png")
+    assert not (tmp_path / "none").exists()
 
 
 def test_scaling_takes_the_best_record_of_each_size(found):
