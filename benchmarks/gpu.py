@@ -66,7 +66,7 @@ PACKAGES = ("meshwright", "torch", "torchao", "torchtitan", "megatron-core", "tr
 LAST_LINES = 20
 GRACE_S = 10.0
 """From the request to end to the kill."""
-START_S = 60.0
+START_S = 90.0
 """Most seconds of a command besides its budget: imports, compilation, the last file."""
 RUN_SMALL, RUN_EIGHT, RUN_8B, RUN_MIXTURE = (
     "small.yaml",
@@ -140,7 +140,7 @@ DRY = Scale(
     dense="qwen2.5-0.5b", mixture="qwen2.5-0.5b", tokens=("--tokens", "16", "--ops", "swiglu,rms_norm"), formats="fp32",
     eight_bits="fp32",
     ingest=("--device", "cpu", "--precision", "fp32", "--batch", "4", "--chunks", "16", "--vectors", "64"),
-    training=("--runs", "1", "--steps", "6"), profiled=("--steps", "6"),
+    training=("--runs", "1", "--steps", "6"), profiled=("--set", "train.steps=10"),
     lane=("--collect-only", "-m", "gpu", "tests/gpu"),
 )  # fmt: skip
 
@@ -199,7 +199,18 @@ def steps(*, budget_s: float, scale: Scale = GPU) -> list[Step]:
         ),
         compiled("step-moe", RUN_MIXTURE),
         kernels("kernels-moe", scale.mixture),
-        step("device", "bench", "device", "--model", scale.dense, "--budget", budget, "--out", "device"),
+        step(
+            "device",
+            "bench",
+            "device",
+            "--model",
+            scale.dense,
+            "--budget",
+            budget,
+            "--out",
+            "device",
+            budgets=4,
+        ),
         step("gemm", "tune", "gemm", RUN_8B, "--budget", budget, "--out", "gemm.json", "--json"),
         bench("training", RUN_SMALL, *each),
         bench("training-8b", RUN_8B, *each),

@@ -80,7 +80,7 @@ def test_only_plain_fp32_tensors_of_a_cpu_suit():
 @pytest.mark.skipif(not processor.HERE.is_better_with_onednn, reason="MKL serves this processor")
 def test_onednn_multiplies_where_it_suits():
     x = torch.randn(4, 8)
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(acc_events=True) as profile:
         linear_module.matmul_nt(x, torch.randn(5, 8))
     assert any("mkldnn" in event.key for event in profile.key_averages())
 

@@ -95,19 +95,19 @@ class _Attention(Function):
     @only_once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         (out_BHTV,) = grads
-        k_NSK, v_NSV, *kept = ctx.saved_tensors
+        k_NSK, v_NSV = ctx.saved_tensors[:2]
         num_sequences, num_heads, length, width = ctx.q_shape
         earlier = k_NSK.shape[1] - length
         q_BTHK = k_NSK.new_empty(num_sequences, length, num_heads, width)
         grad_k_NSK, grad_v_NSV = torch.zeros_like(k_NSK), torch.zeros_like(v_NSV)
-        for block in _blocks(length):
-            log_sum_NM1 = kept.pop(0) if ctx.cap else None
-            q_NMK, p_NMS = kept.pop(0), kept.pop(0)
+        of_block = 3 if ctx.cap else 2
+        for i, block in enumerate(_blocks(length)):
+            *log_sum, q_NMK, p_NMS = ctx.saved_tensors[2 + i * of_block : 2 + (i + 1) * of_block]
             seen = slice(0, earlier + block.stop)
             out_NMV = _rows(out_BHTV[:, :, block], num=len(k_NSK))
             grad_p_NMS = batched_matmul(out_NMV, v_NSV[:, seen].mT)
             s_NMS = torch.ops.aten._softmax_backward_data(grad_p_NMS, p_NMS, -1, p_NMS.dtype)
-            if log_sum_NM1 is not None:
+            for log_sum_NM1 in log_sum:
                 s_NMS *= _cap_slope(p_NMS, log_sum_NM1, ctx.cap)
             q_BHCK = batched_matmul(s_NMS, k_NSK[:, seen]).view(num_sequences, num_heads, -1, width)
             q_BTHK[:, block] = q_BHCK.transpose(1, 2)
