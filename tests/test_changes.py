@@ -126,7 +126,9 @@ def test_the_nearest_tests_of_a_change_come_first(project):
 
 
 def test_the_graph_of_this_checkout_has_its_tests():
-    assert ImportGraph(ROOT).distances("tests/unit/test_units.py")["src/meshwright/units.py"] == 1
+    """Those of one test that depends on few files."""
+    reached = ImportGraph(ROOT).distances("tests/unit/accuracy/test_wording.py")
+    assert reached["src/meshwright/accuracy/wording.py"] == 1
 
 
 @pytest.mark.parametrize(
