@@ -117,6 +117,7 @@ def test_more_memory_is_never_slower(request):
         assert much.value <= little.value
 
 
+@pytest.mark.when_touched  # test_search_equals_exhaustive_search leaves out what does not fit
 @FEW
 @given(requests(), st.data())
 def test_what_fits_for_the_search_fits_for_the_estimate_and_the_reverse(request, data):

@@ -160,7 +160,7 @@ def test_twice_the_layers_take_longer(case):
     assert case.step_s < replace(case, model=deeper).step_s
 
 
-@pytest.mark.when_touched  # test_a_larger_batch_takes_longer changes the batch
+@pytest.mark.when_touched  # test_a_faster_device_is_never_slower costs the same steps
 @given(cases())
 def test_longer_sequences_of_the_same_tokens_take_longer(case):
     """Micro-batches keep their tokens, so only attention changes."""
@@ -173,6 +173,7 @@ def test_longer_sequences_of_the_same_tokens_take_longer(case):
     assert not_longer(short.step_s, long.step_s)
 
 
+@pytest.mark.when_touched  # test_a_faster_device_is_never_slower costs the same steps
 @given(cases())
 def test_a_larger_batch_takes_longer_and_is_more_efficient(case):
     large = replace(case, batch=replace(case.batch, global_batch=4 * case.batch.global_batch))

@@ -79,7 +79,7 @@ def test_the_cast_of_a_stack_of_experts_is_timed():
 
 
 def test_the_folder_of_a_measurement(meshwright, tmp_path, monkeypatch):
-    """Without Triton's interpreter: test_determinism.py runs these cases by our kernels, and test_libraries.py Liger's."""
+    """Without Triton's interpreter: test_determinism.py runs these cases by our kernels, test_libraries.py Liger's."""
     few = {op: [route for route in routes_of(op) if route not in ("triton", "liger")] for op in OPERATIONS}
     monkeypatch.setattr(kernel_routes, "routes_of", few.get)
     given = (

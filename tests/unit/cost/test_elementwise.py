@@ -99,7 +99,7 @@ class TestCounts:
             pytest.param(  # norms of both are there
                 small(norm_placement=NormPlacement.AFTER), id="norms of outputs", marks=pytest.mark.slow
             ),
-            pytest.param(  # their passes are those of inputs
+            pytest.param(  # the same norms, twice as many
                 small(norm_placement=NormPlacement.BOTH), id="norms of both", marks=pytest.mark.when_touched
             ),
             pytest.param(  # test_rms_norm.py counts the bytes of such a norm
