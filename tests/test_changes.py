@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -124,19 +125,29 @@ def test_the_nearest_tests_of_a_change_come_first(project):
     assert "docs/train.md" not in further
 
 
+def test_the_graph_of_this_checkout_has_its_tests():
+    """Those of one test that depends on few files."""
+    reached = ImportGraph(ROOT).distances("tests/unit/accuracy/test_wording.py")
+    assert reached["src/meshwright/accuracy/wording.py"] == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["src/meshwright/units.py", "--list"], "tests/unit/test_units.py"),
+        (["src/meshwright/cost.py", "--list"], "1 tests/test_cost.py"),
         (["--changed", "--since", "no-such-commit"], "no commit: no-such-commit"),
         (["absent.py"], "no such file in this checkout: "),
         (["../"], "no such file in this checkout: "),
         ([], "--changed"),
     ],
 )
-def test_the_script_lists_tests_and_refuses_bad_input(arguments, words):
+def test_the_script_lists_tests_and_refuses_bad_input(project, arguments, words):
+    """Its copy in the small project: the graph of this checkout takes seconds."""
+    for name in ("scripts/test.py", "tests/changes.py", "tests/import_graph.py"):
+        (project / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, project / name)
     done = subprocess.run(
-        [sys.executable, "scripts/test.py", *arguments], cwd=ROOT, text=True, capture_output=True
+        [sys.executable, "scripts/test.py", *arguments], cwd=project, text=True, capture_output=True
     )
     assert words in done.stdout + done.stderr
     assert done.returncode == (0 if "--list" in arguments else 2)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ DRAWING = {"numpy", "rich", "pydantic", "ruamel"}
 
 MACHINE_PATH = re.compile(r"(?<![\w.}$~-])/(?:work|root|tmp|home)/\w")
 WORKPLACE = re.compile(r"\bsources/\d|\bthis\s+session\b|\bthe seeds?\b|\bas an AI\b", re.IGNORECASE)
+CONSTANT = re.compile(r"\b[A-Z_0-9]+(?=\s*=[^=])")
 UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX)\b")
 
 
@@ -44,12 +46,17 @@ def text_files() -> list[Path]:
     )
 
 
+@cache
+def texts() -> dict[Path, str]:
+    return {path: path.read_text(encoding="utf-8") for path in text_files()}
+
+
 def matches(pattern: re.Pattern[str]) -> list[str]:
     found = []
-    for path in text_files():
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-            if hit := pattern.search(line):
-                found.append(f"{path.relative_to(ROOT)}:{number}: {hit.group()}")
+    for path, text in texts().items():
+        for hit in pattern.finditer(text):
+            number = text.count("\n", 0, hit.start()) + 1
+            found.append(f"{path.relative_to(ROOT)}:{number}: {hit.group()}")
     return found
 
 
@@ -77,9 +84,12 @@ def test_no_module_gives_a_name_two_values():
     """A second constant of the same name changes what the functions above it read."""
     twice = []
     for path in (ROOT / "src").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        if max(Counter(CONSTANT.findall(text)).values(), default=0) < 2:
+            continue  # most files, which need no parser
         assigned = [
             target.id
-            for node in ast.parse(path.read_text(encoding="utf-8")).body
+            for node in ast.parse(text).body
             if isinstance(node, ast.Assign)
             for target in node.targets
             if isinstance(target, ast.Name) and target.id.isupper()
@@ -90,8 +100,8 @@ def test_no_module_gives_a_name_two_values():
 
 def test_a_reader_can_hold_every_file_in_the_head():
     long = {}
-    for path in text_files():
-        num_lines = len(path.read_text(encoding="utf-8").splitlines())
+    for path, text in texts().items():
+        num_lines = len(text.splitlines())
         if path.suffix in {".py", ".md"} and num_lines >= MAX_LINES and path not in GENERATED:
             long[str(path.relative_to(ROOT))] = num_lines
     assert long == {}
@@ -160,7 +170,7 @@ def test_help_starts_within_half_a_second():
         after = os.times()
         return sum(after[2:4]) - sum(before[2:4])
 
-    assert min(processor_s() for _ in range(5)) < 0.5
+    assert any(processor_s() < 0.5 for _ in range(5))
 
 
 TOOLS = {

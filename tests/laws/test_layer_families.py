@@ -85,6 +85,7 @@ def test_every_part_is_finite_and_not_negative(model, plan):
     assert model_flops_per_token(request.model_table, seq_len=2048) > 0
 
 
+@pytest.mark.when_touched  # test_every_part_is_finite_and_not_negative costs the same models
 @given(model=models(), plan=plans())
 @settings(LOADED, max_examples=25)
 def test_twice_the_layers_are_more_of_everything(model, plan):

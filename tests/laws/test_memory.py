@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -88,6 +89,7 @@ def test_more_sharding_needs_less(plan: Plan, model: str, sharding: Sharding) ->
     assert at_most(allocated(more, model), allocated(less, model))
 
 
+@pytest.mark.when_touched  # test_more_sharding_needs_less estimates the same memory
 @given(plans(), models)
 def test_wider_sharding_needs_less(plan: Plan, model: str) -> None:
     assume(
@@ -97,11 +99,13 @@ def test_wider_sharding_needs_less(plan: Plan, model: str) -> None:
     assert at_most(allocated(wider, model), allocated(plan, model))
 
 
+@pytest.mark.when_touched  # test_more_sharding_needs_less estimates the same memory
 @given(plans(), models)
 def test_more_tensor_ranks_need_less(plan: Plan, model: str) -> None:
     assert at_most(allocated(replace(plan, tensor=2 * plan.tensor), model), allocated(plan, model))
 
 
+@pytest.mark.when_touched  # test_every_part_is_there_and_positive has every micro-batch
 @given(plans(), models, stacks)
 def test_a_larger_micro_batch_needs_more(plan: Plan, model: str, stack: str) -> None:
     small, large = (memory(replace(plan, micro_batch=b), model, stack=stack) for b in (1, 2))
@@ -160,6 +164,7 @@ def test_ranks_hold_every_parameter_once(model: str, pipeline: int, tensor: int,
     assert total == parameters.total + copy
 
 
+@pytest.mark.when_touched  # test_ranks_hold_every_parameter_once divides experts
 @given(plans(), st.sampled_from([1, 2, 4]), st.floats(1, 64))
 def test_no_expert_rank_keeps_more_than_all_tokens(plan: Plan, expert: int, imbalance: float) -> None:
     def size(ratio: float) -> float:

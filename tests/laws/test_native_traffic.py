@@ -68,6 +68,7 @@ def log_steps(move: float) -> np.ndarray:
     return log_step_of(tables, calibration)(etas, bf16)
 
 
+@pytest.mark.when_touched  # test_a_plan_moves_if_its_engine_is_native has other engines
 def test_published_rows_are_of_other_stacks():
     conditions, tables = published()
     assert len(conditions) > 100
@@ -76,6 +77,7 @@ def test_published_rows_are_of_other_stacks():
         assert not np.any(getattr(tables.facts.fused, field))
 
 
+@pytest.mark.when_touched  # test_a_plan_moves_if_its_engine_is_native has other engines
 @settings(deadline=None, max_examples=8)
 @given(
     forward=counts, backward=counts, loss=counts, chunk=st.integers(2**10, 2**30), move=st.floats(-0.3, 0.3)

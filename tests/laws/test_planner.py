@@ -91,6 +91,7 @@ def test_the_bound_never_exceeds_the_step(request):
         assert np.all(model.bound_s(plan) <= model.steps(plan).step_s * (1 + 1e-9))
 
 
+@pytest.mark.when_touched  # test_search_equals_exhaustive_search searches the same
 @FEW
 @given(requests(), st.data())
 def test_fixing_what_the_winner_has_changes_nothing(request, data):
@@ -103,6 +104,7 @@ def test_fixing_what_the_winner_has_changes_nothing(request, data):
     assert again.rank <= best.rank * (1 + 1e-12)
 
 
+@pytest.mark.when_touched  # test_search_equals_exhaustive_search searches the same
 @FEW
 @given(requests())
 def test_more_memory_is_never_slower(request):
@@ -115,6 +117,7 @@ def test_more_memory_is_never_slower(request):
         assert much.value <= little.value
 
 
+@pytest.mark.when_touched  # test_search_equals_exhaustive_search leaves out what does not fit
 @FEW
 @given(requests(), st.data())
 def test_what_fits_for_the_search_fits_for_the_estimate_and_the_reverse(request, data):

@@ -8,6 +8,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
@@ -111,6 +112,7 @@ def test_any_text(text: str) -> None:
     check(text)
 
 
+@pytest.mark.when_touched  # test_a_valid_file_with_one_change draws the same values
 @light
 @given(st.dictionaries(keys, values, max_size=6))
 @example({"(": None, "(word)": 1, "model": {"(mapping)": {}}})
@@ -140,6 +142,7 @@ def test_a_valid_file_with_one_change(text: str) -> None:
     check(text)
 
 
+@pytest.mark.when_touched  # test_any_text reads what is no YAML
 @light
 @given(st.sampled_from(EXAMPLES), st.integers(0, 2000), st.integers(0, 30), st.text(max_size=5))
 def test_a_valid_file_with_a_piece_cut_out(text: str, start: int, length: int, patch: str) -> None:
@@ -147,6 +150,7 @@ def test_a_valid_file_with_a_piece_cut_out(text: str, start: int, length: int, p
     check(text[:start] + patch + text[start + length :])
 
 
+@pytest.mark.when_touched  # test_a_valid_file_with_one_change draws the same values
 @light
 @given(
     st.sampled_from(EXAMPLES),

@@ -109,6 +109,7 @@ def test_a_faster_device_is_never_slower(case, what, factor):
     assert not_longer(replace(case, rates=replace(case.rates, device=faster)).step_s, case.step_s)
 
 
+@pytest.mark.when_touched  # test_a_faster_device_is_never_slower costs the same steps
 @given(cases(), st.sampled_from(LINKS), st.floats(1.0, 10.0))
 def test_a_faster_link_is_never_slower(case, what, factor):
     network = case.rates.network
@@ -132,12 +133,14 @@ SLOWER = (
 )  # fmt: skip
 
 
+@pytest.mark.when_touched  # test_a_faster_device_is_never_slower costs the same steps
 @given(cases(), st.sampled_from(SLOWER), st.floats(1.0, 3.0))
 def test_more_of_what_slows_down_is_never_faster(case, what, factor):
     worse = replace(case.rates, **{what: getattr(case.rates, what) * factor})
     assert not_longer(case.step_s, replace(case, rates=worse).step_s)
 
 
+@pytest.mark.when_touched  # test_a_faster_device_is_never_slower costs the same steps
 @given(cases(), st.floats(0.0, 1.0))
 def test_hiding_more_is_never_slower(case, more):
     rates = case.rates
@@ -148,6 +151,7 @@ def test_hiding_more_is_never_slower(case, more):
     assert not_longer(replace(case, rates=replace(rates, **hidden)).step_s, case.step_s)
 
 
+@pytest.mark.when_touched  # test_layer_families.py costs models and plans of all kinds
 @given(cases(names=("llama3-8b", "gpt3-175b")))
 def test_twice_the_layers_take_longer(case):
     deeper = replace(
@@ -156,6 +160,7 @@ def test_twice_the_layers_take_longer(case):
     assert case.step_s < replace(case, model=deeper).step_s
 
 
+@pytest.mark.when_touched  # test_a_faster_device_is_never_slower costs the same steps
 @given(cases())
 def test_longer_sequences_of_the_same_tokens_take_longer(case):
     """Micro-batches keep their tokens, so only attention changes."""
@@ -168,6 +173,7 @@ def test_longer_sequences_of_the_same_tokens_take_longer(case):
     assert not_longer(short.step_s, long.step_s)
 
 
+@pytest.mark.when_touched  # test_a_faster_device_is_never_slower costs the same steps
 @given(cases())
 def test_a_larger_batch_takes_longer_and_is_more_efficient(case):
     large = replace(case, batch=replace(case.batch, global_batch=4 * case.batch.global_batch))
@@ -190,6 +196,7 @@ def test_recomputing_more_takes_longer(case, modules):
     assert not_longer(some, full)
 
 
+@pytest.mark.when_touched  # test_components_are_never_negative_and_add_up has every load
 @given(cases(names=("mixtral-8x7b", "gpt-oss-20b", "deepseek-v2-lite")), st.floats(1, 3), st.floats(0, 1))
 def test_less_balance_is_never_faster(case, load_factor, more):
     case = without_window(case)
@@ -216,6 +223,7 @@ def test_attention_in_8_bits_gains_only_where_they_are_multiplied_faster(cluster
     assert (step_s(True) < step_s(False)) == gains
 
 
+@pytest.mark.when_touched  # test_components_are_never_negative_and_add_up has every load
 @given(cases(names=("mixtral-8x7b", "gpt-oss-20b")), st.floats(1, 64))
 def test_no_expert_rank_receives_more_than_all_tokens(case, imbalance):
     """A rank with all experts is always balanced; one of several has at most `expert` times the mean."""
@@ -226,6 +234,7 @@ def test_no_expert_rank_receives_more_than_all_tokens(case, imbalance):
         assert float(bound.step_s) == float(case.steps().step_s)
 
 
+@pytest.mark.when_touched  # test_components_are_never_negative_and_add_up has every load
 @given(cases(names=("mixtral-8x7b", "gpt-oss-20b")), st.floats(1.1, 4))
 def test_padded_experts_compute_their_capacity_whatever_routers_decide(case, imbalance):
     padded = replace(case, rates=replace(case.rates, pads_experts=1, expert_imbalance=1.5))
@@ -233,6 +242,7 @@ def test_padded_experts_compute_their_capacity_whatever_routers_decide(case, imb
     assert float(padded.steps().step_s) >= float(case.steps().step_s)
 
 
+@pytest.mark.when_touched  # test_components_are_never_negative_and_add_up has such plans
 @given(cases(), st.sampled_from([2, 4, 8]))
 def test_replicas_scale_no_better_than_linearly(case, factor):
     """Without sharding: with it more replicas also share out the optimizer's work."""
@@ -256,6 +266,7 @@ def test_arrays_give_what_rows_give(several):
     assert together.steps().step_s == pytest.approx([c.step_s for c in several], rel=1e-12)
 
 
+@pytest.mark.when_touched  # test_arrays_give_what_rows_give stacks the same tables
 @given(st.lists(cases(), min_size=2, max_size=6), st.data())
 def test_taking_rows_is_costing_them_alone(several, data):
     index = np.array(data.draw(st.lists(st.integers(0, len(several) - 1), min_size=1, max_size=4)))

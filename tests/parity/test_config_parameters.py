@@ -87,7 +87,7 @@ BOOKKEEPING = {"architectures", "chunk_size_feed_forward", "dtype", "id2label", 
 """Keys that are not varied; transformers leaves out prediction modules, which are counted here."""
 
 
-ALWAYS = ("gpt2", "nemotron_h", "deepseek_v4", "qwen3_next", "granite", "llama4_text")
+ALWAYS = ("gpt2", "nemotron_h", "qwen3_next", "granite")
 """Dense models, state spaces, linear attention and experts: other families have the same parts."""
 
 

@@ -111,9 +111,9 @@ def test_gemms_of_the_three_layouts_are_those_of_a_linear_layer():
 
 
 def test_going_on_repeats_nothing(tmp_path):
-    _, first = run(tmp_path, PointFamily.GEMM, budget_s=0.5)
+    _, first = run(tmp_path, PointFamily.GEMM)
     assert first.measured
-    _, second = run(tmp_path, PointFamily.GEMM, budget_s=0.5, resume=True)
+    _, second = run(tmp_path, PointFamily.GEMM, resume=True)
     points = Counter(row.point for row in second.rows)
     assert len(second.measured) > len(first.measured)
     assert set(points.values()) == {1}

@@ -47,16 +47,27 @@ def taken(collectives: MeasuredCollectives, kernel: str, size_bytes: float, coun
     return float(collectives.seconds(kernel, size_bytes, count, FORMULA_S))
 
 
-@given(measured())
-def test_what_was_measured_comes_back(collectives):
+@given(measured(), sizes, st.floats(0, 1), st.floats(1, 1e4), st.floats(0.01, 1))
+def test_a_point_of_a_curve(collectives, size, share, longer, shorter):
+    """All of these of the same curves: to draw curves takes most of the time."""
+    what_was_measured_comes_back(collectives)
+    between_two_sizes_it_takes_something_between(collectives, size)
+    between_two_numbers_of_processes_likewise(collectives, size, share)
+    above_the_largest_its_seconds_grow_like_its_bytes(collectives, longer)
+    below_the_smallest_it_takes_what_the_smallest_took(collectives, shorter)
+    where_nothing_was_measured_the_formula_stands(collectives, size)
+    one_process_and_an_empty_message_take_no_time(collectives, size)
+    a_document_reads_back(collectives)
+
+
+def what_was_measured_comes_back(collectives):
     for kernel, by_count in collectives.curves.items():
         for count, curve in by_count.items():
             found = collectives.seconds(kernel, np.array(curve.size_bytes), count, FORMULA_S)
             assert found == pytest.approx(curve.seconds, rel=1e-9)
 
 
-@given(measured(), sizes)
-def test_between_two_sizes_it_takes_something_between(collectives, size):
+def between_two_sizes_it_takes_something_between(collectives, size):
     kernel, (count, *_) = one_of(collectives)
     curve = collectives.curves[kernel][count]
     found = taken(collectives, kernel, size, count)
@@ -68,8 +79,7 @@ def test_between_two_sizes_it_takes_something_between(collectives, size):
         assert found <= above[0] * (1 + 1e-9)
 
 
-@given(measured(), sizes, st.floats(0, 1))
-def test_between_two_numbers_of_processes_likewise(collectives, size, share):
+def between_two_numbers_of_processes_likewise(collectives, size, share):
     kernel, counts = one_of(collectives)
     for low, high in pairwise(counts):
         ends = sorted(taken(collectives, kernel, size, count) for count in (low, high))
@@ -78,16 +88,14 @@ def test_between_two_numbers_of_processes_likewise(collectives, size, share):
         assert ends[0] * (1 - 1e-6) <= found <= ends[1] * (1 + 1e-6)
 
 
-@given(measured(), st.floats(1, 1e4))
-def test_above_the_largest_its_seconds_grow_like_its_bytes(collectives, factor):
+def above_the_largest_its_seconds_grow_like_its_bytes(collectives, factor):
     kernel, (count, *_) = one_of(collectives)
     curve = collectives.curves[kernel][count]
     found = taken(collectives, kernel, factor * curve.size_bytes[-1], count)
     assert found == pytest.approx(factor * curve.seconds[-1], rel=1e-6)
 
 
-@given(measured(), st.floats(0.01, 1))
-def test_below_the_smallest_it_takes_what_the_smallest_took(collectives, factor):
+def below_the_smallest_it_takes_what_the_smallest_took(collectives, factor):
     kernel, (count, *_) = one_of(collectives)
     curve = collectives.curves[kernel][count]
     assert taken(collectives, kernel, factor * curve.size_bytes[0], count) == pytest.approx(
@@ -107,8 +115,7 @@ def test_several_groups_at_once_take_turns(collectives, size, num_groups):
     )
 
 
-@given(measured(), sizes)
-def test_where_nothing_was_measured_the_formula_stands(collectives, size):
+def where_nothing_was_measured_the_formula_stands(collectives, size):
     kernel, counts = one_of(collectives)
     assert taken(collectives, kernel, size, counts[-1] + 1) == FORMULA_S
     unknown = next(name for name in KERNELS if name not in collectives.curves)
@@ -116,8 +123,7 @@ def test_where_nothing_was_measured_the_formula_stands(collectives, size):
     assert taken(MeasuredCollectives(), kernel, size, counts[0]) == FORMULA_S
 
 
-@given(measured(), sizes)
-def test_one_process_and_an_empty_message_take_no_time(collectives, size):
+def one_process_and_an_empty_message_take_no_time(collectives, size):
     kernel, counts = one_of(collectives)
     assert taken(collectives, kernel, size, 1) == 0
     assert taken(collectives, kernel, 0, counts[0]) == 0
@@ -139,8 +145,7 @@ def test_arrays_give_what_numbers_give():
         assert found[i, j] == pytest.approx(taken(collectives, "all_reduce", size[i, 0], count[j]))
 
 
-@given(measured())
-def test_a_document_reads_back(collectives):
+def a_document_reads_back(collectives):
     """Seconds are kept to four digits."""
     again = from_document(json.loads(json.dumps(to_document(collectives))))
     assert to_document(again) == to_document(collectives)

@@ -6,10 +6,12 @@ import json
 import math
 import re
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.every_member import check_every
 
 from meshwright import catalog
 from meshwright.calibration import parameters as module
@@ -47,11 +49,12 @@ TOY = Calibration(
 
 
 class TestValues:
-    @pytest.mark.parametrize("parameter", prior().parameters.values(), ids=lambda p: p.name)
-    def test_transforms_are_inverses(self, parameter):
-        assert parameter.inverse(np.array(parameter.forward(parameter.prior))) == pytest.approx(
-            parameter.prior
-        )
+    def test_transforms_are_inverses(self):
+        def check(parameter):
+            there = np.array(parameter.forward(parameter.prior))
+            assert parameter.inverse(there) == pytest.approx(parameter.prior)
+
+        check_every(prior().parameters.values(), check, name=attrgetter("name"))
 
     def test_offsets_of_all_and_of_the_own_key_add_up(self):
         etas = TOY.etas([H100, MI355X])
@@ -122,16 +125,18 @@ def test_without_a_file_the_prior_is_all_there_is(monkeypatch, tmp_path):
 
 
 class TestParametersFile:
-    @pytest.mark.parametrize("parameter", prior().parameters.values(), ids=lambda p: p.name)
-    def test_every_parameter_says_what_it_is_and_where_it_comes_from(self, parameter):
-        assert parameter.transform in ("log", "logit")
-        assert parameter.prior > 0
-        assert parameter.transform == "log" or parameter.prior < 1
-        assert parameter.sd >= 0  # none: published runs say nothing of it, and no fit moves it
-        assert parameter.sd > 0 or not parameter.levels
-        assert all(sd > 0 for sd in parameter.levels.values())
-        assert len(parameter.meaning) > 10
-        assert len(parameter.source) > 9
+    def test_every_parameter_says_what_it_is_and_where_it_comes_from(self):
+        def check(parameter):
+            assert parameter.transform in ("log", "logit")
+            assert parameter.prior > 0
+            assert parameter.transform == "log" or parameter.prior < 1
+            assert parameter.sd >= 0  # none: published runs say nothing of it, and no fit moves it
+            assert parameter.sd > 0 or not parameter.levels
+            assert all(sd > 0 for sd in parameter.levels.values())
+            assert len(parameter.meaning) > 10
+            assert len(parameter.source) > 9
+
+        check_every(prior().parameters.values(), check, name=attrgetter("name"))
 
     def test_measured_ceilings_are_of_catalogued_devices_and_formats(self):
         for key in prior().parameters["gemm_ratio"].measured["values"]:

@@ -26,6 +26,7 @@ def test_z80_leaves_a_tenth_on_either_side():
     assert NormalDist().cdf(Z80) == pytest.approx(0.9)
 
 
+@pytest.mark.when_touched  # the arithmetic is that of the test below
 def test_parameters_that_move_at_once_give_what_each_gives_by_itself():
     """Published runs with every axis of parallelism, dense and mixtures of experts."""
     runs = [run.conditions for run in read_runs(measured_runs_path()) if run.conditions is not None][::10]

@@ -119,6 +119,7 @@ def test_the_interval_holds_four_of_five_steps_in_leave_one_out(added):
     assert np.mean(np.abs(added.leave_one_out) <= Z80 * added.device.unexplained_sd) >= 0.8
 
 
+@pytest.mark.when_touched  # leave-one-out errors are held to the noise above
 def test_leaving_one_out_says_what_fitting_without_it_does(kernels, added, seen):
     """The linear formula against the fit itself, for the step that it misses most."""
     worst = int(np.argmax(np.abs(added.leave_one_out)))
@@ -129,6 +130,7 @@ def test_leaving_one_out_says_what_fitting_without_it_does(kernels, added, seen)
     )
 
 
+@pytest.mark.when_touched  # test_steps_that_were_not_seen_are_predicted fits such steps
 def test_one_spoiled_step_is_let_go_of(kernels, seen, unseen):
     """It took three times as long, because something else ran."""
     names = ("seconds_median", "seconds_low", "seconds_high")
@@ -154,6 +156,7 @@ def test_only_parameters_of_the_measured_axes_are_fitted(kernels, seen):
     assert not {name for name in found.device.parameters if "exchange" in name}
 
 
+@pytest.mark.when_touched  # test_calibrating_with_steps has four processes
 def test_the_time_of_more_processes_around_collectives_is_found(kernels, truth):
     """Four wait for each other less than half as long as two would say."""
     machine = replace(truth, by_processes={"data_collective_s": {2: 1.0, 4: 0.2}})

@@ -47,6 +47,7 @@ def written(few: Path) -> tuple[dict, str, str]:
     return json.loads(out.read_text()), done.stdout, done.stderr
 
 
+@pytest.mark.when_touched  # test_published_runs.py fits, calibration/test_parameters.py writes and reads
 def test_it_writes_a_calibration_that_says_what_it_was_made_from(written):
     document, stdout, stderr = written
     assert "from 11 rows of few.csv" in document["made"]
@@ -56,6 +57,7 @@ def test_it_writes_a_calibration_that_says_what_it_was_made_from(written):
     assert "fitting 11 rows of 2 sources" in stderr
 
 
+@pytest.mark.when_touched  # test_published_runs.py leaves sources out
 def test_intervals_hold_the_stated_share_of_unseen_rows(few, written):
     runs = [r for r in read_runs(few) if r.reason is None]
     errors = held_out(runs, fit(runs, made="x"))

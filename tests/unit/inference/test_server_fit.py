@@ -135,10 +135,14 @@ def folders(tmp_path_factory) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def calibration(folders, tmp_path_factory) -> Path:
-    found = fit_server(measured_server(folders, cluster=CLUSTER), made="llamacpp on cpu")
+def fitted(folders):
+    return fit_server(measured_server(folders, cluster=CLUSTER), made="llamacpp on cpu")
+
+
+@pytest.fixture(scope="module")
+def calibration(fitted, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("calibration") / "server.json"
-    path.write_text(json.dumps(to_document(found)))
+    path.write_text(json.dumps(to_document(fitted)))
     return path
 
 
@@ -166,14 +170,13 @@ def test_other_loads_and_models_are_predicted(calibration, tmp_path, name, lengt
     assert without.output_tokens_per_s.value > 3 * rate.value  # a whole socket, against one thread of it
 
 
-def test_the_file_has_the_rows_and_gives_the_same_predictions(calibration, folders):
-    found = fit_server(measured_server(folders, cluster=CLUSTER), made="llamacpp on cpu")
+def test_the_file_has_the_rows_and_gives_the_same_predictions(fitted, calibration, folders):
     read = read_server_calibration(calibration)
-    assert read.engine == found.engine
-    assert read.rows == found.rows
+    assert read.engine == fitted.engine
+    assert read.rows == fitted.rows
     assert len(read.rows) == 3 * 3 * 5
     assert {o["folder"] for o in read.origins} == {str(f) for f in folders}
-    for key, value in zip(found.constants.keys, found.constants.values, strict=True):
+    for key, value in zip(fitted.constants.keys, fitted.constants.values, strict=True):
         assert read.constants.values[read.constants.keys.index(key)] == pytest.approx(
             value, rel=1e-3, abs=1e-4
         )

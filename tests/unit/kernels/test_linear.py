@@ -35,6 +35,7 @@ def test_a_linear_layer_is_exact_to_fp32(frozen):
         assert (got - right).norm() < difference(40) * right.norm()
 
 
+@pytest.mark.when_touched  # test_operator_rules traces the operation, whose GEMMs are above
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what PyTorch's own compiler imports
 def test_a_compiled_layer_is_one_graph_of_the_same_gemms():

@@ -201,7 +201,9 @@ def test_all_tokens_are_one_chunk_where_a_sum_would_take_more_memory(
     assert sum(shape[-1] == 16 and shape[0] != vocab for shape in made) == chunks
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    "route", ["cached", pytest.param("triton", marks=[needs_interpreter, pytest.mark.when_touched])]
+)  # the function that both routes share chooses chunks, and test_values_and_gradients has chunks of kernels
 def test_automatic_chunks_are_whole_tiles_and_change_no_loss(route, monkeypatch):
     """A chunk that is asked for is not rounded. The shortened chunk of 523 x 128,256 logits, in small."""
     from meshwright.kernels import linear_cross_entropy as module

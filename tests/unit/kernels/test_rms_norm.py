@@ -103,6 +103,7 @@ def test_bytes_moved_are_those_of_the_model():
         assert counted.moved_bytes == 4 * whole + parts + rows * 4
 
 
+@pytest.mark.when_touched  # test_rows_wider_than_any_tile goes through blocks
 @settings(max_examples=8, deadline=None)
 @given(
     rows=FEW, columns=st.sampled_from([33, 64, 101]), dtype=st.sampled_from(FORMATS), adds=st.booleans(),

@@ -66,6 +66,7 @@ def test_a_delayed_scale():
     assert_same(found, x, element=Element.E4M3, scaling=Scaling.TENSOR, amax=amax)
 
 
+@pytest.mark.when_touched  # the layer of test_grouped_gemm.py casts stacks by kernels
 @settings(max_examples=8)
 @given(
     num=st.integers(1, 3),

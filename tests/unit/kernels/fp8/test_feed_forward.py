@@ -119,7 +119,9 @@ def kernels_equal_the_reference(recipe, num_experts, *ops):
 
 
 @needs_interpreter
-@pytest.mark.parametrize("recipe", ["fp8_delayed", "fp8_blockwise"])
+@pytest.mark.parametrize(
+    "recipe", [pytest.param("fp8_delayed", marks=pytest.mark.when_touched), "fp8_blockwise"]
+)  # dense matrices have delayed scales below
 def test_kernels_between_the_matrices_of_experts(recipe):
     kernels_equal_the_reference(recipe, len(COUNTS), "fp8_gated_cast", "fp8_gated_gradients")
 
@@ -129,7 +131,13 @@ def test_kernels_between_the_matrices_of_experts(recipe):
     "num_experts",
     [pytest.param(0, id="dense"), pytest.param(len(COUNTS), id="experts", marks=pytest.mark.slow)],
 )  # of experts the test above leaves the other operations to the reference
-@pytest.mark.parametrize("recipe", ["fp8_delayed", "fp8_rowwise", "fp8_blockwise", "mxfp8"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "fp8_delayed",
+        *(pytest.param(r, marks=pytest.mark.when_touched) for r in ("fp8_rowwise", "fp8_blockwise", "mxfp8")),
+    ],
+)  # test_layer.py has the kernels of these recipes
 def test_kernels_equal_the_reference(recipe, num_experts):
     gemm = "fp8_grouped_gemm" if num_experts else "fp8_gemm"
     kernels_equal_the_reference(

@@ -32,6 +32,7 @@ from meshwright.kernels.gated_activation import KINDS, gated_activation, referen
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 SCALINGS = [scaling for scaling in Scaling if scaling is not Scaling.SQUARE]
 ROUTES = ("reference", pytest.param("triton", marks=needs_interpreter))
+IF_TOUCHED = pytest.mark.when_touched
 
 
 def routes(name):
@@ -75,7 +76,9 @@ def check(tensors, kind, form):
 
 @needs_interpreter
 @pytest.mark.parametrize("scaling", SCALINGS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=IF_TOUCHED)]
+)  # test_the_reference_has_the_bits_of_both_after_each_other has bf16
 def test_kernels_have_the_bits_of_both_after_each_other_on_a_small_matrix(dtype, scaling):
     form = CastForm(element=Element.E4M3, scaling=scaling, power_of_two=dtype == torch.float32)
     with routes("triton"):
@@ -105,8 +108,20 @@ def test_the_reference_has_the_bits_of_both_after_each_other(kind, scaling):
     check(tensors_of(70, 130, dtype=torch.bfloat16), kind, form)
 
 
-@pytest.mark.parametrize("name", ROUTES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *((kind, "reference") for kind in KINDS),
+        *(
+            pytest.param(
+                kind,
+                "triton",
+                marks=[needs_interpreter] if kind == "silu" else [needs_interpreter, IF_TOUCHED],
+            )
+            for kind in KINDS
+        ),  # a kind is one expression in the kernel, which test_gated_activation.py draws
+    ],
+)
 def test_against_float64(kind, name):
     tensors = tensors_of(37, 140, dtype=torch.float32)
     grad, gate, up = (t.double() for t in tensors)
@@ -145,7 +160,9 @@ def test_a_delayed_scale_sees_the_present_one_and_replaces_it(name):
                 assert relative_error(side.dequantized(), want.dequantized()) < 1e-2
 
 
-@pytest.mark.parametrize("name", ROUTES)
+@pytest.mark.parametrize(
+    "name", ["reference", pytest.param("triton", marks=[needs_interpreter, IF_TOUCHED])]
+)  # test_casting.py has what is not finite in kernels
 def test_one_side_and_what_is_not_finite(name):
     grad, gate, up = tensors_of(3, 130, dtype=torch.float32)
     gate[0, 0], up[1, 1] = float("nan"), float("inf")
@@ -164,7 +181,13 @@ def test_one_side_and_what_is_not_finite(name):
 
 @needs_interpreter
 @pytest.mark.parametrize(
-    ("scaling", "per_element"), [(Scaling.MX, (6, 10)), (Scaling.BLOCK, (10, 16))], ids=["mx", "block"]
+    ("scaling", "per_element"),
+    [
+        pytest.param(Scaling.MX, (6, 10), id="mx"),
+        pytest.param(
+            Scaling.BLOCK, (10, 16), id="block", marks=IF_TOUCHED
+        ),  # the other counts in the same kernel
+    ],
 )  # of blocks the inputs are read again, from the cache
 def test_bytes_that_are_loaded_and_stored(scaling, per_element):
     grad, gate, up = tensors_of(256, 256, dtype=torch.float16)
@@ -188,7 +211,9 @@ def test_what_the_kernels_refuse(monkeypatch):
 
 
 @needs_interpreter
-@pytest.mark.parametrize("scaling", [Scaling.ROW, Scaling.BLOCK])
+@pytest.mark.parametrize(
+    "scaling", [Scaling.ROW, pytest.param(Scaling.BLOCK, marks=IF_TOUCHED)]
+)  # the operators are the same
 def test_operator_rules(scaling):
     grad, gate, up = tensors_of(3, 5, dtype=torch.float32)
     torch.library.opcheck(fp8_gated_amax, (gate, up, "silu"))

@@ -158,7 +158,7 @@ def test_texts_become_the_same_tokens(tmp_path):
 
 
 def test_a_model_of_our_own_is_served_and_continues_as_our_generation(
-    tmp_path, monkeypatch, meshwright, tiny_run, without_measuring
+    tmp_path, monkeypatch, meshwright, tiny_run, without_measuring, without_page
 ):
     """Two commands: train, and bench serve with the run file."""
     pytest.importorskip("torch")
