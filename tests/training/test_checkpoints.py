@@ -156,6 +156,7 @@ def test_a_run_whose_disk_fills_says_so_and_goes_on_when_there_is_room(tiny_run,
     assert [entry["batch"] for entry in training.steps()] == list(range(40))
 
 
+@pytest.mark.when_touched  # test_a_run_whose_disk_fills_says_so_and_goes_on_when_there_is_room has no room either
 def test_a_log_that_cannot_grow_ends_the_run_and_leaves_the_checkpoints(tiny_run, tmp_path, tiny_disk):
     (tiny_disk / "others").write_bytes(bytes(384 * 1024))  # so that it fills in a few hundred steps
     train = "{steps: 100000, checkpoint: {folder: saved, every_steps: 50}}"

@@ -256,6 +256,7 @@ def test_biases_of_experts_are_vectors():
     }
 
 
+@pytest.mark.when_touched  # it costs nothing but time where it fails
 def test_a_training_in_one_process_imports_no_compiler(tmp_path, tiny_text):
     """`torch._dynamo` costs a process 0.6 s and 95 MiB; classes of `torch.optim` and an initialised embedding on the
     meta device import it."""

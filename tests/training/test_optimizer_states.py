@@ -248,6 +248,7 @@ def check_copies(rank: int, folder: str) -> None:
 
 
 @pytest.mark.distributed
+@pytest.mark.when_touched  # test_a_checkpoint_goes_on_with_other_states trains with the same states
 def test_copies_stay_equal(tmp_path: Path):
     start_warm_ranks(check_copies, args=(str(tmp_path),), nprocs=4)
 

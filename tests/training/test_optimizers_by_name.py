@@ -255,6 +255,7 @@ EXPERTS = "model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32}"
         pytest.param("lion", "tensor, fsdp", (), marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.when_touched  # test_parallel.py shards; one process trains with each optimizer above
 def test_a_plan_trains_as_one_process(train, tmp_path, name, plan, overrides):
     """In fp32, to the rounding of sums in another order, of which signs and orthogonal matrices make more."""
     same = ("precision=fp32", "train.checkpoint=null", "optimizer.epsilon=1.0e-4", *overrides)

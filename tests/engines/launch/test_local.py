@@ -121,6 +121,7 @@ def test_a_killed_launcher_leaves_nothing_that_trains(tmp_path, tiny_run, wait_f
     assert training.checkpoints()  # asked, not killed
 
 
+@pytest.mark.when_touched  # the next test starts the same processes and hands on their exit code
 def test_a_run_that_ends_is_exit_code_0(tmp_path, tiny_run):
     training = tiny_run(tmp_path, **ALONE | {"train": "{steps: 3}"})
     process = start(training)

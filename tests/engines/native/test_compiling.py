@@ -112,6 +112,7 @@ def assert_same_bits(found, expected, *, num_graphs):
     assert counters["stats"]["unique_graphs"] == num_graphs
 
 
+@pytest.mark.when_touched  # test_fp8.py trains the same layers without a compiler
 def test_a_traced_layer_in_fp8_has_the_same_bits(monkeypatch):
     """As `compile_layers` demands; nothing is differentiated by the compiler, and no code is generated."""
     case = {"precision": "fp8_delayed", "caches": True}

@@ -306,6 +306,7 @@ def test_weights_are_cast_once_a_step_with_several_micro_batches():
     assert not any(state.num_bytes for state in fp8.states_of([model]))
 
 
+@pytest.mark.when_touched  # kernels/fp8 caches weights of single layers
 def test_training_with_the_weight_cache_equals_training_without(alone):
     cached, cast = (
         rehearse(run_of("precision=fp8", f"kernels.weight_cache={cache}"), Plan(micro_batch=1)).losses

@@ -161,6 +161,7 @@ def test_a_resumed_run_reads_on_where_it_was(train) -> None:
     assert any("as in the data" in note and "batch.label_tokens" in note for note in whole.notes)
 
 
+@pytest.mark.when_touched  # test_a_resumed_run_reads_on_where_it_was resumes by labels
 def test_a_run_may_change_to_labels_and_back(train) -> None:
     """Tokens and places in the data stay true."""
     train("run", "batch.label_tokens=null", "train.steps=2")

@@ -161,6 +161,7 @@ def check_plans(rank: int, meeting: str, cases: list[str]) -> None:
     [[name for name in CASES if name not in COVERED], pytest.param([*COVERED], marks=pytest.mark.slow)],
     ids=["all kinds", "covered"],
 )
+@pytest.mark.when_touched  # test_parallel.py divides models, and one process trains adapters below
 def test_a_plan_equals_one_process(tmp_path, cases):
     write_base(tmp_path / "base")
     start_warm_ranks(check_plans, args=(str(tmp_path), cases), nprocs=2)
@@ -281,6 +282,7 @@ def test_a_quantised_base_trains_without_a_prediction(tuned, base_format, parall
     assert any("nothing was predicted: a quantised base is not estimated" in note for note in record["notes"])
 
 
+@pytest.mark.when_touched  # test_kills_leave_no_trace kills a run of all weights
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path, tiny_run, wait_for):
     lora = {"task": "lora", "lora": "{rank: 4, dropout: 0.2}"}
     train = "{steps: 30, checkpoint: {folder: saved, every_steps: 10}}"

@@ -116,6 +116,7 @@ def test_more_combinations_equal_one(run, equals_one_process):
         pytest.param({"pipeline": 2, "tensor": 2}, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.when_touched  # test_two_ranks_equal_one trains over context ranks
 def test_a_divided_model_validates_and_writes_as_a_whole_one(text, tmp_path, degrees):
     text = replace(text, train=Train(steps=3, evaluate=Evaluate(num_batches=1)))
     options = TrainOptions(folder=tmp_path / "out", quiet=True)

@@ -42,6 +42,7 @@ def test_two_ranks_equal_one(run, equals_one_process):
 
 
 @pytest.mark.distributed
+@pytest.mark.when_touched  # test_two_ranks_equal_one divides the same layers in fp32
 def test_bf16_without_shared_states_follows_one_process(run):
     """Divided matrices and stages that nobody else holds: masters in fp32 beside the parameters, no FSDP."""
     narrow = replace(run, precision=PRECISIONS["bf16"])

@@ -72,6 +72,7 @@ def test_schedules_with_other_axes_equal_one_process(run, equals_one_process):
 
 
 @pytest.mark.distributed
+@pytest.mark.when_touched  # test_every_schedule_equals_one_process has the same stages
 def test_tied_ends_equal_one_tensor(tied_run, equals_one_process):
     equals_one_process([(tied_run, plan) for plan in TIED])
 
@@ -84,6 +85,7 @@ def test_sharded_tied_ends_and_experts_equal_one_process(tied_run, moe_run, equa
 
 
 @pytest.mark.distributed
+@pytest.mark.when_touched  # test_every_schedule_equals_one_process has the same stages
 def test_a_v_trains_validates_saves_and_writes(tiny_run, tmp_path):
     text = tmp_path / "corpus.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 200)

@@ -90,6 +90,7 @@ def left(tmp_path_factory, tiny_text):
     return record, folder / "out"
 
 
+@pytest.mark.when_touched  # a page, like those below docs
 def test_every_key_of_the_record_is_explained_and_every_explained_key_is_there(left):
     _, folder = left
     found = keys(json.loads((folder / "record.json").read_text()))

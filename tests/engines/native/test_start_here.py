@@ -15,6 +15,7 @@ from tests.warm import WarmProcess
 
 
 @pytest.mark.distributed
+@pytest.mark.when_touched  # test_processes_start_from_nothing starts as many
 def test_a_file_that_names_one_degree_trains_on_that_many_processes(tmp_path: Path) -> None:
     """Start them warm; tests/training/test_processes.py starts two from nothing."""
     (tmp_path / "run.yaml").write_text(f"{TEXT}parallel: {{tensor: 2}}\n")

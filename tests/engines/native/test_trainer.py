@@ -76,6 +76,7 @@ def test_micro_batches_add_up_to_the_batch(train):
     assert last[0] == pytest.approx(last[1], rel=1e-4)
 
 
+@pytest.mark.when_touched  # test_recompute.py recomputes each module
 def test_recomputation_changes_no_bit(train):
     plan = "parallel={data_shard: 1, recompute: RECOMPUTE}"
     last = [train(plan.replace("RECOMPUTE", how)).statistics["last_loss"] for how in ("none", "full")]

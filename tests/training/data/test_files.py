@@ -64,6 +64,7 @@ def test_documents_of_several_sequences_are_one_document(tmp_path: Path) -> None
 @pytest.mark.filterwarnings(
     "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
 )
+@pytest.mark.when_touched  # our own reader reads the same files below
 def test_megatron_core_reads_what_we_write_and_we_what_it_writes(tmp_path: Path) -> None:
     megatron = pytest.importorskip("megatron.core.datasets.indexed_dataset")
     write_indexed(tmp_path / "x", DOCUMENTS, dtype=np.uint16)

@@ -277,6 +277,7 @@ def test_our_choices_count_as_the_harness_counts_and_its_tasks_run(folder, task)
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.when_touched  # test_our_choices_count_as_the_harness_counts_and_its_tasks_run uses the harness
 def test_the_harness_gets_the_same_from_its_own_model(folder, task):
     pytest.importorskip("transformers")
     from lm_eval.evaluator import simple_evaluate

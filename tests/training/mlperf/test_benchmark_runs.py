@@ -263,6 +263,7 @@ def test_a_plan_writes_nothing(smoke, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.when_touched  # test_a_run_that_misses_its_target_is_aborted keeps the others too
 def test_a_run_that_fails_names_its_output_and_the_others_are_kept(smoke, tmp_path, monkeypatch):
     ready = prepared(smoke, tmp_path / "set", num_runs=2, num_concurrent=1)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # where `meshwright` is another package

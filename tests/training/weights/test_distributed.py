@@ -113,5 +113,6 @@ def same(left, right) -> bool:
 
 
 @pytest.mark.distributed
+@pytest.mark.when_touched  # test_resume.py saves and loads shards
 def test_sharded_models_begin_load_and_save_as_one_process(tmp_path: Path):
     start_warm_ranks(check_layouts, args=(str(tmp_path), 4), nprocs=4)
