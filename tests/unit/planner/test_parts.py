@@ -105,6 +105,7 @@ def test_virtual_stages_get_layers_by_the_speed_of_their_rank(virtual, schedule)
     assert shares[0].rank_s == pytest.approx(shares[1].rank_s, rel=0.1)
 
 
+@pytest.mark.when_touched  # test_the_search_finds_layers_in_proportion_to_speed searches the same kind of cluster
 def test_the_list_of_all_plans_has_layers_by_speed():
     both = replace(request("b200-8x1+h100-8x1", "llama3.1-8b"), global_batch=32)
     goal = goal_for(Objective.THROUGHPUT, cluster=both.cluster)
@@ -200,6 +201,7 @@ def test_what_is_not_costed_is_refused():
         runfile.named_cluster(joint.name)
 
 
+@pytest.mark.when_touched  # test_what_is_not_costed_is_refused has the sizes of such a cluster
 def test_no_other_size_is_suggested():
     small = request("h100-8x1+h200-8x1", "llama3.1-405b")
     lacking = explain_infeasible(search(small, top=1))

@@ -46,6 +46,7 @@ def test_a_limit_keeps_the_best_and_the_front(wanted, every):
     assert min(p.reserved_bytes for p in few) == lowest
 
 
+@pytest.mark.when_touched  # test_all_scored_plans_in_every_form (unit/cli/test_plan.py) compares the first plans
 def test_a_short_list_begins_with_the_plan_that_a_search_finds():
     run = from_options(
         model="llama3.1-70b", cluster="h100-8x8", global_batch=256, sequence_length=8192, engine="any"

@@ -1,9 +1,8 @@
 import pytest
 from tests.predicted_rows import ten_percent_high
+from tests.shipped_rows import shipped_runs
 
 from meshwright.accuracy.report import HEADLINE, AccuracyReport, compare
-from meshwright.accuracy.rows import read_runs
-from meshwright.accuracy.shipped import measured_runs_path
 from meshwright.report.accuracy_figures import LEGEND, legend, subset_of
 from meshwright.report.accuracy_page import accuracy_page
 from meshwright.report.accuracy_tables import accuracy_tables, metrics_table, rows_table
@@ -12,7 +11,7 @@ from meshwright.report.accuracy_tables import accuracy_tables, metrics_table, ro
 @pytest.fixture(scope="module")
 def report() -> AccuracyReport:
     """Every fortieth shipped row."""
-    return compare(read_runs(measured_runs_path())[::40], predict=ten_percent_high)
+    return compare(shipped_runs()[::40], predict=ten_percent_high)
 
 
 def test_the_page_has_both_figures_and_stands_alone(report: AccuracyReport) -> None:
