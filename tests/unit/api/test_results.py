@@ -171,6 +171,7 @@ def test_a_plan_that_cannot_run_is_explained_without_a_difference():
     parsed(answer._repr_html_())
 
 
+@pytest.mark.when_touched  # test_nothing_fits (unit/cli/test_plan.py) searches for the same model
 def test_infeasible_is_an_error_that_says_what_is_missing():
     with pytest.raises(mw.InfeasibleError, match="GiB"):
         mw.plan(model="llama3.1-405b", cluster="h100-8x1", global_sequences=8, sequence_length=8192)

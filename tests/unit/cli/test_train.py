@@ -65,8 +65,12 @@ def test_reaching_the_target_loss_is_shown_and_exits_0(
 
 
 @needs_torch
-def test_without_measuring_there_is_neither_prediction_nor_mfu(meshwright, run_file, tmp_path, own_cache):
-    outcome = meshwright("train", run_file, "--no-measure", "--json")
+def test_without_measuring_there_is_neither_prediction_nor_mfu(
+    meshwright, run_file, tmp_path, own_cache, monkeypatch
+):
+    with monkeypatch.context() as context:
+        context.setattr("meshwright.cli.train._write_page", lambda folder: None)
+        outcome = meshwright("train", run_file, "--no-measure", "--json")
     assert outcome.exit_code == 0, outcome.stderr
     assert outcome.json["predicted"] is None
     assert outcome.json["statistics"]["mfu"] is None
@@ -146,6 +150,7 @@ def test_steps_to_profile_are_two_numbers(meshwright, run_file, steps):
     assert "FIRST:LAST" in outcome.stderr
 
 
+@pytest.mark.when_touched  # test_a_profile_of_a_real_run (engines) profiles, test_a_profile_is_shown_as_shares shows
 @needs_torch
 def test_a_profile_is_printed_as_shares(meshwright, run_file, without_page, without_measuring, tmp_path):
     outcome = meshwright("train", run_file, "--profile-steps", "2:3")

@@ -98,6 +98,7 @@ def test_why_not_another_recomputation_than_the_best_plan_s_modules(experts, ask
     assert answer.verdict in (WhyNotVerdict.SLOWER, WhyNotVerdict.DOES_NOT_FIT)
 
 
+@pytest.mark.when_touched  # test_nothing_fits (unit/cli/test_plan.py) names the devices that fit
 def test_infeasible_names_the_nearest_number_of_devices_that_fits():
     lacking = explain_infeasible(search(request("llama3-70b", "h100-8x1", "native"), top=1))
     assert lacking.needed_gib is not None

@@ -15,7 +15,7 @@ from meshwright.runfile import from_options
 
 @pytest.fixture(scope="module")
 def wanted() -> PlanRequest:
-    run = from_options(model="qwen3-0.6b", cluster="h100-2x1", global_batch=16, sequence_length=4096)
+    run = from_options(model="qwen3-0.6b", cluster="h100-2x1", global_batch=4, sequence_length=4096)
     return request_for(run, fixed={})
 
 

@@ -196,6 +196,7 @@ def test_a_folder_without_a_training_is_refused(tmp_path):
         read_training(tmp_path)
 
 
+@pytest.mark.when_touched  # test_reading_loads_no_tensor_framework (unit/api/test_records.py) reads a training
 def test_reading_needs_no_tensor_framework():
     code = "import sys, meshwright.report.training_page; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
