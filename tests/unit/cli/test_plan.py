@@ -194,8 +194,8 @@ def test_an_engine_that_lacks_the_model_is_named(meshwright, engine, words):
 
 def test_all_scored_plans_in_every_form(meshwright, tmp_path):
     table, page = tmp_path / "plans.csv", tmp_path / "plans.html"
-    asked = (*ASKED, "--all", "--limit", 40, "--csv", table, "--html", page)
-    outcome = meshwright(*asked, "--json")
+    asked = (*ASKED, "--all", "--limit", 40)
+    outcome = meshwright(*asked, "--csv", table, "--html", page, "--json")
     assert outcome.exit_code == 0, outcome.stderr
     scored = outcome.json["scored"]
     assert not scored["is_complete"]
