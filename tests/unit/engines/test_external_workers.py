@@ -18,6 +18,7 @@ from meshwright.specs.plan import Plan
 from meshwright.training.machine import Machine
 
 
+@pytest.mark.filterwarnings("ignore")  # what the worker imports may warn
 @pytest.mark.parametrize(
     ("engine", "package"),
     [
