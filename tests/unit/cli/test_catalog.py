@@ -138,7 +138,6 @@ def test_run_files_are_listed_and_printed():
     assert printed("runs", "mixtral-8x7b") == document("runs", "mixtral-8x7b")["text"]
 
 
-@pytest.mark.when_touched  # test_what_the_documents_train_on_one_node_fits_one (unit/engines) plans it
 def test_one_run_file_is_predicted_on_each_device_of_its_documents():
     found = document("runs", "llama3-8b", "--predict")["predictions"]
     assert [one["cluster"] for one in found] == [

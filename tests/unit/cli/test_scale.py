@@ -104,7 +104,6 @@ def test_units_follow_the_size_of_the_training(meshwright, pinned):
     assert "million USD" in long
 
 
-@pytest.mark.when_touched  # test_of_each_verb (unit/api/test_documents.py) has both for another run
 def test_replicas_and_sensitivity(meshwright, pinned):
     replicas = meshwright("scale", pinned, "--replicas", "8,16", "--devices", "64", "--json").json["replicas"]
     assert replicas[0]["relative_ratio"] == 1.0

@@ -150,7 +150,7 @@ def test_steps_to_profile_are_two_numbers(meshwright, run_file, steps):
     assert "FIRST:LAST" in outcome.stderr
 
 
-@pytest.mark.when_touched  # test_a_profile_of_a_real_run (engines) profiles, test_a_profile_is_shown_as_shares shows
+@pytest.mark.when_touched  # test_a_profile_of_a_real_run profiles, test_tables_are_whole_at_every_width prints
 @needs_torch
 def test_a_profile_is_printed_as_shares(meshwright, run_file, without_page, without_measuring, tmp_path):
     outcome = meshwright("train", run_file, "--profile-steps", "2:3")

@@ -76,7 +76,7 @@ def test_an_engine_is_not_offered_what_it_cannot_set(engine):
     assert set().union(*map(keys, gains)) <= settable
 
 
-@pytest.mark.when_touched  # test_an_engine_is_not_offered_what_it_cannot_set asks for one accelerator
+@pytest.mark.when_touched  # test_an_engine_is_not_offered_what_it_cannot_set walks the same switches
 def test_no_kernel_is_offered_where_it_does_not_run():
     """HybridEP is NVIDIA's, FlashAttention 3 Hopper's; CUDA graphs mean nothing to a TPU."""
     values = {}
