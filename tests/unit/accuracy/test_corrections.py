@@ -74,6 +74,7 @@ def test_rows_are_predicted_as_the_planner_would(runs):
     assert rates[3] == 1, "H200 has no surface here"
 
 
+@pytest.mark.when_touched  # test_rows_are_predicted_as_the_planner_would applies the same corrections
 def test_leave_one_source_out_applies_the_corrections(runs):
     by_device = {"h100": H100}
     problem = make_problem(runs, prior(), corrections=by_device)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from tests.every_member import check_every
+from tests.shipped_rows import shipped_runs
 
-from meshwright.accuracy.rows import PublishedRun, read_runs
-from meshwright.accuracy.shipped import measured_runs_path
+from meshwright.accuracy.rows import PublishedRun
 from meshwright.specs.features import (
     FORCED_BALANCE,
     NATURAL_ROUTING,
@@ -28,42 +29,44 @@ def features(read_one: ReadOne, notes: str, **cells: object) -> Features:
     return c.stack.features
 
 
-@pytest.mark.parametrize(
-    ("notes", "expected"),
-    [
-        ("", Features()),
-        ("synthetic data, second half of the page", Features()),
-        ("kernel=torch; trial 3", Features(attention=AttentionKernel.UNFUSED)),
-        ("kernel=flash_attention2 + RMS kernel", Features(attention=AttentionKernel.FA2)),
-        ("kernel=flash_attentionv1.0.8", Features(attention=AttentionKernel.FA1)),
-        ("TE + DeepEP + FlexAttn kernels",
-         Features(dispatcher=Dispatcher.DEEPEP, attention=AttentionKernel.FLEX, compiles=True)),
-        ("DeepEP + 1F1B A2A overlap", Features(dispatcher=Dispatcher.DEEPEP, overlaps_experts=True)),
-        ("A2A dispatcher; PP32", Features(dispatcher=Dispatcher.ALL_TO_ALL)),
-        ("FSDP + torch.compile + Float8", Features(compiles=True)),
-        ("TE + triton kernels; mock data", Features(compiles=True)),
-        ("2 kernels; mock data", Features()),
-        ("FSDP; read at iteration 90", Features()),
-        ("cumulative: +packed", Features(compiles=False)),
-        ("2D + AsyncTP; torch.compile", Features(compiles=True, overlaps_tensor=True)),
-        ("vanilla TP; float8 recipe none", Features(overlaps_tensor=False)),
-        ("2 steady iterations; no TP-comm overlap", Features(overlaps_tensor=False)),
-        ("FP8 attention; no recompute", Features(fp8_attention=True)),
-        ("fp8_dot_product_attention=false", Features(fp8_attention=False)),
-        ("gradients reduced in bf16", Features(gradient_format=WireFormat.BF16)),
-        ("fp32 grad reduce", Features(gradient_format=WireFormat.FP32)),
-        ("float8 tensorwise with fp8 all-gather", Features(parameter_format=WireFormat.FP8)),
-        ("HybridEP; TE CUDA graphs attn/router/preprocess",
-         Features(dispatcher=Dispatcher.HYBRIDEP, cuda_graphs=CudaGraphs.PARTIAL)),
-        ("repo notes: cuda_graph=transformer_engine, cg_scope=['mamba']", Features(cuda_graphs=CudaGraphs.STATE_SPACE)),
-        ("cuda_graph=transformer_engine, cg_scope=['mamba', 'attn']", Features(cuda_graphs=CudaGraphs.PARTIAL)),
-        ("cuda_graph=none, cg_scope=['attn', 'mamba']", Features(cuda_graphs=CudaGraphs.NONE)),
-        ("tokendrop; FP8 tensorwise", Features(drops_tokens=True)),
-        ("dropless", Features(drops_tokens=False)),
-    ],
-)  # fmt: skip
-def test_what_notes_state(read_one: ReadOne, notes: str, expected: Features) -> None:
-    assert features(read_one, notes) == expected
+STATED = [
+    ("", Features()),
+    ("synthetic data, second half of the page", Features()),
+    ("kernel=torch; trial 3", Features(attention=AttentionKernel.UNFUSED)),
+    ("kernel=flash_attention2 + RMS kernel", Features(attention=AttentionKernel.FA2)),
+    ("kernel=flash_attentionv1.0.8", Features(attention=AttentionKernel.FA1)),
+    ("TE + DeepEP + FlexAttn kernels",
+     Features(dispatcher=Dispatcher.DEEPEP, attention=AttentionKernel.FLEX, compiles=True)),
+    ("DeepEP + 1F1B A2A overlap", Features(dispatcher=Dispatcher.DEEPEP, overlaps_experts=True)),
+    ("A2A dispatcher; PP32", Features(dispatcher=Dispatcher.ALL_TO_ALL)),
+    ("FSDP + torch.compile + Float8", Features(compiles=True)),
+    ("TE + triton kernels; mock data", Features(compiles=True)),
+    ("2 kernels; mock data", Features()),
+    ("FSDP; read at iteration 90", Features()),
+    ("cumulative: +packed", Features(compiles=False)),
+    ("2D + AsyncTP; torch.compile", Features(compiles=True, overlaps_tensor=True)),
+    ("vanilla TP; float8 recipe none", Features(overlaps_tensor=False)),
+    ("2 steady iterations; no TP-comm overlap", Features(overlaps_tensor=False)),
+    ("FP8 attention; no recompute", Features(fp8_attention=True)),
+    ("fp8_dot_product_attention=false", Features(fp8_attention=False)),
+    ("gradients reduced in bf16", Features(gradient_format=WireFormat.BF16)),
+    ("fp32 grad reduce", Features(gradient_format=WireFormat.FP32)),
+    ("float8 tensorwise with fp8 all-gather", Features(parameter_format=WireFormat.FP8)),
+    ("HybridEP; TE CUDA graphs attn/router/preprocess",
+     Features(dispatcher=Dispatcher.HYBRIDEP, cuda_graphs=CudaGraphs.PARTIAL)),
+    ("repo notes: cuda_graph=transformer_engine, cg_scope=['mamba']", Features(cuda_graphs=CudaGraphs.STATE_SPACE)),
+    ("cuda_graph=transformer_engine, cg_scope=['mamba', 'attn']", Features(cuda_graphs=CudaGraphs.PARTIAL)),
+    ("cuda_graph=none, cg_scope=['attn', 'mamba']", Features(cuda_graphs=CudaGraphs.NONE)),
+    ("tokendrop; FP8 tensorwise", Features(drops_tokens=True)),
+    ("dropless", Features(drops_tokens=False)),
+]  # fmt: skip
+
+
+def test_what_notes_state(read_one: ReadOne) -> None:
+    def check(notes: str, expected: Features) -> None:
+        assert features(read_one, notes) == expected
+
+    check_every(STATED, lambda case: check(*case))
 
 
 def test_rungs_of_the_tables_of_torchtitan(read_one: ReadOne) -> None:
@@ -111,7 +114,7 @@ def test_offloaded_layers_are_a_share_of_the_model(read_one: ReadOne) -> None:
 
 def test_rows_of_the_shipped_file_state_each_kind() -> None:
     """A reader that a change of the file's wording has silenced would leave everything to defaults."""
-    stated = [r.conditions.stack.features for r in read_runs(measured_runs_path()) if r.conditions]
+    stated = [r.conditions.stack.features for r in shipped_runs() if r.conditions]
     for name, least in (
         ("cuda_graphs", 20),
         ("dispatcher", 40),

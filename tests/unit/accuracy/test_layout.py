@@ -1,6 +1,7 @@
 from collections.abc import Callable
 
 import pytest
+from tests.every_member import check_every
 
 from meshwright.accuracy.reasons import Reason
 from meshwright.accuracy.rows import PublishedRun
@@ -20,28 +21,30 @@ def plan_of(read_one: ReadOne) -> Callable[..., Plan]:
     return plan
 
 
-@pytest.mark.parametrize(
-    ("dp_type", "sharding"),
-    [
-        ("DDP", Sharding.NONE),
-        ("DP", Sharding.NONE),
-        ("ZeRO-0", Sharding.NONE),
-        ("DDP+distopt (overlap-grad-reduce, overlap-param-gather)", Sharding.OPTIMIZER),
-        ("ZeRO-1 (per paper)", Sharding.OPTIMIZER),
-        ("ZeRO-2", Sharding.GRADIENTS),
-        ("FSDP2 (ZeRO-3) over dp*cp", Sharding.PARAMETERS),
-        ("Megatron-FSDP", Sharding.PARAMETERS),
-        ("HSDP 2 x 2", Sharding.PARAMETERS),
-        ("ZeRO stage 3", Sharding.PARAMETERS),
-        ("DeepSpeed stage-2", Sharding.GRADIENTS),
-        ("zero_1", Sharding.OPTIMIZER),
-        ("dist-opt", Sharding.OPTIMIZER),
-        ("DeepSpeed 0.15", Sharding.OPTIMIZER),  # a version, no stage
-        ("", Sharding.OPTIMIZER),
-    ],
-)
-def test_names_of_sharding(plan_of: Callable[..., Plan], dp_type: str, sharding: Sharding) -> None:
-    assert plan_of(dp_type=dp_type).sharding is sharding
+def test_names_of_sharding(plan_of: Callable[..., Plan]) -> None:
+    def check(dp_type: str, sharding: Sharding) -> None:
+        assert plan_of(dp_type=dp_type).sharding is sharding
+
+    check_every(
+        [
+            ("DDP", Sharding.NONE),
+            ("DP", Sharding.NONE),
+            ("ZeRO-0", Sharding.NONE),
+            ("DDP+distopt (overlap-grad-reduce, overlap-param-gather)", Sharding.OPTIMIZER),
+            ("ZeRO-1 (per paper)", Sharding.OPTIMIZER),
+            ("ZeRO-2", Sharding.GRADIENTS),
+            ("FSDP2 (ZeRO-3) over dp*cp", Sharding.PARAMETERS),
+            ("Megatron-FSDP", Sharding.PARAMETERS),
+            ("HSDP 2 x 2", Sharding.PARAMETERS),
+            ("ZeRO stage 3", Sharding.PARAMETERS),
+            ("DeepSpeed stage-2", Sharding.GRADIENTS),
+            ("zero_1", Sharding.OPTIMIZER),
+            ("dist-opt", Sharding.OPTIMIZER),
+            ("DeepSpeed 0.15", Sharding.OPTIMIZER),  # a version, no stage
+            ("", Sharding.OPTIMIZER),
+        ],
+        lambda case: check(*case),
+    )
 
 
 def test_sharding_that_only_the_name_of_the_framework_says(plan_of: Callable[..., Plan]) -> None:
@@ -150,37 +153,37 @@ def test_schedule(plan_of: Callable[..., Plan], cells: dict[str, object], schedu
     assert plan.virtual_pipeline == (cells.get("vpp") or stated if plan.pipeline > 1 else 1)
 
 
-@pytest.mark.parametrize(
-    ("text", "kind", "modules", "layers"),
-    [
-        ("", Recompute.NONE, (), None),
-        ("none (perf preset)", Recompute.NONE, (), None),
-        ("full (use_checkpoint=true in matching config)", Recompute.FULL, (), None),
-        ("full layers=5", Recompute.FULL, (), 5),
-        ("recompute_num_layers=2 (2 layers on every stage)", Recompute.FULL, (), 2),
-        ("recompute_layer_ids [0-9]", Recompute.FULL, (), 5),
-        ("selective layer", Recompute.FULL, (), 8),
-        *((no, Recompute.NONE, (), None) for no in ("off", "No", "false", "0", "disabled", "-", "n/a")),
-        *((yes, Recompute.FULL, (), None) for yes in ("yes", "True", "on", "1", "every layer", "uniform/1")),
-        ("activation checkpointing", Recompute.FULL, (), None),
-        ("block, 4 layers", Recompute.FULL, (), 4),
-        ("selective activation checkpointing", Recompute.SELECTIVE, ("core_attention",), None),
-        ("selective", Recompute.SELECTIVE, ("core_attention",), None),
-        ("selective(core_attn)", Recompute.SELECTIVE, ("core_attention",), None),
-        ("selective modules=['layernorm', 'moe_act']", Recompute.SELECTIVE, ("norm", "activation"), None),
-        ("selective modules=['mla_up_proj']", Recompute.SELECTIVE, ("mla_up_projection",), None),
-        ("selective [layernorm, moe]", Recompute.SELECTIVE, ("norm", "moe"), None),
-        ("selective [norm, act, shared_expert]", Recompute.SELECTIVE,
-         ("norm", "activation", "shared_experts"), None),
-        ("save_dot_with_context_except_mlp", Recompute.SELECTIVE,
-         ("norm", "activation", "mlp", "moe"), None),
-    ],
-)  # fmt: skip
-def test_names_of_recomputation(
-    plan_of: Callable[..., Plan], text: str, kind: Recompute, modules: tuple[str, ...], layers: int | None
-) -> None:
-    plan = plan_of(recompute=text, pp=2, dp=2, layers=32)
-    assert (plan.recompute, plan.recompute_modules, plan.recompute_layers) == (kind, modules, layers)
+RECOMPUTED = [
+    ("", Recompute.NONE, (), None),
+    ("none (perf preset)", Recompute.NONE, (), None),
+    ("full (use_checkpoint=true in matching config)", Recompute.FULL, (), None),
+    ("full layers=5", Recompute.FULL, (), 5),
+    ("recompute_num_layers=2 (2 layers on every stage)", Recompute.FULL, (), 2),
+    ("recompute_layer_ids [0-9]", Recompute.FULL, (), 5),
+    ("selective layer", Recompute.FULL, (), 8),
+    *((no, Recompute.NONE, (), None) for no in ("off", "No", "false", "0", "disabled", "-", "n/a")),
+    *((yes, Recompute.FULL, (), None) for yes in ("yes", "True", "on", "1", "every layer", "uniform/1")),
+    ("activation checkpointing", Recompute.FULL, (), None),
+    ("block, 4 layers", Recompute.FULL, (), 4),
+    ("selective activation checkpointing", Recompute.SELECTIVE, ("core_attention",), None),
+    ("selective", Recompute.SELECTIVE, ("core_attention",), None),
+    ("selective(core_attn)", Recompute.SELECTIVE, ("core_attention",), None),
+    ("selective modules=['layernorm', 'moe_act']", Recompute.SELECTIVE, ("norm", "activation"), None),
+    ("selective modules=['mla_up_proj']", Recompute.SELECTIVE, ("mla_up_projection",), None),
+    ("selective [layernorm, moe]", Recompute.SELECTIVE, ("norm", "moe"), None),
+    ("selective [norm, act, shared_expert]", Recompute.SELECTIVE,
+     ("norm", "activation", "shared_experts"), None),
+    ("save_dot_with_context_except_mlp", Recompute.SELECTIVE,
+     ("norm", "activation", "mlp", "moe"), None),
+]  # fmt: skip
+
+
+def test_names_of_recomputation(plan_of: Callable[..., Plan]) -> None:
+    def check(text: str, kind: Recompute, modules: tuple[str, ...], layers: int | None) -> None:
+        plan = plan_of(recompute=text, pp=2, dp=2, layers=32)
+        assert (plan.recompute, plan.recompute_modules, plan.recompute_layers) == (kind, modules, layers)
+
+    check_every(RECOMPUTED, lambda case: check(*case))
 
 
 def test_sequence_parallelism_as_stated_or_as_the_framework_of_the_time(plan_of: Callable[..., Plan]) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from tests.shipped_rows import shipped_runs
 
 from meshwright import catalog
 from meshwright.accuracy.conditions import RunConditions
 from meshwright.accuracy.reasons import Reason
 from meshwright.accuracy.recipes import Recipe, recipe_for
-from meshwright.accuracy.rows import read_runs
-from meshwright.accuracy.shipped import measured_runs_path, published_models, published_recipes
+from meshwright.accuracy.shipped import published_models, published_recipes
 from meshwright.catalog.stacks import features_of, stack_names
 from meshwright.specs.features import CudaGraphs, Dispatcher
 from meshwright.specs.plan import Recompute
@@ -21,7 +21,7 @@ PAGE = "github:NVIDIA-NeMo/Megatron-Bridge docs/performance-summary.md"
 @pytest.fixture(scope="module")
 def conditions() -> dict[str, RunConditions]:
     """Of the shipped rows, by their names."""
-    return {r.id: r.conditions for r in read_runs(measured_runs_path()) if r.conditions}
+    return {r.id: r.conditions for r in shipped_runs() if r.conditions}
 
 
 def recipe(vintage: float, *, source: str = PAGE, precision: str = "mxfp8") -> Recipe | None:
@@ -209,7 +209,7 @@ def test_adapters_on_192_gb_recompute_a_quarter_of_their_layers(conditions: dict
 
 def test_a_format_of_the_recipe_that_is_not_modelled_is_a_reason() -> None:
     """Google multiplies in int8 in MLPerf; rows state no format."""
-    rows = [r for r in read_runs(measured_runs_path()) if r.id.startswith("mlperf_v4.1")]
+    rows = [r for r in shipped_runs() if r.id.startswith("mlperf_v4.1")]
     reasons = {(r.reason, r.reason_detail) for r in rows if r.accelerator_name == "TPU v6e"}
     assert reasons == {(Reason.UNKNOWN_PRECISION, "int8 on tpu-v6e")}
 
@@ -230,7 +230,7 @@ def test_another_depth_has_the_recipe_of_its_model() -> None:
 
 
 def test_a_depth_that_contradicts_the_printed_parameters_is_refused() -> None:
-    rows = {r.id: r for r in read_runs(measured_runs_path())}
+    rows = {r.id: r for r in shipped_runs()}
     assert rows["dgxc_bench-0262"].reason is Reason.INCONSISTENT
     assert "32 layers" in rows["dgxc_bench-0262"].reason_detail
     assert rows["dgxc_bench-0264"].reason is None

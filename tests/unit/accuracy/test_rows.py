@@ -5,12 +5,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.every_member import check_every
+from tests.shipped_rows import shipped_runs
 
 from meshwright.accuracy.csvfile import CsvRow
 from meshwright.accuracy.reasons import Reason
 from meshwright.accuracy.rows import MEASURED_COLUMNS, PublishedRun, read_failed, read_row, read_runs
 from meshwright.accuracy.shapes import may_be_published
-from meshwright.accuracy.shipped import failed_configs_path, measured_runs_path, published_systems
+from meshwright.accuracy.shipped import failed_configs_path, published_systems
 from meshwright.errors import InputError
 from meshwright.specs.plan import Offload, Sharding
 
@@ -120,39 +122,39 @@ def test_adapters_by_other_names_of_the_task(read_one: ReadOne) -> None:
         assert conditions.lora is not None
 
 
-@pytest.mark.parametrize(
-    ("cells", "reason"),
-    [
-        ({"tok_s_gpu_best": ""}, Reason.NO_RATE),
-        ({"tok_s_gpu_best": "", "mfu_pct": 40, "framework": "Unheard-of"}, Reason.FLOPS_ONLY),
-        ({"metric_kind": "end_to_end_gpu_hours"}, Reason.END_TO_END),
-        ({"gpu": ""}, Reason.NO_ACCELERATOR),
-        ({"gpu": "Abacus 9000"}, Reason.UNKNOWN_ACCELERATOR),
-        ({"num_gpus": ""}, Reason.NO_DEVICES),
-        ({"num_gpus": 12, "dp": 6, "gbs": 12}, Reason.INCONSISTENT),
-        ({"model": "Jamba 52B", "arch": "hybrid"}, Reason.UNKNOWN_ARCHITECTURE),
-        ({"model": "Nemotron-H 47B", "arch": "hybrid"}, Reason.UNKNOWN_ARCHITECTURE),
-        ({"model": "NewArch 9B", "arch": "hybrid", "hidden": 4096}, Reason.UNKNOWN_ARCHITECTURE),
-        ({"model": "Unheard-of 9B"}, Reason.NO_DIMENSIONS),
-        ({"task": "qlora"}, Reason.QUANTISED_BASE),
-        ({"seq_len": ""}, Reason.NO_SEQUENCE_LENGTH),
-        ({"mbs": "", "gbs": ""}, Reason.NO_BATCH),
-        ({"tp": "", "pp": "", "dp": ""}, Reason.NO_PARALLELISM),
-        ({"precision": "int3"}, Reason.UNKNOWN_PRECISION),
-        ({"precision": "nvfp4"}, Reason.UNKNOWN_PRECISION),
-        ({"dp": 16}, Reason.INCONSISTENT),
-        ({"gpus_per_node": 16, "num_gpus": 16, "dp": ""}, Reason.INCONSISTENT),
-        ({"task": "DPO"}, Reason.OTHER_TASK),
-        ({"task": "inference"}, Reason.OTHER_TASK),
-        ({"gbs": 130}, Reason.INCONSISTENT),
-    ],
-)
-def test_what_a_row_leaves_open_or_contradicts_is_its_reason(
-    read_one: ReadOne, cells: dict[str, object], reason: Reason
-) -> None:
-    run = read_one(**cells)
-    assert run.reason is reason
-    assert run.conditions is None or reason in (Reason.NO_RATE, Reason.FLOPS_ONLY)
+def test_what_a_row_leaves_open_or_contradicts_is_its_reason(read_one: ReadOne) -> None:
+    def check(cells: dict[str, object], reason: Reason) -> None:
+        run = read_one(**cells)
+        assert run.reason is reason
+        assert run.conditions is None or reason in (Reason.NO_RATE, Reason.FLOPS_ONLY)
+
+    check_every(
+        [
+            ({"tok_s_gpu_best": ""}, Reason.NO_RATE),
+            ({"tok_s_gpu_best": "", "mfu_pct": 40, "framework": "Unheard-of"}, Reason.FLOPS_ONLY),
+            ({"metric_kind": "end_to_end_gpu_hours"}, Reason.END_TO_END),
+            ({"gpu": ""}, Reason.NO_ACCELERATOR),
+            ({"gpu": "Abacus 9000"}, Reason.UNKNOWN_ACCELERATOR),
+            ({"num_gpus": ""}, Reason.NO_DEVICES),
+            ({"num_gpus": 12, "dp": 6, "gbs": 12}, Reason.INCONSISTENT),
+            ({"model": "Jamba 52B", "arch": "hybrid"}, Reason.UNKNOWN_ARCHITECTURE),
+            ({"model": "Nemotron-H 47B", "arch": "hybrid"}, Reason.UNKNOWN_ARCHITECTURE),
+            ({"model": "NewArch 9B", "arch": "hybrid", "hidden": 4096}, Reason.UNKNOWN_ARCHITECTURE),
+            ({"model": "Unheard-of 9B"}, Reason.NO_DIMENSIONS),
+            ({"task": "qlora"}, Reason.QUANTISED_BASE),
+            ({"seq_len": ""}, Reason.NO_SEQUENCE_LENGTH),
+            ({"mbs": "", "gbs": ""}, Reason.NO_BATCH),
+            ({"tp": "", "pp": "", "dp": ""}, Reason.NO_PARALLELISM),
+            ({"precision": "int3"}, Reason.UNKNOWN_PRECISION),
+            ({"precision": "nvfp4"}, Reason.UNKNOWN_PRECISION),
+            ({"dp": 16}, Reason.INCONSISTENT),
+            ({"gpus_per_node": 16, "num_gpus": 16, "dp": ""}, Reason.INCONSISTENT),
+            ({"task": "DPO"}, Reason.OTHER_TASK),
+            ({"task": "inference"}, Reason.OTHER_TASK),
+            ({"gbs": 130}, Reason.INCONSISTENT),
+        ],
+        lambda case: check(*case),
+    )
 
 
 def test_a_row_with_memory_but_no_rate_keeps_its_conditions(read_one: ReadOne) -> None:
@@ -216,7 +218,7 @@ def test_a_file_without_the_schema_is_bad_input(tmp_path: Path) -> None:
 
 
 def test_most_shipped_rows_with_a_rate_can_be_predicted() -> None:
-    runs = read_runs(measured_runs_path())
+    runs = shipped_runs()
     rated = [run for run in runs if run.tokens_per_s_per_device]
     predictable = [run for run in rated if run.conditions]
     assert (len(runs), len(rated)) == (2801, 2768)
@@ -288,7 +290,7 @@ def test_a_measured_gemm_rate_is_a_condition_and_noted(read_one: ReadOne) -> Non
 def test_rates_that_a_source_measured_apply_to_its_system_alone() -> None:
     rates = {
         (run.source_key, run.conditions.accelerator.name): run.conditions.gemm_flops_per_s
-        for run in read_runs(measured_runs_path())
+        for run in shipped_runs()
         if run.conditions
     }
     stated = {(s["source_key"], s["accelerator"]): s["gemm_tflops"] * 1e12 for s in published_systems()}
@@ -396,7 +398,7 @@ def test_a_slice_of_cores_is_half_as_many_chips(read_one: ReadOne) -> None:
 
 
 def test_a_name_that_no_row_has_is_known_without_reading_them():
-    runs = read_runs(measured_runs_path())
+    runs = shipped_runs()
     names = {run.conditions.model.name for run in runs if run.conditions is not None}
     assert len(names) > 50
     assert [name for name in names if not may_be_published(name)] == []

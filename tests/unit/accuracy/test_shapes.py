@@ -1,6 +1,7 @@
 from collections.abc import Callable
 
 import pytest
+from tests.every_member import check_every
 
 from meshwright.accuracy.csvfile import CsvRow
 from meshwright.accuracy.reasons import CannotPredictError
@@ -23,49 +24,53 @@ def billions(model: Model) -> float:
     return float(count_parameters(model_row(model)).total) / 1e9
 
 
-@pytest.mark.parametrize(
-    ("published", "name"),
-    [
-        ("LLAMA3.1-405B", "llama3.1-405b"),
-        ("Llama-3.1-405B", "llama3.1-405b"),
-        ("LLAMA3_70B", "llama3-70b"),
-        ("Llama-2-70B", "llama2-70b"),
-        ("DeepSeekV3", "deepseek-v3"),
-        ("DeepSeek V3 671B", "deepseek-v3"),
-        ("Qwen3_235B_a22B", "qwen3-235b-a22b"),
-        ("Qwen3 MoE 30B", "qwen3-30b-a3b"),
-        ("GPT OSS 120B", "gpt-oss-120b"),
-        ("GPT-3 175B", "gpt3-175b"),
-        ("Kimi_K2", "kimi-k2"),
-        ("Mixtral-8x22B", "mixtral-8x22b"),
-        ("Nemotron4-340B", "nemotron-340b"),
-        ("Grok-1 314B", "grok1"),
-        ("Llama4-Maverick-17B-128E", "llama4-maverick"),
-    ],
-)
-def test_published_spellings_find_their_model(published: str, name: str) -> None:
-    assert model_of(model=published).name == name
+def test_published_spellings_find_their_model() -> None:
+    def check(published: str, name: str) -> None:
+        assert model_of(model=published).name == name
+
+    check_every(
+        [
+            ("LLAMA3.1-405B", "llama3.1-405b"),
+            ("Llama-3.1-405B", "llama3.1-405b"),
+            ("LLAMA3_70B", "llama3-70b"),
+            ("Llama-2-70B", "llama2-70b"),
+            ("DeepSeekV3", "deepseek-v3"),
+            ("DeepSeek V3 671B", "deepseek-v3"),
+            ("Qwen3_235B_a22B", "qwen3-235b-a22b"),
+            ("Qwen3 MoE 30B", "qwen3-30b-a3b"),
+            ("GPT OSS 120B", "gpt-oss-120b"),
+            ("GPT-3 175B", "gpt3-175b"),
+            ("Kimi_K2", "kimi-k2"),
+            ("Mixtral-8x22B", "mixtral-8x22b"),
+            ("Nemotron4-340B", "nemotron-340b"),
+            ("Grok-1 314B", "grok1"),
+            ("Llama4-Maverick-17B-128E", "llama4-maverick"),
+        ],
+        lambda case: check(*case),
+    )
 
 
-@pytest.mark.parametrize(
-    ("name", "published_billions"),
-    [
-        ("grok1", 314), ("nemotron-15b", 15.6), ("nemotron-340b", 341), ("llama4-scout", 107.8),
-        ("llama4-maverick", 400.7), ("llama3.2-1b", 1.236), ("llama3.2-3b", 3.213), ("mistral-7b", 7.24),
-        ("qwen2.5-7b", 7.616), ("qwen2.5-14b", 14.77), ("qwen2.5-32b", 32.76), ("qwen2.5-72b", 72.71),
-        ("gemma-2b", 2.51), ("gemma-7b", 8.54), ("gemma2-9b", 9.24), ("gemma2-27b", 27.2),
-        ("gemma3-12b", 11.8), ("gemma3-27b", 27.0), ("starcoder2-15b", 15.96), ("minimax-m2.5", 229),
-        ("llama-65b", 65.2), ("yi-34b", 34.4), ("falcon-7b", 6.92), ("falcon-40b", 41.3), ("falcon-180b", 179),
-        ("mistral-nemo-12b", 12.2), ("mistral-large-2", 123), ("phi-2", 2.78), ("phi-3-medium", 14.0),
-        ("phi-3.5-moe", 41.9), ("glm-4-9b", 9.4), ("internlm2-7b", 7.74), ("baichuan2-7b", 7.51),
-        ("gpt-neox-20b", 20.6), ("pythia-12b", 11.8), ("gpt-j-6b", 6.05), ("opt-1.3b", 1.32), ("opt-175b", 175),
-        ("bloom-176b", 176.2), ("starcoder2-7b", 7.17), ("command-r-35b", 35), ("olmo-7b", 6.89),
-        ("olmo2-32b", 32.2), ("olmoe-1b-7b", 6.92), ("dbrx-132b", 132), ("deepseek-moe-16b", 16.4),
-        ("qwen1.5-moe-a2.7b", 14.3), ("minitron-4b", 4.19), ("smollm3-3b", 3.08), ("qwen2.5-3b", 3.09),
-    ],
-)  # fmt: skip
-def test_models_outside_the_catalogue_have_their_published_size(name: str, published_billions: float) -> None:
-    assert billions(model_of(model=name)) == pytest.approx(published_billions, rel=0.015)
+PUBLISHED_BILLIONS = [
+    ("grok1", 314), ("nemotron-15b", 15.6), ("nemotron-340b", 341), ("llama4-scout", 107.8),
+    ("llama4-maverick", 400.7), ("llama3.2-1b", 1.236), ("llama3.2-3b", 3.213), ("mistral-7b", 7.24),
+    ("qwen2.5-7b", 7.616), ("qwen2.5-14b", 14.77), ("qwen2.5-32b", 32.76), ("qwen2.5-72b", 72.71),
+    ("gemma-2b", 2.51), ("gemma-7b", 8.54), ("gemma2-9b", 9.24), ("gemma2-27b", 27.2),
+    ("gemma3-12b", 11.8), ("gemma3-27b", 27.0), ("starcoder2-15b", 15.96), ("minimax-m2.5", 229),
+    ("llama-65b", 65.2), ("yi-34b", 34.4), ("falcon-7b", 6.92), ("falcon-40b", 41.3), ("falcon-180b", 179),
+    ("mistral-nemo-12b", 12.2), ("mistral-large-2", 123), ("phi-2", 2.78), ("phi-3-medium", 14.0),
+    ("phi-3.5-moe", 41.9), ("glm-4-9b", 9.4), ("internlm2-7b", 7.74), ("baichuan2-7b", 7.51),
+    ("gpt-neox-20b", 20.6), ("pythia-12b", 11.8), ("gpt-j-6b", 6.05), ("opt-1.3b", 1.32), ("opt-175b", 175),
+    ("bloom-176b", 176.2), ("starcoder2-7b", 7.17), ("command-r-35b", 35), ("olmo-7b", 6.89),
+    ("olmo2-32b", 32.2), ("olmoe-1b-7b", 6.92), ("dbrx-132b", 132), ("deepseek-moe-16b", 16.4),
+    ("qwen1.5-moe-a2.7b", 14.3), ("minitron-4b", 4.19), ("smollm3-3b", 3.08), ("qwen2.5-3b", 3.09),
+]  # fmt: skip
+
+
+def test_models_outside_the_catalogue_have_their_published_size() -> None:
+    def check(name: str, published_billions: float) -> None:
+        assert billions(model_of(model=name)) == pytest.approx(published_billions, rel=0.015)
+
+    check_every(PUBLISHED_BILLIONS, lambda case: check(*case))
 
 
 def test_no_two_names_are_one_key() -> None:

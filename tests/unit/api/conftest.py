@@ -69,9 +69,9 @@ def results(
         "estimate": mw.estimate(PINNED_RUN),
         "explain": mw.explain(PINNED_RUN, why_not={"tensor": 8}),
         "explain against": mw.explain(PINNED_RUN, against=plans.pinned(rank=2)),
-        "scale": mw.scale(OPEN_RUN, devices=[64, 256], sensitivity=True),
+        "scale": mw.scale(OPEN_RUN, devices=[32, 64]),
         "scale emulated": mw.scale(OPEN_RUN, devices=[128], emulate=64),
-        "scale replicas": mw.scale(OPEN_RUN, devices=[64], replicas=[8, 16]),
+        "scale replicas": mw.scale(OPEN_RUN, devices=[64], replicas=[8, 16], sensitivity=True),
         "inference capacity": mw.inference_capacity(model="llama3.1-8b", cluster="h100-2x1", context=1000),
         "inference estimate": mw.inference_estimate(
             model="llama3.1-8b", cluster="h100-2x1", input_tokens=512, output_tokens=64, concurrency=[1, 4]

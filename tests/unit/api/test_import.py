@@ -7,6 +7,7 @@ import sys
 from importlib import import_module
 
 import pytest
+from tests.every_member import check_every
 
 import meshwright as mw
 
@@ -44,10 +45,12 @@ def test_planning_loads_no_tensor_framework():
     } == set()
 
 
-@pytest.mark.parametrize("name", [n for n in mw.__all__ if n not in ("catalog", "__version__")])
-def test_every_public_name_is_the_object_of_its_home(name):
-    found = getattr(mw, name)
-    assert found is getattr(import_module(found.__module__), name)
+def test_every_public_name_is_the_object_of_its_home():
+    def check(name: str) -> None:
+        found = getattr(mw, name)
+        assert found is getattr(import_module(found.__module__), name)
+
+    check_every((n for n in mw.__all__ if n not in ("catalog", "__version__")), check)
 
 
 def test_a_package_of_the_same_name_does_not_replace_a_function():

@@ -8,6 +8,7 @@ import sys
 from html.parser import HTMLParser
 
 import pytest
+from tests.every_member import check_every
 
 import meshwright as mw
 from meshwright.report.result import Result
@@ -49,46 +50,56 @@ def parsed(html: str) -> set[str]:
     return parser.seen
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_html_parses_and_loads_nothing(results, name):
-    html = results[name]._repr_html_()
-    tags = parsed(html)
-    assert tags & {"table", "pre"}
-    assert ("svg" in tags) is (name in WITH_FIGURE)
-    without_namespaces = html.replace("http://www.w3.org", "")
-    for loading in ("<script", "src=", "<link", "url(", "@import", "<iframe"):
-        assert loading not in without_namespaces
+def test_the_html_parses_and_loads_nothing(results):
+    def check(name: str) -> None:
+        html = results[name]._repr_html_()
+        tags = parsed(html)
+        assert tags & {"table", "pre"}
+        assert ("svg" in tags) is (name in WITH_FIGURE)
+        without_namespaces = html.replace("http://www.w3.org", "")
+        for loading in ("<script", "src=", "<link", "url(", "@import", "<iframe"):
+            assert loading not in without_namespaces
+
+    check_every(NAMES, check)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_style_touches_nothing_outside_of_it(results, name):
-    html = results[name]._repr_html_()
-    style = html[html.index("<style>") + len("<style>") : html.index("</style>")]
-    selectors = [s for rule in style.split("}") if "{" in rule for s in rule.split("{")[0].split(",")]
-    assert selectors
-    assert [s for s in selectors if not s.strip().startswith(".meshwright")] == []
+def test_the_style_touches_nothing_outside_of_it(results):
+    def check(name: str) -> None:
+        html = results[name]._repr_html_()
+        style = html[html.index("<style>") + len("<style>") : html.index("</style>")]
+        selectors = [s for rule in style.split("}") if "{" in rule for s in rule.split("{")[0].split(",")]
+        assert selectors
+        assert [s for s in selectors if not s.strip().startswith(".meshwright")] == []
+
+    check_every(NAMES, check)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_frame_has_a_row_for_each_row(results, name):
-    result = results[name]
-    frame, rows = result.to_frame(), result.to_rows()
-    assert len(frame) == len(rows) > 0
-    assert list(frame.columns) == list(dict.fromkeys(key for row in rows for key in row))
+def test_the_frame_has_a_row_for_each_row(results):
+    def check(name: str) -> None:
+        result = results[name]
+        frame, rows = result.to_frame(), result.to_rows()
+        assert len(frame) == len(rows) > 0
+        assert list(frame.columns) == list(dict.fromkeys(key for row in rows for key in row))
+
+    check_every(NAMES, check)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_text_is_one_line(results, name):
-    result = results[name]
-    assert str(result)
-    assert "\n" not in str(result)
-    assert repr(result) == f"<{type(result).__name__}: {result}>"
+def test_the_text_is_one_line(results):
+    def check(name: str) -> None:
+        result = results[name]
+        assert str(result)
+        assert "\n" not in str(result)
+        assert repr(result) == f"<{type(result).__name__}: {result}>"
+
+    check_every(NAMES, check)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_document_is_plain_json(results, name):
-    document = results[name].to_dict()
-    assert json.loads(json.dumps(document, allow_nan=False)) == document
+def test_the_document_is_plain_json(results):
+    def check(name: str) -> None:
+        document = results[name].to_dict()
+        assert json.loads(json.dumps(document, allow_nan=False)) == document
+
+    check_every(NAMES, check)
 
 
 def test_all_results_are_public():
@@ -160,6 +171,7 @@ def test_a_plan_that_cannot_run_is_explained_without_a_difference():
     parsed(answer._repr_html_())
 
 
+@pytest.mark.when_touched  # test_nothing_fits (unit/cli/test_plan.py) searches for the same model
 def test_infeasible_is_an_error_that_says_what_is_missing():
     with pytest.raises(mw.InfeasibleError, match="GiB"):
         mw.plan(model="llama3.1-405b", cluster="h100-8x1", global_sequences=8, sequence_length=8192)

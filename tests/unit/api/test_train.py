@@ -23,7 +23,7 @@ needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reas
 
 
 @needs_torch
-def test_a_training_returns_its_record(tmp_path, monkeypatch, tiny_text):
+def test_a_training_returns_its_record(tmp_path, monkeypatch, tiny_text, without_measuring):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.yaml").write_text(tiny_text)
     done = mw.train(

@@ -1,6 +1,7 @@
 """Laws between the figures of one device and of devices of one architecture: printed peaks are units x FLOP x clock."""
 
 import pytest
+from tests.every_member import check_every
 
 from meshwright.catalog import accelerator, accelerator_names
 
@@ -46,19 +47,23 @@ def of_architectures(ratios: dict[str, float]) -> list[str]:
     return [name for name in accelerator_names() if accelerator(name).architecture in ratios]
 
 
-@pytest.mark.parametrize("name", [n for n in GPUS if n not in LOWERED])
-def test_a_peak_is_units_times_rate_at_a_clock_that_the_device_has(name: str) -> None:
-    a = accelerator(name)
-    rate = FLOPS_PER_UNIT_AND_CLOCK[a.architecture] / (2 if name in HALF_RATE else 1)
-    peak = a.peak_flops_per_s.get("bf16") or a.peak_flops_per_s["fp16"]
-    assert CLOCK_HZ[0] <= peak / (a.num_compute_units * rate) <= CLOCK_HZ[1]
+def test_a_peak_is_units_times_rate_at_a_clock_that_the_device_has() -> None:
+    def check(name: str) -> None:
+        a = accelerator(name)
+        rate = FLOPS_PER_UNIT_AND_CLOCK[a.architecture] / (2 if name in HALF_RATE else 1)
+        peak = a.peak_flops_per_s.get("bf16") or a.peak_flops_per_s["fp16"]
+        assert CLOCK_HZ[0] <= peak / (a.num_compute_units * rate) <= CLOCK_HZ[1]
+
+    check_every([n for n in GPUS if n not in LOWERED], check)
 
 
-@pytest.mark.parametrize("name", of_architectures(EIGHT_TO_SIXTEEN_BITS))
-def test_eight_bits_are_dense_as_sixteen_are(name: str) -> None:
-    a = accelerator(name)
-    ratio = a.peak_flops_per_s["fp8"] / a.peak_flops_per_s["bf16"]
-    assert ratio == pytest.approx(EIGHT_TO_SIXTEEN_BITS[a.architecture], rel=0.013)  # L40S: 362 and 733
+def test_eight_bits_are_dense_as_sixteen_are() -> None:
+    def check(name: str) -> None:
+        a = accelerator(name)
+        ratio = a.peak_flops_per_s["fp8"] / a.peak_flops_per_s["bf16"]
+        assert ratio == pytest.approx(EIGHT_TO_SIXTEEN_BITS[a.architecture], rel=0.013)  # L40S: 362 and 733
+
+    check_every(of_architectures(EIGHT_TO_SIXTEEN_BITS), check)
 
 
 @pytest.mark.parametrize("name", of_architectures(FOUR_TO_EIGHT_BITS))
@@ -68,12 +73,14 @@ def test_four_bits_are_dense_as_eight_are(name: str) -> None:
     assert ratio == pytest.approx(FOUR_TO_EIGHT_BITS[a.architecture], rel=0.011)  # MI355X: 5000 and 10100
 
 
-@pytest.mark.parametrize("name", NVIDIA)
-def test_tf32_has_half_the_rate_of_16_bits(name: str) -> None:
-    peaks = accelerator(name).peak_flops_per_s
-    if "tf32" not in peaks:
-        pytest.skip("prints none")
-    assert peaks["tf32"] == pytest.approx(peaks["bf16"] / 2, rel=0.012)  # L40S: 183 and 362
+def test_tf32_has_half_the_rate_of_16_bits() -> None:
+    def check(name: str) -> None:
+        peaks = accelerator(name).peak_flops_per_s
+        if "tf32" not in peaks:
+            return  # prints none
+        assert peaks["tf32"] == pytest.approx(peaks["bf16"] / 2, rel=0.012)  # L40S: 183 and 362
+
+    check_every(NVIDIA, check)
 
 
 def test_devices_of_one_die_and_as_many_units_share_their_peaks_unless_their_clock_is_another() -> None:
@@ -95,14 +102,18 @@ def test_a_die_has_half_of_its_module() -> None:
     assert 2 * die.memory_bytes_per_s == pytest.approx(module.memory_bytes_per_s, rel=1e-3)
 
 
-@pytest.mark.parametrize("name", NVIDIA)
-def test_nvlink_is_a_whole_number_of_links_in_one_direction(name: str) -> None:
-    a = accelerator(name)
-    link = NVLINK_BYTES_PER_S.get(a.architecture)
-    if link is None or a.scale_up_bytes_per_s <= a.host_bytes_per_s:
-        pytest.skip("joined by PCIe, or announced only")
-    assert (a.scale_up_bytes_per_s / link).is_integer()
-    assert a.scale_up_bytes_per_s <= 18 * link  # the most links of any of them: both directions would be 36
+def test_nvlink_is_a_whole_number_of_links_in_one_direction() -> None:
+    def check(name: str) -> None:
+        a = accelerator(name)
+        link = NVLINK_BYTES_PER_S.get(a.architecture)
+        if link is None or a.scale_up_bytes_per_s <= a.host_bytes_per_s:
+            return  # joined by PCIe, or announced only
+        assert (a.scale_up_bytes_per_s / link).is_integer()
+        assert (
+            a.scale_up_bytes_per_s <= 18 * link
+        )  # the most links of any of them: both directions would be 36
+
+    check_every(NVIDIA, check)
 
 
 def test_a_processor_shared_by_two_devices_gives_each_half() -> None:

@@ -1,6 +1,7 @@
 import re
 
 import pytest
+from tests.every_member import check_every
 
 from meshwright.catalog import (
     CatalogKind,
@@ -86,19 +87,21 @@ def test_values_are_those_of_the_datasheets(name, marketed):
     assert a.scale_up_bytes_per_s == up_gb_s * 1e9
 
 
-@pytest.mark.parametrize("name", accelerator_names())
-def test_values_are_physical(name):
-    a = accelerator(name)
-    peaks = a.peak_flops_per_s
-    assert all(peak > 0 for peak in peaks.values())
-    order = [peaks[f] for f in ("fp32", "bf16", "fp8", "fp4") if f in peaks]
-    assert order == sorted(order)
-    assert 16e9 <= a.memory_bytes <= 400e9
-    assert 0 < a.scale_up_peer_bytes_per_s <= a.scale_up_bytes_per_s
-    assert a.scale_up_bytes_per_s < a.memory_bytes_per_s
-    assert a.num_compute_units > 0
-    assert default_fabric_name(name) in fabric_names()
-    assert usual_devices_per_node(name) >= 1
+def test_values_are_physical():
+    def check(name):
+        a = accelerator(name)
+        peaks = a.peak_flops_per_s
+        assert all(peak > 0 for peak in peaks.values())
+        order = [peaks[f] for f in ("fp32", "bf16", "fp8", "fp4") if f in peaks]
+        assert order == sorted(order)
+        assert 16e9 <= a.memory_bytes <= 400e9
+        assert 0 < a.scale_up_peer_bytes_per_s <= a.scale_up_bytes_per_s
+        assert a.scale_up_bytes_per_s < a.memory_bytes_per_s
+        assert a.num_compute_units > 0
+        assert default_fabric_name(name) in fabric_names()
+        assert usual_devices_per_node(name) >= 1
+
+    check_every(accelerator_names(), check)
 
 
 @pytest.mark.parametrize(
@@ -140,10 +143,14 @@ DRIVER_NAMES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "driver_name"), DRIVER_NAMES)
-def test_a_driver_name_finds_its_own_accelerator(name, driver_name):
-    assert accelerator_with_driver_name(driver_name) == name  # also: no two accelerators share a driver name
-    assert "driver_names" in entry(CatalogKind.ACCELERATOR, name).sources
+def test_a_driver_name_finds_its_own_accelerator():
+    def check(name, driver_name):
+        assert (
+            accelerator_with_driver_name(driver_name) == name
+        )  # also: no two accelerators share a driver name
+        assert "driver_names" in entry(CatalogKind.ACCELERATOR, name).sources
+
+    check_every(DRIVER_NAMES, lambda case: check(*case))
 
 
 @pytest.mark.parametrize(
@@ -160,42 +167,46 @@ def test_capitals_spaces_and_the_prefix_do_not_matter(driver_name, name):
     assert accelerator_with_driver_name(driver_name) == name
 
 
-@pytest.mark.parametrize(
-    "driver_name",
-    [
-        "NVIDIA H100",
-        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
-        "NVIDIA GH200 480GB",
-        "NVIDIA H200 NVL",
-        "NVIDIA H20-3e",
-        "NVIDIA GB10",
-        "NVIDIA B300",
-        "NVIDIA A800 80GB PCIe",
-        "NVIDIA A100-PCIE-40GB",
-        "NVIDIA L40G",
-        "NVIDIA RTX 6000 Ada Generation",
-        "NVIDIA RTX PRO 6000 Blackwell Server Edition",
-        "NVIDIA GeForce RTX 4090 Laptop GPU",
-        "Tesla V100-PCIE-16GB",
-        "AMD Instinct MI300A",
-        "AMD Instinct MI308X",
-        "AMD Instinct MI250X / MI250",
-        "AMD Radeon Graphics",
-        "NVIDIA",
-        "",
-    ],
-)
-def test_a_device_that_is_not_listed_is_unknown_and_not_its_neighbour(driver_name):
-    assert accelerator_with_driver_name(driver_name) is None
+def test_a_device_that_is_not_listed_is_unknown_and_not_its_neighbour():
+    def check(driver_name):
+        assert accelerator_with_driver_name(driver_name) is None
+
+    check_every(
+        [
+            "NVIDIA H100",
+            "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+            "NVIDIA GH200 480GB",
+            "NVIDIA H200 NVL",
+            "NVIDIA H20-3e",
+            "NVIDIA GB10",
+            "NVIDIA B300",
+            "NVIDIA A800 80GB PCIe",
+            "NVIDIA A100-PCIE-40GB",
+            "NVIDIA L40G",
+            "NVIDIA RTX 6000 Ada Generation",
+            "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+            "NVIDIA GeForce RTX 4090 Laptop GPU",
+            "Tesla V100-PCIE-16GB",
+            "AMD Instinct MI300A",
+            "AMD Instinct MI308X",
+            "AMD Instinct MI250X / MI250",
+            "AMD Radeon Graphics",
+            "NVIDIA",
+            "",
+        ],
+        check,
+    )
 
 
-@pytest.mark.parametrize("name", accelerator_names())
-def test_a_pci_id_gives_a_listed_driver_name(name):
-    values = entry(CatalogKind.ACCELERATOR, name).values
-    for pci_id, driver_name in values.get("pci_ids", {}).items():
-        assert re.fullmatch(r"[0-9a-f]{4}:[0-9a-f]{4}", pci_id)
-        assert driver_name in values["driver_names"]
-        assert driver_name_of_pci_id(pci_id.upper()) == driver_name
+def test_a_pci_id_gives_a_listed_driver_name():
+    def check(name):
+        values = entry(CatalogKind.ACCELERATOR, name).values
+        for pci_id, driver_name in values.get("pci_ids", {}).items():
+            assert re.fullmatch(r"[0-9a-f]{4}:[0-9a-f]{4}", pci_id)
+            assert driver_name in values["driver_names"]
+            assert driver_name_of_pci_id(pci_id.upper()) == driver_name
+
+    check_every(accelerator_names(), check)
 
 
 def test_an_unlisted_pci_id_is_unknown():

@@ -7,10 +7,9 @@ import tomllib
 from importlib.resources import files
 
 import pytest
+from tests.shipped_rows import shipped_runs
 
 from meshwright import catalog
-from meshwright.accuracy.rows import read_runs
-from meshwright.accuracy.shipped import measured_runs_path
 from meshwright.accuracy.tables import cluster_of
 from meshwright.catalog.interconnects import fabric_named_by
 
@@ -43,7 +42,7 @@ def test_every_rule_names_what_the_catalogue_has(rule):
 
 @pytest.fixture(scope="module")
 def published():
-    return [run for run in read_runs(measured_runs_path()) if run.conditions is not None]
+    return [run for run in shipped_runs() if run.conditions is not None]
 
 
 def test_every_rule_is_used_by_a_published_run(published):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.every_member import check_every
 
 from meshwright.catalog import engine_names
 from meshwright.catalog.accelerators import accelerator
@@ -13,13 +14,15 @@ from meshwright.specs.features import AttentionKernel, CudaGraphs, Dispatcher, F
 from meshwright.specs.hardware import Stack
 
 
-@pytest.mark.parametrize("name", stack_names())
-def test_every_stack_says_what_it_is(name):
-    facts = stack_facts(name)
-    assert facts.name == name
-    assert facts.title
-    assert len(facts.source) > 10
-    assert 2018 < facts.newest < 2030
+def test_every_stack_says_what_it_is():
+    def check(name):
+        facts = stack_facts(name)
+        assert facts.name == name
+        assert facts.title
+        assert len(facts.source) > 10
+        assert 2018 < facts.newest < 2030
+
+    check_every(stack_names(), check)
 
 
 @pytest.mark.parametrize("engine", engine_names())
@@ -29,9 +32,11 @@ def test_every_engine_runs_a_known_stack(engine):
     assert stack.vintage is None
 
 
-@pytest.mark.parametrize("name", stack_names())
-def test_every_stack_has_memory_constants(name):
-    assert memory_constants(Stack(framework=name)) is not None
+def test_every_stack_has_memory_constants():
+    def check(name):
+        assert memory_constants(Stack(framework=name)) is not None
+
+    check_every(stack_names(), check)
 
 
 def test_unknown_names_name_the_nearest():
@@ -51,15 +56,17 @@ def test_megatron_on_amd_is_amds():
     assert stack_for_engine("megatron", vendor="NVIDIA").framework == "megatron-bridge"
 
 
-@pytest.mark.parametrize("name", stack_names())
-def test_every_switch_of_every_stack_has_a_value(name):
-    unknown = {key for key, value in vars(features_of(Stack(framework=name))).items() if value is None}
-    assert unknown <= {
-        "gradient_format",
-        "parameter_format",
-        "capacity_factor",
-        "attention_tile",
-    }  # else the precision's, none, and the kernel's
+def test_every_switch_of_every_stack_has_a_value():
+    def check(name):
+        unknown = {key for key, value in vars(features_of(Stack(framework=name))).items() if value is None}
+        assert unknown <= {
+            "gradient_format",
+            "parameter_format",
+            "capacity_factor",
+            "attention_tile",
+        }  # else the precision's, none, and the kernel's
+
+    check_every(stack_names(), check)
 
 
 def test_releases_step():

@@ -17,8 +17,17 @@ SUMMARY_KEYS = {
 @pytest.fixture
 def few_runs(tmp_path: Path) -> Path:
     """Every fortieth shipped row: all kinds of sources, a moment's work."""
-    path = tmp_path / "few.csv"
-    with measured_runs_path().open(encoding="utf-8", newline="") as file:
+    return every_fortieth(measured_runs_path(), tmp_path / "few.csv")
+
+
+@pytest.fixture
+def few_failed(tmp_path: Path) -> Path:
+    """Every fortieth shipped configuration that failed."""
+    return every_fortieth(failed_configs_path(), tmp_path / "few_failed.csv")
+
+
+def every_fortieth(table: Path, path: Path) -> Path:
+    with table.open(encoding="utf-8", newline="") as file:
         reader = csv.reader(file)
         rows = [next(reader), *islice(reader, 0, None, 40)]
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -42,10 +51,12 @@ def test_json_has_the_promised_shape(meshwright: Callable[..., Any], few_runs: P
     assert all(row.get("reason") for row in document["rows"] if row["signed_error"] is None)
 
 
-def test_tables_and_files(meshwright: Callable[..., Any], few_runs: Path, tmp_path: Path) -> None:
+def test_tables_and_files(
+    meshwright: Callable[..., Any], few_runs: Path, few_failed: Path, tmp_path: Path
+) -> None:
     page, table = tmp_path / "page.html", tmp_path / "rows.csv"
     outcome = meshwright(
-        "accuracy", "--runs", str(few_runs), "--failed", str(failed_configs_path()),
+        "accuracy", "--runs", str(few_runs), "--failed", str(few_failed),
         "--by", "accelerator", "--rows", "--html", str(page), "--csv", str(table),
     )  # fmt: skip
     assert outcome.exit_code == 0, outcome.stderr

@@ -106,7 +106,9 @@ def test_weights_that_do_not_fit_on_the_disk_name_their_folder(meshwright, train
     assert not [path for path in trained.iterdir() if "hf" in path.name]
 
 
-def test_what_came_from_hugging_face_stays_through_training(meshwright, trained, run_file, tiny_text):
+def test_what_came_from_hugging_face_stays_through_training(
+    meshwright, trained, run_file, tiny_text, without_measuring, without_page
+):
     first = meshwright("checkpoint", "to-hf", run_file, "hf")
     assert "note: the run has no tokenizer" in first.stderr
     config = json.loads((trained / "hf" / "config.json").read_text()) | {"eos_token_id": [7, 9]}
@@ -119,7 +121,7 @@ def test_what_came_from_hugging_face_stays_through_training(meshwright, trained,
     assert json.loads((trained / "out" / "config.json").read_text()) == config
 
 
-def test_routing_biases_go_along(meshwright, run_file, tmp_path, tiny_text):
+def test_routing_biases_go_along(meshwright, run_file, tmp_path, tiny_text, without_measuring, without_page):
     """A mixture whose router balances load holds a buffer beside its weights."""
     experts = (
         ", experts: {num_experts: 4, top_k: 2, ffn_hidden: 32, num_shared: 1, num_dense_layers: 1,"

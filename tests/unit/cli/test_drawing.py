@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.printed_tables import check_whole, printed_at
 
@@ -128,6 +128,7 @@ def tables(draw: st.DrawFn) -> TableOrBlocks:
     return table(columns, draw(st.lists(row, max_size=3)), title=title, caption=caption)
 
 
+@settings(max_examples=25)
 @given(shown=tables(), width=st.integers(20, 140))
 def test_no_word_is_lost_at_any_width(shown, width):
     with pytest.MonkeyPatch.context() as monkeypatch:

@@ -102,14 +102,15 @@ def test_compare_of_published_results(meshwright):
     "arguments",
     [
         ("score", "absent"),
-        ("score", ".", "--round", "5.2"),
+        ("score", "llama2_70b_lora", "--round", "5.2"),
         ("check", "absent"),
         ("compare", "--round", "4.1"),
         ("compare", "--benchmark", "bert"),
         ("rcp", "absent", "--creator", "a", "--platform", "b"),
     ],
 )
-def test_wrong_input(meshwright, arguments):
+def test_wrong_input(meshwright, runs, monkeypatch, arguments):
+    monkeypatch.chdir(runs.parent)
     code, out, err = called(meshwright, "mlperf", *arguments)
     assert code == 2
     assert "error" in err + out

@@ -52,7 +52,9 @@ def test_the_document_is_the_record(meshwright, run_file, without_page, tmp_path
 
 
 @needs_torch
-def test_reaching_the_target_loss_is_shown_and_exits_0(meshwright, run_file, without_page, tmp_path):
+def test_reaching_the_target_loss_is_shown_and_exits_0(
+    meshwright, run_file, without_page, without_measuring, tmp_path
+):
     (tmp_path / "text.txt").write_text("ab" * 4000)
     data = "data={source: text.txt, tokenizer: bytes, sequence_length: 16}"
     target = "train.evaluate={every_steps: 1, num_batches: 1, target_loss: 100}"
@@ -63,8 +65,12 @@ def test_reaching_the_target_loss_is_shown_and_exits_0(meshwright, run_file, wit
 
 
 @needs_torch
-def test_without_measuring_there_is_neither_prediction_nor_mfu(meshwright, run_file, tmp_path, own_cache):
-    outcome = meshwright("train", run_file, "--no-measure", "--json")
+def test_without_measuring_there_is_neither_prediction_nor_mfu(
+    meshwright, run_file, tmp_path, own_cache, monkeypatch
+):
+    with monkeypatch.context() as context:
+        context.setattr("meshwright.cli.train._write_page", lambda folder: None)
+        outcome = meshwright("train", run_file, "--no-measure", "--json")
     assert outcome.exit_code == 0, outcome.stderr
     assert outcome.json["predicted"] is None
     assert outcome.json["statistics"]["mfu"] is None
@@ -91,7 +97,7 @@ def test_measured_stands_beside_predicted(meshwright, run_file, tmp_path):
 
 
 @needs_torch
-def test_only_steps_leaves_the_record_alone(meshwright, run_file, tmp_path):
+def test_only_steps_leaves_the_record_alone(meshwright, run_file, without_measuring, tmp_path):
     (tmp_path / "text.txt").write_text("ab" * 4000)
     data = "data={source: text.txt, tokenizer: bytes, sequence_length: 16}"  # without --only-steps it would write
     outcome = meshwright(
@@ -104,14 +110,16 @@ def test_only_steps_leaves_the_record_alone(meshwright, run_file, tmp_path):
 
 
 @needs_torch
-def test_a_second_training_takes_a_folder_of_its_own(meshwright, run_file, without_page, tmp_path):
+def test_a_second_training_takes_a_folder_of_its_own(
+    meshwright, run_file, without_page, without_measuring, tmp_path
+):
     for _ in range(2):
         assert meshwright("train", run_file, "--set", "train.steps=1").exit_code == 0
     assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["tiny", "tiny-2"]
 
 
 @needs_torch
-def test_a_dry_run_writes_nothing(meshwright, run_file, tmp_path):
+def test_a_dry_run_writes_nothing(meshwright, run_file, without_measuring, tmp_path):
     outcome = meshwright("train", run_file, "--dry-run", "--json")
     assert outcome.exit_code == 0, outcome.stderr
     assert outcome.json["plan"]["micro_batch"] == 2
@@ -119,7 +127,7 @@ def test_a_dry_run_writes_nothing(meshwright, run_file, tmp_path):
 
 
 @needs_torch
-def test_divergence_is_a_no(meshwright, run_file, tmp_path):
+def test_divergence_is_a_no(meshwright, run_file, without_measuring, tmp_path):
     overrides = (
         "--set",
         "optimizer.learning_rate=1e12",
@@ -142,8 +150,9 @@ def test_steps_to_profile_are_two_numbers(meshwright, run_file, steps):
     assert "FIRST:LAST" in outcome.stderr
 
 
+@pytest.mark.when_touched  # test_a_profile_of_a_real_run profiles, test_tables_are_whole_at_every_width prints
 @needs_torch
-def test_a_profile_is_printed_as_shares(meshwright, run_file, without_page, tmp_path):
+def test_a_profile_is_printed_as_shares(meshwright, run_file, without_page, without_measuring, tmp_path):
     outcome = meshwright("train", run_file, "--profile-steps", "2:3")
     assert outcome.exit_code == 0, outcome.stderr
     assert "profiled steps" in outcome.stdout

@@ -79,6 +79,7 @@ def test_write_leaves_the_file_alone_and_takes_what_set_says(meshwright, run_pat
     assert run.data.workers == document["values"]["data.workers"]
 
 
+@pytest.mark.when_touched  # test_apply_writes_both_counts_and_keeps_comments writes the same file
 def test_a_link_stays_a_link(meshwright, run_path, torch):
     link = run_path.with_name("link.yaml")
     link.symlink_to(run_path)
@@ -98,6 +99,7 @@ def test_an_interrupt_writes_nothing(meshwright, run_path, torch, monkeypatch):
     assert run_path.read_text() == RUN
 
 
+@pytest.mark.when_touched  # test_measured_stands_beside_predicted (test_train.py) predicts a step of this machine
 def test_what_the_planner_expects_is_the_step(meshwright, run_path, torch):
     document = meshwright("tune", "dataloader", run_path, "--workers", "1", "--budget", "0.1s", "--json").json
     assert document["step"]["source"] == "predicted"

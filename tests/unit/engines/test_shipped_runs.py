@@ -52,8 +52,13 @@ def require_whole(run, launch) -> None:
     assert launch.argv[0] == "python"
 
 
+PLANNED = ("llama3-8b", "mixtral-8x7b", "llama2-70b-lora")
+"""A dense model, experts and adapters: runs that are planned for every engine whatever was changed."""
+FURTHER = pytest.mark.when_touched  # their golden texts are lowered below, from a pinned plan
+
+
 @pytest.mark.parametrize("engine", engine_names())
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [n if n in PLANNED else pytest.param(n, marks=FURTHER) for n in NAMES])
 def test_an_engine_lowers_a_plan_that_fits_or_refuses_the_run(name, engine):
     found = lowered(name, engine)
     if found is not None:
@@ -78,6 +83,7 @@ def test_so_it_does_on_every_device_and_in_the_other_precision(name, device, eng
             )
 
 
+@pytest.mark.when_touched  # mixtral-8x7b is planned for maxtext above
 def test_a_plan_that_the_engine_runs_is_found_behind_many_that_it_does_not():
     cluster = f"cluster={on_device('mixtral-8x22b', 'mi300x').run.cluster_name}"
     require_whole(*lowered("mixtral-8x22b", "maxtext", cluster))

@@ -42,7 +42,7 @@ def examined(lines: Sequence[str], name: str, round_: str) -> None:
     json.dumps(score_document(score), default=str)
 
 
-@settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(
     name=st.sampled_from(sorted(ROWS)),
     changes=st.lists(

@@ -99,6 +99,7 @@ def test_a_second_system_joins_and_the_first_stays(
     assert first < set(write_package([folder], **{**inputs, "system": other}).files)
 
 
+@pytest.mark.when_touched  # test_official_checker (test_check.py) reads what a checker rejects
 def test_the_package_checker_is_read_by_its_output(
     lora_set: Callable[..., Path], inputs: dict[str, Any]
 ) -> None:
@@ -114,6 +115,7 @@ def test_the_package_checker_is_read_by_its_output(
     assert any("2 files do not comply" in message for message in package.check.messages)
 
 
+@pytest.mark.when_touched  # test_a_package_is_whole_idempotent_and_accepted asks the same checkers
 def test_a_package_of_a_proxy_is_checked_officially_as_far_as_that_goes(
     lora_set: Callable[..., Path], inputs: dict[str, Any]
 ) -> None:

@@ -16,6 +16,11 @@ def result():
     return search(request(), top=6)
 
 
+@pytest.fixture(scope="module")
+def experts():
+    return search(request("qwen3-30b-a3b", "h100-8x4", "native", 256), top=1)
+
+
 def test_component_differences_add_up_to_the_step(result):
     for comparison in nearest_losers(result, count=5):
         total = sum(d.delta for d in comparison.components_ms)
@@ -87,13 +92,13 @@ def test_why_not_the_winner_itself(result):
 @pytest.mark.parametrize(
     "asked", [{"recompute": Recompute.FULL}, {"recompute": Recompute.NONE}, {"recompute_layers": 2}]
 )
-def test_why_not_another_recomputation_than_the_best_plan_s_modules(asked):
-    wanted = request("qwen3-30b-a3b", "h100-8x4", "native", 256)
-    best = search(wanted, top=1).best
-    assert best.plan.recompute_modules
-    assert why_not(wanted, asked, winner=best).verdict in (WhyNotVerdict.SLOWER, WhyNotVerdict.DOES_NOT_FIT)
+def test_why_not_another_recomputation_than_the_best_plan_s_modules(experts, asked):
+    answer = why_not(experts.request, asked, winner=experts.best)
+    assert experts.best.plan.recompute_modules
+    assert answer.verdict in (WhyNotVerdict.SLOWER, WhyNotVerdict.DOES_NOT_FIT)
 
 
+@pytest.mark.when_touched  # test_nothing_fits (unit/cli/test_plan.py) names the devices that fit
 def test_infeasible_names_the_nearest_number_of_devices_that_fits():
     lacking = explain_infeasible(search(request("llama3-70b", "h100-8x1", "native"), top=1))
     assert lacking.needed_gib is not None

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.every_member import check_every
 
 from meshwright.errors import InputError, UnknownNameError
 from meshwright.planner.fixed import fixed_fields
@@ -50,38 +51,40 @@ def test_stored_activations(word, modules):
     }
 
 
-@pytest.mark.parametrize(
-    ("word", "error", "message"),
-    [
-        ("stored_activations=mlp", UnknownNameError, "feed_forward, none, norm"),
-        ("stored_activations=", UnknownNameError, "module with stored activations"),
-        ("weight_cache=auto", InputError, "on, off"),
-        ("tensor", InputError, "not an assignment"),
-        ("tensr=8", UnknownNameError, "did you mean 'tensor'"),
-        ("tensor=0", InputError, "whole number, 1 or more"),
-        ("tensor=-2", InputError, "whole number"),
-        ("tensor=²", InputError, "whole number"),
-        ("tensor=", InputError, "whole number"),
-        ("schedule=1f2b", InputError, "1f1b"),
-        ("sharding=4", InputError, "none, optimizer, gradients, parameters"),
-        ("sharding=hybrid_shard", InputError, "data_replicate=N"),
-        ("sequence_parallel=maybe", InputError, "true, false"),
-        ("cpu_offload=true", InputError, "weights and gradients in host memory are not planned"),
-        ("gradient_accumulation_steps=8", UnknownNameError, "hold micro_batch and data_shard"),
-        ("num-layers-per-virtual-pipeline-stage=2", UnknownNameError, "virtual_pipeline counts"),
-        ("ulysses=2", UnknownNameError, "all-to-all over heads is not costed"),
-        ("gpus=7", UnknownNameError, "the key is 'cluster'"),
-        ("axis_order=dp-tp-pp", InputError, "tp-cp-dp-pp, tp-cp-pp-dp"),
-        ("recompute_modules=norms", UnknownNameError, "did you mean 'norm'"),
-        ("layers_per_stage=4,x", InputError, "7,8x14,7"),
-        ("layers_per_stage=4,-1", InputError, "7,8x14,7"),
-        ("layers_per_stage=8x99999999", InputError, "7,8x14,7"),
-    ],
-)
-def test_what_cannot_be_fixed(word, error, message):
-    with pytest.raises(error, match=message) as caught:
-        fixed_fields([word])
-    assert type(caught.value) is error
+def test_what_cannot_be_fixed():
+    def check(word, error, message):
+        with pytest.raises(error, match=message) as caught:
+            fixed_fields([word])
+        assert type(caught.value) is error
+
+    check_every(
+        [
+            ("stored_activations=mlp", UnknownNameError, "feed_forward, none, norm"),
+            ("stored_activations=", UnknownNameError, "module with stored activations"),
+            ("weight_cache=auto", InputError, "on, off"),
+            ("tensor", InputError, "not an assignment"),
+            ("tensr=8", UnknownNameError, "did you mean 'tensor'"),
+            ("tensor=0", InputError, "whole number, 1 or more"),
+            ("tensor=-2", InputError, "whole number"),
+            ("tensor=²", InputError, "whole number"),
+            ("tensor=", InputError, "whole number"),
+            ("schedule=1f2b", InputError, "1f1b"),
+            ("sharding=4", InputError, "none, optimizer, gradients, parameters"),
+            ("sharding=hybrid_shard", InputError, "data_replicate=N"),
+            ("sequence_parallel=maybe", InputError, "true, false"),
+            ("cpu_offload=true", InputError, "weights and gradients in host memory are not planned"),
+            ("gradient_accumulation_steps=8", UnknownNameError, "hold micro_batch and data_shard"),
+            ("num-layers-per-virtual-pipeline-stage=2", UnknownNameError, "virtual_pipeline counts"),
+            ("ulysses=2", UnknownNameError, "all-to-all over heads is not costed"),
+            ("gpus=7", UnknownNameError, "the key is 'cluster'"),
+            ("axis_order=dp-tp-pp", InputError, "tp-cp-dp-pp, tp-cp-pp-dp"),
+            ("recompute_modules=norms", UnknownNameError, "did you mean 'norm'"),
+            ("layers_per_stage=4,x", InputError, "7,8x14,7"),
+            ("layers_per_stage=4,-1", InputError, "7,8x14,7"),
+            ("layers_per_stage=8x99999999", InputError, "7,8x14,7"),
+        ],
+        lambda case: check(*case),
+    )
 
 
 def test_a_field_is_fixed_once():
@@ -119,30 +122,32 @@ def test_plans_in_the_words_of_papers(words, fields):
         assert fixed_fields(words) == fields
 
 
-@pytest.mark.parametrize(
-    ("words", "ours"),
-    [
-        ("tensor_model_parallel_size=8,pipeline-model-parallel-size=4", "tensor=8,pipeline=4"),
-        ("micro_batch_size=2,CONTEXT_PARALLEL_SIZE=2", "mbs=2,cp=2"),
-        ("zero_stage=3", "sharding=parameters"),
-        ("sharding_strategy=SHARD_GRAD_OP", "sharding=gradients"),
-        ("sharding=ZeRO-1", "sharding=optimizer"),
-        ("fsdp=4", "data_shard=4,sharding=parameters"),
-        ("schedule=ZB-H1", "schedule=zero_bubble"),
-        ("pipeline_parallel_schedule=ScheduleZBVZeroBubble", "schedule=zbv"),
-        ("schedule=Interleaved1F1B", "schedule=interleaved"),
-        ("schedule=DualPipe-V", "schedule=dualpipev"),
-        ("gradient_checkpointing=true", "recompute=full,recompute_layers=all"),
-        ("recompute_layers=all", "recompute=full,recompute_layers=all"),
-        ("activation_checkpointing=off", "recompute=none"),
-        ("recompute_granularity=full", "recompute=full"),
-        ("recompute_modules=core_attn,moe_act", "recompute_modules=core_attention,activation"),
-        ("order=tp-cp-ep-dp-pp", "axis_order=tp-cp-dp-pp"),
-        ("sp=yes", "sequence_parallel=true"),
-    ],
-)
-def test_names_and_values_in_the_words_of_other_tools(words, ours):
-    assert fixed_fields([words]) == fixed_fields([ours])
+def test_names_and_values_in_the_words_of_other_tools():
+    def check(words, ours):
+        assert fixed_fields([words]) == fixed_fields([ours])
+
+    check_every(
+        [
+            ("tensor_model_parallel_size=8,pipeline-model-parallel-size=4", "tensor=8,pipeline=4"),
+            ("micro_batch_size=2,CONTEXT_PARALLEL_SIZE=2", "mbs=2,cp=2"),
+            ("zero_stage=3", "sharding=parameters"),
+            ("sharding_strategy=SHARD_GRAD_OP", "sharding=gradients"),
+            ("sharding=ZeRO-1", "sharding=optimizer"),
+            ("fsdp=4", "data_shard=4,sharding=parameters"),
+            ("schedule=ZB-H1", "schedule=zero_bubble"),
+            ("pipeline_parallel_schedule=ScheduleZBVZeroBubble", "schedule=zbv"),
+            ("schedule=Interleaved1F1B", "schedule=interleaved"),
+            ("schedule=DualPipe-V", "schedule=dualpipev"),
+            ("gradient_checkpointing=true", "recompute=full,recompute_layers=all"),
+            ("recompute_layers=all", "recompute=full,recompute_layers=all"),
+            ("activation_checkpointing=off", "recompute=none"),
+            ("recompute_granularity=full", "recompute=full"),
+            ("recompute_modules=core_attn,moe_act", "recompute_modules=core_attention,activation"),
+            ("order=tp-cp-ep-dp-pp", "axis_order=tp-cp-dp-pp"),
+            ("sp=yes", "sequence_parallel=true"),
+        ],
+        lambda case: check(*case),
+    )
 
 
 DEGREES = st.sampled_from((1, 2, 3, 8, 64))

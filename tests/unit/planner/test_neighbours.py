@@ -39,6 +39,7 @@ def test_fewer_devices_of_one_node():
     assert devices.devices_per_node in (4, 5, 6)
 
 
+@pytest.mark.when_touched  # test_fewer_devices_of_one_node searches the same sizes
 @settings(max_examples=10)
 @given(nodes=st.integers(1, 6), per_node=st.sampled_from([1, 4, 7, 8]), batch=st.integers(8, 300))
 def test_neighbours_are_near_legal_and_faster(nodes, per_node, batch):

@@ -105,6 +105,7 @@ def test_virtual_stages_get_layers_by_the_speed_of_their_rank(virtual, schedule)
     assert shares[0].rank_s == pytest.approx(shares[1].rank_s, rel=0.1)
 
 
+@pytest.mark.when_touched  # test_the_search_finds_layers_in_proportion_to_speed searches the same kind of cluster
 def test_the_list_of_all_plans_has_layers_by_speed():
     both = replace(request("b200-8x1+h100-8x1", "llama3.1-8b"), global_batch=32)
     goal = goal_for(Objective.THROUGHPUT, cluster=both.cluster)

@@ -316,6 +316,7 @@ class TestEmulation:
 
 
 class TestReplicas:
+    @pytest.mark.when_touched  # test_of_each_verb (unit/api/test_documents.py) ranks replicas
     def test_best_first_and_of_the_size_that_was_asked(self):
         request = moe_study().request
         replicas = rank_replicas(request, [8, 16, 5])
@@ -362,6 +363,7 @@ class TestSensitivity:
         counted = next(s for s in swings.swings if s.value == "as planned")
         assert counted.efficiency == pytest.approx(swings.efficiency * last / first)
 
+    @pytest.mark.when_touched  # test_largest_change_first changes the same assumptions of a curve
     def test_an_emulation_has_no_failures_to_count(self):
         found = sensitivity(moe_study(), emulation_ends(256, small=32))
         assert "failures counted in" not in {s.assumption for s in found.swings}

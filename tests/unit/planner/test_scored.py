@@ -15,7 +15,7 @@ from meshwright.runfile import from_options
 
 @pytest.fixture(scope="module")
 def wanted() -> PlanRequest:
-    run = from_options(model="qwen3-0.6b", cluster="h100-2x1", global_batch=16, sequence_length=4096)
+    run = from_options(model="qwen3-0.6b", cluster="h100-2x1", global_batch=4, sequence_length=4096)
     return request_for(run, fixed={})
 
 
@@ -46,6 +46,7 @@ def test_a_limit_keeps_the_best_and_the_front(wanted, every):
     assert min(p.reserved_bytes for p in few) == lowest
 
 
+@pytest.mark.when_touched  # test_all_scored_plans_in_every_form (unit/cli/test_plan.py) compares the first plans
 def test_a_short_list_begins_with_the_plan_that_a_search_finds():
     run = from_options(
         model="llama3.1-70b", cluster="h100-8x8", global_batch=256, sequence_length=8192, engine="any"

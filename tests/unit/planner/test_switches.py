@@ -35,6 +35,7 @@ def keys(gain):
     return {key for key, _ in gain.changes}
 
 
+@pytest.mark.when_touched  # test_the_best_values_together_are_last has the gains of one request
 @settings(max_examples=8, deadline=None)
 @given(
     engine=st.sampled_from(["megatron", "torchtitan", "any"]),
@@ -75,6 +76,7 @@ def test_an_engine_is_not_offered_what_it_cannot_set(engine):
     assert set().union(*map(keys, gains)) <= settable
 
 
+@pytest.mark.when_touched  # test_an_engine_is_not_offered_what_it_cannot_set walks the same switches
 def test_no_kernel_is_offered_where_it_does_not_run():
     """HybridEP is NVIDIA's, FlashAttention 3 Hopper's; CUDA graphs mean nothing to a TPU."""
     values = {}

@@ -1,9 +1,8 @@
 import pytest
 from tests.predicted_rows import ten_percent_high
+from tests.shipped_rows import shipped_runs
 
 from meshwright.accuracy.report import HEADLINE, AccuracyReport, compare
-from meshwright.accuracy.rows import read_runs
-from meshwright.accuracy.shipped import measured_runs_path
 from meshwright.report.accuracy_figures import LEGEND, legend, subset_of
 from meshwright.report.accuracy_page import accuracy_page
 from meshwright.report.accuracy_tables import accuracy_tables, metrics_table, rows_table
@@ -12,11 +11,15 @@ from meshwright.report.accuracy_tables import accuracy_tables, metrics_table, ro
 @pytest.fixture(scope="module")
 def report() -> AccuracyReport:
     """Every fortieth shipped row."""
-    return compare(read_runs(measured_runs_path())[::40], predict=ten_percent_high)
+    return compare(shipped_runs()[::40], predict=ten_percent_high)
 
 
-def test_the_page_has_both_figures_and_stands_alone(report: AccuracyReport) -> None:
-    page = accuracy_page(report)
+@pytest.fixture(scope="module")
+def page(report: AccuracyReport) -> str:
+    return accuracy_page(report)
+
+
+def test_the_page_has_both_figures_and_stands_alone(report: AccuracyReport, page: str) -> None:
     assert page.count('class="for-wide"') == page.count('class="for-narrow"') == 6
     assert page.count('aria-label="Error of the predicted rate by') == 2 * 5
     assert page.count("<td") > 9 * len(report.rows) // 10  # run by run, in the data of the first figure
@@ -27,13 +30,13 @@ def test_the_page_has_both_figures_and_stands_alone(report: AccuracyReport) -> N
             assert f"<h2>By {kind}</h2>" in page
 
 
-def test_the_title_names_leave_one_source_out(report: AccuracyReport) -> None:
+def test_the_title_names_leave_one_source_out(report: AccuracyReport, page: str) -> None:
     assert "leave-one-source-out" in accuracy_page(report, leave_one_source_out=True).split("</title>")[0]
-    assert "leave-one-source-out" not in accuracy_page(report).split("</title>")[0]
+    assert "leave-one-source-out" not in page.split("</title>")[0]
 
 
-def test_the_key_figures_are_those_of_the_headline(report: AccuracyReport) -> None:
-    tiles = accuracy_page(report).split("<section>")[0]
+def test_the_key_figures_are_those_of_the_headline(report: AccuracyReport, page: str) -> None:
+    tiles = page.split("<section>")[0]
     assert report.headline
     assert f"<b>{report.headline.num_predicted:,}</b>" in tiles
     assert "<b>10.0 %</b>" in tiles

@@ -113,7 +113,9 @@ def test_keys_are_text(key: str) -> None:
         ("a: [1\n", "f:2: is not YAML"),
         ("a: *nobody\n", "undefined alias"),
         ("a: &x [*x]\n", "contains itself"),
-        ("[" * 5000, "nested too deeply"),
+        pytest.param(
+            "[" * 5000, "nested too deeply", marks=pytest.mark.when_touched
+        ),  # the next is nested as well
         ("a: " + "[" * 30 + "]" * 30, "nested too deeply"),
         ("a: \x07", "is not YAML"),
         ("a: 1\n" * (MAX_BYTES // 4), "too large"),

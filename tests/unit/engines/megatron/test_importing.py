@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
+from tests.every_member import check_every
 
 from meshwright import catalog, runfile
 from meshwright.engines.megatron import contract
@@ -49,7 +50,6 @@ train: {steps: 20, seed: 7, checkpoint: {folder: saved, every_steps: 5}}
 MIXTURE = "model.experts={num_experts: 8, top_k: 2, ffn_hidden: 32%s}"
 
 
-@pytest.mark.parametrize("file", ["megatron_lm.args", "megatron_bridge.yaml"])
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -78,25 +78,21 @@ MIXTURE = "model.experts={num_experts: 8, top_k: 2, ffn_hidden: 32%s}"
     ids=["plain", "wsd", "linear", "constant", "llama3", "qwen3", "tensor", "modules", "layers", "stages",
          "interleaved", "axis-order", "interleaved-layers", "experts", "catalogue", "sigmoid", "not-normalised"],
 )  # fmt: skip
-def test_our_exports_come_back(overrides, file, tmp_path):
+def test_our_exports_come_back(overrides, tmp_path):
     run = runfile.loads(TOY, overrides=overrides)
-    text = contract.lower(run, folder=Path("out")).files[file]
-    path = tmp_path / f"{run.model.name}{Path(file).suffix}"
-    path.write_text(text)
-    again, notes = imported(str(path))
-    assert notes == ""
-    for key in (
-        "model",
-        "plan",
-        "precision",
-        "optimizer",
-        "train",
-        "data",
-        "global_batch",
-        "sequence_length",
-    ):
-        assert getattr(again, key) == getattr(run, key), key
-    assert contract.lower(again, folder=Path("out")).files[file] == text
+    files = contract.lower(run, folder=Path("out")).files
+
+    def comes_back(file: str) -> None:
+        path = tmp_path / f"{run.model.name}{Path(file).suffix}"
+        path.write_text(files[file])
+        again, notes = imported(str(path))
+        assert notes == ""
+        keys = ("model", "plan", "precision", "optimizer", "train", "data", "global_batch", "sequence_length")
+        for key in keys:
+            assert getattr(again, key) == getattr(run, key), key
+        assert contract.lower(again, folder=Path("out")).files[file] == files[file]
+
+    check_every(("megatron_lm.args", "megatron_bridge.yaml"), comes_back)
 
 
 PLANS = {

@@ -102,7 +102,11 @@ def test_the_same_words_reach_the_program(name, given, tmp_path):
         ("select x in a b; do A=$x; done\n", "train.sh:1: a command that is not supported"),
         ("while true; do A=3; done\n", "train.sh:1: a loop that does not end"),
         ("A=x\nwhile true; do A=$A$A; done\n", "the value of A is too long"),
-        ("for i in {1..999}; do for j in {1..999}; do A=$i; done; done\n", "more than 100,000 commands"),
+        pytest.param(
+            "for i in {1..999}; do for j in {1..999}; do A=$i; done; done\n",
+            "more than 100,000 commands",
+            marks=pytest.mark.when_touched,  # a loop that does not end is counted too
+        ),
         ("f() { f; }\nf\n", "call each other without end"),
         ("A=${B@Q}\n B=1; A=${B@Q}\n", "train.sh:2: an expansion that is not supported"),
         ("A=$((1 + ))\n", "train.sh:1: arithmetic that is not supported"),
@@ -132,7 +136,10 @@ def test_values_that_depend_on_files_or_programs_are_not_known(script):
     assert words[1].unknown
 
 
-@pytest.mark.parametrize("seed", range(3))
+MORE = pytest.mark.when_touched  # seed 0 damages the same scripts
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=MORE), pytest.param(2, marks=MORE)])
 def test_damaged_scripts_are_input_errors(seed):
     choose = random.Random(seed)
     whole = "\n".join(SCRIPTS.values()) + CALL
