@@ -1,3 +1,4 @@
+import csv
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from meshwright.accuracy.csvfile import CsvRow
 from meshwright.accuracy.reasons import Reason
 from meshwright.accuracy.rows import MEASURED_COLUMNS, PublishedRun, read_failed, read_row, read_runs
 from meshwright.accuracy.shapes import may_be_published
-from meshwright.accuracy.shipped import failed_configs_path, published_systems
+from meshwright.accuracy.shipped import failed_configs_path, measured_runs_path, published_systems
 from meshwright.errors import InputError
 from meshwright.specs.plan import Offload, Sharding
 
@@ -403,3 +404,9 @@ def test_a_name_that_no_row_has_is_known_without_reading_them():
     assert len(names) > 50
     assert [name for name in names if not may_be_published(name)] == []
     assert not may_be_published("tiny")
+    with measured_runs_path().open(encoding="utf-8", newline="") as lines:
+        other_names = [
+            row["model"] for row in csv.DictReader(lines) if row["model"] != row["model_canonical"]
+        ]
+    assert [name for name in other_names if not may_be_published(name)] == []
+    assert len(other_names) > 50

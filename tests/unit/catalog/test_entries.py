@@ -6,7 +6,7 @@ from tests.every_member import check_every
 
 from meshwright import catalog
 from meshwright.catalog import entries
-from meshwright.catalog.entries import CatalogKind, entry, names
+from meshwright.catalog.entries import DESCRIBE, CatalogKind, _natural, entry, names
 from meshwright.errors import InputError, UnknownNameError
 
 ALL = [(kind, name) for kind in CatalogKind for name in names(kind)]
@@ -59,11 +59,19 @@ def test_looking_up_a_name_reads_one_file(monkeypatch):
 def test_names_are_in_natural_order():
     found = names(CatalogKind.MODEL)
     assert found.index("llama3-8b") < found.index("llama3-70b") < found.index("llama3.1-405b")
+    assert sorted(["b2", "b10", "7b"], key=_natural) == ["7b", "b2", "b10"]
 
 
 def test_unknown_name_has_the_nearest_known_one():
     with pytest.raises(UnknownNameError, match="did you mean 'mi355x'"):
         entry(CatalogKind.ACCELERATOR, "mi335x")
+
+
+def test_an_accelerator_can_be_described_and_nothing_else():
+    for kind in CatalogKind:
+        with pytest.raises(UnknownNameError) as found:
+            entry(kind, "nothing-of-this-name")
+        assert (DESCRIBE in str(found.value.hint)) == (kind is CatalogKind.ACCELERATOR)
 
 
 def test_source_of_a_nested_value_falls_back_to_its_parent_then_to_all():

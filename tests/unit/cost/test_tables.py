@@ -142,3 +142,24 @@ def test_stored_activations_have_a_byte_and_their_scales():
     row = precision_row(PRECISIONS["bf16"], stored_activations={"feed_forward": "int8"})
     assert row.stored_ffn_bytes == 1 + 4 / 128
     assert row.stored_norm_bytes == 0
+
+
+def test_a_model_has_nothing_of_parts_that_it_lacks():
+    row = model_row(catalog.model("llama3.1-8b"))
+    parts = (
+        "num_experts",
+        "top_k",
+        "expert",
+        "latent",
+        "shared",
+        "groups",
+        "state_",
+        "index_",
+        "lora_",
+        "adapts",
+    )
+    steps = {"expert_hidden": 4096, "state_chunk": 1, "index_stride": 1}  # divisors and widths of none
+    found = {f.name: float(getattr(row, f.name)) for f in fields(row) if f.name.startswith(parts)}
+    assert {name: value for name, value in found.items() if value} == steps
+    adapted = model_row(catalog.model("llama3.1-8b"), lora=Lora(rank=8, dropout=0.0))
+    assert (adapted.lora_rank, adapted.lora_dropout) == (8, 0)

@@ -95,14 +95,16 @@ class _Attention(Function):
     @only_once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         (out_BHTV,) = grads
-        k_NSK, v_NSV = ctx.saved_tensors[:2]
+        k_NSK, v_NSV, *kept = (
+            ctx.saved_tensors
+        )  # read once: under recomputation each reading runs the forward pass
         num_sequences, num_heads, length, width = ctx.q_shape
         earlier = k_NSK.shape[1] - length
         q_BTHK = k_NSK.new_empty(num_sequences, length, num_heads, width)
         grad_k_NSK, grad_v_NSV = torch.zeros_like(k_NSK), torch.zeros_like(v_NSV)
         of_block = 3 if ctx.cap else 2
         for i, block in enumerate(_blocks(length)):
-            *log_sum, q_NMK, p_NMS = ctx.saved_tensors[2 + i * of_block : 2 + (i + 1) * of_block]
+            *log_sum, q_NMK, p_NMS = kept[i * of_block : (i + 1) * of_block]
             seen = slice(0, earlier + block.stop)
             out_NMV = _rows(out_BHTV[:, :, block], num=len(k_NSK))
             grad_p_NMS = batched_matmul(out_NMV, v_NSV[:, seen].mT)
