@@ -55,6 +55,14 @@ if importlib.util.find_spec("torch") is None:
         "src/meshwright/bench/ingest/*",
         "src/meshwright/bench/steps.py",
     ]
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Import no source that has no doctest; `tests/test_project.py` imports all of them, in one process."""
+    is_source = collection_path.suffix == ".py" and collection_path.is_relative_to(ROOT / "src")
+    return (is_source and ">>>" not in collection_path.read_text(encoding="utf-8")) or None
+
+
 COMPARISON = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 ENVIRONMENT_SETUP = re.compile(r"python3 -m venv \S+ && \S+/pip install [^&\n]+ && \.venv/bin/")
 """Set-up that a README command needs on a fresh machine; the tests already run inside such an environment."""

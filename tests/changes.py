@@ -124,12 +124,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the marked tests of untouched files."""
+    """Leave out the marked tests of untouched files, and README, which the configuration names to pytest."""
     untouched_files = config.stash[UNTOUCHED]
     left_out = [
         item
         for item in items
-        if item.get_closest_marker(MARK) and item.nodeid.partition("::")[0] in untouched_files
+        if (name := item.nodeid.partition("::")[0]) in untouched_files
+        and (item.get_closest_marker(MARK) or name.startswith(WHEN_TOUCHED))
     ]
     if left_out:
         config.hook.pytest_deselected(items=left_out)

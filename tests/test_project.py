@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import json
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -15,7 +17,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from tests.every_member import check_every
 
+import meshwright
 from meshwright.catalog import engine_names
 from meshwright.cli.main import VERBS
 
@@ -105,6 +109,16 @@ def test_a_reader_can_hold_every_file_in_the_head():
         if path.suffix in {".py", ".md"} and num_lines >= MAX_LINES and path not in GENERATED:
             long[str(path.relative_to(ROOT))] = num_lines
     assert long == {}
+
+
+def test_every_module_can_be_imported():
+    pytest.importorskip("torch")  # the doing half imports it
+    names = [module.name for module in pkgutil.walk_packages(meshwright.__path__, "meshwright.")]
+    ours = [
+        name for name in names if ".in_" not in name
+    ]  # the others are for the processes of other programs
+    assert len(ours) > 500
+    check_every(ours, importlib.import_module)
 
 
 def test_no_module_is_a_drawer():

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.plan_requests import plan_request
+from tests.shipped_rows import shipped_runs
 
 from meshwright.accuracy.predict import log_step_of
-from meshwright.accuracy.rows import read_runs
-from meshwright.accuracy.shipped import measured_runs_path
 from meshwright.accuracy.tables import memory_of, tables_of
 from meshwright.calibration.parameters import fitted
 from meshwright.catalog.stacks import stack_facts
@@ -52,7 +51,7 @@ def changed(forward: int, backward: int, loss: int, chunk: int):
 @cache
 def published():
     """(conditions, tables) of shipped runs."""
-    runs = [run.conditions for run in read_runs(measured_runs_path()) if run.conditions is not None]
+    runs = [run.conditions for run in shipped_runs() if run.conditions is not None]
     conditions = runs[::EVERY]
     return conditions, tables_of(conditions)
 

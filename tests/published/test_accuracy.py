@@ -11,12 +11,13 @@ from math import isfinite
 from statistics import median
 
 import pytest
+from tests.shipped_rows import shipped_runs
 
 from meshwright.accuracy.failed import Shares
 from meshwright.accuracy.predict import predict
 from meshwright.accuracy.report import HEADLINE, AccuracyReport, compare
-from meshwright.accuracy.rows import read_failed, read_runs
-from meshwright.accuracy.shipped import failed_configs_path, measured_runs_path
+from meshwright.accuracy.rows import read_failed
+from meshwright.accuracy.shipped import failed_configs_path
 from meshwright.calibration.parameters import fitted
 from meshwright.fitting.leave_one_source_out import predict_leave_one_source_out
 from meshwright.fitting.published_runs import fit
@@ -28,7 +29,7 @@ pytestmark = (
 
 @pytest.fixture(scope="module")
 def report() -> AccuracyReport:
-    runs, failed = read_runs(measured_runs_path()), read_failed(failed_configs_path())
+    runs, failed = shipped_runs(), read_failed(failed_configs_path())
     return compare(runs, predict=predict, failed=failed)
 
 
@@ -108,7 +109,7 @@ def test_plans_that_worked_are_not(report):
 
 @pytest.mark.slow
 def test_sources_that_the_calibration_has_not_seen():
-    runs = [r for r in read_runs(measured_runs_path()) if r.reason is None]
+    runs = [r for r in shipped_runs() if r.reason is None]
     whole = fit(runs, made="refitted")
     shipped = {key: offset.value for key, offset in fitted().offsets.items()}
     refitted = {key: offset.value for key, offset in whole.calibration.offsets.items()}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.shipped_rows import shipped_runs
 
 from meshwright import catalog
 from meshwright.accuracy.predict import predict
-from meshwright.accuracy.rows import PublishedRun, read_runs
-from meshwright.accuracy.shipped import measured_runs_path
+from meshwright.accuracy.rows import PublishedRun
 from meshwright.planner import PlanRequest
 from meshwright.planner.estimate import estimate_plan
 from meshwright.specs.hardware import Stack
@@ -19,7 +19,7 @@ from meshwright.specs.precision import PRECISIONS
 
 @pytest.fixture(scope="module")
 def published() -> dict[str, PublishedRun]:
-    return {run.id: run for run in read_runs(measured_runs_path()) if run.conditions is not None}
+    return {run.id: run for run in shipped_runs() if run.conditions is not None}
 
 
 def gains(published: dict[str, PublishedRun], slow: str, fast: str) -> tuple[float, float]:

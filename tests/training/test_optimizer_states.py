@@ -186,6 +186,7 @@ def losses(tmp_path):
     return [json.loads(line)["loss"] for line in (tmp_path / "out" / "steps.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.when_touched  # test_a_checkpoint_goes_on_with_other_states trains with the same states
 def test_training_does_not_notice(train):
     """Narrow states end within 2 % of fp32 ones; two seeds of fp32 differ by 4 %."""
     found = {s: train("train.checkpoint=null", f"optimizer.states={s}").statistics for s in StateFormat}

@@ -107,6 +107,7 @@ def assert_others_are_refused(folder: Path, workers: Iterable[int], meshwright, 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other kernels do not tell a process of its parent's end")
+@pytest.mark.when_touched  # the last test starts the same processes, test_signals.py ends them
 def test_a_killed_launcher_leaves_nothing_that_trains(tmp_path, tiny_run, wait_for):
     """One worker, as another of the same launcher ends in the same way."""
     training = tiny_run(tmp_path, **LONG | ALONE_AT)

@@ -80,6 +80,7 @@ def losses(run, folder):
 @pytest.mark.parametrize(
     "name", [n if n == "gpt-oss" else pytest.param(n, marks=pytest.mark.slow) for n in RUNS]
 )  # it has all operations of 16 and 32 bits
+@pytest.mark.when_touched  # training/models/test_kernel_parity.py takes the same steps without an engine
 def test_losses_are_those_of_the_references(name, tmp_path):
     make, kernels, bound = RUNS[name]
     found = {}

@@ -22,6 +22,7 @@ from meshwright.records.training import STATISTICS
 from meshwright.specs.plan import Plan
 from meshwright.training import telemetry
 
+pytestmark = pytest.mark.when_touched  # test_trainer.py and test_progress.py read records of the same engine
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "record.md"
 OPEN = {
     "run",
@@ -90,7 +91,6 @@ def left(tmp_path_factory, tiny_text):
     return record, folder / "out"
 
 
-@pytest.mark.when_touched  # a page, like those below docs
 def test_every_key_of_the_record_is_explained_and_every_explained_key_is_there(left):
     _, folder = left
     found = keys(json.loads((folder / "record.json").read_text()))

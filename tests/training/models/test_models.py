@@ -270,7 +270,7 @@ def test_loads_are_counted_in_training_and_start_anew():
 
 def test_the_bias_rises_for_idle_experts_and_only_shifts_the_choice():
     built = filled(SIGMOID).train()
-    for _ in range(200):
+    for _ in range(60):
         built(tokens())
         load_LE = collect_expert_load([built])
         update_routing_bias([built], load_LE, speed=0.02)

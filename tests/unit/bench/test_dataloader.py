@@ -101,6 +101,7 @@ def test_a_pass_is_short_with_few_workers_where_starting_them_costs_more():
     assert _shortest(candidates, 50.0, num_batches=2, pass_batches=2).num_workers == 0
 
 
+@pytest.mark.when_touched  # the choice among measured numbers is checked above
 def test_a_reader_that_takes_a_third_of_the_step_needs_one_worker_with_a_gpu():
     found = tune_training(Reader(lambda number: time.sleep(0.015)), (0, 1), GPU_STEP, budget_s=0.1)
     inline, one = found.candidates

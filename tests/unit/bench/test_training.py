@@ -140,6 +140,7 @@ def test_what_goes_wrong_is_a_line_and_costs_no_other(bench, what, status, reaso
     assert "1 of 2 configurations measured" in outcome.stdout
 
 
+@pytest.mark.when_touched  # an interruption ends the same processes above
 def test_what_takes_too_long_is_ended(bench):
     _, rows = bench("--runs", 2, "--timeout", 4, micro_1="hang")
     ended = [row for row in rows if row.configuration == "tiny micro=1"]

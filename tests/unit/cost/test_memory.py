@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.shipped_rows import shipped_runs
 
 from meshwright import catalog
-from meshwright.accuracy.rows import PublishedRun, read_runs
-from meshwright.accuracy.shipped import measured_runs_path
+from meshwright.accuracy.rows import PublishedRun
 from meshwright.accuracy.tables import memory_of, tables_of
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.memory import MemoryConstants, MemoryTable, estimate_memory, memory_constants
@@ -392,7 +392,7 @@ class TestConstants:
 
 @pytest.fixture(scope="module")
 def measured() -> list[PublishedRun]:
-    return [run for run in read_runs(measured_runs_path()) if run.conditions and run.memory_bytes]
+    return [run for run in shipped_runs() if run.conditions and run.memory_bytes]
 
 
 @pytest.mark.parametrize(

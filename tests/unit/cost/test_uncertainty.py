@@ -7,11 +7,10 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
+from tests.shipped_rows import shipped_runs
 
 from meshwright import catalog
 from meshwright.accuracy.predict import log_step_of
-from meshwright.accuracy.rows import read_runs
-from meshwright.accuracy.shipped import measured_runs_path
 from meshwright.accuracy.tables import tables_of
 from meshwright.calibration.parameters import Offset, fitted, prior
 from meshwright.cost.rates import factors_of
@@ -29,7 +28,7 @@ def test_z80_leaves_a_tenth_on_either_side():
 @pytest.mark.when_touched  # the arithmetic is that of the test below
 def test_parameters_that_move_at_once_give_what_each_gives_by_itself():
     """Published runs with every axis of parallelism, dense and mixtures of experts."""
-    runs = [run.conditions for run in read_runs(measured_runs_path()) if run.conditions is not None][::10]
+    runs = [run.conditions for run in shipped_runs() if run.conditions is not None][::10]
     tables, calibration = tables_of(runs), fitted()
     log_step = log_step_of(tables, calibration)
     etas, bf16 = calibration.etas(tables.factors), calibration.etas(tables.bf16_factors)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.shipped_rows import shipped_runs
 
-from meshwright.accuracy.rows import PublishedRun, read_runs
-from meshwright.accuracy.shipped import measured_runs_path
+from meshwright.accuracy.rows import PublishedRun
 from meshwright.calibration.parameters import prior
 from meshwright.fitting.ablation import MECHANISMS, Mechanism, as_markdown, linearized_errors, measure
 from meshwright.fitting.leave_one_source_out import held_out
@@ -17,7 +17,7 @@ SOURCES = ("megatron_lm_llama_ex", "megatron_seqpar_paper", "megatron_moe_modelz
 
 @pytest.fixture(scope="module")
 def runs() -> list[PublishedRun]:
-    return [r for r in read_runs(measured_runs_path()) if r.reason is None and r.source_key in SOURCES]
+    return [r for r in shipped_runs() if r.reason is None and r.source_key in SOURCES]
 
 
 def named(name: str) -> Mechanism:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.shipped_rows import shipped_runs
 
 from meshwright.accuracy.metrics import Predictions
 from meshwright.accuracy.predict import predict
-from meshwright.accuracy.rows import PublishedRun, read_runs
-from meshwright.accuracy.shipped import measured_runs_path
+from meshwright.accuracy.rows import PublishedRun
 from meshwright.calibration.parameters import prior
 from meshwright.cost.uncertainty import Z80
 from meshwright.fitting.leave_one_source_out import (
@@ -18,12 +18,13 @@ from meshwright.fitting.leave_one_source_out import (
 )
 from meshwright.fitting.published_runs import Fitted, fit, without
 
+pytestmark = pytest.mark.when_touched  # test_published_runs.py fits the same model
 SOURCES = ("megatron_lm_llama_ex", "megatron_seqpar_paper")
 
 
 @pytest.fixture(scope="module")
 def runs() -> list[PublishedRun]:
-    return [r for r in read_runs(measured_runs_path()) if r.reason is None and r.source_key in SOURCES][::2]
+    return [r for r in shipped_runs() if r.reason is None and r.source_key in SOURCES][::2]
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.shipped_rows import shipped_runs
 
 from meshwright.accuracy.predict import predict
-from meshwright.accuracy.rows import PublishedRun, read_runs
-from meshwright.accuracy.shipped import measured_runs_path
+from meshwright.accuracy.rows import PublishedRun
 from meshwright.calibration.parameters import ALL, Calibration, Offset, prior
 from meshwright.fitting import published_runs as module
 from meshwright.fitting.published_runs import EFFECTIVE_ROWS, Fitted, fit, make_problem, without
@@ -41,7 +41,7 @@ def error(calibration: Calibration, runs: list[PublishedRun], rates: np.ndarray)
 @pytest.fixture(scope="module")
 def runs() -> list[PublishedRun]:
     """Some thirty published shapes; what they measured is replaced."""
-    every = [r for r in read_runs(measured_runs_path()) if r.reason is None and r.source_key in SOURCES]
+    every = [r for r in shipped_runs() if r.reason is None and r.source_key in SOURCES]
     return [r for i, r in enumerate(every) if i % 3 < 2]
 
 

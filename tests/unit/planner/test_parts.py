@@ -143,6 +143,7 @@ def test_memory_is_that_of_each_part():
     assert [gib(size) for size in budgets] == pytest.approx([79.6, 79.6, 179.1, 179.1], abs=0.1)
 
 
+@pytest.mark.when_touched  # the parts themselves are checked above
 def test_the_search_finds_layers_in_proportion_to_speed():
     both = request("h100-8x8+b200-8x8")
     goal = goal_for(Objective.THROUGHPUT, cluster=both.cluster)
