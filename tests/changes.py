@@ -22,6 +22,7 @@ WHEN_TOUCHED = (
     "docs",
     "README.md",
     "tests/docs",
+    "tests/engines/launch",
     "tests/engines/maxtext",
     "tests/engines/megatron",
     "tests/engines/torchtitan",

@@ -198,6 +198,7 @@ def test_training_does_not_notice(train):
 
 
 @pytest.mark.parametrize("states", NARROW)
+@pytest.mark.when_touched  # test_a_checkpoint_goes_on_with_other_states resumes in one process
 def test_a_resumed_run_rounds_as_the_whole_one(train, tmp_path, states):
     train(f"optimizer.states={states}", "train.steps=20")
     whole = losses(tmp_path)

@@ -155,12 +155,17 @@ PLANS = {
     ),
     "mxfp8, fsdp": Plan(data_shard=2, sharding=Sharding.PARAMETERS, micro_batch=2),
 }
-IN_SHORT = ("fp8, fsdp", "fp8_delayed, experts")
+IN_SHORT = "fp8_delayed, experts"
 
 
 @pytest.mark.distributed
 @pytest.mark.parametrize(
-    "name", [n if n in IN_SHORT else pytest.param(n, marks=pytest.mark.slow) for n in PLANS]
+    "name",
+    [
+        IN_SHORT,
+        pytest.param("fp8, fsdp", marks=pytest.mark.when_touched),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in PLANS if n not in (IN_SHORT, "fp8, fsdp")),
+    ],
 )
 def test_a_plan_equals_one_process(name):
     """Parts of a tensor have scales of their own, so gradients differ by what rounding to fp8 does to one element."""
@@ -229,6 +234,7 @@ def trained(run, folder, **options):
 
 # The histories are read without a process group.
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.when_touched  # test_resume.py resumes; kernels/fp8 keeps scales
 def test_a_resumed_run_has_the_scales_of_the_undisturbed_one(tmp_path):
     whole = trained(saving(tmp_path / "a", 4), tmp_path / "whole")
     trained(saving(tmp_path / "b", 2), tmp_path / "cut")

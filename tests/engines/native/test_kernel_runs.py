@@ -102,7 +102,11 @@ def losses_of_the_readme(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("chunk", "tokens"),
-    [("16", 16), pytest.param("all", 64, marks=pytest.mark.slow), ("auto", 64)],  # auto comes to all
+    [
+        ("16", 16),
+        pytest.param("all", 64, marks=pytest.mark.slow),
+        pytest.param("auto", 64, marks=pytest.mark.when_touched),
+    ],  # auto comes to all
 )
 def test_the_chunk_of_the_loss_is_what_the_run_says(chunk, tokens, tmp_path, losses_of_the_readme):
     """Losses are those of any other chunk, and the record has its tokens; 64 are those of a micro-batch."""

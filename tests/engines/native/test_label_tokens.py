@@ -146,6 +146,7 @@ def test_a_step_equals_one_big_batch_of_the_same_labels(train) -> None:
         torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.when_touched  # test_resume.py resumes; a step counts labels in one process above
 def test_a_resumed_run_reads_on_where_it_was(train) -> None:
     whole, entries = train("whole")
     assert len({e["batches"] for e in entries}) > 1
@@ -179,6 +180,7 @@ def test_a_run_may_change_to_labels_and_back(train) -> None:
 
 
 @pytest.mark.parametrize("action", [pytest.param("skip", marks=pytest.mark.slow), "roll_back"])
+@pytest.mark.when_touched  # test_fault_detector.py skips batches of a number of sequences
 def test_a_faulty_step_skips_all_its_batches(train, monkeypatch, action: str) -> None:
     passes, calls = Accumulation.forward_backward, []
 

@@ -263,6 +263,7 @@ def adapter(name: str) -> dict[str, torch.Tensor]:
     return load_file(Path(name) / "out" / "adapter" / "adapter_model.safetensors")
 
 
+@pytest.mark.when_touched  # test_what_runs_again_drops_the_same draws the same numbers
 def test_a_resumed_run_drops_what_one_that_was_never_stopped_drops(tuned):
     options = ("lora.dropout=0.3", *QKV, "precision=bf16", "parallel={data_shard: 1, recompute: full}")
     tuned("whole", *options)

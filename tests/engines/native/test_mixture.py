@@ -49,6 +49,7 @@ def losses(folder: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (folder / "steps.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.when_touched  # test_resume.py resumes; data/test_mixture.py draws samples
 def test_a_mixture_trains_and_resumes_as_if_nothing_had_been(mixed: Run, tmp_path: Path) -> None:
     record = train(mixed, tmp_path / "whole")
     s = record.statistics

@@ -47,6 +47,7 @@ def test_every_axis_equals_one_process(equals_one_process):
 
 
 @pytest.mark.distributed
+@pytest.mark.when_touched  # parity/test_multi_token_prediction.py predicts further tokens in one process
 def test_tied_embeddings_have_two_copies(equals_one_process):
     run = tiny_run(*PREDICTS, "model.tied_embeddings=true")
     equals_one_process([(run, Plan(pipeline=2)), (run, Plan(pipeline=2, **V))])

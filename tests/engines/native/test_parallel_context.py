@@ -64,16 +64,26 @@ def test_two_ranks_equal_one(run, text, answers, equals_one_process):
     pair = Plan(context=2, micro_batch=2)
     equals_one_process(
         [
-            (run, replace(pair, sharding=Sharding.NONE)),
             (run, replace(pair, sharding=FULL, recompute=Recompute.FULL)),
             (text, pair),
+            (windowed(run, 5), pair),  # within a chunk and into the one before
+            (latent, pair),
+        ]
+    )
+
+
+@pytest.mark.when_touched  # test_two_ranks_equal_one has documents, windows and latent attention
+@pytest.mark.distributed
+def test_other_data_on_two_ranks_equals_one(run, text, answers, equals_one_process):
+    pair = Plan(context=2, micro_batch=2)
+    equals_one_process(
+        [
+            (run, replace(pair, sharding=Sharding.NONE)),
             (answers, pair),
             (windowed(answers, 6), pair),
             (answers, Plan(tensor=2, micro_batch=2)),
-            (windowed(run, 5), pair),  # within a chunk and into the one before
             (windowed(run, 20), pair),
             (windowed(text, 12), pair),
-            (latent, pair),
         ]
     )
 

@@ -79,10 +79,21 @@ def test_two_ranks_equal_one(equals_one_process):
     equals_one_process(
         [
             (shallow(as_mixtral()), replace(over_data, sharding=FULL)),
-            (shallow(as_qwen3()), replace(over_data, sharding=Sharding.NONE)),
-            (shallow(as_deepseek()), replace(over_data, recompute=Recompute.FULL)),
             (shallow(as_deepseek()), replace(over_tensor, expert=2)),
             (shallow(as_qwen3()), replace(over_tensor, expert_tensor=2)),
+        ]
+    )
+
+
+@pytest.mark.when_touched  # test_two_ranks_equal_one divides experts over data, experts and tensor ranks
+@pytest.mark.distributed
+def test_other_plans_of_two_ranks_equal_one(equals_one_process):
+    over_data = Plan(data_shard=2, expert=2, micro_batch=2)
+    over_tensor = Plan(tensor=2, micro_batch=4)
+    equals_one_process(
+        [
+            (shallow(as_qwen3()), replace(over_data, sharding=Sharding.NONE)),
+            (shallow(as_deepseek()), replace(over_data, recompute=Recompute.FULL)),
             (
                 shallow(as_deepseek()),
                 replace(over_tensor, micro_batch=1, expert=2),

@@ -77,6 +77,7 @@ def test_two_ranks_equal_one(equals_one_process):
 
 
 @pytest.mark.distributed
+@pytest.mark.when_touched  # test_parallel_context.py divides packed documents
 def test_packed_documents_are_rotated_by_their_own_length_on_two_ranks(equals_one_process, tmp_path):
     path = tmp_path / "answers.jsonl"
     lengths = [3 + 7 * i % 23 for i in range(200)]  # on both sides of the original context of 16

@@ -76,6 +76,7 @@ def tune(meshwright, run_path, *options):
     )
 
 
+@pytest.mark.when_touched  # test_both_rates_of_muon_are_set measures rates in one process
 def test_a_run_gets_a_rate_that_trains_and_nothing_else(meshwright, run_path, tmp_path):
     before = names(tmp_path)
     done = tune(
@@ -92,7 +93,7 @@ def test_a_run_gets_a_rate_that_trains_and_nothing_else(meshwright, run_path, tm
     assert names(tmp_path) - before - {"cache"} == {"rates.html", "new.yaml"}
 
 
-@pytest.mark.when_touched  # test_a_run_gets_a_rate_that_trains_and_nothing_else measures in one process
+@pytest.mark.when_touched  # test_both_rates_of_muon_are_set measures rates in one process
 @pytest.mark.distributed
 def test_several_processes_measure_the_same(meshwright, run_path):
     alone = tune(meshwright, run_path, "--json").json

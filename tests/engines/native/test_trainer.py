@@ -83,6 +83,7 @@ def test_recomputation_changes_no_bit(train):
     assert last[0] == last[1]
 
 
+@pytest.mark.when_touched  # models/test_models.py and kernels have its gradient
 def test_z_loss_joins_the_gradient_and_no_loss_that_is_shown(train, tmp_path):
     found = {}
     for z_loss in (0.0, 0.1):
