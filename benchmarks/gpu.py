@@ -44,6 +44,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shlex
 import signal
@@ -229,10 +230,12 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print the commands and run none")
     parser.add_argument("--only", help="names of the measurements to take, with commas between them")
     parser.add_argument(
-        "--budget", type=float, help="seconds for each that takes a budget  [default: 600; less with --total]"
+        "--budget",
+        type=positive,
+        help="seconds for each that takes a budget  [default: 600; less with --total]",
     )
     parser.add_argument(
-        "--total", type=float, help="seconds for all of them  [default: as long as they take]"
+        "--total", type=positive, help="seconds for all of them  [default: as long as they take]"
     )
     parser.add_argument("--again", action="store_true", help="repeat what succeeded")
     parser.add_argument("--dry-run", action="store_true", help="on this machine's CPU, with small models")
@@ -244,9 +247,12 @@ def main() -> int:
     budget_s = given.budget or budget_of(total_s, is_dry=given.dry_run)
     chosen = steps(budget_s=budget_s, scale=DRY if given.dry_run else GPU)
     if given.only is not None:
-        names = given.only.split(",")
-        if unknown := set(names) - {step.name for step in chosen}:
-            parser.error(f"--only: no measurement is called {', '.join(sorted(unknown))}")
+        names = [name for name in given.only.split(",") if name]
+        if not names or (unknown := set(names) - {step.name for step in chosen}):
+            what = (
+                f"no measurement is called {', '.join(sorted(unknown))}" if names else "names no measurement"
+            )
+            parser.error(f"--only: {what}; allowed are {', '.join(step.name for step in chosen)}")
         chosen = [step for step in chosen if step.name in names]
     if given.list:
         for step in chosen:
@@ -256,9 +262,18 @@ def main() -> int:
     if device["type"] != "cuda" and not given.dry_run:
         sys.exit("no GPU: PyTorch sees none")
     out = given.out or (Path(tempfile.mkdtemp(prefix="gpu-dry-run-")) if given.dry_run else OUT)
-    out.mkdir(parents=True, exist_ok=True)
+    if given.archive is not None and (given.archive.is_dir() or not given.archive.absolute().parent.is_dir()):
+        parser.error(f"--archive: {given.archive} is a folder, or lies in none")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--out: {error}")
     if given.begun is not None:
-        unpack(given.begun, out)
+        try:
+            unpack(given.begun, out)
+        except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
+            reason = str(error).partition("\n")[0]
+            parser.error(f"--from: cannot read {given.begun}: {reason}; allowed is a file of --archive")
     write_run_files(out, memory_bytes=device["memory_bytes"], is_dry=given.dry_run)
     return take_all(
         chosen, folder=out, device=device, total_s=total_s, again=given.again, archive=given.archive
@@ -303,6 +318,8 @@ def take_all(
         print(f"  {verdict(found)}", file=sys.stderr, flush=True)
         if found["exit_code"] == "interrupted":
             break
+    if archive is not None:
+        pack(folder, archive)
     done = {row["name"] for row in kept if row["exit_code"] == 0}
     for step in chosen:
         print(f"{step.name:12s} {'done' if step.name in done else 'not done'}")
@@ -320,16 +337,28 @@ def due(
     return new + failed + repeated
 
 
+def positive(text: str) -> float:
+    """Read a number of seconds above 0."""
+    number = float(text)
+    if not (math.isfinite(number) and number > 0):
+        raise ValueError
+    return number
+
+
 def written(folder: Path) -> list[dict[str, Any]]:
     """Measurements that the folder has; none where its document cannot be read, which is kept aside."""
     path = folder / "gpu.json"
     if not path.exists():
         return []
     try:
-        return list(json.loads(path.read_text(encoding="utf-8"))["measurements"])
-    except (ValueError, KeyError, TypeError):
+        rows = list(json.loads(path.read_text(encoding="utf-8"))["measurements"])
+        if not all(isinstance(row["name"], str) and row["device"].get and "exit_code" in row for row in rows):
+            raise ValueError
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        print(f"{path} cannot be read: it is {path.with_suffix('.unreadable').name} now", file=sys.stderr)
         path.replace(path.with_suffix(".unreadable"))
         return []
+    return rows
 
 
 def write(folder: Path, kept: Sequence[dict[str, Any]]) -> None:
@@ -342,7 +371,13 @@ def write(folder: Path, kept: Sequence[dict[str, Any]]) -> None:
 
 def pack(folder: Path, archive: Path) -> list[str]:
     """Write `archive` in one go, results first and the smallest first; return what would make it too large."""
-    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    beside = archive.with_name(f"{archive.name}.new")
+    itself = {archive.absolute(), beside.absolute()}
+    files = [
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and not path.is_symlink() and path.absolute() not in itself
+    ]
     files.sort(key=lambda path: (CACHES in path.relative_to(folder).parts, path.stat().st_size))
     taken, left_out, size = [], [], 0
     for path in files:
@@ -352,7 +387,6 @@ def pack(folder: Path, archive: Path) -> list[str]:
             continue
         taken.append(path)
         size += size_here
-    beside = archive.with_name(f"{archive.name}.new")
     with tarfile.open(beside, "w:gz", compresslevel=6) as file:
         for path in taken:
             file.add(path, path.relative_to(folder).as_posix())
@@ -363,12 +397,20 @@ def pack(folder: Path, archive: Path) -> list[str]:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Put what an archive holds into `folder`. Ends the program where it cannot be read."""
-    try:
+    """Put what an archive holds into `folder`, whose own measurements stay. Raises TarError, OSError, EOFError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".from-") as temporary:
+        begun = Path(temporary)
         with tarfile.open(archive) as file:
-            file.extractall(folder, filter="data")
-    except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
-        sys.exit(f"--from: cannot read {archive}: {error}")
+            file.extractall(begun, filter="data")
+        here, there = written(folder), written(begun)
+        names = {row["name"] for row in here}
+        for path in [path for path in begun.rglob("*") if path.is_file() and path.name != "gpu.json"]:
+            target = folder / path.relative_to(begun)
+            if not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                path.replace(target)
+        write(folder, [row for row in there if row["name"] not in names] + here)
 
 
 def write_run_files(folder: Path, *, memory_bytes: int, is_dry: bool = False) -> None:

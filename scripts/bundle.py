@@ -29,8 +29,11 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
+import platform
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -38,21 +41,28 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.version import InvalidVersion, Version
 
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
 from meshwright.interpreters import PythonVersion, search_python
 
 ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+OLDEST_PYTHON = int(PROJECT["requires-python"].rpartition(".")[2])
+"""Minor version of the oldest Python that Meshwright runs with."""
 KEPT = re.compile(r"torch|torchvision|torchaudio|triton|pytorch-triton.*|nvidia-.*|cuda-.*|.*rocm.*")
 """Packages of the target that a bundle never replaces: they fit its driver and each other."""
 DRAWS = "vl-convert-python"
 """Draws figures. Without it every command works, and a page says which figures are left out."""
-OLDEST_GLIBC = 5
-"""Minor version of the oldest C library that wheels are built for, manylinux1's."""
+OLDEST_GLIBC, NEWEST_GLIBC = 5, 60
+"""Minor versions of the oldest C library that wheels are built for, manylinux1's, and of one yet to come."""
+MACHINES = ("x86_64", "aarch64")
 OLDER_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
-NAME = re.compile(r"[\w.-]*\w")
+NAME = re.compile(r"[\w.-]*\w", re.ASCII)
 EXTRA = re.compile(r"""\bextra\s*==\s*["']([^"']+)""")
 MIB = 2**20
 
@@ -67,7 +77,7 @@ python=${PYTHON:-python3}
     --target "$folder" "$here"/wheels/*.whl
 folder=$(cd "$folder" && pwd)
 echo "installed into $folder; next:"
-echo "    export PYTHONPATH=$folder && $python $here/check.py"
+echo "    export PYTHONPATH='$folder' && '$python' '$here/check.py'"
 """
 
 CHECK = '''"""Import all of Meshwright and compare what is installed with what the bundle was made for.
@@ -102,7 +112,11 @@ for name, wanted in bundle["kept"].items():
     if found.partition("+")[0] != wanted.partition("+")[0]:
         faults.append(f"{name}: {found} is here, the bundle was made for {wanted}")
 
-import meshwright
+try:
+    import meshwright
+except ModuleNotFoundError:
+    sys.exit("error: there is no meshwright on the path: export PYTHONPATH=FOLDER with the folder of install.sh")
+
 
 def is_of_other_programs(name):
     """Modules for processes of programs that run in environments of their own."""
@@ -213,7 +227,7 @@ def normalized(name: str) -> str:
 def read_have(path: Path) -> dict[str, str]:
     """Versions by normalized name from the output of `pip list --format=json`. Raises InputError."""
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
+        rows = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise InputError(f"--have: cannot read {path}: {error}", hint=HOW_TO_LIST) from None
     if not isinstance(rows, list) or not all(
@@ -221,9 +235,23 @@ def read_have(path: Path) -> dict[str, str]:
         for row in rows
     ):
         raise InputError(f"--have: {path} has no list of packages", hint=HOW_TO_LIST)
-    return {normalized(row["name"]): row["version"] for row in rows}
+    found = {}
+    for name, version in ((row["name"], row["version"]) for row in rows):
+        if not NAME.fullmatch(name):
+            raise InputError("--have: not a name of a package", got=name, hint=HOW_TO_LIST)
+        if normalized(name) in OUR_OWN:
+            continue
+        try:
+            found[normalized(name)] = str(Version(version))
+        except InvalidVersion:
+            print(
+                f"note: passed over {name}: {version!r} is not a version that pip compares", file=sys.stderr
+            )
+    return found
 
 
+OUR_OWN = ("meshwright", "pip", "setuptools")
+"""Packages that a bundle has of its own, or that its environment has."""
 HOW_TO_LIST = "on the target: python3 -m pip list --format=json > have.json"
 
 
@@ -242,11 +270,14 @@ class Pip:
             )
         subprocess.run([looked[-1].python, "-m", "venv", folder], check=True)
         self.python = folder / "bin" / "python"
+        self.kept = ""
         self._run("install", "--quiet", "--upgrade", "pip")  # older ones do not resolve for another platform
         (site,) = folder.glob("lib/python*/site-packages")
         for name, at in target.packages.items():
-            if name not in ("pip", "setuptools"):
-                _pretend(site, name, at)
+            _pretend(site, name, at)
+        self.kept = ", ".join(
+            f"{name} {at}" for name, at in target.kept.items() if not name.startswith("nvidia-")
+        )
         self.constraints = folder / "constraints.txt"
         self.constraints.write_text("".join(f"{name}=={at}\n" for name, at in target.kept.items()))
         self.platforms = [option for tag in target.platforms for option in ("--platform", tag)]
@@ -286,6 +317,9 @@ class Pip:
         )  # fmt: skip
         if done.returncode:
             lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+            lines = [line for line in lines if not line.startswith("WARNING: Location")]
+            if self.kept:
+                lines.append(f"The target keeps {self.kept}.")
             raise ConflictError("\n  ".join(["pip finds no packages that fit:", *lines]))
         return done.stdout
 
@@ -402,19 +436,33 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _version(option: str, text: str, first: int) -> int:
+def _minor(option: str, text: str, *, first: int, least: int, most: int) -> int:
     """The minor version of `text`. Raises InputError."""
-    found = re.fullmatch(rf"{first}\.(\d+)", text)
-    if found is None:
-        raise InputError(f"{option}: not a version", got=text, allowed=f"{first}.N")
+    found = re.fullmatch(rf"{first}\.(\d{{1,3}})", text)
+    if found is None or not least <= int(found[1]) <= most:
+        raise InputError(
+            f"{option}: not such a version", got=text, allowed=f"{first}.{least} to {first}.{most}"
+        )
     return int(found[1])
+
+
+def _end(number: int, frame: object) -> NoReturn:
+    """End as Ctrl-C does, so that what is half done is removed."""
+    raise KeyboardInterrupt
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make the bundle and print its sizes."""
     given = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, _end)
     try:
         return _bundle(given)
+    except KeyboardInterrupt:
+        print("error: interrupted; nothing was written", file=sys.stderr)
+        return 130
+    except OSError as error:
+        print(f"error: the folder of the bundle cannot be written: {error}", file=sys.stderr)
+        return 2
     except ConflictError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -427,17 +475,31 @@ def _bundle(given: argparse.Namespace) -> int:
     if sys.platform != "linux":
         raise InputError("a bundle is made on Linux: requirements depend on the system", got=sys.platform)
     if given.folder.exists() and (not given.folder.is_dir() or any(given.folder.iterdir())):
-        raise InputError("the folder of the bundle is not empty", got=str(given.folder))
+        what = "not empty" if given.folder.is_dir() else "a file"
+        raise InputError(f"the folder of the bundle is {what}", got=str(given.folder))
+    if given.machine not in MACHINES:
+        raise InputError(
+            "--machine: no wheels are built for it", got=given.machine, allowed=", ".join(MACHINES)
+        )
+    if given.machine != platform.machine():
+        print(
+            f"note: requirements for {platform.machine()} alone are read as this machine's", file=sys.stderr
+        )
+    if given.max_mib is not None and not (math.isfinite(given.max_mib) and given.max_mib > 0):
+        raise InputError("--max-mib", got=str(given.max_mib), allowed="a number above 0")
+    for text in given.also:
+        try:
+            Requirement(text)
+        except InvalidRequirement:
+            raise InputError("--also: not a requirement", got=text, allowed="NAME or NAME>=VERSION") from None
     target = Target(
-        python=(3, _version("--python", given.python, 3)),
-        glibc=_version("--glibc", given.glibc, 2),
+        python=(3, _minor("--python", given.python, first=3, least=OLDEST_PYTHON, most=99)),
+        glibc=_minor("--glibc", given.glibc, first=2, least=OLDEST_GLIBC, most=NEWEST_GLIBC),
         machine=given.machine,
         packages=read_have(given.have),
     )
     extras = [name for name in given.extras.split(",") if name]
-    known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
-        "optional-dependencies"
-    ]
+    known = PROJECT["optional-dependencies"]
     if unknown := set(extras) - set(known):
         raise InputError("--extras: no such extra", got=", ".join(sorted(unknown)), allowed=", ".join(known))
     max_bytes = None if given.max_mib is None else int(given.max_mib * MIB)

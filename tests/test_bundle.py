@@ -36,6 +36,20 @@ def test_the_libraries_of_pytorch_stay_and_other_packages_may_be_replaced(have):
     assert target.kept == {name: NODE[name] for name in ("torch", "triton", "nvidia-cublas")}
 
 
+def test_an_older_meshwright_and_odd_versions_of_a_target_are_passed_over(tmp_path, capsys):
+    path = tmp_path / "have.json"
+    rows = {
+        "meshwright": "0.1.0",
+        "pip": "24.0",
+        "nvidia-modelopt": "0.1-weird-build",
+        "Ruamel.YAML": "0.18.6",
+    }
+    text = json.dumps([{"name": name, "version": version} for name, version in rows.items()])
+    path.write_text(text, encoding="utf-8-sig")
+    assert read_have(path) == {"ruamel-yaml": "0.18.6"}
+    assert "passed over nvidia-modelopt" in capsys.readouterr().err
+
+
 def test_a_package_is_needed_by_what_asks_for_it_with_these_extras():
     lines = ["numpy>=1.26", 'torch>=2.11; extra == "torch"', "ruamel.yaml>=0.18; python_version >= '3.9'"]
     row = {"metadata": {"name": "meshwright", "requires_dist": lines}}
@@ -50,8 +64,15 @@ def test_a_package_is_needed_by_what_asks_for_it_with_these_extras():
         ("{", (), "cannot read"),
         ('{"torch": "2.11.0"}', (), "has no list of packages"),
         ('[{"name": "torch"}]', (), "has no list of packages"),
-        ("[]", ("--python", "2.7"), "--python: not a version"),
-        ("[]", ("--glibc", "musl"), "--glibc: not a version"),
+        ('[{"name": "a/b", "version": "1"}]', (), "not a name of a package"),
+        ("[]", ("--python", "2.7"), "--python: not such a version"),
+        ("[]", ("--python", "3.8"), "--python: not such a version"),
+        ("[]", ("--glibc", "musl"), "--glibc: not such a version"),
+        ("[]", ("--glibc", "2.999999999"), "--glibc: not such a version"),
+        ("[]", ("--machine", "toaster"), "--machine"),
+        ("[]", ("--max-mib", "nan"), "--max-mib"),
+        ("[]", ("--max-mib", "-1"), "--max-mib"),
+        ("[]", ("--also", "@@nonsense"), "--also: not a requirement"),
         ("[]", ("--extras", "kernels,cuda"), "no such extra: got 'cuda'"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tarfile
 from pathlib import Path
 
 import click
@@ -120,7 +121,7 @@ def test_an_archive_holds_results_before_caches_and_says_what_is_too_large(tmp_p
     folder, archive = tmp_path / "records", tmp_path / "gpu.tar.gz"
     (folder / gpu.CACHES).mkdir(parents=True)
     noise = random.Random(1).randbytes
-    for name, size in ((f"{gpu.CACHES}/small", 1000), (f"{gpu.CACHES}/large", 40_000), ("gpu.json", 9000)):
+    for name, size in ((f"{gpu.CACHES}/small", 1000), (f"{gpu.CACHES}/large", 40_000), ("result.csv", 9000)):
         (folder / name).write_bytes(noise(size))
     monkeypatch.setattr(gpu, "ARCHIVE_BYTES", 20_000)
     assert gpu.pack(folder, archive) == [f"{gpu.CACHES}/large"]
@@ -129,7 +130,46 @@ def test_an_archive_holds_results_before_caches_and_says_what_is_too_large(tmp_p
     gpu.pack(folder, archive)
     assert "too large: trace.json" in capsys.readouterr().err
     gpu.unpack(archive, tmp_path / "again")
-    assert (tmp_path / "again" / "gpu.json").read_bytes() == (folder / "gpu.json").read_bytes()
+    assert (tmp_path / "again" / "result.csv").read_bytes() == (folder / "result.csv").read_bytes()
     archive.write_bytes(archive.read_bytes()[:900])
-    with pytest.raises(SystemExit, match="cannot read"):
+    (tmp_path / "torn").mkdir()
+    with pytest.raises((EOFError, tarfile.TarError)):
         gpu.unpack(archive, tmp_path / "torn")
+    assert list((tmp_path / "torn").iterdir()) == []
+
+
+def test_what_a_folder_has_stays_when_an_archive_comes_to_it(tmp_path):
+    older, newer, archive = tmp_path / "older", tmp_path / "newer", tmp_path / "gpu.tar.gz"
+    for folder, names in ((older, ("doctor", "gemm")), (newer, ("doctor", "step-8b"))):
+        folder.mkdir()
+        gpu.write(folder, [row(name) | {"of": folder.name} for name in names])
+        (folder / "doctor.stdout.txt").write_text(folder.name)
+    gpu.pack(older, archive)
+    gpu.unpack(archive, newer)
+    found = {kept["name"]: kept["of"] for kept in gpu.written(newer)}
+    assert found == {"gemm": "older", "doctor": "newer", "step-8b": "newer"}
+    assert (newer / "doctor.stdout.txt").read_text() == "newer"
+    for text in ("[]", '{"measurements": [5]}', '{"measurements": [{"name": "doctor", "device": null}]}'):
+        (newer / "gpu.json").write_text(text)
+        assert gpu.written(newer) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--total", "nan"), "--total"),
+        (("--budget", "-5"), "--budget"),
+        (("--only", ""), "names no measurement"),
+        (("--only", "doctr"), "no measurement is called doctr"),
+        (("--archive", "none/gpu.tar.gz"), "--archive"),
+        (("--from", "none.tar.gz"), "--from: cannot read"),
+    ],
+)
+def test_bad_input_is_found_before_anything_is_measured(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(gpu, "take", lambda *a, **k: pytest.fail("it is measured"))
+    monkeypatch.setattr("sys.argv", ["gpu.py", "--dry-run", "--out", "out", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        gpu.main()
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err

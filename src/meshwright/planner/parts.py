@@ -63,6 +63,10 @@ def _ranks(shares: Sequence[PartShare]) -> str:
 
 
 def _named(ranks: Sequence[int]) -> str:
+    """
+    >>> _named([0]), _named([2, 3])
+    ('rank 1', 'ranks 3 to 4')
+    """
     return f"rank {ranks[0] + 1}" if len(ranks) == 1 else f"ranks {ranks[0] + 1} to {ranks[-1] + 1}"
 
 

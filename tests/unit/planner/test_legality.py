@@ -256,7 +256,7 @@ class TestLayersPerStage:
         )  # fmt: skip
         return violations(plan, context=context(engine=engine))  # 32 layers
 
-    @pytest.mark.parametrize("layers", [(8, 8, 8, 8), (7, 9, 9, 7), (10, 6, 8, 8), (15, 17)])
+    @pytest.mark.parametrize("layers", [(8, 8, 8, 8), (7, 9, 9, 7), (10, 6, 8, 8), (15, 17), (0, 32)])
     def test_any_split_of_all_layers_is_accepted(self, layers):
         assert self.split(*layers) == []
 
