@@ -5,10 +5,11 @@ A file depends on
 - what it imports, at its top and inside functions, but not for type checkers alone;
 - modules that its strings name (`"meshwright.cli.plan:run"`): the command line and the API import these when used;
 - commands (`"plan"` in a test, `meshwright plan` in a document) and names of the Python API (`mw.plan`);
-- the `conftest.py` files above a test, and data files of a module's package.
+- the `conftest.py` files above a test, what the fixtures that it takes use there, and data files of a module's package;
+- tests, pages, run files and other files of the repository that the strings of a test name.
 
-The graph errs on the large side in all but one place: imports of a `conftest.py` or a server of warm processes count
-only for tests in the same folder. Such a file prepares many tests, and few of them need all that it imports.
+The graph errs on the large side in all but one place: other imports of a `conftest.py`, and those of a server of warm
+processes, count only for tests in the same folder. Such a file prepares many tests, and few need all that it imports.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -31,6 +32,8 @@ MODULE_NAME = re.compile(rf"({PACKAGE}(?:\.\w+)+)(?::[\w.]+)?")
 COMMAND_LINE = re.compile(rf"\b{PACKAGE} ([a-z]+)")
 API_NAME = re.compile(r"\bmw\.(\w+)|\bimport meshwright as mw\b")
 FOLDERS = ("src", "tests", "benchmarks", "scripts")
+FOLDERS_OF_FILES = ("docs", "examples", "benchmarks", "tests")
+"""Where a test finds files that it names and does not import."""
 SHARED = re.compile(r"(.*/)?(conftest|warm\w*)\.py")
 """Files that prepare tests. What they import counts for tests in the same folder."""
 
@@ -101,7 +104,7 @@ class ImportGraph:
         else:
             names = iter(())
         files = {self._files[name] for name in names if name in self._files}
-        return tuple(sorted((files | set(self._beside(file))) - {file}))
+        return tuple(sorted((files | set(self._beside(file)) | set(self._named_files(file))) - {file}))
 
     def _names_in_document(self, path: Path) -> Iterator[str]:
         text = path.read_text(encoding="utf-8")
@@ -112,7 +115,50 @@ class ImportGraph:
         yield from MODULE_NAME.findall(text)
 
     def _names_in_source(self, file: str) -> Iterator[str]:
-        source = Source.read(self.root / file)
+        for source in self._sources(file):
+            yield from self._names_of(source, file)
+
+    @cache  # noqa: B019 - as above
+    def _sources(self, file: str) -> tuple[Source, ...]:
+        """Return a file's own source, and what the fixtures that a test takes use in each `conftest.py` above it."""
+        own = Source.read(self.root / file)
+        if not file.startswith("tests/") or SHARED.fullmatch(file):
+            return (own,)
+        above = [name for name in self._beside(file) if name.endswith("/conftest.py")]
+        return (own, *(self._conftest(name).used_by(own.parameters) for name in above))
+
+    @cache  # noqa: B019 - as above
+    def _conftest(self, file: str) -> Definitions:
+        return Definitions.read(self.root / file)
+
+    def _named_files(self, file: str) -> Iterator[str]:
+        """Yield the files that strings of a test or a benchmark name: tests by their path, others by its end."""
+        if not file.endswith(".py") or file.startswith("src/"):
+            return
+        for word in {word for source in self._sources(file) for word in source.strings}:
+            end = word.lstrip("./")
+            yield from (
+                name for name in self._others.get(Path(end).name, ()) if f"/{name}".endswith(f"/{end}")
+            )
+            test = word.partition("::")[0]
+            if test.startswith("tests/"):
+                yield from (
+                    name for name in self._modules if name == test or name.startswith(f"{test}/")
+                )
+
+    @cached_property
+    def _others(self) -> dict[str, list[str]]:
+        """Files that are no Python source, by name."""
+        found = defaultdict[str, list[str]](list)
+        for folder in FOLDERS_OF_FILES:
+            for path in (self.root / folder).rglob("*.*"):
+                if path.suffix not in {".py", ".pyc"} and path.is_file():
+                    found[path.name].append(path.relative_to(self.root).as_posix())
+        if (self.root / "README.md").is_file():
+            found["README.md"].append("README.md")
+        return found
+
+    def _names_of(self, source: Source, file: str) -> Iterator[str]:
         for module, name in source.imports:
             of_api = self._api.get(name) if module == PACKAGE else None
             yield of_api or self._home(module, name)
@@ -166,13 +212,21 @@ class Source:
     strings: frozenset[str]
     names_of_api: frozenset[str]
     """`plan` in `mw.plan`."""
+    parameters: frozenset[str]
+    """Parameters of all functions. Those of a test are fixtures."""
+    names: frozenset[str]
 
     @classmethod
     def read(cls, path: Path) -> Source:
-        """Read the file in one pass."""
+        """Read the file."""
+        return cls.of([ast.parse(path.read_text(encoding="utf-8"))])
+
+    @classmethod
+    def of(cls, nodes: Iterable[ast.AST]) -> Source:
+        """Read these parts of a file in one pass."""
         imports, for_types = set[tuple[str, str]](), set[tuple[str, str]]()
-        strings, names = set[str](), set[str]()
-        waiting = [(ast.parse(path.read_text(encoding="utf-8")), imports)]
+        strings, names_of_api, parameters, names = set[str](), set[str](), set[str](), set[str]()
+        waiting: list[tuple[ast.AST, set[tuple[str, str]]]] = [(node, imports) for node in nodes]
         while waiting:
             node, found = waiting.pop()
             match node:
@@ -183,6 +237,10 @@ class Source:
                 case ast.Constant(value=str(text)):
                     strings.add(text)
                 case ast.Attribute(value=ast.Name(id="mw"), attr=name):
+                    names_of_api.add(name)
+                case ast.arg(arg=name):
+                    parameters.add(name)
+                case ast.Name(id=name):
                     names.add(name)
             is_for_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
             for child in ast.iter_child_nodes(node):
@@ -192,5 +250,44 @@ class Source:
             imports=frozenset(imports),
             imports_for_types=frozenset(for_types),
             strings=frozenset(strings),
-            names_of_api=frozenset(names),
+            names_of_api=frozenset(names_of_api),
+            parameters=frozenset(parameters),
+            names=frozenset(names),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Definitions:
+    """What a `conftest.py` defines and imports at its top, by name."""
+
+    nodes: dict[str, ast.AST]
+
+    @classmethod
+    def read(cls, path: Path) -> Definitions:
+        """Read the file."""
+        nodes = dict[str, ast.AST]()
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            match node:
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                    nodes[name] = node
+                case ast.Assign(targets=[ast.Name(id=name)]):
+                    nodes[name] = node
+                case ast.Import(names=names):
+                    nodes |= {alias.asname or alias.name: ast.Import(names=[alias]) for alias in names}
+                case ast.ImportFrom(module=module, names=names):
+                    nodes |= {
+                        alias.asname or alias.name: ast.ImportFrom(module=module, names=[alias])
+                        for alias in names
+                    }
+        return cls(nodes=nodes)
+
+    def used_by(self, names: Iterable[str]) -> Source:
+        """Return the fixtures of these names, with all that they use here, fixtures that they take included."""
+        taken, waiting = set[str](), [name for name in names if name in self.nodes]
+        while waiting:
+            name = waiting.pop()
+            if name not in taken:
+                taken.add(name)
+                found = Source.of([self.nodes[name]])
+                waiting += [other for other in found.names | found.parameters if other in self.nodes]
+        return Source.of(self.nodes[name] for name in taken)

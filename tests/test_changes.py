@@ -38,6 +38,12 @@ FILES = {
     "README.md": "",
     "conftest.py": "import meshwright.report",
     "tests/conftest.py": "import meshwright.report",
+    "tests/page/conftest.py": "def text(): return 'plan'\n"
+    "class Run:\n    command = 'train'\ndef run(text): return Run()\ndef other(): return 'plan'\n",
+    "tests/page/on/test_page.py": "PAGE = 'docs/train.md'",
+    "tests/page/on/test_again.py": "AGAIN = 'tests/page/on/test_page.py::test_one'",
+    "tests/page/on/test_pages.py": "def test_one(run): ...",
+    "tests/page/on/test_text.py": "def test_one(other): ...",
     "tests/test_cost.py": "from meshwright import cost",
     "tests/test_train.py": "meshwright('train')",
     "tests/warm_shell.py": "import meshwright.report",
@@ -79,6 +85,10 @@ def commit(folder: Path) -> None:
         ("tests/test_cost.py", {"cost.py", "report.py"}, {"api.py"}),  # the conftest of its folder imports the report
         ("tests/test_train.py", {"catalog/rows.py"}, {"cost.py"}),
         ("tests/deep/test_deep.py", {"native/contract.py"}, {"report.py", "fast/contract.py"}),
+        ("tests/page/on/test_page.py", {"docs/train.md", "commands/train.py"}, {"commands/plan.py", "docs/plan.md"}),
+        ("tests/page/on/test_again.py", {"docs/train.md"}, {"commands/plan.py"}),
+        ("tests/page/on/test_pages.py", {"commands/train.py", "commands/plan.py"}, {"src/meshwright/report.py", ".md"}),
+        ("tests/page/on/test_text.py", {"commands/plan.py"}, {"commands/train.py"}),
     ],
 )  # fmt: skip
 def test_a_file_depends_on_what_it_imports_and_the_commands_that_it_runs(project, file, depends, not_on):

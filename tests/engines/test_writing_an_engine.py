@@ -81,6 +81,7 @@ def run(folder: Path, command: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("block", re.split(r"^\$ ", CONSOLE, flags=re.MULTILINE)[1:])
+@pytest.mark.when_touched  # a page, like those below docs
 def test_the_page_shows_what_is_printed(folder, block):
     command, _, expected = block.partition("\n")
     _, printed = run(folder, command)

@@ -33,6 +33,7 @@ BatchLoader.batch = batch
 
 
 @pytest.mark.distributed
+@pytest.mark.when_touched  # test_a_lost_process_is_replaced_and_the_run_goes_on replaces one
 def test_a_hanging_process_is_found_and_replaced(tiny_run, tmp_path):
     script = tmp_path / "hangs.py"
     script.write_text(HANGS_ONCE)

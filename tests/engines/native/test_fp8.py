@@ -33,6 +33,7 @@ MIXTURE = (
     "model.ffn_hidden=0",
 )
 CPU = torch.device("cpu")
+SHALLOW = "model.num_layers=2"
 
 
 def run_of(*overrides):
@@ -125,7 +126,7 @@ def test_a_fused_feed_forward_block_trains_like_three_layers(precision):
 @pytest.fixture(scope="module")
 def alone():
     names = ("bf16", *RECIPES)
-    found = rehearse_each([(run_of(f"precision={name}"), Plan(micro_batch=2)) for name in names])
+    found = rehearse_each([(run_of(SHALLOW, f"precision={name}"), Plan(micro_batch=2)) for name in names])
     return {name: result.losses for name, result in zip(names, found, strict=True)}
 
 
@@ -137,7 +138,7 @@ def test_training_follows_bf16(alone, precision):
 
 @pytest.mark.parametrize("precision", ["fp8", "fp8_delayed"])
 def test_recomputation_changes_no_bit(alone, precision):
-    run = run_of(f"precision={precision}")
+    run = run_of(SHALLOW, f"precision={precision}")
     assert rehearse(run, Plan(micro_batch=2, recompute=Recompute.FULL)).losses == alone[precision]
 
 
@@ -220,7 +221,7 @@ def test_a_gpu_without_the_format_is_refused(monkeypatch, precision, architectur
 
 def saving(folder, steps, *overrides):
     return run_of(
-        "precision=fp8_delayed", "batch.micro=2", "optimizer.schedule=constant", f"train.steps={steps}",
+        SHALLOW, "precision=fp8_delayed", "batch.micro=2", "optimizer.schedule=constant", f"train.steps={steps}",
         f"train.checkpoint={{folder: {folder}, every_steps: 2}}", *overrides,
     )  # fmt: skip
 
@@ -313,9 +314,11 @@ def test_weights_are_cast_once_a_step_with_several_micro_batches():
 
 
 @pytest.mark.when_touched  # kernels/fp8 caches weights of single layers
-def test_training_with_the_weight_cache_equals_training_without(alone):
+def test_training_with_the_weight_cache_equals_training_without():
     cached, cast = (
-        rehearse(run_of("precision=fp8", f"kernels.weight_cache={cache}"), Plan(micro_batch=1)).losses
+        rehearse(
+            run_of(SHALLOW, "precision=fp8", f"kernels.weight_cache={cache}"), Plan(micro_batch=1)
+        ).losses
         for cache in ("on", "off")
     )
     assert cached == cast

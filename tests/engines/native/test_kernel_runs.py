@@ -22,6 +22,7 @@ README = (
     "model.hidden=64", "model.num_layers=1", "model.ffn_hidden=96", "data.sequence_length=32",
     "model.attention={num_heads: 4, num_kv_heads: 2}", "batch={global_sequences: 2, micro: 2}", "train.steps=3",
     "optimizer.warmup_steps=1", "data.tokenizer=bytes", "model.vocab=257", "precision=fp32",
+    f"data.source={Path(__file__)}",  # short; its own is the standard library
 )  # fmt: skip
 GPT_OSS = (
     "model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32, bias: true}", "model.ffn_hidden=0",
@@ -77,6 +78,7 @@ def losses(run, folder):
     return [json.loads(line)["loss"] for line in lines], taken
 
 
+@pytest.mark.when_touched  # models/test_kernel_parity.py trains with kernels, unit/kernels has each of these
 @pytest.mark.parametrize(
     "name", [n if n == "gpt-oss" else pytest.param(n, marks=pytest.mark.slow) for n in RUNS]
 )  # it has all operations of 16 and 32 bits

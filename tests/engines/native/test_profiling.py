@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring")
 @pytest.fixture
 def train(tmp_path, tiny_text):
     def run(*overrides, **options):
-        overrides = ("train.steps=10", "train.checkpoint=null", *overrides)
+        overrides = ("train.steps=10", "train.checkpoint=null", "batch.micro=4", *overrides)
         loaded = runfile.loads(tiny_text, overrides=overrides)
         return engine.train(loaded, options=TrainOptions(folder=tmp_path / "out", quiet=True, **options))
 

@@ -75,6 +75,8 @@ def left(tmp_path_factory, tiny_text):
     (folder / "corpus.txt").write_text("the quick brown fox jumps over the lazy dog. " * 600)
     overrides = (
         "model.vocab=257",
+        "model.num_layers=1",  # the trace of a step is written operation by operation
+        "batch.micro=4",
         "model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32}",
         "model.num_mtp_layers=1",
         f"data={{source: {folder / 'corpus.txt'}, tokenizer: bytes, sequence_length: 16}}",

@@ -63,12 +63,15 @@ def kill_at_random(training, wait_for, *, kills: int, seed: int) -> None:
 @pytest.mark.parametrize(
     ("sections", "kills"),
     [
-        (ALONE | {"train": ALONE["train"].replace("800", "120")}, 2),
+        (ALONE | {"train": ALONE["train"].replace("800", "80")}, 1),
+        pytest.param(
+            ALONE | {"train": ALONE["train"].replace("800", "120")}, 2, marks=pytest.mark.when_touched
+        ),  # one kill is above
         pytest.param(
             FSDP, 1, marks=[pytest.mark.distributed, pytest.mark.when_touched]
         ),  # one process is above; the test below kills eight times
     ],
-    ids=["one process", "two processes"],
+    ids=["one kill", "two kills", "two processes"],
 )
 def test_kills_leave_no_trace(tiny_run, tmp_path, wait_for, sections, kills, undisturbed):
     disturbed = tiny_run(tmp_path / "cut", **sections)

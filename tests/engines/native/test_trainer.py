@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import cache, partial
 
 import pytest
 
@@ -37,25 +38,41 @@ train: {steps: 30, evaluate: {every_steps: 10, num_batches: 1}}
 """
 
 
+def train_in(folder, *overrides, **options):
+    text = folder / "corpus.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 600)
+    loaded = runfile.loads(TEXT.replace("TEXT", str(text)), overrides=overrides)
+    return engine.train(loaded, options=TrainOptions(folder=folder / "out", quiet=True, **options))
+
+
 @pytest.fixture
 def train(tmp_path):
-    text = tmp_path / "corpus.txt"
-    text.write_text("the quick brown fox jumps over the lazy dog. " * 600)
-
-    def run(*overrides, **options):
-        loaded = runfile.loads(TEXT.replace("TEXT", str(text)), overrides=overrides)
-        return engine.train(loaded, options=TrainOptions(folder=tmp_path / "out", quiet=True, **options))
-
-    return run
+    return partial(train_in, tmp_path)
 
 
-def steps(tmp_path):
-    return [json.loads(line) for line in (tmp_path / "out" / "steps.jsonl").read_text().splitlines()]
+def steps(folder):
+    return [json.loads(line) for line in (folder / "out" / "steps.jsonl").read_text().splitlines()]
+
+
+def losses(folder):
+    return [entry["loss"] for entry in steps(folder)]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """`whole("bf16")`: record and losses of the run in this precision, trained once."""
+
+    @cache
+    def trained(precision):
+        folder = tmp_path_factory.mktemp(precision)
+        return train_in(folder, f"precision={precision}"), losses(folder)
+
+    return trained
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_loss_falls(train, precision):
-    record = train(f"precision={precision}")
+def test_the_loss_falls(whole, precision):
+    record, _ = whole(precision)
     assert record.ending is Ending.DONE
     assert record.statistics["first_loss"] == pytest.approx(math.log(257), rel=0.05)
     assert record.statistics["last_loss"] < 3.6
@@ -63,36 +80,37 @@ def test_the_loss_falls(train, precision):
     assert record.sample
 
 
-def test_bf16_with_fp32_masters_follows_fp32(train, tmp_path):
-    losses = []
-    for precision in ("fp32", "bf16"):
-        train(f"precision={precision}")
-        losses.append([entry["loss"] for entry in steps(tmp_path)])
-    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+def test_bf16_with_fp32_masters_follows_fp32(whole):
+    assert whole("bf16")[1] == pytest.approx(whole("fp32")[1], rel=0.02)
 
 
-def test_micro_batches_add_up_to_the_batch(train):
-    last = [train(f"batch.micro={size}").statistics["last_loss"] for size in (1, 8)]
-    assert last[0] == pytest.approx(last[1], rel=1e-4)
+SHORT = ("train.steps=8", "train.evaluate=null")
 
 
-@pytest.mark.when_touched  # test_recompute.py recomputes each module
-def test_recomputation_changes_no_bit(train):
-    plan = "parallel={data_shard: 1, recompute: RECOMPUTE}"
-    last = [train(plan.replace("RECOMPUTE", how)).statistics["last_loss"] for how in ("none", "full")]
-    assert last[0] == last[1]
+def test_micro_batches_add_up_to_the_batch(train, tmp_path):
+    found = []
+    for size in (1, 8):
+        train(*SHORT, f"batch.micro={size}")
+        found.append(losses(tmp_path))
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
 
 
-@pytest.mark.when_touched  # models/test_models.py and kernels have its gradient
-def test_z_loss_joins_the_gradient_and_no_loss_that_is_shown(train, tmp_path):
-    found = {}
-    for z_loss in (0.0, 0.1):
-        record = train(f"train.z_loss={z_loss}")
-        losses = [entry["loss"] for entry in steps(tmp_path)]
-        found[z_loss] = (losses[0], losses[-1], record.statistics["validation_loss"])
-    assert found[0.1][0] == found[0.0][0]  # the same weights: the same cross-entropy
-    assert found[0.1][1] != found[0.0][1]
-    assert found[0.1][2] < 3.6
+def test_recomputation_changes_no_bit(train, tmp_path):
+    found = []
+    for how in ("none", "full"):
+        train(*SHORT, f"parallel={{data_shard: 1, recompute: {how}}}")
+        found.append(losses(tmp_path))
+    assert len(found[0]) == 8
+    assert found[0] == found[1]
+
+
+def test_z_loss_joins_the_gradient_and_no_loss_that_is_shown(train, tmp_path, whole):
+    _, without = whole("fp32")
+    record = train("train.z_loss=0.1")
+    found = losses(tmp_path)
+    assert found[0] == without[0]  # the same weights: the same cross-entropy
+    assert found[-1] != without[-1]
+    assert record.statistics["validation_loss"] < 3.6
 
 
 def test_training_ends_at_the_target_loss(train, tmp_path):

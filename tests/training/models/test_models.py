@@ -76,6 +76,13 @@ def is_built(name):
 
 
 BUILT = [name for name in catalog.model_names() if is_built(name)]
+FLATTEST = {
+    model.family: name
+    for name, model in sorted(
+        ((name, catalog.model(name)) for name in BUILT), key=lambda named: -named[1].num_layers
+    )
+}.values()
+"""The model with the fewest layers of each architecture."""
 
 
 def test_what_is_not_built_is_of_a_family_that_is_not_trained_or_has_learned_positions():
@@ -87,7 +94,9 @@ def test_what_is_not_built_is_of_a_family_that_is_not_trained_or_has_learned_pos
         )
 
 
-@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.parametrize(
+    "name", [n if n in FLATTEST else pytest.param(n, marks=pytest.mark.when_touched) for n in BUILT]
+)  # others of the same architecture have other widths and more layers
 def test_parameters_are_as_many_as_the_cost_model_counts(name):
     model = catalog.model(name)
     built = build_model(model)
@@ -270,8 +279,9 @@ def test_loads_are_counted_in_training_and_start_anew():
 
 def test_the_bias_rises_for_idle_experts_and_only_shifts_the_choice():
     built = filled(SIGMOID).train()
-    for _ in range(60):
-        built(tokens())
+    for _ in range(40):
+        with torch.no_grad():
+            built(tokens())
         load_LE = collect_expert_load([built])
         update_routing_bias([built], load_LE, speed=0.02)
     assert expert_load_ratio(load_LE) < 1.5
