@@ -24,8 +24,8 @@ from meshwright.catalog import engine_names
 from meshwright.cli.main import VERBS
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("src", "tests", "docs", "benchmarks", "examples", "scripts", ".ci")
-TEXT_SUFFIXES = {"", ".py", ".md", ".toml", ".yaml", ".yml", ".json", ".csv", ".sh"}
+FOLDERS = ("src", "tests", "docs", "benchmarks", "examples", "scripts", "containers", ".ci")
+TEXT_SUFFIXES = {"", ".py", ".md", ".toml", ".yaml", ".yml", ".json", ".csv", ".sh", ".Dockerfile"}
 MAX_LINES = 600
 GENERATED = {ROOT / "docs" / "reference" / "commands.md"}  # looked up, not read from end to end
 
