@@ -3,9 +3,9 @@
 #
 #     docker build -f containers/rocm.Dockerfile -t registry.example/train:1 .
 #
-# AMD publishes the base. A Dockerfile of MONAI under AMD's copyright starts from this tag, and says that ROCm in it is a
-# Python package, without /opt/rocm. Public notes on its sibling with PyTorch 2.11.0 report PyTorch 2.11.0+rocm7.14.0 and
-# Triton 3.7.1 (2026-09). Another base needs Python 3.11 and PyTorch 2.11 or newer.
+# AMD publishes the base. A Dockerfile of MONAI under AMD's copyright starts from this tag, and says that ROCm in it is
+# a Python package, without /opt/rocm. Public notes on its sibling with PyTorch 2.11.0 report PyTorch 2.11.0+rocm7.14.0
+# and Triton 3.7.1 (2026-09). Another base needs Python 3.11 and PyTorch 2.11 or newer.
 ARG BASE=rocm/pytorch:rocm7.14_ubuntu24.04_py3.12_pytorch_release_2.12.0
 FROM ${BASE}
 

@@ -129,7 +129,7 @@ def test_the_installer_and_a_bundle_keep_the_same_libraries():
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """An image's `python`, whose pip lists and installs what a test says."""
+    """An image's `python`. A test says which packages its pip lists and installs."""
 
     folder: Path
 
@@ -229,7 +229,7 @@ def test_an_image_without_pytorch_is_refused_before_anything_is_installed(image)
 
 @pytest.mark.slow
 def test_an_installation_keeps_this_pytorch(tmp_path):
-    """pip installs into a new environment, which sees the packages of this one, as those of an image."""
+    """pip installs into a new environment, which sees the packages of this one as an image's."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
     if torch.version.cuda or torch.version.hip or not (shutil.which("gcc") or shutil.which("clang")):
