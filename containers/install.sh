@@ -32,6 +32,7 @@ case $accelerator in
   *) fail "the first argument is cuda, hip or cpu: got '$accelerator'" 2 ;;
 esac
 [ -f "$source/pyproject.toml" ] || fail "the second argument is a checkout of Meshwright: got '$source'" 2
+source=$(cd "$source" && pwd) # pip takes a name without a slash for a package
 
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
