@@ -3,6 +3,8 @@
     python benchmarks/gpu.py [--total SECONDS] [--budget SECONDS] [--only NAME,NAME] [--again] [--out FOLDER]
                              [--archive FILE.tar.gz] [--from FILE.tar.gz]
     python benchmarks/gpu.py --list | --dry-run
+    python benchmarks/gpu.py --page FILE.tar.gz [--out PAGE.html]
+    python benchmarks/gpu.py --apply FILE.tar.gz [--root CHECKOUT]
 
     doctor      what is wrong with this node
     step-8b     step time and MFU of eight layers of 8B shapes, native beside TorchTitan, compiled, in bf16
@@ -37,7 +39,9 @@ written after each command, and so is what the command itself leaves in a folder
 
 `--dry-run` takes the same path on a CPU with small models and budgets of seconds.
 
-Nothing of this has run on a GPU yet.
+`--page` makes one page of an archive: routes beside PyTorch, `torch.compile` and Liger, steps beside other engines and
+predictions, what failed and why. `--apply` puts the records into the checkout, and the defaults of kernels and the
+documents follow (`gpu_apply.py`). docs/reference/gpu.md has what GPUs measured.
 """
 
 from __future__ import annotations
@@ -62,6 +66,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))  # started as a script, it finds the modules beside it
 OUT = ROOT / "benchmarks" / "records" / "gpu"
 PACKAGES = ("meshwright", "torch", "torchao", "torchtitan", "megatron-core", "triton", "liger-kernel")
 LAST_LINES = 20
@@ -80,6 +86,8 @@ CACHES = "caches"
 """Folder of compilation caches below the records."""
 ARCHIVE_BYTES = 15 * 2**20
 """Most of an archive. Where a machine gives results back, it often does so in files of 16 MiB."""
+UNREADABLE = (OSError, tarfile.TarError, EOFError, zlib.error)
+"""Errors of reading a damaged or foreign archive."""
 MIXTURE = (
     "model: {name: mixture, family: Qwen3MoeForCausalLM, hidden: 2048, num_layers: 4, vocab: 32768, ffn_hidden: 768,\n"
     "  attention: {num_heads: 32, num_kv_heads: 4, head_dim: 128, qk_norm: true},\n"
@@ -241,8 +249,19 @@ def main() -> int:
     parser.add_argument("--dry-run", action="store_true", help="on this machine's CPU, with small models")
     parser.add_argument("--archive", type=Path, metavar="FILE", help="keep all results in this tar.gz, too")
     parser.add_argument("--from", dest="begun", type=Path, metavar="FILE", help="go on from an archive")
+    parser.add_argument(
+        "--page", type=Path, metavar="FILE", help="make a page of an archive and measure nothing"
+    )
+    parser.add_argument(
+        "--apply", type=Path, metavar="FILE", help="renew defaults and documents from an archive"
+    )
+    parser.add_argument(
+        "--root", type=Path, default=ROOT, help="checkout that --apply changes  [default: this one]"
+    )
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+    if given.page is not None or given.apply is not None:
+        return use_archive(given, parser)
     total_s = 600.0 if given.dry_run and given.total is None else given.total
     budget_s = given.budget or budget_of(total_s, is_dry=given.dry_run)
     chosen = steps(budget_s=budget_s, scale=DRY if given.dry_run else GPU)
@@ -271,13 +290,47 @@ def main() -> int:
     if given.begun is not None:
         try:
             unpack(given.begun, out)
-        except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
-            reason = str(error).partition("\n")[0]
-            parser.error(f"--from: cannot read {given.begun}: {reason}; allowed is a file of --archive")
+        except UNREADABLE as error:
+            parser.error(unreadable("--from", given.begun, error))
     write_run_files(out, memory_bytes=device["memory_bytes"], is_dry=given.dry_run)
     return take_all(
-        chosen, folder=out, device=device, total_s=total_s, again=given.again, archive=given.archive
-    )
+        chosen, folder=out, device=device, total_s=total_s, again=given.again, archive=given.archive,
+        is_dry=given.dry_run,
+    )  # fmt: skip
+
+
+def use_archive(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Make the page of an archive, or apply it; return 0."""
+    from benchmarks import gpu_apply, gpu_page, gpu_results
+    from meshwright.errors import MeshwrightError
+
+    option, archive = ("--page", given.page) if given.apply is None else ("--apply", given.apply)
+    if given.page is not None and given.apply is not None:
+        parser.error("--page and --apply: one of them at a time")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        try:
+            with tarfile.open(archive) as file:
+                file.extractall(folder, filter="data")
+            results = gpu_results.read_results(folder)
+            if given.page is not None:
+                out = given.out or Path(f"{archive.name.partition('.')[0]}.html")
+                gpu_page.write(results, path=out)
+                print(out)
+            else:
+                root = given.root.resolve()
+                print("\n".join(gpu_apply.apply(results, root=root, is_own=root == ROOT)))
+        except MeshwrightError as error:
+            parser.error(f"{option}: {error}")
+        except UNREADABLE as error:
+            parser.error(unreadable(option, archive, error))
+    return 0
+
+
+def unreadable(option: str, archive: Path, error: Exception) -> str:
+    """Say why an archive cannot be read."""
+    reason = str(error).partition("\n")[0]
+    return f"{option}: cannot read {archive}: {reason}; allowed is a file of --archive"
 
 
 def budget_of(total_s: float | None, *, is_dry: bool = False) -> float:
@@ -299,6 +352,7 @@ def take_all(
     total_s: float | None,
     again: bool,
     archive: Path | None = None,
+    is_dry: bool = False,
 ) -> int:
     """Take what is due within `total_s`; write the document and the archive after each."""
     end_s = float("inf") if total_s is None else time.monotonic() + total_s
@@ -312,13 +366,13 @@ def take_all(
         has_begun = True
         found = take(step, folder=folder, most_s=left_s) | {"device": device, "software": software()}
         kept = [row for row in kept if row["name"] != step.name] + [found]
-        write(folder, kept)
+        write(folder, kept, is_dry=is_dry)
         if archive is not None:
             pack(folder, archive)
         print(f"  {verdict(found)}", file=sys.stderr, flush=True)
         if found["exit_code"] == "interrupted":
             break
-    if archive is not None:
+    if archive is not None and not has_begun:
         pack(folder, archive)
     done = {row["name"] for row in kept if row["exit_code"] == 0}
     for step in chosen:
@@ -361,9 +415,9 @@ def written(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def write(folder: Path, kept: Sequence[dict[str, Any]]) -> None:
+def write(folder: Path, kept: Sequence[dict[str, Any]], *, is_dry: bool = False) -> None:
     """Write the document in one go, so that a loss of power leaves the one before."""
-    document = {"command": shlex.join(["python", *sys.argv]), "measurements": list(kept)}
+    document = {"command": shlex.join(["python", *sys.argv]), "dry_run": is_dry, "measurements": list(kept)}
     beside = folder / "gpu.json.new"
     beside.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     beside.replace(folder / "gpu.json")
@@ -410,7 +464,12 @@ def unpack(archive: Path, folder: Path) -> None:
             if not target.exists():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 path.replace(target)
-        write(folder, [row for row in there if row["name"] not in names] + here)
+        is_dry = (
+            json.loads((begun / "gpu.json").read_text(encoding="utf-8")).get("dry_run", False)
+            if there
+            else False
+        )
+        write(folder, [row for row in there if row["name"] not in names] + here, is_dry=is_dry)
 
 
 def write_run_files(folder: Path, *, memory_bytes: int, is_dry: bool = False) -> None:
@@ -490,11 +549,14 @@ def device_here() -> dict[str, Any]:
     """The first device of this machine, as PyTorch names it."""
     import torch
 
+    from meshwright.kernels.architectures import architecture_of
+
     if not torch.cuda.is_available():
-        return {"type": "cpu", "name": "cpu", "memory_bytes": 0}
+        return {"type": "cpu", "name": "cpu", "memory_bytes": 0, "architecture": "cpu"}
     properties = torch.cuda.get_device_properties(0)
     return {
         "type": "cuda", "name": properties.name, "count": torch.cuda.device_count(),
+        "architecture": architecture_of(torch.device("cuda")),
         "memory_bytes": properties.total_memory, "cuda": torch.version.cuda, "hip": torch.version.hip,
     }  # fmt: skip
 

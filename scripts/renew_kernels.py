@@ -1,9 +1,9 @@
 """Compile all Triton kernels for all architectures, and write docs/reference/kernels.md.
 
-    python scripts/renew_kernels.py [--check]
+    python scripts/renew_kernels.py [--check | --routes]
 
-Needs no GPU; takes minutes. `--check` writes nothing and fails if the page has other kernels or tiles than the source,
-or, with the same version of Triton, other numbers.
+Needs no GPU; takes minutes. `--routes` renews the table of routes alone, in no time. `--check` writes nothing and fails
+if the page has other kernels or tiles than the source, or, with the same version of Triton, other numbers.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ The same table as JSON: `meshwright kernels inspect --json`.
 """
 
 
-def page() -> str:
-    """The text of the page."""
+def routes_table() -> str:
+    """Operations with their routes and the defaults of each architecture."""
     names = list(architectures())
     lines = ["| operation | computes | routes | on a CPU |" + "".join(f" {n} |" for n in names)]
     lines.append("|" + "---|" * (4 + len(names)))
@@ -53,6 +53,12 @@ def page() -> str:
         routes = ", ".join(f"`{route}`" for route in operation.routes)
         chosen = [", ".join(default_routes(name, architecture=n)) for n in ("cpu", *names)]
         lines.append(f"| `{name}` | {operation.computes} | {routes} |" + "".join(f" {c} |" for c in chosen))
+    return "\n".join(lines) + "\n"
+
+
+def page() -> str:
+    """The text of the page."""
+    names = list(architectures())
     devices = [f"{a.name} ({a.devices})" for a in architectures().values()]
     facts = ["| kernel | tile |" + "".join(f" {d} |" for d in devices) + " moved / least |"]
     facts.append("|" + "---|" * (3 + len(devices)))
@@ -67,7 +73,7 @@ def page() -> str:
             if ratios
             else f"| `{kernel}` | {tile} |{line} |"
         )
-    return HEAD + "\n".join(lines) + "\n" + MIDDLE.format(triton=version("triton")) + "\n".join(facts) + "\n"
+    return HEAD + routes_table() + MIDDLE.format(triton=version("triton")) + "\n".join(facts) + "\n"
 
 
 def _cell(row: InspectedKernel | None) -> str:
@@ -86,13 +92,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--check", action="store_true")
-    is_check = parser.parse_args().check
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--check", action="store_true")
+    mode.add_argument("--routes", action="store_true")
+    given = parser.parse_args()
+    if given.routes:
+        compiled = PAGE.read_text(encoding="utf-8").partition("\n## Compiled kernels\n")
+        PAGE.write_text(HEAD + routes_table() + "".join(compiled[1:]), encoding="utf-8")
+        return 0
     if os.environ.pop("TRITON_INTERPRET", None):
         print("unset TRITON_INTERPRET: nothing is compiled in the interpreter", file=sys.stderr)
         return 2
     text = page()
-    if not is_check:
+    if not given.check:
         PAGE.write_text(text, encoding="utf-8")
         return 0
     kept = PAGE.read_text(encoding="utf-8")

@@ -33,7 +33,7 @@ COMMAND_LINE = re.compile(rf"\b{PACKAGE} ([a-z]+)")
 API_NAME = re.compile(r"\bmw\.(\w+)|\bimport meshwright as mw\b")
 FOLDERS = ("src", "tests", "benchmarks", "scripts")
 FOLDERS_OF_FILES = ("docs", "examples", "benchmarks", "tests")
-"""Where a test finds files that it names and does not import."""
+"""Folders of files that a test names and does not import."""
 SHARED = re.compile(r"(.*/)?(conftest|warm\w*)\.py")
 """Files that prepare tests. What they import counts for tests in the same folder."""
 
@@ -142,9 +142,7 @@ class ImportGraph:
             )
             test = word.partition("::")[0]
             if test.startswith("tests/"):
-                yield from (
-                    name for name in self._modules if name == test or name.startswith(f"{test}/")
-                )
+                yield from (name for name in self._modules if name == test or name.startswith(f"{test}/"))
 
     @cached_property
     def _others(self) -> dict[str, list[str]]:
@@ -258,7 +256,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Definitions:
-    """What a `conftest.py` defines and imports at its top, by name."""
+    """Definitions and imports at the top of a `conftest.py`, by name."""
 
     nodes: dict[str, ast.AST]
 

@@ -73,6 +73,11 @@ def default_routes(op: str, *, architecture: str) -> tuple[str, ...]:
     return listed if "reference" in listed else (*listed, "reference")
 
 
+def compiled_operations(architecture: str) -> tuple[str, ...]:
+    """Operations whose reference, compiled, was measured to be faster than every route: compiled graphs take it."""
+    return tuple((_defaults().get(architecture) or _defaults()["other"]).get("compiled", ()))
+
+
 def architecture_of(device: torch.device) -> str:
     """The name of a device's architecture, such as sm90 or gfx942; "cpu" for a CPU; maybe none of `architectures`."""
     if device.type == "cpu":

@@ -2,7 +2,8 @@
 
     1. the run file's `kernels:` block      a route that cannot serve the call is an InputError
     2. the tuned table of this device       a route that was measured for exactly this call
-    3. the default of the architecture      the first of `data/defaults.toml` that can serve it
+    3. the default of the architecture      the first of `data/defaults.toml` that can serve it; in a compiled graph
+                                            the reference, where that file says that the compiler makes it faster
 
 Every choice is collected with the routes that were refused and their reasons, so that a record can state them. A choice
 is made once for each distinct call: in training that is once a shape.
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from meshwright.errors import InputError, UnknownNameError
-from meshwright.kernels.architectures import architecture_of, default_routes
+from meshwright.kernels.architectures import architecture_of, compiled_operations, default_routes
 from meshwright.kernels.operations import OPERATIONS
 from meshwright.kernels.routes import KernelCall, Refusal, routes_of
 from meshwright.kernels.tuned import TunedCall, TunedTable
@@ -167,6 +168,8 @@ def _chosen(call: KernelCall, *, demanded: Mapping[str, str], tuned: TunedTable 
         TunedCall(op=call.op, shapes=call.shapes, dtypes=call.dtypes)
     )  # fmt: skip
     candidates = [] if measured is None else [(measured, TUNED)]
+    if call.is_traced and call.op in compiled_operations(call.architecture):
+        candidates.append(("reference", DEFAULT))
     candidates += [(n, DEFAULT) for n in default_routes(call.op, architecture=call.architecture)]
     for name, why in candidates:
         refusal = routes[name].serves(call)

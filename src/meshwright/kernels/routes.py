@@ -40,6 +40,11 @@ class KernelCall:
         """Return True if `shapes` are those of the call."""
         return bool(self.shapes) and ANY not in self.flags
 
+    @property
+    def is_traced(self) -> bool:
+        """Return True if the call is part of a graph that is compiled."""
+        return not self.shapes and ANY not in self.flags
+
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:

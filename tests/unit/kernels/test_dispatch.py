@@ -41,7 +41,8 @@ def test_every_architecture_states_its_routes_of_every_operation(op):
     rows = tomllib.loads((DATA / "defaults.toml").read_text(encoding="utf-8"))
     assert set(rows) == {"cpu", "other", *architectures()}
     for row in rows.values():
-        assert set(row) <= {"basis", *OPERATIONS}
+        assert set(row) <= {"basis", "measured", "compiled", *OPERATIONS}
+        assert {*row.get("measured", ()), *row.get("compiled", ())} <= set(OPERATIONS)
         assert row[op]
         assert set(row[op]) <= set(OPERATIONS[op].routes)
 

@@ -6,7 +6,7 @@ Every section is there only where records have what it shows; what no record has
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -86,12 +86,17 @@ class ReportSection:
     is_wide: bool = field(default=False)
 
 
-def record_page(found: RecordReport, *, command: str = "") -> str:
-    """The whole page. `command` is the command line that makes it and each of its figures."""
+def record_page(
+    found: RecordReport, *, command: str = "", heading: str = "", first: Sequence[ReportSection] = ()
+) -> str:
+    """The whole page, below `heading` and after the sections `first`.
+
+    `command` is the command line that makes it and each of its figures.
+    """
     made = _made(found)
-    parts = [_section(s, command=command) for s in made.values() if s is not None]
+    parts = [_section(s, command=command) for s in (*first, *made.values()) if s is not None]
     return document(
-        title=title(found), lead=_lead(found), sections=[*parts, _absent(made), _notes(found)],
+        title=heading or title(found), lead=_lead(found), sections=[*parts, _absent(made), _notes(found)],
         footer=f"Meshwright {__version__}. {command}",
     )  # fmt: skip
 
