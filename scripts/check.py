@@ -1,11 +1,12 @@
 """Run what `.ci/run` runs before its slow lane, on the slowest processor that this machine can play.
 
-    python scripts/check.py [--profile NAME|own|all] [--busy N] [--nice N] [--repeat N] [--here]
+    python scripts/check.py [--profile NAME|own|all] [--busy N] [--nice N] [--repeat N] [--default-lane] [--here]
 
     --profile   the processor that PyTorch and oneDNN see; default: the slowest. `own` is this machine's, `all` is each
     --busy      beside N programs that compute without end
     --nice      with less of the processors than other programs get: 0 to 19
     --repeat    as often on each profile; all must pass
+    --default-lane   only README's test command, without what it leaves out where nothing was changed; without types
     --here      in this folder, with what is not committed yet, in place of a clone of HEAD
 
 The steps are those of `.ci/run --until-slow`: README's test command in a fresh clone and a fresh environment, then all
@@ -145,14 +146,14 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.communicate()
 
 
-def run_once(profile: str, *, root: Path, busy: int, nice: int, here: bool) -> CheckRun:
-    """Run `.ci/run --until-slow` of the repository at `root`; its output goes to stderr."""
+def run_once(profile: str, *, root: Path, busy: int, nice: int, lane: str, here: bool) -> CheckRun:
+    """Run `.ci/run` of the repository at `root` with the option `lane`; its output goes to stderr."""
     command = [
         "nice",
         "-n",
         str(nice),
         str(root / ".ci" / "run"),
-        "--until-slow",
+        lane,
         *(["--here"] if here else []),
     ]
     lines, start_s = [], time.monotonic()
@@ -197,6 +198,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--busy", type=number(0), default=0, metavar="N")
     parser.add_argument("--nice", type=number(0, 19), default=0, metavar="N")
     parser.add_argument("--repeat", type=number(1), default=1, metavar="N")
+    parser.add_argument(
+        "--default-lane", dest="lane", action="store_const", const="--default-lane", default="--until-slow"
+    )
     parser.add_argument("--here", action="store_true")
     return parser
 
@@ -212,7 +216,11 @@ def main(arguments: Sequence[str] | None = None, *, root: Path = ROOT) -> int:
     runs = []
     for profile in profiles:
         for _ in range(given.repeat):
-            runs.append(run_once(profile, root=root, busy=given.busy, nice=given.nice, here=given.here))
+            runs.append(
+                run_once(
+                    profile, root=root, busy=given.busy, nice=given.nice, lane=given.lane, here=given.here
+                )
+            )
             print(runs[-1], flush=True)
     return int(any(run.exit_code for run in runs))
 

@@ -73,6 +73,12 @@ def test_until_slow_leaves_out_the_last(repository):
     assert len(runs_of_pytest(repository)) == 2
 
 
+def test_the_default_lane_is_the_command_alone_without_ci(repository, monkeypatch):
+    monkeypatch.setenv("CI", "true")
+    assert ci_run(repository, "--default-lane").returncode == 0
+    assert runs_of_pytest(repository) == ["  -m pytest -q -n 2"]
+
+
 def test_a_failure_ends_it(repository):
     (repository.parent / "fails").touch()
     assert ci_run(repository).returncode != 0

@@ -1,0 +1,201 @@
+"""Rehearse the way to a GPU node without a network, on this machine: bundle, install, measure, page, apply.
+
+    python scripts/rehearse_node.py PYTHON [--folder FOLDER] [--only NAME,NAME] [--extras NAMES] [--glibc 2.28]
+
+    PYTHON      the node's interpreter: one that has PyTorch, in an environment like the node's
+    --folder    where everything goes; new or empty  [default: a temporary folder, which is removed]
+    --only      measurements to take  [default: all of `benchmarks/gpu.py`, about ten minutes]
+    --extras    extras of Meshwright to take along  [default: kernels]
+    --glibc     the C library of the wheels  [default: 2.28]
+
+Steps, as in docs/guides/gpu-node.md:
+
+    list        packages of the node
+    bundle      wheels that it lacks; needs an index of packages
+    install     without one, and every module is imported
+    measure     `benchmarks/gpu.py --dry-run`, twice: the second call goes on from the first one's archive, on a machine
+                that has forgotten all else
+    page        one page of the archive
+    apply       defaults and documents, in a copy of this checkout
+
+Nothing of this checkout changes. The first step that fails ends it.
+
+Exit code 0: all steps passed; 1: one failed; 2: bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+OFFLINE = {"PIP_INDEX_URL": "http://localhost:9", "PIP_EXTRA_INDEX_URL": "", "HF_HUB_OFFLINE": "1"}
+"""Variables under which pip finds no index."""
+LEFT = shutil.ignore_patterns(".git", ".venv", "__pycache__", "*.pyc", ".*_cache")
+FIRST = "doctor"
+"""Measurement of the first call: the quickest."""
+
+
+class StepError(Exception):
+    """A step failed; its output was printed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsal:
+    """Node, folder, and what to take along."""
+
+    python: Path
+    folder: Path
+    only: str | None
+    extras: str
+    glibc: str
+
+    @property
+    def checkout(self) -> Path:
+        """The copy that the node has."""
+        return self.folder / "checkout"
+
+    @property
+    def archive(self) -> Path:
+        return self.folder / "gpu.tar.gz"
+
+    def list_packages(self) -> None:
+        """Write `have.json` as the guide does."""
+        listed = self._output([self.python, "-m", "pip", "list", "--format=json"])
+        (self.folder / "have.json").write_text(listed, encoding="utf-8")
+
+    def bundle(self) -> None:
+        """Collect the wheels for this node."""
+        version = self._output(
+            [self.python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+        ).strip()
+        collect = [sys.executable, ROOT / "scripts" / "bundle.py", self.folder / "bundle"]
+        target = ["--have", self.folder / "have.json", "--python", version, "--glibc", self.glibc]
+        self._run([*collect, *target, "--extras", self.extras, "--also", "sybil", "pytest", "hypothesis"])
+
+    def install(self) -> None:
+        """Install it without an index, and import everything."""
+        self._run(
+            ["sh", self.folder / "bundle" / "install.sh", self.folder / "site"],
+            PYTHON=str(self.python),
+            **OFFLINE,
+        )
+        self._run([self.python, self.folder / "bundle" / "check.py"], **self._node())
+
+    def measure(self) -> None:
+        """Take the measurements in two calls, of which the second knows the archive alone."""
+        shutil.copytree(ROOT, self.checkout, ignore=LEFT)
+        script = [
+            self.python,
+            self.checkout / "benchmarks" / "gpu.py",
+            "--dry-run",
+            "--archive",
+            self.archive,
+        ]
+        self._run([*script, "--out", self.folder / "first", "--only", FIRST], **self._node())
+        only = [] if self.only is None else ["--only", self.only]
+        self._run([*script, "--out", self.folder / "second", "--from", self.archive, *only], **self._node())
+        names = [
+            row["name"]
+            for row in json.loads((self.folder / "second" / "gpu.json").read_text())["measurements"]
+        ]
+        if FIRST not in names:
+            raise StepError(f"the second call lost {FIRST}, which the archive has")
+
+    def page(self) -> None:
+        """Make the page."""
+        self._run(
+            [*self._results(), "--page", self.archive, "--out", self.folder / "gpu.html"], **self._node()
+        )
+
+    def apply(self) -> None:
+        """Renew defaults and documents of the copy."""
+        copy = self.folder / "applied"
+        shutil.copytree(self.checkout, copy)
+        self._run([*self._results(), "--apply", self.archive, "--root", copy], **self._node())
+
+    def _results(self) -> list[str | Path]:
+        return [self.python, self.checkout / "benchmarks" / "gpu.py"]
+
+    def _node(self) -> dict[str, str]:
+        return {"PYTHONPATH": str(self.folder / "site"), **OFFLINE}
+
+    def _run(self, command: Sequence[str | Path], **variables: str) -> None:
+        """Run a command of the guide in the folder; its output is seen."""
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | variables
+        print("+", *(str(part) for part in command), file=sys.stderr, flush=True)
+        code = subprocess.run(command, cwd=self.folder, env=environment, stdin=subprocess.DEVNULL).returncode
+        if code:
+            raise StepError(f"exit code {code}")
+
+    def _output(self, command: Sequence[str | Path]) -> str:
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
+        if done.returncode:
+            raise StepError(f"exit code {done.returncode}")
+        return done.stdout
+
+
+STEPS = {
+    "list": Rehearsal.list_packages,
+    "bundle": Rehearsal.bundle,
+    "install": Rehearsal.install,
+    "measure": Rehearsal.measure,
+    "page": Rehearsal.page,
+    "apply": Rehearsal.apply,
+}
+
+
+def rehearse(rehearsal: Rehearsal) -> int:
+    """Take all steps; return 0, or 1 after the first that fails."""
+    for name, step in STEPS.items():
+        try:
+            step(rehearsal)
+        except StepError as error:
+            print(f"{name:8s} failed: {error}")
+            return 1
+        print(f"{name:8s} done", flush=True)
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check the input, and rehearse."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("python", metavar="PYTHON", type=Path)
+    parser.add_argument("--folder", type=Path, metavar="FOLDER")
+    parser.add_argument("--only", metavar="NAMES")
+    parser.add_argument("--extras", default="kernels", metavar="NAMES")
+    parser.add_argument("--glibc", default="2.28", metavar="VERSION")
+    given = parser.parse_args(arguments)
+    python = Path(shutil.which(given.python) or given.python).absolute()
+    try:
+        has_torch = not subprocess.run([python, "-c", "import torch"], capture_output=True).returncode
+    except OSError as error:
+        parser.error(f"PYTHON: {given.python} cannot be started: {error.strerror}")
+    if not has_torch:
+        parser.error(f"PYTHON: {given.python} has no PyTorch; a node has it in its image")
+    if (
+        given.folder is not None
+        and given.folder.exists()
+        and (given.folder.is_file() or any(given.folder.iterdir()))
+    ):
+        parser.error(f"--folder: {given.folder} is not empty")
+    with tempfile.TemporaryDirectory(prefix="rehearsal-") as temporary:
+        folder = Path(temporary) if given.folder is None else given.folder.absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        return rehearse(
+            Rehearsal(python=python, folder=folder, only=given.only, extras=given.extras, glibc=given.glibc)
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
