@@ -206,7 +206,7 @@ def sentence(found: Sequence[GpuResults], *, link: str) -> str:
                 f"kernels {geometric_mean(ratios):.2g} times as fast as PyTorch over {len(ratios):,} calls"
             )
         name = results.device["name"]
-        parts.append(f"on one {name} {'; '.join(facts)}" if facts else f"on one {name} nothing but failures")
+        parts.append(f"on one {name}: {', '.join(facts)}" if facts else f"on one {name}: nothing but failures")
     return f"[Measured on GPUs]({link}): {'; '.join(parts)}."
 
 

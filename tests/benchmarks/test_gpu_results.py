@@ -268,7 +268,7 @@ def test_results_become_defaults_records_and_sentences_twice_the_same(tmp_path, 
     assert (kept / "step-8b" / "trainings" / "native" / "1" / "steps.jsonl").is_file()
     assert not (kept / "caches").exists()
     readme = (checkout / "README.md").read_text(encoding="utf-8")
-    assert "on one Test GPU 80GB 8B shapes in bf16 at 32,768 tokens/s/device, 50 % MFU" in readme
+    assert "on one Test GPU 80GB: 8B shapes in bf16 at 32,768 tokens/s/device, 50 % MFU" in readme
     assert gpu_apply.NONE not in readme
     assert "misaligned address" in (checkout / gpu_apply.PAGE).read_text(encoding="utf-8")
     first = {
