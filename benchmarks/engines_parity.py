@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from meshwright import runfile
-from meshwright.catalog import engine_names
+from meshwright.catalog.lookup import engine_names
 from meshwright.engines.base import find_engine
 from meshwright.training.models import build_model, init_weights, materialize
 from meshwright.training.weights import save_weights

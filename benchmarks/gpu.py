@@ -84,6 +84,7 @@ RUN_SMALL, RUN_EIGHT, RUN_8B, RUN_MIXTURE = (
 """The third: layers of Llama 3.1 8B, as many as fit one GPU with their optimizer states."""
 CACHES = "caches"
 """Folder of compilation caches below the records."""
+UNPACKED_BYTES = 2**29
 ARCHIVE_BYTES = 15 * 2**20
 """Most of an archive. Where a machine gives results back, it often does so in files of 16 MiB."""
 UNREADABLE = (OSError, tarfile.TarError, EOFError, zlib.error)
@@ -255,9 +256,7 @@ def main() -> int:
     parser.add_argument(
         "--apply", type=Path, metavar="FILE", help="renew defaults and documents from an archive"
     )
-    parser.add_argument(
-        "--root", type=Path, default=ROOT, help="checkout that --apply changes  [default: this one]"
-    )
+    parser.add_argument("--root", type=Path, help="checkout that --apply changes  [default: this one]")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     if given.page is not None or given.apply is not None:
@@ -292,11 +291,19 @@ def main() -> int:
             unpack(given.begun, out)
         except UNREADABLE as error:
             parser.error(unreadable("--from", given.begun, error))
+    others = {name for row in written(out) if (name := row["device"].get("name")) != device["name"]}
+    if others:
+        parser.error(
+            f"{out} has measurements of {', '.join(map(str, others))}, and this is {device['name']}: name another"
+        )
     write_run_files(out, memory_bytes=device["memory_bytes"], is_dry=given.dry_run)
     return take_all(
         chosen, folder=out, device=device, total_s=total_s, again=given.again, archive=given.archive,
-        is_dry=given.dry_run,
     )  # fmt: skip
+
+
+ONLY_MEASURING = ("list", "only", "budget", "total", "again", "dry_run", "archive", "begun")
+"""Options that mean nothing where an archive is read."""
 
 
 def use_archive(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
@@ -307,24 +314,42 @@ def use_archive(given: argparse.Namespace, parser: argparse.ArgumentParser) -> i
     option, archive = ("--page", given.page) if given.apply is None else ("--apply", given.apply)
     if given.page is not None and given.apply is not None:
         parser.error("--page and --apply: one of them at a time")
+    if ignored := [name for name in ONLY_MEASURING if getattr(given, name) != parser.get_default(name)]:
+        parser.error(f"{option} measures nothing: leave out --{', --'.join(ignored)}".replace("_", "-"))
+    if given.page is not None and given.root is not None:
+        parser.error("--root belongs to --apply")
+    if given.apply is not None and given.out is not None:
+        parser.error("--out belongs to --page; --apply writes into the checkout of --root")
+    out = given.out or Path(f"{archive.name.removesuffix('.gz').removesuffix('.tar')}.html")
+    if out.absolute() == archive.absolute():
+        parser.error(f"--out: {out} is the archive")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         try:
-            with tarfile.open(archive) as file:
-                file.extractall(folder, filter="data")
-            results = gpu_results.read_results(folder)
+            extract(archive, folder)
+        except UNREADABLE as error:
+            parser.error(unreadable(option, archive, error))
+        try:
+            results = gpu_results.read_results(folder, source=str(archive))
             if given.page is not None:
-                out = given.out or Path(f"{archive.name.partition('.')[0]}.html")
                 gpu_page.write(results, path=out)
                 print(out)
             else:
-                root = given.root.resolve()
+                root = (given.root or ROOT).resolve()
                 print("\n".join(gpu_apply.apply(results, root=root, is_own=root == ROOT)))
         except MeshwrightError as error:
             parser.error(f"{option}: {error}")
-        except UNREADABLE as error:
-            parser.error(unreadable(option, archive, error))
+        except OSError as error:
+            parser.error(f"{option}: cannot write {error.filename or ''}: {error.strerror or error}")
     return 0
+
+
+def extract(archive: Path, folder: Path) -> None:
+    """Unpack an archive into `folder`. Raises TarError where it holds more than results and caches can."""
+    with tarfile.open(archive) as file:
+        if sum(member.size for member in file) > UNPACKED_BYTES:
+            raise tarfile.TarError(f"it unpacks to more than {UNPACKED_BYTES / 2**20:.0f} MiB")
+        file.extractall(folder, filter="data")
 
 
 def unreadable(option: str, archive: Path, error: Exception) -> str:
@@ -352,7 +377,6 @@ def take_all(
     total_s: float | None,
     again: bool,
     archive: Path | None = None,
-    is_dry: bool = False,
 ) -> int:
     """Take what is due within `total_s`; write the document and the archive after each."""
     end_s = float("inf") if total_s is None else time.monotonic() + total_s
@@ -364,9 +388,10 @@ def take_all(
             print(f"no time left for {step.name}: start this again", file=sys.stderr)
             continue
         has_begun = True
-        found = take(step, folder=folder, most_s=left_s) | {"device": device, "software": software()}
+        found = take(step, folder=folder, most_s=left_s)
+        found |= {"device": device, "software": software(), "dry_run": device["type"] != "cuda"}
         kept = [row for row in kept if row["name"] != step.name] + [found]
-        write(folder, kept, is_dry=is_dry)
+        write(folder, kept)
         if archive is not None:
             pack(folder, archive)
         print(f"  {verdict(found)}", file=sys.stderr, flush=True)
@@ -415,9 +440,9 @@ def written(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def write(folder: Path, kept: Sequence[dict[str, Any]], *, is_dry: bool = False) -> None:
+def write(folder: Path, kept: Sequence[dict[str, Any]]) -> None:
     """Write the document in one go, so that a loss of power leaves the one before."""
-    document = {"command": shlex.join(["python", *sys.argv]), "dry_run": is_dry, "measurements": list(kept)}
+    document = {"command": shlex.join(["python", *sys.argv]), "measurements": list(kept)}
     beside = folder / "gpu.json.new"
     beside.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     beside.replace(folder / "gpu.json")
@@ -455,8 +480,7 @@ def unpack(archive: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".from-") as temporary:
         begun = Path(temporary)
-        with tarfile.open(archive) as file:
-            file.extractall(begun, filter="data")
+        extract(archive, begun)
         here, there = written(folder), written(begun)
         names = {row["name"] for row in here}
         for path in [path for path in begun.rglob("*") if path.is_file() and path.name != "gpu.json"]:
@@ -464,12 +488,7 @@ def unpack(archive: Path, folder: Path) -> None:
             if not target.exists():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 path.replace(target)
-        is_dry = (
-            json.loads((begun / "gpu.json").read_text(encoding="utf-8")).get("dry_run", False)
-            if there
-            else False
-        )
-        write(folder, [row for row in there if row["name"] not in names] + here, is_dry=is_dry)
+        write(folder, [row for row in there if row["name"] not in names] + here)
 
 
 def write_run_files(folder: Path, *, memory_bytes: int, is_dry: bool = False) -> None:

@@ -1,21 +1,21 @@
 """Measured results become defaults and documents: `benchmarks/gpu.py --apply`.
 
-    benchmarks/records/gpu/DEVICE            the records themselves
+    benchmarks/records/gpu/DEVICE            the records themselves, joined to those that are there
     src/meshwright/kernels/data/defaults.toml   the order of the measured routes on this architecture
     docs/reference/kernels.md                its table of routes
     docs/reference/gpu.md                    what every GPU measured, from all records
     README.md, docs/guides/gpu-node.md       their sentences about GPUs, between `<!-- gpu: -->` and `<!-- :gpu -->`
 
-Only operations that were measured change. It writes files of a checkout, which `git diff` shows.
+Only operations that were measured change. All texts are made before the first is written. It writes files of a
+checkout, which `git diff` shows.
 """
 
 from __future__ import annotations
 
-import os
+import json
 import re
 import shutil
-import subprocess
-import sys
+import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,19 +30,23 @@ from benchmarks.gpu_results import (
     compiled_operations,
     geometric_mean,
     never_chosen,
+    plain,
     read_results,
 )
+from scripts import renew_kernels
 
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
 from meshwright.kernels.operations import OPERATIONS
 from meshwright.report.comparison.tables import markdown_table
+from meshwright.report.text_table import TextTable
 
 RECORDS = Path("benchmarks", "records", "gpu")
 DEFAULTS = Path("src", "meshwright", "kernels", "data", "defaults.toml")
-PAGE = Path("docs", "reference", "gpu.md")
+PAGE, KERNELS = Path("docs", "reference", "gpu.md"), Path("docs", "reference", "kernels.md")
 KEPT = {".json", ".jsonl", ".csv", ".txt", ".yaml"}
 """Suffixes of records. Pages can be made again; checkpoints and caches stay in the archive."""
+NOT_KEPT = {"caches", "saved"}
 SENTENCES = {
     Path("README.md"): "docs/reference/gpu.md",
     Path("docs", "guides", "gpu-node.md"): "../reference/gpu.md",
@@ -61,86 +65,124 @@ def apply(results: GpuResults, *, root: Path, is_own: bool) -> list[str]:
     """Change the checkout at `root`; return what was done, a sentence each.
 
     Raises InputError, before anything is written, for a dry run where `root` is the checkout that runs (`is_own`), for
-    results without an architecture, and for a folder that is no checkout.
+    results without an architecture, for a folder that is no checkout, and for records there that cannot be read.
+    Raises OSError where a file cannot be written.
     """
-    architecture = results.device.get("architecture")
+    texts = _texts_before(root)
+    architecture = results.architecture
     if results.is_dry_run and is_own:
         raise InputError(
             "this is an archive of a dry run, on a CPU", hint="name a copy of the checkout with --root"
         )
-    if not isinstance(architecture, str):
+    if architecture is None:
         raise InputError(
             "the archive does not say the architecture of its device", got=results.device["name"]
         )
-    for path in (DEFAULTS, *SENTENCES):
-        if not (root / path).is_file():
+    kept = root / RECORDS / f"{slug(str(results.device['name']))}-{architecture}"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".new-") as temporary:
+        joined = Path(temporary) / kept.name
+        done = [join_records(results, older=kept, target=joined)]
+        folders = [
+            path.parent for path in sorted((root / RECORDS).glob(f"*/{RECORD}")) if path.parent != kept
+        ]
+        found = sorted(
+            [read_results(joined, source=str(kept)), *(read_results(folder) for folder in folders)],
+            key=lambda r: (str(r.device["name"]), r.architecture or ""),
+        )
+        defaults, said = measured_defaults(
+            texts[DEFAULTS], [r for r in found if r.architecture == architecture]
+        )
+        texts |= {DEFAULTS: defaults, PAGE: page(found)}
+        texts[KERNELS] = renew_kernels.with_routes(texts[KERNELS], tomllib.loads(defaults))
+        for name, link in SENTENCES.items():
+            texts[name] = SENTENCE.sub(lambda _, link=link: marked(sentence(found, link=link)), texts[name])
+        if kept.exists():
+            kept.rename(Path(temporary) / "older")
+        joined.rename(kept)
+    for path, text in texts.items():
+        write_atomically(root / path, text)
+    return [*done, *said, f"written: {', '.join(str(path) for path in texts)}"]
+
+
+def _texts_before(root: Path) -> dict[Path, str]:
+    """Read all documents that change. Raises InputError where one is missing or has no place for a sentence."""
+    texts = {}
+    for path in (DEFAULTS, KERNELS, *SENTENCES):
+        try:
+            texts[path] = (root / path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
             raise InputError(
                 "this is no checkout of Meshwright", got=str(root), allowed=f"a folder with {path}"
+            ) from None
+        if path in SENTENCES and not SENTENCE.search(texts[path]):
+            raise InputError(
+                f"{path} has no place for the sentence on GPUs", got=str(root), allowed=marked("...")
             )
-    done = []
-    text = (root / DEFAULTS).read_text(encoding="utf-8")
-    if results.calls:
-        tables = tomllib.loads(text)
-        before = tables.get(architecture) or tables["other"]
-        orders = best_orders(results.calls, before=before)
-        compiled = compiled_operations(results.calls, orders=orders)
-        text = renewed_defaults(text, architecture=architecture, orders=orders, compiled=compiled)
-        tables = tomllib.loads(text)
-        done += [
-            f"{op} on {architecture}: {', '.join(order)}"
-            for op, order in orders.items()
-            if order != before.get(op)
-        ]
-        done += [
-            f"{op} on {architecture}: compiled runs take the reference, which is faster there"
-            for op in compiled
-        ]
-        done += [
-            f"{op}: no architecture chooses {route} any more; its kernels are {OPERATIONS[op].kernels}, to be deleted"
-            for op, route in never_chosen(tables)
-        ]
-    kept = root / RECORDS / slug(str(results.device["name"]))
-    done.append(f"{keep_records(results.folder, kept)} files of records in {kept.relative_to(root)}")
-    write_atomically(root / DEFAULTS, text)
-    found = [read_results(path.parent) for path in sorted((root / RECORDS).glob(f"*/{RECORD}"))]
-    write_atomically(root / PAGE, page(found))
-    for name, link in SENTENCES.items():
-        before_text = (root / name).read_text(encoding="utf-8")
-        write_atomically(
-            root / name, SENTENCE.sub(lambda _, link=link: marked(sentence(found, link=link)), before_text)
+    try:
+        tomllib.loads(texts[DEFAULTS])
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{DEFAULTS} is no TOML: {error}", got=str(root)) from None
+    return texts
+
+
+def measured_defaults(text: str, found: Sequence[GpuResults]) -> tuple[str, list[str]]:
+    """Return the text of `defaults.toml` with what devices of one architecture measured, and what changed."""
+    calls = [call for results in found for call in results.calls]
+    architecture = str(found[0].architecture)
+    tables = tomllib.loads(text)
+    before = tables.get(architecture) or tables["other"]
+    orders = best_orders(calls, before=before)
+    if not orders:
+        return text, []
+    compiled = compiled_operations(calls, orders=orders)
+    text = renewed_defaults(text, architecture=architecture, orders=orders, compiled=compiled)
+    said = [
+        f"{op} on {architecture}: {', '.join(order)}"
+        for op, order in orders.items()
+        if order != before.get(op)
+    ]
+    if len(found) > 1:
+        said.append(
+            f"orders on {architecture} are those of {', '.join(str(r.device['name']) for r in found)} together"
         )
-    _renew_kernels(root)
-    return [*done, f"written: {PAGE}, docs/reference/kernels.md, {', '.join(map(str, SENTENCES))}"]
+    said += [
+        f"{op} on {architecture}: compiled runs take the reference, which is faster there" for op in compiled
+    ]
+    said += [
+        f"{op}: no architecture chooses its Triton kernels any more: {module} can be deleted"
+        for op, module in never_chosen(tables, tomllib.loads(text))
+    ]
+    return text, said
 
 
 def renewed_defaults(
     text: str, *, architecture: str, orders: Mapping[str, Sequence[str]], compiled: Sequence[str]
 ) -> str:
-    """Return the text of `defaults.toml` with these orders in the table of `architecture`; all else stays as it is."""
+    """Return the text of `defaults.toml` with these orders in the table of `architecture`; other tables stay."""
     tables = tomllib.loads(text)
     before = tables.get(architecture)
     table = dict(before if before is not None else tables["other"])
     measured = [op for op in OPERATIONS if op in {*table.get("measured", ()), *orders}]
-    chosen = {*orders} & {*compiled}
-    kept = [op for op in table.get("compiled", ()) if op not in orders]
     is_whole = table.get("basis") == "measured" or len(measured) == len(OPERATIONS)
-    table |= {"basis": "measured" if is_whole else "predicted"} | orders
-    table["measured"], table["compiled"] = (
-        ([] if is_whole else measured),
-        [op for op in OPERATIONS if op in {*kept, *chosen}],
-    )
-    lines = [f"[{architecture}]"] + [
-        f"{key} = {_toml(table[key])}" for key in ("basis", "measured", "compiled") if table.get(key)
-    ]
+    still = {op for op in table.get("compiled", ()) if op not in orders}
+    table |= {
+        **orders,
+        "basis": "measured" if is_whole else "predicted",
+        "measured": [] if is_whole else measured,
+        "compiled": [op for op in OPERATIONS if op in still | {*compiled}],
+    }
+    lines = [f"[{architecture}]"]
+    lines += [f"{key} = {_toml(table[key])}" for key in ("basis", "measured", "compiled") if table[key]]
     lines += [f"{op} = {_toml(table[op])}" for op in OPERATIONS if op in table]
     section = "\n".join(lines) + "\n"
     if before is None:
         return text.rstrip("\n") + "\n\n" + section
     start = re.search(rf"^\[{re.escape(architecture)}\].*$", text, flags=re.MULTILINE)
-    assert start is not None
+    assert start is not None  # tomllib has read it
     following = re.compile(r"^\[", flags=re.MULTILINE).search(text, start.end())
-    end = len(text) if following is None else following.start()
-    return text[: start.start()] + section + ("" if following is None else "\n") + text[end:]
+    rest = "" if following is None else "\n" + text[following.start() :]
+    return text[: start.start()] + section + rest
 
 
 def _toml(value: Any) -> str:
@@ -149,20 +191,38 @@ def _toml(value: Any) -> str:
     return "[" + ", ".join(f'"{item}"' for item in value) + "]"
 
 
-def keep_records(source: Path, target: Path) -> int:
-    """Replace the records in `target` by those of `source`; return how many files they are."""
-    if target.exists():
-        shutil.rmtree(target)
-    paths = [
-        p
-        for p in source.rglob("*")
-        if p.is_file() and p.suffix in KEPT and not {"caches", "saved"} & set(p.parts)
-    ]
-    for path in paths:
-        copy = target / path.relative_to(source)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, copy)
-    return len(paths)
+def join_records(results: GpuResults, *, older: Path, target: Path) -> str:
+    """Write the records of `results` to `target`, with measurements of `older` that they lack; say how many there are.
+
+    Raises InputError where `older` is of another device, or cannot be read.
+    """
+    measurements = list(results.measurements)
+    names = {row["name"] for row in measurements}
+    _copy(results.folder, target, names)
+    others: list[Mapping[str, Any]] = []
+    if older.exists():
+        there = read_results(older)
+        if there.device["name"] != results.device["name"]:
+            raise InputError(f"{older} has the records of another device", got=str(there.device["name"]))
+        others = [row for row in there.measurements if row["name"] not in names]
+        _copy(older, target, {row["name"] for row in others})
+    document = json.loads((results.folder / RECORD).read_text(encoding="utf-8"))
+    document["measurements"] = [*others, *measurements]
+    (target / RECORD).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    stay = f", {len(others)} of earlier archives stay" if others else ""
+    return f"{len(measurements)} measurements in {RECORDS / target.name}{stay}"
+
+
+def _copy(source: Path, target: Path, names: set[str]) -> None:
+    """Copy records of measurements of these names: their folders, what they printed, and run files."""
+    target.mkdir(parents=True, exist_ok=True)
+    for path in source.rglob("*"):
+        parts = path.relative_to(source).parts
+        is_of_one = parts[0].partition(".")[0] in names or (len(parts) == 1 and path.suffix == ".yaml")
+        if path.is_file() and path.suffix in KEPT and is_of_one and not NOT_KEPT & set(parts):
+            copy = target.joinpath(*parts)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
 
 
 def page(found: Sequence[GpuResults]) -> str:
@@ -171,11 +231,19 @@ def page(found: Sequence[GpuResults]) -> str:
     for results in found:
         parts.append(f"## {results.device['name']}\n\n{results.conditions}\n")
         parts += [
-            f"### {table.title}\n\n" + "\n".join(markdown_table(table)) + "\n"
+            f"### {table.title}\n\n" + "\n".join(markdown_table(_plain(table))) + "\n"
             for table in results.tables()
             if table.title != CALLS  # hundreds of rows, which the page of an archive has
         ]
     return "\n".join(parts if found else [HEAD, f"{NONE}\n"])
+
+
+def _plain(table: TextTable) -> TextTable:
+    """The table with cells that mean nothing to Markdown or HTML."""
+    rows = [[plain(str(cell)) for cell in row] for row in table.rows]
+    return TextTable(
+        title=table.title, headings=table.headings, rows=rows, caption=table.caption, text_columns=table.text_columns
+    )  # fmt: skip
 
 
 def sentence(found: Sequence[GpuResults], *, link: str) -> str:
@@ -195,9 +263,8 @@ def sentence(found: Sequence[GpuResults], *, link: str) -> str:
             best = max(native, key=lambda s: s.mfu)
             first = best.rows[0]
             rate = best.tokens_per_s_per_device.value
-            facts.append(
-                f"{first.model} in {first.precision} at {rate:,.0f} tokens/s/device, {100 * best.mfu:.0f} % MFU"
-            )
+            what = f"{plain(first.model)} in {plain(first.precision)}"
+            facts.append(f"{what} at {rate:,.0f} tokens/s/device, {100 * best.mfu:.0f} % MFU")
         ratios = [
             r for calls in by_operation(results.calls).values() for c in calls if (r := c.ratio("reference"))
         ]
@@ -205,8 +272,8 @@ def sentence(found: Sequence[GpuResults], *, link: str) -> str:
             facts.append(
                 f"kernels {geometric_mean(ratios):.2g} times as fast as PyTorch over {len(ratios):,} calls"
             )
-        name = results.device["name"]
-        parts.append(f"on one {name}: {', '.join(facts)}" if facts else f"on one {name}: nothing but failures")
+        name = f"{results.device.get('count', 1)} x {results.device['name']}"
+        parts.append(f"{name}: {', '.join(facts) if facts else 'nothing but failures'}")
     return f"[Measured on GPUs]({link}): {'; '.join(parts)}."
 
 
@@ -222,10 +289,3 @@ def slug(name: str) -> str:
     'nvidia-h100-80gb-hbm3'
     """
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "device"
-
-
-def _renew_kernels(root: Path) -> None:
-    """Renew the table of routes by the checkout's own script: its package reads its own defaults."""
-    environment = os.environ | {"PYTHONPATH": str(root / "src")}
-    script = [sys.executable, str(root / "scripts" / "renew_kernels.py"), "--routes"]
-    subprocess.run(script, env=environment, cwd=root, check=True)

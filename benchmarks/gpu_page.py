@@ -25,7 +25,7 @@ def write(results: GpuResults, *, path: Path) -> None:
         found = RecordReport(entries=())
     text = record_page(
         found,
-        heading=f"Measured on {results.device['name']}",
+        heading=f"{'A dry run' if results.is_dry_run else 'Measured'} on {results.device['name']}",
         first=sections(results),
         command=results.command,
     )

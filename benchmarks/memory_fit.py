@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright import catalog
 from meshwright.accuracy.failed import Shares, states_memory
 from meshwright.accuracy.rows import PublishedRun, read_failed, read_runs
 from meshwright.accuracy.shipped import failed_configs_path, measured_runs_path
 from meshwright.accuracy.tables import RunTables, memory_of, tables_of
+from meshwright.catalog import lookup as catalog
 from meshwright.catalog.stacks import stack_facts
 from meshwright.cost.memory import MemoryConstants, MemoryTable, estimate_memory, memory_constants
 from meshwright.cost.tables import BatchTable, PlanTable, model_row, plan_row, precision_row

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.catalog.stacks import stack_for_engine
 from meshwright.cost.tables import PlanTable
 from meshwright.planner.legality import legal_mask, legality_context

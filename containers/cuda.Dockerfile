@@ -19,7 +19,7 @@ RUN apt-get update \
 # `launch` calls python, and Ubuntu has python3 alone.
 RUN command -v python || ln -s "$(command -v python3)" /usr/local/bin/python
 
-# The version is in pyproject.toml, so the build needs no history of git.
+# The version is in the source, so the build needs no history of git.
 COPY pyproject.toml README.md LICENSE /opt/meshwright/
 COPY containers/install.sh /opt/meshwright/containers/
 COPY src /opt/meshwright/src

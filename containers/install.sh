@@ -31,8 +31,9 @@ case $accelerator in
   cuda | hip | cpu) ;;
   *) fail "the first argument is cuda, hip or cpu: got '$accelerator'" 2 ;;
 esac
+[ $# -le 3 ] || fail "three arguments at most: got $#" 2
 [ -f "$source/pyproject.toml" ] || fail "the second argument is a checkout of Meshwright: got '$source'" 2
-source=$(cd "$source" && pwd) # pip takes a name without a slash for a package
+source=$(CDPATH= cd -- "$source" && pwd) # pip takes a name without a slash for a package
 
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

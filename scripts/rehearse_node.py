@@ -32,11 +32,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from benchmarks import gpu, gpu_results  # noqa: E402 - the path comes first
+
 OFFLINE = {"PIP_INDEX_URL": "http://localhost:9", "PIP_EXTRA_INDEX_URL": "", "HF_HUB_OFFLINE": "1"}
 """Variables under which pip finds no index."""
 LEFT = shutil.ignore_patterns(".git", ".venv", "__pycache__", "*.pyc", ".*_cache")
@@ -102,13 +105,17 @@ class Rehearsal:
         ]
         self._run([*script, "--out", self.folder / "first", "--only", FIRST], **self._node())
         only = [] if self.only is None else ["--only", self.only]
-        self._run([*script, "--out", self.folder / "second", "--from", self.archive, *only], **self._node())
-        names = [
-            row["name"]
-            for row in json.loads((self.folder / "second" / "gpu.json").read_text())["measurements"]
+        second = [*script, "--out", self.folder / "second", "--from", self.archive, *only]
+        self._run(
+            second, **self._node(), allowed=(0,) if only else (0, 1)
+        )  # a node without a GPU cannot take all
+        rows = json.loads((self.folder / "second" / gpu_results.RECORD).read_text(encoding="utf-8"))[
+            "measurements"
         ]
-        if FIRST not in names:
+        if FIRST not in {row["name"] for row in rows}:
             raise StepError(f"the second call lost {FIRST}, which the archive has")
+        if failed := [row["name"] for row in rows if row["exit_code"] != 0]:
+            print(f"{'':8s} not measured here: {', '.join(failed)}")
 
     def page(self) -> None:
         """Make the page."""
@@ -128,12 +135,14 @@ class Rehearsal:
     def _node(self) -> dict[str, str]:
         return {"PYTHONPATH": str(self.folder / "site"), **OFFLINE}
 
-    def _run(self, command: Sequence[str | Path], **variables: str) -> None:
+    def _run(
+        self, command: Sequence[str | Path], *, allowed: Collection[int] = (0,), **variables: str
+    ) -> None:
         """Run a command of the guide in the folder; its output is seen."""
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | variables
         print("+", *(str(part) for part in command), file=sys.stderr, flush=True)
         code = subprocess.run(command, cwd=self.folder, env=environment, stdin=subprocess.DEVNULL).returncode
-        if code:
+        if code not in allowed:
             raise StepError(f"exit code {code}")
 
     def _output(self, command: Sequence[str | Path]) -> str:
@@ -178,20 +187,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     python = Path(shutil.which(given.python) or given.python).absolute()
     try:
-        has_torch = not subprocess.run([python, "-c", "import torch"], capture_output=True).returncode
+        asked = subprocess.run([python, "-c", "import torch; print(torch.__version__)"], capture_output=True)
     except OSError as error:
         parser.error(f"PYTHON: {given.python} cannot be started: {error.strerror}")
-    if not has_torch:
+    if asked.returncode or not asked.stdout.strip():
         parser.error(f"PYTHON: {given.python} has no PyTorch; a node has it in its image")
-    if (
-        given.folder is not None
-        and given.folder.exists()
-        and (given.folder.is_file() or any(given.folder.iterdir()))
-    ):
-        parser.error(f"--folder: {given.folder} is not empty")
+    names = [step.name for step in gpu.steps(budget_s=1.0, scale=gpu.DRY)]
+    if given.only is not None and (unknown := set(given.only.split(",")) - {*names}):
+        parser.error(
+            f"--only: no measurement is called {', '.join(sorted(unknown))}; allowed are {', '.join(names)}"
+        )
+    try:
+        if given.folder is not None:
+            given.folder.mkdir(parents=True, exist_ok=True)
+            if any(given.folder.iterdir()):
+                parser.error(f"--folder: {given.folder} is not empty")
+    except OSError as error:
+        parser.error(f"--folder: {given.folder}: {error.strerror}")
     with tempfile.TemporaryDirectory(prefix="rehearsal-") as temporary:
         folder = Path(temporary) if given.folder is None else given.folder.absolute()
-        folder.mkdir(parents=True, exist_ok=True)
         return rehearse(
             Rehearsal(python=python, folder=folder, only=given.only, extras=given.extras, glibc=given.glibc)
         )

@@ -12,8 +12,9 @@ import argparse
 import json
 from pathlib import Path
 
-from meshwright import catalog, runfile
-from meshwright.catalog import engine_names
+from meshwright import runfile
+from meshwright.catalog import lookup as catalog
+from meshwright.catalog.lookup import engine_names
 from meshwright.engines.base import Launch, find_engine
 from meshwright.engines.choice import planned
 from meshwright.runfile.pinned import section_from_plan

@@ -11,11 +11,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tomllib
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from meshwright.kernels.architectures import architectures
-from meshwright.kernels.dispatch import default_routes
+from meshwright.files import write_atomically
+from meshwright.kernels.architectures import DATA, architectures
 from meshwright.kernels.inspection import InspectedKernel, inspected
 from meshwright.kernels.operations import OPERATIONS
 
@@ -44,14 +46,19 @@ The same table as JSON: `meshwright kernels inspect --json`.
 """
 
 
-def routes_table() -> str:
+def with_routes(text: str, defaults: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
+    """Return the text of the page with the routes of these tables; what is below them stays."""
+    return HEAD + routes_table(defaults) + "".join(text.partition("\n## Compiled kernels\n")[1:])
+
+
+def routes_table(defaults: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
     """Operations with their routes and the defaults of each architecture."""
     names = list(architectures())
     lines = ["| operation | computes | routes | on a CPU |" + "".join(f" {n} |" for n in names)]
     lines.append("|" + "---|" * (4 + len(names)))
     for name, operation in OPERATIONS.items():
         routes = ", ".join(f"`{route}`" for route in operation.routes)
-        chosen = [", ".join(default_routes(name, architecture=n)) for n in ("cpu", *names)]
+        chosen = [", ".join(defaults[n][name]) for n in ("cpu", *names)]
         lines.append(f"| `{name}` | {operation.computes} | {routes} |" + "".join(f" {c} |" for c in chosen))
     return "\n".join(lines) + "\n"
 
@@ -73,7 +80,13 @@ def page() -> str:
             if ratios
             else f"| `{kernel}` | {tile} |{line} |"
         )
-    return HEAD + routes_table() + MIDDLE.format(triton=version("triton")) + "\n".join(facts) + "\n"
+    return (
+        HEAD + routes_table(_defaults()) + MIDDLE.format(triton=version("triton")) + "\n".join(facts) + "\n"
+    )
+
+
+def _defaults() -> Mapping[str, Mapping[str, Sequence[str]]]:
+    return tomllib.loads((DATA / "defaults.toml").read_text(encoding="utf-8"))
 
 
 def _cell(row: InspectedKernel | None) -> str:
@@ -97,15 +110,14 @@ def main() -> int:
     mode.add_argument("--routes", action="store_true")
     given = parser.parse_args()
     if given.routes:
-        compiled = PAGE.read_text(encoding="utf-8").partition("\n## Compiled kernels\n")
-        PAGE.write_text(HEAD + routes_table() + "".join(compiled[1:]), encoding="utf-8")
+        write_atomically(PAGE, with_routes(PAGE.read_text(encoding="utf-8"), _defaults()))
         return 0
     if os.environ.pop("TRITON_INTERPRET", None):
         print("unset TRITON_INTERPRET: nothing is compiled in the interpreter", file=sys.stderr)
         return 2
     text = page()
     if not given.check:
-        PAGE.write_text(text, encoding="utf-8")
+        write_atomically(PAGE, text)
         return 0
     kept = PAGE.read_text(encoding="utf-8")
     if f"Triton {version('triton')}." not in kept:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.catalog.stacks import stack_for_engine
 from meshwright.planner.request import PlanRequest
 from meshwright.specs.precision import PRECISIONS

@@ -212,6 +212,7 @@ def test_a_second_library_is_an_error(image):
         (("hip", str(ROOT)), 1, "this PyTorch is for cuda, not for hip: 2.13.0+cu130"),
         (("cpu", str(ROOT)), 1, "this PyTorch is for cuda, not for cpu"),
         (("rocm", str(ROOT)), 2, "the first argument is cuda, hip or cpu: got 'rocm'"),
+        (("cuda", str(ROOT), "kernels", "more"), 2, "three arguments at most: got 4"),
         (("cuda",), 2, "the second argument is a checkout of Meshwright: got ''"),
     ],
 )

@@ -20,7 +20,7 @@ import pytest
 from tests.every_member import check_every
 
 import meshwright
-from meshwright.catalog import engine_names
+from meshwright.catalog.lookup import engine_names
 from meshwright.cli.main import VERBS
 
 ROOT = Path(__file__).parents[1]

@@ -27,6 +27,9 @@ def test_bad_input_is_refused(tmp_path, capsys):
         (str(tmp_path / "absent"),): "cannot be started",
         (str(bare / "bin" / "python"),): "has no PyTorch",
         (sys.executable, "--folder", str(tmp_path / "full")): "is not empty",
+        (sys.executable, "--folder", str(tmp_path / "full" / "file")): "File exists",
+        (sys.executable, "--folder", str(tmp_path / "full" / "file" / "below")): "Not a directory",
+        (sys.executable, "--only", "doctor,nothing"): "no measurement is called nothing",
     }
 
     def check(arguments):
@@ -77,6 +80,6 @@ def test_the_whole_way(tmp_path):
     defaults = tomllib.loads((tmp_path / "way" / "applied" / gpu_apply.DEFAULTS).read_text(encoding="utf-8"))
     assert defaults["cpu"]["swiglu"][-1] == "reference"
     assert (
-        tmp_path / "way" / "applied" / gpu_apply.RECORDS / "cpu" / "kernels-8b" / "kernels.json"
+        tmp_path / "way" / "applied" / gpu_apply.RECORDS / "cpu-cpu" / "kernels-8b" / "kernels.json"
     ).is_file()
-    assert "Measured on cpu" in (tmp_path / "way" / "gpu.html").read_text(encoding="utf-8")
+    assert "A dry run on cpu" in (tmp_path / "way" / "gpu.html").read_text(encoding="utf-8")

@@ -20,8 +20,10 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from meshwright.version import __version__
+
 if TYPE_CHECKING:
-    from meshwright import catalog
+    from meshwright.api import catalog
     from meshwright.api.accuracy import accuracy
     from meshwright.api.bench_ingest import bench_ingest
     from meshwright.api.compare import compare
@@ -85,8 +87,6 @@ if TYPE_CHECKING:
     from meshwright.specs.estimate import Estimate, Tier
     from meshwright.specs.plan import Plan
     from meshwright.specs.run import Run
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AccuracyStudy",
@@ -218,7 +218,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 def __getattr__(name: str) -> Any:
     if name == "catalog":
-        return import_module("meshwright.catalog")
+        return import_module("meshwright.api.catalog")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
     return getattr(import_module(f"meshwright.{_HOME_OF[name]}"), name)
@@ -232,11 +232,11 @@ class _Package(ModuleType):
     """This package, whose public names stay what they are.
 
     Python binds a submodule to its package under its own name when it is first imported. The package
-    `meshwright.accuracy` must not replace the function `accuracy`.
+    `meshwright.accuracy` must not replace the function `accuracy`, nor `meshwright.catalog` the API's catalogue.
     """
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name in _HOME_OF and isinstance(value, ModuleType):
+        if (name in _HOME_OF or name == "catalog") and isinstance(value, ModuleType):
             return
         super().__setattr__(name, value)
 

@@ -9,11 +9,11 @@ import subprocess
 import sys
 import tarfile
 import tomllib
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
-from benchmarks.gpu_results import RoutedCall, best_order, read_results
+from benchmarks.gpu_results import best_order, best_orders, compiled_operations, read_results
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.every_member import check_every
@@ -43,12 +43,21 @@ def timed(op, shape, route, milliseconds, *, error=1e-3, is_default=False):
     )  # fmt: skip
 
 
-def call(times, *, op="swiglu", shape="8", wrong=()):
+def call(times, *, wrong=(), failed=(), shape="8"):
+    """Rows of a call with milliseconds of its routes; `wrong` ones round wrongly, `failed` ones have no time."""
     rows = [
-        timed(op, shape, r, ms, error=1.0 if r in wrong else 1e-3, is_default=r == "triton")
+        timed("swiglu", shape, r, ms, error=1.0 if r in wrong else 1e-3, is_default=r == "triton")
         for r, ms in times.items()
     ]
-    return RoutedCall(op=op, name=shape, routes={row.route: row for row in rows}, reasons={})
+    return rows + [
+        replace(timed("swiglu", shape, r, 1.0), forward_s=None, backward_s=None, error=None, is_failure=True)
+        for r in failed
+    ]
+
+
+def as_calls(*found):
+    """Calls of different shapes from their rows."""
+    return gpu_results._calls([replace(row, shape=str(i)) for i, rows in enumerate(found) for row in rows])
 
 
 def as_row(row):
@@ -89,11 +98,10 @@ def archive(path, *, dry_run=False, has_results=True):
             {
                 "name": name, "exit_code": 1 if name == "gemm" else 0, "device": DEVICE, "software": SOFTWARE,
                 "started": "2026-11-28T04:00:00+00:00", "wall_s": 30.0,
-                "stderr": ["CUDA error: misaligned address"] if name == "gemm" else [],
+                "stderr": ["CUDA error: misaligned address"] if name == "gemm" else [], "dry_run": dry_run,
             }
             for name in names
         ],
-        is_dry=dry_run,
     )  # fmt: skip
     if has_results:
         facts = {
@@ -171,15 +179,13 @@ def mean_loss(order, calls):
 
 @given(st.lists(TIMES, min_size=1, max_size=5), st.permutations(ROUTES))
 def test_no_order_is_better_than_the_one_that_is_chosen(times, other):
-    calls = [call(t) for t in times]
+    calls = as_calls(*map(call, times))
     order = best_order(calls, before=("triton", "reference"))
     assert mean_loss(order, calls) <= mean_loss(other, calls) * (1 + 1e-6)
     assert order[-1] == "reference"
     assert sorted(order) == sorted({*order})
-    assert (
-        best_order([call({n: 7 * s for n, s in t.items()}) for t in times], before=("triton", "reference"))
-        == order
-    )
+    slower = as_calls(*(call({name: 7 * ms for name, ms in t.items()}) for t in times))
+    assert best_order(slower, before=("triton", "reference")) == order
 
 
 @pytest.mark.parametrize(
@@ -189,7 +195,18 @@ def test_no_order_is_better_than_the_one_that_is_chosen(times, other):
         ([NORM], ["triton", "reference"], ["liger", "triton", "reference"]),  # slower than Liger: no default
         ([{"reference": 1.0, "triton": 1.0}], ["triton", "reference"], ["triton", "reference"]),  # as it was
         ([{"reference": 1.0, "triton": 2.0}], ["triton", "reference"], ["reference"]),
-        ([{"reference": 1.0}], ["triton", "reference"], ["triton", "reference"]),  # triton was not measured
+        ([SWIGLU], ["triton", "reference"], ["triton", "liger", "reference"]),
+        (
+            [{"reference": 1.0, "liger": 2.0}],
+            ["triton", "reference"],
+            ["reference"],
+        ),  # triton was not measured
+        ([{"reference": 2.0, "liger": 1.0}], ["triton", "reference"], ["liger", "triton", "reference"]),
+        (
+            [{"reference": 4.0, "triton": 1.0, "liger": 9.0}],
+            ["triton", "liger", "reference"],
+            ["triton", "reference"],
+        ),
         (
             [SWIGLU, {"reference": 1.0, "triton": 100.0}],
             ["triton", "reference"],
@@ -198,12 +215,45 @@ def test_no_order_is_better_than_the_one_that_is_chosen(times, other):
     ],
 )
 def test_the_order_follows_from_times(calls, before, order):
-    assert best_order([call(times) for times in calls], before=before) == order
+    assert best_order(as_calls(*map(call, calls)), before=before) == order
 
 
-def test_a_route_that_rounds_wrongly_on_one_call_has_no_place():
-    calls = [call(SWIGLU), call(SWIGLU, wrong=("triton",))]
-    assert best_order(calls, before=("triton", "reference")) == ["liger", "reference"]
+def test_a_route_that_rounds_wrongly_or_fails_on_one_call_has_no_place():
+    before = ("triton", "reference")
+    wrong = as_calls(call(SWIGLU), call(SWIGLU, wrong=("triton",)))
+    assert best_order(wrong, before=before) == ["liger", "reference"]
+    rest = {name: ms for name, ms in SWIGLU.items() if name != "triton"}
+    failed = as_calls(call(SWIGLU), call(rest, failed=("triton",)))
+    assert best_order(failed, before=before) == ["liger", "reference"]
+    alone = as_calls(call({"reference": 1.0}, failed=("triton",)))
+    assert best_orders(alone, before={"swiglu": before}) == {"swiglu": ["reference"]}
+
+
+def test_a_call_on_which_the_reference_failed_keeps_another_route():
+    large = call({"triton": 1.0, "liger": 2.0}, failed=("reference",))
+    calls = as_calls(call({"reference": 1.0, "triton": 2.0}), large)
+    assert best_order(calls, before=("triton", "reference"))[0] == "triton"
+
+
+def test_an_operation_without_a_comparison_stays_as_it_was():
+    calls = as_calls(call({"reference": 1.0}), call({"compile": 1.0}))
+    assert best_orders(calls, before={"swiglu": ["triton"]}) == {}
+
+
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        ([NORM, NORM], ["swiglu"]),
+        ([SWIGLU, SWIGLU], []),
+        ([NORM, {"reference": 4.0, "liger": 1.0}], []),  # not measured on one call
+    ],
+)
+def test_the_compiled_reference_is_taken_where_it_is_faster_on_all_calls(calls, expected):
+    made = as_calls(*map(call, calls))
+    orders = best_orders(made, before={"swiglu": ["triton", "reference"]})
+    assert compiled_operations(made, orders=orders) == expected
+    wrong = as_calls(*(call(times, wrong=("compile",)) for times in calls))
+    assert compiled_operations(wrong, orders=orders) == []
 
 
 def test_renewed_defaults_keep_what_was_not_measured_and_complete_what_was():
@@ -258,17 +308,17 @@ def test_results_become_defaults_records_and_sentences_twice_the_same(tmp_path, 
     assert (done.returncode, done.stderr) == (0, "")
     assert "rms_norm on sm90: liger, triton, reference" in done.stdout
     assert "compiled runs take the reference" in done.stdout
-    assert "gradient_norm: no architecture chooses triton" in done.stdout
+    assert "can be deleted" not in done.stdout
     table = tomllib.loads((checkout / gpu_apply.DEFAULTS).read_text(encoding="utf-8"))["sm90"]
-    assert (table["swiglu"], table["compiled"]) == (["triton", "reference"], ["rms_norm"])
+    assert (table["swiglu"], table["compiled"]) == (["triton", "liger", "reference"], ["rms_norm"])
     assert "| liger, triton, reference |" in (checkout / "docs/reference/kernels.md").read_text(
         encoding="utf-8"
     )
-    kept = checkout / gpu_apply.RECORDS / "test-gpu-80gb"
+    kept = checkout / gpu_apply.RECORDS / "test-gpu-80gb-sm90"
     assert (kept / "step-8b" / "trainings" / "native" / "1" / "steps.jsonl").is_file()
     assert not (kept / "caches").exists()
     readme = (checkout / "README.md").read_text(encoding="utf-8")
-    assert "on one Test GPU 80GB: 8B shapes in bf16 at 32,768 tokens/s/device, 50 % MFU" in readme
+    assert "1 x Test GPU 80GB: 8B shapes in bf16 at 32,768 tokens/s/device, 50 % MFU" in readme
     assert gpu_apply.NONE not in readme
     assert "misaligned address" in (checkout / gpu_apply.PAGE).read_text(encoding="utf-8")
     first = {
@@ -282,7 +332,7 @@ def test_results_become_defaults_records_and_sentences_twice_the_same(tmp_path, 
 
 def test_what_cannot_be_applied_is_refused_and_changes_nothing(tmp_path, checkout):
     dry, damaged, foreign = (tmp_path / f"{name}.tar.gz" for name in ("dry", "damaged", "foreign"))
-    folder = archive(dry, dry_run=True)
+    archive(dry, dry_run=True)
     damaged.write_bytes(dry.read_bytes()[:500])
     with tarfile.open(foreign, "w:gz") as file:
         file.add(ROOT / "pyproject.toml", "pyproject.toml")
@@ -295,6 +345,9 @@ def test_what_cannot_be_applied_is_refused_and_changes_nothing(tmp_path, checkou
         ("--apply", dry, "--root", tmp_path): "no checkout",
         ("--page", dry, "--apply", dry): "one of them at a time",
         ("--page", dry, "--out", tmp_path / "absent" / "page.html"): "cannot be written",
+        ("--page", dry, "--out", dry): "is the archive",
+        ("--page", dry, "--total", 5, "--only", "doctor"): "leave out --only, --total",
+        ("--apply", dry, "--out", tmp_path / "page.html"): "--out belongs to --page",
     }
 
     def check(arguments):
@@ -303,12 +356,100 @@ def test_what_cannot_be_applied_is_refused_and_changes_nothing(tmp_path, checkou
         assert cases[arguments] in done.stderr
 
     check_every(list(cases), check, name=str)
-    without = json.loads((folder / "gpu.json").read_text())
-    del without["measurements"][-1]["device"]["architecture"]
-    (folder / "gpu.json").write_text(json.dumps(without))
+    assert (checkout / gpu_apply.DEFAULTS).read_bytes() == before
+
+
+def change(folder, **values):
+    """Change the last measurement of a folder."""
+    document = json.loads((folder / "gpu.json").read_text())
+    document["measurements"][-1] |= values
+    (folder / "gpu.json").write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"device": DEVICE | {"architecture": "sm90]"}}, "no gpu.json"),
+        ({"device": DEVICE | {"architecture": "other"}}, "no gpu.json"),
+        ({"device": DEVICE | {"name": "GPU <!-- :gpu -->"}}, "no gpu.json"),
+        ({"device": DEVICE | {"name": "Another GPU"}}, "several devices"),
+        ({"stderr": [None]}, "no gpu.json"),
+        ({"wall_s": 1e400}, "no gpu.json"),
+        ({"started": ""}, "no gpu.json"),
+        ({"name": "../gemm"}, "no gpu.json"),
+    ],
+)  # fmt: skip
+def test_damaged_results_are_refused_before_anything_is_read_from_them(tmp_path, values, message):
+    folder = archive(tmp_path / "gpu.tar.gz")
+    change(folder, **values)
+    with pytest.raises(InputError, match=message):
+        read_results(folder)
+
+
+def test_records_of_another_device_than_the_archive_are_refused(tmp_path):
+    folder = archive(tmp_path / "gpu.tar.gz")
+    path = folder / "kernels-8b" / "kernels.json"
+    path.write_text(path.read_text().replace(DEVICE["name"], "Another GPU"))
+    with pytest.raises(InputError, match="of another device"):
+        read_results(folder)
+
+
+def test_results_without_an_architecture_are_not_applied(tmp_path, checkout):
+    folder = archive(tmp_path / "gpu.tar.gz", has_results=False)
+    change(folder, device={"name": "Test GPU 80GB", "type": "cuda"})
     with pytest.raises(InputError, match="architecture"):
         gpu_apply.apply(read_results(folder), root=checkout, is_own=False)
+
+
+def test_a_later_archive_leaves_measurements_that_it_lacks(tmp_path, checkout):
+    for has_results in (True, False):
+        folder = archive(tmp_path / "gpu.tar.gz", has_results=has_results)
+        done = gpu_apply.apply(read_results(folder), root=checkout, is_own=False)
+    assert "2 of earlier archives stay" in done[0]
+    joined = read_results(checkout / gpu_apply.RECORDS / "test-gpu-80gb-sm90")
+    assert {row["name"] for row in joined.measurements} == {"kernels-8b", "step-8b", "gemm"}
+    assert "50 % MFU" in (checkout / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_document_without_its_marks_or_a_damaged_record_stops_it_before_it_writes(tmp_path, checkout):
+    found = read_results(archive(tmp_path / "gpu.tar.gz"))
+    before = (checkout / gpu_apply.DEFAULTS).read_bytes()
+    broken = checkout / gpu_apply.RECORDS / "old" / "gpu.json"
+    broken.parent.mkdir(parents=True)
+    broken.write_text("{")
+    with pytest.raises(InputError, match=r"no gpu\.json"):
+        gpu_apply.apply(found, root=checkout, is_own=False)
+    shutil.rmtree(broken.parent)
+    readme = checkout / "README.md"
+    readme.write_text(readme.read_text(encoding="utf-8").replace("<!-- gpu: -->", ""))
+    with pytest.raises(InputError, match="no place for the sentence"):
+        gpu_apply.apply(found, root=checkout, is_own=False)
     assert (checkout / gpu_apply.DEFAULTS).read_bytes() == before
+    assert not list((checkout / gpu_apply.RECORDS).glob("*"))
+
+
+def test_what_a_command_printed_is_text_on_the_page(tmp_path, checkout):
+    folder = archive(tmp_path / "gpu.tar.gz")
+    change(folder, stderr=["a\r\n## b <script>c</script> `d` | e"])
+    gpu_apply.apply(read_results(folder), root=checkout, is_own=False)
+    text = (checkout / gpu_apply.PAGE).read_text(encoding="utf-8")
+    assert "a ## b &lt;script&gt;c&lt;/script&gt; 'd' \\| e |" in text
+
+
+def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
+    archive(tmp_path / "gpu.tar.gz")
+    monkeypatch.setattr(gpu, "UNPACKED_BYTES", 100)
+    with pytest.raises(tarfile.TarError, match="more than"):
+        gpu.unpack(tmp_path / "gpu.tar.gz", tmp_path / "out")
+
+
+def test_kernels_that_no_architecture_chooses_any_more_can_be_deleted():
+    before = {"sm90": {"adamw": ["triton"], "swiglu": ["triton"]}, "sm100": {}}
+    after = {"sm90": {"adamw": ["reference"], "swiglu": ["triton"]}, "sm100": {}}
+    assert gpu_results.never_chosen(before, after) == [("adamw", OPERATIONS["adamw"].kernels)]
+    assert (
+        gpu_results.never_chosen(before, {"sm90": {"gradient_norm": ["triton"], "swiglu": ["triton"]}}) == []
+    )
 
 
 def test_documents_say_what_the_records_say():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "shipped-runs.md"
 SAID = re.findall(r"^\|.*\| `meshwright (plan .*)` \|$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)

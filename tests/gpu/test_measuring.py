@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from meshwright.catalog import engine_names
+from meshwright.catalog.lookup import engine_names
 from meshwright.records.device import PointStatus, read
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.layer_families import models, twice
 
 import meshwright as mw
-from meshwright import catalog
 from meshwright.calibration.parameters import fitted
+from meshwright.catalog import lookup as catalog
 from meshwright.cost.flops import count_parameters, model_flops_per_token
 from meshwright.cost.memory import estimate_memory, memory_parts
 from meshwright.cost.rates import system_rates

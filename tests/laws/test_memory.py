@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.memory import MemoryTable, estimate_memory, memory_constants
 from meshwright.cost.memory.states import RankLayers, rank_parameters

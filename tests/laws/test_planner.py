@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.plan_oracle import fitting_plans
 
-from meshwright import catalog
-from meshwright.catalog import engine_names
+from meshwright.catalog import lookup as catalog
+from meshwright.catalog.lookup import engine_names
 from meshwright.catalog.stacks import stack_for_engine
 from meshwright.cost.plan_rows import plan_from_row
 from meshwright.planner.estimate import estimate_plan

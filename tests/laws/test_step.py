@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.cost_case import Case
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.cost.compute import gemm_s
 from meshwright.cost.flops import model_flops_per_token
 from meshwright.cost.layers import general_factor

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.cost.flops import attention_core_flops_per_token, model_flops_per_token
 from meshwright.cost.tables import model_row
 from meshwright.specs.model import Lora

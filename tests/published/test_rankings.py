@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from tests.shipped_rows import shipped_runs
 
-from meshwright import catalog
 from meshwright.accuracy.predict import predict
 from meshwright.accuracy.rows import PublishedRun
+from meshwright.catalog import lookup as catalog
 from meshwright.planner import PlanRequest
 from meshwright.planner.estimate import estimate_plan
 from meshwright.specs.hardware import Stack

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.catalog.clusters import placed_fabric
 from meshwright.cost.rates import system_rates
 from meshwright.cost.step import estimate_steps

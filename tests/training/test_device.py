@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.training import device as devices
 
 CUDA = torch.device("cuda", 0)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 
-from meshwright import catalog
 from meshwright.accuracy.columns import MEASURES, our_columns, with_switches_as_notes
 from meshwright.accuracy.conditions import RunConditions
 from meshwright.accuracy.csvfile import MAX_COUNT, MAX_TOKENS, CsvRow, read_table
@@ -35,6 +34,7 @@ from meshwright.accuracy.stated import (
     with_stated_numbers,
 )
 from meshwright.accuracy.statements import read_statements
+from meshwright.catalog import lookup as catalog
 from meshwright.catalog.accelerators import accelerator_with_driver_name
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row

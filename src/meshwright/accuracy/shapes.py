@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any
 
-from meshwright import catalog
 from meshwright.accuracy.csvfile import CsvRow
 from meshwright.accuracy.reasons import CannotPredictError, Reason
 from meshwright.accuracy.shipped import measured_model_names, published_models
 from meshwright.accuracy.wording import shape_name
+from meshwright.catalog import lookup as catalog
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.specs.model import (

@@ -9,10 +9,10 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright import catalog
 from meshwright.accuracy.conditions import RunConditions
 from meshwright.accuracy.corrections import CorrectionsByKernel, RowCorrections
 from meshwright.calibration.parameters import Factors, prior
+from meshwright.catalog import lookup as catalog
 from meshwright.catalog.clusters import placed_fabric
 from meshwright.catalog.interconnects import fabric_named_by
 from meshwright.cost.memory import MemoryConstants, MemoryTable, estimate_memory, memory_constants

@@ -1,10 +1,11 @@
-"""`meshwright.catalog.models()` and its siblings: listings of the catalogue."""
+"""`mw.catalog`: listings of the catalogue, and the look-ups of `meshwright.catalog.lookup`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from meshwright.api import arguments
+from meshwright.catalog.lookup import *  # noqa: F403 - its `__all__` is part of the public interface
 
 if TYPE_CHECKING:
     from meshwright.report.catalog_listing import CatalogListing

@@ -52,6 +52,7 @@ class RouteRow:
     format: str
     route: str
     reason: str = ""
+    is_failure: bool = False  # it serves the call and failed; otherwise it refused
     forward_s: Measurement | None = None
     backward_s: Measurement | None = None
     flops: float | None = None  # of both passes
@@ -161,7 +162,7 @@ def _measure_case(
             Exception
         ) as failure:  # libraries and compilers raise what they like, and the next route is measured
             reason = str(failure).partition("\n")[0][:200]
-            rows.append(RouteRow(**common, reason=f"{type(failure).__name__}: {reason}"))
+            rows.append(RouteRow(**common, reason=f"{type(failure).__name__}: {reason}", is_failure=True))
             continue
         passes = 1.0 + (case.backward if backward is not None else 0.0)
         seconds = forward.median + (0.0 if backward is None else backward.median)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshwright import catalog, runfile
+from meshwright import runfile
+from meshwright.catalog import lookup as catalog
 from meshwright.cli.needs import load_with_torch
 from meshwright.cli.output import emit_json, note, print_line, print_table
 from meshwright.errors import InputError

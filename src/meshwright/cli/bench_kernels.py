@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.cli.needs import load_with_torch
 from meshwright.cli.output import Align, emit_json, note, print_line, print_table
 from meshwright.errors import InputError, UnknownNameError

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.doctor.checks import Node
 from meshwright.doctor.devices import find_devices
 from meshwright.doctor.examine import facts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright import units
-from meshwright.catalog import all_claims, claim
+from meshwright.catalog.lookup import all_claims, claim
 from meshwright.cli.catalog_claims import print_claim, print_claims
 from meshwright.cli.catalog_runs import print_run_files
 from meshwright.cli.output import Align, emit_json, print_line, print_table, progress

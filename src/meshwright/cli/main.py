@@ -22,11 +22,11 @@ from typing import NoReturn
 
 import click
 
-from meshwright import __version__
 from meshwright.cli.hints import COMMANDS, usage_hint, usage_message
 from meshwright.cli.output import begin_json, emit_json_error
 from meshwright.cli.verbs import LazyGroup, Verb, load
 from meshwright.errors import MeshwrightError
+from meshwright.version import __version__
 
 EXIT_USAGE, EXIT_MISSING, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 3, 70, 130, 141
 DEBUG_VARIABLE = "MESHWRIGHT_DEBUG"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -289,6 +289,10 @@ def system_facts(
     )
 
 
+FUSED = frozenset({TRITON, "liger", "transformer_engine", "aiter"})
+"""Routes of norms, gated activations and rotary embeddings that read and write each of their tensors once."""
+
+
 def fused_kernels(accelerator: Accelerator, *, routes: Mapping[str, str]) -> FusedKernels:
     """Those of the native engine that serve on `accelerator`: by `routes`, else by the default of its architecture."""
     known = [
@@ -297,16 +301,16 @@ def fused_kernels(accelerator: Accelerator, *, routes: Mapping[str, str]) -> Fus
         if a.generation == (accelerator.rates_of or accelerator.architecture)
     ]
 
-    def is_own(op: str) -> int:
+    def is_one_of(op: str, names: Collection[str]) -> int:
         if not known:
             return 0
-        return int(routes.get(op, default_routes(op, architecture=known[0])[0]) == TRITON)
+        return int(routes.get(op, default_routes(op, architecture=known[0])[0]) in names)
 
     return FusedKernels(
-        norm=is_own("rms_norm"),
-        activation=is_own("swiglu"),
-        rotary=is_own("rotary"),
-        loss=is_own("linear_cross_entropy"),
+        norm=is_one_of("rms_norm", FUSED),
+        activation=is_one_of("swiglu", FUSED),
+        rotary=is_one_of("rotary", FUSED),
+        loss=is_one_of("linear_cross_entropy", {TRITON}),
     )
 
 

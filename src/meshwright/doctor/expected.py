@@ -34,7 +34,7 @@ def expected_of(accelerator: str, *, num_devices: int) -> Expected:
     >>> expected_of("h200", num_devices=8).copy_bytes_per_s < 4.8e12  # the peak of its memory
     True
     """
-    from meshwright.catalog import cluster
+    from meshwright.catalog.lookup import cluster
     from meshwright.catalog.stacks import stack_for_engine
     from meshwright.cost.collectives import all_reduce_s, group
     from meshwright.cost.compute import gemm_s

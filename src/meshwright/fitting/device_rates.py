@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Any
 
-from meshwright import catalog
 from meshwright.calibration.parameters import prior
+from meshwright.catalog import lookup as catalog
 from meshwright.cost.compute import gemm_s
 from meshwright.records.device import DeviceRow
 from meshwright.records.points import Point, PointFamily

@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright import catalog
 from meshwright.calibration import communication
 from meshwright.calibration.communication import Curve, MeasuredCollectives
 from meshwright.calibration.correction import MAX_POINTS, EfficiencyCorrection, fit_correction
 from meshwright.calibration.device import DeviceCalibration
 from meshwright.calibration.parameters import fitted, prior
+from meshwright.catalog import lookup as catalog
 from meshwright.cost.compute import gemm_s
 from meshwright.cost.unit_ports import unit_pace
 from meshwright.errors import InputError

@@ -11,9 +11,9 @@ from math import exp, hypot, log
 
 import numpy as np
 
-from meshwright import catalog
-from meshwright.catalog import Claim
+from meshwright.catalog import lookup as catalog
 from meshwright.catalog.claim_answers import ClaimAnswer, ClaimQuantity, claim_answer
+from meshwright.catalog.lookup import Claim
 from meshwright.catalog.prices import licences, prices
 from meshwright.inference.capacity import CapacityQuestion, capacities, max_parameters, shipped_reserve
 from meshwright.inference.estimate import LoadEstimate, Server, estimate_load, server

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from math import sqrt
 
-from meshwright import catalog
-from meshwright.catalog import Claim
+from meshwright.catalog import lookup as catalog
+from meshwright.catalog.lookup import Claim
 from meshwright.cost.rates import system_rates
 from meshwright.inference.ingestion import (
     MINILM_L6,

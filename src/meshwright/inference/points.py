@@ -15,8 +15,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from meshwright import catalog
 from meshwright.accuracy.csvfile import MAX_COUNT, CsvRow, read_table
+from meshwright.catalog import lookup as catalog
 from meshwright.errors import InfeasibleError, InputError, UnknownNameError
 from meshwright.inference.capacity import shipped_reserve
 from meshwright.inference.formats import cache_format, computed_in, weight_format

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.catalog import power_assumptions
+from meshwright.catalog.lookup import power_assumptions
 from meshwright.cost.money import owned_usd_per_device_hour
 from meshwright.errors import InputError
 from meshwright.inference.estimate import LoadEstimate

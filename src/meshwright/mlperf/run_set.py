@@ -26,7 +26,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from meshwright import __version__
 from meshwright.engines.folders import locked
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.files import write_atomically
@@ -35,6 +34,7 @@ from meshwright.mlperf.log import RunLog, read_log
 from meshwright.mlperf.page_cache import clear_page_cache
 from meshwright.mlperf.worker import LOG, TRAINING, RunTask, end_with_parent_process
 from meshwright.programs import with_found_program
+from meshwright.version import __version__
 
 SET, RUN_FILE, RUNS, RECORDS = "set.json", "run.yaml", "runs", "records"
 FORMAT = 1

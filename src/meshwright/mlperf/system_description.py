@@ -188,7 +188,7 @@ def _software(root: Path) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     release = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', _text(root, "etc/os-release"), re.MULTILINE))
-    from meshwright import __version__
+    from meshwright.version import __version__
 
     return {
         "framework": f"Meshwright {__version__}, PyTorch {versions.pop('torch', '')}",

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from math import exp, hypot, log
 
-from meshwright.catalog import Claim, accelerator, claim
 from meshwright.catalog.claim_answers import ClaimAnswer, ClaimQuantity, ClaimRun, claim_answer
+from meshwright.catalog.lookup import Claim, accelerator, claim
 from meshwright.catalog.mlperf_results import mlperf_result
 from meshwright.errors import InfeasibleError
 from meshwright.planner.estimate import estimate_plan

@@ -10,8 +10,8 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
-from meshwright import catalog
 from meshwright.arrays import Mask
+from meshwright.catalog import lookup as catalog
 from meshwright.cost.tables import BatchTable, ModelTable, PlanTable
 from meshwright.specs.plan import RECOMPUTE_MODULES, AxisOrder, Recompute, Schedule, Sharding
 

@@ -46,6 +46,7 @@ class TimedRoute:
     error: float | None
     is_default: bool
     is_fastest: bool
+    is_failure: bool = False  # it serves the call and failed; otherwise it refused, or the record is older
 
     @property
     def call(self) -> str:
@@ -93,6 +94,7 @@ class RouteFields(Fields):
     error: Number | None = None
     is_default: bool | None = None
     is_fastest: bool | None = None
+    is_failure: bool | None = None
 
 
 class RoutesFields(Fields):
@@ -120,7 +122,7 @@ def _row(row: Mapping[str, Any]) -> TimedRoute:
     return TimedRoute(
         **values, reason=row.get("reason") or "", forward_s=_time(row.get("forward_s")),
         backward_s=_time(row.get("backward_s")), is_default=bool(row.get("is_default")),
-        is_fastest=bool(row.get("is_fastest")),
+        is_fastest=bool(row.get("is_fastest")), is_failure=bool(row.get("is_failure")),
     )  # fmt: skip
 
 

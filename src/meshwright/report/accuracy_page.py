@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from meshwright import __version__
 from meshwright.accuracy.metrics import Metrics
 from meshwright.accuracy.report import HEADLINE, AccuracyReport
 from meshwright.calibration.parameters import fitted
@@ -11,6 +10,7 @@ from meshwright.report.accuracy_tables import metrics_table, remaining_tables, r
 from meshwright.report.html import PageSection, document, explained_figure, page_table, paragraph, tiles
 from meshwright.report.quantities import percent
 from meshwright.report.text_table import TextTable
+from meshwright.version import __version__
 
 TITLE = "Predicted and measured"
 LEAVE_ONE_OUT_TITLE = "Predicted and measured, leave-one-source-out"

@@ -138,7 +138,7 @@ def catalog_listing(kind: str, *, predict: bool = False) -> CatalogListing:
 
 def catalog_entry(kind: str, name: str, *, predict: bool = False) -> CatalogItem:
     """Look up one entry of `kind`. Raises UnknownNameError."""
-    from meshwright.catalog import claim
+    from meshwright.catalog.lookup import claim
     from meshwright.report.documents.claims import claim_document
     from meshwright.report.documents.run_files import run_files_document
 

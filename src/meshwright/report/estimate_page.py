@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from html import escape
 
-from meshwright import __version__
 from meshwright.catalog.prices import market_sentence
 from meshwright.cost.memory import memory_parts
 from meshwright.cost.mfu import MFU_DEFINITION
@@ -33,6 +32,7 @@ from meshwright.report.run_estimate import RunEstimate
 from meshwright.report.stages import stage_rows
 from meshwright.report.timeline import legend, step_timeline, timeline_svg, windows
 from meshwright.units import format_count, format_seconds, gib
+from meshwright.version import __version__
 
 MAX_UNCERTAINTIES = 6
 

@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from meshwright import __version__
 from meshwright.bench.ingest.summary import IngestSummary, summarize
 from meshwright.records.ingest import STAGES, IngestRecords
 from meshwright.report.figures import INK, WIDTH, svg
@@ -23,6 +22,7 @@ from meshwright.report.ingest import (
 from meshwright.report.quantities import rate, seconds
 from meshwright.report.text_table import TextTable
 from meshwright.report.training_figures import BLUE, GREEN
+from meshwright.version import __version__
 
 STAGE_COLORS = dict(zip(STAGES, ("#8a919b", "#d98a35", BLUE, GREEN), strict=True))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from html import escape
 
-from meshwright import __version__
 from meshwright.catalog.reliability import failure_range
 from meshwright.catalog.stacks import stack_facts
 from meshwright.planner.training import price_sentence
@@ -23,6 +22,7 @@ from meshwright.report.scale_figures import days_svg, efficiency_svg, emulation_
 from meshwright.report.scale_study import ScaleReport
 from meshwright.report.scale_tables import days, interval, tables_of
 from meshwright.report.text_table import TextTable
+from meshwright.version import __version__
 
 MOST_COLUMNS = 7
 """Columns of a table that stands in half of a wide window."""

@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshwright import __version__
 from meshwright.bench.serving.summary import (
     InterTokenDefinition,
     LoadSummary,
@@ -26,6 +25,7 @@ from meshwright.report.serving import (
 )
 from meshwright.report.text_table import TextTable
 from meshwright.report.training_figures import BLUE, GREEN, RED
+from meshwright.version import __version__
 
 DEFINITION_NOTE = (
     "Interactivity is output tokens per second and user: one over the median time per output token. Time per output "

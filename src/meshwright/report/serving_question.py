@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from meshwright.catalog import price_per_device_hour
+from meshwright.catalog.lookup import price_per_device_hour
 from meshwright.errors import InputError, UnknownNameError
 from meshwright.inference.capacity import shipped_reserve
 from meshwright.inference.estimate import Server, server

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshwright import catalog, runfile
+from meshwright import runfile
+from meshwright.catalog import lookup as catalog
 from meshwright.errors import InfeasibleError
 from meshwright.report.run_estimate import RunEstimate, estimate_run
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from meshwright import __version__, catalog
 from meshwright.accuracy.rows import PublishedRun
+from meshwright.catalog import lookup as catalog
 from meshwright.errors import UnknownNameError
 from meshwright.report.figures import family_legend, shares_svg, waterfall_svg
 from meshwright.report.html import Endnotes, PageSection, document, figure, paragraph, table, tiles
@@ -30,6 +30,7 @@ from meshwright.report.training_figures import (
 )
 from meshwright.report.training_run import MeasuredQuantity, TrainingRun
 from meshwright.units import GIB, format_bytes, format_count, format_duration, gib
+from meshwright.version import __version__
 
 MAX_PUBLISHED, MAX_RANKS, MAX_KERNELS = 12, 16, 12
 ENDINGS = {

@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshwright import __version__
 from meshwright.bench.training_summary import PredictionVerdict, Summary, ValueRange, contests, verdict
 from meshwright.report.figures import INK, WIDTH, svg
 from meshwright.report.html import Endnotes, PageSection, document, figure, page_table, paragraph, tiles
@@ -15,6 +14,7 @@ from meshwright.report.quantities import percent, rate, seconds
 from meshwright.report.text_table import TextTable
 from meshwright.report.training_figures import BLUE, GREEN, PURPLE, RED
 from meshwright.units import format_bytes
+from meshwright.version import __version__
 
 INSIDE, OUTSIDE, UNPREDICTED = "inside the interval", "outside", "not predicted"
 COLORS = {INSIDE: GREEN, OUTSIDE: RED, UNPREDICTED: PURPLE}

@@ -19,7 +19,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.errors import RunFileError, nearest
 from meshwright.runfile.problems import KeyPath, RunFileProblem, SourceLocation, as_error, key_name
 from meshwright.units import MAX_DIGITS

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.errors import MeshwrightError
 from meshwright.runfile import model_schema
 from meshwright.runfile.fields import RunFileSection

@@ -9,7 +9,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.errors import RunFileError
 from meshwright.runfile import document as documents
 from meshwright.runfile.document import RunFileDocument

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from meshwright import catalog
 from meshwright.calibration import device as device_calibration
+from meshwright.catalog import lookup as catalog
 from meshwright.errors import InputError, MeshwrightError, UnknownNameError, nearest
 from meshwright.hub import is_hub_name
 from meshwright.kernels.operations import OPERATIONS, STORED_FORMATS

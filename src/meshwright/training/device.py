@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.errors import MissingDependencyError
 from meshwright.kernels.linear import matmul_nt
 from meshwright.specs.hardware import HERE, THIS_MACHINE, Accelerator, Cluster, Fabric

@@ -25,7 +25,6 @@ from typing import Any, TextIO
 import torch
 import torch.distributed as dist
 
-from meshwright import __version__
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
 from meshwright.records.training import Record
@@ -34,6 +33,7 @@ from meshwright.specs.run import Run
 from meshwright.training import device as devices
 from meshwright.training.data import Tokenizer
 from meshwright.training.data.tokenizer import JsonTokenizer
+from meshwright.version import __version__
 
 TOKENIZER = "tokenizer"
 STEPS, EVENTS, RECORD, RESOLVED, RUN_FILE = (

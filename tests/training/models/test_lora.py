@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from tests.rounding import assert_equals
 from tests.tiny_models import DENSE, LATENT, MIXTURE
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.errors import InputError

@@ -10,7 +10,7 @@ from tests.rounding import assert_equals
 from tests.tiny_models import DENSE as TINY
 from tests.tiny_models import LATENT_ATTENTION
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.catalog.families import FAMILIES
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row

@@ -11,7 +11,7 @@ safetensors_torch = pytest.importorskip("safetensors.torch")
 
 from tests.tiny_models import DENSE, MIXTURE
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.catalog.families import FAMILIES
 from meshwright.errors import InputError
 from meshwright.training.models import build_model, init_weights

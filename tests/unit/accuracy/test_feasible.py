@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from meshwright import catalog
 from meshwright.accuracy.conditions import RunConditions
 from meshwright.accuracy.feasible import with_what_fits
 from meshwright.accuracy.layout import OFFLOADED, WHOLE_BATCH
 from meshwright.accuracy.recomputation import NO_RECOMPUTATION
 from meshwright.accuracy.tables import memory_of, tables_of
+from meshwright.catalog import lookup as catalog
 from meshwright.specs.hardware import Stack
 from meshwright.specs.plan import Plan, Recompute, Sharding
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright import catalog
 from meshwright.accuracy.primus_flops import primus_flops_per_token
+from meshwright.catalog import lookup as catalog
 from meshwright.cost.flops import model_flops_per_token
 from meshwright.cost.tables import model_row
 from meshwright.specs.model import Model

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from tests.shipped_rows import shipped_runs
 
-from meshwright import catalog
 from meshwright.accuracy.conditions import RunConditions
 from meshwright.accuracy.reasons import Reason
 from meshwright.accuracy.recipes import Recipe, recipe_for
 from meshwright.accuracy.shipped import published_models, published_recipes
+from meshwright.catalog import lookup as catalog
 from meshwright.catalog.stacks import features_of, stack_names
 from meshwright.specs.features import CudaGraphs, Dispatcher
 from meshwright.specs.plan import Recompute

@@ -8,7 +8,7 @@ from meshwright.accuracy.reasons import CannotPredictError
 from meshwright.accuracy.rows import PublishedRun
 from meshwright.accuracy.shapes import _key, _named_model, read_model
 from meshwright.accuracy.shipped import published_models
-from meshwright.catalog import CatalogKind, entry, model_names
+from meshwright.catalog.lookup import CatalogKind, entry, model_names
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.specs.model import AttentionKind, LinearKind, Model, Router

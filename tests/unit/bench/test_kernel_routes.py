@@ -7,10 +7,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from meshwright import catalog
 from meshwright.bench import kernel_routes
 from meshwright.bench.kernel_cases import MAKERS, cases_of
 from meshwright.bench.kernel_routes import RouteRow, _fastest
+from meshwright.catalog import lookup as catalog
 from meshwright.kernels import tuned
 from meshwright.kernels.dispatch import KernelRouting, using
 from meshwright.kernels.operations import OPERATIONS

@@ -10,7 +10,7 @@ from itertools import islice
 
 import pytest
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.cost.flops import model_flops_per_token
 from meshwright.cost.tables import model_row
 from meshwright.engines.native.check import check

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from tests.every_member import check_every
 
-from meshwright import catalog
 from meshwright.calibration import parameters as module
 from meshwright.calibration.parameters import (
     ALL,
@@ -26,6 +25,7 @@ from meshwright.calibration.parameters import (
     prior,
     to_document,
 )
+from meshwright.catalog import lookup as catalog
 from meshwright.catalog.accelerators import accelerator_names
 from meshwright.catalog.stacks import stack_facts, stack_names
 from meshwright.cost.rates import factors_of

@@ -3,7 +3,7 @@
 import pytest
 from tests.every_member import check_every
 
-from meshwright.catalog import accelerator, accelerator_names
+from meshwright.catalog.lookup import accelerator, accelerator_names
 
 FLOPS_PER_UNIT_AND_CLOCK = {
     # dense bf16 (fp16 on Volta) with fp32 sums, from each architecture's whitepaper: tensor cores x FLOP of each

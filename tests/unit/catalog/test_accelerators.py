@@ -3,7 +3,8 @@ import re
 import pytest
 from tests.every_member import check_every
 
-from meshwright.catalog import (
+from meshwright.catalog.accelerators import default_fabric_name, status_of
+from meshwright.catalog.lookup import (
     CatalogKind,
     accelerator,
     accelerator_names,
@@ -13,7 +14,6 @@ from meshwright.catalog import (
     fabric_names,
     usual_devices_per_node,
 )
-from meshwright.catalog.accelerators import default_fabric_name, status_of
 from meshwright.errors import UnknownNameError
 
 REQUIRED = [

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from meshwright import catalog
-from meshwright.catalog import cluster, entries, fabric
+from meshwright.catalog import entries
+from meshwright.catalog import lookup as catalog
 from meshwright.catalog.accelerators import _driver_names, _pci_ids, accelerator
+from meshwright.catalog.lookup import cluster, fabric
 
 PAGE = Path(__file__).parents[3] / "docs" / "guides" / "adding-an-accelerator.md"
 CACHED = (

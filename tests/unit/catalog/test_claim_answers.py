@@ -2,9 +2,9 @@ import tomllib
 
 import pytest
 
-from meshwright.catalog import all_claims, claim
 from meshwright.catalog.claim_answers import AnswerKind, ClaimQuantity, claim_answer
 from meshwright.catalog.entries import DATA
+from meshwright.catalog.lookup import all_claims, claim
 from meshwright.cli.main import VERBS
 
 COMPUTED = {AnswerKind.PREDICTED, AnswerKind.REPRODUCED, AnswerKind.EXPLAINED}

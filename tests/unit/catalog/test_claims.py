@@ -2,8 +2,8 @@ import csv
 
 import pytest
 
-from meshwright.catalog import all_claims, claim
 from meshwright.catalog.entries import DATA
+from meshwright.catalog.lookup import all_claims, claim
 from meshwright.errors import UnknownNameError
 
 

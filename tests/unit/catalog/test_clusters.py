@@ -1,7 +1,7 @@
 import pytest
 from tests.every_member import check_every
 
-from meshwright.catalog import accelerator_names, cluster, fabric, fabric_names, usual_devices_per_node
+from meshwright.catalog.lookup import accelerator_names, cluster, fabric, fabric_names, usual_devices_per_node
 from meshwright.errors import InputError, UnknownNameError
 
 

@@ -7,8 +7,9 @@ from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
-from meshwright import catalog, runfile
+from meshwright import runfile
 from meshwright.catalog import engines
+from meshwright.catalog import lookup as catalog
 from meshwright.errors import InputError, MissingDependencyError, RunFileError, UnknownNameError
 from meshwright.planner import Rule, Scope, engine_facts
 from meshwright.planner.rules import RULES, rules_of

@@ -4,8 +4,8 @@ from itertools import product
 import pytest
 from tests.every_member import check_every
 
-from meshwright import catalog
 from meshwright.catalog import entries
+from meshwright.catalog import lookup as catalog
 from meshwright.catalog.entries import DESCRIBE, CatalogKind, _natural, entry, names
 from meshwright.errors import InputError, UnknownNameError
 

@@ -6,7 +6,7 @@ import tomllib
 
 import pytest
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.catalog.entries import DATA
 from meshwright.catalog.generations import line_of_succession, product_lines
 

@@ -3,8 +3,8 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.catalog import model
 from meshwright.catalog.huggingface import architectures, model_from_config, model_from_path
+from meshwright.catalog.lookup import model
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.specs.model import Rope, RopeScaling
 

@@ -9,8 +9,8 @@ from importlib.resources import files
 import pytest
 from tests.shipped_rows import shipped_runs
 
-from meshwright import catalog
 from meshwright.accuracy.tables import cluster_of
+from meshwright.catalog import lookup as catalog
 from meshwright.catalog.interconnects import fabric_named_by
 
 RULES = tomllib.loads(

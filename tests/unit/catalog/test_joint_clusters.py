@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.catalog.joint_clusters import joint_cluster
 from meshwright.errors import InputError, UnknownNameError
 

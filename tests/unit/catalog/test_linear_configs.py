@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.catalog.huggingface import model_from_config
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from tests.every_member import check_every
 
-from meshwright.catalog import CatalogKind, entry, model, model_names
+from meshwright.catalog.lookup import CatalogKind, entry, model, model_names
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.errors import UnknownNameError

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.every_member import check_every
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.catalog.families import FAMILIES, NOT_READ
 from meshwright.catalog.huggingface import model_from_config
 from meshwright.engines.base import check_export

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from tests.every_member import check_every
 
-from meshwright.catalog import model
+from meshwright.catalog.lookup import model
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 

@@ -2,7 +2,8 @@ import shutil
 
 import pytest
 
-from meshwright import catalog, runfile
+from meshwright import runfile
+from meshwright.catalog import lookup as catalog
 from meshwright.catalog.run_files import FOLDER
 from meshwright.errors import RunFileError, UnknownNameError
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.catalog.huggingface import model_from_config
 from meshwright.cost.flops import count_parameters, model_flops_per_token
 from meshwright.cost.tables import model_row

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.every_member import check_every
 
-from meshwright.catalog import engine_names
 from meshwright.catalog.accelerators import accelerator
+from meshwright.catalog.lookup import engine_names
 from meshwright.catalog.stacks import features_of, stack_facts, stack_for_engine, stack_names
 from meshwright.cost.memory import memory_constants
 from meshwright.errors import UnknownNameError

@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from meshwright import catalog, runfile
+from meshwright import runfile
+from meshwright.catalog import lookup as catalog
 from meshwright.cli import needs
 from meshwright.engines.native import rehearsal
 from meshwright.engines.native.check import check_plan

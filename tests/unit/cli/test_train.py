@@ -6,7 +6,8 @@ import importlib.util
 
 import pytest
 
-from meshwright import catalog, runfile
+from meshwright import runfile
+from meshwright.catalog import lookup as catalog
 from meshwright.cli import needs
 from meshwright.cli.train_messages import introduction
 from meshwright.engines import base

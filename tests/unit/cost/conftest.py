@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from tests.cost_case import Case
 
-from meshwright import catalog
 from meshwright.calibration.parameters import prior
+from meshwright.catalog import lookup as catalog
 from meshwright.cost.rates import system_rates
 from meshwright.cost.tables import (
     BatchTable,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.cost.adapters import adapter_passes
 from meshwright.cost.step import estimate_steps
 from meshwright.cost.tables import model_row, plan_row

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.cost.casts import WeightCache, cache_bytes, cast_passes, is_cached
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import BatchTable, model_row, plan_row, precision_row

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from meshwright import catalog
 from meshwright.calibration.correction import EfficiencyCorrection
+from meshwright.catalog import lookup as catalog
 from meshwright.cost.attention import ATTENTION_FILL_KEYS, SPLIT_BACKWARD_GEMMS
 from meshwright.cost.compute import KernelCorrections, gemm_s, gemm_tiles
 from meshwright.cost.passes import PassTimes

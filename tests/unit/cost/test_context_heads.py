@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.cost.collectives import all_to_all_s
 from meshwright.cost.context_heads import COPIES, swap_s
 from meshwright.cost.groups import groups_of

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.planner.estimate import PlanEstimate, estimate_plan
 from meshwright.planner.request import PlanRequest
 from meshwright.specs.features import Dispatcher, Features

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.cost_case import Case
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.cost.elementwise import FusedKernels, elementwise_times, stream_accesses
 from meshwright.cost.layer_shapes import LayerShapes
 from meshwright.cost.rates import system_rates

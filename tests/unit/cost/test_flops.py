@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.tiny_models import SMALL
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.cost.flops import (
     AttentionCount,
     attention_core_flops_per_token,

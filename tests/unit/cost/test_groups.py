@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.cost.collectives import Network, constants_for, network_row
 from meshwright.cost.groups import Groups, groups_of
 from meshwright.cost.tables import PlanTable, plan_row

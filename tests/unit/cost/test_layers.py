@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.cost.layers import LayerParts, layer_parts, layer_times
 from meshwright.specs.model import Lora
 from meshwright.specs.plan import Plan, Recompute, Sharding

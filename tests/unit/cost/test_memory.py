@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tests.shipped_rows import shipped_runs
 
-from meshwright import catalog
 from meshwright.accuracy.rows import PublishedRun
 from meshwright.accuracy.tables import memory_of, tables_of
+from meshwright.catalog import lookup as catalog
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.memory import MemoryConstants, MemoryTable, estimate_memory, memory_constants
 from meshwright.cost.memory.activations import LayerBytes, layer_bytes

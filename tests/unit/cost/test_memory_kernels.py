@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from meshwright import catalog
 from meshwright.api.runs import load_run
 from meshwright.calibration.memory import MemoryConstants, memory_constants
+from meshwright.catalog import lookup as catalog
 from meshwright.cost.memory import estimate_memory
 from meshwright.cost.memory.activations import layer_bytes
 from meshwright.cost.tables import BatchTable, model_row, plan_row, precision_row

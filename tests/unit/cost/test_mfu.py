@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.tiny_models import SMALL
 
-from meshwright import catalog, runfile
+from meshwright import runfile
+from meshwright.catalog import lookup as catalog
 from meshwright.cost.flops import AttentionCount, model_flops_per_token
 from meshwright.cost.mfu import mfu
 from meshwright.cost.tables import model_row

@@ -7,8 +7,8 @@ from dataclasses import fields, replace
 
 import pytest
 
-from meshwright import catalog
 from meshwright.calibration.parameters import Calibration, Offset, prior
+from meshwright.catalog import lookup as catalog
 from meshwright.catalog.stacks import stack_facts
 from meshwright.cost.rates import (
     SystemRates,

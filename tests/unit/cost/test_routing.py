@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.cost.routing import busiest_rank_ratio
 from meshwright.cost.tables import model_row, plan_row
 from meshwright.specs.plan import Plan

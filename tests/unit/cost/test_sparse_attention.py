@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright import catalog
 from meshwright.calibration.memory import memory_constants
+from meshwright.catalog import lookup as catalog
 from meshwright.catalog.stacks import stack_for_engine
 from meshwright.cost.flops import attention_core_flops_per_token, count_parameters, model_flops_per_token
 from meshwright.cost.memory.activations import layer_bytes

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.cost.pipeline.schedules import shape_of
 from meshwright.cost.stages import StageLayers, balanced_layers, layers_per_stage, split_layers
 from meshwright.cost.tables import model_row, plan_row

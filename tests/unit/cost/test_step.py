@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.cost.pipeline.closed_form import waiting_s
 from meshwright.cost.step import estimate_steps, oversubscribed_s
 from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.every_member import check_every
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.cost.plan_rows import plan_from_row
 from meshwright.cost.rates import system_rates
 from meshwright.cost.tables import (

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from tests.shipped_rows import shipped_runs
 
-from meshwright import catalog
 from meshwright.accuracy.predict import log_step_of
 from meshwright.accuracy.tables import tables_of
 from meshwright.calibration.parameters import Offset, fitted, prior
+from meshwright.catalog import lookup as catalog
 from meshwright.cost.rates import factors_of
 from meshwright.cost.uncertainty import BF16_GEMM, DERIVATIVE_STEP, Z80, derivatives, log_variances, spread
 from meshwright.specs.hardware import Stack

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright import catalog
 from meshwright.calibration.parameters import MeasuredParameter, prior
+from meshwright.catalog import lookup as catalog
 from meshwright.cost.rates import system_rates
 from meshwright.cost.unit_ports import UNIT_PORT_BYTES_PER_S, unit_bytes_per_s, unit_pace
 from meshwright.specs.hardware import Stack

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from meshwright import runfile
-from meshwright.catalog import engine_names
+from meshwright.catalog.lookup import engine_names
 from meshwright.engines import base
 from meshwright.errors import InputError, MissingDependencyError, UnknownNameError
 

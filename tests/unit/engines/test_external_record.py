@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import pytest
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.engines import external_record
 from meshwright.engines.base import find_engine
 from meshwright.engines.external_record import FACTS, START, STEPS, OutputLayout, compose

@@ -8,7 +8,8 @@ from dataclasses import fields, replace
 import pytest
 from tests.every_member import check_every
 
-from meshwright import catalog, runfile
+from meshwright import runfile
+from meshwright.catalog import lookup as catalog
 from meshwright.engines.maxtext.check import check as check_maxtext
 from meshwright.engines.megatron.check import check as check_megatron
 from meshwright.engines.megatron.check import check_export

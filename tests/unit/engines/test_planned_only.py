@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.catalog.engines import ANY, engine_names, planning_names
 from meshwright.catalog.stacks import stack_for_engine
 from meshwright.engines.base import TrainOptions, check_export, find_engine

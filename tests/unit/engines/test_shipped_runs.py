@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from scripts import renew_golden
 
-from meshwright import catalog, runfile
-from meshwright.catalog import engine_names
+from meshwright import runfile
+from meshwright.catalog import lookup as catalog
+from meshwright.catalog.lookup import engine_names
 from meshwright.engines.base import find_engine
 from meshwright.engines.choice import planned
 from meshwright.errors import InfeasibleError

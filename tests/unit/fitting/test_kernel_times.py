@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.calibration.parameters import MeasuredParameter, fitted
-from meshwright.catalog import cluster, model
+from meshwright.catalog.lookup import cluster, model
 from meshwright.fitting import kernel_times
 from meshwright.fitting.kernel_times import AROUND, CollectiveTime, KernelTimes, calibration_here
 from meshwright.planner.estimate import estimate_plan

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshwright import catalog
 from meshwright.accuracy.shipped import measured_runs_path
 from meshwright.calibration.device import load, to_document
 from meshwright.calibration.parameters import MeasuredParameter, fitted, prior
+from meshwright.catalog import lookup as catalog
 from meshwright.cost.compute import gemm_s
 from meshwright.cost.unit_ports import unit_pace
 from meshwright.errors import InputError, MissingDependencyError

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.errors import InputError
 from meshwright.inference.capacity import (
     CapacityQuestion,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.catalog import claim
+from meshwright.catalog.lookup import claim
 from meshwright.inference.claims import predict_serving_claim
 from meshwright.inference.ingestion import (
     MINILM_L6,

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.errors import InputError
 from meshwright.inference.positions import _table, positions_note, trained_positions
 from meshwright.report.serving_capacity import serving_capacity

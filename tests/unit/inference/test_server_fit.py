@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.catalog.huggingface import model_from_config
 from meshwright.errors import InputError
 from meshwright.inference.capacity import shipped_reserve

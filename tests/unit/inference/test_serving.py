@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from meshwright import catalog
-from meshwright.catalog import claim
+from meshwright.catalog import lookup as catalog
+from meshwright.catalog.lookup import claim
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.inference.capacity import shipped_reserve
 from meshwright.inference.claims import predict_serving_claim, published_replica_ratios

@@ -8,8 +8,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 from tests.kernel_cases import demanding, needs_interpreter
 
-from meshwright import catalog
 from meshwright.bench.kernel_cases import cases_of
+from meshwright.catalog import lookup as catalog
 from meshwright.kernels.operations import OPERATIONS
 
 pytestmark = needs_interpreter

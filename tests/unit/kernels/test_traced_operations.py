@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 from tests.kernel_cases import demanding
 from torch._dynamo.utils import counters
 
-from meshwright import catalog
 from meshwright.bench.kernel_cases import MAKERS, cases_of
+from meshwright.catalog import lookup as catalog
 from meshwright.kernels.operations import OPERATIONS
 from meshwright.kernels.triton_route import interpreter_fault, is_interpreted
 

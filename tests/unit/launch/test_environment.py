@@ -8,8 +8,8 @@ from itertools import product
 import pytest
 from tests.every_member import check_every
 
-from meshwright import catalog
-from meshwright.catalog import engine_names
+from meshwright.catalog import lookup as catalog
+from meshwright.catalog.lookup import engine_names
 from meshwright.errors import InputError
 from meshwright.launch.environment import NAME, environment, rows, table_version
 from meshwright.launch.site import Site

@@ -243,7 +243,7 @@ def test_labels_of_computed_results(published: Path, lora_set: Callable[..., Pat
 
 
 def test_rules_name_the_catalogue_models() -> None:
-    from meshwright.catalog import model
+    from meshwright.catalog.lookup import model
 
     for name in ("llama31_8b", "llama2_70b_lora", "gpt_oss_20b", "deepseekv3_671b", "llama31_405b"):
         assert model(load_benchmark(name).model["catalogue"])

@@ -3,8 +3,8 @@ from math import log
 
 import pytest
 
-from meshwright.catalog import all_claims, claim
 from meshwright.catalog.claim_answers import AnswerKind, ClaimQuantity, claim_answer
+from meshwright.catalog.lookup import all_claims, claim
 from meshwright.planner.claims import predict_claim
 
 

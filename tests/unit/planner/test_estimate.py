@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright import catalog
 from meshwright.calibration.parameters import fitted, prior
+from meshwright.catalog import lookup as catalog
 from meshwright.cost.flops import model_flops_per_token
 from meshwright.planner import PlanRequest
 from meshwright.planner.estimate import PlanEstimate, estimate_plan

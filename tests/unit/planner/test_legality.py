@@ -7,7 +7,7 @@ import pytest
 from tests.every_member import check_every
 from tests.plan_requests import plan_request
 
-from meshwright.catalog import engine_names
+from meshwright.catalog.lookup import engine_names
 from meshwright.cost.pipeline.schedules import PipelineShape, schedule_shortfall
 from meshwright.cost.plan_rows import plan_from_row
 from meshwright.cost.tables import PlanTable, plan_row

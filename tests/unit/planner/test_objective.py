@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from tests.plan_requests import plan_request
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.errors import InputError
 from meshwright.planner.legality import legal_mask, legality_context
 from meshwright.planner.objective import Goal, goal_for

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from tests.plan_requests import plan_request
 
-from meshwright import catalog, runfile
+from meshwright import runfile
+from meshwright.catalog import lookup as catalog
 from meshwright.catalog.stacks import stack_for_engine
 from meshwright.cost.pipeline.schedules import shape_of
 from meshwright.cost.tables import plan_row

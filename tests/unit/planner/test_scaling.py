@@ -8,7 +8,7 @@ from math import exp, log, sqrt
 import pytest
 
 from meshwright.calibration.parameters import ALL, Offset, fitted
-from meshwright.catalog import cluster
+from meshwright.catalog.lookup import cluster
 from meshwright.cost.uncertainty import BF16_GEMM, Z80
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.planner import request_for, search

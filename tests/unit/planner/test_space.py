@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tests.plan_requests import plan_request
 
-from meshwright.catalog import engine_names
+from meshwright.catalog.lookup import engine_names
 from meshwright.cost.plan_rows import plan_from_row
 from meshwright.cost.tables import PlanTable, plan_row
 from meshwright.errors import InputError

@@ -7,7 +7,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from meshwright.catalog import model
+from meshwright.catalog.lookup import model
 from meshwright.cost.flops import model_flops_per_token
 from meshwright.cost.tables import model_row
 from meshwright.records.points import (

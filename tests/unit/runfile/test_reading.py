@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from tests.every_member import check_every
 
-from meshwright import catalog, runfile
+from meshwright import runfile
+from meshwright.catalog import lookup as catalog
 from meshwright.errors import MeshwrightError, RunFileError
 from meshwright.specs.model import Rope, RopeScaling
 from meshwright.specs.plan import Recompute, Schedule, Sharding

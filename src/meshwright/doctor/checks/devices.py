@@ -130,7 +130,7 @@ def _alike(node: Node) -> Iterator[CheckVerdict]:
 
 
 def _memory(node: Node) -> Iterator[CheckVerdict]:
-    from meshwright.catalog import accelerator
+    from meshwright.catalog.lookup import accelerator
 
     for device in _require(node):
         if device.memory_bytes is None:

@@ -97,7 +97,7 @@ def _total(node: Node) -> Iterator[CheckVerdict]:
     known = [d.accelerator for d in node.devices.found if d.accelerator]
     if not known:
         raise Unseen("no device that the catalogue knows")
-    from meshwright.catalog import accelerator
+    from meshwright.catalog.lookup import accelerator
 
     expected = sum(accelerator(name).scale_out_bytes_per_s for name in known)
     active = [p for p in _require_ports(node) if p.is_active]

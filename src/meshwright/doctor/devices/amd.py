@@ -13,7 +13,7 @@ import json
 import re
 from typing import Any
 
-from meshwright.catalog import accelerator_with_driver_name, driver_name_of_pci_id
+from meshwright.catalog.lookup import accelerator_with_driver_name, driver_name_of_pci_id
 from meshwright.doctor.devices import (
     COMPUTE_CLASSES,
     Device,

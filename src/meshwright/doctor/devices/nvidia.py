@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from xml.etree.ElementTree import Element
 
-from meshwright.catalog import accelerator_with_driver_name
+from meshwright.catalog.lookup import accelerator_with_driver_name
 from meshwright.doctor.devices import (
     Device,
     Devices,

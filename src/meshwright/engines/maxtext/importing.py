@@ -34,7 +34,7 @@ def import_run(source: str, *, cluster: str) -> Imported:
     Raises InputError when it cannot be read or no run file can express it, MissingDependencyError when a `model_name`
     must be looked up and MaxText's environment does not exist.
     """
-    from meshwright import catalog
+    from meshwright.catalog import lookup as catalog
 
     parts = shlex.split(source)
     if not parts:

@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from meshwright import __version__, runfile
-from meshwright.catalog import accelerator_with_driver_name
+from meshwright import runfile
+from meshwright.catalog.lookup import accelerator_with_driver_name
 from meshwright.engines.external_record import ENDING, FACTS, STEPS, VALIDATION
 from meshwright.engines.launched_worker import worker_folders
 from meshwright.engines.maxtext import environment
@@ -45,6 +45,7 @@ from meshwright.specs.run import Run
 from meshwright.training.data.cache import MANIFEST
 from meshwright.training.machine import main_or_refuse, processor_name
 from meshwright.training.profiling.steps import steps_of_environment
+from meshwright.version import __version__
 
 SCRIPTS = Path(__file__).parent / "in_maxtext_environment"
 POLL_S = 0.05

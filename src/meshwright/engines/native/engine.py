@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.engines import external_workers
 from meshwright.engines.base import Measuring, TrainOptions, refuse
 from meshwright.engines.beginning import begin

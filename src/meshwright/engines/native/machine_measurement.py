@@ -23,7 +23,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from meshwright import __version__
 from meshwright.cost.flops import model_flops_per_token
 from meshwright.cost.tables import model_row
 from meshwright.engines.base import Measuring
@@ -40,6 +39,7 @@ from meshwright.specs.run import Run
 from meshwright.training import device as devices
 from meshwright.training.device import Rates
 from meshwright.training.host_load import HostLoad, load_between, sample_load
+from meshwright.version import __version__
 
 BUDGET_S, LONG_BUDGET_S = 2.0, 6.0
 THOROUGH_S = 30.0

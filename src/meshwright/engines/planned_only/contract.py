@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NoReturn
 
-from meshwright.catalog import engine_names
+from meshwright.catalog.lookup import engine_names
 from meshwright.engines.base import Launch, StartPrediction, TrainOptions, Unsupported, refuse
 from meshwright.records.training import Record
 from meshwright.specs.run import Run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.catalog.generations import line_of_succession
 from meshwright.errors import UnknownNameError
 from meshwright.report.comparison.ratios import MeanRatio

@@ -158,6 +158,6 @@ def _short(path: Path) -> str:
 
 
 def _ships(name: str) -> bool:
-    from meshwright.catalog import run_file_names
+    from meshwright.catalog.lookup import run_file_names
 
     return name in run_file_names()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from meshwright import __version__
 from meshwright.report.comparison.figures import gap_chart, gap_legend, ratios_chart, ratios_legend
 from meshwright.report.comparison.study import METHOD, SideComparison, endnotes
 from meshwright.report.comparison.tables import (
@@ -29,6 +28,7 @@ from meshwright.report.html import (
     tiles,
 )
 from meshwright.report.text_table import TextTable
+from meshwright.version import __version__
 
 ALL_ROWS = 10**9
 

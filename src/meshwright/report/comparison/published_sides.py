@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from meshwright.catalog import Claim, all_claims, claim
+from meshwright.catalog.lookup import Claim, all_claims, claim
 from meshwright.catalog.mlperf_results import MLPerfResult, mlperf_results
 from meshwright.errors import InputError
 from meshwright.inference.points import PublishedPoint, Quantity, read_points, shipped_points_path

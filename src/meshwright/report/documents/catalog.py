@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from meshwright.catalog import CatalogKind
+    from meshwright.catalog.lookup import CatalogKind
 
 ABOUT = {
     "conflicts": "Where sources disagree",
@@ -28,7 +28,7 @@ def details_document(kind: str, name: str) -> dict[str, Any]:
 
 
 def _list_models() -> dict[str, Any]:
-    from meshwright.catalog import CatalogKind, model, model_names
+    from meshwright.catalog.lookup import CatalogKind, model, model_names
 
     def values(name: str) -> dict[str, Any]:
         m = model(name)
@@ -46,20 +46,20 @@ def _rows(
     kind: CatalogKind, names: Iterable[str], values: Callable[[str], Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """One row for each entry: its name, `values` of it, and its title."""
-    from meshwright.catalog import entry
+    from meshwright.catalog.lookup import entry
 
     return [{"name": name, **values(name), "title": entry(kind, name).title} for name in names]
 
 
 def _show_model(name: str) -> dict[str, Any]:
-    from meshwright.catalog import CatalogKind, entry
+    from meshwright.catalog.lookup import CatalogKind, entry
 
     found = entry(CatalogKind.MODEL, name)
     return _entry_document(found) | {"computed": _parameters(found.name)}
 
 
 def _parameters(name: str) -> dict[str, int]:
-    from meshwright.catalog import model
+    from meshwright.catalog.lookup import model
     from meshwright.cost.flops import count_parameters
     from meshwright.cost.tables import model_row
 
@@ -68,7 +68,7 @@ def _parameters(name: str) -> dict[str, int]:
 
 
 def _list_accelerators() -> dict[str, Any]:
-    from meshwright.catalog import CatalogKind, accelerator, accelerator_names
+    from meshwright.catalog.lookup import CatalogKind, accelerator, accelerator_names
 
     fields = ("memory_bytes", "memory_bytes_per_s", "scale_up_bytes_per_s", "scale_out_bytes_per_s")
 
@@ -81,13 +81,13 @@ def _list_accelerators() -> dict[str, Any]:
 
 
 def _show_accelerator(name: str) -> dict[str, Any]:
-    from meshwright.catalog import CatalogKind, entry
+    from meshwright.catalog.lookup import CatalogKind, entry
 
     return _entry_document(entry(CatalogKind.ACCELERATOR, name))
 
 
 def _list_clusters() -> dict[str, Any]:
-    from meshwright.catalog import NAMING_RULE, CatalogKind, fabric, fabric_names
+    from meshwright.catalog.lookup import NAMING_RULE, CatalogKind, fabric, fabric_names
 
     fields = ("scale_up_domain", "scale_up_bytes_per_s", "scale_out_bytes_per_s", "oversubscription")
 
@@ -99,7 +99,7 @@ def _list_clusters() -> dict[str, Any]:
 
 def _show_cluster(name: str) -> dict[str, Any]:
     """A cluster by its name, or a fabric by its own."""
-    from meshwright.catalog import CatalogKind, cluster, entry
+    from meshwright.catalog.lookup import CatalogKind, cluster, entry
     from meshwright.errors import UnknownNameError
 
     try:

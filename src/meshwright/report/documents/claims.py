@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from meshwright.report.advance import Advance, ignore
 
 if TYPE_CHECKING:
-    from meshwright.catalog import Claim
+    from meshwright.catalog.lookup import Claim
 
 
 def claims_document(*, predict: bool = False, advance: Advance = ignore) -> dict[str, Any]:
     """All claims. `advance(1)` is called after each."""
-    from meshwright.catalog import all_claims
+    from meshwright.catalog.lookup import all_claims
 
     found = all_claims()
     rows = []

@@ -17,7 +17,7 @@ def run_files_document(
 
     `advance(1)` is called after each predicted run file.
     """
-    from meshwright.catalog import run_file_names, run_file_text
+    from meshwright.catalog.lookup import run_file_names, run_file_text
 
     names = run_file_names() if name is None else (name,)
     rows = [

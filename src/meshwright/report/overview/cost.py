@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.catalog.prices import Price, licences
 from meshwright.errors import InputError, UnknownNameError
 from meshwright.inference.price import HourPrice, owned

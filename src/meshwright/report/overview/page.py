@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from meshwright import __version__
 from meshwright.report.comparison.sides import MEMORY, MFU, OUTPUT_RATE, THROUGHPUT, TPOT
 from meshwright.report.comparison.study import endnotes
 from meshwright.report.comparison.tables import markdown_table, value_text
@@ -51,6 +50,7 @@ from meshwright.report.overview.tables import (
 )
 from meshwright.report.text_table import TextTable
 from meshwright.report.timeline_blocks import MAX_DRAWN_PER_RANK
+from meshwright.version import __version__
 
 MOST_CURVES = 8
 MEASURED_PASSES = (

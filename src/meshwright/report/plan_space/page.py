@@ -13,7 +13,6 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from meshwright import __version__
 from meshwright.errors import MeshwrightError
 from meshwright.planner.scored import ScoredPlan, ScoredPlans
 from meshwright.report.components import COMPONENTS, bound_by, family, label
@@ -25,6 +24,7 @@ from meshwright.report.quantities import percent, rate, seconds
 from meshwright.runfile.writing import MICRO_HERE, SECTION_HERE, plan_template
 from meshwright.specs.run import Run, with_plan
 from meshwright.units import gib
+from meshwright.version import __version__
 
 STATIC_ROWS = 50
 """Rows of the table without a script."""

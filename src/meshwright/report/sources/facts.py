@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from meshwright import catalog
-from meshwright.catalog import Claim, claim
+from meshwright.catalog import lookup as catalog
+from meshwright.catalog.lookup import Claim, claim
 from meshwright.catalog.mlperf_results import mlperf_result
 from meshwright.inference.capacity import CapacityQuestion, capacities, shipped_reserve
 from meshwright.inference.claims import predict_serving_claim, published_replica_ratios

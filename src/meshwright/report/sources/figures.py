@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.catalog import market_prices, prices
+from meshwright.catalog.lookup import market_prices, prices
 from meshwright.report.figures import INK, WIDTH, bounded_scale
 from meshwright.report.sources.facts import CONTEXT
 from meshwright.report.sources.study import SourceReport, SourceRow

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshwright import catalog
-from meshwright.catalog import claim
+from meshwright.catalog import lookup as catalog
 from meshwright.catalog.claim_answers import claim_answer
+from meshwright.catalog.lookup import claim
 from meshwright.inference.capacity import CapacityQuestion, capacities, shipped_reserve
 from meshwright.inference.formats import cache_format, weight_format
 from meshwright.planner.claims import predicted_memory

@@ -11,8 +11,8 @@ from __future__ import annotations
 from functools import cache
 from math import exp, hypot, log
 
-from meshwright.catalog import Claim
 from meshwright.catalog.claim_answers import ClaimQuantity, ClaimRun, claim_answer
+from meshwright.catalog.lookup import Claim
 from meshwright.catalog.mlperf_results import MLPerfResult, mlperf_result
 from meshwright.errors import InfeasibleError
 from meshwright.planner.claims import ClaimPrediction, predicted_rate

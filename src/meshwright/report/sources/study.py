@@ -19,8 +19,8 @@ from typing import Any
 
 from meshwright.accuracy.rows import PublishedRun, read_runs
 from meshwright.accuracy.shipped import measured_runs_path
-from meshwright.catalog import Claim, all_claims
 from meshwright.catalog.claim_answers import AnswerKind, ClaimAnswer, ClaimQuantity, claim_answer
+from meshwright.catalog.lookup import Claim, all_claims
 from meshwright.errors import InfeasibleError
 from meshwright.inference.claims import predict_serving_claim
 from meshwright.planner.claims import ClaimPrediction, predict_claim

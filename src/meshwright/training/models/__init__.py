@@ -3,7 +3,7 @@
 To read it: `transformer`, then `attention`, `feed_forward`, `experts`; the rest is what they are made of.
 
 >>> import torch
->>> from meshwright.catalog import model
+>>> from meshwright.catalog.lookup import model
 >>> llama = build_model(model("llama3.1-8b"), dtype=torch.bfloat16)  # on the meta device: no memory
 >>> sum(p.numel() for p in llama.parameters())
 8030261248

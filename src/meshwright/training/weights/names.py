@@ -33,7 +33,7 @@ def family_of(model: Model) -> ModelFamily:
 def file_names(model: Model, name: str, *, family: ModelFamily) -> tuple[str, ...]:
     """Return the names in files of our tensor `name`: one, or one for each expert of a stack.
 
-    >>> from meshwright.catalog import model
+    >>> from meshwright.catalog.lookup import model
     >>> mixtral = model("mixtral-8x7b")
     >>> file_names(mixtral, "layers.3.ffn.experts.up", family=family_of(mixtral))[:2]
     ('model.layers.3.block_sparse_moe.experts.0.w3.weight', 'model.layers.3.block_sparse_moe.experts.1.w3.weight')

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.catalog.huggingface import model_from_config
 
 pytest.importorskip("torch", reason="the configs of other families are the native engine's")

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from meshwright import catalog, runfile
+from meshwright import runfile
+from meshwright.catalog import lookup as catalog
 from meshwright.engines.local import write_files
 from meshwright.engines.maxtext import contract, environment
 from meshwright.engines.maxtext.config.keys import known_keys

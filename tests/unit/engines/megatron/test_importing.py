@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 from tests.every_member import check_every
 
-from meshwright import catalog, runfile
+from meshwright import runfile
+from meshwright.catalog import lookup as catalog
 from meshwright.engines.megatron import contract
 from meshwright.engines.megatron.megatron_core.constructors import recomputed_per_chunk, recomputed_per_rank
 from meshwright.engines.megatron.megatron_lm.arguments import known_names

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.catalog import all_claims, claim
 from meshwright.catalog.entries import DATA
+from meshwright.catalog.lookup import all_claims, claim
 from meshwright.report.sources.facts import slip_facts
 from meshwright.report.sources.memory import memory_rows
 from meshwright.report.sources.minutes import predicted_minutes

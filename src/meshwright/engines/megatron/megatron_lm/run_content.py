@@ -30,7 +30,7 @@ def import_arguments(source: str, *, cluster: str) -> Imported:
 
 def run_of_options(options: MegatronOptions, *, cluster: str, model: str | None = None) -> Imported:
     """Return the run on `cluster` that `options` describe, with the catalogue's `model` for options without a model."""
-    from meshwright import catalog
+    from meshwright.catalog import lookup as catalog
 
     degrees = ParallelDegrees.of(options, num_devices=catalog.cluster(cluster).num_devices)
     length, limit = options.integer("seq-length", 0), options.integer("max-position-embeddings", 0)

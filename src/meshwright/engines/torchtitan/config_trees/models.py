@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.catalog.config_keys import in_layers
 from meshwright.engines.torchtitan.config_module.models import LORA_TARGETS, STD, residual_std
 from meshwright.errors import InputError

@@ -11,7 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from meshwright import catalog, runfile
+from meshwright import runfile
+from meshwright.catalog import lookup as catalog
 from meshwright.cost.stages import layers_per_stage
 from meshwright.engines.base import Imported
 from meshwright.engines.torchtitan import lower

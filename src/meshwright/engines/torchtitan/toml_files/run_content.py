@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from meshwright import catalog
+from meshwright.catalog import lookup as catalog
 from meshwright.engines import refusals
 from meshwright.engines.base import Imported
 from meshwright.engines.torchtitan.config_trees import run_content
