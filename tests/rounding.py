@@ -17,6 +17,16 @@ scales the norm of the change by √(n/3) u / `STEP`. `STEP` is small, so that r
 against u. The smallest of `NUM_DRAWS` draws counts, as a router may choose another expert in one. The result may be a
 sum that has no weights, as a loss is, so its own norm is added. Two evaluations with independent errors are √2 as far
 apart. `CONFIDENCE` is three standard deviations, and a norm over many sums stays below.
+
+**Results in a narrower format.** Where GEMMs sum in fp32 and their results are rounded to bf16, a rounding is a factor
+1 + δ of what a product gives to the next one. It is as large as bf16's error, and there are as many as roundings follow
+one another from product to product. A change of weights by `STEP` is lost in bf16, so `assert_rounded` changes those of
+the same computation in fp32. The largest of the draws counts: bf16 chooses other experts anyway.
+
+**Results that jump.** Where a computation takes signs, or rounds to few bits on the way, a small change of weights
+moves a few values by a whole step, and not all values in proportion. A larger change moves more of them. So with
+`jumps` the whole movement by `STEP` counts, which is larger than the errors of the sums: `CONFIDENCE` times the largest
+draw.
 """
 
 from __future__ import annotations
@@ -40,13 +50,22 @@ def unit_roundoff(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps / 2
 
 
+def from_exact(terms: int, dtype: torch.dtype = torch.float32) -> float:
+    """Return how far a sum of `terms` may lie from the exact one, relative to the norm of its terms.
+
+    >>> round(from_exact(300) / 2**-24)
+    30
+    """
+    return CONFIDENCE * (terms / 3) ** 0.5 * unit_roundoff(dtype)
+
+
 def difference(terms: int, dtype: torch.dtype = torch.float32) -> float:
     """Return how far two orders of a sum of `terms` may lie apart, relative to the norm of its terms.
 
     >>> round(difference(150) / 2**-24)
     30
     """
-    return CONFIDENCE * (2 * terms / 3) ** 0.5 * unit_roundoff(dtype)
+    return 2**0.5 * from_exact(terms, dtype)
 
 
 Results = Mapping[str, Tensor]
@@ -59,25 +78,47 @@ def assert_equals(
     weights: Iterable[Tensor],
     terms: int,
     dtype: torch.dtype = torch.float32,
+    jumps: bool = False,
 ) -> None:
     """Compare what `compute` returns with another evaluation of the same.
 
-    `compute` reads `weights`, which are changed meanwhile; `terms` is the length of its longest sum.
+    `compute` reads `weights`, which are changed meanwhile; `terms` is the length of its longest sum. `jumps`: it takes
+    signs, or rounds to few bits on the way.
     """
     got = {name: tensor.detach().clone() for name, tensor in compute().items()}
-    assert got.keys() == expected.keys()
-    moved = _moved(compute, got, list(weights))
-    for name, tensor in got.items():
-        wanted = expected[name].detach()
-        assert tensor.shape == wanted.shape, name
-        distance = float((tensor.double() - wanted.double()).norm())
-        limit = difference(terms, dtype) * (moved[name] / STEP + float(wanted.double().norm()))
-        _within(name, distance, limit)
+    by_draw = _moved(compute, got, list(weights))
+    of_sums = difference(terms, dtype)
+    assert of_sums < STEP or not jumps
+    moved = {name: max(norms) if jumps else min(norms) for name, norms in by_draw.items()}
+    _compare(got, expected, moved, of_weights=CONFIDENCE * STEP if jumps else of_sums, of_result=of_sums)
+
+
+def assert_rounded(
+    got: Results,
+    expected: Results,
+    *,
+    wide: Callable[[], Results],
+    weights: Iterable[Tensor],
+    terms: int,
+    roundings: int,
+    dtype: torch.dtype = torch.bfloat16,
+) -> None:
+    """Compare two evaluations that sum in fp32 and round to `dtype` what one product gives to the next.
+
+    `wide` evaluates the same in fp32 with `weights`. At most `roundings` follow one another from product to product.
+    The results themselves are in fp32.
+    """
+    at_rest = {name: tensor.detach().clone() for name, tensor in wide().items()}
+    moved = {name: max(norms) for name, norms in _moved(wide, at_rest, list(weights)).items()}
+    of_weights = difference(terms) + difference(roundings, dtype)
+    _compare(got, expected, moved, of_weights=of_weights, of_result=difference(terms))
 
 
 @torch.no_grad()
-def _moved(compute: Callable[[], Results], at_rest: Results, weights: Sequence[Tensor]) -> dict[str, float]:
-    """Return by how much changed weights move each result: the norm, the smallest of the draws."""
+def _moved(
+    compute: Callable[[], Results], at_rest: Results, weights: Sequence[Tensor]
+) -> dict[str, list[float]]:
+    """Return by how much changed weights move each result: the norm in each draw."""
     before = [weight.detach().clone() for weight in weights]
     generator = torch.Generator().manual_seed(0)
     moved: dict[str, list[float]] = {name: [] for name in at_rest}
@@ -91,7 +132,19 @@ def _moved(compute: Callable[[], Results], at_rest: Results, weights: Sequence[T
             moved[name].append(float((tensor.detach().double() - at_rest[name].double()).norm()))
         for weight, kept in zip(weights, before, strict=True):
             weight.copy_(kept)
-    return {name: min(norms) for name, norms in moved.items()}
+    return moved
+
+
+def _compare(
+    got: Results, expected: Results, moved: Mapping[str, float], *, of_weights: float, of_result: float
+) -> None:
+    """Compare by norms: weights that are changed by `of_weights` move a result, and its own sum has `of_result`."""
+    assert got.keys() == expected.keys()
+    for name, tensor in got.items():
+        wanted = expected[name].detach().double()
+        assert tensor.shape == wanted.shape, name
+        distance = float((tensor.detach().double() - wanted).norm())
+        _within(name, distance, of_weights * moved[name] / STEP + of_result * float(wanted.norm()))
 
 
 def _within(name: str, distance: float, limit: float) -> None:
