@@ -1,4 +1,4 @@
-"""Take every measurement that needs a GPU, the most wanted first, and keep what each leaves.
+"""Take every measurement that needs a GPU, the most wanted first, and keep all results.
 
     python benchmarks/gpu.py [--total SECONDS] [--budget SECONDS] [--only NAME,NAME] [--again] [--out FOLDER]
                              [--archive FILE.tar.gz] [--from FILE.tar.gz]
@@ -6,7 +6,7 @@
     python benchmarks/gpu.py --page FILE.tar.gz [--out PAGE.html]
     python benchmarks/gpu.py --apply FILE.tar.gz [--root CHECKOUT]
 
-    doctor      what is wrong with this node
+    doctor      faults of this node
     step-8b     step time and MFU of eight layers of 8B shapes, native beside TorchTitan, compiled, in bf16
     step-8b-fp8 the same in fp8
     kernels-8b  every route of every training kernel, on the shapes of Llama 3.1 8B
@@ -24,8 +24,8 @@
 
 It needs no decision. With `--total` it ends by then: `--total 540` on a GPU that is lent for ten minutes takes the
 first ones, with budgets that fit. Each measurement has a limit of its own, and is begun only where all of it is left: a
-shorter one takes its place. Started again it goes on: what succeeded on this device is not repeated, and what failed
-comes after what was never tried.
+shorter one takes its place. Started again it goes on: it does not repeat a measurement that succeeded on this device,
+and it tries a failed one after all that were never tried.
 
 On a machine that forgets, `--archive` keeps everything in one file of at most 15 MiB, and `--from` goes on from it:
 results first, then the compilation caches of Triton and Inductor, as far as they fit.
@@ -35,7 +35,7 @@ results first, then the compilation caches of Triton and Inductor, as far as the
 
 Every command runs in a process group of its own, which is killed at its limit of time; its failure does not end the
 others. `gpu.json` says for each what was run, when, on which device, with which software and with what exit code; it is
-written after each command, and so is what the command itself leaves in a folder of its name. Ctrl-C keeps both.
+written after each command. The files of a command lie in a folder of its name. Ctrl-C keeps both.
 
 `--dry-run` takes the same path on a CPU with small models and budgets of seconds.
 

@@ -1,4 +1,4 @@
-"""`meshwright tune dataloader`: what it prints, what it writes, and what it refuses."""
+"""`meshwright tune dataloader`: its output, its file, and its refusals."""
 
 from __future__ import annotations
 

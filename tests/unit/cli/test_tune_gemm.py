@@ -1,4 +1,4 @@
-"""`meshwright tune gemm`: what it prints, what it writes, and that a run takes what it wrote."""
+"""`meshwright tune gemm`: its output, its file, and a run that reads the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole nodes: what is well, what is not, and what could not be seen."""
+"""Whole nodes: parts that are well, faults, and parts that could not be seen."""
 
 from __future__ import annotations
 
