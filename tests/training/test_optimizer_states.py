@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist
+from tests.rounding import CONFIDENCE, unit_roundoff
 from tests.warm import start_warm_ranks
 
 from meshwright import runfile
@@ -47,7 +48,7 @@ def test_a_byte_spans_seven_decades(is_signed, least):
     assert (table.diff() > 0).all()
     assert table[-1] == 1
     assert (table == 0).sum() == 1
-    assert table[table > 0][0].item() == pytest.approx(least)
+    assert table[table > 0][0] == torch.tensor(least, dtype=torch.float64).float()
     if is_signed:
         assert torch.equal(table, -table.flip(0))
     in_the_highest_decade = (table >= 0.1).sum()
@@ -66,7 +67,10 @@ def test_bytes_without_noise_are_the_nearest_of_the_table(is_squared):
     distance = (ratios.flatten()[:, None] - kept.table).abs()
     found = (ratios.flatten() - kept.table[kept.codes.long()]).abs()
     is_lifted = (kept.codes == 1) & (ratios.flatten() < kept.table[1] / 2) & is_squared
-    assert torch.allclose(found[~is_lifted], distance.amin(dim=1)[~is_lifted], atol=1e-7)
+    # a root, a quotient and a value of the table are rounded: near the middle of two values either may be the nearest,
+    # each off by these three
+    excess = (found - distance.amin(dim=1))[~is_lifted]
+    assert (excess <= 2 * 3 * unit_roundoff(torch.float32) * ratios.flatten().abs()[~is_lifted]).all()
     assert is_lifted.sum() == (2 if is_squared else 0)
 
 
@@ -110,7 +114,8 @@ def test_stochastic_rounding_keeps_the_mean(name):
         kept.encode(0, values, generator)
         total += kept.decode(0, STATE_BLOCK)
     error = (total / count - values).norm()
-    assert error < (nearest.decode(0, STATE_BLOCK) - values).norm() / 10
+    # of a step of the format, the nearest is off by a variance of 1/12, and a draw by p (1 - p): 1/6 in the mean
+    assert error < CONFIDENCE * (2 / count) ** 0.5 * (nearest.decode(0, STATE_BLOCK) - values).norm()
 
 
 @pytest.mark.parametrize("states", NARROW)
