@@ -1,4 +1,4 @@
-"""The page of `benchmarks/gpu.py --page`: what a GPU measured, beside its rivals and beside what was predicted."""
+"""The page of `benchmarks/gpu.py --page`: measurements of a GPU beside rivals and predictions."""
 
 from __future__ import annotations
 

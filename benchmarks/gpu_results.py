@@ -392,12 +392,12 @@ def by_operation(calls: Sequence[RoutedCall]) -> dict[str, list[RoutedCall]]:
 def best_order(calls: Sequence[RoutedCall], *, before: Sequence[str]) -> list[str]:
     """Return the routes of one operation by preference: the first that can serve a call is the one that it gets.
 
-    Of all orders of the measured routes it is the one with the least geometric mean, over the calls, of the time of the
-    route that a call gets over that of its fastest route. Where several are as good, the one that is nearest to
-    `before`, which was the order until now. The reference is last and serves what no other route does; an order that
-    leaves it a call on which it failed comes after all others. A route that failed on a call, or whose error is too
-    large, has no place, nor has one that no call gets and that is slower than the reference. Routes of `before` that
-    were measured on no call stay, unless a call gets the reference.
+    The best order has the least geometric mean, over the calls, of the time of a call's route over the time of its
+    fastest one. Among equal orders the one nearest to `before` wins, which was the order until now. The reference is
+    last and serves every call that no other route does. An order that leaves it a call on which it failed comes after
+    all others. Three kinds of routes have no place: those that failed on a call, those whose error is too large, and
+    those that no call gets and that are slower than the reference. Routes of `before` that no call measured stay,
+    unless a call gets the reference.
     """
     measured = {name for call in calls for name in call.able}
     wrong = {name for call in calls for name in call.wrong}
