@@ -121,10 +121,12 @@ def busy_programs(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 @contextmanager
-def process_group(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+def process_group(
+    command: Sequence[str], environment: Mapping[str, str], *, folder: Path | None = None
+) -> Iterator[subprocess.Popen[str]]:
     """Start a command at the head of a process group; all of the group ends with the context."""
     process = subprocess.Popen(
-        command, env=environment, start_new_session=True, text=True, errors="replace",
+        command, cwd=folder, env=environment, start_new_session=True, text=True, errors="replace",
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:
@@ -190,7 +192,7 @@ def number(least: int, most: int | None = None) -> Callable[[str], int]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument(
         "--profile", metavar="NAME", help=f"{', '.join(PROFILES)}, own or all; default: the slowest"
@@ -226,8 +228,9 @@ def main(arguments: Sequence[str] | None = None, *, root: Path = ROOT) -> int:
 
 
 def end_with_signals() -> None:
-    """End all that was started on SIGTERM as well as on Ctrl-C."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    """End all that was started on SIGTERM, and where the terminal closes, as well as on Ctrl-C."""
+    for number_of in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number_of, lambda got, _: sys.exit(128 + got))
 
 
 if __name__ == "__main__":

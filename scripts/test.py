@@ -4,9 +4,10 @@
     python scripts/test.py --changed --since main    tests of files that differ from a branch or commit
     python scripts/test.py src/meshwright/units.py   tests of these files, changed or not
     python scripts/test.py --changed --list          print the tests and how far each is from the change
+    python scripts/test.py --changed -- -n 0 -k name what follows -- goes to pytest
 
 A test touches a file at distance 1 if it imports it, at distance 2 if it imports a module that does (for documents:
-the commands that they run). `--distance` sets how far to go. All other arguments go to pytest.
+the commands that they run). `--distance` sets how far to go.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import argparse
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-from tests.changes import changed_files, git  # noqa: E402 - the path comes first
+from scripts.check import number  # noqa: E402
+from tests.changes import changed_files, git, touches_all  # noqa: E402 - the path comes first
 from tests.import_graph import ImportGraph  # noqa: E402
 
 
@@ -52,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--changed", action="store_true", help="add the files that differ from a commit")
     made.add_argument("--since", default="HEAD", metavar="COMMIT", help="the commit; default: %(default)s")
     made.add_argument(
-        "--distance", type=int, default=1, help="imports between test and file; default: %(default)s"
+        "--distance", type=number(0), default=1, help="imports between test and file; default: %(default)s"
     )
     made.add_argument("--list", action="store_true", help="print the tests and run none")
     return made
@@ -60,7 +63,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     """Run the tests; return the exit code of pytest, 0 if nothing changed, or 2 for bad input."""
-    options, for_pytest = parser().parse_known_args()
+    ours = list(takewhile(lambda word: word != "--", sys.argv[1:]))
+    options, for_pytest = parser().parse_args(ours), sys.argv[len(ours) + 2 :]
     paths = [Path(name).resolve() for name in options.files]
     if unknown := [str(path) for path in paths if not (path.is_file() and path.is_relative_to(ROOT))]:
         return _refuse(f"no such file in this checkout: {', '.join(unknown)}")
@@ -71,6 +75,11 @@ def main() -> int:
         files |= changed_files(ROOT, options.since)
     elif not files:
         return _refuse("name files, or ask for --changed")
+    if everything := touches_all(ROOT, files):
+        shown = ", ".join(everything)
+        print(
+            f"{shown}: any test may depend on it; python -m pytest -q -n 2 runs all that can", file=sys.stderr
+        )
     found = nearest(ROOT, frozenset(files), distance=options.distance)
     if options.list or not found:
         print("\n".join(f"{far} {test}" for test, far in found.items()) or "no test is that near")

@@ -42,7 +42,7 @@ from meshwright.interpreters import PythonVersion, search_python
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a program has only its own folder there
-from scripts.check import count_tests  # noqa: E402
+from scripts.check import count_tests, end_with_signals, process_group  # noqa: E402
 
 REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?:\[[^]]*\])?\s*(?P<bounds>[^;]*)")
 CUDA_PACKAGE = re.compile(r"^(?:nvidia|cuda)-")
@@ -304,13 +304,12 @@ def run_tests(python: Path, tests: Sequence[str], *, processes: int) -> tuple[Ou
     command = [str(python), "-m", "pytest", "-q", "-n", str(processes), *options, *tests]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     lines = []
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    ) as process:
+    with process_group(command, environment, folder=ROOT) as process:
         assert process.stdout is not None
         for line in process.stdout:
             sys.stderr.write(line)
             lines.append(line)
+        process.wait()
     counts = count_tests(lines)
     about = ", ".join(f"{counts[kind]:,} {kind}" for kind in ("passed", "failed", "skipped"))
     has_passed = process.returncode == 0 and counts["passed"]  # a run in which all were skipped shows nothing
@@ -361,4 +360,8 @@ def exit_code(results: Iterable[CaseResult]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with_signals()
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -5,8 +5,9 @@ A file depends on
 - what it imports, at its top and inside functions, but not for type checkers alone;
 - modules that its strings name (`"meshwright.cli.plan:run"`): the command line and the API import these when used;
 - commands (`"plan"` in a test, `meshwright plan` in a document) and names of the Python API (`mw.plan`);
-- the `conftest.py` files above a test, what the fixtures that it takes use there, and data files of a module's package;
-- tests, pages, run files and other files of the repository that the strings of a test name.
+- the `conftest.py` files above a test, what the fixtures that it takes use there, and the data of a module's package;
+- tests, pages, run files and other files of the repository that a test or a page names, and all of a folder that a
+  test names and looks through.
 
 The graph errs on the large side in all but one place: other imports of a `conftest.py`, and those of a server of warm
 processes, count only for tests in the same folder. Such a file prepares many tests, and few need all that it imports.
@@ -19,7 +20,7 @@ import re
 import tomllib
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -32,8 +33,10 @@ MODULE_NAME = re.compile(rf"({PACKAGE}(?:\.\w+)+)(?::[\w.]+)?")
 COMMAND_LINE = re.compile(rf"\b{PACKAGE} ([a-z]+)")
 API_NAME = re.compile(r"\bmw\.(\w+)|\bimport meshwright as mw\b")
 FOLDERS = ("src", "tests", "benchmarks", "scripts")
-FOLDERS_OF_FILES = ("docs", "examples", "benchmarks", "tests")
-"""Folders of files that a test names and does not import."""
+FOLDERS_OF_FILES = ("docs", "examples", "benchmarks", "scripts", "containers", "tests")
+"""Folders of files that a test names and does not import. Those at the top of the repository are among them, too."""
+LOOKS_THROUGH = frozenset({"glob", "rglob", "iterdir", "walk", "listdir"})
+PATH_IN_TEXT = re.compile(r"[\w.-]+(?:/[\w.-]+)+|[\w-]+\.(?:yaml|jsonl?|ipynb|py|csv|toml)\b")
 SHARED = re.compile(r"(.*/)?(conftest|warm\w*)\.py")
 """Files that prepare tests. What they import counts for tests in the same folder."""
 
@@ -97,7 +100,7 @@ class ImportGraph:
         path = self.root / file
         if file == self._files[PACKAGE]:
             return ()  # it imports what its user names
-        if path.suffix == ".md":
+        if file.endswith(".md"):
             names = self._names_in_document(path)
         elif path.suffix == ".py":
             names = self._names_in_source(file)
@@ -107,7 +110,7 @@ class ImportGraph:
         return tuple(sorted((files | set(self._beside(file)) | set(self._named_files(file))) - {file}))
 
     def _names_in_document(self, path: Path) -> Iterator[str]:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8", errors="replace")
         yield from ("tests.warm_shell", COMMANDS)
         yield from self._named(COMMAND_LINE.findall(text))
         yield from (module for name, module in self._engines.items() if re.search(rf"\b{name}\b", text))
@@ -125,35 +128,52 @@ class ImportGraph:
         if not file.startswith("tests/") or SHARED.fullmatch(file):
             return (own,)
         above = [name for name in self._beside(file) if name.endswith("/conftest.py")]
-        return (own, *(self._conftest(name).used_by(own.parameters) for name in above))
+        fixtures = own.parameters | own.strings  # of usefixtures
+        return (own, *(self._conftest(name).used_by(fixtures) for name in above))
 
     @cache  # noqa: B019 - as above
     def _conftest(self, file: str) -> Definitions:
         return Definitions.read(self.root / file)
 
     def _named_files(self, file: str) -> Iterator[str]:
-        """Yield the files that strings of a test or a benchmark name: tests by their path, others by its end."""
-        if not file.endswith(".py") or file.startswith("src/"):
+        """Yield the files that a page, a test or a script names: tests by their path, others by its end."""
+        if file.startswith("src/"):
             return
-        for word in {word for source in self._sources(file) for word in source.strings}:
+        if not file.endswith(".py"):
+            if file.endswith(".md"):
+                text = (self.root / file).read_text(encoding="utf-8", errors="replace")
+                words = {word for word in PATH_IN_TEXT.findall(text) if not word.endswith(".md")}
+                yield from self._with_ends(words)  # a link to a page runs none of its commands
+            return
+        sources = self._sources(file)
+        words = {word for source in sources for word in source.strings}
+        yield from self._with_ends(words)
+        for word in words:
+            test = word.partition("::")[0]
+            if test.startswith("tests/"):
+                yield from (name for name in self._modules if name == test or name.startswith(f"{test}/"))
+        if any(source.attributes & LOOKS_THROUGH for source in sources):
+            folders = {f"/{word.strip('./')}/" for word in words if word.strip("./")}
+            for names in self._others.values():
+                yield from (name for name in names if any(folder in f"/{name}" for folder in folders))
+
+    def _with_ends(self, words: Iterable[str]) -> Iterator[str]:
+        for word in words:
             end = word.lstrip("./")
             yield from (
                 name for name in self._others.get(Path(end).name, ()) if f"/{name}".endswith(f"/{end}")
             )
-            test = word.partition("::")[0]
-            if test.startswith("tests/"):
-                yield from (name for name in self._modules if name == test or name.startswith(f"{test}/"))
+            if end in self._modules and not end.startswith(("src/", "tests/")):
+                yield end
 
     @cached_property
     def _others(self) -> dict[str, list[str]]:
         """Files that are no Python source, by name."""
         found = defaultdict[str, list[str]](list)
-        for folder in FOLDERS_OF_FILES:
-            for path in (self.root / folder).rglob("*.*"):
-                if path.suffix not in {".py", ".pyc"} and path.is_file():
-                    found[path.name].append(path.relative_to(self.root).as_posix())
-        if (self.root / "README.md").is_file():
-            found["README.md"].append("README.md")
+        below = (path for folder in FOLDERS_OF_FILES for path in (self.root / folder).rglob("*.*"))
+        for path in (*self.root.glob("*.*"), *below):
+            if path.suffix not in {".py", ".pyc"} and path.is_file():
+                found[path.name].append(path.relative_to(self.root).as_posix())
         return found
 
     def _names_of(self, source: Source, file: str) -> Iterator[str]:
@@ -163,12 +183,16 @@ class ImportGraph:
             if name == "engine_contract":
                 yield self._engines["native"]  # other engines are named where they are used
         yield from (self._api.get(name, PACKAGE) for name in source.names_of_api)
+        if "__all__" in source.names_of_api:
+            yield from self._api.values()
         if file == self._files.get(ENGINES):
             yield from (f"{contract.rpartition('.')[0]}.facts" for contract in self._engines.values())
-        elif file != self._files[COMMANDS]:
+        if file != self._files[COMMANDS]:
             yield from (m[1] for text in source.strings if (m := MODULE_NAME.fullmatch(text)))
         if not file.startswith("src/"):
             yield from self._named(source.strings)
+            if PACKAGE in source.strings:  # python -m meshwright
+                yield f"{PACKAGE}.__main__"
 
     def _named(self, words: Iterable[str]) -> Iterator[str]:
         """Yield the modules of commands and engines among `words`."""
@@ -192,12 +216,20 @@ class ImportGraph:
             yield "conftest.py"
         if file.endswith(".py"):
             yield from self._data_of(str(Path(file).parent))
+        if (
+            parts[:2] == ("tests", "engines") and len(parts) > 3
+        ):  # programs and shims that processes of a test start
+            yield from (
+                name for name in self._modules if name.startswith("/".join(parts[:3])) and "test_" not in name
+            )
 
     @cache  # noqa: B019 - as above
     def _data_of(self, folder: str) -> tuple[str, ...]:
-        data = self.root / folder / "data"
-        found = [p for p in data.rglob("*") if p.is_file() and p.suffix not in {".py", ".pyc"}]
-        return tuple(path.relative_to(self.root).as_posix() for path in found)
+        """Files of a package that are no modules of it: beside them, in `data`, and code for other programs."""
+        top = self.root / folder
+        found = [*top.glob("*.*"), *(top / "data").rglob("*"), *top.glob("in_*/**/*.py")]
+        others = [p for p in found if p.is_file() and (p.suffix not in {".py", ".pyc"} or p.parent != top)]
+        return tuple(p.relative_to(self.root).as_posix() for p in others if p.suffix != ".pyc")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,17 +245,28 @@ class Source:
     parameters: frozenset[str]
     """Parameters of all functions. Those of a test are fixtures."""
     names: frozenset[str]
+    attributes: frozenset[str]
 
     @classmethod
     def read(cls, path: Path) -> Source:
-        """Read the file."""
-        return cls.of([ast.parse(path.read_text(encoding="utf-8"))])
+        """Read the file. One that is no Python, as an editor leaves it, names nothing."""
+        try:
+            return cls.of([ast.parse(path.read_text(encoding="utf-8"))])
+        except (SyntaxError, ValueError):
+            return cls.of([])
+
+    @classmethod
+    def joined(cls, sources: Iterable[Source]) -> Source:
+        """Return the sources as one."""
+        listed = [cls.of([]), *sources]
+        return cls(**{f.name: frozenset().union(*(getattr(s, f.name) for s in listed)) for f in fields(cls)})
 
     @classmethod
     def of(cls, nodes: Iterable[ast.AST]) -> Source:
         """Read these parts of a file in one pass."""
         imports, for_types = set[tuple[str, str]](), set[tuple[str, str]]()
-        strings, names_of_api, parameters, names = set[str](), set[str](), set[str](), set[str]()
+        strings, names_of_api, parameters = set[str](), set[str](), set[str]()
+        names, attributes = set[str](), set[str]()
         waiting: list[tuple[ast.AST, set[tuple[str, str]]]] = [(node, imports) for node in nodes]
         while waiting:
             node, found = waiting.pop()
@@ -236,6 +279,8 @@ class Source:
                     strings.add(text)
                 case ast.Attribute(value=ast.Name(id="mw"), attr=name):
                     names_of_api.add(name)
+                case ast.Attribute(attr=name):
+                    attributes.add(name)
                 case ast.arg(arg=name):
                     parameters.add(name)
                 case ast.Name(id=name):
@@ -251,6 +296,7 @@ class Source:
             names_of_api=frozenset(names_of_api),
             parameters=frozenset(parameters),
             names=frozenset(names),
+            attributes=frozenset(attributes),
         )
 
 
@@ -258,13 +304,17 @@ class Source:
 class Definitions:
     """Definitions and imports at the top of a `conftest.py`, by name."""
 
-    nodes: dict[str, ast.AST]
+    sources: dict[str, Source]
 
     @classmethod
     def read(cls, path: Path) -> Definitions:
-        """Read the file."""
+        """Read the file. One that is no Python has none."""
         nodes = dict[str, ast.AST]()
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        try:
+            body = ast.parse(path.read_text(encoding="utf-8")).body
+        except (SyntaxError, ValueError):
+            body = []
+        for node in body:
             match node:
                 case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                     nodes[name] = node
@@ -277,15 +327,14 @@ class Definitions:
                         alias.asname or alias.name: ast.ImportFrom(module=module, names=[alias])
                         for alias in names
                     }
-        return cls(nodes=nodes)
+        return cls(sources={name: Source.of([node]) for name, node in nodes.items()})
 
     def used_by(self, names: Iterable[str]) -> Source:
         """Return the fixtures of these names, with all that they use here, fixtures that they take included."""
-        taken, waiting = set[str](), [name for name in names if name in self.nodes]
+        taken, waiting = dict[str, Source](), [name for name in names if name in self.sources]
         while waiting:
             name = waiting.pop()
             if name not in taken:
-                taken.add(name)
-                found = Source.of([self.nodes[name]])
-                waiting += [other for other in found.names | found.parameters if other in self.nodes]
-        return Source.of(self.nodes[name] for name in taken)
+                taken[name] = self.sources[name]
+                waiting += [n for n in taken[name].names | taken[name].parameters if n in self.sources]
+        return Source.joined(taken.values())

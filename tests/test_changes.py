@@ -13,6 +13,13 @@ from tests.changes import changed_files, untouched, upstream_base
 from tests.import_graph import ImportGraph
 
 ROOT = Path(__file__).parents[1]
+COPIED = (
+    "scripts/test.py",
+    "scripts/check.py",
+    "tests/changes.py",
+    "tests/import_graph.py",
+    "tests/profiles.py",
+)
 FILES = {
     "pyproject.toml": '[project.entry-points."meshwright.engines"]\nfast = "meshwright.fast.contract"\n'
     'native = "meshwright.native.contract"\n',
@@ -30,11 +37,18 @@ FILES = {
     "src/meshwright/catalog/rows.py": "",
     "src/meshwright/catalog/data/rows.csv": "",
     "src/meshwright/fast/contract.py": "",
+    "src/meshwright/fast/keys.json": "{}",
+    "src/meshwright/fast/in_other/worker.py": "",
+    "src/meshwright/__main__.py": "import meshwright.cost",
     "src/meshwright/native/contract.py": "",
     "docs/plan.md": "```bash\nmeshwright plan --json\n```",
     "docs/train.md": "```bash\nmeshwright train RUN.yaml\n```",
     "docs/python.md": "```python\nimport meshwright as mw\nmw.plan()\n```",
     "docs/fast.md": "engine: fast",
+    "docs/example.md": "see examples/runs/tiny.yaml, with `scripts/renew.py`",
+    "examples/runs/tiny.yaml": "",
+    "examples/runs/unread.yaml": "",
+    "scripts/renew.py": "import meshwright.cost",
     "README.md": "",
     "conftest.py": "import meshwright.report",
     "tests/conftest.py": "import meshwright.report",
@@ -44,6 +58,10 @@ FILES = {
     "tests/page/on/test_again.py": "AGAIN = 'tests/page/on/test_page.py::test_one'",
     "tests/page/on/test_pages.py": "def test_one(run): ...",
     "tests/page/on/test_text.py": "def test_one(other): ...",
+    "tests/page/on/test_marked.py": "pytestmark = pytest.mark.usefixtures('run')",
+    "tests/page/on/test_folder.py": "FILES = (ROOT / 'examples' / 'runs').glob('*')",
+    "tests/page/on/test_module.py": "COMMAND = ['-m', 'meshwright']",
+    "tests/page/on/test_api.py": "NAMES = mw.__all__",
     "tests/test_cost.py": "from meshwright import cost",
     "tests/test_train.py": "meshwright('train')",
     "tests/warm_shell.py": "import meshwright.report",
@@ -88,6 +106,12 @@ def commit(folder: Path) -> None:
         ("tests/page/on/test_page.py", {"docs/train.md", "commands/train.py"}, {"commands/plan.py", "docs/plan.md"}),
         ("tests/page/on/test_again.py", {"docs/train.md"}, {"commands/plan.py"}),
         ("tests/page/on/test_pages.py", {"commands/train.py", "commands/plan.py"}, {"src/meshwright/report.py", ".md"}),
+        ("tests/page/on/test_marked.py", {"commands/train.py"}, {"src/meshwright/report.py"}),
+        ("tests/page/on/test_folder.py", {"runs/tiny.yaml", "runs/unread.yaml"}, {"docs/train.md"}),
+        ("tests/page/on/test_module.py", {"src/meshwright/__main__.py", "cost.py"}, {"api.py"}),
+        ("tests/page/on/test_api.py", {"src/meshwright/api.py"}, {"commands/plan.py"}),
+        ("docs/example.md", {"runs/tiny.yaml", "scripts/renew.py", "cost.py"}, {"unread.yaml", "api.py"}),
+        ("docs/fast.md", {"fast/keys.json", "fast/in_other/worker.py"}, set()),
         ("tests/page/on/test_text.py", {"commands/plan.py"}, {"commands/train.py"}),
     ],
 )  # fmt: skip
@@ -120,8 +144,18 @@ def test_a_change_brings_back_what_depends_on_it_committed_or_not(project):
     (project / "src/meshwright/catalog/data/new.csv").touch()
     assert left_out() == frozenset()
     git(project, "clean", "-qfd")
+    assert left_out() == {"docs/train.md"}
     git(project, "rm", "-q", "src/meshwright/catalog/data/rows.csv")
     assert upstream_base(project) == base
+    assert left_out() == frozenset()  # nobody knows what depended on it
+    git(project, "reset", "-q", "--hard", base)
+    git(project, "mv", "src/meshwright/catalog/rows.py", "src/meshwright/catalog/lines.py")
+    assert left_out() == frozenset()
+    git(project, "reset", "-q", "--hard", base)
+    (project / "src/meshwright/catalog/data/größe 1.csv").touch()
+    assert left_out() == {"docs/plan.md"}
+    (project / "src/meshwright/catalog/rows.py").write_text("def f(:")
+    assert left_out() == {"docs/plan.md"}
     (project / "pyproject.toml").write_text(FILES["pyproject.toml"] + "# a version\n")
     assert left_out() == frozenset()
 
@@ -153,7 +187,7 @@ def test_the_graph_of_this_checkout_has_its_tests():
 )
 def test_the_script_lists_tests_and_refuses_bad_input(project, arguments, words):
     """Its copy in the small project: the graph of this checkout takes seconds."""
-    for name in ("scripts/test.py", "tests/changes.py", "tests/import_graph.py"):
+    for name in COPIED:
         (project / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, project / name)
     done = subprocess.run(

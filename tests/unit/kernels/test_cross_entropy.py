@@ -22,7 +22,7 @@ from meshwright.kernels.labels import IGNORED_LABEL
 ROUTES = ["cached", pytest.param("triton", marks=needs_interpreter)]
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", ["reference", *ROUTES])
 @settings(max_examples=15, deadline=None)
 @given(
     rows=FEW,
@@ -30,11 +30,14 @@ ROUTES = ["cached", pytest.param("triton", marks=needs_interpreter)]
     dtype=st.sampled_from(FORMATS),
     reduction=st.sampled_from(["sum", "mean", "none"]),
     cap=st.sampled_from([0.0, 5.0]),
+    z_loss=st.sampled_from([0.0, 0.05]),
     upstream_stride=st.sampled_from([0, 1, 3]),
     strided=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_values_and_gradients(route, rows, vocab, dtype, reduction, cap, upstream_stride, strided, seed):
+def test_values_and_gradients(
+    route, rows, vocab, dtype, reduction, cap, z_loss, upstream_stride, strided, seed
+):
     leaf = drawn(rows, vocab, dtype=dtype, strided=strided, seed=seed, scale=3.0).requires_grad_()
     labels = torch.randint(vocab, (rows,), generator=torch.Generator().manual_seed(seed))
     labels[1::3] = IGNORED_LABEL
@@ -43,14 +46,16 @@ def test_values_and_gradients(route, rows, vocab, dtype, reduction, cap, upstrea
         many = torch.rand(max(1, 3 * rows), generator=torch.Generator().manual_seed(seed))
         upstream = many.as_strided((rows,), (upstream_stride,))
     with demanding(cross_entropy=route):
-        got = cross_entropy(leaf * 1.0, labels, reduction=reduction, cap=cap)
+        got = cross_entropy(leaf * 1.0, labels, reduction=reduction, cap=cap, z_loss=z_loss)
     got.backward(upstream)
     wide = leaf.detach().double().requires_grad_()
     logits = torch.tanh(wide / cap) * cap if cap else wide
     losses = functional.cross_entropy(logits, labels, ignore_index=IGNORED_LABEL, reduction="none")
     counted = (labels != IGNORED_LABEL).sum().clamp(min=1)
     expected = {"none": losses, "sum": losses.sum(), "mean": losses.sum() / counted}[reduction]
-    expected.backward(upstream.double())
+    squares = z_loss * (logits.logsumexp(1).square() * (labels != IGNORED_LABEL))  # in the gradient alone
+    shares = squares / counted if reduction == "mean" else squares
+    (expected + (shares if reduction == "none" else shares.sum())).backward(upstream.double())
     assert_close(got, expected, terms=wide, factor=4.0)
     assert_close(leaf.grad, wide.grad, terms=wide.new_tensor(0.1), factor=4.0)
 

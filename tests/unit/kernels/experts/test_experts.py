@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from tests.kernel_cases import (
     FORMATS,
@@ -62,6 +62,7 @@ def gradients(run, tensors, grad):
     strided=st.booleans(),
     seed=st.integers(0, 99),
 )
+@example(counts=[3, 0, 70], sizes=(40, 24), strided=True, seed=1)
 def test_grouped_gemm(dtype, counts, sizes, strided, seed):
     n, k = sizes
     counts_E = torch.tensor(counts)
