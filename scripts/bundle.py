@@ -356,7 +356,8 @@ def make_bundle(
             raise InputError("--leave-out: the bundle has no such package", got=", ".join(sorted(unknown)))
         taken = [row for row in found if _name(row) not in left_out]
         others = [row["metadata"] for row in taken if _name(row) != "meshwright"]
-        pip.download([f"{row['name']}=={row['version']}" for row in others], wheels)
+        if others:  # a target may lack nothing but Meshwright
+            pip.download([f"{row['name']}=={row['version']}" for row in others], wheels)
         packages = [_bundled(row, wheels, found, target) for row in taken]
         if max_bytes is not None and sum(package.bytes for package in packages) > max_bytes:
             for package in [package for package in packages if package.name == DRAWS]:
