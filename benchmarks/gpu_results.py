@@ -26,7 +26,7 @@ from meshwright.bench.training_summary import Summary, contests, summaries
 from meshwright.errors import InputError
 from meshwright.kernels.operations import OPERATIONS, TRITON
 from meshwright.records import kernel_routes, trainings
-from meshwright.records.kernel_routes import TimedRoute
+from meshwright.records.kernel_routes import ROUNDING_FACTOR, TimedRoute
 from meshwright.report.quantities import percent
 from meshwright.report.text_table import TextTable
 from meshwright.report.training_sweep import speed_table, use_table
@@ -35,8 +35,6 @@ from meshwright.units import format_seconds
 RECORD = "gpu.json"
 REFERENCE, COMPILED, LIGER = "reference", "compile", "liger"
 RIVALS = {REFERENCE: "PyTorch", COMPILED: "torch.compile", LIGER: "Liger"}
-ROUNDING_FACTOR = 2.0
-"""Largest error of a route over that of the reference; `meshwright bench kernels` has the same rule."""
 TIMES = "A rival's time is a multiple of that of our default, forward and backward together: above 1 it is slower."
 CALLS = "Calls beside their rivals"
 

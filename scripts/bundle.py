@@ -80,7 +80,7 @@ echo "installed into $folder; next:"
 echo "    export PYTHONPATH='$folder' && '$python' '$here/check.py'"
 """
 
-CHECK = '''"""Import all of Meshwright and compare what is installed with what the bundle was made for.
+CHECK = '''"""Import all of Meshwright and compare the installed versions with those of the bundle.
 
 Exit code 0: all is there; 1: something is missing or has another version.
 """

@@ -31,14 +31,13 @@ from meshwright.errors import InputError
 from meshwright.kernels.dispatch import KernelRouting, using
 from meshwright.kernels.routes import routes_of
 from meshwright.kernels.tuned import TunedCall, TunedTable
+from meshwright.records.kernel_routes import ROUNDING_FACTOR
 from meshwright.records.measurement import Measurement
 from meshwright.specs.model import Model
 from meshwright.training import device as devices
 
 COMPILED = "compile"
 CHECKED_TOKENS = 256
-ROUNDING_FACTOR = 2.0
-"""Largest error of a kept route over that of the reference; two correct summations differ by as much."""
 LONGEST_S = 2.0  # of one measurement
 
 

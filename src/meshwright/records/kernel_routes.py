@@ -14,6 +14,8 @@ from meshwright.records.training_fields import DeviceFields
 
 SCHEMA = "meshwright kernel routes 1"
 NAME = "kernels.json"
+ROUNDING_FACTOR = 2.0
+"""Largest error of a chosen route over the error of the reference; two correct summations differ by as much."""
 _TEXTS = ("op", "model", "shape", "format", "route")
 _NUMBERS = ("flops", "least_bytes", "roofline_ratio", "peak_bytes", "error")
 
