@@ -35,6 +35,12 @@ from meshwright.units import format_seconds
 RECORD = "gpu.json"
 REFERENCE, COMPILED, LIGER = "reference", "compile", "liger"
 RIVALS = {REFERENCE: "PyTorch", COMPILED: "torch.compile", LIGER: "Liger"}
+NAME = re.compile(r"[\w.-]+")
+DEVICE_NAME = re.compile(r"[\w .,()+/@:-]{1,100}")
+ARCHITECTURE = re.compile(r"sm\d+|gfx[0-9a-f]+")
+CPU = "cpu"
+MOST_S = 1e9
+"""Allowed in the name of a measurement, of a device, and of an architecture; most seconds of a measurement."""
 TIMES = "A rival's time is a multiple of that of our default, forward and backward together: above 1 it is slower."
 CALLS = "Calls beside their rivals"
 
@@ -131,10 +137,6 @@ class GpuResults:
         """Device, software, date and command in one sentence."""
         versions = ", ".join(f"{name} {version}" for name, version in self.software.items())
         return f"{self.device['name']}, {self.date}; {versions}. Command: `{self.command}`."
-
-    @property
-    def succeeded(self) -> list[str]:
-        return [row["name"] for row in self.measurements if row["exit_code"] == 0]
 
     def tables(self) -> Iterator[TextTable]:
         """All tables, without those that have no row."""
@@ -305,13 +307,6 @@ def read_results(folder: Path, *, source: str = "") -> GpuResults:
     )
 
 
-NAME = re.compile(r"[\w.-]+")
-DEVICE_NAME = re.compile(r"[\w .,()+/@:-]{1,100}")
-ARCHITECTURE = re.compile(r"sm\d+|gfx[0-9a-f]+")
-CPU = "cpu"
-LONGEST_S = 1e9
-
-
 def _is_measurement(row: Any) -> bool:
     device = row["device"]
     architecture = device.get("architecture")
@@ -321,7 +316,7 @@ def _is_measurement(row: Any) -> bool:
         NAME.fullmatch(row["name"])
         and row["name"].strip(".")
         and datetime.fromisoformat(row["started"])
-        and 0 <= float(row["wall_s"]) < LONGEST_S
+        and 0 <= float(row["wall_s"]) < MOST_S
         and isinstance(row["exit_code"], int | str)
         and all(isinstance(line, str) for line in row["stderr"])
         and DEVICE_NAME.fullmatch(device["name"])
@@ -356,20 +351,20 @@ def _calls(rows: Sequence[TimedRoute]) -> list[RoutedCall]:
     for row in rows:
         if row.op in OPERATIONS:
             groups[row.call].setdefault(row.route, row)
-    limits = defaultdict[tuple[str, str], list[float]](list)
-    for found in groups.values():
-        reference = found.get(REFERENCE)
-        if reference is not None and reference.error is not None:
-            limits[reference.op, reference.format].append(ROUNDING_FACTOR * max(reference.error, 1e-9))
+    own = {
+        name: ROUNDING_FACTOR * max(found[REFERENCE].error or 0.0, 1e-9)
+        for name, found in groups.items()
+        if REFERENCE in found and found[REFERENCE].error is not None
+    }
+    of_others = defaultdict[tuple[str, str], float](float)
+    for name, limit in own.items():
+        key = groups[name][REFERENCE].op, groups[name][REFERENCE].format
+        of_others[key] = max(of_others[key], limit)
     made = []
     for name, found in groups.items():
         first = next(iter(found.values()))
-        reference = found.get(REFERENCE)
         is_checked = any(row.error is not None for row in found.values())
-        if reference is not None and reference.error is not None:
-            limit = ROUNDING_FACTOR * max(reference.error, 1e-9)
-        else:
-            limit = max(limits[first.op, first.format], default=0.0) if is_checked else None
+        limit = own.get(name, of_others[first.op, first.format] if is_checked else None)
         made.append(
             RoutedCall(
                 op=first.op, name=name, limit=limit,
