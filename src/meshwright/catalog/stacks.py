@@ -20,6 +20,7 @@ from meshwright.specs.features import (
     WireFormat,
 )
 from meshwright.specs.hardware import Accelerator, Stack
+from meshwright.specs.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,14 +136,14 @@ _PLAIN = Features(
 
 
 def features_of(stack: Stack, accelerator: Accelerator | None = None, *, precision: str = "") -> Features:
-    """All switches of a stack: its own, else those of its release, else those of a plain stack.
+    """All switches of a stack: its own, else those of its engine, of its release, of a plain stack.
 
     The latest release up to the stack's vintage decides each switch; one for some accelerators precedes one for all,
     and of these one for some number formats. `precision`: name of the run's recipe; empty: none of those.
     """
     facts = stack_facts(stack.framework)
     vintage = facts.newest if stack.vintage is None else stack.vintage
-    found = stack.features
+    found = stack.features.or_else(stack.preset)
     names = {accelerator.name, accelerator.architecture} if accelerator else set[str]()
     known = [
         r
@@ -154,6 +155,12 @@ def features_of(stack: Stack, accelerator: Accelerator | None = None, *, precisi
     for release in sorted(known, key=lambda r: (r.since, bool(r.on), bool(r.formats)), reverse=True):
         found = found.or_else(release.features)
     return found.or_else(_PLAIN)
+
+
+def switches_of(run: Run) -> Features:
+    """All switches of `run`, with which it is estimated and which its engine sets."""
+    accelerator = run.cluster.accelerator if run.cluster else None
+    return features_of(run.stack, accelerator, precision=run.precision.name)
 
 
 def stack_for_engine(engine: str, *, vendor: str = "") -> Stack:

@@ -10,6 +10,7 @@ from meshwright.cli.report_options import typed
 from meshwright.cli.run_input import run_from
 from meshwright.cost.memory import memory_parts
 from meshwright.errors import InputError
+from meshwright.planner.switches import software_line
 from meshwright.report.components import family, label, shown_components, shown_details
 from meshwright.report.quantities import interval_of, percent, seconds, span, value_of
 from meshwright.report.run_estimate import RunEstimate, estimate_run
@@ -84,6 +85,8 @@ def _print(done: RunEstimate) -> None:
         f"{request.global_batch:,} sequences of {request.seq_len:,} tokens, {request.precision.name}, engine "
         f"{request.engine}, {num_micro} {'micro-batch' if num_micro == 1 else 'micro-batches'} a step"
     )
+    if (line := software_line(request)) is not None:
+        print_line(line)
     print_line()
     _print_headline(done)
     _print_components(done)

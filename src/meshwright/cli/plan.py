@@ -15,6 +15,7 @@ from meshwright.planner.neighbours import shares_few_divisors
 from meshwright.planner.savings import note_on_loss, note_on_savings
 from meshwright.planner.scored import ScoredPlan, ScoredPlans
 from meshwright.planner.search import PlanResult
+from meshwright.planner.switches import software_line
 from meshwright.planner.training import price_sentence
 from meshwright.report.components import bound_by
 from meshwright.report.documents.plan import loser_sentence, why_not_sentence
@@ -133,6 +134,8 @@ def _print_request(ranking: PlanRanking) -> None:
         f"{request.global_batch:,} sequences of {request.seq_len:,} tokens, "
         f"{request.precision.name}, engine {request.engine}"
     )
+    if (line := software_line(request)) is not None:
+        print_line(line)
     print_line()
 
 

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from meshwright.catalog.families import FAMILIES
+from meshwright.catalog.stacks import switches_of
 from meshwright.cost.tables import BatchTable, model_row
 from meshwright.engines.base import Unsupported
 from meshwright.errors import InputError
@@ -230,7 +231,7 @@ def switches_that_change_numbers(run: Run) -> Iterator[Unsupported]:
 
     Of others, which change only speed and memory, a note says that they are not set.
     """
-    features, known = run.stack.features, dict(engine_facts(run.engine).switches)
+    features, known = switches_of(run), dict(engine_facts(run.engine).switches)
     for key, what in (
         ("capacity_factor", "experts have no capacity there"),
         ("drops_tokens", "experts have no capacity there"),
@@ -246,8 +247,8 @@ def switches_that_change_numbers(run: Run) -> Iterator[Unsupported]:
 
 def capacity_without_experts(run: Run) -> Iterator[Unsupported]:
     """A capacity of experts for a model without them."""
-    if run.model.experts is None and run.stack.features.has_capacity:
-        key = "drops_tokens" if run.stack.features.capacity_factor is None else "capacity_factor"
+    if run.model.experts is None and switches_of(run).has_capacity:
+        key = "drops_tokens" if switches_of(run).capacity_factor is None else "capacity_factor"
         yield Unsupported(key=f"stack.{key}", reason=f"{run.model.name} has no experts: leave it out")
 
 

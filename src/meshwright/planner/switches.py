@@ -14,13 +14,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshwright.catalog.engines import ANY
-from meshwright.catalog.stacks import features_of
+from meshwright.catalog.stacks import features_of, stack_facts
 from meshwright.cost.tables import plan_row
 from meshwright.planner.engines import engine_facts
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.screen import cost_model
 from meshwright.planner.search import RankedPlan, search
-from meshwright.specs.features import AttentionKernel, CudaGraphs, Dispatcher, Features, WireFormat, runs_on
+from meshwright.specs.features import (
+    RELEASE_DEFAULTS,
+    AttentionKernel,
+    CudaGraphs,
+    Dispatcher,
+    Features,
+    WireFormat,
+    runs_on,
+)
 from meshwright.specs.plan import Plan
 
 LEAST_GAIN = 1.01
@@ -78,6 +86,36 @@ def switch_gains(request: PlanRequest, best: RankedPlan) -> tuple[SwitchGain, ..
     return tuple(gains)
 
 
+def software_line(request: PlanRequest) -> str | None:
+    """The switches that the engine sets unless the run states others, where the release's recipe has other values.
+
+    None: there are none, as where a run asks for the recipe.
+    """
+    device, precision, stack = request.cluster.accelerator, request.precision.name, request.stack
+    now = features_of(stack, device, precision=precision)
+    recipe = features_of(replace(stack, preset=RELEASE_DEFAULTS), device, precision=precision).stated()
+    moe = request.model.experts is not None
+    others = {
+        name: value
+        for name, value in now.stated().items()
+        if getattr(stack.features, name) is None and recipe.get(name, value) != value
+        if moe or name not in _OF_EXPERTS
+    }
+    if not others:
+        return None
+    facts = stack_facts(stack.framework)
+    release = facts.release_name(facts.newest if stack.vintage is None else stack.vintage)
+    said = ", ".join(_said(name, value) for name, value in others.items())
+    theirs = ", ".join(_value(recipe[name]) for name in others)
+    return (
+        f"software: {said}, as the engine sets it; the recipe of {facts.name} {release} has {theirs}: "
+        "--set stack.preset=recipe"
+    )
+
+
+_OF_EXPERTS = ("dispatcher", "overlaps_experts", "drops_tokens", "capacity_factor", "fuses_experts")
+
+
 def notes_on_idle_switches(request: PlanRequest, plan: Plan) -> tuple[str, ...]:
     """The switches that the run states and that change nothing of `plan`: a dispatcher of a dense model, for example.
 
@@ -103,7 +141,11 @@ def _cost(request: PlanRequest, plan: Plan) -> tuple[float, float]:
 
 def _said(key: str, value: str | bool | float) -> str:
     """A switch as a run file and `--set` write it."""
-    return f"stack.{key}={str(value).lower() if isinstance(value, bool) else value}"
+    return f"stack.{key}={_value(value)}"
+
+
+def _value(value: str | bool | float) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _gain(request: PlanRequest, best: RankedPlan, changes: dict[str, str | bool]) -> SwitchGain | None:

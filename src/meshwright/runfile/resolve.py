@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from meshwright.calibration import device as device_calibration
 from meshwright.catalog import lookup as catalog
+from meshwright.catalog.engines import ANY
 from meshwright.errors import InputError, MeshwrightError, UnknownNameError, nearest
 from meshwright.hub import is_hub_name
 from meshwright.kernels.operations import OPERATIONS, STORED_FORMATS
@@ -23,7 +24,7 @@ from meshwright.runfile.optimizer import foreign_keys, resolve_optimizer, state_
 from meshwright.runfile.pinned import plan_from_section
 from meshwright.runfile.problems import BelowError, KeyPath, RunFileProblem
 from meshwright.specs import run as specs
-from meshwright.specs.features import AttentionKernel, Dispatcher, Features, runs_on
+from meshwright.specs.features import RELEASE_DEFAULTS, AttentionKernel, Dispatcher, Features, Preset, runs_on
 from meshwright.specs.hardware import HERE, Accelerator, Cluster, Stack
 from meshwright.specs.model import Lora, Model
 from meshwright.specs.plan import STORED_MODULES, Plan
@@ -319,14 +320,33 @@ def _framework(file: schema.RunFile, cluster: Cluster | None) -> str:
 
 
 def _stack(file: schema.RunFile, cluster: Cluster | None, framework: str) -> Stack:
-    given = file.stack
-    if given is None:
-        return Stack(framework=framework)
+    given = file.stack or schema.StackSection()
+    if given.compiles is False and file.train.compile:
+        raise BelowError(
+            "compiles", "is false, but train.compile is true", got=False, hint="leave one of both out"
+        )
     if given.capacity_factor is not None and given.drops_tokens is False:
         raise BelowError("capacity_factor", "is given, but drops_tokens is false", got=given.capacity_factor)
     for accelerator in [part.accelerator for part in cluster.parts or (cluster,)] if cluster else ():
         _refuse_kernels(given, accelerator)
-    return Stack(framework=framework, vintage=given.vintage, features=same_fields(Features, given))
+    return Stack(
+        framework=framework, vintage=given.vintage, features=same_fields(Features, given),
+        preset=_preset(file, given),
+    )  # fmt: skip
+
+
+def _preset(file: schema.RunFile, given: schema.StackSection) -> Features:
+    """Switches that the engine sets where the file states none.
+
+    A file that names a framework or a date describes the software of that release, and so does `engine: any`.
+    """
+    names_release = file.engine == ANY or given.framework is not None or given.vintage is not None
+    preset = given.preset or (Preset.RECIPE if names_release else Preset.ENGINE)
+    facts = catalog.engine_facts(file.engine)
+    found = facts.preset if preset is Preset.ENGINE else RELEASE_DEFAULTS
+    if facts.compiles_on_request and (file.train.compile or preset is Preset.ENGINE):
+        return replace(found, compiles=file.train.compile)
+    return found
 
 
 _AS_RELEASED = "without it the framework's release decides"

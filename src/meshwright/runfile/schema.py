@@ -39,7 +39,7 @@ from meshwright.runfile.fields import (
     whole,
 )
 from meshwright.runfile.model_schema import InlineModel, ModelVariant
-from meshwright.specs.features import AttentionKernel, CudaGraphs, Dispatcher, WireFormat
+from meshwright.specs.features import AttentionKernel, CudaGraphs, Dispatcher, Preset, WireFormat
 from meshwright.specs.model import (
     QKV,
     BaseFormat,
@@ -261,6 +261,7 @@ class StackSection(RunFileSection):
     """The software that runs the step."""
 
     framework: Text | None = None
+    preset: Annotated[Preset, Lax] | None = None
     vintage: Annotated[float, Field(ge=2015, lt=2100)] | None = None
     cuda_graphs: Annotated[CudaGraphs, Lax] | None = None
     dispatcher: Annotated[Dispatcher, Lax] | None = None

@@ -66,6 +66,13 @@ def runs_on(kernel: AttentionKernel | Dispatcher, accelerator: Accelerator) -> b
     return kinds is None or bool({accelerator.vendor, accelerator.architecture} & set(kinds))
 
 
+class Preset(StrEnum):
+    """Switches that a run has where its file states none."""
+
+    ENGINE = "engine"  # as the engine's `export` and `train` set them
+    RECIPE = "recipe"  # as the performance recipes of the stack's release do, which `export` then sets
+
+
 class WireFormat(StrEnum):
     """Number format of gradients or parameters between data-parallel ranks."""
 

@@ -92,10 +92,11 @@ class Stack:
     """The software that runs the step: rates moved 1.8x in nine months on one machine, so it is an input.
 
     `framework` is a key of the stack catalogue; `vintage` is the date of the software as a decimal year
-    (2025.5 is the middle of 2025). None: the newest the catalogue knows. `features`: switches that differ from those
-    of the release.
+    (2025.5 is the middle of 2025). None: the newest the catalogue knows. `features`: switches that a run states;
+    `preset`: those that its engine sets where it states none. The release decides the others.
     """
 
     framework: str
     vintage: float | None = None
     features: Features = RELEASE_DEFAULTS
+    preset: Features = RELEASE_DEFAULTS

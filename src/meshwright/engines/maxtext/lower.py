@@ -17,6 +17,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from meshwright.catalog.stacks import switches_of
 from meshwright.engines.base import Launch, pinned_plan, refuse
 from meshwright.engines.maxtext import VERSION
 from meshwright.engines.maxtext.check import check, num_accumulated
@@ -28,7 +29,7 @@ from meshwright.engines.maxtext.config.models import (
     model_keys,
 )
 from meshwright.engines.maxtext.parameters import leaves
-from meshwright.specs.features import AttentionKernel, CudaGraphs, Features, WireFormat
+from meshwright.specs.features import AttentionKernel, CudaGraphs, Features, WireFormat, runs_on
 from meshwright.specs.plan import Plan, Recompute, Sharding
 from meshwright.specs.run import LearningRateSchedule, Optimizer, Run
 
@@ -112,7 +113,7 @@ def configuration(run: Run, plan: Plan, *, folder: Path) -> dict[str, Any]:
         "base_config": "base.yml",
         "run_name": NAME,
         **model_keys(run.model, sequence_length=run.sequence_length),
-        **_numbers(run),
+        **_numbers(run, plan),
         **_adapters(run),
         **_parallelism(plan, run),
         **_batch(run, plan),
@@ -125,8 +126,9 @@ def configuration(run: Run, plan: Plan, *, folder: Path) -> dict[str, Any]:
     }
 
 
-def _numbers(run: Run) -> dict[str, Any]:
-    is_fp32, features = run.precision.name == "fp32", run.stack.features
+def _numbers(run: Run, plan: Plan) -> dict[str, Any]:
+    is_fp32, features = run.precision.name == "fp32", switches_of(run)
+    kernel = _attention_kernel(run, plan)
     return {
         "dtype": "float32" if is_fp32 else "bfloat16",
         "weight_dtype": "float32"
@@ -135,14 +137,26 @@ def _numbers(run: Run) -> dict[str, Any]:
         "grad_dtype": "bfloat16" if features.gradient_format is WireFormat.BF16 else "float32",
         "matmul_precision": "highest" if is_fp32 else "default",
         # Among MaxText's kernels for GPUs only Transformer Engine's has sinks, and the environment lacks it.
-        "attention": "dot_product"
-        if is_gpt_oss(run.model)
-        else ATTENTION.get(features.attention, "autoselected"),
-        **_splash(features),
+        "attention": "dot_product" if is_gpt_oss(run.model) else ATTENTION.get(kernel, "autoselected"),
+        **_splash(features if kernel is AttentionKernel.SPLASH else run.stack.features),
         "sparse_matmul": True,
         "megablox": False,  # a kernel for TPUs; otherwise JAX's own grouped GEMM
         **({"routed_bias_update_rate": run.train.balance_bias_rate} if is_routed_as_v3(run.model) else {}),
     }
+
+
+def _attention_kernel(run: Run, plan: Plan) -> AttentionKernel | None:
+    """The kernel that is estimated, which on GPUs is not the one that MaxText selects (Pallas's `mha`).
+
+    None: MaxText selects, where the accelerator is not known, and under context parallelism on GPUs, for which it has
+    only the kernel of Transformer Engine.
+    """
+    kernel, device = switches_of(run).attention, run.cluster and run.cluster.accelerator
+    if run.stack.features.attention is not None:
+        return kernel
+    if device is None or kernel is None or not runs_on(kernel, device):
+        return None
+    return None if plan.context > 1 and kernel is AttentionKernel.CUDNN else kernel
 
 
 SPLASH_BLOCKS = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")

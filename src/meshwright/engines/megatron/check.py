@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from meshwright.catalog.stacks import switches_of
 from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
 from meshwright.engines.megatron.megatron_core.constructors import LOW_PRECISION, recomputed_per_chunk
@@ -131,7 +132,7 @@ def _numbers(run: Run, *, trains_here: bool) -> Iterator[Unsupported]:
 
 def _switches(run: Run, *, trains_here: bool) -> Iterator[Unsupported]:
     """Switches of software that need Transformer Engine, and their conditions there."""
-    features = run.stack.features
+    features = switches_of(run)
     for key in ("fp8_attention", "fuses_experts", "offloaded_activations"):
         if getattr(features, key) and trains_here:
             yield Unsupported(key=f"stack.{key}", reason="needs Transformer Engine, which is not used")
@@ -167,13 +168,13 @@ def _offloading(run: Run, plan: Plan) -> Iterator[Unsupported]:
         yield Unsupported(
             key=key,
             reason=f"Megatron keeps whole layers in host memory, at most {num_layers - 1} of {num_layers}, and "
-            f"{run.stack.features.offloaded_activations:g} of them are {layers:.4g}",
+            f"{switches_of(run).offloaded_activations:g} of them are {layers:.4g}",
             hint=f"--set {key}={best / num_layers:.4g} is {best} layers",
         )
     for is_on, what in (
         (plan.pipeline > 1, "a pipeline"),
         (plan.recompute is not Recompute.NONE, "recomputation"),
-        (run.stack.features.cuda_graphs not in (None, CudaGraphs.NONE), "CUDA graphs"),
+        (switches_of(run).cuda_graphs not in (None, CudaGraphs.NONE), "CUDA graphs"),
     ):
         if is_on:
             yield Unsupported(key=key, reason=f"Megatron does not offload activations under {what}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from meshwright.planner.engines import AnyValue, EngineFacts, Rule, Scope
 from meshwright.planner.rules import is_divisor
+from meshwright.specs.features import CudaGraphs, Dispatcher, Features, WireFormat
 from meshwright.specs.plan import AxisOrder, Recompute, Schedule, Sharding
 
 RULES = (
@@ -54,6 +55,19 @@ FACTS = EngineFacts(
         ("fp8_attention", (True, False)),
         ("fuses_experts", (True, False)),
         ("offloaded_activations", AnyValue()),
+    ),
+    # Without a switch of the run file, `--overlap-*`, `--grad-reduce-in-bf16` and so on are left out of the exports.
+    preset=Features(
+        gradient_format=WireFormat.FP32,
+        parameter_format=WireFormat.BF16,
+        dispatcher=Dispatcher.ALL_TO_ALL,
+        cuda_graphs=CudaGraphs.NONE,
+        overlaps_experts=False,
+        overlaps_tensor=False,
+        drops_tokens=False,
+        fuses_experts=False,
+        fp8_attention=False,
+        offloaded_activations=0.0,
     ),
     rules=RULES,
     configurations=(".args", ".sh", ".yaml"),

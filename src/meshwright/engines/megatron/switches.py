@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from meshwright.catalog.stacks import switches_of
 from meshwright.specs.features import AttentionKernel, CudaGraphs, Dispatcher, WireFormat
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
@@ -45,18 +46,18 @@ FUSED_IN = "mxfp8"  # the precision for which these kernels exist
 
 def reduces_in_fp32(run: Run) -> bool:
     """True unless the run file says that gradients are accumulated and reduced in 16 bits."""
-    return run.stack.features.gradient_format is not WireFormat.BF16
+    return switches_of(run).gradient_format is not WireFormat.BF16
 
 
 def gathers_in_fp8(run: Run) -> bool:
     """True if the run file says that parameters are gathered in 8 bits, which needs weights in 8 bits."""
-    return run.stack.features.parameter_format is WireFormat.FP8 and run.precision.matmul == "fp8"
+    return switches_of(run).parameter_format is WireFormat.FP8 and run.precision.matmul == "fp8"
 
 
 def capacity(run: Run) -> dict[str, Any]:
     """Settings of experts with a capacity, to which all are padded; none where the run file states no capacity."""
-    features = run.stack.features
-    if not features.has_capacity:
+    features = switches_of(run)
+    if not features.has_capacity or run.model.experts is None:
         return {}
     return {
         "moe_expert_capacity_factor": features.busiest_expert_ratio,
@@ -66,7 +67,7 @@ def capacity(run: Run) -> dict[str, Any]:
 
 def offloaded_layers(run: Run) -> float:
     """Layers whose saved activations are kept in host memory; a fraction where the share of the run file is none."""
-    share = run.stack.features.offloaded_activations or 0.0
+    share = switches_of(run).offloaded_activations or 0.0
     layers = share * run.model.num_layers
     return round(layers) if abs(layers - round(layers)) < LAYER_TOLERANCE else layers
 
@@ -77,12 +78,15 @@ LAYER_TOLERANCE = 0.05
 
 def attends_in_fp8(run: Run) -> bool:
     """True if scores and values are multiplied in 8 bits."""
-    return bool(run.stack.features.fp8_attention)
+    return bool(switches_of(run).fp8_attention)
 
 
 def fuses_experts(run: Run) -> bool:
     """True if grouped GEMMs of experts quantise, activate and permute by themselves."""
-    return bool(run.stack.features.fuses_experts) and run.model.experts is not None
+    is_fused = run.stack.features.fuses_experts or (
+        switches_of(run).fuses_experts and run.precision.name == FUSED_IN
+    )
+    return bool(is_fused) and run.model.experts is not None
 
 
 def bridge_switches(run: Run) -> dict[str, Any]:
@@ -92,7 +96,7 @@ def bridge_switches(run: Run) -> dict[str, Any]:
 
 def transformer_switches(run: Run, plan: Plan) -> dict[str, Any]:
     """Settings of layers for programs with Transformer Engine, of the switches that the run file states."""
-    features, has_experts = run.stack.features, run.model.experts is not None
+    features, has_experts = switches_of(run), run.model.experts is not None
     found: dict[str, Any] = {}
     if features.cuda_graphs is not None:
         found |= GRAPHS[features.cuda_graphs]
@@ -104,8 +108,9 @@ def transformer_switches(run: Run, plan: Plan) -> dict[str, Any]:
         found["overlap_moe_expert_parallel_comm"] = features.overlaps_experts
     if features.overlaps_tensor is not None and plan.tensor > 1:
         found["tp_comm_overlap"] = features.overlaps_tensor
-    if features.attention is not None and features.attention in BACKENDS:
-        found["attention_backend"] = BACKENDS[features.attention]
+    # Without it Transformer Engine chooses, and the release says what it chooses: another choice may not run here.
+    if run.stack.features.attention in BACKENDS:
+        found["attention_backend"] = BACKENDS[run.stack.features.attention]
     if num_offloaded := offloaded_layers(run):
         found |= {"cpu_offloading": True, "cpu_offloading_num_layers": num_offloaded}
     return found

@@ -9,6 +9,7 @@ from meshwright.cost.tables import RECOMPUTES, PlanTable
 from meshwright.engines.torchtitan import VERSION
 from meshwright.planner.engines import EngineFacts, LegalityContext, Rule, Scope
 from meshwright.planner.rules import has_schedule, num_micro_batches
+from meshwright.specs.features import CudaGraphs, Dispatcher, Features, WireFormat
 from meshwright.specs.plan import Recompute, Schedule, Sharding
 
 
@@ -67,7 +68,12 @@ FACTS = EngineFacts(
         ("dispatcher", ("all-to-all", "deepep", "hybridep")),
         ("gradient_format", ("fp32",)),
         ("cuda_graphs", ("none",)),
+        ("compiles", (True, False)),
     ),
+    preset=Features(
+        gradient_format=WireFormat.FP32, dispatcher=Dispatcher.ALL_TO_ALL, cuda_graphs=CudaGraphs.NONE
+    ),
+    compiles_on_request=True,
     rules=RULES,
     configurations=(".toml", ".py", ".json", ":"),
     source="torchtitan 0.3.0: config/configs.py, distributed/*.py",

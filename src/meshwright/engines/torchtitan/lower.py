@@ -14,6 +14,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from meshwright.catalog.stacks import switches_of
 from meshwright.cost.stages import layers_per_stage
 from meshwright.engines.base import Launch, pinned_plan, refuse
 from meshwright.engines.torchtitan import VERSION
@@ -109,7 +110,7 @@ def trainer_config(run: Run, plan: Plan, *, spec: Call) -> Call:
         parallelism=_parallelism(run, plan),
         checkpoint=_checkpoint(run),
         activation_checkpoint=_recompute(plan),
-        compile=call("CompileConfig", enable=run.train.compile),
+        compile=call("CompileConfig", enable=bool(switches_of(run).compiles)),
         validator=_validator(run, plan),
         debug=call("DebugConfig", seed=run.train.seed),
         loss=call("CrossEntropyLoss.Config", global_vocab_size=run.model.vocab),

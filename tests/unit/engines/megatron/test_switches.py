@@ -27,6 +27,14 @@ engine: megatron
 parallel: {data_shard: 8, tensor: 2, expert: 8, expert_tensor: 1, sharding: optimizer}
 train: {steps: 10}
 """
+PRESET = {
+    "cuda_graph_impl": "none",
+    "moe_token_dispatcher_type": "alltoall",
+    "overlap_moe_expert_parallel_comm": False,
+    "tp_comm_overlap": False,
+}
+"""Settings of a run that states no switch."""
+
 CASES = {
     "cuda_graphs=none": {"cuda_graph_impl": "none"},
     "cuda_graphs=partial": {
@@ -58,7 +66,7 @@ def run_of(*switches: str, **keys: str):
 @pytest.mark.parametrize("switch", CASES)
 def test_a_switch_is_in_both_files(switch):
     run = run_of(switch)
-    assert transformer_switches(run, run.plan) | capacity(run) == CASES[switch]
+    assert transformer_switches(run, run.plan) | capacity(run) == PRESET | CASES[switch]
     files = contract.lower_export(run, folder=Path("out")).files
     lines, model = files["megatron_lm.args"].splitlines(), YAML().load(files["megatron_bridge.yaml"])["model"]
     for key, value in CASES[switch].items():

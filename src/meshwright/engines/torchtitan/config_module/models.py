@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from meshwright.catalog.stacks import switches_of
 from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
 from meshwright.engines.torchtitan.config_module.python_source import Call, Name, call
@@ -192,7 +193,7 @@ def _converted(tree: Call, run: Run) -> Call:
             "Float8LinearConverter.Config",
             recipe_name="rowwise",
             filter_fqns=["lm_head", "router.gate"],
-            model_compile_enabled=run.train.compile,
+            model_compile_enabled=bool(switches_of(run).compiles),
         )
         tree = call("convert", converter, tree)
     if run.lora is not None:
@@ -388,7 +389,7 @@ DISPATCHERS = {
 
 
 def _routed(run: Run, x: Experts, *, experts: Call) -> Call:
-    backend = DISPATCHERS[run.stack.features.dispatcher or Dispatcher.ALL_TO_ALL]
+    backend = DISPATCHERS[switches_of(run).dispatcher or Dispatcher.ALL_TO_ALL]
     width = {} if backend == "standard" else {"hidden_dim": run.model.hidden}  # of their buffers
     dispatcher = call(
         "make_token_dispatcher_config",

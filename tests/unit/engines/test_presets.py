@@ -1,0 +1,110 @@
+"""A run is estimated with the switches of software that its export sets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from meshwright.catalog.stacks import switches_of
+from meshwright.engines.base import check_export, find_engine
+from meshwright.errors import MeshwrightError
+from meshwright.planner.engines import engine_facts
+from meshwright.planner.estimate import estimate_plan
+from meshwright.planner.request import request_for
+from meshwright.planner.search import search
+from meshwright.planner.switches import software_line
+from meshwright.runfile import loads, pinned_text
+
+ENGINES = ("megatron", "torchtitan", "maxtext")
+
+
+def run_of(engine, *overrides, model="llama3.1-8b", cluster="h100-8x4", micro=1):
+    text = (
+        f"model: {model}\ndata: {{sequence_length: 4096}}\nbatch: {{global_sequences: 512, micro: {micro}}}\n"
+        f"cluster: {cluster}\nengine: {engine}\ntrain: {{steps: 10}}\n"
+    )
+    return loads(text, overrides=overrides)
+
+
+def planned(run):
+    best = search(request_for(run), top=1).best
+    return loads(pinned_text(run, best.plan))
+
+
+def estimated(run):
+    step = estimate_plan(request_for(run), run.plan).step
+    return step.step.value, step.memory.reserved_bytes
+
+
+def exported(run):
+    engine = find_engine(run.engine)
+    lower = getattr(engine, "lower_export", engine.lower)
+    return lower(run, folder=Path("out")).files
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("preset", ["engine", "recipe"])
+def test_a_plan_of_the_engine_fits_with_what_its_export_sets(engine, preset):
+    run = planned(run_of(engine, f"stack.preset={preset}"))
+    assert check_export(run) == ()
+    estimated_with = estimated(run)
+    set_by_the_engine = dict(engine_facts(engine).switches) | dict(engine_facts(engine).exported_switches)
+    stated = {k: v for k, v in switches_of(run).stated().items() if v in set_by_the_engine.get(k, ())}
+    text = [f"stack.{key}={json.dumps(value)}" for key, value in stated.items()]
+    again = loads(pinned_text(run, run.plan), overrides=text)
+    assert estimated(again) == estimated_with
+    assert estimated(again)[1] <= request_for(run).usable_bytes
+
+
+def test_megatron_reduces_gradients_in_fp32_and_is_estimated_so():
+    run = run_of("megatron", "parallel.data_shard=32", "parallel.sharding=optimizer", micro=2)
+    settings = YAML().load(exported(run)["megatron_bridge.yaml"])["ddp"]
+    assert settings["grad_reduce_in_fp32"] is True
+    run = loads(pinned_text(run, run.plan))
+    narrow = loads(pinned_text(run, run.plan), overrides=["stack.gradient_format=bf16"])
+    num_parameters = 8_030_261_248  # two bytes less of the gradient of each
+    assert estimated(run)[1] - estimated(narrow)[1] == pytest.approx(2 * num_parameters, rel=0.01)
+    assert YAML().load(exported(narrow)["megatron_bridge.yaml"])["ddp"]["grad_reduce_in_fp32"] is False
+
+
+def test_a_recipe_is_exported():
+    run = planned(run_of("megatron", "stack.preset=recipe", model="qwen3-30b-a3b", cluster="b200-8x4"))
+    model = YAML().load(exported(run)["megatron_bridge.yaml"])["model"]
+    assert model["moe_flex_dispatcher_backend"] == "hybridep"
+    assert model["cuda_graph_impl"] == "transformer_engine"
+    assert "--grad-reduce-in-bf16" in exported(run)["megatron_lm.args"].splitlines()
+
+
+def test_the_recipe_has_no_line_of_software_and_the_engine_has_one():
+    line = software_line(request_for(run_of("megatron")))
+    assert "stack.gradient_format=fp32" in line
+    assert "stack.preset=recipe" in line
+    assert "dispatcher" not in line  # a dense model
+    assert software_line(request_for(run_of("megatron", "stack.preset=recipe"))) is None
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_torchtitan_is_compiled_where_the_run_asks_for_it(compiles):
+    pins = ("parallel.data_shard=32", "parallel.sharding=gradients")
+    run = run_of("torchtitan", f"train.compile={json.dumps(compiles)}", *pins)
+    assert switches_of(run).compiles is compiles
+    assert f"enable={compiles}" in exported(run)["meshwright_run.py"]
+    other = run_of("torchtitan", f"stack.compiles={json.dumps(compiles)}", *pins)
+    assert exported(other)["meshwright_run.py"] == exported(run)["meshwright_run.py"]
+    assert estimated(other) == estimated(run)
+
+
+def test_two_keys_that_contradict_each_other_are_refused():
+    with pytest.raises(MeshwrightError, match=r"stack\.compiles"):
+        run_of("torchtitan", "train.compile=true", "stack.compiles=false")
+
+
+def test_a_framework_or_a_date_asks_for_its_recipe():
+    for key, value in (("framework", "megatron-bridge"), ("vintage", "2026.7")):
+        run = run_of("megatron", f"stack.{key}={value}")
+        assert switches_of(run).gradient_format == "bf16"
+        own = run_of("megatron", f"stack.{key}={value}", "stack.preset=engine")
+        assert switches_of(own).gradient_format == "fp32"
