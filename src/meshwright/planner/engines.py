@@ -6,7 +6,7 @@ engine lists is offered; what upstream cannot do is a legality rule with a reaso
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
@@ -89,6 +89,7 @@ class EngineFacts:
     short_interleaving: bool = False  # fewer interleaved micro-batches than pipeline ranks
     axis_orders: tuple[AxisOrder, ...] = (AxisOrder.PIPELINE_OUTERMOST,)
     narrow_states: bool = False  # optimizer states in 16 bits, stored activations in 8
+    offloads_optimizer: bool = False  # keeps its states in host memory
     stored_modules: tuple[str, ...] = ()  # that can keep their activations in 8 bits
     weight_caches: tuple[str, ...] = ()  # of 8-bit weights, besides what it does by itself
     loss: str = "logits of all tokens of a micro-batch at once"  # how the head's loss is computed
@@ -133,12 +134,14 @@ def selective_sets(
             ("mla_up_projection", "norm", block),
         ]
     if facts.selective is not None:
-        ladder = [modules for modules in facts.selective if _exists(modules, is_moe=is_moe)]
+        ladder = sets_for(facts.selective, is_moe=is_moe)
     return [_ordered(modules) for modules in ladder]
 
 
-def _exists(modules: tuple[str, ...], *, is_moe: bool) -> bool:
-    return ("mlp" if is_moe else "moe") not in modules
+def sets_for(sets: Iterable[tuple[str, ...]], *, is_moe: bool) -> list[tuple[str, ...]]:
+    """Return the sets without feed-forward blocks of the other kind: some engines have one name for both."""
+    absent = "mlp" if is_moe else "moe"
+    return [modules for modules in sets if absent not in modules]
 
 
 def _ordered(modules: tuple[str, ...]) -> tuple[str, ...]:

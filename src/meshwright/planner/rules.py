@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from meshwright.arrays import Array, Mask
 from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS, chunks_allowed, column_of
 from meshwright.cost.tables import RECOMPUTES, ModelTable, PlanTable, WeightCache
-from meshwright.planner.engines import EngineFacts, LegalityContext, Rule, Scope, Severity
+from meshwright.planner.engines import EngineFacts, LegalityContext, Rule, Scope, Severity, sets_for
 from meshwright.specs.plan import RECOMPUTE_MODULES, SCHEDULES, AxisOrder, Recompute, Schedule, Sharding
 
 
@@ -125,7 +125,8 @@ def _selective_offered(s: LegalityContext, plan: PlanTable) -> Mask:
     other = np.not_equal(plan.recompute, RECOMPUTES.index(Recompute.SELECTIVE))
     if s.facts.selective is None:
         return other | (plan.recompute_mask > 0)
-    masks = [mask_of(*modules) for modules in s.facts.selective]
+    offered = sets_for(s.facts.selective, is_moe=has_experts(s))
+    masks = [mask_of(*modules) for modules in offered]
     return other | np.isin(plan.recompute_mask, masks)
 
 

@@ -15,7 +15,11 @@ from typing import TYPE_CHECKING
 from meshwright.catalog.stacks import switches_of
 from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
-from meshwright.engines.megatron.megatron_core.constructors import LOW_PRECISION, recomputed_per_chunk
+from meshwright.engines.megatron.megatron_core.constructors import (
+    LOW_PRECISION,
+    MODULES,
+    recomputed_per_chunk,
+)
 from meshwright.engines.megatron.switches import FUSED_IN, fuses_experts, offloaded_layers
 from meshwright.specs.features import CudaGraphs, Dispatcher
 from meshwright.specs.model import AttentionKind, Experts, Model, Rope, RopeScaling, Router
@@ -245,8 +249,7 @@ def _plan_details(plan: Plan, run: Run, *, trains_here: bool) -> Iterator[Unsupp
             key="parallel.tensor",
             reason=f"{plan.tensor} does not divide the {run.model.attention.num_kv_heads} key/value heads",
         )
-    if plan.recompute is Recompute.SELECTIVE and "alternate_matmuls" in plan.recompute_modules:
-        yield Unsupported(key="parallel.recompute", reason="alternate_matmuls exists only in torchtitan")
+    yield from _recompute(plan, run, trains_here=trains_here)
     layers = plan.recompute_layers if plan.recompute is Recompute.FULL else None
     if layers is not None and recomputed_per_chunk(run.model, plan) is None:
         yield Unsupported(
@@ -254,6 +257,43 @@ def _plan_details(plan: Plan, run: Run, *, trains_here: bool) -> Iterator[Unsupp
             reason=f"Megatron recomputes equally many layers in each of a rank's {plan.virtual_pipeline} stages: "
             f"{layers} of a rank cannot be split so",
             hint=f"parallel.recompute.layers: {layers // plan.virtual_pipeline * plan.virtual_pipeline}",
+        )
+
+
+def _recompute(plan: Plan, run: Run, *, trains_here: bool) -> Iterator[Unsupported]:
+    """Conditions of `TransformerConfig.__post_init__` on recomputation."""
+    key, names, is_full = "parallel.recompute", set(plan.recompute_modules), plan.recompute is Recompute.FULL
+    if unknown := sorted(names - set(MODULES)):
+        yield Unsupported(
+            key=key,
+            reason=f"Megatron-Core 0.16 has no recomputation of {', '.join(unknown)}",
+            hint=f"its modules: {', '.join(MODULES)}",
+        )
+    if trains_here and "activation" in names:
+        yield Unsupported(
+            key=key,
+            reason="activations of experts are recomputed in grouped GEMMs of Transformer Engine, which is not used",
+        )
+    if run.precision.name == "fp8_delayed" and (late := sorted(names & {"norm", "activation"})):
+        yield Unsupported(
+            key=key,
+            reason=f"delayed scales of fp8 do not support recomputation of {' and '.join(late)}",
+            hint="precision: fp8",
+        )
+    features, has_experts = run.stack.features, run.model.experts is not None
+    graphs = CudaGraphs.NONE if trains_here else features.cuda_graphs or CudaGraphs.NONE
+    if is_full and graphs not in (CudaGraphs.NONE, CudaGraphs.FULL):
+        yield Unsupported(
+            key=key, reason=f"{graphs} CUDA graphs do not hold layers that are recomputed as a whole"
+        )
+    if "moe" in names and has_experts and graphs is CudaGraphs.PARTIAL:
+        yield Unsupported(
+            key=key, reason="partial CUDA graphs hold the router, which recomputing moe would repeat"
+        )
+    if is_full and features.overlaps_experts and plan.expert > 1 and not trains_here:
+        yield Unsupported(
+            key=key,
+            reason="expert communication overlaps (stack.overlaps_experts) only without full recomputation",
         )
 
 

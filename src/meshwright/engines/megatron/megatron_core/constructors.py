@@ -29,6 +29,7 @@ MODULES = {
     "core_attention": "core_attn",
     "norm": "layernorm",
     "activation": "moe_act",
+    "mla_up_projection": "mla_up_proj",
     "mlp": "mlp",
     "moe": "moe",
     "shared_experts": "shared_experts",

@@ -20,7 +20,7 @@ STRATEGIES = {
     "optim_grads": "gradients",
     "optim_grads_params": "parameters",
 }
-MODULE_NAMES = {theirs: ours for ours, theirs in MODULES.items()} | {"mla_up_proj": "mla_up_projection"}
+MODULE_NAMES = {theirs: ours for ours, theirs in MODULES.items()}
 LAYOUT = "pipeline-model-parallel-layout"
 
 
