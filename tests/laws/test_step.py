@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.cost_case import Case
 
 from meshwright.catalog import lookup as catalog
+from meshwright.catalog.precisions import multiplies
 from meshwright.cost.compute import gemm_s
 from meshwright.cost.flops import model_flops_per_token
 from meshwright.cost.layers import general_factor
@@ -65,9 +66,7 @@ def plans(draw, *, experts: int) -> Plan:
 def cases(draw, *, names: tuple[str, ...] = MODELS) -> Case:
     model = catalog.model(draw(st.sampled_from(names)))
     cluster = catalog.cluster(draw(st.sampled_from(CLUSTERS)))
-    formats = [
-        p for p in ("bf16", "fp8", "mxfp8") if PRECISIONS[p].matmul in cluster.accelerator.peak_flops_per_s
-    ]
+    formats = [p for p in ("bf16", "fp8", "mxfp8") if multiplies(cluster.accelerator, PRECISIONS[p])]
     precision = PRECISIONS[draw(st.sampled_from(formats))]
     plan = draw(plans(experts=model.experts.num_experts if model.experts else 0))
     return Case(

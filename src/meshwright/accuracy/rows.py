@@ -36,6 +36,7 @@ from meshwright.accuracy.stated import (
 from meshwright.accuracy.statements import read_statements
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.accelerators import accelerator_with_driver_name
+from meshwright.catalog.precisions import multiplies
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.errors import InputError, UnknownNameError
@@ -462,7 +463,7 @@ def _precision(row: CsvRow, accelerator: Accelerator, software: Software, notes:
     if name == "fp8" and software.delayed_scaling and scaling != "fp8":
         name = "fp8_delayed"
         notes.append(f"scales of earlier steps, the default of {software.stack.framework}")
-    if name not in PRECISIONS or PRECISIONS[name].matmul not in accelerator.peak_flops_per_s:
+    if name not in PRECISIONS or not multiplies(accelerator, PRECISIONS[name]):
         raise CannotPredictError(Reason.UNKNOWN_PRECISION, f"{name} on {accelerator.name}")
     return name
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from meshwright.arrays import Array, FloatArray, Table
 from meshwright.calibration.correction import EfficiencyCorrection
 from meshwright.calibration.parameters import Calibration, Factors, fitted
+from meshwright.catalog.precisions import multiplied_on, refuse_precision
 from meshwright.catalog.stacks import StackFacts, features_of, stack_facts
 from meshwright.cost.attention import ATTENTION_TILE, FUSED_BACKWARD_GEMMS, SPLIT_BACKWARD_GEMMS
 from meshwright.cost.collectives import Network, constants_for, network_row
@@ -19,7 +20,6 @@ from meshwright.cost.compute import DeviceRates, KernelCorrections
 from meshwright.cost.elementwise import FusedKernels
 from meshwright.cost.state_space import scan_pace
 from meshwright.cost.unit_ports import unit_pace
-from meshwright.errors import InfeasibleError
 from meshwright.kernels.architectures import architectures, default_routes
 from meshwright.kernels.operations import TRITON
 from meshwright.specs.features import (
@@ -229,16 +229,13 @@ def system_facts(
 ) -> SystemFacts:
     """Datasheet numbers of one system. `routes`: of kernels by operation, as in a run file.
 
-    InfeasibleError when the accelerator lacks the number format.
+    InputError when a device lacks the number format.
     """
+    refuse_precision(precision, cluster)
     accelerator, facts = cluster.accelerator, stack_facts(stack.framework)
+    precision = multiplied_on(accelerator, precision)
     features = features_of(stack, accelerator, precision=precision.name)
     peaks = accelerator.peak_flops_per_s
-    if precision.matmul not in peaks:
-        raise InfeasibleError(
-            f"{accelerator.name} has no {precision.matmul} units: precision {precision.name} cannot run there",
-            hint=f"formats it has: {', '.join(peaks)}",
-        )
     return SystemFacts(
         matmul_format=precision.matmul,
         matmul_flops_per_s=peaks[precision.matmul],

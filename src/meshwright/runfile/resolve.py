@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from meshwright.calibration import device as device_calibration
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.engines import ANY
+from meshwright.catalog.precisions import multiplied_on, refuse_precision
 from meshwright.errors import InputError, MeshwrightError, UnknownNameError, nearest
 from meshwright.hub import is_hub_name
 from meshwright.kernels.operations import OPERATIONS, STORED_FORMATS
@@ -260,25 +261,8 @@ def _precision(file: schema.RunFile, cluster: Cluster | None) -> Precision:
     precision = replace(PRECISIONS[name], **state_bytes(file.optimizer))
     if cluster is None:
         return precision
-    accelerator = cluster.accelerator
-    precision = _multiplied_on(accelerator, precision)
-    if precision.matmul not in accelerator.peak_flops_per_s:
-        usable = (n for n, p in PRECISIONS.items() if _runs_on(accelerator, p))
-        message = f"{accelerator.name} does not multiply {precision.matmul}"
-        raise InputError(message, got=name, allowed=", ".join(sorted(usable)))
-    return precision
-
-
-def _runs_on(accelerator: Accelerator, precision: Precision) -> bool:
-    return _multiplied_on(accelerator, precision).matmul in accelerator.peak_flops_per_s
-
-
-def _multiplied_on(accelerator: Accelerator, precision: Precision) -> Precision:
-    """fp16 shares the rate of bf16, except on devices older than bf16, whose datasheets give fp16 its own."""
-    formats = accelerator.peak_flops_per_s
-    if precision.matmul in formats or precision.name not in formats:
-        return precision
-    return replace(precision, matmul=precision.name)
+    refuse_precision(precision, cluster, engine=file.engine)
+    return multiplied_on(cluster.accelerator, precision)
 
 
 def _global_batch(batch: schema.BatchSection, sequence_length: int) -> int:

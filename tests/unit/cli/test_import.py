@@ -186,7 +186,7 @@ def test_defaults_of_its_files_are_its_own(imported):
 )
 def test_what_a_file_says_is_carried(imported, meshwright, old, new, key, value):
     assert old in LLAMA
-    outcome = imported(LLAMA.replace(old, new), cluster="h100-8x8")
+    outcome = imported(LLAMA.replace(old, new), cluster="b200-8x8")  # which multiplies mxfp8
     assert outcome.exit_code == 0, outcome.stderr
     found = YAML(typ="safe").load(Path("run.yaml").read_text())
     for part in key.split("."):

@@ -30,7 +30,7 @@ ALONE = {
     "fp8": ["precision=fp8"],
     "fp8_delayed": ["precision=fp8_delayed"],
     "fp8_blockwise": ["precision=fp8_blockwise"],
-    "mxfp8": ["precision=mxfp8"],
+    "mxfp8": ["cluster=b200-8x2", "precision=mxfp8"],
     "nvfp4": ["cluster=b200-8x2", "precision=nvfp4"],
     "context": ["parallel={context: 4, tensor: 2, data_shard: 2, sharding: optimizer}"],
     "states": ["optimizer.states=bf16"],
