@@ -337,7 +337,7 @@ def _suggestions(request: PlanRequest, *, short: float) -> tuple[str, ...]:
         if best is not None:
             found.append(f"fits when {name} is not held at {word(name, value)}: {best}")
     found += _on_other_engines(request)
-    if not found and "offload" not in request.fixed:
+    if not found and engine_facts(request.engine).offloads_optimizer and "offload" not in request.fixed:
         best = _first_plan(request.fixing(offload=Offload.OPTIMIZER))
         if best is not None:
             found.append(f"fits with the optimizer states in host memory: {best}")

@@ -118,15 +118,20 @@ def remedies(
 
 
 def _narrower(request: PlanRequest) -> Iterator[_Change]:
-    """Settings that save memory and leave the asked plan as it is."""
-    if "offload" not in request.fixed:
+    """Settings that save memory, leave the asked plan as it is, and that the engine runs."""
+    facts = engine_facts(request.engine)
+    if facts.offloads_optimizer and "offload" not in request.fixed:
         yield _Change(text="with offload=optimizer", apply=lambda r: r.fixing(offload=Offload.OPTIMIZER))
-    if not engine_facts(request.engine).narrow_states:
+    if not facts.narrow_states:
         return
     if request.precision.optimizer_state_bytes == OPTIMIZER_STATE_BYTES["fp32"]:
         yield _Change(text="with optimizer.states=bf16", apply=_in_bf16)
-    is_tried = request.kernels.is_storage_open and engine_facts(request.engine).stored_modules
-    if not request.kernels.stored_activations and not is_tried:
+    # The search tries them where the engine has them; where they are not open, the run or its compiler has decided.
+    if (
+        request.kernels.is_storage_open
+        and not request.kernels.stored_activations
+        and not facts.stored_modules
+    ):
         stores = {"feed_forward": "e4m3"}
         yield _Change(
             text="with kernels.stored_activations={feed_forward: e4m3}",

@@ -284,9 +284,10 @@ def _untried(domain: int, facts: EngineFacts) -> tuple[str, ...]:
         f"context parallelism below {MIN_CONTEXT_TOKENS} tokens per rank or above {MAX_CONTEXT} ranks",
         f"micro-batches that are no power of two or exceed {MAX_MICRO_BATCH_TOKENS} tokens",
         f"above {MAX_SMALL_WORLD} devices, replica counts other than powers of four and one per domain",
-        "offloading: ask for it with a fixed `offload`",
         "layers: other splits than equal stages, lighter ends and, without virtual stages, the most balanced one",
     ]
+    if facts.offloads_optimizer:
+        notes.append("offloading: ask for it with a fixed `offload`")
     for schedule in facts.schedules:
         better = SCHEDULE_RECORDS[schedule].dominated_by
         if better is not None and better in facts.schedules:

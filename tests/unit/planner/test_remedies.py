@@ -5,14 +5,17 @@ from dataclasses import replace
 import pytest
 from tests.plan_requests import plan_request
 
+from meshwright import runfile
 from meshwright.cost.tables import plan_row
-from meshwright.planner.explain import WhyNot, WhyNotVerdict, why_not
+from meshwright.engines.base import check_export
+from meshwright.planner.explain import WhyNot, WhyNotVerdict, explain_infeasible, why_not
 from meshwright.planner.legality import legality_context, violations
-from meshwright.planner.remedies import forced_changes, with_fixed
-from meshwright.planner.request import PlanRequest
+from meshwright.planner.remedies import _narrower, forced_changes, with_fixed
+from meshwright.planner.request import PlanRequest, request_for
 from meshwright.planner.screen import cost_model
 from meshwright.planner.search import PlanResult, search
 from meshwright.specs.plan import Offload, Plan, Recompute, Schedule, Sharding
+from meshwright.specs.run import StateFormat
 
 
 def request(model="llama3-70b", cluster="h100-8x4", engine="native", batch=64) -> PlanRequest:
@@ -73,8 +76,69 @@ def test_settings_that_save_memory_come_from_the_engine(engine):
     fixed = {"data_shard": 8, "sharding": Sharding.NONE, "recompute": Recompute.FULL}
     answer = why_not(asked, fixed, winner=best)
     texts = [text for remedy in answer.remedies for text in remedy.changes]
-    assert "with offload=optimizer" in texts or "without sharding=none" in texts
+    assert texts
+    assert "with offload=optimizer" not in texts  # no engine runs it
     assert engine == "native" or not any("optimizer.states" in text for text in texts)
+
+
+ACCEPTED = """
+model: llama3.1-8b
+data: {{sequence_length: 4096}}
+batch: {{global_sequences: 64, micro: 1}}
+cluster: h100-8x2
+engine: {engine}
+parallel: {{data_shard: 16, sharding: {sharding}, recompute: {recompute}}}
+train: {{steps: 10, compile: {compile}}}
+"""
+SHARDINGS = {
+    "native": "optimizer",
+    "megatron": "optimizer",
+    "torchtitan": "parameters",
+    "maxtext": "parameters",
+}
+
+
+@pytest.mark.parametrize("compiles", ["false", "true"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("engine", SHARDINGS)
+def test_a_setting_that_saves_memory_is_accepted_by_the_engine_for_which_it_is_named(
+    engine, recompute, compiles
+):
+    given = {"engine": engine, "sharding": SHARDINGS[engine], "recompute": recompute, "compile": compiles}
+    run = runfile.loads(ACCEPTED.format(**given))
+    refused = set(check_export(run))
+    asked = request_for(run)
+    for change in _narrower(asked):
+        changed = change.apply(asked)
+        assert run.plan is not None
+        plan = replace(run.plan, **changed.fixed)
+        states = StateFormat.BF16 if changed.precision != asked.precision else run.optimizer.states
+        told = replace(
+            run,
+            plan=plan,
+            precision=changed.precision,
+            optimizer=replace(run.optimizer, states=states),
+            kernels=replace(changed.kernels, is_storage_open=run.kernels.is_storage_open),
+        )
+        assert told != run
+        assert set(check_export(told)) <= refused, change.text
+
+
+def test_any_engine_keeps_optimizer_states_in_host_memory():
+    texts = [change.text for change in _narrower(request(engine="any"))]
+    assert "with offload=optimizer" in texts
+    assert "with kernels.stored_activations={feed_forward: e4m3}" in texts
+
+
+@pytest.mark.parametrize("engine", [*SHARDINGS, "any"])
+def test_what_does_not_fit_is_offered_only_what_the_engine_runs(engine):
+    """One device more is offered to each; states in host memory to none but `any`, which no program limits."""
+    found = search(request("llama3.1-8b", "h100-1x1", engine, batch=1), top=1)
+    assert found.best is None
+    told = explain_infeasible(found)
+    assert told.suggestions
+    assert any("host memory" in text for text in told.suggestions) == (engine == "any")
+    assert any("offload" in note for note in found.space.untried) == (engine == "any")
 
 
 def test_the_fewest_choices_that_have_to_change(result):
