@@ -16,7 +16,7 @@ from meshwright.specs.precision import PRECISIONS, Precision
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceNeed:
-    """What a precision needs besides units for its format."""
+    """The architectures that run a precision, where units for its format are not enough."""
 
     architectures: tuple[str, ...]  # that have it
     source: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from meshwright.engines.base import Unsupported, check_export, find_engine
@@ -9,6 +10,7 @@ from meshwright.errors import InputError
 from meshwright.planner.choice import best_plans, goal_of
 from meshwright.planner.request import request_for
 from meshwright.specs.model import BaseFormat
+from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run, with_plan
 
 CANDIDATES = 50, 5000
@@ -23,6 +25,15 @@ def not_run(run: Run) -> list[Unsupported]:
     """Reasons of model and numerics for which no program of the run's engine runs it under any plan."""
     problems = check_export(replace(run, plan=None))
     return [problem for problem in problems if problem.key.partition(".")[0] not in TRAINING_KEYS]
+
+
+def is_exported(run: Run) -> Callable[[Plan], bool]:
+    """Return whether a program of the run's engine runs the model and training of `run` under a plan, as under others.
+
+    Problems that the engine reports under every plan do not count.
+    """
+    always = set(check_export(replace(run, plan=None)))
+    return lambda plan: always.issuperset(check_export(with_plan(run, plan)))
 
 
 def with_devices_here(run: Run, *, num_devices: int) -> Run:

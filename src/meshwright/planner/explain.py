@@ -5,7 +5,7 @@ Signs: a difference is the loser's number minus the winner's, so a positive one 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -161,11 +161,16 @@ def nearest_losers(result: PlanResult, *, count: int = 3) -> tuple[PlanCompariso
 
 
 def why_not(
-    request: PlanRequest, fixed: Mapping[str, object], *, winner: RankedPlan, goal: Goal | None = None
+    request: PlanRequest,
+    fixed: Mapping[str, object],
+    *,
+    winner: RankedPlan,
+    goal: Goal | None = None,
+    is_exported: Callable[[Plan], bool] = lambda _: True,
 ) -> WhyNot:
     """The best plan with `fixed` against `winner`, or the rule or the memory that forbids every such plan.
 
-    `fixed` maps fields of `specs.plan.Plan` to values, as in {"tensor": 8}.
+    `fixed` maps fields of `specs.plan.Plan` to values, as in {"tensor": 8}. `is_exported`: see `remedies`.
     """
     restricted = request.fixing(**fixed)
     result = search(restricted, top=1, goal=goal)
@@ -178,7 +183,12 @@ def why_not(
             infeasible=infeasible if infeasible.nearest else None,
             violations=infeasible.violations,
             remedies=remedies(
-                restricted, fixed, winner=winner, fits=verdict is WhyNotVerdict.ILLEGAL, goal=goal
+                restricted,
+                fixed,
+                winner=winner,
+                fits=verdict is WhyNotVerdict.ILLEGAL,
+                goal=goal,
+                is_exported=is_exported,
             ),
         )
     warnings = tuple(violations(result.best.plan, context=legality_context(restricted)))

@@ -40,6 +40,9 @@ MOST_CHANGES = 3
 MAX_SEARCHES = 16
 """Searches for remedies: each takes as long as that of the request."""
 
+MOST_CANDIDATES = 20
+"""Plans of a search that are tried until the engine accepts one."""
+
 MOST_REMEDIES = 2
 
 
@@ -86,10 +89,12 @@ def remedies(
     winner: RankedPlan,
     fits: bool,
     goal: Goal | None = None,
+    is_exported: Callable[[Plan], bool] = lambda _: True,
 ) -> tuple[PlanRemedy, ...]:
     """The fewest changes of `request` with `asked` fixed that leave a plan, fastest first; () where none was found.
 
-    fits: no legal plan lacks memory, so that only giving up what was asked can help.
+    fits: no legal plan lacks memory, so that only giving up what was asked can help. is_exported: of a plan, True if
+    the engine's check accepts it, which knows more than the rules of the search.
     """
     changes = [] if fits else list(_narrower(request))
     changes += [
@@ -108,7 +113,8 @@ def remedies(
             changed = request
             for change in chosen:
                 changed = change.apply(changed)
-            best = search(changed, top=1, goal=goal).best
+            ranked = search(changed, top=MOST_CANDIDATES, goal=goal).plans
+            best = next((found for found in ranked if is_exported(found.plan)), None)
             if best is not None:
                 texts = tuple(change.text for change in chosen)
                 found.append(PlanRemedy(changes=texts, plan=best.plan, ratio=best.step_s / winner.step_s))

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from meshwright.engines.choice import is_exported
 from meshwright.errors import InfeasibleError
 from meshwright.planner import RankedPlan, WhyNot, why_not
 from meshwright.planner.choice import best_plans, free_request, goal_of
@@ -104,7 +105,7 @@ def explain_run(run: Run, *, questions: Sequence[FixedFields] = ()) -> Explanati
         difference=None if obstacle else differ(this, other, usable_bytes=request.usable_bytes),
         obstacle=obstacle,
         limit=memory_limit(request, goal=goal, best=best),
-        why_not=_answers(request, questions, best, goal),
+        why_not=_answers(run, request, questions, best, goal),
     )
 
 
@@ -114,7 +115,7 @@ def explain_pair(run: Run, other: Run, *, questions: Sequence[FixedFields] = ())
     request = first.request
     answers: tuple[WhyNot, ...] = ()
     if questions:
-        answers = _answers(request, questions, best_plans(request, goal=goal).plans[0], goal)
+        answers = _answers(run, request, questions, best_plans(request, goal=goal).plans[0], goal)
     return Explanation(
         run=run,
         request=request,
@@ -136,6 +137,9 @@ def _obstacle(request: PlanRequest, estimate: PlanEstimate) -> str | None:
 
 
 def _answers(
-    request: PlanRequest, questions: Sequence[FixedFields], winner: RankedPlan, goal: Goal
+    run: Run, request: PlanRequest, questions: Sequence[FixedFields], winner: RankedPlan, goal: Goal
 ) -> tuple[WhyNot, ...]:
-    return tuple(why_not(request, question, winner=winner, goal=goal) for question in questions)
+    return tuple(
+        why_not(request, question, winner=winner, goal=goal, is_exported=is_exported(run))
+        for question in questions
+    )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from meshwright.engines.choice import not_run
+from meshwright.engines.choice import is_exported, not_run
 from meshwright.errors import InputError
 from meshwright.planner import (
     PlanComparison,
@@ -255,7 +255,10 @@ def plan_run(
     slack = FRONT_SLACK if with_front else 0.0
     search = best_plans(request, goal=goal, top=max(top, 1 + NUM_LOSERS), slack=slack)
     simulated = () if request.cluster.parts else search.plans
-    answers = (why_not(request, question, winner=search.plans[0], goal=goal) for question in questions)
+    answers = (
+        why_not(request, question, winner=search.plans[0], goal=goal, is_exported=is_exported(run))
+        for question in questions
+    )
     return PlanRanking(
         run=run,
         search=search,

@@ -14,8 +14,9 @@ from meshwright.planner.remedies import _narrower, forced_changes, with_fixed
 from meshwright.planner.request import PlanRequest, request_for
 from meshwright.planner.screen import cost_model
 from meshwright.planner.search import PlanResult, search
+from meshwright.report.plan_ranking import plan_run
 from meshwright.specs.plan import Offload, Plan, Recompute, Schedule, Sharding
-from meshwright.specs.run import StateFormat
+from meshwright.specs.run import StateFormat, with_plan
 
 
 def request(model="llama3-70b", cluster="h100-8x4", engine="native", batch=64) -> PlanRequest:
@@ -122,6 +123,27 @@ def test_a_setting_that_saves_memory_is_accepted_by_the_engine_for_which_it_is_n
         )
         assert told != run
         assert set(check_export(told)) <= refused, change.text
+
+
+QUESTIONS = (
+    {"tensor": 1, "pipeline": 1, "recompute": Recompute.NONE, "micro_batch": 4},
+    {"tensor": 1, "data_replicate": 4, "recompute": Recompute.NONE, "micro_batch": 2},
+)
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=["whole", "replicated"])
+@pytest.mark.parametrize("engine", SHARDINGS)
+def test_the_plan_of_a_remedy_is_exported(engine, question):
+    """Megatron's search has sharded parameters, which nothing here writes for it: no remedy needs them."""
+    text = ACCEPTED.partition("parallel:")[0].format(engine=engine).replace("llama3.1-8b", "llama3-70b")
+    run = runfile.loads(
+        text.replace("h100-8x2", "h100-8x4").replace(", micro: 1", "") + "train: {steps: 10}\n"
+    )
+    answers = plan_run(run, top=1, questions=[question]).why_not
+    refused = set(check_export(run))
+    for remedy in answers[0].remedies:
+        assert set(check_export(with_plan(run, remedy.plan))) <= refused, remedy
+    assert answers[0].remedies or engine in ("megatron", "maxtext")
 
 
 def test_any_engine_keeps_optimizer_states_in_host_memory():
