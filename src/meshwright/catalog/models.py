@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cache
 
 from meshwright.catalog.entries import CatalogKind, by_name, entry, names
+from meshwright.errors import UnknownNameError
 from meshwright.specs.model import (
     Activation,
     Attention,
@@ -27,6 +29,38 @@ from meshwright.specs.sparse_attention import Compression, Indexer
 def model_names() -> tuple[str, ...]:
     """Names of all models in the catalogue."""
     return names(CatalogKind.MODEL)
+
+
+_REPOSITORY = re.compile(r"https://huggingface\.co/([\w.-]+/[\w.-]+)/blob/")
+
+
+@cache
+def _repositories() -> dict[str, str]:
+    """Names of models by the repository of the hub from whose config.json they were read, in small letters."""
+    found = {}
+    for name in model_names():
+        for source in entry(CatalogKind.MODEL, name).sources.values():
+            found.update({repository.lower(): name for repository in _REPOSITORY.findall(source)})
+    return found
+
+
+def model_of_repository(repository: str) -> str | None:
+    """Return the name of the model of OWNER/NAME on the Hugging Face hub; None: it is not in the catalogue.
+
+    The owner's other repositories are known by the aliases of their models.
+
+    >>> [model_of_repository(name) for name in ("meta-llama/Llama-3.1-8B", "deepseek-ai/DeepSeek-R1", "me/mine")]
+    ['llama3.1-8b', 'deepseek-v3', None]
+    """
+    known = _repositories()
+    if (exact := known.get(repository.lower())) is not None:
+        return exact
+    owner, _, name = repository.lower().partition("/")
+    try:
+        named = entry(CatalogKind.MODEL, name).name
+    except UnknownNameError:
+        return None
+    return named if any(v == named and k.startswith(f"{owner}/") for k, v in known.items()) else None
 
 
 @by_name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,12 @@ from meshwright.cli.output import note
 from meshwright.errors import InputError
 from meshwright.specs.run import Run
 
-_REQUIRED = {"model": "--model", "cluster": "--cluster", "global_batch": "--gbs", "sequence_length": "--seq"}
+_FLAGS = {
+    "model": "--model", "cluster": "--cluster", "batch.global_sequences": "--gbs", "data.sequence_length": "--seq",
+    "precision": "--precision", "engine": "--engine", "objective": "--objective",
+}  # fmt: skip
+"""Options that replace keys of a run file."""
+_REQUIRED = ("model", "cluster", "batch.global_sequences", "data.sequence_length")
 
 
 def run_from(run_path: Path | None, *, overrides: Sequence[str] = (), **run_options: Any) -> Run:
@@ -52,23 +57,20 @@ def _run(
 
     Raises InputError when there is neither a file nor all options that are needed without one.
     """
+    given = {
+        "model": model, "cluster": cluster, "data.sequence_length": sequence_length,
+        "batch.global_sequences": global_batch, "precision": precision, "engine": engine, "objective": objective,
+    }  # fmt: skip
+    _refuse_keys_given_twice(given, overrides)
     overrides = [*calibration_override(calibration), *overrides]
     goal = [] if objective is None else [f"objective={objective}"]
     if run_path is not None:
-        given = {
-            "model": model, "cluster": cluster, "data.sequence_length": sequence_length,
-            "batch.global_sequences": global_batch, "precision": precision, "engine": engine,
-        }  # fmt: skip
         replaced = [f"{key}={value}" for key, value in given.items() if value is not None]
         if global_batch is not None:
             replaced.append("batch.global_tokens=null")  # the file may count the batch in tokens
-        return runfile.load(run_path, overrides=[*replaced, *goal, *overrides])
+        return runfile.load(run_path, overrides=[*replaced, *overrides])
     if model is None or cluster is None or global_batch is None or sequence_length is None:
-        given = {
-            "model": model, "cluster": cluster, "global_batch": global_batch,
-            "sequence_length": sequence_length,
-        }  # fmt: skip
-        missing = [flag for name, flag in _REQUIRED.items() if given[name] is None]
+        missing = [_FLAGS[key] for key in _REQUIRED if given[key] is None]
         raise InputError(
             f"missing {', '.join(missing)}",
             hint="give a run file, or --model, --cluster, --gbs and --seq",
@@ -82,6 +84,17 @@ def _run(
         engine=engine or "native",
         overrides=[*goal, *overrides],
     )
+
+
+def _refuse_keys_given_twice(given: Mapping[str, object], overrides: Sequence[str]) -> None:
+    """Raise InputError if an option and --set both give a key of the run file."""
+    for key in (override.partition("=")[0].strip() for override in overrides):
+        if given.get(key) is not None:
+            raise InputError(
+                f"{_FLAGS[key]} and --set {key}= are both given",
+                got=str(given[key]),
+                hint="leave one of both out",
+            )
 
 
 def check_targets(

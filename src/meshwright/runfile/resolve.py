@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from meshwright.calibration import device as device_calibration
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.engines import ANY
+from meshwright.catalog.models import model_of_repository
 from meshwright.catalog.precisions import multiplied_on, refuse_precision
 from meshwright.errors import InputError, MeshwrightError, UnknownNameError, nearest
 from meshwright.hub import is_hub_name
@@ -174,6 +175,10 @@ def _named_or_inline_model(given: str | schema.InlineModel) -> Model:
     if os.path.isdir(given) or (looks_like_path and os.path.exists(given)):  # noqa: PTH110, PTH112
         return huggingface.model_from_path(given)
     if is_hub_name(given):
+        if (
+            known := model_of_repository(given)
+        ) is not None:  # without a network; a revision is asked of the hub
+            return catalog.model(known)
         return huggingface.model_from_hub(given)
     if looks_like_path:
         raise InputError(

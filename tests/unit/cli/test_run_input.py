@@ -24,8 +24,31 @@ def test_options_replace_keys_of_the_file():
     assert run.model.name == "llama3.1-8b"
 
 
-def test_set_has_the_last_word():
-    assert run_from(OPEN_RUN, cluster="h100-8x2", overrides=["cluster=h100-8x4"]).cluster_name == "h100-8x4"
+@pytest.mark.parametrize("path", [OPEN_RUN, None])
+@pytest.mark.parametrize(
+    ("flag", "key", "option", "value"),
+    [
+        ("--cluster", "cluster", "cluster", "h100-8x2"),
+        ("--engine", "engine", "engine", "megatron"),
+        ("--gbs", "batch.global_sequences", "global_batch", 64),
+        ("--seq", "data.sequence_length", "sequence_length", 4096),
+        ("--objective", "objective", "objective", "cost"),
+    ],
+)
+def test_an_option_and_set_do_not_give_one_key_both(path, flag, key, option, value):
+    with pytest.raises(InputError, match=f"{flag} and --set {key}= are both given"):
+        run_from(path, **{option: value}, overrides=[f"{key}={value}"])
+
+
+def test_a_model_may_have_the_name_of_its_repository(monkeypatch):
+    monkeypatch.setattr("meshwright.hub.fetch", None)  # no network
+    options = {"cluster": "h100-8x2", "global_batch": 64, "sequence_length": 4096}
+    for name, known in (
+        ("meta-llama/Llama-3.1-8B", "llama3.1-8b"),
+        ("qwen/qwen3-8b", "qwen3-8b"),
+        ("deepseek-ai/DeepSeek-R1", "deepseek-v3"),
+    ):
+        assert run_from(None, model=name, **options).model.name == known
 
 
 def test_without_a_file_the_missing_options_are_named():
