@@ -13,7 +13,8 @@ from enum import Enum, IntEnum
 from meshwright.arrays import Mask
 from meshwright.catalog import lookup as catalog
 from meshwright.cost.tables import BatchTable, ModelTable, PlanTable
-from meshwright.specs.features import RELEASE_DEFAULTS, Features
+from meshwright.specs.features import RELEASE_DEFAULTS, Features, Preset
+from meshwright.specs.model import Model
 from meshwright.specs.plan import RECOMPUTE_MODULES, AxisOrder, Recompute, Schedule, Sharding
 
 CHEAP = ("norm", "activation")
@@ -97,8 +98,8 @@ class EngineFacts:
     context_block: int = 1  # tokens: the slices of context parallelism are multiples of it
     switches: tuple[tuple[str, Container[object]], ...] = ()
     """Switches of software (`specs.features`) with the values that the engine sets where a run file states them."""
-    preset: Features = RELEASE_DEFAULTS
-    """Those that `export` and `train` set where a run file states none; None: as the stack's release does."""
+    preset: Callable[[Model, Preset], Features] = lambda _model, _preset: RELEASE_DEFAULTS
+    """Those that `export` and `train` set for a model where a run file states none; None: as the release does."""
     compiles_on_request: bool = (
         False  # a compiler fuses kernels where `train.compile` is true, and only there
     )

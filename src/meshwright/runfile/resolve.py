@@ -26,7 +26,7 @@ from meshwright.runfile.optimizer import foreign_keys, resolve_optimizer, state_
 from meshwright.runfile.pinned import plan_from_section
 from meshwright.runfile.problems import BelowError, KeyPath, RunFileProblem
 from meshwright.specs import run as specs
-from meshwright.specs.features import RELEASE_DEFAULTS, AttentionKernel, Dispatcher, Features, Preset, runs_on
+from meshwright.specs.features import AttentionKernel, Dispatcher, Features, Preset, runs_on
 from meshwright.specs.hardware import HERE, Accelerator, Cluster, Stack
 from meshwright.specs.model import Lora, Model
 from meshwright.specs.plan import STORED_MODULES, Plan
@@ -65,7 +65,9 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
     precision = problems.attempt("precision", _precision, file, cluster)
     global_batch = problems.attempt("batch", _global_batch, file.batch, file.data.sequence_length)
     framework = problems.attempt("stack.framework", _framework, file, cluster)
-    stack = problems.attempt("stack", _stack, file, cluster, framework)
+    stack = (
+        problems.attempt("stack", _stack, file, cluster, framework, model) if framework and model else None
+    )
     train = problems.attempt("train", _train, file)
     micro = problems.attempt("batch", _micro, file)
     data = problems.attempt("data", _data, file.data)
@@ -308,7 +310,7 @@ def _framework(file: schema.RunFile, cluster: Cluster | None) -> str:
     return stacks.stack_for_engine(file.engine, vendor=vendor).framework
 
 
-def _stack(file: schema.RunFile, cluster: Cluster | None, framework: str) -> Stack:
+def _stack(file: schema.RunFile, cluster: Cluster | None, framework: str, model: Model) -> Stack:
     given = file.stack or schema.StackSection()
     if given.compiles is False and file.train.compile:
         raise BelowError(
@@ -320,11 +322,11 @@ def _stack(file: schema.RunFile, cluster: Cluster | None, framework: str) -> Sta
         _refuse_kernels(given, accelerator)
     return Stack(
         framework=framework, vintage=given.vintage, features=same_fields(Features, given),
-        preset=_preset(file, given),
+        preset=_preset(file, given, model),
     )  # fmt: skip
 
 
-def _preset(file: schema.RunFile, given: schema.StackSection) -> Features:
+def _preset(file: schema.RunFile, given: schema.StackSection, model: Model) -> Features:
     """Switches that the engine sets where the file states none.
 
     A file that names a framework or a date describes the software of that release, and so does `engine: any`.
@@ -332,7 +334,7 @@ def _preset(file: schema.RunFile, given: schema.StackSection) -> Features:
     names_release = file.engine == ANY or given.framework is not None or given.vintage is not None
     preset = given.preset or (Preset.RECIPE if names_release else Preset.ENGINE)
     facts = catalog.engine_facts(file.engine)
-    found = facts.preset if preset is Preset.ENGINE else RELEASE_DEFAULTS
+    found = facts.preset(model, preset)
     if facts.compiles_on_request and (file.train.compile or preset is Preset.ENGINE):
         return replace(found, compiles=file.train.compile)
     return found

@@ -11,6 +11,7 @@ from dataclasses import replace
 from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
 from meshwright.engines.maxtext.config.models import check_model, is_gpt_oss, is_latent
+from meshwright.specs.features import AttentionKernel
 from meshwright.specs.model import BaseFormat, Lora
 from meshwright.specs.plan import Plan, Sharding
 from meshwright.specs.run import Run, StateFormat
@@ -49,6 +50,12 @@ def _numbers(run: Run) -> Iterator[Unsupported]:
 def _training(run: Run) -> Iterator[Unsupported]:
     yield from refusals.training(run, has_target=True)
     yield from refusals.switches_that_change_numbers(run)
+    if is_gpt_oss(run.model) and run.stack.features.attention not in (None, AttentionKernel.UNFUSED):
+        yield Unsupported(
+            key="stack.attention",
+            reason="among MaxText's kernels for GPUs only Transformer Engine's has sinks, and its environment lacks it",
+            hint="stack.attention: unfused",
+        )
     if run.train.trackers:
         yield Unsupported(
             key="train.trackers",

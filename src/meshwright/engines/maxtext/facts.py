@@ -6,8 +6,11 @@ import numpy as np
 
 from meshwright.cost.tables import RECOMPUTES
 from meshwright.engines.maxtext import VERSION
+from meshwright.engines.maxtext.config.models import is_gpt_oss
 from meshwright.planner.engines import CHEAP, AnyValue, EngineFacts, Rule, Scope
 from meshwright.planner.rules import has_experts, is_divisor, num_micro_batches
+from meshwright.specs.features import AttentionKernel, Features, Preset, WireFormat
+from meshwright.specs.model import Model
 from meshwright.specs.plan import Recompute, Schedule, Sharding
 
 RULES = (
@@ -72,6 +75,13 @@ RULES = (
     ),
 )
 
+
+def _preset(model: Model, preset: Preset) -> Features:
+    """Gradients in fp32, and for GPT-OSS the one kernel with sinks that every environment has, under both presets."""
+    attention = AttentionKernel.UNFUSED if is_gpt_oss(model) else None
+    return Features(attention=attention, gradient_format=WireFormat.FP32 if preset is Preset.ENGINE else None)
+
+
 FACTS = EngineFacts(
     title=f"maxtext {VERSION}",
     stack="maxtext",
@@ -91,6 +101,7 @@ FACTS = EngineFacts(
         ("gradient_format", ("fp32", "bf16")),
         ("cuda_graphs", ("none",)),
     ),
+    preset=_preset,
     rules=RULES,
     configurations=(".yml",),
     source="MaxText 0.2.5: configs/types.py (RematPolicy, pipeline checks)",

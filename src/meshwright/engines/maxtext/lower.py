@@ -128,7 +128,6 @@ def configuration(run: Run, plan: Plan, *, folder: Path) -> dict[str, Any]:
 
 def _numbers(run: Run, plan: Plan) -> dict[str, Any]:
     is_fp32, features = run.precision.name == "fp32", switches_of(run)
-    kernel = _attention_kernel(run, plan)
     return {
         "dtype": "float32" if is_fp32 else "bfloat16",
         "weight_dtype": "float32"
@@ -136,28 +135,30 @@ def _numbers(run: Run, plan: Plan) -> dict[str, Any]:
         else "bfloat16",  # bf16 suffices for frozen weights
         "grad_dtype": "bfloat16" if features.gradient_format is WireFormat.BF16 else "float32",
         "matmul_precision": "highest" if is_fp32 else "default",
-        # Among MaxText's kernels for GPUs only Transformer Engine's has sinks, and the environment lacks it.
-        "attention": "dot_product" if is_gpt_oss(run.model) else ATTENTION.get(kernel, "autoselected"),
-        **_splash(features if kernel is AttentionKernel.SPLASH else run.stack.features),
+        "attention": kernel_name(run, plan),
+        **_splash(features if features.attention is AttentionKernel.SPLASH else run.stack.features),
         "sparse_matmul": True,
         "megablox": False,  # a kernel for TPUs; otherwise JAX's own grouped GEMM
         **({"routed_bias_update_rate": run.train.balance_bias_rate} if is_routed_as_v3(run.model) else {}),
     }
 
 
-def _attention_kernel(run: Run, plan: Plan) -> AttentionKernel | None:
-    """The kernel that is estimated, which on GPUs is not the one that MaxText selects (Pallas's `mha`).
+def kernel_name(run: Run, plan: Plan) -> str:
+    """Return MaxText's name of the kernel that is estimated: on GPUs it selects another one by itself (Pallas's `mha`).
 
-    None: MaxText selects, where the accelerator is not known, and under context parallelism on GPUs, for which it has
-    only the kernel of Transformer Engine.
+    Where the accelerator is not known, or has none of MaxText's kernels that the release names, MaxText selects.
     """
     kernel, device = switches_of(run).attention, run.cluster and run.cluster.accelerator
-    if run.stack.features.attention is not None:
-        return kernel
-    if device is None or kernel is None or not runs_on(kernel, device):
-        return None
-    return None if plan.context > 1 and kernel is AttentionKernel.CUDNN else kernel
+    is_stated = run.stack.features.attention is not None or kernel is AttentionKernel.UNFUSED
+    if not is_stated and (device is None or kernel is None or not runs_on(kernel, device)):
+        return "autoselected"
+    if kernel is AttentionKernel.CUDNN and plan.context > 1:
+        return UNDER_CONTEXT
+    return ATTENTION.get(kernel, "autoselected")
 
+
+UNDER_CONTEXT = "cudnn_flash_te"
+"""Transformer Engine's, the only one of MaxText for GPUs with context parallelism."""
 
 SPLASH_BLOCKS = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")
 """Tiles of splash attention: of its forward pass, of the gradients of keys and values, and of those of queries."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.planner.engines import AnyValue, EngineFacts, Rule, Scope
 from meshwright.planner.rules import is_divisor
-from meshwright.specs.features import CudaGraphs, Dispatcher, Features, WireFormat
+from meshwright.specs.features import RELEASE_DEFAULTS, CudaGraphs, Dispatcher, Features, Preset, WireFormat
 from meshwright.specs.plan import AxisOrder, Recompute, Schedule, Sharding
 
 RULES = (
@@ -19,6 +19,20 @@ RULES = (
         after="recomputed layers",
     ),
 )
+
+PRESET = Features(
+    gradient_format=WireFormat.FP32,
+    parameter_format=WireFormat.BF16,
+    dispatcher=Dispatcher.ALL_TO_ALL,
+    cuda_graphs=CudaGraphs.NONE,
+    overlaps_experts=False,
+    overlaps_tensor=False,
+    drops_tokens=False,
+    fuses_experts=False,
+    fp8_attention=False,
+    offloaded_activations=0.0,
+)
+"""Defaults of Megatron-LM and of Megatron-Bridge's classes."""
 
 FACTS = EngineFacts(
     title="megatron 0.16",
@@ -56,19 +70,7 @@ FACTS = EngineFacts(
         ("fuses_experts", (True, False)),
         ("offloaded_activations", AnyValue()),
     ),
-    # Without a switch of the run file, `--overlap-*`, `--grad-reduce-in-bf16` and so on are left out of the exports.
-    preset=Features(
-        gradient_format=WireFormat.FP32,
-        parameter_format=WireFormat.BF16,
-        dispatcher=Dispatcher.ALL_TO_ALL,
-        cuda_graphs=CudaGraphs.NONE,
-        overlaps_experts=False,
-        overlaps_tensor=False,
-        drops_tokens=False,
-        fuses_experts=False,
-        fp8_attention=False,
-        offloaded_activations=0.0,
-    ),
+    preset=lambda _, preset: PRESET if preset is Preset.ENGINE else RELEASE_DEFAULTS,
     rules=RULES,
     configurations=(".args", ".sh", ".yaml"),
     source="megatron-core 0.16.1: transformer/transformer_config.py, pipeline_parallel/schedules.py",

@@ -9,7 +9,7 @@ from meshwright.cost.tables import RECOMPUTES, PlanTable
 from meshwright.engines.torchtitan import VERSION
 from meshwright.planner.engines import EngineFacts, LegalityContext, Rule, Scope
 from meshwright.planner.rules import has_schedule, num_micro_batches
-from meshwright.specs.features import CudaGraphs, Dispatcher, Features, WireFormat
+from meshwright.specs.features import RELEASE_DEFAULTS, CudaGraphs, Dispatcher, Features, Preset, WireFormat
 from meshwright.specs.plan import Recompute, Schedule, Sharding
 
 
@@ -48,6 +48,11 @@ RULES = (
     ),
 )
 
+PRESET = Features(
+    gradient_format=WireFormat.FP32, dispatcher=Dispatcher.ALL_TO_ALL, cuda_graphs=CudaGraphs.NONE
+)
+"""Defaults of its configuration classes."""
+
 FACTS = EngineFacts(
     title=f"torchtitan {VERSION}",
     stack="torchtitan",
@@ -70,9 +75,7 @@ FACTS = EngineFacts(
         ("cuda_graphs", ("none",)),
         ("compiles", (True, False)),
     ),
-    preset=Features(
-        gradient_format=WireFormat.FP32, dispatcher=Dispatcher.ALL_TO_ALL, cuda_graphs=CudaGraphs.NONE
-    ),
+    preset=lambda _, preset: PRESET if preset is Preset.ENGINE else RELEASE_DEFAULTS,
     compiles_on_request=True,
     rules=RULES,
     configurations=(".toml", ".py", ".json", ":"),
