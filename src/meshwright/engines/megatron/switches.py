@@ -1,19 +1,45 @@
-"""Switches of software (`stack` of the run file) as settings of Megatron.
+"""Switches of software (`stack` of the run file) as settings of Megatron, and back.
 
-Meshwright's own processes set the format of gradients between ranks and the capacity of experts: they run without
-Transformer Engine, DeepEP and CUDA graphs. The files for Megatron-LM and Megatron-Bridge set all that Megatron has a
-switch for. Names and values: megatron-core 0.16.1, transformer/transformer_config.py. Attention in fp8 and fused
-experts have no option of Megatron-LM core_v0.16.1: only the file for Megatron-Bridge 0.6.2 sets them.
+`SWITCHES` serves both directions: exports write the settings of a value, imports look for the value whose settings are
+given. Meshwright's own processes set the format of gradients between ranks and the capacity of experts: they run
+without Transformer Engine, DeepEP and CUDA graphs. The files for Megatron-LM and Megatron-Bridge set all that Megatron has a
+switch for. Names and values: megatron-core 0.16.1, transformer/transformer_config.py. Attention in fp8, fused experts
+and the version of FlashAttention have no option of Megatron-LM core_v0.16.1: only the file for Megatron-Bridge 0.6.2
+sets them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwright.catalog.stacks import switches_of
-from meshwright.specs.features import AttentionKernel, CudaGraphs, Dispatcher, WireFormat
+from meshwright.specs.features import AttentionKernel, CudaGraphs, Dispatcher, Features, WireFormat, runs_on
+from meshwright.specs.hardware import Accelerator
 from meshwright.specs.plan import Plan
+from meshwright.specs.precision import Precision
 from meshwright.specs.run import Run
+
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwitchScope:
+    """The experts of a model, and the ranks over which experts and tensors are split."""
+
+    has_experts: bool
+    expert: int
+    tensor: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Switch:
+    """A key of `stack`: Megatron's settings for each value. Of values with the same settings, the first one is read."""
+
+    settings: Mapping[Any, Settings]
+    applies: Callable[[SwitchScope], bool] = lambda _: True
+
 
 GRAPHS = {
     CudaGraphs.NONE: {"cuda_graph_impl": "none"},
@@ -30,33 +56,123 @@ DISPATCHERS = {
     Dispatcher.HYBRIDEP: {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"},
 }
 BACKENDS = {
-    AttentionKernel.FA2: "flash",
-    AttentionKernel.FA3: "flash",
-    AttentionKernel.CUDNN: "fused",
-    AttentionKernel.UNFUSED: "unfused",
+    AttentionKernel.FA3: {"attention_backend": "flash", "flash_attention_version": 3},
+    AttentionKernel.FA2: {"attention_backend": "flash", "flash_attention_version": 2},
+    AttentionKernel.CUDNN: {"attention_backend": "fused"},
+    AttentionKernel.UNFUSED: {"attention_backend": "unfused"},
 }
-
 
 FUSED_EXPERTS = {"use_transformer_engine_op_fuser": True, "moe_mlp_glu_interleave_size": 32}
 """Fused grouped GEMMs of experts, as Megatron-Bridge's `cutedsl_fused_grouped_mlp` sets them."""
 FUSED_EXPERTS_ENV = "NVTE_CUTEDSL_FUSED_GROUPED_MLP"
 """Variable of Transformer Engine without which Megatron-Core 0.19 refuses them."""
 FUSED_IN = "mxfp8"  # the precision for which these kernels exist
+BRIDGE_ONLY = ("flash_attention_version", *FUSED_EXPERTS)
+"""Settings of layers that only Megatron-Bridge's release of Megatron-Core has."""
+
+
+def _flag(name: str) -> dict[bool, Settings]:
+    return {True: {name: True}, False: {name: False}}
+
+
+LAYERS = {
+    "cuda_graphs": Switch(settings=GRAPHS),
+    "dispatcher": Switch(settings=DISPATCHERS, applies=lambda scope: scope.has_experts),
+    "overlaps_experts": Switch(
+        settings=_flag("overlap_moe_expert_parallel_comm"), applies=lambda scope: scope.expert > 1
+    ),
+    "overlaps_tensor": Switch(settings=_flag("tp_comm_overlap"), applies=lambda scope: scope.tensor > 1),
+    "attention": Switch(settings=BACKENDS),
+    "fuses_experts": Switch(
+        settings={True: FUSED_EXPERTS, False: {"use_transformer_engine_op_fuser": False}},
+        applies=lambda scope: scope.has_experts,
+    ),
+}
+"""Switches that are settings of layers."""
+
+FORMATS = {
+    "gradient_format": Switch(
+        settings={
+            WireFormat.FP32: {"grad_reduce_in_fp32": True},
+            WireFormat.BF16: {"grad_reduce_in_fp32": False},
+        }
+    ),
+    "parameter_format": Switch(settings={WireFormat.FP8: {"fp8_param_gather": True}}),
+    "fp8_attention": Switch(settings={True: {"fp8_dot_product_attention": True}}),
+}
+"""Switches that are settings of number formats, which have other places and names in each program."""
+
+SWITCHES = LAYERS | FORMATS
+"""Switches with named values; capacities and offloaded activations are numbers, and have functions of their own."""
+
+ABSENT: Settings = {
+    "cuda_graph_impl": "none",
+    "cuda_graph_scope": [],  # whole layers
+    "moe_token_dispatcher_type": "allgather",
+    "moe_flex_dispatcher_backend": "deepep",
+    "attention_backend": "auto",
+}
+"""Values of absent settings in both programs; of others False or None."""
+
+
+def settings_of_switch(name: str, value: Any, scope: SwitchScope) -> Settings:
+    """Return Megatron's settings for a value of a switch; none where it has no meaning or Megatron lacks the value."""
+    switch = SWITCHES[name]
+    if not switch.applies(scope) or value not in switch.settings:
+        return {}
+    found = switch.settings[value]
+    if value is CudaGraphs.PARTIAL and scope.has_experts:
+        return found | {"cuda_graph_scope": [*found["cuda_graph_scope"], *GRAPHS_OF_EXPERTS]}
+    return found
+
+
+def values_of_switch(
+    name: str, given: Settings, *, scope: SwitchScope, accelerator: Accelerator
+) -> list[Any]:
+    """Return the values of a switch on `accelerator` whose settings are `given`; a setting of None allows all."""
+    return [
+        value
+        for value in SWITCHES[name].settings
+        if (wanted := settings_of_switch(name, value, scope))
+        and all(given.get(key) in (None, setting) for key, setting in wanted.items())
+        and (not isinstance(value, AttentionKernel | Dispatcher) or runs_on(value, accelerator))
+    ]
+
+
+def switches_set(run: Run) -> Features:
+    """Return the switches of `run` that are set: those of its estimate, but for two that nothing states.
+
+    Attention: Transformer Engine chooses, and the release says what it chooses. Fused experts: they exist in one
+    precision, and the estimate has them in no other.
+    """
+    known, stated = switches_of(run), run.stack.features
+    fuses = stated.fuses_experts or (known.fuses_experts and run.precision.name == FUSED_IN)
+    return replace(known, attention=stated.attention, fuses_experts=fuses)
+
+
+def _format(run: Run, name: str) -> Settings:
+    """Settings of a number format."""
+    return FORMATS[name].settings.get(getattr(switches_set(run), name), {})
 
 
 def reduces_in_fp32(run: Run) -> bool:
-    """True unless the run file says that gradients are accumulated and reduced in 16 bits."""
-    return switches_of(run).gradient_format is not WireFormat.BF16
+    """True unless the run says that gradients are accumulated and reduced in 16 bits."""
+    return _format(run, "gradient_format").get("grad_reduce_in_fp32", True)
 
 
 def gathers_in_fp8(run: Run) -> bool:
-    """True if the run file says that parameters are gathered in 8 bits, which needs weights in 8 bits."""
-    return switches_of(run).parameter_format is WireFormat.FP8 and run.precision.matmul == "fp8"
+    """True if the run says that parameters are gathered in 8 bits, which needs weights in 8 bits."""
+    return "fp8_param_gather" in _format(run, "parameter_format") and keeps_fp8_on_the_wire(run.precision)
 
 
-def capacity(run: Run) -> dict[str, Any]:
+def keeps_fp8_on_the_wire(precision: Precision) -> bool:
+    """True if weights in 8 bits are gathered so: those of MXFP8 are gathered in bf16, in the buffer of gradients."""
+    return precision.matmul == "fp8" and precision.name != "mxfp8"
+
+
+def capacity(run: Run) -> Settings:
     """Settings of experts with a capacity, to which all are padded; none where the run file states no capacity."""
-    features = switches_of(run)
+    features = switches_set(run)
     if not features.has_capacity or run.model.experts is None:
         return {}
     return {
@@ -67,9 +183,14 @@ def capacity(run: Run) -> dict[str, Any]:
 
 def offloaded_layers(run: Run) -> float:
     """Layers whose saved activations are kept in host memory; a fraction where the share of the run file is none."""
-    share = switches_of(run).offloaded_activations or 0.0
+    share = switches_set(run).offloaded_activations or 0.0
     layers = share * run.model.num_layers
     return round(layers) if abs(layers - round(layers)) < LAYER_TOLERANCE else layers
+
+
+def offloaded_share(num_offloaded: int, *, num_layers: int) -> float:
+    """Return the share of the saved activations in host memory: the inverse of `offloaded_layers`."""
+    return round(num_offloaded / num_layers, 6)
 
 
 LAYER_TOLERANCE = 0.05
@@ -78,39 +199,30 @@ LAYER_TOLERANCE = 0.05
 
 def attends_in_fp8(run: Run) -> bool:
     """True if scores and values are multiplied in 8 bits."""
-    return bool(switches_of(run).fp8_attention)
+    return _format(run, "fp8_attention").get("fp8_dot_product_attention", False)
 
 
 def fuses_experts(run: Run) -> bool:
     """True if grouped GEMMs of experts quantise, activate and permute by themselves."""
-    is_fused = run.stack.features.fuses_experts or (
-        switches_of(run).fuses_experts and run.precision.name == FUSED_IN
-    )
-    return bool(is_fused) and run.model.experts is not None
+    return bool(switches_set(run).fuses_experts) and run.model.experts is not None
 
 
-def bridge_switches(run: Run) -> dict[str, Any]:
-    """Settings of layers that only Megatron-Bridge's release of Megatron-Core has."""
-    return FUSED_EXPERTS if fuses_experts(run) else {}
-
-
-def transformer_switches(run: Run, plan: Plan) -> dict[str, Any]:
-    """Settings of layers for programs with Transformer Engine, of the switches that the run file states."""
-    features, has_experts = switches_of(run), run.model.experts is not None
-    found: dict[str, Any] = {}
-    if features.cuda_graphs is not None:
-        found |= GRAPHS[features.cuda_graphs]
-        if features.cuda_graphs is CudaGraphs.PARTIAL and has_experts:
-            found["cuda_graph_scope"] = [*found["cuda_graph_scope"], *GRAPHS_OF_EXPERTS]
-    if features.dispatcher is not None and has_experts:
-        found |= DISPATCHERS[features.dispatcher]
-    if features.overlaps_experts is not None and plan.expert > 1:
-        found["overlap_moe_expert_parallel_comm"] = features.overlaps_experts
-    if features.overlaps_tensor is not None and plan.tensor > 1:
-        found["tp_comm_overlap"] = features.overlaps_tensor
-    # Without it Transformer Engine chooses, and the release says what it chooses: another choice may not run here.
-    if run.stack.features.attention in BACKENDS:
-        found["attention_backend"] = BACKENDS[run.stack.features.attention]
+def transformer_switches(run: Run, plan: Plan) -> Settings:
+    """Settings of layers for programs with Transformer Engine, of the switches that are set."""
+    found = {key: value for key, value in _layers(run, plan).items() if key not in BRIDGE_ONLY}
     if num_offloaded := offloaded_layers(run):
         found |= {"cpu_offloading": True, "cpu_offloading_num_layers": num_offloaded}
+    return found
+
+
+def bridge_switches(run: Run, plan: Plan) -> Settings:
+    """Settings of layers that only Megatron-Bridge's release of Megatron-Core has."""
+    return {key: value for key, value in _layers(run, plan).items() if key in BRIDGE_ONLY}
+
+
+def _layers(run: Run, plan: Plan) -> Settings:
+    scope = SwitchScope(has_experts=run.model.experts is not None, expert=plan.expert, tensor=plan.tensor)
+    features, found = switches_set(run), dict[str, Any]()
+    for name in LAYERS:
+        found |= settings_of_switch(name, getattr(features, name), scope)
     return found

@@ -120,7 +120,7 @@ def configuration_text(run: Run, plan: Plan) -> str:
 def configuration(run: Run, plan: Plan) -> dict[str, Any]:
     """Return the values by section."""
     settings = settings_of(run, plan)
-    layers = settings["transformer"] | transformer_switches(run, plan) | bridge_switches(run)
+    layers = settings["transformer"] | transformer_switches(run, plan) | bridge_switches(run, plan)
     found: dict[str, Settings] = {
         "model": _model(run, plan, layers | settings["gpt"]),
         "optimizer": _optimizer(settings["optimizer"]),

@@ -37,6 +37,7 @@ OPTION_NAMES = RENAMED | {
     "sequence_length": "seq-length",
     "fp8": "fp8-format",
     "fp4": "fp4-format",
+    "cuda_graph_modules": "cuda-graph-scope",
 }
 """Options of Megatron-LM with other names, by field."""
 
@@ -44,11 +45,21 @@ OPPOSITE = {
     "add_bias_linear": "disable-bias-linear",
     "share_embeddings_and_output_weights": "untie-embeddings-and-output-weights",
 }
+REPLACED = {
+    "grad-reduce-in-bf16": "mixed_precision.grad_reduce_in_fp32: false",
+    "no-overlap-p2p-communication": "model.overlap_p2p_comm: false",
+    "overlap-param-gather": "ddp.overlap_param_gather",
+    "fp8-param-gather": "mixed_precision.fp8_param_gather",
+}
+"""Fields of options that several fields decide."""
 COMBINED = (
     "model.bf16", "model.fp16", "model.fp8", "model.fp4", "optimizer.bf16", "optimizer.fp16", "optimizer.fp8_recipe",
     "model.activation_func", "model.gated_linear_unit", "model.vocab_size", "model.seq_length",
     "scheduler.start_weight_decay", "scheduler.end_weight_decay", "scheduler.max_steps", "optimizer.weight_decay",
-    "train.eval_i", "validation.eval_i", "ddp.data_parallel_sharding_strategy",
+    "train.eval_i", "validation.eval_i", "ddp.data_parallel_sharding_strategy", "ddp.grad_reduce_in_fp32",
+    "ddp.fp8_param_gather", "ddp.overlap_", "optimizer.overlap_param", "ddp.delay_wgrad_compute",
+    "model.delay_wgrad_compute", "model.overlap_p2p_comm", "model.overlap_moe_expert_parallel_comm",
+    "model.tp_comm_overlap", "model.cpu_offloading_num_layers",
 )  # fmt: skip
 """Fields, or their prefixes, that are read together with others."""
 
@@ -69,7 +80,7 @@ NAMES = """
     activation_func_fp8_input_store align_grad_reduce align_param_gather autocast_dtype average_in_collective
     barrier_with_L1_time batch_p2p_comm batch_p2p_sync bucket_size check_for_nan_in_grad check_optimizer_step_success
     deallocate_pipeline_outputs decoupled_weight_decay disable_jit_fuser disable_symmetric_registration
-    distribute_saved_activations enable_autocast enable_cuda_graph external_cuda_graph fp8_wgrad fp8_param
+    distribute_saved_activations enable_autocast fp8_wgrad fp8_param
     embedding_init_method finalize_model_grads_func fsdp_double_buffer fully_parallel_load fully_parallel_save
     generation_config grad_scale_func grad_sync_func gradient_reduce_div_fusion hf_model_id hf_model_revision
     init_method keep_fp8_transpose_cache lazy_init local_rank make_vocab_size_divisible_by manual_gc_eval most_recent_k
@@ -102,6 +113,8 @@ LAYERS = (
 DATA = ("GPTDatasetConfig", "MockGPTDatasetConfig")
 
 PRECISIONS = {"mxfp8": "mxfp8", "current": "tensorwise", "delayed": "delayed", "subchannel": "blockwise"}
+GATHERED_IN_FP8 = ("mxfp8", "tensorwise", "delayed")
+"""Of these, recipes of Megatron-Bridge that set fp8_param_gather."""
 ADAPTED = {
     "linear_qkv": ("qkv",),
     "linear_proj": ("output",),
@@ -152,7 +165,7 @@ def _fields_of_options() -> dict[str, str]:
             found.setdefault(_option_name(key), f"{section}.{key}")
     opposite = {option: f"model.{field}: false" for field, option in OPPOSITE.items()}
     others = {name.partition(".")[2]: name for name in DISTILLATION} | {"swiglu": "model.gated_linear_unit"}
-    return found | opposite | others
+    return found | opposite | others | REPLACED
 
 
 def _option_name(key: str) -> str:
@@ -217,7 +230,42 @@ def _combined(fields: BridgeFields) -> dict[str, Any]:
         **_precision(fields),
         **_data(fields),
         **_training(fields),
+        **_overlaps(fields),
+        "cpu-offloading-num-layers": _offloaded_layers(fields),
     }
+
+
+def _overlaps(fields: BridgeFields) -> dict[str, Any]:
+    """Return which communication is overlapped. A section `comm_overlap` replaces fields of the model and of `ddp`."""
+    own = fields.has_section("comm_overlap")
+    is_distributed = fields["ddp.use_distributed_optimizer"] or fields["optimizer.use_distributed_optimizer"]
+    splits_sequence = (
+        fields.integer("model.tensor_model_parallel_size") > 1 and fields["model.sequence_parallel"]
+    )
+
+    def overlaps(key: str, *, section: str, default: bool = False) -> bool:
+        asked = fields[f"comm_overlap.{key}"] if own else fields[f"{section}.{key}"]
+        return default if asked is None else bool(asked)
+
+    gathers = fields["optimizer.overlap_param_gather"] and not own
+    data = "comm_overlap" if own and is_distributed else "ddp"
+    found = {
+        "tp-comm-overlap": overlaps("tp_comm_overlap", section="model") and (splits_sequence or not own),
+        "overlap-moe-expert-parallel-comm": overlaps("overlap_moe_expert_parallel_comm", section="model"),
+        "delay-wgrad-compute": overlaps("delay_wgrad_compute", section="model")
+        or fields["ddp.delay_wgrad_compute"],
+        "no-overlap-p2p-communication": not overlaps("overlap_p2p_comm", section="model", default=True),
+    }
+    for key in ("overlap_grad_reduce", "overlap_param_gather"):
+        asked = fields[f"{data}.{key}"]
+        found[_option_name(key)] = data == "comm_overlap" if asked is None else bool(asked)
+    return found | ({"overlap-param-gather": True} if gathers else {})
+
+
+def _offloaded_layers(fields: BridgeFields) -> int | None:
+    """Return the layers whose activations are in host memory; None: there are none."""
+    is_on = fields["model.cpu_offloading"] and fields["model.cpu_offloading_activations"]
+    return fields["model.cpu_offloading_num_layers"] if is_on else None
 
 
 def _model(fields: BridgeFields) -> dict[str, Any]:
@@ -263,7 +311,7 @@ def _shapes(fields: BridgeFields) -> dict[str, Any]:
 
 
 def _precision(fields: BridgeFields) -> dict[str, Any]:
-    """Return the precision of `mixed_precision`, else of the model."""
+    """Return the precision of `mixed_precision`, else of the model, and the formats between ranks."""
     named = fields["mixed_precision"]
     if isinstance(named, str):
         parts = named.replace("-", "_").split("_")
@@ -276,8 +324,10 @@ def _precision(fields: BridgeFields) -> dict[str, Any]:
             "fp8-format": "hybrid" if recipe else None,
             "fp8-recipe": recipe,
             "fp4-format": "e2m1" if "nvfp4" in parts else None,
+            **_wire(reduces_in_fp32="bf16" in parts, gathers_in_fp8=recipe in GATHERED_IN_FP8),
         }
-    section = "mixed_precision" if fields.has_section("mixed_precision") else "model"
+    mixed = fields.has_section("mixed_precision")
+    section, ddp = ("mixed_precision", "mixed_precision") if mixed else ("model", "ddp")
     return {
         "fp16": fields[f"{section}.fp16"],
         "bf16": fields[f"{section}.bf16"],
@@ -285,6 +335,19 @@ def _precision(fields: BridgeFields) -> dict[str, Any]:
         "fp8-recipe": fields[f"{section}.fp8_recipe"] if fields[f"{section}.fp8"] else None,
         "fp4-format": fields[f"{section}.fp4"],
         "fp8-dot-product-attention": fields[f"{section}.fp8_dot_product_attention"],
+        **_wire(
+            reduces_in_fp32=bool(fields[f"{ddp}.grad_reduce_in_fp32"]),
+            gathers_in_fp8=bool(fields[f"{ddp}.fp8_param_gather"] or fields[f"{section}.fp8_param"]),
+        ),
+    }
+
+
+def _wire(*, reduces_in_fp32: bool, gathers_in_fp8: bool) -> dict[str, bool]:
+    """Return the formats of gradients and parameters between data-parallel ranks as options of Megatron-LM."""
+    return {
+        "accumulate-allreduce-grads-in-fp32": reduces_in_fp32,
+        "grad-reduce-in-bf16": not reduces_in_fp32,
+        "fp8-param-gather": gathers_in_fp8,
     }
 
 

@@ -26,7 +26,7 @@ from meshwright.units import parse_number
 YAML_ENDINGS, SCRIPT_ENDINGS = (".yaml", ".yml"), (".sh", ".bash", ".slurm", ".sbatch", ".sub")
 
 NAMES = """
-    accumulate-allreduce-grads-in-fp32 attention-backend attention-softmax-in-fp32 auto-detect-ckpt-format
+    attention-softmax-in-fp32 auto-detect-ckpt-format
     calculate-per-token-loss check-for-large-grads cp-comm-type cross-entropy-fusion-impl
     cross-entropy-loss-fusion data-cache-path dataloader-type ddp-average-in-collective ddp-bucket-size ddp-num-buckets
     ddp-pad-buckets-for-high-nccl-busbw defer-embedding-wgrad-compute deterministic-mode disable-straggler-on-startup
@@ -36,13 +36,13 @@ NAMES = """
     make-vocab-size-divisible-by manual-gc manual-gc-interval merge-file mid-level-dataset-surplus
     moe-grouped-gemm moe-pad-expert-input-to-capacity moe-per-layer-logging moe-permute-fusion moe-router-dtype
     moe-router-fusion moe-router-padding-for-fp8 moe-router-padding-for-quantization moe-shared-expert-overlap
-    moe-token-dispatcher-type moe-use-legacy-grouped-gemm num-dataset-builder-threads num-workers
+    moe-use-legacy-grouped-gemm num-dataset-builder-threads num-workers
     pipeline-model-parallel-comm-backend profile profile-ranks profile-step-end profile-step-start rerun-mode
-    split te-rng-tracker timing-log-level timing-log-option transformer-impl trust-remote-code use-cpu-initialization
-    use-flash-attn use-mcore-models use-nccl-ub use-persistent-ckpt-worker use-pytorch-profiler use-ring-exchange-p2p
-    use-sharp moe-deepep-num-sms moe-enable-deepep moe-flex-dispatcher-backend
-    delay-wgrad-compute overlap-p2p-communication-warmup-flush microbatch-group-size-per-virtual-pipeline-stage
-    no-data-sharding no-overlap-p2p-communication no-barrier-with-level-1-timing no-one-logger
+    split te-rng-tracker timing-log-level timing-log-option trust-remote-code use-cpu-initialization
+    use-mcore-models use-nccl-ub use-persistent-ckpt-worker use-pytorch-profiler use-ring-exchange-p2p
+    use-sharp moe-deepep-num-sms
+    overlap-p2p-communication-warmup-flush microbatch-group-size-per-virtual-pipeline-stage
+    no-data-sharding no-barrier-with-level-1-timing no-one-logger
     no-create-attention-mask-in-dataloader no-mmap-bin-files no-check-for-nan-in-loss-and-grad
     no-use-tokenizer-model-from-checkpoint-args no-ckpt-fully-parallel-save disable-gloo-process-groups
 """
@@ -50,9 +50,9 @@ IGNORED = frozenset(NAMES.split())
 IGNORED_PREFIXES = (
     "ckpt-", "dist-ckpt-", "distributed-timeout-", "ft-", "inprocess-", "log-", "nccl-", "object-storage-",
     "one-logger-",
-    "overlap-", "straggler-", "tensorboard-", "tiktoken-", "tokenizer-", "tp-comm-", "wandb-", "logging-level",
+    "straggler-", "tensorboard-", "tiktoken-", "tokenizer-", "tp-comm-", "wandb-", "logging-level",
     "no-load-", "no-save-", "non-persistent-", "inference-", "cuda-graph-", "memory-snapshot-", "use-checkpoint-",
-    "disable-tp-comm-", "no-tp-comm-", "use-dist-ckpt", "exit-duration-",
+    "use-dist-ckpt", "exit-duration-",
     "exit-on-", "exit-signal-",
 )  # fmt: skip
 FUSION = "-fusion"

@@ -13,6 +13,7 @@ from meshwright.engines.base import Imported
 from meshwright.engines.megatron.megatron_lm.model_options import model_section
 from meshwright.engines.megatron.megatron_lm.options import MegatronOptions, read
 from meshwright.engines.megatron.megatron_lm.parallel_options import ParallelDegrees, plan_section
+from meshwright.engines.megatron.megatron_lm.switch_options import stack_section
 from meshwright.errors import InputError
 
 FP8 = {"delayed": "fp8_delayed", "tensorwise": "fp8", "blockwise": "fp8_blockwise", "mxfp8": "mxfp8"}
@@ -32,7 +33,8 @@ def run_of_options(options: MegatronOptions, *, cluster: str, model: str | None 
     """Return the run on `cluster` that `options` describe, with the catalogue's `model` for options without a model."""
     from meshwright.catalog import lookup as catalog
 
-    degrees = ParallelDegrees.of(options, num_devices=catalog.cluster(cluster).num_devices)
+    target = catalog.cluster(cluster)
+    degrees = ParallelDegrees.of(options, num_devices=target.num_devices)
     length, limit = options.integer("seq-length", 0), options.integer("max-position-embeddings", 0)
     if not length:
         raise InputError("the arguments lack --seq-length", got=str(options.path))
@@ -53,19 +55,19 @@ def run_of_options(options: MegatronOptions, *, cluster: str, model: str | None 
             allowed=f"multiples of {micro} x {degrees.data}",
         )  # fmt: skip
     train, optimizer = _steps(options, global_batch=whole)
+    precision, plan = _precision(options), plan_section(options, degrees)
     content = {
         "model": section,
         "data": {"source": _source(options), "sequence_length": length},
         "batch": {"global_sequences": whole, "micro": micro},
         "optimizer": optimizer,
-        "precision": _precision(options),
+        "precision": precision,
         "cluster": cluster,
         "engine": "megatron",
-        "parallel": plan_section(options, degrees),
+        "parallel": plan,
+        "stack": stack_section(options, plan, precision=precision, accelerator=target.accelerator),
         "train": train | _losses(options),
     }
-    if switches := _stack(options):
-        content["stack"] = switches
     return Imported(content=content, notes=tuple(options.notes()))
 
 
@@ -80,27 +82,6 @@ def _source(options: MegatronOptions) -> str:
             f"data of {' '.join((*paths, *blend))} is not carried over: random tokens are used instead"
         )
     return "synthetic"
-
-
-def _stack(options: MegatronOptions) -> dict[str, Any]:
-    """Return the switches of software that change what is trained or what is in memory."""
-    found: dict[str, Any] = {}
-    capacity = options.number("moe-expert-capacity-factor", 0.0) if "num-experts" in options else 0.0
-    if capacity > 0:
-        found["capacity_factor"] = capacity
-        if not options.flag("moe-pad-expert-input-to-capacity"):
-            options.note(
-                "experts without --moe-pad-expert-input-to-capacity are estimated and trained as padded"
-            )
-    num_offloaded = options.integer("cpu-offloading-num-layers", 0)
-    options.flag("cpu-offloading")
-    if num_offloaded > 0:
-        found["offloaded_activations"] = round(num_offloaded / options.integer("num-layers", 0), 6)
-    if options.flag("fp8-dot-product-attention"):
-        found["fp8_attention"] = True
-    if options.flag("use-transformer-engine-op-fuser") and "num-experts" in options:
-        found["fuses_experts"] = True
-    return found
 
 
 def _precision(options: MegatronOptions) -> str:

@@ -39,6 +39,7 @@ PLAIN: dict[str, Any] = {
     "optimizer": {"lr": 1e-3, "use_distributed_optimizer": True},
     "scheduler": {"start_weight_decay": 0.01, "end_weight_decay": 0.01},
     "dataset": {"seq_length": 128},
+    "ddp": {"overlap_grad_reduce": True, "overlap_param_gather": True},
     "mixed_precision": "bf16_mixed",
 }  # fmt: skip
 
@@ -144,7 +145,10 @@ def test_mixtures_and_stages(configuration):
         },
     })  # fmt: skip
     run, notes = imported(path)
-    assert notes == ""
+    assert notes == (
+        "the run file does not contain model.moe_token_dispatcher_type allgather; "
+        "the estimate assumes that it is alltoall"
+    )
     assert (run.model.experts.router, run.model.attention.num_kv_heads) == (Router.SIGMOID, 2)
     assert (run.plan.expert, run.plan.expert_tensor, run.plan.layers_per_stage) == (2, 1, (1, 3))
 
