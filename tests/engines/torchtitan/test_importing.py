@@ -12,6 +12,7 @@ import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from io import StringIO
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from meshwright.engines.base import Imported, find_engine
 from meshwright.engines.local import write_files
 from meshwright.engines.torchtitan.config_trees.models import same_model
 from meshwright.engines.torchtitan.config_trees.run_content import import_tree
+from meshwright.engines.torchtitan.facts import FACTS
 from meshwright.specs.run import Run
 
 HOPPER = Path(__file__).parent / "hopper"
@@ -125,7 +127,12 @@ def folder(tmp_path_factory, runs) -> Path:
 
 @pytest.fixture(scope="module")
 def trees(folder, runs) -> dict[str, dict]:
-    sources = [*PUBLISHED, *REFUSED, *(f"{name}/meshwright_run.py:train" for name in runs)]
+    return evaluated(
+        [*PUBLISHED, *REFUSED, *(f"{name}/meshwright_run.py:train" for name in runs)], folder=folder
+    )
+
+
+def evaluated(sources: list[str], *, folder: Path) -> dict[str, dict]:
     path = os.pathsep.join([str(HOPPER), *filter(None, sys.path)])
     done = subprocess.run(
         [sys.executable, "-m", "meshwright.engines.torchtitan.config_trees.evaluate", *sources],
@@ -133,6 +140,53 @@ def trees(folder, runs) -> dict[str, dict]:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
+
+
+NAMES = (*dict(FACTS.switches), "compiles")
+SWITCHES = {
+    "-".join(map(str, values)): dict(zip(NAMES, values, strict=True))
+    for values in product(*((None, *kinds) for kinds in dict(FACTS.switches).values()), (False, True))
+}
+"""Every combination of the switches that the engine sets, `train.compile` among them."""
+
+
+def test_the_stack_of_an_export_is_that_of_its_run(tmp_path):
+    runs = {}
+    for name, switches in SWITCHES.items():
+        stated = {key: value for key, value in switches.items() if value is not None}
+        overrides = [f"stack={json.dumps(stated)}", f"train.compile={json.dumps(switches['compiles'])}"]
+        runs[name] = runfile.loads(TOY, overrides=[*TOYS["experts"], *overrides])
+        write_files(find_engine("torchtitan").lower(runs[name], folder=tmp_path / name), tmp_path / name)
+    trees = evaluated([f"{name}/meshwright_run.py:train" for name in runs], folder=tmp_path)
+    defaults = {"dispatcher": "all-to-all", "gradient_format": "fp32", "cuda_graphs": "none"}
+    for name, run in runs.items():
+        found = import_tree(trees[f"{name}/meshwright_run.py:train"], cluster="h100-8x1")
+        assert found.content["stack"] == defaults | run.stack.features.stated(), name
+        assert found.notes == ()
+
+
+def test_torchtitan_replays_graphs_unless_told_not_to(trees):
+    assert {graphs_are_off(tree) for tree in trees.values() if tree.get("is") == "Trainer"} == {True, False}
+    for tree in trees.values():
+        if tree.get("is") == "Trainer":
+            stack = import_tree(tree, cluster="h100-8x8").content["stack"]
+            assert stack["cuda_graphs"] == ("none" if graphs_are_off(tree) else "full")
+
+
+def graphs_are_off(tree: dict) -> bool:
+    return tree["fields"]["training"]["fields"]["disable_cuda_graphs"]
+
+
+def test_kernels_that_a_cluster_lacks_are_noted(trees):
+    tree = json.loads(json.dumps(trees["experts/meshwright_run.py:train"]))
+    for layer in tree["fields"]["model_spec"]["fields"]["model"]["fields"]["layers"]:
+        if layer["fields"]["moe"]:
+            routed = layer["fields"]["moe"]["fields"]["routed_experts"]["fields"]
+            routed["token_dispatcher"]["is"] = "HybridEPTokenDispatcher"
+    assert import_tree(tree, cluster="h100-8x1").content["stack"]["dispatcher"] == "hybridep"
+    found = import_tree(tree, cluster="mi300x-8x1")
+    assert found.content["stack"]["dispatcher"] == "all-to-all"
+    assert "the run file does not contain comm_backend hybridep of experts on mi300x" in "".join(found.notes)
 
 
 def loaded(found: Imported) -> Run:
@@ -159,7 +213,8 @@ def test_recipes_adapters_and_what_is_noted(trees):
     giant = import_tree(trees["llama3:llama3_405b"], cluster="h100-8x64")
     assert giant.content["precision"] == "fp8_rowwise"
     assert giant.content["train"]["compile"]
-    assert "compile.enable_async_tensor_parallel = True is not carried over" in giant.notes
+    assert giant.content["stack"]["overlaps_tensor"] is True
+    assert not [note for note in giant.notes if "enable_async_tensor_parallel" in note]
     assert import_tree(trees["llama3:llama3_8b_mxfp8"], cluster="h100-8x8").content["precision"] == "mxfp8"
     adapted = import_tree(trees["llama3:llama3_debugmodel_float8_emulate_lora"], cluster="h100-8x8")
     assert adapted.content["task"] == "lora"

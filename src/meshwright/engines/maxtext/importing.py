@@ -18,12 +18,26 @@ from typing import Any
 from meshwright.engines.base import Imported
 from meshwright.engines.maxtext import VERSION, environment
 from meshwright.engines.maxtext.config.keys import MaxTextKeys, model_section
-from meshwright.engines.maxtext.lower import NEVER, REMATERIALISATION
+from meshwright.engines.maxtext.lower import ATTENTION, NEVER, REMATERIALISATION, SPLASH_BLOCKS
 from meshwright.engines.maxtext.parameters.leaves import MODULES
 from meshwright.errors import InputError, MissingDependencyError
-from meshwright.specs.hardware import Cluster
+from meshwright.specs.features import AttentionKernel, runs_on
+from meshwright.specs.hardware import Accelerator, Cluster
 from meshwright.specs.model import BaseFormat
 from meshwright.specs.plan import RECOMPUTE_MODULES
+
+KERNELS: dict[str, tuple[AttentionKernel, ...]] = {
+    **{theirs: (kernel,) for kernel, theirs in ATTENTION.items() if kernel is not None},
+    "cudnn_flash_te": (
+        AttentionKernel.CUDNN,
+        AttentionKernel.CK,
+    ),  # Transformer Engine's, on ROCm another one
+    "flash": (AttentionKernel.SPLASH, AttentionKernel.TRITON),  # on GPUs Pallas, which is written in Triton
+    "autoselected": (AttentionKernel.SPLASH, AttentionKernel.TRITON, AttentionKernel.UNFUSED),
+}
+"""Kernels by the values of `attention`; the first that runs on the accelerators counts (layers/attention_op.py)."""
+GRADIENTS = {"float32": "fp32", "bfloat16": "bf16"}
+SPLASH_TILE = 512  # of base.yml
 
 COUNTED_FROM_ONE = "meshwright_weights.convert"  # of exported configurations, whose state begins at step 1
 
@@ -61,6 +75,7 @@ def import_run(source: str, *, cluster: str) -> Imported:
         "precision": _precision(settings, is_frozen=bool(tuning)),
         "cluster": cluster,
         "engine": "maxtext",
+        "stack": _stack(settings, target.accelerator),
         "train": train | _evaluation(settings, accumulated=accumulated),
         **tuning,
     }
@@ -251,6 +266,36 @@ def _precision(settings: MaxTextKeys, *, is_frozen: bool) -> str:
     if quantization:
         raise InputError("a precision that run files do not support", got=f"quantization = {quantization!r}")
     return "fp32" if dtype == "float32" else "bf16"
+
+
+def _stack(settings: MaxTextKeys, accelerator: Accelerator) -> dict[str, Any]:
+    """Return the switches of software. Flags of XLA, `cuda_graphs` among them, are not in a configuration."""
+    found: dict[str, Any] = {}
+    dtype = settings.take("grad_dtype", "float32")
+    if dtype in GRADIENTS:
+        found["gradient_format"] = GRADIENTS[dtype]
+    else:
+        settings.note(f"grad_dtype = {dtype!r} is not carried over: gradients are reduced in fp32")
+    named = settings.take("attention", "autoselected")
+    kernel = next((kernel for kernel in KERNELS.get(named, ()) if runs_on(kernel, accelerator)), None)
+    if kernel is None:
+        settings.note(
+            f"the run file does not contain attention = {named!r} on {accelerator.name}; the estimate assumes the "
+            "kernel of the stack's release"
+        )
+        return found
+    found["attention"] = str(kernel)
+    return found | (_splash(settings) if kernel is AttentionKernel.SPLASH else {})
+
+
+def _splash(settings: MaxTextKeys) -> dict[str, Any]:
+    """Return the switches of attention on TPUs."""
+    tiles = {f"sa_block_{name}": settings.count(f"sa_block_{name}", SPLASH_TILE) for name in SPLASH_BLOCKS}
+    tile = tiles[f"sa_block_{SPLASH_BLOCKS[0]}"]
+    if others := [f"{key} = {value}" for key, value in tiles.items() if value != tile]:
+        settings.note(f"{', '.join(others)} is not carried over: stack.attention_tile is {tile} for all")
+    fused = settings.take("sa_use_fused_bwd_kernel", False)
+    return {"attention_tile": tile, "fuses_attention_backward": fused}
 
 
 def _evaluation(settings: MaxTextKeys, *, accumulated: int) -> dict[str, Any]:

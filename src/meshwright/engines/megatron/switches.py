@@ -2,10 +2,10 @@
 
 `SWITCHES` serves both directions: exports write the settings of a value, imports look for the value whose settings are
 given. Meshwright's own processes set the format of gradients between ranks and the capacity of experts: they run
-without Transformer Engine, DeepEP and CUDA graphs. The files for Megatron-LM and Megatron-Bridge set all that Megatron has a
-switch for. Names and values: megatron-core 0.16.1, transformer/transformer_config.py. Attention in fp8, fused experts
-and the version of FlashAttention have no option of Megatron-LM core_v0.16.1: only the file for Megatron-Bridge 0.6.2
-sets them.
+without Transformer Engine, DeepEP and CUDA graphs. The files for Megatron-LM and Megatron-Bridge set all that Megatron
+has a switch for. Names and values: megatron-core 0.16.1, transformer/transformer_config.py. Attention in fp8, fused
+experts and the version of FlashAttention have no option of Megatron-LM core_v0.16.1: only the file for
+Megatron-Bridge 0.6.2 sets them.
 """
 
 from __future__ import annotations

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from meshwright import runfile
@@ -14,8 +18,10 @@ from meshwright.catalog import lookup as catalog
 from meshwright.engines.local import write_files
 from meshwright.engines.maxtext import contract, environment
 from meshwright.engines.maxtext.config.keys import known_keys
+from meshwright.engines.maxtext.facts import FACTS
 from meshwright.engines.maxtext.lower import configuration
-from meshwright.errors import InputError, MissingDependencyError
+from meshwright.errors import InputError, MissingDependencyError, RunFileError
+from meshwright.specs.features import AttentionKernel, Features, WireFormat
 from meshwright.specs.run import Run
 
 PUBLISHED = YAML(typ="safe").load(
@@ -294,9 +300,65 @@ def test_only_what_differs_from_its_defaults_is_noted(tmp_path):
         "capacity_factor": 1.25,
         "sparse_matmul": False,
         "adamw_mask": ["bias"],
-        "grad_dtype": "bfloat16",
     }
     assert [note.partition(" ")[0] for note in imported(written(tmp_path, others))[1]] == list(others)
+
+
+VALUES = {"attention_tile": (256, 512, 1024)}
+IMPOSSIBLE = ("does not run on",)
+CLUSTERS = ("h100-8x1", "b200-8x1", "tpu-v5p-4x2")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_the_stack_of_an_export_is_that_of_its_run(tmp_path_factory, data):
+    cluster = data.draw(st.sampled_from(CLUSTERS), label="cluster")
+    kinds = {name: VALUES.get(name, allowed) for name, allowed in FACTS.switches}
+    switches = {name: data.draw(st.sampled_from([None, *kinds[name]]), label=name) for name in kinds}
+    stated = {name: value for name, value in switches.items() if value is not None}
+    try:
+        run = runfile.loads(TOY, overrides=[f"cluster={cluster}", f"stack={json.dumps(stated)}"])
+    except RunFileError as error:
+        assume(not any(words in str(error) for words in IMPOSSIBLE))
+        raise
+    folder = tmp_path_factory.mktemp("export")
+    write_files(contract.lower(run, folder=Path("out")), folder)
+    again, notes = imported(str(folder / "maxtext.yml"), cluster)
+    is_tpu = cluster.startswith("tpu")
+    kernel = AttentionKernel.SPLASH if is_tpu else AttentionKernel.TRITON
+    own = Features(attention=kernel, gradient_format=WireFormat.FP32)
+    of_splash = Features(attention_tile=512, fuses_attention_backward=False)
+    wanted = replace(run.stack.features.or_else(own), cuda_graphs=None)  # a flag of XLA, not in the file
+    if wanted.attention is AttentionKernel.SPLASH:
+        wanted = wanted.or_else(of_splash)
+    else:
+        wanted = replace(wanted, attention_tile=None, fuses_attention_backward=None)
+    assert again.stack.features == wanted
+    assert all("sa_use_fused_bwd_kernel" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("values", "cluster", "stack", "words"),
+    [
+        ({}, "h100-8x1", {"attention": "triton"}, ""),
+        ({"attention": "flash"}, "h100-8x1", {"attention": "triton"}, ""),
+        ({"attention": "cudnn_flash_te"}, "h100-8x1", {"attention": "cudnn"}, ""),
+        ({"attention": "cudnn_flash_te"}, "mi300x-8x1", {"attention": "ck"}, ""),
+        ({"attention": "dot_product"}, "h100-8x1", {"attention": "unfused"}, ""),
+        ({"attention": "paged"}, "h100-8x1", {}, "attention = 'paged' on h100; the estimate assumes the kernel"),
+        ({"attention": "cudnn_flash_jax"}, "tpu-v5p-4x2", {}, "attention = 'cudnn_flash_jax' on tpu-v5p"),
+        ({"grad_dtype": "bfloat16"}, "h100-8x1", {"attention": "triton", "gradient_format": "bf16"}, ""),
+        ({"sa_block_q": 1024}, "tpu-v5p-4x2",
+         {"attention": "splash", "attention_tile": 1024, "fuses_attention_backward": False}, "sa_block_kv = 512"),
+        ({"sa_use_fused_bwd_kernel": True}, "tpu-v5p-4x2",
+         {"attention": "splash", "attention_tile": 512, "fuses_attention_backward": True}, ""),
+    ],
+)  # fmt: skip
+def test_switches_are_read_or_noted(values, cluster, stack, words, tmp_path):
+    found = contract.import_run(written(tmp_path, values), cluster=cluster)
+    assert found.content["stack"] == {"gradient_format": "fp32"} | stack
+    assert words in "".join(found.notes)
+    assert bool(words) == bool(found.notes)
 
 
 def test_names_of_the_catalogue_older_keys_and_the_z_loss(tmp_path):

@@ -61,3 +61,41 @@ def test_another_norm_is_refused(tmp_path):
 
 def test_keys_of_early_files_lead_to_known_ones():
     assert set(OLDER.values()) <= known_keys().keys()
+
+
+MIXTURE = """
+[model]
+name = "qwen3"
+flavor = "30B-A3B"
+[training]
+local_batch_size = 1
+seq_len = 2048
+steps = 500
+%s
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "stack"),
+    [
+        ("", {"dispatcher": "all-to-all"}),
+        ('[parallelism]\nexpert_parallel_comm_backend = "deepep"', {"dispatcher": "deepep"}),
+        ('[parallelism]\nexpert_parallel_comm_backend = "hybridep"', {"dispatcher": "hybridep"}),
+        ("[compile]\nenable = true", {"dispatcher": "all-to-all", "compiles": True}),
+        ('[compile]\nenable = true\ncomponents = ["loss"]', {"dispatcher": "all-to-all"}),
+        ('mixed_precision_reduce = "bfloat16"', {"dispatcher": "all-to-all", "gradient_format": "bf16"}),
+        ("[parallelism]\ntensor_parallel_degree = 2", {"dispatcher": "all-to-all", "overlaps_tensor": False}),
+        ("[parallelism]\ntensor_parallel_degree = 2\nenable_async_tensor_parallel = true",
+         {"dispatcher": "all-to-all", "overlaps_tensor": True}),
+    ],
+)  # fmt: skip
+def test_switches_are_those_of_the_file_or_of_torchtitan(more, stack, tmp_path):
+    (tmp_path / "run.toml").write_text(MIXTURE % more)
+    found = import_toml(tmp_path / "run.toml", cluster="h100-8x1")
+    assert (
+        found.content["stack"]
+        == {"cuda_graphs": "none", "compiles": False, "gradient_format": "fp32"} | stack
+    )
+    assert not [note for note in found.notes if "comm_backend" in note or "async" in note or "reduce" in note]
+    (tmp_path / "run.toml").write_text(TOML % more.replace('"hybridep"', '"deepep"'))
+    assert "dispatcher" not in import_toml(tmp_path / "run.toml", cluster="h100-8x1").content["stack"]

@@ -121,24 +121,24 @@ def _left_out(what: str, assumed: str) -> str:
 
 def _nearest(name: str, given: Settings, options: MegatronOptions, scope: SwitchScope) -> dict[str, Any]:
     """Return the value of a switch that is nearest to settings without a value of their own, and note it."""
+    dispatcher, backend = given["moe_token_dispatcher_type"], given["attention_backend"]
     if name == "cuda_graphs":
         parts = ", ".join(given["cuda_graph_scope"]) or "whole layers"
         what = f"--cuda-graph-impl {given['cuda_graph_impl']} with graphs of {parts}"
         options.note(_left_out(what, "they are those of stack.cuda_graphs: partial"))
         return {name: "partial"}
     if name == "dispatcher":
-        kind = given["moe_token_dispatcher_type"]
-        kernels = f" --moe-flex-dispatcher-backend {given['moe_flex_dispatcher_backend']}" * (kind == "flex")
+        what = f"--moe-token-dispatcher-type {dispatcher}"
+        if dispatcher == "flex":
+            kernels = given["moe_flex_dispatcher_backend"]
+            what += f" --moe-flex-dispatcher-backend {kernels} on these accelerators"
         if scope.expert > 1:
-            what = f"--moe-token-dispatcher-type {kind}{kernels} on these accelerators" if kernels else (
-                f"--moe-token-dispatcher-type {kind}"
-            )  # fmt: skip
             options.note(_left_out(what, "it is alltoall"))
         return {name: "all-to-all"}
-    if name == "attention" and (kind := given["attention_backend"]) == "local":
+    if name == "attention" and backend == "local":
         return {name: "unfused"}
-    if name == "attention" and kind != "auto":
-        what = f"--attention-backend {kind} on these accelerators"
+    if name == "attention" and backend != "auto":
+        what = f"--attention-backend {backend} on these accelerators"
         options.note(_left_out(what, "the kernel is the one that the stack's release has there"))
     return {}
 

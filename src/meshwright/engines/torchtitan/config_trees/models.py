@@ -40,6 +40,15 @@ ADAPTED = {"wqkv": ("query", "key", "value"), "wq": ("query",), "wkv": ("key", "
 """Targets of a run file by the modules of torchtitan that have adapters."""
 
 
+BACKENDS = {
+    "AllToAllTokenDispatcher": "standard",
+    "DeepEPTokenDispatcher": "deepep",
+    "HybridEPTokenDispatcher": "hybridep",
+    "MinimalAsyncEPTokenDispatcher": "minimal_async_ep",
+}
+"""Torchtitan's `comm_backend` of experts by the class that it makes."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ImportedModel:
     """A model of a configuration, with everything that its tree contains."""
@@ -49,6 +58,7 @@ class ImportedModel:
     recipe: str | None  # None: no matrix is quantised
     balance_rate: float | None  # None: no routing biases are updated
     max_sequence: int  # tokens in the RoPE table
+    comm_backend: str  # of experts; empty: there are none
     notes: tuple[str, ...]
 
     @property
@@ -94,6 +104,7 @@ def read_model(spec: Node) -> ImportedModel:
         recipe=recipe,
         balance_rate=field(moe, "load_balance_coeff") if moe else None,
         max_sequence=field(field(field(first, "attention"), "rope"), "max_seq_len"),
+        comm_backend=_comm_backend(moe) if moe else "",
         notes=(*notes, *_initialization_notes(tree, model)),
     )
 
@@ -157,6 +168,11 @@ def _experts(moe: Node, *, num_dense: int) -> Experts:
         routed_scale=field(router, "route_scale"),
         bias=bool(field(field(router, "gate"), "bias")),
     )
+
+
+def _comm_backend(moe: Node) -> str:
+    kind = field(field(moe, "routed_experts"), "token_dispatcher")["is"]
+    return BACKENDS.get(kind, kind)
 
 
 def _rope(attention: Node) -> Rope:

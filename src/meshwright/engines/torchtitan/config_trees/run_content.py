@@ -16,10 +16,12 @@ from meshwright.catalog import lookup as catalog
 from meshwright.cost.stages import layers_per_stage
 from meshwright.engines.base import Imported
 from meshwright.engines.torchtitan import lower
+from meshwright.engines.torchtitan.config_module.models import DISPATCHERS
 from meshwright.engines.torchtitan.config_trees.contradictions import contradictions
 from meshwright.engines.torchtitan.config_trees.models import ImportedModel, Node, read_model
 from meshwright.engines.torchtitan.config_trees.pipeline_stages import layers_on_stages, schedule_of
 from meshwright.errors import InputError, MeshwrightError
+from meshwright.specs.features import Dispatcher, runs_on
 from meshwright.specs.model import Router
 from meshwright.specs.run import BIAS_RATE, Run
 
@@ -29,9 +31,10 @@ RUN_FILE_LOADERS = (
     "Batches",
 )  # of exported configurations; the second one is its older name
 TEXT = "HuggingFaceTextDataLoader"
+FORMATS = {"float32": "fp32", "bfloat16": "bf16"}
 IGNORED = (
     "hf_assets_path", "dump_folder", "profiler.", "comm.", "loss.", "tokenizer.", "metrics.", "debug.",
-    "training.gc_", "training.disable_cuda_graphs", "checkpoint.export_dtype", "checkpoint.last_save_",
+    "training.gc_", "checkpoint.export_dtype", "checkpoint.last_save_",
     "checkpoint.initial_load_", "parallelism.spmd_backend", "dataloader.", "validator.dataloader.",
     "compile.components",
 )  # fmt: skip
@@ -89,6 +92,7 @@ def import_tree(tree: Node, *, cluster: str) -> Imported:
         "cluster": cluster,
         "parallel": parallel,
         "engine": "torchtitan",
+        "stack": stack_section(settings, parallel, notes, backend=model.comm_backend, cluster=cluster),
         "train": train_section(settings, model, notes),
     }
     content["train"] |= evaluation(settings, content, own, notes, width=width)
@@ -297,13 +301,54 @@ def note_parameters(dtype: str, notes: list[str]) -> None:
         )
 
 
+def stack_section(
+    settings: TrainerSettings, parallel: dict[str, Any], notes: list[str], *, backend: str, cluster: str
+) -> dict[str, Any]:
+    """Return the switches of software; `backend` is the communication of experts, empty without experts.
+
+    Absent settings have torchtitan's defaults, which are not those of its published measurements.
+    """
+    found: dict[str, Any] = {
+        "cuda_graphs": "full" if settings.take("training.disable_cuda_graphs") is False else "none",
+        "compiles": _compiles_model(settings),
+        "gradient_format": _gradient_format(settings.take("training.mixed_precision_reduce")),
+    }
+    if parallel["tensor"] > 1:
+        found["overlaps_tensor"] = settings.take("compile.enable_async_tensor_parallel")
+    if not backend:
+        return found
+    accelerator = catalog.cluster(cluster).accelerator
+    kernels = [
+        kind for kind, theirs in DISPATCHERS.items() if theirs == backend and runs_on(kind, accelerator)
+    ]
+    if not kernels:
+        notes.append(
+            f"the run file does not contain comm_backend {backend} of experts on {accelerator.name}; "
+            "the estimate assumes that it is standard"
+        )
+    return found | {"dispatcher": str(kernels[0] if kernels else Dispatcher.ALL_TO_ALL)}
+
+
+def _gradient_format(dtype: str) -> str:
+    if dtype not in FORMATS:
+        raise InputError(
+            "gradients in a format that run files do not support", got=dtype, allowed=", ".join(FORMATS)
+        )
+    return FORMATS[dtype]
+
+
+def _compiles_model(settings: TrainerSettings) -> bool:
+    """Return True if torch.compile fuses the kernels of layers."""
+    is_on, components = settings.take("compile.enable"), settings.take("compile.components") or []
+    return bool(is_on) and "model" in components
+
+
 def train_section(settings: TrainerSettings, model: ImportedModel, notes: list[str]) -> dict[str, Any]:
     """Return the `train` section except for the evaluation."""
-    components = settings.take("compile.components") or []
     train: dict[str, Any] = {
         "steps": settings.take("training.steps"),
         "seed": settings.take("debug.seed") or 0,
-        "compile": settings.take("compile.enable") and "model" in components,
+        "compile": _compiles_model(settings),
     }
     experts = model.model.experts
     if experts is not None and experts.router is Router.SIGMOID and model.lora is None:

@@ -22,7 +22,7 @@ from meshwright.engines.torchtitan.config_trees import run_content
 from meshwright.engines.torchtitan.config_trees.contradictions import contradictions
 from meshwright.engines.torchtitan.config_trees.models import ImportedModel
 from meshwright.errors import InputError
-from meshwright.specs.model import Router
+from meshwright.specs.model import Model, Router
 from meshwright.specs.run import BIAS_RATE
 
 MODELS = {
@@ -145,7 +145,7 @@ def import_toml(path: Path, *, cluster: str) -> Imported:
     is_biased = model.experts is not None and model.experts.router is Router.SIGMOID
     imported = ImportedModel(
         model=model, lora=None, recipe=recipe, balance_rate=BIAS_RATE if is_biased else None,
-        max_sequence=sys.maxsize, notes=(),
+        max_sequence=sys.maxsize, notes=(), comm_backend=_comm_backend(settings, model),
     )  # fmt: skip
     notes += contradictions(settings.values, given=settings.given, model=imported)
     parallel = run_content.parallel_section(settings, num_layers=model.num_layers)
@@ -162,6 +162,9 @@ def import_toml(path: Path, *, cluster: str) -> Imported:
         "cluster": cluster,
         "parallel": parallel,
         "engine": "torchtitan",
+        "stack": run_content.stack_section(
+            settings, parallel, notes, backend=imported.comm_backend, cluster=cluster
+        ),
         "train": run_content.train_section(settings, imported, notes),
     }
     content["train"] |= run_content.evaluation(settings, content, None, notes, width=width)
@@ -184,6 +187,11 @@ def _model(settings: _TomlSettings) -> str:
 def _data(settings: _TomlSettings) -> dict[str, Any]:
     path, name = settings.take("training.dataset_path"), settings.take("training.dataset")
     return {"source": path or name, "sequence_length": settings.take("training.seq_len")}
+
+
+def _comm_backend(settings: _TomlSettings, model: Model) -> str:
+    backend = settings.take("parallelism.expert_parallel_comm_backend")
+    return backend if model.experts is not None else ""
 
 
 def _expert_tensor(settings: _TomlSettings, parallel: dict[str, Any]) -> dict[str, int]:
