@@ -171,7 +171,7 @@ def _experts(moe: Node, *, num_dense: int) -> Experts:
 
 
 def _comm_backend(moe: Node) -> str:
-    kind = field(field(moe, "routed_experts"), "token_dispatcher")["is"]
+    kind: str = field(field(moe, "routed_experts"), "token_dispatcher")["is"]
     return BACKENDS.get(kind, kind)
 
 
