@@ -95,7 +95,7 @@ FACTS = EngineFacts(
     # Its `num_vocab_tiling` tiles logits along the sequence; our configurations leave it at 1.
     loss="logits of all tokens of a micro-batch at once (num_vocab_tiling: 1)",
     switches=(
-        ("attention", ("unfused", "cudnn", "splash")),
+        ("attention", ("unfused", "cudnn", "ck", "splash")),
         ("attention_tile", AnyValue()),
         ("fuses_attention_backward", (True, False)),
         ("gradient_format", ("fp32", "bf16")),

@@ -67,6 +67,7 @@ def import_run(source: str, *, cluster: str) -> Imported:
     tuning = _adapters(settings)
     if settings.peek("routed_score_func", "") == "sigmoid":
         train["balance_bias_rate"] = settings.take("routed_bias_update_rate", 0.0)
+    has_sinks = settings.peek("decoder_block", "") == "gpt_oss"
     content = {
         "model": model_section(settings, name=str(given.get("model_name", path.stem))),
         "data": _data(settings),
@@ -75,7 +76,7 @@ def import_run(source: str, *, cluster: str) -> Imported:
         "precision": _precision(settings, is_frozen=bool(tuning)),
         "cluster": cluster,
         "engine": "maxtext",
-        "stack": _stack(settings, target.accelerator),
+        "stack": _stack(settings, target.accelerator, has_sinks=has_sinks),
         "train": train | _evaluation(settings, accumulated=accumulated),
         **tuning,
     }
@@ -268,7 +269,7 @@ def _precision(settings: MaxTextKeys, *, is_frozen: bool) -> str:
     return "fp32" if dtype == "float32" else "bf16"
 
 
-def _stack(settings: MaxTextKeys, accelerator: Accelerator) -> dict[str, Any]:
+def _stack(settings: MaxTextKeys, accelerator: Accelerator, *, has_sinks: bool) -> dict[str, Any]:
     """Return the switches of software. Flags of XLA, `cuda_graphs` among them, are not in a configuration."""
     found: dict[str, Any] = {}
     dtype = settings.take("grad_dtype", "float32")
@@ -277,6 +278,11 @@ def _stack(settings: MaxTextKeys, accelerator: Accelerator) -> dict[str, Any]:
     else:
         settings.note(f"grad_dtype = {dtype!r} is not carried over: gradients are reduced in fp32")
     named = settings.take("attention", "autoselected")
+    if has_sinks and named == "autoselected":
+        settings.note(
+            "attention = 'autoselected' is not carried over: our exports of GPT-OSS have dot_product"
+        )
+        return found
     kernel = next((kernel for kernel in KERNELS.get(named, ()) if runs_on(kernel, accelerator)), None)
     if kernel is None:
         settings.note(

@@ -56,6 +56,7 @@ REMATERIALISATION = {
 ATTENTION: Mapping[AttentionKernel | None, str] = {
     AttentionKernel.UNFUSED: "dot_product",
     AttentionKernel.CUDNN: "cudnn_flash_jax",
+    AttentionKernel.CK: "cudnn_flash_te",  # Transformer Engine's, which on ROCm is Composable Kernel's
     AttentionKernel.SPLASH: "flash",
 }
 """MaxText's kernels of attention by those of `stack.attention`."""

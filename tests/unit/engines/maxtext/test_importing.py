@@ -325,7 +325,7 @@ def test_the_stack_of_an_export_is_that_of_its_run(tmp_path_factory, data):
     write_files(contract.lower(run, folder=Path("out")), folder)
     again, notes = imported(str(folder / "maxtext.yml"), cluster)
     is_tpu = cluster.startswith("tpu")
-    kernel = AttentionKernel.SPLASH if is_tpu else AttentionKernel.TRITON
+    kernel = AttentionKernel.SPLASH if is_tpu else AttentionKernel.CUDNN
     own = Features(attention=kernel, gradient_format=WireFormat.FP32)
     of_splash = Features(attention_tile=512, fuses_attention_backward=False)
     wanted = replace(run.stack.features.or_else(own), cuda_graphs=None)  # a flag of XLA, not in the file

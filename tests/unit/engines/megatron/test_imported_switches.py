@@ -51,7 +51,7 @@ def values(name: str) -> list[object]:
     return [None, *dict.fromkeys(value for kinds in allowed for value in kinds)]
 
 
-IMPOSSIBLE = ("does not run on", "drops_tokens is false", "does not multiply fp8")
+IMPOSSIBLE = ("does not run on", "drops_tokens is false", "does not multiply")
 """Errors of combinations that no run has."""
 
 
