@@ -45,8 +45,8 @@ while os.getppid() == int(sys.argv[1]):  # it ends with the check, however that 
     for _ in range(10_000_000):
         pass
 """
-GRACE_S = 20.0
-"""Seconds in which an interrupted run removes its clone and ends its processes."""
+GRACE_S = 60.0
+"""Seconds in which `.ci/run` ends its processes, which it kills after 10, and removes its clone of gigabytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ def process_group(
     """Start a command at the head of a process group; all of the group ends with the context."""
     process = subprocess.Popen(
         command, cwd=folder, env=environment, start_new_session=True, text=True, errors="replace",
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=_hear_interrupts,
     )  # fmt: skip
     try:
         yield process
@@ -136,6 +136,11 @@ def process_group(
             _end(process)
         if process.stdout is not None:
             process.stdout.close()
+
+
+def _hear_interrupts() -> None:
+    """A script ignores SIGINT in what it starts in the background, and a program hands that on."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -186,18 +186,68 @@ exec sleep 300
 """
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_a_check_that_is_ended_leaves_no_process(repository, sent, wait_for, tmp_path):
-    (repository / "python").write_text(WAITS)
+ENDED_BY = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+@pytest.fixture
+def heard():
+    """Started programs hear Ctrl-C, though this one may run in the background of a script."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def clones(tmp_path, monkeypatch):
+    """The folder in which `.ci/run` clones."""
+    folder = tmp_path / "clones"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    return folder
+
+
+def waiting(root: Path) -> None:
+    """Make the test command one that waits."""
+    (root / "python").write_text(WAITS)
+    subprocess.run(
+        ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", "commit", "-aqm", "waits"],
+        cwd=root,
+        check=True,
+    )
+
+
+@pytest.mark.usefixtures("heard")
+@pytest.mark.parametrize("sent", ENDED_BY)
+def test_a_run_that_is_ended_leaves_no_process_and_no_clone(repository, sent, wait_for, clones):
+    waiting(repository)
+    process = subprocess.Popen(
+        [repository / ".ci" / "run"], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    log = repository.parent / "log"
+    wait_for(lambda: log.is_file() and log.read_text().endswith("\n"), process)
+    assert len(list(clones.iterdir())) == 1
+    process.send_signal(sent)  # to it alone
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + sent
+    assert not is_alive(int(log.read_text()))
+    assert not list(clones.iterdir())
+
+
+@pytest.mark.usefixtures("heard")
+@pytest.mark.parametrize(("sent", "hears"), [*((sent, True) for sent in ENDED_BY), (signal.SIGTERM, False)])
+def test_a_check_that_is_ended_leaves_no_process_and_no_clone(repository, sent, hears, wait_for, clones):
+    """Also where Ctrl-C is ignored, as a script does in what it starts in the background."""
+    waiting(repository)
     code = (
-        "import pathlib, sys; from scripts import check; check.end_with_signals();"
+        "import pathlib, signal, sys; from scripts import check; check.end_with_signals();"
+        f"{hears} or signal.signal(signal.SIGINT, signal.SIG_IGN);"
         "check.main(sys.argv[1:-1], root=pathlib.Path(sys.argv[-1]))"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", code, "--here", "--busy", "1", str(repository)],
+        [sys.executable, "-c", code, "--busy", "1", str(repository)],
         cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-    log = tmp_path / "log"
+    log = repository.parent / "log"
     wait_for(lambda: log.is_file() and log.read_text().endswith("\n"), process)
     busy = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
     process.send_signal(sent)
@@ -205,3 +255,4 @@ def test_a_check_that_is_ended_leaves_no_process(repository, sent, wait_for, tmp
     assert process.returncode != 0
     assert not is_alive(int(log.read_text()))
     assert not any(is_alive(pid) for pid in busy)
+    assert not list(clones.iterdir())
