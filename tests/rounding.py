@@ -27,6 +27,14 @@ the same computation in fp32. The largest of the draws counts: bf16 chooses othe
 moves a few values by a whole step, and not all values in proportion. A larger change moves more of them. So with
 `jumps` the whole movement by `STEP` counts, which is larger than the errors of the sums: `CONFIDENCE` times the largest
 draw.
+
+**Numbers that fall, rounded at random.** A number x of a format with steps of at most g is multiplied by b < 1 and
+rounded up with the probability of the distance, T times. The mean is exact: b^T x. The first product lies (1 - b) x
+below a number of the format. If that is a share f of the step, the result varies by g² f (1 - f) ≤ g (1 - b) x, and by
+g (1 - b) b^t x after t steps. The T - 1 - t products that follow multiply this by b² each, and roundings are
+independent, so the variances add up to
+
+    g (1 - b) x Σ b^t b^(2 (T - 1 - t)) = g x b^(T - 1) (1 - b^T),  t from 0 to T - 1.
 """
 
 from __future__ import annotations
@@ -66,6 +74,15 @@ def difference(terms: int, dtype: torch.dtype = torch.float32) -> float:
     30
     """
     return 2**0.5 * from_exact(terms, dtype)
+
+
+def of_falling(numbers: Tensor, *, factor: float, times: int, step: Tensor) -> float:
+    """Return how far the sum of `numbers` may lie from its mean after `times` products with `factor`.
+
+    Each product is rounded at random. `step` is the largest step of the format at each number.
+    """
+    variances = step * numbers * factor ** (times - 1) * (1 - factor**times)
+    return CONFIDENCE * float(variances.double().sum()) ** 0.5
 
 
 Results = Mapping[str, Tensor]
