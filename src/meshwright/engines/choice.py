@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshwright.engines.base import Unsupported, check_export, find_engine
+from meshwright.catalog.engines import ANY
+from meshwright.engines.base import Unsupported, check_export, find_engine, refuse
 from meshwright.errors import InputError
 from meshwright.planner.choice import best_plans, goal_of
 from meshwright.planner.request import request_for
@@ -23,6 +24,12 @@ def not_run(run: Run) -> list[Unsupported]:
     """Reasons of model and numerics for which no program of the run's engine runs it under any plan."""
     problems = check_export(replace(run, plan=None))
     return [problem for problem in problems if problem.key.partition(".")[0] not in TRAINING_KEYS]
+
+
+def refuse_what_no_plan_helps(run: Run) -> None:
+    """Raise InputError with the reasons for which the run's engine runs it under no plan; `engine: any` plans all."""
+    if run.engine != ANY:
+        refuse(run.engine, not_run(run), hint=f"--engine {ANY} plans what no program here runs")
 
 
 def with_devices_here(run: Run, *, num_devices: int) -> Run:
