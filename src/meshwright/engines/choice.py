@@ -17,13 +17,16 @@ CANDIDATES = 50, 5000
 
 
 TRAINING_KEYS = ("data", "train", "parallel")
-"""Keys that do not matter to the choice of a plan."""
+"""Keys that do not matter to the choice of a plan, but for `STEP_KEYS`."""
+
+STEP_KEYS = ("train.compile",)
+"""Those of them that change the step."""
 
 
 def not_run(run: Run) -> list[Unsupported]:
     """Reasons of model and numerics for which no program of the run's engine runs it under any plan."""
     problems = check_export(replace(run, plan=None))
-    return [problem for problem in problems if problem.key.partition(".")[0] not in TRAINING_KEYS]
+    return [p for p in problems if p.key in STEP_KEYS or p.key.partition(".")[0] not in TRAINING_KEYS]
 
 
 def refuse_what_no_plan_helps(run: Run) -> None:

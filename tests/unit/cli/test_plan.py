@@ -187,9 +187,10 @@ def test_bad_input_is_one_message(meshwright, arguments, message):
         (("--engine", "maxtext", "--precision", "fp8"), "precision: fp8 is not lowered"),
         (("--engine", "megatron", "--set", "task=lora"), "task: Megatron-Core has no adapters"),
         (("--engine", "maxtext", "--set", "optimizer.states=bf16"), "optimizer.states: MaxText's second"),
+        (("--engine", "megatron", "--set", "train.compile=true"), "train.compile: is not lowered"),
         (("--precision", "fp16"), "precision: fp16 is not trained"),
     ],
-    ids=["model", "precision", "task", "optimizer", "native"],
+    ids=["model", "precision", "task", "optimizer", "compile", "native"],
 )
 def test_what_an_engine_runs_under_no_plan_is_refused_at_once(meshwright, monkeypatch, options, words):
     monkeypatch.setattr("meshwright.report.plan_ranking.best_plans", None)  # nothing is searched
