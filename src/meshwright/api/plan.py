@@ -61,7 +61,7 @@ def plan(
         The plans, best first, each with step time, throughput, MFU, their 80 % intervals, and memory.
 
     Raises:
-        InputError: an argument is wrong, missing, or given twice.
+        InputError: an argument is wrong, missing, or given twice, or the engine does not run the model or precision.
         UnknownNameError: a name is not in the catalogue.
         InfeasibleError: no plan is legal and fits in memory.
 

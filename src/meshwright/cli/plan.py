@@ -66,8 +66,6 @@ def run(
         note(f"plans are compared for one global batch; a step of batch.label_tokens takes {least} or more")
     for line in ranking.notes:
         note(line)
-    for problem in ranking.engine_refuses:
-        note(f"{run.engine} does not run these plans: {problem}")
     if as_json:
         emit_json(ranking.to_dict())
         return

@@ -81,7 +81,7 @@ def _run(
         global_batch=global_batch,
         sequence_length=sequence_length,
         precision=precision or "bf16",
-        engine=engine or "native",
+        engine=engine,
         overrides=[*goal, *overrides],
     )
 

@@ -27,12 +27,14 @@ def plan_from_row(row: PlanTable, *, splits: Sequence[tuple[int, ...]] = ()) -> 
     plan = _usual_plan(row)
     if int(row.first_layers) < 0:
         return plan
-    shape, columns = shape_of(plan), (row.first_layers, row.middle_layers, row.last_layers)
-    own = tuple(int(x) for x in columns)
+    shape = shape_of(plan)
+    own = tuple(int(x) for x in (row.first_layers, row.middle_layers, row.last_layers, row.fewest_layers))
     for split in splits:
-        if len(split) == shape.num_stages and rank_layers(shape, split) == own:
+        if len(split) == shape.num_stages and (*rank_layers(shape, split), min(split)) == own:
             return replace(plan, layers_per_stage=split)
-    raise ValueError(f"no split has {own} layers on the first, the fullest middle and the last rank")
+    raise ValueError(
+        f"no split has {own} layers on the first, the fullest middle, the last rank and the least stage"
+    )
 
 
 def _usual_plan(row: PlanTable) -> Plan:

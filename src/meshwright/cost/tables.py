@@ -213,6 +213,7 @@ class PlanTable(Table):
     )  # bit i: activations of STORED_MODULES[i] in 8 bits; -1: as in `PrecisionTable`
     weight_cache: Array = -1  # WeightCache; -1: as in `PrecisionTable`
     loss_chunk: Array = -1  # tokens whose logits are in memory at once; 0: all; -1: as in `PrecisionTable`
+    fewest_layers: Array = -1  # of any stage; -1: the usual split
 
     @property
     def data(self) -> Array:
@@ -500,6 +501,7 @@ def plan_row(plan: Plan) -> PlanTable:
         stored_mask=stored_column(plan.stored_activations),
         weight_cache=cache_column(plan.weight_cache),
         loss_chunk=chunk_column(plan.loss_chunk),
+        fewest_layers=-1 if layers is None else min(layers),
     )
 
 

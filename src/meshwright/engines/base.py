@@ -286,11 +286,11 @@ def pinned_plan(run: Run) -> Plan:
     return run.plan
 
 
-def refuse(engine: str, problems: Iterable[Unsupported]) -> None:
-    """Raise one InputError that lists all `problems`; return if there is none."""
+def refuse(engine: str, problems: Iterable[Unsupported], *, hint: str | None = None) -> None:
+    """Raise one InputError that lists all `problems`, with their hints and `hint`; return if there is none."""
     problems = tuple(problems)
     if not problems:
         return
     reasons = "; ".join(str(p) for p in problems)
-    hints = "; ".join(dict.fromkeys(p.hint for p in problems if p.hint))
+    hints = "; ".join(dict.fromkeys(filter(None, (*(p.hint for p in problems), hint))))
     raise InputError(f"the {engine} engine cannot do this run: {reasons}", hint=hints or None)

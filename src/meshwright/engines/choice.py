@@ -5,26 +5,56 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from meshwright.engines.base import Unsupported, check_export, find_engine
+from meshwright.catalog.engines import ANY
+from meshwright.engines.base import Unsupported, check_export, find_engine, refuse
 from meshwright.errors import InputError
 from meshwright.planner.choice import best_plans, goal_of
 from meshwright.planner.request import request_for
 from meshwright.specs.model import BaseFormat
 from meshwright.specs.plan import Plan
-from meshwright.specs.run import Run, with_plan
+from meshwright.specs.run import NATIVE, Run, with_plan
 
 CANDIDATES = 50, 5000
 """Numbers of ranked plans to try: the second one only if the engine supports none of the first."""
 
 
 TRAINING_KEYS = ("data", "train", "parallel")
-"""Keys that do not matter to the choice of a plan."""
+"""Keys that do not matter to the choice of a plan, but for `STEP_KEYS`."""
+
+STEP_KEYS = ("train.compile",)
+"""Those of them that change the step."""
 
 
 def not_run(run: Run) -> list[Unsupported]:
     """Reasons of model and numerics for which no program of the run's engine runs it under any plan."""
     problems = check_export(replace(run, plan=None))
-    return [problem for problem in problems if problem.key.partition(".")[0] not in TRAINING_KEYS]
+    return [p for p in problems if p.key in STEP_KEYS or p.key.partition(".")[0] not in TRAINING_KEYS]
+
+
+def with_planned_engine(run: Run) -> Run:
+    """Return `run` with the engine that it is planned for: `any` where it names none and the default does not run it.
+
+    Raises InputError with the reasons for which the engine that it names runs it under no plan.
+    """
+    if run.engine == ANY or not (reasons := not_run(run)):
+        return run
+    if run.is_engine_open:
+        from meshwright.runfile import loads
+
+        changed = loads(
+            run.text, file=run.source, overrides=[*run.overrides, f"engine={ANY}"], here=run.cluster
+        )
+        return replace(changed, name=run.name, is_engine_open=True)
+    refuse(run.engine, reasons, hint=f"--engine {ANY} plans what no program here runs")
+    return run
+
+
+def note_on_engine(run: Run) -> str | None:
+    """Return why a run that names no engine is planned for `any`; None: it is not."""
+    if not (run.engine == ANY and run.is_engine_open):
+        return None
+    reasons = "; ".join(map(str, not_run(replace(run, engine=NATIVE))))
+    return f"planned for engine: {ANY}, as {NATIVE}, the default, does not run it: {reasons}"
 
 
 def is_exported(run: Run) -> Callable[[Plan], bool]:

@@ -12,11 +12,10 @@ from typing import Any
 
 from meshwright.catalog.families import FAMILIES
 from meshwright.catalog.stacks import switches_of
-from meshwright.cost.tables import BatchTable, model_row
 from meshwright.engines.base import Unsupported
 from meshwright.errors import InputError
-from meshwright.planner.engines import LegalityContext, Severity, engine_facts
-from meshwright.planner.legality import violations
+from meshwright.planner.engines import Severity, engine_facts
+from meshwright.planner.legality import run_context, violations
 from meshwright.specs.model import QKV, Lora, Model, Router
 from meshwright.specs.model_parts import ABSENT, parts_of
 from meshwright.specs.plan import Offload, Plan, Recompute
@@ -33,19 +32,19 @@ def unknown_keys(given: Iterable[str], known: Collection[str], *, program: str) 
     raise InputError(f"{program} has no such key", got=", ".join(unknown), hint=hint or None)
 
 
-def by_planner_rules(plan: Plan, *, run: Run, engine: str) -> Iterator[Unsupported]:
-    """Refusals of `plan` by the planner's rules for `engine`: the planner proposes only what the engine accepts."""
-    context = LegalityContext(
-        model=model_row(run.model, lora=run.lora),
-        batch=BatchTable(seq_len=run.sequence_length, global_batch=run.global_batch),
-        num_devices=plan.num_devices,
-        domain=plan.num_devices,
-        facts=engine_facts(engine),
-    )
-    for violation in violations(plan, context=context):
-        if violation.severity is Severity.REFUSED:
+def by_planner_rules(
+    plan: Plan, *, run: Run, engine: str, among: Collection[str] | None = None
+) -> Iterator[Unsupported]:
+    """Refusals of `plan` by the planner's rules for `engine`: the planner proposes only what the engine accepts.
+
+    `among`: names of the rules that are asked; None: all.
+    """
+    for violation in violations(plan, context=run_context(run, plan, engine=engine)):
+        if violation.severity is Severity.REFUSED and (among is None or violation.rule in among):
             yield Unsupported(
-                key="parallel", reason=violation.message, hint=_hint(violation.rule, run, engine)
+                key=violation.key,
+                reason=violation.message,
+                hint=violation.hint or _hint(violation.rule, run, engine),
             )
 
 
@@ -81,7 +80,7 @@ def unsupported_config(run: Run) -> Iterator[Unsupported]:
         yield Unsupported(
             key="model",
             reason=f"a config of {family.architecture} is read for its shapes alone, which no engine here builds",
-            hint="`plan` and `estimate` cost it",
+            hint="`estimate` and `plan --engine any` cost it",
         )
     if run.model.unsupported:
         yield Unsupported(
@@ -128,7 +127,7 @@ def sparse_attention(model: Model) -> Iterator[Unsupported]:
         yield Unsupported(
             key="model.attention",
             reason=f"{model.name} has sparse attention ({', '.join(has)}), which no engine here builds",
-            hint=f"`plan` and `estimate` cost it; {trains} trains it",
+            hint=f"`estimate` and `plan --engine any` cost it; {trains} trains it",
         )
 
 
@@ -139,13 +138,13 @@ def hybrids(model: Model) -> Iterator[Unsupported]:
             key="model.linear_attention",
             reason=f"{model.name} has layers of linear attention ({model.linear_attention.kind}), which no engine here "
             "builds",
-            hint="`plan` and `estimate` cost it; Megatron-LM and NeMo train Gated DeltaNet",
+            hint="`estimate` and `plan --engine any` cost it; Megatron-LM and NeMo train Gated DeltaNet",
         )
     if model.layer_pattern:
         yield Unsupported(
             key="model.layer_pattern",
             reason=f"{model.name} has layers of one block each, with state space, which no engine here builds",
-            hint="`plan` and `estimate` cost it; Megatron-LM's pretrain_mamba.py and NeMo train it",
+            hint="`estimate` and `plan --engine any` cost it; Megatron-LM's pretrain_mamba.py and NeMo train it",
         )
 
 
@@ -333,11 +332,3 @@ def offload(plan: Plan) -> Iterator[Unsupported]:
     """Optimizer states or activations in host memory."""
     if plan.offload is not Offload.NONE:
         yield Unsupported(key="parallel.offload", reason="is not supported by this engine: must be none")
-
-
-def some_layers_recomputed(plan: Plan) -> Iterator[Unsupported]:
-    """Full recomputation of only some layers."""
-    if plan.recompute is Recompute.FULL and plan.recompute_layers is not None:
-        yield Unsupported(
-            key="parallel.recompute.layers", reason="recomputation covers all layers or none: leave it out"
-        )

@@ -7,7 +7,7 @@ engine lists is offered; what upstream cannot do is a legality rule with a reaso
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
 from meshwright.arrays import Mask
@@ -16,6 +16,7 @@ from meshwright.cost.tables import BatchTable, ModelTable, PlanTable
 from meshwright.specs.features import RELEASE_DEFAULTS, Features, Preset
 from meshwright.specs.model import Model
 from meshwright.specs.plan import RECOMPUTE_MODULES, AxisOrder, Recompute, Schedule, Sharding
+from meshwright.specs.run import Optimizer
 
 CHEAP = ("norm", "activation")
 
@@ -54,6 +55,13 @@ class LegalityContext:
     stored: frozenset[str] = frozenset()  # modules whose activations the run stores in 8 bits
     narrow_weights: bool = False  # GEMMs multiply 8 bits or fewer
     element_bytes: float = 2.0  # of an activation between layers
+    precision: str = "bf16"  # name of the recipe
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    is_compiled: bool = False
+    counts_labels: bool = False  # steps take as many micro-batches as their labels ask for
+    caches_weights: bool = False  # the run asks for a cache of 8-bit weights
+    jax_devices: int = 1  # that JAX shows for one device
+    software: Features = RELEASE_DEFAULTS  # all its switches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +75,10 @@ class Rule:
     severity: Severity = Severity.REFUSED
     after: str | None = None
     """Of an engine's own rule: the shared one behind which messages have it. None: it comes last."""
+    key: str = "parallel"
+    """Of a run file, to which an engine's refusal points."""
+    hint: Callable[[LegalityContext, PlanTable], str | None] = lambda _, __: None
+    """A change with which one plan keeps the rule."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +99,7 @@ class EngineFacts:
     repeats_kv_heads: bool = False  # where there are fewer than tensor ranks
     any_replicas: bool = False  # replicas of shards with whole parameters too
     whole_sequences: bool = False  # experts under tensor parallelism without sequence parallelism
+    splits_no_experts: bool = False  # some or all experts under tensor parallelism need whole sequences
     short_interleaving: bool = False  # fewer interleaved micro-batches than pipeline ranks
     axis_orders: tuple[AxisOrder, ...] = (AxisOrder.PIPELINE_OUTERMOST,)
     narrow_states: bool = False  # optimizer states in 16 bits, stored activations in 8

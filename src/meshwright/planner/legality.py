@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.tables import PlanTable, plan_row
+from meshwright.catalog.stacks import features_of
+from meshwright.cost.tables import BatchTable, PlanTable, model_row, plan_row
 from meshwright.planner.engines import LegalityContext, Scope, Severity, engine_facts
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.rules import rules_of
 from meshwright.specs.plan import Plan, listed_layers
+from meshwright.specs.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,8 @@ class Violation:
     rule: str
     message: str
     severity: Severity = Severity.REFUSED
+    key: str = "parallel"  # of a run file
+    hint: str | None = None
 
     def __str__(self) -> str:
         return self.message
@@ -32,15 +36,55 @@ class Violation:
 
 def legality_context(request: PlanRequest) -> LegalityContext:
     """The legality context of a request."""
-    return LegalityContext(
-        model=request.model_table,
+    return _context(
+        request,
+        engine=request.engine,
         batch=request.batch_table,
         num_devices=request.num_devices,
         domain=request.cluster.fabric.scale_up_domain,
-        facts=engine_facts(request.engine),
-        stored=frozenset(request.kernels.stored_activations),
-        narrow_weights=request.precision.linear_input_bytes < 2,
-        element_bytes=float(request.precision_table.activation_bytes),
+        is_compiled=request.is_compiled,
+    )
+
+
+def run_context(run: Run, plan: Plan, *, engine: str) -> LegalityContext:
+    """The legality context of `plan` for `run` with `engine`, on as many devices as the plan has."""
+    return _context(
+        run,
+        engine=engine,
+        batch=BatchTable(seq_len=run.sequence_length, global_batch=run.global_batch),
+        num_devices=plan.num_devices,
+        domain=plan.num_devices,
+        is_compiled=run.train.compile,
+    )
+
+
+def _context(
+    asked: PlanRequest | Run,
+    *,
+    engine: str,
+    batch: BatchTable,
+    num_devices: int,
+    domain: int,
+    is_compiled: bool,
+) -> LegalityContext:
+    linear_bytes = asked.precision.linear_input_bytes
+    device = None if asked.cluster is None else asked.cluster.accelerator
+    return LegalityContext(
+        model=model_row(asked.model, lora=asked.lora),
+        batch=batch,
+        num_devices=num_devices,
+        domain=domain,
+        facts=engine_facts(engine),
+        stored=frozenset(asked.kernels.stored_activations),
+        narrow_weights=linear_bytes < 2,
+        element_bytes=max(float(linear_bytes), 2.0),
+        precision=asked.precision.name,
+        optimizer=asked.optimizer,
+        is_compiled=is_compiled,
+        counts_labels=asked.label_tokens is not None,
+        caches_weights=asked.kernels.weight_cache == "on",
+        jax_devices=1 if device is None else device.jax_devices,
+        software=features_of(asked.stack, device, precision=asked.precision.name),
     )
 
 
@@ -58,7 +102,16 @@ def violations(plan: Plan, *, context: LegalityContext) -> list[Violation]:
     split = _layer_split(plan, context=context)
     row = plan_row(replace(plan, layers_per_stage=None) if split else plan)
     broken = [r for r in rules_of(context.facts) if not bool(r.holds(context, row))]
-    found = [Violation(rule=r.name, message=r.says(context, row), severity=r.severity) for r in broken]
+    found = [
+        Violation(
+            rule=r.name,
+            message=r.says(context, row),
+            severity=r.severity,
+            key=r.key,
+            hint=r.hint(context, row),
+        )
+        for r in broken
+    ]
     return sorted(found + split, key=lambda v: v.severity is not Severity.REFUSED)
 
 
@@ -74,7 +127,11 @@ def _layer_split(plan: Plan, *, context: LegalityContext) -> list[Violation]:
     if sum(given) != num_layers or min(given, default=0) < 0:
         messages.append(f"adds up to {sum(given)}, the model has {num_layers} layers")
     return [
-        Violation(rule="layers per stage", message=f"layers_per_stage {listed_layers(given)} {message}")
+        Violation(
+            rule="layers per stage",
+            message=f"layers_per_stage {listed_layers(given)} {message}",
+            key="parallel.layers_per_stage",
+        )
         for message in messages
     ]
 

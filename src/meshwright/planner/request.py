@@ -26,7 +26,7 @@ from meshwright.specs.memory_budget import PLANNING_RATIO, MemoryBudget
 from meshwright.specs.model import BaseFormat, Lora, Model
 from meshwright.specs.plan import Recompute
 from meshwright.specs.precision import Precision
-from meshwright.specs.run import NATIVE, KernelChoices, Run, with_label_ratio
+from meshwright.specs.run import NATIVE, KernelChoices, Optimizer, Run, with_label_ratio
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +49,9 @@ class PlanRequest:
     usable_memory_ratio: float = PLANNING_RATIO
     calibration: Calibration | None = None  # None: the one that ships
     kernels: KernelChoices = field(default_factory=KernelChoices)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    label_tokens: int | None = None  # of a step; None: a step is one global batch
+    is_compiled: bool = False
 
     def __post_init__(self) -> None:
         for name in self.fixed:
@@ -197,5 +200,8 @@ def request_for(run: Run, **changes: object) -> PlanRequest:
         calibration=calibration,
         # The compiler decides what a compiled layer saves.
         kernels=replace(run.kernels, is_storage_open=run.kernels.is_storage_open and not run.train.compile),
+        optimizer=run.optimizer,
+        label_tokens=run.label_tokens,
+        is_compiled=run.train.compile,
     )
     return replace(request, **changes) if changes else request  # pyright: ignore[reportArgumentType]

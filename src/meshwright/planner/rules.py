@@ -83,6 +83,14 @@ def _says_rule_context(s: LegalityContext, p: PlanTable) -> str:
     )
 
 
+def fills_stages(s: LegalityContext, plan: PlanTable) -> Mask:
+    """True where every stage has a layer."""
+    stages = plan.pipeline * plan.virtual_pipeline
+    ends = s.model.num_layers - (stages - 2) * -(-s.model.num_layers // np.maximum(stages, 1))
+    usual = (stages == 1) | np.where(ends < 0, stages <= s.model.num_layers, ends >= 2)
+    return np.where(np.asarray(plan.fewest_layers) < 0, usual, np.asarray(plan.fewest_layers) > 0)
+
+
 def _layers_fit(s: LegalityContext, plan: PlanTable) -> Mask:
     """Middle stages take ceil(L / S) layers; what is left for the first and the last must not be negative.
 
@@ -143,6 +151,7 @@ def module_names(mask: int) -> str:
 def _modules_exist(s: LegalityContext, plan: PlanTable) -> Mask:
     """Modules that the model has; not all engines recompute activations apart outside of experts."""
     absent = [] if has_experts(s) else ["moe"]
+    absent += ["mlp"] if has_experts(s) and not (s.model.num_dense_layers or s.model.single_block) else []
     absent += [] if s.model.is_mla else ["mla_up_projection"]
     absent += [] if s.model.shared_ffn else ["shared_experts"]
     absent += [] if s.facts.dense_activation or has_experts(s) else ["activation"]
@@ -233,6 +242,7 @@ RULES: tuple[Rule, ...] = (
             | (s.model.is_shared > 0)
         ),
         says=_says_kv_heads,
+        key="parallel.tensor",
     ),
     Rule(
         name="feed-forward",
@@ -412,6 +422,7 @@ RULES: tuple[Rule, ...] = (
             f"{s.facts.title} does not shard {Sharding(int(p.sharding)).name.lower()}, it offers: "
             f"{', '.join(x.name.lower() for x in s.facts.shardings)}"
         ),
+        key="parallel.sharding",
     ),
     Rule(
         name="replicas",
@@ -419,7 +430,12 @@ RULES: tuple[Rule, ...] = (
         holds=lambda s, p: (
             (p.data_replicate == 1) | (p.sharding == Sharding.PARAMETERS) | s.facts.any_replicas
         ),
-        says=lambda s, p: f"data_replicate {p.data_replicate} in {s.facts.title} needs sharded parameters",
+        says=lambda s, p: (
+            f"data_replicate {p.data_replicate} in {s.facts.title} needs sharded parameters"
+            if Sharding.PARAMETERS in s.facts.shardings
+            else f"{s.facts.title} shards over all data ranks: data_replicate {p.data_replicate} must be 1"
+        ),
+        key="parallel.data_replicate",
     ),
     Rule(
         name="recomputation",
@@ -460,6 +476,7 @@ RULES: tuple[Rule, ...] = (
             f"recomputing {p.recompute_layers} layers of a rank needs an engine that can, and a rank "
             f"with more: here {-(-s.model.num_layers // p.pipeline)}"
         ),
+        key="parallel.recompute.layers",
     ),
     Rule(
         name="modules with stored activations",

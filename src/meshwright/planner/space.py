@@ -166,6 +166,7 @@ def default_space(request: PlanRequest) -> Space:
     space = Space(
         num_devices=devices,
         tensor=tensor,
+        sequence_parallel=(False, True) if experts and facts.splits_no_experts else (True,),
         context=context,
         pipeline=pipeline,
         virtual_pipeline=tuple(range(1, model.num_layers + 1)),
@@ -343,6 +344,7 @@ def shapes(space: Space) -> PlanTable:
         first_layers=layers[row, 0],
         middle_layers=layers[row, 1],
         last_layers=layers[row, 2],
+        fewest_layers=layers[row, 3],
         data_outermost=zero,
         stored_mask=zero + stored_column(space.stored_activations[0]),
         weight_cache=zero + cache_column(space.weight_cache[0]),
@@ -378,7 +380,7 @@ class _Pipelines:
     ranks: IntArray
     chunks: IntArray
     schedule: IntArray  # index into SCHEDULES
-    layers: IntArray  # [n, 3], of the first, the fullest middle and the last rank; -1: the usual split
+    layers: IntArray  # [n, 4], of the first, the fullest middle and the last rank, and of the least stage; -1: usual
 
 
 def _pipelines(space: Space) -> _Pipelines:
@@ -391,7 +393,7 @@ def _pipelines(space: Space) -> _Pipelines:
         real &= ranks * v <= space.max_stages
     ranks, v, s = ranks[real], v[real], s[real]
     index = np.arange(len(ranks)) if space.usual_split else np.empty(0, dtype=np.int64)
-    layers = [np.full((len(index), 3), -1)]
+    layers = [np.full((len(index), 4), -1)]
     for split in space.splits:
         found = np.flatnonzero((ranks * v == len(split)) & (ranks > 1))
         if space.usual_split and len(set(split[1:-1])) > 1:  # not asked for by name
@@ -404,10 +406,12 @@ def _pipelines(space: Space) -> _Pipelines:
         ]
         index = np.concatenate([index, found])
         layers.append(
-            np.array([rank_layers(shape, split) for shape in shapes_found], dtype=np.int64).reshape(-1, 3)
+            np.array(
+                [(*rank_layers(shape, split), min(split)) for shape in shapes_found], dtype=np.int64
+            ).reshape(-1, 4)
         )
     columns = np.concatenate(layers)
-    # Splits with the same layers on these three ranks cost the same: the first of them stands for all.
+    # Splits with the same layers there cost the same and are as legal: the first of them stands for all.
     different = np.sort(np.unique(np.column_stack([index, columns]), axis=0, return_index=True)[1])
     index, columns = index[different], columns[different]
     order = np.argsort(ranks[index], kind="stable")

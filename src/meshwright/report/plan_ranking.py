@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from meshwright.engines.choice import is_exported, not_run
+from meshwright.engines.choice import is_exported, note_on_engine, with_planned_engine
 from meshwright.errors import InputError
 from meshwright.planner import (
     PlanComparison,
@@ -28,9 +28,6 @@ from meshwright.report.result import Result
 from meshwright.specs.estimate import Estimate
 from meshwright.specs.run import Run
 
-if TYPE_CHECKING:
-    from meshwright.engines.base import Unsupported
-
 FRONT_SLACK = 0.25
 """The front of speed against memory holds plans up to this share worse than the best."""
 
@@ -49,7 +46,6 @@ class PlanRanking(Result):
         search: what the planner enumerated, kept and rejected.
         estimates: one `PlanEstimate` for each plan that is shown, best first.
         why_not: answers to the questions, in their order.
-        engine_refuses: what the run's engine cannot do under any of these plans.
         has_front: True if `front` was asked for.
         neighbours: faster batch sizes and numbers of devices near the run's; None unless asked for.
         switches: switches of software that would be faster; None unless asked for.
@@ -60,7 +56,6 @@ class PlanRanking(Result):
     search: PlanResult
     estimates: tuple[PlanEstimate, ...]
     why_not: tuple[WhyNot, ...] = ()
-    engine_refuses: tuple[Unsupported, ...] = ()
     has_front: bool = False
     neighbours: tuple[Neighbour, ...] | None = None
     switches: tuple[SwitchGain, ...] | None = None
@@ -96,7 +91,8 @@ class PlanRanking(Result):
     def notes(self) -> tuple[str, ...]:
         """Notes on the first plan: its stages on parts of a cluster, and switches that change nothing of it."""
         request, plan = self.request, self.best.plan
-        return (*notes_on_parts(request, plan), *notes_on_idle_switches(request, plan))
+        of_engine = filter(None, [note_on_engine(self.run)])
+        return (*of_engine, *notes_on_parts(request, plan), *notes_on_idle_switches(request, plan))
 
     @property
     def losers(self) -> tuple[PlanComparison, ...]:
@@ -249,8 +245,10 @@ def plan_run(
     `fixed` holds fields of the plan, each `questions` entry asks why no plan has these fields. `with_neighbours`
     searches batch sizes and numbers of devices near the run's too, about eight times as long; `with_switches` tries
     other software for the first plan. `num_scored`: scored plans that are listed too, 0: none.
-    Raises InfeasibleError when no plan is legal and fits.
+    Raises InputError when the engine runs the model or its numbers under no plan, InfeasibleError when no plan is legal
+    and fits.
     """
+    run = with_planned_engine(run)
     request, goal = free_request(run).fixing(**(fixed or {})), goal_of(run)
     slack = FRONT_SLACK if with_front else 0.0
     search = best_plans(request, goal=goal, top=max(top, 1 + NUM_LOSERS), slack=slack)
@@ -264,7 +262,6 @@ def plan_run(
         search=search,
         estimates=tuple(estimate_plan(request, ranked.plan) for ranked in search.plans[:top]),
         why_not=tuple(answers),
-        engine_refuses=tuple(not_run(run)),
         has_front=with_front,
         neighbours=neighbours(request, best=search.best) if with_neighbours else None,
         switches=switch_gains(request, search.plans[0]) if with_switches else None,

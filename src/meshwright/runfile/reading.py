@@ -72,7 +72,7 @@ def from_options(
     global_batch: int,
     sequence_length: int,
     precision: str = "bf16",
-    engine: str = "native",
+    engine: str | None = None,
     overrides: Sequence[str] = (),
     here: Cluster | None = None,
 ) -> Run:
@@ -86,8 +86,7 @@ def from_options(
         "batch": {"global_sequences": global_batch},
         "precision": precision,
         "cluster": cluster,
-        "engine": engine,
-    }
+    } | ({} if engine is None else {"engine": engine})
     places = dict[Any, Any](_OPTIONS)
     document = RunFileDocument(file="command line", text=_yaml(value), value=value, places=places)
     run = _run(document, overrides=overrides, here=here)

@@ -109,6 +109,7 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
         plan=plan,
         is_data_shard_open=plan is not None and cluster is None and _leaves_data_shard(file),
         engine=file.engine,
+        is_engine_open="engine" not in file.model_fields_set,
         stack=stack,
         objective=file.objective,
         costs=same_fields(specs.Costs, file.costs),

@@ -322,6 +322,7 @@ class Run:
         False  # the plan's data_shard of 1 stands for what remains of this machine's devices
     )
     engine: str = NATIVE  # the program that runs the step, as an installed package names it
+    is_engine_open: bool = False  # the run file names none
     stack: Stack
     objective: Objective = Objective.THROUGHPUT
     costs: Costs = field(default_factory=Costs)

@@ -181,15 +181,31 @@ def test_bad_input_is_one_message(meshwright, arguments, message):
 
 
 @pytest.mark.parametrize(
-    ("engine", "words"), [("torchtitan", "no model with the shapes of mixtral-8x7b"), ("megatron", None)]
+    ("options", "words"),
+    [
+        (("--engine", "torchtitan"), "model: torchtitan 0.3.0 has no model with the shapes of mixtral-8x7b"),
+        (("--engine", "maxtext", "--precision", "fp8"), "precision: fp8 is not lowered"),
+        (("--engine", "megatron", "--set", "task=lora"), "task: Megatron-Core has no adapters"),
+        (("--engine", "maxtext", "--set", "optimizer.states=bf16"), "optimizer.states: MaxText's second"),
+        (("--engine", "megatron", "--set", "train.compile=true"), "train.compile: is not lowered"),
+        (("--precision", "fp16"), "precision: fp16 is not trained"),
+    ],
+    ids=["model", "precision", "task", "optimizer", "compile", "native"],
 )
-def test_an_engine_that_lacks_the_model_is_named(meshwright, engine, words):
+def test_what_an_engine_runs_under_no_plan_is_refused_at_once(meshwright, monkeypatch, options, words):
+    monkeypatch.setattr("meshwright.report.plan_ranking.best_plans", None)  # nothing is searched
     asked = ("plan", "--model", "mixtral-8x7b", "--cluster", "h100-8x8", "--gbs", 512, "--seq", 4096)
-    outcome = meshwright(*asked, "--engine", engine, "--json")
-    refused = outcome.json["explanation"]["engine_refuses"]
-    assert outcome.exit_code == 0
-    assert [words in problem for problem in refused] == ([] if words is None else [True])
-    assert ("does not run these plans" in outcome.stderr) == (words is not None)
+    outcome = meshwright(*asked, *options)
+    assert outcome.exit_code == 2
+    assert words in outcome.stderr
+    assert "--engine any plans what no program here runs" in outcome.stderr
+
+
+def test_no_engine_plans_what_none_runs(meshwright):
+    asked = ("plan", "--model", "qwen3.5-4b", "--cluster", "h100-8x1", "--gbs", 64, "--seq", 4096, "--top", 1)
+    outcome = meshwright(*asked, "--engine", "any", "--json")
+    assert outcome.exit_code == 0, outcome.stderr
+    assert outcome.json["plans"]
 
 
 def test_all_scored_plans_in_every_form(meshwright, tmp_path):

@@ -123,7 +123,7 @@ def test_files_for_megatron_come_back_with_the_module(module, file, tmp_path):
 
 @pytest.mark.parametrize(
     ("module", "precision", "is_refused"),
-    [("norm", "fp8_delayed", True), ("activation", "fp8_delayed", True), ("mlp", "fp8_delayed", False),
+    [("norm", "fp8_delayed", True), ("activation", "fp8_delayed", True), ("core_attention", "fp8_delayed", False),
      ("norm", "fp8", False)],
 )  # fmt: skip
 def test_delayed_scales_do_not_go_with_modules_whose_output_is_dropped(module, precision, is_refused):

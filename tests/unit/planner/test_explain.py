@@ -111,7 +111,7 @@ def test_infeasible_names_the_nearest_number_of_devices_that_fits():
 
 
 def test_infeasible_by_a_fixed_field_says_which():
-    wanted = request("llama3-70b", "h100-8x4", pipeline=1, tensor=1, sharding=0)
+    wanted = request("llama3-70b", "h100-8x4", "native", pipeline=1, tensor=1, sharding=0)
     lacking = explain_infeasible(search(wanted, top=1))
     assert any(s.startswith("fits when sharding is not held at") for s in lacking.suggestions)
 

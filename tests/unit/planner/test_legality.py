@@ -23,13 +23,19 @@ from meshwright.specs.run import KernelChoices
 
 
 def context(
-    model="llama3-8b", cluster="h100-8x8", engine="native", seq_len=8192, batch=512, **stored
+    model="llama3-8b", cluster="h100-8x8", engine="native", seq_len=8192, batch=512, keys=(), **stored
 ) -> LegalityContext:
     run = from_options(
-        model=model, cluster=cluster, global_batch=batch, sequence_length=seq_len, engine=engine
+        model=model,
+        cluster=cluster,
+        global_batch=batch,
+        sequence_length=seq_len,
+        engine=engine,
+        overrides=keys,
     )
-    kernels = KernelChoices(stored_activations=stored)
-    return legality_context(replace(request_for(run), kernels=kernels))
+    request = request_for(run)
+    kernels = replace(request.kernels, stored_activations=stored)
+    return legality_context(replace(request, kernels=kernels))
 
 
 def rules(plan: Plan, **where) -> set[str]:
@@ -102,6 +108,7 @@ def test_a_usual_plan_breaks_no_rule():
         assert violations(plan, context=context(engine=engine)) == []
 
 
+LORA, COMPILED = ("task=lora",), ("train.compile=true",)
 CASES = [
     ("devices", Plan(tensor=4, data_shard=8), {}),
     ("heads", Plan(tensor=64, data_shard=1), {}),
@@ -150,6 +157,16 @@ CASES = [
     ("recomputation", Plan(data_shard=64), {"engine": "maxtext"}),
     ("recomputed modules", Plan(data_shard=64, recompute=Recompute.SELECTIVE, recompute_modules=("mlp",)),
      {"engine": "torchtitan"}),
+    ("recomputation under delayed scales",
+     Plan(data_shard=64, recompute=Recompute.SELECTIVE, recompute_modules=("norm",)),
+     {"engine": "megatron", "keys": ("precision=fp8_delayed",)}),
+    ("recomputation in CUDA graphs", Plan(data_shard=64, recompute=Recompute.FULL),
+     {"engine": "megatron", "keys": ("stack.cuda_graphs=partial",)}),
+    ("recomputed experts in CUDA graphs",
+     Plan(data_shard=64, expert=8, recompute=Recompute.SELECTIVE, recompute_modules=("moe",)),
+     {"model": "mixtral-8x7b", "engine": "megatron", "keys": ("stack.cuda_graphs=partial",)}),
+    ("recomputation under overlapped experts", Plan(data_shard=64, expert=8, recompute=Recompute.FULL),
+     {"model": "mixtral-8x7b", "engine": "megatron", "keys": ("stack.overlaps_experts=true",)}),
     ("recomputed modules exist",
      Plan(data_shard=64, recompute=Recompute.SELECTIVE, recompute_modules=("moe",)), {}),
     ("recomputed layers", Plan(pipeline=8, data_shard=8, recompute=Recompute.FULL, recompute_layers=4), {}),
@@ -187,8 +204,11 @@ CASES = [
     ("stored activations", Plan(data_shard=64, recompute=Recompute.FULL), {"feed_forward": "int8"}),
     ("stored activations",
      Plan(data_shard=64, recompute=Recompute.FULL, stored_activations=("feed_forward",)), {}),
-    ("stored activations",
+    ("stored activations of norm",
      Plan(data_shard=64, recompute=Recompute.SELECTIVE, recompute_modules=("norm",),
+          stored_activations=("feed_forward", "norm")), {}),
+    ("stored activations of feed_forward",
+     Plan(data_shard=64, recompute=Recompute.SELECTIVE, recompute_modules=("mlp",),
           stored_activations=("feed_forward", "norm")), {}),
     ("modules with stored activations", Plan(data_shard=64, stored_activations=("norm",)), {"engine": "megatron"}),
     ("weight cache", Plan(data_shard=64, weight_cache="off"), {}),  # in 16 bits
@@ -196,6 +216,45 @@ CASES = [
     ("chunks of the loss", Plan(data_shard=64, loss_chunk=512), {"engine": "megatron"}),
     ("alternate GEMMs",
      Plan(data_shard=64, recompute=Recompute.SELECTIVE, recompute_modules=("norm", "alternate_matmuls")), {}),
+    ("alternate GEMMs", Plan(data_shard=64, recompute=Recompute.SELECTIVE, recompute_modules=("alternate_matmuls",)),
+     {"engine": "megatron"}),
+    ("recomputed modules exist",
+     Plan(data_shard=64, recompute=Recompute.SELECTIVE, recompute_modules=("mlp",)), {"model": "mixtral-8x7b"}),
+    ("recomputed layers of stages",  # the last stage has fewer than 4 layers
+     Plan(pipeline=4, virtual_pipeline=2, schedule=Schedule.INTERLEAVED, data_shard=16, recompute=Recompute.FULL,
+          recompute_layers=8, layers_per_stage=(4, 5, 5, 5, 5, 5, 2, 1)), {"engine": "megatron"}),
+    ("filled stages", Plan(pipeline=2, data_shard=32, layers_per_stage=(0, 32)), {"engine": "torchtitan"}),
+    ("filled stages",  # 7 x 6 layers are more than 40: nothing is left for the last stage
+     Plan(pipeline=3, virtual_pipeline=4, schedule=Schedule.INTERLEAVED, data_shard=21),
+     {"model": "qwen3-14b", "cluster": "h100-7x9", "engine": "torchtitan"}),
+    ("filled stages of adapters", Plan(pipeline=2, data_shard=32, layers_per_stage=(32, 0)), {"keys": LORA}),
+    ("tied embeddings", Plan(pipeline=2, data_shard=32), {"model": "llama3.2-1b", "engine": "torchtitan"}),
+    ("sequences of experts", Plan(tensor=2, data_shard=32), {"model": "gpt-oss-20b", "engine": "torchtitan"}),
+    ("sequences of experts", Plan(tensor=2, data_shard=32, micro_batch=2),
+     {"model": "mixtral-8x7b", "engine": "maxtext"}),
+    ("stages of adapters", Plan(pipeline=2, data_shard=32), {"engine": "maxtext", "keys": LORA}),
+    ("axes that shard weights", Plan(context=4, data_shard=16), {"engine": "maxtext"}),
+    ("accumulated gradients", Plan(data_shard=64), {"engine": "maxtext", "keys": ("precision=fp32",)}),
+    ("devices of JAX", Plan(data_shard=64), {"engine": "maxtext", "cluster": "tpu7x-4x16"}),
+    ("experts of tensor ranks", Plan(tensor=2, data_shard=32), {"model": "mixtral-8x7b", "engine": "megatron"}),
+    ("narrow states", Plan(data_shard=64, sharding=Sharding.NONE),
+     {"engine": "megatron", "keys": ("optimizer.states=bf16",)}),
+    ("dropout of latents", Plan(tensor=2, data_shard=32),
+     {"model": "deepseek-v2-lite", "keys": (*LORA, "lora.dropout=0.1", "lora.targets=[query, output]")}),
+    ("recomputed dropout",
+     Plan(data_shard=64, recompute=Recompute.SELECTIVE, recompute_modules=("mla_up_projection",)),
+     {"model": "deepseek-v2-lite", "keys": (*LORA, "lora.dropout=0.1", "lora.targets=[query, output]")}),
+    ("steps of labels", Plan(pipeline=2, data_shard=32), {"keys": ("batch.label_tokens=1000000",)}),
+    ("compiled backward pass", Plan(pipeline=2, data_shard=32, schedule=Schedule.ZERO_BUBBLE), {"keys": COMPILED}),
+    ("compiled recomputation",
+     Plan(data_shard=64, recompute=Recompute.SELECTIVE, recompute_modules=("norm",)), {"keys": COMPILED}),
+    ("compiled storage", Plan(data_shard=64), {"keys": COMPILED, "norm": "int8"}),
+    ("narrow widths", Plan(tensor=8, data_shard=8), {"model": "glm-4.5-air", "cluster": "b200-8x8", "keys": ("precision=mxfp8",)}),
+    ("narrow widths", Plan(data_shard=64), {"seq_len": 3000, "keys": ("precision=fp8",)}),
+    ("cached weights", Plan(data_shard=64, sharding=Sharding.PARAMETERS),
+     {"keys": ("precision=fp8", "kernels.weight_cache='on'")}),
+    ("cached weights", Plan(data_shard=64), {"keys": ("kernels.weight_cache='on'",)}),
+    ("blocks of states", Plan(data_shard=64), {"keys": ("optimizer={name: adamw8bit}",)}),
 ]  # fmt: skip
 
 
@@ -225,8 +284,9 @@ def test_a_discouraged_plan_is_legal_and_flagged():
     assert legal_mask(PlanTable.stack([plan_row(plan)]), context=where).all()
 
 
-def test_megatron_repeats_key_value_heads():
-    assert "kv heads" not in rules(Plan(tensor=16, data_shard=4), engine="megatron")
+def test_only_where_an_engine_can_tensor_ranks_repeat_key_value_heads():
+    assert "kv heads" not in rules(Plan(tensor=16, data_shard=4), engine="any")
+    assert "kv heads" in rules(Plan(tensor=16, data_shard=4), engine="megatron")
 
 
 @pytest.mark.parametrize("engine", engine_names())

@@ -23,6 +23,7 @@ from meshwright.specs.plan import Plan
 from meshwright.specs.run import said_kernels
 
 WIDE = TEXT.replace("fp8", "bf16")
+LONG = WIDE.replace("8192", "12288")  # does not fit without savings
 ONE_DEVICE = {"recompute": "none", "tensor": 1, "context": 1, "pipeline": 1}
 
 
@@ -31,18 +32,18 @@ def run_of(text: str = TEXT, **changes):
 
 
 def test_a_plan_that_fits_only_with_them_is_found_and_says_so():
-    ranking = plan_run(run_of(), fixed=ONE_DEVICE, top=1)
+    ranking = plan_run(run_of(LONG), fixed=ONE_DEVICE, top=1)
     best = ranking.best.plan
     assert best.stored_activations == ("feed_forward",)
     assert "8bit=feed_forward" in best.describe()
     assert "kept as e4m3" in (note_on_savings(best) or "")
     assert ranking.to_dict()["plans"][0]["kernels"] == {"stored_activations": {"feed_forward": "e4m3"}}
     same = {**ONE_DEVICE, "sharding": best.sharding, "data_replicate": best.data_replicate}
-    assert search(request_for(run_of()).fixing(**same, stored_activations=()), top=1).best is None
+    assert search(request_for(run_of(LONG)).fixing(**same, stored_activations=()), top=1).best is None
 
 
 def test_the_run_file_carries_the_keys_and_is_estimated_alike(tmp_path):
-    ranking = plan_run(run_of(), fixed=ONE_DEVICE, top=1)
+    ranking = plan_run(run_of(LONG), fixed=ONE_DEVICE, top=1)
     ranking.write(tmp_path / "pinned.yaml")
     pinned = load_run(tmp_path / "pinned.yaml")
     assert pinned.kernels.stored_activations == {"feed_forward": "e4m3"}

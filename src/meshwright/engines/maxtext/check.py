@@ -13,7 +13,7 @@ from meshwright.engines.base import Unsupported
 from meshwright.engines.maxtext.config.models import check_model, is_gpt_oss, is_latent
 from meshwright.specs.features import AttentionKernel
 from meshwright.specs.model import BaseFormat, Lora
-from meshwright.specs.plan import Plan, Sharding
+from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run, StateFormat
 
 PRECISIONS = ("fp32", "bf16")
@@ -85,50 +85,13 @@ def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:
     return [
         *refusals.by_planner_rules(replace(plan, layers_per_stage=None), run=run, engine="maxtext"),
         *refusals.offload(plan),
-        *_plan_details(plan, run),
-        *_jax_devices(plan, run),
+        *_named_layers(plan),
     ]
 
 
-def _plan_details(plan: Plan, run: Run) -> Iterator[Unsupported]:
+def _named_layers(plan: Plan) -> Iterator[Unsupported]:
     if plan.layers_per_stage is not None:
         yield Unsupported(key="parallel.layers_per_stage", reason="MaxText's stages are equal: leave it out")
-    if run.lora is not None and plan.pipeline > 1:
-        yield Unsupported(
-            key="parallel.pipeline",
-            reason="MaxText finds the modules with adapters by a forward pass of one token, which its pipeline cannot "
-            "split into micro-batches: must be 1",
-        )
-    yield from refusals.some_layers_recomputed(plan)
-    if plan.sharding is not Sharding.PARAMETERS and plan.context * plan.expert > 1:
-        yield Unsupported(
-            key="parallel.sharding",
-            reason="MaxText shards weights over its context and expert axes too",
-            hint="--set parallel.sharding=parameters",
-        )
-    if run.model.experts is not None and plan.tensor > 1 and plan.sequence_parallel:
-        yield Unsupported(
-            key="parallel.sequence_parallel",
-            reason="with experts MaxText's `tensor_sequence` axis gives other losses than one device: must be false",
-            hint="--set parallel.sequence_parallel=false",
-        )
-    is_accumulated = run.lora is None and num_accumulated(run, plan) > 1
-    if plan.sharding is Sharding.OPTIMIZER and is_accumulated and run.precision.name == "fp32":
-        yield Unsupported(
-            key="parallel.sharding",
-            reason="MaxText rounds weights to bf16 when it accumulates gradients under a sharded optimizer",
-            hint="--set parallel.sharding=parameters, or batch.micro as large as the batch of a device",
-        )
-
-
-def _jax_devices(plan: Plan, run: Run) -> Iterator[Unsupported]:
-    shown = 1 if run.cluster is None else run.cluster.accelerator.jax_devices
-    if plan.micro_batch % shown:
-        yield Unsupported(
-            key="batch.micro",
-            reason=f"JAX shows {shown} devices for each device of the cluster, which take equal parts of a micro-batch",
-            hint=f"--set batch.micro={plan.micro_batch * shown}",
-        )
 
 
 def num_accumulated(run: Run, plan: Plan) -> int:

@@ -73,6 +73,63 @@ RULES = (
             "recompute must be full"
         ),
     ),
+    Rule(
+        name="stages of adapters",
+        scope=Scope.SHAPE,
+        holds=lambda s, p: (s.model.lora_rank == 0) | (np.asarray(p.pipeline) == 1),
+        says=lambda _, __: (
+            "MaxText finds the modules with adapters by a forward pass of one token, which its pipeline cannot split "
+            "into micro-batches: must be 1"
+        ),
+        key="parallel.pipeline",
+    ),
+    Rule(
+        name="axes that shard weights",
+        scope=Scope.CHOICE,
+        holds=lambda _, p: (p.sharding == Sharding.PARAMETERS) | (p.context * p.expert == 1),
+        says=lambda _, __: "MaxText shards weights over its context and expert axes too",
+        key="parallel.sharding",
+        hint=lambda _, __: "--set parallel.sharding=parameters",
+    ),
+    Rule(
+        name="sequences of experts",
+        scope=Scope.SHAPE,
+        holds=lambda s, p: (not has_experts(s)) | (p.tensor == 1) | (p.sequence_parallel == 0),
+        says=lambda _, __: (
+            "with experts MaxText's `tensor_sequence` axis gives other losses than one device: must be false"
+        ),
+        key="parallel.sequence_parallel",
+        hint=lambda _, __: "--set parallel.sequence_parallel=false",
+    ),
+    Rule(
+        name="accumulated gradients",
+        scope=Scope.CHOICE,
+        holds=lambda s, p: (
+            (p.sharding != Sharding.OPTIMIZER)
+            | (p.pipeline > 1)
+            | (num_micro_batches(s, p) <= 1)
+            | (s.precision != "fp32")
+            | (s.model.lora_rank > 0)
+        ),
+        says=lambda _, __: (
+            "MaxText rounds weights to bf16 when it accumulates gradients under a sharded optimizer"
+        ),
+        key="parallel.sharding",
+        hint=lambda _, __: (
+            "--set parallel.sharding=parameters, or batch.micro as large as the batch of a device"
+        ),
+    ),
+    Rule(
+        name="devices of JAX",
+        scope=Scope.BATCH,
+        holds=lambda s, p: is_divisor(s.jax_devices, p.micro_batch),
+        says=lambda s, _: (
+            f"JAX shows {s.jax_devices} devices for each device of the cluster, which take equal parts of a "
+            "micro-batch"
+        ),
+        key="batch.micro",
+        hint=lambda s, p: f"--set batch.micro={p.micro_batch * s.jax_devices}",
+    ),
 )
 
 
@@ -91,6 +148,7 @@ FACTS = EngineFacts(
     selective=(CHEAP, ("core_attention", *CHEAP), (*CHEAP, "mlp"), (*CHEAP, "moe")),
     dense_activation=True,
     whole_sequences=True,
+    splits_no_experts=True,
     short_interleaving=True,
     # Its `num_vocab_tiling` tiles logits along the sequence; our configurations leave it at 1.
     loss="logits of all tokens of a micro-batch at once (num_vocab_tiling: 1)",

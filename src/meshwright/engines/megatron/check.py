@@ -15,15 +15,11 @@ from typing import TYPE_CHECKING
 from meshwright.catalog.stacks import switches_of
 from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
-from meshwright.engines.megatron.megatron_core.constructors import (
-    LOW_PRECISION,
-    MODULES,
-    recomputed_per_chunk,
-)
+from meshwright.engines.megatron.megatron_core.constructors import LOW_PRECISION
 from meshwright.engines.megatron.switches import FUSED_IN, fuses_experts, offloaded_layers
 from meshwright.specs.features import CudaGraphs, Dispatcher
 from meshwright.specs.model import AttentionKind, Experts, Model, Rope, RopeScaling, Router
-from meshwright.specs.plan import Plan, Recompute, Sharding
+from meshwright.specs.plan import Plan, Recompute
 from meshwright.specs.run import Run, StateFormat, Task
 
 if TYPE_CHECKING:
@@ -209,91 +205,21 @@ def check_plan(plan: Plan, *, run: Run, trains_here: bool = True) -> list[Unsupp
     """Parts of `plan` that Megatron-Core 0.16 does not support; `trains_here`: without Transformer Engine."""
     return [
         *refusals.by_planner_rules(plan, run=run, engine="megatron"),
-        *(() if trains_here else _offloading(run, plan)),
         *refusals.offload(plan),
-        *_plan_details(plan, run, trains_here=trains_here),
+        *(_without_transformer_engine(plan) if trains_here else _offloading(run, plan)),
     ]
 
 
-def _plan_details(plan: Plan, run: Run, *, trains_here: bool) -> Iterator[Unsupported]:
-    if plan.context > 1 and trains_here:
+def _without_transformer_engine(plan: Plan) -> Iterator[Unsupported]:
+    if plan.context > 1:
         yield Unsupported(
             key="parallel.context",
             reason="needs attention of Transformer Engine, which is not used: must be 1",
         )
-    if plan.sharding is Sharding.PARAMETERS:
+    if "activation" in plan.recompute_modules:
         yield Unsupported(
-            key="parallel.sharding", reason="sharded parameters are not lowered",
-            hint="allowed: none, optimizer",
-        )  # fmt: skip
-    is_sharded = plan.sharding is Sharding.OPTIMIZER
-    if run.optimizer.states is not StateFormat.FP32 and not trains_here and not is_sharded:
-        yield Unsupported(
-            key="optimizer.states",
-            reason="16-bit states need a sharded optimizer",
-            hint="parallel.sharding: optimizer",
-        )
-    if plan.data_replicate > 1:
-        yield Unsupported(
-            key="parallel.data_replicate", reason="the optimizer is sharded over all data ranks: must be 1"
-        )
-    if run.model.experts is not None and plan.expert == 1 and plan.expert_tensor != plan.tensor:
-        yield Unsupported(
-            key="parallel.expert_tensor",
-            reason="without expert parallelism Megatron does not sum the gradients of experts over tensor ranks: "
-            f"must be {plan.tensor}",
-            hint=f"parallel.expert: {plan.tensor} splits them over the same ranks",
-        )
-    if run.model.attention.num_kv_heads % plan.tensor:
-        yield Unsupported(
-            key="parallel.tensor",
-            reason=f"{plan.tensor} does not divide the {run.model.attention.num_kv_heads} key/value heads",
-        )
-    yield from _recompute(plan, run, trains_here=trains_here)
-    layers = plan.recompute_layers if plan.recompute is Recompute.FULL else None
-    if layers is not None and recomputed_per_chunk(run.model, plan) is None:
-        yield Unsupported(
-            key="parallel.recompute.layers",
-            reason=f"Megatron recomputes equally many layers in each of a rank's {plan.virtual_pipeline} stages: "
-            f"{layers} of a rank cannot be split so",
-            hint=f"parallel.recompute.layers: {layers // plan.virtual_pipeline * plan.virtual_pipeline}",
-        )
-
-
-def _recompute(plan: Plan, run: Run, *, trains_here: bool) -> Iterator[Unsupported]:
-    """Conditions of `TransformerConfig.__post_init__` on recomputation."""
-    key, names, is_full = "parallel.recompute", set(plan.recompute_modules), plan.recompute is Recompute.FULL
-    if unknown := sorted(names - set(MODULES)):
-        yield Unsupported(
-            key=key,
-            reason=f"Megatron-Core 0.16 has no recomputation of {', '.join(unknown)}",
-            hint=f"its modules: {', '.join(MODULES)}",
-        )
-    if trains_here and "activation" in names:
-        yield Unsupported(
-            key=key,
+            key="parallel.recompute",
             reason="activations of experts are recomputed in grouped GEMMs of Transformer Engine, which is not used",
-        )
-    if run.precision.name == "fp8_delayed" and (late := sorted(names & {"norm", "activation"})):
-        yield Unsupported(
-            key=key,
-            reason=f"delayed scales of fp8 do not support recomputation of {' and '.join(late)}",
-            hint="precision: fp8",
-        )
-    features, has_experts = run.stack.features, run.model.experts is not None
-    graphs = CudaGraphs.NONE if trains_here else features.cuda_graphs or CudaGraphs.NONE
-    if is_full and graphs not in (CudaGraphs.NONE, CudaGraphs.FULL):
-        yield Unsupported(
-            key=key, reason=f"{graphs} CUDA graphs do not hold layers that are recomputed as a whole"
-        )
-    if "moe" in names and has_experts and graphs is CudaGraphs.PARTIAL:
-        yield Unsupported(
-            key=key, reason="partial CUDA graphs hold the router, which recomputing moe would repeat"
-        )
-    if is_full and features.overlaps_experts and plan.expert > 1 and not trains_here:
-        yield Unsupported(
-            key=key,
-            reason="expert communication overlaps (stack.overlaps_experts) only without full recomputation",
         )
 
 

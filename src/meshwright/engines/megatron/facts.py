@@ -2,19 +2,112 @@
 
 from __future__ import annotations
 
-from meshwright.planner.engines import AnyValue, EngineFacts, Rule, Scope
-from meshwright.planner.rules import is_divisor
+import numpy as np
+
+from meshwright.arrays import Mask
+from meshwright.cost.tables import RECOMPUTES, PlanTable
+from meshwright.planner.engines import AnyValue, EngineFacts, LegalityContext, Rule, Scope
+from meshwright.planner.rules import has_experts, is_divisor
 from meshwright.specs.features import RELEASE_DEFAULTS, CudaGraphs, Dispatcher, Features, Preset, WireFormat
 from meshwright.specs.plan import AxisOrder, Recompute, Schedule, Sharding
+from meshwright.specs.run import StateFormat
+
+
+def _recomputes_equally(s: LegalityContext, plan: PlanTable) -> Mask:
+    """Each stage of a rank recomputes the same number of layers, which it has."""
+    stages = plan.pipeline * plan.virtual_pipeline
+    ends = s.model.num_layers - (stages - 2) * -(-s.model.num_layers // np.maximum(stages, 1))
+    fewest = np.where(np.asarray(plan.fewest_layers) < 0, ends // 2, plan.fewest_layers)
+    even = is_divisor(plan.virtual_pipeline, plan.recompute_layers)
+    fits = plan.recompute_layers <= fewest * plan.virtual_pipeline
+    return (plan.recompute_layers < 0) | (plan.virtual_pipeline == 1) | (even & fits)
+
+
+PARTS = (CudaGraphs.PARTIAL, CudaGraphs.STATE_SPACE)
+"""CUDA graphs of parts of a layer."""
+
+
+def _is_full(plan: PlanTable) -> Mask:
+    return np.equal(plan.recompute, RECOMPUTES.index(Recompute.FULL))
+
 
 RULES = (
     Rule(
+        name="experts of tensor ranks",
+        scope=Scope.SHAPE,
+        holds=lambda s, p: (not has_experts(s)) | (p.expert > 1) | (p.expert_tensor == p.tensor),
+        says=lambda _, p: (
+            "without expert parallelism Megatron does not sum the gradients of experts over tensor ranks: "
+            f"must be {p.tensor}"
+        ),
+        key="parallel.expert_tensor",
+        hint=lambda _, p: f"parallel.expert: {p.tensor} splits them over the same ranks",
+        after="expert folding",
+    ),
+    Rule(
+        name="narrow states",
+        scope=Scope.CHOICE,
+        holds=lambda s, p: (s.optimizer.states is StateFormat.FP32) | (p.sharding == Sharding.OPTIMIZER),
+        says=lambda _, __: "16-bit states need a sharded optimizer",
+        key="optimizer.states",
+        hint=lambda _, __: "parallel.sharding: optimizer",
+    ),
+    Rule(
+        name="alternate GEMMs",
+        scope=Scope.CHOICE,
+        holds=lambda _, p: p.recomputes("alternate_matmuls") == 0,
+        says=lambda _, __: "alternate_matmuls exists only in torchtitan",
+        key="parallel.recompute",
+    ),
+    Rule(
+        name="recomputation under delayed scales",
+        scope=Scope.CHOICE,
+        holds=lambda s, p: (
+            (s.precision != "fp8_delayed") | (p.recomputes("norm") + p.recomputes("activation") == 0)
+        ),
+        says=lambda _, __: "delayed scales of fp8 do not support recomputation of norm and activation",
+        key="parallel.recompute",
+        hint=lambda _, __: "precision: fp8",
+    ),
+    Rule(
+        name="recomputation in CUDA graphs",
+        scope=Scope.CHOICE,
+        holds=lambda s, p: (s.software.cuda_graphs not in PARTS) | ~_is_full(p),
+        says=lambda s, _: (
+            f"{s.software.cuda_graphs} CUDA graphs do not hold layers that are recomputed as a whole"
+        ),
+        key="parallel.recompute",
+        hint=lambda _, __: "stack.cuda_graphs: none",
+    ),
+    Rule(
+        name="recomputed experts in CUDA graphs",
+        scope=Scope.CHOICE,
+        holds=lambda s, p: (s.software.cuda_graphs is not CudaGraphs.PARTIAL) | (p.recomputes("moe") == 0),
+        says=lambda _, __: "partial CUDA graphs hold the router, which recomputing moe would repeat",
+        key="parallel.recompute",
+        hint=lambda _, __: "stack.cuda_graphs: none",
+    ),
+    Rule(
+        name="recomputation under overlapped experts",
+        scope=Scope.CHOICE,
+        holds=lambda s, p: (not s.software.overlaps_experts) | (p.expert == 1) | ~_is_full(p),
+        says=lambda _, __: (
+            "expert communication overlaps (stack.overlaps_experts) only without full recomputation"
+        ),
+        key="parallel.recompute",
+        hint=lambda _, __: "stack.overlaps_experts: false",
+    ),
+    Rule(
         name="recomputed layers of stages",
         scope=Scope.CHOICE,
-        holds=lambda s, p: (p.recompute_layers < 0) | is_divisor(p.virtual_pipeline, p.recompute_layers),
+        holds=_recomputes_equally,
         says=lambda s, p: (
-            f"Megatron recomputes equally many layers in each of a rank's {p.virtual_pipeline} stages: recomputing "
-            f"{p.recompute_layers} layers of a rank must be a multiple"
+            f"Megatron recomputes equally many layers in each of a rank's {p.virtual_pipeline} stages: "
+            f"{p.recompute_layers} of a rank cannot be split so"
+        ),
+        key="parallel.recompute.layers",
+        hint=lambda _, p: (
+            f"parallel.recompute.layers: {p.recompute_layers // p.virtual_pipeline * p.virtual_pipeline}"
         ),
         after="recomputed layers",
     ),
@@ -39,14 +132,12 @@ FACTS = EngineFacts(
     stack="megatron-bridge",
     stack_by_vendor=(("AMD", "primus-megatron"),),
     schedules=(Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED),
-    shardings=(Sharding.NONE, Sharding.OPTIMIZER, Sharding.PARAMETERS),
+    shardings=(Sharding.NONE, Sharding.OPTIMIZER),  # of all data ranks; sharded parameters are not lowered
     recomputes=tuple(Recompute),
     selective=None,
     partial_full=True,
     uneven_layers=True,
     any_vocabulary=True,  # padded
-    repeats_kv_heads=True,
-    any_replicas=True,
     axis_orders=tuple(AxisOrder),
     loss="logits of all tokens of a micro-batch at once, in fp32 (vocab_parallel_cross_entropy)",
     switches=(

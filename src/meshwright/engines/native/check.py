@@ -12,11 +12,10 @@ from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS, schedule_shortf
 from meshwright.cost.stages import layers_per_stage
 from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
-from meshwright.engines.native.facts import STORED_OR_RECOMPUTED
-from meshwright.specs.model import QKV, AttentionKind, BaseFormat, Lora, Model, NormPlacement
+from meshwright.engines.native.facts import NARROW_UNITS, NOT_TRIED, RULES
+from meshwright.specs.model import QKV, AttentionKind, BaseFormat, Lora, Model
 from meshwright.specs.model_parts import NOT_BUILT, contradictions, parts_of
 from meshwright.specs.plan import (
-    DROPPED_MODULES,
     RECOMPUTE_MODULES,
     Plan,
     Recompute,
@@ -24,16 +23,8 @@ from meshwright.specs.plan import (
 )
 from meshwright.specs.run import BIAS_RATE, Run
 
-NARROW_UNITS = {
-    "fp8": 16,
-    "fp8_delayed": 16,
-    "fp8_rowwise": 16,
-    "fp8_blockwise": 16,
-    "mxfp8": 32,
-    "mxfp4": 32,
-}
-"""Widths of GEMMs in 8 and 4 bits are multiples of this: a condition of the matrix units, and of MX's groups."""
 PRECISIONS = ("fp32", "bf16", *NARROW_UNITS)
+OWN_RULES = frozenset(rule.name for rule in RULES) - set(NOT_TRIED)
 
 WITHOUT_CHUNKS = {"reference": "has all logits at once", "liger": "chooses chunks by itself"}
 """Routes of the loss that take no chunk from outside."""
@@ -59,6 +50,7 @@ def _settings(run: Run) -> Iterator[Unsupported]:
     )
     yield from _model(run.model)
     yield from refusals.absent_predictions(run)
+    yield from _loss_chunk(run)
     if run.lora is not None:
         yield from _lora(run.lora, run)
 
@@ -144,42 +136,14 @@ def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:
     """Return every setting of `plan` that this engine does not support."""
     return [
         *refusals.offload(plan),
-        *_predictions(plan, run),
+        *refusals.by_planner_rules(plan, run=run, engine="native", among=OWN_RULES),
         *_recompute(plan, run),
         *_context(plan, run),
         *_tensor(plan, run),
         *_experts(plan, run),
         *_frozen(plan, run),
         *_pipeline(plan, run),
-        *_label_tokens(plan, run),
-        *_compiled(plan, run),
-        *_stored(plan, run),
-        *_cached_weights(plan, run),
-        *_loss_chunk(run),
-        *_fp8(plan, run),
-        *_eight_bit_states(plan, run),
     ]
-
-
-def _eight_bit_states(plan: Plan, run: Run) -> Iterator[Unsupported]:
-    """Blocks of a shard are others than those of the whole tensor."""
-    shards = plan.data_shard * plan.context if plan.sharding is not Sharding.NONE else 1
-    if run.optimizer.name == "adamw8bit" and shards * plan.tensor * plan.expert * plan.expert_tensor > 1:
-        yield Unsupported(
-            key="optimizer.name",
-            reason="adamw8bit rounds in blocks of whole tensors, which this plan shards",
-            hint="optimizer {name: adamw, states: int8} runs under every plan; or parallel.sharding: none",
-        )
-
-
-def _predictions(plan: Plan, run: Run) -> Iterator[Unsupported]:
-    """Multi-token prediction reads the tokens behind each position."""
-    if run.model.num_mtp_layers and plan.context > 1:
-        yield Unsupported(
-            key="parallel.context",
-            reason="multi-token prediction reads the next tokens, which are on other context ranks: must be 1",
-            hint="--set model.num_mtp_layers=0",
-        )
 
 
 def _recompute(plan: Plan, run: Run) -> Iterator[Unsupported]:
@@ -189,61 +153,6 @@ def _recompute(plan: Plan, run: Run) -> Iterator[Unsupported]:
             yield Unsupported(key=key, reason="names no modules")
         if absent := sorted(names - _modules(run.model)):
             yield Unsupported(key=key, reason=f"{run.model.name} has no {', '.join(absent)}")
-        if "alternate_matmuls" in names and len(names) > 1:
-            yield Unsupported(
-                key=key, reason="alternate_matmuls decides for all modules: it cannot be combined with others"
-            )
-        if "mla_up_projection" in names and run.lora is not None and run.lora.dropout:
-            yield Unsupported(key=key, reason="mla_up_projection would draw another dropout: must be 0")
-        # Sharded experts are gathered inside their layer, which a recomputed layer does not do twice.
-        is_sharded = plan.expert * plan.expert_tensor * plan.tensor > 1
-        if "alternate_matmuls" in names and run.model.experts is not None and is_sharded:
-            yield Unsupported(
-                key=key,
-                reason="alternate_matmuls needs whole experts: expert, expert_tensor and tensor must be 1",
-            )
-        if "norm" in names and plan.tensor > 1:
-            yield Unsupported(
-                key=key, reason="norm frees nothing when tensor > 1: what is kept is the gathered output"
-            )
-    whole = plan.recompute is Recompute.FULL or names - set(DROPPED_MODULES)
-    if plan.pipeline > 1 and SCHEDULE_RECORDS[plan.schedule].splits_backward and whole:
-        yield Unsupported(
-            key=key,
-            reason=f"{plan.schedule.value} would compute it twice, for gradients of inputs and of weights",
-            hint=f"allowed with it: none, or modules of {', '.join(DROPPED_MODULES)}",
-        )
-
-
-def _stored(plan: Plan, run: Run) -> Iterator[Unsupported]:
-    """Activations in 8 bits: of modules that are neither compiled nor recomputed."""
-    stores, key = run.kernels.stored_activations, "kernels.stored_activations"
-    if stores and run.train.compile:
-        yield Unsupported(
-            key=key,
-            reason="a compiled layer saves what the compiler decides: leave it out",
-            hint="--set train.compile=false",
-        )
-    if stores and plan.recompute is Recompute.FULL:
-        yield Unsupported(key=key, reason="whole layers are recomputed and save nothing: leave it out")
-    for module, names in STORED_OR_RECOMPUTED.items():
-        for name in sorted(set(names) & set(plan.recompute_modules)) if module in stores else ():
-            yield Unsupported(
-                key=f"{key}.{module}", reason=f"it is recomputed already ({name}): leave out one of both"
-            )
-
-
-def _cached_weights(plan: Plan, run: Run) -> Iterator[Unsupported]:
-    """A cache of 8-bit weights that nothing would fill, or that outlives the weights."""
-    key = "kernels.weight_cache"
-    if run.kernels.weight_cache != "auto" and run.precision.linear_input_bytes >= 2:
-        yield Unsupported(key=key, reason=f"{run.precision.name} has no 8-bit weights: leave it out")
-    elif run.kernels.weight_cache == "on" and not plan.keeps_weights_whole:
-        yield Unsupported(
-            key=key,
-            reason="weights are gathered again for each pass of a layer: there is nothing to keep",
-            hint="parallel.sharding: optimizer",
-        )
 
 
 def _loss_chunk(run: Run) -> Iterator[Unsupported]:
@@ -256,23 +165,6 @@ def _loss_chunk(run: Run) -> Iterator[Unsupported]:
         )
 
 
-def _compiled(plan: Plan, run: Run) -> Iterator[Unsupported]:
-    if not run.train.compile:
-        return
-    if plan.recompute is Recompute.SELECTIVE:
-        yield Unsupported(
-            key="train.compile",
-            reason="the compiler itself decides which norms and activations of a layer are recomputed",
-            hint="set parallel.recompute to none or full",
-        )
-    if plan.pipeline > 1 and SCHEDULE_RECORDS[plan.schedule].splits_backward:
-        yield Unsupported(
-            key="train.compile",
-            reason=f"the backward pass of a compiled layer is one piece, which {plan.schedule.value} would split",
-            hint="allowed with it: gpipe, 1f1b, interleaved",
-        )
-
-
 def _modules(model: Model) -> set[str]:
     """Modules of a model that `recompute` can name."""
     x = model.experts
@@ -281,7 +173,6 @@ def _modules(model: Model) -> set[str]:
         "moe": x is None,
         "shared_experts": x is None or not x.shared_hidden,
         "mla_up_projection": model.attention.kind is not AttentionKind.MLA,
-        "norm": model.norm_placement is NormPlacement.AFTER,  # nothing keeps the output of such a norm
     }
     return {name for name in RECOMPUTE_MODULES if not absent.get(name)}
 
@@ -303,11 +194,6 @@ def _tensor(plan: Plan, run: Run) -> Iterator[Unsupported]:
     if plan.tensor == 1:
         return
     key, model, width = "parallel.tensor", run.model, plan.tensor
-    if model.attention.qk_norm and model.attention.qk_norm_across_heads:
-        yield Unsupported(
-            key=key,
-            reason=f"{model.name} normalises queries and keys over all heads, which would be on several ranks",
-        )
     for what, count in (
         ("query heads", model.attention.num_heads),
         ("key/value heads", model.attention.num_kv_heads),
@@ -335,11 +221,6 @@ def _experts(plan: Plan, run: Run) -> Iterator[Unsupported]:
             key="parallel.sequence_parallel",
             reason="experts take different tokens from every tensor rank: must be true where tensor > 1",
         )
-    if experts.bias and plan.expert_tensor > 1:
-        yield Unsupported(
-            key="parallel.expert_tensor",
-            reason="every rank would add the biases of an expert's output: must be 1",
-        )
     ranks = plan.num_devices // plan.pipeline
     for key, divisor, what, count in (
         ("expert", plan.expert, "experts", experts.num_experts),
@@ -351,21 +232,8 @@ def _experts(plan: Plan, run: Run) -> Iterator[Unsupported]:
 
 
 def _frozen(plan: Plan, run: Run) -> Iterator[Unsupported]:
-    """A stage needs adapters to train. A quantised matrix cannot be sharded: every process holds its layers whole."""
-    if run.lora is None:
-        return
-    if 0 in (plan.layers_per_stage or ()):
-        yield Unsupported(
-            key="parallel.layers_per_stage", reason="a stage without layers has no adapters to train"
-        )
-    if plan.tensor > 1 and run.lora.dropout and run.model.attention.kind is AttentionKind.MLA:
-        yield Unsupported(key="lora.dropout", reason="tensor ranks would drop different latents: must be 0")
-    if run.lora.dropout and "mla_up_projection" in plan.recompute_modules:
-        yield Unsupported(
-            key="lora.dropout",
-            reason="mla_up_projection would draw another dropout when recomputed: must be 0",
-        )
-    if run.lora.base_format is BaseFormat.FULL:
+    """A quantised matrix cannot be sharded: every process holds its layers whole."""
+    if run.lora is None or run.lora.base_format is BaseFormat.FULL:
         return
     if plan.tensor > 1:
         yield Unsupported(key="parallel.tensor", reason="a quantised base is not sharded: must be 1")
@@ -396,46 +264,3 @@ def _pipeline(plan: Plan, run: Run) -> Iterator[Unsupported]:
         yield Unsupported(
             key="parallel.pipeline", reason="stages between the first and the last need a layer each"
         )
-
-
-def _label_tokens(plan: Plan, run: Run) -> Iterator[Unsupported]:
-    """A schedule is made for one number of micro-batches."""
-    if run.label_tokens is not None and plan.pipeline > 1:
-        yield Unsupported(
-            key="batch.label_tokens",
-            reason="a pipeline's schedule needs as many micro-batches in each step: parallel.pipeline must be 1",
-        )
-
-
-def _fp8(plan: Plan, run: Run) -> Iterator[Unsupported]:
-    """Widths of the GEMMs of one rank. A width that fp8 does not allow is refused: no layer silently stays in bf16."""
-    unit = NARROW_UNITS.get(run.precision.name)
-    if unit is None:
-        return
-    model, width = run.model, plan.tensor
-    a, experts = model.attention, model.experts
-    widths = {
-        "tokens of a micro-batch and rank": plan.micro_batch * run.sequence_length // plan.context,
-        "hidden widths": model.hidden,
-        "query widths": a.num_heads * a.head_dim // width,
-        "value widths": a.num_heads * a.v_dim // width,
-    }
-    if a.kind is AttentionKind.MLA:
-        latent = {"query latents": a.query_lora_rank, "key and value latents": a.kv_lora_rank}
-        widths |= latent | {"latents with the rotary key": a.kv_lora_rank + a.rope_head_dim}
-        widths["key and value widths"] = a.num_heads * (a.head_dim - a.rope_head_dim + a.v_dim)
-    else:
-        widths["key widths"] = a.num_kv_heads * a.head_dim // width
-        widths["value widths of a group"] = a.num_kv_heads * a.v_dim // width
-    if experts is None or experts.num_dense_layers:
-        widths["feed-forward columns"] = model.ffn_hidden // width
-    if experts is not None:
-        widths["columns of shared experts"] = experts.shared_hidden // width
-        widths["columns of routed experts"] = experts.ffn_hidden // plan.expert_tensor
-    for what, count in widths.items():
-        if count % unit:
-            yield Unsupported(
-                key="precision",
-                reason=f"{run.precision.name} needs multiples of {unit}, a rank has {count} {what}",
-                hint="precision: bf16",
-            )

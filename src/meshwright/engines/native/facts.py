@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-from meshwright.arrays import Mask
+from meshwright.arrays import Array, Integers, Mask
 from meshwright.cost.pipeline.schedules import schedules_with
 from meshwright.cost.tables import RECOMPUTES, PlanTable, stored_column
 from meshwright.planner.engines import EngineFacts, LegalityContext, Rule, Scope
-from meshwright.planner.rules import has_experts, has_schedule, mask_of, module_names
+from meshwright.planner.rules import fills_stages, has_experts, has_schedule, mask_of, module_names
 from meshwright.specs.plan import (
     DROPPED_MODULES,
     SCHEDULES,
@@ -24,21 +25,84 @@ STORED_OR_RECOMPUTED = {
 }
 """Modules whose recomputation leaves nothing to store in 8 bits, by those of `kernels.stored_activations`."""
 
+NARROW_UNITS = {
+    "fp8": 16,
+    "fp8_delayed": 16,
+    "fp8_rowwise": 16,
+    "fp8_blockwise": 16,
+    "mxfp8": 32,
+    "mxfp4": 32,
+}
+"""Widths of GEMMs in 8 and 4 bits are multiples of this: a condition of the matrix units, and of MX's groups."""
 
-def _stored_once(s: LegalityContext, plan: PlanTable) -> Mask:
+
+def _recomputed(plan: PlanTable, *modules: str) -> NDArray[np.bool_]:
+    return (np.asarray(plan.recompute_mask) & mask_of(*modules)) != 0
+
+
+def _is(kind: Recompute, plan: PlanTable) -> NDArray[np.bool_]:
+    return np.equal(plan.recompute, RECOMPUTES.index(kind))
+
+
+def _stored(s: LegalityContext, plan: PlanTable) -> Integers:
+    """Modules whose activations are in 8 bits, as `PlanTable.stored_mask` has them."""
+    return np.where(np.asarray(plan.stored_mask) < 0, stored_column(s.stored), plan.stored_mask)
+
+
+def _stored_once(module: str) -> Rule:
     """Nothing is both stored in 8 bits and recomputed."""
-    stored = np.where(np.asarray(plan.stored_mask) < 0, stored_column(s.stored), plan.stored_mask)
-    excluded = sum(
-        (stored >> i & 1) * mask_of(*STORED_OR_RECOMPUTED[module]) for i, module in enumerate(STORED_MODULES)
+    bit = 1 << STORED_MODULES.index(module)
+    return Rule(
+        name=f"stored activations of {module}",
+        scope=Scope.CHOICE,
+        holds=lambda s, p: ((_stored(s, p) & bit) == 0) | ~_recomputed(p, *STORED_OR_RECOMPUTED[module]),
+        says=lambda _, p: (
+            f"it is recomputed already ({module_names(int(p.recompute_mask))}): leave out one of both"
+        ),
+        key=f"kernels.stored_activations.{module}",
     )
-    layers_stay = np.not_equal(plan.recompute, RECOMPUTES.index(Recompute.FULL))
-    return (stored == 0) | (layers_stay & ((np.asarray(plan.recompute_mask) & excluded) == 0))
 
 
-def _says_stored(s: LegalityContext, plan: PlanTable) -> str:
-    said = int(plan.stored_mask)
-    names = s.stored if said < 0 else [m for i, m in enumerate(STORED_MODULES) if said >> i & 1]
-    return f"activations of {', '.join(sorted(names))} are stored in 8 bits, not recomputed"
+def _splits_backward(plan: PlanTable) -> NDArray[np.bool_]:
+    return has_schedule(plan, *schedules_with(lambda r: r.splits_backward)) & (np.asarray(plan.pipeline) > 1)
+
+
+def _odd_widths(s: LegalityContext, plan: PlanTable) -> list[tuple[str, Array, Mask]]:
+    """Widths of the GEMMs of one rank: what, how many, and where the run's format does not allow so many."""
+    unit = NARROW_UNITS.get(s.precision)
+    if unit is None:
+        return []
+    m, ranks = s.model, plan.tensor
+    widths: dict[str, Array] = {
+        "tokens of a micro-batch and rank": plan.micro_batch * s.batch.seq_len // plan.context,
+        "hidden widths": m.hidden,
+        "query widths": m.num_heads * m.qk_dim // ranks,
+        "value widths": m.num_heads * m.v_dim // ranks,
+    }
+    if m.is_mla:
+        widths |= {"query latents": m.q_rank, "key and value latents": m.kv_rank}
+        widths["latents with the rotary key"] = m.kv_rank + m.rope_dim
+        widths["key and value widths"] = m.num_heads * (m.qk_dim - m.rope_dim + m.v_dim)
+    else:
+        widths["key widths"] = m.num_kv_heads * m.qk_dim // ranks
+        widths["value widths of a group"] = m.num_kv_heads * m.v_dim // ranks
+    if m.num_dense_layers:
+        widths["feed-forward columns"] = m.ffn // ranks
+    if has_experts(s):
+        widths["columns of shared experts"] = m.shared_ffn // ranks
+        widths["columns of routed experts"] = m.expert_ffn // plan.expert_tensor
+    return [(what, count, np.asarray(count) % unit != 0) for what, count in widths.items()]
+
+
+def _says_widths(s: LegalityContext, plan: PlanTable) -> str:
+    counts = [f"{int(count)} {what}" for what, count, is_odd in _odd_widths(s, plan) if is_odd]
+    return f"{s.precision} needs multiples of {NARROW_UNITS[s.precision]}, a rank has {', '.join(counts)}"
+
+
+def _keeps_cached(s: LegalityContext, plan: PlanTable) -> Mask:
+    """A cache that the run asks for has 8-bit weights, which stay whole between micro-batches."""
+    whole = (plan.sharding != Sharding.PARAMETERS) | (plan.pipeline > 1) | (plan.data_shard == 1)
+    return (not s.caches_weights) | (s.narrow_weights & whole) | (np.asarray(plan.weight_cache) >= 0)
 
 
 RULES = (
@@ -50,13 +114,17 @@ RULES = (
             f"multi-token prediction reads the next tokens, which are on other context ranks: context {p.context} "
             "must be 1"
         ),
+        key="parallel.context",
+        hint=lambda _, __: "--set model.num_mtp_layers=0",
     ),
     Rule(
         name="stored activations",
         scope=Scope.CHOICE,
-        holds=_stored_once,
-        says=_says_stored,
+        holds=lambda s, p: (_stored(s, p) == 0) | ~_is(Recompute.FULL, p),
+        says=lambda _, __: "whole layers are recomputed and save nothing: leave it out",
+        key="kernels.stored_activations",
     ),
+    *(_stored_once(module) for module in STORED_MODULES),
     Rule(
         name="expert tensor width",
         scope=Scope.SHAPE,
@@ -68,34 +136,32 @@ RULES = (
         name="recomputation under zero bubble",
         scope=Scope.CHOICE,
         holds=lambda _, p: (
-            ~(has_schedule(p, *schedules_with(lambda r: r.splits_backward)) & (p.pipeline > 1))
-            | (
-                np.not_equal(p.recompute, RECOMPUTES.index(Recompute.FULL))
-                & ((np.asarray(p.recompute_mask) & ~mask_of(*DROPPED_MODULES)) == 0)
-            )
+            ~_splits_backward(p)
+            | (~_is(Recompute.FULL, p) & ((np.asarray(p.recompute_mask) & ~mask_of(*DROPPED_MODULES)) == 0))
         ),
         says=lambda _, p: (
-            f"{SCHEDULES[int(p.schedule)].value} would compute {module_names(int(p.recompute_mask))} again twice, "
-            f"for gradients of inputs and of weights: it goes with {', '.join(DROPPED_MODULES)}"
+            f"{SCHEDULES[int(p.schedule)].value} would compute it twice, for gradients of inputs and of weights"
         ),
+        key="parallel.recompute",
+        hint=lambda _, __: f"allowed with it: none, or modules of {', '.join(DROPPED_MODULES)}",
     ),
     Rule(
         name="recomputed norms",
         scope=Scope.CHOICE,
-        holds=lambda _, p: (p.tensor == 1) | ((np.asarray(p.recompute_mask) & mask_of("norm")) == 0),
+        holds=lambda _, p: (p.tensor == 1) | ~_recomputed(p, "norm"),
         says=lambda _, p: (
-            f"with tensor {p.tensor} the gathered outputs of norms are kept: to recompute them frees nothing"
+            f"norm frees nothing when tensor > 1, here {p.tensor}: what is kept is the gathered output"
         ),
+        key="parallel.recompute",
     ),
     Rule(
         name="norms of outputs",
         scope=Scope.CHOICE,
-        holds=lambda s, p: (
-            (s.model.norms_inputs > 0) | ((np.asarray(p.recompute_mask) & mask_of("norm")) == 0)
+        holds=lambda s, p: (s.model.norms_inputs > 0) | ~_recomputed(p, "norm"),
+        says=lambda _, __: (
+            "the model has no norm whose output is kept: it normalises only outputs of attention and feed-forward"
         ),
-        says=lambda _, p: (
-            "the model normalises only outputs of attention and feed-forward, which nothing keeps"
-        ),
+        key="parallel.recompute",
     ),
     Rule(
         name="norms over all heads",
@@ -104,6 +170,7 @@ RULES = (
         says=lambda _, p: (
             f"queries and keys are normalised over all heads, which tensor {p.tensor} would divide"
         ),
+        key="parallel.tensor",
     ),
     Rule(
         name="biased experts",
@@ -112,20 +179,127 @@ RULES = (
         says=lambda _, p: (
             f"each of expert_tensor {p.expert_tensor} ranks would add the biases of an expert's output"
         ),
+        key="parallel.expert_tensor",
     ),
     Rule(
         name="alternate GEMMs",
         scope=Scope.CHOICE,
         holds=lambda s, p: (
-            ((np.asarray(p.recompute_mask) & mask_of("alternate_matmuls")) == 0)
+            ~_recomputed(p, "alternate_matmuls")
             | (
                 (np.asarray(p.recompute_mask) == mask_of("alternate_matmuls"))
                 & ((p.expert * p.expert_tensor * p.tensor == 1) | (not has_experts(s)))
             )
         ),
-        says=lambda _, p: "alternate_matmuls stands alone, and needs whole experts on every rank",
+        # Sharded experts are gathered inside their layer, which a recomputed layer does not do twice.
+        says=lambda _, p: (
+            "alternate_matmuls decides for all modules, so that it cannot be combined with others, and needs whole "
+            "experts: expert, expert_tensor and tensor must be 1"
+        ),
+        key="parallel.recompute",
+    ),
+    Rule(
+        name="filled stages of adapters",
+        scope=Scope.SHAPE,
+        holds=lambda s, p: (s.model.lora_rank == 0) | fills_stages(s, p),
+        says=lambda _, __: "a stage without layers has no adapters to train",
+        key="parallel.layers_per_stage",
+        after="layers",
+    ),
+    Rule(
+        name="dropout of latents",
+        scope=Scope.SHAPE,
+        holds=lambda s, p: (s.model.lora_dropout * s.model.is_mla == 0) | (p.tensor == 1),
+        says=lambda _, __: "tensor ranks would drop different latents: must be 0",
+        key="lora.dropout",
+    ),
+    Rule(
+        name="recomputed dropout",
+        scope=Scope.CHOICE,
+        holds=lambda s, p: (s.model.lora_dropout == 0) | ~_recomputed(p, "mla_up_projection"),
+        says=lambda _, __: "mla_up_projection would draw another dropout when recomputed: must be 0",
+        key="lora.dropout",
+    ),
+    Rule(
+        name="steps of labels",
+        scope=Scope.SHAPE,
+        holds=lambda s, p: (not s.counts_labels) | (np.asarray(p.pipeline) == 1),
+        says=lambda _, __: (
+            "a pipeline's schedule needs as many micro-batches in each step: parallel.pipeline must be 1"
+        ),
+        key="batch.label_tokens",
+    ),
+    Rule(
+        name="compiled backward pass",
+        scope=Scope.SHAPE,
+        holds=lambda s, p: (not s.is_compiled) | ~_splits_backward(p),
+        says=lambda _, p: (
+            f"the backward pass of a compiled layer is one piece, which {SCHEDULES[int(p.schedule)].value} would split"
+        ),
+        key="train.compile",
+        hint=lambda _, __: "allowed with it: gpipe, 1f1b, interleaved",
+    ),
+    Rule(
+        name="compiled recomputation",
+        scope=Scope.CHOICE,
+        holds=lambda s, p: (not s.is_compiled) | ~_is(Recompute.SELECTIVE, p),
+        says=lambda _, __: (
+            "the compiler itself decides which norms and activations of a layer are recomputed"
+        ),
+        key="train.compile",
+        hint=lambda _, __: "set parallel.recompute to none or full",
+    ),
+    Rule(
+        name="compiled storage",
+        scope=Scope.CHOICE,
+        holds=lambda s, p: (not s.is_compiled) | (_stored(s, p) == 0),
+        says=lambda _, __: "a compiled layer saves what the compiler decides: leave it out",
+        key="kernels.stored_activations",
+        hint=lambda _, __: "--set train.compile=false",
+    ),
+    Rule(
+        name="narrow widths",
+        scope=Scope.BATCH,
+        holds=lambda s, p: (
+            ~np.any(np.broadcast_arrays(False, *(odd for *_, odd in _odd_widths(s, p))), axis=0)
+        ),
+        says=_says_widths,
+        key="precision",
+        hint=lambda _, __: "precision: bf16",
+    ),
+    Rule(
+        name="cached weights",
+        scope=Scope.CHOICE,
+        holds=_keeps_cached,
+        says=lambda s, _: (
+            "weights are gathered again for each pass of a layer: there is nothing to keep"
+            if s.narrow_weights
+            else f"{s.precision} has no 8-bit weights: leave it out"
+        ),
+        key="kernels.weight_cache",
+        hint=lambda s, _: "parallel.sharding: optimizer" if s.narrow_weights else None,
+    ),
+    Rule(
+        name="blocks of states",
+        scope=Scope.CHOICE,
+        holds=lambda s, p: (
+            (s.optimizer.name != "adamw8bit")
+            | (
+                np.where(p.sharding == Sharding.NONE, 1, p.data_shard * p.context)
+                * (p.tensor * p.expert * p.expert_tensor)
+                == 1
+            )
+        ),
+        says=lambda _, __: "adamw8bit rounds in blocks of whole tensors, which this plan shards",
+        key="optimizer.name",
+        hint=lambda _, __: (
+            "optimizer {name: adamw, states: int8} runs under every plan; or parallel.sharding: none"
+        ),
     ),
 )
+
+NOT_TRIED = ("expert tensor width",)
+"""Rules for the search alone: the engine runs these plans."""
 
 FACTS = EngineFacts(
     title="native",

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from meshwright.cost.stages import layers_per_stage
 from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
 from meshwright.engines.torchtitan.config_module.models import GPT_OSS, check_model, family_of
@@ -100,27 +99,7 @@ def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:
     return [
         *refusals.by_planner_rules(plan, run=run, engine="torchtitan"),
         *refusals.offload(plan),
-        *_plan_details(plan, run),
     ]
-
-
-def _plan_details(plan: Plan, run: Run) -> Iterator[Unsupported]:
-    yield from refusals.some_layers_recomputed(plan)
-    if run.model.tied_embeddings and plan.pipeline > 1:
-        yield Unsupported(key="parallel.pipeline", reason="tied embeddings need the whole model: must be 1")
-    if run.model.experts is not None and plan.tensor > 1 and plan.sequence_parallel and plan.micro_batch == 1:
-        yield Unsupported(
-            key="parallel.sequence_parallel",
-            reason="experts get wrong gradients from micro-batches of one sequence: must be false",
-            hint="or batch.micro: 2",
-        )
-    num_stages = plan.pipeline * plan.virtual_pipeline
-    if 0 in (plan.layers_per_stage or layers_per_stage(run.model.num_layers, num_stages)):
-        yield Unsupported(
-            key="parallel.pipeline",
-            reason=f"every stage needs a layer, and {run.model.num_layers} layers do not fill {num_stages} stages",
-            hint="set parallel.layers_per_stage",
-        )
 
 
 def notes_on_data(run: Run, corpus: Corpus) -> Iterator[str]:

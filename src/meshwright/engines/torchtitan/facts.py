@@ -8,7 +8,7 @@ from meshwright.arrays import Mask
 from meshwright.cost.tables import RECOMPUTES, PlanTable
 from meshwright.engines.torchtitan import VERSION
 from meshwright.planner.engines import EngineFacts, LegalityContext, Rule, Scope
-from meshwright.planner.rules import has_schedule, num_micro_batches
+from meshwright.planner.rules import fills_stages, has_experts, has_schedule, num_micro_batches
 from meshwright.specs.features import RELEASE_DEFAULTS, CudaGraphs, Dispatcher, Features, Preset, WireFormat
 from meshwright.specs.plan import Recompute, Schedule, Sharding
 
@@ -46,6 +46,35 @@ RULES = (
         holds=lambda _, p: ~has_schedule(p, Schedule.ZBV) | (p.recompute == RECOMPUTES.index(Recompute.NONE)),
         says=lambda _, p: f"torchtitan {VERSION} runs its zero-bubble schedules only without recomputation",
     ),
+    Rule(
+        name="filled stages",
+        scope=Scope.SHAPE,
+        holds=fills_stages,
+        says=lambda s, p: (
+            f"every stage needs a layer, and {s.model.num_layers} layers do not fill "
+            f"{p.pipeline * p.virtual_pipeline} stages"
+        ),
+        key="parallel.pipeline",
+        hint=lambda _, __: "set parallel.layers_per_stage",
+        after="layers",
+    ),
+    Rule(
+        name="tied embeddings",
+        scope=Scope.SHAPE,
+        holds=lambda s, p: (s.model.tied == 0) | (np.asarray(p.pipeline) == 1),
+        says=lambda _, __: "tied embeddings need the whole model: must be 1",
+        key="parallel.pipeline",
+    ),
+    Rule(
+        name="sequences of experts",
+        scope=Scope.BATCH,
+        holds=lambda s, p: (
+            (not has_experts(s)) | (p.tensor == 1) | (p.sequence_parallel == 0) | (p.micro_batch > 1)
+        ),
+        says=lambda _, __: "experts get wrong gradients from micro-batches of one sequence: must be false",
+        key="parallel.sequence_parallel",
+        hint=lambda _, __: "or batch.micro: 2",
+    ),
 )
 
 PRESET = Features(
@@ -65,6 +94,7 @@ FACTS = EngineFacts(
     uneven_layers=True,
     any_vocabulary=True,  # split unevenly
     whole_sequences=True,
+    splits_no_experts=True,
     short_interleaving=True,
     context_block=128,
     # Its wrapper `ChunkedLossWrapper` accumulates over chunks of the sequence; our configurations name the plain loss.

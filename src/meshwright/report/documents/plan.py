@@ -43,7 +43,6 @@ def ranking_document(ranking: PlanRanking) -> dict[str, Any]:
             "losers": [comparison_document(c) for c in ranking.losers],
             "why_not": [why_not_document(a) for a in ranking.why_not],
             "not_tried": search.space.untried,
-            "engine_refuses": [str(problem) for problem in ranking.engine_refuses],
         },
     }
     if notes := ranking.notes:

@@ -42,7 +42,7 @@ def test_what_is_not_honoured_is_refused(refused):
             ("train.compile", ["train.compile=true"]),
             ("task", ["task=lora"]),
             ("parallel.context", ["plan: context: 2"]),
-            ("parallel.tensor: 4 does not divide the 2 key/value heads", ["plan: tensor: 4"]),
+            ("parallel.tensor: tensor 4 does not divide 2 key/value heads", ["plan: tensor: 4"]),
             ("parallel: expert 2", ["parallel={data_shard: 2, expert: 2, sharding: none}"]),
             ("parallel: megatron 0.16 has no zbv", ["plan: pipeline: 2, virtual_pipeline: 2, schedule: zbv"]),
             ("parallel.sharding", ["parallel={data_shard: 2, sharding: parameters}"]),

@@ -1,0 +1,174 @@
+"""Every plan that the planner lists for an engine is one that the engine exports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from meshwright.catalog import lookup as catalog
+from meshwright.catalog.lookup import engine_names
+from meshwright.engines.base import ExternalProgramsEngine, check_export, find_engine
+from meshwright.engines.choice import not_run, with_planned_engine
+from meshwright.errors import InfeasibleError, InputError
+from meshwright.planner.choice import best_plans, free_request, goal_of
+from meshwright.planner.fixed import fixed_fields
+from meshwright.runfile import from_options
+from meshwright.specs.plan import Recompute, Schedule, Sharding
+from meshwright.specs.precision import PRECISIONS
+from meshwright.specs.run import Run, with_plan
+
+TOP = 10
+SUPPRESSED = [HealthCheck.too_slow]
+FEW = settings(max_examples=12, deadline=None, suppress_health_check=SUPPRESSED)
+THOUSANDS = settings(max_examples=2000, deadline=None, suppress_health_check=SUPPRESSED)
+
+PLAIN = (
+    "llama3.1-8b",
+    "llama3.2-1b",
+    "qwen3-8b",
+    "qwen3-14b",
+    "qwen3-30b-a3b",
+    "gpt-oss-20b",
+    "llama3.1-70b",
+)
+"""Dense and of experts, with tied embeddings and with windows: models that most engines run."""
+OF = {
+    "native": (
+        "mixtral-8x7b",
+        "deepseek-v2-lite",
+        "deepseek-v3",
+        "glm-4.5-air",
+        "gemma2-9b",
+        "olmo2-7b",
+        "phi4",
+    ),
+    "torchtitan": ("deepseek-v2-lite", "qwen3-4b", "gpt-oss-120b"),
+    "megatron": ("mixtral-8x7b", "deepseek-v2-lite", "moe-2t", "qwen3-1.7b"),
+    "maxtext": ("mixtral-8x7b", "deepseek-v2-lite", "qwen3-235b-a22b"),
+}
+"""Further ones."""
+DEVICES = ("h100", "b200", "mi300x", "mi355x")
+TPUS = ("tpu-v5p", "tpu-v6e", "tpu7x")
+NODES = ((1, 1), (2, 1), (4, 1), (3, 2), (6, 1), (8, 1), (8, 2), (8, 3), (8, 4), (8, 16))
+KEYS = {
+    "native": (
+        "train.compile=true", "optimizer={name: adamw8bit}", "optimizer={name: muon}", "kernels.weight_cache='on'",
+        "kernels.stored_activations=[norm]", "batch.label_tokens=4000000", "task=lora",
+    ),
+    "torchtitan": ("train.compile=true", "optimizer.states=bf16", "task=lora"),
+    "megatron": (
+        "optimizer.states=bf16", "train.balance_loss=0.01", "stack.preset=recipe", "stack.cuda_graphs=partial",
+        "stack.overlaps_experts=true",
+    ),
+    "maxtext": ("task=lora", "optimizer.states=bf16"),
+}  # fmt: skip
+FIXED = [
+    *(f"{name}={width}" for name in ("tensor", "context", "pipeline", "expert") for width in (1, 2, 4)),
+    *(f"{name}={width}" for name in ("virtual_pipeline", "expert_tensor", "data_replicate") for width in (1, 2)),
+    *(f"sharding={sharding.name.lower()}" for sharding in Sharding),
+    *(f"schedule={schedule.value}" for schedule in Schedule),
+    *(f"recompute={kind.value}" for kind in Recompute),
+    "sequence_parallel=false", "micro_batch=1", "recompute_layers=4", "recompute_modules=alternate_matmuls",
+]  # fmt: skip
+
+
+@st.composite
+def questions(draw) -> tuple[Run, tuple[str, ...]]:
+    """Return a run and the fields of its plan that are fixed."""
+    engine = draw(st.sampled_from(engine_names()))
+    model = draw(st.sampled_from(PLAIN + OF[engine]) | st.sampled_from(catalog.model_names()))
+    device = draw(st.sampled_from(DEVICES + (TPUS if engine == "maxtext" else ())))
+    width, nodes = draw(st.sampled_from(NODES))
+    precision = draw(st.sampled_from(["bf16", *PRECISIONS]))
+    keys = ["train.steps=100", *draw(st.lists(st.sampled_from(KEYS[engine]), max_size=1))]
+    if draw(st.booleans()):
+        keys.append(f"model={{base: {model}, num_mtp_layers: 0}}")
+    asked = {
+        "model": model,
+        "cluster": f"{device}-{min(width, 4) if device in TPUS else width}x{nodes}",
+        "global_batch": draw(st.sampled_from([1, 6, 8, 24, 64, 96, 256, 512, 1024])),
+        "sequence_length": draw(st.sampled_from([512, 2048, 3000, 4096, 6144, 8192, 32768])),
+        "engine": engine,
+    }
+    try:
+        run = from_options(**asked, precision=precision, overrides=keys)
+    except InputError:  # the device does not multiply this format
+        run = from_options(**asked, precision="bf16", overrides=keys[:1])
+    return run, tuple(
+        draw(st.lists(st.sampled_from(FIXED), max_size=2, unique_by=lambda word: word.split("=")[0]))
+    )
+
+
+def refused(run: Run, fixed: tuple[str, ...] = ()) -> dict[str, list[str]]:
+    """Return what the engine says of each plan that the planner lists for `run` and that is not exported."""
+    if not_run(run):
+        with pytest.raises(InputError, match=f"the {run.engine} engine cannot do this run"):
+            with_planned_engine(run)
+        return {}
+    try:
+        request = free_request(run).fixing(**fixed_fields(fixed))
+        plans = best_plans(request, goal=goal_of(run), top=TOP).plans[:TOP]
+    except (InputError, InfeasibleError):  # fixed fields contradict each other, or no plan fits
+        return {}
+    found: dict[str, list[str]] = {}
+    for one in (with_plan(run, ranked.plan) for ranked in plans):
+        assert one.plan is not None
+        if problems := check_export(one):
+            found[one.plan.describe()] = [str(problem) for problem in problems]
+        else:
+            _export(one)
+    return found
+
+
+def _export(run: Run) -> None:
+    engine, folder = find_engine(run.engine), Path("results")
+    if engine.check(run) and isinstance(engine, ExternalProgramsEngine):
+        engine.lower_export(run, folder=folder)
+    else:
+        engine.lower(run, folder=folder)
+
+
+ONCE = [
+    ("megatron", "llama3.2-1b", "h100-8x16", 512, 4096, "", ""),  # sharded parameters
+    ("megatron", "qwen3-1.7b", "gb200-16x4", 8, 512, "", "tensor=16"),  # repeated key/value heads
+    ("megatron", "llama3-8b", "h200-8x4", 128, 6144, "optimizer.states=bf16", ""),
+    ("megatron", "mixtral-8x7b", "h100-8x2", 64, 4096, "", "expert=1,tensor=2"),
+    ("maxtext", "qwen3-8b", "h100-8x4", 8, 4096, "", ""),  # context ranks hold parts of the weights
+    ("maxtext", "llama3.1-70b", "tpu7x-4x4", 6, 16384, "", ""),  # two devices of JAX
+    ("maxtext", "qwen3-14b", "tpu-v6e-4x1", 256, 8192, "task=lora", ""),
+    ("maxtext", "qwen3-30b-a3b", "b200-8x6", 24, 6144, "precision=fp32", ""),
+    ("torchtitan", "qwen3-14b", "a100-6x1", 512, 4096, "", ""),  # a stage without layers
+    ("torchtitan", "qwen3-4b", "h200-8x3", 6, 4096, "", ""),  # tied embeddings
+    ("torchtitan", "gpt-oss-120b", "mi355x-8x3", 1, 6144, "", ""),  # experts under sequence parallelism
+    ("native", "llama3.1-8b", "mi355x-8x8", 16, 3000, "train.compile=true", "pipeline=2"),
+    ("native", "glm-4.5-air", "mi355x-8x16", 1, 2048, "precision=mxfp8", ""),  # widths of a rank
+    ("native", "llama3-8b", "h100-8x2", 64, 4096, "optimizer={name: adamw8bit}", ""),
+    ("native", "llama3-8b", "h100-8x2", 64, 4096, "batch.label_tokens=4000000", "pipeline=2"),
+]
+"""Questions whose answers were refused: engine, model, cluster, batch, sequence, a key of the run, fixed fields."""
+
+
+@pytest.mark.parametrize("asked", ONCE, ids=lambda asked: "-".join(map(str, asked[:3])))
+def test_what_was_refused_once_is_not_planned(asked):
+    engine, model, cluster, batch, length, key, fixed = asked
+    run = from_options(
+        model=model, cluster=cluster, global_batch=batch, sequence_length=length, engine=engine,
+        overrides=["train.steps=100", *filter(None, [key])],
+    )  # fmt: skip
+    assert refused(run, tuple(filter(None, [fixed]))) == {}
+
+
+@FEW
+@given(questions())
+def test_every_plan_that_is_listed_is_exported(question):
+    assert refused(*question) == {}
+
+
+@pytest.mark.slow
+@THOUSANDS
+@given(questions())
+def test_every_one_of_thousands_is_exported(question):
+    assert refused(*question) == {}
