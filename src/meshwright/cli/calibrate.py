@@ -17,8 +17,8 @@ from meshwright.files import write_atomically
 from meshwright.fitting.advice import Advice, advise
 from meshwright.fitting.device import calibrate
 from meshwright.fitting.published_tables import calibrate_from_tables
+from meshwright.json_values import jsonable
 from meshwright.records.device import read
-from meshwright.report.documents.json_values import jsonable
 from meshwright.report.quantities import interval_of, percent, value_of
 from meshwright.specs.hardware import HERE
 from meshwright.units import format_seconds

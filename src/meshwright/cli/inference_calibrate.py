@@ -12,7 +12,7 @@ from meshwright.errors import InputError
 from meshwright.files import write_atomically
 from meshwright.inference.measured import ServedGiven
 from meshwright.inference.server_fit import to_document
-from meshwright.report.documents.json_values import jsonable
+from meshwright.json_values import jsonable
 from meshwright.report.serving_calibration import ServingCalibrationResult, serving_calibration
 from meshwright.runfile import named_model
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 from unicodedata import category
 
 from meshwright.cli.verbs import load
-from meshwright.report.documents.json_values import jsonable
+from meshwright.json_values import jsonable
 
 if TYPE_CHECKING:
     from rich.console import Console

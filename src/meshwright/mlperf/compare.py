@@ -14,14 +14,14 @@ from typing import Any
 
 from meshwright.catalog.mlperf_results import MLPerfResult, mlperf_results
 from meshwright.errors import InputError
+from meshwright.json_values import jsonable
 from meshwright.mlperf.benchmarks import benchmark_names, round_rules
 from meshwright.mlperf.check_system import submitted_system
 from meshwright.mlperf.documents import NOT_MLPERF, UNVERIFIED
 from meshwright.mlperf.log import read_log
 from meshwright.mlperf.results import rows_html
 from meshwright.mlperf.score import Score, result_files, result_folders, score_folder
-from meshwright.report.documents.json_values import jsonable
-from meshwright.report.result import Result
+from meshwright.result import Result
 
 PUBLISHED = "published by MLCommons"
 _SAME = 2e-4  # scores of one set, rounded minutes against milliseconds

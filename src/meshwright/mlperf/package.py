@@ -22,7 +22,7 @@ from meshwright.mlperf.log import read_log
 from meshwright.mlperf.official import INSTALL, PACKAGE, ask, package_version
 from meshwright.mlperf.results import rows_html
 from meshwright.mlperf.score import Score, score_folder
-from meshwright.report.result import Result
+from meshwright.result import Result
 
 LARGEST_BYTES = 50 * 1024 * 1024  # repo_checker.py: no larger file
 _NAME = re.compile(r"[A-Za-z0-9_+=@,()\[\]-][A-Za-z0-9_.+=@,()\[\]-]*")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
+from meshwright.json_values import jsonable
 from meshwright.mlperf.benchmarks import Benchmark
 from meshwright.mlperf.check import CheckReport, check_path
 from meshwright.mlperf.convergence import ReferencePoint, pruned
@@ -20,10 +21,9 @@ from meshwright.mlperf.reference_runs import (
     write_reference_file,
 )
 from meshwright.mlperf.score import Score, result_folders, score_folder
-from meshwright.report.documents.json_values import jsonable
 from meshwright.report.fragment import fragment
 from meshwright.report.html import table
-from meshwright.report.result import Result
+from meshwright.result import Result
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,8 @@ from meshwright.accuracy.rows import PublishedRun, read_failed, read_runs
 from meshwright.accuracy.shipped import failed_configs_path, measured_runs_path
 from meshwright.calibration.device import load
 from meshwright.errors import InputError
-from meshwright.report.advance import Advance, ignore
 from meshwright.report.quantities import percent
-from meshwright.report.result import Result
+from meshwright.result import Advance, Result, ignore
 
 if TYPE_CHECKING:
     from meshwright.accuracy.corrections import CorrectionsByKernel
@@ -58,7 +57,7 @@ class AccuracyStudy(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright accuracy --json`."""
-        from meshwright.report.documents.json_values import jsonable
+        from meshwright.json_values import jsonable
 
         return jsonable({**self.report.as_json(), "each_source_left_out": self.leave_one_source_out})
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.report.documents.catalog import details_document, leaves, listing_document
-from meshwright.report.result import Result
+from meshwright.result import Result
 
 KINDS = ("models", "accelerators", "clusters", "claims", "runs")
 _ROWS_KEY = {"clusters": "fabrics"}
@@ -43,7 +43,7 @@ class CatalogItem(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright catalog KIND NAME --json`."""
-        from meshwright.report.documents.json_values import jsonable
+        from meshwright.json_values import jsonable
 
         return jsonable(self.document)
 
@@ -101,13 +101,13 @@ class CatalogListing(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright catalog KIND --json`."""
-        from meshwright.report.documents.json_values import jsonable
+        from meshwright.json_values import jsonable
 
         return jsonable(self.document)
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return one row for each entry."""
-        from meshwright.report.documents.json_values import jsonable
+        from meshwright.json_values import jsonable
 
         rows = [dict(leaves(row)) for row in self.rows]
         return [{name: jsonable(value) for name, value in row.items()} for row in rows]

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.report.documents.json_values import jsonable
-from meshwright.report.result import Result
+from meshwright.json_values import jsonable
+from meshwright.result import Result
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -17,8 +17,8 @@ from meshwright.planner.estimate import PlanEstimate, estimate_plan
 from meshwright.planner.objective import Goal
 from meshwright.planner.request import PlanRequest
 from meshwright.report.difference import MemoryLimit, PlanDifference, differ, memory_limit
-from meshwright.report.result import Result
 from meshwright.report.run_estimate import estimate_run, require_fit, require_legal
+from meshwright.result import Result
 from meshwright.specs.run import Run
 
 FixedFields = Mapping[str, object]
@@ -53,8 +53,8 @@ class Explanation(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright explain --json`."""
+        from meshwright.json_values import jsonable
         from meshwright.report.documents.explanation import explanation_document
-        from meshwright.report.documents.json_values import jsonable
 
         return jsonable(explanation_document(self))
 

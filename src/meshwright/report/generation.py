@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from meshwright.report.documents.json_values import jsonable
+from meshwright.json_values import jsonable
 from meshwright.report.quantities import rate, seconds
-from meshwright.report.result import Result
+from meshwright.result import Result
 from meshwright.specs.generation import GenerationEnding
 
 

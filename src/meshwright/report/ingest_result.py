@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.records.ingest import IngestRecords
-from meshwright.report.result import Result
+from meshwright.result import Result
 
 if TYPE_CHECKING:
     from meshwright.bench.ingest.summary import IngestSummary
@@ -45,7 +45,7 @@ class IngestBenchmark(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright bench ingest --json`."""
-        from meshwright.report.documents.json_values import jsonable
+        from meshwright.json_values import jsonable
         from meshwright.report.ingest import ingest_document
 
         return jsonable(ingest_document(self.records))

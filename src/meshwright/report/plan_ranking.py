@@ -24,7 +24,7 @@ from meshwright.planner.neighbours import Neighbour, neighbours
 from meshwright.planner.parts import notes_on_parts
 from meshwright.planner.scored import ScoredPlans, scored_plans
 from meshwright.planner.switches import SwitchGain, notes_on_idle_switches, switch_gains
-from meshwright.report.result import Result
+from meshwright.result import Result
 from meshwright.specs.estimate import Estimate
 from meshwright.specs.run import Run
 
@@ -132,7 +132,7 @@ class PlanRanking(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright plan --json`."""
-        from meshwright.report.documents.json_values import jsonable
+        from meshwright.json_values import jsonable
         from meshwright.report.documents.plan import ranking_document
 
         return jsonable(ranking_document(self))

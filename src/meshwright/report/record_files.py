@@ -19,7 +19,6 @@ from meshwright.records import device, ingest, serving, training, trainings
 from meshwright.records.offline import NAME as OFFLINE_NAME
 from meshwright.report.ingest_result import IngestBenchmark
 from meshwright.report.quantities import rate
-from meshwright.report.result import Result
 from meshwright.report.serving_records import (
     OfflineMeasurements,
     ServingMeasurements,
@@ -27,6 +26,7 @@ from meshwright.report.serving_records import (
     read_serving_result,
 )
 from meshwright.report.training_run import TrainingRun, read_training
+from meshwright.result import Result
 
 if TYPE_CHECKING:
     from meshwright.bench.training_summary import Summary
@@ -51,7 +51,7 @@ class DeviceMeasurements(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of `records.json` and the measurements."""
-        from meshwright.report.documents.json_values import jsonable
+        from meshwright.json_values import jsonable
 
         return jsonable(
             {**self.records.sidecar, "records": self.records.path, "measurements": self.to_rows()}
@@ -95,7 +95,7 @@ class TrainingSweep(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright bench train --json`."""
-        from meshwright.report.documents.json_values import jsonable
+        from meshwright.json_values import jsonable
         from meshwright.report.documents.sweep import sweep_document
 
         return jsonable(
@@ -187,7 +187,7 @@ class RecordSet(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of each record by its kind, and what could not be read."""
-        from meshwright.report.documents.json_values import jsonable
+        from meshwright.json_values import jsonable
 
         found = {
             kind: [{"folder": r.folder, **r.to_dict()} for r in getattr(self, kind)]

@@ -21,7 +21,7 @@ from meshwright.planner.switches import notes_on_idle_switches
 from meshwright.planner.training import Training, catalogue_price, goodput_at, hourly_price, training_at
 from meshwright.report.components import family
 from meshwright.report.quantities import rate, value_of
-from meshwright.report.result import Result
+from meshwright.result import Result
 from meshwright.specs.estimate import Estimate, MemoryEstimate, Tier
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run, with_label_ratio
@@ -92,8 +92,8 @@ class RunEstimate(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright estimate --json`."""
+        from meshwright.json_values import jsonable
         from meshwright.report.documents.estimate import estimate_document
-        from meshwright.report.documents.json_values import jsonable
 
         return jsonable(estimate_document(self))
 

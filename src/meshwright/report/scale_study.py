@@ -29,7 +29,7 @@ from meshwright.planner.scaling import (
 )
 from meshwright.report.plan_ranking import with_ends
 from meshwright.report.quantities import percent
-from meshwright.report.result import Result
+from meshwright.result import Result
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run, with_label_ratio
 from meshwright.units import DAY_S
@@ -82,7 +82,7 @@ class ScaleReport(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright scale --json`."""
-        from meshwright.report.documents.json_values import jsonable
+        from meshwright.json_values import jsonable
         from meshwright.report.documents.scale import scale_document
 
         return jsonable(scale_document(self))

@@ -23,9 +23,9 @@ from meshwright.inference.points import PublishedPoint, read_points, shipped_poi
 from meshwright.inference.predict import ServingPredictions, predict_points
 from meshwright.inference.server_fit import ServerCalibration, of_server
 from meshwright.report.quantities import percent
-from meshwright.report.result import Result
 from meshwright.report.serving_question import check_calibrated, server_calibration
 from meshwright.report.text_table import TextTable
+from meshwright.result import Result
 from meshwright.runfile import named_cluster
 
 LONGEST_NAME = 40
@@ -66,7 +66,7 @@ class ServingAccuracy(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright inference accuracy --json`."""
-        from meshwright.report.documents.json_values import jsonable
+        from meshwright.json_values import jsonable
 
         return jsonable(
             {
@@ -84,7 +84,7 @@ class ServingAccuracy(Result):
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return one row for each point."""
-        from meshwright.report.documents.json_values import jsonable
+        from meshwright.json_values import jsonable
 
         return [
             {k: v for k, v in jsonable(row.as_json()).items() if not isinstance(v, list | dict)}

@@ -12,8 +12,8 @@ from meshwright.inference.constants import PRIORS, SERVER, UNPUBLISHED_SD
 from meshwright.inference.measured import ServedGiven, measured_server
 from meshwright.inference.server_fit import ServerCalibration, fit_server, to_document
 from meshwright.report.quantities import percent
-from meshwright.report.result import Result
 from meshwright.report.text_table import TextTable
+from meshwright.result import Result
 from meshwright.runfile import named_cluster
 
 KNOWN = 0.8
@@ -32,7 +32,7 @@ class ServingCalibrationResult(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of the calibration file."""
-        from meshwright.report.documents.json_values import jsonable
+        from meshwright.json_values import jsonable
 
         return jsonable(to_document(self.calibration))
 

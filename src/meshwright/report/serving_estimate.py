@@ -12,7 +12,6 @@ from meshwright.inference.estimate import LoadEstimate, Server, estimate_load, e
 from meshwright.inference.price import HourPrice, TokenPrice, token_price
 from meshwright.inference.serving import RequestLoad
 from meshwright.report.quantities import rate, seconds
-from meshwright.report.result import Result
 from meshwright.report.serving_question import (
     PriceTerms,
     hour_price,
@@ -23,6 +22,7 @@ from meshwright.report.serving_question import (
     with_draft,
 )
 from meshwright.report.text_table import TextTable
+from meshwright.result import Result
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -50,7 +50,7 @@ class ServingEstimate(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright inference estimate --json`."""
-        from meshwright.report.documents.json_values import jsonable
+        from meshwright.json_values import jsonable
 
         of = self.server.of
         return jsonable(

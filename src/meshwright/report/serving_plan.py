@@ -24,7 +24,6 @@ from meshwright.inference.search import (
 )
 from meshwright.inference.serving import RequestLoad
 from meshwright.report.quantities import rate, seconds
-from meshwright.report.result import Result
 from meshwright.report.serving_question import (
     USUAL_ENGINE,
     PriceTerms,
@@ -34,6 +33,7 @@ from meshwright.report.serving_question import (
     server_calibration,
 )
 from meshwright.report.text_table import TextTable
+from meshwright.result import Result
 from meshwright.runfile import named_cluster, named_model
 
 
@@ -68,7 +68,7 @@ class ServingPlan(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright inference plan --json`."""
-        from meshwright.report.documents.json_values import jsonable
+        from meshwright.json_values import jsonable
 
         question = self.question
         return jsonable(

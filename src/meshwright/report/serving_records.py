@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.records import serving
 from meshwright.records.offline import NAME, POINT_KEYS, read_offline
 from meshwright.report.quantities import rate
-from meshwright.report.result import Result
+from meshwright.result import Result
 
 if TYPE_CHECKING:
     from meshwright.bench.serving.summary import LoadSummary
@@ -44,7 +44,7 @@ class ServingMeasurements(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of `serving.json` and each load with all of its values."""
-        from meshwright.report.documents.json_values import jsonable
+        from meshwright.json_values import jsonable
 
         return jsonable({**self.records.sidecar, "loads": [s.document() for s in self.summaries]})
 

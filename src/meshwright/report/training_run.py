@@ -15,11 +15,11 @@ from meshwright.accuracy.rows import PublishedRun, read_runs
 from meshwright.accuracy.shapes import may_be_published
 from meshwright.accuracy.shipped import measured_runs_path
 from meshwright.errors import InputError
+from meshwright.json_values import jsonable
 from meshwright.records.fields import check
 from meshwright.records.training_fields import STEPS, RecordFields
-from meshwright.report.documents.json_values import jsonable
 from meshwright.report.quantities import rate, seconds
-from meshwright.report.result import Result
+from meshwright.result import Result
 from meshwright.specs.estimate import Estimate, Tier
 
 WARM_UP_STEPS = 3

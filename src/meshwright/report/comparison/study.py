@@ -22,7 +22,7 @@ from meshwright.report.comparison.ratios import (
     mean_ratios,
 )
 from meshwright.report.comparison.sides import Side
-from meshwright.report.result import Result
+from meshwright.result import Result
 from meshwright.specs.run import Run
 
 
@@ -50,8 +50,8 @@ class SideComparison(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright compare --json`."""
+        from meshwright.json_values import jsonable
         from meshwright.report.documents.comparison import comparison_document
-        from meshwright.report.documents.json_values import jsonable
 
         return jsonable(comparison_document(self))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from meshwright.report.advance import Advance, ignore
+from meshwright.result import Advance, ignore
 
 if TYPE_CHECKING:
     from meshwright.catalog.lookup import Claim

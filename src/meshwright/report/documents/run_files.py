@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from meshwright.report.advance import Advance, ignore
+from meshwright.result import Advance, ignore
 
 if TYPE_CHECKING:
     from meshwright.report.run_estimate import RunEstimate

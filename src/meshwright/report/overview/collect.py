@@ -17,9 +17,9 @@ from meshwright.report.comparison.opening import open_side
 from meshwright.report.comparison.record_sides import faults_named, read_side, record_folders, training_side
 from meshwright.report.comparison.sides import Metric, Side, SideValue
 from meshwright.report.overview.measured_pipeline import MeasuredPass, measured_passes
-from meshwright.report.result import Result
 from meshwright.report.serving_question import PriceTerms
 from meshwright.report.training_run import TrainingRun, read_training
+from meshwright.result import Result
 from meshwright.specs.run import Run
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ class RecordReport(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright report --json`."""
+        from meshwright.json_values import jsonable
         from meshwright.report.comparison.study import endnotes
-        from meshwright.report.documents.json_values import jsonable
         from meshwright.report.overview.cost import cost_rows
 
         return jsonable(

@@ -24,9 +24,8 @@ from meshwright.catalog.lookup import Claim, all_claims
 from meshwright.errors import InfeasibleError
 from meshwright.inference.claims import predict_serving_claim
 from meshwright.planner.claims import ClaimPrediction, predict_claim
-from meshwright.report.advance import Advance, ignore
-from meshwright.report.result import Result
 from meshwright.report.sources.minutes import predicted_minutes
+from meshwright.result import Advance, Result, ignore
 from meshwright.specs.estimate import Estimate
 
 HERE = Path(__file__).parent
@@ -106,7 +105,7 @@ class SourceReport(Result):
         """Return the document of `meshwright report sources --json`."""
         from dataclasses import asdict
 
-        from meshwright.report.documents.json_values import jsonable
+        from meshwright.json_values import jsonable
 
         return jsonable({"claims": self.to_rows(), "slips": [asdict(s) for s in self.slips]})
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshwright.report.documents.json_values import jsonable
+from meshwright.json_values import jsonable
 from meshwright.specs.estimate import Estimate, Shortfall, Tier
 from meshwright.specs.plan import Schedule, Sharding
 

@@ -4,17 +4,26 @@ to_dict()        the document that the command writes with --json
 to_frame()       a pandas DataFrame; units are in the names of the columns
 _repr_html_()    table and figure for a notebook, in one piece
 str(), repr()    one line
+
+Work that takes long calls an `Advance` with the amount of work done.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import MissingDependencyError
 
 if TYPE_CHECKING:
     import pandas
+
+Advance = Callable[[float], None]
+
+
+def ignore(amount: float) -> None:
+    """Show no progress."""
 
 
 class Result(ABC):
