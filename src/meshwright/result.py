@@ -10,14 +10,19 @@ Work that takes long calls an `Advance` with the amount of work done.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import MissingDependencyError
 
 if TYPE_CHECKING:
     import pandas
+
+DRAWN = "meshwright.report.drawn"
+"""The module with the table of what draws each answer, opened by its name: it stands above all answers."""
 
 Advance = Callable[[float], None]
 
@@ -41,9 +46,13 @@ class Result(ABC):
     def summary(self) -> str:
         """Return one line of text."""
 
-    @abstractmethod
     def _repr_html_(self) -> str:
         """Return HTML for a notebook. Nothing is loaded from elsewhere."""
+        return import_module(DRAWN).notebook_html(self)
+
+    def _write_page(self, path: str | os.PathLike[str], **about: str) -> None:
+        """Write the page of this answer. `about` goes to what draws it. Raises InputError if it cannot be written."""
+        import_module(DRAWN).write_page_of(self, path=path, **about)
 
     def to_frame(self) -> pandas.DataFrame:
         """Return the rows of this result as a pandas DataFrame.

@@ -126,11 +126,6 @@ class BenchmarkRuns(Result):
             f"{self.benchmark}: {self.num_converged} of {self.num_runs} runs reached {self.target:g}{minutes}"
         )
 
-    def _repr_html_(self) -> str:
-        from meshwright.mlperf.results import rows_html
-
-        return rows_html(self, ("status", "log"))
-
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedSet:

@@ -88,11 +88,6 @@ class AccuracyStudy(Result):
             "the 80 % interval"
         )
 
-    def _repr_html_(self) -> str:
-        from meshwright.report.notebook import accuracy_html
-
-        return accuracy_html(self)
-
 
 def accuracy_study(
     *,

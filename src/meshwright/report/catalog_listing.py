@@ -59,11 +59,6 @@ class CatalogItem(Result):
         title = self.document.get("title") or self.document.get("metric") or self.document.get("task") or ""
         return f"{self.kind.removesuffix('s')} {self.name}: {title}".removesuffix(": ")
 
-    def _repr_html_(self) -> str:
-        from meshwright.report.notebook import entry_html
-
-        return entry_html(self)
-
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class CatalogListing(Result):
@@ -116,11 +111,6 @@ class CatalogListing(Result):
         """Return the number of entries and the first names."""
         first = ", ".join(self.names[:4])
         return f"{len(self)} {self.kind}: {first}{', ...' if len(self) > 4 else ''}"
-
-    def _repr_html_(self) -> str:
-        from meshwright.report.notebook import listing_html
-
-        return listing_html(self)
 
 
 def catalog_listing(kind: str, *, predict: bool = False) -> CatalogListing:

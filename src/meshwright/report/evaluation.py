@@ -67,11 +67,6 @@ class Evaluation(Result):
             for row in self.to_rows()
         )
 
-    def _repr_html_(self) -> str:
-        from meshwright.report.notebook import evaluation_html
-
-        return evaluation_html(self)
-
 
 def _row(on: str, metric: str, value: float, error: float | None, number: int | None) -> dict[str, Any]:
     return {"on": on, "metric": metric, "value": value, "standard_error": error, "number": number}

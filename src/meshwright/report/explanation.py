@@ -78,11 +78,6 @@ class Explanation(Result):
             return f"{self.this_name} cannot run: {self.obstacle}"
         return verdict_sentence(self, self.difference)
 
-    def _repr_html_(self) -> str:
-        from meshwright.report.notebook import explanation_html
-
-        return explanation_html(self)
-
 
 def explain_run(run: Run, *, questions: Sequence[FixedFields] = ()) -> Explanation:
     """The run's plan against the planner's best. Raises InfeasibleError when no plan is possible at all."""

@@ -69,8 +69,3 @@ class Generation(Result):
         speed = self.rates["tokens_per_s"]
         parts.append(f"{num_tokens:,} tokens" + (f", {rate(speed)} tokens/s" if speed else ""))
         return "; ".join(parts)
-
-    def _repr_html_(self) -> str:
-        from meshwright.report.notebook import generation_html
-
-        return generation_html(self)

@@ -8,11 +8,11 @@ from typing import Any
 
 from meshwright.bench.ingest.summary import IngestSummary, summarize
 from meshwright.records.ingest import STAGES, IngestRecords
+from meshwright.report.documents.ingest import notes
 from meshwright.report.figures import INK, WIDTH, svg
 from meshwright.report.html import PageSection, document, figure, page_table, paragraph, tiles
 from meshwright.report.ingest import (
     build_table,
-    notes,
     pass_labels,
     rate_table,
     refusal_table,

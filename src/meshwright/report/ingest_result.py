@@ -39,14 +39,14 @@ class IngestBenchmark(Result):
     @property
     def notes(self) -> list[str]:
         """Cautions for the reader."""
-        from meshwright.report.ingest import notes
+        from meshwright.report.documents.ingest import notes
 
         return notes(self.records)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright bench ingest --json`."""
         from meshwright.json_values import jsonable
-        from meshwright.report.ingest import ingest_document
+        from meshwright.report.documents.ingest import ingest_document
 
         return jsonable(ingest_document(self.records))
 
@@ -61,11 +61,3 @@ class IngestBenchmark(Result):
         rates = [p.rate("chunks_per_s") for p in self.totals.passes]
         best = max((r.value for r in rates if r is not None), default=0.0)
         return f"{rate(best)} chunks/s ingested, {len(self.totals.searches)} searches of indexes measured"
-
-    def _repr_html_(self) -> str:
-        from meshwright.report.fragment import fragment
-        from meshwright.report.html import text_table
-        from meshwright.report.ingest import tables
-
-        lead = " ".join(f"Note: {note}." for note in self.notes)
-        return fragment("Retrieval ingestion", [text_table(t) for t in tables(self.records)], lead=lead)

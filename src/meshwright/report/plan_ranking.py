@@ -211,10 +211,8 @@ class PlanRanking(Result):
         Raises:
             InputError: the scored plans were not asked for, or `path` cannot be written.
         """
-        from meshwright.report.html import write_page
-        from meshwright.report.plan_space.page import plan_page
-
-        write_page(plan_page(self._listed(), run=self.run, command=command), path=path)
+        self._listed()
+        self._write_page(path, command=command)
 
     def summary(self) -> str:
         """Return model, cluster, number of plans and the best one."""
@@ -226,11 +224,6 @@ class PlanRanking(Result):
             f"best {self.best.plan.describe()}: {value_of(step.step)} a step, "
             f"{rate(step.tokens_per_s_per_device.value)} tokens/s/device, MFU {value_of(step.mfu)}"
         )
-
-    def _repr_html_(self) -> str:
-        from meshwright.report.notebook import ranking_html
-
-        return ranking_html(self)
 
 
 def plan_run(

@@ -67,11 +67,6 @@ class DeviceMeasurements(Result):
         rows, measured = len(self.records.rows), len(self.records.measured)
         return f"{self.device.get('name', 'unknown device')}: {measured:,} of {rows:,} points measured"
 
-    def _repr_html_(self) -> str:
-        from meshwright.report.notebook import device_html
-
-        return device_html(self)
-
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class TrainingSweep(Result):
@@ -115,11 +110,6 @@ class TrainingSweep(Result):
             return line
         best = max(measured, key=lambda s: s.tokens_per_s_per_device.value)
         return f"{line}; fastest {best.name}: {rate(best.tokens_per_s_per_device.value)} tokens/s/device"
-
-    def _repr_html_(self) -> str:
-        from meshwright.report.notebook import sweep_html
-
-        return sweep_html(self)
 
 
 AnyRecord = (
@@ -204,11 +194,6 @@ class RecordSet(Result):
         """Return the number of records of each kind."""
         counts = Counter(type(record).__name__ for record in self.records)
         return f"{self.folder}: {', '.join(f'{n} {kind}' for kind, n in counts.items()) or 'no record'}"
-
-    def _repr_html_(self) -> str:
-        from meshwright.report.notebook import records_html
-
-        return records_html(self)
 
 
 def read_result(folder: Path) -> AnyRecord:

@@ -113,11 +113,6 @@ class RunEstimate(Result):
             f"({rate(tokens.low)} to {rate(tokens.high)}), MFU {value_of(self.mfu)}"
         )
 
-    def _repr_html_(self) -> str:
-        from meshwright.report.notebook import estimate_html
-
-        return estimate_html(self)
-
 
 def estimate_run(run: Run) -> RunEstimate:
     """Estimate the run's plan, or the planner's best one for `parallel: auto`.

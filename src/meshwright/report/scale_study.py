@@ -115,11 +115,6 @@ class ScaleReport(Result):
             f"efficiency {percent(last.efficiency.value)}"
         )
 
-    def _repr_html_(self) -> str:
-        from meshwright.report.notebook import scale_html
-
-        return scale_html(self)
-
 
 def _curve_row(point: ScalePoint) -> dict[str, Any]:
     step, training = point.costed.estimate.step, point.training

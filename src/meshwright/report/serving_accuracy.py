@@ -120,13 +120,6 @@ class ServingAccuracy(Result):
             found.append(TextTable(title="", headings=("not predicted because", "points"), rows=reasons))
         return found
 
-    def _repr_html_(self) -> str:
-        from meshwright.report.fragment import fragment
-        from meshwright.report.html import text_table
-
-        parts = [text_table(shown) for shown in self.tables("source")]
-        return fragment("Accuracy of inference", parts, lead=self.summary())
-
 
 def _short(name: str) -> str:
     """A source's name as a table has room for it; the document has the whole."""

@@ -74,13 +74,6 @@ class ServingCalibrationResult(Result):
                 rows.append((prior.name, f"x {math.exp(found.values[i]):.3g}", f"x {math.exp(sd):.2f}"))
         return rows
 
-    def _repr_html_(self) -> str:
-        from meshwright.report.fragment import fragment
-        from meshwright.report.html import text_table
-
-        parts = [text_table(shown) for shown in self.tables()]
-        return fragment("Calibration of a server", parts, lead=self.summary())
-
 
 def serving_calibration(
     *, records: Sequence[Path], cluster: str, given: ServedGiven | None = None

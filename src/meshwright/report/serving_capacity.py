@@ -21,7 +21,6 @@ from meshwright.inference.memory import parameters, session_bytes, weight_bytes
 from meshwright.inference.positions import positions_note
 from meshwright.result import Result
 from meshwright.runfile import named_cluster, named_model
-from meshwright.units import gib
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -132,21 +131,6 @@ class ServingCapacity(Result):
         return (
             f"{name}, {best.layout.describe()}: {best.max_sessions:,} sessions of {question.context:,} tokens, "
             f"{best.max_tokens:,} tokens of {question.cache.name} cache"
-        )
-
-    def _repr_html_(self) -> str:
-        from meshwright.report.fragment import fragment
-        from meshwright.report.html import table
-
-        rows = [
-            (f.layout.describe(), f"{f.max_sessions:,}", f"{f.max_tokens:,}", f"{gib(f.device.weights):.1f}")
-            for f in self.layouts
-        ]
-        headings = ("layout", "sessions", "tokens", "weights, GiB/device")
-        return fragment(
-            "Serving capacity",
-            [table(headings, rows, name="Layouts", text_columns=("layout",))],
-            lead=self.summary(),
         )
 
 

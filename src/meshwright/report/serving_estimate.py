@@ -121,12 +121,6 @@ class ServingEstimate(Result):
         )
         return [TextTable(title="", headings=headings, rows=rows, text_columns=("bound by",))]
 
-    def _repr_html_(self) -> str:
-        from meshwright.report.fragment import fragment
-        from meshwright.report.html import text_table
-
-        return fragment("Serving", [text_table(shown) for shown in self.tables()], lead=self.summary())
-
 
 def serving_estimate(
     *,

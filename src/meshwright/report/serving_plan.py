@@ -138,13 +138,6 @@ class ServingPlan(Result):
         headings = ("layout", "tokens/s/device", "tokens/s/user", "TTFT")
         return TextTable(title="", headings=headings, rows=rows)
 
-    def _repr_html_(self) -> str:
-        from meshwright.report.fragment import fragment
-        from meshwright.report.html import text_table
-
-        parts = [text_table(self.layout_table(8)), text_table(self.front_table())]
-        return fragment("Serving plan", parts, lead=self.summary())
-
 
 def _layout_row(found: LayoutVerdict) -> tuple[str, ...]:
     split = f", {found.prefill_replicas} prefill" if found.prefill_replicas else ""

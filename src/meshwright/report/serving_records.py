@@ -65,14 +65,6 @@ class ServingMeasurements(Result):
         line = f"{name}: {len(rates)} of {len(self.summaries)} loads measured"
         return line if not rates else f"{line}; most {rate(max(rates)[0])} total tokens/s, {max(rates)[1]}"
 
-    def _repr_html_(self) -> str:
-        from meshwright.report.fragment import fragment
-        from meshwright.report.html import text_table
-        from meshwright.report.serving import latency_table, rate_table
-
-        parts = [text_table(rate_table(self.summaries)), text_table(latency_table(self.summaries))]
-        return fragment("Serving", parts, lead=self.summary())
-
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class OfflineMeasurements(Result):
@@ -106,17 +98,6 @@ class OfflineMeasurements(Result):
         found = [(row["output_tokens_per_s"], row["pair"]) for row in self.to_rows() if row["num_ok"]]
         line = f"{self.document['model']}, replicas: {self.document['num_replicas']}, pairs measured: {len(found)}"
         return line if not found else f"{line}; most {rate(max(found)[0])} output tokens/s, {max(found)[1]}"
-
-    def _repr_html_(self) -> str:
-        from meshwright.report.fragment import fragment
-        from meshwright.report.html import table
-
-        rows = [
-            (r["pair"], f"{r['num_replicas']}", rate(r["output_tokens_per_s"]), rate(r["total_tokens_per_s"]))
-            for r in self.to_rows()
-        ]
-        headings = ("input/output", "replicas", "output tokens/s", "total tokens/s")
-        return fragment("Batch throughput", [table(headings, rows, name="Rates")], lead=self.summary())
 
 
 def read_serving_result(folder: Path) -> ServingMeasurements:

@@ -84,11 +84,6 @@ class TrainingRun(Result):
             parts.append(f"{rate(s['tokens_per_s_per_device'])} tokens/s/device")
         return f"{run['model']['name']}, {run['plan_in_words']}: {', '.join(parts)}"
 
-    def _repr_html_(self) -> str:
-        from meshwright.report.notebook import training_html
-
-        return training_html(self)
-
     @property
     def statistics(self) -> Mapping[str, Any]:
         """Medians and totals over the steps."""

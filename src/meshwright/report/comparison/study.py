@@ -72,11 +72,6 @@ class SideComparison(Result):
         parts = [f"{m.other} over {m.baseline}, {m.metric}: {m.value:.3g} x (n = {m.n})" for m in self.means]
         return "; ".join(parts)
 
-    def _repr_html_(self) -> str:
-        from meshwright.report.comparison.page import comparison_fragment
-
-        return comparison_fragment(self)
-
 
 def compare_items(
     items: Sequence[str], *, is_like_for_like: bool = False, read_run: Callable[[Path], Run] = runfile.load

@@ -110,22 +110,12 @@ class RecordReport(Result):
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write the report as one page that opens offline. Raises InputError when it cannot be written."""
-        from meshwright.report.html import write_page
-        from meshwright.report.overview.page import record_page
-
-        write_page(record_page(self), path=path)
+        self._write_page(path)
 
     def summary(self) -> str:
         """Return the number of entries of each kind."""
         counts = Counter(e.side.kind for e in self.entries)
         return ", ".join(f"{kind}: {n:,}" for kind, n in counts.items())
-
-    def _repr_html_(self) -> str:
-        from meshwright.report.fragment import fragment
-        from meshwright.report.html import text_table
-        from meshwright.report.overview.tables import entries_table
-
-        return fragment(self.summary(), [text_table(entries_table(self))])
 
 
 def collect(

@@ -15,6 +15,7 @@ from meshwright.report.comparison.sides import MEMORY, MFU, OUTPUT_RATE, THROUGH
 from meshwright.report.comparison.study import endnotes
 from meshwright.report.comparison.tables import markdown_table, value_text
 from meshwright.report.figures import svg
+from meshwright.report.fragment import fragment
 from meshwright.report.html import (
     PageSection,
     document,
@@ -22,6 +23,7 @@ from meshwright.report.html import (
     linked,
     paragraph,
     sortable_table,
+    text_table,
     tiles,
 )
 from meshwright.report.overview import figures as draw
@@ -99,6 +101,11 @@ def record_page(
         title=heading or title(found), lead=_lead(found), sections=[*parts, _absent(made), _notes(found)],
         footer=f"Meshwright {__version__}. {command}",
     )  # fmt: skip
+
+
+def record_fragment(found: RecordReport) -> str:
+    """The entries for a notebook: one table."""
+    return fragment(found.summary(), [text_table(entries_table(found))])
 
 
 def title(found: RecordReport) -> str:

@@ -18,6 +18,7 @@ from meshwright.planner.scored import ScoredPlan, ScoredPlans
 from meshwright.report.components import COMPONENTS, bound_by, family, label
 from meshwright.report.figures import FAMILY_COLORS, MEMORY_COLORS
 from meshwright.report.html import PageSection, document, paragraph, table, tiles
+from meshwright.report.plan_ranking import PlanRanking
 from meshwright.report.plan_space.rows import mfu_per_rate, plan_fields, plan_section, tokens_per_device
 from meshwright.report.provenance import calibration_sentence
 from meshwright.report.quantities import percent, rate, seconds
@@ -37,6 +38,12 @@ _FLAGS = ("--all", "--json", "--pareto", "--explain")
 """Options that do not belong to the command of one plan."""
 
 HEADINGS = ("plan", "step", "tokens/s/device", "80 % interval", "MFU", "GiB", "bound by")
+
+
+def ranking_page(ranking: PlanRanking, *, command: str = "") -> str:
+    """The page of the scored plans of a ranking that lists them."""
+    assert ranking.scored is not None  # `write_html` refuses the others
+    return plan_page(ranking.scored, run=ranking.run, command=command)
 
 
 def plan_page(scored: ScoredPlans, *, run: Run, command: str = "") -> str:

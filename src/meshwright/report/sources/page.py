@@ -8,6 +8,7 @@ from typing import Any
 
 from meshwright.report.comparison.tables import markdown_table
 from meshwright.report.figures import svg
+from meshwright.report.fragment import fragment
 from meshwright.report.html import (
     PageSection,
     document,
@@ -15,6 +16,7 @@ from meshwright.report.html import (
     linked,
     paragraph,
     sortable_table,
+    text_table,
     tiles,
 )
 from meshwright.report.sources.figures import source_figures
@@ -48,6 +50,11 @@ def source_page(found: SourceReport, *, command: str = COMMAND) -> str:
         title=TITLE, lead=_lead(found), sections=parts,
         footer=f"Meshwright {__version__}. {command}",
     )  # fmt: skip
+
+
+def source_fragment(found: SourceReport) -> str:
+    """The claims for a notebook: one table."""
+    return fragment(found.summary(), [text_table(claims_table(found.rows, title="Claims"))])
 
 
 def figures_of(found: SourceReport) -> Iterator[tuple[str, Any]]:

@@ -127,23 +127,13 @@ class SourceReport(Result):
 
     def to_html(self, path: str | Path) -> None:
         """Write the report as one page that opens offline. Raises InputError when it cannot be written."""
-        from meshwright.report.html import write_page
-        from meshwright.report.sources.page import source_page
-
-        write_page(source_page(self), path=path)
+        self._write_page(path)
 
     def summary(self) -> str:
         """Return the number of claims of each class, and of slips."""
         counts = Counter(r.answer_class.value for r in self.rows)
         listed = ", ".join(f"{n} {name}" for name, n in counts.items())
         return f"{len(self.rows)} claims: {listed}; {len(self.slips)} slips"
-
-    def _repr_html_(self) -> str:
-        from meshwright.report.fragment import fragment
-        from meshwright.report.html import text_table
-        from meshwright.report.sources.tables import claims_table
-
-        return fragment(self.summary(), [text_table(claims_table(self.rows, title="Claims"))])
 
 
 def source_report(*, advance: Advance = ignore) -> SourceReport:
