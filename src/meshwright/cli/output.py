@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from meshwright.report.text_table import TextTable
+    from meshwright.answers.text_table import TextTable
 
 Align = Literal["left", "right", "center"]
 

@@ -1,4 +1,4 @@
-"""The table of what draws each answer: its display in a notebook, and the page that it writes, where it has one.
+"""The table of functions that draw each answer: its display in a notebook, and the page that it writes, where it has one.
 
 `meshwright.result.Result` opens this module when an answer is drawn. Answers import nothing that draws them.
 """
@@ -30,42 +30,42 @@ DRAWN = {
     "mlperf.results:BenchmarkScores": Drawn(notebook=f"{NOTEBOOK}:rows_html"),
     "mlperf.results:ReferencePoints": Drawn(notebook=f"{NOTEBOOK}:rows_html"),
     "mlperf.running:BenchmarkRuns": Drawn(notebook=f"{NOTEBOOK}:rows_html"),
-    "report.accuracy_study:AccuracyStudy": Drawn(notebook=f"{NOTEBOOK}:accuracy_html"),
-    "report.catalog_listing:CatalogItem": Drawn(notebook=f"{NOTEBOOK}:entry_html"),
-    "report.catalog_listing:CatalogListing": Drawn(notebook=f"{NOTEBOOK}:listing_html"),
-    "report.comparison.study:SideComparison": Drawn(
+    "answers.accuracy_study:AccuracyStudy": Drawn(notebook=f"{NOTEBOOK}:accuracy_html"),
+    "answers.catalog_listing:CatalogItem": Drawn(notebook=f"{NOTEBOOK}:entry_html"),
+    "answers.catalog_listing:CatalogListing": Drawn(notebook=f"{NOTEBOOK}:listing_html"),
+    "answers.comparison.study:SideComparison": Drawn(
         notebook="meshwright.report.comparison.page:comparison_fragment"
     ),
-    "report.evaluation:Evaluation": Drawn(notebook=f"{NOTEBOOK}:evaluation_html"),
-    "report.explanation:Explanation": Drawn(notebook=f"{NOTEBOOK}:explanation_html"),
-    "report.generation:Generation": Drawn(notebook=f"{NOTEBOOK}:generation_html"),
-    "report.ingest_result:IngestBenchmark": Drawn(notebook=f"{NOTEBOOK}:ingest_html"),
-    "report.overview.collect:RecordReport": Drawn(
+    "answers.evaluation:Evaluation": Drawn(notebook=f"{NOTEBOOK}:evaluation_html"),
+    "answers.explanation:Explanation": Drawn(notebook=f"{NOTEBOOK}:explanation_html"),
+    "answers.generation:Generation": Drawn(notebook=f"{NOTEBOOK}:generation_html"),
+    "answers.ingest_result:IngestBenchmark": Drawn(notebook=f"{NOTEBOOK}:ingest_html"),
+    "answers.overview.collect:RecordReport": Drawn(
         notebook="meshwright.report.overview.page:record_fragment",
         page="meshwright.report.overview.page:record_page",
     ),
-    "report.plan_ranking:PlanRanking": Drawn(
+    "answers.plan_ranking:PlanRanking": Drawn(
         notebook=f"{NOTEBOOK}:ranking_html", page="meshwright.report.plan_space.page:ranking_page"
     ),
-    "report.record_files:DeviceMeasurements": Drawn(notebook=f"{NOTEBOOK}:device_html"),
-    "report.record_files:RecordSet": Drawn(notebook=f"{NOTEBOOK}:records_html"),
-    "report.record_files:TrainingSweep": Drawn(notebook=f"{NOTEBOOK}:sweep_html"),
-    "report.run_estimate:RunEstimate": Drawn(notebook=f"{NOTEBOOK}:estimate_html"),
-    "report.scale_study:ScaleReport": Drawn(notebook=f"{NOTEBOOK}:scale_html"),
-    "report.serving_accuracy:ServingAccuracy": Drawn(notebook=f"{NOTEBOOK}:serving_accuracy_html"),
-    "report.serving_calibration:ServingCalibrationResult": Drawn(notebook=f"{NOTEBOOK}:calibration_html"),
-    "report.serving_capacity:ServingCapacity": Drawn(notebook=f"{NOTEBOOK}:capacity_html"),
-    "report.serving_estimate:ServingEstimate": Drawn(notebook=f"{NOTEBOOK}:serving_estimate_html"),
-    "report.serving_plan:ServingPlan": Drawn(notebook=f"{NOTEBOOK}:serving_plan_html"),
-    "report.serving_records:OfflineMeasurements": Drawn(notebook=f"{NOTEBOOK}:offline_html"),
-    "report.serving_records:ServingMeasurements": Drawn(notebook=f"{NOTEBOOK}:serving_html"),
-    "report.sources.study:SourceReport": Drawn(
+    "answers.record_files:DeviceMeasurements": Drawn(notebook=f"{NOTEBOOK}:device_html"),
+    "answers.record_files:RecordSet": Drawn(notebook=f"{NOTEBOOK}:records_html"),
+    "answers.record_files:TrainingSweep": Drawn(notebook=f"{NOTEBOOK}:sweep_html"),
+    "answers.run_estimate:RunEstimate": Drawn(notebook=f"{NOTEBOOK}:estimate_html"),
+    "answers.scale_study:ScaleReport": Drawn(notebook=f"{NOTEBOOK}:scale_html"),
+    "answers.serving_accuracy:ServingAccuracy": Drawn(notebook=f"{NOTEBOOK}:serving_accuracy_html"),
+    "answers.serving_calibration:ServingCalibrationResult": Drawn(notebook=f"{NOTEBOOK}:calibration_html"),
+    "answers.serving_capacity:ServingCapacity": Drawn(notebook=f"{NOTEBOOK}:capacity_html"),
+    "answers.serving_estimate:ServingEstimate": Drawn(notebook=f"{NOTEBOOK}:serving_estimate_html"),
+    "answers.serving_plan:ServingPlan": Drawn(notebook=f"{NOTEBOOK}:serving_plan_html"),
+    "answers.serving_records:OfflineMeasurements": Drawn(notebook=f"{NOTEBOOK}:offline_html"),
+    "answers.serving_records:ServingMeasurements": Drawn(notebook=f"{NOTEBOOK}:serving_html"),
+    "answers.sources.study:SourceReport": Drawn(
         notebook="meshwright.report.sources.page:source_fragment",
         page="meshwright.report.sources.page:source_page",
     ),
-    "report.training_run:TrainingRun": Drawn(notebook=f"{NOTEBOOK}:training_html"),
+    "answers.training_run:TrainingRun": Drawn(notebook=f"{NOTEBOOK}:training_html"),
 }
-"""What draws each class of answers, by its module and name."""
+"""Functions that draw each class of answers, by its module and name."""
 
 
 def notebook_html(answer: Result) -> str:

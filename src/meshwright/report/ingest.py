@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from meshwright.answers.documents.ingest import bound_share
+from meshwright.answers.quantities import percent, rate, seconds
+from meshwright.answers.text_table import TextTable
 from meshwright.bench.ingest.summary import (
     BuildSummary,
     IngestSummary,
@@ -21,9 +24,6 @@ from meshwright.records.ingest import (
     IngestRecords,
     IngestRow,
 )
-from meshwright.report.documents.ingest import bound_share
-from meshwright.report.quantities import percent, rate, seconds
-from meshwright.report.text_table import TextTable
 from meshwright.units import format_bytes
 
 

@@ -5,32 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from meshwright.report.components import bound_by, label, shown_components
+from meshwright.answers.components import bound_by, label, shown_components
+from meshwright.answers.quantities import interval_of, percent, rate, seconds, value_of
+from meshwright.answers.text_table import TextTable
 from meshwright.report.figures import family_legend, memory_legend, memory_svg, waterfall_svg
 from meshwright.report.fragment import fragment
 from meshwright.report.html import figure, table, text_table, tiles
-from meshwright.report.quantities import interval_of, percent, rate, seconds, value_of
-from meshwright.report.text_table import TextTable
 from meshwright.units import gib
 
 if TYPE_CHECKING:
-    from meshwright.report.accuracy_study import AccuracyStudy
-    from meshwright.report.catalog_listing import CatalogItem, CatalogListing
-    from meshwright.report.evaluation import Evaluation
-    from meshwright.report.explanation import Explanation
-    from meshwright.report.generation import Generation
-    from meshwright.report.ingest_result import IngestBenchmark
-    from meshwright.report.plan_ranking import PlanRanking
-    from meshwright.report.record_files import DeviceMeasurements, RecordSet, TrainingSweep
-    from meshwright.report.run_estimate import RunEstimate
-    from meshwright.report.scale_study import ScaleReport
-    from meshwright.report.serving_accuracy import ServingAccuracy
-    from meshwright.report.serving_calibration import ServingCalibrationResult
-    from meshwright.report.serving_capacity import ServingCapacity
-    from meshwright.report.serving_estimate import ServingEstimate
-    from meshwright.report.serving_plan import ServingPlan
-    from meshwright.report.serving_records import OfflineMeasurements, ServingMeasurements
-    from meshwright.report.training_run import TrainingRun
+    from meshwright.answers.accuracy_study import AccuracyStudy
+    from meshwright.answers.catalog_listing import CatalogItem, CatalogListing
+    from meshwright.answers.evaluation import Evaluation
+    from meshwright.answers.explanation import Explanation
+    from meshwright.answers.generation import Generation
+    from meshwright.answers.ingest_result import IngestBenchmark
+    from meshwright.answers.plan_ranking import PlanRanking
+    from meshwright.answers.record_files import DeviceMeasurements, RecordSet, TrainingSweep
+    from meshwright.answers.run_estimate import RunEstimate
+    from meshwright.answers.scale_study import ScaleReport
+    from meshwright.answers.serving_accuracy import ServingAccuracy
+    from meshwright.answers.serving_calibration import ServingCalibrationResult
+    from meshwright.answers.serving_capacity import ServingCapacity
+    from meshwright.answers.serving_estimate import ServingEstimate
+    from meshwright.answers.serving_plan import ServingPlan
+    from meshwright.answers.serving_records import OfflineMeasurements, ServingMeasurements
+    from meshwright.answers.training_run import TrainingRun
     from meshwright.result import Result
     from meshwright.specs.estimate import StepEstimate
 
@@ -105,7 +105,7 @@ def _step_tiles(step: StepEstimate) -> list[tuple[str, str, str]]:
 
 def explanation_html(answer: Explanation) -> str:
     """Return both plans by component, in milliseconds of a step, and the answers to "why not"."""
-    from meshwright.report.documents.plan import why_not_sentence
+    from meshwright.answers.documents.plan import why_not_sentence
     from meshwright.report.ranking_figure import difference_svg
 
     parts = []

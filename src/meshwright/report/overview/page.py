@@ -11,8 +11,11 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from meshwright.report.comparison.sides import MEMORY, MFU, OUTPUT_RATE, THROUGHPUT, TPOT
-from meshwright.report.comparison.study import endnotes
+from meshwright.answers.comparison.sides import MEMORY, MFU, OUTPUT_RATE, THROUGHPUT, TPOT
+from meshwright.answers.comparison.study import endnotes
+from meshwright.answers.overview.collect import RecordReport, ReportEntry
+from meshwright.answers.overview.cost import cost_rows, priced_values, sensitivities, usd_per_million
+from meshwright.answers.text_table import TextTable
 from meshwright.report.comparison.tables import markdown_table, value_text
 from meshwright.report.figures import svg
 from meshwright.report.fragment import fragment
@@ -27,8 +30,6 @@ from meshwright.report.html import (
     tiles,
 )
 from meshwright.report.overview import figures as draw
-from meshwright.report.overview.collect import RecordReport, ReportEntry
-from meshwright.report.overview.cost import cost_rows, priced_values, sensitivities, usd_per_million
 from meshwright.report.overview.kernels import (
     KERNEL_RATES,
     drawn_calls,
@@ -37,12 +38,7 @@ from meshwright.report.overview.kernels import (
     roofline_cuts,
 )
 from meshwright.report.overview.kernels import ORANGE as KERNEL_LINE
-from meshwright.report.overview.measured_pipeline import (
-    idle_ratios,
-    passes_legend,
-    passes_svg,
-    stages_table,
-)
+from meshwright.report.overview.measured_pipeline import idle_ratios, passes_legend, passes_svg, stages_table
 from meshwright.report.overview.tables import (
     cost_table,
     entries_table,
@@ -50,7 +46,6 @@ from meshwright.report.overview.tables import (
     value_cells,
     values_table,
 )
-from meshwright.report.text_table import TextTable
 from meshwright.report.timeline_blocks import MAX_DRAWN_PER_RANK
 from meshwright.version import __version__
 
@@ -270,9 +265,10 @@ def _kernel_calls(found: RecordReport) -> ReportSection | None:
 
 
 def _pipeline(found: RecordReport) -> ReportSection | None:
-    from meshwright.report.quantities import percent, seconds
-    from meshwright.report.stages import stage_rows
-    from meshwright.report.timeline import legend, step_timeline, timeline_svg
+    from meshwright.answers.quantities import percent, seconds
+    from meshwright.answers.stages import stage_rows
+    from meshwright.answers.timeline import step_timeline
+    from meshwright.report.timeline import legend, timeline_svg
 
     figures = _measured_pipelines(found)
     text = MEASURED_PASSES if figures else ""
@@ -454,7 +450,7 @@ def _cost(found: RecordReport) -> ReportSection | None:
 
 
 def _first_price(value: Any, found: RecordReport) -> tuple[Any, float]:
-    from meshwright.report.overview.cost import hour_prices
+    from meshwright.answers.overview.cost import hour_prices
 
     return hour_prices(value.conditions.get("accelerator", ""), found.terms)[0][0], value.value
 

@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+from meshwright.answers.sources.study import AnswerClass, SourceReport, SourceRow
+from meshwright.answers.text_table import TextTable
 from meshwright.report.comparison.tables import markdown_table
 from meshwright.report.figures import svg
 from meshwright.report.fragment import fragment
@@ -20,9 +22,7 @@ from meshwright.report.html import (
     tiles,
 )
 from meshwright.report.sources.figures import source_figures
-from meshwright.report.sources.study import AnswerClass, SourceReport, SourceRow
 from meshwright.report.sources.tables import claims_table, document_of, slips_table, summary_table
-from meshwright.report.text_table import TextTable
 from meshwright.version import __version__
 
 TITLE = "Five documents about MI355X, beside predictions and published logs"
