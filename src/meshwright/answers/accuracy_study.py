@@ -16,6 +16,7 @@ from meshwright.accuracy.shipped import failed_configs_path, measured_runs_path
 from meshwright.answers.quantities import percent
 from meshwright.calibration.device import load
 from meshwright.errors import InputError
+from meshwright.json_values import jsonable
 from meshwright.result import Advance, Result, ignore
 
 if TYPE_CHECKING:
@@ -57,8 +58,6 @@ class AccuracyStudy(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright accuracy --json`."""
-        from meshwright.json_values import jsonable
-
         return jsonable({**self.report.as_json(), "each_source_left_out": self.leave_one_source_out})
 
     def to_rows(self) -> list[dict[str, Any]]:

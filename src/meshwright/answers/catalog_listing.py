@@ -8,6 +8,7 @@ from typing import Any
 
 from meshwright.answers.documents.catalog import details_document, leaves, listing_document
 from meshwright.errors import InputError
+from meshwright.json_values import jsonable
 from meshwright.result import Result
 
 KINDS = ("models", "accelerators", "clusters", "claims", "runs")
@@ -43,8 +44,6 @@ class CatalogItem(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright catalog KIND NAME --json`."""
-        from meshwright.json_values import jsonable
-
         return jsonable(self.document)
 
     def to_rows(self) -> list[dict[str, Any]]:
@@ -96,14 +95,10 @@ class CatalogListing(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright catalog KIND --json`."""
-        from meshwright.json_values import jsonable
-
         return jsonable(self.document)
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return one row for each entry."""
-        from meshwright.json_values import jsonable
-
         rows = [dict(leaves(row)) for row in self.rows]
         return [{name: jsonable(value) for name, value in row.items()} for row in rows]
 

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshwright.json_values import jsonable
 from meshwright.records.ingest import IngestRecords
 from meshwright.result import Result
 
@@ -46,7 +47,6 @@ class IngestBenchmark(Result):
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright bench ingest --json`."""
         from meshwright.answers.documents.ingest import ingest_document
-        from meshwright.json_values import jsonable
 
         return jsonable(ingest_document(self.records))
 

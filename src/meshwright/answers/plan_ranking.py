@@ -7,8 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from meshwright.answers.documents.plan import (
+    comparison_document,
+    neighbour_document,
+    parts_document,
+    plan_document,
+    request_document,
+    step_document,
+    switch_document,
+    why_not_document,
+)
 from meshwright.engines.choice import not_run
 from meshwright.errors import InputError
+from meshwright.json_values import jsonable
 from meshwright.planner import (
     PlanComparison,
     PlanRequest,
@@ -132,9 +143,6 @@ class PlanRanking(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright plan --json`."""
-        from meshwright.answers.documents.plan import ranking_document
-        from meshwright.json_values import jsonable
-
         return jsonable(ranking_document(self))
 
     def to_rows(self) -> list[dict[str, Any]]:
@@ -270,3 +278,50 @@ def with_ends(name: str, estimate: Estimate) -> dict[str, float]:
     {'step_s': 2.0, 'step_s_low': 1.5, 'step_s_high': 3.0}
     """
     return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+
+
+# --- the document ---
+
+
+def ranking_document(ranking: PlanRanking) -> dict[str, Any]:
+    """Ranked plans, counts of the search, comparisons and answers; the front of speed against memory if asked for."""
+    search = ranking.search
+    document = {
+        "request": request_document(ranking.run, search.request),
+        "plans": [
+            {
+                "rank": i,
+                **plan_document(done.plan),
+                "objective_value": ranked.value,
+                **step_document(done.step),
+                **parts_document(done),
+            }
+            for i, (ranked, done) in enumerate(zip(ranking.ranked, ranking, strict=True), start=1)
+        ],
+        "counts": search.counts,
+        "seconds": {**search.seconds, "search": sum(search.seconds.values())},
+        "explanation": {
+            "losers": [comparison_document(c) for c in ranking.losers],
+            "why_not": [why_not_document(a) for a in ranking.why_not],
+            "not_tried": search.space.untried,
+            "engine_refuses": [str(problem) for problem in ranking.engine_refuses],
+        },
+    }
+    if notes := ranking.notes:
+        document["notes"] = list(notes)
+    if ranking.neighbours is not None:
+        document["explanation"]["neighbours"] = [neighbour_document(n) for n in ranking.neighbours]
+    if ranking.switches is not None:
+        document["explanation"]["switches"] = [switch_document(s) for s in ranking.switches]
+    if ranking.scored is not None:
+        document["scored"] = {
+            "is_complete": ranking.scored.is_complete,
+            "counts": ranking.scored.counts,
+            "plans": ranking.to_scored_rows(),
+        }
+    if ranking.has_front:
+        document["pareto"] = [
+            {**plan_document(r.plan), "step_s": r.step_s, "reserved_bytes": r.reserved_bytes}
+            for r in ranking.front
+        ]
+    return document

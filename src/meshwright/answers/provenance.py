@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshwright.answers.run_estimate import RunEstimate
+from meshwright.answers.economics import Economics
 from meshwright.calibration.parameters import fitted
 from meshwright.catalog.prices import power_assumptions
 from meshwright.catalog.reliability import failure_range
@@ -31,9 +31,8 @@ INTERVAL_CONVENTION = (
 )
 
 
-def sources_of(done: RunEstimate) -> dict[str, InputSource]:
+def sources_of(request: PlanRequest, economics: Economics) -> dict[str, InputSource]:
     """Sources by topic: hardware, fabric, software, calibration, failures, power, price."""
-    request = done.request
     accelerator, fabric = request.cluster.accelerator, request.cluster.fabric
     facts, rates = stack_facts(request.stack.framework), failure_range()
     found = {
@@ -45,12 +44,12 @@ def sources_of(done: RunEstimate) -> dict[str, InputSource]:
         ),
         "failures": InputSource(what=f"failure rate: {rates.value.scope}", source=rates.value.source),
     }
-    if done.economics.joule_per_token is not None:
+    if economics.joule_per_token is not None:
         assumed = power_assumptions()
         text = "; ".join(f"{name} {source}" for name, source in assumed.sources.items())
         found["power"] = InputSource(what="power in addition to the design power, assumptions", source=text)
-    if done.economics.price is not None:
-        price = done.economics.price
+    if economics.price is not None:
+        price = economics.price
         found["price"] = InputSource(
             what=f"{price.usd_per_device_hour:g} USD per device-hour, {price.offer}, {price.date}",
             source=price.source,

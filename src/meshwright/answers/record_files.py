@@ -24,6 +24,7 @@ from meshwright.answers.serving_records import (
 )
 from meshwright.answers.training_run import TrainingRun, read_training
 from meshwright.errors import InputError
+from meshwright.json_values import jsonable
 from meshwright.records import device, ingest, serving, training, trainings
 from meshwright.records.offline import NAME as OFFLINE_NAME
 from meshwright.result import Result
@@ -51,8 +52,6 @@ class DeviceMeasurements(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of `records.json` and the measurements."""
-        from meshwright.json_values import jsonable
-
         return jsonable(
             {**self.records.sidecar, "records": self.records.path, "measurements": self.to_rows()}
         )
@@ -90,11 +89,17 @@ class TrainingSweep(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright bench train --json`."""
-        from meshwright.answers.documents.sweep import sweep_document
-        from meshwright.json_values import jsonable
+        from meshwright.bench.training_summary import contests, verdict
 
         return jsonable(
-            sweep_document(self.summaries, path=self.trainings.path, sidecar=self.trainings.sidecar)
+            {
+                "records": self.trainings.path,
+                "device": self.trainings.sidecar["device"],
+                "configurations": self.summaries,
+                "engines": contests(self.summaries),
+                "verdict": verdict(self.summaries),
+                "page": None,
+            }
         )
 
     def to_rows(self) -> list[dict[str, Any]]:
@@ -177,8 +182,6 @@ class RecordSet(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of each record by its kind, and what could not be read."""
-        from meshwright.json_values import jsonable
-
         found = {
             kind: [{"folder": r.folder, **r.to_dict()} for r in getattr(self, kind)]
             for kind in ("trainings", "devices", "sweeps", "ingestions", "serving", "offline")

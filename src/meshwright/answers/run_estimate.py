@@ -6,11 +6,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwright.answers.components import family
+from meshwright.answers.documents.plan import (
+    plan_document,
+    request_document,
+    step_document,
+    training_document,
+)
+from meshwright.answers.economics import Economics, economics_of
 from meshwright.answers.quantities import rate, value_of
-from meshwright.catalog.prices import Price
-from meshwright.cost.goodput import Goodput
+from meshwright.catalog.prices import market_prices
 from meshwright.cost.memory import memory_parts
 from meshwright.errors import InfeasibleError
+from meshwright.json_values import jsonable
 from meshwright.planner import request_for, violations
 from meshwright.planner.choice import best_plans, goal_of
 from meshwright.planner.engines import Severity
@@ -20,24 +27,11 @@ from meshwright.planner.parts import notes_on_parts
 from meshwright.planner.request import PlanRequest, note_on_labels
 from meshwright.planner.search import PlanResult
 from meshwright.planner.switches import notes_on_idle_switches
-from meshwright.planner.training import Training, catalogue_price, goodput_at, hourly_price, training_at
 from meshwright.result import Result
 from meshwright.specs.estimate import Estimate, MemoryEstimate, Tier
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run, with_label_ratio
-from meshwright.units import JOULE_PER_KWH, gib
-
-
-@dataclass(frozen=True, kw_only=True)
-class Economics:
-    """Failures, energy and money of the whole training."""
-
-    goodput: Goodput
-    usd_per_device_hour: float | None
-    price: Price | None  # where the catalogue's price was taken
-    usd_per_million_tokens: float | None  # electricity included where it is paid apart
-    joule_per_token: float | None  # at the facility's meter, failures included
-    totals: Training | None  # None if the run file has no length of training
+from meshwright.units import gib
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -92,9 +86,6 @@ class RunEstimate(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright estimate --json`."""
-        from meshwright.answers.documents.estimate import estimate_document
-        from meshwright.json_values import jsonable
-
         return jsonable(estimate_document(self))
 
     def to_rows(self) -> list[dict[str, Any]]:
@@ -132,7 +123,7 @@ def estimate_run(run: Run) -> RunEstimate:
         run=run,
         request=request,
         estimate=estimate,
-        economics=_economics(run, request, estimate),
+        economics=economics_of(run, request, estimate),
         chosen=chosen,
         notes=(*warnings, *_notes(run, request, estimate)),
     )
@@ -173,21 +164,32 @@ def _notes(run: Run, request: PlanRequest, estimate: PlanEstimate) -> list[str]:
     return notes
 
 
-# --- failures, energy, money ---
+# --- the document ---
 
 
-def _economics(run: Run, request: PlanRequest, estimate: PlanEstimate) -> Economics:
-    accelerator, goodput = request.cluster.accelerator.name, goodput_at(request)
+def estimate_document(done: RunEstimate) -> dict[str, Any]:
+    """Plan, step, memory, pipeline stages, economics and sources of one run."""
+    from meshwright.answers.provenance import sources_of
+    from meshwright.answers.stages import stage_rows
 
-    def training(num_tokens: float) -> Training:
-        return training_at(request, estimate.step, num_tokens=num_tokens, goodput=goodput, costs=run.costs)
-
-    million = training(1e6)
-    return Economics(
-        goodput=goodput,
-        usd_per_device_hour=hourly_price(accelerator, run.costs),
-        price=catalogue_price(accelerator) if run.costs.usd_per_device_hour is None else None,
-        usd_per_million_tokens=million.cost and million.cost.value,
-        joule_per_token=million.energy and million.energy.value * 1000 * JOULE_PER_KWH / 1e6,
-        totals=None if run.num_steps is None else training(run.num_steps * run.tokens_per_step),
-    )
+    economics = done.economics
+    return {
+        "request": request_document(done.run, done.request),
+        "chosen_by": "planner" if done.chosen else "run file",
+        **plan_document(done.plan),
+        **step_document(done.estimate.step),
+        "stages": stage_rows(done.request, done.estimate),
+        "uncertainty": done.estimate.uncertainty,
+        "goodput": economics.goodput,
+        "usd_per_device_hour": economics.usd_per_device_hour,
+        "usd_per_million_tokens": economics.usd_per_million_tokens,
+        "market_prices": [
+            p
+            for p in market_prices()
+            if p.accelerator == done.request.cluster.accelerator.name and not done.request.cluster.parts
+        ],
+        "joule_per_token": economics.joule_per_token,
+        "totals": economics.totals and training_document(economics.totals),
+        "notes": done.notes,
+        "sources": {topic: str(source) for topic, source in sources_of(done.request, economics).items()},
+    }

@@ -25,6 +25,7 @@ from meshwright.inference.measured import ServedGiven, measured_server
 from meshwright.inference.points import PublishedPoint, read_points, shipped_points_path
 from meshwright.inference.predict import ServingPredictions, predict_points
 from meshwright.inference.server_fit import ServerCalibration, of_server
+from meshwright.json_values import jsonable
 from meshwright.result import Result
 from meshwright.runfile import named_cluster
 
@@ -66,8 +67,6 @@ class ServingAccuracy(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright inference accuracy --json`."""
-        from meshwright.json_values import jsonable
-
         return jsonable(
             {
                 "summary": self.overall,
@@ -84,8 +83,6 @@ class ServingAccuracy(Result):
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return one row for each point."""
-        from meshwright.json_values import jsonable
-
         return [
             {k: v for k, v in jsonable(row.as_json()).items() if not isinstance(v, list | dict)}
             for row in self.rows

@@ -13,6 +13,7 @@ from meshwright.answers.text_table import TextTable
 from meshwright.inference.constants import PRIORS, SERVER, UNPUBLISHED_SD
 from meshwright.inference.measured import ServedGiven, measured_server
 from meshwright.inference.server_fit import ServerCalibration, fit_server, to_document
+from meshwright.json_values import jsonable
 from meshwright.result import Result
 from meshwright.runfile import named_cluster
 
@@ -32,8 +33,6 @@ class ServingCalibrationResult(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of the calibration file."""
-        from meshwright.json_values import jsonable
-
         return jsonable(to_document(self.calibration))
 
     def to_rows(self) -> list[dict[str, Any]]:

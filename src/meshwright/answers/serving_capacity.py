@@ -19,6 +19,7 @@ from meshwright.inference.formats import cache_format, computed_in, usual_cache,
 from meshwright.inference.layout import layout_of
 from meshwright.inference.memory import parameters, session_bytes, weight_bytes
 from meshwright.inference.positions import positions_note
+from meshwright.json_values import jsonable
 from meshwright.result import Result
 from meshwright.runfile import named_cluster, named_model
 
@@ -74,8 +75,6 @@ class ServingCapacity(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright inference capacity --json`."""
-        from meshwright.json_values import jsonable
-
         question, best = self.question, self.best
         device = question.cluster.accelerator
         return jsonable(

@@ -22,6 +22,7 @@ from meshwright.errors import InputError
 from meshwright.inference.estimate import LoadEstimate, Server, estimate_load, estimate_rate
 from meshwright.inference.price import HourPrice, TokenPrice, token_price
 from meshwright.inference.serving import RequestLoad
+from meshwright.json_values import jsonable
 from meshwright.result import Result
 
 
@@ -50,8 +51,6 @@ class ServingEstimate(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright inference estimate --json`."""
-        from meshwright.json_values import jsonable
-
         of = self.server.of
         return jsonable(
             {

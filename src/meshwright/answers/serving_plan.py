@@ -33,6 +33,7 @@ from meshwright.inference.search import (
     search_layouts,
 )
 from meshwright.inference.serving import RequestLoad
+from meshwright.json_values import jsonable
 from meshwright.result import Result
 from meshwright.runfile import named_cluster, named_model
 
@@ -68,8 +69,6 @@ class ServingPlan(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright inference plan --json`."""
-        from meshwright.json_values import jsonable
-
         question = self.question
         return jsonable(
             {

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.answers.quantities import rate
+from meshwright.json_values import jsonable
 from meshwright.records import serving
 from meshwright.records.offline import NAME, POINT_KEYS, read_offline
 from meshwright.result import Result
@@ -44,8 +45,6 @@ class ServingMeasurements(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of `serving.json` and each load with all of its values."""
-        from meshwright.json_values import jsonable
-
         return jsonable({**self.records.sidecar, "loads": [s.document() for s in self.summaries]})
 
     def to_rows(self) -> list[dict[str, Any]]:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from meshwright.answers.components import label
 from meshwright.answers.difference import PlanDifference
-from meshwright.answers.documents.explanation import verdict_sentence
 from meshwright.answers.documents.plan import why_not_sentence
-from meshwright.answers.explanation import Explanation, explain_pair, explain_run
+from meshwright.answers.explanation import Explanation, explain_pair, explain_run, verdict_sentence
 from meshwright.answers.quantities import percent, rate, value_of
 from meshwright.cli.output import Align, bar_width, emit_json, print_line, print_table, progress
 from meshwright.cli.run_input import run_from

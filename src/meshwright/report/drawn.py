@@ -1,4 +1,4 @@
-"""The table of functions that draw each answer: its display in a notebook, and the page that it writes, where it has one.
+"""The table of functions that draw each answer: its display in a notebook, and the page that it writes, if any.
 
 `meshwright.result.Result` opens this module when an answer is drawn. Answers import nothing that draws them.
 """

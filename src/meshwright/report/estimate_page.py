@@ -40,7 +40,7 @@ MAX_UNCERTAINTIES = 6
 
 def estimate_page(done: RunEstimate, *, command: str = "") -> str:
     """The whole page of `done`. `command` is the command line that makes it."""
-    notes, sources = Endnotes(), sources_of(done)
+    notes, sources = Endnotes(), sources_of(done.request, done.economics)
     lead = _lead(done, notes, sources)
     sections = [
         _step(done, notes, sources, command),

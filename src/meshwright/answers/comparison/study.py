@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from meshwright.answers.comparison.ratios import (
 )
 from meshwright.answers.comparison.sides import Side
 from meshwright.errors import InfeasibleError, InputError
+from meshwright.json_values import jsonable
 from meshwright.result import Result
 from meshwright.specs.run import Run
 
@@ -50,9 +51,6 @@ class SideComparison(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright compare --json`."""
-        from meshwright.answers.documents.comparison import comparison_document
-        from meshwright.json_values import jsonable
-
         return jsonable(comparison_document(self))
 
     def to_rows(self) -> list[dict[str, Any]]:
@@ -106,6 +104,44 @@ def compare_sides(sides: Sequence[Side], *, is_like_for_like: bool = False) -> S
         hardware=tuple(hardware_ratios(means)),
         gaps=tuple(gap for other in others for gap in gaps(baseline, other)), is_like_for_like=is_like_for_like,
     )  # fmt: skip
+
+
+def comparison_document(found: SideComparison) -> dict[str, Any]:
+    """Sides with all values, ratios, means, differences, warnings, gaps, endnotes."""
+    return {
+        "like_for_like": found.is_like_for_like,
+        "sides": [
+            {
+                "name": s.name, "kind": s.kind, "facts": s.facts, "unreadable": s.unreadable,
+                "values": [asdict(v) for v in s.values],
+            }
+            for s in found.sides
+        ],
+        "means": [
+            {
+                "baseline": m.baseline, "side": m.other, "metric": m.metric, "unit": m.unit, "n": m.n,
+                "geometric_mean": m.value, "low": m.low, "high": m.high, "leave_one_out_low": m.lowest,
+                "leave_one_out_high": m.highest, "whole_time_ratio": m.whole_time,
+                "verdicts": {r.workload: r.verdict for r in m.ratios}, "only_baseline": m.only_baseline,
+                "only_side": m.only_other,
+            }
+            for m in found.means
+        ],
+        "ratios": found.to_rows(),
+        "differences": [{**asdict(d), "differs": d.differs} for d in found.differing],
+        "cautions": found.cautions,
+        "hardware": [asdict(h) for h in found.hardware],
+        "gaps": [
+            {
+                "workload": g.workload, "baseline": g.baseline, "side": g.other, "total_s_per_token": g.total_s,
+                "before": asdict(g.before), "after": asdict(g.after),
+                "difference_s_per_token": {part: g.part_s(part) for part in PARTS},
+            }
+            for g in found.gaps
+        ],
+        "bootstrap": {"resamples": RESAMPLES, "random_state": RANDOM_STATE, "confidence": 0.95},
+        "endnotes": endnotes(found.sides),
+    }  # fmt: skip
 
 
 def _workloads(side: Side) -> str:

@@ -1,4 +1,4 @@
-"""The JSON document of `meshwright plan`, and the parts that several documents share."""
+"""Parts of JSON documents on plans, which several answers share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from meshwright.specs.run import said_kernels
 from meshwright.units import DAY_S
 
 if TYPE_CHECKING:
-    from meshwright.answers.plan_ranking import PlanRanking
     from meshwright.planner import PlanComparison, PlanRequest, WhyNot
     from meshwright.planner.explain import Difference
     from meshwright.planner.neighbours import Neighbour
@@ -20,50 +19,6 @@ if TYPE_CHECKING:
     from meshwright.specs.estimate import Estimate, StepEstimate
     from meshwright.specs.plan import Plan
     from meshwright.specs.run import Run
-
-
-def ranking_document(ranking: PlanRanking) -> dict[str, Any]:
-    """Ranked plans, counts of the search, comparisons and answers; the front of speed against memory if asked for."""
-    search = ranking.search
-    document = {
-        "request": request_document(ranking.run, search.request),
-        "plans": [
-            {
-                "rank": i,
-                **plan_document(done.plan),
-                "objective_value": ranked.value,
-                **step_document(done.step),
-                **parts_document(done),
-            }
-            for i, (ranked, done) in enumerate(zip(ranking.ranked, ranking, strict=True), start=1)
-        ],
-        "counts": search.counts,
-        "seconds": {**search.seconds, "search": sum(search.seconds.values())},
-        "explanation": {
-            "losers": [comparison_document(c) for c in ranking.losers],
-            "why_not": [why_not_document(a) for a in ranking.why_not],
-            "not_tried": search.space.untried,
-            "engine_refuses": [str(problem) for problem in ranking.engine_refuses],
-        },
-    }
-    if notes := ranking.notes:
-        document["notes"] = list(notes)
-    if ranking.neighbours is not None:
-        document["explanation"]["neighbours"] = [neighbour_document(n) for n in ranking.neighbours]
-    if ranking.switches is not None:
-        document["explanation"]["switches"] = [switch_document(s) for s in ranking.switches]
-    if ranking.scored is not None:
-        document["scored"] = {
-            "is_complete": ranking.scored.is_complete,
-            "counts": ranking.scored.counts,
-            "plans": ranking.to_scored_rows(),
-        }
-    if ranking.has_front:
-        document["pareto"] = [
-            {**plan_document(r.plan), "step_s": r.step_s, "reserved_bytes": r.reserved_bytes}
-            for r in ranking.front
-        ]
-    return document
 
 
 def switch_document(other: SwitchGain) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from meshwright.answers.overview.measured_passes import MeasuredPass, measured_p
 from meshwright.answers.serving_question import PriceTerms
 from meshwright.answers.training_run import TrainingRun, read_training
 from meshwright.errors import InputError
+from meshwright.json_values import jsonable
 from meshwright.records import training
 from meshwright.result import Result
 from meshwright.specs.run import Run
@@ -78,7 +79,6 @@ class RecordReport(Result):
         """Return the document of `meshwright report --json`."""
         from meshwright.answers.comparison.study import endnotes
         from meshwright.answers.overview.cost import cost_rows
-        from meshwright.json_values import jsonable
 
         return jsonable(
             {

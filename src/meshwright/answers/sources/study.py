@@ -24,6 +24,7 @@ from meshwright.catalog.claim_answers import AnswerKind, ClaimAnswer, ClaimQuant
 from meshwright.catalog.lookup import Claim, all_claims
 from meshwright.errors import InfeasibleError
 from meshwright.inference.claims import predict_serving_claim
+from meshwright.json_values import jsonable
 from meshwright.planner.claims import ClaimPrediction, predict_claim
 from meshwright.result import Advance, Result, ignore
 from meshwright.specs.estimate import Estimate
@@ -104,8 +105,6 @@ class SourceReport(Result):
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright report sources --json`."""
         from dataclasses import asdict
-
-        from meshwright.json_values import jsonable
 
         return jsonable({"claims": self.to_rows(), "slips": [asdict(s) for s in self.slips]})
 
