@@ -23,9 +23,9 @@ from typing import Any
 from engines_parity import NATIVE, SHIMS, parser_of, place_of, publish, versions
 
 from meshwright import runfile
+from meshwright.answers.comparison.gap import PARTS
+from meshwright.answers.comparison.study import compare_items
 from meshwright.engines.base import find_engine
-from meshwright.report.comparison.gap import PARTS
-from meshwright.report.comparison.study import compare_items
 
 ENGINES = (NATIVE, "torchtitan", "megatron", "maxtext")
 CASES = {  # label -> plan; SHARDED is the strongest sharding that an engine has

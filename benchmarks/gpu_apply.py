@@ -35,11 +35,11 @@ from benchmarks.gpu_results import (
 )
 from scripts import renew_kernels
 
+from meshwright.answers.text_table import TextTable
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
 from meshwright.kernels.operations import OPERATIONS
 from meshwright.report.comparison.tables import markdown_table
-from meshwright.report.text_table import TextTable
 
 RECORDS = Path("benchmarks", "records", "gpu")
 DEFAULTS = Path("src", "meshwright", "kernels", "data", "defaults.toml")

@@ -7,12 +7,12 @@ from typing import Any
 
 from benchmarks.gpu_results import RIVALS, GpuResults, by_operation, geometric_mean
 
+from meshwright.answers.overview.collect import RecordReport, collect
+from meshwright.answers.text_table import TextTable
 from meshwright.errors import InputError
 from meshwright.report.figures import WIDTH
 from meshwright.report.html import write_page
-from meshwright.report.overview.collect import RecordReport, collect
 from meshwright.report.overview.page import ReportFigure, ReportSection, record_page
-from meshwright.report.text_table import TextTable
 
 COLORS = {"our default": "#3f78b5", "PyTorch": "#8a8f98", "torch.compile": "#d98a35", "Liger": "#5a9a5a"}
 

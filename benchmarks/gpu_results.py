@@ -22,13 +22,13 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+from meshwright.answers.quantities import percent
+from meshwright.answers.text_table import TextTable
 from meshwright.bench.training_summary import Summary, contests, summaries
 from meshwright.errors import InputError
 from meshwright.kernels.operations import OPERATIONS, TRITON
 from meshwright.records import kernel_routes, trainings
 from meshwright.records.kernel_routes import ROUNDING_FACTOR, TimedRoute
-from meshwright.report.quantities import percent
-from meshwright.report.text_table import TextTable
 from meshwright.report.training_sweep import speed_table, use_table
 from meshwright.units import format_seconds
 

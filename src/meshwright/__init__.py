@@ -23,6 +23,26 @@ from typing import TYPE_CHECKING, Any
 from meshwright.version import __version__
 
 if TYPE_CHECKING:
+    from meshwright.answers.accuracy_study import AccuracyStudy
+    from meshwright.answers.catalog_listing import CatalogItem, CatalogListing
+    from meshwright.answers.comparison.study import SideComparison
+    from meshwright.answers.evaluation import Evaluation
+    from meshwright.answers.explanation import Explanation
+    from meshwright.answers.generation import Completion, Generation
+    from meshwright.answers.ingest_result import IngestBenchmark
+    from meshwright.answers.overview.collect import RecordReport
+    from meshwright.answers.plan_ranking import PlanRanking
+    from meshwright.answers.record_files import DeviceMeasurements, RecordSet, TrainingSweep
+    from meshwright.answers.run_estimate import RunEstimate
+    from meshwright.answers.scale_study import ScaleReport
+    from meshwright.answers.serving_accuracy import ServingAccuracy
+    from meshwright.answers.serving_calibration import ServingCalibrationResult
+    from meshwright.answers.serving_capacity import ServingCapacity
+    from meshwright.answers.serving_estimate import ServingEstimate
+    from meshwright.answers.serving_plan import ServingPlan
+    from meshwright.answers.serving_records import OfflineMeasurements, ServingMeasurements
+    from meshwright.answers.sources.study import SourceReport
+    from meshwright.answers.training_run import TrainingRun
     from meshwright.api import catalog
     from meshwright.api.accuracy import accuracy
     from meshwright.api.bench_ingest import bench_ingest
@@ -64,26 +84,6 @@ if TYPE_CHECKING:
     from meshwright.mlperf.package import SubmissionPackage
     from meshwright.mlperf.results import BenchmarkCheck, BenchmarkScores, ReferencePoints
     from meshwright.mlperf.running import BenchmarkRuns
-    from meshwright.report.accuracy_study import AccuracyStudy
-    from meshwright.report.catalog_listing import CatalogItem, CatalogListing
-    from meshwright.report.comparison.study import SideComparison
-    from meshwright.report.evaluation import Evaluation
-    from meshwright.report.explanation import Explanation
-    from meshwright.report.generation import Completion, Generation
-    from meshwright.report.ingest_result import IngestBenchmark
-    from meshwright.report.overview.collect import RecordReport
-    from meshwright.report.plan_ranking import PlanRanking
-    from meshwright.report.record_files import DeviceMeasurements, RecordSet, TrainingSweep
-    from meshwright.report.run_estimate import RunEstimate
-    from meshwright.report.scale_study import ScaleReport
-    from meshwright.report.serving_accuracy import ServingAccuracy
-    from meshwright.report.serving_calibration import ServingCalibrationResult
-    from meshwright.report.serving_capacity import ServingCapacity
-    from meshwright.report.serving_estimate import ServingEstimate
-    from meshwright.report.serving_plan import ServingPlan
-    from meshwright.report.serving_records import OfflineMeasurements, ServingMeasurements
-    from meshwright.report.sources.study import SourceReport
-    from meshwright.report.training_run import TrainingRun
     from meshwright.specs.estimate import Estimate, Tier
     from meshwright.specs.plan import Plan
     from meshwright.specs.run import Run
@@ -187,26 +187,26 @@ _HOMES = {
     "mlperf.package": ("SubmissionPackage",),
     "mlperf.results": ("BenchmarkCheck", "BenchmarkScores", "ReferencePoints"),
     "mlperf.running": ("BenchmarkRuns",),
-    "report.accuracy_study": ("AccuracyStudy",),
-    "report.catalog_listing": ("CatalogItem", "CatalogListing"),
-    "report.comparison.study": ("SideComparison",),
-    "report.evaluation": ("Evaluation",),
-    "report.explanation": ("Explanation",),
-    "report.generation": ("Completion", "Generation"),
-    "report.ingest_result": ("IngestBenchmark",),
-    "report.overview.collect": ("RecordReport",),
-    "report.plan_ranking": ("PlanRanking",),
-    "report.record_files": ("DeviceMeasurements", "RecordSet", "TrainingSweep"),
-    "report.run_estimate": ("RunEstimate",),
-    "report.scale_study": ("ScaleReport",),
-    "report.serving_accuracy": ("ServingAccuracy",),
-    "report.serving_calibration": ("ServingCalibrationResult",),
-    "report.serving_capacity": ("ServingCapacity",),
-    "report.serving_estimate": ("ServingEstimate",),
-    "report.serving_plan": ("ServingPlan",),
-    "report.serving_records": ("OfflineMeasurements", "ServingMeasurements"),
-    "report.sources.study": ("SourceReport",),
-    "report.training_run": ("TrainingRun",),
+    "answers.accuracy_study": ("AccuracyStudy",),
+    "answers.catalog_listing": ("CatalogItem", "CatalogListing"),
+    "answers.comparison.study": ("SideComparison",),
+    "answers.evaluation": ("Evaluation",),
+    "answers.explanation": ("Explanation",),
+    "answers.generation": ("Completion", "Generation"),
+    "answers.ingest_result": ("IngestBenchmark",),
+    "answers.overview.collect": ("RecordReport",),
+    "answers.plan_ranking": ("PlanRanking",),
+    "answers.record_files": ("DeviceMeasurements", "RecordSet", "TrainingSweep"),
+    "answers.run_estimate": ("RunEstimate",),
+    "answers.scale_study": ("ScaleReport",),
+    "answers.serving_accuracy": ("ServingAccuracy",),
+    "answers.serving_calibration": ("ServingCalibrationResult",),
+    "answers.serving_capacity": ("ServingCapacity",),
+    "answers.serving_estimate": ("ServingEstimate",),
+    "answers.serving_plan": ("ServingPlan",),
+    "answers.serving_records": ("OfflineMeasurements", "ServingMeasurements"),
+    "answers.sources.study": ("SourceReport",),
+    "answers.training_run": ("TrainingRun",),
     "specs.estimate": ("Estimate", "Tier"),
     "specs.plan": ("Plan",),
     "specs.run": ("Run",),

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from meshwright import runfile
+from meshwright.answers.run_estimate import estimate_run
 from meshwright.errors import InputError
-from meshwright.report.run_estimate import estimate_run
 
 RUNS = sorted((Path(__file__).parents[2] / "examples" / "runs").glob("*.yaml"))
 PUBLISHED = {"llama3.1-70b-pinned": 1116, "deepseek-v3-pinned": 1543}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import meshwright as mw
-from meshwright.report.result import Result
+from meshwright.result import Result
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "reference").glob("python-api*.md"))
 PAGE = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)

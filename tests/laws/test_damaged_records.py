@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.record_folders import write_every_kind
 
+from meshwright.answers.comparison.study import compare_items
+from meshwright.answers.overview.collect import collect
+from meshwright.answers.record_files import read_results
 from meshwright.errors import InputError
-from meshwright.report.comparison.study import compare_items
-from meshwright.report.overview.collect import collect
 from meshwright.report.overview.page import report_sections
-from meshwright.report.record_files import read_results
 
 VALUES: list[Any] = [
     None, True, -1, 0, 0.0, -0.5, 10**40, 10**400, 1e308, float("nan"), float("inf"), "", "many",

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.answers.scale_study import ScaleQuestion, scale_report
 from meshwright.catalog.claims import claim
 from meshwright.planner.scaling import replica_devices
-from meshwright.report.scale_study import ScaleQuestion, scale_report
 from meshwright.runfile import load
 from meshwright.specs.plan import Sharding
 from meshwright.units import DAY_S

@@ -1,4 +1,7 @@
-"""Rows of published runs with only the cells that a test is about, and records of a device that does not exist."""
+"""Rows of published runs with only the cells that a test is about, records of a device that does not exist, two runs.
+
+The runs are estimated once, one without a pipeline and one with.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from meshwright import runfile
 from meshwright.accuracy.rows import FAILED_COLUMNS, MEASURED_COLUMNS, PublishedRun, read_failed, read_runs
 from meshwright.cost.update import OPTIMIZER_BYTES
 from meshwright.records.device import DeviceRecorder, row_of
 from meshwright.records.measurement import Measurement
 from meshwright.records.points import Point, PointFamily, Workload, points_of
+
+if TYPE_CHECKING:
+    from meshwright.answers.run_estimate import RunEstimate
 
 SIDECAR = {
     "device": {
@@ -171,3 +179,32 @@ def read_many_failed(write_csv: Callable[..., Path]) -> Callable[..., list[Publi
         return read_failed(write_csv(*(LLAMA | change for change in changes), name="failed.csv"))
 
     return read
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "runs"
+
+PIPELINED = """
+model: llama3-8b
+data: {sequence_length: 4096}
+batch: {global_sequences: 64, micro: 1}
+precision: bf16
+cluster: h100-8x4
+parallel: {tensor: 2, pipeline: 4, virtual_pipeline: 2}
+engine: megatron
+costs: {usd_per_device_hour: 2.0}
+train: {tokens: 1e10}
+"""
+
+
+@pytest.fixture(scope="session")
+def flat() -> RunEstimate:
+    from meshwright.answers.run_estimate import estimate_run
+
+    return estimate_run(runfile.load(EXAMPLES / "llama3.1-8b-pretrain.yaml"))
+
+
+@pytest.fixture(scope="session")
+def pipelined() -> RunEstimate:
+    from meshwright.answers.run_estimate import estimate_run
+
+    return estimate_run(runfile.loads(PIPELINED, file="pipelined.yaml"))

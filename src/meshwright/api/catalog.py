@@ -8,7 +8,7 @@ from meshwright.api import arguments
 from meshwright.catalog.lookup import *  # noqa: F403 - its `__all__` is part of the public interface
 
 if TYPE_CHECKING:
-    from meshwright.report.catalog_listing import CatalogListing
+    from meshwright.answers.catalog_listing import CatalogListing
 
 
 def models() -> CatalogListing:
@@ -24,7 +24,7 @@ def models() -> CatalogListing:
         >>> mw.catalog.models()["llama3-8b"].values["num_layers"]
         32
     """
-    from meshwright.report.catalog_listing import catalog_listing
+    from meshwright.answers.catalog_listing import catalog_listing
 
     return catalog_listing("models")
 
@@ -40,7 +40,7 @@ def accelerators() -> CatalogListing:
         >>> mw.catalog.accelerators()["h100"].values["memory_bytes"] > 80e9
         True
     """
-    from meshwright.report.catalog_listing import catalog_listing
+    from meshwright.answers.catalog_listing import catalog_listing
 
     return catalog_listing("accelerators")
 
@@ -56,7 +56,7 @@ def clusters() -> CatalogListing:
         >>> mw.catalog.clusters()["h100-8x4"].document["computed"]["num_devices"]
         32
     """
-    from meshwright.report.catalog_listing import catalog_listing
+    from meshwright.answers.catalog_listing import catalog_listing
 
     return catalog_listing("clusters")
 
@@ -75,7 +75,7 @@ def claims(*, predict: bool = False) -> CatalogListing:
         >>> mw.catalog.claims()["scale_06"].kind
         'claims'
     """
-    from meshwright.report.catalog_listing import catalog_listing
+    from meshwright.answers.catalog_listing import catalog_listing
 
     return catalog_listing("claims", predict=arguments.flag("predict", predict))
 
@@ -94,6 +94,6 @@ def runs(*, predict: bool = False) -> CatalogListing:
         >>> "llama3-8b" in mw.catalog.runs().names
         True
     """
-    from meshwright.report.catalog_listing import catalog_listing
+    from meshwright.answers.catalog_listing import catalog_listing
 
     return catalog_listing("runs", predict=arguments.flag("predict", predict))

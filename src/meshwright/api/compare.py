@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from meshwright.api import arguments
 
 if TYPE_CHECKING:
-    from meshwright.report.comparison.study import SideComparison
+    from meshwright.answers.comparison.study import SideComparison
 
 
 def compare(
@@ -38,8 +38,8 @@ def compare(
         >>> round(found.means[0].value, 3)
         1.026
     """
+    from meshwright.answers.comparison.study import compare_items
     from meshwright.api.runs import load_run, planned_run
-    from meshwright.report.comparison.study import compare_items
 
     items = [
         side if isinstance(side, str) else str(arguments.path("side", side)) for side in (baseline, *sides)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from meshwright.api.runs import Overrides, RunSource, load_run, planned_run
 
 if TYPE_CHECKING:
-    from meshwright.report.run_estimate import RunEstimate
+    from meshwright.answers.run_estimate import RunEstimate
 
 
 def estimate(run: RunSource, *, overrides: Overrides = ()) -> RunEstimate:
@@ -32,6 +32,6 @@ def estimate(run: RunSource, *, overrides: Overrides = ()) -> RunEstimate:
         >>> done.step.unit, done.step.low <= done.step.value <= done.step.high, done.memory.fits
         ('s', True, True)
     """
-    from meshwright.report.run_estimate import estimate_run
+    from meshwright.answers.run_estimate import estimate_run
 
     return estimate_run(planned_run(load_run(run, overrides=overrides)))

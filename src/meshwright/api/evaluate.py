@@ -14,7 +14,7 @@ from meshwright.api.generate import DTYPES, MAX_BATCH
 from meshwright.errors import InputError, MissingDependencyError
 
 if TYPE_CHECKING:
-    from meshwright.report.evaluation import Evaluation
+    from meshwright.answers.evaluation import Evaluation
     from meshwright.training.evaluation.choices import Question
     from meshwright.training.trained_model import TrainedModel
 
@@ -149,7 +149,7 @@ def _evaluate(
     command: tuple[str, ...],
 ) -> Evaluation:
     """All that was asked for, with checked arguments."""
-    from meshwright.report.evaluation import Evaluation
+    from meshwright.answers.evaluation import Evaluation
     from meshwright.training import telemetry
     from meshwright.training.evaluation.choices import evaluate_choices
     from meshwright.training.evaluation.harness import run_tasks

@@ -9,7 +9,7 @@ from meshwright.api import arguments
 from meshwright.api.runs import RunSource, planned_run
 
 if TYPE_CHECKING:
-    from meshwright.report.explanation import Explanation
+    from meshwright.answers.explanation import Explanation
 
 
 def explain(
@@ -39,7 +39,7 @@ def explain(
         >>> answer.this_name, [dict(a.fixed) for a in answer.why_not]
         ('the best plan', [{'tensor': 8}])
     """
-    from meshwright.report.explanation import explain_pair, explain_run
+    from meshwright.answers.explanation import explain_pair, explain_run
 
     asked = arguments.questions(why_not)
     if against is None:

@@ -14,7 +14,7 @@ from meshwright.api import arguments
 from meshwright.errors import InputError, MissingDependencyError
 
 if TYPE_CHECKING:
-    from meshwright.report.generation import Generation
+    from meshwright.answers.generation import Generation
     from meshwright.training.generation import Completed, Prompt, TextGenerator
 
 DTYPES = ("fp32", "bf16", "fp16")
@@ -170,7 +170,7 @@ def as_generation(
     command: tuple[str, ...],
 ) -> Generation:
     """The result of requests that are completed."""
-    from meshwright.report.generation import Completion, Generation
+    from meshwright.answers.generation import Completion, Generation
     from meshwright.training import telemetry
     from meshwright.training.metrics import spread_of
     from meshwright.training.trained_model import model_document

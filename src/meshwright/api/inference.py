@@ -12,12 +12,12 @@ from meshwright.errors import InputError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from meshwright.answers.serving_accuracy import ServingAccuracy
+    from meshwright.answers.serving_calibration import ServingCalibrationResult
+    from meshwright.answers.serving_capacity import ServingCapacity
+    from meshwright.answers.serving_estimate import ServingEstimate
+    from meshwright.answers.serving_plan import ServingPlan
     from meshwright.inference.measured import ServedGiven
-    from meshwright.report.serving_accuracy import ServingAccuracy
-    from meshwright.report.serving_calibration import ServingCalibrationResult
-    from meshwright.report.serving_capacity import ServingCapacity
-    from meshwright.report.serving_estimate import ServingEstimate
-    from meshwright.report.serving_plan import ServingPlan
 
 DEGREES = ("tensor", "attention_data", "expert", "pipeline", "replicas")
 
@@ -55,7 +55,7 @@ def inference_capacity(
         >>> held.fits, held.best.binds
         (False, 'weights')
     """
-    from meshwright.report.serving_capacity import serving_capacity
+    from meshwright.answers.serving_capacity import serving_capacity
 
     return serving_capacity(
         **_names(model, cluster, precision, kv_precision),
@@ -113,8 +113,8 @@ def inference_estimate(
         >>> [load.in_flight for load in done.loads], done.loads[0].itl.unit
         ([1.0, 16.0], 's')
     """
-    from meshwright.report.serving_estimate import serving_estimate
-    from meshwright.report.serving_question import PriceTerms
+    from meshwright.answers.serving_estimate import serving_estimate
+    from meshwright.answers.serving_question import PriceTerms
 
     price = (
         None if usd_per_device_hour is None else arguments.number("usd_per_device_hour", usd_per_device_hour)
@@ -178,8 +178,8 @@ def inference_plan(
         >>> plan.best.itl_s <= 0.02, len(plan.search.front) > 1
         (True, True)
     """
-    from meshwright.report.serving_plan import serving_plan
-    from meshwright.report.serving_question import PriceTerms
+    from meshwright.answers.serving_plan import serving_plan
+    from meshwright.answers.serving_question import PriceTerms
 
     numbers = {
         "ttft_s": ttft_s, "itl_s": itl_s, "requests_per_s": requests_per_s, "usd_per_device_hour": usd_per_device_hour,
@@ -230,7 +230,7 @@ def inference_calibrate(
         Traceback (most recent call last):
         meshwright.errors.InputError: no such file: got 'no-such-folder/serving.json'...
     """
-    from meshwright.report.serving_calibration import serving_calibration
+    from meshwright.answers.serving_calibration import serving_calibration
 
     return serving_calibration(
         records=_folders("records", records),
@@ -268,7 +268,7 @@ def inference_accuracy(
         >>> study.overall.num_rows, study.overall.median_abs_error < 0.15
         (269, True)
     """
-    from meshwright.report.serving_accuracy import serving_accuracy
+    from meshwright.answers.serving_accuracy import serving_accuracy
 
     return serving_accuracy(
         points=None if points is None else arguments.path("points", points),

@@ -10,7 +10,7 @@ from meshwright.api import arguments
 from meshwright.api.runs import Overrides, RunSource, given_run
 
 if TYPE_CHECKING:
-    from meshwright.report.plan_ranking import PlanRanking
+    from meshwright.answers.plan_ranking import PlanRanking
 
 MAX_TOP = 100
 MAX_SCORED = 100_000
@@ -73,7 +73,7 @@ def plan(
         >>> len(plans), plans.best.plan.num_devices, plans.best.step.step.unit
         (3, 32, 's')
     """
-    from meshwright.report.plan_ranking import plan_run
+    from meshwright.answers.plan_ranking import plan_run
 
     resolved = given_run(
         run, overrides=overrides, model=model, cluster=cluster, global_sequences=global_sequences,

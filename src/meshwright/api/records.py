@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from meshwright.api import arguments
 
 if TYPE_CHECKING:
-    from meshwright.report.ingest_result import IngestBenchmark
-    from meshwright.report.record_files import DeviceMeasurements, RecordSet, TrainingSweep
-    from meshwright.report.serving_records import OfflineMeasurements, ServingMeasurements
-    from meshwright.report.training_run import TrainingRun
+    from meshwright.answers.ingest_result import IngestBenchmark
+    from meshwright.answers.record_files import DeviceMeasurements, RecordSet, TrainingSweep
+    from meshwright.answers.serving_records import OfflineMeasurements, ServingMeasurements
+    from meshwright.answers.training_run import TrainingRun
 
 
 def read_record(
@@ -44,7 +44,7 @@ def read_record(
         Traceback (most recent call last):
         meshwright.errors.InputError: there is no record in this folder: got 'no-such-folder', ...
     """
-    from meshwright.report.record_files import read_result
+    from meshwright.answers.record_files import read_result
 
     return read_result(arguments.path("folder", folder))
 
@@ -67,6 +67,6 @@ def read_records(folder: str | os.PathLike[str]) -> RecordSet:
         ...     len(mw.read_records(folder))
         0
     """
-    from meshwright.report.record_files import read_results
+    from meshwright.answers.record_files import read_results
 
     return read_results(arguments.path("folder", folder))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from meshwright.api import arguments
 
 if TYPE_CHECKING:
-    from meshwright.report.overview.collect import RecordReport
-    from meshwright.report.sources.study import SourceReport
+    from meshwright.answers.overview.collect import RecordReport
+    from meshwright.answers.sources.study import SourceReport
 
 
 def report_records(
@@ -45,10 +45,10 @@ def report_records(
         >>> mw.report_records("claim:s65_01", "claim:s65_02").summary()
         'claims: 2'
     """
+    from meshwright.answers.overview.collect import collect
+    from meshwright.answers.serving_question import PriceTerms
     from meshwright.api.runs import load_run, planned_run
     from meshwright.inference.price import Ownership
-    from meshwright.report.overview.collect import collect
-    from meshwright.report.serving_question import PriceTerms
 
     own = {"capital_usd": capital_usd, "life_years": life_years, "usd_per_kwh": usd_per_kwh}
     own = {name: arguments.number(name, value) for name, value in own.items() if value is not None}
@@ -73,6 +73,6 @@ def report_sources() -> SourceReport:
         >>> import meshwright as mw
         >>> report = mw.report_sources()  # doctest: +SKIP
     """
-    from meshwright.report.sources.study import source_report
+    from meshwright.answers.sources.study import source_report
 
     return source_report()

@@ -11,7 +11,7 @@ from meshwright.api.runs import Overrides, RunSource, given_run
 from meshwright.errors import InputError
 
 if TYPE_CHECKING:
-    from meshwright.report.scale_study import ScaleReport
+    from meshwright.answers.scale_study import ScaleReport
 
 MAX_DEVICES = 10**7
 
@@ -69,8 +69,8 @@ def scale(
         >>> [point.num_devices for point in report.curve.points]
         [64, 256]
     """
+    from meshwright.answers.scale_study import ScaleQuestion, scale_report
     from meshwright.planner.scaling import Mode
-    from meshwright.report.scale_study import ScaleQuestion, scale_report
 
     if tokens is not None and days is not None:
         raise InputError("tokens and days both give the length of the training", hint="give one of them")

@@ -18,7 +18,7 @@ from meshwright.specs.run import Run
 from meshwright.training.cpu_libraries import configure_libraries
 
 if TYPE_CHECKING:
-    from meshwright.report.training_run import TrainingRun
+    from meshwright.answers.training_run import TrainingRun
 
 MAX_RESTARTS = 1000
 
@@ -71,11 +71,11 @@ def train(
         >>> done.statistics["last_loss"]  # doctest: +SKIP
         5.9
     """
+    from meshwright.answers.training_run import read_training
     from meshwright.engines.base import TrainOptions, find_engine, measuring_of
     from meshwright.engines.folders import refuse_finished, training_folders
     from meshwright.report.html import write_page
     from meshwright.report.training_page import training_page
-    from meshwright.report.training_run import read_training
 
     resolved = load_run(run, overrides=overrides)
     is_resumed, is_branch = arguments.flag("resume", resume), arguments.flag("branch", branch)

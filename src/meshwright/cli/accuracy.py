@@ -6,9 +6,9 @@ from pathlib import Path
 
 from meshwright.accuracy.columns import notes_on_columns
 from meshwright.accuracy.export import write_rows
+from meshwright.answers.accuracy_study import accuracy_study
 from meshwright.cli.output import emit_json, note, print_text_tables, progress, write_html
 from meshwright.cli.report_options import typed
-from meshwright.report.accuracy_study import accuracy_study
 from meshwright.report.accuracy_tables import accuracy_tables, rows_table
 
 

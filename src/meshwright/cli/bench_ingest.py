@@ -40,7 +40,7 @@ def run(**options: Any) -> None:
         raise
     finally:
         recorder.save(ended=load("meshwright.bench.ingest.passes:now")())
-    result = load("meshwright.report.ingest_result:IngestBenchmark")(records=recorder.records)
+    result = load("meshwright.answers.ingest_result:IngestBenchmark")(records=recorder.records)
     if html_path is not None:
         write_html("meshwright.report.ingest_page:ingest_page", recorder.records, path=html_path)
     if as_json:

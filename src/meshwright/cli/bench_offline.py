@@ -18,8 +18,8 @@ from meshwright.cli.output import emit_json, note, print_line, print_text_tables
 from meshwright.cli.verbs import load
 from meshwright.errors import InfeasibleError, InputError, MissingDependencyError
 from meshwright.files import write_atomically
+from meshwright.json_values import jsonable
 from meshwright.records.offline import NAME, SCHEMA, read_offline
-from meshwright.report.documents.json_values import jsonable
 
 OFFLINE = "meshwright.bench.serving.offline"
 

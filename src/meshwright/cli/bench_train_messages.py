@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
+from meshwright.answers.quantities import rate
 from meshwright.cli.output import note
 from meshwright.cli.verbs import load
 from meshwright.records.sweep import Configuration
 from meshwright.records.trainings import TrainingRow, TrainingStatus
-from meshwright.report.quantities import rate
 
 
 class Watch:

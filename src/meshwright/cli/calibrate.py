@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from meshwright.answers.quantities import interval_of, percent, value_of
 from meshwright.calibration import communication
 from meshwright.calibration.device import DeviceCalibration, installed_path, to_document
 from meshwright.cli.output import emit_json, note, print_line, print_table
@@ -17,9 +18,8 @@ from meshwright.files import write_atomically
 from meshwright.fitting.advice import Advice, advise
 from meshwright.fitting.device import calibrate
 from meshwright.fitting.published_tables import calibrate_from_tables
+from meshwright.json_values import jsonable
 from meshwright.records.device import read
-from meshwright.report.documents.json_values import jsonable
-from meshwright.report.quantities import interval_of, percent, value_of
 from meshwright.specs.hardware import HERE
 from meshwright.units import format_seconds
 

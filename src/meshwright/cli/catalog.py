@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright import units
+from meshwright.answers.documents.catalog import ABOUT, details_document, leaves, listing_document
+from meshwright.answers.documents.claims import claim_document, claims_document
+from meshwright.answers.documents.run_files import run_files_document
 from meshwright.catalog.lookup import all_claims, claim
 from meshwright.cli.catalog_claims import print_claim, print_claims
 from meshwright.cli.catalog_runs import print_run_files
 from meshwright.cli.output import Align, emit_json, print_line, print_table, progress
 from meshwright.errors import InputError
-from meshwright.report.documents.catalog import ABOUT, details_document, leaves, listing_document
-from meshwright.report.documents.claims import claim_document, claims_document
-from meshwright.report.documents.run_files import run_files_document
 
 
 def run(*, kind: str, name: str | None, predict: bool, as_json: bool) -> None:

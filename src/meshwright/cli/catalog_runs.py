@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from meshwright.answers.quantities import rate
 from meshwright.cli.output import Align, print_line, print_table
-from meshwright.report.quantities import rate
 from meshwright.units import gib
 
 

@@ -15,7 +15,7 @@ from meshwright.cli.verbs import load
 from meshwright.errors import InputError
 
 if TYPE_CHECKING:
-    from meshwright.report.generation import Generation
+    from meshwright.answers.generation import Generation
     from meshwright.training.generation import TextGenerator
 
 Message = dict[str, str]

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from meshwright.answers.components import family, label, shown_components, shown_details
+from meshwright.answers.quantities import interval_of, percent, seconds, span, value_of
+from meshwright.answers.run_estimate import RunEstimate, estimate_run
+from meshwright.answers.stages import stage_rows
+from meshwright.answers.timeline import after_pipeline, step_timeline
+from meshwright.answers.trace import write_trace
 from meshwright.catalog.prices import market_sentence
 from meshwright.cli.output import bar_width, emit_json, note, print_line, print_table, progress, write_html
 from meshwright.cli.report_options import typed
@@ -11,12 +17,6 @@ from meshwright.cli.run_input import run_from
 from meshwright.cost.memory import memory_parts
 from meshwright.errors import InputError
 from meshwright.planner.switches import software_line
-from meshwright.report.components import family, label, shown_components, shown_details
-from meshwright.report.quantities import interval_of, percent, seconds, span, value_of
-from meshwright.report.run_estimate import RunEstimate, estimate_run
-from meshwright.report.stages import stage_rows
-from meshwright.report.timeline import after_pipeline, step_timeline
-from meshwright.report.trace import write_trace
 from meshwright.units import format_count, format_seconds, gib
 
 BAR_WIDTH = 24

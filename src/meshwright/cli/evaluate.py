@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from meshwright.answers.evaluation import Evaluation
 from meshwright.api.evaluate import evaluate
 from meshwright.cli.output import emit_json, note, print_line, print_table, progress
-from meshwright.report.evaluation import Evaluation
 from meshwright.units import format_duration
 
 

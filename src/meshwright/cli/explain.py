@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from meshwright.answers.components import label
+from meshwright.answers.difference import PlanDifference
+from meshwright.answers.documents.plan import why_not_sentence
+from meshwright.answers.explanation import Explanation, explain_pair, explain_run, verdict_sentence
+from meshwright.answers.quantities import percent, rate, value_of
 from meshwright.cli.output import Align, bar_width, emit_json, print_line, print_table, progress
 from meshwright.cli.run_input import run_from
 from meshwright.planner.estimate import PlanEstimate
 from meshwright.planner.explain import Difference
 from meshwright.planner.fixed import fixed_fields
-from meshwright.report.components import label
-from meshwright.report.difference import PlanDifference
-from meshwright.report.documents.explanation import verdict_sentence
-from meshwright.report.documents.plan import why_not_sentence
-from meshwright.report.explanation import Explanation, explain_pair, explain_run
-from meshwright.report.quantities import percent, rate, value_of
 
 BAR_WIDTH = 16
 """Characters of the longest bar, on either side of the axis."""

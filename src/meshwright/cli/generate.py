@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from meshwright.answers.generation import Generation
 from meshwright.api.generate import PromptLike, completions, open_generator
 from meshwright.cli.needs import load_with_torch
 from meshwright.cli.output import emit_json, note, printable, progress
 from meshwright.errors import InputError
-from meshwright.report.generation import Generation
 
 SHOWN_PROMPT = 60
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from meshwright.answers.serving_accuracy import ServingAccuracy, serving_accuracy
+from meshwright.answers.text_table import TextTable
 from meshwright.cli.inference_calibrate import given_served
 from meshwright.cli.output import emit_json, note, print_line, print_text_tables
-from meshwright.report.serving_accuracy import ServingAccuracy, serving_accuracy
-from meshwright.report.text_table import TextTable
 
 
 def run(

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from meshwright.answers.serving_calibration import ServingCalibrationResult, serving_calibration
 from meshwright.cli.output import emit_json, note, print_line, print_text_tables
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
 from meshwright.inference.measured import ServedGiven
 from meshwright.inference.server_fit import to_document
-from meshwright.report.documents.json_values import jsonable
-from meshwright.report.serving_calibration import ServingCalibrationResult, serving_calibration
+from meshwright.json_values import jsonable
 from meshwright.runfile import named_model
 
 

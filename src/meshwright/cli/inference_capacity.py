@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
+from meshwright.answers.serving_capacity import ServingCapacity, serving_capacity
 from meshwright.cli.inference_options import given_degrees
 from meshwright.cli.output import emit_json, note, print_line, print_table
-from meshwright.report.serving_capacity import ServingCapacity, serving_capacity
 from meshwright.units import gib
 
 SHOWN = 8

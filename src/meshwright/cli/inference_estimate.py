@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from meshwright.answers.serving_estimate import serving_estimate
+from meshwright.answers.serving_question import PriceTerms
 from meshwright.cli.inference_options import given_degrees, given_terms
 from meshwright.cli.output import emit_json, note, print_line, print_text_tables
 from meshwright.inference.price import Ownership
-from meshwright.report.serving_estimate import serving_estimate
-from meshwright.report.serving_question import PriceTerms
 
 
 def server_question(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from meshwright.answers.serving_plan import ServingPlan, serving_plan
 from meshwright.cli.inference_estimate import server_question
 from meshwright.cli.output import emit_json, note, print_line, print_text_tables
-from meshwright.report.serving_plan import ServingPlan, serving_plan
 
 SHOWN, EXPLAINED = 5, 20
 

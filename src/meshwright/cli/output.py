@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 from unicodedata import category
 
 from meshwright.cli.verbs import load
-from meshwright.report.documents.json_values import jsonable
+from meshwright.json_values import jsonable
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from meshwright.report.text_table import TextTable
+    from meshwright.answers.text_table import TextTable
 
 Align = Literal["left", "right", "center"]
 

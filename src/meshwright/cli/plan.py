@@ -6,6 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from meshwright.answers.components import bound_by
+from meshwright.answers.documents.plan import loser_sentence, why_not_sentence
+from meshwright.answers.plan_ranking import PlanRanking, plan_run
+from meshwright.answers.quantities import percent, rate, seconds, value_of
 from meshwright.cli.output import Align, emit_json, note, print_line, print_table, progress
 from meshwright.cli.report_options import typed
 from meshwright.cli.run_input import run_from
@@ -17,10 +21,6 @@ from meshwright.planner.scored import ScoredPlan, ScoredPlans
 from meshwright.planner.search import PlanResult
 from meshwright.planner.switches import software_line
 from meshwright.planner.training import price_sentence
-from meshwright.report.components import bound_by
-from meshwright.report.documents.plan import loser_sentence, why_not_sentence
-from meshwright.report.plan_ranking import PlanRanking, plan_run
-from meshwright.report.quantities import percent, rate, seconds, value_of
 from meshwright.specs.hardware import Cluster
 from meshwright.specs.run import Objective
 from meshwright.units import gib

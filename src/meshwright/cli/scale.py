@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from meshwright.answers.scale_study import ScaleQuestion, scale_report
 from meshwright.cli.output import emit_json, note, print_text_tables, progress, write_html
 from meshwright.cli.report_options import typed
 from meshwright.cli.run_input import run_from
 from meshwright.errors import InputError
 from meshwright.planner.fixed import fixed_fields
 from meshwright.planner.scaling import Mode
-from meshwright.report.scale_study import ScaleQuestion, scale_report
 from meshwright.report.scale_tables import tables_of
 
 

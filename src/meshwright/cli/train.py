@@ -104,7 +104,7 @@ def _write_page(folder: Path) -> Path | None:
     path = folder / "report.html"
     try:
         with progress("drawing the report"):
-            training = load("meshwright.report.training_run:read_training")(folder)
+            training = load("meshwright.answers.training_run:read_training")(folder)
             write_html("meshwright.report.training_page:training_page", training, path=path)
     except InputError as error:
         note(f"there is no report: {error.message}")

@@ -11,8 +11,8 @@ from typing import Any
 from meshwright.bench.gemm import GemmOutcome, GemmRow, free_threads, tune
 from meshwright.cli.output import note, print_line, print_table, progress
 from meshwright.engines.native import engine
+from meshwright.json_values import jsonable
 from meshwright.records.measurement import Measurement
-from meshwright.report.documents.json_values import jsonable
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 from meshwright.training import device as devices

@@ -14,14 +14,13 @@ from typing import Any
 
 from meshwright.catalog.mlperf_results import MLPerfResult, mlperf_results
 from meshwright.errors import InputError
+from meshwright.json_values import jsonable
 from meshwright.mlperf.benchmarks import benchmark_names, round_rules
 from meshwright.mlperf.check_system import submitted_system
 from meshwright.mlperf.documents import NOT_MLPERF, UNVERIFIED
 from meshwright.mlperf.log import read_log
-from meshwright.mlperf.results import rows_html
 from meshwright.mlperf.score import Score, result_files, result_folders, score_folder
-from meshwright.report.documents.json_values import jsonable
-from meshwright.report.result import Result
+from meshwright.result import Result
 
 PUBLISHED = "published by MLCommons"
 _SAME = 2e-4  # scores of one set, rounded minutes against milliseconds
@@ -131,10 +130,6 @@ class ResultComparison(Result):
         ratios = "; ".join(f"{r.faster} is {r.ratio:.2f}x {r.slower}" for r in self.generations[:3])
         count = f"{sum(len(group.results) for group in self.groups)} results in {len(self.groups)} groups"
         return f"{count}; {ratios}" if ratios else count
-
-    def _repr_html_(self) -> str:
-        text = ("round", "benchmark", "submitter", "system", "accelerator", "label", "source")
-        return rows_html(self, text)
 
 
 def compare_sets(

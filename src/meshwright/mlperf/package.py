@@ -20,9 +20,8 @@ from meshwright.errors import InputError
 from meshwright.mlperf.check_system import description_problems
 from meshwright.mlperf.log import read_log
 from meshwright.mlperf.official import INSTALL, PACKAGE, ask, package_version
-from meshwright.mlperf.results import rows_html
 from meshwright.mlperf.score import Score, score_folder
-from meshwright.report.result import Result
+from meshwright.result import Result
 
 LARGEST_BYTES = 50 * 1024 * 1024  # repo_checker.py: no larger file
 _NAME = re.compile(r"[A-Za-z0-9_+=@,()\[\]-][A-Za-z0-9_.+=@,()\[\]-]*")
@@ -89,9 +88,6 @@ class SubmissionPackage(Result):
     def summary(self) -> str:
         """Return folder, number of files and verdict."""
         return f"{self.folder}: {len(self.files)} files, {'passes' if self.passes else 'does not pass'}"
-
-    def _repr_html_(self) -> str:
-        return rows_html(self, ("file",))
 
     @property
     def passes(self) -> bool:

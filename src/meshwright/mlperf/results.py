@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
+from meshwright.json_values import jsonable
 from meshwright.mlperf.benchmarks import Benchmark
 from meshwright.mlperf.check import CheckReport, check_path
 from meshwright.mlperf.convergence import ReferencePoint, pruned
@@ -20,10 +21,7 @@ from meshwright.mlperf.reference_runs import (
     write_reference_file,
 )
 from meshwright.mlperf.score import Score, result_folders, score_folder
-from meshwright.report.documents.json_values import jsonable
-from meshwright.report.fragment import fragment
-from meshwright.report.html import table
-from meshwright.report.result import Result
+from meshwright.result import Result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +85,6 @@ class BenchmarkCheck(Result):
         verdict = "passes" if self.passes else "does not pass"
         return f"{len(self.sets)} checked: {errors} errors, {warnings} warnings; {verdict}"
 
-    def _repr_html_(self) -> str:
-        return rows_html(self, ("set", "file", "line", "rule", "severity", "message"))
-
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class BenchmarkScores(Result):
@@ -134,9 +129,6 @@ class BenchmarkScores(Result):
         more = f"; {len(self.scores) - 3} more sets" if len(self.scores) > 3 else ""
         return "; ".join(parts) + more + "; unverified"
 
-    def _repr_html_(self) -> str:
-        return rows_html(self, ("folder", "benchmark", "round", "problems"))
-
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ReferencePoints(Result):
@@ -174,9 +166,6 @@ class ReferencePoints(Result):
         """Return the benchmark and the batch sizes."""
         sizes = ", ".join(str(p.global_batch_size) for p in self.points)
         return f"{self.benchmark.name}: samples to convergence at batch sizes {sizes}"
-
-    def _repr_html_(self) -> str:
-        return rows_html(self, ())
 
 
 def check_sets(
@@ -255,18 +244,6 @@ def make_reference_points(
     if out is not None:
         document = write_reference_file(out, document, rules, replace=replace)
     return ReferencePoints(benchmark=rules, document=document)
-
-
-def rows_html(result: Result, text_columns: tuple[str, ...]) -> str:
-    """Return the rows of a result as a table for a notebook."""
-    rows = result.to_rows()
-    headings = tuple(rows[0]) if rows else ("nothing",)
-    cells = [[_cell(v) for v in row.values()] for row in rows]
-    return fragment(result.summary(), [table(headings, cells, name="Rows", text_columns=text_columns)])
-
-
-def _cell(value: object) -> str:
-    return "" if value is None else f"{value:,.6g}" if isinstance(value, float) else str(value)
 
 
 def _one_or_several(

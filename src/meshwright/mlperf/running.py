@@ -19,7 +19,7 @@ from meshwright.mlperf.run_files import benchmark_run
 from meshwright.mlperf.run_set import Report, RunResult, RunSet, new_seeds, open_set, results_of, run_set
 from meshwright.mlperf.system_description import describe_system, write_description
 from meshwright.programs import find_program
-from meshwright.report.result import Result
+from meshwright.result import Result
 from meshwright.specs.run import Run
 from meshwright.training.rendezvous import under_launcher
 
@@ -125,11 +125,6 @@ class BenchmarkRuns(Result):
         return (
             f"{self.benchmark}: {self.num_converged} of {self.num_runs} runs reached {self.target:g}{minutes}"
         )
-
-    def _repr_html_(self) -> str:
-        from meshwright.mlperf.results import rows_html
-
-        return rows_html(self, ("status", "log"))
 
 
 @dataclass(frozen=True, kw_only=True)

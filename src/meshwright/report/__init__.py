@@ -1,1 +1,1 @@
-"""Results and how they are shown: documents, tables, figures, pages and traces, each number with its source."""
+"""Answers as they are shown: tables, figures, pages and notebooks, each number with its source."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from meshwright.accuracy.metrics import Metrics
 from meshwright.accuracy.report import HEADLINE, AccuracyReport
+from meshwright.answers.quantities import percent
+from meshwright.answers.text_table import TextTable
 from meshwright.calibration.parameters import fitted
 from meshwright.report.accuracy_figures import errors_svg, legend, predicted_svg
 from meshwright.report.accuracy_tables import metrics_table, remaining_tables, rows_table
 from meshwright.report.html import PageSection, document, explained_figure, page_table, paragraph, tiles
-from meshwright.report.quantities import percent
-from meshwright.report.text_table import TextTable
 from meshwright.version import __version__
 
 TITLE = "Predicted and measured"

@@ -8,8 +8,8 @@ from math import isfinite
 from meshwright.accuracy.failed import FailedReport
 from meshwright.accuracy.metrics import Metrics
 from meshwright.accuracy.report import AccuracyReport
-from meshwright.report.quantities import percent, rate
-from meshwright.report.text_table import TextTable
+from meshwright.answers.quantities import percent, rate
+from meshwright.answers.text_table import TextTable
 
 METRICS_HEADINGS = ("rows", "predicted", "median", "p90", "bias", "in interval", "memory", "regret", "tau")
 """Rows of the group and those predicted; median and 90th percentile of the absolute error; median signed

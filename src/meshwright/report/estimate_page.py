@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from html import escape
 
+from meshwright.answers.components import bound_by, label, shown_components
+from meshwright.answers.provenance import (
+    INTERVAL_CONVENTION,
+    InputSource,
+    input_meaning,
+    sources_of,
+)
+from meshwright.answers.quantities import interval_of, percent, rate, seconds, span, value_of
+from meshwright.answers.quantities import memory as memory_text
+from meshwright.answers.run_estimate import RunEstimate
+from meshwright.answers.stages import stage_rows
+from meshwright.answers.timeline import step_timeline
 from meshwright.catalog.prices import market_sentence
 from meshwright.cost.memory import memory_parts
 from meshwright.cost.mfu import MFU_DEFINITION
 from meshwright.errors import InputError
 from meshwright.planner.switches import software_line
-from meshwright.report.components import bound_by, label, shown_components
 from meshwright.report.figures import family_legend, memory_legend, memory_svg, shares_svg, waterfall_svg
 from meshwright.report.html import (
     Endnotes,
@@ -21,17 +32,7 @@ from meshwright.report.html import (
     table,
     tiles,
 )
-from meshwright.report.provenance import (
-    INTERVAL_CONVENTION,
-    InputSource,
-    input_meaning,
-    sources_of,
-)
-from meshwright.report.quantities import interval_of, percent, rate, seconds, span, value_of
-from meshwright.report.quantities import memory as memory_text
-from meshwright.report.run_estimate import RunEstimate
-from meshwright.report.stages import stage_rows
-from meshwright.report.timeline import legend, step_timeline, timeline_svg, windows
+from meshwright.report.timeline import legend, timeline_svg, windows
 from meshwright.units import format_count, format_seconds, gib
 from meshwright.version import __version__
 
@@ -40,7 +41,7 @@ MAX_UNCERTAINTIES = 6
 
 def estimate_page(done: RunEstimate, *, command: str = "") -> str:
     """The whole page of `done`. `command` is the command line that makes it."""
-    notes, sources = Endnotes(), sources_of(done)
+    notes, sources = Endnotes(), sources_of(done.request, done.economics)
     lead = _lead(done, notes, sources)
     sections = [
         _step(done, notes, sources, command),

@@ -11,8 +11,8 @@ from html import escape
 from importlib.util import find_spec
 from typing import Any
 
-from meshwright.report.components import ComponentFamily, family, label, shown_components
-from meshwright.report.quantities import percent, seconds
+from meshwright.answers.components import ComponentFamily, family, label, shown_components
+from meshwright.answers.quantities import percent, seconds
 from meshwright.units import gib
 
 INK, FAINT = "#16191d", "#c8ccd2"

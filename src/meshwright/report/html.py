@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from meshwright.answers.text_table import TextTable, unbroken
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
 from meshwright.report.page_script import SCRIPT
 from meshwright.report.style import STYLE
-from meshwright.report.text_table import TextTable, unbroken
 
 LINK = re.compile(r"(?P<url>https?://[^\s<>,;)\]]+[^\s<>,;.)\]])|\bgithub:(?P<repository>[\w.-]+/[\w.-]*\w)")
 """Links in a source: a page, or a repository in the short form of the catalogue."""

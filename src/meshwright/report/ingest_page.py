@@ -6,21 +6,21 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from meshwright.answers.documents.ingest import notes
+from meshwright.answers.quantities import rate, seconds
+from meshwright.answers.text_table import TextTable
 from meshwright.bench.ingest.summary import IngestSummary, summarize
 from meshwright.records.ingest import STAGES, IngestRecords
 from meshwright.report.figures import INK, WIDTH, svg
 from meshwright.report.html import PageSection, document, figure, page_table, paragraph, tiles
 from meshwright.report.ingest import (
     build_table,
-    notes,
     pass_labels,
     rate_table,
     refusal_table,
     search_table,
     stage_table,
 )
-from meshwright.report.quantities import rate, seconds
-from meshwright.report.text_table import TextTable
 from meshwright.report.training_figures import BLUE, GREEN
 from meshwright.version import __version__
 

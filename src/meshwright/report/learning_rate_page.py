@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from meshwright.answers.components import ComponentFamily
 from meshwright.records.rate_range import RateRange
-from meshwright.report.components import ComponentFamily
 from meshwright.report.figures import FAINT, FAMILY_COLORS, INK, WIDTH, svg
 from meshwright.report.html import PageSection, document, figure, paragraph, tiles
 from meshwright.specs.run import Run

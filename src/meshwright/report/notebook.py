@@ -5,25 +5,33 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from meshwright.report.components import bound_by, label, shown_components
+from meshwright.answers.components import bound_by, label, shown_components
+from meshwright.answers.quantities import interval_of, percent, rate, seconds, value_of
+from meshwright.answers.text_table import TextTable
 from meshwright.report.figures import family_legend, memory_legend, memory_svg, waterfall_svg
 from meshwright.report.fragment import fragment
 from meshwright.report.html import figure, table, text_table, tiles
-from meshwright.report.quantities import interval_of, percent, rate, seconds, value_of
-from meshwright.report.text_table import TextTable
 from meshwright.units import gib
 
 if TYPE_CHECKING:
-    from meshwright.report.accuracy_study import AccuracyStudy
-    from meshwright.report.catalog_listing import CatalogItem, CatalogListing
-    from meshwright.report.evaluation import Evaluation
-    from meshwright.report.explanation import Explanation
-    from meshwright.report.generation import Generation
-    from meshwright.report.plan_ranking import PlanRanking
-    from meshwright.report.record_files import DeviceMeasurements, RecordSet, TrainingSweep
-    from meshwright.report.run_estimate import RunEstimate
-    from meshwright.report.scale_study import ScaleReport
-    from meshwright.report.training_run import TrainingRun
+    from meshwright.answers.accuracy_study import AccuracyStudy
+    from meshwright.answers.catalog_listing import CatalogItem, CatalogListing
+    from meshwright.answers.evaluation import Evaluation
+    from meshwright.answers.explanation import Explanation
+    from meshwright.answers.generation import Generation
+    from meshwright.answers.ingest_result import IngestBenchmark
+    from meshwright.answers.plan_ranking import PlanRanking
+    from meshwright.answers.record_files import DeviceMeasurements, RecordSet, TrainingSweep
+    from meshwright.answers.run_estimate import RunEstimate
+    from meshwright.answers.scale_study import ScaleReport
+    from meshwright.answers.serving_accuracy import ServingAccuracy
+    from meshwright.answers.serving_calibration import ServingCalibrationResult
+    from meshwright.answers.serving_capacity import ServingCapacity
+    from meshwright.answers.serving_estimate import ServingEstimate
+    from meshwright.answers.serving_plan import ServingPlan
+    from meshwright.answers.serving_records import OfflineMeasurements, ServingMeasurements
+    from meshwright.answers.training_run import TrainingRun
+    from meshwright.result import Result
     from meshwright.specs.estimate import StepEstimate
 
 MAX_ROWS = 200
@@ -97,7 +105,7 @@ def _step_tiles(step: StepEstimate) -> list[tuple[str, str, str]]:
 
 def explanation_html(answer: Explanation) -> str:
     """Return both plans by component, in milliseconds of a step, and the answers to "why not"."""
-    from meshwright.report.documents.plan import why_not_sentence
+    from meshwright.answers.documents.plan import why_not_sentence
     from meshwright.report.ranking_figure import difference_svg
 
     parts = []
@@ -254,6 +262,88 @@ def entry_html(entry: CatalogItem) -> str:
         entry.summary(),
         [table(("field", "value", "source"), rows, name="Fields", text_columns=("value", "source"))],
     )
+
+
+def ingest_html(done: IngestBenchmark) -> str:
+    """Return the tables of a benchmark of ingestion."""
+    from meshwright.report.ingest import tables
+
+    lead = " ".join(f"Note: {note}." for note in done.notes)
+    return fragment("Retrieval ingestion", [text_table(t) for t in tables(done.records)], lead=lead)
+
+
+def serving_html(found: ServingMeasurements) -> str:
+    """Return rates and latencies of the loads that were measured."""
+    from meshwright.report.serving import latency_table, rate_table
+
+    parts = [text_table(rate_table(found.summaries)), text_table(latency_table(found.summaries))]
+    return fragment("Serving", parts, lead=found.summary())
+
+
+def offline_html(found: OfflineMeasurements) -> str:
+    """Return the rates of each pair of lengths."""
+    rows = [
+        (r["pair"], f"{r['num_replicas']}", rate(r["output_tokens_per_s"]), rate(r["total_tokens_per_s"]))
+        for r in found.to_rows()
+    ]
+    headings = ("input/output", "replicas", "output tokens/s", "total tokens/s")
+    return fragment("Batch throughput", [table(headings, rows, name="Rates")], lead=found.summary())
+
+
+def serving_accuracy_html(done: ServingAccuracy) -> str:
+    """Return errors by source as a table."""
+    parts = [text_table(shown) for shown in done.tables("source")]
+    return fragment("Accuracy of inference", parts, lead=done.summary())
+
+
+def calibration_html(done: ServingCalibrationResult) -> str:
+    """Return errors by quantity and the constants that were measured."""
+    parts = [text_table(shown) for shown in done.tables()]
+    return fragment("Calibration of a server", parts, lead=done.summary())
+
+
+def capacity_html(found: ServingCapacity) -> str:
+    """Return the sessions that each layout holds."""
+    rows = [
+        (f.layout.describe(), f"{f.max_sessions:,}", f"{f.max_tokens:,}", f"{gib(f.device.weights):.1f}")
+        for f in found.layouts
+    ]
+    headings = ("layout", "sessions", "tokens", "weights, GiB/device")
+    return fragment(
+        "Serving capacity",
+        [table(headings, rows, name="Layouts", text_columns=("layout",))],
+        lead=found.summary(),
+    )
+
+
+def serving_estimate_html(found: ServingEstimate) -> str:
+    """Return the estimates of each load."""
+    return fragment("Serving", [text_table(shown) for shown in found.tables()], lead=found.summary())
+
+
+def serving_plan_html(found: ServingPlan) -> str:
+    """Return the best layouts, and the front of throughput against latency."""
+    parts = [text_table(found.layout_table(8)), text_table(found.front_table())]
+    return fragment("Serving plan", parts, lead=found.summary())
+
+
+TEXT_COLUMNS = (
+    "accelerator", "benchmark", "file", "folder", "label", "line", "log", "message", "problems", "round", "rule", "set",
+    "severity", "source", "status", "submitter", "system",
+)  # fmt: skip
+"""Columns of answers on MLPerf that hold text."""
+
+
+def rows_html(found: Result) -> str:
+    """Return the rows of an answer on MLPerf as a table."""
+    rows = found.to_rows()
+    headings = tuple(rows[0]) if rows else ("nothing",)
+    cells = [[_number(v) for v in row.values()] for row in rows]
+    return fragment(found.summary(), [table(headings, cells, name="Rows", text_columns=TEXT_COLUMNS)])
+
+
+def _number(value: object) -> str:
+    return "" if value is None else f"{value:,.6g}" if isinstance(value, float) else str(value)
 
 
 def _short(value: object) -> bool:

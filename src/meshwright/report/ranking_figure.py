@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from meshwright.report.components import label
+from meshwright.answers.components import label
+from meshwright.answers.quantities import rate
 from meshwright.report.figures import FAINT, INK, WIDTH, svg
-from meshwright.report.quantities import rate
 
 if TYPE_CHECKING:
+    from meshwright.answers.plan_ranking import PlanRanking
     from meshwright.planner.explain import Difference
-    from meshwright.report.plan_ranking import PlanRanking
 
 BLUE, RED = "#3f78b5", "#b5525c"
 MAX_COMPONENTS = 14

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from html import escape
 
+from meshwright.answers.provenance import calibration_sentence
+from meshwright.answers.quantities import percent, seconds
+from meshwright.answers.scale_study import ScaleReport
+from meshwright.answers.text_table import TextTable
 from meshwright.catalog.reliability import failure_range
 from meshwright.catalog.stacks import stack_facts
 from meshwright.planner.training import price_sentence
@@ -16,12 +20,8 @@ from meshwright.report.html import (
     sortable_table,
     tiles,
 )
-from meshwright.report.provenance import calibration_sentence
-from meshwright.report.quantities import percent, seconds
 from meshwright.report.scale_figures import days_svg, efficiency_svg, emulation_svg, tornado_svg
-from meshwright.report.scale_study import ScaleReport
 from meshwright.report.scale_tables import days, interval, tables_of
-from meshwright.report.text_table import TextTable
 from meshwright.version import __version__
 
 MOST_COLUMNS = 7

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from meshwright.answers.quantities import memory, percent, rate, seconds
+from meshwright.answers.scale_study import ScaleReport
+from meshwright.answers.text_table import TextTable
 from meshwright.planner.scaling import (
     Costed,
     Emulation,
@@ -15,9 +18,6 @@ from meshwright.planner.scaling import (
     replica_devices,
 )
 from meshwright.planner.training import price_sentence
-from meshwright.report.quantities import memory, percent, rate, seconds
-from meshwright.report.scale_study import ScaleReport
-from meshwright.report.text_table import TextTable
 from meshwright.specs.estimate import Estimate
 from meshwright.units import DAY_S, format_count, format_seconds, ms
 

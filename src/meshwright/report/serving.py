@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from meshwright.answers.quantities import percent, rate
+from meshwright.answers.text_table import TextTable
 from meshwright.bench.serving.summary import (
     BoundStep,
     InterTokenDefinition,
@@ -14,8 +16,6 @@ from meshwright.bench.serving.summary import (
 )
 from meshwright.bench.training_summary import ValueRange
 from meshwright.records.serving import ServingPoint, TokenSource
-from meshwright.report.quantities import percent, rate
-from meshwright.report.text_table import TextTable
 
 DEFINITIONS = {
     InterTokenDefinition.TPOT: "time per output token",

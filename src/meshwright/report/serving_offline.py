@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from meshwright.answers.quantities import percent, rate
+from meshwright.answers.text_table import TextTable
 from meshwright.bench.serving.offline import OfflineComparison, OfflinePoint
-from meshwright.report.quantities import percent, rate
-from meshwright.report.text_table import TextTable
 
 
 def tables(found: Sequence[OfflinePoint], comparison: OfflineComparison | None) -> list[TextTable]:

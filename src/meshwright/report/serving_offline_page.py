@@ -6,12 +6,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from meshwright.answers.quantities import rate
+from meshwright.answers.text_table import TextTable
 from meshwright.bench.serving.offline import OfflineComparison, OfflinePoint
 from meshwright.report.figures import WIDTH, svg
 from meshwright.report.html import PageSection, document, figure, page_table, paragraph, tiles
-from meshwright.report.quantities import rate
 from meshwright.report.serving_offline import cautions, tables
-from meshwright.report.text_table import TextTable
 from meshwright.report.training_figures import BLUE, RED
 from meshwright.version import __version__
 

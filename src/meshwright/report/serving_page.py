@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from meshwright.answers.quantities import rate
+from meshwright.answers.text_table import TextTable
 from meshwright.bench.serving.summary import (
     InterTokenDefinition,
     LoadSummary,
@@ -14,7 +16,6 @@ from meshwright.bench.serving.summary import (
 )
 from meshwright.report.figures import INK, WIDTH, svg
 from meshwright.report.html import PageSection, document, figure, page_table, paragraph, tiles
-from meshwright.report.quantities import rate
 from meshwright.report.serving import (
     DEFINITIONS,
     best_table,
@@ -23,7 +24,6 @@ from meshwright.report.serving import (
     latency_table,
     rate_table,
 )
-from meshwright.report.text_table import TextTable
 from meshwright.report.training_figures import BLUE, GREEN, RED
 from meshwright.version import __version__
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from meshwright.answers.quantities import rate
+from meshwright.answers.text_table import TextTable
 from meshwright.bench.serving.importers import ImportedResult
 from meshwright.bench.serving.summary import InterTokenDefinition, LoadSummary, best_by_bound, best_under
 from meshwright.records.serving import Latency
-from meshwright.report.quantities import rate
-from meshwright.report.text_table import TextTable
 
 
 def results_document(found: Sequence[ImportedResult], *, bound_s: float) -> dict[str, Any]:

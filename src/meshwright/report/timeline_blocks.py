@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.report.quantities import seconds
+from meshwright.answers.quantities import seconds
 
 MAX_DRAWN_PER_RANK = 160
 """Blocks of a rank. Of longer pipelines only the fill and the drain are drawn: between, the pattern repeats."""

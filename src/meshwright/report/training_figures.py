@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.answers.training_run import WARM_UP_STEPS, MeasuredQuantity
 from meshwright.report.figures import INK, WIDTH, svg
-from meshwright.report.training_run import WARM_UP_STEPS, MeasuredQuantity
 from meshwright.specs.estimate import Estimate
 
 BLUE, ORANGE, RED, GREEN, PURPLE = "#3f78b5", "#d98a35", "#b5525c", "#4c9a6a", "#8b6bb1"

@@ -11,12 +11,13 @@ from html import escape
 from typing import Any
 
 from meshwright.accuracy.rows import PublishedRun
+from meshwright.answers.provenance import INTERVAL_CONVENTION
+from meshwright.answers.quantities import FORMATS, interval_of, percent, rate, seconds, value_of
+from meshwright.answers.training_run import MeasuredQuantity, TrainingRun
 from meshwright.catalog import lookup as catalog
 from meshwright.errors import UnknownNameError
 from meshwright.report.figures import family_legend, shares_svg, waterfall_svg
 from meshwright.report.html import Endnotes, PageSection, document, figure, paragraph, table, tiles
-from meshwright.report.provenance import INTERVAL_CONVENTION
-from meshwright.report.quantities import FORMATS, interval_of, percent, rate, seconds, value_of
 from meshwright.report.training_figures import (
     GREEN,
     LOSS_LEGEND,
@@ -28,7 +29,6 @@ from meshwright.report.training_figures import (
     step_legend,
     step_time_svg,
 )
-from meshwright.report.training_run import MeasuredQuantity, TrainingRun
 from meshwright.units import GIB, format_bytes, format_count, format_duration, gib
 from meshwright.version import __version__
 

@@ -6,12 +6,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from meshwright.answers.provenance import INTERVAL_CONVENTION
+from meshwright.answers.quantities import percent, rate, seconds
+from meshwright.answers.text_table import TextTable
 from meshwright.bench.training_summary import PredictionVerdict, Summary, ValueRange, contests, verdict
 from meshwright.report.figures import INK, WIDTH, svg
 from meshwright.report.html import Endnotes, PageSection, document, figure, page_table, paragraph, tiles
-from meshwright.report.provenance import INTERVAL_CONVENTION
-from meshwright.report.quantities import percent, rate, seconds
-from meshwright.report.text_table import TextTable
 from meshwright.report.training_figures import BLUE, GREEN, PURPLE, RED
 from meshwright.units import format_bytes
 from meshwright.version import __version__

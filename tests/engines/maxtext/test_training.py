@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the native engine needs PyTorch")
 
-from meshwright.report.comparison.study import compare_items
+from meshwright.answers.comparison.study import compare_items
 
 SHARDED = "{data_shard: 2, sharding: parameters, recompute: full}"
 TOLERANCE = 3e-6  # relative; docs/guides/maxtext.md has what was measured

@@ -27,9 +27,9 @@ from tests.warm import Server, WarmProcess, measure_nothing
 from tests.warm_workers import WORKERS, workers_from
 
 from meshwright import runfile
+from meshwright.answers.comparison.study import compare_items
 from meshwright.engines import local
 from meshwright.engines.base import Launch, TrainOptions, find_engine
-from meshwright.report.comparison.study import compare_items
 from meshwright.training import checkpoints as checkpoint
 
 SHIM = Path(__file__).parent / "shim"

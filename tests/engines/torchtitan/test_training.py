@@ -15,7 +15,7 @@ import pytest
 if find_spec("torchtitan") is None:
     pytest.skip("torchtitan is not installed: pip install 'meshwright[torchtitan]'", allow_module_level=True)
 
-from meshwright.report.comparison.study import compare_items
+from meshwright.answers.comparison.study import compare_items
 
 ALONE = "parallel={data_shard: 1, sharding: none}"
 SHARDED = "parallel={data_shard: 2, sharding: parameters}"

@@ -11,7 +11,7 @@ from meshwright.accuracy.metrics import Predictions
 from meshwright.accuracy.report import HEADLINE, AccuracyReport, compare
 from meshwright.accuracy.rows import PublishedRun
 from meshwright.errors import InputError
-from meshwright.report.documents.json_values import jsonable
+from meshwright.json_values import jsonable
 
 ReadMany = Callable[..., list[PublishedRun]]
 

@@ -11,7 +11,7 @@ import pytest
 from tests.every_member import check_every
 
 import meshwright as mw
-from meshwright.report.result import Result
+from meshwright.result import Result
 
 VOID = {"br", "hr", "img", "meta", "link", "input", "wbr"}
 NAMES = (

@@ -16,7 +16,7 @@ import meshwright as mw
 from meshwright import runfile
 from meshwright.api.folders import require_writable, results_folder
 from meshwright.engines.folders import locked, training_folders
-from meshwright.report.documents.json_values import jsonable
+from meshwright.json_values import jsonable
 from meshwright.training.run_identity import RunIdentity, identity_file, new_identity, write_identity
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")

@@ -193,7 +193,7 @@ def test_bad_input_is_one_message(meshwright, arguments, message):
     ids=["model", "precision", "task", "optimizer", "compile", "native"],
 )
 def test_what_an_engine_runs_under_no_plan_is_refused_at_once(meshwright, monkeypatch, options, words):
-    monkeypatch.setattr("meshwright.report.plan_ranking.best_plans", None)  # nothing is searched
+    monkeypatch.setattr("meshwright.answers.plan_ranking.best_plans", None)  # nothing is searched
     asked = ("plan", "--model", "mixtral-8x7b", "--cluster", "h100-8x8", "--gbs", 512, "--seq", 4096)
     outcome = meshwright(*asked, *options)
     assert outcome.exit_code == 2

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from meshwright.report.scale_study import ScaleQuestion, scale_report
+from meshwright.answers.scale_study import ScaleQuestion, scale_report
 from meshwright.runfile import load
 
 OPTIONS = ("--model", "llama3.1-8b", "--cluster", "h100-8x2", "--gbs", 256, "--seq", 4096)

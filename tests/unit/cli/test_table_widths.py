@@ -21,6 +21,7 @@ from tests.unit.mlperf.conftest import SyntheticLog
 
 from meshwright import cli
 from meshwright.accuracy.shipped import measured_runs_path
+from meshwright.answers import serving_calibration
 from meshwright.bench.training_summary import summaries
 from meshwright.cli import drawing
 from meshwright.cli.drawing import TableOrBlocks
@@ -29,7 +30,7 @@ from meshwright.mlperf.check_system import SYSTEM_FIELDS
 from meshwright.records import trainings
 from meshwright.records.ingest import read_ingest
 from meshwright.records.training import read_record
-from meshwright.report import ingest, serving_calibration, serving_offline, training_sweep
+from meshwright.report import ingest, serving_offline, training_sweep
 
 WIDTHS = (60, 80, 100, 120)
 

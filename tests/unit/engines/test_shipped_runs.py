@@ -11,6 +11,7 @@ import pytest
 from scripts import renew_golden
 
 from meshwright import runfile
+from meshwright.answers.shipped_runs import DEVICES, on_device
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.lookup import engine_names
 from meshwright.engines.base import find_engine
@@ -18,7 +19,6 @@ from meshwright.engines.choice import planned
 from meshwright.errors import InfeasibleError
 from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.request import request_for
-from meshwright.report.shipped_runs import DEVICES, on_device
 
 NAMES = catalog.run_file_names()
 GOLDEN = Path(__file__).parent / "golden"

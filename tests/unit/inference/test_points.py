@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 
+from meshwright.answers.serving_accuracy import serving_accuracy
 from meshwright.errors import InputError
 from meshwright.inference.constants import shipped_constants
 from meshwright.inference.fit import DATA, fit
@@ -20,7 +21,6 @@ from meshwright.inference.points import (
     source_key,
 )
 from meshwright.inference.predict import predict_points
-from meshwright.report.serving_accuracy import serving_accuracy
 
 ROW = {
     "model": "Llama-3.1-70B", "precision": "FP8", "hw": "H200-141GB", "gpus": "2", "parallelism": "TP2",

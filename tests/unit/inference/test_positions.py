@@ -6,11 +6,11 @@ import json
 
 import pytest
 
+from meshwright.answers.serving_capacity import serving_capacity
+from meshwright.answers.serving_estimate import serving_estimate
 from meshwright.catalog import lookup as catalog
 from meshwright.errors import InputError
 from meshwright.inference.positions import _table, positions_note, trained_positions
-from meshwright.report.serving_capacity import serving_capacity
-from meshwright.report.serving_estimate import serving_estimate
 
 
 def test_every_row_of_the_table_is_a_model_of_the_catalogue():

@@ -10,6 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from meshwright.answers.serving_accuracy import serving_accuracy
+from meshwright.answers.serving_estimate import serving_estimate
+from meshwright.answers.serving_plan import serving_plan
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.huggingface import model_from_config
 from meshwright.errors import InputError
@@ -24,9 +27,6 @@ from meshwright.inference.server_fit import fit_server, read_server_calibration,
 from meshwright.inference.serving import RequestLoad, batch_limit, request_work, steady
 from meshwright.inference.work import Served
 from meshwright.records.serving import Arrivals, Latency, Load, ServingPoint, ServingRecorder
-from meshwright.report.serving_accuracy import serving_accuracy
-from meshwright.report.serving_estimate import serving_estimate
-from meshwright.report.serving_plan import serving_plan
 
 CLUSTER = catalog.cluster("cpu-1x1")
 TRUE = {

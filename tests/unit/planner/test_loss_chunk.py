@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.plan_requests import plan_request
 from tests.tiny_runs import LORA_70B
 
+from meshwright.answers.plan_ranking import plan_run
 from meshwright.cost.plan_rows import plan_from_row
 from meshwright.cost.tables import plan_row
 from meshwright.engines.choice import planned
@@ -23,7 +24,6 @@ from meshwright.planner.savings import note_on_loss
 from meshwright.planner.screen import cost_model
 from meshwright.planner.search import search
 from meshwright.planner.space import default_space
-from meshwright.report.plan_ranking import plan_run
 from meshwright.runfile import loads, pinned_text
 from meshwright.specs.memory_budget import MemoryBudget
 from meshwright.specs.plan import Plan

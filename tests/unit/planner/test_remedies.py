@@ -14,7 +14,7 @@ from meshwright.planner.remedies import _narrower, forced_changes, with_fixed
 from meshwright.planner.request import PlanRequest, request_for
 from meshwright.planner.screen import cost_model
 from meshwright.planner.search import PlanResult, search
-from meshwright.report.plan_ranking import plan_run
+from meshwright.answers.plan_ranking import plan_run
 from meshwright.specs.plan import Offload, Plan, Recompute, Schedule, Sharding
 from meshwright.specs.run import StateFormat, with_plan
 

@@ -6,6 +6,8 @@ from dataclasses import replace
 import pytest
 from tests.tiny_runs import LORA_70B as TEXT
 
+from meshwright.answers.documents.plan import why_not_sentence
+from meshwright.answers.plan_ranking import plan_run
 from meshwright.api.runs import load_run
 from meshwright.cost.plan_rows import plan_from_row
 from meshwright.cost.tables import plan_row
@@ -16,8 +18,6 @@ from meshwright.planner.request import request_for
 from meshwright.planner.savings import ROUNDING_WORTH, note_on_savings, savings
 from meshwright.planner.search import search
 from meshwright.planner.space import default_space
-from meshwright.report.documents.plan import why_not_sentence
-from meshwright.report.plan_ranking import plan_run
 from meshwright.runfile import loads, pinned_text
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import said_kernels

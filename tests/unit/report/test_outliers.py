@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.record_folders import write_training
 
+from meshwright.answers.comparison.study import compare_items
+from meshwright.answers.overview.collect import collect
 from meshwright.report.comparison.page import comparison_page
-from meshwright.report.comparison.study import compare_items
 from meshwright.report.outliers import FACTOR, OUTLIER_LEGEND, axis_end
-from meshwright.report.overview.collect import collect
 from meshwright.report.overview.page import record_page
 
 CUT = OUTLIER_LEGEND[0]

@@ -12,10 +12,10 @@ import pytest
 from tests import record_folders
 from tests.record_folders import changed_record
 
+from meshwright.answers.training_run import read_training
 from meshwright.errors import InputError
 from meshwright.report.training_figures import loss_svg, portions, ratio_legend, step_time_svg
 from meshwright.report.training_page import training_page
-from meshwright.report.training_run import read_training
 
 RECORD = changed_record(
     record_folders.RECORD,

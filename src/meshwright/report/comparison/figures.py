@@ -6,8 +6,8 @@ from math import log
 from statistics import median
 from typing import Any
 
-from meshwright.report.comparison.gap import PARTS, Gap
-from meshwright.report.comparison.ratios import MeanRatio, Verdict
+from meshwright.answers.comparison.gap import PARTS, Gap
+from meshwright.answers.comparison.ratios import MeanRatio, Verdict
 from meshwright.report.figures import INK, WIDTH, bounded_scale
 from meshwright.report.outliers import axis_end
 from meshwright.report.training_figures import ratio_ticks

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from meshwright.answers.comparison.study import METHOD, SideComparison, endnotes
+from meshwright.answers.text_table import TextTable
 from meshwright.report.comparison.figures import gap_chart, gap_legend, ratios_chart, ratios_legend
-from meshwright.report.comparison.study import METHOD, SideComparison, endnotes
 from meshwright.report.comparison.tables import (
     differing_table,
     gap_tables,
@@ -27,7 +28,6 @@ from meshwright.report.html import (
     text_table,
     tiles,
 )
-from meshwright.report.text_table import TextTable
 from meshwright.version import __version__
 
 ALL_ROWS = 10**9

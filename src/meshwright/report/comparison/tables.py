@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshwright.report.comparison.ratios import MeanRatio, Ratio, WithoutOne
-from meshwright.report.comparison.sides import SideValue
-from meshwright.report.comparison.study import SideComparison, endnotes, gap_rows, verdicts
-from meshwright.report.quantities import percent
-from meshwright.report.text_table import TextTable
+from meshwright.answers.comparison.ratios import MeanRatio, Ratio, WithoutOne
+from meshwright.answers.comparison.sides import SideValue
+from meshwright.answers.comparison.study import SideComparison, endnotes, gap_rows, verdicts
+from meshwright.answers.quantities import percent
+from meshwright.answers.text_table import TextTable
 from meshwright.units import format_bytes, format_seconds
 
 MAX_ROWS = 40
@@ -144,7 +144,7 @@ def markdown_table(table: TextTable) -> list[str]:
 def value_text(value: SideValue) -> str:
     """A value with its unit, and n where it has samples.
 
-    >>> from meshwright.report.comparison.sides import THROUGHPUT, Evidence
+    >>> from meshwright.answers.comparison.sides import THROUGHPUT, Evidence
     >>> value_text(SideValue(workload="w", metric=THROUGHPUT, value=31190.0, evidence=Evidence.PUBLISHED))
     '31,190'
     """

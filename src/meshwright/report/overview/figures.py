@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.report.comparison.sides import MEMORY, Metric, SideValue
+from meshwright.answers.comparison.sides import MEMORY, Metric, SideValue
+from meshwright.answers.overview.collect import ReportEntry
+from meshwright.answers.overview.cost import CostSensitivity
+from meshwright.answers.training_run import TrainingRun
 from meshwright.report.comparison.tables import value_text
 from meshwright.report.figures import INK, WIDTH, bounded_scale
 from meshwright.report.outliers import OUTLIER_COLOR, OUTLIER_LEGEND, axis_end
-from meshwright.report.overview.collect import ReportEntry
-from meshwright.report.overview.cost import CostSensitivity
 from meshwright.report.training_figures import portions
-from meshwright.report.training_run import TrainingRun
 from meshwright.units import GIB
 
 BLUE, ORANGE, GREEN, RED, PURPLE = "#3f78b5", "#d98a35", "#4c9a6a", "#b5525c", "#8b6bb1"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from meshwright.report.comparison.kernel_sides import CallRates
+from meshwright.answers.comparison.kernel_sides import CallRates
+from meshwright.answers.overview.collect import RecordReport
+from meshwright.answers.quantities import percent
+from meshwright.answers.text_table import TextTable
 from meshwright.report.figures import INK, WIDTH
 from meshwright.report.outliers import OUTLIER_COLOR, OUTLIER_LEGEND, axis_end
-from meshwright.report.overview.collect import RecordReport
-from meshwright.report.quantities import percent
-from meshwright.report.text_table import TextTable
 from meshwright.units import format_seconds
 
 BLUE, ORANGE = "#3f78b5", "#d98a35"

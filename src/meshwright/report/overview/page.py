@@ -11,10 +11,14 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from meshwright.report.comparison.sides import MEMORY, MFU, OUTPUT_RATE, THROUGHPUT, TPOT
-from meshwright.report.comparison.study import endnotes
+from meshwright.answers.comparison.sides import MEMORY, MFU, OUTPUT_RATE, THROUGHPUT, TPOT
+from meshwright.answers.comparison.study import endnotes
+from meshwright.answers.overview.collect import RecordReport, ReportEntry
+from meshwright.answers.overview.cost import cost_rows, priced_values, sensitivities, usd_per_million
+from meshwright.answers.text_table import TextTable
 from meshwright.report.comparison.tables import markdown_table, value_text
 from meshwright.report.figures import svg
+from meshwright.report.fragment import fragment
 from meshwright.report.html import (
     PageSection,
     document,
@@ -22,11 +26,10 @@ from meshwright.report.html import (
     linked,
     paragraph,
     sortable_table,
+    text_table,
     tiles,
 )
 from meshwright.report.overview import figures as draw
-from meshwright.report.overview.collect import RecordReport, ReportEntry
-from meshwright.report.overview.cost import cost_rows, priced_values, sensitivities, usd_per_million
 from meshwright.report.overview.kernels import (
     KERNEL_RATES,
     drawn_calls,
@@ -35,12 +38,7 @@ from meshwright.report.overview.kernels import (
     roofline_cuts,
 )
 from meshwright.report.overview.kernels import ORANGE as KERNEL_LINE
-from meshwright.report.overview.measured_pipeline import (
-    idle_ratios,
-    passes_legend,
-    passes_svg,
-    stages_table,
-)
+from meshwright.report.overview.measured_pipeline import idle_ratios, passes_legend, passes_svg, stages_table
 from meshwright.report.overview.tables import (
     cost_table,
     entries_table,
@@ -48,7 +46,6 @@ from meshwright.report.overview.tables import (
     value_cells,
     values_table,
 )
-from meshwright.report.text_table import TextTable
 from meshwright.report.timeline_blocks import MAX_DRAWN_PER_RANK
 from meshwright.version import __version__
 
@@ -99,6 +96,11 @@ def record_page(
         title=heading or title(found), lead=_lead(found), sections=[*parts, _absent(made), _notes(found)],
         footer=f"Meshwright {__version__}. {command}",
     )  # fmt: skip
+
+
+def record_fragment(found: RecordReport) -> str:
+    """The entries for a notebook: one table."""
+    return fragment(found.summary(), [text_table(entries_table(found))])
 
 
 def title(found: RecordReport) -> str:
@@ -263,9 +265,10 @@ def _kernel_calls(found: RecordReport) -> ReportSection | None:
 
 
 def _pipeline(found: RecordReport) -> ReportSection | None:
-    from meshwright.report.quantities import percent, seconds
-    from meshwright.report.stages import stage_rows
-    from meshwright.report.timeline import legend, step_timeline, timeline_svg
+    from meshwright.answers.quantities import percent, seconds
+    from meshwright.answers.stages import stage_rows
+    from meshwright.answers.timeline import step_timeline
+    from meshwright.report.timeline import legend, timeline_svg
 
     figures = _measured_pipelines(found)
     text = MEASURED_PASSES if figures else ""
@@ -447,7 +450,7 @@ def _cost(found: RecordReport) -> ReportSection | None:
 
 
 def _first_price(value: Any, found: RecordReport) -> tuple[Any, float]:
-    from meshwright.report.overview.cost import hour_prices
+    from meshwright.answers.overview.cost import hour_prices
 
     return hour_prices(value.conditions.get("accelerator", ""), found.terms)[0][0], value.value
 

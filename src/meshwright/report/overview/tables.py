@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from meshwright.report.comparison.sides import MEMORY, MFU, THROUGHPUT, SideValue
+from meshwright.answers.comparison.sides import MEMORY, MFU, THROUGHPUT, SideValue
+from meshwright.answers.overview.collect import RecordReport, ReportEntry
+from meshwright.answers.overview.cost import CostRow, CostSensitivity
+from meshwright.answers.quantities import seconds
+from meshwright.answers.text_table import TextTable
 from meshwright.report.comparison.tables import value_text
-from meshwright.report.overview.collect import RecordReport, ReportEntry
-from meshwright.report.overview.cost import CostRow, CostSensitivity
-from meshwright.report.quantities import seconds
-from meshwright.report.text_table import TextTable
 
 
 def entries_table(found: RecordReport) -> TextTable:

@@ -1,1 +1,1 @@
-"""All scored plans of a run: rows for a table or a file, and a page in which one filters, sorts and compares them."""
+"""All scored plans of a run: a page in which one filters, sorts and compares them."""

@@ -13,15 +13,16 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from meshwright.answers.components import COMPONENTS, bound_by, family, label
+from meshwright.answers.plan_ranking import PlanRanking
+from meshwright.answers.plan_rows import mfu_per_rate, plan_fields, plan_section, tokens_per_device
+from meshwright.answers.provenance import calibration_sentence
+from meshwright.answers.quantities import percent, rate, seconds
 from meshwright.errors import MeshwrightError
 from meshwright.planner.scored import ScoredPlan, ScoredPlans
 from meshwright.planner.switches import software_line
-from meshwright.report.components import COMPONENTS, bound_by, family, label
 from meshwright.report.figures import FAMILY_COLORS, MEMORY_COLORS
 from meshwright.report.html import PageSection, document, paragraph, table, tiles
-from meshwright.report.plan_space.rows import mfu_per_rate, plan_fields, plan_section, tokens_per_device
-from meshwright.report.provenance import calibration_sentence
-from meshwright.report.quantities import percent, rate, seconds
 from meshwright.runfile.writing import MICRO_HERE, SECTION_HERE, plan_template
 from meshwright.specs.run import Run, with_plan
 from meshwright.units import gib
@@ -38,6 +39,12 @@ _FLAGS = ("--all", "--json", "--pareto", "--explain")
 """Options that do not belong to the command of one plan."""
 
 HEADINGS = ("plan", "step", "tokens/s/device", "80 % interval", "MFU", "GiB", "bound by")
+
+
+def ranking_page(ranking: PlanRanking, *, command: str = "") -> str:
+    """The page of the scored plans of a ranking that lists them."""
+    assert ranking.scored is not None  # `write_html` refuses the others
+    return plan_page(ranking.scored, run=ranking.run, command=command)
 
 
 def plan_page(scored: ScoredPlans, *, run: Run, command: str = "") -> str:

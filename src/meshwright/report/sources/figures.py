@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from meshwright.answers.sources.facts import CONTEXT
+from meshwright.answers.sources.study import SourceReport, SourceRow
+from meshwright.answers.text_table import TextTable
 from meshwright.catalog.lookup import market_prices, prices
 from meshwright.report.figures import INK, WIDTH, bounded_scale
-from meshwright.report.sources.facts import CONTEXT
-from meshwright.report.sources.study import SourceReport, SourceRow
 from meshwright.report.sources.tables import number
-from meshwright.report.text_table import TextTable
 
 PRINTED, PREDICTED, LOGS = "#d98a35", "#3f78b5", "#4c9a6a"
 LEGEND = (("printed", PRINTED), ("predicted, 80 % interval", PREDICTED), ("published logs", LOGS))
@@ -267,7 +267,7 @@ def _serving(found: SourceReport) -> SourceFigure:
 def _memory(found: SourceReport) -> SourceFigure:
     import altair as alt
 
-    from meshwright.report.sources.memory import memory_rows
+    from meshwright.answers.sources.memory import memory_rows
 
     title = "Memory of one 288 GiB device"
     cases = memory_rows()

@@ -6,8 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+from meshwright.answers.sources.study import AnswerClass, SourceReport, SourceRow
+from meshwright.answers.text_table import TextTable
 from meshwright.report.comparison.tables import markdown_table
 from meshwright.report.figures import svg
+from meshwright.report.fragment import fragment
 from meshwright.report.html import (
     PageSection,
     document,
@@ -15,12 +18,11 @@ from meshwright.report.html import (
     linked,
     paragraph,
     sortable_table,
+    text_table,
     tiles,
 )
 from meshwright.report.sources.figures import source_figures
-from meshwright.report.sources.study import AnswerClass, SourceReport, SourceRow
 from meshwright.report.sources.tables import claims_table, document_of, slips_table, summary_table
-from meshwright.report.text_table import TextTable
 from meshwright.version import __version__
 
 TITLE = "Five documents about MI355X, beside predictions and published logs"
@@ -48,6 +50,11 @@ def source_page(found: SourceReport, *, command: str = COMMAND) -> str:
         title=TITLE, lead=_lead(found), sections=parts,
         footer=f"Meshwright {__version__}. {command}",
     )  # fmt: skip
+
+
+def source_fragment(found: SourceReport) -> str:
+    """The claims for a notebook: one table."""
+    return fragment(found.summary(), [text_table(claims_table(found.rows, title="Claims"))])
 
 
 def figures_of(found: SourceReport) -> Iterator[tuple[str, Any]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshwright.report.sources.study import Slip, SourceReport, SourceRow
-from meshwright.report.text_table import TextTable
+from meshwright.answers.sources.study import Slip, SourceReport, SourceRow
+from meshwright.answers.text_table import TextTable
 
 DOCUMENTS = {
     "perf25": "Training performance blog, 2025-12", "mlperf51": "MLPerf v5.1 blog, 2025-11", "s65": "Signal65, 2025-06",

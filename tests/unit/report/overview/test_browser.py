@@ -10,10 +10,10 @@ from itertools import pairwise
 import pytest
 from tests.record_folders import write_serving, write_training
 
+from meshwright.answers.comparison.study import compare_items
+from meshwright.answers.overview.collect import collect
 from meshwright.report.comparison.page import comparison_page
-from meshwright.report.comparison.study import compare_items
 from meshwright.report.html import PageSection, document, sortable_table, write_page
-from meshwright.report.overview.collect import collect
 from meshwright.report.overview.page import record_page
 
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"

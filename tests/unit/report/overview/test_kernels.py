@@ -6,11 +6,11 @@ import json
 
 import pytest
 
+from meshwright.answers.comparison.sides import KERNEL_TIME, ROOFLINE
+from meshwright.answers.comparison.study import compare_items
+from meshwright.answers.overview.collect import collect
 from meshwright.errors import InputError
 from meshwright.records.kernel_routes import read_kernel_routes
-from meshwright.report.comparison.sides import KERNEL_TIME, ROOFLINE
-from meshwright.report.comparison.study import compare_items
-from meshwright.report.overview.collect import collect
 from meshwright.report.overview.kernels import drawn_calls, kernels_table
 from meshwright.report.overview.page import markdown, record_page
 
@@ -62,10 +62,10 @@ def test_two_records_are_compared_by_call(tmp_path):
 
 
 def test_calls_of_bench_device_have_rates(tmp_path):
+    from meshwright.answers.comparison.kernel_sides import device_calls
     from meshwright.records.device import Records, row_of
     from meshwright.records.measurement import Measurement
     from meshwright.records.points import Point, PointFamily
-    from meshwright.report.comparison.kernel_sides import device_calls
 
     measured = (
         (PointFamily.GEMM, "forward", {"m": 1024, "n": 1024, "k": 1024}, 2e-3),

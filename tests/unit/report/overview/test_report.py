@@ -7,14 +7,14 @@ import json
 import pytest
 from tests.record_folders import write_serving, write_training
 
+from meshwright.answers.overview.collect import collect
+from meshwright.answers.overview.cost import cost_rows, sensitivities, usd_per_million
+from meshwright.answers.serving_question import PriceTerms
 from meshwright.errors import InputError
 from meshwright.inference.price import Ownership
 from meshwright.report import figure_files, figures
 from meshwright.report.figure_files import write_figures
-from meshwright.report.overview.collect import collect
-from meshwright.report.overview.cost import cost_rows, sensitivities, usd_per_million
 from meshwright.report.overview.page import figures_of, markdown, record_page
-from meshwright.report.serving_question import PriceTerms
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +231,7 @@ def test_each_sensitivity_spans_the_base_case(found):
 
 
 def _first(value):
-    from meshwright.report.overview.cost import hour_prices
+    from meshwright.answers.overview.cost import hour_prices
 
     return hour_prices(value.conditions["accelerator"], PriceTerms())[0][0], value.value
 

@@ -10,13 +10,13 @@ import pytest
 from tests.tiny_runs import LORA_70B
 
 from meshwright import runfile
+from meshwright.answers.plan_ranking import plan_run
+from meshwright.answers.plan_rows import fix_value, plan_fields, scored_rows
 from meshwright.planner.choice import goal_of
 from meshwright.planner.fixed import fixed_fields
 from meshwright.planner.request import request_for
 from meshwright.planner.scored import scored_plans
-from meshwright.report.plan_ranking import plan_run
 from meshwright.report.plan_space.page import page_data, plan_page
-from meshwright.report.plan_space.rows import fix_value, plan_fields, scored_rows
 from meshwright.specs.run import with_plan
 
 RUN = """# what is copied keeps its comments </script><script>alert(1)</script>

@@ -1,0 +1,1 @@
+"""Records, estimates and published figures side by side: sides, ratios, what differs, the split gap."""

@@ -1,0 +1,209 @@
+"""A comparison: sides, ratios to the baseline, what differs, warnings, hardware, the split gap, endnotes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from meshwright import runfile
+from meshwright.answers.comparison.cautions import ConditionRow, cautions, differences, unlike
+from meshwright.answers.comparison.gap import PARTS, Gap, gaps, reasons_not_split
+from meshwright.answers.comparison.generations import HardwareRatio, hardware_ratios
+from meshwright.answers.comparison.opening import open_sides
+from meshwright.answers.comparison.ratios import (
+    CONFIDENCE,
+    RANDOM_STATE,
+    RESAMPLES,
+    MeanRatio,
+    Verdict,
+    mean_ratios,
+)
+from meshwright.answers.comparison.sides import Side
+from meshwright.errors import InfeasibleError, InputError
+from meshwright.json_values import jsonable
+from meshwright.result import Result
+from meshwright.specs.run import Run
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class SideComparison(Result):
+    """Sides beside each other. The first is the baseline of every ratio.
+
+    Attributes:
+        sides: records, estimates and published figures, the baseline first.
+        means: for each other side and metric the ratios by workload and their geometric mean.
+        differing: conditions of the compared workloads, side by side.
+        cautions: warnings.
+        hardware: datasheet ratios beside the measured one.
+        gaps: like for like: time per token split by cause.
+        is_like_for_like: the conditions were required to be equal.
+    """
+
+    sides: tuple[Side, ...]
+    means: tuple[MeanRatio, ...]
+    differing: tuple[ConditionRow, ...]
+    cautions: tuple[str, ...]
+    hardware: tuple[HardwareRatio, ...]
+    gaps: tuple[Gap, ...]
+    is_like_for_like: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document of `meshwright compare --json`."""
+        return jsonable(comparison_document(self))
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return one row for each ratio: sides, metric, workload, values, ratio with its 95 % interval, verdict."""
+        return [
+            {
+                "baseline": m.baseline, "side": m.other, "metric": m.metric, "unit": m.unit, "workload": r.workload,
+                "baseline_value": r.baseline.value, "value": r.other.value, "ratio": r.value, "ratio_low": r.low,
+                "ratio_high": r.high, "verdict": r.verdict.value, "evidence": r.other.evidence.value,
+            }
+            for m in self.means
+            for r in m.ratios
+        ]  # fmt: skip
+
+    def summary(self) -> str:
+        """Return the geometric means, one after another."""
+        parts = [f"{m.other} over {m.baseline}, {m.metric}: {m.value:.3g} x (n = {m.n})" for m in self.means]
+        return "; ".join(parts)
+
+
+def compare_items(
+    items: Sequence[str], *, is_like_for_like: bool = False, read_run: Callable[[Path], Run] = runfile.load
+) -> SideComparison:
+    """Open the arguments and compare them; `read_run` reads a run file. Raises InputError for fewer than two."""
+    if len(items) < 2:
+        raise InputError("a comparison needs two sides", got=len(items), allowed="two arguments or more")
+    return compare_sides(open_sides(items, read_run=read_run), is_like_for_like=is_like_for_like)
+
+
+def compare_sides(sides: Sequence[Side], *, is_like_for_like: bool = False) -> SideComparison:
+    """Compare all sides with the first.
+
+    Raises InputError where nothing is common, InfeasibleError where a like-for-like comparison is not one.
+    """
+    baseline, *others = sides
+    means = [mean for other in others for mean in mean_ratios(baseline, other)]
+    if not means:
+        raise InputError(
+            "the sides have no workload and metric in common",
+            got="; ".join(f"{s.name}: {_workloads(s)}" for s in sides),
+            hint="compare the same model, task and sequence length, or the same loads",
+        )  # fmt: skip
+    if is_like_for_like and (reasons := unlike(means)):
+        raise InfeasibleError(
+            f"not like for like: {'; '.join(reasons[:6])}",
+            hint="without --like-for-like the sides are compared, and what differs is listed",
+        )
+    return SideComparison(
+        sides=tuple(sides), means=tuple(means), differing=tuple(differences(sides, means)),
+        cautions=(*cautions(sides, means), *reasons_not_split(baseline, others)),
+        hardware=tuple(hardware_ratios(means)),
+        gaps=tuple(gap for other in others for gap in gaps(baseline, other)), is_like_for_like=is_like_for_like,
+    )  # fmt: skip
+
+
+def comparison_document(found: SideComparison) -> dict[str, Any]:
+    """Sides with all values, ratios, means, differences, warnings, gaps, endnotes."""
+    return {
+        "like_for_like": found.is_like_for_like,
+        "sides": [
+            {
+                "name": s.name, "kind": s.kind, "facts": s.facts, "unreadable": s.unreadable,
+                "values": [asdict(v) for v in s.values],
+            }
+            for s in found.sides
+        ],
+        "means": [
+            {
+                "baseline": m.baseline, "side": m.other, "metric": m.metric, "unit": m.unit, "n": m.n,
+                "geometric_mean": m.value, "low": m.low, "high": m.high, "leave_one_out_low": m.lowest,
+                "leave_one_out_high": m.highest, "whole_time_ratio": m.whole_time,
+                "verdicts": {r.workload: r.verdict for r in m.ratios}, "only_baseline": m.only_baseline,
+                "only_side": m.only_other,
+            }
+            for m in found.means
+        ],
+        "ratios": found.to_rows(),
+        "differences": [{**asdict(d), "differs": d.differs} for d in found.differing],
+        "cautions": found.cautions,
+        "hardware": [asdict(h) for h in found.hardware],
+        "gaps": [
+            {
+                "workload": g.workload, "baseline": g.baseline, "side": g.other, "total_s_per_token": g.total_s,
+                "before": asdict(g.before), "after": asdict(g.after),
+                "difference_s_per_token": {part: g.part_s(part) for part in PARTS},
+            }
+            for g in found.gaps
+        ],
+        "bootstrap": {"resamples": RESAMPLES, "random_state": RANDOM_STATE, "confidence": 0.95},
+        "endnotes": endnotes(found.sides),
+    }  # fmt: skip
+
+
+def _workloads(side: Side) -> str:
+    names = list(dict.fromkeys(f"{v.workload} [{v.metric.name}]" for v in side.values))
+    return (
+        ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "") if names else "none"
+    )
+
+
+def endnotes(sides: Sequence[Side]) -> list[str]:
+    """One sentence for each side, from its record: hardware, software, date, command, n, statistic."""
+    notes = []
+    for side in sides:
+        facts = side.facts
+        sampled = sorted({(v.sampled, len(v.samples)) for v in side.values if v.samples})
+        n = ", ".join(f"n = {size:,} {kind}s" for kind, size in sampled)
+        known = (
+            ("", facts.get("hardware")), ("software ", facts.get("software")), ("", facts.get("date")),
+            ("command `", f"{facts['command']}`" if facts.get("command") else ""),
+            ("", facts.get("statistic")), ("", n), ("", facts.get("notes")), ("from ", facts.get("file")),
+        )  # fmt: skip
+        notes.append(
+            f"{side.name} ({side.kind}): " + ". ".join(f"{before}{text}" for before, text in known if text)
+        )
+    return notes
+
+
+METHOD = (
+    f"Ratio: side over baseline where higher is better, baseline over side where lower is, so that above 1 is better. "
+    f"Its {CONFIDENCE:.0%} interval is a bootstrap of both sides with {RESAMPLES:,} resamples and random state "
+    f"{RANDOM_STATE}; "
+    "without samples there is none. The geometric mean weighs each workload alike; leave-one-out is its range without "
+    "one workload; whole time is the time of one unit of every workload, baseline over side"
+)
+
+
+def gap_rows(gap: Gap) -> list[tuple[str, str, str, str, str]]:
+    """Part, both times and the difference in microseconds per token and device, share of the gap."""
+
+    def us(seconds: float) -> str:
+        return f"{seconds * 1e6:,.2f}"
+
+    rows = []
+    for part, name in PARTS.items():
+        change = gap.part_s(part)
+        share = f"{abs(round(100 * change / gap.total_s)) or 0:d} %" if change and gap.total_s else ""
+        share = f"-{share}" if share and change * gap.total_s < 0 else share
+        rows.append(
+            (
+                name,
+                us(getattr(gap.before, part)),
+                us(getattr(gap.after, part)),
+                f"{change * 1e6:+,.2f}",
+                share,
+            )
+        )
+    rows.append(("sum", us(gap.before.total_s), us(gap.after.total_s), f"{gap.total_s * 1e6:+,.2f}", ""))
+    return rows
+
+
+def verdicts(mean: MeanRatio) -> str:
+    """
+    Wins, losses and undecided workloads as text.
+    """
+    return ", ".join(f"{mean.count(v)} {v.value}" for v in Verdict if mean.count(v))

@@ -1,0 +1,72 @@
+"""Metrics of a trained model: loss of texts, accuracy on questions, tasks of lm-evaluation-harness."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from meshwright.json_values import jsonable
+from meshwright.result import Result
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Evaluation(Result):
+    """The results of one evaluation.
+
+    Attributes:
+        model: name, weights, step, number format, tokenizer and positions of the model.
+        texts: of each source: loss, perplexity, bits per byte, standard errors, counts.
+        choices: accuracy, accuracy by characters, standard errors, likelihoods; None without questions.
+        tasks: results of lm-evaluation-harness; None without tasks.
+        seconds: wall time of the evaluation, without loading.
+    """
+
+    model: Mapping[str, Any]
+    texts: tuple[Mapping[str, Any], ...]
+    choices: Mapping[str, Any] | None
+    tasks: Mapping[str, Any] | None
+    seconds: float
+    device: Mapping[str, Any]
+    software: Mapping[str, str]
+    command: tuple[str, ...] = ()
+    git_commit: str | None = None
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document of `meshwright evaluate --json`."""
+        return jsonable({key: getattr(self, key) for key in self.__dataclass_fields__})
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return one row for each metric: on what, metric, value, standard error, number."""
+        rows = []
+        for text in self.texts:
+            for name in ("loss", "perplexity", "bits_per_byte"):
+                if text[name] is not None:
+                    error = text.get(f"{name}_standard_error")
+                    rows.append(_row(text["source"], name, text[name], error, text["num_tokens"]))
+        if (choices := self.choices) is not None:
+            for name in ("accuracy", "accuracy_normalized"):
+                error = choices[f"{name}_standard_error"]
+                rows.append(_row("choices", name, choices[name], error, choices["num_questions"]))
+        for task, found in ((self.tasks or {}).get("results") or {}).items():
+            for name, value in found.items():
+                metric, _, kind = name.partition(",")
+                if kind and not metric.endswith("_stderr") and isinstance(value, int | float):
+                    error = found.get(f"{metric}_stderr,{kind}")
+                    error = error if isinstance(error, int | float) else None
+                    count = (self.tasks or {})["num_samples"].get(task, {}).get("effective")
+                    rows.append(_row(task, metric, value, error, count))
+        return rows
+
+    def summary(self) -> str:
+        """Return the metrics with their standard errors."""
+        return ", ".join(
+            f"{row['on']}: {row['metric']} {row['value']:.4f}"
+            + (f" ± {row['standard_error']:.4f}" if row["standard_error"] is not None else "")
+            for row in self.to_rows()
+        )
+
+
+def _row(on: str, metric: str, value: float, error: float | None, number: int | None) -> dict[str, Any]:
+    return {"on": on, "metric": metric, "value": value, "standard_error": error, "number": number}

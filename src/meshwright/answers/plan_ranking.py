@@ -1,0 +1,326 @@
+"""The ranked plans of a run: what `meshwright plan` prints and `meshwright.plan` returns."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from meshwright.answers.documents.plan import (
+    comparison_document,
+    neighbour_document,
+    parts_document,
+    plan_document,
+    request_document,
+    step_document,
+    switch_document,
+    why_not_document,
+)
+from meshwright.engines.choice import is_exported, note_on_engine, with_planned_engine
+from meshwright.errors import InputError
+from meshwright.json_values import jsonable
+from meshwright.planner import (
+    PlanComparison,
+    PlanRequest,
+    PlanResult,
+    RankedPlan,
+    WhyNot,
+    nearest_losers,
+    why_not,
+)
+from meshwright.planner.choice import best_plans, free_request, goal_of
+from meshwright.planner.estimate import PlanEstimate, estimate_plan
+from meshwright.planner.neighbours import Neighbour, neighbours
+from meshwright.planner.parts import notes_on_parts
+from meshwright.planner.scored import ScoredPlans, scored_plans
+from meshwright.planner.switches import SwitchGain, notes_on_idle_switches, switch_gains
+from meshwright.result import Result
+from meshwright.specs.estimate import Estimate
+from meshwright.specs.run import Run
+
+FRONT_SLACK = 0.25
+"""The front of speed against memory holds plans up to this share worse than the best."""
+
+NUM_LOSERS = 3
+"""Plans that are compared with the first, whatever number is shown."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class PlanRanking(Result):
+    """The best plans of a run, best first, each with its estimate.
+
+    Iterating yields a `PlanEstimate` for each plan.
+
+    Attributes:
+        run: the run that was planned.
+        search: what the planner enumerated, kept and rejected.
+        estimates: one `PlanEstimate` for each plan that is shown, best first.
+        why_not: answers to the questions, in their order.
+        has_front: True if `front` was asked for.
+        neighbours: faster batch sizes and numbers of devices near the run's; None unless asked for.
+        switches: switches of software that would be faster; None unless asked for.
+        scored: every plan that was scored, or the best of them; None unless asked for.
+    """
+
+    run: Run
+    search: PlanResult
+    estimates: tuple[PlanEstimate, ...]
+    why_not: tuple[WhyNot, ...] = ()
+    has_front: bool = False
+    neighbours: tuple[Neighbour, ...] | None = None
+    switches: tuple[SwitchGain, ...] | None = None
+    scored: ScoredPlans | None = None
+
+    def __len__(self) -> int:
+        return len(self.estimates)
+
+    def __iter__(self) -> Iterator[PlanEstimate]:
+        return iter(self.estimates)
+
+    @property
+    def request(self) -> PlanRequest:
+        """The question that the planner was asked."""
+        return self.search.request
+
+    @property
+    def best(self) -> PlanEstimate:
+        """The first plan with its estimate."""
+        return self.estimates[0]
+
+    @property
+    def ranked(self) -> tuple[RankedPlan, ...]:
+        """The plans that are shown, with the value of the objective."""
+        return self.search.plans[: len(self.estimates)]
+
+    @property
+    def front(self) -> tuple[RankedPlan, ...]:
+        """Plans of which none is better in both step time and memory; empty unless asked for."""
+        return self.search.front if self.has_front else ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes on the first plan: its stages on parts of a cluster, and switches that change nothing of it."""
+        request, plan = self.request, self.best.plan
+        of_engine = filter(None, [note_on_engine(self.run)])
+        return (*of_engine, *notes_on_parts(request, plan), *notes_on_idle_switches(request, plan))
+
+    @property
+    def losers(self) -> tuple[PlanComparison, ...]:
+        """The first plan compared with the next ones."""
+        return nearest_losers(self.search, count=NUM_LOSERS)
+
+    def pinned(self, *, rank: int = 1) -> Run:
+        """Return the run with the plan of this rank pinned, ready for `estimate`, `explain` and `train`.
+
+        Raises:
+            InputError: there is no such rank, or the run file cannot hold the plan.
+        """
+        from meshwright.runfile import loads, pinned_text
+
+        text = pinned_text(self.run, self._plan_at(rank))
+        pinned = loads(text, file=self.run.source, here=self.run.cluster)
+        return replace(pinned, name=self.run.name)
+
+    def write(self, path: str | os.PathLike[str], *, rank: int = 1) -> None:
+        """Write a run file that pins the plan of this rank.
+
+        Raises:
+            InputError: there is no such rank, or `path` cannot be written.
+        """
+        from meshwright.runfile import pin_plan
+
+        pin_plan(self.run, self._plan_at(rank), path)
+
+    def _plan_at(self, rank: object) -> Any:
+        if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= len(self):
+            raise InputError("there is no plan of this rank", got=rank, allowed=f"1 to {len(self)}")
+        return self.estimates[rank - 1].plan
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document of `meshwright plan --json`."""
+        return jsonable(ranking_document(self))
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return one row for each plan: rank, plan, estimates with their intervals, memory."""
+        return [
+            {
+                "rank": rank,
+                "plan": done.plan.describe(),
+                "objective_value": ranked.value,
+                **with_ends("step_s", done.step.step),
+                **with_ends("tokens_per_s_per_device", done.step.tokens_per_s_per_device),
+                **with_ends("mfu_ratio", done.step.mfu),
+                "tier": done.step.step.tier.name.lower(),
+                "reserved_bytes": float(done.step.memory.reserved_bytes),
+                "capacity_bytes": float(done.step.memory.capacity_bytes),
+            }
+            for rank, (ranked, done) in enumerate(zip(self.ranked, self.estimates, strict=True), start=1)
+        ]
+
+    def write_csv(self, path: str | os.PathLike[str]) -> None:
+        """Write one row for each plan: the columns of `to_rows`, fields of the plan, and seconds by component.
+
+        With `scored`, rows are those of all scored plans.
+
+        Raises:
+            InputError: `path` cannot be written.
+        """
+        import csv
+        import io
+        from pathlib import Path
+
+        from meshwright.files import write_atomically
+
+        rows = self._plan_rows() if self.scored is None else self.to_scored_rows()
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        try:
+            write_atomically(Path(path), text.getvalue())
+        except OSError as error:
+            raise InputError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from None
+
+    def _plan_rows(self) -> list[dict[str, Any]]:
+        components = sorted({name for done in self for name in done.step.components_s})
+        return [
+            {
+                **row,
+                **{name: getattr(value, "value", value) for name, value in vars(done.plan).items()},
+                **{f"{name}_s": float(done.step.components_s.get(name, 0.0)) for name in components},
+                "recompute_modules": " ".join(done.plan.recompute_modules),
+            }
+            for row, done in zip(self.to_rows(), self, strict=True)
+        ]
+
+    def to_scored_rows(self) -> list[dict[str, Any]]:
+        """Return one flat row for each scored plan: estimates, fields of the plan, seconds and bytes by part.
+
+        Raises:
+            InputError: the scored plans were not asked for.
+        """
+        from meshwright.answers.plan_rows import scored_rows
+
+        return scored_rows(self._listed())
+
+    def _listed(self) -> ScoredPlans:
+        if self.scored is None:
+            raise InputError("the scored plans were not asked for", hint="plan(..., scored=10_000)")
+        return self.scored
+
+    def write_html(self, path: str | os.PathLike[str], *, command: str = "") -> None:
+        """Write the page of all scored plans. `command` is the command line that makes it.
+
+        Raises:
+            InputError: the scored plans were not asked for, or `path` cannot be written.
+        """
+        self._listed()
+        self._write_page(path, command=command)
+
+    def summary(self) -> str:
+        """Return model, cluster, number of plans and the best one."""
+        from meshwright.answers.quantities import rate, value_of
+
+        step, count = self.best.step, len(self)
+        return (
+            f"{self.request.model.name} on {self.run.cluster_name}, {count} {'plan' if count == 1 else 'plans'}; "
+            f"best {self.best.plan.describe()}: {value_of(step.step)} a step, "
+            f"{rate(step.tokens_per_s_per_device.value)} tokens/s/device, MFU {value_of(step.mfu)}"
+        )
+
+
+def plan_run(
+    run: Run,
+    *,
+    top: int = 10,
+    fixed: Mapping[str, object] | None = None,
+    questions: Sequence[Mapping[str, object]] = (),
+    with_front: bool = False,
+    with_neighbours: bool = False,
+    with_switches: bool = False,
+    num_scored: int = 0,
+) -> PlanRanking:
+    """Search all legal plans of `run` and estimate the best `top`. A plan that the run pins is ignored.
+
+    `fixed` holds fields of the plan, each `questions` entry asks why no plan has these fields. `with_neighbours`
+    searches batch sizes and numbers of devices near the run's too, about eight times as long; `with_switches` tries
+    other software for the first plan. `num_scored`: scored plans that are listed too, 0: none.
+    Raises InputError when the engine runs the model or its numbers under no plan, InfeasibleError when no plan is legal
+    and fits.
+    """
+    run = with_planned_engine(run)
+    request, goal = free_request(run).fixing(**(fixed or {})), goal_of(run)
+    slack = FRONT_SLACK if with_front else 0.0
+    search = best_plans(request, goal=goal, top=max(top, 1 + NUM_LOSERS), slack=slack)
+    simulated = () if request.cluster.parts else search.plans
+    answers = (
+        why_not(request, question, winner=search.plans[0], goal=goal, is_exported=is_exported(run))
+        for question in questions
+    )
+    return PlanRanking(
+        run=run,
+        search=search,
+        estimates=tuple(estimate_plan(request, ranked.plan) for ranked in search.plans[:top]),
+        why_not=tuple(answers),
+        has_front=with_front,
+        neighbours=neighbours(request, best=search.best) if with_neighbours else None,
+        switches=switch_gains(request, search.plans[0]) if with_switches else None,
+        scored=scored_plans(request, goal=goal, most=num_scored, simulated=simulated) if num_scored else None,
+    )
+
+
+def with_ends(name: str, estimate: Estimate) -> dict[str, float]:
+    """Return value, low and high end of an estimate as three columns.
+
+    >>> from meshwright.specs.estimate import Tier
+    >>> with_ends("step_s", Estimate(value=2.0, low=1.5, high=3.0, unit="s", tier=Tier.MEASURED))
+    {'step_s': 2.0, 'step_s_low': 1.5, 'step_s_high': 3.0}
+    """
+    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+
+
+# --- the document ---
+
+
+def ranking_document(ranking: PlanRanking) -> dict[str, Any]:
+    """Ranked plans, counts of the search, comparisons and answers; the front of speed against memory if asked for."""
+    search = ranking.search
+    document = {
+        "request": request_document(ranking.run, search.request),
+        "plans": [
+            {
+                "rank": i,
+                **plan_document(done.plan),
+                "objective_value": ranked.value,
+                **step_document(done.step),
+                **parts_document(done),
+            }
+            for i, (ranked, done) in enumerate(zip(ranking.ranked, ranking, strict=True), start=1)
+        ],
+        "counts": search.counts,
+        "seconds": {**search.seconds, "search": sum(search.seconds.values())},
+        "explanation": {
+            "losers": [comparison_document(c) for c in ranking.losers],
+            "why_not": [why_not_document(a) for a in ranking.why_not],
+            "not_tried": search.space.untried,
+        },
+    }
+    if notes := ranking.notes:
+        document["notes"] = list(notes)
+    if ranking.neighbours is not None:
+        document["explanation"]["neighbours"] = [neighbour_document(n) for n in ranking.neighbours]
+    if ranking.switches is not None:
+        document["explanation"]["switches"] = [switch_document(s) for s in ranking.switches]
+    if ranking.scored is not None:
+        document["scored"] = {
+            "is_complete": ranking.scored.is_complete,
+            "counts": ranking.scored.counts,
+            "plans": ranking.to_scored_rows(),
+        }
+    if ranking.has_front:
+        document["pareto"] = [
+            {**plan_document(r.plan), "step_s": r.step_s, "reserved_bytes": r.reserved_bytes}
+            for r in ranking.front
+        ]
+    return document

@@ -1,0 +1,195 @@
+"""The estimate of one run: its plan, its step, and the whole training with failures, energy and money."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from meshwright.answers.components import family
+from meshwright.answers.documents.plan import (
+    plan_document,
+    request_document,
+    step_document,
+    training_document,
+)
+from meshwright.answers.economics import Economics, economics_of
+from meshwright.answers.quantities import rate, value_of
+from meshwright.catalog.prices import market_prices
+from meshwright.cost.memory import memory_parts
+from meshwright.errors import InfeasibleError
+from meshwright.json_values import jsonable
+from meshwright.planner import request_for, violations
+from meshwright.planner.choice import best_plans, goal_of
+from meshwright.planner.engines import Severity
+from meshwright.planner.estimate import PlanEstimate, estimate_plan
+from meshwright.planner.legality import legality_context
+from meshwright.planner.parts import notes_on_parts
+from meshwright.planner.request import PlanRequest, note_on_labels
+from meshwright.planner.search import PlanResult
+from meshwright.planner.switches import notes_on_idle_switches
+from meshwright.result import Result
+from meshwright.specs.estimate import Estimate, MemoryEstimate, Tier
+from meshwright.specs.plan import Plan
+from meshwright.specs.run import Run, with_label_ratio
+from meshwright.units import gib
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class RunEstimate(Result):
+    """The estimate of one run.
+
+    Attributes:
+        run: the run that was estimated.
+        request: the question that the planner was asked.
+        estimate: plan, step, memory, uncertainty by input, and the pipeline's timeline.
+        economics: goodput, energy and cost of the whole training.
+        chosen: the planner's search if the run leaves its plan open, else None.
+        notes: cautions for the reader.
+    """
+
+    run: Run
+    request: PlanRequest
+    estimate: PlanEstimate
+    economics: Economics
+    chosen: PlanResult | None  # the search, when the run file left the plan to the planner
+    notes: tuple[str, ...] = ()
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that was estimated."""
+        return self.estimate.plan
+
+    @property
+    def step(self) -> Estimate:
+        """Time of one optimizer step, in seconds."""
+        return self.estimate.step.step
+
+    @property
+    def tokens_per_s_per_device(self) -> Estimate:
+        """Throughput of one device."""
+        return self.estimate.step.tokens_per_s_per_device
+
+    @property
+    def mfu(self) -> Estimate:
+        """Model FLOPs utilization as a ratio: causal attention, dense peak, no recomputation."""
+        return self.estimate.step.mfu
+
+    @property
+    def components_s(self) -> dict[str, float]:
+        """Seconds of the step by component; their sum is the step."""
+        return self.estimate.step.components_s
+
+    @property
+    def memory(self) -> MemoryEstimate:
+        """Bytes per device on the fullest pipeline stage."""
+        return self.estimate.step.memory
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document of `meshwright estimate --json`."""
+        return jsonable(estimate_document(self))
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return one row for each component of the step: name, family, seconds, share of the step."""
+        return [
+            {"component": n, "family": family(n).value, "seconds": s, "share_ratio": s / self.step.value}
+            for n, s in self.components_s.items()
+        ]
+
+    def summary(self) -> str:
+        """Return model, cluster, plan, step time, throughput and MFU."""
+        tokens = self.tokens_per_s_per_device
+        return (
+            f"{self.request.model.name} on {self.run.cluster_name}, {self.plan.describe()}: "
+            f"{value_of(self.step)} a step, {rate(tokens.value)} tokens/s/device "
+            f"({rate(tokens.low)} to {rate(tokens.high)}), MFU {value_of(self.mfu)}"
+        )
+
+
+def estimate_run(run: Run) -> RunEstimate:
+    """Estimate the run's plan, or the planner's best one for `parallel: auto`.
+
+    Raises InfeasibleError when no plan is possible, or when the pinned one is illegal or does not fit.
+    """
+    request = request_for(run)
+    chosen = None
+    if run.plan is None:
+        chosen = best_plans(request, goal=goal_of(run))
+    plan = run.plan or chosen.plans[0].plan  # pyright: ignore[reportOptionalMemberAccess]
+    request = replace(request, global_batch=with_label_ratio(run).global_batch)
+    warnings = require_legal(request, plan)
+    estimate = estimate_plan(request, plan)
+    require_fit(request, estimate)
+    return RunEstimate(
+        run=run,
+        request=request,
+        estimate=estimate,
+        economics=economics_of(run, request, estimate),
+        chosen=chosen,
+        notes=(*warnings, *_notes(run, request, estimate)),
+    )
+
+
+def require_legal(request: PlanRequest, plan: Plan) -> list[str]:
+    """Warnings about `plan`. Raises InfeasibleError with every rule of the engine that it breaks."""
+    found = violations(plan, context=legality_context(request))
+    refused = [v for v in found if v.severity is Severity.REFUSED]
+    if refused:
+        raise InfeasibleError(
+            f"{plan.describe()} is no plan for engine {request.engine}: {'; '.join(map(str, refused))}",
+            hint="`parallel: auto` lets the planner choose a legal plan",
+        )
+    return [str(v) for v in found]
+
+
+def require_fit(request: PlanRequest, estimate: PlanEstimate) -> None:
+    """Raise InfeasibleError with the bytes needed and available when the plan exceeds device memory."""
+    memory = estimate.step.memory
+    if memory.fits:
+        return
+    parts = ", ".join(f"{n} {gib(b):.1f}" for n, b in memory_parts(memory).items() if b > 0)
+    raise InfeasibleError(
+        f"device memory: {estimate.plan.describe()} needs {gib(memory.reserved_bytes):.1f} GiB on pipeline "
+        f"stage {memory.stage}, {request.cluster.accelerator.name} has {gib(memory.capacity_bytes):.1f} GiB, "
+        f"of which a plan may reserve {gib(memory.usable_bytes):.1f}",
+        hint=f"of these GiB, {parts}; `meshwright plan` finds what fits",
+    )
+
+
+def _notes(run: Run, request: PlanRequest, estimate: PlanEstimate) -> list[str]:
+    notes = [line for line in (note_on_labels(run),) if line is not None]
+    notes += notes_on_parts(request, estimate.plan)
+    notes += notes_on_idle_switches(request, estimate.plan)
+    if estimate.step.step.tier is Tier.GUESSED:
+        notes.append("nothing was measured on this accelerator with this software: the interval is wide")
+    return notes
+
+
+# --- the document ---
+
+
+def estimate_document(done: RunEstimate) -> dict[str, Any]:
+    """Plan, step, memory, pipeline stages, economics and sources of one run."""
+    from meshwright.answers.provenance import sources_of
+    from meshwright.answers.stages import stage_rows
+
+    economics = done.economics
+    return {
+        "request": request_document(done.run, done.request),
+        "chosen_by": "planner" if done.chosen else "run file",
+        **plan_document(done.plan),
+        **step_document(done.estimate.step),
+        "stages": stage_rows(done.request, done.estimate),
+        "uncertainty": done.estimate.uncertainty,
+        "goodput": economics.goodput,
+        "usd_per_device_hour": economics.usd_per_device_hour,
+        "usd_per_million_tokens": economics.usd_per_million_tokens,
+        "market_prices": [
+            p
+            for p in market_prices()
+            if p.accelerator == done.request.cluster.accelerator.name and not done.request.cluster.parts
+        ],
+        "joule_per_token": economics.joule_per_token,
+        "totals": economics.totals and training_document(economics.totals),
+        "notes": done.notes,
+        "sources": {topic: str(source) for topic, source in sources_of(done.request, economics).items()},
+    }

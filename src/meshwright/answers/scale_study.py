@@ -1,0 +1,293 @@
+"""The scaling study of a run, made once for the terminal, JSON, the page and the notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from meshwright.answers.documents.plan import (
+    plan_document,
+    request_document,
+    step_document,
+    training_document,
+)
+from meshwright.answers.plan_ranking import with_ends
+from meshwright.answers.quantities import percent
+from meshwright.errors import InfeasibleError
+from meshwright.json_values import jsonable
+from meshwright.planner import request_for
+from meshwright.planner.scaling import (
+    Costed,
+    EmulatedPoint,
+    Emulation,
+    Mode,
+    Replica,
+    ScaleCurve,
+    ScalePoint,
+    Sensitivity,
+    Study,
+    Unreached,
+    curve_ends,
+    emulate,
+    emulation_ends,
+    rank_replicas,
+    request_at,
+    scale,
+    sensitivity,
+    tokens_in,
+    with_tokens,
+)
+from meshwright.result import Result
+from meshwright.specs.plan import Plan
+from meshwright.specs.run import Run, with_label_ratio
+from meshwright.units import DAY_S
+
+DEFAULT_FACTORS = (1, 2, 4, 8, 16)
+"""Sizes to try when none are named, in units of the run's own cluster."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleQuestion:
+    """Parameters of a study.
+
+    `sizes` empty: `DEFAULT_FACTORS`. `small`: number of devices that emulate each size; None: no emulation.
+    `days`: the training is as long as what the first size trains in so many days without failures.
+    """
+
+    sizes: tuple[int, ...] = ()
+    fixed: Mapping[str, object] = field(default_factory=dict)  # fields of every plan that the planner makes
+    mode: Mode = Mode.STRONG
+    keep_plan: bool = False
+    small: int | None = None
+    replicas: tuple[int, ...] = ()
+    with_sensitivity: bool = False
+    with_failures: bool = True
+    num_tokens: float | None = None
+    days: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ScaleReport(Result):
+    """The study's answers; those that were not asked for are None or empty.
+
+    Attributes:
+        run: the run that was scaled.
+        study: mode, length of the training, costs.
+        curve: one point for each number of devices: efficiency, speed-up, goodput, whole training.
+        emulation: a small cluster that stands for each size, and what it cannot show.
+        replicas: replica sizes of the largest cluster, best first.
+        replica_cluster: name of that cluster.
+        sensitivity: efficiency with one assumption changed at a time.
+    """
+
+    run: Run
+    study: Study
+    curve: ScaleCurve | None = None
+    emulation: Emulation | None = None
+    replicas: tuple[Replica, ...] = ()
+    replica_cluster: str = ""
+    sensitivity: Sensitivity | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document of `meshwright scale --json`."""
+        return jsonable(scale_document(self))
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return one row for each number of devices; without a curve, for each emulated size or replica."""
+        if self.curve is not None:
+            return [_curve_row(point) for point in self.curve.points]
+        if self.emulation is not None:
+            return [
+                {"num_devices": p.num_devices, "plan": p.emulated.plan.describe(), "step_s": p.emulated.step_s,
+                 **with_ends("efficiency_ratio", p.efficiency)}
+                for p in self.emulation.points
+            ]  # fmt: skip
+        return [
+            {"replica_devices": r.num_devices, "plan": r.costed.plan.describe(), "step_s": r.costed.step_s,
+             "relative_ratio": r.relative_ratio}
+            for r in self.replicas
+        ]  # fmt: skip
+
+    def summary(self) -> str:
+        """Return model, accelerator and the efficiency at the largest size."""
+        request = self.study.request
+        named = f"{request.model.name} on {request.cluster.accelerator.name}, {self.study.mode.value} scaling"
+        if self.curve is None:
+            return named
+        first, last = self.curve.points[0], self.curve.points[-1]
+        return (
+            f"{named} from {first.num_devices:,} to {last.num_devices:,} devices: "
+            f"efficiency {percent(last.efficiency.value)}"
+        )
+
+
+def _curve_row(point: ScalePoint) -> dict[str, Any]:
+    step, training = point.costed.estimate.step, point.training
+    row: dict[str, Any] = {
+        "num_devices": point.num_devices,
+        "plan": point.costed.plan.describe(),
+        "global_sequences": point.costed.global_batch,
+        **with_ends("step_s", step.step),
+        **with_ends("tokens_per_s_per_device", step.tokens_per_s_per_device),
+        **with_ends("efficiency_ratio", point.efficiency),
+        "speedup_ratio": point.speedup,
+        "goodput_ratio": point.goodput and point.goodput.value,
+    }
+    if training is not None:
+        row |= {
+            **with_ends("training_s", training.wall),
+            "energy_mwh": training.energy and training.energy.value,
+            "cost_usd": training.cost and training.cost.value,
+        }
+    return row
+
+
+def scale_report(run: Run, question: ScaleQuestion) -> ScaleReport:
+    """Answer `question`. A curve is drawn unless an emulation or a ranking of replicas is asked for.
+
+    Raises InfeasibleError when no size works, InputError when a size is no whole number of nodes.
+    """
+    study = _study(run, question)
+    sizes = question.sizes or tuple(factor * study.request.num_devices for factor in DEFAULT_FACTORS)
+    report = ScaleReport(run=run, study=study)
+    if question.replicas:
+        report = _with_replicas(report, max(sizes), question.replicas)
+    if question.small is not None:
+        study = replace(study, plan=run.plan)
+        emulation = emulate(study, sizes, small=question.small)
+        compare = emulation_ends(max(sizes), small=question.small)
+        report = replace(report, study=study, emulation=emulation)
+    elif question.replicas:
+        return report
+    else:
+        curve = _curve(replace(study, plan=_kept(study, run, sizes)) if question.keep_plan else study, sizes)
+        if question.days is not None:
+            curve = with_tokens(curve, tokens_in(curve.points[0].costed, question.days * DAY_S))
+        compare = curve_ends([p.num_devices for p in curve.points])
+        report = replace(report, study=curve.study, curve=curve)
+    if not question.with_sensitivity:
+        return report
+    margins = sensitivity(report.study, compare)
+    return report if isinstance(margins, Unreached) else replace(report, sensitivity=margins)
+
+
+def _study(run: Run, question: ScaleQuestion) -> Study:
+    run = with_label_ratio(run)
+    # A pinned run fixes its micro-batch, which must not bind the planner at other sizes.
+    request = request_for(run, fixed={}) if run.plan is not None else request_for(run)
+    tokens = run.train.tokens or (run.train.steps and run.train.steps * run.tokens_per_step)
+    return Study(
+        request=request.fixing(**question.fixed),
+        mode=question.mode,
+        num_tokens=question.num_tokens or tokens,
+        costs=run.costs,
+        with_failures=question.with_failures,
+    )
+
+
+def _kept(study: Study, run: Run, sizes: Sequence[int]) -> Plan:
+    """The plan to keep: the run's own, else the planner's for the first size that works."""
+    return run.plan or _curve(study, [min(sizes)]).points[0].costed.plan
+
+
+def _curve(study: Study, sizes: Sequence[int]) -> ScaleCurve:
+    curve = scale(study, sizes)
+    if not curve.points:
+        first = curve.unreached[0]
+        raise InfeasibleError(
+            f"the run cannot be made on {first.num_devices:,} devices: {first.why_not}",
+            hint="name other sizes with --devices, or leave the plan to the planner",
+        )
+    return curve
+
+
+def _with_replicas(report: ScaleReport, num_devices: int, sizes: Sequence[int]) -> ScaleReport:
+    request = request_at(report.study, num_devices)
+    if isinstance(request, Unreached):
+        raise InfeasibleError(f"{num_devices:,} devices: {request.why_not}")
+    replicas = rank_replicas(request, sizes)
+    if not replicas:
+        raise InfeasibleError(
+            f"no replica of {', '.join(f'{s:,}' for s in sizes)} devices works on {request.cluster.name}",
+            hint="the replica must divide the devices, and the replicas the global batch",
+        )
+    return replace(report, replicas=replicas, replica_cluster=request.cluster.name)
+
+
+# --- the document ---
+
+
+def scale_document(report: ScaleReport) -> dict[str, Any]:
+    """The parts of the study that were asked for. Batches in sequences and tokens."""
+    study = report.study
+    document: dict[str, Any] = {
+        "request": request_document(report.run, study.request),
+        "mode": study.mode,
+        "num_tokens": study.num_tokens,
+    }
+    if report.curve is not None:
+        document["points"] = [_point(p) for p in report.curve.points]
+        document["unreached"] = [_unreached(u) for u in report.curve.unreached]
+    if report.emulation is not None:
+        document["emulation"] = {
+            "base": _costed(report.emulation.base),
+            "points": [_emulated(p) for p in report.emulation.points],
+            "unreached": [_unreached(u) for u in report.emulation.unreached],
+        }
+    if report.replicas:
+        document["replicas"] = [_replica(r) for r in report.replicas]
+    if report.sensitivity is not None:
+        document["sensitivity"] = report.sensitivity
+    return document
+
+
+def _costed(costed: Costed) -> dict[str, Any]:
+    from meshwright.planner.scaling import exposed_data_parallel_s, replica_devices
+
+    return {
+        "num_devices": costed.num_devices,
+        **_batch(costed.global_batch, costed.request.seq_len),
+        **plan_document(costed.plan),
+        "replica_devices": replica_devices(costed.plan),
+        "num_micro_batches": costed.plan.num_micro_batches(costed.global_batch),
+        "exposed_data_parallel_s": exposed_data_parallel_s(costed),
+        **step_document(costed.estimate.step),
+    }
+
+
+def _point(point: ScalePoint) -> dict[str, Any]:
+    return {
+        **_costed(point.costed),
+        "efficiency": point.efficiency,
+        "speedup": point.speedup,
+        "goodput": point.goodput,
+        "training": point.training and training_document(point.training),
+    }
+
+
+def _emulated(point: EmulatedPoint) -> dict[str, Any]:
+    return {
+        "num_devices": point.num_devices,
+        "emulated": _costed(point.emulated),
+        "efficiency": point.efficiency,
+        "real": point.real and _costed(point.real),
+        "real_efficiency": point.real_efficiency,
+        "difference_s": point.difference_s,
+        "why_not": point.why_not,
+    }
+
+
+def _replica(replica: Replica) -> dict[str, Any]:
+    return {"relative_ratio": replica.relative_ratio, **_costed(replica.costed)}
+
+
+def _unreached(unreached: Unreached) -> dict[str, Any]:
+    return {"num_devices": unreached.num_devices, "why_not": unreached.why_not}
+
+
+def _batch(num_sequences: int, seq_len: int) -> dict[str, int]:
+    return {
+        "global_batch_sequences": num_sequences,
+        "global_batch_tokens": num_sequences * seq_len,
+    }

@@ -1,0 +1,167 @@
+"""Sessions and tokens that fit into the memory of a cluster: what `meshwright inference capacity` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from meshwright.inference.capacity import (
+    Capacity,
+    CapacityQuestion,
+    capacities,
+    capacity,
+    kv_bytes_per_token,
+    max_parameters,
+    shipped_reserve,
+)
+from meshwright.inference.formats import cache_format, computed_in, usual_cache, weight_format
+from meshwright.inference.layout import layout_of
+from meshwright.inference.memory import parameters, session_bytes, weight_bytes
+from meshwright.inference.positions import positions_note
+from meshwright.json_values import jsonable
+from meshwright.result import Result
+from meshwright.runfile import named_cluster, named_model
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ServingCapacity(Result):
+    """Memory of serving one model on one cluster.
+
+    Attributes:
+        question: model, cluster, formats, length of a session, and the memory reserved for the engine.
+        layouts: capacity of each layout, most tokens first; one if a layout was given.
+        name: name or path of the model, as it was asked for.
+    """
+
+    question: CapacityQuestion
+    layouts: Sequence[Capacity]
+    name: str  # of the model, as it was asked for
+
+    @property
+    def best(self) -> Capacity:
+        """The layout that holds most tokens."""
+        return self.layouts[0]
+
+    @property
+    def fits(self) -> bool:
+        """Return True if one session of the asked length fits."""
+        return self.best.fits
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Cautions for the reader."""
+        question, found = self.question, []
+        device = question.cluster.accelerator
+        format_of_gemms = computed_in(question.weights, device)
+        if format_of_gemms != question.weights.matmul:
+            found.append(
+                f"{device.name} does not multiply {question.weights.matmul}: weights are widened to {format_of_gemms} "
+                "as they are read"
+            )
+        if question.model.num_mtp_layers:
+            found.append("prediction modules are not loaded: they serve speculative decoding alone")
+        if question.model.num_windowed_layers:
+            window = question.model.attention.window
+            found.append(
+                f"{question.model.num_windowed_layers} of {question.model.num_layers} layers keep their last "
+                f"{window:,} tokens; kv_bytes_per_token is the mean over a session of {question.context:,} tokens"
+            )
+        beyond = positions_note(self.name, question.model, question.context)
+        found += [beyond] if beyond else []
+        if not self.fits:
+            found.append(str(self.best.shortfall))
+        return tuple(found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document of `meshwright inference capacity --json`."""
+        question, best = self.question, self.best
+        device = question.cluster.accelerator
+        return jsonable(
+            {
+                "model": question.model.name,
+                "cluster": question.cluster.name,
+                "num_devices": question.cluster.num_devices,
+                "precision": question.weights.name,
+                "kv_precision": question.cache.name,
+                "context": question.context,
+                "parameters": int(parameters(question.model).total),
+                "weights_bytes": round(weight_bytes(question.model, question.weights).total),
+                "kv_bytes_per_token": _whole(kv_bytes_per_token(question)),
+                "session_bytes": _whole(session_bytes(question.model, question.cache, question.context)),
+                "max_sessions": best.max_sessions,
+                "max_tokens": best.max_tokens,
+                "fits": best.fits,
+                "binds": best.binds,
+                "shortfall": None if best.shortfall is None else str(best.shortfall),
+                "layout": best.layout,
+                "tensor_parallel": best.layout.tensor,
+                "kv_copies": best.cache_copies,
+                "device_memory": best.device.as_json(),
+                "max_parameters_per_device": round(max_parameters(question)),
+                "computed_in": computed_in(question.weights, device),
+                "reserve": question.reserve,
+                "layouts": self.layouts,
+                "notes": self.notes,
+            }
+        )
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return one row for each layout."""
+        return [
+            {
+                "layout": found.layout.describe(),
+                "max_sessions": found.max_sessions,
+                "max_tokens": found.max_tokens,
+                "weights_bytes_per_device": found.device.weights,
+                "kv_bytes_per_device": max(found.device.cache, 0.0),
+                "kv_copies": found.cache_copies,
+                "fits": found.fits,
+            }
+            for found in self.layouts
+        ]
+
+    def summary(self) -> str:
+        """Return sessions and tokens, or what does not fit."""
+        question, best = self.question, self.best
+        name = f"{question.model.name} in {question.weights.name} on {question.cluster.name}"
+        if not best.fits:
+            return f"{name} does not fit: {best.shortfall}"
+        return (
+            f"{name}, {best.layout.describe()}: {best.max_sessions:,} sessions of {question.context:,} tokens, "
+            f"{best.max_tokens:,} tokens of {question.cache.name} cache"
+        )
+
+
+def _whole(value: float) -> float:
+    """A whole number as an int."""
+    return int(value) if value == int(value) else value
+
+
+def serving_capacity(
+    *,
+    model: str,
+    cluster: str,
+    precision: str,
+    kv_precision: str | None = None,
+    context: int,
+    degrees: Mapping[str, int] | None = None,
+    memory_ratio: float | None = None,
+) -> ServingCapacity:
+    """Sessions of `context` tokens that fit, in the layout of the given degrees or in the best one.
+
+    Raises InputError for an unknown name or an impossible layout.
+    """
+    place = named_cluster(cluster)
+    reserve, weights = shipped_reserve(), weight_format(precision, place.accelerator)
+    question = CapacityQuestion(
+        model=named_model(model),
+        cluster=place,
+        weights=weights,
+        cache=cache_format(kv_precision or usual_cache(weights), place.accelerator),
+        context=context,
+        reserve=reserve if memory_ratio is None else replace(reserve, memory_ratio=memory_ratio),
+    )
+    layout = layout_of(degrees, place.num_devices) if degrees else None
+    found = capacities(question) if layout is None else [capacity(question, layout)]
+    return ServingCapacity(question=question, layouts=found, name=model)

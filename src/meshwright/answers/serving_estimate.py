@@ -1,0 +1,186 @@
+"""Latencies, rates, memory and price of a server under several loads: what `meshwright inference estimate` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshwright.answers.quantities import rate, seconds
+from meshwright.answers.serving_question import (
+    PriceTerms,
+    hour_price,
+    notes_of,
+    served_by,
+    served_model,
+    server_calibration,
+    with_draft,
+)
+from meshwright.answers.text_table import TextTable
+from meshwright.errors import InputError
+from meshwright.inference.estimate import LoadEstimate, Server, estimate_load, estimate_rate
+from meshwright.inference.price import HourPrice, TokenPrice, token_price
+from meshwright.inference.serving import RequestLoad
+from meshwright.json_values import jsonable
+from meshwright.result import Result
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ServingEstimate(Result):
+    """Estimates of a server under one load or several.
+
+    Attributes:
+        server: model, formats, layout, engine and memory.
+        loads: one estimate for each load, with 80 % intervals.
+        price: price of a device-hour; None if none is known.
+        notes: cautions for the reader.
+    """
+
+    server: Server
+    loads: Sequence[LoadEstimate]
+    price: HourPrice | None
+    notes: tuple[str, ...]
+
+    def prices(self) -> list[TokenPrice | None]:
+        """Price and energy of tokens under each load; None without a price."""
+        device = self.server.of.cluster.accelerator
+        return [
+            None if self.price is None else token_price(found, self.price, device) for found in self.loads
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document of `meshwright inference estimate --json`."""
+        of = self.server.of
+        return jsonable(
+            {
+                "model": of.model.name,
+                "cluster": of.cluster.name,
+                "precision": of.weights.name,
+                "kv_precision": of.cache.name,
+                "engine": self.server.engine.name,
+                "layout": of.layout,
+                "prefill_replicas": self.server.prefill_replicas,
+                "loads": [
+                    {**found.as_json(), "price": price}
+                    for found, price in zip(self.loads, self.prices(), strict=True)
+                ],
+                "notes": self.notes,
+            }
+        )
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return one row for each load."""
+        return [
+            {
+                "in_flight": found.in_flight,
+                "bound_by": found.limit.binds,
+                "ttft_s": found.ttft.value,
+                "itl_s": found.itl.value,
+                "itl_s_low": found.itl.low,
+                "itl_s_high": found.itl.high,
+                "output_tokens_per_s": found.output_tokens_per_s.value,
+                "output_tokens_per_s_low": found.output_tokens_per_s.low,
+                "output_tokens_per_s_high": found.output_tokens_per_s.high,
+                "total_tokens_per_s": found.total_tokens_per_s.value,
+                "usd_per_million_output_tokens": None if price is None else price.usd_per_million_output,
+            }
+            for found, price in zip(self.loads, self.prices(), strict=True)
+        ]
+
+    def summary(self) -> str:
+        """Return layout, and rate and latency of the largest load."""
+        of, last = self.server.of, self.loads[-1]
+        return (
+            f"{of.model.name} in {of.weights.name} on {of.cluster.name}, {of.layout.describe()}, "
+            f"{self.server.engine.name}: {rate(last.output_tokens_per_s.value)} output tokens/s at "
+            f"{last.in_flight:,.0f} in flight, ITL {seconds(last.itl.value)}, TTFT {seconds(last.ttft.value)}"
+        )
+
+    def tables(self) -> list[TextTable]:
+        """Latencies and rates by load."""
+        rows = []
+        for found, price in zip(self.loads, self.prices(), strict=True):
+            out, itl = found.output_tokens_per_s, found.itl
+            rows.append(
+                (f"{found.in_flight:,.0f}", seconds(found.ttft.value), seconds(itl.value),
+                 f"{rate(out.value)} ({rate(out.low)} to {rate(out.high)})", rate(found.total_tokens_per_s.value),
+                 f"{found.interactivity:.0f}", "" if price is None else f"{price.usd_per_million_output:.3g}",
+                 found.limit.binds)
+            )  # fmt: skip
+        headings = (
+            "in flight",
+            "TTFT",
+            "ITL",
+            "output tokens/s",
+            "total",
+            "per user",
+            "USD/M output",
+            "bound by",
+        )
+        return [TextTable(title="", headings=headings, rows=rows, text_columns=("bound by",))]
+
+
+def serving_estimate(
+    *,
+    model: str,
+    cluster: str,
+    precision: str = "bf16",
+    kv_precision: str | None = None,
+    engine: str | None = None,
+    input_tokens: int,
+    output_tokens: int,
+    concurrency: Sequence[float] = (),
+    requests_per_s: float | None = None,
+    degrees: Mapping[str, int] | None = None,
+    prefill_replicas: int = 0,
+    drafted: int = 0,
+    accepted: float = 0.0,
+    draft: str | None = None,
+    lockstep: bool = False,
+    memory_ratio: float | None = None,
+    terms: PriceTerms | None = None,
+    calibration: str | Path | None = None,
+) -> ServingEstimate:
+    """Estimate a server under closed loops of the given concurrencies, at a rate, or with as many requests as fit.
+
+    `calibration` is a file of `meshwright inference calibrate`; it names the engine.
+
+    Raises InputError for wrong input, InfeasibleError where nothing fits or the rate is too high.
+    """
+    if concurrency and requests_per_s is not None:
+        raise InputError("concurrency and a rate are both given", hint="give one of them")
+    of = served_model(
+        model=model, cluster=cluster, precision=precision, kv_precision=kv_precision, degrees=degrees or {}
+    )
+    of = with_draft(of, draft, drafted)
+    asked = served_by(
+        of, engine=engine, memory_ratio=memory_ratio, prefill_replicas=prefill_replicas,
+        calibration=server_calibration(calibration),
+    )  # fmt: skip
+    load = RequestLoad(
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        drafted_per_step=drafted,
+        accepted_per_step=accepted,
+        lockstep=lockstep,
+    )
+    if requests_per_s is not None:
+        if not 0 < requests_per_s < 1e9:
+            raise InputError("rate is out of range", got=requests_per_s, allowed="above 0")
+        found = [estimate_rate(asked, load, requests_per_s)]
+    else:
+        closed = [_closed(load, number) for number in concurrency] or [load]
+        found = [estimate_load(asked, one) for one in closed]
+    return ServingEstimate(
+        server=asked,
+        loads=found,
+        price=hour_price(terms or PriceTerms(), of.cluster.accelerator),
+        notes=notes_of(of, [load], name=model),
+    )
+
+
+def _closed(load: RequestLoad, concurrency: float) -> RequestLoad:
+    from dataclasses import replace
+
+    return replace(load, concurrency=concurrency)

@@ -1,0 +1,200 @@
+"""The best layout for serving under bounds, and the front: what `meshwright inference plan` prints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from meshwright.answers.quantities import rate, seconds
+from meshwright.answers.serving_question import (
+    USUAL_ENGINE,
+    PriceTerms,
+    check_calibrated,
+    engine_named,
+    hour_price,
+    server_calibration,
+)
+from meshwright.answers.text_table import TextTable
+from meshwright.errors import InfeasibleError
+from meshwright.inference.capacity import shipped_reserve
+from meshwright.inference.constants import shipped_constants
+from meshwright.inference.estimate import LoadEstimate
+from meshwright.inference.formats import cache_format, usual_cache, weight_format
+from meshwright.inference.price import HourPrice, TokenPrice, token_price
+from meshwright.inference.search import (
+    LatencyLimits,
+    LayoutPoint,
+    LayoutVerdict,
+    ServingQuestion,
+    ServingSearch,
+    estimate_point,
+    search_layouts,
+)
+from meshwright.inference.serving import RequestLoad
+from meshwright.json_values import jsonable
+from meshwright.result import Result
+from meshwright.runfile import named_cluster, named_model
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ServingPlan(Result):
+    """The best serving layout of a cluster under bounds of TTFT and ITL.
+
+    Attributes:
+        question: model, cluster, load and bounds.
+        search: the best point of each layout, and the front of throughput and interactivity.
+        estimate: latencies and rates of the best point, with intervals.
+        price: price of a device-hour; None if none is known.
+    """
+
+    question: ServingQuestion
+    search: ServingSearch
+    estimate: LoadEstimate
+    price: HourPrice | None
+
+    @property
+    def best(self) -> LayoutPoint:
+        """Layout and load with most output tokens/s, or with fewest devices for a rate."""
+        assert self.search.best is not None
+        return self.search.best
+
+    @property
+    def token_price(self) -> TokenPrice | None:
+        """Price and energy of tokens at the best point."""
+        if self.price is None:
+            return None
+        return token_price(self.estimate, self.price, self.question.cluster.accelerator)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document of `meshwright inference plan --json`."""
+        question = self.question
+        return jsonable(
+            {
+                "model": question.model.name,
+                "cluster": question.cluster.name,
+                "precision": question.weights.name,
+                "kv_precision": question.cache.name,
+                "engine": question.engine.name,
+                "input_tokens": question.load.input_tokens,
+                "output_tokens": question.load.output_tokens,
+                "bounds": question.bounds,
+                "requests_per_s": question.requests_per_s,
+                "best": self.best,
+                "estimate": self.estimate,
+                "price": self.token_price,
+                "layouts": [
+                    {
+                        "layout": v.layout,
+                        "prefill_replicas": v.prefill_replicas,
+                        "best": v.best,
+                        "stopped_by": v.stopped_by,
+                    }
+                    for v in self.search.verdicts
+                ],
+                "front": self.search.front,
+                "num_points": self.search.num_points,
+            }
+        )
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return one row for each point of the front."""
+        return [
+            {
+                "layout": p.layout.describe(),
+                "prefill_replicas": p.prefill_replicas,
+                "concurrency": p.concurrency,
+                "ttft_s": p.ttft_s,
+                "itl_s": p.itl_s,
+                "output_tokens_per_s_per_device": p.tokens_per_s_per_device,
+                "output_tokens_per_s_per_user": p.interactivity,
+            }
+            for p in self.search.front
+        ]
+
+    def summary(self) -> str:
+        """Return the best layout with its rate and latencies."""
+        out, question = self.estimate.output_tokens_per_s, self.question
+        return (
+            f"{question.model.name} in {question.weights.name} on {question.cluster.name}: {self.best.describe()}, "
+            f"{rate(out.value)} output tokens/s ({rate(out.low)} to {rate(out.high)}), "
+            f"ITL {seconds(self.best.itl_s)}, TTFT {seconds(self.best.ttft_s)}"
+        )
+
+    def layout_table(self, most: int) -> TextTable:
+        """The best point of each layout, and what stops it."""
+        rows = [_layout_row(v) for v in self.search.verdicts[:most]]
+        headings = ("layout", "in flight", "output tokens/s", "ITL", "TTFT", "stopped by")
+        return TextTable(title="", headings=headings, rows=rows, text_columns=("stopped by",))
+
+    def front_table(self) -> TextTable:
+        """Throughput per device against interactivity."""
+        rows = [
+            (p.describe(), rate(p.tokens_per_s_per_device), f"{p.interactivity:.1f}", seconds(p.ttft_s))
+            for p in self.search.front
+        ]
+        headings = ("layout", "tokens/s/device", "tokens/s/user", "TTFT")
+        return TextTable(title="", headings=headings, rows=rows)
+
+
+def _layout_row(found: LayoutVerdict) -> tuple[str, ...]:
+    split = f", {found.prefill_replicas} prefill" if found.prefill_replicas else ""
+    if found.best is None:
+        return (f"{found.layout.describe()}{split}", "", "", "", "", found.stopped_by)
+    best = found.best
+    return (
+        f"{best.layout.describe()}{split}", f"{best.concurrency:,.0f}", rate(best.output_tokens_per_s),
+        seconds(best.itl_s), seconds(best.ttft_s), found.stopped_by,
+    )  # fmt: skip
+
+
+def serving_plan(
+    *,
+    model: str,
+    cluster: str,
+    precision: str = "bf16",
+    kv_precision: str | None = None,
+    engine: str | None = None,
+    input_tokens: int,
+    output_tokens: int,
+    ttft_s: float | None = None,
+    itl_s: float | None = None,
+    requests_per_s: float | None = None,
+    disaggregated: bool = False,
+    memory_ratio: float | None = None,
+    terms: PriceTerms | None = None,
+    calibration: str | Path | None = None,
+) -> ServingPlan:
+    """Search all layouts of a cluster. Raises InfeasibleError where none keeps the bounds, with the nearest."""
+    place, calibrated = named_cluster(cluster), server_calibration(calibration)
+    if calibrated is not None:
+        check_calibrated(calibrated, accelerator=place.accelerator.name, engine=engine)
+    weights, reserve = weight_format(precision, place.accelerator), shipped_reserve()
+    question = ServingQuestion(
+        model=named_model(model),
+        cluster=place,
+        weights=weights,
+        cache=cache_format(kv_precision or usual_cache(weights), place.accelerator),
+        engine=engine_named(engine or USUAL_ENGINE) if calibrated is None else calibrated.engine,
+        calibration=shipped_constants() if calibrated is None else calibrated.constants,
+        load=RequestLoad(input_tokens=input_tokens, output_tokens=output_tokens),
+        bounds=LatencyLimits(ttft_s=inf if ttft_s is None else ttft_s, itl_s=inf if itl_s is None else itl_s),
+        requests_per_s=requests_per_s,
+        disaggregated=disaggregated,
+        reserve=reserve if memory_ratio is None else replace(reserve, memory_ratio=memory_ratio),
+    )
+    found = search_layouts(question)
+    if found.best is None:
+        raise InfeasibleError(_why_none(found))
+    return ServingPlan(
+        question=question,
+        search=found,
+        estimate=estimate_point(question, found.best),
+        price=hour_price(terms or PriceTerms(), place.accelerator),
+    )
+
+
+def _why_none(found: ServingSearch) -> str:
+    reasons = dict.fromkeys(f"{v.layout.describe()}: {v.stopped_by}" for v in found.verdicts)
+    return "no layout keeps the bounds: " + "; ".join(list(reasons)[-3:])

@@ -1,0 +1,1 @@
+"""The claims of the source documents with their answers."""

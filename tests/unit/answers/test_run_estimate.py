@@ -1,0 +1,95 @@
+from dataclasses import replace
+
+import pytest
+
+from meshwright import runfile
+from meshwright.answers.run_estimate import estimate_run
+from meshwright.cost.memory import memory_parts
+from meshwright.errors import InfeasibleError
+
+
+def test_a_pinned_plan_is_the_plan_and_an_open_one_is_searched(flat, pipelined):
+    assert pipelined.chosen is None
+    assert pipelined.plan == pipelined.run.plan
+    assert flat.chosen is not None
+    assert flat.plan == flat.chosen.plans[0].plan
+    assert flat.estimate.step.step.value == pytest.approx(flat.chosen.plans[0].step_s)
+
+
+def test_wall_time_is_steps_over_goodput(pipelined):
+    totals, step = pipelined.economics.totals, pipelined.estimate.step.step
+    assert totals.num_steps == -(-(10**10) // (64 * 4096))
+    wall = totals.num_steps * step.value / pipelined.economics.goodput.value
+    assert totals.wall.value == pytest.approx(wall)
+    assert totals.wall.low < wall < totals.wall.high
+
+
+def test_cost_is_device_hours_at_the_stated_price(pipelined):
+    totals = pipelined.economics.totals
+    assert pipelined.economics.price is None
+    assert totals.cost.value == pytest.approx(32 * totals.wall.value / 3600 * 2.0)
+    per_million = pipelined.economics.usd_per_million_tokens
+    assert per_million * totals.num_tokens / 1e6 == pytest.approx(totals.cost.value)
+
+
+def test_energy_lies_between_idle_and_full_power(pipelined):
+    totals = pipelined.economics.totals
+    device_mwh = 32 * 700 * totals.wall.value / 3.6e9  # at the design power of an H100
+    assert 0.5 * device_mwh < totals.energy.value < 2 * device_mwh
+
+
+def test_electricity_that_is_paid_apart_is_added(pipelined):
+    costs = replace(pipelined.run.costs, usd_per_kwh=0.1)
+    dearer = estimate_run(replace(pipelined.run, costs=costs)).economics.totals
+    rent = pipelined.economics.totals.cost.value
+    assert dearer.cost.value == pytest.approx(rent + 100 * dearer.energy.value)
+
+
+def test_the_whole_interval_is_wider_than_that_of_the_step(pipelined):
+    wall, step = pipelined.economics.totals.wall, pipelined.estimate.step.step
+    assert wall.high / wall.value > step.high / step.value
+    assert wall.value / wall.low > step.value / step.low
+
+
+def test_without_an_end_of_training_there_are_no_totals(pipelined):
+    train = replace(pipelined.run.train, tokens=None)
+    economics = estimate_run(replace(pipelined.run, train=train)).economics
+    assert economics.totals is None
+    assert economics.usd_per_million_tokens == pytest.approx(pipelined.economics.usd_per_million_tokens)
+
+
+def test_memory_parts_add_up_to_what_is_reserved(pipelined):
+    memory = pipelined.estimate.step.memory
+    assert sum(memory_parts(memory).values()) == pytest.approx(memory.reserved_bytes)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("model=llama3-70b", "parallel={tensor: 1, pipeline: 1}"), "device memory: .* needs .* GiB"),
+        (("parallel={tensor: 2, pipeline: 4, schedule: dualpipe}",), "megatron.* has no dualpipe schedule"),
+        pytest.param(
+            ("model=llama3.1-405b", "cluster=h100-8x1", "parallel=auto", "batch.micro=null"),
+            "needs at least",
+            marks=pytest.mark.when_touched,  # test_nothing_fits (unit/cli/test_plan.py) searches for the same model
+        ),
+    ],
+)
+def test_what_cannot_run_is_infeasible(pipelined, overrides, message):
+    run = runfile.loads(pipelined.run.text, overrides=overrides)
+    with pytest.raises(InfeasibleError, match=message) as caught:
+        estimate_run(run)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(("spare", "fits"), [(1.01, False), (1.06, True)])
+def test_a_plan_may_reserve_what_the_search_allows(pipelined, spare, fits):
+    """95 % of the memory, not all of it: a plan that the search would not return is no answer here either."""
+    memory = pipelined.estimate.step.memory
+    accelerator = replace(pipelined.run.cluster.accelerator, memory_bytes=int(memory.reserved_bytes * spare))
+    run = replace(pipelined.run, cluster=replace(pipelined.run.cluster, accelerator=accelerator))
+    if fits:
+        assert estimate_run(run).estimate.step.memory.fits
+    else:
+        with pytest.raises(InfeasibleError, match="of which a plan may reserve"):
+            estimate_run(run)

@@ -1,0 +1,43 @@
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from meshwright.json_values import jsonable
+from meshwright.specs.estimate import Estimate, Shortfall, Tier
+from meshwright.specs.plan import Schedule, Sharding
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (math.nan, None),
+        (-math.inf, None),
+        (0.1 + 0.2, 0.3),
+        (np.float64(2.5), 2.5),
+        (np.int64(7), 7),
+        (np.array([1.0, np.inf]), [1.0, None]),
+        (True, True),
+        (Schedule.INTERLEAVED, "interleaved"),
+        (Sharding.PARAMETERS, "parameters"),
+        ({3: 1, Schedule.GPIPE: 2}, {"3": 1, "gpipe": 2}),
+        ({"b", "a"}, ["a", "b"]),
+        (Path("runs") / "a.yaml", "runs/a.yaml"),
+        ((x for x in (1, 2)), [1, 2]),
+    ],
+)
+def test_jsonable(value, expected):
+    assert jsonable(value) == expected
+
+
+def test_a_dataclass_is_its_fields_unless_it_says_otherwise():
+    shortfall = Shortfall(what="memory", needed=2.0, available=1.0, unit="GiB")
+    assert jsonable(shortfall) == {"what": "memory", "needed": 2.0, "available": 1.0, "unit": "GiB"}
+    estimate = Estimate(value=2.0, low=1.0, high=3.0, unit="s", tier=Tier.MEASURED)
+    assert jsonable(estimate)["tier"] == "measured"
+
+
+def test_what_has_no_json_form_is_refused():
+    with pytest.raises(TypeError, match="object"):
+        jsonable(object())
