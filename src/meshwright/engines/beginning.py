@@ -11,9 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from meshwright.catalog.stacks import switches_of
 from meshwright.engines.base import TrainOptions
 from meshwright.errors import InputError
 from meshwright.planner.engines import engine_facts
+from meshwright.specs.features import Preset
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import NATIVE, Run
 from meshwright.training.rendezvous import is_restart, under_launcher
@@ -105,10 +107,16 @@ def _begin(
 
 
 def note_on_switches(run: Run, *, is_export: bool = False) -> tuple[str, ...]:
-    """A note if the run file states switches of software that its engine, or the files of an export, do not set."""
+    """A note on switches of software that an estimate of the run has and its engine, or its export, does not set.
+
+    These are switches that the run file states, or that its recipe has and the engine does not by itself.
+    """
     facts = engine_facts(run.engine)
     known = dict(facts.switches) | (dict(facts.exported_switches) if is_export else {})
-    left = {k: v for k, v in run.stack.features.stated().items() if v not in known.get(k, ())}
+    by_itself = facts.preset(run.model, Preset.ENGINE).stated()
+    asked = {k: v for k, v in switches_of(run).stated().items() if by_itself.get(k, v) != v}
+    asked |= run.stack.features.stated()
+    left = {k: v for k, v in asked.items() if v not in known.get(k, ())}
     if run.train.compile == left.get("compiles"):
         left.pop("compiles", None)
     if not left:

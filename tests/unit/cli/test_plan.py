@@ -188,7 +188,7 @@ def test_bad_input_is_one_message(meshwright, arguments, message):
         (("--engine", "megatron", "--set", "task=lora"), "task: Megatron-Core has no adapters"),
         (("--engine", "maxtext", "--set", "optimizer.states=bf16"), "optimizer.states: MaxText's second"),
         (("--engine", "megatron", "--set", "train.compile=true"), "train.compile: is not lowered"),
-        (("--precision", "fp16"), "precision: fp16 is not trained"),
+        (("--engine", "native", "--precision", "fp16"), "precision: fp16 is not trained"),
     ],
     ids=["model", "precision", "task", "optimizer", "compile", "native"],
 )

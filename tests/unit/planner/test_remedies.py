@@ -6,6 +6,7 @@ import pytest
 from tests.plan_requests import plan_request
 
 from meshwright import runfile
+from meshwright.answers.plan_ranking import plan_run
 from meshwright.cost.tables import plan_row
 from meshwright.engines.base import check_export
 from meshwright.planner.explain import WhyNot, WhyNotVerdict, explain_infeasible, why_not
@@ -14,7 +15,6 @@ from meshwright.planner.remedies import _narrower, forced_changes, with_fixed
 from meshwright.planner.request import PlanRequest, request_for
 from meshwright.planner.screen import cost_model
 from meshwright.planner.search import PlanResult, search
-from meshwright.answers.plan_ranking import plan_run
 from meshwright.specs.plan import Offload, Plan, Recompute, Schedule, Sharding
 from meshwright.specs.run import StateFormat, with_plan
 

@@ -197,10 +197,15 @@ def _narrow_bytes(
         for name in ("stored_ffn_bytes", "stored_norm_bytes")
     }
     less = layer_bytes(model, batch, plan, replace(precision, **nothing), case.constants, case.tokens)
-    flights = micro_batches_in_flight(
-        plan.schedule, plan.pipeline, plan.virtual_pipeline, case.num_micro, rank
-    )
+    flights = _flights(case, rank)
     return flights * (_kept_bytes(model, case.kept, held) - _kept_bytes(model, less, held))
+
+
+def _flights(case: _Case, rank: Array) -> Array:
+    """Micro-batches whose activations a pipeline rank keeps at once; one without a pipeline, whatever the schedule."""
+    plan = case.plan
+    found = micro_batches_in_flight(plan.schedule, plan.pipeline, plan.virtual_pipeline, case.num_micro, rank)
+    return np.where(np.asarray(plan.pipeline) > 1, found, 1.0)
 
 
 def _kept_bytes(model: ModelTable, kept: LayerBytes, held: RankLayers) -> Array:
@@ -283,9 +288,7 @@ def _rank(case: _Case, layers: RankLayers, rank: Array, *, in_flight: RankLayers
     resident = replace(layers, dense=num_stages * layers.dense, moe=num_stages * layers.moe)
     held = rank_parameters(model, case.parameters, plan, resident)
     states = state_bytes(case.rates, held, resident.total)
-    flights = micro_batches_in_flight(
-        plan.schedule, plan.pipeline, plan.virtual_pipeline, case.num_micro, rank
-    )
+    flights = _flights(case, rank)
     embedded = in_flight.embedding * case.stream_bytes * case.tokens * model.hidden / plan.tensor
     per_micro = _kept_bytes(model, kept, in_flight)
     live = np.maximum((layers.dense > 0) * kept.live_dense, (layers.moe > 0) * kept.live_moe)

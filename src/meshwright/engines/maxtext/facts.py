@@ -36,6 +36,17 @@ RULES = (
         after="micro-batches",
     ),
     Rule(
+        name="fully sharded experts",
+        scope=Scope.CHOICE,
+        holds=lambda s, p: (p.sharding != Sharding.PARAMETERS) | is_divisor(p.expert, p.data_shard),
+        says=lambda _, p: (
+            f"experts and shards of parameters share MaxText's axes: expert {p.expert} must divide data_shard "
+            f"{p.data_shard}"
+        ),
+        key="parallel.expert",
+        after="replicas",
+    ),
+    Rule(
         name="fully sharded width",
         scope=Scope.CHOICE,
         holds=lambda s, p: (

@@ -1,0 +1,89 @@
+"""Drawn questions to the planner of every engine."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from meshwright.catalog import lookup as catalog
+from meshwright.catalog.lookup import engine_names
+from meshwright.errors import InputError
+from meshwright.runfile import from_options
+from meshwright.specs.plan import Recompute, Schedule, Sharding
+from meshwright.specs.precision import PRECISIONS
+from meshwright.specs.run import Run
+
+PLAIN = (
+    "llama3.1-8b",
+    "llama3.2-1b",
+    "qwen3-8b",
+    "qwen3-14b",
+    "qwen3-30b-a3b",
+    "gpt-oss-20b",
+    "llama3.1-70b",
+)
+"""Dense and of experts, with tied embeddings and with windows: models that most engines run."""
+OF = {
+    "native": (
+        "mixtral-8x7b",
+        "deepseek-v2-lite",
+        "deepseek-v3",
+        "glm-4.5-air",
+        "gemma2-9b",
+        "olmo2-7b",
+        "phi4",
+    ),
+    "torchtitan": ("deepseek-v2-lite", "qwen3-4b", "gpt-oss-120b"),
+    "megatron": ("mixtral-8x7b", "deepseek-v2-lite", "moe-2t", "qwen3-1.7b"),
+    "maxtext": ("mixtral-8x7b", "deepseek-v2-lite", "qwen3-235b-a22b"),
+}
+"""Further ones."""
+DEVICES = ("h100", "b200", "mi300x", "mi355x")
+TPUS = ("tpu-v5p", "tpu-v6e", "tpu7x")
+NODES = ((1, 1), (2, 1), (4, 1), (3, 2), (6, 1), (8, 1), (8, 2), (8, 3), (8, 4), (8, 16))
+KEYS = {
+    "native": (
+        "train.compile=true", "optimizer={name: adamw8bit}", "optimizer={name: muon}", "kernels.weight_cache='on'",
+        "kernels.stored_activations=[norm]", "batch.label_tokens=4000000", "task=lora",
+    ),
+    "torchtitan": ("train.compile=true", "optimizer.states=bf16", "task=lora"),
+    "megatron": (
+        "optimizer.states=bf16", "train.balance_loss=0.01", "stack.preset=recipe", "stack.cuda_graphs=partial",
+        "stack.overlaps_experts=true",
+    ),
+    "maxtext": ("task=lora", "optimizer.states=bf16"),
+}  # fmt: skip
+FIXED = [
+    *(f"{name}={width}" for name in ("tensor", "context", "pipeline", "expert") for width in (1, 2, 4)),
+    *(f"{name}={width}" for name in ("virtual_pipeline", "expert_tensor", "data_replicate") for width in (1, 2)),
+    *(f"sharding={sharding.name.lower()}" for sharding in Sharding),
+    *(f"schedule={schedule.value}" for schedule in Schedule),
+    *(f"recompute={kind.value}" for kind in Recompute),
+    "sequence_parallel=false", "micro_batch=1", "recompute_layers=4", "recompute_modules=alternate_matmuls",
+]  # fmt: skip
+
+
+@st.composite
+def questions(draw, engines: tuple[str, ...] = ()) -> tuple[Run, tuple[str, ...]]:
+    """Return a run with one of `engines` (empty: of all) and the fields of its plan that are fixed."""
+    engine = draw(st.sampled_from(engines or engine_names()))
+    model = draw(st.sampled_from(PLAIN + OF[engine]) | st.sampled_from(catalog.model_names()))
+    device = draw(st.sampled_from(DEVICES + (TPUS if engine == "maxtext" else ())))
+    width, nodes = draw(st.sampled_from(NODES))
+    precision = draw(st.sampled_from(["bf16", *PRECISIONS]))
+    keys = ["train.steps=100", *draw(st.lists(st.sampled_from(KEYS[engine]), max_size=1))]
+    if draw(st.booleans()):
+        keys.append(f"model={{base: {model}, num_mtp_layers: 0}}")
+    asked = {
+        "model": model,
+        "cluster": f"{device}-{min(width, 4) if device in TPUS else width}x{nodes}",
+        "global_batch": draw(st.sampled_from([1, 6, 8, 24, 64, 96, 256, 512, 1024])),
+        "sequence_length": draw(st.sampled_from([512, 2048, 3000, 4096, 6144, 8192, 32768])),
+        "engine": engine,
+    }
+    try:
+        run = from_options(**asked, precision=precision, overrides=keys)
+    except InputError:  # the device does not multiply this format
+        run = from_options(**asked, precision="bf16", overrides=keys[:1])
+    return run, tuple(
+        draw(st.lists(st.sampled_from(FIXED), max_size=2, unique_by=lambda word: word.split("=")[0]))
+    )
