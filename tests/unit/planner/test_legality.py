@@ -234,6 +234,8 @@ CASES = [
      {"model": "mixtral-8x7b", "engine": "maxtext"}),
     ("stages of adapters", Plan(pipeline=2, data_shard=32), {"engine": "maxtext", "keys": LORA}),
     ("axes that shard weights", Plan(context=4, data_shard=16), {"engine": "maxtext"}),
+    ("shards of one rank",
+     Plan(tensor=8, pipeline=8, sharding=Sharding.PARAMETERS, schedule=Schedule.GPIPE), {"engine": "maxtext"}),
     ("fully sharded experts",
      Plan(expert=32, data_shard=16, data_replicate=4, sharding=Sharding.PARAMETERS),
      {"model": "gpt-oss-20b", "engine": "maxtext"}),

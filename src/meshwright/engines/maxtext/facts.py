@@ -36,6 +36,14 @@ RULES = (
         after="micro-batches",
     ),
     Rule(
+        name="shards of one rank",
+        scope=Scope.CHOICE,
+        holds=lambda _, p: (p.sharding == Sharding.NONE) | (p.data_shard > 1),
+        says=lambda _, __: "MaxText shards nothing over one data rank: must be none",
+        key="parallel.sharding",
+        after="replicas",
+    ),
+    Rule(
         name="fully sharded experts",
         scope=Scope.CHOICE,
         holds=lambda s, p: (p.sharding != Sharding.PARAMETERS) | is_divisor(p.expert, p.data_shard),
