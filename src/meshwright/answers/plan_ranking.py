@@ -57,6 +57,7 @@ class PlanRanking(Result):
         search: what the planner enumerated, kept and rejected.
         estimates: one `PlanEstimate` for each plan that is shown, best first.
         why_not: answers to the questions, in their order.
+        engine_note: why a run that names no engine is planned for `any`; empty: it is not.
         has_front: True if `front` was asked for.
         neighbours: faster batch sizes and numbers of devices near the run's; None unless asked for.
         switches: switches of software that would be faster; None unless asked for.
@@ -67,6 +68,7 @@ class PlanRanking(Result):
     search: PlanResult
     estimates: tuple[PlanEstimate, ...]
     why_not: tuple[WhyNot, ...] = ()
+    engine_note: str = ""
     has_front: bool = False
     neighbours: tuple[Neighbour, ...] | None = None
     switches: tuple[SwitchGain, ...] | None = None
@@ -102,7 +104,7 @@ class PlanRanking(Result):
     def notes(self) -> tuple[str, ...]:
         """Notes on the first plan: its stages on parts of a cluster, and switches that change nothing of it."""
         request, plan = self.request, self.best.plan
-        of_engine = filter(None, [note_on_engine(self.run)])
+        of_engine = (self.engine_note,) if self.engine_note else ()
         return (*of_engine, *notes_on_parts(request, plan), *notes_on_idle_switches(request, plan))
 
     @property
@@ -249,7 +251,7 @@ def plan_run(
     Raises InputError when the engine runs the model or its numbers under no plan, InfeasibleError when no plan is legal
     and fits.
     """
-    run = with_planned_engine(run)
+    asked, run = run, with_planned_engine(run)
     request, goal = free_request(run).fixing(**(fixed or {})), goal_of(run)
     slack = FRONT_SLACK if with_front else 0.0
     search = best_plans(request, goal=goal, top=max(top, 1 + NUM_LOSERS), slack=slack)
@@ -263,6 +265,7 @@ def plan_run(
         search=search,
         estimates=tuple(estimate_plan(request, ranked.plan) for ranked in search.plans[:top]),
         why_not=tuple(answers),
+        engine_note="" if run is asked else note_on_engine(asked),
         has_front=with_front,
         neighbours=neighbours(request, best=search.best) if with_neighbours else None,
         switches=switch_gains(request, search.plans[0]) if with_switches else None,

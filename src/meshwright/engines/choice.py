@@ -12,7 +12,7 @@ from meshwright.planner.choice import best_plans, goal_of
 from meshwright.planner.request import request_for
 from meshwright.specs.model import BaseFormat
 from meshwright.specs.plan import Plan
-from meshwright.specs.run import NATIVE, Run, with_plan
+from meshwright.specs.run import Run, with_plan
 
 CANDIDATES = 50, 5000
 """Numbers of ranked plans to try: the second one only if the engine supports none of the first."""
@@ -44,17 +44,15 @@ def with_planned_engine(run: Run) -> Run:
         changed = loads(
             run.text, file=run.source, overrides=[*run.overrides, f"engine={ANY}"], here=run.cluster
         )
-        return replace(changed, name=run.name, is_engine_open=True)
+        return replace(changed, name=run.name)
     refuse(run.engine, reasons, hint=f"--engine {ANY} plans what no program here runs")
     return run
 
 
-def note_on_engine(run: Run) -> str | None:
-    """Return why a run that names no engine is planned for `any`; None: it is not."""
-    if not (run.engine == ANY and run.is_engine_open):
-        return None
-    reasons = "; ".join(map(str, not_run(replace(run, engine=NATIVE))))
-    return f"planned for engine: {ANY}, as {NATIVE}, the default, does not run it: {reasons}"
+def note_on_engine(run: Run) -> str:
+    """Return why `run`, which names no engine, is planned for `any`."""
+    reasons = "; ".join(map(str, not_run(run)))
+    return f"planned for engine: {ANY}, as {run.engine}, the default, does not run it: {reasons}"
 
 
 def is_exported(run: Run) -> Callable[[Plan], bool]:

@@ -224,3 +224,17 @@ def test_all_scored_plans_in_every_form(meshwright, tmp_path):
     printed = meshwright(*asked)
     assert "--limit N lists more" in printed.stdout
     assert "\N{BLACK DIAMOND}" in printed.stdout
+
+
+def test_a_run_that_names_no_engine_is_planned_for_any_where_the_default_does_not_run_it(
+    meshwright, tmp_path
+):
+    asked = ("plan", "--model", "qwen3.5-9b", "--cluster", "h100-8x4", "--gbs", 64, "--seq", 4096, "--top", 1)
+    outcome = meshwright(*asked, "--write", tmp_path / "run.yaml")
+    assert outcome.exit_code == 0
+    assert (
+        "planned for engine: any, as native, the default, does not run it: model.linear_attention"
+        in outcome.stderr
+    )
+    assert runfile.load(tmp_path / "run.yaml").engine == "any"
+    assert meshwright(*asked, "--engine", "native").exit_code == 2

@@ -31,6 +31,10 @@ def _is_full(plan: PlanTable) -> Mask:
     return np.equal(plan.recompute, RECOMPUTES.index(Recompute.FULL))
 
 
+def _recomputes(plan: PlanTable, *modules: str) -> Mask:
+    return np.any([np.asarray(plan.recomputes(module)) > 0 for module in modules], axis=0)
+
+
 RULES = (
     Rule(
         name="experts of tensor ranks",
@@ -62,9 +66,7 @@ RULES = (
     Rule(
         name="recomputation under delayed scales",
         scope=Scope.CHOICE,
-        holds=lambda s, p: (
-            (s.precision != "fp8_delayed") | (p.recomputes("norm") + p.recomputes("activation") == 0)
-        ),
+        holds=lambda s, p: (s.precision != "fp8_delayed") | ~_recomputes(p, "norm", "activation"),
         says=lambda _, __: "delayed scales of fp8 do not support recomputation of norm and activation",
         key="parallel.recompute",
         hint=lambda _, __: "precision: fp8",
@@ -82,7 +84,7 @@ RULES = (
     Rule(
         name="recomputed experts in CUDA graphs",
         scope=Scope.CHOICE,
-        holds=lambda s, p: (s.software.cuda_graphs is not CudaGraphs.PARTIAL) | (p.recomputes("moe") == 0),
+        holds=lambda s, p: (s.software.cuda_graphs is not CudaGraphs.PARTIAL) | ~_recomputes(p, "moe"),
         says=lambda _, __: "partial CUDA graphs hold the router, which recomputing moe would repeat",
         key="parallel.recompute",
         hint=lambda _, __: "stack.cuda_graphs: none",
