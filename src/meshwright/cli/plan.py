@@ -15,8 +15,8 @@ from meshwright.planner.neighbours import shares_few_divisors
 from meshwright.planner.savings import note_on_loss, note_on_savings
 from meshwright.planner.scored import ScoredPlan, ScoredPlans
 from meshwright.planner.search import PlanResult
-from meshwright.planner.switches import software_line
 from meshwright.planner.training import price_sentence
+from meshwright.report.cluster import setup_lines
 from meshwright.report.components import bound_by
 from meshwright.report.documents.plan import loser_sentence, why_not_sentence
 from meshwright.report.plan_ranking import PlanRanking, plan_run
@@ -134,7 +134,7 @@ def _print_request(ranking: PlanRanking) -> None:
         f"{request.global_batch:,} sequences of {request.seq_len:,} tokens, "
         f"{request.precision.name}, engine {request.engine}"
     )
-    if (line := software_line(request)) is not None:
+    for line in setup_lines(request):
         print_line(line)
     print_line()
 

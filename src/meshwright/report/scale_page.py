@@ -7,6 +7,7 @@ from html import escape
 from meshwright.catalog.reliability import failure_range
 from meshwright.catalog.stacks import stack_facts
 from meshwright.planner.training import price_sentence
+from meshwright.report.cluster import hardware_line
 from meshwright.report.html import (
     PageSection,
     document,
@@ -51,6 +52,7 @@ def _lead(report: ScaleReport) -> str:
     text = (
         f"{report.study.mode.value} scaling, {request.precision.name}, sequences of {request.seq_len:,} "
         f"tokens, engine {request.engine}, software {stack_facts(request.stack.framework).title}."
+        + (f" H{line[1:]}." if (line := hardware_line(request.cluster)) else "")
     )
     lead = paragraph(text[:1].upper() + text[1:], css_class="lead")
     if report.curve is None:

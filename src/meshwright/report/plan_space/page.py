@@ -15,7 +15,7 @@ from typing import Any
 
 from meshwright.errors import MeshwrightError
 from meshwright.planner.scored import ScoredPlan, ScoredPlans
-from meshwright.planner.switches import software_line
+from meshwright.report.cluster import setup_lines
 from meshwright.report.components import COMPONENTS, bound_by, family, label
 from meshwright.report.figures import FAMILY_COLORS, MEMORY_COLORS
 from meshwright.report.html import PageSection, document, paragraph, table, tiles
@@ -46,7 +46,7 @@ def plan_page(scored: ScoredPlans, *, run: Run, command: str = "") -> str:
     about = (
         f"{request.global_batch:,} sequences of {request.seq_len:,} tokens a step on {request.num_devices:,} devices, "
         f"{request.precision.name}, engine {request.engine}. {_extent(scored)}"
-        + (f" {software[0].upper()}{software[1:]}." if (software := software_line(request)) else "")
+        + "".join(f" {line[0].upper()}{line[1:]}." for line in setup_lines(request))
     )
     return document(
         title=f"Plans of {request.model.name} on {run.cluster_name}",
