@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 
 KB, MB, GB, TB = 1e3, 1e6, 1e9, 1e12
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -62,6 +63,44 @@ def parse_number(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"not a finite number: {text!r}")
     return number
+
+
+_RATE_UNITS = {
+    f"{prefix}{unit}": scale * size
+    for prefix, scale in (("G", 1e9), ("T", 1e12))
+    for unit, size in (("b/s", 1 / 8), ("bit/s", 1 / 8), ("bps", 1 / 8), ("B/s", 1.0))
+}
+_MEMORY_UNITS = {"MB": MB, "GB": GB, "TB": TB, "MiB": MIB, "GiB": GIB, "TiB": 2**40}
+_QUANTITY = re.compile(r"(?P<number>[0-9]{1,9}(?:\.[0-9]{1,6})?)\s*(?P<unit>[A-Za-z/]+)")
+
+
+def parse_rate(text: str) -> float:
+    """Return the bytes per second that `text` spells: Gb/s and Tb/s count bits, GB/s and TB/s bytes.
+
+    Raises ValueError for another unit, a sign and anything else.
+
+    >>> parse_rate("400Gb/s") / GB, parse_rate("12.5 GB/s") / GB
+    (50.0, 12.5)
+    """
+    return _quantity(text, _RATE_UNITS)
+
+
+def parse_memory(text: str) -> int:
+    """Return the bytes that `text` spells in MB, GB, TB, MiB, GiB or TiB.
+
+    Raises ValueError for another unit, a sign and anything else.
+
+    >>> parse_memory("40GiB"), parse_memory("40 GB")
+    (42949672960, 40000000000)
+    """
+    return int(_quantity(text, _MEMORY_UNITS))
+
+
+def _quantity(text: str, units: Mapping[str, float]) -> float:
+    match = _QUANTITY.fullmatch(text.strip())
+    if match is None or match["unit"] not in units:
+        raise ValueError(f"not a number with a unit: {text!r}")
+    return float(match["number"]) * units[match["unit"]]
 
 
 def gib(num_bytes: float) -> float:

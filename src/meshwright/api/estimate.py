@@ -17,7 +17,7 @@ def estimate(run: RunSource, *, overrides: Overrides = ()) -> RunEstimate:
 
     Args:
         run: a `Run`, the path or shipped name of a run file, or its content.
-        overrides: keys of the run file with new values, as {"parallel.tensor": 4}.
+        overrides: keys of the run file with new values, as {"parallel.tensor": 4} or {"cluster.network": "25Gb/s"}.
 
     Returns:
         Estimates with their 80 % intervals, memory of the fullest stage, goodput, cost and energy.

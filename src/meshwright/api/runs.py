@@ -21,6 +21,8 @@ Overrides = Sequence[str] | Mapping[str, Any]
 _KEYS = {
     "model": "model",
     "cluster": "cluster",
+    "network": "cluster.network",
+    "device_memory": "cluster.device_memory",
     "global_sequences": "batch.global_sequences",
     "sequence_length": "data.sequence_length",
     "precision": "precision",
@@ -106,6 +108,9 @@ def given_run(source: RunSource | None, *, overrides: Overrides = (), **given: A
     content: dict[str, Any] = {}
     for name, value in named.items():
         section, _, key = _KEYS[name].rpartition(".")
+        if section == "cluster":
+            of = content[section]
+            content[section] = dict(of) if isinstance(of, Mapping) else {"name": of}
         (content.setdefault(section, {}) if section else content)[key] = value
     return planned_run(load_run(content, overrides=overrides))
 

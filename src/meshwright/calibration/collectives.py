@@ -53,8 +53,13 @@ class CollectiveConstants:
 
 
 def constants_for(fabric: Fabric) -> CollectiveConstants:
-    """The constants of a fabric, by its name; a fabric that the data does not name gets `generic` ones."""
-    return constants_from(**_read()["fabrics"].get(fabric.name, {}))
+    """The constants of a fabric, by its name; a fabric that the data does not name gets `generic` ones.
+
+    Those of its network are by `network_of`, where a run states another kind of network.
+    """
+    known = _read()["fabrics"]
+    own, network = known.get(fabric.name, {}), known.get(fabric.network_of or fabric.name, {})
+    return constants_from(scale_up=own.get("scale_up", GENERIC), scale_out=network.get("scale_out", GENERIC))
 
 
 def constants_from(*, scale_up: str = GENERIC, scale_out: str = GENERIC) -> CollectiveConstants:

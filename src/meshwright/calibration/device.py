@@ -254,7 +254,9 @@ def _from_document(document: Mapping[str, Any]) -> DeviceCalibration:
     unexplained = document["unexplained_sd"]
     return DeviceCalibration(
         accelerator=accelerator,
-        fabric=Fabric(**{f.name: document["fabric"][f.name] for f in fields(Fabric)}),
+        fabric=Fabric(
+            **{f.name: document["fabric"][f.name] for f in fields(Fabric) if f.name != "network_of"}
+        ),
         num_devices=int(document["num_devices"]),
         shares_host=bool(document["shares_host"]),
         num_cores=max(1, int(document["num_cores"])),

@@ -121,6 +121,24 @@ def _shapes(device: str, count: int) -> str:
     )
 
 
+def with_nodes(cluster: Cluster, num_nodes: int) -> Cluster:
+    """Return the cluster of one part with `num_nodes` nodes, and the memory and network that a run states of it.
+
+    >>> with_nodes(cluster("gb200-4x2"), 18).fabric.scale_up_domain
+    72
+    """
+    placed = placed_fabric(
+        cluster.fabric.name, devices_per_node=cluster.devices_per_node, num_nodes=num_nodes
+    )
+    fabric = replace(
+        cluster.fabric,
+        scale_up_domain=placed.scale_up_domain,
+        scale_up_bytes_per_s=placed.scale_up_bytes_per_s,
+    )
+    name = f"{cluster.accelerator.name}-{cluster.devices_per_node}x{num_nodes}"
+    return replace(cluster, name=name, num_nodes=num_nodes, fabric=fabric)
+
+
 @by_name
 def placed_fabric(name: str, *, devices_per_node: int, num_nodes: int) -> Fabric:
     """Return the fabric `name` restricted to a cluster of this shape.

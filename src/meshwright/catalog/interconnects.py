@@ -1,4 +1,4 @@
-"""Map a published source's description of links and network to a fabric of the catalogue."""
+"""Map a source's description of links and network, and the kind of network that a run states, to a fabric."""
 
 from __future__ import annotations
 
@@ -10,9 +10,18 @@ from typing import Any
 
 
 @cache
-def _rules() -> tuple[dict[str, Any], ...]:
+def _read() -> dict[str, Any]:
     text = (files("meshwright.catalog") / "data" / "interconnects.toml").read_text(encoding="utf-8")
-    return tuple(tomllib.loads(text)["interconnect"])
+    return tomllib.loads(text)
+
+
+def network_kinds() -> dict[str, str]:
+    """Return the kinds of network that a run may state, each with the fabric whose latency and efficiency it has.
+
+    >>> network_kinds()["EFA"]
+    'aws-efa-p5'
+    """
+    return _read()["networks"]
 
 
 @cache
@@ -22,7 +31,7 @@ def fabric_named_by(description: str, accelerator: str) -> str | None:
     >>> fabric_named_by("NVLink4 8-GPU; AWS EFA between nodes", "h100")
     'aws-efa-p5'
     """
-    for rule in _rules():
+    for rule in _read()["interconnect"]:
         if accelerator in rule["accelerators"] and re.search(rule["description"], description, re.IGNORECASE):
             return rule["fabric"]
     return None

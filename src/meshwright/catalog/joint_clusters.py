@@ -19,8 +19,8 @@ SEPARATOR = "+"
 MOST_PARTS = 8
 
 
-def joint_cluster(name: str) -> Cluster:
-    """Return the cluster that `name` describes, of one part or of several.
+def joint_cluster(name: str, *, fabric_name: str | None = None) -> Cluster:
+    """Return the cluster that `name` describes, of one part or of several; all on `fabric_name`, if it is given.
 
     Raises InputError when parts cannot train together, and as `cluster` for each of them.
 
@@ -30,14 +30,19 @@ def joint_cluster(name: str) -> Cluster:
     """
     names = name.split(SEPARATOR)
     if len(names) == 1:
-        return cluster(name)
+        return cluster(name, fabric_name=fabric_name)
     if len(names) > MOST_PARTS:
         raise InputError("a cluster has too many parts", got=len(names), allowed=f"2 to {MOST_PARTS}")
-    parts = tuple(cluster(part.strip()) for part in names)
+    return joined(tuple(cluster(part.strip(), fabric_name=fabric_name) for part in names))
+
+
+def joined(parts: tuple[Cluster, ...]) -> Cluster:
+    """Return the cluster of several parts. Raises InputError when they cannot train together."""
     _check(parts)
     slowest = slowest_part(parts)
     return Cluster(
         name=SEPARATOR.join(part.name for part in parts),
+        stated=parts[0].stated,
         accelerator=_common_accelerator(parts, slowest.accelerator),
         fabric=_common_fabric(parts, slowest.fabric),
         devices_per_node=slowest.devices_per_node,

@@ -12,7 +12,7 @@ from meshwright.bench.training import TrainingBenchRequest, now, train_all
 from meshwright.bench.training_summary import Summary, contests, summaries, verdict
 from meshwright.cli.bench_train_messages import Watch
 from meshwright.cli.needs import require_torch
-from meshwright.cli.options import calibration_override
+from meshwright.cli.options import text_override
 from meshwright.cli.output import emit_json, note, print_line, print_text_tables, progress, write_html
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.records.sweep import Configuration, configurations, parse_sweep
@@ -48,7 +48,7 @@ def run(
     found = configurations(
         paths,
         sweeps=[parse_sweep(text) for text in asked],
-        overrides=[*calibration_override(calibration), *overrides],
+        overrides=[*text_override("calibration", calibration), *overrides],
         steps=steps + warmup,
     )
     if all(configuration.engine == "native" for configuration in found):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from meshwright.answers.cluster import setup_lines
 from meshwright.answers.components import family, label, shown_components, shown_details
 from meshwright.answers.quantities import interval_of, percent, seconds, span, value_of
 from meshwright.answers.run_estimate import RunEstimate, estimate_run
@@ -16,7 +18,6 @@ from meshwright.cli.report_options import typed
 from meshwright.cli.run_input import run_from
 from meshwright.cost.memory import memory_parts
 from meshwright.errors import InputError
-from meshwright.planner.switches import software_line
 from meshwright.units import format_count, format_seconds, gib
 
 BAR_WIDTH = 24
@@ -33,13 +34,13 @@ def run(
     *,
     run_path: Path,
     overrides: tuple[str, ...],
-    calibration: str | None,
     trace_path: Path | None,
     html_path: Path | None,
     as_json: bool,
+    **run_options: Any,
 ) -> None:
-    """Estimate, and write the formats asked for."""
-    run = run_from(run_path, overrides=overrides, calibration=calibration)
+    """Estimate, and write the formats asked for. `run_options`: options that replace keys of the run file."""
+    run = run_from(run_path, overrides=overrides, **run_options)
     with progress(f"estimating {run.name}"):
         done = estimate_run(run)
     if done.chosen is not None:
@@ -85,7 +86,7 @@ def _print(done: RunEstimate) -> None:
         f"{request.global_batch:,} sequences of {request.seq_len:,} tokens, {request.precision.name}, engine "
         f"{request.engine}, {num_micro} {'micro-batch' if num_micro == 1 else 'micro-batches'} a step"
     )
-    if (line := software_line(request)) is not None:
+    for line in setup_lines(request):
         print_line(line)
     print_line()
     _print_headline(done)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from meshwright.answers.cluster import hardware_line
 from meshwright.answers.components import label
 from meshwright.answers.difference import PlanDifference
 from meshwright.answers.documents.plan import why_not_sentence
@@ -28,20 +30,25 @@ def run(
     against_path: Path | None,
     questions: tuple[str, ...],
     overrides: tuple[str, ...],
-    calibration: str | None,
     as_json: bool,
+    **run_options: Any,
 ) -> None:
-    """Compare the run's plan with another, and answer the questions of --why-not."""
-    run = run_from(run_path, overrides=overrides, calibration=calibration)
+    """Compare the run's plan with another, and answer the questions of --why-not.
+
+    `run_options`: options that replace keys of both run files.
+    """
+    run = run_from(run_path, overrides=overrides, **run_options)
     asked = [fixed_fields([question]) for question in questions]
     with progress(f"explaining {run.name}"):
         if against_path is None:
             answer = explain_run(run, questions=asked)
         else:
-            answer = explain_pair(run, run_from(against_path, calibration=calibration), questions=asked)
+            answer = explain_pair(run, run_from(against_path, **run_options), questions=asked)
     if as_json:
         emit_json(answer.to_dict())
     else:
+        if run.cluster is not None and (line := hardware_line(run.cluster)) is not None:
+            print_line(line)
         _print(answer)
 
 

@@ -145,9 +145,25 @@ calibration_option = click.option(
 )  # fmt: skip
 
 
-def calibration_override(path: str | None) -> list[str]:
-    """`--calibration` as an override of the run file's key."""
-    return [] if path is None else [f"calibration={json.dumps(path)}"]
+def text_override(key: str, text: str | None) -> list[str]:
+    """An option's text as an override of the run file's `key`; none where the option is absent."""
+    return [] if text is None else [f"{key}={json.dumps(text)}"]
+
+
+hardware_options = option_group(
+    (
+        click.option(
+            "--network", metavar="RATE",
+            help="Network of a node in place of the usual one: 25Gb/s, 4x100Gb/s, or with its kind '8x400Gb/s RoCE' "
+            "(InfiniBand, RoCE, EFA, Ethernet).",
+        ),
+        click.option(
+            "--device-memory", "device_memory", metavar="SIZE",
+            help="Memory of a device that the run may use, as in 40GiB: a partition, or what others leave.",
+        ),
+    )
+)  # fmt: skip
+"""--network and --device-memory: what a run states of its cluster's hardware; None where absent."""
 
 
 def run_argument(*, required: bool = True) -> Decorator:
@@ -287,5 +303,5 @@ _DESCRIPTION_OPTIONS = (
 )  # fmt: skip
 
 
-description_options = option_group(_DESCRIPTION_OPTIONS)
-"""--model, --cluster, --gbs, --seq, --precision and --engine: a run without a file; None where absent."""
+description_options = option_group((*_DESCRIPTION_OPTIONS[:2], hardware_options, *_DESCRIPTION_OPTIONS[2:]))
+"""--model, --cluster with its hardware, --gbs, --seq, --precision and --engine: a run without a file."""

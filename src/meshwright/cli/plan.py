@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from meshwright.answers.cluster import setup_lines
 from meshwright.answers.components import bound_by
 from meshwright.answers.documents.plan import loser_sentence, why_not_sentence
 from meshwright.answers.plan_ranking import PlanRanking, plan_run
@@ -19,7 +20,6 @@ from meshwright.planner.neighbours import shares_few_divisors
 from meshwright.planner.savings import note_on_loss, note_on_savings
 from meshwright.planner.scored import ScoredPlan, ScoredPlans
 from meshwright.planner.search import PlanResult
-from meshwright.planner.switches import software_line
 from meshwright.planner.training import price_sentence
 from meshwright.specs.hardware import Cluster
 from meshwright.specs.run import Objective
@@ -132,7 +132,7 @@ def _print_request(ranking: PlanRanking) -> None:
         f"{request.global_batch:,} sequences of {request.seq_len:,} tokens, "
         f"{request.precision.name}, engine {request.engine}"
     )
-    if (line := software_line(request)) is not None:
+    for line in setup_lines(request):
         print_line(line)
     print_line()
 

@@ -9,14 +9,15 @@ from typing import Any
 from meshwright import runfile
 from meshwright.api.runs import planned_run
 from meshwright.catalog.accelerators import accelerator_names, status_of
-from meshwright.cli.options import calibration_override
+from meshwright.cli.options import text_override
 from meshwright.cli.output import note
 from meshwright.errors import InputError
 from meshwright.specs.run import Run
 
 _FLAGS = {
     "model": "--model", "cluster": "--cluster", "batch.global_sequences": "--gbs", "data.sequence_length": "--seq",
-    "precision": "--precision", "engine": "--engine", "objective": "--objective",
+    "precision": "--precision", "engine": "--engine", "objective": "--objective", "cluster.network": "--network",
+    "cluster.device_memory": "--device-memory",
 }  # fmt: skip
 """Options that replace keys of a run file."""
 _REQUIRED = ("model", "cluster", "batch.global_sequences", "data.sequence_length")
@@ -46,6 +47,8 @@ def _run(
     overrides: Sequence[str] = (),
     model: str | None = None,
     cluster: str | None = None,
+    network: str | None = None,
+    device_memory: str | None = None,
     global_batch: int | None = None,
     sequence_length: int | None = None,
     precision: str | None = None,
@@ -61,8 +64,10 @@ def _run(
         "model": model, "cluster": cluster, "data.sequence_length": sequence_length,
         "batch.global_sequences": global_batch, "precision": precision, "engine": engine, "objective": objective,
     }  # fmt: skip
-    _refuse_keys_given_twice(given, overrides)
-    overrides = [*calibration_override(calibration), *overrides]
+    hardware = {"cluster.network": network, "cluster.device_memory": device_memory}
+    _refuse_keys_given_twice({**given, **hardware}, overrides)
+    stated = {"calibration": calibration, **hardware}
+    overrides = [*(one for key, text in stated.items() for one in text_override(key, text)), *overrides]
     goal = [] if objective is None else [f"objective={objective}"]
     if run_path is not None:
         replaced = [f"{key}={value}" for key, value in given.items() if value is not None]

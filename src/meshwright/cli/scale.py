@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from meshwright.answers.cluster import hardware_line
 from meshwright.answers.scale_study import ScaleQuestion, scale_report
-from meshwright.cli.output import emit_json, note, print_text_tables, progress, write_html
+from meshwright.cli.output import emit_json, note, print_line, print_text_tables, progress, write_html
 from meshwright.cli.report_options import typed
 from meshwright.cli.run_input import run_from
 from meshwright.errors import InputError
@@ -57,4 +58,6 @@ def run(
     if as_json:
         emit_json(report.to_dict())
     else:
+        if (line := hardware_line(report.study.request.cluster)) is not None:
+            print_line(line)
         print_text_tables(tables_of(report))

@@ -13,7 +13,7 @@ from meshwright import runfile
 from meshwright.api.folders import own_folder, require_writable
 from meshwright.api.train import refuse_both, starting_run
 from meshwright.cli.needs import require_torch
-from meshwright.cli.options import calibration_override
+from meshwright.cli.options import text_override
 from meshwright.cli.output import note, progress, write_html
 from meshwright.cli.train_messages import introduction, show_plan, show_record
 from meshwright.cli.verbs import load
@@ -45,7 +45,7 @@ def run(
 ) -> None:
     """Prepare the engine, train, and report. Under a launcher only the first process reports."""
     started_s = time.time()
-    run = runfile.load(run_path, overrides=[*calibration_override(calibration), *overrides])
+    run = runfile.load(run_path, overrides=[*text_override("calibration", calibration), *overrides])
     require_torch("training")
     engine = find_engine(run.engine)
     refuse_both(resume=resume, branch=branch)

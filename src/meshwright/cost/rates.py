@@ -182,7 +182,7 @@ def factors_of(cluster: Cluster, precision: Precision, stack: Stack) -> Factors:
         "framework": measured.name,
         "lineage": facts.lineage,
         "architecture_lineage": f"{family}/{facts.lineage}",
-        "fabric": cluster.fabric.name,
+        "fabric": cluster.fabric.network_of or cluster.fabric.name,
         "attention": f"{accelerator.architecture}/{features.attention}",
         "dispatcher": str(features.dispatcher),
         "expert_overlap": "overlapped" if features.overlaps_experts else "in turn",

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from meshwright.catalog.clusters import cluster
+from meshwright.catalog.clusters import with_nodes
 from meshwright.catalog.engines import engine_names
 from meshwright.catalog.joint_clusters import slowest_part, smallest_part
 from meshwright.cost.context_heads import has_scans
@@ -83,10 +83,9 @@ def _who_runs(request: PlanRequest, plan: Plan) -> tuple[str, ...]:
 
 def _of_one_part(request: PlanRequest, plan: Plan, part: Cluster) -> str:
     """Step time of `plan` if all devices were those of `part`."""
-    device, per_node = part.accelerator.name, part.devices_per_node
-    alike = f"{device}-{per_node}x{request.cluster.num_nodes}"
+    alike = with_nodes(part, request.cluster.num_nodes)
     try:
-        whole = estimate_plan(replace(request, cluster=cluster(alike)), plan).step.step
+        whole = estimate_plan(replace(request, cluster=alike), plan).step.step
     except MeshwrightError as error:
-        return f"on {alike} the same plan is not estimated: {error}"
-    return f"on {alike} the same plan would take {whole.value:.3g} s a step"
+        return f"on {alike.name} the same plan is not estimated: {error}"
+    return f"on {alike.name} the same plan would take {whole.value:.3g} s a step"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
+from meshwright.answers.cluster import setup_lines
 from meshwright.answers.components import bound_by, label, shown_components
 from meshwright.answers.provenance import (
     INTERVAL_CONVENTION,
@@ -20,7 +21,6 @@ from meshwright.catalog.prices import market_sentence
 from meshwright.cost.memory import memory_parts
 from meshwright.cost.mfu import MFU_DEFINITION
 from meshwright.errors import InputError
-from meshwright.planner.switches import software_line
 from meshwright.report.figures import family_legend, memory_legend, memory_svg, shares_svg, waterfall_svg
 from meshwright.report.html import (
     Endnotes,
@@ -67,7 +67,7 @@ def _lead(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSource]) -
         f"{done.plan.describe()}, {request.precision.name}, {request.global_batch} sequences of "
         f"{request.seq_len} tokens a step, engine {request.engine}. "
         + ("The plan was chosen by the planner." if done.chosen else "The plan is pinned in the run file.")
-        + (f" {software[0].upper()}{software[1:]}." if (software := software_line(request)) else "")
+        + "".join(f" {line[0].upper()}{line[1:]}." for line in setup_lines(request))
     )
     rows = [
         (value_of(step.step), "step time", interval_of(step.step)),

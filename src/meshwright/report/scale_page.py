@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
+from meshwright.answers.cluster import hardware_line
 from meshwright.answers.provenance import calibration_sentence
 from meshwright.answers.quantities import percent, seconds
 from meshwright.answers.scale_study import ScaleReport
@@ -51,6 +52,7 @@ def _lead(report: ScaleReport) -> str:
     text = (
         f"{report.study.mode.value} scaling, {request.precision.name}, sequences of {request.seq_len:,} "
         f"tokens, engine {request.engine}, software {stack_facts(request.stack.framework).title}."
+        + (f" H{line[1:]}." if (line := hardware_line(request.cluster)) else "")
     )
     lead = paragraph(text[:1].upper() + text[1:], css_class="lead")
     if report.curve is None:

@@ -11,6 +11,7 @@ import math
 import os
 import re
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -127,8 +128,8 @@ def override(document: RunFileDocument, assignment: str) -> RunFileDocument:
 
 
 def _replaced(mapping: Any, path: tuple[str, ...], value: Any, label: str, depth: int = 0) -> dict[str, Any]:
-    if path[:depth] == ("model",) and isinstance(mapping, str):
-        mapping = {"base": mapping}
+    if isinstance(mapping, str):
+        mapping = in_full(path[:depth], mapping, key=path[depth])
     if not isinstance(mapping, dict):
         parent = ".".join(path[:depth])
         hint = f"--set '{parent}={{{path[depth]}: ...}}'" if parent in TEXTS_OR_MAPPINGS else None
@@ -138,6 +139,21 @@ def _replaced(mapping: Any, path: tuple[str, ...], value: Any, label: str, depth
         return mapping | {head: value}
     below = mapping.get(head)
     return mapping | {head: _replaced({} if below is None else below, path, value, label, depth + 1)}
+
+
+_NAMED_CLUSTER_KEYS = ("name", "fabric", "network", "oversubscription", "device_memory")
+"""Keys that a cluster with a name may have."""
+
+
+def in_full(path: Sequence[str], text: str, *, key: str) -> str | dict[str, Any]:
+    """The text of a model or a cluster as the mapping to which `key` may be added; other text as it is.
+
+    >>> in_full(["cluster"], "h100-8x4", key="network")
+    {'name': 'h100-8x4'}
+    """
+    if tuple(path) == ("model",):
+        return {"base": text}
+    return {"name": text} if tuple(path) == ("cluster",) and key in _NAMED_CLUSTER_KEYS else text
 
 
 def _near_file(path: Path) -> str | None:

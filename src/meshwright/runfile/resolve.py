@@ -21,6 +21,7 @@ from meshwright.hub import is_hub_name
 from meshwright.kernels.operations import OPERATIONS, STORED_FORMATS
 from meshwright.runfile import schema
 from meshwright.runfile.document import RunFileDocument
+from meshwright.runfile.hardware import with_hardware
 from meshwright.runfile.inline import changed_model, inline_model, same_fields
 from meshwright.runfile.optimizer import foreign_keys, resolve_optimizer, state_bytes
 from meshwright.runfile.pinned import plan_from_section
@@ -219,9 +220,14 @@ def _lora(file: schema.RunFile) -> Lora | None:
     return None
 
 
-def _cluster_name(given: str | schema.InlineCluster) -> str:
+GivenCluster = str | schema.NamedCluster | schema.InlineCluster
+
+
+def _cluster_name(given: GivenCluster) -> str:
     if isinstance(given, str):
         return given
+    if isinstance(given, schema.NamedCluster):
+        return given.name
     return f"{given.accelerator}-{given.devices_per_node}x{given.num_nodes}"
 
 
@@ -233,9 +239,9 @@ def _calibrated_here(file: schema.RunFile) -> Cluster | None:
     if file.cluster != HERE:
         given = file.cluster
         of = (
-            catalog.cluster(given).accelerator
-            if isinstance(given, str)
-            else catalog.accelerator(given.accelerator)
+            catalog.accelerator(given.accelerator)
+            if isinstance(given, schema.InlineCluster)
+            else catalog.cluster(_cluster_name(given)).accelerator
         )
         if of.name != found.accelerator.name:
             raise InputError("is of another device", got=found.accelerator.name, allowed=of.name)
@@ -246,19 +252,32 @@ def _calibrated_here(file: schema.RunFile) -> Cluster | None:
     return found.cluster(count)
 
 
-def _cluster(given: str | schema.InlineCluster, here: Cluster | None) -> Cluster | None:
+def _cluster(given: GivenCluster, here: Cluster | None) -> Cluster | None:
     if given == HERE:
         return here
-    if isinstance(given, str):
-        cluster = catalog.joint_cluster(given)
-    else:
-        catalog.accelerator(given.accelerator)  # so that a wrong accelerator is called one
-        cluster = catalog.cluster(_cluster_name(given), fabric_name=given.fabric)
+    cluster = catalog.joint_cluster(given) if isinstance(given, str) else _cluster_with_hardware(given)
     if cluster.num_devices > MAX_DEVICES:
         raise InputError(
             "has more devices than can be planned", got=cluster.num_devices, allowed=f"<= {MAX_DEVICES:,}"
         )
     return cluster
+
+
+def _cluster_with_hardware(given: schema.NamedCluster | schema.InlineCluster) -> Cluster:
+    name = _cluster_name(given)
+    if name == HERE:
+        message = "is this machine, whose memory and links are those that were measured"
+        raise BelowError(
+            "name", message, got=name, hint="write `cluster: here` alone, or name a cluster: h100-8x1"
+        )
+    if isinstance(given, schema.InlineCluster):
+        catalog.accelerator(given.accelerator)  # so that a wrong accelerator is called one
+    return with_hardware(
+        catalog.joint_cluster(name, fabric_name=given.fabric),
+        network=given.network,
+        oversubscription=given.oversubscription,
+        device_memory=given.device_memory,
+    )
 
 
 def _precision(file: schema.RunFile, cluster: Cluster | None) -> Precision:

@@ -107,6 +107,10 @@ def _model_kind(value: object) -> str:
     return "(variant)" if isinstance(value, dict) and "base" in value else _kind(value)
 
 
+def _cluster_kind(value: object) -> str:
+    return "(variant)" if isinstance(value, dict) and "name" in value else _kind(value)
+
+
 def _number_or_word(value: object) -> str:
     return "(word)" if isinstance(value, str) else "(number)"
 
@@ -127,6 +131,12 @@ def _stored_activations(value: object) -> object:
     return value
 
 
+def _spelled(value: object) -> object:
+    """A number as text, so that what reads it asks for its unit."""
+    return f"{value}" if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+Quantity = Annotated[Text, BeforeValidator(_spelled)]
 Workers = Annotated[int, BeforeValidator(whole), Field(ge=0, le=MAX_WORKERS)]
 SourceName = Annotated[str, AfterValidator(_source_name)]
 EngineName = Annotated[str, BeforeValidator(_engine)]
@@ -218,13 +228,27 @@ class OptimizerSection(RunFileSection):
     adamw_learning_rate: Positive | None = None
 
 
-class InlineCluster(RunFileSection):
+class StatedHardware(RunFileSection):
+    """Hardware that a run states in place of the catalogue's."""
+
+    fabric: Text | None = None
+    network: Quantity | None = None
+    oversubscription: Annotated[float, Field(ge=1, le=1000)] | None = None
+    device_memory: Quantity | None = None
+
+
+class NamedCluster(StatedHardware):
+    """A cluster by its name, with other hardware than the usual."""
+
+    name: Text
+
+
+class InlineCluster(StatedHardware):
     """A cluster that has no name."""
 
     accelerator: Text
     devices_per_node: Count
     num_nodes: Count
-    fabric: Text | None = None
 
 
 class RecomputeSection(RunFileSection):
@@ -369,7 +393,10 @@ class RunFile(RunFileSection):
     batch: BatchSection
     optimizer: OptimizerSection = OptimizerSection()
     precision: Text = "bf16"
-    cluster: Annotated[Annotated[Text, _Word] | Annotated[InlineCluster, _Mapping], Discriminator(_kind)]
+    cluster: Annotated[
+        Annotated[Text, _Word] | Annotated[NamedCluster, _Variant] | Annotated[InlineCluster, _Mapping],
+        Discriminator(_cluster_kind),
+    ]
     calibration: Text | None = None
     gemm_tuning: Text | None = None
     kernels: KernelsSection = KernelsSection()

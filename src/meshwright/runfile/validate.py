@@ -91,6 +91,8 @@ def _unknown_key(path: KeyPath) -> RunFileProblem:
         hint = f"the key is `{synonym}`"
         *parents, name = synonym.split(".")
         near = name if parents == [str(part) for part in path[:-1]] else None
+    elif near == key:
+        hint = "it stands in another form of this section"
     elif near:
         hint = f"did you mean {near!r}?"
     elif elsewhere:

@@ -13,6 +13,7 @@ from ruamel.yaml import YAML
 
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
+from meshwright.runfile.document import in_full
 from meshwright.runfile.pinned import section_from_plan
 from meshwright.runfile.reading import loads
 from meshwright.specs.plan import Plan
@@ -79,10 +80,10 @@ def _with_values(run: Run, values: Mapping[str, Any]) -> str:
 
 
 def _set(content: Any, path: list[str], value: Any) -> None:
-    for key in path[:-1]:
+    for depth, key in enumerate(path[:-1], start=1):
         if content.get(key) is None:
             content[key] = {}
-        elif key == "model" and isinstance(content[key], str):
-            content[key] = {"base": content[key]}
+        elif isinstance(content[key], str):
+            content[key] = in_full(path[:depth], content[key], key=path[depth])
         content = content[key]
     content[path[-1]] = value

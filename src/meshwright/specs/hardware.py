@@ -65,6 +65,7 @@ class Fabric:
     rail_optimized: bool = True  # device i of every node is connected to leaf switch i
     nodes_per_pod: int = 32  # nodes below one pair of leaf switches (one scalable unit)
     oversubscription: float = 1.0  # above the leaves
+    network_of: str = ""  # fabric whose kind of network it has; "": its own
     sources: dict[str, str] = field(default_factory=dict)
 
 
@@ -81,6 +82,7 @@ class Cluster:
     devices_per_node: int
     num_nodes: int
     parts: tuple[Cluster, ...] = ()  # of several generations: each by itself; () for one
+    stated: tuple[str, ...] = ()  # what a run states of the hardware in place of the catalogue's, in words
 
     @property
     def num_devices(self) -> int:

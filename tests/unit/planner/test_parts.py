@@ -218,3 +218,15 @@ def test_scans_over_context_ranks_are_said_to_be_uncalibrated():
     (note,) = notes_on_parts(request, Plan(context=2, data_shard=4))
     assert "swap sequence for heads" in note
     assert notes_on_parts(plan_request(), Plan(context=2, data_shard=4)) == ()
+
+
+def test_one_part_by_itself_has_the_network_that_the_run_states():
+    def alone(network: str) -> str:
+        run = runfile.loads(
+            "model: llama3.1-8b\ndata: {sequence_length: 4096}\nbatch: {global_sequences: 256}\n"
+            f"cluster: {{name: h100-8x2+h200-8x2, network: {network}}}\n"
+        )
+        return notes_on_parts(request_for(run), Plan(data_shard=32))[-1]
+
+    assert alone("8x400Gb/s").startswith("on h200-8x4 the same plan would take")
+    assert alone("8x400Gb/s") != alone("25Gb/s")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from meshwright.answers.cluster import hardware_document
 from meshwright.catalog.stacks import features_of
 from meshwright.planner.estimate import PlanEstimate
 from meshwright.planner.remedies import word
@@ -68,6 +69,7 @@ def request_document(run: Run, request: PlanRequest) -> dict[str, Any]:
         "model": request.model.name,
         "cluster": run.cluster_name,
         "accelerator": request.cluster.accelerator.name,
+        "hardware": hardware_document(request.cluster),
         "num_devices": request.num_devices,
         "global_batch_sequences": request.global_batch,
         "global_batch_tokens": request.global_batch * request.seq_len,

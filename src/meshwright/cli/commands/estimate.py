@@ -5,6 +5,7 @@ from __future__ import annotations
 from meshwright.cli.options import (
     calibration_option,
     file_option,
+    hardware_options,
     html_option,
     json_option,
     run_argument,
@@ -24,6 +25,7 @@ from meshwright.cli.verbs import verb
 )
 @run_argument()
 @set_option
+@hardware_options
 @calibration_option
 @file_option(
     "--trace", "trace_path", metavar="FILE.json",

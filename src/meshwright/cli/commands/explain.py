@@ -5,6 +5,7 @@ from __future__ import annotations
 from meshwright.cli.options import (
     calibration_option,
     file_option,
+    hardware_options,
     json_option,
     run_argument,
     set_option,
@@ -29,6 +30,7 @@ from meshwright.cli.verbs import verb
 )  # fmt: skip
 @why_not_option
 @set_option
+@hardware_options
 @calibration_option
 @json_option
 def command() -> None:
@@ -36,5 +38,6 @@ def command() -> None:
 
     Prints the difference of each component in milliseconds per step and of the memory in GiB per device. Without
     --against the run's plan is compared with the planner's best plan for the same run; if the run leaves its plan
-    open, the best plan is compared with the second best. --set changes RUN.yaml, not OTHER.yaml.
+    open, the best plan is compared with the second best. --set changes RUN.yaml, not OTHER.yaml;
+    --network, --device-memory and --calibration are of both.
     """

@@ -28,6 +28,7 @@ DEFAULT_SCORED, MOST_SCORED = 10_000, 100_000
     body="meshwright.cli.plan:run",
     examples=[
         "meshwright plan --model llama3.1-8b --cluster mi355x-8x8 --gbs 512 --seq 8192",
+        "meshwright plan --model llama3.1-8b --cluster h100-8x4 --network 25Gb/s --gbs 512 --seq 8192",
         "meshwright plan --model moe-2t --cluster mi355x-8x12288 --gbs 32768 --seq 4096 --json",
         "meshwright plan examples/runs/llama3.1-8b-pretrain.yaml --explain --why-not tensor=8",
         "meshwright plan examples/runs/llama3.1-8b-pretrain.yaml --write pinned.yaml",

@@ -16,7 +16,7 @@ from enum import StrEnum
 from math import lcm
 
 from meshwright.calibration.parameters import Calibration
-from meshwright.catalog.clusters import placed_fabric
+from meshwright.catalog.clusters import with_nodes
 from meshwright.errors import InputError
 from meshwright.planner.engines import Severity
 from meshwright.planner.estimate import PlanEstimate, estimate_plan
@@ -125,12 +125,7 @@ def resized(cluster: Cluster, num_devices: int) -> Cluster:
             got=num_devices,
             allowed=f"multiples of {cluster.devices_per_node}",
         )
-    placed = placed_fabric(
-        cluster.fabric.name, devices_per_node=cluster.devices_per_node, num_nodes=num_nodes
-    )
-    fabric = cluster.fabric if placed.scale_up_domain == cluster.fabric.scale_up_domain else placed
-    name = f"{cluster.accelerator.name}-{cluster.devices_per_node}x{num_nodes}"
-    return replace(cluster, name=name, num_nodes=num_nodes, fabric=fabric)
+    return with_nodes(cluster, num_nodes)
 
 
 def replica_devices(plan: Plan) -> int:

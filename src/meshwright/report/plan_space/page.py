@@ -13,6 +13,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from meshwright.answers.cluster import setup_lines
 from meshwright.answers.components import COMPONENTS, bound_by, family, label
 from meshwright.answers.plan_ranking import PlanRanking
 from meshwright.answers.plan_rows import mfu_per_rate, plan_fields, plan_section, tokens_per_device
@@ -20,7 +21,6 @@ from meshwright.answers.provenance import calibration_sentence
 from meshwright.answers.quantities import percent, rate, seconds
 from meshwright.errors import MeshwrightError
 from meshwright.planner.scored import ScoredPlan, ScoredPlans
-from meshwright.planner.switches import software_line
 from meshwright.report.figures import FAMILY_COLORS, MEMORY_COLORS
 from meshwright.report.html import PageSection, document, paragraph, table, tiles
 from meshwright.runfile.writing import MICRO_HERE, SECTION_HERE, plan_template
@@ -53,7 +53,7 @@ def plan_page(scored: ScoredPlans, *, run: Run, command: str = "") -> str:
     about = (
         f"{request.global_batch:,} sequences of {request.seq_len:,} tokens a step on {request.num_devices:,} devices, "
         f"{request.precision.name}, engine {request.engine}. {_extent(scored)}"
-        + (f" {software[0].upper()}{software[1:]}." if (software := software_line(request)) else "")
+        + "".join(f" {line[0].upper()}{line[1:]}." for line in setup_lines(request))
     )
     return document(
         title=f"Plans of {request.model.name} on {run.cluster_name}",

@@ -1,0 +1,32 @@
+"""Sentences and JSON about the hardware and the switches of software that a run has instead of the usual."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.planner.request import PlanRequest
+from meshwright.planner.switches import software_line
+from meshwright.specs.hardware import Cluster
+
+
+def hardware_line(cluster: Cluster) -> str | None:
+    """Return the sentence of what the run states in place of the catalogue's; None where it states nothing."""
+    return f"hardware: {', '.join(cluster.stated)}" if cluster.stated else None
+
+
+def setup_lines(request: PlanRequest) -> list[str]:
+    """Return what is not usual of the hardware and of the software, a sentence each."""
+    return [line for line in (hardware_line(request.cluster), software_line(request)) if line is not None]
+
+
+def hardware_document(cluster: Cluster) -> dict[str, Any]:
+    """Return the network and the memory of a device, as the cost model has them; rates are one direction."""
+    fabric = cluster.fabric
+    return {
+        "stated": list(cluster.stated),
+        "fabric": fabric.name,
+        "scale_out_bytes_per_s": fabric.scale_out_bytes_per_s,
+        "scale_out_latency_s": fabric.scale_out_latency_s,
+        "oversubscription": fabric.oversubscription,
+        "memory_bytes": cluster.accelerator.memory_bytes,
+    }

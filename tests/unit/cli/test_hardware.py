@@ -1,0 +1,58 @@
+"""--network and --device-memory of the commands that plan, and what they say of them."""
+
+from tests.every_member import check_every
+from tests.example_runs import PINNED_RUN
+
+import meshwright as mw
+
+ASKED = ("--model", "llama3-8b", "--cluster", "h100-8x2", "--gbs", 64, "--seq", 4096)
+STATED = ("--network", "25Gb/s Ethernet", "--device-memory", "60GiB")
+SAID = "a network of 25Gb/s Ethernet a node", "60.0 GiB of memory a device"
+
+
+def test_every_command_names_the_hardware(meshwright):
+    def check(command: tuple[object, ...]) -> None:
+        outcome = meshwright(*command, *STATED)
+        assert outcome.exit_code == 0, outcome.stderr
+        assert f"hardware: {', '.join(SAID)}\n" in outcome.stdout
+        assert "hardware:" not in meshwright(*command).stdout
+        hardware = meshwright(*command, *STATED, "--json").json["request"]["hardware"]
+        assert hardware["stated"] == list(SAID)
+        assert hardware["scale_out_bytes_per_s"] == 25e9 / 8 / 8
+        assert hardware["memory_bytes"] == 60 * 2**30
+
+    commands = [("plan", *ASKED), ("scale", *ASKED, "--devices", "16,32"), ("explain", PINNED_RUN)]
+    check_every([*commands, ("estimate", PINNED_RUN, "--set", "parallel.recompute=full")], check)
+
+
+def test_pages_name_the_hardware(meshwright, tmp_path):
+    def check(command: tuple[object, ...]) -> None:
+        page = tmp_path / f"{command[0]}.html"
+        assert meshwright(*command, *STATED, "--html", page).exit_code == 0
+        assert "Hardware: a network of 25Gb/s Ethernet a node" in page.read_text(encoding="utf-8")
+
+    pinned = ("estimate", PINNED_RUN, "--set", "parallel.recompute=full")
+    check_every([("plan", *ASKED), ("scale", *ASKED, "--devices", "16,32"), pinned], check)
+
+
+def test_the_other_run_of_explain_has_the_same_hardware(meshwright):
+    usual = meshwright("explain", PINNED_RUN, "--against", PINNED_RUN, "--json").json
+    slow = meshwright("explain", PINNED_RUN, "--against", PINNED_RUN, "--network", "8x100Gb/s", "--json").json
+    assert slow["difference"]["step_ms"]["delta"] == 0.0
+    assert slow["difference"]["step_ms"]["this"] > usual["difference"]["step_ms"]["this"]
+
+
+def test_an_option_and_set_do_not_give_one_key_both(meshwright):
+    outcome = meshwright("plan", *ASKED, "--network", "25Gb/s", "--set", "cluster.network=1Gb/s")
+    assert outcome.exit_code == 2
+    assert "--network and --set cluster.network= are both given" in outcome.stderr
+
+
+def test_the_function_plans_as_the_command_does(meshwright):
+    given = {"model": "llama3-8b", "global_sequences": 64, "sequence_length": 4096, "top": 1}
+    stated = {"network": "25Gb/s Ethernet", "device_memory": "60GiB"}
+    cluster = {"name": "h100-8x2"}
+    by_option = meshwright("plan", *ASKED, *STATED, "--json").json["plans"][0]
+    for of in ("h100-8x2", cluster, {"accelerator": "h100", "devices_per_node": 8, "num_nodes": 2}):
+        assert mw.plan(cluster=of, **stated, **given).best.plan.describe() == by_option["plan"]
+    assert cluster == {"name": "h100-8x2"}  # is not changed
