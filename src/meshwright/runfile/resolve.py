@@ -94,14 +94,7 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
         cluster_name=_cluster_name(file.cluster),
         calibration=file.calibration,
         gemm_tuning=file.gemm_tuning,
-        kernels=specs.KernelChoices(
-            routes=dict(file.kernels.routes),
-            tuned=file.kernels.tuned,
-            stored_activations=dict(file.kernels.stored_activations or {}),
-            is_storage_open=file.kernels.stored_activations is None,
-            weight_cache=file.kernels.weight_cache,
-            loss_chunk=file.kernels.loss_chunk,
-        ),
+        kernels=_kernels(file.kernels),
         sequence_length=file.data.sequence_length,
         global_batch=global_batch,
         label_tokens=file.batch.label_tokens,
@@ -119,6 +112,17 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
         train=train,
         source=document.file,
         text=document.text,
+    )
+
+
+def _kernels(given: schema.KernelsSection) -> specs.KernelChoices:
+    return specs.KernelChoices(
+        routes=dict(given.routes),
+        tuned=given.tuned,
+        stored_activations=dict(given.stored_activations or {}),
+        is_storage_open=given.stored_activations is None,
+        weight_cache=given.weight_cache,
+        loss_chunk=given.loss_chunk,
     )
 
 

@@ -38,8 +38,8 @@ RULES = (
     Rule(
         name="shards of one rank",
         scope=Scope.CHOICE,
-        holds=lambda _, p: (p.sharding == Sharding.NONE) | (p.data_shard > 1),
-        says=lambda _, __: "MaxText shards nothing over one data rank: must be none",
+        holds=lambda _, p: (p.sharding == Sharding.NONE) | (p.data_shard * p.context > 1),
+        says=lambda _, __: "MaxText shards nothing over one data and context rank: must be none",
         key="parallel.sharding",
         after="replicas",
     ),

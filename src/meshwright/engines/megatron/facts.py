@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.arrays import Mask
 from meshwright.cost.tables import RECOMPUTES, PlanTable
@@ -27,12 +28,12 @@ PARTS = (CudaGraphs.PARTIAL, CudaGraphs.STATE_SPACE)
 """CUDA graphs of parts of a layer."""
 
 
-def _is_full(plan: PlanTable) -> Mask:
-    return np.equal(plan.recompute, RECOMPUTES.index(Recompute.FULL))
+def _is_full(plan: PlanTable) -> NDArray[np.bool_]:
+    return np.asarray(np.equal(plan.recompute, RECOMPUTES.index(Recompute.FULL)))
 
 
-def _recomputes(plan: PlanTable, *modules: str) -> Mask:
-    return np.any([np.asarray(plan.recomputes(module)) > 0 for module in modules], axis=0)
+def _recomputes(plan: PlanTable, *modules: str) -> NDArray[np.bool_]:
+    return np.asarray(np.any([np.asarray(plan.recomputes(module)) > 0 for module in modules], axis=0))
 
 
 RULES = (

@@ -109,13 +109,13 @@ def _kernels(options: MegatronOptions) -> Settings:
     if kind == "local":
         found["attention_backend"] = "unfused"
     if kind != "transformer_engine":
-        options.note(_left_out(f"--transformer-impl {kind}", "the kernels are those of Transformer Engine"))
+        options.note(_assumption(f"--transformer-impl {kind}", "the kernels are those of Transformer Engine"))
     if options.flag("use-flash-attn"):
         options.note("--use-flash-attn has no effect on Megatron-Core's layers, unlike --attention-backend")
     return found
 
 
-def _left_out(what: str, assumed: str) -> str:
+def _assumption(what: str, assumed: str) -> str:
     return f"the run file does not contain {what}; the estimate assumes that {assumed}"
 
 
@@ -125,7 +125,7 @@ def _nearest(name: str, given: Settings, options: MegatronOptions, scope: Switch
     if name == "cuda_graphs":
         parts = ", ".join(given["cuda_graph_scope"]) or "whole layers"
         what = f"--cuda-graph-impl {given['cuda_graph_impl']} with graphs of {parts}"
-        options.note(_left_out(what, "they are those of stack.cuda_graphs: partial"))
+        options.note(_assumption(what, "they are those of stack.cuda_graphs: partial"))
         return {name: "partial"}
     if name == "dispatcher":
         what = f"--moe-token-dispatcher-type {dispatcher}"
@@ -133,13 +133,13 @@ def _nearest(name: str, given: Settings, options: MegatronOptions, scope: Switch
             kernels = given["moe_flex_dispatcher_backend"]
             what += f" --moe-flex-dispatcher-backend {kernels} on these accelerators"
         if scope.expert > 1:
-            options.note(_left_out(what, "it is alltoall"))
+            options.note(_assumption(what, "it is alltoall"))
         return {name: "all-to-all"}
     if name == "attention" and backend == "local":
         return {name: "unfused"}
     if name == "attention" and backend != "auto":
         what = f"--attention-backend {backend} on these accelerators"
-        options.note(_left_out(what, "the kernel is the one that the stack's release has there"))
+        options.note(_assumption(what, "the kernel is the one that the stack's release has there"))
     return {}
 
 
@@ -165,7 +165,7 @@ def _amounts(options: MegatronOptions, scope: SwitchScope) -> dict[str, Any]:
 def _note_others(options: MegatronOptions, plan: dict[str, Any]) -> None:
     """Add notes on switches that change the speed and have no key."""
     for what, assumed in _others(options, plan):
-        options.note(_left_out(what, assumed))
+        options.note(_assumption(what, assumed))
 
 
 def _others(options: MegatronOptions, plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
