@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -153,7 +153,10 @@ def features_of(stack: Stack, accelerator: Accelerator | None = None, *, precisi
         and (not r.formats or precision in r.formats)
     ]
     for release in sorted(known, key=lambda r: (r.since, bool(r.on), bool(r.formats)), reverse=True):
-        found = found.or_else(release.features)
+        of_release = release.features
+        if precision == "fp32":  # gradients have the format of their weights, unless a run states another
+            of_release = replace(of_release, gradient_format=None)
+        found = found.or_else(of_release)
     return found.or_else(_PLAIN)
 
 

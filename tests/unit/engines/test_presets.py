@@ -108,3 +108,10 @@ def test_a_framework_or_a_date_asks_for_its_recipe():
         assert switches_of(run).gradient_format == "bf16"
         own = run_of("megatron", f"stack.{key}={value}", "stack.preset=engine")
         assert switches_of(own).gradient_format == "fp32"
+
+
+def test_gradients_of_weights_in_fp32_are_reduced_so_whatever_the_recipe():
+    run = run_of("megatron", "precision=fp32", "stack.preset=recipe")
+    assert switches_of(run).gradient_format is None
+    problems = check_export(run_of("megatron", "precision=fp32", "stack.gradient_format=bf16"))
+    assert "stack.gradient_format" in [problem.key for problem in problems]

@@ -17,7 +17,7 @@ from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
 from meshwright.engines.megatron.megatron_core.constructors import LOW_PRECISION
 from meshwright.engines.megatron.switches import FUSED_IN, fuses_experts, offloaded_layers
-from meshwright.specs.features import CudaGraphs, Dispatcher
+from meshwright.specs.features import CudaGraphs, Dispatcher, WireFormat
 from meshwright.specs.model import AttentionKind, Experts, Model, Rope, RopeScaling, Router
 from meshwright.specs.plan import Plan, Recompute
 from meshwright.specs.run import Run, StateFormat, Task
@@ -136,6 +136,12 @@ def _switches(run: Run, *, trains_here: bool) -> Iterator[Unsupported]:
     for key in ("fp8_attention", "fuses_experts", "offloaded_activations"):
         if getattr(features, key) and trains_here:
             yield Unsupported(key=f"stack.{key}", reason="needs Transformer Engine, which is not used")
+    if features.gradient_format is WireFormat.BF16 and run.precision.name == "fp32":
+        yield Unsupported(
+            key="stack.gradient_format",
+            reason="gradients of weights in fp32 are reduced in fp32",
+            hint="stack.gradient_format: fp32",
+        )
     if trains_here:
         return
     if features.fp8_attention and run.precision.name not in FP8_ATTENTION:
