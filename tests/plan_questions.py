@@ -70,7 +70,8 @@ def questions(draw, engines: tuple[str, ...] = ()) -> tuple[Run, tuple[str, ...]
     device = draw(st.sampled_from(DEVICES + (TPUS if engine == "maxtext" else ())))
     width, nodes = draw(st.sampled_from(NODES))
     precision = draw(st.sampled_from(["bf16", *PRECISIONS]))
-    keys = ["train.steps=100", *draw(st.lists(st.sampled_from(KEYS[engine]), max_size=1))]
+    possible = [key for key in KEYS[engine] if catalog.model(model).experts or "balance_loss" not in key]
+    keys = ["train.steps=100", *draw(st.lists(st.sampled_from(possible), max_size=1))]
     if draw(st.booleans()):
         keys.append(f"model={{base: {model}, num_mtp_layers: 0}}")
     asked = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from tests.plan_questions import questions
 
 from meshwright.catalog.stacks import switches_of
-from meshwright.engines.base import ExternalProgramsEngine, ImportingEngine, check_export, find_engine
+from meshwright.engines.base import ExternalProgramsEngine, ImportingEngine, find_engine
 from meshwright.engines.choice import not_run
 from meshwright.engines.maxtext.lower import CONFIGURATION
 from meshwright.engines.megatron.lower import ARGUMENTS, BRIDGE
