@@ -14,6 +14,7 @@ from meshwright.arrays import Mask
 from meshwright.catalog import lookup as catalog
 from meshwright.cost.tables import BatchTable, ModelTable, PlanTable
 from meshwright.specs.features import RELEASE_DEFAULTS, Features, Preset
+from meshwright.specs.hardware import Accelerator
 from meshwright.specs.model import Model
 from meshwright.specs.plan import RECOMPUTE_MODULES, AxisOrder, Recompute, Schedule, Sharding
 from meshwright.specs.run import Optimizer
@@ -111,8 +112,11 @@ class EngineFacts:
     context_block: int = 1  # tokens: the slices of context parallelism are multiples of it
     switches: tuple[tuple[str, Container[object]], ...] = ()
     """Switches of software (`specs.features`) with the values that the engine sets where a run file states them."""
-    preset: Callable[[Model, Preset], Features] = lambda _model, _preset: RELEASE_DEFAULTS
-    """Those that `export` and `train` set for a model where a run file states none; None: as the release does."""
+    preset: Callable[[Model, Preset, Accelerator | None], Features] = lambda *_: RELEASE_DEFAULTS
+    """Those that `export` and `train` set for a model on a device where a run file states none.
+
+    None: as the release does. The device is None where it is not known.
+    """
     compiles_on_request: bool = (
         False  # a compiler fuses kernels where `train.compile` is true, and only there
     )

@@ -346,11 +346,13 @@ def _stack(file: schema.RunFile, cluster: Cluster | None, framework: str, model:
         _refuse_kernels(given, accelerator)
     return Stack(
         framework=framework, vintage=given.vintage, features=same_fields(Features, given),
-        preset=_preset(file, given, model),
+        preset=_preset(file, given, model, cluster),
     )  # fmt: skip
 
 
-def _preset(file: schema.RunFile, given: schema.StackSection, model: Model) -> Features:
+def _preset(
+    file: schema.RunFile, given: schema.StackSection, model: Model, cluster: Cluster | None
+) -> Features:
     """Switches that the engine sets where the file states none.
 
     A file that names a framework or a date describes the software of that release, and so does `engine: any`.
@@ -358,7 +360,7 @@ def _preset(file: schema.RunFile, given: schema.StackSection, model: Model) -> F
     names_release = file.engine == ANY or given.framework is not None or given.vintage is not None
     preset = given.preset or (Preset.RECIPE if names_release else Preset.ENGINE)
     facts = catalog.engine_facts(file.engine)
-    found = facts.preset(model, preset)
+    found = facts.preset(model, preset, cluster.accelerator if cluster else None)
     if facts.compiles_on_request and (file.train.compile or preset is Preset.ENGINE):
         return replace(found, compiles=file.train.compile)
     return found

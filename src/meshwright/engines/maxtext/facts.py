@@ -10,6 +10,7 @@ from meshwright.engines.maxtext.config.models import is_gpt_oss
 from meshwright.planner.engines import CHEAP, AnyValue, EngineFacts, Rule, Scope
 from meshwright.planner.rules import has_experts, is_divisor, num_micro_batches
 from meshwright.specs.features import AttentionKernel, Features, Preset, WireFormat
+from meshwright.specs.hardware import Accelerator
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Recompute, Schedule, Sharding
 
@@ -152,7 +153,7 @@ RULES = (
 )
 
 
-def _preset(model: Model, preset: Preset) -> Features:
+def _preset(model: Model, preset: Preset, _: Accelerator | None) -> Features:
     """Gradients in fp32, and for GPT-OSS the one kernel with sinks that every environment has, under both presets."""
     attention = AttentionKernel.UNFUSED if is_gpt_oss(model) else None
     return Features(attention=attention, gradient_format=WireFormat.FP32 if preset is Preset.ENGINE else None)

@@ -164,7 +164,7 @@ FACTS = EngineFacts(
         ("fuses_experts", (True, False)),
         ("offloaded_activations", AnyValue()),
     ),
-    preset=lambda _, preset: PRESET if preset is Preset.ENGINE else RELEASE_DEFAULTS,
+    preset=lambda _model, preset, _device: PRESET if preset is Preset.ENGINE else RELEASE_DEFAULTS,
     rules=RULES,
     configurations=(".args", ".sh", ".yaml"),
     source="megatron-core 0.16.1: transformer/transformer_config.py, pipeline_parallel/schedules.py",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from meshwright.arrays import Mask
@@ -9,7 +11,9 @@ from meshwright.cost.tables import RECOMPUTES, PlanTable
 from meshwright.engines.torchtitan import VERSION
 from meshwright.planner.engines import EngineFacts, LegalityContext, Rule, Scope
 from meshwright.planner.rules import fills_stages, has_experts, has_schedule, num_micro_batches
-from meshwright.specs.features import RELEASE_DEFAULTS, CudaGraphs, Dispatcher, Features, Preset, WireFormat
+from meshwright.specs.features import AttentionKernel, CudaGraphs, Dispatcher, Features, Preset, WireFormat
+from meshwright.specs.hardware import Accelerator
+from meshwright.specs.model import Model
 from meshwright.specs.plan import Recompute, Schedule, Sharding
 
 
@@ -77,10 +81,23 @@ RULES = (
     ),
 )
 
-PRESET = Features(
-    gradient_format=WireFormat.FP32, dispatcher=Dispatcher.ALL_TO_ALL, cuda_graphs=CudaGraphs.NONE
-)
-"""Defaults of its configuration classes."""
+
+def _preset(_: Model, preset: Preset, device: Accelerator | None) -> Features:
+    """Defaults of its configuration classes, and FlexAttention: it has no other kernel for devices of all kinds.
+
+    On AMD FlexAttention is compiled to Triton, whose kernels were measured there.
+    """
+    is_flex = device is not None and device.vendor == "NVIDIA"
+    switches = Features(attention=AttentionKernel.FLEX if is_flex else None)
+    if preset is Preset.RECIPE:
+        return switches
+    return replace(
+        switches,
+        gradient_format=WireFormat.FP32,
+        dispatcher=Dispatcher.ALL_TO_ALL,
+        cuda_graphs=CudaGraphs.NONE,
+    )
+
 
 FACTS = EngineFacts(
     title=f"torchtitan {VERSION}",
@@ -104,8 +121,9 @@ FACTS = EngineFacts(
         ("gradient_format", ("fp32",)),
         ("cuda_graphs", ("none",)),
         ("compiles", (True, False)),
+        ("attention", ("flex",)),
     ),
-    preset=lambda _, preset: PRESET if preset is Preset.ENGINE else RELEASE_DEFAULTS,
+    preset=_preset,
     compiles_on_request=True,
     rules=RULES,
     configurations=(".toml", ".py", ".json", ":"),
