@@ -92,14 +92,15 @@ def _run(
 
 
 def _refuse_keys_given_twice(given: Mapping[str, object], overrides: Sequence[str]) -> None:
-    """Raise InputError if an option and --set both give a key of the run file."""
+    """Raise InputError if an option and --set both give a key of the run file; --set may give its whole section."""
     for key in (override.partition("=")[0].strip() for override in overrides):
-        if given.get(key) is not None:
-            raise InputError(
-                f"{_FLAGS[key]} and --set {key}= are both given",
-                got=str(given[key]),
-                hint="leave one of both out",
-            )
+        for name, value in given.items():
+            if value is not None and (name == key or name.startswith(f"{key}.")):
+                raise InputError(
+                    f"{_FLAGS[name]} and --set {key}= are both given",
+                    got=str(value),
+                    hint="leave one of both out",
+                )
 
 
 def check_targets(

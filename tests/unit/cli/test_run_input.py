@@ -40,6 +40,11 @@ def test_an_option_and_set_do_not_give_one_key_both(path, flag, key, option, val
         run_from(path, **{option: value}, overrides=[f"{key}={value}"])
 
 
+def test_set_does_not_replace_the_section_of_an_option():
+    with pytest.raises(InputError, match="--gbs and --set batch= are both given"):
+        run_from(OPEN_RUN, global_batch=64, overrides=["batch={global_sequences: 512}"])
+
+
 def test_a_model_may_have_the_name_of_its_repository(monkeypatch):
     monkeypatch.setattr("meshwright.hub.fetch", None)  # no network
     options = {"cluster": "h100-8x2", "global_batch": 64, "sequence_length": 4096}
