@@ -113,7 +113,9 @@ def note_on_switches(run: Run, *, is_export: bool = False) -> tuple[str, ...]:
     """
     facts = engine_facts(run.engine)
     known = dict(facts.switches) | (dict(facts.exported_switches) if is_export else {})
-    by_itself = facts.preset(run.model, Preset.ENGINE, run.cluster and run.cluster.accelerator).stated()
+    by_itself = facts.preset(
+        run.model, Preset.ENGINE, run.cluster.accelerator if run.cluster else None
+    ).stated()
     asked = {k: v for k, v in switches_of(run).stated().items() if by_itself.get(k, v) != v}
     asked |= run.stack.features.stated()
     left = {k: v for k, v in asked.items() if v not in known.get(k, ())}

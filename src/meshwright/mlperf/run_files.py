@@ -22,8 +22,8 @@ from meshwright.specs.run import Run
 CHOSEN = (
     "name", "batch", "global_batch", "micro_batch", "optimizer.learning_rate", "optimizer.warmup_steps", "data.source",
     "data.tokenizer", "data.validation", "data.workers", "weights", "precision", "cluster", "cluster_name",
-    "calibration", "gemm_tuning", "kernels", "plan", "parallel", "is_data_shard_open", "engine", "stack", "objective",
-    "costs",
+    "calibration", "gemm_tuning", "kernels", "plan", "parallel", "is_data_shard_open", "is_engine_open",
+    "engine", "stack", "objective", "costs",
     "train.seed", "train.log_every", "train.compile", "train.trackers", "train.evaluate.workers", "lora.base_format",
     "source", "text", "overrides", "train.checkpoint",
 )  # fmt: skip

@@ -30,8 +30,8 @@ _STEP, _MANIFEST = re.compile(r"step-(\d{8,})"), "manifest.json"
 _FIXED = ("model.", "data.", "lora", "task", "weights", "train.seed", "optimizer.name", "engine")
 _MAY_CHANGE = ("data.validation", "lora.dropout")
 _IGNORED = (
-    "name", "model.name", "is_data_shard_open", "model.unsupported", "cluster", "cluster_name", "calibration",
-    "gemm_tuning", "stack", "objective", "costs", "source", "text", "overrides", "plan", "plan_in_words",
+    "name", "model.name", "is_data_shard_open", "is_engine_open", "model.unsupported", "cluster", "cluster_name",
+    "calibration", "gemm_tuning", "stack", "objective", "costs", "source", "text", "overrides", "plan", "plan_in_words",
     "data.workers", "train.checkpoint", "train.evaluate", "train.trackers", "train.log_every", "micro_batch",
 )  # fmt: skip
 """Settings that change no update of the weights."""

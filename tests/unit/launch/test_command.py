@@ -103,7 +103,7 @@ def test_a_run_without_a_plan_gets_the_planners(meshwright, run_file):
         ("--on slurm --site typo.yaml", "typo.yaml:2: slurm.partitoin: unknown key"),
         ("--on kubernetes", "needs an image"),
         ("--on slurm --set cluster=here --set parallel=auto", "pins no plan"),
-        ("--on slurm --set engine=maxtext --set precision=nvfp4", "the maxtext engine cannot do this run"),
+        ("--on slurm --set engine=maxtext --set precision=fp8", "the maxtext engine cannot do this run"),
     ],
 )
 def test_bad_input_is_one_message_and_exit_code_2(arguments, said, meshwright, run_file):

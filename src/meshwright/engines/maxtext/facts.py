@@ -42,6 +42,7 @@ RULES = (
         holds=lambda _, p: (p.sharding == Sharding.NONE) | (p.data_shard * p.context > 1),
         says=lambda _, __: "MaxText shards nothing over one data and context rank: must be none",
         key="parallel.sharding",
+        hint=lambda _, __: "parallel.sharding: none",
         after="replicas",
     ),
     Rule(

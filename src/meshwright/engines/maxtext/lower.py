@@ -149,7 +149,7 @@ def kernel_name(run: Run, plan: Plan) -> str:
 
     Where the accelerator is not known, or has none of MaxText's kernels that the release names, MaxText selects.
     """
-    kernel, device = switches_of(run).attention, run.cluster and run.cluster.accelerator
+    kernel, device = switches_of(run).attention, run.cluster.accelerator if run.cluster else None
     is_stated = run.stack.features.attention is not None or kernel is AttentionKernel.UNFUSED
     if not is_stated and (device is None or kernel is None or not runs_on(kernel, device)):
         return "autoselected"
