@@ -133,7 +133,7 @@ def memory_of(conditions: Sequence[RunConditions], tables: RunTables) -> MemoryT
     """Memory per device of every run, with the constants of its stack."""
     unfused = np.broadcast_to(tables.facts.unfused_attention, len(conditions))
     constants = [
-        memory_constants(c.stack, unfused_attention=bool(u), fused_norm=c.fused_norm)
+        memory_constants(c.stack, unfused_attention=bool(u), fused_norm=c.fused_norm, precision=c.precision)
         for c, u in zip(conditions, unfused, strict=True)
     ]
     return estimate_memory(

@@ -69,15 +69,17 @@ def memory_constants(
     fused_norm: bool = False,
     routes: Mapping[str, str] | None = None,
     on_cpu: bool = False,
+    precision: str = "",
 ) -> MemoryConstants:
     """The constants of a stack: the defaults, overridden by those of its lineage and then by its own.
 
     unfused_attention: overrides the default of the stack. fused_norm: the run replaced the stack's norms by a
     fused kernel. routes: of kernels by operation, as in a run file; others are the stack's own on GPUs, or `on_cpu`.
+    precision: name of the run's recipe, which decides switches of the stack's release; empty: none of them.
     Raises UnknownNameError for an unknown stack.
     """
     named = tuple(sorted((routes or {}).items()))
-    return _constants(stack, unfused_attention, fused_norm, named, on_cpu)
+    return _constants(stack, unfused_attention, fused_norm, named, on_cpu, precision)
 
 
 @cache
@@ -87,6 +89,7 @@ def _constants(
     fused_norm: bool,
     routes: tuple[tuple[str, str], ...],
     on_cpu: bool,
+    precision: str,
 ) -> MemoryConstants:
     facts, sections = stack_facts(stack.framework), _sections()
     own = sections.get(stack.framework, {})
@@ -95,7 +98,7 @@ def _constants(
     values |= {key: value for key, value in on_device.items() if key != "routes"}
     for op, route in (on_device.get("routes", {}) | dict(routes)).items():
         values |= own.get("routes", {}).get(op, {}).get(route, {})
-    features = features_of(stack)
+    features = features_of(stack, precision=precision)
     values |= _switched(features, accumulates_as_reduced=bool(values["accumulates_as_reduced"]))
     values["unfused_attention"] = int(
         features.attention is AttentionKernel.UNFUSED if unfused_attention is None else unfused_attention

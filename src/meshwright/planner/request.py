@@ -89,7 +89,7 @@ class PlanRequest:
         on_cpu, routes = is_processor(accelerator), self.kernels.routes
         if not (on_cpu or fused_kernels(accelerator, routes=routes).loss):
             routes = {"linear_cross_entropy": "cached", **routes}
-        return memory_constants(self.stack, routes=routes, on_cpu=on_cpu)
+        return memory_constants(self.stack, routes=routes, on_cpu=on_cpu, precision=self.precision.name)
 
     @cached_property
     def system_facts(self) -> SystemFacts:

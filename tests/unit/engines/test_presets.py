@@ -113,5 +113,9 @@ def test_a_framework_or_a_date_asks_for_its_recipe():
 def test_gradients_of_weights_in_fp32_are_reduced_so_whatever_the_recipe():
     run = run_of("megatron", "precision=fp32", "stack.preset=recipe")
     assert switches_of(run).gradient_format is None
+    own = run_of("megatron", "precision=fp32")
+    plan = search(request_for(own), top=1).best.plan
+    by_both = [costs[1] for costs in (estimated(loads(pinned_text(one, plan))) for one in (run, own))]
+    assert by_both[0] == by_both[1]
     problems = check_export(run_of("megatron", "precision=fp32", "stack.gradient_format=bf16"))
     assert "stack.gradient_format" in [problem.key for problem in problems]
