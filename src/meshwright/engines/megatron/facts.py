@@ -118,7 +118,6 @@ RULES = (
 
 PRESET = Features(
     gradient_format=WireFormat.FP32,
-    parameter_format=WireFormat.BF16,
     dispatcher=Dispatcher.ALL_TO_ALL,
     cuda_graphs=CudaGraphs.NONE,
     overlaps_experts=False,
