@@ -132,7 +132,7 @@ _PLAIN = Features(
     offloaded_activations=0.0,
     expert_imbalance=FORCED_BALANCE,
 )
-"""Of a stack of which nothing else is known. Formats on the wire are those of the precision recipe."""
+"""Switches that no run, engine or release sets. Formats on the wire come from the precision recipe."""
 
 
 def features_of(stack: Stack, accelerator: Accelerator | None = None, *, precision: str = "") -> Features:

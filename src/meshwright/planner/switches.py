@@ -21,11 +21,11 @@ from meshwright.planner.request import PlanRequest
 from meshwright.planner.screen import cost_model
 from meshwright.planner.search import RankedPlan, search
 from meshwright.specs.features import (
-    RELEASE_DEFAULTS,
     AttentionKernel,
     CudaGraphs,
     Dispatcher,
     Features,
+    Preset,
     WireFormat,
     runs_on,
 )
@@ -93,7 +93,9 @@ def software_line(request: PlanRequest) -> str | None:
     """
     device, precision, stack = request.cluster.accelerator, request.precision.name, request.stack
     now = features_of(stack, device, precision=precision)
-    recipe = features_of(replace(stack, preset=RELEASE_DEFAULTS), device, precision=precision).stated()
+    # An engine keeps some switches under the recipe too: kernels of which it has no others.
+    kept = engine_facts(request.engine).preset(request.model, Preset.RECIPE, device)
+    recipe = features_of(replace(stack, preset=kept), device, precision=precision).stated()
     moe = request.model.experts is not None
     others = {
         name: value

@@ -86,6 +86,12 @@ def test_the_recipe_has_no_line_of_software_and_the_engine_has_one():
     assert software_line(request_for(run_of("megatron", "stack.preset=recipe"))) is None
 
 
+@pytest.mark.parametrize(("engine", "model"), [("torchtitan", "llama3.1-8b"), ("maxtext", "gpt-oss-20b")])
+def test_what_a_recipe_does_not_change_is_not_offered(engine, model):
+    assert software_line(request_for(run_of(engine, "stack.preset=recipe", model=model))) is None
+    assert "attention" not in (software_line(request_for(run_of(engine, model=model))) or "")
+
+
 @pytest.mark.parametrize("compiles", [True, False])
 def test_torchtitan_is_compiled_where_the_run_asks_for_it(compiles):
     pins = ("parallel.data_shard=32", "parallel.sharding=gradients")
