@@ -4,28 +4,49 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from meshwright.api import arguments
+from meshwright.api.question import AnyPath, Flag, question
 
 if TYPE_CHECKING:
     from meshwright.answers.accuracy_study import AccuracyStudy
 
 
+@question("meshwright.answers.accuracy_study:accuracy_study")
 def accuracy(
     *,
-    runs: str | os.PathLike[str] | None = None,
-    failed: str | os.PathLike[str] | None = None,
-    calibrations: Sequence[str | os.PathLike[str]] = (),
-    leave_one_source_out: bool = False,
+    runs: Annotated[
+        str | os.PathLike[str] | None,
+        AnyPath(
+            "CSV file of your measured runs, with the columns of the shipped runs.",
+            unset="the shipped runs",
+            is_folder=False,
+            metavar="FILE.csv",
+        ),
+    ] = None,
+    failed: Annotated[
+        str | os.PathLike[str] | None,
+        AnyPath(
+            "CSV file of configurations that failed to run, such as out of memory.",
+            unset="the shipped ones, unless runs are given",
+            is_folder=False,
+            metavar="FILE.csv",
+        ),
+    ] = None,
+    calibrations: Annotated[
+        Sequence[str | os.PathLike[str]],
+        AnyPath(
+            "Kernel tables of one accelerator, from `meshwright calibrate --from-tables`.",
+            flag="--calibration",
+            is_folder=False,
+        ),
+    ] = (),
+    leave_one_source_out: Annotated[
+        bool,
+        Flag("Predict each source with a calibration that was refitted without it. Takes some minutes."),
+    ] = False,
 ) -> AccuracyStudy:
     """Predict published measured runs and compare. Rates are tokens/s per device.
-
-    Args:
-        runs: CSV file of measured runs, in the columns of the shipped one. Default: the shipped runs.
-        failed: CSV file of configurations that ran out of memory. Default: the shipped ones with the shipped runs.
-        calibrations: files of `meshwright calibrate --from-tables`, one for each accelerator.
-        leave_one_source_out: predict each source by a calibration fitted without it; this takes some minutes.
 
     Returns:
         Errors of all rows, by group, and of each row; rows that cannot be predicted have a reason.
@@ -39,13 +60,4 @@ def accuracy(
         >>> study.overall.num_predicted > 1000, sorted(study.groups)[:2]
         (True, ['accelerator', 'architecture'])
     """
-    from meshwright.answers.accuracy_study import accuracy_study
-
-    return accuracy_study(
-        runs=None if runs is None else arguments.path("runs", runs),
-        failed=None if failed is None else arguments.path("failed", failed),
-        calibrations=[
-            arguments.path("calibrations", p) for p in arguments.items("calibrations", calibrations)
-        ],
-        leave_one_source_out=arguments.flag("leave_one_source_out", leave_one_source_out),
-    )
+    ...

@@ -7,55 +7,59 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from meshwright.api import arguments
-from meshwright.api.generate import DTYPES, MAX_BATCH
+from meshwright.api.generate import ADAPTER, DTYPE, MAX_BATCH, MODEL, STEP, TOKENIZER
+from meshwright.api.question import AnyName, Count, Hook, PlainText, question
 from meshwright.errors import InputError, MissingDependencyError
 
 if TYPE_CHECKING:
     from meshwright.answers.evaluation import Evaluation
-    from meshwright.training.evaluation.choices import Question
+    from meshwright.training.evaluation.choices import ChoiceQuestion
     from meshwright.training.trained_model import TrainedModel
 
 
+@question("meshwright.api.evaluate:evaluation")
 def evaluate(
-    model: str | os.PathLike[str],
-    source: str | os.PathLike[str] | None = None,
+    model: Annotated[str | os.PathLike[str], MODEL],
+    source: Annotated[
+        str | os.PathLike[str] | None,
+        AnyName(
+            "PlainText or tokens, as `data.source` of a run file.",
+            unset="the validation data of the training, unless there are choices or tasks",
+        ),
+    ] = None,
     *,
-    choices: str | os.PathLike[str] | None = None,
-    tasks: Sequence[str] = (),
-    task_folder: str | os.PathLike[str] | None = None,
-    num_fewshot: int | None = None,
-    limit: int | None = None,
-    sequence_length: int | None = None,
-    max_tokens: int | None = None,
-    batch: int = 8,
-    step: int | Literal["best"] | None = None,
-    dtype: str | None = None,
-    tokenizer: str | os.PathLike[str] | None = None,
-    adapter: str | os.PathLike[str] | None = None,
-    command: Sequence[str] = (),
+    choices: Annotated[
+        str | os.PathLike[str] | None,
+        AnyName(
+            "JSONL of questions: `context`, `question` or `prompt`; `choices`; `answer`: index, letter or text.",
+            metavar="FILE",
+        ),
+    ] = None,
+    tasks: Annotated[
+        Sequence[str], PlainText("Task of lm-evaluation-harness.", flag="--task", metavar="NAME")
+    ] = (),
+    task_folder: Annotated[
+        str | os.PathLike[str] | None, AnyName("Folder with task files of your own.", metavar="FOLDER")
+    ] = None,
+    num_fewshot: Annotated[
+        int | None,
+        Count("Examples before each question of a task.", unset="the task's", flag="--fewshot", low=0),
+    ] = None,
+    limit: Annotated[int | None, Count("Most samples of each task.")] = None,
+    sequence_length: Annotated[
+        int | None, Count("Window of the loss.", unset="the training's, or 1024", metavar="TOKENS")
+    ] = None,
+    max_tokens: Annotated[int | None, Count("End after so many predicted tokens of the source.")] = None,
+    batch: Annotated[int, Count("Sequences at once.", high=MAX_BATCH)] = 8,
+    step: Annotated[int | Literal["best"] | None, STEP] = None,
+    dtype: Annotated[str | None, DTYPE] = None,
+    tokenizer: Annotated[str | os.PathLike[str] | None, TOKENIZER] = None,
+    adapter: Annotated[str | os.PathLike[str] | None, ADAPTER] = None,
+    command: Annotated[Sequence[str], Hook("The command line, for the record.")] = (),
 ) -> Evaluation:
     """Measure how well a trained model predicts a text, answers questions, and does tasks of lm-evaluation-harness.
-
-    Args:
-        model: as in `generate`.
-        source: text or tokens, as `data.source` of a run file. Default, without choices and tasks: the validation data
-            of the training.
-        choices: JSONL file of questions: `context`, `question` or `prompt`; `choices`; `answer`: index, letter or text.
-        tasks: names of tasks of lm-evaluation-harness.
-        task_folder: folder with task files of your own.
-        num_fewshot: examples before each question of a task. Default: the task's.
-        limit: most samples of each task.
-        sequence_length: window in tokens. Default: the training's, or 1,024.
-        max_tokens: end after so many predicted tokens of the source.
-        batch: sequences at once.
-        step: of the checkpoint; "best": that of the lowest validation loss. Default: the newest.
-        dtype: fp32, bf16 or fp16. Default: as trained, or as the files are.
-        tokenizer: another tokenizer, as in `generate`.
-        adapter: folder of a LoRA adapter to add to the weights.
-        command: the command line, for the record.
 
     Returns:
         The metrics with standard errors and counts, the model, the device and the software.
@@ -69,22 +73,28 @@ def evaluate(
         >>> mw.evaluate("runs/first", "python-stdlib", max_tokens=10_000).texts[0]["loss"]  # doctest: +SKIP
         2.31
     """
-    named = _names(tasks)
-    counts = _counts(
-        num_fewshot=num_fewshot,
-        limit=limit,
-        sequence_length=sequence_length,
-        max_tokens=max_tokens,
-    )
-    paths = {
-        name: None if value is None else str(arguments.path(name, value))
-        for name, value in (
-            ("source", source), ("choices", choices), ("task_folder", task_folder), ("tokenizer", tokenizer),
-            ("adapter", adapter),
-        )
-    }  # fmt: skip
-    size = arguments.count("batch", batch, most=MAX_BATCH)
-    format_name = None if dtype is None else arguments.choice("dtype", dtype, DTYPES)
+    ...
+
+
+_OF_TEXTS = ("sequence_length", "max_tokens")
+_OF_TASKS = ("limit", "num_fewshot", "task_folder")
+
+
+def evaluation(
+    *,
+    model: str,
+    source: str | None,
+    choices: str | None,
+    tasks: Sequence[str],
+    batch: int,
+    step: int | Literal["best"] | None,
+    dtype: str | None,
+    tokenizer: str | None,
+    adapter: str | None,
+    command: Sequence[str],
+    **limits: Any,
+) -> Evaluation:
+    """The answer to `evaluate`. `limits` are the settings of texts and of tasks."""
     if find_spec("torch") is None:
         raise MissingDependencyError(
             "evaluation needs PyTorch, which is not installed", hint="pip install 'meshwright[torch]'"
@@ -92,59 +102,31 @@ def evaluate(
     from meshwright.training.evaluation.choices import read_questions
     from meshwright.training.trained_model import load_trained
 
-    _refuse_useless(counts, paths, has_tasks=bool(named))
-    questions = None if paths["choices"] is None else read_questions(Path(paths["choices"]).expanduser())
-    trained = load_trained(
-        str(arguments.path("model", model)),
-        step=arguments.checkpoint_step(step),
-        dtype=format_name,
-        tokenizer=paths["tokenizer"],
-        adapter=paths["adapter"],
-    )
+    is_text = source is not None or not (choices or tasks)
+    _refuse_useless(limits, is_text=is_text, has_tasks=bool(tasks))
+    questions = None if choices is None else read_questions(Path(choices).expanduser())
+    trained = load_trained(model, step=step, dtype=dtype, tokenizer=tokenizer, adapter=adapter)
     return _evaluate(
-        trained, questions, named, counts=counts, paths=paths, batch=size, command=tuple(command)
+        trained, questions, tasks, source=source, limits=limits, batch=batch, command=tuple(command)
     )
 
 
-def _names(tasks: object) -> list[str]:
-    named = arguments.items("tasks", tasks, example='["arc_easy"]')
-    for name in named:
-        if not isinstance(name, str) or not name:
-            raise InputError("tasks", got=name, allowed="names")
-    return named
-
-
-def _counts(**given: int | None) -> dict[str, int | None]:
-    """Checked numbers; the number of examples may be 0."""
-    may_be_0 = ("num_fewshot",)
-    return {
-        name: None if value is None else arguments.count(name, value, least=0 if name in may_be_0 else 1)
-        for name, value in given.items()
-    }
-
-
-def _refuse_useless(counts: dict[str, int | None], paths: dict[str, str | None], *, has_tasks: bool) -> None:
+def _refuse_useless(limits: Mapping[str, object], *, is_text: bool, has_tasks: bool) -> None:
     """Refuse arguments of texts without a text, and of tasks without a task."""
-    given: dict[str, object] = {**counts, **paths}
-    is_text = paths["source"] is not None or not (paths["choices"] or has_tasks)
     text = "a text: a source, or neither choices nor tasks"
-    subjects = (
-        (text, is_text, ("sequence_length", "max_tokens")),
-        ("a task", has_tasks, ("limit", "num_fewshot", "task_folder")),
-    )
-    for subject, is_there, names in subjects:
-        useless = [name for name in names if given[name] is not None]
+    for subject, is_there, names in ((text, is_text, _OF_TEXTS), ("a task", has_tasks, _OF_TASKS)):
+        useless = [name for name in names if limits[name] is not None]
         if useless and not is_there:
             raise InputError(f"{', '.join(useless)}: has no effect without {subject}")
 
 
 def _evaluate(
     trained: TrainedModel,
-    questions: Sequence[Question] | None,
+    questions: Sequence[ChoiceQuestion] | None,
     tasks: Sequence[str],
     *,
-    counts: Mapping[str, int | None],
-    paths: Mapping[str, str | None],
+    source: str | None,
+    limits: Mapping[str, Any],
     batch: int,
     command: tuple[str, ...],
 ) -> Evaluation:
@@ -156,25 +138,25 @@ def _evaluate(
     from meshwright.training.evaluation.text import evaluate_text, open_texts
     from meshwright.training.trained_model import model_document
 
-    is_text = paths["source"] is not None or not (questions or tasks)
-    texts = open_texts(trained, paths["source"]) if is_text else []
+    is_text = source is not None or not (questions or tasks)
+    texts = open_texts(trained, source) if is_text else []
     begin_s = time.perf_counter()
     of_texts = tuple(
         evaluate_text(
-            trained, text, length=counts["sequence_length"], batch=batch, max_tokens=counts["max_tokens"]
+            trained, text, length=limits["sequence_length"], batch=batch, max_tokens=limits["max_tokens"]
         )
         for text in texts
     )
     of_choices = None if questions is None else evaluate_choices(trained, questions, batch=batch)
     of_tasks = None
     if tasks:
-        folder = None if paths["task_folder"] is None else Path(paths["task_folder"]).expanduser()
+        folder = None if limits["task_folder"] is None else Path(limits["task_folder"]).expanduser()
         of_tasks = run_tasks(
             trained,
             tasks,
             folder=folder,
-            num_fewshot=counts["num_fewshot"],
-            limit=counts["limit"],
+            num_fewshot=limits["num_fewshot"],
+            limit=limits["limit"],
             batch=batch,
         )
     return Evaluation(

@@ -8,16 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from meshwright.api import arguments
+from meshwright.api.question import AnyName, Count, Flag, Hook, Number, OneOf, Step, PlainText, question
 from meshwright.errors import InputError, MissingDependencyError
 
 if TYPE_CHECKING:
     from meshwright.answers.generation import Generation
     from meshwright.training.generation import Completed, Prompt, TextGenerator
 
-DTYPES = ("fp32", "bf16", "fp16")
 MAX_SEED = 2**63 - 1
 MAX_BATCH = 4096
 
@@ -25,50 +25,63 @@ PromptLike = str | Sequence[Mapping[str, Any]]
 """A text to continue, or the messages of a conversation: [{"role": "user", "content": "Hello"}]."""
 
 
+MODEL = AnyName(
+    "Run folder, run file, folder of checkpoints or one of them, Hugging Face folder, PEFT adapter, or "
+    "OWNER/NAME[@REVISION] on the Hugging Face hub."
+)
+STEP = Step("Step of the checkpoint, or `best`: that of the lowest validation loss.", unset="the newest")
+DTYPE = OneOf("Number format.", unset="as trained, or as the files are", values=("fp32", "bf16", "fp16"))
+TOKENIZER = AnyName("Another tokenizer: `bytes`, a tokenizer.json, its folder, OWNER/NAME.")
+ADAPTER = AnyName("LoRA adapter to add to the weights; or the run that trained it.", metavar="FOLDER")
+
+
+@question("meshwright.api.generate:generated")
 def generate(
-    model: str | os.PathLike[str],
-    prompts: PromptLike | Sequence[PromptLike],
+    model: Annotated[str | os.PathLike[str], MODEL],
+    prompts: Annotated[
+        PromptLike | Sequence[PromptLike], Hook("A text, the messages of a conversation, or a list of such.")
+    ],
     *,
-    max_tokens: int | None = None,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-    repetition_penalty: float | None = None,
-    seed: int | None = None,
-    stop: Sequence[str] = (),
-    batch: int = 8,
-    step: int | Literal["best"] | None = None,
-    dtype: str | None = None,
-    tokenizer: str | os.PathLike[str] | None = None,
-    adapter: str | os.PathLike[str] | None = None,
-    beyond_positions: bool = False,
-    on_text: Callable[[int, str], None] | None = None,
+    max_tokens: Annotated[
+        int | None,
+        Count("Most tokens of a completion.", unset="256, or what the trained positions leave room for"),
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        Number("0 takes the most probable token.", unset="the model's, or 0", metavar="T"),
+    ] = None,
+    top_k: Annotated[
+        int | None, Count("Draw from the K most probable tokens; 0: from all.", low=0, metavar="K")
+    ] = None,
+    top_p: Annotated[
+        float | None, Number("Draw from the most probable tokens that together have P.", metavar="P")
+    ] = None,
+    min_p: Annotated[
+        float | None, Number("Draw from tokens with at least P times the largest probability.", metavar="P")
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, Number("Above 1 makes tokens that are there already less probable.", metavar="R")
+    ] = None,
+    seed: Annotated[
+        int | None,
+        Count("Seed of the random streams.", unset="a new one, in the settings", low=0, high=MAX_SEED),
+    ] = None,
+    stop: Annotated[Sequence[str], PlainText("PlainText before which a completion ends.")] = (),
+    batch: Annotated[int, Count("Prompts that are completed at once.", high=MAX_BATCH)] = 8,
+    step: Annotated[int | Literal["best"] | None, STEP] = None,
+    dtype: Annotated[str | None, DTYPE] = None,
+    tokenizer: Annotated[str | os.PathLike[str] | None, TOKENIZER] = None,
+    adapter: Annotated[str | os.PathLike[str] | None, ADAPTER] = None,
+    beyond_positions: Annotated[bool, Flag("Allow more positions than the model is trained for.")] = False,
+    on_text: Annotated[
+        Callable[[int, str], None] | None,
+        Hook("Called with the number of a prompt and each new part of its completion."),
+    ] = None,
 ) -> Generation:
     """Continue prompts with a trained model, on this machine's accelerator or its CPU.
 
     Without a temperature the most probable token is taken, unless the model's generation_config.json says otherwise or
     a filter is given. The other settings of that file hold too, where they are not given.
-
-    Args:
-        model: run folder, run file, folder of checkpoints or one of them, Hugging Face folder, PEFT adapter, or
-            OWNER/NAME[@REVISION] on the Hugging Face hub.
-        prompts: a text, the messages of a conversation, or a list of such.
-        max_tokens: most tokens of a completion. Default: 256, or what the model's positions leave room for.
-        temperature: 0 takes the most probable token.
-        top_k: draw from this many most probable tokens.
-        top_p: draw from the most probable tokens that together have this probability.
-        min_p: draw from tokens with at least this share of the largest probability.
-        repetition_penalty: divide positive logits of tokens that are there already by this, multiply negative ones.
-        seed: of the random streams, one for each prompt. Default: a new one, in `settings`.
-        stop: texts before which a completion ends.
-        batch: prompts that are completed at once.
-        step: of the checkpoint; "best": that of the lowest validation loss. Default: the newest.
-        dtype: fp32, bf16 or fp16. Default: as trained, or as the files are.
-        tokenizer: another tokenizer: `bytes`, a tokenizer.json, its folder, OWNER/NAME on the hub.
-        adapter: folder of a LoRA adapter to add to the weights.
-        beyond_positions: allow more positions than the model is trained for.
-        on_text: called with the number of a prompt and each new part of its completion.
 
     Returns:
         The completions in the order of the prompts, the settings, the times and the device.
@@ -82,36 +95,36 @@ def generate(
         >>> mw.generate("runs/first", "def main(", max_tokens=20).text  # doctest: +SKIP
         'self):'
     """
+    ...
+
+
+def generated(
+    *,
+    prompts: object,
+    batch: int,
+    on_text: Callable[[int, str], None] | None,
+    **settings: Any,
+) -> Generation:
+    """The answer to `generate`."""
     requests = _requests(prompts)
-    size = arguments.count("batch", batch, most=MAX_BATCH)
-    generator, about = open_generator(
-        model, max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-        repetition_penalty=repetition_penalty, seed=seed, stop=stop, step=step, dtype=dtype, tokenizer=tokenizer,
-        adapter=adapter, beyond_positions=beyond_positions,
-    )  # fmt: skip
-    return completions(generator, requests, batch=size, about=about, on_text=on_text)
+    generator, about = open_generator(**settings)
+    return completions(generator, requests, batch=batch, about=about, on_text=on_text)
 
 
 def open_generator(
-    model: str | os.PathLike[str],
     *,
+    model: str,
     max_tokens: int | None,
     seed: int | None,
     stop: Sequence[str],
     step: int | Literal["best"] | None,
     dtype: str | None,
-    tokenizer: str | os.PathLike[str] | None,
-    adapter: str | os.PathLike[str] | None,
+    tokenizer: str | None,
+    adapter: str | None,
     beyond_positions: bool,
     **sampling: float | int | None,
 ) -> tuple[TextGenerator, tuple[str, ...]]:
-    """The model with checked settings, and notes. Arguments and errors as in `generate`."""
-    most = None if max_tokens is None else arguments.count("max_tokens", max_tokens)
-    stops = _stops(stop)
-    draws = secrets.randbits(31) if seed is None else arguments.count("seed", seed, least=0, most=MAX_SEED)
-    for name, value in sampling.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise InputError(name, got=value, allowed="a number")
+    """The model with its settings, and notes. Arguments as `generate` checks them."""
     if find_spec("torch") is None:
         raise MissingDependencyError(
             "generation needs PyTorch, which is not installed", hint="pip install 'meshwright[torch]'"
@@ -120,20 +133,11 @@ def open_generator(
     from meshwright.training.generation.settings import sampling_for
     from meshwright.training.trained_model import load_trained
 
-    trained = load_trained(
-        str(arguments.path("model", model)),
-        step=arguments.checkpoint_step(step),
-        dtype=None if dtype is None else arguments.choice("dtype", dtype, DTYPES),
-        tokenizer=_optional("tokenizer", tokenizer),
-        adapter=_optional("adapter", adapter),
-    )
+    trained = load_trained(model, step=step, dtype=dtype, tokenizer=tokenizer, adapter=adapter)
+    draws = secrets.randbits(31) if seed is None else seed
     chosen, notes = sampling_for(trained.generation, given=sampling, seed=draws)
     generator = TextGenerator(
-        trained=trained,
-        sampling=chosen,
-        max_tokens=most,
-        stops=stops,
-        is_beyond=arguments.flag("beyond_positions", beyond_positions),
+        trained=trained, sampling=chosen, max_tokens=max_tokens, stops=tuple(stop), is_beyond=beyond_positions
     )
     return generator, trained.notes + notes
 
@@ -219,15 +223,3 @@ def _requests(prompts: object) -> list[Any]:
                 f"prompts[{number}]", got=type(item).__name__, allowed="text, or a list of messages"
             )
     return found
-
-
-def _stops(stop: object) -> tuple[str, ...]:
-    found = arguments.items("stop", stop, example='["\\n\\n"]')
-    for item in found:
-        if not isinstance(item, str) or not item:
-            raise InputError("stop", got=item, allowed="texts of at least one character")
-    return tuple(found)
-
-
-def _optional(name: str, value: str | os.PathLike[str] | None) -> str | None:
-    return None if value is None else str(arguments.path(name, value))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from meshwright.accuracy.columns import notes_on_columns
 from meshwright.accuracy.export import write_rows
-from meshwright.answers.accuracy_study import accuracy_study
+from meshwright.api.accuracy import accuracy
+from meshwright.api.question import ask
 from meshwright.cli.output import emit_json, note, print_text_tables, progress, write_html
 from meshwright.cli.report_options import typed
 from meshwright.report.accuracy_tables import accuracy_tables, rows_table
@@ -14,11 +16,8 @@ from meshwright.report.accuracy_tables import accuracy_tables, rows_table
 
 def run(
     *,
-    runs_path: Path | None,
-    failed_path: Path | None,
+    asked: dict[str, Any],
     by: str,
-    leave_out: bool,
-    calibrations: tuple[str, ...],
     show_rows: bool,
     csv_path: Path | None,
     html_path: Path | None,
@@ -26,17 +25,11 @@ def run(
 ) -> None:
     """Predict, compare, and write the report in the formats asked for."""
     with progress("predicting") as advance:
-        study = accuracy_study(
-            runs=runs_path,
-            failed=failed_path,
-            calibrations=calibrations,
-            leave_one_source_out=leave_out,
-            advance=advance,
-        )
-    for path in filter(None, (runs_path, failed_path)):
+        study = ask(accuracy, asked, advance=advance)
+    for path in filter(None, (asked["runs"], asked["failed"])):
         for line in notes_on_columns(path):
             note(f"{path}: {line}")
-    if runs_path is not None and (unread := sum(bool(row.run.unread) for row in study.report.rows)):
+    if asked["runs"] is not None and (unread := sum(bool(row.run.unread) for row in study.report.rows)):
         rows = "row says" if unread == 1 else "rows say"
         note(f"{unread} {rows} something that is not understood: see `unread` in --json or --csv")
     if csv_path is not None:
@@ -44,7 +37,13 @@ def run(
         note(f"wrote {csv_path}")
     if html_path is not None:
         page = "meshwright.report.accuracy_page:accuracy_page"
-        write_html(page, study.report, leave_one_source_out=leave_out, path=html_path, command=typed())
+        write_html(
+            page,
+            study.report,
+            leave_one_source_out=asked["leave_one_source_out"],
+            path=html_path,
+            command=typed(),
+        )
         note(f"wrote {html_path}")
     if as_json:
         emit_json(study.to_dict())

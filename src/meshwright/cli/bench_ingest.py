@@ -9,9 +9,9 @@ from typing import Any
 
 from meshwright.cli.needs import require_torch
 from meshwright.cli.output import emit_json, note, print_line, print_text_tables, write_html
-from meshwright.cli.verbs import load
 from meshwright.errors import InputError
 from meshwright.records.ingest import SIDECAR_NAME, IngestRecorder, IngestRow
+from meshwright.targets import load
 
 BENCH = "meshwright.bench.ingest.bench"
 

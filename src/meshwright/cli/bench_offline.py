@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.cli.output import emit_json, note, print_line, print_text_tables, write_html
-from meshwright.cli.verbs import load
 from meshwright.errors import InfeasibleError, InputError, MissingDependencyError
 from meshwright.files import write_atomically
 from meshwright.json_values import jsonable
 from meshwright.records.offline import NAME, SCHEMA, read_offline
+from meshwright.targets import load
 
 OFFLINE = "meshwright.bench.serving.offline"
 

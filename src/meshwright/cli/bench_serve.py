@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.output import emit_json, note, print_line, print_text_tables, write_html
-from meshwright.cli.verbs import load
 from meshwright.errors import InfeasibleError, InputError, MissingDependencyError
 from meshwright.records.serving import Load, ServingPoint, ServingRecorder
+from meshwright.targets import load
 from meshwright.version import __version__
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import Any
 
 from meshwright.answers.quantities import rate
 from meshwright.cli.output import note
-from meshwright.cli.verbs import load
 from meshwright.records.sweep import Configuration
 from meshwright.records.trainings import TrainingRow, TrainingStatus
+from meshwright.targets import load
 
 
 class Watch:

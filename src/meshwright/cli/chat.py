@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from meshwright.api.generate import as_generation, open_generator
+from meshwright.api.generate import as_generation, generate, open_generator
+from meshwright.api.question import question_of
 from meshwright.cli.generate import end_line, read_stdin, write_text
 from meshwright.cli.output import emit_json, note, progress
-from meshwright.cli.verbs import load
 from meshwright.errors import InputError
+from meshwright.targets import load
 
 if TYPE_CHECKING:
     from meshwright.answers.generation import Generation
@@ -75,7 +76,7 @@ def _lines(text: str) -> list[str]:
     return [line for line in text.replace("\r\n", "\n").split("\n") if line.strip()]
 
 
-def run(*, model: str, messages: Sequence[str], system: str | None, as_json: bool, **settings: Any) -> None:
+def run(*, asked: dict[str, Any], messages: Sequence[str], system: str | None, as_json: bool) -> None:
     """Load the model and talk."""
     is_terminal = not messages and sys.stdin.isatty()
     if is_terminal and as_json:
@@ -83,8 +84,9 @@ def run(*, model: str, messages: Sequence[str], system: str | None, as_json: boo
     turns = list(messages) if messages or is_terminal else _lines(read_stdin())
     if not turns and not is_terminal:
         raise InputError("there is no message", hint="give one after the model, or pipe one a line to stdin")
-    with progress(f"loading {model}"):
-        generator, about = open_generator(model, **settings)
+    settings = question_of(generate).checked(asked)
+    with progress(f"loading {settings['model']}"):
+        generator, about = open_generator(**settings)
     about += _notes_on_template(generator)
     for text in about:
         note(text)

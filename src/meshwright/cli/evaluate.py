@@ -7,14 +7,15 @@ from typing import Any
 
 from meshwright.answers.evaluation import Evaluation
 from meshwright.api.evaluate import evaluate
+from meshwright.api.question import ask
 from meshwright.cli.output import emit_json, note, print_line, print_table, progress
 from meshwright.units import format_duration
 
 
-def run(*, model: str, source: str | None, as_json: bool, **settings: Any) -> None:
+def run(*, asked: dict[str, Any], as_json: bool) -> None:
     """Evaluate, and print the metrics."""
-    with progress(f"evaluating {model}"):
-        done = evaluate(model, source, command=("meshwright", *sys.argv[1:]), **settings)
+    with progress(f"evaluating {asked['model']}"):
+        done = ask(evaluate, asked, command=("meshwright", *sys.argv[1:]))
     if as_json:
         emit_json(done)
     else:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.answers.generation import Generation
-from meshwright.api.generate import PromptLike, completions, open_generator
+from meshwright.api.generate import PromptLike, completions, generate, open_generator
+from meshwright.api.question import question_of
 from meshwright.cli.needs import load_with_torch
 from meshwright.cli.output import emit_json, note, printable, progress
 from meshwright.errors import InputError
@@ -15,15 +16,15 @@ from meshwright.errors import InputError
 SHOWN_PROMPT = 60
 
 
-def run(
-    *, model: str, prompt: str | None, prompts_path: Path | None, batch: int, as_json: bool, **settings: Any
-) -> None:
+def run(*, asked: dict[str, Any], prompt: str | None, prompts_path: Path | None, as_json: bool) -> None:
     """Load the model, complete the prompts, and print."""
     if prompt is not None and prompts_path is not None:
         raise InputError("a prompt and --prompts are both given", hint="leave one of them out")
     requests = _requests(prompt, prompts_path)
-    with progress(f"loading {model}"):
-        generator, about = open_generator(model, **settings)
+    settings = question_of(generate).checked(asked)
+    batch = settings.pop("batch")
+    with progress(f"loading {settings['model']}"):
+        generator, about = open_generator(**settings)
     for text in about:
         note(text)
     command = ("meshwright", *sys.argv[1:])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from meshwright.cli.verbs import load
+from meshwright.targets import load
 
 COMMANDS = {
     "benchmark": "bench",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import click
 
 from meshwright.api.mlperf import mlperf_check
+from meshwright.api.question import ask
 from meshwright.cli.output import emit_json, note, print_line, print_table, styled
 from meshwright.mlperf.check import CheckReport
 from meshwright.mlperf.official import OfficialCheck
@@ -15,25 +16,9 @@ _SHOWN = 60
 """Findings printed of one set; --json has all."""
 
 
-def run(
-    *,
-    paths: tuple[Path, ...],
-    round_name: str | None,
-    benchmark: str | None,
-    folders: tuple[Path, ...],
-    unfinished: bool,
-    official: bool,
-    as_json: bool,
-) -> None:
+def run(*, asked: dict[str, Any], as_json: bool) -> None:
     """Check every set and file, print, and exit with 1 if one is wrong."""
-    found = mlperf_check(
-        *paths,
-        round_name=round_name,
-        benchmark=benchmark,
-        benchmarks=folders,
-        unfinished=unfinished,
-        official=official,
-    )
+    found = ask(mlperf_check, asked)
     if as_json:
         emit_json(found.to_dict())
     else:

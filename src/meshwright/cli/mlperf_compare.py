@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 from meshwright.api.mlperf import mlperf_compare
+from meshwright.api.question import ask
 from meshwright.cli.output import emit_json, print_line, print_table
 from meshwright.mlperf.compare import PUBLISHED, ComparedGroup, ResultComparison
 
 
-def run(
-    *,
-    paths: tuple[Path, ...],
-    rounds: tuple[str, ...],
-    benchmarks: tuple[str, ...],
-    accelerators: tuple[str, ...],
-    devices: int | None,
-    published: bool,
-    baseline: str | None,
-    folders: tuple[Path, ...],
-    as_json: bool,
-) -> None:
+def run(*, asked: dict[str, Any], as_json: bool) -> None:
     """Compare and print."""
-    found = mlperf_compare(
-        *paths, rounds=rounds, names=benchmarks, accelerators=accelerators, devices=devices,
-        published=published, baseline=baseline, benchmarks=folders,
-    )  # fmt: skip
+    found = ask(mlperf_compare, asked)
     if as_json:
         emit_json(found.to_dict())
     else:

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import click
 
 from meshwright.api.mlperf import mlperf_package
+from meshwright.api.question import ask
 from meshwright.cli.output import emit_json, note, print_line, print_table
 from meshwright.mlperf.package import SubmissionPackage
 
 
-def run(
-    *,
-    paths: tuple[Path, ...],
-    org: str,
-    system: Path,
-    code: Path,
-    out: Path,
-    round_name: str | None,
-    folders: tuple[Path, ...],
-    as_json: bool,
-) -> None:
+def run(*, asked: dict[str, Any], as_json: bool) -> None:
     """Build, print, and exit with 1 if the submission is not valid."""
-    package = mlperf_package(
-        *paths, out=out, org=org, system=system, code=code, round_name=round_name, benchmarks=folders
-    )
+    package = ask(mlperf_package, asked)
     if as_json:
         emit_json(package.to_dict())
     else:

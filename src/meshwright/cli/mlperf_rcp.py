@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 from meshwright.api.mlperf import mlperf_rcp
+from meshwright.api.question import ask
 from meshwright.cli.output import emit_json, note, print_table
 
 
-def run(
-    *,
-    paths: tuple[Path, ...],
-    round_name: str | None,
-    benchmark: str | None,
-    folders: tuple[Path, ...],
-    creator: str,
-    platform: str,
-    when: str,
-    precision: str,
-    out_path: Path | None,
-    replace: bool,
-    as_json: bool,
-) -> None:
+def run(*, asked: dict[str, Any], as_json: bool) -> None:
     """Make the points, write them if asked, and print them."""
-    found = mlperf_rcp(
-        *paths, creator=creator, platform=platform, when=when, precision=precision, round_name=round_name,
-        benchmark=benchmark, benchmarks=folders, out=out_path, replace=replace,
-    )  # fmt: skip
-    if out_path is not None:
-        note(f"{out_path} has {len(found.document)} points")
+    found = ask(mlperf_rcp, asked)
+    if asked["out"] is not None:
+        note(f"{asked['out']} has {len(found.document)} points")
     if as_json:
         emit_json(found.to_dict())
         return

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import click
 
 from meshwright.api.mlperf import mlperf_score
+from meshwright.api.question import ask
 from meshwright.cli.output import emit_json, note, print_line, print_table
 from meshwright.mlperf.documents import UNVERIFIED, scaling_file, score_prospect
 from meshwright.mlperf.score import Score
 
 
-def run(
-    *,
-    paths: tuple[Path, ...],
-    round_name: str | None,
-    benchmark: str | None,
-    folders: tuple[Path, ...],
-    num_runs: int | None,
-    as_json: bool,
-) -> None:
+def run(*, asked: dict[str, Any], as_json: bool) -> None:
     """Score every set, print, and exit with 1 if one is no result."""
-    found = mlperf_score(
-        *paths, round_name=round_name, benchmark=benchmark, benchmarks=folders, num_runs=num_runs
-    )
+    found = ask(mlperf_score, asked)
     if as_json:
         emit_json(found.to_dict())
     else:

@@ -6,8 +6,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from meshwright.cli.output import progress
-from meshwright.cli.verbs import load
 from meshwright.errors import MissingDependencyError
+from meshwright.targets import load
 from meshwright.training.cpu_libraries import configure_libraries
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from meshwright.cli.verbs import load
 from meshwright.errors import InputError
+from meshwright.targets import load
 from meshwright.units import digits_hint, parse_count
 
 Function = Callable[..., Any]

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 from unicodedata import category
 
-from meshwright.cli.verbs import load
 from meshwright.json_values import jsonable
+from meshwright.targets import load
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,8 +8,8 @@ from meshwright.api.report import report_records, report_sources
 from meshwright.cli.inference_options import given_terms
 from meshwright.cli.output import emit_json, print_text_tables, progress
 from meshwright.cli.report_forms import write_forms
-from meshwright.cli.verbs import load
 from meshwright.errors import InputError
+from meshwright.targets import load
 
 SOURCES = "sources"
 """Argument that stands for the report on the source documents."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from meshwright.cli.output import note, write_html
 from meshwright.cli.report_options import typed
-from meshwright.cli.verbs import load
+from meshwright.targets import load
 
 
 def write_forms(found: Any, *, page: str, markdown: str, figures: str, options: Mapping[str, Any]) -> bool:

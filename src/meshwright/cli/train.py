@@ -16,11 +16,11 @@ from meshwright.cli.needs import require_torch
 from meshwright.cli.options import text_override
 from meshwright.cli.output import note, progress, write_html
 from meshwright.cli.train_messages import introduction, show_plan, show_record
-from meshwright.cli.verbs import load
 from meshwright.engines.base import TrainOptions, find_engine, measuring_of
 from meshwright.engines.folders import refuse_finished, training_folders
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.records.training import Ending, Record
+from meshwright.targets import load
 from meshwright.training.profiling.steps import ProfileSteps
 from meshwright.training.signals import STOPPED_EXIT_CODE
 

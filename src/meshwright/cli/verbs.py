@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,16 +20,13 @@ from typing import Any
 
 import click
 
+from meshwright.api.question import Question, question_of
+from meshwright.cli.question import options_of
 from meshwright.errors import MissingDependencyError, UnknownNameError
+from meshwright.targets import load
 
 RUN_FILE_HELP = "RUN.yaml is a run file, or the name of one that ships (see `meshwright catalog runs`)."
 """Last paragraph of the help of every verb that takes a run file."""
-
-
-def load(target: str) -> Any:
-    """Import "package.module:attribute" and return the attribute."""
-    module, _, attribute = target.partition(":")
-    return getattr(importlib.import_module(module), attribute)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +39,22 @@ class Verb:
 
 
 class LazyCommand(click.Command):
-    """A command whose body, `module:function`, is imported when it runs. The function takes the options by name."""
+    """A command whose body, `module:function`, is imported when it runs. The function takes the options by name.
 
-    def __init__(self, *args: Any, body: str, **kwargs: Any) -> None:
+    The options of a question are one argument of the body, `asked`, by the names of the question's parameters.
+    """
+
+    def __init__(self, *args: Any, body: str, question: Question | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.body = body
+        self.body, self.question = body, question
 
     def invoke(self, ctx: click.Context) -> Any:
-        return ctx.invoke(load(self.body), **ctx.params)
+        options = dict(ctx.params)
+        if self.question is not None:
+            options["asked"] = {
+                name: options.pop(name) for name in self.question.parameters if name in options
+            }
+        return ctx.invoke(load(self.body), **options)
 
 
 class LazyGroup(click.Group):
@@ -85,14 +89,28 @@ class LazyGroup(click.Group):
                 formatter.write_dl([(n, v.help) for n, v in self.verbs.items() if v.section == section])
 
 
-def verb(name: str, *, body: str, examples: Sequence[str]) -> Callable[[Callable[[], None]], click.Command]:
+def verb(
+    name: str,
+    *,
+    body: str,
+    examples: Sequence[str],
+    question: str | None = None,
+    without: Sequence[str] = (),
+) -> Callable[[Callable[[], None]], click.Command]:
     """Declare a verb. The decorated function holds its options and, as docstring, its help; it is never called.
+
+    `question`: the public function, "module:function", whose parameters are the first options, but for `without`.
 
     The tests parse every example with the command that it belongs to, so an example cannot go stale.
     """
 
     def declare(function: Callable[[], None]) -> click.Command:
-        command = click.command(name, cls=LazyCommand, body=body, epilog=_epilog(examples))(function)
+        asked = None if question is None else question_of(load(question))
+        for option in [] if asked is None else reversed([*options_of(asked, without=without)]):
+            function = option(function)
+        command = click.command(name, cls=LazyCommand, body=body, question=asked, epilog=_epilog(examples))(
+            function
+        )
         command.help = inspect.cleandoc(command.help or "")
         arguments = [p.name for p in command.params if isinstance(p, click.Argument)]
         if "run_path" in arguments:

@@ -136,29 +136,27 @@ def compare_sets(
     paths: Sequence[Path] = (),
     *,
     rounds: Sequence[str] = (),
-    benchmarks: Sequence[str] = (),
+    names: Sequence[str] = (),
     accelerators: Sequence[str] = (),
     devices: int | None = None,
     published: bool = True,
     baseline: str | None = None,
-    folders: Sequence[Path] = (),
+    benchmarks: Sequence[Path] = (),
 ) -> ResultComparison:
     """Compare the sets at and below `paths` with each other, and with published ones that the filters take.
 
-    `folders` hold further benchmark files. Raises InputError for unknown names and where nothing is to compare.
+    `benchmarks` hold further benchmark files. Raises InputError for unknown names and where nothing is to compare.
     """
     for name in rounds:
         round_rules(name)
-    if unknown := [name for name in benchmarks if name not in benchmark_names(folders)]:
-        raise InputError("unknown benchmark", got=unknown[0], allowed=", ".join(benchmark_names(folders)))
+    if unknown := [name for name in names if name not in benchmark_names(benchmarks)]:
+        raise InputError("unknown benchmark", got=unknown[0], allowed=", ".join(benchmark_names(benchmarks)))
     wanted = list(dict.fromkeys(folder for path in paths for folder in result_folders(path)))
-    scores = [score_folder(folder, folders=folders) for folder in wanted]
-    results = compared_scores(s for s in scores if not benchmarks or s.benchmark.name in benchmarks)
+    scores = [score_folder(folder, folders=benchmarks) for folder in wanted]
+    results = compared_scores(s for s in scores if not names or s.benchmark.name in names)
     if published and all(score.benchmark.official for score in scores):
         mine = {(r.round, r.submitter, r.system, r.benchmark) for r in results if r.label == PUBLISHED}
-        found = published_results(
-            rounds=rounds, benchmarks=benchmarks, accelerators=accelerators, devices=devices
-        )
+        found = published_results(rounds=rounds, benchmarks=names, accelerators=accelerators, devices=devices)
         results += [r for r in found if (r.round, r.submitter, r.system, r.benchmark) not in mine]
     return compare(results, baseline=baseline)
 

@@ -96,17 +96,17 @@ class SubmissionPackage(Result):
 
 
 def write_package(
-    results: Sequence[Path],
+    paths: Sequence[Path],
     *,
     out: Path,
     org: str,
     system: Path,
     code: Path,
-    round: str | None = None,
-    folders: Sequence[Path] = (),
+    round_name: str | None = None,
+    benchmarks: Sequence[Path] = (),
 ) -> SubmissionPackage:
     """Build `out/ORG` from folders of result files, a system description and the code. Raises InputError."""
-    scores = tuple(score_folder(folder, round=round, folders=folders) for folder in results)
+    scores = tuple(score_folder(folder, round=round_name, folders=benchmarks) for folder in paths)
     description = _description(system)
     _check_inputs(scores, org=org, system=system, code=code, description=description)
     out.mkdir(parents=True, exist_ok=True)

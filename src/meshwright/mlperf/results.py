@@ -171,13 +171,13 @@ class ReferencePoints(Result):
 def check_sets(
     paths: Sequence[Path],
     *,
-    round: str | None = None,
+    round_name: str | None = None,
     benchmark: str | None = None,
-    folders: Sequence[Path] = (),
+    benchmarks: Sequence[Path] = (),
     unfinished: bool = False,
     official: bool = True,
 ) -> BenchmarkCheck:
-    """Check result files, and the sets at and below folders. `folders` hold further benchmark files."""
+    """Check result files, and the sets at and below folders. `benchmarks` hold further benchmark files."""
     wanted = list(
         dict.fromkeys(w for path in paths for w in ([path] if path.is_file() else result_folders(path)))
     )
@@ -186,7 +186,7 @@ def check_sets(
     for where in wanted:
         try:
             report = check_path(
-                where, round=round, benchmark=benchmark, folders=folders, unfinished=unfinished
+                where, round=round_name, benchmark=benchmark, folders=benchmarks, unfinished=unfinished
             )
         except InputError as error:
             if len(wanted) == 1:
@@ -204,9 +204,9 @@ def check_sets(
 def score_sets(
     paths: Sequence[Path],
     *,
-    round: str | None = None,
+    round_name: str | None = None,
     benchmark: str | None = None,
-    folders: Sequence[Path] = (),
+    benchmarks: Sequence[Path] = (),
     num_runs: int | None = None,
 ) -> BenchmarkScores:
     """Score the sets at and below `paths`, or the first `num_runs` of each."""
@@ -216,7 +216,9 @@ def score_sets(
     for folder in wanted:
         try:
             scores.append(
-                score_folder(folder, round=round, benchmark=benchmark, folders=folders, num_runs=num_runs)
+                score_folder(
+                    folder, round=round_name, benchmark=benchmark, folders=benchmarks, num_runs=num_runs
+                )
             )
         except InputError as error:
             if len(wanted) == 1:
@@ -230,16 +232,20 @@ def score_sets(
 def make_reference_points(
     paths: Sequence[Path],
     *,
-    description: ReferenceDescription,
-    round: str | None = None,
+    creator: str,
+    platform: str,
+    when: str = "",
+    precision: str = "BF16",
+    round_name: str | None = None,
     benchmark: str | None = None,
-    folders: Sequence[Path] = (),
+    benchmarks: Sequence[Path] = (),
     out: Path | None = None,
     replace: bool = False,
 ) -> ReferencePoints:
     """Make points of folders of runs; with `out` add them to that file and return all of its points."""
+    description = ReferenceDescription(creator=creator, platform=platform, when=when, precision=precision)
     document, rules = reference_document(
-        paths, description=description, round=round, benchmark=benchmark, more_benchmarks=folders
+        paths, description=description, round=round_name, benchmark=benchmark, more_benchmarks=benchmarks
     )
     if out is not None:
         document = write_reference_file(out, document, rules, replace=replace)

@@ -200,7 +200,7 @@ def test_a_stopped_answer_keeps_what_was_written(folder):
     from meshwright.api.generate import open_generator
 
     generator, _ = open_generator(
-        folder, max_tokens=50, seed=None, stop=(), step=None, dtype=None, tokenizer=None, adapter=None,
+        model=folder, max_tokens=50, seed=None, stop=(), step=None, dtype=None, tokenizer=None, adapter=None,
         beyond_positions=False,
     )  # fmt: skip
     asked = iter([False, False, True])

@@ -47,7 +47,7 @@ def inputs(tmp_path: Path) -> dict[str, Any]:
     (code / "__pycache__" / "train.pyc").write_text("x")
     (code / "train.py").write_text("print(1)\n")
     (code / "README.md").write_text("How to run\n")
-    return {"out": tmp_path / "submission", "org": "Org", "system": system, "code": code, "round": "5.1"}
+    return {"out": tmp_path / "submission", "org": "Org", "system": system, "code": code, "round_name": "5.1"}
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_a_package_of_a_proxy_is_checked_officially_as_far_as_that_goes(
         log = SyntheticLog(seed=i)
         log.row("submission_benchmark")["value"] = rules.name
         log.write(folder / f"result_{i}.txt")
-    package = write_package([folder], **inputs | {"round": "6.1"})
+    package = write_package([folder], **inputs | {"round_name": "6.1"})
     assert package.check.passes is False
     assert any("result_0.txt" in text and "lora_rank" in text for text in package.check.messages)
     assert package.check.not_checked == ("proxy_lora_xs: convergence (the checks of this package tested it)",)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import click
 
-from meshwright.cli.generation_options import generation_options
 from meshwright.cli.options import json_option
 from meshwright.cli.verbs import verb
 
 
 @verb(
     "chat",
+    question="meshwright.api.generate:generate",
+    without=["batch"],
     body="meshwright.cli.chat:run",
     examples=[
         "meshwright chat runs/tuned",
@@ -18,10 +19,8 @@ from meshwright.cli.verbs import verb
         'meshwright chat exported/tuned --system "Answer in one word." --temperature 0.7 < questions.txt',
     ],
 )
-@click.argument("model")
 @click.argument("messages", nargs=-1, metavar="[MESSAGE]...")
 @click.option("--system", metavar="TEXT", help="System prompt: the first message of the conversation.")
-@generation_options
 @json_option
 def command() -> None:
     """Talk to a trained model.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from meshwright.cli.generation_options import generation_options
-from meshwright.cli.options import count_option, file_option, json_option
+from meshwright.cli.options import file_option, json_option
 from meshwright.cli.verbs import verb
 
 
 @verb(
     "generate",
+    question="meshwright.api.generate:generate",
     body="meshwright.cli.generate:run",
     examples=[
         'meshwright generate runs/first "def main(" --max-tokens 40',
@@ -18,14 +18,11 @@ from meshwright.cli.verbs import verb
         "echo 'Once upon a time' | meshwright generate OWNER/NAME --temperature 0.8 --top-p 0.95 --seed 1",
     ],
 )
-@click.argument("model")
 @click.argument("prompt", required=False)
 @file_option(
     "--prompts", "prompts_path",
     help="Prompts of a file: one a line, or JSON lines of texts, `prompt` or `messages`.",
 )  # fmt: skip
-@count_option("--batch", high=4096, default=8, help="Prompts that are completed at once.")
-@generation_options
 @json_option
 def command() -> None:
     """Continue prompts with a trained model.

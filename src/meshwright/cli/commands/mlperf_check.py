@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import click
-
-from meshwright.cli.mlperf_options import benchmark_option, benchmarks_option, round_option
 from meshwright.cli.options import json_option
 from meshwright.cli.verbs import verb
 
 
 @verb(
     "check",
+    question="meshwright.api.mlperf:mlperf_check",
     body="meshwright.cli.mlperf_check:run",
     examples=[
         "meshwright mlperf check results/MI355X/llama2_70b_lora --round 5.1",
@@ -21,15 +17,6 @@ from meshwright.cli.verbs import verb
         "meshwright mlperf check training_results_v5.1/AMD",
     ],
 )
-@click.argument("paths", metavar="DIR_OR_FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@round_option
-@benchmark_option
-@benchmarks_option
-@click.option("--unfinished", is_flag=True, help="Logs may still be written: check them as far as they go.")
-@click.option(
-    "--official/--no-official", default=True, show_default=True,
-    help="Also run the official compliance checker of the round's rule set.",
-)  # fmt: skip
 @json_option
 def command() -> None:
     """Check result files by the rules of MLPerf Training, strictly and with the official checker.

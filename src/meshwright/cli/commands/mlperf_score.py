@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import click
-
-from meshwright.cli.mlperf_options import benchmark_option, benchmarks_option, round_option
-from meshwright.cli.options import count_option, json_option
+from meshwright.cli.options import json_option
 from meshwright.cli.verbs import verb
 
 
 @verb(
     "score",
+    question="meshwright.api.mlperf:mlperf_score",
     body="meshwright.cli.mlperf_score:run",
     examples=[
         "meshwright mlperf score results/MI355X/llama2_70b_lora --round 5.1",
@@ -21,14 +17,6 @@ from meshwright.cli.verbs import verb
         "meshwright mlperf score training_results_v5.1/AMD",
     ],
 )
-@click.argument("paths", metavar="DIR...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@round_option
-@benchmark_option
-@benchmarks_option
-@count_option(
-    "--runs", "num_runs", low=0, metavar="K",
-    help="Take the first K runs alone, and print how likely a whole set passes.",
-)  # fmt: skip
 @json_option
 def command() -> None:
     """Score sets of runs: olympic mean, reference-convergence test, normalization.

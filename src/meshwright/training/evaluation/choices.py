@@ -29,7 +29,7 @@ DELIMITER = " "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class ChoiceQuestion:
     """A context and its possible continuations."""
 
     context: str
@@ -38,7 +38,7 @@ class Question:
     unused_keys: tuple[str, ...] = ()  # of its line
 
 
-def read_questions(path: Path) -> list[Question]:
+def read_questions(path: Path) -> list[ChoiceQuestion]:
     """The questions of a JSONL file. Raises InputError with file and line for what is not one."""
     try:
         with path.open(encoding="utf-8-sig") as file:
@@ -52,7 +52,7 @@ def read_questions(path: Path) -> list[Question]:
     return found
 
 
-def _question(record: Mapping[str, Any], *, where: str) -> Question:
+def _question(record: Mapping[str, Any], *, where: str) -> ChoiceQuestion:
     names = [key for key in CONTEXT_KEYS if key in record]
     if len(names) != 1 or not isinstance(record[names[0]], str):
         raise InputError(
@@ -65,7 +65,7 @@ def _question(record: Mapping[str, Any], *, where: str) -> Question:
         or not all(isinstance(c, str) and c for c in choices)
     ):
         raise InputError(f"{where}: choices", got=choices, allowed="a list of two or more texts")
-    return Question(
+    return ChoiceQuestion(
         context=record[names[0]],
         choices=tuple(choices),
         answer=_answer(record.get("answer"), choices, where=where),
@@ -145,7 +145,7 @@ def _row(context: Sequence[int], continuation: Sequence[int], *, longest: int) -
 
 def evaluate_choices(
     trained: TrainedModel,
-    questions: Sequence[Question],
+    questions: Sequence[ChoiceQuestion],
     *,
     batch: int,
     on_pairs: Callable[[int], None] | None = None,

@@ -1,0 +1,262 @@
+"""A question: a public function whose `Annotated` parameters serve the argument's check, the option and the documents.
+
+    @question("meshwright.mlperf.results:score_sets")
+    def mlperf_score(
+        *paths: Annotated[PathLike, AnyPath("Folders of sets.", least=1)],
+        num_runs: Annotated[int | None, Count("Score the first runs only.", flag="--runs")] = None,
+    ) -> BenchmarkScores:
+        '''Score sets of runs.'''
+        ...
+
+A call checks every argument that is not its default, and passes all of them on by name to the function that is named
+in the decorator, which is imported then. `meshwright.cli.question` makes the options of a command from the same
+parameters. The section "Args" of the docstring is added when the module is imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec, TypeVar, get_args, get_origin
+
+from meshwright.api import arguments
+from meshwright.errors import InputError
+from meshwright.targets import load
+
+Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
+
+_NO_DEFAULT = object()
+_FIRST_SECTION = re.compile(r"^    (?:Returns|Raises|Example):$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class QuestionParameter:
+    """A parameter of a question. One of `*names` or of a `Sequence` takes a list, and its option may be repeated.
+
+    Attributes:
+        about: a sentence for the help of its option and for the documentation.
+        unset: the value that holds where the argument is absent, in words.
+        flag: its option. Default: `--` and its name with dashes.
+        metavar: name of its value in the help of the command.
+        least: fewest items of a list.
+    """
+
+    about: str
+    _: KW_ONLY
+    unset: str = ""
+    flag: str = ""
+    metavar: str = ""
+    least: int = 0
+
+    example = '["text"]'
+
+    def listed(self, name: str, value: object) -> tuple[Any, ...]:
+        """Return each item of `value` as the body takes it. Raises InputError."""
+        found = tuple(self.one(name, item) for item in arguments.items(name, value, example=self.example))
+        if len(found) < self.least:
+            raise InputError(f"{name} are missing", allowed=f"{self.least} or more")
+        return found
+
+    def one(self, name: str, value: object) -> Any:
+        """Return one value as the body takes it. Raises InputError."""
+        raise NotImplementedError
+
+    def documented(self, name: str) -> str:
+        """The parameter's lines of a docstring's section "Args"."""
+        unset = f" Default: {self.unset}." if self.unset else ""
+        return f"{name}: {self.about}{unset}"
+
+
+@dataclass(frozen=True)
+class PlainText(QuestionParameter):
+    """PlainText of at least one character."""
+
+    def one(self, name: str, value: object) -> str:
+        if not isinstance(value, str) or not value:
+            raise InputError(name, got=value, allowed="text")
+        return value
+
+
+@dataclass(frozen=True)
+class AnyPath(QuestionParameter):
+    """A path. `is_file` and `is_folder` exclude the other one; `exists` demands that it is there."""
+
+    _: KW_ONLY
+    is_file: bool = True
+    is_folder: bool = True
+    exists: bool = False
+
+    example = '["runs/p1"]'
+
+    def one(self, name: str, value: object) -> Path:
+        return arguments.path(name, value)
+
+
+@dataclass(frozen=True)
+class AnyName(QuestionParameter):
+    """A name or a path that the body looks up: a catalogue's entry, a file, a name on a hub. Passed on as text."""
+
+    def one(self, name: str, value: object) -> str:
+        return str(arguments.path(name, value))
+
+
+@dataclass(frozen=True)
+class Count(QuestionParameter):
+    """A whole number from `low` to `high`."""
+
+    _: KW_ONLY
+    low: int = 1
+    high: int = arguments.MAX_COUNT
+
+    example = "[64, 128]"
+
+    def one(self, name: str, value: object) -> int:
+        return arguments.count(name, value, least=self.low, most=self.high)
+
+
+@dataclass(frozen=True)
+class Number(QuestionParameter):
+    """A finite number; the body checks its range."""
+
+    def one(self, name: str, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InputError(name, got=value, allowed="a number")
+        return value
+
+
+@dataclass(frozen=True)
+class Flag(QuestionParameter):
+    """True or False. `off`: the option that makes it False where True is its default."""
+
+    _: KW_ONLY
+    off: str = ""
+
+    def one(self, name: str, value: object) -> bool:
+        return arguments.flag(name, value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneOf(QuestionParameter):
+    """One of `values`."""
+
+    values: tuple[str, ...]
+
+    def one(self, name: str, value: object) -> str:
+        return arguments.choice(name, value, self.values)
+
+
+@dataclass(frozen=True)
+class Step(QuestionParameter):
+    """A step of a checkpoint, or "best"."""
+
+    def one(self, name: str, value: object) -> int | str | None:
+        return arguments.checkpoint_step(value)
+
+
+@dataclass(frozen=True)
+class Hook(QuestionParameter):
+    """Anything that only the Python function takes, such as a function to call: passed on as it is."""
+
+    def one(self, name: str, value: object) -> Any:
+        return value
+
+
+@dataclass(frozen=True)
+class Question:
+    """The parameters of a public function, and the function that answers it."""
+
+    name: str
+    body: str  # "module:function"
+    signature: inspect.Signature
+    parameters: Mapping[str, QuestionParameter]
+
+    def ask(self, given: Mapping[str, object], **hooks: Any) -> Any:
+        """Return the body's answer to arguments by name. `hooks` go to the body unchecked, such as a progress bar."""
+        return load(self.body)(**self.checked(given), **hooks)
+
+    def checked(self, given: Mapping[str, object]) -> dict[str, Any]:
+        """Return arguments by name as the body takes them. Raises InputError."""
+        return {name: self._checked(name, value) for name, value in given.items()}
+
+    def _checked(self, name: str, value: object) -> Any:
+        parameter, default = self.parameters[name], self.defaults.get(name, _NO_DEFAULT)
+        if value is default or (type(value) is type(default) and value == default):
+            return value
+        return parameter.listed(name, value) if name in self.repeated else parameter.one(name, value)
+
+    @functools.cached_property
+    def repeated(self) -> frozenset[str]:
+        """The names of the parameters that take a list."""
+        found = self.signature.parameters.values()
+        return frozenset(
+            p.name for p in found if p.kind is p.VAR_POSITIONAL or p.annotation.startswith("Sequence[")
+        )
+
+    @functools.cached_property
+    def defaults(self) -> dict[str, Any]:
+        """The default of each parameter that has one."""
+        return {p.name: p.default for p in self.signature.parameters.values() if p.default is not p.empty}
+
+
+def question(body: str) -> Callable[[Callable[Arguments, Answer]], Callable[Arguments, Answer]]:
+    """Make a function of annotated parameters and a docstring a question that `body`, "module:function", answers."""
+
+    def declare(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
+        signature, parameters = _read(function)
+        found = Question(function.__name__, body, signature, parameters)
+
+        @functools.wraps(function)
+        def asked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return found.ask(bound.arguments)
+
+        asked.__doc__ = _with_arguments(function.__doc__ or "", parameters)
+        asked.__dict__["__signature__"], asked.__dict__["__question__"] = signature, found
+        return asked
+
+    return declare
+
+
+def ask(function: Callable[..., Answer], asked: Mapping[str, object], **hooks: Any) -> Answer:
+    """Ask the question of a decorated function with arguments by name; `hooks` as in `Question.ask`."""
+    return question_of(function).ask(asked, **hooks)
+
+
+def question_of(function: Callable[..., Any]) -> Question:
+    """The question that a decorated function asks."""
+    return function.__dict__["__question__"]
+
+
+def _read(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, QuestionParameter]]:
+    """The signature without what `Annotated` adds, as its author wrote the types, and the parameters by name."""
+    parameters, plain = {}, []
+    written = inspect.signature(function)
+    for parameter in written.parameters.values():
+        annotation = parameter.annotation
+        found = eval(annotation, function.__globals__)
+        if get_origin(found) is not Annotated:
+            raise TypeError(f"{function.__qualname__}: {parameter.name} is not Annotated")
+        parameters[parameter.name] = next(
+            item for item in get_args(found)[1:] if isinstance(item, QuestionParameter)
+        )
+        subscript = ast.parse(annotation, mode="eval").body
+        assert isinstance(subscript, ast.Subscript)
+        assert isinstance(subscript.slice, ast.Tuple)
+        plain.append(parameter.replace(annotation=ast.unparse(subscript.slice.elts[0])))
+    return written.replace(parameters=plain), parameters
+
+
+def _with_arguments(docstring: str, parameters: Mapping[str, QuestionParameter]) -> str:
+    """The docstring with its section "Args" before the first other section."""
+    lines = "".join(f"        {p.documented(name)}\n" for name, p in parameters.items())
+    section = f"    Args:\n{lines}\n"
+    found = _FIRST_SECTION.search(docstring)
+    at = found.start() if found else len(docstring)
+    return f"{docstring[:at]}{section}{docstring[at:]}"

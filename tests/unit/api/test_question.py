@@ -1,0 +1,86 @@
+"""Parameters of questions: one declaration is the check of an argument, the option and the documentation."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import pytest
+
+import meshwright as mw
+from meshwright.api.question import AnyPath, Hook, Question, question_of
+from meshwright.cli.question import options_of
+from meshwright.errors import InputError
+from meshwright.targets import load
+
+
+def questions() -> Iterator[Question]:
+    """The questions among the public functions."""
+    for name in mw.__all__:
+        found = getattr(mw, name)
+        if inspect.isfunction(found) and "__question__" in found.__dict__:
+            yield question_of(found)
+
+
+def command_of(question: Question) -> click.Command:
+    function: Any = lambda **options: options  # noqa: E731 - a command of nothing
+    for option in reversed([*options_of(question)]):
+        function = option(function)
+    return click.command(question.name)(function)
+
+
+def test_the_body_takes_every_parameter():
+    pytest.importorskip("torch")  # some bodies import it
+    for question in questions():
+        given = dict.fromkeys(question.parameters)
+        inspect.signature(load(question.body)).bind(**given)
+
+
+def test_an_option_that_is_not_given_has_the_default_of_the_function():
+    for question in questions():
+        for parameter in command_of(question).params:
+            default = question.defaults.get(parameter.name or "")
+            if isinstance(parameter, click.Option) and not parameter.multiple and not parameter.required:
+                assert parameter.get_default(click.Context(click.Command("x"))) == default, parameter.name
+
+
+def test_every_parameter_is_an_option_or_only_of_the_function():
+    for question in questions():
+        options = {parameter.name for parameter in command_of(question).params}
+        hooks = {name for name, parameter in question.parameters.items() if isinstance(parameter, Hook)}
+        assert options | hooks == set(question.parameters)
+        assert not options & hooks
+
+
+def test_the_docstring_lists_every_parameter_with_its_default():
+    for question in questions():
+        lines = (inspect.getdoc(getattr(mw, question.name)) or "").splitlines()
+        assert lines.index("Args:") < lines.index("Returns:")
+        for name, parameter in question.parameters.items():
+            assert f"    {parameter.documented(name)}" in lines
+
+
+def test_a_wrong_value_of_every_kind_is_refused_with_the_name_of_the_argument():
+    wrong = object()
+    for question in questions():
+        for name, parameter in question.parameters.items():
+            if isinstance(parameter, Hook):
+                continue
+            with pytest.raises(InputError, match=rf"^{name}\b"):
+                question.checked({name: wrong})
+            if name in question.repeated:
+                with pytest.raises(InputError, match=rf"^{name}\b"):
+                    question.checked({name: "text is no list"})
+
+
+def test_a_list_that_is_too_short_is_refused():
+    with pytest.raises(InputError, match="paths are missing"):
+        mw.mlperf_score()
+
+
+def test_paths_arrive_as_paths():
+    question = question_of(mw.mlperf_score)
+    assert isinstance(question.parameters["paths"], AnyPath)
+    assert [str(path) for path in question.checked({"paths": ["a", "b"]})["paths"]] == ["a", "b"]
