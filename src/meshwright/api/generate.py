@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from meshwright.api import arguments
-from meshwright.api.question import AnyName, Count, Flag, Hook, Number, OneOf, Step, PlainText, question
+from meshwright.api.question import AnyName, Count, Flag, Hook, Number, OneOf, PlainText, Step, question
 from meshwright.errors import InputError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def generate(
         int | None,
         Count("Seed of the random streams.", unset="a new one, in the settings", low=0, high=MAX_SEED),
     ] = None,
-    stop: Annotated[Sequence[str], PlainText("PlainText before which a completion ends.")] = (),
+    stop: Annotated[Sequence[str], PlainText("Text before which a completion ends.")] = (),
     batch: Annotated[int, Count("Prompts that are completed at once.", high=MAX_BATCH)] = 8,
     step: Annotated[int | Literal["best"] | None, STEP] = None,
     dtype: Annotated[str | None, DTYPE] = None,

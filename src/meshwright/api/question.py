@@ -45,6 +45,7 @@ class QuestionParameter:
         flag: its option. Default: `--` and its name with dashes.
         metavar: name of its value in the help of the command.
         least: fewest items of a list.
+        is_joined: True if the option of a list takes all of it at once, separated by commas.
     """
 
     about: str
@@ -53,6 +54,7 @@ class QuestionParameter:
     flag: str = ""
     metavar: str = ""
     least: int = 0
+    is_joined: bool = False
 
     example = '["text"]'
 
@@ -75,7 +77,7 @@ class QuestionParameter:
 
 @dataclass(frozen=True)
 class PlainText(QuestionParameter):
-    """PlainText of at least one character."""
+    """Text of at least one character."""
 
     def one(self, name: str, value: object) -> str:
         if not isinstance(value, str) or not value:
@@ -160,6 +162,29 @@ class Step(QuestionParameter):
 
 
 @dataclass(frozen=True)
+class Changes(QuestionParameter):
+    """Keys of a run file with new values: lines or a mapping."""
+
+    def listed(self, name: str, value: object) -> tuple[str, ...]:
+        return arguments.overrides(value)
+
+
+@dataclass(frozen=True)
+class ShellWords(PlainText):
+    """Words of a command. The option takes the command as a shell does."""
+
+    example = '["srun", "--nodes=2"]'
+
+
+@dataclass(frozen=True)
+class Unchecked(QuestionParameter):
+    """A value that the body checks."""
+
+    def one(self, name: str, value: object) -> Any:
+        return value
+
+
+@dataclass(frozen=True)
 class Hook(QuestionParameter):
     """Anything that only the Python function takes, such as a function to call: passed on as it is."""
 
@@ -195,7 +220,11 @@ class Question:
         """The names of the parameters that take a list."""
         found = self.signature.parameters.values()
         return frozenset(
-            p.name for p in found if p.kind is p.VAR_POSITIONAL or p.annotation.startswith("Sequence[")
+            p.name
+            for p in found
+            if p.kind is p.VAR_POSITIONAL
+            or p.annotation.startswith("Sequence[")
+            or isinstance(self.parameters[p.name], Changes)
         )
 
     @functools.cached_property

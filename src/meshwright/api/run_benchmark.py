@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from inspect import signature
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from meshwright.api import arguments
-from meshwright.api.runs import Overrides
+from meshwright.api.question import AnyPath, Count, Hook, OneOf, PlainText, ShellWords, question, question_of
+from meshwright.api.runs import OVERRIDES, Overrides
 
 if TYPE_CHECKING:
     from meshwright.mlperf.running import BenchmarkRuns, PreparedSet
@@ -19,45 +19,89 @@ SAY_EVERY_S = 10.0
 Say = Callable[[str], None]
 
 
+@question("meshwright.api.run_benchmark:benchmark_runs")
 def mlperf_run(
-    name: str,
+    name: Annotated[
+        str,
+        PlainText(
+            "A benchmark, such as `proxy_pretrain_xs`, or the path of a run file whose `name` is that of one.",
+            metavar="BENCHMARK_OR_RUN.yaml",
+        ),
+    ],
     *,
-    out: str | os.PathLike[str] | None = None,
-    num_runs: int | None = None,
-    round_name: str | None = None,
-    division: str = "closed",
-    overrides: Overrides = (),
-    data: str | os.PathLike[str] | None = None,
-    weights: str | os.PathLike[str] | None = None,
-    org: str = "unnamed",
-    platform: str | None = None,
-    system: str | os.PathLike[str] | None = None,
-    seeds: Sequence[int] = (),
-    warm_up_steps: int | None = None,
-    num_concurrent: int | None = None,
-    launcher: Sequence[str] = (),
-    say: Say | None = None,
+    out: Annotated[
+        str | os.PathLike[str] | None,
+        AnyPath(
+            "Folder of the set: result_0.txt, result_1.txt, ... and their records.",
+            unset="runs/NAME",
+            is_file=False,
+        ),
+    ] = None,
+    num_runs: Annotated[
+        int | None, Count("Number of runs.", unset="as many as a score takes", flag="--runs", high=1000)
+    ] = None,
+    round_name: Annotated[
+        str | None, PlainText("Round whose rules apply.", unset="the newest", flag="--round", metavar="ROUND")
+    ] = None,
+    division: Annotated[
+        str,
+        OneOf("closed: settings that the rules fix are refused if they differ.", values=("closed", "open")),
+    ] = "closed",
+    overrides: Annotated[Overrides, OVERRIDES] = (),
+    data: Annotated[
+        str | os.PathLike[str] | None,
+        AnyPath("Folder of the data set ($MESHWRIGHT_MLPERF_DATA).", metavar="DIR"),
+    ] = None,
+    weights: Annotated[
+        str | os.PathLike[str] | None,
+        AnyPath("Folder of the weights to start from ($MESHWRIGHT_MLPERF_WEIGHTS).", metavar="DIR"),
+    ] = None,
+    org: Annotated[str, PlainText("Organization, for the logs.", metavar="NAME")] = "unnamed",
+    platform: Annotated[
+        str | None,
+        PlainText("Name of the system, for the logs.", unset="cores and architecture", metavar="NAME"),
+    ] = None,
+    system: Annotated[
+        str | os.PathLike[str] | None,
+        AnyPath(
+            "JSON file whose fields replace those of the gathered description of the system.",
+            is_folder=False,
+            exists=True,
+        ),
+    ] = None,
+    seeds: Annotated[
+        Sequence[int], Count("Seeds, to repeat runs.", unset="from the system", low=0, is_joined=True)
+    ] = (),
+    warm_up_steps: Annotated[
+        int | None,
+        Count(
+            "Steps on random tokens before the clock starts; they are undone.",
+            unset="the benchmark's",
+            flag="--warm-up",
+            low=0,
+            high=1000,
+        ),
+    ] = None,
+    num_concurrent: Annotated[
+        int | None,
+        Count(
+            "Runs side by side.",
+            unset="1; of a proxy as many as there are cores",
+            flag="--concurrent",
+            high=1024,
+        ),
+    ] = None,
+    launcher: Annotated[
+        Sequence[str],
+        ShellWords(
+            "Command that starts the processes of a run, on several hosts too, as in 'torchrun --no-python ...'. It "
+            "sets the variables that torchrun sets.",
+            metavar="COMMAND",
+        ),
+    ] = (),
+    say: Annotated[Say | None, Hook("Receives lines of progress.")] = None,
 ) -> BenchmarkRuns:
     """Take the timed runs of a benchmark, or those that are missing of a set that was interrupted. Imports PyTorch.
-
-    Args:
-        name: a benchmark, such as "proxy_pretrain_xs", or the path of a run file whose `name` is that of one.
-        out: folder of the set, by default runs/NAME.
-        num_runs: as many as a score takes without a number.
-        round_name: round whose rules apply, the newest without one.
-        division: "closed" refuses settings that the rules fix, "open" takes them.
-        overrides: keys of the run file that a submitter chooses.
-        data: folder of the data set; proxies bring theirs.
-        weights: folder of the weights to start from.
-        org: organization, for the logs.
-        platform: name of the system, for the logs.
-        system: JSON file whose fields replace those of the gathered description of the system.
-        seeds: one for each run; drawn from the system without them.
-        warm_up_steps: steps on random tokens before the clock starts; the benchmark's without a number.
-        num_concurrent: runs side by side; 1 without a number, of a proxy as many as there are cores.
-        launcher: command that starts the processes of a run, on several hosts, as in ["srun", "--nodes=2", ...]; it
-            sets the variables that torchrun sets.
-        say: receives lines of progress.
 
     Returns:
         The runs with status, samples, loss and minutes, and the folder of their logs.
@@ -72,12 +116,15 @@ def mlperf_run(
         >>> mw.mlperf_run("proxy_pretrain_xs", out="runs/p1").num_converged  # doctest: +SKIP
         10
     """
-    asked = locals()
+    ...
 
+
+def benchmark_runs(*, say: Say | None, **asked: Any) -> BenchmarkRuns:
+    """The answer to `mlperf_run`."""
     from meshwright.mlperf.progress import SetProgress
     from meshwright.mlperf.running import take_runs
 
-    prepared = _prepared(asked)
+    prepared = _prepared(**asked)
     progress = SetProgress(
         prepared.benchmark,
         prepared.held,
@@ -88,19 +135,20 @@ def mlperf_run(
     return take_runs(prepared, report=progress.report)
 
 
-def plan_benchmark(name: str, **choices: Any) -> dict[str, Any]:
+def plan_benchmark(**asked: Any) -> dict[str, Any]:
     """Check the runs of a benchmark; return what would run. Writes into a folder that is removed again.
 
-    `choices` are arguments of `mlperf_run`.
+    `asked` are arguments of `mlperf_run`.
     """
     from tempfile import TemporaryDirectory
 
     from meshwright.mlperf.running import as_mapping
 
+    found = question_of(mlperf_run)
     with TemporaryDirectory() as scratch:
-        asked = signature(mlperf_run).bind(name, **{**choices, "out": Path(scratch) / "set"})
-        asked.apply_defaults()
-        return dict(as_mapping(_prepared(asked.arguments)))
+        given = found.defaults | asked | {"out": Path(scratch) / "set"}
+        del given["say"]
+        return dict(as_mapping(_prepared(**found.checked(given))))
 
 
 def rate_of_shape(
@@ -125,32 +173,14 @@ def rate_of_shape(
     )
 
 
-def _prepared(asked: Mapping[str, Any]) -> PreparedSet:
-    """The runs that the arguments of `mlperf_run` ask for, checked."""
+def _prepared(
+    *, name: str, out: Path | None, round_name: str | None, overrides: Sequence[str], **choices: Any
+) -> PreparedSet:
+    """The runs that the arguments of `mlperf_run` ask for."""
     from meshwright.mlperf.running import RunChoices, named_benchmark, prepare_set
 
-    benchmark, of_file = named_benchmark(asked["name"], round_name=asked["round_name"])
-
-    def count(name: str, *, least: int = 1, most: int) -> int | None:
-        return None if asked[name] is None else arguments.count(name, asked[name], least=least, most=most)
-
-    def path(name: str) -> Path | None:
-        return None if asked[name] is None else arguments.path(name, asked[name])
-
-    launcher = arguments.items("launcher", asked["launcher"], example='["srun", "--nodes=2"]')
-    choices = RunChoices(
-        num_runs=count("num_runs", most=1000),
-        seeds=tuple(arguments.count("seeds", n, least=0) for n in arguments.items("seeds", asked["seeds"])),
-        division=arguments.choice("division", asked["division"], ["closed", "open"]),
-        org=asked["org"],
-        platform=asked["platform"],
-        data=path("data"),
-        weights=path("weights"),
-        system=path("system"),
-        warm_up_steps=count("warm_up_steps", least=0, most=1000),
-        num_concurrent=count("num_concurrent", most=1024),
-        launcher=tuple(str(part) for part in launcher),
+    benchmark, of_file = named_benchmark(name, round_name=round_name)
+    folder = out or Path("runs") / benchmark.name
+    return prepare_set(
+        benchmark, folder=folder, overrides=(*of_file, *overrides), choices=RunChoices(**choices)
     )
-    folder = path("out") or Path("runs") / benchmark.name
-    changes = (*of_file, *arguments.overrides(asked["overrides"]))
-    return prepare_set(benchmark, folder=folder, overrides=changes, choices=choices)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from meshwright.api import arguments
+from meshwright.api.question import Changes
 from meshwright.errors import InputError
 from meshwright.specs.run import Objective, Run
 
@@ -17,6 +18,12 @@ RunSource = Run | str | os.PathLike[str] | Mapping[str, Any]
 
 Overrides = Sequence[str] | Mapping[str, Any]
 """Keys of a run file with new values: {"train.steps": 20} or ["train.steps=20"]."""
+
+OVERRIDES = Changes(
+    "Set one key of the run file, as in --set batch.micro=2; VALUE is YAML.",
+    flag="--set",
+    metavar="KEY=VALUE",
+)
 
 _KEYS = {
     "model": "model",

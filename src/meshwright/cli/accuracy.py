@@ -27,7 +27,7 @@ def run(
     with progress("predicting") as advance:
         study = ask(accuracy, asked, advance=advance)
     for path in filter(None, (asked["runs"], asked["failed"])):
-        for line in notes_on_columns(path):
+        for line in notes_on_columns(Path(path)):
             note(f"{path}: {line}")
     if asked["runs"] is not None and (unread := sum(bool(row.run.unread) for row in study.report.rows)):
         rows = "row says" if unread == 1 else "rows say"

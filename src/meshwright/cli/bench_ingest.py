@@ -7,6 +7,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from meshwright.api.bench_ingest import bench_ingest, ingest_request
+from meshwright.api.question import question_of
 from meshwright.cli.needs import require_torch
 from meshwright.cli.output import emit_json, note, print_line, print_text_tables, write_html
 from meshwright.errors import InputError
@@ -16,16 +18,16 @@ from meshwright.targets import load
 BENCH = "meshwright.bench.ingest.bench"
 
 
-def run(**options: Any) -> None:
+def run(*, asked: dict[str, Any], html_path: Path | None, as_json: bool) -> None:
     """Check what is asked for, measure, record and report."""
     require_torch("encoding chunks")
-    as_json, html_path = options.pop("as_json"), options.pop("html_path")
-    folder = options.pop("folder") or _free_folder()
+    given = question_of(bench_ingest).checked(asked)
+    folder = given.pop("out") or _free_folder()
     if (folder / SIDECAR_NAME).exists():
         raise InputError(
             "there are records already", got=str(folder / SIDECAR_NAME), hint="name another --out"
         )
-    request = load("meshwright.api.bench_ingest:ingest_request")(**_named(options))
+    request = ingest_request(**given)
     watch = IngestProgress(as_json=as_json)
     ready = load("meshwright.bench.ingest.prepare:prepare")(request, watch=watch)
     sidecar = load(f"{BENCH}:facts")(request, ready, command=["meshwright", *sys.argv[1:]])
@@ -51,17 +53,6 @@ def run(**options: Any) -> None:
         print_line(f"Records: {folder}" + (f"; page: {html_path}" if html_path else ""))
     for caution in result.notes:
         note(caution)
-
-
-def _named(options: dict[str, Any]) -> dict[str, Any]:
-    """Options of the command as arguments of the Python function."""
-    lists = {
-        "precisions": "precision", "orders": "order", "modes": "mode", "overlaps": "overlap", "batches": "batch",
-        "query_batches": "query_batch", "index_texts": "index", "tokenizer_path": "tokenizer",
-    }  # fmt: skip
-    split = ("precisions", "orders", "modes")
-    options = options | {name: tuple(v.strip() for v in options[name].split(",")) for name in split}
-    return {lists.get(name, name): value for name, value in options.items()}
 
 
 def _free_folder() -> Path:

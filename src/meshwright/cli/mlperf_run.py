@@ -2,63 +2,33 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
+from meshwright.api.question import ask
 from meshwright.api.run_benchmark import mlperf_run, plan_benchmark, rate_of_shape
 from meshwright.cli.needs import require_torch
 from meshwright.cli.output import emit_json, note, print_line, print_table
-from meshwright.errors import InputError
 from meshwright.units import format_duration
 
 Progress = Callable[[str], None]
 
 
-def run(
-    *,
-    name: str,
-    folder: Path | None,
-    num_runs: int | None,
-    round_name: str | None,
-    division: str,
-    overrides: tuple[str, ...],
-    data: Path | None,
-    weights: Path | None,
-    org: str,
-    platform: str | None,
-    system: Path | None,
-    seeds: str | None,
-    warm_up_steps: int | None,
-    num_concurrent: int | None,
-    launcher: str | None,
-    is_shape: bool,
-    num_steps: int,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
+def run(*, asked: dict[str, Any], is_shape: bool, num_steps: int, dry_run: bool, as_json: bool) -> None:
     """Take the runs, or those that are missing, and print them."""
     require_torch("training")
     if is_shape:
-        document = rate_of_shape(
-            name, round_name=round_name, overrides=overrides, num_steps=num_steps, dry_run=dry_run
-        )
+        given = {name: asked[name] for name in ("name", "round_name", "overrides")}
+        document = rate_of_shape(**given, num_steps=num_steps, dry_run=dry_run)
         _show_shape(document, as_json=as_json)
         return
-    given: dict[str, Any] = {
-        "out": folder, "num_runs": num_runs, "round_name": round_name, "division": division, "overrides": overrides,
-        "data": data, "weights": weights, "org": org, "platform": platform, "system": system,
-        "seeds": _seeds(seeds), "warm_up_steps": warm_up_steps, "num_concurrent": num_concurrent,
-        "launcher": _arguments(launcher),
-    }  # fmt: skip
     if dry_run:
-        _show_plan(plan_benchmark(name, **given), as_json=as_json)
+        _show_plan(plan_benchmark(**asked), as_json=as_json)
         return
-    done = mlperf_run(name, **given, say=lambda line: print(line, file=sys.stderr, flush=True))
+    done = ask(mlperf_run, asked, say=lambda line: print(line, file=sys.stderr, flush=True))
     document = done.to_dict()
     if as_json:
         emit_json(document)
@@ -66,27 +36,6 @@ def run(
         _show(document)
     if document["num_converged"] < document["num_runs"] - (1 if document["num_runs"] > 2 else 0):
         raise click.exceptions.Exit(1)
-
-
-def _arguments(text: str | None) -> list[str]:
-    try:
-        return shlex.split(text or "")
-    except ValueError as error:
-        raise InputError(
-            f"--launcher: {error}", got=text, allowed="a command, quoted as for a shell"
-        ) from None
-
-
-def _seeds(text: str | None) -> tuple[int, ...]:
-    if text is None:
-        return ()
-    try:
-        seeds = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise InputError("--seeds", got=text, allowed="whole numbers, separated by commas") from None
-    if any(not 0 <= seed <= 10**9 for seed in seeds):
-        raise InputError("--seeds", got=text, allowed="0 to 1,000,000,000")
-    return seeds
 
 
 def _show_plan(document: dict[str, Any], *, as_json: bool) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -19,11 +19,45 @@ from meshwright.api.question import (
     OneOf,
     Question,
     QuestionParameter,
+    ShellWords,
     Step,
 )
 from meshwright.cli.options import AmountType, CountRange, StepType
 
 Decorator = Callable[[Any], Any]
+
+
+class JoinedType(click.ParamType):
+    """A list, separated by commas, whose items are of another type: ascending numbers, each once, or names."""
+
+    def __init__(self, item: click.ParamType) -> None:
+        self.item, self.name = item, item.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        texts = [text.strip() for text in value.split(",") if text.strip()]
+        found = [self.item.convert(text, param, ctx) for text in texts]
+        if not found:
+            allowed = (
+                f", allowed: {', '.join(self.item.choices)}" if isinstance(self.item, click.Choice) else ""
+            )
+            self.fail(f"{value!r} is empty{allowed}", param, ctx)
+        return tuple(found)
+
+
+class CommandType(click.ParamType):
+    """A command, quoted as for a shell, as its words."""
+
+    name = "command"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return tuple(shlex.split(value))
+        except ValueError as error:
+            self.fail(f"{error}: {value!r}; allowed is a command, quoted as for a shell", param, ctx)
 
 
 def options_of(question: Question, *, without: Sequence[str] = ()) -> Iterator[Decorator]:
@@ -52,43 +86,54 @@ def _option(name: str, parameter: QuestionParameter, question: Question) -> Deco
     names = [parameter.flag or f"--{name.replace('_', '-')}", name]
     is_listed, defaults = name in question.repeated, question.defaults
     default = defaults.get(name)
-    settings: dict[str, Any] = {"help": _help(parameter, is_listed=is_listed)}
+    settings: dict[str, Any] = {"help": _help(parameter, default, is_listed=is_listed)}
     if isinstance(parameter, Flag):
         if parameter.off:
             names[0] += f"/{parameter.off}"
         return click.option(
             *names, is_flag=True, default=bool(default), show_default=bool(default), **settings
         )
-    settings |= {"type": _kind(parameter), "metavar": _metavar(parameter), "multiple": is_listed}
+    kind, metavar = _kind(parameter), _metavar(name, parameter)
+    if parameter.is_joined:
+        kind, metavar, is_listed = JoinedType(kind), f"{metavar},{metavar},...", False
+    elif isinstance(parameter, ShellWords):
+        kind, is_listed = CommandType(), False
+    settings |= {"type": kind, "metavar": metavar, "multiple": is_listed}
     if name not in defaults:
         settings["required"] = True
     elif not is_listed:
-        settings |= {"default": default, "show_default": default not in (None, "")}
+        is_shown = default not in (None, "") and not isinstance(default, tuple)
+        settings |= {"default": default, "show_default": is_shown}
     return click.option(*names, **settings)
 
 
-def _help(parameter: QuestionParameter, *, is_listed: bool) -> str:
-    repeated = " May be repeated." if is_listed else ""
-    unset = f"  [default: {parameter.unset}]" if parameter.unset else ""
-    return f"{parameter.about}{repeated}{unset}"
+def _help(parameter: QuestionParameter, default: object, *, is_listed: bool) -> str:
+    about = parameter.about
+    if isinstance(parameter, OneOf) and parameter.is_joined:
+        about = f"{about.removesuffix('.')}: {', '.join(parameter.values)}."
+    if is_listed and not (parameter.is_joined or isinstance(parameter, ShellWords)):
+        about += " May be repeated."
+    # click writes the default of a list in parentheses.
+    unset = parameter.unset or (",".join(map(str, default)) if isinstance(default, tuple) else "")
+    return f"{about}  [default: {unset}]" if unset else about
 
 
-def _metavar(parameter: QuestionParameter) -> str | None:
-    if parameter.metavar or isinstance(parameter, OneOf):
-        return parameter.metavar or None  # click lists the values of a choice
+def _metavar(name: str, parameter: QuestionParameter) -> str | None:
+    if isinstance(parameter, OneOf):
+        return name[0].upper() if parameter.is_joined else None  # click lists the values of a choice
+    if parameter.metavar:
+        return parameter.metavar
     if isinstance(parameter, AnyPath):
-        return "FILE" if not parameter.is_folder else "DIR"
+        return "FILE" if not parameter.is_folder else "DIR" if not parameter.is_file else "PATH"
     return {Count: "N", Number: "X", Step: "N", AnyName: "NAME"}.get(type(parameter), "TEXT")
 
 
-def _kind(parameter: QuestionParameter) -> click.ParamType | None:
+def _kind(parameter: QuestionParameter) -> click.ParamType:
     match parameter:
         case AnyPath():
+            # As text, which the question checks: an empty one would be the current folder as a path.
             return click.Path(
-                exists=parameter.exists,
-                file_okay=parameter.is_file,
-                dir_okay=parameter.is_folder,
-                path_type=Path,
+                exists=parameter.exists, file_okay=parameter.is_file, dir_okay=parameter.is_folder
             )
         case Count():
             return CountRange(parameter.low, parameter.high if parameter.high < MAX_COUNT else None)

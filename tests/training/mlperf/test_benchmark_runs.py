@@ -257,7 +257,7 @@ def test_given_seeds_are_different_and_one_a_run(smoke, tmp_path):
 
 def test_a_plan_writes_nothing(smoke, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    document = plan_benchmark(str(smoke), overrides=list(OVERRIDES), num_runs=2)
+    document = plan_benchmark(name=str(smoke), overrides=list(OVERRIDES), num_runs=2)
     assert (document["num_runs"], document["benchmark"]) == (2, "smoke_xs")
     assert runfile.loads(document["run_file"]).global_batch == 16
     assert list(tmp_path.iterdir()) == []

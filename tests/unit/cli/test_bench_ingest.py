@@ -193,8 +193,8 @@ def test_ctrl_c_keeps_what_was_measured(meshwright, documents, encoder, tmp_path
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--precision", "fp8"], "fp32, bf16, fp16"), (["--order", ""], "length, arrival"),
-        (["--mode", "both"], "sequential, pipelined"), (["--chunks", "0"], "--chunks"),
+        (["--precision", "fp8"], "'fp32', 'bf16', 'fp16'"), (["--order", ""], "length, arrival"),
+        (["--mode", "both"], "'sequential', 'pipelined'"), (["--chunks", "0"], "--chunks"),
         (["--chunks", "-3"], "--chunks"), (["--chunks", "²"], "--chunks"), (["--overlap", "62"], "--overlap"),
         (["--chunk-tokens", "65"], "3 to 64"), (["--query-tokens", "63"], "--query-tokens"),
         (["--index", "usearch:ef=0"], "1 to 100000"), (["--index", "annoy"], "unknown index"),
