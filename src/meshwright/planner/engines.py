@@ -89,6 +89,10 @@ class EngineFacts:
     title: str  # in messages, with the version that this is about
     stack: str  # the framework whose measurements stand for it, as `meshwright.catalog.stacks` has it
     stack_by_vendor: tuple[tuple[str, str], ...] = ()  # (vendor, another one on its accelerators)
+    vendors: tuple[str, ...] = ()
+    """Of the catalogue's accelerators on which it runs; empty: all. This machine is asked before a training."""
+    vendors_source: str = ""  # where that was read
+    precisions: tuple[str, ...] = ()  # recipes that a program of it trains in; empty: all
     schedules: tuple[Schedule, ...]
     shardings: tuple[Sharding, ...]
     recomputes: tuple[Recompute, ...]

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from meshwright.arrays import Mask
 from meshwright.cost.tables import RECOMPUTES, PlanTable
+from meshwright.engines.megatron.megatron_core.constructors import LOW_PRECISION
 from meshwright.planner.engines import AnyValue, EngineFacts, LegalityContext, Rule, Scope
 from meshwright.planner.rules import has_experts, is_divisor
 from meshwright.specs.features import RELEASE_DEFAULTS, CudaGraphs, Dispatcher, Features, Preset, WireFormat
@@ -133,6 +134,9 @@ FACTS = EngineFacts(
     title="megatron 0.16",
     stack="megatron-bridge",
     stack_by_vendor=(("AMD", "primus-megatron"),),
+    vendors=("NVIDIA", "AMD", "generic"),  # AMD's PyTorch answers to torch.cuda; a CPU rehearses without it
+    vendors_source="megatron-core 0.16.1: tensor_parallel/layers.py (tensors on torch.cuda.current_device())",
+    precisions=("fp32", "bf16", *LOW_PRECISION),
     schedules=(Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED),
     shardings=(Sharding.NONE, Sharding.OPTIMIZER),  # of all data ranks; sharded parameters are not lowered
     recomputes=tuple(Recompute),
