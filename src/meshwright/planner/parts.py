@@ -1,5 +1,5 @@
-"""Notes on a plan: what of its model is not calibrated; of clusters of several generations the part that binds, and the
-pace of the same plan on each part."""
+"""Notes on a plan: what of its model is not calibrated, and a network that it does not use; of clusters of several
+generations the part that binds, and the pace of the same plan on each part."""
 
 from __future__ import annotations
 
@@ -23,13 +23,23 @@ from meshwright.units import gib, ms
 
 def notes_on_parts(request: PlanRequest, plan: Plan) -> tuple[str, ...]:
     """Sentences about the request's model under `plan`, and about the parts of its cluster."""
-    known = (*uncalibrated(request.model), *_on_scans(request, plan))
+    known = (*uncalibrated(request.model), *_on_scans(request, plan), *_on_idle_network(request.cluster))
     parts = request.cluster.parts
     if not parts:
         return known
     mixed = mixed_step(request, plan)
     binding = _equal_shares(request) if mixed is None else (_ranks(mixed.shares), *_who_runs(request, plan))
     return (*known, *binding, *(_of_one_part(request, plan, part) for part in parts))
+
+
+def _on_idle_network(cluster: Cluster) -> tuple[str, ...]:
+    """A note on a network that the run states where scale-up links join all devices."""
+    if not cluster.states_network or cluster.num_devices > cluster.fabric.scale_up_domain:
+        return ()
+    return (
+        f"the network that the run states changes nothing: scale-up links join all {cluster.num_devices} devices of "
+        f"{cluster.name}",
+    )
 
 
 def _on_scans(request: PlanRequest, plan: Plan) -> tuple[str, ...]:
