@@ -121,6 +121,8 @@ class EngineFacts:
 
     None: as the release does. The device is None where it is not known.
     """
+    agreed: Callable[[Features, Features], Features] = lambda *_: RELEASE_DEFAULTS
+    """Switches in place of a recipe's that do not run together, of what a run states and of all that it would have."""
     compiles_on_request: bool = (
         False  # a compiler fuses kernels where `train.compile` is true, and only there
     )

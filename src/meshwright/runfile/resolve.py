@@ -338,6 +338,8 @@ def _framework(file: schema.RunFile, cluster: Cluster | None) -> str:
 
 
 def _stack(file: schema.RunFile, cluster: Cluster | None, framework: str, model: Model) -> Stack:
+    from meshwright.catalog import stacks
+
     given = file.stack or schema.StackSection()
     if given.compiles is False and file.train.compile:
         raise BelowError(
@@ -347,10 +349,14 @@ def _stack(file: schema.RunFile, cluster: Cluster | None, framework: str, model:
         raise BelowError("capacity_factor", "is given, but drops_tokens is false", got=given.capacity_factor)
     for accelerator in [part.accelerator for part in cluster.parts or (cluster,)] if cluster else ():
         _refuse_kernels(given, accelerator)
-    return Stack(
+    stack = Stack(
         framework=framework, vintage=given.vintage, features=same_fields(Features, given),
         preset=_preset(file, given, model, cluster),
     )  # fmt: skip
+    accelerator = cluster.accelerator if cluster else None
+    known = stacks.features_of(stack, accelerator, precision=file.precision)
+    agreed = catalog.engine_facts(file.engine).agreed(stack.features, known)
+    return replace(stack, preset=agreed.or_else(stack.preset)) if model.experts else stack
 
 
 def _preset(

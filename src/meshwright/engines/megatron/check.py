@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from meshwright.catalog.stacks import switches_of
 from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
-from meshwright.engines.megatron.switches import FUSED_IN, fuses_experts, offloaded_layers
-from meshwright.specs.features import CudaGraphs, Dispatcher, WireFormat
+from meshwright.engines.megatron.switches import fuses_experts, offloaded_layers
+from meshwright.specs.features import FUSED_IN, CudaGraphs, Dispatcher, WireFormat
 from meshwright.specs.model import AttentionKind, Experts, Model, Rope, RopeScaling, Router
 from meshwright.specs.plan import Plan, Recompute
 from meshwright.specs.run import Run, StateFormat, Task

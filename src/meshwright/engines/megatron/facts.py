@@ -130,6 +130,19 @@ PRESET = Features(
 )
 """Defaults of Megatron-LM and of Megatron-Bridge's classes."""
 
+
+def _agreed(stated: Features, known: Features) -> Features:
+    """DeepEP does not pad experts to a capacity: what the run states stays, or else DeepEP.
+
+    Recipes of Megatron-Bridge 25.09 have either the one or the other.
+    """
+    if not known.has_capacity or known.dispatcher is not Dispatcher.DEEPEP:
+        return RELEASE_DEFAULTS
+    if not stated.has_capacity:
+        return Features(drops_tokens=False)
+    return RELEASE_DEFAULTS if stated.dispatcher else Features(dispatcher=Dispatcher.ALL_TO_ALL)
+
+
 FACTS = EngineFacts(
     title="megatron 0.16",
     stack="megatron-bridge",
@@ -168,6 +181,7 @@ FACTS = EngineFacts(
         ("offloaded_activations", AnyValue()),
     ),
     preset=lambda _model, preset, _device: PRESET if preset is Preset.ENGINE else RELEASE_DEFAULTS,
+    agreed=_agreed,
     rules=RULES,
     configurations=(".args", ".sh", ".yaml"),
     source="megatron-core 0.16.1: transformer/transformer_config.py, pipeline_parallel/schedules.py",
