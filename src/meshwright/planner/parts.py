@@ -9,7 +9,7 @@ from dataclasses import replace
 from meshwright.catalog.clusters import with_nodes
 from meshwright.catalog.engines import engine_names
 from meshwright.catalog.joint_clusters import slowest_part, smallest_part
-from meshwright.catalog.stacks import features_of
+from meshwright.catalog.stacks import features_of, notes_on_framework
 from meshwright.cost.context_heads import has_scans
 from meshwright.errors import MeshwrightError
 from meshwright.planner.engines import engine_facts
@@ -30,6 +30,7 @@ def notes_on_parts(request: PlanRequest, plan: Plan) -> tuple[str, ...]:
         *_on_scans(request, plan),
         *_on_idle_network(request.cluster),
         *_on_agreed(request),
+        *_on_software(request),
     )
     parts = request.cluster.parts
     if not parts:
@@ -47,6 +48,12 @@ def _on_idle_network(cluster: Cluster) -> tuple[str, ...]:
         f"the network that the run states changes nothing: scale-up links join all {cluster.num_devices} devices of "
         f"{cluster.name}",
     )
+
+
+def _on_software(request: PlanRequest) -> tuple[str, ...]:
+    """A note on a framework that the engine is not."""
+    vendor = request.cluster.accelerator.vendor
+    return notes_on_framework(request.engine, request.stack, vendor=vendor)
 
 
 def _on_agreed(request: PlanRequest) -> tuple[str, ...]:
