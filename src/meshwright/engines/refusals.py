@@ -180,10 +180,11 @@ def other_precisions(
     trained = among or engine_facts(run.engine).precisions
     if trained and run.precision.name not in trained:
         usable = usable_precisions(run.cluster, engine=run.engine, among=trained)
+        nearest = nearest_precision(run.precision, usable) if usable else ""
         yield Unsupported(
             key="precision",
             reason=f"{run.precision.name} {reason}",
-            hint=f"precision: {nearest_precision(run.precision, usable)} is the nearest of {', '.join(usable)}"
+            hint=f"precision: {nearest} is the nearest that devices and engine run: {', '.join(usable)}"
             if usable
             else None,
         )
