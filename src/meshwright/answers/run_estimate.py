@@ -16,6 +16,7 @@ from meshwright.answers.economics import Economics, economics_of
 from meshwright.answers.quantities import rate, value_of
 from meshwright.catalog.prices import market_prices
 from meshwright.cost.memory import memory_parts
+from meshwright.engines.choice import note_on_engine, with_planned_engine
 from meshwright.errors import InfeasibleError
 from meshwright.json_values import jsonable
 from meshwright.planner import request_for, violations
@@ -108,8 +109,11 @@ class RunEstimate(Result):
 def estimate_run(run: Run) -> RunEstimate:
     """Estimate the run's plan, or the planner's best one for `parallel: auto`.
 
+    A run that names no engine is one of `any` where the default does not run it, as it is planned.
     Raises InfeasibleError when no plan is possible, or when the pinned one is illegal or does not fit.
     """
+    asked, run = run, with_planned_engine(run) if run.is_engine_open else run
+    of_engine = () if run is asked else (note_on_engine(asked),)
     request = request_for(run)
     chosen = None
     if run.plan is None:
@@ -125,7 +129,7 @@ def estimate_run(run: Run) -> RunEstimate:
         estimate=estimate,
         economics=economics_of(run, request, estimate),
         chosen=chosen,
-        notes=(*warnings, *_notes(run, request, estimate)),
+        notes=(*of_engine, *warnings, *_notes(run, request, estimate)),
     )
 
 

@@ -14,6 +14,7 @@ from meshwright.answers.documents.plan import (
 )
 from meshwright.answers.plan_ranking import with_ends
 from meshwright.answers.quantities import percent
+from meshwright.engines.choice import note_on_engine, with_planned_engine
 from meshwright.errors import InfeasibleError
 from meshwright.json_values import jsonable
 from meshwright.planner import request_for
@@ -79,6 +80,7 @@ class ScaleReport(Result):
         replicas: replica sizes of the largest cluster, best first.
         replica_cluster: name of that cluster.
         sensitivity: efficiency with one assumption changed at a time.
+        engine_note: why a run that names no engine is planned for `any`; empty: it is not.
     """
 
     run: Run
@@ -88,6 +90,7 @@ class ScaleReport(Result):
     replicas: tuple[Replica, ...] = ()
     replica_cluster: str = ""
     sensitivity: Sensitivity | None = None
+    engine_note: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright scale --json`."""
@@ -146,11 +149,14 @@ def _curve_row(point: ScalePoint) -> dict[str, Any]:
 def scale_report(run: Run, question: ScaleQuestion) -> ScaleReport:
     """Answer `question`. A curve is drawn unless an emulation or a ranking of replicas is asked for.
 
-    Raises InfeasibleError when no size works, InputError when a size is no whole number of nodes.
+    Raises InfeasibleError when no size works, InputError when a size is no whole number of nodes or the engine runs the
+    model or its numbers under no plan.
     """
+    asked, run = run, with_planned_engine(run)
+    engine_note = "" if run is asked else note_on_engine(asked)
     study = _study(run, question)
     sizes = question.sizes or tuple(factor * study.request.num_devices for factor in DEFAULT_FACTORS)
-    report = ScaleReport(run=run, study=study)
+    report = ScaleReport(run=run, study=study, engine_note=engine_note)
     if question.replicas:
         report = _with_replicas(report, max(sizes), question.replicas)
     if question.small is not None:
@@ -226,6 +232,8 @@ def scale_document(report: ScaleReport) -> dict[str, Any]:
         "mode": study.mode,
         "num_tokens": study.num_tokens,
     }
+    if report.engine_note:
+        document["notes"] = [report.engine_note]
     if report.curve is not None:
         document["points"] = [_point(p) for p in report.curve.points]
         document["unreached"] = [_unreached(u) for u in report.curve.unreached]

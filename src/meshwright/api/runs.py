@@ -119,7 +119,14 @@ def given_run(source: RunSource | None, *, overrides: Overrides = (), **given: A
             of = content[section]
             content[section] = dict(of) if isinstance(of, Mapping) else {"name": of}
         (content.setdefault(section, {}) if section else content)[key] = value
-    return planned_run(load_run(content, overrides=overrides))
+    from meshwright import runfile
+
+    run = runfile.from_mapping(
+        arguments.plain("run", content),
+        overrides=arguments.overrides(overrides),
+        names={_KEYS[name]: name for name in named},
+    )
+    return planned_run(replace(run, name=run.model.name))
 
 
 def _reloaded(run: Run, overrides: Sequence[str]) -> Run:

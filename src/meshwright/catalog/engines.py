@@ -16,6 +16,7 @@ from typing import Any
 
 from meshwright.catalog.entries import by_name
 from meshwright.errors import InputError, MissingDependencyError, UnknownNameError
+from meshwright.specs.hardware import THIS_MACHINE, Accelerator, Cluster
 
 ENTRY_POINTS = "meshwright.engines"
 """Group of the entry points under which installed packages name their engines."""
@@ -66,6 +67,43 @@ def engine_facts(name: str) -> Any:
             "the contract of this engine lies in no package, so that nothing lies beside it", got=name
         )
     return _import(name, lambda: import_module(f"{package}.{FACTS_MODULE}").FACTS)
+
+
+def runs_on(engine: str, accelerator: Accelerator) -> bool:
+    """Return True if `engine` runs on `accelerator`; what this machine is, it is asked before a training.
+
+    >>> from meshwright.catalog.accelerators import accelerator
+    >>> [runs_on(name, accelerator("tpu-v5p")) for name in ("maxtext", "torchtitan", "any")]
+    [True, False, True]
+    """
+    vendors = engine_facts(engine).vendors
+    return not vendors or accelerator.vendor in (*vendors, THIS_MACHINE)
+
+
+def engines_on(accelerator: Accelerator) -> tuple[str, ...]:
+    """Return the installed engines that run on `accelerator`."""
+    return tuple(name for name in engine_names() if runs_on(name, accelerator))
+
+
+def says_where(engine: str, accelerator: Accelerator) -> tuple[str, str]:
+    """Return that `engine` does not run on `accelerator`, and a hint with the engines that do."""
+    able = engines_on(accelerator)
+    there = f"engine: {' or '.join(able)} runs there" if able else "no engine here runs there"
+    return (
+        f"{engine_facts(engine).title} does not run on {accelerator.name}",
+        f"{there}; engine: {ANY} plans and estimates whatever program would train",
+    )
+
+
+def refuse_engine(engine: str, cluster: Cluster) -> None:
+    """Raise InputError, with the engines that run there, if `engine` does not run on the devices of `cluster`.
+
+    Parts of a cluster have one vendor.
+    """
+    if not runs_on(engine, cluster.accelerator):
+        message, hint = says_where(engine, cluster.accelerator)
+        allowed = ", ".join((*engines_on(cluster.accelerator), ANY))
+        raise InputError(message, got=engine, allowed=allowed, hint=hint)
 
 
 def _point(name: str) -> EntryPoint:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import log2
 
+from meshwright.catalog.engines import engine_facts
 from meshwright.catalog.entries import DATA
 from meshwright.errors import InputError
 from meshwright.specs.hardware import Accelerator, Cluster
@@ -56,29 +57,50 @@ def multiplies(accelerator: Accelerator, precision: Precision, *, engine: str = 
 
 
 def refuse_precision(precision: Precision, cluster: Cluster, *, engine: str = "") -> None:
-    """Raise InputError, with the nearest that runs, if `engine` cannot run `precision` on a device of `cluster`."""
-    devices = [part.accelerator for part in cluster.parts or (cluster,)]
-    for device in devices:
+    """Raise InputError if `engine` cannot run `precision` on a device of `cluster`.
+
+    Those that the devices multiply are allowed; the hint has the nearest of them in which the engine trains.
+    """
+    for device in _devices(cluster):
         if multiplies(device, precision, engine=engine):
             continue
-        usable = [
-            name
-            for name, recipe in PRECISIONS.items()
-            if all(multiplies(other, recipe, engine=engine) for other in devices)
-        ]
         has_units = multiplied_on(device, precision).matmul in device.peak_flops_per_s
+        allowed = usable_precisions(cluster, engine=engine)
         raise InputError(
             f"{device.name} does not multiply {precision.name if has_units else precision.matmul}",
             got=precision.name,
-            allowed=", ".join(sorted(usable)),
-            hint=f"precision: {_nearest(precision, usable)} is the nearest that it multiplies"
-            if usable
-            else None,
+            allowed=", ".join(sorted(allowed)),
+            hint=_nearest_hint(precision, allowed, engine=engine),
         )
 
 
-def _nearest(precision: Precision, usable: list[str]) -> str:
-    """The one of `usable` with the nearest number of bits and, of these, the nearest scales; fp16 comes last."""
+def _nearest_hint(precision: Precision, allowed: Collection[str], *, engine: str) -> str | None:
+    trained = engine_facts(engine).precisions if engine else ()
+    usable = [name for name in allowed if not trained or name in trained]
+    if not usable:
+        return None
+    of_engine = f" and {engine} trains in" if trained else ""
+    return f"precision: {nearest_precision(precision, usable)} is the nearest that it multiplies{of_engine}"
+
+
+def usable_precisions(
+    cluster: Cluster | None, *, engine: str = "", among: Collection[str] = ()
+) -> tuple[str, ...]:
+    """Return the precisions of `among` (empty: of all) that every device of `cluster` multiplies under `engine`."""
+    return tuple(
+        name
+        for name, recipe in PRECISIONS.items()
+        if name in (among or PRECISIONS)
+        and all(multiplies(device, recipe, engine=engine) for device in _devices(cluster))
+    )
+
+
+def _devices(cluster: Cluster | None) -> tuple[Accelerator, ...]:
+    return tuple(part.accelerator for part in cluster.parts or (cluster,)) if cluster else ()
+
+
+def nearest_precision(precision: Precision, usable: Collection[str]) -> str:
+    """Return the one of `usable` with the nearest number of bits and, of these, the nearest scales; fp16 comes last."""
     order = list(PRECISIONS)
 
     def distance(name: str) -> tuple[float, bool, int]:

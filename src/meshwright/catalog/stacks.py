@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from meshwright.catalog.engines import engine_facts
+from meshwright.catalog.engines import ANY, engine_facts
 from meshwright.errors import UnknownNameError
 from meshwright.specs.features import (
     FORCED_BALANCE,
@@ -170,3 +170,20 @@ def stack_for_engine(engine: str, *, vendor: str = "") -> Stack:
     """The stack that stands for an engine on a vendor's accelerators, at the newest vintage with data."""
     facts = engine_facts(engine)
     return Stack(framework=dict(facts.stack_by_vendor).get(vendor, facts.stack))
+
+
+def notes_on_framework(engine: str, stack: Stack, *, vendor: str) -> tuple[str, ...]:
+    """Return a note where `stack` is of another program than `engine`, as its estimate then is.
+
+    NeMo, Megatron-Bridge and AMD's Primus all run Megatron-Core, Primus-torchtitan runs torchtitan; `engine: any` is no
+    program.
+    """
+    own = stack_facts(stack_for_engine(engine, vendor=vendor).framework)
+    asked = stack_facts(stack.framework)
+    of_megatron = all(facts.lineage.startswith("megatron-core") for facts in (own, asked))
+    if engine == ANY or of_megatron or asked.name.endswith(own.name):
+        return ()
+    return (
+        f"stack.framework: estimates are of {asked.name}, as the run asks, and {engine_facts(engine).title} is another "
+        f"program: without the key they are of {own.name}",
+    )

@@ -236,7 +236,10 @@ class EngineChoice(LazyChoice):
         if value not in self.choices:
             known = ", ".join(map(repr, self.choices))
             self.fail(
-                f"{value!r} is not one of {known}; any plans for programs that none here runs", param, ctx
+                f"{value!r} is not one of {known}; --engine any plans for other programs, with "
+                "every choice of a plan that the cost model knows",
+                param,
+                ctx,
             )
         return super().convert(value, param, ctx)
 
@@ -298,7 +301,8 @@ _DESCRIPTION_OPTIONS = (
     ),
     click.option(
         "--engine", type=ENGINE,
-        help="Program that trains; only plans that it supports are searched.  [default: the run file's, or native]",
+        help="Program that trains; only plans that it supports are searched. `any`: whatever program trains, with "
+        "every choice of a plan that the cost model knows.  [default: the run file's, or native]",
     ),
 )  # fmt: skip
 

@@ -17,7 +17,7 @@ from meshwright.specs.run import Run
 _FLAGS = {
     "model": "--model", "cluster": "--cluster", "batch.global_sequences": "--gbs", "data.sequence_length": "--seq",
     "precision": "--precision", "engine": "--engine", "objective": "--objective", "cluster.network": "--network",
-    "cluster.device_memory": "--device-memory",
+    "cluster.device_memory": "--device-memory", "calibration": "--calibration",
 }  # fmt: skip
 """Options that replace keys of a run file."""
 _REQUIRED = ("model", "cluster", "batch.global_sequences", "data.sequence_length")
@@ -67,10 +67,11 @@ def _run(
     hardware = {"cluster.network": network, "cluster.device_memory": device_memory}
     _refuse_keys_given_twice({**given, **hardware}, overrides)
     stated = {"calibration": calibration, **hardware}
-    overrides = [*(one for key, text in stated.items() for one in text_override(key, text)), *overrides]
+    named = [_named(key, one) for key, text in stated.items() for one in text_override(key, text)]
+    overrides = [*named, *overrides]
     goal = [] if objective is None else [f"objective={objective}"]
     if run_path is not None:
-        replaced = [f"{key}={value}" for key, value in given.items() if value is not None]
+        replaced = [_named(key, f"{key}={value}") for key, value in given.items() if value is not None]
         if global_batch is not None:
             replaced.append("batch.global_tokens=null")  # the file may count the batch in tokens
         return runfile.load(run_path, overrides=[*replaced, *overrides])
@@ -89,6 +90,11 @@ def _run(
         engine=engine,
         overrides=[*goal, *overrides],
     )
+
+
+def _named(key: str, assignment: str) -> str:
+    """The override of an option, which errors call by the option's name."""
+    return runfile.NamedOverride(assignment, name=_FLAGS[key])
 
 
 def _refuse_keys_given_twice(given: Mapping[str, object], overrides: Sequence[str]) -> None:

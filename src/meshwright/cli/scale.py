@@ -52,6 +52,8 @@ def run(
     )
     with progress(f"scaling {run.model.name}"):
         report = scale_report(run, question)
+    if report.engine_note:
+        note(report.engine_note)
     if html_path is not None:
         write_html("meshwright.report.scale_page:scale_page", report, path=html_path, command=typed())
         note(f"wrote {html_path}")

@@ -23,6 +23,7 @@ from meshwright.cost.unit_ports import unit_pace
 from meshwright.kernels.architectures import architectures, default_routes
 from meshwright.kernels.operations import TRITON
 from meshwright.specs.features import (
+    FUSED_IN,
     WIRE_BYTES,
     AttentionKernel,
     CudaGraphs,
@@ -195,7 +196,7 @@ def factors_of(cluster: Cluster, precision: Precision, stack: Stack) -> Factors:
 
 def _fuses_experts(features: Features, precision: Precision) -> bool:
     """True if experts run in fused kernels, which exist for the block format MXFP8."""
-    return bool(features.fuses_experts) and precision.name == "mxfp8"
+    return bool(features.fuses_experts) and precision.name == FUSED_IN
 
 
 def _host_expert_share(features: Features) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from meshwright.catalog.stacks import switches_of
+from meshwright.catalog.stacks import notes_on_framework, switches_of
 from meshwright.engines.base import TrainOptions
 from meshwright.errors import InputError
 from meshwright.planner.engines import engine_facts
@@ -107,7 +107,7 @@ def _begin(
 
 
 def note_on_switches(run: Run, *, is_export: bool = False) -> tuple[str, ...]:
-    """A note on switches of software that an estimate of the run has and its engine, or its export, does not set.
+    """Notes on software that an estimate of the run has and its engine is not, or that its export does not set.
 
     These are switches that the run file states, or that its recipe has and the engine does not by itself.
     """
@@ -121,12 +121,17 @@ def note_on_switches(run: Run, *, is_export: bool = False) -> tuple[str, ...]:
     left = {k: v for k, v in asked.items() if v not in known.get(k, ())}
     if run.train.compile == left.get("compiles"):
         left.pop("compiles", None)
+    vendor = run.cluster.accelerator.vendor if run.cluster else ""
+    of_program = notes_on_framework(run.engine, run.stack, vendor=vendor)
     if not left:
-        return ()
+        return of_program
     keys = ", ".join(f"stack.{key}: {str(value).lower()}" for key, value in left.items())
     own = [f"{key} by {name}" for key, name in OTHER_KEYS.items() if key in left and run.engine == NATIVE]
     hint = f" (it switches {', '.join(own)})" if own else ""
-    return (f"estimates read these switches, and the engine does not set them: {keys}{hint}",)
+    return (
+        *of_program,
+        f"estimates read these switches, and the engine does not set them: {keys}{hint}",
+    )
 
 
 OTHER_KEYS = {"compiles": "train.compile", "attention": "kernels.routes.attention"}

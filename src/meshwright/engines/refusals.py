@@ -10,7 +10,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from meshwright.catalog.engines import runs_on, says_where
 from meshwright.catalog.families import FAMILIES
+from meshwright.catalog.precisions import nearest_precision, usable_precisions
 from meshwright.catalog.stacks import switches_of
 from meshwright.engines.base import Unsupported
 from meshwright.errors import InputError
@@ -161,15 +163,30 @@ def endless(run: Run) -> Iterator[Unsupported]:
         )
 
 
+def foreign_devices(run: Run) -> Iterator[Unsupported]:
+    """Devices on which the engine does not run."""
+    if run.cluster is not None and not runs_on(run.engine, run.cluster.accelerator):
+        reason, hint = says_where(run.engine, run.cluster.accelerator)
+        yield Unsupported(key="engine", reason=reason, hint=hint)
+
+
 def other_precisions(
-    run: Run, *, allowed: tuple[str, ...], reason: str = "is not lowered", hint: str | None = None
+    run: Run, *, among: Collection[str] = (), reason: str = "is not lowered"
 ) -> Iterator[Unsupported]:
-    """A precision that is not in `allowed`."""
-    if run.precision.name not in allowed:
+    """A precision in which the engine does not train; `among`: those in which it does here, empty: all of its facts.
+
+    The hint names the nearest one that the run's devices multiply too.
+    """
+    trained = among or engine_facts(run.engine).precisions
+    if trained and run.precision.name not in trained:
+        usable = usable_precisions(run.cluster, engine=run.engine, among=trained)
+        nearest = nearest_precision(run.precision, usable) if usable else ""
         yield Unsupported(
             key="precision",
             reason=f"{run.precision.name} {reason}",
-            hint=hint or f"allowed: {', '.join(allowed)}",
+            hint=f"precision: {nearest} is the nearest that devices and engine run: {', '.join(usable)}"
+            if usable
+            else None,
         )
 
 

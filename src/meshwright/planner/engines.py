@@ -89,6 +89,10 @@ class EngineFacts:
     title: str  # in messages, with the version that this is about
     stack: str  # the framework whose measurements stand for it, as `meshwright.catalog.stacks` has it
     stack_by_vendor: tuple[tuple[str, str], ...] = ()  # (vendor, another one on its accelerators)
+    vendors: tuple[str, ...] = ()
+    """Of the catalogue's accelerators on which it runs; empty: all. This machine is asked before a training."""
+    vendors_source: str = ""  # where that was read
+    precisions: tuple[str, ...] = ()  # recipes that a program of it trains in; empty: all
     schedules: tuple[Schedule, ...]
     shardings: tuple[Sharding, ...]
     recomputes: tuple[Recompute, ...]
@@ -117,6 +121,8 @@ class EngineFacts:
 
     None: as the release does. The device is None where it is not known.
     """
+    agreed: Callable[[Features, Features], Features] = lambda *_: RELEASE_DEFAULTS
+    """Switches in place of a recipe's that do not run together, of what a run states and of all that it would have."""
     compiles_on_request: bool = (
         False  # a compiler fuses kernels where `train.compile` is true, and only there
     )

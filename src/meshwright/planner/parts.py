@@ -1,5 +1,5 @@
-"""Notes on a plan: what of its model is not calibrated; of clusters of several generations the part that binds, and the
-pace of the same plan on each part."""
+"""Notes on a plan: what of its model is not calibrated, and a network that it does not use; of clusters of several
+generations the part that binds, and the pace of the same plan on each part."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from dataclasses import replace
 from meshwright.catalog.clusters import with_nodes
 from meshwright.catalog.engines import engine_names
 from meshwright.catalog.joint_clusters import slowest_part, smallest_part
+from meshwright.catalog.stacks import features_of, notes_on_framework
 from meshwright.cost.context_heads import has_scans
 from meshwright.errors import MeshwrightError
 from meshwright.planner.engines import engine_facts
 from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.generations import PartShare, mixed_step
 from meshwright.planner.request import PlanRequest
+from meshwright.specs.features import Preset
 from meshwright.specs.hardware import Cluster
 from meshwright.specs.model_parts import uncalibrated
 from meshwright.specs.plan import Plan
@@ -23,13 +25,52 @@ from meshwright.units import gib, ms
 
 def notes_on_parts(request: PlanRequest, plan: Plan) -> tuple[str, ...]:
     """Sentences about the request's model under `plan`, and about the parts of its cluster."""
-    known = (*uncalibrated(request.model), *_on_scans(request, plan))
+    known = (
+        *uncalibrated(request.model),
+        *_on_scans(request, plan),
+        *_on_idle_network(request.cluster),
+        *_on_agreed(request),
+        *_on_software(request),
+    )
     parts = request.cluster.parts
     if not parts:
         return known
     mixed = mixed_step(request, plan)
     binding = _equal_shares(request) if mixed is None else (_ranks(mixed.shares), *_who_runs(request, plan))
     return (*known, *binding, *(_of_one_part(request, plan, part) for part in parts))
+
+
+def _on_idle_network(cluster: Cluster) -> tuple[str, ...]:
+    """A note on a network that the run states where scale-up links join all devices."""
+    if not cluster.states_network or cluster.num_devices > cluster.fabric.scale_up_domain:
+        return ()
+    return (
+        f"the network that the run states changes nothing: scale-up links join all {cluster.num_devices} devices of "
+        f"{cluster.name}",
+    )
+
+
+def _on_software(request: PlanRequest) -> tuple[str, ...]:
+    """A note on a framework that the engine is not."""
+    vendor = request.cluster.accelerator.vendor
+    return notes_on_framework(request.engine, request.stack, vendor=vendor)
+
+
+def _on_agreed(request: PlanRequest) -> tuple[str, ...]:
+    """A note on switches that the engine has in place of a recipe's, which do not run together."""
+    if request.model.experts is None:
+        return ()
+    facts, stack, device = engine_facts(request.engine), request.stack, request.cluster.accelerator
+    recipe = replace(stack, preset=facts.preset(request.model, Preset.RECIPE, device))
+    theirs = features_of(recipe, device, precision=request.precision.name)
+    agreed = facts.agreed(stack.features, theirs)
+    if not agreed.stated() or stack.preset != agreed.or_else(recipe.preset):
+        return ()
+    said = ", ".join(f"stack.{name}={str(value).lower()}" for name, value in agreed.stated().items())
+    also = ", ".join(str(getattr(theirs, name)).lower() for name in agreed.stated())
+    return (
+        f"{said}: the recipe of {stack.framework} has {also}, which {facts.title} does not run with the other switches",
+    )
 
 
 def _on_scans(request: PlanRequest, plan: Plan) -> tuple[str, ...]:

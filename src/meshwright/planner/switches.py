@@ -95,7 +95,9 @@ def software_line(request: PlanRequest) -> str | None:
     now = features_of(stack, device, precision=precision)
     # An engine keeps some switches under the recipe too: kernels of which it has no others.
     kept = engine_facts(request.engine).preset(request.model, Preset.RECIPE, device)
-    recipe = features_of(replace(stack, preset=kept), device, precision=precision).stated()
+    theirs = features_of(replace(stack, preset=kept), device, precision=precision)
+    # Of a recipe's switches that do not run together it has others, which a note names.
+    recipe = engine_facts(request.engine).agreed(stack.features, theirs).or_else(theirs).stated()
     moe = request.model.experts is not None
     others = {
         name: value

@@ -20,11 +20,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from meshwright.runfile.document import NamedOverride
     from meshwright.runfile.reading import from_mapping, from_options, load, loads
     from meshwright.runfile.resolve import named_cluster, named_model
     from meshwright.runfile.writing import changed_text, pin_plan, pinned_text, write_text
 
 __all__ = [
+    "NamedOverride",
     "changed_text",
     "from_mapping",
     "from_options",
@@ -38,6 +40,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "NamedOverride": "document",
     **dict.fromkeys(("from_mapping", "from_options", "load", "loads"), "reading"),
     **dict.fromkeys(("named_cluster", "named_model"), "resolve"),
     **dict.fromkeys(("changed_text", "pin_plan", "pinned_text", "write_text"), "writing"),

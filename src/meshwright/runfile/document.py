@@ -104,11 +104,24 @@ def parse(text: str, *, file: str) -> RunFileDocument:
     )
 
 
+class NamedOverride(str):
+    """`key.path=value` of an option or an argument, by whose name errors call it: `--network`."""
+
+    __slots__ = ("name",)
+    name: str
+
+    def __new__(cls, assignment: str, *, name: str) -> NamedOverride:
+        found = super().__new__(cls, assignment)
+        found.name = name
+        return found
+
+
 def override(document: RunFileDocument, assignment: str) -> RunFileDocument:
     """`document` with one `key.path=value` laid over it; the value is YAML."""
     key, equals, text = assignment.partition("=")
     path = tuple(key.strip().split("."))
-    label = f"--set {key_name((key.strip(),))}"
+    named = assignment.name if isinstance(assignment, NamedOverride) else None
+    label = named or f"--set {key_name((key.strip(),))}"
     if not equals or not all(path):
         raise RunFileError("must read key=value", file="--set", got=assignment, hint="--set batch.micro=2")
     root = _compose(text, file=label)

@@ -119,7 +119,14 @@ def with_hardware(
             sources=_stated_sources(accelerator.sources, "memory_bytes", f"{device_memory} of memory"),
         )
         stated.append(f"{format_bytes(accelerator.memory_bytes)} of memory a device")
-    return replace(cluster, fabric=fabric, accelerator=accelerator, stated=tuple(stated))
+    states_network = network is not None or oversubscription is not None
+    return replace(
+        cluster,
+        fabric=fabric,
+        accelerator=accelerator,
+        stated=tuple(stated),
+        states_network=states_network,
+    )
 
 
 def _with_network(fabric: Fabric, network: NodeNetwork, *, devices_per_node: int) -> Fabric:

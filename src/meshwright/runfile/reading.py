@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from meshwright.catalog import lookup as catalog
@@ -53,15 +54,21 @@ def from_mapping(
     file: str = "run",
     overrides: Sequence[str] = (),
     here: Cluster | None = None,
+    names: Mapping[str, str] = MappingProxyType({}),
 ) -> Run:
-    """The run that the content of a run file describes. Errors name the key alone, there are no lines. See `load`."""
+    """The run that the content of a run file describes. See `load`.
+
+    Errors name the key alone, there are no lines; `names` has the arguments that gave keys, which errors name instead.
+    """
     from ruamel.yaml import YAMLError
 
     try:
         text = _yaml(dict(content))
     except YAMLError as error:
         raise RunFileError(f"cannot be written as a run file ({error})", file=file) from None
-    document = replace(documents.parse(text, file=file), places={})
+    document = replace(
+        documents.parse(text, file=file), places={tuple(key.split(".")): name for key, name in names.items()}
+    )
     return _run(document, overrides=overrides, here=here)
 
 

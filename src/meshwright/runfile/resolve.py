@@ -1,7 +1,8 @@
 """From what a run file says to a `Run`: look names up, fill in what follows, refuse the impossible.
 
 Only what no machine and no engine could do is refused here (a batch that does not divide, degrees that do not
-multiply to the number of devices). What one engine cannot do is the planner's business.
+multiply to the number of devices), and an engine that is named for devices on which it does not run. What else one
+engine cannot do is the planner's business.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 
 from meshwright.calibration import device as device_calibration
 from meshwright.catalog import lookup as catalog
-from meshwright.catalog.engines import ANY
+from meshwright.catalog.engines import ANY, refuse_engine
 from meshwright.catalog.models import model_of_repository
 from meshwright.catalog.precisions import multiplied_on, refuse_precision
 from meshwright.errors import InputError, MeshwrightError, UnknownNameError, nearest
@@ -63,6 +64,8 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
     lora = problems.attempt("lora", _lora, file)
     here = problems.attempt("calibration", _calibrated_here, file) or here
     cluster = problems.attempt("cluster", _cluster, file.cluster, here)
+    if cluster is not None and "engine" in file.model_fields_set:
+        problems.attempt("engine", refuse_engine, file.engine, cluster)
     precision = problems.attempt("precision", _precision, file, cluster)
     global_batch = problems.attempt("batch", _global_batch, file.batch, file.data.sequence_length)
     framework = problems.attempt("stack.framework", _framework, file, cluster)
@@ -335,6 +338,8 @@ def _framework(file: schema.RunFile, cluster: Cluster | None) -> str:
 
 
 def _stack(file: schema.RunFile, cluster: Cluster | None, framework: str, model: Model) -> Stack:
+    from meshwright.catalog import stacks
+
     given = file.stack or schema.StackSection()
     if given.compiles is False and file.train.compile:
         raise BelowError(
@@ -344,10 +349,14 @@ def _stack(file: schema.RunFile, cluster: Cluster | None, framework: str, model:
         raise BelowError("capacity_factor", "is given, but drops_tokens is false", got=given.capacity_factor)
     for accelerator in [part.accelerator for part in cluster.parts or (cluster,)] if cluster else ():
         _refuse_kernels(given, accelerator)
-    return Stack(
+    stack = Stack(
         framework=framework, vintage=given.vintage, features=same_fields(Features, given),
         preset=_preset(file, given, model, cluster),
     )  # fmt: skip
+    accelerator = cluster.accelerator if cluster else None
+    known = stacks.features_of(stack, accelerator, precision=file.precision)
+    agreed = catalog.engine_facts(file.engine).agreed(stack.features, known)
+    return replace(stack, preset=agreed.or_else(stack.preset)) if model.experts else stack
 
 
 def _preset(

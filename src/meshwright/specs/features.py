@@ -90,6 +90,9 @@ NATURAL_ROUTING = 1.4
 1.21 at 32k and 1.09 at 128k, where experts are a smaller part (Megatron-Core MoE model zoo)."""
 
 
+FUSED_IN = "mxfp8"
+"""The precision for which fused kernels of experts exist (`Features.fuses_experts`)."""
+
 BALANCED_CAPACITY = 1.0
 """Capacity of an expert over its mean tokens where a stack drops tokens and nothing says how many.
 

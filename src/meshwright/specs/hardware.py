@@ -83,6 +83,7 @@ class Cluster:
     num_nodes: int
     parts: tuple[Cluster, ...] = ()  # of several generations: each by itself; () for one
     stated: tuple[str, ...] = ()  # what a run states of the hardware in place of the catalogue's, in words
+    states_network: bool = False  # one of these is the network or its oversubscription
 
     @property
     def num_devices(self) -> int:

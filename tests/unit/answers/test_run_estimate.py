@@ -3,9 +3,11 @@ from dataclasses import replace
 import pytest
 
 from meshwright import runfile
+from meshwright.answers.plan_ranking import plan_run
 from meshwright.answers.run_estimate import estimate_run
 from meshwright.cost.memory import memory_parts
 from meshwright.errors import InfeasibleError
+from meshwright.runfile import from_options
 
 
 def test_a_pinned_plan_is_the_plan_and_an_open_one_is_searched(flat, pipelined):
@@ -93,3 +95,18 @@ def test_a_plan_may_reserve_what_the_search_allows(pipelined, spare, fits):
     else:
         with pytest.raises(InfeasibleError, match="of which a plan may reserve"):
             estimate_run(run)
+
+
+def test_a_run_that_names_no_engine_is_estimated_as_it_is_planned():
+    asked = {
+        "model": "qwen3-next-80b-a3b",
+        "cluster": "h100-8x4",
+        "global_batch": 256,
+        "sequence_length": 4096,
+    }
+    done, planned = estimate_run(from_options(**asked)), plan_run(from_options(**asked), top=1)
+    assert done.run.engine == "any"
+    assert done.notes[0] == planned.notes[0]
+    assert done.plan == planned.best.plan
+    named = estimate_run(from_options(**asked, engine="native"))
+    assert (named.run.engine, any("planned for" in note for note in named.notes)) == ("native", False)

@@ -1,9 +1,11 @@
 """--network and --device-memory of the commands that plan, and what they say of them."""
 
+import pytest
 from tests.every_member import check_every
 from tests.example_runs import PINNED_RUN
 
 import meshwright as mw
+from meshwright.errors import InputError
 
 ASKED = ("--model", "llama3-8b", "--cluster", "h100-8x2", "--gbs", 64, "--seq", 4096)
 STATED = ("--network", "25Gb/s Ethernet", "--device-memory", "60GiB")
@@ -56,3 +58,56 @@ def test_the_function_plans_as_the_command_does(meshwright):
     for of in ("h100-8x2", cluster, {"accelerator": "h100", "devices_per_node": 8, "num_nodes": 2}):
         assert mw.plan(cluster=of, **stated, **given).best.plan.describe() == by_option["plan"]
     assert cluster == {"name": "h100-8x2"}  # is not changed
+
+
+@pytest.mark.parametrize(
+    ("cluster", "is_idle"),
+    [
+        ("h100-8x1", True),
+        ("h100-8x2", False),
+        ("gb200-4x4", True),
+        ("tpu-v5p-4x4", True),
+        ("h100-8x1+h200-8x1", False),
+    ],
+)
+def test_a_network_that_no_plan_uses_is_said_to_change_nothing(cluster, is_idle, meshwright):
+    asked = ("--model", "llama3-8b", "--cluster", cluster, "--gbs", 64, "--seq", 4096, "--top", 1)
+    for network in (("--network", "25Gb/s"), ("--set", "cluster.oversubscription=8")):
+        outcome = meshwright("plan", *asked, *network)
+        assert ("the network that the run states changes nothing" in outcome.stderr) == is_idle
+        usual, stated = (
+            meshwright("plan", *asked, *some, "--json").json["plans"][0] for some in ((), network)
+        )
+        assert not is_idle or usual == stated
+    assert "network" not in meshwright("plan", *asked, "--device-memory", "60GiB").stderr
+
+
+def test_errors_name_the_option_that_was_typed(meshwright):
+    def check(wrong: tuple[str, str]) -> None:
+        for asked in (ASKED, (PINNED_RUN,)):
+            outcome = meshwright("plan", *asked, *wrong)
+            assert outcome.exit_code == 2
+            assert outcome.stderr.startswith(f"error: {wrong[0]}: "), outcome.stderr
+
+    wrong = [
+        ("--network", "fast"),
+        ("--device-memory", "900GiB"),
+        ("--cluster", "h10-8x4"),
+        ("--calibration", "no.json"),
+    ]
+    check_every(wrong, check)
+    outcome = meshwright("plan", *ASKED, "--set", "cluster.network=fast")
+    assert outcome.stderr.startswith("error: --set cluster.network: is no rate")
+
+
+def test_errors_of_the_function_name_the_argument(meshwright):
+    given = {"model": "llama3-8b", "cluster": "h100-8x2", "global_sequences": 64, "sequence_length": 4096}
+    for wrong in (
+        {"network": "fast"},
+        {"device_memory": "900GiB"},
+        {"model": "lama3-8b"},
+        {"precision": "fp7"},
+    ):
+        (name,) = wrong
+        with pytest.raises(InputError, match=f"^{name}: "):
+            mw.plan(**(given | wrong))

@@ -78,7 +78,7 @@ def test_numbers_with_a_suffix_are_refused_with_their_digits(meshwright, typed, 
 def test_an_engine_that_none_here_runs_leads_to_any(meshwright):
     outcome = meshwright("plan", "--engine", "deepspeed")
     assert outcome.exit_code == 2
-    assert "'any'; any plans for programs that none here runs" in outcome.stderr
+    assert "'any'; --engine any plans for other programs, with every choice of a plan" in outcome.stderr
 
 
 def test_every_answer_with_a_price_says_which(meshwright):

@@ -158,3 +158,19 @@ def test_no_is_an_answer(meshwright, pinned, arguments, said):
     outcome = meshwright("scale", pinned, *arguments)
     assert outcome.exit_code == 1
     assert said in outcome.stderr
+
+
+NOT_NATIVE = ("--model", "qwen3-next-80b-a3b", "--cluster", "h100-8x4", "--gbs", 256, "--seq", 4096)
+"""A run that names no engine and that the default does not run."""
+
+
+def test_a_run_that_is_scaled_for_any_says_so_as_a_plan_does(meshwright):
+    outcome = meshwright("scale", *NOT_NATIVE, "--devices", "32", "--json")
+    planned = meshwright("plan", *NOT_NATIVE, "--top", 1, "--json").json
+    assert outcome.json["request"]["engine"] == planned["request"]["engine"] == "any"
+    assert outcome.json["notes"] == [planned["notes"][0]]
+    assert "planned for engine: any, as native, the default, does not run it" in outcome.stderr
+    assert outcome.json["points"][0]["plan"] == planned["plans"][0]["plan"]
+    named = meshwright("scale", *NOT_NATIVE, "--engine", "native")
+    assert (named.exit_code, "the native engine cannot do this run" in named.stderr) == (2, True)
+    assert "notes" not in meshwright("scale", *OPTIONS, "--devices", "16", "--json").json

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from meshwright import runfile
+from meshwright.answers.plan_ranking import plan_run
+from meshwright.answers.run_estimate import estimate_run
 from meshwright.engines import choice
 from meshwright.engines.base import find_engine, pinned_plan
+from meshwright.engines.beginning import note_on_switches
 from meshwright.engines.choice import planned, with_devices_here
 from meshwright.errors import InputError
 from meshwright.planner.choice import best_plans
@@ -78,3 +81,28 @@ def test_devices_that_the_degrees_do_not_divide_are_refused():
         with_devices_here(run, num_devices=3)
     with pytest.raises(InputError, match="only `train` counts"):
         pinned_plan(run)
+
+
+@pytest.mark.parametrize(
+    ("engine", "cluster", "framework", "own"),
+    [
+        ("native", "h100-8x2", "megatron-bridge", "native"),
+        ("native", "h100-8x2", "torchtitan", "native"),
+        ("torchtitan", "h100-8x2", "nemo", "torchtitan"),
+        ("torchtitan", "mi355x-8x2", "primus-torchtitan", None),
+        ("megatron", "mi300x-8x2", "native", "primus-megatron"),
+        ("megatron", "h100-8x2", "nemo", None),  # which runs Megatron-Core
+        ("megatron", "mi300x-8x2", "megatron-bridge", None),
+        ("any", "h100-8x2", "native", None),
+        ("native", "h100-8x2", None, None),
+    ],
+)
+def test_the_framework_of_another_program_is_said_by_plan_estimate_and_export(
+    engine, cluster, framework, own
+):
+    asked = {"model": "llama3-8b", "cluster": cluster, "global_batch": 64, "sequence_length": 4096}
+    stated = [] if framework is None else [f"stack.framework={framework}"]
+    run = runfile.from_options(**asked, engine=engine, overrides=["train.steps=10", *stated])
+    for notes in (plan_run(run, top=1).notes, estimate_run(run).notes, note_on_switches(run, is_export=True)):
+        found = [note for note in notes if note.startswith("stack.framework: ")]
+        assert [note.rpartition(" ")[2] for note in found] == ([] if own is None else [own])

@@ -92,6 +92,8 @@ def test_thousands_of_imported_exports_are_estimated_as_their_plans(question, tm
         ("maxtext", "gpt-oss-20b", "h100-8x4", ()),
         ("maxtext", "llama3.1-70b", "mi300x-8x8", ()),
         ("maxtext", "llama3.1-8b", "tpu-v5p-4x8", ()),
+        ("megatron", "llama3.1-8b", "h100-8x4+a100-8x4", ()),
+        ("maxtext", "llama3.1-8b", "h100-8x4+a100-8x4", ()),
     ],
 )
 def test_runs_that_people_ask_for(engine, model, cluster, keys, tmp_path):

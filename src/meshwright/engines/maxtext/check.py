@@ -16,8 +16,6 @@ from meshwright.specs.model import BaseFormat, Lora
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run, StateFormat
 
-PRECISIONS = ("fp32", "bf16")
-
 
 def check(run: Run) -> tuple[Unsupported, ...]:
     """Parts of `run` that MaxText does not support; empty if it supports all."""
@@ -30,7 +28,7 @@ def check(run: Run) -> tuple[Unsupported, ...]:
 
 
 def _numbers(run: Run) -> Iterator[Unsupported]:
-    yield from refusals.other_precisions(run, allowed=PRECISIONS)
+    yield from refusals.other_precisions(run)
     if run.optimizer.states is not StateFormat.FP32:
         yield Unsupported(
             key="optimizer.states",

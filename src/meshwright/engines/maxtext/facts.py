@@ -163,6 +163,9 @@ def _preset(model: Model, preset: Preset, _: Accelerator | None) -> Features:
 FACTS = EngineFacts(
     title=f"maxtext {VERSION}",
     stack="maxtext",
+    vendors=("Google", "NVIDIA", "AMD", "generic"),
+    vendors_source="MaxText 0.2.5: configs/base.yml (hardware: tpu, gpu, gpu_multiprocess or cpu)",
+    precisions=("fp32", "bf16"),
     schedules=(Schedule.GPIPE, Schedule.INTERLEAVED),  # scan over iterations; "circular" when repeated
     shardings=(Sharding.NONE, Sharding.OPTIMIZER, Sharding.PARAMETERS),
     recomputes=(Recompute.SELECTIVE, Recompute.FULL),

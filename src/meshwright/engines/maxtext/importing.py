@@ -53,7 +53,7 @@ def import_run(source: str, *, cluster: str) -> Imported:
     parts = shlex.split(source)
     if not parts:
         raise InputError("no configuration is given", got=source)
-    path, target = Path(parts[0]), catalog.cluster(cluster)
+    path, target = Path(parts[0]), catalog.joint_cluster(cluster)
     given = _read(path)
     for part in parts[1:]:
         key, equals, value = part.partition("=")

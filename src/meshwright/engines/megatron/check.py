@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 from meshwright.catalog.stacks import switches_of
 from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
-from meshwright.engines.megatron.megatron_core.constructors import LOW_PRECISION
-from meshwright.engines.megatron.switches import FUSED_IN, fuses_experts, offloaded_layers
-from meshwright.specs.features import CudaGraphs, Dispatcher, WireFormat
+from meshwright.engines.megatron.switches import fuses_experts, offloaded_layers
+from meshwright.specs.features import FUSED_IN, CudaGraphs, Dispatcher, WireFormat
 from meshwright.specs.model import AttentionKind, Experts, Model, Rope, RopeScaling, Router
 from meshwright.specs.plan import Plan, Recompute
 from meshwright.specs.run import Run, StateFormat, Task
@@ -115,9 +114,9 @@ def _experts(x: Experts) -> Iterator[Unsupported]:
 def _numbers(run: Run, *, trains_here: bool) -> Iterator[Unsupported]:
     if trains_here:
         reason = "needs Transformer Engine, which is not used"
-        yield from refusals.other_precisions(run, allowed=PRECISIONS, reason=reason)
+        yield from refusals.other_precisions(run, among=PRECISIONS, reason=reason)
     else:
-        yield from refusals.other_precisions(run, allowed=(*PRECISIONS, *LOW_PRECISION))
+        yield from refusals.other_precisions(run)
     if run.optimizer.states is not StateFormat.FP32 and trains_here:
         yield Unsupported(
             key="optimizer.states", reason="16-bit states need Transformer Engine: must be fp32"

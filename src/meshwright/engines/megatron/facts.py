@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from meshwright.arrays import Mask
 from meshwright.cost.tables import RECOMPUTES, PlanTable
+from meshwright.engines.megatron.megatron_core.constructors import LOW_PRECISION
 from meshwright.planner.engines import AnyValue, EngineFacts, LegalityContext, Rule, Scope
 from meshwright.planner.rules import has_experts, is_divisor
 from meshwright.specs.features import RELEASE_DEFAULTS, CudaGraphs, Dispatcher, Features, Preset, WireFormat
@@ -129,10 +130,26 @@ PRESET = Features(
 )
 """Defaults of Megatron-LM and of Megatron-Bridge's classes."""
 
+
+def _agreed(stated: Features, known: Features) -> Features:
+    """DeepEP does not pad experts to a capacity: what the run states stays, or else DeepEP.
+
+    Recipes of Megatron-Bridge 25.09 have either the one or the other.
+    """
+    if not known.has_capacity or known.dispatcher is not Dispatcher.DEEPEP:
+        return RELEASE_DEFAULTS
+    if not stated.has_capacity:
+        return Features(drops_tokens=False)
+    return RELEASE_DEFAULTS if stated.dispatcher else Features(dispatcher=Dispatcher.ALL_TO_ALL)
+
+
 FACTS = EngineFacts(
     title="megatron 0.16",
     stack="megatron-bridge",
     stack_by_vendor=(("AMD", "primus-megatron"),),
+    vendors=("NVIDIA", "AMD", "generic"),  # AMD's PyTorch answers to torch.cuda; a CPU rehearses without it
+    vendors_source="megatron-core 0.16.1: tensor_parallel/layers.py (tensors on torch.cuda.current_device())",
+    precisions=("fp32", "bf16", *LOW_PRECISION),
     schedules=(Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED),
     shardings=(Sharding.NONE, Sharding.OPTIMIZER),  # of all data ranks; sharded parameters are not lowered
     recomputes=tuple(Recompute),
@@ -164,6 +181,7 @@ FACTS = EngineFacts(
         ("offloaded_activations", AnyValue()),
     ),
     preset=lambda _model, preset, _device: PRESET if preset is Preset.ENGINE else RELEASE_DEFAULTS,
+    agreed=_agreed,
     rules=RULES,
     configurations=(".args", ".sh", ".yaml"),
     source="megatron-core 0.16.1: transformer/transformer_config.py, pipeline_parallel/schedules.py",

@@ -15,7 +15,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwright.catalog.stacks import switches_of
-from meshwright.specs.features import AttentionKernel, CudaGraphs, Dispatcher, Features, WireFormat, runs_on
+from meshwright.specs.features import (
+    FUSED_IN,
+    AttentionKernel,
+    CudaGraphs,
+    Dispatcher,
+    Features,
+    WireFormat,
+    runs_on,
+)
 from meshwright.specs.hardware import Accelerator
 from meshwright.specs.plan import Plan
 from meshwright.specs.precision import Precision
@@ -66,7 +74,6 @@ FUSED_EXPERTS = {"use_transformer_engine_op_fuser": True, "moe_mlp_glu_interleav
 """Fused grouped GEMMs of experts, as Megatron-Bridge's `cutedsl_fused_grouped_mlp` sets them."""
 FUSED_EXPERTS_ENV = "NVTE_CUTEDSL_FUSED_GROUPED_MLP"
 """Variable of Transformer Engine without which Megatron-Core 0.19 refuses them."""
-FUSED_IN = "mxfp8"  # the precision for which these kernels exist
 BRIDGE_ONLY = ("flash_attention_version", *FUSED_EXPERTS)
 """Settings of layers that only Megatron-Bridge's release of Megatron-Core has."""
 

@@ -23,7 +23,6 @@ from meshwright.specs.plan import (
 )
 from meshwright.specs.run import BIAS_RATE, Run
 
-PRECISIONS = ("fp32", "bf16", *NARROW_UNITS)
 OWN_RULES = frozenset(rule.name for rule in RULES) - set(NOT_TRIED)
 
 WITHOUT_CHUNKS = {"reference": "has all logits at once", "liger": "chooses chunks by itself"}
@@ -39,7 +38,8 @@ def check(run: Run) -> tuple[Unsupported, ...]:
 
 
 def _settings(run: Run) -> Iterator[Unsupported]:
-    yield from refusals.other_precisions(run, allowed=PRECISIONS, reason="is not trained by this version")
+    yield from refusals.foreign_devices(run)
+    yield from refusals.other_precisions(run, reason="is not trained by this version")
     yield from refusals.unsupported_config(run)
     yield from refusals.switches_that_change_numbers(run)
     yield from refusals.endless(run)

@@ -304,6 +304,9 @@ NOT_TRIED = ("expert tensor width",)
 FACTS = EngineFacts(
     title="native",
     stack="native",
+    vendors=("NVIDIA", "AMD", "generic"),
+    vendors_source="meshwright.training.device, find_device: a GPU that PyTorch calls cuda, or the CPU",
+    precisions=("fp32", "bf16", *NARROW_UNITS),
     # DualPipe holds every stage on two ranks and runs passes of two micro-batches at once, which the runtime under it
     # does not know.
     schedules=schedules_with(lambda record: not record.overlaps_pairs),

@@ -19,8 +19,6 @@ from meshwright.specs.run import Run, StateFormat, Tracker
 if TYPE_CHECKING:
     from meshwright.training.data import Corpus
 
-PRECISIONS = ("fp32", "bf16", "fp8_rowwise")
-
 
 def check(run: Run) -> tuple[Unsupported, ...]:
     """Parts of `run` that torchtitan 0.3.0 does not support; empty if it supports all."""
@@ -33,8 +31,7 @@ def check(run: Run) -> tuple[Unsupported, ...]:
 
 
 def _numbers(run: Run) -> Iterator[Unsupported]:
-    rowwise = "precision: fp8_rowwise" if run.precision.matmul == "fp8" else None
-    yield from refusals.other_precisions(run, allowed=PRECISIONS, hint=rowwise)
+    yield from refusals.other_precisions(run)
     if run.precision.name == "fp32" and run.model.family == GPT_OSS:
         yield Unsupported(
             key="precision",

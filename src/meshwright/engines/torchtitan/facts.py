@@ -102,6 +102,10 @@ def _preset(_: Model, preset: Preset, device: Accelerator | None) -> Features:
 FACTS = EngineFacts(
     title=f"torchtitan {VERSION}",
     stack="torchtitan",
+    vendors=("NVIDIA", "AMD", "generic"),
+    vendors_source="torchtitan 0.3.0: tools/utils.py, get_device_info: a device of PyTorch 2.13's torch._utils, "
+    "which has neither Gaudi (hpu) nor TPUs (xla)",
+    precisions=("fp32", "bf16", "fp8_rowwise"),
     # Its zero-bubble schedules are interleaved or V-shaped, its DualPipe is V-shaped.
     schedules=(Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, Schedule.ZBV),
     shardings=(Sharding.NONE, Sharding.GRADIENTS, Sharding.PARAMETERS),

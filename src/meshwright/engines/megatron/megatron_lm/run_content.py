@@ -33,7 +33,7 @@ def run_of_options(options: MegatronOptions, *, cluster: str, model: str | None 
     """Return the run on `cluster` that `options` describe, with the catalogue's `model` for options without a model."""
     from meshwright.catalog import lookup as catalog
 
-    target = catalog.cluster(cluster)
+    target = catalog.joint_cluster(cluster)
     degrees = ParallelDegrees.of(options, num_devices=target.num_devices)
     length, limit = options.integer("seq-length", 0), options.integer("max-position-embeddings", 0)
     if not length:

@@ -202,7 +202,7 @@ def data_width(parallel: dict[str, Any], *, cluster: str) -> int:
     if "data_shard" in parallel:
         return parallel["data_shard"] * parallel["data_replicate"]
     others = parallel["tensor"] * parallel["context"] * parallel["pipeline"]
-    num_devices = catalog.cluster(cluster).num_devices
+    num_devices = catalog.joint_cluster(cluster).num_devices
     if num_devices % (others * parallel["data_replicate"]):
         raise InputError(f"degrees of {others} do not divide the {num_devices} devices of {cluster}")
     return num_devices // others
@@ -317,7 +317,7 @@ def stack_section(
         found["overlaps_tensor"] = settings.take("compile.enable_async_tensor_parallel")
     if not backend:
         return found
-    accelerator = catalog.cluster(cluster).accelerator
+    accelerator = catalog.joint_cluster(cluster).accelerator
     kernels = [
         kind for kind, theirs in DISPATCHERS.items() if theirs == backend and runs_on(kind, accelerator)
     ]
