@@ -141,7 +141,7 @@ def _whole(value: float) -> float:
 def serving_capacity(
     *,
     model: str,
-    cluster: str,
+    cluster: str | Mapping[str, Any],
     precision: str,
     kv_precision: str | None = None,
     context: int,

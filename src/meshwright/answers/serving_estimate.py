@@ -124,7 +124,7 @@ class ServingEstimate(Result):
 def serving_estimate(
     *,
     model: str,
-    cluster: str,
+    cluster: str | Mapping[str, Any],
     precision: str = "bf16",
     kv_precision: str | None = None,
     engine: str | None = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -152,7 +153,7 @@ def _layout_row(found: LayoutVerdict) -> tuple[str, ...]:
 def serving_plan(
     *,
     model: str,
-    cluster: str,
+    cluster: str | Mapping[str, Any],
     precision: str = "bf16",
     kv_precision: str | None = None,
     engine: str | None = None,

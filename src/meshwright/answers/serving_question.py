@@ -62,7 +62,12 @@ def engine_named(name: str) -> EngineTraits:
 
 
 def served_model(
-    *, model: str, cluster: str, precision: str, kv_precision: str | None, degrees: Mapping[str, int]
+    *,
+    model: str,
+    cluster: str | Mapping[str, Any],
+    precision: str,
+    kv_precision: str | None,
+    degrees: Mapping[str, int],
 ) -> Served:
     """A model in its formats on a layout. Without degrees: tensor parallelism over a whole scale-up domain."""
     place = named_cluster(cluster)

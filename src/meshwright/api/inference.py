@@ -25,7 +25,10 @@ DEGREES = ("tensor", "attention_data", "expert", "pipeline", "replicas")
 def inference_capacity(
     *,
     model: str,
-    cluster: str,
+    cluster: str | Mapping[str, Any],
+    accelerator: str | os.PathLike[str] | None = None,
+    network: str | None = None,
+    device_memory: str | None = None,
     precision: str = "bf16",
     kv_precision: str | None = None,
     context: int = 8192,
@@ -36,7 +39,10 @@ def inference_capacity(
 
     Args:
         model: catalogue name, path of a Hugging Face config.json, or OWNER/NAME on the hub.
-        cluster: ACCELERATOR-GPUS_PER_NODExNODES, as in "mi355x-8x1".
+        cluster: ACCELERATOR-GPUS_PER_NODExNODES, as in "mi355x-8x1", or a cluster as in a run file.
+        accelerator: file of your own accelerator NAME, NAME.toml, for the cluster "NAME-8x1".
+        network: network of a node in place of the usual one, as in "25Gb/s" or "8x400Gb/s RoCE".
+        device_memory: memory of a device that the server may use, as in "40GiB".
         precision: format of the weights; "fp4" is the vendor's.
         kv_precision: format of the KV cache. Default: bf16, and fp8 with weights of 8 bits or fewer.
         context: tokens of a session.
@@ -58,7 +64,7 @@ def inference_capacity(
     from meshwright.answers.serving_capacity import serving_capacity
 
     return serving_capacity(
-        **_names(model, cluster, precision, kv_precision),
+        **_names(model, _cluster(cluster, accelerator, network, device_memory), precision, kv_precision),
         context=arguments.count("context", context),
         degrees=_degrees(layout),
         memory_ratio=_ratio(memory_ratio),
@@ -68,7 +74,10 @@ def inference_capacity(
 def inference_estimate(
     *,
     model: str,
-    cluster: str,
+    cluster: str | Mapping[str, Any],
+    accelerator: str | os.PathLike[str] | None = None,
+    network: str | None = None,
+    device_memory: str | None = None,
     input_tokens: int,
     output_tokens: int,
     precision: str = "bf16",
@@ -86,7 +95,8 @@ def inference_estimate(
     """Estimate latencies, rates, memory and price of a server.
 
     Args:
-        model, cluster, precision, kv_precision, memory_ratio: see `inference_capacity`.
+        model, cluster, accelerator, network, device_memory: see `inference_capacity`.
+        precision, kv_precision, memory_ratio: see `inference_capacity`.
         input_tokens: tokens of a prompt.
         output_tokens: tokens of an answer.
         engine: "vllm", "trtllm", "sglang", "llamacpp" or "generic". Default: vllm, or the calibrated one.
@@ -120,7 +130,7 @@ def inference_estimate(
         None if usd_per_device_hour is None else arguments.number("usd_per_device_hour", usd_per_device_hour)
     )
     return serving_estimate(
-        **_names(model, cluster, precision, kv_precision),
+        **_names(model, _cluster(cluster, accelerator, network, device_memory), precision, kv_precision),
         engine=None if engine is None else _text("engine", engine),
         input_tokens=arguments.count("input_tokens", input_tokens),
         output_tokens=arguments.count("output_tokens", output_tokens),
@@ -138,7 +148,10 @@ def inference_estimate(
 def inference_plan(
     *,
     model: str,
-    cluster: str,
+    cluster: str | Mapping[str, Any],
+    accelerator: str | os.PathLike[str] | None = None,
+    network: str | None = None,
+    device_memory: str | None = None,
     input_tokens: int,
     output_tokens: int,
     precision: str = "bf16",
@@ -155,7 +168,8 @@ def inference_plan(
     """Find the serving layout with most tokens/s under bounds of TTFT and ITL.
 
     Args:
-        model, cluster, precision, kv_precision, memory_ratio: see `inference_capacity`.
+        model, cluster, accelerator, network, device_memory: see `inference_capacity`.
+        precision, kv_precision, memory_ratio: see `inference_capacity`.
         input_tokens, output_tokens, engine, usd_per_device_hour, calibration: see `inference_estimate`.
         ttft_s: longest time to first token, in seconds. Default: no bound.
         itl_s: longest inter-token latency, in seconds. Default: no bound.
@@ -188,7 +202,7 @@ def inference_plan(
         name: None if value is None else arguments.number(name, value) for name, value in numbers.items()
     }
     return serving_plan(
-        **_names(model, cluster, precision, kv_precision),
+        **_names(model, _cluster(cluster, accelerator, network, device_memory), precision, kv_precision),
         engine=None if engine is None else _text("engine", engine),
         input_tokens=arguments.count("input_tokens", input_tokens),
         output_tokens=arguments.count("output_tokens", output_tokens),
@@ -279,11 +293,25 @@ def inference_accuracy(
     )
 
 
-def _names(model: str, cluster: str, precision: str, kv_precision: str | None) -> dict[str, Any]:
+def _cluster(
+    cluster: object, accelerator: object, network: str | None, device_memory: str | None
+) -> str | dict[str, Any]:
+    """The cluster as a run file has it."""
+    from meshwright.runfile.hardware import stated_cluster
+
+    of = arguments.plain("cluster", cluster) if isinstance(cluster, Mapping) else _text("cluster", cluster)
+    file = None if accelerator is None else arguments.path("accelerator", accelerator)
+    stated = {"network": network, "device_memory": device_memory}
+    return stated_cluster(of, accelerator=file, **stated)
+
+
+def _names(
+    model: str, cluster: str | Mapping[str, Any], precision: str, kv_precision: str | None
+) -> dict[str, Any]:
     cache = None if kv_precision is None else _text("kv_precision", kv_precision)
     return {
         "model": _text("model", os.fspath(model) if isinstance(model, os.PathLike) else model),
-        "cluster": _text("cluster", cluster), "precision": _text("precision", precision), "kv_precision": cache,
+        "cluster": cluster, "precision": _text("precision", precision), "kv_precision": cache,
     }  # fmt: skip
 
 

@@ -21,6 +21,7 @@ def plan(
     *,
     model: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     cluster: str | Mapping[str, Any] | None = None,
+    accelerator: str | os.PathLike[str] | None = None,
     network: str | None = None,
     device_memory: str | None = None,
     global_sequences: int | None = None,
@@ -45,6 +46,7 @@ def plan(
         run: a `Run`, the path or shipped name of a run file, or its content.
         model: catalogue name, path of a Hugging Face config.json, OWNER/NAME on the hub, or shapes as in a run file.
         cluster: ACCELERATOR-GPUS_PER_NODExNODES, as in "h100-8x4", or a cluster as in a run file.
+        accelerator: file of your own accelerator NAME, NAME.toml, for the cluster "NAME-8x4".
         network: network of a node in place of the usual one, as in "25Gb/s" or "8x400Gb/s RoCE".
         device_memory: memory of a device that the run may use, as in "40GiB".
         global_sequences: sequences per optimizer step, of the whole cluster.
@@ -80,8 +82,8 @@ def plan(
     from meshwright.answers.plan_ranking import plan_run
 
     resolved = given_run(
-        run, overrides=overrides, model=model, cluster=cluster, network=network, device_memory=device_memory,
-        global_sequences=global_sequences,
+        run, overrides=overrides, model=model, cluster=cluster, accelerator=accelerator, network=network,
+        device_memory=device_memory, global_sequences=global_sequences,
         sequence_length=sequence_length, precision=precision, engine=engine, objective=objective,
     )  # fmt: skip
     return plan_run(

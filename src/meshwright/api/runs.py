@@ -28,6 +28,7 @@ OVERRIDES = Changes(
 _KEYS = {
     "model": "model",
     "cluster": "cluster",
+    "accelerator": "cluster.accelerator",
     "network": "cluster.network",
     "device_memory": "cluster.device_memory",
     "global_sequences": "batch.global_sequences",
@@ -108,6 +109,8 @@ def given_run(source: RunSource | None, *, overrides: Overrides = (), **given: A
             f"missing {', '.join(missing)}",
             hint=f"give a run, or {', '.join(_REQUIRED[:-1])} and {_REQUIRED[-1]}",
         )
+    if "accelerator" in named:
+        named["accelerator"] = str(arguments.path("accelerator", named["accelerator"]))
     for name in ("global_sequences", "sequence_length"):
         named[name] = arguments.count(name, named[name])
     if "objective" in named:

@@ -23,6 +23,7 @@ def scale(
     mode: Literal["strong", "weak"] = "strong",
     model: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     cluster: str | Mapping[str, Any] | None = None,
+    accelerator: str | os.PathLike[str] | None = None,
     network: str | None = None,
     device_memory: str | None = None,
     global_sequences: int | None = None,
@@ -47,7 +48,8 @@ def scale(
         run: a `Run`, the path or shipped name of a run file, or its content.
         devices: numbers of devices; the smallest is the base. Default: 1 to 16 times the run's cluster.
         mode: "strong" keeps the global batch, "weak" lets it grow with the devices.
-        model, cluster, network, device_memory, global_sequences, sequence_length, precision, engine: see `plan`.
+        model, cluster, accelerator, network, device_memory, global_sequences: see `plan`.
+        sequence_length, precision, engine: see `plan`.
         overrides: keys of the run file with new values.
         fixed: fields of every plan, as {"tensor": 8}.
         keep_plan: keep one plan and change its data-parallel degree alone.
@@ -89,8 +91,8 @@ def scale(
         days=None if days is None else arguments.number("days", days),
     )
     resolved = given_run(
-        run, overrides=overrides, model=model, cluster=cluster, network=network, device_memory=device_memory,
-        global_sequences=global_sequences,
+        run, overrides=overrides, model=model, cluster=cluster, accelerator=accelerator, network=network,
+        device_memory=device_memory, global_sequences=global_sequences,
         sequence_length=sequence_length, precision=precision, engine=engine,
     )  # fmt: skip
     return scale_report(resolved, question)

@@ -240,6 +240,10 @@ def _renamed(document: Any) -> Any:
     return document
 
 
+STATED = ("network_of", "links_of")
+"""Fields of a fabric about what a run states of it."""
+
+
 def _from_document(document: Mapping[str, Any]) -> DeviceCalibration:
     known = {
         "schema", "made", "accelerator", "fabric", "num_devices", "shares_host", "num_cores", "contention",
@@ -254,9 +258,7 @@ def _from_document(document: Mapping[str, Any]) -> DeviceCalibration:
     unexplained = document["unexplained_sd"]
     return DeviceCalibration(
         accelerator=accelerator,
-        fabric=Fabric(
-            **{f.name: document["fabric"][f.name] for f in fields(Fabric) if f.name != "network_of"}
-        ),
+        fabric=Fabric(**{f.name: document["fabric"][f.name] for f in fields(Fabric) if f.name not in STATED}),
         num_devices=int(document["num_devices"]),
         shares_host=bool(document["shares_host"]),
         num_cores=max(1, int(document["num_cores"])),

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from functools import cache
 
-from meshwright.catalog.entries import CatalogKind, by_name, entry, names
+from meshwright.catalog.entries import CatalogEntry, CatalogKind, by_name, entry, names
 from meshwright.specs.hardware import Accelerator
 
-_OTHER_KEYS = (
+OTHER_KEYS = (
     "default_fabric", "devices_per_node", "announced", "marketed_memory", "driver_names", "pci_ids",
 )  # fmt: skip
 """Keys of an entry that are no fields of `Accelerator`: its usual system, its marketing, its names."""
@@ -35,8 +35,12 @@ def accelerator(name: str) -> Accelerator:
     >>> accelerator("mi355x").peak_flops_per_s["bf16"] / 1e12
     2500.0
     """
-    found = entry(CatalogKind.ACCELERATOR, name)
-    values = {key: value for key, value in found.values.items() if key not in _OTHER_KEYS}
+    return accelerator_of(entry(CatalogKind.ACCELERATOR, name))
+
+
+def accelerator_of(found: CatalogEntry) -> Accelerator:
+    """Return the accelerator that an entry describes, of the catalogue or of a user's file."""
+    values = {key: value for key, value in found.values.items() if key not in OTHER_KEYS}
     values["peak_flops_per_s"] = {f: float(peak) for f, peak in values["peak_flops_per_s"].items()}
     values["memory_bytes"] = int(values["memory_bytes"])
     return Accelerator(name=found.name, aliases=found.aliases, sources=found.sources, **values)

@@ -11,18 +11,21 @@ has. One that spans nodes (an NVL72 rack, a TPU pod) joins as many devices as th
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from meshwright.catalog.accelerators import (
     accelerator,
     accelerator_names,
+    accelerator_of,
     default_fabric_name,
     usual_devices_per_node,
 )
-from meshwright.catalog.entries import CatalogKind, by_name, entry, names
+from meshwright.catalog.entries import CatalogEntry, CatalogKind, by_name, entry, names
 from meshwright.errors import InputError
-from meshwright.specs.hardware import Cluster, Fabric
+from meshwright.specs.hardware import Accelerator, Cluster, Fabric
 
 _NAME = re.compile(r"(?P<accelerator>.+)-(?P<devices_per_node>\d+)x(?P<num_nodes>\d+)", re.IGNORECASE)
 
@@ -63,16 +66,8 @@ def cluster(name: str, *, fabric_name: str | None = None) -> Cluster:
     >>> cluster("gb200-4x18").fabric.scale_up_domain
     72
     """
-    match = _NAME.fullmatch(name.strip())
-    if match is None or len(name) > MAX_LENGTH:
-        got = name[:MAX_LENGTH]
-        raise InputError(
-            "a cluster name has another form", got=got, allowed=NAMING_RULE, hint=_shape_hint(got)
-        )
-    devices_per_node, num_nodes = int(match["devices_per_node"]), int(match["num_nodes"])
-    if devices_per_node < 1 or num_nodes < 1:
-        raise InputError("a cluster needs at least one device and one node", got=name, allowed=NAMING_RULE)
-    device = accelerator(match["accelerator"])
+    device_name, devices_per_node, num_nodes = shape_of(name)
+    device = accelerator(device_name)
     return Cluster(
         name=f"{device.name}-{devices_per_node}x{num_nodes}",
         accelerator=device,
@@ -84,6 +79,65 @@ def cluster(name: str, *, fabric_name: str | None = None) -> Cluster:
         devices_per_node=devices_per_node,
         num_nodes=num_nodes,
     )
+
+
+def shape_of(name: str) -> tuple[str, int, int]:
+    """Return the accelerator's name, the devices of a node and the nodes that a cluster's name gives.
+
+    Raises InputError when the name has another form or asks for no devices.
+
+    >>> shape_of("mi355x-8x64")
+    ('mi355x', 8, 64)
+    """
+    match = _NAME.fullmatch(name.strip())
+    if match is None or len(name) > MAX_LENGTH:
+        got = name[:MAX_LENGTH]
+        raise InputError(
+            "a cluster name has another form", got=got, allowed=NAMING_RULE, hint=_shape_hint(got)
+        )
+    devices_per_node, num_nodes = int(match["devices_per_node"]), int(match["num_nodes"])
+    if devices_per_node < 1 or num_nodes < 1:
+        raise InputError("a cluster needs at least one device and one node", got=name, allowed=NAMING_RULE)
+    return match["accelerator"], devices_per_node, num_nodes
+
+
+def own_cluster(
+    own: CatalogEntry, *, devices_per_node: int, num_nodes: int, fabric_name: str | None = None
+) -> Cluster:
+    """Return a cluster of the accelerator that a user's file describes.
+
+    Links that the file states replace those of its `default_fabric`, whose latencies and efficiency they have. On
+    `fabric_name` they are those of that fabric.
+    """
+    usual = own.values["default_fabric"]
+    device = with_links(accelerator_of(own), fabric(usual), stated=own.values)
+    return Cluster(
+        name=f"{device.name}-{devices_per_node}x{num_nodes}",
+        accelerator=device,
+        fabric=placed_fabric(
+            fabric_name or usual, devices_per_node=devices_per_node, num_nodes=num_nodes,
+            links=None if fabric_name else device,
+        ),
+        devices_per_node=devices_per_node,
+        num_nodes=num_nodes,
+        stated=(f"accelerator {device.name} as its file describes it",),
+    )  # fmt: skip
+
+
+_LINKS = ("scale_up_domain", "scale_up_bytes_per_s", "scale_up_peer_bytes_per_s", "scale_out_bytes_per_s")
+"""Fields that accelerators and fabrics have alike."""
+
+
+def with_links(device: Accelerator, usual: Fabric, *, stated: Mapping[str, Any]) -> Accelerator:
+    """Return the accelerator with the links of its usual fabric where its file states none.
+
+    The rate to one peer keeps its share of that of all links, which tells a mesh from a switch.
+    """
+    links = {key: stated.get(key, getattr(usual, key)) for key in _LINKS}
+    if "scale_up_peer_bytes_per_s" not in stated:
+        share = usual.scale_up_peer_bytes_per_s / usual.scale_up_bytes_per_s
+        links["scale_up_peer_bytes_per_s"] = links["scale_up_bytes_per_s"] * share
+    return replace(device, **links)
 
 
 def _shape_hint(name: str) -> str:
@@ -128,8 +182,9 @@ def with_nodes(cluster: Cluster, num_nodes: int) -> Cluster:
     72
     """
     placed = placed_fabric(
-        cluster.fabric.name, devices_per_node=cluster.devices_per_node, num_nodes=num_nodes
-    )
+        cluster.fabric.name, devices_per_node=cluster.devices_per_node, num_nodes=num_nodes,
+        links=cluster.accelerator if cluster.fabric.links_of else None,
+    )  # fmt: skip
     fabric = replace(
         cluster.fabric,
         scale_up_domain=placed.scale_up_domain,
@@ -140,8 +195,10 @@ def with_nodes(cluster: Cluster, num_nodes: int) -> Cluster:
 
 
 @by_name
-def placed_fabric(name: str, *, devices_per_node: int, num_nodes: int) -> Fabric:
-    """Return the fabric `name` restricted to a cluster of this shape.
+def placed_fabric(
+    name: str, *, devices_per_node: int, num_nodes: int, links: Accelerator | None = None
+) -> Fabric:
+    """Return the fabric `name` restricted to a cluster of this shape, with the rates and domain of `links` if given.
 
     On a mesh (links to each peer are separate) a domain of q devices has q-1 of the links: its scale-up rate
     is the sum of those. On a switch a smaller domain keeps the full rate.
@@ -149,8 +206,8 @@ def placed_fabric(name: str, *, devices_per_node: int, num_nodes: int) -> Fabric
     for field, value in (("devices_per_node", devices_per_node), ("num_nodes", num_nodes)):
         if type(value) is not int or not 1 <= value <= MAX_COUNT:
             raise InputError(field, got=str(value)[:MAX_LENGTH], allowed=f"a whole number, 1 to {MAX_COUNT}")
-    whole = fabric(name)
-    domain = _domain(name, devices_per_node=devices_per_node, num_nodes=num_nodes)
+    whole = fabric(name) if links is None else _with_links_of(fabric(name), links)
+    domain = _domain(whole, devices_per_node=devices_per_node, num_nodes=num_nodes)
     reachable_bytes_per_s = whole.scale_up_peer_bytes_per_s * max(1, domain - 1)
     return replace(
         whole,
@@ -159,21 +216,30 @@ def placed_fabric(name: str, *, devices_per_node: int, num_nodes: int) -> Fabric
     )
 
 
-def _domain(name: str, *, devices_per_node: int, num_nodes: int) -> int:
+def _with_links_of(whole: Fabric, device: Accelerator) -> Fabric:
+    """The fabric with the links of an accelerator that a file describes."""
+    own = {key: getattr(device, key) for key in _LINKS}
+    source = f"accelerator {device.name}: {device.sources['all']}"
+    return replace(
+        whole, **own, links_of=device.name, sources={**whole.sources, **dict.fromkeys(own, source)}
+    )
+
+
+def _domain(whole: Fabric, *, devices_per_node: int, num_nodes: int) -> int:
     """Devices per scale-up domain.
 
     A cluster that is neither one rack nor whole racks takes the same `segment` of every rack, as rack-aware
     schedulers place it: 256 GB200 are 4 x 64, not 3 x 72 + 40.
     """
-    values = entry(CatalogKind.FABRIC, name).values
-    limit, num_devices = values["scale_up_domain"], devices_per_node * num_nodes
+    values = entry(CatalogKind.FABRIC, whole.name).values
+    limit, num_devices = whole.scale_up_domain, devices_per_node * num_nodes
     if not values.get("spans_nodes", False):
         if devices_per_node > limit:
             raise InputError(
-                f"a node on fabric {name} has at most {limit} devices", got=devices_per_node,
+                f"a node on fabric {whole.name} has at most {limit} devices", got=devices_per_node,
                 allowed=f"1 to {limit}", hint=f"the rule is {NAMING_RULE}",
             )  # fmt: skip
         return devices_per_node
     if num_devices <= limit:
         return num_devices
-    return limit if num_devices % limit == 0 else values.get("segment", limit)
+    return limit if num_devices % limit == 0 else min(limit, values.get("segment", limit))

@@ -32,12 +32,13 @@ DATA = Path(__file__).parent / "data"
 _LookUp = TypeVar("_LookUp", bound=Callable[..., Any])
 
 DESCRIBE = (
-    "another device is a file of its data sheet's figures (docs/guides/adding-an-accelerator.md), or is measured where "
-    "it is: `cluster: here`"
+    "another device is a file of its data sheet's figures (--accelerator FILE, docs/guides/adding-an-accelerator.md), "
+    "or is measured where it is: `cluster: here`"
 )
 """The way on where no accelerator has the name that was given."""
 
-_ABOUT = ("sources", "conflicts", "assumptions", "unknown", "published")
+ABOUT = ("sources", "conflicts", "assumptions", "unknown", "published")
+"""Tables of an entry about its values."""
 
 
 class CatalogKind(StrEnum):
@@ -123,7 +124,7 @@ def entry(kind: CatalogKind, name: str) -> CatalogEntry:
 
 @cache
 def _entry(kind: CatalogKind, name: str) -> CatalogEntry:
-    key = _normal(name)
+    key = normal_name(name)
     if key in names(kind):
         return _read(kind, key)
     found = _aliases(kind).get(key)
@@ -137,11 +138,15 @@ def _entry(kind: CatalogKind, name: str) -> CatalogEntry:
 
 @cache
 def _read(kind: CatalogKind, name: str) -> CatalogEntry:
+    return entry_of_text((kind.folder / f"{name}.toml").read_text(encoding="utf-8"), kind=kind, name=name)
+
+
+def entry_of_text(text: str, *, kind: CatalogKind, name: str) -> CatalogEntry:
+    """Return the entry that the text of a file describes. Raises tomllib.TOMLDecodeError where it is no TOML."""
     import tomllib
 
-    text = (kind.folder / f"{name}.toml").read_text(encoding="utf-8")
     values = tomllib.loads(text)
-    about = {key: values.pop(key, {}) for key in _ABOUT}
+    about = {key: values.pop(key, {}) for key in ABOUT}
     aliases = tuple(values.pop("aliases", ()))
     title = text.partition("\n")[0].removeprefix("#").strip()
     return CatalogEntry(kind=kind, name=name, title=title, values=values, aliases=aliases, **about)
@@ -149,10 +154,11 @@ def _read(kind: CatalogKind, name: str) -> CatalogEntry:
 
 @cache
 def _aliases(kind: CatalogKind) -> dict[str, str]:
-    return {_normal(alias): name for name in names(kind) for alias in _read(kind, name).aliases}
+    return {normal_name(alias): name for name in names(kind) for alias in _read(kind, name).aliases}
 
 
-def _normal(name: str) -> str:
+def normal_name(name: str) -> str:
+    """Return the name as look-ups compare it: small letters, a hyphen for spaces and underscores."""
     return "-".join(name.lower().replace("_", " ").split())
 
 

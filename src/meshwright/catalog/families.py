@@ -277,6 +277,8 @@ NOT_READ: dict[str, str] = {
     "Lfm2MoeForCausalLM": "layers of gated short convolutions",
     "MiniMaxForCausalLM": "lightning attention, whose states decay by a constant",
     "BailingHybridForCausalLM": "lightning attention, whose states decay by a constant",
+    "CohereForCausalLM": "blocks of attention and feed-forward that run side by side after one norm",
+    "FalconForCausalLM": "blocks of attention and feed-forward that run side by side",
     "Cohere2ForCausalLM": "blocks of attention and feed-forward that run side by side after one norm",
     "GPTNeoXForCausalLM": "blocks of attention and feed-forward that run side by side",
     "PhiForCausalLM": "blocks of attention and feed-forward that run side by side after one norm",

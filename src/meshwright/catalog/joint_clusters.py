@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshwright.catalog.clusters import cluster
+from meshwright.catalog.clusters import cluster, own_cluster, shape_of
+from meshwright.catalog.entries import CatalogEntry, normal_name
 from meshwright.errors import InputError
 from meshwright.specs.hardware import Accelerator, Cluster, Fabric
 
@@ -19,8 +20,10 @@ SEPARATOR = "+"
 MOST_PARTS = 8
 
 
-def joint_cluster(name: str, *, fabric_name: str | None = None) -> Cluster:
+def joint_cluster(name: str, *, fabric_name: str | None = None, own: CatalogEntry | None = None) -> Cluster:
     """Return the cluster that `name` describes, of one part or of several; all on `fabric_name`, if it is given.
+
+    Parts that name the accelerator `own`, which a user's file holds, have it.
 
     Raises InputError when parts cannot train together, and as `cluster` for each of them.
 
@@ -29,11 +32,26 @@ def joint_cluster(name: str, *, fabric_name: str | None = None) -> Cluster:
     (96, 'h100', ['h100-8x8', 'h200-8x4'])
     """
     names = name.split(SEPARATOR)
-    if len(names) == 1:
-        return cluster(name, fabric_name=fabric_name)
     if len(names) > MOST_PARTS:
         raise InputError("a cluster has too many parts", got=len(names), allowed=f"2 to {MOST_PARTS}")
-    return joined(tuple(cluster(part.strip(), fabric_name=fabric_name) for part in names))
+    parts = tuple(_part(part.strip(), fabric_name=fabric_name, own=own) for part in names)
+    return parts[0] if len(parts) == 1 else joined(parts)
+
+
+def names_device(name: str, own: CatalogEntry) -> bool:
+    """Return whether a part of the cluster `name` is of the accelerator `own`. Raises InputError for no name."""
+    return any(_is_of(part, own) for part in name.split(SEPARATOR))
+
+
+def _is_of(part: str, own: CatalogEntry) -> bool:
+    return normal_name(shape_of(part)[0]) in map(normal_name, (own.name, *own.aliases))
+
+
+def _part(name: str, *, fabric_name: str | None, own: CatalogEntry | None) -> Cluster:
+    if own is None or not _is_of(name, own):
+        return cluster(name, fabric_name=fabric_name)
+    _, devices_per_node, num_nodes = shape_of(name)
+    return own_cluster(own, devices_per_node=devices_per_node, num_nodes=num_nodes, fabric_name=fabric_name)
 
 
 def joined(parts: tuple[Cluster, ...]) -> Cluster:
@@ -42,7 +60,7 @@ def joined(parts: tuple[Cluster, ...]) -> Cluster:
     slowest = slowest_part(parts)
     return Cluster(
         name=SEPARATOR.join(part.name for part in parts),
-        stated=parts[0].stated,
+        stated=tuple(dict.fromkeys(text for part in parts for text in part.stated)),
         accelerator=_common_accelerator(parts, slowest.accelerator),
         fabric=_common_fabric(parts, slowest.fabric),
         devices_per_node=slowest.devices_per_node,

@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright import units
-from meshwright.answers.documents.catalog import ABOUT, details_document, leaves, listing_document
+from meshwright.answers.documents.catalog import (
+    ABOUT,
+    details_document,
+    leaves,
+    listing_document,
+    own_accelerator_document,
+)
 from meshwright.answers.documents.claims import claim_document, claims_document
 from meshwright.answers.documents.run_files import run_files_document
 from meshwright.catalog.lookup import all_claims, claim
@@ -13,6 +19,7 @@ from meshwright.cli.catalog_claims import print_claim, print_claims
 from meshwright.cli.catalog_runs import print_run_files
 from meshwright.cli.output import Align, emit_json, print_line, print_table, progress
 from meshwright.errors import InputError
+from meshwright.runfile import accelerator_file
 
 
 def run(*, kind: str, name: str | None, predict: bool, as_json: bool) -> None:
@@ -23,6 +30,12 @@ def run(*, kind: str, name: str | None, predict: bool, as_json: bool) -> None:
     if kind == "runs":
         _run_files(name, predict=predict, as_json=as_json)
         return
+    if kind == "template":
+        _template(name, as_json=as_json)
+        return
+    if kind == "check":
+        _check(name, as_json=as_json)
+        return
     if predict:
         raise InputError("--predict is for claims and runs", got=kind, allowed="claims, runs")
     document = listing_document(kind) if name is None else details_document(kind, name)
@@ -32,6 +45,30 @@ def run(*, kind: str, name: str | None, predict: bool, as_json: bool) -> None:
         _print_listing(document)
     else:
         _print_details(document)
+
+
+def _template(name: str | None, *, as_json: bool) -> None:
+    if name != "accelerator":
+        raise InputError("a template of", got=name or "nothing", allowed="accelerator")
+    text = accelerator_file.TEMPLATE.read_text(encoding="utf-8")
+    if as_json:
+        emit_json({"template": text})
+    else:
+        print(text, end="")
+
+
+def _check(path: str | None, *, as_json: bool) -> None:
+    if path is None:
+        raise InputError("a file is missing", hint="meshwright catalog check my.toml")
+    document = own_accelerator_document(path)
+    if as_json:
+        emit_json(document)
+        return
+    _print_details(document)
+    print_line()
+    print_line("Assumed, because the file does not say it", style="bold")
+    for key, text in document["assumed"].items():
+        print_line(f"{key}: {text}")
 
 
 def _claims(name: str | None, *, predict: bool, as_json: bool) -> None:

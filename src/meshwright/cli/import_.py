@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from io import StringIO
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from ruamel.yaml import YAML
 
@@ -16,15 +16,18 @@ from meshwright.engines.base import ImportingEngine, find_engine
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
 from meshwright.planner.engines import engine_facts
+from meshwright.runfile.hardware import stated_cluster
 
 
-def run(*, source: str, engine_name: str | None, cluster: str, out: Path | None, as_json: bool) -> None:
+def run(
+    *, source: str, engine_name: str | None, cluster: str, out: Path | None, as_json: bool, **hardware: Any
+) -> None:
     """Read the configuration, write the run file, and note what is wrong with the run."""
     name = engine_name or _engine_of(source)
     engine = find_engine(name)
     if not hasattr(engine, "import_run"):
         raise InputError("configurations of this engine are not read", got=name)
-    found = cast("ImportingEngine", engine).import_run(source, cluster=cluster)
+    found = cast("ImportingEngine", engine).import_run(source, cluster=stated_cluster(cluster, **hardware))
     stream = StringIO()
     YAML().dump(found.content, stream)
     text = f"# From {source}, a configuration of {name}\n{stream.getvalue()}"

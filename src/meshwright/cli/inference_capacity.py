@@ -7,7 +7,8 @@ from typing import Any
 import click
 
 from meshwright.answers.serving_capacity import ServingCapacity, serving_capacity
-from meshwright.cli.inference_options import given_degrees
+from meshwright.cli.inference_estimate import print_hardware
+from meshwright.cli.inference_options import given_cluster, given_degrees
 from meshwright.cli.output import emit_json, note, print_line, print_table
 from meshwright.units import gib
 
@@ -17,18 +18,17 @@ SHOWN = 8
 def run(
     *,
     model: str,
-    cluster: str,
     precision: str,
     kv_precision: str | None,
     context: int,
     memory_ratio: float | None,
     as_json: bool,
-    **degrees: Any,
+    **options: Any,
 ) -> None:
     """Compute and print. Exits with 1 if nothing fits."""
     found = serving_capacity(
-        model=model, cluster=cluster, precision=precision, kv_precision=kv_precision, context=context,
-        degrees=given_degrees(degrees), memory_ratio=memory_ratio,
+        model=model, cluster=given_cluster(options), precision=precision, kv_precision=kv_precision, context=context,
+        degrees=given_degrees(options), memory_ratio=memory_ratio,
     )  # fmt: skip
     if as_json:
         emit_json(found.to_dict())
@@ -41,6 +41,7 @@ def run(
 def _print(found: ServingCapacity) -> None:
     document, device = found.to_dict(), found.best.device
     print_line(found.summary(), style="bold")
+    print_hardware(found.question.cluster)
     print_line()
     print_table(
         {"of a device": "left", "GiB": "right"},

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from meshwright.cli.options import Decorator, count_option, file_option, option_group
+from meshwright.cli.options import Decorator, count_option, file_option, hardware_options, option_group
 from meshwright.errors import InputError
 
 DEGREES = {
@@ -15,6 +15,9 @@ DEGREES = {
     "replicas": "--replicas",
 }  # fmt: skip
 """Degrees of a serving layout, and their options."""
+
+HARDWARE = ("accelerator", "network", "device_memory")
+"""Names of the values of `hardware_options`."""
 
 MAX_DEGREE = 10**7
 
@@ -53,8 +56,15 @@ _MODEL = (
 )  # fmt: skip
 
 
-model_options = option_group(_MODEL)
-"""--model, --cluster, --precision and --kv-precision."""
+model_options = option_group((*_MODEL[:2], hardware_options, *_MODEL[2:]))
+"""--model, --cluster with its hardware, --precision and --kv-precision."""
+
+
+def given_cluster(options: Mapping[str, Any]) -> Any:
+    """The cluster as a run file has it: --cluster, and what the options of its hardware state."""
+    from meshwright.runfile.hardware import stated_cluster
+
+    return stated_cluster(options["cluster"], **{name: options[name] for name in HARDWARE})
 
 
 layout_options = option_group(_LAYOUT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.answers.serving_plan import ServingPlan, serving_plan
-from meshwright.cli.inference_estimate import server_question
+from meshwright.cli.inference_estimate import print_hardware, server_question
 from meshwright.cli.output import emit_json, note, print_line, print_text_tables
 
 SHOWN, EXPLAINED = 5, 20
@@ -30,6 +30,7 @@ def run(
         emit_json(found.to_dict())
         return
     print_line(found.summary(), style="bold")
+    print_hardware(found.question.cluster)
     print_line()
     tables = [found.layout_table(EXPLAINED if explain else SHOWN)]
     print_text_tables([*tables, found.front_table()] if pareto else tables)

@@ -152,6 +152,11 @@ def text_override(key: str, text: str | None) -> list[str]:
 
 hardware_options = option_group(
     (
+        file_option(
+            "--accelerator", metavar="FILE.toml",
+            help="Your own accelerator NAME, from NAME.toml, for --cluster NAME-8x4. "
+            "`meshwright catalog template accelerator` prints such a file.",
+        ),
         click.option(
             "--network", metavar="RATE",
             help="Network of a node in place of the usual one: 25Gb/s, 4x100Gb/s, or with its kind '8x400Gb/s RoCE' "
@@ -163,7 +168,7 @@ hardware_options = option_group(
         ),
     )
 )  # fmt: skip
-"""--network and --device-memory: what a run states of its cluster's hardware; None where absent."""
+"""--accelerator, --network and --device-memory: what a run states of its cluster's hardware; None where absent."""
 
 
 def run_argument(*, required: bool = True) -> Decorator:

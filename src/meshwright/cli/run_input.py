@@ -17,7 +17,7 @@ from meshwright.specs.run import Run
 _FLAGS = {
     "model": "--model", "cluster": "--cluster", "batch.global_sequences": "--gbs", "data.sequence_length": "--seq",
     "precision": "--precision", "engine": "--engine", "objective": "--objective", "cluster.network": "--network",
-    "cluster.device_memory": "--device-memory", "calibration": "--calibration",
+    "cluster.device_memory": "--device-memory", "cluster.accelerator": "--accelerator", "calibration": "--calibration",
 }  # fmt: skip
 """Options that replace keys of a run file."""
 _REQUIRED = ("model", "cluster", "batch.global_sequences", "data.sequence_length")
@@ -47,6 +47,7 @@ def _run(
     overrides: Sequence[str] = (),
     model: str | None = None,
     cluster: str | None = None,
+    accelerator: Path | None = None,
     network: str | None = None,
     device_memory: str | None = None,
     global_batch: int | None = None,
@@ -64,7 +65,10 @@ def _run(
         "model": model, "cluster": cluster, "data.sequence_length": sequence_length,
         "batch.global_sequences": global_batch, "precision": precision, "engine": engine, "objective": objective,
     }  # fmt: skip
-    hardware = {"cluster.network": network, "cluster.device_memory": device_memory}
+    hardware = {
+        "cluster.accelerator": None if accelerator is None else str(accelerator),
+        "cluster.network": network, "cluster.device_memory": device_memory,
+    }  # fmt: skip
     _refuse_keys_given_twice({**given, **hardware}, overrides)
     stated = {"calibration": calibration, **hardware}
     named = [_named(key, one) for key, text in stated.items() for one in text_override(key, text)]

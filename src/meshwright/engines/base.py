@@ -190,11 +190,15 @@ class TrainingEngine(Protocol):
         ...
 
 
+StatedCluster = str | Mapping[str, Any]
+"""A cluster as a run file has it: its name, or a mapping that also states some of its hardware."""
+
+
 @runtime_checkable
 class ImportingEngine(Protocol):
     """An engine whose own configurations are read back."""
 
-    def import_run(self, source: str, *, cluster: str) -> Imported:
+    def import_run(self, source: str, *, cluster: StatedCluster) -> Imported:
         """Return the run on `cluster` that `source`, a path or the engine's name of a configuration, describes.
 
         Every setting is carried over, ignored because it does not concern training, or named in a note. A setting that

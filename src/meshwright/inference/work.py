@@ -36,7 +36,7 @@ from meshwright.inference.memory import (
     served,
     weight_bytes,
 )
-from meshwright.specs.hardware import Cluster
+from meshwright.specs.hardware import Accelerator, Cluster, Fabric
 from meshwright.specs.model import AttentionKind, Model
 
 HIDDEN_BYTES = 2
@@ -241,16 +241,22 @@ def group_on(cluster: Cluster, size: int, stride: int = 1) -> Group:
     return _group(Placed(cluster), size, stride)
 
 
+_LINKS = tuple(f.name for f in fields(Fabric) if f.name != "sources")
+_DEVICE = tuple(
+    f.name for f in fields(Accelerator) if f.name not in ("peak_flops_per_s", "aliases", "sources")
+)
+
+
 class Placed:
-    """A cluster that a cache can hold: equal to others on the same fabric with nodes of the same size."""
+    """A cluster that a cache can hold: equal to others of the same devices and links with nodes of the same size."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        fabric = cluster.fabric
+        fabric, device = cluster.fabric, cluster.accelerator
         self.key = (
-            fabric.name,
-            fabric.scale_up_domain,
-            fabric.scale_up_bytes_per_s,
+            *(getattr(fabric, name) for name in _LINKS),
+            *(getattr(device, name) for name in _DEVICE),
+            *sorted(device.peak_flops_per_s.items()),
             cluster.devices_per_node,
         )
 

@@ -21,7 +21,7 @@ from meshwright.arrays import Array, FloatArray
 from meshwright.catalog.prices import power_assumptions, price_per_device_hour
 from meshwright.cost.energy import PowerModel, activity_ratio, facility_power_w, power_model
 from meshwright.cost.step import StepTable
-from meshwright.errors import InputError
+from meshwright.errors import InputError, UnknownNameError
 from meshwright.specs.hardware import Accelerator, Cluster
 from meshwright.specs.run import Costs, Objective
 from meshwright.units import HOUR_S, JOULE_PER_KWH
@@ -106,7 +106,7 @@ def goal_for(
                 "devices of several parts have several prices", got=cluster.name,
                 hint="give their mean as costs.usd_per_device_hour",
             )  # fmt: skip
-        price = price_per_device_hour(cluster.accelerator.name).usd_per_device_hour
+        price = _catalogue_price(cluster.accelerator.name)
     return Goal(
         objective=objective,
         num_devices=cluster.num_devices,
@@ -115,6 +115,16 @@ def goal_for(
         usd_per_kwh=costs.usd_per_kwh or 0.0,
         power=_power(cluster.accelerator),
     )
+
+
+def _catalogue_price(accelerator: str) -> float:
+    """USD per device hour. Devices of a user's file and measured ones have none."""
+    try:
+        return price_per_device_hour(accelerator).usd_per_device_hour
+    except UnknownNameError:
+        raise InputError(
+            "no price is known for this accelerator", got=accelerator, hint="give costs.usd_per_device_hour"
+        ) from None
 
 
 def _power(accelerator: Accelerator) -> PowerModel | None:

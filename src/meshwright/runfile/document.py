@@ -59,29 +59,33 @@ class RunFileDocument:
         return as_error(problems, file=self.file, places=self.places)
 
 
-def read_text(path: str | os.PathLike[str]) -> str:
-    """The text of a file; every way in which it is not the text of a run file is a `RunFileError`."""
+def read_text(path: str | os.PathLike[str], *, kind: str = "run file") -> str:
+    """The text of a file; every way in which it is not the text of a file of this kind is a `RunFileError`."""
     name = os.fspath(path)
     try:
         with Path(name).open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise RunFileError("no such file", file=name, hint=_near_file(Path(name))) from None
+        raise RunFileError("no such file", file=name, hint=_near_file(Path(name), kind)) from None
     except IsADirectoryError:
-        raise RunFileError("is a folder, not a run file", file=name) from None
+        raise RunFileError(f"is a folder, not {_a(kind)}", file=name) from None
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         raise RunFileError(
             f"cannot be read ({getattr(error, 'strerror', None) or error})", file=name
         ) from None
     if len(data) > MAX_BYTES:
-        raise RunFileError("is too large for a run file", file=name, allowed=f"<= {MAX_BYTES // 1024} KiB")
+        raise RunFileError(f"is too large for {_a(kind)}", file=name, allowed=f"<= {MAX_BYTES // 1024} KiB")
     if b"\0" in data:
-        raise RunFileError("is a binary file, not a run file", file=name)
+        raise RunFileError(f"is a binary file, not {_a(kind)}", file=name)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise RunFileError("is not UTF-8 text", file=name, line=line) from None
+
+
+def _a(kind: str) -> str:
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
 def parse(text: str, *, file: str) -> RunFileDocument:
@@ -154,7 +158,7 @@ def _replaced(mapping: Any, path: tuple[str, ...], value: Any, label: str, depth
     return mapping | {head: _replaced({} if below is None else below, path, value, label, depth + 1)}
 
 
-_NAMED_CLUSTER_KEYS = ("name", "fabric", "network", "oversubscription", "device_memory")
+_NAMED_CLUSTER_KEYS = ("name", "accelerator", "fabric", "network", "oversubscription", "device_memory")
 """Keys that a cluster with a name may have."""
 
 
@@ -169,13 +173,15 @@ def in_full(path: Sequence[str], text: str, *, key: str) -> str | dict[str, Any]
     return {"name": text} if tuple(path) == ("cluster",) and key in _NAMED_CLUSTER_KEYS else text
 
 
-def _near_file(path: Path) -> str | None:
+def _near_file(path: Path, kind: str) -> str | None:
     try:
         near = nearest(path.name, (p.name for p in path.parent.iterdir() if p.is_file()))
     except (OSError, ValueError):
         return None
     if near:
         return f"did you mean {str(path.with_name(near))!r}?"
+    if kind != "run file":
+        return None
     if path.suffix not in (".yaml", ".yml") and (known := nearest(str(path), catalog.run_file_names())):
         return f"did you mean {known!r}, which ships?"
     return "`meshwright catalog runs` lists those that ship"

@@ -2,6 +2,7 @@
 
     network: 25Gb/s               one port of 25 Gbit/s for all devices of a node
     network: 4x100Gb/s RoCE       four ports of 100 Gbit/s, with the latency and the efficiency of RoCE
+    accelerator: ./my.toml        the accelerator `my` of a user's file (`accelerator_file`)
     device_memory: 40GiB          a partition of a device, or what others leave of it
 
 Everything else of the cluster, its scale-up links among them, is the catalogue's.
@@ -9,9 +10,11 @@ Everything else of the cluster, its scale-up links among them, is the catalogue'
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from meshwright.calibration.collectives import constants_for
 from meshwright.catalog import lookup as catalog
@@ -87,6 +90,21 @@ def _kind(text: str | None) -> str | None:
     )  # fmt: skip
 
 
+def stated_cluster(
+    name: str | Mapping[str, Any], *, accelerator: str | os.PathLike[str] | None = None, **stated: str | None
+) -> str | dict[str, Any]:
+    """Return a cluster as a run file has it: its name, or a mapping where an argument states some of its hardware.
+
+    `stated` are `network` and `device_memory`. The path of an accelerator's file becomes absolute, so that it is found
+    from the folder of any run file.
+    """
+    file = None if accelerator is None else os.path.abspath(accelerator)  # noqa: PTH100  without `..`
+    given = {key: value for key, value in {"accelerator": file, **stated}.items() if value is not None}
+    if isinstance(name, str):
+        return {"name": name, **given} if given else name
+    return {**name, **given}
+
+
 def with_hardware(
     cluster: Cluster,
     *,
@@ -103,7 +121,7 @@ def with_hardware(
             "network": network, "oversubscription": oversubscription, "device_memory": device_memory,
         }  # fmt: skip
         return joined(tuple(with_hardware(part, **given) for part in cluster.parts))
-    stated, fabric, accelerator = [], cluster.fabric, cluster.accelerator
+    stated, fabric, accelerator = [*cluster.stated], cluster.fabric, cluster.accelerator
     if network is not None:
         found = read_network(network)
         fabric = _with_network(fabric, found, devices_per_node=cluster.devices_per_node)

@@ -52,17 +52,21 @@ def key_name(path: KeyPath) -> str:
 
 
 def as_error(
-    problems: Sequence[RunFileProblem], *, file: str, places: Mapping[KeyPath, SourceLocation]
+    problems: Sequence[RunFileProblem],
+    *,
+    file: str,
+    places: Mapping[KeyPath, SourceLocation],
+    most: int = MAX_SHOWN,
 ) -> RunFileError:
-    """The exception that says all of `problems`, in the order of the file."""
+    """The exception that says `most` of `problems`, in the order of the file."""
     located = sorted(((_place(p, places), p) for p in problems), key=lambda item: _order(item[0]))
     errors = [_one(problem, place, file) for place, problem in located]
     if len(errors) == 1:
         return errors[0]
     lines = [f"{len(errors)} errors"]
-    lines += [f"  {e.message}{f'; hint: {e.hint}' if e.hint else ''}" for e in errors[:MAX_SHOWN]]
-    if len(errors) > MAX_SHOWN:
-        lines.append(f"  and {len(errors) - MAX_SHOWN} more")
+    lines += [f"  {e.message}{f'; hint: {e.hint}' if e.hint else ''}" for e in errors[:most]]
+    if len(errors) > most:
+        lines.append(f"  and {len(errors) - most} more")
     return RunFileError("\n".join(lines), file=file)
 
 

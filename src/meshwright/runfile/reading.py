@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 from meshwright.catalog import lookup as catalog
 from meshwright.errors import RunFileError
 from meshwright.runfile import document as documents
+from meshwright.runfile.accelerator_file import is_accelerator_file
 from meshwright.runfile.document import RunFileDocument
 from meshwright.runfile.resolve import resolve
 from meshwright.runfile.validate import validate
@@ -103,8 +105,26 @@ def from_options(
 def _run(document: RunFileDocument, *, overrides: Sequence[str], here: Cluster | None) -> Run:
     for assignment in overrides:
         document = documents.override(document, assignment)
+    if (found := _accelerator_file(document)) is not None:
+        overrides = [*overrides, f"cluster.accelerator={json.dumps(found)}"]
+        document = replace(documents.override(document, overrides[-1]), places=document.places)
     run = resolve(document, validate(document), name=Path(document.file).stem, here=here)
     return replace(run, overrides=tuple(overrides))
+
+
+def _accelerator_file(document: RunFileDocument) -> str | None:
+    """The absolute path of the accelerator's file that a run names by a relative one; None where it names none.
+
+    The path in a run file starts from its folder, that of an option from the working directory. Copies of the run, with
+    a pinned plan say, lie in other folders: they have the absolute path.
+    """
+    cluster = document.value.get("cluster")
+    path = cluster.get("accelerator") if isinstance(cluster, dict) else None
+    if not isinstance(path, str) or not is_accelerator_file(path) or Path(path).is_absolute():
+        return None
+    is_of_file = isinstance(document.places.get(("cluster", "accelerator")), int)
+    folder = Path(document.file).parent if is_of_file else Path()
+    return os.path.normpath((folder / path).absolute())
 
 
 def _yaml(value: dict[str, Any]) -> str:

@@ -15,18 +15,22 @@ from typing import Any, TypeVar
 from meshwright.calibration import device as device_calibration
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.engines import ANY, refuse_engine
+from meshwright.catalog.entries import CatalogEntry
+from meshwright.catalog.joint_clusters import names_device
 from meshwright.catalog.models import model_of_repository
 from meshwright.catalog.precisions import multiplied_on, refuse_precision
 from meshwright.errors import InputError, MeshwrightError, UnknownNameError, nearest
 from meshwright.hub import is_hub_name
 from meshwright.kernels.operations import OPERATIONS, STORED_FORMATS
 from meshwright.runfile import schema
+from meshwright.runfile.accelerator_file import accelerator_name, is_accelerator_file, read_accelerator
 from meshwright.runfile.document import RunFileDocument
 from meshwright.runfile.hardware import with_hardware
 from meshwright.runfile.inline import changed_model, inline_model, same_fields
 from meshwright.runfile.optimizer import foreign_keys, resolve_optimizer, state_bytes
 from meshwright.runfile.pinned import plan_from_section
-from meshwright.runfile.problems import BelowError, KeyPath, RunFileProblem
+from meshwright.runfile.problems import BelowError, KeyPath, RunFileProblem, as_error
+from meshwright.runfile.validate import validated
 from meshwright.specs import run as specs
 from meshwright.specs.features import AttentionKernel, Dispatcher, Features, Preset, runs_on
 from meshwright.specs.hardware import HERE, Accelerator, Cluster, Stack
@@ -157,7 +161,7 @@ def _unknown_stores(stores: Mapping[str, str]) -> Iterator[RunFileProblem]:
 
 
 def _path(key: str) -> KeyPath:
-    return tuple(key.split("."))
+    return tuple(part for part in key.split(".") if part)
 
 
 def _model(given: str | schema.InlineModel | schema.ModelVariant) -> Model:
@@ -207,15 +211,29 @@ def named_model(given: str) -> Model:
     return _model(given)
 
 
-def named_cluster(given: str) -> Cluster:
-    """The cluster of a name such as h100-8x4. Raises InputError for an unknown or an impossible one."""
-    found = _cluster(given, None)
+def named_cluster(given: str | Mapping[str, Any], *, may_have_parts: bool = False) -> Cluster:
+    """The cluster of a name such as h100-8x4, or of a mapping as in a run file.
+
+    Raises InputError for an unknown or an impossible one, and for one of several parts unless `may_have_parts`.
+    """
+    found = _cluster(given, None) if isinstance(given, str) else _mapped_cluster(given)
     if found is None:
         raise InputError("is measured by `meshwright calibrate`, and not a cluster by name", got=given)
-    if found.parts:
+    if found.parts and not may_have_parts:
         raise InputError(
-            "clusters of several parts are for training runs", got=given, hint="name each part by itself"
+            "clusters of several parts are for training runs", got=found.name, hint="name each part by itself"
         )
+    return found
+
+
+def _mapped_cluster(given: Mapping[str, Any]) -> Cluster | None:
+    """The cluster of a run file's mapping that stands by itself. Raises one RunFileError with all problems."""
+    kind = schema.NamedCluster if "name" in given else schema.InlineCluster
+    section = validated(kind, dict(given))
+    problems = _Problems(section if isinstance(section, list) else ())
+    found = None if isinstance(section, list) else problems.attempt("", _cluster, section, None)
+    if problems:
+        raise as_error(problems, file="cluster", places={})
     return found
 
 
@@ -235,7 +253,17 @@ def _cluster_name(given: GivenCluster) -> str:
         return given
     if isinstance(given, schema.NamedCluster):
         return given.name
-    return f"{given.accelerator}-{given.devices_per_node}x{given.num_nodes}"
+    device = given.accelerator
+    device = accelerator_name(device) if is_accelerator_file(device) else device
+    return f"{device}-{given.devices_per_node}x{given.num_nodes}"
+
+
+def _device_name(given: GivenCluster) -> str:
+    """The name of the cluster's accelerator, of the catalogue or of a user's file."""
+    device = None if isinstance(given, str) else given.accelerator
+    if device is None:
+        return catalog.cluster(_cluster_name(given)).accelerator.name
+    return accelerator_name(device) if is_accelerator_file(device) else catalog.accelerator(device).name
 
 
 def _calibrated_here(file: schema.RunFile) -> Cluster | None:
@@ -245,13 +273,9 @@ def _calibrated_here(file: schema.RunFile) -> Cluster | None:
     found = device_calibration.load(file.calibration)
     if file.cluster != HERE:
         given = file.cluster
-        of = (
-            catalog.accelerator(given.accelerator)
-            if isinstance(given, schema.InlineCluster)
-            else catalog.cluster(_cluster_name(given)).accelerator
-        )
-        if of.name != found.accelerator.name:
-            raise InputError("is of another device", got=found.accelerator.name, allowed=of.name)
+        of = _device_name(given)
+        if of != found.accelerator.name:
+            raise InputError("is of another device", got=found.accelerator.name, allowed=of)
         return None
     plan, count = file.parallel, None
     if isinstance(plan, schema.ParallelSection) and (plan.data_shard or found.shares_host):
@@ -277,14 +301,37 @@ def _cluster_with_hardware(given: schema.NamedCluster | schema.InlineCluster) ->
         raise BelowError(
             "name", message, got=name, hint="write `cluster: here` alone, or name a cluster: h100-8x1"
         )
-    if isinstance(given, schema.InlineCluster):
+    own = _own_accelerator(given)
+    if isinstance(given, schema.InlineCluster) and own is None:
         catalog.accelerator(given.accelerator)  # so that a wrong accelerator is called one
+    if own is not None and not names_device(name, own):
+        raise BelowError(
+            "name", "has no devices of the file's accelerator", got=name, allowed=f"{own.name}-DEVICESxNODES",
+            hint=f"an accelerator is called as its file: {own.name}",
+        )  # fmt: skip
     return with_hardware(
-        catalog.joint_cluster(name, fabric_name=given.fabric),
+        catalog.joint_cluster(name, fabric_name=given.fabric, own=own),
         network=given.network,
         oversubscription=given.oversubscription,
         device_memory=given.device_memory,
     )
+
+
+def _own_accelerator(given: schema.NamedCluster | schema.InlineCluster) -> CatalogEntry | None:
+    """The accelerator that a user's file describes; None where the cluster names one of the catalogue."""
+    if given.accelerator is None or (
+        isinstance(given, schema.InlineCluster) and not is_accelerator_file(given.accelerator)
+    ):
+        return None
+    if not is_accelerator_file(given.accelerator):
+        raise BelowError(
+            "accelerator", "is no file", got=given.accelerator, allowed="a path that ends in .toml",
+            hint="the name of the cluster says its accelerator: leave this key out",
+        )  # fmt: skip
+    try:
+        return read_accelerator(given.accelerator)
+    except InputError as error:
+        raise BelowError("accelerator", error.message, hint=error.hint) from None
 
 
 def _precision(file: schema.RunFile, cluster: Cluster | None) -> Precision:

@@ -241,6 +241,7 @@ class NamedCluster(StatedHardware):
     """A cluster by its name, with other hardware than the usual."""
 
     name: Text
+    accelerator: Text | None = None
 
 
 class InlineCluster(StatedHardware):
@@ -411,15 +412,15 @@ class RunFile(RunFileSection):
 
 
 @cache
-def all_fields() -> dict[str, FieldInfo]:
+def all_fields(root: type[RunFileSection] = RunFile) -> dict[str, FieldInfo]:
     """Every key of the schema with its path: `model`, `model.hidden`, ... in the order of the classes."""
-    return dict(_fields(RunFile, ""))
+    return dict(_fields(root, ""))
 
 
-def known_keys(path: tuple[str | int, ...]) -> list[str]:
+def known_keys(path: tuple[str | int, ...], root: type[RunFileSection] = RunFile) -> list[str]:
     """The keys that a mapping at `path` may have."""
     prefix = "".join(f"{part}." for part in path)
-    below = [key.removeprefix(prefix) for key in all_fields() if key.startswith(prefix)]
+    below = [key.removeprefix(prefix) for key in all_fields(root) if key.startswith(prefix)]
     return [key for key in below if "." not in key]
 
 

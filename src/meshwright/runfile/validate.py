@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from meshwright.errors import nearest
 from meshwright.runfile import schema
 from meshwright.runfile.document import RunFileDocument
+from meshwright.runfile.fields import RunFileSection
 from meshwright.runfile.problems import KeyPath, RunFileProblem
 from meshwright.runfile.synonyms import key_for
 from meshwright.units import digits_hint
@@ -31,6 +33,9 @@ _LIMITS = {"greater_than": ("> {}", "gt"), "greater_than_equal": (">= {}", "ge")
 _YAML_1_1_BOOLEANS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 
 
+Section = TypeVar("Section", bound=RunFileSection)
+
+
 def validate(document: RunFileDocument) -> schema.RunFile:
     """The typed run file. Raises one `RunFileError` with all that is wrong, reading errors included."""
     problems = list(document.problems)
@@ -44,18 +49,28 @@ def validate(document: RunFileDocument) -> schema.RunFile:
     return file
 
 
-def _from_schema(errors: ValidationError, *, known: set[KeyPath]) -> list[RunFileProblem]:
+def validated(section: type[Section], value: Mapping[str, Any]) -> Section | list[RunFileProblem]:
+    """Return the typed section that stands by itself, outside of a run file, or all that is wrong with it."""
+    try:
+        return section.model_validate(value)
+    except ValidationError as errors:
+        return _from_schema(errors, known=set(), root=section)
+
+
+def _from_schema(
+    errors: ValidationError, *, known: set[KeyPath], root: type[RunFileSection] = schema.RunFile
+) -> list[RunFileProblem]:
     """The schema's problems, each of them once: a key that is misspelt is not missing as well."""
-    found = [_problem(error) for error in errors.errors(include_url=False)]
+    found = [_problem(error, root) for error in errors.errors(include_url=False)]
     misspelt = {(*p.path[:-1], p.meant) for p in found if p.meant}
     return [p for p in found if p.path not in known and not (p.message == _MISSING and p.path in misspelt)]
 
 
-def _problem(error: Any) -> RunFileProblem:
+def _problem(error: Any, root: type[RunFileSection]) -> RunFileProblem:
     kind, got, context = error["type"], error["input"], error.get("ctx", {})
     path = _path(error["loc"])
     if kind == "extra_forbidden":  # whose last part is a key, even where it looks like a tag
-        return _unknown_key((*_path(error["loc"][:-1]), str(error["loc"][-1])))
+        return _unknown_key((*_path(error["loc"][:-1]), str(error["loc"][-1])), root)
     if kind == "missing" and isinstance(path[-1], int):  # an item of a list of fixed length
         return RunFileProblem(path=path[:-1], message="has too few values")
     if kind == "missing":
@@ -69,7 +84,10 @@ def _problem(error: Any) -> RunFileProblem:
     if kind in _LIMITS:
         text, key = _LIMITS[kind]
         limit = f"{context[key]:,}".removesuffix(".0")
-        return RunFileProblem(path=path, message="is out of range", got=got, allowed=text.format(limit))
+        allowed = text.format(limit)
+        return RunFileProblem(
+            path=path, message="is out of range", got=got, allowed=allowed, hint=_unit_hint(path)
+        )
     if kind == "too_long":
         return RunFileProblem(path=path, message="has too many values", allowed=f"{context['max_length']}")
     if kind == "too_short":
@@ -79,15 +97,30 @@ def _problem(error: Any) -> RunFileProblem:
 
 
 def _path(location: tuple[str | int, ...]) -> KeyPath:
-    return tuple(part for part in location if part not in schema.UNION_TAGS)
+    return tuple(part for part in location if part not in schema.UNION_TAGS and part != "[key]")
 
 
-def _unknown_key(path: KeyPath) -> RunFileProblem:
+_UNITS = {
+    "flops_per_s": "in FLOP per second, dense: 989 TFLOP/s are 989e12",
+    "bytes_per_s": "in bytes per second, one direction: 450 GB/s are 450e9, 400 Gbit/s are 50e9",
+    "_bytes": "in bytes: 80 GB are 80e9",
+}
+
+
+def _unit_hint(path: KeyPath) -> str | None:
+    """The unit of a key that names it in its ending, for a number that may have another one."""
+    name = ".".join(map(str, path))
+    return next(
+        (hint for ending, hint in _UNITS.items() if name.endswith(ending) or f"{ending}." in name), None
+    )
+
+
+def _unknown_key(path: KeyPath, root: type[RunFileSection]) -> RunFileProblem:
     key = str(path[-1])
-    known = schema.known_keys(path[:-1])
+    known = schema.known_keys(path[:-1], root)
     near = nearest(key, known)
-    elsewhere = [k for k in schema.all_fields() if k.rpartition(".")[2] == key]
-    if synonym := key_for(key):
+    elsewhere = [k for k in schema.all_fields(root) if k.rpartition(".")[2] == key]
+    if root is schema.RunFile and (synonym := key_for(key)):
         hint = f"the key is `{synonym}`"
         *parents, name = synonym.split(".")
         near = name if parents == [str(part) for part in path[:-1]] else None

@@ -66,6 +66,7 @@ class Fabric:
     nodes_per_pod: int = 32  # nodes below one pair of leaf switches (one scalable unit)
     oversubscription: float = 1.0  # above the leaves
     network_of: str = ""  # fabric whose kind of network it has; "": its own
+    links_of: str = ""  # accelerator of a user's file whose links it has; "": its own
     sources: dict[str, str] = field(default_factory=dict)
 
 

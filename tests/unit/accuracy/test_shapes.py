@@ -110,7 +110,7 @@ def test_a_truncated_model_keeps_the_layer_shape() -> None:
 def test_a_truncated_alternating_model_stays_50_percent_dense() -> None:
     cut = model_of(model="Llama4-Maverick", layers=32)
     assert (cut.num_layers, cut.num_dense_layers, cut.num_moe_layers) == (32, 16, 16)
-    assert cut.attention.num_windowed_layers == 24
+    assert cut.num_windowed_layers == 24
     assert cut.experts
     assert cut.experts.router is Router.SIGMOID
 

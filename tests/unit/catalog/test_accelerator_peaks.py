@@ -18,13 +18,15 @@ FLOPS_PER_UNIT_AND_CLOCK = {
 }
 CLOCK_HZ = (1.4e9, 2.45e9)  # A100's boost clock, and more than MI355X's
 LOWERED = {"h20"}  # for export: as many units as 78, at a third of their rate
-HALF_RATE = {"rtx-a6000"}  # GA102 has half of GA100's tensor rate
+SHARE_OF_RATE = {"rtx-a6000": 1 / 2, "a10": 1 / 2, "rtx-3090": 1 / 4}
+"""GA102 has half of GA100's tensor rate, and a GeForce half of that with fp32 sums."""
 
 EIGHT_TO_SIXTEEN_BITS = {
     "Hopper": 2,
     "Ada": 2,
     "Blackwell": 2,
     "Blackwell Ultra": 2,
+    "RTX Blackwell": 2,
     "CDNA 3": 2,
     "CDNA 4": 2,
     "Rubin": 4.375,  # NVIDIA's table: 17.5 and 4 PFLOP/s
@@ -50,7 +52,7 @@ def of_architectures(ratios: dict[str, float]) -> list[str]:
 def test_a_peak_is_units_times_rate_at_a_clock_that_the_device_has() -> None:
     def check(name: str) -> None:
         a = accelerator(name)
-        rate = FLOPS_PER_UNIT_AND_CLOCK[a.architecture] / (2 if name in HALF_RATE else 1)
+        rate = FLOPS_PER_UNIT_AND_CLOCK[a.architecture] * SHARE_OF_RATE.get(name, 1)
         peak = a.peak_flops_per_s.get("bf16") or a.peak_flops_per_s["fp16"]
         assert CLOCK_HZ[0] <= peak / (a.num_compute_units * rate) <= CLOCK_HZ[1]
 
@@ -71,6 +73,20 @@ def test_four_bits_are_dense_as_eight_are(name: str) -> None:
     a = accelerator(name)
     ratio = a.peak_flops_per_s["fp4"] / a.peak_flops_per_s["fp8"]
     assert ratio == pytest.approx(FOUR_TO_EIGHT_BITS[a.architecture], rel=0.011)  # MI355X: 5000 and 10100
+
+
+@pytest.mark.parametrize(
+    ("name", "flops", "clock_hz", "four_bits"),
+    [("rtx-5090", 512, 2.407e9, 8), ("rtx-pro-6000", 1024, 2.617e9, 4)],
+)
+def test_rtx_blackwell_has_the_rates_of_its_boost_clock(
+    name: str, flops: int, clock_hz: float, four_bits: int
+) -> None:
+    """A GeForce sums 16 and 8 bits in fp32 at half of the chip's rate, and 4 bits at all of it."""
+    a = accelerator(name)
+    assert a.peak_flops_per_s["bf16"] == pytest.approx(a.num_compute_units * flops * clock_hz, rel=1e-3)
+    assert a.peak_flops_per_s["fp4"] == pytest.approx(four_bits * a.peak_flops_per_s["bf16"], rel=1e-3)
+    assert a.rates_of == "Ada"
 
 
 def test_tf32_has_half_the_rate_of_16_bits() -> None:

@@ -51,6 +51,12 @@ REQUIRED = [
     "vr200",
     "rtx-4090",
     "rtx-a6000",
+    "rtx-3090",
+    "rtx-5090",
+    "rtx-pro-6000",
+    "a10",
+    "mi210",
+    "trainium2",
     "cpu",
 ]
 
@@ -70,6 +76,10 @@ MARKETED = {
     "tpu-v5p": (459, 95, 2.765, 600),
     "tpu7x": (2307, 192, 7.38, 600),
     "gaudi2": (432, 96, 2.46, 262.5),
+    "rtx-3090": (71, 24, 0.936, 31),
+    "rtx-pro-6000": (503.8, 96, 1.792, 63),
+    "mi210": (181, 64, 1.64, 31),
+    "trainium2": (667, 96, 2.9, 640),
 }
 
 
@@ -184,7 +194,10 @@ def test_a_device_that_is_not_listed_is_unknown_and_not_its_neighbour():
             "NVIDIA A100-PCIE-40GB",
             "NVIDIA L40G",
             "NVIDIA RTX 6000 Ada Generation",
-            "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+            "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
+            "NVIDIA GeForce RTX 5090 D",
+            "NVIDIA GeForce RTX 3090 Ti",
+            "NVIDIA A10G",
             "NVIDIA GeForce RTX 4090 Laptop GPU",
             "Tesla V100-PCIE-16GB",
             "AMD Instinct MI300A",
@@ -216,10 +229,10 @@ def test_an_unlisted_pci_id_is_unknown():
 @pytest.mark.parametrize(
     ("name", "near"),
     [
-        ("rtx5090", "rtx-4090"),
+        ("rtx5080", "rtx-5090"),
         ("MI430X", "mi350x"),
         ("H200 NVL", "h100-nvl"),
-        ("trainium2", None),
+        ("ascend-910b", None),
     ],
 )
 def test_an_unknown_accelerator_leads_to_near_ones_and_to_a_description(name, near):

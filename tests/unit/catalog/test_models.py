@@ -4,6 +4,7 @@ import pytest
 from tests.every_member import check_every
 
 from meshwright.catalog.lookup import CatalogKind, entry, model, model_names
+from meshwright.catalog.models import model_of_repository
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.errors import UnknownNameError
@@ -147,6 +148,37 @@ def test_moe_2t_allows_the_replica_of_the_whitepaper():
 )
 def test_names_of_published_runs_find_their_model(written, name):
     assert model(written).name == name
+
+
+@pytest.mark.parametrize(
+    ("repository", "name"),
+    [
+        ("mistralai/Mistral-7B-v0.3", "mistral-7b-v0.3"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b-v0.3"),
+        ("mistralai/Mistral-7B-v0.1", None),  # another vocabulary, and a window
+        ("Qwen/Qwen2.5-32B", "qwen2.5-32b"),
+        ("Qwen/Qwen2.5-72B-Instruct", "qwen2.5-72b"),
+        ("meta-llama/Llama-4-Scout-17B-16E", "llama4-scout"),
+        ("meta-llama/Llama-4-Maverick-17B-128E-Instruct", "llama4-maverick"),
+        ("tiiuae/Falcon3-7B-Base", "falcon3-7b"),
+        ("tiiuae/Falcon3-10B-Instruct", "falcon3-10b"),
+    ],
+)
+def test_names_of_the_hub_find_their_model(repository, name):
+    assert model_of_repository(repository) == name
+
+
+def test_llama4_is_its_language_part():
+    scout, maverick = model("llama4-scout"), model("llama4-maverick")
+    assert (scout.num_moe_layers, maverick.num_moe_layers) == (48, 24)
+    assert (maverick.experts.num_experts, maverick.experts.num_shared, maverick.ffn_hidden) == (
+        128,
+        1,
+        16_384,
+    )
+    assert (scout.attention.window, scout.num_windowed_layers) == (8192, 36)
+    for name in ("llama4-scout", "llama4-maverick"):
+        assert float(parameters(name).active) == pytest.approx(17e9, rel=0.06)  # without the input embedding
 
 
 def test_unknown_model_is_an_error():

@@ -20,12 +20,15 @@ TRAINED_ONLY = {
     "gemma2-9b": 9_241_705_984,
     "gemma2-27b": 27_227_128_320,
     "gemma3-1b": 999_885_952,
+    "falcon3-7b": 7_455_550_464,
+    "falcon3-10b": 10_305_653_760,
     "gpt-oss-20b": 20_914_757_184,
     "gpt-oss-120b": 116_829_156_672,
     "llama3-8b": 8_030_261_248,
     "llama3-70b": 70_553_706_496,
     "llama3.1-405b": 405_853_388_800,
     "llama3.2-3b": 3_212_749_824,
+    "mistral-7b-v0.3": 7_248_023_552,
     "mixtral-8x7b": 46_702_792_704,
     "mixtral-8x22b": 140_620_634_112,
     "nemotron3-nano": 31_577_937_344,
@@ -35,6 +38,8 @@ TRAINED_ONLY = {
     "phi3-mini": 3_821_079_552,
     "phi4": 14_659_507_200,
     "qwen2.5-7b": 7_615_616_512,
+    "qwen2.5-32b": 32_763_876_352,
+    "qwen2.5-72b": 72_706_203_648,
     "qwen3-8b": 8_190_735_360,
     "qwen3-32b": 32_762_123_264,
     "qwen3-30b-a3b": 30_532_122_624,
@@ -42,10 +47,13 @@ TRAINED_ONLY = {
     "qwen3-next-80b-a3b": 81_324_862_720,
 }
 
+LLAMA4_VISION = 871_932_416  # encoder of 34 layers and its projector, by the shapes of vision_config
 MTP_COPIES = 2  # embedding and head, which the prediction module's layer has again
 OTHER_VALUES = {
     # total, and what of it is not trained or stands twice: a bias of the router for each expert and layer, frequencies
     # of rotary positions, the experts of every token of layers that choose by a table, copies for the prediction module
+    "llama4-scout": (108_641_793_536, LLAMA4_VISION),
+    "llama4-maverick": (401_583_781_376, LLAMA4_VISION),
     "llama2-7b": (6_738_417_664, 32 * 64),
     "llama2-13b": (13_015_866_880, 40 * 64),
     "kimi-linear-48b-a3b": (49_122_681_728, 26 * 256),

@@ -86,6 +86,38 @@ def _show_accelerator(name: str) -> dict[str, Any]:
     return _entry_document(entry(CatalogKind.ACCELERATOR, name))
 
 
+def own_accelerator_document(path: str) -> dict[str, Any]:
+    """All values of the accelerator that a user's file describes, as plans take them, and what they assume.
+
+    Raises RunFileError with all that is wrong in the file.
+    """
+    from dataclasses import asdict
+
+    from meshwright.catalog.clusters import own_cluster
+    from meshwright.runfile.accelerator_file import assumptions_of, read_accelerator
+
+    found = read_accelerator(path)
+    num_devices = found.values.get("devices_per_node", 1)
+    cluster = own_cluster(found, devices_per_node=num_devices, num_nodes=1)
+    used = {key: value for key, value in asdict(cluster.accelerator).items() if key in USED}
+    document, assumed = _entry_document(found), assumptions_of(found)
+    stated = dict(leaves(found.values))
+    sources = {
+        path: document["source_of"].get(path) if path in stated else "assumed" for path, _ in leaves(used)
+    }
+    return document | {
+        "source_of": document["source_of"] | sources,
+        "file": path, "cluster": cluster.name, "values": document["values"] | used, "assumed": assumed,
+    }  # fmt: skip
+
+
+USED = (
+    "peak_flops_per_s", "memory_bytes", "memory_bytes_per_s", "host_bytes_per_s", "scale_up_domain",
+    "scale_up_bytes_per_s", "scale_up_peer_bytes_per_s", "scale_out_bytes_per_s", "num_compute_units",
+)  # fmt: skip
+"""Fields of an accelerator that every estimate takes, stated or assumed."""
+
+
 def _list_clusters() -> dict[str, Any]:
     from meshwright.catalog.lookup import NAMING_RULE, CatalogKind, fabric, fabric_names
 

@@ -18,10 +18,14 @@ from meshwright.cli.verbs import verb
         "meshwright catalog clusters gb200-4x18",
         "meshwright catalog claims scale_06 --predict",
         "meshwright catalog runs llama3-8b",
+        "meshwright catalog template accelerator > my.toml",
+        "meshwright catalog check my.toml",
     ],
 )
 @click.argument(
-    "kind", metavar="KIND", type=click.Choice(["models", "accelerators", "clusters", "claims", "runs"])
+    "kind",
+    metavar="KIND",
+    type=click.Choice(["models", "accelerators", "clusters", "claims", "runs", "template", "check"]),
 )
 @click.argument("name", required=False)
 @click.option("--predict", is_flag=True, help="claims, runs: also predict them; half a minute for all.")
@@ -35,6 +39,8 @@ def command() -> None:
     clusters      fabrics, and any cluster by its name: ACCELERATOR-DEVICESxNODES
     claims        published performance claims
     runs          run files that ship; every command takes their names in place of a RUN.yaml
+    template      `template accelerator`: a file to describe your own accelerator in, with comments
+    check         `check FILE.toml`: all errors of such a file, or what plans take from it and what they assume
 
     Without NAME: a table of all. With NAME: all values of one entry, their sources, and where sources disagree.
     """

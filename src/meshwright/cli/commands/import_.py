@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from meshwright.cli.options import ENGINE, file_option, json_option
+from meshwright.cli.options import ENGINE, file_option, hardware_options, json_option
 from meshwright.cli.verbs import verb
 
 
@@ -28,6 +28,7 @@ from meshwright.cli.verbs import verb
     "--cluster", required=True, metavar="CLUSTER",
     help="Cluster to run on, such as h100-8x64 (64 nodes of 8 devices); configurations do not name one.",
 )  # fmt: skip
+@hardware_options
 @file_option("--out", "out", metavar="RUN.yaml", help="Write the run file there.  [default: stdout]")
 @json_option
 def command() -> None:

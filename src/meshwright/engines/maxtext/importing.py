@@ -15,7 +15,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from meshwright.engines.base import Imported
+from meshwright.engines.base import Imported, StatedCluster
 from meshwright.engines.maxtext import VERSION, environment
 from meshwright.engines.maxtext.config.keys import MaxTextKeys, model_section
 from meshwright.engines.maxtext.lower import ATTENTION, NEVER, REMATERIALISATION, SPLASH_BLOCKS
@@ -42,18 +42,18 @@ SPLASH_TILE = 512  # of base.yml
 COUNTED_FROM_ONE = "meshwright_weights.convert"  # of exported configurations, whose state begins at step 1
 
 
-def import_run(source: str, *, cluster: str) -> Imported:
+def import_run(source: str, *, cluster: StatedCluster) -> Imported:
     """Return the run on `cluster` that a configuration of MaxText describes.
 
     Raises InputError when it cannot be read or no run file can express it, MissingDependencyError when a `model_name`
     must be looked up and MaxText's environment does not exist.
     """
-    from meshwright.catalog import lookup as catalog
+    from meshwright.runfile import named_cluster
 
     parts = shlex.split(source)
     if not parts:
         raise InputError("no configuration is given", got=source)
-    path, target = Path(parts[0]), catalog.joint_cluster(cluster)
+    path, target = Path(parts[0]), named_cluster(cluster, may_have_parts=True)
     given = _read(path)
     for part in parts[1:]:
         key, equals, value = part.partition("=")

@@ -6,13 +6,13 @@ run_config.yaml                                  read by `megatron_bridge`
 
 from __future__ import annotations
 
-from meshwright.engines.base import Imported
+from meshwright.engines.base import Imported, StatedCluster
 from meshwright.engines.megatron.megatron_bridge.files import is_bridge_yaml, refuse_recipe
 from meshwright.engines.megatron.megatron_bridge.run_content import import_configuration
 from meshwright.engines.megatron.megatron_lm.run_content import import_arguments
 
 
-def import_run(source: str, *, cluster: str) -> Imported:
+def import_run(source: str, *, cluster: StatedCluster) -> Imported:
     """Return the run on `cluster` that options of Megatron-LM or a configuration of Megatron-Bridge describe.
 
     Raises InputError for what cannot be read or has no place in a run file.

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from meshwright.engines.base import Imported
+from meshwright.engines.base import Imported, StatedCluster
 from meshwright.engines.torchtitan.config_trees.run_content import import_tree
 from meshwright.engines.torchtitan.lower import FUNCTION
 from meshwright.engines.torchtitan.probe import require_version
@@ -23,7 +23,7 @@ from meshwright.errors import InputError
 EVALUATE = "meshwright.engines.torchtitan.config_trees.evaluate"
 
 
-def import_run(source: str, *, cluster: str) -> Imported:
+def import_run(source: str, *, cluster: StatedCluster) -> Imported:
     """Return the run on `cluster` that a configuration of torchtitan describes."""
     path = Path(source)
     if path.suffix == ".toml":

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from meshwright.catalog import lookup as catalog
-from meshwright.engines.base import Imported
+from meshwright.engines.base import Imported, StatedCluster
 from meshwright.engines.megatron.megatron_bridge.configuration import sections
 from meshwright.engines.megatron.megatron_bridge.contradictions import contradictions
 from meshwright.engines.megatron.megatron_bridge.files import (
@@ -124,7 +124,7 @@ ADAPTED = {
 """Targets of adapters by Megatron's fused tensors, which have one adapter."""
 
 
-def import_configuration(source: str, *, cluster: str) -> Imported:
+def import_configuration(source: str, *, cluster: StatedCluster) -> Imported:
     """Return the run on `cluster` that `source` describes.
 
     Raises InputError for what cannot be read or expressed in a run file.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.engines.base import Imported
+from meshwright.engines.base import Imported, StatedCluster
 from meshwright.engines.megatron.megatron_lm.model_options import model_section
 from meshwright.engines.megatron.megatron_lm.options import MegatronOptions, read
 from meshwright.engines.megatron.megatron_lm.parallel_options import ParallelDegrees, plan_section
@@ -21,7 +21,7 @@ SCHEDULES = {"constant": "constant", "linear": "linear", "cosine": "cosine", "WS
 DIGITS = 12  # of a ratio of learning rates: `0.1 * lr / lr` is not exactly 0.1
 
 
-def import_arguments(source: str, *, cluster: str) -> Imported:
+def import_arguments(source: str, *, cluster: StatedCluster) -> Imported:
     """Return the run on `cluster` that `source` describes.
 
     Raises InputError for what cannot be read, expanded or expressed in a run file.
@@ -29,11 +29,11 @@ def import_arguments(source: str, *, cluster: str) -> Imported:
     return run_of_options(read(source), cluster=cluster)
 
 
-def run_of_options(options: MegatronOptions, *, cluster: str, model: str | None = None) -> Imported:
+def run_of_options(options: MegatronOptions, *, cluster: StatedCluster, model: str | None = None) -> Imported:
     """Return the run on `cluster` that `options` describe, with the catalogue's `model` for options without a model."""
-    from meshwright.catalog import lookup as catalog
+    from meshwright.runfile import named_cluster
 
-    target = catalog.joint_cluster(cluster)
+    target = named_cluster(cluster, may_have_parts=True)
     degrees = ParallelDegrees.of(options, num_devices=target.num_devices)
     length, limit = options.integer("seq-length", 0), options.integer("max-position-embeddings", 0)
     if not length:

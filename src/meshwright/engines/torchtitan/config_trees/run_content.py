@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from meshwright import runfile
-from meshwright.catalog import lookup as catalog
 from meshwright.cost.stages import layers_per_stage
-from meshwright.engines.base import Imported
+from meshwright.engines.base import Imported, StatedCluster
 from meshwright.engines.torchtitan import lower
 from meshwright.engines.torchtitan.config_module.models import DISPATCHERS
 from meshwright.engines.torchtitan.config_trees.contradictions import contradictions
@@ -73,7 +72,7 @@ class TrainerSettings:
         return [f"{path} = {self.values[path]!r} is not carried over" for path in unread]
 
 
-def import_tree(tree: Node, *, cluster: str) -> Imported:
+def import_tree(tree: Node, *, cluster: StatedCluster) -> Imported:
     """Return the run on `cluster` of a `Trainer.Config` tree. Raises InputError for what no run file can express."""
     settings = TrainerSettings(tree)
     model = read_model(settings.values["model_spec"])
@@ -197,14 +196,15 @@ def _recompute(settings: TrainerSettings) -> Any:
     return RECOMPUTE[kind]
 
 
-def data_width(parallel: dict[str, Any], *, cluster: str) -> int:
+def data_width(parallel: dict[str, Any], *, cluster: StatedCluster) -> int:
     """Return the number of data-parallel ranks: the given one, or the cluster divided by the other degrees."""
     if "data_shard" in parallel:
         return parallel["data_shard"] * parallel["data_replicate"]
     others = parallel["tensor"] * parallel["context"] * parallel["pipeline"]
-    num_devices = catalog.joint_cluster(cluster).num_devices
+    target = runfile.named_cluster(cluster, may_have_parts=True)
+    num_devices = target.num_devices
     if num_devices % (others * parallel["data_replicate"]):
-        raise InputError(f"degrees of {others} do not divide the {num_devices} devices of {cluster}")
+        raise InputError(f"degrees of {others} do not divide the {num_devices} devices of {target.name}")
     return num_devices // others
 
 
@@ -302,7 +302,12 @@ def note_parameters(dtype: str, notes: list[str]) -> None:
 
 
 def stack_section(
-    settings: TrainerSettings, parallel: dict[str, Any], notes: list[str], *, backend: str, cluster: str
+    settings: TrainerSettings,
+    parallel: dict[str, Any],
+    notes: list[str],
+    *,
+    backend: str,
+    cluster: StatedCluster,
 ) -> dict[str, Any]:
     """Return the switches of software; `backend` is the communication of experts, empty without experts.
 
@@ -317,7 +322,7 @@ def stack_section(
         found["overlaps_tensor"] = settings.take("compile.enable_async_tensor_parallel")
     if not backend:
         return found
-    accelerator = catalog.joint_cluster(cluster).accelerator
+    accelerator = runfile.named_cluster(cluster, may_have_parts=True).accelerator
     kernels = [
         kind for kind, theirs in DISPATCHERS.items() if theirs == backend and runs_on(kind, accelerator)
     ]

@@ -17,7 +17,7 @@ from typing import Any
 
 from meshwright.catalog import lookup as catalog
 from meshwright.engines import refusals
-from meshwright.engines.base import Imported
+from meshwright.engines.base import Imported, StatedCluster
 from meshwright.engines.torchtitan.config_trees import run_content
 from meshwright.engines.torchtitan.config_trees.contradictions import contradictions
 from meshwright.engines.torchtitan.config_trees.models import ImportedModel
@@ -121,7 +121,7 @@ def _checked(value: Any, default: Any, *, key: str) -> Any:
     raise InputError(f"{key} has another type than its default, {default!r}", got=value)
 
 
-def import_toml(path: Path, *, cluster: str) -> Imported:
+def import_toml(path: Path, *, cluster: StatedCluster) -> Imported:
     """Return the run on `cluster` that a TOML file of torchtitan describes.
 
     Raises InputError when the file cannot be read, names a model that the catalogue lacks, or contains settings that
