@@ -81,9 +81,8 @@ _FLAGS = """
 """
 _AMOUNTS = """
     ddp-bucket-size ddp-num-buckets hierarchical-context-parallel-sizes high-priority-stream-groups
-    kitchen-attention-backend max-seqlen-per-dp-cp-rank microbatch-group-size-per-virtual-pipeline-stage
-    moe-deepep-num-sms moe-hybridep-num-sms nccl-communicator-config-path offload-modules
-    suggested-communication-unit-size symmetric-ar-type te-precision-config-file tp-comm-overlap-cfg
+    max-seqlen-per-dp-cp-rank microbatch-group-size-per-virtual-pipeline-stage nccl-communicator-config-path
+    offload-modules suggested-communication-unit-size symmetric-ar-type te-precision-config-file tp-comm-overlap-cfg
     train-sync-interval
 
     activation-offload-fraction bucket-size microbatch-group-size-per-vp-stage mlp-chunks-for-training
@@ -100,6 +99,9 @@ UNESTIMATED: dict[str, tuple[str, ...]] = {
     "fp8-amax-history-len": ("1",),
     "fp8-interval": ("1",),
     "fp8-margin": ("0",),
+    "kitchen-attention-backend": ("sdpa",),
+    "moe-deepep-num-sms": ("20",),
+    "moe-hybridep-num-sms": ("16",),
     "optimizer-offload-fraction": ("1", "1.0"),
     "outer-dp-sharding-strategy": ("no_shard",),
     "pipeline-model-parallel-comm-backend": ("nccl",),

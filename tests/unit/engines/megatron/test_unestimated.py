@@ -64,6 +64,7 @@ def left_out(path: Path) -> list[str]:
         "--timing-log-level 2", "--log-num-zeros-in-grad", "--tp-comm-overlap-cfg c.yaml", "--rerun-mode "
         "report_determinism_stats", "--fp32-residual-connection", "--fine-grained-activation-offloading",
         "--no-check-for-nan-in-loss-and-grad", "--empty-unused-memory-level 2", "--use-legacy-models",
+        "--moe-deepep-num-sms 24",
     ],
 )  # fmt: skip
 def test_an_option_without_a_key_is_named(option, tmp_path):
@@ -89,7 +90,7 @@ def test_kernels_of_experts_that_are_absent_are_named(option, tmp_path):
         "--cp-comm-type p2p", "--distributed-backend nccl", "--cross-entropy-fusion-impl native",
         "--timing-log-level 0", "--rerun-mode validate_results", "--optimizer-offload-fraction 1.0",
         "--log-interval 5", "--num-workers 8", "--cp-comm-type a2a", "--fp8-amax-history-len 1024", "--manual-gc",
-        "--ckpt-format torch_dist",
+        "--ckpt-format torch_dist", "--moe-deepep-num-sms 20",
         "--make-vocab-size-divisible-by 64",
     ],
 )  # fmt: skip
