@@ -156,6 +156,16 @@ class Imported:
     notes: tuple[str, ...]
 
 
+def not_estimated(settings: Iterable[str]) -> list[str]:
+    """Return the note on `settings` that change the speed or the memory and have no key in a run file; none if empty.
+
+    >>> not_estimated(["--deterministic-mode", "--use-sharp"])
+    ['the estimate does not include: --deterministic-mode, --use-sharp']
+    """
+    named = ", ".join(settings)
+    return [f"the estimate does not include: {named}"] if named else []
+
+
 class TrainingEngine(Protocol):
     """The functions that every engine has. Modules implement it."""
 

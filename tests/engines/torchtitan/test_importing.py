@@ -193,6 +193,68 @@ def test_kernels_that_a_cluster_lacks_are_noted(trees):
     assert "the run file does not contain comm_backend hybridep of experts on mi300x" in "".join(found.notes)
 
 
+def changed(tree: dict, **settings: object) -> dict:
+    """Return a copy of a tree with `section__field` set."""
+    tree = json.loads(json.dumps(tree))
+    for name, value in settings.items():
+        section, _, key = name.partition("__")
+        tree["fields"][section]["fields"][key] = value
+        tree["fields"][section]["given"].append(key)
+    return tree
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"optimizer__implementation": "foreach"}, ["optimizer.implementation = 'foreach'"]),
+        ({"compile__enable": True, "compile__components": ["model"]}, ["compile.components = ['model']"]),
+        ({"parallelism__enable_fsdp_symm_mem": True}, ["parallelism.enable_fsdp_symm_mem = True"]),
+        ({"parallelism__spmd_backend": "full_dtensor"}, ["parallelism.spmd_backend = 'full_dtensor'"]),
+        ({"debug__batch_invariant": True, "debug__seed": 4}, ["debug.batch_invariant = True"]),
+        ({"override__imports": ["mine.fused_rope"]}, ["override.imports = ['mine.fused_rope']"]),
+        ({"activation_checkpoint__debug": True}, ["activation_checkpoint.debug = True"]),
+    ],
+)
+def test_one_note_names_what_the_estimate_does_not_include(trees, settings, named):
+    found = import_tree(changed(trees["replicas/meshwright_run.py:train"], **settings), cluster="h100-8x1")
+    assert found.notes == (f"the estimate does not include: {', '.join(named)}",)
+
+
+def test_a_loss_in_chunks_is_named(trees):
+    """The estimate has the logits of all tokens in memory, and so have our exports."""
+    notes = import_tree(trees["llama3:llama3_8b"], cluster="h100-8x8").notes
+    assert "the estimate does not include: loss = ChunkedLossWrapper with 8 chunks" in notes
+
+
+@pytest.mark.parametrize(
+    ("backend", "cluster", "kernel"),
+    [
+        ("varlen", "h100-8x1", "fa3"), ("varlen", "a100-8x1", "fa2"), ("varlen", "b200-8x1", None),
+        ("varlen", "mi300x-8x1", None), ("flex_flash", "h100-8x1", None), ("flex", "h100-8x1", None),
+    ],
+)  # fmt: skip
+def test_kernels_of_attention_are_read_or_named(trees, backend, cluster, kernel):
+    tree = changed(trees["hybrid/meshwright_run.py:train"])
+    for layer in tree["fields"]["model_spec"]["fields"]["model"]["fields"]["layers"]:
+        inner = layer["fields"]["attention"]["fields"]["inner_attention"]
+        inner["is"] = "VarlenAttention" if backend == "varlen" else "FlexAttention"
+        inner["fields"]["kernel_options"] = {"BACKEND": "FLASH"} if backend == "flex_flash" else {}
+    found = import_tree(tree, cluster=cluster)
+    assert found.content["stack"].get("attention") == kernel
+    is_named = backend != "flex" and kernel is None
+    accelerator = cluster.partition("-8x")[0]
+    named = f"the estimate does not include: attn_backend {backend} on {accelerator}"
+    assert found.notes == ((named,) if is_named else ())
+
+
+def test_collectives_in_their_gemms_are_overlapped(trees):
+    tree = changed(trees["tensor/meshwright_run.py:train"])
+    assert import_tree(tree, cluster="h100-8x1").content["stack"]["overlaps_tensor"] is False
+    for layer in tree["fields"]["model_spec"]["fields"]["model"]["fields"]["layers"]:
+        layer["fields"]["feed_forward"]["is"] = "AllGatherFusedFeedForward"
+    assert import_tree(tree, cluster="h100-8x1").content["stack"]["overlaps_tensor"] is True
+
+
 def loaded(found: Imported) -> Run:
     stream = StringIO()
     YAML().dump(found.content, stream)

@@ -157,7 +157,15 @@ def _devices(settings: MaxTextKeys, cluster: Cluster, *, accumulated: int) -> di
     num_devices = cluster.num_devices * cluster.accelerator.jax_devices
     axes = ("data", "fsdp", "tensor", "tensor_sequence", "context", "expert", "pipeline")
     degrees = {axis: _degree(settings, axis) for axis in axes}
-    for axis in ("fsdp_transpose", "sequence", "autoregressive", "context_autoregressive", "diloco"):
+    others = (
+        "fsdp_transpose",
+        "sequence",
+        "autoregressive",
+        "context_autoregressive",
+        "context_usp_ulysses",
+        "diloco",
+    )
+    for axis in others:
         if _degree(settings, axis) != 1:
             raise InputError("an axis that run files do not support", got=f"ici_{axis}_parallelism")
     _fill_open_axis(degrees, num_devices)
@@ -228,6 +236,10 @@ def _pipeline(settings: MaxTextKeys, plan: dict[str, Any], *, per_rank: float) -
     """Put schedule and virtual stages into `plan`; return the micro-batch."""
     stages = plan["pipeline"]
     layers = settings.peek("base_num_decoder_layers", 16)
+    if (staged := settings.take("pipeline_parallel_layers", -1)) not in (-1, layers):
+        raise InputError(
+            "layers outside of the pipeline: pipeline_parallel_layers", got=staged, allowed=f"-1, {layers}"
+        )
     per_stage = settings.count("num_layers_per_pipeline_stage", 1)
     repeats = settings.count("num_pipeline_repeats", -1, allows_auto=True)
     repeats = layers // (stages * per_stage) if repeats == -1 else repeats

@@ -19,7 +19,6 @@ from meshwright.engines.megatron import contract
 from meshwright.engines.megatron.megatron_core.constructors import recomputed_per_chunk, recomputed_per_rank
 from meshwright.engines.megatron.megatron_lm.arguments import known_names
 from meshwright.engines.megatron.megatron_lm.model_options import UNSUPPORTED
-from meshwright.engines.megatron.megatron_lm.options import IGNORED, IGNORED_PREFIXES
 from meshwright.errors import InputError
 from meshwright.specs.model import AttentionKind, RopeScaling, Router
 from meshwright.specs.plan import Plan, Recompute, Schedule
@@ -464,10 +463,7 @@ def test_yaml_with_a_name_twice_and_lines(tmp_path):
 
 
 def test_options_that_are_told_apart_are_megatrons():
-    assert set(IGNORED) <= set(known_names())
     assert set(UNSUPPORTED) <= set(known_names())
-    for prefix in IGNORED_PREFIXES:
-        assert any(name.startswith(prefix) for name in known_names()), prefix
 
 
 def test_a_layout_with_repetitions(tmp_path):

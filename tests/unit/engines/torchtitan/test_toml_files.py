@@ -99,3 +99,57 @@ def test_switches_are_those_of_the_file_or_of_torchtitan(more, stack, tmp_path):
     assert not [note for note in found.notes if "comm_backend" in note or "async" in note or "reduce" in note]
     (tmp_path / "run.toml").write_text(TOML % more.replace('"hybridep"', '"deepep"'))
     assert "dispatcher" not in import_toml(tmp_path / "run.toml", cluster="h100-8x1").content["stack"]
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ("[optimizer]\nimplementation = 'fused'", ""),
+        ("[optimizer]\nimplementation = 'for-loop'", "optimizer.implementation = 'for-loop'"),
+        ("[optimizer]\nearly_step_in_backward = true", "optimizer.early_step_in_backward = True"),
+        ("[compile]\nenable = true\ncomponents = ['model', 'loss']", ""),
+        ("[compile]\nenable = true\ncomponents = ['model']", "compile.components = ['model']"),
+        ("[compile]\nenable = true\nbackend = 'eager'", "compile.backend = 'eager'"),
+        ("[parallelism]\ndisable_loss_parallel = true\nenable_compiled_autograd = true",
+         "parallelism.disable_loss_parallel = True, parallelism.enable_compiled_autograd = True"),
+        ("[parallelism]\ncontext_parallel_degree = 2\ncontext_parallel_rotate_method = 'alltoall'",
+         "parallelism.context_parallel_rotate_method = 'alltoall'"),
+        ("[debug]\ndeterministic = true\nseed = 3", "debug.deterministic = True"),
+        ("[training]\ngc_debug = true\ngc_freq = 7", "training.gc_debug = True"),
+        ("[comm]\nmode = 'local_tensor'\ntrain_timeout_seconds = 3", "comm.mode = 'local_tensor'"),
+        ("[fault_tolerance]\nenable = true\ngroup_size = 2", "fault_tolerance.enable = True"),
+        ("[activation_checkpoint]\npreserve_rng_state = false\nmemory_budget = 0.3",
+         "activation_checkpoint.preserve_rng_state = False"),
+        ("[metrics]\nlog_freq = 3\n[profiling]\nenable_profiling = true\n[job]\ndescription = 'x'", ""),
+    ],
+)  # fmt: skip
+def test_one_note_names_what_the_estimate_does_not_include(more, named, tmp_path):
+    text = TOML % more.removeprefix("[training]\n")
+    (tmp_path / "run.toml").write_text(text)
+    notes = import_toml(tmp_path / "run.toml", cluster="h100-8x1").notes
+    known = [note for note in notes if "weight decay" not in note]
+    assert known == ([f"the estimate does not include: {named}"] if named else [])
+
+
+def test_code_of_the_user_is_noted(tmp_path):
+    (tmp_path / "run.toml").write_text(TOML % "[experimental]\ncustom_import = 'mine'")
+    notes = import_toml(tmp_path / "run.toml", cluster="h100-8x1").notes
+    assert "experimental.custom_import = 'mine' is not carried over" in notes
+
+
+def test_replicas_that_average_their_weights_are_refused(tmp_path):
+    (tmp_path / "run.toml").write_text(TOML % "[fault_tolerance]\nenable = true\nsemi_sync_method = 'diloco'")
+    with pytest.raises(InputError, match=r"fault_tolerance\.semi_sync_method.*'diloco'"):
+        import_toml(tmp_path / "run.toml", cluster="h100-8x1")
+
+
+@pytest.mark.parametrize(("recipe", "stack"), [("", {"parameter_format": "fp8"}), ("rowwise", {})])
+def test_parameters_that_are_gathered_in_fp8(recipe, stack, tmp_path):
+    name = f"recipe_name = '{recipe}'\n" if recipe else ""
+    model = (TOML % "").replace("[training]", 'converters = ["float8"]\n[training]')
+    (tmp_path / "run.toml").write_text(f"{model}[float8]\n{name}enable_fsdp_float8_all_gather = true\n")
+    found = import_toml(tmp_path / "run.toml", cluster="h100-8x1")
+    plain = {"cuda_graphs": "none", "compiles": False, "gradient_format": "fp32"}
+    assert found.content["stack"] == plain | stack
+    noted = [note for note in found.notes if "enable_fsdp_float8_all_gather" in note]
+    assert bool(noted) == (not stack)

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.engines import refusals
+from meshwright.engines.base import not_estimated
 from meshwright.engines.maxtext import VERSION
 from meshwright.engines.maxtext.config.models import CLIPPED_AT, GPT_OSS, LATENT, LLAMA_31, NOT_DECAYED, SINKS
+from meshwright.engines.maxtext.config.unestimated import HARMLESS, UNESTIMATED
 from meshwright.errors import InputError
 from meshwright.runfile.inline import catalogue_name
 
@@ -30,20 +32,6 @@ WITHOUT_NORMS = {"qwen3": "LlamaForCausalLM", "qwen3_moe": "MixtralForCausalLM"}
 
 NAMES_ROUTED_AS_V3 = ("deepseek3", "kimi-k2")
 """Prefixes of model names for which MaxText uses the routing of DeepSeek-V3."""
-
-IGNORED = (
-    "attention", "base_config", "data_shuffle_seed", "debug_sharding", "enable_data_shuffling", "enable_dropout",
-    "enable_goodput_recording", "enable_tensorboard", "eod_mask_loss", "float32_gate_logits", "gcs_metrics",
-    "grain_file_type", "grain_worker_count", "hardware", "log_config", "log_period", "max_segments_per_seq", "megablox",
-    "metrics_file", "mmap_eod_id", "model_name", "monitor_goodput", "num_slices", "override_model_config", "packing",
-    "profiler", "profiler_steps", "reset_attention_mask", "reuse_example_batch", "run_name", "sa_block_kv",
-    "sa_block_kv_compute", "sa_block_kv_dkv", "sa_block_kv_dkv_compute", "sa_block_kv_dq", "sa_block_q",
-    "sa_block_q_dkv", "sa_block_q_dq", "save_checkpoint_on_completion", "save_checkpoint_on_start",
-    "save_config_to_gcs", "scan_layers", "skip_first_n_steps_for_profiler", "skip_jax_distributed_system",
-    "source_checkpoint_layout", "tokenize_train_data", "tokenizer_type", "train_data_columns", "use_chat_template",
-    "use_iota_embed", "vertex_tensorboard_project",
-)  # fmt: skip
-"""Keys of kernels, files and logs, which do not concern the training."""
 
 ALTERNATIVE_DEFAULTS = {
     "logical_axis_rules": [["norm", "fsdp"]],  # of MaxText's own models
@@ -68,6 +56,7 @@ class MaxTextKeys:
     def __init__(self, values: dict[str, Any]) -> None:
         self.values = {OLDER.get(key, key): value for key, value in values.items()}
         self._notes: list[str] = []
+        self._unestimated: list[str] = []
         refusals.unknown_keys(self.values, known_keys(), program=f"MaxText {VERSION}")
 
     def take(self, key: str, default: Any) -> Any:
@@ -89,16 +78,22 @@ class MaxTextKeys:
         """Add a note on a key that is not carried over."""
         self._notes.append(text)
 
+    def leave_out(self, key: str, value: Any) -> None:
+        """Name a setting in the note on all that the estimate does not include."""
+        self._unestimated.append(f"{key} = {value!r}")
+
     def notes(self) -> list[str]:
         """Return all notes, and notes on the unread keys that are not at their defaults."""
-        unread = {
-            key: value
-            for key, value in self.values.items()
-            if key not in IGNORED
-            and key not in SHARED_KEYS
-            and value not in (None, known_keys()[key], ALTERNATIVE_DEFAULTS.get(key))
-        }
-        return [*self._notes, *(f"{key} = {value!r} is not carried over" for key, value in unread.items())]
+        notes = list(self._notes)
+        for key, value in self.values.items():
+            is_default = value in (None, known_keys()[key], ALTERNATIVE_DEFAULTS.get(key))
+            if is_default or key in HARMLESS or key in SHARED_KEYS:
+                continue
+            if key in UNESTIMATED:
+                self.leave_out(key, value)
+            else:
+                notes.append(f"{key} = {value!r} is not carried over")
+        return [*notes, *not_estimated(self._unestimated)]
 
 
 def _checked(value: Any, default: Any, *, key: str) -> Any:
@@ -157,6 +152,8 @@ def model_section(settings: MaxTextKeys, *, name: str) -> dict[str, Any] | str:
             "top_k": take("num_experts_per_tok", 1),
             "ffn_hidden": width if expert_width == -1 else expert_width,
         }
+        if take("megablox", True):  # our exports have JAX's own grouped GEMM
+            settings.leave_out("megablox", True)
         if not is_normalised and block == "qwen3_moe":
             settings.note(
                 "norm_topk_prob = False is not carried over: MaxText's scores are normalised anyway"
@@ -184,6 +181,8 @@ def _add_latents(model: dict[str, Any], settings: MaxTextKeys, *, name: str) -> 
             got=f"{model.get('experts', {}).get('num_experts', 1)} experts, {routing[0] or 'none'}, {routing[1]}",
             hint=f"models whose names begin with {' or '.join(NAMES_ROUTED_AS_V3)} have the routing of DeepSeek-V3",
         )
+    if not take("float32_gate_logits", False):  # our exports have scores of latent models in fp32
+        settings.leave_out("float32_gate_logits", False)
     rotary = take("qk_rope_head_dim", 64)
     model["attention"] |= {
         "kind": "mla",
@@ -291,6 +290,15 @@ def _refuse_others(settings: MaxTextKeys) -> None:
         "use_dpo": (False,),  # another loss
         "attn_logits_soft_cap": (0.0,),
         "final_logits_soft_cap": (0.0,),
+        "enable_diloco": (False,),
+        "engram_layers": ([],),
+        "mhc_expansion_rate": (1,),
+        "moba": (False,),
+        "num_kv_shared_layers": (0,),
+        "partial_rotary_factor": (1.0,),
+        "share_kv_projections": (False,),
+        "training_objective": ("causal_lm",),
+        "use_mrope": (False,),
     }
     for key, allowed in supported.items():
         if (value := settings.take(key, allowed[0])) not in allowed:

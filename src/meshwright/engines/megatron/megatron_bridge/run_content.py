@@ -23,9 +23,9 @@ from meshwright.engines.megatron.megatron_bridge.files import (
     read,
 )
 from meshwright.engines.megatron.megatron_lm.arguments import LETTERS, RENAMED, layout_letters
-from meshwright.engines.megatron.megatron_lm.options import IGNORED as IGNORED_OPTIONS
 from meshwright.engines.megatron.megatron_lm.options import MegatronOptions, Option
 from meshwright.engines.megatron.megatron_lm.run_content import run_of_options
+from meshwright.engines.megatron.unestimated import FUSED_FIELDS, HARMLESS, UNESTIMATED
 from meshwright.errors import InputError
 
 OPTION_NAMES = RENAMED | {
@@ -59,7 +59,7 @@ COMBINED = (
     "train.eval_i", "validation.eval_i", "ddp.data_parallel_sharding_strategy", "ddp.grad_reduce_in_fp32",
     "ddp.fp8_param_gather", "ddp.overlap_", "optimizer.overlap_param", "ddp.delay_wgrad_compute",
     "model.delay_wgrad_compute", "model.overlap_p2p_comm", "model.overlap_moe_expert_parallel_comm",
-    "model.tp_comm_overlap", "model.cpu_offloading_num_layers",
+    "model.tp_comm_overlap", "model.cpu_offloading_num_layers", "model.cpu_offloading_activations",
 )  # fmt: skip
 """Fields, or their prefixes, that are read together with others."""
 
@@ -76,25 +76,8 @@ OPTION_SECTIONS = (
 )
 """Sections whose fields are options. Of other sections, only a few fields concern the training."""
 
-NAMES = """
-    activation_func_fp8_input_store align_grad_reduce align_param_gather autocast_dtype average_in_collective
-    barrier_with_L1_time batch_p2p_comm batch_p2p_sync bucket_size check_for_nan_in_grad check_optimizer_step_success
-    deallocate_pipeline_outputs decoupled_weight_decay disable_jit_fuser disable_symmetric_registration
-    distribute_saved_activations enable_autocast fp8_wgrad fp8_param
-    embedding_init_method finalize_model_grads_func fsdp_double_buffer fully_parallel_load fully_parallel_save
-    generation_config grad_scale_func grad_sync_func gradient_reduce_div_fusion hf_model_id hf_model_revision
-    init_method keep_fp8_transpose_cache lazy_init local_rank make_vocab_size_divisible_by manual_gc_eval most_recent_k
-    mtp_enabled nccl_ub no_sync_func num_buckets output_layer_init_method
-    overlap_p2p_comm_warmup_flush param_sync_func params_dtype perform_initialization persist_layer_norm
-    pin_cpu_grads pin_cpu_params pipeline_dtype replication_factor scatter_embedding_sequence_parallel
-    should_pad_vocab timers tp_only_amax_red use_te_rng_tracker use_gloo_process_groups variable_seq_lengths
-    min_offloaded_tensor_size microbatch_group_size_per_vp_stage num_layers_at_end_in_bf16 num_layers_at_start_in_bf16
-    async_tensor_model_parallel_allreduce override_opt_param_scheduler use_checkpoint_opt_param_scheduler
-    use_transformer_engine_full_layer_spec moe_mlp_glu_interleave_size moe_hybridep_num_sms
-    te_rng_tracker async_strategy preserve_fp32_weights
-"""
-IGNORED = frozenset(NAMES.split())
-"""Fields of kernels, files and logs without an option of Megatron-LM."""
+SWITCHED_OFF = ("model", "optimizer", "ddp", "dist")
+"""Sections in which a field that is on by default is an option where it is off."""
 
 PROVIDERS = re.compile(
     r"(GPT|MLA|Mistral)ModelProvider|GPTProvider\w+|MistralSmall3ModelProvider24B|KimiK2Provider|"
@@ -164,6 +147,7 @@ def _fields_of_options() -> dict[str, str]:
         for key in (*declared.fields, *declared.latent, *declared.others):
             found.setdefault(_option_name(key), f"{section}.{key}")
     opposite = {option: f"model.{field}: false" for field, option in OPPOSITE.items()}
+    opposite |= {f"no-{option}": f"{field}: false" for option, field in found.items()}
     others = {name.partition(".")[2]: name for name in DISTILLATION} | {"swiglu": "model.gated_linear_unit"}
     return found | opposite | others | REPLACED
 
@@ -177,12 +161,10 @@ def _options(given: GivenFields) -> MegatronOptions:
     _check_model(given)
     fields = BridgeFields(given)
     found: dict[str, Option] = {}
-    for name in fields.changed():
-        section, _, key = name.partition(".")
-        option, values = OPPOSITE.get(key) or _option_name(key), _values(key, fields[name])
-        is_ignored = key in IGNORED or option in IGNORED_OPTIONS
-        is_ignored |= name.startswith(COMBINED) or fields[name] in LAYERS
-        if section in OPTION_SECTIONS and values is not None and not is_ignored:
+    changed = {*fields.changed()}
+    for name in given.fields:
+        option, values = _option_of(name, fields, is_changed=name in changed)
+        if values is not None:
             found[option] = Option(values=tuple(values), line=fields.line(name))
     lines = {_option_name(name.partition(".")[2]): field.line for name, field in given.fields.items()}
     for option, value in _combined(fields).items():
@@ -193,6 +175,23 @@ def _options(given: GivenFields) -> MegatronOptions:
     if not given.is_complete:
         options.note("fields that these overrides lack have the defaults of their classes, not of a recipe")
     return options
+
+
+def _option_of(name: str, fields: BridgeFields, *, is_changed: bool) -> tuple[str, list[str] | None]:
+    """Return the option of a given field, and its values; None: it is at its default, harmless, or read with others."""
+    section, _, key = name.partition(".")
+    option, value = OPPOSITE.get(key) or _option_name(key), fields[name]
+    if key in FUSED_FIELDS or (
+        section in SWITCHED_OFF and key not in OPPOSITE and fields.defaults.get(name) is True
+    ):
+        is_harmless = option in HARMLESS or name.startswith(COMBINED)
+        return f"no-{option}", [] if value is False and not is_harmless else None
+    if option in UNESTIMATED:
+        return option, _values(key, value) if is_changed else None
+    is_ignored = option in HARMLESS or name.startswith(COMBINED) or value in LAYERS
+    if not is_changed or is_ignored or section not in OPTION_SECTIONS:
+        return option, None
+    return option, _values(key, value)
 
 
 def _values(key: str, value: Any) -> list[str] | None:
@@ -232,7 +231,13 @@ def _combined(fields: BridgeFields) -> dict[str, Any]:
         **_training(fields),
         **_overlaps(fields),
         "cpu-offloading-num-layers": _offloaded_layers(fields),
+        "make-vocab-size-divisible-by": _padding(fields),
     }
+
+
+def _padding(fields: BridgeFields) -> int:
+    """Return the number of which the rows of the vocabulary are a multiple."""
+    return fields.integer("model.make_vocab_size_divisible_by") if fields["model.should_pad_vocab"] else 1
 
 
 def _overlaps(fields: BridgeFields) -> dict[str, Any]:

@@ -88,6 +88,8 @@ def _vocab(options: MegatronOptions) -> int:
     padded = options.integer("padded-vocab-size", 0)
     file = "".join(options.paths("vocab-file"))
     if found := options.integer("vocab-size", padded):
+        if not padded:
+            _note_padding(options, found)
         return found
     if tokenizer == DEFAULT_TOKENIZER and not file:
         options.note(f"{tokenizer} without --vocab-file: GPT-2's {GPT2_VOCABULARY} tokens are assumed")
@@ -100,6 +102,19 @@ def _vocab(options: MegatronOptions) -> int:
             hint=f'give the size: "{options.path.name} --vocab-size 32000"',
         )
     return size
+
+
+def _note_padding(options: MegatronOptions, vocab: int) -> None:
+    """Name the rows of the embedding and the head that Megatron-LM adds, beyond those that split it over ranks."""
+    tensor, multiple = (
+        options.integer("tensor-model-parallel-size", 1),
+        options.integer("make-vocab-size-divisible-by", 128),
+    )
+    added = -vocab % (multiple * tensor) - -vocab % tensor
+    if added:
+        options.leave_out(
+            f"{added} rows by which --make-vocab-size-divisible-by {multiple} fills the vocabulary"
+        )
 
 
 def _size_of(file: str, script: Path) -> int | None:

@@ -15,50 +15,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from meshwright.engines.base import not_estimated
 from meshwright.engines.megatron import VERSION
 from meshwright.engines.megatron.megatron_lm.arguments import known_names
 from meshwright.engines.megatron.shell_scripts.programs import MENTIONED
 from meshwright.engines.megatron.shell_scripts.scripts import script_call
 from meshwright.engines.megatron.shell_scripts.syntax import Word
+from meshwright.engines.megatron.unestimated import has_a_class, unestimated
 from meshwright.errors import InputError
 from meshwright.units import parse_number
 
 YAML_ENDINGS, SCRIPT_ENDINGS = (".yaml", ".yml"), (".sh", ".bash", ".slurm", ".sbatch", ".sub")
 
-NAMES = """
-    attention-softmax-in-fp32 auto-detect-ckpt-format
-    calculate-per-token-loss check-for-large-grads cp-comm-type cross-entropy-fusion-impl
-    cross-entropy-loss-fusion data-cache-path dataloader-type ddp-average-in-collective ddp-bucket-size ddp-num-buckets
-    ddp-pad-buckets-for-high-nccl-busbw defer-embedding-wgrad-compute deterministic-mode disable-straggler-on-startup
-    dist-ckpt-optim-fully-reshardable distributed-backend empty-unused-memory-level enable-experimental
-    exit-signal-handler fake-process-group fp8-amax-compute-algo fp8-amax-history-len fp8-interval
-    fp8-margin fp8-recipe full-validation high-priority-stream-groups legacy-tokenizer local-rank
-    make-vocab-size-divisible-by manual-gc manual-gc-interval merge-file mid-level-dataset-surplus
-    moe-grouped-gemm moe-pad-expert-input-to-capacity moe-per-layer-logging moe-permute-fusion moe-router-dtype
-    moe-router-fusion moe-router-padding-for-fp8 moe-router-padding-for-quantization moe-shared-expert-overlap
-    moe-use-legacy-grouped-gemm num-dataset-builder-threads num-workers
-    pipeline-model-parallel-comm-backend profile profile-ranks profile-step-end profile-step-start rerun-mode
-    split te-rng-tracker timing-log-level timing-log-option trust-remote-code use-cpu-initialization
-    use-mcore-models use-nccl-ub use-persistent-ckpt-worker use-pytorch-profiler use-ring-exchange-p2p
-    use-sharp moe-deepep-num-sms
-    overlap-p2p-communication-warmup-flush microbatch-group-size-per-virtual-pipeline-stage
-    no-data-sharding no-barrier-with-level-1-timing no-one-logger
-    no-create-attention-mask-in-dataloader no-mmap-bin-files no-check-for-nan-in-loss-and-grad
-    no-use-tokenizer-model-from-checkpoint-args no-ckpt-fully-parallel-save disable-gloo-process-groups
-"""
-IGNORED = frozenset(NAMES.split())
-IGNORED_PREFIXES = (
-    "ckpt-", "dist-ckpt-", "distributed-timeout-", "ft-", "inprocess-", "log-", "nccl-", "object-storage-",
-    "one-logger-",
-    "straggler-", "tensorboard-", "tiktoken-", "tokenizer-", "tp-comm-", "wandb-", "logging-level",
-    "no-load-", "no-save-", "non-persistent-", "inference-", "cuda-graph-", "memory-snapshot-", "use-checkpoint-",
-    "use-dist-ckpt", "exit-duration-",
-    "exit-on-", "exit-signal-",
-)  # fmt: skip
-FUSION = "-fusion"
 UNDEFINED = "it has a variable"
 PLACEHOLDER = re.compile(r"<[^<>]*>")
-"""Options of kernels, files and logs, which do not concern the training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +47,7 @@ class MegatronOptions:
         self.unread, self.path = dict(found), path
         self.taken: dict[str, Option] = {}
         self._notes: list[str] = list(notes)
+        self._unestimated: list[str] = []
 
     def __contains__(self, name: str) -> bool:
         return name in self.unread or name in self.taken
@@ -134,14 +105,19 @@ class MegatronOptions:
         """Add a note on an option that is not carried over or contradicts another one."""
         self._notes.append(text)
 
+    def leave_out(self, text: str) -> None:
+        """Add what the estimate does not include to the note that names all of it."""
+        self._unestimated.append(text)
+
     def notes(self) -> list[str]:
-        """Return all notes, the last one on the options that nothing has read."""
+        """Return all notes, the last ones on the options that nothing has read."""
         unread = [
             " ".join((f"--{name}", *option.values))
             for name, option in self.unread.items()
-            if name not in IGNORED and not name.startswith(IGNORED_PREFIXES) and FUSION not in name
+            if not has_a_class(name)
         ]
-        return [*self._notes, f"not carried over: {', '.join(unread)}"] if unread else list(self._notes)
+        not_carried = [f"not carried over: {', '.join(unread)}"] if unread else []
+        return [*self._notes, *not_carried, *not_estimated([*unestimated(self), *self._unestimated])]
 
     def _take(self, name: str) -> Option | None:
         if name in self.unread:

@@ -105,7 +105,7 @@ def _sharding(options: MegatronOptions, data: int) -> dict[str, Any]:
         options.flag("use-megatron-fsdp"),
     )
     if options.flag("use-torch-fsdp2"):
-        sharding = "parameters"
+        sharding = "gradients" if options.flag("torch-fsdp2-no-reshard-after-forward") else "parameters"
     elif is_megatron_fsdp and strategy in STRATEGIES:
         sharding = STRATEGIES[strategy]
     elif strategy != "no_shard":
@@ -204,6 +204,8 @@ def _recompute(options: MegatronOptions, counts: Sequence[int], *, pipeline: int
     kind = options.text("recompute-granularity", kind)
     method, count = options.text("recompute-method"), options.integer("recompute-num-layers", 0)
     modules = options.values("recompute-modules") or ("core_attn",)
+    if options.flag("moe-layer-recompute") and not kind:
+        kind, modules = "selective", ("moe",)
     if kind != "full" and (method or count):
         options.note(
             "--recompute-method and --recompute-num-layers have no effect without --recompute-granularity full"

@@ -147,9 +147,10 @@ def _amounts(options: MegatronOptions, scope: SwitchScope) -> dict[str, Any]:
     """Return the capacity of experts and the share of offloaded activations."""
     found: dict[str, Any] = {}
     capacity = options.number("moe-expert-capacity-factor", 0.0) if scope.has_experts else 0.0
+    is_padded = options.flag("moe-pad-expert-input-to-capacity")
     if capacity > 0:
         found["capacity_factor"] = capacity
-        if not options.flag("moe-pad-expert-input-to-capacity"):
+        if not is_padded:
             options.note(
                 "experts without --moe-pad-expert-input-to-capacity are estimated and trained as padded"
             )

@@ -49,6 +49,10 @@ BACKENDS = {
 """Torchtitan's `comm_backend` of experts by the class that it makes."""
 
 
+OVERLAPPED = ("AllGatherFusedFeedForward", "RowParallelLinear")
+"""Classes of torchtitan's `tp_gemm_backend: dist_gemm`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ImportedModel:
     """A model of a configuration, with everything that its tree contains."""
@@ -59,6 +63,8 @@ class ImportedModel:
     balance_rate: float | None  # None: no routing biases are updated
     max_sequence: int  # tokens in the RoPE table
     comm_backend: str  # of experts; empty: there are none
+    attention: str = "flex"  # torchtitan's `attn_backend`
+    overlaps_tensor: bool = False  # tensor-parallel collectives run in parts inside of their GEMMs
     notes: tuple[str, ...]
 
     @property
@@ -105,6 +111,8 @@ def read_model(spec: Node) -> ImportedModel:
         balance_rate=field(moe, "load_balance_coeff") if moe else None,
         max_sequence=field(field(field(first, "attention"), "rope"), "max_seq_len"),
         comm_backend=_comm_backend(moe) if moe else "",
+        attention=_attention_backend(layers),
+        overlaps_tensor=any(node["is"] in OVERLAPPED for _, node in _nodes(layers)),
         notes=(*notes, *_initialization_notes(tree, model)),
     )
 
@@ -173,6 +181,19 @@ def _experts(moe: Node, *, num_dense: int) -> Experts:
 def _comm_backend(moe: Node) -> str:
     kind: str = field(field(moe, "routed_experts"), "token_dispatcher")["is"]
     return BACKENDS.get(kind, kind)
+
+
+def _attention_backend(layers: list[Node]) -> str:
+    """Return torchtitan's `attn_backend`; of layers with several kernels, all."""
+    kernels = (field(field(layer, "attention"), "inner_attention") for layer in layers)
+    return " and ".join(dict.fromkeys(_attention_kernel(kernel) for kernel in kernels))
+
+
+def _attention_kernel(node: Node) -> str:
+    kind, options = node["is"], field(node, "kernel_options")
+    if kind == "FlexAttention":
+        return "flex_flash" if options == {"BACKEND": "FLASH"} else f"flex {options}" if options else "flex"
+    return "varlen" if kind == "VarlenAttention" else kind
 
 
 def _rope(attention: Node) -> Rope:

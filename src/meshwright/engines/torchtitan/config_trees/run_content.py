@@ -13,14 +13,16 @@ from typing import Any
 
 from meshwright import runfile
 from meshwright.cost.stages import layers_per_stage
-from meshwright.engines.base import Imported, StatedCluster
+from meshwright.engines.base import Imported, StatedCluster, not_estimated
 from meshwright.engines.torchtitan import lower
 from meshwright.engines.torchtitan.config_module.models import DISPATCHERS
 from meshwright.engines.torchtitan.config_trees.contradictions import contradictions
 from meshwright.engines.torchtitan.config_trees.models import ImportedModel, Node, read_model
 from meshwright.engines.torchtitan.config_trees.pipeline_stages import layers_on_stages, schedule_of
+from meshwright.engines.torchtitan.unestimated import HARMLESS, UNESTIMATED
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.specs.features import Dispatcher, runs_on
+from meshwright.specs.features import AttentionKernel, Dispatcher, runs_on
+from meshwright.specs.hardware import Accelerator
 from meshwright.specs.model import Router
 from meshwright.specs.run import BIAS_RATE, Run
 
@@ -31,23 +33,20 @@ RUN_FILE_LOADERS = (
 )  # of exported configurations; the second one is its older name
 TEXT = "HuggingFaceTextDataLoader"
 FORMATS = {"float32": "fp32", "bfloat16": "bf16"}
-IGNORED = (
-    "hf_assets_path", "dump_folder", "profiler.", "comm.", "loss.", "tokenizer.", "metrics.", "debug.",
-    "training.gc_", "checkpoint.export_dtype", "checkpoint.last_save_",
-    "checkpoint.initial_load_", "parallelism.spmd_backend", "dataloader.", "validator.dataloader.",
-    "compile.components",
-)  # fmt: skip
-"""TrainerSettings of the program, which do not concern the training."""
+LOSS = "CrossEntropyLoss"
+"""The loss of our exports and of the estimate: logits of all tokens of a micro-batch at once."""
+
+VARLEN = {"Ampere": AttentionKernel.FA2, "Ada": AttentionKernel.FA2, "Hopper": AttentionKernel.FA3}
+"""Kernels of the backend `varlen` by the architecture; FlashAttention 4 of Blackwell is none of ours."""
 
 
 class TrainerSettings:
     """A `Trainer.Config` as `section.key` -> value; settings that nothing reads become notes."""
 
-    ignored = IGNORED
-
     def __init__(self, tree: Node) -> None:
         self.values: dict[str, Any] = {}
         self.given: set[str] = set()
+        self._unestimated: list[str] = []
         self._add(tree, "")
 
     def _add(self, tree: Node, above: str) -> None:
@@ -66,10 +65,24 @@ class TrainerSettings:
         self.given.discard(path)
         return self.values.get(path)
 
+    def leave_out(self, text: str) -> None:
+        """Add what the estimate does not include to the note that names all of it."""
+        self._unestimated.append(text)
+
     def unread(self) -> list[str]:
         """Return notes on the settings that nothing has read."""
-        unread = sorted(p for p in self.given if not p.startswith(self.ignored) and p != "model_spec")
-        return [f"{path} = {self.values[path]!r} is not carried over" for path in unread]
+        notes = []
+        for path in sorted(self.given - {"model_spec"}):
+            value = self.values[path]
+            if path in UNESTIMATED:
+                if value not in UNESTIMATED[path] and self._has_effect(path):
+                    self.leave_out(f"{path} = {value!r}")
+            elif not path.startswith(HARMLESS):
+                notes.append(f"{path} = {value!r} is not carried over")
+        return [*notes, *not_estimated(self._unestimated)]
+
+    def _has_effect(self, path: str) -> bool:
+        return self.values["compile.enable"] or not path.startswith("compile.")
 
 
 def import_tree(tree: Node, *, cluster: StatedCluster) -> Imported:
@@ -91,10 +104,13 @@ def import_tree(tree: Node, *, cluster: StatedCluster) -> Imported:
         "cluster": cluster,
         "parallel": parallel,
         "engine": "torchtitan",
-        "stack": stack_section(settings, parallel, notes, backend=model.comm_backend, cluster=cluster),
+        "stack": stack_section(settings, parallel, model, notes, cluster=cluster),
         "train": train_section(settings, model, notes),
     }
     content["train"] |= evaluation(settings, content, own, notes, width=width)
+    if (loss := settings.values["loss.is"]) != LOSS:
+        chunks = settings.values.get("loss.num_chunks")
+        settings.leave_out(f"loss = {loss}{f' with {chunks} chunks' if chunks else ''}")
     return Imported(content=content, notes=(*notes, *settings.unread()))
 
 
@@ -244,7 +260,7 @@ def _optimizer(settings: TrainerSettings, notes: list[str], *, adapts: bool) -> 
     elif not (others or adapts) and kwargs.get("weight_decay", 0.01):
         notes.append("optimizer: weight decay of norms is not carried over")
     notes += [f"optimizer.param_groups: {group['pattern']} is not carried over" for group in others]
-    bf16 = settings.take("optimizer.implementation") == "fused_opt_states_bf16"
+    bf16 = settings.values["optimizer.implementation"] == "fused_opt_states_bf16"
     clip = float(settings.take("training.max_norm"))
     return {
         "learning_rate": kwargs["lr"],
@@ -304,12 +320,12 @@ def note_parameters(dtype: str, notes: list[str]) -> None:
 def stack_section(
     settings: TrainerSettings,
     parallel: dict[str, Any],
+    model: ImportedModel,
     notes: list[str],
     *,
-    backend: str,
     cluster: StatedCluster,
 ) -> dict[str, Any]:
-    """Return the switches of software; `backend` is the communication of experts, empty without experts.
+    """Return the switches of software.
 
     Absent settings have torchtitan's defaults, which are not those of its published measurements.
     """
@@ -319,10 +335,17 @@ def stack_section(
         "gradient_format": _gradient_format(settings.take("training.mixed_precision_reduce")),
     }
     if parallel["tensor"] > 1:
-        found["overlaps_tensor"] = settings.take("compile.enable_async_tensor_parallel")
-    if not backend:
-        return found
+        is_async = settings.take("compile.enable_async_tensor_parallel")
+        found["overlaps_tensor"] = is_async or model.overlaps_tensor
     accelerator = runfile.named_cluster(cluster, may_have_parts=True).accelerator
+    if model.attention == "varlen" and accelerator.architecture in VARLEN:
+        found["attention"] = str(VARLEN[accelerator.architecture])
+    elif model.attention != "flex":
+        settings.leave_out(f"attn_backend {model.attention} on {accelerator.name}")
+    return found | (_dispatcher(model.comm_backend, accelerator, notes) if model.comm_backend else {})
+
+
+def _dispatcher(backend: str, accelerator: Accelerator, notes: list[str]) -> dict[str, str]:
     kernels = [
         kind for kind, theirs in DISPATCHERS.items() if theirs == backend and runs_on(kind, accelerator)
     ]
@@ -331,7 +354,7 @@ def stack_section(
             f"the run file does not contain comm_backend {backend} of experts on {accelerator.name}; "
             "the estimate assumes that it is standard"
         )
-    return found | {"dispatcher": str(kernels[0] if kernels else Dispatcher.ALL_TO_ALL)}
+    return {"dispatcher": str(kernels[0] if kernels else Dispatcher.ALL_TO_ALL)}
 
 
 def _gradient_format(dtype: str) -> str:
@@ -344,7 +367,7 @@ def _gradient_format(dtype: str) -> str:
 
 def _compiles_model(settings: TrainerSettings) -> bool:
     """Return True if torch.compile fuses the kernels of layers."""
-    is_on, components = settings.take("compile.enable"), settings.take("compile.components") or []
+    is_on, components = settings.take("compile.enable"), settings.values["compile.components"] or []
     return bool(is_on) and "model" in components
 
 

@@ -78,16 +78,12 @@ RECIPES = {"rowwise": "fp8_rowwise", "rowwise_with_gw_hp": "fp8_rowwise", "mx": 
 class _TomlSettings(run_content.TrainerSettings):
     """The keys of a TOML file over torchtitan's defaults."""
 
-    ignored = (
-        *run_content.TrainerSettings.ignored, "activation_checkpoint.", "experimental.", "fault_tolerance.", "job.",
-        "memory_estimation.", "model.", "profiling.", "training.dataloader.",
-    )  # fmt: skip
-
     def __init__(self, values: dict[str, Any]) -> None:
         known = known_keys()
         self.values = {LATER.get(key, key): value for key, value in known.items()}
         self.values |= {"parallelism.enable_sequence_parallel": True, "activation_checkpoint": None}
         self.given = set()
+        self._unestimated = []
         given = [pair for pair in _flat(values) if pair not in NORMS_OF_2024]
         refusals.unknown_keys((old for old, _ in given), known | OLDER, program="torchtitan up to 0.2")
         for old, value in given:
@@ -136,6 +132,7 @@ def import_toml(path: Path, *, cluster: StatedCluster) -> Imported:
     if not isinstance(values.get("model"), dict):
         raise InputError(f"{path} is not a configuration of torchtitan", hint="it has [model] and [training]")
     settings = _TomlSettings(values)
+    _refuse_local_steps(settings)
     notes: list[str] = []
     name = _model(settings)
     recipe = _recipe(settings, notes)
@@ -162,9 +159,8 @@ def import_toml(path: Path, *, cluster: StatedCluster) -> Imported:
         "cluster": cluster,
         "parallel": parallel,
         "engine": "torchtitan",
-        "stack": run_content.stack_section(
-            settings, parallel, notes, backend=imported.comm_backend, cluster=cluster
-        ),
+        "stack": run_content.stack_section(settings, parallel, imported, notes, cluster=cluster)
+        | _parameter_format(settings, recipe),
         "train": run_content.train_section(settings, imported, notes),
     }
     content["train"] |= run_content.evaluation(settings, content, None, notes, width=width)
@@ -172,6 +168,25 @@ def import_toml(path: Path, *, cluster: StatedCluster) -> Imported:
     for old, later in LATER.items():
         notes = [note.replace(later, old) for note in notes]
     return Imported(content=content, notes=tuple(notes))
+
+
+def _refuse_local_steps(settings: _TomlSettings) -> None:
+    """Raise InputError for replicas that take steps of their own and average their weights."""
+    method = settings.values["fault_tolerance.semi_sync_method"]
+    if settings.values["fault_tolerance.enable"] and method is not None:
+        raise InputError(
+            "a training that run files cannot express: fault_tolerance.semi_sync_method", got=method
+        )
+
+
+def _parameter_format(settings: _TomlSettings, recipe: str | None) -> dict[str, str]:
+    """Return the format in which FSDP gathers parameters; only those with one scale are gathered in fp8."""
+    names = ("float8", "quantize.linear.float8")
+    given = [path for name in names if settings.values[path := f"{name}.enable_fsdp_float8_all_gather"]]
+    if not given or recipe != "fp8":
+        return {}
+    settings.take(given[0])
+    return {"parameter_format": "fp8"}
 
 
 def _model(settings: _TomlSettings) -> str:
@@ -221,7 +236,6 @@ def _optimizer(settings: _TomlSettings, notes: list[str]) -> dict[str, Any]:
     name = take("optimizer.name")
     if name != "AdamW":
         raise InputError("an optimizer that run files do not support", got=name, allowed="AdamW")
-    take("optimizer.implementation")
     return {
         "learning_rate": take("optimizer.lr"),
         "betas": [take("optimizer.beta1"), take("optimizer.beta2")],

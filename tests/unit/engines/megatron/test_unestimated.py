@@ -1,0 +1,190 @@
+"""Options that change the speed or the memory and have no key in run files: one note names them all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from meshwright import runfile
+from meshwright.engines.megatron import contract
+from meshwright.engines.megatron.megatron_bridge.configuration import sections
+from meshwright.engines.megatron.megatron_lm.arguments import known_names
+from meshwright.engines.megatron.megatron_lm.model_options import UNSUPPORTED
+from meshwright.engines.megatron.unestimated import (
+    EXPERTS,
+    FUSED_FIELDS,
+    HARMLESS,
+    HARMLESS_PREFIXES,
+    ONLY_WITH,
+    UNESTIMATED,
+)
+
+BASE = """
+model: qwen3-30b-a3b
+data: {sequence_length: 4096}
+batch: {global_sequences: 64, micro: 1}
+cluster: h100-8x2
+engine: megatron
+parallel: {data_shard: 8, tensor: 2, expert: 8, expert_tensor: 1, sharding: optimizer}
+train: {steps: 10}
+"""
+SPLIT = "parallel={data_shard: 4, context: 2, tensor: 2, expert: 8, expert_tensor: 1, sharding: optimizer}"
+BEGINNING = "the estimate does not include: "
+
+
+def script(folder: Path, *more: str, without: tuple[str, ...] = (), overrides: tuple[str, ...] = ()) -> Path:
+    run = runfile.loads(BASE, overrides=overrides)
+    lines = contract.lower_export(run, folder=folder).files["megatron_lm.args"].splitlines()
+    kept = [line for line in lines if line.split()[0] not in without]
+    (folder / "megatron_lm.args").write_text("\n".join([*kept, *more]) + "\n")
+    return folder / "megatron_lm.args"
+
+
+def left_out(path: Path) -> list[str]:
+    """Return the settings that the only note of an import names."""
+    notes = contract.import_run(str(path), cluster="h100-8x2").notes
+    if not notes:
+        return []
+    (note,) = notes
+    assert note.startswith(BEGINNING)
+    return note.removeprefix(BEGINNING).split(", ")
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--no-rope-fusion", "--no-bias-swiglu-fusion", "--no-gradient-accumulation-fusion",
+        "--no-masked-softmax-fusion", "--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl te",
+        "--distributed-backend gloo", "--ddp-bucket-size 1000000", "--ddp-num-buckets 4", "--deterministic-mode",
+        "--use-nccl-ub",
+        "--moe-shared-expert-overlap", "--moe-use-legacy-grouped-gemm", "--moe-router-padding-for-fp8",
+        "--moe-router-dtype fp64", "--nccl-communicator-config-path c.yaml", "--high-priority-stream-groups dp_cp ep",
+        "--timing-log-level 2", "--log-num-zeros-in-grad", "--tp-comm-overlap-cfg c.yaml", "--rerun-mode "
+        "report_determinism_stats", "--fp32-residual-connection", "--fine-grained-activation-offloading",
+        "--no-check-for-nan-in-loss-and-grad", "--empty-unused-memory-level 2", "--use-legacy-models",
+        "--moe-deepep-num-sms 24",
+    ],
+)  # fmt: skip
+def test_an_option_without_a_key_is_named(option, tmp_path):
+    assert left_out(script(tmp_path, option)) == [option]
+
+
+def test_one_note_names_all(tmp_path):
+    path = script(tmp_path, "--deterministic-mode", "--use-sharp", without=("--moe-permute-fusion",))
+    assert left_out(path) == ["--deterministic-mode", "--use-sharp", "the absence of --moe-permute-fusion"]
+
+
+@pytest.mark.parametrize("option", ["--moe-grouped-gemm", "--moe-permute-fusion", "--moe-router-fusion"])
+def test_kernels_of_experts_that_are_absent_are_named(option, tmp_path):
+    """Without `--moe-grouped-gemm`, experts are multiplied one after the other."""
+    assert left_out(script(tmp_path, without=(option,))) == [f"the absence of {option}"]
+    dense = ("model=qwen3-8b", "parallel={data_shard: 8, tensor: 2, sharding: optimizer}")
+    assert left_out(script(tmp_path, overrides=dense)) == []
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--cp-comm-type p2p", "--distributed-backend nccl", "--cross-entropy-fusion-impl native",
+        "--timing-log-level 0", "--rerun-mode validate_results", "--optimizer-offload-fraction 1.0",
+        "--log-interval 5", "--num-workers 8", "--cp-comm-type a2a", "--fp8-amax-history-len 1024", "--manual-gc",
+        "--ckpt-format torch_dist", "--moe-deepep-num-sms 20",
+        "--make-vocab-size-divisible-by 64",
+    ],
+)  # fmt: skip
+def test_what_the_estimate_stands_for_and_what_has_no_effect_is_not(option, tmp_path):
+    assert left_out(script(tmp_path, option)) == []
+
+
+def test_options_count_where_they_have_an_effect(tmp_path):
+    path = script(tmp_path, "--cp-comm-type a2a", overrides=(SPLIT,))
+    assert left_out(path) == ["--cp-comm-type a2a"]
+    path = script(tmp_path, "--fp8-format hybrid", "--fp8-amax-history-len 1024")
+    assert left_out(path) == ["--fp8-amax-history-len 1024"]
+    staged = ("model=qwen3-8b", "parallel={data_shard: 2, pipeline: 4, virtual_pipeline: 3, tensor: 2, "
+              "schedule: interleaved}")  # fmt: skip
+    group = "--microbatch-group-size-per-virtual-pipeline-stage"
+    assert left_out(script(tmp_path, f"{group} 4", overrides=staged)) == []
+    assert left_out(script(tmp_path, f"{group} 8", overrides=staged)) == [f"{group} 8"]
+
+
+def test_rows_that_only_fill_the_vocabulary_are_named(tmp_path):
+    rows = "rows by which --make-vocab-size-divisible-by"
+    path = script(tmp_path, without=("--make-vocab-size-divisible-by",))
+    assert left_out(path) == [f"128 {rows} 128 fills the vocabulary"]  # of two ranks: multiples of 256
+    path = script(tmp_path, "--make-vocab-size-divisible-by 1000")
+    assert left_out(path) == [f"64 {rows} 1000 fills the vocabulary"]
+
+
+def test_fsdp2_that_keeps_gathered_parameters(tmp_path):
+    path = script(tmp_path, "--use-torch-fsdp2", "--torch-fsdp2-no-reshard-after-forward")
+    found = contract.import_run(str(path), cluster="h100-8x2")
+    assert found.content["parallel"]["sharding"] == "gradients"
+    assert not found.notes
+
+
+def test_recomputed_layers_of_experts_by_their_older_option(tmp_path):
+    found = contract.import_run(str(script(tmp_path, "--moe-layer-recompute")), cluster="h100-8x2")
+    assert found.content["parallel"]["recompute"] == {"modules": ["moe"]}
+    assert not found.notes
+
+
+def configuration(folder: Path, **changes: object) -> Path:
+    run = runfile.loads(BASE)
+    content = YAML().load(contract.lower_export(run, folder=folder).files["megatron_bridge.yaml"])
+    for name, value in changes.items():
+        section, _, key = name.partition("__")
+        content.setdefault(section, {})[key] = value
+    YAML().dump(content, folder / "run_config.yaml")
+    return folder / "run_config.yaml"
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({}, []),
+        ({"model__moe_permute_fusion": False}, ["the absence of model.moe_permute_fusion"]),
+        ({"model__moe_grouped_gemm": False}, ["the absence of model.moe_grouped_gemm"]),
+        ({"model__apply_rope_fusion": True, "model__persist_layer_norm": True}, []),
+        ({"model__apply_rope_fusion": False}, ["model.apply_rope_fusion: false"]),
+        ({"model__cross_entropy_loss_fusion": False}, ["model.cross_entropy_loss_fusion: false"]),
+        ({"model__batch_p2p_sync": False}, ["model.batch_p2p_sync: false"]),
+        ({"model__fp16_lm_cross_entropy": True}, ["model.fp16_lm_cross_entropy"]),
+        ({"ddp__nccl_ub": True, "ddp__bucket_size": 5}, ["ddp.nccl_ub", "ddp.bucket_size 5"]),
+        ({"ddp__gradient_reduce_div_fusion": False}, ["ddp.gradient_reduce_div_fusion: false"]),
+        ({"ddp__check_for_nan_in_grad": True}, ["ddp.check_for_nan_in_grad"]),
+        ({"comm_overlap__tp_comm_overlap": False, "comm_overlap__bucket_size": 5}, ["comm_overlap.bucket_size 5"]),
+        ({"logger__timing_log_level": 2}, ["logger.timing_log_level 2"]),
+        ({"model__variable_seq_lengths": True}, ["model.variable_seq_lengths"]),
+        ({"model__make_vocab_size_divisible_by": 1000}, []),
+        ({"model__make_vocab_size_divisible_by": 1000, "model__should_pad_vocab": True},
+         ["64 rows by which model.make_vocab_size_divisible_by 1000 fills the vocabulary"]),
+        ({"train__manual_gc_eval": False, "checkpoint__save_optim": False}, []),
+    ],
+)  # fmt: skip
+def test_a_field_of_bridge_is_named(changes, named, tmp_path):
+    assert left_out(configuration(tmp_path, **changes)) == named
+
+
+def test_experts_of_bridge_that_are_padded_to_their_capacity(tmp_path):
+    path = configuration(
+        tmp_path, model__moe_expert_capacity_factor=1.5, model__moe_pad_expert_input_to_capacity=True
+    )
+    found = contract.import_run(str(path), cluster="h100-8x2")
+    assert found.content["stack"]["capacity_factor"] == 1.5
+    assert not found.notes
+
+
+def test_every_name_stands_once_and_is_one_of_theirs():
+    fields = {key for held in sections().values() for key in (*held.fields, *held.others)}
+    bridge = {name for key in fields for name in (key.replace("_", "-"), f"no-{key.replace('_', '-')}")}
+    assert not HARMLESS & UNESTIMATED.keys()
+    assert not (HARMLESS | UNESTIMATED.keys()) & {*UNSUPPORTED}
+    assert HARMLESS | UNESTIMATED.keys() | EXPERTS.keys() <= known_names().keys() | bridge
+    assert known_names().keys() >= {*ONLY_WITH.values()}
+    assert UNESTIMATED.keys() >= ONLY_WITH.keys()
+    assert fields >= FUSED_FIELDS
+    for prefix in HARMLESS_PREFIXES:
+        assert any(name.startswith(prefix) for name in known_names()), prefix
