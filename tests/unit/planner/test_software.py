@@ -11,14 +11,12 @@ from meshwright.answers.scale_study import ScaleQuestion, scale_report
 from meshwright.engines.choice import planned
 from meshwright.planner.choice import best_plans, free_request, goal_of, holding_software
 from meshwright.planner.engines import engine_facts
-from meshwright.planner.legality import legality_context, violations
 from meshwright.planner.request import request_for
 from meshwright.planner.search import search
 from meshwright.planner.software import with_values
 from meshwright.planner.switches import CHOSEN, HELD, LEAST_GAIN, open_values, software_line
 from meshwright.runfile import from_options, load, loads
 from meshwright.specs.features import Dispatcher
-from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 
 LARGE = ("megatron", "qwen3-235b-a22b", "h100-8x32", 2048)
@@ -198,22 +196,3 @@ def test_a_limit_leaves_out_slower_plans_alone():
     best = search(request, top=1).best
     assert search(request, top=1, limit=best.closed_form_s * 1.001).best.plan == best.plan
     assert search(request, top=1, limit=best.closed_form_s * 0.5).best is None
-
-
-@pytest.mark.parametrize(
-    ("keys", "fields", "rule"),
-    [
-        ((), {"pipeline": 2}, "overlapped experts of virtual stages"),
-        ((), {"expert": 1, "tensor": 2, "expert_tensor": 2}, "overlapped experts of tensor ranks"),
-        (("precision=fp32",), {}, "overlapped experts in 16 bits, with one prediction in a pipeline"),
-        (("stack.cuda_graphs=full",), {}, "overlapped experts in CUDA graphs"),
-    ],
-)
-def test_megatron_overlaps_experts_under_its_own_conditions(keys, fields, rule):
-    plan = Plan(
-        **{"data_shard": 32 // (fields.get("pipeline", 1) * fields.get("tensor", 1)), "expert": 8, **fields}
-    )
-    for switch, rules in (("true", [rule]), ("false", [])):
-        request = free_request(run_of(*SMALL, f"stack.overlaps_experts={switch}", *keys))
-        found = [v.rule for v in violations(plan, context=legality_context(request))]
-        assert [name for name in found if name.startswith("overlapped")] == rules

@@ -127,7 +127,7 @@ RULES = (
         hint=lambda _, __: "stack.overlaps_experts: false",
     ),
     Rule(
-        name="overlapped experts in 16 bits, with one prediction in a pipeline",
+        name="overlapped experts of a model",
         scope=Scope.SHAPE,
         holds=lambda s, p: (not s.software.overlaps_experts) | (p.expert == 1) | _overlaps_model(s, p),
         says=lambda _, __: (
