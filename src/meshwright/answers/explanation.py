@@ -18,13 +18,13 @@ from meshwright.engines.choice import is_exported
 from meshwright.errors import InfeasibleError
 from meshwright.json_values import jsonable
 from meshwright.planner import RankedPlan, WhyNot, why_not
-from meshwright.planner.choice import best_plans, free_request, goal_of
+from meshwright.planner.choice import best_plans, free_request, goal_of, holding_software
 from meshwright.planner.estimate import PlanEstimate, estimate_plan
 from meshwright.planner.explain import Difference
 from meshwright.planner.objective import Goal
 from meshwright.planner.request import PlanRequest
 from meshwright.result import Result
-from meshwright.specs.run import Run
+from meshwright.specs.run import Run, with_software
 
 FixedFields = Mapping[str, object]
 """Fields of a plan, each held at one value, as in {"tensor": 8}."""
@@ -82,8 +82,10 @@ class Explanation(Result):
 def explain_run(run: Run, *, questions: Sequence[FixedFields] = ()) -> Explanation:
     """The run's plan against the planner's best. Raises InfeasibleError when no plan is possible at all."""
     goal, request = goal_of(run), free_request(run)
-    result = best_plans(request, goal=goal, top=2)
-    best = result.plans[0]
+    # A pinned plan is compared under the software of its run.
+    result = best_plans(request if run.plan is None else holding_software(request), goal=goal, top=2)
+    request, best = result.request, result.plans[0]
+    run = with_software(run, request.stack)
     if run.plan is None:
         names, plans = ("the best plan", "the second best plan"), (best.plan, result.plans[-1].plan)
     else:
@@ -109,7 +111,9 @@ def explain_pair(run: Run, other: Run, *, questions: Sequence[FixedFields] = ())
     request = first.request
     answers: tuple[WhyNot, ...] = ()
     if questions:
-        answers = _answers(run, request, questions, best_plans(request, goal=goal).plans[0], goal)
+        answers = _answers(
+            run, request, questions, best_plans(holding_software(request), goal=goal).plans[0], goal
+        )
     return Explanation(
         run=run,
         request=request,

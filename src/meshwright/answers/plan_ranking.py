@@ -37,7 +37,7 @@ from meshwright.planner.scored import ScoredPlans, scored_plans
 from meshwright.planner.switches import SwitchGain, notes_on_idle_switches, switch_gains
 from meshwright.result import Result
 from meshwright.specs.estimate import Estimate
-from meshwright.specs.run import Run
+from meshwright.specs.run import Run, with_software
 
 FRONT_SLACK = 0.25
 """The front of speed against memory holds plans up to this share worse than the best."""
@@ -53,7 +53,7 @@ class PlanRanking(Result):
     Iterating yields a `PlanEstimate` for each plan.
 
     Attributes:
-        run: the run that was planned.
+        run: the run that was planned, with the switches of software that the planner chose.
         search: what the planner enumerated, kept and rejected.
         estimates: one `PlanEstimate` for each plan that is shown, best first.
         why_not: answers to the questions, in their order.
@@ -251,10 +251,12 @@ def plan_run(
     Raises InputError when the engine runs the model or its numbers under no plan, InfeasibleError when no plan is legal
     and fits.
     """
-    asked, run = run, with_planned_engine(run)
-    request, goal = free_request(run).fixing(**(fixed or {})), goal_of(run)
+    planned = with_planned_engine(run)
+    engine_note = "" if planned is run else note_on_engine(run)
+    request, goal = free_request(planned).fixing(**(fixed or {})), goal_of(planned)
     slack = FRONT_SLACK if with_front else 0.0
     search = best_plans(request, goal=goal, top=max(top, 1 + NUM_LOSERS), slack=slack)
+    request, run = search.request, with_software(planned, search.request.stack)
     simulated = () if request.cluster.parts else search.plans
     answers = (
         why_not(request, question, winner=search.plans[0], goal=goal, is_exported=is_exported(run))
@@ -265,7 +267,7 @@ def plan_run(
         search=search,
         estimates=tuple(estimate_plan(request, ranked.plan) for ranked in search.plans[:top]),
         why_not=tuple(answers),
-        engine_note="" if run is asked else note_on_engine(asked),
+        engine_note=engine_note,
         has_front=with_front,
         neighbours=neighbours(request, best=search.best) if with_neighbours else None,
         switches=switch_gains(request, search.plans[0]) if with_switches else None,

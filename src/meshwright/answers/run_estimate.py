@@ -31,7 +31,7 @@ from meshwright.planner.switches import notes_on_idle_switches
 from meshwright.result import Result
 from meshwright.specs.estimate import Estimate, MemoryEstimate, Tier
 from meshwright.specs.plan import Plan
-from meshwright.specs.run import Run, with_label_ratio
+from meshwright.specs.run import Run, with_label_ratio, with_software
 from meshwright.units import gib
 
 
@@ -118,6 +118,7 @@ def estimate_run(run: Run) -> RunEstimate:
     chosen = None
     if run.plan is None:
         chosen = best_plans(request, goal=goal_of(run))
+        request, run = chosen.request, with_software(run, chosen.request.stack)
     plan = run.plan or chosen.plans[0].plan  # pyright: ignore[reportOptionalMemberAccess]
     request = replace(request, global_batch=with_label_ratio(run).global_batch)
     warnings = require_legal(request, plan)

@@ -38,7 +38,7 @@ def run(
     """Write the configuration to a new folder, and print the command that starts it."""
     run = run_from(run_path, engine=engine_name, calibration=calibration, overrides=overrides)
     refuse(run.engine, check_export(run))
-    run = planned(run)
+    run = planned(run, is_export=True)
     launch, notes = _lowered(find_engine(run.engine), run, folder)
     if folder.exists() and any(folder.iterdir()):
         raise InputError("the folder is not empty", got=str(folder), hint="name a new one")

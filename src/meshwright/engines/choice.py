@@ -8,11 +8,11 @@ from dataclasses import replace
 from meshwright.catalog.engines import ANY
 from meshwright.engines.base import Unsupported, check_export, find_engine, refuse
 from meshwright.errors import InputError
-from meshwright.planner.choice import best_plans, goal_of
+from meshwright.planner.choice import best_plans, goal_of, holding_software
 from meshwright.planner.request import request_for
 from meshwright.specs.model import BaseFormat
 from meshwright.specs.plan import Plan
-from meshwright.specs.run import Run, with_plan
+from meshwright.specs.run import Run, with_plan, with_software
 
 CANDIDATES = 50, 5000
 """Numbers of ranked plans to try: the second one only if the engine supports none of the first."""
@@ -82,8 +82,11 @@ def with_devices_here(run: Run, *, num_devices: int) -> Run:
     return replace(run, plan=plan, is_data_shard_open=False)
 
 
-def planned(run: Run) -> Run:
+def planned(run: Run, *, is_export: bool = False) -> Run:
     """Return `run` with a plan: its own, or the planner's best one that its engine supports.
+
+    `is_export`: the plan comes with the switches of software that the planner chose, which need programs and libraries
+    that a file for them states. A run that is trained has those that its engine sets by itself.
 
     Problems that the engine reports under every plan are ignored here. If the engine supports none of the plans, the
     best one is returned, and the engine's `check` reports the reasons.
@@ -96,9 +99,12 @@ def planned(run: Run) -> Run:
     request, goal, engine = request_for(unquantised), goal_of(unquantised), find_engine(run.engine)
     always = set(engine.check(run))
     best: Run | None = None
+    if not is_export:
+        request = holding_software(request)
     for top in CANDIDATES:
-        ranked = best_plans(request, goal=goal, top=top).plans
-        pinned = [with_plan(run, found.plan) for found in ranked]
+        result = best_plans(request, goal=goal, top=top)
+        request, ranked = holding_software(result.request), result.plans
+        pinned = [with_plan(with_software(run, result.request.stack), found.plan) for found in ranked]
         best = best or pinned[0]
         supported = next((one for one in pinned if always.issuperset(engine.check(one))), None)
         if supported is not None:

@@ -81,7 +81,10 @@ def advise(run: Run) -> Advice:
             "there is nothing to choose from: the calibration has no efficiency corrections",
             got=run.calibration,
         )
-    plan = run.plan or best_plans(free_request(run), goal=goal_of(run)).plans[0].plan
+    plan = run.plan
+    if plan is None:
+        chosen = best_plans(free_request(run), goal=goal_of(run))
+        request, plan = chosen.request, chosen.plans[0].plan
     noted = {name: _noted(s) for name, s in request.calibration.corrections.items()}
     step_s = _step_s(request, plan, noted)
     candidates = [

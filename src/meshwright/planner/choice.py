@@ -9,7 +9,8 @@ from meshwright.planner.explain import explain_infeasible
 from meshwright.planner.joint_search import with_layers_by_speed
 from meshwright.planner.objective import Goal, goal_for
 from meshwright.planner.request import PlanRequest, request_for
-from meshwright.planner.search import PlanResult, search
+from meshwright.planner.search import PlanResult
+from meshwright.planner.software import search_with_software
 from meshwright.specs.run import Run
 
 
@@ -26,9 +27,17 @@ def goal_of(run: Run) -> Goal:
     return goal_for(run.objective, cluster=cluster, costs=run.costs, num_steps=run.num_steps)
 
 
+def holding_software(request: PlanRequest) -> PlanRequest:
+    """Return `request` with the switches that its run states, and for the others those that its engine sets."""
+    return replace(request, stack=replace(request.stack, is_open=False))
+
+
 def best_plans(request: PlanRequest, *, goal: Goal, top: int = 1, slack: float = 0.0) -> PlanResult:
-    """The search's result, which holds at least one plan. Raises InfeasibleError with what is missing."""
-    result = search(request, top=top, goal=goal, slack=slack)
+    """The search's result, which holds at least one plan. Its request has the switches that the planner chose.
+
+    Raises InfeasibleError with what is missing.
+    """
+    result = search_with_software(request, top=top, goal=goal, slack=slack)
     if request.cluster.parts:
         result = with_layers_by_speed(result, goal=goal, top=top)
     if result.best is None:

@@ -166,6 +166,7 @@ class _Kept:
     top: int
     distinct: Distinct
     slack: float
+    limit: float = np.inf  # plans with larger values are of no interest
     plan: PlanTable | None = None
     value: FloatArray | None = None
     reserved_bytes: FloatArray | None = None
@@ -176,11 +177,11 @@ class _Kept:
     def threshold(self) -> float:
         """No plan with a larger value can enter the result."""
         if self.value is None or self.plan is None:
-            return np.inf
+            return self.limit
         ranked = self.value[_leaders(self.plan, self.value, self.distinct)]
         if len(ranked) < self.top:
-            return np.inf
-        return max(float(ranked[self.top - 1]), float(ranked[0]) * (1 + self.slack))
+            return self.limit
+        return min(self.limit, max(float(ranked[self.top - 1]), float(ranked[0]) * (1 + self.slack)))
 
     def note_least(self, plan: PlanTable, reserved_bytes: FloatArray) -> None:
         """Remember the row that needs least memory."""
@@ -210,11 +211,13 @@ def search(
     model: CostModel | None = None,
     distinct: Distinct = Distinct.LAYOUTS,
     slack: float = 0.0,
+    limit: float = np.inf,
 ) -> PlanResult:
     """The `top` best plans for `request`.
 
     `space` and `model` default to `default_space` and `cost_model` of the request. `slack`: the front is
-    complete for plans up to this share worse than the best (0.1: 10 %).
+    complete for plans up to this share worse than the best (0.1: 10 %). `limit`: plans whose closed-form value is
+    larger may be missing.
     """
     clock = StageClock()
     goal = goal or Goal(num_devices=request.num_devices)
@@ -226,7 +229,7 @@ def search(
     bound = tree.bounds(model, goal)
     order = np.lexsort((np.arange(len(bound)), bound))
     clock.lap("bound")
-    kept = _Kept(top=top + EXTRA_FINALISTS, distinct=distinct, slack=slack)
+    kept = _Kept(top=top + EXTRA_FINALISTS, distinct=distinct, slack=slack, limit=limit)
     tally = _expand(tree, order, bound, kept=kept, model=model, goal=goal)
     clock.lap("score")
     finalists, front = _finish(kept, model, goal, space)

@@ -8,6 +8,7 @@ number of stages the splits are tried whose heaviest stage is lighter than with 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -32,6 +33,12 @@ LEAST_BALANCE = 0.9
 def lighter_ends(request: PlanRequest) -> tuple[tuple[int, ...], ...]:
     """Splits of `request`'s layers with lighter ends, for all numbers of stages up to that of the layers."""
     weights, end = layer_weights(request)
+    return _lighter_ends(tuple(weights), end)
+
+
+@lru_cache(maxsize=32)
+def _lighter_ends(weights: tuple[float, ...], end: float) -> tuple[tuple[int, ...], ...]:
+    """The same by the weights of layers and of the end: searches with other software ask again."""
     num_layers, found = len(weights), []
     for stages in range(2, num_layers + 1):
         for ratio in HEAD_RATIOS:

@@ -21,6 +21,7 @@ from meshwright.planner.request import PlanRequest
 from meshwright.planner.screen import cost_model
 from meshwright.planner.search import RankedPlan, search
 from meshwright.specs.features import (
+    RELEASE_DEFAULTS,
     AttentionKernel,
     CudaGraphs,
     Dispatcher,
@@ -34,7 +35,12 @@ from meshwright.specs.plan import Plan
 LEAST_GAIN = 1.01
 """A switch is worth naming from this ratio of step times on."""
 
-_HELD = (
+Value = str | bool
+
+CHOSEN = ("dispatcher", "cuda_graphs", "overlaps_experts", "overlaps_tensor")
+"""Switches that the planner chooses where a run leaves them open: they change time and memory, and no number."""
+
+HELD = (
     "tensor",
     "context",
     "pipeline",
@@ -53,13 +59,14 @@ _ATTENTION = (
     AttentionKernel.AITER,
 )
 _DISPATCHERS = (Dispatcher.DEEPEP, Dispatcher.HYBRIDEP)
+"""The fastest one is last."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SwitchGain:
     """Gain of other software. `gain`: the step time of the request's best plan over that of `plan`."""
 
-    changes: tuple[tuple[str, str | bool], ...]  # keys of the run file's `stack` section
+    changes: tuple[tuple[str, Value], ...]  # keys of the run file's `stack` section
     plan: Plan
     step_s: float
     gain: float
@@ -69,11 +76,37 @@ class SwitchGain:
         return f"{named}: {self.gain - 1:+.0%} tokens/s ({self.plan.describe()})"
 
 
+def open_values(request: PlanRequest) -> dict[str, Value]:
+    """Return the switches that the planner may choose, each with the fastest value that the engine can set.
+
+    HybridEP is never slower than DeepEP in the cost model, nor are graphs of the whole iteration than those of parts.
+    None are open where the run states its software, and on a cluster of several parts, where software would change on
+    each apart.
+    """
+    stack, cluster = request.stack, request.cluster
+    if not stack.is_open or cluster.parts:
+        return {}
+    now = features_of(stack, cluster.accelerator, precision=request.precision.name)
+    tried = _worth_trying(request, None, now)
+    found: dict[str, Value] = {}
+    for name in CHOSEN:
+        able = [value for value in tried.get(name, ()) if _sets(request, name, value)]
+        if able and getattr(stack.features, name) is None and getattr(now, name) != able[-1]:
+            found[name] = able[-1]
+    return found
+
+
+def applying(request: PlanRequest, plan: Plan) -> set[str]:
+    """Return the names of the switches that `plan` could use."""
+    now = features_of(request.stack, request.cluster.accelerator, precision=request.precision.name)
+    return set(_worth_trying(request, plan, now))
+
+
 def switch_gains(request: PlanRequest, best: RankedPlan) -> tuple[SwitchGain, ...]:
     """The best value of each switch that is faster than `best`, fastest first, and then all of these together."""
     if request.cluster.parts:
         return ()  # software would change on each generation apart
-    held = request.fixing(**{name: getattr(best.plan, name) for name in _HELD})
+    held = request.fixing(**{name: getattr(best.plan, name) for name in HELD})
     found: dict[str, SwitchGain] = {}
     for name, value in _alternatives(request, best.plan):
         gain = _gain(held, best, {name: value})
@@ -87,10 +120,27 @@ def switch_gains(request: PlanRequest, best: RankedPlan) -> tuple[SwitchGain, ..
 
 
 def software_line(request: PlanRequest) -> str | None:
-    """The switches that the engine sets unless the run states others, where the release's recipe has other values.
+    """The switches that the planner chose, and those that the engine sets where the release's recipe has other values.
 
-    None: there are none, as where a run asks for the recipe.
+    None: there are neither, as where a run asks for the recipe.
     """
+    said = [part for part in (_chosen_switches(request), _engine_switches(request)) if part is not None]
+    return f"software: {'; '.join(said)}" if said else None
+
+
+def _chosen_switches(request: PlanRequest) -> str | None:
+    """The switches that the planner chose, and how a run states others."""
+    stack = request.stack
+    if not stack.chosen:
+        return None
+    by_itself = features_of(replace(stack, features=RELEASE_DEFAULTS), request.cluster.accelerator)
+    said = ", ".join(_said(name, getattr(stack.features, name)) for name in stack.chosen)
+    other = _said(stack.chosen[0], getattr(by_itself, stack.chosen[0]))
+    return f"{said}, chosen; --set {other} states another, --set stack.preset=engine chooses none"
+
+
+def _engine_switches(request: PlanRequest) -> str | None:
+    """The switches that the engine sets unless the run states others, where the release's recipe has other values."""
     device, precision, stack = request.cluster.accelerator, request.precision.name, request.stack
     now = features_of(stack, device, precision=precision)
     # An engine keeps some switches under the recipe too: kernels of which it has no others.
@@ -112,7 +162,7 @@ def software_line(request: PlanRequest) -> str | None:
     said = ", ".join(_said(name, value) for name, value in others.items())
     theirs = ", ".join(_value(recipe[name]) for name in others)
     return (
-        f"software: {said}, as the engine sets it; the recipe of {facts.name} {release} has {theirs}: "
+        f"{said}, as the engine sets it; the recipe of {facts.name} {release} has {theirs}: "
         "--set stack.preset=recipe"
     )
 
@@ -152,7 +202,7 @@ def _value(value: str | bool | float) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _gain(request: PlanRequest, best: RankedPlan, changes: dict[str, str | bool]) -> SwitchGain | None:
+def _gain(request: PlanRequest, best: RankedPlan, changes: dict[str, Value]) -> SwitchGain | None:
     features = replace(request.stack.features, **changes)  # pyright: ignore[reportArgumentType]
     found = search(replace(request, stack=replace(request.stack, features=features)), top=1).best
     if found is None:
@@ -165,37 +215,46 @@ def _gain(request: PlanRequest, best: RankedPlan, changes: dict[str, str | bool]
     )
 
 
-def _alternatives(request: PlanRequest, plan: Plan) -> Iterator[tuple[str, str | bool]]:
+def _alternatives(request: PlanRequest, plan: Plan) -> Iterator[tuple[str, Value]]:
     """Each switch with each value that the software does not have, the engine sets and the plan could use."""
     now = features_of(request.stack, request.cluster.accelerator, precision=request.precision.name)
-    facts = None if request.engine == ANY else engine_facts(request.engine)
-    settable = [] if facts is None else [*facts.switches, *facts.exported_switches]
     for name, values in _worth_trying(request, plan, now).items():
         for value in values:
-            if getattr(now, name) == value:
-                continue
-            if facts is None or any(name == known and value in allowed for known, allowed in settable):
+            if getattr(now, name) != value and _sets(request, name, value):
                 yield name, value
 
 
-def _worth_trying(request: PlanRequest, plan: Plan, now: Features) -> dict[str, tuple[str | bool, ...]]:
-    """Values of switches by what the model, the plan, the accelerators and the software now have."""
+def _sets(request: PlanRequest, name: str, value: Value) -> bool:
+    """True if the engine, or a file that is exported for it, sets this value."""
+    if request.engine == ANY:
+        return True
+    facts = engine_facts(request.engine)
+    return any(
+        name == known and value in allowed for known, allowed in (*facts.switches, *facts.exported_switches)
+    )
+
+
+def _worth_trying(request: PlanRequest, plan: Plan | None, now: Features) -> dict[str, tuple[Value, ...]]:
+    """Values of switches by what the model, the plan, the accelerators and the software now have. None: any plan."""
     device = request.cluster.accelerator
     on_gpu, on_nvidia = device.vendor in ("NVIDIA", "AMD"), device.vendor == "NVIDIA"
-    tried: dict[str, tuple[str | bool, ...]] = {}
-    if on_gpu:
+    tried: dict[str, tuple[Value, ...]] = {}
+    if on_gpu and not now.offloaded_activations:  # which graphs do not hold
         static = request.model.experts is None or now.has_capacity  # shapes, which a graph of all needs
         tried["cuda_graphs"] = (CudaGraphs.PARTIAL, *([CudaGraphs.FULL] if static else []))
+    if on_gpu:
         tried["attention"] = tuple(kernel for kernel in _ATTENTION if runs_on(kernel, device))
         tried["compiles"] = (True,)
-    if plan.tensor > 1:
+    if plan is None or plan.tensor > 1:
         tried["overlaps_tensor"] = (True,)
-    if plan.expert > 1:
-        tried["dispatcher"] = tuple(kernel for kernel in _DISPATCHERS if runs_on(kernel, device))
+    if request.model.experts is not None and (plan is None or plan.expert > 1):
+        # DeepEP does not pad experts to a capacity.
+        kernels = _DISPATCHERS[1:] if now.has_capacity else _DISPATCHERS
+        tried["dispatcher"] = tuple(kernel for kernel in kernels if runs_on(kernel, device))
         tried["overlaps_experts"] = (True,)
     if request.precision.name == "mxfp8" and request.model.experts is not None and on_nvidia:
         tried["fuses_experts"] = (True,)
-    if plan.data > 1:
+    if plan is None or plan.data > 1:
         tried["gradient_format"] = (WireFormat.BF16,)
         if request.precision.matmul == "fp8":
             tried["parameter_format"] = (WireFormat.FP8,)

@@ -398,7 +398,7 @@ def _stack(file: schema.RunFile, cluster: Cluster | None, framework: str, model:
         _refuse_kernels(given, accelerator)
     stack = Stack(
         framework=framework, vintage=given.vintage, features=same_fields(Features, given),
-        preset=_preset(file, given, model, cluster),
+        preset=_preset(file, given, model, cluster), is_open=given.preset is None and not _names_release(file, given),
     )  # fmt: skip
     accelerator = cluster.accelerator if cluster else None
     known = stacks.features_of(stack, accelerator, precision=file.precision)
@@ -406,15 +406,16 @@ def _stack(file: schema.RunFile, cluster: Cluster | None, framework: str, model:
     return replace(stack, preset=agreed.or_else(stack.preset)) if model.experts else stack
 
 
+def _names_release(file: schema.RunFile, given: schema.StackSection) -> bool:
+    """True for a file that names a framework or a date, and for `engine: any`: its software is that of the release."""
+    return file.engine == ANY or given.framework is not None or given.vintage is not None
+
+
 def _preset(
     file: schema.RunFile, given: schema.StackSection, model: Model, cluster: Cluster | None
 ) -> Features:
-    """Switches that the engine sets where the file states none.
-
-    A file that names a framework or a date describes the software of that release, and so does `engine: any`.
-    """
-    names_release = file.engine == ANY or given.framework is not None or given.vintage is not None
-    preset = given.preset or (Preset.RECIPE if names_release else Preset.ENGINE)
+    """Switches that the engine sets where the file states none."""
+    preset = given.preset or (Preset.RECIPE if _names_release(file, given) else Preset.ENGINE)
     facts = catalog.engine_facts(file.engine)
     found = facts.preset(model, preset, cluster.accelerator if cluster else None)
     if facts.compiles_on_request and (file.train.compile or preset is Preset.ENGINE):

@@ -97,10 +97,13 @@ class Stack:
 
     `framework` is a key of the stack catalogue; `vintage` is the date of the software as a decimal year
     (2025.5 is the middle of 2025). None: the newest the catalogue knows. `features`: switches that a run states;
-    `preset`: those that its engine sets where it states none. The release decides the others.
+    `preset`: those that its engine sets where it states none. The release decides the others. `is_open`: the planner
+    may choose switches that `features` leaves out; `chosen`: names of those in `features` that it chose.
     """
 
     framework: str
     vintage: float | None = None
     features: Features = RELEASE_DEFAULTS
     preset: Features = RELEASE_DEFAULTS
+    is_open: bool = False
+    chosen: tuple[str, ...] = field(default=(), compare=False)

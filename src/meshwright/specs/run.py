@@ -370,6 +370,15 @@ def with_plan(run: Run, plan: Plan) -> Run:
     )
 
 
+def with_software(run: Run, stack: Stack) -> Run:
+    """Return `run` with the switches of `stack` that the planner chose, as overrides of its file."""
+    stated = stack.features.stated()
+    said = {name: stated[name] for name in stack.chosen if getattr(run.stack.features, name) is None}
+    overrides = (f"stack.{name}={json.dumps(value)}" for name, value in said.items())
+    stack = replace(run.stack, features=stack.features, chosen=stack.chosen)
+    return replace(run, stack=stack, overrides=(*run.overrides, *overrides))
+
+
 def said_kernels(plan: Plan) -> dict[str, Any]:
     """Choices of kernels in `plan`, by key of the run file's `kernels`."""
     said: dict[str, Any] = {}

@@ -20,7 +20,7 @@ from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.fixed import fixed_fields
 from meshwright.planner.request import request_for
 from meshwright.runfile import from_mapping, from_options, loads, pinned_text
-from meshwright.specs.run import Run
+from meshwright.specs.run import Run, with_software
 
 FILES = {"megatron": (ARGUMENTS, BRIDGE), "maxtext": (CONFIGURATION,)}
 BRIDGE_ALONE = ("fuses_experts", "fp8_attention")
@@ -44,13 +44,15 @@ def require_one_truth(run: Run, fixed: tuple[str, ...], folder: Path) -> int:
         return 0
     try:
         request = free_request(run).fixing(**fixed_fields(fixed))
-        plans = best_plans(request, goal=goal_of(run), top=TOP).plans[:TOP]
+        result = best_plans(request, goal=goal_of(run), top=TOP)
     except (InputError, InfeasibleError):  # fixed fields contradict each other, or no plan fits
         return 0
-    engine = find_engine(run.engine)
+    engine, run = find_engine(run.engine), with_software(run, result.request.stack)
     assert isinstance(engine, ImportingEngine)
-    for ranked in plans:
+    for ranked in (plans := result.plans[:TOP]):
         pinned = loads(pinned_text(run, ranked.plan))
+        asked = estimate_plan(result.request, ranked.plan).step
+        assert costs(pinned) == (asked.step.value, asked.memory.reserved_bytes)
         lower = engine.lower_export if isinstance(engine, ExternalProgramsEngine) else engine.lower
         files = lower(pinned, folder=Path("results")).files
         for name in FILES[run.engine]:

@@ -14,7 +14,7 @@ from meshwright.errors import InfeasibleError, InputError
 from meshwright.planner.choice import best_plans, free_request, goal_of
 from meshwright.planner.fixed import fixed_fields
 from meshwright.runfile import from_options
-from meshwright.specs.run import Run, with_plan
+from meshwright.specs.run import Run, with_plan, with_software
 
 TOP = 10
 SUPPRESSED = [HealthCheck.too_slow]
@@ -30,11 +30,12 @@ def refused(run: Run, fixed: tuple[str, ...] = ()) -> dict[str, list[str]]:
         return {}
     try:
         request = free_request(run).fixing(**fixed_fields(fixed))
-        plans = best_plans(request, goal=goal_of(run), top=TOP).plans[:TOP]
+        result = best_plans(request, goal=goal_of(run), top=TOP)
     except (InputError, InfeasibleError):  # fixed fields contradict each other, or no plan fits
         return {}
     found: dict[str, list[str]] = {}
-    for one in (with_plan(run, ranked.plan) for ranked in plans):
+    run = with_software(run, result.request.stack)
+    for one in (with_plan(run, ranked.plan) for ranked in result.plans[:TOP]):
         assert one.plan is not None
         if problems := check_export(one):
             found[one.plan.describe()] = [str(problem) for problem in problems]

@@ -37,6 +37,12 @@ def _recomputes(plan: PlanTable, *modules: str) -> NDArray[np.bool_]:
     return np.asarray(np.any([np.asarray(plan.recomputes(module)) > 0 for module in modules], axis=0))
 
 
+def _overlaps_model(s: LegalityContext, plan: PlanTable) -> Mask:
+    """True where the numbers and predictions of the model let expert communication overlap."""
+    one_in_a_pipeline = (s.model.num_mtp_layers == 1) & (np.asarray(plan.pipeline) > 1)
+    return (s.precision != "fp32") & ((s.model.num_mtp_layers == 0) | one_in_a_pipeline)
+
+
 RULES = (
     Rule(
         name="experts of tensor ranks",
@@ -100,6 +106,49 @@ RULES = (
         ),
         key="parallel.recompute",
         hint=lambda _, __: "stack.overlaps_experts: false",
+    ),
+    Rule(
+        name="overlapped experts of tensor ranks",
+        scope=Scope.SHAPE,
+        holds=lambda s, p: (
+            (not (s.software.overlaps_experts and has_experts(s))) | (p.expert > 1) | (p.expert_tensor == 1)
+        ),
+        says=lambda _, __: "expert communication overlaps only with expert parallelism",
+        key="parallel.expert",
+        hint=lambda _, __: "stack.overlaps_experts: false",
+    ),
+    Rule(
+        name="overlapped experts of virtual stages",
+        scope=Scope.SHAPE,
+        holds=lambda s, p: (
+            (not s.software.overlaps_experts) | (p.expert == 1) | (p.pipeline == 1) | (p.virtual_pipeline > 1)
+        ),
+        says=lambda _, __: "in a pipeline expert communication overlaps only with virtual stages",
+        key="parallel.virtual_pipeline",
+        hint=lambda _, __: "stack.overlaps_experts: false",
+    ),
+    Rule(
+        name="overlapped experts of a model",
+        scope=Scope.SHAPE,
+        holds=lambda s, p: (not s.software.overlaps_experts) | (p.expert == 1) | _overlaps_model(s, p),
+        says=lambda _, __: (
+            "expert communication overlaps only in 16 bits, and with multi-token prediction only of one token in a "
+            "pipeline"
+        ),
+        key="stack.overlaps_experts",
+        hint=lambda _, __: "stack.overlaps_experts: false",
+    ),
+    Rule(
+        name="overlapped experts in CUDA graphs",
+        scope=Scope.SHAPE,
+        holds=lambda s, p: (
+            (not s.software.overlaps_experts)
+            | (p.expert == 1)
+            | (s.software.cuda_graphs is not CudaGraphs.FULL)
+        ),
+        says=lambda _, __: "expert communication does not overlap in CUDA graphs of the whole iteration",
+        key="stack.overlaps_experts",
+        hint=lambda _, __: "stack.cuda_graphs: partial",
     ),
     Rule(
         name="recomputed layers of stages",

@@ -1,0 +1,112 @@
+"""Choice of software: the switches with which the best plan of a request is fastest.
+
+Switches decide which layout is best: with a dispatcher that sends one copy to each node, experts over many nodes pay.
+So searches with all degrees free find where to begin: with the fastest value of each switch, and without those that
+exclude layouts. In the degrees of the plan that is found, each switch goes back to what the engine sets by itself
+unless it gains `LEAST_GAIN`. A free search with what is kept follows, until nothing changes. It is no exact search
+over all combinations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from meshwright.planner.objective import Goal
+from meshwright.planner.request import PlanRequest
+from meshwright.planner.search import PlanResult, RankedPlan, search
+from meshwright.planner.switches import HELD, LEAST_GAIN, Value, applying, open_values
+
+MOST_ROUNDS = 3
+"""Free searches with what the one before has kept."""
+
+EXCLUDING = ("overlaps_experts", "cuda_graphs")
+"""Switches with which an engine does not run all layouts, or recomputes less."""
+
+Values = Mapping[str, Value]
+
+
+def search_with_software(request: PlanRequest, *, goal: Goal, top: int = 1, slack: float = 0.0) -> PlanResult:
+    """Return the `top` best plans under one set of switches, which the request of the result has.
+
+    Only switches that `open_values` names are chosen. `slack` is that of `search`.
+    """
+    options = open_values(request)
+    if not options:
+        return search(request, goal=goal, top=top, slack=slack)
+    wanted = partial(search, goal=goal, top=top, slack=slack)
+    is_moe = request.model.experts is not None
+    first: Values = options if is_moe else {}  # what is likely to stay
+    result = wanted(with_values(request, first))
+    best, values = _beginning(request, (result.best, first), options, goal)
+    if best is None:
+        return wanted(request)
+    if not values:
+        return result
+    searched = first
+    for _ in range(MOST_ROUNDS):
+        values = _kept(request, best, values, options, goal)
+        if values != searched:
+            result, searched = wanted(with_values(request, values)), values
+        if result.best is None or _degrees(result.best) == _degrees(best):
+            break
+        best = result.best
+    return result
+
+
+def with_values(request: PlanRequest, values: Values) -> PlanRequest:
+    """Return `request` with switches that the planner chose."""
+    if not values:
+        return request
+    stack = request.stack
+    features = replace(stack.features, **values)  # pyright: ignore[reportArgumentType]
+    return replace(request, stack=replace(stack, features=features, chosen=(*stack.chosen, *values)))
+
+
+def _beginning(
+    request: PlanRequest, first: tuple[RankedPlan | None, Values], options: Values, goal: Goal
+) -> tuple[RankedPlan | None, Values]:
+    """The best plan and its switches: those of `first`, unless others of `_other_sets` gain enough."""
+    best, values = first
+    for others in _other_sets(request, options):
+        found = _faster(with_values(request, others), goal, than=best)
+        best, values = (best, values) if found is None else (found, others)
+    return best, values
+
+
+def _other_sets(request: PlanRequest, options: Values) -> list[Values]:
+    """All switches for a dense model; for a mixture, which begins with all, those that exclude no layouts."""
+    if request.model.experts is None:
+        return [options]
+    less = ({k: v for k, v in options.items() if k not in EXCLUDING[:count]} for count in (1, 2))
+    return [values for values in less if values != options]
+
+
+def _faster(request: PlanRequest, goal: Goal, *, than: RankedPlan | None = None) -> RankedPlan | None:
+    """The best plan of `request` if it gains enough over another one."""
+    limit = np.inf if than is None else than.rank / LEAST_GAIN
+    best = search(request, goal=goal, top=1, limit=limit).best
+    return best if best is not None and best.rank <= limit else None
+
+
+def _degrees(best: RankedPlan) -> dict[str, object]:
+    return {name: getattr(best.plan, name) for name in HELD}
+
+
+def _kept(request: PlanRequest, best: RankedPlan, values: Values, options: Values, goal: Goal) -> Values:
+    """Those of `options` that gain enough in the degrees of `best`, which has `values`. Each is tried alone."""
+    held, useful, now = request.fixing(**_degrees(best)), applying(request, best.plan), best.rank
+    kept = {name: value for name, value in values.items() if name in useful}
+    for name in [name for name in options if name in useful]:
+        other = {**kept, name: options[name]}
+        if name in kept:
+            del other[name]
+        found = search(with_values(held, other), goal=goal, top=1).best
+        rank = np.inf if found is None else found.rank
+        with_it, without = (now, rank) if name in kept else (rank, now)
+        if (with_it * LEAST_GAIN <= without) != (name in kept):
+            kept, now = other, rank
+    return kept

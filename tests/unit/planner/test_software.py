@@ -1,0 +1,198 @@
+"""The switches of software that the planner chooses with a plan."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.answers.explanation import explain_run
+from meshwright.answers.plan_ranking import plan_run
+from meshwright.answers.run_estimate import estimate_run
+from meshwright.answers.scale_study import ScaleQuestion, scale_report
+from meshwright.engines.choice import planned
+from meshwright.planner.choice import best_plans, free_request, goal_of, holding_software
+from meshwright.planner.engines import engine_facts
+from meshwright.planner.request import request_for
+from meshwright.planner.search import search
+from meshwright.planner.software import with_values
+from meshwright.planner.switches import CHOSEN, HELD, LEAST_GAIN, open_values, software_line
+from meshwright.runfile import from_options, load, loads
+from meshwright.specs.features import Dispatcher
+from meshwright.specs.run import Run
+
+LARGE = ("megatron", "qwen3-235b-a22b", "h100-8x32", 2048)
+SMALL = ("megatron", "qwen3-30b-a3b", "h100-8x4", 512)
+DENSE = ("megatron", "llama3.1-70b", "h100-8x64", 1024)
+
+
+def run_of(engine: str, model: str, cluster: str, batch: int, *keys: str) -> Run:
+    return from_options(
+        model=model, cluster=cluster, global_batch=batch, sequence_length=4096, engine=engine,
+        overrides=["train.steps=100", *keys],
+    )  # fmt: skip
+
+
+def result_of(run: Run):
+    return best_plans(free_request(run), goal=goal_of(run))
+
+
+def held(request, plan):
+    return request.fixing(**{name: getattr(plan, name) for name in HELD})
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [SMALL, DENSE, ("torchtitan", *SMALL[1:]), ("megatron", "qwen3-30b-a3b", "mi355x-8x4", 512)],
+    ids=lambda asked: "-".join(map(str, asked[:3])),
+)
+def test_what_is_chosen_gains_and_what_is_left_out_does_not(asked):
+    run = run_of(*asked)
+    request, goal = free_request(run), goal_of(run)
+    found = best_plans(request, goal=goal)
+    features, best, options = found.request.stack.features, found.plans[0], open_values(request)
+    chosen = {name: getattr(features, name) for name in found.request.stack.chosen}
+    assert chosen
+    assert chosen.items() <= options.items()
+    assert best.value * LEAST_GAIN <= search(request, top=1, goal=goal).plans[0].value
+    for name, value in options.items():
+        other = {key: was for key, was in chosen.items() if key != name}
+        if name not in chosen:
+            other[name] = value
+        changed = search(with_values(held(request, best.plan), other), top=1, goal=goal).plans[0]
+        ratio = changed.value / best.value
+        assert ratio >= LEAST_GAIN * (1 - 1e-9) if name in chosen else ratio > 1 / LEAST_GAIN, name
+
+
+def test_a_dispatcher_for_nodes_brings_experts_over_nodes():
+    own = run_of(*LARGE, "stack.preset=engine")
+    assert result_of(own).plans[0].plan.expert == 8
+    found = result_of(run_of(*LARGE))
+    assert found.request.stack.features.dispatcher is Dispatcher.HYBRIDEP
+    assert found.plans[0].plan.expert > 8
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["stack.preset=engine", "stack.preset=recipe", "stack.framework=megatron-bridge", "stack.vintage=2026.1"],
+)
+def test_a_run_that_states_its_software_has_none_chosen(key):
+    run = run_of(*SMALL, key)
+    assert open_values(free_request(run)) == {}
+    assert result_of(run).request.stack == run.stack
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("dispatcher", "all-to-all"),
+        ("cuda_graphs", "none"),
+        ("overlaps_experts", "false"),
+        ("dispatcher", "deepep"),
+    ],
+)
+def test_a_stated_switch_is_never_overruled_and_leaves_the_others_open(key, value):
+    run = run_of(*SMALL, f"stack.{key}={value}")
+    stack = result_of(run).request.stack
+    assert getattr(stack.features, key) == getattr(run.stack.features, key)
+    assert key not in stack.chosen
+    assert stack.chosen
+
+
+@pytest.mark.parametrize("engine", ["native", "maxtext", "any"])
+def test_an_engine_that_sets_none_of_them_has_none_chosen(engine):
+    run = run_of(engine, *SMALL[1:])
+    assert open_values(free_request(run)) == {}
+
+
+def test_a_cluster_of_parts_has_none_chosen():
+    run = run_of("megatron", "qwen3-30b-a3b", "h100-8x2+h200-8x2", 512)
+    assert run.cluster.parts
+    assert open_values(free_request(run)) == {}
+
+
+def test_what_is_open_is_what_the_engine_sets_on_the_device_and_trains_the_same_numbers():
+    for device, dispatcher in (("h100", "hybridep"), ("mi300x", "deepep")):
+        options = open_values(free_request(run_of("megatron", "qwen3-30b-a3b", f"{device}-8x4", 512)))
+        assert options["dispatcher"] == dispatcher
+        facts = engine_facts("megatron")
+        settable = (*facts.switches, *facts.exported_switches)
+        assert options.keys() <= set(CHOSEN)
+        assert all(
+            any(name == key and value in allowed for key, allowed in settable)
+            for name, value in options.items()
+        )
+    capacity = run_of("megatron", "qwen3-30b-a3b", "mi300x-8x4", 512, "stack.capacity_factor=1.0")
+    assert "dispatcher" not in open_values(
+        free_request(capacity)
+    )  # DeepEP pads to none, HybridEP is NVIDIA's
+    offloaded = run_of(*DENSE, "stack.offloaded_activations=0.5")
+    assert "cuda_graphs" not in open_values(free_request(offloaded))
+
+
+def test_hybridep_is_never_slower_than_deepep_in_the_cost_model():
+    for asked in (LARGE, SMALL, ("megatron", "deepseek-v3", "b200-8x32", 2048)):
+        request = free_request(run_of(*asked))
+        best = result_of(run_of(*asked)).plans[0].plan
+        times = [
+            search(with_values(held(request, best), {"dispatcher": kind}), top=1).plans[0].step_s
+            for kind in (Dispatcher.HYBRIDEP, Dispatcher.DEEPEP)
+        ]
+        assert times[0] <= times[1]
+
+
+def test_all_answers_about_a_free_plan_agree_and_the_written_file_has_their_numbers(tmp_path):
+    run = run_of(*SMALL)
+    ranking = plan_run(run, top=3)
+    best, stack = ranking.best, ranking.run.stack
+    chosen = set(ranking.request.stack.chosen)
+    assert {"dispatcher", "overlaps_experts"} <= chosen
+    step_s, plan = best.step.step.value, best.plan
+    done = estimate_run(run)
+    assert (done.plan, done.step.value, done.run.stack) == (plan, step_s, stack)
+    assert explain_run(run).difference.this.step.step.value == step_s
+    point = scale_report(run, ScaleQuestion(sizes=(32,))).curve.points[0]
+    assert (point.costed.plan, point.costed.step_s) == (plan, step_s)
+    for rank, each in enumerate(ranking, start=1):
+        again = estimate_run(ranking.pinned(rank=rank))
+        assert again.step == each.step.step
+        assert again.memory == each.step.memory
+    ranking.write(tmp_path / "run.yaml")
+    written = load(tmp_path / "run.yaml")
+    assert chosen <= written.stack.features.stated().keys()
+    assert estimate_run(written).step.value == step_s
+    stated = ranking.to_dict()["request"]["stack"]
+    assert all(stated[name] == value for name, value in written.stack.features.stated().items())
+
+
+def test_an_export_has_the_chosen_switches_and_a_run_that_is_trained_those_of_the_engine():
+    run = run_of(*SMALL)
+    exported, ranking = planned(run, is_export=True), plan_run(run, top=1)
+    assert (exported.plan, exported.stack) == (ranking.best.plan, ranking.run.stack)
+    trained = planned(run)
+    assert trained.stack == run.stack
+    own = best_plans(holding_software(free_request(run)), goal=goal_of(run)).plans[0].plan
+    assert trained.plan == own
+    assert own != exported.plan
+
+
+def test_a_pinned_plan_is_explained_under_the_software_of_its_run():
+    run = run_of(*SMALL, "stack.preset=engine")
+    pinned = plan_run(run, top=1).pinned()
+    opened = loads(pinned.text.replace("  preset: engine\n", "  gradient_format: fp32\n"))
+    assert opened.stack.is_open
+    assert explain_run(opened).difference.step_ms.delta == 0.0
+
+
+def test_the_second_line_names_what_was_chosen_and_how_to_state_another():
+    request = result_of(run_of(*SMALL)).request
+    line = software_line(request)
+    assert line.startswith("software: stack.dispatcher=hybridep, ")
+    assert "chosen; --set stack.dispatcher=all-to-all states another" in line
+    assert "stack.preset=engine chooses none" in line
+    assert "chosen" not in (software_line(request_for(run_of(*SMALL))) or "")
+
+
+def test_a_limit_leaves_out_slower_plans_alone():
+    request = free_request(run_of(*SMALL, "stack.preset=engine"))
+    best = search(request, top=1).best
+    assert search(request, top=1, limit=best.closed_form_s * 1.001).best.plan == best.plan
+    assert search(request, top=1, limit=best.closed_form_s * 0.5).best is None
