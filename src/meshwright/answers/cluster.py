@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.planner.request import PlanRequest
-from meshwright.planner.switches import software_line
+from meshwright.planner.switches import software_lines
 from meshwright.specs.hardware import Cluster
 
 
@@ -16,7 +16,8 @@ def hardware_line(cluster: Cluster) -> str | None:
 
 def setup_lines(request: PlanRequest) -> list[str]:
     """Return what is not usual of the hardware and of the software, a sentence each."""
-    return [line for line in (hardware_line(request.cluster), software_line(request)) if line is not None]
+    hardware = hardware_line(request.cluster)
+    return [*([] if hardware is None else [hardware]), *software_lines(request)]
 
 
 def hardware_document(cluster: Cluster) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from meshwright.planner.request import PlanRequest
 from meshwright.planner.screen import cost_model
 from meshwright.planner.search import RankedPlan, search
 from meshwright.specs.features import (
-    RELEASE_DEFAULTS,
     AttentionKernel,
     CudaGraphs,
     Dispatcher,
@@ -119,24 +118,22 @@ def switch_gains(request: PlanRequest, best: RankedPlan) -> tuple[SwitchGain, ..
     return tuple(gains)
 
 
-def software_line(request: PlanRequest) -> str | None:
+def software_lines(request: PlanRequest) -> list[str]:
     """The switches that the planner chose, and those that the engine sets where the release's recipe has other values.
 
-    None: there are neither, as where a run asks for the recipe.
+    Empty: there are neither, as where a run asks for the recipe.
     """
-    said = [part for part in (_chosen_switches(request), _engine_switches(request)) if part is not None]
-    return f"software: {'; '.join(said)}" if said else None
+    lines = (_chosen_switches(request), _engine_switches(request))
+    return [f"software: {line}" for line in lines if line is not None]
 
 
 def _chosen_switches(request: PlanRequest) -> str | None:
-    """The switches that the planner chose, and how a run states others."""
+    """The switches that the planner chose, and how a run keeps the engine's."""
     stack = request.stack
     if not stack.chosen:
         return None
-    by_itself = features_of(replace(stack, features=RELEASE_DEFAULTS), request.cluster.accelerator)
     said = ", ".join(_said(name, getattr(stack.features, name)) for name in stack.chosen)
-    other = _said(stack.chosen[0], getattr(by_itself, stack.chosen[0]))
-    return f"{said}, chosen; --set {other} states another, --set stack.preset=engine chooses none"
+    return f"{said}, chosen with the plan; --set stack.preset=engine keeps the engine's own"
 
 
 def _engine_switches(request: PlanRequest) -> str | None:

@@ -15,7 +15,7 @@ from meshwright.planner.engines import engine_facts
 from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.request import request_for
 from meshwright.planner.search import search
-from meshwright.planner.switches import software_line
+from meshwright.planner.switches import software_lines
 from meshwright.runfile import loads, pinned_text
 
 ENGINES = ("megatron", "torchtitan", "maxtext")
@@ -79,17 +79,17 @@ def test_a_recipe_is_exported():
 
 
 def test_the_recipe_has_no_line_of_software_and_the_engine_has_one():
-    line = software_line(request_for(run_of("megatron")))
+    (line,) = software_lines(request_for(run_of("megatron")))
     assert "stack.gradient_format=fp32" in line
     assert "stack.preset=recipe" in line
     assert "dispatcher" not in line  # a dense model
-    assert software_line(request_for(run_of("megatron", "stack.preset=recipe"))) is None
+    assert software_lines(request_for(run_of("megatron", "stack.preset=recipe"))) == []
 
 
 @pytest.mark.parametrize(("engine", "model"), [("torchtitan", "llama3.1-8b"), ("maxtext", "gpt-oss-20b")])
 def test_what_a_recipe_does_not_change_is_not_offered(engine, model):
-    assert software_line(request_for(run_of(engine, "stack.preset=recipe", model=model))) is None
-    assert "attention" not in (software_line(request_for(run_of(engine, model=model))) or "")
+    assert software_lines(request_for(run_of(engine, "stack.preset=recipe", model=model))) == []
+    assert "attention" not in "".join(software_lines(request_for(run_of(engine, model=model))))
 
 
 @pytest.mark.parametrize("compiles", [True, False])

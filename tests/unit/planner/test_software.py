@@ -14,7 +14,7 @@ from meshwright.planner.engines import engine_facts
 from meshwright.planner.request import request_for
 from meshwright.planner.search import search
 from meshwright.planner.software import with_values
-from meshwright.planner.switches import CHOSEN, HELD, LEAST_GAIN, open_values, software_line
+from meshwright.planner.switches import CHOSEN, HELD, LEAST_GAIN, open_values, software_lines
 from meshwright.runfile import from_options, load, loads
 from meshwright.specs.features import Dispatcher
 from meshwright.specs.run import Run
@@ -182,13 +182,12 @@ def test_a_pinned_plan_is_explained_under_the_software_of_its_run():
     assert explain_run(opened).difference.step_ms.delta == 0.0
 
 
-def test_the_second_line_names_what_was_chosen_and_how_to_state_another():
-    request = result_of(run_of(*SMALL)).request
-    line = software_line(request)
-    assert line.startswith("software: stack.dispatcher=hybridep, ")
-    assert "chosen; --set stack.dispatcher=all-to-all states another" in line
-    assert "stack.preset=engine chooses none" in line
-    assert "chosen" not in (software_line(request_for(run_of(*SMALL))) or "")
+def test_the_second_line_names_what_was_chosen_and_how_to_keep_what_the_engine_sets():
+    chosen, of_engine = software_lines(result_of(run_of(*SMALL)).request)
+    assert chosen.startswith("software: stack.dispatcher=hybridep, ")
+    assert chosen.endswith("chosen with the plan; --set stack.preset=engine keeps the engine's own")
+    assert "stack.gradient_format=fp32, as the engine sets it" in of_engine
+    assert not any("chosen" in line for line in software_lines(request_for(run_of(*SMALL))))
 
 
 def test_a_limit_leaves_out_slower_plans_alone():
