@@ -84,9 +84,8 @@ def test_what_is_legal_for_native_its_engine_runs(model):
         assert check_plan(plans[i], run=run) == [], plans[i].describe()
 
 
-@pytest.mark.parametrize("num_plans", [250, pytest.param(4000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["llama3.1-70b", "qwen3-8b", "mixtral-8x7b", "deepseek-v3"])
-def test_what_the_search_tries_for_native_its_engine_runs(name, num_plans):
+def test_what_the_search_tries_for_native_its_engine_runs(name):
     run = from_options(model=name, cluster="h100-8x2", global_batch=64, sequence_length=4096)
     request = request_for(run)
     space = default_space(request)
@@ -98,7 +97,7 @@ def test_what_the_search_tries_for_native_its_engine_runs(name, num_plans):
     legal = table.take(np.flatnonzero(legal_mask(table, context=legality_context(request))))
     assert set(np.unique(legal.schedule)) == {SCHEDULES.index(s) for s in space.schedule}
     assert len(np.unique(legal.recompute_mask)) == len({choice.mask for choice in space.recompute})
-    for row in Random(0).sample(range(num_rows(legal)), num_plans):
+    for row in Random(0).sample(range(num_rows(legal)), 1000):
         plan = plan_from_row(legal.take(row), splits=space.splits)
         assert check_plan(plan, run=run) == [], plan.describe()
 
