@@ -179,7 +179,7 @@ def test_the_graph_of_this_checkout_has_its_tests():
 
 
 def test_any_change_touches_the_rules_of_the_sources(project):
-    """What they read is in no import: each file that there is."""
+    """They read each file that there is, and import none of them."""
     (project / "examples/new.yaml").touch()
     changed = changed_files(project, upstream_base(project))
     assert untouched(project, [*RULES, "docs/plan.md"], changed=changed) == {"docs/plan.md"}
