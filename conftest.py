@@ -17,10 +17,12 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from tests.warm_shell import WarmShell
 
 if TYPE_CHECKING:
@@ -61,6 +63,16 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Import no source that has no doctest; `tests/test_project.py` imports all of them, in one process."""
     is_source = collection_path.suffix == ".py" and collection_path.is_relative_to(ROOT / "src")
     return (is_source and ">>>" not in collection_path.read_text(encoding="utf-8")) or None
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _published_runs_are_read_once() -> Iterator[None]:
+    """A process keeps the rows of two files, and tests read hundreds of small ones between those that read our own."""
+    from meshwright.accuracy import rows
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows, "_known_runs", cache(rows._known_runs.__wrapped__))
+        yield
 
 
 COMPARISON = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

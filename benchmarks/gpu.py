@@ -231,7 +231,7 @@ def steps(*, budget_s: float, scale: Scale = GPU) -> list[Step]:
     ]
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Take the measurements; 0 where all of them succeeded."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -258,7 +258,7 @@ def main() -> int:
     )
     parser.add_argument("--root", type=Path, help="checkout that --apply changes  [default: this one]")
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     if given.page is not None or given.apply is not None:
         return use_archive(given, parser)
     total_s = 600.0 if given.dry_run and given.total is None else given.total

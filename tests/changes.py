@@ -1,4 +1,5 @@
-"""The default lane leaves out what no change touches: documents, engines of others, and tests marked `when_touched`.
+"""The default lane leaves out what no change touches: documents, scripts, engines of others, rules of the sources, and
+tests marked `when_touched`.
 
 A change is a difference from the last commit that the upstream branch shares with this checkout: upstream's own check
 ran everything there. A file is untouched if nothing changed in all that it depends on (`tests/import_graph.py`).
@@ -21,13 +22,31 @@ DEFAULT_LANE = "not slow and not gpu"
 WHEN_TOUCHED = (
     "docs",
     "README.md",
+    "tests/benchmarks",
     "tests/docs",
     "tests/engines/launch",
     "tests/engines/maxtext",
     "tests/engines/megatron",
     "tests/engines/torchtitan",
+    "tests/test_bundle.py",
+    "tests/test_check.py",
+    "tests/test_code_size.py",
+    "tests/test_containers.py",
+    "tests/test_rehearse_node.py",
+    "tests/test_versions.py",
+    "tests/test_words.py",
+    "tests/unit/engines/maxtext",
+    "tests/unit/engines/megatron",
+    "tests/unit/engines/torchtitan",
 )
-"""All tests below these run when they are touched: they start processes for minutes, and few changes reach them."""
+"""All tests below these run when they are touched.
+
+Documents and programs of other engines start processes for minutes, and few changes reach them. So it is with scripts.
+What other engines import and export is text, the same on every machine, and the tests in `tests/unit/engines` itself go
+through each engine.
+"""
+RULES = frozenset({"tests/test_code_size.py", "tests/test_project.py", "tests/test_words.py"})
+"""Tests that read all sources: any change touches them. Without one they answer as they did upstream."""
 MARK = "when_touched"
 """The mark of single tests: further members of a family of trainings, whose first member always runs."""
 UNTOUCHED, BASE = pytest.StashKey[frozenset[str]](), pytest.StashKey[str]()
@@ -80,7 +99,11 @@ def untouched(root: Path, files: Iterable[str], *, changed: frozenset[str]) -> f
     if touches_all(root, changed):
         return frozenset()
     graph = ImportGraph(root)
-    return frozenset(file for file in files if not changed or changed.isdisjoint(graph.distances(file)))
+    return frozenset(
+        file
+        for file in files
+        if not changed or (file not in RULES and changed.isdisjoint(graph.distances(file)))
+    )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -155,7 +178,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     files = terminalreporter.config.stash[UNTOUCHED]
     if files:
         terminalreporter.line(
-            f"Left out: documents, engines of others and tests marked {MARK} in {len(files)} files. Nothing that they "
+            f"Left out: documents, scripts, engines of others, rules of the sources and tests marked {MARK} in "
+            f"{len(files)} files. Nothing that they "
             f"depend on changed since {terminalreporter.config.stash[BASE][:9]}, which upstream checked. "
             "--all runs them."
         )

@@ -33,7 +33,7 @@ MODULE_NAME = re.compile(rf"({PACKAGE}(?:\.\w+)+)(?::[\w.]+)?")
 COMMAND_LINE = re.compile(rf"\b{PACKAGE} ([a-z]+)")
 API_NAME = re.compile(r"\bmw\.(\w+)|\bimport meshwright as mw\b")
 FOLDERS = ("src", "tests", "benchmarks", "scripts")
-FOLDERS_OF_FILES = ("docs", "examples", "benchmarks", "scripts", "containers", "tests")
+FOLDERS_OF_FILES = (".ci", "docs", "examples", "benchmarks", "scripts", "containers", "tests")
 """Folders of files that a test names and does not import. Those at the top of the repository are among them, too."""
 LOOKS_THROUGH = frozenset({"glob", "rglob", "iterdir", "walk", "listdir"})
 PATH_IN_TEXT = re.compile(r"[\w.-]+(?:/[\w.-]+)+|[\w-]+\.(?:yaml|jsonl?|ipynb|py|csv|toml)\b")
@@ -170,7 +170,7 @@ class ImportGraph:
     def _others(self) -> dict[str, list[str]]:
         """Files that are no Python source, by name."""
         found = defaultdict[str, list[str]](list)
-        below = (path for folder in FOLDERS_OF_FILES for path in (self.root / folder).rglob("*.*"))
+        below = (path for folder in FOLDERS_OF_FILES for path in (self.root / folder).rglob("*"))
         for path in (*self.root.glob("*.*"), *below):
             if path.suffix not in {".py", ".pyc"} and path.is_file():
                 found[path.name].append(path.relative_to(self.root).as_posix())

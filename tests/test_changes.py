@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from scripts import test as touched_tests
-from tests.changes import changed_files, untouched, upstream_base
+from tests.changes import RULES, WHEN_TOUCHED, changed_files, untouched, upstream_base
 from tests.import_graph import ImportGraph
 
 ROOT = Path(__file__).parents[1]
@@ -50,6 +50,8 @@ FILES = {
     "examples/runs/unread.yaml": "",
     "scripts/renew.py": "import meshwright.cost",
     "README.md": "",
+    ".ci/run": "",
+    "tests/test_run.py": "COMMAND = ROOT / '.ci' / 'run'",
     "conftest.py": "import meshwright.report",
     "tests/conftest.py": "import meshwright.report",
     "tests/page/conftest.py": "def text(): return 'plan'\n"
@@ -113,6 +115,7 @@ def commit(folder: Path) -> None:
         ("docs/example.md", {"runs/tiny.yaml", "scripts/renew.py", "cost.py"}, {"unread.yaml", "api.py"}),
         ("docs/fast.md", {"fast/keys.json", "fast/in_other/worker.py"}, set()),
         ("tests/page/on/test_text.py", {"commands/plan.py"}, {"commands/train.py"}),
+        ("tests/test_run.py", {".ci/run"}, {"commands/plan.py"}),
     ],
 )  # fmt: skip
 def test_a_file_depends_on_what_it_imports_and_the_commands_that_it_runs(project, file, depends, not_on):
@@ -173,6 +176,41 @@ def test_the_graph_of_this_checkout_has_its_tests():
     """Those of one test that depends on few files."""
     reached = ImportGraph(ROOT).distances("tests/unit/accuracy/test_wording.py")
     assert reached["src/meshwright/accuracy/wording.py"] == 1
+
+
+def test_any_change_touches_the_rules_of_the_sources(project):
+    """They read each file that there is, and import none of them."""
+    (project / "examples/new.yaml").touch()
+    changed = changed_files(project, upstream_base(project))
+    assert untouched(project, [*RULES, "docs/plan.md"], changed=changed) == {"docs/plan.md"}
+    assert untouched(project, RULES, changed=frozenset()) == RULES
+
+
+@pytest.mark.when_touched  # by any change of what it looks at, as its own file depends on all of it
+@pytest.mark.parametrize(
+    ("file", "depends"),
+    [
+        ("tests/benchmarks/test_gpu.py", {"benchmarks/gpu.py"}),
+        ("tests/benchmarks/test_gpu_results.py", {"benchmarks/gpu_apply.py", "scripts/renew_kernels.py"}),
+        ("tests/test_bundle.py", {"scripts/bundle.py"}),
+        ("tests/test_check.py", {".ci/run", "scripts/check.py"}),
+        ("tests/test_containers.py", {"containers/install.sh", "containers/cuda.Dockerfile"}),
+        ("tests/test_rehearse_node.py", {"scripts/rehearse_node.py", "scripts/bundle.py"}),
+        ("tests/test_versions.py", {"scripts/test_versions.py"}),
+        ("tests/unit/engines/maxtext/test_importing.py", {"src/meshwright/engines/maxtext/lower.py"}),
+        ("tests/unit/engines/megatron/test_importing.py", {"src/meshwright/engines/megatron/contract.py"}),
+        ("tests/unit/engines/torchtitan/test_lower.py", {"src/meshwright/engines/torchtitan/lower.py"}),
+    ],
+)
+def test_what_is_left_out_depends_on_what_it_tests(graph, file, depends):
+    assert file.startswith(WHEN_TOUCHED)
+    assert depends <= set(graph.distances(file))
+
+
+@pytest.fixture(scope="module")
+def graph() -> ImportGraph:
+    """The graph of this checkout."""
+    return ImportGraph(ROOT)
 
 
 @pytest.mark.parametrize(

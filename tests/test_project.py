@@ -196,6 +196,7 @@ TOOLS = {
 }
 
 
+@pytest.mark.when_touched  # by any change (RULES in tests/changes.py): of the same sources a tool says the same
 @pytest.mark.parametrize(
     "tool",
     [name if name != "all types" else pytest.param(name, marks=pytest.mark.slow) for name in TOOLS],

@@ -18,7 +18,16 @@ from benchmarks import gpu_apply
 ROOT = Path(__file__).parents[1]
 
 
-def test_bad_input_is_refused(tmp_path, capsys):
+@pytest.fixture
+def node(tmp_path):
+    """A program that answers as a Python with PyTorch, whose import takes a second."""
+    path = tmp_path / "node"
+    path.write_text("#!/bin/sh\necho 2.13.0\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_bad_input_is_refused(tmp_path, capsys, node):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     bare = tmp_path / "bare"
@@ -26,10 +35,10 @@ def test_bad_input_is_refused(tmp_path, capsys):
     cases = {
         (str(tmp_path / "absent"),): "cannot be started",
         (str(bare / "bin" / "python"),): "has no PyTorch",
-        (sys.executable, "--folder", str(tmp_path / "full")): "is not empty",
-        (sys.executable, "--folder", str(tmp_path / "full" / "file")): "File exists",
-        (sys.executable, "--folder", str(tmp_path / "full" / "file" / "below")): "Not a directory",
-        (sys.executable, "--only", "doctor,nothing"): "no measurement is called nothing",
+        (node, "--folder", str(tmp_path / "full")): "is not empty",
+        (node, "--folder", str(tmp_path / "full" / "file")): "File exists",
+        (node, "--folder", str(tmp_path / "full" / "file" / "below")): "Not a directory",
+        (node, "--only", "doctor,nothing"): "no measurement is called nothing",
     }
 
     def check(arguments):
@@ -41,7 +50,7 @@ def test_bad_input_is_refused(tmp_path, capsys):
     check_every(list(cases), check, name=str)
 
 
-def test_the_first_step_that_fails_ends_it(tmp_path, monkeypatch, capsys):
+def test_the_first_step_that_fails_ends_it(tmp_path, monkeypatch, capsys, node):
     taken = []
 
     def fails(rehearsal):
@@ -50,7 +59,7 @@ def test_the_first_step_that_fails_ends_it(tmp_path, monkeypatch, capsys):
     steps = {"a": lambda r: taken.append("a"), "b": fails, "c": lambda r: taken.append("c")}
     monkeypatch.setattr(rehearse_node, "STEPS", steps)
     folder = tmp_path / "folder"
-    assert rehearse_node.main([sys.executable, "--folder", str(folder)]) == 1
+    assert rehearse_node.main([node, "--folder", str(folder)]) == 1
     assert taken == ["a"]
     assert "b        failed: exit code 3" in capsys.readouterr().out
 

@@ -158,10 +158,25 @@ def checkout(tmp_path):
     return root
 
 
-def run(*arguments):
+def run_script(*arguments):
     """Run the script as a user does."""
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), *map(str, arguments)]
     return subprocess.run(command, text=True, capture_output=True)
+
+
+@pytest.fixture
+def run(capsys):
+    """Run the script in this process: a start of it imports PyTorch."""
+
+    def call(*arguments):
+        try:
+            returncode = gpu.main([str(argument) for argument in arguments])
+        except SystemExit as ended:
+            returncode = ended.code
+        captured = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, returncode, captured.out, captured.err)
+
+    return call
 
 
 SECONDS = st.floats(0.01, 100.0)
@@ -284,7 +299,7 @@ def test_renewed_defaults_keep_what_was_not_measured_and_complete_what_was():
 def test_the_page_has_rivals_predictions_losses_and_failures(tmp_path):
     path = tmp_path / "gpu.tar.gz"
     archive(path)
-    done = run("--page", path, "--out", tmp_path / "page.html")
+    done = run_script("--page", path, "--out", tmp_path / "page.html")
     assert (done.returncode, done.stderr) == (0, "")
     text = re.sub(r"<[^>]+>", " ", (tmp_path / "page.html").read_text(encoding="utf-8"))
     words = (
@@ -301,7 +316,7 @@ def test_a_page_of_failures_alone_says_why(tmp_path):
     assert "misaligned address" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
-def test_results_become_defaults_records_and_sentences_twice_the_same(tmp_path, checkout):
+def test_results_become_defaults_records_and_sentences_twice_the_same(tmp_path, checkout, run):
     path = tmp_path / "gpu.tar.gz"
     archive(path)
     done = run("--apply", path, "--root", checkout)
@@ -330,7 +345,7 @@ def test_results_become_defaults_records_and_sentences_twice_the_same(tmp_path, 
     assert first == {p: p.read_bytes() for p in first}
 
 
-def test_what_cannot_be_applied_is_refused_and_changes_nothing(tmp_path, checkout):
+def test_what_cannot_be_applied_is_refused_and_changes_nothing(tmp_path, checkout, run):
     dry, damaged, foreign = (tmp_path / f"{name}.tar.gz" for name in ("dry", "damaged", "foreign"))
     archive(dry, dry_run=True)
     damaged.write_bytes(dry.read_bytes()[:500])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import time
 
 import pytest
@@ -75,6 +76,7 @@ def test_a_folder_has_one_lock_by_whatever_path(tiny_run, tmp_path, wait_for, me
     first = tiny_run(tmp_path / "real", train="{steps: 100000, checkpoint: {folder: saved, every_steps: 50}}")
     process = first.start()
     wait_for(first.checkpoints, process)
+    process.send_signal(signal.SIGSTOP)  # it keeps its locks, and leaves the processor to the others
     (tmp_path / "saved-link").symlink_to(tmp_path / "real" / "saved")
     (tmp_path / "out-link").symlink_to(tmp_path / "real" / "out")
     (tmp_path / "parent").symlink_to(tmp_path / "real")

@@ -25,7 +25,7 @@ GEMMA = replace(DENSE, activation=Activation.GELU_TANH, zero_centered_norms=True
 MODELS = {"dense": DENSE, "mixture": MIXTURE, "latent": LATENT, "gpt-oss": GPT_OSS, "gemma": GEMMA}
 
 
-def losses(model, routes, *, num_steps=3):
+def losses(model, routes, *, num_steps=2):
     """Losses of a few steps of AdamW, and the routes that they took."""
     torch.manual_seed(0)
     built = build_model(model, device="cpu", options=TransformerOptions(z_loss=1e-3))

@@ -7,7 +7,9 @@ from tests.example_runs import PINNED_RUN
 import meshwright as mw
 from meshwright.errors import InputError
 
-ASKED = ("--model", "llama3-8b", "--cluster", "h100-8x2", "--gbs", 64, "--seq", 4096)
+ASKED = ("--model", "llama3-8b", "--cluster", "h100-8x2", "--gbs", 16, "--seq", 4096)
+FEW = ("--model", "qwen3-0.6b", "--cluster", "h100-1x2", "--gbs", 2, "--seq", 1024)
+"""A question with few plans: a page simulates each of them."""
 STATED = ("--network", "25Gb/s Ethernet", "--device-memory", "60GiB")
 SAID = "a network of 25Gb/s Ethernet a node", "60.0 GiB of memory a device"
 
@@ -17,7 +19,8 @@ def test_every_command_names_the_hardware(meshwright):
         outcome = meshwright(*command, *STATED)
         assert outcome.exit_code == 0, outcome.stderr
         assert f"hardware: {', '.join(SAID)}\n" in outcome.stdout
-        assert "hardware:" not in meshwright(*command).stdout
+        if PINNED_RUN in command:  # nothing is searched for; one function makes the line of all commands
+            assert "hardware:" not in meshwright(*command).stdout
         hardware = meshwright(*command, *STATED, "--json").json["request"]["hardware"]
         assert hardware["stated"] == list(SAID)
         assert hardware["scale_out_bytes_per_s"] == 25e9 / 8 / 8
@@ -34,7 +37,7 @@ def test_pages_name_the_hardware(meshwright, tmp_path):
         assert "Hardware: a network of 25Gb/s Ethernet a node" in page.read_text(encoding="utf-8")
 
     pinned = ("estimate", PINNED_RUN, "--set", "parallel.recompute=full")
-    check_every([("plan", *ASKED), ("scale", *ASKED, "--devices", "16,32"), pinned], check)
+    check_every([("plan", *FEW), ("scale", *FEW, "--devices", "2,4"), pinned], check)
 
 
 def test_the_other_run_of_explain_has_the_same_hardware(meshwright):
@@ -51,7 +54,7 @@ def test_an_option_and_set_do_not_give_one_key_both(meshwright):
 
 
 def test_the_function_plans_as_the_command_does(meshwright):
-    given = {"model": "llama3-8b", "global_sequences": 64, "sequence_length": 4096, "top": 1}
+    given = {"model": "llama3-8b", "global_sequences": 16, "sequence_length": 4096, "top": 1}
     stated = {"network": "25Gb/s Ethernet", "device_memory": "60GiB"}
     cluster = {"name": "h100-8x2"}
     by_option = meshwright("plan", *ASKED, *STATED, "--json").json["plans"][0]

@@ -21,7 +21,7 @@ from meshwright.training.machine import Machine
 @pytest.mark.parametrize(
     ("engine", "package"),
     [
-        ("torchtitan", "torchtitan"),
+        pytest.param("torchtitan", "torchtitan", marks=pytest.mark.when_touched),  # as engines/torchtitan
         pytest.param("megatron", "megatron", marks=pytest.mark.slow),  # its devices: engines/megatron
     ],
 )

@@ -96,13 +96,13 @@ def test_what_is_not_refused_is_written(engine):
         base = run_of(engine, model)
         assert base.plan is not None
         for modules in sets_of_modules():
+            if len(modules) > 2 and engine in ("native", "megatron"):
+                break  # each module is written by itself: pairs show that nothing depends on the others
             run = replace(base, plan=replace(base.plan, recompute_modules=modules))
             if problems := check_export(run):
                 assert all(problem.reason for problem in problems)
                 continue
             named |= set(modules)
-            if len(modules) > 2 and engine in ("native", "megatron"):
-                continue  # each module is written by itself: pairs show that nothing depends on the others
             for writer, found in written(run).items():
                 assert found == set(modules), (model, writer)
     assert named == NAMED[engine]
