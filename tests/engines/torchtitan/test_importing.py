@@ -79,6 +79,9 @@ TOYS = {
         "parallel={data_shard: 4, pipeline: 2, layers_per_stage: [5, 2], schedule: gpipe, sharding: parameters}",
     ),
     "replicas": ("parallel={data_shard: 8, sharding: none, recompute: full}", "precision=fp32"),
+    "context-ranks": (
+        "parallel={data_shard: 1, data_replicate: 2, context: 2, pipeline: 2, schedule: gpipe, sharding: gradients}",
+    ),
     "hybrid": ("parallel={data_shard: 4, data_replicate: 2, sharding: parameters}", "train.compile=true"),
     "tensor": ("parallel={data_shard: 4, tensor: 2, sequence_parallel: false, sharding: parameters}",),
     "adapters": (

@@ -70,6 +70,14 @@ RULES = (
         key="parallel.pipeline",
     ),
     Rule(
+        name="sharding over context ranks",
+        scope=Scope.CHOICE,
+        # `ParallelDims.fsdp_enabled`: parameters are sharded over the ranks of context parallelism, too.
+        holds=lambda _, p: (p.sharding != Sharding.NONE) | (p.context == 1),
+        says=lambda _, __: f"torchtitan {VERSION} shards over context ranks: must be gradients or parameters",
+        key="parallel.sharding",
+    ),
+    Rule(
         name="sequences of experts",
         scope=Scope.BATCH,
         holds=lambda s, p: (

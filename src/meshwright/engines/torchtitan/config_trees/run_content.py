@@ -164,12 +164,15 @@ def parallel_section(settings: TrainerSettings, *, num_layers: int) -> dict[str,
 
     shard, replicate = take("data_parallel_shard_degree"), take("data_parallel_replicate_degree")
     pipeline, reshards = take("pipeline_parallel_degree"), take("fsdp_reshard_after_forward")
-    always = reshards == "always" or (reshards == "default" and pipeline == 1 and shard != 1)
+    context = take("context_parallel_degree")
+    # torchtitan shards over the ranks of data and of context parallelism together (`ParallelDims.fsdp_enabled`).
+    is_sharded = shard != 1 or context != 1
+    always = reshards == "always" or (reshards == "default" and pipeline == 1 and is_sharded)
     plan: dict[str, Any] = {
         "data_replicate": replicate,
         "tensor": take("tensor_parallel_degree"),
         "sequence_parallel": take("enable_sequence_parallel"),
-        "context": take("context_parallel_degree"),
+        "context": context,
         "pipeline": pipeline,
         "expert": take("expert_parallel_degree"),
         "sharding": "parameters" if always else "gradients",
@@ -177,7 +180,7 @@ def parallel_section(settings: TrainerSettings, *, num_layers: int) -> dict[str,
     }
     if shard > 0:
         plan["data_shard"] = shard
-    if shard == 1 and not always:  # only replicas, or one process: nothing is sharded
+    if not is_sharded and not always:  # only replicas, or one process: nothing is sharded
         plan |= {"data_shard": replicate, "data_replicate": 1, "sharding": "none"}
     if settings.take("training.enable_cpu_offload"):
         raise InputError(
