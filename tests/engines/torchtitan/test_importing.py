@@ -80,7 +80,7 @@ TOYS = {
     ),
     "replicas": ("parallel={data_shard: 8, sharding: none, recompute: full}", "precision=fp32"),
     "context-ranks": (
-        "parallel={data_shard: 1, data_replicate: 2, context: 2, pipeline: 2, schedule: gpipe, sharding: gradients}",
+        "parallel={data_shard: 1, context: 2, pipeline: 4, schedule: gpipe, sharding: gradients}",
     ),
     "hybrid": ("parallel={data_shard: 4, data_replicate: 2, sharding: parameters}", "train.compile=true"),
     "tensor": ("parallel={data_shard: 4, tensor: 2, sequence_parallel: false, sharding: parameters}",),

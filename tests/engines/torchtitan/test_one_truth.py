@@ -35,7 +35,7 @@ def costs(run: Run) -> tuple[float, float]:
 
 
 def pinned_run(run: Run, fixed: tuple[str, ...]) -> Run | None:
-    """`run` with its first plan; None: the engine does not run it, the fixed fields contradict each other, none fits."""
+    """`run` with its first plan; None: the engine does not run it, fixed fields contradict each other, or none fits."""
     if not_run(run) or run.precision.matmul not in (
         "bf16",
         "fp32",
