@@ -1,8 +1,8 @@
-"""From a request to ranked plans: what may vary, what is legal, what fits, what is fastest, and why.
+"""From a request to ranked plans: the choices, their legality, their memory, their speed, and the reasons.
 
 space     which values each axis may take               legality  which combinations an engine accepts
 screen    memory and a lower bound of step time         search    best first, exact
-objective what is made best                             explain   why this plan, why not that one
+objective the quantity to optimize                       explain   why this plan, why not that one
 """
 
 from meshwright.planner.engines import EngineFacts, LegalityContext, Rule, Scope, Severity, engine_facts

@@ -35,7 +35,7 @@ def holding_software(request: PlanRequest) -> PlanRequest:
 def best_plans(request: PlanRequest, *, goal: Goal, top: int = 1, slack: float = 0.0) -> PlanResult:
     """The search's result, which holds at least one plan. Its request has the switches that the planner chose.
 
-    Raises InfeasibleError with what is missing.
+    Raises InfeasibleError, which names the missing memory or devices.
     """
     result = search_with_software(request, top=top, goal=goal, slack=slack)
     if request.cluster.parts:

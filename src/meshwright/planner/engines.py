@@ -84,7 +84,7 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts:
-    """The choices one engine offers. It cannot do what is not listed."""
+    """The choices that one engine offers; it has no others."""
 
     title: str  # in messages, with the version that this is about
     stack: str  # the framework whose measurements stand for it, as `meshwright.catalog.stacks` has it

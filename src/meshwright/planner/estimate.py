@@ -1,6 +1,6 @@
 """Estimate of one pinned plan: step time with interval, components, memory by rank, pipeline timeline.
 
-The step is that of the cost model with the pipeline simulated as an event graph (`finalists`); its interval carries
+The cost model gives the step, with the pipeline simulated as an event graph (`finalists`); its interval carries
 the calibration's spread through the model (`cost.uncertainty`) and says which uncertainty weighs most.
 """
 

@@ -338,7 +338,7 @@ def _as_fixed(request: PlanRequest) -> Plan:
 def _suggestions(request: PlanRequest, *, short: float) -> tuple[str, ...]:
     """The nearest requests that are feasible: fewer fixed fields, an offloaded optimizer, more devices.
 
-    short: memory that the least demanding plan needs over what is there.
+    short: memory that the least demanding plan needs, less the memory of a device.
     """
     found = []
     for name, value in request.fixed.items():
@@ -356,7 +356,7 @@ def _suggestions(request: PlanRequest, *, short: float) -> tuple[str, ...]:
 
 
 def _on_other_engines(request: PlanRequest) -> list[str]:
-    """The engines that run the fixed schedule where the request's own does not; `any` plans what none here runs."""
+    """The engines that run the fixed schedule where the request's does not; `any` plans those of other programs."""
     schedule = request.fixed.get("schedule")
     if schedule is None or schedule in engine_facts(request.engine).schedules:
         return []
@@ -387,7 +387,7 @@ def _first_plan(request: PlanRequest) -> str | None:
 
 
 def memory_parts_gib(memory: MemoryTable) -> dict[str, float]:
-    """GiB of each part of the fullest rank, and what is reserved outside the allocator."""
+    """GiB of each part of the fullest rank, and GiB outside the allocator."""
     return {name: gib(size) for name, size in memory_parts(memory).items()}
 
 

@@ -29,7 +29,7 @@ from meshwright.units import parse_count
 def fixed_fields(assignments: Iterable[str]) -> dict[str, Any]:
     """Plan fields from `name=value` words, separated by commas or spaces, or from a plan as it is printed.
 
-    Names and values may be those of other tools (`synonyms`).
+    Names and values of other tools are allowed (`synonyms`).
 
     Raises InputError (a word that is neither, a value of the wrong kind) or UnknownNameError.
 

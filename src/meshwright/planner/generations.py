@@ -129,7 +129,7 @@ def mixed_step(request: PlanRequest, plan: Plan) -> MixedStep | None:
 
 
 def mixed_step_of(request: PlanRequest, plan: Plan, all_steps: Sequence[StepTable]) -> MixedStep:
-    """The same from the step of `plan` if all devices were those of one part, for each part."""
+    """As `mixed_step`, from `plan`'s step on a cluster of each part's devices alone."""
     num_micro = plan.num_micro_batches(request.global_batch)
     shape, parts = shape_of(plan, num_micro_batches=num_micro), part_of_rank(request.cluster, plan)
     scales = [graph_scale(steps) for steps in all_steps]
@@ -169,7 +169,7 @@ def _by_rank(shape: PipelineShape, of_stages: NDArray[Any]) -> FloatArray:
 
 
 def steps_on(request: PlanRequest, part: Cluster, rows: PlanTable) -> StepTable:
-    """The steps of plans if all devices were those of `part`."""
+    """The steps of plans on a cluster that has only the devices of `part`."""
     alike = replace(part, num_nodes=request.cluster.num_nodes)
     rates = system_rates(
         alike, request.precision, request.stack,
@@ -187,7 +187,7 @@ def steps_on(request: PlanRequest, part: Cluster, rows: PlanTable) -> StepTable:
 def _components(
     all_steps: Sequence[StepTable], scales: Sequence[GraphScale], *, longest: int, busy_s: float
 ) -> dict[str, float]:
-    """Seconds of the longest rank by component, and those of the part that takes longest outside the pipeline."""
+    """Seconds by component of the longest rank, and of the part that takes longest outside the pipeline."""
     after = max(range(len(scales)), key=lambda i: scales[i].outside_s)
     outside = {name: all_steps[after].components_s[name] for name in AFTER}
     inside = {k: v for k, v in all_steps[longest].components_s.items() if k not in OUTSIDE_PIPELINE}
@@ -281,7 +281,7 @@ def layers_by_speed(request: PlanRequest, plan: Plan) -> tuple[int, ...]:
 
 
 def layers_by_speed_of(request: PlanRequest, plan: Plan, all_steps: Sequence[StepTable]) -> tuple[int, ...]:
-    """The same from the step of `plan` if all devices were those of one part, for each part."""
+    """As `layers_by_speed`, from `plan`'s step on a cluster of each part's devices alone."""
     shape, parts = shape_of(plan), np.array(part_of_rank(request.cluster, plan))
     layer_s, ends_s = zip(*(_layer_and_ends_s(request, steps, plan) for steps in all_steps), strict=True)
     rank_of = _rank_of_stage(shape)

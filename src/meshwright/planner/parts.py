@@ -123,7 +123,7 @@ def _who_runs(request: PlanRequest, plan: Plan) -> tuple[str, ...]:
 
 
 def _of_one_part(request: PlanRequest, plan: Plan, part: Cluster) -> str:
-    """Step time of `plan` if all devices were those of `part`."""
+    """Step time of `plan` on a cluster that has only the devices of `part`."""
     alike = with_nodes(part, request.cluster.num_nodes)
     try:
         whole = estimate_plan(replace(request, cluster=alike), plan).step.step

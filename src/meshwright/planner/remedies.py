@@ -1,4 +1,4 @@
-"""The fewest changes that let an asked plan run: all sets of one change are tried, then those of two, then of three.
+"""The fewest changes that let an asked plan run: sets of one change are tried, then sets of two, then of three.
 
 A plan that runs and is slower than the best one differs from it in more than what was asked. `forced_changes` finds
 which of the other choices have to change with it. One that no choice lets run needs another question: `remedies` gives
@@ -38,7 +38,7 @@ CHOICES: tuple[tuple[str, ...], ...] = (
 
 MOST_CHANGES = 3
 MAX_SEARCHES = 16
-"""Searches for remedies: each takes as long as that of the request."""
+"""Number of searches for remedies. Each takes as long as the request's own search."""
 
 MOST_CANDIDATES = 20
 """Plans of a search that are tried until the engine accepts one."""
@@ -48,7 +48,7 @@ MOST_REMEDIES = 2
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRemedy:
-    """A smallest set of changes with which the asked plan runs. `ratio`: its step over that of the best plan."""
+    """A smallest set of changes with which the asked plan runs. `ratio`: its step over the best plan's step."""
 
     changes: tuple[str, ...]
     plan: Plan

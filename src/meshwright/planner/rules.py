@@ -92,7 +92,7 @@ def fills_stages(s: LegalityContext, plan: PlanTable) -> Mask:
 
 
 def _layers_fit(s: LegalityContext, plan: PlanTable) -> Mask:
-    """Middle stages take ceil(L / S) layers; what is left for the first and the last must not be negative.
+    """Middle stages take ceil(L / S) layers; the first and the last take the rest, which must not be negative.
 
     A plan that names its layers needs an engine that takes any.
     """

@@ -115,7 +115,7 @@ def with_savings(plan: PlanTable, *, among: Sequence[Saving]) -> PlanTable:
 
 
 def least_sets(fits: NDArray[np.bool_], *, among: Sequence[Saving]) -> NDArray[np.bool_]:
-    """Of the rows of `with_savings` that fit, True for those of which no smaller set of savings fits."""
+    """True for the rows of `with_savings` that fit while no smaller set of savings fits."""
     by_set = fits.reshape(len(among), -1)
     smaller = [[i for i, other in enumerate(among) if other.members < saving.members] for saving in among]
     return np.concatenate([by_set[i] & ~by_set[less].any(axis=0) for i, less in enumerate(smaller)])

@@ -60,7 +60,7 @@ class ScoredPlans:
     """Scored plans, best first.
 
     Attributes:
-        plans: the best plans, and those of the front that are worse.
+        plans: the best plans, and the slower plans of the front.
         counts: what the search enumerated and scored.
         seconds: processor time by stage.
         is_complete: True if every plan that is legal and fits is listed; on clusters of several parts, every one with

@@ -57,7 +57,7 @@ def cost_model(request: PlanRequest) -> CostModel:
 
 
 def cost_model_with(request: PlanRequest, *, rates: SystemRates, constants: MemoryConstants) -> CostModel:
-    """The same with other rates and constants of memory than those of the request's stack."""
+    """Return this model with other rates and memory constants than the request's stack has."""
     facts = {
         "model": request.model_table,
         "batch": request.batch_table,

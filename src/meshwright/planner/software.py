@@ -3,7 +3,7 @@
 Switches decide which layout is best: with a dispatcher that sends one copy to each node, experts over many nodes pay.
 So searches with all degrees free find where to begin: with the fastest value of each switch, and without those that
 exclude layouts. In the degrees of the plan that is found, each switch goes back to what the engine sets by itself
-unless it gains `LEAST_GAIN`. A free search with what is kept follows, until nothing changes. It is no exact search
+unless it gains `LEAST_GAIN`. A free search with the kept switches follows, until nothing changes. It is no exact search
 over all combinations.
 """
 
@@ -32,14 +32,14 @@ Values = Mapping[str, Value]
 def search_with_software(request: PlanRequest, *, goal: Goal, top: int = 1, slack: float = 0.0) -> PlanResult:
     """Return the `top` best plans under one set of switches, which the request of the result has.
 
-    Only switches that `open_values` names are chosen. `slack` is that of `search`.
+    Only switches that `open_values` names are chosen. `slack`: as in `search`.
     """
     options = open_values(request)
     if not options:
         return search(request, goal=goal, top=top, slack=slack)
     wanted = partial(search, goal=goal, top=top, slack=slack)
     is_moe = request.model.experts is not None
-    first: Values = options if is_moe else {}  # what is likely to stay
+    first: Values = options if is_moe else {}  # likely to stay
     result = wanted(with_values(request, first))
     best, values = _beginning(request, (result.best, first), options, goal)
     if best is None:
@@ -69,7 +69,7 @@ def with_values(request: PlanRequest, values: Values) -> PlanRequest:
 def _beginning(
     request: PlanRequest, first: tuple[RankedPlan | None, Values], options: Values, goal: Goal
 ) -> tuple[RankedPlan | None, Values]:
-    """The best plan and its switches: those of `first`, unless others of `_other_sets` gain enough."""
+    """The best plan and its switches: `first`, unless a set of `_other_sets` gains enough."""
     best, values = first
     for others in _other_sets(request, options):
         found = _faster(with_values(request, others), goal, than=best)

@@ -81,7 +81,7 @@ class RecomputeChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """The values that each axis may take, ascending. `untried` says what is not tried, and why."""
+    """The values that each axis may take, ascending. `untried` names the values that are not tried, and the reasons."""
 
     num_devices: int
     tensor: tuple[int, ...] = (1,)
@@ -107,8 +107,8 @@ class Space:
     grows_loss: bool = (
         False  # the search chooses a larger chunk than the engine's own where memory leaves room
     )
-    splits: tuple[tuple[int, ...], ...] = ()  # uneven ones: layers of each stage, as many as it has
-    usual_split: bool = True  # also equal stages, what is left over on the two ends
+    splits: tuple[tuple[int, ...], ...] = ()  # uneven splits: layers of each stage
+    usual_split: bool = True  # also equal stages, with the rest on the two ends
     max_stages: int | None = None  # of pipeline x virtual_pipeline; None: legality alone decides
     untried: tuple[str, ...] = ()
 

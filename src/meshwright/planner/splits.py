@@ -19,19 +19,19 @@ from meshwright.cost.tables import ModelTable, prediction_module
 from meshwright.planner.request import PlanRequest
 
 HEAD_RATIOS = (1.0, 0.6)
-"""Seconds per FLOP of the head against those of a layer that are tried: the head is one large GEMM in 16 bits, while
+"""Tried ratios of the head's seconds per FLOP to a layer's: the head is one large GEMM in 16 bits, while
 layers also have attention, element-wise work and communication."""
 
 
 LEAST_GAIN = 0.99
-"""Heaviest stage over that of the usual split up to which an uneven one is tried."""
+"""Largest ratio of the heaviest stage to the usual split's heaviest up to which an uneven split is tried."""
 
 LEAST_BALANCE = 0.9
 """Mean stage over the heaviest from which a split is tried: below, other numbers of stages are faster."""
 
 
 def lighter_ends(request: PlanRequest) -> tuple[tuple[int, ...], ...]:
-    """Splits of `request`'s layers with lighter ends, for all numbers of stages up to that of the layers."""
+    """Splits of `request`'s layers with lighter ends, for all numbers of stages up to the number of layers."""
     weights, end = layer_weights(request)
     return _lighter_ends(tuple(weights), end)
 

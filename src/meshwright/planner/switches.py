@@ -1,6 +1,6 @@
-"""Switches of software near those of a request: how much faster its best plan would be with each.
+"""Gains of other software: how much faster the best plan of a request would be with each switch.
 
-Degrees of parallelism, sharding and numbers kept stay those of the best plan; schedule, micro-batch and recomputation
+The best plan's degrees of parallelism, sharding and number formats are kept; schedule, micro-batch and recomputation
 are chosen anew, because a switch that saves time or memory moves them. Only switches that the engine, or a file that is
 exported for it, sets are tried (`EngineFacts.switches`), and none that changes the numbers that are trained with
 (capacities of experts, attention in 8 bits).
@@ -63,7 +63,7 @@ _DISPATCHERS = (Dispatcher.DEEPEP, Dispatcher.HYBRIDEP)
 
 @dataclass(frozen=True, kw_only=True)
 class SwitchGain:
-    """Gain of other software. `gain`: the step time of the request's best plan over that of `plan`."""
+    """Gain of other software. `gain`: the step time of the request's best plan over `plan`'s."""
 
     changes: tuple[tuple[str, Value], ...]  # keys of the run file's `stack` section
     plan: Plan
@@ -78,7 +78,7 @@ class SwitchGain:
 def open_values(request: PlanRequest) -> dict[str, Value]:
     """Return the switches that the planner may choose, each with the fastest value that the engine can set.
 
-    HybridEP is never slower than DeepEP in the cost model, nor are graphs of the whole iteration than those of parts.
+    In the cost model HybridEP is never slower than DeepEP, nor a graph of the whole iteration than partial graphs.
     None are open where the run states its software, and on a cluster of several parts, where software would change on
     each apart.
     """

@@ -5,8 +5,8 @@
     ...
 
 `meshwright catalog template accelerator` prints one with comments. The file's name is the accelerator's name, so that
-`my.toml` describes that of the cluster `my-8x4`. An architecture that nobody measured has the rates of `rates_of`, or
-the prior of all architectures with its wide interval.
+`my.toml` describes the accelerator of the cluster `my-8x4`. An architecture that nobody measured has the rates of
+`rates_of`, or the prior of all architectures with its wide interval.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def measured_architectures() -> tuple[str, ...]:
 
 
 def assumptions_of(found: CatalogEntry) -> dict[str, str]:
-    """Return what is assumed of a user's accelerator because its file does not say it, by key."""
+    """Return the assumptions, by key, about a user's accelerator whose file leaves them out."""
     values, usual = found.values, catalog.fabric(found.values["default_fabric"])
     links = f"that of fabric {usual.name}"
     assumed = {

@@ -1,6 +1,6 @@
 """Read YAML into plain values that remember where they stood.
 
-The rules are those of the YAML 1.2 core schema, with one addition: digits may be grouped (`4_194_304`).
+It follows the YAML 1.2 core schema, with one addition: digits may be grouped (`4_194_304`).
 And there are bounds: one document, keys are text and appear once, numbers are finite, no tags, and a size,
 a depth and a number of values that no honest run file reaches, so that a hostile one costs little.
 """

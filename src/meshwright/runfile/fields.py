@@ -19,7 +19,7 @@ def readable(text: str) -> str:
     return text
 
 
-Lax = Field(strict=False)  # an enum from its value, a tuple from a list; what is inside stays strict
+Lax = Field(strict=False)  # an enum from its value, a tuple from a list; the items stay strict
 
 Text = Annotated[str, Field(max_length=4096), AfterValidator(readable)]
 Count = Annotated[int, BeforeValidator(whole), Field(gt=0, le=10**9)]

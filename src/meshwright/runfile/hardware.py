@@ -39,7 +39,7 @@ _UNITS = "Gb/s and Tb/s count bits, GB/s and TB/s bytes, one direction"
 
 @dataclass(frozen=True, kw_only=True)
 class NodeNetwork:
-    """The network of a node. `kind` None: that of the cluster's fabric."""
+    """The network of a node. `kind` None: the kind of the cluster's fabric."""
 
     text: str
     bytes_per_s: float  # of the node, one direction
@@ -181,7 +181,7 @@ def _of_kind(fabric: Fabric, kind: str) -> Fabric:
 
 
 def _memory(text: str, accelerator: Accelerator) -> int:
-    """Bytes of a device that `text` states: above 0, at most those of the data sheet."""
+    """Bytes of a device that `text` states: above 0, at most the data sheet's."""
     try:
         stated = parse_memory(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The `optimizer` section: keys of other optimizers are refused, and defaults are those of the one that is named."""
+"""The `optimizer` section: keys of other optimizers are refused, and the named optimizer gives the defaults."""
 
 from __future__ import annotations
 

@@ -115,8 +115,8 @@ def _run(document: RunFileDocument, *, overrides: Sequence[str], here: Cluster |
 def _accelerator_file(document: RunFileDocument) -> str | None:
     """The absolute path of the accelerator's file that a run names by a relative one; None where it names none.
 
-    The path in a run file starts from its folder, that of an option from the working directory. Copies of the run, with
-    a pinned plan say, lie in other folders: they have the absolute path.
+    A path in a run file starts from the file's folder, an option's path from the working directory. Copies of the run,
+    with a pinned plan say, lie in other folders: they have the absolute path.
     """
     cluster = document.value.get("cluster")
     path = cluster.get("accelerator") if isinstance(cluster, dict) else None

@@ -407,7 +407,7 @@ def _stack(file: schema.RunFile, cluster: Cluster | None, framework: str, model:
 
 
 def _names_release(file: schema.RunFile, given: schema.StackSection) -> bool:
-    """True for a file that names a framework or a date, and for `engine: any`: its software is that of the release."""
+    """True for a file that names a framework or a date, and for `engine: any`: it has the release's software."""
     return file.engine == ANY or given.framework is not None or given.vintage is not None
 
 

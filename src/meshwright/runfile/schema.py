@@ -208,7 +208,7 @@ class BatchSection(RunFileSection):
 
 
 class OptimizerSection(RunFileSection):
-    """Optimizer and learning-rate schedule. Keys from `betas` on are those of some optimizers."""
+    """Optimizer and learning-rate schedule. Keys from `betas` on belong to some optimizers."""
 
     name: OptimizerName = "adamw"
     learning_rate: Positive = 3e-4
@@ -432,7 +432,7 @@ def _fields(section: type[RunFileSection], above: str) -> Iterator[tuple[str, Fi
 
 
 def _sections(annotation: Any, above: str) -> Iterator[tuple[type[RunFileSection], str]]:
-    """The sections of a key, and where they are; those of a mapping are below a `NAME` of the user's."""
+    """The sections of a key, and their places; sections of a mapping stand below a `NAME` of the user's."""
     if isinstance(annotation, type) and issubclass(annotation, RunFileSection):
         yield annotation, above
     is_mapping = get_origin(annotation) is dict

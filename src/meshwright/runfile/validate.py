@@ -1,4 +1,4 @@
-"""Check a document against the schema and say what is wrong in the user's words."""
+"""Check a document against the schema and report its faults in the user's words."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class Features:
 
     @property
     def busiest_expert_ratio(self) -> float:
-        """Tokens that the busiest expert rank computes over the mean: a capacity is the same for all."""
+        """Tokens that the busiest expert rank computes over the mean: a capacity equalizes them."""
         if self.has_capacity:
             return self.capacity_factor or BALANCED_CAPACITY
         return self.expert_imbalance or FORCED_BALANCE
@@ -148,7 +148,7 @@ class Features:
         return {k: v if isinstance(v, int | float) else str(v) for k, v in values.items() if v is not None}
 
     def or_else(self, default: Features) -> Features:
-        """These, and those of `default` where these are None."""
+        """These switches, with `default`'s in place of None."""
         mine = {f.name: getattr(self, f.name) for f in fields(self)}
         return Features(**{k: getattr(default, k) if v is None else v for k, v in mine.items()})
 

@@ -25,11 +25,11 @@ class Router(StrEnum):
 
     SOFTMAX = "softmax"
     SIGMOID = "sigmoid"  # DeepSeek-V3: sigmoid scores with a bias that balances load
-    SQRT_SOFTPLUS = "sqrt_softplus"  # DeepSeek-V4: the same with the root of softplus
+    SQRT_SOFTPLUS = "sqrt_softplus"  # DeepSeek-V4: as sigmoid, with the root of softplus
 
 
 class RopeScaling(StrEnum):
-    """RoPE scaling: change of the rotary frequencies for sequences longer than those of pretraining."""
+    """RoPE scaling: change of the rotary frequencies for sequences longer than in pretraining."""
 
     NONE = "none"
     LLAMA3 = "llama3"  # Llama 3.1: long wavelengths are divided by `factor`, a smooth step between
@@ -87,7 +87,7 @@ class Rope:
 
 @dataclass(frozen=True, kw_only=True)
 class FullLayers:
-    """Attention of the layers without a window, where it is of another shape than that of the others (Gemma 4)."""
+    """Attention of the layers without a window, where its shape differs from the other layers' (Gemma 4)."""
 
     head_dim: int
     num_kv_heads: int

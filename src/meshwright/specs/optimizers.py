@@ -7,7 +7,7 @@
                  and vectors; Jordan 2024 (kellerjordan.github.io/posts/muon), Liu et al. 2025, arXiv 2502.16982
 
 An update reads and writes master and states, reads the fp32 gradient twice (norm and update), and writes the weight in
-16 bits: 18 bytes a parameter, and twice those of the states.
+16 bits: 18 bytes a parameter, plus twice the bytes of the states.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ WEIGHT_CACHES = ("on", "off")
 """Values of the cache that keeps 8-bit weights from the first micro-batch of a step to the last."""
 
 ALL_TOKENS = "all"
-"""Logits of all tokens of a micro-batch are in memory at once, in place of those of a number of tokens."""
+"""Logits of all tokens of a micro-batch are in memory at once, not of a chunk of tokens."""
 
 
 class AxisOrder(StrEnum):
@@ -106,7 +106,7 @@ class Plan:
     recompute: Recompute = Recompute.NONE
     recompute_modules: tuple[str, ...] = ()
     recompute_layers: int | None = None  # FULL: layers per pipeline rank that are recomputed; None: all
-    layers_per_stage: tuple[int, ...] | None = None  # None: equal ones, what is left over on the two ends
+    layers_per_stage: tuple[int, ...] | None = None  # None: equal stages, with the rest on the two ends
     offload: Offload = Offload.NONE
     axis_order: AxisOrder = AxisOrder.PIPELINE_OUTERMOST
     stored_activations: tuple[str, ...] | None = (

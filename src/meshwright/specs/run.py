@@ -183,7 +183,7 @@ class Checkpoint:
     folder: str
     every_steps: int = 1000
     keep: int | None = None  # newest ones that stay; None: all
-    keep_best: bool = False  # that of the lowest validation loss stays, too
+    keep_best: bool = False  # the checkpoint of the lowest validation loss stays, too
     asynchronous: bool = True  # written in the background, from a copy in host memory
 
 
@@ -241,7 +241,7 @@ class Faults:
     """Settings of the non-finite and loss-spike detectors."""
 
     not_finite: FaultAction = FaultAction.STOP  # loss or gradient norm is NaN or infinite; never ignored
-    spike: FaultAction = FaultAction.IGNORE  # loss or gradient norm is far above those of the last steps
+    spike: FaultAction = FaultAction.IGNORE  # loss or gradient norm is far above the last steps'
     spike_deviations: float = 6.0  # robust standard deviations above the median
     spike_window: int = 128  # steps; judged once half of them are there
     max_events: int = 10  # the next one stops the run
@@ -277,7 +277,7 @@ class Costs:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelChoices:
-    """Routes of training kernels by operation, and the file of a tuned table; what is not named is chosen.
+    """Routes of training kernels by operation, and the file of a tuned table; other routes are chosen.
 
     `stored_activations`: formats in which modules of a layer keep their activations for the backward pass.
     `weight_cache`: "on" keeps 8-bit weights in both orientations from the first micro-batch of a step to the last,
@@ -392,7 +392,7 @@ def said_kernels(plan: Plan) -> dict[str, Any]:
 
 
 def with_label_ratio(run: Run, ratio: float = 1.0) -> Run:
-    """A run of fixed steps, as large as those of `run` are if `ratio` of the tokens are labels; see `label_tokens`."""
+    """A run whose fixed steps are as large as `run`'s if `ratio` of the tokens are labels; see `label_tokens`."""
     if run.label_tokens is None:
         return run
     labels = ratio * run.global_batch * run.sequence_length

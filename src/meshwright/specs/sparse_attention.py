@@ -1,4 +1,4 @@
-"""Shapes of sparse and compressed attention: DeepSeek Sparse Attention (V3.2, GLM-5), and that of DeepSeek-V4.
+"""Shapes of sparse and compressed attention: DeepSeek Sparse Attention (V3.2, GLM-5) and DeepSeek-V4's.
 
 Sources: transformers, models/deepseek_v32, glm_moe_dsa and deepseek_v4; DeepSeek-AI 2025, DeepSeek-V3.2-Exp, section 1;
 Primus, core/transformer/deepseek_v4_attention.py.

@@ -3,7 +3,7 @@
     efficiency(W) = (tokens/s of W devices / W) / (tokens/s of W0 devices / W0)       W0: the first that works
     speedup(W)    = efficiency(W) x W / W0
 
-The definition is that of table 1 in "At-scale AI training on AMD Instinct MI350/MI300X series GPUs"
+The definition stands in table 1 of "At-scale AI training on AMD Instinct MI350/MI300X series GPUs"
 (whitepaper, AMD 2025): realised over ideal performance. Failures are not in it: `goodput` is given separately.
 """
 
@@ -75,7 +75,7 @@ def exposed_data_parallel_s(costed: Costed) -> float:
 
 
 def efficiency_between(study: Study, costed: Costed, base: Costed) -> Estimate:
-    """Tokens/s per device of `costed` over that of `base`, with the interval that does not cancel."""
+    """Ratio of tokens/s per device of `costed` to `base`, with the part of the interval that does not cancel."""
     factor = 1.0 if costed is base else interval_factor(deviations_between(study, costed, base))
     value = costed.rate.value / base.rate.value
     return Estimate(value=value, low=value / factor, high=value * factor, unit="ratio", tier=costed.rate.tier)

@@ -6,7 +6,7 @@ devices, two replicas, with the share of the global batch that they would have a
     batch on the small cluster = global batch x small / W
 
 Each replica then runs as many micro-batches as it would in the large cluster, so the pipeline's bubble and
-everything inside a replica are seen. What is not seen is computed: the same replica, as many as W
+everything inside a replica are seen. The rest is computed: the same replica, as many as W
 devices hold (rounded to whole ones, with the same share of the batch each), and the difference by component.
 """
 

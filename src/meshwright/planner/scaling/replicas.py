@@ -19,7 +19,7 @@ from meshwright.planner.space import default_space
 from meshwright.specs.plan import Plan
 
 NUM_LAYOUTS = 120
-"""Best layouts of one search, in which most sizes are found; what is missing is searched for by its widths."""
+"""Best layouts of one search, in which most sizes are found; a search by widths finds the other sizes."""
 
 NUM_NARROW = 4
 """Layouts looked at for one pair of widths: the best may hold the model on more devices than the pair."""
