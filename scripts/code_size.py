@@ -3,7 +3,8 @@
     python scripts/code_size.py [--check]
 
 Lengths are physical lines, with comments and blank lines. A function's length is from its `def` to its last line,
-without its docstring: that of a public function documents its arguments. `--check` writes nothing and fails if a file
+without its docstring: that of a public function documents its arguments. The parameters of a question do not count
+either: they are the table of its arguments and options. `--check` writes nothing and fails if a file
 or a function of the package is longer than `MOST`.
 """
 
@@ -63,7 +64,7 @@ def file_size(path: Path, *, base: Path) -> FileSize:
     text = path.read_text(encoding="utf-8")
     name = path.relative_to(base).as_posix()
     functions = tuple(
-        FunctionSize(name=qualified, file=name, lines=_length(node) - _docstring_length(node))
+        FunctionSize(name=qualified, file=name, lines=_length(node) - _table_length(node))
         for qualified, node in _functions(ast.parse(text))
     )
     return FileSize(file=name, lines=len(text.splitlines()), functions=functions)
@@ -73,8 +74,12 @@ def _length(node: ast.stmt) -> int:
     return (node.end_lineno or node.lineno) - node.lineno + 1
 
 
-def _docstring_length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    return _length(node.body[0]) if ast.get_docstring(node) is not None else 0
+def _table_length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of the docstring, and of the parameters of a question."""
+    docstring = _length(node.body[0]) if ast.get_docstring(node) is not None else 0
+    called = [d.func for d in node.decorator_list if isinstance(d, ast.Call)]
+    is_question = any(isinstance(function, ast.Name) and function.id == "question" for function in called)
+    return docstring + (node.body[0].lineno - node.lineno if is_question else 0)
 
 
 def _functions(

@@ -60,4 +60,4 @@ def accuracy(
         >>> study.overall.num_predicted > 1000, sorted(study.groups)[:2]
         (True, ['accelerator', 'architecture'])
     """
-    ...
+    raise NotImplementedError

@@ -45,7 +45,7 @@ def bench_ingest(
     chunks: Annotated[
         int | str,
         Unchecked(
-            "Ingest documents, drawn by the seed, until they have this many chunks; `all` ingests every document.",
+            "Ingest drawn documents until they have this many chunks; `all` ingests every document.",
             metavar="N",
         ),
     ] = 1024,
@@ -159,7 +159,7 @@ def bench_ingest(
         >>> found = mw.bench_ingest("docs", pattern="*.md", chunks=64)  # doctest: +SKIP
         >>> found.to_frame()  # doctest: +SKIP
     """
-    ...
+    raise NotImplementedError
 
 
 def ingest_benchmark(*, out: Path | None, **asked: Any) -> IngestBenchmark:

@@ -73,7 +73,7 @@ def evaluate(
         >>> mw.evaluate("runs/first", "python-stdlib", max_tokens=10_000).texts[0]["loss"]  # doctest: +SKIP
         2.31
     """
-    ...
+    raise NotImplementedError
 
 
 _OF_TEXTS = ("sequence_length", "max_tokens")

@@ -95,7 +95,7 @@ def generate(
         >>> mw.generate("runs/first", "def main(", max_tokens=20).text  # doctest: +SKIP
         'self):'
     """
-    ...
+    raise NotImplementedError
 
 
 def generated(

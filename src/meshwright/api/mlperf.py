@@ -58,7 +58,7 @@ def mlperf_check(
         >>> mw.mlperf_check("runs/p1").passes  # doctest: +SKIP
         True
     """
-    ...
+    raise NotImplementedError
 
 
 @question("meshwright.mlperf.results:score_sets")
@@ -89,7 +89,7 @@ def mlperf_score(
         >>> mw.mlperf_score("runs/p1").scores[0].score_min  # doctest: +SKIP
         0.292
     """
-    ...
+    raise NotImplementedError
 
 
 @question("meshwright.mlperf.results:make_reference_points")
@@ -120,7 +120,7 @@ def mlperf_rcp(
         >>> import meshwright as mw
         >>> mw.mlperf_rcp("runs/batch16", creator="Org", platform="1xH200").points  # doctest: +SKIP
     """
-    ...
+    raise NotImplementedError
 
 
 @question("meshwright.mlperf.compare:compare_sets")
@@ -170,7 +170,7 @@ def mlperf_compare(
         >>> round(found.groups[0].maker.score_min, 1)
         99.7
     """
-    ...
+    raise NotImplementedError
 
 
 @question("meshwright.mlperf.package:write_package")
@@ -200,4 +200,4 @@ def mlperf_package(
         >>> import meshwright as mw
         >>> mw.mlperf_package("runs/p1", org="Org", system="h200x8.json", code="src", out="sub")  # doctest: +SKIP
     """
-    ...
+    raise NotImplementedError

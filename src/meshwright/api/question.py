@@ -6,7 +6,7 @@
         num_runs: Annotated[int | None, Count("Score the first runs only.", flag="--runs")] = None,
     ) -> BenchmarkScores:
         '''Score sets of runs.'''
-        ...
+        raise NotImplementedError
 
 A call checks every argument that is not its default, and passes all of them on by name to the function that is named
 in the decorator, which is imported then. `meshwright.cli.question` makes the options of a command from the same
@@ -238,7 +238,7 @@ def question(body: str) -> Callable[[Callable[Arguments, Answer]], Callable[Argu
 
     def declare(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
         signature, parameters = _read(function)
-        found = Question(function.__name__, body, signature, parameters)
+        found = Question(getattr(function, "__name__", ""), body, signature, parameters)
 
         @functools.wraps(function)
         def asked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
@@ -263,7 +263,7 @@ def question_of(function: Callable[..., Any]) -> Question:
     return function.__dict__["__question__"]
 
 
-def _read(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, QuestionParameter]]:
+def _read(function: Any) -> tuple[inspect.Signature, dict[str, QuestionParameter]]:
     """The signature without what `Annotated` adds, as its author wrote the types, and the parameters by name."""
     parameters, plain = {}, []
     written = inspect.signature(function)

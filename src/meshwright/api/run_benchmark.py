@@ -116,7 +116,7 @@ def mlperf_run(
         >>> mw.mlperf_run("proxy_pretrain_xs", out="runs/p1").num_converged  # doctest: +SKIP
         10
     """
-    ...
+    raise NotImplementedError
 
 
 def benchmark_runs(*, say: Say | None, **asked: Any) -> BenchmarkRuns:
