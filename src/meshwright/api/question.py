@@ -170,7 +170,7 @@ class Changes(QuestionParameter):
 
 
 @dataclass(frozen=True)
-class ShellWords(PlainText):
+class ShellCommand(PlainText):
     """Words of a command. The option takes the command as a shell does."""
 
     example = '["srun", "--nodes=2"]'

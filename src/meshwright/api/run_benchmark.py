@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from meshwright.api import arguments
-from meshwright.api.question import AnyPath, Count, Hook, OneOf, PlainText, ShellWords, question, question_of
+from meshwright.api.question import (
+    AnyPath,
+    Count,
+    Hook,
+    OneOf,
+    PlainText,
+    ShellCommand,
+    question,
+    question_of,
+)
 from meshwright.api.runs import OVERRIDES, Overrides
 
 if TYPE_CHECKING:
@@ -93,7 +102,7 @@ def mlperf_run(
     ] = None,
     launcher: Annotated[
         Sequence[str],
-        ShellWords(
+        ShellCommand(
             "Command that starts the processes of a run, on several hosts too, as in 'torchrun --no-python ...'. It "
             "sets the variables that torchrun sets.",
             metavar="COMMAND",

@@ -19,7 +19,7 @@ from meshwright.api.question import (
     OneOf,
     Question,
     QuestionParameter,
-    ShellWords,
+    ShellCommand,
     Step,
 )
 from meshwright.cli.options import AmountType, CountRange, StepType
@@ -96,7 +96,7 @@ def _option(name: str, parameter: QuestionParameter, question: Question) -> Deco
     kind, metavar = _kind(parameter), _metavar(name, parameter)
     if parameter.is_joined:
         kind, metavar, is_listed = JoinedType(kind), f"{metavar},{metavar},...", False
-    elif isinstance(parameter, ShellWords):
+    elif isinstance(parameter, ShellCommand):
         kind, is_listed = CommandType(), False
     settings |= {"type": kind, "metavar": metavar, "multiple": is_listed}
     if name not in defaults:
@@ -111,7 +111,7 @@ def _help(parameter: QuestionParameter, default: object, *, is_listed: bool) -> 
     about = parameter.about
     if isinstance(parameter, OneOf) and parameter.is_joined:
         about = f"{about.removesuffix('.')}: {', '.join(parameter.values)}."
-    if is_listed and not (parameter.is_joined or isinstance(parameter, ShellWords)):
+    if is_listed and not (parameter.is_joined or isinstance(parameter, ShellCommand)):
         about += " May be repeated."
     # click writes the default of a list in parentheses.
     unset = parameter.unset or (",".join(map(str, default)) if isinstance(default, tuple) else "")
