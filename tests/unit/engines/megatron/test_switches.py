@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,7 @@ CASES = {
         "moe_expert_capacity_factor": 1.25,
         "moe_pad_expert_input_to_capacity": True,
     },
+    "expert_imbalance=1": {"moe_router_force_load_balancing": True},
     "drops_tokens=true": {"moe_expert_capacity_factor": 1.0, "moe_pad_expert_input_to_capacity": True},
     "offloaded_activations=0.25": {"cpu_offloading": True, "cpu_offloading_num_layers": 12},
 }
@@ -79,6 +81,15 @@ def test_a_switch_is_in_both_files(switch):
         written = model[key]["_name_"] if key == "attention_backend" else model[key]
         assert written == value
     assert note_on_switches(run, is_export=True) == ()
+
+
+def test_no_export_forces_the_balance_of_experts_by_itself():
+    """A router would learn nothing: the estimate's default stands for benchmarks."""
+    for switches in ((), ("expert_imbalance=1.4",)):
+        files = contract.lower_export(run_of(*switches), folder=Path("out")).files
+        assert not [name for name, text in files.items() if re.search("force.load.balancing", text)]
+    (note,) = note_on_switches(run_of("expert_imbalance=1.4"), is_export=True)
+    assert note.endswith("stack.expert_imbalance: 1.4")
 
 
 def test_formats_between_ranks():
