@@ -10,6 +10,7 @@ defaults of MaxText's base.yml, not Meshwright's. A `model_name` is looked up in
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from pathlib import Path
@@ -18,7 +19,13 @@ from typing import Any
 from meshwright.engines.base import Imported, StatedCluster
 from meshwright.engines.maxtext import VERSION, environment
 from meshwright.engines.maxtext.config.keys import MaxTextKeys, model_section
-from meshwright.engines.maxtext.lower import ATTENTION, NEVER, REMATERIALISATION, SPLASH_BLOCKS
+from meshwright.engines.maxtext.lower import (
+    ATTENTION,
+    NEVER,
+    REMATERIALISATION,
+    SPLASH_BLOCKS,
+    has_megablox,
+)
 from meshwright.engines.maxtext.parameters.leaves import MODULES
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.specs.features import AttentionKernel, runs_on
@@ -38,6 +45,9 @@ KERNELS: dict[str, tuple[AttentionKernel, ...]] = {
 """Kernels by the values of `attention`; the first that runs on the accelerators counts (layers/attention_op.py)."""
 GRADIENTS = {"float32": "fp32", "bfloat16": "bf16"}
 SPLASH_TILE = 512  # of base.yml
+
+AXES = ("data", "fsdp", "tensor", "tensor_sequence", "context", "expert", "pipeline")
+"""Axes of the mesh that run files have; data is read first, because the others leave it its slices."""
 
 COUNTED_FROM_ONE = "meshwright_weights.convert"  # of exported configurations, whose state begins at step 1
 
@@ -147,16 +157,33 @@ def _data(settings: MaxTextKeys) -> dict[str, Any]:
 def _degree(settings: MaxTextKeys, axis: str) -> int:
     """Return the degree of an axis, within and across slices; 0 if MaxText computes it."""
     within = settings.count(f"ici_{axis}_parallelism", -1 if axis == "fsdp" else 1, allows_auto=True)
-    across = settings.count(f"dcn_{axis}_parallelism", 1, allows_auto=True)
-    across = 1 if axis == "data" and across == -1 else across  # -1: one slice
+    default = _slices_left(settings) if axis == "data" else 1
+    across = settings.count(f"dcn_{axis}_parallelism", default, allows_auto=True)
+    across = default if axis == "data" and across == -1 else across
     return 0 if -1 in (within, across) else within * across
+
+
+def _slices_left(settings: MaxTextKeys) -> int:
+    """Return the slices that the other axes leave to data; 1 where the configuration does not say how many there are.
+
+    Raises InputError if the other axes do not divide them, which MaxText refuses.
+    """
+    given = [settings.peek(key, -1) for key in ("num_slices", "compile_topology_num_slices")]
+    slices = next((number for number in given if number > 0), 0)
+    others = [settings.peek(f"dcn_{axis}_parallelism", 1) for axis in AXES if axis != "data"]
+    if not slices or -1 in others:
+        return 1
+    if slices % math.prod(others):
+        raise InputError(
+            "degrees across slices do not divide num_slices", got=slices, allowed=math.prod(others)
+        )
+    return slices // math.prod(others)
 
 
 def _devices(settings: MaxTextKeys, cluster: Cluster, *, accumulated: int) -> dict[str, Any]:
     """Return the plan and the batch. MaxText counts the devices that JAX shows, a run file those of the cluster."""
     num_devices = cluster.num_devices * cluster.accelerator.jax_devices
-    axes = ("data", "fsdp", "tensor", "tensor_sequence", "context", "expert", "pipeline")
-    degrees = {axis: _degree(settings, axis) for axis in axes}
+    degrees = {axis: _degree(settings, axis) for axis in AXES}
     others = (
         "fsdp_transpose",
         "sequence",
@@ -284,6 +311,10 @@ def _precision(settings: MaxTextKeys, *, is_frozen: bool) -> str:
 def _stack(settings: MaxTextKeys, accelerator: Accelerator, *, has_sinks: bool) -> dict[str, Any]:
     """Return the switches of software. Flags of XLA, `cuda_graphs` among them, are not in a configuration."""
     found: dict[str, Any] = {}
+    if settings.peek("num_experts", 1) > 1:
+        grouped = settings.take("megablox", True)
+        if grouped != has_megablox(accelerator):
+            settings.leave_out("megablox", grouped)
     dtype = settings.take("grad_dtype", "float32")
     if dtype in GRADIENTS:
         found["gradient_format"] = GRADIENTS[dtype]

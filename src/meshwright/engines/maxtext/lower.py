@@ -30,6 +30,7 @@ from meshwright.engines.maxtext.config.models import (
 )
 from meshwright.engines.maxtext.parameters import leaves
 from meshwright.specs.features import AttentionKernel, CudaGraphs, Features, WireFormat, runs_on
+from meshwright.specs.hardware import Accelerator
 from meshwright.specs.plan import Plan, Recompute, Sharding
 from meshwright.specs.run import LearningRateSchedule, Optimizer, Run
 
@@ -139,7 +140,7 @@ def _numbers(run: Run, plan: Plan) -> dict[str, Any]:
         "attention": kernel_name(run, plan),
         **_splash(features if features.attention is AttentionKernel.SPLASH else run.stack.features),
         "sparse_matmul": True,
-        "megablox": False,  # a kernel for TPUs; otherwise JAX's own grouped GEMM
+        "megablox": run.cluster is not None and has_megablox(run.cluster.accelerator),
         **({"routed_bias_update_rate": run.train.balance_bias_rate} if is_routed_as_v3(run.model) else {}),
     }
 
@@ -170,6 +171,14 @@ def _splash(features: Features) -> dict[str, Any]:
     tile, fused = features.attention_tile, features.fuses_attention_backward
     settings: dict[str, Any] = {} if tile is None else {f"sa_block_{name}": tile for name in SPLASH_BLOCKS}
     return settings if fused is None else settings | {"sa_use_fused_bwd_kernel": fused}
+
+
+def has_megablox(accelerator: Accelerator) -> bool:
+    """Return True where experts' grouped GEMMs are Megablox's, False where they are JAX's own (`ragged_dot`).
+
+    Megablox is a kernel for TPUs: elsewhere MaxText interprets it (layers/moe.py, `interpret`).
+    """
+    return accelerator.vendor == "Google"
 
 
 def _adapters(run: Run) -> dict[str, Any]:

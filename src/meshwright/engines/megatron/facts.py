@@ -10,7 +10,15 @@ from meshwright.cost.tables import RECOMPUTES, PlanTable
 from meshwright.engines.megatron.megatron_core.constructors import LOW_PRECISION
 from meshwright.planner.engines import AnyValue, EngineFacts, LegalityContext, Rule, Scope
 from meshwright.planner.rules import has_experts, is_divisor
-from meshwright.specs.features import RELEASE_DEFAULTS, CudaGraphs, Dispatcher, Features, Preset, WireFormat
+from meshwright.specs.features import (
+    FORCED_BALANCE,
+    RELEASE_DEFAULTS,
+    CudaGraphs,
+    Dispatcher,
+    Features,
+    Preset,
+    WireFormat,
+)
 from meshwright.specs.plan import AxisOrder, Recompute, Schedule, Sharding
 from meshwright.specs.run import StateFormat
 
@@ -207,7 +215,7 @@ FACTS = EngineFacts(
     uneven_layers=True,
     any_vocabulary=True,  # padded
     axis_orders=tuple(AxisOrder),
-    loss="logits of all tokens of a micro-batch at once, in fp32 (vocab_parallel_cross_entropy)",
+    loss="logits of all tokens of a micro-batch at once, in fp32 (fused_vocab_parallel_cross_entropy)",
     switches=(
         ("gradient_format", ("fp32", "bf16")),
         ("drops_tokens", (True, False)),
@@ -228,6 +236,7 @@ FACTS = EngineFacts(
         ("fp8_attention", (True, False)),
         ("fuses_experts", (True, False)),
         ("offloaded_activations", AnyValue()),
+        ("expert_imbalance", (FORCED_BALANCE,)),
     ),
     preset=lambda _model, preset, _device: PRESET if preset is Preset.ENGINE else RELEASE_DEFAULTS,
     agreed=_agreed,

@@ -16,6 +16,7 @@ from typing import Any
 
 from meshwright.catalog.stacks import switches_of
 from meshwright.specs.features import (
+    FORCED_BALANCE,
     FUSED_IN,
     AttentionKernel,
     CudaGraphs,
@@ -94,6 +95,10 @@ LAYERS = {
         settings={True: FUSED_EXPERTS, False: {"use_transformer_engine_op_fuser": False}},
         applies=lambda scope: scope.has_experts,
     ),
+    "expert_imbalance": Switch(
+        settings={FORCED_BALANCE: {"moe_router_force_load_balancing": True}},  # random scores
+        applies=lambda scope: scope.has_experts,
+    ),
 }
 """Switches that are settings of layers."""
 
@@ -147,14 +152,16 @@ def values_of_switch(
 
 
 def switches_set(run: Run) -> Features:
-    """Return the switches of `run` that are set: those of its estimate, but for two that nothing states.
+    """Return the switches of `run` that are set: those of its estimate, but for three that nothing states.
 
     Attention: Transformer Engine chooses, and the release says what it chooses. Fused experts: they exist in one
-    precision, and the estimate has them in no other.
+    precision, and the estimate has them in no other. Balanced experts: forced, a router learns nothing.
     """
     known, stated = switches_of(run), run.stack.features
     fuses = stated.fuses_experts or (known.fuses_experts and run.precision.name == FUSED_IN)
-    return replace(known, attention=stated.attention, fuses_experts=fuses)
+    return replace(
+        known, attention=stated.attention, fuses_experts=fuses, expert_imbalance=stated.expert_imbalance
+    )
 
 
 def _format(run: Run, name: str) -> Settings:

@@ -2,7 +2,7 @@
 
 HARMLESS      concerns neither speed nor memory nor the loss: logs, files, limits of time, counts of other options
 UNESTIMATED   changes the speed, the memory or the arithmetic, and no key of a run file expresses it
-EXPERTS       the same of kernels that the estimate has and that an option asks for
+KERNELS       the same of kernels that the estimate has and that an option asks for; EXPERTS: those of mixtures
 
 Options that stand in no table are read, refused, or named in a note as not carried over. Defaults and meanings:
 megatron/training/arguments.py at core_v0.16.1, and the configuration classes of Megatron-Bridge 0.6.2.
@@ -46,7 +46,7 @@ HARMLESS_PREFIXES = (
 )  # fmt: skip
 
 _FLAGS = """
-    batch-invariant-mode check-for-large-grads create-all-gather-group cross-entropy-loss-fusion
+    batch-invariant-mode check-for-large-grads create-all-gather-group
     ddp-average-in-collective ddp-pad-buckets-for-high-nccl-busbw ddp-reduce-scatter-with-fp32-accumulation
     defer-embedding-wgrad-compute deterministic-mode disable-async-tensor-model-parallel-allreduce
     disable-bf16-reduced-precision-matmul disable-clone-scatter-output-in-embedding disable-fp8-wgrad disable-jit-fuser
@@ -71,7 +71,7 @@ _FLAGS = """
     fused-residual-rmsnorm fused-single-qkv-rope high-priority-a2a-comm-stream
     megatron-fsdp-enable-fine-grained-param-gather memory-efficient-layer-norm moe-paged-stash
     moe-permute-fusion-into-hybridep nccl-ub no-apply-rope-fusion no-batch-p2p-sync no-bias-activation-fusion
-    no-cross-entropy-loss-fusion no-cuda-graph-use-single-mempool no-deallocate-pipeline-outputs
+    no-cuda-graph-use-single-mempool no-deallocate-pipeline-outputs
     no-fsdp-all-gather-in-start-param-sync no-scatter-embedding-sequence-parallel no-store-param-remainders
     optimizer-cuda-graph overlap-dispatch-backward-with-experts-wgrad overlap-p2p-comm-warmup-flush
     pad-buckets-for-high-nccl-busbw reduce-scatter-with-fp32-accumulation skip-sync-grad-norm-across-mp
@@ -110,6 +110,8 @@ UNESTIMATED: dict[str, tuple[str, ...]] = {
 }
 """Options, then fields without an option, with the values that the estimate and our exports have besides none."""
 
+KERNELS = {"cross-entropy-loss-fusion": ""}
+"""Options that the estimate and our exports have in 16 bits; in fp32, it would round the gradients of logits."""
 EXPERTS = {
     "moe-grouped-gemm": "",
     "moe-permute-fusion": "",
@@ -130,35 +132,38 @@ ONLY_WITH = {
 OF_STAGES = ("microbatch-group-size-per-virtual-pipeline-stage", "microbatch-group-size-per-vp-stage")
 """Options whose value is by default the number of pipeline stages."""
 
-FUSED_FIELDS = frozenset((
-    "apply_rope_fusion", "bias_activation_fusion", "bias_dropout_fusion", "gradient_accumulation_fusion",
-    "persist_layer_norm",
-))  # fmt: skip
-"""Fields that the estimate has on, and that our exports leave to their classes: only an explicit `false` counts."""
+ROPE_FUSION = ("no-rope-fusion", "no-apply-rope-fusion")
+"""Options that latent attention has without YARN, where Megatron refuses fused rotations."""
 
 
 def has_a_class(name: str) -> bool:
     """Return True if option `name` stands in a table: no other note is needed if nothing reads it."""
-    return name in HARMLESS or name in UNESTIMATED or name in EXPERTS or name.startswith(HARMLESS_PREFIXES)
+    return (
+        name in HARMLESS
+        or name in UNESTIMATED
+        or name in KERNELS | EXPERTS
+        or name.startswith(HARMLESS_PREFIXES)
+    )
 
 
 def unestimated(options: MegatronOptions) -> list[str]:
     """Return the unread `options` in which the run differs from its estimate, as they are given, and absent ones."""
-    found = []
-    for name, option in options.unread.items():
-        if name not in UNESTIMATED and name not in EXPERTS:
+    found, kernels = [], KERNELS | EXPERTS
+    for name, option in list(options.unread.items()):
+        if name not in UNESTIMATED and name not in kernels:
             continue
         values = " ".join(option.values)
-        expected = EXPERTS.get(name)
+        expected = kernels.get(name)
+        if name in ROPE_FUSION and "multi-latent-attention" in options:
+            expected = "" if options.text("rope-type", "yarn") == "rope" else None
         if name in OF_STAGES:
             expected = options.text("pipeline-model-parallel-size", "1")
         has_effect = name not in ONLY_WITH or options.text(ONLY_WITH[name], "1") != "1"
         if has_effect and values != expected and values not in UNESTIMATED.get(name, ()):
             found.append(f"--{name} {values}".strip())
-    if "num-experts" in options:
-        found += [
-            f"the absence of --{name} {value}".strip()
-            for name, value in EXPERTS.items()
-            if name not in options
-        ]
-    return found
+    asked = KERNELS if "bf16" in options or "fp16" in options else {}
+    asked = asked | (EXPERTS if "num-experts" in options else {})
+    absent = [
+        f"the absence of --{name} {value}".strip() for name, value in asked.items() if name not in options
+    ]
+    return [*found, *absent]

@@ -161,6 +161,14 @@ def test_axes():
     assert plain["ici_fsdp_parallelism"] == 1
 
 
+@pytest.mark.parametrize(("cluster", "is_megablox"), [("tpu-v5p-4x1", True), ("h100-4x1", False)])
+def test_grouped_gemms_are_megablox_on_tpus_alone(cluster, is_megablox):
+    """Elsewhere MaxText interprets that kernel."""
+    run = runfile.loads(TOY, overrides=[f"cluster={cluster}", "parallel.data_shard=4", "batch.micro=1"])
+    text = contract.lower(run, folder=Path("results")).files["maxtext.yml"]
+    assert YAML(typ="safe").load(text)["megablox"] is is_megablox
+
+
 LORA = ["task=lora", "lora={rank: 4, alpha: 8, targets: [query, output, down]}"]
 
 

@@ -15,14 +15,15 @@ from meshwright.errors import InputError
 
 BEGINNING = "the estimate does not include: "
 MIXTURE = {"decoder_block": "mixtral", "num_experts": 8, "num_experts_per_tok": 2, "megablox": False}
+ON_TPUS = {key: value for key, value in MIXTURE.items() if key != "megablox"}
 PUBLISHED = YAML(typ="safe").load(
     (Path(__file__).parent / "published_models.yaml").read_text(encoding="utf-8")
 )
 
 
-def notes(values: dict[str, Any], folder: Path, name: str = "config") -> list[str]:
+def notes(values: dict[str, Any], folder: Path, name: str = "config", cluster: str = "h100-8x2") -> list[str]:
     YAML().dump(values | {"steps": 10}, folder / f"{name}.yml")
-    return list(contract.import_run(str(folder / f"{name}.yml"), cluster="h100-8x2").notes)
+    return list(contract.import_run(str(folder / f"{name}.yml"), cluster=cluster).notes)
 
 
 @pytest.mark.parametrize(
@@ -35,15 +36,21 @@ def notes(values: dict[str, Any], folder: Path, name: str = "config") -> list[st
          "num_vocab_tiling = 4, optimizer_memory_host_offload = True, mu_dtype = 'bfloat16'"),
         (MIXTURE, ""),
         (MIXTURE | {"megablox": True}, "megablox = True"),
-        ({key: value for key, value in MIXTURE.items() if key != "megablox"}, "megablox = True"),
+        (ON_TPUS, "megablox = True"),
         ({"megablox": True}, ""),
         (MIXTURE | {"use_ring_of_experts": True, "float32_gate_logits": True},
          "use_ring_of_experts = True, float32_gate_logits = True"),
-        ({"log_period": 7, "num_slices": 2, "sa_block_q": 256}, ""),
+        ({"log_period": 7, "sa_block_q": 256}, ""),
     ],
 )  # fmt: skip
 def test_a_key_without_a_key_of_ours_is_named(values, named, tmp_path):
     assert notes(values, tmp_path) == ([BEGINNING + named] if named else [])
+
+
+@pytest.mark.parametrize(("values", "named"), [(ON_TPUS, ""), (MIXTURE, "megablox = False")])
+def test_grouped_gemms_on_tpus_are_megablox(values, named, tmp_path):
+    """Elsewhere MaxText interprets it."""
+    assert notes(values, tmp_path, cluster="tpu-v5p-4x4") == ([BEGINNING + named] if named else [])
 
 
 @pytest.mark.parametrize(("in_fp32", "named"), [(True, ""), (False, "float32_gate_logits = False")])
@@ -76,6 +83,21 @@ def test_degrees_across_slices_multiply(axis, degree, key, tmp_path):
     YAML().dump(values | {"steps": 10}, tmp_path / "config.yml")
     found = contract.import_run(str(tmp_path / "config.yml"), cluster="h100-8x2")
     assert found.content["parallel"][key] == degree
+
+
+@pytest.mark.parametrize("key", ["num_slices", "compile_topology_num_slices"])
+@pytest.mark.parametrize("given", [{}, {"dcn_data_parallelism": -1}])
+def test_slices_are_ranks_of_data_unless_other_axes_have_them(key, given, tmp_path):
+    values = {"ici_fsdp_parallelism": 4, "attention": "dot_product", "per_device_batch_size": 2, "steps": 10}
+    path = tmp_path / "config.yml"
+    YAML().dump(values | given | {key: 4}, path)
+    assert contract.import_run(str(path), cluster="h100-8x2").content["parallel"]["data_replicate"] == 4
+    YAML().dump(values | given | {key: 4, "dcn_fsdp_parallelism": 2}, path)
+    plan = contract.import_run(str(path), cluster="h100-8x2").content["parallel"]
+    assert (plan["data_shard"], plan["data_replicate"]) == (8, 2)
+    YAML().dump(values | given | {key: 3, "dcn_fsdp_parallelism": 2}, path)
+    with pytest.raises(InputError, match="slices"):
+        contract.import_run(str(path), cluster="h100-8x2")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,7 @@ CASES = {
         "moe_expert_capacity_factor": 1.25,
         "moe_pad_expert_input_to_capacity": True,
     },
+    "expert_imbalance=1": {"moe_router_force_load_balancing": True},
     "drops_tokens=true": {"moe_expert_capacity_factor": 1.0, "moe_pad_expert_input_to_capacity": True},
     "offloaded_activations=0.25": {"cpu_offloading": True, "cpu_offloading_num_layers": 12},
 }
@@ -81,6 +83,15 @@ def test_a_switch_is_in_both_files(switch):
     assert note_on_switches(run, is_export=True) == ()
 
 
+def test_no_export_forces_the_balance_of_experts_by_itself():
+    """A router would learn nothing: the estimate's default stands for benchmarks."""
+    for switches in ((), ("expert_imbalance=1.4",)):
+        files = contract.lower_export(run_of(*switches), folder=Path("out")).files
+        assert not [name for name, text in files.items() if re.search("force.load.balancing", text)]
+    (note,) = note_on_switches(run_of("expert_imbalance=1.4"), is_export=True)
+    assert note.endswith("stack.expert_imbalance: 1.4")
+
+
 def test_formats_between_ranks():
     run = runfile.loads(
         BASE,
@@ -100,6 +111,13 @@ def test_our_own_processes_reduce_in_the_format_that_is_stated():
         found[form] = json.loads(launch.files["megatron.json"])["ddp"]["grad_reduce_in_fp32"]
         assert note_on_switches(run) == ()
     assert found == {"fp32": True, "bf16": False}
+
+
+def test_an_export_says_that_it_does_not_hold_the_date_of_the_software():
+    run = run_of("vintage=2025.3")
+    (note,) = note_on_switches(run, is_export=True)
+    assert "stack.vintage: 2025.3" in note
+    assert not [note for note in note_on_switches(run) if "vintage" in note]
 
 
 def test_what_is_not_set_is_noted():

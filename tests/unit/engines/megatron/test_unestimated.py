@@ -10,13 +10,14 @@ from ruamel.yaml import YAML
 from meshwright import runfile
 from meshwright.engines.megatron import contract
 from meshwright.engines.megatron.megatron_bridge.configuration import sections
+from meshwright.engines.megatron.megatron_core.constructors import UNFUSED
 from meshwright.engines.megatron.megatron_lm.arguments import known_names
 from meshwright.engines.megatron.megatron_lm.model_options import UNSUPPORTED
 from meshwright.engines.megatron.unestimated import (
     EXPERTS,
-    FUSED_FIELDS,
     HARMLESS,
     HARMLESS_PREFIXES,
+    KERNELS,
     ONLY_WITH,
     UNESTIMATED,
 )
@@ -31,6 +32,11 @@ parallel: {data_shard: 8, tensor: 2, expert: 8, expert_tensor: 1, sharding: opti
 train: {steps: 10}
 """
 SPLIT = "parallel={data_shard: 4, context: 2, tensor: 2, expert: 8, expert_tensor: 1, sharding: optimizer}"
+WITHOUT_YARN = (
+    "model={hidden: 64, num_layers: 4, vocab: 256, ffn_hidden: 128, attention: {kind: mla, num_heads: 4, "
+    "num_kv_heads: 4, head_dim: 24, value_head_dim: 16, kv_lora_rank: 32, rope_head_dim: 8}}",
+    "parallel={data_shard: 16, sharding: optimizer}",
+)
 BEGINNING = "the estimate does not include: "
 
 
@@ -56,7 +62,7 @@ def left_out(path: Path) -> list[str]:
     "option",
     [
         "--no-rope-fusion", "--no-bias-swiglu-fusion", "--no-gradient-accumulation-fusion",
-        "--no-masked-softmax-fusion", "--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl te",
+        "--no-masked-softmax-fusion", "--cross-entropy-fusion-impl te",
         "--distributed-backend gloo", "--ddp-bucket-size 1000000", "--ddp-num-buckets 4", "--deterministic-mode",
         "--use-nccl-ub",
         "--moe-shared-expert-overlap", "--moe-use-legacy-grouped-gemm", "--moe-router-padding-for-fp8",
@@ -69,6 +75,29 @@ def left_out(path: Path) -> list[str]:
 )  # fmt: skip
 def test_an_option_without_a_key_is_named(option, tmp_path):
     assert left_out(script(tmp_path, option)) == [option]
+
+
+@pytest.mark.parametrize(("precision", "named"), [("bf16", True), ("fp32", False)])
+def test_the_fused_loss_is_named_where_it_is_absent_and_the_estimate_has_it(precision, named, tmp_path):
+    dense = (
+        "model=qwen3-8b",
+        "parallel={data_shard: 8, tensor: 2, sharding: optimizer}",
+        f"precision={precision}",
+    )
+    path = script(tmp_path, without=("--cross-entropy-loss-fusion",), overrides=dense)
+    assert left_out(path) == (["the absence of --cross-entropy-loss-fusion"] if named else [])
+    assert left_out(script(tmp_path, overrides=dense)) == []
+
+
+def test_fused_rotations_of_latent_attention_are_missed_only_where_they_exist(tmp_path):
+    plan = "parallel={expert: 8, data_shard: 16, sharding: optimizer}"
+    with_yarn = ("model=deepseek-v2-lite", plan)
+    assert left_out(script(tmp_path, overrides=with_yarn)) == []
+    assert left_out(script(tmp_path, "--no-rope-fusion", overrides=with_yarn)) == ["--no-rope-fusion"]
+    for name in ("megatron_lm.args", "megatron_bridge.yaml"):
+        files = contract.lower_export(runfile.loads(BASE, overrides=WITHOUT_YARN), folder=tmp_path).files
+        (tmp_path / name).write_text(files[name])
+        assert left_out(tmp_path / name) == [], name
 
 
 def test_one_note_names_all(tmp_path):
@@ -149,7 +178,7 @@ def configuration(folder: Path, **changes: object) -> Path:
         ({"model__moe_grouped_gemm": False}, ["the absence of model.moe_grouped_gemm"]),
         ({"model__apply_rope_fusion": True, "model__persist_layer_norm": True}, []),
         ({"model__apply_rope_fusion": False}, ["model.apply_rope_fusion: false"]),
-        ({"model__cross_entropy_loss_fusion": False}, ["model.cross_entropy_loss_fusion: false"]),
+        ({"model__cross_entropy_loss_fusion": False}, ["the absence of model.cross_entropy_loss_fusion"]),
         ({"model__batch_p2p_sync": False}, ["model.batch_p2p_sync: false"]),
         ({"model__fp16_lm_cross_entropy": True}, ["model.fp16_lm_cross_entropy"]),
         ({"ddp__nccl_ub": True, "ddp__bucket_size": 5}, ["ddp.nccl_ub", "ddp.bucket_size 5"]),
@@ -168,6 +197,39 @@ def test_a_field_of_bridge_is_named(changes, named, tmp_path):
     assert left_out(configuration(tmp_path, **changes)) == named
 
 
+@pytest.mark.parametrize("key", [key for key in UNFUSED if key != "masked_softmax_fusion"])
+def test_a_field_that_a_whole_file_lacks_has_the_default_of_its_class(key, tmp_path):
+    """Of the class of GPT models; a file of overrides is one of a recipe, which has the fusions."""
+    path = configuration(tmp_path)
+    content = YAML().load(path)
+    del content["model"][key]
+    YAML().dump(content, path)
+    is_off = sections()["model"].fields[key] is False
+    assert left_out(path) == ([f"model.{key}: false"] if is_off else [])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "precision", "named"),
+    [
+        ("bf16_with_fp8_current_scaling_mixed", "fp8", True),
+        ("bf16-with-fp8-current-scaling-mixed", "fp8", True),
+        ("nanov2_bf16_with_fp8_current_scaling_mixed", "fp8_blockwise", True),
+        ("nemotron_3_super_bf16_with_nvfp4_mixed", "nvfp4", True),
+        ("bf16_with_nvfp4_mixed", "nvfp4", False),
+        ("bf16_with_fp8_delayed_scaling_mixed", "fp8_delayed", False),
+        ("bf16_with_fp8_subchannel_scaling_mixed", "fp8_blockwise", False),
+        ("bf16_mixed", "bf16", False),
+    ],
+)
+def test_recipes_that_keep_layers_in_bf16_are_named(recipe, precision, named, tmp_path):
+    path = configuration(tmp_path)
+    content = YAML().load(path)
+    content["mixed_precision"] = recipe
+    YAML().dump(content, path)
+    assert left_out(path) == (["model.first_last_layers_bf16"] if named else [])
+    assert contract.import_run(str(path), cluster="h100-8x2").content["precision"] == precision
+
+
 def test_experts_of_bridge_that_are_padded_to_their_capacity(tmp_path):
     path = configuration(
         tmp_path, model__moe_expert_capacity_factor=1.5, model__moe_pad_expert_input_to_capacity=True
@@ -182,9 +244,9 @@ def test_every_name_stands_once_and_is_one_of_theirs():
     bridge = {name for key in fields for name in (key.replace("_", "-"), f"no-{key.replace('_', '-')}")}
     assert not HARMLESS & UNESTIMATED.keys()
     assert not (HARMLESS | UNESTIMATED.keys()) & {*UNSUPPORTED}
-    assert HARMLESS | UNESTIMATED.keys() | EXPERTS.keys() <= known_names().keys() | bridge
+    assert HARMLESS | UNESTIMATED.keys() | EXPERTS.keys() | KERNELS.keys() <= known_names().keys() | bridge
     assert known_names().keys() >= {*ONLY_WITH.values()}
     assert UNESTIMATED.keys() >= ONLY_WITH.keys()
-    assert fields >= FUSED_FIELDS
+    assert fields >= {*UNFUSED}
     for prefix in HARMLESS_PREFIXES:
         assert any(name.startswith(prefix) for name in known_names()), prefix

@@ -152,8 +152,6 @@ def model_section(settings: MaxTextKeys, *, name: str) -> dict[str, Any] | str:
             "top_k": take("num_experts_per_tok", 1),
             "ffn_hidden": width if expert_width == -1 else expert_width,
         }
-        if take("megablox", True):  # our exports have JAX's own grouped GEMM
-            settings.leave_out("megablox", True)
         if not is_normalised and block == "qwen3_moe":
             settings.note(
                 "norm_topk_prob = False is not carried over: MaxText's scores are normalised anyway"

@@ -19,7 +19,7 @@ _HARMLESS = """
     tokenizer_type train_data_columns use_chat_template vertex_tensorboard_project
 """
 HARMLESS = frozenset(_HARMLESS.split())
-"""`megablox` is read with experts, tiles with splash attention; MaxText itself sets `num_slices`."""
+"""`megablox` is read with experts, tiles with splash attention, `num_slices` with the degree of data across slices."""
 
 _UNESTIMATED = """
     activations_in_float32 allow_split_physical_axes batch_split_factor cast_logits_to_fp32 compile_xla_flags

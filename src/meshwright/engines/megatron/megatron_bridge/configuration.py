@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.engines.megatron.megatron_core.constructors import (
-    EXPERT_KERNELS,
     LOW_PRECISION,
-    UNFUSED,
     Settings,
+    fused_kernels,
     loop,
     padded_vocab,
     settings_of,
@@ -175,14 +174,14 @@ def _optimizer(settings: Settings) -> Settings:
 
 def _model(run: Run, plan: Plan, settings: Settings) -> Settings:
     renamed = {"max_sequence_length": "seq_length"}
-    model = {renamed.get(key, key): value for key, value in settings.items() if key not in UNFUSED}
-    model |= {
+    model = {renamed.get(key, key): value for key, value in settings.items()}
+    model |= fused_kernels(run) | {
         "rotary_base": round(run.model.rope.theta),
         "vocab_size": padded_vocab(run.model, plan),
         "activation_func": {"_target_": f"torch.nn.functional.{model['activation_func']}", "_call_": False},
     }
-    if run.model.experts is not None:
-        model |= dict.fromkeys(EXPERT_KERNELS, True)
+    if model["cuda_graph_impl"] != "none":
+        model["use_te_rng_tracker"] = True  # GPTModelProvider refuses graphs without it
     if "attention_backend" in model:
         name = model["attention_backend"]
         model["attention_backend"] = {

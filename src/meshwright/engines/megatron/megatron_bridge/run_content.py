@@ -22,10 +22,11 @@ from meshwright.engines.megatron.megatron_bridge.files import (
     GivenFields,
     read,
 )
+from meshwright.engines.megatron.megatron_core.constructors import UNFUSED
 from meshwright.engines.megatron.megatron_lm.arguments import LETTERS, RENAMED, layout_letters
 from meshwright.engines.megatron.megatron_lm.options import MegatronOptions, Option
 from meshwright.engines.megatron.megatron_lm.run_content import run_of_options
-from meshwright.engines.megatron.unestimated import FUSED_FIELDS, HARMLESS, UNESTIMATED
+from meshwright.engines.megatron.unestimated import HARMLESS, UNESTIMATED
 from meshwright.errors import InputError
 
 OPTION_NAMES = RENAMED | {
@@ -60,6 +61,7 @@ COMBINED = (
     "ddp.fp8_param_gather", "ddp.overlap_", "optimizer.overlap_param", "ddp.delay_wgrad_compute",
     "model.delay_wgrad_compute", "model.overlap_p2p_comm", "model.overlap_moe_expert_parallel_comm",
     "model.tp_comm_overlap", "model.cpu_offloading_num_layers", "model.cpu_offloading_activations",
+    "model.cross_entropy_loss_fusion",
 )  # fmt: skip
 """Fields, or their prefixes, that are read together with others."""
 
@@ -96,6 +98,8 @@ LAYERS = (
 DATA = ("GPTDatasetConfig", "MockGPTDatasetConfig")
 
 PRECISIONS = {"mxfp8": "mxfp8", "current": "tensorwise", "delayed": "delayed", "subchannel": "blockwise"}
+BF16_ENDS = ("current", "super")
+"""Words in names of recipes that keep the first and last layers in 16 bits (training/mixed_precision.py)."""
 GATHERED_IN_FP8 = ("mxfp8", "tensorwise", "delayed")
 """Of these, recipes of Megatron-Bridge that set fp8_param_gather."""
 ADAPTED = {
@@ -166,6 +170,11 @@ def _options(given: GivenFields) -> MegatronOptions:
         option, values = _option_of(name, fields, is_changed=name in changed)
         if values is not None:
             found[option] = Option(values=tuple(values), line=fields.line(name))
+    if given.is_complete:  # the fields that a file lacks have the defaults of their classes, which may be off
+        absent = [
+            key for key in UNFUSED if f"model.{key}" not in given.fields and fields[f"model.{key}"] is False
+        ]
+        found |= {f"no-{_option_name(key)}": Option(values=(), line=0) for key in absent}
     lines = {_option_name(name.partition(".")[2]): field.line for name, field in given.fields.items()}
     for option, value in _combined(fields).items():
         values = _values(option, value)
@@ -181,7 +190,7 @@ def _option_of(name: str, fields: BridgeFields, *, is_changed: bool) -> tuple[st
     """Return the option of a given field, and its values; None: it is at its default, harmless, or read with others."""
     section, _, key = name.partition(".")
     option, value = OPPOSITE.get(key) or _option_name(key), fields[name]
-    if key in FUSED_FIELDS or (
+    if key in UNFUSED or (
         section in SWITCHED_OFF and key not in OPPOSITE and fields.defaults.get(name) is True
     ):
         is_harmless = option in HARMLESS or name.startswith(COMBINED)
@@ -232,6 +241,7 @@ def _combined(fields: BridgeFields) -> dict[str, Any]:
         **_overlaps(fields),
         "cpu-offloading-num-layers": _offloaded_layers(fields),
         "make-vocab-size-divisible-by": _padding(fields),
+        "cross-entropy-loss-fusion": bool(fields["model.cross_entropy_loss_fusion"]),
     }
 
 
@@ -323,12 +333,14 @@ def _precision(fields: BridgeFields) -> dict[str, Any]:
         if not {"bf16", "fp16"} & {*parts}:
             raise InputError("a precision that run files do not support", got=f"mixed_precision {named}")
         recipe = next((theirs for part, theirs in PRECISIONS.items() if part in parts), None)
+        recipe = "blockwise" if "nanov2" in parts else recipe  # of this one, the name says something else
         return {
             "fp16": "fp16" in parts,
             "bf16": "bf16" in parts,
             "fp8-format": "hybrid" if recipe else None,
             "fp8-recipe": recipe,
             "fp4-format": "e2m1" if "nvfp4" in parts else None,
+            "first-last-layers-bf16": bool({*BF16_ENDS} & {*parts}),
             **_wire(reduces_in_fp32="bf16" in parts, gathers_in_fp8=recipe in GATHERED_IN_FP8),
         }
     mixed = fields.has_section("mixed_precision")

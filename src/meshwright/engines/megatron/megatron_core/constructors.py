@@ -9,7 +9,7 @@
 
 Names are Megatron's. Number formats and the activation function are strings that `in_megatron_process.model` resolves.
 Fusions are off: they need Transformer Engine or Apex. So do latent attention, fp8, fp4 and 16-bit optimizer states,
-which only `megatron_lm` and `megatron_bridge` write (`check_export`).
+which only `megatron_lm` and `megatron_bridge` write (`check_export`), as well as the fusions (`fused_kernels`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LOW_PRECISION = {
 """Settings of the precisions with fp8 or fp4 GEMMs."""
 
 EXPERT_KERNELS = ("moe_grouped_gemm", "moe_permute_fusion", "moe_router_fusion")
-"""Kernels of Transformer Engine for experts, which the files for Megatron-LM and Megatron-Bridge ask for."""
+"""Kernels of Transformer Engine for experts."""
 UNFUSED = (
     "apply_rope_fusion",
     "bias_activation_fusion",
@@ -162,6 +162,21 @@ def _numerics(run: Run) -> Settings:
         "calculate_per_token_loss": True,  # one mean over the labels of the global batch
         **LOW_PRECISION.get(run.precision.name, {}),
         **dict.fromkeys(UNFUSED, False),
+    }
+
+
+def fused_kernels(run: Run) -> Settings:
+    """Return the fusions that an estimate stands for, on wherever Megatron has them for the model.
+
+    `MLATransformerConfig` refuses fused rotations of latent attention without YARN. The fused loss rounds the gradient
+    of logits to bf16 (fusions/fused_cross_entropy.py), which fp32 does not want.
+    """
+    is_latent = run.model.attention.kind is AttentionKind.MLA
+    return {
+        **dict.fromkeys(UNFUSED, True),
+        "apply_rope_fusion": not is_latent or run.model.rope.scaling is RopeScaling.YARN,
+        "cross_entropy_loss_fusion": run.precision.name != "fp32",
+        **(dict.fromkeys(EXPERT_KERNELS, True) if run.model.experts is not None else {}),
     }
 
 

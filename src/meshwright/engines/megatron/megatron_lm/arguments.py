@@ -3,8 +3,8 @@
     torchrun ... pretrain_gpt.py $(cat megatron_lm.args)
 
 Most arguments have the names of the constructors' arguments (`megatron_core`). The names that its parser accepts, with
-the number of their values, are in `options.json`. Megatron-LM has its own shuffling and its own fusions: it trains the
-same model with the same plan, but not with the same batches.
+the number of their values, are in `options.json`. Megatron-LM has its own shuffling: it trains the same model with the
+same plan, but not with the same batches.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.engines.megatron.megatron_core.constructors import (
-    EXPERT_KERNELS,
     UNFUSED,
     Settings,
+    fused_kernels,
     loop,
     settings_of,
 )
@@ -74,6 +74,13 @@ def _formats(run: Run) -> list[str]:
     return narrow + (["--fp8-param-gather"] if gathers_in_fp8(run) else [])
 
 
+def _fusions(run: Run) -> list[str]:
+    """Return the fusions that are not the defaults of Megatron-LM: all of `UNFUSED` are."""
+    asked = fused_kernels(run)
+    lines = [line for key, value in asked.items() if key not in UNFUSED for line in _option(key, value)]
+    return lines if asked["apply_rope_fusion"] else ["--no-rope-fusion", *lines]
+
+
 def _option(key: str, value: Any) -> list[str]:
     """Return a setting as a line; no line for False and None."""
     if value is None or value is False:
@@ -107,8 +114,7 @@ def _shape(run: Run) -> list[str]:
         f"--rotary-base {round(model.rope.theta)}", f"--vocab-size {model.vocab}",
         "--make-vocab-size-divisible-by 1",
     ]  # fmt: skip
-    if model.experts is not None:
-        lines += [line for name in EXPERT_KERNELS for line in _option(name, True)]
+    lines += _fusions(run)
     if not model.tied_embeddings:
         lines.append("--untie-embeddings-and-output-weights")
     return [*lines, "--use-rope-scaling"] if model.rope.scaling is RopeScaling.LLAMA3 else lines

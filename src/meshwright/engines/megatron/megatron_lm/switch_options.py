@@ -47,8 +47,8 @@ def stack_section(
     return found | _amounts(options, scope)
 
 
-def _as_written(value: Any) -> str | bool:
-    return value if isinstance(value, bool) else str(value)
+def _as_written(value: Any) -> str | float:
+    return value if isinstance(value, bool | float) else str(value)
 
 
 def _settings(options: MegatronOptions, *, precision: str) -> Settings:

@@ -12,6 +12,7 @@ from ruamel.yaml import YAML
 from meshwright import runfile
 from meshwright.engines.megatron import contract
 from meshwright.engines.megatron.megatron_bridge.configuration import sections
+from meshwright.engines.megatron.megatron_core.constructors import UNFUSED
 from meshwright.engines.megatron.megatron_lm.arguments import RENAMED
 from meshwright.specs.run import Run
 
@@ -28,6 +29,8 @@ train: {steps: 10}
 """
 DEEP = """model={hidden: 64, num_layers: 34, vocab: 257, ffn_hidden: 128, attention: {num_heads: 4, num_kv_heads: 2},
 rope: {scaling: llama3, factor: 8, original_context: 8192}}"""
+LATENT = """model={hidden: 64, num_layers: 4, vocab: 256, ffn_hidden: 128, attention: {kind: mla, num_heads: 4,
+num_kv_heads: 4, head_dim: 24, value_head_dim: 16, kv_lora_rank: 32, rope_head_dim: 8}}"""
 SHARED = """model={hidden: 64, num_layers: 3, vocab: 258, ffn_hidden: 128,
 attention: {num_heads: 4, num_kv_heads: 2, qk_norm: true}, experts: {num_experts: 8, top_k: 2, ffn_hidden: 32,
 num_dense_layers: 1, num_shared: 1, router: sigmoid, routed_scale: 2.5}}"""
@@ -110,6 +113,33 @@ def test_a_mixture_under_every_axis():
         "vocab_size": 151936,
     }
     assert found["dataset"]["seq_length"] == model["seq_length"] == 4096
+
+
+@pytest.mark.parametrize("overrides", RUNS)
+def test_the_kernels_are_those_of_the_estimate(overrides):
+    model = configuration(*overrides)["model"]
+    assert all(model[key] is True for key in UNFUSED)
+    assert model["cross_entropy_loss_fusion"] is ("precision=fp32" not in overrides)
+
+
+def test_graphs_have_the_random_numbers_that_they_need():
+    """GPTModelProvider.provide refuses them otherwise."""
+    found = {}
+    for kind in ("none", "partial", "full"):
+        run = runfile.loads(BASE, overrides=[f"stack.cuda_graphs={kind}", "parallel.recompute=none"])
+        text = contract.lower_export(run, folder=Path("out")).files["megatron_bridge.yaml"]
+        found[kind] = "use_te_rng_tracker: true" in text
+    assert found == {"none": False, "partial": True, "full": True}
+
+
+@pytest.mark.parametrize("name", ["megatron_bridge.yaml", "megatron_lm.args"])
+def test_rotations_of_latent_attention_are_fused_under_yarn(name):
+    """MLATransformerConfig refuses them otherwise."""
+    plan = "parallel={data_shard: 16, sharding: optimizer}"
+    off = {"megatron_bridge.yaml": "apply_rope_fusion: false", "megatron_lm.args": "--no-rope-fusion"}[name]
+    for model, fused in ((LATENT, False), ("model=deepseek-v2-lite", True)):
+        run = runfile.loads(BASE, overrides=[model, plan])
+        assert (off in contract.lower_export(run, folder=Path("out")).files[name]) is not fused
 
 
 def test_a_vocabulary_that_does_not_divide_is_padded_in_the_model_alone():

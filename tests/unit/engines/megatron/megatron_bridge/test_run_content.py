@@ -21,6 +21,7 @@ from meshwright.engines.megatron.megatron_bridge.run_content import (
     OPPOSITE,
     OPTION_NAMES,
 )
+from meshwright.engines.megatron.megatron_core.constructors import UNFUSED
 from meshwright.errors import InputError
 from meshwright.specs.model import AttentionKind, RopeScaling, Router
 from meshwright.specs.run import Run, Task
@@ -33,6 +34,7 @@ PLAIN: dict[str, Any] = {
         "num_attention_heads": 4, "ffn_hidden_size": 128, "seq_length": 128, "vocab_size": 512,
         "position_embedding_type": "rope", "normalization": "RMSNorm", "gated_linear_unit": True,
         "activation_func": SILU, "add_bias_linear": False, "hidden_dropout": 0.0, "attention_dropout": 0.0,
+        **dict.fromkeys(UNFUSED, True),
     },
     "train": {"micro_batch_size": 1, "global_batch_size": 16, "train_iters": 10},
     "optimizer": {"lr": 1e-3, "use_distributed_optimizer": True},
