@@ -214,7 +214,7 @@ def test_a_base_that_is_gone_or_changed_is_noted(tmp_path, base):
     file = base / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     done = export_saved(saved, tmp_path / "changed", run=None, dtype="bf16", merge=False)
-    assert "no longer those of the training" in done.notes[0]
+    assert "have changed since the training" in done.notes[0]
     base.rename(tmp_path / "moved")
     done = export_saved(saved, tmp_path / "gone", run=None, dtype="bf16", merge=False)
     assert "is not found" in done.notes[0]
@@ -225,7 +225,7 @@ def test_a_tokenizer_that_is_gone_or_changed_is_noted(tmp_path, corpus):
     out, notes = export(
         tmp_path, f"data.source={corpus}", "data.tokenizer=bytes", tokenizer_fingerprint="other"
     )
-    assert "no longer that of the training" in notes[0]
+    assert "has changed since the training" in notes[0]
     assert not (out / "tokenizer.json").exists()
     assert read(out)["eos_token_id"] is None
 
@@ -258,7 +258,7 @@ def test_without_its_tokenizer_a_run_leaves_that_of_its_weights(tmp_path, base, 
     saved = checkpoint(tmp_path, f"weights={base}", f"data.source={corpus}", f"data.tokenizer={own}")
     own.rename(tmp_path / "moved")
     done = export_saved(saved, tmp_path / "out", run=None, dtype="bf16", merge=False)
-    assert "is not found; that of the weights is written" in done.notes[0]
+    assert "is not found; the weights' tokenizer is written" in done.notes[0]
     assert (tmp_path / "out" / "chat_template.jinja").is_file()
 
 

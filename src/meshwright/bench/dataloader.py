@@ -4,10 +4,11 @@
     validation   a pass starts its workers, reads a few batches and ends them; it is only a few steps long, so the start
                  of the workers matters, and a count that helps training may be slower
 
-Counts are measured in turn, round after round, so that a disturbance affects all of them. The first round is a warm-up.
-For training, one visit first reads `num_batches` without pause, which gives the rate, and then some with a consumer
-that works for the time of a step between two batches, which gives the waiting time. On a CPU the consumer runs GEMMs on
-the cores that the readers use too, as training would; with a GPU the host is idle.
+Counts are measured in turn, round after round, so that a disturbance affects all of them. The first round is
+a warm-up. For training, one visit first reads `num_batches` without pause, which gives the rate, and then
+some with a consumer that works for the time of a step between two batches, which gives the waiting time. On a
+CPU the consumer runs GEMMs on the cores that the readers use too, as training would. If there is a GPU, the
+host is idle.
 
 A long step is shortened to `LONG` times the reading of a batch: readers that keep up with this keep up with the step.
 """
@@ -29,7 +30,7 @@ from meshwright.training.data import Batches, ReadAhead
 from meshwright.training.data.workers import DEPTH_PER_WORKER, INLINE_SHARE, NEARLY_AS_FAST, prefetch
 
 FORWARD_SHARE = 1 / 3
-"""Work of a validation step over that of a training step: 2 of 6 FLOPs per parameter and token."""
+"""Work of a validation step over work of a training step: 2 of 6 FLOPs per parameter and token."""
 
 LEAST_ROUNDS, MAX_ROUNDS = 3, 15
 LONG = 4.0

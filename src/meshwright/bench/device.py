@@ -45,7 +45,7 @@ POINTS_A_FAMILY = 80
 """Least number of points in the time of a family. More shapes give more information than one shape with less noise."""
 
 TRAININGS = 24
-"""The same for whole steps, which take longer and whose shapes differ less."""
+"""Least number of whole steps, which take longer and whose shapes differ less."""
 WINDOWS, WINDOWS_TOGETHER = 3, 2
 """Windows for whole steps of one process and of several."""
 TOGETHER = (PointFamily.COLLECTIVES, PointFamily.TRAINING)
@@ -194,7 +194,7 @@ def _windows(measure: Callable[..., None], *, count: int, share: float) -> list[
 
 
 def _spread(*rows: list[_Part]) -> list[_Part]:
-    """All parts in one order, with those of each row spread evenly."""
+    """Return all parts in one order, the parts of each row spread evenly."""
     placed = [((i + 0.5) / len(row), part) for row in rows for i, part in enumerate(row)]
     return [part for _, part in sorted(placed, key=lambda pair: pair[0])]
 

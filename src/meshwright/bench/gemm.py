@@ -5,9 +5,10 @@
     confirm   measure before and after again, side by side: the best of many tries is partly luck
     keep      a choice whose ratio is below 1 with its whole interval
 
-One round runs every GEMM in every way, each sample long enough for the clock. Ratios are those of one round, so a
-disturbance that is longer than a round affects both sides. A route with larger rounding errors than the default is not
-tried. Formats and the precision of fp32 GEMMs are never changed, because that would change the results.
+One round runs every GEMM in every way, each sample long enough for the clock. A ratio compares samples of one
+round, so a disturbance that is longer than a round affects both sides. A route whose rounding error is more
+than `ROUNDING_FACTOR` times the default's is not tried. Formats and the precision of fp32 GEMMs are never
+changed, because that would change the results.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ MAX_TUNING_MS = 30
 SHORTEST_CALL_S = 1e-7
 
 ROUNDING_FACTOR = 2.0
-"""Largest rounding error of a route over that of the default; two correct summations differ by as much."""
+"""Largest rounding error of a route, relative to the default's; two correct summations differ by this factor."""
 
 CHECKED_ROWS = 64
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -73,7 +74,7 @@ class GemmRow:
 
 @dataclass(frozen=True, kw_only=True)
 class GemmOutcome:
-    """Result of the tuning. `choices` has the defaults where nothing was faster."""
+    """Result of the tuning. `choices` has the default where no choice was faster."""
 
     choices: GemmChoices
     rows: tuple[GemmRow, ...]
@@ -257,7 +258,7 @@ def _best_routes(
 
 
 def _sound_routes(p: Gemm) -> list[GemmRoute]:
-    """Distinct routes whose rounding error is not larger than that of the default."""
+    """Return distinct routes with a rounding error of at most `ROUNDING_FACTOR` times the default's."""
     x, y = _operands(p, torch.device("cpu"))
     exact = x[:CHECKED_ROWS].double() @ y.double().T
     norm = exact.norm()
@@ -285,7 +286,7 @@ def _confirmed(
     notes: Sequence[str],
     advance: Advance,
 ) -> GemmOutcome:
-    """Measure in each round: before, with the process settings, and with the routes as well. Keep what is faster."""
+    """Measure in each round: before, with the process settings, and with the routes as well. Keep faster choices."""
     ways = [GemmChoices(), shared, replace(shared, routes=dict(routes))]
     rounds = _rounds(work, ways, budget_s=budget_s, advance=advance)
     before, settings, after = ([{p: r[p][i] for p in work.counts} for r in rounds] for i in range(3))

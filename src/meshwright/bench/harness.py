@@ -49,9 +49,9 @@ def measure(
 ) -> Measurement:
     """Time `run` until its median is known to `target_ratio`, or `budget_s` is over.
 
-    `before` runs ahead of every call and is not timed. `synchronize` waits for the device. `agree` maps the seconds
-    of this process to those of all processes of a collective (the largest), so that all stop together.
-    Raises AbsurdClockError when a duration is not above zero, and whatever `run` raises.
+    `before` runs ahead of every call and is not timed. `synchronize` waits for the device. `agree` maps the
+    seconds of this process to the largest seconds of all processes of a collective, so that all stop
+    together. Raises AbsurdClockError when a duration is not above zero, and whatever `run` raises.
     """
 
     def sample_s(calls: int) -> float:

@@ -1,4 +1,4 @@
-"""Calls of training kernels with the shapes of a model: what `bench kernels` times, and its operations' work.
+"""Calls of training kernels with the shapes of a model, which `bench kernels` times, and their work.
 
 N tokens of one sequence, D hidden, F feed-forward hidden, H query heads, G key/value heads, K width of a head, V
 vocabulary, E experts, C choices of a token, M = N C rows.
@@ -42,10 +42,10 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 class KernelCase:
     """One call: `run` takes `tensors`, the first `num_trained` of which have gradients (0: it has no backward pass).
 
-    FLOPs and bytes are the least of the forward pass; a backward pass has `backward` times as many. `point` is the
-    shape in records of devices, where it has one there. `is_checked`: its error against float64 is measured; not that
-    of operations on 8 bits, whose error is that of their format, nor of updates in place, which compute in fp32, nor of
-    the router, which may choose another expert in float64.
+    FLOPs and bytes are the least of the forward pass; a backward pass has `backward` times as many. `point`
+    is the shape in records of devices; None: they have no such shape. `is_checked`: the error against float64
+    is measured. It is not measured for operations on 8 bits (their format sets the error), for updates in
+    place (they compute in fp32) and for the router (it may choose another expert in float64).
     """
 
     op: str
@@ -138,7 +138,7 @@ def _rotary(model: Model, tokens: int, format: str, device: torch.device) -> Ite
 
 
 def _adamw(model: Model, tokens: int, format: str, device: torch.device) -> Iterator[KernelCase]:
-    """A clipped step of one matrix; `format` is that of its states."""
+    """Yield a clipped step of one matrix; `format` is the format of its states."""
     shape = (_feed_forward_width(model), model.hidden)
     make = partial(_random, *shape, device=device)
     parameter, gradient = make(format="fp32"), make(format="fp32")
@@ -157,7 +157,7 @@ def _adamw(model: Model, tokens: int, format: str, device: torch.device) -> Iter
 
 
 def _gradient_norm(model: Model, tokens: int, format: str, device: torch.device) -> Iterator[KernelCase]:
-    """The gradients of a feed-forward block and its norm, in fp32 whatever the format."""
+    """Yield the gradients of a feed-forward block and its norm, always in fp32."""
     width = _feed_forward_width(model)
     shapes = ((width, model.hidden), (width, model.hidden), (model.hidden, width), (model.hidden,))
     gradients = tuple(_random(*shape, format="fp32", device=device) for shape in shapes)

@@ -1,7 +1,7 @@
 """Every route of a kernel on the same call: time, share of the roofline, memory, error, and the fastest one.
 
-The routes are those of `meshwright.kernels`, and `compile`: the reference through `torch.compile`. `reference` is
-PyTorch eager. A route that cannot serve a call is a row with the reason; so is one that fails.
+The routes are the routes of `meshwright.kernels`, and `compile`: the reference through `torch.compile`.
+`reference` is PyTorch eager. A route that cannot serve a call, or fails, is a row with the reason.
 
     time        forward without gradients, and backward; median with its interval (`harness`)
     roofline    the longer of FLOPs over the measured GEMM rate and least bytes over the measured copy rate, over the
@@ -10,8 +10,8 @@ PyTorch eager. A route that cannot serve a call is a row with the reason; so is 
     error       ‖got - exact‖ / ‖exact‖ of the outputs and of the gradients, the largest, against the reference in
                 float64, on at most `CHECKED_TOKENS` tokens
 
-The fastest route of a call, forward and backward together, goes to the tuned table, unless its error is more than
-`ROUNDING_FACTOR` times that of the reference.
+The fastest route of a call, forward and backward together, goes to the tuned table, unless its error is more
+than `ROUNDING_FACTOR` times the reference's error.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def measure_routes(
     budget_s: float,
     advance: Callable[[float], None] = lambda seconds: None,
 ) -> RouteOutcome:
-    """Time all routes of `ops` on the shapes of `models`, with `compiles` that of `torch.compile` too."""
+    """Time all routes of `ops` on the shapes of `models`. `compiles` adds the route of `torch.compile`."""
     rates = devices.measure_rates(device, deadline_s=time.perf_counter() + budget_s / 10)
     wanted = [(op, model, format) for op in ops for model in models for format in formats]
     most = sum(2 * (len(routes_of(op)) + 1) for op, _, _ in wanted)

@@ -1,11 +1,11 @@
 """Train every configuration several times, each time in a process of its own, and record the measurements.
 
-    for each round:               a drift of the machine affects all configurations equally,
-        for each configuration:   and each round begins with another one
+    for each round:               a drift of the machine affects all configurations equally
+        for each configuration:   each round begins with another configuration
             `meshwright train`    ->  one line of the records
 
-Two trainings have only the file system in common. A training that fails becomes a line with the reason, and the next
-one starts.
+Two trainings have only the file system in common. A training that fails becomes a line with the reason, and
+the next training starts.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def train_all(
 ) -> None:
     """Train all runs that `recorder` does not hold yet. `begin` and `done` are called before and after each training.
 
-    Raises KeyboardInterrupt and, on SIGTERM, SystemExit; the running training is then ended, and everything
-    measured before is kept. Raises InputError if a training ran on another device or other software than the rest.
+    Raises KeyboardInterrupt and, on SIGTERM, SystemExit; the running training is then ended, and earlier rows
+    are kept. Raises InputError if a training ran on another device or other software than the others.
     """
     given_up: set[str] = set()
     try:
@@ -214,7 +214,7 @@ def _verdict(returncode: int, stdout: str, stderr: str) -> _Ended:
 
 
 def _error(stdout: str) -> Mapping[str, Any]:
-    """The error that the command wrote as JSON; under a launcher that of the first process."""
+    """The error that the command wrote as JSON; under a launcher, the first process's error."""
     with suppress(ValueError, TypeError, AttributeError):
         document, _ = json.JSONDecoder().raw_decode(stdout.lstrip())
         return dict(document.get("error") or {})

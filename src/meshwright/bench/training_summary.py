@@ -1,7 +1,7 @@
 """Summary of the runs of each configuration, and the error of their predictions.
 
-The step time of a configuration is the median of its runs' medians, with the 95 % interval of the median by order
-statistics (`records.measurement`); with fewer than six runs the interval is their whole range. Rates are tokens of a
+The step time of a configuration is the median of its runs' medians, with the 95 % interval of the median by
+order statistics (`records.measurement`). Fewer than six runs give their whole range. Rates are tokens of a
 step over its time and devices. If each run has its own prediction, their median counts.
 """
 
@@ -72,7 +72,7 @@ class Summary:
 
     @property
     def peak_memory_bytes(self) -> float:
-        """Of the fullest process of any run."""
+        """Peak of the fullest process of any run."""
         return max(_known(row.peak_memory_bytes) for row in self.rows)
 
     @property
@@ -180,7 +180,7 @@ class Contest:
 
     @property
     def ratios(self) -> dict[str, float]:
-        """Tokens/s/device of each engine over those of the first measured one."""
+        """Tokens/s/device of each engine, relative to the first measured engine."""
         rates = {engine: s.tokens_per_s_per_device.value for engine, s in self.measured.items()}
         first = next(iter(rates.values()), 0.0)
         return {engine: rate / first for engine, rate in rates.items()}

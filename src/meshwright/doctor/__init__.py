@@ -1,4 +1,4 @@
-"""Health and speed of a node against what is expected of it, and its kernel settings.
+"""Health and speed of a node against expected values, and its kernel settings.
 
 host        access to a node: files under a root folder, commands
 devices/    accelerators as drivers and the PCI bus report them, one vendor a file

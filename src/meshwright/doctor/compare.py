@@ -1,6 +1,6 @@
 """Compare the reports of many nodes: find nodes that differ from the majority, and hosts to exclude.
 
-fact      a value that most nodes share (driver, kernel, ...): more than half of those that report it
+fact      a value that most nodes share (driver, kernel, ...): more than half of the nodes that report it
 measure   a number (GEMM rate, clock, ...): the worst device of a node against the median over the nodes
 """
 

@@ -1,8 +1,8 @@
 """Access to a node: files under a root folder, and commands with a time limit.
 
-All reading and writing goes through `Host`, so that the same code looks at this machine, at a node whose file system
-is mounted in a container (`--root /host`), and at a folder of recorded files in a test. What cannot be read raises
-`Unseen` with the reason; no empty value stands for it.
+All reading and writing goes through `Host`, so that the same code looks at this machine, at a node whose file
+system is mounted in a container (`--root /host`), and at a folder of recorded files in a test. A file or
+command that cannot be read raises `Unseen` with the reason, and never returns an empty value.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Host:
             os.close(handle)
 
     def run(self, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> CommandOutput:
-        """Run a command and return what it printed, whatever its exit code. Raises Unseen."""
+        """Run a command and return its output, whatever its exit code. Raises Unseen."""
         return self.runner(arguments, timeout_s)
 
     def ask(self, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:

@@ -87,7 +87,7 @@ def settings() -> tuple[KernelSetting, ...]:
 
 
 def choose(*, only: tuple[str, ...] = (), skip: tuple[str, ...] = ()) -> tuple[KernelSetting, ...]:
-    """The settings named in `only` (all without names) without those in `skip`. Raises UnknownNameError."""
+    """Return the settings named in `only` (empty: all) but not in `skip`. Raises UnknownNameError."""
     known = [s.name for s in settings()]
     for name in (*only, *skip):
         if name not in known:
@@ -135,7 +135,7 @@ def target_of(setting: KernelSetting, current: str) -> str:
 
 
 def notes(host: Host) -> list[SystemNote]:
-    """Return the state of what a running kernel cannot change."""
+    """Return the state of settings that a running kernel cannot change."""
     entries = _data("notes.toml").items()
     return [_note(host, n, e) for n, e in entries if "only_with" not in e or host.exists(e["only_with"])]
 

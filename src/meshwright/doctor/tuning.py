@@ -67,9 +67,9 @@ def default_state(host: Host) -> Path:
 
 
 def apply(host: Host, values: Sequence[SettingValue], *, state: Path) -> TuningOutcome:
-    """Write the values that differ. After a failure or an interruption everything is restored.
+    """Write the values that differ. After a failure or an interruption all changes are undone.
 
-    Raises InputError when the state file cannot be read or written; then nothing was changed.
+    Raises InputError, before any change, when the state file cannot be read or written.
     """
     todo = [v for v in values if v.action is SettingAction.CHANGE]
     actions = [v for v in todo if v.setting.comparison is SettingComparison.ONCE]
@@ -99,9 +99,9 @@ def apply(host: Host, values: Sequence[SettingValue], *, state: Path) -> TuningO
 
 
 def restore(host: Host, *, state: Path) -> TuningOutcome:
-    """Restore the saved values, last changed first, and remove the restored ones from the state file.
+    """Restore the saved values, last changed first, and remove the restored values from the state file.
 
-    Raises InputError when nothing is saved, when the file is damaged, or when it names a file that is no setting.
+    Raises InputError when no value is saved, when the file is damaged, or when it names a file that is no setting.
     """
     if not state.exists():
         raise InputError(

@@ -91,7 +91,7 @@ def judge(check: str, measured: float, *, expected: float | None = None, where: 
         if not expected:
             raise ValueError(f"the limit {check} is a share of an expected value, and none was given")
         share = measured / expected
-        message = f"{share:.0%} of what is expected"
+        message = f"{share:.0%} of the expected value"
     status = limit.status_of(share)
     return CheckVerdict(
         check=check, status=status, where=where, measured=measured, unit=limit.unit, message=message,

@@ -49,8 +49,8 @@ class AdamWStep:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ByteTables:
-    """Of states in 8 bits: the scale of each block, the values of codes, and the code at or below the least number with
-    given upper 16 bits of a fp32."""
+    """Tables of a state in 8 bits: the scale of each block, the values of codes, and for each upper 16
+    bits of a fp32 number the code at or below the least number that has them."""
 
     scales: Tensor
     values: Tensor
@@ -59,8 +59,8 @@ class ByteTables:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AdamStates:
-    """Both states of a tensor, flat. `tables` are those of states in 8 bits. `start` is the tensor's place among others
-    that share a space: the noise of a value follows from it."""
+    """Both states of a tensor, flat. States in 8 bits have `tables`. `start` is the tensor's place among
+    tensors that share a space: the noise of a value follows from its place."""
 
     first: Tensor
     second: Tensor
@@ -78,7 +78,7 @@ def adamw(
     sizes = (gradient.numel(), states.first.numel(), states.second.numel())
     if any(size != parameter.numel() for size in sizes):
         raise InputError(
-            "adamw: gradient and states are those of another tensor", got=sizes, allowed=parameter.numel()
+            "adamw: gradient or states belong to another tensor", got=sizes, allowed=parameter.numel()
         )
     route = choose("adamw", parameter, gradient, states.first)
     ROUTES["adamw"][route].function(parameter, gradient, states, step, scale)

@@ -3,12 +3,12 @@
     lse_n = log Σ_v exp(x_nv)        loss_n = w_n (lse_n - x_{n, y_n})
     d x_nv = w_n [(1 + 2 z lse_n) softmax_nv - onehot_nv]
 
-x are the logits, or c tanh(logits / c) where a cap c limits them; its derivative is 1 - (x / c)². The z-loss w z lse²
-(PaLM, Chowdhery et al. 2022, section 5) is in the gradient and not in the value: what is shown and compared is always
-the cross-entropy. A row whose label is `IGNORED_LABEL` has weight zero.
+x are the logits, or c tanh(logits / c) where a cap c limits them; its derivative is 1 - (x / c)². The z-loss
+w z lse² (PaLM, Chowdhery et al. 2022, section 5) is in the gradient and not in the value: runs show and
+compare the cross-entropy only. A row whose label is `IGNORED_LABEL` has weight zero.
 
-The gradient is a by-product of the loss, so the forward pass makes both. The backward pass multiplies each row by the
-gradient that arrives for it; where that is one, the row is not touched.
+The gradient is a by-product of the loss, so the forward pass makes both. The backward pass multiplies each
+row by its incoming gradient, and leaves a row whose incoming gradient is one untouched.
 
 `RowFunctions` are the parts that `linear_cross_entropy` shares: for one process, and in two steps for a vocabulary that
 is sharded over ranks, between which statistics are reduced.
@@ -82,10 +82,10 @@ def cross_entropy(
 def row_weights(
     labels_N: Tensor, weights_N: Tensor | None, *, reduction: Reduction, vocab: int
 ) -> tuple[Tensor, Tensor]:
-    """Labels as int64, and weights in fp32: zero where the label is ignored; for a mean over the number of labels that
-    count, at least 1. Neither waits for the device.
+    """Return labels as int64 and weights in fp32, without waiting for the device.
 
-    A label that is no entry of the vocabulary makes its loss NaN, and is 0 in what is returned.
+    An ignored label has weight zero. A mean divides the weights by the number of labels that count, or by 1.
+    A label outside the vocabulary becomes 0, and its weight and loss NaN.
     """
     if labels_N.is_floating_point():
         raise InputError("labels are whole numbers", got=labels_N.dtype)
@@ -219,7 +219,7 @@ TORCH_ROWS = RowFunctions(fused=_fused, statistics=_statistics, gradient=_gradie
 
 
 def triton_rows() -> RowFunctions:
-    """The same as Triton kernels."""
+    """Return `RowFunctions` in Triton."""
     from meshwright.kernels import cross_entropy_triton as made
 
     return RowFunctions(

@@ -1,8 +1,8 @@
 """Cross-entropy in place as Triton kernels (formulas in `cross_entropy`).
 
-A program takes a row, in blocks: one pass for its largest logit and the sum of exponentials, one that overwrites it
-with the gradient. The second pass reads from the cache what the first has read, as long as the rows of all programs
-that run at once fit. Rows of weight zero are cleared without being read.
+A program takes a row, in blocks: one pass for its largest logit and the sum of exponentials, and one that
+overwrites the row with the gradient. The second pass reads the row from the cache if the cache holds the rows
+of all programs that run at once. Rows of weight zero are cleared without being read.
 
 N rows, V vocabulary.
 """
@@ -25,7 +25,7 @@ TILES = (
     Tile(constants={"BLOCK": 16384}, num_warps=32, architectures=("sm90",)),
     Tile(constants={"BLOCK": 8192}, num_warps=16, architectures=("sm100", "gfx942", "gfx950")),
 )
-"""So many threads that the rows in flight stay in the cache: 132 rows of 128,256 logits in bf16 on sm90."""
+"""Tiles whose rows in flight stay in the cache: 132 rows of 128,256 logits in bf16 on sm90."""
 
 LEAST_BLOCK = 128
 """Values of a block at least, however small the vocabulary is."""

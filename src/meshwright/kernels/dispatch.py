@@ -28,7 +28,7 @@ from meshwright.kernels.routes import KernelCall, Refusal, routes_of
 from meshwright.kernels.tuned import TunedCall, TunedTable
 
 MOST_CHOICES = 4096
-"""Calls whose choice is held: where shapes change with the tokens of an expert, every call may be a new one."""
+"""Most calls whose choice is held. Shapes that depend on an expert's tokens may make every call a new one."""
 
 RUN_FILE, TUNED, DEFAULT = "run file", "tuned", "default"
 
@@ -76,7 +76,7 @@ class KernelRouting:
         return found
 
     def fresh(self) -> KernelRouting:
-        """Return the same inputs without choices: for calls that are not those of a record."""
+        """Return the same inputs without choices, for calls that no record counts."""
         return KernelRouting(demanded=self.demanded, tuned=self.tuned)
 
 

@@ -1,6 +1,6 @@
 """Facts about compiled Triton kernels, for each architecture, on a machine without a GPU.
 
-Triton's compilers for NVIDIA and AMD come with its wheel. From what they make this module reads
+Triton's compilers for NVIDIA and AMD come with its wheel. This module reads from their output
 
     registers          of a thread, and of AMD's accumulation registers too
     spilled bytes      of a thread in local memory (NVIDIA) or scratch (AMD)
@@ -82,7 +82,7 @@ def inspected(ops: Sequence[str] = (), names: Sequence[str] = ()) -> list[Inspec
 
 
 def kernel_sources(ops: Sequence[str] = ()) -> tuple[KernelSource, ...]:
-    """The Triton kernels that operations `ops` are made of; empty: of all. Some share a module of kernels."""
+    """Return the Triton kernels of operations `ops`; empty: of all operations. Some share a module of kernels."""
     require_triton()
     modules = dict.fromkeys(OPERATIONS[op].kernels for op in (ops or OPERATIONS))
     return tuple(
@@ -110,7 +110,7 @@ def inspect(sources: Iterable[KernelSource], *, names: Sequence[str] = ()) -> It
 
 
 def inspect_one(source: KernelSource, *, tile: Tile, architecture: Architecture) -> InspectedKernel:
-    """Compile one kernel and read what came out."""
+    """Compile one kernel and read the compiler's output."""
     compiled = compile_kernel(source, tile=tile, architecture=architecture)
     registers, spilled = (
         _of_cubin(compiled.asm["cubin"])

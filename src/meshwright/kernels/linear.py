@@ -42,7 +42,7 @@ class GemmKind(StrEnum):
 
 
 class GemmRoute(StrEnum):
-    """Implementation of a GEMM. With rows: a factor that is a transposed view is copied first."""
+    """Implementation of a GEMM. Routes with rows first copy a factor that is a transposed view."""
 
     TORCH = "torch"  # PyTorch's own choice: MKL in fp32, oneDNN in bf16 where it can
     ONEDNN = "onednn"
@@ -52,7 +52,7 @@ class GemmRoute(StrEnum):
 
 
 COPYING_ROUTES = {GemmRoute.TORCH_ROWS, GemmRoute.ONEDNN_ROWS}
-"""Nothing else than the others where both factors are in rows already."""
+"""Routes that equal the others if both factors are in rows already."""
 
 
 def routes_of(dtype: torch.dtype) -> tuple[GemmRoute, ...]:
@@ -117,7 +117,7 @@ def batched_matmul(x_BMK: Tensor, y_BKN: Tensor) -> Tensor:
 
 
 def widens(x: Tensor) -> bool:
-    """Return True if GEMMs of the format and device of `x` are those of fp32."""
+    """Return True if GEMMs of the format and device of `x` run in fp32."""
     return x.device.type == "cpu" and default_route(x.dtype) is GemmRoute.WIDENED
 
 

@@ -49,8 +49,8 @@ PART_VALUES = 2**22
 
 @dataclass(frozen=True, kw_only=True)
 class LossSettings:
-    """Reduction, coefficient of the z-loss, limit of logits (0: none), logits in memory at once (0: automatic), ranks
-    of a sharded vocabulary, and functions of a chunk's rows (None: those of PyTorch)."""
+    """Reduction, coefficient of the z-loss, limit of logits (0: none), logits in memory at once (0:
+    automatic), ranks of a sharded vocabulary, and functions of a chunk's rows (None: PyTorch's)."""
 
     reduction: Reduction = "sum"
     z_loss: float = 0.0
@@ -74,10 +74,10 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Losses of tokens whose label is not `IGNORED_LABEL`, each times its weight (1 unless given), fp32.
 
-    A sum unless `reduction` says otherwise: the number of tokens of a step is known only over all micro-batches and
-    ranks. `z_loss` is the coefficient of the term that only the gradient has, `cap` the limit of the logits (0: none).
-    `chunk_logits` are in memory at once; unless given, as many as save memory (`traffic.automatic_chunk`). With `group`
-    the vocabulary is sharded over its ranks, and the loss is the same on all of them.
+    The default `reduction` is a sum: the number of tokens of a step is known only over all micro-batches and
+    ranks. `z_loss` is the coefficient of the term that only the gradient has, `cap` the limit of the logits
+    (0: none). `chunk_logits` is the number of logits in memory at once, `traffic.automatic_chunk` by default.
+    The vocabulary is sharded over the ranks of `group`, and the loss is the same on all of them.
     """
     require_shapes(
         "linear_cross_entropy", h_ND=h_ND, weight_VD=weight_VD, labels_N=labels_N, weights_N=weights_N
@@ -109,7 +109,7 @@ def reference(
 
 
 def _with_other_ranks(logits_NV: Tensor, *, group: dist.ProcessGroup) -> Tensor:
-    """Logits of the whole vocabulary. Those of other ranks are constants, so that gradients are this rank's part."""
+    """Return logits of the whole vocabulary. Other ranks' logits are constants: gradients are this rank's part."""
     parts = [torch.empty_like(logits_NV) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, logits_NV.detach().contiguous(), group=group)
     parts[dist.get_rank(group)] = logits_NV

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One operation: what it computes, the modules of its routes and of its Triton kernels, names of its routes."""
+    """One operation: its formula, the modules of its routes and of its Triton kernels, names of its routes."""
 
     name: str
     computes: str
@@ -152,7 +152,7 @@ _TABLE = (
 )
 
 STORED_FORMATS = ("e4m3", "int8")
-"""Formats of stored activations. The first is what modules without a format get: `docs/reference/convergence.md`."""
+"""Formats of stored activations. Modules without a format get the first: `docs/reference/convergence.md`."""
 
 OPERATIONS: Mapping[str, Operation] = {operation.name: operation for operation in _TABLE}
 """Every operation by name."""

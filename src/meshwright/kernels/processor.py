@@ -1,7 +1,8 @@
 """Instructions that oneDNN multiplies with on this processor, under the limits of the environment.
 
-`torch.cpu.get_capabilities` states what the chip has. oneDNN uses what `ONEDNN_MAX_CPU_ISA` leaves of it, which it
-reads once in a process; `ATEN_CPU_CAPABILITY` limits PyTorch's own loops, and no choice of a route depends on them.
+`torch.cpu.get_capabilities` states the chip's instructions. `ONEDNN_MAX_CPU_ISA`, which oneDNN reads once in
+a process, limits oneDNN to some of them. `ATEN_CPU_CAPABILITY` limits PyTorch's own loops, and no choice of a
+route depends on it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 
 
 class Multiplies(IntEnum):
-    """The instructions of oneDNN's GEMMs. Each level has those before it."""
+    """The instructions of oneDNN's GEMMs. Each level includes the levels before it."""
 
     NOTHING = 0  # PyTorch was built without oneDNN
     FP32 = 1  # AVX2

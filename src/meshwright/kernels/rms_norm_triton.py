@@ -1,8 +1,9 @@
 """RMSNorm as Triton kernels (formulas in `rms_norm`): one pass forward, one backward.
 
-A program holds whole rows in registers; of rows wider than the largest tile it takes block after block, twice: for the
-sum, and from the cache again for what depends on it. Backward it takes every P-th row of P programs, and adds up its
-part of the weight's gradient [P, D], whose sum over programs is in a fixed order: the same bits each time.
+A program holds whole rows in registers. It takes rows wider than the largest tile block after block, twice:
+for the sum, and from the cache again for the results. In the backward pass each of P programs takes every
+P-th row and adds up its part of the weight's gradient [P, D]. The sum over programs has a fixed order: the
+same bits each time.
 
 N rows, D columns, P programs of the backward pass.
 """
@@ -37,12 +38,12 @@ WIDE_BACKWARD_TILES = (
     Tile(constants={"BLOCK": 8192}, num_warps=32, architectures=("sm90", "sm100")),
     Tile(constants={"BLOCK": 8192}, num_warps=16, architectures=("gfx942", "gfx950")),
 )
-"""Of rows that no tile above holds. On NVIDIA one program fills a multiprocessor, so that the rows of all stay in the
-cache; backward, wider blocks spill."""
+"""Tiles for rows that no tile above holds. On NVIDIA one program fills a multiprocessor, so that the rows
+of all stay in the cache; wider blocks of the backward pass spill."""
 NUM_PROGRAMS = 512
 """Programs of a backward pass: two to four for each multiprocessor of today's devices."""
 NUM_WIDE_PROGRAMS = 128
-"""The same for wide rows, whose part of the weight's gradient is in the cache and not in registers."""
+"""Programs of a backward pass over wide rows, whose part of the weight's gradient is in the cache, not in registers."""
 
 
 @triton.jit
@@ -194,7 +195,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _tile(num_columns: int, wide: tuple[Tile, ...], *, device: torch.device) -> Tile:
-    """The narrowest tile that holds a row, else the one of `wide` for the device."""
+    """Return the narrowest tile that holds a row, else the device's tile among `wide`."""
     fitting = [tile for tile in TILES if num_columns <= tile.constants["BLOCK"]] or [*wide]
     made_for_it = [tile for tile in fitting if architecture_of(device) in tile.architectures]
     return fitting[0] if not fitting[0].architectures else (made_for_it or fitting)[0]
@@ -321,8 +322,9 @@ norm_of_sum.register_autograd(_gradients_of_sum, setup_context=_save_sum)
 
 
 def _traffic(num_tensors: int, *, has_parts: bool = False) -> Callable[[Sizes, Tile], Traffic]:
-    """Traffic of a pass over so many tensors; of wide rows two of them (forward one) are read again, and backward the
-    part of the weight's gradient is read and written for each row."""
+    """Return the traffic of a pass over `num_tensors` tensors. Wide rows are read again: two tensors in
+    the backward pass, which also reads and writes the part of the weight's gradient for each row, one
+    tensor in the forward pass."""
 
     def traffic(sizes: Sizes, tile: Tile) -> Traffic:
         rows, columns, is_wide = sizes["rows"], sizes["columns"], _is_wide(sizes["columns"])
@@ -354,7 +356,7 @@ _BACKWARD = {"grad_ND": "*bf16", "grad_total_ND": "*bf16", "total_ND": "*bf16", 
 def _sources(
     forward: tuple[Tile, ...], backward: tuple[Tile, ...], *, columns: int
 ) -> Iterator[KernelSource]:
-    """Both passes over rows of so many columns, with and without a residual."""
+    """Yield both passes over rows of `columns` columns, with and without a residual."""
     is_wide, shared = _is_wide(columns), {"op": "rms_norm", "sizes": {"rows": 32768, "columns": columns}}
     for adds in (False, True):
         name = f"{'add_' if adds else ''}rms_norm_{{}}_{columns}"

@@ -3,8 +3,8 @@
     contiguous   (x_j, x_{j + J}) turns by angle j
     interleaved  (x_{2j}, x_{2j+1}) turns by angle j; the result is in contiguous order
 
-Queries and keys are reordered alike, so their scores are those of the original order. Columns from 2 J on stay as they
-are. The gradient turns back. Angles are fp32: in bf16 they blur positions beyond a few thousand tokens.
+Queries and keys are reordered alike, so their scores do not change. Columns from 2 J on stay as they are. The
+gradient turns back. Angles are fp32: in bf16 they blur positions beyond a few thousand tokens.
 
 B sequences, T tokens, H query heads, G key heads, K width of a head, J = R / 2 frequencies of its rotary part R.
 """
@@ -25,7 +25,7 @@ from meshwright.kernels.triton_route import serves_triton
 def rotate(
     q_BTHK: Tensor, k_BTGK: Tensor, cos_BT1J: Tensor, sin_BT1J: Tensor, *, is_interleaved: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Queries and keys, turned by the angles of their tokens; of their shapes and formats."""
+    """Return queries and keys, turned by the angles of their tokens, in their shapes and formats."""
     require_shapes("rotary", q_BTHK=q_BTHK, k_BTGK=k_BTGK)
     require_shapes("rotary", cos_BT1J=cos_BT1J, sin_BT1J=sin_BT1J)
     require_format("rotary", q=q_BTHK, k=k_BTGK)
@@ -35,7 +35,7 @@ def rotate(
 
 
 def _require_angles(q_BTHK: Tensor, cos_BT1J: Tensor) -> None:
-    """Angles are those of each token, or shared by all sequences; no more than half the width of a head."""
+    """Raise InputError unless every token, or every position, has at most half a head's width of angles."""
     (batch, tokens, _, width), (batches, angles, _, num_pairs) = q_BTHK.shape, cos_BT1J.shape
     if batches not in (1, batch) or angles != tokens or 2 * num_pairs > width:
         got = f"angles {tuple(cos_BT1J.shape)} of queries {tuple(q_BTHK.shape)}"

@@ -20,12 +20,13 @@ ANY = "any"
 
 @dataclass(frozen=True, kw_only=True)
 class KernelCall:
-    """A call of an operation, as far as the choice of a route depends on it.
+    """The properties of an operation's call that the choice of a route depends on.
 
-    `shapes` is empty while a graph is traced, where sizes may be symbols. `dtypes` are names as PyTorch has them
-    ("bfloat16"), `device` its device type, `architecture` a key of `architectures.ARCHITECTURES` or "cpu". `flags` are
-    further conditions: "backward" (a gradient is wanted), "deterministic", "subclass" (a tensor is no plain one),
-    "forward_mode" (derivatives are taken with the values), and those of the operation.
+    `shapes` is empty while a graph is traced, where sizes may be symbols. `dtypes` are names as PyTorch has
+    them ("bfloat16"), `device` its device type, `architecture` a key of `architectures.ARCHITECTURES` or
+    "cpu". `flags` are further conditions: "backward" (a gradient is wanted), "deterministic", "subclass" (a
+    tensor has a subclass of Tensor), "forward_mode" (derivatives are taken with the values), and the
+    operation's conditions.
     """
 
     op: str
@@ -37,7 +38,7 @@ class KernelCall:
 
     @property
     def has_shapes(self) -> bool:
-        """Return True if `shapes` are those of the call."""
+        """Return True if `shapes` are known."""
         return bool(self.shapes) and ANY not in self.flags
 
     @property
@@ -60,7 +61,7 @@ def always_serves(call: KernelCall) -> Refusal | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """One implementation of an operation. `function` takes what the operation's public function takes."""
+    """One implementation of an operation. `function` takes the arguments of the operation's public function."""
 
     name: str
     kind: Kind

@@ -1,7 +1,7 @@
-"""Tensors of a call that do not fit together are refused: a kernel would read past their ends.
+"""Refuse tensors of a call that do not fit together: a kernel would read past their ends.
 
-A name's suffix says what its dimensions are, a letter each: `k_BSGK` has four, and its K is that of `q_BTHK`. A digit
-is a size.
+A name's suffix has a letter for each dimension: `k_BSGK` has four, and its K equals the K of `q_BTHK`. A
+digit is a size.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def require_shapes(op: str, **tensors: Tensor | None) -> None:
     >>> import torch
     >>> require_shapes("loss", h_ND=torch.zeros(5, 4), weight_VD=torch.zeros(9, 3))
     Traceback (most recent call last):
-    meshwright.errors.InputError: loss: D of weight_VD differs from that of the others: got 3, allowed: 4
+    meshwright.errors.InputError: loss: D of weight_VD has another size: got 3, allowed: 4
     """
     sizes: dict[str, int] = {}
     for name, tensor in tensors.items():
@@ -35,9 +35,7 @@ def require_shapes(op: str, **tensors: Tensor | None) -> None:
         for letter, size in zip(letters, tensor.shape, strict=True):
             known = int(letter) if letter.isdigit() else sizes.setdefault(letter, size)
             if size != known:
-                raise InputError(
-                    f"{op}: {letter} of {name} differs from that of the others", got=size, allowed=known
-                )
+                raise InputError(f"{op}: {letter} of {name} has another size", got=size, allowed=known)
 
 
 def require_alike(op: str, **tensors: Tensor) -> None:

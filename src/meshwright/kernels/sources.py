@@ -1,7 +1,7 @@
 """A Triton kernel as `inspection` compiles it: argument types, tile choices, and the bytes it moves. Imports no Triton.
 
-Traffic is of device memory: each input read and each output written, as often as the kernel does so. The least is every
-input once and every output once, for the whole operation and not for one kernel of it.
+Traffic counts each read of an input and each write of an output in device memory. The least traffic reads
+every input once and writes every output once, over the whole operation and not over each of its kernels.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Sizes = Mapping[str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """One choice of compile-time constants. `architectures` are those that it is for; empty: all."""
+    """One choice of compile-time constants. It is for `architectures`; empty: for all."""
 
     constants: Mapping[str, Any] = field(default_factory=dict)
     num_warps: int = 4
@@ -53,10 +53,10 @@ class Traffic:
 class KernelSource:
     """A Triton kernel of operation `op`.
 
-    `function` is what `triton.jit` made. `signature` has a type for each argument that is no compile-time constant:
-    "*bf16" (a pointer, aligned to 16 bytes), "i32", "i32:16" (a multiple of 16), "fp32", or "1" (an integer that is
-    one, such as the stride of a contiguous dimension, and thereby a constant). `constants` are those that all tiles
-    share. `traffic` takes `sizes` or other ones, and the tile.
+    `function` is the result of `triton.jit`. `signature` has a type for each argument that is no compile-time
+    constant: "*bf16" (a pointer, aligned to 16 bytes), "i32", "i32:16" (a multiple of 16), "fp32", or "1" (an
+    integer that is one, such as the stride of a contiguous dimension, and thereby a constant). All tiles
+    share `constants`. `traffic` takes `sizes` or other sizes, and the tile.
     """
 
     name: str

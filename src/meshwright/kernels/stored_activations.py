@@ -1,19 +1,20 @@
 """Activations kept in 8 bits between the forward and the backward pass.
 
-What autograd saves inside the context is quantised by blocks of 128 values of its last dimension, and dequantised when
-the backward pass asks for it: 1 byte and 1/32 of scales a value instead of 2 (bf16) or 4 (fp32). The forward pass is
-unchanged; the gradients of weights and of element-wise functions see rounded inputs.
+Tensors that autograd saves inside the context are quantised by blocks of 128 values of their last dimension,
+and dequantised when the backward pass asks for them: 1 byte and 1/32 of scales a value instead of 2 (bf16) or
+4 (fp32). The forward pass is unchanged; the gradients of weights and of element-wise functions see rounded
+inputs.
 
     format    step within a block                              error of a normal variable
-    int8      max / 127, the same for all values               0.7 %
+    int8      max / 127 for all values                         0.7 %
     e4m3      1/16 of the value                                2.6 %
 
 Recomputation has no error and costs the forward pass again; this costs a cast and its inverse.
 
-Not quantised: parameters and views of them (their storage is that of the module), tensors of fewer than `SMALLEST`
-values, integers, and what is 8 bits wide already. A tensor that several functions save (the input of gate and up) is
-kept once: as long as the context is open, its original is held, so that its memory is not taken by another. Magnitudes
-below 1e-36 lose their precision. Source: Chen et al. 2021 (ActNN).
+Not quantised: parameters and views of them (the module holds their storage), tensors of fewer than `SMALLEST`
+values, integers, and 8-bit formats. A tensor that several functions save (the input of gate and up) is kept
+once: the open context holds the original, so that no other tensor takes its memory. Magnitudes below 1e-36
+lose their precision. Source: Chen et al. 2021 (ActNN).
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class StoredActivation(ScaledValues):
 
 @torch.no_grad()
 def stored(x: Tensor, *, format: StoredFormat) -> StoredActivation:
-    """`x` in 8 bits. What is not finite stays so: its block becomes NaN."""
+    """Return `x` in 8 bits. A block with a value that is not finite becomes NaN."""
     columns = x.shape[-1]
     x_MK = x.reshape(x.numel() // columns if columns else 0, columns)
     common: dict[str, Any] = {"shape": x.shape, "dtype": x.dtype, "format": format}
@@ -82,7 +83,7 @@ def stored(x: Tensor, *, format: StoredFormat) -> StoredActivation:
 
 @contextmanager
 def storing_activations(*owners: nn.Module, format: StoredFormat) -> Iterator[None]:
-    """Keep what autograd saves while the context is open in `format`; parameters of `owners` stay as they are."""
+    """Keep tensors that autograd saves in the open context in `format`; parameters of `owners` keep theirs."""
     kept_whole = {p.untyped_storage().data_ptr() for owner in owners for p in owner.parameters()}
     known: dict[tuple[Any, ...], tuple[Tensor, StoredActivation]] = {}
 

@@ -36,7 +36,7 @@ ROTARY = Passes(forward=2, backward=2)
 """Queries and keys before and after, and their gradients."""
 
 ADDITION = Passes(forward=3, backward=0)
-"""Of two tensors, by PyTorch. Both have the gradient of the sum."""
+"""Sum of two tensors, by PyTorch. Both have the gradient of the sum."""
 
 USED_TWICE = Passes(forward=0, backward=3)
 """A tensor that two operations read has two gradients, which PyTorch adds."""
@@ -45,13 +45,13 @@ LOSS_OF_LOGITS = 2
 """Passes over the logits, which their gradient overwrites. A row is read twice, the second time from the cache."""
 
 LOSS_OF_SHARDED_LOGITS = 3
-"""The same where ranks reduce the statistics of rows between two kernels."""
+"""Passes over the logits if ranks reduce the statistics of rows between two kernels."""
 
 HIDDEN_GRADIENT_COPY = 2
 """Passes over d h, whose chunks are copied to their place."""
 
 CHUNK_LOGITS = 2**26
-"""Logits in memory at once, as numbers: 128 MiB in bf16; where PyTorch makes their gradient, 256 MiB in fp32 more."""
+"""Logits in memory at once, as numbers: 128 MiB in bf16. PyTorch's gradient of them takes 256 MiB in fp32 more."""
 
 
 CHUNK_UNIT = 128
@@ -118,8 +118,8 @@ def num_chunks(num_tokens: Array, *, rows: Array) -> Array:
 def weight_sum_bytes(chunks: Array, *, element_bytes: Array) -> Array:
     """Bytes per value of W that summing d W over chunks moves, besides the write of each chunk's part by its GEMM.
 
-    Of each chunk the part is read, and the fp32 sum read and written; the sum is cleared before and rounded at the end.
-    A single chunk has no sum.
+    Each chunk's part is read, and the fp32 sum read and written; the sum is cleared before and rounded at the
+    end. A single chunk has no sum.
 
     >>> float(weight_sum_bytes(16, element_bytes=2))
     170.0
@@ -135,8 +135,8 @@ CAST_BLOCK = 128
 def cast_bytes(*, num_read: int, num_cast: Array, amax: Array = 0) -> Array:
     """Bytes per value of a kernel that reads 16-bit tensors and writes 8-bit results in both orientations.
 
-    `amax`: 1 where a pass over the inputs finds the scales before. (2, 1) is the cast of a gated activation, (3, 2)
-    that of the gradients of gate and up.
+    `amax`: 1 if a pass over the inputs finds the scales before. `num_read` and `num_cast` are 2 and 1 for the
+    cast of a gated activation, 3 and 2 for the gradients of gate and up.
 
     >>> cast_bytes(num_read=2, num_cast=1)
     6.0625

@@ -1,4 +1,4 @@
-"""GEMM of two tiles, the same in Triton's interpreter."""
+"""GEMM of two tiles, with equal results in Triton's interpreter."""
 
 # pyright: reportArgumentType=false
 # Triton compiles this function from its source; as Python it has no types.

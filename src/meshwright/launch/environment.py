@@ -51,7 +51,7 @@ def environment(
     vendor, architecture   as in the catalogue; None: unknown, only rows for every device apply
     site                   the site file's keys that rows may name
     layers                 source -> name -> value, applied to the table in this order; None removes a variable
-    inherited              variables of the shell in which `launch` runs; they override what is set so far
+    inherited              variables of the shell in which `launch` runs; they override all above
     given                  variables of the command line, which override all others
     user                   name in paths; None: the user of this process
 

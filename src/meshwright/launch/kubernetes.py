@@ -124,10 +124,11 @@ def _files_name(name: str, request: LaunchRequest) -> str:
 def _pytorchjob(name: str, request: LaunchRequest, settings: KubernetesSettings) -> Values:
     """Return a PyTorchJob. The operator sets the rank of each node and the address of the first.
 
-    It sums the restarts of all containers, and a lost process restarts every pod once. The job fails when the sum is
-    `backoffLimit` (kubeflow/training-operator, pkg/core/job.go, PastBackoffLimit). `restartPolicy: ExitCode` would end
-    it at once on bad input, but on every other exit code below 128 too, and would retry without limit above: those
-    pods are recreated, with no restart to count (pkg/controller.v1/common/pod.go, ReconcilePods).
+    The operator sums the restarts of all containers, and a lost process restarts every pod once. The job
+    fails when the sum is `backoffLimit` (kubeflow/training-operator, pkg/core/job.go, PastBackoffLimit).
+    `restartPolicy: ExitCode` would end the job at once on bad input, but on every other exit code below 128
+    too. It would retry without limit on exit codes above: it recreates these pods and counts no restart
+    (pkg/controller.v1/common/pod.go, ReconcilePods).
     """
     # A restarted container cannot know that it was: always resume from the newest checkpoint, if there is one.
     environment = [{"name": RESTARTS, "value": "1"}]

@@ -192,7 +192,7 @@ def _step(request: LaunchRequest, settings: SlurmSettings) -> str:
 
 
 def _mounts(request: LaunchRequest, settings: SlurmSettings) -> list[str]:
-    """Return the mounts of a container: the working folder, the results, and those of the site file."""
+    """Return the mounts of a container: the working folder, the results, and the site file's mounts."""
     folders = [settings.workdir]
     if not (settings.workdir / request.folder).is_relative_to(settings.workdir):
         folders.append(request.folder)

@@ -64,7 +64,7 @@ class PointStatus(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceRow:
-    """One line of the file. Seconds are of one call; those of a failed measurement are 0."""
+    """One line of the file. Seconds are of one call; a failed measurement has 0."""
 
     point: Point
     seconds_median: float = 0.0

@@ -46,7 +46,7 @@ def cell_text(value: object) -> str:
 
 
 def cell_value(text: str, kind: str, *, enums: Mapping[str, type[StrEnum]]) -> Any:
-    """The inverse, by the annotation of the field, such as "int | None". Raises ValueError or KeyError."""
+    """Read a cell by the annotation of its field, such as "int | None". Raises ValueError or KeyError."""
     if not text and "None" in kind:
         return None
     if kind.startswith("bool"):

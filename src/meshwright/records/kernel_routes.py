@@ -15,7 +15,7 @@ from meshwright.records.training_fields import DeviceFields
 SCHEMA = "meshwright kernel routes 1"
 NAME = "kernels.json"
 ROUNDING_FACTOR = 2.0
-"""Largest error of a chosen route over the error of the reference; two correct summations differ by as much."""
+"""Largest error of a chosen route over the error of the reference; two correct summations differ by this factor."""
 _TEXTS = ("op", "model", "shape", "format", "route")
 _NUMBERS = ("flops", "least_bytes", "roofline_ratio", "peak_bytes", "error")
 
@@ -63,7 +63,7 @@ class TimedRoute:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelRoutes:
-    """All rows of one record, and what it says about device, software, date and command."""
+    """All rows of one record, and its device, software, date and command."""
 
     path: Path
     document: Mapping[str, Any]

@@ -1,8 +1,9 @@
 """Samples of one measurement: the median with its 95 % interval, quartiles and outliers.
 
-The interval needs no assumption about the distribution (order statistics: Conover 1999, section 3.2): with n samples
-the median lies between the k-th smallest and the k-th largest with probability 1 - 2 P(B < k), B binomial (n, 1/2).
-Five samples are too few for 95 %; then low and high are the smallest and the largest.
+The interval needs no assumption about the distribution (order statistics: Conover 1999, section 3.2). The
+median of n samples lies between the k-th smallest and the k-th largest with probability 1 - 2 P(B < k), B
+binomial (n, 1/2). Five samples are too few for 95 %; low and high are then the smallest and the largest
+sample.
 """
 
 from __future__ import annotations

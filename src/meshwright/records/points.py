@@ -56,7 +56,7 @@ SHARES = {
     PointFamily.GEMM: 0.14, PointFamily.ATTENTION: 0.08, PointFamily.MEMORY: 0.02, PointFamily.ELEMENTWISE: 0.02,
     PointFamily.OPTIMIZER: 0.02, PointFamily.LAUNCH: 0.01, PointFamily.TRANSFER: 0.05, PointFamily.TRAINING: 0.17,
 }  # fmt: skip
-"""Shares of the time budget. A family that needs less leaves the rest to those after it."""
+"""Shares of the time budget. A family that needs less leaves the rest to the families after it."""
 TOGETHER_SHARE = 0.54
 """Share of the budget for several processes together, with their start."""
 COLLECTIVES_SHARE = 0.2  # of TOGETHER_SHARE; the rest is for training
@@ -113,7 +113,7 @@ class Point:
 
     @property
     def bytes(self) -> float:
-        """Least bytes to read and write; of a collective its buffer."""
+        """Least bytes to read and write; for a collective, bytes of its buffer."""
         element = ELEMENT_BYTES.get(self.format, 1)
         match self.family:
             case PointFamily.GEMM:
@@ -329,7 +329,7 @@ def _grid(
     multiples: Sequence[float] | None = None,
     count: int = GRID_POINTS,
 ) -> Iterator[tuple[Any, ...]]:
-    """Shapes spread evenly in logarithms. With a multiple of 0 the value is the rounded power itself."""
+    """Yield shapes spread evenly in logarithms. A multiple of 0 rounds the power to a whole number."""
     dim = len(reach)
     ratio = 1.5
     for _ in range(60):  # the root above 1 of x^(dim+1) = x + 1

@@ -1,10 +1,11 @@
 """The learning-rate range test: losses under a rising rate, and the rates that follow from them.
 
-The rate rises exponentially from step to step, so that a figure over its logarithm has equal steps. Losses are smoothed
-by an exponential mean with decay 0.98, divided by 1 - 0.98^i, and the test ends where the smoothed loss is above four
-times its lowest value. Both are fastai's. Of the smoothed losses up to the lowest one
+The rate rises exponentially from step to step, so that a figure over its logarithm has equal steps. Losses
+are smoothed by an exponential mean with decay 0.98, divided by 1 - 0.98^i, and the test ends where the
+smoothed loss is above four times its lowest value. fastai does both. Two rates follow from the smoothed
+losses:
 
-    steepest           the rate at which the loss falls fastest over the logarithm of the rate
+    steepest              where the loss falls fastest over the logarithm of the rate, before the lowest loss
     tenth of divergence   a tenth of the rate at which the test ended
 
 The smaller of both is suggested. Source: Smith 2017, "Cyclical learning rates for training neural networks", section

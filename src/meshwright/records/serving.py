@@ -324,8 +324,8 @@ def _identity(sidecar: Mapping[str, Any]) -> dict[str, Any]:
 class ServingRecorder:
     """Writer of the three files in `folder`. Raises InputError if it holds records already.
 
-    With `resume` it goes on with these, if they are of the same measurement: loads that were measured to their end are
-    kept, an interrupted one is dropped with its requests.
+    `resume` continues records of the same measurement: loads that were measured to their end are kept, an
+    interrupted load is dropped with its requests.
     """
 
     def __init__(self, folder: Path, *, sidecar: Mapping[str, Any], resume: bool = False) -> None:
@@ -353,7 +353,7 @@ class ServingRecorder:
         if before != now:
             raise InputError(
                 f"the records in {self.folder} are of another measurement ({differing(before, now)})",
-                hint="the options must be those of the first time, but for more loads and repeats",
+                hint="repeat the first command's options; only loads and repeats may be added",
             )
         kept = [p for p in earlier.points if not p.interrupted]
         names = {(p.load.name, p.repeat) for p in kept}
@@ -369,7 +369,7 @@ class ServingRecorder:
         self.save()
 
     def measured(self, load: Load, repeat: int) -> ServingPoint | None:
-        """The measurement of a load that was recorded already, such as before an interruption."""
+        """Return the recorded measurement of a load, such as before an interruption; None: it has none."""
         return next((p for p in self.points if p.load == load and p.repeat == repeat), None)
 
     def append_requests(self, load: Load, repeat: int, requests: Sequence[RequestRecord]) -> None:

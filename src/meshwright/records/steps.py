@@ -2,11 +2,11 @@
 
 isolated    one process
 concurrent  processes that each train a model of their own, at the same time: contention without communication
-ddp         processes that hold everything; one all-reduce of all gradients
+ddp         every process holds all weights and states; one all-reduce of all gradients
 zero1       optimizer states sharded; gradients are reduce-scattered and weights gathered once a step
 fsdp        weights sharded too; each layer is gathered twice and reduced once in each micro-batch
 tensor      each layer's matrices sharded, with sequence parallelism
-pipeline    as many stages as processes, 1F1B
+pipeline    a stage in each process, 1F1B
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ STATISTICS = (
     "trained_parameters", "checkpoint", "data_workers", "data_usage", "data_progress", "num_checkpoints",
     "checkpoint_stall_s",
 )  # fmt: skip
-"""Keys of `statistics`, the same for every engine. docs/reference/record.md explains them."""
+"""Keys of `statistics`; every engine has the same. docs/reference/record.md explains them."""
 
 
 STEP = (
@@ -73,11 +73,11 @@ STEP_OPTIONAL = (
     "batches", "labels", "profiled", "validation_loss", "validation_losses", "prediction_losses", "expert_load_ratio",
     "checkpoint_stall_s",
 )  # fmt: skip
-"""Keys of a line of `steps.jsonl`, the same for every engine: of each line, and of some."""
+"""Keys that every line of `steps.jsonl` has, and keys that some lines have; every engine writes the same."""
 
 
 def complete_statistics(measured: Mapping[str, Any], *, lacks: Collection[str] = ()) -> dict[str, Any]:
-    """All `STATISTICS` in their order. Those that the engine `lacks` are None; each other one must be `measured`.
+    """All `STATISTICS` in their order. Keys that the engine `lacks` are None; all others must be `measured`.
 
     >>> complete_statistics({"steps": 4}, lacks=STATISTICS[1:])["best"] is None
     True

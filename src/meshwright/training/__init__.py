@@ -14,6 +14,6 @@ cpu_libraries    environment of OpenMP and oneDNN
 processes        one process a device; `rendezvous`, `signals`, `watchdog`
 profiling/       a trace of some steps, and their time by category of kernel
 metrics          throughput, MFU and statistics of steps
-run_identity     what makes a run, and what may change when it resumes; `fingerprints` of its data and weights
+run_identity     settings that identify a run, and settings that may change; `fingerprints` of its data and weights
 telemetry        files of a run: steps, events, record; `clock`, `trackers`
 """

@@ -48,7 +48,7 @@ FORMATS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 def load_saved(
     saved: SavedCheckpoint, held: Content, *, dtype: torch.dtype, base: str | None = None
 ) -> Transformer:
-    """The whole model of a checkpoint on the host: its weights, or those of its base with its adapters added.
+    """The whole model of a checkpoint on the host: its weights, or its base's weights with its adapters added.
 
     `base` is the folder of the base; None: as in the checkpoint. Adapters are added in fp32, and the sum is rounded
     once. Raises InputError when the base is another one.
@@ -143,8 +143,8 @@ def _with_base(model: Model, lora: Lora, origin: Origin, *, dtype: torch.dtype) 
 
 
 def import_weights(run: Run, weights: Path, *, folder: Path) -> Path:
-    """Step 0 of `run`: the weights of a folder (with `task: lora` the adapters of a PEFT folder), and optimizer
-    states that have seen nothing. Raises InputError when the folder holds something else.
+    """Write step 0 of `run`: the weights of a folder (for `task: lora` the adapters of a PEFT folder), and
+    fresh optimizer states. Raises InputError when the folder holds something else.
     """
     if run.lora is None:
         module = build_model(run.model, device="cpu")
@@ -169,9 +169,7 @@ def _adapters(run: Run, folder: Path, *, lora: Lora) -> Transformer:
     """The model of `run` on the meta device, its adapters real and filled from `folder`."""
     found = read_lora(folder, model=run.model)
     if (found.rank, found.alpha, set(found.matrices)) != (lora.rank, lora.alpha, set(lora.matrices)):
-        raise InputError(
-            "the adapters are others than those of the run file", got=str(found), allowed=str(lora)
-        )
+        raise InputError("the adapters differ from the run file's", got=str(found), allowed=str(lora))
     module = _with_empty_adapters(run, lora)
     load_adapters(module, folder)
     return module

@@ -1,14 +1,15 @@
 """Environment of the libraries that PyTorch computes with on CPUs. Imports no torch: they read it when they are loaded.
 
-At the end of a parallel region libgomp's threads spin before they sleep, by default for some milliseconds. Where
-another program wants the processor, a spinning thread uses up the time that the scheduler grants it, and the thread
-that it waits for gets none. A short spin ends before that, and is long enough for the next region of an idle machine:
-a small model has hundreds of regions in a layer, and waking a thread for each takes longer than its work.
+At the end of a parallel region libgomp's threads spin before they sleep, by default for some milliseconds. If
+another program wants the processor, a spinning thread uses up the time that the scheduler grants it, and the
+thread that it waits for gets none. A short spin ends before that, and is long enough for the next region of
+an idle machine: a small model has hundreds of regions in a layer, and waking a thread for each takes longer
+than its work.
 
 oneDNN keeps the code that it compiled for each shape of a GEMM, by default of the last 1,024 shapes, half a megabyte
 each. A dense model has some twenty shapes. Experts have new ones in every step, which are never used again.
 
-docs/log.md has what either costs.
+docs/log.md has the measured costs of both.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ NUM_PRIMITIVES = 64
 
 
 def configure_libraries() -> None:
-    """Set what the user has not set, for this process if it has not loaded PyTorch, and for those that it starts."""
+    """Set unset variables for child processes, and for this process if it has not loaded PyTorch."""
     os.environ.setdefault(PRIMITIVES, str(NUM_PRIMITIVES))
     if WAIT_POLICY not in os.environ:
         os.environ.setdefault(SPIN_COUNT, str(SPINS))

@@ -78,7 +78,7 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def _peak_resident_bytes() -> int:
-    """The peak of this program alone: on Linux `getrusage` begins at that of the process which started it."""
+    """The peak of this program alone: on Linux `getrusage` begins at the peak of the parent process."""
     try:
         found = re.search(r"^VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text("ascii"), re.MULTILINE)
     except OSError:
@@ -125,7 +125,7 @@ def disable_malloc_trim(device: torch.device) -> None:
 
 
 def measure_rates(device: torch.device, *, deadline_s: float = float("inf")) -> Rates:
-    """GEMM rate of each format, that of the best size, and copy rate; each the best of `REPETITIONS`.
+    """Measure the GEMM rate of each format at its best size, and the copy rate; each the best of `REPETITIONS`.
 
     After `deadline_s`, a time of `time.perf_counter`, nothing is repeated.
     """
@@ -156,7 +156,7 @@ def multiplies_fp8(device: torch.device) -> bool:
 
 
 def has_mx(device: torch.device) -> bool:
-    """Return True if the 8-bit formats of `device` are those of MX, which CDNA 3's own ones are not."""
+    """Return True if the 8-bit formats of `device` are MX formats; CDNA 3 has formats of its own."""
     return not torch.version.hip or AMD_FP8.get(_amd_architecture(device)) is not torch.float8_e4m3fnuz
 
 
@@ -202,9 +202,9 @@ def catalog_name(device: torch.device) -> str | None:
 
 
 def notes_on_name(name: str, *, device_type: str, cluster: Cluster | None) -> tuple[str, ...]:
-    """Notes for a record when the catalogue does not know the device, or knows it as another than the run's.
+    """Notes for a record if the catalogue does not list the device, or lists it as another than the run's device.
 
-    `name` is the driver's name of the device; `cluster` is the one that the run names, None for `cluster: here`.
+    `name` is the driver's name of the device; `cluster` is the run's cluster, None for `cluster: here`.
     """
     if device_type == "cpu":
         return ()
@@ -222,10 +222,10 @@ def notes_on_name(name: str, *, device_type: str, cluster: Cluster | None) -> tu
 
 
 def cluster_here(device: torch.device, *, num_devices: int, rates: Rates | None) -> Cluster:
-    """`num_devices` devices of this machine as a cluster: the catalogue's where it knows the device, else with `rates`.
+    """`num_devices` devices of this machine as a cluster: the catalogue's if it lists the device, else with `rates`.
 
-    On a CPU they are processes that share it, each with its part of the memory; without `rates` it is taken for the
-    catalogue's generic one, which is good enough to choose a plan by.
+    Devices of a CPU are processes that share it, each with its part of the memory. Without `rates` the CPU
+    has the rates of the catalogue's generic CPU, which suffice to choose a plan.
     """
     known = catalog_name(device)
     if known is not None:

@@ -1,9 +1,9 @@
 """A folder of exported weights, completed so that transformers loads the model and its tokenizer.
 
-config.json               of the weights that training started from; changed where training changed the model
-generation_config.json    of those weights
-tokenizer files           of those weights; of the run's tokenizer where it is another one, or training started from
-                          random weights
+config.json               from the starting weights; changed where training changed the model
+generation_config.json    from the starting weights
+tokenizer files           from the starting weights; from the run's tokenizer if it is another one, or the starting
+                          weights are random
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ REPLACED = ("rope_theta", "rope_scaling", "rope_parameters", "layer_types")
 def complete_folder(folder: Path, content: Content) -> tuple[str, ...]:
     """Complete `folder`, which holds the weights of `content` and a config.json of their shapes.
 
-    Returns notes on what could not be found.
+    Returns notes on files that were not found.
     """
     base, notes = find_base(content)
     tokenizer, tokenizer_notes = find_tokenizer(content)
@@ -72,7 +72,7 @@ def find_base(content: Content) -> tuple[Path | None, tuple[str, ...]]:
         return None, (f"{content.weights}, where training started, is not found; {defaults}: {error}",)
     expected = content.weights_fingerprint
     if expected is not None and any(found.glob("*.safetensors")) and fingerprint(found) != expected:
-        return None, (f"the weights in {content.weights} are no longer those of the training; {defaults}",)
+        return None, (f"the weights in {content.weights} have changed since the training; {defaults}",)
     return found, ()
 
 
@@ -84,7 +84,7 @@ def find_tokenizer(content: Content) -> tuple[Tokenizer | None, tuple[str, ...]]
     if data.is_synthetic or data.tokenizer is None:
         return None, ("the run has no tokenizer",) if content.weights is None else ()
     instead = (
-        "none is written" if content.weights is None else "that of the weights is written, if there is one"
+        "none is written" if content.weights is None else "the weights' tokenizer is written, if there is one"
     )
     cache = default_cache()
     try:
@@ -95,12 +95,12 @@ def find_tokenizer(content: Content) -> tuple[Tokenizer | None, tuple[str, ...]]
     except MeshwrightError as error:
         return None, (f"the tokenizer {data.tokenizer} is not found; {instead}: {error}",)
     if content.tokenizer_fingerprint not in (None, tokenizer.fingerprint):
-        return None, (f"the tokenizer {data.tokenizer} is no longer that of the training; {instead}",)
+        return None, (f"the tokenizer {data.tokenizer} has changed since the training; {instead}",)
     return tokenizer, ()
 
 
 def is_tokenizer_of(base: Path, tokenizer: Tokenizer) -> bool:
-    """Return True if `tokenizer` is the one in the folder `base`."""
+    """Return True if `tokenizer` is the tokenizer in the folder `base`."""
     if not (base / "tokenizer.json").is_file():
         return False
     try:
@@ -129,14 +129,14 @@ def _is_same_model(base: dict[str, Any], written: dict[str, Any]) -> bool:
 
 
 def trained_positions(base: dict[str, Any], content: Content) -> int:
-    """At least the trained sequence length, the RoPE-scaled context, and what the base has; 0: all are unknown."""
+    """Return the largest of trained sequence length, RoPE-scaled context and the base's positions; 0: all unknown."""
     rope = content.shapes.rope
     scaled_context = int(rope.original_context * rope.factor)
     return max(positions_of(base) or 0, scaled_context, content.sequence_length or 0)
 
 
 def positions_of(config: Mapping[str, Any]) -> int | None:
-    """The positions of a config.json; None where it has none. Raises InputError for what is no number of them."""
+    """Return the positions of a config.json; None: it has none. Raises InputError unless a whole number from 1."""
     positions = config.get("max_position_embeddings")
     if positions is None or (
         isinstance(positions, int) and not isinstance(positions, bool) and positions > 0

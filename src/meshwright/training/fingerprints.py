@@ -26,8 +26,8 @@ def fingerprints(run: Run) -> dict[str, str | None]:
 def data_fingerprint(run: Run) -> str | None:
     """Fingerprint of `data.source`; None with a data set of the Hugging Face hub, whose name is compared.
 
-    That of a mixture has the names and weights of its sources in it: both decide the order of the samples.
-    Raises InputError where the data is absent.
+    A mixture's fingerprint includes the names and weights of its sources: both decide the order of the
+    samples. Raises InputError where the data is absent.
     """
     if isinstance(run.data.source, str):
         return _of_source(run.data.source)

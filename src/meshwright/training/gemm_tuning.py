@@ -1,7 +1,7 @@
 """Tuned GEMMs of one device: the file that `meshwright tune gemm` writes and that a run names as `gemm_tuning`.
 
     CPU      threads of a process, and a route for each GEMM (`kernels.linear`)
-    NVIDIA   the library that PyTorch prefers, cuBLAS or cuBLASLt; PyTorch's TunableOp has nothing to choose from there
+    NVIDIA   the library that PyTorch prefers, cuBLAS or cuBLASLt; PyTorch's TunableOp has no other kernels there
     AMD      TunableOp: one of all kernels of rocBLAS and hipBLASLt for each GEMM
 
 No choice changes a number format or a sum: results differ by rounding. The file is of one device and one version of
@@ -229,7 +229,7 @@ def _library(name: str) -> Iterator[None]:
 
 @contextmanager
 def _tunable_op(lines: Sequence[str]) -> Iterator[None]:
-    """Use the kernels in these lines. Nothing more is tuned, and PyTorch's own file is neither read nor written."""
+    """Use the kernels in these lines. No other GEMM is tuned, and PyTorch's own file is neither read nor written."""
     from torch.cuda import tunable
 
     with tempfile.TemporaryDirectory() as folder:
@@ -267,7 +267,7 @@ def tuning_kernels(*, most_ms: int) -> Iterator[None]:
 
 
 def tuned_kernels() -> tuple[str, ...]:
-    """TunableOp's choices so far, as lines of its file, without those that stay with the default."""
+    """TunableOp's choices so far, as lines of its file, without choices of the default."""
     from torch.cuda import tunable
 
     # torch annotates one result as a tuple; the function returns a tuple of them.

@@ -1,8 +1,8 @@
 """Processor time that other programs take from the CPUs of this process while something is measured.
 
-Linux counts it in /proc/stat, by CPU: time that a CPU worked, and time that a hypervisor withheld (steal). What this
-process and its sibling ranks used themselves is subtracted. Elsewhere, and in intervals too short for the kernel's
-10 ms ticks, the load is unknown.
+Linux counts it in /proc/stat, by CPU: time that a CPU worked, and time that a hypervisor withheld (steal).
+The time of this process and its sibling ranks is subtracted. On other systems, and in intervals too short for
+the kernel's 10 ms ticks, the load is unknown.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ STAT = Path("/proc/stat")
 SHORTEST_S = 0.2
 """A shorter interval has fewer than 20 ticks of a CPU."""
 LEAST_LEFT_RATIO = 0.05
-"""Smallest share of the CPUs that a load leaves: of a few seconds, less is no number to predict with."""
+"""Smallest share of the CPUs that a load leaves: a few seconds measure no smaller share well enough to predict."""
 BUSY_RATIO, STOLEN_RATIO = 0.15, 0.05
-"""Shares of the CPUs' time from which a machine counts as busy. A desktop that nobody uses stays below 5 %."""
+"""Shares of the CPUs' time from which a machine counts as busy. An idle desktop stays below 5 %."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,7 @@ def cpu_seconds(text: str, *, cpus: set[int]) -> tuple[float, float, int]:
 
 
 def load_between(before: LoadSample | None, after: LoadSample | None, *, own_s: float) -> HostLoad | None:
-    """Return the load of the machine between two samples; `own_s` is what all ranks on it used. None if unknown."""
+    """Return the load of the machine between two samples; all ranks on it used `own_s`. None if unknown."""
     if before is None or after is None or not after.num_cpus:
         return None
     seconds = after.time_s - before.time_s

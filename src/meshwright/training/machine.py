@@ -1,6 +1,6 @@
 """The devices and versions that another program finds on this machine, read in a separate process.
 
-The separate process sees what that program's workers will see, and this process does not import it.
+The separate process sees the same devices as that program's workers, and this process does not import it.
 """
 
 from __future__ import annotations

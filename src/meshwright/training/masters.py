@@ -34,11 +34,11 @@ class Master:
     parameter: nn.Parameter
     local: Tensor
     layout: list[Placement] = field(default_factory=list)
-    """Placements of the accumulated gradient of a distributed parameter: that of a replicated one may be partial."""
+    """Placements of a distributed parameter's accumulated gradient. A replicated parameter may have a partial one."""
 
     @property
     def is_matrix(self) -> bool:
-        """True for what has weight decay: matrices, not vectors, nor the biases of a stack of experts."""
+        """True for matrices, which have weight decay; False for vectors and the biases of a stack of experts."""
         return self.parameter.ndim > 1 and not self.name.endswith("_bias")
 
     @property
@@ -138,8 +138,8 @@ def _master(name: str, parameter: nn.Parameter, compute: torch.dtype) -> Master:
 def _adding(reference: ref[Master]) -> Callable[[Tensor], None]:
     """The hook of a parameter that its master accumulates.
 
-    Autograd holds it where the garbage collector does not look: with a reference to the master, which holds the
-    parameter, neither would ever be freed.
+    Autograd holds the hook where the garbage collector does not look. A strong reference to the master, which
+    holds the parameter, would keep both forever.
     """
 
     def add(_: Tensor) -> None:
@@ -162,8 +162,8 @@ def is_partial(gradient: Tensor) -> bool:
 
 
 def distributed_like(gradient: Tensor, *, like: Tensor) -> Tensor:
-    """`gradient` distributed like its parameter. That of a replicated parameter may stay partial: it is reduced once a
-    step."""
+    """Distribute `gradient` like its parameter. The gradient of a replicated parameter may stay partial:
+    it is reduced once a step."""
     if not isinstance(gradient, DTensor) or not isinstance(like, DTensor):
         return gradient
     if is_partial(gradient) and like.placements == (Replicate(),):

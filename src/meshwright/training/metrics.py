@@ -1,4 +1,4 @@
-"""Throughput, MFU and statistics of measured steps, the same for every engine.
+"""Throughput, MFU and statistics of measured steps, defined alike for every engine.
 
     tokens/s/device   tokens of the global batch / step time / devices
     MFU               `cost.mfu`, of the matmul format's dense peak

@@ -5,12 +5,14 @@
     O  = Newton-Schulz(U)                         in bf16: singular values near 1
     W <- (1 - lr decay) W - lr s(A, B) O          s: `LearningRateAdjustment`
 
-A stack of experts [E, A, B] is E matrices. Where a matrix is sharded (FSDP, ZeRO, tensor parallelism), momentum and
-weights stay sharded; U is gathered in bf16, in which Newton-Schulz begins, every rank orthogonalizes all of it and
-keeps its shard. Stacks sharded by experts are gathered only over the other ranks with the same experts.
+A stack of experts [E, A, B] is E matrices. Momentum and weights of a sharded matrix (FSDP, ZeRO, tensor
+parallelism) stay sharded; U is gathered in bf16, in which Newton-Schulz begins, every rank orthogonalizes all
+of U and keeps its shard. Stacks sharded by experts are gathered only over the other ranks with the same
+experts.
 
-Orthogonalization and adjustment are those of `torch.optim.Muon`, which takes whole matrices only: the steps here equal
-its steps bit for bit. Source: Jordan 2024, kellerjordan.github.io/posts/muon; Liu et al. 2025, arXiv 2502.16982.
+Orthogonalization and adjustment follow `torch.optim.Muon`, which takes whole matrices only: the steps here
+equal its steps bit for bit. Source: Jordan 2024, kellerjordan.github.io/posts/muon; Liu et al. 2025, arXiv
+2502.16982.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The optimizer of a run: learning rate of a step, clipping by the global norm, updates of masters by name.
 
-    adamw       PyTorch's fused AdamW; with narrow states `optimizer_states.NarrowAdamW`
+    adamw       PyTorch's fused AdamW; `optimizer_states.NarrowAdamW` for narrow states
     adamw8bit   torchao's
     lion        lion-pytorch's
     muon        `muon.Muon` for the matrices of hidden layers, AdamW for embedding, head and vectors
@@ -87,7 +87,7 @@ class MasterOptimizer:
     def step(self, *, learning_rate: float, accepts: Callable[[float], bool] = math.isfinite) -> float:
         """Clip, update the masters, refresh the parameters, free the gradients. Returns the norm before clipping.
 
-        Where `accepts` refuses the norm nothing is updated.
+        If `accepts` refuses the norm, no master is updated.
         """
         self._take_gradients()
         norm = self._gradient_norm()
@@ -130,7 +130,7 @@ class MasterOptimizer:
         return squares.sqrt().item()
 
     def _clip_scale(self, norm: float) -> Tensor | None:
-        """The scale of clipping as a scalar where the masters are; None where gradients stay as they are."""
+        """Return the scale of clipping as a scalar on the masters' device; None: gradients are not clipped."""
         scale = clip_scale(norm, self.settings.gradient_clip)
         if scale is None or not self.masters:
             return None
@@ -175,7 +175,7 @@ def _all_reduce(sums: list[Tensor], *, group: dist.ProcessGroup) -> None:
 
 
 def _updates(masters: list[Master], *, settings: Settings, seed: int) -> Iterator[tuple[Update, float]]:
-    """Updates of groups of masters, each with its learning rate over that of the run."""
+    """Yield updates of groups of masters, each with its learning rate relative to the run's."""
     held = [m for m in masters if m.local.numel()]  # a small tensor leaves some shards empty
     if settings.name == "muon":
         # Ranks with empty shards gather too.

@@ -12,10 +12,10 @@ so that no more than a chunk of them ever exists in fp32, and a step is a few ke
     int8    a byte of a table between -1 and 1, or 0 and 1, that is denser near 0 (dynamic tree quantisation), times
             the largest value of a block of 256; both states rounded stochastically
 
-Stochastic rounding goes up with the probability of the distance, so that the mean is kept. The second state changes by
-1 - beta2 of itself a step, 0.001 with the usual beta2; formats this narrow round that to zero, and the state would
-never change. In 8 bits the root of the second state is kept: it spans half as many decades, those of the first state,
-so that a denominator is never rounded to zero under a numerator that was not.
+Stochastic rounding goes up with the probability of the distance, so that the mean is kept. The second state
+changes by 1 - beta2 of itself a step, 0.001 with the usual beta2; formats this narrow round that to zero, and
+the state would never change. In 8 bits the root of the second state is kept: it spans half the decades, as
+the first state does, so that a denominator is never rounded to zero under a numerator that is not zero.
 
 The noise of a step is a function of seed and step only: a resumed run rounds as an uninterrupted one, and processes
 with copies of the same masters round alike. Source: Dettmers et al. 2021 (8-bit optimizers), sections 1.3 and 2.
@@ -110,8 +110,8 @@ class ByteState:
         return values.square_() if self.is_squared else values
 
     def encode(self, start: int, values: Tensor, generator: torch.Generator | None) -> None:
-        """See `StoredState`. What was decoded comes back as it was: the largest of a block has the code of 1, so the
-        scale is the same again, and quotients are within a rounding error of the table."""
+        """See `StoredState`. Decoded values get their codes again: the largest of a block has the code of
+        1, so the scale does not change, and quotients are within a rounding error of the table."""
         values = values.sqrt() if self.is_squared else values
         scales = _blocks(values).abs().amax(dim=1).clamp_(min=SMALLEST)
         ratios = (_blocks(values) / scales[:, None]).flatten()
@@ -142,8 +142,8 @@ class ByteState:
 def dynamic_tree(*, is_signed: bool) -> Tensor:
     """The values of a byte's codes, rising, fp32: 0, and 2^k to 1 of them in each decade below 1, fewer the lower.
 
-    Of the bits without the sign the leading zeros count decades, a one ends them, the rest divides the decade
-    linearly from 0.1 to 1: the middles of equal parts. The largest is 1 itself.
+    After the sign, leading zeros count decades, a one ends them, and the remaining bits divide the decade
+    linearly from 0.1 to 1: the middles of equal parts. The largest value is 1 itself.
 
     >>> dynamic_tree(is_signed=True).numel(), dynamic_tree(is_signed=False).numel()
     (255, 256)

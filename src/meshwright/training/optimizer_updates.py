@@ -136,7 +136,7 @@ class FusedAdamW:
 
 
 class Lion:
-    """Lion with its state in fp32: the sign of a mean of gradients. Of lion-pytorch, in kernels for all tensors."""
+    """Lion with its state in fp32: the sign of a mean of gradients. lion-pytorch updates all tensors at once."""
 
     def __init__(self, tensors: list[Tensor], *, settings: Settings, weight_decay: float) -> None:
         from lion_pytorch.foreach import Lion as LionOfLibrary
@@ -212,7 +212,7 @@ class EightBitAdamW:
 
 
 def _parts(name: str, state: Any) -> States:
-    """Tensors of a state of torchao: codes and scales, or the one fp32 tensor."""
+    """Tensors of a state of torchao: codes and scales, or a single fp32 tensor."""
     if hasattr(state, "codes"):
         return {f"{name}_codes": state.codes, f"{name}_scale": state.scale}
     return {name: state}

@@ -1,10 +1,10 @@
-"""Identity of a run: what its checkpoints must have in common with a run that resumes them, and what may change.
+"""Identity of a run: settings that a run must share with the checkpoints it resumes, and settings that may change.
 
-A run is identified by its model, its data and tokenizer, its seed, its task, its starting weights and its optimizer:
-with another value the same states would train something else. Schedule, learning rate, batch, plan and precision may
-change; every change is noted. The identity is a JSON document: a checkpoint's manifest has it under the key `identity`,
-the folder of results in `identity.json`, and checkpoints in the formats of other programs beside their folder.
-Imports no torch.
+A run is identified by its model, its data and tokenizer, its seed, its task, its starting weights and its
+optimizer: another value would train another model from the same states. Schedule, learning rate, batch, plan
+and precision may change; every change is noted. The identity is a JSON document: a checkpoint's manifest has
+it under the key `identity`, the folder of results in `identity.json`, and checkpoints in the formats of other
+programs beside their folder. Imports no torch.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _absolute(name: str) -> str:
 
 
 def compare(held: RunIdentity, ours: RunIdentity) -> Comparison:
-    """Compare the identity in a checkpoint with that of a run that would resume it."""
+    """Compare the identity in a checkpoint with the identity of a run that would resume it."""
     refused, changed, unknown = [], [], []
     keys = dict.fromkeys([*_keys(ours.settings), *_keys(held.settings)])
     for key in keys:
@@ -259,7 +259,7 @@ def identity_from(document: object) -> RunIdentity:
 
 
 def identity_of_manifest(manifest: Mapping[str, Any]) -> RunIdentity | None:
-    """The identity in a checkpoint's manifest; of an old one what it says; None if it does not describe its model."""
+    """Return a manifest's identity. An old manifest gives the settings it has; None: it describes no model."""
     if "identity" in manifest:
         return identity_from(manifest["identity"])
     if not isinstance(manifest.get("shapes"), dict):
@@ -313,7 +313,7 @@ def identity_file(folder: Path) -> Path:
 
 
 def identity_in(folder: Path) -> RunIdentity | None:
-    """The identity of the newest checkpoint in `folder`; None where there is none, or its manifest says nothing."""
+    """The identity of the newest checkpoint in `folder`; None: no checkpoint, or a manifest without identity."""
     folder = folder.expanduser()
     if newest_manifest(folder) is None:
         return read_identity(identity_file(folder))

@@ -1,7 +1,7 @@
-"""Signals: what stops a training, and how it stops.
+"""Signals that stop a training.
 
     SIGTERM, SIGUSR1   stop after this step, with a checkpoint (schedulers send them before they take a machine away)
-    SIGINT (Ctrl-C)    the same; the second one stops at once
+    SIGINT (Ctrl-C)    stop after this step, with a checkpoint; the second SIGINT stops at once
 
 The handler only sets a flag. The all-reduce of the step that is under way carries the flag to all processes, so all
 save the same step and exit.
@@ -17,7 +17,7 @@ from types import FrameType
 
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 STOPPED_EXIT_CODE = 128 + signal.SIGTERM
-"""As a shell has it for a process that SIGTERM ended; the same for all three, as all ask for the same."""
+"""A shell's exit code for a process that SIGTERM ended. All three signals ask to stop, so all three give it."""
 
 
 class StopRequest:

@@ -6,8 +6,8 @@ FOLDER/identity.json  the run over all its resumptions (`run_identity`)
 FOLDER/steps.jsonl    one JSON object a step (see `StepLogFile`)
 FOLDER/events.jsonl   one JSON object a fault, in the order in which they came
 FOLDER/record.json    run, device, software, commit, command, statistics; written at the end, atomically
-FOLDER/tokenizer/     one that was trained on the run's own text (`bpe:SIZE`)
-FOLDER/adapter/       with `task: lora`: the adapters in PEFT's format
+FOLDER/tokenizer/     a tokenizer that was trained on the run's own text (`bpe:SIZE`)
+FOLDER/adapter/       the adapters of `task: lora` in PEFT's format
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def resolved(run: Run, *, plan: Plan) -> dict[str, Any]:
 
 
 def save_tokenizer(folder: Path, tokenizer: Tokenizer | None) -> None:
-    """Keep a tokenizer that was trained on the run's own text; one that has a file or a name is found again."""
+    """Keep a tokenizer that was trained on the run's own text; others have a file or a name."""
     if isinstance(tokenizer, JsonTokenizer) and tokenizer.name.startswith("bpe:"):
         tokenizer.save(folder / TOKENIZER)
 

@@ -1,6 +1,6 @@
 """TensorBoard, Weights & Biases and MLflow behind one small protocol. Only the main process has any.
 
-    require(trackers)              before anything starts: what is named must be installed
+    require(trackers)              before anything starts: all named trackers must be installed
     shown = Trackers(names, ...)   opens them; step, text and finish go to each
 
 A tracker never stops a training: one that raises causes one warning and is not called again. Identifiers that
@@ -246,7 +246,7 @@ def _identities(folder: Path) -> dict[str, str]:
 
 
 def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """The numbers of a mapping; those of mappings in it as `NAME/KEY`."""
+    """Yield the numbers of a mapping, and as `NAME/KEY` the numbers of mappings in it."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from ((f"{name}/{key}", number) for key, number in _numbers(value))

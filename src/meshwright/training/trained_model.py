@@ -1,6 +1,6 @@
 """A trained model, ready to compute: from a run folder, a checkpoint, a Hugging Face folder or an adapter.
 
-runs/NAME, RUN.yaml               the newest checkpoint of the run or that of a step; without one its adapter
+runs/NAME, RUN.yaml               the run's checkpoint, the newest or of a step; its adapter if it has no checkpoint
 FOLDER, FOLDER/step-00000100      a folder of checkpoints, or one
 FOLDER with config.json           Hugging Face weights
 FOLDER with adapter_config.json   a PEFT adapter and the base that it names
@@ -114,9 +114,9 @@ def load_trained(
 ) -> TrainedModel:
     """Load the model that `given` names, on this machine's accelerator or its CPU.
 
-    `step` chooses a checkpoint (None: the newest), `dtype` the number format (None: that of the training or of the
-    files), `tokenizer` another tokenizer, `adapter` a PEFT folder whose adapter is added to the weights.
-    Raises InputError for what cannot be loaded.
+    `step` chooses a checkpoint (None: the newest), `dtype` the number format (None: the training's or the
+    files'), `tokenizer` another tokenizer, `adapter` a PEFT folder whose adapter is added to the weights.
+    Raises InputError for a name that cannot be loaded.
     """
     found = _find(given, step=step)
     if adapter is not None:
@@ -208,7 +208,7 @@ def _of_another(where: Path, *, got: object, allowed: object) -> InputError:
 
 
 def _checkpoints_of(folder: Path, where: Path, identity: RunIdentity | None) -> Path:
-    """The folder of checkpoints `where`; if it is gone, the one in the same place relative to the run's folder."""
+    """The folder of checkpoints `where`; if it is gone, the folder at the same place relative to the run's folder."""
     if where.is_dir() or identity is None or not identity.results:
         return where
     moved = Path(os.path.normpath(folder.resolve() / os.path.relpath(where, identity.results)))
@@ -335,7 +335,7 @@ def _from_checkpoint(
 def _tokenizer_of(
     content: Content, kept: Path | None, base: Path | None
 ) -> tuple[Tokenizer | None, tuple[str, ...]]:
-    """The tokenizer of a training: the one in its folder, the one it names, or that of the weights it started from."""
+    """Return the tokenizer of a training: from its folder, by the name it has, or from the starting weights."""
     if kept is not None:
         return tokenizer_from_path(kept), ()
     tokenizer, notes = find_tokenizer(content)

@@ -88,7 +88,7 @@ class Watchdog:
         faulthandler.dump_traceback(stream, all_threads=True)
         print(
             f"process {self.rank}: a step took longer than {self.timeout_s:g} s (--timeout); "
-            f"where it stands is in {self.path}",
+            f"its stack is in {self.path}",
             file=sys.stderr,
             flush=True,
         )

@@ -89,7 +89,7 @@ def test_flags_choose_the_answers() -> None:
     assert document_of({"messages": [talk[0], talk[1] | off, *talk[2:]]})[1] == ["no<|im_end|>"]
     assert document_of({"messages": [talk[0] | off, talk[1] | off]})[1] == []
     assert "weight: got 0.5, allowed: true, false" in error_of({"messages": [HI[0], HI[1] | {"weight": 0.5}]})
-    assert "only what the assistant says" in error_of({"messages": [HI[0] | {"train": True}, HI[1]]})
+    assert "only assistant messages" in error_of({"messages": [HI[0] | {"train": True}, HI[1]]})
     assert "contradict" in error_of({"messages": [HI[0], HI[1] | {"weight": 1, "train": False}]})
 
 

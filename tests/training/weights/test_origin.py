@@ -74,7 +74,7 @@ def test_a_config_that_says_something_else_is_noted(tmp_path, folder):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("hidden_act", "relu", "asks for what Meshwright does not compute"),
+        ("hidden_act", "relu", "Meshwright does not compute"),
         ("quantization_config", {"quant_method": "fp8"}, "these weights are quantized"),
     ],
 )

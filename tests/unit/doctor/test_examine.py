@@ -270,7 +270,7 @@ def test_a_device_with_fewer_lanes_and_a_power_cap(look, healthy):
     healthy.files[CARD.format(8) + "/hwmon/hwmon10/power1_cap"] = "1000000000\n"
     found = look(healthy)
     assert bad(found) == {("links.pcie", "device 7"), ("power.limit", "device 7")}
-    assert found["power.limit"][7].message == "71% of what is expected"
+    assert found["power.limit"][7].message == "71% of the expected value"
 
 
 # --- rates ---

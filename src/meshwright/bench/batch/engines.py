@@ -21,7 +21,7 @@ from meshwright.errors import InputError, MissingDependencyError
 
 @dataclass(frozen=True, kw_only=True)
 class EngineRequest:
-    """Model that a replica loads. `longest` and `most` are those of all batches that will follow."""
+    """Model that a replica loads. `longest` and `most` are maxima over all batches that will follow."""
 
     model: str  # Hugging Face folder, a name that the engine resolves, or FILE.gguf for llama.cpp
     scratch: Path  # folder for converted files
@@ -47,7 +47,7 @@ class BatchEngine(Protocol):
     vocabulary: int  # prompts hold token numbers below it
 
     def generate(self, prompts: Sequence[Sequence[int]], output_tokens: int) -> BatchTokens:
-        """Answer all prompts with exactly `output_tokens` tokens each. Raises InputError for what cannot be run."""
+        """Answer all prompts with exactly `output_tokens` tokens each. Raises InputError if the engine cannot."""
         ...
 
 

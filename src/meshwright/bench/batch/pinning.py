@@ -56,7 +56,7 @@ def device_environment(devices: Sequence[int]) -> dict[str, str]:
 def core_environment(cores: Sequence[int]) -> dict[str, str]:
     """Variables that keep a process on these cores: `supervise.stay_on_cores` reads the first. Raises InputError.
 
-    Thread pools of OpenMP and MKL have as many threads.
+    Thread pools of OpenMP and MKL have a thread for each core.
     """
     available = os.sched_getaffinity(0)
     if not set(cores) <= available:

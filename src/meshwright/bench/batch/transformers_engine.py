@@ -1,4 +1,4 @@
-"""Hugging Face transformers: `generate` with static batches, greedy, exactly as many tokens as asked for."""
+"""Hugging Face transformers: `generate` with static batches, greedy, with exactly the requested number of tokens."""
 
 from __future__ import annotations
 

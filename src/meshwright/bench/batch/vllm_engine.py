@@ -54,7 +54,7 @@ class VllmEngine:
 
 
 def arguments_of(request: EngineRequest) -> dict[str, Any]:
-    """Arguments of `vllm.LLM`: options as JSON values where they are such, a key without value is true.
+    """Return arguments of `vllm.LLM`. Options are JSON values or else text; a key without value is true.
 
     >>> from pathlib import Path
     >>> asked = EngineRequest(

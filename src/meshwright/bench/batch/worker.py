@@ -4,9 +4,9 @@
     {"do": "prepare", "input_tokens", "output_tokens", "requests", "warmup", "seed"}   -> {"event": "ready"}
     {"do": "go"}                        -> {"event": "done", "wall_s", "input_tokens", "output_tokens", ...}
 
-Each request has an "id", which its answer repeats. One that cannot be run answers {"event": "failed", "reason"}. What
-the engine prints goes to stderr. The process ends when stdin does, also in the middle of a batch, so that nothing stays
-when Meshwright is killed.
+Each request has an "id", which its answer repeats. A request that cannot run answers {"event": "failed",
+"reason"}. The engine's output goes to stderr. The process ends when stdin ends, also in the middle of a
+batch, so that no process outlives a killed Meshwright.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Measurement of retrieval ingestion: documents to an index that answers queries.
 
-documents  documents of a folder, a file or a JSONL file; what is skipped, and why
+documents  documents of a folder, a file or a JSONL file; skipped files, with reasons
 chunks     tokens of a document, and the chunks of an encoding
 encoder    the encoder, in PyTorch
 choices    indexes by name with their parameters

@@ -65,7 +65,7 @@ class _Bench:
 def run_ingest(
     request: IngestRequest, ready: PreparedIngest, *, recorder: IngestRecorder, watch: IngestWatch
 ) -> None:
-    """Measure what `request` asks for. Raises KeyboardInterrupt after the interrupted pass was recorded."""
+    """Measure all passes of `request`. Raises KeyboardInterrupt after the interrupted pass was recorded."""
     bench = _Bench(request=request, ready=ready, recorder=recorder, watch=watch)
     for repeat in range(1, request.repeats + 1):
         for encoding in request.encodings:
@@ -127,7 +127,7 @@ def _pass(bench: _Bench, encoding: ChunkEncoding, mode: IngestMode, repeat: int)
 
 
 def _keep(bench: _Bench, encoding: ChunkEncoding, chunks: list[TokenChunk], vectors: Vectors) -> None:
-    """Keep the vectors of the first pass; compare those of other number formats with them."""
+    """Keep the vectors of the first pass; compare vectors in other number formats with them."""
     if bench.reference is None:
         bench.reference = (encoding, chunks, vectors)
         return

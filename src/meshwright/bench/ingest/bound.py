@@ -1,7 +1,7 @@
 """Upper bound of the encoder's rate: its FLOPs at the rate that its own GEMMs reach on this device.
 
-Attention's FLOPs count at the same rate; norms, activations and the embedding count nothing. The encoder cannot be
-faster, and its share of the bound says how much it loses to all of that.
+Attention's FLOPs count at the same rate; norms, activations and the embedding take no time. The encoder
+cannot be faster than this bound, and its share of the bound shows how much the ignored work costs.
 """
 
 from __future__ import annotations

@@ -155,5 +155,5 @@ def parse_index(text: str) -> list[IndexChoice]:
 
 
 def parse_indexes(texts: tuple[str, ...]) -> tuple[IndexChoice, ...]:
-    """Read several; one that occurs twice counts once."""
+    """Read several index choices, without duplicates."""
     return tuple(dict.fromkeys(choice for text in texts for choice in parse_index(text)))

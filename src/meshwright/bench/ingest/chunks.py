@@ -144,7 +144,9 @@ def _with_special(found: Any, *, name: str) -> ChunkTokenizer:
     for names in (("[CLS]", "<s>"), ("[SEP]", "</s>"), ("[PAD]", "<pad>")):
         known = [found.token_to_id(n) for n in names if found.token_to_id(n) is not None]
         if not known:
-            raise InputError(f"the tokenizer has no token {names[0]}", got=name, allowed="that of an encoder")
+            raise InputError(
+                f"the tokenizer has no token {names[0]}", got=name, allowed="an encoder's tokenizer"
+            )
         ids.append(known[0])
     cls, sep, pad = ids
     return ChunkTokenizer(found, cls, sep, pad, name)

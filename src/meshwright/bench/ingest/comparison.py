@@ -23,7 +23,7 @@ from meshwright.errors import InputError
 from meshwright.records.ingest import IndexBuild, IndexSearch, IngestRecorder
 
 NOISE = 0.5
-"""Length of the noise on a vector of length one that makes a synthetic one: cosine 0.89 to its origin."""
+"""Length of the noise that makes a synthetic vector from a vector of length one: cosine 0.89 between them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ def comparison(
 
 
 def extended(vectors: Vectors, size: int, *, seed: int) -> Vectors:
-    """The first `size` vectors; where there are fewer, also noisy copies of them, of length one."""
+    """Return the first `size` vectors; if there are fewer, add noisy copies of length one."""
     if size <= len(vectors):
         return np.ascontiguousarray(vectors[:size])
     rng = np.random.default_rng(seed)

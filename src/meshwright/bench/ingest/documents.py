@@ -1,8 +1,8 @@
 """Documents to ingest: files of a folder, lines of a JSONL file, one file, or Python's standard library.
 
-What cannot be read as text is skipped and counted by reason: binary data, another encoding than UTF-8, empty files,
-files that cannot be opened, and what is no regular file (a FIFO would block). Symbolic links to folders are not
-followed. A JSONL file is refused at its first wrong line.
+A file that cannot be read as text is skipped and counted by reason: binary data, an encoding other than
+UTF-8, an empty file, a file that cannot be opened, and a special file (a FIFO would block). Symbolic links to
+folders are not followed. A JSONL file is refused at its first wrong line.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from meshwright.errors import InputError
 
 OTHER_FOLDERS = ("site-packages", "dist-packages", "__pycache__")
-"""Of the standard library: packages that somebody installed, and compiled files."""
+"""Folders of the standard library with installed packages and compiled files."""
 LONGEST_DOCUMENT = 256 * 2**20
 """Bytes. A longer file is skipped: it would be held in memory, with its tokens."""
 

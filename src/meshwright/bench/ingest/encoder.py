@@ -1,7 +1,7 @@
 """Sentence encoder of BERT's shape: embeddings, layers, mean over tokens, length one.
 
-B batch, T tokens of a chunk, H hidden, N heads, D head width. Weights come from a folder of Hugging Face (BertModel),
-or are random of the shape: then the vectors mean nothing, and rates are the same. Devlin et al. 2019; Reimers and
+B batch, T tokens of a chunk, H hidden, N heads, D head width. Weights come from a folder of Hugging Face
+(BertModel), or are random: then the vectors mean nothing, but the rates hold. Devlin et al. 2019; Reimers and
 Gurevych 2019 for the mean.
 """
 

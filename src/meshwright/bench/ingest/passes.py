@@ -78,7 +78,7 @@ class PassOutput:
 
 
 class PassInterruptedError(Exception):
-    """Ctrl-C in the middle of a pass. `row` is what was ingested until then."""
+    """Ctrl-C in the middle of a pass. `row` counts the chunks ingested until then."""
 
     def __init__(self, row: IngestPass) -> None:
         super().__init__("interrupted")
@@ -88,7 +88,7 @@ class PassInterruptedError(Exception):
 def run_pass(asked: PassInput, *, advance: Callable[[int], None]) -> tuple[IngestPass, PassOutput]:
     """Ingest all documents once. `advance` is called with the number of chunks of each batch.
 
-    Raises PassInterruptedError on Ctrl-C, and what a stage raises.
+    Raises PassInterruptedError on Ctrl-C, and any error of a stage.
     """
     index = make_index(asked.index, dim=asked.dim, num_vectors=asked.num_chunks, threads=asked.threads)
     stages = (

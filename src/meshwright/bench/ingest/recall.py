@@ -1,7 +1,8 @@
 """Recall of an index against exact neighbours, with ties.
 
-The k exact neighbours of a query have similarities of at least s_k. A returned key counts once, and only if its own
-similarity is at least s_k, less the rounding of fp32: of equal vectors, as duplicate chunks have, any is right.
+The k exact neighbours of a query have similarities of at least s_k. A returned key counts once, and only if
+its own similarity is at least s_k, less the rounding of fp32. Duplicate chunks have equal vectors: any of
+them is right.
 
     recall@k = counted keys / k
 """

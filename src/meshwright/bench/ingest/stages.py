@@ -2,9 +2,9 @@
 
     documents -> [read] -> texts -> [tokenize] -> batches of chunks -> [encode] -> vectors -> [index]
 
-Both ways run the same stages on the same input in the same order, so that only their overlap differs. A stage's
-seconds are those in which it worked; waiting for a neighbour is not counted. While stages overlap they share the
-cores, and the sum of their seconds may exceed that of alternating stages.
+Both ways run the same stages on the same input in the same order, so that only their overlap differs. A
+stage's seconds exclude waiting for a neighbour. Overlapping stages share the cores, and the sum of their
+seconds may exceed the sum of alternating stages.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Encoder(Protocol):
 
 
 class IngestStage(Protocol):
-    """One stage: results of one input, and those of the rest when the input ends."""
+    """One stage: `process` returns results of one input, `finish` the remaining results when the input ends."""
 
     seconds: float
 
@@ -120,7 +120,7 @@ class EncodeStage:
 
 @dataclass
 class IndexStage:
-    """Vectors into the index. One that needs training takes them all at the end."""
+    """Add vectors to the index. An index that needs training takes all vectors at the end."""
 
     index: VectorIndex
     seconds: float = 0.0

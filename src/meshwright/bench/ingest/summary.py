@@ -86,7 +86,7 @@ class PassSummary:
         return value_range(row.cpu_s / row.wall_s for row in self.whole)
 
     def stage_share(self, stage: str) -> ValueRange | None:
-        """Seconds of a stage over those of all stages."""
+        """Seconds of a stage over seconds of all stages."""
         return value_range(
             row.stage_s[stage] / total for row in self.whole if (total := sum(row.stage_s.values())) > 0
         )
@@ -117,12 +117,12 @@ class PassSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """Rate of a pipelined pass over that of a sequential one, repeat by repeat."""
+    """Rate of a pipelined pass over the rate of a sequential pass, repeat by repeat."""
 
     encoding: ChunkEncoding
     ratio: ValueRange
     best_ratio: float
-    """Sum of the sequential stages over the slowest one: what a full overlap on stages' own cores would give."""
+    """Sum of the sequential stages over the slowest stage: full overlap if each stage has its own cores."""
 
 
 @dataclass(frozen=True, kw_only=True)

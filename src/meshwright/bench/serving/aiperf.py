@@ -35,7 +35,7 @@ MARK = "meshwright.json"
 COMMAND = "python -m meshwright.bench.serving.aiperf"
 RESULT = "profile_export_aiperf.json"
 REFUSED_VARIABLES = ("HF_HUB_OFFLINE",)
-"""With it, AIPerf takes the path of a local tokenizer for the name of a repository."""
+"""Variables that make AIPerf take a local tokenizer's path for a repository's name."""
 LENGTH_KINDS = (LengthKind.FIXED, LengthKind.NORMAL)
 LONGEST_S = 24 * 3600.0
 
@@ -108,7 +108,7 @@ class AiperfClient:
 
 
 def check(request: ServingBenchRequest, *, tokenizer: Path | None, key_variable: str | None) -> AiperfClient:
-    """The client for a request. Raises InputError for what AIPerf is not asked for here."""
+    """Return the client for a request. Raises InputError for options that are not passed on to AIPerf."""
     refused = {
         "--search": request.search is not None,
         "--prompts": bool(request.source.rows),

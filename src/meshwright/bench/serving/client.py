@@ -99,7 +99,7 @@ class Client:
     clock: Callable[[], float] = time.perf_counter
 
     async def send(self, prompt: ServingPrompt, *, index: int, due_s: float | None = None) -> RequestRecord:
-        """Send one request, keep its record and return it. Raises nothing but CancelledError."""
+        """Send one request, keep its record and return it. Raises only CancelledError."""
         answer, reconnects = _Answer(), 0
         sent_s = self.clock()
         due_s = sent_s - self.start_s if due_s is None else due_s

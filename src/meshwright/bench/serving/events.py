@@ -1,4 +1,4 @@
-"""Server-sent events from bytes (WHATWG HTML, section 9.2.6), as far as the OpenAI interface uses them.
+"""Parse server-sent events (WHATWG HTML, section 9.2.6): the subset that the OpenAI interface uses.
 
     data: {"choices": [...]}       one event; several `data` lines of an event are joined by line feeds
     <empty line>                   ends the event
@@ -82,8 +82,8 @@ class Chunk:
 def read_chunk(data: bytes) -> Chunk:
     """Read the JSON of one event of `/v1/completions` or `/v1/chat/completions`. Raises MalformedEventError.
 
-    A chunk with a role and no text is no token, and neither is an empty one that carries the finish. An empty text
-    in between is one: the token's bytes are no complete character yet.
+    A chunk with a role and no text is no token, nor is an empty chunk that carries the finish. An empty chunk
+    between them is a token: its bytes are no complete character yet.
     """
     try:
         found = json.loads(data)

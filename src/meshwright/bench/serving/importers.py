@@ -6,8 +6,8 @@ aiperf      `profile_export_aiperf.json` (also genai-perf's)          inter_toke
 guidellm    `benchmarks.json`                                         inter_token_latency_ms = per request
 inferencex  aggregate JSON of InferenceX: per GPU, in seconds         as vLLM
 
-A field goes where its definition belongs, whatever its name: vLLM's `itl` is a chunk gap here, AIPerf's a time per
-output token. What a file does not say stays empty, and `gaps` names what cannot be compared.
+A field's definition decides its place, not its name: vLLM's `itl` is a chunk gap here, AIPerf's a time per
+output token. Values that a file lacks stay empty, and `gaps` names values that cannot be compared.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def _closed(concurrency: float | None) -> Load:
 
 
 def _load(document: Mapping[str, Any], where: str) -> Load:
-    """The load of vLLM and SGLang: a finite rate is an open loop, `inf` sends what may be in flight at once.
+    """The load of vLLM and SGLang: a finite rate is an open loop, `inf` sends all requests that may be in flight.
 
     `burstiness` is the shape of gamma arrivals, 1 is Poisson (`get_request` of vLLM's benchmarks).
     """
@@ -229,11 +229,11 @@ _READ_OR_KNOWN = frozenset(
         "total_output", "total_output_tokens", "total_throughput", "total_token_throughput",
     )
 )  # fmt: skip
-"""Fields of vLLM's and SGLang's results that are read, follow from those, or only name things."""
+"""Fields of vLLM's and SGLang's results that are read, follow from fields that are read, or only name things."""
 
 
 def _not_read(document: Mapping[str, Any]) -> list[str]:
-    """Single values under other names, such as those of vLLM's `--metadata`; statistics of latencies aside."""
+    """Single values that no field here reads, such as vLLM's `--metadata`; statistics of latencies aside."""
     return sorted(
         key
         for key, value in document.items()
@@ -361,7 +361,7 @@ def _aiperf(document: Mapping[str, Any], where: str) -> list[ImportedResult]:
     if latency("inter_chunk_latency") is None:
         gaps.append("gaps between chunks are not in the file")
     if mean_input is None:
-        gaps.append("input tokens are not in the file: total tokens/s are those of the output alone")
+        gaps.append("input tokens are not in the file: total tokens/s count the output only")
     config = document.get("input_config") or {}
     counted = _counted(
         _aiperf_load(config, where), started=document.get("start_time"), source=TokenSource.TOKENIZER, done=done,
@@ -497,7 +497,7 @@ def _inferencex(document: Mapping[str, Any], where: str) -> list[ImportedResult]
     total = _needed(document, "tput_per_gpu", where) * devices
     output = (_number(document, "output_tput_per_gpu", where) or 0.0) * devices
     gaps = [
-        f"rates are those of one GPU times {devices}",
+        f"rates are one GPU's rates times {devices}",
         "numbers of requests, tokens and failures are not in the file",
         "its ITL is the gap between chunks over all requests, not the time per output token",
     ]

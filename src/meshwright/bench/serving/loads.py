@@ -1,7 +1,8 @@
 """One load on a server: requests in a closed or an open loop.
 
-Closed loop: `concurrency` workers, each sends its next request when the answer to its last one has ended; with a ramp
-the workers begin one after the other. Open loop: requests are sent when they are due, whatever the server does.
+Closed loop: each of `concurrency` workers sends its next request when the answer to its last request has
+ended. A ramp starts the workers one after the other. Open loop: requests are sent at their due times,
+whatever the server does.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""From the requests of a load to its rates and latencies.
+"""Compute rates and latencies of a load from its requests.
 
-All rates are over the wall time of the load, from its start to the end of its last request, and count successful
-requests only. Steady rates are over the time between the first and the last moment at which at least 90 % of the peak
-was in flight: without ramp and drain. Percentiles interpolate linearly.
+All rates are over the wall time of the load, from its start to the end of its last request, and count
+successful requests only. Steady rates exclude ramp and drain: they are over the time between the first and
+the last moment at which at least 90 % of the peak was in flight. Percentiles interpolate linearly.
 """
 
 from __future__ import annotations

@@ -284,9 +284,7 @@ def main() -> int:
     parser.add_argument("--itl", type=float, default=0.005, metavar="SECONDS")
     parser.add_argument("--slots", type=int, metavar="N", help="requests answered at the same time")
     parser.add_argument("--fault", type=MockFault, choices=list(MockFault), default=MockFault.HTTP_500)
-    parser.add_argument(
-        "--fault-every", type=int, metavar="N", help="of each N requests the last has the fault"
-    )
+    parser.add_argument("--fault-every", type=int, metavar="N", help="every N-th request has the fault")
     asked = parser.parse_args()
     behavior = Behavior(
         ttft_s=asked.ttft,

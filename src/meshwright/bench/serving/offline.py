@@ -76,7 +76,7 @@ class OfflineRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Extrapolation:
-    """A rate that was not measured: that of the measured replicas times a factor."""
+    """A rate that was not measured: the rate of the measured replicas times a factor."""
 
     label: str
     factor: float

@@ -6,8 +6,9 @@
     lognormal   lognormal:MEDIAN,SIGMA
     a file      JSON lines with `prompt` or `messages`, lengths, and times of arrival
 
-Synthetic prompts consist of random words, so that no two share a prefix that a server could reuse. With a tokenizer
-they have exactly the asked length. Without one, two small requests show how many tokens the server counts for a word.
+Synthetic prompts consist of random words, so that no two share a prefix that a server could reuse. A
+tokenizer gives them exactly the requested length. Without a tokenizer, two small requests show how many
+tokens the server counts for a word.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ def open_tokenizer(path: Path) -> LocalTokenizer:
 
 
 def random_text(length: int, rng: random.Random) -> str:
-    """A text of so many random words."""
+    """Return a text of `length` random words."""
     return " ".join(rng.choices(VOCABULARY, k=length))
 
 

@@ -67,7 +67,7 @@ class LoadSummary:
         return _range([getattr(x, part) for x in found if x is not None])
 
     def document(self) -> dict[str, Any]:
-        """All values for JSON: medians over the repeats, and `ranges` of those that vary."""
+        """Return all values for JSON: medians over the repeats, and `ranges` of values that vary."""
         ranged = {name: self.value(name) for name in RATES}
         parts = [f.name for f in fields(Latency) if f.name != "n"]
         latencies: dict[str, Any] = {}

@@ -72,7 +72,7 @@ def _count(node: Node) -> CheckVerdict:
         status = CheckStatus.PASS if num_found == expected else CheckStatus.FAIL
         return found(
             "devices.present", status, measured=num_found, expected=expected, unit="devices",
-            hint="--expect-devices says how many there should be",
+            hint="--expect-devices sets the expected number",
         )  # fmt: skip
     usual = _usual_count(node)
     is_short = usual is not None and num_found < usual
@@ -108,9 +108,9 @@ def _known(node: Node) -> Iterator[CheckVerdict]:
         is_known = device.accelerator is not None
         yield found(
             "devices.known", CheckStatus.PASS if is_known else CheckStatus.WARN,
-            "" if is_known else "unknown to the catalogue: nothing can be expected of it", where=where(device),
+            "" if is_known else "not in the catalogue: no expected rates", where=where(device),
             measured=device.name, expected=device.accelerator,
-            hint="`meshwright catalog accelerators` lists those that are known",
+            hint="`meshwright catalog accelerators` lists the known devices",
         )  # fmt: skip
 
 
@@ -171,7 +171,7 @@ def _processes(node: Node) -> Iterator[CheckVerdict]:
             yield found(
                 "devices.processes", _status_of(process), _process_message(process, is_inside=is_inside),
                 where=where(device), measured=process.pid,
-                hint="end it, or take another node; what runs beside a training slows it down",
+                hint="end it, or take another node; other processes slow a training down",
             )  # fmt: skip
 
 

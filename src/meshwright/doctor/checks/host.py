@@ -66,7 +66,7 @@ def _governor(node: Node) -> Iterator[CheckVerdict]:
 def _memory(node: Node) -> Iterator[CheckVerdict]:
     memory = meminfo(node.host)
     if "MemAvailable" not in memory:
-        raise Unseen("/proc/meminfo does not say what is available")
+        raise Unseen("/proc/meminfo does not state the available memory")
     yield judge("memory.free", memory["MemAvailable"] / memory["MemTotal"])
 
 

@@ -1,4 +1,4 @@
-"""Limits of this process: inherited ones, and those of its container or control group."""
+"""Limits of this process: inherited limits, and limits of its container or control group."""
 
 from __future__ import annotations
 

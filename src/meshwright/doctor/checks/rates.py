@@ -33,7 +33,7 @@ def _measured(node: Node) -> Iterator[CheckVerdict]:
     if node.rates is False:
         raise Unseen("switched off with --no-rates")
     if not node.devices.found and not node.rates:
-        raise Unseen(f"{NO_DEVICE}; --rates measures the processors, of which nothing is expected")
+        raise Unseen(f"{NO_DEVICE}; --rates measures the processors, without an expected rate")
     if find_spec("torch") is None:
         raise Unseen("PyTorch is not installed: pip install 'meshwright[torch]'")
     devices = node.devices.found
@@ -126,7 +126,7 @@ def _of_all(node: Node) -> Iterator[CheckVerdict]:
 def _of_processors(host: Host) -> Iterator[CheckVerdict]:
     sizes = ("--gemm-size", str(CPU_GEMM_SIZE), "--copy-bytes", str(CPU_COPY_BYTES))
     answer = _ask(host, "device", *sizes, timeout_s=DEVICE_TIMEOUT_S)
-    reason = "nothing is expected of processors"
+    reason = "processors have no expected rate"
     yield _unjudged("rates.gemm", answer["gemm_flops_per_s"] / TERA, reason, "processors")
     yield _unjudged("rates.copy", answer["copy_bytes_per_s"] / GIGA, reason, "processors")
 
@@ -134,7 +134,7 @@ def _of_processors(host: Host) -> Iterator[CheckVerdict]:
 def _expected(device: Device, *, num_devices: int) -> Expected | str:
     """Return the expected rates, or the reason that there are none."""
     if device.accelerator is None:
-        return "a device that the catalogue does not know: nothing is expected of it"
+        return "the catalogue does not list this device: no expected rate"
     try:
         return expected_of(device.accelerator, num_devices=num_devices)
     except MeshwrightError as error:  # more devices than its usual node has, or no bf16

@@ -199,7 +199,7 @@ def _scaled(host: Host, names: tuple[str, ...], scale: float) -> float | None:
 
 
 def _kernel_driver(host: Host) -> str | None:
-    """Return the kernel's version, which is that of its built-in driver."""
+    """Return the kernel's version: the amdgpu driver built into a kernel has no version of its own."""
     try:
         return f"of kernel {host.read('/proc/sys/kernel/osrelease')}"
     except Unseen:

@@ -11,8 +11,8 @@ all heads that share keys, and over only the keys that come before, take less ti
 core of an AMD EPYC (Zen 5) 8.6 against 25 ms for 8 x 256 tokens of 6 heads of 32 in bf16, 92 against 177 ms for 2048
 tokens of 8 heads of 64; 37 against 56 ms in fp32 for 2 x 512 tokens of 10 heads of 64.
 
-Scores and softmax are fp32; P, dP and dS are rounded to bf16, as they feed GEMMs. Against fp64, the relative error
-of O, dQ, dK, dV in the first case is 0.23, 0.37, 0.43, 0.32 %; that of PyTorch's kernel 0.18, 0.30, 0.47, 0.46 %.
+Scores and softmax are fp32; P, dP and dS are rounded to bf16, as they feed GEMMs. Relative errors of O, dQ,
+dK, dV against fp64 in the first case are 0.23, 0.37, 0.43, 0.32 %; PyTorch's are 0.18, 0.30, 0.47, 0.46 %.
 
 It saves P, H T² / 2 numbers a sequence: hence the limit `LONGEST`.
 
@@ -44,9 +44,10 @@ def attend(
     scale: float,
     cap: float = 0.0,
 ) -> Tensor:
-    """[B, H, T, V]. The last query sees at most all keys, the one before all but one, and so on.
+    """Return causal attention, [B, H, T, V]: the last query sees all keys, the query before all but one.
 
-    `mask_B1TS` is True where a query may see a key, and no later one; None: all of these. `cap` limits scores; 0: not.
+    `mask_B1TS` is True where a query may see a key, and allows no later key; None: every key that causal
+    attention allows. `cap` limits scores; 0: no limit.
     """
     return _Attention.apply(q_BHTK, k_BGSK, v_BGSV, mask_B1TS, scale, cap)
 
@@ -126,7 +127,7 @@ class _Attention(Function):
 
 
 def _cap_slope(p_NMS: Tensor, log_sum_NM1: Tensor, cap: float) -> Tensor:
-    """The slope of the capped scores, from probabilities; those too small for their format have no gradient anyway."""
+    """Return the slope of the capped scores from probabilities. Probabilities that round to 0 have no gradient."""
     wide_NMS = p_NMS.to(log_sum_NM1.dtype)
     capped_NMS = wide_NMS.clamp(min=torch.finfo(wide_NMS.dtype).tiny).log() + log_sum_NM1
     return (1 - (capped_NMS / cap).square()).clamp(min=0).to(p_NMS.dtype)

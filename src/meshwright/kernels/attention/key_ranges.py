@@ -29,7 +29,7 @@ class KeyRanges:
 
     @cached_property
     def mask_B1TS(self) -> Tensor:  # noqa: N802 (a tensor, named with its shape)
-        """The same as a mask, True where a query sees a key, for kernels that take nothing else."""
+        """The ranges as a mask, True where a query sees a key, for kernels that take only masks."""
         key_S = torch.arange(self.num_keys, device=self.first_BT.device)
         seen_BTS = (key_S >= self.first_BT.unsqueeze(-1)) & (key_S <= self.last_BT.unsqueeze(-1))
         return seen_BTS.unsqueeze(1)

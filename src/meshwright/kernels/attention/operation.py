@@ -63,10 +63,11 @@ def attention(
     ranges: KeyRanges | None = None,
     sinks_H: Tensor | None = None,
 ) -> Tensor:
-    """[B, T, H, V]. Without `ranges` the last query sees all keys, the one before all but one; with them it sees none
-    of the keys that it would not see without.
+    """Return the attended values, [B, T, H, V].
 
-    `cap` limits scores, 0: not. `sinks_H`: a logit of each head that joins the softmax of every query.
+    Without `ranges` attention is causal: the last query sees all keys, the query before sees all but one.
+    `ranges` only narrow this. `cap` limits scores; 0: no limit. `sinks_H` has a logit of each head, which
+    joins the softmax of every query.
     """
     require_shapes("attention", q_BTHK=q_BTHK, k_BSGK=k_BSGK, v_BSGV=v_BSGV, sinks_H=sinks_H)
     require_format("attention", q=q_BTHK, k=k_BSGK, v=v_BSGV)
@@ -80,7 +81,7 @@ def attention(
 
 
 def _require_heads(q_BTHK: Tensor, k_BSGK: Tensor, ranges: KeyRanges | None) -> None:
-    """Each key/value head serves as many query heads; ranges are those of these queries and keys."""
+    """Raise InputError unless all key/value heads serve equally many query heads and `ranges` fit queries and keys."""
     (batch, queries, heads, _), (_, keys, groups, _) = q_BTHK.shape, k_BSGK.shape
     if (heads % groups) if groups else heads:
         raise InputError(
@@ -217,7 +218,7 @@ def _by_backend(name: str, *tensors_and_options: Any) -> Tensor:
 
 
 def _fused_serves(call: KernelCall) -> Refusal | None:
-    """Refuse what FlashAttention and cuDNN do not compute through PyTorch."""
+    """Refuse calls that FlashAttention and cuDNN do not compute through PyTorch."""
     if call.device != "cuda":
         return Refusal(reason="a kernel of GPUs")
     if others := call.flags & {"ranges", "sinks", "cap"}:

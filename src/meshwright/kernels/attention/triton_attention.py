@@ -54,8 +54,8 @@ TILES = {
     (KEYS, 128): (_tiles(32, 64, warps=8, on=NVIDIA), _tiles(32, 64, warps=4, stages=1, on=AMD)),
     (KEYS, 256): (_tiles(32, 32, warps=8, on=NVIDIA), _tiles(16, 32, warps=4, stages=1, on=AMD)),
 }
-"""Tiles by kernel and the wider of KP and VP, 64 at least: large ones that spill with neither Triton 3.4 nor 3.9. A
-thread of AMD's devices has 512 registers with 4 warps and 256 with 8."""
+"""Tiles by kernel and the wider of KP and VP, 64 at least: large tiles that do not spill in Triton 3.4 and
+3.9. A thread of AMD's devices has 512 registers with 4 warps and 256 with 8."""
 DELTA_ROWS = 64
 WIDEST = 256
 

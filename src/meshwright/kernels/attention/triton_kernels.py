@@ -25,7 +25,7 @@ def capped(scores, cap):
 
 @triton.jit
 def bounds_of(first, last, S, TN: tl.constexpr):
-    """Keys that some query sees, [low, high), and in between those that all of them see, [all_low, all_high)."""
+    """Return bounds of keys that some query sees, [low, high), and that all queries see, [all_low, all_high)."""
     low = tl.maximum(tl.min(first), 0) // TN * TN
     high = tl.minimum(tl.max(last) + 1, S)
     all_low = tl.maximum((tl.maximum(tl.max(first), 0) + TN - 1) // TN * TN, low)
@@ -42,7 +42,7 @@ def visible(first, last, keys, S):
 
 @triton.jit
 def ranges_of(first_ptr, last_ptr, b, stride_b, t, T, S, HAS_RANGES: tl.constexpr):
-    """First and last keys of queries `t`; of those behind the end the ones of the last query."""
+    """First and last keys of queries `t`; queries behind the end have the last query's keys."""
     row = tl.minimum(t, T - 1)
     if HAS_RANGES:
         first = tl.load(first_ptr + b * stride_b + row)

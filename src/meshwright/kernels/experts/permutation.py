@@ -4,12 +4,12 @@
     unpermute    out[n] = Σ_c w[n, c] rows[place[n, c]]            d rows[p] = w[order[p]] d out[order[p] // C]
                                                                    d w[n, c] = d out[n] · rows[place[n, c]]
 
-`order` sorts the N C pairs of a token and a choice by expert, and `place` is its inverse. Where it is -1 there is a row
-of zeros, which belongs to no pair (`fp8.aligned_rows`). Sums run over the choices in their order: the same bits each
-time. The reference writes the rows in the order of tokens, multiplies and adds them, three passes over M rows; the
-kernels read each row once.
+`order` sorts the N C pairs of a token and a choice by expert, and `place` is its inverse. An order of -1 is a
+row of zeros, which belongs to no pair (`fp8.aligned_rows`). Sums run over the choices in their order: the
+same bits each time. The reference writes the rows in the order of tokens, multiplies and adds them, three
+passes over M rows; the kernels read each row once.
 
-N tokens, C choices of a token, M = N C pairs, P rows: M and those of zeros, D hidden.
+N tokens, C choices of a token, M = N C pairs, P rows: M and the rows of zeros, D hidden.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     combine    one token of N: read its C rows, write their weighted sum
     weigh      one pair of a token and a choice: the gradient of its weight, a dot product
 
-N tokens, C choices of a token, M = N C pairs, P rows: M and those of zeros, D hidden.
+N tokens, C choices of a token, M = N C pairs, P rows: M and the rows of zeros, D hidden.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false

@@ -1,10 +1,10 @@
 """Router of a mixture of experts, from its logits: scores, groups, top-k, weights; the routes of `router`.
 
     s = softmax(l) or sigmoid(l)             scores
-    v = s + bias                             what is chosen by; the bias corrects the load, and has no gradient
-    groups                                   a group is worth its best v, of sigmoid scores the sum of its best two;
+    v = s + bias                             ranks the experts; the bias corrects the load, and has no gradient
+    groups                                   a group is worth its best v, for sigmoid scores the sum of its best two;
                                              only the best groups of a token have experts to choose
-    experts = top-k of v                     largest first; of equal ones the expert with the lowest number
+    experts = top-k of v                     largest first; the lower number first among equal values
     w = scale s[experts] / Σ s[experts]      or not normalised
     z = log Σ exp(l)                         for a z-loss
 
@@ -52,7 +52,7 @@ class RouterForm:
 
 
 class RoutedTokens(NamedTuple):
-    """Experts of every token, and what the losses of the router are made of."""
+    """Experts of every token with their weights, and the inputs of the router's losses."""
 
     weights_NC: Tensor
     experts_NC: Tensor
@@ -80,7 +80,7 @@ def reference(logits_NE: Tensor, bias_E: Tensor | None, *, form: RouterForm) -> 
 
 
 def _first_of_largest(values_NE: Tensor, count: int) -> Tensor:
-    """Indices of the largest values, the largest first; of equal ones the first."""
+    """Return indices of the largest values, the largest first, equal values by index."""
     if values_NE.dtype != torch.float32:
         return values_NE.sort(dim=-1, descending=True, stable=True).indices[:, :count]
     # Whole numbers in the order of the values, and of equal ones by index: topk of them is a third of a stable sort.

@@ -3,9 +3,9 @@
     rows        0 0 0 | 1 1 | 2 2 2 2 2                     counts 3 2 5
     aligned     0 0 0 . | 1 1 . . | 2 2 2 2 2 . . .         counts 4 4 8, by fours
 
-Their number does not depend on the counts, which stay on the device: floor(M / alignment) + E times the alignment, for
-M rows of E experts. What is behind the last expert is zeros. `experts.permutation` writes rows in this order and reads
-them from it: alignment costs no pass of its own.
+The number of aligned rows does not depend on the counts, which stay on the device. M rows of E experts get
+(floor(M / alignment) + E) times the alignment. Rows behind the last expert are zeros. `experts.permutation`
+writes and reads rows in this order: alignment costs no pass of its own.
 """
 
 from __future__ import annotations

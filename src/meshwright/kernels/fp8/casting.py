@@ -14,7 +14,7 @@ from meshwright.kernels.fp8.triton_formats import serves_cast
 from meshwright.kernels.routes import Route
 
 Both = tuple[Quantized | None, Quantized | None]
-"""A matrix [M, K] and its transpose [K, M]; None for the one that is not wanted."""
+"""A matrix [M, K] and its transpose [K, M]; an unwanted one is None."""
 _Cast = Quantized | QuantizedStack
 
 

@@ -4,11 +4,10 @@
     backward   dh = q(dy) q(Wd); q(dg), q(du) in one pass from dh, g and u; dx = q(dg) q(Wg) + q(du) q(Wu)
                dWd = q(dy)ᵀ q(f(g) u), dWg = q(dg)ᵀ q(x), dWu = q(du)ᵀ q(x)
 
-The results are those of three layers (`layer.fp8_linear`) with the activation between them, to the bit. Kept for the
-backward pass are q(x), g, u (16 bits) and q(f(g) u); with `drops_hidden` the last is cast again from g and u.
+The results equal three layers (`layer.fp8_linear`) with the activation between them, to the bit. The backward
+pass keeps q(x), g, u (16 bits) and q(f(g) u); `drops_hidden` casts the last again from g and u.
 
-The biases of gate and up are those of experts [E, F]. Their gradients are summed by 128 rows in the pass that casts,
-in fp32.
+Gate and up have biases for experts only, [E, F]. The pass that casts sums their gradients by 128 rows, in fp32.
 
 M rows (P with the rows of zeros between experts), D inputs, F hidden, E experts.
 """

@@ -144,8 +144,8 @@ def quantize(
 ) -> Quantized:
     """Quantise a matrix.
 
-    `amax`: the largest magnitudes to scale by, in the shape of the scales, where they are not those of `x_MK` (delayed
-    scaling). `power_of_two` rounds scales up to one, so that dividing by them is exact.
+    `amax`: the largest magnitudes to scale by, in the shape of the scales (delayed scaling); None: from
+    `x_MK`. `power_of_two` rounds scales up to a power of two, so that dividing by them is exact.
     """
     (rows, columns), x = x_MK.shape, x_MK.float()
     if amax is None:
@@ -182,7 +182,7 @@ def group_amax(x_MK: Tensor, scaling: Scaling) -> Tensor:
 
 
 def spread(scales: Tensor, *, rows: int, columns: int, scaling: Scaling) -> Tensor:
-    """Scales as a matrix of `rows` x `columns`, or one that broadcasts to it."""
+    """Return scales that broadcast to a matrix of `rows` x `columns`."""
     if scaling in (Scaling.TENSOR, Scaling.ROW):
         return scales
     height, width = group_shape(scaling, rows=rows, columns=columns)

@@ -3,11 +3,11 @@
     y = f(gate) up                                  cast in both orientations, for the GEMM behind it
     d gate = dy f'(gate) up, d up = dy f(gate)      cast in both orientations, for the GEMMs before it
 
-Every route rounds y and the gradients to the format of gate before it casts them: the results are those of the
-activation and of `casting.cast_both` after each other. What is saved is memory traffic, as nothing of 16 bits is
-written in between.
+Every route rounds y and the gradients to the format of gate before it casts them: the results equal the
+activation followed by `casting.cast_both`. Fusing them saves memory traffic, as no 16-bit tensor is written
+in between.
 
-M rows, K columns. Kinds of f are those of `gated_activation`.
+M rows, K columns. `gated_activation` lists the kinds of f.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SUMMED_ROWS = 128
 """Rows of a sum of gradients. They belong to one expert, whose rows are a multiple of this (`grouped_gemm`)."""
 
 Amax = Callable[[Tensor], Tensor]
-"""The largest magnitude that a tensor is scaled by [1, 1], from the one that it has (delayed scaling)."""
+"""Function from a tensor's largest magnitude to the magnitude that scales it, both [1, 1] (delayed scaling)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ def cast_gated_gradients(
     amax: tuple[Amax, Amax] | None = None,
     with_sums: bool = False,
 ) -> tuple[CastGradient, CastGradient]:
-    """Quantise the gradients of gate and up, as `cast_gated` does their value. `grad_MK`: of f(gate) up."""
+    """Quantise the gradients of gate and up, as `cast_gated` quantises f(gate) up, whose gradient is `grad_MK`."""
     require_alike("fp8_gated_gradients", grad=grad_MK, gate=gate_MK, up=up_MK)
     route = choose("fp8_gated_gradients", grad_MK, gate_MK, up_MK, flags=_flags(kind, form))
     return ROUTES["fp8_gated_gradients"][route].function(

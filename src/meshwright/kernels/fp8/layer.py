@@ -14,17 +14,18 @@ Each operand is cast along the dimension that its GEMM sums over, so X, W and dY
     mxfp8           one of 1 x 32, powers of two           e4m3, e4m3          OCP MX v1.0; Mishra et al. 2025
     mxfp4           one of 1 x 32, powers of two           e2m1, e2m1          OCP MX v1.0; emulated, for numerics
 
-Weights change once a step and are multiplied in each of its micro-batches. With the cache they are cast once a step,
-for 2 bytes and their scales a weight: both orientations (`cache_bytes`). Without it they are cast in every forward and
-in every backward pass, and nothing is kept. `expire` begins a step; a weight that was changed in place is cast again.
+Weights change once a step and are multiplied in each of its micro-batches. The cache casts them once a step,
+for 2 bytes and their scales a weight: both orientations (`cache_bytes`). Without the cache every forward and
+every backward pass casts them, and nothing is kept. `expire` begins a step; a weight that was changed in
+place is cast again.
 
 The weights of experts are a stack [E, N, K]: `fp8_grouped_linear` casts each of them as a matrix of its own, and the
 rows of all experts as one. Rows and gradients of delayed scaling share a scale over all experts of a layer, as do the
 matrices: its history does not depend on how experts are sharded.
 
-A delayed scale is the same in all micro-batches of a step and in its recomputation. The step's largest magnitudes join
-the history when the step is complete (`end_step`); those of a step that was not applied are forgotten (`begin_step`).
-While a tensor has no history, its own magnitude scales it, as it does where it is not finite.
+A delayed scale is the same in all micro-batches of a step and in its recomputation. The step's largest
+magnitudes join the history when the step is complete (`end_step`). A step that was not applied adds none
+(`begin_step`). A tensor without history, or whose magnitude is not finite, is scaled by its own magnitude.
 """
 
 from __future__ import annotations
@@ -85,8 +86,8 @@ _FNUZ = {Element.E4M3: Element.E4M3_FNUZ, Element.E5M2: Element.E5M2_FNUZ}
 class Fp8State:
     """State of a layer between calls: its cached weight, and the history of delayed scales.
 
-    `caches_weight`: keep the cast weight until `expire`. Of delayed scaling `amax_history_3H` has the largest
-    magnitudes of input, weight and gradient in the last steps, the newest first, `amax_3` those of this step so far.
+    `caches_weight`: keep the cast weight until `expire`. Delayed scaling has the largest magnitudes of input,
+    weight and gradient: `amax_history_3H` in the last steps, the newest first, `amax_3` in this step so far.
     """
 
     def __init__(self, recipe: Fp8Recipe, *, caches_weight: bool = False) -> None:
@@ -103,7 +104,7 @@ class Fp8State:
         self._cached = self._key = None
 
     def allocate(self, device: torch.device) -> None:
-        """Allocate the history of delayed scales, 0: nothing is known. Other recipes have none."""
+        """Allocate the history of delayed scales, 0: no magnitude yet. Other recipes have no history."""
         if self.recipe.history and self.amax_history_3H is None:
             self.amax_history_3H = torch.zeros(3, self.recipe.history, device=device)
             self.amax_3 = torch.zeros(3, device=device)
@@ -115,7 +116,7 @@ class Fp8State:
             self.expire()
 
     def end_step(self) -> None:
-        """Move the largest magnitudes of this step into the history. One that is not finite counts as none."""
+        """Move the largest magnitudes of this step into the history. A magnitude that is not finite becomes 0."""
         if self.amax_3 is not None and self.amax_history_3H is not None:
             newest_3 = torch.where(torch.isfinite(self.amax_3), self.amax_3, 0.0)
             self.amax_history_3H.copy_(
@@ -135,7 +136,7 @@ class Fp8State:
             self.weight(weight_NK.detach())
 
     def weight(self, weight_NK: Tensor) -> Both | BothStacks:
-        """The cast weight and its transpose, from the cache where it is kept; of experts their stack."""
+        """Return the cast weight and its transpose, from the cache if it is kept; experts have a stack."""
         if torch.compiler.is_compiling() and self._cached is not None:
             return self._cached  # addresses and versions are not there to be traced: see `fill`
         key = (weight_NK.data_ptr(), weight_NK._version)
@@ -205,7 +206,7 @@ class Fp8State:
         return self.cast(weight_NK, of=WEIGHT, with_columns=False)
 
     def columns_of_weight(self, kept: Any) -> Any:
-        """The cast transposed weight: what the cache had, or cast from the weight."""
+        """Return the cast transposed weight, from the cache or cast from the weight."""
         if not isinstance(kept, Tensor):
             return kept
         return self.cast(kept, of=WEIGHT, with_rows=False)[1]
@@ -241,7 +242,7 @@ def fp8_grouped_linear(x_PK: Tensor, weight_ENK: Tensor, counts_E: Tensor, *, st
 
 
 class _Fp8Linear(Function):
-    """A linear layer, or those of experts where `counts_E` are their rows."""
+    """A linear layer, or the layers of experts, whose numbers of rows are `counts_E`."""
 
     @staticmethod
     def forward(

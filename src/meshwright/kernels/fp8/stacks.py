@@ -30,7 +30,7 @@ class QuantizedStack(ScaledValues):
 
 
 BothStacks = tuple[QuantizedStack | None, QuantizedStack | None]
-"""A stack [E, N, K] and that of the transposed matrices [E, K, N]; None for the one that is not wanted."""
+"""A stack [E, N, K] and the stack of transposed matrices [E, K, N]; an unwanted stack is None."""
 
 
 def stacked(matrices: Sequence[Quantized]) -> QuantizedStack:

@@ -14,11 +14,10 @@ Written apart, cast and transpose read or write a matrix of 16 bits four times: 
     block, mx     one pass: a tile holds whole groups of rows and of columns
     square        one pass; both orientations have the same values and scales
 
-A stack of matrices [E, M, K], those of experts, is cast by the same launches: its matrices are the third dimension of
-the grid, each with scales of its own.
+The same launches cast a stack of experts' matrices [E, M, K]: its matrices are the third dimension of the
+grid, each with scales of its own.
 
-Definitions of the scales are those of `formats`. E matrices, M rows, K columns; R rows and C columns of a tile, W of a
-group.
+`formats` defines the scales. E matrices, M rows, K columns; R rows and C columns of a tile, W of a group.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
@@ -142,10 +141,10 @@ def saturated(unit, LARGEST_VALUE: tl.constexpr):
 
 @triton.jit
 def rounded(unit, MANTISSA: tl.constexpr, SMALLEST: tl.constexpr):
-    """Rounded to nearest even in a format of MANTISSA bits whose smallest normal number is SMALLEST.
+    """Round to nearest even in a format of MANTISSA bits whose smallest normal number is SMALLEST.
 
-    GPUs round so when they cast. Triton's interpreter loses the carry out of the mantissa, and its cast is exact for
-    what is already rounded: only there MANTISSA is not 0.
+    GPUs round so when they cast. Triton's interpreter loses the carry out of the mantissa, and casts rounded
+    values exactly: only there MANTISSA is not 0.
     """
     if MANTISSA == 0:
         return unit
@@ -166,9 +165,9 @@ def cast_side(
     MODE: tl.constexpr, W: tl.constexpr, LARGEST_VALUE: tl.constexpr, POWER_OF_TWO: tl.constexpr,
     EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, SMALLEST: tl.constexpr,
 ):  # fmt: skip
-    """One tile [R, C] cast along its rows and stored at `row` and `column` of a matrix; `tile`: of columns.
+    """Cast one tile [R, C] along its rows and store it at `row` and `column` of a matrix; `tile`: of columns.
 
-    GIVEN reads the scales of the rows, GROUPS computes and stores those of groups; of SQUARE x is divided already.
+    GIVEN reads the scales of the rows, GROUPS computes and stores scales of groups, SQUARE takes x divided already.
     """
     R: tl.constexpr = x.shape[0]
     C: tl.constexpr = x.shape[1]
@@ -338,8 +337,8 @@ def with_scales(
 
 
 def partial_amax(x: Tensor, tile: Tile) -> list[Tensor]:
-    """Places of largest magnitudes: of the rows of every tile [K tiles, M] and of its columns [M tiles, K]; of each
-    matrix of a stack."""
+    """Return places for the largest magnitudes of the rows [K tiles, M] and columns [M tiles, K] of every
+    tile; a stack has them for each matrix."""
     *stack, rows, columns = x.shape
     tiles_m, tiles_k = tiles_of(x, tile)
     return [
@@ -356,8 +355,8 @@ def given_scales(
     power_of_two: bool,
     amax: Tensor | None,
 ) -> list[Tensor]:
-    """Scales of the rows [M, 1] and of the columns [K, 1]; of a tensor [1, 1] twice; of each matrix of a stack. `amax`
-    [1, 1] is that of another time, in the place of `partial_amax`."""
+    """Return scales of the rows [M, 1] and of the columns [K, 1], or of the tensor [1, 1] twice; a stack
+    has them for each matrix. `amax` [1, 1], a magnitude of earlier steps, replaces `partial`."""
     if scaling is Scaling.ROW:
         assert partial is not None
         return [
@@ -372,7 +371,7 @@ def given_scales(
 
 
 def largest_of(partial: list[Tensor]) -> Tensor:
-    """The largest magnitude of all [1, 1], or of each matrix of a stack; 0 of nothing."""
+    """Return the largest magnitude of all [1, 1], or of each matrix of a stack; 0 if there are no values."""
     of_rows, _ = partial
     if of_rows.shape[-1]:
         return of_rows.amax(dim=(-2, -1), keepdim=True)
@@ -393,7 +392,7 @@ def _cast_traffic(sizes: Sizes, tile: Tile) -> Traffic:
 
 
 def _amax_traffic(sizes: Sizes, tile: Tile) -> Traffic:
-    """The first of two passes: 16 bits read. The least is that of both: a scale of all values is known after all."""
+    """Traffic of the first of two passes: 16 bits read. Both passes must read them, as the scale depends on all."""
     elements = sizes["rows"] * sizes["columns"]
     partial = 4 * elements // tile.constants["R"] + 4 * elements // tile.constants["C"]
     return Traffic(moved_bytes=2 * elements + partial, least_bytes=2 * elements)

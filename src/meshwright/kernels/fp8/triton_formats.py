@@ -1,4 +1,4 @@
-"""Formats that the Triton kernels of this folder serve, and those that the reference alone emulates."""
+"""Refuse formats that the Triton kernels of this folder do not serve; the reference emulates them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from meshwright.kernels.triton_route import serves_triton
 
 
 def serves_cast(call: KernelCall) -> Refusal | None:
-    """Refuse 4-bit values, and what `serves_triton` refuses."""
+    """Refuse 4-bit values, and calls that `serves_triton` refuses."""
     if f"element:{Element.E2M1}" in call.flags:
         return Refusal(reason="4-bit values are emulated by the reference only")
     return serves_triton(call)
@@ -19,7 +19,7 @@ def serves_cast(call: KernelCall) -> Refusal | None:
 def serves_gated_cast(call: KernelCall) -> Refusal | None:
     """Refuse scales of squares too."""
     if f"scaling:{Scaling.SQUARE}" in call.flags:
-        return Refusal(reason="scales of squares are those of weights")
+        return Refusal(reason="only weights have scales of squares")
     return serves_cast(call)
 
 

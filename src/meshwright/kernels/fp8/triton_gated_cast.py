@@ -5,9 +5,9 @@ Written apart, the activation writes 16 bits that the cast reads again. Here the
     forward    gate and up read (4 bytes an element), f(gate) up cast twice (2)             6 instead of 10
     backward   its gradient, gate and up read (6), both gradients cast twice (4)            10 instead of 18
 
-With scales of tensors and rows a pass before finds the largest magnitudes, from the same tensors. Values are rounded to
-the format of gate before they are cast, so that the result has the bits of both operations after each other.
-Definitions are those of `gated_activation` and `formats`.
+Scales of tensors and rows need a pass before, which finds the largest magnitudes in the same tensors. Values
+are rounded to the format of gate before they are cast, so that the result has the bits of both operations
+after each other. `gated_activation` and `formats` have the definitions.
 
 M rows, K columns; R rows and C columns of a tile, W of a group.
 """
@@ -47,8 +47,8 @@ from meshwright.kernels.triton_route import launch
 
 TILE = Tile(constants={"R": 64, "C": 64, "PART": 64}, num_warps=8)
 BLOCK_TILE = Tile(constants={"R": BLOCK, "C": BLOCK, "PART": 32}, num_warps=8)
-"""Of scales of blocks: whole groups of rows and of columns do not fit into registers, so the inputs are read for the
-rows and, from the cache, again for the columns."""
+"""Tile for scales of blocks: whole groups of rows and of columns do not fit into registers, so the inputs
+are read for the rows and, from the cache, again for the columns."""
 AMAX_TILE = Tile(constants={"R": 64, "C": 64}, num_warps=8)
 
 
@@ -241,7 +241,7 @@ def fp8_gated_gradients_kernel(
 
 
 def _in_rows(x_MK: Tensor) -> Tensor:
-    """With contiguous columns: a view where it has them, else a copy."""
+    """Return `x_MK` if its columns are contiguous, else a copy."""
     return x_MK if x_MK.stride(-1) == 1 or x_MK.shape[-1] == 1 else x_MK.contiguous()
 
 
@@ -333,9 +333,9 @@ def fp8_gated_gradients(
     with_columns: bool,
     with_sums: bool,
 ) -> list[Tensor]:
-    """Of the gradient of gate, then of up: values and scales of both orientations, sums over `tile_of` rows each.
+    """Return the cast gradients of gate, then of up: values and scales of both orientations, sums by `tile_of` rows.
 
-    `amax`: one for each, or none of them.
+    `amax`: one for each gradient, or empty.
     """
     of, how, tile = Element(element), Scaling(scaling), tile_of(scaling)
     grad, gate, up = _in_rows(grad), _in_rows(gate), _in_rows(up)
@@ -386,7 +386,7 @@ def _(*given: Any) -> list[Tensor]:
 
 
 def _amax_traffic(num_read: int) -> Any:
-    """16 bits of each input read. The least is that of both passes: the scale of all values is known after all."""
+    """Traffic of the first of two passes: 16 bits of each input. Both must read them, as the scale depends on all."""
 
     def traffic(sizes: Sizes, tile: Tile) -> Traffic:
         elements = sizes["rows"] * sizes["columns"]

@@ -33,7 +33,7 @@ GROUP = 8  # rows of tiles that follow one another, and share what the cache hol
 SMALL = Tile(constants={"TM": 64, "TN": 128, "TK": BLOCK}, num_warps=4, num_stages=3)
 LARGE = Tile(constants={"TM": 128, "TN": 128, "TK": BLOCK}, num_warps=8, num_stages=3)
 NARROW = Tile(constants={"TM": 64, "TN": 128, "TK": MX_BLOCK}, num_warps=4, num_stages=3)
-"""Scales of both operands inside the sum need registers of two tiles of C: with LARGE they spill on sm90 and gfx942."""
+"""Scales of both operands inside the sum need registers of two tiles of C: LARGE spills on sm90 and gfx942."""
 
 
 @triton.jit

@@ -1,8 +1,9 @@
 """Grouped GEMMs in 8 bits whose tiles find their expert on the device (Triton); definitions in `grouped_gemm`.
 
-As in `experts.grouped_gemm_triton`, the host launches as many tiles as there can be and waits for nothing. Scales of
-rows and tensors multiply the whole sum, those of blocks and MX the sum over their group, as in `triton_gemm`. The rows
-of an expert are a multiple of `grouped_gemm.ALIGNMENT`: no tile has rows of two experts, and none is ragged.
+As in `experts.grouped_gemm_triton`, the host launches the most tiles that there can be and waits for nothing.
+Scales of rows and tensors multiply the whole sum, scales of blocks and MX the sum over their group, as in
+`triton_gemm`. The rows of an expert are a multiple of `grouped_gemm.ALIGNMENT`: no tile has rows of two
+experts, and none is ragged.
 
 P rows, E experts (EP: the next power of two), K inputs, N outputs; TM, TN, TK of a tile.
 """

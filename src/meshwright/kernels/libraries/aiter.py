@@ -1,7 +1,8 @@
 """AMD's AITER as routes: norms and attention.
 
-Signatures are those of its repository on 2026-08-22 (`aiter/ops/mha.py`, `aiter/ops/triton/normalization/rmsnorm.py`).
-The package needs an AMD GPU to be imported: tests have a stand-in with these signatures. Nothing of it has run.
+Signatures are from its repository on 2026-08-22 (`aiter/ops/mha.py`,
+`aiter/ops/triton/normalization/rmsnorm.py`). The package needs an AMD GPU to be imported: tests have a
+stand-in with these signatures. These routes have not run.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def attention(q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor, options: ScoreOpti
 
 
 def serves_attention(call: KernelCall) -> Refusal | None:
-    """Refuse what plain causal attention in 16 bits is not, and shapes that the kernel lacks."""
+    """Refuse attention other than plain causal attention in 16 bits, and shapes that the kernel lacks."""
     if refusal := unfit_attention(call):
         return refusal
     if call.has_shapes and max(shape[-1] for shape in call.shapes) > WIDEST:

@@ -32,7 +32,7 @@ def untraced(call: KernelCall) -> Refusal | None:
 
 
 def unfit_attention(call: KernelCall) -> Refusal | None:
-    """Refuse what plain causal attention in 16 bits is not."""
+    """Refuse attention other than plain causal attention in 16 bits."""
     if others := call.flags & {"ranges", "sinks", "cap"}:
         return Refusal(reason=f"called without {', '.join(sorted(others))}")
     if not set(call.dtypes) <= {"bfloat16", "float16"}:

@@ -132,7 +132,7 @@ def linear_cross_entropy(
 
 
 def serves_linear_cross_entropy(call: KernelCall) -> Refusal | None:
-    """Refuse what Liger's loss has not."""
+    """Refuse calls that Liger's loss does not compute."""
     if call.flags & {"weights", "z_loss", "sharded", "none"}:
         return Refusal(
             reason="Liger has no weights of tokens, no z-loss in the gradient alone, no sharded vocabulary"

@@ -1,7 +1,7 @@
 """NVIDIA's Transformer Engine as routes: norms and attention.
 
-Signatures are those of version 2.20 (`transformer_engine/pytorch/csrc/extensions.h`, `dot_product_attention.py`). The
-package needs a GPU to be imported: tests have a stand-in with these signatures. Nothing of it has run.
+Signatures are from version 2.20 (`transformer_engine/pytorch/csrc/extensions.h`, `dot_product_attention.py`).
+The package needs a GPU to be imported: tests have a stand-in with these signatures. No route has run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def rms_norm(
 
 
 class _Norm(torch.autograd.Function):
-    """The norm of `x`, and `x` itself, whose gradient the kernel adds to that of the norm."""
+    """The norm of `x`, and `x` itself. The backward kernel adds the gradients of both."""
 
     @staticmethod
     def forward(
@@ -90,7 +90,7 @@ def _module(heads: int, width: int, value_width: int, groups: int, scale: float)
 
 
 def serves_attention(call: KernelCall) -> Refusal | None:
-    """Refuse what plain causal attention in 16 bits is not, and shapes that the kernel lacks."""
+    """Refuse attention other than plain causal attention in 16 bits, and shapes that the kernel lacks."""
     if refusal := unfit_attention(call):
         return refusal
     if call.has_shapes:

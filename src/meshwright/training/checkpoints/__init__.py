@@ -11,7 +11,7 @@ files     checkpoints in a folder, their manifests, `verify`
 peers     the processes that save together
 writing   `save`
 reading   `load`
-metadata  the index of tensors, read without running what it contains
+metadata  the index of tensors, read without running code in it
 saver     asynchronous saving
 stalls    time that steps waited for it
 """

@@ -19,7 +19,7 @@ from meshwright.training.weights import Origin
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """The model whose states these are. With `lora` they are those of its adapters alone."""
+    """The model whose states a checkpoint has. If `lora` is set, it has the states of the adapters alone."""
 
     shapes: Model
     lora: Lora | None

@@ -62,8 +62,8 @@ def without_manifest(folder: Path) -> list[SavedCheckpoint]:
 def newest(folder: Path) -> SavedCheckpoint:
     """The newest checkpoint, verified. Every process calls it.
 
-    Raises InputError when there is none, or when its files do not match its manifest; the message then names the
-    newest one that is good.
+    Raises InputError when there is none, or when its files do not match its manifest; the message then names
+    the newest good checkpoint.
     """
     found = sorted([*checkpoints(folder), *without_manifest(folder)], key=lambda saved: saved.step)
     if not found:
@@ -164,7 +164,7 @@ def remove(path: Path) -> None:
 def prune(folder: Path, *, keep: int | None) -> None:
     """Remove all but the newest `keep` checkpoints (None: all) and the best, which the newest manifest names.
 
-    One that was written only because it was the best then is removed with its successor.
+    A checkpoint that was written only because it was the best is removed once its successor is written.
     """
     found = checkpoints(folder)
     best = read_manifest(found[-1].path).get(BEST) if found else None

@@ -1,4 +1,4 @@
-"""Read the index of a distributed checkpoint, `.metadata`, without running what it contains.
+"""Read the index of a distributed checkpoint, `.metadata`, without running code in it.
 
 PyTorch stores the index as a pickle, which can name any function of any module. Here it may name only the classes of a
 distributed checkpoint; everything else is refused before it is imported. `CheckpointReader` is PyTorch's reader with
@@ -109,6 +109,6 @@ def read_index(checkpoint: Path, *, name: str = INDEX) -> Metadata:
 
 
 def require_index(checkpoint: Path) -> None:
-    """Raise InputError if the index of a checkpoint, where it has one, is not what `read_index` accepts."""
+    """Raise InputError if a checkpoint has an index that `read_index` refuses."""
     if (checkpoint / INDEX).exists():
         read_index(checkpoint)

@@ -4,8 +4,9 @@ The loop copies the states to host memory and continues; a thread writes the cop
 of the copy, and the memory of one more set of states on the host. At most one save is under way: the next save waits
 for it, and so does the end of the run.
 
-The threads of all processes have their own process group, so their collectives never mix with those of the steps.
-Source: CheckFreq (Mohan et al. 2021), section 4, which calls the two phases snapshot and persist.
+The threads of all processes have their own process group, so their collectives never mix with the steps'
+collectives. Source: CheckFreq (Mohan et al. 2021), section 4, which calls the two phases snapshot and
+persist.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class CheckpointSaver:
                 self._raise()
 
     def wait(self) -> None:
-        """Return when no save is under way. Raises the InputError of one that failed."""
+        """Return when no save is under way. Raises the InputError of a failed save."""
         with self.stalls.during():
             self._join()
 

@@ -1,4 +1,4 @@
-"""Write checkpoints: into a partial folder that is synced, checksummed, and only then renamed."""
+"""Write checkpoints. A partial folder is synced, checksummed, and only then renamed."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def end(
 ) -> Path:
     """Rename `partial` to a checkpoint, now that all its files are on the disk, and prune old ones. Raises OSError.
 
-    `digests`: those of its files, by process.
+    `digests` has the digests of its files, by process.
     """
     manifest = {**about, "step": step, "files": {n: d for part in digests for n, d in part.items()}}
     final = partial.with_name(partial.name.removeprefix(files.PARTIAL))

@@ -1,7 +1,7 @@
-"""A byte-level BPE tokenizer, trained on the corpus itself and kept by the hash of what it was trained on.
+"""A byte-level BPE tokenizer, trained on the corpus itself and kept by the hash of its training text.
 
-Words are split as GPT-2 splits them; the first 256 tokens are the bytes, so nothing is ever unknown. Source: Radford
-et al. (2019), Language Models are Unsupervised Multitask Learners, section 2.2.
+Words are split as GPT-2 splits them; the first 256 tokens are the bytes, so no text is unknown. Source:
+Radford et al. (2019), Language Models are Unsupervised Multitask Learners, section 2.2.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SPECIAL_TOKENS = (END, START_OF_TURN, END_OF_TURN)
 SMALLEST_VOCAB = 256 + len(SPECIAL_TOKENS)
 LARGEST_VOCAB = 1 << 20
 TRAINED_ON_CHARACTERS = 32 << 20
-"""As much of the corpus as training looks at; merges hardly change beyond it, and time and memory do."""
+"""Characters of the corpus that training reads; more hardly change merges, but cost time and memory."""
 _EXCERPT_CHARACTERS = 1 << 16  # of one document, so that one long file does not decide alone
 
 

@@ -1,8 +1,8 @@
 """Folders that are built once, by one process, and are complete or absent.
 
-A folder is built under another name and renamed when its manifest (size and digest of every file) is on disk, so a
-process killed at any moment leaves nothing that opens. Several processes may ask at once: one builds, the others
-wait. A folder whose files are not those of its manifest is refused and built again.
+A folder is built under another name and renamed when its manifest (size and digest of every file) is on disk,
+so a process killed at any moment leaves no folder that opens. Several processes may ask at once: one builds,
+the others wait. A folder whose files differ from its manifest is refused and built again.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def digest_of(file: Path) -> str:
 
 
 def remembered_digest(file: Path, *, cache: Path) -> str:
-    """`digest_of` a source file. That of a large file is cached until its size or modification time changes."""
+    """`digest_of` a source file. A large file's digest is cached until its size or modification time changes."""
     fact = file.stat()
     if fact.st_size < REMEMBERED_BYTES:
         return digest_of(file)

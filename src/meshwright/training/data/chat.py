@@ -1,7 +1,7 @@
 """Conversations as text: ChatML where a tokenizer has no template of its own, else its own Jinja template.
 
 ChatML writes every message as `<|im_start|>ROLE\\nCONTENT<|im_end|>\\n`. Source: OpenAI, chatml.md (2023),
-https://github.com/openai/openai-python/blob/v0.28.1/chatml.md. What the loss counts is what the assistant says, with
+https://github.com/openai/openai-python/blob/v0.28.1/chatml.md. The loss counts the assistant's messages, with
 the mark that ends its turn.
 """
 
@@ -60,9 +60,9 @@ _OTHER_TOKENIZER = "use a tokenizer whose own chat template writes them"
 class JinjaChat:
     """A tokenizer's own `chat_template`, in Jinja's sandbox.
 
-    Answers are the template's `{% generation %}` blocks. Where it has none, an answer is what the template adds
-    between "the assistant is about to speak" and "it has spoken". A template that writes early messages differently
-    once later ones follow has no such place and is refused.
+    Answers are the template's `{% generation %}` blocks. If the template has no such blocks, an answer is the
+    text that it adds between "the assistant is about to speak" and "it has spoken". A template that writes
+    early messages differently once later messages follow has no such place and is refused.
     """
 
     template: str

@@ -1,7 +1,7 @@
 """Conversations of records, in the form that chat templates read.
 
     messages         OpenAI: role and content, tool_calls, weight; content is text or a list of text parts
-    conversations    ShareGPT: from and value; system and tools beside them
+    conversations    ShareGPT: `from` and value; system and tools beside them
     instruction      Alpaca: instruction, input and output; system and history beside them
 
 Sources: https://platform.openai.com/docs/guides/supervised-fine-tuning (`weight`, `tool_calls`, `tools`);
@@ -19,7 +19,7 @@ from typing import Any
 from meshwright.errors import InputError
 
 Message = Mapping[str, Any]
-"""`role`, `content` (text, or None beside tool calls), and what else a chat template reads."""
+"""`role`, `content` (text, or None beside tool calls), and other keys that a chat template reads."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 SHAREGPT_ROLES = {
@@ -52,7 +52,7 @@ class Conversation:
 
 
 def conversation_of(record: Mapping[str, Any], messages: Any) -> Conversation:
-    """The conversation of a record that holds a list of messages. Raises InputError for what cannot be read."""
+    """Read the conversation of a record that holds a list of messages. Raises InputError for other values."""
     messages = _parsed(messages, "messages")
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise InputError("a conversation is a list of messages", got=_kind(messages))
@@ -80,7 +80,7 @@ def instruction_conversation(record: Mapping[str, Any], *, context_key: str, ans
             isinstance(turn, Sequence) and len(turn) == 2 and all(isinstance(said, str) for said in turn)
         ):
             raise InputError(
-                "history is a list of pairs: what the user and the assistant said", got=_kind(turn)
+                "history is a list of pairs: the user's text and the assistant's", got=_kind(turn)
             )
         pairs += [
             ({"role": "user", "content": turn[0]}, False),
@@ -186,7 +186,7 @@ def _is_trained(message: Mapping[str, Any], role: str, where: str) -> bool:
         raise InputError(f"{where}: its flags contradict each other", got=", ".join(flags))
     is_asked = bool(next(iter(flags.values()), role == "assistant"))
     if is_asked and role != "assistant":
-        raise InputError(f"{where}: only what the assistant says is trained on", got=f"a message of {role}")
+        raise InputError(f"{where}: only assistant messages are trained on", got=f"a message of {role}")
     return is_asked
 
 

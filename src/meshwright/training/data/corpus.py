@@ -61,7 +61,7 @@ class Corpus:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Formats of records, what is cut or has no label, and padding; nothing about a stream of text."""
+        """Notes on formats of records, on cut or unlabelled records, and on padding; a stream of text has none."""
         usages = {_training_data(name): usage for name, usage in self.train_usages.items()}
         usages |= {_validation_data(name): usage for name, usage in self.validation_usages.items()}
         lines = (usage.describe(name) for name, usage in usages.items())
@@ -190,7 +190,7 @@ def _refuse_validation_of_random_tokens(run: Run) -> None:
 
 
 def open_tokenizer(name: str, *, source: DocumentSource | TokenFiles | None, cache: Path) -> Tokenizer:
-    """The tokenizer that a run file calls `name`; `source` is what `bpe:SIZE` is trained on.
+    """The tokenizer that a run file calls `name`; `bpe:SIZE` is trained on `source`.
 
     Raises InputError when there is no such tokenizer.
     """

@@ -12,7 +12,7 @@ from meshwright.training.data.readers import Rows, without_nulls
 
 @dataclass(frozen=True, kw_only=True)
 class HubDataset:
-    """One split of a data set, and the library's own hash of its content and of what was done to it."""
+    """One split of a data set, and the library's own hash of its content and its transformations."""
 
     dataset: Any = field(repr=False)
     fingerprint: str

@@ -1,11 +1,11 @@
 """Samples of a fixed length, cut from a corpus, each a pure function of its number.
 
-Two ways. A *stream* cuts the corpus every `sequence_length` tokens, through documents: nothing is wasted, which is what
-pretraining wants. *Whole documents* are laid side by side until the next one does not fit, and the rest of the sample
-is padding: answers keep their prompts, which is what fine-tuning wants.
+There are two ways. A *stream*, for pretraining, cuts the corpus every `sequence_length` tokens, through
+documents: no position is wasted. *Whole documents*, for fine-tuning, are laid side by side until the next
+does not fit, and the rest of the sample is padding: answers keep their prompts.
 
-In both, attention and positions begin anew at every document, and the last token of a document has no label: what
-follows it is unrelated.
+In both, attention and positions begin anew at every document. The last token of a document has no label: the
+next token is unrelated.
 
     N tokens of a piece   T positions of a sample   P samples   E extents (see `split`)
 """
@@ -149,7 +149,7 @@ class WholeSamples:
         return len(self.ranges_P2)
 
     def sample(self, number: int) -> Sample:
-        """Its documents; one that is too long is cut, and its next token is the last label."""
+        """Return the sample's documents. A document that is too long is cut, and its next token is the last label."""
         start, stop = map(int, self.ranges_P2[number])
         stop = min(stop, start + self.sequence_length + 1)
         begins = np.concatenate([[0], self.store.starts_between(start, stop) - start])

@@ -2,7 +2,7 @@
 
     text        `text`, or the key that the source names: everything is trained on
     prompt      a prompt and its answer: the answer is trained on
-    messages    a conversation in OpenAI's form: what the assistant says is trained on
+    messages    a conversation in OpenAI's form: the assistant's messages are trained on
     sharegpt    a conversation in ShareGPT's form
     alpaca      an instruction, an input and an output: a conversation of two messages
 

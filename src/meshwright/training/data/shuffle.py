@@ -21,7 +21,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True, kw_only=True)
 class Permutation:
-    """An order of `range(length)` that depends on `seed` and `epoch` and on nothing else.
+    """An order of `range(length)` that depends only on `length`, `seed` and `epoch`.
 
     >>> order = Permutation(length=10, seed=0, epoch=0)
     >>> sorted(order.at(np.arange(10)).tolist()) == list(range(10))

@@ -66,7 +66,7 @@ class DocumentSource:
     def documents(
         self, *, chat: Chat | None = None, counts: RecordCounts | None = None
     ) -> Iterator[TextDocument]:
-        """Every document; conversations are written with `chat`, and what is read is counted in `counts`.
+        """Yield every document. `chat` writes conversations; `counts` counts the records read.
 
         Raises InputError at the first record that cannot be read.
         """
@@ -89,9 +89,9 @@ class TokenFiles:
 
 
 def open_source(name: str, *, cache: Path | None = None) -> DocumentSource | TokenFiles:
-    """The corpus of that name. In `cache` the digests of large files are kept.
+    """Open the corpus `name`. `cache` keeps the digests of large files.
 
-    Raises InputError when there is none, a folder holds nothing readable, or an option is unknown.
+    Raises InputError when there is no such corpus, a folder holds no readable file, or an option is unknown.
     """
     try:
         return _open(name, default_cache() if cache is None else cache)
@@ -124,7 +124,7 @@ def in_turns(sources: Sequence[DocumentSource]) -> DocumentSource:
 
 
 def is_from_hub(name: str) -> bool:
-    """True if the name can only be that of a data set of the Hugging Face hub: nothing of that name is here."""
+    """Return True if `name` can only name a data set of the Hugging Face hub: no file here has that name."""
     place, _ = _split(name)
     path = Path(place).expanduser()
     is_here = place == PYTHON_STDLIB or path.exists() or _indexed_prefix(path) is not None
@@ -201,7 +201,7 @@ def _indexed_prefix(path: Path) -> Path | None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Found:
-    """Files in the order of their names, and the suffixes of those that no reader knows."""
+    """Files in the order of their names, and the suffixes of files that no reader knows."""
 
     files: tuple[Path, ...] = ()
     other_suffixes: tuple[str, ...] = ()
@@ -216,7 +216,7 @@ class _Found:
 
 
 def _files(path: Path) -> _Found:
-    """The files of a path. One that was named itself need not have a known suffix."""
+    """Find the files of a path. A path that is a file need not have a known suffix."""
     if path.is_file():
         return _Found(files=(path,))
     if path.is_dir():

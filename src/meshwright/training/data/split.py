@@ -56,10 +56,10 @@ def num_held_out(num_tokens: int) -> int:
 
 
 def hold_out(store: TokenStore, *, whole_documents: bool) -> Split:
-    """Training and validation parts.
+    """Split a corpus into training and validation parts.
 
-    A document that is longer than what is still to be held out gives its end only, unless `whole_documents`; then
-    it is taken whole, and a corpus of one document has no validation part.
+    If a document has more tokens than are still to be held out, its end is held out. `whole_documents` holds
+    it out whole; a corpus of one document then has no validation part.
     """
     wanted = num_held_out(store.num_tokens)
     order = Permutation(length=store.num_documents, seed=_ORDER_SEED)

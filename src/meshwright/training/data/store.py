@@ -1,7 +1,7 @@
 """Tokens of a corpus on disk, as one long line of positions over one or several memory-mapped files.
 
-Beside each pair of token files (see `megatron`) may lie `NAME.trained`: one byte per token, 1 where the loss counts it.
-Where there is none, the loss counts every token.
+Beside each pair of token files (see `megatron`) may lie `NAME.trained`: one byte per token, 1 where the loss
+counts it. Without this file, the loss counts every token.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Chat templates in Jinja's sandbox, with what transformers' `apply_chat_template` gives them.
+"""Chat templates in Jinja's sandbox, with the variables and functions of transformers' `apply_chat_template`.
 
-Source: https://github.com/huggingface/transformers/blob/main/src/transformers/utils/chat_template_utils.py. One thing
-differs: `strftime_now` is the day of `TEMPLATE_DATE`, so that a corpus has the same tokens every day.
+Source: https://github.com/huggingface/transformers/blob/main/src/transformers/utils/chat_template_utils.py.
+Only `strftime_now` differs: it is the day of `TEMPLATE_DATE`, so that a corpus has the same tokens every day.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _compiled(template: str, marks_answers: bool) -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class GenerationBlocks(Extension):
-        """`{% generation %}`: what the assistant says."""
+        """`{% generation %}`: the assistant's text."""
 
         tags = {"generation"}  # noqa: RUF012  (as jinja2 declares it)
 

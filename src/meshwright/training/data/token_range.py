@@ -30,7 +30,7 @@ def require_vocab(store: TokenStore, *, vocab: int, cache: Path) -> None:
 
 
 def _range_of(tokens: IndexedTokens, cache: Path) -> tuple[int, int]:
-    """The smallest and the largest token; of a large file read once until its size or modification time changes."""
+    """Return the smallest and the largest token; a large file is read again only if size or time changes."""
     if _token_file(tokens).stat().st_size < REMEMBERED_BYTES:
         return _measure(tokens.tokens_N)
     known = _remembered(tokens, cache)

@@ -1,6 +1,6 @@
-"""A corpus tokenised once: from documents to memory-mapped shards in the cache.
+"""Tokenise a corpus once: documents become memory-mapped shards in the cache.
 
-The cache is keyed by what the tokens depend on: the corpus's content and the tokenizer. Sequence length, batch, seed
+The tokens depend on the corpus's content and the tokenizer, which key the cache. Sequence length, batch, seed
 and the number of processes do not matter, so every run on the same text shares one copy.
 """
 
@@ -164,7 +164,7 @@ def _batches(documents: Iterator[TextDocument]) -> Iterator[list[TextDocument]]:
 
 
 def _encode(documents: Sequence[TextDocument], tokenizer: Tokenizer) -> Iterator[_Tokens]:
-    """Documents as tokens with their start and end; those without a mask are encoded together."""
+    """Encode documents with their start and end tokens; documents without a mask are encoded together."""
     parts = [_parts(d.text) if d.trained is None else [] for d in documents]
     encoded = iter(tokenizer.encode([part for of_document in parts for part in of_document]))
     for document, of_document in zip(documents, parts, strict=True):
@@ -177,7 +177,7 @@ def _encode(documents: Sequence[TextDocument], tokenizer: Tokenizer) -> Iterator
 
 
 def _trained(stops_N: np.ndarray, document: TextDocument) -> np.ndarray:
-    """Tokens whose last character is trained on: one that runs over the border belongs to what follows it."""
+    """Tokens whose last character is trained on: a token across a border belongs to the text behind the border."""
     assert document.trained is not None
     is_trained = np.zeros(len(document.text) + 1, dtype=bool)
     for start, stop in document.trained:

@@ -100,8 +100,8 @@ class ByteTokenizer:
 class JsonTokenizer:
     """A `tokenizer.json` of the Hugging Face `tokenizers` library.
 
-    `config` is the content of the `tokenizer_config.json` in its `folder`: it names the end token and may hold a chat
-    template. The start token is the one that the tokenizer itself puts before an empty text.
+    `config` is the content of the `tokenizer_config.json` in its `folder`: it names the end token and may
+    hold a chat template. The start token is the token that the tokenizer itself puts before an empty text.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ def require_tokenizers() -> Any:
 
 
 def _template_files(folder: Path) -> dict[str, str]:
-    """Templates in files of their own by name. As in transformers they come before those of the config."""
+    """Templates in files of their own by name. They precede the config's templates, as in transformers."""
     files = {DEFAULT_TEMPLATE: folder / "chat_template.jinja"}
     files |= {file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     try:

@@ -55,7 +55,7 @@ def count_document_labels(store: TokenStore, extents: Extents, *, sequence_lengt
 
 
 def _labels_between(store: TokenStore, starts_N: np.ndarray, stops_N: np.ndarray) -> np.ndarray:
-    """Trained tokens of each range, without its first one, which nothing predicts."""
+    """Count trained tokens of each range, without its first token, which has no prediction."""
     labels_N = np.zeros(len(starts_N), dtype=np.int64)
     row = 0
     while row < len(starts_N):
@@ -99,7 +99,7 @@ class DataUsage:
     padding_ratio: float  # padding over the positions of all samples
 
     def describe(self, name: str) -> str | None:
-        """A line about the data `name`; None where every token is trained on and nothing is padded or cut."""
+        """Describe the data `name` in a line; None: all tokens are trained on, and no record is padded or cut."""
         if not (self.num_cut or self.num_without_labels or self.num_padded):
             return None
         skipped = self.num_samples_without_labels

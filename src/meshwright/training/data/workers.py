@@ -52,7 +52,7 @@ def prefetch(
 class WorkerChoice:
     """Number of threads, with the measured time of a batch for each number that was tried.
 
-    Where the run file gives the number, nothing was measured.
+    A number from the run file has no measured times.
     """
 
     num_workers: int

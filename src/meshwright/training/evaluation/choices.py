@@ -3,9 +3,10 @@
     accuracy              argmax of Σ log p(token of the choice)
     accuracy, normalized  argmax of that sum over the characters of the choice
 
-As lm-evaluation-harness defines `acc` and `acc_norm` of a task with `output_type: multiple_choice`: a choice follows
-the context after a space, its tokens are those that the whole text has after the tokens of the context, and the
-standard error is that of a mean. A context begins with the start token, where the tokenizer has one.
+lm-evaluation-harness defines `acc` and `acc_norm` of a task with `output_type: multiple_choice` so: a choice
+follows the context after a space, its tokens are the tokens of the whole text behind the tokens of the
+context, and accuracy has the standard error of a mean. A context begins with the start token if the tokenizer
+has one.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class ChoiceQuestion:
 
 
 def read_questions(path: Path) -> list[ChoiceQuestion]:
-    """The questions of a JSONL file. Raises InputError with file and line for what is not one."""
+    """Read the questions of a JSONL file. Raises InputError with file and line for a line that is no question."""
     try:
         with path.open(encoding="utf-8-sig") as file:
             found = [_question(record, where=where) for where, record in json_lines(file, name=str(path))]
@@ -87,7 +88,7 @@ def _answer(answer: object, choices: list[str], *, where: str) -> int:
 
 
 def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[list[int], list[int]]:
-    """Tokens of the context with the start token, and those of the continuation after it.
+    """Return tokens of the context with the start token, and tokens of the continuation.
 
     White space at the end of the context goes to the continuation, as tokenizers put it before a word. An empty
     context is the start token, or the end token after which training begins a document.

@@ -1,6 +1,6 @@
 """The model as one of lm-evaluation-harness (EleutherAI), version 0.4: `lm_eval.simple_evaluate` on our forward pass.
 
-Prefixes and pairs are encoded as in `choices`: with the start token, where the tokenizer has one.
+Prefixes and pairs are encoded as in `choices`: they begin with the start token if the tokenizer has one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def run_tasks(
     limit: int | None,
     batch: int,
 ) -> dict[str, Any]:
-    """Results of tasks of the harness: its own by name, or those in files of `folder`.
+    """Run tasks of the harness: its own tasks by name, or tasks in files of `folder`.
 
     Raises MissingDependencyError without `lm_eval`, InputError where a task is unknown or its data cannot be loaded.
     """
@@ -48,7 +48,7 @@ def run_tasks(
     manager = TaskManager(include_path=None if folder is None else str(folder))
     unknown = [task for task in tasks if not manager.match_tasks([task])]
     if unknown:
-        raise InputError("unknown task", got=unknown[0], hint="`lm_eval ls tasks` lists those of the harness")
+        raise InputError("unknown task", got=unknown[0], hint="`lm_eval ls tasks` lists the harness's tasks")
     try:
         done: Any = simple_evaluate(
             model=harness_model(trained, batch=batch),

@@ -111,7 +111,7 @@ class MeanLoss:
 
     @property
     def standard_error(self) -> float | None:
-        """Of the mean; None for a single row."""
+        """Standard error of the mean; None for a single row."""
         if self.num_rows < 2:
             return None
         squares = self._squares - 2 * self.mean * self._products + self.mean**2 * self._counts

@@ -4,8 +4,8 @@
     perplexity      exp(loss)
     bits per byte   the loss of the text tokens over ln 2, over the bytes of their text; it compares tokenizers
 
-A document longer than a window continues in the next one, whose first token is the last of the one before: its tokens
-see only their own window. In data with prompts only what is trained on counts.
+A document longer than a window continues in the next window, whose first token is the last token of the
+window before: tokens see only their own window. Data with prompts counts only tokens that are trained on.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class _Window:
 
 
 def open_texts(trained: TrainedModel, source: str | None) -> list[Text]:
-    """The tokens of `source`; None: the validation data of the training, or what was held out for it.
+    """Open the tokens of `source`; None: the training's validation data, or the documents held out for validation.
 
-    Raises InputError where there is no such data, or its tokens are not those of the model.
+    Raises InputError if there is no such data, or a token is not in the model's vocabulary.
     """
     if source is not None:
         return [_open(trained, source)]
@@ -105,8 +105,9 @@ def evaluate_text(
 ) -> dict[str, Any]:
     """Loss, perplexity and bits per byte of `text` with their standard errors.
 
-    `length` is the window in tokens (None: the sequence length of the training, or 1,024), `max_tokens` ends the
-    evaluation after so many. Raises InputError where nothing can be predicted, or `length` exceeds the positions.
+    `length` is the window in tokens (None: the sequence length of the training, or 1,024). The evaluation
+    ends after `max_tokens` tokens. Raises InputError if no token can be predicted, or `length` exceeds the
+    positions.
     """
     positions = trained.positions
     length = length or trained.sequence_length or min(positions or DEFAULT_LENGTH, DEFAULT_LENGTH)

@@ -1,11 +1,11 @@
 """Text from a trained model: prompts in, tokens out one by one.
 
 cache      keys and values of the tokens so far; `CachedModel` feeds a model with it
-sampling   from logits to the next token
-text       from tokens to text, piece by piece, and stop strings
+sampling   logits to the next token
+text       tokens to text, piece by piece, and stop strings
 decoding   the loop over tokens for a batch of prompts
 requests   prompts and conversations to tokens
-settings   sampling settings over those of the model
+settings   the caller's sampling settings over the model's
 generator  a trained model that answers requests
 """
 

@@ -1,8 +1,8 @@
 """Keys and values of earlier tokens, so that a token is computed once.
 
-A layer's cache stands in the place of its core attention, where rotated keys arrive: every kind of attention has that
-place, and its masks, windows and scales are those of training. Layers with a sliding window keep only the keys that
-later tokens can see.
+A layer's cache replaces its core attention, which rotated keys reach: every kind of attention has a core
+attention, and masks, windows and scales are the same as in training. Layers with a sliding window keep only
+the keys that later tokens can see.
 
 Sequences of different lengths are padded at the left: their last tokens are in the same column. Padding is a document
 of its own, which no token attends to.
@@ -34,7 +34,7 @@ PADDING, TEXT = -1, 0
 class CachingAttention(nn.Module):
     """A core attention that keeps the keys and values it was given.
 
-    Columns before `start` are forgotten; those from `start` to `stop` are in buffers of C columns.
+    Columns before `start` are forgotten; columns from `start` to `stop` are in buffers of C columns.
     """
 
     def __init__(self, core: CoreAttention) -> None:
@@ -52,7 +52,7 @@ class CachingAttention(nn.Module):
         layout: LayerLayout,
         sinks_H: Tensor | None = None,
     ) -> Tensor:
-        """[B, T, H, V]: attention to the new keys and to those before."""
+        """Return attention to the new and the cached keys, [B, T, H, V]."""
         before, self.stop = self.stop - self.start, self.stop + k_BTGK.shape[1]
         length = self.stop - self.start
         self.k_BCGK = _with_room(self.k_BCGK, k_BTGK, used=before, needed=length)
@@ -84,7 +84,7 @@ class CachingAttention(nn.Module):
         self.k_BCGK, self.v_BCGV = self.k_BCGK[rows], self.v_BCGV[rows]
 
     def _forget(self) -> None:
-        """Drop columns that no later query sees, once they are as many as the others: each is moved once."""
+        """Drop columns that no later query sees, once they outnumber the others: each column is moved once."""
         needed, length = self.window - 1, self.stop - self.start
         if not self.window or length <= 2 * needed:
             return
@@ -125,7 +125,7 @@ class CachedModel:
             attention.set_submodule("core", self._caches[-1])
 
     def close(self) -> None:
-        """Give the model back as it was."""
+        """Restore the model."""
         self.model.chunks = self._chunks
         for attention, cache in zip(self._attentions, self._caches, strict=True):
             attention.set_submodule("core", cache.core)
@@ -137,9 +137,9 @@ class CachedModel:
         self.close()
 
     def start(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """Feed these sequences in the place of those before. Returns the logits after each, fp32 [B, V].
+        """Feed these sequences in place of the sequences before. Returns the logits after each, fp32 [B, V].
 
-        A single sequence that begins like the single one before keeps the columns that both have.
+        A single sequence keeps the columns that it shares with a single sequence before.
         """
         if len(sequences) == 1 and self._tokens is not None:
             shared = _num_shared(self._tokens, sequences[0][:-1])
@@ -196,11 +196,11 @@ class CachedModel:
         return self.model.model.rope.scaling is RopeScaling.LONGROPE
 
     def _is_long(self, length: int) -> bool:
-        """True if a text of so many tokens has the rotations of long ones, which the cached keys must have too."""
+        """True if a text of `length` tokens has the rotations of long texts, which the cached keys must have too."""
         return self.rotates_by_length and length > self.model.model.rope.original_context
 
     def rewind(self, length: int) -> int:
-        """Forget all but the first `length` columns, or all of them where a window has lost what that needs.
+        """Forget all but the first `length` columns, or all columns if a window has dropped keys that they need.
 
         Returns the number of columns that are left.
         """

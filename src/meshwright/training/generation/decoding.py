@@ -155,9 +155,10 @@ def complete(
     on_batch: Callable[[Sequence[Completed]], None] | None = None,
     **settings: Any,
 ) -> list[Completed]:
-    """Continue prompts, `batch` at a time, the longest first: those of like length need little padding.
+    """Continue prompts, `batch` at a time, the longest first: prompts of like length need little padding.
 
-    Completions are in the order of `prompts`. `on_batch` gets those of each batch; `settings` as in `complete_batch`.
+    Completions are in the order of `prompts`. `on_batch` gets each batch's completions; `settings` as in
+    `complete_batch`.
     """
     batch = 1 if cached.rotates_by_length else batch
     order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i].tokens))

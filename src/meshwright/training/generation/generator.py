@@ -32,11 +32,11 @@ class TextGenerator:
         self._turn_end = turn_end(self.tokenizer)
 
     def close(self) -> None:
-        """Give the model back as it was."""
+        """Restore the model."""
         self._cached.close()
 
     def prompts(self, requests: Sequence[Request]) -> list[Prompt]:
-        """All requests as tokens. Raises InputError that names every one that is too long."""
+        """Return all requests as tokens. Raises InputError that names every request that is too long."""
         found, problems = [], []
         for number, request in enumerate(requests):
             try:

@@ -1,4 +1,4 @@
-"""Prompts: from text or conversations to tokens, with room for the answer.
+"""Turn text and conversations into tokens of prompts, with room for the answer.
 
 A prompt file has a prompt a line. In JSON lines (`.jsonl`, `.ndjson`) a line is a text, or an object with `prompt`,
 `text` or `messages`.
@@ -19,7 +19,7 @@ from meshwright.training.data.json_stream import json_line_values
 from meshwright.training.data.tokenizer import Tokenizer
 
 DEFAULT_TOKENS = 256
-"""Most tokens of a completion where the caller does not say."""
+"""Most tokens of a completion, unless the caller sets a number."""
 
 Messages = Sequence[Mapping[str, Any]]
 Request = str | Messages
@@ -34,14 +34,14 @@ _MARK = "MESHWRIGHT"
 
 @dataclass(frozen=True, kw_only=True)
 class PromptFile:
-    """The prompts of a file, and notes on what of it is not used."""
+    """The prompts of a file, and notes on its unused keys."""
 
     requests: Sequence[Request]
     notes: tuple[str, ...] = ()
 
 
 def read_requests(path: Path) -> PromptFile:
-    """The prompts of a file. Raises InputError with file and line for what is not one."""
+    """Read the prompts of a file. Raises InputError with file and line for a line that is no prompt."""
     unused: Counter[str] = Counter()
     try:
         with path.open(encoding="utf-8-sig") as file:
@@ -137,9 +137,9 @@ def _whole(text: str) -> str:
 def room_for(
     tokens: Sequence[int], *, number: int, max_tokens: int | None, positions: int | None
 ) -> tuple[int, GenerationEnding]:
-    """The number of tokens that may follow a prompt, `max_tokens` or what `positions` leave room for, and which it is.
+    """Return the number of tokens that may follow a prompt, and which limit it is: `max_tokens` or `positions`.
 
-    Raises InputError where more positions are needed than the model is trained for (None: they are not limited).
+    Raises InputError if a prompt needs more positions than the model is trained for (None: they are not limited).
     """
     wanted = DEFAULT_TOKENS if max_tokens is None else max_tokens
     room = wanted if positions is None else positions - len(tokens)

@@ -24,7 +24,7 @@ from meshwright.training.models import named_seed
 
 
 class Sampler:
-    """Chooses the tokens of a batch. `numbers` are those of the prompts, which set their random streams."""
+    """Chooses the tokens of a batch. `numbers` are the prompts' numbers, which set their random streams."""
 
     def __init__(
         self, sampling: Sampling, *, tokens: Sequence[Sequence[int]], numbers: Sequence[int], vocab: int

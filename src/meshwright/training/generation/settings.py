@@ -1,4 +1,4 @@
-"""Sampling settings: what the caller asks for, over what the model's generation_config.json says."""
+"""Sampling settings: the caller's, over the settings of the model's generation_config.json."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 def sampling_for(
     generation: Mapping[str, Any], *, given: Mapping[str, float | int | None], seed: int
 ) -> tuple[Sampling, tuple[str, ...]]:
-    """The sampling settings, and notes on what generation_config.json says.
+    """Return the sampling settings, and notes on generation_config.json.
 
-    `given` are those of `SETTINGS` that the caller sets, None where it does not. Without a temperature the most
-    probable token is chosen, unless generation_config.json has `do_sample`, or a filter is given.
-    Raises InputError for values outside their range, and for filters at temperature 0.
+    `given` has the caller's values of `SETTINGS`, None where the caller sets none. Without a temperature the
+    most probable token is chosen, unless generation_config.json has `do_sample`, or a filter is given. Raises
+    InputError for values outside their range, and for filters at temperature 0.
     """
     given = {name: value for name, value in given.items() if value is not None}
     if given.get("temperature") == 0 and (idle := [name for name in FILTERS if name in given]):

@@ -1,4 +1,4 @@
-"""From tokens to text while they come: whole characters only, and nothing that may belong to a stop string."""
+"""Turn tokens into text while they come: whole characters only, and no characters that may begin a stop string."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TextStream:
         return self._give(self._decode())
 
     def finish(self) -> str:
-        """Return what was held back. A character that never became whole is U+FFFD."""
+        """Return the text held back. A character that never became whole is U+FFFD."""
         if self.is_stopped:
             return ""
         rest = self._held + self._decode(is_last=True)

@@ -1,6 +1,6 @@
 """Decoders as plain modules: Llama, Mistral, Mixtral, Qwen3, Qwen3-MoE, DeepSeek-V2 and DeepSeek-V3.
 
-To read it: `transformer`, then `attention`, `feed_forward`, `experts`; the rest is what they are made of.
+Read `transformer` first, then `attention`, `feed_forward` and `experts`; the other modules are their parts.
 
 >>> import torch
 >>> from meshwright.catalog.lookup import model

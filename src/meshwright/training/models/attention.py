@@ -1,8 +1,8 @@
 """Attention: grouped queries (Ainslie et al. 2023) and latent keys and values (DeepSeek-V2, section 2.1).
 
-B sequences, T tokens, S keys, D hidden, H query heads, G key/value heads, K query/key width of a head, V value width,
-R rotary part of K. With tensor parallelism H and G are the heads of this rank: widths of heads are constants,
-numbers of heads are read off the tensors.
+B sequences, T tokens, S keys, D hidden, H query heads, G key/value heads, K query/key width of a head, V
+value width, R rotary part of K. Under tensor parallelism H and G are the heads of this rank: widths of heads
+are constants, numbers of heads are read off the tensors.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class GroupedAttention(nn.Module):
 class LatentAttention(nn.Module):
     """Queries, keys and values grow out of narrow latents; one rotary key serves all heads.
 
-    Of the K widths of a query or key the first K - R carry no position, the last R are rotated.
+    The first K - R values of a query or key carry no position, the last R are rotated.
     """
 
     def __init__(self, model: Model, *, windowed: bool) -> None:

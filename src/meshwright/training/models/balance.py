@@ -1,12 +1,13 @@
-"""Auxiliary losses of routers: one that balances the load of experts, one that keeps logits small.
+"""Auxiliary losses of routers: one balances the load of experts, one keeps logits small.
 
     L = E Σ_e f_e P_e      f_e share of the sequence's rows, P_e its mean score; 1 when balanced
     Z = mean over tokens of z²      z = log Σ_e exp(l_e), l the logits: the z-loss (Zoph et al. 2022, equation 5)
 
-The form of L is Switch's (Fedus et al. 2021, equation 4), the statistics are DeepSeek-V3's (2024, equations 17 to 20):
-of one sequence (a row of the batch, without its padding), not of a micro-batch. So it does not depend on which
-sequences a process happens to hold, and any plan gives the gradients of one process. Where a sequence is sharded over
-ranks the counts of all its parts are summed first; Z is a sum over tokens, of which each rank has its own.
+The form of L is Switch's (Fedus et al. 2021, equation 4). The statistics are DeepSeek-V3's (2024, equations
+17 to 20): they count one sequence (a row of the batch, without its padding), not a micro-batch. So L does not
+depend on which sequences a process happens to hold, and any plan gives the gradients of one process. If a
+sequence is sharded over ranks, the counts of all its parts are summed first. Z is a sum over tokens, and each
+rank has its own tokens.
 
 Gradients of both are added at the router, not at the end of the model: so they are not passed through pipeline stages,
 and reported losses do not include them.

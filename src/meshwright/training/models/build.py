@@ -23,10 +23,11 @@ def build_model(
 ) -> Transformer:
     """The decoder of `model`, or its pipeline stage with `layers`.
 
-    The first stage has the embedding, the last the head; they are those whose layers begin or end the model unless
-    `is_first` and `is_last` say so: beside an end without layers the next stage begins the model's layers too.
+    The first stage has the embedding, the last the head. By default the stage with the first layer is the
+    first stage, and the stage with the last layer the last. If an end has no layers, set `is_first` and
+    `is_last`.
 
-    On the meta device, the default, it has shapes and no memory: shard it, then `materialize`, then
+    On the meta device, the default, the decoder has shapes and no memory: shard it, then `materialize`, then
     `init_weights` or `weights.load_weights`. On any other device the parameters are uninitialised memory.
     Routing biases stay fp32 in every dtype. Raises InputError for a model that this engine does not have.
     """

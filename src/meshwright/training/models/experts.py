@@ -54,10 +54,10 @@ class Routing(NamedTuple):
 
 
 class TopKRouter(nn.Module):
-    """Scores in fp32 whatever the weights are: a flipped choice costs more than a slow GEMM this small.
+    """Router whose scores are always fp32: a flipped choice costs more than a slow GEMM this small.
 
-    With sigmoid scores `bias_E` shifts the choice but not the weight; `expert_load.update_routing_bias` moves it.
-    `load_E` counts the rows of tokens, without padding, that each expert got in training since
+    `bias_E` of sigmoid scores shifts the choice but not the weight; `expert_load.update_routing_bias` moves
+    it. `load_E` counts the rows of tokens, without padding, that each expert got in training since
     `expert_load.collect_expert_load`.
     """
 
@@ -107,7 +107,7 @@ class RoutedExperts(GatedBlock):
         return None if self.fp8_states is None else align(order_M, counts_E, alignment=ALIGNMENT)
 
     def forward(self, rows_PD: Tensor, counts_E: Tensor, aligned: AlignedRows | None, /) -> Tensor:
-        """[P, D]: the first `counts_E[0]` rows, without those of zeros, go through expert 0, and so on."""
+        """Return [P, D]: the first `counts_E[0]` rows that are not zeros go through expert 0, and so on."""
         return self.run(rows_PD, counts_E, aligned, dict(self.named_parameters()))
 
     def run(
@@ -170,7 +170,7 @@ def run_experts_in_fp8(rows_PD: Tensor, stacks: Mapping[str, Tensor], *, block: 
 
 
 class MixtureOfExperts(nn.Module):
-    """Routed experts, plus shared ones that see every token.
+    """Routed experts, plus shared experts that see every token.
 
     `balance_loss` and `z_loss` are coefficients of the auxiliary losses; see `balance` for how they join the gradient,
     and `expert_load.configure_router_losses` for their scale and the ranks that hold other parts of the same sequences.
@@ -236,7 +236,7 @@ class MixtureOfExperts(nn.Module):
 
 @torch.no_grad()
 def count_rows(experts_BTC: Tensor, is_token_BT: Tensor | None, *, num: int) -> Tensor:
-    """Rows of each of `num` experts in every sequence, [B, E], without those of padding.
+    """Count the rows of each of `num` experts in every sequence, [B, E], without padding.
 
     >>> experts_BTC = torch.tensor([[[0], [2], [2]]])
     >>> count_rows(experts_BTC, torch.tensor([[True, True, False]]), num=4).tolist()

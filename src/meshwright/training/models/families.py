@@ -12,7 +12,7 @@ FAMILIES = tuple(family.architecture for family in catalogue.trained_families())
 
 
 def check_model(model: Model) -> None:
-    """Raises InputError for what this engine cannot build; a model is never trained as a neighbour of itself."""
+    """Raise InputError for a model that this engine cannot build exactly."""
     family = catalogue.FAMILIES.get(model.family)
     if model.family and (family is None or not family.trains):
         why = f" ({family.not_trained})" if family else ""
@@ -23,7 +23,7 @@ def check_model(model: Model) -> None:
         )
     if model.unsupported:
         raise InputError(
-            f"{model.name}: its config asks for what Meshwright does not compute",
+            f"{model.name}: Meshwright does not compute all that its config sets",
             got="; ".join(model.unsupported),
         )
     for wrong, what, got in (

@@ -86,7 +86,7 @@ def init_adapters(model: nn.Module, *, seed: int) -> None:
 
 
 def reset_buffers(model: nn.Module) -> None:
-    """Zero all buffers that these models have: balancing biases, and what is counted within a step."""
+    """Zero all buffers of the model: balancing biases, and counts within a step."""
     for buffer in model.buffers():
         buffer.zero_()
 

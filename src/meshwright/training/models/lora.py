@@ -33,18 +33,18 @@ GROUPED_TARGETS = {
     "up": ("ffn.up",),
     "down": ("ffn.down",),
 }
-"""Places within a layer that a target means; those that a layer lacks are skipped."""
+"""Matrices of a layer that a target means; matrices that a layer lacks are skipped."""
 
 LATENT_TARGETS = {target: places for target, places in GROUPED_TARGETS.items() if target != QKV} | {
     "query": ("attention.query", "attention.query_down", "attention.query_up"),
     "key": ("attention.kv_down", "attention.kv_up"),
     "value": ("attention.kv_down", "attention.kv_up"),
 }
-"""The same for latent attention, where keys and values share their matrices and no one matrix makes all three."""
+"""Matrices of targets in latent attention: keys and values share matrices, and no one matrix makes all three."""
 
 
 class FrozenLinear(nn.Linear):
-    """A linear layer that is not trained: `weight` and `bias` are those of the layer it replaces.
+    """A linear layer that is not trained, with `weight` and `bias` of the layer it replaces.
 
     In 8 or 4 bits it has `quantized` in place of its weight.
     """
@@ -108,7 +108,7 @@ class QkvAdapter(nn.Module):
         return tuple((part(narrow) * self.scale).to(input.dtype) for part in self.lora_b.values())
 
     def updates(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name of each part and what merging adds to its matrix, in fp32."""
+        """Yield the name of each part and its update, which merging adds to the matrix, in fp32."""
         for name, part in self.lora_b.items():
             yield name, part.get_parameter("weight").float() @ self.lora_a.weight.float() * self.scale
 
@@ -116,8 +116,9 @@ class QkvAdapter(nn.Module):
 def add_adapters(built: Transformer, lora: Lora, *, dtype: torch.dtype = torch.float32) -> None:
     """Freeze `built` and give the matrices that `lora` targets an adapter, in place.
 
-    Call before sharding and `materialize`; then `init_weights` or `init_adapters` fills them. Raises InputError for a
-    target that the model does not have. With a quantised base the other linear layers of the blocks are quantised too.
+    Call before sharding and `materialize`; then `init_weights` or `init_adapters` fills them. Raises
+    InputError for a target that the model does not have. A quantised base quantises the other linear layers
+    of the blocks too.
     """
     built.requires_grad_(False)
     latent = built.model.attention.kind is AttentionKind.MLA

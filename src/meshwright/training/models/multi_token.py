@@ -7,11 +7,11 @@ DeepSeek-V3 (2024), section 2.2, equations 21 to 25. Module k = 1 ... K at posit
     p_i^k = softmax(Head(RMSNorm(h_i^k)))                      of the token t_(i+k+1)
     L = L_main + weight / K x sum_k L_k                        L_k is divided by the labels of L_main
 
-Embedding and head are those of the model. The matrices of published weights (`eh_proj`) take the embedding first.
+Embedding and head are the model's. The matrices of published weights (`eh_proj`) take the embedding first.
 A position counts where the tokens up to i+k are of its document and the label of i+k counts.
 
-The gradient of the L_k is that of the sum, but every loss that is shown is L_main, which other runs have too. The mean
-of each L_k over its own labels is for the log (`collect_prediction_losses`). Without gradients the modules do not run:
+Training follows the gradient of L, but reports L_main only, which other runs have too. The mean of each L_k
+over its own labels is for the log (`collect_prediction_losses`). Without gradients the modules do not run:
 the model predicts as one without them.
 
 B sequences, T tokens, D hidden, K modules.
@@ -104,7 +104,7 @@ def shifted(x_BT: Tensor, by: int, *, fill: int) -> Tensor:
 
 
 def with_gradient_of(shown: Tensor, other: Tensor) -> Tensor:
-    """`shown` unchanged; its backward pass is that of `shown + other`."""
+    """Return `shown` unchanged, with the backward pass of `shown + other`."""
     return _WithGradientOf.apply(shown, other)
 
 

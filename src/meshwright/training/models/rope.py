@@ -20,7 +20,7 @@ from meshwright.specs.model import Rope, RopeScaling
 def frequencies(
     rope: Rope, width: int, *, is_long: bool = False, device: torch.device | str | None = None
 ) -> Tensor:
-    """Radians per token of each pair, fp32 [J]. `width` is R; `is_long`: of a text beyond the original context.
+    """Radians per token of each pair, fp32 [J]. `width` is R; `is_long`: the text exceeds the original context.
 
     Source: transformers, `modeling_rope_utils`.
     """
@@ -93,9 +93,9 @@ def rotation(
 ) -> tuple[Tensor, Tensor]:
     """Cosine and sine of every angle, fp32 [B, T, 1, J]; the 1 broadcasts over heads. `width` as in `frequencies`.
 
-    `lengths_BT`: tokens of the document of each token, or of all of them. LongRoPE chooses its divisors by it, so that
-    a document has the same rotations among others as by itself. transformers takes the largest position of the batch,
-    which is the same for a batch of one document.
+    `lengths_BT`: number of tokens in the document of each token, or in all documents. LongRoPE chooses its
+    divisors by it, so that a document has the same rotations among others as by itself. transformers takes
+    the largest position of the batch, which agrees for a batch of one document.
 
     Computed in every forward: a table in a buffer would have to survive meta devices, casts and sharding, to save a
     few microseconds.

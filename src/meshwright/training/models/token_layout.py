@@ -19,9 +19,9 @@ from meshwright.training.models.rope import rotation
 
 @dataclass(frozen=True, kw_only=True)
 class Chunks:
-    """This rank's tokens of every sequence: of 2 `width` equal chunks number `rank` and the one as far from the end.
+    """This rank's tokens of every sequence: of 2 `width` equal chunks, number `rank` from each end.
 
-    A late query has many keys and an early one few; so paired, every rank has the same work. A width of 1 has all.
+    A late query has many keys and an early query few. The pairing gives every rank the same work. A width of 1 has all.
 
     >>> [Chunks(rank=r, width=2).order(4).tolist() for r in (0, 1)]
     [[0, 1, 6, 7], [2, 3, 4, 5]]
@@ -78,7 +78,7 @@ class LayerLayout:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenLayout:
-    """Rotations and ranges of keys of one forward pass, of layers with full attention and of those with a window."""
+    """Rotations and ranges of keys of one forward pass, for layers with full attention and layers with a window."""
 
     full: LayerLayout
     windowed: LayerLayout

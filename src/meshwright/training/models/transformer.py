@@ -4,13 +4,14 @@
     x = x + attention(norm(x));  x = x + ffn(norm(x))        num_layers times
     logits = head(norm(x))
 
-The first addition of a layer and the norm behind it are one operation (`norm.ResidualNorm`). The second one ends the
-layer: two tensors at the boundary of layers would be twice what recomputation keeps and what pipeline stages send.
+The first addition of a layer and the norm behind it are one operation (`norm.ResidualNorm`). The second
+addition ends the layer: two tensors at the boundary would double the memory of recomputation and the traffic
+of pipeline stages.
 
 Norms may be at the outputs of attention and feed-forward instead, or at both (`specs.model.NormPlacement`).
 
-One class for every family: what differs is which attention and which feed-forward a layer gets, and that follows
-from `specs.model.Model`. A pipeline stage is the same class with some of its layers; their names stay those of
+One class serves every family: families differ in the attention and the feed-forward of a layer, which follow
+from `specs.model.Model`. A pipeline stage is the same class with some of the layers. They keep their names in
 the whole model, so a checkpoint of a stage is a part of a checkpoint of the model.
 
 B sequences, T tokens, D hidden, V vocabulary.
@@ -133,7 +134,7 @@ class Head(nn.Linear):
 
 
 def _predictions(model: Model, options: TransformerOptions) -> dict[str, PredictionModule]:
-    """The multi-token prediction modules by the number of their layer, behind those of the model."""
+    """The multi-token prediction modules by layer number, which continues the model's layers."""
     last = model.num_layers - 1
     return {
         str(last + k): PredictionModule(model, block=Block(model, last, options=options))
@@ -144,9 +145,9 @@ def _predictions(model: Model, options: TransformerOptions) -> dict[str, Predict
 class Transformer(nn.Module):
     """A decoder-only transformer, or a pipeline stage of one.
 
-    `embedding` is None but in the first stage, `norm` and `head` but in the last. `layers` is keyed by the number
-    of the layer in the whole model, and so are `predictions`, the multi-token prediction modules of the last stage.
-    Where that is not the first stage too, it has a copy of the embedding for them.
+    `embedding` is None but in the first stage, `norm` and `head` but in the last. `layers` is keyed by the
+    number of the layer in the whole model, and so are `predictions`, the multi-token prediction modules of
+    the last stage. A last stage that is not the first has a copy of the embedding for `predictions`.
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class Transformer(nn.Module):
         self.tie()
 
     def blocks(self) -> dict[str, Block]:
-        """All blocks of this stage by the number of their layer, with those of the prediction modules."""
+        """All blocks of this stage by layer number, with the blocks of the prediction modules."""
         inside = {name: module.block for name, module in self.predictions.items()}
         return cast(dict[str, Block], dict(self.layers.items()) | inside)
 
@@ -184,16 +185,17 @@ class Transformer(nn.Module):
         weights_BT: Tensor | None = None,
         stream_BT: Tensor | None = None,
     ) -> Tensor:
-        """Logits [B, T, V]; with labels the weighted sum of the losses of all tokens (fp32 scalar).
+        """Return logits [B, T, V]; given labels, the weighted sum of the losses of all tokens (fp32 scalar).
 
         In training, multi-token prediction adds to the gradient of that loss, not to the loss. A last stage needs the
         tokens for it: `stream_BT`.
 
-        A stage takes the hidden states [B, T, D] of the one before as `tokens_BT`, and returns its own but at the
-        end. Positions count from 0 unless given; tokens attend within their document, all one document unless
-        given; those of padding are negative. Labels are the tokens to be predicted at each place, `IGNORED_LABEL`
-        for none; weights are 1 unless given. Where `chunks` says that only some tokens of each sequence are here,
-        all arguments are of those, but documents of all.
+        A stage takes the hidden states [B, T, D] of the stage before as `tokens_BT`, and returns its own
+        unless it is the last. Positions count from 0 unless given. Tokens attend within their document;
+        padding has negative documents; None: one document. Labels are the tokens to be predicted at each
+        place, `IGNORED_LABEL` for none; weights are 1 unless given. If `chunks` says that only some tokens of
+        each sequence are here, `documents_BT` is of all tokens, and the other arguments are of the tokens
+        here.
         """
         layout = self._layout_of(tokens_BT, positions_BT, documents_BT)
         x_BTD = self._through_layers(tokens_BT, layout)

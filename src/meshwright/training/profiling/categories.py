@@ -31,7 +31,7 @@ class Category(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Pattern:
-    """A regular expression, what it means, and whose names it reads."""
+    """A regular expression, its meaning, and the programs whose names it reads."""
 
     category: Category
     expression: str
@@ -69,7 +69,7 @@ PATTERNS = (
         (r"nvjet_", "cuBLAS since CUDA 12.8: nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NTT"),
         (r"Cijk_", "Tensile, the GEMMs of rocBLAS and hipBLASLt: Cijk_Ailk_Bljk_BBS_BH_MT256x256x64"),
         (r"gemm|Gemm|GEMM|gemv", "cuBLAS, CUTLASS, CK, Triton and oneDNN say so: sm90_xmma_gemm_bf16bf16"),
-        (r"cutlass", "what is left of CUTLASS after attention: Kernel2<cutlass_80_wmma_tensorop_...>"),
+        (r"cutlass", "CUTLASS kernels other than attention: Kernel2<cutlass_80_wmma_tensorop_...>"),
         (r"splitK_?[rR]educe|cublasLt::", "reductions of split-K GEMMs"),
         (r"triton_tem_\w*mm|grouped_mm|_matmul_", "Triton: Inductor's templates, GEMMs of experts"),
         (r"^aten::(linear|matmul|(add|ba|b|add_?b)?mm|addmv|mv|dot|_scaled_(grouped_)?mm|mkldnn_linear)", "ATen"),
@@ -81,7 +81,7 @@ PATTERNS = (
         (r"triton_(poi|red|per|mix|for)_", "Inductor: pointwise, reduction, persistent reduction, combined"),
         (r"cpp_fused_", "Inductor on a CPU"),
         (r"[Rr]educe_kernel|reduce_1Block|[Ss]oftmax|[Ll]ayer_?[Nn]orm|rms_?norm|RMSNorm|_norm_", "reductions, norms"),
-        (r"[Cc]ross_?[Ee]ntropy|nll_loss|[Ss]wi[Gg][Ll][Uu]|silu|gelu|rope|rotary|dropout", "named by what they map"),
+        (r"[Cc]ross_?[Ee]ntropy|nll_loss|[Ss]wi[Gg][Ll][Uu]|silu|gelu|rope|rotary|dropout", "element-wise functions"),
         (r"^Mem(cpy|set)|[Cc]opy|[Cc]atArray|chunk_cat|split_with_sizes|[Tt]ranspose|[Pp]ermute|fill", "copies"),
         (r"[Ii]ndex|[Gg]ather|[Ss]catter|[Ee]mbedding|[Ss]ort|[Tt]opk|[Rr]adix|[Hh]istogram", "indexing and routing"),
         (r"cub::|hipcub|rocprim|thrust::", "device-wide primitives: scans, sorts, reductions"),
@@ -105,7 +105,7 @@ FRAMES = (
 DECISIVE = frozenset(
     {Category.GEMM, Category.ATTENTION, Category.OPTIMIZER, Category.PIPELINE_WAIT, Category.COMMUNICATION}
 )
-"""An operator of these decides for what it calls: a multiplication inside AdamW is the optimizer's."""
+"""Categories whose operators pass them to the operators they call: a multiplication in AdamW is the optimizer's."""
 
 
 @cache

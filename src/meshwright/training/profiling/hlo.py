@@ -1,10 +1,10 @@
-"""Categories of a compiled step's instructions, from the text of its HLO (what `--xla_dump_hlo_as_text` writes).
+"""Categories of a compiled step's instructions, from the text of its HLO (`--xla_dump_hlo_as_text` writes it).
 
-The names of XLA's instructions say little: `fusion.12`, `ynn_fusion`. The text says more. In this order:
+The names of XLA's instructions say little: `fusion.12`, `ynn_fusion`. The text decides, in this order:
 
     communication   the operation: all-reduce, all-gather, ...
     optimizer       a frame of the instruction's Python stack lies in a file of OPTIMIZER
-    attention       likewise, of ATTENTION
+    attention       a frame lies in a file of ATTENTION
     GEMM            a dot, a convolution, a custom call that is named so, or a fusion that contains one of them
     idle            loops and calls, whose instructions are in the trace themselves
     elementwise     everything else: maps, reductions, copies
@@ -45,7 +45,7 @@ FRAME = re.compile(r"^(\d+) \{file_location_id=(\d+) parent_frame_id=(\d+)\}")
 
 @dataclass(frozen=True, kw_only=True)
 class Instruction:
-    """An instruction of a computation: its operation, what it calls, and the files of its Python stack."""
+    """An instruction of a computation: its operation, the computations it calls, and the files of its Python stack."""
 
     name: str
     operation: str

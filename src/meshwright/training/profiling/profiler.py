@@ -35,7 +35,7 @@ QUIET = "99"
 
 
 def profiler_of_environment(folder: Path, *, device: torch.device, is_main: bool) -> StepProfiler | None:
-    """The profiler of a process that another program runs: of the steps in its environment, None without any."""
+    """Return a profiler for a process that another program runs, of the steps in its environment; None: no steps."""
     steps = steps_of_environment()
     return None if steps is None else StepProfiler(steps, folder=folder, device=device, is_main=is_main)
 
@@ -43,7 +43,7 @@ def profiler_of_environment(folder: Path, *, device: torch.device, is_main: bool
 class StepProfiler:
     """Profiles `steps`. Every process has one, so that all agree on which steps count.
 
-    The main one records; those with a `pipeline_rank`, one of each, record their passes.
+    The main process records. One process of each `pipeline_rank` records its passes.
     """
 
     def __init__(

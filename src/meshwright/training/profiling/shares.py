@@ -1,12 +1,12 @@
-"""Time by category from a trace in Chrome's format (what `torch.profiler` exports). Imports no tensor framework.
+"""Time by category from a trace in Chrome's format (`torch.profiler` exports it). Imports no tensor framework.
 
 The window is the profiled steps. Each instant of it counts once, for the first category in the order of `Category`
 that is active then, on any stream (or, without a GPU, on any thread); idle is where none is. So
 
     sum of shares = 1,   communication = exposed time,   1 - exposed / busy = the overlapped part
 
-On a GPU the device's kernels and copies count, whatever the host does. On a CPU operators count, and those called by a
-GEMM, attention, the optimizer or a collective have its category.
+On a GPU the device's kernels and copies count, whatever the host does. On a CPU operators count, and
+operators that a GEMM, attention, the optimizer or a collective calls have its category.
 """
 
 from __future__ import annotations

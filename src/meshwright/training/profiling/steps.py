@@ -41,7 +41,7 @@ class ProfileSteps:
 def steps_to_profile(asked: ProfileSteps | None, *, done: int, num_steps: int) -> ProfileSteps | None:
     """`asked`, or `NUM_STEPS` steps after the warm-up, or the last ones of a shorter run.
 
-    None when a resumed run is past what was asked for.
+    None: the resumed run is past the first of the `asked` steps.
     """
     if asked is not None:
         return asked if asked.first > done else None

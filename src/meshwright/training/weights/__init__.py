@@ -1,9 +1,9 @@
 """Weights from and to Hugging Face safetensors, one tensor at a time.
 
-names     what each of our tensors is called in each family's files
-config    the config.json that goes with them
+names     names of our tensors in each family's files
+config    the config.json of a model
 safetensors_format   read slices, write without a copy
-fusing    tensors of files that hold several of ours
+fusing    tensors of files that hold several of our tensors
 reading   files into a model, whole or sharded
 writing   a model into files
 folder    folders that appear whole or not at all

@@ -47,7 +47,7 @@ _CHANGED_MEANING = (
 )
 """Keys of PEFT's config that change the meaning of an adapter: not supported."""
 _PATTERNS = ("rank_pattern", "alpha_pattern")
-"""Keys that do as well, and are read where they say what fused matrices need (`fused_adapters`)."""
+"""Keys that change it too, and are read for fused matrices (`fused_adapters`)."""
 
 
 def adapters_of(built: Transformer) -> dict[str, Tensor]:
@@ -61,8 +61,8 @@ def save_adapters(
 ) -> None:
     """Write adapters, named as `adapters_of` names them. `base` is the frozen model: a folder or a name on the hub.
 
-    Tensors may be sharded, and those of other stages may be on other processes: every process must call this, the
-    first writes. Raises InputError when the folder is not empty.
+    Tensors may be sharded, and other processes may have the tensors of other stages: every process must call
+    this, the first writes. Raises InputError when the folder is not empty.
     """
     whole = of_parts(_gathered({name: _whole(tensor).cpu() for name, tensor in tensors.items()}))
     if not is_writer():
@@ -92,7 +92,7 @@ def _joined(whole: Mapping[str, Tensor], *, model: Model, lora: Lora) -> dict[st
 
 @torch.no_grad()
 def load_adapters(built: Transformer, folder: str | Path) -> None:
-    """Fill the adapters of `built`, which has those of `read_lora(folder)`. Raises InputError where it has not."""
+    """Fill the adapters of `built` from `folder`. Raises InputError unless they are the adapters of `folder`."""
     files, family = Folder(Path(folder), single=WEIGHTS), family_of(built.model)
     parts, tensors = {}, {}
     adapters = of_parts(adapters_of(built))
@@ -230,7 +230,7 @@ def _targets(names: list[str], model: Model) -> tuple[str, ...]:
     targets = tuple(target for target in table if ends_of(target) & ends)
     unknown = ends - {end for target in targets for end in ends_of(target)}
     if unknown:
-        raise InputError("the adapter targets what this engine does not adapt", got=min(unknown))
+        raise InputError("the adapter targets a matrix that this engine does not adapt", got=min(unknown))
     return targets
 
 

@@ -1,6 +1,6 @@
 """The `config.json` of a model: `catalog.huggingface.model_from_config` the other way.
 
-Keys are those that transformers 4 writes; version 5 reads them too.
+Keys are as transformers 4 writes them; version 5 reads them too.
 """
 
 from __future__ import annotations

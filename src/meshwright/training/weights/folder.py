@@ -22,10 +22,10 @@ def is_writer() -> bool:
 def new_folder(folder: Path) -> Iterator[Path]:
     """Yield a folder to fill, which is renamed to `folder` at the end of the block.
 
-    Raises InputError when `folder` holds anything already, and OSError, which names a path, when it cannot be written.
+    Raises InputError when `folder` is not empty, and OSError, which names a path, when it cannot be written.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError("the folder is not empty", got=str(folder), hint="name one that does not exist")
+        raise InputError("the folder is not empty", got=str(folder), hint="name a folder that does not exist")
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)

@@ -3,11 +3,12 @@
     ours    y_i = W_i x + s B_i A_i x                             i = 1 .. n, A_i [r, in], B_i [out_i, r]
     PEFT    y = W x + s B A x,  A = A_1 over A_2 ..., B = diag(B_1, B_2 ...)    rank n r, alpha n times as large
 
-So what is written is exactly what was trained. An adapter of rank r that others trained on the whole matrix is read
-as n adapters with one A; that of query, key and value is our `qkv`, which is written back as it was read.
+So the written adapter computes exactly the trained function. An adapter of rank r that others trained on the
+whole matrix is read as n adapters with one A; the adapter of query, key and value is our `qkv`, which is
+written back as it was read.
 
-Where files hold query, key and value each by itself, `qkv` is written as three adapters with one A, which is the same
-function, and three adapters with one A are read as `qkv`.
+If files hold query, key and value each by itself, `qkv` is written as three adapters with one A, which is the
+same function, and three adapters with one A are read as `qkv`.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ class AdapterPart:
 
     @property
     def others(self) -> list[str]:
-        """Our tensors that make the one of the file, in order."""
+        """Our tensors that the file's tensor consists of, in order."""
         before, end = self.name.split(self.place.fused.parts[self.place.index].removesuffix(".weight"))
         return [f"{before}{part.removesuffix('.weight')}{end}" for part in self.place.fused.parts]
 
     def file_shape(self, *, is_shared: bool) -> tuple[int, int]:
-        """Shape in the file: of the n parts, or `is_shared` of one adapter of the whole matrix."""
+        """Shape in the file, of n adapters joined; `is_shared`: of one adapter of the whole matrix."""
         rank = self.rank * (1 if is_shared else len(self.place.shapes))
         width = self.place.shapes[0][1] if self.is_a else sum(shape[0] for shape in self.place.shapes)
         return (rank, width) if self.is_a else (width, rank)
@@ -58,7 +59,7 @@ class AdapterPart:
         return torch.cat(list(tensors)) if self.is_a else torch.block_diag(*tensors)
 
     def split(self, whole: Tensor, *, is_shared: bool) -> Tensor:
-        """Our tensor from that of the file."""
+        """Our tensor from the file's tensor."""
         index, sizes = self.place.index, [shape[0] for shape in self.place.shapes]
         ranks = slice(None) if is_shared else slice(index * self.rank, (index + 1) * self.rank)
         return whole[ranks] if self.is_a else whole.split(sizes)[index][:, ranks]

@@ -74,7 +74,7 @@ class FilePart:
 
 
 def file_part(name: str, *, shapes: Mapping[str, Shape], family: ModelFamily) -> FilePart | None:
-    """The place of our tensor `name` in a fused one; None: the file has it by itself. `shapes`: of all ours."""
+    """The place of our tensor `name` in a fused one; None: the file has it by itself. `shapes` has all of ours."""
     if not name.startswith("layers."):
         return None
     *layer, place = name.split(".", 2)

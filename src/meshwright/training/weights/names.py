@@ -13,7 +13,7 @@ from meshwright.specs.model import Model
 
 
 def family_of(model: Model) -> ModelFamily:
-    """The family whose files hold this model: the one it names, or the first that can express its shapes.
+    """Return the family whose files hold `model`: the family it names, or the first that can express its shapes.
 
     Raises InputError when there is none.
     """
@@ -60,9 +60,10 @@ _NOT_READ = (
 
 
 def without_ignored(names: Iterator[str] | set[str], *, model: Model) -> set[str]:
-    """`names` of a file without those that `model` does not read: old buffers, a tied head, prediction modules.
+    """Return the `names` of a file that `model` reads.
 
-    Of prediction modules that the model has, the copies of its embedding and head.
+    It ignores old buffers, a tied head, prediction modules that it lacks, and the copies of embedding and
+    head in prediction modules that it has.
     """
     kept = {n for n in names if not any(pattern.search(n) for pattern in _NOT_READ)}
     end = model.num_layers + model.num_mtp_layers  # DeepSeek-V3: multi-token prediction is layer L

@@ -26,7 +26,7 @@ ROUTING = tuple(
     f"experts.{name}"
     for name in ("top_k", "router", "num_groups", "groups_per_token", "normalize_top_k", "routed_scale")
 )
-"""Settings that shapes do not show: with another value the same weights compute something else."""
+"""Settings that shapes do not show: another value makes the same weights compute another function."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ def _find_folder(given: str, *, patterns: list[str]) -> Path:
 def differences(folder: Path, model: Model, *, shapes: Shapes | None = None) -> list[str]:
     """Differences between `model` and the config.json in the folder of the weights, as sentences.
 
-    Raises InputError when the weights in `folder` are not those of `model`, or not of `shapes`.
+    Raises InputError when the weights in `folder` do not fit `model`, or do not have `shapes`.
     """
     _refuse_quantized(folder)
     check_weights(folder, model, shapes=shapes)
@@ -82,7 +82,7 @@ def differences(folder: Path, model: Model, *, shapes: Shapes | None = None) -> 
         return []
     if config_model.unsupported:
         raise InputError(
-            f"{folder}: the config of these weights asks for what Meshwright does not compute",
+            f"{folder}: Meshwright does not compute all that the config of these weights sets",
             got="; ".join(config_model.unsupported),
         )
     names = (

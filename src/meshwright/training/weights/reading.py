@@ -25,9 +25,9 @@ _SHOWN = 5
 def load_weights(built: Transformer, folder: str | Path) -> None:
     """Fill the parameters and routing biases of `built` from a Hugging Face folder, casting to their dtype.
 
-    Adapters stay as they are; quantised matrices are rounded one by one.
-    `built` may be a stage, and its parameters may be DTensors; it must not be on the meta device. Raises InputError
-    that names what is missing, unexpected or of another shape, before anything is read.
+    Adapters stay as they are; quantised matrices are rounded one by one. `built` may be a stage, and its
+    parameters may be DTensors; it must not be on the meta device. Raises InputError, before reading, that
+    names missing and unexpected tensors and tensors of another shape.
     """
     assert not any(p.is_meta for p in built.parameters()), "materialize comes first"
     files = check_weights(folder, built.model)
@@ -69,10 +69,10 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def check_weights(folder: str | Path, model: Model, *, shapes: Shapes | None = None) -> Folder:
-    """The files of `folder`, opened. Every tensor of the whole `model` must be there, in its shape, and nothing else.
+    """Open the files of `folder`, which must hold every tensor of the whole `model`, in its shape, and no other.
 
-    `shapes` are those tensors, where an engine says it of a model that the native one need not build. Raises
-    InputError otherwise.
+    `shapes` are the tensors of a model that another engine describes, so that the native engine need not
+    build it. Raises InputError for other files.
     """
     files, architecture = Folder(Path(folder)), model.family
     if shapes is None:
@@ -91,7 +91,7 @@ def check_weights(folder: str | Path, model: Model, *, shapes: Shapes | None = N
         parts = [f"missing {_list(missing)}"] if missing else []
         parts += [f"unexpected {_list(unexpected)}"] if unexpected else []
         raise InputError(
-            f"the weights are not those of {model.name} ({architecture}): {'; '.join(parts)}",
+            f"the weights do not fit {model.name} ({architecture}): {'; '.join(parts)}",
             got=str(files.folder),
             hint=_without_predictions(missing, model),
         )

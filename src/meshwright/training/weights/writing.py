@@ -120,7 +120,7 @@ def _joined(part: FilePart, parts: Sequence[Tensor]) -> Tensor:
 
 
 def _expert(stack: Tensor, index: int) -> Tensor:
-    """One expert of a stack; of a sharded one only that expert is gathered."""
+    """One expert of a stack. A sharded stack gathers only that expert."""
     return _whole(stack[index])
 
 

@@ -68,8 +68,8 @@ class GgufFile:
 def write_gguf(folder: Path, path: Path, *, dtype: str | None = None) -> GgufFile:
     """Write the model and tokenizer of `folder` to `path`.
 
-    `dtype` f32, f16 or bf16 is that of the matrices; None: as in the folder. Vectors stay in 32 bits. Raises
-    InputError for what llama.cpp would run differently, MissingDependencyError without `gguf`.
+    `dtype` is the matrices' format, f32, f16 or bf16; None: as in the folder. Vectors stay in 32 bits. Raises
+    InputError for models that llama.cpp would run differently, MissingDependencyError without `gguf`.
     """
     try:
         import gguf
@@ -114,7 +114,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _architecture(config: Mapping[str, Any]) -> str:
-    """llama.cpp's name of the architecture. Raises InputError for what is not converted."""
+    """llama.cpp's name of the architecture. Raises InputError for architectures that are not converted."""
     name = (config.get("architectures") or ["none"])[0]
     if name not in ARCHITECTURES:
         raise InputError(
@@ -220,7 +220,7 @@ def _write_tensors(
 
 
 def gguf_name(name: str) -> str:
-    """Name of a tensor in a GGUF file. Raises InputError for one that the families do not have.
+    """Return a tensor's name in a GGUF file. Raises InputError for a tensor that the families do not have.
 
     >>> gguf_name("model.layers.3.self_attn.q_proj.weight")
     'blk.3.attn_q.weight'

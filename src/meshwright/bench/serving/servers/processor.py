@@ -1,8 +1,8 @@
 """Time in which a local server was ready to run and had no processor, from the scheduler of Linux.
 
-`/proc/PID/task/TID/schedstat` has the nanoseconds that a thread ran, and those that it waited in a run queue
-(kernel.org, Documentation/scheduler/sched-stats). On a machine that other programs use, a server's latencies are those
-of the machine; the share says by how much.
+`/proc/PID/task/TID/schedstat` has the nanoseconds that a thread ran and the nanoseconds that it waited in a
+run queue (kernel.org, Documentation/scheduler/sched-stats). Other programs on the machine raise a server's
+latencies; the share shows by how much.
 """
 
 from __future__ import annotations

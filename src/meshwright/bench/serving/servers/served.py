@@ -1,6 +1,6 @@
-"""Shapes and formats of a served model, for the records: with them a measurement calibrates `meshwright inference`.
+"""Shapes and formats of a served model. A record needs them to calibrate `meshwright inference`.
 
-From a Hugging Face config.json, or from the metadata of a GGUF file (github:ggml-org/ggml docs/gguf.md).
+They come from a Hugging Face config.json, or from the metadata of a GGUF file (github:ggml-org/ggml docs/gguf.md).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GGUF_KEYS = {
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "vocab_size": "vocab_size",
 }
-"""Keys of a config.json, and those of GGUF metadata after the name of the architecture."""
+"""Keys of a config.json, and keys of GGUF metadata after the name of the architecture."""
 
 
 def folder_config(path: Path) -> dict[str, Any] | None:

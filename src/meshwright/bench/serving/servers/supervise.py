@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def stay_on_cores() -> None:
-    """Keep this process and those that it starts on the cores of the environment."""
+    """Keep this process and its children on the cores that the environment names."""
     text = os.environ.get(CORES_VARIABLE)
     if text:
         os.sched_setaffinity(0, {int(core) for core in text.split(",")})
