@@ -51,4 +51,4 @@ class PassTimes:
 
 
 NO_PASSES = PassTimes(forward_s=0.0, input_s=0.0, weight_s=0.0)
-"""Of a module that no model of a table has."""
+"""Times of a module that no model of a table has."""
