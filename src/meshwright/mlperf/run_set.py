@@ -1,6 +1,6 @@
 """A set of runs of one benchmark: N runs with seeds of the system, each in a process of its own, resumable.
 
-    DIR/set.json         what the set is, and its seeds, drawn once
+    DIR/set.json         description of the set, and its seeds, drawn once
     DIR/run.yaml         the run file of all runs
     DIR/runs/I/          run I: log, task, results of its training with the record
     DIR/runs/I.K/        attempt K at run I that was interrupted: kept, and not counted
