@@ -311,7 +311,7 @@ def _mentions(text: str) -> list[Mention]:
 
 
 _INNER = ("precision", "scaling")
-"""Switches whose words do not count inside those of another: the format of attention is not the GEMMs'."""
+"""Switches whose words do not count inside the words of another: the format of attention is not the GEMMs'."""
 
 
 def _holds(outer: Mention, inner: Mention) -> bool:

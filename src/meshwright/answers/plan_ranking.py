@@ -43,7 +43,7 @@ FRONT_SLACK = 0.25
 """The front of speed against memory holds plans up to this share worse than the best."""
 
 NUM_LOSERS = 3
-"""Plans that are compared with the first, whatever number is shown."""
+"""Plans that are compared with the first, for any number of shown plans."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -13,7 +13,7 @@ from meshwright.specs.hardware import Fabric
 T = TypeVar("T")
 
 GENERIC = "generic"
-"""Technology of a fabric that the data does not name: guessed values between those of known technologies."""
+"""Technology of a fabric that the data does not name: guessed values between known technologies."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,10 +2,10 @@
 
     value = inverse_transform(transform(prior) + offset_of_all + Σ_levels offset[level, key])
 
-A level names what a parameter may depend on (architecture, framework, fabric, ...); a key is one value of it. Priors
-are written by hand in data/parameters.toml. Offsets are fitted and written to data/step.json, each with its standard
-deviation and the number of rows behind it. A key without rows has offset 0 and the full prior standard deviation, so an
-unknown accelerator or stack widens the interval.
+A level names a property that a parameter may depend on (architecture, framework, fabric, ...); a key is one
+value of it. Priors are written by hand in data/parameters.toml. Offsets are fitted and written to
+data/step.json, each with its standard deviation and the number of rows behind it. A key without rows has
+offset 0 and the full prior standard deviation, so an unknown accelerator or stack widens the interval.
 """
 
 from __future__ import annotations

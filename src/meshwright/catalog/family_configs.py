@@ -60,7 +60,8 @@ def _qwen2_attention(c: ConfigKeys) -> Attention:
 
 
 def _qwen_windows(attention: Attention, c: ConfigKeys, *, everywhere: bool = False) -> Attention:
-    """Windows behind a flag, after `max_window_layers`; in Qwen3's mixtures `everywhere`, whatever other keys say."""
+    """Windows behind a flag, after `max_window_layers`; in Qwen3's mixtures `everywhere`, without regard to
+    other keys."""
     if not c.flag("use_sliding_window", False):
         c.value("sliding_window")  # ignored, as in transformers
         c.value("max_window_layers")

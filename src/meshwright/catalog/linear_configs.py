@@ -49,7 +49,7 @@ def read_qwen3_5(c: ConfigKeys) -> Model:
 
 
 def read_qwen3_5_moe(c: ConfigKeys) -> Model:
-    """The mixtures of Qwen3.5: every layer has experts, whatever `mlp_only_layers` says."""
+    """The mixtures of Qwen3.5: every layer has experts; `mlp_only_layers` has no effect."""
     _without_images(c)
     c.value("mlp_only_layers")  # ignored, as in transformers
     return _qwen(c, experts=_qwen_experts(c, num_experts=256, top_k=8), kv_heads=2)
@@ -172,7 +172,7 @@ _KIMI = {
     "mla_use_output_gate": (False,),
     "moe_layer_freq": (1,),
     "moe_router_activation_func": ("sigmoid",),
-    "tie_word_embeddings": (False,),  # transformers has an output matrix of its own whatever the key says
+    "tie_word_embeddings": (False,),  # transformers has its own output matrix for any value of the key
 }
 """Values of keys that agree with the costed model. Others are Kimi K3's."""
 

@@ -528,8 +528,8 @@ def _calibrated_head(s: LayerShapes) -> dict[str, PassTimes]:
 
 
 def _linear_cross_entropy(s: LayerShapes) -> dict[str, PassTimes]:
-    """The same by the native engine's kernel: logits of a chunk of tokens, which their gradient overwrites, and the
-    sum of the weight gradients of chunks."""
+    """The head of the native engine's kernel by part: logits of a chunk of tokens, which their gradient
+    overwrites, and the sum of the weight gradients of chunks."""
     vocab, hidden, element_bytes = s.model.vocab / s.plan.tensor, s.model.hidden, s.precision.activation_bytes
     said = s.precision.loss_chunk
     rows = loss_rows(

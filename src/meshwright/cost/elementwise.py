@@ -49,8 +49,9 @@ is read from K and written, and all are read again with its output and written (
 core/transformer/hyper_connection.py, with its fused kernels)."""
 
 STREAM_BACKWARD_ACCESSES = (3, 19)
-"""The same backward, 3 + 19 K: 3 K + 2 of the last step, 2 K + 1 of the block's input, 4 K of the GEMM in 32 bits and
-4 K of the norm, and 6 K of adding the gradients of the streams, which three operations read."""
+"""Accesses of the backward pass, 3 + 19 K: 3 K + 2 of the last step, 2 K + 1 of the block's input, 4 K of the
+GEMM in 32 bits and 4 K of the norm, and 6 K of adding the gradients of the streams, which three operations
+read."""
 
 SHARED_HEAD_ACCESSES = 6
 """Per element of queries and outputs of DeepSeek-V4's heads, forward: norm of each head, rotation into a new

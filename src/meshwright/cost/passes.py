@@ -37,7 +37,7 @@ class PassTimes:
         )
 
     def where(self, mask: Array, other: PassTimes) -> PassTimes:
-        """These where `mask` is above zero, else `other`."""
+        """Return these times where `mask` is above zero, else `other`."""
         is_here = np.asarray(mask) > 0
         return PassTimes(
             forward_s=np.where(is_here, self.forward_s, other.forward_s),

@@ -404,13 +404,13 @@ def rates_from_etas(
 
 
 def _of_format(corrections: Mapping[str, EfficiencyCorrection], name: str) -> dict[str, EfficiencyCorrection]:
-    """Those in one number format, by kernel; an optimizer's format is its own."""
+    """Corrections in one number format, by kernel; an optimizer's format is its own."""
     own = {key.removesuffix(f"/{name}"): s for key, s in corrections.items() if key.endswith(f"/{name}")}
     return own | {key.rpartition("/")[0]: s for key, s in corrections.items() if key.startswith("optimizer/")}
 
 
 def bf16_factors(factors: Factors) -> Factors:
-    """The same system multiplying in 16 bits."""
+    """Return the factors of the system with 16-bit GEMMs."""
     return {
         **factors,
         "device_format": factors["device_bf16"],

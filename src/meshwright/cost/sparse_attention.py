@@ -37,7 +37,7 @@ DeepSeek-V4 Flash and Pro on MI355X (AMD-AGI/Primus, examples/deepseek-v4/benchm
 k / (k + 250)). FlashMLA's README: 640 TFLOP/s gathered against 660 of its dense kernel on H800."""
 
 GATHERED_BACKWARD = 0.7
-"""The same backward, where gradients of gathered keys are scattered: 0.62 and 0.76 in the same table."""
+"""Rate of the backward pass, which scatters gradients of gathered keys: 0.62 and 0.76 in the same table."""
 
 SELECTION_PASSES = 3
 """Times that scores in 32 bits are written or read until the best k are known: written once, read by a histogram and by

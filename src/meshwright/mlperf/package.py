@@ -34,7 +34,7 @@ class PackageCheck:
 
     It checks the system description of one's own benchmarks and skips the results. The official compliance
     checker, under their own rule set, and the official seed checker check the results. `not_checked` lists
-    what no official checker covers.
+    the results that no official checker covers.
     """
 
     passes: bool | None

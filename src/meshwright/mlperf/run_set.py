@@ -39,7 +39,7 @@ from meshwright.version import __version__
 SET, RUN_FILE, RUNS, RECORDS = "set.json", "run.yaml", "runs", "records"
 FORMAT = 1
 MAX_SEED = 10**9
-"""Of a run file."""
+"""Largest seed of a run file."""
 POLL_S = 0.2
 GRACE_S = 10.0
 STDERR = "stderr.txt"

@@ -39,7 +39,7 @@ class LossBytes(Table):
         return self.logits + self.hidden_gradient + self.weight_gradient + self.weight_sum
 
     def named(self) -> dict[str, Array]:
-        """The same by names for readers."""
+        """Return the parts by names for readers."""
         return {
             "loss: logits of a chunk": self.logits,
             "loss: gradient of hidden states": self.hidden_gradient,
