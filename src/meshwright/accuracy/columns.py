@@ -1,7 +1,7 @@
 """Columns of a table of runs under the names that other tables give them, with their units.
 
-A name is compared without case, spaces and signs: "Step time (ms)" is `step_time_ms`. What no table here has is not
-read, and `notes_on_columns` says so.
+A name is compared without case, spaces and signs: "Step time (ms)" is `step_time_ms`. Columns that no table
+here has are not read; `notes_on_columns` names them.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ _AMBIGUOUS = ("batch_size", "batch")
 """Names that some tables give the global and others the micro-batch."""
 
 PRINTED_RATE = "tokens_per_s_per_gpu"
-"""A rate as its source prints it; `tok_s_gpu_best` is what is read, or this in a table that has no such column."""
+"""A rate as its source prints it; read only from a table without `tok_s_gpu_best`."""
 
 MEASURES = (
     "tok_s_gpu_best",

@@ -1,4 +1,4 @@
-"""Efficiency corrections for tables of published runs: each row uses those of its own accelerator."""
+"""Efficiency corrections for tables of published runs: each row uses its own accelerator's."""
 
 from __future__ import annotations
 

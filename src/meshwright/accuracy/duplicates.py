@@ -4,7 +4,7 @@ Two rules apply. Each adds a note to the row that it completes:
 
 - Degrees. Partners of a vendor run the vendor's MLPerf configuration. Among results of one round with the
   same model, accelerator, devices, batch and accumulation steps, a result without
-  degrees gets those of the others if all of them are equal.
+  degrees gets the degrees of the others if all of them are equal.
 - Virtual stages. A row without them gets the number of the rows of its source (of any MLPerf round) with the same task,
   model, accelerator, degrees and micro-batch, if all of them are equal.
 """

@@ -1,4 +1,4 @@
-"""Rejections by the memory model: of configurations that ran out of memory, and of runs that worked.
+"""Rejections by the memory model: configurations that ran out of memory, and runs that worked.
 
 A configuration that ran out of memory should be rejected; a measured run should not be. Both shares are given, because
 rejecting everything would get the first one right.

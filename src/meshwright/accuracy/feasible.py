@@ -26,7 +26,7 @@ CANNOT_BE = 1.4
 shipped GPU runs whose code is known to recompute nothing (adapters of MLPerf v5.0 on B200)."""
 
 Row = tuple[RunConditions | None, tuple[str, ...]]
-"""Conditions of a row, None where it has none, and the notes on what they assume."""
+"""Conditions of a row, None where it has none, and the notes on their assumptions."""
 
 
 def with_what_fits(rows: Sequence[Row]) -> list[Row]:

@@ -34,7 +34,7 @@ _OFFLOADED_LAYERS = re.compile(r"cpu[-_ ]offload(?:ing)?(?:[-_ ]num)?[-_ ]layers
 
 
 def read_features(row: CsvRow, recipe: Features | None = None) -> Features:
-    """The switches that the notes of `row` state, and those of its recipe where they state none."""
+    """Switches from the notes of `row`; its recipe gives the switches that they do not state."""
     said = read_statements(row.text("notes"))
     software = f"{row.text('framework')} {row.text('framework_version')}".lower()
     preset = "repo preset:" in row.text("notes") and recipe is None

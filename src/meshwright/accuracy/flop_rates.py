@@ -83,7 +83,7 @@ def rate_of_flops(
 ) -> tuple[float, str] | None:
     """(tokens/s per device, a note on its origin) of a row without a token rate; None where the count is not known.
 
-    usual_peak_tflops: what a utilisation is of where the row names no peak; None where that can be either of two.
+    usual_peak_tflops: peak of a utilisation if the row names none; None if two peaks are possible.
     """
     count = flop_count_of(row, stack)
     if count is None:

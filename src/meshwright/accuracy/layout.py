@@ -318,7 +318,7 @@ def _hybrid_split(row: CsvRow, data: int, sharding: Sharding, notes: list[str]) 
 
 
 def _pipeline(row: CsvRow, pipeline: int, notes: list[str]) -> tuple[Schedule, int]:
-    """Schedule, and chunks per pipeline rank: as many as the row states, else the fewest that its schedule has."""
+    """Schedule, and chunks per pipeline rank: the row's number, else the fewest that its schedule has."""
     if pipeline == 1:
         return Schedule.ONE_F_ONE_B, 1
     named, chunks = _stated_schedule(row, notes), row.count("vpp")

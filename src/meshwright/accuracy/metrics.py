@@ -78,7 +78,7 @@ class Predictions:
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """Errors over one group of rows. Ratios, not percent; NaN where no row has what is needed."""
+    """Errors over one group of rows. Ratios, not percent; NaN where no row has the values."""
 
     num_rows: int  # rows of the group, predicted or not
     num_predicted: int

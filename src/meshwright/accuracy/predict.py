@@ -58,7 +58,7 @@ def predict(
     calibration: Calibration | None = None,
     corrections: Mapping[str, CorrectionsByKernel] | None = None,
 ) -> Predictions:
-    """Rate and memory of every run. Each must have conditions; `corrections` are those of `tables_of`."""
+    """Rate and memory of every run. Each must have conditions; `tables_of` gives `corrections`."""
     conditions = [run.conditions for run in runs if run.conditions is not None]
     tables = tables_of(conditions, corrections=corrections)
     log_step_s, variances = predict_steps(tables, calibration or fitted())

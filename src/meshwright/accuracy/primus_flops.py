@@ -1,8 +1,9 @@
 """FLOPs of DeepSeek-V4 as Primus prints them.
 
 Its closed form counts every GEMM of attention and experts for each of the K residual streams of a token, and attention
-over a sequence of K s positions, although a layer mixes the streams into one before either block: about four times what
-is computed (AMD-AGI/Primus, patches/deepseek_v4_flops_patches.py). Multiply-adds per layer, with T = K s:
+over a sequence of K s positions, although a layer mixes the streams into one before either block: about four
+times the computed FLOPs (AMD-AGI/Primus, patches/deepseek_v4_flops_patches.py). Multiply-adds per layer, with
+T = K s:
 
     projections    T (h r_q + r_q n_q d + h d + n_q d r_o + g r_o h)
     scores         2 n_q d pairs           of windows w T - w (w - 1) / 2; + min(k, T / m) T or compressed ones before

@@ -47,7 +47,7 @@ def recipe_for(
 ) -> Recipe | None:
     """The last recipe up to `vintage` (decimal year) for these names; None where none is known.
 
-    source: of the row. Only the pages of a recipe's own project were measured with it.
+    source: the row's. Only the pages of a recipe's own project were measured with it.
     """
     if not any(page in source for page in published_recipes()["pages"].get(stack, ())):
         return None

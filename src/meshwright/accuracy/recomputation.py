@@ -1,4 +1,4 @@
-"""Recomputation of a published row: its own words, those of its note, or the recipe of its framework."""
+"""Recomputation of a published row: its own words, its note's words, or its framework's recipe."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def read_recompute(
 ) -> tuple[Recompute, tuple[str, ...], int | None]:
     """Kind, modules and layers per pipeline rank of recomputation.
 
-    is_split: tensor or pipeline ranks share the model. Adds to `notes` what was assumed or not understood.
+    is_split: tensor or pipeline ranks share the model. Adds assumptions and words it did not understand to
+    `notes`.
     """
     text = stated(row.text("recompute"))
     if text == "custom":
@@ -184,7 +185,7 @@ def recompute_of_note(note: str) -> str:
 
 
 def _around(clause: Clause, mention: Mention) -> str:
-    """The words of a mention's segment, and those of a list of modules behind it."""
+    """The words of a mention's segment, and of a list of modules behind it."""
     start = max(clause.text.rfind(sign, 0, mention.start) for sign in ",(") + 1
     text = clause.text[start:]
     for other in clause.mentions:  # another switch ends it

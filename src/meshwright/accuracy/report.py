@@ -89,8 +89,8 @@ class AccuracyReport:
 
     @property
     def rejected(self) -> dict[str, list[str]]:
-        """Runs that worked though the memory model says that they do not fit: source -> rows. They count against it;
-        of a row in parentheses the source does not state recomputation or offloading."""
+        """Runs that worked though the memory model says that they do not fit: source -> rows. They count
+        against it; the source of a row in parentheses does not state recomputation or offloading."""
         rows: dict[str, list[str]] = defaultdict(list)
         for row in self.rows:
             if row.fits is False:

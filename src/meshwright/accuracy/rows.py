@@ -1,7 +1,7 @@
 """Published runs: conditions and measurements of each CSV row, or the reason why it cannot be predicted.
 
-The schema is that of the shipped `measured_runs.csv`. Every value that a rule fills in is named in `assumed`. A row
-with too many missing values has a reason instead of conditions.
+The shipped `measured_runs.csv` has the same schema. Every value that a rule fills in is named in `assumed`. A
+row with too many missing values has a reason instead of conditions.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ MAX_PER_NODE = 72
 """Devices of the largest node that a row may mean by its number of nodes: an NVLink domain of 72."""
 
 DEPTH_DIFFERS = 0.25
-"""The same for a model of another depth, from which on it is not known which of the two was trained."""
+"""Relative error of the parameter count of a model of another depth, above which either model may have been trained."""
 
 MEASURED_COLUMNS = ("model", "gpu", "num_gpus", "seq_len")
 """Columns that a file of measured runs must have, beside one of `columns.MEASURES`."""
@@ -219,7 +219,7 @@ def _table(path: str | Path, required: tuple[str, ...]) -> list[CsvRow]:
 def read_row(
     row: CsvRow, *, failed: bool = False, layout: Callable[..., PublishedLayout] = read_layout
 ) -> PublishedRun:
-    """One row, whatever the rest of its file says. Raises InputError for a cell that is not a number.
+    """One row, without a look at the rest of its file. Raises InputError for a cell that is not a number.
 
     layout: reads its plan and batch; another reader where a caller supplies the plan that the row does not state.
     """
@@ -390,7 +390,7 @@ def _check_depth(row: CsvRow, model: Model) -> None:
 
 
 def _doubts(row: CsvRow, model: Model) -> list[str]:
-    """Notes on what the row's checks found, and on dimensions that contradict its printed parameter count."""
+    """Notes on the row's failed checks, and on dimensions that contradict its printed parameter count."""
     doubts = [f"flagged: {row.text('qa_flags')}"] if row.text("qa_flags") else []
     printed, counted = row.number("params_b"), total_parameters(model) / 1e9
     if printed and "layers" not in model.name and abs(counted / printed - 1) > PARAMETERS_DIFFER:

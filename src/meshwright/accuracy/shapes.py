@@ -37,7 +37,7 @@ _FEWER_LAYERS = re.compile(r"-\d+-layers$")
 SAME_COUNT = 0.005
 """Relative error of a model's parameter count that agrees with the printed one."""
 SIZE_DIFFERS = 0.1
-"""The same of a model and the size in its name, which is rounded."""
+"""Relative error of a model's parameter count against the rounded size in its name."""
 _POINT_OF_A_SIZE = re.compile(r"(?<=\d)\.(?=\d+ ?[bm]\b)")
 _LIKE = re.compile(r"[- ]like\b", re.IGNORECASE)
 _PREDICTIONS = re.compile(r"\d ?MTP", re.IGNORECASE)
@@ -95,7 +95,7 @@ def may_be_published(name: str) -> bool:
 
 
 def _other_shapes(row: CsvRow, base: Model, model: Model, *, is_truncated: bool) -> list[str]:
-    """Notes on the row's own shapes that are not those of the model it names, used or not."""
+    """Notes on the row's own shapes that differ from its model's, used or not."""
     found = []
     for column, of in _SHAPES.items():
         ours, named = row.count(column), of(base)

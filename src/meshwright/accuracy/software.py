@@ -150,7 +150,7 @@ def _lora(entry: dict[str, Any]) -> Lora:
 
 
 def _entry(row: CsvRow, vintage: float | None, vendor: str) -> dict[str, Any]:
-    """The framework entry of a row; for an unknown framework that of a generic one like Megatron."""
+    """The framework entry of a row; an unknown framework has the entry of a generic one like Megatron."""
     name = row.text("framework") or row.text("framework_version")  # a container names what is in it
     for entry in frameworks()["framework"]:
         if not re.search(entry["match"], name, re.IGNORECASE) or vendor not in entry.get("vendors", [vendor]):

@@ -14,7 +14,8 @@ from meshwright.accuracy.wording import number_format, yes_or_no
 _NUMBERS = ("tp", "pp", "cp", "ep", "etp", "vpp", "mbs", "gbs", "grad_accum", "gpus_per_node", "num_nodes")
 """Columns whose numbers notes state in words of the vocabulary."""
 RATES_DIFFER = 0.05
-"""Relative difference of a printed rate and that of a printed step time which is noted: tables round by less."""
+"""Relative difference between a printed rate and the rate of a printed step time that gets a note: tables
+round by less."""
 
 
 def with_stated_numbers(row: CsvRow) -> tuple[CsvRow, list[str]]:
@@ -54,7 +55,7 @@ def stated_cores(row: CsvRow) -> int:
 
 
 def _cores_of_options(row: CsvRow) -> int:
-    """The same of the options in a note, which MaxText counts in cores: two on TPU7x, stated or not."""
+    """Cores of a device for the options in a note, which MaxText counts in cores: two on TPU7x, stated or not."""
     is_tpu7x = spelled(row.text("gpu")) == "tpu7x" and "maxtext" in row.text("framework").lower()
     return max(stated_cores(row), 2 if is_tpu7x else 1)
 

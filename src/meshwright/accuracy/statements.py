@@ -1,4 +1,4 @@
-"""Statements of a note in free text: what it names, and whether that was on, off, or only talked about.
+"""Statements of a note in free text: the switches it names, and whether each was on, off, or only mentioned.
 
     clause      between ; . line ends and options of a command line
     segment     a part of a clause between commas and brackets
@@ -6,8 +6,8 @@
     polarity    on, off, or open: compared with, planned, optional, of a part of the run
 
 A word that switches off stands before a mention in its segment ("without CUDA graphs", "no A or B") or behind it
-("A: off", "A and B disabled"). A word before a colon holds for its whole clause ("disabled: A, B"). What is open is no
-condition: it is listed with the clauses of which nothing was read.
+("A: off", "A and B disabled"). A word before a colon holds for its whole clause ("disabled: A, B"). An open
+statement is no condition: it is listed with the clauses that gave none.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Polarity(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Mention:
-    """Words of a note that name a switch. `value`: of the switch by the polarity; None where it does not say."""
+    """Words of a note that name a switch. `value`: the switch's by the polarity; None where the polarity
+    decides none."""
 
     switch: str
     value: Any
@@ -65,7 +66,7 @@ class Statements:
     def value(self, switch: str) -> Any:
         """The value that a note states for a switch; None where it states none, or several numbers.
 
-        What is on precedes what is off.
+        Switches that are on precede switches that are off.
         """
         found = [m for m in self.mentions(switch) if m.value is not None]
         if len({m.number for m in found if m.number and m.value == m.number}) > 1:
@@ -310,7 +311,7 @@ def _mentions(text: str) -> list[Mention]:
 
 
 _INNER = ("precision", "scaling")
-"""Switches whose words do not count inside those of another: the format of attention is not that of the GEMMs."""
+"""Switches whose words do not count inside the words of another: the format of attention is not the GEMMs'."""
 
 
 def _holds(outer: Mention, inner: Mention) -> bool:

@@ -36,7 +36,7 @@ _INSTANCE = re.compile(
 )
 """Endings of names that tell weights, tasks and formats apart, and not shapes: "llama3.1_8B-FP8-pretrain"."""
 _SUBJECT = re.compile(r"[-_ ](?:coder|math)(?=[-_ ]\d)", re.IGNORECASE)
-"""The same before a size: "Qwen2.5-Coder-7B"."""
+"""Such a part of a name before a size: "Qwen2.5-Coder-7B"."""
 
 
 def yes_or_no(text: str) -> bool | None:

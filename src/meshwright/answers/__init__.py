@@ -1,1 +1,1 @@
-"""Answers to questions: one frozen value of each kind, with its document, its rows and what makes it."""
+"""Answers to questions: one frozen value of each kind, with its document and rows, and the functions that make it."""

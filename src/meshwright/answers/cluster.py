@@ -10,12 +10,12 @@ from meshwright.specs.hardware import Cluster
 
 
 def hardware_line(cluster: Cluster) -> str | None:
-    """Return the sentence of what the run states in place of the catalogue's; None where it states nothing."""
+    """Return the sentence on hardware that the run states in place of the catalogue's; None where it states none."""
     return f"hardware: {', '.join(cluster.stated)}" if cluster.stated else None
 
 
 def setup_lines(request: PlanRequest) -> list[str]:
-    """Return what is not usual of the hardware and of the software, a sentence each."""
+    """Return a sentence each on unusual hardware and unusual software."""
     hardware = hardware_line(request.cluster)
     return [*([] if hardware is None else [hardware]), *software_lines(request)]
 

@@ -16,7 +16,7 @@ class Evaluation(Result):
 
     Attributes:
         model: name, weights, step, number format, tokenizer and positions of the model.
-        texts: of each source: loss, perplexity, bits per byte, standard errors, counts.
+        texts: loss, perplexity, bits per byte, standard errors, counts, for each source.
         choices: accuracy, accuracy by characters, standard errors, likelihoods; None without questions.
         tasks: results of lm-evaluation-harness; None without tasks.
         seconds: wall time of the evaluation, without loading.

@@ -43,7 +43,7 @@ FRONT_SLACK = 0.25
 """The front of speed against memory holds plans up to this share worse than the best."""
 
 NUM_LOSERS = 3
-"""Plans that are compared with the first, whatever number is shown."""
+"""Plans that are compared with the first, for any number of shown plans."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -54,7 +54,7 @@ class PlanRanking(Result):
 
     Attributes:
         run: the run that was planned, with the switches of software that the planner chose.
-        search: what the planner enumerated, kept and rejected.
+        search: the plans that the planner enumerated, kept and rejected.
         estimates: one `PlanEstimate` for each plan that is shown, best first.
         why_not: answers to the questions, in their order.
         engine_note: why a run that names no engine is planned for `any`; empty: it is not.
@@ -163,7 +163,7 @@ class PlanRanking(Result):
     def write_csv(self, path: str | os.PathLike[str]) -> None:
         """Write one row for each plan: the columns of `to_rows`, fields of the plan, and seconds by component.
 
-        With `scored`, rows are those of all scored plans.
+        A ranking with `scored` writes a row for each scored plan.
 
         Raises:
             InputError: `path` cannot be written.

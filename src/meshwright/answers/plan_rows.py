@@ -12,7 +12,7 @@ from meshwright.specs.plan import Plan, listed_layers
 
 
 def plan_fields(plan: Plan) -> dict[str, Any]:
-    """Every field of a plan as a scalar, as `--fix` names them; what is not set is an empty text."""
+    """Every field of a plan as a scalar, as `--fix` names them; an empty text for a field without a value."""
     found: dict[str, Any] = {}
     for name, value in vars(plan).items():
         if isinstance(value, IntEnum):

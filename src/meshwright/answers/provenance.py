@@ -27,7 +27,7 @@ class InputSource:
 
 INTERVAL_CONVENTION = (
     "80 % interval: four of five measured runs are expected inside; it carries the spread of every "
-    "calibrated parameter and what the fit leaves unexplained"
+    "calibrated parameter and the fit's unexplained error"
 )
 
 
@@ -78,7 +78,7 @@ def input_meaning(name: str) -> str:
         return parameters[name].meaning
     if name == BF16_GEMM:
         return f"{parameters['gemm_ratio'].meaning}, for 16-bit products"
-    return "what the calibration's fit leaves unexplained"
+    return "unexplained error of the calibration's fit"
 
 
 def _whole(sources: dict[str, str]) -> str:

@@ -181,7 +181,7 @@ class RecordSet(Result):
         return tuple(r for r in self.records if isinstance(r, OfflineMeasurements))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the document of each record by its kind, and what could not be read."""
+        """Return the document of each record by its kind, and the unreadable files."""
         found = {
             kind: [{"folder": r.folder, **r.to_dict()} for r in getattr(self, kind)]
             for kind in ("trainings", "devices", "sweeps", "ingestions", "serving", "offline")

@@ -156,7 +156,7 @@ def require_fit(request: PlanRequest, estimate: PlanEstimate) -> None:
         f"device memory: {estimate.plan.describe()} needs {gib(memory.reserved_bytes):.1f} GiB on pipeline "
         f"stage {memory.stage}, {request.cluster.accelerator.name} has {gib(memory.capacity_bytes):.1f} GiB, "
         f"of which a plan may reserve {gib(memory.usable_bytes):.1f}",
-        hint=f"of these GiB, {parts}; `meshwright plan` finds what fits",
+        hint=f"of these GiB, {parts}; `meshwright plan` finds plans that fit",
     )
 
 

@@ -55,7 +55,7 @@ class ScaleQuestion:
     """Parameters of a study.
 
     `sizes` empty: `DEFAULT_FACTORS`. `small`: number of devices that emulate each size; None: no emulation.
-    `days`: the training is as long as what the first size trains in so many days without failures.
+    `days`: length of the training in days on the first size, without failures.
     """
 
     sizes: tuple[int, ...] = ()
@@ -78,7 +78,7 @@ class ScaleReport(Result):
         run: the run that was scaled.
         study: mode, length of the training, costs.
         curve: one point for each number of devices: efficiency, speed-up, goodput, whole training.
-        emulation: a small cluster that stands for each size, and what it cannot show.
+        emulation: a small cluster that stands for each size, and the effects that it cannot show.
         replicas: replica sizes of the largest cluster, best first.
         replica_cluster: name of that cluster.
         sensitivity: efficiency with one assumption changed at a time.

@@ -143,7 +143,7 @@ def serving_accuracy(
 ) -> ServingAccuracy:
     """Predict the points of a CSV file, of records of `bench serve`, or the shipped ones, and compare.
 
-    Records are predicted by the shipped constants, on the devices of `cluster`, or by those of a calibration file.
+    The shipped constants predict records on the devices of `cluster`; a calibration file brings its own.
     Raises InputError for files that cannot be read and for contradictions.
     """
     if records:

@@ -40,7 +40,7 @@ class ServingCalibrationResult(Result):
         return [vars(row) for row in self.calibration.rows]
 
     def summary(self) -> str:
-        """Return what was calibrated, from how many rows."""
+        """Return the calibration's origin, with its number of rows."""
         return self.calibration.made
 
     def tables(self) -> list[TextTable]:
@@ -60,7 +60,7 @@ class ServingCalibrationResult(Result):
         ]
 
     def _constants(self) -> list[tuple[str, str, str]]:
-        """Constants whose interval the records made narrower; the others keep that of the prior."""
+        """Constants whose interval the records made narrower; the others keep the prior's."""
         found, server = self.calibration.constants, self.calibration.engine.server
         place = {key: i for i, key in enumerate(found.keys)}
         rows = []

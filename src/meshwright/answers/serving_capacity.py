@@ -122,7 +122,7 @@ class ServingCapacity(Result):
         ]
 
     def summary(self) -> str:
-        """Return sessions and tokens, or what does not fit."""
+        """Return sessions and tokens, or the part that does not fit."""
         question, best = self.question, self.best
         name = f"{question.model.name} in {question.weights.name} on {question.cluster.name}"
         if not best.fits:

@@ -1,4 +1,4 @@
-"""From names and numbers to a question about serving: models, clusters, formats, engines, loads, prices."""
+"""Questions about serving from names and numbers: models, clusters, formats, engines, loads, prices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from meshwright.specs.hardware import Accelerator
 
 @dataclass(frozen=True, kw_only=True)
 class PriceTerms:
-    """Terms of a price: given, the catalogue's for a region, or those of a bought device."""
+    """Terms of a price: given, the catalogue's for a region, or a bought device's."""
 
     usd_per_device_hour: float | None = None
     region: str | None = None

@@ -13,7 +13,7 @@ from meshwright.specs.hardware import Fabric
 T = TypeVar("T")
 
 GENERIC = "generic"
-"""Technology of a fabric that the data does not name: guessed values between those of known technologies."""
+"""Technology of a fabric that the data does not name: guessed values between known technologies."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class ScaleOutConstants:
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveConstants:
-    """Both tiers of one fabric. `tier` is that of the worse of the two entries."""
+    """Both tiers of one fabric. `tier` is the worse of the two entries' tiers."""
 
     up: ScaleUpConstants
     out: ScaleOutConstants
@@ -55,7 +55,7 @@ class CollectiveConstants:
 def constants_for(fabric: Fabric) -> CollectiveConstants:
     """The constants of a fabric, by its name; a fabric that the data does not name gets `generic` ones.
 
-    Those of its network are by `network_of`, where a run states another kind of network.
+    `network_of` names the constants of its network, where a run states another kind of network.
     """
     known = _read()["fabrics"]
     own, network = known.get(fabric.name, {}), known.get(fabric.network_of or fabric.name, {})

@@ -1,9 +1,9 @@
 """Measured seconds of collectives by kind, number of processes and message size.
 
-Between two sizes the logarithm of the seconds is linear in the logarithm of the size. Below the smallest size the
-seconds are those of the smallest; above the largest they are proportional to the bytes. The interpolation between two
-numbers of processes is the same. A group smaller than any measured one takes the seconds of the smallest; a larger
-group uses the formulas.
+Between two sizes the logarithm of the seconds is linear in the logarithm of the size. Smaller sizes take the
+seconds of the smallest; above the largest the seconds are proportional to the bytes. The interpolation
+between two numbers of processes is the same. A group smaller than any measured one takes the seconds of the
+smallest; a larger group uses the formulas.
 """
 
 from __future__ import annotations

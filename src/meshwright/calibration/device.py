@@ -42,7 +42,7 @@ RENAMED_SINCE_3 = {
 """Keys of schema 3 that have other names in schema 4. `load` reads both schemas."""
 
 PROCESSOR_SECONDS = {"kernel_s", "data_layer_s", "step_s"}
-"""Parameters that are seconds of a CPU core. With more processes than cores they grow with the oversubscription."""
+"""Parameters that are seconds of a CPU core. They grow with the oversubscription if processes outnumber cores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +208,7 @@ def to_document(found: DeviceCalibration) -> dict[str, Any]:
 
 
 def load(path: str | os.PathLike[str]) -> DeviceCalibration:
-    """The calibration in the file at `path`. Raises InputError with what is wrong with it."""
+    """The calibration in the file at `path`. Raises InputError with the file's fault."""
     file = Path(path)
     try:
         return _read(os.fspath(file.resolve()), file.stat().st_mtime_ns)
@@ -241,7 +241,7 @@ def _renamed(document: Any) -> Any:
 
 
 STATED = ("network_of", "links_of")
-"""Fields of a fabric about what a run states of it."""
+"""Fields of a fabric about a run's own statements on it."""
 
 
 def _from_document(document: Mapping[str, Any]) -> DeviceCalibration:

@@ -71,12 +71,12 @@ def memory_constants(
     on_cpu: bool = False,
     precision: str = "",
 ) -> MemoryConstants:
-    """The constants of a stack: the defaults, overridden by those of its lineage and then by its own.
+    """The constants of a stack: the defaults, overridden by its lineage's and then by its own.
 
     unfused_attention: overrides the default of the stack. fused_norm: the run replaced the stack's norms by a
-    fused kernel. routes: of kernels by operation, as in a run file; others are the stack's own on GPUs, or `on_cpu`.
-    precision: name of the run's recipe, which decides switches of the stack's release; empty: none of them.
-    Raises UnknownNameError for an unknown stack.
+    fused kernel. routes: kernels by operation, as in a run file; others are the stack's own on GPUs, or
+    `on_cpu`. precision: name of the run's recipe, which decides switches of the stack's release; empty: none
+    of them. Raises UnknownNameError for an unknown stack.
     """
     named = tuple(sorted((routes or {}).items()))
     return _constants(stack, unfused_attention, fused_norm, named, on_cpu, precision)

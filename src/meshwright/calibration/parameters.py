@@ -2,10 +2,10 @@
 
     value = inverse_transform(transform(prior) + offset_of_all + Σ_levels offset[level, key])
 
-A level names what a parameter may depend on (architecture, framework, fabric, ...); a key is one value of it. Priors
-are written by hand in data/parameters.toml. Offsets are fitted and written to data/step.json, each with its standard
-deviation and the number of rows behind it. A key without rows has offset 0 and the full prior standard deviation, so an
-unknown accelerator or stack widens the interval.
+A level names a property that a parameter may depend on (architecture, framework, fabric, ...); a key is one
+value of it. Priors are written by hand in data/parameters.toml. Offsets are fitted and written to
+data/step.json, each with its standard deviation and the number of rows behind it. A key without rows has
+offset 0 and the full prior standard deviation, so an unknown accelerator or stack widens the interval.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ STEP_CALIBRATION = Path(str(files("meshwright.calibration"))) / "data" / "step.j
 """The shipped offsets."""
 
 MANY_SOURCES = 5
-"""From which a lineage of stacks on an architecture counts as well known, for intervals: rows of one source have common
-errors, and five of them show how sources differ."""
+"""Sources from which on a lineage of stacks on an architecture counts as well known, for intervals: rows of
+one source have common errors, and five of them show how sources differ."""
 
 ALL = "all"
 """The level with one key that every run has."""
@@ -60,7 +60,7 @@ class Parameter:
         return self.measured["values"].get(factors[self.measured["level"]], self.prior)
 
     def forward(self, value: float) -> float:
-        """Into transformed units."""
+        """Return `value` in transformed units."""
         return math.log(value) if self.transform == "log" else math.log(value / (1 - value))
 
     def inverse(self, eta: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -99,10 +99,10 @@ class Calibration:
     num_sources: Mapping[str, int] = field(default_factory=dict)
     """Published sources behind it, by architecture and lineage ("Hopper/megatron-core")."""
     interval_factors: Mapping[str, float] = field(default_factory=dict)
-    """Further factors by what is known of a case (`case_class`), so that each large class holds 80 % too."""
+    """Further factors by class of case (`case_class`), so that each large class holds 80 % too."""
     made: str = "prior"
     corrections: Mapping[str, EfficiencyCorrection] = field(default_factory=dict)
-    """Of a measured device, by kernel and format: "gemm/forward/bf16"."""
+    """Corrections of a measured device, by kernel and format: "gemm/forward/bf16"."""
     collectives: MeasuredCollectives = field(default_factory=MeasuredCollectives)  # of a measured machine
 
     def etas(self, factors: Sequence[Factors]) -> dict[str, NDArray[np.float64]]:
@@ -136,11 +136,11 @@ class Calibration:
         return result
 
     def scaled(self, interval_scale: float) -> Calibration:
-        """The same with another factor on its standard deviations."""
+        """Return the calibration with another factor on its standard deviations."""
         return replace(self, interval_scale=interval_scale)
 
     def with_intervals_of(self, other: Calibration) -> Calibration:
-        """The same with the scale, floor and factors of `other`'s intervals."""
+        """Return the calibration with the scale, floor and factors of `other`'s intervals."""
         return replace(
             self,
             interval_scale=other.interval_scale,
@@ -175,7 +175,7 @@ class Calibration:
         return f"{'moe' if is_moe else 'dense'}, {'many' if many else 'few'} sources"
 
     def with_measured(self, measured: Mapping[str, MeasuredParameter], *, made: str) -> Calibration:
-        """The same with `measured` values. Fitted offsets of these parameters no longer count."""
+        """Return the calibration with `measured` values. Fitted offsets of these parameters no longer count."""
         parameters = dict(self.parameters)
         for name, m in measured.items():
             p = parameters[name]

@@ -60,7 +60,7 @@ def usual_devices_per_node(accelerator_name: str) -> int:
 
 @by_name
 def status_of(accelerator_name: str) -> str:
-    """A sentence on a device whose figures are announced and whose rates nobody has measured; empty for others.
+    """A sentence on a device with announced figures and without measured rates; empty for others.
 
     >>> status_of("h200")
     ''

@@ -106,8 +106,8 @@ def own_cluster(
 ) -> Cluster:
     """Return a cluster of the accelerator that a user's file describes.
 
-    Links that the file states replace those of its `default_fabric`, whose latencies and efficiency they have. On
-    `fabric_name` they are those of that fabric.
+    Links that the file states replace the links of its `default_fabric` and keep its latencies and
+    efficiency. A `fabric_name` keeps its own links.
     """
     usual = own.values["default_fabric"]
     device = with_links(accelerator_of(own), fabric(usual), stated=own.values)
@@ -131,7 +131,7 @@ _LINKS = ("scale_up_domain", "scale_up_bytes_per_s", "scale_up_peer_bytes_per_s"
 def with_links(device: Accelerator, usual: Fabric, *, stated: Mapping[str, Any]) -> Accelerator:
     """Return the accelerator with the links of its usual fabric where its file states none.
 
-    The rate to one peer keeps its share of that of all links, which tells a mesh from a switch.
+    The rate to one peer keeps its share of the rate of all links, which tells a mesh from a switch.
     """
     links = {key: stated.get(key, getattr(usual, key)) for key in _LINKS}
     if "scale_up_peer_bytes_per_s" not in stated:

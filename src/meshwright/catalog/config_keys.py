@@ -51,7 +51,7 @@ SAME_MEANING: Mapping[str, tuple[Any, ...]] = {
 """Values with which a key that no reader asks for means what Meshwright computes; null means it everywhere."""
 
 MAX_COUNT = 10_000_000
-"""Larger sizes are no model's and overflow what is computed from them."""
+"""Larger sizes are no model's, and computing with them overflows."""
 
 
 class ConfigKeys:
@@ -84,7 +84,7 @@ class ConfigKeys:
             self.refuse(f"{key}: {value!r}")
 
     def unsupported(self, same: Mapping[str, tuple[Any, ...]] = SAME_MEANING) -> tuple[str, ...]:
-        """Return what the config requests and no reader supports, each as `key: value`.
+        """Return the values that the config requests and no reader supports, each as `key: value`.
 
         A key counts unless it was read, has no effect, is null, or has one of its values in `same`.
         """
@@ -196,7 +196,7 @@ def rope_of(c: ConfigKeys, *, theta: float) -> Rope:
 
 
 def partial_rope(c: ConfigKeys, *, theta: float, share: float) -> Rope:
-    """RoPE of the first dimensions of each head; `share` is that of a config without the key."""
+    """RoPE of the first dimensions of each head; a config without the key has `share`."""
     share = _scaled_section(c).number("partial_rotary_factor", c.number("partial_rotary_factor", share))
     if not 0 < share <= 1:
         c.refuse(f"partial_rotary_factor: {share!r}")
@@ -348,7 +348,7 @@ def windowed_attention(
 ) -> Attention:
     """`attention` with a sliding window in the layers that `layer_types` lists, or in the `usual` ones.
 
-    `window` is that of a config without the key.
+    A config without the key has `window`.
     """
     types, layers = c.items("layer_types"), tuple(usual)
     if types is not None:

@@ -24,7 +24,7 @@ ENTRY_POINTS = "meshwright.engines"
 FACTS_MODULE = "facts"
 
 ANY = "any"
-"""The engine of a run that is planned and estimated, whatever program would train it: it has all choices of a plan."""
+"""The engine of a run that is planned and estimated for no particular program: it has all choices of a plan."""
 
 _ANY_POINT = EntryPoint(ANY, "meshwright.engines.planned_only.contract", ENTRY_POINTS)
 
@@ -91,7 +91,7 @@ def says_where(engine: str, accelerator: Accelerator) -> tuple[str, str]:
     there = f"engine: {' or '.join(able)} runs there" if able else "no engine here runs there"
     return (
         f"{engine_facts(engine).title} does not run on {accelerator.name}",
-        f"{there}; engine: {ANY} plans and estimates whatever program would train",
+        f"{there}; engine: {ANY} plans and estimates without naming a program",
     )
 
 

@@ -5,13 +5,13 @@
     data/fabrics/nvl72.toml
 
 An entry holds the fields of the value that it describes (`specs.model.Model`, `specs.hardware.Accelerator`,
-`specs.hardware.Fabric`) and what a reader needs to judge them:
+`specs.hardware.Fabric`) and the facts by which a reader can judge them:
 
     [sources]      field -> title, link, date or quote; "all" for the fields that are not named
-    [conflicts]    field -> where sources disagree, what was chosen and why
-    [assumptions]  what was assumed, and the reason
-    [unknown]      what no source gives
-    [published]    figures that others print of the same thing; never read by the cost model
+    [conflicts]    field -> disagreement of sources, the choice and its reason
+    [assumptions]  an assumption, and the reason
+    [unknown]      values that no source gives
+    [published]    figures that others print; never read by the cost model
 
 A name that is a file's name reads that file alone. Any other name reads all files for their aliases.
 """

@@ -303,5 +303,5 @@ def family_that_fits(model: Model) -> ModelFamily | None:
 
 
 def trained_families() -> tuple[ModelFamily, ...]:
-    """The families that Meshwright trains: their logits and gradients equal those of transformers."""
+    """The families that Meshwright trains: their logits and gradients equal transformers'."""
     return tuple(family for family in FAMILIES.values() if family.trains)

@@ -60,7 +60,8 @@ def _qwen2_attention(c: ConfigKeys) -> Attention:
 
 
 def _qwen_windows(attention: Attention, c: ConfigKeys, *, everywhere: bool = False) -> Attention:
-    """Windows behind a flag, after `max_window_layers`; in Qwen3's mixtures `everywhere`, whatever other keys say."""
+    """Windows behind a flag, after `max_window_layers`; in Qwen3's mixtures `everywhere`, without regard to
+    other keys."""
     if not c.flag("use_sliding_window", False):
         c.value("sliding_window")  # ignored, as in transformers
         c.value("max_window_layers")
@@ -256,7 +257,7 @@ _MINIMAX_M2 = {
     "use_qk_norm": (True,),
     "use_routing_bias": (True,),
 }
-"""Values of keys in published files that are what is computed; transformers ignores all of them."""
+"""Values of keys in published files that agree with the computed model; transformers ignores all of them."""
 
 
 def read_olmo2(c: ConfigKeys) -> Model:
@@ -449,7 +450,8 @@ _NEMOTRON_H = {
     "tie_word_embeddings": (False,),
     "use_conv_bias": (True,),
 }
-"""Values of Nemotron-H's keys that are what is computed. transformers ignores biases of attention, and tying."""
+"""Values of Nemotron-H's keys that agree with the computed model. transformers ignores biases of attention,
+and tying."""
 
 _NEMOTRON_H_WITHOUT_EFFECT = (
     "expand", "head_dim", "mamba_ssm_cache_dtype", "num_logits_to_keep", "num_query_groups", "rescale_prenorm_residual",

@@ -24,7 +24,7 @@ OF_ANY = frozenset(("activation", "rope.attention_factor"))
 
 
 def _has_only(model: Model, *parts: str) -> bool:
-    """True if `model` has no parts but these and those of any."""
+    """True if `model` has no parts but `parts` and `OF_ANY`."""
     return model.activation is not Activation.CLAMPED_SWIGLU and parts_of(model).keys() <= OF_ANY | {*parts}
 
 

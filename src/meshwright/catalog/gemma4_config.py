@@ -37,7 +37,7 @@ def read_gemma4(c: ConfigKeys) -> Model:
 
 
 def _windowed(c: ConfigKeys) -> list[bool]:
-    """For each layer True if it has a window. The last has none, whatever `layer_types` says."""
+    """For each layer True if it has a window. The last has none; its entry in `layer_types` has no effect."""
     num_layers, types = c.count("num_hidden_layers"), c.items("layer_types")
     if types is None:
         types = [list(_KINDS)[(index + 1) % 6 == 0] for index in range(num_layers)]

@@ -83,7 +83,7 @@ def model_from_config(config: Mapping[str, Any], *, name: str) -> Model:
 
 
 def _way_on(config: Mapping[str, Any]) -> str:
-    """Hint for an architecture without a reader: of a model with images its language part, of others their shapes."""
+    """Hint for an architecture without a reader: the language part of a model with images, else its shapes."""
     text = config.get("text_config")
     if not isinstance(text, Mapping):
         return "plan it by its shapes: model.hidden, model.num_layers, model.attention, ... in a run file"

@@ -2,8 +2,8 @@
 
     h100-8x8+h200-8x8      64 H100 and 64 H200
 
-Where every rank has an equal share of batch and layers, the slowest part sets the pace, the smallest memory is the
-limit, and collectives run at the rates of the slowest links. So accelerator and fabric are of that kind. Plans whose
+Equal shares of batch and layers let the slowest part set the pace; the smallest memory is the limit, and
+collectives run at the rates of the slowest links. Accelerator and fabric have these values. Plans whose
 pipeline stages lie on one part each are costed part by part (`planner.generations`).
 """
 

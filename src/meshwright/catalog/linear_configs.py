@@ -49,7 +49,7 @@ def read_qwen3_5(c: ConfigKeys) -> Model:
 
 
 def read_qwen3_5_moe(c: ConfigKeys) -> Model:
-    """The mixtures of Qwen3.5: every layer has experts, whatever `mlp_only_layers` says."""
+    """The mixtures of Qwen3.5: every layer has experts; `mlp_only_layers` has no effect."""
     _without_images(c)
     c.value("mlp_only_layers")  # ignored, as in transformers
     return _qwen(c, experts=_qwen_experts(c, num_experts=256, top_k=8), kv_heads=2)
@@ -98,7 +98,8 @@ def _qwen(c: ConfigKeys, *, experts: Experts | None, kv_heads: int) -> Model:
 def _gated_delta_net(
     c: ConfigKeys, *, key_heads: int = 16, value_heads: int = 32, key_dim: int = 128, value_dim: int = 128
 ) -> LinearAttention | None:
-    """The linear layers; None where all have full attention. Sizes are those of a config without the keys."""
+    """The linear layers; None where all have full attention. The arguments are the sizes of a config without
+    the keys."""
     layers = _layers(c)
     linear = LinearAttention(
         num_key_heads=c.count("linear_num_key_heads", key_heads),
@@ -128,7 +129,7 @@ def _layers(c: ConfigKeys) -> list[bool]:
 def read_olmo_hybrid(c: ConfigKeys) -> Model:
     """Gated DeltaNet in three of four layers, OLMo 3's full attention without windows in the others.
 
-    Norms are before the blocks of linear layers and after those of the others, which costs the same.
+    Norms are before the blocks of linear layers and after the blocks of the others, which costs the same.
     """
     attention = grouped_attention(c, bias=c.flag("attention_bias", False))
     for key in (
@@ -171,9 +172,9 @@ _KIMI = {
     "mla_use_output_gate": (False,),
     "moe_layer_freq": (1,),
     "moe_router_activation_func": ("sigmoid",),
-    "tie_word_embeddings": (False,),  # transformers has an output matrix of its own whatever the key says
+    "tie_word_embeddings": (False,),  # transformers has its own output matrix for any value of the key
 }
-"""Values of keys that are what is costed. Others are Kimi K3's."""
+"""Values of keys that agree with the costed model. Others are Kimi K3's."""
 
 _KIMI_WITHOUT_EFFECT = (
     # of positions, which latent attention has none of here; of one group of experts; of another activation
@@ -183,7 +184,7 @@ _KIMI_WITHOUT_EFFECT = (
 
 
 def _either(c: ConfigKeys, *names: str) -> str:
-    """The name under which the file has a value: that of its own class, or that of transformers'."""
+    """The name under which the file has a value: its own class's, or transformers'."""
     return next((name for name in names if name in c.values), names[0])
 
 

@@ -1,4 +1,4 @@
-"""config.json of families that are planned and not trained, whose layers are those of others: from keys to a `Model`.
+"""config.json of families that are planned and not trained, with layers of other families: from keys to a `Model`.
 
 Source of the keys and their defaults: the configuration classes of Hugging Face transformers
 (https://github.com/huggingface/transformers, src/transformers/models). Keys that change numbers and not cost are read
@@ -101,7 +101,7 @@ def read_granite(c: ConfigKeys) -> Model:
 
 
 def read_granitemoe(c: ConfigKeys) -> Model:
-    """The same with experts in all layers."""
+    """Granite 3 with experts in all layers."""
     attention = grouped_attention(c, bias=c.flag("attention_bias", False))
     return planned(c, attention, experts=_softmax_experts(c, 8, 2))
 
@@ -161,7 +161,7 @@ def read_hunyuan_dense(c: ConfigKeys) -> Model:
 
 
 def read_hunyuan_moe(c: ConfigKeys) -> Model:
-    """The same with experts in all layers beside a shared one of their width."""
+    """Hunyuan with experts in all layers beside a shared one of their width."""
     top_k = c.value("moe_topk", c.value("num_experts_per_tok", 1))
     if isinstance(top_k, list):
         c.refuse(f"moe_topk: {top_k!r}, a number for each layer")
@@ -195,7 +195,7 @@ def _exaone_windows(c: ConfigKeys, attention: Attention) -> Attention:
 
 
 def read_exaone_moe(c: ConfigKeys) -> Model:
-    """K-EXAONE: the same with norms of inputs, and DeepSeek-V3's experts."""
+    """K-EXAONE: EXAONE 4.0 with norms of inputs, and DeepSeek-V3's experts."""
     attention = _exaone_windows(c, normalized(grouped_attention(c, kv_heads=32)))
     usual = {
         "num_experts": 64,
@@ -212,7 +212,7 @@ def read_exaone_moe(c: ConfigKeys) -> Model:
 def _sigmoid_experts(
     c: ConfigKeys, *, experts: str = "n_routed_experts", shared: str = "n_shared_experts"
 ) -> Experts:
-    """DeepSeek-V3's experts. Dense layers are as many as `mlp_layer_types` or `first_k_dense_replace` has."""
+    """DeepSeek-V3's experts. `mlp_layer_types` or `first_k_dense_replace` gives the number of dense layers."""
     dense, types = c.count("first_k_dense_replace", 0, minimum=0), c.items("mlp_layer_types")
     if types is not None:
         dense = _count_of(c, types, "dense", "sparse")
@@ -354,7 +354,8 @@ def read_starcoder2(c: ConfigKeys) -> Model:
 def read_llama4(c: ConfigKeys) -> Model:
     """Llama 4's language part: experts beside a shared one, in all layers or in every `interleave_moe_layer_step`-th.
 
-    Attention within chunks is read as a window as long as a chunk: in sequences of many chunks up to twice the keys.
+    Attention within chunks is read as a window of a chunk's length: up to twice the keys in sequences of many
+    chunks.
     """
     num_layers, step = c.count("num_hidden_layers"), c.count("interleave_moe_layer_step", 1)
     given = c.items("moe_layers")

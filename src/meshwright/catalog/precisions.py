@@ -100,7 +100,8 @@ def _devices(cluster: Cluster | None) -> tuple[Accelerator, ...]:
 
 
 def nearest_precision(precision: Precision, usable: Collection[str]) -> str:
-    """Return the one of `usable` with the nearest number of bits and, of these, the nearest scales; fp16 comes last."""
+    """Return the `usable` recipe with the nearest number of bits and, among equals, the nearest scales; fp16
+    comes last."""
     order = list(PRECISIONS)
 
     def distance(name: str) -> tuple[float, bool, int]:

@@ -46,7 +46,7 @@ def prices() -> tuple[Price, ...]:
 
 @cache
 def market_prices() -> tuple[Price, ...]:
-    """Later prices of several sellers, beside those of the source documents, which `prices` has."""
+    """Later prices of several sellers; `prices` has the source documents'."""
     return tuple(Price(**row) for row in _read("prices.toml")["market"])
 
 
@@ -84,7 +84,7 @@ class Licence:
 
 @cache
 def licences() -> tuple[Licence, ...]:
-    """All known licences; where sources disagree both stand."""
+    """All known licences; both, if sources disagree."""
     return tuple(Licence(**row) for row in _read("prices.toml")["licence"])
 
 

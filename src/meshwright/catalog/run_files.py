@@ -2,7 +2,7 @@
 
     data/run_files/llama3-8b.yaml       `meshwright plan llama3-8b --cluster h200-8x1`
 
-Each says in its first lines where it comes from and what was assumed.
+The first lines of each state its origin and its assumptions.
 """
 
 from __future__ import annotations

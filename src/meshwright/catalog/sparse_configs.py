@@ -119,7 +119,7 @@ def _rope_width(c: ConfigKeys, head_dim: int) -> int:
 
 
 def _strides(c: ConfigKeys, num_layers: int) -> tuple[tuple[int, ...], int]:
-    """(tokens of a compressed key of each layer, those of layers with an indexer).
+    """(tokens of a compressed key of each layer, tokens in layers with an indexer).
 
     `layer_types` has priority over `compress_ratios`, which may go on with prediction modules; without either the
     first two layers are heavily compressed and the others alternate.
@@ -169,12 +169,12 @@ def _experts(c: ConfigKeys, num_layers: int) -> Experts:
 
 
 _DEEPSEEK_V4 = {
-    "n_shared_experts": (1,),  # transformers has one whatever the key says
+    "n_shared_experts": (1,),  # transformers has one for any value of the key
     "num_key_value_heads": (1,),
     "scoring_func": ("sqrtsoftplus",),
     "topk_method": ("noaux_tc",),
 }
-"""Values of keys with which the model is what is computed."""
+"""Values of keys that agree with the computed model."""
 
 _DEEPSEEK_V4_WITHOUT_EFFECT = (
     "compress_rope_theta", "expert_dtype", "hc_eps", "hc_sinkhorn_iters", "partial_rotary_factor", "rope_parameters",

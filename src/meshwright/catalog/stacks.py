@@ -136,7 +136,7 @@ _PLAIN = Features(
 
 
 def features_of(stack: Stack, accelerator: Accelerator | None = None, *, precision: str = "") -> Features:
-    """All switches of a stack: its own, else those of its engine, of its release, of a plain stack.
+    """All switches of a stack: its own, else its engine's, its release's, a plain stack's.
 
     The latest release up to the stack's vintage decides each switch; one for some accelerators precedes one for all,
     and of these one for some number formats. `precision`: name of the run's recipe; empty: none of those.

@@ -2,13 +2,13 @@
 
     y = W x + s B A x       A [r, k], B [n, r], r of 8 to 64
 
-An adapter's GEMMs do 2 r FLOP for each element that they read, far below what a device needs to be busy with: bytes
-and launches alone count. A GEMM whose result is added accumulates into what it is added to, as `addmm` does. Elements
-of 16 bits that move per token, without the r of the narrow side:
+An adapter's GEMMs do 2 r FLOP for each element that they read, too few to keep a device busy: only bytes and
+launches count. A GEMM whose result is added accumulates into the other term, as `addmm` does. Elements of 16
+bits that move per token, without the r of the narrow side:
 
     forward   k       A reads x                2 n   B adds to W x
     inputs    n       B' reads the gradient    2 k   A' adds to the gradient of x
-    weights   n + k   both read what the GEMMs before them read
+    weights   n + k   both read the inputs of the GEMMs above
     dropout   2 k     forward, and again backward
 
 Tensor ranks split n of query, key, value, gate and up, and k of output and down; the other side is whole, or under
@@ -26,7 +26,7 @@ from meshwright.cost.tables import ModelTable, PlanTable
 ELEMENT_BYTES = 2.0
 
 NUM_GEMMS = 2
-"""Of an adapter in each of its three passes."""
+"""GEMMs of an adapter in each of its three passes."""
 
 
 def adapter_passes(

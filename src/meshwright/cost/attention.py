@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from meshwright.cost.compute import DeviceRates
 
 UNFUSED_FORWARD_ACCESSES = 6
-"""Times that unfused attention moves its probabilities through memory. Assumed, like those of the backward pass."""
+"""Times that unfused attention moves its probabilities through memory. Assumed, like the backward pass."""
 
 UNFUSED_BACKWARD_ACCESSES = 8
 
@@ -35,13 +35,13 @@ UNFUSED_BACKWARD_GEMMS = 2.0
 """Backward FLOPs of attention over its forward FLOPs: four GEMMs against two."""
 
 FUSED_BACKWARD_GEMMS = 2.5
-"""The same of a fused kernel, which computes the scores again: five against two (Dao 2023, FlashAttention-2,
-arXiv 2307.08691, section 4.1)."""
+"""Backward over forward FLOPs of a fused kernel, which computes the scores again: five GEMMs against two (Dao
+2023, FlashAttention-2, arXiv 2307.08691, section 4.1)."""
 
 SPLIT_BACKWARD_GEMMS = 3.5
-"""The same of two fused kernels, one for the gradients of queries (three GEMMs) and one for those of keys and values
-(four): both compute the scores and their gradients (jax pallas/ops/tpu/splash_attention, without
-`use_fused_bwd_kernel`)."""
+"""Backward over forward FLOPs of two fused kernels, one for the gradients of queries (three GEMMs) and one
+for the gradients of keys and values (four): both compute the scores and their gradients (jax
+pallas/ops/tpu/splash_attention, without `use_fused_bwd_kernel`)."""
 
 ATTENTION_TILE = 128
 """Queries and keys of a tile of attention (FlashAttention-2, arXiv 2307.08691, section 3.3: 64 or 128)."""
@@ -56,18 +56,19 @@ NARROW_HEAD_EXPONENT = 0.3
 """Heads of 64 reach 0.75 to 0.9 of the rate of heads of 128 in these figures: exponentials count more."""
 
 FP8_FORWARD_GAIN = 1.5
-"""Rate of fused attention in 8 bits over that in 16, forward: 1.2 against 0.74 PFLOP/s of FlashAttention-3 on H100
-(arXiv 2407.08608, figure 7) less the quantisation of its inputs."""
+"""Rate of fused attention in 8 bits over its rate in 16, forward: 1.2 against 0.74 PFLOP/s of
+FlashAttention-3 on H100 (arXiv 2407.08608, figure 7) less the quantisation of its inputs."""
 
 FP8_BACKWARD_GAIN = 1.2
-"""The same of the backward pass, whose exponentials and accumulation stay as they are. Assumed."""
+"""FP8 gain of the backward pass, whose exponentials and accumulation keep their format. Assumed."""
 
 ALIGNED_HEAD_DIM = 8
 """Elements of 16 bits in the 16 bytes to which tensor cores want rows aligned."""
 
 UNALIGNED_RATIO = 0.07
-"""Rate of 16-bit batched GEMMs of unfused attention on unaligned heads over that on aligned ones: steps of 182 billion
-parameters with heads of 108 take 1.4 times as long as with heads of 128 (BigScience, chronicles of BLOOM, 2022)."""
+"""Rate of 16-bit batched GEMMs of unfused attention on unaligned heads over the rate on aligned heads: steps
+of 182 billion parameters with heads of 108 take 1.4 times the seconds with heads of 128 (BigScience,
+chronicles of BLOOM, 2022)."""
 
 
 def computed_keys(model: ModelTable, batch: BatchTable, rates: DeviceRates) -> Array:
@@ -89,10 +90,11 @@ def computed_keys(model: ModelTable, batch: BatchTable, rates: DeviceRates) -> A
 
 
 def _reached(ratio: Array, model: ModelTable, rates: DeviceRates) -> Array:
-    """Share of the peak that a fused kernel reaches on long sequences, where `ratio` is that of heads of 128.
+    """Share of the peak that a fused kernel reaches on long sequences; `ratio` is its share with heads of 128.
 
-    Systolic arrays pad heads to a multiple of their width, which lengthens its GEMMs and not its exponentials. On a
-    board with a part `s` of its die's matrix rate GEMMs take 1 / s of the time, and the rest takes what it took:
+    Systolic arrays pad heads to a multiple of their width, which lengthens GEMMs and not exponentials. A
+    board with a part `s` of its die's matrix rate needs 1 / s of the time for GEMMs, and the same time for
+    the rest:
 
         reached = 1 / (1 + s (1 / ratio - 1))
     """
@@ -107,9 +109,9 @@ def _reached(ratio: Array, model: ModelTable, rates: DeviceRates) -> Array:
 
 
 def gathered_keys(model: ModelTable, batch: BatchTable) -> Array:
-    """Keys that gathering attention computes for a query: of the window, selected and compressed ones.
+    """Keys that gathering attention computes for a query: window, selected and compressed keys.
 
-    Lists of selected keys are of one length: those of early queries are filled with keys that are masked.
+    All lists of selected keys have one length: masked keys fill the lists of early queries.
     """
     window = keys_seen(batch.seq_len, window=model.window) * model.is_shared
     listed = np.minimum(model.top_keys, batch.seq_len / np.maximum(model.index_stride, 1))
@@ -127,8 +129,8 @@ def attention_passes(s: LayerShapes) -> PassTimes:
 def _gathering_attention(s: LayerShapes) -> PassTimes:
     """Attention in which one vector a key serves all heads, mean over layers.
 
-    Kernels fill with keys as others do: the time is that of k + 250 keys at the rate of long sequences. Keys that an
-    indexer selects are gathered, and their gradients scattered.
+    Short lists lower the rate as short sequences do: k keys take the time of k + 250 keys at the rate of long
+    sequences. Keys that an indexer selects are gathered, and their gradients scattered.
     """
     model, rates, batch = s.model, s.rates, s.batch
     width = np.where(model.is_mla > 0, latent_width(model), model.qk_dim + model.v_dim)

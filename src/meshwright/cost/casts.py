@@ -8,8 +8,8 @@
     frozen in b bytes    a transposed copy in every backward pass, unless it is cached
 
 b bytes of a GEMM's operand. The native engine caches weights where a step has several micro-batches and a rank's
-weights stay whole between them (`kernels.weight_cache: auto`); `on` and `off` say it. Of the stacks that calibration
-knows, casts of weights are in what was calibrated.
+weights stay whole between them (`kernels.weight_cache: auto`); `on` and `off` decide it. The calibration of
+other stacks includes their casts of weights.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def is_cached(batch: BatchTable, plan: PlanTable, precision: PrecisionTable) -> 
 def cache_bytes(
     model: ModelTable, batch: BatchTable, plan: PlanTable, precision: PrecisionTable, frozen_bytes: Array
 ) -> Array:
-    """Bytes kept per weight of a linear layer. `frozen_bytes`: of a frozen weight as it is held."""
+    """Bytes kept per weight of a linear layer. `frozen_bytes`: bytes of a frozen weight as the rank holds it."""
     b = precision.linear_input_bytes
     copies = np.where((model.lora_rank > 0) & (frozen_bytes <= b), 1, 2)
     return is_cached(batch, plan, precision) * copies * b

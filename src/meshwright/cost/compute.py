@@ -8,7 +8,7 @@ GEMM of m x n outputs and depth k, on U compute units of which each computes one
 
 P peak of the number format, u the share of it that large GEMMs reach (clock under power, pipeline fill), k0 the
 prologue and epilogue of a tile in units of depth, B memory bandwidth, r the share of it that streaming reaches.
-Waves make efficiency a function of shape: a GEMM that needs 133 tiles on 132 units takes as long as one of 264.
+Waves make efficiency a function of shape: 133 tiles on 132 units take the time of 264.
 Attention: FLOPs of `cost.flops` over its own measured share of the 16-bit peak. Everything else moves bytes, at
 B r / (1 + B r / (U c)) where each unit loads at most c bytes/s.
 Sources: NVIDIA, "Matrix Multiplication Background User's Guide" (tile and wave quantisation); Williams et al. 2009
@@ -81,7 +81,7 @@ def gemm_tiles() -> GemmTiles:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelCorrections:
-    """Measured kernel times over those of the formulas here, by shape; empty where nothing was measured."""
+    """Measured over modelled kernel times, by shape; empty where nothing was measured."""
 
     linear: Mapping[str, EfficiencyCorrection] = field(
         default_factory=dict
@@ -284,8 +284,8 @@ def _linear(
 ) -> PassTimes:
     """One linear layer: its GEMM forward and both GEMMs backward, with the casts of narrow formats.
 
-    m rows (tokens), n outputs, k inputs. `bf16`: in 16 bits whatever the recipe; in an fp32 run, in fp32. `casts_input`
-    and `casts_gradient`: 0 where the kernel that computes the tensor casts it.
+    m rows (tokens), n outputs, k inputs. `bf16`: in 16 bits in every recipe but fp32, where it is in fp32.
+    `casts_input` and `casts_gradient`: 0 where the kernel that computes the tensor casts it.
     """
     rates, b_in, streaming = s.rates, s.precision.linear_input_bytes, s.streaming_bytes_per_s
     peak, element_bytes = rates.matmul_flops_per_s * rates.gemm_ratio, b_in
@@ -351,7 +351,7 @@ def _attention_gemm(s: LayerShapes) -> tuple[PassTimes, PassTimes]:
 
 
 def _or_shared(s: LayerShapes, projections: PassTimes) -> PassTimes:
-    """These, or those of DeepSeek-V4 where a model has them."""
+    """Return `projections`, or the projections of DeepSeek-V4 where a model has them."""
     if not np.any(s.model.is_shared):
         return projections
     return _shared_attention_gemm(s).where(s.model.is_shared, projections)
@@ -528,8 +528,8 @@ def _calibrated_head(s: LayerShapes) -> dict[str, PassTimes]:
 
 
 def _linear_cross_entropy(s: LayerShapes) -> dict[str, PassTimes]:
-    """The same by the native engine's kernel: logits of a chunk of tokens, which their gradient overwrites, and the
-    sum of the weight gradients of chunks."""
+    """The head of the native engine's kernel by part: logits of a chunk of tokens, which their gradient
+    overwrites, and the sum of the weight gradients of chunks."""
     vocab, hidden, element_bytes = s.model.vocab / s.plan.tensor, s.model.hidden, s.precision.activation_bytes
     said = s.precision.loss_chunk
     rows = loss_rows(

@@ -1,14 +1,14 @@
 """Seconds in which context ranks swap their part of the sequence for a part of the heads.
 
 A scan needs the whole sequence. Before the convolution an all-to-all gives each rank all tokens of 1/c of the heads;
-after the gated norm another gives it its tokens of all heads back. The work of a rank stays what it was. Values of a
-token that a tensor rank sends, with t tensor and c context ranks:
+after the gated norm another gives it its tokens of all heads back. The work of a rank does not change. Values
+of a token that a tensor rank sends, with t tensor and c context ranks:
 
     state space      there  (2 d + n) / t and 2 N max(G / t, c)     back  d / t
     Gated DeltaNet   there  (2 K + 2 V + 2 n) / t                   back  V / t
 
 Groups of a state-space block are repeated where they are fewer than ranks. Each way values are packed for the
-all-to-all, and put in the order that attention's load balancing had left. The backward pass does the same in reverse.
+all-to-all, and put in the order that attention's load balancing had left. The backward pass reverses both.
 
 Source: Megatron-Core, megatron/core/ssm/mamba_context_parallel.py and gated_delta_net/common.py.
 """
@@ -25,7 +25,7 @@ COPIES = 4
 """Reads and writes of a value each way: packing, and the order of the sequence."""
 
 STATE_SPACE_CALLS = 5
-"""All-to-alls before a state-space block: gate, inputs, both groups and steps; those of Gated DeltaNet are one."""
+"""All-to-alls before a state-space block: gate, inputs, both groups and steps; Gated DeltaNet needs one."""
 
 
 def has_scans(model: ModelTable) -> bool:

@@ -44,7 +44,7 @@ def step_details(
 
 
 def _accumulated(s: StepContext) -> Array:
-    """Of embedding and head, whose gradients are added to those of earlier micro-batches."""
+    """Seconds in which embedding and head add their gradients to the sum of earlier micro-batches."""
     tensor, num_heads = s.plan.tensor, 1 + s.model.num_mtp_layers
     embedding, head = (
         accumulation(s, p / tensor).total_s for p in (s.parameters.embedding, s.parameters.head)

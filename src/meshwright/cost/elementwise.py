@@ -2,10 +2,10 @@
 
     seconds = elements x accesses x bytes of an element x factor / streaming bandwidth
 
-An access is one read or one write. Of most stacks accesses are those of well fused kernels, and `elementwise_factor`
-is calibrated on top; the backward pass reads the saved input and the gradient and writes a gradient: twice the forward
-bytes. Of the native engine's own kernels (`FusedKernels`) accesses are those of the kernels themselves
-(`kernels.traffic`), in either pass, with what PyTorch adds around them:
+An access is one read or one write. Most stacks are counted with the accesses of well fused kernels, and
+`elementwise_factor` is calibrated on top; the backward pass reads the saved input and the gradient and writes
+a gradient: twice the forward bytes. The native engine's own kernels (`FusedKernels`) have the accesses of
+`kernels.traffic` in either pass, with the accesses that PyTorch adds around them:
 
     residual stream   the norm of attention's input, the norm of the sum before the feed-forward, the last addition;
                       backward the gradients of the layer's input, which two operations read, are added
@@ -43,18 +43,20 @@ RESIDUAL_ACCESSES = 8
 """Residual additions and casts. Assumed; `elementwise_factor` is calibrated on top."""
 
 STREAM_FORWARD_ACCESSES = (2, 8)
-"""Of hyper-connections around each of a layer's two blocks, 2 + 8 K reads or writes of a 16-bit stream: the norm
-reads K streams and writes them in 32 bits, the GEMM of their weights reads those, the block's input is read from K and
-written, and all are read again with its output and written (AMD-AGI/Primus, core/transformer/hyper_connection.py, with
-its fused kernels)."""
+"""Hyper-connections around each of a layer's two blocks make 2 + 8 K reads or writes of a 16-bit stream: the
+norm reads K streams and writes them in 32 bits, the GEMM of their weights reads the copies, the block's input
+is read from K and written, and all are read again with its output and written (AMD-AGI/Primus,
+core/transformer/hyper_connection.py, with its fused kernels)."""
 
 STREAM_BACKWARD_ACCESSES = (3, 19)
-"""The same backward, 3 + 19 K: 3 K + 2 of the last step, 2 K + 1 of the block's input, 4 K of the GEMM in 32 bits and
-4 K of the norm, and 6 K of adding the gradients of the streams, which three operations read."""
+"""Accesses of the backward pass, 3 + 19 K: 3 K + 2 of the last step, 2 K + 1 of the block's input, 4 K of the
+GEMM in 32 bits and 4 K of the norm, and 6 K of adding the gradients of the streams, which three operations
+read."""
 
 SHARED_HEAD_ACCESSES = 6
-"""Of queries and outputs of DeepSeek-V4's heads, forward: norm of each head, rotation into a new tensor, rotation of
-outputs back. Backward as many again, sums for attention's gradient (2) and 32-bit gradients of queries (4)."""
+"""Per element of queries and outputs of DeepSeek-V4's heads, forward: norm of each head, rotation into a new
+tensor, rotation of outputs back. Backward as many again, sums for attention's gradient (2) and 32-bit
+gradients of queries (4)."""
 
 ROTARY_ACCESSES = 3
 """Per element of queries and keys. Assumed, as above."""
@@ -69,14 +71,15 @@ transformer/moe/experts.py, `TEGroupedMLP._apply_bias`; NeMo AutoModel does the 
 
 CLAMP_ACCESSES = 8
 """Per activation of an expert with a bias: gate and up are clamped and joined before the fused activation (the same,
-fusions/fused_bias_geglu.py, `weighted_bias_quick_geglu_impl`). Of the catalogue's models those with biases clamp."""
+fusions/fused_bias_geglu.py, `weighted_bias_quick_geglu_impl`). All models of the catalogue with such biases
+clamp."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FusedKernels(Table):
     """1 where an operation is one of the native engine's Triton kernels, whose traffic is known; 0: as calibrated.
 
-    `factor`: seconds of such a kernel over those of a copy of as many bytes: 1 unless it was measured on the device.
+    `factor`: seconds of such a kernel over a copy of the same bytes: 1 unless it was measured on the device.
     """
 
     norm: Array = 0

@@ -11,9 +11,9 @@
 s̄ is the mean number of keys a query sees: s/2 when causal, s when not, at most the window in windowed layers.
 Indexers, selected and compressed keys and hyper-connections: `cost.sparse_attention`, whose scores count three times.
 The output head counts once, the input embedding (a look-up) does not. Each multi-token prediction module adds one
-layer, its 2h x h projection and one more head. With LoRA the frozen matrices have no weight gradient: 4 N + 6 N_lora.
-One multiply-add is 2 FLOP. Source: Kaplan et al. 2020 (section 2.1) for 6N; Megatron-Core's FLOP counter for the
-attention, MoE and MTP terms. Every symbol is per token; multiply by tokens for a batch.
+layer, its 2h x h projection and one more head. Frozen matrices have no weight gradient: LoRA takes 4 N + 6
+N_lora. One multiply-add is 2 FLOP. Source: Kaplan et al. 2020 (section 2.1) for 6N; Megatron-Core's FLOP
+counter for the attention, MoE and MTP terms. Every symbol is per token; multiply by tokens for a batch.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Parameters:
 
 
 def attention_parameters(model: ModelTable) -> Array:
-    """Parameters of one attention block, without those of indexers and compressed keys."""
+    """Parameters of one attention block, without indexers and compressed keys."""
     h, nq, d, dv = model.hidden, model.query_heads, model.qk_dim, model.v_dim
     grouped = h * d * nq * (1 + model.output_gate) + h * model.projected_kv_heads * (d + dv)
     query = np.where(model.q_rank > 0, h * model.q_rank + model.q_rank * nq * d, h * nq * d)
@@ -104,7 +104,7 @@ def state_space_scan_flops_per_token(model: ModelTable) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class _Layer:
-    """Parameters of one layer, of a hybrid of the mean of all; `chosen`: of the experts, those that a token uses."""
+    """Parameters of one layer, the mean layer of a hybrid; `chosen`: parameters of the experts that a token uses."""
 
     attention: Array
     dense: Array
@@ -157,7 +157,7 @@ def _layer(model: ModelTable) -> _Layer:
 
 
 def count_parameters(model: ModelTable) -> Parameters:
-    """All parameter counts of `model`; whole numbers, but those of a hybrid's mean layer."""
+    """All parameter counts of `model`; whole numbers, except in a hybrid's mean layer."""
     h, num_dense, num_moe = model.hidden, model.num_dense_layers, model.num_moe_layers
     layer, module_model = _layer(model), prediction_module(model)
     module = layer if module_model is model else _layer(module_model)

@@ -15,7 +15,7 @@ renewal-reward theorem
 
     G = tau E[N] / (M exp(R/M)) = tau / (M exp((R + L)/M) (exp((tau + delta)/M) - 1))
 
-With L = 0 this is the complete model of J. T. Daly, "A higher order estimate of the optimum checkpoint
+For L = 0 this is the complete model of J. T. Daly, "A higher order estimate of the optimum checkpoint
 interval for restart dumps", Future Generation Computer Systems 22, 2006. The best tau depends on delta and M
 only.
 """
@@ -47,7 +47,7 @@ _NEWTON_STEPS = 5  # quadratic convergence from a near start: 4 reach double pre
 
 @dataclass(frozen=True, kw_only=True)
 class Losses:
-    """Shares of wall time that are lost; with the goodput their sum is one."""
+    """Shares of wall time that are lost; the losses and the goodput sum to one."""
 
     save_ratio: float  # training blocked by saves
     rework_ratio: float  # work done and lost
@@ -69,7 +69,7 @@ class Goodput:
     """Share of wall time that becomes progress, in (0, 1].
 
     `low` and `high` come from the published range of failure rates at the same checkpoint interval. The tier
-    is guessed as long as the recovery times are assumptions.
+    is guessed while the recovery times are assumptions.
     """
 
     value: float
@@ -130,9 +130,9 @@ def goodput_of_run(
     num_spares: int | None = None,
     asynchronous: bool = True,
 ) -> Goodput:
-    """Goodput from the size of the states alone; what is not `given` is assumed (`catalog.reliability`).
+    """Goodput from the size of the states alone; `catalog.reliability` assumes the terms that `given` lacks.
 
-    `bytes_per_device` is what one device writes to a checkpoint.
+    Each device writes `bytes_per_device` to a checkpoint.
     """
     size = {"bytes_per_device": bytes_per_device, "num_devices": num_devices, "given": given}
     return estimate_goodput(

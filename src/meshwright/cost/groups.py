@@ -19,7 +19,7 @@ from meshwright.cost.tables import PlanTable
 
 @dataclass(frozen=True, kw_only=True)
 class Groups:
-    """Communicators by what they carry."""
+    """Communicators by their traffic."""
 
     tensor: Group
     context: Group

@@ -49,14 +49,15 @@ CONTEXT_LOSS_TOKENS = 8192
 each token and further rank, attention itself for each token and key: the ratio falls with the sequence."""
 
 GEMM_KERNELS = 5
-"""Of a dense layer's forward pass: query with key and value, attention, its output, and two of the feed-forward."""
+"""GEMM kernels of a dense layer's forward pass: query with key and value, attention, its output, and two of
+the feed-forward."""
 
 RING_KERNELS = 6
 """Launches of each part of ring attention, forward: two copies of slices, send and receive, attention, corrections of
 the softmax's sum and of the output (Transformer Engine, context_parallel.py, AttnFuncWithCPAndKVP2P)."""
 
 EXPERT_GEMMS = 2
-"""Of an expert's forward pass: gate and up joined, and down."""
+"""GEMMs of an expert's forward pass: gate and up joined, and down."""
 
 LAST_COLLECTIVE = 1 / 4
 """Share of the tensor-parallel collectives of a layer's forward pass that follows its last GEMM."""
@@ -129,8 +130,9 @@ class StepContext:
 
     @property
     def gathers_layers(self) -> Array:
-        """1 where FSDP gathers each layer in each micro-batch. With a pipeline parameters stay gathered, and gradients
-        unreduced, over a step's micro-batches (torchtitan, Megatron-FSDP): that traffic is `cost.update`'s."""
+        """1 where FSDP gathers each layer in each micro-batch. A pipeline keeps parameters gathered, and
+        gradients unreduced, over a step's micro-batches (torchtitan, Megatron-FSDP): `cost.update` counts
+        their traffic."""
         return ((self.plan.sharding == Sharding.PARAMETERS) & (self.plan.pipeline == 1)) * 1
 
 
@@ -233,7 +235,7 @@ def _expert_launches(s: StepContext) -> Array:
 
 
 def general_factor(s: StepContext) -> Array:
-    """Maturity of the stack against 2025, and what no other term explains: a factor on everything but fixed time."""
+    """Maturity of the stack against 2025, with all unexplained time: a factor on everything but fixed time."""
     has_moe = s.model.num_moe_layers > 0
     gain = np.where(has_moe, s.rates.moe_gain_per_year, s.rates.dense_gain_per_year)
     return s.rates.general_factor * np.where(has_moe, s.rates.moe_factor, 1.0) * np.exp(-gain * s.rates.years)
@@ -345,9 +347,9 @@ def _context_parallel(s: StepContext, core: PassTimes) -> PassTimes:
 def _expert_parallel(s: StepContext) -> PassTimes:
     """Dispatch and combine forward, and both again backward.
 
-    Ranks that hold parts of the same experts gather each other's tokens after an all-to-all, and reduce and scatter
-    what they computed before the next. A dispatcher that merges copies, and a stack that `copies_rows`, send them to
-    each of these ranks instead.
+    Ranks that hold parts of the same experts gather each other's tokens after an all-to-all, and
+    reduce-scatter their results before the next. A dispatcher that merges copies, and a stack that
+    `copies_rows`, send them to each of these ranks instead.
     """
     model, plan = s.model, s.plan
     copy = s.tokens / plan.tensor * model.expert_hidden * s.load_factor
@@ -377,8 +379,8 @@ def _expert_parallel(s: StepContext) -> PassTimes:
 def _recomputed(s: StepContext, compute: LayerCompute, parts: Parts, *, is_moe: bool) -> PassTimes:
     """Forward work that the backward pass repeats, mean over a rank's layers.
 
-    Where recomputation stops early, the last GEMM of a dense layer and what follows it do not run again. That of a
-    mixture does: the gradients of the router's weights need the experts' outputs.
+    With early stop, recomputation leaves out the last GEMM of a dense layer and the operations after it. A
+    mixture's last GEMM runs again: the gradients of the router's weights need the experts' outputs.
     """
     plan = s.plan
     last_s = 0.0

@@ -14,9 +14,10 @@ FLOPs of the rule per head and token as flash-linear-attention 0.5 computes it (
     backward   W, U and states again; 12 d_k d_v, 2 C (7 d_k + 4 d_v) and 4 C^2 of gradients
 
 Kernels pass k, v, w, u, the scores and a state per chunk through memory. Their time is the longest of bytes over
-bandwidth, FLOPs at the rate of attention, and FLOPs at what one compute unit reaches in tiles of 64 x 64 with
-exponents and casts between them (calibration/data/delta_rule.toml). The kernel of the states works through the chunks
-of a sequence one after another: it takes at least a fixed time for each, however few heads a rank has.
+bandwidth, FLOPs at the rate of attention, and FLOPs at the rate of one compute unit in tiles of 64 x 64 with
+exponents and casts between them (calibration/data/delta_rule.toml). The kernel of the states works through
+the chunks of a sequence one after another: it takes at least a fixed time for each, however few heads a rank
+has.
 
 Model FLOPs are Megatron-Core's count (training.py, `gdn_layer_flops`): projections, 2 k (2 K + V) for a convolution of
 k tokens, and 8 n d_k d_v for the recurrence. It does not count Kimi Delta Attention, whose recurrence is the same.
@@ -37,20 +38,20 @@ from meshwright.cost.passes import PassTimes
 from meshwright.cost.tables import ModelTable, PrecisionTable
 
 STATE_SHARE = 1 / 3
-"""Of the rule's throughput-bound time, in the kernels that work through a sequence: two of six products of the chunk's
-size times d_k d_v run there, forward and backward (the formulas above)."""
+"""Share of the rule's throughput-bound time in the kernels that work through a sequence: two of six products
+of the chunk's size times d_k d_v run there, forward and backward (the formulas above)."""
 
 KERNELS = 10
-"""Of one forward pass, besides projections: convolution, two norms, gates and their sums, scores with the inverse,
-W and U, states, outputs, gated norm (flash-linear-attention)."""
+"""Kernels of one forward pass, besides projections: convolution, two norms, gates and their sums, scores with
+the inverse, W and U, states, outputs, gated norm (flash-linear-attention)."""
 
 NORM_ACCESSES = 3
-"""Of the gated norm: output and gate are read, and their product written."""
+"""Accesses of the gated norm: it reads output and gate, and writes their product."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RuleRates:
-    """Rates of the kernels of the delta rule: of one compute unit, and of chunks one after another."""
+    """Rates of the delta rule's kernels: on one compute unit, and for chunks one after another."""
 
     forward_flops_per_s: tuple[float, float]  # of one compute unit: Gated DeltaNet, Kimi Delta Attention
     backward_flops_per_s: tuple[float, float]
@@ -76,7 +77,7 @@ def rule_rates() -> RuleRates:
 
 
 def projected(model: ModelTable) -> tuple[Array, Array]:
-    """(outputs of the projections of the layer's input, those of them that a second matrix reads)."""
+    """(outputs of the projections of the layer's input, outputs that a second matrix reads)."""
     channel = model.linear_per_channel
     between = 2 * channel * model.linear_value_dim
     outputs = 2 * model.linear_keys + model.linear_values + model.linear_heads + between
@@ -143,7 +144,7 @@ def rule_passes(
     bytes_per_s: Array,
     num_units: Array,
 ) -> PassTimes:
-    """Seconds of the delta rule of one layer. `flops_per_s`: of attention, forward and backward alike."""
+    """Seconds of the delta rule of one layer. `flops_per_s`: rate of attention, forward and backward alike."""
     rates, work, moved = rule_rates(), rule_flops_per_token(model), rule_elements_per_token(model)
     chunks = seq_len / model.linear_chunk
 

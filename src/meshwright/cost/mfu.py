@@ -19,7 +19,7 @@ MFU_DEFINITION = (
     "model FLOPs utilization: forward and backward without recomputation, causal attention counted at half, "
     "one multiply-add is 2 FLOP, over the dense peak of the format that the linear layers multiply in"
 )
-"""The same in full, for the endnotes of reports."""
+"""Convention of the MFU in full, for the endnotes of reports."""
 
 
 def mfu(*, tokens_per_s_per_device: Array, flops_per_token: Array, peak_flops_per_s: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Money: what a run costs at a price per device hour, and what that price is when the devices are owned.
+"""Money: the cost of a run at a price per device hour, and the price of an hour of owned devices.
 
     cost = devices * wall hours * price        USD per million tokens = 1e6 * cost / tokens
 

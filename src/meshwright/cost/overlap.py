@@ -3,7 +3,7 @@
 Symbols: C compute seconds alone, M communication seconds alone, h the share of M that may overlap, γ how many
 times slower compute runs while communication is active (it takes compute units, memory bandwidth and power),
 δ the same for communication. While both are active for t seconds, compute advances t/γ and communication t/δ;
-what is left then runs at full speed. So with H = h M the two take
+the rest then runs at full speed. So with H = h M the two take
 
     max(C + δH (1 - 1/γ),  H + γC (1 - 1/δ)),    and never more than C + H one after the other.
 
@@ -29,7 +29,7 @@ def exposed_s(
 ) -> Array:
     """Seconds that `comm_s` adds to `compute_s` when `overlap_ratio` of it may run beside.
 
-    Between 0 and comm_s. With both slowdowns 1 and full overlap it is max(0, comm - compute).
+    Between 0 and comm_s. Full overlap with both slowdowns 1 exposes max(0, comm - compute).
 
     >>> float(exposed_s(3.0, 2.0)), float(exposed_s(1.0, 2.0, 1.25).round(6))
     (1.0, 0.2)

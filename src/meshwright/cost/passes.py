@@ -37,7 +37,7 @@ class PassTimes:
         )
 
     def where(self, mask: Array, other: PassTimes) -> PassTimes:
-        """These where `mask` is above zero, else `other`."""
+        """Return these times where `mask` is above zero, else `other`."""
         is_here = np.asarray(mask) > 0
         return PassTimes(
             forward_s=np.where(is_here, self.forward_s, other.forward_s),
@@ -51,4 +51,4 @@ class PassTimes:
 
 
 NO_PASSES = PassTimes(forward_s=0.0, input_s=0.0, weight_s=0.0)
-"""Of a module that no model of a table has."""
+"""Times of a module that no model of a table has."""

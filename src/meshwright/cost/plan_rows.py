@@ -64,7 +64,7 @@ def _usual_plan(row: PlanTable) -> Plan:
 
 
 def _bits(names: Sequence[str], mask: int) -> tuple[str, ...] | None:
-    """Those of `names` whose bit is set; None for a mask of -1."""
+    """Return the `names` whose bit is set; None for a mask of -1."""
     return None if mask < 0 else tuple(name for i, name in enumerate(names) if mask >> i & 1)
 
 

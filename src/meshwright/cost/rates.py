@@ -1,4 +1,4 @@
-"""From datasheet and calibration to the rates a step is costed with: `SystemRates`, one table for everything."""
+"""Rates that the cost model uses, from datasheet and calibration: `SystemRates`, one table for everything."""
 
 from __future__ import annotations
 
@@ -41,20 +41,21 @@ rest is assumed."""
 HOST_STATE_SPACE_SHARE = {
     CudaGraphs.NONE: 1.0, CudaGraphs.STATE_SPACE: 0.1, CudaGraphs.PARTIAL: 0.1, CudaGraphs.FULL: 0.02,
 }  # fmt: skip
-"""The same of state-space blocks, which a graph holds whole: its replay and copies of its inputs remain. Assumed."""
+"""Launch share of state-space blocks, which a graph holds whole: its replay and copies of its inputs remain.
+Assumed."""
 HOST_MOE_SHARE = {
     CudaGraphs.NONE: 1.0, CudaGraphs.STATE_SPACE: 1.0, CudaGraphs.PARTIAL: 0.6, CudaGraphs.FULL: 0.02,
 }  # fmt: skip
-"""The same of routing, dispatch and experts: partial graphs hold router and preprocessing."""
+"""Launch share of routing, dispatch and experts: partial graphs hold router and preprocessing."""
 HOST_EXPERT_SHARE = {
     CudaGraphs.NONE: 1.0, CudaGraphs.STATE_SPACE: 1.0, CudaGraphs.PARTIAL: 1.0, CudaGraphs.FULL: 0.02,
 }  # fmt: skip
-"""The same of the experts' GEMMs, which partial graphs hold only where a capacity makes their shapes static."""
+"""Launch share of the experts' GEMMs, which partial graphs hold only where a capacity makes their shapes static."""
 STATIC_SHAPES_SHARE = 0.5
-"""Of the host's time for a mixture's layer, where experts have a capacity: it waits for no counts. Assumed."""
+"""Share of the host's time for a mixture's layer if experts have a capacity: the host waits for no counts. Assumed."""
 ATTENTION_TILES = {AttentionKernel.SPLASH: 1024}
-"""The same of other kernels. Splash: `sa_block_q` and `sa_block_kv` of MaxText's recipes for TPUs are 1024 and 2048
-(AI-Hypercomputer/tpu-recipes, training/ironwood/gpt-oss-120b at 604f8070)."""
+"""Tile sizes of other attention kernels. Splash: `sa_block_q` and `sa_block_kv` of MaxText's recipes for TPUs
+are 1024 and 2048 (AI-Hypercomputer/tpu-recipes, training/ironwood/gpt-oss-120b at 604f8070)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +229,7 @@ def _ragged_rows(facts: StackFacts, accelerator: Accelerator) -> int:
 def system_facts(
     cluster: Cluster, precision: Precision, stack: Stack, *, routes: Mapping[str, str] | None = None
 ) -> SystemFacts:
-    """Datasheet numbers of one system. `routes`: of kernels by operation, as in a run file.
+    """Datasheet numbers of one system. `routes`: kernels by operation, as in a run file.
 
     InputError when a device lacks the number format.
     """
@@ -292,7 +293,7 @@ FUSED = frozenset({TRITON, "liger", "transformer_engine", "aiter"})
 
 
 def fused_kernels(accelerator: Accelerator, *, routes: Mapping[str, str]) -> FusedKernels:
-    """Those of the native engine that serve on `accelerator`: by `routes`, else by the default of its architecture."""
+    """Return the native engine's kernels on `accelerator`: by `routes`, else by the default of its architecture."""
     known = [
         a.name
         for a in architectures().values()
@@ -372,7 +373,7 @@ def join(facts: SystemFacts, values: Mapping[str, Array], bf16: Mapping[str, Arr
 
 
 def _fields_of(table: type[Table], values: Mapping[str, Array]) -> dict[str, Any]:
-    """Those of `values` that `table` has a field for."""
+    """Return the `values` that `table` has a field for."""
     own = {f.name for f in fields(table)}
     return {name: value for name, value in values.items() if name in own}
 
@@ -403,13 +404,13 @@ def rates_from_etas(
 
 
 def _of_format(corrections: Mapping[str, EfficiencyCorrection], name: str) -> dict[str, EfficiencyCorrection]:
-    """Those in one number format, by kernel; an optimizer's format is its own."""
+    """Corrections in one number format, by kernel; an optimizer's format is its own."""
     own = {key.removesuffix(f"/{name}"): s for key, s in corrections.items() if key.endswith(f"/{name}")}
     return own | {key.rpartition("/")[0]: s for key, s in corrections.items() if key.startswith("optimizer/")}
 
 
 def bf16_factors(factors: Factors) -> Factors:
-    """The same system multiplying in 16 bits."""
+    """Return the factors of the system with 16-bit GEMMs."""
     return {
         **factors,
         "device_format": factors["device_bf16"],

@@ -1,4 +1,4 @@
-"""Recovery from failures: what a checkpoint and a restart cost, and how many spare nodes a run needs.
+"""Recovery from failures: costs of a checkpoint and of a restart, and the spare nodes that a run needs.
 
 Times that are published for no system are assumptions of the catalogue (`catalog.reliability`). Each
 function takes `given`, a mapping from the name of an assumption to the value that the caller knows better.

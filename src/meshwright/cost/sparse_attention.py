@@ -37,7 +37,7 @@ DeepSeek-V4 Flash and Pro on MI355X (AMD-AGI/Primus, examples/deepseek-v4/benchm
 k / (k + 250)). FlashMLA's README: 640 TFLOP/s gathered against 660 of its dense kernel on H800."""
 
 GATHERED_BACKWARD = 0.7
-"""The same backward, where gradients of gathered keys are scattered: 0.62 and 0.76 in the same table."""
+"""Rate of the backward pass, which scatters gradients of gathered keys: 0.62 and 0.76 in the same table."""
 
 SELECTION_PASSES = 3
 """Times that scores in 32 bits are written or read until the best k are known: written once, read by a histogram and by
@@ -46,23 +46,26 @@ the selection (radix select). Assumed."""
 SCORE_BYTES = 4.0
 
 NORMED_STREAM_BYTES = 4.0
-"""Of an element of the normed streams, which the GEMM of their weights keeps (Primus, hyper_connection.py)."""
+"""Bytes of an element of the normed streams, which the GEMM of their weights keeps (Primus, hyper_connection.py)."""
 
 INDEX_BYTES = 4.0
-"""Of a selected key's position, which the backward pass needs again."""
+"""Bytes of a selected key's position, which the backward pass needs again."""
 
 STREAM_KERNELS = 16
 """More kernels of a layer's forward pass with hyper-connections: norm, GEMM, scales, Sinkhorn, three casts, collapse
 and expansion around both blocks, in place of two additions (Primus, core/transformer/hyper_connection.py)."""
 
 SHARED_KERNELS = 8
-"""Of DeepSeek-V4's attention: norms of latents and heads, rotations of queries, keys and outputs, copies of layouts."""
+"""Kernels of DeepSeek-V4's attention: norms of latents and heads, rotations of queries, keys and outputs,
+copies of layouts."""
 
 COMPRESSOR_KERNELS = 10
-"""Of compressed keys: two GEMMs, overlap, bias, softmax, sum, norm, rotation, casts (core/transformer/compressor)."""
+"""Kernels of compressed keys: two GEMMs, overlap, bias, softmax, sum, norm, rotation, casts
+(core/transformer/compressor)."""
 
 INDEXER_KERNELS = 16
-"""Of an indexer beside its keys: GEMMs, rotation, scores, weights, mask, top-k, and lists of keys with the window's."""
+"""Kernels of an indexer beside its keys: GEMMs, rotation, scores, weights, mask, top-k, and lists of keys
+with the window's."""
 
 LinearPasses = Callable[[Array, Array], PassTimes]
 """(outputs, inputs) of a linear layer -> its passes for the tokens of a micro-batch."""
@@ -166,7 +169,7 @@ def gathers_keys(model: ModelTable, seq_len: Array) -> Array:
 def gathered_width(model: ModelTable, plan: PlanTable) -> Array:
     """Values of a token that context ranks send each other: keys and values of the tensor rank's heads.
 
-    With an indexer the latent that serves all heads, and the indexer's key; with compressed keys their one vector.
+    An indexer has the latent that serves all heads, and its own key; compressed keys have one vector.
     """
     heads = model.kv_heads / plan.tensor * (model.qk_dim + model.v_dim)
     latent = model.kv_rank + model.rope_dim + model.index_dim
@@ -181,9 +184,10 @@ def indexer_passes(
     model: ModelTable, tokens: Array, seq_len: Array, *, linear: LinearPasses, flops_per_s: Array,
     attention_flops_per_s: Array, bytes_per_s: Array, kernel_s: Array,
 ) -> PassTimes:  # fmt: skip
-    """Seconds of projections, scores and selection; with training its target and gradients. Every tensor rank has them.
+    """Seconds of projections, scores and selection; training adds its target and gradients. Every tensor rank has them.
 
-    flops_per_s: of scores, in the format of the recipe's GEMMs. attention_flops_per_s: of the model's own scores.
+    flops_per_s: rate of scores, in the format of the recipe's GEMMs. attention_flops_per_s: rate of the
+    model's own scores.
     """
     if not np.any(model.index_heads):
         return NO_PASSES

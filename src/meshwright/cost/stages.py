@@ -2,9 +2,9 @@
 
 p ranks with v chunks each make S = p v virtual stages. When S divides the number of layers all are equal. When it
 does not, middle chunks take ceil(L / S) layers and the first and last, which also hold the embedding and the head,
-take the rest, the last one an odd layer: Megatron-Core's "account for embedding and loss in the pipeline split", and
-what the published configurations of Llama 3.1 405B (126 layers) and BLOOM (70 layers) do. A plan may name another
-split, stage by stage.
+take the rest, the last one an odd layer: Megatron-Core's "account for embedding and loss in the pipeline
+split", as in the published configurations of Llama 3.1 405B (126 layers) and BLOOM (70 layers). A plan may
+name another split, stage by stage.
 
 nanotron splits by cost instead: the head counts as V h parameters, and a layer that crosses
 the boundary of a rank stays before it, so early ranks hold more layers than late ones.
@@ -29,8 +29,9 @@ from meshwright.cost.tables import ModelTable, PlanTable
 class StageLayers:
     """Layers that one micro-batch passes through on three pipeline ranks; `moe` and `dense` of a rank add up.
 
-    `middle` is the rank before the last one: of those between the ends it has the fewest dense layers. With p = 1 all
-    three are the same rank, with p = 2 `middle` is none. `start` is the first stage, which may be a part of its rank.
+    `middle` is the rank before the last one: it has the fewest dense layers between the ends. All three are
+    the same rank for p = 1, and `middle` is none for p = 2. `start` is the first stage, which may be a part
+    of its rank.
     """
 
     first_dense: Array
@@ -163,9 +164,10 @@ def end_shares(plan: PlanTable) -> tuple[Ranks, Ranks]:
 
 
 def layers_per_stage(num_layers: int, num_stages: int) -> tuple[int, ...]:
-    """Layers of every stage, whole numbers, as they are costed: equal ones, what is left on the two ends.
+    """Layers of every stage, whole numbers, as they are costed: equal counts, and the remainder on the two ends.
 
-    Where too little is left, as even as can be, the first stages with one more; the planner offers no such split.
+    If too little remains, the split is as even as can be, and the first stages have one more; the planner
+    offers no such split.
 
     >>> layers_per_stage(126, 16)
     (7, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 7)
@@ -185,8 +187,8 @@ def layers_per_stage(num_layers: int, num_stages: int) -> tuple[int, ...]:
 def balanced_layers(weights: Sequence[float], num_stages: int, *, end: float) -> tuple[int, ...]:
     """Layers of every stage, whole numbers of 1 or more, so that the heaviest stage weighs least.
 
-    `weights` are of the layers in order, `end` is what the last stage holds besides: head, loss, multi-token
-    prediction. Where that leaves a choice stages are even and the first ones lighter: they keep most activations.
+    `weights` are the layers' in order, `end` is the further weight of the last stage: head, loss, multi-token
+    prediction. Among equal splits, stages are even and the first ones lighter: they keep most activations.
 
     >>> balanced_layers([1.0] * 32, 4, end=2.4)
     (8, 9, 9, 6)

@@ -28,8 +28,8 @@ Per token, FLOPs, and 16-bit elements that kernels read and write, with S = d N 
 These are the kernels of `mamba_split_conv1d_scan_combined` (state-spaces/mamba, mamba_ssm/ops/triton/ssd_combined.py),
 which Megatron-Core, NeMo AutoModel and transformers call; FLOPs as Dao and Gu 2024, arXiv 2405.21060, section 6.
 Bytes are counted kernel by kernel, so no calibrated factor of fused kernels is on top; arithmetic has the rate of
-attention. Compute units move at most what those of an H100 do (`UNIT_BYTES_PER_S`, an assumption). No part of it is
-calibrated by itself.
+attention. A compute unit moves at most the bytes/s of an H100's (`UNIT_BYTES_PER_S`, an assumption). No part
+of it is calibrated by itself.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ from meshwright.specs.hardware import Accelerator
 
 UNIT_BYTES_PER_S = 1 / (132 / 3.35e12 + 1 / UNIT_PORT_BYTES_PER_S)
 """Bytes that one compute unit moves for these kernels at most, an assumption: what an H100's memory gives each of its
-own. They are tiles of registers in Triton, tuned there, and keep no more loads in flight where memory is faster: those
-of the delta rule (`cost.linear_attention`) run at one rate a unit on H200 and GB200, where memory gives each 36 and
-53 GB/s."""
+own. They are tiles of registers in Triton, tuned there, and keep no more loads in flight where memory is
+faster: kernels of the delta rule (`cost.linear_attention`) run at one rate a unit on H200 and GB200, where
+memory gives each 36 and 53 GB/s."""
 
 FORWARD_KERNELS = 7
 BACKWARD_KERNELS = 17
-"""Kernels of a pass besides those of both projections, as above; the norm's backward pass has two."""
+"""Kernels of a pass besides both projections, as above; the norm's backward pass has two."""
 
 TRITON_LAUNCHES = 3.0
-"""Host time of a Triton launch over that of one from C++: 0.096 against 0.023 ms (triton-lang/triton issue 459, 2022),
-and half as much since (pull request 3638: 108 to 49 us)."""
+"""Host time of a launch from Triton over one from C++: 0.096 against 0.023 ms (triton-lang/triton issue 459,
+2022), and half as much since (pull request 3638: 108 to 49 us)."""
 
 OTHER_FORWARD_LAUNCHES = 9
 """Launches from C++ of a forward pass: norm, cast, GEMM and gather before the scan, convolution; cast, GEMM, scatter
 and residual after it."""
 
 OTHER_BACKWARD_LAUNCHES = 16
-"""The same of a backward pass: four GEMMs with their casts, the convolution twice, the norm, sums of biases."""
+"""Other launches of a backward pass: four GEMMs with their casts, the convolution twice, the norm, sums of biases."""
 
 
 def launches() -> float:
@@ -78,7 +78,7 @@ def launches() -> float:
 
 
 def scan_pace(accelerator: Accelerator) -> float:
-    """Seconds of the scan's bytes over those of streaming kernels: a GPU's compute units may move less.
+    """Seconds of the scan's bytes over a streaming kernel's seconds: a GPU's compute units may move less.
 
     >>> from meshwright import catalog
     >>> [round(scan_pace(catalog.accelerator(name)), 1) for name in ("h100", "b200", "tpu7x")]
@@ -100,7 +100,7 @@ def scan_backward_flops_per_token(model: ModelTable) -> Array:
 
 
 def _chunk_flops(model: ModelTable) -> Array:
-    """Scores of all pairs of a chunk, and what they weigh."""
+    """FLOPs of the scores of all pairs of a chunk, and of the values that they weigh."""
     return 2.0 * model.state_chunk * (model.state_groups * model.state_size + model.state_inner)
 
 
@@ -141,6 +141,6 @@ def scan_passes(
 def kept_bytes_per_token(model: ModelTable) -> Array:
     """Bytes of one block between its passes: outputs of the first projection, of the scan, of the gate, of the norm.
 
-    What the convolution and the scan made in between is computed again.
+    The backward pass computes the tensors between convolution and scan again.
     """
     return 2.0 * (model.state_inner + model.state_convolved + model.state_heads + 3 * model.state_inner)

@@ -2,9 +2,9 @@
 
     step = ((work of the slowest rank + bubble + exposed data parallelism + optimizer) x factor + fixed) x stragglers
 
-Work is the micro-batches times a rank's layers (`cost.layers`); the bubble is what a schedule's filling and draining
-adds (`cost.pipeline`); data parallelism and the optimizer run once a step (`cost.update`). `factor` is what the
-stack's maturity and everything unexplained multiply, stragglers grow with the number of nodes.
+Work is the micro-batches times a rank's layers (`cost.layers`); the bubble is a schedule's filling and
+draining (`cost.pipeline`); data parallelism and the optimizer run once a step (`cost.update`). `factor` is
+the product of the stack's maturity and everything unexplained. Stragglers grow with the number of nodes.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ from meshwright.cost.update import data_parallel_s, optimizer_s
 
 @dataclass(frozen=True, kw_only=True)
 class RankTimes(Table):
-    """One micro-batch on the first, a middle and the last pipeline rank, on their mean, and on what they hold. Seconds.
+    """One micro-batch on the first, a middle and the last pipeline rank, on their mean, and on each rank's
+    layers. Seconds.
 
-    Of a V and of a mirrored placement a rank's time is that of all its stages, as often as it works on each.
+    A rank in a V or a mirrored placement adds up the time of all its passes over all its stages.
     """
 
     first: LayerTimes
@@ -87,7 +88,7 @@ def step_context(
     rates: SystemRates,
     load_factor: Array = 1.0,
 ) -> StepContext:
-    """Return what all parts of a step share. Arguments are those of `estimate_steps`."""
+    """Return the values that all parts of a step share. Arguments are the same as for `estimate_steps`."""
     # Padded experts leave nothing for routers to decide.
     stated = rates.expert_imbalance * np.where(rates.pads_experts > 0, 1.0, load_factor)
     return StepContext(
@@ -201,7 +202,7 @@ def _stages(s: StepContext, layers: StageLayers, parts: LayerParts) -> RankTimes
 
 
 def _module_times(s: StepContext, dense: LayerTimes, moe: LayerTimes) -> LayerTimes:
-    """A prediction module: a layer as those of the body (`dense`, `moe`), or the blocks of a hybrid's."""
+    """A prediction module: a layer of the body (`dense`, `moe`), or the blocks of a hybrid's module."""
     module = prediction_module(s.model)
     if module is not s.model:
         own = replace(s, model=module, parameters=count_parameters(module))
@@ -235,8 +236,8 @@ def _pipeline_s(
 ) -> tuple[Array, Array]:
     """(work of a rank, bubble and exposed transfers).
 
-    The slowest rank never waits in the steady state; filling and draining goes through all ranks, so what it waits
-    for is the closed form of the schedule at the ranks' mean times. Of each transfer a calibrated share is felt.
+    The slowest rank never waits in the steady state; filling and draining goes through all ranks, so its wait
+    is the schedule's closed form at the ranks' mean times. A calibrated share of each transfer is exposed.
     """
     p, mean = plan.pipeline, stages.mean
     slowest = np.maximum(np.maximum(stages.first.total_s, stages.last.total_s), stages.middle.total_s)

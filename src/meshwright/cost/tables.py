@@ -42,7 +42,7 @@ from meshwright.specs.precision import Precision
 RECOMPUTES = tuple(Recompute)
 
 STORED_BYTES = 1 + 4 / 128
-"""Of a value kept in 8 bits, int8 or e4m3: one scale in fp32 for 128 values."""
+"""Bytes of a value kept in 8 bits, int8 or e4m3: one scale in fp32 for 128 values."""
 
 
 class WeightCache(IntEnum):
@@ -166,7 +166,7 @@ class ModelTable(Table):
 
     @property
     def moe_ffn_share(self) -> Array:
-        """Dense feed-forward blocks of a layer of the kind that has mixtures: of a hybrid's mean layer."""
+        """Dense feed-forward blocks of a layer of the kind that has mixtures; positive in a hybrid's mean layer."""
         return self.ffn_share * self.single_block
 
     @property
@@ -235,7 +235,7 @@ class PlanTable(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionTable(Table):
-    """Fields of `specs.precision.Precision` but its names, and what the run's kernels do with formats."""
+    """Fields of `specs.precision.Precision` but its names, and the formats of the run's kernels."""
 
     weight_bytes: Array
     weight_cache_bytes: Array
@@ -316,8 +316,8 @@ def model_row(model: Model, *, lora: Lora | None = None) -> ModelTable:
 
 
 def prediction_module(model: ModelTable) -> ModelTable:
-    """The model with one of its prediction modules in place of a layer: a hybrid's module has several blocks, and
-    that of DeepSeek-V4 has a window alone; beside linear attention it has full attention."""
+    """The model with one of its prediction modules in place of a layer: a hybrid's module has several blocks,
+    and DeepSeek-V4's module has a window alone; beside linear attention it has full attention."""
     if np.any(np.asarray(model.is_shared) * model.num_mtp_layers):
         others = np.where(np.asarray(model.is_shared) > 0, 0, 1)
         names = ("index_share", "selected_share", "pooled_share")
@@ -376,7 +376,7 @@ def _adapters(model: Model, lora: Lora | None) -> dict[str, float]:
 
 
 def _heads(model: Model) -> Mapping[str, float]:
-    """Columns of heads: of the layers without a window, and of the mean layer where those have other heads."""
+    """Columns of heads: layers without a window, and the mean layer where layers with a window have other heads."""
     a, full = model.attention, model.attention.full_layers
     if full is None:
         same = {"full_kv_heads": a.num_kv_heads, "full_head_ratio": 1, "query_heads": a.num_heads}
@@ -534,9 +534,9 @@ def precision_row(
     frozen_in_16_bits: Array = 0,
     loss_chunk: int | str = "auto",
 ) -> PrecisionTable:
-    """The byte counts of one recipe. `stored_activations`: modules that keep them in 8 bits. `weight_cache`: what
-    is done with quantised weights (`cost.casts.WeightCache`). `frozen_in_16_bits`: of the stack (`MemoryConstants`).
-    `loss_chunk`: as the run file has it."""
+    """The byte counts of one recipe. `stored_activations`: modules that keep them in 8 bits. `weight_cache`:
+    whether quantised weights are kept (`cost.casts.WeightCache`). `frozen_in_16_bits`: the stack's
+    (`MemoryConstants`). `loss_chunk`: as the run file has it."""
     stored, of_recipe = stored_activations or {}, {f.name for f in fields(Precision)}
     return PrecisionTable(
         **{f.name: getattr(precision, f.name) for f in fields(PrecisionTable) if f.name in of_recipe},

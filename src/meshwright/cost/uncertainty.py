@@ -2,10 +2,11 @@
 
     sd^2 = scale^2 ( added^2 + residual_sd^2 + Σ_parameters (d log T / d parameter)^2 sd_parameter^2 )
 
-An 80 % interval is T exp(± 1.2816 sd). Parameters and their standard deviations are those of
-`calibration.parameters`, in transformed units. `residual_sd` is what the fit leaves unexplained. `added` is a floor
-by kind of model, and what mixtures of experts have besides when switches of their software are not stated. It and
-`scale` make intervals hold 80 % of the sources that a calibration had not seen, with the least interval score.
+An 80 % interval is T exp(± 1.2816 sd). `calibration.parameters` gives the parameters and their standard
+deviations, in transformed units. `residual_sd` is the error that the fit leaves unexplained. `added` is a
+floor by kind of model, and what mixtures of experts have besides when switches of their software are not
+stated. It and `scale` make intervals hold 80 % of the sources that a calibration had not seen, with the least
+interval score.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ BF16_GEMM = "bf16_gemm_ratio"
 
 Etas = Mapping[str, NDArray[np.float64]]
 LogStep = Callable[[Etas, Etas], NDArray[np.float64]]
-"""Log seconds per step of every row, from transformed parameters and those of 16-bit GEMMs: one value a row,
-or m x rows."""
+"""Log seconds per step of every row, from transformed parameters and the parameters of 16-bit GEMMs: one
+value a row, or m x rows."""
 
 
 def derivatives(

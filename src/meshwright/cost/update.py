@@ -14,12 +14,12 @@ from meshwright.specs.plan import Sharding
 
 OPTIMIZER_BYTES = 34.0
 """AdamW's, per parameter: master and both optimizer states read and written (24), gradient read twice for norm and
-update (8), 16-bit weight written (2). `Precision.update_bytes` has those of the run's optimizer."""
+update (8), 16-bit weight written (2). `Precision.update_bytes` counts the run's optimizer."""
 
 HOST_UPDATES_PER_S = 1.4e9
 """Parameters that AdamW updates on one thread: PyTorch 2.13, `fused=True`, parameters, gradients and states in bf16,
-one core of an AMD EPYC, 20 million parameters (1.33e9 to 1.45e9 in seven repeats; in fp32 1.8e9). torchrun gives each
-process one thread (OMP_NUM_THREADS=1) where nobody says otherwise."""
+one core of an AMD EPYC, 20 million parameters (1.33e9 to 1.45e9 in seven repeats; in fp32 1.8e9). torchrun
+gives each process one thread by default (OMP_NUM_THREADS=1)."""
 
 
 def trained_parameters(s: StepContext, layers: StageLayers) -> tuple[Array, Array]:
@@ -105,7 +105,7 @@ def _exposed_by_chunk(s: StepContext, comm_s: Array, pass_s: Array) -> Array:
 def optimizer_s(s: StepContext, layers: StageLayers) -> Array:
     """One pass over gradients, master weights and optimizer states of the shard, or the time of host and host link.
 
-    With Muon the matrices are gathered in 16 bits and orthogonalized besides.
+    Muon gathers the matrices in 16 bits and orthogonalizes them besides.
     """
     dense, expert = trained_parameters(s, layers)
     plan, rates = s.plan, s.rates

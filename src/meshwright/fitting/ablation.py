@@ -2,7 +2,8 @@
 
 A mechanism is switched off in the conditions of the published rows, in the facts of their systems or in the priors, the
 calibration is fitted again, and each source is predicted without its own rows. The refit without a source is one of the
-linearized model (`linearized_errors`): its errors differ by half a point in the median from those of whole refits.
+linearized model (`linearized_errors`): its errors differ by half a point in the median from the errors of
+whole refits.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class KernelTable:
         return KernelTable(**{**vars(self), "columns": columns})
 
     def numbers(self, *names: str) -> NDArray[np.float64]:
-        """Those columns, rows x names."""
+        """Return the columns of `names`, rows x names."""
         return np.stack([self.columns[name].astype(float) for name in names], axis=1)
 
     @property

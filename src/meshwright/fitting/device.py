@@ -5,7 +5,7 @@ device_kernels   parameters and efficiency corrections of the kernels
 device_fabric    latency and rate of the machine's fabric, and its measured collectives
 residual         parameters of whole steps
 
-Errors are those of leave-one-out: each point is predicted from the others.
+Errors come from leave-one-out: the other points predict each point.
 """
 
 from __future__ import annotations

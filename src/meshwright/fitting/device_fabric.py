@@ -1,7 +1,7 @@
 """The fabric inside a measured machine, and its measured collectives.
 
-The latency and the rate of the fabric are those with which the modelled all-reduce of the smallest and of the largest
-message takes what was measured.
+The fit chooses latency and rate of the fabric so that the modelled all-reduce of the smallest and of the
+largest message takes the measured seconds.
 """
 
 from __future__ import annotations

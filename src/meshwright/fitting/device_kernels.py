@@ -5,8 +5,8 @@
     elementwise_factor  bytes that activation and norm appear to move, over the least that they must
     optimizer_passes    likewise, of AdamW
 
-Measured over modelled seconds that remain, by shape, become an efficiency correction (`calibration.correction`). The
-standard deviation of a parameter is that of the points around it.
+Measured over modelled seconds that remain, by shape, become an efficiency correction
+(`calibration.correction`). The points' spread around a parameter is its standard deviation.
 """
 
 from __future__ import annotations
@@ -176,5 +176,5 @@ def _kernel(rows: list[DeviceRow], model_s: Callable[[Point], float]) -> KernelP
 
 
 def _sd(kernels: Iterable[KernelPoints]) -> float:
-    """Standard deviation of the logarithm of a kernel's seconds around what the other points predict."""
+    """Standard deviation of the logarithm of a kernel's seconds around the prediction of the other points."""
     return sd_of([k.residuals for k in kernels])

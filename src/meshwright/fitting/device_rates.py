@@ -51,13 +51,13 @@ class MeasuredRates:
         return float(seconds)
 
     def attention_s(self, point: Point, ratio: float) -> float:
-        """Modelled seconds of attention at `ratio` of the 16-bit peak, whatever the format."""
+        """Modelled seconds of attention at `ratio` of the 16-bit peak, in any format."""
         peaks = self.accelerator.peak_flops_per_s
         return point.flops / (peaks.get(BF16, peaks.get(point.format, 0.0)) * ratio) + self.kernel_s
 
 
 def rows_by_family(rows: Iterable[DeviceRow], *, threads: int) -> dict[PointFamily, list[DeviceRow]]:
-    """The rows measured with so many threads; 0: with all of them."""
+    """The rows measured with `threads` threads; 0: with all."""
     own = [r for r in rows if r.point.threads == threads]
     return {family: [r for r in own if r.point.family is family] for family in PointFamily}
 

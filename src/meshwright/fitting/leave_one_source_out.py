@@ -32,7 +32,7 @@ def predict_leave_one_source_out(
 ) -> Predictions:
     """Predict each source by the calibration of all other sources. Every run must have conditions.
 
-    The efficiency corrections of kernels are those of `fitted`, the scale of intervals that of `intervals`.
+    `fitted` gives the efficiency corrections of kernels, `intervals` the scale of intervals.
     """
     columns: dict[str, NDArray[np.generic]] = {}
     whole = fitted.problem.tables.corrections

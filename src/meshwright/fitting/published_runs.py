@@ -34,17 +34,17 @@ NOISE = {"A": 0.05, "B": 0.10, "C": 0.25}
 """Standard deviation of log rate by quality letter: the data's own noise floor is about 6 % between releases."""
 MODEL_ERROR = 0.08
 """Standard deviation of log step time that is the model's own. Profiling simulators of training steps err by 5 to 15 %
-in the mean (vTrain, arXiv 2312.12391: 8.4 % on one node, 14.7 % on many). Without this term the parameters would
-absorb what the model does not know."""
+in the mean (vTrain, arXiv 2312.12391: 8.4 % on one node, 14.7 % on many). Without this term the parameters
+would absorb the model's own error."""
 EFFECTIVE_ROWS = 25
 """A source with more rows than this counts as this many, because its rows have common errors."""
 MAX_ROWS = 100
-"""Of a source with more rows, evenly spaced ones are read: three times as many would weigh no more."""
+"""Rows read of a source at most, evenly spaced: three times the rows would weigh no more."""
 START_GROUPS = 6
 """Groups of sources. The fit without one source starts at the fit without its whole group, which saw none of it."""
 CAUCHY = 2.0
 WIDE_CAUCHY = 3.0
-"""Scale of the loss in the first phase: from a distant start, good rows are then not outliers."""
+"""Scale of the loss in the first phase: at a distant start, good rows are then no outliers."""
 MAX_ITERATIONS = 200
 TOLERANCE = 1e-3
 """The fit ends with a step that lowers the objective by less. The objective is -2 log(posterior density): this is a
@@ -127,7 +127,7 @@ def _shares(runs: Sequence[PublishedRun]) -> NDArray[np.float64]:
 
 
 def etas_at(problem: FitProblem, calibration: Calibration, beta: NDArray[np.float64]) -> tuple[Etas, Etas]:
-    """Transformed parameters of every row, and those of 16-bit GEMMs, with offsets `beta`."""
+    """Transformed parameters of every row, and of 16-bit GEMMs, with offsets `beta`."""
     moved = {
         name: problem.prior_etas[name] + beta[columns].sum(axis=1)
         for name, columns in problem.columns.items()
@@ -298,7 +298,7 @@ def fit(
 def informs(run: PublishedRun) -> bool:
     """Return True if the calibration may learn from `run`: the whole of its model is costed from known kernels.
 
-    What the others lack, a fit would put on parameters that all models share.
+    A fit would put the other models' missing effects on parameters that all models share.
     """
     return run.conditions is not None and not uncalibrated(run.conditions.model)
 
@@ -316,7 +316,7 @@ def thinned(runs: Sequence[PublishedRun]) -> list[PublishedRun]:
 
 
 def without(fitted: Fitted, source: str) -> Calibration:
-    """The calibration of all rows but those of `source`."""
+    """The calibration of all rows but the rows of `source`."""
     names = sorted(set(fitted.sources))
     if source not in names:
         return fitted.calibration

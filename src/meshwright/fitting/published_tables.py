@@ -2,13 +2,15 @@
 
     y = log(measured / modelled seconds)  -  its median over the GEMMs (attention kernels) above 1 TFLOP
 
-The tables give the dependence of a kernel's rate on its shape. The rate of large kernels in training stays that of the
-shipped calibration, which was found in whole steps: isolated kernels run at another clock, and in other software, than
-a step. Hence the median of the large kernels is subtracted, and no parameter of the cost model changes.
+The tables give the dependence of a kernel's rate on its shape. Large kernels in training keep the rate of the
+shipped calibration, which was found in whole steps: isolated kernels run at another clock, and in other
+software, than a step. Hence the median of the large kernels is subtracted, and no parameter of the cost model
+changes.
 
 Tens of thousands of shapes become one point per octave of each axis, the median of its shapes: a point then does not
 depend on the tile waves of one shape. Where there are more octave cells than points allowed, every second cell is used,
-like the black squares of a chessboard. The reported error is that of all shapes, each predicted without its own octave.
+like the black squares of a chessboard. The reported error covers all shapes, each predicted without its own
+octave.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ memory rate allows."""
 LEAST_SEQUENCE = 512
 FEWEST_ROWS = 64
 MOST_IMPOSSIBLE = 0.01
-"""Share of rows that may be faster than the peak. With more, the table is not of this accelerator."""
+"""Share of rows that may be faster than the peak. A table with more is not of this accelerator."""
 FALLS = 0.9
 """A note is made where more work takes less than this share of the time."""
 MOST_TIMES_SLOWER = 100.0

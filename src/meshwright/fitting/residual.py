@@ -4,9 +4,9 @@
 
 Isolated kernels and collectives do not include the work of a process between them, nor the contention of processes on
 one host. Both are a handful of parameters of the cost model. They start at the values of the kernels, and Gauss-Newton
-fits them to the measured steps. rho is Cauchy's loss, which gives little weight to a disturbed step. The error is that
-of leave-one-out over steps, in its linear approximation (Cook and Weisberg 1982, "Residuals and influence in
-regression", section 2.2).
+fits them to the measured steps. rho is Cauchy's loss, which gives little weight to a disturbed step. The
+error comes from leave-one-out over steps, in its linear approximation (Cook and Weisberg 1982, "Residuals and
+influence in regression", section 2.2).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FEWEST_STEPS = 8
 LEAST_NOISE = 0.03
 """Standard deviation of the logarithm of a step between two processes: no step is known better."""
 FEW_NOISE = 0.08
-"""The same with too few repetitions for an interval. Steps repeat better than kernels."""
+"""Standard deviation with too few repetitions for an interval. Steps repeat better than kernels."""
 LARGEST_SHARE = 0.999
 """Upper bound of a fitted parameter that is a share."""
 MAX_LEVERAGE = 0.9

@@ -31,10 +31,10 @@ COVERAGE = 0.8
 POOLED_ROWS = 20
 """Weight of all rows in the factor of one class."""
 FLOORS = (0.0, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3)
-"""Standard deviations that may be added to every case of a kind of model: what a calibration knows of a case may say
-little of its error."""
+"""Standard deviations that may be added to every case of a kind of model: the facts that a calibration knows
+of a case may say little of its error."""
 UNSTATED = (0.0, 0.1, 0.2, 0.3, 0.4)
-"""Those that may be added to a mixture of experts none of whose switches is stated."""
+"""Standard deviations that may be added to a mixture of experts none of whose switches is stated."""
 
 
 def calibrate(runs: Sequence[PublishedRun], *, made: str) -> Calibration:
@@ -53,9 +53,9 @@ def with_intervals(calibration: Calibration, errors: UnseenErrors) -> Calibratio
     """`calibration` with 80 % intervals that hold 80 % of `errors`, a factor for each class among them.
 
     Split conformal prediction within classes (Vovk 2012, "Conditional validity of inductive conformal predictors"),
-    the factor of a class shrunk towards that of its kind of model as if `POOLED_ROWS` rows of the kind were in it.
-    Standard deviations that all cases of a kind share are added first: those of `FLOORS` and `UNSTATED` with the least
-    interval score.
+    the factor of a class shrunk towards the factor of its kind of model as if `POOLED_ROWS` rows of the kind
+    were in it. Standard deviations that all cases of a kind share are added first: the pair of `FLOORS` and
+    `UNSTATED` with the least interval score.
     """
     by_class: dict[str, float] = {}
     for kind, unstated in (("dense", (0.0,)), ("novel", (0.0,)), ("moe", UNSTATED)):  # the last one's stays

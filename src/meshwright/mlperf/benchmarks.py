@@ -6,11 +6,11 @@ of the same form in any folder: `official = false`, own reference convergence po
 
     title, kind, official, runs, sources
     [model]            catalogue name, sequence_length (tokens), start
-    [data]             what is trained and evaluated on
+    [data]             data sets of training and evaluation
     [target]           metric, value; smaller is better
     [evaluation]       interval, skip (formulas over global_batch_size, in sequences), samples
     [convergence]      allowed_early_samples
-    [hyperparameters]  logged key -> value | formula | bounds; with neither it is free
+    [hyperparameters]  logged key -> value | formula | bounds; a key with neither is free
     [rounds."5.1"]     rcp (file of reference convergence points), ruleset_file, and any override
 """
 
@@ -144,15 +144,15 @@ def round_names() -> tuple[str, ...]:
 
 
 def benchmark_names(folders: Sequence[Path] = ()) -> tuple[str, ...]:
-    """Names of all benchmarks: MLPerf's, then those of one's own."""
+    """Names of all benchmarks: MLPerf's, then one's own."""
     return tuple(_files(folders))
 
 
 def load_benchmark(name: str, round: str | None = None, *, folders: Sequence[Path] = ()) -> Benchmark:
     """Rules of a benchmark in a round, its newest without one.
 
-    `name` is that of a file `NAME.toml` that ships or stands in one of `folders`, or a path of such a file.
-    Raises UnknownNameError for a name and InputError for a round in which it was not run.
+    `name` is the NAME of a file `NAME.toml` that ships or stands in one of `folders`, or a path of such a
+    file. Raises UnknownNameError for a name and InputError for a round in which it was not run.
 
     >>> lora = load_benchmark("llama2_70b_lora", "5.1")
     >>> lora.first_evaluation(8), lora.interval(8)

@@ -1,6 +1,6 @@
 """Checks of result files and of sets of them by our rules, which are stricter than the official checker's.
 
-Each rule stands in `data/check_rules.toml`. A log that is being written is checked as far as it goes.
+Each rule stands in `data/check_rules.toml`. A log that is being written is checked up to its last line.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _seeds(logs: Sequence[RunLog]) -> Iterator[CheckFinding]:
 
 
 def _copies(logs: Sequence[RunLog]) -> Iterator[CheckFinding]:
-    """Times are compared from run_start on: a copy may have another date. Losses are those of whole runs."""
+    """Times are compared from run_start on: a copy may have another date. Losses are compared in whole runs."""
     first: dict[tuple[object, ...], str] = {}
     for log in logs:
         start, evaluations = log.first("run_start"), log.all("eval_accuracy")

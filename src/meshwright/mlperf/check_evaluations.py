@@ -1,4 +1,4 @@
-"""Rules of one log about evaluations: where they stand, what they count, which one ends the run."""
+"""Rules of one log about evaluations: their places, their samples, the one that ends the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules about the system: its description in the submission, and what the logs say of it."""
+"""Rules about the system: its description in the submission, and the logs' lines about it."""
 
 from __future__ import annotations
 

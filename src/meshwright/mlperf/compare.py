@@ -1,7 +1,7 @@
 """Results side by side: makers and partners by accelerator, spread of the partners, generation over generation.
 
 Scores of folders are computed; published sets come from the catalogue. A computed score that is not one of them is
-unverified. Results of MLPerf are not compared with those of other benchmarks.
+unverified. Results of MLPerf are not compared with other benchmarks' results.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def compare(results: Sequence[ComparedResult], *, baseline: str | None = None) -
     if not results:
         raise InputError("no result to compare", hint="name folders of results, or widen the filters")
     if len({r.label == NOT_MLPERF for r in results}) > 1:
-        raise InputError("results of MLPerf may not be compared with those of other benchmarks")
+        raise InputError("results of MLPerf may not be compared with results of other benchmarks")
     keyed: dict[tuple[str, str, str, int | None], list[ComparedResult]] = {}
     for result in results:
         keyed.setdefault(result.key, []).append(result)
@@ -299,7 +299,8 @@ def _group(found: list[ComparedResult]) -> ComparedGroup:
 
 
 def _generations(groups: Sequence[ComparedGroup], baseline: str | None) -> Iterable[GenerationRatio]:
-    """Ratios to the baseline of each benchmark and size: of one maker's own results, or of means over submitters."""
+    """Ratios to the baseline of each benchmark and size: from one maker's own results, or from means over
+    submitters."""
     sizes = dict.fromkeys((g.benchmark, g.num_accelerators) for g in groups)
     for benchmark, devices in sizes:
         same = [g for g in groups if (g.benchmark, g.num_accelerators) == (benchmark, devices)]

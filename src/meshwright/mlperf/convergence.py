@@ -6,11 +6,11 @@
 
 A set passes with an olympic mean >= min_ok. Faster than the mean, its score is multiplied by mean / olympic mean.
 A batch size between two points takes their linear interpolation with n1 = 2 N; below the smallest point the smallest
-one applies; above the largest nothing does. Points are pruned first: those with a batch size below that of the fastest
-convergence, then each that lies above the line between its neighbours.
+one applies; above the largest nothing does. Points are pruned first: points with a batch size below the
+fastest convergence, then each point above the line between its neighbours.
 
-Source: `rcp_checker.py` of mlperf-logging 4.1.68. Counts are training samples. The steps, their order and their
-rounding are those of the official checker, so that a verdict at the boundary is the same.
+Source: `rcp_checker.py` of mlperf-logging 4.1.68. Counts are training samples. The steps, their order and
+their rounding follow the official checker, so that verdicts at the boundary agree.
 """
 
 from __future__ import annotations
@@ -163,7 +163,8 @@ def point_for(
 
 
 def least_accepted(benchmark: Benchmark, point: ReferencePoint) -> float:
-    """Smallest accepted olympic mean, with what the benchmark allows below the test (405B: one evaluation)."""
+    """Smallest accepted olympic mean, with the samples that the benchmark allows below the test (405B: one
+    evaluation)."""
     speedup = point.mean / (point.min_ok - benchmark.allowed_early_samples)
     return point.mean / speedup
 

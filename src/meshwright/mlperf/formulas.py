@@ -2,7 +2,7 @@
 
     ceil(12288 / global_batch_size) * global_batch_size
 
-Numbers, names, + - * / // ** and the functions of `FUNCTIONS`; nothing else is evaluated.
+Numbers, names, + - * / // ** and the functions of `FUNCTIONS` alone are evaluated.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Text of invented languages: the data of proxies. The same bytes on every machine and under every version of Python.
 
 A language is a number. It has syllables, a lexicon of words of several classes with Zipf frequencies, and a grammar of
-sentence templates. A document has a topic: nouns, names and verbs that come back in it. What a model learns first are
-letters, then syllables, then words, then which words follow each other and what this document is about, as in natural
+sentence templates. A document has a topic: nouns, names and verbs that come back in it. A model learns
+letters first, then syllables, then words, then the order of words and the topic of a document, as in natural
 text. All numbers are integers of one generator (SplitMix64: Steele, Lea, Flood 2014), drawn in a fixed order.
 """
 

@@ -1,4 +1,4 @@
-"""Data and weights of a benchmark: where they are, whether they are complete, and where to get them."""
+"""Data and weights of a benchmark: their place, their completeness, and their source."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class BenchmarkInputs:
 
 
 def find_inputs(benchmark: Benchmark, *, data: Path | None, weights: Path | None) -> BenchmarkInputs:
-    """The data and the weights of a benchmark; those of a proxy are built at their first use.
+    """The data and the weights of a benchmark; the first use of a proxy builds its own.
 
     Raises MissingDependencyError with the commands that fetch them where they are absent.
     """
@@ -58,9 +58,9 @@ def find_inputs(benchmark: Benchmark, *, data: Path | None, weights: Path | None
 def check_data(run: Run) -> None:
     """Read the data of `run` through, as its training will: every token must be in the model's vocabulary.
 
-    A large data set takes minutes. What is found is remembered in the cache by the size and the time of its files, so
-    that no timed run reads it again. Raises InputError for data that cannot be trained on, and where nothing can be
-    remembered.
+    A large data set takes minutes. The cache keeps the result by the size and the time of the files, so that
+    no timed run reads them again. Raises InputError for data that cannot be trained on, and where the cache
+    cannot keep the result.
     """
     from meshwright.training.data.corpus import open_data
 

@@ -1,7 +1,7 @@
-"""Result files: one `:::MLLOG {json}` record a line, among whatever else the processes printed.
+"""Result files: one `:::MLLOG {json}` record a line, among other output of the processes.
 
 Read as the official parser reads them: latin-1, text before the last token of a line is dropped, lines without a token
-are no records. What the official parser fails on, or drops in silence, is a `LogFault` with its line.
+are no records. A line on which the official parser fails, or which it drops in silence, is a `LogFault`.
 """
 
 from __future__ import annotations

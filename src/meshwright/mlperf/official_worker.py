@@ -13,7 +13,7 @@ _SEPARATOR = "\n" + "-" * 30 + "\n"
 
 
 class _Messages(logging.Handler):
-    """Keeps what the checkers log."""
+    """Keeps the checkers' messages."""
 
     def __init__(self) -> None:
         super().__init__(level=logging.INFO)

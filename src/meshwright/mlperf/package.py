@@ -1,7 +1,7 @@
 """Submission folders: ORG/systems, ORG/benchmarks, ORG/results. The same inputs give the same tree.
 
-The tree is built next to its place and renamed into it, so an interrupted command leaves the old one. The official
-package checker runs on a copy, because it writes into what it checks.
+The tree is built next to its place and renamed into it, so an interrupted command leaves the old one. The
+official package checker runs on a copy, because it writes into the folder that it checks.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _IGNORED = shutil.ignore_patterns(".git", "__pycache__", "*.pyc")
 class PackageCheck:
     """Outcome of the official package checker; `not_run` says why there is none.
 
-    Of benchmarks of one's own it checks the system description and skips the results: these are checked by the official
-    compliance checker under their own rule set, and by the official seed checker. `not_checked` lists what no
-    official checker covers.
+    It checks the system description of one's own benchmarks and skips the results. The official compliance
+    checker, under their own rule set, and the official seed checker check the results. `not_checked` lists
+    the results that no official checker covers.
     """
 
     passes: bool | None
@@ -48,9 +48,9 @@ class SubmissionPackage(Result):
     """A written submission folder.
 
     Attributes:
-        folder: where it is.
+        folder: its path.
         changed: False if the folder held the same tree already.
-        notes: what a reviewer would ask about.
+        notes: points that a reviewer would ask about.
         scores: one for each set.
         files: all files, relative to the folder.
         check: outcome of the official package checker.

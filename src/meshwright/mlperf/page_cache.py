@@ -13,7 +13,7 @@ DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 def clear_page_cache(files: Iterable[Path], *, drop_caches: Path = DROP_CACHES) -> dict[str, Any]:
     """Drop clean pages of the whole machine where that is permitted, otherwise of `files`.
 
-    Returns what `cache_clear` logs: `value`, and `method` with what was done or why nothing was.
+    Returns the entry for `cache_clear`: `value`, and `method` with the action or the reason for none.
     """
     os.sync()
     try:

@@ -33,7 +33,7 @@ class SetProgress:
         self.is_first = True
 
     def report(self, done: dict[int, RunResult], active: list[RunState]) -> None:
-        """Called with the runs that have ended, those of earlier commands included, and those under way."""
+        """Called with the runs that have ended, earlier commands' included, and the runs under way."""
         if self.is_first and done:
             self.say(f"{len(done)} of {self.held.num_runs} runs had ended before")
             self.said |= {

@@ -28,7 +28,7 @@ PARTS = ("train", "validation")
 def build_proxy_data(benchmark: Benchmark, *, cache: Path | None = None) -> Path:
     """The folder with `train` and `validation` of a proxy, built in the cache at its first use.
 
-    Raises InputError where the generated text is not that of the rules.
+    Raises InputError where the generated text differs from the rules' text.
     """
     digests = "".join(str(benchmark.data[f"{part}_sha256"]) for part in PARTS)
     key = hashlib.sha256(digests.encode()).hexdigest()[:16]
@@ -60,7 +60,7 @@ def _build_part(benchmark: Benchmark, part: str, folder: Path) -> None:
     expected = benchmark.data[f"{part}_sha256"]
     if digest.hexdigest() != expected:
         raise InputError(
-            f"{benchmark.name}: the generated {part} data is not that of its rules",
+            f"{benchmark.name}: the generated {part} data differs from its rules",
             got=digest.hexdigest(), allowed=expected,
             hint="its reference convergence points hold for that data only",
         )  # fmt: skip

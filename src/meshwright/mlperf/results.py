@@ -51,7 +51,7 @@ class BenchmarkCheck(Result):
 
     Attributes:
         sets: one entry for each set or file: `report` with `findings`, and `official`.
-        skipped: what was not checked, with the reason.
+        skipped: sets without a check, with the reason.
     """
 
     sets: tuple[CheckedSet, ...]
@@ -92,7 +92,7 @@ class BenchmarkScores(Result):
 
     Attributes:
         scores: one for each set.
-        skipped: what was not scored, with the reason.
+        skipped: sets without a score, with the reason.
     """
 
     scores: tuple[Score, ...]
@@ -255,7 +255,7 @@ def make_reference_points(
 def _one_or_several(
     documents: list[dict[str, Any]], skipped: Sequence[SkippedSet], *, key: str
 ) -> dict[str, Any]:
-    """Return the document of the only set, or those of all."""
+    """Return the document of the only set, or the documents of all."""
     if len(documents) == 1 and not skipped:
         return jsonable(documents[0])
     return jsonable(

@@ -1,7 +1,7 @@
-"""Run files of benchmarks: what the rules fix, with what a submitter may choose.
+"""Run files of benchmarks: the keys that the rules fix, with a submitter's choices.
 
 A benchmark's table [training.run] holds the keys that its rules fix. Evaluation follows from the rules and the global
-batch; learning rate and warm-up of a batch without a choice are those of the reference convergence points.
+batch; the reference convergence points give the learning rate and warm-up of a batch without a choice.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def benchmark_run(
 
 
 def refuse_forbidden(run: Run, ruled: Run) -> None:
-    """Raise InputError with every setting of `run` that the rules fix at that of `ruled`."""
+    """Raise InputError with every setting of `run` that the rules fix and `ruled` has otherwise."""
     found = [
         f"{key} is {ours}, the rules have {theirs}"
         for key, ours, theirs in _differences(_plain(run), _plain(ruled))
@@ -123,7 +123,7 @@ def _content(benchmark: Benchmark, *, train: str, validation: str, weights: str 
 
 
 def _global_batch(content: dict[str, Any], benchmark: Benchmark, overrides: tuple[str, ...]) -> int:
-    """The global batch that the overrides set; otherwise that of the smallest reference."""
+    """The global batch that the overrides set, otherwise the smallest reference's."""
     smallest = next((point.global_batch for point in references(benchmark)), DEFAULT_BATCH)
     probe = {**content, "batch": {"global_sequences": smallest}, "train": {"steps": 1}}
     probe["optimizer"] = {**content["optimizer"], "warmup_steps": 0}

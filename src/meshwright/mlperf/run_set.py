@@ -1,6 +1,6 @@
 """A set of runs of one benchmark: N runs with seeds of the system, each in a process of its own, resumable.
 
-    DIR/set.json         what the set is, and its seeds, drawn once
+    DIR/set.json         description of the set, and its seeds, drawn once
     DIR/run.yaml         the run file of all runs
     DIR/runs/I/          run I: log, task, results of its training with the record
     DIR/runs/I.K/        attempt K at run I that was interrupted: kept, and not counted
@@ -39,7 +39,7 @@ from meshwright.version import __version__
 SET, RUN_FILE, RUNS, RECORDS = "set.json", "run.yaml", "runs", "records"
 FORMAT = 1
 MAX_SEED = 10**9
-"""Of a run file."""
+"""Largest seed of a run file."""
 POLL_S = 0.2
 GRACE_S = 10.0
 STDERR = "stderr.txt"

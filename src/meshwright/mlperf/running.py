@@ -1,4 +1,4 @@
-"""`meshwright mlperf run`: from a benchmark and a submitter's choices to a set of finished runs."""
+"""`meshwright mlperf run`: a set of finished runs from a benchmark and a submitter's choices."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class BenchmarkRuns(Result):
         num_runs: runs of the set.
         target: loss that ends a run.
         missing_system_fields: fields of the system description that the machine does not tell.
-        label: what these results are not.
-        notes: what a reviewer would ask about.
+        label: statement that these results are not MLPerf's.
+        notes: points that a reviewer would ask about.
     """
 
     benchmark: str
@@ -143,7 +143,7 @@ class PreparedSet:
 def named_benchmark(
     name: str, *, round_name: str | None, folders: Sequence[Path] = ()
 ) -> tuple[Benchmark, tuple[str, ...]]:
-    """The benchmark `name`, or that of a run file, with the file's keys as overrides.
+    """The benchmark `name`, or the benchmark of a run file, with the file's keys as overrides.
 
     A run file belongs to the benchmark that its `name` names.
     """

@@ -89,7 +89,7 @@ def result_folders(where: Path) -> list[Path]:
 
 
 def result_files(folder: Path) -> list[Path]:
-    """Everything of a folder that is named as a result file, by its number: reading says what is none."""
+    """Everything in a folder with the name of a result file, by its number: reading refuses other content."""
     return sorted(folder.glob(RESULTS), key=_file_order)
 
 
@@ -187,7 +187,7 @@ def median_window(
 ) -> tuple[list[ScoredRun], str]:
     """The N consecutive runs of the median score among all windows, and a problem if that one is invalid.
 
-    With an even number of windows the slower of the two middle ones is taken.
+    An even number of windows gives the slower of the two middle ones.
     """
     order = sorted(runs, key=lambda r: (math.inf if r.started_ms is None else r.started_ms, r.name))
     windows = [order[i : i + rules.runs] for i in range(len(order) - rules.runs + 1)]

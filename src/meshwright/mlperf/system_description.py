@@ -40,7 +40,7 @@ class SystemDescription:
 def describe_system(
     run: Run, *, submitter: str, division: str, status: str, given: Path | None = None, root: Path = Path("/")
 ) -> SystemDescription:
-    """Describe this machine as a submission does; the fields of the JSON file `given` replace what was gathered."""
+    """Describe this machine as a submission does; the fields of the JSON file `given` replace gathered ones."""
     nodes = 1 if run.cluster is None or run.cluster_name == HERE else run.cluster.num_nodes
     found: dict[str, Any] = dict.fromkeys(SYSTEM_FIELDS, "")
     found |= {"submitter": submitter, "division": division, "status": status, "number_of_nodes": str(nodes)}

@@ -95,7 +95,7 @@ def predicted_svg(report: AccuracyReport) -> str:
 
 
 def _worst(report: AccuracyReport, ends: Sequence[float]) -> list[dict[str, Any]]:
-    """Names of the worst predictions of the headline rows, as many as do not run into each other."""
+    """Names of the worst predictions of the headline rows that do not run into each other."""
     rows = [row for row in _known(report) if subset_of(row) == HEADLINE and abs(row.signed_error) > NEAR]
     rows.sort(key=lambda row: -abs(np.log(row.predicted / row.measured)))
     span = np.log(ends[1] / ends[0])

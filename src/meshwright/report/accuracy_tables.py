@@ -18,7 +18,7 @@ Kendall τ of the groups of plans."""
 
 
 def accuracy_tables(report: AccuracyReport, *, by: str) -> list[TextTable]:
-    """Errors of the subsets and of one kind of group, of memory, what is not predicted, what did not fit."""
+    """Errors of the subsets, of one kind of group and of memory; rows without a prediction, rows that did not fit."""
     tables = [
         metrics_table(
             "Error of tokens/s per device", {"all rows": report.summary, **report.groups["subset"]}
@@ -80,7 +80,7 @@ def _metrics_cells(m: Metrics) -> tuple[str, ...]:
 
 def _memory_table(memory: Mapping[str, Mapping[str, float]]) -> TextTable:
     return TextTable(
-        title="Error of memory, by what the source counts",
+        title="Error of memory, by the source's count",
         headings=("counts", "rows", "median", "p90", "bias"),
         rows=[
             (

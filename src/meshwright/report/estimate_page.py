@@ -109,7 +109,7 @@ def _step(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSource], c
         title="Where the time goes",
         parts=[
             paragraph(
-                f"{text} Communication counts as far as it is exposed: the parts sum to the step.",
+                f"{text} Only exposed communication counts: the parts sum to the step.",
                 marks=marks,
             ),
             explained_figure(

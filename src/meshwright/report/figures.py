@@ -85,7 +85,7 @@ def _drawn(spec: dict[str, Any], *, title: str, attributes: str) -> str:
 
 
 def _narrowed(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The same figure for a phone: a narrow plot, shorter labels, text at its full size."""
+    """Return the figure for a phone: a narrow plot, shorter labels, text at its full size."""
     shape: dict[str, Any] = {}
     if isinstance(spec.get("width"), int | float):
         shape["width"] = NARROW_WIDTH
@@ -104,7 +104,7 @@ def _narrowed(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _narrow_texts(part: Any) -> Any:
-    """The same specification: axis labels have the limit of the configuration, titles break, texts have less room."""
+    """Return the specification with limited axis labels, broken titles and less room for texts."""
     from textwrap import wrap
 
     if isinstance(part, list):

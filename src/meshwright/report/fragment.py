@@ -1,4 +1,4 @@
-"""HTML of one result inside a notebook: a title, tables and inline SVG, with a style that touches nothing else."""
+"""HTML of one result inside a notebook: a title, tables and inline SVG, with a style that stays inside it."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ def _below(shown: TextTable) -> str:
 
 
 def tiles(figures: Iterable[tuple[str, str, str]]) -> str:
-    """Key figures: (value, what it is, its interval or conditions)."""
+    """Key figures: (value, name, its interval or conditions)."""
     items = (
         f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span>'
         f"<span>{escape(about)}</span></div>"

@@ -74,8 +74,8 @@ def rate_table(found: IngestSummary) -> TextTable:
         ),
         rows=rows,
         caption=f"All: {common}. Searchable: from the start until the first and the last chunk can be found. Cores: "
-        "CPU time over wall time. Gain: rate over that of sequential stages, of what stages on cores of their own "
-        "would give." + _spread_sentence(max((len(p.whole) for p in found.passes), default=0)),
+        "CPU time over wall time. Gain: rate over the rate of sequential stages, of the gain with cores for "
+        "each stage." + _spread_sentence(max((len(p.whole) for p in found.passes), default=0)),
     )  # fmt: skip
 
 
@@ -171,7 +171,7 @@ def refusal_table(found: IngestSummary) -> TextTable:
 
 
 def row_line(row: IngestRow) -> str:
-    """One line about what has just been measured."""
+    """One line about the last measurement."""
     if isinstance(row, IngestPass):
         pace = row.num_chunks / row.wall_s if row.wall_s else 0.0
         text = f"{row.encoding.name}, {row.mode}, repeat {row.repeat}: {rate(pace)} chunks/s"

@@ -1,4 +1,4 @@
-"""The page of a scaling study: figures, the tables behind them, and what was assumed."""
+"""The page of a scaling study: figures, the tables behind them, and the assumptions."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _figure(report: ScaleReport, shown: TextTable) -> tuple[str, str] | None:
     if report.curve is not None and "days of steps" in shown.headings:
         return "Days of training over the number of devices", days_svg(report.curve)
     if report.emulation is not None and "stands for" in shown.headings:
-        return "Efficiency of the emulation and of what it stands for", emulation_svg(report.emulation)
+        return "Efficiency of the emulation and of the emulated size", emulation_svg(report.emulation)
     if report.sensitivity is not None and "assumption" in shown.headings:
         return "Efficiency with one assumption changed", tornado_svg(report.sensitivity)
     return None
@@ -99,7 +99,7 @@ def _assumptions(report: ScaleReport) -> PageSection:
     accelerator, fabric = request.cluster.accelerator, request.cluster.fabric
     rows = [
         ("efficiency", "tokens/s per device against the first size; failures are not in it"),
-        ("its interval", "80 %, of what does not cancel between the two sizes; the rest is common to both"),
+        ("its interval", "80 %, from errors that do not cancel between the two sizes; both share the rest"),
         ("accelerator", _source_text(accelerator.sources)),
         ("fabric", f"{fabric.name}: {_source_text(fabric.sources)}"),
         ("calibration", calibration_sentence(request)),

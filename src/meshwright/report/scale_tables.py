@@ -123,7 +123,7 @@ def _training_table(curve: ScaleCurve) -> TextTable:
 
 
 def _price_caption(study: Study) -> str:
-    """The price behind the costs; where none is known, the way to give one."""
+    """The price behind the costs; if no price is known, the way to give one."""
     if study.num_tokens is None:
         return ""
     said = price_sentence(study.request.cluster, study.costs)
@@ -131,7 +131,7 @@ def _price_caption(study: Study) -> str:
 
 
 def _scale_of(curve: ScaleCurve) -> tuple[float, float]:
-    """MWh in the unit of energy and USD in that of money: thousands and millions for long trainings."""
+    """MWh in the unit of energy and USD in the unit of money: thousands and millions for long trainings."""
     trainings = [p.training for p in curve.points if p.training]
     is_large = max((t.energy.value for t in trainings if t.energy), default=0.0) >= 1000
     is_dear = max((t.cost.value for t in trainings if t.cost), default=0.0) >= 1e6

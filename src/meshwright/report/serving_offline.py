@@ -10,7 +10,7 @@ from meshwright.bench.serving.offline import OfflineComparison, OfflinePoint
 
 
 def tables(found: Sequence[OfflinePoint], comparison: OfflineComparison | None) -> list[TextTable]:
-    """The rates of each pair, and what could not be measured."""
+    """The rates of each pair, and the unmeasured pairs."""
     made = [rate_table(found, comparison)]
     failures = [
         (p.pair.name, name.replace("_", " "), str(count), f"of {p.point.num_requests} requests")

@@ -35,7 +35,7 @@ def _best(name: tuple[str, str], group: Sequence[ImportedResult], bound_s: float
 
 
 def tables(found: Sequence[ImportedResult], *, bound_s: float) -> list[TextTable]:
-    """One table of all results, and one of what cannot be compared."""
+    """One table of all results, and one of the limits to their comparison."""
     rows = [
         (
             f"{r.format} {r.model}".strip(), r.point.load.name if r.point.load.concurrency or r.point.load.offered_per_s
@@ -55,7 +55,7 @@ def tables(found: Sequence[ImportedResult], *, bound_s: float) -> list[TextTable
     )  # fmt: skip
     gaps = [(r.format, text) for r in found for text in r.gaps]
     limits = TextTable(
-        title="What the files do not say, or define otherwise",
+        title="Values that the files lack or define otherwise",
         headings=("client", "what"),
         rows=list(dict.fromkeys(gaps)),
         text_columns=("what",),

@@ -26,7 +26,7 @@ def windows(timeline: Timeline) -> list[tuple[float, float]]:
 
 
 def timeline_svg(timeline: Timeline) -> str:
-    """The SVG text: one row a rank, one block an operation. Colours are fixed; text takes those of the page."""
+    """The SVG text: one row a rank, one block an operation. Colours are fixed; text takes the page's colours."""
     num_ranks = timeline.graph.shape.num_ranks
     return blocks_svg(
         _blocks(timeline), ranks=range(num_ranks), drawn=windows(timeline),
@@ -41,7 +41,7 @@ def legend(timeline: Timeline) -> list[tuple[str, str]]:
 
 
 def _blocks(timeline: Timeline) -> dict[str, Blocks]:
-    """Operations by colour; those of a pair are one block."""
+    """Operations by colour; both operations of a pair are one block."""
     graph = timeline.graph
     paired = np.zeros(graph.num_ops, dtype=bool)
     paired[graph.pair_backward] = True

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from meshwright.answers.quantities import seconds
 
 MAX_DRAWN_PER_RANK = 160
-"""Blocks of a rank. Of longer pipelines only the fill and the drain are drawn: between, the pattern repeats."""
+"""Blocks of a rank. Longer pipelines show only the fill and the drain: the pattern between them repeats."""
 
 AXIS_HEIGHT, ROW, GAP = 26, 22.0, 28
 """Pixels of the line of times below the rows, of one row at most, and between two windows."""
@@ -24,7 +24,7 @@ AXIS_HEIGHT, ROW, GAP = 26, 22.0, 28
 
 @dataclass(frozen=True, kw_only=True)
 class _Format:
-    """Pixels of a drawing, and of all rows of one line. `most_blocks` is what one line of a phone has room for."""
+    """Pixels of a drawing, and of all rows of one line. One line of a phone has room for `most_blocks`."""
 
     css_class: str
     width: int

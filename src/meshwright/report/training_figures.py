@@ -84,7 +84,7 @@ def _where(row: MeasuredQuantity) -> str:
 
 
 def ratio_ticks(low: float, high: float) -> list[float]:
-    """Round ratios between `low` and `high`, as many as have room on a logarithmic axis; 1 is among them.
+    """Round ratios between `low` and `high` that have room on a logarithmic axis; 1 is among them.
 
     >>> ratio_ticks(0.6, 1.6)
     [0.67, 0.8, 1.0, 1.25, 1.5]

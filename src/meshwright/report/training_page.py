@@ -121,9 +121,7 @@ def _quantities(done: TrainingRun, notes: Endnotes) -> list[PageSection]:
     if not known:
         return []
     inside = [row for row in known if row.is_inside is not None]
-    text = "What was measured, as a multiple of what the planner said before the first step. " + _verdict(
-        inside
-    )
+    text = "Measured values over the planner's predictions before the first step. " + _verdict(inside)
     cells = []
     for row in rows:
         p = row.predicted
@@ -157,7 +155,7 @@ def _quantities(done: TrainingRun, notes: Endnotes) -> list[PageSection]:
 
 
 def _verdict(inside: Sequence[MeasuredQuantity]) -> str:
-    """Step time, rate and MFU are one measurement; the verdict is that of the step."""
+    """Step time, rate and MFU are one measurement, so the verdict looks at the step."""
     step = next((row for row in inside if row.unit == "s"), None)
     if step is None or step.predicted is None:
         return ""
@@ -283,7 +281,7 @@ def _profile(profile: Mapping[str, Any], notes: Endnotes) -> PageSection:
         "is where none is. Kernels are identified by their names; on a CPU, operators are"
     )
     span = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
-    text = f"Measured under the profiler in {span}, {seconds(step_s)} each: it slows what it watches."
+    text = f"Measured under the profiler in {span}, {seconds(step_s)} each: the profiler slows the step."
     busy_s, exposed_s = (profile["communication"][key] for key in ("busy_s", "exposed_s"))
     if busy_s:
         text += f" {percent(1 - exposed_s / busy_s)} of the communication is hidden behind computation."
@@ -305,7 +303,7 @@ def _profile(profile: Mapping[str, Any], notes: Endnotes) -> PageSection:
 
 def _components(components_s: Mapping[str, float]) -> PageSection:
     whole = sum(components_s.values())
-    text = f"What the planner said of a step, {seconds(whole)}; the parts add up to it."
+    text = f"The planner predicted {seconds(whole)} for a step; the parts add up to it."
     return PageSection(
         title="Where the planner expected it to go",
         parts=[

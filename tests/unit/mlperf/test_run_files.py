@@ -146,7 +146,7 @@ def test_data_that_are_not_those_of_the_rules_are_refused(tmp_path):
     from dataclasses import replace
 
     benchmark = load_benchmark("proxy_lora_xs")
-    with pytest.raises(InputError, match="is not that of its rules"):
+    with pytest.raises(InputError, match="differs from its rules"):
         build_proxy_data(replace(benchmark, data={**benchmark.data, "language": 3}), cache=tmp_path)
 
 

@@ -126,7 +126,7 @@ def _mixed_causes(mean: MeanRatio) -> list[str]:
     text = " and ".join([", ".join(with_it[:-1]), with_it[-1]] if len(with_it) > 1 else with_it)
     return [
         f"{mean.metric} of {mean.other} against {mean.baseline}: the hardware differs together with {text}: "
-        "the ratio is not that of the hardware unpaired"
+        "the ratio is not the hardware's alone"
     ]
 
 

@@ -1,6 +1,6 @@
 """Like for like: the gap between two sides, split into kernel, communication, bubble and host time.
 
-gap = time per token and device of the side - that of the baseline = sum of the four parts' differences
+gap = time per token and device of the side - time of the baseline = sum of the four parts' differences
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ratios of hardware: what the datasheets promise beside what a comparison shows, generation over generation."""
+"""Ratios of hardware: datasheets beside a comparison, generation over generation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshwright.specs.hardware import Accelerator
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareRatio:
-    """Datasheet of one accelerator over that of another. None where a datasheet lacks the value."""
+    """Datasheet values of one accelerator over another's. None where a datasheet lacks the value."""
 
     older: str
     newer: str

@@ -3,7 +3,8 @@
     CallRates      one kernel on one shape: seconds, FLOP/s, bytes/s and the share of the roofline
 
 FLOP/s and bytes/s are the least work of the call over its time. The roofline of `bench device` is made of the highest
-FLOP/s of a format and the highest bytes/s of a copy in the same record; that of `bench kernels` is in its rows.
+FLOP/s of a format and the highest bytes/s of a copy in the same record; `bench kernels` has a roofline in its
+rows.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     ratio       r_i = side / baseline where higher is better, baseline / side where lower is: above 1 is better
     interval    percentile bootstrap of log r_i: both sides are resampled (Efron & Tibshirani 1993, section 13.3)
     mean        exp(mean log r_i) over the workloads of one metric; its interval resamples three or more workloads,
-                and is that of the ratio where there is one
-    whole time  time of the baseline for one unit of each workload over that of the other side
+                and one workload has the interval of its ratio
+    whole time  time of the baseline for one unit of each workload over the other side's time
 
 Random numbers come from a fixed state, so that a report can be made again to the last digit.
 """
@@ -28,7 +28,7 @@ MAX_DRAWN = 4_000_000
 """Most numbers of one bootstrap; more samples mean fewer resamples."""
 FEWEST_RESAMPLES = 200
 FEWEST_SAMPLES = 3
-"""With fewer samples a bootstrap says nothing, and there is no interval."""
+"""A bootstrap of fewer samples says nothing, and there is no interval."""
 MAX_MATCHED = 10_000
 """Pairs of workloads with different names that are looked at."""
 NEAR_RATIO = 0.01

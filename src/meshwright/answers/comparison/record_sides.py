@@ -39,7 +39,7 @@ from meshwright.records import device, ingest, kernel_routes, offline, serving, 
 
 RESULTS = "result_*.txt"
 LOST = "no folder"
-"""Mark of what cannot be opened."""
+"""Mark of a path that cannot be opened."""
 KERNEL_CATEGORIES = ("GEMM", "attention", "elementwise", "optimizer", "other")
 NOT_PROFILED = "it was trained without --profile"
 LATENCIES: tuple[tuple[str, Metric], ...] = (
@@ -50,8 +50,9 @@ LATENCIES: tuple[tuple[str, Metric], ...] = (
 def record_folders(where: Path) -> dict[Path, str]:
     """Folders of records at and below `where`, each with the name of the file that marks it.
 
-    What has such a name and is no file counts too, and so does, as `LOST`, a folder that cannot be opened or a link to
-    nothing outside of records: reading it says what is wrong. Links to folders elsewhere are followed, each once.
+    An entry with a marker's name counts even if it is no file. A folder that cannot be opened, or a broken
+    link outside of records, counts as `LOST`: reading it raises its fault. Links to folders elsewhere are
+    followed, each once.
     """
     found: dict[Path, str] = {}
     followed, root = set[Path](), where.resolve()
@@ -114,7 +115,7 @@ def _read(folder: Path, mark: str, *, name: str) -> Side:
 
 @contextmanager
 def faults_named(where: Path) -> Iterator[None]:
-    """Raise InputError with the file for whatever a damaged record makes fail inside."""
+    """Raise InputError with the file for any failure inside that a damaged record causes."""
     try:
         yield
     except OSError as error:

@@ -51,7 +51,7 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True)
 class SideValue:
-    """One number of one workload. `conditions` are those of `CONDITIONS`; an absent one is not stated."""
+    """One number of one workload. `conditions` has keys of `CONDITIONS`; an absent condition is not stated."""
 
     workload: str
     metric: Metric

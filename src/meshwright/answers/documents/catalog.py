@@ -87,7 +87,7 @@ def _show_accelerator(name: str) -> dict[str, Any]:
 
 
 def own_accelerator_document(path: str) -> dict[str, Any]:
-    """All values of the accelerator that a user's file describes, as plans take them, and what they assume.
+    """All values of the accelerator that a user's file describes, as plans take them, and their assumptions.
 
     Raises RunFileError with all that is wrong in the file.
     """

@@ -24,7 +24,7 @@ def claims_document(*, predict: bool = False, advance: Advance = ignore) -> dict
 
 
 def claim_document(claim: Claim, *, predict: bool = False) -> dict[str, Any]:
-    """A claim, its answer, and with `predict` what is computed for it (None: nothing yet)."""
+    """A claim, its answer, and with `predict` its computed values (None: nothing yet)."""
     from meshwright.catalog.claim_answers import claim_answer
 
     answer = claim_answer(claim)

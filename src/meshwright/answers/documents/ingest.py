@@ -69,8 +69,8 @@ def notes(records: IngestRecords) -> list[str]:
     encoder, documents, queries = (sidecar.get(key) or {} for key in ("encoder", "documents", "queries"))
     if encoder.get("is_random"):
         found.append(
-            "the encoder has random weights: rates are those of the shape, recall is that of the index, and what is "
-            "found means nothing"
+            "the encoder has random weights: rates hold for its shape, recall measures the index, and the chunks "
+            "found mean nothing"
         )
     used, seen = documents.get("num_used", 0), documents.get("num_found", 0)
     if used and used < seen - sum((documents.get("skipped") or {}).values()):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def switch_document(other: SwitchGain) -> dict[str, Any]:
-    """Other software: `changes` of the run file's stack section; `gain`: tokens/s over those of the first plan."""
+    """Other software: `changes` of the run file's stack section; `gain`: tokens/s over the first plan's."""
     return {
         **plan_document(other.plan),
         "changes": dict(other.changes),
@@ -33,7 +33,7 @@ def switch_document(other: SwitchGain) -> dict[str, Any]:
 
 
 def neighbour_document(neighbour: Neighbour) -> dict[str, Any]:
-    """A batch size or number of devices near the run's. `gain`: its tokens/s over those of the first plan."""
+    """A batch size or number of devices near the run's. `gain`: its tokens/s over the first plan's."""
     return {
         **plan_document(neighbour.plan),
         "global_batch_sequences": neighbour.global_batch,
@@ -188,7 +188,7 @@ def why_not_document(answer: WhyNot) -> dict[str, Any]:
 
 
 def loser_sentence(comparison: PlanComparison) -> str:
-    """One line: how much slower the second plan is, which component decides, what it does to memory."""
+    """One line: how much slower the second plan is, the component that decides, the difference of memory."""
     from meshwright.answers.components import label
 
     step, cause = comparison.step_ms, comparison.decided_by

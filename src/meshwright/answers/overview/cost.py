@@ -134,7 +134,7 @@ def hour_prices(accelerator: str, terms: PriceTerms) -> list[tuple[HourPrice, Of
 
 
 def offers(accelerator: str) -> list[Price]:
-    """The catalogue's offers of one accelerator: those of the source documents, then the market's; lowest first."""
+    """The catalogue's offers of one accelerator: the source documents', then the market's; lowest first."""
     return [
         p
         for prices in (catalog.prices(), catalog.market_prices())

@@ -96,7 +96,7 @@ class SourceReport(Result):
 
     Attributes:
         rows: one for each claim, in the order of the documents.
-        slips: what is wrong or contradictory in the documents.
+        slips: errors and contradictions in the documents.
     """
 
     rows: tuple[SourceRow, ...]
@@ -180,7 +180,7 @@ def _row(
 def _split(
     found: Claim, answer: ClaimAnswer, prediction: ClaimPrediction | None
 ) -> tuple[float | None, Estimate | None, tuple[str, ...]]:
-    """Value of published logs, prediction, and what it rests on."""
+    """Value of published logs, prediction, and its grounds."""
     minutes = predicted_minutes(found)
     if prediction is None:
         return None, minutes and minutes.value, minutes.plans if minutes else ()

@@ -1,6 +1,6 @@
 """Time of collectives on a scale-up tier, a scale-out tier and the spine above it.
 
-    network   what a fabric gives one device (`Network`) and how a communicator lies on it (`Group`)
+    network   a fabric seen from one device (`Network`) and a communicator placed on it (`Group`)
     operations  seconds of all-gather, reduce-scatter, all-reduce, all-to-all, dispatch, send-receive
     constants   calibrated efficiencies and latencies, read from data
 

@@ -1,4 +1,4 @@
-"""Capacity and geometry: what a fabric gives one device, and how a communicator lies on it.
+"""Capacity and geometry: a fabric seen from one device, and a communicator placed on it.
 
 Tiers, seen from one device (rates one direction):
     domain   devices joined by the scale-up link (a node, an NVL72 rack)   up_bytes_per_s
@@ -53,7 +53,7 @@ class Network(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class Group(Table):
-    """One communicator: its place on the tiers and what a byte costs it there.
+    """One communicator: its place on the tiers and the cost of a byte there.
 
     `size` ranks n lie in `outer` domains N, `inner` = n/N in each (a fraction where no even split exists).
     Costs are seconds per byte of one rank's traffic; 0 where the group does not use the tier.
@@ -173,8 +173,8 @@ def group(
 def _spine_shares(outer: Array, hop: Array, pod_devices: Array) -> tuple[Array, Array]:
     """Shares of a domain's remote traffic that cross the spine: to the next domain, and spread over all.
 
-    The next domain lies `hop` devices on, so hop/pod of all such steps leave the pod. Of `outer` domains a
-    pod holds pod/hop (at least 1, at most all), and what is not in the pod is across the spine.
+    The next domain lies `hop` devices on, so hop/pod of all such steps leave the pod. A pod holds pod/hop of
+    the `outer` domains (at least 1, at most all); the spine connects the others.
     """
     leaves = outer * hop > pod_devices
     next_share = leaves * np.minimum(1.0, hop / pod_devices)

@@ -4,7 +4,7 @@ Symbols: n ranks, N domains with g = n/N members each, S bytes of the whole buff
 A time is   launch + steps * a + bytes / rate + fill * S / (S + half)   where the last term is the cost of
 changing from the low-latency to the bulk protocol as messages grow. n = 1 costs 0.
 
-Algorithms and what they put on the wire per rank and direction:
+Algorithms and their bytes on the wire per rank and direction:
     ring           (n-1)/n S on every link of the ring; a port carries 1/g of it (g rings, one per port)
     doubling       the same bytes in log2 steps, but to far domains, so more of it crosses the spine
     tree           all-reduce only: reduce-scatter inside, tree across domains, all-gather inside
@@ -52,7 +52,7 @@ def all_reduce_s(bytes_total: Array, group: Group) -> Array:
 
 
 def ring_all_reduce_s(bytes_total: Array, group: Group) -> Array:
-    """All-reduce by the flat ring alone, whatever the size; bytes as in `all_reduce_s`."""
+    """All-reduce of any size by the flat ring alone; bytes as in `all_reduce_s`."""
     return group.launch_s + 2 * _ring_s(bytes_total, group) + _fill_s(bytes_total, group)
 
 

@@ -1,7 +1,8 @@
 """Bytes per device on the fullest pipeline rank: weights, gradients, optimizer states, activations, workspaces.
 
-`states` counts what outlives a micro-batch, `activations` what one layer keeps for its backward pass, `peak` adds
-them up on the ranks that can be the fullest, `constants` reads what a software stack does and what was measured.
+`states` counts the tensors that outlive a micro-batch, `activations` the tensors that one layer keeps for its
+backward pass. `peak` adds them up on the ranks that can be the fullest. `constants` reads the properties of a
+software stack and its measured values.
 """
 
 from meshwright.calibration.memory import MemoryConstants, memory_constants

@@ -22,11 +22,12 @@ e is 2, in an fp32 run 4. Modules whose activations are stored in 8 bits (`kerne
 bytes of each value instead of e or b: the feed-forward its input and all of its own, the norms their inputs.
 Adapters of LoRA with dropout keep 3 bytes of each of their inputs, which they drop themselves: the copy and its mask.
 
-With dropout, unfused attention and m = 2, f = 4 h this is 34 h + 5 n_q s bytes: Korthikanti et al. 2022,
+Dropout, unfused attention, m = 2 and f = 4 h give 34 h + 5 n_q s bytes: Korthikanti et al. 2022,
 arXiv 2205.05198, section 4.1. DeepSeek-V2 (arXiv 2405.04434, section 2.1) for MLA's tensors.
 
-A layer that recomputes holds all of this once more while its backward pass runs: the `live` bytes are what the
-kept ones lack. Frozen linear layers without adapters need no gradient of their weights and keep no input.
+A layer that recomputes holds all of this once more while its backward pass runs: the `live` bytes are all
+bytes less the kept ones. Frozen linear layers without adapters need no gradient of their weights and keep no
+input.
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ def _after(plan: PlanTable, kind: _Kind, inputs: Array, covered: Array) -> tuple
 
 
 def _dense(model: ModelTable, plan: PlanTable, modules: _Modules, saved: Array, share: Array) -> _Kind:
-    """Of the feed-forward, the outputs of the first and the last GEMM are saved."""
+    """Selective recomputation saves the outputs of the feed-forward's first and last GEMM."""
     block = plan.recomputes("mlp")
     either = np.maximum(plan.recomputes("activation"), block)
     everything, dropped = _attention(plan, modules)
@@ -198,8 +199,8 @@ def _dense(model: ModelTable, plan: PlanTable, modules: _Modules, saved: Array, 
 def _moe(
     model: ModelTable, plan: PlanTable, modules: _Modules, saved: Array, share: Array, routed: Array
 ) -> _Kind:
-    """Of the experts, the tokens of both all-to-alls are saved and no GEMM output. A hybrid's mean layer has dense
-    feed-forward blocks besides.
+    """Selective recomputation saves the experts' tokens of both all-to-alls and no GEMM output. A hybrid's
+    mean layer has dense feed-forward blocks besides.
 
     `routed`: copies of a token that the busiest rank's experts compute.
     """
@@ -327,7 +328,7 @@ def _narrowed(bytes_per_element: Array, stored_bytes: Array) -> Array:
 def _saved_by_attention(model: ModelTable, share: Array, inputs: Array) -> Array:
     """Per token, bytes of the attention block that selective recomputation of every second GEMM saves.
 
-    Of query, key, value and output projection the first and third, and the attention itself.
+    It saves the query projection, the value projection, and the attention itself.
     """
     nq, nkv, dv = model.query_heads, model.kv_heads, model.v_dim
     return (

@@ -1,8 +1,8 @@
 """Bytes of the head at the start of the backward pass, and the largest chunk of its loss that memory leaves room for.
 
-Where logits are made in chunks, their gradient overwrites them; the gradient of the hidden states is whole, and of
-several chunks the weight gradient is summed in fp32. Otherwise all logits are there, and those of a multi-token
-prediction module wait in 16 bits meanwhile.
+A loss in chunks overwrites its logits with their gradient; the gradient of the hidden states is whole, and
+several chunks sum the weight gradient in fp32. Otherwise all logits are in memory, and the logits of a
+multi-token prediction module wait in 16 bits meanwhile.
 
     N tokens of a micro-batch on a rank, C of a chunk, D hidden, V vocabulary of the rank, b bytes of a logit
 
@@ -39,7 +39,7 @@ class LossBytes(Table):
         return self.logits + self.hidden_gradient + self.weight_gradient + self.weight_sum
 
     def named(self) -> dict[str, Array]:
-        """The same by names for readers."""
+        """Return the parts by names for readers."""
         return {
             "loss: logits of a chunk": self.logits,
             "loss: gradient of hidden states": self.hidden_gradient,
@@ -114,5 +114,5 @@ def _vocab(model: ModelTable, plan: PlanTable, constants: MemoryConstants) -> Ar
 
 
 def _logit_bytes(precision: PrecisionTable, constants: MemoryConstants) -> Array:
-    """Of a logit of a chunk, as wide as activations."""
+    """Bytes of a logit of a chunk, as wide as activations."""
     return constants.logits_bytes * 0.5 * precision.activation_bytes

@@ -8,11 +8,11 @@ from meshwright.cost.memory.peak import MemoryTable
 from meshwright.specs.estimate import MemoryEstimate
 
 MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "workspace")
-"""Parts of what the allocator holds."""
+"""Parts of the allocated memory."""
 
 
 def memory_parts(memory: MemoryTable | MemoryEstimate) -> dict[str, float]:
-    """Bytes of each part on the fullest stage of one plan; their sum is what is reserved."""
+    """Bytes of each part on the fullest stage of one plan; their sum is the reserved memory."""
 
     def number(name: str) -> float:
         return float(np.ravel(np.asarray(getattr(memory, f"{name}_bytes")))[0])

@@ -7,7 +7,8 @@ n_flight micro-batches are kept at once (`pipeline.closed_form.in_flight`): most
 under 1F1B, which holds the head instead. When layers do not divide evenly the second rank may be the fullest.
 head: logits, their gradient and the head's weight gradient at the start of the backward pass. layer: gradients that
 are alive while one layer runs backward, live: the activations that it has recomputed (max(head, layer) + live where
-a stack keeps the head's tensors). φ is the allocator's fragmentation, of what comes and goes.
+a stack keeps the head's tensors). φ is the allocator's fragmentation, a share of the tensors that come and
+go.
 """
 
 from __future__ import annotations
@@ -34,12 +35,13 @@ from meshwright.cost.stages import StageLayers, split_layers
 from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable, as_planned
 
 TINY_BYTES = 1e-12
-"""In place of those of an activation, where what activations take is found by leaving them out."""
+"""Bytes of an element that count as none, to find the memory of 8-bit activations by leaving them out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryTable(Table):
-    """Bytes per device; `allocated` is their sum on the fullest rank, `reserved` what the device must have."""
+    """Bytes per device; `allocated` is their sum on the fullest rank, `reserved` the memory that the device
+    must have."""
 
     weights_bytes: Array
     gradients_bytes: Array
@@ -107,9 +109,9 @@ def loss_chunks(
     memory: MemoryTable,
     usable_bytes: Array,
 ) -> tuple[Array, Array]:
-    """Chunks of the loss with which every plan is fastest in `usable_bytes`, and what it reserves with them.
+    """Chunks of the loss with which every plan is fastest in `usable_bytes`, and the bytes that it then reserves.
 
-    `memory`: of the plans as they are. A chunk of -1 is the engine's own.
+    `memory`: the plans' memory without that choice. A chunk of -1 is the engine's own.
     """
     factor = 1 + constants.fragmentation_ratio
     found = largest_chunks(
@@ -149,9 +151,9 @@ def memory_details(
     constants: MemoryConstants,
     memory: MemoryTable,
 ) -> dict[str, dict[str, Array]]:
-    """Bytes of what the parts of one plan's fullest rank hold, by part and name. The names of a part add up to it.
+    """Bytes of the tensors of one plan's fullest rank, by part and name. The names of a part add up to it.
 
-    `memory`: of the plan, from `estimate_memory`.
+    `memory`: the plan's memory, from `estimate_memory`.
     """
     case = _case_of(model, batch, plan, precision, constants)
     layers, rank = split_layers(model, plan, by_cost=constants.splits_by_cost), np.max(memory.rank)
@@ -188,7 +190,7 @@ def memory_details(
 def _narrow_bytes(
     case: _Case, precision: PrecisionTable, batch: BatchTable, held: RankLayers, rank: Array
 ) -> Array:
-    """Bytes of kept activations that are stored in 8 bits: what is missing where they take none."""
+    """Bytes of kept activations in 8 bits: all kept bytes less the bytes without them."""
     precision, model, plan = as_planned(precision, case.plan), case.model, case.plan
     if not np.any(precision.stored_ffn_bytes) and not np.any(precision.stored_norm_bytes):
         return 0.0
@@ -202,7 +204,7 @@ def _narrow_bytes(
 
 
 def _flights(case: _Case, rank: Array) -> Array:
-    """Micro-batches whose activations a pipeline rank keeps at once; one without a pipeline, whatever the schedule."""
+    """Micro-batches whose activations a pipeline rank keeps at once; one without a pipeline, in every schedule."""
     plan = case.plan
     found = micro_batches_in_flight(plan.schedule, plan.pipeline, plan.virtual_pipeline, case.num_micro, rank)
     return np.where(np.asarray(plan.pipeline) > 1, found, 1.0)
@@ -245,7 +247,7 @@ def _case_of(
 
 
 def _first(plan: PlanTable, layers: StageLayers) -> RankLayers:
-    """The first rank. With a V-shaped or mirrored placement it holds the head too."""
+    """The first rank. It holds the head too in a V-shaped or mirrored placement."""
     both = (plan.pipeline == 1) | column_of(lambda r: r.placement is not Placement.LOOP, plan.schedule)
     return RankLayers(dense=layers.first_dense, moe=layers.first_moe, embedding=1, head=np.where(both, 1, 0))
 
@@ -314,7 +316,7 @@ def _rank(case: _Case, layers: RankLayers, rank: Array, *, in_flight: RankLayers
 def _at_fullest_moment(case: _Case, head: Array, live: Array) -> tuple[Array, Array]:
     """Recomputed activations and workspace when most is in memory: with the head, or while a layer runs backward.
 
-    Where a stack keeps the head's tensors, both are there at once.
+    A stack that keeps the head's tensors has both at once.
     """
     freed, layer = case.constants.frees_head > 0, case.layer_bytes
     at_head = freed & (head > layer + live)
@@ -366,9 +368,9 @@ def _layer_workspace_bytes(
 ) -> Array:
     """Gradients that are alive while one layer runs backward.
 
-    Of every matrix's activations and of one weight, and of the residual stream gathered over tensor ranks (norm
-    output, its gradient, the layer's gradient). Keys and values of one other context rank and their gradients, or,
-    where those of all ranks are gathered, the gradients of all.
+    They hold every matrix's activations and one weight, and the residual stream gathered over tensor ranks
+    (norm output, its gradient, the layer's gradient). They hold keys and values of one other context rank and
+    their gradients, or the gradients of all ranks if all ranks' keys are gathered.
     """
     t, h, m, e = plan.tensor, model.hidden, model.ffn_matrices, precision.activation_bytes
     weight = (model.lora_rank == 0) * e * (m - 1) * h * model.ffn

@@ -1,6 +1,6 @@
 """Weights, gradients and optimizer states of one pipeline rank, in bytes.
 
-With w, g and o bytes of weight, gradient and optimizer states per parameter, and D ranks over which they are sharded:
+A parameter has w, g and o bytes of weight, gradient and optimizer states, sharded over D ranks:
 
     none          w + g + o
     optimizer     w + g + o / D                                     ZeRO-1
@@ -11,9 +11,9 @@ Expert parameters have a D of their own, the ranks that hold the same experts. S
 arXiv 1910.02054, section 5; the bytes of mixed precision with Adam: section 3.1.
 
 FSDP gathers a layer while it computes the one before, so two are there at once; embedding and head are gathered
-as one unit that stays for the step. With a pipeline nothing is given back between micro-batches (gathering again
-for each would cost more than it saves; torchtitan's `reshard_after_forward: default`), so all weights are
-gathered, and gradients are reduced once, after the last micro-batch.
+as one unit that stays for the step. A pipeline frees nothing between micro-batches (to gather again for each
+would cost more than it saves; torchtitan's `reshard_after_forward: default`), so all weights are gathered,
+and gradients are reduced once, after the last micro-batch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Time of a pipeline-parallel step, and the activations that it keeps.
 
 schedules    the order of operations on every rank: gpipe, 1f1b, interleaved, zero_bubble, zbv, dualpipe
-graph        what each operation waits for, built once per shape
+graph        the operations that each operation waits for, built once per shape
 simulate     the longest path through that graph, for any stage times, one plan or many
-closed_form  the same for even stages as formulas on arrays: for screening
+closed_form  waiting time of even stages as formulas on arrays, for screening
 """

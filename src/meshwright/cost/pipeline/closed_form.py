@@ -1,4 +1,4 @@
-"""Waiting time and memory of a pipeline of even stages in a few array operations: what the screening evaluates.
+"""Waiting time and memory of a pipeline of even stages in a few array operations, for the screening.
 
 Each schedule's formulas are in `formulas`, its record in `schedules` names them. All arguments broadcast.
 """
@@ -30,7 +30,7 @@ def waiting_s(
 
     `schedule` is a `Schedule` or indices into `SCHEDULES`. Times are of one rank and one micro-batch,
     whose work is num_micro_batches * (forward_s + backward_input_s + backward_weight_s). `pair_saving_s` is what
-    DualPipe's overlap of a forward with a backward pass saves. Where sends block compute, add the transfer to
+    DualPipe's overlap of a forward with a backward pass saves. If sends block compute, add the transfer to
     `forward_s` and `backward_input_s` instead of giving it here.
     """
     return _by_schedule(
@@ -44,8 +44,8 @@ def in_flight(
 ) -> Array:
     """Most micro-batches whose activations a rank keeps at once; all arguments broadcast.
 
-    1 is what one micro-batch keeps on all chunks of the rank together: interleaved schedules keep fractions.
-    Where weight gradients are computed apart an activation counts until that is done. DualPipe's 1 is one
+    1 is all that one micro-batch keeps on the rank's chunks together: interleaved schedules keep fractions.
+    A separate weight gradient keeps its activation until it is computed. DualPipe's 1 is one
     micro-batch on one of the rank's two stages. Sources: `formulas`; Korthikanti et al. 2022, arXiv 2205.05198,
     appendix B, for interleaved.
     """

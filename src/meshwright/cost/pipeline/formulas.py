@@ -4,7 +4,7 @@ Symbols: p ranks, v chunks per rank, m micro-batches; F, B, W seconds that one r
 pass, the gradient of the input and the gradient of the weights of one micro-batch (all its chunks together);
 x one transfer between two ranks, overlapped with compute; f = F/v, b = B/v, w = W/v; h = p/2.
 
-A rank works m (F + B + W). What it waits besides is, when all stages are equal,
+A rank works m (F + B + W). If all stages are equal, it also waits
 
     gpipe        (p-1)(F+B+W+2x)
     1f1b         (p-1)(F+B+W+2x) + 2x floor((m-1)(p-1)/p)
@@ -12,7 +12,7 @@ A rank works m (F + B + W). What it waits besides is, when all stages are equal,
     zero_bubble  (p-1)(F+B) - (min(m,p)-1) min(F,B,W)                   for x = 0
     zbv          the longest of eight paths, see `zbv_waiting_s`
     dualpipe     max(2(h-1)F, (h-2)F + (h-1)B) + (h-1) max(0, B-W)      for x = 0
-    dualpipev    the same of f, b, w and h = p                          for x = 0
+    dualpipev    as dualpipe, with f, b, w and h = p                    for x = 0
 
 In 1F1B every transfer is on the critical path: a rank has just as many micro-batches in flight as the round
 trip to the last rank and back takes, without slack for the hops. Interleaved chunks have that slack.
@@ -22,9 +22,9 @@ F = B = W is (p-1)(F+B-W): Qi et al. 2023, arXiv 2401.10241, section 2.3. dualpi
 (h-1)(F&B + B' - 3W), B' = B+W, F&B = F+B': DeepSeek-AI 2024, arXiv 2412.19437, table 2. The general forms and
 all terms in x are critical paths that we read off our own event graphs; tests hold them to the simulation.
 
-Exact (tested): every schedule for x = 0; gpipe and 1f1b for every x. With x up to the shortest pass of a
-chunk dualpipe is exact, interleaved is if p divides m and zero_bubble if m >= 2p (else they are never short),
-zbv is never long and a few percent short, dualpipev never short and up to a tenth long.
+Exact (tested): every schedule for x = 0; gpipe and 1f1b for every x. For x up to the shortest pass of a chunk
+dualpipe is exact, interleaved is if p divides m and zero_bubble if m >= 2p (else they are never short), zbv
+is never long and a few percent short, dualpipev never short and up to a tenth long.
 """
 
 from __future__ import annotations
@@ -114,12 +114,12 @@ def gpipe_in_flight(p: Array, v: Array, m: Array, rank: Array) -> Array:
 
 
 def one_f_one_b_in_flight(p: Array, v: Array, m: Array, rank: Array) -> Array:
-    """As many as there are ranks from this one to the last."""
+    """One micro-batch for each rank from this one to the last, at most all."""
     return np.minimum(m, p - rank)
 
 
 def interleaved_in_flight(p: Array, v: Array, m: Array, rank: Array) -> Array:
-    """Of the rounds of `interleaved_group`, in fractions of 1/v."""
+    """Micro-batches in the rounds of `interleaved_group`, in fractions of 1/v."""
     return np.minimum(m * v, 2 * (p - 1 - rank) + (v - 1) * _groups(p, m) + 1) / v
 
 

@@ -1,4 +1,4 @@
-"""The event graph of a schedule: every operation, what it waits for, and an order in which to visit it.
+"""The event graph of a schedule: every operation, the operations before it, and an order in which to visit them.
 
 An operation waits for at most two others: the one before it on its rank, and the one that makes its input.
 The second is, for micro-batch k and stage s of S,

@@ -80,8 +80,8 @@ def interleaved_group(num_ranks: int, num_micro_batches: int) -> int:
     """Micro-batches that pass through one chunk before the next chunk takes its turn.
 
     p when p divides m, as published. Otherwise a last group shorter than p would deadlock, so it is the
-    smallest group that leaves a remainder of 0 or at least p: what Megatron-Core accepts as
-    `microbatch_group_size_per_vp_stage`. Larger groups cost memory, not time. With m < p there is one group.
+    smallest group that leaves a remainder of 0 or at least p: Megatron-Core accepts it as
+    `microbatch_group_size_per_vp_stage`. Larger groups cost memory, not time. There is one group if m < p.
 
     >>> [interleaved_group(4, m) for m in (3, 8, 9, 10, 11)]
     [3, 4, 5, 5, 6]
@@ -168,7 +168,7 @@ def dualpipe(shape: PipelineShape, rank: int) -> RankOrder:
 
 
 def dualpipe_v(shape: PipelineShape, rank: int) -> RankOrder:
-    """DualPipe on half of its ranks: what comes from the middle is what went there, chunk 1 after chunk 0.
+    """DualPipe on half of its ranks: a micro-batch goes to the middle as chunk 0 and returns as chunk 1.
 
     Sea AI Lab 2025, "Cut-in-half" of DualPipe; DeepSeek-AI's DualPipe repository, dualpipev.py.
     """

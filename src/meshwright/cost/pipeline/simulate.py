@@ -20,7 +20,7 @@ from meshwright.cost.pipeline.graph import EventGraph, event_graph
 from meshwright.cost.pipeline.schedules import PipelineShape
 
 TRANSFER, PAIR_SAVING = 4, 5
-"""Rows of `StageTimes.table` after those of the four `OpKind`s."""
+"""Rows of `StageTimes.table` after the four `OpKind`s."""
 
 
 class Sends(Enum):
@@ -106,7 +106,7 @@ def peak_in_flight(
 ) -> FloatArray:
     """[p], the most activations that each rank keeps at once; durations do not matter, only the order does.
 
-    `kept_per_stage`, [num_stages] or a number, is what one micro-batch keeps on each stage: give bytes, get
+    One micro-batch keeps `kept_per_stage`, [num_stages] or a number, on each stage: give bytes, get
     bytes. None is 1 / num_chunks, so that the result counts micro-batches, as `closed_form.in_flight` does.
     In schedules that compute weight gradients apart the share `held_for_weights_ratio` of it stays until that
     is done; the rest is free after the gradient of the input.

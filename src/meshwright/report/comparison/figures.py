@@ -68,7 +68,7 @@ def ratios_chart(mean: MeanRatio) -> Any:
 
 
 def _ratio_ends(mean: MeanRatio) -> tuple[float, float]:
-    """Ends of the axis: all ratios and intervals but those of outliers, which are far from the median ratio."""
+    """Ends of the axis: all ratios and intervals but outliers, which are far from the median ratio."""
     ratios = mean.ratios[:MAX_BARS]
     middle = median(r.value for r in ratios)
     longest = axis_end([max(log(NEAR), abs(log(r.value / middle))) for r in ratios])

@@ -135,7 +135,7 @@ def loss_legend(runs: Sequence[tuple[str, TrainingRun]]) -> list[tuple[str, str]
 
 
 def memory_chart(entries: Sequence[ReportEntry]) -> Any:
-    """Memory of each entry as a bar, and what was predicted as a tick."""
+    """Memory of each entry as a bar, and its prediction as a tick."""
     import altair as alt
 
     rows: list[dict[str, Any]] = []

@@ -54,7 +54,7 @@ def idle_ratios(passes: tuple[MeasuredPass, ...]) -> dict[int, float]:
 
 
 def passes_svg(passes: tuple[MeasuredPass, ...], *, name: str) -> str:
-    """One row a rank, one block a pass; of many passes the first and the last, as `drawn_windows` says."""
+    """One row a rank, one block a pass; only the first and the last of many passes, as `drawn_windows` chooses."""
     ranks = sorted({p.pipeline_rank for p in passes})
     begin = min(p.start_s for p in passes)
     colors: dict[str, list[tuple[int, float, float]]] = defaultdict(list)

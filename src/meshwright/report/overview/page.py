@@ -1,6 +1,6 @@
 """The page of a report: summary, throughput, MFU, loss, memory, kernels, pipeline, scaling, predictions, cost, notes.
 
-Every section is there only where records have what it shows; what no record has is listed at the end.
+A section needs records with its numbers; the end of the page lists the sections that no record has.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ from meshwright.version import __version__
 
 MOST_CURVES = 8
 MEASURED_PASSES = (
-    "Measured passes are those of the last profiled step. Before a pass computes it waits for the activations or "
-    "gradients of another rank, the transfer included; every rank's time begins with its step. Predicted passes are "
-    f"those of run files in the report. If a rank has more than {MAX_DRAWN_PER_RANK} passes, the figure shows the "
+    "Measured passes come from the last profiled step. Before a pass computes it waits for the activations or "
+    "gradients of another rank, the transfer included; every rank's time begins with its step. Predicted passes "
+    f"come from run files in the report. If a rank has more than {MAX_DRAWN_PER_RANK} passes, the figure shows the "
     "beginning and the end of the step."
 )
 MOST_NOTES = 200
@@ -137,7 +137,7 @@ def report_sections(found: RecordReport) -> Iterator[ReportSection]:
 
 
 def _made(found: RecordReport) -> dict[str, ReportSection | None]:
-    """Every section by its name, each made once; None where no record has what it shows."""
+    """Every section by its name, each made once; None where no record has its numbers."""
     first = ReportSection(title="Records", tables=(entries_table(found),), is_wide=True)
     return {"records": first, **{name: make(found) for name, make in _SECTIONS.items()}}
 
@@ -234,7 +234,7 @@ def _kernels(found: RecordReport) -> ReportSection | None:
         title="Share of a step by kind of kernel", data=data, chart=draw.kernels_chart(runs),
         legend=tuple(draw.KERNEL_COLORS.items()),
     )  # fmt: skip
-    text = "Measured under the profiler, which slows what it watches. Communication counts where no kernel hides it."
+    text = "Measured under the profiler, which slows the step. Communication counts where no kernel hides it."
     return ReportSection(title="Where a step's time goes", text=text, figures=(figure,))
 
 
@@ -444,7 +444,7 @@ def _cost(found: RecordReport) -> ReportSection | None:
         )
     text = (
         "One price of a device-hour, the licence included, over the tokens of that hour and the utilisation. Prices "
-        "are those of the catalogue with their date and region, or the terms given; rented prices hold the power."
+        "come from the catalogue with date and region, or from the terms given; rented prices include the power."
     )
     return ReportSection(title="Cost", text=text, tables=(cost_table(rows),), figures=figures, is_wide=True)
 
@@ -550,7 +550,7 @@ def _number(value: object) -> str:
 
 
 def terminal_tables(found: RecordReport) -> list[TextTable]:
-    """Tables for the terminal: the entries, and what they cost."""
+    """Tables for the terminal: the entries, and their costs."""
     values = [v for e in found.entries for v in priced_values(e.side)]
     rows = cost_rows(values, found.terms)
     return [entries_table(found), *([cost_table(rows)] if rows else [])]

@@ -227,7 +227,7 @@ const drawPair = () => {
   [a, b].forEach((i, side) => {
     if (i === null) return;
     const mark = make('span', {className: side ? 'mark b' : 'mark', textContent: 'AB'[side]});
-    const how = field('pipeline', i) === 1 ? '' : data.simulated[i] ? ' Its step is that of the event graph.' : ' Its step is that of the closed form.';
+    const how = field('pipeline', i) === 1 ? '' : data.simulated[i] ? ' Its step time comes from the event graph.' : ' Its step time comes from the closed form.';
     cards.append(make('div', {}, make('h3', {}, mark, ` ${data.plan[i]}`), make('p', {
       textContent: `${seconds(data.step_s[i])} a step, ${rateText(rate(i))} tokens/s/device (${interval(i)}), MFU ${percent(mfu(i))}, ` +
         `${fixed(data.gib[i], 1)} of ${fixed(data.usable_gib[i], 1)} GiB; ${boundBy(i)}.${how}`}), ...copies(i)));

@@ -205,7 +205,7 @@ def _notes(scored: ScoredPlans) -> list[str]:
     texts = [
         "Intervals hold four cases of five. A plan is on the front if no listed plan is both faster and smaller.",
         f"{simulated:,} of {piped:,} plans with a pipeline have the step time of their event graph; the others have "
-        "that of the closed form, which treats all stages alike.",
+        "a step time of the closed form, which treats all stages alike.",
         calibration_sentence(scored.request),
     ]
     return [paragraph(text) for text in texts]

@@ -1,4 +1,4 @@
-"""The documents' figures, drawn again: what is printed beside what is predicted and what published logs give."""
+"""The documents' figures, drawn again: printed values beside predictions and values of published logs."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def what(row: SourceRow) -> str:
 
 
 def slips_table(slips: Sequence[Slip]) -> TextTable:
-    """Table of what is wrong or contradictory."""
+    """Table of errors and contradictions."""
     return TextTable(
         title="Slips in the documents",
         headings=("n", "document", "printed", "found", "why"),
