@@ -11,7 +11,7 @@ from meshwright.engines.base import check_export
 from meshwright.engines.choice import not_run
 from meshwright.planner.parts import notes_on_parts
 from meshwright.planner.request import request_for
-from meshwright.planner.switches import software_line
+from meshwright.planner.switches import software_lines
 from meshwright.runfile import from_options, load
 from meshwright.specs.plan import Plan
 
@@ -40,7 +40,7 @@ def test_the_release_runs_what_a_recipe_and_a_run_state_together(stated, dispatc
     request = request_for(run)
     notes = [line for line in notes_on_parts(request, PLAN) if line.startswith("stack.")]
     assert [line[: len(note)] for line in notes] == ([note] if note else [])
-    assert software_line(request) is None
+    assert software_lines(request) == []
 
 
 def test_what_a_run_states_itself_is_refused():

@@ -129,6 +129,9 @@ def configuration(run: Run, plan: Plan) -> dict[str, Any]:
         "checkpoint": {},
         "logger": {},
     }
+    if layers["cuda_graph_impl"] == "local":
+        # ConfigContainer.validate refuses graphs of the whole iteration with the check, which synchronizes.
+        found["rerun_state_machine"] = {"check_for_nan_in_loss": False}
     decay = run.optimizer.weight_decay
     found["scheduler"] = {"start_weight_decay": decay, "end_weight_decay": decay}  # replaces the optimizer's
     for key, value in loop(run, plan).items():

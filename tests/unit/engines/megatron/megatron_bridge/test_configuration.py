@@ -132,6 +132,15 @@ def test_graphs_have_the_random_numbers_that_they_need():
     assert found == {"none": False, "partial": True, "full": True}
 
 
+def test_graphs_of_the_whole_iteration_run_without_the_check_of_the_loss():
+    """`validate_args` of Megatron-LM and `ConfigContainer.validate` of Megatron-Bridge refuse them with it."""
+    for kind in ("none", "partial", "full"):
+        run = runfile.loads(BASE, overrides=[f"stack.cuda_graphs={kind}", "parallel.recompute=none"])
+        files = contract.lower_export(run, folder=Path("out")).files
+        assert ("check_for_nan_in_loss: false" in files["megatron_bridge.yaml"]) is (kind == "full")
+        assert ("--no-check-for-nan-in-loss-and-grad" in files["megatron_lm.args"]) is (kind == "full")
+
+
 @pytest.mark.parametrize("name", ["megatron_bridge.yaml", "megatron_lm.args"])
 def test_rotations_of_latent_attention_are_fused_under_yarn(name):
     """MLATransformerConfig refuses them otherwise."""
