@@ -7,6 +7,7 @@ number of stages the splits are tried whose heaviest stage is lighter than with 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -87,7 +88,7 @@ def _layer_flops(table: ModelTable, seq_len: int, *, is_moe: bool) -> float:
     return float(p.attention_layer + ffn + core)
 
 
-def _heaviest(split: tuple[int, ...], weights: list[float], end: float) -> float:
+def _heaviest(split: tuple[int, ...], weights: Sequence[float], end: float) -> float:
     sums = np.add.reduceat(np.append(weights, 0.0), np.append(0, np.cumsum(split)[:-1])) * (
         np.array(split) > 0
     )

@@ -65,7 +65,9 @@ def arguments(run: Run, plan: Plan) -> list[str]:
         line for key, value in merged.items() if key not in SET_OTHERWISE for line in _option(key, value)
     ]
     if merged["cuda_graph_impl"] == "local":
-        lines.append("--no-check-for-nan-in-loss-and-grad")  # validate_args demands it: the check synchronizes
+        lines.append(
+            "--no-check-for-nan-in-loss-and-grad"
+        )  # validate_args demands it: the check synchronizes
     training = [line for key, value in loop(run, plan).items() for line in _option(key, value)]
     return [*lines, *_formats(run), *_shape(run), *training, *_data(run)]
 
