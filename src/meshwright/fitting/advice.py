@@ -76,7 +76,8 @@ class _Noted(EfficiencyCorrection):
 def advise(run: Run) -> Advice:
     """Raises InputError when the run's calibration has no efficiency corrections."""
     request = request_for(run)
-    if request.calibration is None or not request.calibration.corrections:
+    calibration = request.calibration
+    if calibration is None or not calibration.corrections:
         raise InputError(
             "there is nothing to choose from: the calibration has no efficiency corrections",
             got=run.calibration,
@@ -85,7 +86,7 @@ def advise(run: Run) -> Advice:
     if plan is None:
         chosen = best_plans(free_request(run), goal=goal_of(run))
         request, plan = chosen.request, chosen.plans[0].plan
-    noted = {name: _noted(s) for name, s in request.calibration.corrections.items()}
+    noted = {name: _noted(s) for name, s in calibration.corrections.items()}
     step_s = _step_s(request, plan, noted)
     candidates = [
         _candidate(request, plan, noted, step_s, name=name, shape=shape)
