@@ -9,6 +9,7 @@ import click
 
 from meshwright.cli.options import Decorator, count_option, file_option, hardware_options, option_group
 from meshwright.errors import InputError
+from meshwright.targets import load
 
 DEGREES = {
     "tensor": "--tensor", "attention_data": "--attention-data", "expert": "--expert", "pipeline": "--pipeline",
@@ -62,9 +63,9 @@ model_options = option_group((*_MODEL[:2], hardware_options, *_MODEL[2:]))
 
 def given_cluster(options: Mapping[str, Any]) -> Any:
     """The cluster as a run file has it: --cluster, and what the options of its hardware state."""
-    from meshwright.runfile.hardware import stated_cluster
-
-    return stated_cluster(options["cluster"], **{name: options[name] for name in HARDWARE})
+    return load("meshwright.runfile.hardware:stated_cluster")(
+        options["cluster"], **{name: options[name] for name in HARDWARE}
+    )
 
 
 layout_options = option_group(_LAYOUT)

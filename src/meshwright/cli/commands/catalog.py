@@ -18,7 +18,7 @@ from meshwright.cli.verbs import verb
         "meshwright catalog clusters gb200-4x18",
         "meshwright catalog claims scale_06 --predict",
         "meshwright catalog runs llama3-8b",
-        "meshwright catalog template accelerator > my.toml",
+        "meshwright catalog template accelerator",
         "meshwright catalog check my.toml",
     ],
 )
