@@ -109,6 +109,14 @@ class AnyName(QuestionParameter):
 
 
 @dataclass(frozen=True)
+class PathOrText(QuestionParameter):
+    """A path, or text that may be one. Text is passed on as it is, and a path as text."""
+
+    def one(self, name: str, value: object) -> str:
+        return value if isinstance(value, str) and value else str(arguments.path(name, value))
+
+
+@dataclass(frozen=True)
 class Count(QuestionParameter):
     """A whole number from `low` to `high`."""
 
@@ -130,6 +138,17 @@ class Number(QuestionParameter):
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InputError(name, got=value, allowed="a number")
         return value
+
+
+@dataclass(frozen=True)
+class Amount(QuestionParameter):
+    """A number above 0, up to `high`."""
+
+    _: KW_ONLY
+    high: float = arguments.MAX_NUMBER
+
+    def one(self, name: str, value: object) -> float:
+        return arguments.number(name, value, most=self.high)
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,19 @@ class AmountType(click.types.FloatParamType):
             raise
 
 
+class AmountRange(AmountType):
+    """A number above 0, up to `high`."""
+
+    def __init__(self, high: float) -> None:
+        self.high = high
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if not 0 < found <= self.high:  # nor is a NaN
+            self.fail(f"{value} is not above 0, up to {self.high:g}", param, ctx)
+        return found
+
+
 class StepType(click.ParamType):
     """Steps of a checkpoint, or `best`."""
 

@@ -10,6 +10,7 @@ import click
 
 from meshwright.api.arguments import MAX_COUNT
 from meshwright.api.question import (
+    Amount,
     AnyName,
     AnyPath,
     Count,
@@ -22,7 +23,7 @@ from meshwright.api.question import (
     ShellWords,
     Step,
 )
-from meshwright.cli.options import AmountType, CountRange, StepType
+from meshwright.cli.options import AmountRange, AmountType, CountRange, StepType
 
 Decorator = Callable[[Any], Any]
 
@@ -125,7 +126,7 @@ def _metavar(name: str, parameter: QuestionParameter) -> str | None:
         return parameter.metavar
     if isinstance(parameter, AnyPath):
         return "FILE" if not parameter.is_folder else "DIR" if not parameter.is_file else "PATH"
-    return {Count: "N", Number: "X", Step: "N", AnyName: "NAME"}.get(type(parameter), "TEXT")
+    return {Count: "N", Number: "X", Amount: "X", Step: "N", AnyName: "NAME"}.get(type(parameter), "TEXT")
 
 
 def _kind(parameter: QuestionParameter) -> click.ParamType:
@@ -139,6 +140,8 @@ def _kind(parameter: QuestionParameter) -> click.ParamType:
             return CountRange(parameter.low, parameter.high if parameter.high < MAX_COUNT else None)
         case Number():
             return AmountType()
+        case Amount():
+            return AmountRange(parameter.high)
         case OneOf():
             return click.Choice(parameter.values)
         case Step():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -78,6 +79,33 @@ def test_a_wrong_value_of_every_kind_is_refused_with_the_name_of_the_argument():
 def test_a_list_that_is_too_short_is_refused():
     with pytest.raises(InputError, match="paths are missing"):
         mw.mlperf_score()
+
+
+def test_text_that_may_be_a_path_arrives_as_it_is_written():
+    asked = question_of(mw.report_records)
+    texts = ("points:source=https://a.b//c", "claim:" + "s65_01," * 100, "./runs//first/")
+    assert asked.checked({"items": [*texts, Path("runs")]})["items"] == (*texts, "runs")
+    for call in (lambda: mw.compare("", "claim:s65_01"), lambda: mw.compare("claim:s65_01", "")):
+        with pytest.raises(InputError, match=r"^(baseline|sides)\b"):
+            call()
+
+
+@pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf"), 1.5, True, "1"])
+def test_an_amount_is_above_0_up_to_its_bound(meshwright, wrong):
+    with pytest.raises(InputError, match=r"^utilization: got"):
+        mw.report_records("claim:s65_01", utilization=wrong)
+    if not isinstance(wrong, bool | str):
+        outcome = meshwright("report", "claim:s65_01", "--utilization", wrong)
+        assert outcome.exit_code == 2
+        assert "--utilization" in outcome.stderr
+
+
+def test_a_device_is_rented_or_bought_at_a_price():
+    with pytest.raises(InputError, match=r"^life_years: .* missing\n.*--capital"):
+        mw.report_records("claim:s65_01", life_years=5)
+    for rented in ({"usd_per_device_hour": 3}, {"region": "East US 2"}):
+        with pytest.raises(InputError, match="rented or bought"):
+            mw.report_records("claim:s65_01", capital_usd=40_000, **rented)
 
 
 def test_paths_arrive_as_paths():
