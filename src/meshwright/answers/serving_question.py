@@ -34,6 +34,31 @@ class PriceTerms:
     utilization: float = 1.0
 
 
+_OF_OWNERSHIP = ("capital_usd", "life_years", "usd_per_kwh")
+
+
+def price_terms(**given: Any) -> PriceTerms:
+    """The terms of the prices that are given, by the names of `report_records`; None is as absent.
+
+    Raises InputError where a device is rented and bought, or bought for nothing.
+    """
+    terms = {name: value for name, value in given.items() if value is not None}
+    own = {name: terms.pop(name) for name in _OF_OWNERSHIP if name in terms}
+    if not own:
+        return PriceTerms(**terms)
+    if "capital_usd" not in own:
+        raise InputError(
+            f"{', '.join(own)}: the price of the device is missing",
+            hint="capital_usd (--capital) is the price",
+        )
+    if {"usd_per_device_hour", "region"} & set(terms):
+        raise InputError(
+            "usd_per_device_hour, region and capital_usd: a device is rented or bought",
+            hint="give usd_per_device_hour (--price) or capital_usd (--capital)",
+        )
+    return PriceTerms(**terms, ownership=Ownership(**own))
+
+
 def hour_price(terms: PriceTerms, device: Accelerator) -> HourPrice | None:
     """Price of a device-hour; None where none was given and the catalogue knows none."""
     more: dict[str, Any] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import math
 import operator
 import os
 from collections.abc import Iterable, Mapping
@@ -49,16 +48,16 @@ def counts(name: str, value: object, *, most: int = MAX_COUNT) -> tuple[int, ...
     return tuple(sorted({count(name, item, most=most) for item in items(name, value)}))
 
 
-def number(name: str, value: object) -> float:
-    """Return `value` as a finite float above 0."""
+def number(name: str, value: object, *, most: float = MAX_NUMBER) -> float:
+    """Return `value` as a float above 0, up to `most`."""
     if isinstance(value, bool | str):
         raise InputError(name, got=value, allowed="a number above 0")
     try:
         found = float(value)  # pyright: ignore[reportArgumentType]
     except (TypeError, ValueError, OverflowError):
         raise InputError(name, got=_type(value), allowed="a number above 0") from None
-    if not (math.isfinite(found) and 0 < found <= MAX_NUMBER):
-        raise InputError(name, got=found, allowed=f"above 0, to {MAX_NUMBER:g}")
+    if not 0 < found <= most:  # nor is a NaN
+        raise InputError(name, got=found, allowed=f"above 0, up to {most:g}")
     return found
 
 

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
-from meshwright.api import arguments
+from meshwright.api.question import Flag, PathOrText, question
 
 if TYPE_CHECKING:
     from meshwright.answers.comparison.study import SideComparison
 
 
+@question("meshwright.api.compare:comparison")
 def compare(
-    baseline: str | os.PathLike[str], *sides: str | os.PathLike[str], like_for_like: bool = False
+    baseline: Annotated[str | os.PathLike[str], PathOrText("The side that all ratios refer to.")],
+    *sides: Annotated[
+        str | os.PathLike[str], PathOrText("The others, at least one.", least=1, metavar="SIDE")
+    ],
+    like_for_like: Annotated[
+        bool, Flag("Require the same model, tokens, batch and FLOP rule, and split the gap by cause.")
+    ] = False,
 ) -> SideComparison:
     """Compare records, estimates and published figures with a baseline. Imports no tensor framework.
 
     A side is a folder of records, a run file, `claim:ID,...`, `mlperf:ROUND/SUBMITTER/SYSTEM/BENCHMARK` with `*` for
     any text, or `points:KEY=TEXT,...`; `NAME=SIDE` gives it a name.
-
-    Args:
-        baseline: the side that all ratios refer to.
-        sides: the others, at least one.
-        like_for_like: require the same model, tokens, batch and FLOP rule.
 
     Returns:
         Ratios by workload with bootstrap intervals, geometric means with leave-one-out, what differs, warnings, and
@@ -38,12 +41,16 @@ def compare(
         >>> round(found.means[0].value, 3)
         1.026
     """
+    raise NotImplementedError
+
+
+def comparison(*, baseline: str, sides: Sequence[str], like_for_like: bool) -> SideComparison:
+    """The answer to `compare`."""
     from meshwright.answers.comparison.study import compare_items
     from meshwright.api.runs import load_run, planned_run
 
-    items = [
-        side if isinstance(side, str) else str(arguments.path("side", side)) for side in (baseline, *sides)
-    ]
     return compare_items(
-        items, is_like_for_like=like_for_like, read_run=lambda path: planned_run(load_run(path))
+        (baseline, *sides),
+        is_like_for_like=like_for_like,
+        read_run=lambda path: planned_run(load_run(path)),
     )

@@ -4,50 +4,113 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 from meshwright.api import arguments
-from meshwright.errors import InputError
+from meshwright.api.question import (
+    Amount,
+    AnyPath,
+    Count,
+    Counts,
+    Flag,
+    Folders,
+    OneOf,
+    PathOrText,
+    PlainText,
+    question,
+)
+from meshwright.api.report import RENT
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from meshwright.answers.serving_accuracy import ServingAccuracy
     from meshwright.answers.serving_calibration import ServingCalibrationResult
     from meshwright.answers.serving_capacity import ServingCapacity
     from meshwright.answers.serving_estimate import ServingEstimate
     from meshwright.answers.serving_plan import ServingPlan
-    from meshwright.inference.measured import ServedGiven
 
-DEGREES = ("tensor", "attention_data", "expert", "pipeline", "replicas")
+MAX_RATE = 1e9
+ENGINES = ("vllm", "trtllm", "sglang", "vllm-v0", "llamacpp", "generic")
 
 
+@dataclass(frozen=True)
+class ClusterName(PlainText):
+    """The name of a cluster, or from Python a cluster as in a run file."""
+
+    def one(self, name: str, value: object) -> Any:
+        return arguments.plain(name, value) if isinstance(value, Mapping) else super().one(name, value)
+
+
+MODEL = PathOrText(
+    "Catalogue name (see `meshwright catalog models`), Hugging Face config.json, or OWNER/NAME on its hub.",
+    metavar="MODEL",
+)
+CLUSTER = ClusterName(
+    "ACCELERATOR-DEVICESxNODES: mi355x-8x1 is one node of 8 devices (see `meshwright catalog clusters`).",
+    metavar="CLUSTER",
+)
+ACCELERATOR = AnyPath(
+    "Your own accelerator NAME, from NAME.toml, for --cluster NAME-8x4. `meshwright catalog template accelerator` "
+    "prints such a file.",
+    is_folder=False,
+    metavar="FILE.toml",
+)
+NETWORK = PlainText(
+    "Network of a node in place of the usual one: 25Gb/s, 4x100Gb/s, or with its kind '8x400Gb/s RoCE' "
+    "(InfiniBand, RoCE, EFA, Ethernet).",
+    metavar="RATE",
+)
+DEVICE_MEMORY = PlainText(
+    "Memory of a device that the run may use, as in 40GiB: a partition, or what others leave.", metavar="SIZE"
+)
+PRECISION = PlainText(
+    "Format of the weights: fp32, bf16, fp16, fp8, mxfp8, nvfp4, mxfp4, or fp4 for the vendor's own.",
+    metavar="FORMAT",
+)
+KV_PRECISION = PlainText(
+    "Format of the KV cache: fp32, bf16, fp16, fp8, nvfp4, mxfp4 or fp4.",
+    unset="bf16, and fp8 with weights of 8 bits or fewer",
+    metavar="FORMAT",
+)
+LAYOUT = Counts(
+    'Degrees of the layout, as {"tensor": 8}.',
+    unset="what holds most tokens for the capacity, tensor parallelism over a node for an estimate",
+    options={
+        "tensor": "Devices that share the heads of a layer.",
+        "attention_data": "Groups of a replica whose sessions are their own (mixtures of experts).",
+        "expert": "Devices over which the experts of a layer are split.",
+        "pipeline": "Pipeline stages of a replica.",
+        "replicas": "Copies of the model.  [default: as many as the cluster has room for]",
+    },
+)
+MEMORY_RATIO = Amount(
+    "Share of a device's memory that the engine may use.", unset="0.9", metavar="SHARE", high=1
+)
+ENGINE = OneOf(
+    "Inference engine: its host time and what bounds its batch.",
+    unset="vllm, or the calibrated one",
+    values=ENGINES,
+)
+CALIBRATION = AnyPath("Constants of one server, from `meshwright inference calibrate`.", is_folder=False)
+
+
+@question("meshwright.api.inference:capacity_of_cluster")
 def inference_capacity(
     *,
-    model: str,
-    cluster: str | Mapping[str, Any],
-    accelerator: str | os.PathLike[str] | None = None,
-    network: str | None = None,
-    device_memory: str | None = None,
-    precision: str = "bf16",
-    kv_precision: str | None = None,
-    context: int = 8192,
-    layout: Mapping[str, int] | None = None,
-    memory_ratio: float | None = None,
+    model: Annotated[str, MODEL],
+    cluster: Annotated[str | Mapping[str, Any], CLUSTER],
+    accelerator: Annotated[str | os.PathLike[str] | None, ACCELERATOR] = None,
+    network: Annotated[str | None, NETWORK] = None,
+    device_memory: Annotated[str | None, DEVICE_MEMORY] = None,
+    precision: Annotated[str, PRECISION] = "bf16",
+    kv_precision: Annotated[str | None, KV_PRECISION] = None,
+    context: Annotated[
+        int, Count("Length of a session: prompt and answer together.", metavar="TOKENS")
+    ] = 8192,
+    layout: Annotated[Mapping[str, int] | None, LAYOUT] = None,
+    memory_ratio: Annotated[float | None, MEMORY_RATIO] = None,
 ) -> ServingCapacity:
     """Compute the sessions and tokens that fit into the memory of a cluster.
-
-    Args:
-        model: catalogue name, path of a Hugging Face config.json, or OWNER/NAME on the hub.
-        cluster: ACCELERATOR-GPUS_PER_NODExNODES, as in "mi355x-8x1", or a cluster as in a run file.
-        accelerator: file of your own accelerator NAME, NAME.toml, for the cluster "NAME-8x1".
-        network: network of a node in place of the usual one, as in "25Gb/s" or "8x400Gb/s RoCE".
-        device_memory: memory of a device that the server may use, as in "40GiB".
-        precision: format of the weights; "fp4" is the vendor's.
-        kv_precision: format of the KV cache. Default: bf16, and fp8 with weights of 8 bits or fewer.
-        context: tokens of a session.
-        layout: degrees, as {"tensor": 8}. Default: the layout that holds most tokens.
-        memory_ratio: share of a device's memory that the engine may use. Default: 0.9.
 
     Returns:
         Sessions and tokens by layout, and the parts of a device's memory. `fits` is False where no session fits.
@@ -61,52 +124,47 @@ def inference_capacity(
         >>> held.fits, held.best.binds
         (False, 'weights')
     """
-    from meshwright.answers.serving_capacity import serving_capacity
-
-    return serving_capacity(
-        **_names(model, _cluster(cluster, accelerator, network, device_memory), precision, kv_precision),
-        context=arguments.count("context", context),
-        degrees=_degrees(layout),
-        memory_ratio=_ratio(memory_ratio),
-    )
+    raise NotImplementedError
 
 
+@question("meshwright.api.inference:estimate_of_server")
 def inference_estimate(
     *,
-    model: str,
-    cluster: str | Mapping[str, Any],
-    accelerator: str | os.PathLike[str] | None = None,
-    network: str | None = None,
-    device_memory: str | None = None,
-    input_tokens: int,
-    output_tokens: int,
-    precision: str = "bf16",
-    kv_precision: str | None = None,
-    engine: str | None = None,
-    concurrency: Sequence[int] = (),
-    requests_per_s: float | None = None,
-    layout: Mapping[str, int] | None = None,
-    prefill_replicas: int = 0,
-    lockstep: bool = False,
-    memory_ratio: float | None = None,
-    usd_per_device_hour: float | None = None,
-    calibration: str | os.PathLike[str] | None = None,
+    model: Annotated[str, MODEL],
+    cluster: Annotated[str | Mapping[str, Any], CLUSTER],
+    accelerator: Annotated[str | os.PathLike[str] | None, ACCELERATOR] = None,
+    network: Annotated[str | None, NETWORK] = None,
+    device_memory: Annotated[str | None, DEVICE_MEMORY] = None,
+    input_tokens: Annotated[int, Count("Tokens of a prompt.")],
+    output_tokens: Annotated[int, Count("Tokens of an answer.")],
+    precision: Annotated[str, PRECISION] = "bf16",
+    kv_precision: Annotated[str | None, KV_PRECISION] = None,
+    engine: Annotated[str | None, ENGINE] = None,
+    concurrency: Annotated[
+        Sequence[int],
+        Count(
+            "Requests in flight on the whole cluster (closed loop).", unset="as many as fit", is_joined=True
+        ),
+    ] = (),
+    requests_per_s: Annotated[
+        float | None,
+        Amount("Arriving requests per second (open loop).", flag="--rate", metavar="N", high=MAX_RATE),
+    ] = None,
+    layout: Annotated[Mapping[str, int] | None, LAYOUT] = None,
+    prefill_replicas: Annotated[
+        int, Count("Replicas that only prefill and send the cache to the others.", low=0)
+    ] = 0,
+    lockstep: Annotated[
+        bool,
+        Flag(
+            "Requests of equal lengths begin together and stay in step, as closed loops with fixed lengths do."
+        ),
+    ] = False,
+    memory_ratio: Annotated[float | None, MEMORY_RATIO] = None,
+    usd_per_device_hour: Annotated[float | None, RENT] = None,
+    calibration: Annotated[str | os.PathLike[str] | None, CALIBRATION] = None,
 ) -> ServingEstimate:
     """Estimate latencies, rates, memory and price of a server.
-
-    Args:
-        model, cluster, accelerator, network, device_memory: see `inference_capacity`.
-        precision, kv_precision, memory_ratio: see `inference_capacity`.
-        input_tokens: tokens of a prompt.
-        output_tokens: tokens of an answer.
-        engine: "vllm", "trtllm", "sglang", "llamacpp" or "generic". Default: vllm, or the calibrated one.
-        concurrency: requests in flight on the whole cluster; one estimate each. Default: as many as fit.
-        requests_per_s: arrival rate of an open loop, in place of a concurrency.
-        layout: degrees, as {"tensor": 2}. Default: tensor parallelism over a node.
-        prefill_replicas: replicas that only prefill.
-        lockstep: requests of equal lengths begin together and stay in step, as closed loops with fixed lengths do.
-        usd_per_device_hour: price. Default: the catalogue's, if it has one.
-        calibration: file of `inference_calibrate`. Default: the shipped constants.
 
     Returns:
         One estimate for each load, with 80 % intervals.
@@ -123,58 +181,39 @@ def inference_estimate(
         >>> [load.in_flight for load in done.loads], done.loads[0].itl.unit
         ([1.0, 16.0], 's')
     """
-    from meshwright.answers.serving_estimate import serving_estimate
-    from meshwright.answers.serving_question import PriceTerms
-
-    price = (
-        None if usd_per_device_hour is None else arguments.number("usd_per_device_hour", usd_per_device_hour)
-    )
-    return serving_estimate(
-        **_names(model, _cluster(cluster, accelerator, network, device_memory), precision, kv_precision),
-        engine=None if engine is None else _text("engine", engine),
-        input_tokens=arguments.count("input_tokens", input_tokens),
-        output_tokens=arguments.count("output_tokens", output_tokens),
-        concurrency=arguments.counts("concurrency", concurrency),
-        requests_per_s=None if requests_per_s is None else arguments.number("requests_per_s", requests_per_s),
-        degrees=_degrees(layout),
-        prefill_replicas=arguments.count("prefill_replicas", prefill_replicas, least=0),
-        lockstep=arguments.flag("lockstep", lockstep),
-        memory_ratio=_ratio(memory_ratio),
-        terms=PriceTerms(usd_per_device_hour=price),
-        calibration=_file("calibration", calibration),
-    )
+    raise NotImplementedError
 
 
+@question("meshwright.api.inference:plan_of_server")
 def inference_plan(
     *,
-    model: str,
-    cluster: str | Mapping[str, Any],
-    accelerator: str | os.PathLike[str] | None = None,
-    network: str | None = None,
-    device_memory: str | None = None,
-    input_tokens: int,
-    output_tokens: int,
-    precision: str = "bf16",
-    kv_precision: str | None = None,
-    engine: str | None = None,
-    ttft_s: float | None = None,
-    itl_s: float | None = None,
-    requests_per_s: float | None = None,
-    disaggregated: bool = False,
-    memory_ratio: float | None = None,
-    usd_per_device_hour: float | None = None,
-    calibration: str | os.PathLike[str] | None = None,
+    model: Annotated[str, MODEL],
+    cluster: Annotated[str | Mapping[str, Any], CLUSTER],
+    accelerator: Annotated[str | os.PathLike[str] | None, ACCELERATOR] = None,
+    network: Annotated[str | None, NETWORK] = None,
+    device_memory: Annotated[str | None, DEVICE_MEMORY] = None,
+    input_tokens: Annotated[int, Count("Tokens of a prompt.")],
+    output_tokens: Annotated[int, Count("Tokens of an answer.")],
+    precision: Annotated[str, PRECISION] = "bf16",
+    kv_precision: Annotated[str | None, KV_PRECISION] = None,
+    engine: Annotated[str | None, ENGINE] = None,
+    ttft_s: Annotated[float | None, Amount("Longest time to first token, in seconds.")] = None,
+    itl_s: Annotated[float | None, Amount("Longest inter-token latency, in seconds.")] = None,
+    requests_per_s: Annotated[
+        float | None,
+        Amount(
+            "Requests per second to serve: the fewest devices that do.",
+            flag="--rate",
+            metavar="N",
+            high=MAX_RATE,
+        ),
+    ] = None,
+    disaggregated: Annotated[bool, Flag("Also try replicas that only prefill.")] = False,
+    memory_ratio: Annotated[float | None, MEMORY_RATIO] = None,
+    usd_per_device_hour: Annotated[float | None, RENT] = None,
+    calibration: Annotated[str | os.PathLike[str] | None, CALIBRATION] = None,
 ) -> ServingPlan:
     """Find the serving layout with most tokens/s under bounds of TTFT and ITL.
-
-    Args:
-        model, cluster, accelerator, network, device_memory: see `inference_capacity`.
-        precision, kv_precision, memory_ratio: see `inference_capacity`.
-        input_tokens, output_tokens, engine, usd_per_device_hour, calibration: see `inference_estimate`.
-        ttft_s: longest time to first token, in seconds. Default: no bound.
-        itl_s: longest inter-token latency, in seconds. Default: no bound.
-        requests_per_s: rate to serve with as few devices as possible. Default: use the whole cluster.
-        disaggregated: also try replicas that only prefill.
 
     Returns:
         The best layout and load with intervals, the best load of each layout, and the front of throughput per device
@@ -192,45 +231,33 @@ def inference_plan(
         >>> plan.best.itl_s <= 0.02, len(plan.search.front) > 1
         (True, True)
     """
-    from meshwright.answers.serving_plan import serving_plan
-    from meshwright.answers.serving_question import PriceTerms
-
-    numbers = {
-        "ttft_s": ttft_s, "itl_s": itl_s, "requests_per_s": requests_per_s, "usd_per_device_hour": usd_per_device_hour,
-    }  # fmt: skip
-    given = {
-        name: None if value is None else arguments.number(name, value) for name, value in numbers.items()
-    }
-    return serving_plan(
-        **_names(model, _cluster(cluster, accelerator, network, device_memory), precision, kv_precision),
-        engine=None if engine is None else _text("engine", engine),
-        input_tokens=arguments.count("input_tokens", input_tokens),
-        output_tokens=arguments.count("output_tokens", output_tokens),
-        ttft_s=given["ttft_s"],
-        itl_s=given["itl_s"],
-        requests_per_s=given["requests_per_s"],
-        disaggregated=arguments.flag("disaggregated", disaggregated),
-        memory_ratio=_ratio(memory_ratio),
-        terms=PriceTerms(usd_per_device_hour=given["usd_per_device_hour"]),
-        calibration=_file("calibration", calibration),
-    )
+    raise NotImplementedError
 
 
+@question("meshwright.api.inference:calibration_of_server")
 def inference_calibrate(
-    records: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    records: Annotated[
+        str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        Folders("Folders of closed loops on one kind of server.", least=1),
+    ],
     *,
-    cluster: str,
-    model: str | None = None,
-    precision: str | None = None,
-    kv_precision: str | None = None,
-    engine: str | None = None,
+    cluster: Annotated[
+        str, PlainText("Devices of the server, such as cpu-1x1 or h100-8x1.", metavar="CLUSTER")
+    ],
+    model: Annotated[
+        str | None,
+        PathOrText(
+            "Served model, where the records do not say it: a catalogue name or a Hugging Face config.json.",
+            metavar="MODEL",
+        ),
+    ] = None,
+    precision: Annotated[str | None, PlainText("Format of its weights, likewise.", metavar="FORMAT")] = None,
+    kv_precision: Annotated[
+        str | None, PlainText("Format of its KV cache, likewise.", metavar="FORMAT")
+    ] = None,
+    engine: Annotated[str | None, OneOf("Inference engine, likewise.", values=ENGINES)] = None,
 ) -> ServingCalibrationResult:
     """Fit the constants of one server to records of `bench serve`.
-
-    Args:
-        records: folder or folders of closed loops on one kind of server.
-        cluster: devices of the server, as "cpu-1x1".
-        model, precision, kv_precision, engine: of the server, where the records do not say it.
 
     Returns:
         The constants with their errors, fitted and held out. `.to_dict()` is the document of a calibration file.
@@ -244,31 +271,42 @@ def inference_calibrate(
         Traceback (most recent call last):
         meshwright.errors.InputError: no such file: got 'no-such-folder/serving.json'...
     """
-    from meshwright.answers.serving_calibration import serving_calibration
-
-    return serving_calibration(
-        records=_folders("records", records),
-        cluster=_text("cluster", cluster),
-        given=_given(model=model, precision=precision, kv_precision=kv_precision, engine=engine),
-    )
+    raise NotImplementedError
 
 
+@question("meshwright.api.inference:accuracy_of_points")
 def inference_accuracy(
     *,
-    points: str | os.PathLike[str] | None = None,
-    leave_one_source_out: bool = False,
-    records: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
-    calibration: str | os.PathLike[str] | None = None,
-    cluster: str | None = None,
+    points: Annotated[
+        str | os.PathLike[str] | None,
+        AnyPath(
+            "CSV file of your points, with the columns of the shipped ones.",
+            unset="the shipped points",
+            is_folder=False,
+            metavar="FILE.csv",
+        ),
+    ] = None,
+    leave_one_source_out: Annotated[
+        bool, Flag("Predict each source with constants that were refitted without it.")
+    ] = False,
+    records: Annotated[
+        str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        Folders("Folder of your records of `meshwright bench serve`, instead of points."),
+    ] = (),
+    calibration: Annotated[
+        str | os.PathLike[str] | None,
+        AnyPath(
+            "Predict records by the constants of one server, from `meshwright inference calibrate`.",
+            unset="the shipped constants",
+            is_folder=False,
+        ),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        PlainText("Devices of the records.", unset="one of the calibration's", metavar="CLUSTER"),
+    ] = None,
 ) -> ServingAccuracy:
     """Predict published points of inference, or records of `bench serve`, and compare.
-
-    Args:
-        points: CSV file in the columns of the shipped points. Default: the shipped points.
-        leave_one_source_out: predict each source by constants that were fitted without it.
-        records: folder or folders of `bench serve` instead of points.
-        calibration: file of `inference_calibrate`, for records. Default: the shipped constants.
-        cluster: devices of the records. Default: one of the calibration's.
 
     Returns:
         Errors of all points, by group, and of each point; points that cannot be predicted have a reason.
@@ -282,78 +320,76 @@ def inference_accuracy(
         >>> study.overall.num_rows, study.overall.median_abs_error < 0.15
         (269, True)
     """
+    raise NotImplementedError
+
+
+def capacity_of_cluster(**asked: Any) -> ServingCapacity:
+    """The answer to `inference_capacity`."""
+    from meshwright.answers.serving_capacity import serving_capacity
+
+    return serving_capacity(**_placed(**asked))
+
+
+def estimate_of_server(*, concurrency: Sequence[int], **asked: Any) -> ServingEstimate:
+    """The answer to `inference_estimate`, and with more of the prices of `report_records` or of `serving_estimate`."""
+    from meshwright.answers.serving_estimate import serving_estimate
+
+    return serving_estimate(concurrency=sorted(set(concurrency)), **_priced(**_placed(**asked)))
+
+
+def plan_of_server(**asked: Any) -> ServingPlan:
+    """The answer to `inference_plan`, and with more of the prices of `report_records`."""
+    from meshwright.answers.serving_plan import serving_plan
+
+    return serving_plan(**_priced(**_placed(**asked)))
+
+
+def calibration_of_server(**asked: Any) -> ServingCalibrationResult:
+    """The answer to `inference_calibrate`."""
+    from meshwright.answers.serving_calibration import serving_calibration
+
+    return serving_calibration(**_given(**asked))
+
+
+def accuracy_of_points(**asked: Any) -> ServingAccuracy:
+    """The answer to `inference_accuracy`, and with what `inference_calibrate` takes about the server of the records."""
     from meshwright.answers.serving_accuracy import serving_accuracy
 
-    return serving_accuracy(
-        points=None if points is None else arguments.path("points", points),
-        leave_one_source_out=arguments.flag("leave_one_source_out", leave_one_source_out),
-        records=_folders("records", records),
-        calibration=_file("calibration", calibration),
-        cluster=None if cluster is None else _text("cluster", cluster),
-    )
+    return serving_accuracy(**_given(**asked))
 
 
-def _cluster(
-    cluster: object, accelerator: object, network: str | None, device_memory: str | None
-) -> str | dict[str, Any]:
-    """The cluster as a run file has it."""
+def _placed(*, cluster: str | Mapping[str, Any], **asked: Any) -> dict[str, Any]:
+    """Arguments with the cluster as a run file has it, and the degrees of the layout."""
     from meshwright.runfile.hardware import stated_cluster
 
-    of = arguments.plain("cluster", cluster) if isinstance(cluster, Mapping) else _text("cluster", cluster)
-    file = None if accelerator is None else arguments.path("accelerator", accelerator)
-    stated = {"network": network, "device_memory": device_memory}
-    return stated_cluster(of, accelerator=file, **stated)
+    stated = {name: asked.pop(name) for name in ("accelerator", "network", "device_memory")}
+    degrees = {"degrees": asked.pop("layout")} if "layout" in asked else {}
+    return {**asked, **degrees, "cluster": stated_cluster(cluster, **stated)}
 
 
-def _names(
-    model: str, cluster: str | Mapping[str, Any], precision: str, kv_precision: str | None
+def _priced(
+    *, usd_per_device_hour: float | None, prices: Mapping[str, Any] | None = None, **asked: Any
 ) -> dict[str, Any]:
-    cache = None if kv_precision is None else _text("kv_precision", kv_precision)
-    return {
-        "model": _text("model", os.fspath(model) if isinstance(model, os.PathLike) else model),
-        "cluster": cluster, "precision": _text("precision", precision), "kv_precision": cache,
-    }  # fmt: skip
+    """Arguments with the terms of the prices."""
+    from meshwright.answers.serving_question import price_terms
+
+    return {**asked, "terms": price_terms(usd_per_device_hour=usd_per_device_hour, **(prices or {}))}
 
 
-def _given(**names: str | None) -> ServedGiven:
-    """Model, formats and engine of a server whose records do not name them."""
+def _given(
+    *,
+    model: str | None = None,
+    precision: str | None = None,
+    kv_precision: str | None = None,
+    engine: str | None = None,
+    **asked: Any,
+) -> dict[str, Any]:
+    """Arguments with what the records do not say of their server."""
     from meshwright.inference.measured import ServedGiven
     from meshwright.runfile import named_model
 
-    given = {name: None if value is None else _text(name, value) for name, value in names.items()}
-    model = given.pop("model")
-    return ServedGiven(model=None if model is None else named_model(model), **given)
-
-
-def _file(name: str, value: str | os.PathLike[str] | None) -> Path | None:
-    return None if value is None else arguments.path(name, value)
-
-
-def _folders(name: str, value: object) -> tuple[Path, ...]:
-    several = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-    return tuple(arguments.path(name, one) for one in several)
-
-
-def _text(name: str, value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise InputError(name, got=type(value).__name__ if value else value, allowed="a name")
-    return value
-
-
-def _degrees(layout: Mapping[str, int] | None) -> dict[str, int]:
-    if layout is None:
-        return {}
-    if not isinstance(layout, Mapping):
-        raise InputError("layout", got=type(layout).__name__, allowed='a mapping such as {"tensor": 8}')
-    for name in layout:
-        arguments.choice("layout", name, DEGREES)
-    return {name: arguments.count(name, value) for name, value in layout.items()}
-
-
-def _ratio(value: float | None) -> float | None:
-    if value is None:
-        return None
-    found = arguments.number("memory_ratio", value)
-    if found > 1:
-        raise InputError("memory_ratio", got=found, allowed="above 0, up to 1")
-    return found
+    served = None if model is None else named_model(model)
+    return {
+        **asked,
+        "given": ServedGiven(model=served, precision=precision, kv_precision=kv_precision, engine=engine),
+    }

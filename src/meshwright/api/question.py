@@ -18,6 +18,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
@@ -57,6 +58,8 @@ class QuestionParameter:
     is_joined: bool = False
 
     example = '["text"]'
+    takes_list = False
+    """True if it takes a list of whatever type it is annotated with."""
 
     def listed(self, name: str, value: object) -> tuple[Any, ...]:
         """Return each item of `value` as the body takes it. Raises InputError."""
@@ -101,11 +104,32 @@ class AnyPath(QuestionParameter):
 
 
 @dataclass(frozen=True)
+class Folders(AnyPath):
+    """Folders: one, or a list of them."""
+
+    _: KW_ONLY
+    is_file: bool = False
+
+    takes_list = True
+
+    def listed(self, name: str, value: object) -> tuple[Path, ...]:
+        return super().listed(name, [value] if isinstance(value, str | os.PathLike) else value)
+
+
+@dataclass(frozen=True)
 class AnyName(QuestionParameter):
     """A name or a path that the body looks up: a catalogue's entry, a file, a name on a hub. Passed on as text."""
 
     def one(self, name: str, value: object) -> str:
         return str(arguments.path(name, value))
+
+
+@dataclass(frozen=True)
+class PathOrText(QuestionParameter):
+    """A path, or text that may be one. Text is passed on as it is, and a path as text."""
+
+    def one(self, name: str, value: object) -> str:
+        return value if isinstance(value, str) and value else str(arguments.path(name, value))
 
 
 @dataclass(frozen=True)
@@ -122,6 +146,20 @@ class Count(QuestionParameter):
         return arguments.count(name, value, least=self.low, most=self.high)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Counts(QuestionParameter):
+    """Whole numbers by name: a mapping. `options`: the names, each an option, with its help."""
+
+    options: Mapping[str, str]
+
+    def one(self, name: str, value: object) -> dict[str, int]:
+        if not isinstance(value, Mapping):
+            allowed = f'a mapping such as {{"{next(iter(self.options))}": 8}}'
+            raise InputError(name, got=type(value).__name__, allowed=allowed)
+        chosen = {arguments.choice(name, key, self.options): number for key, number in value.items()}
+        return {key: arguments.count(f"{name}: {key}", number) for key, number in chosen.items()}
+
+
 @dataclass(frozen=True)
 class Number(QuestionParameter):
     """A finite number; the body checks its range."""
@@ -130,6 +168,17 @@ class Number(QuestionParameter):
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InputError(name, got=value, allowed="a number")
         return value
+
+
+@dataclass(frozen=True)
+class Amount(QuestionParameter):
+    """A number above 0, up to `high`."""
+
+    _: KW_ONLY
+    high: float = arguments.MAX_NUMBER
+
+    def one(self, name: str, value: object) -> float:
+        return arguments.number(name, value, most=self.high)
 
 
 @dataclass(frozen=True)
@@ -164,6 +213,8 @@ class Step(QuestionParameter):
 @dataclass(frozen=True)
 class Changes(QuestionParameter):
     """Keys of a run file with new values: lines or a mapping."""
+
+    takes_list = True
 
     def listed(self, name: str, value: object) -> tuple[str, ...]:
         return arguments.overrides(value)
@@ -224,7 +275,7 @@ class Question:
             for p in found
             if p.kind is p.VAR_POSITIONAL
             or p.annotation.startswith("Sequence[")
-            or isinstance(self.parameters[p.name], Changes)
+            or self.parameters[p.name].takes_list
         )
 
     @functools.cached_property

@@ -3,36 +3,73 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
-from meshwright.api import arguments
+from meshwright.api.question import Amount, PathOrText, PlainText, question
 
 if TYPE_CHECKING:
     from meshwright.answers.overview.collect import RecordReport
     from meshwright.answers.sources.study import SourceReport
 
+MAX_USD = 1e9
 
+RENT = Amount(
+    "USD per device-hour.",
+    unset="the catalogue's, if it has any",
+    flag="--price",
+    metavar="USD",
+    high=MAX_USD,
+)
+
+
+@question("meshwright.api.report:record_report")
 def report_records(
-    *items: str | os.PathLike[str],
-    usd_per_device_hour: float | None = None,
-    region: str | None = None,
-    capital_usd: float | None = None,
-    life_years: float | None = None,
-    usd_per_kwh: float | None = None,
-    licence_usd_per_device_year: float | None = None,
-    utilization: float | None = None,
+    *items: Annotated[
+        str | os.PathLike[str],
+        PathOrText(
+            "Folders of records (all below them count), run files, `claim:ID`, `mlperf:NAME` or `points:KEY=TEXT`.",
+            least=1,
+            metavar="RECORDS",
+        ),
+    ],
+    usd_per_device_hour: Annotated[float | None, RENT] = None,
+    region: Annotated[
+        str | None,
+        PlainText("Region of the catalogue's price, as in 'East US 2'.", metavar="REGION"),
+    ] = None,
+    capital_usd: Annotated[
+        float | None,
+        Amount(
+            "Own instead of rent: USD per device with its share of node and network.",
+            flag="--capital",
+            metavar="USD",
+            high=MAX_USD,
+        ),
+    ] = None,
+    life_years: Annotated[
+        float | None,
+        Amount("Years a bought device is used.", unset="4", flag="--life", metavar="YEARS", high=100),
+    ] = None,
+    usd_per_kwh: Annotated[
+        float | None,
+        Amount("Price of electricity for a bought device.", unset="0.08", metavar="USD", high=1000),
+    ] = None,
+    licence_usd_per_device_year: Annotated[
+        float | None,
+        Amount(
+            "Software licence, USD per device and year (NVIDIA AI Enterprise: 4000 or 4500).",
+            flag="--licence",
+            metavar="USD",
+            high=MAX_USD,
+        ),
+    ] = None,
+    utilization: Annotated[
+        float | None,
+        Amount("Share of paid hours in which tokens are made.", unset="1", metavar="SHARE", high=1),
+    ] = None,
 ) -> RecordReport:
     """Collect records, estimates and published figures into one report. Imports no tensor framework.
-
-    Args:
-        items: folders of records (all below them count), run files, `claim:ID`, `mlperf:NAME` or `points:KEY=TEXT`.
-        usd_per_device_hour: price of a rented device. Default: all prices of the catalogue.
-        region: region of the catalogue's prices.
-        capital_usd: own instead of rent: price of a device with its share of node and network.
-        life_years: years that a bought device is used. Default: 4.
-        usd_per_kwh: price of electricity for a bought device. Default: 0.08.
-        licence_usd_per_device_year: software licence.
-        utilization: share of paid hours in which tokens are made. Default: 1.
 
     Returns:
         One entry for each record, with its values, conditions and endnote; `to_html(path)` writes the page.
@@ -45,21 +82,16 @@ def report_records(
         >>> mw.report_records("claim:s65_01", "claim:s65_02").summary()
         'claims: 2'
     """
-    from meshwright.answers.overview.collect import collect
-    from meshwright.answers.serving_question import PriceTerms
-    from meshwright.api.runs import load_run, planned_run
-    from meshwright.inference.price import Ownership
+    raise NotImplementedError
 
-    own = {"capital_usd": capital_usd, "life_years": life_years, "usd_per_kwh": usd_per_kwh}
-    own = {name: arguments.number(name, value) for name, value in own.items() if value is not None}
-    given = {
-        "usd_per_device_hour": usd_per_device_hour, "licence_usd_per_device_year": licence_usd_per_device_year,
-        "utilization": utilization,
-    }  # fmt: skip
-    given = {name: arguments.number(name, value) for name, value in given.items() if value is not None}
-    terms = PriceTerms(region=region, ownership=Ownership(**own) if own else None, **given)
-    named = [item if isinstance(item, str) else str(arguments.path("item", item)) for item in items]
-    return collect(named, read_run=lambda path: planned_run(load_run(path)), terms=terms)
+
+def record_report(*, items: Sequence[str], **prices: float | str | None) -> RecordReport:
+    """The answer to `report_records`."""
+    from meshwright.answers.overview.collect import collect
+    from meshwright.answers.serving_question import price_terms
+    from meshwright.api.runs import load_run, planned_run
+
+    return collect(items, read_run=lambda path: planned_run(load_run(path)), terms=price_terms(**prices))
 
 
 def report_sources() -> SourceReport:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.api.compare import compare
+from meshwright.api.question import ask
 from meshwright.cli.output import emit_json, print_line, print_text_tables
 from meshwright.cli.report_forms import write_forms
 from meshwright.report.comparison.tables import tables_of
 
 
-def run(*, items: tuple[str, ...], is_like_for_like: bool, as_json: bool, **options: Any) -> None:
+def run(*, asked: dict[str, Any], as_json: bool, **options: Any) -> None:
     """Compare, and write the forms asked for."""
-    found = compare(*items, like_for_like=is_like_for_like)
+    found = ask(compare, asked)
     home = "meshwright.report.comparison"
     write_forms(
         found, page=f"{home}.page:comparison_page", markdown=f"{home}.tables:markdown",

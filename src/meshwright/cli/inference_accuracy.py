@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from meshwright.answers.serving_accuracy import ServingAccuracy, serving_accuracy
+from meshwright.answers.serving_accuracy import ServingAccuracy
 from meshwright.answers.text_table import TextTable
-from meshwright.cli.inference_calibrate import given_served
+from meshwright.api.inference import inference_accuracy
+from meshwright.api.question import ask
 from meshwright.cli.output import emit_json, note, print_line, print_text_tables
 
 
-def run(
-    *,
-    points_path: Path | None,
-    records: tuple[Path, ...],
-    calibration_path: Path | None,
-    cluster: str | None,
-    by: str,
-    leave_out: bool,
-    show_rows: bool,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def run(*, asked: dict[str, Any], by: str, show_rows: bool, as_json: bool, **served: str | None) -> None:
     """Predict, compare and print."""
-    found = serving_accuracy(
-        points=points_path, leave_one_source_out=leave_out, records=records, calibration=calibration_path,
-        cluster=cluster, given=given_served(options),
-    )  # fmt: skip
+    found = ask(inference_accuracy, asked, **served)
     for reason, count in found.unused_loads.items():
         note(f"{count} loads {reason} are not used")
     if as_json:

@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from meshwright.answers.serving_calibration import ServingCalibrationResult, serving_calibration
+from meshwright.answers.serving_calibration import ServingCalibrationResult
+from meshwright.api.inference import inference_calibrate
+from meshwright.api.question import ask
 from meshwright.cli.output import emit_json, note, print_line, print_text_tables
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
-from meshwright.inference.measured import ServedGiven
 from meshwright.inference.server_fit import to_document
 from meshwright.json_values import jsonable
-from meshwright.runfile import named_model
 
 
-def given_served(options: Mapping[str, Any]) -> ServedGiven:
-    """Model, formats and engine from the options, for records that do not name them."""
-    model = options["model"]
-    return ServedGiven(
-        model=None if model is None else named_model(model),
-        precision=options["precision"],
-        kv_precision=options["kv_precision"],
-        engine=options["engine"],
-    )
-
-
-def run(*, folders: tuple[Path, ...], cluster: str, out: Path | None, as_json: bool, **options: Any) -> None:
+def run(*, asked: dict[str, Any], out: Path | None, as_json: bool) -> None:
     """Fit, write the file, and show the errors."""
-    found = serving_calibration(records=folders, cluster=cluster, given=given_served(options))
+    found = ask(inference_calibrate, asked)
     target = out or Path(f"{found.calibration.engine.name}-{found.calibration.accelerator}.json")
     document = jsonable(to_document(found.calibration))
     try:

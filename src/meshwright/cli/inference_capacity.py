@@ -6,30 +6,19 @@ from typing import Any
 
 import click
 
-from meshwright.answers.serving_capacity import ServingCapacity, serving_capacity
+from meshwright.answers.serving_capacity import ServingCapacity
+from meshwright.api.inference import inference_capacity
+from meshwright.api.question import ask
 from meshwright.cli.inference_estimate import print_hardware
-from meshwright.cli.inference_options import given_cluster, given_degrees
 from meshwright.cli.output import emit_json, note, print_line, print_table
 from meshwright.units import gib
 
 SHOWN = 8
 
 
-def run(
-    *,
-    model: str,
-    precision: str,
-    kv_precision: str | None,
-    context: int,
-    memory_ratio: float | None,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def run(*, asked: dict[str, Any], as_json: bool) -> None:
     """Compute and print. Exits with 1 if nothing fits."""
-    found = serving_capacity(
-        model=model, cluster=given_cluster(options), precision=precision, kv_precision=kv_precision, context=context,
-        degrees=given_degrees(options), memory_ratio=memory_ratio,
-    )  # fmt: skip
+    found = ask(inference_capacity, asked)
     if as_json:
         emit_json(found.to_dict())
     else:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.answers.serving_plan import ServingPlan, serving_plan
-from meshwright.cli.inference_estimate import print_hardware, server_question
+from meshwright.answers.serving_plan import ServingPlan
+from meshwright.api.inference import inference_plan
+from meshwright.api.question import ask
+from meshwright.cli.inference_estimate import print_hardware
 from meshwright.cli.output import emit_json, note, print_line, print_text_tables
 
 SHOWN, EXPLAINED = 5, 20
@@ -13,19 +15,18 @@ SHOWN, EXPLAINED = 5, 20
 
 def run(
     *,
+    asked: dict[str, Any],
     ttft_ms: float | None,
     itl_ms: float | None,
-    disaggregated: bool,
     explain: bool,
     pareto: bool,
     as_json: bool,
-    **options: Any,
+    **prices: Any,
 ) -> None:
     """Search and print."""
-    found = serving_plan(
-        **server_question(options), disaggregated=disaggregated,
-        ttft_s=None if ttft_ms is None else ttft_ms / 1e3, itl_s=None if itl_ms is None else itl_ms / 1e3,
-    )  # fmt: skip
+    bounds = {"ttft_s": ttft_ms, "itl_s": itl_ms}
+    asked |= {name: None if ms is None else ms / 1e3 for name, ms in bounds.items()}
+    found = ask(inference_plan, asked, prices=prices)
     if as_json:
         emit_json(found.to_dict())
         return

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from meshwright.api.inference import ACCELERATOR, DEVICE_MEMORY, MODEL, NETWORK
 from meshwright.errors import InputError
 from meshwright.targets import load
 from meshwright.units import digits_hint, parse_count
@@ -49,6 +50,19 @@ class AmountType(click.types.FloatParamType):
             if hint := digits_hint(str(value)):
                 self.fail(f"{value!r} is not a number: {hint}", param, ctx)
             raise
+
+
+class AmountRange(AmountType):
+    """A number above 0, up to `high`."""
+
+    def __init__(self, high: float) -> None:
+        self.high = high
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if not 0 < found <= self.high:  # nor is a NaN
+            self.fail(f"{value} is not above 0, up to {self.high:g}", param, ctx)
+        return found
 
 
 class StepType(click.ParamType):
@@ -152,22 +166,11 @@ def text_override(key: str, text: str | None) -> list[str]:
 
 hardware_options = option_group(
     (
-        file_option(
-            "--accelerator", metavar="FILE.toml",
-            help="Your own accelerator NAME, from NAME.toml, for --cluster NAME-8x4. "
-            "`meshwright catalog template accelerator` prints such a file.",
-        ),
-        click.option(
-            "--network", metavar="RATE",
-            help="Network of a node in place of the usual one: 25Gb/s, 4x100Gb/s, or with its kind '8x400Gb/s RoCE' "
-            "(InfiniBand, RoCE, EFA, Ethernet).",
-        ),
-        click.option(
-            "--device-memory", "device_memory", metavar="SIZE",
-            help="Memory of a device that the run may use, as in 40GiB: a partition, or what others leave.",
-        ),
+        file_option("--accelerator", metavar="FILE.toml", help=ACCELERATOR.about),
+        click.option("--network", metavar="RATE", help=NETWORK.about),
+        click.option("--device-memory", metavar="SIZE", help=DEVICE_MEMORY.about),
     )
-)  # fmt: skip
+)
 """--accelerator, --network and --device-memory: what a run states of its cluster's hardware; None where absent."""
 
 
@@ -283,10 +286,7 @@ def _is_between(low: int, number: str, high: int) -> bool:
 
 
 _DESCRIPTION_OPTIONS = (
-    click.option(
-        "--model", metavar="MODEL",
-        help="Catalogue name (see `meshwright catalog models`), Hugging Face config.json, or OWNER/NAME on its hub.",
-    ),
+    click.option("--model", metavar="MODEL", help=MODEL.about),
     click.option(
         "--cluster", metavar="CLUSTER",
         help="ACCELERATOR-DEVICESxNODES: mi355x-8x64 has 64 nodes of 8 devices (see `meshwright catalog clusters`).",

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
 
 from meshwright.api.arguments import MAX_COUNT
 from meshwright.api.question import (
+    Amount,
     AnyName,
     AnyPath,
     Count,
+    Counts,
     Flag,
     Hook,
     Number,
@@ -21,10 +23,10 @@ from meshwright.api.question import (
     QuestionParameter,
     ShellCommand,
     Step,
+    question_of,
 )
-from meshwright.cli.options import AmountType, CountRange, StepType
-
-Decorator = Callable[[Any], Any]
+from meshwright.cli.options import AmountRange, AmountType, CountRange, Decorator, StepType, option_group
+from meshwright.targets import load
 
 
 class JoinedType(click.ParamType):
@@ -66,10 +68,29 @@ def options_of(question: Question, *, without: Sequence[str] = ()) -> Iterator[D
         declared = question.signature.parameters[name]
         if name in without or isinstance(parameter, Hook):
             continue
-        if declared.kind is declared.KEYWORD_ONLY:
+        if isinstance(parameter, Counts):
+            for key, about in parameter.options.items():
+                flag = f"--{key.replace('_', '-')}"
+                yield click.option(flag, key, type=CountRange(1), default=None, metavar="N", help=about)
+        elif declared.kind is declared.KEYWORD_ONLY:
             yield _option(name, parameter, question)
         else:
             yield _argument(name, parameter, question)
+
+
+def options_from(question: str, *, without: Sequence[str]) -> Decorator:
+    """Options of another question, "module:function", but for `without`. The command's body takes them by name."""
+    return option_group(options_of(question_of(load(question)), without=without))
+
+
+def asked_of(question: Question, options: dict[str, Any]) -> dict[str, Any]:
+    """Take the arguments of a question out of the options of its command."""
+    asked = {name: options.pop(name) for name in question.parameters if name in options}
+    for name, parameter in question.parameters.items():
+        if isinstance(parameter, Counts):
+            given = {key: options.pop(key) for key in parameter.options if key in options}
+            asked[name] = {key: number for key, number in given.items() if number is not None}
+    return asked
 
 
 def _argument(name: str, parameter: QuestionParameter, question: Question) -> Decorator:
@@ -125,7 +146,7 @@ def _metavar(name: str, parameter: QuestionParameter) -> str | None:
         return parameter.metavar
     if isinstance(parameter, AnyPath):
         return "FILE" if not parameter.is_folder else "DIR" if not parameter.is_file else "PATH"
-    return {Count: "N", Number: "X", Step: "N", AnyName: "NAME"}.get(type(parameter), "TEXT")
+    return {Count: "N", Number: "X", Amount: "X", Step: "N", AnyName: "NAME"}.get(type(parameter), "TEXT")
 
 
 def _kind(parameter: QuestionParameter) -> click.ParamType:
@@ -139,6 +160,8 @@ def _kind(parameter: QuestionParameter) -> click.ParamType:
             return CountRange(parameter.low, parameter.high if parameter.high < MAX_COUNT else None)
         case Number():
             return AmountType()
+        case Amount():
+            return AmountRange(parameter.high)
         case OneOf():
             return click.Choice(parameter.values)
         case Step():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from meshwright.api.question import ask
 from meshwright.api.report import report_records, report_sources
-from meshwright.cli.inference_options import given_terms
 from meshwright.cli.output import emit_json, print_text_tables, progress
 from meshwright.cli.report_forms import write_forms
 from meshwright.errors import InputError
@@ -15,16 +15,10 @@ SOURCES = "sources"
 """Argument that stands for the report on the source documents."""
 
 
-def run(
-    *,
-    items: tuple[str, ...],
-    as_json: bool,
-    **options: Any,
-) -> None:
+def run(*, asked: dict[str, Any], as_json: bool, **options: Any) -> None:
     """Collect, and write the forms asked for."""
-    given = given_terms(options)
-    if items == (SOURCES,):
-        if given["terms"] or given["ownership"]:
+    if asked["items"] == (SOURCES,):
+        if any(value is not None for name, value in asked.items() if name != "items"):
             raise InputError(
                 "the report on the source documents has its own prices", hint="omit options of prices"
             )
@@ -32,7 +26,7 @@ def run(
             found = report_sources()
         home, page = "meshwright.report.sources.page", "source_page"
     else:
-        found = report_records(*items, **given["terms"], **given["ownership"])
+        found = ask(report_records, asked)
         home, page = "meshwright.report.overview.page", "record_page"
     is_written = write_forms(
         found,

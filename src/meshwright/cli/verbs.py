@@ -21,7 +21,7 @@ from typing import Any
 import click
 
 from meshwright.api.question import Question, question_of
-from meshwright.cli.question import options_of
+from meshwright.cli.question import asked_of, options_of
 from meshwright.errors import MissingDependencyError, UnknownNameError
 from meshwright.targets import load
 
@@ -51,9 +51,7 @@ class LazyCommand(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         options = dict(ctx.params)
         if self.question is not None:
-            options["asked"] = {
-                name: options.pop(name) for name in self.question.parameters if name in options
-            }
+            options["asked"] = asked_of(self.question, options)
         return ctx.invoke(load(self.body), **options)
 
 

@@ -130,3 +130,23 @@ def test_accuracy_of_a_file(meshwright, tmp_path):
     assert meshwright("inference", "accuracy", "--points", path, "--rows").exit_code == 0
     path.write_text("model\n")
     assert meshwright("inference", "accuracy", "--points", path, "--json").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ((*CAPACITY, "--model", "llama3.1-8b", "--cluster", "h100-8x1"), "accelerator"),
+        ((*ESTIMATE, *LENGTHS), "calibration"),
+        (("inference", "accuracy"), "points"),
+        (("inference", "accuracy"), "records"),
+    ],
+)
+def test_an_empty_path_is_not_the_current_folder(meshwright, command, option):
+    done = meshwright(*command, f"--{option}", "")
+    assert done.exit_code == 2
+    assert f"{option}: got ''" in done.stderr
+
+
+def test_requests_in_flight_are_ascending_each_once(meshwright):
+    document = meshwright(*ESTIMATE, *LENGTHS, "--concurrency", "8,1,8", "--json").json
+    assert [load["concurrency"] for load in document["loads"]] == [1, 8]

@@ -13,6 +13,7 @@ import click
 from tests.every_member import check_every
 
 from meshwright.cli import main, verbs
+from meshwright.cli.question import asked_of
 from meshwright.cli.verbs import LazyGroup
 from meshwright.specs.precision import PRECISIONS
 from meshwright.targets import load
@@ -53,9 +54,10 @@ def test_the_body_of_a_verb_takes_its_options():
             assert isinstance(command, verbs.LazyCommand)
             parameters = inspect.signature(load(command.body)).parameters.values()
             taken = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
-            options = {parameter.name for parameter in command.params}
+            given: dict[str, object] = {str(parameter.name): None for parameter in command.params}
             if command.question is not None:
-                options = options - set(command.question.parameters) | {"asked"}
+                given["asked"] = asked_of(command.question, given)
+            options = {*given}
             assert taken <= options
             takes_more = any(p.kind is p.VAR_KEYWORD for p in parameters)
             assert takes_more or options <= taken

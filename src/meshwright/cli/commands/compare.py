@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import click
-
 from meshwright.cli.options import html_option, json_option
 from meshwright.cli.report_options import figure_options, markdown_option
 from meshwright.cli.verbs import verb
-from meshwright.errors import InputError
-
-
-def _two(ctx: click.Context, param: click.Parameter, items: tuple[str, ...]) -> tuple[str, ...]:
-    if len(items) < 2:
-        raise InputError("a comparison needs two sides", got=", ".join(items), allowed="BASELINE SIDE...")
-    return items
 
 
 @verb(
     "compare",
+    question="meshwright.api.compare:compare",
     body="meshwright.cli.compare:run",
     examples=[
         "meshwright compare runs/before runs/after",
@@ -27,11 +19,6 @@ def _two(ctx: click.Context, param: click.Parameter, items: tuple[str, ...]) -> 
         "meshwright compare run.yaml runs/after --markdown comparison.md",
     ],
 )
-@click.argument("items", metavar="BASELINE SIDE...", nargs=-1, required=True, callback=_two)
-@click.option(
-    "--like-for-like", "is_like_for_like", is_flag=True,
-    help="Require the same model, tokens, batch and FLOP rule, and split the gap by cause.",
-)  # fmt: skip
 @html_option
 @markdown_option
 @figure_options

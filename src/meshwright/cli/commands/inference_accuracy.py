@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from meshwright.cli.inference_options import served_options
-from meshwright.cli.options import file_option, folder_option, json_option
+from meshwright.cli.options import json_option
+from meshwright.cli.question import options_from
 from meshwright.cli.verbs import verb
 
 GROUPS = ("source", "accelerator", "engine", "model", "precision", "metric", "evidence")
@@ -13,6 +13,7 @@ GROUPS = ("source", "accelerator", "engine", "model", "precision", "metric", "ev
 
 @verb(
     "accuracy",
+    question="meshwright.api.inference:inference_accuracy",
     body="meshwright.cli.inference_accuracy:run",
     examples=[
         "meshwright inference accuracy --leave-one-source-out",
@@ -21,25 +22,9 @@ GROUPS = ("source", "accelerator", "engine", "model", "precision", "metric", "ev
         "meshwright inference accuracy --records bench-serve-2 --calibration llamacpp.json --rows",
     ],
 )
-@file_option(
-    "--points", "points_path", metavar="FILE.csv",
-    help="Your points, with the columns of the shipped ones.  [default: the shipped points]",
-)  # fmt: skip
-@folder_option(
-    "--records", multiple=True,
-    help="Your records of `meshwright bench serve` instead of points. May be repeated.",
-)  # fmt: skip
-@file_option(
-    "--calibration", "calibration_path",
-    help="Predict records by the constants of one server, from `meshwright inference calibrate`.",
-)  # fmt: skip
-@served_options(cluster_help="Device of the records.  [default: that of the calibration]")
+@options_from("meshwright.api.inference:inference_calibrate", without=("records", "cluster"))
 @click.option(
     "--by", type=click.Choice(GROUPS), default="source", show_default=True, help="Group the errors by this column.",
-)  # fmt: skip
-@click.option(
-    "--leave-one-source-out", "leave_out", is_flag=True,
-    help="Predict each source with constants that were refitted without it.",
 )  # fmt: skip
 @click.option("--rows", "show_rows", is_flag=True, help="Also print every point.")
 @json_option

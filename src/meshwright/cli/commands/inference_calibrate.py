@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import click
-
-from meshwright.cli.inference_options import served_options
 from meshwright.cli.options import file_option, json_option
 from meshwright.cli.verbs import verb
 
 
 @verb(
     "calibrate",
+    question="meshwright.api.inference:inference_calibrate",
     body="meshwright.cli.inference_calibrate:run",
     examples=[
         "meshwright inference calibrate bench-serve --cluster cpu-1x1 --out llamacpp.json",
         "meshwright inference calibrate a100/* --cluster a100-1x1 --model llama3.1-8b --precision bf16 --engine vllm",
     ],
 )
-@click.argument(
-    "folders", metavar="RECORDS...", nargs=-1, required=True, type=click.Path(file_okay=False, path_type=Path)
-)
-@served_options(cluster_help="Devices of the server, such as cpu-1x1 or h100-8x1.", needs_cluster=True)
 @file_option("--out", help="Calibration file to write.  [default: ENGINE-ACCELERATOR.json]")
 @json_option
 def command() -> None:

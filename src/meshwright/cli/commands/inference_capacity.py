@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from meshwright.cli.inference_options import layout_options, memory_ratio_option, model_options
-from meshwright.cli.options import count_option, json_option
+from meshwright.cli.options import json_option
 from meshwright.cli.verbs import verb
-
-MAX_CONTEXT = 10**9
 
 
 @verb(
     "capacity",
+    question="meshwright.api.inference:inference_capacity",
     body="meshwright.cli.inference_capacity:run",
     examples=[
         "meshwright inference capacity --model llama3.1-405b --cluster mi355x-1x1 --precision fp4 --context 8192",
@@ -18,13 +16,6 @@ MAX_CONTEXT = 10**9
         "meshwright inference capacity --model deepseek-v3 --cluster h200-8x1 --precision fp8 --context 32768 --json",
     ],
 )
-@model_options
-@count_option(
-    "--context", high=MAX_CONTEXT, metavar="TOKENS", default=8192,
-    help="Length of a session: prompt and answer together.",
-)  # fmt: skip
-@layout_options
-@memory_ratio_option
 @json_option
 def command() -> None:
     """Compute the sessions and tokens that fit into memory.

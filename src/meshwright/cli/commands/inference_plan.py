@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import click
 
-from meshwright.cli.inference_options import (
-    load_options,
-    memory_ratio_option,
-    model_options,
-    number_option,
-    price_options,
-)
-from meshwright.cli.options import json_option
+from meshwright.cli.options import AmountRange, json_option
+from meshwright.cli.question import options_from
 from meshwright.cli.verbs import verb
+
+MS = AmountRange(1e9)
 
 
 @verb(
     "plan",
+    question="meshwright.api.inference:inference_plan",
+    without=("ttft_s", "itl_s"),
     body="meshwright.cli.inference_plan:run",
     examples=[
         "meshwright inference plan --model llama3.1-70b --cluster b200-8x1 --precision fp4 --engine trtllm "
@@ -27,18 +25,11 @@ from meshwright.cli.verbs import verb
         "--input-tokens 2048 --output-tokens 256 --rate 20 --itl 50 --region 'East US 2'",
     ],
 )
-@model_options
-@load_options
-@number_option("--ttft", "ttft_ms", "Longest time to first token, in ms.", metavar="MS")
-@number_option("--itl", "itl_ms", "Longest inter-token latency, in ms.", metavar="MS")
-@number_option(
-    "--rate", "requests_per_s", "Requests per second to serve: the fewest devices that do.", metavar="N"
-)
-@click.option("--disaggregated", is_flag=True, help="Also try replicas that only prefill.")
+@options_from("meshwright.api.report:report_records", without=("items", "usd_per_device_hour"))
+@click.option("--ttft", "ttft_ms", type=MS, metavar="MS", help="Longest time to first token, in ms.")
+@click.option("--itl", "itl_ms", type=MS, metavar="MS", help="Longest inter-token latency, in ms.")
 @click.option("--explain", is_flag=True, help="For each layout: its best load, and what stops it.")
 @click.option("--pareto", is_flag=True, help="Print throughput per device against interactivity.")
-@memory_ratio_option
-@price_options
 @json_option
 def command() -> None:
     """Find the serving layout with most tokens/s under bounds of TTFT and ITL.

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import click
-
-from meshwright.cli.inference_options import price_options
 from meshwright.cli.options import html_option, json_option
 from meshwright.cli.report_options import figure_options, markdown_option
 from meshwright.cli.verbs import verb
@@ -12,6 +9,7 @@ from meshwright.cli.verbs import verb
 
 @verb(
     "report",
+    question="meshwright.api.report:report_records",
     body="meshwright.cli.report:run",
     examples=[
         "meshwright report runs/a runs/b --html report.html",
@@ -21,11 +19,9 @@ from meshwright.cli.verbs import verb
         "meshwright report sources --html sources.html",
     ],
 )
-@click.argument("items", metavar="RECORDS...", nargs=-1, required=True)
 @html_option
 @markdown_option
 @figure_options
-@price_options
 @json_option
 def command() -> None:
     """Report on records, estimates and published figures as one page.
