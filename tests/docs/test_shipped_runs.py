@@ -29,7 +29,13 @@ def test_the_table_has_all_of_them():
 TABLE = (
     PAGE.read_text(encoding="utf-8").partition("$ meshwright catalog runs --predict\n")[2].partition("```")[0]
 )
-PREDICTED = dict(re.findall(r"^(\S+) (.*\n(?: .*\n)*)", TABLE.partition("─\n")[2], flags=re.MULTILINE))
+NAME = "|".join(sorted(map(re.escape, catalog.run_file_names()), key=len, reverse=True))
+PREDICTED = {
+    name: rows
+    for name, rows in re.findall(
+        rf"^({NAME})(?= |$)(.*\n(?:(?!(?:{NAME})(?: |$)).*\n)*)", TABLE.partition("─\n")[2], re.MULTILINE
+    )
+}
 """Rows of the page's table by run file."""
 FAST = ("llama2-70b-lora", "llama3-8b", "mixtral-8x7b")
 """Adapters, a dense model and a mixture of experts; the native engine and Megatron."""
@@ -42,7 +48,7 @@ def test_the_predictions_are_those_of_the_command(name, meshwright):
     """A table of one run has other widths than that of all: the same words, in lines of other lengths."""
     outcome = meshwright("catalog", "runs", name, "--predict")
     assert outcome.exit_code == 0, outcome.stderr
-    rows = outcome.stdout.rpartition(f"\n{name} ")[2]
+    rows = outcome.stdout.rpartition(f"\n{name}")[2]
     assert Counter(rows.split()) == Counter(PREDICTED[name].split())
 
 

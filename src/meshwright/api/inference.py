@@ -12,9 +12,9 @@ from meshwright.api.question import (
     Amount,
     AnyPath,
     Count,
-    Counts,
     Flag,
     Folders,
+    NamedCounts,
     OneOf,
     PathOrText,
     PlainText,
@@ -72,7 +72,7 @@ KV_PRECISION = PlainText(
     unset="bf16, and fp8 with weights of 8 bits or fewer",
     metavar="FORMAT",
 )
-LAYOUT = Counts(
+LAYOUT = NamedCounts(
     'Degrees of the layout, as {"tensor": 8}.',
     unset="what holds most tokens for the capacity, tensor parallelism over a node for an estimate",
     options={

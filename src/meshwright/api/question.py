@@ -147,7 +147,7 @@ class Count(QuestionParameter):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counts(QuestionParameter):
+class NamedCounts(QuestionParameter):
     """Whole numbers by name: a mapping. `options`: the names, each an option, with its help."""
 
     options: Mapping[str, str]

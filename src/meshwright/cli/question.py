@@ -14,9 +14,9 @@ from meshwright.api.question import (
     AnyName,
     AnyPath,
     Count,
-    Counts,
     Flag,
     Hook,
+    NamedCounts,
     Number,
     OneOf,
     Question,
@@ -68,7 +68,7 @@ def options_of(question: Question, *, without: Sequence[str] = ()) -> Iterator[D
         declared = question.signature.parameters[name]
         if name in without or isinstance(parameter, Hook):
             continue
-        if isinstance(parameter, Counts):
+        if isinstance(parameter, NamedCounts):
             for key, about in parameter.options.items():
                 flag = f"--{key.replace('_', '-')}"
                 yield click.option(flag, key, type=CountRange(1), default=None, metavar="N", help=about)
@@ -87,7 +87,7 @@ def asked_of(question: Question, options: dict[str, Any]) -> dict[str, Any]:
     """Take the arguments of a question out of the options of its command."""
     asked = {name: options.pop(name) for name in question.parameters if name in options}
     for name, parameter in question.parameters.items():
-        if isinstance(parameter, Counts):
+        if isinstance(parameter, NamedCounts):
             given = {key: options.pop(key) for key in parameter.options if key in options}
             asked[name] = {key: number for key, number in given.items() if number is not None}
     return asked

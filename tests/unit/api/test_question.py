@@ -11,7 +11,7 @@ import click
 import pytest
 
 import meshwright as mw
-from meshwright.api.question import AnyPath, Counts, Folders, Hook, Question, Unchecked, question_of
+from meshwright.api.question import AnyPath, Folders, Hook, NamedCounts, Question, Unchecked, question_of
 from meshwright.cli.question import asked_of, options_of
 from meshwright.errors import InputError
 from meshwright.targets import load
@@ -113,7 +113,7 @@ def test_a_device_is_rented_or_bought_at_a_price():
 def test_numbers_by_name_are_an_option_each():
     asked = question_of(mw.inference_capacity)
     layout = asked.parameters["layout"]
-    assert isinstance(layout, Counts)
+    assert isinstance(layout, NamedCounts)
     options = {p.name: p.opts for p in command_of(asked).params}
     assert options["attention_data"] == ["--attention-data"]
     given = dict.fromkeys(layout.options) | {"tensor": 8, "context": 1, "other": 2}
