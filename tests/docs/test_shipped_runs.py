@@ -30,12 +30,8 @@ TABLE = (
     PAGE.read_text(encoding="utf-8").partition("$ meshwright catalog runs --predict\n")[2].partition("```")[0]
 )
 NAME = "|".join(sorted(map(re.escape, catalog.run_file_names()), key=len, reverse=True))
-PREDICTED = {
-    name: rows
-    for name, rows in re.findall(
-        rf"^({NAME})(?= |$)(.*\n(?:(?!(?:{NAME})(?: |$)).*\n)*)", TABLE.partition("─\n")[2], re.MULTILINE
-    )
-}
+ROW = rf"^({NAME})(?= |$)(.*\n(?:(?!(?:{NAME})(?: |$)).*\n)*)"
+PREDICTED = dict(re.findall(ROW, TABLE.partition("─\n")[2], re.MULTILINE))
 """Rows of the page's table by run file."""
 FAST = ("llama2-70b-lora", "llama3-8b", "mixtral-8x7b")
 """Adapters, a dense model and a mixture of experts; the native engine and Megatron."""
