@@ -97,9 +97,7 @@ def chart(rows: list[dict[str, Any]], title: str, subtitle: str) -> alt.LayerCha
     band = base.mark_area(opacity=0.18, color="#888", clip=True).encode(
         x=x, y=alt.Y("low:Q", scale=scale, axis=axis), y2="high:Q"
     )
-    equal = base.mark_line(color="#888", strokeWidth=1).encode(
-        x=x, y=alt.Y("measured:Q", scale=scale, axis=axis)
-    )
+    equal = base.mark_line(color="#888", strokeWidth=1).encode(x=x, y=alt.Y("measured:Q", scale=scale, axis=axis))
     points = alt.Chart(alt.Data(values=labelled(rows)))
     dots = points.mark_circle(size=26, opacity=0.65).encode(
         x=x, y=y,
@@ -149,9 +147,7 @@ def predictions() -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("docs/images/predicted-and-measured.svg"))
     parser.add_argument("--record", type=Path, default=RECORD)
     parser.add_argument("--redraw", action="store_true", help="Draw the predictions of the record again.")

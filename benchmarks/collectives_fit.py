@@ -38,18 +38,13 @@ HARNESS_S = {"A100-SXM-80GB": 23e-6, "H200": 22e-6, "B200": 21e-6, "H100-SXM-80G
 FITTED = {
     "A100-SXM-80GB": {"up": ("efficiency", "fill_s", "fill_bytes")},
     "H200": {"up": ("efficiency", "in_switch_efficiency", "fill_s", "fill_bytes")},
-    "B200": {
-        "up": ("efficiency", "in_switch_efficiency", "fill_s", "fill_bytes"),
-        "out": ("efficiency", "step_s"),
-    },
+    "B200": {"up": ("efficiency", "in_switch_efficiency", "fill_s", "fill_bytes"), "out": ("efficiency", "step_s")},
     "H100-SXM-80GB": {"out": ("step_s", "congestion_exponent")},
 }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     packaged = resources.files("meshwright.catalog") / "data" / "collectives_measured.csv"
     parser.add_argument("path", nargs="?", type=Path, default=Path(str(packaged)))
     parser.add_argument("--fit", action="store_true", help="fit the constants again and print them")

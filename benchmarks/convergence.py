@@ -78,9 +78,7 @@ def _stored() -> dict[str, Setting]:
         group, overrides = ("precision", ()) if number == 0 else (None, (f"train.seed={number}",))
         if number:
             found[_of_initialization("bf16", number)] = Setting(group=group, overrides=overrides)
-            found[_of_initialization("fp32", number)] = Setting(
-                group=group, overrides=("precision=fp32", *overrides)
-            )
+            found[_of_initialization("fp32", number)] = Setting(group=group, overrides=("precision=fp32", *overrides))
         for name, formats in STORED.items():
             found[_of_initialization(name, number)] = Setting(
                 group=group and "8-bit activations",
@@ -216,9 +214,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         base = results.get(setting.baseline or "")
         compared = f"{gap(found, base):+.4f} | {setting.baseline}" if base and "losses" in base else "|"
         last = float(np.mean(found["losses"][-WINDOW:]))
-        lines.append(
-            f"| {name} | {found['processes']} | {found['validation_loss']:.4f} | {last:.4f} | {compared} |"
-        )
+        lines.append(f"| {name} | {found['processes']} | {found['validation_loss']:.4f} | {last:.4f} | {compared} |")
     return "\n".join(lines)
 
 
@@ -283,13 +279,9 @@ def chart(points: list[dict[str, object]]) -> alt.ConcatChart:
         same = [p for p in mine if p["setting"] != OTHER_SEED]
         color = alt.Color("setting:N", title=group, sort=list(SETTINGS), scale=alt.Scale(scheme="tableau10"))
         x = alt.X("step:Q", title="step")
-        above = _lines(mine).encode(
-            x=x, y=alt.Y("loss:Q", title="loss", scale=alt.Scale(zero=False)), color=color
-        )
+        above = _lines(mine).encode(x=x, y=alt.Y("loss:Q", title="loss", scale=alt.Scale(zero=False)), color=color)
         below = _lines(same).encode(x=x, y=alt.Y("gap:Q", title="from baseline"), color=color)
-        panels.append(
-            alt.vconcat(above.properties(width=320, height=170), below.properties(width=320, height=90))
-        )
+        panels.append(alt.vconcat(above.properties(width=320, height=170), below.properties(width=320, height=90)))
     return alt.concat(*panels, columns=2).resolve_scale(color="independent").configure_view(stroke=None)
 
 
@@ -354,9 +346,7 @@ def _stored_text(results: dict[str, dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(SETTINGS), metavar="SETTING")
     parser.add_argument("--steps", type=int, default=NUM_STEPS, help="of all settings, so not with --only")
     arguments = parser.parse_args()

@@ -42,10 +42,7 @@ CONFIGURATIONS: dict[str, tuple[str, ...]] = {
     "hidden 384, feed-forward 1,024": ("model.hidden=384", "model.ffn_hidden=1024"),
     "vocabulary of 32,768": ("model.vocab=32768",),
     "2 sequences of 1,024 tokens": LONG,
-    "4 experts, 2 a token": (
-        "model.experts={num_experts: 4, top_k: 2, ffn_hidden: 256}",
-        "model.ffn_hidden=0",
-    ),
+    "4 experts, 2 a token": ("model.experts={num_experts: 4, top_k: 2, ffn_hidden: 256}", "model.ffn_hidden=0"),
     "LoRA of rank 8": ("task=lora", "lora={rank: 8}"),
     "activations in 8 bits": ("kernels.stored_activations=[feed_forward, norm]",),
     "recomputation of layers": ("parallel={recompute: full}",),
@@ -111,9 +108,7 @@ def page_with(text: str, record: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measure, and write a record; or write the table of one into a page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", type=Path, required=True)
     parser.add_argument("--page", type=Path, help="write the table of the record there, measure nothing")
     given = parser.parse_args()

@@ -94,17 +94,13 @@ def markdown(result: Mapping[str, Any]) -> str:
     for label, rows in result["cases"].items():
         base = sum(rows[0]["us_per_token"].values())
         lines += ["", f"**{label}**, microseconds of a device per token:", ""]
-        lines += [
-            f"| | tokens/s/device (low to high) | {' | '.join(PARTS.values())} | sum | gap to {NATIVE} |"
-        ]
+        lines += [f"| | tokens/s/device (low to high) | {' | '.join(PARTS.values())} | sum | gap to {NATIVE} |"]
         lines += ["|---" * (len(PARTS) + 4) + "|"]
         for row in rows:
             rate, parts = row["throughput"], row["us_per_token"].values()
             rate = f"{rate['median']:,.0f} ({rate['low']:,.0f} to {rate['high']:,.0f})"
             cells = [f"{part:,.1f}" for part in (*parts, sum(parts))]
-            lines.append(
-                f"| {_name(row, result)} | {rate} | {' | '.join(cells)} | {sum(parts) - base:+,.1f} |"
-            )
+            lines.append(f"| {_name(row, result)} | {rate} | {' | '.join(cells)} | {sum(parts) - base:+,.1f} |")
         lines += ["", f"**{label}**, share of the profiled steps:", ""]
         lines += [f"| | {' | '.join(CATEGORIES)} |", "|---" * (len(CATEGORIES) + 1) + "|"]
         for row in rows:
@@ -122,9 +118,7 @@ def main() -> None:
     parser.add_argument("--cases", default="1,2")
     given = parser.parse_args()
     folder, engines = place_of(given)
-    (folder / "text.txt").write_text(
-        "".join(f"{i} times {j} is {i * j}.\n\n" for i in range(400) for j in range(13))
-    )
+    (folder / "text.txt").write_text("".join(f"{i} times {j} is {i * j}.\n\n" for i in range(400) for j in range(13)))
     cases: dict[str, list[dict[str, Any]]] = {}
     chosen = [list(CASES.items())[int(number) - 1] for number in given.cases.split(",")]
     for label, plan in chosen:

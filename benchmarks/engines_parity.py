@@ -116,16 +116,12 @@ class Outcome:
 
 def prepare(folder: Path) -> None:
     """Write the text and the weights that all trainings start from."""
-    lines = [
-        f"{i} times {j} is {i * j}. " + ("\n\n" if j == 12 else "") for i in range(120) for j in range(13)
-    ]
+    lines = [f"{i} times {j} is {i * j}. " + ("\n\n" if j == 12 else "") for i in range(120) for j in range(13)]
     (folder / "text.txt").write_text("".join(lines))
     for model in MODELS:
         if (folder / f"start-{model}").exists():
             continue
-        run = runfile.loads(
-            text_of(Case(model=model, label="", plan=ONE_PROCESS.plan), engine=NATIVE, steps=20)
-        )
+        run = runfile.loads(text_of(Case(model=model, label="", plan=ONE_PROCESS.plan), engine=NATIVE, steps=20))
         built = build_model(run.model)
         materialize(built, device=torch.device("cpu"))
         init_weights(built, seed=1)
@@ -148,9 +144,7 @@ def text_of(case: Case, *, engine: str, steps: int) -> str:
     return min(made, key=lambda text: len(find_engine(engine).check(runfile.loads(text))))
 
 
-def train(
-    case: Case, *, engine: str, steps: int, folder: Path, shim: Path | None
-) -> list[dict[str, Any]] | str:
+def train(case: Case, *, engine: str, steps: int, folder: Path, shim: Path | None) -> list[dict[str, Any]] | str:
     """Steps of one training; a text where it is refused or fails."""
     out = folder / engine / case.name
     if not (out / "record.json").exists():

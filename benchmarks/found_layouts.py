@@ -118,9 +118,7 @@ def cost_of(request: PlanRequest, conditions: RunConditions) -> CostModel:
     rates = tables_of([conditions])
     facts = rates.facts.take(0)
     system = system_rates(request.cluster, request.precision, request.stack)
-    device = replace(
-        system.device, unfused_attention=facts.unfused_attention, unfused_norm=facts.unfused_norm
-    )
+    device = replace(system.device, unfused_attention=facts.unfused_attention, unfused_norm=facts.unfused_norm)
     constants = memory_constants(
         request.stack, unfused_attention=bool(facts.unfused_attention), fused_norm=conditions.fused_norm
     )
@@ -161,11 +159,7 @@ def among_measured(choice: Published) -> dict[str, Any]:
         assert run.conditions is not None
         rates[run.conditions.plan] = max(float(rate), rates.get(run.conditions.plan, 0.0))
     faster = sum(rate > predictions.tokens_per_s_per_device[own] * (1 + 1e-9) for rate in rates.values())
-    return {
-        "fits": bool(predictions.fits[own]),
-        "rank_of_measured": 1 + faster,
-        "num_measured": len(rates),
-    }
+    return {"fits": bool(predictions.fits[own]), "rank_of_measured": 1 + faster, "num_measured": len(rates)}
 
 
 def degrees(plan: Plan) -> tuple[int, ...]:
@@ -174,17 +168,11 @@ def degrees(plan: Plan) -> tuple[int, ...]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--markdown", action="store_true", help="as the table of docs/reference/found-layouts.md"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--markdown", action="store_true", help="as the table of docs/reference/found-layouts.md")
     markdown = parser.parse_args().markdown
     if markdown:
-        print(
-            "| published | layout | fits | rank | gap | ours | among measured |\n|---|---|---|--:|--:|---|---|"
-        )
+        print("| published | layout | fits | rank | gap | ours | among measured |\n|---|---|---|--:|--:|---|---|")
     for choice in CHOICES:
         found = find(choice)
         rank = "none" if found.rank is None else str(found.rank)

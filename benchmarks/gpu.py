@@ -75,12 +75,7 @@ GRACE_S = 10.0
 """From the request to end to the kill."""
 START_S = 90.0
 """Most seconds of a command besides its budget: imports, compilation, the last file."""
-RUN_SMALL, RUN_EIGHT, RUN_8B, RUN_MIXTURE = (
-    "small.yaml",
-    "eight-layers.yaml",
-    "shapes-8b.yaml",
-    "mixture.yaml",
-)
+RUN_SMALL, RUN_EIGHT, RUN_8B, RUN_MIXTURE = ("small.yaml", "eight-layers.yaml", "shapes-8b.yaml", "mixture.yaml")
 """The third: layers of Llama 3.1 8B, as many as fit one GPU with their optimizer states."""
 CACHES = "caches"
 """Folder of compilation caches below the records."""
@@ -176,16 +171,12 @@ def steps(*, budget_s: float, scale: Scale = GPU) -> list[Step]:
     def step(name: str, *arguments: str, budgets: float = 2.0) -> Step:
         return Step(name=name, arguments=arguments, timeout_s=START_S + budgets * budget_s)
 
-    def bench(
-        name: str, *arguments: str, options: Sequence[str] = scale.training, budgets: float = 20
-    ) -> Step:
+    def bench(name: str, *arguments: str, options: Sequence[str] = scale.training, budgets: float = 20) -> Step:
         given = ("bench", "train", *arguments, *options, "--out", name)
         return step(name, *given, "--html", f"{name}.html", budgets=budgets)
 
     def kernels(name: str, model: str) -> Step:
-        return step(
-            name, "bench", "kernels", "--models", model, *scale.tokens, "--budget", budget, "--out", name
-        )
+        return step(name, "bench", "kernels", "--models", model, *scale.tokens, "--budget", budget, "--out", name)
 
     def compiled(name: str, run: str, *arguments: str) -> Step:
         return bench(name, run, "--set", "train.compile=true", *arguments, options=once, budgets=4)
@@ -201,26 +192,11 @@ def steps(*, budget_s: float, scale: Scale = GPU) -> list[Step]:
         compiled("step-8b-fp8", RUN_EIGHT, *rivals, "--set", f"precision={scale.eight_bits}"),
         kernels("kernels-8b", scale.dense),
         Step(
-            name="tests",
-            module="pytest",
-            arguments=("-q", *scale.lane),
-            timeout_s=START_S + 4 * budget_s,
-            in_root=True,
+            name="tests", module="pytest", arguments=("-q", *scale.lane), timeout_s=START_S + 4 * budget_s, in_root=True
         ),
         compiled("step-moe", RUN_MIXTURE),
         kernels("kernels-moe", scale.mixture),
-        step(
-            "device",
-            "bench",
-            "device",
-            "--model",
-            scale.dense,
-            "--budget",
-            budget,
-            "--out",
-            "device",
-            budgets=4,
-        ),
+        step("device", "bench", "device", "--model", scale.dense, "--budget", budget, "--out", "device", budgets=4),
         step("gemm", "tune", "gemm", RUN_8B, "--budget", budget, "--out", "gemm.json", "--json"),
         bench("training", RUN_SMALL, *each),
         bench("training-8b", RUN_8B, *each),
@@ -233,29 +209,19 @@ def steps(*, budget_s: float, scale: Scale = GPU) -> list[Step]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Take the measurements; 0 where all of them succeeded."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="print the commands and run none")
     parser.add_argument("--only", help="names of the measurements to take, with commas between them")
     parser.add_argument(
-        "--budget",
-        type=positive,
-        help="seconds for each that takes a budget  [default: 600; less with --total]",
+        "--budget", type=positive, help="seconds for each that takes a budget  [default: 600; less with --total]"
     )
-    parser.add_argument(
-        "--total", type=positive, help="seconds for all of them  [default: as long as they take]"
-    )
+    parser.add_argument("--total", type=positive, help="seconds for all of them  [default: as long as they take]")
     parser.add_argument("--again", action="store_true", help="repeat what succeeded")
     parser.add_argument("--dry-run", action="store_true", help="on this machine's CPU, with small models")
     parser.add_argument("--archive", type=Path, metavar="FILE", help="keep all results in this tar.gz, too")
     parser.add_argument("--from", dest="begun", type=Path, metavar="FILE", help="go on from an archive")
-    parser.add_argument(
-        "--page", type=Path, metavar="FILE", help="make a page of an archive and measure nothing"
-    )
-    parser.add_argument(
-        "--apply", type=Path, metavar="FILE", help="renew defaults and documents from an archive"
-    )
+    parser.add_argument("--page", type=Path, metavar="FILE", help="make a page of an archive and measure nothing")
+    parser.add_argument("--apply", type=Path, metavar="FILE", help="renew defaults and documents from an archive")
     parser.add_argument("--root", type=Path, help="checkout that --apply changes  [default: this one]")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args(arguments)
@@ -267,9 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.only is not None:
         names = [name for name in given.only.split(",") if name]
         if not names or (unknown := set(names) - {step.name for step in chosen}):
-            what = (
-                f"no measurement is called {', '.join(sorted(unknown))}" if names else "names no measurement"
-            )
+            what = f"no measurement is called {', '.join(sorted(unknown))}" if names else "names no measurement"
             parser.error(f"--only: {what}; allowed are {', '.join(step.name for step in chosen)}")
         chosen = [step for step in chosen if step.name in names]
     if given.list:
@@ -405,9 +369,7 @@ def take_all(
     return 0 if done >= {step.name for step in chosen} else 1
 
 
-def due(
-    chosen: Sequence[Step], kept: Sequence[dict[str, Any]], *, device: dict[str, Any], again: bool
-) -> list[Step]:
+def due(chosen: Sequence[Step], kept: Sequence[dict[str, Any]], *, device: dict[str, Any], again: bool) -> list[Step]:
     """Measurements to take: never tried ones first, then those that failed; not those that succeeded here."""
     here = {row["name"]: row for row in kept if row["device"].get("name") == device.get("name")}
     new = [step for step in chosen if step.name not in here]
@@ -453,9 +415,7 @@ def pack(folder: Path, archive: Path) -> list[str]:
     beside = archive.with_name(f"{archive.name}.new")
     itself = {archive.absolute(), beside.absolute()}
     files = [
-        path
-        for path in folder.rglob("*")
-        if path.is_file() and not path.is_symlink() and path.absolute() not in itself
+        path for path in folder.rglob("*") if path.is_file() and not path.is_symlink() and path.absolute() not in itself
     ]
     files.sort(key=lambda path: (CACHES in path.relative_to(folder).parts, path.stat().st_size))
     taken, left_out, size = [], [], 0

@@ -47,10 +47,7 @@ PAGE, KERNELS = Path("docs", "reference", "gpu.md"), Path("docs", "reference", "
 KEPT = {".json", ".jsonl", ".csv", ".txt", ".yaml"}
 """Suffixes of records. Pages can be made again; checkpoints and caches stay in the archive."""
 NOT_KEPT = {"caches", "saved"}
-SENTENCES = {
-    Path("README.md"): "docs/reference/gpu.md",
-    Path("docs", "guides", "gpu-node.md"): "../reference/gpu.md",
-}
+SENTENCES = {Path("README.md"): "docs/reference/gpu.md", Path("docs", "guides", "gpu-node.md"): "../reference/gpu.md"}
 """Documents with a sentence about GPUs, and their link to the page."""
 SENTENCE = re.compile(r"<!-- gpu: -->.*?<!-- :gpu -->", flags=re.DOTALL)
 HEAD = """# Measured on GPUs
@@ -71,28 +68,20 @@ def apply(results: GpuResults, *, root: Path, is_own: bool) -> list[str]:
     texts = _texts_before(root)
     architecture = results.architecture
     if results.is_dry_run and is_own:
-        raise InputError(
-            "this is an archive of a dry run, on a CPU", hint="name a copy of the checkout with --root"
-        )
+        raise InputError("this is an archive of a dry run, on a CPU", hint="name a copy of the checkout with --root")
     if architecture is None:
-        raise InputError(
-            "the archive does not say the architecture of its device", got=results.device["name"]
-        )
+        raise InputError("the archive does not say the architecture of its device", got=results.device["name"])
     kept = root / RECORDS / f"{slug(str(results.device['name']))}-{architecture}"
     kept.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".new-") as temporary:
         joined = Path(temporary) / kept.name
         done = [join_records(results, older=kept, target=joined)]
-        folders = [
-            path.parent for path in sorted((root / RECORDS).glob(f"*/{RECORD}")) if path.parent != kept
-        ]
+        folders = [path.parent for path in sorted((root / RECORDS).glob(f"*/{RECORD}")) if path.parent != kept]
         found = sorted(
             [read_results(joined, source=str(kept)), *(read_results(folder) for folder in folders)],
             key=lambda r: (str(r.device["name"]), r.architecture or ""),
         )
-        defaults, said = measured_defaults(
-            texts[DEFAULTS], [r for r in found if r.architecture == architecture]
-        )
+        defaults, said = measured_defaults(texts[DEFAULTS], [r for r in found if r.architecture == architecture])
         texts |= {DEFAULTS: defaults, PAGE: page(found)}
         texts[KERNELS] = renew_kernels.with_routes(texts[KERNELS], tomllib.loads(defaults))
         for name, link in SENTENCES.items():
@@ -116,9 +105,7 @@ def _texts_before(root: Path) -> dict[Path, str]:
                 "this is no checkout of Meshwright", got=str(root), allowed=f"a folder with {path}"
             ) from None
         if path in SENTENCES and not SENTENCE.search(texts[path]):
-            raise InputError(
-                f"{path} has no place for the sentence on GPUs", got=str(root), allowed=marked("...")
-            )
+            raise InputError(f"{path} has no place for the sentence on GPUs", got=str(root), allowed=marked("..."))
     try:
         tomllib.loads(texts[DEFAULTS])
     except tomllib.TOMLDecodeError as error:
@@ -137,18 +124,10 @@ def measured_defaults(text: str, found: Sequence[GpuResults]) -> tuple[str, list
         return text, []
     compiled = compiled_operations(calls, orders=orders)
     text = renewed_defaults(text, architecture=architecture, orders=orders, compiled=compiled)
-    said = [
-        f"{op} on {architecture}: {', '.join(order)}"
-        for op, order in orders.items()
-        if order != before.get(op)
-    ]
+    said = [f"{op} on {architecture}: {', '.join(order)}" for op, order in orders.items() if order != before.get(op)]
     if len(found) > 1:
-        said.append(
-            f"orders on {architecture} are those of {', '.join(str(r.device['name']) for r in found)} together"
-        )
-    said += [
-        f"{op} on {architecture}: compiled runs take the reference, which is faster there" for op in compiled
-    ]
+        said.append(f"orders on {architecture} are those of {', '.join(str(r.device['name']) for r in found)} together")
+    said += [f"{op} on {architecture}: compiled runs take the reference, which is faster there" for op in compiled]
     said += [
         f"{op}: no architecture chooses its Triton kernels any more: {module} can be deleted"
         for op, module in never_chosen(tables, tomllib.loads(text))
@@ -254,10 +233,7 @@ def sentence(found: Sequence[GpuResults], *, link: str) -> str:
     for results in found:
         facts = []
         native = [
-            s
-            for group in results.steps.values()
-            for s in group
-            if s.is_measured and s.rows[0].engine == "native"
+            s for group in results.steps.values() for s in group if s.is_measured and s.rows[0].engine == "native"
         ]
         if native:
             best = max(native, key=lambda s: s.mfu)
@@ -265,13 +241,9 @@ def sentence(found: Sequence[GpuResults], *, link: str) -> str:
             rate = best.tokens_per_s_per_device.value
             what = f"{plain(first.model)} in {plain(first.precision)}"
             facts.append(f"{what} at {rate:,.0f} tokens/s/device, {100 * best.mfu:.0f} % MFU")
-        ratios = [
-            r for calls in by_operation(results.calls).values() for c in calls if (r := c.ratio("reference"))
-        ]
+        ratios = [r for calls in by_operation(results.calls).values() for c in calls if (r := c.ratio("reference"))]
         if ratios:
-            facts.append(
-                f"kernels {geometric_mean(ratios):.2g} times as fast as PyTorch over {len(ratios):,} calls"
-            )
+            facts.append(f"kernels {geometric_mean(ratios):.2g} times as fast as PyTorch over {len(ratios):,} calls")
         name = f"{results.device.get('count', 1)} x {results.device['name']}"
         parts.append(f"{name}: {', '.join(facts) if facts else 'nothing but failures'}")
     return f"[Measured on GPUs]({link}): {'; '.join(parts)}."

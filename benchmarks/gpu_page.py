@@ -48,15 +48,11 @@ def sections(results: GpuResults) -> list[ReportSection]:
         shares = roofline_shares(results)
         figures = (_figure(shares),) if shares else ()
         made.append(
-            ReportSection(
-                title="Kernels beside their rivals", tables=tuple(kernels), figures=figures, is_wide=True
-            )
+            ReportSection(title="Kernels beside their rivals", tables=tuple(kernels), figures=figures, is_wide=True)
         )
     if steps:
         made.append(
-            ReportSection(
-                title="Steps beside other engines and predictions", tables=tuple(steps), is_wide=True
-            )
+            ReportSection(title="Steps beside other engines and predictions", tables=tuple(steps), is_wide=True)
         )
     return made
 
@@ -96,9 +92,7 @@ def _chart(shares: list[tuple[str, str, float]]) -> Any:
         .encode(
             y=alt.Y("operation:N", sort=names, title=None),
             x=alt.X("share:Q", title="share of the roofline", axis=alt.Axis(format="%")),
-            color=alt.Color(
-                "who:N", scale=alt.Scale(domain=list(COLORS), range=list(COLORS.values())), legend=None
-            ),
+            color=alt.Color("who:N", scale=alt.Scale(domain=list(COLORS), range=list(COLORS.values())), legend=None),
         )
         .properties(width=WIDTH - 100, height={"step": 22})
     )

@@ -157,13 +157,7 @@ class GpuResults:
             result = "done" if code == 0 else code if isinstance(code, str) else f"failed with {code}"
             reason = next((line for line in reversed(row["stderr"]) if line.strip()), "")
             rows.append(
-                (
-                    row["name"],
-                    result,
-                    f"{row['wall_s']:.0f} s",
-                    row["started"][:16],
-                    " ".join(reason.split())[:300],
-                )
+                (row["name"], result, f"{row['wall_s']:.0f} s", row["started"][:16], " ".join(reason.split())[:300])
             )
         return TextTable(
             title="Measurements", headings=("measurement", "result", "took", "started (UTC)", "why"), rows=rows,
@@ -198,9 +192,7 @@ class GpuResults:
                     call.name,
                     "" if default is None else default.route,
                     "" if default is None else format_seconds(default.seconds),
-                    ""
-                    if default is None or default.roofline_ratio is None
-                    else percent(default.roofline_ratio),
+                    "" if default is None or default.roofline_ratio is None else percent(default.roofline_ratio),
                     "" if default is None or default.error is None else f"{default.error:.1e}",
                     *("" if (r := call.ratio(rival)) is None else f"{r:.2f}" for rival in RIVALS),
                     "" if fastest is None else fastest.route,
@@ -278,9 +270,7 @@ def read_results(folder: Path, *, source: str = "") -> GpuResults:
         raise InputError(f"no {RECORD} that can be read", got=source, allowed="a file of --archive") from None
     if not measurements:
         raise InputError("nothing was measured", got=source, hint="run benchmarks/gpu.py first")
-    devices = dict.fromkeys(
-        (row["device"]["name"], row["device"].get("architecture")) for row in measurements
-    )
+    devices = dict.fromkeys((row["device"]["name"], row["device"].get("architecture")) for row in measurements)
     if len(devices) > 1:
         names = "; ".join(f"{name} ({architecture})" for name, architecture in devices)
         raise InputError("measurements of several devices", got=names, allowed="an archive for each device")
@@ -299,8 +289,7 @@ def read_results(folder: Path, *, source: str = "") -> GpuResults:
             steps[name] = summaries(found.rows, names=list(found.sidecar["configurations"]))
             if any(not (row.step_s_median and row.mfu is not None) for s in steps[name] for row in s.rows):
                 raise InputError(
-                    f"{name}/{trainings.CSV_NAME}: a training that succeeded has no step time or MFU",
-                    got=source,
+                    f"{name}/{trainings.CSV_NAME}: a training that succeeded has no step time or MFU", got=source
                 )
     return GpuResults(
         folder=folder, measurements=measurements, calls=_calls(routes), steps=steps, command=plain(command)
@@ -404,16 +393,12 @@ def best_order(calls: Sequence[RoutedCall], *, before: Sequence[str]) -> list[st
         logs = []
         for call in calls:
             got = served(order, call)
-            fastest = min(
-                (s for name, s in call.able.items() if name not in wrong - {REFERENCE}), default=0.0
-            )
+            fastest = min((s for name, s in call.able.items() if name not in wrong - {REFERENCE}), default=0.0)
             logs.append(math.log(call.able[got] / fastest) if got in call.able else math.inf)
         return round(sum(logs) / max(1, len(logs)), 9)
 
     orders = (order for size in range(len(candidates), -1, -1) for order in permutations(candidates, size))
-    best = min(
-        orders, key=cost
-    )  # the first of the best ones: with all candidates, and in the order of before
+    best = min(orders, key=cost)  # the first of the best ones: with all candidates, and in the order of before
     taken = {served(best, call) for call in calls}
     kept = [name for name in best if name in taken or not _is_slower(name, calls)]
     rest = [name for name in before if name not in measured | wrong | {REFERENCE}]

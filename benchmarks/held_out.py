@@ -43,17 +43,13 @@ def line(name: str, errors: list[NDArray[np.float64]], problem: FitProblem) -> s
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--splits", type=int, default=3, help="random splits of the rows (default 3)")
     arguments = parser.parse_args()
     runs = thinned([run for run in read_runs(measured_runs_path()) if run.reason is None])
     problem = make_problem(runs, prior())
     of_sources = [linearized_errors(problem, prior(), problem.source)]
-    of_rows = [
-        linearized_errors(problem, prior(), folds(len(runs), seed=seed)) for seed in range(arguments.splits)
-    ]
+    of_rows = [linearized_errors(problem, prior(), folds(len(runs), seed=seed)) for seed in range(arguments.splits)]
     print("| left out of the fit | all | dense | mixtures of experts | hybrids |\n|---|--:|--:|--:|--:|")
     print(line("the whole source", of_sources, problem))
     print(line("a tenth of all rows, at random", of_rows, problem))

@@ -71,9 +71,7 @@ def pass_rows(found: dict[str, Any]) -> Iterator[str]:
         e, stages = p["encoding"], p["stages"]
         bound = bounds[e["precision"], e["batch"], e["chunk_tokens"]]
         of_bound = stages["encode"]["tokens_per_s"]["value"] / bound
-        shares = " / ".join(
-            f"{100 * stages[s]['share']['value']:.2f}" for s in ("read", "tokenize", "encode", "index")
-        )
+        shares = " / ".join(f"{100 * stages[s]['share']['value']:.2f}" for s in ("read", "tokenize", "encode", "index"))
         yield (
             f"| {e['chunk_tokens']} | {e['batch']} | {e['order']} | {e['precision']} | {p['mode']} "
             f"| {rate(p['chunks_per_s'], 2)} | {p['tokens_per_s']['value']:,.0f} "
@@ -108,9 +106,7 @@ def index_rows(found: dict[str, Any]) -> Iterator[str]:
 def measured_part(record: dict[str, Any]) -> str:
     """The page's tables."""
     first = next(iter(record.values()))
-    software = ", ".join(
-        f"{name} {first['software'][name]}" for name in PACKAGES if name in first["software"]
-    )
+    software = ", ".join(f"{name} {first['software'][name]}" for name in PACKAGES if name in first["software"])
     device, origin = first["device"], first["encoder"]["origin"]
     lines = [
         f"{first['started'][:10]}, {device['name']}, {device['threads']} threads, {software}. Encoder: {origin}. "
@@ -146,9 +142,7 @@ def keep(record: dict[str, Any], chosen: argparse.Namespace) -> None:
     if chosen.page is not None:
         before, _, rest = chosen.page.read_text(encoding="utf-8").partition(BEGIN)
         _, _, after = rest.partition(END)
-        chosen.page.write_text(
-            f"{before}{BEGIN}\n\n{measured_part(record)}\n\n{END}{after}", encoding="utf-8"
-        )
+        chosen.page.write_text(f"{before}{BEGIN}\n\n{measured_part(record)}\n\n{END}{after}", encoding="utf-8")
 
 
 def main() -> None:

@@ -73,9 +73,7 @@ class Configuration:
     @property
     def global_batch(self) -> int:
         """Sequences of a step."""
-        width = (
-            2 if "tensor: 2, data_shard: 2" in self.plan else self.processes if "data_" in self.plan else 1
-        )
+        width = 2 if "tensor: 2, data_shard: 2" in self.plan else self.processes if "data_" in self.plan else 1
         return self.micro * self.num_micro * width
 
     @property
@@ -149,9 +147,7 @@ def draw(random: random.Random, index: int) -> Configuration:
 
 def meshwright(*arguments: str) -> dict[str, Any]:
     """Run a command and return its JSON document."""
-    done = subprocess.run(
-        [sys.executable, "-m", "meshwright", *arguments, "--json"], capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-m", "meshwright", *arguments, "--json"], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"meshwright {' '.join(arguments)}: exit {done.returncode}\n{done.stderr[-2000:]}")
     return json.loads(done.stdout)
@@ -176,9 +172,7 @@ def train(configuration: Configuration, *, calibration: Path, folder: Path) -> d
 
 def judged(configuration: Configuration, rounds: list[dict[str, Any]]) -> dict[str, Any]:
     """A row of the table."""
-    predicted = {
-        key: statistics.median(r["predicted"][key] for r in rounds) for key in ("low", "value", "high")
-    }
+    predicted = {key: statistics.median(r["predicted"][key] for r in rounds) for key in ("low", "value", "high")}
     each = [r["measured_s"] for r in rounds]
     measured = statistics.median(each)
     return {
@@ -208,9 +202,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "all": of(rows),
         **{
-            "one process" if n == 1 else f"{n} processes": of(
-                [r for r in rows if r["configuration"]["processes"] == n]
-            )
+            "one process" if n == 1 else f"{n} processes": of([r for r in rows if r["configuration"]["processes"] == n])
             for n in counts
         },
     }
@@ -299,11 +291,7 @@ def main() -> None:
         table.add_column(column)
     for name, s in result["summary"].items():
         table.add_row(
-            name,
-            str(s["configurations"]),
-            f"{s['median_error']:.1%}",
-            f"{s['largest_error']:.1%}",
-            f"{s['held']:.0%}",
+            name, str(s["configurations"]), f"{s['median_error']:.1%}", f"{s['largest_error']:.1%}", f"{s['held']:.0%}"
         )
     Console().print(table)
 

@@ -73,9 +73,7 @@ def make_models(folder: Path) -> None:
             bos_token_id=None, eos_token_id=0,
         )  # fmt: skip
         LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder / name)
-        PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>").save_pretrained(
-            folder / name
-        )
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>").save_pretrained(folder / name)
 
 
 def meshwright(*arguments: object) -> str:
@@ -106,16 +104,12 @@ def compare(work: Path, folders: dict[str, list[Path]]) -> dict[str, Any]:
     """Calibrate on one part and predict the others."""
     calibration = work / "llamacpp-cpu.json"
     fitted = json.loads(
-        meshwright(
-            "inference", "calibrate", *folders["fit"], "--cluster", "cpu-1x1", "--out", calibration, "--json"
-        )
+        meshwright("inference", "calibrate", *folders["fit"], "--cluster", "cpu-1x1", "--out", calibration, "--json")
     )
     parts = {}
     for part in HELD_OUT:
         named = [text for folder in folders[part] for text in ("--records", folder)]
-        parts[part] = json.loads(
-            meshwright("inference", "accuracy", *named, "--calibration", calibration, "--json")
-        )
+        parts[part] = json.loads(meshwright("inference", "accuracy", *named, "--calibration", calibration, "--json"))
     return {
         "fitted": {key: fitted[key] for key in ("made", "errors", "row_sd", "source_sd", "interval_scale", "rows")},
         "parts": parts,
@@ -147,10 +141,7 @@ def page_text(record: dict[str, Any]) -> str:
     for metric, text in SHOWN.items():
         chosen = [(part, row) for part, row in rows if row["metric"] == metric]
         lines += [_error_line(f"{text}, all held out", [row for _, row in chosen])]
-        lines += [
-            _error_line(f"{text}, {titles[part]}", [row for p, row in chosen if p == part])
-            for part in HELD_OUT
-        ]
+        lines += [_error_line(f"{text}, {titles[part]}", [row for p, row in chosen if p == part]) for part in HELD_OUT]
     lines += ["", "| held out | load | value | predicted | measured | off by |", "|---|---|---|--:|--:|--:|"]
     for part, row in rows:
         scale, unit = (1, "tokens/s") if row["metric"] == "output_throughput" else (1e3, "ms")

@@ -62,9 +62,7 @@ class Rows:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="?", type=Path, default=measured_runs_path())
     parser.add_argument("failed", nargs="?", type=Path, default=failed_configs_path())
     parser.add_argument("--fit", action="store_true", help="fit the measured constants again and print them")
@@ -83,9 +81,7 @@ def main() -> None:
 
 def print_errors(rows: Rows, *, every_row: bool) -> None:
     memory, measured = rows.memory(), np.array([run.memory_bytes for run in rows.runs])
-    print(
-        f"{'source':16} {'counts':10} {'compared with':14} {'rows':>5} {'median':>7} {'p90':>7} {'bias':>7}"
-    )
+    print(f"{'source':16} {'counts':10} {'compared with':14} {'rows':>5} {'median':>7} {'p90':>7} {'bias':>7}")
     keys = [run.source_key for run in rows.runs], [run.memory_definition for run in rows.runs]
     for (source, counts), index in rows.groups(*keys).items():
         for part in ("allocated", "reserved"):
@@ -160,11 +156,7 @@ def fit(rows: Rows, names: Sequence[str], start: Floats, iterations: int = 60) -
         changes = {name: np.full(len(measured), v) for name, v in zip(names, values, strict=True)}
         t = rows.tables
         memory = estimate_memory(
-            model=t.model,
-            batch=t.batch,
-            plan=t.plan,
-            precision=t.precision,
-            constants=replace(base, **changes),
+            model=t.model, batch=t.batch, plan=t.plan, precision=t.precision, constants=replace(base, **changes)
         )
         return np.where(reserved, memory.reserved_bytes, memory.allocated_bytes) / measured
 

@@ -56,9 +56,7 @@ def measure(schedule: Schedule, p: int, v: int, m: int, *, repeat: int) -> str:
     one_s = best_s(lambda: simulate(shape, one), repeat)
     num_ops = event_graph(shape).num_ops
     target = TARGET_MS.get((p, v, m))
-    verdict = (
-        "" if target is None else f"  target {target:.0f} ms: {'met' if 1e3 * one_s < target else 'MISSED'}"
-    )
+    verdict = "" if target is None else f"  target {target:.0f} ms: {'met' if 1e3 * one_s < target else 'MISSED'}"
     return (
         f"{schedule.value:12} {p:3} {v:3} {m:5} {num_ops:8,} {1e3 * build_s:9.1f} {1e3 * one_s:9.2f}"
         f" {num_ops / one_s / 1e6:10.1f}{verdict}"

@@ -173,10 +173,7 @@ def simumax_rate(checkout: Path, python: str, seconds: float) -> tuple[int, floa
 def print_comparison(options: argparse.Namespace) -> None:
     gpt3 = request("gpt3-175b", "a100-8x64", batch=512, seq_len=2048, engine="megatron")
     ours, ours_s = timed_search(gpt3, options.repeat)
-    rows = [
-        ("Meshwright", covered(ours), ours_s),
-        ("of which scored with the full model", ours.counts.scored, ours_s),
-    ]
+    rows = [("Meshwright", covered(ours), ours_s), ("of which scored with the full model", ours.counts.scored, ours_s)]
     if options.calculon:
         rows.append(("Calculon", *calculon_rate(options.calculon.resolve(), options.seconds)))
     if options.simumax:

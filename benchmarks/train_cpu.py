@@ -45,10 +45,7 @@ CONTENDERS = {
     "litgpt": "litgpt_loop.py",
 }
 GOALS = {"plain loop": 1.0, "Hugging Face Trainer": 1.2, "litgpt": 1.2}
-PACKAGES = {
-    "Hugging Face Trainer": ("transformers", "accelerate", "torch"),
-    "litgpt": ("litgpt", "lightning", "torch"),
-}
+PACKAGES = {"Hugging Face Trainer": ("transformers", "accelerate", "torch"), "litgpt": ("litgpt", "lightning", "torch")}
 TOLERANCE = {"fp32": 2e-4, "bf16": 2e-2}  # of a loss, relative; bf16 rounds in other places in each of them
 LEARNING_RATE, BETAS, EPSILON, CLIP = 1e-3, (0.9, 0.95), 1e-8, 1.0
 POLL_S = 0.02
@@ -203,9 +200,7 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(
-    command: list[str], *, shape: Shape, out: Path, steps: int, threads: int, cache: Path
-) -> Measured:
+def measure(command: list[str], *, shape: Shape, out: Path, steps: int, threads: int, cache: Path) -> Measured:
     """Run one contender, and look at its steps and its processor time while it runs."""
     log, path = out.with_suffix(".log"), out / "steps.jsonl"
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -342,9 +337,7 @@ def versions_of(contender: str, *, python: str) -> dict[str, str]:
     return dict(zip(names, done.stdout.split(), strict=True))
 
 
-def record_of(
-    chosen: argparse.Namespace, *, cases: dict[str, Any], pythons: dict[str, str], not_run: dict[str, str]
-):
+def record_of(chosen: argparse.Namespace, *, cases: dict[str, Any], pythons: dict[str, str], not_run: dict[str, str]):
     """The record: measurements, software and device."""
     import torch
 
@@ -382,9 +375,7 @@ def keep(record: dict[str, Any], chosen: argparse.Namespace) -> None:
 
 
 def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="the tiny model in bf16, one round")
     parser.add_argument("--case", action="append", choices=[c.name for c in CASES], help="default: all")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="default: %(default)s")
@@ -407,11 +398,7 @@ def main() -> None:
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as work:
         for case in (case for case in CASES if case.name in names):
-            shape, steps, folder = (
-                SHAPES[case.shape],
-                STEPS[case.shape],
-                Path(work) / case.name.replace(" ", "-"),
-            )
+            shape, steps, folder = (SHAPES[case.shape], STEPS[case.shape], Path(work) / case.name.replace(" ", "-"))
             prepare(
                 shape, precision=case.precision, folder=folder, steps=steps, threads=chosen.threads,
                 compiled=chosen.compile,
@@ -423,12 +410,7 @@ def main() -> None:
                     out = folder / f"{name.split()[0]}-{i}"
                     command = command_of(name, python=pythons[name], folder=folder, out=out)
                     measured = measure(
-                        command,
-                        shape=shape,
-                        out=out,
-                        steps=steps,
-                        threads=chosen.threads,
-                        cache=folder / "cache",
+                        command, shape=shape, out=out, steps=steps, threads=chosen.threads, cache=folder / "cache"
                     )
                     rounds[name].append(measured)
                     print(f"{case.name}, round {i + 1}: {name} {measured.tokens_per_cpu_s:,.0f} tokens/cpu-s",

@@ -52,9 +52,7 @@ def unstated() -> list[CsvRow]:
     return [row for row in table_of_runs(measured_runs_path()) if row.line in without]
 
 
-def only_batch(
-    row: CsvRow, model: Model, *, num_devices: int, seq_len: int, software: Software
-) -> PublishedLayout:
+def only_batch(row: CsvRow, model: Model, *, num_devices: int, seq_len: int, software: Software) -> PublishedLayout:
     """A reader of layouts that asks for the batch alone; its plan is a placeholder for the planner's."""
     batch = stated_batch(row, seq_len)
     if batch is None:
@@ -93,23 +91,12 @@ def cells(found: Answer) -> tuple[str, ...]:
     assert run.conditions is not None
     devices = f"{run.conditions.num_devices:,} {run.conditions.accelerator.name}"
     rates = (f"{found.measured:,.0f}", f"{found.predicted:,.0f}", f"{found.signed_error:+.0%}")
-    return (
-        run.id,
-        run.model_name,
-        devices,
-        run.conditions.stack.framework,
-        *rates,
-        found.plan.describe(),
-    )
+    return (run.id, run.model_name, devices, run.conditions.stack.framework, *rates, found.plan.describe())
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--markdown", action="store_true", help="as the table of docs/reference/found-layouts.md"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--markdown", action="store_true", help="as the table of docs/reference/found-layouts.md")
     markdown = parser.parse_args().markdown
     if markdown:
         print("| run | model | devices | software | measured | best plan | | plan |")

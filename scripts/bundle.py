@@ -244,9 +244,7 @@ def read_have(path: Path) -> dict[str, str]:
         try:
             found[normalized(name)] = str(Version(version))
         except InvalidVersion:
-            print(
-                f"note: passed over {name}: {version!r} is not a version that pip compares", file=sys.stderr
-            )
+            print(f"note: passed over {name}: {version!r} is not a version that pip compares", file=sys.stderr)
     return found
 
 
@@ -275,9 +273,7 @@ class Pip:
         (site,) = folder.glob("lib/python*/site-packages")
         for name, at in target.packages.items():
             _pretend(site, name, at)
-        self.kept = ", ".join(
-            f"{name} {at}" for name, at in target.kept.items() if not name.startswith("nvidia-")
-        )
+        self.kept = ", ".join(f"{name} {at}" for name, at in target.kept.items() if not name.startswith("nvidia-"))
         self.constraints = folder / "constraints.txt"
         self.constraints.write_text("".join(f"{name}=={at}\n" for name, at in target.kept.items()))
         self.platforms = [option for tag in target.platforms for option in ("--platform", tag)]
@@ -293,14 +289,7 @@ class Pip:
     def download(self, pins: Sequence[str], folder: Path) -> None:
         """Download wheels of exact versions. Raises ConflictError."""
         self._run(
-            "download",
-            "--quiet",
-            "--no-deps",
-            "--only-binary=:all:",
-            *self.platforms,
-            "--dest",
-            str(folder),
-            *pins,
+            "download", "--quiet", "--no-deps", "--only-binary=:all:", *self.platforms, "--dest", str(folder), *pins
         )
 
     def build(self, folder: Path) -> Path:
@@ -379,9 +368,7 @@ def _bundled(
     row: Mapping[str, Any], wheels: Path, all_rows: Sequence[Mapping[str, Any]], target: Target
 ) -> BundledPackage:
     name, version = _name(row), row["metadata"]["version"]
-    (file,) = (
-        path for path in wheels.iterdir() if normalized(path.name.split("-")[0]) == name
-    )  # one version of each
+    (file,) = (path for path in wheels.iterdir() if normalized(path.name.split("-")[0]) == name)  # one version of each
     needed_by = [_name(other) for other in all_rows if name in _needs(other)]
     return BundledPackage(
         name=name, version=version, file=file.name, bytes=file.stat().st_size,
@@ -422,9 +409,7 @@ def _about(package: BundledPackage) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     parser.add_argument("--have", type=Path, required=True, metavar="FILE")
     parser.add_argument("--python", default=f"{sys.version_info[0]}.{sys.version_info[1]}")
@@ -441,9 +426,7 @@ def _minor(option: str, text: str, *, first: int, least: int, most: int) -> int:
     """The minor version of `text`. Raises InputError."""
     found = re.fullmatch(rf"{first}\.(\d{{1,3}})", text)
     if found is None or not least <= int(found[1]) <= most:
-        raise InputError(
-            f"{option}: not such a version", got=text, allowed=f"{first}.{least} to {first}.{most}"
-        )
+        raise InputError(f"{option}: not such a version", got=text, allowed=f"{first}.{least} to {first}.{most}")
     return int(found[1])
 
 
@@ -479,13 +462,9 @@ def _bundle(given: argparse.Namespace) -> int:
         what = "not empty" if given.folder.is_dir() else "a file"
         raise InputError(f"the folder of the bundle is {what}", got=str(given.folder))
     if given.machine not in MACHINES:
-        raise InputError(
-            "--machine: no wheels are built for it", got=given.machine, allowed=", ".join(MACHINES)
-        )
+        raise InputError("--machine: no wheels are built for it", got=given.machine, allowed=", ".join(MACHINES))
     if given.machine != platform.machine():
-        print(
-            f"note: requirements for {platform.machine()} alone are read as this machine's", file=sys.stderr
-        )
+        print(f"note: requirements for {platform.machine()} alone are read as this machine's", file=sys.stderr)
     if given.max_mib is not None and not (math.isfinite(given.max_mib) and given.max_mib > 0):
         raise InputError("--max-mib", got=str(given.max_mib), allowed="a number above 0")
     for text in given.also:

@@ -62,9 +62,7 @@ class CheckRun:
     def __str__(self) -> str:
         counts = ", ".join(f"{self.tests[kind]:,} {kind}" for kind in ("passed", "failed", "skipped"))
         state = "green" if self.exit_code == 0 else f"RED (exit code {self.exit_code})"
-        return (
-            f"{self.profile:8s} {self.wall_s:6.0f} s {self.processor_s:7.0f} processor s   {counts}   {state}"
-        )
+        return f"{self.profile:8s} {self.wall_s:6.0f} s {self.processor_s:7.0f} processor s   {counts}   {state}"
 
 
 def processor_flags() -> frozenset[str]:
@@ -90,9 +88,7 @@ def chosen(asked: str | None, names: Sequence[str]) -> list[str]:
     if asked == "all":
         return list(names)
     if asked not in names:
-        raise ValueError(
-            f"profile {asked}: this machine can play {', '.join(names)}; allowed are also: own, all"
-        )
+        raise ValueError(f"profile {asked}: this machine can play {', '.join(names)}; allowed are also: own, all")
     return [asked]
 
 
@@ -155,14 +151,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 def run_once(profile: str, *, root: Path, busy: int, nice: int, lane: str, here: bool) -> CheckRun:
     """Run `.ci/run` of the repository at `root` with the option `lane`; its output goes to stderr."""
-    command = [
-        "nice",
-        "-n",
-        str(nice),
-        str(root / ".ci" / "run"),
-        lane,
-        *(["--here"] if here else []),
-    ]
+    command = ["nice", "-n", str(nice), str(root / ".ci" / "run"), lane, *(["--here"] if here else [])]
     lines, start_s = [], time.monotonic()
     environment = os.environ | ({} if profile == OWN else PROFILES[profile].environment)
     with busy_programs(busy), process_group(command, environment) as process:
@@ -199,9 +188,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument(
-        "--profile", metavar="NAME", help=f"{', '.join(PROFILES)}, own or all; default: the slowest"
-    )
+    parser.add_argument("--profile", metavar="NAME", help=f"{', '.join(PROFILES)}, own or all; default: the slowest")
     parser.add_argument("--busy", type=number(0), default=0, metavar="N")
     parser.add_argument("--nice", type=number(0, 19), default=0, metavar="N")
     parser.add_argument("--repeat", type=number(1), default=1, metavar="N")
@@ -224,9 +211,7 @@ def main(arguments: Sequence[str] | None = None, *, root: Path = ROOT) -> int:
     for profile in profiles:
         for _ in range(given.repeat):
             runs.append(
-                run_once(
-                    profile, root=root, busy=given.busy, nice=given.nice, lane=given.lane, here=given.here
-                )
+                run_once(profile, root=root, busy=given.busy, nice=given.nice, lane=given.lane, here=given.here)
             )
             print(runs[-1], flush=True)
     return int(any(run.exit_code for run in runs))

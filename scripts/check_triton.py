@@ -54,9 +54,7 @@ raise SystemExit(errors > 0)
 
 def main() -> int:
     """Install and check."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("version")
     parser.add_argument("--numpy", default="2.2.6")
     parser.add_argument("--folder", type=Path)
@@ -66,8 +64,7 @@ def main() -> int:
     if not (folder / "triton").exists():
         packages = [f"triton=={given.version}", f"numpy=={given.numpy}"]
         subprocess.run(
-            [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(folder), *packages],
-            check=True,
+            [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(folder), *packages], check=True
         )
     environment = environment_of(folder)
     codes = []

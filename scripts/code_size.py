@@ -82,9 +82,7 @@ def _table_length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return docstring + (node.body[0].lineno - node.lineno if is_question else 0)
 
 
-def _functions(
-    node: ast.AST, prefix: str = ""
-) -> Iterable[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+def _functions(node: ast.AST, prefix: str = "") -> Iterable[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.expr):
             continue  # no function is defined in an expression
@@ -185,9 +183,7 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str
 
 def main() -> None:
     """Write the page, or check the package against it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare with the page and write nothing")
     files = sizes(PACKAGE, base=PACKAGE)
     if not parser.parse_args().check:

@@ -42,10 +42,7 @@ package checker finds it too.
 
 def main() -> None:
     """Print the page."""
-    lines = [
-        INTRODUCTION,
-        "| benchmark | rounds | N | target | evaluation every | first ones skipped | evaluation |",
-    ]
+    lines = [INTRODUCTION, "| benchmark | rounds | N | target | evaluation every | first ones skipped | evaluation |"]
     lines.append("|---|---|---|---|---|---|---|")
     names = sorted(path.stem for path in BENCHMARKS.glob("*.toml"))
     for name in names:

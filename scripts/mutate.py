@@ -25,17 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = (
-    "src",
-    "tests",
-    "docs",
-    "examples",
-    "benchmarks",
-    "scripts",
-    "conftest.py",
-    "pyproject.toml",
-    "README.md",
-)
+COPIED = ("src", "tests", "docs", "examples", "benchmarks", "scripts", "conftest.py", "pyproject.toml", "README.md")
 LIMIT_S = 1200
 """A change may make a loop endless."""
 OTHER = {
@@ -59,9 +49,7 @@ class Mutation:
 
 def mutations(source: str) -> Iterator[Mutation]:
     """Yield every change of `source`, of code inside functions."""
-    functions = [
-        n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
+    functions = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     seen = set()
     for function in functions:
         for node in (inside for statement in function.body for inside in ast.walk(statement)):
@@ -108,23 +96,9 @@ def _offset(source: str, node: ast.AST) -> int:
 def first_failure(copy: Path, tests: list[str], options: list[str]) -> str | None:
     """Return the first test that fails in the copy; None if all pass. Raises SystemExit where none runs."""
     environment = os.environ | {"PYTHONPATH": str(copy / "src"), "CI": "true"}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "-n",
-        "0",
-        "-p",
-        "no:cacheprovider",
-        *options,
-        *tests,
-    ]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *options, *tests]
     try:
-        done = subprocess.run(
-            command, cwd=copy, env=environment, text=True, stdout=subprocess.PIPE, timeout=LIMIT_S
-        )
+        done = subprocess.run(command, cwd=copy, env=environment, text=True, stdout=subprocess.PIPE, timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
         return f"no end within {LIMIT_S} s"
     if done.returncode in (0, 1):
@@ -178,9 +152,7 @@ def _try_all(copy: Path, options: argparse.Namespace, for_pytest: list[str]) -> 
 
 
 def _show(options: argparse.Namespace, mutation: Mutation, failed: str | None) -> None:
-    before, after = (
-        " ".join(text.split())[:60].replace("|", r"\|") for text in (mutation.before, mutation.after)
-    )
+    before, after = (" ".join(text.split())[:60].replace("|", r"\|") for text in (mutation.before, mutation.after))
     row = f"| `{options.source}:{mutation.line}` | `{before}` | `{after}` | {f'`{failed}`' if failed else 'none'} |"
     print(row, flush=True)
     if options.table:

@@ -64,9 +64,7 @@ def refresh(page: Path, *, skipped: bool) -> None:
 
 def main() -> None:
     """Refresh the pages named on the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pages", type=Path, nargs="+")
     parser.add_argument("--skipped", action="store_true", help="also blocks that tests skip")
     options = parser.parse_args()

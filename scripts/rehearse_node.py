@@ -77,9 +77,7 @@ class Rehearsal:
 
     def bundle(self) -> None:
         """Collect the wheels for this node."""
-        version = self._output(
-            [self.python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
-        ).strip()
+        version = self._output([self.python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]).strip()
         collect = [sys.executable, ROOT / "scripts" / "bundle.py", self.folder / "bundle"]
         target = ["--have", self.folder / "have.json", "--python", version, "--glibc", self.glibc]
         self._run([*collect, *target, "--extras", self.extras, "--also", "sybil", "pytest", "hypothesis"])
@@ -87,31 +85,19 @@ class Rehearsal:
     def install(self) -> None:
         """Install it without an index, and import everything."""
         self._run(
-            ["sh", self.folder / "bundle" / "install.sh", self.folder / "site"],
-            PYTHON=str(self.python),
-            **OFFLINE,
+            ["sh", self.folder / "bundle" / "install.sh", self.folder / "site"], PYTHON=str(self.python), **OFFLINE
         )
         self._run([self.python, self.folder / "bundle" / "check.py"], **self._node())
 
     def measure(self) -> None:
         """Take the measurements in two calls, of which the second knows the archive alone."""
         shutil.copytree(ROOT, self.checkout, ignore=LEFT)
-        script = [
-            self.python,
-            self.checkout / "benchmarks" / "gpu.py",
-            "--dry-run",
-            "--archive",
-            self.archive,
-        ]
+        script = [self.python, self.checkout / "benchmarks" / "gpu.py", "--dry-run", "--archive", self.archive]
         self._run([*script, "--out", self.folder / "first", "--only", FIRST], **self._node())
         only = [] if self.only is None else ["--only", self.only]
         second = [*script, "--out", self.folder / "second", "--from", self.archive, *only]
-        self._run(
-            second, **self._node(), allowed=(0,) if only else (0, 1)
-        )  # a node without a GPU cannot take all
-        rows = json.loads((self.folder / "second" / gpu_results.RECORD).read_text(encoding="utf-8"))[
-            "measurements"
-        ]
+        self._run(second, **self._node(), allowed=(0,) if only else (0, 1))  # a node without a GPU cannot take all
+        rows = json.loads((self.folder / "second" / gpu_results.RECORD).read_text(encoding="utf-8"))["measurements"]
         if FIRST not in {row["name"] for row in rows}:
             raise StepError(f"the second call lost {FIRST}, which the archive has")
         if failed := [row["name"] for row in rows if row["exit_code"] != 0]:
@@ -119,9 +105,7 @@ class Rehearsal:
 
     def page(self) -> None:
         """Make the page."""
-        self._run(
-            [*self._results(), "--page", self.archive, "--out", self.folder / "gpu.html"], **self._node()
-        )
+        self._run([*self._results(), "--page", self.archive, "--out", self.folder / "gpu.html"], **self._node())
 
     def apply(self) -> None:
         """Renew defaults and documents of the copy."""
@@ -135,9 +119,7 @@ class Rehearsal:
     def _node(self) -> dict[str, str]:
         return {"PYTHONPATH": str(self.folder / "site"), **OFFLINE}
 
-    def _run(
-        self, command: Sequence[str | Path], *, allowed: Collection[int] = (0,), **variables: str
-    ) -> None:
+    def _run(self, command: Sequence[str | Path], *, allowed: Collection[int] = (0,), **variables: str) -> None:
         """Run a command of the guide in the folder; its output is seen."""
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | variables
         print("+", *(str(part) for part in command), file=sys.stderr, flush=True)
@@ -176,9 +158,7 @@ def rehearse(rehearsal: Rehearsal) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check the input, and rehearse."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("python", metavar="PYTHON", type=Path)
     parser.add_argument("--folder", type=Path, metavar="FOLDER")
     parser.add_argument("--only", metavar="NAMES")
@@ -194,9 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"PYTHON: {given.python} has no PyTorch; a node has it in its image")
     names = [step.name for step in gpu.steps(budget_s=1.0, scale=gpu.DRY)]
     if given.only is not None and (unknown := set(given.only.split(",")) - {*names}):
-        parser.error(
-            f"--only: no measurement is called {', '.join(sorted(unknown))}; allowed are {', '.join(names)}"
-        )
+        parser.error(f"--only: no measurement is called {', '.join(sorted(unknown))}; allowed are {', '.join(names)}")
     try:
         if given.folder is not None:
             given.folder.mkdir(parents=True, exist_ok=True)

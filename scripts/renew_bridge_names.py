@@ -166,9 +166,7 @@ def described(wheels: Wheels, older: Wheels) -> dict[str, Any]:
 
 def main() -> None:
     """Read the wheels on the command line, and write the file."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wheels", type=Path, nargs=2, metavar="WHEEL")
     parser.add_argument("--older", type=Path, nargs=2, required=True, metavar="WHEEL")
     arguments = parser.parse_args()

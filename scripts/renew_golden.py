@@ -25,9 +25,7 @@ FOLDER = Path("results")
 
 def main() -> None:
     """Renew the files of the runs on the command line; of all runs without an argument."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", metavar="RUN", nargs="*", default=catalog.run_file_names())
     GOLDEN.mkdir(exist_ok=True)
     for name in parser.parse_args().names:

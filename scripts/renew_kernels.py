@@ -76,13 +76,9 @@ def page() -> str:
         ratios = [r.moved_bytes / r.least_bytes for r in found if r is not None and r.is_memory_bound]
         line = "".join(f" {_cell(r)} |" for r in found)
         facts.append(
-            f"| `{kernel}` | {tile} |{line} {max(ratios):.2f} |"
-            if ratios
-            else f"| `{kernel}` | {tile} |{line} |"
+            f"| `{kernel}` | {tile} |{line} {max(ratios):.2f} |" if ratios else f"| `{kernel}` | {tile} |{line} |"
         )
-    return (
-        HEAD + routes_table(_defaults()) + MIDDLE.format(triton=version("triton")) + "\n".join(facts) + "\n"
-    )
+    return HEAD + routes_table(_defaults()) + MIDDLE.format(triton=version("triton")) + "\n".join(facts) + "\n"
 
 
 def _defaults() -> Mapping[str, Mapping[str, Sequence[str]]]:
@@ -102,9 +98,7 @@ def _cell(row: InspectedKernel | None) -> str:
 
 def main() -> int:
     """Write or check the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--check", action="store_true")
     mode.add_argument("--routes", action="store_true")

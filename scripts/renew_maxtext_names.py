@@ -24,9 +24,7 @@ def main() -> None:
     base = {key: None if str(value).startswith("/") else value for key, value in base.items()}
     names = sorted({*types.MaxTextConfig.model_fields, *base})
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(base.get(name))}" for name in names)
-    source = (
-        "https://pypi.org/project/maxtext, maxtext/configs: fields of MaxTextConfig, defaults of base.yml"
-    )
+    source = "https://pypi.org/project/maxtext, maxtext/configs: fields of MaxTextConfig, defaults of base.yml"
     head = f' "source": {json.dumps(source)},\n "version": {json.dumps(version("maxtext"))},\n'
     OUT.write_text(f'{{\n{head} "keys": {{\n{lines}\n }}\n}}\n', encoding="utf-8")
 

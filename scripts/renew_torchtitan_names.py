@@ -23,9 +23,7 @@ FILES = ("torchtitan/config/job_config.py", "torchtitan/config_manager.py")
 
 def main() -> None:
     """Write the file."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wheels", nargs="+", type=Path)
     wheels = parser.parse_args().wheels
     keys: dict[str, Any] = {}

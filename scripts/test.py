@@ -77,9 +77,7 @@ def main() -> int:
         return _refuse("name files, or ask for --changed")
     if everything := touches_all(ROOT, files):
         shown = ", ".join(everything)
-        print(
-            f"{shown}: any test may depend on it; python -m pytest -q -n 2 runs all that can", file=sys.stderr
-        )
+        print(f"{shown}: any test may depend on it; python -m pytest -q -n 2 runs all that can", file=sys.stderr)
     found = nearest(ROOT, frozenset(files), distance=options.distance)
     if options.list or not found:
         print("\n".join(f"{far} {test}" for test, far in found.items()) or "no test is that near")

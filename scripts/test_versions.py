@@ -183,8 +183,7 @@ def cases() -> list[VersionCase]:
     torch = readme_torch()
     planning = [VersionCase(name="oldest-planning", python=first, half=PLANNING, pins=oldest_dependencies())]
     planning += [
-        VersionCase(name=f"python3.{minor}-planning", python=(major, minor), half=PLANNING)
-        for major, minor in later
+        VersionCase(name=f"python3.{minor}-planning", python=(major, minor), half=PLANNING) for major, minor in later
     ]
     doing = [VersionCase(name="newest-doing", python=first, half=DOING, pins=(torch,))]
     doing += [
@@ -216,9 +215,7 @@ def oldest_dependencies() -> tuple[str, ...]:
     return tuple(oldest(name) for name in declared())
 
 
-def run_case(
-    case: VersionCase, *, tests: Sequence[str], processes: int, keep: bool, cuda: bool
-) -> CaseResult:
+def run_case(case: VersionCase, *, tests: Sequence[str], processes: int, keep: bool, cuda: bool) -> CaseResult:
     """Make the environment, run the tests, remove the environment."""
     start_s = time.monotonic()
     folder = default_cache() / "versions" / case.name
@@ -269,15 +266,7 @@ def _refuse_cuda_packages(python: Path, case: VersionCase) -> None:
 def pip(python: Path, *arguments: str) -> str:
     """Run `pip install` and return its output. Raises CannotRunError or InstallationError."""
     # Without a wheel for its Python a package would be compiled, if a compiler is there.
-    command = [
-        str(python),
-        "-m",
-        "pip",
-        "install",
-        "--disable-pip-version-check",
-        "--only-binary=:all:",
-        *arguments,
-    ]
+    command = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--only-binary=:all:", *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         absent = NOT_TO_BE_HAD.search(done.stderr)
@@ -317,9 +306,7 @@ def run_tests(python: Path, tests: Sequence[str], *, processes: int) -> tuple[Ou
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [case.name for case in cases()]
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME")
@@ -343,9 +330,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = []
     for case in wanted:
         tests = given.tests or case.tests(full=given.full)
-        result = run_case(
-            case, tests=tests, processes=given.processes, keep=given.keep, cuda=given.with_cuda_packages
-        )
+        result = run_case(case, tests=tests, processes=given.processes, keep=given.keep, cuda=given.with_cuda_packages)
         results.append(result)
         print(result, flush=True)
     return exit_code(results)

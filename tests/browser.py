@@ -95,9 +95,7 @@ class Browser:
             self.loaded.set()
 
     async def evaluate(self, expression: str) -> Any:
-        found = await self.send(
-            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
-        )
+        found = await self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
@@ -111,11 +109,7 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         await self.send("Emulation.setEmulatedMedia", features=[scheme], media="print" if paper else "")
         await self.send(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=width < 600,
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
         begun = time.perf_counter()
         self.loaded.clear()
@@ -123,9 +117,7 @@ class Browser:
         while not self.loaded.is_set():
             self._event(json.loads((await self.socket.receive()).data))
         # Two frames later everything is laid out and painted.
-        await self.evaluate(
-            "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))"
-        )
+        await self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
         self.page.load_s = time.perf_counter() - begun
         return self.page
 

@@ -100,9 +100,7 @@ def untouched(root: Path, files: Iterable[str], *, changed: frozenset[str]) -> f
         return frozenset()
     graph = ImportGraph(root)
     return frozenset(
-        file
-        for file in files
-        if not changed or (file not in RULES and changed.isdisjoint(graph.distances(file)))
+        file for file in files if not changed or (file not in RULES and changed.isdisjoint(graph.distances(file)))
     )
 
 

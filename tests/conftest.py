@@ -27,11 +27,7 @@ Command = subprocess.Popen[str] | WarmProcess
 
 # Deterministic, and without a deadline: two busy cores must not turn a law into a flaky test.
 settings.register_profile(
-    "meshwright",
-    deadline=None,
-    derandomize=True,
-    max_examples=50,
-    suppress_health_check=[HealthCheck.too_slow],
+    "meshwright", deadline=None, derandomize=True, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("meshwright")
 
@@ -54,9 +50,7 @@ def _no_refusal_allows_what_it_refuses() -> Iterator[None]:
     def checked(self: InputError, *args: Any, got: object = None, allowed: object = None, **kw: Any) -> None:
         if isinstance(got, str | bool) and allowed is not None:
             names = [name.strip(" '\"") for name in re.split(r", | or | and ", str(allowed))]
-            assert str(got) not in names, (
-                f"{args[0]}: {got!r} is refused, and among what is allowed: {allowed}"
-            )
+            assert str(got) not in names, f"{args[0]}: {got!r} is refused, and among what is allowed: {allowed}"
         init(self, *args, got=got, allowed=allowed, **kw)
 
     InputError.__init__ = checked
@@ -85,9 +79,7 @@ def install_engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., N
     """Make engines the only installed ones: `install_engines(native="meshwright.engines.native.contract")`."""
 
     def install(**contracts: str) -> None:
-        points = EntryPoints(
-            EntryPoint(name, value, engines.ENTRY_POINTS) for name, value in contracts.items()
-        )
+        points = EntryPoints(EntryPoint(name, value, engines.ENTRY_POINTS) for name, value in contracts.items())
         monkeypatch.setattr(engines, "entry_points", lambda **which: points.select(**which))
         engines._installed.cache_clear()
 
@@ -198,9 +190,7 @@ def equals_one_process(warm_ranks: None) -> Callable[..., None]:
     from meshwright.engines.native.check import check_plan
     from meshwright.engines.native.rehearsal import TIMEOUT_S, rehearse_each
 
-    def check(
-        runs: Sequence[tuple[Any, Any]], *, tolerance: float = 1e-6, timeout_s: float = TIMEOUT_S
-    ) -> None:
+    def check(runs: Sequence[tuple[Any, Any]], *, tolerance: float = 1e-6, timeout_s: float = TIMEOUT_S) -> None:
         runs = [(_with_two_micro_batches(run, plan), plan) for run, plan in runs]
         for run, plan in runs:
             assert check_plan(plan, run=run) == []
@@ -230,11 +220,7 @@ class Training:
     text: str
 
     def start(
-        self,
-        *arguments: str,
-        under: tuple[str, ...] | None = None,
-        page: bool = False,
-        script: Path | None = None,
+        self, *arguments: str, under: tuple[str, ...] | None = None, page: bool = False, script: Path | None = None
     ) -> Command:
         """Start `meshwright train` at the head of a process group, with a sample and a page only if asked for.
 

@@ -22,11 +22,7 @@ def check_every(
         number += 1
         try:
             check(member)
-        except (
-            Exception,
-            pytest.fail.Exception,
-            pytest.skip.Exception,
-        ) as error:  # a skip would hide the others
+        except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:  # a skip would hide the others
             failures.append(f"{name(member)}: {type(error).__name__}: {error}")
     assert number, "nothing was checked"
     if failures:

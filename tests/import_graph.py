@@ -160,9 +160,7 @@ class ImportGraph:
     def _with_ends(self, words: Iterable[str]) -> Iterator[str]:
         for word in words:
             end = word.lstrip("./")
-            yield from (
-                name for name in self._others.get(Path(end).name, ()) if f"/{name}".endswith(f"/{end}")
-            )
+            yield from (name for name in self._others.get(Path(end).name, ()) if f"/{name}".endswith(f"/{end}"))
             if end in self._modules and not end.startswith(("src/", "tests/")):
                 yield end
 
@@ -216,12 +214,8 @@ class ImportGraph:
             yield "conftest.py"
         if file.endswith(".py"):
             yield from self._data_of(str(Path(file).parent))
-        if (
-            parts[:2] == ("tests", "engines") and len(parts) > 3
-        ):  # programs and shims that processes of a test start
-            yield from (
-                name for name in self._modules if name.startswith("/".join(parts[:3])) and "test_" not in name
-            )
+        if parts[:2] == ("tests", "engines") and len(parts) > 3:  # programs and shims that processes of a test start
+            yield from (name for name in self._modules if name.startswith("/".join(parts[:3])) and "test_" not in name)
 
     @cache  # noqa: B019 - as above
     def _data_of(self, folder: str) -> tuple[str, ...]:
@@ -324,8 +318,7 @@ class Definitions:
                     nodes |= {alias.asname or alias.name: ast.Import(names=[alias]) for alias in names}
                 case ast.ImportFrom(module=module, names=names):
                     nodes |= {
-                        alias.asname or alias.name: ast.ImportFrom(module=module, names=[alias])
-                        for alias in names
+                        alias.asname or alias.name: ast.ImportFrom(module=module, names=[alias]) for alias in names
                     }
         return cls(sources={name: Source.of([node]) for name, node in nodes.items()})
 

@@ -41,12 +41,7 @@ FEW = st.sampled_from([0, 1, 2, 3, 5, 9])
 
 
 def assert_close(
-    got: Tensor,
-    exact: Tensor,
-    *,
-    factor: float = 1.0,
-    terms: Tensor | None = None,
-    dtype: torch.dtype | None = None,
+    got: Tensor, exact: Tensor, *, factor: float = 1.0, terms: Tensor | None = None, dtype: torch.dtype | None = None
 ) -> None:
     """Compare ‖got - exact‖ with the bound of the format times ‖exact‖ and `factor`.
 
@@ -76,9 +71,7 @@ def demanding(**routes: str) -> Iterator[KernelRouting]:
         yield routing
 
 
-def drawn(
-    *shape: int, dtype: torch.dtype, strided: bool = False, seed: int = 0, scale: float = 1.0
-) -> Tensor:
+def drawn(*shape: int, dtype: torch.dtype, strided: bool = False, seed: int = 0, scale: float = 1.0) -> Tensor:
     """Normal numbers; `strided`: the second part of a larger tensor, with rows that are not contiguous."""
     generator = torch.Generator().manual_seed(seed)
     if not strided:

@@ -100,9 +100,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the files with tests that were not reached."""
     skipped = terminalreporter.stats.get("skipped", [])
-    late = [
-        file_of(r.nodeid) for r in skipped if isinstance(r.longrepr, tuple) and NOT_REACHED in r.longrepr[2]
-    ]
+    late = [file_of(r.nodeid) for r in skipped if isinstance(r.longrepr, tuple) and NOT_REACHED in r.longrepr[2]]
     if late:
         terminalreporter.section("not reached before the deadline")
         for file in sorted(set(late)):

@@ -33,11 +33,7 @@ def hybrids(draw, num_layers: int) -> Section:
     """Layers of one block each."""
     letters = draw(st.sampled_from(["M*-E", "M*-", "ME*", "M", "*-", "ME"]))
     pattern = "".join(draw(st.sampled_from(letters)) for _ in range(num_layers))
-    model: Section = {
-        "layer_pattern": pattern,
-        "gated_ffn": draw(st.booleans()),
-        "attention": draw(grouped()),
-    }
+    model: Section = {"layer_pattern": pattern, "gated_ffn": draw(st.booleans()), "attention": draw(grouped())}
     if "M" in pattern:
         groups = draw(st.sampled_from([1, 2, 8]))
         heads = draw(st.sampled_from([8, 24]))

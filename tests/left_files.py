@@ -21,9 +21,7 @@ def files_of(root: Path) -> Iterator[str]:
         folders[:] = [
             name
             for name in folders
-            if name not in TOOLS
-            and not name.endswith(".egg-info")
-            and not Path(folder, name, "pyvenv.cfg").is_file()
+            if name not in TOOLS and not name.endswith(".egg-info") and not Path(folder, name, "pyvenv.cfg").is_file()
         ]
         for name in names:
             if Path(name).suffix not in WRITTEN_BY_HAND:

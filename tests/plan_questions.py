@@ -12,26 +12,10 @@ from meshwright.specs.plan import Recompute, Schedule, Sharding
 from meshwright.specs.precision import PRECISIONS
 from meshwright.specs.run import Run
 
-PLAIN = (
-    "llama3.1-8b",
-    "llama3.2-1b",
-    "qwen3-8b",
-    "qwen3-14b",
-    "qwen3-30b-a3b",
-    "gpt-oss-20b",
-    "llama3.1-70b",
-)
+PLAIN = ("llama3.1-8b", "llama3.2-1b", "qwen3-8b", "qwen3-14b", "qwen3-30b-a3b", "gpt-oss-20b", "llama3.1-70b")
 """Dense and of experts, with tied embeddings and with windows: models that most engines run."""
 OF = {
-    "native": (
-        "mixtral-8x7b",
-        "deepseek-v2-lite",
-        "deepseek-v3",
-        "glm-4.5-air",
-        "gemma2-9b",
-        "olmo2-7b",
-        "phi4",
-    ),
+    "native": ("mixtral-8x7b", "deepseek-v2-lite", "deepseek-v3", "glm-4.5-air", "gemma2-9b", "olmo2-7b", "phi4"),
     "torchtitan": ("deepseek-v2-lite", "qwen3-4b", "gpt-oss-120b"),
     "megatron": ("mixtral-8x7b", "deepseek-v2-lite", "moe-2t", "qwen3-1.7b"),
     "maxtext": ("mixtral-8x7b", "deepseek-v2-lite", "qwen3-235b-a22b"),
@@ -85,6 +69,4 @@ def questions(draw, engines: tuple[str, ...] = ()) -> tuple[Run, tuple[str, ...]
         run = from_options(**asked, precision=precision, overrides=keys)
     except InputError:  # the device does not multiply this format
         run = from_options(**asked, precision="bf16", overrides=keys[:1])
-    return run, tuple(
-        draw(st.lists(st.sampled_from(FIXED), max_size=2, unique_by=lambda word: word.split("=")[0]))
-    )
+    return run, tuple(draw(st.lists(st.sampled_from(FIXED), max_size=2, unique_by=lambda word: word.split("=")[0])))

@@ -25,9 +25,7 @@ def check_whole(shown: TableOrBlocks, printed: str, *, width: int) -> None:
     """Every word is printed once, headings in each block; no line is too long, except one of one long word."""
     found = words([printed])
     rest = Counter({word: number for word, number in found.items() if set(word) != {"─"}})
-    cells = words(
-        [shown.title.plain, shown.caption.plain, *(cell.plain for row in shown.rows for cell in row)]
-    )
+    cells = words([shown.title.plain, shown.caption.plain, *(cell.plain for row in shown.rows for cell in row)])
     assert not cells - rest
     rest -= cells
     is_table = any(set(word) == {"─"} for word in found) or not shown.rows
@@ -50,8 +48,5 @@ def letters(texts: Iterable[str]) -> list[str]:
 def repeated_headings(shown: TableOrBlocks) -> list[str]:
     """The headings of all values, row by row."""
     return [
-        heading
-        for row in shown.rows
-        for heading, cell in zip(shown.headings, row, strict=True)
-        if cell.plain.strip()
+        heading for row in shown.rows for heading, cell in zip(shown.headings, row, strict=True) if cell.plain.strip()
     ]

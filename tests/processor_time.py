@@ -54,12 +54,8 @@ def _living_s(pid: int) -> float:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options."""
     group = parser.getgroup("processor time")
-    group.addoption(
-        "--processor-seconds", metavar="FILE", help="write processor seconds by test to a CSV file"
-    )
-    group.addoption(
-        "--processor-durations", type=int, metavar="N", help="print the N most expensive tests and files"
-    )
+    group.addoption("--processor-seconds", metavar="FILE", help="write processor seconds by test to a CSV file")
+    group.addoption("--processor-durations", type=int, metavar="N", help="print the N most expensive tests and files")
 
 
 def _is_wanted(config: pytest.Config) -> bool:

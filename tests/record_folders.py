@@ -90,9 +90,7 @@ def write_training(folder: Path, *, speed: float = 1.0, num_steps: int = 20, **c
     return folder
 
 
-def write_serving(
-    folder: Path, *, speed: float = 1.0, repeats: int = 3, device: dict[str, Any] | None = None
-) -> Path:
+def write_serving(folder: Path, *, speed: float = 1.0, repeats: int = 3, device: dict[str, Any] | None = None) -> Path:
     """Records of a server under two loads."""
     sidecar = {
         "endpoint": {"url": "http://localhost/v1", "model": "llama3.1-8b"}, "server": {"name": "vllm", "version": "1"},
@@ -144,16 +142,11 @@ def write_device(folder: Path) -> None:
     sidecar = {**dict.fromkeys(device.SIDECAR_KEYS), **ORIGIN, "schema": device.SCHEMA}
     recorder = DeviceRecorder(folder, sidecar=sidecar, resume=False)
     points = [
-        *(
-            Point(family=PointFamily.GEMM, kernel="forward", format="bf16", m=m, n=64, k=64)
-            for m in (64, 128)
-        ),
+        *(Point(family=PointFamily.GEMM, kernel="forward", format="bf16", m=m, n=64, k=64) for m in (64, 128)),
         Point(family=PointFamily.MEMORY, kernel="copy", size_bytes=1 << 20),
     ]
     for point in points:
-        recorder.append(
-            row_of(point, Measurement(seconds=(1e-4, 1.1e-4, 1.2e-4), calls=1, target_ratio=0.03))
-        )
+        recorder.append(row_of(point, Measurement(seconds=(1e-4, 1.1e-4, 1.2e-4), calls=1, target_ratio=0.03)))
 
 
 def write_sweep(folder: Path) -> None:

@@ -132,9 +132,7 @@ def assert_rounded(
 
 
 @torch.no_grad()
-def _moved(
-    compute: Callable[[], Results], at_rest: Results, weights: Sequence[Tensor]
-) -> dict[str, list[float]]:
+def _moved(compute: Callable[[], Results], at_rest: Results, weights: Sequence[Tensor]) -> dict[str, list[float]]:
     """Return by how much changed weights move each result: the norm in each draw."""
     before = [weight.detach().clone() for weight in weights]
     generator = torch.Generator().manual_seed(0)

@@ -38,12 +38,7 @@ def test_the_libraries_of_pytorch_stay_and_other_packages_may_be_replaced(have):
 
 def test_an_older_meshwright_and_odd_versions_of_a_target_are_passed_over(tmp_path, capsys):
     path = tmp_path / "have.json"
-    rows = {
-        "meshwright": "0.1.0",
-        "pip": "24.0",
-        "nvidia-modelopt": "0.1-weird-build",
-        "Ruamel.YAML": "0.18.6",
-    }
+    rows = {"meshwright": "0.1.0", "pip": "24.0", "nvidia-modelopt": "0.1-weird-build", "Ruamel.YAML": "0.18.6"}
     text = json.dumps([{"name": name, "version": version} for name, version in rows.items()])
     path.write_text(text, encoding="utf-8-sig")
     assert read_have(path) == {"ruamel-yaml": "0.18.6"}
@@ -96,9 +91,7 @@ def test_a_bundle_installs_without_a_network_and_everything_imports(tmp_path):
     node = tmp_path / "node"
     subprocess.run([sys.executable, "-m", "venv", node], check=True)
     python = node / "bin" / "python"
-    listed = subprocess.run(
-        [python, "-m", "pip", "list", "--format=json"], check=True, capture_output=True, text=True
-    )
+    listed = subprocess.run([python, "-m", "pip", "list", "--format=json"], check=True, capture_output=True, text=True)
     have, folder = tmp_path / "have.json", tmp_path / "bundle"
     have.write_text(listed.stdout)
     made = subprocess.run(
@@ -117,7 +110,4 @@ def test_a_bundle_installs_without_a_network_and_everything_imports(tmp_path):
     assert "not imported, as the extra that has torch is not in the bundle" in checked.stdout
     command = "scale --model llama3.1-8b --cluster h100-8x1 --gbs 64 --seq 4096 --html page.html"
     subprocess.run([python, "-m", "meshwright", *command.split()], cwd=tmp_path, env=installed, check=True)
-    assert (
-        "is left out: figures are drawn by the package vl-convert-python"
-        in (tmp_path / "page.html").read_text()
-    )
+    assert "is left out: figures are drawn by the package vl-convert-python" in (tmp_path / "page.html").read_text()

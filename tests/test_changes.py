@@ -13,13 +13,7 @@ from tests.changes import RULES, WHEN_TOUCHED, changed_files, untouched, upstrea
 from tests.import_graph import ImportGraph
 
 ROOT = Path(__file__).parents[1]
-COPIED = (
-    "scripts/test.py",
-    "scripts/check.py",
-    "tests/changes.py",
-    "tests/import_graph.py",
-    "tests/profiles.py",
-)
+COPIED = ("scripts/test.py", "scripts/check.py", "tests/changes.py", "tests/import_graph.py", "tests/profiles.py")
 FILES = {
     "pyproject.toml": '[project.entry-points."meshwright.engines"]\nfast = "meshwright.fast.contract"\n'
     'native = "meshwright.native.contract"\n',
@@ -228,8 +222,6 @@ def test_the_script_lists_tests_and_refuses_bad_input(project, arguments, words)
     for name in COPIED:
         (project / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, project / name)
-    done = subprocess.run(
-        [sys.executable, "scripts/test.py", *arguments], cwd=project, text=True, capture_output=True
-    )
+    done = subprocess.run([sys.executable, "scripts/test.py", *arguments], cwd=project, text=True, capture_output=True)
     assert words in done.stdout + done.stderr
     assert done.returncode == (0 if "--list" in arguments else 2)

@@ -149,9 +149,7 @@ def test_profiles_of_a_machine():
         check.chosen("avx2", ["own"])
 
 
-@pytest.mark.parametrize(
-    "option", [["--profile", "none"], ["--busy", "-1"], ["--nice", "20"], ["--repeat", "0"]]
-)
+@pytest.mark.parametrize("option", [["--profile", "none"], ["--busy", "-1"], ["--nice", "20"], ["--repeat", "0"]])
 def test_bad_input(option, capsys):
     with pytest.raises(SystemExit) as ended:
         check.main(option)
@@ -210,9 +208,7 @@ def waiting(root: Path) -> None:
     """Make the test command one that waits."""
     (root / "python").write_text(WAITS)
     subprocess.run(
-        ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", "commit", "-aqm", "waits"],
-        cwd=root,
-        check=True,
+        ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", "commit", "-aqm", "waits"], cwd=root, check=True
     )
 
 
@@ -220,9 +216,7 @@ def waiting(root: Path) -> None:
 @pytest.mark.parametrize("sent", ENDED_BY)
 def test_a_run_that_is_ended_leaves_no_process_and_no_clone(repository, sent, wait_for, clones):
     waiting(repository)
-    process = subprocess.Popen(
-        [repository / ".ci" / "run"], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    process = subprocess.Popen([repository / ".ci" / "run"], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     log = repository.parent / "log"
     wait_for(lambda: log.is_file() and log.read_text().endswith("\n"), process)
     assert len(list(clones.iterdir())) == 1

@@ -13,9 +13,7 @@ def test_no_file_or_function_is_too_long():
 def test_a_longer_function_and_a_longer_file_are_found(tmp_path):
     most = code_size.MOST
     docstring = '        """Text\n\n        of four\n        lines."""\n'
-    (tmp_path / "long.py").write_text(
-        f"class A:\n    def f(self):\n{docstring}" + "        pass\n" * most["function"]
-    )
+    (tmp_path / "long.py").write_text(f"class A:\n    def f(self):\n{docstring}" + "        pass\n" * most["function"])
     (tmp_path / "longer.py").write_text("pass\n" * (most["file"] + 1))
     assert code_size.excesses(code_size.sizes(tmp_path, base=tmp_path)) == [
         f"longer.py: {most['file'] + 1} lines, allowed {most['file']}",

@@ -36,9 +36,7 @@ class Instruction:
 
 def instructions(recipe: Path) -> list[Instruction]:
     """Read a Dockerfile. Comments go, and a backslash continues a line."""
-    lines = [
-        line for line in recipe.read_text(encoding="utf-8").splitlines() if not line.lstrip().startswith("#")
-    ]
+    lines = [line for line in recipe.read_text(encoding="utf-8").splitlines() if not line.lstrip().startswith("#")]
     joined = "\n".join(lines).replace("\\\n", " ")
     pairs = (line.split(maxsplit=1) for line in joined.splitlines() if line.strip())
     return [Instruction(keyword=keyword, text=text) for keyword, text in pairs]
@@ -156,9 +154,7 @@ class Image:
 @pytest.fixture
 def image(tmp_path) -> Image:
     """PyTorch of this image is for CUDA 13.0."""
-    (tmp_path / "torch.py").write_text(
-        "class version: cuda, hip = '13.0', None\n__version__ = '2.13.0+cu130'\n"
-    )
+    (tmp_path / "torch.py").write_text("class version: cuda, hip = '13.0', None\n__version__ = '2.13.0+cu130'\n")
     python = tmp_path / "python"
     python.write_text(
         f"""#!/bin/sh
@@ -175,9 +171,7 @@ esac
     )
     python.chmod(0o755)
     image = Image(folder=tmp_path)
-    image.has(
-        "numpy==2.4.0", "nvidia_cublas==13.1", "torch==2.13.0+cu130", "torchdata==0.11.0", "triton==3.9.0"
-    )
+    image.has("numpy==2.4.0", "nvidia_cublas==13.1", "torch==2.13.0+cu130", "torchdata==0.11.0", "triton==3.9.0")
     image.gets("meshwright==0.1.0", "tyro==1.0")
     return image
 
@@ -239,9 +233,7 @@ def test_an_installation_keeps_this_pytorch(tmp_path):
     venv.create(environment, with_pip=True)
     (site,) = environment.glob("lib/python*/site-packages")
     (site / "image.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    variables = {
-        name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "TRITON_INTERPRET"}
-    }
+    variables = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "TRITON_INTERPRET"}}
     variables["PATH"] = f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}"
 
     def install(accelerator: str) -> subprocess.CompletedProcess[str]:

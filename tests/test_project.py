@@ -45,9 +45,7 @@ def text_files() -> list[Path]:
     for folder in FOLDERS:
         files += [p for p in (ROOT / folder).rglob("*") if p.is_file()]
     ignored = {"__pycache__", ".egg-info"}
-    return sorted(
-        p for p in files if p.suffix in TEXT_SUFFIXES and not ignored & set(p.parts) and p != Path(__file__)
-    )
+    return sorted(p for p in files if p.suffix in TEXT_SUFFIXES and not ignored & set(p.parts) and p != Path(__file__))
 
 
 @cache
@@ -64,9 +62,7 @@ def matches(pattern: re.Pattern[str]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    "pattern", [MACHINE_PATH, WORKPLACE, UNFINISHED], ids=["path", "workplace", "unfinished"]
-)
+@pytest.mark.parametrize("pattern", [MACHINE_PATH, WORKPLACE, UNFINISHED], ids=["path", "workplace", "unfinished"])
 def test_no_file_holds(pattern):
     assert matches(pattern) == []
 
@@ -114,9 +110,7 @@ def test_a_reader_can_hold_every_file_in_the_head():
 def test_every_module_can_be_imported():
     pytest.importorskip("torch")  # the doing half imports it
     names = [module.name for module in pkgutil.walk_packages(meshwright.__path__, "meshwright.")]
-    ours = [
-        name for name in names if ".in_" not in name
-    ]  # the others are for the processes of other programs
+    ours = [name for name in names if ".in_" not in name]  # the others are for the processes of other programs
     assert len(ours) > 500
     check_every(ours, importlib.import_module)
 
@@ -178,9 +172,7 @@ def test_help_starts_within_half_a_second():
     def processor_s() -> float:
         """User's and system's time of the command: waiting for other processes of this machine is not ours."""
         before = os.times()
-        subprocess.run(
-            [sys.executable, "-m", "meshwright", "plan", "--help"], check=True, capture_output=True
-        )
+        subprocess.run([sys.executable, "-m", "meshwright", "plan", "--help"], check=True, capture_output=True)
         after = os.times()
         return sum(after[2:4]) - sum(before[2:4])
 
@@ -198,17 +190,12 @@ TOOLS = {
 
 @pytest.mark.when_touched  # by any change (RULES in tests/changes.py): of the same sources a tool says the same
 @pytest.mark.parametrize(
-    "tool",
-    [name if name != "all types" else pytest.param(name, marks=pytest.mark.slow) for name in TOOLS],
+    "tool", [name if name != "all types" else pytest.param(name, marks=pytest.mark.slow) for name in TOOLS]
 )
 def test_tool(tool):
     """`all types` takes a minute; `types` finds most of the same faults in a ninth of that."""
     name, *arguments = TOOLS[tool]
     program = Path(sys.executable).parent / name
-    environment = os.environ | {
-        "NODE_OPTIONS": "--max-semi-space-size=64"
-    }  # a twelfth less time for all types
-    done = subprocess.run(
-        [program, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
-    )
+    environment = os.environ | {"NODE_OPTIONS": "--max-semi-space-size=64"}  # a twelfth less time for all types
+    done = subprocess.run([program, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

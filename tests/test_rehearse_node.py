@@ -72,13 +72,7 @@ def test_the_whole_way(tmp_path):
     venv.create(node, with_pip=True)
     (site,) = node.glob("lib/python*/site-packages")
     (site / "image.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    script = [
-        sys.executable,
-        "scripts/rehearse_node.py",
-        node / "bin" / "python",
-        "--folder",
-        tmp_path / "way",
-    ]
+    script = [sys.executable, "scripts/rehearse_node.py", node / "bin" / "python", "--folder", tmp_path / "way"]
     done = subprocess.run([*script, "--only", "kernels-8b,step-8b"], cwd=ROOT, text=True, capture_output=True)
     if done.returncode and "connection" in done.stderr.lower():
         pytest.skip("no index of packages can be reached")
@@ -88,7 +82,5 @@ def test_the_whole_way(tmp_path):
     ]
     defaults = tomllib.loads((tmp_path / "way" / "applied" / gpu_apply.DEFAULTS).read_text(encoding="utf-8"))
     assert defaults["cpu"]["swiglu"][-1] == "reference"
-    assert (
-        tmp_path / "way" / "applied" / gpu_apply.RECORDS / "cpu-cpu" / "kernels-8b" / "kernels.json"
-    ).is_file()
+    assert (tmp_path / "way" / "applied" / gpu_apply.RECORDS / "cpu-cpu" / "kernels-8b" / "kernels.json").is_file()
     assert "A dry run on cpu" in (tmp_path / "way" / "gpu.html").read_text(encoding="utf-8")

@@ -105,10 +105,7 @@ def test_cuda_packages_are_not_installed_unasked(no_pip):
 def test_what_cannot_be_had_is_skipped_with_the_reason(no_pip, monkeypatch):
     no_pip("filelock")
     absent = run("torch-oldest")
-    assert (absent.outcome, absent.about) == (
-        versions.Outcome.SKIPPED,
-        "No matching distribution found for torch",
-    )
+    assert (absent.outcome, absent.about) == (versions.Outcome.SKIPPED, "No matching distribution found for torch")
     old = PythonCandidate(location="this Python", found="Python 3.11.7")
     monkeypatch.setattr(versions, "search_python", lambda **_: [old])
     absent = run("torch-oldest")
@@ -127,10 +124,7 @@ def test_packages_that_do_not_go_together_are_a_failure(no_pip, monkeypatch):
 def test_exit_codes():
     def results(*outcomes: str) -> list[versions.CaseResult]:
         one = case("oldest-planning")
-        return [
-            versions.CaseResult(case=one, outcome=versions.Outcome(word), about="", seconds=0)
-            for word in outcomes
-        ]
+        return [versions.CaseResult(case=one, outcome=versions.Outcome(word), about="", seconds=0) for word in outcomes]
 
     assert versions.exit_code(results("passed", "skipped")) == 0
     assert versions.exit_code(results("passed", "failed", "skipped")) == 1

@@ -26,10 +26,7 @@ UNCLEAR = (
 THEIR_TERMS = {
     "job": ("launch", "cli/launch.py", "training/processes.py"),  # schedulers and torchrun call it so
     "strategy": ("engines",),  # an option of theirs
-    "words": (
-        "engines/megatron/megatron_lm",
-        "engines/megatron/shell_scripts",
-    ),  # POSIX: what a shell splits into
+    "words": ("engines/megatron/megatron_lm", "engines/megatron/shell_scripts"),  # POSIX: what a shell splits into
 }
 
 UNNAMED = (ast.expr_context, ast.Constant, ast.operator, ast.boolop, ast.unaryop)

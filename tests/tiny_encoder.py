@@ -5,12 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-TEXTS = [
-    "def add(a, b): return a + b",
-    "class Index: pass  # finds the nearest vectors",
-    "import os, sys",
-    "x = 1",
-]
+TEXTS = ["def add(a, b): return a + b", "class Index: pass  # finds the nearest vectors", "import os, sys", "x = 1"]
 NAMES = {
     "tokens": "embeddings.word_embeddings", "positions": "embeddings.position_embeddings",
     "types": "embeddings.token_type_embeddings", "norm": "embeddings.LayerNorm",

@@ -28,9 +28,7 @@ LATENT_ATTENTION = Attention(
 LATENT = replace(
     DENSE,
     attention=LATENT_ATTENTION,
-    experts=Experts(
-        num_experts=4, top_k=2, ffn_hidden=24, num_shared=1, num_dense_layers=1, router=Router.SIGMOID
-    ),
+    experts=Experts(num_experts=4, top_k=2, ffn_hidden=24, num_shared=1, num_dense_layers=1, router=Router.SIGMOID),
 )
 SMALL = Model(
     name="small",

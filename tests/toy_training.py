@@ -19,7 +19,5 @@ cluster: here
 def multiplication(num_rows: int) -> str:
     """A text that a small model learns within some steps, in `num_rows` documents."""
     return "".join(
-        f"{i} times {j} is {i * j}. " + ("\n\n" if j == 12 else "")
-        for i in range(num_rows)
-        for j in range(13)
+        f"{i} times {j} is {i * j}. " + ("\n\n" if j == 12 else "") for i in range(num_rows) for j in range(13)
     )

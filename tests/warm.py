@@ -36,16 +36,7 @@ PRELOADED = (
     "meshwright.report.training_page",
     *(
         f"meshwright.cli.{name}"
-        for name in (
-            "train",
-            "plan",
-            "bench_train",
-            "estimate",
-            "scale",
-            "checkpoint",
-            "evaluate",
-            "generate",
-        )
+        for name in ("train", "plan", "bench_train", "estimate", "scale", "checkpoint", "evaluate", "generate")
     ),
     "tests.warm",
     "tests.warm_frozen",
@@ -57,9 +48,7 @@ class Server:
 
     def __init__(self, modules: Sequence[str], *, environment: Mapping[str, str]) -> None:
         self._server = forkserver.ForkServer()
-        self._server.set_forkserver_preload(
-            [*modules, "tests.warm_frozen"]
-        )  # it passes over what cannot be imported
+        self._server.set_forkserver_preload([*modules, "tests.warm_frozen"])  # it passes over what cannot be imported
         self._environment = environment
 
     @contextmanager
@@ -241,14 +230,10 @@ def start_warm_ranks(function: Callable[..., None], args: tuple[Any, ...] = (), 
     from torch.multiprocessing.spawn import start_processes
 
     multiprocessing.set_forkserver_preload(list(PRELOADED))
-    return start_processes(
-        _run_rank, (dict(os.environ), function, args), **options | {"start_method": "forkserver"}
-    )
+    return start_processes(_run_rank, (dict(os.environ), function, args), **options | {"start_method": "forkserver"})
 
 
-def _run_rank(
-    rank: int, environment: dict[str, str], function: Callable[..., None], args: tuple[Any, ...]
-) -> None:
+def _run_rank(rank: int, environment: dict[str, str], function: Callable[..., None], args: tuple[Any, ...]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     function(rank, *args)

@@ -31,8 +31,7 @@ class Attention(nn.Module):
 
     def forward(self, x_BTD: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
         q, k, v = (
-            p(x_BTD).unflatten(-1, (-1, self.width)).transpose(1, 2)
-            for p in (self.q_proj, self.k_proj, self.v_proj)
+            p(x_BTD).unflatten(-1, (-1, self.width)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj)
         )
         q, k = rotate(q, cos_TK, sin_TK), rotate(k, cos_TK, sin_TK)
         out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
@@ -106,9 +105,7 @@ def train(task: Task) -> None:
     steps = Steps(task)
     for step in range(task.steps):
         total = 0.0
-        for tokens_BT, labels_BT in zip(
-            tokens[step].split(task.micro), labels[step].split(task.micro), strict=True
-        ):
+        for tokens_BT, labels_BT in zip(tokens[step].split(task.micro), labels[step].split(task.micro), strict=True):
             loss = run(tokens_BT, labels_BT) / task.num_micro_batches
             loss.backward()
             total += loss.detach()

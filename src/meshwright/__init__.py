@@ -58,13 +58,7 @@ if TYPE_CHECKING:
         inference_estimate,
         inference_plan,
     )
-    from meshwright.api.mlperf import (
-        mlperf_check,
-        mlperf_compare,
-        mlperf_package,
-        mlperf_rcp,
-        mlperf_score,
-    )
+    from meshwright.api.mlperf import mlperf_check, mlperf_compare, mlperf_package, mlperf_rcp, mlperf_score
     from meshwright.api.plan import plan
     from meshwright.api.records import read_record, read_records
     from meshwright.api.report import report_records, report_sources

@@ -45,9 +45,7 @@ class InputError(MeshwrightError):
     micro-batch must be positive: got 0, allowed: >= 1
     """
 
-    def __init__(
-        self, message: str, *, got: object = None, allowed: object = None, hint: str | None = None
-    ) -> None:
+    def __init__(self, message: str, *, got: object = None, allowed: object = None, hint: str | None = None) -> None:
         parts = [message]
         if got is not None:
             parts.append(f": got {_shown(got)}")
@@ -71,9 +69,7 @@ class RunFileError(InputError):
         hint: str | None = None,
     ) -> None:
         where = file if line is None else f"{file}:{line}"
-        super().__init__(
-            f"{where}: {key + ': ' if key else ''}{message}", got=got, allowed=allowed, hint=hint
-        )
+        super().__init__(f"{where}: {key + ': ' if key else ''}{message}", got=got, allowed=allowed, hint=hint)
         self.file, self.line, self.key = file, line, key
 
 

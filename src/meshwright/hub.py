@@ -35,9 +35,7 @@ def fetch(name: str, *, patterns: Sequence[str], what: str) -> Path:
     """
     found = HUB_NAME.fullmatch(name)
     if found is None:
-        raise InputError(
-            "not a repository of the Hugging Face hub", got=name, allowed="OWNER/NAME[@REVISION]"
-        )
+        raise InputError("not a repository of the Hugging Face hub", got=name, allowed="OWNER/NAME[@REVISION]")
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:

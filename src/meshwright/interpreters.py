@@ -69,9 +69,7 @@ def _of_pyenv(oldest: PythonVersion, newest: PythonVersion | None) -> Iterator[t
     if root is None:
         yield "pyenv", None
         return
-    versions = sorted(
-        folder for folder in Path(root, "versions").glob("3.*") if _is_of(folder.name, oldest, newest)
-    )
+    versions = sorted(folder for folder in Path(root, "versions").glob("3.*") if _is_of(folder.name, oldest, newest))
     if not versions:
         yield f"pyenv's versions in {root}", None
     for version in versions:
@@ -84,9 +82,7 @@ def _is_of(name: str, oldest: PythonVersion, newest: PythonVersion | None) -> bo
     return minor.isdigit() and oldest[1] <= int(minor) <= (newest[1] if newest else int(minor))
 
 
-def _try(
-    location: str, command: str | None, *, oldest: PythonVersion, newest: PythonVersion | None
-) -> PythonCandidate:
+def _try(location: str, command: str | None, *, oldest: PythonVersion, newest: PythonVersion | None) -> PythonCandidate:
     if command is None:
         return PythonCandidate(location=location, found="not there")
     printed = output_of([command, "-c", ASK])

@@ -20,8 +20,5 @@ def test_every_point_of_the_committed_record_lies_inside_the_frame():
 
 
 def test_the_largest_errors_carry_their_names_once():
-    rows = [
-        {"measured": 100.0, "predicted": 100.0 * f, "name": n}
-        for f, n in ((5, "a"), (4, "a"), (3, "b"), (1, "c"))
-    ]
+    rows = [{"measured": 100.0, "predicted": 100.0 * f, "name": n} for f, n in ((5, "a"), (4, "a"), (3, "b"), (1, "c"))]
     assert [r["label"] for r in accuracy_figure.labelled(rows)] == ["a", "", "b", "c"]

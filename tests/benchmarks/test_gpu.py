@@ -76,11 +76,7 @@ def test_a_failure_or_a_limit_ends_one_command_and_what_it_started(tmp_path, mon
         "import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)']);"
         f"open({str(child)!r}, 'w').write(str(p.pid)); time.sleep(99)"
     )
-    chosen = [
-        fake("a", "raise SystemExit('no such device')"),
-        fake("b", sleeps, timeout_s=3.0),
-        fake("c", "print(7)"),
-    ]
+    chosen = [fake("a", "raise SystemExit('no such device')"), fake("b", sleeps, timeout_s=3.0), fake("c", "print(7)")]
     here = {"type": "cpu", "name": "cpu"}
     assert gpu.take_all(chosen, folder=tmp_path, device=here, total_s=None, again=False) == 1
     found = {r["name"]: r for r in gpu.written(tmp_path)}

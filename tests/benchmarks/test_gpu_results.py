@@ -120,10 +120,7 @@ def archive(path, *, dry_run=False, has_results=True):
         document = {"schema": "meshwright kernel routes 1", **facts, "rows": rows}
         (folder / "kernels-8b" / "kernels.json").write_text(json.dumps(document))
         step = folder / "step-8b"
-        lines = [
-            training("native", 1.0, [10.0, 8.0], step),
-            training("torchtitan", 1.25, [10.0, 8.004], step),
-        ]
+        lines = [training("native", 1.0, [10.0, 8.0], step), training("torchtitan", 1.25, [10.0, 8.004], step)]
         (step / "trainings.csv").write_text("\n".join([",".join(COLUMNS), *lines]) + "\n")
         sidecar = facts | {
             "schema": "meshwright bench trainings 1", "driver": None, "software": {"native": SOFTWARE}, "ended": None,
@@ -211,22 +208,10 @@ def test_no_order_is_better_than_the_one_that_is_chosen(times, other):
         ([{"reference": 1.0, "triton": 1.0}], ["triton", "reference"], ["triton", "reference"]),  # as it was
         ([{"reference": 1.0, "triton": 2.0}], ["triton", "reference"], ["reference"]),
         ([SWIGLU], ["triton", "reference"], ["triton", "liger", "reference"]),
-        (
-            [{"reference": 1.0, "liger": 2.0}],
-            ["triton", "reference"],
-            ["reference"],
-        ),  # triton was not measured
+        ([{"reference": 1.0, "liger": 2.0}], ["triton", "reference"], ["reference"]),  # triton was not measured
         ([{"reference": 2.0, "liger": 1.0}], ["triton", "reference"], ["liger", "triton", "reference"]),
-        (
-            [{"reference": 4.0, "triton": 1.0, "liger": 9.0}],
-            ["triton", "liger", "reference"],
-            ["triton", "reference"],
-        ),
-        (
-            [SWIGLU, {"reference": 1.0, "triton": 100.0}],
-            ["triton", "reference"],
-            ["liger", "reference"],
-        ),
+        ([{"reference": 4.0, "triton": 1.0, "liger": 9.0}], ["triton", "liger", "reference"], ["triton", "reference"]),
+        ([SWIGLU, {"reference": 1.0, "triton": 100.0}], ["triton", "reference"], ["liger", "reference"]),
     ],
 )
 def test_the_order_follows_from_times(calls, before, order):
@@ -274,10 +259,7 @@ def test_the_compiled_reference_is_taken_where_it_is_faster_on_all_calls(calls, 
 def test_renewed_defaults_keep_what_was_not_measured_and_complete_what_was():
     before = tomllib.loads(DEFAULTS)
     text = gpu_apply.renewed_defaults(
-        DEFAULTS,
-        architecture="sm90",
-        orders={"swiglu": ["liger", "triton", "reference"]},
-        compiled=["swiglu"],
+        DEFAULTS, architecture="sm90", orders={"swiglu": ["liger", "triton", "reference"]}, compiled=["swiglu"]
     )
     after = tomllib.loads(text)
     assert {name for name in after if after[name] != before[name]} == {"sm90"}
@@ -287,13 +269,9 @@ def test_renewed_defaults_keep_what_was_not_measured_and_complete_what_was():
         line for line in DEFAULTS.splitlines() if line.startswith("#")
     ]
     orders = {op: before["sm90"][op] for op in OPERATIONS}
-    whole = tomllib.loads(gpu_apply.renewed_defaults(text, architecture="sm90", orders=orders, compiled=[]))[
-        "sm90"
-    ]
+    whole = tomllib.loads(gpu_apply.renewed_defaults(text, architecture="sm90", orders=orders, compiled=[]))["sm90"]
     assert whole == orders | {"basis": "measured"}
-    assert "sm120" in tomllib.loads(
-        gpu_apply.renewed_defaults(text, architecture="sm120", orders=orders, compiled=[])
-    )
+    assert "sm120" in tomllib.loads(gpu_apply.renewed_defaults(text, architecture="sm120", orders=orders, compiled=[]))
 
 
 def test_the_page_has_rivals_predictions_losses_and_failures(tmp_path):
@@ -326,9 +304,7 @@ def test_results_become_defaults_records_and_sentences_twice_the_same(tmp_path, 
     assert "can be deleted" not in done.stdout
     table = tomllib.loads((checkout / gpu_apply.DEFAULTS).read_text(encoding="utf-8"))["sm90"]
     assert (table["swiglu"], table["compiled"]) == (["triton", "liger", "reference"], ["rms_norm"])
-    assert "| liger, triton, reference |" in (checkout / "docs/reference/kernels.md").read_text(
-        encoding="utf-8"
-    )
+    assert "| liger, triton, reference |" in (checkout / "docs/reference/kernels.md").read_text(encoding="utf-8")
     kept = checkout / gpu_apply.RECORDS / "test-gpu-80gb-sm90"
     assert (kept / "step-8b" / "trainings" / "native" / "1" / "steps.jsonl").is_file()
     assert not (kept / "caches").exists()
@@ -336,11 +312,7 @@ def test_results_become_defaults_records_and_sentences_twice_the_same(tmp_path, 
     assert "1 x Test GPU 80GB: 8B shapes in bf16 at 32,768 tokens/s/device, 50 % MFU" in readme
     assert gpu_apply.NONE not in readme
     assert "misaligned address" in (checkout / gpu_apply.PAGE).read_text(encoding="utf-8")
-    first = {
-        p: p.read_bytes()
-        for p in checkout.rglob("*")
-        if p.is_file() and p.suffix in (".md", ".toml", ".json")
-    }
+    first = {p: p.read_bytes() for p in checkout.rglob("*") if p.is_file() and p.suffix in (".md", ".toml", ".json")}
     assert run("--apply", path, "--root", checkout).returncode == 0
     assert first == {p: p.read_bytes() for p in first}
 
@@ -462,16 +434,12 @@ def test_kernels_that_no_architecture_chooses_any_more_can_be_deleted():
     before = {"sm90": {"adamw": ["triton"], "swiglu": ["triton"]}, "sm100": {}}
     after = {"sm90": {"adamw": ["reference"], "swiglu": ["triton"]}, "sm100": {}}
     assert gpu_results.never_chosen(before, after) == [("adamw", OPERATIONS["adamw"].kernels)]
-    assert (
-        gpu_results.never_chosen(before, {"sm90": {"gradient_norm": ["triton"], "swiglu": ["triton"]}}) == []
-    )
+    assert gpu_results.never_chosen(before, {"sm90": {"gradient_norm": ["triton"], "swiglu": ["triton"]}}) == []
 
 
 def test_documents_say_what_the_records_say():
     """The page and the sentences of this checkout are those of its records."""
-    found = [
-        read_results(p.parent) for p in sorted((ROOT / gpu_apply.RECORDS).glob(f"*/{gpu_results.RECORD}"))
-    ]
+    found = [read_results(p.parent) for p in sorted((ROOT / gpu_apply.RECORDS).glob(f"*/{gpu_results.RECORD}"))]
     assert (ROOT / gpu_apply.PAGE).read_text(encoding="utf-8") == gpu_apply.page(found)
     for name, link in gpu_apply.SENTENCES.items():
         text = (ROOT / name).read_text(encoding="utf-8")

@@ -16,10 +16,7 @@ DOCUMENTS = {
     "output differs": ("```console\n$ echo one\ntwo\n```", 1),
     "output continues": ("```console\n$ echo one \\\n  two\none two\n$ echo three\nthree\n```", 0),
     "output in part": ("```console\n$ printf 'a\\nb\\nc\\n'\na\n...\nc\n```", 0),
-    "an exit code is output too": (
-        "```console\n$ meshwright plna || echo $?\nerror: ...\nhint: ...\n2\n```",
-        0,
-    ),
+    "an exit code is output too": ("```console\n$ meshwright plna || echo $?\nerror: ...\nhint: ...\n2\n```", 0),
     "python that differs": ("```python\n>>> 1 + 1\n3\n```", 1),
     "python that raises": ("```python\n1 / 0\n```", 1),
     "skipped with a reason": ('<!--- skip: next "needs a GPU" -->\n```bash\nexit 3\n```', None),

@@ -10,9 +10,7 @@ from meshwright.cli.main import VERBS
 
 
 def test_the_page_is_up_to_date():
-    assert renew_commands.PAGE.read_text(encoding="utf-8") == renew_commands.page(), (
-        "run scripts/renew_commands.py"
-    )
+    assert renew_commands.PAGE.read_text(encoding="utf-8") == renew_commands.page(), "run scripts/renew_commands.py"
 
 
 def test_the_page_has_every_command_under_its_task():

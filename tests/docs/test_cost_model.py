@@ -34,7 +34,5 @@ def test_every_component_is_explained():
 
 
 def test_parameters_in_the_text_exist():
-    named = set(
-        re.findall(r"`(\w+_(?:ratio|s|factor|passes|doubling|year))`", PAGE.read_text(encoding="utf-8"))
-    )
+    named = set(re.findall(r"`(\w+_(?:ratio|s|factor|passes|doubling|year))`", PAGE.read_text(encoding="utf-8")))
     assert named <= set(prior().parameters)

@@ -18,12 +18,7 @@ NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 def shown(notebook) -> list[list[str]]:
     """Kinds of the outputs of each code cell: `text/html`, the name of a stream."""
     return [
-        [
-            kind
-            for o in cell.outputs
-            if o.get("name") != "stderr"
-            for kind in o.get("data", {o.get("name"): ""})
-        ]
+        [kind for o in cell.outputs if o.get("name") != "stderr" for kind in o.get("data", {o.get("name"): ""})]
         for cell in notebook.cells
         if cell.cell_type == "code"
     ]

@@ -41,8 +41,6 @@ def test_every_argument_is_there(name):
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_member_is_there(name):
-    public = {
-        n for n in [*dir(getattr(mw, name)), *inspect.get_annotations(getattr(mw, name))] if n[0] != "_"
-    }
+    public = {n for n in [*dir(getattr(mw, name)), *inspect.get_annotations(getattr(mw, name))] if n[0] != "_"}
     text = section(name) or section("read_record")
     assert public - SHARED - code(text) == set()

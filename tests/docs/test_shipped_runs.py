@@ -26,9 +26,7 @@ def test_the_table_has_all_of_them():
     assert {shlex.split(words)[1] for words in SAID} == {*catalog.run_file_names()}
 
 
-TABLE = (
-    PAGE.read_text(encoding="utf-8").partition("$ meshwright catalog runs --predict\n")[2].partition("```")[0]
-)
+TABLE = PAGE.read_text(encoding="utf-8").partition("$ meshwright catalog runs --predict\n")[2].partition("```")[0]
 NAME = "|".join(sorted(map(re.escape, catalog.run_file_names()), key=len, reverse=True))
 ROW = rf"^({NAME})(?= |$)(.*\n(?:(?!(?:{NAME})(?: |$)).*\n)*)"
 PREDICTED = dict(re.findall(ROW, TABLE.partition("─\n")[2], re.MULTILINE))

@@ -29,9 +29,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_page_is_in_the_site_and_in_its_navigation(site):
     home = (site / "index.html").read_text(encoding="utf-8")
-    pages = [
-        p.relative_to(ROOT / "docs").with_suffix(".html").as_posix() for p in (ROOT / "docs").rglob("*.md")
-    ]
+    pages = [p.relative_to(ROOT / "docs").with_suffix(".html").as_posix() for p in (ROOT / "docs").rglob("*.md")]
     assert [page for page in pages if not (site / page).is_file()] == []
     assert [page for page in pages if page != "index.html" and f'href="{page}"' not in home] == []
 

@@ -44,19 +44,11 @@ def test_losses_that_differ_are_seen():
     def measured(*losses):
         return [
             train_cpu.Measured(
-                losses=list(losses),
-                tokens_per_s=1.0,
-                tokens_per_cpu_s=2.0,
-                start_up_s=3.0,
-                peak_memory_bytes=4,
+                losses=list(losses), tokens_per_s=1.0, tokens_per_cpu_s=2.0, start_up_s=3.0, peak_memory_bytes=4
             )
         ]
 
-    rounds = {
-        "meshwright": measured(8.0, 7.0),
-        "plain loop": measured(8.0, 7.0001),
-        "litgpt": measured(8.0, 7.1),
-    }
+    rounds = {"meshwright": measured(8.0, 7.0), "plain loop": measured(8.0, 7.0001), "litgpt": measured(8.0, 7.1)}
     rows = train_cpu.summary(rounds, case=train_cpu.CASES[1])
     assert [row["losses_agree"] for row in rows.values()] == [True, True, False]
 

@@ -89,6 +89,4 @@ def train(command: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[
 @pytest.fixture
 def losses(tmp_path: Path) -> Callable[[str], list[float]]:
     """`losses("out")`: the loss of every step."""
-    return lambda out: [
-        json.loads(line)["loss"] for line in (tmp_path / out / "steps.jsonl").read_text().splitlines()
-    ]
+    return lambda out: [json.loads(line)["loss"] for line in (tmp_path / out / "steps.jsonl").read_text().splitlines()]

@@ -12,9 +12,7 @@ from meshwright.records.device import PointStatus, read
 
 def test_every_family_of_the_device_is_measured(command, tmp_path):
     families = ["gemm", "attention", "memory", "elementwise", "optimizer", "launch", "transfer"]
-    done = command(
-        "bench", "device", f"--families={','.join(families)}", "--budget=60s", "--out=records", "--json"
-    )
+    done = command("bench", "device", f"--families={','.join(families)}", "--budget=60s", "--out=records", "--json")
     assert done.returncode == 0, done.stderr
     records = read(tmp_path / "records")
     assert records.sidecar["device"]["type"] == "cuda"
@@ -24,9 +22,7 @@ def test_every_family_of_the_device_is_measured(command, tmp_path):
 
 @pytest.mark.num_gpus(2)
 def test_collectives_are_measured_through_nccl(command, tmp_path):
-    done = command(
-        "bench", "device", "--families=collectives", "--processes=2", "--budget=60s", "--out=records"
-    )
+    done = command("bench", "device", "--families=collectives", "--processes=2", "--budget=60s", "--out=records")
     assert done.returncode == 0, done.stderr
     assert len({row.point.kernel for row in read(tmp_path / "records").measured}) == 5
 

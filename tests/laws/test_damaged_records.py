@@ -25,22 +25,7 @@ VALUES: list[Any] = [
     None, True, -1, 0, 0.0, -0.5, 10**40, 10**400, 1e308, float("nan"), float("inf"), "", "many",
     "\u202e\x00\U0001f600", [], {}, [[]], {"": None}, ["x"] * 3,
 ]  # fmt: skip
-CELLS = [
-    "",
-    "-1",
-    "nan",
-    "inf",
-    "1e999",
-    "9" * 400,
-    "x",
-    "\u0663",
-    "1_0",
-    "true",
-    " ",
-    '"',
-    "\x00",
-    "2026-13-45",
-]
+CELLS = ["", "-1", "nan", "inf", "1e999", "9" * 400, "x", "\u0663", "1_0", "true", " ", '"', "\x00", "2026-13-45"]
 KINDS = ("training", "sweep", "device", "kernels", "serving", "offline", "ingest")
 
 
@@ -94,9 +79,7 @@ def damage_csv(text: str, draw: Any) -> str:
 
 def damage_bytes(content: bytes, draw: Any) -> bytes:
     cut = draw(st.integers(0, len(content)))
-    return content[:cut] + draw(
-        st.sampled_from([b"", b"\xff\xfe", b"\x00", b"{", b"\n\n", "\u2028".encode()])
-    )
+    return content[:cut] + draw(st.sampled_from([b"", b"\xff\xfe", b"\x00", b"{", b"\n\n", "\u2028".encode()]))
 
 
 def damage(folder: Path, draw: Any) -> None:
@@ -166,9 +149,5 @@ def test_all_faults_of_a_file_are_named_at_once(whole, tmp_path):
     with pytest.raises(InputError) as refused:
         collect([str(tmp_path / "training")])
     assert str(path) in refused.value.message
-    for field in (
-        "device.name is missing",
-        "statistics.steps must be",
-        "statistics.peak_memory_bytes must be",
-    ):
+    for field in ("device.name is missing", "statistics.steps must be", "statistics.peak_memory_bytes must be"):
         assert field in refused.value.message

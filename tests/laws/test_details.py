@@ -88,12 +88,7 @@ def test_what_is_named():
     assert sizes["cache of 8-bit weights"] > 2 * 6.9e9
     assert sizes["in 8 bits"] > 32 * 8192 * (4096 * 2 + 3 * 14336)
     times = {name: s for names in step.details_s.values() for name, s in names.items()}
-    for name in (
-        "loss: sum of the head's gradient over chunks",
-        "stored activations",
-        "weights",
-        "activations",
-    ):
+    for name in ("loss: sum of the head's gradient over chunks", "stored activations", "weights", "activations"):
         assert times[name] > 0
     one = estimate_plan(request, Plan(data_shard=32, sharding=Sharding.OPTIMIZER, loss_chunk="all")).step
     assert "loss: sum of that over chunks" not in one.memory.details_bytes["workspace"]

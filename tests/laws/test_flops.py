@@ -83,9 +83,7 @@ def test_counts_are_whole_and_a_token_uses_no_more_than_there_is(model):
     assert 0 < p.active < p.total
 
 
-@given(
-    models(), SEQUENCES, st.sampled_from(["hidden", "num_layers", "vocab", "ffn_hidden", "num_mtp_layers"])
-)
+@given(models(), SEQUENCES, st.sampled_from(["hidden", "num_layers", "vocab", "ffn_hidden", "num_mtp_layers"]))
 def test_a_larger_model_costs_at_least_as_much(model, seq_len, what):
     larger = replace(model, **{what: 2 * getattr(model, what)})
     assert flops(larger, seq_len) >= flops(model, seq_len)

@@ -29,23 +29,14 @@ def daly_interval_s(*, stall_s, mtbf_s):
 
 @given(interval_s=intervals, stall_s=stalls, mtbf_s=mtbfs, restart_s=restarts, lag_s=lags)
 def test_goodput_is_a_share(interval_s, stall_s, mtbf_s, restart_s, lag_s):
-    g = gp.goodput_ratio(
-        interval_s=interval_s, stall_s=stall_s, mtbf_s=mtbf_s, restart_s=restart_s, lag_s=lag_s
-    )
+    g = gp.goodput_ratio(interval_s=interval_s, stall_s=stall_s, mtbf_s=mtbf_s, restart_s=restart_s, lag_s=lag_s)
     assert 0 <= g <= 1
     # Never better than the same run without failures.
     assert g <= interval_s / (interval_s + stall_s)
 
 
 @pytest.mark.parametrize(("name", "sign"), [("mtbf_s", 1), ("stall_s", -1), ("restart_s", -1), ("lag_s", -1)])
-@given(
-    interval_s=intervals,
-    stall_s=stalls,
-    mtbf_s=mtbfs,
-    restart_s=restarts,
-    lag_s=lags,
-    more=st.floats(1.01, 10),
-)
+@given(interval_s=intervals, stall_s=stalls, mtbf_s=mtbfs, restart_s=restarts, lag_s=lags, more=st.floats(1.01, 10))
 def test_goodput_is_monotone(name, sign, more, **case):
     better, worse = gp.goodput_ratio(**case), gp.goodput_ratio(**(case | {name: case[name] * more + 1e-3}))
     assert sign * (worse - better) >= -1e-12
@@ -55,9 +46,7 @@ def test_goodput_is_monotone(name, sign, more, **case):
 def test_optimal_interval_is_the_optimum(stall_s, mtbf_s, factor):
     best = gp.optimal_interval_s(stall_s=stall_s, mtbf_s=mtbf_s)
     case = {"stall_s": stall_s, "mtbf_s": mtbf_s, "restart_s": 100.0}
-    assert gp.goodput_ratio(interval_s=best * factor, **case) <= gp.goodput_ratio(interval_s=best, **case) * (
-        1 + 1e-12
-    )
+    assert gp.goodput_ratio(interval_s=best * factor, **case) <= gp.goodput_ratio(interval_s=best, **case) * (1 + 1e-12)
 
 
 @given(stall_s=stalls, mtbf_s=mtbfs)
@@ -87,8 +76,7 @@ def test_first_order_agrees_when_failures_are_rare(mtbf_s, stall_s, restart_s):
 @given(load=st.floats(1e-3, 1e3), num_spares=st.integers(0, 300))
 def test_more_spares_wait_less(load, num_spares):
     fewer, more = (
-        recovery.spares_exhausted_ratio(num_spares=k, nodes_in_repair=load)
-        for k in (num_spares, num_spares + 1)
+        recovery.spares_exhausted_ratio(num_spares=k, nodes_in_repair=load) for k in (num_spares, num_spares + 1)
     )
     assert 0 <= more <= fewer <= 1
     # Nothing fails during the wait, so the run waits less than one that never pauses is short of nodes: Poisson.

@@ -132,9 +132,7 @@ def test_no_size_is_without_cost(name, size):
     for key in reversed(below):
         changes = {key: changes}
     plan, run = Plan(data_shard=8, sharding=Sharding.PARAMETERS), {"base": name}
-    once, doubled = (
-        request_for(run_of(model, data={"sequence_length": 8192})) for model in (name, run | changes)
-    )
+    once, doubled = (request_for(run_of(model, data={"sequence_length": 8192})) for model in (name, run | changes))
     seconds = [float(np.ravel(steps_of(r, plan).step_s)[0]) for r in (once, doubled)]
     assert seconds[0] < seconds[1]
 

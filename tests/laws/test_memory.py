@@ -20,10 +20,7 @@ from meshwright.specs.hardware import Stack
 from meshwright.specs.plan import RECOMPUTE_MODULES, Offload, Plan, Recompute, Schedule, Sharding
 from meshwright.specs.precision import PRECISIONS
 
-MODELS = {
-    name: model_row(catalog.model(name))
-    for name in ("llama3-8b", "llama3.1-405b", "deepseek-v3", "qwen3-0.6b")
-}
+MODELS = {name: model_row(catalog.model(name)) for name in ("llama3-8b", "llama3.1-405b", "deepseek-v3", "qwen3-0.6b")}
 STACKS = ("megatron-lm", "torchtitan", "nanotron", "aa-scaling", "megatron-deepspeed", "torchtune", "maxtext")
 
 models = st.sampled_from(sorted(MODELS))
@@ -33,9 +30,7 @@ widths = st.sampled_from([1, 2, 4, 8])
 
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
-    schedule = draw(
-        st.sampled_from([Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, Schedule.ZBV])
-    )
+    schedule = draw(st.sampled_from([Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, Schedule.ZBV]))
     chunks = {Schedule.INTERLEAVED: draw(st.sampled_from([2, 4])), Schedule.ZBV: 2}.get(schedule, 1)
     pipeline = draw(st.sampled_from([2, 4])) if chunks > 1 else draw(st.sampled_from([1, 2, 4]))
     kind = draw(st.sampled_from(Recompute))
@@ -59,12 +54,7 @@ def plans(draw: st.DrawFn) -> Plan:
 
 
 def memory(
-    plan: Plan,
-    model: str,
-    *,
-    num_micro: int = 16,
-    stack: str = "megatron-lm",
-    features: Features = RELEASE_DEFAULTS,
+    plan: Plan, model: str, *, num_micro: int = 16, stack: str = "megatron-lm", features: Features = RELEASE_DEFAULTS
 ) -> MemoryTable:
     return estimate_memory(
         model=MODELS[model],
@@ -92,9 +82,7 @@ def test_more_sharding_needs_less(plan: Plan, model: str, sharding: Sharding) ->
 @pytest.mark.when_touched  # test_more_sharding_needs_less estimates the same memory
 @given(plans(), models)
 def test_wider_sharding_needs_less(plan: Plan, model: str) -> None:
-    assume(
-        plan.sharding is not Sharding.PARAMETERS or plan.data_shard > 1
-    )  # FSDP on one rank gathers nothing
+    assume(plan.sharding is not Sharding.PARAMETERS or plan.data_shard > 1)  # FSDP on one rank gathers nothing
     wider = replace(plan, data_shard=2 * plan.data_shard)
     assert at_most(allocated(wider, model), allocated(plan, model))
 
@@ -154,10 +142,7 @@ def test_ranks_hold_every_parameter_once(model: str, pipeline: int, tensor: int,
     parameters, layers = count_parameters(table), split_layers(table, plan)
     first = RankLayers(dense=layers.first_dense, moe=layers.first_moe, embedding=1, head=int(pipeline == 1))
     last = RankLayers(dense=layers.last_dense, moe=layers.last_moe, embedding=0, head=1)
-    held = [
-        rank_parameters(table, parameters, plan, rank)
-        for rank in ([first, last] if pipeline > 1 else [first])
-    ]
+    held = [rank_parameters(table, parameters, plan, rank) for rank in ([first, last] if pipeline > 1 else [first])]
     total = sum(h.split * tensor + h.repeated + h.expert * plan.expert for h in held)
     copy = table.vocab * table.hidden if table.tied and pipeline > 1 else 0
     assert float(total).is_integer()

@@ -78,9 +78,7 @@ def test_published_rows_are_of_other_stacks():
 
 @pytest.mark.when_touched  # test_a_plan_moves_if_its_engine_is_native has other engines
 @settings(deadline=None, max_examples=8)
-@given(
-    forward=counts, backward=counts, loss=counts, chunk=st.integers(2**10, 2**30), move=st.floats(-0.3, 0.3)
-)
+@given(forward=counts, backward=counts, loss=counts, chunk=st.integers(2**10, 2**30), move=st.floats(-0.3, 0.3))
 def test_other_stacks_do_not_move(forward, backward, loss, chunk, move):
     conditions, tables = published()
     before, memory = log_steps(move), memory_of(conditions, tables)

@@ -24,11 +24,7 @@ any_sends = st.sampled_from(Sends)
 @st.composite
 def shapes(draw, schedules=any_schedule) -> PipelineShape:
     schedule = draw(schedules)
-    chunks = {
-        Schedule.INTERLEAVED: st.integers(2, 4),
-        Schedule.ZBV: st.just(2),
-        Schedule.DUALPIPE_V: st.just(2),
-    }
+    chunks = {Schedule.INTERLEAVED: st.integers(2, 4), Schedule.ZBV: st.just(2), Schedule.DUALPIPE_V: st.just(2)}
     shape = PipelineShape(
         schedule=schedule,
         num_ranks=draw(st.integers(1, 7)),
@@ -99,9 +95,7 @@ def test_every_micro_batch_passes_every_stage_once(data, shape):
     assert (seen[OpKind.FORWARD] == 1).all()
     assert (seen[OpKind.BACKWARD_INPUT] + seen[OpKind.BACKWARD] == 1).all()
     assert (seen[OpKind.BACKWARD_WEIGHT] == seen[OpKind.BACKWARD_INPUT]).all()
-    assert all(
-        shape.stages_of(rank).count(stage) == 1 for rank, stage in zip(graph.rank, graph.stage, strict=True)
-    )
+    assert all(shape.stages_of(rank).count(stage) == 1 for rank, stage in zip(graph.rank, graph.stage, strict=True))
 
 
 @given(st.data(), shapes())
@@ -112,11 +106,7 @@ def test_a_step_lies_between_its_bounds(data, shape):
         np.broadcast_to(part, shape.num_stages).sum()
         for part in (times.forward_s, times.backward_input_s, times.backward_weight_s)
     )
-    hops = (
-        2
-        * shape.num_micro_batches
-        * (np.broadcast_to(times.transfer_s, shape.num_stages) * shape.hop_crosses)
-    )
+    hops = 2 * shape.num_micro_batches * (np.broadcast_to(times.transfer_s, shape.num_stages) * shape.hop_crosses)
     assert timeline.step_s >= timeline.busy_s.max() - TINY
     assert timeline.step_s <= work + hops.sum() + TINY
     if times.sends is Sends.OVERLAPPED and not np.any(times.pair_saving_s):
@@ -133,14 +123,10 @@ def test_nothing_gets_faster_when_an_operation_gets_slower(data, shape):
     assert simulate(shape, replace(times, **{field: slower})).step_s >= before - TINY
 
 
-def steps(
-    shape: PipelineShape, f: float, b: float, w: float, x: float = 0, s: float = 0
-) -> tuple[float, float]:
+def steps(shape: PipelineShape, f: float, b: float, w: float, x: float = 0, s: float = 0) -> tuple[float, float]:
     """(simulation, closed form) of even stages; f, b and w of one rank."""
     v = shape.num_chunks
-    times = StageTimes(
-        forward_s=f / v, backward_input_s=b / v, backward_weight_s=w / v, transfer_s=x, pair_saving_s=s
-    )
+    times = StageTimes(forward_s=f / v, backward_input_s=b / v, backward_weight_s=w / v, transfer_s=x, pair_saving_s=s)
     waits_s = waiting_s(
         *counts(shape),
         forward_s=f, backward_input_s=b, backward_weight_s=w, transfer_s=x, pair_saving_s=s,
@@ -207,10 +193,7 @@ def test_a_table_of_plans_is_evaluated_as_each_plan_alone(some, f, b, w, x):
         [(SCHEDULES.index(s.schedule), s.num_ranks, s.num_chunks, s.num_micro_batches) for s in some]
     ).T
     together = waiting_s(index, p, v, m, forward_s=f, backward_input_s=b, backward_weight_s=w, transfer_s=x)
-    alone = [
-        waiting_s(*counts(s), forward_s=f, backward_input_s=b, backward_weight_s=w, transfer_s=x)
-        for s in some
-    ]
+    alone = [waiting_s(*counts(s), forward_s=f, backward_input_s=b, backward_weight_s=w, transfer_s=x) for s in some]
     assert together.tolist() == pytest.approx(alone)
     kept = [float(in_flight(*counts(s), rank=0)) for s in some]
     assert in_flight(index, p, v, m, rank=0).tolist() == pytest.approx(kept)

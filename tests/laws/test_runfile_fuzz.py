@@ -21,25 +21,10 @@ from meshwright.specs.run import Run
 EXAMPLES = [p.read_text() for p in sorted((Path(__file__).parents[2] / "examples" / "runs").glob("*.yaml"))]
 DOCUMENTS = [YAML(typ="safe", pure=True).load(text) for text in EXAMPLES]
 KEYS = sorted({part for key in all_fields() for part in key.split(".")})
-WORDS = [
-    "auto",
-    "here",
-    "full",
-    "selective",
-    "mla",
-    "lora",
-    "fp8",
-    "llama3.1-8b",
-    "h100-8x8",
-    "h100-8x0",
-    ".",
-    "/",
-]
+WORDS = ["auto", "here", "full", "selective", "mla", "lora", "fp8", "llama3.1-8b", "h100-8x8", "h100-8x0", ".", "/"]
 
 light = settings(
-    max_examples=150,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 
 scalars = (
@@ -53,9 +38,7 @@ scalars = (
 )
 keys = st.sampled_from(KEYS) | st.text(max_size=8)
 values = st.recursive(
-    scalars,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=4),
-    max_leaves=12,
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=4), max_leaves=12
 )
 
 

@@ -17,12 +17,7 @@ from meshwright.cost.flops import model_flops_per_token
 from meshwright.cost.layers import general_factor
 from meshwright.cost.overlap import exposed_s
 from meshwright.cost.rates import system_rates
-from meshwright.cost.tables import (
-    BatchTable,
-    model_row,
-    plan_row,
-    precision_row,
-)
+from meshwright.cost.tables import BatchTable, model_row, plan_row, precision_row
 from meshwright.specs.features import Features
 from meshwright.specs.hardware import Stack
 from meshwright.specs.plan import RECOMPUTE_MODULES, Plan, Recompute, Schedule, Sharding
@@ -50,9 +45,7 @@ def plans(draw, *, experts: int) -> Plan:
         pipeline=pipeline,
         schedule=schedule,
         virtual_pipeline=2 if schedule is Schedule.INTERLEAVED and pipeline > 1 else 1,
-        expert=draw(
-            st.sampled_from([e for e in (1, 2, 4, 8) if experts % e == 0 and data * context % e == 0])
-        )
+        expert=draw(st.sampled_from([e for e in (1, 2, 4, 8) if experts % e == 0 and data * context % e == 0]))
         if experts
         else 1,
         data_shard=data // replicate,
@@ -144,8 +137,7 @@ def test_more_of_what_slows_down_is_never_faster(case, what, factor):
 def test_hiding_more_is_never_slower(case, more):
     rates = case.rates
     hidden = {
-        n: getattr(rates, n) + (1 - getattr(rates, n)) * more
-        for n in ("data_hidden_ratio", "gather_hidden_ratio")
+        n: getattr(rates, n) + (1 - getattr(rates, n)) * more for n in ("data_hidden_ratio", "gather_hidden_ratio")
     }
     assert not_longer(replace(case, rates=replace(rates, **hidden)).step_s, case.step_s)
 
@@ -153,9 +145,7 @@ def test_hiding_more_is_never_slower(case, more):
 @pytest.mark.when_touched  # test_layer_families.py costs models and plans of all kinds
 @given(cases(names=("llama3-8b", "gpt3-175b")))
 def test_twice_the_layers_take_longer(case):
-    deeper = replace(
-        case.model, num_layers=2 * case.model.num_layers, num_dense_layers=2 * case.model.num_layers
-    )
+    deeper = replace(case.model, num_layers=2 * case.model.num_layers, num_dense_layers=2 * case.model.num_layers)
     assert case.step_s < replace(case, model=deeper).step_s
 
 
@@ -200,14 +190,11 @@ def test_recomputing_more_takes_longer(case, modules):
 def test_less_balance_is_never_faster(case, load_factor, more):
     case = without_window(case)
     assert not_longer(
-        float(case.steps(load_factor=load_factor).step_s),
-        float(case.steps(load_factor=load_factor + more).step_s),
+        float(case.steps(load_factor=load_factor).step_s), float(case.steps(load_factor=load_factor + more).step_s)
     )
 
 
-@pytest.mark.parametrize(
-    ("cluster", "gains"), [("h100-8x8", True), ("tpu-v5p-4x16", False), ("a100-8x8", False)]
-)
+@pytest.mark.parametrize(("cluster", "gains"), [("h100-8x8", True), ("tpu-v5p-4x16", False), ("a100-8x8", False)])
 def test_attention_in_8_bits_gains_only_where_they_are_multiplied_faster(cluster, gains):
     def step_s(fp8: bool) -> float:
         stack = Stack(framework="maxtext", features=Features(fp8_attention=fp8))
@@ -215,9 +202,7 @@ def test_attention_in_8_bits_gains_only_where_they_are_multiplied_faster(cluster
         plan = plan_row(Plan(data_shard=64, sharding=Sharding.PARAMETERS))
         batch = BatchTable(seq_len=8192, global_batch=512)
         llama, precision = model_row(catalog.model("llama3-8b")), precision_row(PRECISIONS["bf16"])
-        return float(
-            Case(model=llama, batch=batch, plan=plan, precision=precision, rates=rates).steps().step_s
-        )
+        return float(Case(model=llama, batch=batch, plan=plan, precision=precision, rates=rates).steps().step_s)
 
     assert (step_s(True) < step_s(False)) == gains
 
@@ -257,10 +242,7 @@ def test_replicas_scale_no_better_than_linearly(case, factor):
 @given(st.lists(cases(), min_size=2, max_size=6))
 def test_arrays_give_what_rows_give(several):
     together = Case(
-        **{
-            name: type(table).stack([getattr(c, name) for c in several])
-            for name, table in vars(several[0]).items()
-        }
+        **{name: type(table).stack([getattr(c, name) for c in several]) for name, table in vars(several[0]).items()}
     )
     assert together.steps().step_s == pytest.approx([c.step_s for c in several], rel=1e-12)
 
@@ -269,10 +251,7 @@ def test_arrays_give_what_rows_give(several):
 @given(st.lists(cases(), min_size=2, max_size=6), st.data())
 def test_taking_rows_is_costing_them_alone(several, data):
     index = np.array(data.draw(st.lists(st.integers(0, len(several) - 1), min_size=1, max_size=4)))
-    tables = {
-        name: type(table).stack([getattr(c, name) for c in several])
-        for name, table in vars(several[0]).items()
-    }
+    tables = {name: type(table).stack([getattr(c, name) for c in several]) for name, table in vars(several[0]).items()}
     taken = Case(**{name: table.take(index) for name, table in tables.items()})
     assert taken.steps().step_s == pytest.approx([several[i].step_s for i in index], rel=1e-12)
 
@@ -281,12 +260,7 @@ SHAPE = st.integers(1, 1 << 15)
 
 
 @given(
-    SHAPE,
-    SHAPE,
-    SHAPE,
-    st.integers(1, 64),
-    st.sampled_from([0, 80, 132, 148, 256]),
-    st.sampled_from([0.5, 1.0, 2.0]),
+    SHAPE, SHAPE, SHAPE, st.integers(1, 64), st.sampled_from([0, 80, 132, 148, 256]), st.sampled_from([0.5, 1.0, 2.0])
 )
 def test_no_product_beats_the_peak_or_the_memory(m, n, k, groups, num_units, element_bytes):
     flops_per_s, bytes_per_s = 1e15, 3e12
@@ -310,9 +284,7 @@ def test_a_larger_product_is_never_faster(m, n, k, more, num_units):
 
 
 @given(st.floats(0, 10), st.floats(0, 10), st.floats(1, 3), st.floats(0, 1), st.floats(1, 3))
-def test_exposed_communication_is_between_what_cannot_hide_and_all(
-    comm, compute, slowdown, ratio, comm_slowdown
-):
+def test_exposed_communication_is_between_what_cannot_hide_and_all(comm, compute, slowdown, ratio, comm_slowdown):
     exposed = float(exposed_s(comm, compute, slowdown, ratio, comm_slowdown=comm_slowdown))
     assert comm * (1 - ratio) - 1e-9 <= exposed <= comm + 1e-9
 
@@ -323,6 +295,4 @@ def test_more_to_send_or_less_to_hide_behind_is_never_less_exposed(comm, compute
     assert exposed <= float(exposed_s(comm + more, compute, slowdown, ratio)) + 1e-9
     assert float(exposed_s(comm, compute + more, slowdown, ratio)) <= exposed + 1e-9
     # ... and the two together never get shorter.
-    assert (
-        compute + exposed <= compute + more + float(exposed_s(comm, compute + more, slowdown, ratio)) + 1e-9
-    )
+    assert compute + exposed <= compute + more + float(exposed_s(comm, compute + more, slowdown, ratio)) + 1e-9

@@ -49,9 +49,7 @@ def test_a_key_left_out_has_the_default_of_transformers(name):
             ours = model_from_config(rest, name="m")
         except InputError:  # a key that every file has
             continue
-        complete = _written(
-            name, **{k: v for k, v in rest.items() if k not in ("architectures", "model_type")}
-        )
+        complete = _written(name, **{k: v for k, v in rest.items() if k not in ("architectures", "model_type")})
         assert _without_notes(ours) == _without_notes(model_from_config(complete, name="m")), left_out
         read += 1
     assert read > 10
@@ -80,6 +78,4 @@ def _required(name: str) -> dict[str, int]:
         "num_local_experts", "num_experts", "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size",
         "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "kv_lora_rank",
     )  # fmt: skip
-    return {
-        k: getattr(config, k) for k in keys if getattr(config, k, None) is not None and k not in _sizes(name)
-    }
+    return {k: getattr(config, k) for k in keys if getattr(config, k, None) is not None and k not in _sizes(name)}

@@ -64,9 +64,7 @@ BASES = {
     "gemma2": GEMMA,
     "gemma3_text": GEMMA | {"sliding_window_pattern": 2},
     "gpt_oss": TINY | {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 7},
-    "glm4_moe": TINY
-    | MIXTURE
-    | {"n_routed_experts": 8, "first_k_dense_replace": 1, "num_nextn_predict_layers": 0},
+    "glm4_moe": TINY | MIXTURE | {"n_routed_experts": 8, "first_k_dense_replace": 1, "num_nextn_predict_layers": 0},
     "minimax_m2": TINY | {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8},
 }
 SCALINGS = (

@@ -142,9 +142,7 @@ def test_parameters_are_those_of_transformers_or_the_key_is_named(model_type):
             continue
         expected = parameters_of_transformers(model_type, config)
         if expected is not None and not model.unsupported:
-            assert round(float(count_parameters(model_row(model)).total)) == expected, (
-                f"{key}: {config.get(key)!r}"
-            )
+            assert round(float(count_parameters(model_row(model)).total)) == expected, f"{key}: {config.get(key)!r}"
             compared += 1
     assert compared > 20
 
@@ -155,9 +153,7 @@ def test_a_config_that_transformers_writes_is_read_as_a_whole(model_type):
     model = model_from_config(written | {"architectures": [architecture_of(model_type)]}, name="m")
     assert model.unsupported == ()
     given = {key: value for key, value in written.items() if key != "model_type"}
-    assert round(float(count_parameters(model_row(model)).total)) == parameters_of_transformers(
-        model_type, given
-    )
+    assert round(float(count_parameters(model_row(model)).total)) == parameters_of_transformers(model_type, given)
 
 
 @pytest.mark.parametrize(

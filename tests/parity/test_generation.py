@@ -40,9 +40,7 @@ ALWAYS = ("llama2", "deepseek-v3")
 """Windows, sinks, latent attention and experts: other families join the same parts."""
 
 
-@pytest.mark.parametrize(
-    "case", [c if c in ALWAYS else pytest.param(c, marks=pytest.mark.when_touched) for c in CASES]
-)
+@pytest.mark.parametrize("case", [c if c in ALWAYS else pytest.param(c, marks=pytest.mark.when_touched) for c in CASES])
 def test_greedy_tokens_and_cached_logits_equal_transformers(case, tmp_path, monkeypatch):
     reference = reference_model(case)
     reference.save_pretrained(tmp_path)
@@ -84,15 +82,11 @@ def test_a_second_turn_computes_only_what_is_new(case, tmp_path):
     fed = []
     with CachedModel(model) as cached:
         hidden_states = model.hidden_states
-        model.hidden_states = lambda tokens, *rest: (
-            fed.append(tokens.shape[1]) or hidden_states(tokens, *rest)
-        )
+        model.hidden_states = lambda tokens, *rest: fed.append(tokens.shape[1]) or hidden_states(tokens, *rest)
         once = {"sampling": Sampling(), "tokenizer": None}
         complete_batch(cached, [Prompt(number=0, tokens=first, max_tokens=2)], **once)
         (again,) = complete_batch(cached, [Prompt(number=0, tokens=second, max_tokens=NEW)], **once)
     assert fed[0] == 8
-    assert fed[2] == (
-        9 if case == "mistral" else 3
-    )  # its window of 5 has forgotten the place where they part
+    assert fed[2] == (9 if case == "mistral" else 3)  # its window of 5 has forgotten the place where they part
     del model.hidden_states
     assert list(again.tokens) == greedy(model, [second])[0]

@@ -61,11 +61,7 @@ LATENT = TINY | {
     "topk_group": 1,
     "v_head_dim": 6,
 }
-LONGROPE = {
-    "long_factor": [1.0, 1.5, 3.0],
-    "short_factor": [1.0, 1.1, 1.3],
-    "type": "longrope",
-}
+LONGROPE = {"long_factor": [1.0, 1.5, 3.0], "short_factor": [1.0, 1.1, 1.3], "type": "longrope"}
 GEMMA = TINY | {"head_dim": 16, "num_hidden_layers": 4, "query_pre_attn_scalar": 24, "sliding_window": 6}
 GEMMA |= {"pad_token_id": None}  # transformers does not train the embedding of padding
 QWEN3_MOE = TINY | {"head_dim": 16, "moe_intermediate_size": 24, "num_experts": 8, "num_experts_per_tok": 3}
@@ -93,10 +89,7 @@ CASES = {
     "qwen3-moe-windowed": ("qwen3_moe", QWEN3_MOE | {"sliding_window": 6, "use_sliding_window": True}),
     "qwen3-moe-as-scored": ("qwen3_moe", QWEN3_MOE | {"norm_topk_prob": False}),
     "deepseek-v2-lite": ("deepseek_v2", LATENT | {"q_lora_rank": None, "topk_method": "greedy"}),
-    "deepseek-v2": (
-        "deepseek_v2",
-        LATENT | {"n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy"},
-    ),
+    "deepseek-v2": ("deepseek_v2", LATENT | {"n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy"}),
     "deepseek-v3": (
         "deepseek_v3",
         LATENT
@@ -108,19 +101,10 @@ CASES = {
             "scoring_func": "sigmoid",
         },
     ),
-    "llama3.2": (
-        "llama",
-        TINY | {"rope_scaling": LLAMA3_SCALING | {"factor": 32.0}, "tie_word_embeddings": True},
-    ),
-    "llama-gelu": (
-        "llama",
-        TINY | {"hidden_act": "gelu", "rope_scaling": {"factor": 2.0, "rope_type": "linear"}},
-    ),
+    "llama3.2": ("llama", TINY | {"rope_scaling": LLAMA3_SCALING | {"factor": 32.0}, "tie_word_embeddings": True}),
+    "llama-gelu": ("llama", TINY | {"hidden_act": "gelu", "rope_scaling": {"factor": 2.0, "rope_type": "linear"}}),
     "qwen2.5": ("qwen2", TINY | {"rope_theta": 1e6, "tie_word_embeddings": True}),
-    "qwen2-windowed": (
-        "qwen2",
-        TINY | {"max_window_layers": 1, "sliding_window": 6, "use_sliding_window": True},
-    ),
+    "qwen2-windowed": ("qwen2", TINY | {"max_window_layers": 1, "sliding_window": 6, "use_sliding_window": True}),
     "qwen3-pattern": (
         "qwen3",
         TINY
@@ -240,9 +224,7 @@ def test_packed_documents_have_the_rotations_of_their_own_length(tmp_path):
     def packed():
         out_BTV = ours(
             torch.cat([short, long, torch.zeros(1, 4, dtype=torch.long)], dim=1),
-            positions_BT=torch.cat([torch.arange(20), torch.arange(40), torch.zeros(4, dtype=torch.long)])[
-                None
-            ],
+            positions_BT=torch.cat([torch.arange(20), torch.arange(40), torch.zeros(4, dtype=torch.long)])[None],
             documents_BT=torch.tensor([[0] * 20 + [1] * 40 + [-1] * 4]),
         )
         return {"short": out_BTV[:, :20], "long": out_BTV[:, 20:60]}

@@ -111,20 +111,13 @@ class Reference:
             kept = length - k  # positions whose token t_(i+k) is in the sequence
             embedded = self.main.model.embed_tokens(tokens[:, k:])
             both = torch.cat(
-                [
-                    self.norm(embedded, outside["enorm.weight"]),
-                    self.norm(h[:, :kept], outside["hnorm.weight"]),
-                ],
-                dim=-1,
+                [self.norm(embedded, outside["enorm.weight"]), self.norm(h[:, :kept], outside["hnorm.weight"])], dim=-1
             )
             x = functional.linear(both, outside["eh_proj.weight"])
             order = torch.arange(kept)[None]
             mask = torch.full((kept, kept), -torch.inf).triu(1)[None, None]
             h = block(
-                x,
-                attention_mask=mask,
-                position_ids=order,
-                position_embeddings=self.main.model.rotary_emb(x, order),
+                x, attention_mask=mask, position_ids=order, position_embeddings=self.main.model.rotary_emb(x, order)
             )
             h = h[0] if isinstance(h, tuple) else h
             logits = self.main.lm_head(self.norm(h, outside["shared_head.norm.weight"]))
@@ -196,9 +189,7 @@ def test_documents_of_one_sequence_are_trained_as_by_themselves(built):
         "positions_BT": positions,
         "documents_BT": documents,
     }
-    single = gradients(
-        *({"tokens_BT": part, "labels_BT": of} for part, of in zip(parts, labels, strict=True))
-    )
+    single = gradients(*({"tokens_BT": part, "labels_BT": of} for part, of in zip(parts, labels, strict=True)))
     assert_equals(lambda: gradients(whole), single, weights=built.parameters(), terms=CONFIG["vocab_size"])
 
 
@@ -212,9 +203,7 @@ def test_files_come_back_and_may_be_read_without_the_modules(built, folder, tmp_
         assert torch.equal(dict(again.named_parameters())[name], tensor), name
     assert differences(folder, built.model) == []
     without = replace(built.model, num_mtp_layers=0)
-    assert differences(folder, without) == [
-        "model.num_mtp_layers is 0; the config.json of the weights says 2"
-    ]
+    assert differences(folder, without) == ["model.num_mtp_layers is 0; the config.json of the weights says 2"]
     plain = build_model(without, device="cpu")
     load_weights(plain, folder)
     save_weights(plain, tmp_path / "plain", dtype=torch.float32)

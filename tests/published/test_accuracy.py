@@ -22,9 +22,7 @@ from meshwright.calibration.parameters import fitted
 from meshwright.fitting.leave_one_source_out import predict_leave_one_source_out
 from meshwright.fitting.published_runs import fit
 
-pytestmark = (
-    pytest.mark.when_touched
-)  # unit/accuracy/test_report.py compares and test_predict.py predicts few rows
+pytestmark = pytest.mark.when_touched  # unit/accuracy/test_report.py compares and test_predict.py predicts few rows
 
 
 @pytest.fixture(scope="module")

@@ -76,9 +76,7 @@ def test_explained_what_the_emulation_cannot_see(emulation):
 def test_a_replica_of_384_is_within_8_percent_of_the_best():
     """At the batch per GPU of 65,536 GPUs and 128M tokens, on a size that 384 divides."""
     published = claim("scale_07")
-    run = load(
-        RUNS / "moe-2t-mi300x.yaml", overrides=["batch.global_tokens=201326592", "cluster=mi300x-8x96"]
-    )
+    run = load(RUNS / "moe-2t-mi300x.yaml", overrides=["batch.global_tokens=201326592", "cluster=mi300x-8x96"])
     question = ScaleQuestion(sizes=(98_304,), replicas=(192, 384, 768), fixed=ZERO_1)
     ranked = {r.num_devices: r for r in scale_report(run, question).replicas}
     replica = ranked[int(published.value)]

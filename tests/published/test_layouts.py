@@ -16,14 +16,10 @@ from benchmarks import found_layouts, unstated_layouts
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "found-layouts.md"
-FOUND = re.compile(
-    r"^\| (?P<title>[^|]+) \| [^|]+ \| (?:yes|no) \| (?P<rank>\d+) \| (?P<gap>[\d.]+)% \|", re.MULTILINE
-)
+FOUND = re.compile(r"^\| (?P<title>[^|]+) \| [^|]+ \| (?:yes|no) \| (?P<rank>\d+) \| (?P<gap>[\d.]+)% \|", re.MULTILINE)
 
 
-STATED = {
-    m["title"]: (int(m["rank"]), float(m["gap"]) / 100) for m in FOUND.finditer(PAGE.read_text("utf-8"))
-}
+STATED = {m["title"]: (int(m["rank"]), float(m["gap"]) / 100) for m in FOUND.finditer(PAGE.read_text("utf-8"))}
 LARGE = 200
 """Devices from which a search takes seconds on a slow core."""
 ALWAYS = "hagemann_layouts-0173"

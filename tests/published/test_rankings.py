@@ -37,9 +37,7 @@ class TestExpertsAcrossNodes:
     """GPT-OSS 120B on 64 GPUs, Megatron-Bridge performance summary of 26.02: EP 8 instead of EP 64 was the one change
     that took B200 (nodes of 8) from 8,047 to 13,722 tokens/s/GPU, while GB200 (racks of 72) ran EP 64 at 15,754."""
 
-    PLAN = Plan(
-        data_shard=64, micro_batch=4, recompute=Recompute.SELECTIVE, recompute_modules=("norm", "activation")
-    )
+    PLAN = Plan(data_shard=64, micro_batch=4, recompute=Recompute.SELECTIVE, recompute_modules=("norm", "activation"))
 
     def rates(self, cluster: str) -> dict[int, float]:
         request = PlanRequest(
@@ -79,9 +77,7 @@ class TestSchedules:
     @pytest.mark.parametrize("micro_batch", [1, 2, 4])
     def test_virtual_stages_beat_one_stage_on_405b(self, micro_batch):
         """Whatever the micro-batch, which the page does not state."""
-        assert self.titan(virtual=2, micro_batch=micro_batch) > 1.05 * self.titan(
-            virtual=1, micro_batch=micro_batch
-        )
+        assert self.titan(virtual=2, micro_batch=micro_batch) > 1.05 * self.titan(virtual=1, micro_batch=micro_batch)
 
     def test_by_as_much_as_published_with_as_many_micro_batches_as_stages(self):
         """100 and 128 tokens/s/GPU: the gain of two virtual stages when 32 sequences make 8 micro-batches, which was

@@ -31,9 +31,7 @@ def rate(
 ) -> float:
     """Tokens/s per device on eight devices, 2^22 tokens a step."""
     per_node = min(8, catalog.usual_devices_per_node(device))
-    fabric = placed_fabric(
-        catalog.default_fabric_name(device), devices_per_node=per_node, num_nodes=8 // per_node
-    )
+    fabric = placed_fabric(catalog.default_fabric_name(device), devices_per_node=per_node, num_nodes=8 // per_node)
     cluster = Cluster(
         name=device,
         accelerator=catalog.accelerator(device),
@@ -126,14 +124,7 @@ def test_overlap_of_expert_communication_hides_it():
 
 
 def test_factors_on_everything_stay_near_one():
-    for framework in (
-        "nemo",
-        "megatron-bridge",
-        "mlperf-nvidia",
-        "torchtitan",
-        "nanotron",
-        "primus-megatron",
-    ):
+    for framework in ("nemo", "megatron-bridge", "mlperf-nvidia", "torchtitan", "nanotron", "primus-megatron"):
         for device in ("h100", "gb200", "mi355x"):
             stack = Stack(framework=framework)
             cluster = catalog.cluster(f"{device}-4x4" if device == "gb200" else f"{device}-8x2")
@@ -162,9 +153,7 @@ class TestSwitches:
         """Rate with `on` over that with `off`, with graphs of the whole iteration, so that no host binds."""
 
         def at(switches: Features) -> float:
-            stack = Stack(
-                framework=framework, vintage=2026.1, features=replace(switches, cuda_graphs=CudaGraphs.FULL)
-            )
+            stack = Stack(framework=framework, vintage=2026.1, features=replace(switches, cuda_graphs=CudaGraphs.FULL))
             return rate(device, model=model, precision=precision, stack=stack, plan=plan, seq_len=seq_len)
 
         return at(on) / at(off)
@@ -193,9 +182,7 @@ class TestSwitches:
 
     @pytest.mark.parametrize("device", ["h100", "gb200"])
     def test_offloaded_activations_cost_what_the_host_link_cannot_hide(self, device):
-        cost = 1 / self.ratio(
-            Features(offloaded_activations=1.0), Features(offloaded_activations=0.0), device=device
-        )
+        cost = 1 / self.ratio(Features(offloaded_activations=1.0), Features(offloaded_activations=0.0), device=device)
         assert (1.2 < cost < 8) if device == "h100" else (1 < cost < 1.3)
 
     def test_imbalance_slows_experts_and_nothing_else(self):

@@ -112,11 +112,7 @@ def test_small_improvements_that_never_add_up_are_none(train):
 def test_a_loss_that_is_no_number_is_worse(train):
     losses = (2.0, *[float("nan")] * 11)
     record = train("train.evaluate.patience=2", losses=losses)
-    assert (record.ending, record.statistics["steps"], record.statistics["best"]["step"]) == (
-        "no_improvement",
-        3,
-        1,
-    )
+    assert (record.ending, record.statistics["steps"], record.statistics["best"]["step"]) == ("no_improvement", 3, 1)
 
 
 @pytest.mark.parametrize(
@@ -136,13 +132,9 @@ def test_show_and_to_hf_know_the_best(train, tmp_path, meshwright):
     shown = meshwright("checkpoint", "show", tmp_path / "saved", "--json").json
     assert shown["best_step"] == 3
     assert [c["step"] for c in shown["checkpoints"] if c["is_best"]] == [3]
-    exported = meshwright(
-        "checkpoint", "to-hf", tmp_path / "saved", tmp_path / "hf", "--step", "best", "--json"
-    ).json
+    exported = meshwright("checkpoint", "to-hf", tmp_path / "saved", tmp_path / "hf", "--step", "best", "--json").json
     assert exported["step"] == 3
-    done = meshwright(
-        "generate", tmp_path / "out", "the", "--max-tokens", "2", "--step", "best", "--json"
-    ).json
+    done = meshwright("generate", tmp_path / "out", "the", "--max-tokens", "2", "--step", "best", "--json").json
     assert "step-00000003" in json.dumps(done)
     assert meshwright("checkpoint", "show", tmp_path / "saved", "--step", "worst").exit_code == 2
 

@@ -54,10 +54,7 @@ def test_it_reads_what_pytorch_reads(checkpoint):
 def test_enumerations_are_read_from_every_python(checkpoint, monkeypatch):
     """Python 3.11.0 to 3.11.3 stores a member as `getattr(class, name)`, others as `class(value)`."""
     index = read_index(checkpoint)
-    for reduced in (
-        lambda self, _: (getattr, (type(self), self.name)),
-        lambda self, _: (type(self), (self.value,)),
-    ):
+    for reduced in (lambda self, _: (getattr, (type(self), self.name)), lambda self, _: (type(self), (self.value,))):
         monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", reduced)
         (checkpoint / ".metadata").write_bytes(pickle.dumps(index))
         assert read_index(checkpoint).state_dict_metadata == index.state_dict_metadata

@@ -31,8 +31,7 @@ def alter(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "words"),
-    [(truncate, "bytes, was written with"), (alter, "was altered"), (Path.unlink, "is missing")],
+    ("damage", "words"), [(truncate, "bytes, was written with"), (alter, "was altered"), (Path.unlink, "is missing")]
 )
 @pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata"])
 def test_a_damaged_checkpoint_is_refused_and_the_last_good_one_named(tmp_path, damage, words, name):
@@ -95,10 +94,7 @@ def test_what_was_saved_is_loaded(tmp_path):
 
 @pytest.mark.parametrize(
     ("state", "words"),
-    [
-        ({"weights.b": torch.zeros(64)}, "has no tensor 'weights.b'"),
-        ({"weights.a": torch.zeros(32)}, "another shape"),
-    ],
+    [({"weights.b": torch.zeros(64)}, "has no tensor 'weights.b'"), ({"weights.a": torch.zeros(32)}, "another shape")],
 )
 def test_a_checkpoint_of_another_model_is_refused(tmp_path, state, words):
     saved(tmp_path, 7)
@@ -202,9 +198,7 @@ def test_what_fails_in_the_background_is_raised_in_the_loop(saver, tmp_path):
 def test_a_checkpoint_that_is_being_removed_loses_its_name_first(tmp_path, monkeypatch):
     """A process killed while it prunes leaves no half of a checkpoint that looks whole."""
     saved(tmp_path, 1)
-    monkeypatch.setattr(
-        checkpoint.files.shutil, "rmtree", lambda path: None
-    )  # killed before anything is removed
+    monkeypatch.setattr(checkpoint.files.shutil, "rmtree", lambda path: None)  # killed before anything is removed
     saved(tmp_path, 2, keep=1)
     assert [c.step for c in checkpoint.checkpoints(tmp_path)] == [2]
     monkeypatch.undo()

@@ -17,8 +17,7 @@ from meshwright.training.cpu_libraries import (
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
-    [({}, str(SPINS)), ({SPIN_COUNT: "7"}, "7"), ({WAIT_POLICY: "PASSIVE"}, None)],
+    ("given", "expected"), [({}, str(SPINS)), ({SPIN_COUNT: "7"}, "7"), ({WAIT_POLICY: "PASSIVE"}, None)]
 )
 def test_the_users_own_variables_stay(monkeypatch, given, expected):
     for name in (WAIT_POLICY, SPIN_COUNT, PRIMITIVES):

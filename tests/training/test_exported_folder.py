@@ -33,13 +33,7 @@ precision: fp32
 cluster: here
 train: {{steps: 2}}
 """
-CONFIG = {
-    "bos_token_id": 5,
-    "eos_token_id": [7, 9],
-    "pad_token_id": 3,
-    "initializer_range": 0.07,
-    "use_cache": True,
-}
+CONFIG = {"bos_token_id": 5, "eos_token_id": [7, 9], "pad_token_id": 3, "initializer_range": 0.07, "use_cache": True}
 GENERATION = {"eos_token_id": [7, 9], "temperature": 0.6, "do_sample": True}
 MAP = {"eos_token": "<|endoftext|>", "pad_token": "<|im_end|>"}
 
@@ -222,9 +216,7 @@ def test_a_base_that_is_gone_or_changed_is_noted(tmp_path, base):
 
 
 def test_a_tokenizer_that_is_gone_or_changed_is_noted(tmp_path, corpus):
-    out, notes = export(
-        tmp_path, f"data.source={corpus}", "data.tokenizer=bytes", tokenizer_fingerprint="other"
-    )
+    out, notes = export(tmp_path, f"data.source={corpus}", "data.tokenizer=bytes", tokenizer_fingerprint="other")
     assert "has changed since the training" in notes[0]
     assert not (out / "tokenizer.json").exists()
     assert read(out)["eos_token_id"] is None

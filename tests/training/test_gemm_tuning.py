@@ -39,10 +39,7 @@ pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring")
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 PLAN = Plan(micro_batch=2)
 FORWARD = Gemm(format="bf16", m=32, n=64, k=32, kernel=GemmKind.FORWARD)
-LINES = (
-    "Validator,PT_VERSION,2.13.0",
-    "GemmTunableOp_BFloat16_TN,tn_64_32_32_ld_32_32_64,Gemm_Rocblas_7,0.01",
-)
+LINES = ("Validator,PT_VERSION,2.13.0", "GemmTunableOp_BFloat16_TN,tn_64_32_32_ld_32_32_64,Gemm_Rocblas_7,0.01")
 
 
 def tuning(**choices: Any) -> GemmTuning:
@@ -120,8 +117,7 @@ def test_files_that_are_no_documents_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("key", "words"),
-    [("device", "another device"), ("torch", "version of PyTorch"), ("toolkit", "CUDA or HIP")],
+    ("key", "words"), [("device", "another device"), ("torch", "version of PyTorch"), ("toolkit", "CUDA or HIP")]
 )
 def test_a_file_of_other_conditions_is_refused(key, words):
     found = tuning(threads=1)
@@ -148,8 +144,7 @@ def test_a_file_with_routes_that_the_processor_lacks_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "route"),
-    [(dtype, route) for dtype in (torch.float32, torch.bfloat16) for route in made.routes_of(dtype)],
+    ("dtype", "route"), [(dtype, route) for dtype in (torch.float32, torch.bfloat16) for route in made.routes_of(dtype)]
 )
 def test_every_route_makes_the_same_products_to_rounding(dtype, route):
     x, weight = torch.randn(3, 10, 40).to(dtype), torch.randn(24, 40).to(dtype)
@@ -225,10 +220,7 @@ def stand_in(monkeypatch) -> list[Any]:
         monkeypatch.setattr(tunable, name, lambda value, name=name: asked.append((name, value)))
     monkeypatch.setattr(tunable, "read_file", read_file)
     monkeypatch.setattr(tunable, "get_validators", lambda: (("PT_VERSION", "2.13.0"),))
-    results = (
-        ("GemmTunableOp_float_NT", "nt_1_2_3", "Gemm_Hipblaslt_5", 0.5),
-        ("Other", "x", "Default", 0.1),
-    )
+    results = (("GemmTunableOp_float_NT", "nt_1_2_3", "Gemm_Hipblaslt_5", 0.5), ("Other", "x", "Default", 0.1))
     monkeypatch.setattr(tunable, "get_results", lambda: results)
     monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", library)
     return asked

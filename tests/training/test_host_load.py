@@ -45,9 +45,7 @@ def test_time_that_the_hypervisor_withholds_counts():
     assert "withheld 10 %" in load.text
 
 
-@given(
-    others=st.integers(0, 64), threads=st.integers(1, 64), cpus=st.integers(1, 64), stolen=st.floats(0, 0.9)
-)
+@given(others=st.integers(0, 64), threads=st.integers(1, 64), cpus=st.integers(1, 64), stolen=st.floats(0, 0.9))
 def test_the_slowdown_is_that_of_threads_that_share_processors_fairly(others, threads, cpus, stolen):
     """Counters of a machine on which every thread gets the same time lead back to its slowdown."""
     share = min(1.0, cpus / (others + threads))  # of a processor, for each thread

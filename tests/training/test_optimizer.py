@@ -112,9 +112,7 @@ def test_steps_equal_those_of_adamw(schedule, weight_decay):
     mine = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4))
     theirs = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4))
     theirs.load_state_dict(mine.state_dict())
-    optimizer = MasterOptimizer(
-        masters_of([mine], compute=torch.float32), settings=settings_, is_single_process=True
-    )
+    optimizer = MasterOptimizer(masters_of([mine], compute=torch.float32), settings=settings_, is_single_process=True)
     matrices = [p for p in theirs.parameters() if p.ndim > 1]
     vectors = [p for p in theirs.parameters() if p.ndim == 1]
     reference = torch.optim.AdamW(
@@ -187,10 +185,7 @@ def test_a_clipped_step_is_one_of_a_smaller_gradient(settings_):
     assert clip_scale(norms[1], limit) == CLIPPED
     before, _, clipped = masters_after(replace(settings_, gradient_clip=limit), scales=SIZES_OF_GRADIENTS)
     assert before == norms
-    scales = [
-        scale * (clip_scale(norm, limit) or 1.0)
-        for scale, norm in zip(SIZES_OF_GRADIENTS, norms, strict=True)
-    ]
+    scales = [scale * (clip_scale(norm, limit) or 1.0) for scale, norm in zip(SIZES_OF_GRADIENTS, norms, strict=True)]
     _, _, smaller = masters_after(unlimited, scales=scales)
     assert all(map(torch.equal, clipped, smaller))
     assert not all(map(torch.equal, clipped, whole))
@@ -227,11 +222,7 @@ def test_gradients_are_read_once_where_they_are_clipped():
 
     with Reads():
         optimizer.step(learning_rate=1e-2)
-    assert [name for name in readers if name != "detach"] == [
-        "_foreach_norm",
-        "_fused_adamw_",
-        "_fused_adamw_",
-    ]
+    assert [name for name in readers if name != "detach"] == ["_foreach_norm", "_fused_adamw_", "_fused_adamw_"]
 
 
 @pytest.fixture

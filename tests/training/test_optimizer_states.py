@@ -133,9 +133,7 @@ def test_a_second_moment_does_not_stand_still(states):
     beta2, times = 0.999, 500
     weight, values = torch.zeros(8 * STATE_BLOCK), 1 + normal(8 * STATE_BLOCK).square()
     values[::STATE_BLOCK] = 2 * values.max()
-    adamw = NarrowAdamW(
-        [weight], settings=Optimizer(states=states, betas=(0.9, beta2)), weight_decay=0.0, seed=0
-    )
+    adamw = NarrowAdamW([weight], settings=Optimizer(states=states, betas=(0.9, beta2)), weight_decay=0.0, seed=0)
     adamw.restore({weight: {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": values}}, num_steps=0)
     falls = torch.arange(len(weight)) % STATE_BLOCK > 0
     power = 1 if states is StateFormat.BF16 else 0.5  # a byte is of the root
@@ -162,9 +160,7 @@ def test_a_second_moment_does_not_stand_still(states):
 
 def assert_within(apart, allowed):
     worst = (apart.abs() / allowed).nan_to_num().argmax()
-    found = (
-        f"apart by {float(apart.abs().flatten()[worst]):.2e}, allowed {float(allowed.flatten()[worst]):.2e}"
-    )
+    found = f"apart by {float(apart.abs().flatten()[worst]):.2e}, allowed {float(allowed.flatten()[worst]):.2e}"
     assert (apart.abs() <= allowed).all(), found
 
 
@@ -212,11 +208,7 @@ def follow(adamw, *, learning_rate, gradient_scale=None):
     exact = []
     for tensor, states in adamw.stored():
         copy = tensor.double().requires_grad_()
-        grad = (
-            None
-            if tensor.grad is None
-            else tensor.grad.double() * (1 if gradient_scale is None else gradient_scale)
-        )
+        grad = None if tensor.grad is None else tensor.grad.double() * (1 if gradient_scale is None else gradient_scale)
         exact.append((copy, grad, {name: state.double() for name, state in states.items()}))
     settings, (beta1, beta2), number = adamw.settings, adamw.settings.betas, adamw.num_steps + 1
     wide = torch.optim.AdamW(
@@ -343,9 +335,7 @@ def check_copies(rank: int, folder: str) -> None:
         Plan(tensor=2, data_shard=2, sharding=Sharding.PARAMETERS),
     ]
     for plan in plans:
-        run = runfile.loads(
-            TEXT, overrides=["data.source=synthetic", "optimizer.states=int8", "model.vocab=250"]
-        )
+        run = runfile.loads(TEXT, overrides=["data.source=synthetic", "optimizer.states=int8", "model.vocab=250"])
         coordinates = mesh_coordinates(plan=plan, device=CPU, rank=rank, num_ranks=4)
         parts = assemble(run, coordinates=coordinates)
         optimizer = parts.optimizer

@@ -108,9 +108,7 @@ def test_steps_equal_those_of_the_library(library, settings):
     torch.manual_seed(0)
     mine, theirs = Toy(), Toy()
     theirs.load_state_dict(mine.state_dict())
-    optimizer = MasterOptimizer(
-        masters_of([mine], compute=torch.float32), settings=settings, is_single_process=True
-    )
+    optimizer = MasterOptimizer(masters_of([mine], compute=torch.float32), settings=settings, is_single_process=True)
     references = library(settings, theirs)
     before = mine.layers["0"].weight.detach().clone()
     for _ in range(4):
@@ -135,9 +133,7 @@ def test_the_planner_counts_the_bytes_that_are_kept(name):
     """Of a square matrix, and with Muon of an embedding too."""
     run = tiny_run(f"optimizer={{name: {name}}}")
     torch.manual_seed(0)
-    module = nn.ModuleDict(
-        {"embedding": nn.Embedding(WIDTH, WIDTH), "layer": nn.Linear(WIDTH, WIDTH, bias=False)}
-    )
+    module = nn.ModuleDict({"embedding": nn.Embedding(WIDTH, WIDTH), "layer": nn.Linear(WIDTH, WIDTH, bias=False)})
     optimizer = MasterOptimizer(
         masters_of([module], compute=torch.float32), settings=run.optimizer, is_single_process=True
     )

@@ -65,12 +65,7 @@ def test_hosts_that_would_not_meet_again_are_refused_before_they_lose_anybody(mo
     from meshwright.errors import InputError
     from meshwright.training.processes import run_ranks
 
-    torchrun = {
-        "RANK": "0",
-        "WORLD_SIZE": "2",
-        "GROUP_WORLD_SIZE": "2",
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
+    torchrun = {"RANK": "0", "WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     for name, value in torchrun.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")

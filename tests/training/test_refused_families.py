@@ -18,9 +18,7 @@ FAMILIES = [family.architecture for family in trained_families()]
 
 @pytest.mark.parametrize("architecture", FAMILIES)
 @pytest.mark.parametrize(
-    "change",
-    [{"norm_bias": True}, {"gated_ffn": False}, {"num_mtp_layers": 3}, {"ffn_bias": True}, {}],
-    ids=range(5),
+    "change", [{"norm_bias": True}, {"gated_ffn": False}, {"num_mtp_layers": 3}, {"ffn_bias": True}, {}], ids=range(5)
 )
 def test_the_refused_name_is_not_among_the_allowed(tiny_text, architecture, change):
     model = replace(runfile.loads(tiny_text).model, family=architecture, **change)

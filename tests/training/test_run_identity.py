@@ -65,9 +65,7 @@ def test_holding_documents_out_changes_what_is_trained_on(identity):
 
 
 def test_every_difference_is_said_at_once(identity):
-    found = compare(
-        identity(), identity("model.num_layers=1", "train.seed=1", "optimizer.learning_rate=1e-5")
-    )
+    found = compare(identity(), identity("model.num_layers=1", "train.seed=1", "optimizer.learning_rate=1e-5"))
     assert found.refused == ("model.num_layers: 2 -> 1", "train.seed: 0 -> 1")
     assert found.changed == ("optimizer.learning_rate: 0.0003 -> 1e-05",)
 

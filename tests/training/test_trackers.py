@@ -106,9 +106,7 @@ def test_losses_of_several_sources_have_names(tmp_path, monkeypatch):
     monkeypatch.setitem(trackers.BACKENDS, Tracker.WANDB, Seeing)
     opening = trackers.TrackedRun(name="x", folder=tmp_path, settings={}, after_step=0)
     found = trackers.Trackers((Tracker.WANDB,), run=opening, warn=print)
-    found.step(
-        {"step": 1, "validation_loss": 1.5, "validation_losses": {"web": 2, "mean": 1.5}, "profiled": True}
-    )
+    found.step({"step": 1, "validation_loss": 1.5, "validation_losses": {"web": 2, "mean": 1.5}, "profiled": True})
     assert seen == {"validation_loss": 1.5, "validation_losses/web": 2.0, "validation_losses/mean": 1.5}
 
 

@@ -73,18 +73,14 @@ class Machine:
             case _:
                 return p.bytes / self.copy_bytes_per_s + self.launch_s
 
-    def record(
-        self, folder: Path, *, workload: Workload | None = None, count: int = 150, noise: float = 0.01
-    ) -> Path:
+    def record(self, folder: Path, *, workload: Workload | None = None, count: int = 150, noise: float = 0.01) -> Path:
         """Write records of its kernels and collectives, a few samples of each point; what whole steps take follows from
         parameters that are no rates of it."""
         out, draw = DeviceRecorder(folder, sidecar=SIDECAR, resume=False), random.Random(1)
         for family in PointFamily:
             if family in (PointFamily.TRANSFER, PointFamily.TRAINING):
                 continue
-            points = points_of(
-                family, device_type="cpu", formats=("bf16", "fp32"), workload=workload, num_processes=2
-            )
+            points = points_of(family, device_type="cpu", formats=("bf16", "fp32"), workload=workload, num_processes=2)
             for point in islice(points, count):
                 middle = self.seconds(point)
                 samples = tuple(middle * draw.lognormvariate(0, noise) for _ in range(9))
@@ -137,9 +133,7 @@ def write_csv(tmp_path: Path) -> Callable[..., Path]:
     """Writes rows (cells by column) as a CSV file with all columns that either kind of file needs."""
 
     def write(*rows: dict[str, object], name: str = "runs.csv") -> Path:
-        columns = dict.fromkeys(
-            (*MEASURED_COLUMNS, *FAILED_COLUMNS, *LLAMA, *(c for row in rows for c in row))
-        )
+        columns = dict.fromkeys((*MEASURED_COLUMNS, *FAILED_COLUMNS, *LLAMA, *(c for row in rows for c in row)))
         path = tmp_path / name
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(columns), restval="")

@@ -71,9 +71,7 @@ def test_an_error_of_a_full_disk_names_the_file(tmp_path):
     assert caught.value.filename == str(tmp_path / "absent")
 
 
-@pytest.mark.parametrize(
-    ("document", "got"), [({"schema": "a/2"}, "got 'a/2'"), ({}, "no list"), ([1], "got 'list'")]
-)
+@pytest.mark.parametrize(("document", "got"), [({"schema": "a/2"}, "got 'a/2'"), ({}, "no list"), ([1], "got 'list'")])
 def test_a_document_of_another_schema_is_refused(document, got):
     with pytest.raises(InputError) as raised:
         document_of(document, schema="a/1", refusal="no list")

@@ -45,12 +45,7 @@ def cache(tmp_path, monkeypatch) -> Path:
 
 @pytest.mark.parametrize(
     ("name", "commit"),
-    [
-        ("owner/tiny-1.0", NEW),
-        ("owner/tiny-1.0@main", NEW),
-        ("owner/tiny-1.0@v1", OLD),
-        (f"owner/tiny-1.0@{OLD}", OLD),
-    ],
+    [("owner/tiny-1.0", NEW), ("owner/tiny-1.0@main", NEW), ("owner/tiny-1.0@v1", OLD), (f"owner/tiny-1.0@{OLD}", OLD)],
 )
 def test_a_revision_is_the_snapshot_that_the_cache_names(cache, name, commit):
     assert fetch(name, patterns=["config.json"], what="the config") == cache / "snapshots" / commit

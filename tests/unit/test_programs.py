@@ -45,9 +45,7 @@ def test_a_path_stays_as_it_is(program):
     assert find_program(path) == path
 
 
-@pytest.mark.skipif(
-    sys.prefix == sys.base_prefix, reason="scripts of a system's Python lie beside other programs"
-)
+@pytest.mark.skipif(sys.prefix == sys.base_prefix, reason="scripts of a system's Python lie beside other programs")
 def test_scripts_of_this_environment_are_not_on_the_path_of_tests():
     """`conftest.py` sees to it: what needs one finds it in the way of those who have not activated theirs."""
     folders = [Path(folder).resolve() for folder in os.environ["PATH"].split(os.pathsep) if folder]

@@ -18,14 +18,7 @@ def test_decimal_and_binary_prefixes_differ():
 
 @pytest.mark.parametrize(
     ("num_bytes", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.0 KiB"),
-        (288e9, "268.2 GiB"),
-        (2**40, "1.0 TiB"),
-        (-2048, "-2.0 KiB"),
-    ],
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (288e9, "268.2 GiB"), (2**40, "1.0 TiB"), (-2048, "-2.0 KiB")],
 )
 def test_format_bytes(num_bytes, text):
     assert units.format_bytes(num_bytes) == text
@@ -40,8 +33,7 @@ def test_format_seconds(seconds, text):
 
 
 @pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0"), (999, "999"), (405.8e9, "406B"), (671e9, "671B"), (32_768, "32.8K"), (-2e6, "-2M")],
+    ("count", "text"), [(0, "0"), (999, "999"), (405.8e9, "406B"), (671e9, "671B"), (32_768, "32.8K"), (-2e6, "-2M")]
 )
 def test_format_count(count, text):
     assert units.format_count(count) == text
@@ -56,16 +48,12 @@ def test_a_formatted_time_reads_back_to_within_its_last_digit(seconds):
     assert float(number) * SECONDS_BY_UNIT[unit] == pytest.approx(seconds, rel=0.051)
 
 
-@pytest.mark.parametrize(
-    ("text", "count"), [("0", 0), ("007", 7), ("4_194_304", 4_194_304), ("9" * 18, 10**18 - 1)]
-)
+@pytest.mark.parametrize(("text", "count"), [("0", 0), ("007", 7), ("4_194_304", 4_194_304), ("9" * 18, 10**18 - 1)])
 def test_counts(text, count):
     assert units.parse_count(text) == count
 
 
-@pytest.mark.parametrize(
-    "text", ["", "-1", "+1", "1.0", "1e3", "_1", "1__0", "1_", "٣", "0x10", " 1", "9" * 19]
-)
+@pytest.mark.parametrize("text", ["", "-1", "+1", "1.0", "1e3", "_1", "1__0", "1_", "٣", "0x10", " 1", "9" * 19])
 def test_what_is_no_count(text):
     with pytest.raises(ValueError, match="whole number"):
         units.parse_count(text)

@@ -97,15 +97,7 @@ _AMBIGUOUS = ("batch_size", "batch")
 PRINTED_RATE = "tokens_per_s_per_gpu"
 """A rate as its source prints it; read only from a table without `tok_s_gpu_best`."""
 
-MEASURES = (
-    "tok_s_gpu_best",
-    "step_time_s",
-    "tflops_per_gpu",
-    "mfu_pct",
-    "hfu_pct",
-    "mem_gb_per_gpu",
-    *RATE_COLUMNS,
-)
+MEASURES = ("tok_s_gpu_best", "step_time_s", "tflops_per_gpu", "mfu_pct", "hfu_pct", "mem_gb_per_gpu", *RATE_COLUMNS)
 """Columns of which a table of measured runs has one or more."""
 
 
@@ -133,9 +125,7 @@ def notes_on_columns(path: Path) -> list[str]:
     columns = list(zip(header, our_columns(header), strict=True))
     renamed = [f"{name} as {c.name}{_unit(c)}" for name, c in columns if c.name != name]
     others = [name for name, c in columns if c.name == name and name and name not in shipped_columns()]
-    as_notes = [
-        name for name in others if any(_states(name, line.cells[header.index(name)]) for line in lines)
-    ]
+    as_notes = [name for name in others if any(_states(name, line.cells[header.index(name)]) for line in lines)]
     unread = [name for name in others if name not in as_notes]
     notes = [f"columns read under our names: {', '.join(renamed)}"] if renamed else []
     notes += [f"columns read as notes: {', '.join(as_notes)}"] if as_notes else []

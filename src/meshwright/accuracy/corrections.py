@@ -37,9 +37,7 @@ class RowCorrections(KernelCorrections):
 
     def take(self, index: NDArray[np.intp]) -> RowCorrections:
         """The rows at `index`."""
-        return RowCorrections(
-            by_device=self.by_device, devices=self.devices[index], formats=self.formats[index]
-        )
+        return RowCorrections(by_device=self.by_device, devices=self.devices[index], formats=self.formats[index])
 
     def _factor(self, kernel: str, sizes: list[NDArray[np.float64]], *, bf16: bool) -> NDArray[np.float64]:
         found = np.ones(len(self.devices))

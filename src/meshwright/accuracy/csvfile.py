@@ -56,9 +56,7 @@ class CsvRow:
         value = _number(text)
         if value is None or value < 0:
             hint = digits_hint(text)
-            raise self._error(
-                column, "is not a number", allowed="a finite number, not negative, or empty", hint=hint
-            )
+            raise self._error(column, "is not a number", allowed="a finite number, not negative, or empty", hint=hint)
         return value
 
     def count(self, column: str, *, limit: int = MAX_COUNT) -> int | None:

@@ -56,10 +56,7 @@ def _fill(
     for row in rows:
         if row.text(states) and (found := key(row)):
             stated[found].add(_cells(row, columns))
-    return [
-        row if row.text(states) else _filled(row, columns, stated.get(key(row) or (), set()), note)
-        for row in rows
-    ]
+    return [row if row.text(states) else _filled(row, columns, stated.get(key(row) or (), set()), note) for row in rows]
 
 
 def _filled(row: CsvRow, columns: Key, variants: set[Key], note: str) -> CsvRow:

@@ -113,10 +113,7 @@ def judge(
 def _sum(counts: Iterable[list[int]]) -> Shares:
     failed, failed_rejected, worked, worked_rejected = np.sum([[0] * 4, *counts], axis=0).tolist()
     return Shares(
-        num_failed=failed,
-        num_failed_rejected=failed_rejected,
-        num_worked=worked,
-        num_worked_rejected=worked_rejected,
+        num_failed=failed, num_failed_rejected=failed_rejected, num_worked=worked, num_worked_rejected=worked_rejected
     )
 
 

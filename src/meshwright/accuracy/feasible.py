@@ -92,8 +92,5 @@ def _changed(
     share = np.asarray(memory_of(conditions, tables).reserved_bytes) / np.asarray(tables.facts.memory_bytes)
     for (i, c, notes), of_memory in zip(asked, share, strict=True):
         if of_memory > limit:
-            result[i] = (
-                replace(c, plan=change(c.plan)),
-                tuple(note if n.startswith(assumed) else n for n in notes),
-            )
+            result[i] = (replace(c, plan=change(c.plan)), tuple(note if n.startswith(assumed) else n for n in notes))
     return result

@@ -52,9 +52,7 @@ class _Degrees:
     data: int
 
 
-def read_layout(
-    row: CsvRow, model: Model, *, num_devices: int, seq_len: int, software: Software
-) -> PublishedLayout:
+def read_layout(row: CsvRow, model: Model, *, num_devices: int, seq_len: int, software: Software) -> PublishedLayout:
     """The plan of `row`. Raises CannotPredictError when degrees or batch are not stated or contradict."""
     notes: list[str] = []
     sharding = _sharding(row, software, notes)
@@ -104,9 +102,7 @@ def _offload(row: CsvRow, software: Software) -> Offload:
 # --- degrees ---
 
 
-def _degrees(
-    row: CsvRow, num_devices: int, sharding: Sharding, software: Software, notes: list[str]
-) -> _Degrees:
+def _degrees(row: CsvRow, num_devices: int, sharding: Sharding, software: Software, notes: list[str]) -> _Degrees:
     tensor, pipeline, context, data = (row.count(c) for c in ("tp", "pp", "cp", "dp"))
     if tensor is None and software.recipe_tensor:
         tensor = software.recipe_tensor
@@ -127,12 +123,8 @@ def _degrees(
             Reason.INCONSISTENT, f"{num_devices} devices are not a multiple of TP x PP x CP = {width}"
         )
     if data is not None and data * width != num_devices:
-        raise CannotPredictError(
-            Reason.INCONSISTENT, f"TP x PP x CP x DP = {data * width} but {num_devices} devices"
-        )
-    return _Degrees(
-        tensor=tensor or 1, pipeline=pipeline or 1, context=context or 1, data=num_devices // width
-    )
+        raise CannotPredictError(Reason.INCONSISTENT, f"TP x PP x CP x DP = {data * width} but {num_devices} devices")
+    return _Degrees(tensor=tensor or 1, pipeline=pipeline or 1, context=context or 1, data=num_devices // width)
 
 
 def _in_devices(
@@ -171,25 +163,16 @@ def _why_data_parallel(row: CsvRow, num_devices: int, sharding: Sharding, softwa
     return ""
 
 
-def _experts(
-    row: CsvRow, model: Model, degrees: _Degrees, software: Software, notes: list[str]
-) -> tuple[int, int]:
+def _experts(row: CsvRow, model: Model, degrees: _Degrees, software: Software, notes: list[str]) -> tuple[int, int]:
     if model.experts is None:
-        notes.extend(
-            f"{c} {n}: the model has no experts" for c in ("ep", "etp") if (n := row.count(c) or 1) > 1
-        )
+        notes.extend(f"{c} {n}: the model has no experts" for c in ("ep", "etp") if (n := row.count(c) or 1) > 1)
         return 1, 1
     expert, expert_tensor = row.count("ep"), row.count("etp")
     if expert_tensor is None:
         expert_tensor = degrees.tensor if software.splits_experts else 1
         if expert_tensor > 1:
-            notes.append(
-                f"experts over {expert_tensor} tensor ranks, the recipe of {software.stack.framework}"
-            )
-    if (
-        expert is None
-        and (software.stack.features.dispatcher or Dispatcher.ALL_TO_ALL) is not Dispatcher.ALL_TO_ALL
-    ):
+            notes.append(f"experts over {expert_tensor} tensor ranks, the recipe of {software.stack.framework}")
+    if expert is None and (software.stack.features.dispatcher or Dispatcher.ALL_TO_ALL) is not Dispatcher.ALL_TO_ALL:
         expert = math.gcd(degrees.data * degrees.context, model.experts.num_experts)
         notes.append(f"expert parallelism {expert}: the row names a dispatcher, which needs it")
     if expert is None:
@@ -198,8 +181,7 @@ def _experts(
     ranks = degrees.data * degrees.context * degrees.tensor
     if ranks % (expert * expert_tensor) or model.experts.num_experts % expert:
         raise CannotPredictError(
-            Reason.INCONSISTENT,
-            f"EP {expert} does not divide {model.experts.num_experts} experts over {ranks} ranks",
+            Reason.INCONSISTENT, f"EP {expert} does not divide {model.experts.num_experts} experts over {ranks} ranks"
         )
     return expert, expert_tensor
 
@@ -207,9 +189,7 @@ def _experts(
 # --- batch ---
 
 
-def _batch(
-    row: CsvRow, degrees: _Degrees, seq_len: int, software: Software, notes: list[str]
-) -> tuple[int, int]:
+def _batch(row: CsvRow, degrees: _Degrees, seq_len: int, software: Software, notes: list[str]) -> tuple[int, int]:
     """Micro-batch of a replica and global batch, in sequences."""
     micro, steps = row.count("mbs"), row.count("grad_accum")
     batch = stated_batch(row, seq_len)
@@ -223,9 +203,7 @@ def _batch(
         if steps is None:
             notes.append(NO_ACCUMULATION)
     if batch % degrees.data:
-        raise CannotPredictError(
-            Reason.INCONSISTENT, f"batch {batch} over {degrees.data} data-parallel ranks"
-        )
+        raise CannotPredictError(Reason.INCONSISTENT, f"batch {batch} over {degrees.data} data-parallel ranks")
     if micro is None and "per_device_batch_size=" in row.text("notes") and degrees.pipeline == 1:
         micro = batch // degrees.data  # MaxText's whole batch is one micro-batch unless it accumulates
     if micro is None:
@@ -343,9 +321,7 @@ def _stated_schedule(row: CsvRow, notes: list[str]) -> Schedule:
     return Schedule(found or Schedule.ONE_F_ONE_B)
 
 
-def _layers_per_stage(
-    model: Model, num_stages: int, software: Software, notes: list[str]
-) -> tuple[int, ...] | None:
+def _layers_per_stage(model: Model, num_stages: int, software: Software, notes: list[str]) -> tuple[int, ...] | None:
     """The split of the framework's recipe for `model`, where there is one."""
     for entry in frameworks()["layers_per_stage"]:
         listed = entry["stages"].get(str(num_stages))

@@ -122,9 +122,7 @@ def measure(runs: Sequence[PublishedRun], predictions: Predictions, *, num_rows:
         p90_abs_error=float(np.quantile(np.abs(error), TAIL_QUANTILE)) if len(error) else float("nan"),
         bias=_median(error),
         interval_coverage=float(inside.mean()) if len(inside) else float("nan"),
-        interval_score=_mean(
-            interval_scores(np.log(measured[rated]), np.log(p.low), np.log(p.high)).tolist()
-        ),
+        interval_score=_mean(interval_scores(np.log(measured[rated]), np.log(p.low), np.log(p.high)).tolist()),
         constant_interval_score=constant_interval_score(np.log(p.tokens_per_s_per_device / measured[rated])),
         num_memory=len(headline_memory),
         memory_median_abs_error=_median(np.abs(headline_memory)),
@@ -174,9 +172,7 @@ def memory_errors(runs: Sequence[PublishedRun], predictions: Predictions) -> dic
     definition = np.array([run.memory_definition for run in runs])
     errors = {}
     for name in ("allocated", "reserved", "unknown"):
-        predicted = (
-            predictions.memory_reserved_bytes if name == "reserved" else predictions.memory_allocated_bytes
-        )
+        predicted = predictions.memory_reserved_bytes if name == "reserved" else predictions.memory_allocated_bytes
         rows = (definition == name) & np.isfinite(measured) & np.isfinite(predicted)
         if rows.any():
             errors[name] = signed_error(predicted[rows], measured[rows])
@@ -199,9 +195,7 @@ class RankedGroup:
 
 def rank_plans(runs: Sequence[PublishedRun], predictions: Predictions) -> list[RankedGroup]:
     """One entry per group of plans (see the module) among `runs`."""
-    rates: dict[tuple[Any, ...], dict[Any, list[tuple[float, float]]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
+    rates: dict[tuple[Any, ...], dict[Any, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     measured = measured_rates(runs)
     for run, p, m in zip(runs, predictions.tokens_per_s_per_device, measured, strict=True):
         if run.conditions is not None and np.isfinite(p) and np.isfinite(m):

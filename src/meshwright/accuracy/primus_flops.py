@@ -34,9 +34,7 @@ def primus_flops_per_token(model: ModelTable, *, seq_len: int) -> float:
     stride = float(m.index_stride)
     keys = min(float(m.top_keys), length // stride)
     with_indexer = 2 * width * keys * length + 4 * m.hidden * m.qk_dim * length + _indexer(m, length)
-    compressed = (
-        2 * width * _compressed_pairs(float(m.pooled_stride), length) + 2 * m.hidden * m.qk_dim * length
-    )
+    compressed = 2 * width * _compressed_pairs(float(m.pooled_stride), length) + 2 * m.hidden * m.qk_dim * length
     total = (num_layers + modules) * every
     total = total + selected * with_indexer + pooled * compressed
     heads = (1 + modules) * seq_len * (m.streams**2 * m.hidden + m.hidden * m.vocab)

@@ -30,11 +30,7 @@ _SECONDS: dict[str | float, str] = {
     3600.0: "h hr hour hours",
     DAY_S: "d day days",
 }
-_PREFIXES: dict[str | float, str] = {
-    1e3: "k kilo thousand",
-    1e6: "m million mega",
-    1e9: "b billion g",
-}
+_PREFIXES: dict[str | float, str] = {1e3: "k kilo thousand", 1e6: "m million mega", 1e9: "b billion g"}
 _TABLES = {"amount": _AMOUNTS, "time": _SECONDS, "prefix": _PREFIXES, "owner": _OWNERS}
 _FILLERS = "per throughput rate speed training train avg average mean median measured best reported steady state in of"
 
@@ -76,9 +72,7 @@ def rate_unit(word: str) -> RateUnit | None:
     for part in word.split("_"):
         if part in _FILLERS.split():
             continue
-        of_part = [
-            (k, v) for k, table in _TABLES.items() for v, names in table.items() if part in names.split()
-        ]
+        of_part = [(k, v) for k, table in _TABLES.items() for v, names in table.items() if part in names.split()]
         if not of_part or of_part[0][0] in found:
             return None
         found.update(of_part[:1])

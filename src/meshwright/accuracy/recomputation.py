@@ -75,11 +75,7 @@ def read_recompute(
 
 def _is_more(of_note: str, column: str) -> bool:
     """True where a column names a kind of recomputation only, and the note its layers or modules."""
-    return (
-        column in ("full", "selective")
-        and of_note.startswith(f"{column} ")
-        and of_note != "selective modules=[]"
-    )
+    return column in ("full", "selective") and of_note.startswith(f"{column} ") and of_note != "selective modules=[]"
 
 
 def _from_text(
@@ -139,9 +135,7 @@ def _recomputed_layers(row: CsvRow, text: str, num_layers: int, notes: list[str]
     """Layers per pipeline rank that full recomputation covers; None: all of them."""
     if "uniform" in text:  # the layers are those of a unit, and all are recomputed
         return None
-    if text.startswith("selective layer") or re.search(
-        r"every (?:2|second|other)(?:nd)?\b", text
-    ):  # torchtitan
+    if text.startswith("selective layer") or re.search(r"every (?:2|second|other)(?:nd)?\b", text):  # torchtitan
         notes.append("every second layer recomputed")
         return max(1, num_layers // (2 * (row.count("pp") or 1)))
     if counted := re.search(r"layers=(\d+)|(?<![-\d])(\d+) layers|block\W+(\d+)", text):
@@ -163,9 +157,7 @@ def _recomputed_layers(row: CsvRow, text: str, num_layers: int, notes: list[str]
 _COUNTED = re.compile(
     r"(?:num )?layers[=: ](\d+)|(\d+) (?:of \d+ )?(?:transformer |decoder )?(?:layers|blocks)|(?:first|last) (\d+)\b"
 )
-_EVERY = re.compile(
-    r"(?:every |option[=: ])(?:(2nd|second|other|2)|(\d+|third|fourth)\w*)(?: layers?| blocks?|$)"
-)
+_EVERY = re.compile(r"(?:every |option[=: ])(?:(2nd|second|other|2)|(\d+|third|fourth)\w*)(?: layers?| blocks?|$)")
 _POLICY = re.compile(r"policy[=: ]*([\w ]+)")
 
 
@@ -196,9 +188,7 @@ def _around(clause: Clause, mention: Mention) -> str:
 
 
 def _as_column(text: str) -> str:
-    if re.search(
-        r"(?<!\w)(?:granularity|recompute|remat|checkpointing|ac|mode)? ?[=:] ?(?:none|false|off|no)\b", text
-    ):
+    if re.search(r"(?<!\w)(?:granularity|recompute|remat|checkpointing|ac|mode)? ?[=:] ?(?:none|false|off|no)\b", text):
         return "none"
     if named := _POLICY.search(text):
         policy = named[1].strip().split(" and ")[0].replace(" ", "_")
@@ -210,11 +200,7 @@ def _as_column(text: str) -> str:
     modules = [name for pattern, name in _MODULES if re.search(pattern, _FILLERS.sub("", text))]
     if re.search(r"\bper op\b|\bop\b|\bsac\b", text):
         return "selective (per-op sac)"
-    if re.search(r"\b(?:full|whole|entire|block|uniform|all)\b", text) or not (
-        modules or "selective" in text
-    ):
+    if re.search(r"\b(?:full|whole|entire|block|uniform|all)\b", text) or not (modules or "selective" in text):
         counted = None if "uniform" in text else _COUNTED.search(text)
         return "full" if counted is None else f"full layers={next(g for g in counted.groups() if g)}"
-    return (
-        f"selective modules={[m for m in modules if m != 'activation' or 'moe' not in text or 'act' in text]}"
-    )
+    return f"selective modules={[m for m in modules if m != 'activation' or 'moe' not in text or 'act' in text]}"

@@ -26,13 +26,7 @@ from meshwright.accuracy.shapes import read_model, total_parameters
 from meshwright.accuracy.shipped import frameworks, published_systems
 from meshwright.accuracy.software import Software, has_quantised_base, read_software, trains_adapters
 from meshwright.accuracy.spelling import spelled
-from meshwright.accuracy.stated import (
-    contradictions,
-    format_of,
-    scaling_of,
-    with_products,
-    with_stated_numbers,
-)
+from meshwright.accuracy.stated import contradictions, format_of, scaling_of, with_products, with_stated_numbers
 from meshwright.accuracy.statements import read_statements
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.accelerators import accelerator_with_driver_name
@@ -53,9 +47,7 @@ GPU_VENDORS = ("nvidia", "amd")
 PARAMETERS_DIFFER = 0.1
 """Relative difference of printed and counted parameters that is noted: names round by up to a tenth."""
 
-_OTHER_TASKS = re.compile(
-    r"\b(?:inference|serving|generation|rlhf|rl|grpo|ppo|dpo|reward|distill\w*)\b", re.IGNORECASE
-)
+_OTHER_TASKS = re.compile(r"\b(?:inference|serving|generation|rlhf|rl|grpo|ppo|dpo|reward|distill\w*)\b", re.IGNORECASE)
 """Tasks whose steps do more or less than train one model on given sequences."""
 
 MAX_PER_NODE = 72
@@ -201,13 +193,9 @@ def read_failed(path: str | Path) -> list[PublishedRun]:
 
 def table_of_runs(path: str | Path) -> list[CsvRow]:
     """The rows of a CSV of measured runs as they are written. Raises InputError as `read_runs` does."""
-    rows = _table(
-        path, tuple(f"{c}|num_nodes+gpus_per_node" if c == "num_gpus" else c for c in MEASURED_COLUMNS)
-    )
+    rows = _table(path, tuple(f"{c}|num_nodes+gpus_per_node" if c == "num_gpus" else c for c in MEASURED_COLUMNS))
     if rows and not any(measure in rows[0].cells for measure in MEASURES):
-        raise InputError(
-            f"{path}: missing a measured column", allowed=f"one or more of {', '.join(MEASURES)}"
-        )
+        raise InputError(f"{path}: missing a measured column", allowed=f"one or more of {', '.join(MEASURES)}")
     return rows
 
 
@@ -302,9 +290,7 @@ def _with_printed_flops(row: CsvRow, run: PublishedRun) -> PublishedRun:
     if c is None:
         return run
     model = model_row(c.model, lora=c.lora)
-    peak = (
-        c.accelerator.peak_flops_per_s[c.precision] / 1e12 if c.precision == "bf16" else None
-    )  # of 8 bits: either
+    peak = c.accelerator.peak_flops_per_s[c.precision] / 1e12 if c.precision == "bf16" else None  # of 8 bits: either
     found = rate_of_flops(row, model, seq_len=c.seq_len, stack=c.stack, usual_peak_tflops=peak)
     if found is None:
         return replace(run, reason=_no_rate(row))
@@ -317,9 +303,7 @@ def _no_rate(row: CsvRow) -> Reason:
     return Reason.FLOPS_ONLY if stated else Reason.NO_RATE
 
 
-def _with_conditions(
-    row: CsvRow, run: PublishedRun, read_plan: Callable[..., PublishedLayout]
-) -> PublishedRun:
+def _with_conditions(row: CsvRow, run: PublishedRun, read_plan: Callable[..., PublishedLayout]) -> PublishedRun:
     """`run` with its conditions. Raises CannotPredictError when too much of it is not stated."""
     accelerator = _accelerator(run.accelerator_name)
     row, stated = with_stated_numbers(row)
@@ -360,9 +344,7 @@ def _with_conditions(
         fused_norm=software.fused_norm,
         gemm_flops_per_s=_measured_gemm_rate(row, accelerator, precision, notes),
     )
-    notes.extend(
-        (*uncalibrated(model), *_doubts(row, model), *read_statements(row.text("notes")).not_modelled)
-    )
+    notes.extend((*uncalibrated(model), *_doubts(row, model), *read_statements(row.text("notes")).not_modelled))
     if row.text(DUPLICATE_NOTE):
         notes.append(row.text(DUPLICATE_NOTE))
     assumed = (*notes, *layout.assumed)
@@ -420,12 +402,7 @@ def _catalogued(name: str) -> Accelerator | None:
 def _nodes(row: CsvRow, accelerator: Accelerator, num_devices: int, notes: list[str]) -> tuple[int, int]:
     """Devices per node (of those used) and nodes."""
     per_node, num_nodes = row.count("gpus_per_node"), row.count("num_nodes")
-    if (
-        per_node is None
-        and num_nodes
-        and num_devices % num_nodes == 0
-        and num_devices // num_nodes <= MAX_PER_NODE
-    ):
+    if per_node is None and num_nodes and num_devices % num_nodes == 0 and num_devices // num_nodes <= MAX_PER_NODE:
         per_node = num_devices // num_nodes
     largest = catalog.fabric(catalog.default_fabric_name(accelerator.name)).scale_up_domain
     if per_node and per_node > largest and not row.count("gpus_per_node"):
@@ -468,9 +445,7 @@ def _precision(row: CsvRow, accelerator: Accelerator, software: Software, notes:
     return name
 
 
-def _measured_gemm_rate(
-    row: CsvRow, accelerator: Accelerator, precision: str, notes: list[str]
-) -> float | None:
+def _measured_gemm_rate(row: CsvRow, accelerator: Accelerator, precision: str, notes: list[str]) -> float | None:
     """FLOP/s of large GEMMs that the row, or its source for this system, states; None where neither does."""
     number_format = PRECISIONS[precision].matmul
     of_source = [

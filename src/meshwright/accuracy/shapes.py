@@ -19,19 +19,9 @@ from meshwright.accuracy.wording import shape_name
 from meshwright.catalog import lookup as catalog
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
-from meshwright.specs.model import (
-    Attention,
-    AttentionKind,
-    Experts,
-    LinearAttention,
-    LinearKind,
-    Model,
-    Router,
-)
+from meshwright.specs.model import Attention, AttentionKind, Experts, LinearAttention, LinearKind, Model, Router
 
-_TRUNCATED = re.compile(
-    r"[-_\s(,]*(?:proxy,?\s*)?(?:\bL(\d+)|\b(\d+)\s?L\b|\b(\d+) layers)\)?\s*$", re.IGNORECASE
-)
+_TRUNCATED = re.compile(r"[-_\s(,]*(?:proxy,?\s*)?(?:\bL(\d+)|\b(\d+)\s?L\b|\b(\d+) layers)\)?\s*$", re.IGNORECASE)
 _FEWER_LAYERS = re.compile(r"-\d+-layers$")
 """The end that `_adapt` adds to the name of a model with fewer layers."""
 SAME_COUNT = 0.005
@@ -87,11 +77,7 @@ def may_be_published(name: str) -> bool:
     It reads no row, which takes milliseconds where reading all of them takes seconds.
     """
     whole = _FEWER_LAYERS.sub("", name)
-    return (
-        whole in measured_model_names()
-        or whole in published_models()["model"]
-        or whole in catalog.model_names()
-    )
+    return whole in measured_model_names() or whole in published_models()["model"] or whole in catalog.model_names()
 
 
 def _other_shapes(row: CsvRow, base: Model, model: Model, *, is_truncated: bool) -> list[str]:
@@ -143,11 +129,7 @@ def _check_supported(name: str) -> None:
 def _known_names() -> dict[str, str]:
     """Letters and digits of a name or alias -> the name of a catalogue model or of a published-model entry."""
     data, names = published_models(), catalog.model_names()
-    aliases = {
-        _key(alias): name
-        for name in names
-        for alias in catalog.entry(catalog.CatalogKind.MODEL, name).aliases
-    }
+    aliases = {_key(alias): name for name in names for alias in catalog.entry(catalog.CatalogKind.MODEL, name).aliases}
     known = {_key(name): name for name in (*data["model"], *names)}
     return aliases | known | data["names"] | data["ambiguous_names"]
 
@@ -160,10 +142,7 @@ def _named_model(name: str) -> tuple[Model, tuple[str, ...]] | None:
         key = _key(shape_name(name))
     if key not in _known_names() and (like := _LIKE.search(name)):
         found = _named_model(name[: like.start()])
-        return found and (
-            found[0],
-            (*found[1], f"{name} read as {found[0].name} but for what the row states"),
-        )
+        return found and (found[0], (*found[1], f"{name} read as {found[0].name} but for what the row states"))
     known = _known_names().get(key)
     if known is None:
         return _with_size_behind(shape_name(name))
@@ -213,9 +192,7 @@ def _adapt(row: CsvRow, base: Model, assumed: tuple[str, ...], *, num_layers: in
     )
     if base.experts is None:
         model = replace(
-            model,
-            hidden=row.count("hidden") or base.hidden,
-            ffn_hidden=row.count("ffn") or base.ffn_hidden,
+            model, hidden=row.count("hidden") or base.hidden, ffn_hidden=row.count("ffn") or base.ffn_hidden
         )
     else:
         model = replace(model, experts=_adapt_experts(row, base, base.experts, num_layers))

@@ -20,9 +20,7 @@ def measured_runs_path() -> Path:
 def measured_model_names() -> frozenset[str]:
     """Names of models as the rows of the shipped measured runs state them."""
     with measured_runs_path().open(encoding="utf-8", newline="") as lines:
-        return frozenset(
-            row[column] for row in csv.DictReader(lines) for column in ("model_canonical", "model")
-        )
+        return frozenset(row[column] for row in csv.DictReader(lines) for column in ("model_canonical", "model"))
 
 
 def failed_configs_path() -> Path:

@@ -48,9 +48,7 @@ class Software:
     lora: Lora
     micro_batch_per_stage: bool  # a pipeline has as many micro-batches as ranks unless it says otherwise
     fused_norm: bool  # the notes name a fused norm kernel
-    recipe_recompute: (
-        str  # of the row's recipe, else of its trainer, in the words of rows; empty: none, or not known
-    )
+    recipe_recompute: str  # of the row's recipe, else of its trainer, in the words of rows; empty: none, or not known
     indexers: bool  # latent attention selects keys where the model does
     recipe_tensor: int  # tensor degree of the row's recipe; 0: not known
     splits_experts: bool  # its recipe has single experts over the tensor ranks
@@ -67,9 +65,7 @@ def trains_adapters(row: CsvRow) -> bool:
     """True if adapters are trained and the model's own weights stay: by task and model name, else by the note."""
     if re.search(r"lora|peft|adapter", f"{row.text('task')} {row.text('model')}", re.IGNORECASE):
         return True
-    return row.text("task").lower() != "pretrain" and bool(
-        read_statements(row.text("notes")).value("adapters")
-    )
+    return row.text("task").lower() != "pretrain" and bool(read_statements(row.text("notes")).value("adapters"))
 
 
 def has_quantised_base(row: CsvRow) -> bool:
@@ -109,8 +105,7 @@ def read_software(row: CsvRow, accelerator: Accelerator, model: str = "") -> Sof
         stack=Stack(framework=framework, vintage=vintage, features=features),
         sharding=_sharding(entry, trains_adapters(row)),
         data_parallel=entry.get("data_parallel", False),
-        sequence_parallel=sequence_parallel_since is not None
-        and (vintage or 9999) >= sequence_parallel_since,
+        sequence_parallel=sequence_parallel_since is not None and (vintage or 9999) >= sequence_parallel_since,
         precision=recipe.precision if recipe and recipe.precision else entry.get("precision", "bf16"),
         mtp=entry.get("mtp", False) or model in entry.get("mtp_models", ()) if mtp is None else mtp,
         memory=_memory_definition(row, entry.get("memory", "unknown")),
@@ -164,17 +159,11 @@ def _title(row: CsvRow, entry: dict[str, Any]) -> str:
     if entry.get("key", "other") != "other":
         return entry["key"]
     name = row.text("framework")
-    return (
-        name
-        if "match" in entry
-        else f"{name or 'a framework that the row does not name'} (not known: as Megatron)"
-    )
+    return name if "match" in entry else f"{name or 'a framework that the row does not name'} (not known: as Megatron)"
 
 
 def _round(row: CsvRow) -> str:
-    named = re.search(
-        r"v\d\.\d", f"{row.text('source_key')} {row.text('framework')} {row.text('framework_version')}"
-    )
+    named = re.search(r"v\d\.\d", f"{row.text('source_key')} {row.text('framework')} {row.text('framework_version')}")
     return named[0] if named else ""
 
 

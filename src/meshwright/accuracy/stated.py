@@ -127,9 +127,7 @@ def contradictions(row: CsvRow) -> list[str]:
         found.append(f"{batch} sequences of {seq_len} are not {tokens:,} tokens: the sequences used")
     micro, data, steps = row.count("mbs"), row.count("dp"), row.count("grad_accum")
     if micro and data and steps and batch and micro * data * steps != batch:
-        found.append(
-            f"micro-batch {micro} x DP {data} x {steps} steps is not batch {batch}: batch and DP used"
-        )
+        found.append(f"micro-batch {micro} x DP {data} x {steps} steps is not batch {batch}: batch and DP used")
     rate, step = row.number("tok_s_gpu_best"), row.number("step_time_s")
     if rate and step and devices and seq_len and (batch or tokens):
         of_step = (batch * seq_len if batch else tokens or 0) / (step * devices)

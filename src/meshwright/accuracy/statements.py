@@ -81,9 +81,7 @@ class Statements:
             on = [m for m in said if m.polarity is Polarity.ON and m.value is not None]
             special = {str(m.value) for m in on if not m.is_generic}
             opposite = [
-                m
-                for m in said
-                if m.polarity is Polarity.OFF and (m.is_generic or m.rank in {n.rank for n in on})
+                m for m in said if m.polarity is Polarity.OFF and (m.is_generic or m.rank in {n.rank for n in on})
             ]
             if len(special) > 1 or (on and opposite):
                 values = sorted(special | {str(m.value) for m in (*on, *opposite)})
@@ -215,9 +213,7 @@ def _settled(text: str, found: list[Mention]) -> list[Mention]:
     answers = [_polarity(text, m.start, m.end) for m in found]
     grammar = _grammar()
     for i, m in enumerate(found):
-        is_of_a_tensor = grammar.tensor_before.search(text[: m.start]) or grammar.tensor_behind.match(
-            text[m.end :]
-        )
+        is_of_a_tensor = grammar.tensor_before.search(text[: m.start]) or grammar.tensor_behind.match(text[m.end :])
         if m.switch == "precision" and is_of_a_tensor:
             answers[i] = (Polarity.OPEN, None)
     result: list[Polarity | None] = [

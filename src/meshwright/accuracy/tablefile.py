@@ -50,18 +50,10 @@ def _from_csv(path: Path, text: str) -> TableFile:
     if named := re.match(r"sep=(.)\r?\n", text):
         text, skipped = text[named.end() :], 1
     first = next((line for line in text.splitlines() if line.strip()), "")
-    delimiter = (
-        named[1]
-        if named
-        else max(_DELIMITERS, key=lambda sign: len(next(csv.reader([first], delimiter=sign))))
-    )
+    delimiter = named[1] if named else max(_DELIMITERS, key=lambda sign: len(next(csv.reader([first], delimiter=sign))))
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
-        lines = [
-            Line(number=reader.line_num + skipped, cells=cells)
-            for cells in reader
-            if any(map(str.strip, cells))
-        ]
+        lines = [Line(number=reader.line_num + skipped, cells=cells) for cells in reader if any(map(str.strip, cells))]
     except csv.Error as error:
         raise InputError(f"{path}:{reader.line_num + skipped}: not a CSV line ({error})") from None
     if not lines:
@@ -108,9 +100,7 @@ def _objects(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
         rows = [(i, _object(path, i, line)) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
     for number, row in rows:
         if not isinstance(row, dict):
-            raise InputError(
-                f"{path}:{number}: not a row", got=str(row)[:60], allowed="an object of column: value"
-            )
+            raise InputError(f"{path}:{number}: not a row", got=str(row)[:60], allowed="an object of column: value")
         yield number, row
 
 
@@ -118,9 +108,7 @@ def _object(path: Path, number: int, line: str) -> Any:
     try:
         return json.loads(line)
     except ValueError as error:
-        raise InputError(
-            f"{path}:{number}: not JSON ({error})", allowed="a list of objects, or one a line"
-        ) from None
+        raise InputError(f"{path}:{number}: not JSON ({error})", allowed="a list of objects, or one a line") from None
 
 
 def _cell(value: object) -> str:

@@ -17,15 +17,7 @@ from meshwright.catalog.clusters import placed_fabric
 from meshwright.catalog.interconnects import fabric_named_by
 from meshwright.cost.memory import MemoryConstants, MemoryTable, estimate_memory, memory_constants
 from meshwright.cost.rates import SystemFacts, bf16_factors, factors_of, system_facts
-from meshwright.cost.tables import (
-    BatchTable,
-    ModelTable,
-    PlanTable,
-    PrecisionTable,
-    model_row,
-    plan_row,
-    precision_row,
-)
+from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable, model_row, plan_row, precision_row
 from meshwright.specs.hardware import Cluster
 from meshwright.specs.precision import PRECISIONS
 
@@ -106,9 +98,7 @@ def tables_of(
         facts=stacked,
         factors=factors,
         bf16_factors=[bf16_factors(f) for f in factors],
-        corrections=RowCorrections(
-            by_device=corrections, devices=devices, formats=np.asarray(stacked.matmul_format)
-        )
+        corrections=RowCorrections(by_device=corrections, devices=devices, formats=np.asarray(stacked.matmul_format))
         if corrections
         else None,
     )
@@ -123,9 +113,7 @@ def _at_measured_rate(facts: SystemFacts, gemm_flops_per_s: float, factors: Fact
     usual = prior().parameters["gemm_ratio"].prior_of(factors) * facts.matmul_flops_per_s
     clock = gemm_flops_per_s / usual
     return replace(
-        facts,
-        matmul_flops_per_s=facts.matmul_flops_per_s * clock,
-        bf16_flops_per_s=facts.bf16_flops_per_s * clock,
+        facts, matmul_flops_per_s=facts.matmul_flops_per_s * clock, bf16_flops_per_s=facts.bf16_flops_per_s * clock
     )
 
 

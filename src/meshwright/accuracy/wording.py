@@ -93,9 +93,7 @@ def shape_name(name: str) -> str:
     >>> shape_name("meta-llama/Meta-Llama-3-70B-Instruct"), shape_name("Qwen3-8B-FP8-pretrain")
     ('Llama-3-70B', 'Qwen3-8B')
     """
-    name = re.sub(
-        r"^(?:[\w.-]+/)?(?:(?:meta|nvidia|megatron)[-_ ])?(?=\w)", "", name.strip(), flags=re.IGNORECASE
-    )
+    name = re.sub(r"^(?:[\w.-]+/)?(?:(?:meta|nvidia|megatron)[-_ ])?(?=\w)", "", name.strip(), flags=re.IGNORECASE)
     name = _SUBJECT.sub("", name)
     while (shorter := _INSTANCE.sub("", name)) != name:
         name = shorter

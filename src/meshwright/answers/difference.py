@@ -112,9 +112,7 @@ def _ranked(estimate: PlanEstimate) -> RankedPlan:
 
 def _field_values(plan: Plan) -> dict[str, str]:
     """Every field in the run file's terms; recomputation is one of them."""
-    values = {
-        f.name: _word(getattr(plan, f.name)) for f in fields(Plan) if not f.name.startswith("recompute")
-    }
+    values = {f.name: _word(getattr(plan, f.name)) for f in fields(Plan) if not f.name.startswith("recompute")}
     recompute = plan.recompute.value
     if plan.recompute is Recompute.SELECTIVE:
         recompute = "+".join(plan.recompute_modules)

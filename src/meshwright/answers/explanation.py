@@ -111,9 +111,7 @@ def explain_pair(run: Run, other: Run, *, questions: Sequence[FixedFields] = ())
     request = first.request
     answers: tuple[WhyNot, ...] = ()
     if questions:
-        answers = _answers(
-            run, request, questions, best_plans(holding_software(request), goal=goal).plans[0], goal
-        )
+        answers = _answers(run, request, questions, best_plans(holding_software(request), goal=goal).plans[0], goal)
     return Explanation(
         run=run,
         request=request,
@@ -138,8 +136,7 @@ def _answers(
     run: Run, request: PlanRequest, questions: Sequence[FixedFields], winner: RankedPlan, goal: Goal
 ) -> tuple[WhyNot, ...]:
     return tuple(
-        why_not(request, question, winner=winner, goal=goal, is_exported=is_exported(run))
-        for question in questions
+        why_not(request, question, winner=winner, goal=goal, is_exported=is_exported(run)) for question in questions
     )
 
 

@@ -20,15 +20,7 @@ from meshwright.answers.documents.plan import (
 from meshwright.engines.choice import is_exported, note_on_engine, with_planned_engine
 from meshwright.errors import InputError
 from meshwright.json_values import jsonable
-from meshwright.planner import (
-    PlanComparison,
-    PlanRequest,
-    PlanResult,
-    RankedPlan,
-    WhyNot,
-    nearest_losers,
-    why_not,
-)
+from meshwright.planner import PlanComparison, PlanRequest, PlanResult, RankedPlan, WhyNot, nearest_losers, why_not
 from meshwright.planner.choice import best_plans, free_request, goal_of
 from meshwright.planner.estimate import PlanEstimate, estimate_plan
 from meshwright.planner.neighbours import Neighbour, neighbours
@@ -325,7 +317,6 @@ def ranking_document(ranking: PlanRanking) -> dict[str, Any]:
         }
     if ranking.has_front:
         document["pareto"] = [
-            {**plan_document(r.plan), "step_s": r.step_s, "reserved_bytes": r.reserved_bytes}
-            for r in ranking.front
+            {**plan_document(r.plan), "step_s": r.step_s, "reserved_bytes": r.reserved_bytes} for r in ranking.front
         ]
     return document

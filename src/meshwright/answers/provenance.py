@@ -39,9 +39,7 @@ def sources_of(request: PlanRequest, economics: Economics) -> dict[str, InputSou
         "hardware": InputSource(what=f"{accelerator.name}, datasheet", source=_whole(accelerator.sources)),
         "fabric": InputSource(what=f"fabric {fabric.name}", source=_whole(fabric.sources)),
         "software": InputSource(what=f"software stack {facts.title}", source=facts.source),
-        "calibration": InputSource(
-            what="calibration of the cost model", source=calibration_sentence(request)
-        ),
+        "calibration": InputSource(what="calibration of the cost model", source=calibration_sentence(request)),
         "failures": InputSource(what=f"failure rate: {rates.value.scope}", source=rates.value.source),
     }
     if economics.joule_per_token is not None:
@@ -51,8 +49,7 @@ def sources_of(request: PlanRequest, economics: Economics) -> dict[str, InputSou
     if economics.price is not None:
         price = economics.price
         found["price"] = InputSource(
-            what=f"{price.usd_per_device_hour:g} USD per device-hour, {price.offer}, {price.date}",
-            source=price.source,
+            what=f"{price.usd_per_device_hour:g} USD per device-hour, {price.offer}, {price.date}", source=price.source
         )
     return found
 

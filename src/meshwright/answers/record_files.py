@@ -52,9 +52,7 @@ class DeviceMeasurements(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of `records.json` and the measurements."""
-        return jsonable(
-            {**self.records.sidecar, "records": self.records.path, "measurements": self.to_rows()}
-        )
+        return jsonable({**self.records.sidecar, "records": self.records.path, "measurements": self.to_rows()})
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return one row for each measurement: the shape, seconds with their 95 % interval, status."""
@@ -118,12 +116,7 @@ class TrainingSweep(Result):
 
 
 AnyRecord = (
-    TrainingRun
-    | DeviceMeasurements
-    | TrainingSweep
-    | IngestBenchmark
-    | ServingMeasurements
-    | OfflineMeasurements
+    TrainingRun | DeviceMeasurements | TrainingSweep | IngestBenchmark | ServingMeasurements | OfflineMeasurements
 )
 
 

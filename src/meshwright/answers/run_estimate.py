@@ -6,12 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwright.answers.components import family
-from meshwright.answers.documents.plan import (
-    plan_document,
-    request_document,
-    step_document,
-    training_document,
-)
+from meshwright.answers.documents.plan import plan_document, request_document, step_document, training_document
 from meshwright.answers.economics import Economics, economics_of
 from meshwright.answers.quantities import rate, value_of
 from meshwright.catalog.prices import market_prices

@@ -6,12 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from meshwright.answers.documents.plan import (
-    plan_document,
-    request_document,
-    step_document,
-    training_document,
-)
+from meshwright.answers.documents.plan import plan_document, request_document, step_document, training_document
 from meshwright.answers.plan_ranking import with_ends
 from meshwright.answers.quantities import percent
 from meshwright.engines.choice import note_on_engine, with_planned_engine
@@ -185,9 +180,7 @@ def _study(run: Run, question: ScaleQuestion) -> Study:
     # A pinned run fixes its micro-batch, which must not bind the planner at other sizes.
     request = request_for(run, fixed={}) if run.plan is not None else request_for(run)
     request = request.fixing(**question.fixed)
-    if (
-        run.plan is None
-    ):  # one set of switches for all sizes: that of the plan for the size which the run states
+    if run.plan is None:  # one set of switches for all sizes: that of the plan for the size which the run states
         request = search_with_software(request, goal=goal_of(run)).request
     tokens = run.train.tokens or (run.train.steps and run.train.steps * run.tokens_per_step)
     return Study(
@@ -302,7 +295,4 @@ def _unreached(unreached: Unreached) -> dict[str, Any]:
 
 
 def _batch(num_sequences: int, seq_len: int) -> dict[str, int]:
-    return {
-        "global_batch_sequences": num_sequences,
-        "global_batch_tokens": num_sequences * seq_len,
-    }
+    return {"global_batch_sequences": num_sequences, "global_batch_tokens": num_sequences * seq_len}

@@ -13,13 +13,7 @@ from meshwright.answers.quantities import percent
 from meshwright.answers.serving_question import check_calibrated, server_calibration
 from meshwright.answers.text_table import TextTable
 from meshwright.errors import InputError
-from meshwright.inference.comparison import (
-    PointComparison,
-    PointErrors,
-    PointReport,
-    PredictPoints,
-    compare_points,
-)
+from meshwright.inference.comparison import PointComparison, PointErrors, PointReport, PredictPoints, compare_points
 from meshwright.inference.constants import shipped_constants
 from meshwright.inference.measured import ServedGiven, measured_server
 from meshwright.inference.points import PublishedPoint, read_points, shipped_points_path
@@ -84,8 +78,7 @@ class ServingAccuracy(Result):
     def to_rows(self) -> list[dict[str, Any]]:
         """Return one row for each point."""
         return [
-            {k: v for k, v in jsonable(row.as_json()).items() if not isinstance(v, list | dict)}
-            for row in self.rows
+            {k: v for k, v in jsonable(row.as_json()).items() if not isinstance(v, list | dict)} for row in self.rows
         ]
 
     def summary(self) -> str:
@@ -93,11 +86,7 @@ class ServingAccuracy(Result):
         m = self.overall
         if not m.num_predicted:
             return f"none of {m.num_rows:,} points says enough to be predicted"
-        seen = (
-            "leave-one-source-out"
-            if self.leave_one_source_out
-            else self.calibration or "constants as shipped"
-        )
+        seen = "leave-one-source-out" if self.leave_one_source_out else self.calibration or "constants as shipped"
         return (
             f"{m.num_predicted:,} of {m.num_rows:,} points predicted ({seen}): median error "
             f"{percent(m.median_abs_error)}, 90th percentile {percent(m.p90_abs_error)}, bias {100 * m.bias:+.1f} %, "
@@ -148,9 +137,7 @@ def serving_accuracy(
     """
     if records:
         if points is not None or leave_one_source_out:
-            raise InputError(
-                "records are predicted on their own", hint="leave --points and --leave-one-source-out out"
-            )
+            raise InputError("records are predicted on their own", hint="leave --points and --leave-one-source-out out")
         return _of_records(records, server_calibration(calibration), cluster, given)
     if calibration is not None or cluster is not None:
         raise InputError("a calibration and a cluster belong to records", hint="--records DIR")
@@ -165,16 +152,11 @@ def serving_accuracy(
 
 
 def _of_records(
-    folders: Sequence[Path],
-    calibrated: ServerCalibration | None,
-    cluster: str | None,
-    given: ServedGiven | None,
+    folders: Sequence[Path], calibrated: ServerCalibration | None, cluster: str | None, given: ServedGiven | None
 ) -> ServingAccuracy:
     """Own measurements, as points whose source is their configuration."""
     if cluster is None and calibrated is None:
-        raise InputError(
-            "records do not say on which devices they were made", hint="--cluster, or --calibration FILE"
-        )
+        raise InputError("records do not say on which devices they were made", hint="--cluster, or --calibration FILE")
     place = named_cluster(cluster or f"{calibrated.accelerator}-1x1" if calibrated else str(cluster))
     found = measured_server(folders, cluster=place, given=given)
     points = [measured.point for measured in found.points]

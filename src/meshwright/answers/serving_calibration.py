@@ -54,9 +54,7 @@ class ServingCalibrationResult(Result):
         headings = ("error of", "rows", "fitted, median", "held out, median", "held out, p90")
         return [
             TextTable(title="", headings=headings, rows=errors),
-            TextTable(
-                title="", headings=("constant", "of the published", "known within"), rows=self._constants()
-            ),
+            TextTable(title="", headings=("constant", "of the published", "known within"), rows=self._constants()),
         ]
 
     def _constants(self) -> list[tuple[str, str, str]]:

@@ -45,9 +45,7 @@ class ServingEstimate(Result):
     def prices(self) -> list[TokenPrice | None]:
         """Price and energy of tokens under each load; None without a price."""
         device = self.server.of.cluster.accelerator
-        return [
-            None if self.price is None else token_price(found, self.price, device) for found in self.loads
-        ]
+        return [None if self.price is None else token_price(found, self.price, device) for found in self.loads]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright inference estimate --json`."""
@@ -62,8 +60,7 @@ class ServingEstimate(Result):
                 "layout": of.layout,
                 "prefill_replicas": self.server.prefill_replicas,
                 "loads": [
-                    {**found.as_json(), "price": price}
-                    for found, price in zip(self.loads, self.prices(), strict=True)
+                    {**found.as_json(), "price": price} for found, price in zip(self.loads, self.prices(), strict=True)
                 ],
                 "notes": self.notes,
             }
@@ -108,16 +105,7 @@ class ServingEstimate(Result):
                  f"{found.interactivity:.0f}", "" if price is None else f"{price.usd_per_million_output:.3g}",
                  found.limit.binds)
             )  # fmt: skip
-        headings = (
-            "in flight",
-            "TTFT",
-            "ITL",
-            "output tokens/s",
-            "total",
-            "per user",
-            "USD/M output",
-            "bound by",
-        )
+        headings = ("in flight", "TTFT", "ITL", "output tokens/s", "total", "per user", "USD/M output", "bound by")
         return [TextTable(title="", headings=headings, rows=rows, text_columns=("bound by",))]
 
 

@@ -48,8 +48,7 @@ def price_terms(**given: Any) -> PriceTerms:
         return PriceTerms(**terms)
     if "capital_usd" not in own:
         raise InputError(
-            f"{', '.join(own)}: the price of the device is missing",
-            hint="capital_usd (--capital) is the price",
+            f"{', '.join(own)}: the price of the device is missing", hint="capital_usd (--capital) is the price"
         )
     if {"usd_per_device_hour", "region"} & set(terms):
         raise InputError(
@@ -74,9 +73,7 @@ def hour_price(terms: PriceTerms, device: Accelerator) -> HourPrice | None:
         if terms.region is not None:
             raise
         return None
-    return HourPrice(
-        usd_per_device_hour=found.usd_per_device_hour, source=f"{found.offer}, {found.date}", **more
-    )
+    return HourPrice(usd_per_device_hour=found.usd_per_device_hour, source=f"{found.offer}, {found.date}", **more)
 
 
 def engine_named(name: str) -> EngineTraits:
@@ -151,9 +148,7 @@ def served_by(
     if memory_ratio is not None:
         reserve = replace(reserve, memory_ratio=memory_ratio)
     if calibration is None:
-        return server(
-            of, engine_named(engine or USUAL_ENGINE), reserve=reserve, prefill_replicas=prefill_replicas
-        )
+        return server(of, engine_named(engine or USUAL_ENGINE), reserve=reserve, prefill_replicas=prefill_replicas)
     check_calibrated(calibration, accelerator=of.cluster.accelerator.name, engine=engine)
     return Server(
         of=of,
@@ -167,9 +162,7 @@ def served_by(
 def check_calibrated(calibration: ServerCalibration, *, accelerator: str, engine: str | None = None) -> None:
     """Raise InputError where a calibration is of another device or engine than the question."""
     if accelerator != calibration.accelerator:
-        raise InputError(
-            "the calibration is of another device", got=accelerator, allowed=calibration.accelerator
-        )
+        raise InputError("the calibration is of another device", got=accelerator, allowed=calibration.accelerator)
     if engine is not None and engine != calibration.engine.name:
         raise InputError("the calibration is of another engine", got=engine, allowed=calibration.engine.name)
 

@@ -84,11 +84,7 @@ class OfflineMeasurements(Result):
     def to_rows(self) -> list[dict[str, Any]]:
         """Return one row for each pair of lengths, with measured rates only."""
         return [
-            {
-                "pair": p["name"],
-                "num_replicas": p["num_replicas"],
-                **{name: p["point"][name] for name in POINT_KEYS},
-            }
+            {"pair": p["name"], "num_replicas": p["num_replicas"], **{name: p["point"][name] for name in POINT_KEYS}}
             for p in self.document["pairs"]
         ]
 

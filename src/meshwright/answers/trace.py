@@ -22,12 +22,7 @@ from meshwright.files import write_atomically
 
 PIPELINE_PROCESS, EXTRA_PROCESS = 1, 2
 
-_NAMES = {
-    OpKind.FORWARD: "F",
-    OpKind.BACKWARD_INPUT: "B",
-    OpKind.BACKWARD_WEIGHT: "W",
-    OpKind.BACKWARD: "BW",
-}
+_NAMES = {OpKind.FORWARD: "F", OpKind.BACKWARD_INPUT: "B", OpKind.BACKWARD_WEIGHT: "W", OpKind.BACKWARD: "BW"}
 _CATEGORIES = {
     OpKind.FORWARD: "forward",
     OpKind.BACKWARD_INPUT: "backward input",
@@ -84,9 +79,7 @@ def write_trace(
         write_atomically(Path(path), text % (_dump(facts), ",\n".join(events)))
     except OSError as error:
         raise InputError(
-            f"the trace cannot be written: {error.strerror}",
-            got=str(path),
-            allowed="a file in a writable folder",
+            f"the trace cannot be written: {error.strerror}", got=str(path), allowed="a file in a writable folder"
         ) from None
 
 

@@ -109,22 +109,12 @@ class TrainingRun(Result):
             ]  # fmt: skip
             if s["mfu"] is not None:
                 scale = s["mfu"] / rates["median"]
-                rows.append(
-                    self._row("mfu", "MFU", "ratio", s["mfu"], rates["low"] * scale, rates["high"] * scale)
-                )
+                rows.append(self._row("mfu", "MFU", "ratio", s["mfu"], rates["low"] * scale, rates["high"] * scale))
         peak = s["peak_memory_bytes"]
-        return rows + (
-            [] if peak is None else [self._row("memory_bytes", "memory per device", "bytes", peak)]
-        )
+        return rows + ([] if peak is None else [self._row("memory_bytes", "memory per device", "bytes", peak)])
 
     def _row(
-        self,
-        key: str,
-        name: str,
-        unit: str,
-        measured: float,
-        low: float | None = None,
-        high: float | None = None,
+        self, key: str, name: str, unit: str, measured: float, low: float | None = None, high: float | None = None
     ) -> MeasuredQuantity:
         found = (self.record.get("predicted") or {}).get(key)
         predicted = None

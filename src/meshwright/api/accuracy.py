@@ -42,8 +42,7 @@ def accuracy(
         ),
     ] = (),
     leave_one_source_out: Annotated[
-        bool,
-        Flag("Predict each source with a calibration that was refitted without it. Takes some minutes."),
+        bool, Flag("Predict each source with a calibration that was refitted without it. Takes some minutes.")
     ] = False,
 ) -> AccuracyStudy:
     """Predict published measured runs and compare. Rates are tokens/s per device.

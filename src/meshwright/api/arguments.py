@@ -124,9 +124,7 @@ def overrides(value: object) -> tuple[str, ...]:
         try:
             lines.append(f"{key}={json.dumps(given, allow_nan=False)}")
         except (TypeError, ValueError):
-            raise InputError(
-                f"overrides: {key}", got=given, allowed="a finite number, text, or a list"
-            ) from None
+            raise InputError(f"overrides: {key}", got=given, allowed="a finite number, text, or a list") from None
     return tuple(lines)
 
 

@@ -37,16 +37,13 @@ def bench_ingest(
     *,
     pattern: Annotated[
         str | None,
-        PlainText(
-            "Names of the files of a folder.", unset="all; *.py of the standard library", metavar="GLOB"
-        ),
+        PlainText("Names of the files of a folder.", unset="all; *.py of the standard library", metavar="GLOB"),
     ] = None,
     text_key: Annotated[str, PlainText("Key of the text in lines of a JSONL file.", metavar="KEY")] = "text",
     chunks: Annotated[
         int | str,
         Unchecked(
-            "Ingest drawn documents until they have this many chunks; `all` ingests every document.",
-            metavar="N",
+            "Ingest drawn documents until they have this many chunks; `all` ingests every document.", metavar="N"
         ),
     ] = 1024,
     encoder: Annotated[
@@ -60,36 +57,28 @@ def bench_ingest(
     tokenizer: Annotated[
         str | os.PathLike[str] | None,
         AnyPath(
-            "tokenizer.json, or its folder.",
-            unset="the encoder's; one trained on the documents for random weights",
+            "tokenizer.json, or its folder.", unset="the encoder's; one trained on the documents for random weights"
         ),
     ] = None,
     chunk_tokens: Annotated[
-        Sequence[int],
-        Count("Tokens of a chunk, two special ones included.", low=3, high=LONGEST_CHUNK, is_joined=True),
+        Sequence[int], Count("Tokens of a chunk, two special ones included.", low=3, high=LONGEST_CHUNK, is_joined=True)
     ] = (256,),
     overlap: Annotated[
         Sequence[int],
         Count("Tokens that a chunk repeats of the one before.", low=0, high=LONGEST_CHUNK, is_joined=True),
     ] = (32,),
-    batch: Annotated[
-        Sequence[int], Count("Chunks that the encoder takes at once.", high=65_536, is_joined=True)
-    ] = (32,),
+    batch: Annotated[Sequence[int], Count("Chunks that the encoder takes at once.", high=65_536, is_joined=True)] = (
+        32,
+    ),
     precision: Annotated[
         Sequence[str], OneOf("Number formats of the encoder.", values=PRECISIONS, is_joined=True, least=1)
     ] = ("fp32",),
     order: Annotated[
         Sequence[str],
-        OneOf(
-            "Batches of chunks of similar length, or in order of arrival.",
-            values=ORDERS,
-            is_joined=True,
-            least=1,
-        ),
+        OneOf("Batches of chunks of similar length, or in order of arrival.", values=ORDERS, is_joined=True, least=1),
     ] = ("length",),
     mode: Annotated[
-        Sequence[str],
-        OneOf("Stages one at a time, or overlapped in threads.", values=MODES, is_joined=True, least=1),
+        Sequence[str], OneOf("Stages one at a time, or overlapped in threads.", values=MODES, is_joined=True, least=1)
     ] = MODES,
     index: Annotated[
         Sequence[str],
@@ -110,29 +99,21 @@ def bench_ingest(
         ),
     ] = None,
     k: Annotated[int, Count("Neighbours of a search.", high=10_000)] = 10,
-    num_queries: Annotated[
-        int, Count("Queries, each a few tokens of a chunk.", flag="--queries", high=10**6)
-    ] = 200,
+    num_queries: Annotated[int, Count("Queries, each a few tokens of a chunk.", flag="--queries", high=10**6)] = 200,
     query_tokens: Annotated[int, Count("Tokens of a query.", high=510)] = 16,
-    query_batch: Annotated[Sequence[int], Count("Queries of one search.", high=10**6, is_joined=True)] = (
-        1,
-        32,
-    ),
+    query_batch: Annotated[Sequence[int], Count("Queries of one search.", high=10**6, is_joined=True)] = (1, 32),
     query_threads: Annotated[
         Sequence[int] | None,
         Count("Threads of one search.", unset="1 and those of the encoder", high=1024, is_joined=True),
     ] = None,
     threads: Annotated[
-        int | None,
-        Count("CPU threads of the encoder and of index builds.", unset="those of PyTorch", high=1024),
+        int | None, Count("CPU threads of the encoder and of index builds.", unset="those of PyTorch", high=1024)
     ] = None,
     device: Annotated[str, OneOf("Device of the encoder.", values=DEVICES)] = "cpu",
     repeats: Annotated[
         int, Count("Measurements of everything, in turn. Six or more have a 95 % interval.", high=1000)
     ] = 1,
-    seed: Annotated[
-        int, Count("Seed of the sample of documents, of queries and of random weights.", low=0)
-    ] = 0,
+    seed: Annotated[int, Count("Seed of the sample of documents, of queries and of random weights.", low=0)] = 0,
     out: Annotated[
         str | os.PathLike[str] | None,
         AnyPath(
@@ -261,11 +242,7 @@ def _encoder(value: str | None) -> tuple[Path | None, str]:
 
     if value is None:
         found = find_spec(MODEL_PACKAGE)
-        return (
-            (None, "")
-            if found is None or not found.origin
-            else (Path(found.origin).parent / "model", REAL_NAME)
-        )
+        return (None, "") if found is None or not found.origin else (Path(found.origin).parent / "model", REAL_NAME)
     if value == "random":
         return None, ""
     folder = Path(value)

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 @question("meshwright.api.compare:comparison")
 def compare(
     baseline: Annotated[str | os.PathLike[str], PathOrText("The side that all ratios refer to.")],
-    *sides: Annotated[
-        str | os.PathLike[str], PathOrText("The others, at least one.", least=1, metavar="SIDE")
-    ],
+    *sides: Annotated[str | os.PathLike[str], PathOrText("The others, at least one.", least=1, metavar="SIDE")],
     like_for_like: Annotated[
         bool, Flag("Require the same model, tokens, batch and FLOP rule, and split the gap by cause.")
     ] = False,
@@ -50,7 +48,5 @@ def comparison(*, baseline: str, sides: Sequence[str], like_for_like: bool) -> S
     from meshwright.api.runs import load_run, planned_run
 
     return compare_items(
-        (baseline, *sides),
-        is_like_for_like=like_for_like,
-        read_run=lambda path: planned_run(load_run(path)),
+        (baseline, *sides), is_like_for_like=like_for_like, read_run=lambda path: planned_run(load_run(path))
     )

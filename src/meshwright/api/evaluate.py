@@ -37,15 +37,12 @@ def evaluate(
             metavar="FILE",
         ),
     ] = None,
-    tasks: Annotated[
-        Sequence[str], PlainText("Task of lm-evaluation-harness.", flag="--task", metavar="NAME")
-    ] = (),
+    tasks: Annotated[Sequence[str], PlainText("Task of lm-evaluation-harness.", flag="--task", metavar="NAME")] = (),
     task_folder: Annotated[
         str | os.PathLike[str] | None, AnyName("Folder with task files of your own.", metavar="FOLDER")
     ] = None,
     num_fewshot: Annotated[
-        int | None,
-        Count("Examples before each question of a task.", unset="the task's", flag="--fewshot", low=0),
+        int | None, Count("Examples before each question of a task.", unset="the task's", flag="--fewshot", low=0)
     ] = None,
     limit: Annotated[int | None, Count("Most samples of each task.")] = None,
     sequence_length: Annotated[
@@ -106,9 +103,7 @@ def evaluation(
     _refuse_useless(limits, is_text=is_text, has_tasks=bool(tasks))
     questions = None if choices is None else read_questions(Path(choices).expanduser())
     trained = load_trained(model, step=step, dtype=dtype, tokenizer=tokenizer, adapter=adapter)
-    return _evaluate(
-        trained, questions, tasks, source=source, limits=limits, batch=batch, command=tuple(command)
-    )
+    return _evaluate(trained, questions, tasks, source=source, limits=limits, batch=batch, command=tuple(command))
 
 
 def _refuse_useless(limits: Mapping[str, object], *, is_text: bool, has_tasks: bool) -> None:
@@ -142,9 +137,7 @@ def _evaluate(
     texts = open_texts(trained, source) if is_text else []
     begin_s = time.perf_counter()
     of_texts = tuple(
-        evaluate_text(
-            trained, text, length=limits["sequence_length"], batch=batch, max_tokens=limits["max_tokens"]
-        )
+        evaluate_text(trained, text, length=limits["sequence_length"], batch=batch, max_tokens=limits["max_tokens"])
         for text in texts
     )
     of_choices = None if questions is None else evaluate_choices(trained, questions, batch=batch)
@@ -152,12 +145,7 @@ def _evaluate(
     if tasks:
         folder = None if limits["task_folder"] is None else Path(limits["task_folder"]).expanduser()
         of_tasks = run_tasks(
-            trained,
-            tasks,
-            folder=folder,
-            num_fewshot=limits["num_fewshot"],
-            limit=limits["limit"],
-            batch=batch,
+            trained, tasks, folder=folder, num_fewshot=limits["num_fewshot"], limit=limits["limit"], batch=batch
         )
     return Evaluation(
         model=model_document(trained),

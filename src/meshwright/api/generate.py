@@ -43,12 +43,10 @@ def generate(
     ],
     *,
     max_tokens: Annotated[
-        int | None,
-        Count("Most tokens of a completion.", unset="256, or what the trained positions leave room for"),
+        int | None, Count("Most tokens of a completion.", unset="256, or what the trained positions leave room for")
     ] = None,
     temperature: Annotated[
-        float | None,
-        Number("0 takes the most probable token.", unset="the model's, or 0", metavar="T"),
+        float | None, Number("0 takes the most probable token.", unset="the model's, or 0", metavar="T")
     ] = None,
     top_k: Annotated[
         int | None, Count("Draw from the K most probable tokens; 0: from all.", low=0, metavar="K")
@@ -63,8 +61,7 @@ def generate(
         float | None, Number("Above 1 makes tokens that are there already less probable.", metavar="R")
     ] = None,
     seed: Annotated[
-        int | None,
-        Count("Seed of the random streams.", unset="a new one, in the settings", low=0, high=MAX_SEED),
+        int | None, Count("Seed of the random streams.", unset="a new one, in the settings", low=0, high=MAX_SEED)
     ] = None,
     stop: Annotated[Sequence[str], PlainText("Text before which a completion ends.")] = (),
     batch: Annotated[int, Count("Prompts that are completed at once.", high=MAX_BATCH)] = 8,
@@ -99,11 +96,7 @@ def generate(
 
 
 def generated(
-    *,
-    prompts: object,
-    batch: int,
-    on_text: Callable[[int, str], None] | None,
-    **settings: Any,
+    *, prompts: object, batch: int, on_text: Callable[[int, str], None] | None, **settings: Any
 ) -> Generation:
     """The answer to `generate`."""
     requests = _requests(prompts)
@@ -155,10 +148,7 @@ def completions(
     """The completions of `requests`. `about` are notes; `on_batch` is called with the size of each batch."""
     prompts = generator.prompts(requests)
     done = generator.answer(
-        prompts,
-        batch=batch,
-        on_text=on_text,
-        on_batch=None if on_batch is None else lambda d: on_batch(len(d)),
+        prompts, batch=batch, on_text=on_text, on_batch=None if on_batch is None else lambda d: on_batch(len(d))
     )
     return as_generation(generator, requests, prompts, done, batch=batch, about=about, command=command)
 
@@ -219,7 +209,5 @@ def _requests(prompts: object) -> list[Any]:
     for number, item in enumerate(found):
         is_messages = isinstance(item, list | tuple) and item and all(isinstance(m, Mapping) for m in item)
         if not isinstance(item, str) and not is_messages:
-            raise InputError(
-                f"prompts[{number}]", got=type(item).__name__, allowed="text, or a list of messages"
-            )
+            raise InputError(f"prompts[{number}]", got=type(item).__name__, allowed="text, or a list of messages")
     return found

@@ -64,8 +64,7 @@ DEVICE_MEMORY = PlainText(
     "Memory of a device that the run may use, as in 40GiB: a partition, or what others leave.", metavar="SIZE"
 )
 PRECISION = PlainText(
-    "Format of the weights: fp32, bf16, fp16, fp8, mxfp8, nvfp4, mxfp4, or fp4 for the vendor's own.",
-    metavar="FORMAT",
+    "Format of the weights: fp32, bf16, fp16, fp8, mxfp8, nvfp4, mxfp4, or fp4 for the vendor's own.", metavar="FORMAT"
 )
 KV_PRECISION = PlainText(
     "Format of the KV cache: fp32, bf16, fp16, fp8, nvfp4, mxfp4 or fp4.",
@@ -83,13 +82,9 @@ LAYOUT = NamedCounts(
         "replicas": "Copies of the model.  [default: as many as the cluster has room for]",
     },
 )
-MEMORY_RATIO = Amount(
-    "Share of a device's memory that the engine may use.", unset="0.9", metavar="SHARE", high=1
-)
+MEMORY_RATIO = Amount("Share of a device's memory that the engine may use.", unset="0.9", metavar="SHARE", high=1)
 ENGINE = OneOf(
-    "Inference engine: its host time and what bounds its batch.",
-    unset="vllm, or the calibrated one",
-    values=ENGINES,
+    "Inference engine: its host time and what bounds its batch.", unset="vllm, or the calibrated one", values=ENGINES
 )
 CALIBRATION = AnyPath("Constants of one server, from `meshwright inference calibrate`.", is_folder=False)
 
@@ -104,9 +99,7 @@ def inference_capacity(
     device_memory: Annotated[str | None, DEVICE_MEMORY] = None,
     precision: Annotated[str, PRECISION] = "bf16",
     kv_precision: Annotated[str | None, KV_PRECISION] = None,
-    context: Annotated[
-        int, Count("Length of a session: prompt and answer together.", metavar="TOKENS")
-    ] = 8192,
+    context: Annotated[int, Count("Length of a session: prompt and answer together.", metavar="TOKENS")] = 8192,
     layout: Annotated[Mapping[str, int] | None, LAYOUT] = None,
     memory_ratio: Annotated[float | None, MEMORY_RATIO] = None,
 ) -> ServingCapacity:
@@ -142,23 +135,15 @@ def inference_estimate(
     engine: Annotated[str | None, ENGINE] = None,
     concurrency: Annotated[
         Sequence[int],
-        Count(
-            "Requests in flight on the whole cluster (closed loop).", unset="as many as fit", is_joined=True
-        ),
+        Count("Requests in flight on the whole cluster (closed loop).", unset="as many as fit", is_joined=True),
     ] = (),
     requests_per_s: Annotated[
-        float | None,
-        Amount("Arriving requests per second (open loop).", flag="--rate", metavar="N", high=MAX_RATE),
+        float | None, Amount("Arriving requests per second (open loop).", flag="--rate", metavar="N", high=MAX_RATE)
     ] = None,
     layout: Annotated[Mapping[str, int] | None, LAYOUT] = None,
-    prefill_replicas: Annotated[
-        int, Count("Replicas that only prefill and send the cache to the others.", low=0)
-    ] = 0,
+    prefill_replicas: Annotated[int, Count("Replicas that only prefill and send the cache to the others.", low=0)] = 0,
     lockstep: Annotated[
-        bool,
-        Flag(
-            "Requests of equal lengths begin together and stay in step, as closed loops with fixed lengths do."
-        ),
+        bool, Flag("Requests of equal lengths begin together and stay in step, as closed loops with fixed lengths do.")
     ] = False,
     memory_ratio: Annotated[float | None, MEMORY_RATIO] = None,
     usd_per_device_hour: Annotated[float | None, RENT] = None,
@@ -201,12 +186,7 @@ def inference_plan(
     itl_s: Annotated[float | None, Amount("Longest inter-token latency, in seconds.")] = None,
     requests_per_s: Annotated[
         float | None,
-        Amount(
-            "Requests per second to serve: the fewest devices that do.",
-            flag="--rate",
-            metavar="N",
-            high=MAX_RATE,
-        ),
+        Amount("Requests per second to serve: the fewest devices that do.", flag="--rate", metavar="N", high=MAX_RATE),
     ] = None,
     disaggregated: Annotated[bool, Flag("Also try replicas that only prefill.")] = False,
     memory_ratio: Annotated[float | None, MEMORY_RATIO] = None,
@@ -241,9 +221,7 @@ def inference_calibrate(
         Folders("Folders of closed loops on one kind of server.", least=1),
     ],
     *,
-    cluster: Annotated[
-        str, PlainText("Devices of the server, such as cpu-1x1 or h100-8x1.", metavar="CLUSTER")
-    ],
+    cluster: Annotated[str, PlainText("Devices of the server, such as cpu-1x1 or h100-8x1.", metavar="CLUSTER")],
     model: Annotated[
         str | None,
         PathOrText(
@@ -252,9 +230,7 @@ def inference_calibrate(
         ),
     ] = None,
     precision: Annotated[str | None, PlainText("Format of its weights, likewise.", metavar="FORMAT")] = None,
-    kv_precision: Annotated[
-        str | None, PlainText("Format of its KV cache, likewise.", metavar="FORMAT")
-    ] = None,
+    kv_precision: Annotated[str | None, PlainText("Format of its KV cache, likewise.", metavar="FORMAT")] = None,
     engine: Annotated[str | None, OneOf("Inference engine, likewise.", values=ENGINES)] = None,
 ) -> ServingCalibrationResult:
     """Fit the constants of one server to records of `bench serve`.
@@ -302,8 +278,7 @@ def inference_accuracy(
         ),
     ] = None,
     cluster: Annotated[
-        str | None,
-        PlainText("Devices of the records.", unset="one of the calibration's", metavar="CLUSTER"),
+        str | None, PlainText("Devices of the records.", unset="one of the calibration's", metavar="CLUSTER")
     ] = None,
 ) -> ServingAccuracy:
     """Predict published points of inference, or records of `bench serve`, and compare.
@@ -389,7 +364,4 @@ def _given(
     from meshwright.runfile import named_model
 
     served = None if model is None else named_model(model)
-    return {
-        **asked,
-        "given": ServedGiven(model=served, precision=precision, kv_precision=kv_precision, engine=engine),
-    }
+    return {**asked, "given": ServedGiven(model=served, precision=precision, kv_precision=kv_precision, engine=engine)}

@@ -30,19 +30,14 @@ BENCHMARKS = AnyPath("Folder of further benchmark files (*.toml).", is_file=Fals
 def mlperf_check(
     *paths: Annotated[
         PathLike,
-        AnyPath(
-            "Result files, or folders of sets of result_*.txt, at any depth.",
-            least=1,
-            metavar="DIR_OR_FILE",
-        ),
+        AnyPath("Result files, or folders of sets of result_*.txt, at any depth.", least=1, metavar="DIR_OR_FILE"),
     ],
     round_name: Annotated[str | None, ROUND] = None,
     benchmark: Annotated[str | None, BENCHMARK] = None,
     benchmarks: Annotated[Sequence[PathLike], BENCHMARKS] = (),
     unfinished: Annotated[bool, Flag("Logs may still be written: check them as far as they go.")] = False,
     official: Annotated[
-        bool,
-        Flag("Also run the official compliance checker of the round's rule set.", off="--no-official"),
+        bool, Flag("Also run the official compliance checker of the round's rule set.", off="--no-official")
     ] = True,
 ) -> BenchmarkCheck:
     """Check result files, and sets of them, by the rules of a benchmark. Imports no tensor framework.
@@ -69,11 +64,7 @@ def mlperf_score(
     benchmarks: Annotated[Sequence[PathLike], BENCHMARKS] = (),
     num_runs: Annotated[
         int | None,
-        Count(
-            "Take the first K runs alone, and estimate how likely a whole set passes.",
-            flag="--runs",
-            metavar="K",
-        ),
+        Count("Take the first K runs alone, and estimate how likely a whole set passes.", flag="--runs", metavar="K"),
     ] = None,
 ) -> BenchmarkScores:
     """Score sets of runs: olympic mean, reference-convergence test, normalized minutes. Imports no tensor framework.
@@ -95,8 +86,7 @@ def mlperf_score(
 @question("meshwright.mlperf.results:make_reference_points")
 def mlperf_rcp(
     *paths: Annotated[
-        PathLike,
-        AnyPath("Folders of result_*.txt, one for each global batch size.", least=1, metavar="DIR"),
+        PathLike, AnyPath("Folders of result_*.txt, one for each global batch size.", least=1, metavar="DIR")
     ],
     creator: Annotated[str, PlainText("Who made the runs.")],
     platform: Annotated[str, PlainText("System of the runs.")],
@@ -127,32 +117,20 @@ def mlperf_rcp(
 def mlperf_compare(
     *paths: Annotated[
         PathLike,
-        AnyPath(
-            "Folders of sets of result_*.txt, at any depth; none: published results alone.",
-            metavar="DIR",
-        ),
+        AnyPath("Folders of sets of result_*.txt, at any depth; none: published results alone.", metavar="DIR"),
     ],
     rounds: Annotated[
-        Sequence[str],
-        PlainText("Published results of this round.", flag="--round", metavar="ROUND"),
+        Sequence[str], PlainText("Published results of this round.", flag="--round", metavar="ROUND")
     ] = (),
-    names: Annotated[
-        Sequence[str],
-        PlainText("This benchmark alone.", flag="--benchmark", metavar="NAME"),
-    ] = (),
+    names: Annotated[Sequence[str], PlainText("This benchmark alone.", flag="--benchmark", metavar="NAME")] = (),
     accelerators: Annotated[
         Sequence[str],
-        PlainText(
-            "Published results on this accelerator, as in MI355X.",
-            flag="--accelerator",
-            metavar="NAME",
-        ),
+        PlainText("Published results on this accelerator, as in MI355X.", flag="--accelerator", metavar="NAME"),
     ] = (),
     devices: Annotated[int | None, Count("Published results on N accelerators.")] = None,
     published: Annotated[bool, Flag("Take published results too.", off="--no-published")] = True,
     baseline: Annotated[
-        str | None,
-        PlainText("Accelerator of the ratios.", unset="the slowest of each group", metavar="NAME"),
+        str | None, PlainText("Accelerator of the ratios.", unset="the slowest of each group", metavar="NAME")
     ] = None,
     benchmarks: Annotated[Sequence[PathLike], BENCHMARKS] = (),
 ) -> ResultComparison:
@@ -175,14 +153,9 @@ def mlperf_compare(
 
 @question("meshwright.mlperf.package:write_package")
 def mlperf_package(
-    *paths: Annotated[
-        PathLike,
-        AnyPath("Folders of result_*.txt, one for each benchmark.", least=1, metavar="DIR"),
-    ],
+    *paths: Annotated[PathLike, AnyPath("Folders of result_*.txt, one for each benchmark.", least=1, metavar="DIR")],
     org: Annotated[str, PlainText("Submitter; the folder's name.", metavar="NAME")],
-    system: Annotated[
-        PathLike, AnyPath("System description (JSON); its name is the system's.", is_folder=False)
-    ],
+    system: Annotated[PathLike, AnyPath("System description (JSON); its name is the system's.", is_folder=False)],
     code: Annotated[PathLike, AnyPath("Code, instructions and configurations of the runs.", is_file=False)],
     out: Annotated[PathLike, AnyPath("Folder that the submission stands in.", is_file=False)],
     round_name: Annotated[str | None, ROUND] = None,

@@ -273,9 +273,7 @@ class Question:
         return frozenset(
             p.name
             for p in found
-            if p.kind is p.VAR_POSITIONAL
-            or p.annotation.startswith("Sequence[")
-            or self.parameters[p.name].takes_list
+            if p.kind is p.VAR_POSITIONAL or p.annotation.startswith("Sequence[") or self.parameters[p.name].takes_list
         )
 
     @functools.cached_property
@@ -323,9 +321,7 @@ def _read(function: Any) -> tuple[inspect.Signature, dict[str, QuestionParameter
         found = eval(annotation, function.__globals__)
         if get_origin(found) is not Annotated:
             raise TypeError(f"{function.__qualname__}: {parameter.name} is not Annotated")
-        parameters[parameter.name] = next(
-            item for item in get_args(found)[1:] if isinstance(item, QuestionParameter)
-        )
+        parameters[parameter.name] = next(item for item in get_args(found)[1:] if isinstance(item, QuestionParameter))
         subscript = ast.parse(annotation, mode="eval").body
         assert isinstance(subscript, ast.Subscript)
         assert isinstance(subscript.slice, ast.Tuple)

@@ -16,14 +16,7 @@ if TYPE_CHECKING:
 
 def read_record(
     folder: str | os.PathLike[str],
-) -> (
-    TrainingRun
-    | DeviceMeasurements
-    | TrainingSweep
-    | IngestBenchmark
-    | ServingMeasurements
-    | OfflineMeasurements
-):
+) -> TrainingRun | DeviceMeasurements | TrainingSweep | IngestBenchmark | ServingMeasurements | OfflineMeasurements:
     """Read the record in a folder, of whichever kind. Imports no tensor framework.
 
     Args:

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 MAX_USD = 1e9
 
 RENT = Amount(
-    "USD per device-hour.",
-    unset="the catalogue's, if it has any",
-    flag="--price",
-    metavar="USD",
-    high=MAX_USD,
+    "USD per device-hour.", unset="the catalogue's, if it has any", flag="--price", metavar="USD", high=MAX_USD
 )
 
 
@@ -35,8 +31,7 @@ def report_records(
     ],
     usd_per_device_hour: Annotated[float | None, RENT] = None,
     region: Annotated[
-        str | None,
-        PlainText("Region of the catalogue's price, as in 'East US 2'.", metavar="REGION"),
+        str | None, PlainText("Region of the catalogue's price, as in 'East US 2'.", metavar="REGION")
     ] = None,
     capital_usd: Annotated[
         float | None,
@@ -48,12 +43,10 @@ def report_records(
         ),
     ] = None,
     life_years: Annotated[
-        float | None,
-        Amount("Years a bought device is used.", unset="4", flag="--life", metavar="YEARS", high=100),
+        float | None, Amount("Years a bought device is used.", unset="4", flag="--life", metavar="YEARS", high=100)
     ] = None,
     usd_per_kwh: Annotated[
-        float | None,
-        Amount("Price of electricity for a bought device.", unset="0.08", metavar="USD", high=1000),
+        float | None, Amount("Price of electricity for a bought device.", unset="0.08", metavar="USD", high=1000)
     ] = None,
     licence_usd_per_device_year: Annotated[
         float | None,
@@ -65,8 +58,7 @@ def report_records(
         ),
     ] = None,
     utilization: Annotated[
-        float | None,
-        Amount("Share of paid hours in which tokens are made.", unset="1", metavar="SHARE", high=1),
+        float | None, Amount("Share of paid hours in which tokens are made.", unset="1", metavar="SHARE", high=1)
     ] = None,
 ) -> RecordReport:
     """Collect records, estimates and published figures into one report. Imports no tensor framework.

@@ -9,16 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from meshwright.api import arguments
-from meshwright.api.question import (
-    AnyPath,
-    Count,
-    Hook,
-    OneOf,
-    PlainText,
-    ShellCommand,
-    question,
-    question_of,
-)
+from meshwright.api.question import AnyPath, Count, Hook, OneOf, PlainText, ShellCommand, question, question_of
 from meshwright.api.runs import OVERRIDES, Overrides
 
 if TYPE_CHECKING:
@@ -41,9 +32,7 @@ def mlperf_run(
     out: Annotated[
         str | os.PathLike[str] | None,
         AnyPath(
-            "Folder of the set: result_0.txt, result_1.txt, ... and their records.",
-            unset="runs/NAME",
-            is_file=False,
+            "Folder of the set: result_0.txt, result_1.txt, ... and their records.", unset="runs/NAME", is_file=False
         ),
     ] = None,
     num_runs: Annotated[
@@ -53,13 +42,11 @@ def mlperf_run(
         str | None, PlainText("Round whose rules apply.", unset="the newest", flag="--round", metavar="ROUND")
     ] = None,
     division: Annotated[
-        str,
-        OneOf("closed: settings that the rules fix are refused if they differ.", values=("closed", "open")),
+        str, OneOf("closed: settings that the rules fix are refused if they differ.", values=("closed", "open"))
     ] = "closed",
     overrides: Annotated[Overrides, OVERRIDES] = (),
     data: Annotated[
-        str | os.PathLike[str] | None,
-        AnyPath("Folder of the data set ($MESHWRIGHT_MLPERF_DATA).", metavar="DIR"),
+        str | os.PathLike[str] | None, AnyPath("Folder of the data set ($MESHWRIGHT_MLPERF_DATA).", metavar="DIR")
     ] = None,
     weights: Annotated[
         str | os.PathLike[str] | None,
@@ -67,8 +54,7 @@ def mlperf_run(
     ] = None,
     org: Annotated[str, PlainText("Organization, for the logs.", metavar="NAME")] = "unnamed",
     platform: Annotated[
-        str | None,
-        PlainText("Name of the system, for the logs.", unset="cores and architecture", metavar="NAME"),
+        str | None, PlainText("Name of the system, for the logs.", unset="cores and architecture", metavar="NAME")
     ] = None,
     system: Annotated[
         str | os.PathLike[str] | None,
@@ -93,12 +79,7 @@ def mlperf_run(
     ] = None,
     num_concurrent: Annotated[
         int | None,
-        Count(
-            "Runs side by side.",
-            unset="1; of a proxy as many as there are cores",
-            flag="--concurrent",
-            high=1024,
-        ),
+        Count("Runs side by side.", unset="1; of a proxy as many as there are cores", flag="--concurrent", high=1024),
     ] = None,
     launcher: Annotated[
         Sequence[str],
@@ -161,12 +142,7 @@ def plan_benchmark(**asked: Any) -> dict[str, Any]:
 
 
 def rate_of_shape(
-    name: str,
-    *,
-    round_name: str | None = None,
-    overrides: Overrides = (),
-    num_steps: int = 20,
-    dry_run: bool = False,
+    name: str, *, round_name: str | None = None, overrides: Overrides = (), num_steps: int = 20, dry_run: bool = False
 ) -> dict[str, Any]:
     """Train the shapes of a benchmark on random tokens for `num_steps`; the rate and MFU. Not a result.
 
@@ -177,9 +153,7 @@ def rate_of_shape(
 
     benchmark, of_file = named_benchmark(name, round_name=round_name)
     changes = (*of_file, *arguments.overrides(overrides))
-    return measure_shape(
-        benchmark, overrides=changes, num_steps=num_steps, dry_run=dry_run, started_s=time.time()
-    )
+    return measure_shape(benchmark, overrides=changes, num_steps=num_steps, dry_run=dry_run, started_s=time.time())
 
 
 def _prepared(
@@ -190,6 +164,4 @@ def _prepared(
 
     benchmark, of_file = named_benchmark(name, round_name=round_name)
     folder = out or Path("runs") / benchmark.name
-    return prepare_set(
-        benchmark, folder=folder, overrides=(*of_file, *overrides), choices=RunChoices(**choices)
-    )
+    return prepare_set(benchmark, folder=folder, overrides=(*of_file, *overrides), choices=RunChoices(**choices))

@@ -20,9 +20,7 @@ Overrides = Sequence[str] | Mapping[str, Any]
 """Keys of a run file with new values: {"train.steps": 20} or ["train.steps=20"]."""
 
 OVERRIDES = Changes(
-    "Set one key of the run file, as in --set batch.micro=2; VALUE is YAML.",
-    flag="--set",
-    metavar="KEY=VALUE",
+    "Set one key of the run file, as in --set batch.micro=2; VALUE is YAML.", flag="--set", metavar="KEY=VALUE"
 )
 
 _KEYS = {
@@ -74,9 +72,7 @@ def load_run(source: RunSource, *, overrides: Overrides = ()) -> Run:
         return run if "name" in content else replace(run, name=run.model.name)
     if isinstance(source, str | os.PathLike):
         return runfile.load(arguments.path("run", source), overrides=changes)
-    raise InputError(
-        "run", got=type(source).__name__, allowed="a Run, the path or name of a run file, or a mapping"
-    )
+    raise InputError("run", got=type(source).__name__, allowed="a Run, the path or name of a run file, or a mapping")
 
 
 def planned_run(source: RunSource) -> Run:
@@ -106,8 +102,7 @@ def given_run(source: RunSource | None, *, overrides: Overrides = (), **given: A
     missing = [name for name in _REQUIRED if name not in named]
     if missing:
         raise InputError(
-            f"missing {', '.join(missing)}",
-            hint=f"give a run, or {', '.join(_REQUIRED[:-1])} and {_REQUIRED[-1]}",
+            f"missing {', '.join(missing)}", hint=f"give a run, or {', '.join(_REQUIRED[:-1])} and {_REQUIRED[-1]}"
         )
     if "accelerator" in named:
         named["accelerator"] = str(arguments.path("accelerator", named["accelerator"]))

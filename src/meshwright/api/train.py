@@ -113,9 +113,7 @@ def train(
 def refuse_both(*, resume: bool, branch: bool) -> None:
     """Raise InputError for `resume` with `branch`."""
     if resume and branch:
-        raise InputError(
-            "a branch is a new run: --resume (resume=) continues one", hint="give --branch or --resume"
-        )
+        raise InputError("a branch is a new run: --resume (resume=) continues one", hint="give --branch or --resume")
 
 
 @contextmanager

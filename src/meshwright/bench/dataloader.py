@@ -94,12 +94,7 @@ def _readable() -> Iterator[None]:
 
 @_readable()
 def tune_training(
-    batches: Batches,
-    counts: Sequence[int],
-    demand: Demand,
-    *,
-    budget_s: float,
-    advance: Advance = lambda seconds: None,
+    batches: Batches, counts: Sequence[int], demand: Demand, *, budget_s: float, advance: Advance = lambda seconds: None
 ) -> LoaderChoice:
     """Find the fewest workers with which a step does not wait. Raises InputError if the data can no longer be read."""
     one_s = _time(lambda: batches.at(0))

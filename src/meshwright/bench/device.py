@@ -28,15 +28,7 @@ from meshwright.bench.sensors import read_sensors
 from meshwright.errors import MeshwrightError
 from meshwright.records.device import DeviceRecorder, DeviceRow, PointStatus, failed, row_of
 from meshwright.records.files import driver_version
-from meshwright.records.points import (
-    COLLECTIVES_SHARE,
-    SHARES,
-    TOGETHER_SHARE,
-    Point,
-    PointFamily,
-    Workload,
-    points_of,
-)
+from meshwright.records.points import COLLECTIVES_SHARE, SHARES, TOGETHER_SHARE, Point, PointFamily, Workload, points_of
 from meshwright.training import device as devices
 from meshwright.training.processes import WorkerLostError, run_ranks
 from meshwright.training.telemetry import git_commit, software_facts, utc_timestamp
@@ -49,13 +41,7 @@ TRAININGS = 24
 WINDOWS, WINDOWS_TOGETHER = 3, 2
 """Windows for whole steps of one process and of several."""
 TOGETHER = (PointFamily.COLLECTIVES, PointFamily.TRAINING)
-THREADED = (
-    PointFamily.GEMM,
-    PointFamily.ATTENTION,
-    PointFamily.MEMORY,
-    PointFamily.ELEMENTWISE,
-    PointFamily.OPTIMIZER,
-)
+THREADED = (PointFamily.GEMM, PointFamily.ATTENTION, PointFamily.MEMORY, PointFamily.ELEMENTWISE, PointFamily.OPTIMIZER)
 """Families that are also measured with fewer threads, as each of several processes on one CPU has."""
 
 LONGEST_POINT_S = 2.0
@@ -211,12 +197,7 @@ def _measure_family(
     if family is PointFamily.TRANSFER and device.type == "cpu":
         outcome.notes.append("transfer: the CPU is its own host")
         return
-    points = points_of(
-        family,
-        device_type=device.type,
-        formats=_formats(request, device),
-        workload=request.workload,
-    )
+    points = points_of(family, device_type=device.type, formats=_formats(request, device), workload=request.workload)
     if device.type == "cpu" and family in THREADED:
         points = (replace(p, threads=count) for p in points for count in (0, *request.threads))
     left = (p for p in points if p not in recorder.done)
@@ -256,10 +237,7 @@ def _measured(point: Point, device: torch.device, *, budget_s: float) -> DeviceR
         with _threads(point.threads):
             task = task_of(point, device)
             found = measure(
-                task.run,
-                before=task.before,
-                synchronize=lambda: devices.synchronize(device),
-                budget_s=budget_s,
+                task.run, before=task.before, synchronize=lambda: devices.synchronize(device), budget_s=budget_s
             )
     except AbsurdClockError as error:
         return failed(point, error.message)
@@ -310,10 +288,7 @@ def _measure_together(
         if family not in request.families:
             return ()
         points = points_of(
-            family,
-            device_type=device.type,
-            formats=_formats(request, device),
-            num_processes=num_processes,
+            family, device_type=device.type, formats=_formats(request, device), num_processes=num_processes
         )
         return tuple(point for point in points if point not in known)
 
@@ -331,9 +306,7 @@ def _measure_together(
     if not (work.collectives or work.trainings):
         return
     try:
-        run_ranks(
-            measure_together, work, num_ranks=num_processes, device_type=device.type, in_new_process=True
-        )
+        run_ranks(measure_together, work, num_ranks=num_processes, device_type=device.type, in_new_process=True)
     except WorkerLostError as error:
         if error.was_asked_to_stop:
             raise KeyboardInterrupt from None

@@ -25,15 +25,7 @@ from torch import Tensor
 from meshwright.bench.harness import LEAST_SAMPLE_S, MAX_CALLS, TARGET_RATIO
 from meshwright.bench.kernels import task_of
 from meshwright.errors import InputError
-from meshwright.kernels.linear import (
-    BY_ROUTE,
-    COPYING_ROUTES,
-    GemmKind,
-    GemmRoute,
-    default_route,
-    matmul_nt,
-    routes_of,
-)
+from meshwright.kernels.linear import BY_ROUTE, COPYING_ROUTES, GemmKind, GemmRoute, default_route, matmul_nt, routes_of
 from meshwright.records.measurement import Measurement
 from meshwright.records.points import Point, PointFamily
 from meshwright.training import device as devices
@@ -134,9 +126,7 @@ def tune(
     work = _work(counts, device)
     begin_s = time.perf_counter()
     tried, notes = [], []
-    shared = _process_wide(
-        work, most_threads=most_threads, budget_s=budget_s * TRY_SHARE / 2, tried=tried, notes=notes
-    )
+    shared = _process_wide(work, most_threads=most_threads, budget_s=budget_s * TRY_SHARE / 2, tried=tried, notes=notes)
     advance(time.perf_counter() - begin_s)
     routes: dict[Gemm, GemmRoute] = {}
     if device.type == "cpu" and with_routes:
@@ -160,9 +150,7 @@ def _work(counts: Mapping[Gemm, int], device: torch.device) -> _Work:
 def _call(p: Gemm, device: torch.device) -> Call:
     if p.format == "fp8":
         m, n, k = p.shape
-        return task_of(
-            Point(family=PointFamily.GEMM, kernel=p.kernel.value, format="fp8", m=m, n=n, k=k), device
-        ).run
+        return task_of(Point(family=PointFamily.GEMM, kernel=p.kernel.value, format="fp8", m=m, n=n, k=k), device).run
     x, y = _operands(p, device)
     return lambda: matmul_nt(x, y)
 
@@ -230,9 +218,7 @@ def _settings(work: _Work, most_threads: int | None, tried: list[str], notes: li
     return [usual, *([GemmChoices(tunable_op=lines)] if lines else [])]
 
 
-def _best_routes(
-    work: _Work, shared: GemmChoices, *, budget_s: float, tried: list[str]
-) -> dict[Gemm, GemmRoute]:
+def _best_routes(work: _Work, shared: GemmChoices, *, budget_s: float, tried: list[str]) -> dict[Gemm, GemmRoute]:
     """The fastest route of each GEMM, where it is not the default."""
     formats = {DTYPES[p.format] for p in work.counts}
     tried += [f"route: {route}" for route in GemmRoute if any(route in routes_of(f) for f in formats)]
@@ -300,9 +286,7 @@ def _confirmed(
             for p, route in routes.items()
             if _ratio([a[p] for a in after], [s[p] for s in settings]).interval[1] < 1
         }
-    final = [
-        {p: (a if p in kept else s)[p] for p in work.counts} for a, s in zip(after, settings, strict=True)
-    ]
+    final = [{p: (a if p in kept else s)[p] for p in work.counts} for a, s in zip(after, settings, strict=True)]
     rows = tuple(
         GemmRow(
             gemm=p, count=count, route=kept.get(p),
@@ -339,9 +323,7 @@ def _rounds(
         taken: dict[Gemm, list[float]] = {}
         for p in work.counts:
             found = [math.nan] * len(ways)
-            distinct = [
-                i for i in range(len(ways)) if _effect(ways[i], p) not in [_effect(w, p) for w in ways[:i]]
-            ]
+            distinct = [i for i in range(len(ways)) if _effect(ways[i], p) not in [_effect(w, p) for w in ways[:i]]]
             for i in distinct if round_ % 2 else reversed(distinct):
                 with using(ways[i], work.device):
                     found[i] = work.sample_s(p)

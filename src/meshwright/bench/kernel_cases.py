@@ -61,9 +61,7 @@ class KernelCase:
     is_checked: bool = True
 
 
-def cases_of(
-    op: str, model: Model, *, tokens: int, format: str, device: torch.device
-) -> Iterator[KernelCase]:
+def cases_of(op: str, model: Model, *, tokens: int, format: str, device: torch.device) -> Iterator[KernelCase]:
     """The calls of `op` in a layer of `model`; none where it has no such layer."""
     maker = MAKERS.get(op)
     if maker is not None:
@@ -175,9 +173,7 @@ def _feed_forward_width(model: Model) -> int:
     return model.ffn_hidden or (model.experts.ffn_hidden if model.experts else model.hidden)
 
 
-def _linear_cross_entropy(
-    model: Model, tokens: int, format: str, device: torch.device
-) -> Iterator[KernelCase]:
+def _linear_cross_entropy(model: Model, tokens: int, format: str, device: torch.device) -> Iterator[KernelCase]:
     h = _random(tokens, model.hidden, format=format, device=device)
     weight = _random(model.vocab, model.hidden, format=format, device=device) * model.hidden**-0.5
     labels = torch.randint(model.vocab, (tokens,), device=device)
@@ -352,9 +348,7 @@ def _fp8_gated_cast(model: Model, tokens: int, format: str, device: torch.device
         )  # fmt: skip
 
 
-def _fp8_gated_gradients(
-    model: Model, tokens: int, format: str, device: torch.device
-) -> Iterator[KernelCase]:
+def _fp8_gated_gradients(model: Model, tokens: int, format: str, device: torch.device) -> Iterator[KernelCase]:
     """The gradients of gate and up in the format of gradients, both orientations; sums where experts have biases."""
     width = _feed_forward_width(model)
     tensors = tuple(_random(tokens, width, format=format, device=device) for _ in range(3))

@@ -109,9 +109,7 @@ def measure_routes(
         for case, small in zip(cases, checked, strict=True):
             start_s = time.perf_counter()
             names = (*routes_of(op), *([COMPILED] if compiles else []))
-            _measure_case(
-                case, small, format, names, outcome, rates=rates, device=device, budget_s=budget_s / most
-            )
+            _measure_case(case, small, format, names, outcome, rates=rates, device=device, budget_s=budget_s / most)
             advance(time.perf_counter() - start_s)
     return outcome
 
@@ -146,9 +144,7 @@ def _measure_case(
         }
         is_default = name == own.route
         try:
-            forward, backward, peak_bytes = _timed(
-                case, name, device=device, budget_s=min(budget_s, LONGEST_S)
-            )
+            forward, backward, peak_bytes = _timed(case, name, device=device, budget_s=min(budget_s, LONGEST_S))
             error = _error(small, name, exact)
         except InputError as refusal:  # of the dispatcher
             reason = refusal.message.partition("cannot serve this call: ")[2] or refusal.message
@@ -157,9 +153,7 @@ def _measure_case(
         except AbsurdClockError as absurd:
             rows.append(RouteRow(**common, reason=absurd.message))
             continue
-        except (
-            Exception
-        ) as failure:  # libraries and compilers raise what they like, and the next route is measured
+        except Exception as failure:  # libraries and compilers raise what they like, and the next route is measured
             reason = str(failure).partition("\n")[0][:200]
             rows.append(RouteRow(**common, reason=f"{type(failure).__name__}: {reason}", is_failure=True))
             continue
@@ -236,18 +230,14 @@ def _trained(case: KernelCase, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return tuple(t.detach().requires_grad_(i < case.num_trained) for i, t in enumerate(tensors))
 
 
-def _results(
-    case: KernelCase, run: Callable[..., tuple[Tensor, ...]], tensors: Sequence[Tensor]
-) -> list[Tensor]:
+def _results(case: KernelCase, run: Callable[..., tuple[Tensor, ...]], tensors: Sequence[Tensor]) -> list[Tensor]:
     """Outputs and gradients, in float64."""
     inputs = _trained(case, tensors)
     out = run(*inputs)
     found = [x.detach().double() for x in out]
     if case.num_trained:
         generator = torch.Generator().manual_seed(0)
-        grads = [
-            torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device, x.dtype) for x in out
-        ]
+        grads = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device, x.dtype) for x in out]
         torch.autograd.backward(out, grads)
         found += [x.grad.double() for x in inputs if x.grad is not None]
     return found

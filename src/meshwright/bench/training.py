@@ -196,18 +196,14 @@ def _verdict(returncode: int, stdout: str, stderr: str) -> _Ended:
     error = _error(stdout)
     code = error.get("exit_code", returncode)
     lines = [line for line in stderr.splitlines() if line.strip()]
-    reason = " ".join(
-        str(error.get("message") or (lines[-1] if lines else f"exit code {returncode}")).split()
-    )
+    reason = " ".join(str(error.get("message") or (lines[-1] if lines else f"exit code {returncode}")).split())
     if OUT_OF_MEMORY.search(f"{reason}\n{stderr}"):
         return _Ended(status=TrainingStatus.OUT_OF_MEMORY, reason=reason)
     if code in REFUSALS:
         return _Ended(status=TrainingStatus.REFUSED, reason=reason)
     if returncode < 0:
         perhaps = ", as the kernel does when memory runs out" if -returncode == signal.SIGKILL else ""
-        return _Ended(
-            status=TrainingStatus.KILLED, reason=f"killed by {signal.Signals(-returncode).name}{perhaps}"
-        )
+        return _Ended(status=TrainingStatus.KILLED, reason=f"killed by {signal.Signals(-returncode).name}{perhaps}")
     if returncode in ASKED_TO_STOP:
         return _Ended(status=TrainingStatus.KILLED, reason="stopped by a signal")
     return _Ended(status=TrainingStatus.FAILED, reason=reason)

@@ -161,9 +161,7 @@ class Summary:
         """Tokens/s/device: the slowest step is the lowest rate."""
         row = self.rows[0]
         per_device = row.tokens_per_step / row.num_devices
-        return ValueRange(
-            value=per_device / step.value, low=per_device / step.high, high=per_device / step.low
-        )
+        return ValueRange(value=per_device / step.value, low=per_device / step.high, high=per_device / step.low)
 
 
 @dataclass(frozen=True, kw_only=True)

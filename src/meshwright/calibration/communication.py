@@ -39,9 +39,7 @@ class MeasuredCollectives:
     memory, so each takes as many times longer as there are groups.
     """
 
-    curves: Mapping[str, Mapping[int, Curve]] = field(
-        default_factory=dict
-    )  # "all_gather" -> processes -> curve
+    curves: Mapping[str, Mapping[int, Curve]] = field(default_factory=dict)  # "all_gather" -> processes -> curve
     processes_per_host: int = 1
 
     def seconds(self, kernel: str, size_bytes: Array, num_processes: Array, formula_s: Array) -> Array:
@@ -50,9 +48,7 @@ class MeasuredCollectives:
         if not known:
             return formula_s
         counts = sorted(known)
-        n, size = np.broadcast_arrays(
-            np.asarray(num_processes, dtype=float), np.asarray(size_bytes, dtype=float)
-        )
+        n, size = np.broadcast_arrays(np.asarray(num_processes, dtype=float), np.asarray(size_bytes, dtype=float))
         log_s = np.stack([known[count].log_s(np.log(np.maximum(size, 1.0))) for count in counts])
         measured_s = np.exp(_between(np.log(np.clip(n, counts[0], counts[-1])), np.log(counts), log_s))
         at_once = np.maximum(self.processes_per_host / np.maximum(n, 1), 1.0)

@@ -103,9 +103,7 @@ class EfficiencyCorrection:
         return self.sd**2 * _matern(_distances(x, self.x) / self.length)
 
 
-def fit_correction(
-    x: Floats, y: Floats, noise: Floats, *, axes: Sequence[str]
-) -> EfficiencyCorrection | None:
+def fit_correction(x: Floats, y: Floats, noise: Floats, *, axes: Sequence[str]) -> EfficiencyCorrection | None:
     """Fit a correction to points (x, y); None when there are too few."""
     if len(y) < FEWEST_POINTS:
         return None
@@ -163,12 +161,8 @@ def from_document(document: Mapping[str, Any]) -> EfficiencyCorrection:
         sd=float(document["sd"]),
     )
     numbers = (correction.x, correction.y, correction.noise, np.array([correction.mean]))
-    if correction.x.shape != (len(points), len(correction.axes)) or not all(
-        np.isfinite(a).all() for a in numbers
-    ):
-        raise ValueError(
-            "an efficiency correction has points that are not finite, or of another number of axes"
-        )
+    if correction.x.shape != (len(points), len(correction.axes)) or not all(np.isfinite(a).all() for a in numbers):
+        raise ValueError("an efficiency correction has points that are not finite, or of another number of axes")
     if not (correction.length > 0 and correction.sd > 0 and (correction.noise > 0).all()):
         raise ValueError("length, sd and noise of an efficiency correction must be above 0")
     return correction

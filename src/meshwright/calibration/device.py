@@ -76,9 +76,7 @@ class DeviceCalibration:
     num_cores: int = 1  # threads of that machine; more processes oversubscribe it
     parameters: Mapping[str, MeasuredParameter]
     corrections: Mapping[str, EfficiencyCorrection]  # "gemm/forward/bf16" -> ...
-    by_threads: Mapping[int, Kernels] = field(
-        default_factory=dict
-    )  # of a process with fewer threads than cores
+    by_threads: Mapping[int, Kernels] = field(default_factory=dict)  # of a process with fewer threads than cores
     collectives: MeasuredCollectives = field(default_factory=MeasuredCollectives)
     contention: Mapping[int, float] = field(default_factory=dict)
     """Processes -> time of a step over that on an equal part of the machine without contention; 1 process: 1."""
@@ -88,9 +86,7 @@ class DeviceCalibration:
     """Standard deviation of the logarithm of whole steps in leave-one-out; None: no steps were measured."""
     checks: tuple[Check, ...] = ()
     made: str  # one line: of what, when, with which software
-    details: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # errors, records, sources; not used in estimates
+    details: Mapping[str, Any] = field(default_factory=dict)  # errors, records, sources; not used in estimates
 
     def calibration(self, base: Calibration | None = None, *, num_devices: int | None = None) -> Calibration:
         """The shipped calibration with the measured values in place, for `num_devices` devices of this machine."""

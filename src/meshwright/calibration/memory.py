@@ -113,9 +113,7 @@ def _switched(features: Features, *, accumulates_as_reduced: bool) -> dict[str, 
     gradient, parameter = (
         WIRE_BYTES[kind] if kind else 0.0 for kind in (features.gradient_format, features.parameter_format)
     )
-    accumulated = (
-        {"accumulates_in_16_bits": int(gradient <= 2)} if accumulates_as_reduced and gradient else {}
-    )
+    accumulated = {"accumulates_in_16_bits": int(gradient <= 2)} if accumulates_as_reduced and gradient else {}
     return {
         "wire_gradient_bytes": gradient,
         "wire_parameter_bytes": parameter,

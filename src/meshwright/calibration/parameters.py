@@ -112,9 +112,7 @@ class Calibration:
             shared = self._offset(p.name, ALL, ALL)
             result[p.name] = np.array(
                 [
-                    p.forward(p.prior_of(f))
-                    + shared
-                    + sum(self._offset(p.name, lv, f[lv]) for lv in p.levels)
+                    p.forward(p.prior_of(f)) + shared + sum(self._offset(p.name, lv, f[lv]) for lv in p.levels)
                     for f in factors
                 ]
             )
@@ -129,9 +127,7 @@ class Calibration:
         result = {}
         for p in self.parameters.values():
             variance = self._sd(p.name, ALL, ALL, p.sd) ** 2
-            variance += sum(
-                self._sd(p.name, level, factors[level], sd) ** 2 for level, sd in p.levels.items()
-            )
+            variance += sum(self._sd(p.name, level, factors[level], sd) ** 2 for level, sd in p.levels.items())
             result[p.name] = math.sqrt(variance)
         return result
 
@@ -191,9 +187,7 @@ class Calibration:
 
     def num_rows(self, level: str, key: str) -> int:
         """Rows behind the best known offset of `key`: 0 means nothing was measured there."""
-        return max(
-            (o.num_rows for (_, lv, k), o in self.offsets.items() if (lv, k) == (level, key)), default=0
-        )
+        return max((o.num_rows for (_, lv, k), o in self.offsets.items() if (lv, k) == (level, key)), default=0)
 
     def _offset(self, parameter: str, level: str, key: str) -> float:
         offset = self.offsets.get((parameter, level, key))

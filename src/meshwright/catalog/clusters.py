@@ -72,9 +72,7 @@ def cluster(name: str, *, fabric_name: str | None = None) -> Cluster:
         name=f"{device.name}-{devices_per_node}x{num_nodes}",
         accelerator=device,
         fabric=placed_fabric(
-            fabric_name or default_fabric_name(device.name),
-            devices_per_node=devices_per_node,
-            num_nodes=num_nodes,
+            fabric_name or default_fabric_name(device.name), devices_per_node=devices_per_node, num_nodes=num_nodes
         ),
         devices_per_node=devices_per_node,
         num_nodes=num_nodes,
@@ -92,18 +90,14 @@ def shape_of(name: str) -> tuple[str, int, int]:
     match = _NAME.fullmatch(name.strip())
     if match is None or len(name) > MAX_LENGTH:
         got = name[:MAX_LENGTH]
-        raise InputError(
-            "a cluster name has another form", got=got, allowed=NAMING_RULE, hint=_shape_hint(got)
-        )
+        raise InputError("a cluster name has another form", got=got, allowed=NAMING_RULE, hint=_shape_hint(got))
     devices_per_node, num_nodes = int(match["devices_per_node"]), int(match["num_nodes"])
     if devices_per_node < 1 or num_nodes < 1:
         raise InputError("a cluster needs at least one device and one node", got=name, allowed=NAMING_RULE)
     return match["accelerator"], devices_per_node, num_nodes
 
 
-def own_cluster(
-    own: CatalogEntry, *, devices_per_node: int, num_nodes: int, fabric_name: str | None = None
-) -> Cluster:
+def own_cluster(own: CatalogEntry, *, devices_per_node: int, num_nodes: int, fabric_name: str | None = None) -> Cluster:
     """Return a cluster of the accelerator that a user's file describes.
 
     Links that the file states replace the links of its `default_fabric` and keep its latencies and
@@ -186,18 +180,14 @@ def with_nodes(cluster: Cluster, num_nodes: int) -> Cluster:
         links=cluster.accelerator if cluster.fabric.links_of else None,
     )  # fmt: skip
     fabric = replace(
-        cluster.fabric,
-        scale_up_domain=placed.scale_up_domain,
-        scale_up_bytes_per_s=placed.scale_up_bytes_per_s,
+        cluster.fabric, scale_up_domain=placed.scale_up_domain, scale_up_bytes_per_s=placed.scale_up_bytes_per_s
     )
     name = f"{cluster.accelerator.name}-{cluster.devices_per_node}x{num_nodes}"
     return replace(cluster, name=name, num_nodes=num_nodes, fabric=fabric)
 
 
 @by_name
-def placed_fabric(
-    name: str, *, devices_per_node: int, num_nodes: int, links: Accelerator | None = None
-) -> Fabric:
+def placed_fabric(name: str, *, devices_per_node: int, num_nodes: int, links: Accelerator | None = None) -> Fabric:
     """Return the fabric `name` restricted to a cluster of this shape, with the rates and domain of `links` if given.
 
     On a mesh (links to each peer are separate) a domain of q devices has q-1 of the links: its scale-up rate
@@ -210,9 +200,7 @@ def placed_fabric(
     domain = _domain(whole, devices_per_node=devices_per_node, num_nodes=num_nodes)
     reachable_bytes_per_s = whole.scale_up_peer_bytes_per_s * max(1, domain - 1)
     return replace(
-        whole,
-        scale_up_domain=domain,
-        scale_up_bytes_per_s=min(whole.scale_up_bytes_per_s, reachable_bytes_per_s),
+        whole, scale_up_domain=domain, scale_up_bytes_per_s=min(whole.scale_up_bytes_per_s, reachable_bytes_per_s)
     )
 
 
@@ -220,9 +208,7 @@ def _with_links_of(whole: Fabric, device: Accelerator) -> Fabric:
     """The fabric with the links of an accelerator that a file describes."""
     own = {key: getattr(device, key) for key in _LINKS}
     source = f"accelerator {device.name}: {device.sources['all']}"
-    return replace(
-        whole, **own, links_of=device.name, sources={**whole.sources, **dict.fromkeys(own, source)}
-    )
+    return replace(whole, **own, links_of=device.name, sources={**whole.sources, **dict.fromkeys(own, source)})
 
 
 def _domain(whole: Fabric, *, devices_per_node: int, num_nodes: int) -> int:

@@ -97,17 +97,13 @@ class ConfigKeys:
             found += (f"{key}.{text}" for text in section.unsupported({"partial_rotary_factor": (1,)}))
         return tuple(dict.fromkeys(found))
 
-    def count(
-        self, key: str, default: int | None = None, *, minimum: int = 1, null: int | None = None
-    ) -> int:
+    def count(self, key: str, default: int | None = None, *, minimum: int = 1, null: int | None = None) -> int:
         """A whole number of at least `minimum`; `default` where the key is absent, `null` or `default` where null."""
         value = self.value(key)
         if value is None:
             value = default if null is None or key not in self.values else null
         if value is None:
-            raise InputError(
-                f"{self.name}: key {key!r} is missing", hint="is this the config.json of the whole model?"
-            )
+            raise InputError(f"{self.name}: key {key!r} is missing", hint="is this the config.json of the whole model?")
         if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= MAX_COUNT:
             allowed = f"a whole number from {minimum} to {MAX_COUNT:,}"
             raise InputError(f"{self.name}: {key}", got=value, allowed=allowed)
@@ -220,10 +216,7 @@ def rope_per_layer_type(c: ConfigKeys, *, theta: float, windowed_theta: float) -
         c.refuse("rope_scaling: beside rope_parameters")
     bases = [
         section.number("rope_theta", c.number(key, usual, minimum=1), minimum=1)
-        for section, key, usual in (
-            (full, "rope_theta", theta),
-            (windowed, "rope_local_base_freq", windowed_theta),
-        )
+        for section, key, usual in ((full, "rope_theta", theta), (windowed, "rope_local_base_freq", windowed_theta))
     ]
     scaled = full if full.values else older
     return scaled_rope(c, scaled, theta=bases[0]), scaled_rope(c, windowed, theta=bases[1])

@@ -63,9 +63,7 @@ def engine_facts(name: str) -> Any:
     """
     package = _point(name).module.rpartition(".")[0]
     if not package:
-        raise InputError(
-            "the contract of this engine lies in no package, so that nothing lies beside it", got=name
-        )
+        raise InputError("the contract of this engine lies in no package, so that nothing lies beside it", got=name)
     return _import(name, lambda: import_module(f"{package}.{FACTS_MODULE}").FACTS)
 
 
@@ -112,8 +110,7 @@ def _point(name: str) -> EntryPoint:
     installed = _installed()
     if not installed:  # the source was moved or is on the path without its metadata
         raise MissingDependencyError(
-            "this installation names no engines",
-            hint="pip install meshwright, or pip install -e . in its source",
+            "this installation names no engines", hint="pip install meshwright, or pip install -e . in its source"
         )
     if name not in installed:
         raise UnknownNameError("engine", name, known=planning_names())

@@ -100,9 +100,7 @@ def by_name(look_up: _LookUp) -> _LookUp:
 def require_text(name: object) -> None:
     """Raise InputError when `name` is no text."""
     if not isinstance(name, str):
-        raise InputError(
-            "a name of the catalogue", got=type(name).__name__, allowed="text such as 'llama3-8b'"
-        )
+        raise InputError("a name of the catalogue", got=type(name).__name__, allowed="text such as 'llama3-8b'")
 
 
 @cache

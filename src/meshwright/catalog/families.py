@@ -31,9 +31,7 @@ class ModelFamily:
     model_type: str  # in config.json
     read: Callable[[ConfigKeys], Model]
     not_trained: str = ""  # the reason why Meshwright does not train it; empty: it does
-    shapes_only: bool = (
-        False  # its reader leaves out what changes numbers and not cost: no engine may build it
-    )
+    shapes_only: bool = False  # its reader leaves out what changes numbers and not cost: no engine may build it
     tensors: Mapping[str, str] = field(default_factory=dict)  # our names within a layer -> names in files
     fused: Mapping[str, FusedTensor] = field(default_factory=dict)  # names in files -> ours in them
     fits: Callable[[Model], bool] = lambda model: False  # True if its config can express the model

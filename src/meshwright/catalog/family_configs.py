@@ -122,9 +122,7 @@ def read_qwen3_moe(c: ConfigKeys) -> Model:
 def _qwen3_attention(
     c: ConfigKeys, *, head_dim: int | None = None, kv_heads: int, everywhere: bool = False
 ) -> Attention:
-    attention = grouped_attention(
-        c, bias=c.flag("attention_bias", False), head_dim=head_dim, kv_heads=kv_heads
-    )
+    attention = grouped_attention(c, bias=c.flag("attention_bias", False), head_dim=head_dim, kv_heads=kv_heads)
     c.require("use_qk_norm", True)  # files of Qwen3-Coder have both, and transformers ignores them
     c.require("qkv_bias", False)
     return _qwen_windows(replace(attention, qk_norm=True), c, everywhere=everywhere)
@@ -165,14 +163,7 @@ def read_deepseek_v3(c: ConfigKeys) -> Model:
     c.require("topk_method", "noaux_tc")
     c.require("rope_interleave", True)
     experts = _deepseek_experts(
-        c,
-        router=Router.SIGMOID,
-        limited=True,
-        num_groups=8,
-        scale=2.5,
-        normalize=True,
-        num_dense=3,
-        num_shared=1,
+        c, router=Router.SIGMOID, limited=True, num_groups=8, scale=2.5, normalize=True, num_dense=3, num_shared=1
     )
     num_mtp_layers = c.count("num_nextn_predict_layers", 0, minimum=0)
     return replace(_deepseek(c, experts), num_mtp_layers=num_mtp_layers)
@@ -219,9 +210,7 @@ def read_glm4_moe(c: ConfigKeys) -> Model:
     )
     rope = partial_rope(c, theta=10_000.0, share=0.5)
     num_mtp_layers = c.count("num_nextn_predict_layers", 0, minimum=0)
-    return replace(
-        decoder(c, attention, experts=experts, epsilon=1e-5, rope=rope), num_mtp_layers=num_mtp_layers
-    )
+    return replace(decoder(c, attention, experts=experts, epsilon=1e-5, rope=rope), num_mtp_layers=num_mtp_layers)
 
 
 def read_minimax_m2(c: ConfigKeys) -> Model:
@@ -296,12 +285,7 @@ def read_gpt_oss(c: ConfigKeys) -> Model:
     for ignored in ("hidden_act", "initial_context_length"):  # by transformers as well
         c.value(ignored)
     return decoder(
-        c,
-        attention,
-        experts=experts,
-        epsilon=1e-5,
-        rope=_gpt_oss_rope(c),
-        activation=Activation.CLAMPED_SWIGLU,
+        c, attention, experts=experts, epsilon=1e-5, rope=_gpt_oss_rope(c), activation=Activation.CLAMPED_SWIGLU
     )
 
 
@@ -479,9 +463,7 @@ def read_gpt2(c: ConfigKeys) -> Model:
         hidden=hidden,
         num_layers=c.count("n_layer"),
         vocab=c.count("vocab_size"),
-        attention=Attention(
-            num_heads=num_heads, num_kv_heads=num_heads, head_dim=hidden // num_heads, bias=True
-        ),
+        attention=Attention(num_heads=num_heads, num_kv_heads=num_heads, head_dim=hidden // num_heads, bias=True),
         ffn_hidden=c.count("n_inner", 4 * hidden),
         gated_ffn=False,
         ffn_bias=True,

@@ -5,16 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from meshwright.specs.model import (
-    Activation,
-    AttentionKind,
-    Experts,
-    Model,
-    NormPlacement,
-    Rope,
-    RopeScaling,
-    Router,
-)
+from meshwright.specs.model import Activation, AttentionKind, Experts, Model, NormPlacement, Rope, RopeScaling, Router
 from meshwright.specs.model_parts import GPT_OSS, parts_of
 
 # --- models that a config can express ---
@@ -284,19 +275,11 @@ def scaling_keys(rope: Rope) -> dict[str, Any] | None:
 
 
 def mixtral_keys(x: Experts) -> dict[str, Any]:
-    return {
-        "intermediate_size": x.ffn_hidden,
-        "num_local_experts": x.num_experts,
-        "num_experts_per_tok": x.top_k,
-    }
+    return {"intermediate_size": x.ffn_hidden, "num_local_experts": x.num_experts, "num_experts_per_tok": x.top_k}
 
 
 def _plain_keys(x: Experts) -> dict[str, Any]:
-    return {
-        "moe_intermediate_size": x.ffn_hidden,
-        "num_experts_per_tok": x.top_k,
-        "norm_topk_prob": x.normalize_top_k,
-    }
+    return {"moe_intermediate_size": x.ffn_hidden, "num_experts_per_tok": x.top_k, "norm_topk_prob": x.normalize_top_k}
 
 
 def qwen3_keys(x: Experts) -> dict[str, Any]:

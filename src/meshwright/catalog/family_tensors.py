@@ -35,10 +35,7 @@ PREDICTIONS = {
 PREDICTION_COPIES = {"embed_tokens.weight": "embedding.weight", "shared_head.head.weight": "head.weight"}
 """Copies of the model's own tensors that files have in every prediction module, with our names."""
 
-NORMS = {
-    "attention_norm.weight": "input_layernorm.weight",
-    "ffn_norm.weight": "post_attention_layernorm.weight",
-}
+NORMS = {"attention_norm.weight": "input_layernorm.weight", "ffn_norm.weight": "post_attention_layernorm.weight"}
 
 GROUPED_ATTENTION = {
     "attention.query.weight": "self_attn.q_proj.weight",

@@ -76,8 +76,7 @@ def _full_layers(c: ConfigKeys, attention: Attention, windowed: Sequence[bool]) 
             allowed="one shape for all layers with full attention, and for no others",
         )  # fmt: skip
     found = [
-        (shape.count("head_dim", attention.head_dim), shape.count("num_key_value_heads", heads))
-        for shape in shapes
+        (shape.count("head_dim", attention.head_dim), shape.count("num_key_value_heads", heads)) for shape in shapes
     ]
     return FullLayers(head_dim=found[0][0], num_kv_heads=found[0][1], shares_values=shares)
 

@@ -28,8 +28,7 @@ def product_lines() -> tuple[ProductLine, ...]:
     """All known lines."""
     rows = tomllib.loads((DATA / "generations.toml").read_text(encoding="utf-8"))["line"]
     return tuple(
-        ProductLine(**{**row, "generations": tuple(tuple(names) for names in row["generations"])})
-        for row in rows
+        ProductLine(**{**row, "generations": tuple(tuple(names) for names in row["generations"])}) for row in rows
     )
 
 

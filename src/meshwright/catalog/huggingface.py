@@ -15,12 +15,7 @@ from meshwright.catalog.families import FAMILIES, NOT_READ
 from meshwright.errors import InputError
 from meshwright.hub import fetch
 from meshwright.specs.model import Model
-from meshwright.specs.model_parts import (
-    full_layer_problems,
-    linear_problems,
-    pattern_problems,
-    sparse_problems,
-)
+from meshwright.specs.model_parts import full_layer_problems, linear_problems, pattern_problems, sparse_problems
 
 
 def model_from_path(path: str | Path) -> Model:
@@ -37,9 +32,7 @@ def model_from_path(path: str | Path) -> Model:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(
-            f"cannot read the model's config: {error.strerror or error}", got=str(file)
-        ) from error
+        raise InputError(f"cannot read the model's config: {error.strerror or error}", got=str(file)) from error
     except (ValueError, RecursionError) as error:  # undecodable text, malformed or endlessly nested JSON
         raise InputError(f"the model's config is not JSON: {error}", got=str(file)) from error
     place = file.resolve()
@@ -108,12 +101,8 @@ def _check(model: Model) -> None:
     if a.head_dim < 1:
         raise InputError("more heads than the hidden size", got=a.num_heads, allowed=f"1 to {model.hidden}")
     if a.num_heads % a.num_kv_heads:
-        raise InputError(
-            "query heads are not a multiple of key/value heads", got=f"{a.num_heads} and {a.num_kv_heads}"
-        )
+        raise InputError("query heads are not a multiple of key/value heads", got=f"{a.num_heads} and {a.num_kv_heads}")
     if x is not None and x.top_k > x.num_experts:
         raise InputError("experts per token exceed the experts", got=x.top_k, allowed=f"1 to {x.num_experts}")
     if x is not None and x.num_dense_layers > model.num_layers:
-        raise InputError(
-            "more dense layers than layers", got=x.num_dense_layers, allowed=f"0 to {model.num_layers}"
-        )
+        raise InputError("more dense layers than layers", got=x.num_dense_layers, allowed=f"0 to {model.num_layers}")

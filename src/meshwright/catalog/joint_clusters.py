@@ -90,11 +90,7 @@ def _check(parts: tuple[Cluster, ...]) -> None:
         for what, one, two in (
             ("vendor", first.accelerator.vendor, other.accelerator.vendor),
             ("number of devices in a node", first.devices_per_node, other.devices_per_node),
-            (
-                "number of devices in a scale-up domain",
-                first.fabric.scale_up_domain,
-                other.fabric.scale_up_domain,
-            ),
+            ("number of devices in a scale-up domain", first.fabric.scale_up_domain, other.fabric.scale_up_domain),
         ):
             if one != two:
                 raise InputError(

@@ -9,24 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshwright.catalog.config_keys import (
-    ConfigKeys,
-    decoder,
-    grouped_attention,
-    partial_rope,
-    shortest_pattern,
-)
+from meshwright.catalog.config_keys import ConfigKeys, decoder, grouped_attention, partial_rope, shortest_pattern
 from meshwright.errors import InputError
-from meshwright.specs.model import (
-    Attention,
-    AttentionKind,
-    Experts,
-    LinearAttention,
-    LinearKind,
-    Model,
-    Rope,
-    Router,
-)
+from meshwright.specs.model import Attention, AttentionKind, Experts, LinearAttention, LinearKind, Model, Rope, Router
 
 _LAYER_TYPES = {"linear_attention": True, "full_attention": False}
 _NAMES = {is_linear: name for name, is_linear in _LAYER_TYPES.items()}
@@ -120,9 +105,7 @@ def _layers(c: ConfigKeys) -> list[bool]:
         return [(index + 1) % interval != 0 for index in range(num_layers)]
     if len(types) != num_layers or any(kind not in tuple(_LAYER_TYPES) for kind in types):
         known = ", ".join(_LAYER_TYPES)
-        raise InputError(
-            f"{c.name}: layer_types", got=f"{len(types)} entries", allowed=f"{num_layers} of {known}"
-        )
+        raise InputError(f"{c.name}: layer_types", got=f"{len(types)} entries", allowed=f"{num_layers} of {known}")
     return [_LAYER_TYPES[kind] for kind in types]
 
 
@@ -132,13 +115,7 @@ def read_olmo_hybrid(c: ConfigKeys) -> Model:
     Norms are before the blocks of linear layers and after the blocks of the others, which costs the same.
     """
     attention = grouped_attention(c, bias=c.flag("attention_bias", False))
-    for key in (
-        "linear_a_log_min",
-        "linear_a_log_max",
-        "linear_dt_min",
-        "linear_dt_max",
-        "linear_dt_init_floor",
-    ):
+    for key in ("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor"):
         c.value(key)  # of initialization
     c.value("linear_allow_neg_eigval")  # a factor of 2 in the kernel
     num_layers = c.count("num_hidden_layers")
@@ -256,11 +233,7 @@ def _kimi_layers(c: ConfigKeys) -> list[bool]:
         return [layer == 0 or layer % 4 != 0 for layer in range(num_layers)]
     kda, full = (linear.items(key) or [] for key in ("kda_layers", "full_attn_layers"))
     listed = [*kda, *full]
-    if (
-        not kda
-        or len(listed) != num_layers
-        or set(map(repr, listed)) != set(map(repr, range(1, num_layers + 1)))
-    ):
+    if not kda or len(listed) != num_layers or set(map(repr, listed)) != set(map(repr, range(1, num_layers + 1))):
         raise InputError(
             f"{c.name}: linear_attn_config: kda_layers and full_attn_layers name every layer once, from 1",
             got=f"{len(listed)} layers", allowed=f"1 to {num_layers}, at least one of them in kda_layers",

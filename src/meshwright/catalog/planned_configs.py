@@ -10,22 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from meshwright.catalog.config_keys import (
-    ConfigKeys,
-    activation_of,
-    decoder,
-    grouped_attention,
-    windowed_attention,
-)
-from meshwright.specs.model import (
-    Attention,
-    AttentionKind,
-    Experts,
-    Model,
-    NormPlacement,
-    Rope,
-    Router,
-)
+from meshwright.catalog.config_keys import ConfigKeys, activation_of, decoder, grouped_attention, windowed_attention
+from meshwright.specs.model import Attention, AttentionKind, Experts, Model, NormPlacement, Rope, Router
 
 _POSITIONS = (
     "rope_parameters", "rope_scaling", "rope_theta", "rope_local_base_freq", "partial_rotary_factor", "rope_interleave",
@@ -36,21 +22,14 @@ _TEMPERATURES = ("attn_temperature_tuning", "floor_scale", "attn_scale")
 
 
 def planned(
-    c: ConfigKeys,
-    attention: Attention,
-    *,
-    experts: Experts | None = None,
-    tied: bool = False,
-    gated: bool = True,
+    c: ConfigKeys, attention: Attention, *, experts: Experts | None = None, tied: bool = False, gated: bool = True
 ) -> Model:
     """A decoder without its positions. Blocks that are not gated have any activation of one operand."""
     for key in (*_POSITIONS, *_MULTIPLIERS, *_TEMPERATURES):
         c.value(key)
     if not gated:
         c.require("hidden_act", "relu2", "relu", "gelu", "gelu_pytorch_tanh", "silu")
-    activation = (
-        activation_of(c, "hidden_act") if gated else activation_of(ConfigKeys({}, name=c.name), "none")
-    )
+    activation = activation_of(c, "hidden_act") if gated else activation_of(ConfigKeys({}, name=c.name), "none")
     model = decoder(c, attention, experts=experts, tied=tied, rope=Rope(), activation=activation)
     return replace(model, gated_ffn=gated)
 
@@ -133,10 +112,7 @@ def read_ernie4_5_moe(c: ConfigKeys) -> Model:
     """ERNIE 4.5 with experts from layer `moe_layer_start_index` to `moe_layer_end_index`, and shared ones."""
     c.require("use_bias", False)
     num_layers, step = c.count("num_hidden_layers"), c.count("moe_layer_interval", 1)
-    first, last = (
-        c.count("moe_layer_start_index", 1, minimum=0),
-        c.count("moe_layer_end_index", -1, minimum=-1),
-    )
+    first, last = (c.count("moe_layer_start_index", 1, minimum=0), c.count("moe_layer_end_index", -1, minimum=-1))
     last = num_layers - 1 if last == -1 else last
     num_moe = sum(first <= i <= last and (i + 1) % step == 0 for i in range(num_layers))
     c.value("moe_norm_min")
@@ -197,21 +173,12 @@ def _exaone_windows(c: ConfigKeys, attention: Attention) -> Attention:
 def read_exaone_moe(c: ConfigKeys) -> Model:
     """K-EXAONE: EXAONE 4.0 with norms of inputs, and DeepSeek-V3's experts."""
     attention = _exaone_windows(c, normalized(grouped_attention(c, kv_heads=32)))
-    usual = {
-        "num_experts": 64,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 1024,
-        "first_k_dense_replace": 1,
-    }
+    usual = {"num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 1024, "first_k_dense_replace": 1}
     c.default(usual | {"num_shared_experts": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5})
-    return planned(
-        c, attention, experts=_sigmoid_experts(c, experts="num_experts", shared="num_shared_experts")
-    )
+    return planned(c, attention, experts=_sigmoid_experts(c, experts="num_experts", shared="num_shared_experts"))
 
 
-def _sigmoid_experts(
-    c: ConfigKeys, *, experts: str = "n_routed_experts", shared: str = "n_shared_experts"
-) -> Experts:
+def _sigmoid_experts(c: ConfigKeys, *, experts: str = "n_routed_experts", shared: str = "n_shared_experts") -> Experts:
     """DeepSeek-V3's experts. `mlp_layer_types` or `first_k_dense_replace` gives the number of dense layers."""
     dense, types = c.count("first_k_dense_replace", 0, minimum=0), c.items("mlp_layer_types")
     if types is not None:

@@ -83,9 +83,7 @@ def _nearest_hint(precision: Precision, allowed: Collection[str], *, engine: str
     return f"precision: {nearest_precision(precision, usable)} is the nearest that it multiplies{of_engine}"
 
 
-def usable_precisions(
-    cluster: Cluster | None, *, engine: str = "", among: Collection[str] = ()
-) -> tuple[str, ...]:
+def usable_precisions(cluster: Cluster | None, *, engine: str = "", among: Collection[str] = ()) -> tuple[str, ...]:
     """Return the precisions of `among` (empty: of all) that every device of `cluster` multiplies under `engine`."""
     return tuple(
         name

@@ -107,9 +107,7 @@ def read_deepseek_v4(c: ConfigKeys) -> Model:
     )
     model = decoder(c, attention, experts=_experts(c, num_layers), rope=Rope())
     return replace(
-        model,
-        num_mtp_layers=c.count("num_nextn_predict_layers", 1, minimum=0),
-        residual_streams=c.count("hc_mult", 4),
+        model, num_mtp_layers=c.count("num_nextn_predict_layers", 1, minimum=0), residual_streams=c.count("hc_mult", 4)
     )
 
 
@@ -127,11 +125,7 @@ def _strides(c: ConfigKeys, num_layers: int) -> tuple[tuple[int, ...], int]:
     rates = c.section("compress_rates")
     short = rates.count("compressed_sparse_attention", c.count("compress_rate_csa", 4))
     long = rates.count("heavily_compressed_attention", c.count("compress_rate_hca", 128))
-    of_type = {
-        "sliding_attention": 0,
-        "compressed_sparse_attention": short,
-        "heavily_compressed_attention": long,
-    }
+    of_type = {"sliding_attention": 0, "compressed_sparse_attention": short, "heavily_compressed_attention": long}
     types, ratios = c.items("layer_types"), c.items("compress_ratios")
     if types is not None:
         found = [of_type.get(str(kind), -1) for kind in types]

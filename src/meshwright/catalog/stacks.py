@@ -11,14 +11,7 @@ from typing import Any
 
 from meshwright.catalog.engines import ANY, engine_facts
 from meshwright.errors import UnknownNameError
-from meshwright.specs.features import (
-    FORCED_BALANCE,
-    AttentionKernel,
-    CudaGraphs,
-    Dispatcher,
-    Features,
-    WireFormat,
-)
+from meshwright.specs.features import FORCED_BALANCE, AttentionKernel, CudaGraphs, Dispatcher, Features, WireFormat
 from meshwright.specs.hardware import Accelerator, Stack
 from meshwright.specs.run import Run
 
@@ -51,9 +44,7 @@ class StackFacts:
     eager: bool = False
     updates_on_host: bool = False  # offloaded optimizer states, on one thread of each process
     gathers_keys: bool = False  # of context ranks before attention, which is one kernel then
-    ragged_tile_rows: int = (
-        0  # of a tile of its grouped GEMM, which experts share at their ends; 0: they share none
-    )
+    ragged_tile_rows: int = 0  # of a tile of its grouped GEMM, which experts share at their ends; 0: they share none
     one_grouped_kernel: bool = False  # experts' GEMMs are one kernel, not one for each expert
     copies_rows: bool = False  # to each rank that holds a part of an expert, instead of gathering there
     narrow_gathers: tuple[str, ...] = ()  # precisions whose casts tensor ranks gather
@@ -85,9 +76,7 @@ def stack_facts(framework: str) -> StackFacts:
     """Facts about one framework; UnknownNameError names the nearest known one."""
     if framework not in stack_names():
         error = UnknownNameError("stack", framework, known=stack_names())
-        error.hint = (
-            f"{error.hint}; another trainer is `other`, with its sharding held: --fix sharding=parameters"
-        )
+        error.hint = f"{error.hint}; another trainer is `other`, with its sharding held: --fix sharding=parameters"
         raise error
     values = dict(_data()[framework])
     releases = tuple(_release(entry) for entry in values.pop("releases", ()))  # pyright: ignore[reportGeneralTypeIssues]
@@ -148,9 +137,7 @@ def features_of(stack: Stack, accelerator: Accelerator | None = None, *, precisi
     known = [
         r
         for r in facts.releases
-        if r.since <= vintage
-        and (not r.on or names & set(r.on))
-        and (not r.formats or precision in r.formats)
+        if r.since <= vintage and (not r.on or names & set(r.on)) and (not r.formats or precision in r.formats)
     ]
     for release in sorted(known, key=lambda r: (r.since, bool(r.on), bool(r.formats)), reverse=True):
         of_release = release.features

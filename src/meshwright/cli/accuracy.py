@@ -15,13 +15,7 @@ from meshwright.report.accuracy_tables import accuracy_tables, rows_table
 
 
 def run(
-    *,
-    asked: dict[str, Any],
-    by: str,
-    show_rows: bool,
-    csv_path: Path | None,
-    html_path: Path | None,
-    as_json: bool,
+    *, asked: dict[str, Any], by: str, show_rows: bool, csv_path: Path | None, html_path: Path | None, as_json: bool
 ) -> None:
     """Predict, compare, and write the report in the formats asked for."""
     with progress("predicting") as advance:
@@ -38,11 +32,7 @@ def run(
     if html_path is not None:
         page = "meshwright.report.accuracy_page:accuracy_page"
         write_html(
-            page,
-            study.report,
-            leave_one_source_out=asked["leave_one_source_out"],
-            path=html_path,
-            command=typed(),
+            page, study.report, leave_one_source_out=asked["leave_one_source_out"], path=html_path, command=typed()
         )
         note(f"wrote {html_path}")
     if as_json:

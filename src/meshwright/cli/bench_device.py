@@ -36,12 +36,7 @@ def run(
     workload = _workload(run_path, overrides, model, sequence_length)
     measure = load_with_torch("meshwright.cli.bench_device_torch:measure", what="measuring a device")
     recorder, outcome = measure(
-        chosen,
-        workload=workload,
-        budget_s=budget_s,
-        folder=folder,
-        resume=resume,
-        num_processes=num_processes,
+        chosen, workload=workload, budget_s=budget_s, folder=folder, resume=resume, num_processes=num_processes
     )
     if as_json:
         emit_json(_document(recorder, outcome))

@@ -7,13 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from meshwright.bench.device import (
-    DeviceBenchRequest,
-    DeviceOutcome,
-    fewer_threads,
-    measure_device,
-    sidecar_of,
-)
+from meshwright.bench.device import DeviceBenchRequest, DeviceOutcome, fewer_threads, measure_device, sidecar_of
 from meshwright.cli.output import note, progress
 from meshwright.errors import InputError
 from meshwright.records.device import DeviceRecorder
@@ -55,9 +49,7 @@ def measure(
     return recorder, outcome
 
 
-def _on_gpus(
-    request: DeviceBenchRequest, num_gpus: int, *, asked: tuple[int, ...] | None
-) -> DeviceBenchRequest:
+def _on_gpus(request: DeviceBenchRequest, num_gpus: int, *, asked: tuple[int, ...] | None) -> DeviceBenchRequest:
     if asked is not None and max(asked) > num_gpus:
         raise InputError("--processes is more than there are GPUs", got=max(asked), allowed=f"<= {num_gpus}")
     counts = [2**power for power in range(1, num_gpus.bit_length()) if 2**power < num_gpus]

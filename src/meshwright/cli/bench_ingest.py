@@ -24,9 +24,7 @@ def run(*, asked: dict[str, Any], html_path: Path | None, as_json: bool) -> None
     given = question_of(bench_ingest).checked(asked)
     folder = given.pop("out") or _free_folder()
     if (folder / SIDECAR_NAME).exists():
-        raise InputError(
-            "there are records already", got=str(folder / SIDECAR_NAME), hint="name another --out"
-        )
+        raise InputError("there are records already", got=str(folder / SIDECAR_NAME), hint="name another --out")
     request = ingest_request(**given)
     watch = IngestProgress(as_json=as_json)
     ready = load("meshwright.bench.ingest.prepare:prepare")(request, watch=watch)

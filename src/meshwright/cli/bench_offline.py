@@ -29,8 +29,7 @@ def run(**options: Any) -> None:
     folder, addresses = options["folder"], options["addresses"]
     if sum(map(bool, (addresses, options["server"], options["engine"]))) != 1:
         raise InputError(
-            "name servers, or what to start",
-            hint="URL..., --server NAME for a server, --engine NAME without one",
+            "name servers, or what to start", hint="URL..., --server NAME for a server, --engine NAME without one"
         )
     if options["engine"] is None and find_spec("aiohttp") is None:
         raise MissingDependencyError(
@@ -72,17 +71,13 @@ def _environments(options: dict[str, Any]) -> list[dict[str, str]]:
     if options["addresses"]:
         for name in ("devices", "cores"):
             if options[name] is not None:
-                raise InputError(
-                    f"--{name} pins replicas that are started", hint="--server NAME or --engine NAME"
-                )
+                raise InputError(f"--{name} pins replicas that are started", hint="--server NAME or --engine NAME")
         return []
     found = load("meshwright.bench.batch.pinning:environments")(
         devices=options["devices"], cores=options["cores"], replicas=options["replicas"]
     )
     if options["replicas"] > 1 and not any(found):
-        note(
-            "replicas are not pinned and share all devices and cores: --devices or --cores gives each its own"
-        )
+        note("replicas are not pinned and share all devices and cores: --devices or --cores gives each its own")
     return found
 
 

@@ -28,9 +28,7 @@ def run(
     """Load the model in every replica, and measure."""
     name, given = options["engine"], parse_options(options["engine_options"])
     if options["server_options"] or options["tokenizer_path"]:
-        raise InputError(
-            "--server-option and --tokenizer belong to servers", hint="--engine-option KEY=VALUE"
-        )
+        raise InputError("--server-option and --tokenizer belong to servers", hint="--engine-option KEY=VALUE")
     if options["model"] is None:
         raise InputError(f"--engine {name} needs a model", hint="--model PATH")
     check_engine(name, given)
@@ -70,9 +68,7 @@ def run(
             replicas.__exit__(None, None, None)
 
 
-def _check_devices(
-    devices: str | None, given: dict[str, str], environments: Sequence[dict[str, str]]
-) -> None:
+def _check_devices(devices: str | None, given: dict[str, str], environments: Sequence[dict[str, str]]) -> None:
     """Refuse fewer devices a replica than its tensor parallelism needs."""
     tensor = given.get(TENSOR, "1")
     visible = environments[0].get("CUDA_VISIBLE_DEVICES", "") if devices else ""

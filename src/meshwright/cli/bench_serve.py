@@ -77,9 +77,7 @@ def show_results(options: dict[str, Any]) -> None:
     print_text_tables(load("meshwright.report.serving_results:tables")(found, bound_s=bound_s))
 
 
-def measure(
-    request: ServingBenchRequest, options: dict[str, Any], *, server: dict[str, Any] | None = None
-) -> None:
+def measure(request: ServingBenchRequest, options: dict[str, Any], *, server: dict[str, Any] | None = None) -> None:
     """Measure what `request` asks for, and show it."""
     measure_loads, client = _client(request, options)
     recorder = ServingRecorder(
@@ -110,20 +108,12 @@ def _client(
     if options["client"] == "meshwright":
         return load(f"{BENCH}:run_serving"), None
     aiperf = "meshwright.bench.serving.aiperf"
-    found = load(f"{aiperf}:check")(
-        request, tokenizer=options["tokenizer_path"], key_variable=options["key_variable"]
-    )
-    return partial(load(f"{aiperf}:run_aiperf"), client=found), {
-        "name": "aiperf",
-        "version": load(f"{aiperf}:VERSION"),
-    }
+    found = load(f"{aiperf}:check")(request, tokenizer=options["tokenizer_path"], key_variable=options["key_variable"])
+    return partial(load(f"{aiperf}:run_aiperf"), client=found), {"name": "aiperf", "version": load(f"{aiperf}:VERSION")}
 
 
 def _report(
-    request: ServingBenchRequest,
-    outcome: ServingBenchOutcome,
-    recorder: ServingRecorder,
-    options: dict[str, Any],
+    request: ServingBenchRequest, outcome: ServingBenchOutcome, recorder: ServingRecorder, options: dict[str, Any]
 ) -> None:
     bound_s = (options["itl_ms"] or DEFAULT_BOUND_MS) / 1e3
     found = outcome.summaries
@@ -146,9 +136,7 @@ def _report(
         print_line()
         if request.search is not None:
             print_line(_search_sentence(outcome))
-        print_line(
-            f"Records: {recorder.path}" + (f"; page: {options['html_path']}" if options["html_path"] else "")
-        )
+        print_line(f"Records: {recorder.path}" + (f"; page: {options['html_path']}" if options["html_path"] else ""))
     for caution in load("meshwright.report.serving:cautions")(found):
         note(caution)
     if not any(summary.usable for summary in found):

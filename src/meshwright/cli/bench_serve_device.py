@@ -40,9 +40,7 @@ def _named(text: str) -> dict[str, Any]:
     try:
         known = catalog.accelerator(match["name"])
     except UnknownNameError as error:
-        raise UnknownNameError(
-            "accelerator of --device", match["name"], known=catalog.accelerator_names()
-        ) from error
+        raise UnknownNameError("accelerator of --device", match["name"], known=catalog.accelerator_names()) from error
     count = int(match["devices"] or 1) * int(match["nodes"] or 1)
     return {"name": known.name, "accelerator": known.name, "count": count, "source": GIVEN}
 

@@ -12,13 +12,7 @@ from typing import Any
 from meshwright.bench.serving.bench import ServingBenchRequest, served_model
 from meshwright.bench.serving.endpoint import Endpoint, Interface, base_url
 from meshwright.bench.serving.metrics import LatencyBounds
-from meshwright.bench.serving.prompts import (
-    PromptSource,
-    TraceRow,
-    open_tokenizer,
-    parse_lengths,
-    read_prompts,
-)
+from meshwright.bench.serving.prompts import PromptSource, TraceRow, open_tokenizer, parse_lengths, read_prompts
 from meshwright.bench.serving.summary import InterTokenDefinition, MedianBounds
 from meshwright.errors import InputError
 from meshwright.records.serving import Arrivals, Load
@@ -31,9 +25,7 @@ DEFAULT_MOST_IN_FLIGHT = 64
 ADDRESS_HINT = "meshwright bench serve http://localhost:8000"
 
 
-def request(
-    options: dict[str, Any], *, url: str | None = None, model: str | None = None
-) -> ServingBenchRequest:
+def request(options: dict[str, Any], *, url: str | None = None, model: str | None = None) -> ServingBenchRequest:
     """The request that the options describe. `url` and `model` are those of a server started by name.
 
     Raises InputError for options that contradict each other, before anything is sent but the question for the model.
@@ -55,9 +47,7 @@ def request(
         len(rows) if options["arrivals"] == "trace" else max(FEWEST_REQUESTS, REQUESTS_PER_STREAM * widest)
     )
     if options["arrivals"] == "trace" and num_requests > len(rows):
-        raise InputError(
-            "--requests are more than the trace has", got=num_requests, allowed=f"<= {len(rows)}"
-        )
+        raise InputError("--requests are more than the trace has", got=num_requests, allowed=f"<= {len(rows)}")
     return ServingBenchRequest(
         endpoint=_endpoint(options, url=url, model=model),
         loads=loads,
@@ -68,9 +58,7 @@ def request(
         duration_s=options["duration_s"],
         repeats=options["repeats"],
         bounds=LatencyBounds(
-            ttft_s=_from_ms(options["ttft_ms"]),
-            tpot_s=_from_ms(options["itl_ms"]),
-            e2e_s=_from_ms(options["e2e_ms"]),
+            ttft_s=_from_ms(options["ttft_ms"]), tpot_s=_from_ms(options["itl_ms"]), e2e_s=_from_ms(options["e2e_ms"])
         ),
         search=search,
         most_in_flight=most,
@@ -88,9 +76,7 @@ def _loads(options: dict[str, Any], rows: Sequence[TraceRow]) -> tuple[Load, ...
     limit = options["most_in_flight"]
     if options["search"]:
         if concurrency or rates or arrivals:
-            raise InputError(
-                "--search chooses the loads itself", hint="leave --concurrency, --rate and --arrivals out"
-            )
+            raise InputError("--search chooses the loads itself", hint="leave --concurrency, --rate and --arrivals out")
         return ()
     if options["shape"] is not None and arrivals != "gamma":
         raise InputError("--shape belongs to --arrivals gamma", got=options["shape"])
@@ -108,14 +94,11 @@ def _loads(options: dict[str, Any], rows: Sequence[TraceRow]) -> tuple[Load, ...
         return tuple(Load(concurrency=n) for n in concurrency or SOURCE_CONCURRENCIES)
     if concurrency:
         raise InputError(
-            "--concurrency is a closed loop and --rate an open one",
-            hint="--max-concurrency limits an open loop",
+            "--concurrency is a closed loop and --rate an open one", hint="--max-concurrency limits an open loop"
         )
     kind = Arrivals(arrivals or "poisson")
     shape = (options["shape"] or DEFAULT_SHAPE) if kind is Arrivals.GAMMA else None
-    return tuple(
-        Load(arrivals=kind, offered_per_s=rate, shape=shape, concurrency=limit) for rate in parse_rates(rates)
-    )
+    return tuple(Load(arrivals=kind, offered_per_s=rate, shape=shape, concurrency=limit) for rate in parse_rates(rates))
 
 
 def parse_rates(text: str) -> tuple[float, ...]:
@@ -185,7 +168,5 @@ def _extra(pairs: Sequence[str]) -> dict[str, Any]:
         except ValueError:
             equals = ""
         if not equals or not key.strip():
-            raise InputError(
-                "--extra must read KEY=JSON", got=pair, hint="--extra top_k=1 --extra 'stop=[\"x\"]'"
-            )
+            raise InputError("--extra must read KEY=JSON", got=pair, hint="--extra top_k=1 --extra 'stop=[\"x\"]'")
     return found

@@ -42,9 +42,7 @@ def started(options: dict[str, Any], *, folder: Path) -> Iterator[RunningServer]
             note(text)
         with ExitStack() as stack:
             with progress(f"starting {command.name}"):
-                server = stack.enter_context(
-                    running(command, folder=folder, timeout_s=options["start_timeout_s"])
-                )
+                server = stack.enter_context(running(command, folder=folder, timeout_s=options["start_timeout_s"]))
             yield server
 
 
@@ -55,9 +53,7 @@ def model_to_serve(text: str | None, scratch: Path) -> ServedModel | None:
     where = Path(text)
     run = runfile.load(where) if where.suffix in RUN_SUFFIXES else None
     if run is not None and run.train.checkpoint is None:
-        raise InputError(
-            "the run file names no folder of checkpoints", got=text, hint="set train.checkpoint.folder"
-        )
+        raise InputError("the run file names no folder of checkpoints", got=text, hint="set train.checkpoint.folder")
     if run is not None and run.train.checkpoint is not None:
         where = Path(run.train.checkpoint.folder)
     is_checkpoint = run is not None or any(where.glob("step-*")) or where.name.startswith("step-")

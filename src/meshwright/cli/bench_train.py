@@ -54,11 +54,7 @@ def run(
     if all(configuration.engine == "native" for configuration in found):
         require_torch("training")  # of several engines, an absent one is a row with its reason
     request = TrainingBenchRequest(
-        configurations=found,
-        num_runs=num_runs,
-        warmup=warmup,
-        launcher=_command(launcher),
-        timeout_s=timeout_s,
+        configurations=found, num_runs=num_runs, warmup=warmup, launcher=_command(launcher), timeout_s=timeout_s
     )
     recorder = TrainingRecorder(
         folder, configurations=found, steps=steps, warmup=warmup,
@@ -79,9 +75,7 @@ def run(
         )
 
 
-def _train(
-    request: TrainingBenchRequest, recorder: TrainingRecorder, found: list[Configuration]
-) -> list[Summary]:
+def _train(request: TrainingBenchRequest, recorder: TrainingRecorder, found: list[Configuration]) -> list[Summary]:
     """Train what the recorder lacks. Ctrl-C says how to continue."""
     watch = Watch(found, num_runs=request.num_runs, done=recorder.done)
     try:

@@ -61,9 +61,7 @@ def run(
     for target in targets:
         note(f"wrote {target}")
     if not install and found.details["device"]["accelerator"] is None:
-        note(
-            f"a run of cluster {HERE!r} uses it with --calibration {targets[0]}; --install makes it the default"
-        )
+        note(f"a run of cluster {HERE!r} uses it with --calibration {targets[0]}; --install makes it the default")
 
 
 def _of_records(paths: tuple[Path, ...]) -> tuple[DeviceCalibration, Path]:
@@ -79,9 +77,7 @@ def _of_records(paths: tuple[Path, ...]) -> tuple[DeviceCalibration, Path]:
 
 def _of_tables(paths: tuple[Path, ...], device: str | None, framework: str) -> tuple[DeviceCalibration, Path]:
     if paths:
-        raise InputError(
-            "--from-tables takes no records", got=str(paths[0]), hint="calibrate them separately"
-        )
+        raise InputError("--from-tables takes no records", got=str(paths[0]), hint="calibrate them separately")
     if device is None:
         raise InputError("--from-tables needs --device", hint="for example --device h100")
     found = calibrate_from_tables(device, framework=framework)
@@ -125,9 +121,7 @@ def _document(found: DeviceCalibration, targets: list[Path], advice: Advice | No
 
 def _show(found: DeviceCalibration, advice: Advice | None) -> None:
     print_line(found.made, style="bold")
-    peaks = ", ".join(
-        f"{rate / 1e12:.3g} TFLOP/s {name}" for name, rate in found.accelerator.peak_flops_per_s.items()
-    )
+    peaks = ", ".join(f"{rate / 1e12:.3g} TFLOP/s {name}" for name, rate in found.accelerator.peak_flops_per_s.items())
     print_line(f"{peaks}; memory {found.accelerator.memory_bytes_per_s / 1e9:.3g} GB/s.")
     print_line()
     print_table(
@@ -158,8 +152,7 @@ def _show_collectives(found: DeviceCalibration) -> None:
     if rows:
         print_line()
         print_table(
-            {"collective": "left", "processes": "right", "smallest takes": "right", "largest, GB/s": "right"},
-            rows,
+            {"collective": "left", "processes": "right", "smallest takes": "right", "largest, GB/s": "right"}, rows
         )
 
 
@@ -169,9 +162,7 @@ def _show_tables(found: DeviceCalibration) -> None:
     if tables is None:
         return
     print_line()
-    print_line(
-        f"Measured and published by others: {tables['package']} {tables['version']}, {tables['licence']}."
-    )
+    print_line(f"Measured and published by others: {tables['package']} {tables['version']}, {tables['licence']}.")
     for name, correction in tables["corrections"].items():
         print_line(f"  {name}: {correction['file']}, {correction['framework']}")
         for anomaly in correction["notes"]:
@@ -180,9 +171,7 @@ def _show_tables(found: DeviceCalibration) -> None:
 
 def _show_advice(advice: Advice) -> None:
     print_line()
-    print_line(
-        f"{advice.run}: a step takes {value_of(advice.step)} ({interval_of(advice.step)})", style="bold"
-    )
+    print_line(f"{advice.run}: a step takes {value_of(advice.step)} ({interval_of(advice.step)})", style="bold")
     rows = [
         (c.kernel, ", ".join(f"{axis} {size:g}" for axis, size in c.shape.items()), percent(c.step_share),
          percent(c.sd), percent(c.gain / advice.sd**2))

@@ -20,9 +20,7 @@ def print_run_files(document: dict[str, Any]) -> None:
             "run": "left", "task": "left", "batch": "right", "precision": "left", "cluster": "left", "engine": "left",
         }  # fmt: skip
         print_table(headings, (_cells(row) for row in rows))
-        print_line(
-            "`meshwright catalog runs NAME` prints one; every command takes its name in place of a file."
-        )
+        print_line("`meshwright catalog runs NAME` prints one; every command takes its name in place of a file.")
     if "predictions" in rows[0]:
         _print_predictions(rows)
 

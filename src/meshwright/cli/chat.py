@@ -54,9 +54,7 @@ class ChatSession:
         """Add a turn: the user's text and the answer, which is written to stdout while it comes."""
         request = [*self.messages, {"role": "user", "content": text}]
         prompts = self.generator.prompts([request])
-        (answer,) = self.generator.answer(
-            prompts, on_text=write_text if is_shown else None, is_cancelled=is_cancelled
-        )
+        (answer,) = self.generator.answer(prompts, on_text=write_text if is_shown else None, is_cancelled=is_cancelled)
         if is_shown:
             end_line(answer.text)
         self.messages = [*request, {"role": "assistant", "content": answer.text}]
@@ -138,9 +136,7 @@ def _turn(line: str, conversation: ChatSession) -> None:
         with _stopped_by_ctrl_c() as is_cancelled:
             conversation.ask(line, is_shown=True, is_cancelled=is_cancelled)
     except InputError as error:
-        print(
-            f"error: {error.message}\nhint: /clear begins a new conversation; {error.hint}", file=sys.stderr
-        )
+        print(f"error: {error.message}\nhint: /clear begins a new conversation; {error.hint}", file=sys.stderr)
 
 
 @contextmanager
@@ -171,9 +167,7 @@ def _command(line: str, conversation: ChatSession) -> str:
         return "a new conversation"
     if name == "/system":
         conversation.begin(text.strip() or None)
-        return "a new conversation" + (
-            " with this system prompt" if text.strip() else " without a system prompt"
-        )
+        return "a new conversation" + (" with this system prompt" if text.strip() else " without a system prompt")
     if name == "/undo":
         return "the last turn is taken back" if conversation.undo() else "there is no turn to take back"
     return f"{name} is no command\n{HELP}"

@@ -34,9 +34,7 @@ def run(
     run = runfile.load(where) if where.suffix in RUN_SUFFIXES else None
     folder = where if run is None else _folder_of(run)
     if kind == "from-hf" and run is None:
-        raise InputError(
-            "from-hf needs the run file, which says the model", got=str(where), allowed="RUN.yaml"
-        )
+        raise InputError("from-hf needs the run file, which says the model", got=str(where), allowed="RUN.yaml")
     options: dict[str, Any] = {
         "show": {"run": run, "step": step},
         "verify": {"step": step},
@@ -54,9 +52,7 @@ def run(
         raise click.exceptions.Exit(1)
 
 
-def _require_options(
-    kind: str, *, weights: Path | None, step: StepChoice, dtype: str | None, merge: bool
-) -> None:
+def _require_options(kind: str, *, weights: Path | None, step: StepChoice, dtype: str | None, merge: bool) -> None:
     if kind in ("to-hf", "from-hf"):
         if weights is None:
             raise InputError(f"{kind} needs two paths", hint=f"meshwright checkpoint {kind} WHERE DIR")
@@ -108,9 +104,7 @@ def _print_verify(document: Document) -> None:
     print_table({"step": "right", "files": "left"}, rows, title=str(document["folder"]))
     if document["damaged"]:
         good = document["last_good"]
-        print_line(
-            "No checkpoint is whole." if good is None else f"The last good one is {good}.", style="bold"
-        )
+        print_line("No checkpoint is whole." if good is None else f"The last good one is {good}.", style="bold")
 
 
 def _print_to_hf(document: Document) -> None:
@@ -123,9 +117,7 @@ def _print_to_hf(document: Document) -> None:
 
 
 def _print_from_hf(document: Document) -> None:
-    print_line(
-        f"Wrote {document['checkpoint']}; `meshwright train RUN.yaml --resume` starts from these weights."
-    )
+    print_line(f"Wrote {document['checkpoint']}; `meshwright train RUN.yaml --resume` starts from these weights.")
 
 
 _PRINTERS = {"show": _print_show, "verify": _print_verify, "to-hf": _print_to_hf, "from-hf": _print_from_hf}

@@ -40,17 +40,11 @@ def show(folder: Path, *, run: Run | None, step: StepChoice) -> Document:
 def verify(folder: Path, *, step: StepChoice) -> Document:
     """Read every file of the checkpoints again."""
     checked = [
-        {"path": s.path, "step": s.step, "damage": verify_files(s.path)}
-        for s in _chosen(folder, step, incomplete=True)
+        {"path": s.path, "step": s.step, "damage": verify_files(s.path)} for s in _chosen(folder, step, incomplete=True)
     ]
     good = [c["path"] for c in checked if c["damage"] is None]
     damaged = [c["path"] for c in checked if c["damage"] is not None]
-    return {
-        "folder": folder,
-        "checkpoints": checked,
-        "damaged": damaged,
-        "last_good": good[-1] if good else None,
-    }
+    return {"folder": folder, "checkpoints": checked, "damaged": damaged, "last_good": good[-1] if good else None}
 
 
 def to_hf(

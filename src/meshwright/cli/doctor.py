@@ -40,9 +40,7 @@ def run(
         return
     if reports or exclude_file is not None:
         got = str(reports[0]) if reports else "--exclude-file"
-        raise InputError(
-            "reports are for --compare", got=got, hint="meshwright doctor --compare REPORT.json..."
-        )
+        raise InputError("reports are for --compare", got=got, hint="meshwright doctor --compare REPORT.json...")
     chosen = _chosen(only, skip)
     host = host_at(root)
     with progress("examining this node"):
@@ -79,8 +77,7 @@ def _show(found: Examination) -> None:
         rows.append((group[0].check, status, _where(group), measured, _expected(group)))
     if rows:
         print_table(
-            {"check": "left", "verdict": "left", "where": "left", "measured": "right", "expected": "right"},
-            rows,
+            {"check": "left", "verdict": "left", "where": "left", "measured": "right", "expected": "right"}, rows
         )
         print_line()
     for v in found.verdicts:

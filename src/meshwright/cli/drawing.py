@@ -63,9 +63,7 @@ class Paragraph:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         whole = self.text.copy()
-        whole.overflow = (
-            "ignore"  # as a property, because the argument of `wrap` would also stop it at spaces
-        )
+        whole.overflow = "ignore"  # as a property, because the argument of `wrap` would also stop it at spaces
         yield from whole.wrap(console, options.max_width) or [Text()]
 
 

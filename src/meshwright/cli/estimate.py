@@ -100,11 +100,7 @@ def _print_headline(done: RunEstimate) -> None:
     step = done.estimate.step
     rows = [
         ("step", value_of(step.step), interval_of(step.step)),
-        (
-            "tokens/s/device",
-            value_of(step.tokens_per_s_per_device),
-            interval_of(step.tokens_per_s_per_device),
-        ),
+        ("tokens/s/device", value_of(step.tokens_per_s_per_device), interval_of(step.tokens_per_s_per_device)),
         ("MFU (causal attention, dense peak)", value_of(step.mfu), interval_of(step.mfu)),
     ]
     print_table({"": "left", "estimate": "right", "80 % interval": "right"}, rows)
@@ -136,9 +132,7 @@ def _print_memory(done: RunEstimate) -> None:
         rows.append((part, f"{gib(size):.1f}", _bar(size / memory.capacity_bytes)))
         names = shown_details(memory.details_bytes.get(part, {}), total=memory.reserved_bytes)
         rows += [(f"  {name}", f"{gib(some):.1f}", "") for name, some in names.items()]
-    rows.append(
-        ("reserved", f"{gib(memory.reserved_bytes):.1f}", _bar(memory.reserved_bytes / memory.capacity_bytes))
-    )
+    rows.append(("reserved", f"{gib(memory.reserved_bytes):.1f}", _bar(memory.reserved_bytes / memory.capacity_bytes)))
     rows.append(("capacity", f"{gib(memory.capacity_bytes):.1f}", _bar(1.0)))
     print_table({f"memory of stage {memory.stage}": "left", "GiB": "right", "": "left"}, rows)
     print_line()
@@ -172,11 +166,7 @@ def _print_stages(done: RunEstimate) -> None:
 def _print_training(done: RunEstimate) -> None:
     economics, goodput = done.economics, done.economics.goodput
     rows = [
-        (
-            "goodput with failures",
-            percent(goodput.value),
-            span(percent(goodput.low), percent(goodput.high)),
-        ),
+        ("goodput with failures", percent(goodput.value), span(percent(goodput.low), percent(goodput.high))),
         ("mean time between failures", format_seconds(goodput.mtbf_s), ""),
     ]
     if economics.usd_per_million_tokens is not None:
@@ -188,9 +178,7 @@ def _print_training(done: RunEstimate) -> None:
     if not cluster.parts and (market := market_sentence(cluster.accelerator.name)):
         rows.append(("market prices", "", market))
     if economics.joule_per_token is not None:
-        rows.append(
-            ("energy per million tokens", f"{economics.joule_per_token / 3.6:.3g} kWh", "at the facility")
-        )
+        rows.append(("energy per million tokens", f"{economics.joule_per_token / 3.6:.3g} kWh", "at the facility"))
     totals = economics.totals
     if totals is not None:
         rows.append(("tokens to train", format_count(totals.num_tokens), f"{totals.num_steps:,.0f} steps"))

@@ -36,18 +36,9 @@ def _show(done: Evaluation) -> None:
         for row in done.to_rows()
     ]
     print_table(
-        {
-            "on": "left",
-            "metric": "left",
-            "value": "right",
-            "standard error": "right",
-            "tokens or samples": "right",
-        },
+        {"on": "left", "metric": "left", "value": "right", "standard error": "right", "tokens or samples": "right"},
         rows,
-        title=f"{done.model['name']}"
-        + (f", step {done.model['step']:,}" if done.model["step"] is not None else ""),
+        title=f"{done.model['name']}" + (f", step {done.model['step']:,}" if done.model["step"] is not None else ""),
     )
     if done.texts:
-        print_line(
-            f"Windows of {done.texts[0]['sequence_length']:,} tokens; {format_duration(done.seconds)}."
-        )
+        print_line(f"Windows of {done.texts[0]['sequence_length']:,} tokens; {format_duration(done.seconds)}.")

@@ -8,14 +8,7 @@ from typing import cast
 
 from meshwright.cli.output import emit_json, note, print_line
 from meshwright.cli.run_input import run_from
-from meshwright.engines.base import (
-    ExternalProgramsEngine,
-    Launch,
-    TrainingEngine,
-    check_export,
-    find_engine,
-    refuse,
-)
+from meshwright.engines.base import ExternalProgramsEngine, Launch, TrainingEngine, check_export, find_engine, refuse
 from meshwright.engines.beginning import note_on_switches
 from meshwright.engines.choice import planned
 from meshwright.engines.local import write_files
@@ -98,6 +91,4 @@ def lint(run: Run) -> list[str]:
     if memory.fits:
         return []
     needed, there = format_bytes(memory.reserved_bytes), format_bytes(memory.usable_bytes)
-    return [
-        f"the plan does not fit: stage {memory.stage} needs {needed}; a plan may reserve {there} of a device"
-    ]
+    return [f"the plan does not fit: stage {memory.stage} needs {needed}; a plan may reserve {there} of a device"]

@@ -33,9 +33,7 @@ def run(*, asked: dict[str, Any], prompt: str | None, prompts_path: Path | None,
         end_line(done.text)
     else:
         with progress("generating", total=len(requests)) as advance:
-            done = completions(
-                generator, requests, batch=batch, about=about, command=command, on_batch=advance
-            )
+            done = completions(generator, requests, batch=batch, about=about, command=command, on_batch=advance)
         if as_json:
             emit_json(done)
         else:

@@ -54,9 +54,7 @@ def _engine_of(source: str) -> str:
     source = source.partition(" ")[0]  # settings may stand behind it
     path, colon, function = source.rpartition(":")
     ending = Path(path if colon and function.isidentifier() else source).suffix
-    claimed = [
-        [name for name, endings in named.items() if mark in endings] for mark in (ending, colon) if mark
-    ]
+    claimed = [[name for name, endings in named.items() if mark in endings] for mark in (ending, colon) if mark]
     owners = next((names for names in claimed if names), [])
     if len(owners) == 1:
         return owners[0]

@@ -61,6 +61,4 @@ def _rows(found: ServingAccuracy) -> TextTable:
         "predicted",
         "error",
     )
-    return TextTable(
-        title="", headings=headings, rows=rows, text_columns=("model", "device", "engine", "layout")
-    )
+    return TextTable(title="", headings=headings, rows=rows, text_columns=("model", "device", "engine", "layout"))

@@ -18,18 +18,10 @@ def print_hardware(cluster: Cluster) -> None:
 
 
 def run(
-    *,
-    asked: dict[str, Any],
-    drafted: int,
-    draft: str | None,
-    accepted: float | None,
-    as_json: bool,
-    **prices: Any,
+    *, asked: dict[str, Any], drafted: int, draft: str | None, accepted: float | None, as_json: bool, **prices: Any
 ) -> None:
     """Estimate and print."""
-    found = ask(
-        inference_estimate, asked, prices=prices, drafted=drafted, draft=draft, accepted=accepted or 0.0
-    )
+    found = ask(inference_estimate, asked, prices=prices, drafted=drafted, draft=draft, accepted=accepted or 0.0)
     if as_json:
         emit_json(found.to_dict())
         return

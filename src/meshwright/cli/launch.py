@@ -95,9 +95,7 @@ def _show(request: LaunchRequest, found: Dispatch, *, place: str, as_json: bool)
     if as_json:
         emit_json(_document(request, found, place=place))
         return
-    print_line(
-        f"{request.name}: {request.num_nodes} x {request.devices_per_node} processes on {place}", style="bold"
-    )
+    print_line(f"{request.name}: {request.num_nodes} x {request.devices_per_node} processes on {place}", style="bold")
     print_line()
     rows = [(f"{v.name}={v.value}", v.reason, v.source) for v in request.environment]
     print_table(["environment", "because", "says"], rows, caption=f"Table of {table_version()}.")

@@ -81,11 +81,7 @@ VERBS: dict[str, Verb] = {
         section="Use a model",
         help="Continue prompts with a trained model.",
     ),
-    "chat": Verb(
-        target="meshwright.cli.commands.chat:command",
-        section="Use a model",
-        help="Talk to a trained model.",
-    ),
+    "chat": Verb(target="meshwright.cli.commands.chat:command", section="Use a model", help="Talk to a trained model."),
     "evaluate": Verb(
         target="meshwright.cli.commands.evaluate:command",
         section="Use a model",
@@ -207,9 +203,7 @@ def run(args: Sequence[str]) -> int:
             return _fail_on_file(error, as_json=as_json)
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             _silence_stdout()  # it may be what is full, and its buffer would fail again at exit
-            return _fail(
-                f"cannot write the output: {error.strerror}", hint=None, exit_code=EXIT_USAGE, as_json=False
-            )
+            return _fail(f"cannot write the output: {error.strerror}", hint=None, exit_code=EXIT_USAGE, as_json=False)
         if os.environ.get(DEBUG_VARIABLE) == "1":
             raise
         return _fail_unexpected(error, as_json=as_json)

@@ -27,20 +27,13 @@ def _print(package: SubmissionPackage) -> None:
     state = "written" if package.changed else "unchanged"
     print_line(f"{package.folder}: {state}, {len(package.files)} files", style="bold")
     rows = [
-        (
-            s.benchmark.name,
-            len(s.scored),
-            s.score_min and f"{s.score_min:.3f}",
-            "passes" if s.passes else "no result",
-        )
+        (s.benchmark.name, len(s.scored), s.score_min and f"{s.score_min:.3f}", "passes" if s.passes else "no result")
         for s in package.scores
     ]
     print_table({"benchmark": "left", "runs": "right", "score min": "right", "result": "left"}, rows)
     for score in package.scores:
         if not score.passes:
-            print_line(
-                f"{score.benchmark.name}: {'; '.join(score.problems) or score.test.message}", style="red"
-            )
+            print_line(f"{score.benchmark.name}: {'; '.join(score.problems) or score.test.message}", style="red")
     for line in package.notes:
         note(line)
     check = package.check

@@ -57,23 +57,9 @@ def _show(document: dict[str, Any]) -> None:
     for line in document["notes"]:
         note(line)
     print_table(
-        {
-            "run": "right",
-            "seed": "right",
-            "status": "left",
-            "samples": "right",
-            "loss": "right",
-            "minutes": "right",
-        },
+        {"run": "right", "seed": "right", "status": "left", "samples": "right", "loss": "right", "minutes": "right"},
         [
-            (
-                r["index"],
-                r["seed"],
-                r["status"],
-                f"{r['samples']:,}",
-                f"{r['loss']:.4f}",
-                f"{r['minutes']:.3f}",
-            )
+            (r["index"], r["seed"], r["status"], f"{r['samples']:,}", f"{r['loss']:.4f}", f"{r['minutes']:.3f}")
             for r in document["runs"]
         ],
     )
@@ -82,9 +68,7 @@ def _show(document: dict[str, Any]) -> None:
     print_line(f"{document['num_converged']} of {document['num_runs']} runs reached {document['target']:g}.")
     print_line(document["label"])
     if document["missing_system_fields"]:
-        note(
-            f"the machine does not tell: {', '.join(document['missing_system_fields'])}; give them with --system FILE"
-        )
+        note(f"the machine does not tell: {', '.join(document['missing_system_fields'])}; give them with --system FILE")
     print_line(
         f"Check and score: meshwright mlperf check {document['folder']}, meshwright mlperf score {document['folder']}"
     )

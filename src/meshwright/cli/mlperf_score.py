@@ -50,10 +50,7 @@ def _print(scores: list[Score]) -> None:
             print_line(f"{name}{score.test.message}")
         written = scaling_file(score)
         if written is not None and abs(written - score.test.scaling) > 1e-6:
-            print_line(
-                f"{name}scaling.json says {written:.4f}; the logs give {score.test.scaling:.4f}",
-                style="yellow",
-            )
+            print_line(f"{name}scaling.json says {written:.4f}; the logs give {score.test.scaling:.4f}", style="yellow")
         _print_prospect(score, name)
 
 

@@ -122,9 +122,7 @@ json_option = click.option(
     "--json", "as_json", is_flag=True, help="Write one JSON document to stdout and nothing else there."
 )
 
-html_option = file_option(
-    "--html", "html_path", help="Write a self-contained HTML page that opens without a network."
-)
+html_option = file_option("--html", "html_path", help="Write a self-contained HTML page that opens without a network.")
 
 root_option = click.option(
     "--root",
@@ -143,9 +141,7 @@ set_option = click.option(
     help="Set one key of the run file, as in --set batch.micro=2; VALUE is YAML. May be repeated.",
 )
 
-force_option = click.option(
-    "--force", is_flag=True, help="Overwrite the results of another training in --out."
-)
+force_option = click.option("--force", is_flag=True, help="Overwrite the results of another training in --out.")
 
 
 def write_option(*, help: str) -> Decorator:
@@ -199,13 +195,7 @@ def _seconds(ctx: click.Context, param: click.Parameter, text: str) -> float:
 def budget_option(*, default: str, help: str) -> Decorator:
     """--budget TIME, passed on as `budget_s`."""
     return click.option(
-        "--budget",
-        "budget_s",
-        callback=_seconds,
-        default=default,
-        show_default=True,
-        metavar="TIME",
-        help=help,
+        "--budget", "budget_s", callback=_seconds, default=default, show_default=True, metavar="TIME", help=help
     )
 
 

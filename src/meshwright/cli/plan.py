@@ -177,9 +177,7 @@ def _print_front(ranking: PlanRanking) -> None:
     rows = [(r.plan.describe(), seconds(r.step_s), f"{gib(r.reserved_bytes):.1f}") for r in ranking.front]
     print_line()
     print_table(
-        {"plan": "left", "step": "right", "GiB": "right"},
-        rows,
-        title="Speed against memory: no plan is better in both",
+        {"plan": "left", "step": "right", "GiB": "right"}, rows, title="Speed against memory: no plan is better in both"
     )
 
 

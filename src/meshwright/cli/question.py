@@ -41,9 +41,7 @@ class JoinedType(click.ParamType):
         texts = [text.strip() for text in value.split(",") if text.strip()]
         found = [self.item.convert(text, param, ctx) for text in texts]
         if not found:
-            allowed = (
-                f", allowed: {', '.join(self.item.choices)}" if isinstance(self.item, click.Choice) else ""
-            )
+            allowed = f", allowed: {', '.join(self.item.choices)}" if isinstance(self.item, click.Choice) else ""
             self.fail(f"{value!r} is empty{allowed}", param, ctx)
         return tuple(found)
 
@@ -98,9 +96,7 @@ def _argument(name: str, parameter: QuestionParameter, question: Question) -> De
     required = parameter.least > 0 if is_listed else name not in question.defaults
     metavar = parameter.metavar or name.upper()
     metavar = (metavar if required else f"[{metavar}]") + ("..." if is_listed else "")
-    return click.argument(
-        name, type=_kind(parameter), metavar=metavar, nargs=-1 if is_listed else 1, required=required
-    )
+    return click.argument(name, type=_kind(parameter), metavar=metavar, nargs=-1 if is_listed else 1, required=required)
 
 
 def _option(name: str, parameter: QuestionParameter, question: Question) -> Decorator:
@@ -111,9 +107,7 @@ def _option(name: str, parameter: QuestionParameter, question: Question) -> Deco
     if isinstance(parameter, Flag):
         if parameter.off:
             names[0] += f"/{parameter.off}"
-        return click.option(
-            *names, is_flag=True, default=bool(default), show_default=bool(default), **settings
-        )
+        return click.option(*names, is_flag=True, default=bool(default), show_default=bool(default), **settings)
     kind, metavar = _kind(parameter), _metavar(name, parameter)
     if parameter.is_joined:
         kind, metavar, is_listed = JoinedType(kind), f"{metavar},{metavar},...", False
@@ -153,9 +147,7 @@ def _kind(parameter: QuestionParameter) -> click.ParamType:
     match parameter:
         case AnyPath():
             # As text, which the question checks: an empty one would be the current folder as a path.
-            return click.Path(
-                exists=parameter.exists, file_okay=parameter.is_file, dir_okay=parameter.is_folder
-            )
+            return click.Path(exists=parameter.exists, file_okay=parameter.is_file, dir_okay=parameter.is_folder)
         case Count():
             return CountRange(parameter.low, parameter.high if parameter.high < MAX_COUNT else None)
         case Number():

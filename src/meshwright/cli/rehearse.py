@@ -15,9 +15,7 @@ from meshwright.specs.precision import PRECISIONS
 from meshwright.specs.run import Data, Run
 
 
-def run(
-    *, run_path: Path, overrides: tuple[str, ...], num_processes: int, timeout_s: float, as_json: bool
-) -> None:
+def run(*, run_path: Path, overrides: tuple[str, ...], num_processes: int, timeout_s: float, as_json: bool) -> None:
     """Check the run, and rehearse its plan."""
     run = runfile.load(run_path, overrides=overrides)
     require_torch("a rehearsal")  # before the planner searches

@@ -19,9 +19,7 @@ def run(*, asked: dict[str, Any], as_json: bool, **options: Any) -> None:
     """Collect, and write the forms asked for."""
     if asked["items"] == (SOURCES,):
         if any(value is not None for name, value in asked.items() if name != "items"):
-            raise InputError(
-                "the report on the source documents has its own prices", hint="omit options of prices"
-            )
+            raise InputError("the report on the source documents has its own prices", hint="omit options of prices")
         with progress("predicting the claims"):
             found = report_sources()
         home, page = "meshwright.report.sources.page", "source_page"
@@ -29,11 +27,7 @@ def run(*, asked: dict[str, Any], as_json: bool, **options: Any) -> None:
         found = ask(report_records, asked)
         home, page = "meshwright.report.overview.page", "record_page"
     is_written = write_forms(
-        found,
-        page=f"{home}:{page}",
-        markdown=f"{home}:markdown",
-        figures=f"{home}:figures_of",
-        options=options,
+        found, page=f"{home}:{page}", markdown=f"{home}:markdown", figures=f"{home}:figures_of", options=options
     )
     if as_json:
         emit_json(found.to_dict())

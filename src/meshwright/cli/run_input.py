@@ -82,8 +82,7 @@ def _run(
     if model is None or cluster is None or global_batch is None or sequence_length is None:
         missing = [_FLAGS[key] for key in _REQUIRED if given[key] is None]
         raise InputError(
-            f"missing {', '.join(missing)}",
-            hint="give a run file, or --model, --cluster, --gbs and --seq",
+            f"missing {', '.join(missing)}", hint="give a run file, or --model, --cluster, --gbs and --seq"
         )
     return runfile.from_options(
         model=model,
@@ -107,15 +106,11 @@ def _refuse_keys_given_twice(given: Mapping[str, object], overrides: Sequence[st
         for name, value in given.items():
             if value is not None and (name == key or name.startswith(f"{key}.")):
                 raise InputError(
-                    f"{_FLAGS[name]} and --set {key}= are both given",
-                    got=str(value),
-                    hint="leave one of both out",
+                    f"{_FLAGS[name]} and --set {key}= are both given", got=str(value), hint="leave one of both out"
                 )
 
 
-def check_targets(
-    write_path: Path | None, *others: Path | None, is_apply: bool, overrides: Sequence[str]
-) -> None:
+def check_targets(write_path: Path | None, *others: Path | None, is_apply: bool, overrides: Sequence[str]) -> None:
     """Raise InputError if --apply, --write and --set contradict each other, or the folder of a file is missing."""
     if is_apply and write_path is not None:
         raise InputError("--apply and --write are both given", allowed="one of them")

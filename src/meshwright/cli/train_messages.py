@@ -69,9 +69,7 @@ def show_record(record: Record, *, folder: Path, page: Path | None, as_json: boo
         emit_json(record)
         return
     s = record.statistics
-    print_line(
-        f"{record.run['name']}: {record.run['model']['name']}, {record.run['plan_in_words']}", style="bold"
-    )
+    print_line(f"{record.run['name']}: {record.run['model']['name']}, {record.run['plan_in_words']}", style="bold")
     print_table({"": "left", "measured": "right", "predicted (80 % interval)": "right"}, _rows(record))
     print_line(f"MFU: {s['mfu_convention']}.")
     print_line(f"Wall time: {_phases(record.time_s)}.")
@@ -109,8 +107,7 @@ def _rows(record: Record) -> list[tuple[str, str, str]]:
     if s["validation_loss"] is not None:
         rows.append(("validation loss", f"{s['validation_loss']:.3f}", ""))
     rows += [
-        (f"validation loss, {name}", f"{loss:.3f}", "")
-        for name, loss in (s.get("validation_losses") or {}).items()
+        (f"validation loss, {name}", f"{loss:.3f}", "") for name, loss in (s.get("validation_losses") or {}).items()
     ]
     rows += _rows_of_sources(s.get("data_progress") or {})
     if target := s["target"]:
@@ -119,11 +116,7 @@ def _rows(record: Record) -> list[tuple[str, str, str]]:
     if s["step_s"]["n"]:
         rows += [
             ("step, median", format_seconds(s["step_s"]["median"]), expected("step")),
-            (
-                "tokens/s/device",
-                f"{s['tokens_per_s_per_device']:,.0f}",
-                expected("tokens_per_s_per_device"),
-            ),
+            ("tokens/s/device", f"{s['tokens_per_s_per_device']:,.0f}", expected("tokens_per_s_per_device")),
         ]
         if s["mfu"] is not None:
             rows.append(("MFU", f"{100 * s['mfu']:.1f} %", expected("mfu")))

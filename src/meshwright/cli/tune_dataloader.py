@@ -27,9 +27,7 @@ def run(
     check_targets(write_path, is_apply=is_apply, overrides=overrides)
     run = runfile.load(run_path, overrides=overrides)
     if run.engine != NATIVE:
-        raise InputError(
-            "only the native engine's data loading is tuned", got=run.engine, hint="--set engine=native"
-        )
+        raise InputError("only the native engine's data loading is tuned", got=run.engine, hint="--set engine=native")
     tune = load_with_torch("meshwright.cli.tune_dataloader_torch:tune_run", what="measuring data loading")
     found = tune(run, counts=counts, step_s=step_s, budget_s=budget_s)
     target = run_path.resolve() if is_apply else write_path

@@ -58,9 +58,7 @@ class LoaderTuning:
     def before(self) -> dict[str, int | None]:
         """Keys of the run file and their values; None where training finds the number in its first steps."""
         evaluate = self.run.train.evaluate
-        return {TRAINING: self.run.data.workers} | (
-            {} if evaluate is None else {VALIDATION: evaluate.workers}
-        )
+        return {TRAINING: self.run.data.workers} | ({} if evaluate is None else {VALIDATION: evaluate.workers})
 
     def text(self) -> str:
         """Text of the run file with the numbers found."""
@@ -102,14 +100,10 @@ class LoaderTuning:
         if target is not None:
             print_line(f"Written to {target}.")
         else:
-            print_line(
-                "Nothing is changed: --apply writes this into the run file, --write OUT.yaml into another."
-            )
+            print_line("Nothing is changed: --apply writes this into the run file, --write OUT.yaml into another.")
 
 
-def tune_run(
-    run: Run, *, counts: tuple[int, ...] | None, step_s: float | None, budget_s: float
-) -> LoaderTuning:
+def tune_run(run: Run, *, counts: tuple[int, ...] | None, step_s: float | None, budget_s: float) -> LoaderTuning:
     """Read the run's data with each number of threads (None: the usual ones) within the time budget."""
     plan = engine.plan_here(run, device=devices.find_device())
     processes = min(plan.num_devices, run.cluster.devices_per_node if run.cluster else plan.num_devices)

@@ -29,9 +29,7 @@ def run(
         raise InputError("--out is the run file itself", got=str(out), hint="name another file")
     run = runfile.load(run_path, overrides=overrides)
     if run.engine != NATIVE:
-        raise InputError(
-            "only the native engine's GEMMs are tuned", got=run.engine, hint="--set engine=native"
-        )
+        raise InputError("only the native engine's GEMMs are tuned", got=run.engine, hint="--set engine=native")
     tune = load_with_torch("meshwright.cli.tune_gemm_torch:tune_run", what="tuning GEMMs")
     found = tune(run, budget_s=budget_s)
     target = run_path.resolve() if is_apply else write_path

@@ -41,9 +41,7 @@ class RunTuning:
         measured = self.document([])
         details = {"made": utc_timestamp(time.time()), "command": ["meshwright", *sys.argv[1:]]}
         details |= {key: measured[key] for key in ("run", "plan", "step", "products")}
-        found = GemmTuning(
-            conditions=conditions(self.device), choices=self.outcome.choices, details=jsonable(details)
-        )
+        found = GemmTuning(conditions=conditions(self.device), choices=self.outcome.choices, details=jsonable(details))
         return to_text(found)
 
     def document(self, written: list[Path]) -> dict[str, Any]:
@@ -87,9 +85,7 @@ class RunTuning:
             return
         print_line(f"Found: {choices.describe([row.gemm for row in outcome.rows])}.", style="bold")
         if not written:
-            print_line(
-                "Nothing is changed: --out FILE keeps it, --apply and --write OUT.yaml name it in a run file."
-            )
+            print_line("Nothing is changed: --out FILE keeps it, --apply and --write OUT.yaml name it in a run file.")
             return
         files, before = ", ".join(str(path) for path in written), self.run.gemm_tuning or "not set"
         print_line(f"Written: {files}. gemm_tuning was: {before}.")

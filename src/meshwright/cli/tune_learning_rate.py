@@ -80,9 +80,7 @@ def _text(run: Run, values: dict[str, float]) -> str:
     return runfile.changed_text(run, values, wanted=wanted, what="the learning rate")
 
 
-def _document(
-    run: Run, found: RateRange, *, values: dict[str, float], written: Path | None
-) -> dict[str, Any]:
+def _document(run: Run, found: RateRange, *, values: dict[str, float], written: Path | None) -> dict[str, Any]:
     steps = zip(found.rates, found.losses, found.smoothed, strict=True)
     return {
         "run": run.name,
@@ -115,10 +113,7 @@ def _show(run: Run, found: RateRange, *, values: dict[str, float], written: Path
     if found.divergence is None:
         note(f"the loss did not diverge up to {found.end:g}: a larger --to shows where it does")
     if not values:
-        print_line(
-            "Nothing is suggested, nothing is written: the loss does not fall within this range.",
-            style="bold",
-        )
+        print_line("Nothing is suggested, nothing is written: the loss does not fall within this range.", style="bold")
         return
     end = "" if found.divergence is None else f", divergence at {found.divergence:.1e}"
     print_line(
@@ -127,10 +122,6 @@ def _show(run: Run, found: RateRange, *, values: dict[str, float], written: Path
         style="bold",
     )
     for key, value in values.items():
-        print_line(
-            f"{key}: {value:g}"
-            if written
-            else f"Nothing is changed: --apply and --write set {key}={value:g}."
-        )
+        print_line(f"{key}: {value:g}" if written else f"Nothing is changed: --apply and --write set {key}={value:g}.")
     if written is not None:
         print_line(f"Written: {written}. The learning rate was {run.optimizer.learning_rate:g}.")

@@ -106,9 +106,7 @@ def _outcome(outcome: TuningOutcome) -> Document:
 
 def _nothing_was_possible(document: Document) -> bool:
     """True if a setting differs from its target and none could be written."""
-    unwanted = [
-        v for row in document["settings"] for v in row["values"] if v["current"] not in (None, v["target"])
-    ]
+    unwanted = [v for row in document["settings"] for v in row["values"] if v["current"] not in (None, v["target"])]
     return bool(unwanted) and not document["changed"] and document["done"]
 
 
@@ -123,10 +121,7 @@ def _show(values: list[SettingValue], seen: list[SystemNote], *, why: bool) -> N
         states = {True: "well", False: "look at it", None: "not seen"}
         print_table(
             {"only noted": "left", "now": "left", "wanted": "left", "": "left"},
-            [
-                (n.name, n.current, n.wanted, states[n.is_well] + (f": {n.reason}" if n.reason else ""))
-                for n in seen
-            ],
+            [(n.name, n.current, n.wanted, states[n.is_well] + (f": {n.reason}" if n.reason else "")) for n in seen],
         )
         for n in seen:
             if n.is_well is False:
@@ -168,9 +163,7 @@ def _show_outcome(outcome: TuningOutcome, state: Path, *, is_restore: bool) -> N
     if outcome.failure is not None:
         f = outcome.failure
         print_line(f"{f.setting} could not be changed ({f.path}: {f.reason}).", style="bold red")
-        print_line(
-            f"Restored: {len(outcome.put_back)} files. Nothing is changed." if not outcome.stuck else ""
-        )
+        print_line(f"Restored: {len(outcome.put_back)} files. Nothing is changed." if not outcome.stuck else "")
     elif is_restore:
         print_line(f"Restored: {len(outcome.changed)} files.", style="bold")
     elif outcome.changed:

@@ -88,12 +88,7 @@ class LazyGroup(click.Group):
 
 
 def verb(
-    name: str,
-    *,
-    body: str,
-    examples: Sequence[str],
-    question: str | None = None,
-    without: Sequence[str] = (),
+    name: str, *, body: str, examples: Sequence[str], question: str | None = None, without: Sequence[str] = ()
 ) -> Callable[[Callable[[], None]], click.Command]:
     """Declare a verb. The decorated function holds its options and, as docstring, its help; it is never called.
 
@@ -106,9 +101,7 @@ def verb(
         asked = None if question is None else question_of(load(question))
         for option in [] if asked is None else reversed([*options_of(asked, without=without)]):
             function = option(function)
-        command = click.command(name, cls=LazyCommand, body=body, question=asked, epilog=_epilog(examples))(
-            function
-        )
+        command = click.command(name, cls=LazyCommand, body=body, question=asked, epilog=_epilog(examples))(function)
         command.help = inspect.cleandoc(command.help or "")
         arguments = [p.name for p in command.params if isinstance(p, click.Argument)]
         if "run_path" in arguments:
@@ -121,9 +114,7 @@ def verb(
 def verb_group(name: str, *, about: str, verbs: Mapping[str, Verb], examples: Sequence[str]) -> LazyGroup:
     """A command that only holds others, such as `bench`; without one of them it prints its help."""
 
-    @click.group(
-        name, cls=LazyGroup, verbs=verbs, help=about, invoke_without_command=True, epilog=_epilog(examples)
-    )
+    @click.group(name, cls=LazyGroup, verbs=verbs, help=about, invoke_without_command=True, epilog=_epilog(examples))
     @click.pass_context
     def command(ctx: click.Context) -> None:
         if ctx.invoked_subcommand is None:

@@ -42,8 +42,7 @@ def adapter_passes(
     dropout = 2 * model.lora_dropout
     launches = model.num_adapters * kernel_s
     return PassTimes(
-        forward_s=element_s * ((1 + dropout) * inputs + 2 * outputs)
-        + (NUM_GEMMS + model.lora_dropout) * launches,
+        forward_s=element_s * ((1 + dropout) * inputs + 2 * outputs) + (NUM_GEMMS + model.lora_dropout) * launches,
         input_s=element_s * ((2 + dropout) * inputs + outputs) + (NUM_GEMMS + model.lora_dropout) * launches,
         weight_s=element_s * (inputs + outputs) + NUM_GEMMS * launches,
     )

@@ -78,11 +78,7 @@ def _stored(
     model: ModelTable, plan: PlanTable, precision: PrecisionTable, tokens: Array, *, is_moe: bool
 ) -> tuple[Array, Array]:
     """Bytes that casts of stored activations move forward and backward."""
-    ffn_bytes, norm_bytes, e = (
-        precision.stored_ffn_bytes,
-        precision.stored_norm_bytes,
-        precision.activation_bytes,
-    )
+    ffn_bytes, norm_bytes, e = (precision.stored_ffn_bytes, precision.stored_norm_bytes, precision.activation_bytes)
     if not np.any(np.asarray(ffn_bytes) + norm_bytes):
         return 0.0, 0.0
     split = np.where(plan.sequence_parallel > 0, plan.tensor, 1)

@@ -29,11 +29,7 @@ from meshwright.arrays import Array, Table
 from meshwright.calibration.correction import EfficiencyCorrection
 from meshwright.cost import linear_attention
 from meshwright.cost.adapters import adapter_passes
-from meshwright.cost.attention import (
-    attention_passes,
-    computed_keys,
-    gathered_keys,
-)
+from meshwright.cost.attention import attention_passes, computed_keys, gathered_keys
 from meshwright.cost.elementwise import FusedKernels, casts_gated, elementwise_times, memory_bound
 from meshwright.cost.flops import count_parameters, keys_seen
 from meshwright.cost.layer_shapes import LayerShapes
@@ -83,9 +79,7 @@ def gemm_tiles() -> GemmTiles:
 class KernelCorrections:
     """Measured over modelled kernel times, by shape; empty where nothing was measured."""
 
-    linear: Mapping[str, EfficiencyCorrection] = field(
-        default_factory=dict
-    )  # "gemm/forward", ... in the matmul format
+    linear: Mapping[str, EfficiencyCorrection] = field(default_factory=dict)  # "gemm/forward", ... in the matmul format
     bf16: Mapping[str, EfficiencyCorrection] = field(default_factory=dict)  # the same in 16 bits
 
     def factor(self, kernel: str, *shape: Array, bf16: bool = False) -> Array:
@@ -103,9 +97,7 @@ class DeviceRates(Table):
     memory_bytes_per_s: Array
     memory_bytes: Array
     num_units: Array  # that compute output tiles at the same time; 0: no tile quantisation (systolic arrays)
-    output_tiles: (
-        Array  # 1: GEMMs are made of output tiles; 0: of any shape, so that FLOPs and bytes alone count
-    )
+    output_tiles: Array  # 1: GEMMs are made of output tiles; 0: of any shape, so that FLOPs and bytes alone count
     matrix_unit_width: Array  # of systolic arrays; 0: none
     gemm_ratio: Array  # share of matmul_flops_per_s of a large GEMM
     bf16_gemm_ratio: Array  # share of bf16_flops_per_s of a large 16-bit GEMM
@@ -120,9 +112,7 @@ class DeviceRates(Table):
     fp8_attention: Array  # 1: scores and values are multiplied in 8 bits
     fused_experts: Array  # 1: grouped GEMMs quantise, activate and permute by themselves
     attention_tile: Array  # keys that attention computes together, whatever a mask hides of them
-    attention_backward_gemms: (
-        Array  # FLOPs of the backward pass of fused attention over those of the forward pass
-    )
+    attention_backward_gemms: Array  # FLOPs of the backward pass of fused attention over those of the forward pass
     ragged_rows: Array  # that a grouped GEMM computes of each expert beyond its own
     fused: FusedKernels  # the native engine's own
     permutation_passes: Array  # reads and writes of routed tokens in one forward pass
@@ -130,9 +120,7 @@ class DeviceRates(Table):
     elementwise_kernels: Array  # memory-bound kernels of one layer's forward pass
     kernel_s: Array  # start and end of one kernel on the device
     host_layer_s: Array  # host time to issue one layer's forward pass
-    host_moe_s: (
-        Array  # additional host time of a mixture-of-experts layer (routing, permutation, synchronisation)
-    )
+    host_moe_s: Array  # additional host time of a mixture-of-experts layer (routing, permutation, synchronisation)
     host_expert_s: Array  # host time to start one kernel of one expert
     matrix_share: Array = 1.0  # matrix rate of a compute unit over the one that attention's ratios belong to
     unit_pace: Array = 0.0  # seconds through ports of compute units over those of memory (`cost.unit_ports`)
@@ -215,9 +203,7 @@ class LayerCompute:
     moe_activation_s: Array
     dense_floor: PassTimes  # least time of a dense layer's arithmetic at the sustained rate
     moe_floor: PassTimes
-    latent_up: (
-        PassTimes  # the part of attention_gemm that expands MLA's latent; recomputed by mla_up_projection
-    )
+    latent_up: PassTimes  # the part of attention_gemm that expands MLA's latent; recomputed by mla_up_projection
 
 
 def layer_compute(s: LayerShapes) -> LayerCompute:
@@ -234,9 +220,7 @@ def layer_compute(s: LayerShapes) -> LayerCompute:
         dense_ffn=_feed_forward(s, model.ffn).times(model.ffn_share),
         experts=_experts(s).times(model.moe_share),
         router=_router(s).times(model.moe_share),
-        adapters=adapter_passes(
-            model, plan, tokens, bytes_per_s=s.streaming_bytes_per_s, kernel_s=rates.kernel_s
-        ),
+        adapters=adapter_passes(model, plan, tokens, bytes_per_s=s.streaming_bytes_per_s, kernel_s=rates.kernel_s),
         state_space=_state_space(s),
         linear_attention=_linear_attention(s),
         elementwise=kernels.of_layer(is_moe=False) + starts,
@@ -361,10 +345,7 @@ def _shared_attention_gemm(s: LayerShapes) -> PassTimes:
     """Projections of DeepSeek-V4: query and output at low rank, one key-value vector, values and gates of compressed
     keys."""
     model, t, tokens, h, d = s.model, s.plan.tensor, s.tokens, s.model.hidden, s.model.qk_dim
-    groups, inputs = (
-        np.maximum(model.output_groups, 1) / t,
-        model.num_heads * d / np.maximum(model.output_groups, 1),
-    )
+    groups, inputs = (np.maximum(model.output_groups, 1) / t, model.num_heads * d / np.maximum(model.output_groups, 1))
     compressed = 2 * model.selected_share + model.pooled_share
     return (
         _linear(s, tokens, model.q_rank + d, h)
@@ -427,9 +408,7 @@ def _linear_attention(s: LayerShapes) -> PassTimes:
             s, s.tokens, (model.linear_keys + model.linear_values) / t, between / 2, bf16=True
         )
     elements = s.tokens * linear_attention.elementwise_elements_per_token(model) / t
-    rest = memory_bound(
-        elements * rates.elementwise_factor * s.element_s + linear_attention.KERNELS * rates.kernel_s
-    )
+    rest = memory_bound(elements * rates.elementwise_factor * s.element_s + linear_attention.KERNELS * rates.kernel_s)
     rule = linear_attention.rule_passes(
         model, tokens=s.tokens, seq_len=s.batch.seq_len, tensor=t,
         flops_per_s=rates.bf16_flops_per_s * rates.attention_forward_ratio,
@@ -479,15 +458,10 @@ def _floors(s: LayerShapes) -> tuple[PassTimes, PassTimes]:
     experts = 2 * (experts + tokens * parameters.shared_layer / t)
     keys = computed_keys(model, s.batch, s.rates)
     if has_sparse_attention(model):
-        keys = np.minimum(
-            keys, keys_seen(s.batch.seq_len) * (1 - model.is_shared) + gathered_keys(model, s.batch)
-        )
+        keys = np.minimum(keys, keys_seen(s.batch.seq_len) * (1 - model.is_shared) + gathered_keys(model, s.batch))
     core = tokens * keys * 2 * model.num_heads / t * (model.qk_dim + model.v_dim)
     core = core * model.attention_share
-    return (
-        _floor(attention, dense, core, s.rates, s.trained),
-        _floor(attention, experts, core, s.rates, s.trained),
-    )
+    return (_floor(attention, dense, core, s.rates, s.trained), _floor(attention, experts, core, s.rates, s.trained))
 
 
 def _floor(attention: Array, ffn: Array, core: Array, rates: DeviceRates, trained: Array) -> PassTimes:
@@ -495,9 +469,7 @@ def _floor(attention: Array, ffn: Array, core: Array, rates: DeviceRates, traine
     linear = (attention + ffn) / (rates.matmul_flops_per_s * rates.sustained_ratio)
     scores = core / (rates.bf16_flops_per_s * rates.sustained_ratio)
     return PassTimes(
-        forward_s=linear + scores,
-        input_s=linear + rates.attention_backward_gemms * scores,
-        weight_s=linear * trained,
+        forward_s=linear + scores, input_s=linear + rates.attention_backward_gemms * scores, weight_s=linear * trained
     )
 
 
@@ -532,9 +504,7 @@ def _linear_cross_entropy(s: LayerShapes) -> dict[str, PassTimes]:
     overwrites, and the sum of the weight gradients of chunks."""
     vocab, hidden, element_bytes = s.model.vocab / s.plan.tensor, s.model.hidden, s.precision.activation_bytes
     said = s.precision.loss_chunk
-    rows = loss_rows(
-        s.tokens, said=said, vocab=vocab, hidden=hidden, element_bytes=element_bytes, sums=s.trained
-    )
+    rows = loss_rows(s.tokens, said=said, vocab=vocab, hidden=hidden, element_bytes=element_bytes, sums=s.trained)
     chunks = num_chunks(s.tokens, rows=rows)
     access_s = s.rates.fused.factor / s.streaming_bytes_per_s
     passes = np.where(s.plan.tensor > 1, LOSS_OF_SHARDED_LOGITS, LOSS_OF_LOGITS)

@@ -45,9 +45,7 @@ def swap_s(
 
     t, c = plan.tensor, plan.context
     groups = 2 * model.state_size * np.maximum(model.state_groups / t, c)
-    state = seconds(
-        (2 * model.state_inner + model.state_heads) / t + groups, model.state_inner / t, STATE_SPACE_CALLS
-    )
+    state = seconds((2 * model.state_inner + model.state_heads) / t + groups, model.state_inner / t, STATE_SPACE_CALLS)
     rule = 2 * (model.linear_keys + model.linear_values + model.linear_heads) / t
     linear = seconds(rule, model.linear_values / t, 1)
     both = model.state_space_share * state + model.linear_share * linear

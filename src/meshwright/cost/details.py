@@ -46,9 +46,7 @@ def step_details(
 def _accumulated(s: StepContext) -> Array:
     """Seconds in which embedding and head add their gradients to the sum of earlier micro-batches."""
     tensor, num_heads = s.plan.tensor, 1 + s.model.num_mtp_layers
-    embedding, head = (
-        accumulation(s, p / tensor).total_s for p in (s.parameters.embedding, s.parameters.head)
-    )
+    embedding, head = (accumulation(s, p / tensor).total_s for p in (s.parameters.embedding, s.parameters.head))
     return embedding + num_heads * head
 
 
@@ -60,9 +58,7 @@ def _casts(s: StepContext) -> dict[str, Array]:
     def of_layers(formats: PrecisionTable) -> Array:
         kinds = ((s.model.num_dense_layers, False), (s.model.num_moe_layers, True))
         facts = (s.model, s.batch, s.plan, formats, s.parameters, s.tokens, streaming)
-        return sum(
-            count * cast_passes(*facts, is_moe=is_moe).total_s for count, is_moe in kinds if np.any(count)
-        )
+        return sum(count * cast_passes(*facts, is_moe=is_moe).total_s for count, is_moe in kinds if np.any(count))
 
     stored = of_layers(stored_only)
     return {"stored activations": stored, "weights": of_layers(s.precision) - stored}

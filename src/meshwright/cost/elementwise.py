@@ -118,9 +118,7 @@ def elementwise_times(s: LayerShapes) -> ElementwiseTimes:
     if not any(np.any(flag) for flag in (fused.norm, fused.activation, fused.rotary)):
         return calibrated
     own = _own(s)
-    grouped = fused.rotary * (
-        s.model.is_mla == 0
-    )  # latent attention joins and splits heads around the kernel
+    grouped = fused.rotary * (s.model.is_mla == 0)  # latent attention joins and splits heads around the kernel
     return ElementwiseTimes(
         stream=own.stream.where(fused.norm, calibrated.stream),
         rotary=own.rotary.where(grouped, calibrated.rotary),

@@ -37,13 +37,9 @@ class PowerModel:
 
     def __post_init__(self) -> None:
         if not np.all(np.less_equal(self.idle_w, self.tdp_w)):
-            raise InputError(
-                "idle power is above the design power", got=self.idle_w, allowed=f"<= {self.tdp_w}"
-            )
+            raise InputError("idle power is above the design power", got=self.idle_w, allowed=f"<= {self.tdp_w}")
         if not np.all(np.greater_equal(self.pue_ratio, 1)):
-            raise InputError(
-                "power usage effectiveness cannot be below 1", got=self.pue_ratio, allowed=">= 1"
-            )
+            raise InputError("power usage effectiveness cannot be below 1", got=self.pue_ratio, allowed=">= 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,16 +59,12 @@ class RunEnergy:
         return self.facility_j / (1000 * JOULE_PER_KWH)
 
 
-def power_model(
-    *, tdp_w: Array, idle_ratio: Array, node_overhead_ratio: Array, pue_ratio: Array
-) -> PowerModel:
+def power_model(*, tdp_w: Array, idle_ratio: Array, node_overhead_ratio: Array, pue_ratio: Array) -> PowerModel:
     """A `PowerModel` from ratios to the design power, as the catalogue states its assumptions.
 
     The rest of the node is taken as constant: `node_overhead_ratio` of the device's design power.
     """
-    return PowerModel(
-        idle_w=idle_ratio * tdp_w, tdp_w=tdp_w, node_w=node_overhead_ratio * tdp_w, pue_ratio=pue_ratio
-    )
+    return PowerModel(idle_w=idle_ratio * tdp_w, tdp_w=tdp_w, node_w=node_overhead_ratio * tdp_w, pue_ratio=pue_ratio)
 
 
 def activity_ratio(*, components_s: Mapping[str, Array], intensity_ratio: Mapping[str, float]) -> Array:

@@ -215,9 +215,7 @@ def attention_core_flops_per_token(
     return per_key * keys
 
 
-def model_flops_per_token(
-    model: ModelTable, *, seq_len: Array, count: AttentionCount = AttentionCount.CAUSAL
-) -> Array:
+def model_flops_per_token(model: ModelTable, *, seq_len: Array, count: AttentionCount = AttentionCount.CAUSAL) -> Array:
     """Forward and backward FLOPs per token without recomputation.
 
     >>> from meshwright.cost.tables import model_row

@@ -112,9 +112,7 @@ def optimal_interval_s(*, stall_s: Array, mtbf_s: Array) -> Array:
     return u * mtbf_s
 
 
-def goodput_ratio(
-    *, interval_s: Array, stall_s: Array, mtbf_s: Array, restart_s: Array, lag_s: Array = 0.0
-) -> Array:
+def goodput_ratio(*, interval_s: Array, stall_s: Array, mtbf_s: Array, restart_s: Array, lag_s: Array = 0.0) -> Array:
     """G of the module docstring: exact for exponential failures and constant tau, delta, L and R."""
     with np.errstate(over="ignore"):  # hopeless cases overflow to infinity and become 0
         growth = np.exp((restart_s + lag_s) / mtbf_s) * np.expm1((interval_s + stall_s) / mtbf_s)
@@ -161,12 +159,7 @@ def estimate_goodput(
     one is written. `num_spares` None: a spare is always there; otherwise `given` may hold `repair_s` and
     `replaced_ratio`. Raises `InputError` for values that make no sense.
     """
-    _check(
-        num_devices=num_devices,
-        stall_s=float(checkpoint.stall_s),
-        interval_s=interval_s,
-        num_spares=num_spares,
-    )
+    _check(num_devices=num_devices, stall_s=float(checkpoint.stall_s), interval_s=interval_s, num_spares=num_spares)
     rates = rates or reliability.failure_range()
     stall_s, lag_s, restart_s = float(checkpoint.stall_s), float(checkpoint.lag_s), float(restart.total_s)
     mtbf = float(mtbf_s(device_mtbf_s=rates.value.device_mtbf_s, num_devices=num_devices))
@@ -179,9 +172,7 @@ def estimate_goodput(
         """Goodput and share of waiting for spares."""
         m = float(mtbf_s(device_mtbf_s=rate.device_mtbf_s, num_devices=num_devices))
         waiting = _waiting_ratio(m, num_spares, reliability.assumed(given))
-        running = goodput_ratio(
-            interval_s=interval, stall_s=stall_s, lag_s=lag_s, restart_s=restart_s, mtbf_s=m
-        )
+        running = goodput_ratio(interval_s=interval, stall_s=stall_s, lag_s=lag_s, restart_s=restart_s, mtbf_s=m)
         return float(running) * (1 - waiting), waiting
 
     value, waiting = shares(rates.value)
@@ -193,10 +184,7 @@ def estimate_goodput(
         mtbf_s=mtbf,
         interval_s=interval,
         losses=_losses(
-            ratio=value,
-            waiting=waiting,
-            stall_per_work=stall_s / interval,
-            restart_per_mtbf=restart_s / mtbf,
+            ratio=value, waiting=waiting, stall_per_work=stall_s / interval, restart_per_mtbf=restart_s / mtbf
         ),
     )
 

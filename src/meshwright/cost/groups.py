@@ -66,12 +66,8 @@ def groups_of(plan: PlanTable, net: Network) -> Groups:
         replicate=group(size=plan.data_replicate, stride=far * plan.data_shard, net=net),
         whole=over_data(plan.data * c),
         expert_shard=group(
-            size=np.maximum(expert_data // np.maximum(plan.data_replicate, 1), 1),
-            stride=expert_width * inside,
-            net=net,
+            size=np.maximum(expert_data // np.maximum(plan.data_replicate, 1), 1), stride=expert_width * inside, net=net
         ),
         expert_whole=group(size=expert_data, stride=expert_width * inside, net=net),
-        neighbours=group(
-            size=plan.pipeline, stride=np.where(plan.data_outermost, t * c, t * c * plan.data), net=net
-        ),
+        neighbours=group(size=plan.pipeline, stride=np.where(plan.data_outermost, t * c, t * c * plan.data), net=net),
     )

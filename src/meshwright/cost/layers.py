@@ -85,9 +85,7 @@ class LayerParts:
 
     dense: Parts
     moe: Parts
-    embedding: (
-        PassTimes  # accumulation of its gradient; its look-up is in `head`, with which it was calibrated
-    )
+    embedding: PassTimes  # accumulation of its gradient; its look-up is in `head`, with which it was calibrated
     head: PassTimes
     host_dense_s: Array  # to issue one forward pass
     host_moe_s: Array
@@ -169,9 +167,7 @@ def layer_parts(s: StepContext, compute: LayerCompute) -> LayerParts:
     p, t = s.parameters, s.plan.tensor
     moe_shared_weights = (p.attention_layer + p.shared_layer) / t + p.router_layer
     expert_weights = p.experts_layer / (s.plan.expert * s.plan.expert_tensor)
-    least = 1 / np.minimum(
-        general_factor(s), 1
-    )  # what the factor on everything takes off must not undo the limit
+    least = 1 / np.minimum(general_factor(s), 1)  # what the factor on everything takes off must not undo the limit
     dense["power_limit"] = _throttled(dense, compute.dense_floor.times(least))
     moe["power_limit"] = _throttled(moe, compute.moe_floor.times(least))
     dense["recompute"] = _recomputed(s, compute, dense, is_moe=False)
@@ -201,9 +197,7 @@ def layer_parts(s: StepContext, compute: LayerCompute) -> LayerParts:
 
 def _casts(s: StepContext, *, is_moe: bool) -> PassTimes:
     streaming = s.rates.device.streaming_bytes_per_s
-    return cast_passes(
-        s.model, s.batch, s.plan, s.precision, s.parameters, s.tokens, streaming, is_moe=is_moe
-    )
+    return cast_passes(s.model, s.batch, s.plan, s.precision, s.parameters, s.tokens, streaming, is_moe=is_moe)
 
 
 def _host_s(s: StepContext) -> tuple[Array, Array]:
@@ -212,9 +206,7 @@ def _host_s(s: StepContext) -> tuple[Array, Array]:
     age = np.exp(-rates.host_gain_per_year * rates.years)
     others = s.model.blocks - s.model.state_space_share / 2
     scans = s.model.state_space_share * launches() / (GEMM_KERNELS + device.elementwise_kernels)
-    layer_s = device.host_layer_s * (
-        rates.host_share * _launches(s) * others + rates.host_state_space_share * scans
-    )
+    layer_s = device.host_layer_s * (rates.host_share * _launches(s) * others + rates.host_state_space_share * scans)
     experts_s = device.host_expert_s * rates.host_expert_share * _expert_launches(s)
     moe_s = s.model.moe_share * (device.host_moe_s * rates.host_moe_share + experts_s)
     return layer_s * age, (layer_s + moe_s) * age
@@ -304,17 +296,13 @@ def _tensor_parallel(s: StepContext) -> PassTimes:
     """
     elements, rates = s.tokens * s.model.hidden, s.rates
     size = elements * s.precision.activation_bytes
-    narrow = (rates.tensor_gather_bytes > 0) & (
-        s.model.lora_column_inputs == 0
-    )  # adapters read what is gathered
+    narrow = (rates.tensor_gather_bytes > 0) & (s.model.lora_column_inputs == 0)  # adapters read what is gathered
     gathered = np.where(narrow, elements * rates.tensor_gather_bytes, size)
 
     def around(wire_s: Array) -> Array:
         return wire_s * rates.tensor_collective_factor + rates.tensor_collective_s
 
-    split = 2 * (
-        around(all_gather_s(gathered, s.groups.tensor)) + around(reduce_scatter_s(size, s.groups.tensor))
-    )
+    split = 2 * (around(all_gather_s(gathered, s.groups.tensor)) + around(reduce_scatter_s(size, s.groups.tensor)))
     whole = 2 * around(all_reduce_s(size, s.groups.tensor))
     seconds = np.where(s.plan.tensor > 1, np.where(s.plan.sequence_parallel > 0, split, whole), 0.0)
     return _backward_free(seconds, seconds)
@@ -360,9 +348,7 @@ def _expert_parallel(s: StepContext) -> PassTimes:
         if np.any(plan.expert_tensor > 1):
             parts = sent * plan.expert_tensor
             copied = all_to_all_s(parts, s.groups.expert_parts)
-            flat = np.where(
-                s.rates.copies_rows > 0, copied, flat + all_gather_s(parts, s.groups.expert_tensor)
-            )
+            flat = np.where(s.rates.copies_rows > 0, copied, flat + all_gather_s(parts, s.groups.expert_tensor))
         merged = all_to_all_hierarchical_s(
             copy * element_bytes,
             s.groups.expert_parts,
@@ -425,9 +411,7 @@ def _offloaded(s: StepContext, parts: Parts, ffn_width: Array) -> PassTimes:
     copy = size / s.rates.host_bytes_per_s
     slowdown = 1 + s.rates.overlap_slowdown_ratio
     backward = _sum(parts, "input_s") + _sum(parts, "weight_s")
-    return _backward_free(
-        exposed_s(copy, _sum(parts, "forward_s"), slowdown), exposed_s(copy, backward, slowdown)
-    )
+    return _backward_free(exposed_s(copy, _sum(parts, "forward_s"), slowdown), exposed_s(copy, backward, slowdown))
 
 
 def _gather(s: StepContext, parts: Parts, dense_weights: Array, expert_weights: Array) -> PassTimes:
@@ -439,9 +423,7 @@ def _gather(s: StepContext, parts: Parts, dense_weights: Array, expert_weights: 
     def over_shards(collective: object, bytes_per_weight: Array) -> Array:
         run = all_gather_s if collective is all_gather_s else reduce_scatter_s
         dense = s.collective_s(run(dense_weights * bytes_per_weight, groups.shard), groups.shard)
-        experts = s.collective_s(
-            run(expert_weights * bytes_per_weight, groups.expert_shard), groups.expert_shard
-        )
+        experts = s.collective_s(run(expert_weights * bytes_per_weight, groups.expert_shard), groups.expert_shard)
         return dense + np.where(has_experts, experts, 0.0)
 
     shard_bytes = dense_weights * precision.reduce_bytes / np.maximum(groups.shard.size, 1)

@@ -28,12 +28,7 @@ class RunCost:
 
 
 def run_cost(
-    *,
-    num_devices: Array,
-    wall_s: Array,
-    num_tokens: Array,
-    usd_per_device_hour: Array,
-    num_spare_devices: Array = 0,
+    *, num_devices: Array, wall_s: Array, num_tokens: Array, usd_per_device_hour: Array, num_spare_devices: Array = 0
 ) -> RunCost:
     """Cost of a run; devices held as spares are paid for."""
     device_hours = (num_devices + num_spare_devices) * wall_s / HOUR_S

@@ -32,9 +32,7 @@ def attention_flops(model: ModelTable) -> Array:
         iteration_flops(nq * d, h),
     )
     nope = d - model.rope_dim + dv
-    latent = (
-        query + iteration_flops(model.kv_rank + model.rope_dim, h) + iteration_flops(nq * nope, model.kv_rank)
-    )
+    latent = query + iteration_flops(model.kv_rank + model.rope_dim, h) + iteration_flops(nq * nope, model.kv_rank)
     attention = np.where(model.is_mla, latent, grouped) + iteration_flops(h, nq * dv)
     rank, groups = model.output_rank, np.maximum(model.output_groups, 1)
     outputs = groups * iteration_flops(rank, nq * d / groups) + iteration_flops(h, groups * rank)

@@ -32,9 +32,7 @@ def plan_from_row(row: PlanTable, *, splits: Sequence[tuple[int, ...]] = ()) -> 
     for split in splits:
         if len(split) == shape.num_stages and (*rank_layers(shape, split), min(split)) == own:
             return replace(plan, layers_per_stage=split)
-    raise ValueError(
-        f"no split has {own} layers on the first, the fullest middle, the last rank and the least stage"
-    )
+    raise ValueError(f"no split has {own} layers on the first, the fullest middle, the last rank and the least stage")
 
 
 def _usual_plan(row: PlanTable) -> Plan:

@@ -22,14 +22,7 @@ from meshwright.cost.state_space import scan_pace
 from meshwright.cost.unit_ports import unit_pace
 from meshwright.kernels.architectures import architectures, default_routes
 from meshwright.kernels.operations import TRITON
-from meshwright.specs.features import (
-    FUSED_IN,
-    WIRE_BYTES,
-    AttentionKernel,
-    CudaGraphs,
-    Dispatcher,
-    Features,
-)
+from meshwright.specs.features import FUSED_IN, WIRE_BYTES, AttentionKernel, CudaGraphs, Dispatcher, Features
 from meshwright.specs.hardware import Accelerator, Cluster, Stack
 from meshwright.specs.precision import Precision
 
@@ -89,9 +82,7 @@ class SystemFacts(Table):
     fp8_attention: Array  # 1: scores and values are multiplied in 8 bits
     fused_experts: Array  # 1: grouped GEMMs quantise, activate and permute by themselves
     attention_tile: Array  # keys that attention computes together, whatever a mask hides of them
-    attention_backward_gemms: (
-        Array  # FLOPs of the backward pass of fused attention over those of its forward pass
-    )
+    attention_backward_gemms: Array  # FLOPs of the backward pass of fused attention over those of its forward pass
     ragged_rows: Array  # that the grouped GEMM computes of each expert beyond its own
     wire_gradient_bytes: Array  # of a gradient between ranks; 0: as the precision recipe says
     wire_parameter_bytes: Array
@@ -212,9 +203,7 @@ def _stops_recompute(accelerator: Accelerator, facts: StackFacts) -> int:
 
 
 def _attention_tile(features: Features) -> int:
-    of_kernel = (
-        ATTENTION_TILES.get(features.attention, ATTENTION_TILE) if features.attention else ATTENTION_TILE
-    )
+    of_kernel = ATTENTION_TILES.get(features.attention, ATTENTION_TILE) if features.attention else ATTENTION_TILE
     return features.attention_tile or of_kernel
 
 
@@ -266,9 +255,7 @@ def system_facts(
         fp8_attention=int(bool(features.fp8_attention) and peaks.get("fp8", 0.0) > peaks.get("bf16", 0.0)),
         fused_experts=int(_fuses_experts(features, precision)),
         attention_tile=_attention_tile(features),
-        attention_backward_gemms=FUSED_BACKWARD_GEMMS
-        if features.fuses_attention_backward
-        else SPLIT_BACKWARD_GEMMS,
+        attention_backward_gemms=FUSED_BACKWARD_GEMMS if features.fuses_attention_backward else SPLIT_BACKWARD_GEMMS,
         ragged_rows=_ragged_rows(facts, accelerator),
         unit_pace=unit_pace(accelerator),
         scan_pace=scan_pace(accelerator),
@@ -281,9 +268,7 @@ def system_facts(
         unstated_expert_share=stack.features.unstated_expert_share,
         cpu_oversubscription=accelerator.cpu_oversubscription,
         years=vintage_of(stack, facts) - 2025.0,
-        network=network_row(
-            cluster.fabric, constants_for(cluster.fabric), devices_per_node=cluster.devices_per_node
-        ),
+        network=network_row(cluster.fabric, constants_for(cluster.fabric), devices_per_node=cluster.devices_per_node),
         fused=fused_kernels(accelerator, routes=routes or {}) if facts.own_kernels else FusedKernels(),
     )
 
@@ -295,9 +280,7 @@ FUSED = frozenset({TRITON, "liger", "transformer_engine", "aiter"})
 def fused_kernels(accelerator: Accelerator, *, routes: Mapping[str, str]) -> FusedKernels:
     """Return the native engine's kernels on `accelerator`: by `routes`, else by the default of its architecture."""
     known = [
-        a.name
-        for a in architectures().values()
-        if a.generation == (accelerator.rates_of or accelerator.architecture)
+        a.name for a in architectures().values() if a.generation == (accelerator.rates_of or accelerator.architecture)
     ]
 
     def is_one_of(op: str, names: Collection[str]) -> int:
@@ -379,10 +362,7 @@ def _fields_of(table: type[Table], values: Mapping[str, Array]) -> dict[str, Any
 
 
 def rates_from_etas(
-    calibration: Calibration,
-    facts: SystemFacts,
-    etas: Mapping[str, FloatArray],
-    bf16_etas: Mapping[str, FloatArray],
+    calibration: Calibration, facts: SystemFacts, etas: Mapping[str, FloatArray], bf16_etas: Mapping[str, FloatArray]
 ) -> SystemRates:
     """`join` for values still in transformed units. A rate that was measured by copying has the ports in it."""
     if not calibration.parameters["memory_ratio"].levels:

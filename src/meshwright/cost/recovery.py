@@ -40,11 +40,7 @@ class RestartCost:
 
 
 def checkpoint_cost(
-    *,
-    bytes_per_device: Array,
-    num_devices: Array,
-    given: Mapping[str, float] | None = None,
-    asynchronous: bool = True,
+    *, bytes_per_device: Array, num_devices: Array, given: Mapping[str, float] | None = None, asynchronous: bool = True
 ) -> CheckpointCost:
     """Stall and lag of one save.
 

@@ -123,9 +123,7 @@ def _dense_layers(model: ModelTable, plan: PlanTable, middle: Array, start_layer
 
     def looped(rank: Array) -> Array:
         """Whole chunks at every p-th stage, and the one that is dense in part."""
-        after = np.floor(
-            (full - rank) / p
-        )  # floor of a quotient: NumPy's // and % of floats take ten times as long
+        after = np.floor((full - rank) / p)  # floor of a quotient: NumPy's // and % of floats take ten times as long
         whole = np.where(rank > 0, np.where(full >= rank, after + 1, 0), after)
         turn = full + 1 - p * np.floor((full + 1) / p)
         return whole * chunk + (turn == rank) * (beyond - full * chunk)

@@ -70,9 +70,7 @@ def launches() -> float:
     >>> round(launches(), 1)
     45.5
     """
-    forward = OTHER_FORWARD_LAUNCHES + TRITON_LAUNCHES * (
-        FORWARD_KERNELS - 1
-    )  # the convolution is not Triton's
+    forward = OTHER_FORWARD_LAUNCHES + TRITON_LAUNCHES * (FORWARD_KERNELS - 1)  # the convolution is not Triton's
     backward = OTHER_BACKWARD_LAUNCHES + TRITON_LAUNCHES * (BACKWARD_KERNELS - 1)
     return (forward + backward) / 2
 
@@ -116,13 +114,7 @@ def scan_elements_per_token(model: ModelTable) -> tuple[Array, Array]:
 
 
 def scan_passes(
-    model: ModelTable,
-    plan: PlanTable,
-    tokens: Array,
-    *,
-    element_s: Array,
-    flops_per_s: Array,
-    kernel_s: Array,
+    model: ModelTable, plan: PlanTable, tokens: Array, *, element_s: Array, flops_per_s: Array, kernel_s: Array
 ) -> PassTimes:
     """Seconds of all but the projections, mean over a hybrid's layers. `element_s`: per 16-bit element moved."""
     forward, backward = scan_elements_per_token(model)

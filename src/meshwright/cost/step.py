@@ -33,14 +33,7 @@ from meshwright.cost.pipeline.schedules import column_of
 from meshwright.cost.rates import SystemRates
 from meshwright.cost.routing import busiest_rank_ratio
 from meshwright.cost.stages import StageLayers, end_shares, split_layers
-from meshwright.cost.tables import (
-    BatchTable,
-    ModelTable,
-    PlanTable,
-    PrecisionTable,
-    as_planned,
-    prediction_module,
-)
+from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable, as_planned, prediction_module
 from meshwright.cost.update import data_parallel_s, optimizer_s
 
 
@@ -184,10 +177,7 @@ def _stages(s: StepContext, layers: StageLayers, parts: LayerParts) -> RankTimes
         middle=rank(layers.middle_dense, layers.middle_moe, 1),
         last=rank(layers.last_dense, layers.last_moe, 2),
         mean=_total(
-            (model.num_dense_layers / p, dense),
-            (model.num_moe_layers / p, moe),
-            (1 / p, embedding),
-            (1 / p, end),
+            (model.num_dense_layers / p, dense), (model.num_moe_layers / p, moe), (1 / p, embedding), (1 / p, end)
         ),
         dense=dense,
         moe=moe,
@@ -231,9 +221,7 @@ def _total(*counted: tuple[Array, LayerTimes]) -> LayerTimes:
     return LayerTimes(forward_s=total("forward_s"), input_s=total("input_s"), weight_s=total("weight_s"))
 
 
-def _pipeline_s(
-    stages: RankTimes, plan: PlanTable, rates: SystemRates, num_micro: Array
-) -> tuple[Array, Array]:
+def _pipeline_s(stages: RankTimes, plan: PlanTable, rates: SystemRates, num_micro: Array) -> tuple[Array, Array]:
     """(work of a rank, bubble and exposed transfers).
 
     The slowest rank never waits in the steady state; filling and draining goes through all ranks, so its wait

@@ -109,12 +109,8 @@ class ModelTable(Table):
     mtp_state_space_blocks: Array
     learned_positions: Array
     norm_bias: Array
-    single_block: (
-        Array  # 0 or 1: a hybrid, whose layers hold one block each; a layer is then the mean of all kinds
-    )
-    attention_share: (
-        Array  # of the layers: those with attention; 1 but in hybrids and beside linear attention
-    )
+    single_block: Array  # 0 or 1: a hybrid, whose layers hold one block each; a layer is then the mean of all kinds
+    attention_share: Array  # of the layers: those with attention; 1 but in hybrids and beside linear attention
     ffn_share: Array  # of those without mixtures, in a hybrid of all
     moe_share: Array  # of those with mixtures, in a hybrid of all
     state_space_share: Array
@@ -208,9 +204,7 @@ class PlanTable(Table):
     middle_layers: Array  # on the fullest rank between
     last_layers: Array
     data_outermost: Array = 0  # 1: AxisOrder.DATA_OUTERMOST
-    stored_mask: Integers = (
-        -1
-    )  # bit i: activations of STORED_MODULES[i] in 8 bits; -1: as in `PrecisionTable`
+    stored_mask: Integers = -1  # bit i: activations of STORED_MODULES[i] in 8 bits; -1: as in `PrecisionTable`
     weight_cache: Array = -1  # WeightCache; -1: as in `PrecisionTable`
     loss_chunk: Array = -1  # tokens whose logits are in memory at once; 0: all; -1: as in `PrecisionTable`
     fewest_layers: Array = -1  # of any stage; -1: the usual split
@@ -251,9 +245,7 @@ class PrecisionTable(Table):
     linear_input_bytes: Array
     cast_passes: Array
     amax_passes: Array
-    stored_ffn_bytes: Array = (
-        0.0  # per activation of the feed-forward kept for backward; 0: as it was computed
-    )
+    stored_ffn_bytes: Array = 0.0  # per activation of the feed-forward kept for backward; 0: as it was computed
     stored_norm_bytes: Array = 0.0  # the same of the norms
     weight_cache: Array = 0  # WeightCache
     frozen_in_16_bits: Array = 0  # 0 or 1: frozen weights stay in 16 bits under narrower recipes
@@ -324,9 +316,7 @@ def prediction_module(model: ModelTable) -> ModelTable:
         model = replace(model, **{name: others * getattr(model, name) for name in names})
     if np.any(np.asarray(model.linear_share) * model.num_mtp_layers):
         model = replace(
-            model,
-            attention_share=model.attention_share + model.linear_share,
-            linear_share=0 * model.linear_share,
+            model, attention_share=model.attention_share + model.linear_share, linear_share=0 * model.linear_share
         )
     if not np.any(np.asarray(model.single_block) * model.num_mtp_layers):
         return model
@@ -336,13 +326,9 @@ def prediction_module(model: ModelTable) -> ModelTable:
         "ffn_share": model.mtp_ffn_blocks,
         "moe_share": model.mtp_moe_blocks,
         "state_space_share": model.mtp_state_space_blocks,
-        "num_norms": sum(
-            getattr(model, f"mtp_{name}_blocks") for name in ("attention", "ffn", "moe", "state_space")
-        ),
+        "num_norms": sum(getattr(model, f"mtp_{name}_blocks") for name in ("attention", "ffn", "moe", "state_space")),
     }
-    return replace(
-        model, **{name: np.where(is_hybrid, own, getattr(model, name)) for name, own in blocks.items()}
-    )
+    return replace(model, **{name: np.where(is_hybrid, own, getattr(model, name)) for name, own in blocks.items()})
 
 
 def _predictions(model: Model) -> dict[str, int]:

@@ -29,9 +29,7 @@ def trained_parameters(s: StepContext, layers: StageLayers) -> tuple[Array, Arra
     num_layers = np.maximum(layers.first, layers.middle)
     num_moe = np.maximum(layers.first_moe, layers.middle_moe)
     tables = p.embedding + np.where(plan.pipeline > 1, 0, p.head)
-    split = (
-        num_layers * p.attention_layer + (num_layers - num_moe) * p.dense_ffn_layer + num_moe * p.shared_layer
-    )
+    split = num_layers * p.attention_layer + (num_layers - num_moe) * p.dense_ffn_layer + num_moe * p.shared_layer
     dense = (split + tables) / t + num_moe * p.router_layer
     expert = num_moe * p.experts_layer / (plan.expert * plan.expert_tensor)
     frozen = s.model.lora_rank > 0

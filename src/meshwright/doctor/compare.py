@@ -64,10 +64,7 @@ def read_report(path: Path) -> dict[str, Any]:
         raise InputError("this is not a report of a node", got=str(path), hint=hint)
     if document.get("version") != VERSION:
         raise InputError(
-            "a report of another version",
-            got=f"{path}: {document.get('version')}",
-            allowed=VERSION,
-            hint=hint,
+            "a report of another version", got=f"{path}: {document.get('version')}", allowed=VERSION, hint=hint
         )
     try:
         _ = document["host"], dict(document["facts"]), [(c["check"], c["status"]) for c in document["checks"]]

@@ -34,8 +34,7 @@ class Examination:
         """The worst status of all checks; skipped when every check was."""
         seen = {v.status for v in self.verdicts}
         return next(
-            (s for s in (CheckStatus.FAIL, CheckStatus.WARN, CheckStatus.PASS) if s in seen),
-            CheckStatus.SKIPPED,
+            (s for s in (CheckStatus.FAIL, CheckStatus.WARN, CheckStatus.PASS) if s in seen), CheckStatus.SKIPPED
         )
 
     @property

@@ -29,9 +29,7 @@ WARM_UP_S = 0.5
 
 def main(arguments: list[str]) -> None:
     """Run the measurement of the command line and print it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["device", "all-reduce"])
     parser.add_argument("--select", default="", metavar="NAME=VALUE")
     parser.add_argument("--gemm-size", type=int, default=1024)
@@ -91,9 +89,7 @@ def _member(rank: int, num_processes: int, size_bytes: int, port: int, result: s
     if is_gpu:
         torch.cuda.set_device(rank)
     address = f"tcp://127.0.0.1:{port}"
-    dist.init_process_group(
-        "nccl" if is_gpu else "gloo", init_method=address, rank=rank, world_size=num_processes
-    )
+    dist.init_process_group("nccl" if is_gpu else "gloo", init_method=address, rank=rank, world_size=num_processes)
     device, _ = _device(torch, rank)
     tensor = torch.ones(size_bytes // 4, device=device, dtype=torch.float32)
     dist.all_reduce(tensor)

@@ -186,9 +186,7 @@ def _look(host: Host, setting: KernelSetting, path: str) -> SettingValue:
     else:
         reason = reason or host.why_not_writable(path)
         action = SettingAction.CHANGE if reason is None else SettingAction.SKIP
-    return SettingValue(
-        setting=setting, path=path, current=current, target=target, action=action, reason=reason
-    )
+    return SettingValue(setting=setting, path=path, current=current, target=target, action=action, reason=reason)
 
 
 def _note(host: Host, name: str, entry: dict[str, Any]) -> SystemNote:

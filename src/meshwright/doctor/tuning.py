@@ -86,9 +86,7 @@ def apply(host: Host, values: Sequence[SettingValue], *, state: Path) -> TuningO
     try:
         for value in [*actions, *changes]:
             if value.path in saved_of:
-                done.append(
-                    saved_of[value.path]
-                )  # before the write: a write that fails may still have changed it
+                done.append(saved_of[value.path])  # before the write: a write that fails may still have changed it
             failure = _write(host, value.setting.name, value.path, value.target)
             if failure is not None:
                 return _undo(host, done, state, before, failure=failure)
@@ -104,9 +102,7 @@ def restore(host: Host, *, state: Path) -> TuningOutcome:
     Raises InputError when no value is saved, when the file is damaged, or when it names a file that is no setting.
     """
     if not state.exists():
-        raise InputError(
-            "nothing is saved to restore", got=str(state), hint="`--state FILE` names another file"
-        )
+        raise InputError("nothing is saved to restore", got=str(state), hint="`--state FILE` names another file")
     saved = _read_state(state).saved
     back: list[SavedValue] = []
     stuck: list[WriteFailure] = []
@@ -196,9 +192,7 @@ def _read_state(state: Path) -> _State:
         document: Any = json.loads(state.read_text(encoding="utf-8"))
         if document["version"] != VERSION:
             raise ValueError
-        saved = [
-            SavedValue(setting=s["setting"], path=s["path"], value=s["value"]) for s in document["saved"]
-        ]
+        saved = [SavedValue(setting=s["setting"], path=s["path"], value=s["value"]) for s in document["saved"]]
         boot_id = document["boot_id"]
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(
@@ -213,9 +207,7 @@ def _require_setting(item: SavedValue, state: Path) -> None:
     """A state file is read by root: it may name files of its settings and no others."""
     patterns = [s.path for s in settings() if s.name == item.setting]
     depth = item.path.count("/")
-    if ".." in item.path.split("/") or not any(
-        fnmatchcase(item.path, p) and p.count("/") == depth for p in patterns
-    ):
+    if ".." in item.path.split("/") or not any(fnmatchcase(item.path, p) and p.count("/") == depth for p in patterns):
         raise InputError(f"{state} names a file that is none of the setting {item.setting!r}", got=item.path)
 
 

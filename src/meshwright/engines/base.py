@@ -239,9 +239,7 @@ class SavedWeightsEngine(Protocol):
     The manifests of such checkpoints contain the engine's name under `engine`.
     """
 
-    def export_saved_weights(
-        self, saved: SavedCheckpoint, content: Content, folder: Path, *, dtype: str
-    ) -> None:
+    def export_saved_weights(self, saved: SavedCheckpoint, content: Content, folder: Path, *, dtype: str) -> None:
         """Write the weights of `saved`, a model of the shapes in `content`, as safetensors with a config.json.
 
         Raises InputError where `folder` is not empty or a tensor is missing.

@@ -58,9 +58,7 @@ class Beginning:
         return continued(self.held, self.identity, step=self.step, batch=self.step, changes=self.changes)
 
 
-def begin(
-    run: Run, *, plan: Plan, options: TrainOptions, newest_step: Callable[[Path], int | None]
-) -> Beginning:
+def begin(run: Run, *, plan: Plan, options: TrainOptions, newest_step: Callable[[Path], int | None]) -> Beginning:
     """Compare `run` with the newest checkpoint in its folder, where it resumes one.
 
     `newest_step(folder)` is the step of the newest checkpoint; None: there is none. Raises InputError that names every
@@ -70,9 +68,7 @@ def begin(
     return replace(found, notes=(*note_on_switches(run), *found.notes))
 
 
-def _begin(
-    run: Run, *, plan: Plan, options: TrainOptions, newest_step: Callable[[Path], int | None]
-) -> Beginning:
+def _begin(run: Run, *, plan: Plan, options: TrainOptions, newest_step: Callable[[Path], int | None]) -> Beginning:
     saves = run.train.checkpoint
     contents = {}
     if saves is not None:
@@ -113,9 +109,7 @@ def note_on_switches(run: Run, *, is_export: bool = False) -> tuple[str, ...]:
     """
     facts = engine_facts(run.engine)
     known = dict(facts.switches) | (dict(facts.exported_switches) if is_export else {})
-    by_itself = facts.preset(
-        run.model, Preset.ENGINE, run.cluster.accelerator if run.cluster else None
-    ).stated()
+    by_itself = facts.preset(run.model, Preset.ENGINE, run.cluster.accelerator if run.cluster else None).stated()
     asked = {k: v for k, v in switches_of(run).stated().items() if by_itself.get(k, v) != v}
     asked |= run.stack.features.stated()
     left = {k: v for k, v in asked.items() if v not in known.get(k, ())}
@@ -133,10 +127,7 @@ def note_on_switches(run: Run, *, is_export: bool = False) -> tuple[str, ...]:
     keys = ", ".join(f"stack.{key}: {str(value).lower()}" for key, value in left.items())
     own = [f"{key} by {name}" for key, name in OTHER_KEYS.items() if key in left and run.engine == NATIVE]
     hint = f" (it switches {', '.join(own)})" if own else ""
-    return (
-        *of_program,
-        f"estimates read these switches, and the engine does not set them: {keys}{hint}",
-    )
+    return (*of_program, f"estimates read these switches, and the engine does not set them: {keys}{hint}")
 
 
 OTHER_KEYS = {"compiles": "train.compile", "attention": "kernels.routes.attention"}
@@ -194,9 +185,7 @@ def _note_on_branch(run: Run, identity: RunIdentity) -> tuple[str, ...]:
         if saves is None
         else f"; resume it with {' '.join(f'--set {shlex.quote(o)}' for o in run.overrides)} --resume"
     )
-    return (
-        f"a new run from the weights of {branch.checkpoint}, after step {branch.step} of {branch.run}{again}",
-    )
+    return (f"a new run from the weights of {branch.checkpoint}, after step {branch.step} of {branch.run}{again}",)
 
 
 def _note_on_results(folder: Path, held: RunIdentity) -> tuple[str, ...]:

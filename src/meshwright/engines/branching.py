@@ -59,9 +59,7 @@ def branched(run: Run, *, results: Path) -> Iterator[Run]:
     _refuse_shapes(source, run)
     start, own = results / START, _free_folder(saves.folder)
     if start.exists():
-        raise InputError(
-            "the folder holds the start of another branch", got=str(results), hint="name another --out"
-        )
+        raise InputError("the folder holds the start of another branch", got=str(results), hint="name another --out")
     is_new = not results.exists()
     try:
         _export(source, start)
@@ -85,9 +83,7 @@ def _settings(run: Run) -> Checkpoint:
             hint="`meshwright checkpoint to-hf` writes the weights; name them with `weights`, and new folders",
         )
     if run.train.checkpoint is None:
-        raise InputError(
-            "there is nothing to branch from: the run saves no checkpoints", hint="set train.checkpoint"
-        )
+        raise InputError("there is nothing to branch from: the run saves no checkpoints", hint="set train.checkpoint")
     return run.train.checkpoint
 
 
@@ -97,9 +93,7 @@ def _source(run: Run, folder: Path) -> _Source:
         saved = checkpoints.newest(folder)
         manifest = checkpoints.read_manifest(saved.path)
         content = checkpoints.content_of(manifest) or checkpoints.content(run, weights=None)
-        return _Source(
-            identity=identity, shapes=content.shapes, name=manifest.get("run") or "?", saved=saved, run=run
-        )
+        return _Source(identity=identity, shapes=content.shapes, name=manifest.get("run") or "?", saved=saved, run=run)
     if identity is None:
         raise InputError("there is no checkpoint to branch from", got=str(folder))
     files = sorted(Path(identity.results).glob("meshwright_run.y*ml"))

@@ -41,9 +41,7 @@ def with_planned_engine(run: Run) -> Run:
     if run.is_engine_open:
         from meshwright.runfile import loads
 
-        changed = loads(
-            run.text, file=run.source, overrides=[*run.overrides, f"engine={ANY}"], here=run.cluster
-        )
+        changed = loads(run.text, file=run.source, overrides=[*run.overrides, f"engine={ANY}"], here=run.cluster)
         return replace(changed, name=run.name)
     refuse(run.engine, reasons, hint=f"--engine {ANY} plans what no program here runs")
     return run

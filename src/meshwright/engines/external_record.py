@@ -51,13 +51,7 @@ from meshwright.training.metrics import (
     yardstick,
 )
 from meshwright.training.profiling.steps import FOLDER, SUMMARY
-from meshwright.training.run_identity import (
-    IDENTITY,
-    BatchHistory,
-    as_document,
-    read_identity,
-    tokens_seen,
-)
+from meshwright.training.run_identity import IDENTITY, BatchHistory, as_document, read_identity, tokens_seen
 
 START, FACTS, STEPS, VALIDATION = "start.json", "facts.json", "steps.jsonl", "validation.jsonl"
 ENDING = "ending.json"

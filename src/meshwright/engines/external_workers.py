@@ -74,9 +74,7 @@ def refuse_absent_steps(run: Run, options: TrainOptions) -> None:
     """Raise InputError if steps are to be profiled that the run does not take."""
     steps = options.profile_steps
     if steps is not None and run.num_steps is not None and steps.last > run.num_steps:
-        raise InputError(
-            "steps to profile that the run does not take", got=str(steps), allowed=f"1:{run.num_steps}"
-        )
+        raise InputError("steps to profile that the run does not take", got=str(steps), allowed=f"1:{run.num_steps}")
 
 
 def start(
@@ -144,9 +142,7 @@ def _notes_on_data(begun: Beginning) -> tuple[str, ...]:
     if not shift:
         return ()
     what = "are trained on again" if shift > 0 else "are left out"
-    return (
-        f"the next batch begins at a multiple of its new size: {abs(shift):,} sequences of the data {what}",
-    )
+    return (f"the next batch begins at a multiple of its new size: {abs(shift):,} sequences of the data {what}",)
 
 
 def require_indices(run: Run, layout: OutputLayout) -> None:
@@ -193,9 +189,7 @@ def refuse_checkpoints(run: Run, options: TrainOptions, *, newest_step: Callable
     """
     saves = run.train.checkpoint
     if options.resume and saves is None and not is_restart():
-        raise InputError(
-            "there is nothing to resume from: the run saves no checkpoints", hint="set train.checkpoint"
-        )
+        raise InputError("there is nothing to resume from: the run saves no checkpoints", hint="set train.checkpoint")
     if saves is None or options.resume:
         return
     step = newest_step(Path(saves.folder))
@@ -232,9 +226,7 @@ def expected(start: WorkersStart) -> StartPrediction:
     return StartPrediction(predicted=predicted(estimate, memory_bytes=estimate.step.memory.reserved_bytes))
 
 
-def launch(
-    start: WorkersStart, lowered: Launch, *, notes_on_data: NotesOnData = lambda run, corpus: ()
-) -> None:
+def launch(start: WorkersStart, lowered: Launch, *, notes_on_data: NotesOnData = lambda run, corpus: ()) -> None:
     """Train with one process per device, or as the process of a launcher; then write the record."""
     folder, options = start.options.folder, start.options
     is_main = os.environ.get("RANK", "0") == "0"

@@ -93,9 +93,7 @@ def _only_one(lock: Path, message: str, folder: str, hint: str, is_restart: bool
         try:
             holder = stack.enter_context(held(lock, by=f"process {os.getpid()} since {since}"))
         except OSError as error:
-            raise InputError(
-                f"cannot write there: {error.strerror or error}", got=folder, hint=OTHER_FOLDER
-            ) from error
+            raise InputError(f"cannot write there: {error.strerror or error}", got=folder, hint=OTHER_FOLDER) from error
         if holder is not None and not is_restart:
             raise InputError(message, got=folder, hint=f"{hint}, or wait: {holder} holds it")
         yield

@@ -45,9 +45,7 @@ def write_files(launch: Launch, folder: Path) -> None:
         write_atomically(path, text)
 
 
-def run(
-    launch: Launch, *, folder: Path, watch: Callable[[], None] = lambda: None, splits_cores: bool = False
-) -> None:
+def run(launch: Launch, *, folder: Path, watch: Callable[[], None] = lambda: None, splits_cores: bool = False) -> None:
     """Start all processes, or this rank's under a launcher, and wait. `watch` is called while they run.
 
     `splits_cores`: the processes run on this machine's CPU, and each gets its part of the threads. Raises
@@ -98,9 +96,7 @@ def _wait(processes: dict[int, subprocess.Popen[bytes]], *, folder: Path, watch:
         codes = {rank: process.poll() for rank, process in processes.items()}
         watch()
         for rank, code in codes.items():
-            if (
-                code and code != STOPPED_EXIT_CODE
-            ):  # stopped processes end together, after they saved their states
+            if code and code != STOPPED_EXIT_CODE:  # stopped processes end together, after they saved their states
                 log = folder / LOGS / f"rank-{rank}.txt"
                 raise ProcessLostError(
                     f"process {rank} ended with {_reason(code)}: {_error_line(log)}", hint=f"see {log}"

@@ -44,9 +44,7 @@ def by_planner_rules(
     for violation in violations(plan, context=run_context(run, plan, engine=engine)):
         if violation.severity is Severity.REFUSED and (among is None or violation.rule in among):
             yield Unsupported(
-                key=violation.key,
-                reason=violation.message,
-                hint=violation.hint or _hint(violation.rule, run, engine),
+                key=violation.key, reason=violation.message, hint=violation.hint or _hint(violation.rule, run, engine)
             )
 
 
@@ -158,9 +156,7 @@ def _said(value: Any) -> str:
 def endless(run: Run) -> Iterator[Unsupported]:
     """A run without a number of steps or tokens."""
     if run.num_steps is None:
-        yield Unsupported(
-            key="train", reason="says neither steps nor tokens", hint="for example --set train.steps=100"
-        )
+        yield Unsupported(key="train", reason="says neither steps nor tokens", hint="for example --set train.steps=100")
 
 
 def foreign_devices(run: Run) -> Iterator[Unsupported]:
@@ -170,9 +166,7 @@ def foreign_devices(run: Run) -> Iterator[Unsupported]:
         yield Unsupported(key="engine", reason=reason, hint=hint)
 
 
-def other_precisions(
-    run: Run, *, among: Collection[str] = (), reason: str = "is not lowered"
-) -> Iterator[Unsupported]:
+def other_precisions(run: Run, *, among: Collection[str] = (), reason: str = "is not lowered") -> Iterator[Unsupported]:
     """A precision in which the engine does not train; `among`: those in which it does here, empty: all of its facts.
 
     The hint names the nearest one that the run's devices multiply too.
@@ -204,8 +198,7 @@ def absent_predictions(run: Run) -> Iterator[Unsupported]:
     """A weight of multi-token prediction for a model without it."""
     if run.train.mtp_loss_weight != MTP_LOSS_WEIGHT and not run.model.num_mtp_layers:
         yield Unsupported(
-            key="train.mtp_loss_weight",
-            reason=f"{run.model.name} has no multi-token prediction: leave it out",
+            key="train.mtp_loss_weight", reason=f"{run.model.name} has no multi-token prediction: leave it out"
         )
 
 
@@ -235,11 +228,7 @@ def absent_routing_biases(run: Run, *, hint: str | None = None) -> Iterator[Unsu
     """An update rate of routing biases for a model without them."""
     experts = run.model.experts
     if run.train.balance_bias_rate != BIAS_RATE and (experts is None or experts.router is not Router.SIGMOID):
-        yield Unsupported(
-            key="train.balance_bias_rate",
-            reason=f"{run.model.name} has no routing biases",
-            hint=hint,
-        )
+        yield Unsupported(key="train.balance_bias_rate", reason=f"{run.model.name} has no routing biases", hint=hint)
 
 
 def switches_that_change_numbers(run: Run) -> Iterator[Unsupported]:
@@ -311,10 +300,7 @@ def keys_of_the_native_engine(run: Run, *, has_target: bool = False) -> Iterator
     if run.kernels != KernelChoices():
         yield Unsupported(key="kernels", reason="the engine has kernels of its own: leave it out")
     evaluate, faults = run.train.evaluate, run.train.faults
-    for key, workers in (
-        ("data.workers", run.data.workers),
-        ("train.evaluate.workers", evaluate and evaluate.workers),
-    ):
+    for key, workers in (("data.workers", run.data.workers), ("train.evaluate.workers", evaluate and evaluate.workers)):
         if workers is not None:
             yield Unsupported(key=key, reason="the engine prefetches data in its own way: leave it out")
     if run.data.joined_documents:
@@ -328,17 +314,13 @@ def keys_of_the_native_engine(run: Run, *, has_target: bool = False) -> Iterator
     if evaluate is not None and evaluate.skip_first:
         yield Unsupported(key="train.evaluate.skip_first", reason="no evaluation is left out: must be 0")
     if faults.not_finite is not FaultAction.STOP:
-        yield Unsupported(
-            key="train.faults.not_finite", reason="a non-finite loss ends the training: must be stop"
-        )
+        yield Unsupported(key="train.faults.not_finite", reason="a non-finite loss ends the training: must be stop")
     if faults.spike is not FaultAction.IGNORE:
         yield Unsupported(key="train.faults.spike", reason="loss spikes are not detected: must be ignore")
     if run.train.log_every is not None:
         yield Unsupported(key="train.log_every", reason="the engine decides when it logs: leave it out")
     if run.train.checkpoint is not None and run.train.checkpoint.keep_best:
-        yield Unsupported(
-            key="train.checkpoint.keep_best", reason="the engine keeps the newest: must be false"
-        )
+        yield Unsupported(key="train.checkpoint.keep_best", reason="the engine keeps the newest: must be false")
     if evaluate is not None and evaluate.patience is not None:
         yield Unsupported(key="train.evaluate.patience", reason="training ends only after all steps")
     if not has_target and evaluate is not None and evaluate.target_loss is not None:

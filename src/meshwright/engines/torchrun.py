@@ -47,9 +47,7 @@ def _run_with_restarts(args: Any) -> int:
         code = _start(args)
         if code == 0 or code in REFUSED or code in ASKED_TO_STOP or count == restarts:
             return code
-        print(
-            f"starting again, {count + 1} of {restarts} times that are allowed", file=sys.stderr, flush=True
-        )
+        print(f"starting again, {count + 1} of {restarts} times that are allowed", file=sys.stderr, flush=True)
     raise AssertionError("the last start returns")
 
 

@@ -90,14 +90,11 @@ MECHANISMS = (
     Mechanism(name="host time", parameters=_small("host_layer_s", "host_moe_s", "host_expert_s")),
     Mechanism(name="attention by kernel", parameters=_without_levels("attention")),
     Mechanism(name="one copy for each node of a dispatcher", facts={"deduplicates": 0.0}),
-    Mechanism(
-        name="fused experts", facts={"fused_experts": 0.0}, parameters=_without_levels("expert_kernels")
-    ),
+    Mechanism(name="fused experts", facts={"fused_experts": 0.0}, parameters=_without_levels("expert_kernels")),
     Mechanism(name="tiles that two experts share", facts={"ragged_rows": 0.0}),
     Mechanism(name="imbalance of experts", facts={"expert_imbalance": 1.0}),
     Mechanism(
-        name="overlap of tensor parallelism and compilers",
-        parameters=_without_levels("tensor_overlap", "fusion"),
+        name="overlap of tensor parallelism and compilers", parameters=_without_levels("tensor_overlap", "fusion")
     ),
     Mechanism(name="formats on the wire", facts={"wire_gradient_bytes": 0.0, "wire_parameter_bytes": 0.0}),
     Mechanism(name="recomputation that stops early", facts={"stops_recompute": 0.0}),
@@ -147,9 +144,7 @@ def _prior_without(mechanism: Mechanism) -> Calibration:
     return replace(start, parameters={name: mechanism.parameters(p) for name, p in start.parameters.items()})
 
 
-def linearized_errors(
-    problem: FitProblem, start: Calibration, sources: NDArray[np.str_]
-) -> NDArray[np.float64]:
+def linearized_errors(problem: FitProblem, start: Calibration, sources: NDArray[np.str_]) -> NDArray[np.float64]:
     """log(predicted / measured rate) of each row by a fit without its source.
 
     The fit without a source minimizes the same objective with residuals linear around the fit to all rows.
@@ -196,9 +191,7 @@ def as_markdown(found: Sequence[Ablation]) -> str:
 
 def main() -> None:
     """Measure all mechanisms and print or write the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--markdown", type=Path, help="page to write; the default prints it")
     arguments = parser.parse_args()
     runs = [run for run in read_runs(measured_runs_path()) if run.reason is None]

@@ -79,8 +79,7 @@ def advise(run: Run) -> Advice:
     calibration = request.calibration
     if calibration is None or not calibration.corrections:
         raise InputError(
-            "there is nothing to choose from: the calibration has no efficiency corrections",
-            got=run.calibration,
+            "there is nothing to choose from: the calibration has no efficiency corrections", got=run.calibration
         )
     plan = run.plan
     if plan is None:
@@ -129,13 +128,7 @@ def _step_s(request: PlanRequest, plan: Plan, corrections: Mapping[str, Efficien
 
 
 def _candidate(
-    request: PlanRequest,
-    plan: Plan,
-    noted: Mapping[str, _Noted],
-    step_s: float,
-    *,
-    name: str,
-    shape: Shape,
+    request: PlanRequest, plan: Plan, noted: Mapping[str, _Noted], step_s: float, *, name: str, shape: Shape
 ) -> KernelCandidate:
     correction = noted[name]
     slower_s = _step_s(request, plan, {**noted, name: _noted(correction, slow=shape)})

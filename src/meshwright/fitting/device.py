@@ -80,12 +80,8 @@ def _fit(device: Mapping[str, Any], of: RowsByFamily) -> KernelFits:
     """Parameters and corrections of kernels that have the whole device."""
     accelerator = accelerator_of(device, of)
     on_host = device["type"] == "cpu"
-    memory_ratio = (
-        1.0 if on_host else copy_bytes_per_s(of[PointFamily.MEMORY]) / accelerator.memory_bytes_per_s
-    )
-    rates = MeasuredRates(
-        accelerator=accelerator, memory_ratio=min(memory_ratio, MAX_RATIO), kernel_s=launch_s(of)
-    )
+    memory_ratio = 1.0 if on_host else copy_bytes_per_s(of[PointFamily.MEMORY]) / accelerator.memory_bytes_per_s
+    rates = MeasuredRates(accelerator=accelerator, memory_ratio=min(memory_ratio, MAX_RATIO), kernel_s=launch_s(of))
     known = {**(HOST if on_host else {}), **TODAY}
     parameters = {name: MeasuredParameter(value=value, sd=0.0) for name, value in known.items()}
     if accelerator.vendor == THIS_MACHINE:
@@ -126,9 +122,7 @@ def _assemble(
     )
 
 
-def _with_threads(
-    accelerator: Accelerator, rows: Iterable[DeviceRow], *, threads: int, kernel_s: float
-) -> Kernels:
+def _with_threads(accelerator: Accelerator, rows: Iterable[DeviceRow], *, threads: int, kernel_s: float) -> Kernels:
     """Kernels of a process that has so many threads of the CPU."""
     of = rows_by_family(rows, threads=threads)
     own = replace(

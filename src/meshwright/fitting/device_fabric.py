@@ -49,9 +49,7 @@ def fit_fabric(
         lambda s: modelled_all_reduce_s(fabric, small, latency_s=s) < small.seconds_median, *LATENCY_RANGE_S
     )
     fabric = replace(fabric, scale_up_latency_s=latency_s, scale_out_latency_s=latency_s)
-    ratio = bisect(
-        lambda r: modelled_all_reduce_s(fabric, large, ratio=r) > large.seconds_median, *RATE_RATIO_RANGE
-    )
+    ratio = bisect(lambda r: modelled_all_reduce_s(fabric, large, ratio=r) > large.seconds_median, *RATE_RATIO_RANGE)
     fabric = replace(
         fabric,
         scale_up_bytes_per_s=rate * ratio,
@@ -83,8 +81,7 @@ def measured_collectives(rows: Sequence[DeviceRow]) -> MeasuredCollectives:
         by_kernel.setdefault(row.point.kernel, {}).setdefault(row.point.num_processes, []).append(row)
     return MeasuredCollectives(
         curves={
-            kernel: {count: curve_of(own) for count, own in by_count.items()}
-            for kernel, by_count in by_kernel.items()
+            kernel: {count: curve_of(own) for count, own in by_count.items()} for kernel, by_count in by_kernel.items()
         }
     )
 
@@ -93,6 +90,5 @@ def curve_of(rows: Iterable[DeviceRow]) -> Curve:
     """Seconds of one collective between one number of processes, by size."""
     rows = sorted(rows, key=lambda r: r.point.size_bytes)
     return Curve(
-        size_bytes=tuple(float(r.point.size_bytes) for r in rows),
-        seconds=tuple(r.seconds_median for r in rows),
+        size_bytes=tuple(float(r.point.size_bytes) for r in rows), seconds=tuple(r.seconds_median for r in rows)
     )

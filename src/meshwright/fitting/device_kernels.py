@@ -85,15 +85,11 @@ class KernelFits:
             ratio = _ratio(in_16_bits, self.rates.attention_s)
             kernels = _kernels(own, lambda point, ratio=ratio: self.rates.attention_s(point, ratio))
             found |= kernels
-            self.parameters[f"attention_{kernel}_ratio"] = MeasuredParameter(
-                value=ratio, sd=_sd(kernels.values())
-            )
+            self.parameters[f"attention_{kernel}_ratio"] = MeasuredParameter(value=ratio, sd=_sd(kernels.values()))
         if found:
             self._keep(PointFamily.ATTENTION, found)
 
-    def fit_bytes_moved(
-        self, name: str, rows: list[DeviceRow], least_bytes: Callable[[Point], float]
-    ) -> None:
+    def fit_bytes_moved(self, name: str, rows: list[DeviceRow], least_bytes: Callable[[Point], float]) -> None:
         """Fit parameter `name`: bytes that a kernel's seconds correspond to, over `least_bytes`.
 
         Only points whose launch is a small share of their seconds count.
@@ -102,9 +98,7 @@ class KernelFits:
         large = [r for r in rows if start_s < LAUNCH_SHARE * r.seconds_median]
         if not large:
             return
-        logs = np.array(
-            [math.log((r.seconds_median - start_s) * streaming / least_bytes(r.point)) for r in large]
-        )
+        logs = np.array([math.log((r.seconds_median - start_s) * streaming / least_bytes(r.point)) for r in large])
         factor = math.exp(float(np.median(logs)))
         kernels = _kernels(rows, lambda p: least_bytes(p) * factor / streaming + start_s)
         self.parameters[name] = MeasuredParameter(value=factor, sd=_sd(kernels.values()))
@@ -115,8 +109,7 @@ class KernelFits:
         corrected = [k for k in kernels.values() if k.correction is not None]
         if corrected:
             self.errors[family] = errors_of(
-                np.concatenate([-k.residuals for k in corrected]),
-                np.concatenate([k.log_ratios for k in corrected]),
+                np.concatenate([-k.residuals for k in corrected]), np.concatenate([k.log_ratios for k in corrected])
             )
 
 

@@ -68,12 +68,7 @@ HOST = {
 """Parameters of a CPU whose rates were measured."""
 
 
-AROUND = {
-    "data_layer_s": 2.5e-3,
-    "data_collective_s": 2e-3,
-    "tensor_collective_s": 2.5e-3,
-    "pipeline_transfer_s": 2e-4,
-}
+AROUND = {"data_layer_s": 2.5e-3, "data_collective_s": 2e-3, "tensor_collective_s": 2.5e-3, "pipeline_transfer_s": 2e-4}
 AROUND_SD = 1.0
 """Seconds that a process spends around communication where it computes on the same CPU. An assumption from steps on one
 CPU (docs/log.md), right within a factor of three. `bench device` and `calibrate` measure it."""
@@ -122,18 +117,12 @@ def calibration_here(
     experts_s = times.experts_s or 0.0
     left_s = times.layer_s - times.linear_s - times.attention_forward_s - times.attention_backward_s
     solver.solve("gemm_ratio", times.linear_s, lambda at: _linear_s(at.layer(), request.model))
-    solver.solve(
-        "attention_forward_ratio", times.attention_forward_s, lambda at: at.layer().attention_core.forward_s
-    )
-    solver.solve(
-        "attention_backward_ratio", times.attention_backward_s, lambda at: at.layer().attention_core.input_s
-    )
+    solver.solve("attention_forward_ratio", times.attention_forward_s, lambda at: at.layer().attention_core.forward_s)
+    solver.solve("attention_backward_ratio", times.attention_backward_s, lambda at: at.layer().attention_core.input_s)
     if times.experts_s is not None:
         solver.solve("grouped_ratio", experts_s, lambda at: _routed_s(at.layer()))
     solver.solve(
-        "elementwise_factor",
-        max(left_s - experts_s, NOTHING_S),
-        lambda at: _elementwise_s(at.layer(), request.model),
+        "elementwise_factor", max(left_s - experts_s, NOTHING_S), lambda at: _elementwise_s(at.layer(), request.model)
     )
     solver.solve("general_factor", times.layer_s * times.update_layers, lambda at: at.layers_s())
     solver.solve("head_factor", times.rest_s, lambda at: at.steps().components_s["head"])
@@ -141,9 +130,7 @@ def calibration_here(
     if collective is not None and times.on_host:
         solver.know(AROUND, sd=AROUND_SD)
     if collective is not None:
-        solver.solve(
-            "scale_up_ratio", collective.seconds, lambda at: at.collective_s(collective), sd=collective.sd
-        )
+        solver.solve("scale_up_ratio", collective.seconds, lambda at: at.collective_s(collective), sd=collective.sd)
     return solver.calibration
 
 
@@ -216,9 +203,7 @@ class _Solver:
         """Set these values without measuring them."""
         self.measured |= {name: MeasuredParameter(value=value, sd=sd) for name, value in values.items()}
 
-    def solve(
-        self, name: str, seconds: float, model_s: Callable[[_Point], object], *, sd: float | None = None
-    ) -> None:
+    def solve(self, name: str, seconds: float, model_s: Callable[[_Point], object], *, sd: float | None = None) -> None:
         """Set `name` so that `model_s` gives `seconds`, or to the end of its range where no value does."""
         parameter = self.base.parameters[name]
         low, high = (parameter.forward(parameter.prior) + d for d in (-REACH, REACH))

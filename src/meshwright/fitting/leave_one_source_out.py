@@ -24,11 +24,7 @@ Progress = Callable[[int], object]
 
 
 def predict_leave_one_source_out(
-    runs: Sequence[PublishedRun],
-    fitted: Fitted,
-    *,
-    intervals: Calibration,
-    progress: Progress = lambda _: None,
+    runs: Sequence[PublishedRun], fitted: Fitted, *, intervals: Calibration, progress: Progress = lambda _: None
 ) -> Predictions:
     """Predict each source by the calibration of all other sources. Every run must have conditions.
 
@@ -68,16 +64,11 @@ class UnseenErrors:
     def take(self, index: NDArray[np.intp]) -> UnseenErrors:
         """The runs at `index`."""
         return UnseenErrors(
-            error=self.error[index],
-            sd=self.sd[index],
-            case_class=self.case_class[index],
-            unstated=self.unstated[index],
+            error=self.error[index], sd=self.sd[index], case_class=self.case_class[index], unstated=self.unstated[index]
         )
 
 
-def held_out(
-    runs: Sequence[PublishedRun], fitted: Fitted, *, progress: Progress = lambda _: None
-) -> UnseenErrors:
+def held_out(runs: Sequence[PublishedRun], fitted: Fitted, *, progress: Progress = lambda _: None) -> UnseenErrors:
     """Errors of every run by the fit without its source. Each run has conditions and a rate."""
     error, sd, unstated = np.zeros(len(runs)), np.zeros(len(runs)), np.zeros(len(runs))
     classes = np.full(len(runs), "", dtype="<U32")

@@ -128,18 +128,13 @@ def _shares(runs: Sequence[PublishedRun]) -> NDArray[np.float64]:
 
 def etas_at(problem: FitProblem, calibration: Calibration, beta: NDArray[np.float64]) -> tuple[Etas, Etas]:
     """Transformed parameters of every row, and of 16-bit GEMMs, with offsets `beta`."""
-    moved = {
-        name: problem.prior_etas[name] + beta[columns].sum(axis=1)
-        for name, columns in problem.columns.items()
-    }
+    moved = {name: problem.prior_etas[name] + beta[columns].sum(axis=1) for name, columns in problem.columns.items()}
     return {**problem.prior_etas, **moved}, {
         "gemm_ratio": problem.prior_bf16_eta + beta[problem.bf16_columns].sum(axis=1)
     }
 
 
-def jacobian_of(
-    problem: FitProblem, slopes: dict[str, NDArray[np.float64]], num_offsets: int
-) -> NDArray[np.float64]:
+def jacobian_of(problem: FitProblem, slopes: dict[str, NDArray[np.float64]], num_offsets: int) -> NDArray[np.float64]:
     """Derivatives of every row by every offset, from those by parameters (`slopes`)."""
     rows = np.arange(len(problem.log_measured))
     J = np.zeros((len(rows), num_offsets))
@@ -162,9 +157,7 @@ class Solution:
 
 def solve(problem: FitProblem, calibration: Calibration, *, use: NDArray[np.bool_]) -> Solution:
     """The posterior mode of the rows where `use` is true, from the prior, first with the wider loss."""
-    wide = _descend(
-        problem, calibration, use=use, start=np.zeros(len(problem.keys)), cauchy=WIDE_CAUCHY, tolerance=1.0
-    )
+    wide = _descend(problem, calibration, use=use, start=np.zeros(len(problem.keys)), cauchy=WIDE_CAUCHY, tolerance=1.0)
     return _descend(problem, calibration, use=use, start=wide.beta, cauchy=CAUCHY, tolerance=TOLERANCE)
 
 
@@ -228,21 +221,15 @@ def weights_of(
     return use * problem.share / (1 + scaled**2) / problem.noise**2
 
 
-def _score(
-    residual: NDArray[np.float64], problem: FitProblem, use: NDArray[np.bool_], cauchy: float
-) -> float:
+def _score(residual: NDArray[np.float64], problem: FitProblem, use: NDArray[np.bool_], cauchy: float) -> float:
     scaled = residual / (cauchy * problem.noise)
     return float((use * problem.share * cauchy**2 * np.log1p(scaled**2)).sum())
 
 
-def as_calibration(
-    problem: FitProblem, solution: Solution, *, use: NDArray[np.bool_], made: str
-) -> Calibration:
+def as_calibration(problem: FitProblem, solution: Solution, *, use: NDArray[np.bool_], made: str) -> Calibration:
     """The solution as offsets of the prior. Offsets without rows are not in it."""
     offsets = {
-        key: Offset(
-            value=float(solution.beta[i]), sd=float(solution.sd[i]), num_rows=int(solution.num_rows[i])
-        )
+        key: Offset(value=float(solution.beta[i]), sd=float(solution.sd[i]), num_rows=int(solution.num_rows[i]))
         for i, key in enumerate(problem.keys)
         if solution.num_rows[i] > 0
     }
@@ -252,9 +239,7 @@ def as_calibration(
         return float(np.median(np.abs(solution.residual[chosen if chosen.any() else use]))) / MEDIAN_OF_NORMAL
 
     sds = {"dense": residual_sd(~problem.is_moe), "moe": residual_sd(problem.is_moe)}
-    return replace(
-        prior(), offsets=offsets, residual_sd=sds, num_sources=_num_sources(problem, use), made=made
-    )
+    return replace(prior(), offsets=offsets, residual_sd=sds, num_sources=_num_sources(problem, use), made=made)
 
 
 def _num_sources(problem: FitProblem, use: NDArray[np.bool_]) -> dict[str, int]:
@@ -322,9 +307,7 @@ def without(fitted: Fitted, source: str) -> Calibration:
         return fitted.calibration
     start = _start_without(fitted, names.index(source) % START_GROUPS)
     use = np.array([s != source for s in fitted.sources])
-    solution = _descend(
-        fitted.problem, prior(), use=use, start=start.beta, cauchy=CAUCHY, tolerance=TOLERANCE
-    )
+    solution = _descend(fitted.problem, prior(), use=use, start=start.beta, cauchy=CAUCHY, tolerance=TOLERANCE)
     return as_calibration(fitted.problem, solution, use=use, made=f"without {source}")
 
 

@@ -100,9 +100,7 @@ def calibrate_from_tables(device: str, *, framework: str) -> DeviceCalibration:
     for name, shapes, source in _measured(package, accelerator, table, framework):
         family, number_format = name.split("/")
         correction, error = _fit_correction(shapes, AXES[PointFamily(family)])
-        corrections |= {
-            f"{family}/{kernel}/{number_format}": correction for kernel in LIKE[PointFamily(family)]
-        }
+        corrections |= {f"{family}/{kernel}/{number_format}": correction for kernel in LIKE[PointFamily(family)]}
         errors[name] = errors_of(error, shapes.log_ratios)
         used[name] = _provenance(source, shapes)
     devices_per_node = catalog.usual_devices_per_node(accelerator.name)
@@ -293,9 +291,7 @@ def _fit_correction(shapes: Shapes, axes: Sequence[str]) -> tuple[EfficiencyCorr
     rows = [np.flatnonzero(of_row == octave) for octave in chosen]
     x = np.array([shapes.x[r].mean(axis=0) for r in rows])
     middle = np.array([np.median(y[r]) for r in rows])
-    noise = np.array(
-        [MAD_TO_SD * np.median(np.abs(y[r] - np.median(y[r]))) / math.sqrt(len(r)) for r in rows]
-    )
+    noise = np.array([MAD_TO_SD * np.median(np.abs(y[r] - np.median(y[r]))) / math.sqrt(len(r)) for r in rows])
     correction = fit_correction(x, middle, noise, axes=axes)
     if correction is None:
         raise InputError("a table has too few shapes for an efficiency correction", got=len(x))

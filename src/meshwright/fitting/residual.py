@@ -59,12 +59,7 @@ class Free:
 
 
 ANYWHERE = {"general_factor": Free(start=1.0, sd=0.2), "step_s": Free(start=1e-3, sd=1.0)}
-KERNELS = (
-    "elementwise_factor",
-    "optimizer_passes",
-    "attention_forward_ratio",
-    "attention_backward_ratio",
-)
+KERNELS = ("elementwise_factor", "optimizer_passes", "attention_forward_ratio", "attention_backward_ratio")
 """Measured in isolation. They start at the measured values."""
 KERNELS_SD = 0.6
 ON_HOST = ANYWHERE | {
@@ -75,14 +70,8 @@ ON_HOST = ANYWHERE | {
 }
 """On a CPU, which launches each operation itself."""
 COLLECTIVES = {
-    "data": {
-        "data_collective_s": Free(start=3e-4, sd=1.5),
-        "data_collective_factor": Free(start=1.0, sd=0.4),
-    },
-    "tensor": {
-        "tensor_collective_s": Free(start=3e-4, sd=1.5),
-        "tensor_collective_factor": Free(start=1.0, sd=0.4),
-    },
+    "data": {"data_collective_s": Free(start=3e-4, sd=1.5), "data_collective_factor": Free(start=1.0, sd=0.4)},
+    "tensor": {"tensor_collective_s": Free(start=3e-4, sd=1.5), "tensor_collective_factor": Free(start=1.0, sd=0.4)},
     "pipeline": {"pipeline_transfer_s": Free(start=3e-4, sd=1.5)},
 }
 """Time around collectives, by mesh axis."""
@@ -173,9 +162,7 @@ def _cases(rows: Sequence[DeviceRow]) -> list[_Case]:
     by_case: dict[tuple[int, str], list[int]] = {}
     for i, row in enumerate(rows):
         by_case.setdefault((row.point.num_processes, row.point.format), []).append(i)
-    return [
-        _case(index, [rows[i] for i in index], num_processes=n) for (n, _), index in sorted(by_case.items())
-    ]
+    return [_case(index, [rows[i] for i in index], num_processes=n) for (n, _), index in sorted(by_case.items())]
 
 
 def _case(index: list[int], rows: list[DeviceRow], *, num_processes: int) -> _Case:
@@ -261,15 +248,11 @@ def _log_steps(devices: Sequence[DeviceCalibration], cases: Sequence[_Case], num
             )
             for device in devices
         ]  # fmt: skip
-        found[:, case.index] = np.log(
-            estimate_steps(**case.tables, rates=SystemRates.stack(rates).column()).step_s
-        )
+        found[:, case.index] = np.log(estimate_steps(**case.tables, rates=SystemRates.stack(rates).column()).step_s)
     return found
 
 
-def _linearized(
-    logs_at: Callable[[Sequence[Floats]], Floats], beta: Floats, measured: Floats
-) -> tuple[Floats, Floats]:
+def _linearized(logs_at: Callable[[Sequence[Floats]], Floats], beta: Floats, measured: Floats) -> tuple[Floats, Floats]:
     """(log predicted - log measured, its derivative by each parameter), from one evaluation of the cost model."""
     logs = logs_at([beta, *(beta + DERIVATIVE_STEP * np.eye(len(beta)))])
     return logs[0] - measured, (logs[1:] - logs[0]).T / DERIVATIVE_STEP

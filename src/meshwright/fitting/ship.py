@@ -69,14 +69,10 @@ def with_intervals(calibration: Calibration, errors: UnseenErrors) -> Calibratio
     return replace(calibration, interval_scale=scale, interval_factors=factors)
 
 
-def _widened(
-    calibration: Calibration, errors: UnseenErrors, *, kind: str, unstated: Sequence[float]
-) -> Calibration:
+def _widened(calibration: Calibration, errors: UnseenErrors, *, kind: str, unstated: Sequence[float]) -> Calibration:
     """`calibration` with the floor of one kind of model, and the `unstated_sd`, that score best on its errors."""
     tried = [
-        replace(
-            calibration, interval_floors={**calibration.interval_floors, kind: floor}, unstated_sd=unstated_sd
-        )
+        replace(calibration, interval_floors={**calibration.interval_floors, kind: floor}, unstated_sd=unstated_sd)
         for floor in FLOORS
         for unstated_sd in unstated
     ]
@@ -113,9 +109,7 @@ def _scaled(calibration: Calibration, errors: UnseenErrors) -> _Intervals:
 
 def main() -> None:
     """Fit and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=measured_runs_path(), help="CSV of measured runs")
     parser.add_argument("--out", type=Path, default=STEP_CALIBRATION, help="JSON to write")
     arguments = parser.parse_args()

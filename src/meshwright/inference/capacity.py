@@ -19,12 +19,7 @@ from typing import Any
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.inference.formats import StorageFormat
 from meshwright.inference.layout import ServingLayout, check_layout, legal_layouts
-from meshwright.inference.memory import (
-    cache_split,
-    session_bytes,
-    session_bytes_on_device,
-    weight_bytes,
-)
+from meshwright.inference.memory import cache_split, session_bytes, session_bytes_on_device, weight_bytes
 from meshwright.specs.estimate import Shortfall
 from meshwright.specs.hardware import Cluster
 from meshwright.specs.memory_budget import MemoryBudget
@@ -68,15 +63,11 @@ class CapacityQuestion:
 
     def __post_init__(self) -> None:
         if not 1 <= self.context <= MAX_CONTEXT:
-            raise InputError(
-                "context is no length of a session", got=self.context, allowed=f"1 to {MAX_CONTEXT:,}"
-            )
+            raise InputError("context is no length of a session", got=self.context, allowed=f"1 to {MAX_CONTEXT:,}")
         positions = self.model.learned_positions
         if positions and self.context > positions:
             raise InputError(
-                f"{self.model.name} has a learned table of positions",
-                got=self.context,
-                allowed=f"1 to {positions:,}",
+                f"{self.model.name} has a learned table of positions", got=self.context, allowed=f"1 to {positions:,}"
             )
 
 
@@ -143,9 +134,7 @@ def capacities(question: CapacityQuestion) -> Sequence[Capacity]:
         raise InfeasibleError(
             f"{question.model.name} has {heads} query heads, which no layout of {question.cluster.name} can split"
         )
-    return sorted(
-        found, key=lambda c: (-c.max_tokens, -c.max_sessions, -c.device.cache, c.layout.replica_devices)
-    )
+    return sorted(found, key=lambda c: (-c.max_tokens, -c.max_sessions, -c.device.cache, c.layout.replica_devices))
 
 
 def _capacity(question: CapacityQuestion, layout: ServingLayout) -> Capacity:

@@ -75,10 +75,7 @@ def offline_rates(asked: Server) -> list[LoadEstimate]:
 
 def geomean_ratio(one: list[LoadEstimate], other: list[LoadEstimate]) -> Estimate:
     """Geometric mean of the ratios of output rates. Errors of one system are common to all of its rows."""
-    logs = [
-        log(a.output_tokens_per_s.value / b.output_tokens_per_s.value)
-        for a, b in zip(one, other, strict=True)
-    ]
+    logs = [log(a.output_tokens_per_s.value / b.output_tokens_per_s.value) for a, b in zip(one, other, strict=True)]
     value = exp(float(np.mean(logs)))
     spread = exp(hypot(_log_spread(one), _log_spread(other)))
     return Estimate(value=value, low=value / spread, high=value * spread, unit="x", tier=Tier.DATASHEET)
@@ -152,8 +149,7 @@ def _sessions_under_itl(found: Claim) -> ClaimPrediction:
     """Largest of the procedure's loads whose ITL is below the bound; the interval reads the ends of the ITL's."""
     loads = [(n, _online("mi355x", n)) for n in CONCURRENCIES]
     value, low, high = (
-        max((n for n, e in loads if getattr(e.itl, end) < ITL_BOUND_S), default=0)
-        for end in ("value", "high", "low")
+        max((n for n, e in loads if getattr(e.itl, end) < ITL_BOUND_S), default=0) for end in ("value", "high", "low")
     )
     other = max((n for n in CONCURRENCIES if _online("b200", n).itl.value < ITL_BOUND_S), default=0)
     estimate = Estimate(value=value, low=low, high=high, unit="sessions", tier=Tier.DATASHEET)
@@ -170,9 +166,7 @@ def _question(model: str, precision: str, kv: str, context: int) -> CapacityQues
 
 def _holds(found: Claim) -> ClaimPrediction:
     best = capacities(_question("llama3.1-405b", "fp4", "fp8", 8192))[0]
-    return ClaimPrediction(
-        claim=found, value=_exact(float(best.fits), found.unit), plans=(best.layout.describe(),)
-    )
+    return ClaimPrediction(claim=found, value=_exact(float(best.fits), found.unit), plans=(best.layout.describe(),))
 
 
 def _parameters(found: Claim) -> ClaimPrediction:

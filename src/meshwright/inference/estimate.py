@@ -13,13 +13,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.errors import InfeasibleError, InputError
-from meshwright.inference.capacity import (
-    CapacityQuestion,
-    DeviceMemory,
-    Reserve,
-    device_memory,
-    shipped_reserve,
-)
+from meshwright.inference.capacity import CapacityQuestion, DeviceMemory, Reserve, device_memory, shipped_reserve
 from meshwright.inference.constants import ServingCalibration, shipped_constants
 from meshwright.inference.layout import check_layout
 from meshwright.inference.memory import session_bytes
@@ -74,9 +68,7 @@ class Server:
         return replace(self.of, layout=replace(layout, replicas=layout.replicas - self.prefill_replicas))
 
 
-def server(
-    of: Served, engine: EngineTraits, *, reserve: Reserve | None = None, prefill_replicas: int = 0
-) -> Server:
+def server(of: Served, engine: EngineTraits, *, reserve: Reserve | None = None, prefill_replicas: int = 0) -> Server:
     """A server with the shipped constants."""
     return Server(
         of=of,
@@ -189,9 +181,7 @@ _QUANTITIES = (Quantity.TTFT, Quantity.ITL, Quantity.OUTPUT_RATE)
 def _spreads(asked: Server, of: Served, load: RequestLoad, limit: BatchLimit) -> dict[Quantity, float]:
     """Factor between each quantity and the ends of its interval."""
     conditions = [
-        PointConditions(
-            served=of, load=load, engine=asked.engine, limit=limit, quantity=q, measured=float("nan")
-        )
+        PointConditions(served=of, load=load, engine=asked.engine, limit=limit, quantity=q, measured=float("nan"))
         for q in _QUANTITIES
         if load.output_tokens > 1 or q is not Quantity.ITL
     ]

@@ -23,11 +23,7 @@ from meshwright.arrays import FloatArray
 from meshwright.files import write_atomically
 from meshwright.inference.constants import ServingCalibration
 from meshwright.inference.points import PublishedPoint, read_points, shipped_points_path
-from meshwright.inference.predict import (
-    NORMAL_80,
-    derivatives,
-    log_predictor,
-)
+from meshwright.inference.predict import NORMAL_80, derivatives, log_predictor
 
 ROW_SD = 0.12
 """Standard deviation of a row's logarithm that the fit assumes: repeats and revisions of one page differ by 3 to 10 %,
@@ -80,13 +76,7 @@ def fit(points: Sequence[PublishedPoint]) -> ServingCalibration:
 def _prior() -> ServingCalibration:
     empty = np.empty(0)
     return ServingCalibration(
-        keys=(),
-        values=empty,
-        covariance=np.empty((0, 0)),
-        row_sd=ROW_SD,
-        source_sd=0.0,
-        interval_scale=1.0,
-        num_rows=0,
+        keys=(), values=empty, covariance=np.empty((0, 0)), row_sd=ROW_SD, source_sd=0.0, interval_scale=1.0, num_rows=0
     )
 
 
@@ -133,9 +123,7 @@ def with_spread(calibration: ServingCalibration, held_out: Sequence[HeldOut]) ->
 
 def spread_as(calibration: ServingCalibration, other: ServingCalibration) -> ServingCalibration:
     """The calibration with the spread of another: a refit has held-out sources of its own, which were not computed."""
-    return replace(
-        calibration, row_sd=other.row_sd, source_sd=other.source_sd, interval_scale=other.interval_scale
-    )
+    return replace(calibration, row_sd=other.row_sd, source_sd=other.source_sd, interval_scale=other.interval_scale)
 
 
 def document_of(calibration: ServingCalibration, held_out: Sequence[HeldOut]) -> dict[str, Any]:

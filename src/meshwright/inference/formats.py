@@ -85,9 +85,7 @@ def usual_cache(weights: StorageFormat) -> str:
     return "fp8" if weights.is_quantised else "bf16"
 
 
-def _named(
-    kind: str, name: str, formats: Mapping[str, StorageFormat], accelerator: Accelerator
-) -> StorageFormat:
+def _named(kind: str, name: str, formats: Mapping[str, StorageFormat], accelerator: Accelerator) -> StorageFormat:
     wanted = name.strip().lower()
     if wanted == FP4:
         wanted = "mxfp4" if accelerator.vendor == "AMD" else "nvfp4"

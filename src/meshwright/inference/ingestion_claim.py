@@ -15,14 +15,7 @@ from math import sqrt
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.lookup import Claim
 from meshwright.cost.rates import system_rates
-from meshwright.inference.ingestion import (
-    MINILM_L6,
-    IngestSystem,
-    IngestWork,
-    resident,
-    streamed,
-    usual_lists,
-)
+from meshwright.inference.ingestion import MINILM_L6, IngestSystem, IngestWork, resident, streamed, usual_lists
 from meshwright.planner.claims import ClaimPrediction
 from meshwright.specs.estimate import Estimate, Tier
 from meshwright.specs.hardware import Stack

@@ -76,9 +76,7 @@ class _Load:
     values: Mapping[Quantity, float]
 
 
-def measured_server(
-    folders: Sequence[Path], *, cluster: Cluster, given: ServedGiven | None = None
-) -> MeasuredServer:
+def measured_server(folders: Sequence[Path], *, cluster: Cluster, given: ServedGiven | None = None) -> MeasuredServer:
     """Read folders of `bench serve` as points of one engine on `cluster`.
 
     Raises InputError for folders of several engines, records that do not say what was served, and where nothing can be
@@ -193,10 +191,7 @@ class _Server:
         ready = 1.0 - (point.server_wait_ratio or 0.0)
         values = {Quantity.OUTPUT_RATE: point.output_tokens_per_s / ready}
         # a mean answer of one token has no time per output token, even if single answers are longer
-        latencies = {
-            Quantity.TTFT: point.ttft_s,
-            Quantity.ITL: point.tpot_s if asked.output_tokens > 1 else None,
-        }
+        latencies = {Quantity.TTFT: point.ttft_s, Quantity.ITL: point.tpot_s if asked.output_tokens > 1 else None}
         for quantity, found in latencies.items():
             if found is not None:
                 values[quantity] = _mean(found) * ready
@@ -255,9 +250,7 @@ def _point(
     try:
         limit = batch_limit(served, load, engine, shipped_reserve())
     except InfeasibleError as error:
-        raise InputError(
-            f"{configuration} was measured and does not fit by our arithmetic: {error.message}"
-        ) from None
+        raise InputError(f"{configuration} was measured and does not fit by our arithmetic: {error.message}") from None
     value = median(values)
     about: dict[str, Any] = {
         "id": f"{line} {metric}", "line": line, "source": configuration,
@@ -272,9 +265,7 @@ def _point(
     )
     spread = stdev(_logs(values)) if len(values) > 1 else 0.0
     return MeasuredPoint(
-        point=PublishedPoint(**about, groups=groups, conditions=conditions),
-        num_repeats=len(values),
-        log_sd=spread,
+        point=PublishedPoint(**about, groups=groups, conditions=conditions), num_repeats=len(values), log_sd=spread
     )
 
 

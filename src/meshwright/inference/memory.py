@@ -59,9 +59,7 @@ class WeightBytes:
         share = -(-self.num_layers // layout.pipeline) / self.num_layers
         body = self.num_layers * (self.attention_layer / layout.tensor + self.kept_layer)
         moe = self.num_moe_layers * (
-            self.experts_layer / (layout.expert * layout.expert_tensor)
-            + self.shared_layer / group
-            + self.router_layer
+            self.experts_layer / (layout.expert * layout.expert_tensor) + self.shared_layer / group + self.router_layer
         )
         layers = (body + self.num_dense_layers * self.dense_layer / group + moe) * share
         ends = (self.embedding, self.head) if layout.pipeline > 1 else (self.embedding + self.head,)
@@ -159,9 +157,7 @@ def session_bytes(model: Model, stored: StorageFormat, context: float) -> float:
     return cached_values(model) * cached_tokens(model, context) * stored.bytes_per_value
 
 
-def session_bytes_on_device(
-    model: Model, stored: StorageFormat, context: float, layout: ServingLayout
-) -> float:
+def session_bytes_on_device(model: Model, stored: StorageFormat, context: float, layout: ServingLayout) -> float:
     """KV cache of one session on one of the devices that hold it: `tensor` of them in every pipeline stage."""
     layers = -(-model.num_layers // layout.pipeline) / model.num_layers
     return session_bytes(model, stored, context) * layers / cache_split(model, layout)

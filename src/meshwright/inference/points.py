@@ -181,9 +181,7 @@ def _conditions(row: CsvRow, value: float | None, assumed: list[str]) -> PointCo
     except InfeasibleError as error:
         raise _RefusedError(PointReason.DOES_NOT_FIT, error.message) from None
     measured = value * scale * (gpus if per_device else 1)
-    return PointConditions(
-        served=served, load=load, engine=engine, limit=limit, quantity=quantity, measured=measured
-    )
+    return PointConditions(served=served, load=load, engine=engine, limit=limit, quantity=quantity, measured=measured)
 
 
 # --- what was measured ---
@@ -310,9 +308,7 @@ def _layout(row: CsvRow) -> tuple[ServingLayout, int]:
         raise _RefusedError(PointReason.NO_PARALLELISM, row.text("parallelism"))
     tensor, data = found.get("tp", 1), found.get("attndp", 1)
     try:
-        one = ServingLayout(
-            tensor=tensor, attention_data=data, expert=found.get("ep", 1), pipeline=found.get("pp", 1)
-        )
+        one = ServingLayout(tensor=tensor, attention_data=data, expert=found.get("ep", 1), pipeline=found.get("pp", 1))
     except InputError as error:
         raise _RefusedError(PointReason.INCONSISTENT, error.message) from None
     replicas = int(copies[1]) if copies else found.get("dp", 1)
@@ -353,9 +349,7 @@ def _concurrency(row: CsvRow) -> float | None:
 @cache
 def engines() -> dict[str, EngineTraits]:
     """Inference engines by name."""
-    return {
-        name: EngineTraits(name=name, **_without_prefixes(values)) for name, values in _engine_data().items()
-    }
+    return {name: EngineTraits(name=name, **_without_prefixes(values)) for name, values in _engine_data().items()}
 
 
 @cache

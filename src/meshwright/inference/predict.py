@@ -12,14 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.arrays import FloatArray
-from meshwright.inference.constants import (
-    ServingCalibration,
-    design,
-    factors_of,
-    peaks_of,
-    rates_from,
-    unknowns,
-)
+from meshwright.inference.constants import ServingCalibration, design, factors_of, peaks_of, rates_from, unknowns
 from meshwright.inference.points import PointConditions, Quantity
 from meshwright.inference.rates import ServingRates
 from meshwright.inference.serving import EngineTraits, RequestWork, Steady, request_work, steady

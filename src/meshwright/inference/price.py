@@ -58,13 +58,9 @@ class HourPrice:
 
     def __post_init__(self) -> None:
         if not 0 < self.usd_per_device_hour <= MAX_USD:
-            raise InputError(
-                "price per device-hour is out of range", got=self.usd_per_device_hour, allowed="above 0"
-            )
+            raise InputError("price per device-hour is out of range", got=self.usd_per_device_hour, allowed="above 0")
         if not 0 <= self.licence_usd_per_device_year <= MAX_USD:
-            raise InputError(
-                "licence is out of range", got=self.licence_usd_per_device_year, allowed="0 or more"
-            )
+            raise InputError("licence is out of range", got=self.licence_usd_per_device_year, allowed="0 or more")
         if not 0 < self.utilization <= 1:
             raise InputError("utilisation is out of range", got=self.utilization, allowed="above 0, up to 1")
 

@@ -62,9 +62,7 @@ class StepSeconds(Table):
     @property
     def total(self) -> Array:
         """The whole step."""
-        return (
-            self.linear + self.attention + self.elementwise + self.communication + self.launches + self.host
-        )
+        return self.linear + self.attention + self.elementwise + self.communication + self.launches + self.host
 
 
 def smooth_maximum(a: Array, b: Array) -> Array:

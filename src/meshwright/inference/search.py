@@ -17,12 +17,7 @@ import numpy as np
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.inference.capacity import Reserve
 from meshwright.inference.constants import ServingCalibration, shipped_constants
-from meshwright.inference.estimate import (
-    LoadEstimate,
-    Server,
-    disaggregated,
-    estimate_load,
-)
+from meshwright.inference.estimate import LoadEstimate, Server, disaggregated, estimate_load
 from meshwright.inference.formats import StorageFormat
 from meshwright.inference.layout import ServingLayout, legal_layouts
 from meshwright.inference.predict import rates_for
@@ -171,11 +166,7 @@ def _candidates(question: ServingQuestion) -> Iterator[tuple[ServingLayout, int]
 
 def _server(question: ServingQuestion, layout: ServingLayout, prefill: int) -> Server:
     of = Served(
-        model=question.model,
-        cluster=question.cluster,
-        weights=question.weights,
-        cache=question.cache,
-        layout=layout,
+        model=question.model, cluster=question.cluster, weights=question.weights, cache=question.cache, layout=layout
     )
     return Server(
         of=of, engine=question.engine, reserve=question.reserve, calibration=question.calibration,
@@ -262,16 +253,12 @@ def _stopped(
     if after is not None and (best is None or question.requests_per_s is None):
         broken = "ITL" if after.itl_s > question.bounds.itl_s else "TTFT"
         value, limit = (
-            (after.itl_s, question.bounds.itl_s)
-            if broken == "ITL"
-            else (after.ttft_s, question.bounds.ttft_s)
+            (after.itl_s, question.bounds.itl_s) if broken == "ITL" else (after.ttft_s, question.bounds.ttft_s)
         )
         return f"{broken} {value * 1e3:,.3g} ms at {after.concurrency:,.0f} in flight, bound {limit * 1e3:,.3g} ms"
     if best is None:
         return f"{max(p.requests_per_s for p in points):,.3g} requests/s at most"
-    return {"kv_cache": "KV cache is full", "engine": "sequences of the engine"}.get(
-        points[-1].bound_by, "rate is met"
-    )
+    return {"kv_cache": "KV cache is full", "engine": "sequences of the engine"}.get(points[-1].bound_by, "rate is met")
 
 
 def pareto(points: Sequence[LayoutPoint]) -> list[LayoutPoint]:

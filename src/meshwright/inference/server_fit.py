@@ -97,10 +97,7 @@ def fit_server(found: MeasuredServer, *, made: str) -> ServerCalibration:
     else:
         shipped = shipped_constants()
         constants = replace(
-            constants,
-            row_sd=shipped.row_sd,
-            source_sd=shipped.source_sd,
-            interval_scale=shipped.interval_scale,
+            constants, row_sd=shipped.row_sd, source_sd=shipped.source_sd, interval_scale=shipped.interval_scale
         )
     return ServerCalibration(
         made=made, accelerator=accelerator, engine=engine, constants=constants, unused=found.unused,

@@ -83,9 +83,7 @@ class EngineTraits:
     batch_tokens: int  # of one step
     cache: str | None = None  # format of the cache unless an option says otherwise; None: as the checkpoint's
     tile_tokens: int = 1  # a GEMM of fewer tokens is computed as dot products, without reuse of the weights
-    server: str = (
-        ""  # level of the factor "server": one server with constants of its own (`inference.server_fit`)
-    )
+    server: str = ""  # level of the factor "server": one server with constants of its own (`inference.server_fit`)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,12 +98,7 @@ def batch_limit(of: Served, load: RequestLoad, engine: EngineTraits, reserve: Re
     """Requests in flight on one replica. Raises InfeasibleError where not one fits."""
     length = load.input_tokens + load.output_tokens
     question = CapacityQuestion(
-        model=of.model,
-        cluster=of.cluster,
-        weights=of.weights,
-        cache=of.cache,
-        context=length,
-        reserve=reserve,
+        model=of.model, cluster=of.cluster, weights=of.weights, cache=of.cache, context=length, reserve=reserve
     )
     device = device_memory(question, of.layout)
     held = length if engine.reserves_answers else load.context
@@ -115,15 +108,9 @@ def batch_limit(of: Served, load: RequestLoad, engine: EngineTraits, reserve: Re
             f"{of.model.name} in {of.weights.name}, {of.layout.describe()}: a session of {length:,} tokens needs "
             f"{whole / 1e9:.1f} GB of each {of.cluster.accelerator.name}, {device.cache / 1e9:.1f} GB are left"
         )
-    fit = (
-        device.cache / session_bytes_on_device(of.model, of.cache, held, of.layout) * of.layout.attention_data
-    )
+    fit = device.cache / session_bytes_on_device(of.model, of.cache, held, of.layout) * of.layout.attention_data
     asked = inf if load.concurrency is None else load.concurrency / of.layout.replicas
-    bounds = {
-        "concurrency": asked,
-        "kv_cache": fit,
-        "engine": float(engine.max_sequences * of.layout.attention_data),
-    }
+    bounds = {"concurrency": asked, "kv_cache": fit, "engine": float(engine.max_sequences * of.layout.attention_data)}
     binds = min(bounds, key=lambda name: bounds[name])
     return BatchLimit(sequences=max(bounds[binds], 1.0 if load.concurrency is None else 0.0), binds=binds)
 
@@ -153,12 +140,7 @@ def request_work(of: Served, load: RequestLoad, engine: EngineTraits, limit: Bat
     verified, part = 1 + load.drafted_per_step, max(batch / of.layout.pipeline, 1.0)
     asked = batch if load.concurrency is None else max(load.concurrency / of.layout.replicas, batch)
     decode = step_work(
-        of,
-        sequences=part,
-        tokens=verified,
-        context=load.context,
-        decoding=True,
-        tile_tokens=engine.tile_tokens,
+        of, sequences=part, tokens=verified, context=load.context, decoding=True, tile_tokens=engine.tile_tokens
     )
     drafting = drafting_work(of, sequences=part, context=load.context, drafted=load.drafted_per_step)
     return RequestWork(
@@ -226,9 +208,7 @@ def steady(work: RequestWork, rates: ServingRates) -> Steady:
     together = np.maximum(work.cohort, 1.0)
     own_s = np.where(in_step, cohort_s(work, rates, together), prompt.total)
     again_s = shared / work.stages * work.recomputed * prompt.total
-    request_s = (
-        rates.request_s + decode_s + np.maximum(shared / together / work.stages, 1.0) * own_s + again_s
-    )
+    request_s = rates.request_s + decode_s + np.maximum(shared / together / work.stages, 1.0) * own_s + again_s
     rate = work.replicas * batch * work.output_tokens / request_s
     gaps = work.output_tokens - 1
     several = gaps > 0

@@ -140,11 +140,7 @@ def experts_chosen(num_experts: float, top_k: float, tokens: float) -> float:
     >>> [round(experts_chosen(256, 8, n)) for n in (1, 8, 16, 32, 64, 128)]
     [8, 57, 102, 163, 222, 252]
     """
-    return (
-        num_experts * -math.expm1(tokens * math.log1p(-top_k / num_experts))
-        if top_k < num_experts
-        else num_experts
-    )
+    return num_experts * -math.expm1(tokens * math.log1p(-top_k / num_experts)) if top_k < num_experts else num_experts
 
 
 def fullest(mean: float, most: float, devices: int) -> float:
@@ -242,9 +238,7 @@ def group_on(cluster: Cluster, size: int, stride: int = 1) -> Group:
 
 
 _LINKS = tuple(f.name for f in fields(Fabric) if f.name != "sources")
-_DEVICE = tuple(
-    f.name for f in fields(Accelerator) if f.name not in ("peak_flops_per_s", "aliases", "sources")
-)
+_DEVICE = tuple(f.name for f in fields(Accelerator) if f.name not in ("peak_flops_per_s", "aliases", "sources"))
 
 
 class Placed:

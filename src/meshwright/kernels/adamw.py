@@ -77,16 +77,12 @@ def adamw(
     """
     sizes = (gradient.numel(), states.first.numel(), states.second.numel())
     if any(size != parameter.numel() for size in sizes):
-        raise InputError(
-            "adamw: gradient or states belong to another tensor", got=sizes, allowed=parameter.numel()
-        )
+        raise InputError("adamw: gradient or states belong to another tensor", got=sizes, allowed=parameter.numel())
     route = choose("adamw", parameter, gradient, states.first)
     ROUTES["adamw"][route].function(parameter, gradient, states, step, scale)
 
 
-def reference(
-    parameter: Tensor, gradient: Tensor, states: AdamStates, step: AdamWStep, scale: Tensor | None
-) -> None:
+def reference(parameter: Tensor, gradient: Tensor, states: AdamStates, step: AdamWStep, scale: Tensor | None) -> None:
     """The specification. Narrow states are rounded to the nearest."""
     beta1, beta2 = step.betas
     gradient = gradient.float().flatten() * (1.0 if scale is None else scale)
@@ -125,9 +121,7 @@ def _encode(codes: Tensor, values: Tensor, tables: ByteTables) -> None:
     codes.copy_(found)
 
 
-def _fused(
-    parameter: Tensor, gradient: Tensor, states: AdamStates, step: AdamWStep, scale: Tensor | None
-) -> None:
+def _fused(parameter: Tensor, gradient: Tensor, states: AdamStates, step: AdamWStep, scale: Tensor | None) -> None:
     number = torch.tensor(float(step.number), device=parameter.device)
     fused_adamw(
         [parameter], [gradient], [states.first.view_as(parameter)], [states.second.view_as(parameter)], [], [number],
@@ -141,9 +135,7 @@ def divisor(scale: Tensor | None) -> Tensor | None:
     return None if scale is None else scale.reciprocal()
 
 
-def _triton(
-    parameter: Tensor, gradient: Tensor, states: AdamStates, step: AdamWStep, scale: Tensor | None
-) -> None:
+def _triton(parameter: Tensor, gradient: Tensor, states: AdamStates, step: AdamWStep, scale: Tensor | None) -> None:
     from meshwright.kernels.adamw_triton import update
 
     update(parameter, gradient, states, step, scale)
@@ -184,9 +176,7 @@ def clip_scale(norm: float, limit: float | None) -> float | None:
 
 
 def _squares_reference(gradients: Sequence[Tensor], copies: Sequence[int]) -> Tensor:
-    return torch.stack(
-        [g.float().square().sum() / count for g, count in zip(gradients, copies, strict=True)]
-    ).sum()
+    return torch.stack([g.float().square().sum() / count for g, count in zip(gradients, copies, strict=True)]).sum()
 
 
 def _squares_foreach(gradients: Sequence[Tensor], copies: Sequence[int]) -> Tensor:

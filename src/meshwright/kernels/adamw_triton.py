@@ -95,9 +95,7 @@ def _update(
         else:
             low, high = bits & 0xFFFF, (bits >> 16) & 0xFFFF
             m_code = _encoded(m, first_scales, signed_table, signed_first, low, row, is_block, 254)
-            v_code = _encoded(
-                tl.sqrt(v), second_scales, unsigned_table, unsigned_first, high, row, is_block, 255
-            )
+            v_code = _encoded(tl.sqrt(v), second_scales, unsigned_table, unsigned_first, high, row, is_block, 255)
             tl.store(first + place, m_code, mask=mask)
             tl.store(second + place, v_code, mask=mask)
 
@@ -109,9 +107,7 @@ def _squares(x, parts, size, ROWS: tl.constexpr):
     tl.store(parts + tl.program_id(0), tl.sum(value * value, axis=0))
 
 
-def update(
-    parameter: Tensor, gradient: Tensor, states: AdamStates, step: AdamWStep, scale: Tensor | None
-) -> None:
+def update(parameter: Tensor, gradient: Tensor, states: AdamStates, step: AdamWStep, scale: Tensor | None) -> None:
     """See `adamw.adamw`. `parameter` is contiguous."""
     assert parameter.is_contiguous(), "masters are contiguous"
     signed, unsigned = states.tables or (None, None)
@@ -165,9 +161,7 @@ def _squares_of(x: Tensor) -> Tensor:
     tile = NORM_TILES[0]
     count = triton.cdiv(x.numel(), WIDTH * tile.constants["ROWS"])
     parts = torch.empty(count, dtype=torch.float32, device=x.device)
-    launch(
-        _squares, (count,), x.contiguous(), parts, x.numel(), on=x, **tile.constants, num_warps=tile.num_warps
-    )
+    launch(_squares, (count,), x.contiguous(), parts, x.numel(), on=x, **tile.constants, num_warps=tile.num_warps)
     return parts.sum()
 
 

@@ -71,9 +71,7 @@ def cross_entropy(
     The gradient overwrites `logits_NV` where one is wanted, so they must be no leaf and are not to be read afterwards.
     """
     require_shapes("cross_entropy", logits_NV=logits_NV, labels_N=labels_N, weights_N=weights_N)
-    route = choose(
-        "cross_entropy", logits_NV, flags=frozenset({"backward"} if logits_NV.requires_grad else ())
-    )
+    route = choose("cross_entropy", logits_NV, flags=frozenset({"backward"} if logits_NV.requires_grad else ()))
     labels_N, weights_N = row_weights(labels_N, weights_N, reduction=reduction, vocab=logits_NV.shape[1])
     losses_N = ROUTES["cross_entropy"][route].function(logits_NV, labels_N, weights_N, z_loss=z_loss, cap=cap)
     return losses_N if reduction == "none" else losses_N.sum()
@@ -174,14 +172,7 @@ def _statistics(logits_NV: Tensor, labels_N: Tensor, *, cap: float, first: int) 
 
 
 def _gradient(
-    logits_NV: Tensor,
-    labels_N: Tensor,
-    lse_N: Tensor,
-    weights_N: Tensor,
-    *,
-    z_loss: float,
-    cap: float,
-    first: int,
+    logits_NV: Tensor, labels_N: Tensor, lse_N: Tensor, weights_N: Tensor, *, z_loss: float, cap: float, first: int
 ) -> None:
     """See `RowFunctions`."""
     size = _rows_at_once(logits_NV)
@@ -222,9 +213,7 @@ def triton_rows() -> RowFunctions:
     """Return `RowFunctions` in Triton."""
     from meshwright.kernels import cross_entropy_triton as made
 
-    return RowFunctions(
-        fused=made.fused, statistics=made.statistics, gradient=made.gradient, scale=made.scale_rows
-    )
+    return RowFunctions(fused=made.fused, statistics=made.statistics, gradient=made.gradient, scale=made.scale_rows)
 
 
 # --- in place ---
@@ -233,19 +222,11 @@ def triton_rows() -> RowFunctions:
 class _Overwriting(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        logits_NV: Tensor,
-        labels_N: Tensor,
-        weights_N: Tensor,
-        z_loss: float,
-        cap: float,
-        rows: RowFunctions,
+        ctx: Any, logits_NV: Tensor, labels_N: Tensor, weights_N: Tensor, z_loss: float, cap: float, rows: RowFunctions
     ) -> Tensor:
         with_grad = ctx.needs_input_grad[0]
         ctx.grad_NV, ctx.rows = logits_NV.detach() if with_grad else None, rows
-        return rows.fused(
-            logits_NV.detach(), labels_N, weights_N, z_loss=z_loss, cap=cap, with_grad=with_grad
-        )
+        return rows.fused(logits_NV.detach(), labels_N, weights_N, z_loss=z_loss, cap=cap, with_grad=with_grad)
 
     @staticmethod
     @only_once
@@ -277,9 +258,7 @@ def _by_torch(logits_NV: Tensor, labels_N: Tensor, weights_N: Tensor, *, z_loss:
     return _in_place(logits_NV, labels_N, weights_N, z_loss=z_loss, cap=cap, rows=TORCH_ROWS)
 
 
-def _by_triton(
-    logits_NV: Tensor, labels_N: Tensor, weights_N: Tensor, *, z_loss: float, cap: float
-) -> Tensor:
+def _by_triton(logits_NV: Tensor, labels_N: Tensor, weights_N: Tensor, *, z_loss: float, cap: float) -> Tensor:
     if torch.compiler.is_compiling():
         losses_N, _ = cross_entropy_op(logits_NV, labels_N, weights_N, z_loss, cap)
         return losses_N
@@ -297,9 +276,7 @@ def cross_entropy_op(
 
 
 @cross_entropy_op.register_fake
-def _(
-    logits_NV: Tensor, labels_N: Tensor, weights_N: Tensor, z_loss: float, cap: float
-) -> tuple[Tensor, Tensor]:
+def _(logits_NV: Tensor, labels_N: Tensor, weights_N: Tensor, z_loss: float, cap: float) -> tuple[Tensor, Tensor]:
     losses_N = torch.empty(logits_NV.shape[0], dtype=torch.float32, device=logits_NV.device)
     return losses_N, torch.empty(logits_NV.shape, dtype=logits_NV.dtype, device=logits_NV.device)
 

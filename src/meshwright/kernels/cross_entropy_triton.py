@@ -55,9 +55,7 @@ def _row_statistics(row, num_columns, cap, CAPPED: tl.constexpr, BLOCK: tl.const
 
 
 @triton.jit
-def _write_gradient(
-    row, num_columns, label, lse, weight, z_loss, cap, CAPPED: tl.constexpr, BLOCK: tl.constexpr
-):
+def _write_gradient(row, num_columns, label, lse, weight, z_loss, cap, CAPPED: tl.constexpr, BLOCK: tl.constexpr):
     """Overwrite the row; `label` is none of its columns where it is elsewhere."""
     factor = weight * (1.0 + 2.0 * z_loss * lse)
     for start in range(0, num_columns, BLOCK):
@@ -93,9 +91,7 @@ def _fused(
         label = tl.load(labels_N + index)
         largest, total = _row_statistics(row, num_columns, cap, CAPPED, BLOCK)
         lse = largest + tl.log(total)
-        of_label = _capped(
-            tl.load(row + label).to(tl.float32), cap, CAPPED
-        )  # `row_weights` has made it a column
+        of_label = _capped(tl.load(row + label).to(tl.float32), cap, CAPPED)  # `row_weights` has made it a column
         tl.store(losses_N + index, weight * (lse - of_label))
         if WITH_GRAD:
             tl.debug_barrier()  # every thread has read the label's logit before one overwrites it
@@ -152,17 +148,13 @@ def _tile(num_columns: int, *, architecture: str) -> Tile:
     """The tile of the architecture, with a smaller block for a smaller vocabulary."""
     tile = next((t for t in TILES if architecture in t.architectures), TILES[-1])
     block = min(tile.constants["BLOCK"], max(LEAST_BLOCK, triton.next_power_of_2(num_columns)))
-    return Tile(
-        constants={"BLOCK": block}, num_warps=max(1, tile.num_warps * block // tile.constants["BLOCK"])
-    )
+    return Tile(constants={"BLOCK": block}, num_warps=max(1, tile.num_warps * block // tile.constants["BLOCK"]))
 
 
 def _launch(kernel: object, x_NV: Tensor, *arguments: object, **constants: object) -> None:
     tile = _tile(x_NV.shape[1], architecture=architecture_of(x_NV.device))
     rows = len(x_NV) if x_NV.shape[1] else 0
-    launch(
-        kernel, (rows,), x_NV, *arguments, on=x_NV, **tile.constants, **constants, num_warps=tile.num_warps
-    )
+    launch(kernel, (rows,), x_NV, *arguments, on=x_NV, **tile.constants, **constants, num_warps=tile.num_warps)
 
 
 @torch.library.custom_op("meshwright::cross_entropy_fused_", mutates_args=("logits_NV",))
@@ -189,13 +181,7 @@ def _statistics_op(logits_NV: Tensor, labels_N: Tensor, cap: float, first: int) 
 
 @torch.library.custom_op("meshwright::cross_entropy_gradient_", mutates_args=("logits_NV",))
 def _gradient_op(
-    logits_NV: Tensor,
-    labels_N: Tensor,
-    lse_N: Tensor,
-    weights_N: Tensor,
-    z_loss: float,
-    cap: float,
-    first: int,
+    logits_NV: Tensor, labels_N: Tensor, lse_N: Tensor, weights_N: Tensor, z_loss: float, cap: float, first: int
 ) -> None:
     _launch(
         _gradient, logits_NV, labels_N.contiguous(), lse_N.contiguous(), weights_N, logits_NV.stride(0),
@@ -209,9 +195,7 @@ def _scale_op(x_NV: Tensor, scale_N: Tensor) -> None:
 
 
 @_fused_op.register_fake
-def _(
-    logits_NV: Tensor, labels_N: Tensor, weights_N: Tensor, z_loss: float, cap: float, with_grad: bool
-) -> Tensor:
+def _(logits_NV: Tensor, labels_N: Tensor, weights_N: Tensor, z_loss: float, cap: float, with_grad: bool) -> Tensor:
     return torch.empty(logits_NV.shape[0], dtype=torch.float32, device=logits_NV.device)
 
 
@@ -233,14 +217,7 @@ def statistics(logits_NV: Tensor, labels_N: Tensor, *, cap: float, first: int) -
 
 
 def gradient(
-    logits_NV: Tensor,
-    labels_N: Tensor,
-    lse_N: Tensor,
-    weights_N: Tensor,
-    *,
-    z_loss: float,
-    cap: float,
-    first: int,
+    logits_NV: Tensor, labels_N: Tensor, lse_N: Tensor, weights_N: Tensor, *, z_loss: float, cap: float, first: int
 ) -> None:
     """See `cross_entropy.RowFunctions`."""
     _gradient_op(logits_NV, labels_N, lse_N, weights_N, z_loss, cap, first)
@@ -266,13 +243,7 @@ def _traffic(passes: int, rereads: int) -> Callable[[Sizes, Tile], Traffic]:
 
 
 _SIZES = {"rows": 512, "vocab": 128256}  # a chunk of Llama 3.1 8B
-_ROW = {
-    "logits_NV": "*bf16",
-    "labels_N": "*i64",
-    "row_stride": "i32:16",
-    "num_columns": "i32:16",
-    "cap": "fp32",
-}
+_ROW = {"logits_NV": "*bf16", "labels_N": "*i64", "row_stride": "i32:16", "num_columns": "i32:16", "cap": "fp32"}
 _WEIGHTS = {"weights_N": "*fp32", "weight_stride": "i32", "z_loss": "fp32"}
 
 SOURCES = (

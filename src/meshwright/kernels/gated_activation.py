@@ -83,8 +83,6 @@ ROUTES = {
     "swiglu": {
         "reference": Route(name="reference", kind="reference", function=reference),
         "triton": Route(name="triton", kind="triton", function=_triton, serves=serves_triton),
-        "liger": Route(
-            name="liger", kind="library", function=liger.gated_activation, serves=liger.serves_activation
-        ),
+        "liger": Route(name="liger", kind="library", function=liger.gated_activation, serves=liger.serves_activation),
     }
 }

@@ -85,18 +85,14 @@ def kernel_sources(ops: Sequence[str] = ()) -> tuple[KernelSource, ...]:
     """Return the Triton kernels of operations `ops`; empty: of all operations. Some share a module of kernels."""
     require_triton()
     modules = dict.fromkeys(OPERATIONS[op].kernels for op in (ops or OPERATIONS))
-    return tuple(
-        source for module in modules if module is not None for source in import_module(module).SOURCES
-    )
+    return tuple(source for module in modules if module is not None for source in import_module(module).SOURCES)
 
 
 def require_triton() -> None:
     """Raise MissingDependencyError where Triton or PyTorch is absent."""
     for package in ("torch", "triton"):
         if find_spec(package) is None:
-            raise MissingDependencyError(
-                f"Triton kernels need {package}", hint="pip install 'meshwright[kernels]'"
-            )
+            raise MissingDependencyError(f"Triton kernels need {package}", hint="pip install 'meshwright[kernels]'")
 
 
 def inspect(sources: Iterable[KernelSource], *, names: Sequence[str] = ()) -> Iterator[InspectedKernel]:
@@ -113,15 +109,11 @@ def inspect_one(source: KernelSource, *, tile: Tile, architecture: Architecture)
     """Compile one kernel and read the compiler's output."""
     compiled = compile_kernel(source, tile=tile, architecture=architecture)
     registers, spilled = (
-        _of_cubin(compiled.asm["cubin"])
-        if architecture.backend == "cuda"
-        else _of_amdgcn(compiled.asm["amdgcn"])
+        _of_cubin(compiled.asm["cubin"]) if architecture.backend == "cuda" else _of_amdgcn(compiled.asm["amdgcn"])
     )
     shared = int(compiled.metadata.shared)
     assembly = compiled.asm["ptx" if architecture.backend == "cuda" else "amdgcn"]
-    occupancy = architecture.occupancy(
-        registers_per_thread=registers, shared_bytes=shared, num_warps=tile.num_warps
-    )
+    occupancy = architecture.occupancy(registers_per_thread=registers, shared_bytes=shared, num_warps=tile.num_warps)
     traffic = source.traffic(source.sizes, tile)
     num_programs = architecture.multiprocessors * round(occupancy * architecture.warps / tile.num_warps)
     return InspectedKernel(
@@ -133,9 +125,7 @@ def inspect_one(source: KernelSource, *, tile: Tile, architecture: Architecture)
         spilled_bytes=spilled,
         shared_bytes=shared,
         occupancy=occupancy,
-        matrix_instructions=len(
-            re.findall(rf"^\s*(?:@\S+\s+)?{architecture.matrix_instruction}", assembly, re.M)
-        ),
+        matrix_instructions=len(re.findall(rf"^\s*(?:@\S+\s+)?{architecture.matrix_instruction}", assembly, re.M)),
         moved_bytes=traffic.moved_with(cache_bytes=architecture.cache_bytes, num_programs=num_programs),
         least_bytes=traffic.least_bytes,
         is_memory_bound=source.is_memory_bound,
@@ -165,9 +155,7 @@ def compile_kernel(source: KernelSource, *, tile: Tile, architecture: Architectu
     target = GPUTarget(architecture.backend, architecture.target, architecture.warp_size)
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages, "enable_fp_fusion": True}
     return triton.compile(
-        ASTSource(fn=function, signature=types, constexprs=constants, attrs=attributes),
-        target=target,
-        options=options,
+        ASTSource(fn=function, signature=types, constexprs=constants, attrs=attributes), target=target, options=options
     )
 
 

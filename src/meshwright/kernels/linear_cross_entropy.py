@@ -79,9 +79,7 @@ def linear_cross_entropy(
     (0: none). `chunk_logits` is the number of logits in memory at once, `traffic.automatic_chunk` by default.
     The vocabulary is sharded over the ranks of `group`, and the loss is the same on all of them.
     """
-    require_shapes(
-        "linear_cross_entropy", h_ND=h_ND, weight_VD=weight_VD, labels_N=labels_N, weights_N=weights_N
-    )
+    require_shapes("linear_cross_entropy", h_ND=h_ND, weight_VD=weight_VD, labels_N=labels_N, weights_N=weights_N)
     flags = {reduction}
     flags |= {"z_loss"} if z_loss else set()
     flags |= {"cap"} if cap else set()
@@ -89,17 +87,13 @@ def linear_cross_entropy(
     flags |= {"sharded"} if group is not None else set()
     flags |= {"mixed"} if h_ND.dtype != weight_VD.dtype else set()
     route = choose("linear_cross_entropy", h_ND, weight_VD, flags=frozenset(flags))
-    settings = LossSettings(
-        reduction=reduction, z_loss=z_loss, cap=cap, chunk_logits=chunk_logits, group=group
-    )
+    settings = LossSettings(reduction=reduction, z_loss=z_loss, cap=cap, chunk_logits=chunk_logits, group=group)
     vocab = weight_VD.shape[0] * (1 if group is None else group.size())
     labels_N, weights_N = row_weights(labels_N, weights_N, reduction=reduction, vocab=vocab)
     return ROUTES["linear_cross_entropy"][route].function(h_ND, weight_VD, labels_N, weights_N, settings)
 
 
-def reference(
-    h_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, weights_N: Tensor, settings: LossSettings
-) -> Tensor:
+def reference(h_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, weights_N: Tensor, settings: LossSettings) -> Tensor:
     """The specification: all logits at once."""
     logits_NV = h_ND @ weight_VD.T
     if settings.group is not None:
@@ -119,9 +113,7 @@ def _with_other_ranks(logits_NV: Tensor, *, group: dist.ProcessGroup) -> Tensor:
 # --- chunks of tokens ---
 
 
-def _in_chunks(
-    h_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, weights_N: Tensor, settings: LossSettings
-) -> Tensor:
+def _in_chunks(h_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, weights_N: Tensor, settings: LossSettings) -> Tensor:
     if not torch.is_grad_enabled():  # autograd would say that a weight needs its gradient all the same
         nothing = (False, False)
         losses_N = losses_and_gradients(h_ND, weight_VD, labels_N, weights_N, settings, wants=nothing)[0]
@@ -138,9 +130,7 @@ class _SummedLoss(torch.autograd.Function):
         ctx: Any, h_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, weights_N: Tensor, settings: LossSettings
     ) -> Tensor:
         ctx.scale, wants = (settings.rows or TORCH_ROWS).scale, tuple(ctx.needs_input_grad[:2])
-        losses_N, *ctx.gradients = losses_and_gradients(
-            h_ND, weight_VD, labels_N, weights_N, settings, wants=wants
-        )
+        losses_N, *ctx.gradients = losses_and_gradients(h_ND, weight_VD, labels_N, weights_N, settings, wants=wants)
         return losses_N.sum()
 
     @staticmethod
@@ -173,12 +163,7 @@ class _LossesOfTokens(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         h_ND, weight_VD, labels_N, weights_N = ctx.saved_tensors
         _, *gradients = losses_and_gradients(
-            h_ND,
-            weight_VD,
-            labels_N,
-            weights_N * grads[0],
-            ctx.settings,
-            wants=tuple(ctx.needs_input_grad[:2]),
+            h_ND, weight_VD, labels_N, weights_N * grads[0], ctx.settings, wants=tuple(ctx.needs_input_grad[:2])
         )
         return *gradients, *[None] * 3
 
@@ -266,9 +251,7 @@ def _of_chunk(
 # --- routes ---
 
 
-def _by_triton(
-    h_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, weights_N: Tensor, settings: LossSettings
-) -> Tensor:
+def _by_triton(h_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, weights_N: Tensor, settings: LossSettings) -> Tensor:
     if not torch.compiler.is_compiling():
         return _in_chunks(h_ND, weight_VD, labels_N, weights_N, replace(settings, rows=triton_rows()))
     wants = torch.is_grad_enabled()
@@ -344,10 +327,7 @@ ROUTES = {
         "cached": Route(name="cached", kind="cpu", function=_in_chunks, serves=_plain),
         "triton": Route(name="triton", kind="triton", function=_by_triton, serves=_triton_serves),
         "liger": Route(
-            name="liger",
-            kind="library",
-            function=liger.linear_cross_entropy,
-            serves=liger.serves_linear_cross_entropy,
+            name="liger", kind="library", function=liger.linear_cross_entropy, serves=liger.serves_linear_cross_entropy
         ),
     }
 }

@@ -30,9 +30,7 @@ def _operation(
 ) -> Operation:
     """An operation of modules in this room; its routes by name, with spaces between them."""
     module, kernels = (f"{__package__}.{place}" for place in (module, kernels))
-    return Operation(
-        name=name, computes=computes, module=module, kernels=kernels, routes=tuple(routes.split())
-    )
+    return Operation(name=name, computes=computes, module=module, kernels=kernels, routes=tuple(routes.split()))
 
 
 _TABLE = (
@@ -138,16 +136,10 @@ _TABLE = (
         "experts.router_triton",
     ),
     _operation(
-        "permute",
-        "tokens copied to rows sorted by expert",
-        "experts.permutation",
-        "experts.permutation_triton",
+        "permute", "tokens copied to rows sorted by expert", "experts.permutation", "experts.permutation_triton"
     ),
     _operation(
-        "unpermute",
-        "weighted sums of the rows of each token",
-        "experts.permutation",
-        "experts.permutation_triton",
+        "unpermute", "weighted sums of the rows of each token", "experts.permutation", "experts.permutation_triton"
     ),
 )
 

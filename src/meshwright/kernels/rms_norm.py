@@ -44,9 +44,7 @@ def add_rms_norm(
 
 def _require_width(x: Tensor, weight_D: Tensor) -> None:
     if x.shape[-1:] != weight_D.shape:
-        raise InputError(
-            "rms_norm: a weight of another width", got=tuple(weight_D.shape), allowed=tuple(x.shape[-1:])
-        )
+        raise InputError("rms_norm: a weight of another width", got=tuple(weight_D.shape), allowed=tuple(x.shape[-1:]))
 
 
 def reference(

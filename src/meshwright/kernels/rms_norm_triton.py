@@ -103,19 +103,13 @@ def _backward(
         grad *= weight
         mean = tl.sum(normed * grad, axis=0) / num_columns
         if BLOCK > 8192:  # read from the cache again: held through the sum, the row would spill on NVIDIA
-            grad = tl.load(
-                grad_ND + row * grad_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
-            )
+            grad = tl.load(grad_ND + row * grad_stride + column, mask=mask, other=0.0, eviction_policy="evict_first")
             grad = grad.to(tl.float32) * weight
-            x = tl.load(
-                total_ND + row * total_stride + column, mask=mask, other=0.0, eviction_policy="evict_first"
-            )
+            x = tl.load(total_ND + row * total_stride + column, mask=mask, other=0.0, eviction_policy="evict_first")
             normed = x.to(tl.float32) * scale
         grad_x = scale * (grad - normed * mean)
         if ADDS:
-            grad_x += tl.load(grad_total_ND + row * grad_total_stride + column, mask=mask, other=0.0).to(
-                tl.float32
-            )
+            grad_x += tl.load(grad_total_ND + row * grad_total_stride + column, mask=mask, other=0.0).to(tl.float32)
         tl.store(grad_x_ND + row * num_columns + column, grad_x, mask=mask)
         row += num_programs
     tl.store(grad_weight_PD + tl.program_id(0).to(tl.int64) * num_columns + column, grad_weight, mask=mask)
@@ -244,12 +238,7 @@ def norm_of_sum(
 
 @torch.library.custom_op("meshwright::rms_norm_backward", mutates_args=())
 def norm_backward(
-    grad: Tensor,
-    grad_total: Tensor | None,
-    total: Tensor,
-    weight_D: Tensor,
-    scale_N: Tensor,
-    zero_centered: bool,
+    grad: Tensor, grad_total: Tensor | None, total: Tensor, weight_D: Tensor, scale_N: Tensor, zero_centered: bool
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the sum that is normed, and of the weight."""
     grad_x = torch.empty(total.shape, dtype=total.dtype, device=total.device)
@@ -333,9 +322,7 @@ def _traffic(num_tensors: int, *, has_parts: bool = False) -> Callable[[Sizes, T
         again = 2 * (2 if has_parts else 1) + (8 if has_parts else 0)  # bytes a value
         held = 2 * num_tensors + (4 if has_parts else 0)
         return Traffic(
-            moved_bytes=least
-            + 2 * 4 * num_parts * columns
-            + 4 * rows,  # parts are written, and read by their sum
+            moved_bytes=least + 2 * 4 * num_parts * columns + 4 * rows,  # parts are written, and read by their sum
             least_bytes=least + 4 * rows,
             reread_bytes=again * rows * columns if is_wide else 0,
             working_bytes=held * columns if is_wide else 0,
@@ -353,9 +340,7 @@ _BACKWARD = {"grad_ND": "*bf16", "grad_total_ND": "*bf16", "total_ND": "*bf16", 
              "num_columns": "i32:16", "num_programs": "i32"}  # fmt: skip
 
 
-def _sources(
-    forward: tuple[Tile, ...], backward: tuple[Tile, ...], *, columns: int
-) -> Iterator[KernelSource]:
+def _sources(forward: tuple[Tile, ...], backward: tuple[Tile, ...], *, columns: int) -> Iterator[KernelSource]:
     """Yield both passes over rows of `columns` columns, with and without a residual."""
     is_wide, shared = _is_wide(columns), {"op": "rms_norm", "sizes": {"rows": 32768, "columns": columns}}
     for adds in (False, True):

@@ -61,10 +61,7 @@ def rotated(x_BTHK: Tensor, cos_BT1J: Tensor, sin_BT1J: Tensor, *, is_interleave
         first_BTHJ, second_BTHJ = turning[..., 0::2], turning[..., 1::2]
     else:
         first_BTHJ, second_BTHJ, plain = x_BTHK.split([num_pairs, num_pairs, plain_dim], dim=-1)
-    turned = (
-        first_BTHJ * cos_BT1J - second_BTHJ * sin_BT1J,
-        second_BTHJ * cos_BT1J + first_BTHJ * sin_BT1J,
-    )
+    turned = (first_BTHJ * cos_BT1J - second_BTHJ * sin_BT1J, second_BTHJ * cos_BT1J + first_BTHJ * sin_BT1J)
     return torch.cat((*turned, plain) if plain_dim else turned, dim=-1).to(x_BTHK.dtype)
 
 

@@ -134,9 +134,7 @@ def _traffic() -> Callable[[Sizes, Tile], Traffic]:
 _SIGNATURE = {
     **dict.fromkeys(("q", "k", "q_out", "k_out"), "*bf16"),
     **dict.fromkeys(("cos", "sin"), "*fp32"),
-    **dict.fromkeys(
-        ("q_stride_b", "q_stride_t", "q_stride_h", "k_stride_b", "k_stride_t", "k_stride_h"), "i32:16"
-    ),
+    **dict.fromkeys(("q_stride_b", "q_stride_t", "q_stride_h", "k_stride_b", "k_stride_t", "k_stride_h"), "i32:16"),
     **dict.fromkeys(("angle_stride_b", "angle_stride_t", "width", "num_pairs"), "i32:16"),
     **dict.fromkeys(("num_tokens", "num_q_heads", "num_k_heads"), "i32"),
 }

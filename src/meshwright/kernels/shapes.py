@@ -28,9 +28,7 @@ def require_shapes(op: str, **tensors: Tensor | None) -> None:
         letters = name.rpartition("_")[2]
         if tensor.dim() != len(letters):
             raise InputError(
-                f"{op}: {name} has another number of dimensions",
-                got=tuple(tensor.shape),
-                allowed=len(letters),
+                f"{op}: {name} has another number of dimensions", got=tuple(tensor.shape), allowed=len(letters)
             )
         for letter, size in zip(letters, tensor.shape, strict=True):
             known = int(letter) if letter.isdigit() else sizes.setdefault(letter, size)

@@ -99,9 +99,7 @@ def loss_rows(
     [512, 8192, 1024]
     """
     chunk = automatic_chunk(num_tokens, vocab=vocab, hidden=hidden, element_bytes=element_bytes)
-    automatic = chunk_rows(
-        num_tokens, vocab=vocab, chunk_logits=np.where(np.asarray(sums) > 0, chunk, CHUNK_LOGITS)
-    )
+    automatic = chunk_rows(num_tokens, vocab=vocab, chunk_logits=np.where(np.asarray(sums) > 0, chunk, CHUNK_LOGITS))
     asked = np.where(np.equal(said, 0), num_tokens, np.minimum(said, num_tokens))
     return np.where(np.asarray(said) < 0, automatic, asked)
 

@@ -63,9 +63,7 @@ def load(path: str | os.PathLike[str]) -> TunedTable:
             routes=dict(_entry(name, row) for row in document["calls"]),
         )
     except OSError as error:
-        raise InputError(
-            f"table of tuned kernels {name!r} cannot be read ({error.strerror or error})"
-        ) from None
+        raise InputError(f"table of tuned kernels {name!r} cannot be read ({error.strerror or error})") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{name} is no table of tuned kernels ({type(error).__name__}: {error})") from None
 
@@ -73,8 +71,6 @@ def load(path: str | os.PathLike[str]) -> TunedTable:
 def _entry(name: str, row: Mapping[str, Any]) -> tuple[TunedCall, str]:
     op, route = row["op"], row["route"]
     if op not in OPERATIONS or route not in OPERATIONS[op].routes:
-        raise InputError(
-            f"{name} names an operation or route that this version has not", got=f"{op}: {route}"
-        )
+        raise InputError(f"{name} names an operation or route that this version has not", got=f"{op}: {route}")
     shapes = tuple(tuple(int(size) for size in shape) for shape in row["shapes"])
     return TunedCall(op=op, shapes=shapes, dtypes=tuple(str(d) for d in row["dtypes"])), route

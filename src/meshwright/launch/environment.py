@@ -120,13 +120,9 @@ def _flag_of(name: str, value: str) -> str:
     return value.partition("=")[0] if name in FLAGGED else ""
 
 
-def _override(
-    entries: dict[tuple[str, str], EnvironmentVariable], name: str, value: str | None, *, who: str
-) -> None:
+def _override(entries: dict[tuple[str, str], EnvironmentVariable], name: str, value: str | None, *, who: str) -> None:
     if not NAME.fullmatch(name):
-        raise InputError(
-            f"{who}: this cannot be the name of a variable", got=name, allowed="letters, digits and _"
-        )
+        raise InputError(f"{who}: this cannot be the name of a variable", got=name, allowed="letters, digits and _")
     if value is None:
         for key in [key for key in entries if key[0] == name]:
             del entries[key]
@@ -134,9 +130,7 @@ def _override(
     if any(ord(c) < 32 for c in value):
         raise InputError(f"{who}: {name} holds a control character", got=value)
     for part in value.split() if name in FLAGGED else [value]:
-        entries[name, _flag_of(name, part)] = EnvironmentVariable(
-            name=name, value=part, reason="as given", source=who
-        )
+        entries[name, _flag_of(name, part)] = EnvironmentVariable(name=name, value=part, reason="as given", source=who)
 
 
 def _joined(entries: list[EnvironmentVariable]) -> EnvironmentVariable:

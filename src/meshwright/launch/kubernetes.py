@@ -25,12 +25,7 @@ from meshwright.launch.site import KubernetesJobKind, KubernetesSite
 
 MANIFEST, CONFIG = "manifest.yaml", "run-files.yaml"
 PORT = 29500
-RESOURCES = {
-    "NVIDIA": "nvidia.com/gpu",
-    "AMD": "amd.com/gpu",
-    "Intel": "habana.ai/gaudi",
-    "Google": "google.com/tpu",
-}
+RESOURCES = {"NVIDIA": "nvidia.com/gpu", "AMD": "amd.com/gpu", "Intel": "habana.ai/gaudi", "Google": "google.com/tpu"}
 """Resource names of the vendors' device plugins."""
 
 FILES, FILES_FOLDER = "run-files", "/run-files"
@@ -55,9 +50,7 @@ def dispatch(request: LaunchRequest, settings: KubernetesSettings) -> Dispatch:
     """
     site = settings.site
     if site.image is None:
-        raise InputError(
-            "Kubernetes needs an image", hint="--image NAME, or kubernetes.image in the site file"
-        )
+        raise InputError("Kubernetes needs an image", hint="--image NAME, or kubernetes.image in the site file")
     _require_kept("the results", request.folder, site)
     if request.checkpoints is not None:
         _require_kept("checkpoints", Path(workdir(site)) / request.checkpoints, site)
@@ -72,8 +65,7 @@ def dispatch(request: LaunchRequest, settings: KubernetesSettings) -> Dispatch:
         )
     namespace = ("--namespace", site.namespace) if site.namespace else ()
     commands = tuple(
-        ("kubectl", what, *namespace, "-f", path)
-        for what, path in zip(("apply", "create"), texts, strict=True)
+        ("kubectl", what, *namespace, "-f", path) for what, path in zip(("apply", "create"), texts, strict=True)
     )
     return Dispatch(files=texts, commands=commands, notes=tuple(notes))
 
@@ -146,10 +138,7 @@ def _pytorchjob(name: str, request: LaunchRequest, settings: KubernetesSettings)
         "metadata": _metadata(name, settings.site),
         "spec": {
             "nprocPerNode": str(request.devices_per_node),
-            "runPolicy": {
-                "backoffLimit": request.max_restarts * request.num_nodes + 1,
-                "cleanPodPolicy": "Running",
-            },
+            "runPolicy": {"backoffLimit": request.max_restarts * request.num_nodes + 1, "cleanPodPolicy": "Running"},
             "pytorchReplicaSpecs": specs,
         },
     }
@@ -183,9 +172,7 @@ def _jobset(name: str, request: LaunchRequest, settings: KubernetesSettings) -> 
         "spec": {
             "failurePolicy": {
                 "maxRestarts": request.max_restarts,
-                "rules": [
-                    {"name": "refused", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
-                ],
+                "rules": [{"name": "refused", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
             },
             "network": {"enableDNSHostnames": True, "subdomain": name},
             "replicatedJobs": [{"name": "node", "replicas": 1, "template": {"spec": job}}],
@@ -204,12 +191,7 @@ def _refused(container: str) -> Values:
 
 
 def _pod(
-    name: str,
-    request: LaunchRequest,
-    settings: KubernetesSettings,
-    *,
-    container: str,
-    environment: list[Values],
+    name: str, request: LaunchRequest, settings: KubernetesSettings, *, container: str, environment: list[Values]
 ) -> Values:
     site = settings.site
     mounts, volumes = _storage(name, request, site)

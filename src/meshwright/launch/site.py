@@ -115,9 +115,7 @@ def read_site(path: Path) -> Site:
 def _problem(error: Any) -> RunFileProblem:
     path = tuple(error["loc"])
     if error["type"] != "extra_forbidden":
-        return RunFileProblem(
-            path=path, message=error["msg"][:1].lower() + error["msg"][1:], got=error["input"]
-        )
+        return RunFileProblem(path=path, message=error["msg"][:1].lower() + error["msg"][1:], got=error["input"])
     known = _known(path[:-1])
     near = nearest(str(path[-1]), known)
     hint = f"did you mean {near!r}?" if near else f"known here: {', '.join(known)}"

@@ -73,17 +73,13 @@ def dispatch(request: LaunchRequest, settings: SlurmSettings) -> Dispatch:
     files = {str(request.folder / name): text for name, text in request.files.items()}
     notes = []
     if settings.site.time is None:
-        notes.append(
-            "no time limit is given: the partition's applies, and the request to save comes before it"
-        )
+        notes.append("no time limit is given: the partition's applies, and the request to save comes before it")
     if request.vendor is None and not _names_devices(settings.site):
         notes.append(
             "no devices are requested: the accelerator is unknown or is a CPU; else --directive --gpus-per-node=N"
         )
     return Dispatch(
-        files=files | {path: script(request, settings)},
-        commands=(("sbatch", "--parsable", path),),
-        notes=tuple(notes),
+        files=files | {path: script(request, settings)}, commands=(("sbatch", "--parsable", path),), notes=tuple(notes)
     )
 
 
@@ -290,7 +286,5 @@ def _pattern(path: Path) -> str:
 def _quoted(what: str, value: str) -> str:
     """Quote a value of an #SBATCH line, as for a shell."""
     if not value or not value.isprintable():
-        raise InputError(
-            f"{what} cannot stand in a line of sbatch", got=value, allowed="printable characters"
-        )
+        raise InputError(f"{what} cannot stand in a line of sbatch", got=value, allowed="printable characters")
     return shlex.quote(value)

@@ -70,9 +70,7 @@ def check_path(
     if unfinished:
         found = [f for f in found if f.rule != "unfinished"]
     pending = {
-        log.path.name: tuple(k for k in absent_keys(log, rules) if not_yet(log, k))
-        for log in logs
-        if not log.finished
+        log.path.name: tuple(k for k in absent_keys(log, rules) if not_yet(log, k)) for log in logs if not log.finished
     }
     return CheckReport(
         where=where, benchmark=rules, round_from=round_from, files=tuple(files), findings=tuple(_sorted(found)),
@@ -101,9 +99,7 @@ def set_findings(
 
     if len(logs) != rules.runs and not unfinished:
         yield finding("result-count", f"{len(logs)} result files, a score needs {rules.runs}")
-    others = [
-        p.name for p in folder.iterdir() if p not in {log.path for log in logs} and p.name not in _OTHER_FILES
-    ]
+    others = [p.name for p in folder.iterdir() if p not in {log.path for log in logs} and p.name not in _OTHER_FILES]
     if others:
         yield finding("result-names", f"other files: {', '.join(sorted(others)[:6])}")
     for key in ("division", "status", "org", "platform"):

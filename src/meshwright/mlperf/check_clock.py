@@ -87,9 +87,7 @@ def _direction(log: RunLog) -> Iterator[CheckFinding]:
         if latest is not None and record.time_ms < latest.time_ms:
             back = latest.time_ms - record.time_ms
             if back > _SHUFFLED_MS:
-                message = (
-                    f"{record.key} is {back / 1000:.1f} s earlier than {latest.key} of line {latest.line}"
-                )
+                message = f"{record.key} is {back / 1000:.1f} s earlier than {latest.key} of line {latest.line}"
                 yield finding(log, "clock-backward", message, record)
                 latest = record
             else:
@@ -135,25 +133,13 @@ def _pairs(log: RunLog) -> Iterator[CheckFinding]:
 
 def _outside(log: RunLog) -> Iterator[CheckFinding]:
     start, stop = log.first("run_start"), log.first("run_stop")
-    keys = (
-        "block_start",
-        "block_stop",
-        "eval_start",
-        "eval_stop",
-        "eval_accuracy",
-        "epoch_start",
-        "epoch_stop",
-    )
+    keys = ("block_start", "block_stop", "eval_start", "eval_stop", "eval_accuracy", "epoch_start", "epoch_stop")
     for record in log.all(*keys):
         if start is not None and record.line < start.line:
-            yield finding(
-                log, "eval-outside", f"{record.key} stands before run_start (line {start.line})", record
-            )
+            yield finding(log, "eval-outside", f"{record.key} stands before run_start (line {start.line})", record)
             return
         if stop is not None and record.line > stop.line and record.key not in ("epoch_stop", "block_stop"):
-            yield finding(
-                log, "eval-outside", f"{record.key} stands after run_stop (line {stop.line})", record
-            )
+            yield finding(log, "eval-outside", f"{record.key} stands after run_stop (line {stop.line})", record)
             return
 
 

@@ -67,35 +67,25 @@ def _values(log: RunLog, found: list[LoggedEvaluation]) -> Iterator[CheckFinding
         if not is_number(value) or value <= 0:
             yield finding(log, "eval-value", f"got {value!r:.80}", each.record)
     if len(log.all("eval_accuracy")) > len(found):
-        yield finding(
-            log, "eval-repeated", f"{len(log.all('eval_accuracy'))} records of {len(found)} evaluations"
-        )
+        yield finding(log, "eval-repeated", f"{len(log.all('eval_accuracy'))} records of {len(found)} evaluations")
 
 
 def _counts(log: RunLog, found: list[LoggedEvaluation], batch: int | None) -> Iterator[CheckFinding]:
     absent = [e for e in found if e.logged is None]
     if absent:
-        yield finding(
-            log, "samples-missing", f"{len(absent)} evaluations have no samples_count", absent[0].record
-        )
+        yield finding(log, "samples-missing", f"{len(absent)} evaluations have no samples_count", absent[0].record)
     epochs = [e for e in found if e.logged is not None and "samples_count" not in e.record.metadata]
     if epochs:
-        yield finding(
-            log, "samples-in-epochs", f"{len(epochs)} evaluations have epoch_num alone", epochs[0].record
-        )
+        yield finding(log, "samples-in-epochs", f"{len(epochs)} evaluations have epoch_num alone", epochs[0].record)
     low = [e for e in found if e.logged is not None and e.place is not None and e.place - e.logged == batch]
     if low:
         each = low[0]
-        message = (
-            f"{len(low)} of {len(found)} evaluations: {each.logged:g} where eval_start has {each.place:g}"
-        )
+        message = f"{len(low)} of {len(found)} evaluations: {each.logged:g} where eval_start has {each.place:g}"
         yield finding(log, "samples-one-batch-low", message, each.record)
     other = [e for e in found if e.logged is not None and e.place not in (None, e.logged) and e not in low]
     if other:
         each = other[0]
-        message = (
-            f"{len(other)} of {len(found)} evaluations: {each.logged:g} where eval_start has {each.place:g}"
-        )
+        message = f"{len(other)} of {len(found)} evaluations: {each.logged:g} where eval_start has {each.place:g}"
         yield finding(log, "samples-disagree", message, each.record)
     for before, after in itertools.pairwise(found):
         if before.logged is not None and after.logged is not None and after.logged <= before.logged:
@@ -108,9 +98,7 @@ def _counts(log: RunLog, found: list[LoggedEvaluation], batch: int | None) -> It
     stop, last = log.first("run_stop"), found[-1] if found else None
     counts = () if last is None or last.place is None else (last.place, last.logged)
     if stop is not None and stop.samples is not None and counts and stop.samples not in counts:
-        yield finding(
-            log, "stop-samples", f"run_stop has {stop.samples:g}, the last evaluation {counts[0]:g}", stop
-        )
+        yield finding(log, "stop-samples", f"run_stop has {stop.samples:g}, the last evaluation {counts[0]:g}", stop)
 
 
 def _corrected(found: list[LoggedEvaluation], rules: Benchmark, batch: int) -> list[tuple[LogRecord, float]]:
@@ -152,9 +140,7 @@ def _cadence(
         yield finding(log, "cadence-interval", message, wrong[0][0])
 
 
-def _beyond_schedule(
-    log: RunLog, places: list[tuple[LogRecord, float]], batch: int
-) -> Iterator[CheckFinding]:
+def _beyond_schedule(log: RunLog, places: list[tuple[LogRecord, float]], batch: int) -> Iterator[CheckFinding]:
     """One finding for each logged horizon of the learning rate that the run has passed."""
     for key in ("max_steps", "opt_learning_rate_training_steps"):
         record = log.last(key)
@@ -162,9 +148,7 @@ def _beyond_schedule(
             continue
         steps = places[-1][1] / batch
         if steps > record.value:
-            yield finding(
-                log, "steps-beyond-schedule", f"{steps:,.0f} steps, {key} is {record.value:,.0f}", record
-            )
+            yield finding(log, "steps-beyond-schedule", f"{steps:,.0f} steps, {key} is {record.value:,.0f}", record)
 
 
 def _target(log: RunLog, found: list[LoggedEvaluation], rules: Benchmark) -> Iterator[CheckFinding]:

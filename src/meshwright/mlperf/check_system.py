@@ -27,12 +27,7 @@ SYSTEM_FIELDS = (
 )  # fmt: skip
 """Fields of systems/SYSTEM.json that system_desc_checker.py of mlperf-logging 4.1.68 demands."""
 
-SYSTEM_STATUSES = (
-    "Available on-premise",
-    "Available cloud",
-    "Research, Development, or Internal (RDI)",
-    "Preview",
-)
+SYSTEM_STATUSES = ("Available on-premise", "Available cloud", "Research, Development, or Internal (RDI)", "Preview")
 
 
 @dataclass(frozen=True, kw_only=True)

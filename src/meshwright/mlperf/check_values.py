@@ -20,18 +20,13 @@ def value_findings(log: RunLog, rules: Benchmark) -> Iterator[CheckFinding]:
     """Findings about keys and values."""
     for fault in log.faults:
         yield CheckFinding(
-            file=log.path.name,
-            line=fault.line,
-            rule="log-syntax",
-            message=f"{fault.problem}: {fault.text[:80]}",
+            file=log.path.name, line=fault.line, rule="log-syntax", message=f"{fault.problem}: {fault.text[:80]}"
         )
     if not log.records:
         yield finding(log, "log-empty", "no record")
         return
     if not log.finished:
-        yield finding(
-            log, "unfinished", f"no run_stop; the last record is {log.records[-1].key}", log.records[-1]
-        )
+        yield finding(log, "unfinished", f"no run_stop; the last record is {log.records[-1].key}", log.records[-1])
     yield from _keys(log, rules)
     yield from _types(log)
     yield from _submission(log, rules)
@@ -49,9 +44,7 @@ def required_keys(rules: Benchmark, *, closed: bool) -> tuple[str, ...]:
     disclosed = rules.rules
     keys = disclosed.precision_keys + disclosed.degree_keys + disclosed.text_keys
     return tuple(
-        dict.fromkeys(
-            rules.rules.once + AT_LEAST_ONCE + own + (keys if disclosed.disclosure == "required" else ())
-        )
+        dict.fromkeys(rules.rules.once + AT_LEAST_ONCE + own + (keys if disclosed.disclosure == "required" else ()))
     )
 
 
@@ -85,9 +78,7 @@ def _keys(log: RunLog, rules: Benchmark) -> Iterator[CheckFinding]:
         values = {repr(r.value) for r in found}
         if len(values) > 1:
             shown = ", ".join(sorted(values)[:4])
-            yield finding(
-                log, "key-repeated", f"{key} has {len(found)} records with values {shown:.160}", found[1]
-            )
+            yield finding(log, "key-repeated", f"{key} has {len(found)} records with values {shown:.160}", found[1])
         elif key not in ("init_stop", "run_start", "run_stop"):  # phase-repeated
             yield finding(log, "key-doubled", f"{key} has {len(found)} records of one value", found[1])
 
@@ -109,9 +100,7 @@ def _submission(log: RunLog, rules: Benchmark) -> Iterator[CheckFinding]:
         yield finding(log, "division", f"got {division.value!r:.60}", division)
     name = log.last("submission_benchmark")
     if name is not None and name.value != rules.name:
-        yield finding(
-            log, "benchmark-name", f"the log names {name.value!r:.60}, checked is {rules.name}", name
-        )
+        yield finding(log, "benchmark-name", f"the log names {name.value!r:.60}, checked is {rules.name}", name)
     for key in ("submission_org", "submission_platform"):
         empty = next((r for r in log.all(key) if not isinstance(r.value, str) or not r.value.strip()), None)
         if empty is not None and key in rules.rules.once:
@@ -127,9 +116,7 @@ def _hyperparameter(log: RunLog, rule: RuleOfHyperparameter) -> Iterator[CheckFi
         return
     problem = _problem(log, rule, record.value)
     if problem:
-        yield finding(
-            log, "hyperparameter", f"{rule.key} is {record.value!r:.60}, the rules say {problem}", record
-        )
+        yield finding(log, "hyperparameter", f"{rule.key} is {record.value!r:.60}, the rules say {problem}", record)
     before = log.first(rule.after) if rule.after else None
     if before is not None and before.line > record.line:
         yield finding(log, "hyperparameter-order", f"{rule.key} stands before {rule.after}", record)

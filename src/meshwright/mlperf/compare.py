@@ -167,8 +167,7 @@ def compared_scores(scores: Iterable[Score]) -> list[ComparedResult]:
     for score in scores:
         if score.score_min is None or score.raw_min is None:
             raise InputError(
-                f"{score.folder} has no score: {_why_no_score(score)}",
-                hint=f"meshwright mlperf score {score.folder}",
+                f"{score.folder} has no score: {_why_no_score(score)}", hint=f"meshwright mlperf score {score.folder}"
             )
         log = read_log(result_files(score.folder)[0])
         org, system = _names(score.folder, log.value("submission_org"))
@@ -184,9 +183,7 @@ def compared_scores(scores: Iterable[Score]) -> list[ComparedResult]:
                 accelerator=accelerator_name(str(values.get("accelerator_model_name", "")))
                 or (accelerator_name(published.accelerator) if published else "")
                 or str(log.value("submission_platform") or "unknown")[:60],
-                num_accelerators=submission.num_devices
-                if submission
-                else published and published.num_accelerators,
+                num_accelerators=submission.num_devices if submission else published and published.num_accelerators,
                 score_min=score.score_min,
                 raw_min=score.raw_min,
                 label=PUBLISHED if published else UNVERIFIED if score.benchmark.official else NOT_MLPERF,
@@ -215,10 +212,7 @@ def published_results(
         if (not rounds or result.round in rounds)
         and (not benchmarks or result.benchmark in benchmarks)
         and (devices is None or result.num_accelerators == devices)
-        and (
-            not accelerators
-            or accelerator_name(result.accelerator).lower() in {a.lower() for a in accelerators}
-        )
+        and (not accelerators or accelerator_name(result.accelerator).lower() in {a.lower() for a in accelerators})
     ]
 
 
@@ -234,9 +228,7 @@ def compare(results: Sequence[ComparedResult], *, baseline: str | None = None) -
     groups = [_group(found) for found in keyed.values()]
     groups.sort(key=lambda g: (g.benchmark, g.num_accelerators or 0, g.round, g.mean_min))
     return ResultComparison(
-        groups=tuple(groups),
-        generations=tuple(_generations(groups, baseline)),
-        endnotes=_endnotes(results),
+        groups=tuple(groups), generations=tuple(_generations(groups, baseline)), endnotes=_endnotes(results)
     )
 
 
@@ -247,12 +239,7 @@ def accelerator_name(model: str) -> str:
     ('MI300X', 'B200')
     """
     for part in model.replace("(", " ").replace(")", " ").replace("-", " ").split():
-        if (
-            len(part) > 3
-            and part[0] in "MHBGTAL"
-            and any(c.isdigit() for c in part)
-            and not part.endswith("GB")
-        ):
+        if len(part) > 3 and part[0] in "MHBGTAL" and any(c.isdigit() for c in part) and not part.endswith("GB"):
             return part
     return model
 
@@ -311,11 +298,7 @@ def _generations(groups: Sequence[ComparedGroup], baseline: str | None) -> Itera
         for group in same:
             if group is base:
                 continue
-            own = (
-                base.maker is not None
-                and group.maker is not None
-                and base.maker.submitter == group.maker.submitter
-            )
+            own = base.maker is not None and group.maker is not None and base.maker.submitter == group.maker.submitter
             one = base.maker.score_min if own and base.maker else base.mean_min
             other = group.maker.score_min if own and group.maker else group.mean_min
             yield GenerationRatio(
@@ -337,9 +320,7 @@ def _endnotes(results: Sequence[ComparedResult]) -> tuple[str, ...]:
     unverified = [r for r in results if r.label == UNVERIFIED]
     if unverified:
         systems = ", ".join(sorted({f"{r.submitter} {r.system}" for r in unverified}))
-        notes.append(
-            f"Unverified MLPerf Training results: {systems}. Result not verified by MLCommons Association."
-        )
+        notes.append(f"Unverified MLPerf Training results: {systems}. Result not verified by MLCommons Association.")
     if any(r.label == NOT_MLPERF for r in results):
         notes.append("These are results of own benchmarks and no MLPerf results.")
     else:

@@ -98,9 +98,7 @@ def read_points(path: Path, *, runs: int) -> tuple[ReferencePoint, ...]:
 def points_of(document: Any, *, path: Path, runs: int) -> tuple[ReferencePoint, ...]:
     """Points of a document in the official schema; `path` names it in errors."""
     if not isinstance(document, dict) or not document:
-        raise InputError(
-            f"{path}: reference convergence points are an object with one entry for each batch size"
-        )
+        raise InputError(f"{path}: reference convergence points are an object with one entry for each batch size")
     points = [_point(path, name, row, runs) for name, row in document.items()]
     return tuple(sorted(points, key=lambda p: p.global_batch_size))
 
@@ -125,9 +123,7 @@ def interpolated(low: ReferencePoint, high: ReferencePoint, batch: int, *, runs:
     mean = float(np.interp(batch, at, [low.mean, high.mean]))
     std = float(np.interp(batch, at, [low.std, high.std]))
     least = least_mean(mean, std, num_reference=2 * runs, num_submission=runs - 2)
-    return ReferencePoint(
-        global_batch_size=batch, counts=(), mean=mean, std=std, min_ok=least, interpolated=True
-    )
+    return ReferencePoint(global_batch_size=batch, counts=(), mean=mean, std=std, min_ok=least, interpolated=True)
 
 
 def least_mean(mean: float, std: float, *, num_reference: int, num_submission: int) -> float:
@@ -147,9 +143,7 @@ def least_mean(mean: float, std: float, *, num_reference: int, num_submission: i
     return middle
 
 
-def point_for(
-    points: Sequence[ReferencePoint], batch: int, *, runs: int
-) -> tuple[ReferencePoint | None, str]:
+def point_for(points: Sequence[ReferencePoint], batch: int, *, runs: int) -> tuple[ReferencePoint | None, str]:
     """The point that a batch size is compared with, and its kind: found, interpolated, smallest or missing."""
     kept = pruned(points, runs=runs)
     exact = next((p for p in kept if p.global_batch_size == batch), None)
@@ -206,9 +200,7 @@ def convergence_test(
 
 
 def _refused(message: str) -> ConvergenceTest:
-    return ConvergenceTest(
-        passes=False, message=message, submission_mean=None, point=None, min_ok=None, scaling=1.0
-    )
+    return ConvergenceTest(passes=False, message=message, submission_mean=None, point=None, min_ok=None, scaling=1.0)
 
 
 def _point(path: Path, name: str, row: Any, runs: int) -> ReferencePoint:
@@ -217,11 +209,7 @@ def _point(path: Path, name: str, row: Any, runs: int) -> ReferencePoint:
     if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
         raise InputError(f"{path}: {name}: BS is the global batch size", got=batch)
     if not isinstance(counts, list) or len(counts) < 3 or not all(is_number(c) and c > 0 for c in counts):
-        raise InputError(
-            f"{path}: {name}: {' or '.join(COUNT_KEYS)} lists three or more positive counts", got=counts
-        )
+        raise InputError(f"{path}: {name}: {' or '.join(COUNT_KEYS)} lists three or more positive counts", got=counts)
     mean, std = olympic_mean(counts), float(np.std(counts))
     least = least_mean(mean, std, num_reference=len(counts) - 2, num_submission=max(runs - 2, 1))
-    return ReferencePoint(
-        global_batch_size=batch, counts=tuple(sorted(counts)), mean=mean, std=std, min_ok=least
-    )
+    return ReferencePoint(global_batch_size=batch, counts=tuple(sorted(counts)), mean=mean, std=std, min_ok=least)

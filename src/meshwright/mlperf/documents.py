@@ -82,9 +82,7 @@ def _official_document(verdict: OfficialCheck) -> dict[str, Any]:
         "ruleset": verdict.ruleset,
         "passes": verdict.passes,
         "not_run": verdict.not_run or None,
-        "files": [
-            {"file": v.file, "passes": v.passes, "messages": list(v.messages)} for v in verdict.verdicts
-        ],
+        "files": [{"file": v.file, "passes": v.passes, "messages": list(v.messages)} for v in verdict.verdicts],
     }
 
 

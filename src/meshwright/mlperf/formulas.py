@@ -82,9 +82,7 @@ def _value(node: ast.AST, values: Mapping[str, object]) -> Any:
         if node.keywords:
             raise InputError("formula names an argument", got=node.func.id)
         return FUNCTIONS[node.func.id](*(_value(a, values) for a in node.args))
-    raise InputError(
-        "formula holds more than arithmetic", got=ast.unparse(node), allowed=", ".join(FUNCTIONS)
-    )
+    raise InputError("formula holds more than arithmetic", got=ast.unparse(node), allowed=", ".join(FUNCTIONS))
 
 
 def is_number(value: object) -> TypeGuard[int | float]:

@@ -95,9 +95,7 @@ class Language:
         random = SplitMix64(0xC0FFEE + number)
         self.syllables = _syllables(random)
         used: set[str] = set(SMALL)
-        self.classes = {
-            kind: _lexicon(random, kind, size, self.syllables, used) for kind, size in CLASSES.items()
-        }
+        self.classes = {kind: _lexicon(random, kind, size, self.syllables, used) for kind, size in CLASSES.items()}
 
     def documents(self, *, seed: int, num_bytes: int) -> Iterator[str]:
         """Documents of together at least `num_bytes` bytes."""

@@ -37,9 +37,7 @@ def find_inputs(benchmark: Benchmark, *, data: Path | None, weights: Path | None
         return _of_proxy(benchmark, data=data, weights=weights)
     table = benchmark.training.get("inputs")
     if table is None:
-        raise InputError(
-            f"{benchmark.name} is checked and scored here, and not run: its rules have no run file"
-        )
+        raise InputError(f"{benchmark.name} is checked and scored here, and not run: its rules have no run file")
     data = data or _from_environment(DATA_VARIABLE)
     weights = weights or _from_environment(WEIGHTS_VARIABLE)
     missing = [f"--data DIR or {DATA_VARIABLE}"] if data is None else _absent(data, table["files"])
@@ -92,15 +90,11 @@ def _absent(data: Path, files: list[str]) -> list[str]:
 
 
 def _absent_weights(weights: Path) -> list[str]:
-    has_files = (
-        weights.is_dir() and any(weights.glob("*.safetensors")) and (weights / "config.json").is_file()
-    )
+    has_files = weights.is_dir() and any(weights.glob("*.safetensors")) and (weights / "config.json").is_file()
     return [] if has_files else [f"{weights}: config.json and safetensors"]
 
 
-def _of_files(
-    benchmark: Benchmark, data: Path, table: Mapping[str, Any], *, weights: str | None
-) -> BenchmarkInputs:
+def _of_files(benchmark: Benchmark, data: Path, table: Mapping[str, Any], *, weights: str | None) -> BenchmarkInputs:
     """Token files as they are, or as they are made of packed records, once."""
     from meshwright.mlperf.packed_records import indexed_from_packed
     from meshwright.training.data.store import open_store
@@ -113,10 +107,7 @@ def _of_files(
         is_packed = path.suffix in (".parquet", ".npy")
         prefixes[part] = indexed_from_packed(path, length=length) if is_packed else path
     files = tuple(
-        file
-        for prefix in prefixes.values()
-        for file in prefix.parent.glob(f"{prefix.name}.*")
-        if file.is_file()
+        file for prefix in prefixes.values() for file in prefix.parent.glob(f"{prefix.name}.*") if file.is_file()
     )
     train = open_store([prefixes["train"]])
     samples = train.num_documents if train.is_masked else (train.num_tokens - 1) // length
@@ -128,9 +119,7 @@ def _of_files(
 
 def _of_proxy(benchmark: Benchmark, *, data: Path | None, weights: Path | None) -> BenchmarkInputs:
     if data is not None or weights is not None:
-        raise InputError(
-            f"{benchmark.name} brings its own data and weights", hint="leave --data and --weights out"
-        )
+        raise InputError(f"{benchmark.name} brings its own data and weights", hint="leave --data and --weights out")
     from meshwright.mlperf.proxy_data import build_proxy_data
 
     folder = build_proxy_data(benchmark)

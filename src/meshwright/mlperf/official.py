@@ -94,12 +94,7 @@ def ask(request: dict[str, object]) -> dict:
     command = [sys.executable, "-m", "meshwright.mlperf.official_worker"]
     try:
         done = subprocess.run(
-            command,
-            input=json.dumps(request),
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=False,
+            command, input=json.dumps(request), capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
         return {"error": f"the official checker did not end within {_TIMEOUT_S} s"}

@@ -150,9 +150,7 @@ def _description(system: Path) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def _check_inputs(
-    scores: Sequence[Score], *, org: str, system: Path, code: Path, description: dict[str, Any]
-) -> None:
+def _check_inputs(scores: Sequence[Score], *, org: str, system: Path, code: Path, description: dict[str, Any]) -> None:
     """Raise InputError with all that no reviewer would accept."""
     problems = [f"{system}: {problem}" for problem in description_problems(description)]
     if description.get("submitter") not in (None, "", org):
@@ -168,9 +166,7 @@ def _check_inputs(
     if len(rounds) > 1:
         problems.append(f"results of several rounds: {', '.join(sorted(rounds))}")
     names = [score.benchmark.name for score in scores]
-    problems += [
-        f"two folders hold results of {name}" for name in sorted({n for n in names if names.count(n) > 1})
-    ]
+    problems += [f"two folders hold results of {name}" for name in sorted({n for n in names if names.count(n) > 1})]
     if len({score.benchmark.official for score in scores}) > 1:
         problems.append("benchmarks of MLPerf and others do not go into one submission")
     problems += [
@@ -239,9 +235,7 @@ def _official(tree: Path, scores: Sequence[Score]) -> PackageCheck:
     if "error" in answer:
         return PackageCheck(passes=False, messages=(answer["error"],))
     not_checked = [f"{rules.name}: convergence (the checks of this package tested it)" for rules in own]
-    not_checked += [
-        f"{rules.name}: result files, it has no rule set" for rules in own if rules.ruleset_file is None
-    ]
+    not_checked += [f"{rules.name}: result files, it has no rule set" for rules in own if rules.ruleset_file is None]
     return PackageCheck(
         passes=bool(answer["passes"]), messages=tuple(answer["messages"]), not_checked=tuple(not_checked)
     )

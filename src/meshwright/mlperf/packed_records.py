@@ -62,9 +62,7 @@ def _records(path: Path, *, length: int) -> Iterator[tuple[np.ndarray, np.ndarra
     except (pyarrow.ArrowException, OSError, KeyError) as error:
         raise InputError(f"{path}: packed records cannot be read: {error}") from error
     if table.column_names != ["input_ids", "labels"] or not table.num_rows:
-        raise InputError(
-            f"{path}: packed records have the columns input_ids and labels", got=table.column_names
-        )
+        raise InputError(f"{path}: packed records have the columns input_ids and labels", got=table.column_names)
     for number in range(table.num_rows):
         row = [np.asarray(table[name][number].as_py(), dtype=np.int64) for name in table.column_names]
         if any(len(values) != length for values in row):

@@ -18,13 +18,7 @@ class SetProgress:
     """Says each run that ends at once, and how far the others are now and then."""
 
     def __init__(
-        self,
-        benchmark: Benchmark,
-        held: RunSet,
-        *,
-        global_batch: int,
-        say: Callable[[str], None],
-        every_s: float,
+        self, benchmark: Benchmark, held: RunSet, *, global_batch: int, say: Callable[[str], None], every_s: float
     ) -> None:
         self.global_batch = global_batch
         self.benchmark, self.held, self.say, self.every_s = benchmark, held, say, every_s
@@ -36,9 +30,7 @@ class SetProgress:
         """Called with the runs that have ended, earlier commands' included, and the runs under way."""
         if self.is_first and done:
             self.say(f"{len(done)} of {self.held.num_runs} runs had ended before")
-            self.said |= {
-                result.index for result in done.values() if result.index not in {s.index for s in active}
-            }
+            self.said |= {result.index for result in done.values() if result.index not in {s.index for s in active}}
         self.is_first = False
         for index in sorted(set(done) - self.said):
             self.said.add(index)

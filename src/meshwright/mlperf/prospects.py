@@ -68,17 +68,13 @@ def prospect(benchmark: Benchmark, samples: Sequence[float | None], *, global_ba
     )
 
 
-def _drawn_sets(
-    benchmark: Benchmark, point: ReferencePoint, seen: Sequence[float | None], batch: int
-) -> np.ndarray:
+def _drawn_sets(benchmark: Benchmark, point: ReferencePoint, seen: Sequence[float | None], batch: int) -> np.ndarray:
     """`_DRAWS` sets of N counts, the seen runs first."""
     rng = np.random.default_rng(14)
     interval, first = benchmark.interval(batch), benchmark.first_evaluation(batch)
     counts = np.array([s for s in seen if s is not None], dtype=float)
     offset = float(np.median(counts % interval)) if len(counts) else 0.0
-    grid = (
-        offset - interval if offset > interval / 2 else offset
-    )  # how far the logged counts stand from the cadence
+    grid = offset - interval if offset > interval / 2 else offset  # how far the logged counts stand from the cadence
     deviation = sqrt(max(point.std**2 - interval**2 / 12, (0.15 * interval) ** 2))
     mean = point.mean - interval / 2
     shifts = mean + _SHIFTS * deviation

@@ -66,9 +66,7 @@ def reference_points_of(document: dict[str, Any], rules: Benchmark) -> tuple[Ref
     return points_of(document, path=Path(rules.name), runs=rules.runs)
 
 
-def write_reference_file(
-    path: Path, document: dict[str, Any], rules: Benchmark, *, replace: bool
-) -> dict[str, Any]:
+def write_reference_file(path: Path, document: dict[str, Any], rules: Benchmark, *, replace: bool) -> dict[str, Any]:
     """Add points to the file `path`, atomically, and return all. Other values of a batch size need `replace`."""
     existing: dict[str, Any] = {}
     if path.exists():
@@ -114,8 +112,6 @@ def _point(
         "Precision": description.precision,
         "BS": batches.pop(),
         "Hyperparams": hyperparameters,
-        COUNT_KEYS[0 if rules.name == "llama2_70b_lora" else 1]: [
-            int(c) if c == int(c) else c for c in counts
-        ],
+        COUNT_KEYS[0 if rules.name == "llama2_70b_lora" else 1]: [int(c) if c == int(c) else c for c in counts],
     }
     return row, []

@@ -178,16 +178,12 @@ def check_sets(
     official: bool = True,
 ) -> BenchmarkCheck:
     """Check result files, and the sets at and below folders. `benchmarks` hold further benchmark files."""
-    wanted = list(
-        dict.fromkeys(w for path in paths for w in ([path] if path.is_file() else result_folders(path)))
-    )
+    wanted = list(dict.fromkeys(w for path in paths for w in ([path] if path.is_file() else result_folders(path))))
     checked: list[CheckedSet] = []
     skipped: list[SkippedSet] = []
     for where in wanted:
         try:
-            report = check_path(
-                where, round=round_name, benchmark=benchmark, folders=benchmarks, unfinished=unfinished
-            )
+            report = check_path(where, round=round_name, benchmark=benchmark, folders=benchmarks, unfinished=unfinished)
         except InputError as error:
             if len(wanted) == 1:
                 raise
@@ -216,9 +212,7 @@ def score_sets(
     for folder in wanted:
         try:
             scores.append(
-                score_folder(
-                    folder, round=round_name, benchmark=benchmark, folders=benchmarks, num_runs=num_runs
-                )
+                score_folder(folder, round=round_name, benchmark=benchmark, folders=benchmarks, num_runs=num_runs)
             )
         except InputError as error:
             if len(wanted) == 1:
@@ -252,12 +246,8 @@ def make_reference_points(
     return ReferencePoints(benchmark=rules, document=document)
 
 
-def _one_or_several(
-    documents: list[dict[str, Any]], skipped: Sequence[SkippedSet], *, key: str
-) -> dict[str, Any]:
+def _one_or_several(documents: list[dict[str, Any]], skipped: Sequence[SkippedSet], *, key: str) -> dict[str, Any]:
     """Return the document of the only set, or the documents of all."""
     if len(documents) == 1 and not skipped:
         return jsonable(documents[0])
-    return jsonable(
-        {"sets": documents, "skipped": [{key: str(s.where), "reason": s.reason} for s in skipped]}
-    )
+    return jsonable({"sets": documents, "skipped": [{key: str(s.where), "reason": s.reason} for s in skipped]})

@@ -85,9 +85,7 @@ def benchmark_run(
     _add_rules(content, benchmark, batch, overrides)
     run = runfile.from_mapping(content, overrides=overrides)
     if run.global_batch != batch:
-        raise InputError(
-            "the global batch of a benchmark is given in sequences", hint="--set batch.global_sequences=N"
-        )
+        raise InputError("the global batch of a benchmark is given in sequences", hint="--set batch.global_sequences=N")
     if division == "closed":
         ruled = runfile.from_mapping(content, overrides=_compared(benchmark, batch, overrides))
         refuse_forbidden(run, ruled)
@@ -110,9 +108,7 @@ def refuse_forbidden(run: Run, ruled: Run) -> None:
 
 def _content(benchmark: Benchmark, *, train: str, validation: str, weights: str | None) -> dict[str, Any]:
     if "run" not in benchmark.training:
-        raise InputError(
-            f"{benchmark.name} is checked and scored here, and not run: its rules have no run file",
-        )
+        raise InputError(f"{benchmark.name} is checked and scored here, and not run: its rules have no run file")
     content = deepcopy(dict(benchmark.training["run"]))
     content["name"] = benchmark.name
     content.setdefault("cluster", "here")
@@ -133,9 +129,7 @@ def _global_batch(content: dict[str, Any], benchmark: Benchmark, overrides: tupl
 
 def _add_rules(content: dict[str, Any], benchmark: Benchmark, batch: int, overrides: tuple[str, ...]) -> None:
     """Add batch, schedule, length and evaluation."""
-    known = [point for point in references(benchmark) if point.global_batch <= batch] or list(
-        references(benchmark)[:1]
-    )
+    known = [point for point in references(benchmark) if point.global_batch <= batch] or list(references(benchmark)[:1])
     point = known[-1] if known else None
     content["batch"] = {"global_sequences": batch}
     if benchmark.training.get("whole_batch"):

@@ -68,9 +68,7 @@ class RunSet:
     warm_up_steps: int
     threads: int | None
     num_concurrent: int
-    launcher: tuple[
-        str, ...
-    ] = ()  # command that starts the processes of a run; empty: this machine's are started
+    launcher: tuple[str, ...] = ()  # command that starts the processes of a run; empty: this machine's are started
     version: str = __version__
     format: int = FORMAT
 
@@ -105,9 +103,7 @@ def open_set(folder: Path, wanted: RunSet) -> RunSet:
     if not path.is_file():
         if others := sorted(p.name for p in folder.glob("result_*.txt")):
             raise InputError(
-                f"{folder} holds results of other runs",
-                got=", ".join(others[:3]),
-                hint="name a new folder with --out",
+                f"{folder} holds results of other runs", got=", ".join(others[:3]), hint="name a new folder with --out"
             )
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / RUN_FILE, wanted.run_text)
@@ -232,13 +228,7 @@ def _start(folder: Path, held: RunSet, *, index: int, inputs: BenchmarkInputs) -
     environment = os.environ | ({} if held.threads is None else {"OMP_NUM_THREADS": str(held.threads)})
     with (place / STDERR).open("wb") as stderr:
         return subprocess.Popen(
-            [
-                *with_found_program(held.launcher),
-                sys.executable,
-                "-m",
-                "meshwright.mlperf.worker",
-                str(task.write()),
-            ],
+            [*with_found_program(held.launcher), sys.executable, "-m", "meshwright.mlperf.worker", str(task.write())],
             stdin=subprocess.DEVNULL,
             stdout=stderr,
             stderr=stderr,

@@ -23,9 +23,7 @@ from meshwright.result import Result
 from meshwright.specs.run import Run
 from meshwright.training.rendezvous import under_launcher
 
-NOT_MLPERF = (
-    "Not an MLPerf result: {name} is a proxy of Meshwright's own. Its results compare with none of MLPerf."
-)
+NOT_MLPERF = "Not an MLPerf result: {name} is a proxy of Meshwright's own. Its results compare with none of MLPerf."
 UNVERIFIED = "Unverified: result not verified by MLCommons Association."
 
 
@@ -82,11 +80,7 @@ class BenchmarkRuns(Result):
     def mean_minutes(self) -> float | None:
         """Olympic mean of the minutes: without the fastest and the slowest run; None with fewer than three."""
         minutes = sorted(result.seconds / 60 for result in self.results)
-        return (
-            statistics.mean(minutes[1:-1])
-            if len(minutes) > 2 and self.num_converged >= len(minutes) - 1
-            else None
-        )
+        return statistics.mean(minutes[1:-1]) if len(minutes) > 2 and self.num_converged >= len(minutes) - 1 else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright mlperf run --json`."""
@@ -122,9 +116,7 @@ class BenchmarkRuns(Result):
     def summary(self) -> str:
         """Return the benchmark, how many runs reached the target, and the raw olympic mean."""
         minutes = "" if self.mean_minutes is None else f", olympic mean {self.mean_minutes:.3f} min, raw"
-        return (
-            f"{self.benchmark}: {self.num_converged} of {self.num_runs} runs reached {self.target:g}{minutes}"
-        )
+        return f"{self.benchmark}: {self.num_converged} of {self.num_runs} runs reached {self.target:g}{minutes}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,13 +155,7 @@ def _as_overrides(run: Run) -> tuple[str, ...]:
     flat: list[str] = []
 
     def walk(value: Any, path: str) -> None:
-        if isinstance(value, dict) and path not in (
-            "model",
-            "lora",
-            "parallel",
-            "data.source",
-            "data.validation",
-        ):
+        if isinstance(value, dict) and path not in ("model", "lora", "parallel", "data.source", "data.validation"):
             for key, inner in value.items():
                 walk(inner, f"{path}.{key}" if path else str(key))
         else:
@@ -179,9 +165,7 @@ def _as_overrides(run: Run) -> tuple[str, ...]:
     return (*flat, *run.overrides)
 
 
-def prepare_set(
-    benchmark: Benchmark, *, folder: Path, overrides: tuple[str, ...], choices: RunChoices
-) -> PreparedSet:
+def prepare_set(benchmark: Benchmark, *, folder: Path, overrides: tuple[str, ...], choices: RunChoices) -> PreparedSet:
     """Check everything that can be checked before the first run, and open the set in `folder`."""
     from meshwright.mlperf.worker import observed_engine
 
@@ -212,16 +196,10 @@ def prepare_set(
         seeds_from="given" if choices.seeds else "system",
         run_text=runfile.changed_text(run, {}, wanted=run, what="the run of the benchmark"),
         division=choices.division,
-        submission={
-            "org": choices.org,
-            "platform": choices.platform or _platform(),
-            "status": choices.status,
-        },
+        submission={"org": choices.org, "platform": choices.platform or _platform(), "status": choices.status},
         train_samples=inputs.train_samples,
         facts=dict(inputs.facts),
-        warm_up_steps=training.get("warm_up_steps", 5)
-        if choices.warm_up_steps is None
-        else choices.warm_up_steps,
+        warm_up_steps=training.get("warm_up_steps", 5) if choices.warm_up_steps is None else choices.warm_up_steps,
         threads=threads,
         num_concurrent=choices.num_concurrent
         or (1 if threads is None or choices.launcher else max(1, num_cores() // threads)),
@@ -277,9 +255,7 @@ def _seeds(benchmark: Benchmark, choices: RunChoices) -> tuple[tuple[int, ...], 
         return new_seeds(num_runs), num_runs
     if len(set(choices.seeds)) != len(choices.seeds) or len(choices.seeds) != num_runs:
         raise InputError(
-            "--seeds must be different, one a run",
-            got=", ".join(map(str, choices.seeds)),
-            allowed=f"{num_runs} seeds",
+            "--seeds must be different, one a run", got=", ".join(map(str, choices.seeds)), allowed=f"{num_runs} seeds"
         )
     return choices.seeds, num_runs
 

@@ -16,13 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from meshwright.errors import InputError
-from meshwright.mlperf.benchmarks import (
-    Benchmark,
-    benchmark_names,
-    load_benchmark,
-    round_names,
-    round_rules,
-)
+from meshwright.mlperf.benchmarks import Benchmark, benchmark_names, load_benchmark, round_names, round_rules
 from meshwright.mlperf.convergence import ConvergenceTest, convergence_test
 from meshwright.mlperf.formulas import is_number
 from meshwright.mlperf.log import RunLog, read_log
@@ -77,9 +71,7 @@ class Score:
 def result_folders(where: Path) -> list[Path]:
     """Folders at or below `where` that hold result files; raises InputError without one."""
     if where.is_file():
-        raise InputError(
-            "a score needs a folder of result files", got=str(where), hint=f"name {where.parent}"
-        )
+        raise InputError("a score needs a folder of result files", got=str(where), hint=f"name {where.parent}")
     if not where.is_dir():
         raise InputError("no such folder", got=str(where))
     found = sorted({p.parent for p in where.rglob(RESULTS)})
@@ -182,9 +174,7 @@ def olympic_minutes(runs: Sequence[ScoredRun]) -> tuple[float | None, tuple[str,
     return sum(times) / len(times), tuple(r.name for r in kept), (order[0].name, order[-1].name)
 
 
-def median_window(
-    runs: Sequence[ScoredRun], rules: Benchmark, batch: int | None
-) -> tuple[list[ScoredRun], str]:
+def median_window(runs: Sequence[ScoredRun], rules: Benchmark, batch: int | None) -> tuple[list[ScoredRun], str]:
     """The N consecutive runs of the median score among all windows, and a problem if that one is invalid.
 
     An even number of windows gives the slower of the two middle ones.
@@ -206,24 +196,15 @@ def median_window(
 
 
 def rules_of(
-    logs: Sequence[RunLog],
-    *,
-    folder: Path,
-    round: str | None,
-    benchmark: str | None,
-    folders: Sequence[Path] = (),
+    logs: Sequence[RunLog], *, folder: Path, round: str | None, benchmark: str | None, folders: Sequence[Path] = ()
 ) -> tuple[Benchmark, str]:
     """Rules that a set falls under, and where its round is known from."""
-    name = benchmark or next(
-        (n for log in logs if isinstance(n := log.value("submission_benchmark"), str)), None
-    )
+    name = benchmark or next((n for log in logs if isinstance(n := log.value("submission_benchmark"), str)), None)
     if name is None and folder.name in benchmark_names(folders):
         name = folder.name
     if name is None:
         raise InputError(
-            "the logs name no benchmark",
-            got=str(folder),
-            hint=f"--benchmark {'|'.join(benchmark_names(folders))}",
+            "the logs name no benchmark", got=str(folder), hint=f"--benchmark {'|'.join(benchmark_names(folders))}"
         )
     if round is not None:
         return load_benchmark(name, round, folders=folders), "given"
@@ -234,9 +215,7 @@ def rules_of(
         found = re.search(r"(?<![\d.])v?(\d+\.\d+)$", part)
         if found and found.group(1) in round_names():
             return load_benchmark(name, found.group(1), folders=folders), f"folder {part}"
-    started = [
-        r.time_ms for log in logs if (r := log.first("run_start") or log.first("init_start")) is not None
-    ]
+    started = [r.time_ms for log in logs if (r := log.first("run_start") or log.first("init_start")) is not None]
     if not started:
         raise InputError("neither the folder nor a date says the round", got=str(folder), hint="--round 5.1")
     return _by_date(name, min(started), folders)

@@ -80,9 +80,7 @@ def _shapes(benchmark: Benchmark, overrides: tuple[str, ...]) -> str:
 def shape_run(benchmark: Benchmark, *, overrides: tuple[str, ...], num_steps: int) -> Run:
     """The run of a benchmark without its data, weights, evaluation and target."""
     if "run" not in benchmark.training:
-        raise InputError(
-            f"{benchmark.name} is checked and scored here, and not run: its rules have no run file"
-        )
+        raise InputError(f"{benchmark.name} is checked and scored here, and not run: its rules have no run file")
     content = deepcopy(dict(benchmark.training["run"]))
     content["name"] = f"shape of {benchmark.name}"
     content.setdefault("cluster", "here")

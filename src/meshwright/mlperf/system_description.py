@@ -44,9 +44,7 @@ def describe_system(
     nodes = 1 if run.cluster is None or run.cluster_name == HERE else run.cluster.num_nodes
     found: dict[str, Any] = dict.fromkeys(SYSTEM_FIELDS, "")
     found |= {"submitter": submitter, "division": division, "status": status, "number_of_nodes": str(nodes)}
-    found |= (
-        _processor(root) | _memory(root) | _storage(root) | _network(root) | _accelerator() | _software(root)
-    )
+    found |= _processor(root) | _memory(root) | _storage(root) | _network(root) | _accelerator() | _software(root)
     if not found["system_name"]:
         found["system_name"] = (
             f"{found['accelerators_per_node']}x{found['accelerator_model_name']}"
@@ -89,15 +87,11 @@ def _processor(root: Path) -> dict[str, str]:
     info = _text(root, "proc/cpuinfo")
     names = re.findall(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
     sockets = set(re.findall(r"^physical id\s*:\s*(\d+)$", info, re.MULTILINE))
-    cores = set(
-        re.findall(r"^physical id\s*:\s*(\d+)$.*?^core id\s*:\s*(\d+)$", info, re.MULTILINE | re.DOTALL)
-    )
+    cores = set(re.findall(r"^physical id\s*:\s*(\d+)$.*?^core id\s*:\s*(\d+)$", info, re.MULTILINE | re.DOTALL))
     num_threads = len(re.findall(r"^processor\s*:", info, re.MULTILINE)) or os.cpu_count() or 1
     khz = _text(root, "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")
     mhz = re.findall(r"^cpu MHz\s*:\s*([\d.]+)$", info, re.MULTILINE)
-    frequency = (
-        f"{int(khz) / 1000:.0f} MHz" if khz.isdigit() else f"{max(map(float, mhz)):.0f} MHz" if mhz else ""
-    )
+    frequency = f"{int(khz) / 1000:.0f} MHz" if khz.isdigit() else f"{max(map(float, mhz)):.0f} MHz" if mhz else ""
     return {
         "host_processors_per_node": str(len(sockets) or 1),
         "host_processor_model_name": names[0] if names else platform.machine(),
@@ -130,11 +124,7 @@ def _storage(root: Path) -> dict[str, str]:
         name = queue.parent.parent.name
         if not name.startswith(("loop", "ram", "zram", "dm-")):
             kinds.add(
-                "NVMe SSD"
-                if name.startswith("nvme")
-                else "HDD"
-                if _text(queue.parent, "rotational") == "1"
-                else "SSD"
+                "NVMe SSD" if name.startswith("nvme") else "HDD" if _text(queue.parent, "rotational") == "1" else "SSD"
             )
     try:
         capacity = f"{shutil.disk_usage(root).total / 1e12:.2f} TB"
@@ -150,9 +140,7 @@ def _network(root: Path) -> dict[str, str]:
         speed = _text(card, "speed")
         if (card / "device").exists() and speed.isdigit():
             found.append(f"{int(speed) / 1000:g} Gbit/s Ethernet")
-    found += [
-        _text(rate.parent, "rate") for rate in sorted((root / "sys/class/infiniband").glob("*/ports/*/rate"))
-    ]
+    found += [_text(rate.parent, "rate") for rate in sorted((root / "sys/class/infiniband").glob("*/ports/*/rate"))]
     counted = {name: found.count(name) for name in found}
     return {"host_networking": ", ".join(f"{count}x {name}" for name, count in counted.items())}
 
@@ -193,10 +181,7 @@ def _software(root: Path) -> dict[str, str]:
     return {
         "framework": f"Meshwright {__version__}, PyTorch {versions.pop('torch', '')}",
         "other_software_stack": ", ".join(
-            [
-                f"Python {platform.python_version()}",
-                *(f"{k} {v}" for k, v in versions.items() if k != "meshwright"),
-            ]
+            [f"Python {platform.python_version()}", *(f"{k} {v}" for k, v in versions.items() if k != "meshwright")]
         ),
         "operating_system": f"{release.get('PRETTY_NAME', platform.system())}, kernel {platform.release()}",
     }

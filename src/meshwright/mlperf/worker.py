@@ -39,9 +39,7 @@ class RunTask:
     benchmark: str
     train_samples: int
     submission: dict[str, Any]  # org, platform, division, status
-    cache_clear: (
-        dict[str, Any] | None
-    )  # value and what was done; None: the first process of each host does it
+    cache_clear: dict[str, Any] | None  # value and what was done; None: the first process of each host does it
     data_paths: tuple[str, ...]
     warm_up_steps: int
     extra: dict[str, Any] | None = None  # further facts, such as the data's hash
@@ -83,9 +81,7 @@ def run_once(task: RunTask) -> None:
     )
     start = engine.prepare(run, options=options)
     if writer is not None:
-        facts = logged_facts(
-            start.run, start.plan, benchmark=task.benchmark, train_samples=task.train_samples
-        )
+        facts = logged_facts(start.run, start.plan, benchmark=task.benchmark, train_samples=task.train_samples)
         for key, value in (*facts, *(task.extra or {}).items()):
             writer.event(key, value)
         writer.close()  # from here on rank 0 writes
@@ -117,8 +113,7 @@ def observed_engine(run: Run) -> _ObservedTrainingEngine:
             *(str(problem) for problem in engine.check(run)),
         ]
         raise InputError(
-            f"a benchmark cannot be run with the engine {run.engine}: {'; '.join(reasons)}",
-            hint="--set engine=native",
+            f"a benchmark cannot be run with the engine {run.engine}: {'; '.join(reasons)}", hint="--set engine=native"
         )
     return engine  # pyright: ignore[reportReturnType]
 

@@ -90,18 +90,14 @@ def _ratio(found: Claim, answer: ClaimAnswer) -> ClaimPrediction:
     value = a.value / b.value
     longer = exp(hypot(log(a.high / a.value), log(b.value / b.low)))
     shorter = exp(hypot(log(a.value / a.low), log(b.high / b.value)))
-    ratio = Estimate(
-        value=value, low=value / shorter, high=value * longer, unit="x", tier=max(a.tier, b.tier)
-    )
+    ratio = Estimate(value=value, low=value / shorter, high=value * longer, unit="x", tier=max(a.tier, b.tier))
     return ClaimPrediction(claim=found, value=ratio, plans=(one.plan, other.plan))
 
 
 def _fits(found: Claim, answer: ClaimAnswer) -> ClaimPrediction:
     best = search(_request(_run(answer)), top=1).best
     plans = () if best is None else (best.plan.describe(),)
-    return ClaimPrediction(
-        claim=found, value=_exact(float(best is not None), "bool", Tier.INTERPOLATED), plans=plans
-    )
+    return ClaimPrediction(claim=found, value=_exact(float(best is not None), "bool", Tier.INTERPOLATED), plans=plans)
 
 
 @cache
@@ -152,9 +148,7 @@ def _speedup(found: Claim, answer: ClaimAnswer) -> ClaimPrediction:
     first, last = _curve(_run(answer), found.num_accelerators or 0).points
     scale_by = last.num_devices / first.num_devices
     e = last.efficiency
-    value = Estimate(
-        value=e.value * scale_by, low=e.low * scale_by, high=e.high * scale_by, unit="x", tier=e.tier
-    )
+    value = Estimate(value=e.value * scale_by, low=e.low * scale_by, high=e.high * scale_by, unit="x", tier=e.tier)
     return ClaimPrediction(claim=found, value=value, plans=_plans(first.costed, last.costed))
 
 

@@ -123,9 +123,7 @@ class EngineFacts:
     """
     agreed: Callable[[Features, Features], Features] = lambda *_: RELEASE_DEFAULTS
     """Switches in place of a recipe's that do not run together, of what a run states and of all that it would have."""
-    compiles_on_request: bool = (
-        False  # a compiler fuses kernels where `train.compile` is true, and only there
-    )
+    compiles_on_request: bool = False  # a compiler fuses kernels where `train.compile` is true, and only there
     exported_switches: tuple[tuple[str, Container[object]], ...] = ()
     """Further ones, which only files for its own programs set."""
     rules: tuple[Rule, ...] = ()  # what this engine alone refuses
@@ -139,9 +137,7 @@ def engine_facts(engine: str) -> EngineFacts:
     return catalog.engine_facts(engine)
 
 
-def selective_sets(
-    facts: EngineFacts, *, is_moe: bool, is_mla: bool, has_shared: bool
-) -> list[tuple[str, ...]]:
+def selective_sets(facts: EngineFacts, *, is_moe: bool, is_mla: bool, has_shared: bool) -> list[tuple[str, ...]]:
     """Sets of modules worth recomputing, cheapest first, that the engine can name.
 
     A module is worth naming when it frees much memory per second of work: norms and activations first, the
@@ -152,11 +148,7 @@ def selective_sets(
     if has_shared:
         ladder.append((*CHEAP, "shared_experts"))
     if is_mla:
-        ladder += [
-            ("mla_up_projection",),
-            ("mla_up_projection", *CHEAP),
-            ("mla_up_projection", "norm", block),
-        ]
+        ladder += [("mla_up_projection",), ("mla_up_projection", *CHEAP), ("mla_up_projection", "norm", block)]
     if facts.selective is not None:
         ladder = sets_for(facts.selective, is_moe=is_moe)
     return [_ordered(modules) for modules in ladder]

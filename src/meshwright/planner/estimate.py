@@ -56,18 +56,12 @@ def estimate_plan(
     simulated = simulated_step_s(plan, steps)
     closed = float(np.ravel(steps.step_s)[0])
     step_s = closed if simulated is None else simulated
-    memory, budget, timeline = (
-        _memory_table(request, row),
-        request.memory_budget,
-        simulate_pipeline(plan, steps),
-    )
+    memory, budget, timeline = (_memory_table(request, row), request.memory_budget, simulate_pipeline(plan, steps))
     mixed = mixed_step(request, plan)
     if mixed is not None:
         steps, step_s, closed, timeline = mixed.steps, mixed.step_s, mixed.step_s, mixed.timeline
         memory, budget = mixed.fullest.memory, mixed.fullest.budget
-    details_s, details_bytes = (
-        ({}, {}) if mixed else _details(request, row, calibration, steps, memory, load_factor)
-    )
+    details_s, details_bytes = ({}, {}) if mixed else _details(request, row, calibration, steps, memory, load_factor)
     components = {name: float(np.ravel(value)[0]) for name, value in steps.components_s.items()}
     components["bubble"] += step_s - closed
     total = sum(float(v[0]) for v in variances.values())
@@ -150,11 +144,7 @@ def _details(
         "precision": request.precision_table,
     }
     rates = system_rates(
-        request.cluster,
-        request.precision,
-        request.stack,
-        calibration=calibration,
-        routes=request.kernels.routes,
+        request.cluster, request.precision, request.stack, calibration=calibration, routes=request.kernels.routes
     )
     seconds = step_details(rates=rates, steps=steps, load_factor=load_factor, **facts)
     sizes = memory_details(constants=request.memory_constants, memory=memory, **facts)
@@ -167,9 +157,7 @@ def _details(
 def _tier(calibration: Calibration, factors: Factors) -> Tier:
     """Interpolated where the device itself was measured or both it and its software have rows, datasheet where one of
     them has, guessed where neither has."""
-    if (
-        calibration.corrections and not calibration.parameters["gemm_ratio"].levels
-    ):  # published tables have no level
+    if calibration.corrections and not calibration.parameters["gemm_ratio"].levels:  # published tables have no level
         return Tier.INTERPOLATED
     known = [calibration.num_rows(level, factors[level]) > 0 for level in ("device_format", "framework")]
     return (Tier.GUESSED, Tier.DATASHEET, Tier.INTERPOLATED)[sum(known)]

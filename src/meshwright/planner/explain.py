@@ -86,12 +86,8 @@ class WhyNot:
 
     fixed: Mapping[str, object]
     verdict: WhyNotVerdict
-    comparison: PlanComparison | None = (
-        None  # of one that runs: the best plan with `fixed` against the winner
-    )
-    binding: str = (
-        ""  # SLOWER: the memory or the rule that keeps it from the winner's choices; "": time alone
-    )
+    comparison: PlanComparison | None = None  # of one that runs: the best plan with `fixed` against the winner
+    binding: str = ""  # SLOWER: the memory or the rule that keeps it from the winner's choices; "": time alone
     infeasible: Infeasible | None = None  # DOES_NOT_FIT
     violations: tuple[Violation, ...] = ()  # ILLEGAL: the rules; otherwise warnings about the plan
     forced: tuple[str, ...] = ()  # SLOWER: the fewest other choices that have to differ from the winner's
@@ -135,10 +131,7 @@ def compare(winner: RankedPlan, loser: RankedPlan, *, usable_bytes: float) -> Pl
     """Compare two plans: time by component, and the memory that each leaves of `usable_bytes`."""
     first, second = _components_s(winner), _components_s(loser)
     names = first | second
-    times = [
-        Difference(name=n, winner=ms(first.get(n, 0.0)), loser=ms(second.get(n, 0.0)), unit="ms")
-        for n in names
-    ]
+    times = [Difference(name=n, winner=ms(first.get(n, 0.0)), loser=ms(second.get(n, 0.0)), unit="ms") for n in names]
     one, other = memory_parts_gib(winner.memory), memory_parts_gib(loser.memory)
     parts = [Difference(name=n, winner=one[n], loser=other[n], unit="GiB") for n in one]
     free = [gib(usable_bytes - _number(r.memory.reserved_bytes)) for r in (winner, loser)]
@@ -227,9 +220,7 @@ def _binding(request: PlanRequest, fixed: Mapping[str, object], loser: RankedPla
     """The memory or the rule that forbids the best plan with `fixed` in it; "" where that runs and takes longer."""
     if memory := _binding_memory(request, loser, winner):
         return memory
-    plan = with_fixed(
-        winner.plan, {"loss_chunk": None, **fixed}, request.num_devices
-    )  # it adapts to the rest
+    plan = with_fixed(winner.plan, {"loss_chunk": None, **fixed}, request.num_devices)  # it adapts to the rest
     broken = _refused(violations(plan, context=legality_context(request)))
     if broken:
         return f"the rule of {broken[0].rule} binds: with the rest of the best plan {broken[0].message}"
@@ -317,9 +308,7 @@ def forbidding_rules(request: PlanRequest, space: Space) -> tuple[Violation, ...
     index = int(np.argmin(broken_rules(plan, context=context)))
     nearest = plan_from_row(plan.take(index), splits=space.splits)
     # A candidate may break no rule but the fixed data width, which no row of the space has.
-    return _refused(violations(nearest, context=context)) or _refused(
-        violations(_as_fixed(request), context=context)
-    )
+    return _refused(violations(nearest, context=context)) or _refused(violations(_as_fixed(request), context=context))
 
 
 def _refused(found: list[Violation]) -> tuple[Violation, ...]:
@@ -361,9 +350,7 @@ def _on_other_engines(request: PlanRequest) -> list[str]:
     if schedule is None or schedule in engine_facts(request.engine).schedules:
         return []
     able = [name for name in planning_names() if schedule in engine_facts(name).schedules]
-    return [
-        f"--engine {name} {'plans' if name == ANY else 'runs'} {word('schedule', schedule)}" for name in able
-    ]
+    return [f"--engine {name} {'plans' if name == ANY else 'runs'} {word('schedule', schedule)}" for name in able]
 
 
 def _with_more_devices(request: PlanRequest, *, short: float) -> list[str]:

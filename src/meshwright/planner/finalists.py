@@ -34,9 +34,7 @@ def simulated_step_s(plan: Plan, steps: StepTable) -> float | None:
         return None
     scale = graph_scale(steps)
     pipeline_s = _number(
-        oversubscribed_s(
-            timeline.step_s * scale.factor, scale.in_pipeline_s, _number(steps.cpu_oversubscription)
-        )
+        oversubscribed_s(timeline.step_s * scale.factor, scale.in_pipeline_s, _number(steps.cpu_oversubscription))
     )
     return (scale.outside_s + pipeline_s) * scale.straggle
 
@@ -59,11 +57,7 @@ def graph_scale(steps: StepTable) -> GraphScale:
     in_pipeline = sum(x for name, x in components.items() if name not in OUTSIDE_PIPELINE)
     # The cost model scales kernel times by calibrated factors; the graph's times are scaled alike.
     cpu_oversubscription = _number(steps.cpu_oversubscription)
-    work = (
-        _total(steps.stages.mean)
-        if cpu_oversubscription > 1
-        else max(totals) - _number(steps.stages.rank_saving_s)
-    )
+    work = _total(steps.stages.mean) if cpu_oversubscription > 1 else max(totals) - _number(steps.stages.rank_saving_s)
     rest = _number(steps.step_s) - components["stragglers"]
     return GraphScale(
         factor=in_pipeline / (num_micro * work),

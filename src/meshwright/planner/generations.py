@@ -22,13 +22,7 @@ from meshwright.arrays import FloatArray
 from meshwright.cost.memory import MemoryTable
 from meshwright.cost.memory.peak import rank_memory
 from meshwright.cost.memory.states import RankLayers
-from meshwright.cost.pipeline.schedules import (
-    SCHEDULE_RECORDS,
-    PipelineShape,
-    Placement,
-    schedule_shortfall,
-    shape_of,
-)
+from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS, PipelineShape, Placement, schedule_shortfall, shape_of
 from meshwright.cost.pipeline.simulate import StageTimes, Timeline, simulate
 from meshwright.cost.rates import system_rates
 from meshwright.cost.stages import layers_per_stage
@@ -123,9 +117,7 @@ def mixed_step(request: PlanRequest, plan: Plan) -> MixedStep | None:
     """Cost `plan` with each rank on its own part; None unless it is `on_parts`."""
     if not on_parts(request, plan):
         return None
-    return mixed_step_of(
-        request, plan, [steps_on(request, part, plan_row(plan)) for part in request.cluster.parts]
-    )
+    return mixed_step_of(request, plan, [steps_on(request, part, plan_row(plan)) for part in request.cluster.parts])
 
 
 def mixed_step_of(request: PlanRequest, plan: Plan, all_steps: Sequence[StepTable]) -> MixedStep:
@@ -176,11 +168,7 @@ def steps_on(request: PlanRequest, part: Cluster, rows: PlanTable) -> StepTable:
         calibration=request.calibration, routes=request.kernels.routes,
     )  # fmt: skip
     return estimate_steps(
-        model=request.model_table,
-        batch=request.batch_table,
-        plan=rows,
-        precision=request.precision_table,
-        rates=rates,
+        model=request.model_table, batch=request.batch_table, plan=rows, precision=request.precision_table, rates=rates
     )
 
 
@@ -300,9 +288,7 @@ def layers_by_speed_of(request: PlanRequest, plan: Plan, all_steps: Sequence[Ste
     return tuple(counts.tolist())
 
 
-def _layer_and_ends_s(
-    request: PlanRequest, steps: StepTable, plan: Plan
-) -> tuple[float, tuple[float, float]]:
+def _layer_and_ends_s(request: PlanRequest, steps: StepTable, plan: Plan) -> tuple[float, tuple[float, float]]:
     """Seconds of a mean layer, and of the ends of the model, forward and backward of a micro-batch."""
     shape = shape_of(plan)
     counts = layers_per_stage(request.model.num_layers, shape.num_stages)

@@ -16,13 +16,7 @@ from meshwright.cost.pipeline.schedules import shape_of
 from meshwright.cost.step import StepTable
 from meshwright.planner.engines import engine_facts
 from meshwright.planner.finalists import num_operations
-from meshwright.planner.generations import (
-    layers_by_speed_of,
-    mixed_step_of,
-    on_parts,
-    part_of_rank,
-    steps_on,
-)
+from meshwright.planner.generations import layers_by_speed_of, mixed_step_of, on_parts, part_of_rank, steps_on
 from meshwright.planner.legality import legal_mask, legality_context
 from meshwright.planner.objective import Goal
 from meshwright.planner.request import PlanRequest
@@ -135,9 +129,7 @@ def _candidates(request: PlanRequest, goal: Goal) -> Iterator[Plan]:
             larger = replace(device, memory_bytes=int(ratio * device.memory_bytes))
             wider = replace(request, cluster=replace(request.cluster, accelerator=larger, parts=()))
             asked = wider.fixing(
-                pipeline=pipeline,
-                loss_chunk=request.fixed.get("loss_chunk"),
-                axis_order=AxisOrder.PIPELINE_OUTERMOST,
+                pipeline=pipeline, loss_chunk=request.fixed.get("loss_chunk"), axis_order=AxisOrder.PIPELINE_OUTERMOST
             )
             for space in _spaces(asked):
                 equal = search(asked, top=TRIED, goal=goal, space=space, distinct=Distinct.PLANS)

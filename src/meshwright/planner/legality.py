@@ -59,13 +59,7 @@ def run_context(run: Run, plan: Plan, *, engine: str) -> LegalityContext:
 
 
 def _context(
-    asked: PlanRequest | Run,
-    *,
-    engine: str,
-    batch: BatchTable,
-    num_devices: int,
-    domain: int,
-    is_compiled: bool,
+    asked: PlanRequest | Run, *, engine: str, batch: BatchTable, num_devices: int, domain: int, is_compiled: bool
 ) -> LegalityContext:
     linear_bytes = asked.precision.linear_input_bytes
     device = None if asked.cluster is None else asked.cluster.accelerator
@@ -103,13 +97,7 @@ def violations(plan: Plan, *, context: LegalityContext) -> list[Violation]:
     row = plan_row(replace(plan, layers_per_stage=None) if split else plan)
     broken = [r for r in rules_of(context.facts) if not bool(r.holds(context, row))]
     found = [
-        Violation(
-            rule=r.name,
-            message=r.says(context, row),
-            severity=r.severity,
-            key=r.key,
-            hint=r.hint(context, row),
-        )
+        Violation(rule=r.name, message=r.says(context, row), severity=r.severity, key=r.key, hint=r.hint(context, row))
         for r in broken
     ]
     return sorted(found + split, key=lambda v: v.severity is not Severity.REFUSED)

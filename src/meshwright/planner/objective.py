@@ -46,9 +46,7 @@ class Goal:
         if self.objective is Objective.COST and self.usd_per_device_hour is None:
             raise InputError("the objective cost needs a price", hint="give costs.usd_per_device_hour")
         if self.power is None and (self.objective is Objective.ENERGY or self.usd_per_kwh > 0):
-            raise InputError(
-                "energy needs the power of the accelerator", hint="its catalogue entry has no tdp_w"
-            )
+            raise InputError("energy needs the power of the accelerator", hint="its catalogue entry has no tdp_w")
 
     def value(self, steps: StepTable) -> FloatArray:
         """One number per plan, smaller is better."""

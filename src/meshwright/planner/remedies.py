@@ -56,11 +56,7 @@ class PlanRemedy:
 
     def __str__(self) -> str:
         percent = 100 * abs(self.ratio - 1)
-        pace = (
-            f"{percent:.1f} % {'slower' if self.ratio > 1 else 'faster'} than"
-            if percent >= 0.05
-            else "as fast as"
-        )
+        pace = f"{percent:.1f} % {'slower' if self.ratio > 1 else 'faster'} than" if percent >= 0.05 else "as fast as"
         return f"it runs {' and '.join(self.changes)} ({self.plan.describe()}, {pace} the best plan)"
 
 
@@ -133,11 +129,7 @@ def _narrower(request: PlanRequest) -> Iterator[_Change]:
     if request.precision.optimizer_state_bytes == OPTIMIZER_STATE_BYTES["fp32"]:
         yield _Change(text="with optimizer.states=bf16", apply=_in_bf16)
     # The search tries them where the engine has them; where they are not open, the run or its compiler has decided.
-    if (
-        request.kernels.is_storage_open
-        and not request.kernels.stored_activations
-        and not facts.stored_modules
-    ):
+    if request.kernels.is_storage_open and not request.kernels.stored_activations and not facts.stored_modules:
         stores = {"feed_forward": "e4m3"}
         yield _Change(
             text="with kernels.stored_activations={feed_forward: e4m3}",
@@ -154,9 +146,7 @@ def _without(name: str) -> Callable[[PlanRequest], PlanRequest]:
     return lambda r: replace(r, fixed={k: v for k, v in r.fixed.items() if k != name})
 
 
-def forced_changes(
-    request: PlanRequest, asked: Mapping[str, object], *, winner: Plan, loser: Plan
-) -> tuple[str, ...]:
+def forced_changes(request: PlanRequest, asked: Mapping[str, object], *, winner: Plan, loser: Plan) -> tuple[str, ...]:
     """The fewest choices of `loser` with which `winner` and `asked` run together, as assignments; () where none is."""
     groups = [
         {name: getattr(loser, name) for name in group if name not in asked}

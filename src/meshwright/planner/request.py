@@ -10,14 +10,7 @@ from meshwright.calibration import device as device_calibration
 from meshwright.calibration.memory import MemoryConstants, memory_constants
 from meshwright.calibration.parameters import Calibration
 from meshwright.cost.rates import SystemFacts, fused_kernels, system_facts
-from meshwright.cost.tables import (
-    BatchTable,
-    ModelTable,
-    PrecisionTable,
-    WeightCache,
-    model_row,
-    precision_row,
-)
+from meshwright.cost.tables import BatchTable, ModelTable, PrecisionTable, WeightCache, model_row, precision_row
 from meshwright.errors import InputError
 from meshwright.planner.fixed import check_field
 from meshwright.specs.adapters import absent_targets
@@ -103,9 +96,7 @@ class PlanRequest:
     @property
     def memory_budget(self) -> MemoryBudget:
         """Device memory, and how much of it a plan may reserve."""
-        return MemoryBudget(
-            capacity_bytes=self.cluster.accelerator.memory_bytes, ratio=self.usable_memory_ratio
-        )
+        return MemoryBudget(capacity_bytes=self.cluster.accelerator.memory_bytes, ratio=self.usable_memory_ratio)
 
     @property
     def usable_bytes(self) -> float:
@@ -116,9 +107,7 @@ class PlanRequest:
     def peak_flops_per_s(self) -> float:
         """Peak of a device in the format of GEMMs; the mean of a cluster of several parts."""
         parts = self.cluster.parts or (self.cluster,)
-        peaks = [
-            part.num_devices * part.accelerator.peak_flops_per_s[self.precision.matmul] for part in parts
-        ]
+        peaks = [part.num_devices * part.accelerator.peak_flops_per_s[self.precision.matmul] for part in parts]
         return sum(peaks) / sum(part.num_devices for part in parts)
 
     def fixing(self, **values: object) -> PlanRequest:
@@ -139,9 +128,7 @@ def _check_recomputation(fixed: Mapping[str, object]) -> None:
             )
     if modules and layers:
         raise InputError(
-            "recompute_modules and recompute_layers are two kinds of recomputation",
-            got="both",
-            hint="give one of them",
+            "recompute_modules and recompute_layers are two kinds of recomputation", got="both", hint="give one of them"
         )
 
 

@@ -60,11 +60,7 @@ def _states_fit_context(s: LegalityContext, plan: PlanTable) -> Mask:
     """Context ranks split the heads of state-space layers; groups are split too, or repeated."""
     ranks, groups = plan.tensor * plan.context, s.model.state_groups // np.maximum(plan.tensor, 1)
     whole = is_divisor(plan.context, groups) | is_divisor(groups, plan.context)
-    return (
-        (plan.context == 1)
-        | (s.model.state_space_share == 0)
-        | (is_divisor(ranks, s.model.state_heads) & whole)
-    )
+    return (plan.context == 1) | (s.model.state_space_share == 0) | (is_divisor(ranks, s.model.state_heads) & whole)
 
 
 def _rule_fits_context(s: LegalityContext, plan: PlanTable) -> Mask:
@@ -256,9 +252,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="state-space heads",
         scope=Scope.SHAPE,
-        holds=lambda s, p: (
-            is_divisor(p.tensor, s.model.state_heads) & is_divisor(p.tensor, s.model.state_groups)
-        ),
+        holds=lambda s, p: is_divisor(p.tensor, s.model.state_heads) & is_divisor(p.tensor, s.model.state_groups),
         says=lambda s, p: (
             f"tensor {p.tensor} does not divide the {s.model.state_heads} heads and {s.model.state_groups} groups of "
             "state-space layers"
@@ -284,20 +278,13 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="linear attention heads",
         scope=Scope.SHAPE,
-        holds=lambda s, p: (
-            is_divisor(p.tensor, s.model.linear_heads) & is_divisor(p.tensor, linear_key_heads(s.model))
-        ),
+        holds=lambda s, p: is_divisor(p.tensor, s.model.linear_heads) & is_divisor(p.tensor, linear_key_heads(s.model)),
         says=lambda s, p: (
             f"tensor {p.tensor} does not divide the {linear_key_heads(s.model)} key and {s.model.linear_heads} value "
             "heads of linear attention"
         ),
     ),
-    Rule(
-        name="linear attention context",
-        scope=Scope.SHAPE,
-        holds=_rule_fits_context,
-        says=_says_rule_context,
-    ),
+    Rule(name="linear attention context", scope=Scope.SHAPE, holds=_rule_fits_context, says=_says_rule_context),
     Rule(
         name="vocabulary",
         scope=Scope.SHAPE,
@@ -320,9 +307,7 @@ RULES: tuple[Rule, ...] = (
         name="expert feed-forward",
         scope=Scope.SHAPE,
         holds=lambda s, p: is_divisor(p.expert_tensor, s.model.expert_ffn),
-        says=lambda s, p: (
-            f"expert_tensor {p.expert_tensor} does not divide the expert width {s.model.expert_ffn}"
-        ),
+        says=lambda s, p: f"expert_tensor {p.expert_tensor} does not divide the expert width {s.model.expert_ffn}",
     ),
     Rule(
         name="expert folding",
@@ -333,18 +318,8 @@ RULES: tuple[Rule, ...] = (
             f"context {p.context} x data_shard {p.data_shard} = {p.tensor * p.context * p.data_shard} ranks"
         ),
     ),
-    Rule(
-        name="layers",
-        scope=Scope.SHAPE,
-        holds=_layers_fit,
-        says=_says_layers,
-    ),
-    Rule(
-        name="virtual stages",
-        scope=Scope.SHAPE,
-        holds=_chunks_fit,
-        says=_says_chunks,
-    ),
+    Rule(name="layers", scope=Scope.SHAPE, holds=_layers_fit, says=_says_layers),
+    Rule(name="virtual stages", scope=Scope.SHAPE, holds=_chunks_fit, says=_says_chunks),
     Rule(
         name="schedule",
         scope=Scope.SHAPE,
@@ -384,9 +359,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="sequence parallelism",
         scope=Scope.SHAPE,
-        holds=lambda s, p: (
-            (p.sequence_parallel > 0) | (p.tensor == 1) | (not has_experts(s)) | s.facts.whole_sequences
-        ),
+        holds=lambda s, p: (p.sequence_parallel > 0) | (p.tensor == 1) | (not has_experts(s)) | s.facts.whole_sequences,
         says=lambda s, p: f"experts with tensor {p.tensor} need sequence_parallel in {s.facts.title}",
     ),
     Rule(
@@ -394,8 +367,7 @@ RULES: tuple[Rule, ...] = (
         scope=Scope.SHAPE,
         holds=lambda s, p: p.tensor <= s.domain,
         says=lambda s, p: (
-            f"tensor {p.tensor} leaves the scale-up domain of {s.domain} devices: "
-            "its collectives cross the network"
+            f"tensor {p.tensor} leaves the scale-up domain of {s.domain} devices: its collectives cross the network"
         ),
         severity=Severity.DISCOURAGED,
     ),
@@ -408,12 +380,7 @@ RULES: tuple[Rule, ...] = (
             f"{p.micro_batch} on data width {p.data}"
         ),
     ),
-    Rule(
-        name="micro-batches",
-        scope=Scope.BATCH,
-        holds=_enough_micro_batches,
-        says=_says_micro_batches,
-    ),
+    Rule(name="micro-batches", scope=Scope.BATCH, holds=_enough_micro_batches, says=_says_micro_batches),
     Rule(
         name="sharding",
         scope=Scope.CHOICE,
@@ -427,9 +394,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="replicas",
         scope=Scope.CHOICE,
-        holds=lambda s, p: (
-            (p.data_replicate == 1) | (p.sharding == Sharding.PARAMETERS) | s.facts.any_replicas
-        ),
+        holds=lambda s, p: (p.data_replicate == 1) | (p.sharding == Sharding.PARAMETERS) | s.facts.any_replicas,
         says=lambda s, p: (
             f"data_replicate {p.data_replicate} in {s.facts.title} needs sharded parameters"
             if Sharding.PARAMETERS in s.facts.shardings
@@ -450,27 +415,20 @@ RULES: tuple[Rule, ...] = (
         name="recomputed modules",
         scope=Scope.CHOICE,
         holds=_selective_offered,
-        says=lambda s, p: (
-            f"{s.facts.title} cannot recompute {module_names(int(p.recompute_mask))} selectively"
-        ),
+        says=lambda s, p: f"{s.facts.title} cannot recompute {module_names(int(p.recompute_mask))} selectively",
     ),
     Rule(
         name="recomputed modules exist",
         scope=Scope.CHOICE,
         holds=_modules_exist,
-        says=lambda s, p: (
-            f"recomputing {module_names(int(p.recompute_mask))}: this model has not all of them"
-        ),
+        says=lambda s, p: f"recomputing {module_names(int(p.recompute_mask))}: this model has not all of them",
     ),
     Rule(
         name="recomputed layers",
         scope=Scope.CHOICE,
         holds=lambda s, p: (
             (p.recompute_layers < 0)
-            | (
-                (p.recompute_layers < -(-s.model.num_layers // np.maximum(p.pipeline, 1)))
-                & s.facts.partial_full
-            )
+            | ((p.recompute_layers < -(-s.model.num_layers // np.maximum(p.pipeline, 1))) & s.facts.partial_full)
         ),
         says=lambda s, p: (
             f"recomputing {p.recompute_layers} layers of a rank needs an engine that can, and a rank "
@@ -484,12 +442,7 @@ RULES: tuple[Rule, ...] = (
         holds=lambda s, p: np.isin(p.stored_mask, [-1, 0]) | bool(s.facts.stored_modules),
         says=lambda s, _: f"{s.facts.title} stores no activations in 8 bits",
     ),
-    Rule(
-        name="weight cache",
-        scope=Scope.CHOICE,
-        holds=_cache_offered,
-        says=_says_cache,
-    ),
+    Rule(name="weight cache", scope=Scope.CHOICE, holds=_cache_offered, says=_says_cache),
     Rule(
         name="chunks of the loss",
         scope=Scope.CHOICE,
@@ -504,6 +457,4 @@ RULES: tuple[Rule, ...] = (
 def rules_of(facts: EngineFacts) -> tuple[Rule, ...]:
     """The shared rules and the engine's own, in the order in which messages name them."""
     place = {rule.name: i for i, rule in enumerate(RULES)}
-    return tuple(
-        sorted((*RULES, *facts.rules), key=lambda rule: place.get(rule.after or rule.name, len(RULES)))
-    )
+    return tuple(sorted((*RULES, *facts.rules), key=lambda rule: place.get(rule.after or rule.name, len(RULES))))

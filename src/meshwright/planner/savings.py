@@ -31,9 +31,7 @@ def note_on_savings(plan: Plan) -> str | None:
             "backward pass, which rounds gradients (--fix stored_activations=none: plans without)"
         )
     if plan.weight_cache == "off":
-        notes.append(
-            "cache=off: 8-bit weights are cast at each use (--fix weight_cache=on: plans with a cache)"
-        )
+        notes.append("cache=off: 8-bit weights are cast at each use (--fix weight_cache=on: plans with a cache)")
     return "; ".join(notes) or None
 
 

@@ -80,9 +80,7 @@ class ScoredPlans:
         return iter(self.plans)
 
 
-def scored_plans(
-    request: PlanRequest, *, goal: Goal, most: int, simulated: Sequence[RankedPlan] = ()
-) -> ScoredPlans:
+def scored_plans(request: PlanRequest, *, goal: Goal, most: int, simulated: Sequence[RankedPlan] = ()) -> ScoredPlans:
     """The `most` best plans of `request`, and the front of speed against memory; empty where nothing fits.
 
     `simulated`: plans that a search of layouts ranks by their event graphs, listed whatever their closed forms say.
@@ -92,9 +90,7 @@ def scored_plans(
     listed = {ranked.plan: ranked for ranked in (*result.plans, *result.front, *simulated)}
     ranked = sorted(listed.values(), key=lambda r: r.rank)  # stable: ties keep the search's order
     if not ranked:
-        return ScoredPlans(
-            request=request, plans=(), counts=result.counts, seconds=result.seconds, is_complete=True
-        )
+        return ScoredPlans(request=request, plans=(), counts=result.counts, seconds=result.seconds, is_complete=True)
     clock = StageClock()
     first = {r.plan for r in result.front}
     rows, operations = sorted(ranked, key=lambda r: r.plan not in first), MOST_OPERATIONS

@@ -58,11 +58,7 @@ def cost_model(request: PlanRequest) -> CostModel:
 
 def cost_model_with(request: PlanRequest, *, rates: SystemRates, constants: MemoryConstants) -> CostModel:
     """Return this model with other rates and memory constants than the request's stack has."""
-    facts = {
-        "model": request.model_table,
-        "batch": request.batch_table,
-        "precision": request.precision_table,
-    }
+    facts = {"model": request.model_table, "batch": request.batch_table, "precision": request.precision_table}
 
     def steps(plan: PlanTable) -> StepTable:
         return estimate_steps(plan=plan, rates=rates, **facts)

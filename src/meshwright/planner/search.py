@@ -31,15 +31,7 @@ from meshwright.planner.engines import LegalityContext, Scope
 from meshwright.planner.legality import legal_mask, legality_context
 from meshwright.planner.objective import Goal
 from meshwright.planner.request import PlanRequest
-from meshwright.planner.savings import (
-    Saving,
-    least_sets,
-    may_fit,
-    rank_of,
-    ranking_value,
-    savings,
-    with_savings,
-)
+from meshwright.planner.savings import Saving, least_sets, may_fit, rank_of, ranking_value, savings, with_savings
 from meshwright.planner.screen import CostModel, cost_model, step_rows
 from meshwright.planner.space import (
     PlanChoices,
@@ -241,10 +233,7 @@ def search(
         plans=plans,
         front=front,
         counts=Counts(
-            enumerated=tree.num_candidates,
-            nodes=len(bound),
-            simulated=sum(p.is_simulated for p in finalists),
-            **tally,
+            enumerated=tree.num_candidates, nodes=len(bound), simulated=sum(p.is_simulated for p in finalists), **tally
         ),
         seconds=clock.seconds,
         least_memory=None if plans or kept.least is None else _ranked(kept.least, model, goal, space)[0],
@@ -304,13 +293,7 @@ class _Tree:
 
 
 def _expand(
-    tree: _Tree,
-    order: NDArray[np.intp],
-    bound: FloatArray,
-    *,
-    kept: _Kept,
-    model: CostModel,
-    goal: Goal,
+    tree: _Tree, order: NDArray[np.intp], bound: FloatArray, *, kept: _Kept, model: CostModel, goal: Goal
 ) -> dict[str, int]:
     """Visit nodes in order of their bound until no other can enter `kept`."""
     tally: dict[str, int] = {"expanded": 0, "legal": 0, "fit": 0}
@@ -399,9 +382,7 @@ def _finish(
     front = near[_front_candidates(kept.value[near], kept.reserved_bytes[near])]
     wanted = np.unique(np.concatenate([leaders, front]))
     found = dict(zip(wanted.tolist(), _ranked(kept.plan.take(wanted), model, goal, space), strict=True))
-    ranked = sorted(
-        (found[i] for i in leaders.tolist()), key=lambda r: r.rank
-    )  # stable: ties keep their order
+    ranked = sorted((found[i] for i in leaders.tolist()), key=lambda r: r.rank)  # stable: ties keep their order
     return tuple(ranked), _unbeaten([found[i] for i in front.tolist()])
 
 

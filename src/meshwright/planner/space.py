@@ -22,29 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS, PipelineShape, chunks_allowed, rank_layers
-from meshwright.cost.tables import (
-    RECOMPUTES,
-    PlanTable,
-    cache_column,
-    chunk_column,
-    plan_row,
-    stored_column,
-)
+from meshwright.cost.tables import RECOMPUTES, PlanTable, cache_column, chunk_column, plan_row, stored_column
 from meshwright.errors import InputError
 from meshwright.planner.engines import EngineFacts, engine_facts, selective_sets
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.splits import lighter_ends
 from meshwright.specs.model import AttentionKind
-from meshwright.specs.plan import (
-    RECOMPUTE_MODULES,
-    SCHEDULES,
-    AxisOrder,
-    Offload,
-    Plan,
-    Recompute,
-    Schedule,
-    Sharding,
-)
+from meshwright.specs.plan import RECOMPUTE_MODULES, SCHEDULES, AxisOrder, Offload, Plan, Recompute, Schedule, Sharding
 
 IntArray = NDArray[np.int64]
 
@@ -104,9 +88,7 @@ class Space:
     stored_activations: tuple[tuple[str, ...] | None, ...] = (None,)  # the first, the others to save memory
     weight_cache: tuple[str | None, ...] = (None,)  # the same
     loss_chunk: int | str | None = None  # of all plans; None: as the run or the engine says
-    grows_loss: bool = (
-        False  # the search chooses a larger chunk than the engine's own where memory leaves room
-    )
+    grows_loss: bool = False  # the search chooses a larger chunk than the engine's own where memory leaves room
     splits: tuple[tuple[int, ...], ...] = ()  # uneven splits: layers of each stage
     usual_split: bool = True  # also equal stages, with the rest on the two ends
     max_stages: int | None = None  # of pipeline x virtual_pipeline; None: legality alone decides
@@ -159,9 +141,7 @@ def default_space(request: PlanRequest) -> Space:
     domain = cluster.fabric.scale_up_domain
     heads, experts = model.attention.num_heads, model.experts
     tensor = tuple(t for t in degrees if t <= min(domain, heads))
-    context = tuple(
-        c for c in degrees if c == 1 or (c <= MAX_CONTEXT and c * MIN_CONTEXT_TOKENS <= request.seq_len)
-    )
+    context = tuple(c for c in degrees if c == 1 or (c <= MAX_CONTEXT and c * MIN_CONTEXT_TOKENS <= request.seq_len))
     pipeline = tuple(p for p in degrees if p <= model.num_layers)
     space = Space(
         num_devices=devices,
@@ -202,26 +182,18 @@ def _check_layers(request: PlanRequest) -> None:
         raise InputError(
             f"layers_per_stage must add up to the {num_layers} layers of {request.model.name}",
             got=total,
-            hint=f"{total}x{times} are {times} stages of {total} layers"
-            if len(layers) == 1 and not left
-            else None,
+            hint=f"{total}x{times} are {times} stages of {total} layers" if len(layers) == 1 and not left else None,
         )
     schedule: Any = request.fixed.get("schedule", Schedule.ONE_F_ONE_B)
     if len(layers) == 1 and not SCHEDULE_RECORDS[schedule].runs_on_one_rank:
-        raise InputError(
-            "one stage with all layers has no pipeline schedule", got=f"schedule={schedule.value}"
-        )
+        raise InputError("one stage with all layers has no pipeline schedule", got=f"schedule={schedule.value}")
     ranks: Any = request.fixed.get("pipeline", 1)
     stages = ranks * request.fixed.get("virtual_pipeline", 1)
-    if len(layers) % stages or (
-        {"pipeline", "virtual_pipeline"} <= set(request.fixed) and len(layers) != stages
-    ):
+    if len(layers) % stages or ({"pipeline", "virtual_pipeline"} <= set(request.fixed) and len(layers) != stages):
         raise InputError(
             "layers_per_stage must have a number for each stage, pipeline x virtual_pipeline of them",
             got=f"{len(layers)} with "
-            + ", ".join(
-                f"{n}={request.fixed[n]}" for n in ("pipeline", "virtual_pipeline") if n in request.fixed
-            ),
+            + ", ".join(f"{n}={request.fixed[n]}" for n in ("pipeline", "virtual_pipeline") if n in request.fixed),
         )
 
 
@@ -399,16 +371,14 @@ def _pipelines(space: Space) -> _Pipelines:
         if space.usual_split and len(set(split[1:-1])) > 1:  # not asked for by name
             found = found[v[found] == 1]
         shapes_found = [
-            PipelineShape(
-                schedule=SCHEDULES[s[i]], num_ranks=int(ranks[i]), num_chunks=int(v[i]), num_micro_batches=1
-            )
+            PipelineShape(schedule=SCHEDULES[s[i]], num_ranks=int(ranks[i]), num_chunks=int(v[i]), num_micro_batches=1)
             for i in found
         ]
         index = np.concatenate([index, found])
         layers.append(
-            np.array(
-                [(*rank_layers(shape, split), min(split)) for shape in shapes_found], dtype=np.int64
-            ).reshape(-1, 4)
+            np.array([(*rank_layers(shape, split), min(split)) for shape in shapes_found], dtype=np.int64).reshape(
+                -1, 4
+            )
         )
     columns = np.concatenate(layers)
     # Splits with the same layers there cost the same and are as legal: the first of them stands for all.
@@ -446,9 +416,7 @@ def choices(space: Space) -> PlanChoices:
         [int(o is Offload.OPTIMIZER) for o in space.offload],
     )  # fmt: skip
     distinct = (sharding > Sharding.NONE) | (replicas == min(space.data_replicate))
-    sharding, replicas, micro, again, offload = (
-        x[distinct] for x in (sharding, replicas, micro, again, offload)
-    )
+    sharding, replicas, micro, again, offload = (x[distinct] for x in (sharding, replicas, micro, again, offload))
     column = lambda values: np.array(values, dtype=np.int64)[again]  # noqa: E731
     return PlanChoices(
         sharding=sharding,

@@ -51,9 +51,7 @@ def _lighter_ends(weights: tuple[float, ...], end: float) -> tuple[tuple[int, ..
             if sum(weights) + ratio * end < LEAST_BALANCE * stages * heaviest:
                 continue
             usual = layers_per_stage(num_layers, stages)
-            if not is_usual(num_layers, stages) or heaviest < LEAST_GAIN * _heaviest(
-                usual, weights, ratio * end
-            ):
+            if not is_usual(num_layers, stages) or heaviest < LEAST_GAIN * _heaviest(usual, weights, ratio * end):
                 found.append(split)
     return tuple(dict.fromkeys(found))
 
@@ -89,8 +87,6 @@ def _layer_flops(table: ModelTable, seq_len: int, *, is_moe: bool) -> float:
 
 
 def _heaviest(split: tuple[int, ...], weights: Sequence[float], end: float) -> float:
-    sums = np.add.reduceat(np.append(weights, 0.0), np.append(0, np.cumsum(split)[:-1])) * (
-        np.array(split) > 0
-    )
+    sums = np.add.reduceat(np.append(weights, 0.0), np.append(0, np.cumsum(split)[:-1])) * (np.array(split) > 0)
     sums[-1] += end
     return float(sums.max())

@@ -20,15 +20,7 @@ from meshwright.planner.engines import engine_facts
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.screen import cost_model
 from meshwright.planner.search import RankedPlan, search
-from meshwright.specs.features import (
-    AttentionKernel,
-    CudaGraphs,
-    Dispatcher,
-    Features,
-    Preset,
-    WireFormat,
-    runs_on,
-)
+from meshwright.specs.features import AttentionKernel, CudaGraphs, Dispatcher, Features, Preset, WireFormat, runs_on
 from meshwright.specs.plan import Plan
 
 LEAST_GAIN = 1.01
@@ -39,16 +31,7 @@ Value = str | bool
 CHOSEN = ("dispatcher", "cuda_graphs", "overlaps_experts", "overlaps_tensor")
 """Switches that the planner chooses where a run leaves them open: they change time and memory, and no number."""
 
-HELD = (
-    "tensor",
-    "context",
-    "pipeline",
-    "expert",
-    "expert_tensor",
-    "data_shard",
-    "data_replicate",
-    "sharding",
-)
+HELD = ("tensor", "context", "pipeline", "expert", "expert_tensor", "data_shard", "data_replicate", "sharding")
 
 _ATTENTION = (
     AttentionKernel.FA2,
@@ -159,8 +142,7 @@ def _engine_switches(request: PlanRequest) -> str | None:
     said = ", ".join(_said(name, value) for name, value in others.items())
     theirs = ", ".join(_value(recipe[name]) for name in others)
     return (
-        f"{said}, as the engine sets it; the recipe of {facts.name} {release} has {theirs}: "
-        "--set stack.preset=recipe"
+        f"{said}, as the engine sets it; the recipe of {facts.name} {release} has {theirs}: --set stack.preset=recipe"
     )
 
 
@@ -205,10 +187,7 @@ def _gain(request: PlanRequest, best: RankedPlan, changes: dict[str, Value]) -> 
     if found is None:
         return None
     return SwitchGain(
-        changes=tuple(changes.items()),
-        plan=found.plan,
-        step_s=found.step_s,
-        gain=best.step_s / found.step_s,
+        changes=tuple(changes.items()), plan=found.plan, step_s=found.step_s, gain=best.step_s / found.step_s
     )
 
 
@@ -226,9 +205,7 @@ def _sets(request: PlanRequest, name: str, value: Value) -> bool:
     if request.engine == ANY:
         return True
     facts = engine_facts(request.engine)
-    return any(
-        name == known and value in allowed for known, allowed in (*facts.switches, *facts.exported_switches)
-    )
+    return any(name == known and value in allowed for known, allowed in (*facts.switches, *facts.exported_switches))
 
 
 def _worth_trying(request: PlanRequest, plan: Plan | None, now: Features) -> dict[str, tuple[Value, ...]]:

@@ -49,20 +49,11 @@ _VALUES = {
 OTHER = {
     ("sharding", "hsdp"): "sharding=parameters,data_replicate=N: N replicas of one sharded copy",
     ("sharding", "hybridshard"): "sharding=parameters,data_replicate=N: N replicas of one sharded copy",
-    (
-        "offload",
-        "cpu",
-    ): "offload=optimizer: optimizer states; weights and gradients in host memory are not planned",
-    (
-        "offload",
-        "true",
-    ): "offload=optimizer: optimizer states; weights and gradients in host memory are not planned",
+    ("offload", "cpu"): "offload=optimizer: optimizer states; weights and gradients in host memory are not planned",
+    ("offload", "true"): "offload=optimizer: optimizer states; weights and gradients in host memory are not planned",
     ("recompute", "block"): "recompute=full,recompute_layers=N: that many layers of a pipeline rank",
     ("recompute", "uniform"): "recompute=full,recompute_layers=all: every layer keeps its input",
-    (
-        "schedule",
-        "interleavedzerobubble",
-    ): "interleaved and zero_bubble are schedules, their combination is not costed",
+    ("schedule", "interleavedzerobubble"): "interleaved and zero_bubble are schedules, their combination is not costed",
 }
 """Values that mean something else here -> the way on."""
 

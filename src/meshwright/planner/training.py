@@ -42,9 +42,7 @@ def state_bytes(request: PlanRequest) -> float:
     parameters, precision = count_parameters(request.model_table), request.precision
     lora = request.model.num_layers * parameters.lora_layer
     trained = lora if request.lora is not None else parameters.total
-    return float(trained) * (
-        precision.weight_bytes + precision.master_bytes + precision.optimizer_state_bytes
-    )
+    return float(trained) * (precision.weight_bytes + precision.master_bytes + precision.optimizer_state_bytes)
 
 
 def goodput_at(request: PlanRequest) -> Goodput:
@@ -54,12 +52,7 @@ def goodput_at(request: PlanRequest) -> Goodput:
 
 
 def training_at(
-    request: PlanRequest,
-    step: StepEstimate,
-    *,
-    num_tokens: float,
-    goodput: Goodput | None,
-    costs: Costs,
+    request: PlanRequest, step: StepEstimate, *, num_tokens: float, goodput: Goodput | None, costs: Costs
 ) -> Training:
     """The whole training of `num_tokens`. `goodput` None: nothing fails and nothing is saved."""
     num_steps = num_tokens / (request.global_batch * request.seq_len)
@@ -85,11 +78,7 @@ def with_failures(productive: Estimate, goodput: Goodput) -> Estimate:
     longer = hypot(log(productive.high / productive.value), log(goodput.value / goodput.low))
     shorter = hypot(log(productive.value / productive.low), log(goodput.high / goodput.value))
     return Estimate(
-        value=value,
-        low=value * exp(-shorter),
-        high=value * exp(longer),
-        unit=productive.unit,
-        tier=Tier.GUESSED,
+        value=value, low=value * exp(-shorter), high=value * exp(longer), unit=productive.unit, tier=Tier.GUESSED
     )
 
 
@@ -134,9 +123,7 @@ def _usd(request: PlanRequest, wall_s: float, num_tokens: float, costs: Costs) -
     price = hourly_price(request.cluster.accelerator.name, costs)
     if price is None:
         return None
-    cost = run_cost(
-        num_devices=request.num_devices, wall_s=wall_s, num_tokens=num_tokens, usd_per_device_hour=price
-    )
+    cost = run_cost(num_devices=request.num_devices, wall_s=wall_s, num_tokens=num_tokens, usd_per_device_hour=price)
     return float(cost.usd)
 
 

@@ -30,17 +30,7 @@ COLUMNS = (
     *POINT_FIELDS, *TIMES, "samples", "calls", "flops", "bytes",
     "outliers", "clock_hz", "temperature_c", "status", "reason",
 )  # fmt: skip
-SIDECAR_KEYS = (
-    "schema",
-    "device",
-    "driver",
-    "software",
-    "command",
-    "started",
-    "ended",
-    "git_commit",
-    "budget_s",
-)
+SIDECAR_KEYS = ("schema", "device", "driver", "software", "command", "started", "ended", "git_commit", "budget_s")
 SAME_DEVICE = ("device", "driver", "software")
 """Keys of the sidecar that must not change between measurements of one file."""
 
@@ -156,9 +146,7 @@ class DeviceRecorder:
         kept: list[DeviceRow] = []
         if self.path.exists():
             if not resume:
-                raise InputError(
-                    "there are records already", got=str(self.path), hint="add to them with --resume"
-                )
+                raise InputError("there are records already", got=str(self.path), hint="add to them with --resume")
             kept = self._kept()
         write_atomically(self.path, _text(kept))
         write_atomically(folder / SIDECAR_NAME, sidecar_text(self.sidecar))

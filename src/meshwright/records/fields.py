@@ -48,9 +48,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def check(
-    value: object, *, kind: TypeAdapter[Any] | type[Fields], where: str, is_by_line: bool = False
-) -> None:
+def check(value: object, *, kind: TypeAdapter[Any] | type[Fields], where: str, is_by_line: bool = False) -> None:
     """Raise InputError with every field of `value` that is not of `kind`. With `is_by_line` its items are lines."""
     try:
         if isinstance(kind, TypeAdapter):

@@ -142,9 +142,7 @@ class Cells:
         try:
             return kind(self.cells[column])
         except ValueError:
-            raise InputError(
-                f"{self.where}: {column}", got=self.cells[column], allowed=", ".join(kind)
-            ) from None
+            raise InputError(f"{self.where}: {column}", got=self.cells[column], allowed=", ".join(kind)) from None
 
     def whole(self, column: str) -> int:
         text = self.cells[column]

@@ -64,8 +64,7 @@ class ChunkEncoding:
         '256 tokens, overlap 32, batch 32, fp32, by length'
         """
         return (
-            f"{self.chunk_tokens} tokens, overlap {self.overlap}, batch {self.batch}, {self.precision}, "
-            f"by {self.order}"
+            f"{self.chunk_tokens} tokens, overlap {self.overlap}, batch {self.batch}, {self.precision}, by {self.order}"
         )
 
 
@@ -160,11 +159,7 @@ class IndexSearch:
 
 IngestRow = IngestPass | IndexBuild | IndexSearch
 Row = TypeVar("Row", IngestPass, IndexBuild, IndexSearch)
-FILES: dict[type[Any], str] = {
-    IngestPass: "passes.csv",
-    IndexBuild: "builds.csv",
-    IndexSearch: "searches.csv",
-}
+FILES: dict[type[Any], str] = {IngestPass: "passes.csv", IndexBuild: "builds.csv", IndexSearch: "searches.csv"}
 _KINDS: dict[str, type[StrEnum]] = {"BatchOrder": BatchOrder, "IngestMode": IngestMode}
 
 
@@ -180,9 +175,7 @@ def row_of_cells(cells: Mapping[str, str], kind: type[Row], *, where: str) -> Ro
         try:
             found[f.name] = cell_value(cells[f.name], str(f.type), enums=_KINDS)
         except (ValueError, KeyError):
-            raise InputError(
-                f"{where}: {f.name} cannot be read", got=cells[f.name], allowed=str(f.type)
-            ) from None
+            raise InputError(f"{where}: {f.name} cannot be read", got=cells[f.name], allowed=str(f.type)) from None
     return kind(**found)
 
 
@@ -207,9 +200,7 @@ class IngestRecorder:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if (folder / SIDECAR_NAME).exists():
-                raise InputError(
-                    "there are records already", got=str(folder / SIDECAR_NAME), hint="name another --out"
-                )
+                raise InputError("there are records already", got=str(folder / SIDECAR_NAME), hint="name another --out")
             for kind, name in FILES.items():
                 write_atomically(folder / name, csv_line(columns_of(kind)))
             self.save()
@@ -268,9 +259,7 @@ class IngestSidecar(SidecarFields):
 def read_ingest(folder: Path) -> IngestRecords:
     """Read the records in `folder`. Raises InputError when they are absent or damaged."""
     keys = ("command", "started", "documents", "encoder")
-    sidecar = read_sidecar(
-        folder / SIDECAR_NAME, schema=SCHEMA, keys=keys, made_by=MADE_BY, kind=IngestSidecar
-    )
+    sidecar = read_sidecar(folder / SIDECAR_NAME, schema=SCHEMA, keys=keys, made_by=MADE_BY, kind=IngestSidecar)
 
     def rows(kind: type[Row]) -> tuple[Row, ...]:
         lines = read_lines(
@@ -280,9 +269,5 @@ def read_ingest(folder: Path) -> IngestRecords:
         return read_rows(lines, lambda line: row_of_cells(line.cells, kind, where=line.where))
 
     return IngestRecords(
-        folder=folder,
-        sidecar=sidecar,
-        passes=rows(IngestPass),
-        builds=rows(IndexBuild),
-        searches=rows(IndexSearch),
+        folder=folder, sidecar=sidecar, passes=rows(IngestPass), builds=rows(IndexBuild), searches=rows(IndexSearch)
     )

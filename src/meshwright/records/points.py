@@ -234,9 +234,7 @@ def _attention_points(reach: Reach, formats: Sequence[str], workload: Workload |
         )  # fmt: skip
     grid = (
         (1, groups * 2**share, groups, length, 32 * 2**width)
-        for length, groups, share, width in _grid(
-            [reach.seq_len, (0, 3), (0, 3), (0, 2)], multiples=(64, 1, 0, 0)
-        )
+        for length, groups, share, width in _grid([reach.seq_len, (0, 3), (0, 3), (0, 2)], multiples=(64, 1, 0, 0))
     )
     for b, h, g, length, width in _once(chain(shapes, grid)):
         for f in formats:
@@ -324,10 +322,7 @@ def _parameter_counts(workload: Workload | None) -> list[tuple[int, ...]]:
 
 
 def _grid(
-    reach: Sequence[tuple[float, float]],
-    *,
-    multiples: Sequence[float] | None = None,
-    count: int = GRID_POINTS,
+    reach: Sequence[tuple[float, float]], *, multiples: Sequence[float] | None = None, count: int = GRID_POINTS
 ) -> Iterator[tuple[Any, ...]]:
     """Yield shapes spread evenly in logarithms. A multiple of 0 rounds the power to a whole number."""
     dim = len(reach)
@@ -337,9 +332,7 @@ def _grid(
     steps = [ratio ** -(i + 1) for i in range(dim)]
     multiples = multiples or [MULTIPLE] * dim
     for number in range(1, count + 1):
-        powers = [
-            low + (0.5 + number * s) % 1 * (high - low) for s, (low, high) in zip(steps, reach, strict=True)
-        ]
+        powers = [low + (0.5 + number * s) % 1 * (high - low) for s, (low, high) in zip(steps, reach, strict=True)]
         yield tuple(
             max(of, round(2**power / of) * of) if of else round(power)
             for power, of in zip(powers, multiples, strict=True)

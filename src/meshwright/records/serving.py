@@ -374,10 +374,7 @@ class ServingRecorder:
 
     def append_requests(self, load: Load, repeat: int, requests: Sequence[RequestRecord]) -> None:
         """Add requests; they are in the file when this returns."""
-        with (
-            naming(self.folder / REQUESTS_NAME),
-            (self.folder / REQUESTS_NAME).open("a", encoding="utf-8") as stream,
-        ):
+        with naming(self.folder / REQUESTS_NAME), (self.folder / REQUESTS_NAME).open("a", encoding="utf-8") as stream:
             stream.writelines(_request_line(load, repeat, request) for request in requests)
 
     def append(self, point: ServingPoint) -> None:
@@ -424,11 +421,7 @@ def read_serving(folder: Path) -> ServingRecords:
         kind=ServingSidecar,
     )
     lines = read_lines(
-        folder / CSV_NAME,
-        columns=COLUMNS,
-        what="serving records",
-        made_by=MADE_BY,
-        whole=bool(sidecar.get("ended")),
+        folder / CSV_NAME, columns=COLUMNS, what="serving records", made_by=MADE_BY, whole=bool(sidecar.get("ended"))
     )
     points = read_rows(lines, lambda line: point_of(line.cells, where=line.where))
     return ServingRecords(folder=folder, sidecar=sidecar, points=points)

@@ -77,11 +77,7 @@ def _split_values(text: str) -> list[str]:
 
 
 def configurations(
-    paths: Sequence[str | os.PathLike[str]],
-    *,
-    sweeps: Sequence[Sweep] = (),
-    overrides: Sequence[str] = (),
-    steps: int,
+    paths: Sequence[str | os.PathLike[str]], *, sweeps: Sequence[Sweep] = (), overrides: Sequence[str] = (), steps: int
 ) -> list[Configuration]:
     """All combinations of run files and swept values, in order, with `steps` steps each.
 

@@ -17,9 +17,7 @@ class Ending(StrEnum):
 
     DONE = "done"  # all steps taken
     REACHED = "target"  # the validation loss reached the target
-    NO_IMPROVEMENT = (
-        "no_improvement"  # of the validation loss, for as many evaluations as the patience allows
-    )
+    NO_IMPROVEMENT = "no_improvement"  # of the validation loss, for as many evaluations as the patience allows
     STOPPED = "stopped"  # by a signal; states were saved if the run has a checkpoint folder
     DIVERGED = "diverged"  # a non-finite value or loss spike, with `train.faults` set to stop
 
@@ -47,9 +45,7 @@ class Record:
     events: tuple[dict[str, Any], ...] = ()  # faults of the training, and the reaction to each
     profile: dict[str, Any] | None = None  # the content of `profile/summary.json`
     identity: dict[str, Any] | None = None  # of the run over all its resumptions (`training.run_identity`)
-    kernels: tuple[
-        dict[str, Any], ...
-    ] = ()  # routes of training kernels, with reasons (`kernels.dispatch.summary`)
+    kernels: tuple[dict[str, Any], ...] = ()  # routes of training kernels, with reasons (`kernels.dispatch.summary`)
     notes: tuple[str, ...] = field(default=())
 
 
@@ -95,9 +91,7 @@ def step_line(measured: Mapping[str, Any]) -> dict[str, Any]:
     return {name: measured[name] for name in (*STEP, *STEP_OPTIONAL) if name in measured}
 
 
-def _require_keys(
-    what: str, found: Collection[str], *, needed: Sequence[str], others: Sequence[str] = ()
-) -> None:
+def _require_keys(what: str, found: Collection[str], *, needed: Sequence[str], others: Sequence[str] = ()) -> None:
     unknown, missing = sorted(set(found) - {*needed, *others}), sorted(set(needed) - set(found))
     if unknown or missing:
         raise KeyError(f"{what}: unknown {unknown}, missing {missing}")

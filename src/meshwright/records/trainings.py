@@ -161,11 +161,7 @@ class TrainingRecorder:
                     hint="write to another folder with --out",
                 )  # fmt: skip
         known = engine in before["software"]
-        self.sidecar |= {
-            "device": device,
-            "driver": driver,
-            "software": before["software"] | {engine: software},
-        }
+        self.sidecar |= {"device": device, "driver": driver, "software": before["software"] | {engine: software}}
         if not known:
             self.sidecar["git_commit"] = record["git_commit"]
             self._save_sidecar()

@@ -23,12 +23,7 @@ MAX_GROUPS = 24
 MAX_ERROR = 1.5
 """End of the axis of errors. A prediction above 2.5 times the measurement is drawn at the end."""
 
-LEGEND = {
-    HEADLINE: BLUE,
-    "other quality, GPU, no sweep": GREEN,
-    "sweeps": PURPLE,
-    "other accelerators": ORANGE,
-}
+LEGEND = {HEADLINE: BLUE, "other quality, GPU, no sweep": GREEN, "sweeps": PURPLE, "other accelerators": ORANGE}
 
 
 def subset_of(row: RowReport) -> str:
@@ -52,10 +47,7 @@ def predicted_svg(report: AccuracyReport) -> str:
 
     order = list(LEGEND)[::-1]
     points = sorted(
-        (
-            {"measured": row.measured, "predicted": row.predicted, "subset": subset_of(row)}
-            for row in _known(report)
-        ),
+        ({"measured": row.measured, "predicted": row.predicted, "subset": subset_of(row)} for row in _known(report)),
         key=lambda point: order.index(point["subset"]) if point["subset"] != "sweeps" else -1,
     )
     rates = [rate for p in points for rate in (p["measured"], p["predicted"])] or [1.0]
@@ -68,9 +60,7 @@ def predicted_svg(report: AccuracyReport) -> str:
         return alt.X(field, type="quantitative", scale=scale, axis=axis, title="measured tokens/s per device")
 
     def y(field: str) -> alt.Y:
-        return alt.Y(
-            field, type="quantitative", scale=scale, axis=axis, title="predicted tokens/s per device"
-        )
+        return alt.Y(field, type="quantitative", scale=scale, axis=axis, title="predicted tokens/s per device")
 
     colors = alt.Scale(domain=list(LEGEND), range=list(LEGEND.values()))
     band = alt.Chart(alt.Data(values=line)).mark_area(opacity=0.5, color=FAINT, clip=True, aria=False)
@@ -86,9 +76,7 @@ def predicted_svg(report: AccuracyReport) -> str:
     chart = alt.layer(
         band.encode(x=x("x"), y=y("low"), y2="high:Q"),
         exact.encode(x=x("x"), y=y("y")),
-        dots.encode(
-            x=x("measured"), y=y("predicted"), color=alt.Color("subset:N", scale=colors, legend=None)
-        ),
+        dots.encode(x=x("measured"), y=y("predicted"), color=alt.Color("subset:N", scale=colors, legend=None)),
         *names,
     ).properties(width=SIDE, height=SIDE)
     return svg(chart, title="Predicted over measured tokens/s per device, one point a published run")
@@ -109,9 +97,7 @@ def _worst(report: AccuracyReport, ends: Sequence[float]) -> list[dict[str, Any]
         is_over = row.predicted > row.measured  # its name stands on the side away from the line
         room = np.log(row.measured / ends[0] if is_over else ends[1] / row.measured)
         if not near and room > LABEL_WIDTH * span and len(found) < MOST_NAMES:
-            found.append(
-                {"id": row.run.id, "measured": row.measured, "predicted": row.predicted, "is_over": is_over}
-            )
+            found.append({"id": row.run.id, "measured": row.measured, "predicted": row.predicted, "is_over": is_over})
     return found
 
 
@@ -126,9 +112,7 @@ def errors_svg(report: AccuracyReport, *, by: str) -> str | None:
     if not rows:
         return None
     scale = alt.Scale(domain=[-1, MAX_ERROR], clamp=True, nice=False)
-    x = alt.X(
-        "low:Q", scale=scale, axis=alt.Axis(format="+%", tickCount=6), title="prediction against measurement"
-    )
+    x = alt.X("low:Q", scale=scale, axis=alt.Axis(format="+%", tickCount=6), title="prediction against measurement")
     y = alt.Y("group:N", sort=[row["group"] for row in rows], title=None, axis=alt.Axis(labelLimit=260))
     base = alt.Chart(alt.Data(values=rows)).encode(y=y)
     exact = alt.Chart(alt.Data(values=[{"x": 0}])).mark_rule(color=FAINT).encode(x=alt.X("x:Q", scale=scale))

@@ -20,9 +20,7 @@ Kendall τ of the groups of plans."""
 def accuracy_tables(report: AccuracyReport, *, by: str) -> list[TextTable]:
     """Errors of the subsets, of one kind of group and of memory; rows without a prediction, rows that did not fit."""
     tables = [
-        metrics_table(
-            "Error of tokens/s per device", {"all rows": report.summary, **report.groups["subset"]}
-        ),
+        metrics_table("Error of tokens/s per device", {"all rows": report.summary, **report.groups["subset"]}),
         metrics_table(f"By {by}", report.groups[by]),
     ]
     return tables + remaining_tables(report)

@@ -33,16 +33,13 @@ DRAWN = {
     "answers.accuracy_study:AccuracyStudy": Drawn(notebook=f"{NOTEBOOK}:accuracy_html"),
     "answers.catalog_listing:CatalogItem": Drawn(notebook=f"{NOTEBOOK}:entry_html"),
     "answers.catalog_listing:CatalogListing": Drawn(notebook=f"{NOTEBOOK}:listing_html"),
-    "answers.comparison.study:SideComparison": Drawn(
-        notebook="meshwright.report.comparison.page:comparison_fragment"
-    ),
+    "answers.comparison.study:SideComparison": Drawn(notebook="meshwright.report.comparison.page:comparison_fragment"),
     "answers.evaluation:Evaluation": Drawn(notebook=f"{NOTEBOOK}:evaluation_html"),
     "answers.explanation:Explanation": Drawn(notebook=f"{NOTEBOOK}:explanation_html"),
     "answers.generation:Generation": Drawn(notebook=f"{NOTEBOOK}:generation_html"),
     "answers.ingest_result:IngestBenchmark": Drawn(notebook=f"{NOTEBOOK}:ingest_html"),
     "answers.overview.collect:RecordReport": Drawn(
-        notebook="meshwright.report.overview.page:record_fragment",
-        page="meshwright.report.overview.page:record_page",
+        notebook="meshwright.report.overview.page:record_fragment", page="meshwright.report.overview.page:record_page"
     ),
     "answers.plan_ranking:PlanRanking": Drawn(
         notebook=f"{NOTEBOOK}:ranking_html", page="meshwright.report.plan_space.page:ranking_page"
@@ -60,8 +57,7 @@ DRAWN = {
     "answers.serving_records:OfflineMeasurements": Drawn(notebook=f"{NOTEBOOK}:offline_html"),
     "answers.serving_records:ServingMeasurements": Drawn(notebook=f"{NOTEBOOK}:serving_html"),
     "answers.sources.study:SourceReport": Drawn(
-        notebook="meshwright.report.sources.page:source_fragment",
-        page="meshwright.report.sources.page:source_page",
+        notebook="meshwright.report.sources.page:source_fragment", page="meshwright.report.sources.page:source_page"
     ),
     "answers.training_run:TrainingRun": Drawn(notebook=f"{NOTEBOOK}:training_html"),
 }

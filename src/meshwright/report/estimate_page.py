@@ -6,12 +6,7 @@ from html import escape
 
 from meshwright.answers.cluster import setup_lines
 from meshwright.answers.components import bound_by, label, shown_components
-from meshwright.answers.provenance import (
-    INTERVAL_CONVENTION,
-    InputSource,
-    input_meaning,
-    sources_of,
-)
+from meshwright.answers.provenance import INTERVAL_CONVENTION, InputSource, input_meaning, sources_of
 from meshwright.answers.quantities import interval_of, percent, rate, seconds, span, value_of
 from meshwright.answers.quantities import memory as memory_text
 from meshwright.answers.run_estimate import RunEstimate
@@ -71,22 +66,14 @@ def _lead(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSource]) -
     )
     rows = [
         (value_of(step.step), "step time", interval_of(step.step)),
-        (
-            value_of(step.tokens_per_s_per_device),
-            "tokens/s/device",
-            interval_of(step.tokens_per_s_per_device),
-        ),
+        (value_of(step.tokens_per_s_per_device), "tokens/s/device", interval_of(step.tokens_per_s_per_device)),
         (value_of(step.mfu), "MFU", interval_of(step.mfu)),
         (f"{gib(step.memory.reserved_bytes):.1f} GiB", "memory per device", _of_capacity(done)),
     ]
     totals = done.economics.totals
     if totals is not None:
         rows.append((value_of(totals.wall), "time to train", interval_of(totals.wall)))
-        rows += [
-            (value_of(e), w, interval_of(e))
-            for e, w in ((totals.cost, "cost"), (totals.energy, "energy"))
-            if e
-        ]
+        rows += [(value_of(e), w, interval_of(e)) for e, w in ((totals.cost, "cost"), (totals.energy, "energy")) if e]
     marks = notes.mark(str(sources["hardware"])) + notes.mark(str(sources["software"]))
     cautions = "".join(paragraph(f"Note: {note}.", css_class="lead") for note in done.notes)
     return paragraph(text, marks=marks, css_class="lead") + tiles(rows) + cautions
@@ -100,18 +87,13 @@ def _of_capacity(done: RunEstimate) -> str:
 def _step(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSource], command: str) -> PageSection:
     step = done.estimate.step
     whole = step.step.value
-    rows = [
-        (label(n), seconds(s), percent(s / whole)) for n, s in shown_components(step.components_s).items()
-    ]
+    rows = [(label(n), seconds(s), percent(s / whole)) for n, s in shown_components(step.components_s).items()]
     marks = notes.mark(MFU_DEFINITION) + notes.mark(str(sources["fabric"]))
     text = f"{bound_by(step.components_s)[:1].upper()}{bound_by(step.components_s)[1:]} of the step."
     return PageSection(
         title="Where the time goes",
         parts=[
-            paragraph(
-                f"{text} Only exposed communication counts: the parts sum to the step.",
-                marks=marks,
-            ),
+            paragraph(f"{text} Only exposed communication counts: the parts sum to the step.", marks=marks),
             explained_figure(
                 waterfall_svg(step.components_s),
                 title="Step time by component",
@@ -169,9 +151,7 @@ def _memory(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSource],
     )
 
 
-def _uncertainty(
-    done: RunEstimate, notes: Endnotes, sources: dict[str, InputSource], command: str
-) -> PageSection:
+def _uncertainty(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSource], command: str) -> PageSection:
     largest = sorted(done.estimate.uncertainty.items(), key=lambda item: -item[1])[:MAX_UNCERTAINTIES]
     shares = {name.replace("_", " "): share for name, share in largest if share > 0.005}
     meanings = [(name.replace("_", " "), input_meaning(name)) for name, share in largest if share > 0.005]
@@ -224,10 +204,7 @@ def _economics(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSourc
     text = "Failures, checkpoints and restarts take their share of the wall time; the rest is training."
     return PageSection(
         title="The whole training",
-        parts=[
-            paragraph(text, marks=marks),
-            table(("", "value", "interval"), rows, name="The whole training"),
-        ],
+        parts=[paragraph(text, marks=marks), table(("", "value", "interval"), rows, name="The whole training")],
     )
 
 
@@ -240,6 +217,5 @@ def _run_file(done: RunEstimate) -> PageSection:
     except InputError:  # a file with aliases cannot be rewritten
         text = done.run.text
     return PageSection(
-        title="The run file, with the plan pinned",
-        parts=[paragraph(size), f"<pre>{escape(text)}</pre>"],
+        title="The run file, with the plan pinned", parts=[paragraph(size), f"<pre>{escape(text)}</pre>"]
     )

@@ -29,9 +29,7 @@ def write_figures(figures: Iterable[tuple[str, Any]], *, folder: Path, form: str
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, chart in figures:
-            spec = (
-                chart.properties(title=name).configure(**{**chart_config(), "background": "white"}).to_dict()
-            )
+            spec = chart.properties(title=name).configure(**{**chart_config(), "background": "white"}).to_dict()
             path = folder / f"{len(written) + 1:02}-{file_name(name)}.{form}"
             if form == "png":
                 write_atomically(path, vl_convert.vegalite_to_png(spec, scale=SCALE))

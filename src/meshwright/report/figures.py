@@ -93,12 +93,7 @@ def _narrowed(spec: Mapping[str, Any]) -> dict[str, Any]:
         shape["height"] = min(spec["height"], NARROW_HEIGHT)
     config = dict(spec.get("config", {}))
     config["axis"] = {**config.get("axis", {}), "labelLimit": NARROW_LABELS}
-    config["padding"] = {
-        "left": 12,
-        "right": 26,
-        "top": 4,
-        "bottom": 4,
-    }  # fonts of browsers are wider than measured
+    config["padding"] = {"left": 12, "right": 26, "top": 4, "bottom": 4}  # fonts of browsers are wider than measured
     config["text"] = {"fontSize": 11}
     return {**_narrow_texts(spec), **shape, "config": config}
 
@@ -136,9 +131,7 @@ def waterfall_svg(components_s: Mapping[str, float]) -> str:
     limit = max(row["end"] for row in rows)
     base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("component:N", sort=order, title=None))
     bars = base.mark_bar(height={"band": 0.72}).encode(
-        x=alt.X(
-            "start:Q", title="seconds of one step", scale=alt.Scale(domain=[0, limit * 1.22], nice=False)
-        ),
+        x=alt.X("start:Q", title="seconds of one step", scale=alt.Scale(domain=[0, limit * 1.22], nice=False)),
         x2="end:Q",
         color=_color("family", {f.value: c for f, c in FAMILY_COLORS.items()}, {r["family"] for r in rows}),
     )

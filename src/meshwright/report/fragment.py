@@ -33,6 +33,4 @@ STYLE = f"""
 def fragment(title: str, parts: Iterable[str], *, lead: str = "") -> str:
     """Return the HTML of one result. `title` and `lead` are text, `parts` are HTML."""
     below = paragraph(lead) if lead else ""
-    return (
-        f'<div class="meshwright"><style>{STYLE}</style><h4>{escape(title)}</h4>{below}{"".join(parts)}</div>'
-    )
+    return f'<div class="meshwright"><style>{STYLE}</style><h4>{escape(title)}</h4>{below}{"".join(parts)}</div>'

@@ -115,9 +115,7 @@ def _section(number: int, section: PageSection) -> str:
 
 
 def _contents(sections: Sequence[PageSection]) -> str:
-    links = (
-        f'<li><a href="#section-{n}">{escape(s.title)}</a></li>' for n, s in enumerate(sections, start=1)
-    )
+    links = (f'<li><a href="#section-{n}">{escape(s.title)}</a></li>' for n, s in enumerate(sections, start=1))
     return f'<nav aria-label="Contents"><ul>{"".join(links)}</ul></nav>'
 
 
@@ -128,19 +126,13 @@ def paragraph(text: str, *, marks: str = "", css_class: str = "") -> str:
 
 
 def table(
-    headings: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    *,
-    name: str,
-    text_columns: Collection[str] = (),
+    headings: Sequence[str], rows: Iterable[Sequence[object]], *, name: str, text_columns: Collection[str] = ()
 ) -> str:
     """A table with the caption `name`: the first column and `text_columns` are aligned left, figures right."""
     kinds = [' class="text"' if h in text_columns else "" for h in headings]
     head = "".join(f'<th scope="col"{kind}>{escape(h)}</th>' for kind, h in zip(kinds, headings, strict=True))
     body = "".join(
-        "<tr>"
-        + "".join(f"<td{kind}>{escape(str(c))}</td>" for kind, c in zip(kinds, row, strict=True))
-        + "</tr>"
+        "<tr>" + "".join(f"<td{kind}>{escape(str(c))}</td>" for kind, c in zip(kinds, row, strict=True)) + "</tr>"
         for row in rows
     )
     caption = f"<caption>{escape(name)}</caption>"
@@ -156,11 +148,7 @@ MOST_ROOMY = 7
 
 
 def sortable_table(
-    headings: Sequence[str],
-    rows: Sequence[Sequence[object]],
-    *,
-    name: str,
-    text_columns: Collection[str] = (),
+    headings: Sequence[str], rows: Sequence[Sequence[object]], *, name: str, text_columns: Collection[str] = ()
 ) -> str:
     """A table whose columns sort at a click or a key, and that can be saved as CSV; for pages with a script.
 
@@ -196,14 +184,7 @@ def _css(kind: str) -> str:
     return f' class="{kind}"' if kind else ""
 
 
-def explained_figure(
-    svg: str,
-    *,
-    title: str,
-    data: str,
-    command: str,
-    legend: Iterable[tuple[str, str]] = (),
-) -> str:
+def explained_figure(svg: str, *, title: str, data: str, command: str, legend: Iterable[tuple[str, str]] = ()) -> str:
     """A figure with its title; its data, a table, and the command that makes it are one click away."""
     drawn = figure(svg, legend=legend)
     made = f"<p>Made by</p><pre>{escape(command)}</pre>" if command else ""
@@ -232,8 +213,7 @@ def _below(shown: TextTable) -> str:
 def tiles(figures: Iterable[tuple[str, str, str]]) -> str:
     """Key figures: (value, name, its interval or conditions)."""
     items = (
-        f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span>'
-        f"<span>{escape(about)}</span></div>"
+        f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span><span>{escape(about)}</span></div>'
         for value, name, about in figures
     )
     return f'<div class="tiles">{"".join(items)}</div>'
@@ -241,9 +221,7 @@ def tiles(figures: Iterable[tuple[str, str, str]]) -> str:
 
 def figure(svg: str, *, legend: Iterable[tuple[str, str]] = ()) -> str:
     """An inline SVG with an optional legend of (name, colour)."""
-    entries = "".join(
-        f'<span><i style="background:{color}"></i>{escape(name)}</span>' for name, color in legend
-    )
+    entries = "".join(f'<span><i style="background:{color}"></i>{escape(name)}</span>' for name, color in legend)
     caption = f'<div class="legend">{entries}</div>' if entries else ""
     return f"<figure>{caption}{svg}</figure>"
 

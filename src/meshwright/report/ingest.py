@@ -8,22 +8,9 @@ from typing import Any
 from meshwright.answers.documents.ingest import bound_share
 from meshwright.answers.quantities import percent, rate, seconds
 from meshwright.answers.text_table import TextTable
-from meshwright.bench.ingest.summary import (
-    BuildSummary,
-    IngestSummary,
-    PassSummary,
-    SearchSummary,
-    summarize,
-)
+from meshwright.bench.ingest.summary import BuildSummary, IngestSummary, PassSummary, SearchSummary, summarize
 from meshwright.bench.training_summary import ValueRange
-from meshwright.records.ingest import (
-    STAGES,
-    IndexBuild,
-    IngestMode,
-    IngestPass,
-    IngestRecords,
-    IngestRow,
-)
+from meshwright.records.ingest import STAGES, IndexBuild, IngestMode, IngestPass, IngestRecords, IngestRow
 from meshwright.units import format_bytes
 
 
@@ -86,11 +73,7 @@ def stage_table(found: IngestSummary, sidecar: Mapping[str, Any]) -> TextTable:
         if not p.whole:
             continue
         shares, bound = [p.stage_share(stage) for stage in STAGES], bound_share(p, sidecar)
-        row = [
-            label,
-            _rate(p.stage_rate("read", "mb_per_s")),
-            _rate(p.stage_rate("tokenize", "tokens_per_s")),
-        ]
+        row = [label, _rate(p.stage_rate("read", "mb_per_s")), _rate(p.stage_rate("tokenize", "tokens_per_s"))]
         row += [_rate(p.stage_rate("encode", "tokens_per_s")), "" if bound is None else percent(bound)]
         row += [percent(p.whole[-1].padding_ratio), _rate(p.stage_rate("index", "chunks_per_s"))]
         row.append(" / ".join("" if s is None else f"{100 * s.value:.1f}" for s in shares))

@@ -13,14 +13,7 @@ from meshwright.bench.ingest.summary import IngestSummary, summarize
 from meshwright.records.ingest import STAGES, IngestRecords
 from meshwright.report.figures import INK, WIDTH, svg
 from meshwright.report.html import PageSection, document, figure, page_table, paragraph, tiles
-from meshwright.report.ingest import (
-    build_table,
-    pass_labels,
-    rate_table,
-    refusal_table,
-    search_table,
-    stage_table,
-)
+from meshwright.report.ingest import build_table, pass_labels, rate_table, refusal_table, search_table, stage_table
 from meshwright.report.training_figures import BLUE, GREEN
 from meshwright.version import __version__
 

@@ -33,10 +33,7 @@ def learning_rate_page(found: RateRange, *, run: Run) -> str:
     )
     sections = [PageSection(title="Loss over learning rate", parts=[figure(rate_range_svg(found))])]
     return document(
-        title=f"Learning rate of {run.name}",
-        lead=lead,
-        sections=sections,
-        footer=f"Meshwright {__version__}.",
+        title=f"Learning rate of {run.name}", lead=lead, sections=sections, footer=f"Meshwright {__version__}."
     )
 
 
@@ -50,25 +47,16 @@ def rate_range_svg(found: RateRange) -> str:
         if math.isfinite(loss)
     ]
     largest = max((row["smoothed"] for row in rows), default=1.0)
-    scale = alt.Scale(
-        domain=[min((row["loss"] for row in rows), default=0.0), largest], clamp=True, nice=True
-    )
+    scale = alt.Scale(domain=[min((row["loss"] for row in rows), default=0.0), largest], clamp=True, nice=True)
     exponents = [math.floor(math.log10(row["rate"])) for row in rows]
     decades = [10.0**k for k in range(min(exponents, default=0), max(exponents, default=0) + 2)]
     rate = alt.X(
-        "rate:Q",
-        scale=alt.Scale(type="log"),
-        title="learning rate",
-        axis=alt.Axis(format=".0e", values=decades),
+        "rate:Q", scale=alt.Scale(type="log"), title="learning rate", axis=alt.Axis(format=".0e", values=decades)
     )
     base = alt.Chart(alt.Data(values=rows), width=WIDTH, height=HEIGHT)
     layers = [
-        base.mark_point(color=FAINT, size=14, filled=True).encode(
-            x=rate, y=alt.Y("loss:Q", scale=scale, title="loss")
-        ),
-        base.mark_line(color=FAMILY_COLORS[ComponentFamily.MATRIX]).encode(
-            x=rate, y=alt.Y("smoothed:Q", scale=scale)
-        ),
+        base.mark_point(color=FAINT, size=14, filled=True).encode(x=rate, y=alt.Y("loss:Q", scale=scale, title="loss")),
+        base.mark_line(color=FAMILY_COLORS[ComponentFamily.MATRIX]).encode(x=rate, y=alt.Y("smoothed:Q", scale=scale)),
     ]
     if found.suggested is not None:
         mark = alt.Chart(alt.Data(values=[{"rate": found.suggested}]))

@@ -32,16 +32,10 @@ def ranking_svg(ranking: PlanRanking) -> str:
     scale = alt.Scale(domain=[0, max(e.high for _, e in estimates) * 1.08], nice=False)
     axis = alt.Axis(labelLimit=420)
     base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("plan:N", sort=order, title=None, axis=axis))
-    x = alt.X(
-        "low:Q", scale=scale, title="tokens/s/device, 80 % interval", axis=alt.Axis(format="~s", tickCount=6)
-    )
+    x = alt.X("low:Q", scale=scale, title="tokens/s/device, 80 % interval", axis=alt.Axis(format="~s", tickCount=6))
     interval = base.mark_rule(color=BLUE, strokeWidth=2).encode(x=x, x2="high:Q")
-    point = base.mark_point(color=BLUE, filled=True, size=70, opacity=1).encode(
-        x=alt.X("value:Q", scale=scale)
-    )
-    text = base.mark_text(dy=-9, color=INK, fontSize=10).encode(
-        x=alt.X("value:Q", scale=scale), text="text:N"
-    )
+    point = base.mark_point(color=BLUE, filled=True, size=70, opacity=1).encode(x=alt.X("value:Q", scale=scale))
+    text = base.mark_text(dy=-9, color=INK, fontSize=10).encode(x=alt.X("value:Q", scale=scale), text="text:N")
     chart = alt.layer(interval, point, text).properties(width=WIDTH, height={"step": 28})
     return svg(chart, title="Throughput of each plan with its interval")
 
@@ -53,12 +47,7 @@ def difference_svg(components_ms: Sequence[Difference]) -> str:
     largest = sorted(components_ms, key=lambda d: -abs(d.delta))[:MAX_COMPONENTS]
     largest = [d for d in largest if abs(d.delta) >= NEGLIGIBLE_RATIO * abs(largest[0].delta)]
     rows = [
-        {
-            "component": label(d.name),
-            "start": 0.0,
-            "end": d.delta,
-            "side": "longer" if d.delta > 0 else "shorter",
-        }
+        {"component": label(d.name), "start": 0.0, "end": d.delta, "side": "longer" if d.delta > 0 else "shorter"}
         for d in largest
     ]
     base = alt.Chart(alt.Data(values=rows)).encode(
@@ -66,9 +55,7 @@ def difference_svg(components_ms: Sequence[Difference]) -> str:
     )
     colors = alt.Scale(domain=["longer", "shorter"], range=[RED, BLUE])
     bars = base.mark_bar(height={"band": 0.7}).encode(
-        x=alt.X(
-            "start:Q", title="milliseconds of a step, second plan minus first", axis=alt.Axis(tickCount=7)
-        ),
+        x=alt.X("start:Q", title="milliseconds of a step, second plan minus first", axis=alt.Axis(tickCount=7)),
         x2="end:Q",
         color=alt.Color("side:N", scale=colors, legend=None),
     )

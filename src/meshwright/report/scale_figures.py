@@ -51,9 +51,7 @@ def days_svg(curve: ScaleCurve) -> str:
     ]
     colors = {"perfect": "#8a919b", "steps": BLUE, "steps and failures": RED}
     y = alt.Y("y:Q", title="days", scale=alt.Scale(type="log"))
-    named = [
-        {"devices": n, "y": t.wall.value / DAY_S, "text": f"{t.wall.value / DAY_S:,.3g}"} for n, t in trained
-    ]
+    named = [{"devices": n, "y": t.wall.value / DAY_S, "text": f"{t.wall.value / DAY_S:,.3g}"} for n, t in trained]
     chart = _plot(series, y, colors) + _labels(named, y)
     return _finish(chart, title="Days of training over the number of devices")
 
@@ -107,12 +105,7 @@ def tornado_svg(found: Sensitivity) -> str:
 
 def _efficiencies(points: Sequence[ScalePoint] | Sequence[EmulatedPoint]) -> list[dict[str, Any]]:
     return [
-        {
-            "devices": p.num_devices,
-            "low": p.efficiency.low,
-            "high": p.efficiency.high,
-            "y": p.efficiency.value,
-        }
+        {"devices": p.num_devices, "low": p.efficiency.low, "high": p.efficiency.high, "y": p.efficiency.value}
         for p in points
     ]
 

@@ -12,15 +12,7 @@ from meshwright.answers.text_table import TextTable
 from meshwright.catalog.reliability import failure_range
 from meshwright.catalog.stacks import stack_facts
 from meshwright.planner.training import price_sentence
-from meshwright.report.html import (
-    PageSection,
-    document,
-    explained_figure,
-    page_table,
-    paragraph,
-    sortable_table,
-    tiles,
-)
+from meshwright.report.html import PageSection, document, explained_figure, page_table, paragraph, sortable_table, tiles
 from meshwright.report.scale_figures import days_svg, efficiency_svg, emulation_svg, tornado_svg
 from meshwright.report.scale_tables import days, interval, tables_of
 from meshwright.version import __version__

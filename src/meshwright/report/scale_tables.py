@@ -209,13 +209,8 @@ def _replica_table(report: ScaleReport) -> TextTable:
                 r.costed.plan.describe(),
                 seconds(r.costed.step_s),
                 percent(r.relative_ratio),
-                _tokens(
-                    r.costed.global_batch * r.costed.request.seq_len * r.num_devices / r.costed.num_devices
-                ),
-                memory(
-                    r.costed.estimate.step.memory.reserved_bytes,
-                    r.costed.estimate.step.memory.capacity_bytes,
-                ),
+                _tokens(r.costed.global_batch * r.costed.request.seq_len * r.num_devices / r.costed.num_devices),
+                memory(r.costed.estimate.step.memory.reserved_bytes, r.costed.estimate.step.memory.capacity_bytes),
             )
             for r in report.replicas
         ],
@@ -240,9 +235,7 @@ def _sensitivity_table(found: Sensitivity) -> TextTable:
             if s.change is not None and s.efficiency is not None
         ],
         text_columns=("changed to",),
-        caption="\n".join(
-            f"{s.assumption}, {s.value}: {s.why_not}" for s in found.swings if s.change is None
-        ),
+        caption="\n".join(f"{s.assumption}, {s.value}: {s.why_not}" for s in found.swings if s.change is None),
     )
 
 

@@ -7,20 +7,11 @@ from typing import Any
 
 from meshwright.answers.quantities import percent, rate
 from meshwright.answers.text_table import TextTable
-from meshwright.bench.serving.summary import (
-    BoundStep,
-    InterTokenDefinition,
-    LoadSummary,
-    best_by_bound,
-    best_under,
-)
+from meshwright.bench.serving.summary import BoundStep, InterTokenDefinition, LoadSummary, best_by_bound, best_under
 from meshwright.bench.training_summary import ValueRange
 from meshwright.records.serving import ServingPoint, TokenSource
 
-DEFINITIONS = {
-    InterTokenDefinition.TPOT: "time per output token",
-    InterTokenDefinition.CHUNK_GAP: "gap between chunks",
-}
+DEFINITIONS = {InterTokenDefinition.TPOT: "time per output token", InterTokenDefinition.CHUNK_GAP: "gap between chunks"}
 LITTLES_LAW_LIMIT = 0.05
 SEVERAL_TOKENS = 1.05
 """Tokens per chunk from which on gaps between chunks are not inter-token latencies."""
@@ -99,14 +90,7 @@ def best_table(found: Sequence[LoadSummary], *, bound_s: float) -> TextTable:
         rows += [_step_row(name, step, is_best=step is best) for step in steps]
     return TextTable(
         title="Best load under a bound",
-        headings=(
-            "median of",
-            "bound above",
-            "total tokens/s",
-            "output tokens/s",
-            "load",
-            f"{bound_s * 1e3:g} ms",
-        ),
+        headings=("median of", "bound above", "total tokens/s", "output tokens/s", "load", f"{bound_s * 1e3:g} ms"),
         rows=rows,
         caption="Each line holds for bounds above its latency, up to the next line. Nothing is interpolated.",
         text_columns=("load",),
@@ -129,10 +113,7 @@ def failure_table(found: Sequence[LoadSummary]) -> TextTable:
     ]
     rows += [(s.load.name, "refused", len(s.points), s.refusal) for s in found if s.points and not s.usable]
     return TextTable(
-        title="Not measured",
-        headings=("load", "ended", "count", "why"),
-        rows=rows,
-        text_columns=("ended", "why"),
+        title="Not measured", headings=("load", "ended", "count", "why"), rows=rows, text_columns=("ended", "why")
     )
 
 
@@ -153,10 +134,7 @@ def cautions(found: Sequence[LoadSummary]) -> list[str]:
         said.append(f"chunks hold up to {most:.2f} tokens in the mean: their gaps are not per token")
     for count, text in (
         (sum(p.num_short for p in points), "answers are shorter than asked for"),
-        (
-            sum(p.num_reconnects for p in points),
-            "kept-alive connections were closed by the server and opened again",
-        ),
+        (sum(p.num_reconnects for p in points), "kept-alive connections were closed by the server and opened again"),
         (sum(p.interrupted for p in points), "loads were interrupted"),
     ):
         if count:
@@ -164,14 +142,8 @@ def cautions(found: Sequence[LoadSummary]) -> list[str]:
     reasoning, made = (sum(getattr(p, n) for p in points) for n in ("reasoning_tokens", "output_tokens"))
     if reasoning:
         firsts = [p.first_answer_s.median for p in points if p.first_answer_s is not None]
-        begins = (
-            f"; the answer began after {min(firsts):.3g} to {max(firsts):.3g} s in the median"
-            if firsts
-            else ""
-        )
-        said.append(
-            f"{reasoning:,} of {made:,} output tokens are reasoning, which TTFT and rates count{begins}"
-        )
+        begins = f"; the answer began after {min(firsts):.3g} to {max(firsts):.3g} s in the median" if firsts else ""
+        said.append(f"{reasoning:,} of {made:,} output tokens are reasoning, which TTFT and rates count{begins}")
     waited = max((p.server_wait_ratio or 0.0 for p in points), default=0.0)
     if waited > WAIT_LIMIT:
         said.append(
@@ -213,9 +185,7 @@ def _rate(found: ValueRange | None) -> str:
     if found is None:
         return ""
     return (
-        rate(found.value)
-        if found.low == found.high
-        else f"{rate(found.value)} ({rate(found.low)}–{rate(found.high)})"
+        rate(found.value) if found.low == found.high else f"{rate(found.value)} ({rate(found.low)}–{rate(found.high)})"
     )
 
 

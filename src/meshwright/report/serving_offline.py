@@ -20,9 +20,7 @@ def tables(found: Sequence[OfflinePoint], comparison: OfflineComparison | None) 
     failures += [(p.pair.name, "refused", "", p.point.refusal) for p in found if p.point.refusal]
     if failures:
         headings = ("input/output", "ended", "count", "why")
-        made.append(
-            TextTable(title="Not measured", headings=headings, rows=failures, text_columns=("ended", "why"))
-        )
+        made.append(TextTable(title="Not measured", headings=headings, rows=failures, text_columns=("ended", "why")))
     return made
 
 

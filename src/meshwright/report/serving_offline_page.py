@@ -48,9 +48,7 @@ def offline_page(
     )
 
 
-def _tiles(
-    usable: Sequence[OfflinePoint], comparison: OfflineComparison | None
-) -> list[tuple[str, str, str]]:
+def _tiles(usable: Sequence[OfflinePoint], comparison: OfflineComparison | None) -> list[tuple[str, str, str]]:
     shown = []
     for kind in ("output", "total"):
         name = f"{kind}_tokens_per_s"
@@ -71,9 +69,7 @@ def rates_svg(usable: Sequence[OfflinePoint]) -> str:
     for p in usable:
         rows.append({"pair": p.pair.name, "kind": "measured", "rate": p.point.output_tokens_per_s})
         if p.extrapolated:
-            rows.append(
-                {"pair": p.pair.name, "kind": "extrapolated", "rate": p.extrapolated.output_tokens_per_s}
-            )
+            rows.append({"pair": p.pair.name, "kind": "extrapolated", "rate": p.extrapolated.output_tokens_per_s})
     colors = alt.Scale(domain=["measured", "extrapolated"], range=[BLUE, RED])
     chart = (
         alt.Chart(alt.Data(values=rows))

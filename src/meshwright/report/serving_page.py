@@ -8,22 +8,10 @@ from typing import Any
 
 from meshwright.answers.quantities import rate
 from meshwright.answers.text_table import TextTable
-from meshwright.bench.serving.summary import (
-    InterTokenDefinition,
-    LoadSummary,
-    best_by_bound,
-    best_under,
-)
+from meshwright.bench.serving.summary import InterTokenDefinition, LoadSummary, best_by_bound, best_under
 from meshwright.report.figures import INK, WIDTH, svg
 from meshwright.report.html import PageSection, document, figure, page_table, paragraph, tiles
-from meshwright.report.serving import (
-    DEFINITIONS,
-    best_table,
-    cautions,
-    failure_table,
-    latency_table,
-    rate_table,
-)
+from meshwright.report.serving import DEFINITIONS, best_table, cautions, failure_table, latency_table, rate_table
 from meshwright.report.training_figures import BLUE, GREEN, RED
 from meshwright.version import __version__
 
@@ -97,9 +85,7 @@ def _front(rows: Sequence[dict[str, Any]]) -> set[str]:
         row["load"]
         for row in rows
         if not any(
-            other["x"] >= row["x"]
-            and other["y"] >= row["y"]
-            and (other["x"], other["y"]) != (row["x"], row["y"])
+            other["x"] >= row["x"] and other["y"] >= row["y"] and (other["x"], other["y"]) != (row["x"], row["y"])
             for other in rows
         )
     }
@@ -114,13 +100,7 @@ def interactivity_svg(usable: Sequence[LoadSummary]) -> str:
         tpot, total = s.latency("tpot_s"), s.value("total_tokens_per_s")
         if tpot is not None and total is not None and tpot.value > 0:
             rows.append(
-                {
-                    "load": s.load.name,
-                    "x": 1 / tpot.value,
-                    "y": total.value,
-                    "low": total.low,
-                    "high": total.high,
-                }
+                {"load": s.load.name, "x": 1 / tpot.value, "y": total.value, "low": total.low, "high": total.high}
             )
     front = _front(rows)
     for row in rows:
@@ -135,11 +115,7 @@ def interactivity_svg(usable: Sequence[LoadSummary]) -> str:
         y=alt.Y("y:Q", title="total tokens/s", axis=alt.Axis(format="~s", grid=True)),
     )
     color = alt.Color("front:N", legend=None, scale=alt.Scale(domain=["no", "yes"], range=[BLUE, GREEN]))
-    line = (
-        base.transform_filter("datum.front == 'yes'")
-        .mark_line(color=GREEN, strokeWidth=1.5)
-        .encode(order="x:Q")
-    )
+    line = base.transform_filter("datum.front == 'yes'").mark_line(color=GREEN, strokeWidth=1.5).encode(order="x:Q")
     spread = base.mark_rule(strokeWidth=2).encode(y="low:Q", y2="high:Q", color=color)
     points = base.mark_point(filled=True, size=70, opacity=1).encode(color=color)
     names = base.mark_text(align="left", dx=7, dy=-6, color=INK, fontSize=11).encode(text="load:N")
@@ -179,11 +155,7 @@ def bound_svg(usable: Sequence[LoadSummary], *, bound_s: float) -> str:
             color=color,
         )
     )
-    rule = (
-        alt.Chart(alt.Data(values=[{"x": bound_s * 1e3}]))
-        .mark_rule(color=INK, strokeDash=[4, 3])
-        .encode(x="x:Q")
-    )
+    rule = alt.Chart(alt.Data(values=[{"x": bound_s * 1e3}])).mark_rule(color=INK, strokeDash=[4, 3]).encode(x="x:Q")
     return svg((lines + rule).properties(width=WIDTH, height=240), title="Best total tokens/s under a bound")
 
 
@@ -196,9 +168,7 @@ def _conditions(sidecar: Mapping[str, Any]) -> TextTable:
         "server options": ", ".join(f"{k}={v}" for k, v in (server.get("options") or {}).items()),
         "model": endpoint.get("model") if not server.get("model") else server["model"],
         "client": " ".join(str(v) for v in client.values() if v),
-        "client's ceiling": f"{min(ceilings):,.0f} chunks/s; half of it is allowed"
-        if ceilings
-        else "not measured",
+        "client's ceiling": f"{min(ceilings):,.0f} chunks/s; half of it is allowed" if ceilings else "not measured",
         "prompts": f"seed {sidecar['seed']}" if "seed" in sidecar else "",
         "end token": "ignored" if endpoint.get("ignore_eos") else "ends an answer",
         "ramp": f"{sidecar['ramp_s']:g} s" if sidecar.get("ramp_s") else "",

@@ -103,11 +103,7 @@ def _drawing(
 
 
 def _panels(
-    by_color: Mapping[str, Blocks],
-    drawn: Sequence[tuple[float, float]],
-    num_rows: int,
-    form: _Format,
-    height: float,
+    by_color: Mapping[str, Blocks], drawn: Sequence[tuple[float, float]], num_rows: int, form: _Format, height: float
 ) -> list[_Panel]:
     """Windows beside each other, or each on lines of its own."""
     room = form.width - form.label_width
@@ -123,9 +119,7 @@ def _panels(
         num_lines = min(max(1, form.most_lines // len(drawn)), max(1, -int(-inside // form.most_blocks)))
         ends = np.linspace(begin, end, num_lines + 1)
         cuts += [(float(a), float(b)) for a, b in pairwise(ends)]
-    return [
-        _Panel(window=w, left=form.label_width, top=i * height, width=float(room)) for i, w in enumerate(cuts)
-    ]
+    return [_Panel(window=w, left=form.label_width, top=i * height, width=float(room)) for i, w in enumerate(cuts)]
 
 
 def _paths(by_color: Mapping[str, Blocks], panel: _Panel, row: float) -> str:

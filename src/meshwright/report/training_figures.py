@@ -38,36 +38,21 @@ def ratio_svg(rows: Sequence[MeasuredQuantity]) -> str:
     known = [row for row in rows if row.predicted is not None]
     data = [_relative(row) for row in known]
     ends = [value for row in data for value in (row["low"], row["high"], row["measured"])]
-    scale = alt.Scale(
-        type="log", domain=[min([*ends, 0.8]) / 1.15, max([*ends, 1.25]) * 1.15], nice=False, clamp=True
-    )
-    base = alt.Chart(alt.Data(values=data)).encode(
-        y=alt.Y("name:N", sort=[row["name"] for row in data], title=None)
-    )
+    scale = alt.Scale(type="log", domain=[min([*ends, 0.8]) / 1.15, max([*ends, 1.25]) * 1.15], nice=False, clamp=True)
+    base = alt.Chart(alt.Data(values=data)).encode(y=alt.Y("name:N", sort=[row["name"] for row in data], title=None))
     ticks = ratio_ticks(*scale.domain)
     x = alt.X(
-        "low:Q",
-        scale=scale,
-        title="measured over predicted",
-        axis=alt.Axis(values=ticks, format="~r", grid=True),
+        "low:Q", scale=scale, title="measured over predicted", axis=alt.Axis(values=ticks, format="~r", grid=True)
     )
     band = base.mark_bar(color=BLUE, opacity=0.28, height={"band": 0.55}).encode(x=x, x2="high:Q")
     exact = (
-        alt.Chart(alt.Data(values=[{"x": 1}]))
-        .mark_rule(color=INK, strokeWidth=1.5)
-        .encode(x=alt.X("x:Q", scale=scale))
+        alt.Chart(alt.Data(values=[{"x": 1}])).mark_rule(color=INK, strokeWidth=1.5).encode(x=alt.X("x:Q", scale=scale))
     )
     color = alt.Color(
-        "where:N",
-        scale=alt.Scale(domain=list(WHERE_COLORS), range=list(WHERE_COLORS.values())),
-        legend=None,
+        "where:N", scale=alt.Scale(domain=list(WHERE_COLORS), range=list(WHERE_COLORS.values())), legend=None
     )
-    points = base.mark_point(filled=True, size=110, opacity=1).encode(
-        x=alt.X("measured:Q", scale=scale), color=color
-    )
-    text = base.mark_text(align="left", dx=10, color=INK).encode(
-        x=alt.X("measured:Q", scale=scale), text="text:N"
-    )
+    points = base.mark_point(filled=True, size=110, opacity=1).encode(x=alt.X("measured:Q", scale=scale), color=color)
+    text = base.mark_text(align="left", dx=10, color=INK).encode(x=alt.X("measured:Q", scale=scale), text="text:N")
     chart = alt.layer(band, exact, points, text).properties(width=WIDTH, height={"step": 38})
     return svg(chart, title="Measured over predicted, with the 80 % interval of the prediction")
 
@@ -94,11 +79,7 @@ def ratio_ticks(low: float, high: float) -> list[float]:
     near = (0.33, 0.5, 0.67, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0)
     powers = [10.0**k for k in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
     apart = TICK_ROOM / WIDTH * math.log10(high / low)
-    for candidates in (
-        near,
-        sorted({1.0, *(m * p for p in powers for m in (1, 2, 5))}),
-        sorted({1.0, *powers}),
-    ):
+    for candidates in (near, sorted({1.0, *(m * p for p in powers for m in (1, 2, 5))}), sorted({1.0, *powers})):
         ticks = [t for t in candidates if low <= t <= high]
         covers = candidates is not near or (low >= near[0] / 1.5 and high <= near[-1] * 1.5)
         if covers and all(math.log10(b / a) >= apart for a, b in pairwise(ticks)):
@@ -127,9 +108,7 @@ def loss_svg(steps: Sequence[Mapping[str, Any]]) -> str:
         base.mark_area(color=BLUE, opacity=0.22, aria=False).encode(x=x, y=alt.Y("low:Q"), y2="high:Q"),
         base.mark_line(color=BLUE, strokeWidth=1.8, aria=False).encode(x=x, y=y),
     ]
-    validated = [
-        {"step": s["step"], "median": s["validation_loss"]} for s in steps if _is_number(s, "validation_loss")
-    ]
+    validated = [{"step": s["step"], "median": s["validation_loss"]} for s in steps if _is_number(s, "validation_loss")]
     if validated:
         held = alt.Chart(alt.Data(values=validated)).encode(x=x, y=y)
         layers += [
@@ -160,12 +139,8 @@ def step_time_svg(steps: Sequence[Mapping[str, Any]], *, predicted: Estimate | N
         band = {"low": predicted.low, "high": predicted.high, "value": predicted.value}
         interval = alt.Chart(alt.Data(values=[band]))
         layers += [
-            interval.mark_rect(color=BLUE, opacity=0.14, aria=False).encode(
-                y=alt.Y("low:Q", scale=scale), y2="high:Q"
-            ),
-            interval.mark_rule(color=BLUE, strokeDash=[5, 4], aria=False).encode(
-                y=alt.Y("value:Q", scale=scale)
-            ),
+            interval.mark_rect(color=BLUE, opacity=0.14, aria=False).encode(y=alt.Y("low:Q", scale=scale), y2="high:Q"),
+            interval.mark_rule(color=BLUE, strokeDash=[5, 4], aria=False).encode(y=alt.Y("value:Q", scale=scale)),
         ]
     if usual:
         base = alt.Chart(alt.Data(values=portions(usual, "step_s")))
@@ -200,9 +175,7 @@ def line_svg(
 
     data = [{**p, **{k: p[k] * factor for k in ("low", "median", "high")}} for p in portions(steps, key)]
     is_logarithmic = is_logarithmic and all(p["low"] > 0 for p in data)
-    ticks = (
-        _ticks([p[k] for p in data for k in ("low", "high")]) if is_logarithmic and data else alt.Undefined
-    )
+    ticks = _ticks([p[k] for p in data for k in ("low", "high")]) if is_logarithmic and data else alt.Undefined
     axis = alt.Axis(values=ticks, tickCount=4, grid=True, format=",~r", minExtent=LEFT, maxExtent=LEFT)
     scale = alt.Scale(type="log" if is_logarithmic else "linear", zero=not is_logarithmic)
     x, y = _step_axis(steps), alt.Y("median:Q", title=title, axis=axis, scale=scale)
@@ -214,9 +187,7 @@ def line_svg(
     return svg(chart, title=f"{title} over steps")
 
 
-def portions(
-    steps: Sequence[Mapping[str, Any]], key: str, *, most: int = MAX_POINTS
-) -> list[dict[str, float]]:
+def portions(steps: Sequence[Mapping[str, Any]], key: str, *, most: int = MAX_POINTS) -> list[dict[str, float]]:
     """At most `most` portions of steps in a row: their middle step; lowest, median and highest value of `key`.
 
     Values that are no number are skipped.

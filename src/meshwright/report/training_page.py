@@ -97,9 +97,7 @@ def _lead(done: TrainingRun) -> str:
         rows.append((f"{s['last_loss']:.3f}", "loss", f"from {s['first_loss']:.3f}{held}"))
     for row in done.measured_quantities():
         about = (
-            "not predicted"
-            if row.predicted is None
-            else f"predicted {quantity_text(row.predicted.value, row.unit)}"
+            "not predicted" if row.predicted is None else f"predicted {quantity_text(row.predicted.value, row.unit)}"
         )
         rows.append((quantity_text(row.measured, row.unit), _tile(row), about))
     cautions = "".join(paragraph(f"Note: {note}.", css_class="lead") for note in record["notes"])
@@ -199,19 +197,13 @@ def _gradients(done: TrainingRun) -> list[PageSection]:
     if not done.steps:
         return []
     clip = done.run["optimizer"]["gradient_clip"]
-    text = "Norm of all gradients before clipping" + (
-        f" at {clip:g}." if clip is not None else "; not clipped."
-    )
+    text = "Norm of all gradients before clipping" + (f" at {clip:g}." if clip is not None else "; not clipped.")
     return [
         PageSection(
             title="Gradient norm and learning rate",
             parts=[
                 paragraph(text),
-                figure(
-                    line_svg(
-                        done.steps, "gradient_norm", title="gradient norm", color=GREEN, is_logarithmic=True
-                    )
-                ),
+                figure(line_svg(done.steps, "gradient_norm", title="gradient norm", color=GREEN, is_logarithmic=True)),
                 figure(line_svg(done.steps, "learning_rate", title="learning rate", color=PURPLE)),
             ],
         )
@@ -306,10 +298,7 @@ def _components(components_s: Mapping[str, float]) -> PageSection:
     text = f"The planner predicted {seconds(whole)} for a step; the parts add up to it."
     return PageSection(
         title="Where the planner expected it to go",
-        parts=[
-            paragraph(text),
-            figure(waterfall_svg(components_s), legend=family_legend(components_s)),
-        ],
+        parts=[paragraph(text), figure(waterfall_svg(components_s), legend=family_legend(components_s))],
     )
 
 
@@ -349,12 +338,7 @@ def _events(done: TrainingRun) -> list[PageSection]:
         return []
     headings = ("step", "seen", "done", "when")
     rows = [(e["step"], e["words"], str(e["action"]).replace("_", " "), e["time"]) for e in events]
-    return [
-        PageSection(
-            title="Events",
-            parts=[table(headings, rows, name="Events", text_columns=("seen", "done"))],
-        )
-    ]
+    return [PageSection(title="Events", parts=[table(headings, rows, name="Events", text_columns=("seen", "done"))])]
 
 
 def _sample(done: TrainingRun) -> list[PageSection]:
@@ -375,15 +359,7 @@ def _kernels(done: TrainingRun) -> list[PageSection]:
     ]  # fmt: skip
     if not rows:
         return []
-    headings = (
-        "operation",
-        "route",
-        "why",
-        "architecture",
-        "ranks",
-        "calls that differ",
-        "preferred, and refused",
-    )
+    headings = ("operation", "route", "why", "architecture", "ranks", "calls that differ", "preferred, and refused")
     text_columns = ("operation", "route", "why", "architecture", "ranks", "preferred, and refused")
     return [
         PageSection(
@@ -396,10 +372,7 @@ def _kernels(done: TrainingRun) -> list[PageSection]:
 def _conditions(done: TrainingRun) -> PageSection:
     record, device = done.record, done.record["device"]
     rows = [
-        (
-            "device",
-            f"{device['name']}, {gib(device['memory_bytes']):.1f} GiB, {device['threads']} CPU threads",
-        ),
+        ("device", f"{device['name']}, {gib(device['memory_bytes']):.1f} GiB, {device['threads']} CPU threads"),
         ("catalogue's name", _catalogued(device["accelerator"])),
         ("system", device["system"]),
         ("software", ", ".join(f"{name} {version}" for name, version in record["software"].items())),

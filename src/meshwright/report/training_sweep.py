@@ -157,13 +157,8 @@ def sweep_page(found: Sequence[Summary], *, sidecar: Mapping[str, Any]) -> str:
             f"others; the first {sidecar['warmup']} steps do not count, {sidecar['steps']} do."
         )
         legend = [("80 % interval of the prediction", "#c5d6e8"), *_legend(measured), ("one run", BLUE)]
-        parts = [
-            paragraph(text, marks=notes.mark(INTERVAL_CONVENTION)),
-            figure(rates_svg(measured), legend=legend),
-        ]
-        sections.append(
-            PageSection(title="Measured and predicted", parts=[*parts, page_table(speed_table(found))])
-        )
+        parts = [paragraph(text, marks=notes.mark(INTERVAL_CONVENTION)), figure(rates_svg(measured), legend=legend)]
+        sections.append(PageSection(title="Measured and predicted", parts=[*parts, page_table(speed_table(found))]))
         engines = engine_table(found)
         if engines.rows:
             sections.append(PageSection(title="Engines", parts=[page_table(engines)]))
@@ -188,12 +183,8 @@ def _tiles(found: Sequence[Summary], judged: PredictionVerdict) -> list[tuple[st
         best = max(measured, key=lambda s: s.tokens_per_s_per_device.value)
         shown.append((rate(best.tokens_per_s_per_device.value), "tokens/s/device, the fastest", best.name))
     if judged.median_error is not None:
-        shown.append(
-            (percent(judged.median_error), "off, predictions in the median", "measured over predicted")
-        )
-        shown.append(
-            (f"{judged.num_inside} of {judged.num_predicted}", "inside the interval", "80 % expected")
-        )
+        shown.append((percent(judged.median_error), "off, predictions in the median", "measured over predicted"))
+        shown.append((f"{judged.num_inside} of {judged.num_predicted}", "inside the interval", "80 % expected"))
     return shown
 
 
@@ -220,9 +211,7 @@ def rates_svg(measured: Sequence[Summary]) -> str:
             row |= {"predicted": expected.value, **ends}
         rows.append(row)
         dots += [{"name": s.name, "value": r.tokens_per_s_per_device} for r in s.rows]
-    ends = [
-        row[key] for row in rows for key in ("low", "high", "predicted_low", "predicted_high") if key in row
-    ]
+    ends = [row[key] for row in rows for key in ("low", "high", "predicted_low", "predicted_high") if key in row]
     is_wide = max(ends) / min(ends) > WIDE_RATIO
     scale = (
         alt.Scale(type="log", domain=[min(ends) / 1.1, max(ends) * 1.1], nice=False)
@@ -234,13 +223,9 @@ def rates_svg(measured: Sequence[Summary]) -> str:
         axis = alt.Axis(format="~s", grid=True)
         return alt.X(f"{field}:Q", scale=scale, axis=axis, title="tokens/s/device")
 
-    base = alt.Chart(alt.Data(values=rows)).encode(
-        y=alt.Y("name:N", sort=[s.name for s in measured], title=None)
-    )
+    base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("name:N", sort=[s.name for s in measured], title=None))
     predicted = base.transform_filter("isValid(datum.predicted)")
-    color = alt.Color(
-        "where:N", legend=None, scale=alt.Scale(domain=list(COLORS), range=list(COLORS.values()))
-    )
+    color = alt.Color("where:N", legend=None, scale=alt.Scale(domain=list(COLORS), range=list(COLORS.values())))
     runs = alt.Chart(alt.Data(values=dots)).encode(y=alt.Y("name:N", sort=[s.name for s in measured]))
     layers = [
         predicted.mark_bar(color=BLUE, opacity=0.28, height={"band": 0.55}).encode(

@@ -141,12 +141,8 @@ def _contradictions(given: AcceleratorFile) -> Iterator[RunFileProblem]:
     up, peer = given.scale_up_bytes_per_s, given.scale_up_peer_bytes_per_s
     if up is not None and peer is not None and peer > up:
         message = "is more than scale_up_bytes_per_s, the rate of all links"
-        yield RunFileProblem(
-            path=("scale_up_peer_bytes_per_s",), message=message, got=peer, allowed=f"<= {up:g}"
-        )
-    peaks = [
-        (f, given.peak_flops_per_s[f]) for f in ("fp32", "bf16", "fp8", "fp4") if f in given.peak_flops_per_s
-    ]
+        yield RunFileProblem(path=("scale_up_peer_bytes_per_s",), message=message, got=peer, allowed=f"<= {up:g}")
+    peaks = [(f, given.peak_flops_per_s[f]) for f in ("fp32", "bf16", "fp8", "fp4") if f in given.peak_flops_per_s]
     for (wide, slow), (narrow, fast) in pairwise(peaks):
         if fast < slow:
             yield RunFileProblem(

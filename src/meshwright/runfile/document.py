@@ -70,9 +70,7 @@ def read_text(path: str | os.PathLike[str], *, kind: str = "run file") -> str:
     except IsADirectoryError:
         raise RunFileError(f"is a folder, not {_a(kind)}", file=name) from None
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
-        raise RunFileError(
-            f"cannot be read ({getattr(error, 'strerror', None) or error})", file=name
-        ) from None
+        raise RunFileError(f"cannot be read ({getattr(error, 'strerror', None) or error})", file=name) from None
     if len(data) > MAX_BYTES:
         raise RunFileError(f"is too large for {_a(kind)}", file=name, allowed=f"<= {MAX_BYTES // 1024} KiB")
     if b"\0" in data:
@@ -92,9 +90,7 @@ def parse(text: str, *, file: str) -> RunFileDocument:
     """A run file's text as a document. Raises `RunFileError` where it is not YAML or not a mapping."""
     root = _compose(text, file=file)
     if root is None:
-        raise RunFileError(
-            "is empty", file=file, hint="a run file needs at least model, data, batch and cluster"
-        )
+        raise RunFileError("is empty", file=file, hint="a run file needs at least model, data, batch and cluster")
     builder = _Builder()
     try:
         value = builder.build(root, (), ())
@@ -103,9 +99,7 @@ def parse(text: str, *, file: str) -> RunFileDocument:
     if not isinstance(value, dict):
         hint = "a run file looks like `model: llama3.1-8b`, one key a line"
         raise RunFileError("must be a mapping of keys", file=file, line=1, hint=hint)
-    return RunFileDocument(
-        file=file, text=text, value=value, places=builder.places, problems=tuple(builder.problems)
-    )
+    return RunFileDocument(file=file, text=text, value=value, places=builder.places, problems=tuple(builder.problems))
 
 
 class NamedOverride(str):
@@ -215,9 +209,7 @@ def _compose(text: str, *, file: str) -> Any:
 def _has_tab(text: str, line: int | None) -> bool:
     lines = text.splitlines()
     nearby = lines[max(0, line - 2) : line] if line else []
-    return any(
-        "\t" in content[: len(content) - len(content.lstrip())] or ":\t" in content for content in nearby
-    )
+    return any("\t" in content[: len(content) - len(content.lstrip())] or ":\t" in content for content in nearby)
 
 
 class _RefusedError(Exception):
@@ -250,9 +242,7 @@ class _Builder:
             allowed = f"<= {MAX_VALUES} values, aliases counted as often as they are used"
             raise _RefusedError(RunFileProblem(message="has too many values", allowed=allowed))
         if str(node.tag) not in _TAGS:
-            self.problems.append(
-                RunFileProblem(path=path, message="tags (!...) are not allowed in a run file")
-            )
+            self.problems.append(RunFileProblem(path=path, message="tags (!...) are not allowed in a run file"))
         below = (*parents, id(node))
         if isinstance(node, ScalarNode):
             return self._scalar(node, path)

@@ -67,9 +67,7 @@ def read_network(text: str) -> NodeNetwork:
     if not 1 <= num_ports <= MAX_PORTS:
         raise BelowError("network", "has no such number of ports", got=text, allowed=f"1 to {MAX_PORTS}")
     if not MIN_BYTES_PER_S <= bytes_per_s <= MAX_BYTES_PER_S:
-        raise BelowError(
-            "network", "is out of range", got=text, allowed="0.1Gb/s to 100TB/s of a node", hint=_UNITS
-        )
+        raise BelowError("network", "is out of range", got=text, allowed="0.1Gb/s to 100TB/s of a node", hint=_UNITS)
     plain = text.strip() if kind is None else f"{text.strip()[: match.start('kind')]}{kind}"
     return NodeNetwork(text=plain, bytes_per_s=bytes_per_s, num_ports=num_ports, kind=kind)
 
@@ -138,13 +136,7 @@ def with_hardware(
         )
         stated.append(f"{format_bytes(accelerator.memory_bytes)} of memory a device")
     states_network = network is not None or oversubscription is not None
-    return replace(
-        cluster,
-        fabric=fabric,
-        accelerator=accelerator,
-        stated=tuple(stated),
-        states_network=states_network,
-    )
+    return replace(cluster, fabric=fabric, accelerator=accelerator, stated=tuple(stated), states_network=states_network)
 
 
 def _with_network(fabric: Fabric, network: NodeNetwork, *, devices_per_node: int) -> Fabric:

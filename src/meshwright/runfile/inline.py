@@ -24,12 +24,7 @@ from meshwright.specs.model import (
     RopeScaling,
     StateSpace,
 )
-from meshwright.specs.model_parts import (
-    full_layer_problems,
-    linear_problems,
-    pattern_problems,
-    sparse_problems,
-)
+from meshwright.specs.model_parts import full_layer_problems, linear_problems, pattern_problems, sparse_problems
 from meshwright.specs.sparse_attention import Compression, Indexer
 
 T = TypeVar("T")
@@ -49,9 +44,7 @@ def inline_model(given: model_schema.InlineModel) -> Model:
     if num_dense_layers and not given.ffn_hidden and not given.layer_pattern:
         raise BelowError("ffn_hidden", "is missing: the model has dense layers")
     if a.num_windowed_layers > given.num_layers:
-        raise BelowError(
-            "attention.num_windowed_layers", "is more than num_layers", got=a.num_windowed_layers
-        )
+        raise BelowError("attention.num_windowed_layers", "is more than num_layers", got=a.num_windowed_layers)
     model = Model(
         **_given(
             given,
@@ -122,17 +115,11 @@ def _inline_attention(given: model_schema.InlineModel) -> Attention:
     a = given.attention
     num_kv_heads = a.num_kv_heads or a.num_heads
     if a.num_heads % num_kv_heads:
-        raise BelowError(
-            "attention.num_kv_heads", f"does not divide num_heads ({a.num_heads})", got=num_kv_heads
-        )
+        raise BelowError("attention.num_kv_heads", f"does not divide num_heads ({a.num_heads})", got=num_kv_heads)
     if a.head_dim is None and given.hidden % a.num_heads:
-        raise BelowError(
-            "attention.head_dim", f"is missing: hidden ({given.hidden}) / num_heads is not whole"
-        )
+        raise BelowError("attention.head_dim", f"is missing: hidden ({given.hidden}) / num_heads is not whole")
     if a.window_pattern and a.num_windowed_layers:
-        raise BelowError(
-            "attention.num_windowed_layers", "is given by window_pattern already: leave one of them out"
-        )
+        raise BelowError("attention.num_windowed_layers", "is given by window_pattern already: leave one of them out")
     if a.kind is AttentionKind.MLA and not a.kv_lora_rank:
         raise BelowError("attention.kv_lora_rank", "is missing: latent attention (mla) needs it")
     return Attention(
@@ -168,6 +155,4 @@ def catalogue_name(section: dict[str, Any]) -> str | None:
     except (ValidationError, MeshwrightError):  # which the run file says better, with its key
         return None
     known = ((name, catalog.model(name)) for name in catalog.model_names())
-    return next(
-        (name for name, one in known if replace(one, name=model.name, family=model.family) == model), None
-    )
+    return next((name for name, one in known if replace(one, name=model.name, family=model.family) == model), None)

@@ -9,16 +9,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 from pydantic import BeforeValidator, Field, create_model
 
-from meshwright.runfile.fields import (
-    Lax,
-    NotNegative,
-    Positive,
-    RunFileSection,
-    Size,
-    SizeOrZero,
-    Text,
-    whole,
-)
+from meshwright.runfile.fields import Lax, NotNegative, Positive, RunFileSection, Size, SizeOrZero, Text, whole
 from meshwright.specs.model import Activation, AttentionKind, LinearKind, NormPlacement, RopeScaling, Router
 
 MAX_MTP_LAYERS = 16
@@ -141,12 +132,7 @@ class InlineLinearAttention(RunFileSection):
     value_head_dim: Size
     conv_kernel: Size = 4
     chunk_size: Size = 64
-    pattern: Annotated[tuple[bool, ...], Lax, Field(min_length=1, max_length=10_000)] = (
-        True,
-        True,
-        True,
-        False,
-    )
+    pattern: Annotated[tuple[bool, ...], Lax, Field(min_length=1, max_length=10_000)] = (True, True, True, False)
 
 
 class InlineModel(RunFileSection):
@@ -198,9 +184,7 @@ def _optional(hint: Any) -> Any:
 
 _MtpLayers = Annotated[int, BeforeValidator(whole), Field(ge=0, le=MAX_MTP_LAYERS)]
 _ModelChanges = create_model(
-    "_ModelChanges",
-    __base__=RunFileSection,
-    **_changes(InlineModel) | {"num_mtp_layers": (_MtpLayers, None)},
+    "_ModelChanges", __base__=RunFileSection, **_changes(InlineModel) | {"num_mtp_layers": (_MtpLayers, None)}
 )
 
 

@@ -19,9 +19,7 @@ def foreign_keys(section: schema.OptimizerSection) -> Iterator[tuple[str, str]]:
             having = ", ".join(name for name, traits in OPTIMIZERS.items() if key in traits.keys)
             yield (
                 key,
-                f"leave it out; only {having} has it"
-                if "," not in having
-                else f"leave it out; {having} have it",
+                f"leave it out; only {having} has it" if "," not in having else f"leave it out; {having} have it",
             )
 
 

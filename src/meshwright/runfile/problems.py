@@ -52,11 +52,7 @@ def key_name(path: KeyPath) -> str:
 
 
 def as_error(
-    problems: Sequence[RunFileProblem],
-    *,
-    file: str,
-    places: Mapping[KeyPath, SourceLocation],
-    most: int = MAX_SHOWN,
+    problems: Sequence[RunFileProblem], *, file: str, places: Mapping[KeyPath, SourceLocation], most: int = MAX_SHOWN
 ) -> RunFileError:
     """The exception that says `most` of `problems`, in the order of the file."""
     located = sorted(((_place(p, places), p) for p in problems), key=lambda item: _order(item[0]))

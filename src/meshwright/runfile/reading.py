@@ -43,9 +43,7 @@ def load(path: str | os.PathLike[str], *, overrides: Sequence[str] = (), here: C
     return loads(documents.read_text(path), file=name, overrides=overrides, here=here)
 
 
-def loads(
-    text: str, *, file: str = "run file", overrides: Sequence[str] = (), here: Cluster | None = None
-) -> Run:
+def loads(text: str, *, file: str = "run file", overrides: Sequence[str] = (), here: Cluster | None = None) -> Run:
     """The run that `text` describes; `file` is what errors call it. See `load`."""
     return _run(documents.parse(text, file=file), overrides=overrides, here=here)
 

@@ -52,9 +52,7 @@ class _Problems(list[RunFileProblem]):
         try:
             return function(*arguments)
         except BelowError as error:
-            self.append(
-                RunFileProblem(path=_path(f"{path}.{error.key}"), message=error.message, hint=error.hint)
-            )
+            self.append(RunFileProblem(path=_path(f"{path}.{error.key}"), message=error.message, hint=error.hint))
         except MeshwrightError as error:
             self.append(RunFileProblem(path=_path(path), message=error.message, hint=error.hint))
         return None
@@ -73,9 +71,7 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
     precision = problems.attempt("precision", _precision, file, cluster)
     global_batch = problems.attempt("batch", _global_batch, file.batch, file.data.sequence_length)
     framework = problems.attempt("stack.framework", _framework, file, cluster)
-    stack = (
-        problems.attempt("stack", _stack, file, cluster, framework, model) if framework and model else None
-    )
+    stack = problems.attempt("stack", _stack, file, cluster, framework, model) if framework and model else None
     train = problems.attempt("train", _train, file)
     micro = problems.attempt("batch", _micro, file)
     data = problems.attempt("data", _data, file.data)
@@ -170,9 +166,7 @@ def _model(given: str | schema.InlineModel | schema.ModelVariant) -> Model:
     else:
         model = _named_or_inline_model(given)
     if model.num_layers > MAX_LAYERS:
-        raise InputError(
-            "has more layers than can be planned", got=model.num_layers, allowed=f"<= {MAX_LAYERS:,}"
-        )
+        raise InputError("has more layers than can be planned", got=model.num_layers, allowed=f"<= {MAX_LAYERS:,}")
     if max(model.hidden, model.vocab) > MAX_WIDTH:
         got = max(model.hidden, model.vocab)
         raise InputError("is wider than can be planned", got=got, allowed=f"<= {MAX_WIDTH:,}")
@@ -190,9 +184,7 @@ def _named_or_inline_model(given: str | schema.InlineModel) -> Model:
     if os.path.isdir(given) or (looks_like_path and os.path.exists(given)):  # noqa: PTH110, PTH112
         return huggingface.model_from_path(given)
     if is_hub_name(given):
-        if (
-            known := model_of_repository(given)
-        ) is not None:  # without a network; a revision is asked of the hub
+        if (known := model_of_repository(given)) is not None:  # without a network; a revision is asked of the hub
             return catalog.model(known)
         return huggingface.model_from_hub(given)
     if looks_like_path:
@@ -288,9 +280,7 @@ def _cluster(given: GivenCluster, here: Cluster | None) -> Cluster | None:
         return here
     cluster = catalog.joint_cluster(given) if isinstance(given, str) else _cluster_with_hardware(given)
     if cluster.num_devices > MAX_DEVICES:
-        raise InputError(
-            "has more devices than can be planned", got=cluster.num_devices, allowed=f"<= {MAX_DEVICES:,}"
-        )
+        raise InputError("has more devices than can be planned", got=cluster.num_devices, allowed=f"<= {MAX_DEVICES:,}")
     return cluster
 
 
@@ -298,9 +288,7 @@ def _cluster_with_hardware(given: schema.NamedCluster | schema.InlineCluster) ->
     name = _cluster_name(given)
     if name == HERE:
         message = "is this machine, whose memory and links are those that were measured"
-        raise BelowError(
-            "name", message, got=name, hint="write `cluster: here` alone, or name a cluster: h100-8x1"
-        )
+        raise BelowError("name", message, got=name, hint="write `cluster: here` alone, or name a cluster: h100-8x1")
     own = _own_accelerator(given)
     if isinstance(given, schema.InlineCluster) and own is None:
         catalog.accelerator(given.accelerator)  # so that a wrong accelerator is called one
@@ -389,9 +377,7 @@ def _stack(file: schema.RunFile, cluster: Cluster | None, framework: str, model:
 
     given = file.stack or schema.StackSection()
     if given.compiles is False and file.train.compile:
-        raise BelowError(
-            "compiles", "is false, but train.compile is true", got=False, hint="leave one of both out"
-        )
+        raise BelowError("compiles", "is false, but train.compile is true", got=False, hint="leave one of both out")
     if given.capacity_factor is not None and given.drops_tokens is False:
         raise BelowError("capacity_factor", "is given, but drops_tokens is false", got=given.capacity_factor)
     for accelerator in [part.accelerator for part in cluster.parts or (cluster,)] if cluster else ():
@@ -411,9 +397,7 @@ def _names_release(file: schema.RunFile, given: schema.StackSection) -> bool:
     return file.engine == ANY or given.framework is not None or given.vintage is not None
 
 
-def _preset(
-    file: schema.RunFile, given: schema.StackSection, model: Model, cluster: Cluster | None
-) -> Features:
+def _preset(file: schema.RunFile, given: schema.StackSection, model: Model, cluster: Cluster | None) -> Features:
     """Switches that the engine sets where the file states none."""
     preset = given.preset or (Preset.RECIPE if _names_release(file, given) else Preset.ENGINE)
     facts = catalog.engine_facts(file.engine)
@@ -460,9 +444,7 @@ def _train(file: schema.RunFile) -> specs.Train:
     if train.evaluate is not None and {"num_batches", "num_sequences"} <= train.evaluate.model_fields_set:
         raise BelowError("evaluate.num_sequences", "and num_batches are both given", hint="give one of them")
     if train.evaluate is not None and train.evaluate.min_delta and train.evaluate.patience is None:
-        raise BelowError(
-            "evaluate.min_delta", "has no effect without patience", hint="set train.evaluate.patience"
-        )
+        raise BelowError("evaluate.min_delta", "has no effect without patience", hint="set train.evaluate.patience")
     return specs.Train(
         steps=train.steps,
         tokens=train.tokens,
@@ -501,14 +483,10 @@ def _require_source(name: str, data: specs.Data) -> None:
 
 def _faults(train: schema.TrainSection) -> specs.Faults:
     faults = same_fields(specs.Faults, train.faults)
-    faults = replace(
-        faults, not_finite=specs.FaultAction(faults.not_finite), spike=specs.FaultAction(faults.spike)
-    )
+    faults = replace(faults, not_finite=specs.FaultAction(faults.not_finite), spike=specs.FaultAction(faults.spike))
     for key in ("not_finite", "spike"):
         if getattr(faults, key) is specs.FaultAction.ROLL_BACK and train.checkpoint is None:
-            raise BelowError(
-                f"faults.{key}", "rolls back, but no checkpoints are saved", hint="set train.checkpoint"
-            )
+            raise BelowError(f"faults.{key}", "rolls back, but no checkpoints are saved", hint="set train.checkpoint")
     return faults
 
 
@@ -516,16 +494,12 @@ def _plan(
     section: schema.ParallelSection, micro: int, model: Model, cluster: Cluster | None, global_batch: int
 ) -> Plan:
     recompute = section.recompute
-    if isinstance(recompute, schema.RecomputeSection) and (recompute.modules is None) == (
-        recompute.layers is None
-    ):
+    if isinstance(recompute, schema.RecomputeSection) and (recompute.modules is None) == (recompute.layers is None):
         raise BelowError("recompute", "must give either modules or layers")
     data_shard = section.data_shard or _rest_of_devices(section, cluster)
     plan = plan_from_section(section, data_shard=data_shard, micro_batch=micro)
     if cluster is not None and plan.num_devices != cluster.num_devices:
-        message = (
-            f"the degrees multiply to {plan.num_devices} devices, {cluster.name} has {cluster.num_devices}"
-        )
+        message = f"the degrees multiply to {plan.num_devices} devices, {cluster.name} has {cluster.num_devices}"
         raise InputError(message, hint="leave data_shard out: it is then what remains of the devices")
     _refuse_impossible(plan, model, global_batch)
     return plan
@@ -548,9 +522,7 @@ def _rest_of_devices(section: schema.ParallelSection, cluster: Cluster | None) -
 def _refuse_impossible(plan: Plan, model: Model, global_batch: int) -> None:
     ranks, experts = plan.num_devices // plan.pipeline, plan.expert * plan.expert_tensor
     if ranks % experts:
-        message = (
-            f"expert x expert_tensor ({experts}) does not divide the {ranks} devices of a pipeline stage"
-        )
+        message = f"expert x expert_tensor ({experts}) does not divide the {ranks} devices of a pipeline stage"
         raise BelowError("expert", message)
     portion = plan.micro_batch * plan.data
     if global_batch % portion:
@@ -561,9 +533,7 @@ def _refuse_impossible(plan: Plan, model: Model, global_batch: int) -> None:
         raise BelowError("pipeline", f"there are {stages} stages for {model.num_layers} layers")
     layers = plan.layers_per_stage
     if layers is not None and len(layers) != stages:
-        raise BelowError(
-            "layers_per_stage", f"must have one value for each of {stages} stages", got=len(layers)
-        )
+        raise BelowError("layers_per_stage", f"must have one value for each of {stages} stages", got=len(layers))
     if layers is not None and sum(layers) != model.num_layers:
         message = f"adds up to {sum(layers)}, {model.name} has {model.num_layers} layers"
         raise BelowError("layers_per_stage", message)

@@ -11,13 +11,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Discriminator,
-    Field,
-    Tag,
-)
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticKnownError
 
@@ -40,10 +34,7 @@ from meshwright.runfile.fields import (
 )
 from meshwright.runfile.model_schema import InlineModel, ModelVariant
 from meshwright.specs.features import AttentionKernel, CudaGraphs, Dispatcher, Preset, WireFormat
-from meshwright.specs.model import (
-    QKV,
-    BaseFormat,
-)
+from meshwright.specs.model import QKV, BaseFormat
 from meshwright.specs.optimizers import OPTIMIZERS
 from meshwright.specs.plan import RECOMPUTE_MODULES, AxisOrder, Offload, Schedule
 from meshwright.specs.run import (
@@ -182,8 +173,7 @@ class DataSection(RunFileSection):
     tokenizer: Text | None = None
     validation: (
         Annotated[
-            Annotated[Text, _Word]
-            | Annotated[dict[SourceName, Text], Field(min_length=1, max_length=64), _Mapping],
+            Annotated[Text, _Word] | Annotated[dict[SourceName, Text], Field(min_length=1, max_length=64), _Mapping],
             Discriminator(_kind),
         ]
         | None
@@ -200,10 +190,7 @@ class BatchSection(RunFileSection):
     global_sequences: Count | None = None
     label_tokens: Count | None = None
     micro: (
-        Annotated[
-            Annotated[Literal["auto"], _Word] | Annotated[Count, _Number], Discriminator(_number_or_word)
-        ]
-        | None
+        Annotated[Annotated[Literal["auto"], _Word] | Annotated[Count, _Number], Discriminator(_number_or_word)] | None
     ) = None
 
 

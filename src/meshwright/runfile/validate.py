@@ -85,9 +85,7 @@ def _problem(error: Any, root: type[RunFileSection]) -> RunFileProblem:
         text, key = _LIMITS[kind]
         limit = f"{context[key]:,}".removesuffix(".0")
         allowed = text.format(limit)
-        return RunFileProblem(
-            path=path, message="is out of range", got=got, allowed=allowed, hint=_unit_hint(path)
-        )
+        return RunFileProblem(path=path, message="is out of range", got=got, allowed=allowed, hint=_unit_hint(path))
     if kind == "too_long":
         return RunFileProblem(path=path, message="has too many values", allowed=f"{context['max_length']}")
     if kind == "too_short":
@@ -110,9 +108,7 @@ _UNITS = {
 def _unit_hint(path: KeyPath) -> str | None:
     """The unit of a key that names it in its ending, for a number that may have another one."""
     name = ".".join(map(str, path))
-    return next(
-        (hint for ending, hint in _UNITS.items() if name.endswith(ending) or f"{ending}." in name), None
-    )
+    return next((hint for ending, hint in _UNITS.items() if name.endswith(ending) or f"{ending}." in name), None)
 
 
 def _unknown_key(path: KeyPath, root: type[RunFileSection]) -> RunFileProblem:

@@ -44,9 +44,7 @@ def _matrices(model: Model, target: str) -> Iterator[AdaptedMatrix]:
         for inputs, outputs in widths.get(target, ()):
             if share and inputs and outputs:
                 by_inputs = target in ("output", "down")
-                yield AdaptedMatrix(
-                    target=target, inputs=inputs, outputs=outputs, share=share, by_inputs=by_inputs
-                )
+                yield AdaptedMatrix(target=target, inputs=inputs, outputs=outputs, share=share, by_inputs=by_inputs)
 
 
 def _blocks(model: Model) -> Iterator[tuple[float, Widths]]:
@@ -81,13 +79,7 @@ def _attention_widths(model: Model) -> Widths:
         return dict.fromkeys(("query", "key", "value", QKV, "output"), ())
     if a.kind is AttentionKind.GQA:
         q *= 1 + a.output_gate
-        return {
-            "query": ((h, q),),
-            "key": ((h, k),),
-            "value": ((h, v),),
-            QKV: ((h, q + k + v),),
-            "output": output,
-        }
+        return {"query": ((h, q),), "key": ((h, k),), "value": ((h, v),), QKV: ((h, q + k + v),), "output": output}
     rank, expanded = a.kv_lora_rank, a.num_heads * (a.head_dim - a.rope_head_dim + a.v_dim)
     latent = ((h, rank + a.rope_head_dim), (rank, expanded))
     query = ((h, a.query_lora_rank), (a.query_lora_rank, q)) if a.query_lora_rank else ((h, q),)

@@ -64,9 +64,7 @@ class MemoryEstimate:
     reserved_bytes: float
     budget: MemoryBudget
     stage: int = 0
-    details_bytes: dict[str, dict[str, float]] = field(
-        default_factory=dict
-    )  # by part and name; empty: not asked
+    details_bytes: dict[str, dict[str, float]] = field(default_factory=dict)  # by part and name; empty: not asked
 
     @property
     def capacity_bytes(self) -> float:

@@ -15,9 +15,7 @@ class CudaGraphs(StrEnum):
 
     NONE = "none"
     STATE_SPACE = "state-space"  # the state-space blocks of a hybrid alone
-    PARTIAL = (
-        "partial"  # attention, state space, router and preprocessing; or dense layers of a mixture of experts
-    )
+    PARTIAL = "partial"  # attention, state space, router and preprocessing; or dense layers of a mixture of experts
     FULL = "full"  # the whole iteration
 
 
@@ -108,14 +106,10 @@ class Features:
     dispatcher: Dispatcher | None = None
     overlaps_experts: bool | None = None  # expert communication runs behind another micro-batch or stage
     drops_tokens: bool | None = None  # experts have a capacity: static shapes, no wait for counts
-    capacity_factor: float | None = (
-        None  # that capacity over the mean tokens of an expert; it implies the former
-    )
+    capacity_factor: float | None = None  # that capacity over the mean tokens of an expert; it implies the former
     attention: AttentionKernel | None = None
     attention_tile: int | None = None  # queries and keys that fused attention computes together
-    fuses_attention_backward: bool | None = (
-        None  # one kernel computes the gradients of queries, keys and values
-    )
+    fuses_attention_backward: bool | None = None  # one kernel computes the gradients of queries, keys and values
     fp8_attention: bool | None = None  # scores and values are multiplied in 8 bits
     compiles: bool | None = None  # a compiler fuses element-wise kernels
     overlaps_tensor: bool | None = None  # tensor-parallel collectives run in parts behind their GEMMs

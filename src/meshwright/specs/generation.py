@@ -10,15 +10,11 @@ from enum import StrEnum
 class Sampling:
     """Choice of the next token. The filters work in the order of the fields, as in transformers."""
 
-    repetition_penalty: float = (
-        1.0  # logits of tokens that are there already: divided by it, or multiplied below 0
-    )
+    repetition_penalty: float = 1.0  # logits of tokens that are there already: divided by it, or multiplied below 0
     temperature: float = 0.0  # 0: the token with the largest logit
     top_k: int | None = None  # only the most probable tokens, so many
     top_p: float | None = None  # only the most probable tokens that together reach this probability
-    min_p: float | None = (
-        None  # only tokens with at least this share of the probability of the most probable one
-    )
+    min_p: float | None = None  # only tokens with at least this share of the probability of the most probable one
     seed: int = 0  # prompt number i draws from a random stream of its own
 
 

@@ -30,9 +30,7 @@ class Accelerator:
     num_compute_units: int  # streaming multiprocessors, compute units, cores
     die: str = ""  # devices with the same die share its rates; "": a die of its own
     rates_of: str = ""  # architecture whose calibrated rates it has; "": its own
-    matrix_share: float = (
-        1.0  # matrix FLOP/s of a compute unit, relative to the architecture's fastest device
-    )
+    matrix_share: float = 1.0  # matrix FLOP/s of a compute unit, relative to the architecture's fastest device
     output_tiles: bool = True  # its GEMMs are made of large output tiles; the caches of a CPU allow any shape
     cpu_oversubscription: float = 1.0  # processes per core, where there are more processes than cores
     matrix_unit_width: int = 0  # rows and columns of its systolic arrays; 0: it has none

@@ -34,9 +34,7 @@ class MemoryBudget:
 
     def __post_init__(self) -> None:
         if not 0 < self.ratio <= 1:
-            raise InputError(
-                "share of usable memory is out of range", got=self.ratio, allowed="above 0, up to 1"
-            )
+            raise InputError("share of usable memory is out of range", got=self.ratio, allowed="above 0, up to 1")
 
     @property
     def usable_bytes(self) -> Any:

@@ -64,9 +64,7 @@ class Rope:
     scaling: RopeScaling = RopeScaling.NONE
     factor: float = 1.0  # how many times longer than in pretraining
     original_context: int = 0  # tokens of a pretraining sequence; needed when scaled
-    low_frequency: float = (
-        1.0  # LLAMA3: wavelengths above original_context / this are divided by the factor ...
-    )
+    low_frequency: float = 1.0  # LLAMA3: wavelengths above original_context / this are divided by the factor ...
     high_frequency: float = 4.0  # ... and those below original_context / this stay
     beta_fast: float = 32.0  # YARN: dimensions that turn more often than this in the context stay ...
     beta_slow: float = 1.0  # ... and those that turn less often are divided by the factor
@@ -75,9 +73,7 @@ class Rope:
     truncate: bool = True  # YARN: the ramp begins and ends at whole dimensions
     rotated_share: float = 1.0  # of the dimensions of a head, the first ones (Phi-4-mini: 0.75)
     attention_factor: float = 0.0  # YARN, LONGROPE: factor of cosine and sine; 0: the paper's
-    short_factors: tuple[
-        float, ...
-    ] = ()  # LONGROPE: divisors of the frequencies, up to the original context ...
+    short_factors: tuple[float, ...] = ()  # LONGROPE: divisors of the frequencies, up to the original context ...
     long_factors: tuple[float, ...] = ()  # ... and for longer sequences
 
     def rotary_width(self, head_dim: int) -> int:
@@ -111,9 +107,7 @@ class Attention:
     rope_head_dim: int = 0  # MLA, SHARED
     window: int = 0  # tokens seen by a sliding-window layer; 0: no such layers
     num_windowed_layers: int = 0  # the last layers, where no pattern says which
-    window_pattern: tuple[
-        bool, ...
-    ] = ()  # True: windowed; repeated over the layers (Gemma 3: 5 x true, false)
+    window_pattern: tuple[bool, ...] = ()  # True: windowed; repeated over the layers (Gemma 3: 5 x true, false)
     full_layers: FullLayers | None = None  # None: as the layers with a window
     bias: bool = False  # of all projections
     output_bias: bool | None = None  # of the output projection; None: as `bias` (Qwen2: false)
@@ -155,9 +149,7 @@ class Experts:
     normalize_top_k: bool = True  # weights of a token's experts sum to `routed_scale`
     routed_scale: float = 1.0  # the routed experts' output is multiplied by this (DeepSeek-V3: 2.5)
     bias: bool = False  # of the router and of all matrices of routed experts (gpt-oss)
-    latent: int = (
-        0  # width that tokens are projected to for routed experts, and back from (Nemotron 3 Super); 0: none
-    )
+    latent: int = 0  # width that tokens are projected to for routed experts, and back from (Nemotron 3 Super); 0: none
     shared_gate: bool = False  # a gate of one number multiplies the shared experts' output (Qwen2's mixtures)
     own_norms: bool = False  # routed and shared experts have norms of their own, the router scales (Gemma 4)
     num_hashed_layers: int = 0  # first layers whose experts are looked up by token (DeepSeek-V4)
@@ -259,12 +251,7 @@ class Lora:
     rank: int = 16
     alpha: float = 32.0
     dropout: float = 0.0
-    targets: tuple[str, ...] = (
-        "query",
-        "key",
-        "value",
-        "output",
-    )  # of: query key value output gate up down; qkv
+    targets: tuple[str, ...] = ("query", "key", "value", "output")  # of: query key value output gate up down; qkv
     base_format: BaseFormat = BaseFormat.FULL
 
     @property
@@ -293,12 +280,8 @@ class Model:
     tied_embeddings: bool = False
     num_mtp_layers: int = 0  # multi-token prediction modules (DeepSeek-V3, section 2.2)
     mtp_pattern: str = ""  # of a hybrid: the blocks of one module, in the letters of `layer_pattern`
-    mtp_shared: bool = (
-        False  # one module predicts all tokens, one after the other: its weights are there once
-    )
-    residual_streams: int = (
-        1  # of hyper-connections, which mix them before and after each block (DeepSeek-V4: 4)
-    )
+    mtp_shared: bool = False  # one module predicts all tokens, one after the other: its weights are there once
+    residual_streams: int = 1  # of hyper-connections, which mix them before and after each block (DeepSeek-V4: 4)
     learned_positions: int = 0  # rows of a learned position table (GPT-3: 2048)
     norm_bias: bool = False  # LayerNorm has a bias, RMSNorm has not
     norm_epsilon: float = 1e-5
@@ -309,9 +292,7 @@ class Model:
     rope: Rope = Rope()
     windowed_rope: Rope | None = None  # of layers with a sliding window (Gemma 3); None: as `rope`
     family: str = ""  # name of the architecture in Hugging Face transformers, where there is one
-    unsupported: tuple[
-        str, ...
-    ] = ()  # keys of its config that no engine here computes: planned, never trained
+    unsupported: tuple[str, ...] = ()  # keys of its config that no engine here computes: planned, never trained
 
     @property
     def num_moe_layers(self) -> int:

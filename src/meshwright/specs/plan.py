@@ -109,13 +109,9 @@ class Plan:
     layers_per_stage: tuple[int, ...] | None = None  # None: equal stages, with the rest on the two ends
     offload: Offload = Offload.NONE
     axis_order: AxisOrder = AxisOrder.PIPELINE_OUTERMOST
-    stored_activations: tuple[str, ...] | None = (
-        None  # modules that keep them in 8 bits; None: as the run says
-    )
+    stored_activations: tuple[str, ...] | None = None  # modules that keep them in 8 bits; None: as the run says
     weight_cache: str | None = None  # WEIGHT_CACHES; None: as the run says
-    loss_chunk: int | str | None = (
-        None  # tokens whose logits are in memory at once, or ALL_TOKENS; None: as the run
-    )
+    loss_chunk: int | str | None = None  # tokens whose logits are in memory at once, or ALL_TOKENS; None: as the run
 
     @property
     def data(self) -> int:
@@ -164,9 +160,7 @@ class Plan:
         if self.pipeline > 1:
             parts.append(self.schedule.value)
             parts += [f"layers={listed_layers(self.layers_per_stage)}"] if self.layers_per_stage else []
-            parts += (
-                [f"order={self.axis_order}"] if self.axis_order is not AxisOrder.PIPELINE_OUTERMOST else []
-            )
+            parts += [f"order={self.axis_order}"] if self.axis_order is not AxisOrder.PIPELINE_OUTERMOST else []
         if self.recompute is not Recompute.NONE:
             what = "+".join(self.recompute_modules) if self.recompute_modules else self.recompute.value
             layers = "" if self.recompute_layers is None else f" of {self.recompute_layers} layers"

@@ -20,18 +20,14 @@ class Precision:
     grad_bytes: float = 4.0  # main gradients, as they are accumulated and reduced
     master_bytes: float = 4.0
     optimizer_state_bytes: float = 8.0  # all states of a parameter together: two of Adam
-    adamw_state_bytes: float = (
-        0.0  # more of embedding, head and vectors, where AdamW updates them beside Muon
-    )
+    adamw_state_bytes: float = 0.0  # more of embedding, head and vectors, where AdamW updates them beside Muon
     update_bytes: float = 34.0  # read and written by an update of a parameter (`specs.optimizers`)
     newton_schulz_steps: float = 0.0  # of Muon
     gather_bytes: float = 2.0  # per parameter on the wire in an FSDP or ZeRO gather
     reduce_bytes: float = 4.0  # per gradient on the wire
     dispatch_bytes: float = 2.0  # per element of a token sent to an expert
     linear_input_bytes: float = 2.0  # per element of a linear layer's saved input
-    cast_passes: float = (
-        0.0  # share of operands that a kernel of its own quantises (read 16 bits, write twice)
-    )
+    cast_passes: float = 0.0  # share of operands that a kernel of its own quantises (read 16 bits, write twice)
     amax_passes: float = 0.0  # 1: such a kernel follows one that reads all values for their scale
     fitted_as: str = ""  # recipe whose measurements calibrate this one; empty: its own
 
@@ -49,15 +45,7 @@ OPTIMIZER_STATE_BYTES = {"fp32": 8.0, "bf16": 4.0, "int8": 2 * (1 + 4 / STATE_BL
 PRECISIONS: dict[str, Precision] = {
     p.name: p
     for p in (
-        _recipe(
-            "fp32",
-            "fp32",
-            weight_bytes=4,
-            master_bytes=0,
-            gather_bytes=4,
-            linear_input_bytes=4,
-            dispatch_bytes=4,
-        ),
+        _recipe("fp32", "fp32", weight_bytes=4, master_bytes=0, gather_bytes=4, linear_input_bytes=4, dispatch_bytes=4),
         _recipe("bf16", "bf16"),
         # The same units and rate as bf16 on every catalogued accelerator; gradients are kept as they come.
         _recipe("fp16", "bf16", grad_bytes=2, reduce_bytes=2),
@@ -65,9 +53,7 @@ PRECISIONS: dict[str, Precision] = {
         _recipe("fp8", "fp8", linear_input_bytes=1, cast_passes=1.0, amax_passes=1),
         # A scale per tensor from earlier steps: norms and activations write their outputs in 8 bits.
         _recipe("fp8_delayed", "fp8", linear_input_bytes=1, cast_passes=0.5, fitted_as="fp8"),
-        _recipe(
-            "fp8_rowwise", "fp8", linear_input_bytes=1, cast_passes=1.0, amax_passes=1
-        ),  # a scale per row, torchao
+        _recipe("fp8_rowwise", "fp8", linear_input_bytes=1, cast_passes=1.0, amax_passes=1),  # a scale per row, torchao
         _recipe("fp8_blockwise", "fp8", linear_input_bytes=1, cast_passes=1.0),  # 1x128 and 128x128 blocks
         _recipe("mxfp8", "fp8", linear_input_bytes=1, cast_passes=1.0),  # 1x32 blocks, OCP MX
         _recipe("nvfp4", "fp4", linear_input_bytes=0.5625, cast_passes=1.5),  # 1x16 blocks, fp8 scales

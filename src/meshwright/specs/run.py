@@ -58,9 +58,7 @@ class StateFormat(StrEnum):
 class LearningRateAdjustment(StrEnum):
     """Scale of Muon's orthogonalized update of an A x B matrix."""
 
-    MATCH_RMS_ADAMW = (
-        "match_rms_adamw"  # 0.2 sqrt(max(A, B)): as large as AdamW's, so that one learning rate does
-    )
+    MATCH_RMS_ADAMW = "match_rms_adamw"  # 0.2 sqrt(max(A, B)): as large as AdamW's, so that one learning rate does
     ORIGINAL = "original"  # sqrt(max(1, A / B))
 
 
@@ -196,9 +194,7 @@ class Evaluate:
     num_sequences: int | None = None  # exactly so many of each source, in place of `num_batches`
     skip_first: int = 0  # evaluations of the schedule that are left out at the beginning
     workers: int | None = None  # as `Data.workers`, for the batches of an evaluation
-    best_by: str = (
-        MEAN  # the validation source whose loss is the validation loss of the run; MEAN: all labels of all
-    )
+    best_by: str = MEAN  # the validation source whose loss is the validation loss of the run; MEAN: all labels of all
     target_loss: float | None = None  # training ends when the validation loss is no larger
     patience: int | None = None  # evaluations without improvement after which training ends; None: never
     min_delta: float = 0.0  # by which a loss must be lower to be an improvement
@@ -300,9 +296,7 @@ class Run:
 
     name: str
     model: Model
-    weights: str | None = (
-        None  # initial weights: a folder or a Hugging Face name; None: random initialization
-    )
+    weights: str | None = None  # initial weights: a folder or a Hugging Face name; None: random initialization
     task: Task = Task.PRETRAIN
     lora: Lora | None = None  # not None exactly when the task is LORA
     cluster: Cluster | None  # None: this machine, not measured yet
@@ -312,15 +306,11 @@ class Run:
     kernels: KernelChoices = field(default_factory=KernelChoices)
     sequence_length: int  # tokens
     global_batch: int  # sequences per optimizer step, or of each part of a step with `label_tokens`
-    label_tokens: int | None = (
-        None  # a step takes global batches until it has so many labels; None: it takes one
-    )
+    label_tokens: int | None = None  # a step takes global batches until it has so many labels; None: it takes one
     micro_batch: int | None = None  # sequences per replica and micro-batch; None: the planner chooses
     precision: Precision
     plan: Plan | None = None  # None: the planner chooses
-    is_data_shard_open: bool = (
-        False  # the plan's data_shard of 1 stands for what remains of this machine's devices
-    )
+    is_data_shard_open: bool = False  # the plan's data_shard of 1 stands for what remains of this machine's devices
     engine: str = NATIVE  # the program that runs the step, as an installed package names it
     is_engine_open: bool = False  # the run file names none
     stack: Stack
@@ -396,6 +386,4 @@ def with_label_ratio(run: Run, ratio: float = 1.0) -> Run:
     if run.label_tokens is None:
         return run
     labels = ratio * run.global_batch * run.sequence_length
-    return replace(
-        run, global_batch=run.global_batch * math.ceil(run.label_tokens / labels), label_tokens=None
-    )
+    return replace(run, global_batch=run.global_batch * math.ceil(run.label_tokens / labels), label_tokens=None)

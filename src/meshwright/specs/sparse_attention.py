@@ -23,9 +23,7 @@ class Indexer:
     num_layers: int | None = (
         None  # with an indexer of their own; the others take the choice of the layer before; None: all
     )
-    is_trained: bool = (
-        True  # by a KL loss towards the attention that it selects for; False: it runs forward only
-    )
+    is_trained: bool = True  # by a KL loss towards the attention that it selects for; False: it runs forward only
 
 
 @dataclass(frozen=True, kw_only=True)

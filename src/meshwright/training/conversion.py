@@ -45,9 +45,7 @@ FORMATS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 """Number formats of written weights."""
 
 
-def load_saved(
-    saved: SavedCheckpoint, held: Content, *, dtype: torch.dtype, base: str | None = None
-) -> Transformer:
+def load_saved(saved: SavedCheckpoint, held: Content, *, dtype: torch.dtype, base: str | None = None) -> Transformer:
     """The whole model of a checkpoint on the host: its weights, or its base's weights with its adapters added.
 
     `base` is the folder of the base; None: as in the checkpoint. Adapters are added in fp32, and the sum is rounded
@@ -89,9 +87,7 @@ def export_adapters(saved: SavedCheckpoint, held: Content, folder: Path, *, dtyp
     save_adapters(adapters, folder, model=held.shapes, lora=held.lora, base=held.weights)
 
 
-def export_merged(
-    saved: SavedCheckpoint, held: Content, folder: Path, *, dtype: str, base: str | None
-) -> None:
+def export_merged(saved: SavedCheckpoint, held: Content, folder: Path, *, dtype: str, base: str | None) -> None:
     """Write the weights of the base with the checkpoint's adapters added, in fp32, and rounded once.
 
     `base` is the folder of the base; None: as in the checkpoint. Raises InputError when it is another one.
@@ -159,9 +155,7 @@ def import_weights(run: Run, weights: Path, *, folder: Path) -> Path:
     state = optimizer.state() | (_buffers(module) if run.lora is None else {})
     about = {"run": run.name, "model": run.model.name, "plan": None, "tokens": 0, "from": str(weights)}
     about |= checkpoint.as_manifest(checkpoint.content(run, weights=origin))
-    about["identity"] = as_document(
-        new_identity(run, plan=None, results=None, fingerprints=fingerprints(run))
-    )
+    about["identity"] = as_document(new_identity(run, plan=None, results=None, fingerprints=fingerprints(run)))
     return checkpoint.save(state, folder=folder, step=0, about=about, keep=None)
 
 

@@ -135,8 +135,7 @@ def measure_rates(device: torch.device, *, deadline_s: float = float("inf")) -> 
         return _best_s(function, device, deadline_s=deadline_s)
 
     rates = {
-        name: max(2 * size**3 / best_s(_gemm(size, dtype, device)) for size in sizes)
-        for name, dtype in FORMATS.items()
+        name: max(2 * size**3 / best_s(_gemm(size, dtype, device)) for size in sizes) for name, dtype in FORMATS.items()
     }
     if multiplies_fp8(device):
         rates["fp8"] = max(2 * size**3 / best_s(_fp8_gemm(size, device)) for size in sizes)
@@ -210,15 +209,11 @@ def notes_on_name(name: str, *, device_type: str, cluster: Cluster | None) -> tu
         return ()
     known = catalog.accelerator_with_driver_name(name)
     if cluster is None and known is None:
-        return (
-            f"the driver calls this device {name!r}, which the catalogue does not know: peak measured here",
-        )
+        return (f"the driver calls this device {name!r}, which the catalogue does not know: peak measured here",)
     if cluster is None or cluster.accelerator.name == known or cluster.accelerator.vendor == THIS_MACHINE:
         return ()
     asked = cluster.accelerator.name
-    return (
-        f"the run is for {asked}; the driver calls this device {name!r}: the MFU is a share of {asked}'s peak",
-    )
+    return (f"the run is for {asked}; the driver calls this device {name!r}: the MFU is a share of {asked}'s peak",)
 
 
 def cluster_here(device: torch.device, *, num_devices: int, rates: Rates | None) -> Cluster:
@@ -253,9 +248,7 @@ def cluster_here(device: torch.device, *, num_devices: int, rates: Rates | None)
         scale_out_bytes_per_s=transfer_bytes_per_s,
         scale_out_latency_s=50e-6,
     )
-    return Cluster(
-        name=HERE, accelerator=accelerator, fabric=fabric, devices_per_node=num_devices, num_nodes=1
-    )
+    return Cluster(name=HERE, accelerator=accelerator, fabric=fabric, devices_per_node=num_devices, num_nodes=1)
 
 
 def require(accelerator: str, *, device: torch.device) -> None:

@@ -83,9 +83,7 @@ def find_tokenizer(content: Content) -> tuple[Tokenizer | None, tuple[str, ...]]
         return None, ("an old checkpoint does not name its tokenizer and its sequence length",)
     if data.is_synthetic or data.tokenizer is None:
         return None, ("the run has no tokenizer",) if content.weights is None else ()
-    instead = (
-        "none is written" if content.weights is None else "the weights' tokenizer is written, if there is one"
-    )
+    instead = "none is written" if content.weights is None else "the weights' tokenizer is written, if there is one"
     cache = default_cache()
     try:
         is_trained = data.tokenizer.startswith("bpe:")
@@ -138,13 +136,9 @@ def trained_positions(base: dict[str, Any], content: Content) -> int:
 def positions_of(config: Mapping[str, Any]) -> int | None:
     """Return the positions of a config.json; None: it has none. Raises InputError unless a whole number from 1."""
     positions = config.get("max_position_embeddings")
-    if positions is None or (
-        isinstance(positions, int) and not isinstance(positions, bool) and positions > 0
-    ):
+    if positions is None or (isinstance(positions, int) and not isinstance(positions, bool) and positions > 0):
         return positions
-    raise InputError(
-        f"{CONFIG}: max_position_embeddings", got=repr(positions), allowed="a whole number from 1"
-    )
+    raise InputError(f"{CONFIG}: max_position_embeddings", got=repr(positions), allowed="a whole number from 1")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -136,10 +136,7 @@ def _from_document(document: dict[str, Any]) -> GemmTuning:
     routes = {}
     for row in given["routes"]:
         shape = {name: row[name] for name in ("m", "n", "k")}
-        if (
-            not all(isinstance(size, int) and size > 0 for size in shape.values())
-            or row["format"] not in DTYPES
-        ):
+        if not all(isinstance(size, int) and size > 0 for size in shape.values()) or row["format"] not in DTYPES:
             raise ValueError(f"GEMM: {row!r}")
         gemm = Gemm(format=row["format"], kernel=GemmKind(row["kernel"]), **shape)
         routes[gemm] = GemmRoute(row["route"])
@@ -154,17 +151,13 @@ def _from_document(document: dict[str, Any]) -> GemmTuning:
     )
 
 
-def require(
-    found: GemmTuning, *, device: torch.device, plan: Plan, gemms: Collection[Gemm], name: str
-) -> None:
+def require(found: GemmTuning, *, device: torch.device, plan: Plan, gemms: Collection[Gemm], name: str) -> None:
     """Raise InputError where `found` was not tuned for this device, this PyTorch, or any GEMM of the run."""
     here = conditions(device)
     for what, key in (("device", "device"), ("version of PyTorch", "torch"), ("CUDA or HIP", "toolkit")):
         got, allowed = getattr(found.conditions, key), getattr(here, key)
         if got != allowed:
-            raise InputError(
-                f"gemm_tuning {name!r} is of another {what}", got=got, allowed=allowed, hint=RETUNE_HINT
-            )
+            raise InputError(f"gemm_tuning {name!r} is of another {what}", got=got, allowed=allowed, hint=RETUNE_HINT)
     routes = found.choices.routes
     for gemm, route in routes.items():  # processors of one name differ in what they multiply
         if route not in (here_has := routes_of(DTYPES[gemm.format])):
@@ -241,8 +234,7 @@ def _tunable_op(lines: Sequence[str]) -> Iterator[None]:
         try:
             if not tunable.read_file(str(path)):
                 raise InputError(
-                    "PyTorch refuses the tuned kernels: they are of other versions of its libraries",
-                    hint=RETUNE_HINT,
+                    "PyTorch refuses the tuned kernels: they are of other versions of its libraries", hint=RETUNE_HINT
                 )
             yield
         finally:

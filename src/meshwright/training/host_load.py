@@ -89,11 +89,7 @@ def sample_load() -> LoadSample | None:
     busy_s, stolen_s, num_cpus = cpu_seconds(text, cpus=os.sched_getaffinity(0))
     used = os.times()
     return LoadSample(
-        busy_s=busy_s,
-        stolen_s=stolen_s,
-        own_s=used.user + used.system,
-        time_s=time.perf_counter(),
-        num_cpus=num_cpus,
+        busy_s=busy_s, stolen_s=stolen_s, own_s=used.user + used.system, time_s=time.perf_counter(), num_cpus=num_cpus
     )
 
 

@@ -57,9 +57,7 @@ class Master:
         local, p = self.local.grad, self.parameter
         if local is None or not isinstance(p, DTensor):
             return local
-        return DTensor.from_local(
-            local, p.device_mesh, self.layout, run_check=False, shape=p.shape, stride=p.stride()
-        )
+        return DTensor.from_local(local, p.device_mesh, self.layout, run_check=False, shape=p.shape, stride=p.stride())
 
     def forget_gradient(self) -> None:
         """Free the accumulated gradient."""
@@ -94,18 +92,14 @@ class Master:
         if not isinstance(self.parameter, DTensor):
             return 1
         mesh, placements = self.parameter.device_mesh, self.parameter.placements
-        return math.prod(
-            mesh.size(i) for i, placement in enumerate(placements) if isinstance(placement, Replicate)
-        )
+        return math.prod(mesh.size(i) for i, placement in enumerate(placements) if isinstance(placement, Replicate))
 
     def like(self, local: Tensor) -> Tensor:
         """`local`, shaped as this process's shard, as the (distributed) tensor that a checkpoint stores."""
         if not isinstance(self.parameter, DTensor):
             return local
         p = self.parameter
-        return DTensor.from_local(
-            local, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride()
-        )
+        return DTensor.from_local(local, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
 
 
 def masters_of(modules: Iterable[nn.Module], *, compute: torch.dtype) -> list[Master]:

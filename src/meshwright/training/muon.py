@@ -91,9 +91,7 @@ class Muon:
 
 def _is_sharded(master: Master) -> bool:
     """True if other ranks hold parts of the same matrices."""
-    return isinstance(master.parameter, DTensor) and _gathered(master.parameter) != tuple(
-        master.parameter.placements
-    )
+    return isinstance(master.parameter, DTensor) and _gathered(master.parameter) != tuple(master.parameter.placements)
 
 
 def _gathered(parameter: DTensor) -> tuple[Placement, ...]:

@@ -26,14 +26,7 @@ from meshwright.specs.run import Optimizer as Settings
 from meshwright.training.masters import Master, is_partial, local_part
 from meshwright.training.muon import Muon, is_hidden_matrix
 from meshwright.training.optimizer_states import NarrowAdamW
-from meshwright.training.optimizer_updates import (
-    EightBitAdamW,
-    FusedAdamW,
-    Lion,
-    States,
-    Update,
-    foreach_copy,
-)
+from meshwright.training.optimizer_updates import EightBitAdamW, FusedAdamW, Lion, States, Update, foreach_copy
 
 
 def learning_rate(settings: Settings, *, step: int, num_steps: int) -> float:

@@ -116,9 +116,7 @@ class ByteState:
         scales = _blocks(values).abs().amax(dim=1).clamp_(min=SMALLEST)
         ratios = (_blocks(values) / scales[:, None]).flatten()
         codes = self.first.index_select(0, (ratios.view(torch.int32) >> 16).bitwise_and_(0xFFFF)).int()
-        codes += (
-            self.above.index_select(0, codes) <= ratios
-        )  # 16 upper bits span at most one value of the table
+        codes += self.above.index_select(0, codes) <= ratios  # 16 upper bits span at most one value of the table
         share = (ratios - self.table.index_select(0, codes)) / self.gaps.index_select(0, codes)
         if generator is None:
             codes += share > 0.5
@@ -185,9 +183,7 @@ class FlatTensor:
 class NarrowAdamW:
     """AdamW for fp32 tensors that share a device and a weight decay, with states in a narrow format."""
 
-    def __init__(
-        self, tensors: Sequence[Tensor], *, settings: Settings, weight_decay: float, seed: int
-    ) -> None:
+    def __init__(self, tensors: Sequence[Tensor], *, settings: Settings, weight_decay: float, seed: int) -> None:
         self.settings, self.weight_decay, self.seed = settings, weight_decay, seed
         self.placed: list[FlatTensor] = []
         size = 0
@@ -262,10 +258,7 @@ class NarrowAdamW:
         """Every tensor with both its states, in its shape, as a checkpoint stores them."""
         for p in self.placed:
             states = {"exp_avg": self.first, "exp_avg_sq": self.second}
-            yield (
-                p.local,
-                {name: kept.stored(p.start, p.stop).view_as(p.local) for name, kept in states.items()},
-            )
+            yield (p.local, {name: kept.stored(p.start, p.stop).view_as(p.local) for name, kept in states.items()})
 
     def restore(self, states: Mapping[Tensor, Mapping[str, Tensor]], *, num_steps: int) -> None:
         """Continue from `states` (by tensor) after `num_steps` steps."""
@@ -289,8 +282,5 @@ def _mixed(*numbers: int) -> int:
 
 def _kept(states: StateFormat, *, size: int, device: torch.device) -> tuple[StoredState, StoredState]:
     if states is StateFormat.BF16:
-        return (
-            Bf16State(size, device=device, is_stochastic=False),
-            Bf16State(size, device=device, is_stochastic=True),
-        )
+        return (Bf16State(size, device=device, is_stochastic=False), Bf16State(size, device=device, is_stochastic=True))
     return ByteState(size, device=device, is_squared=False), ByteState(size, device=device, is_squared=True)

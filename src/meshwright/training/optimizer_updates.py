@@ -61,8 +61,7 @@ def require(settings: Settings) -> None:
     package = OPTIMIZERS[settings.name].package
     if package is not None and find_spec(package) is None:
         raise MissingDependencyError(
-            f"optimizer {settings.name} needs {package.replace('_', '-')}",
-            hint="pip install 'meshwright[optimizers]'",
+            f"optimizer {settings.name} needs {package.replace('_', '-')}", hint="pip install 'meshwright[optimizers]'"
         )
 
 
@@ -142,9 +141,7 @@ class Lion:
         from lion_pytorch.foreach import Lion as LionOfLibrary
 
         self.tensors = tensors
-        self.lion = LionOfLibrary(
-            tensors, lr=settings.learning_rate, betas=settings.betas, weight_decay=weight_decay
-        )
+        self.lion = LionOfLibrary(tensors, lr=settings.learning_rate, betas=settings.betas, weight_decay=weight_decay)
 
     def step(self, *, learning_rate: float, gradient_scale: Tensor | None = None) -> None:
         """See `Update`."""
@@ -177,11 +174,7 @@ class EightBitAdamW:
 
         self.tensors = tensors
         self.adamw = AdamW8bit(
-            tensors,
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            eps=settings.epsilon,
-            weight_decay=weight_decay,
+            tensors, lr=settings.learning_rate, betas=settings.betas, eps=settings.epsilon, weight_decay=weight_decay
         )
 
     def step(self, *, learning_rate: float, gradient_scale: Tensor | None = None) -> None:

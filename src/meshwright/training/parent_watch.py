@@ -32,9 +32,7 @@ def end_with_torchrun() -> None:
 def _watch(parent: int, grace_s: float) -> None:
     while os.getppid() == parent:
         time.sleep(POLL_S)
-    print(
-        f"process {os.getpid()}: its parent {parent} has ended, and so it ends", file=sys.stderr, flush=True
-    )
+    print(f"process {os.getpid()}: its parent {parent} has ended, and so it ends", file=sys.stderr, flush=True)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(grace_s)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -101,21 +101,13 @@ def run_ranks(
 
 
 def _run_launched(
-    target: RankFunction,
-    payload: Any,
-    *,
-    restart_payload: Any,
-    num_ranks: int,
-    device_type: str,
-    timeout: timedelta,
+    target: RankFunction, payload: Any, *, restart_payload: Any, num_ranks: int, device_type: str, timeout: timedelta
 ) -> None:
     end_with_torchrun()
     rank, launched = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if launched != num_ranks:
         hint = f"start it with --nproc-per-node so that there are {num_ranks} in all"
-        raise InputError(
-            "the plan needs another number of processes", got=launched, allowed=num_ranks, hint=hint
-        )
+        raise InputError("the plan needs another number of processes", got=launched, allowed=num_ranks, hint=hint)
     _require_common_store()
     try:
         with process_group(rank=rank, num_ranks=num_ranks, device_type=device_type, timeout=timeout):
@@ -157,11 +149,7 @@ def _run_here(start: _Start) -> None:
     port = free_port()
     failures = mp.get_context("spawn").SimpleQueue()
     workers = start_processes(
-        _worker,
-        args=(start, port, failures),
-        nprocs=start.num_ranks,
-        join=False,
-        start_method="spawn",
+        _worker, args=(start, port, failures), nprocs=start.num_ranks, join=False, start_method="spawn"
     )
     assert workers is not None
     with stop_on_signals(lambda signum: _kill(workers, signal.SIGTERM)) as request:
@@ -218,9 +206,7 @@ def _worker(rank: int, start: _Start, port: int, failures: Any) -> None:
 
 
 @contextmanager
-def process_group(
-    *, rank: int, num_ranks: int, device_type: str, timeout: timedelta = TIMEOUT
-) -> Iterator[None]:
+def process_group(*, rank: int, num_ranks: int, device_type: str, timeout: timedelta = TIMEOUT) -> Iterator[None]:
     """Open the default process group of this process, and leave it at the end."""
     if device_type == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))

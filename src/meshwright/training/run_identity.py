@@ -64,9 +64,7 @@ class RunIdentity:
     run_id: str
     results: str  # absolute folder; empty: no step was taken yet
     settings: dict[str, Any]  # nested as in a run file; JSON values
-    fingerprints: dict[
-        str, str | None
-    ]  # content of `data.source`, `data.tokenizer`, `weights`; None: unknown
+    fingerprints: dict[str, str | None]  # content of `data.source`, `data.tokenizer`, `weights`; None: unknown
     batches: BatchHistory
     sequence_offset: int = 0  # batch i begins at sequence i x batch.global_sequences + this
     changes: tuple[str, ...] = ()  # of settings that may change, in order
@@ -120,12 +118,8 @@ def settings_of(run: Run, *, plan: Plan | None) -> dict[str, Any]:
     values["weights"] = run.weights and _absolute(run.weights)
     if plan is not None:
         values["parallel"] = plan.describe()
-    stored = (
-        run.kernels.stored_activations
-    )  # of all choices of kernels, the one that rounds what gradients see
-    values["kernels"] = {
-        "stored_activations": ", ".join(f"{k}: {v}" for k, v in sorted(stored.items())) or None
-    }
+    stored = run.kernels.stored_activations  # of all choices of kernels, the one that rounds what gradients see
+    values["kernels"] = {"stored_activations": ", ".join(f"{k}: {v}" for k, v in sorted(stored.items())) or None}
     for key in _IGNORED:
         _drop(values, key)
     return values
@@ -197,9 +191,7 @@ def _text(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def continued(
-    held: RunIdentity, ours: RunIdentity, *, step: int, batch: int, changes: tuple[str, ...]
-) -> RunIdentity:
+def continued(held: RunIdentity, ours: RunIdentity, *, step: int, batch: int, changes: tuple[str, ...]) -> RunIdentity:
     """The identity of `held` resumed after `step` steps as `ours`; `batch` is the number of the next batch."""
     before, now = (_at(i.settings, _BATCH) for i in (held, ours))
     has_both = isinstance(before, int) and isinstance(now, int)
@@ -235,9 +227,7 @@ def tokens_seen(history: BatchHistory, *, steps: int) -> int:
     896
     """
     ends = [first for first, _ in history[1:]] + [steps]
-    return sum(
-        max(0, min(end, steps) - first) * tokens for (first, tokens), end in zip(history, ends, strict=True)
-    )
+    return sum(max(0, min(end, steps) - first) * tokens for (first, tokens), end in zip(history, ends, strict=True))
 
 
 # --- on disk ---
@@ -276,10 +266,7 @@ def identity_of_manifest(manifest: Mapping[str, Any]) -> RunIdentity | None:
     }
     if manifest.get("weights") is not None:
         settings["weights"] = manifest["weights"]
-    prints = {
-        "weights": manifest.get("weights_fingerprint"),
-        "data.tokenizer": manifest.get("tokenizer_fingerprint"),
-    }
+    prints = {"weights": manifest.get("weights_fingerprint"), "data.tokenizer": manifest.get("tokenizer_fingerprint")}
     return RunIdentity(run_id="", results="", settings=settings, fingerprints=prints, batches=())
 
 

@@ -35,11 +35,7 @@ class Gemm:
     def shape(self) -> tuple[int, int, int]:
         """Rows, columns and depth of the GEMM itself."""
         m, n, k = self.m, self.n, self.k
-        shapes = {
-            GemmKind.FORWARD: (m, n, k),
-            GemmKind.INPUT_GRADIENT: (m, k, n),
-            GemmKind.WEIGHT_GRADIENT: (n, k, m),
-        }
+        shapes = {GemmKind.FORWARD: (m, n, k), GemmKind.INPUT_GRADIENT: (m, k, n), GemmKind.WEIGHT_GRADIENT: (n, k, m)}
         return shapes[self.kernel]
 
     @property

@@ -36,13 +36,7 @@ from meshwright.training.data.tokenizer import JsonTokenizer
 from meshwright.version import __version__
 
 TOKENIZER = "tokenizer"
-STEPS, EVENTS, RECORD, RESOLVED, RUN_FILE = (
-    "steps.jsonl",
-    "events.jsonl",
-    "record.json",
-    "resolved.json",
-    "run.yaml",
-)
+STEPS, EVENTS, RECORD, RESOLVED, RUN_FILE = ("steps.jsonl", "events.jsonl", "record.json", "resolved.json", "run.yaml")
 PACKAGES = (
     "torch", "torchtitan", "megatron-core", "triton", "numpy", "tokenizers", "safetensors", "transformers",
     "datasets", "pyarrow",
@@ -227,7 +221,5 @@ def git_commit(folder: Path) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=10
-    )
+    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=10)
     return done.stdout.strip()

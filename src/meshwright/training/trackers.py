@@ -166,9 +166,7 @@ class MLflow:
         now_ms = int(time.time() * 1000)
         last = [Metric(f"summary/{name}", value, now_ms, 0) for name, value in _summary(record).items()]
         self.client.log_batch(self.identity, metrics=last)
-        self.client.set_terminated(
-            self.identity, "FINISHED" if record.ending is not Ending.DIVERGED else "FAILED"
-        )
+        self.client.set_terminated(self.identity, "FINISHED" if record.ending is not Ending.DIVERGED else "FAILED")
 
 
 BACKENDS: dict[Name, Callable[[TrackedRun], TrackerBackend]] = {

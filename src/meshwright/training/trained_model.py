@@ -239,9 +239,7 @@ def _adapter_folder(given: str) -> Path:
     path = Path(given).expanduser()
     folder = path / ADAPTER if (path / ADAPTER / ADAPTER_CONFIG).is_file() else path
     if not (folder / ADAPTER_CONFIG).is_file():
-        raise InputError(
-            "not a LoRA adapter", got=given, allowed=f"a folder with {ADAPTER_CONFIG}, or the run's"
-        )
+        raise InputError("not a LoRA adapter", got=given, allowed=f"a folder with {ADAPTER_CONFIG}, or the run's")
     return folder
 
 
@@ -259,11 +257,7 @@ def _from_folder(given: str, found: _Found, *, dtype: str | None) -> TrainedMode
     """Hugging Face weights, with an adapter where there is one."""
     folder = found.folder
     assert folder is not None
-    model, config, generation = (
-        model_from_path(folder),
-        read_json(folder / CONFIG),
-        read_json(folder / GENERATION),
-    )
+    model, config, generation = (model_from_path(folder), read_json(folder / CONFIG), read_json(folder / GENERATION))
     differences(folder, model)  # refuses quantized and other weights
     name = dtype or _stored_format(config)
     if found.adapter is not None:
@@ -293,9 +287,7 @@ def _from_folder(given: str, found: _Found, *, dtype: str | None) -> TrainedMode
     )
 
 
-def _from_checkpoint(
-    given: str, saved: SavedCheckpoint, kept: Path | None, *, dtype: str | None
-) -> TrainedModel:
+def _from_checkpoint(given: str, saved: SavedCheckpoint, kept: Path | None, *, dtype: str | None) -> TrainedModel:
     manifest = checkpoints.read_manifest(saved.path)
     if manifest.get("engine") not in (None, NATIVE):
         raise _foreign(str(manifest["engine"]), given)
@@ -309,9 +301,7 @@ def _from_checkpoint(
     module = load_saved(saved, content, dtype=DTYPES[name])
     base, notes = find_base(content)
     tokenizer, tokenizer_notes = _tokenizer_of(content, kept, base)
-    config, generation = (
-        ({}, {}) if base is None else (read_json(base / CONFIG), read_json(base / GENERATION))
-    )
+    config, generation = ({}, {}) if base is None else (read_json(base / CONFIG), read_json(base / GENERATION))
     ends = () if tokenizer is None else (tokenizer.end,)
     if base is not None and tokenizer is not None and is_tokenizer_of(base, tokenizer):
         ends += _ids(generation.get("eos_token_id")) or _ids(config.get("eos_token_id"))
@@ -332,9 +322,7 @@ def _from_checkpoint(
     )
 
 
-def _tokenizer_of(
-    content: Content, kept: Path | None, base: Path | None
-) -> tuple[Tokenizer | None, tuple[str, ...]]:
+def _tokenizer_of(content: Content, kept: Path | None, base: Path | None) -> tuple[Tokenizer | None, tuple[str, ...]]:
     """Return the tokenizer of a training: from its folder, by the name it has, or from the starting weights."""
     if kept is not None:
         return tokenizer_from_path(kept), ()

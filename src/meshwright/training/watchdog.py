@@ -46,9 +46,7 @@ class Watchdog:
             self._stream.write(f"\n--- process {os.getpid()}, started {_now()}\n")
             self._stream.flush()
         faulthandler.register(signal.SIGUSR2, file=self._stream, all_threads=True)
-        self._thread = threading.Thread(
-            target=self._watch, args=(self._stream,), name="watchdog", daemon=True
-        )
+        self._thread = threading.Thread(target=self._watch, args=(self._stream,), name="watchdog", daemon=True)
         self._thread.start()
         return self
 

@@ -95,9 +95,7 @@ def slurm_cluster(folder: Path, *, num_nodes: int = 2) -> Iterator[dict[str, str
         _wait_for(lambda: _num_idle(environment) == num_nodes)
         yield environment
     finally:
-        subprocess.run(
-            ["scancel", "--user", str(os.getuid())], env=environment, check=False, capture_output=True
-        )
+        subprocess.run(["scancel", "--user", str(os.getuid())], env=environment, check=False, capture_output=True)
         time.sleep(1)
         for daemon in reversed(daemons):
             daemon.terminate()

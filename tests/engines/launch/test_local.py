@@ -32,18 +32,7 @@ ALONE = SECTIONS | ALONE_AT  # where one process shows as much as two
 def start(training, *arguments: str) -> subprocess.Popen[str]:
     training.folder.mkdir(parents=True, exist_ok=True)
     (training.folder / "run.yaml").write_text(training.text)
-    command = [
-        sys.executable,
-        "-m",
-        "meshwright",
-        "launch",
-        "run.yaml",
-        "--on",
-        "local",
-        "--out",
-        "out",
-        "--json",
-    ]
+    command = [sys.executable, "-m", "meshwright", "launch", "run.yaml", "--on", "local", "--out", "out", "--json"]
     return subprocess.Popen(
         [*command, *arguments], cwd=training.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -63,9 +52,7 @@ def workers_of(pid: int) -> dict[int, int]:
 
 @pytest.mark.when_touched  # exit codes of `launch` are below, a lost process is in training/test_processes.py
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks processes up in /proc")
-def test_a_lost_worker_starts_again_and_a_stopped_run_does_not(
-    tmp_path, tiny_run, wait_for, meshwright, monkeypatch
-):
+def test_a_lost_worker_starts_again_and_a_stopped_run_does_not(tmp_path, tiny_run, wait_for, meshwright, monkeypatch):
     """The losses are those of a run that nothing disturbs, and nobody else trains in its folders meanwhile."""
     alone, killed = tiny_run(tmp_path / "alone", **SECTIONS), tiny_run(tmp_path / "killed", **LONG)
     process = start(killed, "--max-restarts", "2")
@@ -94,10 +81,7 @@ def assert_others_are_refused(folder: Path, workers: Iterable[int], meshwright, 
     for worker in workers:  # they hold their folder, and leave the processors to this one
         os.kill(worker, signal.SIGSTOP)
     monkeypatch.chdir(folder)
-    for words in (
-        "launch run.yaml --on local --resume",
-        "train run.yaml --resume",
-    ):  # nor does another write between
+    for words in ("launch run.yaml --on local --resume", "train run.yaml --resume"):  # nor does another write between
         second = meshwright(*words.split(), "--out", "out")
         assert second.exit_code == 2
         expected = "another training (writes|saves its checkpoints) there now: got '(out|saved)'"
@@ -145,9 +129,7 @@ def test_bad_input_is_exit_code_2_and_is_tried_once(tmp_path, tiny_run):
 
 @pytest.mark.slow  # the exit code comes through torchrun as in the test above; native refuses in its own tests
 def test_checkpoints_in_the_way_are_bad_input(tmp_path, tiny_run):
-    training = tiny_run(
-        tmp_path, **SECTIONS | {"train": "{steps: 4, checkpoint: {folder: saved, every_steps: 2}}"}
-    )
+    training = tiny_run(tmp_path, **SECTIONS | {"train": "{steps: 4, checkpoint: {folder: saved, every_steps: 2}}"})
     training.train()
     process = start(training, "--out", "another")
     _, stderr = process.communicate(timeout=240)

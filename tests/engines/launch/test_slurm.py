@@ -112,9 +112,7 @@ def test_a_cancelled_job_stays_cancelled(training, cluster, wait_for):
     assert code != 0
     assert "cancelled" in stderr
     time.sleep(8)  # longer than a job that is queued again waits
-    queue = subprocess.run(
-        ["squeue", "--noheader", "--job", job], env=cluster, capture_output=True, text=True
-    )
+    queue = subprocess.run(["squeue", "--noheader", "--job", job], env=cluster, capture_output=True, text=True)
     assert queue.stdout.strip() == ""
     assert "queued again" not in (training.folder / "out" / f"slurm-{job}.log").read_text()
 

@@ -35,9 +35,7 @@ def launch(host, training, *arguments: str) -> subprocess.Popen[str]:
         *host.inside, sys.executable, "-m", "meshwright", "launch", "run.yaml", "--on", "local", "--nodes", "2",
         "--rendezvous", "host1:29500", "--out", "out", "--env", f"GLOO_SOCKET_IFNAME={host.interface}", *arguments,
     ]  # fmt: skip
-    return subprocess.Popen(
-        command, cwd=training.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    return subprocess.Popen(command, cwd=training.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
 def worker_on(host) -> int:
@@ -56,9 +54,7 @@ def ended(*processes: subprocess.Popen[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("index", [0, 1], ids=["host1", "host2"])
-def test_a_worker_is_lost_and_one_restart_brings_both_hosts_back(
-    index, pair, training, undisturbed, wait_for
-):
+def test_a_worker_is_lost_and_one_restart_brings_both_hosts_back(index, pair, training, undisturbed, wait_for):
     processes = [launch(host, training, "--max-restarts", "1") for host in pair]
     wait_for(training.checkpoints, processes[0])
     os.kill(worker_on(pair[index]), signal.SIGKILL)
@@ -66,9 +62,7 @@ def test_a_worker_is_lost_and_one_restart_brings_both_hosts_back(
     assert training.losses() == undisturbed
 
 
-def test_a_whole_host_is_lost_and_goes_on_when_its_command_is_given_again(
-    pair, training, undisturbed, wait_for
-):
+def test_a_whole_host_is_lost_and_goes_on_when_its_command_is_given_again(pair, training, undisturbed, wait_for):
     first, second = (launch(host, training, "--max-restarts", "2") for host in pair)
     wait_for(training.checkpoints, first)
     for pid in hosts.processes_of(pair[1]):
@@ -79,9 +73,7 @@ def test_a_whole_host_is_lost_and_goes_on_when_its_command_is_given_again(
 
 
 def test_bad_input_ends_both_and_is_the_answer_of_the_one_that_reads_it(pair, training):
-    first, second = (
-        launch(host, training, "--max-restarts", "0", "--set", "data.source=nowhere.txt") for host in pair
-    )
+    first, second = (launch(host, training, "--max-restarts", "0", "--set", "data.source=nowhere.txt") for host in pair)
     printed = [process.communicate(timeout=DEADLINE_S)[0] for process in (first, second)]
     assert (first.returncode, second.returncode) in ((2, 1), (2, 2)), printed
     assert "nowhere.txt" in printed[0]

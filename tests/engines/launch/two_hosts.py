@@ -88,9 +88,7 @@ def _name_hosts(host: Host, hosts: list[Host]) -> None:
 
 def processes_of(host: Host) -> list[int]:
     """All processes that run on `host`."""
-    done = subprocess.run(
-        ["ip", "netns", "pids", host.namespace], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(["ip", "netns", "pids", host.namespace], capture_output=True, text=True, check=False)
     return [int(word) for word in done.stdout.split()]
 
 

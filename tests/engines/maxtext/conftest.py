@@ -66,9 +66,7 @@ class Toy:
         folder.mkdir()
         (folder / "run.yaml").write_text(text)
         (folder / "notes.txt").write_text(multiplication(60))
-        pairs = [
-            {"prompt": f"{i} times {j} is ", "answer": f"{i * j}."} for i in range(40) for j in range(13)
-        ]
+        pairs = [{"prompt": f"{i} times {j} is ", "answer": f"{i * j}."} for i in range(40) for j in range(13)]
         (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
         if reference is not None:
             self.native = reference(folder)
@@ -98,9 +96,7 @@ class Toy:
         """Its exit code and what it says on stderr."""
         return self.ended(self.start(*arguments))
 
-    def train(
-        self, out: str, *overrides: str, plan: str | None = None, resume: bool = False
-    ) -> list[dict[str, float]]:
+    def train(self, out: str, *overrides: str, plan: str | None = None, resume: bool = False) -> list[dict[str, float]]:
         """Train to the end, without a start of the command; the lines of the step log. `plan` is one of PLANS."""
         if plan is not None:
             overrides = (*overrides, f"parallel={{{PLANS[plan]}, recompute: full}}")
@@ -134,9 +130,7 @@ class Toy:
         """`taken` are the steps that the native engine has taken."""
         assert [line["step"] for line in taken] == [line["step"] for line in self.native]
         for mine, theirs in zip(taken, self.native, strict=True):
-            assert mine["learning_rate"] == pytest.approx(
-                theirs["learning_rate"], rel=3e-7
-            )  # it is fp32 there
+            assert mine["learning_rate"] == pytest.approx(theirs["learning_rate"], rel=3e-7)  # it is fp32 there
             assert ("validation_loss" in mine) == ("validation_loss" in theirs)
             for key in ("loss", "gradient_norm", "validation_loss"):
                 if key in theirs:

@@ -51,9 +51,7 @@ def reference(folder: Path) -> list[dict[str, float]]:
         for p in named.values():
             p.grad *= min(1.0, o.gradient_clip / norm)
         adamw.step()
-        taken.append(
-            {"step": step + 1, "loss": loss.item(), "gradient_norm": norm.item(), "learning_rate": rate}
-        )
+        taken.append({"step": step + 1, "loss": loss.item(), "gradient_norm": norm.item(), "learning_rate": rate})
     return taken
 
 
@@ -115,9 +113,7 @@ def test_losses_are_those_of_transformers(toy, plan):
 def test_weights_go_back_into_transformers(toy):
     saves = "train.checkpoint={folder: saved, every_steps: 12}"
     toy.assert_native(toy.train("one", saves))
-    code, stderr = toy.run(
-        "checkpoint", "to-hf", "one/meshwright_run.yaml", "twelve", "--step=12", "--dtype=fp32"
-    )
+    code, stderr = toy.run("checkpoint", "to-hf", "one/meshwright_run.yaml", "twelve", "--step=12", "--dtype=fp32")
     assert code == 0, stderr
     model, told = transformers.GptOssForCausalLM.from_pretrained(
         toy.folder / "twelve", attn_implementation="eager", output_loading_info=True

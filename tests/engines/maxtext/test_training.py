@@ -100,12 +100,7 @@ def test_resumed_on_two_devices_and_continued_by_the_native_engine(dense):
     saves = "train.checkpoint={folder: saved, every_steps: 6}"
     dense.assert_native(dense.train("resumed", saves))
     checkpoints = dense.folder / "saved" / "maxtext" / "checkpoints"
-    assert sorted(int(path.name) for path in checkpoints.iterdir() if path.name.isdecimal()) == [
-        6,
-        12,
-        18,
-        20,
-    ]
+    assert sorted(int(path.name) for path in checkpoints.iterdir() if path.name.isdecimal()) == [6, 12, 18, 20]
     code, stderr = dense.run("train", "run.yaml", "--out=resumed", f"--set={saves}")
     assert code == 2
     assert "the results of a training are in this folder" in stderr

@@ -123,9 +123,7 @@ def loaded(folder: Path, *overrides: str, model: str = "") -> runfile.Run:
 def native(folder) -> dict[tuple[str, ...], list[dict[str, float]]]:
     """Steps of the native engine in one process, by model and what changes its losses."""
     kinds = {kind_of(name) for name in CASES}
-    return {
-        kind: alone(folder, f"native-{i}", *kind[1:], model=kind[0]) for i, kind in enumerate(sorted(kinds))
-    }
+    return {kind: alone(folder, f"native-{i}", *kind[1:], model=kind[0]) for i, kind in enumerate(sorted(kinds))}
 
 
 def kind_of(case: str) -> tuple[str, ...]:
@@ -134,9 +132,7 @@ def kind_of(case: str) -> tuple[str, ...]:
     return model, *(other for other in others if other in (BALANCED, Z_LOSS))
 
 
-def alone(
-    folder: Path, name: str, *overrides: str, model: str = "", profile: bool = False
-) -> list[dict[str, float]]:
+def alone(folder: Path, name: str, *overrides: str, model: str = "", profile: bool = False) -> list[dict[str, float]]:
     """Steps of the native engine in one process."""
     engine, plan = find_engine("native"), "parallel={data_shard: 1, sharding: none}"
     run = loaded(folder, "engine=native", plan, *overrides, model=model)
@@ -252,9 +248,7 @@ class Training:
         return out, error
 
 
-def started(
-    folder: Path, *arguments: str, plan: str, server: Server, limit_bytes: int | None = None
-) -> Training:
+def started(folder: Path, *arguments: str, plan: str, server: Server, limit_bytes: int | None = None) -> Training:
     """It and its workers start warm; none writes a file larger than `limit_bytes`."""
     command = ["train", "run.yaml", "--json", "--only-steps", *arguments, f"--set=parallel={plan}"]
     script = WORKERS
@@ -262,9 +256,7 @@ def started(
         script = folder / "limit.py"
         limits = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit_bytes}, {limit_bytes}))"
         script.write_text(f"import resource, runpy\n{limits}\nrunpy.run_path({str(WORKERS)!r})\n")
-    process = WarmProcess(
-        command, folder=folder, environment=os.environ | ON_CPU, script=script, server=server
-    )
+    process = WarmProcess(command, folder=folder, environment=os.environ | ON_CPU, script=script, server=server)
     return Training(folder=folder, process=process)
 
 

@@ -53,7 +53,5 @@ def test_a_launcher_starts_the_processes_of_each_training(sweep, tmp_path):
 @pytest.mark.slow  # reasons of refusals: tests/unit/bench/test_training.py, and docs/guides/bench-train.md trains one
 def test_what_the_processes_of_a_launcher_refuse_has_its_reason(sweep):
     (four,), (row,) = sweep("{data_shard: 1, tensor: 4}", exit_code=1)
-    assert four["failures"][0]["reason"].startswith(
-        "the native engine cannot do this run: parallel.tensor: 4"
-    )
+    assert four["failures"][0]["reason"].startswith("the native engine cannot do this run: parallel.tensor: 4")
     assert row.status is TrainingStatus.REFUSED

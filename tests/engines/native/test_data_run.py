@@ -76,9 +76,7 @@ def test_text_survives_and_alignment_agrees_with_encoding(text: Path, tmp_path: 
         assert tokenizer.end not in ids
 
 
-def test_a_trained_tokenizer_is_made_once_and_always_the_same(
-    text: Path, tmp_path: Path, bpe: Tokenizer
-) -> None:
+def test_a_trained_tokenizer_is_made_once_and_always_the_same(text: Path, tmp_path: Path, bpe: Tokenizer) -> None:
     source = open_source(str(text))
     again = open_tokenizer("bpe:300", source=source, cache=tmp_path / "cache")
     elsewhere = open_tokenizer("bpe:300", source=source, cache=tmp_path / "other")
@@ -163,9 +161,7 @@ def test_a_tokenizer_by_name_comes_from_the_hub(
     assert asked == [("some/model", "v2")]
 
 
-def test_without_the_library_bytes_still_work(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_library_bytes_still_work(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
     assert open_tokenizer("bytes", source=None, cache=tmp_path).vocab == 257
     with pytest.raises(MissingDependencyError, match="pip install tokenizers"):
@@ -182,9 +178,7 @@ def test_only_the_answer_and_its_end_are_trained_on() -> None:
 
 def test_an_answer_is_found_among_the_tokens_of_the_whole_text(bpe: Tokenizer) -> None:
     asked, answered = "The number is 7?\n", "The next number is 8, naïve 漢字."
-    document = TextDocument(
-        text=asked + answered, trained=(TextSpan(len(asked), len(asked) + len(answered)),)
-    )
+    document = TextDocument(text=asked + answered, trained=(TextSpan(len(asked), len(asked) + len(answered)),))
     (tokens,) = _encode([document], bpe)
     assert tokens.trained_N is not None
     assert bpe.decode(tokens.ids_N[tokens.trained_N].tolist()) == answered
@@ -193,9 +187,7 @@ def test_an_answer_is_found_among_the_tokens_of_the_whole_text(bpe: Tokenizer) -
 
 
 def test_of_a_conversation_only_the_answers_are_trained_on(bpe: Tokenizer) -> None:
-    messages = [
-        {"role": r, "content": c} for r, c in (("user", "is 7"), ("assistant", "number"), ("user", "next"))
-    ]
+    messages = [{"role": r, "content": c} for r, c in (("user", "is 7"), ("assistant", "number"), ("user", "next"))]
     (tokens,) = _encode([bpe.chat.render(Conversation(messages=messages))], bpe)
     assert tokens.trained_N is not None
     end_of_turn = bpe.encode(["<|im_end|>"])[0].tolist()
@@ -204,9 +196,7 @@ def test_of_a_conversation_only_the_answers_are_trained_on(bpe: Tokenizer) -> No
     assert bpe.end not in tokens.ids_N  # the template ends the text
 
 
-def test_long_text_is_cut_before_lines_and_loses_nothing(
-    monkeypatch: pytest.MonkeyPatch, bpe: Tokenizer
-) -> None:
+def test_long_text_is_cut_before_lines_and_loses_nothing(monkeypatch: pytest.MonkeyPatch, bpe: Tokenizer) -> None:
     text = "".join(f"def f{n}():\n\n    return {n}\n\n\n" for n in range(200))
     whole = bpe.encode([text])[0]
     monkeypatch.setattr("meshwright.training.data.tokenization._PART_CHARACTERS", 100)
@@ -238,9 +228,7 @@ def test_a_run_on_text_trains_and_validates(run: Run, text: Path, tmp_path: Path
 def test_a_run_on_answers_packs_whole_documents(run: Run, tmp_path: Path) -> None:
     lines = [json.dumps({"prompt": f"{n}+1=", "completion": f"{n + 1}"}) for n in range(100)]
     (tmp_path / "sums.jsonl").write_text("\n".join(lines))
-    run = replace(
-        with_data(run, source=str(tmp_path / "sums.jsonl"), tokenizer="bytes", evaluate=True), global_batch=1
-    )
+    run = replace(with_data(run, source=str(tmp_path / "sums.jsonl"), tokenizer="bytes", evaluate=True), global_batch=1)
     corpus = open_data(run, cache=tmp_path / "cache")
     assert isinstance(corpus.train, WholeSamples)
     sample = corpus.train.sample(0)
@@ -253,9 +241,7 @@ def test_answers_that_are_all_cut_are_refused(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "long.jsonl"
     file.write_text("\n".join(json.dumps({"prompt": "p" * 40, "completion": "yes"}) for _ in range(20)))
     data = {"source": str(file), "tokenizer": "bytes"}
-    with pytest.raises(
-        InputError, match=r"nothing to train on(.|\n)*20 records, 20 of them(.|\n)*raise data.seq"
-    ):
+    with pytest.raises(InputError, match=r"nothing to train on(.|\n)*20 records, 20 of them(.|\n)*raise data.seq"):
         open_data(with_data(run, **data), cache=tmp_path / "cache")
     longer = replace(with_data(run, **data), sequence_length=43)
     assert open_data(longer, cache=tmp_path / "cache").usage["training"]["num_cut"] == 0
@@ -295,9 +281,7 @@ def test_every_batch_of_answers_has_a_label_and_the_rest_is_counted(run: Run, tm
 
 
 def test_the_label_ratio_of_a_stream_is_that_of_its_samples(run: Run, text: Path, tmp_path: Path) -> None:
-    corpus = open_data(
-        with_data(run, source=str(text), tokenizer="bytes", evaluate=True), cache=tmp_path / "cache"
-    )
+    corpus = open_data(with_data(run, source=str(text), tokenizer="bytes", evaluate=True), cache=tmp_path / "cache")
     assert corpus.validation is not None
     held_out = corpus.validation_usages["validation"]
     for samples, usage in ((corpus.train, corpus.train_usages["training"]), (corpus.validation, held_out)):
@@ -309,9 +293,7 @@ def test_the_label_ratio_of_a_stream_is_that_of_its_samples(run: Run, text: Path
 
 def test_a_run_with_validation_data_of_its_own(run: Run, text: Path, tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text("validation " * 100)
-    run = with_data(
-        run, source=str(text), tokenizer="bytes", validation=str(tmp_path / "other.txt"), evaluate=True
-    )
+    run = with_data(run, source=str(text), tokenizer="bytes", validation=str(tmp_path / "other.txt"), evaluate=True)
     corpus = open_data(run, cache=tmp_path / "cache")
     assert corpus.validation is not None
     assert "validation" in ByteTokenizer().decode(corpus.validation.sample(1).tokens_T.tolist())
@@ -343,15 +325,11 @@ def test_a_token_outside_of_the_vocabulary_is_refused(
     assert (cache / "token-ranges").exists() == is_large
 
 
-def test_missing_data_is_found_without_reading_and_the_hub_is_not_asked(
-    run: Run, text: Path, tmp_path: Path
-) -> None:
+def test_missing_data_is_found_without_reading_and_the_hub_is_not_asked(run: Run, text: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such data"):
         require_sources(with_data(run, source=str(tmp_path / "none.jsonl")))
     with pytest.raises(InputError, match="no such data"):
-        require_sources(
-            with_data(run, source=str(text), validation=str(tmp_path / "none.txt"), evaluate=True)
-        )
+        require_sources(with_data(run, source=str(text), validation=str(tmp_path / "none.txt"), evaluate=True))
     require_sources(with_data(run, source="owner/name?split=train"))
     require_sources(with_data(run, source=str(text)))
     require_sources(run)
@@ -369,10 +347,7 @@ def test_a_synthetic_run_is_endless(run: Run, tmp_path: Path) -> None:
     [
         ({"source": "{text}"}, r"data.tokenizer is missing(.|\n)*bpe:512"),
         ({"source": "{text}", "tokenizer": "bytes", "vocab": 100}, "more tokens than the model"),
-        (
-            {"source": "{tmp}/short.txt", "tokenizer": "bytes"},
-            "too small: one global batch needs 4 samples of 32",
-        ),
+        ({"source": "{tmp}/short.txt", "tokenizer": "bytes"}, "too small: one global batch needs 4 samples of 32"),
         ({"source": "{tmp}/none.txt", "tokenizer": "bytes"}, "no such data"),
         ({"source": "{tmp}/empty.txt", "tokenizer": "bytes"}, "the data has no text"),
     ],

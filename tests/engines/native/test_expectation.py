@@ -146,17 +146,12 @@ def test_an_open_plan_is_the_planners(tmp_path):
 def test_a_launcher_says_how_many_devices_a_plan_may_use(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    plans = {
-        engine.plan_here(replace(run(tmp_path), micro_batch=micro), device=CPU).num_devices
-        for micro in (1, 2)
-    }
+    plans = {engine.plan_here(replace(run(tmp_path), micro_batch=micro), device=CPU).num_devices for micro in (1, 2)}
     assert plans == {4}
 
 
 def test_what_opening_the_data_leaves_is_expected_too():
-    held = Yardstick(
-        tokens_per_step=1, num_devices=1, flops_per_token=1.0, peak_flops_per_s=None, peak_source=""
-    )
+    held = Yardstick(tokens_per_step=1, num_devices=1, flops_per_token=1.0, peak_flops_per_s=None, peak_source="")
     found = Expectation(yardstick=held, predicted={"memory_bytes": 100, "step": None})
     assert found.holding(7).predicted == {"memory_bytes": 107, "step": None}
     assert found.holding(-7) is found

@@ -48,9 +48,7 @@ BatchLoader.batch, Accumulation.forward_backward = batch, forward_backward
 def train(tiny_text, tmp_path):
     """Train the tiny run for 20 steps with a checkpoint every 5; returns the record."""
     text = tiny_text.replace("steps: 4", "steps: 20").replace("every_steps: 2", "every_steps: 5")
-    text = text.replace("num_layers: 2", "num_layers: 1").replace(
-        "micro: 2", "micro: 4"
-    )  # steps as short as can be
+    text = text.replace("num_layers: 2", "num_layers: 1").replace("micro: 2", "micro: 4")  # steps as short as can be
 
     def run(name, *overrides, **options):
         saves = f"train.checkpoint.folder={tmp_path / name / 'saved'}"
@@ -143,9 +141,7 @@ def test_a_skipped_batch_leaves_no_trace(train, steps, events, poison, passing_o
     assert losses(steps("run")) == losses(steps("reference"))
 
 
-def test_rolling_back_passes_over_all_batches_since_the_checkpoint(
-    train, steps, events, poison, passing_over
-):
+def test_rolling_back_passes_over_all_batches_since_the_checkpoint(train, steps, events, poison, passing_over):
     numbers = poison({12: math.nan})
     record = train("run", "train.faults.not_finite=roll_back")
     assert record.ending is Ending.DONE
@@ -166,9 +162,7 @@ def test_rolling_back_before_the_first_checkpoint_starts_anew(train, steps, even
 
 @pytest.mark.parametrize("action", ["skip", "roll_back"])
 def test_a_resumed_run_remembers_what_was_passed_over(train, steps, poison, action):
-    settings = (
-        f"train.faults={{not_finite: {action}, spike: skip, spike_window: 8, spike_deviations: 100.0}}",
-    )
+    settings = (f"train.faults={{not_finite: {action}, spike: skip, spike_window: 8, spike_deviations: 100.0}}",)
     factors = {6: math.nan, 17: 1e6}
     poison(factors)
     whole = train("whole", *settings)

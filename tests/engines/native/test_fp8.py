@@ -28,10 +28,7 @@ from meshwright.training.models.feed_forward import FeedForward
 
 pytestmark = pytest.mark.usefixtures("without_measuring")
 
-MIXTURE = (
-    "model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32, num_shared: 1}",
-    "model.ffn_hidden=0",
-)
+MIXTURE = ("model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32, num_shared: 1}", "model.ffn_hidden=0")
 CPU = torch.device("cpu")
 SHALLOW = "model.num_layers=2"
 
@@ -58,20 +55,14 @@ def test_linear_layers_of_blocks_are_converted_and_no_others():
     run = run_of(*MIXTURE)
     model = built(run, "fp8")
     narrow = {name for name, module in model.named_modules() if is_narrow(module)}
-    linear = {
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and name != "head"
-    }
+    linear = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and name != "head"}
     assert narrow == linear
     assert {name.partition("layers.0.")[2] for name in narrow if "layers.0." in name} == {
         "attention.query", "attention.key", "attention.value", "attention.output",
         "ffn.shared.gate", "ffn.shared.up", "ffn.shared.down",
     }  # fmt: skip
     names = {name for name, _ in fp8.named_states([model])}
-    assert {
-        f"layers.{i}.ffn.experts.{name}" for i in range(4) for name in ("gate", "up", "down")
-    } == names - narrow
+    assert {f"layers.{i}.ffn.experts.{name}" for i in range(4) for name in ("gate", "up", "down")} == names - narrow
     assert built(run).state_dict().keys() == model.state_dict().keys()
 
 
@@ -175,9 +166,7 @@ def test_a_plan_equals_one_process(name):
     found = rehearse(run, PLANS[name])
     assert found.loss_error < 5e-4
     assert statistics.median(found.gradient_errors.values()) < 0.1
-    if (
-        "expert" not in name
-    ):  # a token that rounding sends to another expert changes that expert's gradient by half
+    if "expert" not in name:  # a token that rounding sends to another expert changes that expert's gradient by half
         assert found.gradient_error < 0.3, found.gradient_errors
 
 
@@ -316,9 +305,7 @@ def test_weights_are_cast_once_a_step_with_several_micro_batches():
 @pytest.mark.when_touched  # kernels/fp8 caches weights of single layers
 def test_training_with_the_weight_cache_equals_training_without():
     cached, cast = (
-        rehearse(
-            run_of(SHALLOW, "precision=fp8", f"kernels.weight_cache={cache}"), Plan(micro_batch=1)
-        ).losses
+        rehearse(run_of(SHALLOW, "precision=fp8", f"kernels.weight_cache={cache}"), Plan(micro_batch=1)).losses
         for cache in ("on", "off")
     )
     assert cached == cast
@@ -331,11 +318,7 @@ def test_the_product_that_is_timed_multiplies():
 @pytest.mark.parametrize(
     ("overrides", "plan", "words"),
     [
-        (
-            ("model.hidden=40", "model.attention={num_heads: 4, num_kv_heads: 4, head_dim: 8}"),
-            Plan(),
-            "40 hidden",
-        ),
+        (("model.hidden=40", "model.attention={num_heads: 4, num_kv_heads: 4, head_dim: 8}"), Plan(), "40 hidden"),
         ((), Plan(tensor=4), "a rank has 8 query widths"),
         (("data.sequence_length=8",), Plan(), "8 tokens of a micro-batch"),
         (("data.sequence_length=32",), Plan(context=4), "8 tokens of a micro-batch"),
@@ -344,9 +327,7 @@ def test_the_product_that_is_timed_multiplies():
 def test_widths_that_fp8_cannot_have_are_refused(overrides, plan, words):
     run = run_of(*overrides)
     assert words in " ".join(map(str, check_plan(plan, run=run)))
-    assert not [
-        p for p in check_plan(plan, run=replace(run, precision=PRECISIONS["bf16"])) if p.key == "precision"
-    ]
+    assert not [p for p in check_plan(plan, run=replace(run, precision=PRECISIONS["bf16"])) if p.key == "precision"]
 
 
 def test_groups_of_mx_are_whole():

@@ -13,8 +13,7 @@ pytest.importorskip("torch")
 
 SAVES = "{steps: 40, checkpoint: {folder: saved, every_steps: 1, keep: 2, keep_best: true}"
 MODEL = (
-    "{name: tiny, hidden: 32, num_layers: 2, vocab: 512, ffn_hidden: 64, "
-    "attention: {num_heads: 4, num_kv_heads: 2}}"
+    "{name: tiny, hidden: 32, num_layers: 2, vocab: 512, ffn_hidden: 64, attention: {num_heads: 4, num_kv_heads: 2}}"
 )
 
 
@@ -84,20 +83,12 @@ def test_a_folder_has_one_lock_by_whatever_path(tiny_run, tmp_path, wait_for, me
     try:
         for folder in ("saved-link", "parent/saved", "real/../parent/saved"):
             again = meshwright(
-                "train",
-                "real/run.yaml",
-                "--out",
-                "other",
-                "--resume",
-                "--set",
-                f"train.checkpoint.folder={folder}",
+                "train", "real/run.yaml", "--out", "other", "--resume", "--set", f"train.checkpoint.folder={folder}"
             )
             assert again.exit_code == 2, again.stderr
             assert "another training saves its checkpoints there now" in again.stderr
         for folder in ("out-link", "parent/out"):
-            again = meshwright(
-                "train", "real/run.yaml", "--out", folder, "--force", "--set", "train.checkpoint=null"
-            )
+            again = meshwright("train", "real/run.yaml", "--out", folder, "--force", "--set", "train.checkpoint=null")
             assert again.exit_code == 2, again.stderr
             assert "another training writes there now" in again.stderr
         assert process.poll() is None

@@ -35,13 +35,7 @@ FP8_KERNELS = (
     "linear_cross_entropy", "rms_norm", "rotary", "adamw", "attention", "router", "permute", "unpermute",
     "fp8_cast", "fp8_gated_cast", "fp8_gated_gradients", "fp8_gemm", "fp8_grouped_gemm",
 )  # fmt: skip
-SHORT = (
-    "model.num_layers=1",
-    "model.vocab=32",
-    "batch.global_sequences=2",
-    "data.sequence_length=8",
-    "train.steps=2",
-)
+SHORT = ("model.num_layers=1", "model.vocab=32", "batch.global_sequences=2", "data.sequence_length=8", "train.steps=2")
 RUNS = {
     "gpt-oss": (lambda *more: tiny_run(*GPT_OSS, *SHORT, *more), EXPERT_KERNELS, 2e-5),
     "readme": (
@@ -112,9 +106,7 @@ def losses_of_the_readme(tmp_path_factory):
 )
 def test_the_chunk_of_the_loss_is_what_the_run_says(chunk, tokens, tmp_path, losses_of_the_readme):
     """Losses are those of any other chunk, and the record has its tokens; 64 are those of a micro-batch."""
-    run = runfile.loads(
-        README_RUN.read_text(encoding="utf-8"), overrides=(*README, f"kernels.loss_chunk={chunk}")
-    )
+    run = runfile.loads(README_RUN.read_text(encoding="utf-8"), overrides=(*README, f"kernels.loss_chunk={chunk}"))
     found, _ = losses(run, tmp_path)
     record = json.loads((tmp_path / "record.json").read_text(encoding="utf-8"))
     row = next(row for row in record["kernels"] if row["op"] == "linear_cross_entropy")

@@ -103,14 +103,8 @@ class CountedSamples:
         return Sample(tokens_T=zeros, labels_T=labels, positions_T=np.arange(8), documents_T=zeros)
 
 
-@given(
-    labels=st.lists(st.integers(1, 8), min_size=1, max_size=12),
-    size=st.integers(1, 4),
-    aim=st.integers(1, 60),
-)
-def test_a_step_reads_until_its_labels_are_there_and_no_further(
-    labels: list[int], size: int, aim: int
-) -> None:
+@given(labels=st.lists(st.integers(1, 8), min_size=1, max_size=12), size=st.integers(1, 4), aim=st.integers(1, 60))
+def test_a_step_reads_until_its_labels_are_there_and_no_further(labels: list[int], size: int, aim: int) -> None:
     run = runfile.loads(
         "model: {name: t, hidden: 8, num_layers: 1, vocab: 8, ffn_hidden: 8, "
         "attention: {num_heads: 1, num_kv_heads: 1}}\n"
@@ -181,10 +175,7 @@ def test_a_run_may_change_to_labels_and_back(train) -> None:
     record, last = train("run", *by_tokens, resume=True)
     assert last[4]["batch"] == after
     steps = 4 + math.ceil((3_000 - middle[-1]["tokens"]) / 128)
-    assert (record.statistics["steps"], last[-1]["tokens"]) == (
-        steps,
-        middle[-1]["tokens"] + 128 * (steps - 4),
-    )
+    assert (record.statistics["steps"], last[-1]["tokens"]) == (steps, middle[-1]["tokens"] + 128 * (steps - 4))
 
 
 @pytest.mark.parametrize("action", [pytest.param("skip", marks=pytest.mark.slow), "roll_back"])

@@ -55,10 +55,7 @@ LATENT = (
 
 CASES: dict[str, tuple[Plan, tuple[str, ...]]] = {
     "ddp": (Plan(data_shard=2, sharding=Sharding.NONE, micro_batch=2), EVERYTHING),
-    "fsdp": (
-        Plan(data_shard=2, sharding=Sharding.PARAMETERS, recompute=Recompute.FULL, micro_batch=2),
-        EVERYTHING,
-    ),
+    "fsdp": (Plan(data_shard=2, sharding=Sharding.PARAMETERS, recompute=Recompute.FULL, micro_batch=2), EVERYTHING),
     "fsdp, bf16": (
         Plan(data_shard=2, sharding=Sharding.PARAMETERS, micro_batch=2),
         ("precision=bf16", "lora.targets=[query, down]"),
@@ -67,11 +64,7 @@ CASES: dict[str, tuple[Plan, tuple[str, ...]]] = {
     "tensor, bf16": (Plan(tensor=2, micro_batch=4), ("precision=bf16",)),
     "experts": (
         Plan(data_shard=2, expert=2, sharding=Sharding.PARAMETERS, micro_batch=4),
-        (
-            "model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32}",
-            "lora.targets=[query, value]",
-            "weights=null",
-        ),
+        ("model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32}", "lora.targets=[query, value]", "weights=null"),
     ),
     "tensor, whole residuals": (Plan(tensor=2, sequence_parallel=False, micro_batch=4), ()),
     "tensor, dropout": (Plan(tensor=2, recompute=Recompute.FULL, micro_batch=4), DROPOUT),
@@ -149,9 +142,7 @@ def numbers_of(parts) -> list:
 
 def labelled(case: str, losses, trained):
     """All results by name, for messages with that of the case."""
-    return {f"{case}: {name}": tensor for name, tensor in trained.items()} | {
-        f"{case}: losses": torch.tensor(losses)
-    }
+    return {f"{case}: {name}": tensor for name, tensor in trained.items()} | {f"{case}: losses": torch.tensor(losses)}
 
 
 def compare_with_one_process(case: str, base: Path, found) -> None:
@@ -169,12 +160,7 @@ def compare_with_one_process(case: str, base: Path, found) -> None:
         assert_equals(lambda: computed(run, begin), found, weights=begin, terms=TERMS)
         return
     assert_rounded(
-        computed(run),
-        found,
-        wide=lambda: computed(wide, begin),
-        weights=begin,
-        terms=TERMS,
-        roundings=ROUNDINGS,
+        computed(run), found, wide=lambda: computed(wide, begin), weights=begin, terms=TERMS, roundings=ROUNDINGS
     )
 
 
@@ -212,8 +198,7 @@ def test_a_plan_equals_one_process(tmp_path, cases):
 
 def test_dropout_is_dropped():
     losses = [
-        steps(lora_run(*more), MeshCoordinates(plan=Plan(micro_batch=4), device=CPU), None)[0]
-        for more in ((), DROPOUT)
+        steps(lora_run(*more), MeshCoordinates(plan=Plan(micro_batch=4), device=CPU), None)[0] for more in ((), DROPOUT)
     ]
     assert losses[0][0] == losses[1][0]  # an adapter begins at zero
     assert losses[0][2] != losses[1][2]
@@ -223,11 +208,7 @@ def test_dropout_is_dropped():
     "plan",
     [
         Plan(micro_batch=4, recompute=Recompute.FULL),
-        Plan(
-            micro_batch=4,
-            recompute=Recompute.SELECTIVE,
-            recompute_modules=("core_attention", "norm", "activation"),
-        ),
+        Plan(micro_batch=4, recompute=Recompute.SELECTIVE, recompute_modules=("core_attention", "norm", "activation")),
         Plan(micro_batch=4, recompute=Recompute.SELECTIVE, recompute_modules=("mlp",)),
         Plan(micro_batch=4, recompute=Recompute.SELECTIVE, recompute_modules=("alternate_matmuls",)),
     ],
@@ -272,10 +253,7 @@ def test_only_adapters_have_masters_states_and_gradients(base, base_format):
         ((*LATENT, "lora.targets=[qkv]"), "lora.targets"),
         (("lora.base_format=nf4", "weights=w", "parallel={data_shard: 1, tensor: 2}"), "parallel.tensor"),
         (("parallel={data_shard: 1, pipeline: 2, layers_per_stage: [0, 2]}",), "parallel.layers_per_stage"),
-        (
-            ("lora.base_format=nf4", "weights=w", "parallel={data_shard: 2, sharding: parameters}"),
-            "parallel.sharding",
-        ),
+        (("lora.base_format=nf4", "weights=w", "parallel={data_shard: 2, sharding: parameters}"), "parallel.sharding"),
     ],
 )
 def test_what_cannot_be_done_is_refused(overrides, key):
@@ -342,15 +320,7 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path, tiny_run, wait_for):
 
 def test_other_adapters_or_other_weights_are_not_resumed(tuned, meshwright, tmp_path, base):
     tuned("a", "train.steps=3")
-    resumed = (
-        "train",
-        "run.yaml",
-        "--resume",
-        "--out",
-        "a/out",
-        "--set",
-        "train.checkpoint={folder: a/saved}",
-    )
+    resumed = ("train", "run.yaml", "--resume", "--out", "a/out", "--set", "train.checkpoint={folder: a/saved}")
     outcome = meshwright(*resumed, "--set", f"weights={base}", "--set", "lora.alpha=1.0")
     assert outcome.exit_code == 2
     assert "lora.alpha: " in outcome.stderr
@@ -370,7 +340,7 @@ def test_adapters_of_random_weights_are_noted_and_not_merged(tuned, meshwright):
 
 
 @pytest.mark.filterwarnings(
-    "ignore:.*is_gradient_checkpointing:FutureWarning",  # peft 0.21 with transformers 5.23
+    "ignore:.*is_gradient_checkpointing:FutureWarning"  # peft 0.21 with transformers 5.23
 )
 @pytest.mark.parametrize(
     ("targets", "widths"),
@@ -395,10 +365,7 @@ def test_results_in_other_formats_are_the_same_model(tuned, meshwright, base, ta
     def assert_same_logits(other) -> None:
         # the longest sum is over the width of the feed-forward layer, the adapter's rank added
         assert_equals(
-            lambda: {"logits": ours(tokens)},
-            {"logits": other(tokens).logits},
-            weights=ours.parameters(),
-            terms=64 + 3,
+            lambda: {"logits": ours(tokens)}, {"logits": other(tokens).logits}, weights=ours.parameters(), terms=64 + 3
         )
 
     outcome = meshwright("checkpoint", "to-hf", "a/saved", "exported", "--json")

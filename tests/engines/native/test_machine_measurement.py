@@ -134,9 +134,7 @@ def test_a_busy_machine_is_named_and_not_kept(measured, load, own_cache):
     assert len(measured) == 2
 
 
-def test_under_a_load_the_prediction_is_of_what_was_measured_with_a_wider_interval(
-    measured, load, monkeypatch
-):
+def test_under_a_load_the_prediction_is_of_what_was_measured_with_a_wider_interval(measured, load, monkeypatch):
     """Others use 60 % of the processor of one thread: idle, a step would take 40 % of the time."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     idle = expect(tiny_run(), Measuring.AGAIN).predicted["step"]
@@ -202,9 +200,7 @@ def test_a_damaged_file_is_measured_again(measured, own_cache):
         assert len(measured) == before + 1
         assert json.loads(kept.read_text())["of"]["sequence_length"] == 16
 
-    check_every(
-        ["", "{", "[]", '{"measured": {"rates": {"x": 1}}}', '{"measured": 3}', "\x00"], check, name=repr
-    )
+    check_every(["", "{", "[]", '{"measured": {"rates": {"x": 1}}}', '{"measured": 3}', "\x00"], check, name=repr)
 
 
 def test_a_cache_that_cannot_be_written_costs_a_measurement_only(measured, own_cache):
@@ -264,11 +260,7 @@ def test_a_layer_that_cannot_be_timed_in_time_is_not_built(monkeypatch, load, ow
 
 
 def test_options_of_the_command():
-    assert [measuring_of(x) for x in (None, True, False)] == [
-        Measuring.ONCE,
-        Measuring.AGAIN,
-        Measuring.NEVER,
-    ]
+    assert [measuring_of(x) for x in (None, True, False)] == [Measuring.ONCE, Measuring.AGAIN, Measuring.NEVER]
 
 
 def test_what_is_kept_is_what_was_measured(load, own_cache):

@@ -39,9 +39,7 @@ def mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def train(run: Run, folder: Path, **options: Any) -> Any:
-    run = replace(
-        run, train=replace(run.train, checkpoint=Checkpoint(folder=str(folder / "saved"), every_steps=2))
-    )
+    run = replace(run, train=replace(run.train, checkpoint=Checkpoint(folder=str(folder / "saved"), every_steps=2)))
     return engine.train(run, options=TrainOptions(folder=folder, quiet=True, **options))
 
 
@@ -76,9 +74,7 @@ def test_another_mixture_is_another_run(mixed: Run, tmp_path: Path, change: str)
     else:
         web = sources.pop("web")
         sources |= {"other": web} if change == "name" else {}
-    other = replace(
-        mixed, data=replace(mixed.data, source=sources), train=replace(mixed.train, evaluate=None)
-    )
+    other = replace(mixed, data=replace(mixed.data, source=sources), train=replace(mixed.train, evaluate=None))
     with pytest.raises(InputError, match=r"another run.*data\.source"):
         train(other, tmp_path / "out", resume=True)
 
@@ -86,9 +82,7 @@ def test_another_mixture_is_another_run(mixed: Run, tmp_path: Path, change: str)
 def test_a_source_smaller_than_a_batch_is_repeated_and_bpe_reads_all(mixed: Run, tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     (tmp_path / "chat.jsonl").write_text(json.dumps({"prompt": "a", "completion": "zyx"}))
-    run = replace(
-        mixed, data=replace(mixed.data, tokenizer="bpe:260"), train=replace(mixed.train, evaluate=None)
-    )
+    run = replace(mixed, data=replace(mixed.data, tokenizer="bpe:260"), train=replace(mixed.train, evaluate=None))
     corpus = open_data(run)
     assert isinstance(corpus.train, Mixture)
     assert corpus.train.sources["chat"].num_samples == 1

@@ -84,9 +84,7 @@ def test_a_named_model_is_taken_without_its_modules():
 
 def test_the_losses_of_the_modules_are_logged(tmp_path):
     """Each is the cross-entropy of its own labels, over all micro-batches."""
-    run = tiny_run(
-        "model.num_mtp_layers=2", "batch.global_sequences=4", "train.steps=2", "train.checkpoint=null"
-    )
+    run = tiny_run("model.num_mtp_layers=2", "batch.global_sequences=4", "train.steps=2", "train.checkpoint=null")
     record = engine.train(run, options=TrainOptions(folder=tmp_path / "out", quiet=True))
     steps = [json.loads(line) for line in (tmp_path / "out" / "steps.jsonl").read_text().splitlines()]
     coordinates = MeshCoordinates(plan=Plan(micro_batch=4), device=torch.device("cpu"))

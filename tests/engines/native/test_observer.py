@@ -88,9 +88,7 @@ def numbers(steps: list[dict[str, Any]]) -> list[Any]:
     "overrides",
     [
         pytest.param((), id="adamw"),
-        pytest.param(
-            (*LORA, "precision=bf16"), id="lora with dropout in bf16", marks=pytest.mark.when_touched
-        ),
+        pytest.param((*LORA, "precision=bf16"), id="lora with dropout in bf16", marks=pytest.mark.when_touched),
         pytest.param((NARROW, "precision=bf16"), id="states in 8 bits", marks=pytest.mark.when_touched),
         pytest.param((MUON,), id="muon", marks=pytest.mark.slow),
         pytest.param((EXPERTS, "train.balance_bias_rate=0.1"), id="experts", marks=pytest.mark.slow),
@@ -152,9 +150,7 @@ def test_no_data_is_opened_before_the_event(tmp_path, monkeypatch, without_measu
 
 
 @pytest.mark.when_touched  # test_validation.py counts labels of any batch
-def test_an_evaluation_of_a_number_of_sequences_is_the_same_for_any_batch(
-    text_run, tmp_path, without_measuring
-):
+def test_an_evaluation_of_a_number_of_sequences_is_the_same_for_any_batch(text_run, tmp_path, without_measuring):
     """The fourth sequence would count with num_batches."""
     sizes = (2, 3, 8)
     losses = [

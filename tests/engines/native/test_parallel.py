@@ -43,9 +43,7 @@ def run():
     "names",
     [
         pytest.param(IN_SHORT[0], id="two processes"),
-        pytest.param(
-            IN_SHORT[1], id="four processes", marks=pytest.mark.when_touched
-        ),  # each axis has two elsewhere
+        pytest.param(IN_SHORT[1], id="four processes", marks=pytest.mark.when_touched),  # each axis has two elsewhere
     ],
 )
 def test_plans_equal_one_process(run, names, equals_one_process):
@@ -57,20 +55,14 @@ def test_plans_equal_one_process(run, names, equals_one_process):
 @pytest.mark.parametrize("num_processes", [2, 4])
 def test_more_plans_equal_one_process(run, num_processes, equals_one_process):
     shorter = {name for names in IN_SHORT for name in names}
-    others = [
-        (run, plan)
-        for name, plan in PLANS.items()
-        if name not in shorter and plan.num_devices == num_processes
-    ]
+    others = [(run, plan) for name, plan in PLANS.items() if name not in shorter and plan.num_devices == num_processes]
     assert others
     equals_one_process(others)
 
 
 @pytest.mark.distributed
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "names", [("fsdp", "zero1", "1f1b"), ("hsdp",)], ids=["two processes", "four processes"]
-)
+@pytest.mark.parametrize("names", [("fsdp", "zero1", "1f1b"), ("hsdp",)], ids=["two processes", "four processes"])
 def test_a_mixture_of_experts_equals_one_process(names, equals_one_process):
     mixture = tiny_run("train.z_loss=1.0e-2", SHARED_EXPERT)
     equals_one_process([(mixture, PLANS[name]) for name in names])
@@ -90,11 +82,7 @@ def test_states_are_divided_over_data_and_context(plan, axes):
 
 
 @pytest.mark.parametrize(
-    ("changes", "key"),
-    [
-        ({"expert": 2, "data_shard": 2}, "parallel.expert"),
-        ({"tensor": 8}, "parallel.tensor"),
-    ],
+    ("changes", "key"), [({"expert": 2, "data_shard": 2}, "parallel.expert"), ({"tensor": 8}, "parallel.tensor")]
 )
 def test_what_is_not_done_is_refused(run, changes, key):
     assert key in {problem.key for problem in check_plan(replace(Plan(), **changes), run=run)}

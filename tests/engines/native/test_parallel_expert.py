@@ -42,9 +42,7 @@ def as_mixtral():
 
 def as_qwen3():
     run = as_mixtral()
-    return replace(
-        run, model=replace(run.model, attention=replace(run.model.attention, qk_norm=True, head_dim=16))
-    )
+    return replace(run, model=replace(run.model, attention=replace(run.model.attention, qk_norm=True, head_dim=16)))
 
 
 def as_deepseek():
@@ -99,10 +97,7 @@ def test_other_plans_of_two_ranks_equal_one(equals_one_process):
                 replace(over_tensor, micro_batch=1, expert=2),
             ),  # parts of one sequence are gathered otherwise
             (shallow(as_deepseek()), Plan(context=2, expert=2, micro_batch=4)),
-            (
-                shallow(as_lora()),
-                replace(over_data, sharding=FULL),
-            ),  # experts stay frozen where they are divided
+            (shallow(as_lora()), replace(over_data, sharding=FULL)),  # experts stay frozen where they are divided
             (shallow(as_lora()), replace(over_tensor, expert=2)),
         ]
     )
@@ -142,14 +137,8 @@ def test_four_ranks_equal_one(equals_one_process):
     equals_one_process(
         [
             (shallow(as_deepseek()), Plan(tensor=2, data_shard=2, expert=2, sharding=FULL, micro_batch=4)),
-            (
-                as_deepseek(),
-                Plan(pipeline=2, data_shard=2, expert=2, micro_batch=1, schedule=Schedule.ZERO_BUBBLE),
-            ),
-            (
-                shallow(as_qwen3()),
-                Plan(data_shard=4, expert=2, expert_tensor=2, sharding=FULL, micro_batch=2),
-            ),
+            (as_deepseek(), Plan(pipeline=2, data_shard=2, expert=2, micro_batch=1, schedule=Schedule.ZERO_BUBBLE)),
+            (shallow(as_qwen3()), Plan(data_shard=4, expert=2, expert_tensor=2, sharding=FULL, micro_batch=2)),
         ]
     )
 
@@ -174,10 +163,7 @@ def test_more_combinations_equal_one(equals_one_process):
             (as_mixtral(), Plan(context=2, tensor=2, expert=2, expert_tensor=2, micro_batch=4)),
             (as_deepseek(), Plan(context=2, data_shard=2, expert=4, sharding=FULL, micro_batch=2)),
             (as_deepseek(), replace(two, pipeline=2, recompute=Recompute.FULL)),
-            (
-                as_deepseek(),
-                replace(two, pipeline=2, virtual_pipeline=2, schedule=Schedule.INTERLEAVED),
-            ),
+            (as_deepseek(), replace(two, pipeline=2, virtual_pipeline=2, schedule=Schedule.INTERLEAVED)),
         ]
     )
 
@@ -186,10 +172,7 @@ def test_more_combinations_equal_one(equals_one_process):
 @pytest.mark.slow  # the same on two ranks, without experts over them
 def test_tensor_parallel_routers_equal_one(equals_one_process):
     equals_one_process(
-        [
-            (shallow(as_deepseek()), Plan(tensor=2, micro_batch=4)),
-            (shallow(as_qwen3()), Plan(tensor=2, micro_batch=1)),
-        ]
+        [(shallow(as_deepseek()), Plan(tensor=2, micro_batch=4)), (shallow(as_qwen3()), Plan(tensor=2, micro_batch=1))]
     )
 
 
@@ -224,9 +207,7 @@ def save_then_load_elsewhere(rank: int, num_ranks: int, folder: Path) -> None:
     saver.save(parts.state(), step=1, about={})
     saver.wait()
     saved = wholes(parts)
-    assert all(
-        saved[f"{kind}.layers.1.ffn.experts.down"].any() for kind in ("weights", "exp_avg", "exp_avg_sq")
-    )
+    assert all(saved[f"{kind}.layers.1.ffn.experts.down"].any() for kind in ("weights", "exp_avg", "exp_avg_sq"))
     for other in (replace(plan, expert=4), replace(plan, expert_tensor=2), Plan(tensor=2, data_shard=2)):
         coordinates = mesh_coordinates(plan=other, device=cpu, rank=rank, num_ranks=num_ranks)
         parts = assemble(replace(run, train=replace(run.train, seed=9)), coordinates=coordinates)

@@ -64,12 +64,7 @@ def test_two_ranks_equal_one(equals_one_process):
             (run_of(*OLMO), TENSOR),
             (gemma, replace(TENSOR, sequence_parallel=False)),
             (gemma, replace(SHARDS, recompute=Recompute.SELECTIVE, recompute_modules=("norm", "activation"))),
-            (
-                oss,
-                replace(
-                    CONTEXT, recompute=Recompute.SELECTIVE, recompute_modules=("activation", "core_attention")
-                ),
-            ),
+            (oss, replace(CONTEXT, recompute=Recompute.SELECTIVE, recompute_modules=("activation", "core_attention"))),
             (with_adapters(gemma), TENSOR),
             (with_adapters(oss), EXPERTS),
         ]
@@ -119,12 +114,7 @@ def test_four_ranks_equal_one(equals_one_process):
             "over all heads",
         ),
         (GPT_OSS, replace(SHARDS, expert_tensor=2), "parallel.expert_tensor", "biases of an expert's output"),
-        (
-            OLMO,
-            Plan(recompute=Recompute.SELECTIVE, recompute_modules=("norm",)),
-            "parallel.recompute",
-            "has no norm",
-        ),
+        (OLMO, Plan(recompute=Recompute.SELECTIVE, recompute_modules=("norm",)), "parallel.recompute", "has no norm"),
     ],
 )
 def test_what_an_axis_cannot_do_is_refused(overrides, plan, key, reason):

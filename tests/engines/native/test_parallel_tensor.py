@@ -33,11 +33,7 @@ def with_attention(run, **changes):
 def test_two_ranks_equal_one(run, equals_one_process):
     untied = replace(run, model=replace(run.model, tied_embeddings=False))
     equals_one_process(
-        [
-            (run, PAIR),
-            (run, replace(PAIR, sequence_parallel=False)),
-            (with_attention(untied, query_lora_rank=0), PAIR),
-        ]
+        [(run, PAIR), (run, replace(PAIR, sequence_parallel=False)), (with_attention(untied, query_lora_rank=0), PAIR)]
     )
 
 

@@ -112,20 +112,14 @@ def test_a_v_trains_validates_saves_and_writes(tiny_run, tmp_path):
         alone["statistics"]["validation_loss"], rel=1e-5
     )
     assert other.losses() == pytest.approx(training.losses(), rel=1e-5)
-    assert other.steps()[1]["validation_loss"] == pytest.approx(
-        record["statistics"]["validation_loss"], rel=1e-5
-    )
+    assert other.steps()[1]["validation_loss"] == pytest.approx(record["statistics"]["validation_loss"], rel=1e-5)
 
 
 # --- where layers are, and in which order they run ---
 
 
 def test_every_layer_stands_on_one_stage():
-    for plan in (
-        Plan(pipeline=3, virtual_pipeline=2),
-        Plan(pipeline=5),
-        Plan(pipeline=8, virtual_pipeline=2),
-    ):
+    for plan in (Plan(pipeline=3, virtual_pipeline=2), Plan(pipeline=5), Plan(pipeline=8, virtual_pipeline=2)):
         for num_layers in (16, 17, 23, 126):
             stages = layers_of_stages(plan, num_layers=num_layers)
             assert [i for stage in stages for i in stage] == list(range(num_layers))

@@ -60,9 +60,7 @@ def test_a_loss_that_is_no_number_has_diverged():
 def run_path(tmp_path, without_measuring, one_thread_and_a_cache, warm_ranks):
     (tmp_path / "corpus.txt").write_text("the quick brown fox jumps over the lazy dog. " * 600)
     path = tmp_path / "run.yaml"
-    path.write_text(
-        TEXT.replace("SOURCE", str(tmp_path / "corpus.txt")).replace("SAVED", str(tmp_path / "saved"))
-    )
+    path.write_text(TEXT.replace("SOURCE", str(tmp_path / "corpus.txt")).replace("SAVED", str(tmp_path / "saved")))
     return path
 
 
@@ -71,17 +69,13 @@ def names(folder):
 
 
 def tune(meshwright, run_path, *options):
-    return meshwright(
-        "tune", "learning-rate", run_path, "--steps", "40", "--from", "1e-5", "--to", "10", *options
-    )
+    return meshwright("tune", "learning-rate", run_path, "--steps", "40", "--from", "1e-5", "--to", "10", *options)
 
 
 @pytest.mark.when_touched  # test_both_rates_of_muon_are_set measures rates in one process
 def test_a_run_gets_a_rate_that_trains_and_nothing_else(meshwright, run_path, tmp_path):
     before = names(tmp_path)
-    done = tune(
-        meshwright, run_path, "--json", "--html", tmp_path / "rates.html", "--write", tmp_path / "new.yaml"
-    )
+    done = tune(meshwright, run_path, "--json", "--html", tmp_path / "rates.html", "--write", tmp_path / "new.yaml")
     assert done.exit_code == 0, done.stderr
     found = done.json
     assert 1e-4 < found["suggested"] < 1.0
@@ -97,9 +91,7 @@ def test_a_run_gets_a_rate_that_trains_and_nothing_else(meshwright, run_path, tm
 @pytest.mark.distributed
 def test_several_processes_measure_the_same(meshwright, run_path):
     alone = tune(meshwright, run_path, "--json").json
-    several = tune(
-        meshwright, run_path, "--json", "--set", "parallel={data_shard: 2, sharding: parameters}"
-    ).json
+    several = tune(meshwright, run_path, "--json", "--set", "parallel={data_shard: 2, sharding: parameters}").json
     ours, theirs = ([step["loss"] for step in found["steps"][:20]] for found in (several, alone))
     assert ours == pytest.approx(theirs, rel=1e-4)
 

@@ -215,10 +215,7 @@ def test_outside_of_a_layer_nothing_is_recomputable():
 FSDP = {"data_shard": 2, "sharding": Sharding.PARAMETERS, "micro_batch": 2}
 ZB = {"pipeline": 2, "schedule": Schedule.ZERO_BUBBLE, "micro_batch": 2}
 PLANS = [(model, selective(*names, **FSDP)) for model, names in CASES]
-PLANS += [
-    ("dense", selective(name, tensor=2))
-    for name in ("core_attention", "activation", "mlp", "alternate_matmuls")
-]
+PLANS += [("dense", selective(name, tensor=2)) for name in ("core_attention", "activation", "mlp", "alternate_matmuls")]
 PLANS += [
     ("experts", selective("norm", "moe", data_shard=2, expert=2)),
     ("experts", selective("activation", "shared_experts", tensor=2)),
@@ -233,9 +230,7 @@ IN_SHORT = [
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize(
-    "plans", [IN_SHORT, pytest.param(PLANS, marks=pytest.mark.slow)], ids=["short", "all"]
-)
+@pytest.mark.parametrize("plans", [IN_SHORT, pytest.param(PLANS, marks=pytest.mark.slow)], ids=["short", "all"])
 def test_recomputation_composes(plans, equals_one_process):
     equals_one_process([(run_of(model), plan) for model, plan in plans])
 

@@ -136,14 +136,10 @@ def test_phases_add_up_and_the_dates_agree(left):
 
 def test_rates_and_spread_agree(left):
     s = left[0].statistics
-    assert (
-        s["throughput"]["n"] == s["step_s"]["n"] == 7
-    )  # without three that warm up and four under the profiler
+    assert s["throughput"]["n"] == s["step_s"]["n"] == 7  # without three that warm up and four under the profiler
     assert s["throughput"]["median"] == pytest.approx(s["tokens_per_s_per_device"])
     assert s["throughput"]["low"] * s["step_s"]["high"] == pytest.approx(4 * 16)
-    assert s["mfu"] * s["peak_flops_per_s"] == pytest.approx(
-        s["tokens_per_s_per_device"] * s["model_flops_per_token"]
-    )
+    assert s["mfu"] * s["peak_flops_per_s"] == pytest.approx(s["tokens_per_s_per_device"] * s["model_flops_per_token"])
 
 
 def test_no_name_of_the_host_or_the_user(left, monkeypatch):
@@ -152,9 +148,7 @@ def test_no_name_of_the_host_or_the_user(left, monkeypatch):
 
     text = (left[1] / "record.json").read_text()
     device = json.loads(text)["device"]
-    assert set(device) == {
-        key.partition(".")[2] for key in documented("record.json") if key.startswith("device.")
-    }
+    assert set(device) == {key.partition(".")[2] for key in documented("record.json") if key.startswith("device.")}
     assert socket.gethostname() not in device["system"]
     assert f"/{getpass.getuser()}/" not in json.dumps(device)
 
@@ -176,14 +170,8 @@ def test_every_process_tells_its_own(tmp_path):
 
 def test_choices_of_all_ranks_are_merged():
     norm = {"op": "rms_norm", "route": "reference", "why": "default", "architecture": "cpu", "refused": []}
-    loss = norm | {
-        "op": "linear_cross_entropy",
-        "route": "cached",
-        "refused": [{"route": "a", "reason": "b"}],
-    }
-    found = merged_choices(
-        [[norm | {"calls": 2}], [norm | {"calls": 3}, loss | {"calls": 1}], [loss | {"calls": 1}]]
-    )
+    loss = norm | {"op": "linear_cross_entropy", "route": "cached", "refused": [{"route": "a", "reason": "b"}]}
+    found = merged_choices([[norm | {"calls": 2}], [norm | {"calls": 3}, loss | {"calls": 1}], [loss | {"calls": 1}]])
     assert found == (norm | {"calls": 3, "ranks": "0-1"}, loss | {"calls": 1, "ranks": "1-2"})
 
 

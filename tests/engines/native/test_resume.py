@@ -161,9 +161,7 @@ def test_workers_end_when_torchrun_is_killed(tiny_run, tmp_path, wait_for):
 
 
 @pytest.mark.when_touched  # a kill and a resumption are in test_kills_leave_no_trace
-@pytest.mark.parametrize(
-    "kills", [1, pytest.param(4, marks=pytest.mark.slow)], ids=["one kill", "four kills"]
-)
+@pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.slow)], ids=["one kill", "four kills"])
 def test_two_runs_that_share_folders(tiny_run, tmp_path, wait_for, undisturbed, kills):
     """Their checkpoints and results lie beside each other, and each is killed at random moments while the other one
     trains. A third run that would save to the same checkpoints is refused. Both end as if nothing had happened."""
@@ -171,9 +169,7 @@ def test_two_runs_that_share_folders(tiny_run, tmp_path, wait_for, undisturbed, 
     sections = {"a": longer, "b": longer | {"data": "{source: synthetic, sequence_length: 8}"}}
     chance = random.Random(kills)
     runs = {
-        name: tiny_run(
-            tmp_path / name, **given | {"train": given["train"].replace("saved", f"../checkpoints/{name}")}
-        )
+        name: tiny_run(tmp_path / name, **given | {"train": given["train"].replace("saved", f"../checkpoints/{name}")})
         for name, given in sections.items()
     }
 

@@ -171,10 +171,7 @@ def test_a_branch_is_a_new_run_from_the_same_weights(run, place, meshwright):
     assert origin["run_id"] == json.loads((place / "out" / "identity.json").read_text())["run_id"]
     assert found.json["identity"]["run_id"] != origin["run_id"]
     assert found.json["statistics"]["steps"] == 4
-    assert sorted(p.name for p in (place / "saved-branch").glob("step-*")) == [
-        "step-00000002",
-        "step-00000004",
-    ]
+    assert sorted(p.name for p in (place / "saved-branch").glob("step-*")) == ["step-00000002", "step-00000004"]
     assert before == {path: path.read_bytes() for path in (place / "saved").rglob("*") if path.is_file()}
     note = next(n for n in found.json["notes"] if n.startswith("a new run from the weights of"))
     assert note in found.stderr
@@ -209,25 +206,9 @@ def test_a_branch_into_another_shape_is_refused(run, place, meshwright):
 def test_a_branch_of_adapters_starts_from_the_merged_weights(run, place, meshwright):
     assert meshwright("checkpoint", "to-hf", "saved", "hf").exit_code == 0
     lora = ("--set", "task=lora", "--set", "weights=hf", "--set", "lora.rank=2")
-    first = (
-        "train",
-        "run.yaml",
-        "--out",
-        "tuned",
-        "--only-steps",
-        "--set",
-        "train.checkpoint.folder=adapters",
-    )
+    first = ("train", "run.yaml", "--out", "tuned", "--only-steps", "--set", "train.checkpoint.folder=adapters")
     assert meshwright(*first, *lora).exit_code == 0
-    second = (
-        "train",
-        "run.yaml",
-        "--out",
-        "more",
-        "--only-steps",
-        "--set",
-        "train.checkpoint.folder=adapters",
-    )
+    second = ("train", "run.yaml", "--out", "more", "--only-steps", "--set", "train.checkpoint.folder=adapters")
     found = meshwright(*second, "--branch", "--json")
     assert found.exit_code == 0, found.stderr
     assert found.json["statistics"]["trained_parameters"] == found.json["statistics"]["parameters"]

@@ -24,10 +24,6 @@ def test_a_file_that_names_one_degree_trains_on_that_many_processes(tmp_path: Pa
     _, stderr = process.communicate(timeout=240)
     assert process.returncode == 0, stderr
     record = json.loads((tmp_path / "out" / "record.json").read_text())
-    assert (record["ending"], record["run"]["plan"]["tensor"], record["run"]["plan"]["data_shard"]) == (
-        "done",
-        2,
-        1,
-    )
+    assert (record["ending"], record["run"]["plan"]["tensor"], record["run"]["plan"]["data_shard"]) == ("done", 2, 1)
     assert len(record["ranks"]["step_s"]) == 2
     assert len((tmp_path / "out" / "steps.jsonl").read_text().splitlines()) == 3

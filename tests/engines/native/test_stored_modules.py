@@ -92,8 +92,6 @@ def test_where_a_weight_cache_is_refused(precision, cache, plan, refused):
 
 
 def test_the_run_file_says_whether_weights_are_cached():
-    kept = {
-        cache: caches_weights(Plan(), num_micro_batches=1, cache=cache) for cache in ("auto", "on", "off")
-    }
+    kept = {cache: caches_weights(Plan(), num_micro_batches=1, cache=cache) for cache in ("auto", "on", "off")}
     assert kept == {"auto": False, "on": True, "off": False}
     assert not caches_weights(Plan(), num_micro_batches=4, cache="off")

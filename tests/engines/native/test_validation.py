@@ -100,9 +100,7 @@ def test_a_text_shorter_than_a_sequence_is_one_sample(evaluated: Any, tmp_path: 
 def test_rows_after_the_last_sample_are_padding() -> None:
     samples = SyntheticSamples(vocab=9, sequence_length=4, num_samples=5)
     both = [
-        Batches(
-            samples=samples, global_batch=4, data_rank=rank, data_width=2, is_shuffled=False, is_once=True
-        )
+        Batches(samples=samples, global_batch=4, data_rank=rank, data_width=2, is_shuffled=False, is_once=True)
         for rank in (0, 1)
     ]
     assert both[0].num_to_the_end == 2

@@ -20,9 +20,7 @@ from tests.warm_workers import WORKERS
 
 SHIM = Path(__file__).parent / "shim"
 TOLERANCE = 2e-6  # relative; 5e-7 was the most on 20 steps of one and two processes
-ONE_TOKEN = (
-    1e-4  # what a token does that goes to another expert, because two scores are equal but for the last digit
-)
+ONE_TOKEN = 1e-4  # what a token does that goes to another expert, because two scores are equal but for the last digit
 TRAINING = """
 engine: torchtitan
 train: {steps: 20}
@@ -94,12 +92,7 @@ def train(toys: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """`train("dense", "out", "train.steps=4", ...)`: that run file with these settings."""
 
     def start(
-        name: str,
-        out: str,
-        *settings: str,
-        arguments: tuple[str, ...] = (),
-        with_shim: bool = True,
-        page: bool = False,
+        name: str, out: str, *settings: str, arguments: tuple[str, ...] = (), with_shim: bool = True, page: bool = False
     ) -> subprocess.CompletedProcess[str]:
         laid = [f"--set={setting}" for setting in settings]
         steps = () if page else ("--only-steps",)

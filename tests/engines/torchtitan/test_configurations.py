@@ -34,11 +34,7 @@ RUNS = {
     "qwen3-0.6b": {"precision": "bf16"},
     "qwen3-30b-a3b": {"parallel": "{data_shard: 8, expert: 4, sharding: parameters}"},
     "deepseek-v2-lite": {},
-    "latent": {
-        "model": LATENT,
-        "batch.micro": "2",
-        "parallel": "{pipeline: 4, tensor: 2, sharding: gradients}",
-    },
+    "latent": {"model": LATENT, "batch.micro": "2", "parallel": "{pipeline: 4, tensor: 2, sharding: gradients}"},
     "gpt-oss-20b": {},
 }
 COUNT = """
@@ -65,9 +61,7 @@ def loaded(name: str) -> runfile.Run:
         "model": name, "cluster": "h100-8x1", "engine": "torchtitan", "data.sequence_length": 4096,
         "batch.global_sequences": 8, "train.steps": 3, "parallel": "{data_shard: 8, sharding: parameters}",
     } | RUNS[name]  # fmt: skip
-    text = (
-        "model: llama3-8b\ndata: {sequence_length: 4096}\nbatch: {global_sequences: 8}\ncluster: h100-8x1\n"
-    )
+    text = "model: llama3-8b\ndata: {sequence_length: 4096}\nbatch: {global_sequences: 8}\ncluster: h100-8x1\n"
     return runfile.loads(text, overrides=[f"{key}={value}" for key, value in sections.items()])
 
 

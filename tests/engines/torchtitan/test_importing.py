@@ -131,9 +131,7 @@ def folder(tmp_path_factory, runs) -> Path:
 
 @pytest.fixture(scope="module")
 def trees(folder, runs) -> dict[str, dict]:
-    return evaluated(
-        [*PUBLISHED, *REFUSED, *(f"{name}/meshwright_run.py:train" for name in runs)], folder=folder
-    )
+    return evaluated([*PUBLISHED, *REFUSED, *(f"{name}/meshwright_run.py:train" for name in runs)], folder=folder)
 
 
 def evaluated(sources: list[str], *, folder: Path) -> dict[str, dict]:
@@ -325,9 +323,7 @@ def assert_back(run: Run, tree: dict) -> None:
     for name in ("sequence_length", "global_batch", "micro_batch", "num_steps", "precision", "data", "task",
                  "weights", "engine", "cluster"):  # fmt: skip
         assert getattr(again, name) == getattr(run, name), name
-    ratio = (
-        again.optimizer.decay_ratio if run.optimizer.schedule.value != "wsd" else run.optimizer.decay_ratio
-    )
+    ratio = again.optimizer.decay_ratio if run.optimizer.schedule.value != "wsd" else run.optimizer.decay_ratio
     assert again.optimizer == replace(run.optimizer, decay_ratio=ratio)
     if run.lora is not None:
         assert replace(again.lora, targets=()) == replace(run.lora, targets=())
@@ -351,9 +347,7 @@ def test_what_is_no_training_or_cannot_be_built_says_so(meshwright, trees, tmp_p
 
 def test_one_command_evaluates_and_writes(meshwright, folder, monkeypatch):
     monkeypatch.chdir(folder)
-    outcome = meshwright(
-        "import", "replicas/meshwright_run.py", "--cluster", "h100-8x1", "--out", "back.yaml"
-    )
+    outcome = meshwright("import", "replicas/meshwright_run.py", "--cluster", "h100-8x1", "--out", "back.yaml")
     assert outcome.exit_code == 0, outcome.stderr
     assert runfile.load("back.yaml").plan == toy("replicas").plan
     gone = meshwright("import", "nowhere/meshwright_run.py", "--cluster", "h100-8x1")

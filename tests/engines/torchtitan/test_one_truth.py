@@ -36,10 +36,7 @@ def costs(run: Run) -> tuple[float, float]:
 
 def pinned_run(run: Run, fixed: tuple[str, ...]) -> Run | None:
     """`run` with its first plan; None: the engine does not run it, fixed fields contradict each other, or none fits."""
-    if not_run(run) or run.precision.matmul not in (
-        "bf16",
-        "fp32",
-    ):  # torchtitan builds fp8 where a GPU has it
+    if not_run(run) or run.precision.matmul not in ("bf16", "fp32"):  # torchtitan builds fp8 where a GPU has it
         return None
     try:
         request = free_request(run).fixing(**fixed_fields(fixed))

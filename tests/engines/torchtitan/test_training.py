@@ -100,13 +100,9 @@ def test_evaluations_are_those_of_the_native_engine(train, steps, native):
     evaluated = ("train.evaluate={every_steps: 10, num_batches: 2}", "data.validation=notes.txt")
     done = train("dense", "evaluated", ALONE, *evaluated)
     assert done.returncode == 0, done.stderr
-    taken = {
-        line["step"]: line["validation_loss"] for line in steps("evaluated") if "validation_loss" in line
-    }
+    taken = {line["step"]: line["validation_loss"] for line in steps("evaluated") if "validation_loss" in line}
     theirs = {
-        line["step"]: line["validation_loss"]
-        for line in native("dense", *evaluated)
-        if "validation_loss" in line
+        line["step"]: line["validation_loss"] for line in native("dense", *evaluated) if "validation_loss" in line
     }
     assert list(theirs) == [10, 20]
     assert list(taken) == [1, 10, 20]  # torchtitan evaluates after the first step, too
@@ -149,9 +145,7 @@ def test_weights_move_between_engines(toys, train, steps, to_hf, assert_equal, n
         assert done.returncode == 0, done.stderr
         taken[first, then] = steps(out)
     through = taken["native", "native"]
-    assert (
-        through[0]["loss"] < steps(f"{name}-first-native")[0]["loss"] - 0.3
-    )  # they go on where the first ended
+    assert through[0]["loss"] < steps(f"{name}-first-native")[0]["loss"] - 0.3  # they go on where the first ended
     for others in taken.values():
         assert_equal(others, through, may_flip=name == "experts")
 
@@ -201,9 +195,7 @@ def test_engines_are_measured_beside_each_other(toys, bench):
 def test_a_profile_has_the_categories_of_the_native_engine(toys, train, steps):
     options = ("--profile-steps=6:8",)
     for engine in ("torchtitan", "native"):
-        done = train(
-            "dense", f"profiled-{engine}", SHARDED, f"engine={engine}", "train.steps=10", arguments=options
-        )
+        done = train("dense", f"profiled-{engine}", SHARDED, f"engine={engine}", "train.steps=10", arguments=options)
         assert done.returncode == 0, done.stderr
         record = json.loads((toys / f"profiled-{engine}" / "record.json").read_text())
         found = record["profile"]

@@ -26,18 +26,14 @@ from meshwright.training.data.workers import prefetch
 def samples(tmp_path: Path) -> Samples:
     """25 samples of 16 tokens."""
     generator = np.random.default_rng(1)
-    write_indexed(
-        tmp_path / "a", [generator.integers(1, 500, n) for n in (100, 31, 170, 105)], dtype=np.uint16
-    )
+    write_indexed(tmp_path / "a", [generator.integers(1, 500, n) for n in (100, 31, 170, 105)], dtype=np.uint16)
     store = open_store([tmp_path / "a"])
     return stream_samples(store, everything(store), sequence_length=16)
 
 
 def rows(samples: Samples, step: int, width: int, seed: int = 0) -> torch.Tensor:
     parts = [
-        Batches(samples=samples, global_batch=8, seed=seed, data_rank=rank, data_width=width)
-        .at(step)
-        .tokens_BT
+        Batches(samples=samples, global_batch=8, seed=seed, data_rank=rank, data_width=width).at(step).tokens_BT
         for rank in range(width)
     ]
     return torch.cat(parts)
@@ -62,9 +58,7 @@ def test_resuming_at_any_step_equals_never_having_stopped(samples: Samples) -> N
     whole = [b.tokens_BT for b in Batches(samples=samples, global_batch=4, seed=7).iterate(stop=20)]
     assert len(whole) == 20
     for step in range(20):
-        again = Batches(samples=samples, global_batch=4, seed=7).iterate(
-            start=step, stop=20, num_workers=step % 3
-        )
+        again = Batches(samples=samples, global_batch=4, seed=7).iterate(start=step, stop=20, num_workers=step % 3)
         assert all(torch.equal(a.tokens_BT, b) for a, b in zip(again, whole[step:], strict=True))
 
 
@@ -97,9 +91,7 @@ def test_a_batch_has_one_dtype_and_agrees_with_itself(samples: Samples) -> None:
 
 
 def test_synthetic_tokens_are_reproducible_and_never_repeat() -> None:
-    batches = Batches(
-        samples=SyntheticSamples(vocab=50, sequence_length=8, seed=-1), global_batch=4, vocab=50
-    )
+    batches = Batches(samples=SyntheticSamples(vocab=50, sequence_length=8, seed=-1), global_batch=4, vocab=50)
     assert torch.equal(batches.at(3).tokens_BT, batches.at(3).tokens_BT)
     assert not torch.equal(batches.at(3).tokens_BT, batches.at(4).tokens_BT)
     assert int(batches.at(0).labels_BT.min()) >= 0

@@ -33,10 +33,7 @@ TALK = [
 ]
 BRIEF = [{"role": "system", "content": "Be brief."}, *TALK]
 TOOLS = [
-    {
-        "type": "function",
-        "function": {"name": "weather", "description": "Now & here", "parameters": {"type": "object"}},
-    }
+    {"type": "function", "function": {"name": "weather", "description": "Now & here", "parameters": {"type": "object"}}}
 ]
 
 
@@ -75,9 +72,7 @@ def tokens_of(tokenizer: JsonTokenizer, record: dict[str, Any], **rules: str) ->
     """The tokens of a record, and the text of each run of trained tokens."""
     records = [("x:1", record)]
     documents = list(
-        read_records(
-            records, rules=rules_from_options(rules, name="x"), chat=tokenizer.chat, counts=RecordCounts()
-        )
+        read_records(records, rules=rules_from_options(rules, name="x"), chat=tokenizer.chat, counts=RecordCounts())
     )
     (tokens,) = _encode(documents, tokenizer)
     assert tokens.trained_N is not None
@@ -134,26 +129,20 @@ def test_generation_blocks_are_those_of_transformers(vocabulary: str) -> None:
     (document,) = _encode([tokenizer.chat.render(Conversation(messages=BRIEF))], tokenizer)
     theirs = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizers.Tokenizer.from_str(vocabulary), bos_token="<s>", eos_token="</s>"
-    ).apply_chat_template(
-        BRIEF, chat_template=known.GENERATION, return_dict=True, return_assistant_tokens_mask=True
-    )
+    ).apply_chat_template(BRIEF, chat_template=known.GENERATION, return_dict=True, return_assistant_tokens_mask=True)
     assert document.ids_N.tolist() == theirs["input_ids"]
     assert document.trained_N is not None
     assert document.trained_N.astype(int).tolist() == theirs["assistant_masks"]
 
 
-def test_a_template_that_rewrites_earlier_answers_is_refused_unless_only_the_last_is_trained(
-    vocabulary: str,
-) -> None:
+def test_a_template_that_rewrites_earlier_answers_is_refused_unless_only_the_last_is_trained(vocabulary: str) -> None:
     qwen3 = our_tokenizer(vocabulary, known.QWEN3)
     mistral = our_tokenizer(vocabulary, known.MISTRAL)
     for tokenizer, messages in ((qwen3, TALK), (mistral, BRIEF)):
         with pytest.raises(InputError, match=r"x:1: the chat template rewrites.*message [23]") as found:
             tokens_of(tokenizer, {"messages": messages})
         assert "answers=last" in str(found.value)
-    assert tokens_of(qwen3, {"messages": TALK}, answers="last")[1] == [
-        "<think>\n\n</think>\n\nSix.<|im_end|>"
-    ]
+    assert tokens_of(qwen3, {"messages": TALK}, answers="last")[1] == ["<think>\n\n</think>\n\nSix.<|im_end|>"]
     with pytest.raises(InputError, match="message 5"):  # without the answer the prompt has the system message
         tokens_of(mistral, {"messages": BRIEF}, answers="last")
     flagged = [TALK[0], TALK[1] | {"train": False}, *TALK[2:]]
@@ -200,6 +189,4 @@ def test_the_day_of_a_template_is_always_the_same() -> None:
 
 def test_a_prompt_ends_where_the_assistant_speaks() -> None:
     chat = JinjaChat(template=known.LLAMA3, marks={"bos_token": "<s>", "eos_token": "</s>"})
-    assert chat.prompt(Conversation(messages=TALK[:1])).endswith(
-        "<|start_header_id|>assistant<|end_header_id|>\n\n"
-    )
+    assert chat.prompt(Conversation(messages=TALK[:1])).endswith("<|start_header_id|>assistant<|end_header_id|>\n\n")

@@ -61,9 +61,7 @@ def test_documents_of_several_sequences_are_one_document(tmp_path: Path) -> None
     assert [tokens.start_of(d) for d in range(3)] == [0, 5, 7]
 
 
-@pytest.mark.filterwarnings(
-    "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
-)
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
 @pytest.mark.when_touched  # our own reader reads the same files below
 def test_megatron_core_reads_what_we_write_and_we_what_it_writes(tmp_path: Path) -> None:
     megatron = pytest.importorskip("megatron.core.datasets.indexed_dataset")
@@ -139,10 +137,7 @@ def test_text_is_tokenised_once_and_shards_change_nothing(tmp_path: Path, source
     store = tokenise(source, ByteTokenizer(), cache=tmp_path / "c", report=seen.append)
     assert store.num_documents == seen[-1].num_documents == 6
     assert seen[-1].done_bytes == seen[-1].total_bytes == source.num_bytes
-    assert (
-        tokenise(source, ByteTokenizer(), cache=tmp_path / "c", report=seen.append).num_tokens
-        == store.num_tokens
-    )
+    assert tokenise(source, ByteTokenizer(), cache=tmp_path / "c", report=seen.append).num_tokens == store.num_tokens
     assert len(seen) == 1  # nothing was tokenised the second time
     sharded = tokenise(source, ByteTokenizer(), cache=tmp_path / "c", shard_tokens=40)
     assert len(sharded.shards) > 2
@@ -160,9 +155,7 @@ def test_other_text_has_another_key_and_moved_text_the_same(tmp_path: Path, sour
     assert changed.fingerprint != before
 
 
-def test_a_large_file_is_read_again_only_when_it_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_file_is_read_again_only_when_it_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "REMEMBERED_BYTES", 4)
     file, read = tmp_path / "large.txt", []
     digest_of = cache.digest_of
@@ -176,9 +169,7 @@ def test_a_large_file_is_read_again_only_when_it_changed(
 
 
 @pytest.mark.parametrize("damage", ["truncated", "altered", "missing", "manifest"])
-def test_a_damaged_cache_is_refused_and_built_again(
-    tmp_path: Path, source: DocumentSource, damage: str
-) -> None:
+def test_a_damaged_cache_is_refused_and_built_again(tmp_path: Path, source: DocumentSource, damage: str) -> None:
     store = tokenise(source, ByteTokenizer(), cache=tmp_path / "c")
     expected = store.tokens(0, store.num_tokens)
     folder = token_folder(tmp_path / "c")
@@ -218,9 +209,7 @@ def test_a_killed_builder_leaves_nothing_that_opens(tmp_path: Path) -> None:
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     assert not folder.exists()
-    build_once(
-        folder, lambda partial: (partial / "data").write_text("whole") and None, about={"kind": "test"}
-    )
+    build_once(folder, lambda partial: (partial / "data").write_text("whole") and None, about={"kind": "test"})
     assert [f.name for f in sorted(folder.iterdir())] == ["data", "manifest.json"]
     assert (folder / "data").read_text() == "whole"
     assert json.loads((folder / "manifest.json").read_text())["about"] == {"kind": "test"}

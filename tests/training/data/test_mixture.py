@@ -40,9 +40,7 @@ class Numbered(SyntheticSamples):
 
 def mixture_of(sources):
     return Mixture(
-        sources={
-            name: Numbered(vocab=9, sequence_length=2, num_samples=n) for name, (n, _) in sources.items()
-        },
+        sources={name: Numbered(vocab=9, sequence_length=2, num_samples=n) for name, (n, _) in sources.items()},
         weights={name: weight for name, (_, weight) in sources.items()},
     )
 
@@ -57,9 +55,7 @@ def places_in(mixture, numbers):
 @given(SOURCES, st.integers(0, 2**62), st.integers(0, 2**63))
 def test_every_stretch_has_the_proportions_of_the_weights(sources, first, seed):
     mixture = mixture_of(sources)
-    found = Counter(
-        name for name, _ in places_in(mixture, mixture.numbers(range(first, first + 100), seed=seed))
-    )
+    found = Counter(name for name, _ in places_in(mixture, mixture.numbers(range(first, first + 100), seed=seed)))
     total = sum(weight for _, weight in sources.values())
     for name, (_, weight) in sources.items():
         assert abs(found[name] - 100 * weight / total) <= 2 * ceil(log2(len(sources))) + 1e-6
@@ -83,15 +79,12 @@ def test_no_sample_comes_twice_within_an_epoch_of_its_source(sources, seed):
 
 @settings(max_examples=40, deadline=None)
 @given(SOURCES, st.integers(0, 2**40), st.integers(1, 4), st.integers(1, 4))
-def test_the_order_depends_neither_on_ranks_nor_on_batches_nor_on_the_order_of_names(
-    sources, step, width, per_rank
-):
+def test_the_order_depends_neither_on_ranks_nor_on_batches_nor_on_the_order_of_names(sources, step, width, per_rank):
     mixture, reverse = mixture_of(sources), mixture_of(dict(reversed(sources.items())))
     batch = width * per_rank
     whole = mixture.numbers(range(step * batch, (step + 1) * batch), seed=7)
     parts = [
-        Batches(samples=reverse, global_batch=batch, seed=7, data_rank=rank, data_width=width)
-        for rank in range(width)
+        Batches(samples=reverse, global_batch=batch, seed=7, data_rank=rank, data_width=width) for rank in range(width)
     ]
     assert [n for part in parts for n in part.sample_numbers(step)] == whole
     ones = Batches(samples=mixture, global_batch=1, seed=7, offset=step * batch)

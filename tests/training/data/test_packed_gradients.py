@@ -67,9 +67,7 @@ def trained(module: Transformer, samples: WholeSamples) -> tuple[dict[str, Any],
     """The gradients of the summed loss over all labels, the loss itself, and the number of labels."""
     module.zero_grad()
     batch = Batches(samples=samples, global_batch=samples.num_samples, is_shuffled=False).at(0)
-    loss = module(
-        batch.tokens_BT, batch.positions_BT, documents_BT=batch.documents_BT, labels_BT=batch.labels_BT
-    )
+    loss = module(batch.tokens_BT, batch.positions_BT, documents_BT=batch.documents_BT, labels_BT=batch.labels_BT)
     loss.backward()
     gradients = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
     return gradients | {"loss": loss.detach()}, batch.num_trained_tokens
@@ -96,9 +94,7 @@ def test_packed_records_have_the_loss_and_gradients_of_single_ones(
     module = drawn(MODELS[name])
     alone, num_alone = trained(module, single)
     assert trained(module, packed)[1] == num_alone
-    assert_equals(
-        lambda: trained(module, packed)[0], alone, weights=module.parameters(), terms=module.model.vocab
-    )
+    assert_equals(lambda: trained(module, packed)[0], alone, weights=module.parameters(), terms=module.model.vocab)
 
 
 def test_without_the_mask_records_would_leak(store: TokenStore) -> None:

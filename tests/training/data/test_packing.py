@@ -13,13 +13,7 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 
 from meshwright.training.data.megatron import write_indexed
-from meshwright.training.data.packing import (
-    IGNORED_LABEL,
-    PADDING_DOCUMENT,
-    Sample,
-    stream_samples,
-    whole_samples,
-)
+from meshwright.training.data.packing import IGNORED_LABEL, PADDING_DOCUMENT, Sample, stream_samples, whole_samples
 from meshwright.training.data.shuffle import Permutation
 from meshwright.training.data.split import everything, hold_out
 from meshwright.training.data.store import TokenStore, open_store
@@ -62,9 +56,7 @@ def test_a_permutation_visits_every_place_once(length: int, seed: int, epoch: in
 
 def test_a_permutation_depends_on_seed_and_epoch_and_looks_random() -> None:
     places = np.arange(10_000)
-    orders = [
-        Permutation(length=10_000, seed=s, epoch=e).at(places) for s, e in ((0, 0), (0, 1), (1, 0), (1, 1))
-    ]
+    orders = [Permutation(length=10_000, seed=s, epoch=e).at(places) for s, e in ((0, 0), (0, 1), (1, 0), (1, 1))]
     for i, order in enumerate(orders):
         assert abs(np.corrcoef(places, order)[0, 1]) < 0.05
         assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.05
@@ -107,11 +99,7 @@ def test_tokens_that_are_not_trained_on_have_no_label(tmp_path: Path) -> None:
     assert (sample.tokens_T.tolist(), sample.labels_T.tolist()) == ([1, 2, 3, 4, 5, 6, 7, 8], expected)
 
 
-@given(
-    lengths=st.lists(st.integers(2, 20), min_size=1, max_size=40),
-    cut=st.integers(0, 39),
-    length=st.integers(4, 24),
-)
+@given(lengths=st.lists(st.integers(2, 20), min_size=1, max_size=40), cut=st.integers(0, 39), length=st.integers(4, 24))
 def test_whole_documents_are_never_cut_unless_too_long(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], cut: int, length: int
 ) -> None:
@@ -126,9 +114,7 @@ def test_whole_documents_are_never_cut_unless_too_long(
         assert (sample.positions_T[is_text][np.diff(sample.documents_T[is_text], prepend=-1) == 1] == 0).all()
         assert (np.diff(is_text.astype(int)) <= 0).all()  # padding only at the end
         seen.append(sample.tokens_T[is_text])
-    whole = [
-        store.tokens(store.start_of(d), store.start_of(d + 1))[:length] for d in range(store.num_documents)
-    ]
+    whole = [store.tokens(store.start_of(d), store.start_of(d + 1))[:length] for d in range(store.num_documents)]
     assert np.array_equal(np.concatenate(seen), np.concatenate(whole))
     starts = {int(document[0]) for document in whole}
     assert all(int(tokens[0]) in starts for tokens in seen)
@@ -144,9 +130,7 @@ def test_a_document_that_is_too_long_still_has_its_last_label(tmp_path: Path) ->
 @pytest.mark.parametrize("whole_documents", [False, True])
 def test_the_validation_part_shares_no_token_with_training(tmp_path: Path, whole_documents: bool) -> None:
     generator = np.random.default_rng(0)
-    store = store_of(
-        tmp_path, [generator.integers(2, 60, 100).tolist(), generator.integers(2, 60, 100).tolist()]
-    )
+    store = store_of(tmp_path, [generator.integers(2, 60, 100).tolist(), generator.integers(2, 60, 100).tolist()])
     split = hold_out(store, whole_documents=whole_documents)
     ranges = np.concatenate([split.train.ranges_E2, split.validation.ranges_E2])
     ranges = ranges[np.argsort(ranges[:, 0])]

@@ -237,9 +237,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes,
 
 
 def test_tables_of_text(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_bytes(
-        '\ufeffprompt,completion,id\r\n"a, ""b""\r\nc",d,1\r\n\r\ne,,2\r\n'.encode()
-    )
+    (tmp_path / "a.csv").write_bytes('\ufeffprompt,completion,id\r\n"a, ""b""\r\nc",d,1\r\n\r\ne,,2\r\n'.encode())
     texts, counts = read(tmp_path / "a.csv")
     assert texts == ['a, "b"\r\ncd', "e"]
     assert counts.as_json()["unused_keys"] == {"id": 2}
@@ -310,9 +308,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None
 def test_zstandard_files_are_the_same_text_and_a_cut_one_is_refused(tmp_path: Path) -> None:
     zstandard = pytest.importorskip("zstandard")
     frames = [zstandard.compress(f'{{"text": "{word * 9999}"}}\n'.encode()) for word in ("ab", "cd")]
-    (tmp_path / "x.jsonl.zst").write_bytes(
-        b"".join(frames)
-    )  # as pzstd writes them: frames one after the other
+    (tmp_path / "x.jsonl.zst").write_bytes(b"".join(frames))  # as pzstd writes them: frames one after the other
     assert read(tmp_path / "x.jsonl.zst")[0] == ["ab" * 9999, "cd" * 9999]
     (tmp_path / "x.jsonl.zst").write_bytes(frames[0][:-5])
     with pytest.raises(InputError, match="cannot read"):

@@ -47,9 +47,7 @@ def test_a_folder_a_glob_and_a_file_are_read_in_the_order_of_names(tmp_path: Pat
     assert texts(tmp_path / "a.md") == ["a"]
 
 
-def test_a_relative_glob_begins_in_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_glob_begins_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a1.txt").write_text("one")
     monkeypatch.chdir(tmp_path)
     assert texts("a?.txt") == texts("*.txt") == ["one"]
@@ -164,10 +162,7 @@ def test_the_standard_library_is_a_corpus_of_megabytes() -> None:
         (b'{"text": "a"\n', r"x\.jsonl:1: not JSON"),
         (b"[1]\n", r"x\.jsonl:1: a line is one JSON object: got 'list'"),
         (b'{"text": "\xff"}\n', r"not UTF-8: byte 0xff near offset 10"),
-        (
-            b'{"messages": [{"role": "robot", "content": ""}]}\n',
-            r"x\.jsonl:1: message 1: unknown role: got 'robot'",
-        ),
+        (b'{"messages": [{"role": "robot", "content": ""}]}\n', r"x\.jsonl:1: message 1: unknown role: got 'robot'"),
         (b'{"messages": [{"role": "user"}]}\n', r"x\.jsonl:1: message 1: content is not text: got 'null'"),
         (b'{"messages": ["hi"]}\n', r"x\.jsonl:1: message 1 is not an object"),
         (b'{"text": "\\ud800"}\n', r"x\.jsonl:1: half a character, which is not text: got 'U\+D800'"),

@@ -45,9 +45,7 @@ def theirs(folder, length):
         for at in range(0, len(tokens) - 1, length):
             ids = torch.tensor([tokens[at : at + length + 1]])
             with torch.no_grad():
-                found.append(
-                    (model(input_ids=ids, labels=ids).loss.item() * (ids.shape[1] - 1), ids.shape[1] - 1)
-                )
+                found.append((model(input_ids=ids, labels=ids).loss.item() * (ids.shape[1] - 1), ids.shape[1] - 1))
     return found
 
 
@@ -61,9 +59,7 @@ def test_the_loss_is_that_of_transformers_on_the_same_tokens(folder, corpus, len
     assert text["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-4)
     mean, rows = total / count, len(expected)
     squares = sum((s - mean * n) ** 2 for s, n in expected)
-    assert text["loss_standard_error"] == pytest.approx(
-        math.sqrt(squares * rows / (rows - 1)) / count, rel=1e-4
-    )
+    assert text["loss_standard_error"] == pytest.approx(math.sqrt(squares * rows / (rows - 1)) / count, rel=1e-4)
 
 
 def test_bits_per_byte_count_the_bytes_that_are_predicted(folder, corpus):
@@ -140,11 +136,7 @@ def test_sources_of_a_checkpoint_are_found_from_other_folders(tmp_path, corpus, 
         ("corpus", {"tasks": "arc"}, "tasks: got 'arc'"),
         ("corpus", {"limit": 2, "num_fewshot": 0}, "limit, num_fewshot: .* without a task"),
         ("corpus", {"task_folder": "."}, "task_folder: .* without a task"),
-        (
-            None,
-            {"choices": "./q", "max_tokens": 2, "sequence_length": 4},
-            "sequence_length, max_tokens: .* a text",
-        ),
+        (None, {"choices": "./q", "max_tokens": 2, "sequence_length": 4}, "sequence_length, max_tokens: .* a text"),
     ],
     ids=str,
 )
@@ -192,9 +184,7 @@ def test_likelihoods_are_those_of_single_forward_passes(folder, questions):
             with torch.no_grad():
                 logits = model(torch.tensor([ids[:-1]])).logits[0].log_softmax(-1)
             num_after = len(text.encode()) - (len(start) if context else 0)
-            expected = sum(
-                logits[i, ids[i + 1]].item() for i in range(len(ids) - 1 - num_after, len(ids) - 1)
-            )
+            expected = sum(logits[i, ids[i + 1]].item() for i in range(len(ids) - 1 - num_after, len(ids) - 1))
             assert total == pytest.approx(expected, rel=1e-4)
 
 
@@ -220,9 +210,7 @@ def test_a_wrong_question_is_bad_input(folder, tmp_path, line):
 
 
 def test_keys_of_questions_that_are_not_used_are_noted(folder, tmp_path):
-    line = json.dumps(
-        {"context": "a\u2028b", "choices": ["c", "d"], "answer": 0, "passage": "e"}, ensure_ascii=False
-    )
+    line = json.dumps({"context": "a\u2028b", "choices": ["c", "d"], "answer": 0, "passage": "e"}, ensure_ascii=False)
     (tmp_path / "q.jsonl").write_text(f"{line}\n{line}\n")
     done = mw.evaluate(folder, choices=tmp_path / "q.jsonl")
     assert done.choices["num_questions"] == 2
@@ -263,9 +251,7 @@ def task(tmp_path_factory):
 
 @pytest.mark.filterwarnings("ignore")
 def test_our_choices_count_as_the_harness_counts_and_its_tasks_run(folder, task):
-    done = mw.evaluate(
-        folder, tasks=["own_choices"], task_folder=task / "tasks", choices=task / "questions.jsonl"
-    )
+    done = mw.evaluate(folder, tasks=["own_choices"], task_folder=task / "tasks", choices=task / "questions.jsonl")
     theirs = done.tasks["results"]["own_choices"]
     ours = done.choices
     assert theirs["acc,none"] == ours["accuracy"]

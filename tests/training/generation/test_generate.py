@@ -39,9 +39,7 @@ def test_texts_equal_those_of_transformers(folder):
     transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    for prompt, completion in zip(
-        PROMPTS, mw.generate(folder, PROMPTS, max_tokens=20).completions, strict=True
-    ):
+    for prompt, completion in zip(PROMPTS, mw.generate(folder, PROMPTS, max_tokens=20).completions, strict=True):
         given = tokenizer(prompt, return_tensors="pt")
         out = model.generate(**given, max_new_tokens=20, do_sample=False, pad_token_id=0)[0]
         theirs = out[given["input_ids"].shape[1] :]
@@ -82,9 +80,7 @@ def test_adapters_and_their_merged_export_write_the_same(tmp_path, folder, targe
 def results_of(tmp_path, **resolved) -> Path:
     run = tmp_path / "run"
     run.mkdir()
-    (run / "resolved.json").write_text(
-        json.dumps({"name": "tiny", "engine": "native", "train": {}} | resolved)
-    )
+    (run / "resolved.json").write_text(json.dumps({"name": "tiny", "engine": "native", "train": {}} | resolved))
     return run
 
 
@@ -112,9 +108,7 @@ def test_the_resolved_run_names_its_checkpoints_for_other_folders(tmp_path, monk
 
 
 def test_the_checkpoint_of_another_run_of_the_same_name_is_refused(tmp_path):
-    ours, theirs = (
-        new_identity(tiny_run(), plan=None, results=tmp_path / "run", fingerprints={}) for _ in range(2)
-    )
+    ours, theirs = (new_identity(tiny_run(), plan=None, results=tmp_path / "run", fingerprints={}) for _ in range(2))
     about = {"run": "tiny", "identity": as_document(theirs)}
     checkpoints.save({"a": torch.zeros(1)}, folder=tmp_path / "saved", step=3, about=about, keep=None)
     run = results_of(tmp_path, train={"checkpoint": {"folder": str(tmp_path / "saved")}})
@@ -245,18 +239,14 @@ def test_a_special_token_after_an_answer_is_an_end_token(copy):
     from meshwright.training.generation.requests import turn_end
 
     place = copy()
-    (place / "chat_template.jinja").write_text(
-        "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
-    )
+    (place / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}")
     change(place / "tokenizer_config.json", eos_token="<|endoftext|>")
     assert turn_end(tokenizer_from_path(place)).tokens == (END,)
 
 
 def test_positions_are_never_exceeded_in_silence(copy):
     place = copy(max_position_embeddings=24)
-    with pytest.raises(
-        mw.InputError, match=r"prompt 2 is too long: 20 tokens and 5 to generate.*24"
-    ) as caught:
+    with pytest.raises(mw.InputError, match=r"prompt 2 is too long: 20 tokens and 5 to generate.*24") as caught:
         mw.generate(place, ["x", "y" * 20, "z"], max_tokens=5)
     assert "--beyond-positions" in caught.value.hint
     with pytest.raises(mw.InputError, match=r"prompt 1 .* 24 .*; prompt 2"):

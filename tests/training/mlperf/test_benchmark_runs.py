@@ -49,9 +49,7 @@ def smoke(tmp_path_factory: pytest.TempPathFactory):
         text = text.replace(old, new)
     path = folder / "smoke_xs.toml"
     path.write_text(
-        text.replace(
-            'rcp = "proxy_pretrain_xs_rcp.json"\nruleset_file = "proxy_pretrain_xs_ruleset.yaml"', ""
-        )
+        text.replace('rcp = "proxy_pretrain_xs_rcp.json"\nruleset_file = "proxy_pretrain_xs_ruleset.yaml"', "")
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MESHWRIGHT_CACHE", str(folder / "cache"))
@@ -63,9 +61,7 @@ OVERRIDES = ("batch.global_sequences=16", "optimizer.learning_rate=4e-3")
 
 def prepared(smoke: Path, folder: Path, *overrides: str, **choices):
     benchmark = load_benchmark(str(smoke))
-    return prepare_set(
-        benchmark, folder=folder, overrides=(*OVERRIDES, *overrides), choices=RunChoices(**choices)
-    )
+    return prepare_set(benchmark, folder=folder, overrides=(*OVERRIDES, *overrides), choices=RunChoices(**choices))
 
 
 def one_task(smoke: Path, folder: Path, **changes) -> RunTask:
@@ -94,16 +90,7 @@ def test_the_log_of_a_run(smoke, tmp_path, without_measuring):
     assert not log.faults
     found = keys(log)
     assert found[:2] == ["cache_clear", "init_start"]
-    order = [
-        "init_start",
-        "seed",
-        "init_stop",
-        "run_start",
-        "block_start",
-        "eval_start",
-        "eval_accuracy",
-        "run_stop",
-    ]
+    order = ["init_start", "seed", "init_stop", "run_start", "block_start", "eval_start", "eval_accuracy", "run_stop"]
     assert [found.index(key) for key in order] == sorted(found.index(key) for key in order)
     assert found[-1] == "run_stop"
     assert log.value("seed") == 5
@@ -211,10 +198,7 @@ def test_engines_that_report_no_evaluations_are_refused_with_all_reasons(smoke, 
 def test_what_this_machine_cannot_run_opens_no_set(smoke, tmp_path):
     with pytest.raises(MeshwrightError, match="no accelerator"):
         prepared(smoke, tmp_path / "set", "cluster=h100-8x1", "parallel={data_shard: 8}", "batch.micro=2")
-    for launcher, num_concurrent, message in (
-        (("no-such-program",), 1, "no such program"),
-        (("sh",), 2, "one after"),
-    ):
+    for launcher, num_concurrent, message in ((("no-such-program",), 1, "no such program"), (("sh",), 2, "one after")):
         with pytest.raises(InputError, match=message):
             prepared(smoke, tmp_path / "set", launcher=launcher, num_concurrent=num_concurrent)
     assert not (tmp_path / "set").exists()
@@ -240,9 +224,7 @@ def test_a_launcher_starts_the_processes_of_a_run(smoke, tmp_path):
     for result in done.results:
         log = read_log(result.log)
         assert log.value("number_of_ranks") == 2
-        assert [
-            len(log.all(key)) for key in ("cache_clear", "init_start", "seed", "run_start", "run_stop")
-        ] == [1] * 5
+        assert [len(log.all(key)) for key in ("cache_clear", "init_start", "seed", "run_start", "run_stop")] == [1] * 5
         assert not [f for f in log_findings(log, ready.benchmark) if f.severity == "error"]
     again = prepared(smoke, tmp_path / "set", *overrides, num_runs=2, division="open", launcher=launcher)
     assert again.held == ready.held

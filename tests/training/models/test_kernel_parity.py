@@ -45,8 +45,7 @@ def losses(model, routes, *, num_steps=2):
 
 @needs_interpreter
 @pytest.mark.parametrize(
-    "name",
-    ["gpt-oss", *(pytest.param(n, marks=pytest.mark.slow) for n in ("dense", "latent", "gemma", "mixture"))],
+    "name", ["gpt-oss", *(pytest.param(n, marks=pytest.mark.slow) for n in ("dense", "latent", "gemma", "mixture"))]
 )  # the slow ones have the same operations with other activations, norms and orders of pairs
 def test_losses_of_a_few_steps_are_those_of_the_reference(name):
     expected, _ = losses(MODELS[name], REFERENCE)

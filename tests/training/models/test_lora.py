@@ -25,14 +25,7 @@ from meshwright.training.models import (
     materialize,
     merge_adapters,
 )
-from meshwright.training.weights import (
-    adapters_of,
-    load_adapters,
-    load_weights,
-    read_lora,
-    save_adapters,
-    save_weights,
-)
+from meshwright.training.weights import adapters_of, load_adapters, load_weights, read_lora, save_adapters, save_weights
 
 ALL = ("query", "key", "value", "output", "gate", "up", "down")
 
@@ -182,7 +175,7 @@ def test_adapters_of_other_targets_are_refused(tmp_path):
 
 
 @pytest.mark.filterwarnings(
-    "ignore:.*is_gradient_checkpointing:FutureWarning",  # peft 0.21 with transformers 5.23
+    "ignore:.*is_gradient_checkpointing:FutureWarning"  # peft 0.21 with transformers 5.23
 )
 @pytest.mark.parametrize(("model", "targets"), CASES)
 def test_peft_loads_what_we_save_and_we_load_what_peft_saves(model, targets, tmp_path):
@@ -191,9 +184,7 @@ def test_peft_loads_what_we_save_and_we_load_what_peft_saves(model, targets, tmp
     lora = Lora(rank=4, alpha=16.0, targets=targets)
     ours = adapted_model(model, lora=lora).eval()
     save_weights(ours, tmp_path / "base", dtype=torch.float32)
-    save_adapters(
-        adapters_of(ours), tmp_path / "adapter", model=model, lora=lora, base=str(tmp_path / "base")
-    )
+    save_adapters(adapters_of(ours), tmp_path / "adapter", model=model, lora=lora, base=str(tmp_path / "base"))
 
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", attn_implementation="eager")
     theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
@@ -216,9 +207,7 @@ def test_an_adapter_of_a_whole_fused_matrix_is_read(tmp_path):
     transformers = pytest.importorskip("transformers")
     save_weights(adapted_model(PHI, lora=Lora()), tmp_path / "base", dtype=torch.float32)
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", attn_implementation="eager")
-    config = peft.LoraConfig(
-        r=4, lora_alpha=8, target_modules=["qkv_proj", "down_proj"], init_lora_weights=False
-    )
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["qkv_proj", "down_proj"], init_lora_weights=False)
     theirs = peft.get_peft_model(base, config).eval()
     theirs.save_pretrained(tmp_path / "theirs")
     lora = read_lora(tmp_path / "theirs", model=PHI)
@@ -261,9 +250,7 @@ def test_one_adapter_of_query_key_and_value_equals_one_of_the_matrix_they_make()
     for step in range(5):
         x = torch.randn(3, 32, generator=torch.Generator().manual_seed(step))
         torch.manual_seed(step)
-        found = torch.cat(
-            [part(x) + more for part, more in zip(parts, attention.qkv(x), strict=True)], dim=-1
-        )
+        found = torch.cat([part(x) + more for part, more in zip(parts, attention.qkv(x), strict=True)], dim=-1)
         torch.manual_seed(step)
         expected = x @ w.T + 4.0 * torch.nn.functional.dropout(x, 0.3) @ a.T @ b.T
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
@@ -288,9 +275,7 @@ def test_three_adapters_are_not_read_as_one(tmp_path):
     three, one = Lora(rank=4, targets=("query", "key", "value")), Lora(rank=4, targets=("qkv",))
     for model in (DENSE, PHI):
         folder = tmp_path / model.family
-        save_adapters(
-            adapters_of(adapted_model(model, lora=three)), folder, model=model, lora=three, base=None
-        )
+        save_adapters(adapters_of(adapted_model(model, lora=three)), folder, model=model, lora=three, base=None)
         assert read_lora(folder, model=model) == three
         with pytest.raises(InputError, match="an adapter each"):
             load_adapters(adapted_model(model, lora=one), folder)

@@ -16,12 +16,7 @@ from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.errors import InputError
 from meshwright.kernels.attention.key_ranges import key_ranges
-from meshwright.specs.model import (
-    Experts,
-    Rope,
-    RopeScaling,
-    Router,
-)
+from meshwright.specs.model import Experts, Rope, RopeScaling, Router
 from meshwright.training.models import (
     TransformerOptions,
     build_model,
@@ -78,9 +73,7 @@ def is_built(name):
 BUILT = [name for name in catalog.model_names() if is_built(name)]
 FLATTEST = {
     model.family: name
-    for name, model in sorted(
-        ((name, catalog.model(name)) for name in BUILT), key=lambda named: -named[1].num_layers
-    )
+    for name, model in sorted(((name, catalog.model(name)) for name in BUILT), key=lambda named: -named[1].num_layers)
 }.values()
 """The model with the fewest layers of each architecture."""
 
@@ -89,9 +82,7 @@ def test_what_is_not_built_is_of_a_family_that_is_not_trained_or_has_learned_pos
     for name in set(catalog.model_names()) - set(BUILT):
         model = catalog.model(name)
         family = FAMILIES.get(model.family)
-        assert model.learned_positions or model.layer_pattern or (family is not None and not family.trains), (
-            name
-        )
+        assert model.learned_positions or model.layer_pattern or (family is not None and not family.trains), name
 
 
 @pytest.mark.parametrize(
@@ -165,9 +156,7 @@ def test_seeds_names_and_experts_have_streams_of_their_own():
 
 
 def test_residual_writers_begin_smaller_and_norms_at_one():
-    built = build_model(
-        replace(DENSE, hidden=256, attention=replace(DENSE.attention, head_dim=64)), device="cpu"
-    )
+    built = build_model(replace(DENSE, hidden=256, attention=replace(DENSE.attention, head_dim=64)), device="cpu")
     init_weights(built, seed=0)
     layer = built.layers["0"]
     assert layer.attention.query.weight.std().item() == pytest.approx(0.02, rel=0.05)
@@ -238,9 +227,7 @@ def test_the_loss_is_cross_entropy_of_the_logits(model):
     built = filled(model)
     labels_BT = tokens().roll(-1, dims=1)
     labels_BT[0, :5] = -100
-    expected = torch.nn.functional.cross_entropy(
-        built(tokens()).flatten(0, 1), labels_BT.flatten(), reduction="sum"
-    )
+    expected = torch.nn.functional.cross_entropy(built(tokens()).flatten(0, 1), labels_BT.flatten(), reduction="sum")
     torch.testing.assert_close(built(tokens(), labels_BT=labels_BT), expected)
 
 
@@ -309,9 +296,7 @@ def test_attached_losses_of_routers_have_the_gradient_of_added_ones(model, optio
     for router, x_ND, choice in scores.values():
         logits_NE = x_ND.float() @ router.weight.T
         loss = loss + 0.25 * options.get("router_z_loss", 0) * logits_NE.exp().sum(dim=1).log().square().sum()
-        for scores_TE, experts_TC in zip(
-            choice.scores_NE.split(20), choice.experts_NC.split(20), strict=True
-        ):
+        for scores_TE, experts_TC in zip(choice.scores_NE.split(20), choice.experts_NC.split(20), strict=True):
             share_E = torch.bincount(experts_TC.flatten(), minlength=8) / experts_TC.numel()
             scores_TE = scores_TE / scores_TE.sum(dim=1, keepdim=True)
             balance = 20 * 8 * (share_E * scores_TE.mean(dim=0)).sum()
@@ -334,9 +319,7 @@ def test_padding_counts_neither_as_load_nor_in_the_losses_of_routers(model):
     def trained(built, num_padding):
         built.zero_grad()
         tokens_BT = torch.nn.functional.pad(tokens(), (0, num_padding))
-        documents_BT = torch.nn.functional.pad(
-            torch.arange(20).expand(2, -1) // 7, (0, num_padding), value=-1
-        )
+        documents_BT = torch.nn.functional.pad(torch.arange(20).expand(2, -1) // 7, (0, num_padding), value=-1)
         labels_BT = torch.nn.functional.pad(tokens(), (0, num_padding), value=-100)
         positions_BT = torch.nn.functional.pad(torch.arange(20).expand(2, -1) % 7, (0, num_padding))
         built(tokens_BT, positions_BT, documents_BT, labels_BT).backward()

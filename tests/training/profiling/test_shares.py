@@ -9,14 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.training.profiling.categories import (
-    FRAMES,
-    PATTERNS,
-    WAIT,
-    Category,
-    category,
-    operator_category,
-)
+from meshwright.training.profiling.categories import FRAMES, PATTERNS, WAIT, Category, category, operator_category
 from meshwright.training.profiling.shares import STEP, summarize
 from meshwright.training.profiling.steps import VARIABLE, ProfileSteps, steps_of_environment, steps_to_profile
 
@@ -33,14 +26,7 @@ def recorded() -> dict[Category, list[str]]:
 
 KERNELS = recorded()
 OPERATORS = {
-    Category.GEMM: [
-        "aten::mm",
-        "aten::addmm",
-        "aten::bmm",
-        "aten::linear",
-        "aten::matmul",
-        "aten::_scaled_mm",
-    ],
+    Category.GEMM: ["aten::mm", "aten::addmm", "aten::bmm", "aten::linear", "aten::matmul", "aten::_scaled_mm"],
     Category.ATTENTION: [
         "aten::scaled_dot_product_attention",
         "aten::_scaled_dot_product_flash_attention_for_cpu",
@@ -48,22 +34,10 @@ OPERATORS = {
         "_Attention",
         "autograd::engine::evaluate_function: _AttentionBackward",
     ],
-    Category.ELEMENTWISE: [
-        "aten::mul",
-        "aten::_softmax",
-        "aten::copy_",
-        "aten::rms_norm",
-        "aten::embedding",
-        "detach",
-    ],
+    Category.ELEMENTWISE: ["aten::mul", "aten::_softmax", "aten::copy_", "aten::rms_norm", "aten::embedding", "detach"],
     Category.OPTIMIZER: ["aten::_fused_adamw_", "aten::_foreach_norm", "Optimizer.step#AdamW.step"],
     Category.PIPELINE_WAIT: [WAIT],
-    Category.COMMUNICATION: [
-        "c10d::allreduce_",
-        "gloo:all_reduce",
-        "c10d::_allgather_base_",
-        "nccl:all_gather",
-    ],
+    Category.COMMUNICATION: ["c10d::allreduce_", "gloo:all_reduce", "c10d::_allgather_base_", "nccl:all_gather"],
     Category.IDLE: [
         "autograd::engine::evaluate_function: MmBackward0",
         "MmBackward0",
@@ -102,15 +76,7 @@ def test_no_line_of_the_table_is_without_a_name_that_it_decides():
 
 
 def event(name, start_us, end_us, *, cat="kernel", lane=7):
-    return {
-        "ph": "X",
-        "cat": cat,
-        "name": name,
-        "pid": 0,
-        "tid": lane,
-        "ts": start_us,
-        "dur": end_us - start_us,
-    }
+    return {"ph": "X", "cat": cat, "name": name, "pid": 0, "tid": lane, "ts": start_us, "dur": end_us - start_us}
 
 
 def step(number, start_us, end_us):
@@ -172,10 +138,7 @@ NAMES = [names[0] for names in KERNELS.values()]
 
 
 @given(
-    st.lists(
-        st.tuples(st.sampled_from(NAMES), st.integers(0, 300), st.integers(1, 80), st.integers(1, 3)),
-        max_size=30,
-    )
+    st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 300), st.integers(1, 80), st.integers(1, 3)), max_size=30)
 )
 def test_shares_are_ratios_that_add_up_to_one(kernels):
     trace = [step(1, 0, 100), step(2, 150, 250), event("Memset (Device)", 0, 1)]
@@ -215,12 +178,7 @@ def test_processes_learn_of_the_steps_through_their_environment(monkeypatch):
     steps = ProfileSteps(first=6, last=8)
     monkeypatch.setenv(VARIABLE, str(steps))
     assert steps_of_environment() == steps
-    assert [step for step in range(12) if steps.covers(step)] == [
-        5,
-        6,
-        7,
-        8,
-    ]  # the first of them does not count
+    assert [step for step in range(12) if steps.covers(step)] == [5, 6, 7, 8]  # the first of them does not count
 
 
 @pytest.mark.parametrize("text", ["", "3", "0:2", "5:4", "a:b", "1:2:3", "-1:3"])

@@ -74,12 +74,7 @@ def test_instructions_have_the_category_of_their_operation_or_their_source():
 
 
 def event(name: str, start_us: float, end_us: float, *, run: int, device: int = 0, thread: int = 1):
-    about = {
-        "hlo_op": name,
-        "hlo_module": "jit_train_step",
-        "run_id": str(run),
-        "device_ordinal": str(device),
-    }
+    about = {"hlo_op": name, "hlo_module": "jit_train_step", "run_id": str(run), "device_ordinal": str(device)}
     return {
         "ph": "X", "name": name, "pid": 7, "tid": thread, "ts": start_us, "dur": end_us - start_us, "args": about,
     }  # fmt: skip

@@ -44,9 +44,7 @@ def test_weights_of_a_new_record_come_back_under_its_names(tmp_path):
     saved, loaded = filled(0), filled(1)
     save_weights(saved, tmp_path / "w", dtype=torch.float32)
     held = safetensors_torch.load_file(tmp_path / "w" / "model.safetensors")
-    assert torch.equal(
-        held["model.layers.1.self_attn.dense.weight"], saved.layers["1"].attention.output.weight
-    )
+    assert torch.equal(held["model.layers.1.self_attn.dense.weight"], saved.layers["1"].attention.output.weight)
     assert not any("o_proj" in name for name in held)
     load_weights(loaded, tmp_path / "w")
     assert all(torch.equal(t, saved.state_dict()[n]) for n, t in loaded.state_dict().items())

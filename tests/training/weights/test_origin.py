@@ -50,9 +50,7 @@ def test_the_first_loss_is_that_of_the_weights(tmp_path, folder):
     built = build_model(run.model, device="cpu")
     load_weights(built, folder)
     batch = (
-        open_batch_loader(
-            run, coordinates=MeshCoordinates(plan=Plan(micro_batch=2), device=torch.device("cpu"))
-        )
+        open_batch_loader(run, coordinates=MeshCoordinates(plan=Plan(micro_batch=2), device=torch.device("cpu")))
         .batch(0)
         .tensors
     )

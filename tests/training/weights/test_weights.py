@@ -131,9 +131,7 @@ def test_weights_of_another_family_are_refused(tmp_path):
 
 
 def test_quantised_weights_are_refused(tmp_path):
-    folder = saved(
-        tmp_path, lambda t: t.update({"model.layers.0.mlp.up_proj.weight_scale_inv": torch.ones(1)})
-    )
+    folder = saved(tmp_path, lambda t: t.update({"model.layers.0.mlp.up_proj.weight_scale_inv": torch.ones(1)}))
     assert "quantised" in refused(folder)
 
 
@@ -168,10 +166,7 @@ def test_a_truncated_file_is_refused(tmp_path):
         ({"pytorch_model.bin": "x"}, "PyTorch's own format"),
         ({"model.safetensors.index.json": "{"}, "index of the weights cannot be read"),
         ({"model.safetensors.index.json": "[]"}, "index of the weights cannot be read"),
-        (
-            {"model.safetensors.index.json": '{"weight_map": {"a": "b.safetensors"}}'},
-            "not there: b.safetensors",
-        ),
+        ({"model.safetensors.index.json": '{"weight_map": {"a": "b.safetensors"}}'}, "not there: b.safetensors"),
     ],
 )
 def test_folders_without_weights_are_refused(files, message, tmp_path):
@@ -188,9 +183,7 @@ def test_an_index_that_misplaces_a_tensor_is_refused(tmp_path):
     save_weights(filled(), tmp_path / "w", file_bytes=10_000)
     path = tmp_path / "w" / "model.safetensors.index.json"
     index = json.loads(path.read_text())
-    index["weight_map"]["model.norm.weight"] = (
-        "model-00001-of-" + sorted(index["weight_map"].values())[0][-17:]
-    )
+    index["weight_map"]["model.norm.weight"] = "model-00001-of-" + sorted(index["weight_map"].values())[0][-17:]
     path.write_text(json.dumps(index))
     assert "lacks model.norm.weight" in refused(tmp_path / "w")
 

@@ -42,8 +42,7 @@ def test_a_rate_in_any_unit_is_the_same(tmp_path, header, value):
 
 def test_memory_in_gib(tmp_path):
     ours, theirs = (
-        one(tmp_path, f"tgs,{name}", f"8000,{v}")
-        for name, v in (("mem_gb_per_gpu", 64), ("Memory (GiB)", 64))
+        one(tmp_path, f"tgs,{name}", f"8000,{v}") for name, v in (("mem_gb_per_gpu", 64), ("Memory (GiB)", 64))
     )
     assert theirs.memory_bytes == pytest.approx(ours.memory_bytes * 2**30 / 1e9)
 
@@ -118,10 +117,7 @@ def test_columns_of_switches_are_read_as_notes(tmp_path):
     path.write_text(f"{HEADER},CUDA graphs,Attention,Weather,tgs\n{ROW},off,FA3,sunny,8192\n")
     (run,) = read_runs(path)
     assert run.conditions
-    assert (run.conditions.stack.features.cuda_graphs, run.conditions.stack.features.attention) == (
-        "none",
-        "fa3",
-    )
+    assert (run.conditions.stack.features.cuda_graphs, run.conditions.stack.features.attention) == ("none", "fa3")
     assert notes_on_columns(path)[-2:] == [
         "columns read as notes: CUDA graphs, Attention",
         "columns that are not read: Weather",
@@ -161,16 +157,8 @@ def test_decimal_commas_of_files_with_semicolons(tmp_path):
 def test_json(tmp_path, form):
     import json
 
-    row = dict(zip(HEADER.split(","), ROW.split(","), strict=True)) | {
-        "# GPUs": 8,
-        "tgs": 8192.0,
-        "notes": None,
-    }
-    text = {
-        "list": json.dumps([row]),
-        "lines": json.dumps(row) + "\n",
-        "object": json.dumps({"rows": [row]}),
-    }[form]
+    row = dict(zip(HEADER.split(","), ROW.split(","), strict=True)) | {"# GPUs": 8, "tgs": 8192.0, "notes": None}
+    text = {"list": json.dumps([row]), "lines": json.dumps(row) + "\n", "object": json.dumps({"rows": [row]})}[form]
     path = tmp_path / "theirs.json"
     path.write_text(text)
     (run,) = read_runs(path)

@@ -61,9 +61,7 @@ def test_a_count_has_no_fraction(tmp_path: Path) -> None:
 
 def test_a_count_that_would_overflow_is_out_of_range(tmp_path: Path) -> None:
     (row,) = read_table(write(tmp_path, b"n\n1e8\n"), required=("n",))
-    with pytest.raises(
-        InputError, match=r"some\.csv:2: n is out of range: got '1e8', allowed: <= 10,000,000"
-    ):
+    with pytest.raises(InputError, match=r"some\.csv:2: n is out of range: got '1e8', allowed: <= 10,000,000"):
         row.count("n")
     assert row.count("n", limit=10**9) == 10**8
 

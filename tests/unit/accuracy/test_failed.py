@@ -46,11 +46,7 @@ def test_runs_that_leave_recomputation_open_are_counted_apart(read_one: ReadOne)
     stated, open_ = read_one(recompute="none"), read_one(recompute="")
     failed = [read_one(failed=True, recompute="none", metric_kind="oom", tok_s_gpu_best="") for _ in range(3)]
     report = judge(
-        failed,
-        fitting(False, False, True),
-        [stated, stated, open_],
-        fitting(True, True, False),
-        excluded=Counter(),
+        failed, fitting(False, False, True), [stated, stated, open_], fitting(True, True, False), excluded=Counter()
     )
     assert report.total.correctly_rejected_ratio == pytest.approx(2 / 3)
     assert report.total.wrongly_rejected_ratio == pytest.approx(1 / 3)

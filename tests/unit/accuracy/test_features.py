@@ -81,12 +81,8 @@ def test_a_preset_states_all_of_its_switches(read_one: ReadOne) -> None:
         "repo preset: cuda_graph=transformer_engine, cg_scope=['attn', 'moe_router'], flex_dispatcher=hybridep",
         arch="moe",
     )
-    assert found == Features(
-        cuda_graphs=CudaGraphs.PARTIAL, dispatcher=Dispatcher.HYBRIDEP, overlaps_experts=False
-    )
-    full = features(
-        read_one, "repo preset: cuda_graph=full_iteration, cg_scope=[], a2a_overlap=True", arch="moe"
-    )
+    assert found == Features(cuda_graphs=CudaGraphs.PARTIAL, dispatcher=Dispatcher.HYBRIDEP, overlaps_experts=False)
+    full = features(read_one, "repo preset: cuda_graph=full_iteration, cg_scope=[], a2a_overlap=True", arch="moe")
     assert full.cuda_graphs is CudaGraphs.FULL
     assert full.overlaps_experts is True
     assert full.dispatcher is Dispatcher.ALL_TO_ALL
@@ -186,10 +182,7 @@ def test_the_share_of_switches_of_mixtures_that_is_not_stated(read_one: ReadOne)
     assert Features(dispatcher=Dispatcher.DEEPEP).unstated_expert_share == 0.75
     assert Features(attention=AttentionKernel.FA2).unstated_expert_share == 1
     stated = Features(
-        cuda_graphs=CudaGraphs.NONE,
-        dispatcher=Dispatcher.ALL_TO_ALL,
-        overlaps_experts=False,
-        expert_imbalance=1.0,
+        cuda_graphs=CudaGraphs.NONE, dispatcher=Dispatcher.ALL_TO_ALL, overlaps_experts=False, expert_imbalance=1.0
     )
     assert stated.unstated_expert_share == 0
 

@@ -66,9 +66,7 @@ def test_sharding_that_only_the_name_of_the_framework_says(plan_of: Callable[...
         ({"dp_type": "DDP", "notes": "4 slices"}, 64, 1),
     ],
 )
-def test_hybrid_sharding(
-    plan_of: Callable[..., Plan], cells: dict[str, object], shard: int, replicate: int
-) -> None:
+def test_hybrid_sharding(plan_of: Callable[..., Plan], cells: dict[str, object], shard: int, replicate: int) -> None:
     plan = plan_of(num_gpus=64, cp=1, dp=64, **cells)
     assert (plan.data_shard, plan.data_replicate) == (shard, replicate)
 
@@ -212,18 +210,13 @@ def test_experts_need_ranks_and_divisibility(read_one: ReadOne) -> None:
     ("notes", "modules"),
     [
         ("remat_policy=custom, decoder_layer_input=offload", None),
-        (
-            "query_proj=offload, key_proj=offload, out_proj=offload",
-            {"norm", "activation", "core_attention", "mlp"},
-        ),
+        ("query_proj=offload, key_proj=offload, out_proj=offload", {"norm", "activation", "core_attention", "mlp"}),
         ("context=device, query_proj=device, mlpwo=device", {"norm", "activation", "mlp"}),
         ("context=device, qkv_proj=device, mlpwi_0=device, mlpwi_1=device", {"norm", "activation"}),
         ("query_proj=remat, context=remat", None),
     ],
 )
-def test_tensors_that_maxtext_keeps(
-    plan_of: Callable[..., Plan], notes: str, modules: set[str] | None
-) -> None:
+def test_tensors_that_maxtext_keeps(plan_of: Callable[..., Plan], notes: str, modules: set[str] | None) -> None:
     plan = plan_of(framework="MaxText", recompute="custom", notes=notes)
     if modules is None:
         assert plan.recompute is Recompute.FULL
@@ -254,9 +247,7 @@ def test_degrees_in_cores_become_degrees_in_chips(
     plan_of: Callable[..., Plan], cells: dict[str, object], tensor: int, context: int
 ) -> None:
     notes = "per chip (1 chip = 2 TensorCores / JAX devices); synthetic data"
-    plan = plan_of(
-        **{"tp": 1, "pp": 1, "num_gpus": 48, "gpus_per_node": 4, "dp": "", "gbs": 48} | cells, notes=notes
-    )
+    plan = plan_of(**{"tp": 1, "pp": 1, "num_gpus": 48, "gpus_per_node": 4, "dp": "", "gbs": 48} | cells, notes=notes)
     assert (plan.tensor, plan.context) == (tensor, context)
 
 

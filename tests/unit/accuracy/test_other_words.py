@@ -36,12 +36,7 @@ def test_a_table_of_sizes_containers_and_lengths_in_thousands(tmp_path: Path) ->
         "Llama 3.1,405B,NVIDIA GB200,512,8k,768,1,4,8,None,fp8_cs,14.1,nvcr.io/nvidia/nemo:25.11,none,100",
     )
     c = conditions_of(run)
-    assert (c.model.name, c.seq_len, c.plan.virtual_pipeline, c.precision) == (
-        "llama3.1-405b",
-        8192,
-        1,
-        "fp8",
-    )
+    assert (c.model.name, c.seq_len, c.plan.virtual_pipeline, c.precision) == ("llama3.1-405b", 8192, 1, "fp8")
     assert (c.stack.framework, c.stack.vintage) == ("nemo", 2025.833)
     assert run.step_time_s == 14.1
     assert run.memory_bytes == pytest.approx(100 * 2**30)
@@ -126,14 +121,7 @@ def test_spellings_of_accelerators(name: str, known: str | None) -> None:
 )
 def test_dates_and_releases(tmp_path: Path, cells: dict[str, str], vintage: float) -> None:
     row = {
-        **{
-            "model": "llama3-8b",
-            "gpu": "h100",
-            "num_gpus": "8",
-            "seq_len": "8192",
-            "mbs": "1",
-            "dp_type": "fsdp",
-        },
+        **{"model": "llama3-8b", "gpu": "h100", "num_gpus": "8", "seq_len": "8192", "mbs": "1", "dp_type": "fsdp"},
         **{"framework": "torchtitan", "tok_s_gpu_best": "9", "precision": "bf16"},
         **cells,
     }
@@ -163,15 +151,7 @@ def test_a_format_of_a_part_is_noted(read_one: ReadOne) -> None:
 
 
 def test_degrees_of_notes_that_agree_with_the_devices(read_one: ReadOne) -> None:
-    cells = {
-        "num_gpus": 64,
-        "cp": "",
-        "dp": "",
-        "dp_type": "",
-        "mbs": "",
-        "gbs": "",
-        "framework": "torchtitan",
-    }
+    cells = {"num_gpus": 64, "cp": "", "dp": "", "dp_type": "", "mbs": "", "gbs": "", "framework": "torchtitan"}
     run = read_one(notes="FSDP=16, TP=4; local_batch_size 2", tp="", pp="", **cells)
     plan = conditions_of(run).plan
     assert (plan.tensor, plan.data_shard, plan.micro_batch) == (4, 16, 2)

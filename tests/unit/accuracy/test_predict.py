@@ -39,9 +39,7 @@ def test_rows_do_not_know_of_each_other(read_many):
     together = predict(runs)
     for i, run in enumerate(runs):
         alone = predict([run])
-        assert together.tokens_per_s_per_device[i] == pytest.approx(
-            alone.tokens_per_s_per_device[0], rel=1e-12
-        )
+        assert together.tokens_per_s_per_device[i] == pytest.approx(alone.tokens_per_s_per_device[0], rel=1e-12)
         assert together.low[i] == pytest.approx(alone.low[0], rel=1e-9)
 
 
@@ -72,8 +70,6 @@ def test_the_fit_narrows_the_prior(read_many):
 
 
 def test_a_device_that_is_too_small(read_many):
-    small, large = predict(
-        read_many({"gpu": "H100-SXM-80GB", "mbs": 128, "cp": 1, "dp": 8, "gbs": 1024}, {})
-    ).fits
+    small, large = predict(read_many({"gpu": "H100-SXM-80GB", "mbs": 128, "cp": 1, "dp": 8, "gbs": 1024}, {})).fits
     assert not small
     assert large

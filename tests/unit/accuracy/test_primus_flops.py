@@ -38,6 +38,6 @@ def test_sixteen_layers_as_its_calibration_prints_them():
 
 def test_it_counts_about_four_times_what_is_computed():
     row = model_row(FLASH)
-    assert primus_flops_per_token(row, seq_len=4096) / model_flops_per_token(
-        row, seq_len=4096
-    ) == pytest.approx(4, rel=0.03)
+    assert primus_flops_per_token(row, seq_len=4096) / model_flops_per_token(row, seq_len=4096) == pytest.approx(
+        4, rel=0.03
+    )

@@ -64,9 +64,7 @@ def test_maxtext_on_gpus_recomputes_what_its_page_says(conditions: dict[str, Run
     assert conditions["dgxc_bench-0115"].stack.features.cuda_graphs is CudaGraphs.NONE
 
 
-def test_maxtext_on_tpus_has_the_tiles_and_degrees_of_its_recipes(
-    conditions: dict[str, RunConditions],
-) -> None:
+def test_maxtext_on_tpus_has_the_tiles_and_degrees_of_its_recipes(conditions: dict[str, RunConditions]) -> None:
     maverick, scout, qwen = (
         conditions[row] for row in ("tpu_recipes-0025", "tpu_recipes-0026", "tpu_recipes_ironwood-0015")
     )
@@ -80,11 +78,7 @@ def test_maxtext_on_tpus_has_the_tiles_and_degrees_of_its_recipes(
 
 
 def test_an_entry_without_models_is_for_those_that_no_other_names() -> None:
-    page = {
-        "source": "github:AI-Hypercomputer/tpu-recipes training/ironwood",
-        "stack": "maxtext",
-        "vintage": 2026.0,
-    }
+    page = {"source": "github:AI-Hypercomputer/tpu-recipes training/ironwood", "stack": "maxtext", "vintage": 2026.0}
     named, other = (
         recipe_for(**page, model=model, accelerator="tpu7x", precision="bf16")
         for model in ("gpt-oss-120b", "llama3.1-8b")
@@ -138,24 +132,18 @@ def test_a_row_without_recomputation_has_its_recipe_s(conditions: dict[str, RunC
         ("megatron_bridge-0219", {"activation", "norm"}),
     ],
 )
-def test_hybrids_recompute_as_their_recipe(
-    conditions: dict[str, RunConditions], row: str, modules: set[str]
-) -> None:
+def test_hybrids_recompute_as_their_recipe(conditions: dict[str, RunConditions], row: str, modules: set[str]) -> None:
     assert set(conditions[row].plan.recompute_modules) == modules
 
 
-def test_recipes_of_some_mixtures_do_not_overlap_tensor_parallelism(
-    conditions: dict[str, RunConditions],
-) -> None:
+def test_recipes_of_some_mixtures_do_not_overlap_tensor_parallelism(conditions: dict[str, RunConditions]) -> None:
     """DeepSeek-V3 and Qwen3 235B on H100, Nemotron 3 Super and NVFP4: tp_comm_overlap is False there."""
     rows = ("megatron_bridge-0036", "megatron_bridge-0248", "megatron_bridge-0229", "megatron_bridge-0163")
     assert [conditions[row].software["overlaps_tensor"] for row in rows] == [False] * 4
     assert conditions["megatron_bridge-0101"].software["overlaps_tensor"] is True
 
 
-def test_adapters_of_nemo_and_its_bridge_are_those_of_one_matrix(
-    conditions: dict[str, RunConditions],
-) -> None:
+def test_adapters_of_nemo_and_its_bridge_are_those_of_one_matrix(conditions: dict[str, RunConditions]) -> None:
     for row in ("dgxc_bench-0107", "dgxc_bench-0137", "megatron_bridge-0083"):
         lora = conditions[row].lora
         assert lora

@@ -33,15 +33,7 @@ COMPLETE = {
 }  # fmt: skip
 ODD = (
     *("1e30", "-3", "x", "", "nemo 24.13", "FSDP 0 (HSDP)", "full layers=0", "0 slices", "L0", "-L9"),
-    *(
-        "recompute_layer_ids [5-2]",
-        "recompute_layer_ids [-]",
-        "moe",
-        "hybrid",
-        "Mixtral-8x7B",
-        "GPT-1L",
-        "zero bubble",
-    ),
+    *("recompute_layer_ids [5-2]", "recompute_layer_ids [-]", "moe", "hybrid", "Mixtral-8x7B", "GPT-1L", "zero bubble"),
 )
 CELL_TEXTS = st.one_of(st.integers(0, 64).map(str), st.sampled_from(ODD), st.text(max_size=12))
 
@@ -67,9 +59,7 @@ def test_a_complete_row_becomes_conditions_without_assumptions(read_one: ReadOne
         ({"framework": "torchtitan"}, "fp8"),
     ],
 )
-def test_scales_in_8_bits_are_those_of_the_release(
-    read_one: ReadOne, cells: dict[str, object], precision: str
-) -> None:
+def test_scales_in_8_bits_are_those_of_the_release(read_one: ReadOne, cells: dict[str, object], precision: str) -> None:
     run = read_one(precision="fp8", **cells)
     assert run.conditions is not None
     assert run.conditions.precision == precision
@@ -98,9 +88,7 @@ def test_other_words_for_the_same_conditions(read_one: ReadOne, cells: dict[str,
         ({"notes": "CPU offload"}, Offload.NONE),  # of NeMo: of what is not said
     ],
 )
-def test_optimizer_states_in_host_memory(
-    read_one: ReadOne, cells: dict[str, object], offload: Offload
-) -> None:
+def test_optimizer_states_in_host_memory(read_one: ReadOne, cells: dict[str, object], offload: Offload) -> None:
     run = read_one(**cells)
     assert run.conditions is not None
     assert run.conditions.plan.offload is offload
@@ -325,11 +313,7 @@ def test_compressed_attention_is_read_with_its_switches(read_one: ReadOne) -> No
 
 
 def test_a_rate_counted_for_every_residual_stream(read_one: ReadOne) -> None:
-    printed = {
-        "tok_s_gpu_best": "",
-        "tflops_per_gpu": 1135.6,
-        "flops_convention": "Primus DSv4 closed form counts",
-    }
+    printed = {"tok_s_gpu_best": "", "tflops_per_gpu": 1135.6, "flops_convention": "Primus DSv4 closed form counts"}
     run = read_one(**DEEPSEEK_V4, **printed)
     assert run.tokens_per_s_per_device == pytest.approx(3157.6, rel=1e-3)
 
@@ -384,9 +368,7 @@ def test_adapters_by_task_model_and_note(read_one: ReadOne, cells: dict[str, obj
 
 
 def test_contradictions_are_all_listed_with_what_is_used(read_one: ReadOne) -> None:
-    run = read_one(
-        notes="TP4, MBS 2, BF16; CUDA graphs off; full-iteration CUDA graphs", grad_accum=3, gbs_tokens=999
-    )
+    run = read_one(notes="TP4, MBS 2, BF16; CUDA graphs off; full-iteration CUDA graphs", grad_accum=3, gbs_tokens=999)
     used = [note for note in run.assumed if note.endswith(("used", "used, 1", "used, fp8"))]
     assert len(used) == 6, run.assumed
     assert run.conditions
@@ -405,8 +387,6 @@ def test_a_name_that_no_row_has_is_known_without_reading_them():
     assert [name for name in names if not may_be_published(name)] == []
     assert not may_be_published("tiny")
     with measured_runs_path().open(encoding="utf-8", newline="") as lines:
-        other_names = [
-            row["model"] for row in csv.DictReader(lines) if row["model"] != row["model_canonical"]
-        ]
+        other_names = [row["model"] for row in csv.DictReader(lines) if row["model"] != row["model_canonical"]]
     assert [name for name in other_names if not may_be_published(name)] == []
     assert len(other_names) > 50

@@ -96,10 +96,7 @@ def test_every_listed_name_leads_to_a_model() -> None:
 
 
 def test_a_truncated_model_keeps_the_layer_shape() -> None:
-    whole, cut = (
-        model_of(model="deepseek-v3"),
-        model_of(model="deepseekv3-L4", notes="dense_layers=1 per summary"),
-    )
+    whole, cut = (model_of(model="deepseek-v3"), model_of(model="deepseekv3-L4", notes="dense_layers=1 per summary"))
     assert (cut.num_layers, cut.num_dense_layers, cut.num_mtp_layers) == (4, 1, 0)
     assert cut.attention == whole.attention
     assert cut.attention.kind is AttentionKind.MLA
@@ -116,9 +113,7 @@ def test_a_truncated_alternating_model_stays_50_percent_dense() -> None:
 
 
 def test_the_rows_own_dimensions_win() -> None:
-    model = model_of(
-        model="llama3-405b-L4", layers=4, hidden=16384, heads=128, kv_heads=16, ffn=53248, vocab=128000
-    )
+    model = model_of(model="llama3-405b-L4", layers=4, hidden=16384, heads=128, kv_heads=16, ffn=53248, vocab=128000)
     assert (model.attention.num_kv_heads, model.vocab, model.num_layers) == (16, 128000, 4)
 
 
@@ -137,9 +132,7 @@ def test_latent_attention_ignores_listed_key_value_heads() -> None:
           "vocab": 250880, "params_b": 176}, False, True),
     ],
 )  # fmt: skip
-def test_families_and_printed_sizes_decide_gates_and_ties(
-    cells: dict[str, object], gated: bool, tied: bool
-) -> None:
+def test_families_and_printed_sizes_decide_gates_and_ties(cells: dict[str, object], gated: bool, tied: bool) -> None:
     model = model_of(**cells)
     assert (model.gated_ffn, model.tied_embeddings) == (gated, tied)
     assert billions(model) == pytest.approx(cells["params_b"], rel=0.005)

@@ -30,9 +30,7 @@ ReadOne = Callable[..., PublishedRun]
         ({"framework": "", "date": ""}, "other", None),
     ],
 )  # fmt: skip
-def test_stack_key_and_vintage(
-    read_one: ReadOne, cells: dict[str, object], key: str, vintage: float | None
-) -> None:
+def test_stack_key_and_vintage(read_one: ReadOne, cells: dict[str, object], key: str, vintage: float | None) -> None:
     c = read_one(**{"framework_version": ""} | cells).conditions
     assert c
     assert (c.stack.framework, c.stack.vintage) == (key, vintage)
@@ -161,17 +159,7 @@ def test_a_trainer_recomputes_by_default_as_its_code_does(
 @pytest.mark.parametrize("framework", ["LLaMA-Factory", "axolotl", "OpenRLHF", "TRL", "HF Accelerate"])
 def test_a_trainer_without_model_parallelism_is_data_parallel(read_one: ReadOne, framework: str) -> None:
     """The batch of a replica is several micro-batches, and nothing shards the parameters."""
-    cells = {
-        "tp": "",
-        "pp": "",
-        "cp": 1,
-        "dp": "",
-        "dp_type": "",
-        "num_gpus": 8,
-        "mbs": 1,
-        "gbs": 64,
-        "task": "lora",
-    }
+    cells = {"tp": "", "pp": "", "cp": 1, "dp": "", "dp_type": "", "num_gpus": 8, "mbs": 1, "gbs": 64, "task": "lora"}
     known = read_one(framework=framework, **cells)
     assert known.conditions
     assert (known.conditions.plan.data, known.conditions.plan.tensor) == (8, 1)

@@ -13,9 +13,7 @@ def test_components_explain_the_whole_difference(pipelined):
     request = pipelined.request
     other = estimate_plan(request, replace(pipelined.plan, tensor=4, data_shard=2))
     found = differ(pipelined.estimate, other, usable_bytes=request.usable_bytes)
-    assert found.step_ms.delta == pytest.approx(
-        1e3 * (other.step.step.value - pipelined.estimate.step.step.value)
-    )
+    assert found.step_ms.delta == pytest.approx(1e3 * (other.step.step.value - pipelined.estimate.step.step.value))
     assert sum(d.delta for d in found.comparison.components_ms) == pytest.approx(found.step_ms.delta)
     assert found.decided_by is not None
     assert found.decided_by.delta * found.step_ms.delta > 0

@@ -98,12 +98,7 @@ def test_a_plan_may_reserve_what_the_search_allows(pipelined, spare, fits):
 
 
 def test_a_run_that_names_no_engine_is_estimated_as_it_is_planned():
-    asked = {
-        "model": "qwen3-next-80b-a3b",
-        "cluster": "h100-8x4",
-        "global_batch": 256,
-        "sequence_length": 4096,
-    }
+    asked = {"model": "qwen3-next-80b-a3b", "cluster": "h100-8x4", "global_batch": 256, "sequence_length": 4096}
     done, planned = estimate_run(from_options(**asked)), plan_run(from_options(**asked), top=1)
     assert done.run.engine == "any"
     assert done.notes[0] == planned.notes[0]

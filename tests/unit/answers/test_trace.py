@@ -60,11 +60,7 @@ def test_an_overlapped_pair_is_one_span(tmp_path):
 
 def test_tracks_are_named_and_ordered(tmp_path):
     trace = written(tmp_path, timeline("1f1b", 3, 1, 2))
-    names = {
-        e["tid"]: e["args"]["name"]
-        for e in trace["traceEvents"]
-        if e["ph"] == "M" and e["name"] == "thread_name"
-    }
+    names = {e["tid"]: e["args"]["name"] for e in trace["traceEvents"] if e["ph"] == "M" and e["name"] == "thread_name"}
     assert names == {0: "rank 0", 1: "rank 1", 2: "rank 2"}
     assert spans(trace)[0]["name"] == "F mb0"  # one chunk has no name
 

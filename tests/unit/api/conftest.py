@@ -60,9 +60,7 @@ def lora_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def results(
-    plans: mw.PlanRanking, lora_runs: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
+def results(plans: mw.PlanRanking, lora_runs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """One result of every verb that needs no framework."""
     return {
         "plan": plans,

@@ -22,10 +22,7 @@ PLAN = [
     ({"model": "llama3.1-8b"}, "missing cluster, global_sequences, sequence_length"),
     ({"run": 3}, "run: got 'int'"),
     ({"run": SHIPPED, "model": "llama3.1-8b"}, "a run and model are both given"),
-    (
-        {"run": SHIPPED, "global_sequences": 8, "precision": "fp8"},
-        "a run and global_sequences, precision are both",
-    ),
+    ({"run": SHIPPED, "global_sequences": 8, "precision": "fp8"}, "a run and global_sequences, precision are both"),
     (GIVEN | {"model": "lama3.1-8b"}, "unknown model: got 'lama3.1-8b'"),
     (GIVEN | {"model": 7}, "model: must be text: got 7"),
     (GIVEN | {"model": b"x"}, "model: got 'bytes'"),
@@ -58,10 +55,7 @@ PLAN = [
     ({"run": SHIPPED, "overrides": "a=b"}, "overrides: got 'a=b', allowed: a list"),
     ({"run": SHIPPED, "overrides": [3]}, "overrides: got 3, allowed: text"),
     ({"run": SHIPPED, "overrides": ["="]}, "must read key=value: got '='"),
-    (
-        {"run": SHIPPED, "overrides": {"train.steps": math.nan}},
-        "train.steps: got nan, allowed: a finite number",
-    ),
+    ({"run": SHIPPED, "overrides": {"train.steps": math.nan}}, "train.steps: got nan, allowed: a finite number"),
     ({"run": SHIPPED, "overrides": {1: 2}}, "overrides: a key is no text: got 1"),
     ({"run": SHIPPED, "overrides": {"x": object()}}, "overrides: x: got 'object'"),
     ({"run": SHIPPED, "overrides": {"train.stps": 3}}, "train.stps: unknown key"),
@@ -74,9 +68,7 @@ def refused(message: str, verb: Callable[..., object], *args: object, **given: o
     assert message in caught.value.message
 
 
-def every_refused(
-    cases: list[tuple[dict[str, object], str]], verb: Callable[..., object], *args: object
-) -> None:
+def every_refused(cases: list[tuple[dict[str, object], str]], verb: Callable[..., object], *args: object) -> None:
     """Each call with other keyword arguments has its message."""
     check_every(cases, lambda case: refused(case[1], verb, *args, **case[0]))
 
@@ -96,10 +88,7 @@ RUNS = [
     ({}, "run: model: is missing"),
     ({1: 2}, "a key is no text: got 1"),
     ({"model": math.nan}, "number must be finite"),
-    (
-        {"model": SHIPPED, "data": {"sequence_length": -1}},
-        "data.sequence_length: is out of range: got -1",
-    ),
+    ({"model": SHIPPED, "data": {"sequence_length": -1}}, "data.sequence_length: is out of range: got -1"),
     ({"modl": SHIPPED}, "modl: unknown key"),
     (LOOP, "is nested too deeply"),
 ]
@@ -178,9 +167,7 @@ def test_of_train(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("verb", [mw.read_record, mw.read_records])
 def test_of_records(verb):
-    check_every(
-        (3, None, "", b"x", "no-such-folder", "a\0b"), lambda folder: refused("", verb, folder), name=repr
-    )
+    check_every((3, None, "", b"x", "no-such-folder", "a\0b"), lambda folder: refused("", verb, folder), name=repr)
 
 
 @pytest.mark.parametrize("listing", ["models", "accelerators", "clusters", "claims", "runs"])
@@ -206,11 +193,7 @@ def test_fields_of_a_plan_in_every_form():
     given = {"tp": 8, "sharding": Sharding.PARAMETERS, "recompute": Recompute.FULL, "sequence_parallel": True,
              "recompute_modules": ["norm", "mlp"]}  # fmt: skip
     found = arguments.plan_fields("fixed", given)
-    assert (found["tensor"], found["sharding"], found["recompute"]) == (
-        8,
-        Sharding.PARAMETERS,
-        Recompute.FULL,
-    )
+    assert (found["tensor"], found["sharding"], found["recompute"]) == (8, Sharding.PARAMETERS, Recompute.FULL)
     assert (found["sequence_parallel"], found["recompute_modules"]) == (True, ("norm", "mlp"))
     assert arguments.plan_fields("fixed", "tensor=8,pipeline=4") == {"tensor": 8, "pipeline": 4}
 
@@ -218,10 +201,7 @@ def test_fields_of_a_plan_in_every_form():
 def test_the_fields_of_a_plan_are_read_as_they_are():
     from meshwright.specs.plan import Plan, Recompute
 
-    for plan in (
-        Plan(),
-        Plan(recompute=Recompute.SELECTIVE, recompute_modules=("norm",), weight_cache="off"),
-    ):
+    for plan in (Plan(), Plan(recompute=Recompute.SELECTIVE, recompute_modules=("norm",), weight_cache="off")):
         assert arguments.plan_fields("fixed", vars(plan)) == vars(plan)
 
 

@@ -38,11 +38,7 @@ def test_the_import_loads_nothing_heavy():
 def test_planning_loads_no_tensor_framework():
     code = "import sys, meshwright as mw; mw.estimate('llama3-8b').to_dict(); mw.catalog.models(); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert {name.partition(".")[0] for name in done.stdout.split()} & {
-        "torch",
-        "jax",
-        "transformers",
-    } == set()
+    assert {name.partition(".")[0] for name in done.stdout.split()} & {"torch", "jax", "transformers"} == set()
 
 
 def test_every_public_name_is_the_object_of_its_home():

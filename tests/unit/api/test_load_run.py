@@ -23,12 +23,7 @@ def test_a_path_a_name_and_a_mapping():
     assert mw.load_run(OPEN_RUN) == mw.load_run(str(OPEN_RUN))
     assert mw.load_run("llama3-8b").source == "llama3-8b.yaml"
     run = mw.load_run(CONTENT)
-    assert (run.model.name, run.cluster_name, run.global_batch, run.name) == (
-        "llama3-8b",
-        "h100-8x2",
-        64,
-        "llama3-8b",
-    )
+    assert (run.model.name, run.cluster_name, run.global_batch, run.name) == ("llama3-8b", "h100-8x2", 64, "llama3-8b")
 
 
 def test_a_mapping_may_name_the_run_hold_paths_and_numpy_numbers():
@@ -41,9 +36,7 @@ def test_a_mapping_is_a_whole_run_file():
     assert "model: llama3-8b" in mw.load_run(CONTENT).text
 
 
-@pytest.mark.parametrize(
-    "overrides", [{"batch.micro": 2, "precision": "fp8"}, ["batch.micro=2", "precision=fp8"]]
-)
+@pytest.mark.parametrize("overrides", [{"batch.micro": 2, "precision": "fp8"}, ["batch.micro=2", "precision=fp8"]])
 def test_overrides(overrides):
     run = mw.load_run(OPEN_RUN, overrides=overrides)
     assert (run.micro_batch, run.precision.name) == (2, "fp8")
@@ -57,10 +50,7 @@ def test_a_run_is_loaded_again_with_its_overrides():
 
 
 def test_a_nested_override():
-    assert (
-        mw.load_run(OPEN_RUN, overrides={"costs": {"usd_per_device_hour": 2.5}}).costs.usd_per_device_hour
-        == 2.5
-    )
+    assert mw.load_run(OPEN_RUN, overrides={"costs": {"usd_per_device_hour": 2.5}}).costs.usd_per_device_hour == 2.5
 
 
 def test_keyword_arguments_describe_a_run():
@@ -68,11 +58,7 @@ def test_keyword_arguments_describe_a_run():
         model="llama3-8b", cluster="h100-8x2", global_sequences=64, sequence_length=4096, objective="cost",
         engine="megatron", overrides={"costs.usd_per_device_hour": 2.0}, top=1,
     )  # fmt: skip
-    assert (plans.run.objective, plans.run.engine, plans.run.name) == (
-        Objective.COST,
-        "megatron",
-        "llama3-8b",
-    )
+    assert (plans.run.objective, plans.run.engine, plans.run.name) == (Objective.COST, "megatron", "llama3-8b")
 
 
 def test_a_run_for_this_machine_gets_the_installed_calibration(tmp_path, monkeypatch):

@@ -126,11 +126,7 @@ def test_numbers_by_name_are_an_option_each():
 
 def test_folders_are_one_or_several_and_none_is_empty():
     asked = question_of(mw.inference_calibrate)
-    assert (
-        asked.checked({"records": "a"})
-        == asked.checked({"records": [Path("a")]})
-        == {"records": (Path("a"),)}
-    )
+    assert asked.checked({"records": "a"}) == asked.checked({"records": [Path("a")]}) == {"records": (Path("a"),)}
     for wrong in ("", [""], [], [3]):
         with pytest.raises(InputError, match=r"^records\b"):
             mw.inference_calibrate(wrong, cluster="cpu-1x1")  # pyright: ignore[reportArgumentType]

@@ -27,9 +27,7 @@ def write_sweep(folder: Path) -> Path:
     }  # fmt: skip
     lines = [csv_line(trainings.COLUMNS)]
     for run, step_s in enumerate(("1", "1.1", "1.05"), start=1):
-        lines.append(
-            csv_line([{**row, "run": str(run), "step_s_median": step_s}[c] for c in trainings.COLUMNS])
-        )
+        lines.append(csv_line([{**row, "run": str(run), "step_s_median": step_s}[c] for c in trainings.COLUMNS]))
     sidecar = dict.fromkeys(trainings.SIDECAR_KEYS) | {
         "schema": trainings.SCHEMA, "device": {"name": "a device", "memory_bytes": 2**34}, "software": {},
         "command": [], "started": "2026-01-02T03:04:05+00:00", "steps": 4, "warmup": 1, "configurations": {},
@@ -133,9 +131,9 @@ def test_a_record_with_a_wrong_value_is_refused_or_shown(tmp_path, write_trainin
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: wrong}))
     found = mw.read_records(tmp_path)
     assert len(found) + len(found.unreadable) == 1
-    assert bool(found.unreadable) == (
-        not isinstance(wrong, str) if key in ("ending", "started") else True
-    ) or (key == "predicted" and wrong in (None, {}))
+    assert bool(found.unreadable) == (not isinstance(wrong, str) if key in ("ending", "started") else True) or (
+        key == "predicted" and wrong in (None, {})
+    )
     assert all(key in reason for _, reason in found.unreadable)
     _displays(found)
 

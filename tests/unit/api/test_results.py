@@ -161,9 +161,7 @@ def test_the_components_of_an_estimate_sum_to_the_step(results):
 
 
 def test_a_plan_that_cannot_run_is_explained_without_a_difference():
-    run = mw.load_run(
-        "llama3-70b", overrides={"cluster": "h100-8x8", "parallel": {"tensor": 1}, "batch.micro": 1}
-    )
+    run = mw.load_run("llama3-70b", overrides={"cluster": "h100-8x8", "parallel": {"tensor": 1}, "batch.micro": 1})
     answer = mw.explain(run)
     assert answer.difference is None
     assert "cannot run" in str(answer)

@@ -26,9 +26,7 @@ needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reas
 def test_a_training_returns_its_record(tmp_path, monkeypatch, tiny_text, without_measuring):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.yaml").write_text(tiny_text)
-    done = mw.train(
-        "tiny.yaml", out="first", overrides={"train.steps": 3, "train.checkpoint": None}, quiet=True
-    )
+    done = mw.train("tiny.yaml", out="first", overrides={"train.steps": 3, "train.checkpoint": None}, quiet=True)
     assert done.record["ending"] == "done"
     assert len(done.to_frame()) == done.statistics["steps"] == 3
     assert done.to_dict() == jsonable(json.loads((tmp_path / "first" / "record.json").read_text()))
@@ -72,9 +70,7 @@ def test_a_resumed_run_finds_its_own_folder(tmp_path, monkeypatch, tiny_text):
     assert str(results_folder(run, resume=True)) == "runs/x"  # there is nothing yet
     own, other = _identified(run, Path("elsewhere/first")), _identified(run, Path("runs/x"))
     write_identity(identity_file(Path("saved")), own)
-    write_identity(
-        Path("runs/x/identity.json"), other
-    )  # of another run with the same name: newer, but not this one
+    write_identity(Path("runs/x/identity.json"), other)  # of another run with the same name: newer, but not this one
     assert str(results_folder(run, resume=True)) == "runs/x-2"
     write_identity(Path("elsewhere/first/identity.json"), own)
     assert str(results_folder(run, resume=True)) == "elsewhere/first"
@@ -96,11 +92,7 @@ def test_a_run_of_an_older_release_is_found_by_its_checkpoint_folder(tmp_path, m
 
 
 def test_two_trainings_do_not_share_a_folder(tmp_path):
-    with (
-        locked(tmp_path),
-        pytest.raises(mw.InputError, match="another training"),
-        locked(tmp_path),
-    ):
+    with locked(tmp_path), pytest.raises(mw.InputError, match="another training"), locked(tmp_path):
         pass
 
 
@@ -162,10 +154,7 @@ def test_a_folder_that_cannot_be_written_is_bad_input_before_anything_is_measure
     with pytest.raises(mw.InputError, match="not a folder"):
         require_writable(tmp_path / "out", _saving(tiny_text, tmp_path / "file" / "saved"))
     elsewhere = _saving(tiny_text, tmp_path_factory.mktemp("elsewhere") / "saved")
-    with (
-        pytest.raises(mw.InputError, match="cannot write there"),
-        training_folders(tmp_path / "file", elsewhere),
-    ):
+    with pytest.raises(mw.InputError, match="cannot write there"), training_folders(tmp_path / "file", elsewhere):
         pass
     require_writable(tmp_path / "out", run)
     assert [p.name for p in tmp_path.iterdir()] == ["file"]

@@ -34,9 +34,7 @@ GPU_STEP = Demand(step_s=0.05, source="a test", on_host=False)
 
 def batch() -> Batch:
     zeros = torch.zeros(2, 8, dtype=torch.int64)
-    return Batch(
-        tokens_BT=zeros, labels_BT=zeros, positions_BT=zeros, documents_BT=zeros, loss_mask_BT=zeros >= 0
-    )
+    return Batch(tokens_BT=zeros, labels_BT=zeros, positions_BT=zeros, documents_BT=zeros, loss_mask_BT=zeros >= 0)
 
 
 @dataclass(frozen=True)
@@ -125,9 +123,7 @@ def test_every_visit_reads_batches_of_its_own_and_validation_the_same_in_each_pa
 
 
 def test_a_long_pass_is_measured_by_its_first_batches():
-    found = tune_validation(
-        Reader(lambda number: time.sleep(0.01)), (0, 1), GPU_STEP, pass_batches=1000, budget_s=0.5
-    )
+    found = tune_validation(Reader(lambda number: time.sleep(0.01)), (0, 1), GPU_STEP, pass_batches=1000, budget_s=0.5)
     assert 2 <= found.num_batches < 1000
     assert found.candidates[0].wait_s.median >= 9.0  # 1000 x 0.01 s, carried forward
 

@@ -30,9 +30,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "reference" / "bench-records.md"
 SECONDS = 0.3
 
 
-def ask(
-    *families: PointFamily, budget_s: float = SECONDS, threads: tuple[int, ...] = ()
-) -> DeviceBenchRequest:
+def ask(*families: PointFamily, budget_s: float = SECONDS, threads: tuple[int, ...] = ()) -> DeviceBenchRequest:
     """Of one process."""
     return DeviceBenchRequest(
         families=families, budget_s=budget_s, num_processes=(1,), threads=threads, command=("a", "test")
@@ -92,9 +90,7 @@ def test_kernels_are_measured_with_fewer_threads_too(tmp_path, monkeypatch):
 
     monkeypatch.setattr(campaign, "task_of", task)
     monkeypatch.setattr(campaign, "points_of", lambda *args, **kw: islice(points_of(*args, **kw), 1))
-    _, records = run(
-        tmp_path, PointFamily.OPTIMIZER, threads=(before + 1,), budget_s=90.0
-    )  # no load uses it up
+    _, records = run(tmp_path, PointFamily.OPTIMIZER, threads=(before + 1,), budget_s=90.0)  # no load uses it up
     points = [row.point for row in records.measured]
     assert len(points) == 2
     assert {p.threads for p in points} == {0, before + 1}
@@ -183,18 +179,7 @@ def test_an_interruption_keeps_what_was_measured(tmp_path, monkeypatch):
 @pytest.mark.distributed
 def test_collectives_between_two_processes_and_ctrl_c(tmp_path):
     """As a user starts it: every collective is measured, then Ctrl-C ends it and keeps the records."""
-    words = [
-        "bench",
-        "device",
-        "--families",
-        "collectives",
-        "--budget",
-        "1h",
-        "--processes",
-        "2",
-        "--out",
-        "out",
-    ]
+    words = ["bench", "device", "--families", "collectives", "--budget", "1h", "--processes", "2", "--out", "out"]
     process = WarmProcess(words, folder=tmp_path, environment=os.environ | {"OMP_NUM_THREADS": "1"})
     path, deadline_s = tmp_path / "out" / "records.csv", time.monotonic() + 120
     while time.monotonic() < deadline_s and (not path.exists() or path.read_text().count("\n") < 7):

@@ -147,11 +147,7 @@ def test_a_route_that_the_processor_lacks_is_not_tried(tuned, monkeypatch):
 
 
 def test_real_gemms_are_measured():
-    counts = {
-        FORWARD: 2,
-        GRADIENT: 1,
-        Gemm(format="fp32", m=16, n=24, k=8, kernel=GemmKind.INPUT_GRADIENT): 3,
-    }
+    counts = {FORWARD: 2, GRADIENT: 1, Gemm(format="fp32", m=16, n=24, k=8, kernel=GemmKind.INPUT_GRADIENT): 3}
     found = tune(counts, device=CPU, budget_s=0.3)
     assert [row.count for row in found.rows] == [2, 1, 3]
     assert all(0 < row.before_s.median < 1 for row in found.rows)

@@ -32,10 +32,7 @@ def test_the_fastest_route_rounds_as_the_reference_does():
     reference, coarse, fine = row("reference", 3.0, 1e-3), row("triton", 1.0, 1e-2), row("liger", 2.0, 1.9e-3)
     assert _fastest([reference, coarse, fine]) is fine
     assert _fastest([reference, row("compile", 0.1, 1e-3)]) is reference  # no route of the dispatcher
-    assert (
-        _fastest([RouteRow(op="swiglu", model="m", shape="s", format="bf16", route="triton", reason="none")])
-        is None
-    )
+    assert _fastest([RouteRow(op="swiglu", model="m", shape="s", format="bf16", route="triton", reason="none")]) is None
 
 
 def test_every_operation_of_the_table_is_timed():
@@ -82,18 +79,7 @@ def test_the_folder_of_a_measurement(meshwright, tmp_path, monkeypatch):
     """Without Triton's interpreter: test_determinism.py runs these cases by our kernels, test_libraries.py Liger's."""
     few = {op: [route for route in routes_of(op) if route not in ("triton", "liger")] for op in OPERATIONS}
     monkeypatch.setattr(kernel_routes, "routes_of", few.get)
-    given = (
-        "bench",
-        "kernels",
-        "--ops",
-        "swiglu,attention",
-        "--models",
-        SMALL,
-        "--tokens",
-        "8",
-        "--budget",
-        "1s",
-    )
+    given = ("bench", "kernels", "--ops", "swiglu,attention", "--models", SMALL, "--tokens", "8", "--budget", "1s")
     found = meshwright(*given, "--out", str(tmp_path), "--json")
     assert found.exit_code == 0
     document = found.json

@@ -33,9 +33,7 @@ SMALL = Point(
 
 
 def points(num_processes: int, *, device_type: str = "cpu", count: int = 60) -> list[Point]:
-    found = points_of(
-        PointFamily.TRAINING, device_type=device_type, formats=FORMATS, num_processes=num_processes
-    )
+    found = points_of(PointFamily.TRAINING, device_type=device_type, formats=FORMATS, num_processes=num_processes)
     return list(islice(found, count))
 
 

@@ -58,9 +58,7 @@ def test_runs_take_turns_and_each_round_begins_with_another_configuration():
     order = [
         (c.name[-1], run)
         for c, run in rounds(
-            TrainingBenchRequest(
-                configurations=found, num_runs=2, warmup=0, launcher=("python",), timeout_s=1.0
-            )
+            TrainingBenchRequest(configurations=found, num_runs=2, warmup=0, launcher=("python",), timeout_s=1.0)
         )
     ]
     assert order == [("1", 1), ("2", 1), ("4", 1), ("2", 2), ("4", 2), ("1", 2)]
@@ -98,13 +96,7 @@ def test_six_runs_have_an_interval_of_95_percent_and_outliers_are_named(bench):
 def test_tables_and_page_say_it_to_people(bench, folder):
     outcome, _ = bench("--runs", 2, "--html", "page.html")
     assert outcome.exit_code == 0, outcome.stderr
-    for words in (
-        "631 (627–634)",
-        "640 (533–711)",
-        "-1.5 %",
-        "DP1 ddp mbs2",
-        "2 of 2 configurations measured",
-    ):
+    for words in ("631 (627–634)", "640 (533–711)", "-1.5 %", "DP1 ddp mbs2", "2 of 2 configurations measured"):
         assert words in outcome.stdout
     assert re.search(r"tiny micro=2  run 2  [\d,]+ tokens/s/device, predicted 1,280", outcome.stderr)
     page = (folder / "page.html").read_text()
@@ -201,9 +193,7 @@ def test_another_device_does_not_mix(bench):
 
 
 def test_engines_are_compared_and_one_that_refuses_is_a_line(meshwright, folder):
-    (folder / "behaviour.json").write_text(
-        json.dumps({"engine=torchtitan": "slow", "engine=megatron": "refuse"})
-    )
+    (folder / "behaviour.json").write_text(json.dumps({"engine=torchtitan": "slow", "engine=megatron": "refuse"}))
     words = ("tiny.yaml", "--launcher", LAUNCHER, "--engines", "native,torchtitan,megatron", "--runs", 2)
     outcome = meshwright("bench", "train", *words, "--json", "--html", "page.html")
     assert outcome.exit_code == 0, outcome.stderr
@@ -339,9 +329,7 @@ def test_the_page_explains_every_column_and_key(bench, folder):
     records = read(folder / "bench-train")
     with records.path.open() as stream:
         assert tuple(next(csv.reader(stream))) == COLUMNS
-    columns, keys = (
-        PAGE.read_text(encoding="utf-8").split("## trainings.csv\n")[1].split("## trainings.json\n")
-    )
+    columns, keys = PAGE.read_text(encoding="utf-8").split("## trainings.csv\n")[1].split("## trainings.json\n")
 
     def explained(section: str) -> set[str]:
         cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]

@@ -32,9 +32,7 @@ def curves(draw: st.DrawFn) -> Curve:
 def measured(draw: st.DrawFn) -> MeasuredCollectives:
     counts = draw(st.lists(st.integers(2, 64), min_size=1, max_size=4, unique=True).map(sorted))
     kernels = draw(st.lists(st.sampled_from(KERNELS), min_size=1, max_size=3, unique=True))
-    return MeasuredCollectives(
-        curves={kernel: {count: draw(curves()) for count in counts} for kernel in kernels}
-    )
+    return MeasuredCollectives(curves={kernel: {count: draw(curves()) for count in counts} for kernel in kernels})
 
 
 def one_of(collectives: MeasuredCollectives) -> tuple[str, list[int]]:
@@ -98,9 +96,7 @@ def above_the_largest_its_seconds_grow_like_its_bytes(collectives, factor):
 def below_the_smallest_it_takes_what_the_smallest_took(collectives, factor):
     kernel, (count, *_) = one_of(collectives)
     curve = collectives.curves[kernel][count]
-    assert taken(collectives, kernel, factor * curve.size_bytes[0], count) == pytest.approx(
-        curve.seconds[0], rel=1e-9
-    )
+    assert taken(collectives, kernel, factor * curve.size_bytes[0], count) == pytest.approx(curve.seconds[0], rel=1e-9)
 
 
 @given(measured(), sizes, st.integers(2, 8))
@@ -110,9 +106,7 @@ def test_several_groups_at_once_take_turns(collectives, size, num_groups):
     alone = MeasuredCollectives(curves=collectives.curves, processes_per_host=count)
     together = MeasuredCollectives(curves=collectives.curves, processes_per_host=num_groups * count)
     assert taken(alone, kernel, size, count) == pytest.approx(taken(collectives, kernel, size, count))
-    assert taken(together, kernel, size, count) == pytest.approx(
-        num_groups * taken(alone, kernel, size, count)
-    )
+    assert taken(together, kernel, size, count) == pytest.approx(num_groups * taken(alone, kernel, size, count))
 
 
 def where_nothing_was_measured_the_formula_stands(collectives, size):

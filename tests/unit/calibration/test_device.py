@@ -12,14 +12,7 @@ import pytest
 
 from meshwright.calibration.communication import Curve, MeasuredCollectives
 from meshwright.calibration.correction import fit_correction
-from meshwright.calibration.device import (
-    PROCESSOR_SECONDS,
-    Check,
-    DeviceCalibration,
-    Kernels,
-    load,
-    to_document,
-)
+from meshwright.calibration.device import PROCESSOR_SECONDS, Check, DeviceCalibration, Kernels, load, to_document
 from meshwright.calibration.parameters import MeasuredParameter, prior
 from meshwright.errors import InputError
 from meshwright.specs.hardware import Accelerator, Fabric
@@ -243,16 +236,7 @@ def test_an_altered_document_is_refused(file, change, message):
 
 
 @pytest.mark.parametrize(
-    "key",
-    [
-        "num_cores",
-        "contention",
-        "by_processes",
-        "checks",
-        "unexplained_sd",
-        "by_threads",
-        "measured_collectives",
-    ],
+    "key", ["num_cores", "contention", "by_processes", "checks", "unexplained_sd", "by_threads", "measured_collectives"]
 )
 def test_a_document_without_one_of_its_parts_is_refused(file, key):
     document = json.loads(file.read_text())

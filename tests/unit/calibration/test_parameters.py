@@ -35,9 +35,7 @@ from meshwright.specs.precision import PRECISIONS
 H100 = factors_of(catalog.cluster("h100-8x4"), PRECISIONS["bf16"], Stack(framework="nemo"))
 MI355X = factors_of(catalog.cluster("mi355x-8x4"), PRECISIONS["bf16"], Stack(framework="primus-megatron"))
 
-SHARE = Parameter(
-    name="share", meaning="", transform="logit", prior=0.5, sd=0.3, levels={"framework": 0.4}, source=""
-)
+SHARE = Parameter(name="share", meaning="", transform="logit", prior=0.5, sd=0.3, levels={"framework": 0.4}, source="")
 TIME = Parameter(name="time", meaning="", transform="log", prior=2.0, sd=0.3, levels={}, source="")
 TOY = Calibration(
     parameters={"share": SHARE, "time": TIME},

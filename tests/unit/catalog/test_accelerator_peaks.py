@@ -32,13 +32,7 @@ EIGHT_TO_SIXTEEN_BITS = {
     "Rubin": 4.375,  # NVIDIA's table: 17.5 and 4 PFLOP/s
 }
 FOUR_TO_EIGHT_BITS = {"Blackwell": 2, "Blackwell Ultra": 3, "CDNA 4": 2, "Rubin": 2}
-NVLINK_BYTES_PER_S = {
-    "Volta": 25e9,
-    "Ampere": 25e9,
-    "Hopper": 25e9,
-    "Blackwell": 50e9,
-    "Blackwell Ultra": 50e9,
-}
+NVLINK_BYTES_PER_S = {"Volta": 25e9, "Ampere": 25e9, "Hopper": 25e9, "Blackwell": 50e9, "Blackwell Ultra": 50e9}
 """One direction of one link."""
 
 GPUS = [name for name in accelerator_names() if accelerator(name).architecture in FLOPS_PER_UNIT_AND_CLOCK]
@@ -76,12 +70,9 @@ def test_four_bits_are_dense_as_eight_are(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "flops", "clock_hz", "four_bits"),
-    [("rtx-5090", 512, 2.407e9, 8), ("rtx-pro-6000", 1024, 2.617e9, 4)],
+    ("name", "flops", "clock_hz", "four_bits"), [("rtx-5090", 512, 2.407e9, 8), ("rtx-pro-6000", 1024, 2.617e9, 4)]
 )
-def test_rtx_blackwell_has_the_rates_of_its_boost_clock(
-    name: str, flops: int, clock_hz: float, four_bits: int
-) -> None:
+def test_rtx_blackwell_has_the_rates_of_its_boost_clock(name: str, flops: int, clock_hz: float, four_bits: int) -> None:
     """A GeForce sums 16 and 8 bits in fp32 at half of the chip's rate, and 4 bits at all of it."""
     a = accelerator(name)
     assert a.peak_flops_per_s["bf16"] == pytest.approx(a.num_compute_units * flops * clock_hz, rel=1e-3)
@@ -111,10 +102,7 @@ def test_devices_of_one_die_and_as_many_units_share_their_peaks_unless_their_clo
 def test_a_die_has_half_of_its_module() -> None:
     die, module = accelerator("mi250x-gcd"), accelerator("mi250x")
     assert {number: 2 * peak for number, peak in die.peak_flops_per_s.items()} == module.peak_flops_per_s
-    assert (2 * die.num_compute_units, 2 * die.memory_bytes) == (
-        module.num_compute_units,
-        module.memory_bytes,
-    )
+    assert (2 * die.num_compute_units, 2 * die.memory_bytes) == (module.num_compute_units, module.memory_bytes)
     assert 2 * die.memory_bytes_per_s == pytest.approx(module.memory_bytes_per_s, rel=1e-3)
 
 
@@ -125,9 +113,7 @@ def test_nvlink_is_a_whole_number_of_links_in_one_direction() -> None:
         if link is None or a.scale_up_bytes_per_s <= a.host_bytes_per_s:
             return  # joined by PCIe, or announced only
         assert (a.scale_up_bytes_per_s / link).is_integer()
-        assert (
-            a.scale_up_bytes_per_s <= 18 * link
-        )  # the most links of any of them: both directions would be 36
+        assert a.scale_up_bytes_per_s <= 18 * link  # the most links of any of them: both directions would be 36
 
     check_every(NVIDIA, check)
 

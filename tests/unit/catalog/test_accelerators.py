@@ -155,9 +155,7 @@ DRIVER_NAMES = [
 
 def test_a_driver_name_finds_its_own_accelerator():
     def check(name, driver_name):
-        assert (
-            accelerator_with_driver_name(driver_name) == name
-        )  # also: no two accelerators share a driver name
+        assert accelerator_with_driver_name(driver_name) == name  # also: no two accelerators share a driver name
         assert "driver_names" in entry(CatalogKind.ACCELERATOR, name).sources
 
     check_every(DRIVER_NAMES, lambda case: check(*case))
@@ -227,13 +225,7 @@ def test_an_unlisted_pci_id_is_unknown():
 
 
 @pytest.mark.parametrize(
-    ("name", "near"),
-    [
-        ("rtx5080", "rtx-5090"),
-        ("MI430X", "mi350x"),
-        ("H200 NVL", "h100-nvl"),
-        ("ascend-910b", None),
-    ],
+    ("name", "near"), [("rtx5080", "rtx-5090"), ("MI430X", "mi350x"), ("H200 NVL", "h100-nvl"), ("ascend-910b", None)]
 )
 def test_an_unknown_accelerator_leads_to_near_ones_and_to_a_description(name, near):
     with pytest.raises(UnknownNameError) as error:

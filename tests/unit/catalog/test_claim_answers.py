@@ -47,11 +47,7 @@ def test_a_ratio_has_two_commands_and_a_rate_one():
 @pytest.mark.parametrize("claim_id", ["s65_04", "scale_06"])
 def test_a_command_holds_the_options_that_are_predicted_with(claim_id):
     answer = claim_answer(claim(claim_id))
-    for option in (
-        f"--model {answer.run.model}",
-        f"--cluster {answer.run.cluster}",
-        f"--seq {answer.run.seq}",
-    ):
+    for option in (f"--model {answer.run.model}", f"--cluster {answer.run.cluster}", f"--seq {answer.run.seq}"):
         assert option in answer.commands[0]
 
 

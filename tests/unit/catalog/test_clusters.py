@@ -47,9 +47,7 @@ def test_part_of_a_mesh_has_part_of_its_links():
     assert cluster("h100-2x1").fabric.scale_up_bytes_per_s == 450e9
 
 
-@pytest.mark.parametrize(
-    "name", ["h100", "h100-8", "8x16", "h100-8x", "h100-8x16x2", "h100-8.5x2", "", "-8x2"]
-)
+@pytest.mark.parametrize("name", ["h100", "h100-8", "8x16", "h100-8x", "h100-8x16x2", "h100-8.5x2", "", "-8x2"])
 def test_other_forms_are_refused_with_an_example(name):
     with pytest.raises(InputError, match="mi355x-8x64"):
         cluster(name)

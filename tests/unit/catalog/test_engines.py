@@ -27,12 +27,7 @@ def test_names_and_facts_import_no_contract(engine_package, install_engines):
 @pytest.mark.parametrize(
     ("value", "facts", "kind", "text"),
     [
-        (
-            "nowhere.contract",
-            "",
-            MissingDependencyError,
-            "engine mine cannot be imported: No module named 'nowhere'",
-        ),
+        ("nowhere.contract", "", MissingDependencyError, "engine mine cannot be imported: No module named 'nowhere'"),
         ("mine.contract", "", MissingDependencyError, "has no attribute 'FACTS'"),
         ("mine.contract", "import nothing_such", MissingDependencyError, "No module named 'nothing_such'"),
         ("contract", "", InputError, "lies in no package"),

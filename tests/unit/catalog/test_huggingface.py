@@ -249,11 +249,7 @@ def test_gpt2_config_of_gpt3_gives_the_catalogued_model():
 
 
 def test_absent_keys_take_the_defaults_of_transformers():
-    bare = {
-        key: value
-        for key, value in LLAMA.items()
-        if key not in ("num_key_value_heads", "tie_word_embeddings")
-    }
+    bare = {key: value for key, value in LLAMA.items() if key not in ("num_key_value_heads", "tie_word_embeddings")}
     m = model_from_config(bare, name="bare")
     assert (m.attention.num_kv_heads, m.attention.head_dim, m.tied_embeddings) == (32, 128, False)
     no_types = {key: value for key, value in GPT_OSS.items() if key != "layer_types"}
@@ -268,9 +264,7 @@ def test_some_layers_may_be_dense_or_windowed():
     assert every_other.num_moe_layers == 24
     gemma = model_from_config(GEMMA3, name="g")
     assert (gemma.attention.window, gemma.num_windowed_layers) == (512, 22)  # 26 less 4 full ones
-    mistral = model_from_config(
-        LLAMA | {"architectures": ["MistralForCausalLM"], "sliding_window": 4096}, name="m"
-    )
+    mistral = model_from_config(LLAMA | {"architectures": ["MistralForCausalLM"], "sliding_window": 4096}, name="m")
     assert mistral.attention.num_windowed_layers == 32
     qwen2 = LLAMA | {
         "architectures": ["Qwen2ForCausalLM"],

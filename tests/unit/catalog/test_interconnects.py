@@ -13,9 +13,9 @@ from meshwright.accuracy.tables import cluster_of
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.interconnects import fabric_named_by
 
-RULES = tomllib.loads(
-    (files("meshwright.catalog") / "data" / "interconnects.toml").read_text(encoding="utf-8")
-)["interconnect"]
+RULES = tomllib.loads((files("meshwright.catalog") / "data" / "interconnects.toml").read_text(encoding="utf-8"))[
+    "interconnect"
+]
 
 
 @pytest.mark.parametrize(

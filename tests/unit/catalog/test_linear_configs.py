@@ -110,16 +110,8 @@ def test_the_names_of_transformers_own_class_mean_the_same():
         (NEXT, {"linear_num_key_heads": 5}, "32 and 5"),
         (NEXT, {"linear_num_key_heads": "many"}, "a whole number"),
         (NEXT, {"full_attention_interval": 0}, "a whole number"),
-        (
-            KIMI,
-            {"linear_attn_config": KIMI["linear_attn_config"] | {"kda_layers": [1, 2]}},
-            "name every layer once",
-        ),
-        (
-            KIMI,
-            {"linear_attn_config": KIMI["linear_attn_config"] | {"kda_layers": [1.0] * 20}},
-            "name every layer",
-        ),
+        (KIMI, {"linear_attn_config": KIMI["linear_attn_config"] | {"kda_layers": [1, 2]}}, "name every layer once"),
+        (KIMI, {"linear_attn_config": KIMI["linear_attn_config"] | {"kda_layers": [1.0] * 20}}, "name every layer"),
         (KIMI, {"linear_attn_config": 7}, "a mapping"),
         (KIMI, {"linear_attn_config": {"num_heads": 4}}, "head_dim.* is missing"),
     ],
@@ -138,11 +130,7 @@ def test_what_is_not_read_is_refused(config, changes, message):
         (KIMI, {"mla_use_output_gate": True}, "mla_use_output_gate: True"),
         (KIMI, {"attn_res_block_size": 12}, "attn_res_block_size: 12"),
         (KIMI, {"routed_expert_hidden_size": 3584}, "routed_expert_hidden_size: 3584"),
-        (
-            KIMI,
-            {"linear_attn_config": KIMI["linear_attn_config"] | {"use_full_rank_gate": True}},
-            "use_full_rank_gate",
-        ),
+        (KIMI, {"linear_attn_config": KIMI["linear_attn_config"] | {"use_full_rank_gate": True}}, "use_full_rank_gate"),
         (KIMI, {"moe_router_activation_func": "tanh"}, "moe_router_activation_func: 'tanh'"),
         (KIMI, {"mlp_layer_types": ["sparse"] * 26 + ["dense"]}, "dense layers after mixtures"),
     ],
@@ -157,9 +145,7 @@ def test_random_shapes_are_read_or_refused_clearly(name):
     draw = random.Random(name)
     values = [None, 0, -1, 1, 3, 7, 64, 2**40, 0.5, True, "x", [], {}, [1], {"a": 1}, float("nan")]
     for _ in range(300):
-        changes = {
-            key: draw.choice(values) for key in draw.sample(sorted(KNOWN[name]), 2) if key != "architectures"
-        }
+        changes = {key: draw.choice(values) for key in draw.sample(sorted(KNOWN[name]), 2) if key != "architectures"}
         try:
             model = model_from_config(KNOWN[name] | changes, name="hostile")
         except InputError:

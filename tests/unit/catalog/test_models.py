@@ -171,11 +171,7 @@ def test_names_of_the_hub_find_their_model(repository, name):
 def test_llama4_is_its_language_part():
     scout, maverick = model("llama4-scout"), model("llama4-maverick")
     assert (scout.num_moe_layers, maverick.num_moe_layers) == (48, 24)
-    assert (maverick.experts.num_experts, maverick.experts.num_shared, maverick.ffn_hidden) == (
-        128,
-        1,
-        16_384,
-    )
+    assert (maverick.experts.num_experts, maverick.experts.num_shared, maverick.ffn_hidden) == (128, 1, 16_384)
     assert (scout.attention.window, scout.num_windowed_layers) == (8192, 36)
     for name in ("llama4-scout", "llama4-maverick"):
         assert float(parameters(name).active) == pytest.approx(17e9, rel=0.06)  # without the input embedding

@@ -25,16 +25,12 @@ def test_windows_are_in_the_layers_that_have_them():
     assert read("Olmo3ForCausalLM").windowed_layers == (True, True, True, False) * 2
     assert read("Exaone4ForCausalLM", sliding_window_pattern=2).windowed_layers == (True, False) * 4
     assert read("Exaone4ForCausalLM", sliding_window=None).num_windowed_layers == 0
-    every_second = read(
-        "SmolLM3ForCausalLM", use_sliding_window=True, sliding_window=16, no_rope_layer_interval=2
-    )
+    every_second = read("SmolLM3ForCausalLM", use_sliding_window=True, sliding_window=16, no_rope_layer_interval=2)
     assert every_second.windowed_layers == (False, True) * 4
 
 
 def test_llama_4_has_experts_and_chunks_in_some_layers():
-    model = read(
-        "Llama4ForCausalLM", num_local_experts=4, interleave_moe_layer_step=2, intermediate_size_mlp=160
-    )
+    model = read("Llama4ForCausalLM", num_local_experts=4, interleave_moe_layer_step=2, intermediate_size_mlp=160)
     assert (model.num_moe_layers, model.ffn_hidden, model.experts.shared_hidden) == (4, 160, 96)
     assert model.windowed_layers == (True, True, True, False) * 2
     assert model.attention.window == 8192
@@ -108,9 +104,7 @@ def test_no_engine_builds_a_model_of_shapes_alone(engine):
 
 
 def _is_not_built(family, engine):
-    run = from_options(
-        model="llama3.1-8b", cluster="h100-8x1", global_batch=8, sequence_length=4096, engine=engine
-    )
+    run = from_options(model="llama3.1-8b", cluster="h100-8x1", global_batch=8, sequence_length=4096, engine=engine)
     run = replace(run, model=replace(run.model, family=family.architecture))
     reasons = [problem.reason for problem in check_export(run)]
     assert f"a config of {family.architecture} is read for its shapes alone" in " ".join(reasons)

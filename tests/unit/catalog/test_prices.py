@@ -2,13 +2,7 @@ import re
 
 import pytest
 
-from meshwright.catalog.lookup import (
-    accelerator,
-    market_prices,
-    power_assumptions,
-    price_per_device_hour,
-    prices,
-)
+from meshwright.catalog.lookup import accelerator, market_prices, power_assumptions, price_per_device_hour, prices
 from meshwright.catalog.prices import market_sentence
 from meshwright.errors import InputError, UnknownNameError
 from meshwright.specs.estimate import Tier

@@ -65,10 +65,7 @@ def test_pro_is_flash_with_other_sizes():
         "n_routed_experts": 384, "moe_intermediate_size": 3072, "index_topk": 1024, "routed_scaling_factor": 2.5,
         "compress_ratios": [128] + [128, 4] * 30 + [0],
     }  # fmt: skip
-    read, listed = (
-        model_from_config(FLASH | changes, name="deepseek-v4-pro"),
-        catalog.model("deepseek-v4-pro"),
-    )
+    read, listed = (model_from_config(FLASH | changes, name="deepseek-v4-pro"), catalog.model("deepseek-v4-pro"))
     assert replace(read, rope=listed.rope) == listed
 
 

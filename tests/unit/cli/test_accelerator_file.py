@@ -18,9 +18,7 @@ SAID = "hardware: accelerator my as its file describes it"
 @pytest.fixture
 def folder(meshwright, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "my.toml").write_text(
-        meshwright("catalog", "template", "accelerator").stdout, encoding="utf-8"
-    )
+    (tmp_path / "my.toml").write_text(meshwright("catalog", "template", "accelerator").stdout, encoding="utf-8")
     for cluster in ("h100-8x2", "my-8x2"):
         (tmp_path / f"{cluster}.yaml").write_text(
             f"model: llama3-8b\ndata: {{sequence_length: 4096}}\nbatch: {{global_sequences: 64}}\ncluster: {cluster}\n",
@@ -56,9 +54,7 @@ def test_the_functions_plan_as_the_commands_do(meshwright):
     assert mw.scale(cluster="my-8x2", accelerator="my.toml", devices=[16], **given).curve.points
     assert mw.estimate({"cluster": {"name": "my-8x2", "accelerator": "my.toml"}, "model": "llama3-8b",
                         "data": {"sequence_length": 4096}, "batch": {"global_sequences": 64}})  # fmt: skip
-    held = mw.inference_capacity(
-        model="llama3-8b", cluster="my-8x2", accelerator="my.toml", device_memory="40GiB"
-    )
+    held = mw.inference_capacity(model="llama3-8b", cluster="my-8x2", accelerator="my.toml", device_memory="40GiB")
     assert held.question.cluster.accelerator.memory_bytes == 40 * 2**30
 
 
@@ -77,16 +73,7 @@ def test_inference_takes_the_memory_and_the_network(meshwright):
 def test_import_writes_the_hardware(meshwright, folder):
     (folder / "titan.toml").write_text(LLAMA, encoding="utf-8")
     (folder / "out").mkdir()
-    command = (
-        "import",
-        "titan.toml",
-        "--cluster",
-        "my-8x1",
-        "--accelerator",
-        "my.toml",
-        "--network",
-        "25Gb/s",
-    )
+    command = ("import", "titan.toml", "--cluster", "my-8x1", "--accelerator", "my.toml", "--network", "25Gb/s")
     outcome = meshwright(*command, "--out", "out/run.yaml")
     assert outcome.exit_code == 0, outcome.stderr
     written = YAML(typ="safe").load((folder / "out" / "run.yaml").read_text(encoding="utf-8"))
@@ -99,14 +86,7 @@ def test_import_writes_the_hardware(meshwright, folder):
 @pytest.mark.usefixtures("folder")
 def test_check_prints_what_is_taken_and_what_is_assumed(meshwright):
     text = meshwright("catalog", "check", "my.toml").stdout
-    for words in (
-        "989 TFLOP/s",
-        "3,350 GB/s",
-        "79.647 GiB",
-        "450 GB/s",
-        "Assumed",
-        "energy is not estimated",
-    ):
+    for words in ("989 TFLOP/s", "3,350 GB/s", "79.647 GiB", "450 GB/s", "Assumed", "energy is not estimated"):
         assert words in text
     document = meshwright("catalog", "check", "my.toml", "--json").json
     assert document["values"]["scale_out_bytes_per_s"] == 50e9
@@ -120,11 +100,7 @@ def test_check_refuses_with_all_errors(meshwright, folder):
     assert outcome.exit_code == 2
     assert "7 errors" in outcome.stderr
     assert "got 80, allowed: >= 100,000,000; hint: in bytes" in outcome.stderr
-    for command in (
-        ("catalog", "check"),
-        ("catalog", "check", "none.toml"),
-        ("catalog", "template", "model"),
-    ):
+    for command in (("catalog", "check"), ("catalog", "check", "none.toml"), ("catalog", "template", "model")):
         assert meshwright(*command).exit_code == 2
 
 
@@ -134,14 +110,7 @@ def test_a_price_is_asked_for_where_the_goal_needs_one(meshwright):
     assert outcome.exit_code == 2
     assert "no price is known" in outcome.stderr
     priced = meshwright(
-        "plan",
-        *ASKED,
-        "--accelerator",
-        "my.toml",
-        "--objective",
-        "cost",
-        "--set",
-        "costs.usd_per_device_hour=2",
+        "plan", *ASKED, "--accelerator", "my.toml", "--objective", "cost", "--set", "costs.usd_per_device_hour=2"
     )
     assert priced.exit_code == 0
 

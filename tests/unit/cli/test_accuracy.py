@@ -51,9 +51,7 @@ def test_json_has_the_promised_shape(meshwright: Callable[..., Any], few_runs: P
     assert all(row.get("reason") for row in document["rows"] if row["signed_error"] is None)
 
 
-def test_tables_and_files(
-    meshwright: Callable[..., Any], few_runs: Path, few_failed: Path, tmp_path: Path
-) -> None:
+def test_tables_and_files(meshwright: Callable[..., Any], few_runs: Path, few_failed: Path, tmp_path: Path) -> None:
     page, table = tmp_path / "page.html", tmp_path / "rows.csv"
     outcome = meshwright(
         "accuracy", "--runs", str(few_runs), "--failed", str(few_failed),
@@ -67,8 +65,7 @@ def test_tables_and_files(
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [("", "is empty"), ("id,model\nx,y\n", "missing columns"), (None, "cannot read")],
+    ("content", "message"), [("", "is empty"), ("id,model\nx,y\n", "missing columns"), (None, "cannot read")]
 )
 def test_a_broken_file_exits_with_2_and_one_message(
     meshwright: Callable[..., Any], tmp_path: Path, content: str | None, message: str
@@ -82,9 +79,7 @@ def test_a_broken_file_exits_with_2_and_one_message(
     assert "Traceback" not in outcome.stderr
 
 
-def test_a_file_without_a_row_that_can_be_predicted_is_reported(
-    meshwright: Callable[..., Any], few_runs: Path
-) -> None:
+def test_a_file_without_a_row_that_can_be_predicted_is_reported(meshwright: Callable[..., Any], few_runs: Path) -> None:
     lines = few_runs.read_text(encoding="utf-8").splitlines(keepends=True)
     few_runs.write_text(lines[0], encoding="utf-8")  # the header alone
     outcome = meshwright("accuracy", "--runs", str(few_runs), "--failed", str(few_runs), "--json")

@@ -101,9 +101,7 @@ def test_an_impossible_index_is_a_row_with_the_reason(outcome):
 
 def test_records_are_read_back_compared_and_reported(outcome, tmp_path):
     again = mw.read_record(outcome.folder)
-    assert [s.recall for s in again.totals.searches[0].rows] == [
-        s.recall for s in outcome.totals.searches[0].rows
-    ]
+    assert [s.recall for s in again.totals.searches[0].rows] == [s.recall for s in outcome.totals.searches[0].rows]
     assert [r.folder for r in mw.read_records(outcome.folder.parent).ingestions] == [outcome.folder]
     compared = mw.compare(str(outcome.folder), str(outcome.folder))
     means = {m.metric: m.value for m in compared.means}
@@ -114,11 +112,7 @@ def test_records_are_read_back_compared_and_reported(outcome, tmp_path):
 
 def test_totals_are_those_of_the_rows(outcome):
     document = outcome.to_dict()
-    rows = [
-        p
-        for p in outcome.records.passes
-        if (p.precision, p.order, p.mode) == ("bf16", "arrival", "pipelined")
-    ]
+    rows = [p for p in outcome.records.passes if (p.precision, p.order, p.mode) == ("bf16", "arrival", "pipelined")]
     (found,) = [
         p for p in document["passes"]
         if (p["encoding"]["precision"], p["encoding"]["order"], p["mode"]) == ("bf16", "arrival", "pipelined")
@@ -178,9 +172,7 @@ def test_ctrl_c_keeps_what_was_measured(meshwright, documents, encoder, tmp_path
             raise KeyboardInterrupt
 
     monkeypatch.setattr(passes._Progress, "add", stopping)
-    shown = meshwright(
-        "bench", "ingest", documents, "--encoder", encoder, *SMALL, "--out", str(tmp_path / "out")
-    )
+    shown = meshwright("bench", "ingest", documents, "--encoder", encoder, *SMALL, "--out", str(tmp_path / "out"))
     assert shown.exit_code == 130
     records = read_ingest(tmp_path / "out")
     assert [p.interrupted for p in records.passes] == [False] * (mode == "pipelined") + [True]
@@ -203,9 +195,7 @@ def test_ctrl_c_keeps_what_was_measured(meshwright, documents, encoder, tmp_path
     ],
     ids=lambda value: "".join(value[:2]) if isinstance(value, list) else None,
 )  # fmt: skip
-def test_wrong_options_are_refused_before_anything_is_written(
-    meshwright, documents, encoder, tmp_path, options, said
-):
+def test_wrong_options_are_refused_before_anything_is_written(meshwright, documents, encoder, tmp_path, options, said):
     shown = meshwright(
         "bench", "ingest", documents, "--encoder", encoder, *SMALL, "--out", str(tmp_path / "out"), *options
     )
@@ -237,14 +227,10 @@ def test_documents_that_cannot_be_ingested_are_refused(meshwright, encoder, tmp_
 def test_a_tokenizer_of_another_encoder_is_refused(meshwright, documents, encoder, tmp_path):
     from meshwright.bench.ingest.chunks import train_chunk_tokenizer
 
-    big = train_chunk_tokenizer(
-        ["a long list of many other tokens " * 3, "0 1 2 3 4 5 6 7 8 9 ! ? %"], vocabulary=400
-    )
+    big = train_chunk_tokenizer(["a long list of many other tokens " * 3, "0 1 2 3 4 5 6 7 8 9 ! ? %"], vocabulary=400)
     big.tokenizer.add_tokens([f"token{n}" for n in range(300)])
     big.tokenizer.save(str(tmp_path / "tokenizer.json"))
-    shown = meshwright(
-        "bench", "ingest", documents, "--encoder", encoder, *SMALL, "--tokenizer", str(tmp_path)
-    )
+    shown = meshwright("bench", "ingest", documents, "--encoder", encoder, *SMALL, "--tokenizer", str(tmp_path))
     assert shown.exit_code == 2
     assert "more tokens than the encoder" in shown.stderr
 
@@ -257,14 +243,7 @@ def test_weights_with_nan_are_refused(meshwright, documents, encoder, tmp_path):
     tensors["embeddings.LayerNorm.weight"][0] = float("nan")
     save_file(tensors, tmp_path / "nan" / "model.safetensors")
     shown = meshwright(
-        "bench",
-        "ingest",
-        documents,
-        "--encoder",
-        str(tmp_path / "nan"),
-        *SMALL,
-        "--out",
-        str(tmp_path / "out"),
+        "bench", "ingest", documents, "--encoder", str(tmp_path / "nan"), *SMALL, "--out", str(tmp_path / "out")
     )
     assert shown.exit_code == 1
     assert "not finite" in shown.stderr

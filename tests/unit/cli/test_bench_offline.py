@@ -14,12 +14,7 @@ from tests.unit.bench.batch.fake_vllm import write_fake_vllm
 
 from meshwright.bench.serving.endpoint import Endpoint
 from meshwright.bench.serving.mock import Behavior, MockFault, mock_server
-from meshwright.bench.serving.offline import (
-    OfflineRequest,
-    compare,
-    measure_offline,
-    parse_pairs,
-)
+from meshwright.bench.serving.offline import OfflineRequest, compare, measure_offline, parse_pairs
 from meshwright.bench.serving.prompts import PromptSource, parse_lengths
 from meshwright.errors import InputError
 
@@ -103,13 +98,7 @@ def test_the_command_measures_and_compares(meshwright, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        [],
-        ["x:1", "--server", "mock"],
-        ["x:1", "--pairs", "5"],
-        ["x:1", "--against", "absent.json"],
-        ["127.0.0.1:9"],
-    ],
+    [[], ["x:1", "--server", "mock"], ["x:1", "--pairs", "5"], ["x:1", "--against", "absent.json"], ["127.0.0.1:9"]],
     ids=str,
 )
 def test_wrong_requests_are_refused(meshwright, tmp_path, monkeypatch, arguments):
@@ -148,10 +137,7 @@ def test_an_engine_is_measured_without_a_server(tmp_path, meshwright, monkeypatc
         (["--engine", "transformers", "--model", "m", "--engine-option", "x=1"], "no such option"),
         (["--engine", "transformers", "--model", "m", "--server-option", "x=1"], "belong to servers"),
         (["--engine", "transformers", "--model", "m", "--replicas", "2", "--devices", "0"], "equal parts"),
-        (
-            ["--engine", "transformers", "--model", "m", "--replicas", "9", "--requests", "8"],
-            "fewer requests",
-        ),
+        (["--engine", "transformers", "--model", "m", "--replicas", "9", "--requests", "8"], "fewer requests"),
     ],
     ids=["two", "model", "address", "option", "server-option", "parts", "requests"],
 )

@@ -113,21 +113,14 @@ def test_a_search(meshwright, url, tmp_path):
 
 def test_a_trace(meshwright, url, tmp_path):
     trace = tmp_path / "trace.jsonl"
-    trace.write_text(
-        "".join(f'{{"timestamp": {20 * i}, "input_length": 4, "output_length": 2}}\n' for i in range(4))
-    )
+    trace.write_text("".join(f'{{"timestamp": {20 * i}, "input_length": 4, "output_length": 2}}\n' for i in range(4)))
     outcome = meshwright(
         "bench", "serve", url, "--prompts", str(trace), "--arrivals", "trace", "--no-self-test", "--json",
         "--out", str(tmp_path / "out"),
     )  # fmt: skip
     assert outcome.exit_code == 0, outcome.stderr
     (point,) = json.loads(outcome.stdout)["points"]
-    assert (point["arrivals"], point["num_ok"], point["input_tokens"], point["output_tokens"]) == (
-        "trace",
-        4,
-        16,
-        8,
-    )
+    assert (point["arrivals"], point["num_ok"], point["input_tokens"], point["output_tokens"]) == ("trace", 4, 16, 8)
 
 
 def test_failures_are_counted_and_all_failing_is_an_answer_of_no(meshwright, tmp_path):
@@ -142,14 +135,7 @@ def test_failures_are_counted_and_all_failing_is_an_answer_of_no(meshwright, tmp
     assert point["num_ok"] == 9
     with serving(Behavior(fault_every=1, fault=MockFault.HTTP_500)) as url:
         outcome = meshwright(
-            "bench",
-            "serve",
-            url,
-            "--concurrency",
-            "1",
-            "--requests",
-            "3",
-            *small("--out", str(tmp_path / "b")),
+            "bench", "serve", url, "--concurrency", "1", "--requests", "3", *small("--out", str(tmp_path / "b"))
         )
     assert outcome.exit_code == 1
     assert "no load could be measured" in outcome.stderr
@@ -200,10 +186,7 @@ def test_records_are_not_overwritten(meshwright, url, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "number",
-    [
-        pytest.param(signal.SIGINT, id="SIGINT"),
-        pytest.param(signal.SIGTERM, id="SIGTERM", marks=pytest.mark.slow),
-    ],
+    [pytest.param(signal.SIGINT, id="SIGINT"), pytest.param(signal.SIGTERM, id="SIGTERM", marks=pytest.mark.slow)],
 )  # both cancel the same task
 def test_an_interrupted_measurement_keeps_what_it_has(tmp_path, number, wait_for):
     with serving(Behavior(ttft_s=0.01, itl_s=0.005)) as url:

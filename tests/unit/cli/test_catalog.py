@@ -20,11 +20,7 @@ def document(*args):
 
 @pytest.mark.parametrize(
     ("kind", "key", "name"),
-    [
-        ("models", "models", "moe-2t"),
-        ("accelerators", "accelerators", "mi355x"),
-        ("clusters", "fabrics", "nvl72"),
-    ],
+    [("models", "models", "moe-2t"), ("accelerators", "accelerators", "mi355x"), ("clusters", "fabrics", "nvl72")],
 )
 def test_tables_list_every_entry(kind, key, name):
     rows = document(kind)[key]

@@ -43,9 +43,7 @@ def test_a_number_stays_with_its_unit(monkeypatch):
 
 
 def test_a_table_that_is_too_wide_has_a_block_for_each_row(monkeypatch):
-    lines = drawn(
-        SCALED, SCALED_ROWS, width=30, monkeypatch=monkeypatch, title="Strong scaling", caption="End"
-    )
+    lines = drawn(SCALED, SCALED_ROWS, width=30, monkeypatch=monkeypatch, title="Strong scaling", caption="End")
     assert lines == [
         "Strong scaling",
         "devices          1,024",
@@ -62,9 +60,7 @@ def test_a_table_that_is_too_wide_has_a_block_for_each_row(monkeypatch):
 
 
 def test_the_column_that_names_the_rows_wraps_before_blocks_are_drawn(monkeypatch):
-    lines = drawn(
-        {"plan": "left", "step": "right"}, [("TP8 PP16 mbs1", "1.5 s")], width=15, monkeypatch=monkeypatch
-    )
+    lines = drawn({"plan": "left", "step": "right"}, [("TP8 PP16 mbs1", "1.5 s")], width=15, monkeypatch=monkeypatch)
     assert lines == ["plan       step", "───────────────", "TP8 PP16  1.5 s", "mbs1"]
 
 
@@ -76,16 +72,12 @@ def test_a_wrapped_cell_keeps_its_indentation(monkeypatch):
 
 def test_a_value_that_is_wider_than_its_column_stands_below_its_heading(monkeypatch):
     path = "/a/path/that/is/longer/than/the/terminal/is/wide"
-    lines = drawn(
-        {"setting": "left", "file": "left"}, [("cache", path), ("", "x")], width=30, monkeypatch=monkeypatch
-    )
+    lines = drawn({"setting": "left", "file": "left"}, [("cache", path), ("", "x")], width=30, monkeypatch=monkeypatch)
     assert lines == ["setting  cache", "file", path, "", "file     x"]
 
 
 def test_a_title_that_is_wider_than_the_table_keeps_its_words(monkeypatch):
-    lines = drawn(
-        {"step": "right"}, [(1,)], width=30, monkeypatch=monkeypatch, title="/data/checkpoints of here"
-    )
+    lines = drawn({"step": "right"}, [(1,)], width=30, monkeypatch=monkeypatch, title="/data/checkpoints of here")
     assert lines == ["/data/checkpoints of here", "step", "────", "   1"]
 
 

@@ -25,11 +25,7 @@ def test_an_open_plan_shows_the_best_two(meshwright):
 
 def test_one_run_against_another(meshwright, tmp_path):
     other = tmp_path / "other.yaml"
-    text = (
-        PINNED_RUN.read_text(encoding="utf-8")
-        .replace("tensor: 4", "tensor: 8")
-        .replace("context: 2", "context: 1")
-    )
+    text = PINNED_RUN.read_text(encoding="utf-8").replace("tensor: 4", "tensor: 8").replace("context: 2", "context: 1")
     other.write_text(text, encoding="utf-8")
     outcome = meshwright("explain", PINNED_RUN, "--against", other)
     assert outcome.exit_code == 0, outcome.stderr
@@ -47,9 +43,7 @@ def test_a_run_against_itself(meshwright):
 
 
 def test_a_plan_that_cannot_run_is_told_what_is_in_its_way(meshwright):
-    outcome = meshwright(
-        "explain", PINNED_RUN, "--set", "parallel={tensor: 1, pipeline: 1, context: 1}", "--json"
-    )
+    outcome = meshwright("explain", PINNED_RUN, "--set", "parallel={tensor: 1, pipeline: 1, context: 1}", "--json")
     assert outcome.exit_code == 0, outcome.stderr
     assert "needs" in outcome.json["obstacle"]
     assert outcome.json["difference"] is None

@@ -53,11 +53,7 @@ def test_prompts_of_a_file(meshwright, folder, tmp_path):
     lines = [json.dumps("one"), "", json.dumps({"prompt": "two " * 9}), json.dumps({"messages": messages})]
     (tmp_path / "p.jsonl").write_text("\n".join(lines))
     done = meshwright("generate", folder, "--prompts", tmp_path / "p.jsonl", "--batch", 2, "--max-tokens", 4)
-    assert [line[:7] for line in done.stdout.splitlines() if line.startswith("[")] == [
-        "[1] one",
-        "[2] two",
-        "[3] hi",
-    ]
+    assert [line[:7] for line in done.stdout.splitlines() if line.startswith("[")] == ["[1] one", "[2] two", "[3] hi"]
     (tmp_path / "p.txt").write_text("one\n\ntwo\n")
     found = meshwright("generate", folder, "--prompts", tmp_path / "p.txt", "--max-tokens", 2, "--json").json
     assert [c["prompt"] for c in found["completions"]] == ["one", "two"]
@@ -73,16 +69,8 @@ def test_only_line_ends_divide_prompts_and_unused_keys_are_noted(meshwright, fol
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (
-            "p.jsonl",
-            b'{"messages": [{"role": "user", "content": "x"}], "tools": [{}]}',
-            "p.jsonl:1: not supported",
-        ),
-        (
-            "p.jsonl",
-            b'{"prompt": "a", "prompt": "b"}',
-            "p.jsonl:1: not JSON: the key 'prompt' is there twice",
-        ),
+        ("p.jsonl", b'{"messages": [{"role": "user", "content": "x"}], "tools": [{}]}', "p.jsonl:1: not supported"),
+        ("p.jsonl", b'{"prompt": "a", "prompt": "b"}', "p.jsonl:1: not JSON: the key 'prompt' is there twice"),
         ("p.jsonl", b'"x"\n{"prompt": 3}\n', "p.jsonl:2: prompt: got 'int'"),
         ("p.jsonl", b"{", "p.jsonl:1: not JSON"),
         ("p.jsonl", b"[1]", "p.jsonl:1: not a prompt"),
@@ -161,9 +149,7 @@ def talk(meshwright, folder, monkeypatch):
 
 
 def test_a_terminal_talks_until_it_ends(talk, folder):
-    done = talk(
-        "Hi", "/undo", "Hi", KeyboardInterrupt(), "/clear", "Hi", "/system Be brief.", "/quit", "never"
-    )
+    done = talk("Hi", "/undo", "Hi", KeyboardInterrupt(), "/clear", "Hi", "/system Be brief.", "/quit", "never")
     answer = mw.generate(folder, [{"role": "user", "content": "Hi"}], max_tokens=4).text
     assert done.exit_code == 0
     assert done.stdout == (answer + "\n") * 3

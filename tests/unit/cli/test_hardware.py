@@ -65,22 +65,14 @@ def test_the_function_plans_as_the_command_does(meshwright):
 
 @pytest.mark.parametrize(
     ("cluster", "is_idle"),
-    [
-        ("h100-8x1", True),
-        ("h100-8x2", False),
-        ("gb200-4x4", True),
-        ("tpu-v5p-4x4", True),
-        ("h100-8x1+h200-8x1", False),
-    ],
+    [("h100-8x1", True), ("h100-8x2", False), ("gb200-4x4", True), ("tpu-v5p-4x4", True), ("h100-8x1+h200-8x1", False)],
 )
 def test_a_network_that_no_plan_uses_is_said_to_change_nothing(cluster, is_idle, meshwright):
     asked = ("--model", "llama3-8b", "--cluster", cluster, "--gbs", 64, "--seq", 4096, "--top", 1)
     for network in (("--network", "25Gb/s"), ("--set", "cluster.oversubscription=8")):
         outcome = meshwright("plan", *asked, *network)
         assert ("the network that the run states changes nothing" in outcome.stderr) == is_idle
-        usual, stated = (
-            meshwright("plan", *asked, *some, "--json").json["plans"][0] for some in ((), network)
-        )
+        usual, stated = (meshwright("plan", *asked, *some, "--json").json["plans"][0] for some in ((), network))
         assert not is_idle or usual == stated
     assert "network" not in meshwright("plan", *asked, "--device-memory", "60GiB").stderr
 
@@ -105,12 +97,7 @@ def test_errors_name_the_option_that_was_typed(meshwright):
 
 def test_errors_of_the_function_name_the_argument(meshwright):
     given = {"model": "llama3-8b", "cluster": "h100-8x2", "global_sequences": 64, "sequence_length": 4096}
-    for wrong in (
-        {"network": "fast"},
-        {"device_memory": "900GiB"},
-        {"model": "lama3-8b"},
-        {"precision": "fp7"},
-    ):
+    for wrong in ({"network": "fast"}, {"device_memory": "900GiB"}, {"model": "lama3-8b"}, {"precision": "fp7"}):
         (name,) = wrong
         with pytest.raises(InputError, match=f"^{name}: "):
             mw.plan(**(given | wrong))

@@ -30,14 +30,8 @@ def test_every_synonym_is_of_a_command_that_exists():
 @pytest.mark.parametrize(
     ("typed", "hint"),
     [
-        (
-            ["train", "run.yaml", "--lr", "1e-4"],
-            "set the key of the run file: --set optimizer.learning_rate=VALUE",
-        ),
-        (
-            ["train", "run.yaml", "--micro-batch-size=2"],
-            "set the key of the run file: --set batch.micro=VALUE",
-        ),
+        (["train", "run.yaml", "--lr", "1e-4"], "set the key of the run file: --set optimizer.learning_rate=VALUE"),
+        (["train", "run.yaml", "--micro-batch-size=2"], "set the key of the run file: --set batch.micro=VALUE"),
         (
             ["train", "run.yaml", "--gradient-checkpointing"],
             "set the key of the run file: --set parallel.recompute=VALUE",
@@ -83,10 +77,7 @@ def test_an_engine_that_none_here_runs_leads_to_any(meshwright):
 
 def test_every_answer_with_a_price_says_which(meshwright):
     described = ["--model", "qwen3-0.6b", "--cluster", "h100-8x1", "--gbs", "64", "--seq", "4096"]
-    asked = {
-        "plan": ["--objective", "cost", "--top", "1"],
-        "scale": ["--devices", "8,16", "--tokens", "1e9"],
-    }
+    asked = {"plan": ["--objective", "cost", "--top", "1"], "scale": ["--devices", "8,16", "--tokens", "1e9"]}
     for command, options in asked.items():
         said = " ".join(meshwright(command, *described, *options).stdout.split())
         assert "12.29 USD per device-hour, Azure" in said

@@ -96,22 +96,14 @@ def test_a_plan_that_does_not_fit_is_noted(imported):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (
-            "local_batch_size = 1",
-            "local_batch_size = 3\nglobal_batch_size = 16",
-            "does not divide into portions",
-        ),
+        ("local_batch_size = 1", "local_batch_size = 3\nglobal_batch_size = 16", "does not divide into portions"),
         ('flavor = "8B"', 'flavor = "9B"', "no model of the catalogue"),
         ('name = "AdamW"', 'name = "Muon"', "an optimizer"),
         ('selective_ac_option = "op"', 'selective_ac_option = "mm"', "or every n-th layer"),
         ("seq_len = 8192", "seq_lenght = 8192", "did you mean training.seq_len?"),
         ("seq_len = 8192", "seq_len = '8192'", "training.seq_len has another type"),
         ("steps = 1000", "steps = 1000\nenable_cpu_offload = true", "parameters in host memory"),
-        (
-            'flavor = "8B"',
-            'flavor = "8B"\nconverters = ["int4"]',
-            "a converter that run files do not support",
-        ),
+        ('flavor = "8B"', 'flavor = "8B"\nconverters = ["int4"]', "a converter that run files do not support"),
         (
             "tensor_parallel_degree = 2",
             "pipeline_parallel_degree = 4\npipeline_parallel_layers_per_stage = 7",
@@ -157,12 +149,7 @@ def test_defaults_of_its_files_are_its_own(imported):
             "train.evaluate",
             {"every_steps": 50, "num_batches": 4},
         ),
-        (
-            "tensor_parallel_degree = 2",
-            "[experimental]\npipeline_parallel_degree = 4",
-            "parallel.pipeline",
-            4,
-        ),
+        ("tensor_parallel_degree = 2", "[experimental]\npipeline_parallel_degree = 4", "parallel.pipeline", 4),
         (
             "tensor_parallel_degree = 2",
             'pipeline_parallel_degree = 2\npipeline_parallel_schedule = "Interleaved1F1B"'
@@ -170,12 +157,7 @@ def test_defaults_of_its_files_are_its_own(imported):
             "parallel.virtual_pipeline",
             3,
         ),
-        (
-            'name = "llama3"\nflavor = "8B"',
-            'name = "deepseek_v3"\nflavor = "671B"',
-            "model.num_mtp_layers",
-            0,
-        ),
+        ('name = "llama3"\nflavor = "8B"', 'name = "deepseek_v3"\nflavor = "671B"', "model.num_mtp_layers", 0),
         (
             "enable = true\nfolder",
             'initial_load_path = "there"\ninitial_load_in_hf = true\nenable = true\nfolder',
@@ -217,9 +199,7 @@ def test_a_file_in_windows_lines(imported):
         (["tree.json"], "does not hold one tree"),
     ],
 )
-def test_whose_configuration_it_is_is_told_by_its_name_or_said(
-    meshwright, tmp_path, monkeypatch, source, message
-):
+def test_whose_configuration_it_is_is_told_by_its_name_or_said(meshwright, tmp_path, monkeypatch, source, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("meshwright.engines.torchtitan.importing.require_version", lambda: None)
     (tmp_path / "tree.json").write_text("{}")
@@ -252,7 +232,4 @@ def test_an_ending_belongs_to_the_engine_whose_facts_say_so(meshwright, engine_p
     install_engines(mine="mine.contract", yours="yours.contract")
     outcome = meshwright("import", "run.mine", "--cluster", "h100-8x1")
     assert "got 'run.mine', allowed: mine, yours\nhint: name the engine with --engine" in outcome.stderr
-    assert (
-        "yours reads it"
-        in meshwright("import", "run.mine", "--cluster", "h100-8x1", "--engine", "yours").stderr
-    )
+    assert "yours reads it" in meshwright("import", "run.mine", "--cluster", "h100-8x1", "--engine", "yours").stderr

@@ -22,9 +22,7 @@ def install(monkeypatch):
     """Make `meshwright probe ...` run a function of the test."""
 
     def add(function, *decorators):
-        command = verb("probe", body="probe_module:run", examples=["meshwright probe"])(
-            json_option(lambda: None)
-        )
+        command = verb("probe", body="probe_module:run", examples=["meshwright probe"])(json_option(lambda: None))
         monkeypatch.setitem(main.VERBS, "probe", Verb(target="probe_module:command", section="Plan", help=""))
         monkeypatch.setitem(sys.modules, "probe_module", Module(command=command, run=function))
 

@@ -51,17 +51,13 @@ def test_score_of_a_tree_lists_sets_and_what_is_skipped(meshwright, runs):
 
 
 def test_check_exits_by_what_it_finds(meshwright, runs):
-    code, out, _ = called(
-        meshwright, "mlperf", "check", str(runs), "--round", "5.1", "--no-official", "--json"
-    )
+    code, out, _ = called(meshwright, "mlperf", "check", str(runs), "--round", "5.1", "--no-official", "--json")
     document = json.loads(out)
     assert (code, document["passes"], document["findings"], document["official"]) == (0, True, [], None)
     log = SyntheticLog(seed=3)
     log.row("run_stop")["metadata"]["status"] = "aborted"
     log.write(runs / "result_3.txt")
-    code, out, _ = called(
-        meshwright, "mlperf", "check", str(runs), "--round", "5.1", "--no-official", "--json"
-    )
+    code, out, _ = called(meshwright, "mlperf", "check", str(runs), "--round", "5.1", "--no-official", "--json")
     (finding,) = json.loads(out)["findings"]
     assert code == 1
     assert (finding["file"], finding["rule"], finding["severity"]) == ("result_3.txt", "status", "error")

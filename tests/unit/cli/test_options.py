@@ -19,22 +19,17 @@ def parsed(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
-    [(None, None), ("auto", None), (" auto ", None), ("4,2,2", (2, 4)), ("0, 1_00,", (0, 100))],
+    ("text", "found"), [(None, None), ("auto", None), (" auto ", None), ("4,2,2", (2, 4)), ("0, 1_00,", (0, 100))]
 )
 def test_numbers_are_ascending_and_each_once(text, found):
     assert parsed(text) == found
 
 
-@pytest.mark.parametrize(
-    ("text", "got"), [("1,101", "101"), ("-1", "-1"), ("x", "x"), (",", ","), ("1.5", "1.5")]
-)
+@pytest.mark.parametrize(("text", "got"), [("1,101", "101"), ("-1", "-1"), ("x", "x"), (",", ","), ("1.5", "1.5")])
 def test_a_wrong_number_is_named(text, got):
     with pytest.raises(InputError) as caught:
         parsed(text)
-    assert caught.value.message == (
-        f"--workers has a wrong number: got {got!r}, allowed: auto, or 0 to 100, as in 1,2"
-    )
+    assert caught.value.message == (f"--workers has a wrong number: got {got!r}, allowed: auto, or 0 to 100, as in 1,2")
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("180s", 180), ("3m", 180), ("1.5h", 5400)])

@@ -37,28 +37,8 @@ def test_json_has_the_promised_shape(meshwright):
 
 
 def test_other_software_is_named_with_its_gain(meshwright):
-    asked = (
-        "plan",
-        "--model",
-        "qwen3-30b-a3b",
-        "--cluster",
-        "h100-8x2",
-        "--gbs",
-        64,
-        "--seq",
-        4096,
-        "--top",
-        1,
-    )
-    asked += (
-        "--engine",
-        "megatron",
-        "--set",
-        "stack.cuda_graphs=none",
-        "--explain",
-        "--fix",
-        "tensor=1,context=1",
-    )
+    asked = ("plan", "--model", "qwen3-30b-a3b", "--cluster", "h100-8x2", "--gbs", 64, "--seq", 4096, "--top", 1)
+    asked += ("--engine", "megatron", "--set", "stack.cuda_graphs=none", "--explain", "--fix", "tensor=1,context=1")
     assert "stack.cuda_graphs=" in meshwright(*asked).stdout
     switches = meshwright(*asked, "--json").json["explanation"]["switches"]
     assert all(switch["gain"] > 1 for switch in switches)
@@ -74,9 +54,7 @@ def test_plans_as_a_table(meshwright, tmp_path):
     assert [row["plan"] for row in rows] == [plan["plan"] for plan in plans]
     for row, plan in zip(rows, plans, strict=True):
         assert float(row["step_s"]) == pytest.approx(plan["estimate"]["step"]["value"])
-        assert sum(float(row[f"{name}_s"]) for name in plan["components_s"]) == pytest.approx(
-            float(row["step_s"])
-        )
+        assert sum(float(row[f"{name}_s"]) for name in plan["components_s"]) == pytest.approx(float(row["step_s"]))
         assert int(row["tensor"]) == plan["parallel"]["tensor"]
 
 
@@ -105,9 +83,7 @@ def test_the_answer_is_deterministic(meshwright):
 
 
 def test_tables(meshwright):
-    outcome = meshwright(
-        *ASKED, "--top", 2, "--explain", "--pareto", "--why-not", "tensor=8", "--why-not", "tp=3"
-    )
+    outcome = meshwright(*ASKED, "--top", 2, "--explain", "--pareto", "--why-not", "tensor=8", "--why-not", "tp=3")
     assert outcome.exit_code == 0, outcome.stderr
     for words in (
         "llama3-8b on h100-8x2 (16 devices)", "80 % interval", "MFU", "of 80", "plans enumerated", "\nWhy ",
@@ -226,15 +202,10 @@ def test_all_scored_plans_in_every_form(meshwright, tmp_path):
     assert "\N{BLACK DIAMOND}" in printed.stdout
 
 
-def test_a_run_that_names_no_engine_is_planned_for_any_where_the_default_does_not_run_it(
-    meshwright, tmp_path
-):
+def test_a_run_that_names_no_engine_is_planned_for_any_where_the_default_does_not_run_it(meshwright, tmp_path):
     asked = ("plan", "--model", "qwen3.5-9b", "--cluster", "h100-8x4", "--gbs", 64, "--seq", 4096, "--top", 1)
     outcome = meshwright(*asked, "--write", tmp_path / "run.yaml")
     assert outcome.exit_code == 0
-    assert (
-        "planned for engine: any, as native, the default, does not run it: model.linear_attention"
-        in outcome.stderr
-    )
+    assert "planned for engine: any, as native, the default, does not run it: model.linear_attention" in outcome.stderr
     assert runfile.load(tmp_path / "run.yaml").engine == "any"
     assert meshwright(*asked, "--engine", "native").exit_code == 2

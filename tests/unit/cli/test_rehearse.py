@@ -72,9 +72,7 @@ PLANS = {
 def test_every_axis_is_kept_while_there_is_room(run, name):
     plan, degrees, left_out = PLANS[name]
     toy = shrink(run, plan, num_processes=4)
-    assert {
-        axis: getattr(toy.plan, axis) for axis in rehearsal.AXES if getattr(toy.plan, axis) > 1
-    } == degrees
+    assert {axis: getattr(toy.plan, axis) for axis in rehearsal.AXES if getattr(toy.plan, axis) > 1} == degrees
     assert toy.omitted_axes == left_out
     assert toy.plan.num_devices <= 4
     assert toy.plan.sharding is plan.sharding
@@ -161,9 +159,7 @@ def test_a_sound_plan_is_equal(meshwright, run_file):
 @pytest.mark.distributed
 def test_processes_that_hang_say_where(run):
     toy = shrink(run, Plan(tensor=2), num_processes=2)
-    with pytest.raises(
-        InfeasibleError, match=r"deadlock: not done after 0.01 s; process 0 in \w+\.py:\d+ "
-    ) as caught:
+    with pytest.raises(InfeasibleError, match=r"deadlock: not done after 0.01 s; process 0 in \w+\.py:\d+ ") as caught:
         rehearse(toy.run, toy.plan, timeout_s=0.01)
     assert caught.value.exit_code == 1
     assert "parent_watch.py" not in str(caught.value)  # the thread that watches is no place of a deadlock

@@ -57,9 +57,7 @@ COMMANDS = {
     "launch": [f"launch {PINNED_RUN} --on slurm --dry-run --set engine=native"],
     "mlperf_check": ["mlperf check llama2_70b_lora --round 5.1 --no-official"],
     "mlperf_compare": ["mlperf compare --benchmark llama31_8b --devices 8"],
-    "mlperf_package": [
-        "mlperf package llama2_70b_lora --org Org --system sys8.json --code code --out submission"
-    ],
+    "mlperf_package": ["mlperf package llama2_70b_lora --org Org --system sys8.json --code code --out submission"],
     "mlperf_rcp": ["mlperf rcp llama2_70b_lora --creator Org --platform 8xH100"],
     "mlperf_score": ["mlperf score llama2_70b_lora --round 5.1"],
     "plan": ["plan --model llama3.1-8b --cluster h100-8x1 --gbs 64 --seq 8192 --top 2 --pareto"],
@@ -108,14 +106,7 @@ def print_kernels() -> None:
 
 
 def print_benchmark_runs() -> None:
-    run = {
-        "index": 1,
-        "seed": 17,
-        "status": "converged",
-        "samples": 1_234_567,
-        "loss": 3.25,
-        "minutes": 12.345,
-    }
+    run = {"index": 1, "seed": 17, "status": "converged", "samples": 1_234_567, "loss": 3.25, "minutes": 12.345}
     document = {
         "notes": [], "runs": [run], "raw_min": None, "num_converged": 1, "num_runs": 1, "target": 3.3, "label": "x",
         "missing_system_fields": [], "folder": "results/proxy_pretrain_xs",
@@ -124,13 +115,7 @@ def print_benchmark_runs() -> None:
 
 
 def print_evaluation() -> None:
-    row = {
-        "on": "wikitext/test.txt",
-        "metric": "bits_per_byte",
-        "value": 0.75,
-        "standard_error": 0.01,
-        "number": 10**6,
-    }
+    row = {"on": "wikitext/test.txt", "metric": "bits_per_byte", "value": 0.75, "standard_error": 0.01, "number": 10**6}
     done = SimpleNamespace(to_rows=lambda: [row], model={"name": "llama3.1-8b", "step": 12_000}, texts=())
     import_module("meshwright.cli.evaluate")._show(done)
 
@@ -207,9 +192,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_rows(folder)
     write_submission(folder)
     pinned = PINNED_RUN.read_text(encoding="utf-8")
-    (folder / "other.yaml").write_text(
-        pinned.replace("tensor: 4", "tensor: 8").replace("context: 2", "context: 1")
-    )
+    (folder / "other.yaml").write_text(pinned.replace("tensor: 4", "tensor: 8").replace("context: 2", "context: 1"))
     for host, driver in (("a", "6.14.14"), ("b", "6.14.14"), ("c", "6.12.12")):
         document = {
             "report": "meshwright doctor",
@@ -257,9 +240,9 @@ def write_submission(folder: Path) -> None:
 def modules_with_tables() -> set[str]:
     """Modules of the command line that print tables."""
     sources = {path.stem: path.read_text(encoding="utf-8") for path in Path(cli.__file__).parent.glob("*.py")}
-    return {
-        name for name, text in sources.items() if "print_table(" in text or "print_text_tables(" in text
-    } - {"output"}
+    return {name for name, text in sources.items() if "print_table(" in text or "print_text_tables(" in text} - {
+        "output"
+    }
 
 
 def test_every_module_that_prints_tables_is_here():

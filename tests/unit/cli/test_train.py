@@ -21,9 +21,7 @@ needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reas
 @pytest.fixture
 def run_file(tmp_path, monkeypatch, tiny_text):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "tiny.yaml").write_text(
-        tiny_text.replace(", checkpoint: {folder: saved, every_steps: 2}", "")
-    )
+    (tmp_path / "tiny.yaml").write_text(tiny_text.replace(", checkpoint: {folder: saved, every_steps: 2}", ""))
     return "tiny.yaml"
 
 
@@ -53,9 +51,7 @@ def test_the_document_is_the_record(meshwright, run_file, without_page, tmp_path
 
 
 @needs_torch
-def test_reaching_the_target_loss_is_shown_and_exits_0(
-    meshwright, run_file, without_page, without_measuring, tmp_path
-):
+def test_reaching_the_target_loss_is_shown_and_exits_0(meshwright, run_file, without_page, without_measuring, tmp_path):
     (tmp_path / "text.txt").write_text("ab" * 4000)
     data = "data={source: text.txt, tokenizer: bytes, sequence_length: 16}"
     target = "train.evaluate={every_steps: 1, num_batches: 1, target_loss: 100}"
@@ -66,9 +62,7 @@ def test_reaching_the_target_loss_is_shown_and_exits_0(
 
 
 @needs_torch
-def test_without_measuring_there_is_neither_prediction_nor_mfu(
-    meshwright, run_file, tmp_path, own_cache, monkeypatch
-):
+def test_without_measuring_there_is_neither_prediction_nor_mfu(meshwright, run_file, tmp_path, own_cache, monkeypatch):
     with monkeypatch.context() as context:
         context.setattr("meshwright.cli.train._write_page", lambda folder: None)
         outcome = meshwright("train", run_file, "--no-measure", "--json")
@@ -101,9 +95,7 @@ def test_measured_stands_beside_predicted(meshwright, run_file, tmp_path):
 def test_only_steps_leaves_the_record_alone(meshwright, run_file, without_measuring, tmp_path):
     (tmp_path / "text.txt").write_text("ab" * 4000)
     data = "data={source: text.txt, tokenizer: bytes, sequence_length: 16}"  # without --only-steps it would write
-    outcome = meshwright(
-        "train", run_file, "--only-steps", "--json", "--set", data, "--set", "model.vocab=257"
-    )
+    outcome = meshwright("train", run_file, "--only-steps", "--json", "--set", data, "--set", "model.vocab=257")
     assert outcome.exit_code == 0, outcome.stderr
     assert outcome.json["statistics"]["steps"] == 4
     assert outcome.json["sample"] is None
@@ -111,9 +103,7 @@ def test_only_steps_leaves_the_record_alone(meshwright, run_file, without_measur
 
 
 @needs_torch
-def test_a_second_training_takes_a_folder_of_its_own(
-    meshwright, run_file, without_page, without_measuring, tmp_path
-):
+def test_a_second_training_takes_a_folder_of_its_own(meshwright, run_file, without_page, without_measuring, tmp_path):
     for _ in range(2):
         assert meshwright("train", run_file, "--set", "train.steps=1").exit_code == 0
     assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["tiny", "tiny-2"]

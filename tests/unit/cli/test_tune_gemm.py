@@ -66,9 +66,7 @@ def test_a_dry_run_tells_and_changes_nothing(meshwright, run_path, faster):
     assert files(run_path.parent) == {"run.yaml"}
 
 
-def test_apply_keeps_the_file_and_names_it_and_a_training_takes_it(
-    meshwright, run_path, faster, without_measuring
-):
+def test_apply_keeps_the_file_and_names_it_and_a_training_takes_it(meshwright, run_path, faster, without_measuring):
     document = meshwright("tune", "gemm", run_path, *QUICK, "--apply", "--json").json
     assert document["found"]
     assert document["written"] == [str(run_path.with_suffix(".gemm.json")), str(run_path)]

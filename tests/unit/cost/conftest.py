@@ -10,12 +10,7 @@ from tests.cost_case import Case
 from meshwright.calibration.parameters import prior
 from meshwright.catalog import lookup as catalog
 from meshwright.cost.rates import system_rates
-from meshwright.cost.tables import (
-    BatchTable,
-    model_row,
-    plan_row,
-    precision_row,
-)
+from meshwright.cost.tables import BatchTable, model_row, plan_row, precision_row
 from meshwright.specs.hardware import Stack
 from meshwright.specs.model import Lora, Model
 from meshwright.specs.plan import Plan

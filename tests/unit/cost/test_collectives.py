@@ -51,15 +51,7 @@ def net_of(name: str) -> Network:
 class TestGroup:
     @pytest.mark.parametrize(
         ("size", "stride", "inner", "outer"),
-        [
-            (1, 1, 1, 1),
-            (8, 1, 8, 1),
-            (4, 2, 4, 1),
-            (8, 2, 4, 2),
-            (16, 1, 8, 2),
-            (16, 8, 1, 16),
-            (4, 64, 1, 4),
-        ],
+        [(1, 1, 1, 1), (8, 1, 8, 1), (4, 2, 4, 1), (8, 2, 4, 2), (16, 1, 8, 2), (16, 8, 1, 16), (4, 64, 1, 4)],
     )
     def test_members_per_domain(self, size, stride, inner, outer):
         g = group(size=size, stride=stride, net=ideal())

@@ -82,8 +82,7 @@ class TestLayer:
 
     def test_frozen_matrices_quantise_no_transposed_copy(self, case):
         found, frozen = (
-            case(precision="fp8_rowwise", plan=Plan(data_shard=32), lora=lora).layer()
-            for lora in (None, Lora())
+            case(precision="fp8_rowwise", plan=Plan(data_shard=32), lora=lora).layer() for lora in (None, Lora())
         )
         assert frozen.dense_ffn.forward_s < found.dense_ffn.forward_s
         assert frozen.dense_ffn.input_s < found.dense_ffn.input_s
@@ -103,9 +102,7 @@ class TestLayer:
     def test_longer_sequences_cost_more_attention_per_token_and_no_more_matrices(self, case):
         short = case(seq_len=4096, plan=Plan(micro_batch=2, data_shard=32)).layer()
         long = case(seq_len=8192, plan=Plan(micro_batch=1, data_shard=32)).layer()
-        fill = (4096 + ATTENTION_FILL_KEYS) / (
-            2048 + ATTENTION_FILL_KEYS
-        )  # keys of a query: half of the sequence
+        fill = (4096 + ATTENTION_FILL_KEYS) / (2048 + ATTENTION_FILL_KEYS)  # keys of a query: half of the sequence
         assert long.attention_core.forward_s == pytest.approx(fill * short.attention_core.forward_s, rel=0.02)
         assert long.dense_ffn.forward_s == short.dense_ffn.forward_s
 
@@ -132,9 +129,7 @@ class TestLayer:
         c = case(model="gpt-oss-120b", plan=Plan(data_shard=32)).with_rates(output_tiles=0)
         free, padded = (c.with_rates(matrix_unit_width=width).layer().attention_gemm for width in (0, 256))
         assert padded.forward_s / free.forward_s == pytest.approx(3072 / 2880, rel=0.01)
-        assert padded.weight_s / free.weight_s == pytest.approx(
-            3072 / 2880, rel=0.04
-        )  # its depth is that of tokens
+        assert padded.weight_s / free.weight_s == pytest.approx(3072 / 2880, rel=0.04)  # its depth is that of tokens
 
     def test_context_parallelism_divides_the_tokens(self, case):
         assert case(plan=Plan(context=4, data_shard=8)).layer().dense_ffn.forward_s < 0.3 * (
@@ -148,17 +143,11 @@ class TestLayer:
     def test_systolic_arrays_pad_heads(self, case):
         c = case(model="llama3-8b")  # heads of 128
         cores, filled, half = (
-            float(
-                c.with_rates(matrix_unit_width=width, attention_forward_ratio=0.5)
-                .layer()
-                .attention_core.forward_s
-            )
+            float(c.with_rates(matrix_unit_width=width, attention_forward_ratio=0.5).layer().attention_core.forward_s)
             for width in (0, 128, 256)
         )
         assert filled == pytest.approx(cores)
-        assert half == pytest.approx(
-            (1 + 0.5) * filled, rel=0.01
-        )  # GEMMs, half of the time, take twice as long
+        assert half == pytest.approx((1 + 0.5) * filled, rel=0.01)  # GEMMs, half of the time, take twice as long
 
     def test_a_quarter_of_the_matrix_rate_leaves_attention_its_other_work(self, case):
         """GEMMs take four times as long; what half of the time was, exponentials and such, takes as long as before."""
@@ -203,10 +192,7 @@ class TestElementwise:
     def test_latent_attention_rotates_a_part_of_each_head(self, case):
         """The rotary embedding of DeepSeek-V3 moves less than three times all of its queries and keys."""
         model = catalog.model("deepseek-v3")
-        whole = replace(
-            model,
-            attention=Attention(num_heads=128, num_kv_heads=128, head_dim=192),
-        )
+        whole = replace(model, attention=Attention(num_heads=128, num_kv_heads=128, head_dim=192))
         plan = {"cluster": "h100-8x128", "plan": Plan(expert=64, data_shard=1024)}
         latent, grouped = case(model=model, **plan).layer(), case(model=whole, **plan).layer()
         assert 0.6 < latent.elementwise.forward_s / grouped.elementwise.forward_s < 0.9
@@ -222,9 +208,7 @@ class TestWindows:
 
         small, large, whole = (forward_s(tile) for tile in (128, 1024, 8192))
         usual = (4096 + 252) / 2 + ATTENTION_FILL_KEYS  # a window of 128 takes two tiles of 128
-        assert large / small == pytest.approx(
-            (4096 + 448 + 1792 + 112 + 2 * ATTENTION_FILL_KEYS) / 2 / usual, rel=0.01
-        )
+        assert large / small == pytest.approx((4096 + 448 + 1792 + 112 + 2 * ATTENTION_FILL_KEYS) / 2 / usual, rel=0.01)
         assert whole / small == pytest.approx((8192 - 64 + ATTENTION_FILL_KEYS) / usual, rel=0.01)
         assert forward_s(2 * 8192) == whole
 
@@ -242,9 +226,7 @@ class TestExperts:
         formula = case(model=self.MODEL)
         tiles, none = formula.with_rates(corrections=corrections), formula.with_rates(output_tiles=0)
         assert tiles.layer().experts.forward_s == formula.layer().experts.forward_s
-        assert tiles.layer().attention_gemm.forward_s == pytest.approx(
-            2 * formula.layer().attention_gemm.forward_s
-        )
+        assert tiles.layer().attention_gemm.forward_s == pytest.approx(2 * formula.layer().attention_gemm.forward_s)
         slower = none.with_rates(corrections=corrections).layer().experts.forward_s
         assert slower == pytest.approx(2 * none.layer().experts.forward_s)
 

@@ -14,12 +14,7 @@ TOKENS, ELEMENT_S = 1024.0, 1e-12
 def swap(case, name: str, plan: Plan) -> float:
     group = groups_of(plan_row(plan), case().rates.network).context
     found = swap_s(
-        model_row(catalog.model(name)),
-        plan_row(plan),
-        TOKENS,
-        group=group,
-        element_bytes=2.0,
-        element_s=ELEMENT_S,
+        model_row(catalog.model(name)), plan_row(plan), TOKENS, group=group, element_bytes=2.0, element_s=ELEMENT_S
     )
     return float(np.ravel(found)[0])
 

@@ -29,9 +29,7 @@ def request(*, dispatcher: Dispatcher = Dispatcher.DEEPEP) -> PlanRequest:
         seq_len=4096,
         global_batch=15_360,
         precision=PRECISIONS["fp8_blockwise"],
-        stack=Stack(
-            framework="megatron-bridge", features=Features(dispatcher=dispatcher, overlaps_experts=False)
-        ),
+        stack=Stack(framework="megatron-bridge", features=Features(dispatcher=dispatcher, overlaps_experts=False)),
     )
 
 

@@ -22,9 +22,7 @@ TOKENS = 48
 
 
 def rates_on(cluster: str, *, framework: str = "native", precision: str = "bf16", **routes: str):
-    return system_rates(
-        catalog.cluster(cluster), PRECISIONS[precision], Stack(framework=framework), routes=routes
-    )
+    return system_rates(catalog.cluster(cluster), PRECISIONS[precision], Stack(framework=framework), routes=routes)
 
 
 def small(name: str = "llama3.1-8b", **changes: object) -> Model:
@@ -129,9 +127,7 @@ class TestCounts:
                 return (*ctx.kept, None)
 
         monkeypatch.setattr(CoreAttention, "forward", core)
-        layers = Transformer(
-            model, layers=range(1), is_first=False, is_last=False, options=TransformerOptions()
-        )
+        layers = Transformer(model, layers=range(1), is_first=False, is_last=False, options=TransformerOptions())
         layers = layers.bfloat16()
         x = torch.ones(1, TOKENS, model.hidden, dtype=torch.bfloat16, requires_grad=True)
         gradient = torch.ones_like(x)
@@ -181,9 +177,7 @@ class TestWhereTheyRun:
         assert found == FusedKernels(activation=1, rotary=1)
 
 
-def case_of(
-    *, framework: str = "native", seq_len: int = 8192, precision: str = "bf16", **routes: str
-) -> Case:
+def case_of(*, framework: str = "native", seq_len: int = 8192, precision: str = "bf16", **routes: str) -> Case:
     return Case(
         model=model_row(catalog.model("llama3.1-8b")),
         batch=BatchTable(seq_len=seq_len, global_batch=64),

@@ -1,14 +1,7 @@
 import numpy as np
 import pytest
 
-from meshwright.cost.energy import (
-    PowerModel,
-    activity_ratio,
-    device_power_w,
-    facility_power_w,
-    power_model,
-    run_energy,
-)
+from meshwright.cost.energy import PowerModel, activity_ratio, device_power_w, facility_power_w, power_model, run_energy
 from meshwright.errors import InputError
 from meshwright.units import HOUR_S
 
@@ -44,12 +37,7 @@ def test_activity_needs_a_value_for_the_rest():
 def test_energy_of_a_run():
     """1000 devices at (400 + 350) W x 1.1 for 100 h: 82.5 MWh."""
     run = run_energy(
-        power=H100,
-        activity_ratio=0.5,
-        num_devices=1000,
-        wall_s=100 * HOUR_S,
-        num_tokens=1e12,
-        grid_kg_per_kwh=0.4,
+        power=H100, activity_ratio=0.5, num_devices=1000, wall_s=100 * HOUR_S, num_tokens=1e12, grid_kg_per_kwh=0.4
     )
     assert run.facility_mwh == pytest.approx(82.5)
     assert run.facility_j_per_token == pytest.approx(0.297)

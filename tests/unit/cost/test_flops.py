@@ -97,9 +97,7 @@ def test_a_prediction_module_is_a_layer_a_projection_and_a_head():
     more = count_parameters(model_row(replace(SMALL, num_mtp_layers=1)))
     layer = 64 + 64 + 64 + 3 * 8 * 16
     assert more.active - count_parameters(table).active == layer + 2 * 8 * 8 + 100 * 8
-    assert (
-        more.total - count_parameters(table).total == layer + 2 * 8 + 2 * 8 * 8 + 3 * 8
-    )  # norms; its head is shared
+    assert more.total - count_parameters(table).total == layer + 2 * 8 + 2 * 8 * 8 + 3 * 8  # norms; its head is shared
 
 
 def test_adapters_train_and_the_base_only_passes_gradients_on():

@@ -36,13 +36,7 @@ def simulate(*, interval_s, stall_s, mtbf_s, restart_s, lag_s, num_failures, see
     [(200.0, 10.0, 300.0, 0.0), (100.0, 1.0, 600.0, 60.0), (900.0, 120.0, 60.0, 400.0)],
 )
 def test_simulation_agrees_with_the_renewal_formula(interval_s, stall_s, restart_s, lag_s):
-    case = {
-        "interval_s": interval_s,
-        "stall_s": stall_s,
-        "restart_s": restart_s,
-        "lag_s": lag_s,
-        "mtbf_s": 1856.0,
-    }
+    case = {"interval_s": interval_s, "stall_s": stall_s, "restart_s": restart_s, "lag_s": lag_s, "mtbf_s": 1856.0}
     runs = [simulate(**case, num_failures=1000, seed=seed) for seed in range(12)]
     mean, error = np.mean(runs), np.std(runs, ddof=1) / math.sqrt(len(runs))
     assert abs(mean - gp.goodput_ratio(**case)) < 4 * error
@@ -51,9 +45,7 @@ def test_simulation_agrees_with_the_renewal_formula(interval_s, stall_s, restart
 
 def test_llama3_rate_is_the_published_count():
     assert pytest.approx(50_675, rel=1e-4) == LLAMA3_MTBF_S / HOUR_S
-    assert gp.mtbf_s(device_mtbf_s=LLAMA3_MTBF_S, num_devices=98_304) / HOUR_S == pytest.approx(
-        0.52, abs=0.005
-    )
+    assert gp.mtbf_s(device_mtbf_s=LLAMA3_MTBF_S, num_devices=98_304) / HOUR_S == pytest.approx(0.52, abs=0.005)
 
 
 @pytest.mark.parametrize(("num_devices", "hours"), [(16_384, 1.80), (131_072, 0.225)])
@@ -73,9 +65,7 @@ def test_published_goodput_is_predicted(seen):
         assert estimate.low < seen.goodput_ratio < estimate.high
 
 
-@pytest.mark.parametrize(
-    ("stall_s", "restart_s", "interval_s", "goodput"), [(10, 300, 193, 0.74), (1, 60, 61, 0.94)]
-)
+@pytest.mark.parametrize(("stall_s", "restart_s", "interval_s", "goodput"), [(10, 300, 193, 0.74), (1, 60, 61, 0.94)])
 def test_worked_values_at_98304_devices(stall_s, restart_s, interval_s, goodput):
     m = gp.mtbf_s(device_mtbf_s=LLAMA3_MTBF_S, num_devices=98_304)
     tau = (2 * stall_s * m) ** 0.5  # Young 1974
@@ -126,13 +116,7 @@ def test_json_has_the_numbers():
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        {"num_devices": 0},
-        {"checkpoint": CheckpointCost(stall_s=0.0)},
-        {"interval_s": -1.0},
-        {"num_spares": -1},
-    ],
+    "wrong", [{"num_devices": 0}, {"checkpoint": CheckpointCost(stall_s=0.0)}, {"interval_s": -1.0}, {"num_spares": -1}]
 )
 def test_senseless_input_is_refused(wrong):
     with pytest.raises(InputError, match="got"):

@@ -17,9 +17,7 @@ from meshwright.specs.plan import AxisOrder, Plan
 
 def network(name: str) -> Network:
     cluster = catalog.cluster(name)
-    return network_row(
-        cluster.fabric, constants_for(cluster.fabric), devices_per_node=cluster.devices_per_node
-    )
+    return network_row(cluster.fabric, constants_for(cluster.fabric), devices_per_node=cluster.devices_per_node)
 
 
 def groups(cluster: str, **plan: Any) -> Groups:
@@ -74,9 +72,7 @@ def test_pipelines_inside_of_data_parallelism(plan, name, expected):
 
 
 def test_plans_of_both_orders_in_one_table():
-    plans = [
-        Plan(tensor=2, context=3, pipeline=2, data_shard=4, axis_order=order) for order in reversed(AxisOrder)
-    ]
+    plans = [Plan(tensor=2, context=3, pipeline=2, data_shard=4, axis_order=order) for order in reversed(AxisOrder)]
     rows = [plan_row(plan) for plan in plans]
     table = PlanTable(**{f.name: np.array([getattr(r, f.name) for r in rows]) for f in fields(PlanTable)})
     both = groups_of(table, network("h100-8x6"))

@@ -55,12 +55,7 @@ class TestTensorParallel:
 
         def seconds(seq_len: int) -> float:
             c = case(
-                plan=self.PLAN,
-                seq_len=seq_len,
-                cluster="b200-8x4",
-                framework=framework,
-                precision=precision,
-                lora=lora,
+                plan=self.PLAN, seq_len=seq_len, cluster="b200-8x4", framework=framework, precision=precision, lora=lora
             )
             return parts_of(c.with_rates(**free)).dense["tensor_parallel"].forward_s
 
@@ -106,9 +101,7 @@ class TestExpertParallel:
 
     def all_to_all_s(self, case, *, cluster="h100-8x8", **changes) -> float:
         plan = Plan(**({"expert": 8, "data_shard": 64} | changes))
-        return float(
-            parts_of(case(model=self.MODEL, cluster=cluster, plan=plan)).moe["expert_parallel"].forward_s
-        )
+        return float(parts_of(case(model=self.MODEL, cluster=cluster, plan=plan)).moe["expert_parallel"].forward_s)
 
     def test_no_all_to_all_when_every_rank_has_all_experts(self, case):
         assert self.all_to_all_s(case, expert=1) == 0
@@ -123,25 +116,18 @@ class TestExpertParallel:
     def test_one_copy_to_each_node_is_never_slower(self, case):
         c = case(model=self.MODEL, cluster="h100-8x8", plan=Plan(expert=64, data_shard=64))
         one, all_copies = c.with_rates(deduplicates=1), c.with_rates(deduplicates=0)
-        assert (
-            parts_of(one).moe["expert_parallel"].forward_s
-            < parts_of(all_copies).moe["expert_parallel"].forward_s
-        )
+        assert parts_of(one).moe["expert_parallel"].forward_s < parts_of(all_copies).moe["expert_parallel"].forward_s
 
     def test_dispatch_in_8_bits_travels_less(self, case):
         c = case(model=self.MODEL, cluster="h100-8x8", plan=Plan(expert=64, data_shard=64))
         narrow = replace(c, precision=replace(c.precision, dispatch_bytes=1.0))
-        assert (
-            parts_of(narrow).moe["expert_parallel"].forward_s < parts_of(c).moe["expert_parallel"].forward_s
-        )
+        assert parts_of(narrow).moe["expert_parallel"].forward_s < parts_of(c).moe["expert_parallel"].forward_s
 
     def test_parts_of_an_expert_gather_tokens_inside_the_node(self, case):
         """The all-to-all between nodes carries each row once, unless a stack sends it to every part."""
         whole, parts = ({"expert": 8, "tensor": 4, "data_shard": 16, "expert_tensor": t} for t in (1, 4))
         plan = Plan(**parts)
-        copied = case(model=self.MODEL, cluster="h100-8x8", plan=plan).with_rates(
-            copies_rows=1, deduplicates=0
-        )
+        copied = case(model=self.MODEL, cluster="h100-8x8", plan=plan).with_rates(copies_rows=1, deduplicates=0)
         gathered = copied.with_rates(copies_rows=0)
         sent, also_gathered = (parts_of(c).moe["expert_parallel"].forward_s for c in (copied, gathered))
         assert self.all_to_all_s(case, **whole) < also_gathered < 0.7 * sent

@@ -56,9 +56,7 @@ def linear_part(model: Model, plan: Plan | None = None, *, seq_len: int = 8192) 
 def test_parameters_of_two_models():
     """Totals as the names of both say; the indexes of their weights were not opened."""
     assert count_parameters(model_row(NEXT)).total == pytest.approx(81_324_862_720, rel=1e-12)
-    assert count_parameters(model_row(KIMI)).total + BIASES_OF_ROUTER == pytest.approx(
-        49_122_681_728, rel=1e-12
-    )
+    assert count_parameters(model_row(KIMI)).total + BIASES_OF_ROUTER == pytest.approx(49_122_681_728, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -106,9 +104,7 @@ def test_a_prediction_module_has_full_attention():
 
 def test_the_gate_is_one_more_projection_of_the_queries():
     gated, plain = (
-        count_parameters(
-            model_row(replace(DENSE, attention=replace(DENSE.attention, output_gate=gate)))
-        ).total
+        count_parameters(model_row(replace(DENSE, attention=replace(DENSE.attention, output_gate=gate)))).total
         for gate in (True, False)
     )
     assert gated - plain == pytest.approx(8 * 4096 * 16 * 256)
@@ -139,11 +135,7 @@ def test_parameters_of_any_shape_are_those_of_its_tensors(heads, repeat, key, va
     model = replace(DENSE, hidden=h, num_layers=len(pattern), linear_attention=linear)
     none = replace(model, linear_attention=None)
     a = model.attention
-    full = (
-        h * a.head_dim * (2 * a.num_heads + 2 * a.num_kv_heads)
-        + a.num_heads * a.head_dim * h
-        + 2 * a.head_dim
-    )
+    full = h * a.head_dim * (2 * a.num_heads + 2 * a.num_kv_heads) + a.num_heads * a.head_dim * h + 2 * a.head_dim
     found = count_parameters(model_row(model)).total - count_parameters(model_row(none)).total
     assert found == pytest.approx(sum(pattern) * (sum(tensors) - full), rel=1e-9, abs=1)
 
@@ -151,16 +143,14 @@ def test_parameters_of_any_shape_are_those_of_its_tensors(heads, repeat, key, va
 # --- time ---
 
 
-MEASURED = tomllib.loads(
-    (files("meshwright.calibration") / "data" / "delta_rule.toml").read_text(encoding="utf-8")
-)["measured"]
+MEASURED = tomllib.loads((files("meshwright.calibration") / "data" / "delta_rule.toml").read_text(encoding="utf-8"))[
+    "measured"
+]
 UNITS_AND_RATES = {"h200": (132, 989e12, 4.8e12), "gb200": (148, 2500e12, 8e12)}
 
 
 @pytest.mark.parametrize(
-    "row",
-    MEASURED,
-    ids=lambda r: f"{r['device']}-{r['rule']}-{r['pass']}-{r['heads']}-{r['tokens']}x{r['sequences']}",
+    "row", MEASURED, ids=lambda r: f"{r['device']}-{r['rule']}-{r['pass']}-{r['heads']}-{r['tokens']}x{r['sequences']}"
 )
 def test_published_kernel_times(row):
     """Within a quarter of what flash-linear-attention's kernels take."""
@@ -254,15 +244,9 @@ def test_plans_that_do_not_hold(plan, message):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (
-            replace(DENSE, linear_attention=replace(DENSE.linear_attention, pattern=(False,))),
-            "names no layer",
-        ),
+        (replace(DENSE, linear_attention=replace(DENSE.linear_attention, pattern=(False,))), "names no layer"),
         (replace(DENSE, linear_attention=replace(DENSE.linear_attention, num_key_heads=5)), "32 and 5"),
-        (
-            replace(DENSE, attention=replace(DENSE.attention, window=8, num_windowed_layers=1)),
-            "no sliding windows",
-        ),
+        (replace(DENSE, attention=replace(DENSE.attention, window=8, num_windowed_layers=1)), "no sliding windows"),
         (replace(KIMI, attention=replace(KIMI.attention, output_gate=True)), "no output_gate"),
     ],
 )
@@ -272,9 +256,7 @@ def test_contradictions(model, message):
 
 @pytest.mark.parametrize("engine", ["native", "torchtitan", "megatron", "maxtext"])
 def test_no_engine_trains_it(engine):
-    run = from_options(
-        model="qwen3.5-9b", cluster="h100-8x1", global_batch=256, sequence_length=8192, engine=engine
-    )
+    run = from_options(model="qwen3.5-9b", cluster="h100-8x1", global_batch=256, sequence_length=8192, engine=engine)
     found = [u for u in check_export(run) if u.key == "model.linear_attention"]
     assert len(found) == 1
     assert "layers of linear attention (gdn), which no engine here builds" in found[0].reason

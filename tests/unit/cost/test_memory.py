@@ -34,13 +34,7 @@ GPT = Model(
     ffn_hidden=4096,
     gated_ffn=False,
 )
-MOE = replace(
-    GPT,
-    name="moe",
-    ffn_hidden=0,
-    gated_ffn=True,
-    experts=Experts(num_experts=8, top_k=2, ffn_hidden=512),
-)
+MOE = replace(GPT, name="moe", ffn_hidden=0, gated_ffn=True, experts=Experts(num_experts=8, top_k=2, ffn_hidden=512))
 BF16, FP8 = PRECISIONS["bf16"], PRECISIONS["fp8"]
 
 
@@ -48,9 +42,7 @@ def constants_of(stack: Stack = MEGATRON, **changes: float) -> MemoryConstants:
     return replace(memory_constants(stack), **changes)
 
 
-def layer(
-    plan: Plan, *, constants: MemoryConstants, precision: Precision = BF16, model: Model = GPT
-) -> LayerBytes:
+def layer(plan: Plan, *, constants: MemoryConstants, precision: Precision = BF16, model: Model = GPT) -> LayerBytes:
     """Bytes of one layer per token of a micro-batch of one sequence."""
     batch = BatchTable(seq_len=SEQ, global_batch=plan.data)
     return layer_bytes(model_row(model), batch, plan_row(plan), precision_row(precision), constants, tokens=1)
@@ -154,16 +146,9 @@ def test_mla_up_projection_drops_queries_keys_and_values() -> None:
 
 def test_frozen_feed_forward_keeps_no_inputs() -> None:
     table = model_row(GPT, lora=Lora(targets=("query", "key", "value", "output")))
-    arguments = (
-        BatchTable(seq_len=SEQ, global_batch=1),
-        plan_row(Plan()),
-        precision_row(BF16),
-        constants_of(),
-    )
+    arguments = (BatchTable(seq_len=SEQ, global_batch=1), plan_row(Plan()), precision_row(BF16), constants_of())
     frozen = layer_bytes(table, *arguments, tokens=1).dense
-    adapted = layer_bytes(
-        model_row(GPT, lora=Lora(targets=("query", "up", "down"))), *arguments, tokens=1
-    ).dense
+    adapted = layer_bytes(model_row(GPT, lora=Lora(targets=("query", "up", "down"))), *arguments, tokens=1).dense
     trained = layer(Plan(), constants=constants_of()).dense
     assert trained - frozen == 2 * GPT.hidden + 2 * GPT.ffn_hidden
     assert adapted <= trained
@@ -214,9 +199,7 @@ class TestStates:
         parameters = count_parameters(model_row(MOE))
         experts = float(parameters.experts_layer) * MOE.num_layers
         held = states(Plan(data_shard=8, expert=8), model=MOE)
-        assert held.optimizer == pytest.approx(
-            12 * (float(parameters.total) - experts) / 8 + 12 * experts / 8
-        )
+        assert held.optimizer == pytest.approx(12 * (float(parameters.total) - experts) / 8 + 12 * experts / 8)
         assert held.weights == pytest.approx(2 * (float(parameters.total) - experts) + 2 * experts / 8)
 
     def test_dualpipe_holds_two_stages_and_both_ends(self) -> None:
@@ -261,11 +244,7 @@ class TestFsdp:
         unit = float(parameters.embedding + parameters.head)
         layer_parameters = (float(parameters.total) - unit) / GPT.num_layers
         rates = state_rates(
-            table,
-            BatchTable(seq_len=SEQ, global_batch=8),
-            plan_row(plan),
-            precision_row(BF16),
-            constants_of(),
+            table, BatchTable(seq_len=SEQ, global_batch=8), plan_row(plan), precision_row(BF16), constants_of()
         )
         held = state_bytes(rates, rank_parameters(table, parameters, plan_row(plan), whole_model(table)), 8)
         assert held.weights == pytest.approx(4 * TestStates.num / 8 + 2 * (2 * layer_parameters + unit))
@@ -288,9 +267,7 @@ class TestFullestRank:
         assert table.rank == 0
 
     def test_last_rank_has_the_logits(self) -> None:
-        table = memory(
-            Plan(pipeline=2, micro_batch=4), model=replace(GPT, vocab=500_000, num_layers=2), num_micro=1
-        )
+        table = memory(Plan(pipeline=2, micro_batch=4), model=replace(GPT, vocab=500_000, num_layers=2), num_micro=1)
         assert table.rank == 1
 
     def test_a_tied_head_is_a_copy_on_the_last_rank(self) -> None:
@@ -337,9 +314,7 @@ class TestSwitches:
         here = memory(Plan(), constants=self.switched("megatron-lm"))
         there = memory(Plan(), constants=self.switched("megatron-lm", offloaded_activations=share))
         kept = float(layer(Plan(), constants=constants_of()).dense) * SEQ
-        assert here.activations_bytes - there.activations_bytes == pytest.approx(
-            share * (GPT.num_layers - 2) * kept
-        )
+        assert here.activations_bytes - there.activations_bytes == pytest.approx(share * (GPT.num_layers - 2) * kept)
 
     def test_of_two_layers_none_is_offloaded(self) -> None:
         shallow = replace(GPT, num_layers=2)
@@ -369,9 +344,7 @@ class TestSwitches:
             for form in (None, WireFormat.BF16)
         )
         per_parameter = 4 + 4 / 4, 2 + 4 / 4  # waiting, and the fp32 shard
-        assert wide.gradients_bytes / narrow.gradients_bytes == pytest.approx(
-            per_parameter[0] / per_parameter[1]
-        )
+        assert wide.gradients_bytes / narrow.gradients_bytes == pytest.approx(per_parameter[0] / per_parameter[1])
 
 
 class TestConstants:

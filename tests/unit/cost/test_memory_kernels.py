@@ -87,9 +87,7 @@ class TestLogits:
 
     def test_all_of_them_without_the_kernel(self) -> None:
         whole = workspace(NATIVE, routes={"linear_cross_entropy": "reference"})
-        assert whole == pytest.approx(
-            0.4e9 + TOKENS * self.V * 14 + TOKENS * self.H * 0 + self.V * self.H * 2
-        )
+        assert whole == pytest.approx(0.4e9 + TOKENS * self.V * 14 + TOKENS * self.H * 0 + self.V * self.H * 2)
         logits = TOKENS * self.V * 14
         assert logits / 20 > 2**26 * 2 + TOKENS * self.H * 2
 
@@ -134,9 +132,7 @@ class TestMlperfLora:
         assert found == self.attention + self.dropped + 2 * 2 * 8192 + 2 * 2 * 28_672
 
     def test_in_8_bits(self) -> None:
-        found = kept(
-            "llama2-70b", lora=self.lora, precision="fp8", constants=self.constants, stored=EIGHT_BITS
-        )
+        found = kept("llama2-70b", lora=self.lora, precision="fp8", constants=self.constants, stored=EIGHT_BITS)
         assert found == self.attention + self.dropped + (1 + 1 / 32) * (2 * 8192 + 2 * 28_672)
 
     def test_without_dropout_adapters_keep_what_is_there(self) -> None:
@@ -224,9 +220,7 @@ class TestRecomputationAndLogits:
 
     @pytest.mark.parametrize("seq_len", [256, 8192])  # the head is larger than a layer at both
     def test_a_recomputed_layer_adds_nothing_below_the_head(self, seq_len: int) -> None:
-        freed = self.allocated(NATIVE, Recompute.NONE, seq_len) - self.allocated(
-            NATIVE, Recompute.FULL, seq_len
-        )
+        freed = self.allocated(NATIVE, Recompute.NONE, seq_len) - self.allocated(NATIVE, Recompute.FULL, seq_len)
         assert freed == pytest.approx(self.layers(seq_len))
 
     def test_stacks_that_keep_the_head_have_both(self) -> None:

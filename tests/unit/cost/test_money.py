@@ -1,12 +1,7 @@
 import numpy as np
 import pytest
 
-from meshwright.cost.money import (
-    capital_recovery_ratio,
-    owned_usd_per_device_hour,
-    run_cost,
-    usd_per_million_tokens,
-)
+from meshwright.cost.money import capital_recovery_ratio, owned_usd_per_device_hour, run_cost, usd_per_million_tokens
 from meshwright.units import HOUR_S, YEAR_S
 
 
@@ -19,9 +14,7 @@ def test_cost_of_a_run():
 
 def test_spares_are_paid_for():
     with_spares, without = (
-        run_cost(
-            num_devices=90, num_spare_devices=k, wall_s=HOUR_S, num_tokens=1e6, usd_per_device_hour=1.0
-        ).usd
+        run_cost(num_devices=90, num_spare_devices=k, wall_s=HOUR_S, num_tokens=1e6, usd_per_device_hour=1.0).usd
         for k in (10, 0)
     )
     assert (with_spares, without) == (100, 90)
@@ -66,6 +59,4 @@ def test_residual_value_is_worth_its_discounted_amount():
     """Owning with residual S costs what owning at capital C - S/(1+r)^n would."""
     owned = {"life_years": 4, "yearly_rate_ratio": 0.1}
     with_residual = owned_usd_per_device_hour(capital_usd=30_000, residual_ratio=0.2, **owned)
-    assert with_residual == pytest.approx(
-        owned_usd_per_device_hour(capital_usd=30_000 - 6_000 / 1.1**4, **owned)
-    )
+    assert with_residual == pytest.approx(owned_usd_per_device_hour(capital_usd=30_000 - 6_000 / 1.1**4, **owned))

@@ -6,15 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.cost.pipeline.orders import (
-    OpKind,
-    OrderPhase,
-    RankOrder,
-    Slot,
-    interleaved_group,
-    one_stage,
-    unrolled,
-)
+from meshwright.cost.pipeline.orders import OpKind, OrderPhase, RankOrder, Slot, interleaved_group, one_stage, unrolled
 from meshwright.cost.pipeline.schedules import (
     SCHEDULE_RECORDS,
     PipelineShape,
@@ -25,12 +17,7 @@ from meshwright.cost.pipeline.schedules import (
 )
 from meshwright.specs.plan import SCHEDULES, Schedule
 
-LETTERS = {
-    OpKind.FORWARD: "F",
-    OpKind.BACKWARD_INPUT: "B",
-    OpKind.BACKWARD_WEIGHT: "W",
-    OpKind.BACKWARD: "D",
-}
+LETTERS = {OpKind.FORWARD: "F", OpKind.BACKWARD_INPUT: "B", OpKind.BACKWARD_WEIGHT: "W", OpKind.BACKWARD: "D"}
 
 
 def shape(schedule: str, p: int, v: int, m: int) -> PipelineShape:
@@ -55,11 +42,7 @@ def test_gpipe_runs_all_forwards_first():
 
 
 def test_1f1b_warms_up_by_the_distance_to_the_last_rank():
-    assert written("1f1b", 3, 1, 4) == [
-        "F0 F1 F2 D0 F3 D1 D2 D3",
-        "F0 F1 D0 F2 D1 F3 D2 D3",
-        "F0 D0 F1 D1 F2 D2 F3 D3",
-    ]
+    assert written("1f1b", 3, 1, 4) == ["F0 F1 F2 D0 F3 D1 D2 D3", "F0 F1 D0 F2 D1 F3 D2 D3", "F0 D0 F1 D1 F2 D2 F3 D3"]
 
 
 def test_1f1b_with_fewer_micro_batches_than_ranks():
@@ -82,11 +65,7 @@ def test_zb_h1_puts_off_weight_gradients_by_the_rank():
 
 
 def test_zb_h1_with_fewer_micro_batches_than_ranks():
-    assert written("zero_bubble", 3, 1, 2) == [
-        "F0 F1 B0 W0 B1 W1",
-        "F0 F1 B0 B1 W0 W1",
-        "F0 B0 F1 B1 W0 W1",
-    ]
+    assert written("zero_bubble", 3, 1, 2) == ["F0 F1 B0 W0 B1 W1", "F0 F1 B0 B1 W0 W1", "F0 B0 F1 B1 W0 W1"]
 
 
 def test_zbv_goes_down_and_up_again():
@@ -104,12 +83,7 @@ def test_dualpipe_feeds_both_ends():
         "F4b F0a F5b F1a F6b D0a F2a D4b F7b D1a F3a D5b D2a D6b B3a B7b W3a W7b",
         "F4b F5b F6b F0a B0a W0a F1a F7b D1a F2a D4b D2a F3a D5b D3a B6b W6b B7b W7b",
     ]
-    assert [shape("dualpipe", 4, 1, 8).stages_of(rank) for rank in range(4)] == [
-        (0, 3),
-        (1, 2),
-        (2, 1),
-        (3, 0),
-    ]
+    assert [shape("dualpipe", 4, 1, 8).stages_of(rank) for rank in range(4)] == [(0, 3), (1, 2), (2, 1), (3, 0)]
 
 
 def test_dualpipe_overlaps_a_forward_with_a_backward_of_the_other_direction():

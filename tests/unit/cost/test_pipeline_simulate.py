@@ -8,12 +8,7 @@ import pytest
 from meshwright.cost.pipeline import graph
 from meshwright.cost.pipeline.orders import OpKind, RankOrder
 from meshwright.cost.pipeline.schedules import PipelineShape
-from meshwright.cost.pipeline.simulate import (
-    Sends,
-    StageTimes,
-    peak_in_flight,
-    simulate,
-)
+from meshwright.cost.pipeline.simulate import Sends, StageTimes, peak_in_flight, simulate
 from meshwright.specs.plan import Schedule
 
 
@@ -94,9 +89,7 @@ def test_a_pair_saves_what_it_overlaps():
     assert paired.step_s == pytest.approx(without.step_s - 0.5 * (16 - 2 - 2))
     pairs = paired.graph.pair_forward, paired.graph.pair_backward
     assert (paired.start_s[pairs[0]] == paired.start_s[pairs[1]]).all()
-    assert (paired.end_s[pairs[1]] - paired.start_s[pairs[1]]).tolist() == pytest.approx(
-        [2.5] * len(pairs[0])
-    )
+    assert (paired.end_s[pairs[1]] - paired.start_s[pairs[1]]).tolist() == pytest.approx([2.5] * len(pairs[0]))
 
 
 def test_one_timeline_is_of_one_plan():

@@ -11,14 +11,7 @@ from meshwright.calibration.parameters import Calibration, Offset, prior
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.precisions import multiplies
 from meshwright.catalog.stacks import stack_facts
-from meshwright.cost.rates import (
-    SystemRates,
-    bf16_factors,
-    factors_of,
-    system_facts,
-    system_rates,
-    vintage_of,
-)
+from meshwright.cost.rates import SystemRates, bf16_factors, factors_of, system_facts, system_rates, vintage_of
 from meshwright.cost.step import estimate_steps
 from meshwright.cost.tables import BatchTable, model_row, plan_row, precision_row
 from meshwright.errors import InputError, UnknownNameError
@@ -31,9 +24,7 @@ CLUSTER = catalog.cluster("h100-8x4")
 STACK = Stack(framework="megatron-bridge")
 
 
-def rates(
-    precision: str = "bf16", *, calibration: Calibration | None = None, stack: Stack = STACK
-) -> SystemRates:
+def rates(precision: str = "bf16", *, calibration: Calibration | None = None, stack: Stack = STACK) -> SystemRates:
     return system_rates(CLUSTER, PRECISIONS[precision], stack, calibration=calibration or prior())
 
 
@@ -89,15 +80,11 @@ def test_half_factors_change_format_and_recipe_only():
 
 def test_an_architecture_may_have_the_rates_of_another():
     """Blackwell Ultra has Blackwell's, its software's and its kernels', but for attention's exponentials."""
-    b200, b300 = (
-        factors_of(catalog.cluster(name), PRECISIONS["mxfp8"], STACK) for name in ("b200-8x2", "b300-8x2")
-    )
+    b200, b300 = (factors_of(catalog.cluster(name), PRECISIONS["mxfp8"], STACK) for name in ("b200-8x2", "b300-8x2"))
     differing = {k for k in b200 if b200[k] != b300[k]} - {"fabric"}
     assert differing == {"device", "device_format", "device_bf16", "attention"}
     native = Stack(framework="native")
-    own = [
-        system_facts(catalog.cluster(f"{name}-8x2"), PRECISIONS["bf16"], native) for name in ("b200", "b300")
-    ]
+    own = [system_facts(catalog.cluster(f"{name}-8x2"), PRECISIONS["bf16"], native) for name in ("b200", "b300")]
     assert own[0].fused == own[1].fused
     assert own[0].fused.norm == 1
 

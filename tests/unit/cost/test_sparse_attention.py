@@ -128,18 +128,14 @@ def test_the_indexer_grows_with_the_square_of_the_sequence_and_attention_does_no
 
 
 def test_an_indexer_that_is_not_trained_has_no_backward_pass():
-    frozen = replace(
-        DSA, attention=replace(DSA.attention, indexer=replace(DSA.attention.indexer, is_trained=False))
-    )
+    frozen = replace(DSA, attention=replace(DSA.attention, indexer=replace(DSA.attention.indexer, is_trained=False)))
     assert components(frozen)["indexer"] < components(DSA)["indexer"]
     kept = [float(indexer_bytes_per_token(model_row(m), 131_072, 2.0)) for m in (frozen, DSA)]
     assert kept == [4 * 2048, 4 * 2048 + 2 * 65 * 129]
 
 
 def test_layers_that_share_a_choice_have_no_indexer():
-    half = replace(
-        DSA, attention=replace(DSA.attention, indexer=replace(DSA.attention.indexer, num_layers=30))
-    )
+    half = replace(DSA, attention=replace(DSA.attention, indexer=replace(DSA.attention.indexer, num_layers=30)))
     fewer = components(half)["indexer"] / components(DSA)["indexer"]
     assert fewer == pytest.approx(30 / 61, rel=0.02)
 
@@ -200,9 +196,7 @@ def test_tensor_ranks_divide_the_groups_of_the_output_projection():
 @pytest.mark.parametrize("engine", ["native", "megatron", "torchtitan", "maxtext"])
 @pytest.mark.parametrize("name", ["deepseek-v3.2", "deepseek-v4-flash"])
 def test_engines_refuse_with_the_reason(engine, name):
-    run = from_options(
-        model=name, cluster="mi355x-8x4", global_batch=256, sequence_length=4096, engine=engine
-    )
+    run = from_options(model=name, cluster="mi355x-8x4", global_batch=256, sequence_length=4096, engine=engine)
     (problem,) = [u for u in check_export(run) if u.key == "model.attention"]
     assert "sparse attention" in problem.reason
     assert "trains it" in (problem.hint or "")
@@ -268,9 +262,7 @@ def test_a_run_file_states_the_same_shapes(tmp_path):
         "experts": {"num_experts": 8, "top_k": 2, "ffn_hidden": 256, "num_hashed_layers": 1},
         "residual_streams": 4,
     }  # fmt: skip
-    run = from_options(
-        model=shapes, cluster="mi355x-8x4", global_batch=64, sequence_length=4096, engine="any"
-    )
+    run = from_options(model=shapes, cluster="mi355x-8x4", global_batch=64, sequence_length=4096, engine="any")
     a = run.model.attention
     assert a.indexer == Indexer(num_heads=4, head_dim=32, top_k=64, is_trained=False)
     assert a.compression == Compression(strides=(0, 4, 128, 4))

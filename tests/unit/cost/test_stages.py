@@ -51,8 +51,7 @@ def test_layers_per_rank(layers: int, pipeline: int, virtual: int, expected: tup
 
 
 @pytest.mark.parametrize(
-    ("pipeline", "first", "last"),
-    [(2, 18, 14), (4, 9, 6), (8, 5, 2), (16, 3, 0), (32, 2, 0), (1, 32, 32)],
+    ("pipeline", "first", "last"), [(2, 18, 14), (4, 9, 6), (8, 5, 2), (16, 3, 0), (32, 2, 0), (1, 32, 32)]
 )
 def test_nanotron_fills_early_ranks(pipeline: int, first: int, last: int) -> None:
     stages = split(PLAYBOOK, pipeline, by_cost=1)
@@ -95,14 +94,8 @@ SHAPES = [
 ]
 
 
-@given(
-    layers=st.integers(18, 90),
-    dense=st.integers(0, 20),
-    shape=st.sampled_from(SHAPES),
-)
-def test_the_ranks_hold_what_their_stages_do(
-    layers: int, dense: int, shape: tuple[int, int, Schedule]
-) -> None:
+@given(layers=st.integers(18, 90), dense=st.integers(0, 20), shape=st.sampled_from(SHAPES))
+def test_the_ranks_hold_what_their_stages_do(layers: int, dense: int, shape: tuple[int, int, Schedule]) -> None:
     """First and last rank of the usual split by adding up stages, of each placement, dense layers first."""
     pipeline, virtual, schedule = shape
     model = replace(

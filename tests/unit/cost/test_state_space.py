@@ -124,9 +124,7 @@ def test_shared_prediction_modules_compute_twice_and_are_held_once():
     plan = Plan(data_shard=32, expert=32, sharding=Sharding.OPTIMIZER)
     one, other = (estimate_plan(request(model), plan) for model in (shared, own))
     assert float(np.ravel(one.memory.weights_bytes)[0]) < float(np.ravel(other.memory.weights_bytes)[0])
-    assert float(np.ravel(one.memory.activations_bytes)[0]) == float(
-        np.ravel(other.memory.activations_bytes)[0]
-    )
+    assert float(np.ravel(one.memory.activations_bytes)[0]) == float(np.ravel(other.memory.activations_bytes)[0])
 
 
 @settings(max_examples=10, deadline=None)
@@ -243,15 +241,9 @@ def test_what_is_not_read_whole_is_refused(changes, message):
         ({"state_space": None}, "need each other"),
         ({"layer_pattern": "M" * 51 + "x"}, "names 'x'"),
         ({"num_mtp_layers": 1}, "needs mtp_pattern"),
-        (
-            {"num_mtp_layers": 1, "mtp_pattern": "*E"},
-            "mtp_pattern names 'E', which layer_pattern does not have",
-        ),
+        ({"num_mtp_layers": 1, "mtp_pattern": "*E"}, "mtp_pattern names 'E', which layer_pattern does not have"),
         ({"ffn_hidden": 0}, "need ffn_hidden"),
-        (
-            {"layer_pattern": "E" + SMALL.layer_pattern[1:]},
-            "layers E of layer_pattern and experts need each other",
-        ),
+        ({"layer_pattern": "E" + SMALL.layer_pattern[1:]}, "layers E of layer_pattern and experts need each other"),
         ({"experts": NANO.experts}, "layers E of layer_pattern and experts need each other"),
     ],
 )
@@ -296,9 +288,7 @@ def test_graphs_of_state_space_blocks_take_their_launches_off_the_host():
 
 
 @settings(max_examples=25, deadline=None)
-@given(
-    chunk=st.sampled_from([64, 128, 256]), state=st.sampled_from([16, 64, 128, 256]), heads=st.integers(1, 16)
-)
+@given(chunk=st.sampled_from([64, 128, 256]), state=st.sampled_from([16, 64, 128, 256]), heads=st.integers(1, 16))
 def test_the_scan_moves_more_backward_than_forward_and_grows_with_every_size(chunk, state, heads):
     def elements(**changes: int) -> tuple[float, float]:
         block = replace(SMALL.state_space, chunk_size=chunk, state_size=state, num_heads=8 * heads)
@@ -310,9 +300,7 @@ def test_the_scan_moves_more_backward_than_forward_and_grows_with_every_size(chu
     for larger in ({"state_size": 2 * state}, {"num_heads": 16 * heads}, {"head_dim": 128}):
         assert all(a > b for a, b in zip(elements(**larger), (forward, backward), strict=True))
     # Larger chunks have fewer states to write and larger scores.
-    row = model_row(
-        replace(SMALL, state_space=replace(SMALL.state_space, state_size=state, chunk_size=chunk))
-    )
+    row = model_row(replace(SMALL, state_space=replace(SMALL.state_space, state_size=state, chunk_size=chunk)))
     assert scan_backward_flops_per_token(row) > 2 * scan_flops_per_token(row)
 
 
@@ -344,9 +332,7 @@ def test_long_sequences_favour_state_space(attention):
 
     def step_s(num: int) -> float:
         model = replace(SMALL, num_layers=24, layer_pattern="*" * num + "M" * (12 - num) + "-" * 12)
-        return float(
-            np.ravel(estimate_plan(request(model, seq_len=131_072), Plan(data_shard=32)).steps.step_s)[0]
-        )
+        return float(np.ravel(estimate_plan(request(model, seq_len=131_072), Plan(data_shard=32)).steps.step_s)[0])
 
     assert step_s(attention) < step_s(attention + 1) if attention + 1 < 12 else True
 
@@ -361,9 +347,7 @@ def test_heads_and_groups_are_split_over_tensor_ranks():
 
 @pytest.mark.parametrize("engine", ["native", "torchtitan", "megatron", "maxtext"])
 def test_no_engine_trains_it_and_each_says_what_does(engine):
-    run = from_options(
-        model="nemotron-h-8b", cluster="h100-8x4", global_batch=256, sequence_length=8192, engine=engine
-    )
+    run = from_options(model="nemotron-h-8b", cluster="h100-8x4", global_batch=256, sequence_length=8192, engine=engine)
     (problem,) = [p for p in check_export(run) if p.key == "model.layer_pattern"]
     assert "pretrain_mamba.py" in (problem.hint or "")
 

@@ -56,8 +56,7 @@ class TestPipeline:
     def test_more_stages_send_more(self, case):
         few, many = (replace(INTERLEAVED, virtual_pipeline=v) for v in (2, 8))
         sent = [
-            self.bubble_s(case, p, pipeline_exposed_ratio=1.0)
-            - self.bubble_s(case, p, pipeline_exposed_ratio=0.0)
+            self.bubble_s(case, p, pipeline_exposed_ratio=1.0) - self.bubble_s(case, p, pipeline_exposed_ratio=0.0)
             for p in (few, many)
         ]
         assert sent[1] == pytest.approx(sent[0] * (4 * 8 - 1) / (4 * 2 - 1), rel=1e-6)
@@ -87,9 +86,7 @@ class TestPipeline:
 
     def test_the_slowest_rank_sets_the_pace(self, case):
         small, large = (replace(catalog.model("llama3-8b"), vocab=v) for v in (32_000, 512_000))
-        gain = (
-            case(model=large, plan=PIPELINE).steps().step_s - case(model=small, plan=PIPELINE).steps().step_s
-        )
+        gain = case(model=large, plan=PIPELINE).steps().step_s - case(model=small, plan=PIPELINE).steps().step_s
         head_s = case(model=large, plan=PIPELINE).layer().head.total_s
         assert gain > 0.8 * 32 * head_s  # every one of 32 micro-batches waits for it
 
@@ -155,9 +152,7 @@ class TestTimeAroundCollectives:
 
     def test_and_four_times_without_sequence_parallelism(self, case):
         plan = Plan(tensor=4, data_shard=8, sequence_parallel=False)
-        assert self.added(case, "tensor_collective_s", plan=plan) == {
-            "tensor_parallel": pytest.approx(16 * 32 * 4)
-        }
+        assert self.added(case, "tensor_collective_s", plan=plan) == {"tensor_parallel": pytest.approx(16 * 32 * 4)}
 
     def test_fsdp_gathers_a_layer_twice_and_reduces_it_once(self, case):
         """Four micro-batches of 32 layers; the tables around them are gathered once and reduced four times."""
@@ -235,9 +230,7 @@ class TestFactor:
         assert moe.steps().step_s > 1.9 * (moe.with_rates(moe_factor=1.0).steps().step_s)
 
     def test_a_year_of_maturity(self, case):
-        c = case().with_rates(
-            general_factor=2.0, dense_gain_per_year=0.1, step_s=0.0, host_layer_s=0.0, host_moe_s=0.0
-        )
+        c = case().with_rates(general_factor=2.0, dense_gain_per_year=0.1, step_s=0.0, host_layer_s=0.0, host_moe_s=0.0)
         steps = [c.with_rates(years=y).steps().step_s for y in (0.0, 1.0)]
         assert steps[1] / steps[0] == pytest.approx(math.exp(-0.1))
 
@@ -260,19 +253,14 @@ def test_a_prediction_module_costs_about_a_layer_and_a_head(case):
     model = catalog.model("deepseek-v3")
     plan = Plan(expert=64, data_shard=1024)
     with_it = case(model=model, cluster="h100-8x128", plan=plan, global_batch=8192).steps()
-    without = case(
-        model=replace(model, num_mtp_layers=0), cluster="h100-8x128", plan=plan, global_batch=8192
-    ).steps()
+    without = case(model=replace(model, num_mtp_layers=0), cluster="h100-8x128", plan=plan, global_batch=8192).steps()
     assert 1.01 < with_it.step_s / without.step_s < 1.06
 
 
 ROWS = (
     {"model": "llama3-8b", "plan": Plan(data_shard=32, sharding=Sharding.PARAMETERS)},
     {"model": "llama3-8b", "plan": INTERLEAVED, "precision": "fp8"},
-    {
-        "model": "mixtral-8x7b",
-        "plan": Plan(expert=8, data_shard=16, pipeline=2, schedule=Schedule.ZERO_BUBBLE),
-    },
+    {"model": "mixtral-8x7b", "plan": Plan(expert=8, data_shard=16, pipeline=2, schedule=Schedule.ZERO_BUBBLE)},
     {"model": "deepseek-v2-lite", "plan": Plan(expert=4, data_shard=32, recompute=Recompute.FULL)},
     {"model": "gpt3-175b", "plan": Plan(tensor=8, pipeline=4, sequence_parallel=False), "seq_len": 2048},
     {"model": "llama3-8b", "plan": Plan(context=4, data_shard=8), "lora": Lora(), "framework": "torchtitan"},

@@ -11,15 +11,7 @@ from tests.every_member import check_every
 from meshwright.catalog import lookup as catalog
 from meshwright.cost.plan_rows import plan_from_row
 from meshwright.cost.rates import system_rates
-from meshwright.cost.tables import (
-    RECOMPUTES,
-    SCHEDULES,
-    ModelTable,
-    PlanTable,
-    model_row,
-    plan_row,
-    precision_row,
-)
+from meshwright.cost.tables import RECOMPUTES, SCHEDULES, ModelTable, PlanTable, model_row, plan_row, precision_row
 from meshwright.specs.hardware import Stack
 from meshwright.specs.model import Lora
 from meshwright.specs.plan import RECOMPUTE_MODULES, Offload, Plan, Recompute, Schedule, Sharding
@@ -146,18 +138,7 @@ def test_stored_activations_have_a_byte_and_their_scales():
 
 def test_a_model_has_nothing_of_parts_that_it_lacks():
     row = model_row(catalog.model("llama3.1-8b"))
-    parts = (
-        "num_experts",
-        "top_k",
-        "expert",
-        "latent",
-        "shared",
-        "groups",
-        "state_",
-        "index_",
-        "lora_",
-        "adapts",
-    )
+    parts = ("num_experts", "top_k", "expert", "latent", "shared", "groups", "state_", "index_", "lora_", "adapts")
     steps = {"expert_hidden": 4096, "state_chunk": 1, "index_stride": 1}  # divisors and widths of none
     found = {f.name: float(getattr(row, f.name)) for f in fields(row) if f.name.startswith(parts)}
     assert {name: value for name, value in found.items() if value} == steps

@@ -58,9 +58,7 @@ def variances(
 ) -> dict[str, np.ndarray]:
     slopes = {name: np.array([0.0]) for name in prior().parameters} | {"memory_ratio": np.array([slope])}
     slopes[BF16_GEMM] = np.array([0.0])
-    return log_variances(
-        slopes, calibration or prior(), [FACTORS], is_moe=np.array([is_moe]), unstated=unstated
-    )
+    return log_variances(slopes, calibration or prior(), [FACTORS], is_moe=np.array([is_moe]), unstated=unstated)
 
 
 def test_a_parameter_counts_with_its_slope_and_its_spread():
@@ -76,9 +74,7 @@ def test_what_the_fit_leaves_unexplained_differs_by_kind_of_model():
 
 
 def test_switches_that_are_not_stated_widen_mixtures_alone():
-    added = replace(
-        prior(), residual_sd={"dense": 0, "moe": 0}, interval_floors={"dense": 0.1}, unstated_sd=0.3
-    )
+    added = replace(prior(), residual_sd={"dense": 0, "moe": 0}, interval_floors={"dense": 0.1}, unstated_sd=0.3)
     assert variances(added, unstated=1.0)["unexplained"] == pytest.approx(0.1**2)
     assert variances(added, is_moe=True, unstated=0.5)["unexplained"] == pytest.approx(0.5 * 0.3**2)
     assert variances(added, is_moe=True)["unexplained"] == 0

@@ -9,13 +9,7 @@ import pytest
 from meshwright.cost.collectives import all_gather_s, reduce_scatter_s
 from meshwright.cost.layers import LayerTimes
 from meshwright.cost.stages import split_layers
-from meshwright.cost.update import (
-    HOST_UPDATES_PER_S,
-    OPTIMIZER_BYTES,
-    data_parallel_s,
-    optimizer_s,
-    trained_parameters,
-)
+from meshwright.cost.update import HOST_UPDATES_PER_S, OPTIMIZER_BYTES, data_parallel_s, optimizer_s, trained_parameters
 from meshwright.specs.model import Lora
 from meshwright.specs.plan import Offload, Plan, Sharding
 
@@ -47,9 +41,7 @@ class TestTrainedParameters:
     def test_model_parallelism_divides_them(self, case, plan):
         width = plan.tensor * plan.pipeline
         alone = trained(case())[0]
-        assert (
-            alone / width <= trained(case(plan=plan))[0] < 1.3 * alone / width
-        )  # the first rank has the embedding
+        assert alone / width <= trained(case(plan=plan))[0] < 1.3 * alone / width  # the first rank has the embedding
 
     def test_expert_ranks_divide_the_experts_only(self, case):
         alone = trained(case(model="mixtral-8x7b"))
@@ -80,9 +72,7 @@ class TestDataParallel:
 
     def test_fsdp_pays_by_layer_and_here_for_the_tables_around_them(self, case):
         """Embedding and head: gathered once, reduced after each of four micro-batches, a quarter of it hidden."""
-        c = case(plan=FSDP).with_rates(
-            gather_hidden_ratio=0.25, data_collective_factor=1.5, data_collective_s=1e-3
-        )
+        c = case(plan=FSDP).with_rates(gather_hidden_ratio=0.25, data_collective_factor=1.5, data_collective_s=1e-3)
         tables, shard = 2 * 128256 * 4096, c.context.groups.shard
         gather_s = 1.5 * float(all_gather_s(2 * tables, shard)) + 1e-3
         reduce_s = 1.5 * float(reduce_scatter_s(4 * tables, shard)) + 1e-3
@@ -92,10 +82,7 @@ class TestDataParallel:
     def test_tensor_ranks_divide_the_tables(self, case):
         c = case(plan=replace(FSDP, tensor=4, data_shard=8)).with_rates(data_collective_s=0.0)
         tables, shard = 2 * 128256 * 4096 / 4, c.context.groups.shard
-        gather_s, reduce_s = (
-            float(all_gather_s(2 * tables, shard)),
-            float(reduce_scatter_s(4 * tables, shard)),
-        )
+        gather_s, reduce_s = (float(all_gather_s(2 * tables, shard)), float(reduce_scatter_s(4 * tables, shard)))
         felt = 1 - float(c.rates.gather_hidden_ratio)
         assert reduced_s(c) == pytest.approx(felt * (gather_s + 16 * reduce_s))
 
@@ -116,9 +103,7 @@ class TestDataParallel:
         assert reduced_s(c.with_rates(overlaps_data=1), NO_WINDOW) == pytest.approx(
             reduced_s(c.with_rates(overlaps_data=0))
         )
-        assert reduced_s(c.with_rates(overlaps_data=0), LONG_WINDOW) == reduced_s(
-            c.with_rates(overlaps_data=0)
-        )
+        assert reduced_s(c.with_rates(overlaps_data=0), LONG_WINDOW) == reduced_s(c.with_rates(overlaps_data=0))
 
     def test_what_may_overlap_hides_only_partly(self, case):
         c = case().with_rates(overlaps_data=1, overlap_slowdown_ratio=0.0)
@@ -137,9 +122,7 @@ class TestOptimizer:
             optimizer_passes=1.0, memory_ratio=1.0, unit_pace=0.0
         )
         count = trained(c)[0]
-        assert updated_s(c) == pytest.approx(
-            count * OPTIMIZER_BYTES / float(c.rates.device.memory_bytes_per_s)
-        )
+        assert updated_s(c) == pytest.approx(count * OPTIMIZER_BYTES / float(c.rates.device.memory_bytes_per_s))
 
     @pytest.mark.parametrize("sharding", [Sharding.OPTIMIZER, Sharding.GRADIENTS, Sharding.PARAMETERS])
     def test_sharding_divides_it(self, case, sharding):
@@ -163,9 +146,7 @@ class TestOptimizer:
         plan = replace(FSDP, offload=Offload.OPTIMIZER)
         away = case(plan=plan).with_rates(updates_on_host=1)
         shard, link = trained(away)[0] / 32, float(away.rates.host_bytes_per_s)
-        copied = float(away.context.num_micro_batches) * (
-            2 * 2 + 4
-        )  # two gathers in 16 bits, gradients in 32
+        copied = float(away.context.num_micro_batches) * (2 * 2 + 4)  # two gathers in 16 bits, gradients in 32
         assert updated_s(away) == pytest.approx(shard * (1 / HOST_UPDATES_PER_S + copied / link))
         assert updated_s(away) > 3 * updated_s(case(plan=plan))
 

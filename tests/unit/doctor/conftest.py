@@ -40,9 +40,7 @@ class Commands:
 def make_host(tmp_path: Path) -> Callable[..., Host]:
     """`make_host({"/proc/x": "1\\n"}, {"dmesg": "..."})`."""
 
-    def make(
-        files: Mapping[str, str], commands: Mapping[str, Any] | None = None, environment: Any = None
-    ) -> Host:
+    def make(files: Mapping[str, str], commands: Mapping[str, Any] | None = None, environment: Any = None) -> Host:
         root = tmp_path / "node"
         for name, text in files.items():
             path = root / name.lstrip("/")
@@ -207,11 +205,7 @@ def nvidia() -> Fake:
         states = "".join(f"\t Link {k}: 26.562 GB/s\n" for k in range(18))
         links.append(f"GPU {index}: NVIDIA H200 (UUID: {uuid})\n{states}")
         bus = GPU.format(address)
-        files |= {
-            f"{bus}/vendor": "0x10de\n",
-            f"{bus}/class": "0x030200\n",
-            f"{bus}/numa_node": f"{index // 4}\n",
-        }
+        files |= {f"{bus}/vendor": "0x10de\n", f"{bus}/class": "0x030200\n", f"{bus}/numa_node": f"{index // 4}\n"}
         files |= port_files(index)
     head = '<?xml version="1.0" ?>\n<nvidia_smi_log>\n<driver_version>570.172.08</driver_version>\n'
     head += "<cuda_version>12.8</cuda_version>\n<attached_gpus>8</attached_gpus>\n"
@@ -232,9 +226,7 @@ def look(make_host: Callable[..., Host]) -> Callable[..., Any]:
     from meshwright.doctor.devices import find_devices
     from meshwright.doctor.examine import examine
 
-    def run(
-        fake: Fake, *, environment: Any = None, chosen: Any = GROUP_NAMES, **options: Any
-    ) -> dict[str, Any]:
+    def run(fake: Fake, *, environment: Any = None, chosen: Any = GROUP_NAMES, **options: Any) -> dict[str, Any]:
         host = make_host(fake.files, fake.commands, environment)
         found = examine(Node(host=host, devices=find_devices(host), **options), chosen=chosen)
         verdicts: dict[str, Any] = {"": found}

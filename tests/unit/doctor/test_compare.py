@@ -12,13 +12,7 @@ from meshwright.errors import InputError
 
 def report(host, *, facts=None, gemm=1300.0, status="pass"):
     checks = [
-        {
-            "check": "rates.gemm",
-            "status": status,
-            "where": f"device {i}",
-            "measured": gemm + i,
-            "unit": "TFLOP/s",
-        }
+        {"check": "rates.gemm", "status": status, "where": f"device {i}", "measured": gemm + i, "unit": "TFLOP/s"}
         for i in range(8)
     ]
     same = {"driver": "6.14.14", "kernel": "6.8.0-60", "devices": "8 x AMD Instinct MI355X"}

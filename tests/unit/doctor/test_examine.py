@@ -33,9 +33,7 @@ def statuses(verdicts):
 
 
 def bad(found):
-    return {
-        (v.check, v.where) for v in found[""].verdicts if v.status in (CheckStatus.WARN, CheckStatus.FAIL)
-    }
+    return {(v.check, v.where) for v in found[""].verdicts if v.status in (CheckStatus.WARN, CheckStatus.FAIL)}
 
 
 # --- healthy nodes ---
@@ -50,12 +48,7 @@ def test_a_healthy_node_of_eight_mi355x(look, healthy):
     assert [d.accelerator for d in devices.found] == ["mi355x"] * 8
     assert (devices.driver, devices.runtime) == ("6.14.14", "ROCm 7.0.0-38")
     one = devices.found[3]
-    assert (one.address, one.scale_up_links, one.highest_clock_mhz, one.clock_mhz) == (
-        "0000:75:00.0",
-        7,
-        2400,
-        133,
-    )
+    assert (one.address, one.scale_up_links, one.highest_clock_mhz, one.clock_mhz) == ("0000:75:00.0", 7, 2400, 133)
     assert (one.uncorrected_errors, one.corrected_errors, one.power_limit_w) == (0, 3, 1400)
 
 
@@ -81,9 +74,7 @@ def test_every_check_name_is_a_limit_or_decides_by_itself(look, healthy):
 def test_every_limit_has_a_source_and_is_crossed_somewhere():
     for limit in limits().values():
         assert limit.source, limit.name
-        low, high = (
-            (1e-9, 1e12) if limit.fail_below or limit.warn_below or limit.fail_below == 0.0 else (0.0, 1e12)
-        )
+        low, high = (1e-9, 1e12) if limit.fail_below or limit.warn_below or limit.fail_below == 0.0 else (0.0, 1e12)
         if limit.fail_below == 0.0:
             low = -1.0
         seen = {judge(limit.name, value, expected=1.0).status for value in (low, high)}
@@ -118,10 +109,7 @@ def test_a_device_off_the_bus_is_lost_wherever_one_looks(look, healthy, tmp_path
 
 def test_devices_are_selected_as_the_compute_driver_counts_them(look, healthy):
     """The node with the highest bus address comes first in its list."""
-    first, last = (
-        "/sys/class/kfd/kfd/topology/nodes/2/properties",
-        "/sys/class/kfd/kfd/topology/nodes/9/properties",
-    )
+    first, last = ("/sys/class/kfd/kfd/topology/nodes/2/properties", "/sys/class/kfd/kfd/topology/nodes/9/properties")
     healthy.files[first], healthy.files[last] = healthy.files[last], healthy.files[first]
     selected = [d.select.partition("=")[2] for d in look(healthy)[""].node.devices.found]
     assert selected == ["7", "1", "2", "3", "4", "5", "6", "0"]
@@ -217,9 +205,7 @@ def test_older_drivers_call_events_throttling(look, nvidia):
     text = log.stdout.replace("clocks_event_reason", "clocks_throttle_reason").replace(
         "gpu_power_readings", "power_readings"
     )
-    text = text.replace(
-        "clocks_throttle_reason_hw_slowdown>Not Active", "clocks_throttle_reason_hw_slowdown>Active", 1
-    )
+    text = text.replace("clocks_throttle_reason_hw_slowdown>Not Active", "clocks_throttle_reason_hw_slowdown>Active", 1)
     nvidia.commands["nvidia-smi -q -x"] = dataclasses.replace(log, stdout=text)
     assert bad(look(nvidia)) == {("clocks.slowdown", "device 0")}
 
@@ -259,9 +245,7 @@ def test_a_link_between_two_devices_is_down(look, healthy, nvidia):
 
 def test_an_nvlink_is_down(look, nvidia):
     text = nvidia.commands["nvidia-smi nvlink --status"]
-    nvidia.commands["nvidia-smi nvlink --status"] = text.replace(
-        "Link 3: 26.562 GB/s", "Link 3: <inactive>", 1
-    )
+    nvidia.commands["nvidia-smi nvlink --status"] = text.replace("Link 3: 26.562 GB/s", "Link 3: <inactive>", 1)
     assert bad(look(nvidia)) == {("links.scale-up", "device 0")}
 
 
@@ -279,9 +263,7 @@ def test_a_device_with_fewer_lanes_and_a_power_cap(look, healthy):
 def test_rates_are_judged_by_what_the_catalogue_expects_of_that_device(look, healthy, nvidia):
     from meshwright.doctor.expected import expected_of
 
-    slow = json.loads(
-        healthy.commands[next(k for k in healthy.commands if k.endswith("device"))].splitlines()[-1]
-    )
+    slow = json.loads(healthy.commands[next(k for k in healthy.commands if k.endswith("device"))].splitlines()[-1])
     amd, other = expected_of("mi355x", num_devices=8), expected_of("h200", num_devices=8)
     assert amd.gemm_flops_per_s > 1.5 * other.gemm_flops_per_s
     key = next(k for k in healthy.commands if k.endswith("device"))
@@ -324,9 +306,7 @@ def test_pytorch_for_the_cpu_on_a_node_with_devices(look, healthy):
     assert set(statuses(look(healthy)["rates.gemm"])) == {"skipped"}
 
 
-@pytest.mark.parametrize(
-    ("options", "word"), [({"rates": False}, "--no-rates"), ({}, "PyTorch is not installed")]
-)
+@pytest.mark.parametrize(("options", "word"), [({"rates": False}, "--no-rates"), ({}, "PyTorch is not installed")])
 def test_why_nothing_was_measured(look, healthy, monkeypatch, options, word):
     monkeypatch.setattr("meshwright.doctor.checks.rates.find_spec", lambda name: None)
     verdict = look(healthy, **options)["rates.device"][0]
@@ -428,9 +408,7 @@ def test_a_busy_host_with_bad_memory_and_a_wrong_clock(look, healthy):
         "/sys/devices/system/edac/mc/mc0/ue_count": "1\n",
         "/sys/devices/system/node/node1/meminfo": "Node 1 MemTotal:       0 kB\n",
     }  # fmt: skip
-    healthy.commands["chronyc"] = (
-        "System time     : 41.2 seconds fast of NTP time\nLeap status     : Normal\n"
-    )
+    healthy.commands["chronyc"] = "System time     : 41.2 seconds fast of NTP time\nLeap status     : Normal\n"
     healthy.commands["df"] = "Filesystem 1024-blocks Used Available\n/dev/md0 100000000 1 100 99% /\n"
     assert bad(look(healthy, chosen=("host",))) == {
         ("host.load", ""), ("host.processors", ""), ("host.governor", ""), ("host.numa", ""), ("memory.free", ""),
@@ -439,10 +417,7 @@ def test_a_busy_host_with_bad_memory_and_a_wrong_clock(look, healthy):
 
 
 CLOCKS = (
-    (
-        {"chronyc": "System time : 0.0 seconds slow\nLeap status     : Not synchronised\n"},
-        CheckStatus.WARN,
-    ),
+    ({"chronyc": "System time : 0.0 seconds slow\nLeap status     : Not synchronised\n"}, CheckStatus.WARN),
     ({"timedatectl": "yes\n"}, CheckStatus.PASS),
     ({"timedatectl": "no\n"}, CheckStatus.WARN),
     ({}, CheckStatus.SKIPPED),

@@ -53,9 +53,7 @@ def _is_alive(pid):
 
 
 def test_output_and_exit_code_of_a_command():
-    done = run_command(
-        [sys.executable, "-c", "import sys; print(1); print('why', file=sys.stderr); sys.exit(3)"], 30
-    )
+    done = run_command([sys.executable, "-c", "import sys; print(1); print('why', file=sys.stderr); sys.exit(3)"], 30)
     assert (done.code, done.stdout, done.problem) == (3, "1\n", "why")
     with pytest.raises(Unseen, match="is not installed"):
         run_command(["no-such-command"], 1)

@@ -101,9 +101,7 @@ def test_a_survey_finds_each_file_and_says_what_it_lacks(node):
 
 
 def test_only_idle_states_that_wake_slowly_are_meant(node):
-    assert [v.path for v in of(survey(node, settings()), "cpu-idle-states")] == [
-        IDLE.format(0, 2) + "disable"
-    ]
+    assert [v.path for v in of(survey(node, settings()), "cpu-idle-states")] == [IDLE.format(0, 2) + "disable"]
 
 
 def test_a_larger_buffer_stays(node):
@@ -117,11 +115,7 @@ def test_what_may_not_be_written_is_skipped_before_anything_is(node, state):
     node.path("/proc/sys/vm/swappiness").chmod(0o444)
     values = survey(node, settings())
     swappiness = of(values, "swappiness")[0]
-    assert (swappiness.action, swappiness.reason, swappiness.current) == (
-        SettingAction.SKIP,
-        "read-only",
-        "60",
-    )
+    assert (swappiness.action, swappiness.reason, swappiness.current) == (SettingAction.SKIP, "read-only", "60")
     assert apply(node, values, state=state).is_done
     assert node.read("/proc/sys/vm/swappiness") == "60"
 
@@ -347,10 +341,7 @@ def test_notes_say_what_a_person_has_to_do(make_host):
         {"systemctl is-active irqbalance": "active\n", "lspci": "\t\tACSCtl:\tSrcValid- TransBlk-\n"},
     )
     seen = {n.name: n for n in notes(host)}
-    assert (seen["open-files-of-a-process"].current, seen["open-files-of-a-process"].is_well) == (
-        "1024",
-        False,
-    )
+    assert (seen["open-files-of-a-process"].current, seen["open-files-of-a-process"].is_well) == ("1024", False)
     assert seen["memlock"].is_well
     assert seen["interrupt-balancing"].is_well is False
     assert seen["iommu"].is_well
@@ -388,13 +379,7 @@ def test_the_document_says_all_of_every_setting(tune):
     setting = document["settings"][0]
     assert {"why", "risk", "source", "wanted"} <= set(setting)
     assert setting["values"] == [
-        {
-            "path": "/proc/sys/vm/swappiness",
-            "current": "60",
-            "target": "1",
-            "action": "change",
-            "reason": None,
-        }
+        {"path": "/proc/sys/vm/swappiness", "current": "60", "target": "1", "action": "change", "reason": None}
     ]
 
 

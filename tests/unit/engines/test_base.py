@@ -48,15 +48,7 @@ def test_native_lowers_to_its_own_command_with_the_plan_pinned(tiny_text):
     run = runfile.loads(tiny_text, overrides=[PINNED])
     folder = Path("runs/first")
     launch = base.find_engine("native").lower(run, folder=folder)
-    assert launch.argv == (
-        "python",
-        "-m",
-        "meshwright",
-        "train",
-        "runs/first/run.yaml",
-        "--out",
-        "runs/first",
-    )
+    assert launch.argv == ("python", "-m", "meshwright", "train", "runs/first/run.yaml", "--out", "runs/first")
     assert launch.num_processes == 2
     again = runfile.loads(launch.files["run.yaml"])
     assert again.plan == run.plan

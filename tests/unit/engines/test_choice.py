@@ -65,11 +65,7 @@ def test_a_pinned_plan_leaves_data_shard_to_the_devices_of_this_machine(num_devi
     run = runfile.loads(LORA, overrides=["cluster=here", "parallel={tensor: 2}"])
     here = with_devices_here(run, num_devices=num_devices)
     assert here.plan is not None
-    assert (here.plan.data_shard, here.plan.num_devices, here.is_data_shard_open) == (
-        data_shard,
-        2 * data_shard,
-        False,
-    )
+    assert (here.plan.data_shard, here.plan.num_devices, here.is_data_shard_open) == (data_shard, 2 * data_shard, False)
     assert with_devices_here(here, num_devices=16) is here
     given = runfile.loads(LORA, overrides=["cluster=here", "parallel={tensor: 2, data_shard: 1}"])
     assert with_devices_here(given, num_devices=8) is given
@@ -97,9 +93,7 @@ def test_devices_that_the_degrees_do_not_divide_are_refused():
         ("native", "h100-8x2", None, None),
     ],
 )
-def test_the_framework_of_another_program_is_said_by_plan_estimate_and_export(
-    engine, cluster, framework, own
-):
+def test_the_framework_of_another_program_is_said_by_plan_estimate_and_export(engine, cluster, framework, own):
     asked = {"model": "llama3-8b", "cluster": cluster, "global_batch": 64, "sequence_length": 4096}
     stated = [] if framework is None else [f"stack.framework={framework}"]
     run = runfile.from_options(**asked, engine=engine, overrides=["train.steps=10", *stated])

@@ -22,13 +22,7 @@ batch: {global_sequences: 64}
 train: {steps: 10}
 cluster: h100-8x1
 """
-COMMANDS = (
-    ("plan",),
-    ("estimate",),
-    ("scale",),
-    ("export", "--out", "configuration"),
-    ("train", "--dry-run"),
-)
+COMMANDS = (("plan",), ("estimate",), ("scale",), ("export", "--out", "configuration"), ("train", "--dry-run"))
 FOREIGN = [
     *((engine, "gaudi3") for engine in catalog.engine_names()),
     *((engine, "tpu-v5p") for engine in ("megatron", "native", "torchtitan")),
@@ -73,12 +67,7 @@ def test_every_engine_says_where_it_runs_and_in_which_precisions():
 @pytest.mark.parametrize(
     ("engine", "device", "precision", "hint"),
     [
-        (
-            "torchtitan",
-            "h100",
-            "mxfp8",
-            "fp8_rowwise",
-        ),  # the device lacks it, and the nearest is not torchtitan's
+        ("torchtitan", "h100", "mxfp8", "fp8_rowwise"),  # the device lacks it, and the nearest is not torchtitan's
         ("maxtext", "h100", "mxfp8", "bf16"),
         ("megatron", "mi355x", "nvfp4", "mxfp8"),
         ("native", "v100", "bf16", "fp32"),

@@ -24,9 +24,7 @@ def composed(small_run, tmp_path):
     """`composed(10, profiled=range(5, 9))`: the record of 10 steps, of which some ran under the profiler."""
 
     def write(num_steps: int, *, profiled: range):
-        run = small_run(
-            "megatron", "plan: data_shard: 1", f"train.steps={num_steps}", "model.family=LlamaForCausalLM"
-        )
+        run = small_run("megatron", "plan: data_shard: 1", f"train.steps={num_steps}", "model.family=LlamaForCausalLM")
         write_files(find_engine("megatron").lower(run, folder=tmp_path), tmp_path)
         output = tmp_path / LAYOUT.output
         output.mkdir()

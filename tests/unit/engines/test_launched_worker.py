@@ -13,9 +13,7 @@ from meshwright.errors import InputError
 from meshwright.training.machine import OWN_WORKER
 from meshwright.training.run_identity import identity_file, read_identity
 
-LAYOUT = OutputLayout(
-    output="measured", run_file="run.yaml", checkpoints=lambda folder: sorted(folder.glob("step-*"))
-)
+LAYOUT = OutputLayout(output="measured", run_file="run.yaml", checkpoints=lambda folder: sorted(folder.glob("step-*")))
 
 
 @pytest.fixture
@@ -69,9 +67,7 @@ def test_a_restart_continues_and_counts_tokens_truly(run, tmp_path, monkeypatch,
         (tmp_path / "saved" / "step-10").mkdir(parents=True)
     first = read_identity(tmp_path / "one" / "identity.json")
     assert first == read_identity(identity_file(tmp_path / "saved"))
-    with worker_folders(
-        tmp_path / "one", run(), layout=LAYOUT
-    ):  # a host that came back, and counts no restart
+    with worker_folders(tmp_path / "one", run(), layout=LAYOUT):  # a host that came back, and counts no restart
         pass
     monkeypatch.setenv("MESHWRIGHT_RESTARTS", "1")
     with worker_folders(tmp_path / "one", run("batch.global_sequences=8"), layout=LAYOUT):

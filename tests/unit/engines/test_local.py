@@ -61,9 +61,7 @@ def test_what_a_lost_process_has_started_ends_with_it(tmp_path):
     left = (tmp_path / "left").read_text()
 
     def is_gone() -> bool:
-        listed = subprocess.run(
-            ["ps", "-o", "stat=", "-p", left], capture_output=True, text=True, check=False
-        )
+        listed = subprocess.run(["ps", "-o", "stat=", "-p", left], capture_output=True, text=True, check=False)
         return not listed.stdout.strip() or listed.stdout.startswith("Z")
 
     wait_until(is_gone)

@@ -16,16 +16,7 @@ from meshwright.engines.megatron.check import check_export
 from meshwright.engines.native.check import check as check_native
 from meshwright.engines.refusals import HYBRID_PARTS, SPARSE_PARTS
 from meshwright.engines.torchtitan.check import check as check_torchtitan
-from meshwright.specs.model import (
-    Activation,
-    Attention,
-    Experts,
-    FullLayers,
-    Model,
-    NormPlacement,
-    Rope,
-    StateSpace,
-)
+from meshwright.specs.model import Activation, Attention, Experts, FullLayers, Model, NormPlacement, Rope, StateSpace
 from meshwright.specs.model_parts import ABSENT, NOT_BUILT, contradictions, parts_of
 from meshwright.specs.sparse_attention import Compression, Indexer
 

@@ -85,12 +85,7 @@ def test_thousands_of_imported_exports_are_estimated_as_their_plans(question, tm
         ("megatron", "llama3.1-8b", "h100-8x4", ()),
         ("megatron", "qwen3-30b-a3b", "b200-8x4", ("stack.preset=recipe",)),
         ("megatron", "deepseek-v3", "b200-8x32", ("precision=mxfp8", "stack.preset=recipe")),
-        (
-            "megatron",
-            "qwen3-235b-a22b",
-            "h100-8x32",
-            ("stack.dispatcher=deepep", "stack.gradient_format=bf16"),
-        ),
+        ("megatron", "qwen3-235b-a22b", "h100-8x32", ("stack.dispatcher=deepep", "stack.gradient_format=bf16")),
         ("maxtext", "gpt-oss-20b", "h100-8x4", ()),
         ("maxtext", "llama3.1-70b", "mi300x-8x8", ()),
         ("maxtext", "llama3.1-8b", "tpu-v5p-4x8", ()),

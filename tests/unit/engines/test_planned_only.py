@@ -18,9 +18,7 @@ from meshwright.specs.precision import PRECISIONS
 
 
 def any_run():
-    return from_options(
-        model="llama3.1-8b", cluster="h100-8x2", global_batch=64, sequence_length=4096, engine=ANY
-    )
+    return from_options(model="llama3.1-8b", cluster="h100-8x2", global_batch=64, sequence_length=4096, engine=ANY)
 
 
 def test_a_run_may_name_it_and_no_package_does():

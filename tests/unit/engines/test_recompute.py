@@ -18,12 +18,7 @@ from meshwright.engines.megatron.megatron_core.constructors import MODULES, sett
 from meshwright.specs.plan import RECOMPUTE_MODULES, Recompute
 from meshwright.specs.run import Run
 
-SHARDINGS = {
-    "native": "optimizer",
-    "megatron": "optimizer",
-    "torchtitan": "parameters",
-    "maxtext": "parameters",
-}
+SHARDINGS = {"native": "optimizer", "megatron": "optimizer", "torchtitan": "parameters", "maxtext": "parameters"}
 MODELS = ("llama3.1-8b", "mixtral-8x7b", "deepseek-v2-lite", "deepseek-v3")
 NAMED = {
     "native": set(RECOMPUTE_MODULES),
@@ -82,9 +77,7 @@ def written(run: Run) -> dict[str, set[str]]:
         return {"configuration": {"alternate_matmuls"} if "SelectiveAC.Config" in text else set()}
     policy = re.search(r"^remat_policy: (\w+)", text, re.M)
     assert policy is not None
-    assert (
-        "moe" if run.model.experts is None else "mlp"
-    ) not in plan.recompute_modules  # one policy for both
+    assert ("moe" if run.model.experts is None else "mlp") not in plan.recompute_modules  # one policy for both
     assert policy[1] == REMATERIALISATION[frozenset(plan.recompute_modules)]
     return {"configuration": set(plan.recompute_modules)}
 

@@ -79,9 +79,7 @@ def test_so_it_does_on_every_device_and_in_the_other_precision(name, device, eng
         if found is not None:
             require_whole(*found)
         elif engine == "native":
-            assert (name, more) == ("llama2-70b-lora", ["precision=fp8"]), (
-                "adapters alone are trained in 16 bits"
-            )
+            assert (name, more) == ("llama2-70b-lora", ["precision=fp8"]), "adapters alone are trained in 16 bits"
 
 
 @pytest.mark.when_touched  # mixtral-8x7b is planned for maxtext above
@@ -112,8 +110,7 @@ def test_llama3_70b_has_the_batch_that_was_measured_on_its_device():
     (measured,) = (
         c
         for c in catalog.all_claims()
-        if (c.model, c.accelerator, c.precision, c.metric)
-        == ("llama3-70b", "MI355X", "bf16", "tokens_per_s_per_gpu")
+        if (c.model, c.accelerator, c.precision, c.metric) == ("llama3-70b", "MI355X", "bf16", "tokens_per_s_per_gpu")
     )
     run = runfile.load("llama3-70b")
     assert measured.conditions.startswith("TorchTitan; per-GPU batch 8 seq 8192")

@@ -31,9 +31,7 @@ def test_one_that_fails_is_lost(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("ending", "code"), [(Ending.DONE, 0), (Ending.DIVERGED, 0), (Ending.STOPPED, STOPPED_EXIT_CODE)]
 )
-def test_a_scheduler_does_not_take_a_megatron_run_that_stopped_for_done(
-    ending, code, tmp_path, monkeypatch, tiny_text
-):
+def test_a_scheduler_does_not_take_a_megatron_run_that_stopped_for_done(ending, code, tmp_path, monkeypatch, tiny_text):
     torch = pytest.importorskip("torch")
     from meshwright.engines.megatron import probe, worker
 

@@ -83,11 +83,7 @@ def test_a_correction_gives_back_its_measured_points(found, records):
 
 def test_collectives_take_the_measured_time(found, records):
     rows = [r for r in records.measured if r.point.family is PointFamily.COLLECTIVES]
-    assert (
-        set(found.collectives.curves)
-        == {r.point.kernel for r in rows}
-        == set(KERNELS[PointFamily.COLLECTIVES])
-    )
+    assert set(found.collectives.curves) == {r.point.kernel for r in rows} == set(KERNELS[PointFamily.COLLECTIVES])
     for row in rows:
         point = row.point
         seconds = found.collectives.seconds(point.kernel, point.size_bytes, point.num_processes, math.inf)
@@ -137,9 +133,7 @@ def test_short_steps_that_processes_took_apart_are_kept_for_trainings_to_take_ag
             family=PointFamily.TRAINING, kernel=kernel, format="fp32", m=64, n=128, heads=2, kv_heads=2, head_dim=32,
             layers=1, vocab=512, seq_len=64, sequences=1, micro_batches=1,
         )  # fmt: skip
-        return row_of(
-            replace(point, **changes), Measurement(seconds=(seconds,) * 7, calls=1, target_ratio=0.03)
-        )
+        return row_of(replace(point, **changes), Measurement(seconds=(seconds,) * 7, calls=1, target_ratio=0.03))
 
     beside = {"num_processes": 2, "format": "bf16"}
     steps = [
@@ -257,9 +251,7 @@ def test_the_next_measurement_is_one_that_the_step_needs_and_that_is_missing(tin
         y=np.append(correction.y, correction.predict(x).mean),
         noise=np.append(correction.noise, 0.02),
     )
-    file.write_text(
-        json.dumps(to_document(replace(found, corrections={**found.corrections, best.kernel: more})))
-    )
+    file.write_text(json.dumps(to_document(replace(found, corrections={**found.corrections, best.kernel: more}))))
     device_calibration._read.cache_clear()
     after = advise(run)
     same = next(c for c in after.candidates if (c.kernel, c.shape) == (best.kernel, best.shape))
@@ -350,9 +342,7 @@ def test_planning_from_records_imports_no_torch(recorded, tiny, tmp_path):
 
 def test_a_training_is_held_against_the_calibration_that_it_names(meshwright, tiny, file):
     pytest.importorskip("torch")
-    expected = meshwright(
-        "estimate", tiny, "--calibration", file, "--set", "parallel={data_shard: 1}", "--json"
-    )
+    expected = meshwright("estimate", tiny, "--calibration", file, "--set", "parallel={data_shard: 1}", "--json")
     shown = meshwright("train", tiny, "--calibration", file, "--dry-run", "--json")
     assert shown.exit_code == 0, shown.stderr
     step = shown.json["predicted"]["step"]

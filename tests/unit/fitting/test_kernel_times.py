@@ -134,8 +134,6 @@ def test_processes_on_one_cpu_spend_an_assumed_time_around_collectives():
         calibration = calibration_here(asked, measured, collective=collective, made="a test")
         plan = Plan(tensor=2)
         found[on_host] = estimate_plan(replace(asked, calibration=calibration), plan).step.step
-    around_s = (
-        4 * 2 * 4 * asked.model.num_layers * AROUND["tensor_collective_s"]
-    )  # collectives forward and backward
+    around_s = 4 * 2 * 4 * asked.model.num_layers * AROUND["tensor_collective_s"]  # collectives forward and backward
     assert found[True].value > around_s
     assert found[True].high / found[True].low > found[False].high / found[False].low

@@ -11,11 +11,7 @@ from meshwright.accuracy.predict import predict
 from meshwright.accuracy.rows import PublishedRun
 from meshwright.calibration.parameters import prior
 from meshwright.cost.uncertainty import Z80
-from meshwright.fitting.leave_one_source_out import (
-    UnseenErrors,
-    held_out,
-    predict_leave_one_source_out,
-)
+from meshwright.fitting.leave_one_source_out import UnseenErrors, held_out, predict_leave_one_source_out
 from meshwright.fitting.published_runs import Fitted, fit, without
 
 pytestmark = pytest.mark.when_touched  # test_published_runs.py fits the same model

@@ -152,13 +152,9 @@ class TestProblem:
         problem = make_problem(many, prior())
         names = np.array([r.source_key for r in many])
         for source in set(names.tolist()):
-            assert problem.share[names == source].sum() == pytest.approx(
-                min((names == source).sum(), EFFECTIVE_ROWS)
-            )
+            assert problem.share[names == source].sum() == pytest.approx(min((names == source).sum(), EFFECTIVE_ROWS))
 
     def test_poorer_rows_are_noisier(self, runs, rates):
         one = measured(runs, rates)[0]
-        problem = make_problem(
-            [replace(one, quality=q) for q in ("A-table", "B-figure", "C-approx")], prior()
-        )
+        problem = make_problem([replace(one, quality=q) for q in ("A-table", "B-figure", "C-approx")], prior())
         assert np.all(np.diff(problem.noise) > 0)

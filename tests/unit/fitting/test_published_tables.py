@@ -60,20 +60,9 @@ def gemm_rows(shapes: Sequence[tuple[int, int, int]] = SHAPES) -> dict[str, list
 
 
 def attention_rows() -> dict[str, list[Any]]:
-    names = (
-        "batch_size",
-        "num_heads",
-        "isl",
-        "head_dim",
-        "window_size",
-        "attn_dtype",
-        "kv_cache_dtype",
-        "latency",
-    )
+    names = ("batch_size", "num_heads", "isl", "head_dim", "window_size", "attn_dtype", "kv_cache_dtype", "latency")
     rows: dict[str, list[Any]] = {name: [] for name in names}
-    for batch, heads, keys, window in product(
-        (1, 4, 16, 64), (8, 16, 32, 64), (512, 1024, 2048, 4096, 8192), (0, 128)
-    ):
+    for batch, heads, keys, window in product((1, 4, 16, 64), (8, 16, 32, 64), (512, 1024, 2048, 4096, 8192), (0, 128)):
         flops = 4.0 * batch * heads * keys * (keys + 1) / 2 * 128
         slower = 3.0 if keys == 512 else 1.0
         seconds = slower * (flops / (0.5 * H100.peak_flops_per_s["bf16"]) + KERNEL_S) / (10 if window else 1)
@@ -85,13 +74,7 @@ def attention_rows() -> dict[str, list[Any]]:
 
 
 def collective_rows() -> dict[str, list[Any]]:
-    rows: dict[str, list[Any]] = {
-        "op_name": [],
-        "nccl_dtype": [],
-        "num_gpus": [],
-        "message_size": [],
-        "latency": [],
-    }
+    rows: dict[str, list[Any]] = {"op_name": [], "nccl_dtype": [], "num_gpus": [], "message_size": [], "latency": []}
     for op, devices, power in product(("all_reduce", "alltoall"), (4, 8), range(8, 29)):
         milliseconds = 1e3 * (20e-6 + 2 * 2**power / 200e9) * (8 / devices)
         for name, value in zip(rows, (op, "half", devices, 2**power, milliseconds), strict=True):
@@ -159,11 +142,7 @@ def test_attention_is_only_forward_and_without_a_window(package):
 def test_whose_measurements_they_are_is_kept(package):
     found = calibrate_from_tables("H100-SXM", framework="trtllm")
     tables = found.details["tables"]
-    assert (tables["package"], tables["version"], tables["licence"]) == (
-        "aiconfigurator-core",
-        "9.9",
-        "Apache-2.0",
-    )
+    assert (tables["package"], tables["version"], tables["licence"]) == ("aiconfigurator-core", "9.9", "Apache-2.0")
     source = tables["corrections"]["gemm/bf16"]
     assert source["file"] == GEMM_FILE
     assert source["framework"] == "trtllm 1.3.0rc20"
@@ -273,9 +252,7 @@ def test_the_command_writes_what_the_planner_reads(package, meshwright, tmp_path
     made = meshwright("calibrate", "--from-tables", "aiconfigurator", "--device", "h100", "--out", out)
     assert made.exit_code == 0, made.stderr
     assert "Apache-2.0" in made.stdout
-    assert (
-        load(out).corrections.keys() == calibrate_from_tables("h100", framework="trtllm").corrections.keys()
-    )
+    assert load(out).corrections.keys() == calibrate_from_tables("h100", framework="trtllm").corrections.keys()
     pinned = "parallel={tensor: 8, sequence_parallel: true}"
     plain = meshwright("estimate", run_file, "--set", pinned, "--json")
     shaped = meshwright("estimate", run_file, "--set", pinned, "--calibration", out, "--json")

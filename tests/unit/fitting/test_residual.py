@@ -35,9 +35,7 @@ def typical_error(logs: np.ndarray) -> float:
 
 
 def trainings(num_processes: int, start: int, stop: int) -> list[Point]:
-    points = points_of(
-        PointFamily.TRAINING, device_type="cpu", formats=("fp32",), num_processes=num_processes
-    )
+    points = points_of(PointFamily.TRAINING, device_type="cpu", formats=("fp32",), num_processes=num_processes)
     return list(islice(points, start, stop))
 
 
@@ -125,9 +123,7 @@ def test_leaving_one_out_says_what_fitting_without_it_does(kernels, added, seen)
     worst = int(np.argmax(np.abs(added.leave_one_out)))
     without = fit_residual(kernels, seen[:worst] + seen[worst + 1 :])
     assert without is not None
-    assert float(errors(without.device, [seen[worst]])[0]) == pytest.approx(
-        added.leave_one_out[worst], abs=0.5 * NOISE
-    )
+    assert float(errors(without.device, [seen[worst]])[0]) == pytest.approx(added.leave_one_out[worst], abs=0.5 * NOISE)
 
 
 @pytest.mark.when_touched  # test_steps_that_were_not_seen_are_predicted fits such steps
@@ -189,9 +185,7 @@ def test_parts_of_the_machine_keep_their_distance_from_the_whole(kernels, seen):
     before = replace(kernels, by_threads={4: share})
     found = fit_residual(before, [row for row in seen if row.point.num_processes == 1])
     assert found is not None
-    moved = (
-        found.device.parameters["elementwise_factor"].value / kernels.parameters["elementwise_factor"].value
-    )
+    moved = found.device.parameters["elementwise_factor"].value / kernels.parameters["elementwise_factor"].value
     assert found.device.by_threads[4].parameters["elementwise_factor"].value == pytest.approx(1.5 * moved)
 
 

@@ -115,9 +115,7 @@ def test_latents_are_whole_on_every_tensor_rank_and_once_under_attention_data():
 
 
 def test_a_window_bounds_the_cache():
-    short, long = (
-        kv_bytes_per_token(question("gpt-oss-120b", "h100-1x1", context=n)) for n in (128, 100_000)
-    )
+    short, long = (kv_bytes_per_token(question("gpt-oss-120b", "h100-1x1", context=n)) for n in (128, 100_000))
     full = 2 * 8 * 64 * 2 * 18
     assert short == 2 * full
     assert full < long < 1.01 * full
@@ -140,8 +138,7 @@ def test_the_same_bytes_in_every_layout():
 
 def test_more_memory_for_the_engine_holds_more():
     less, more = (
-        capacities(question("llama3.1-70b", "h100-8x1", "fp8", "fp8", memory_ratio=ratio))[0]
-        for ratio in (0.8, 0.95)
+        capacities(question("llama3.1-70b", "h100-8x1", "fp8", "fp8", memory_ratio=ratio))[0] for ratio in (0.8, 0.95)
     )
     assert less.max_tokens < more.max_tokens
 

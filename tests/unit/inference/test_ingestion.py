@@ -8,17 +8,9 @@ import pytest
 
 from meshwright.catalog.lookup import claim
 from meshwright.inference.claims import predict_serving_claim
-from meshwright.inference.ingestion import (
-    MINILM_L6,
-    IngestSystem,
-    IngestWork,
-    resident,
-    streamed,
-)
+from meshwright.inference.ingestion import MINILM_L6, IngestSystem, IngestWork, resident, streamed
 
-SYSTEM = IngestSystem(
-    encode_flops_per_s=1e15, distance_flops_per_s=5e14, host_bytes_per_s=5e10, memory_bytes=1e11
-)
+SYSTEM = IngestSystem(encode_flops_per_s=1e15, distance_flops_per_s=5e14, host_bytes_per_s=5e10, memory_bytes=1e11)
 WORK = IngestWork(shape=MINILM_L6, num_chunks=10**6, chunk_tokens=256, num_lists=4000, num_passes=25)
 
 
@@ -33,9 +25,7 @@ def test_the_ratio_of_index_builds_is_the_closed_form_whatever_the_number_of_vec
     for num in (10**5, 10**8):
         work = replace(WORK, num_chunks=num)
         index, transfer = resident(work, SYSTEM).index, streamed(work, SYSTEM).transfer
-        into_passes = (
-            transfer * (work.num_passes + 1) / (work.num_passes + 2)
-        )  # without the one out of the encoder
+        into_passes = transfer * (work.num_passes + 1) / (work.num_passes + 2)  # without the one out of the encoder
         closed = 1 + 4 * SYSTEM.distance_flops_per_s / (2 * work.num_lists * SYSTEM.host_bytes_per_s)
         assert (index + into_passes) / index == pytest.approx(closed)
 

@@ -12,14 +12,7 @@ from meshwright.answers.serving_accuracy import serving_accuracy
 from meshwright.errors import InputError
 from meshwright.inference.constants import shipped_constants
 from meshwright.inference.fit import DATA, fit
-from meshwright.inference.points import (
-    COLUMNS,
-    PointReason,
-    Quantity,
-    read_points,
-    shipped_points_path,
-    source_key,
-)
+from meshwright.inference.points import COLUMNS, PointReason, Quantity, read_points, shipped_points_path, source_key
 from meshwright.inference.predict import predict_points
 
 ROW = {
@@ -56,11 +49,7 @@ def test_a_row_in_si_units(point):
     [
         ({"metric": "output_throughput", "unit": "tok/s/GPU", "value": "100"}, Quantity.OUTPUT_RATE, 200),
         ({"metric": "throughput_per_gpu", "unit": "tok/s", "value": "100"}, Quantity.OUTPUT_RATE, 200),
-        (
-            {"metric": "total_throughput(in+out)", "unit": "tok/s", "value": "1_000"},
-            Quantity.TOTAL_RATE,
-            1000,
-        ),
+        ({"metric": "total_throughput(in+out)", "unit": "tok/s", "value": "1_000"}, Quantity.TOTAL_RATE, 1000),
         ({"metric": "Median TTFT", "unit": "s", "value": "0.5"}, Quantity.TTFT, 0.5),
         ({"metric": "min_latency", "unit": "tok/s/user", "value": "368"}, Quantity.USER_RATE, 368),
         ({"metric": "batch_latency", "unit": "s", "value": "48"}, Quantity.BATCH, 48),

@@ -20,9 +20,7 @@ def test_every_row_of_the_table_is_a_model_of_the_catalogue():
         assert f"{positions:,} positions" in positions_note(name, catalog.model(name), positions + 1)
 
 
-@pytest.mark.parametrize(
-    ("value", "found"), [(512, 512), (None, None), ("512", None), (True, None), (-1, None)]
-)
+@pytest.mark.parametrize(("value", "found"), [(512, 512), (None, None), ("512", None), (True, None), (-1, None)])
 def test_a_config_says_its_own_positions(tmp_path, value, found):
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": value}))
     assert trained_positions(str(tmp_path), catalog.model("llama3-8b")) == found
@@ -39,13 +37,7 @@ def test_longer_requests_have_a_note():
 
 # --- drafts ---
 
-ASKED = {
-    "cluster": "h200-8x1",
-    "precision": "fp8",
-    "input_tokens": 1024,
-    "output_tokens": 512,
-    "concurrency": [8],
-}
+ASKED = {"cluster": "h200-8x1", "precision": "fp8", "input_tokens": 1024, "output_tokens": 512, "concurrency": [8]}
 SPECULATIVE = {"drafted": 3, "accepted": 1.9}
 
 
@@ -74,6 +66,4 @@ def test_a_draft_needs_drafted_tokens_and_a_layout():
     with pytest.raises(InputError, match="drafts nothing"):
         serving_estimate(**ASKED, model="llama3.1-70b", draft="llama3.2-1b")
     with pytest.raises(InputError, match="query heads"):
-        serving_estimate(
-            **ASKED, model="llama3.1-70b", degrees={"tensor": 8}, **SPECULATIVE, draft="qwen2.5-0.5b"
-        )
+        serving_estimate(**ASKED, model="llama3.1-70b", degrees={"tensor": 8}, **SPECULATIVE, draft="qwen2.5-0.5b")

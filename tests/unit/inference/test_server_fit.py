@@ -29,14 +29,7 @@ from meshwright.inference.work import Served
 from meshwright.records.serving import Arrivals, Latency, Load, ServingPoint, ServingRecorder
 
 CLUSTER = catalog.cluster("cpu-1x1")
-TRUE = {
-    "gemm_ratio": 0.004,
-    "memory_ratio": 0.05,
-    "layer_s": 1.4,
-    "host_s": 0.3,
-    "request_s": 5.0,
-    "sequence_s": 20.0,
-}
+TRUE = {"gemm_ratio": 0.004, "memory_ratio": 0.05, "layer_s": 1.4, "host_s": 0.3, "request_s": 5.0, "sequence_s": 20.0}
 """Factors between the constants of the server that the records are of and the shipped ones."""
 SHAPES = {"small": (256, 1024, 4), "wide": (768, 2048, 4), "deep": (384, 1024, 16), "large": (1024, 2816, 12)}
 
@@ -70,15 +63,11 @@ def truth(name: str, load: RequestLoad, precision: str = "bf16"):
 
 
 def spread(value: float) -> Latency:
-    same = dict.fromkeys(
-        ("mean", "median", "median_low", "median_high", "p90", "p95", "p99", "low", "high"), value
-    )
+    same = dict.fromkeys(("mean", "median", "median_low", "median_high", "p90", "p95", "p99", "low", "high"), value)
     return Latency(n=8, **same)
 
 
-def point(
-    name: str, concurrency: int, lengths: tuple[int, int], *, wait: float = 0.0, **changes
-) -> ServingPoint:
+def point(name: str, concurrency: int, lengths: tuple[int, int], *, wait: float = 0.0, **changes) -> ServingPoint:
     """Point that a client measures while other programs have the processors for `wait` of the time."""
     inputs, outputs = lengths
     load = RequestLoad(input_tokens=inputs, output_tokens=outputs, concurrency=concurrency, lockstep=True)
@@ -94,14 +83,7 @@ def point(
 
 
 def records(
-    folder: Path,
-    name: str,
-    *,
-    concurrencies=(1, 4, 16),
-    lengths=(64, 32),
-    points=None,
-    server=True,
-    **sidecar,
+    folder: Path, name: str, *, concurrencies=(1, 4, 16), lengths=(64, 32), points=None, server=True, **sidecar
 ) -> Path:
     about = {
         "name": "llamacpp", "model": f"models/{name}",
@@ -124,13 +106,7 @@ def records(
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> list[Path]:
     root = tmp_path_factory.mktemp("records")
-    asked = [
-        ("small", (64, 32)),
-        ("small", (512, 32)),
-        ("wide", (64, 32)),
-        ("deep", (64, 32)),
-        ("deep", (64, 256)),
-    ]
+    asked = [("small", (64, 32)), ("small", (512, 32)), ("wide", (64, 32)), ("deep", (64, 32)), ("deep", (64, 256))]
     return [records(root / f"{name}-{i}-{o}", name, lengths=(i, o)) for name, (i, o) in asked]
 
 
@@ -157,10 +133,7 @@ def test_other_loads_and_models_are_predicted(calibration, tmp_path, name, lengt
     load = {"input_tokens": lengths[0], "output_tokens": lengths[1], "concurrency": [concurrency]}
     found = serving_estimate(**asked, **load, lockstep=True, calibration=calibration).loads[0]
     want = truth(
-        name,
-        RequestLoad(
-            input_tokens=lengths[0], output_tokens=lengths[1], concurrency=concurrency, lockstep=True
-        ),
+        name, RequestLoad(input_tokens=lengths[0], output_tokens=lengths[1], concurrency=concurrency, lockstep=True)
     )
     assert found.output_tokens_per_s.value == pytest.approx(float(want.output_tokens_per_s), rel=0.05)
     assert found.ttft.value == pytest.approx(float(want.ttft_s), rel=0.1)
@@ -177,9 +150,7 @@ def test_the_file_has_the_rows_and_gives_the_same_predictions(fitted, calibratio
     assert len(read.rows) == 3 * 3 * 5
     assert {o["folder"] for o in read.origins} == {str(f) for f in folders}
     for key, value in zip(fitted.constants.keys, fitted.constants.values, strict=True):
-        assert read.constants.values[read.constants.keys.index(key)] == pytest.approx(
-            value, rel=1e-3, abs=1e-4
-        )
+        assert read.constants.values[read.constants.keys.index(key)] == pytest.approx(value, rel=1e-3, abs=1e-4)
 
 
 def test_held_out_configurations_give_the_spread(calibration):
@@ -199,9 +170,7 @@ def test_what_no_record_tests_stays_unknown(calibration):
 
 
 def test_time_without_a_processor_is_taken_out(folders, tmp_path):
-    busy = records(
-        tmp_path / "busy", "small", points=[point("small", n, (64, 32), wait=0.6) for n in (1, 4, 16)]
-    )
+    busy = records(tmp_path / "busy", "small", points=[point("small", n, (64, 32), wait=0.6) for n in (1, 4, 16)])
     quiet, loaded = (measured_server([folder], cluster=CLUSTER).points for folder in (folders[0], busy))
     assert [p.point.value for p in loaded] == pytest.approx([p.point.value for p in quiet])
 
@@ -253,9 +222,7 @@ def test_records_of_a_server_that_was_only_addressed_need_a_model(tmp_path):
     model = model_from_config(config("small"), name="small")
     with pytest.raises(InputError, match="format of the weights"):
         measured_server([folder], cluster=CLUSTER, given=ServedGiven(model=model))
-    found = measured_server(
-        [folder], cluster=CLUSTER, given=ServedGiven(model=model, precision="bf16", engine="vllm")
-    )
+    found = measured_server([folder], cluster=CLUSTER, given=ServedGiven(model=model, precision="bf16", engine="vllm"))
     assert found.engine.name == "vllm"
 
 

@@ -53,9 +53,7 @@ def test_a_decode_step_reads_each_weight_once_and_the_cache_of_every_sequence():
 
 
 def test_tensor_ranks_share_the_work_and_communicate():
-    one, eight = (
-        step_work(served(tensor=n), sequences=8, tokens=1, context=1000, decoding=True) for n in (1, 8)
-    )
+    one, eight = (step_work(served(tensor=n), sequences=8, tokens=1, context=1000, decoding=True) for n in (1, 8))
     assert eight.gemm_flops * 8 == pytest.approx(one.gemm_flops)
     assert eight.cache_bytes * 8 == pytest.approx(one.cache_bytes)
     assert (one.num_collectives, eight.num_collectives) == (0, 160)
@@ -124,18 +122,14 @@ def test_accepted_drafts_raise_the_rate_and_rejected_ones_lower_it(vllm):
 
 def test_disaggregated_prefill_keeps_prompts_out_of_decode_steps():
     long = RequestLoad(input_tokens=8192, output_tokens=256, concurrency=64)
-    mixed, split = (
-        estimate_load(server(served(), engines()["vllm"], prefill_replicas=n), long) for n in (0, 2)
-    )
+    mixed, split = (estimate_load(server(served(), engines()["vllm"], prefill_replicas=n), long) for n in (0, 2))
     assert split.itl.value < mixed.itl.value
     assert transfer_s(served(), 8192) == pytest.approx(8192 * 163_840 / (450e9 * 2))
 
 
 def test_stages_work_on_parts_of_the_batch_at_once():
     one, two = (
-        estimate_load(
-            server(served(cluster="h200-8x2", **degrees), engines()["vllm"]), replace(LOAD, concurrency=512)
-        )
+        estimate_load(server(served(cluster="h200-8x2", **degrees), engines()["vllm"]), replace(LOAD, concurrency=512))
         for degrees in ({"tensor": 8}, {"tensor": 8, "pipeline": 2})
     )
     assert two.output_tokens_per_s.value > 1.3 * one.output_tokens_per_s.value
@@ -200,9 +194,7 @@ def test_the_best_point_keeps_the_bounds_and_none_that_does_is_better():
 
 
 def test_a_tighter_bound_needs_more_devices_for_each_request():
-    loose, tight = (
-        search_layouts(question(bounds=LatencyLimits(itl_s=itl_s))).best for itl_s in (0.08, 0.0112)
-    )
+    loose, tight = (search_layouts(question(bounds=LatencyLimits(itl_s=itl_s))).best for itl_s in (0.08, 0.0112))
     assert loose.layout.tensor < tight.layout.tensor
     assert loose.output_tokens_per_s > tight.output_tokens_per_s
 
@@ -279,8 +271,7 @@ def test_the_comparison_of_405b_is_computed_with_its_band_and_its_parts():
 
 
 @pytest.mark.parametrize(
-    ("claim_id", "value"),
-    [("s65_13", 1), ("s65_15", 3), ("s65_18", 62.853), ("s65_23", 84.8), ("s65_24", 4000)],
+    ("claim_id", "value"), [("s65_13", 1), ("s65_15", 3), ("s65_18", 62.853), ("s65_23", 84.8), ("s65_24", 4000)]
 )
 def test_claims_that_are_arithmetic(claim_id, value):
     assert predict_serving_claim(claim(claim_id)).value.value == pytest.approx(value)

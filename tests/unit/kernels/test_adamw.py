@@ -32,22 +32,14 @@ def exact_step(p, g, m, v, *, number, scale=1.0):
 
 @pytest.mark.parametrize("route", ["reference", "fused", "triton"])
 @settings(max_examples=8, deadline=None)
-@given(
-    size=SIZES, number=st.sampled_from([1, 7]), scale=st.sampled_from([None, 0.25]), seed=st.integers(0, 9)
-)
+@given(size=SIZES, number=st.sampled_from([1, 7]), scale=st.sampled_from([None, 0.25]), seed=st.integers(0, 9))
 def test_a_step_with_states_in_fp32(route, size, number, scale, seed):
     p, g, m = (drawn(size, dtype=torch.float32, seed=seed + i) for i in range(3))
     v = drawn(size, dtype=torch.float32, seed=seed + 3).square()
     expected = exact_step(p.double(), g, m.double(), v.double(), number=number, scale=scale or 1.0)
     states = AdamStates(first=m, second=v)
     with demanding(adamw=route):
-        adamw(
-            p,
-            g,
-            states,
-            AdamWStep(**STEP, number=number),
-            scale=None if scale is None else torch.tensor(scale),
-        )
+        adamw(p, g, states, AdamWStep(**STEP, number=number), scale=None if scale is None else torch.tensor(scale))
     for got, wanted in zip((p, m, v), expected, strict=True):
         assert_close(got, wanted, terms=torch.ones(1), factor=2.0)
 
@@ -91,9 +83,7 @@ def test_narrow_states_follow_the_exact_ones(states):
 
 
 def test_the_reference_of_states_in_8_bits_is_as_near_as_a_byte_is():
-    optimizer = NarrowAdamW(
-        [torch.zeros(300)], settings=Optimizer(states=StateFormat.INT8), weight_decay=0.0, seed=0
-    )
+    optimizer = NarrowAdamW([torch.zeros(300)], settings=Optimizer(states=StateFormat.INT8), weight_decay=0.0, seed=0)
     p, g = torch.zeros(300), drawn(300, dtype=torch.float32)
     zero = torch.zeros(300).double()
     expected = exact_step(p.double(), g, zero, zero, number=1)
@@ -109,11 +99,7 @@ def test_stochastic_rounding_keeps_the_mean():
     """Means of many seeds of one value of the second state, between two values of bf16."""
     size = 4096
     gradient = torch.full((size,), 1.0)
-    p, m, v = (
-        torch.zeros(size),
-        torch.zeros(size, dtype=torch.bfloat16),
-        torch.ones(size, dtype=torch.bfloat16),
-    )
+    p, m, v = (torch.zeros(size), torch.zeros(size, dtype=torch.bfloat16), torch.ones(size, dtype=torch.bfloat16))
     with demanding(adamw="triton"):
         step = AdamWStep(**STEP | {"betas": (0.9, 0.999)}, number=1, noise=12345)
         adamw(p, gradient * 1.5, AdamStates(first=m, second=v), step)
@@ -158,8 +144,6 @@ def test_bytes_moved_are_those_of_the_model():
 
 
 def test_formats_without_a_route_are_refused():
-    narrow = AdamStates(
-        first=torch.zeros(4, dtype=torch.bfloat16), second=torch.zeros(4, dtype=torch.bfloat16)
-    )
+    narrow = AdamStates(first=torch.zeros(4, dtype=torch.bfloat16), second=torch.zeros(4, dtype=torch.bfloat16))
     with demanding(adamw="fused"), pytest.raises(InputError, match="fp32 alone"):
         adamw(torch.ones(4), torch.ones(4), narrow, AdamWStep(**STEP, number=1))

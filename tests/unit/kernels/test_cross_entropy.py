@@ -5,15 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.kernel_cases import (
-    FEW,
-    FORMATS,
-    assert_close,
-    counted_traffic,
-    demanding,
-    drawn,
-    needs_interpreter,
-)
+from tests.kernel_cases import FEW, FORMATS, assert_close, counted_traffic, demanding, drawn, needs_interpreter
 from torch.nn import functional
 
 from meshwright.kernels.cross_entropy import cross_entropy, cross_entropy_op
@@ -35,9 +27,7 @@ ROUTES = ["cached", pytest.param("triton", marks=needs_interpreter)]
     strided=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_values_and_gradients(
-    route, rows, vocab, dtype, reduction, cap, z_loss, upstream_stride, strided, seed
-):
+def test_values_and_gradients(route, rows, vocab, dtype, reduction, cap, z_loss, upstream_stride, strided, seed):
     leaf = drawn(rows, vocab, dtype=dtype, strided=strided, seed=seed, scale=3.0).requires_grad_()
     labels = torch.randint(vocab, (rows,), generator=torch.Generator().manual_seed(seed))
     labels[1::3] = IGNORED_LABEL
@@ -128,9 +118,7 @@ def test_a_vocabulary_in_two_parts_equals_the_whole():
         (losses * weights).sum().backward()
         for rows in (TORCH_ROWS, triton_rows()):
             parts = [whole[:, :33].clone(), whole[:, 33:].clone()]
-            found = [
-                rows.statistics(p, labels, cap=cap, first=f) for p, f in zip(parts, (0, 33), strict=True)
-            ]
+            found = [rows.statistics(p, labels, cap=cap, first=f) for p, f in zip(parts, (0, 33), strict=True)]
             lse = torch.stack([s[0].double() + s[1].double().log() for s in found]).logsumexp(0).float()
             for part, first in zip(parts, (0, 33), strict=True):
                 rows.gradient(part, labels, lse, weights, z_loss=0.0, cap=cap, first=first)

@@ -55,9 +55,7 @@ def test_the_default_serves_what_no_file_names():
 def test_the_tuned_table_goes_before_the_default_and_the_run_file_before_both(monkeypatch):
     monkeypatch.setattr(dispatch, "default_routes", lambda op, architecture: ("liger", "reference"))
     assert KernelRouting(tuned=table("reference")).choice(call()).why == "tuned"
-    assert (
-        KernelRouting(tuned=table("liger"), demanded={"swiglu": "reference"}).choice(call()).why == "run file"
-    )
+    assert KernelRouting(tuned=table("liger"), demanded={"swiglu": "reference"}).choice(call()).why == "run file"
     other = KernelRouting(tuned=table("reference")).choice(call(shapes=((5, 8), (5, 8))))
     assert other.why == "default"
 
@@ -73,9 +71,7 @@ def test_a_preferred_route_that_cannot_serve_leaves_its_reason(monkeypatch):
 
 def test_a_demanded_route_that_cannot_serve_is_an_error():
     with pytest.raises(InputError, match=r"kernels\.swiglu: route triton cannot serve.*float64"):
-        KernelRouting(demanded={"swiglu": "triton"}).choice(
-            call(device="cuda", dtypes=("float64", "float64"))
-        )
+        KernelRouting(demanded={"swiglu": "triton"}).choice(call(device="cuda", dtypes=("float64", "float64")))
 
 
 @pytest.mark.parametrize("demanded", [{"swigul": "triton"}, {"swiglu": "tritn"}])
@@ -156,11 +152,7 @@ def test_whether_a_route_serves_any_call_is_answered_without_its_shapes(op, devi
 @pytest.mark.parametrize(
     ("triton", "numpy", "fault"),
     [
-        (
-            "3.6.0",
-            "2.4.0",
-            "the interpreter of Triton 3.6 needs a NumPy older than 2.4: pip install 'numpy<2.4'",
-        ),
+        ("3.6.0", "2.4.0", "the interpreter of Triton 3.6 needs a NumPy older than 2.4: pip install 'numpy<2.4'"),
         ("3.6.0", "2.3.5", None),
         ("3.7.0", "2.4.0", None),
     ],

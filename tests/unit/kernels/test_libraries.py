@@ -121,17 +121,13 @@ class TestLiger:
         with demanding(rotary="liger"):
             agree(
                 lambda q, k: rotate(q, k, cos, sin),
-                lambda q, k: routes_of("rotary")["reference"].function(
-                    q, k, cos.double(), sin.double(), False
-                ),
+                lambda q, k: routes_of("rotary")["reference"].function(q, k, cos.double(), sin.double(), False),
                 (q, k),
             )
             rotate(q, k, cos, sin)
         assert torch.equal(q, before)
 
-    @pytest.mark.parametrize(
-        ("z_loss", "cap"), [(0.0, 0.0), (1e-2, 0.0), (0.0, 3.0)], ids=["plain", "z", "cap"]
-    )
+    @pytest.mark.parametrize(("z_loss", "cap"), [(0.0, 0.0), (1e-2, 0.0), (0.0, 3.0)], ids=["plain", "z", "cap"])
     def test_losses_of_tokens(self, z_loss, cap):
         logits, weights = drawn(6, 50, **FP32, scale=2.0), torch.rand(6)
         labels = torch.tensor([3, 0, IGNORED_LABEL, 49, 7, 7])

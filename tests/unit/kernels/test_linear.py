@@ -97,10 +97,7 @@ def test_rows_may_be_none(monkeypatch, dtype, onednn):
     """An expert without tokens, on processors of either kind."""
     if processor.HERE.has_onednn:
         pretend(monkeypatch, onednn, is_intel=False)
-    x, weight = (
-        torch.ones(0, 8, dtype=dtype, requires_grad=True),
-        torch.ones(4, 8, dtype=dtype, requires_grad=True),
-    )
+    x, weight = (torch.ones(0, 8, dtype=dtype, requires_grad=True), torch.ones(4, 8, dtype=dtype, requires_grad=True))
     out = linear_module.linear(x, weight)
     out.sum().backward()
     assert out.shape == (0, 4)

@@ -155,11 +155,7 @@ def test_a_graph_that_is_kept_has_a_second_backward_pass(route):
 
 
 def test_bf16_gradients_are_as_near_as_bf16_is():
-    h_ND, weight_VD, labels_N = (
-        drawn(256, 16, dtype=torch.float32),
-        drawn(53, 16, dtype=torch.float32, seed=1),
-        None,
-    )
+    h_ND, weight_VD, labels_N = (drawn(256, 16, dtype=torch.float32), drawn(53, 16, dtype=torch.float32, seed=1), None)
     labels_N = labels_of(256, 53)
     wide = weight_VD.double().requires_grad_()
     exact(h_ND.double(), wide, labels_N).backward()
@@ -173,9 +169,7 @@ def test_operator_rules_and_a_traced_graph():
     h_ND, weight_VD = drawn(4, 8, dtype=torch.float32).requires_grad_(), drawn(11, 8, dtype=torch.float32)
     weights_N = torch.tensor([1.0, 0.0, 0.5, 1.0])
     labels_N = torch.tensor([3, IGNORED_LABEL, 0, 10])
-    torch.library.opcheck(
-        linear_cross_entropy_op, (h_ND, weight_VD, labels_N, weights_N, 0.1, 0.0, 22, True, False)
-    )
+    torch.library.opcheck(linear_cross_entropy_op, (h_ND, weight_VD, labels_N, weights_N, 0.1, 0.0, 22, True, False))
     with demanding(linear_cross_entropy="triton"):
         traced = torch.compile(linear_cross_entropy, fullgraph=True, backend="aot_eager")
         traced(h_ND, weight_VD, labels_N, z_loss=0.1).backward()
@@ -186,9 +180,7 @@ def test_operator_rules_and_a_traced_graph():
 
 @needs_interpreter
 @pytest.mark.parametrize(("tokens", "vocab", "trained", "chunks"), [(8, 9001, True, 1), (8, 9001, False, 3)])
-def test_all_tokens_are_one_chunk_where_a_sum_would_take_more_memory(
-    tokens, vocab, trained, chunks, monkeypatch
-):
+def test_all_tokens_are_one_chunk_where_a_sum_would_take_more_memory(tokens, vocab, trained, chunks, monkeypatch):
     from meshwright.kernels import linear_cross_entropy as module
 
     monkeypatch.setattr(module, "CHUNK_LOGITS", 3 * vocab)
@@ -237,14 +229,9 @@ def test_no_more_than_a_chunk_of_logits_is_in_memory():
                 self.numel = max(self.numel, t.numel() if isinstance(t, torch.Tensor) else 0)
             return out
 
-    h_ND, weight_VD = (
-        drawn(256, 4, dtype=torch.float32).requires_grad_(),
-        drawn(500, 4, dtype=torch.float32, seed=1),
-    )
+    h_ND, weight_VD = (drawn(256, 4, dtype=torch.float32).requires_grad_(), drawn(500, 4, dtype=torch.float32, seed=1))
     with Largest() as largest, demanding(linear_cross_entropy="cached"):
-        linear_cross_entropy(
-            h_ND, weight_VD.requires_grad_(), labels_of(256, 500), chunk_logits=8 * 500
-        ).backward()
+        linear_cross_entropy(h_ND, weight_VD.requires_grad_(), labels_of(256, 500), chunk_logits=8 * 500).backward()
     assert largest.numel <= 8 * 500
 
 
@@ -297,10 +284,7 @@ def test_the_peak_is_at_most_a_twentieth_of_that_of_all_logits():
     few, more = peak_bytes("reference", 256), peak_bytes("reference", 512)
     dense_bytes = more + (8192 - 512) * (more - few) / 256
     assert dense_bytes > 12 * 8192 * 128256  # at least bf16 and fp32 logits, exponentials and both gradients
-    own, fewer = (
-        peak_bytes("cached", 8192),
-        peak_bytes("cached", 8192, chunk=128),
-    )  # `kernels.loss_chunk: 128`
+    own, fewer = (peak_bytes("cached", 8192), peak_bytes("cached", 8192, chunk=128))  # `kernels.loss_chunk: 128`
     assert own <= dense_bytes / 20
     assert fewer <= dense_bytes / 40
     assert fewer < own

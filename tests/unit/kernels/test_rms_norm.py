@@ -6,15 +6,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.kernel_cases import (
-    FEW,
-    FORMATS,
-    assert_close,
-    counted_traffic,
-    demanding,
-    drawn,
-    needs_interpreter,
-)
+from tests.kernel_cases import FEW, FORMATS, assert_close, counted_traffic, demanding, drawn, needs_interpreter
 
 from meshwright.kernels import rms_norm_triton as made
 from meshwright.kernels.rms_norm import add_rms_norm, rms_norm
@@ -63,9 +55,7 @@ def test_values_and_gradients(rows, columns, dtype, adds, zero_centered, strided
     assert_close(out, expected, factor=2.0)
     # the gradient is a difference that vanishes for a row of one column
     scale = (wide_x.detach().square().mean(dim=-1, keepdim=True) + 1e-5).rsqrt()
-    assert_close(
-        x.grad, wide_x.grad, terms=grad.double() * (wide_weight.detach().abs() + 1) * scale, factor=8.0
-    )
+    assert_close(x.grad, wide_x.grad, terms=grad.double() * (wide_weight.detach().abs() + 1) * scale, factor=8.0)
     assert_close(weight.grad, wide_weight.grad, terms=grad, factor=4.0)
 
 
@@ -92,14 +82,10 @@ def test_bytes_moved_are_those_of_the_model():
     with demanding(rms_norm="triton"):
         with counted_traffic() as counted:
             out, total = add_rms_norm(x, r, weight, epsilon=1e-5)
-        assert (
-            counted.moved_bytes == 4 * whole + rows * columns * 4 + rows * 4
-        )  # the weight is read from a cache
+        assert counted.moved_bytes == 4 * whole + rows * columns * 4 + rows * 4  # the weight is read from a cache
         with counted_traffic() as counted:
             torch.autograd.backward([out, total], [torch.ones_like(out)] * 2)
-        parts = (
-            2 * rows * columns * 4
-        )  # a program for each row here: its weight, and its part of the gradient
+        parts = 2 * rows * columns * 4  # a program for each row here: its weight, and its part of the gradient
         assert counted.moved_bytes == 4 * whole + parts + rows * 4
 
 
@@ -109,15 +95,10 @@ def test_bytes_moved_are_those_of_the_model():
     rows=FEW, columns=st.sampled_from([33, 64, 101]), dtype=st.sampled_from(FORMATS), adds=st.booleans(),
     zero_centered=st.booleans(), strided=st.booleans(), seed=st.integers(0, 99),
 )  # fmt: skip
-def test_rows_in_blocks_have_the_values_of_whole_ones(
-    rows, columns, dtype, adds, zero_centered, strided, seed
-):
+def test_rows_in_blocks_have_the_values_of_whole_ones(rows, columns, dtype, adds, zero_centered, strided, seed):
     options = {"epsilon": 1e-5, "zero_centered": zero_centered}
     x = drawn(rows, columns, dtype=dtype, strided=strided, seed=seed)
-    residual, weight = (
-        drawn(rows, columns, dtype=dtype, seed=seed + 1),
-        drawn(columns, dtype=dtype, seed=seed + 2),
-    )
+    residual, weight = (drawn(rows, columns, dtype=dtype, seed=seed + 1), drawn(columns, dtype=dtype, seed=seed + 2))
     grads = [drawn(rows, columns, dtype=dtype, strided=strided, seed=seed + i) for i in (3, 4)]
 
     def values():
@@ -154,10 +135,7 @@ def test_rows_wider_than_any_tile():
 
 
 def test_operator_rules():
-    x, weight = (
-        drawn(3, 8, dtype=torch.float32).requires_grad_(),
-        drawn(8, dtype=torch.float32).requires_grad_(),
-    )
+    x, weight = (drawn(3, 8, dtype=torch.float32).requires_grad_(), drawn(8, dtype=torch.float32).requires_grad_())
     torch.library.opcheck(made.norm, (x, weight, 1e-5, False))
     given = (torch.ones(3, 8), None, x.detach(), weight.detach(), torch.ones(3), False)
     torch.library.opcheck(made.norm_backward, given)

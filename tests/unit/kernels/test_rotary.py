@@ -34,10 +34,7 @@ def angles(batch, tokens, pairs, *, shared=False):
 )
 def test_values_and_gradients(batch, tokens, heads, pairs, plain, dtype, is_interleaved, strided, shared):
     width = 2 * pairs + plain
-    q, k = (
-        drawn(batch, tokens, num, width, dtype=dtype, strided=strided, seed=num).requires_grad_()
-        for num in heads
-    )
+    q, k = (drawn(batch, tokens, num, width, dtype=dtype, strided=strided, seed=num).requires_grad_() for num in heads)
     cos, sin = angles(batch, tokens, pairs, shared=shared)
     with demanding(rotary="triton"):
         out = rotate(q, k, cos, sin, is_interleaved=is_interleaved)

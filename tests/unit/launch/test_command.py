@@ -32,9 +32,7 @@ def _start_nothing(monkeypatch):
         ("kubernetes", 4, {"runs/run/run-files.yaml", "runs/run/manifest.yaml"}, "kubectl"),
     ],
 )
-def test_a_dry_run_tells_everything_and_leaves_nothing(
-    place, num_nodes, files, program, meshwright, run_file
-):
+def test_a_dry_run_tells_everything_and_leaves_nothing(place, num_nodes, files, program, meshwright, run_file):
     before = sorted(Path.cwd().iterdir())
     arguments = ("launch", run_file, "--on", *place.split(), *DRY)
     document = meshwright(*arguments, "--json").json
@@ -80,10 +78,7 @@ def test_a_run_without_a_plan_gets_the_planners(meshwright, run_file):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (
-            "--on slurm --nodes 3",
-            "the plan needs another number of devices: got '3 nodes x 10 = 30', allowed: 32",
-        ),
+        ("--on slurm --nodes 3", "the plan needs another number of devices: got '3 nodes x 10 = 30', allowed: 32"),
         ("--on slurm --nodes 2 --devices-per-node 8", "allowed: 32"),
         ("--on slurm --exclude-file none.txt", "the list of hosts cannot be read"),
         ("--on slurm --rendezvous a:1", "--rendezvous is for --on local: got '--on slurm'"),
@@ -92,10 +87,7 @@ def test_a_run_without_a_plan_gets_the_planners(meshwright, run_file):
         ("--on local --rendezvous a:b", "HOST or HOST:PORT"),
         ("--on local --rendezvous a:1", "need the same folder"),
         ("--on slurm --nodes 2 --devices-per-node 16", "a node of the cluster has fewer devices"),
-        (
-            "--on local --set cluster=mi355x-8x1 --set parallel.data_shard=8 --rendezvous a:1",
-            "needs no rendezvous",
-        ),
+        ("--on local --set cluster=mi355x-8x1 --set parallel.data_shard=8 --rendezvous a:1", "needs no rendezvous"),
         ("--on local --rendezvous a --exclude-file bad.txt", "hosts to exclude are for slurm"),
         ("--on slurm --exclude-file wrong.txt", "no host name"),
         ("--on slurm --env NAME", "NAME=VALUE"),
@@ -117,9 +109,7 @@ def test_bad_input_is_one_message_and_exit_code_2(arguments, said, meshwright, r
 
 
 @pytest.mark.parametrize("place", ["slurm", "kubernetes"])
-def test_where_the_program_is_missing_exit_code_3_says_what_to_install(
-    place, meshwright, run_file, monkeypatch
-):
+def test_where_the_program_is_missing_exit_code_3_says_what_to_install(place, meshwright, run_file, monkeypatch):
     monkeypatch.setattr(start.shutil, "which", lambda program: None)
     outcome = meshwright("launch", run_file, "--on", place, "--site", "site.yaml")
     assert outcome.exit_code == 3

@@ -109,9 +109,7 @@ def test_a_user_without_a_name_has_a_number(monkeypatch):
 
 
 def test_later_layers_win_and_none_takes_away():
-    found = of(
-        site_file={"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": None}, env={"NCCL_DEBUG": "TRACE", "MINE": "x y"}
-    )
+    found = of(site_file={"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": None}, env={"NCCL_DEBUG": "TRACE", "MINE": "x y"})
     assert found["NCCL_DEBUG"].value == "TRACE"
     assert found["NCCL_DEBUG"].source == "env"
     assert found["MINE"].value == "x y"

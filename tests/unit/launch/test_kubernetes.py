@@ -17,9 +17,7 @@ from meshwright.launch.site import KubernetesJobKind, KubernetesSite, VolumeClai
 
 SCHEMA = json.loads((Path(__file__).parent / "kubernetes_schema.json").read_text())
 USUAL = KubernetesSite(
-    image="registry.example/train:1",
-    claims=(VolumeClaim(name="shared", mount="/results"),),
-    rdma_resource="rdma/hca",
+    image="registry.example/train:1", claims=(VolumeClaim(name="shared", mount="/results"),), rdma_resource="rdma/hca"
 )
 FULL = USUAL.model_copy(
     update={
@@ -31,9 +29,7 @@ FULL = USUAL.model_copy(
 
 
 def settings(site, kind):
-    return KubernetesSettings(
-        site=site.model_copy(update={"kind": kind}), python="python", here=Path("runs/first")
-    )
+    return KubernetesSettings(site=site.model_copy(update={"kind": kind}), python="python", here=Path("runs/first"))
 
 
 @pytest.fixture
@@ -70,9 +66,7 @@ def test_the_text_reads_back_as_the_documents(request_there):
 def test_no_later_runs_files_reach_pods_that_start_again(request_there):
     names = set()
     for text in ("a: 1\n", "a: 2\n"):
-        config, job = documents(
-            request_there(files={"run.yaml": text}), settings(USUAL, KubernetesJobKind.JOBSET)
-        )
+        config, job = documents(request_there(files={"run.yaml": text}), settings(USUAL, KubernetesJobKind.JOBSET))
         assert config["immutable"]
         assert f"'configMap': {{'name': '{config['metadata']['name']}'}}" in str(job)
         assert job["metadata"]["name"] == "first"
@@ -115,9 +109,7 @@ def test_volumes_have_names_of_their_own(request_there):
 def test_memory_is_locked_only_for_rdma(request_there):
     """Namespaces under the baseline of Pod Security refuse the capability."""
     assert "IPC_LOCK" in str(container_of(request_there(), USUAL))
-    assert "IPC_LOCK" not in str(
-        container_of(request_there(), USUAL.model_copy(update={"rdma_resource": None}))
-    )
+    assert "IPC_LOCK" not in str(container_of(request_there(), USUAL.model_copy(update={"rdma_resource": None})))
 
 
 def test_the_schema_is_closed(request_there):
@@ -136,17 +128,14 @@ def test_one_node_is_a_single_master(request_there):
 @pytest.mark.parametrize("max_restarts", [0, 1, 3])
 def test_the_operator_counts_restarts_of_all_pods(num_nodes, max_restarts, request_there):
     _, job = documents(
-        request_there(num_nodes=num_nodes, max_restarts=max_restarts),
-        settings(USUAL, KubernetesJobKind.PYTORCHJOB),
+        request_there(num_nodes=num_nodes, max_restarts=max_restarts), settings(USUAL, KubernetesJobKind.PYTORCHJOB)
     )
     limit = job["spec"]["runPolicy"]["backoffLimit"]
     assert num_nodes * max_restarts < limit  # it fails when the sum is the limit: these are allowed
     assert num_nodes * (max_restarts + 1) >= limit  # and not one more of every pod
 
 
-@pytest.mark.parametrize(
-    ("vendor", "resource"), [("NVIDIA", "nvidia.com/gpu"), ("AMD", "amd.com/gpu"), (None, None)]
-)
+@pytest.mark.parametrize(("vendor", "resource"), [("NVIDIA", "nvidia.com/gpu"), ("AMD", "amd.com/gpu"), (None, None)])
 def test_devices_are_asked_for_by_vendor(vendor, resource, request_there):
     _, job = documents(request_there(vendor=vendor), settings(USUAL, KubernetesJobKind.PYTORCHJOB))
     (container,) = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]

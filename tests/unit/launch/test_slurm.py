@@ -20,11 +20,7 @@ PYXIS = USUAL.model_copy(
     update={"container": "registry.example#train:1", "mounts": ("/data:/data",), "cpus_per_task": 12}
 )
 APPTAINER = USUAL.model_copy(
-    update={
-        "container": "/images/train.sif",
-        "runtime": ContainerRuntime.APPTAINER,
-        "setup": ("module load rocm",),
-    }
+    update={"container": "/images/train.sif", "runtime": ContainerRuntime.APPTAINER, "setup": ("module load rocm",)}
 )
 SITES = {"slurm-bare": USUAL, "slurm-pyxis": PYXIS, "slurm-apptainer": APPTAINER}
 
@@ -40,9 +36,7 @@ def test_the_script_is_the_golden_one(make_request, is_golden):
 @pytest.mark.parametrize("name", ["slurm-pyxis", "slurm-apptainer"])
 def test_a_container_changes_these_lines(name, make_request, is_golden):
     bare, changed = (script(make_request(), settings(site)).splitlines() for site in (USUAL, SITES[name]))
-    is_golden(
-        "\n".join(unified_diff(bare, changed, "slurm-bare", name, n=0, lineterm="")) + "\n", f"{name}.diff"
-    )
+    is_golden("\n".join(unified_diff(bare, changed, "slurm-bare", name, n=0, lineterm="")) + "\n", f"{name}.diff")
 
 
 @pytest.mark.parametrize("name", SITES)
@@ -90,9 +84,7 @@ def test_devices_are_requested_once(make_request):
 
 @pytest.mark.parametrize("time", ["3", "2:01", "1:00:00", "1-00", "1-00:30"])
 def test_a_time_limit_with_room_to_save_is_taken(time, make_request):
-    assert f"#SBATCH --time={time}\n" in script(
-        make_request(), settings(USUAL.model_copy(update={"time": time}))
-    )
+    assert f"#SBATCH --time={time}\n" in script(make_request(), settings(USUAL.model_copy(update={"time": time})))
 
 
 def test_names_and_paths_of_any_kind_are_quoted(make_request):
@@ -111,9 +103,7 @@ def test_lines_of_the_site_run_before_unset_variables_are_errors_and_do_not_win_
     setup = ('seen="[$NOT_SET_ANYWHERE]"', "export NCCL_DEBUG=TRACE")
     text = script(make_request(), settings(SlurmSite(setup=setup)))
     text = text[: text.index("mkdir -p")] + '\necho "$seen $NCCL_DEBUG"\n'
-    done = subprocess.run(
-        ["bash", "-c", text], cwd=tmp_path, capture_output=True, text=True, env={"SLURM_JOB_ID": "1"}
-    )
+    done = subprocess.run(["bash", "-c", text], cwd=tmp_path, capture_output=True, text=True, env={"SLURM_JOB_ID": "1"})
     assert done.stdout == "[] WARN\n", done.stderr
 
 
@@ -164,9 +154,7 @@ ASK = "trap '' USR1; kill -USR1 $$; sleep 0.2"
         (2, "saved", False, "would not help"),
     ],
 )
-def test_what_follows_from_the_exit_code(
-    code, checkpoints, is_requeued, said, make_request, tmp_path, monkeypatch
-):
+def test_what_follows_from_the_exit_code(code, checkpoints, is_requeued, said, make_request, tmp_path, monkeypatch):
     request = make_request(checkpoints=checkpoints, folder=tmp_path, argv=("true",))
     text = STUBS % (ASK if checkpoints == "asked" else "true", code) + script(request, settings(SlurmSite()))
     environment = {"SLURM_JOB_ID": "1", "PATH": "/usr/bin:/bin"}
@@ -202,20 +190,13 @@ def test_a_state_is_parsed_from_the_output_of_scontrol():
 
 
 def test_following_tells_of_states_and_steps_until_the_end(tmp_path, monkeypatch):
-    answers = iter(
-        ["JobState=PENDING Reason=Priority", None, "JobState=RUNNING", "JobState=FAILED ExitCode=1:0"]
-    )
+    answers = iter(["JobState=PENDING Reason=Priority", None, "JobState=RUNNING", "JobState=FAILED ExitCode=1:0"])
     (tmp_path / "steps.jsonl").write_text('{"step": 4, "loss": 3.25}\n{"step": 5, "lo')
     monkeypatch.setattr(follow, "_query", lambda job: (text := next(answers)) and job_state(text))
     said: list[str] = []
     ended = follow.follow("7", folder=tmp_path, say=said.append, poll_s=0)
     assert ended.exit_code == 1
-    assert said == [
-        "Slurm 7: pending (Priority)",
-        "step 4, loss 3.2500",
-        "Slurm 7: running",
-        "Slurm 7: failed",
-    ]
+    assert said == ["Slurm 7: pending (Priority)", "step 4, loss 3.2500", "Slurm 7: running", "Slurm 7: failed"]
 
 
 def test_a_job_that_slurm_does_not_know_is_an_error(tmp_path, monkeypatch):

@@ -260,14 +260,8 @@ def test_mutations_of_a_pretraining_log(change: Change, rule: str, message: str)
         (':::MLLOG{"key": 1}', "no space"),
         (':::MLLOG {"time_ms": 1, "key": "seed", "value": 1, "value": 2, "metadata": {}}', "has value twice"),
         (':::MLLOG {"time_ms": 1, "key": "a", "value": 1, "metadata": {"x": 1, "x": 2}}', "has x twice"),
-        (
-            ':::MLLOG {"time_ms": "1", "key": "seed", "value": 1, "metadata": {}}',
-            "time_ms is no finite number",
-        ),
-        (
-            ':::MLLOG {"time_ms": true, "key": "seed", "value": 1, "metadata": {}}',
-            "time_ms is no finite number",
-        ),
+        (':::MLLOG {"time_ms": "1", "key": "seed", "value": 1, "metadata": {}}', "time_ms is no finite number"),
+        (':::MLLOG {"time_ms": true, "key": "seed", "value": 1, "metadata": {}}', "time_ms is no finite number"),
     ],
     ids=["cut", "lacking", "no-space", "value-twice", "metadata-twice", "text-time", "truth-time"],
 )
@@ -309,25 +303,16 @@ def disclosing(**changes: object) -> SyntheticLog:
 
 def test_disclosure() -> None:
     assert rules_broken(disclosing(), round_="6.1") == {}
-    assert (
-        "no lowest_numerical_precision_in_linear"
-        in rules_broken(SyntheticLog(), round_="6.1")["disclosure-missing"]
-    )
+    assert "no lowest_numerical_precision_in_linear" in rules_broken(SyntheticLog(), round_="6.1")["disclosure-missing"]
     assert rules_broken(SyntheticLog(), round_="6.0") == {}
     low = disclosing(lowest_numerical_precision_in_linear="mxfp6")
     assert "mxfp6" in rules_broken(low, round_="6.0")["disclosure-value"]
     assert rules_broken(low, round_="6.1") == {}
-    assert (
-        "tensor_parallelism is 0"
-        in rules_broken(disclosing(tensor_parallelism=0), round_="6.1")["disclosure-value"]
-    )
+    assert "tensor_parallelism is 0" in rules_broken(disclosing(tensor_parallelism=0), round_="6.1")["disclosure-value"]
     assert "config_filename" in rules_broken(disclosing(config_filename=""), round_="6.1")["disclosure-value"]
     named = SyntheticLog()
     added("lowest_numerical_precision_linear", "fp8")(named)
-    assert (
-        "stands for lowest_numerical_precision_in_linear"
-        in rules_broken(named, round_="6.0")["disclosure-name"]
-    )
+    assert "stands for lowest_numerical_precision_in_linear" in rules_broken(named, round_="6.0")["disclosure-name"]
 
 
 def set_rules(folder: Path, **options: Any) -> dict[str, str]:

@@ -123,9 +123,7 @@ def _drawn(rules: Benchmark, rng: random.Random) -> tuple[int, list[float | None
     samples: list[float | None] = []
     for _ in range(rules.runs):
         count = (
-            round(rng.gauss(centre, std / 2) / interval) * interval
-            if rng.random() < 0.7
-            else rng.gauss(centre, std)
+            round(rng.gauss(centre, std / 2) / interval) * interval if rng.random() < 0.7 else rng.gauss(centre, std)
         )
         samples.append(None if rng.random() < 0.04 else max(1, round(count)))
     return batch, samples

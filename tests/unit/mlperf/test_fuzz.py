@@ -53,9 +53,7 @@ def examined(lines: Sequence[str], name: str, round_: str) -> None:
     order=st.randoms(use_true_random=False),
     shuffled=st.booleans(),
 )  # fmt: skip
-def test_values_of_any_type(
-    name: str, changes: Any, extra: Any, order: random.Random, shuffled: bool
-) -> None:
+def test_values_of_any_type(name: str, changes: Any, extra: Any, order: random.Random, shuffled: bool) -> None:
     rows = json.loads(json.dumps(ROWS[name]))
     for place, field, value in changes:
         row = rows[place % len(rows)]

@@ -47,8 +47,7 @@ def test_faults_have_lines(line: str, problem: str) -> None:
 
 def test_samples_or_epochs() -> None:
     lines = [
-        GOOD.replace('"lineno": 3', pair)
-        for pair in ('"samples_count": 8', '"epoch_num": 16', '"samples_count": "8"')
+        GOOD.replace('"lineno": 3', pair) for pair in ('"samples_count": 8', '"epoch_num": 16', '"samples_count": "8"')
     ]
     assert [r.samples for r in parse_log(lines).records] == [8, 16, None]
 

@@ -14,14 +14,7 @@ from tests.unit.mlperf.conftest import SyntheticLog
 from meshwright.errors import InputError
 from meshwright.mlperf.benchmarks import load_benchmark
 from meshwright.mlperf.check_system import SYSTEM_FIELDS
-from meshwright.mlperf.compare import (
-    NOT_MLPERF,
-    PUBLISHED,
-    UNVERIFIED,
-    compare,
-    compared_scores,
-    published_results,
-)
+from meshwright.mlperf.compare import NOT_MLPERF, PUBLISHED, UNVERIFIED, compare, compared_scores, published_results
 from meshwright.mlperf.convergence import read_points
 from meshwright.mlperf.official import package_version
 from meshwright.mlperf.package import write_package
@@ -35,12 +28,7 @@ REFERENCE = ReferenceDescription(creator="Reference", when="2026", platform="1xT
 def inputs(tmp_path: Path) -> dict[str, Any]:
     """System description and code of a submission."""
     system = tmp_path / "sys8.json"
-    values = {
-        **dict.fromkeys(SYSTEM_FIELDS, ""),
-        "submitter": "Org",
-        "division": "closed",
-        "status": "Preview",
-    }
+    values = {**dict.fromkeys(SYSTEM_FIELDS, ""), "submitter": "Org", "division": "closed", "status": "Preview"}
     system.write_text(json.dumps({**values, "number_of_nodes": "1", "accelerators_per_node": "8"}))
     code = tmp_path / "code"
     (code / "__pycache__").mkdir(parents=True)
@@ -74,9 +62,7 @@ def test_a_package_is_whole_idempotent_and_accepted(
         *(f"{results}/result_{i}.txt" for i in range(10)),
     }
     written = tree(package.folder)
-    assert json.loads(written[f"{results}/scaling.json"]) == {
-        "scaling_factor": package.scores[0].test.scaling
-    }
+    assert json.loads(written[f"{results}/scaling.json"]) == {"scaling_factor": package.scores[0].test.scaling}
     if package_version() is not None:
         assert package.check.passes, package.check.messages
     assert package.passes
@@ -89,9 +75,7 @@ def test_a_package_is_whole_idempotent_and_accepted(
 
 
 @pytest.mark.usefixtures("without_official")
-def test_a_second_system_joins_and_the_first_stays(
-    lora_set: Callable[..., Path], inputs: dict[str, Any]
-) -> None:
+def test_a_second_system_joins_and_the_first_stays(lora_set: Callable[..., Path], inputs: dict[str, Any]) -> None:
     folder = lora_set(*[5] * 10)
     first = set(write_package([folder], **inputs).files)
     other = inputs["system"].with_name("sys16.json")
@@ -100,9 +84,7 @@ def test_a_second_system_joins_and_the_first_stays(
 
 
 @pytest.mark.when_touched  # test_official_checker (test_check.py) reads what a checker rejects
-def test_the_package_checker_is_read_by_its_output(
-    lora_set: Callable[..., Path], inputs: dict[str, Any]
-) -> None:
+def test_the_package_checker_is_read_by_its_output(lora_set: Callable[..., Path], inputs: dict[str, Any]) -> None:
     folder = lora_set(*[5] * 10)
     for i in (3, 4):
         SyntheticLog(seed=i).without("submission_org").write(folder / f"result_{i}.txt")
@@ -147,15 +129,7 @@ def test_all_problems_of_the_inputs_at_once(lora_set: Callable[..., Path], input
     (inputs["code"] / ".hidden").write_text("")
     with pytest.raises(InputError) as caught:
         write_package([lora_set(5, 5, 5)], **{**inputs, "org": "../Org"})
-    for part in (
-        "missing: division",
-        "'soon'",
-        "'Other'",
-        "two words.py",
-        ".hidden",
-        "'../Org'",
-        "3 of 10 runs",
-    ):
+    for part in ("missing: division", "'soon'", "'Other'", "two words.py", ".hidden", "'../Org'", "3 of 10 runs"):
         assert part in str(caught.value)
     assert not inputs["out"].exists()
 
@@ -167,9 +141,7 @@ def test_an_interrupted_package_leaves_the_old_tree(
     folder = lora_set(*[5] * 10)
     written = tree(write_package([folder], **inputs).folder)
     (inputs["code"] / "train.py").write_text("print(2)\n")
-    monkeypatch.setattr(
-        "meshwright.mlperf.package._official", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt())
-    )
+    monkeypatch.setattr("meshwright.mlperf.package._official", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         write_package([folder], **inputs)
     assert tree(inputs["out"] / "Org") == written
@@ -191,9 +163,7 @@ def test_reference_points_from_runs(lora_set: Callable[..., Path], tmp_path: Pat
     changed = {"llama2_70b_lora_ref_8": {**row, "Creator": "Other"}}
     with pytest.raises(InputError, match="--replace"):
         write_reference_file(out, changed, rules, replace=False)
-    assert (
-        write_reference_file(out, changed, rules, replace=True)["llama2_70b_lora_ref_8"]["Creator"] == "Other"
-    )
+    assert write_reference_file(out, changed, rules, replace=True)["llama2_70b_lora_ref_8"]["Creator"] == "Other"
     if package_version() is not None:
         from mlperf_logging.rcp_checker.rcp_checker import RCP_Checker
 

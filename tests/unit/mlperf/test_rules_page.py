@@ -13,6 +13,4 @@ ROOT = Path(__file__).parents[3]
 def test_the_page_of_rules_is_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
     mlperf_rules.main()
     page = (ROOT / "docs" / "reference" / "mlperf-rules.md").read_text(encoding="utf-8")
-    assert page == capsys.readouterr().out, (
-        "run: python scripts/mlperf_rules.py > docs/reference/mlperf-rules.md"
-    )
+    assert page == capsys.readouterr().out, "run: python scripts/mlperf_rules.py > docs/reference/mlperf-rules.md"

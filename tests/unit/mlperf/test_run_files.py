@@ -82,9 +82,7 @@ def test_a_run_file_carries_its_choices_over(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(runfile.changed_text(run, {}, wanted=run, what="the run"))
     benchmark, overrides = named_benchmark(str(path), round_name="5.1")
-    again = benchmark_run(
-        benchmark, overrides=overrides, train="train", validation="validation", weights=None
-    )
+    again = benchmark_run(benchmark, overrides=overrides, train="train", validation="validation", weights=None)
     assert benchmark.name == "llama31_8b"
     assert (again.global_batch, again.optimizer, again.train) == (32, run.optimizer, run.train)
 
@@ -237,9 +235,7 @@ def test_the_system_is_described_with_every_field_and_what_is_missing(tmp_path):
     assert int(found.fields["host_processor_vcpu_count"]) >= 1
     assert "cooling" in found.missing
     (tmp_path / "mine.json").write_text('{"cooling": "air", "host_networking": "none"}')
-    given = describe_system(
-        run, submitter="me", division="closed", status="Preview", given=tmp_path / "mine.json"
-    )
+    given = describe_system(run, submitter="me", division="closed", status="Preview", given=tmp_path / "mine.json")
     assert given.fields["cooling"] == "air"
     assert "cooling" not in given.missing
     for text in ("[]", "{", '{"cooling": []}'):

@@ -23,9 +23,7 @@ def test_published_scores(published: Path) -> None:
     rows = list(csv.DictReader(SCORES.read_text().splitlines()))
     assert len(rows) == 8
     for row in rows:
-        folder = (
-            published / f"v{row['round']}" / row["submitter"] / "results" / row["system"] / row["benchmark"]
-        )
+        folder = published / f"v{row['round']}" / row["submitter"] / "results" / row["system"] / row["benchmark"]
         score = score_folder(folder)
         assert score.benchmark.round == row["round"]
         assert score.passes
@@ -119,8 +117,7 @@ def test_whole_trees_and_absent_folders(lora_set: Callable[..., Path], tmp_path:
 def test_prospect_follows_the_runs(num_seen: int) -> None:
     rules = load_benchmark("llama2_70b_lora", "5.1")
     fast, typical, slow = (
-        prospect(rules, [samples] * num_seen, global_batch_size=8).probability
-        for samples in (2304, 3072, 3840)
+        prospect(rules, [samples] * num_seen, global_batch_size=8).probability for samples in (2304, 3072, 3840)
     )
     if num_seen == 0:
         assert fast == typical == slow

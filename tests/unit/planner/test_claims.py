@@ -51,9 +51,7 @@ def test_what_no_command_answers_yet_is_not_computed():
     assert predict_claim(claim("scale_08")) is None
 
 
-@pytest.mark.parametrize(
-    "claim_id", [f"mlperf51_{n:02d}" for n in range(1, 10)] + ["s65_07", "s65_08", "s65_09"]
-)
+@pytest.mark.parametrize("claim_id", [f"mlperf51_{n:02d}" for n in range(1, 10)] + ["s65_07", "s65_08", "s65_09"])
 def test_published_results_of_mlperf_reproduce_the_claims(claim_id):
     prediction = predict_claim(claim(claim_id))
     assert prediction.is_inside

@@ -21,9 +21,7 @@ FLAT = Plan(data_shard=32)
 PIPELINED = Plan(tensor=2, pipeline=4, virtual_pipeline=2, data_shard=4, schedule=Schedule.INTERLEAVED)
 
 
-def request(
-    *, model="llama3-8b", cluster="h100-8x4", precision="bf16", framework="megatron-bridge"
-) -> PlanRequest:
+def request(*, model="llama3-8b", cluster="h100-8x4", precision="bf16", framework="megatron-bridge") -> PlanRequest:
     return PlanRequest(
         model=catalog.model(model),
         cluster=catalog.cluster(cluster),
@@ -115,9 +113,7 @@ class TestTier:
         assert self.tier("h100-8x4", "megatron-bridge", prior()) is Tier.GUESSED
 
     def test_a_known_stack_on_an_unknown_device(self):
-        unseen = replace(
-            fitted(), offsets={k: o for k, o in fitted().offsets.items() if not k[2].startswith("h100/")}
-        )
+        unseen = replace(fitted(), offsets={k: o for k, o in fitted().offsets.items() if not k[2].startswith("h100/")})
         assert self.tier("h100-8x4", "megatron-bridge", unseen) is Tier.DATASHEET
         wide = estimate_plan(request(), FLAT, calibration=unseen).step.step
         narrow = estimate_plan(request(), FLAT).step.step

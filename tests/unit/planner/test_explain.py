@@ -63,10 +63,7 @@ def test_why_not_a_schedule_the_engine_lacks(result):
 
 @pytest.mark.parametrize(
     ("schedule", "hint"),
-    [
-        (Schedule.DUALPIPE, "--engine any plans dualpipe"),
-        (Schedule.ZBV, "--engine native runs zbv"),
-    ],
+    [(Schedule.DUALPIPE, "--engine any plans dualpipe"), (Schedule.ZBV, "--engine native runs zbv")],
 )
 def test_a_schedule_that_another_engine_has_names_it(schedule, hint):
     lacking = request(schedule=schedule)
@@ -126,16 +123,11 @@ def test_an_impossible_degree_is_explained():
     ("fixed", "reason"),
     [
         ({"data_shard": 3}, "data 3 x context 1 x tensor 1 x pipeline 1 = 3 devices, the cluster has 8"),
-        (
-            {"data_shard": 4, "tensor": 2, "schedule": Schedule.ZBV},
-            "data_shard=4, tensor=2, schedule=zbv at once",
-        ),
+        ({"data_shard": 4, "tensor": 2, "schedule": Schedule.ZBV}, "data_shard=4, tensor=2, schedule=zbv at once"),
     ],
 )
 def test_a_fixed_data_width_that_no_plan_has_is_explained(fixed, reason):
-    lacking = explain_infeasible(
-        search(request("llama3-8b", "h100-8x1", "any", **fixed), top=1), suggest=False
-    )
+    lacking = explain_infeasible(search(request("llama3-8b", "h100-8x1", "any", **fixed), top=1), suggest=False)
     assert lacking.binding.startswith("no legal plan: ")
     assert reason in lacking.binding
 
@@ -167,10 +159,7 @@ def test_memory_is_named_where_it_forbids_the_choices_of_the_best_plan():
     [
         ({"micro_batch": 2}, "memory binds: with the rest of the best plan it needs"),
         ({"sharding": Sharding.NONE}, "memory binds"),
-        (
-            {"micro_batch": 16},
-            "the rule of global batch binds: with the rest of the best plan a global batch of 64",
-        ),
+        ({"micro_batch": 16}, "the rule of global batch binds: with the rest of the best plan a global batch of 64"),
         ({"tensor": 8}, ""),  # runs, and takes longer
         ({"context": 2}, ""),
     ],

@@ -38,11 +38,7 @@ def test_a_list_goes_on_after_a_comma():
 
 @pytest.mark.parametrize(
     ("word", "modules"),
-    [
-        ("norm,feed_forward", ("feed_forward", "norm")),
-        ("feed_forward+norm", ("feed_forward", "norm")),
-        ("none", ()),
-    ],
+    [("norm,feed_forward", ("feed_forward", "norm")), ("feed_forward+norm", ("feed_forward", "norm")), ("none", ())],
 )
 def test_stored_activations(word, modules):
     assert fixed_fields([f"stored_activations={word},weight_cache=OFF"]) == {

@@ -26,12 +26,7 @@ def context(
     model="llama3-8b", cluster="h100-8x8", engine="native", seq_len=8192, batch=512, keys=(), **stored
 ) -> LegalityContext:
     run = from_options(
-        model=model,
-        cluster=cluster,
-        global_batch=batch,
-        sequence_length=seq_len,
-        engine=engine,
-        overrides=keys,
+        model=model, cluster=cluster, global_batch=batch, sequence_length=seq_len, engine=engine, overrides=keys
     )
     request = request_for(run)
     kernels = replace(request.kernels, stored_activations=stored)
@@ -90,9 +85,7 @@ def test_what_the_search_tries_for_native_its_engine_runs(name):
     request = request_for(run)
     space = default_space(request)
     # Every word of every axis, a few degrees of each: the whole space has millions of rows.
-    few = {
-        axis: getattr(space, axis)[:3] for axis in ("tensor", "context", "pipeline", "expert", "micro_batch")
-    }
+    few = {axis: getattr(space, axis)[:3] for axis in ("tensor", "context", "pipeline", "expert", "micro_batch")}
     table = enumerate_plans(replace(space, **few, virtual_pipeline=(1, 2, 3), data_replicate=(1, 2)))
     legal = table.take(np.flatnonzero(legal_mask(table, context=legality_context(request))))
     assert set(np.unique(legal.schedule)) == {SCHEDULES.index(s) for s in space.schedule}
@@ -288,9 +281,7 @@ def test_every_rule_has_a_case():
 
 
 def test_messages_hold_the_numbers():
-    (found,) = [
-        v for v in violations(Plan(tensor=16, data_shard=4), context=context()) if v.rule == "kv heads"
-    ]
+    (found,) = [v for v in violations(Plan(tensor=16, data_shard=4), context=context()) if v.rule == "kv heads"]
     assert str(found) == "tensor 16 does not divide 8 key/value heads"
 
 
@@ -342,8 +333,7 @@ class TestLayersPerStage:
         assert self.split(3, 4, 4, 5, 4, 4, 5, 3, virtual=2) == []
 
     @pytest.mark.parametrize(
-        ("layers", "message"),
-        [((7, 9, 9, 9), "adds up to 34, the model has 32"), ((33, -1), "the model has 32")],
+        ("layers", "message"), [((7, 9, 9, 9), "adds up to 34, the model has 32"), ((33, -1), "the model has 32")]
     )
     def test_layers_that_do_not_add_up_are_refused(self, layers, message):
         (violation,) = self.split(*layers)
@@ -363,16 +353,13 @@ def test_replicas_that_do_not_divide_the_data_width_are_named():
     plan = Plan(tensor=4, pipeline=2, data_shard=0, data_replicate=3)
     (violation,) = [v for v in violations(plan, context=context()) if v.rule == "devices"]
     assert violation.message == (
-        "data_replicate 3 does not divide the data width 8, which context 1 x tensor 4 x pipeline 2 leave "
-        "of 64 devices"
+        "data_replicate 3 does not divide the data width 8, which context 1 x tensor 4 x pipeline 2 leave of 64 devices"
     )
 
 
 def test_what_is_legal_can_be_simulated():
     """No plan of a whole space is legal whose schedule the event graph refuses."""
-    run = from_options(
-        model="llama3-8b", cluster="h100-8x2", global_batch=32, sequence_length=2048, engine="native"
-    )
+    run = from_options(model="llama3-8b", cluster="h100-8x2", global_batch=32, sequence_length=2048, engine="native")
     request = request_for(run)
     plans = enumerate_plans(default_space(request))
     legal = plans.take(np.flatnonzero(legal_mask(plans, context=legality_context(request))))

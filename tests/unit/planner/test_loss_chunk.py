@@ -110,16 +110,12 @@ def test_a_plan_that_leaves_no_memory_keeps_the_engines_own():
 BETWEEN = pytest.mark.when_touched  # 0.55 leaves little memory, 0.95 much
 
 
-@pytest.mark.parametrize(
-    "ratio", [0.55, pytest.param(0.62, marks=BETWEEN), pytest.param(0.7, marks=BETWEEN), 0.95]
-)
+@pytest.mark.parametrize("ratio", [0.55, pytest.param(0.62, marks=BETWEEN), pytest.param(0.7, marks=BETWEEN), 0.95])
 def test_the_search_finds_what_trying_all_chunks_does(ratio):
     """The best plan over every number of chunks, each searched by itself."""
     request = request_of(usable_memory_ratio=ratio)
     best = search(request, top=1).best
-    tried = [
-        search(request.fixing(loss_chunk=c), top=1).best for c in (None, "all", 8192, 5504, 4096, 2048, 1024)
-    ]
+    tried = [search(request.fixing(loss_chunk=c), top=1).best for c in (None, "all", 8192, 5504, 4096, 2048, 1024)]
     least = min(found.value for found in tried if found is not None)
     assert best is not None
     assert best.value <= least * (1 + 1e-3)
@@ -130,9 +126,7 @@ def test_larger_chunks_are_never_predicted_slower():
     for name in ("llama3.1-8b", "qwen2.5-0.5b", "llama3.2-1b"):
         request = request_of(model=name)
         cost = cost_model(request)
-        rows = [
-            replace(plan_row(Plan(data_shard=8)), loss_chunk=np.array(c)) for c in (0, 8192, 4096, 2048, 512)
-        ]
+        rows = [replace(plan_row(Plan(data_shard=8)), loss_chunk=np.array(c)) for c in (0, 8192, 4096, 2048, 512)]
         steps = [one(cost.steps(row).step_s) for row in rows]
         assert all(a <= b * (1 + 2e-3) for a, b in pairwise(steps))
 
@@ -172,9 +166,7 @@ def test_other_engines_devices_and_frozen_heads_have_no_choice():
     assert not default_space(request_for(loads(LORA_70B, file="run.yaml"))).grows_loss
     routed = loads(TEXT + "kernels: {routes: {linear_cross_entropy: reference}}\n", file="run.yaml")
     assert not default_space(request_for(routed)).grows_loss
-    asked = loads(
-        TEXT + "kernels: {routes: {linear_cross_entropy: liger}, loss_chunk: 512}\n", file="run.yaml"
-    )
+    asked = loads(TEXT + "kernels: {routes: {linear_cross_entropy: liger}, loss_chunk: 512}\n", file="run.yaml")
     assert [problem.key for problem in check(replace(asked, plan=Plan()))] == ["kernels.loss_chunk"]
 
 

@@ -49,9 +49,7 @@ def test_neighbours_are_near_legal_and_faster(nodes, per_node, batch):
         assert abs(near.global_batch - batch) <= REACH * batch
         assert near.num_devices == near.plan.num_devices
         assert near.num_devices + near.num_idle == asked.num_devices
-        assert (
-            near.global_batch % (near.plan.micro_batch * near.plan.data_shard * near.plan.data_replicate) == 0
-        )
+        assert near.global_batch % (near.plan.micro_batch * near.plan.data_shard * near.plan.data_replicate) == 0
         assert near.gain is None if best is None else near.gain >= LEAST_GAIN
 
 

@@ -29,9 +29,7 @@ from meshwright.units import gib
 
 
 def request(cluster: str, model: str = "llama3.1-70b") -> PlanRequest:
-    return request_for(
-        runfile.from_options(model=model, cluster=cluster, global_batch=512, sequence_length=8192)
-    )
+    return request_for(runfile.from_options(model=model, cluster=cluster, global_batch=512, sequence_length=8192))
 
 
 PLAN = Plan(tensor=4, pipeline=4, data_shard=8)
@@ -59,11 +57,7 @@ def test_the_slowest_part_sets_the_pace_of_data_ranks():
 def test_layers_in_proportion_to_speed_are_between_both_parts(name):
     both = request(name)
     layers = layers_by_speed(both, PLAN)
-    fast = [
-        n
-        for n, part in zip(layers, part_of_rank(both.cluster, PLAN), strict=True)
-        if name.startswith("b") != part
-    ]
+    fast = [n for n, part in zip(layers, part_of_rank(both.cluster, PLAN), strict=True) if name.startswith("b") != part]
     assert sum(layers) == 80
     assert min(fast) > 20 > max(layers) - min(fast) + 1
     slow, quick = seconds(request("h100-8x16"), PLAN), seconds(request("b200-8x16"), PLAN)
@@ -132,9 +126,7 @@ def test_memory_is_that_of_each_part():
     alike = cost_model(request("h100-8x16")).memory(plan_row(plan)).reserved_bytes
     assert max(s.reserved_bytes for s in shares) <= alike
     assert [gib(s.budget.capacity_bytes) for s in shares] == pytest.approx([79.6, 179.1], abs=0.1)
-    later = estimate_plan(
-        request("h100-8x8+b200-8x8"), replace(plan, layers_per_stage=(15, 15, 26, 24))
-    ).shares
+    later = estimate_plan(request("h100-8x8+b200-8x8"), replace(plan, layers_per_stage=(15, 15, 26, 24))).shares
     assert later[0].reserved_bytes == shares[0].reserved_bytes
     assert later[1].reserved_bytes > shares[1].reserved_bytes
     binding = mixed_step(request("h100-8x8+b200-8x8"), replace(PLAN, layers_per_stage=(25, 25, 15, 15)))
@@ -187,9 +179,7 @@ def test_notes_name_the_part_that_binds():
     stages, engines, *_ = notes_on_parts(request("h200-8x8+h100-8x8"), split)
     assert "h200-8x8 has ranks 1 to 2 with 22 layers" in stages
     assert "of 133.4 GiB; h100-8x8 has ranks 3 to 4" in stages
-    assert engines.startswith(
-        "layers_per_stage is run by megatron, native, torchtitan; the hosts of h200-8x8"
-    )
+    assert engines.startswith("layers_per_stage is run by megatron, native, torchtitan; the hosts of h200-8x8")
 
 
 def test_what_is_not_costed_is_refused():

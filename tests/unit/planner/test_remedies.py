@@ -40,17 +40,13 @@ def ask(result: PlanResult, **fixed) -> WhyNot:
 
 
 def test_one_change_is_enough_where_one_is(result):
-    answer = ask(
-        result, tensor=1, pipeline=1, context=1, sharding=Sharding.PARAMETERS, recompute=Recompute.NONE
-    )
+    answer = ask(result, tensor=1, pipeline=1, context=1, sharding=Sharding.PARAMETERS, recompute=Recompute.NONE)
     assert answer.verdict is WhyNotVerdict.DOES_NOT_FIT
     assert answer.remedies
     assert all(len(remedy.changes) == 1 for remedy in answer.remedies)
     assert "it runs without recompute=none" in str(answer)
     for remedy in answer.remedies:
-        assert remedy.ratio == pytest.approx(
-            search(_changed(answer, remedy), top=1).best.step_s / result.best.step_s
-        )
+        assert remedy.ratio == pytest.approx(search(_changed(answer, remedy), top=1).best.step_s / result.best.step_s)
 
 
 def _changed(answer: WhyNot, remedy) -> PlanRequest:
@@ -91,20 +87,13 @@ engine: {engine}
 parallel: {{data_shard: 16, sharding: {sharding}, recompute: {recompute}}}
 train: {{steps: 10, compile: {compile}}}
 """
-SHARDINGS = {
-    "native": "optimizer",
-    "megatron": "optimizer",
-    "torchtitan": "parameters",
-    "maxtext": "parameters",
-}
+SHARDINGS = {"native": "optimizer", "megatron": "optimizer", "torchtitan": "parameters", "maxtext": "parameters"}
 
 
 @pytest.mark.parametrize("compiles", ["false", "true"])
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("engine", SHARDINGS)
-def test_a_setting_that_saves_memory_is_accepted_by_the_engine_for_which_it_is_named(
-    engine, recompute, compiles
-):
+def test_a_setting_that_saves_memory_is_accepted_by_the_engine_for_which_it_is_named(engine, recompute, compiles):
     given = {"engine": engine, "sharding": SHARDINGS[engine], "recompute": recompute, "compile": compiles}
     run = runfile.loads(ACCEPTED.format(**given))
     refused = set(check_export(run))
@@ -136,9 +125,7 @@ QUESTIONS = (
 def test_the_plan_of_a_remedy_is_exported(engine, question):
     """Megatron's search has sharded parameters, which nothing here writes for it: no remedy needs them."""
     text = ACCEPTED.partition("parallel:")[0].format(engine=engine).replace("llama3.1-8b", "llama3-70b")
-    run = runfile.loads(
-        text.replace("h100-8x2", "h100-8x4").replace(", micro: 1", "") + "train: {steps: 10}\n"
-    )
+    run = runfile.loads(text.replace("h100-8x2", "h100-8x4").replace(", micro: 1", "") + "train: {steps: 10}\n")
     answers = plan_run(run, top=1, questions=[question]).why_not
     refused = set(check_export(run))
     for remedy in answers[0].remedies:

@@ -83,8 +83,7 @@ def test_a_run_gets_the_plan_with_its_kernels():
 
 
 @pytest.mark.parametrize(
-    "plan",
-    [Plan(), Plan(stored_activations=()), Plan(stored_activations=("norm",), weight_cache="off")],
+    "plan", [Plan(), Plan(stored_activations=()), Plan(stored_activations=("norm",), weight_cache="off")]
 )
 def test_rows_keep_what_a_plan_says(plan):
     row = plan_row(plan)
@@ -122,6 +121,4 @@ def test_a_faster_plan_that_lost_says_why():
     answer = why_not(request, {"stored_activations": ("feed_forward", "norm")}, winner=best)
     assert answer.verdict is WhyNotVerdict.TOO_LITTLE
     sentence = why_not_sentence(answer)
-    assert re.search(
-        r"gains too little\. .* faster \(-0\.\d %\), too little for activations in 8 bits", sentence
-    )
+    assert re.search(r"gains too little\. .* faster \(-0\.\d %\), too little for activations in 8 bits", sentence)

@@ -39,18 +39,12 @@ from meshwright.specs.run import Costs
 from meshwright.units import DAY_S
 
 DENSE_PLAN = Plan(tensor=4, data_shard=4)
-MOE_PLAN = Plan(
-    context=2, pipeline=4, virtual_pipeline=2, expert=8, data_shard=4, schedule=Schedule.INTERLEAVED
-)
+MOE_PLAN = Plan(context=2, pipeline=4, virtual_pipeline=2, expert=8, data_shard=4, schedule=Schedule.INTERLEAVED)
 
 
 def study(model="llama3.1-8b", nodes=2, global_batch=256, **changes) -> Study:
     run = from_options(
-        model=model,
-        cluster=f"h100-8x{nodes}",
-        global_batch=global_batch,
-        sequence_length=4096,
-        engine="megatron",
+        model=model, cluster=f"h100-8x{nodes}", global_batch=global_batch, sequence_length=4096, engine="megatron"
     )
     return Study(**{"request": request_for(run), **changes})
 
@@ -74,9 +68,7 @@ class TestSizes:
         assert resized(whole_racks, 256).fabric.scale_up_domain != whole_racks.fabric.scale_up_domain
 
     def test_a_changed_network_stays_changed(self):
-        slow = replace(
-            cluster("h100-8x2"), fabric=replace(cluster("h100-8x2").fabric, scale_out_bytes_per_s=1e9)
-        )
+        slow = replace(cluster("h100-8x2"), fabric=replace(cluster("h100-8x2").fabric, scale_out_bytes_per_s=1e9))
         assert resized(slow, 64).fabric.scale_out_bytes_per_s == 1e9
 
     @pytest.mark.parametrize("num_devices", [0, 4, 20])
@@ -123,9 +115,7 @@ class TestCurve:
 
     def test_strong_scaling_keeps_the_batch_and_the_plan(self, kept):
         assert {p.costed.global_batch for p in kept.points} == {256}
-        assert {replace(p.costed.plan, data_shard=1) for p in kept.points} == {
-            replace(DENSE_PLAN, data_shard=1)
-        }
+        assert {replace(p.costed.plan, data_shard=1) for p in kept.points} == {replace(DENSE_PLAN, data_shard=1)}
 
     def test_speed_up_is_the_ratio_of_step_times_at_one_batch(self, kept):
         first, *others = kept.points
@@ -175,9 +165,7 @@ class TestTraining:
 
     def test_failures_lengthen_the_wall_time(self, kept):
         for point in kept.points:
-            assert point.training.wall.value == pytest.approx(
-                point.training.productive.value / point.goodput.value
-            )
+            assert point.training.wall.value == pytest.approx(point.training.productive.value / point.goodput.value)
             assert point.training.wall.low < point.training.wall.value < point.training.wall.high
 
     def test_more_devices_fail_more_often(self, kept):
@@ -194,9 +182,7 @@ class TestTraining:
         known = curve.points[0].training.cost
         assert known is not None  # the catalogue has a price of the H100
         run = from_options(model="llama3.1-8b", cluster="mi355x-8x2", global_batch=256, sequence_length=4096)
-        curve = scale(
-            Study(request=request_for(run), plan=Plan(tensor=4, data_shard=4), num_tokens=1e12), [16]
-        )
+        curve = scale(Study(request=request_for(run), plan=Plan(tensor=4, data_shard=4), num_tokens=1e12), [16])
         assert curve.points[0].training.cost is None
         assert curve.points[0].training.energy.value > 0
 
@@ -236,9 +222,7 @@ class TestSpread:
         calibration = fitted()
         key = (name, ALL, ALL)
         old = calibration.offsets.get(key, Offset(value=0.0, sd=0.1, num_rows=0))
-        moved = replace(
-            calibration, offsets={**calibration.offsets, key: replace(old, value=old.value + 0.01)}
-        )
+        moved = replace(calibration, offsets={**calibration.offsets, key: replace(old, value=old.value + 0.01)})
         before, after = (estimate_plan(request, DENSE_PLAN, calibration=c) for c in (calibration, moved))
         change = log(after.step.step.value / before.step.step.value)
         assert log_slopes(request, DENSE_PLAN)[name] == pytest.approx(change / 0.01, rel=0.05)
@@ -268,11 +252,7 @@ def moe_study() -> Study:
 
 class TestEmulation:
     def test_the_batch_shrinks_as_the_cluster_that_it_stands_for_grows(self, emulation):
-        assert [(p.num_devices, p.emulated.global_batch) for p in emulation.points] == [
-            (32, 256),
-            (64, 128),
-            (256, 32),
-        ]
+        assert [(p.num_devices, p.emulated.global_batch) for p in emulation.points] == [(32, 256), (64, 128), (256, 32)]
         assert {p.emulated.num_devices for p in emulation.points} == {32}
 
     def test_the_whole_batch_is_the_base(self, emulation):
@@ -285,9 +265,7 @@ class TestEmulation:
             assert replica_devices(point.real.plan) == replica_devices(point.emulated.plan) == 32
 
     def test_shorter_pipelines_have_larger_bubbles(self, emulation):
-        shares = [
-            p.emulated.estimate.step.components_s["bubble"] / p.emulated.step_s for p in emulation.points
-        ]
+        shares = [p.emulated.estimate.step.components_s["bubble"] / p.emulated.step_s for p in emulation.points]
         assert shares == sorted(shares)
         assert [p.efficiency.value for p in emulation.points] == sorted(
             (p.efficiency.value for p in emulation.points), reverse=True
@@ -354,9 +332,7 @@ class TestSensitivity:
         change = {(s.assumption, s.value): s.change for s in swings.swings}
         assert change["global batch", "twice"] > 0 > change["global batch", "half"]
         assert change["growth of stragglers", "twice"] < 0
-        assert (
-            change["failures counted in", "most published"] < change["failures counted in", "as planned"] < 0
-        )
+        assert change["failures counted in", "most published"] < change["failures counted in", "as planned"] < 0
 
     def test_failures_are_the_ratio_of_goodputs(self, swings):
         first, last = (goodput_at(at_size(moe_study(), n).request).value for n in (32, 128))

@@ -48,9 +48,7 @@ def test_a_limit_keeps_the_best_and_the_front(wanted, every):
 
 @pytest.mark.when_touched  # test_all_scored_plans_in_every_form (unit/cli/test_plan.py) compares the first plans
 def test_a_short_list_begins_with_the_plan_that_a_search_finds():
-    run = from_options(
-        model="llama3.1-70b", cluster="h100-8x8", global_batch=256, sequence_length=8192, engine="any"
-    )
+    run = from_options(model="llama3.1-70b", cluster="h100-8x8", global_batch=256, sequence_length=8192, engine="any")
     request = request_for(run, fixed={})
     goal = Goal(num_devices=request.num_devices)
     found = search(request, top=6, goal=goal).plans
@@ -63,8 +61,7 @@ def test_the_front_is_what_no_plan_beats(every):
     value = np.array([p.value for p in every])
     size = np.array([p.reserved_bytes for p in every])
     beaten = [
-        bool(np.any((value < v) & (size <= b) | (value <= v) & (size < b)))
-        for v, b in zip(value, size, strict=True)
+        bool(np.any((value < v) & (size <= b) | (value <= v) & (size < b))) for v, b in zip(value, size, strict=True)
     ]
     points = {(v, b) for v, b, no in zip(value, size, beaten, strict=True) if not no}
     on_front = [(p.value, p.reserved_bytes) for p in every if p.on_front]

@@ -16,9 +16,7 @@ from meshwright.specs.plan import Schedule
 
 
 def request(model, cluster, engine="native", seq_len=4096, batch=64, **fixed) -> PlanRequest:
-    run = from_options(
-        model=model, cluster=cluster, global_batch=batch, sequence_length=seq_len, engine=engine
-    )
+    run = from_options(model=model, cluster=cluster, global_batch=batch, sequence_length=seq_len, engine=engine)
     return request_for(run, fixed=fixed)
 
 

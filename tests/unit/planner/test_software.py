@@ -71,8 +71,7 @@ def test_a_dispatcher_for_nodes_brings_experts_over_nodes():
 
 
 @pytest.mark.parametrize(
-    "key",
-    ["stack.preset=engine", "stack.preset=recipe", "stack.framework=megatron-bridge", "stack.vintage=2026.1"],
+    "key", ["stack.preset=engine", "stack.preset=recipe", "stack.framework=megatron-bridge", "stack.vintage=2026.1"]
 )
 def test_a_run_that_states_its_software_has_none_chosen(key):
     run = run_of(*SMALL, key)
@@ -82,12 +81,7 @@ def test_a_run_that_states_its_software_has_none_chosen(key):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [
-        ("dispatcher", "all-to-all"),
-        ("cuda_graphs", "none"),
-        ("overlaps_experts", "false"),
-        ("dispatcher", "deepep"),
-    ],
+    [("dispatcher", "all-to-all"), ("cuda_graphs", "none"), ("overlaps_experts", "false"), ("dispatcher", "deepep")],
 )
 def test_a_stated_switch_is_never_overruled_and_leaves_the_others_open(key, value):
     run = run_of(*SMALL, f"stack.{key}={value}")
@@ -117,13 +111,10 @@ def test_what_is_open_is_what_the_engine_sets_on_the_device_and_trains_the_same_
         settable = (*facts.switches, *facts.exported_switches)
         assert options.keys() <= set(CHOSEN)
         assert all(
-            any(name == key and value in allowed for key, allowed in settable)
-            for name, value in options.items()
+            any(name == key and value in allowed for key, allowed in settable) for name, value in options.items()
         )
     capacity = run_of("megatron", "qwen3-30b-a3b", "mi300x-8x4", 512, "stack.capacity_factor=1.0")
-    assert "dispatcher" not in open_values(
-        free_request(capacity)
-    )  # DeepEP pads to none, HybridEP is NVIDIA's
+    assert "dispatcher" not in open_values(free_request(capacity))  # DeepEP pads to none, HybridEP is NVIDIA's
     offloaded = run_of(*DENSE, "stack.offloaded_activations=0.5")
     assert "cuda_graphs" not in open_values(free_request(offloaded))
 

@@ -124,9 +124,9 @@ def test_a_fixed_split_leaves_only_pipelines_of_its_stages():
     table = shapes(default_space(wanted.fixing(layers_per_stage=(7, 9, 9, 7))))
     assert set(zip(table.pipeline.tolist(), table.virtual_pipeline.tolist(), strict=True)) == {(2, 2), (4, 1)}
     on_four = table.take(np.flatnonzero(table.pipeline == 4))
-    assert {
-        tuple(row) for row in np.stack([on_four.first_layers, on_four.middle_layers, on_four.last_layers], 1)
-    } == {(7, 9, 7)}
+    assert {tuple(row) for row in np.stack([on_four.first_layers, on_four.middle_layers, on_four.last_layers], 1)} == {
+        (7, 9, 7)
+    }
     for fixed, message in (
         ({"layers_per_stage": (1, 2)}, "add up to the 32 layers"),
         ({"layers_per_stage": (16,)}, "16x2 are 2 stages of 16 layers"),

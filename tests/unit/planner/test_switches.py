@@ -18,10 +18,7 @@ from meshwright.specs.plan import Plan
 
 MIXTURE = {"model": "qwen3-30b-a3b", "cluster": "h100-8x4", "seq_len": 4096, "global_batch": 512}
 PLAIN = Features(
-    cuda_graphs=CudaGraphs.NONE,
-    dispatcher=Dispatcher.ALL_TO_ALL,
-    overlaps_experts=False,
-    overlaps_tensor=False,
+    cuda_graphs=CudaGraphs.NONE, dispatcher=Dispatcher.ALL_TO_ALL, overlaps_experts=False, overlaps_tensor=False
 )
 
 
@@ -52,15 +49,11 @@ def test_what_is_named_is_faster_in_the_same_degrees_and_what_the_run_file_asks_
         stack = replace(request.stack, features=replace(request.stack.features, **dict(gain.changes)))
         again = search(replace(request, stack=stack).fixing(tensor=best.plan.tensor), top=1).best
         assert again is not None
-        assert again.step_s <= gain.step_s * (1 + 1e-9), (
-            "a search with fewer fields held finds it or a faster one"
-        )
+        assert again.step_s <= gain.step_s * (1 + 1e-9), "a search with fewer fields held finds it or a faster one"
 
 
 def test_the_best_values_together_are_last():
-    request = replace(
-        plan_request(**MIXTURE, engine="any"), stack=Stack(framework="megatron-lm", features=PLAIN)
-    )
+    request = replace(plan_request(**MIXTURE, engine="any"), stack=Stack(framework="megatron-lm", features=PLAIN))
     _, (*alone, together) = gains_of(request)
     assert len(alone) > 1
     assert keys(together) == set().union(*map(keys, alone))

@@ -161,12 +161,9 @@ def test_a_missing_file_is_named(tmp_path):
 
 def test_a_point_of_several_windows_has_their_median_and_all_of_them_as_interval():
     point, other = (
-        Point(family=PointFamily.TRAINING, kernel="isolated", format="fp32", m=m, micro_batches=1)
-        for m in (64, 128)
+        Point(family=PointFamily.TRAINING, kernel="isolated", format="fp32", m=m, micro_batches=1) for m in (64, 128)
     )
-    windows = [
-        row_of(point, Measurement(seconds=(s, s, s), calls=1, target_ratio=0.03)) for s in (0.2, 0.3, 0.22)
-    ]
+    windows = [row_of(point, Measurement(seconds=(s, s, s), calls=1, target_ratio=0.03)) for s in (0.2, 0.3, 0.22)]
     one = row_of(other, Measurement(seconds=(0.1,), calls=1, target_ratio=0.03))
     found = in_windows([windows[0], one, *windows[1:]])
     assert [row.point for row in found] == [point, other]

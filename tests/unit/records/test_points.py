@@ -61,9 +61,7 @@ def test_the_three_gemms_of_a_linear_layer_have_the_same_flops():
 
 def test_a_model_s_gemms_sum_to_its_linear_flops():
     asked = workload("llama3.1-8b")
-    shapes = {
-        (p.m, p.n, p.k) for p in islice(points(PointFamily.GEMM, workload=asked, formats=["bf16"]), 3, 3 + 15)
-    }
+    shapes = {(p.m, p.n, p.k) for p in islice(points(PointFamily.GEMM, workload=asked, formats=["bf16"]), 3, 3 + 15)}
     row = model_row(asked.model)
     layer = [(4096, 6144, 4096), (4096, 4096, 4096), (4096, 28672, 4096), (4096, 4096, 14336)]
     head = (4096, 128256, 4096)
@@ -96,9 +94,7 @@ def test_attention_counts_causal_flops():
 
 
 def test_any_first_part_of_the_grid_covers_the_space():
-    shapes = np.log2(
-        [(p.m, p.n, p.k) for p in points(PointFamily.GEMM, formats=["fp32"]) if p.kernel == "forward"]
-    )
+    shapes = np.log2([(p.m, p.n, p.k) for p in points(PointFamily.GEMM, formats=["fp32"]) if p.kernel == "forward"])
     low, high = REACH["cpu"].gemm
     for axis in range(3):
         upper = (shapes[1:65, axis] > (low + high) / 2).sum()

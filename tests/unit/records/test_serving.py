@@ -42,13 +42,7 @@ def test_columns_are_unique_and_a_point_survives():
 
 @pytest.mark.parametrize(
     ("column", "value"),
-    [
-        ("repeat", "x"),
-        ("wall_s", "nan"),
-        ("arrivals", "often"),
-        ("interrupted", "maybe"),
-        ("ttft_s_p99", "inf"),
-    ],
+    [("repeat", "x"), ("wall_s", "nan"), ("arrivals", "often"), ("interrupted", "maybe"), ("ttft_s_p99", "inf")],
 )
 def test_damaged_cells_are_named(column, value):
     cells = dict(zip(COLUMNS, cells_of(POINT), strict=True)) | {column: value}
@@ -59,13 +53,7 @@ def test_damaged_cells_are_named(column, value):
 def test_files(tmp_path):
     recorder = ServingRecorder(tmp_path / "out", sidecar=SIDECAR)
     request = RequestRecord(
-        index=0,
-        sent_s=0.1,
-        due_s=0.1,
-        end_s=0.5,
-        status=RequestStatus.OK,
-        chunk_s=(0.2, 0.3),
-        output_tokens=2,
+        index=0, sent_s=0.1, due_s=0.1, end_s=0.5, status=RequestStatus.OK, chunk_s=(0.2, 0.3), output_tokens=2
     )
     recorder.append_requests(POINT.load, 1, [request])
     recorder.append(POINT)

@@ -62,9 +62,7 @@ def test_a_resume_keeps_what_was_measured_to_its_end(folder):
 
 
 @pytest.mark.parametrize(
-    "changed",
-    [{"output_tokens": "64"}, {"seed": 1}, {"endpoint": {"url": "http://a", "model": "n"}}],
-    ids=str,
+    "changed", [{"output_tokens": "64"}, {"seed": 1}, {"endpoint": {"url": "http://a", "model": "n"}}], ids=str
 )
 def test_another_measurement_is_not_resumed(folder, changed):
     with pytest.raises(InputError, match="another measurement"):

@@ -33,9 +33,7 @@ def test_values_are_split_at_commas_outside_brackets_and_quotes(text, values):
     assert parse_sweep(text).values == values
 
 
-@pytest.mark.parametrize(
-    "text", ["batch.micro", "batch.micro=", "=1,2", "batch.micro=1,,2", "batch.micro=2,2"]
-)
+@pytest.mark.parametrize("text", ["batch.micro", "batch.micro=", "=1,2", "batch.micro=1,,2", "batch.micro=2,2"])
 def test_what_is_no_sweep_is_refused(text):
     with pytest.raises(InputError, match="--sweep"):
         parse_sweep(text)

@@ -51,9 +51,7 @@ def page(request):
 def test_a_page_loads_nothing(page):
     text, parsed = page
     assert parsed.loads == []
-    assert all(
-        link.startswith(("#", "https://")) for link in parsed.links
-    )  # followed by a reader, not loaded
+    assert all(link.startswith(("#", "https://")) for link in parsed.links)  # followed by a reader, not loaded
     for word in ("@import", "@font-face", "url(http", "<?xml-stylesheet"):
         assert word not in text
 

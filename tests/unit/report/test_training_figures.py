@@ -15,9 +15,7 @@ pytest.importorskip("altair")
 from meshwright.report.training_figures import loss_svg, ratio_svg, ratio_ticks, step_time_svg
 
 LABELS = re.compile(r'<g class="mark-text role-axis-label".*?</g>', re.DOTALL)
-TEXT = re.compile(
-    r'<text text-anchor="(\w+)" transform="translate\(([-\d.]+),\s*([-\d.]+)\)"([^>]*)>([^<]*)<'
-)
+TEXT = re.compile(r'<text text-anchor="(\w+)" transform="translate\(([-\d.]+),\s*([-\d.]+)\)"([^>]*)>([^<]*)<')
 CHARACTER, HEIGHT = 6.6, 10  # pixels at 12 points, about
 
 
@@ -47,9 +45,7 @@ def quantity(low: float, measured: float, high: float) -> SimpleNamespace:
     )
 
 
-@pytest.mark.parametrize(
-    ("low", "measured", "high"), [(0.98, 1.0, 1.02), (0.02, 0.21, 1.3), (0.9, 41.0, 50.0)]
-)
+@pytest.mark.parametrize(("low", "measured", "high"), [(0.98, 1.0, 1.02), (0.02, 0.21, 1.3), (0.9, 41.0, 50.0)])
 def test_ratios(low, measured, high):
     assert overlaps(ratio_svg([quantity(low, measured, high)])) == []
 

@@ -51,8 +51,7 @@ def cluster_of(path: Path, shape: str = "8x4", **stated: str) -> Cluster:
 
 def run_on(cluster: object, folder: Path | None = None) -> str:
     return (
-        "model: llama3.1-8b\ndata: {sequence_length: 4096}\nbatch: {global_sequences: 256}\n"
-        f"cluster: {cluster}\n"
+        f"model: llama3.1-8b\ndata: {{sequence_length: 4096}}\nbatch: {{global_sequences: 256}}\ncluster: {cluster}\n"
     )
 
 
@@ -73,9 +72,7 @@ def test_every_accelerator_of_the_catalogue_follows_the_schema():
 def test_the_template_is_a_file_without_errors_and_names_every_key(write):
     text = accelerator_file.TEMPLATE.read_text(encoding="utf-8")
     assert read_accelerator(write(text)).values["default_fabric"] == "nvswitch-4-ndr"
-    assert [
-        key for key in AcceleratorFile.model_fields if f"{key} = " not in text and f"[{key}]" not in text
-    ] == []
+    assert [key for key in AcceleratorFile.model_fields if f"{key} = " not in text and f"[{key}]" not in text] == []
 
 
 def test_a_copy_of_an_entry_gives_the_estimate_of_its_device(write):
@@ -160,9 +157,7 @@ def test_the_path_starts_from_the_folder_of_the_run_file(write, tmp_path, monkey
 
 def test_a_pinned_copy_in_another_folder_finds_the_file(write, tmp_path):
     write(name="hardware/my.toml")
-    run = runfile.load(
-        write(run_on("{accelerator: hardware/my.toml, devices_per_node: 8, num_nodes: 4}"), "run.yaml")
-    )
+    run = runfile.load(write(run_on("{accelerator: hardware/my.toml, devices_per_node: 8, num_nodes: 4}"), "run.yaml"))
     assert run.cluster_name == "my-8x4"
     best = search(request_for(run), top=1).best
     assert best is not None
@@ -219,10 +214,7 @@ def test_contradictions_are_errors(write):
 
     check_every(
         [
-            (
-                "scale_up_bytes_per_s = 1e9\nscale_up_peer_bytes_per_s = 2e9\n",
-                "more than scale_up_bytes_per_s",
-            ),
+            ("scale_up_bytes_per_s = 1e9\nscale_up_peer_bytes_per_s = 2e9\n", "more than scale_up_bytes_per_s"),
             ("x = ", "is not TOML"),
             ("vendor = 'AMD'\n", "is not TOML"),
         ],
@@ -255,10 +247,7 @@ def test_a_cluster_of_another_accelerator_is_refused(write):
     path = write()
     check_every(
         [
-            (
-                f"{{name: h100-8x4, accelerator: {path}}}",
-                "cluster.name: has no devices.*allowed: my-DEVICESxNODES",
-            ),
+            (f"{{name: h100-8x4, accelerator: {path}}}", "cluster.name: has no devices.*allowed: my-DEVICESxNODES"),
             ("{name: h100-8x4, accelerator: h200}", "cluster.accelerator: is no file: got 'h200'"),
             (f"{{name: here, accelerator: {path}}}", "cluster.name: is this machine"),
         ],

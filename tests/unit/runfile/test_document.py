@@ -45,9 +45,7 @@ def test_numbers_of_the_core_schema_and_grouped_digits(text: str, value: float) 
     assert type(got) is type(value)
 
 
-@pytest.mark.parametrize(
-    "text", ["1e", "e4", "1__0", "_1", "1_", "0xg", "1:30", "2024-01-01", "1.2.3", "yes", "on"]
-)
+@pytest.mark.parametrize("text", ["1e", "e4", "1__0", "_1", "1_", "0xg", "1:30", "2024-01-01", "1.2.3", "yes", "on"])
 def test_what_only_resembles_a_number_or_a_truth_is_text(text: str) -> None:
     assert value_of(text) == text
 
@@ -57,9 +55,7 @@ def test_quoted_is_text(text: str, value: str) -> None:
     assert value_of(text) == value
 
 
-@pytest.mark.parametrize(
-    ("text", "value"), [("~", None), ("", None), ("NULL", None), ("True", True), ("false", False)]
-)
+@pytest.mark.parametrize(("text", "value"), [("~", None), ("", None), ("NULL", None), ("True", True), ("false", False)])
 def test_words(text: str, value: object) -> None:
     assert value_of(text) is value
 
@@ -113,9 +109,7 @@ def test_keys_are_text(key: str) -> None:
         ("a: [1\n", "f:2: is not YAML"),
         ("a: *nobody\n", "undefined alias"),
         ("a: &x [*x]\n", "contains itself"),
-        pytest.param(
-            "[" * 5000, "nested too deeply", marks=pytest.mark.when_touched
-        ),  # the next is nested as well
+        pytest.param("[" * 5000, "nested too deeply", marks=pytest.mark.when_touched),  # the next is nested as well
         ("a: " + "[" * 30 + "]" * 30, "nested too deeply"),
         ("a: \x07", "is not YAML"),
         ("a: 1\n" * (MAX_BYTES // 4), "too large"),
@@ -140,11 +134,7 @@ def test_aliases_are_expanded_within_bounds() -> None:
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [
-        (b"\xff\xfe\x00", "binary"),
-        (b"a: 1\nb: \xff", "2: is not UTF-8"),
-        (b" " * (MAX_BYTES + 1), "too large"),
-    ],
+    [(b"\xff\xfe\x00", "binary"), (b"a: 1\nb: \xff", "2: is not UTF-8"), (b" " * (MAX_BYTES + 1), "too large")],
 )
 def test_files_that_are_not_text(tmp_path, content: bytes, words: str) -> None:
     path = tmp_path / "run.yaml"
@@ -185,9 +175,7 @@ def test_override_replaces_and_adds() -> None:
     assert document.places[("a", "c")] == 1
 
 
-@pytest.mark.parametrize(
-    "assignment", ["a.b", "=1", "a..b=1", ".a=1", "a.=1", "", "a.b=[1", "a.b.c=1", "a.b=&x [*x]"]
-)
+@pytest.mark.parametrize("assignment", ["a.b", "=1", "a..b=1", ".a=1", "a.=1", "", "a.b=[1", "a.b.c=1", "a.b=&x [*x]"])
 def test_overrides_that_say_nothing(assignment: str) -> None:
     with pytest.raises(RunFileError, match="--set"):
         documents.override(parse("a: {b: 1}\n", file="f"), assignment)

@@ -35,9 +35,7 @@ def run_with(**keys: object) -> Run:
 
 
 def cluster_with(name: str = "h100-8x4", **keys: object) -> Cluster:
-    run = runfile.loads(
-        TEXT, overrides=[f"cluster={name}", *(f"cluster.{key}={value}" for key, value in keys.items())]
-    )
+    run = runfile.loads(TEXT, overrides=[f"cluster={name}", *(f"cluster.{key}={value}" for key, value in keys.items())])
     assert run.cluster is not None
     return run.cluster
 
@@ -117,9 +115,7 @@ def test_the_memory_of_a_device_limits_the_plans():
     assert request.usable_bytes / whole.usable_bytes == pytest.approx(40 * 2**30 / 85_520_809_984)
     best = search(request, top=1).best
     assert best is not None
-    assert (
-        best.memory.reserved_bytes <= request.usable_bytes < search(whole, top=1).best.memory.reserved_bytes
-    )
+    assert best.memory.reserved_bytes <= request.usable_bytes < search(whole, top=1).best.memory.reserved_bytes
 
 
 def test_both_parts_of_a_cluster_have_what_is_stated():

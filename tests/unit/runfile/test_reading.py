@@ -169,10 +169,7 @@ def test_what_is_wrong_is_said() -> None:
             ("cluster=h100", "--set cluster"),
             ("cluster=h100-8x99999999", "more devices than can be planned"),
             ("cluster={accelerator: h100, devices_per_node: 8}", "cluster.num_nodes: is missing"),
-            (
-                "cluster={accelerator: h10, devices_per_node: 8, num_nodes: 1}",
-                "unknown accelerator: got 'h10'",
-            ),
+            ("cluster={accelerator: h10, devices_per_node: 8, num_nodes: 1}", "unknown accelerator: got 'h10'"),
             ("precision=nvfp4", "h100 does not multiply fp4"),
             ("cluster=v100-8x8", "v100 does not multiply bf16: got 'bf16', allowed: fp16, fp32"),
             ("data=", "data: is empty"),
@@ -184,10 +181,7 @@ def test_what_is_wrong_is_said() -> None:
             ("model.num_layers=", "model.num_layers: is empty"),
             ("model.num_layers=0", "model.num_layers: is out of range: got 0"),
             ("model.experts={top_k: 2}", "model.experts.num_experts: is missing"),
-            (
-                "model.attention.num_windowed_layers=33",
-                "model.attention.num_windowed_layers: is more than num_layers",
-            ),
+            ("model.attention.num_windowed_layers=33", "model.attention.num_windowed_layers: is more than num_layers"),
             ("model.num_mtp_layers=17", "model.num_mtp_layers: is out of range: got 17"),
             ("parallel={sequence_parallel: yes}", "must be true or false: got 'yes'\nhint: write true"),
             ("batch.micro=many", "allowed: auto or a whole number"),
@@ -215,11 +209,7 @@ def test_what_is_wrong_is_said() -> None:
 @pytest.mark.parametrize(
     ("cluster", "switch", "words"),
     [
-        (
-            "h100-8x8",
-            "attention=aiter",
-            "does not run on h100: got 'aiter', allowed: unfused, fa1, fa2, fa3, cudnn",
-        ),
+        ("h100-8x8", "attention=aiter", "does not run on h100: got 'aiter', allowed: unfused, fa1, fa2, fa3, cudnn"),
         ("b200-8x8", "attention=fa3", "does not run on b200: got 'fa3'"),
         ("mi355x-8x8", "attention=cudnn", "allowed: unfused, fa1, fa2, ck, aiter, triton, flex"),
         ("tpu-v5p-4x16", "attention=fa2", "allowed: unfused, splash, flex"),
@@ -318,10 +308,7 @@ def test_inline_model_fills_in_what_follows() -> None:
 @pytest.mark.parametrize(
     ("shapes", "words"),
     [
-        (
-            "ffn_hidden: 8, attention: {num_heads: 8, num_kv_heads: 3}",
-            "attention.num_kv_heads: does not divide",
-        ),
+        ("ffn_hidden: 8, attention: {num_heads: 8, num_kv_heads: 3}", "attention.num_kv_heads: does not divide"),
         ("ffn_hidden: 8, attention: {num_heads: 7}", "attention.head_dim: is missing"),
         ("attention: {num_heads: 8}", "model.ffn_hidden: is missing"),
         (
@@ -335,8 +322,7 @@ def test_inline_model_fills_in_what_follows() -> None:
             "experts.top_k: is more than num_experts (4): got 5",
         ),
         (
-            "attention: {num_heads: 8}, "
-            "experts: {num_experts: 4, top_k: 1, ffn_hidden: 8, num_dense_layers: 5}",
+            "attention: {num_heads: 8}, experts: {num_experts: 4, top_k: 1, ffn_hidden: 8, num_dense_layers: 5}",
             "experts.num_dense_layers: is more than num_layers",
         ),
     ],
@@ -454,10 +440,7 @@ def test_training_sources_have_names_and_weights() -> None:
     run = runfile.loads(LLAMA, overrides=[given, "train.evaluate={best_by: code}"])
     assert run.data.source_text == "code=src*1, web=a.jsonl*3"
     assert run.data.validation_names == ("code", "web")
-    assert (
-        runfile.loads(LLAMA, overrides=[given, "data.source.web.weight=2.5"]).data.sources["web"].weight
-        == 2.5
-    )
+    assert runfile.loads(LLAMA, overrides=[given, "data.source.web.weight=2.5"]).data.sources["web"].weight == 2.5
 
 
 @pytest.mark.parametrize(

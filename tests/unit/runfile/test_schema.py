@@ -70,17 +70,11 @@ def test_sections_have_the_fields_of_their_spec(section, spec, elsewhere: set[st
 )
 def test_defaults_are_those_of_the_spec(section, spec) -> None:
     usual = {f.name: f.default for f in fields(spec) if f.default is not MISSING}
-    plain = {
-        n: f.default
-        for n, f in section.model_fields.items()
-        if not isinstance(f.default, schema.RunFileSection)
-    }
+    plain = {n: f.default for n, f in section.model_fields.items() if not isinstance(f.default, schema.RunFileSection)}
     assert plain == usual
 
 
 def test_the_package_costs_nothing_until_it_is_used() -> None:
-    code = (
-        "import sys, meshwright.runfile; print([m for m in ('pydantic', 'ruamel.yaml') if m in sys.modules])"
-    )
+    code = "import sys, meshwright.runfile; print([m for m in ('pydantic', 'ruamel.yaml') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"

@@ -24,9 +24,7 @@ cluster: h100-8x8
 parallel: auto # not for long
 # the end
 """
-PLAN = Plan(
-    tensor=4, pipeline=2, virtual_pipeline=2, schedule=Schedule.INTERLEAVED, data_shard=8, micro_batch=2
-)
+PLAN = Plan(tensor=4, pipeline=2, virtual_pipeline=2, schedule=Schedule.INTERLEAVED, data_shard=8, micro_batch=2)
 
 
 def test_the_copy_says_the_plan_and_keeps_comments(tmp_path) -> None:
@@ -37,9 +35,7 @@ def test_the_copy_says_the_plan_and_keeps_comments(tmp_path) -> None:
     assert again.plan == PLAN
     assert again.model == run.model
     text = out.read_text()
-    assert [
-        c for c in ("# what this is for", "# the small one", "# tokens", "# the end") if c not in text
-    ] == []
+    assert [c for c in ("# what this is for", "# the small one", "# tokens", "# the end") if c not in text] == []
     assert "4_194_304" in text
     assert "3.0e-4" in text
     assert [p.name for p in tmp_path.iterdir()] == ["pinned.yaml"]
@@ -53,11 +49,7 @@ def test_overrides_are_in_the_copy() -> None:
 
 def test_options_can_be_pinned() -> None:
     run = runfile.from_options(
-        model="llama3.1-8b",
-        cluster="h100-8x8",
-        global_batch=512,
-        sequence_length=8192,
-        overrides=["train.seed=3"],
+        model="llama3.1-8b", cluster="h100-8x8", global_batch=512, sequence_length=8192, overrides=["train.seed=3"]
     )
     again = runfile.loads(runfile.pinned_text(run, PLAN))
     assert (again.plan, again.model, again.train.seed) == (PLAN, run.model, 3)
@@ -96,10 +88,7 @@ def plans(draw: st.DrawFn) -> Plan:
     modules = draw(st.lists(st.sampled_from(RECOMPUTE_MODULES), min_size=1, unique=True))
     layers = draw(st.none() | st.integers(0, 9))
     return Plan(
-        **{
-            n: draw(degrees)
-            for n in ("tensor", "context", "pipeline", "virtual_pipeline", "expert", "expert_tensor")
-        },
+        **{n: draw(degrees) for n in ("tensor", "context", "pipeline", "virtual_pipeline", "expert", "expert_tensor")},
         **{n: draw(degrees) for n in ("data_shard", "data_replicate", "micro_batch")},
         sequence_parallel=draw(st.booleans()),
         sharding=draw(st.sampled_from(Sharding)),

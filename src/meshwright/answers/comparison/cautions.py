@@ -12,14 +12,7 @@ MONTHS_APART = 6
 FEW_SAMPLES = 5
 
 MEASURED = (Evidence.MEASURED, Evidence.MLPERF, Evidence.MLPERF_UNVERIFIED, Evidence.PUBLISHED)
-LIKE_FOR_LIKE = (
-    "model",
-    "tokens of a sequence",
-    "sequences of a step",
-    "tokens of a request",
-    "load",
-    "FLOP rule",
-)
+LIKE_FOR_LIKE = ("model", "tokens of a sequence", "sequences of a step", "tokens of a request", "load", "FLOP rule")
 """Conditions that a like-for-like comparison needs equal."""
 
 
@@ -42,11 +35,7 @@ def differences(sides: Sequence[Side], pairs: Sequence[MeanRatio]) -> list[Condi
     for condition in CONDITIONS:
         texts = []
         for side in sides:
-            values = [
-                v.conditions[condition]
-                for v in side.values
-                if id(v) in compared and v.conditions.get(condition)
-            ]
+            values = [v.conditions[condition] for v in side.values if id(v) in compared and v.conditions.get(condition)]
             once = list(dict.fromkeys(values))
             texts.append("; ".join(once[:4]) + (f"; and {len(once) - 4} more" if len(once) > 4 else ""))
         if any(texts):
@@ -76,9 +65,7 @@ def cautions(sides: Sequence[Side], pairs: Sequence[MeanRatio]) -> list[str]:
     for side in sides:
         found += [f"{side.name}: not read: {reason}" for reason in side.unreadable]
         several = {
-            v.conditions.get("accelerator", "")
-            for v in side.values
-            if ", " in v.conditions.get("accelerator", "")
+            v.conditions.get("accelerator", "") for v in side.values if ", " in v.conditions.get("accelerator", "")
         }
         found += [f"{side.name} is a mean over different accelerators: {names}" for names in sorted(several)]
         if any(v.evidence is Evidence.MLPERF_UNVERIFIED for v in side.values):
@@ -159,9 +146,7 @@ def _definitions(mean: MeanRatio) -> list[str]:
     if mean.metric == "MFU" and (_differs(mean, "precision") or _differs(mean, "accelerator")):
         found.append(f"MFU: {mean.baseline} and {mean.other} refer to different peaks; compare throughput")
     if mean.metric == "MFU" and _differs(mean, "FLOP rule"):
-        found.append(
-            f"MFU: {mean.baseline} and {mean.other} count FLOPs by different rules; compare throughput"
-        )
+        found.append(f"MFU: {mean.baseline} and {mean.other} count FLOPs by different rules; compare throughput")
     return found
 
 
@@ -174,9 +159,7 @@ def _dates(mean: MeanRatio) -> list[str]:
         ours, theirs = (months(t) for t in _both(ratio, "software date"))
         if ours is not None and theirs is not None and abs(ours - theirs) > MONTHS_APART:
             apart = abs(ours - theirs)
-            return [
-                f"{mean.metric}: the software of {mean.baseline} and {mean.other} is {apart} months apart"
-            ]
+            return [f"{mean.metric}: the software of {mean.baseline} and {mean.other} is {apart} months apart"]
     return []
 
 
@@ -185,9 +168,7 @@ def _samples(mean: MeanRatio) -> list[str]:
         name
         for r in mean.ratios
         for name, v in ((mean.baseline, r.baseline), (mean.other, r.other))
-        if v.evidence is Evidence.MEASURED
-        and v.sampled in ("run", "repeat", "record")
-        and len(v.samples) < FEW_SAMPLES
+        if v.evidence is Evidence.MEASURED and v.sampled in ("run", "repeat", "record") and len(v.samples) < FEW_SAMPLES
     }
     steps = {
         name

@@ -35,14 +35,9 @@ def hardware_ratios(means: Sequence[MeanRatio]) -> list[HardwareRatio]:
     found = []
     for mean in means:
         names = [
-            {getattr(r, side).conditions.get("accelerator", "") for r in mean.ratios}
-            for side in ("baseline", "other")
+            {getattr(r, side).conditions.get("accelerator", "") for r in mean.ratios} for side in ("baseline", "other")
         ]
-        if any(len(n) != 1 for n in names) or mean.metric not in (
-            "throughput",
-            "time to train",
-            "output rate",
-        ):
+        if any(len(n) != 1 for n in names) or mean.metric not in ("throughput", "time to train", "output rate"):
             continue
         older, newer = (_known(next(iter(n))) for n in names)
         if older is None or newer is None or older.name == newer.name:

@@ -118,9 +118,7 @@ def kernel_side(found: device.Records, *, name: str, facts: Mapping[str, str], s
     return Side(name=name, kind="kernels", values=values, facts=facts)
 
 
-def routes_side(
-    found: kernel_routes.KernelRoutes, *, name: str, facts: Mapping[str, str], software: str
-) -> Side:
+def routes_side(found: kernel_routes.KernelRoutes, *, name: str, facts: Mapping[str, str], software: str) -> Side:
     """The side of `bench kernels`: one workload for each call, with the time of its fastest route."""
     document = found.document
     dev: Mapping[str, Any] = document["device"]

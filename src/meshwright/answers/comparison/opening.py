@@ -44,21 +44,12 @@ def open_sides(items: Sequence[str], *, read_run: Callable[[Path], Run] = runfil
 
 def open_side(item: str, *, read_run: Callable[[Path], Run]) -> Side:
     """The side of one argument. Raises InputError with file and field where a record is damaged."""
-    from meshwright.answers.comparison.published_sides import (
-        claim_side,
-        estimate_side,
-        mlperf_side,
-        points_side,
-    )
+    from meshwright.answers.comparison.published_sides import claim_side, estimate_side, mlperf_side, points_side
 
     if not item.strip():
-        raise InputError(
-            "an empty name is no side", got=item, allowed="a folder, a run file or a published figure"
-        )
+        raise InputError("an empty name is no side", got=item, allowed="a folder, a run file or a published figure")
     named = _NAMED.fullmatch(item)
-    is_named = (
-        named is not None and named["name"].strip().lower() not in _PUBLISHED and not Path(item).exists()
-    )
+    is_named = named is not None and named["name"].strip().lower() not in _PUBLISHED and not Path(item).exists()
     name, rest = (named["name"].strip(), named["item"]) if named and is_named else ("", item)
     kind, colon, query = rest.partition(":")
     if colon and kind in _PUBLISHED:

@@ -81,17 +81,14 @@ def estimate_side(path: Path, *, name: str, read_run: Callable[[Path], Run]) -> 
             sums["kernel"] += seconds
     scale = 1 / done.tokens_per_s_per_device.value / sum(sums.values())
     breakdown = Breakdown(
-        **{f"{part}_s": seconds * scale for part, seconds in sums.items()},
-        note="components of the cost model",
+        **{f"{part}_s": seconds * scale for part, seconds in sums.items()}, note="components of the cost model"
     )
     facts = {
         "hardware": f"{done.request.num_devices} x {done.request.cluster.accelerator.name}", "software": run.engine,
         "command": f"meshwright estimate {path}", "statistic": "estimate with its 80 % interval", "file": str(path),
         "notes": "; ".join(done.notes),
     }  # fmt: skip
-    return Side(
-        name=name, kind="estimate", values=tuple(values), facts=facts, breakdowns={workload: breakdown}
-    )
+    return Side(name=name, kind="estimate", values=tuple(values), facts=facts, breakdowns={workload: breakdown})
 
 
 # --- claims ---
@@ -101,9 +98,7 @@ def claim_side(names: str, *, name: str) -> Side:
     """The side of `claim:ID,ID,...`; an ID may hold `*`. Raises UnknownNameError."""
     found: list[Claim] = []
     for part in (p.strip() for p in names.split(",") if p.strip()):
-        matching = (
-            [c for c in all_claims() if fnmatchcase(c.claim_id, part)] if "*" in part else [claim(part)]
-        )
+        matching = [c for c in all_claims() if fnmatchcase(c.claim_id, part)] if "*" in part else [claim(part)]
         found += [c for c in matching if c not in found]
     if not found:
         raise InputError("no such claim", got=names, hint="`meshwright catalog claims` lists them")
@@ -263,12 +258,7 @@ def _point_value(point: PublishedPoint, *, asked: Mapping[str, str], replicas: i
     metric = None if c is None else _POINT_METRICS.get(c.quantity)
     if c is None or metric is None:
         return None
-    known = {
-        **point.groups,
-        "source": point.source,
-        "layout": c.served.layout.describe(),
-        "model": c.served.model.name,
-    }
+    known = {**point.groups, "source": point.source, "layout": c.served.layout.describe(), "model": c.served.model.name}
     if not all(fnmatchcase(known.get(key, "").lower(), text.lower()) for key, text in asked.items()):
         return None
     load = f", {c.load.concurrency} in flight" if c.load.concurrency else ""

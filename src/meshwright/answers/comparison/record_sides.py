@@ -145,9 +145,7 @@ def training_side(done: TrainingRun, *, name: str) -> Side:
     values = []
     if _is_positive(s["tokens_per_s_per_device"]):
         rate = float(s["tokens_per_s_per_device"])
-        values.append(
-            where.value(THROUGHPUT, rate, samples=rates, statistic=Statistic.MEDIAN, sampled="step")
-        )
+        values.append(where.value(THROUGHPUT, rate, samples=rates, statistic=Statistic.MEDIAN, sampled="step"))
         if _is_positive(s.get("mfu")):
             of_peak = s["mfu"] / rate
             values.append(
@@ -256,9 +254,7 @@ def sweep_side(found: trainings.Trainings, *, name: str) -> Side:
             values.append(where.middle(MFU, [float(r.mfu or 0) for r in rows], sampled="run"))
         if all(r.peak_memory_bytes for r in rows):
             values.append(where.value(MEMORY, max(float(r.peak_memory_bytes or 0) for r in rows)))
-    return Side(
-        name=name, kind="sweep of trainings", values=tuple(values), facts=_sidecar_facts(side, found.path)
-    )
+    return Side(name=name, kind="sweep of trainings", values=tuple(values), facts=_sidecar_facts(side, found.path))
 
 
 # --- kernels ---
@@ -309,9 +305,7 @@ def serving_side(found: serving.ServingRecords, *, name: str) -> Side:
             if medians:
                 values.append(where.middle(metric, medians, sampled="repeat"))
     kept = tuple(v for v in values if v.value > 0)
-    return Side(
-        name=name, kind="serving", values=kept, facts=_sidecar_facts(side, found.folder / serving.CSV_NAME)
-    )
+    return Side(name=name, kind="serving", values=kept, facts=_sidecar_facts(side, found.folder / serving.CSV_NAME))
 
 
 def _offline_side(path: Path, *, name: str) -> Side:
@@ -376,10 +370,7 @@ def ingest_side(found: ingest.IngestRecords, *, name: str) -> Side:
         values.append(where.middle(SEARCH_LATENCY, [s.p50_s or 0.0 for s in rows], sampled="repeat"))
     kept = tuple(v for v in values if v.value > 0)
     return Side(
-        name=name,
-        kind="ingestion",
-        values=kept,
-        facts=_sidecar_facts(side, found.folder / ingest.SIDECAR_NAME),
+        name=name, kind="ingestion", values=kept, facts=_sidecar_facts(side, found.folder / ingest.SIDECAR_NAME)
     )
 
 
@@ -394,9 +385,7 @@ def _mlperf_side(folder: Path, *, name: str) -> Side:
     logs = [read_log(path) for path in result_files(folder)]
     faults = [f"{log.path}:{f.line}: {f.problem}" for log in logs for f in log.faults]
     if faults:
-        raise InputError(
-            "; ".join(faults[:20]) + (f"; and {len(faults) - 20} more" if len(faults) > 20 else "")
-        )
+        raise InputError("; ".join(faults[:20]) + (f"; and {len(faults) - 20} more" if len(faults) > 20 else ""))
     score = score_folder(folder)
     result = compared_scores([score])[0]
     minutes = [r.minutes * score.test.scaling for r in score.scored if r.minutes is not None]

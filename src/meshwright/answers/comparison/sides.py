@@ -108,9 +108,7 @@ CONDITIONS = (
 
 THROUGHPUT = Metric(name="throughput", unit="tokens/s/device", better=Better.HIGHER)
 INGEST_RATE = Metric(name="ingestion rate", unit="chunks/s", better=Better.HIGHER)
-SEARCHABLE = Metric(
-    name="time to searchable", unit="s", better=Better.LOWER, definition="until the last chunk"
-)
+SEARCHABLE = Metric(name="time to searchable", unit="s", better=Better.LOWER, definition="until the last chunk")
 RECALL = Metric(name="recall", unit="ratio", better=Better.HIGHER, definition="against the exact index")
 SEARCH_LATENCY = Metric(name="search latency", unit="s", better=Better.LOWER, definition="median over calls")
 MFU = Metric(name="MFU", unit="ratio", better=Better.HIGHER)
@@ -118,10 +116,7 @@ MEMORY = Metric(name="memory", unit="bytes/device", better=Better.LOWER)
 TIME_TO_TRAIN = Metric(name="time to train", unit="min", better=Better.LOWER)
 KERNEL_TIME = Metric(name="kernel time", unit="s", better=Better.LOWER)
 ROOFLINE = Metric(
-    name="share of the roofline",
-    unit="ratio",
-    better=Better.HIGHER,
-    definition="of the device's measured rates",
+    name="share of the roofline", unit="ratio", better=Better.HIGHER, definition="of the device's measured rates"
 )
 OUTPUT_RATE = Metric(name="output rate", unit="tokens/s", better=Better.HIGHER)
 TOTAL_RATE = Metric(name="input and output rate", unit="tokens/s", better=Better.HIGHER)

@@ -12,14 +12,7 @@ from meshwright.answers.comparison.cautions import ConditionRow, cautions, diffe
 from meshwright.answers.comparison.gap import PARTS, Gap, gaps, reasons_not_split
 from meshwright.answers.comparison.generations import HardwareRatio, hardware_ratios
 from meshwright.answers.comparison.opening import open_sides
-from meshwright.answers.comparison.ratios import (
-    CONFIDENCE,
-    RANDOM_STATE,
-    RESAMPLES,
-    MeanRatio,
-    Verdict,
-    mean_ratios,
-)
+from meshwright.answers.comparison.ratios import CONFIDENCE, RANDOM_STATE, RESAMPLES, MeanRatio, Verdict, mean_ratios
 from meshwright.answers.comparison.sides import Side
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.json_values import jsonable
@@ -146,9 +139,7 @@ def comparison_document(found: SideComparison) -> dict[str, Any]:
 
 def _workloads(side: Side) -> str:
     names = list(dict.fromkeys(f"{v.workload} [{v.metric.name}]" for v in side.values))
-    return (
-        ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "") if names else "none"
-    )
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "") if names else "none"
 
 
 def endnotes(sides: Sequence[Side]) -> list[str]:
@@ -163,9 +154,7 @@ def endnotes(sides: Sequence[Side]) -> list[str]:
             ("command `", f"{facts['command']}`" if facts.get("command") else ""),
             ("", facts.get("statistic")), ("", n), ("", facts.get("notes")), ("from ", facts.get("file")),
         )  # fmt: skip
-        notes.append(
-            f"{side.name} ({side.kind}): " + ". ".join(f"{before}{text}" for before, text in known if text)
-        )
+        notes.append(f"{side.name} ({side.kind}): " + ". ".join(f"{before}{text}" for before, text in known if text))
     return notes
 
 
@@ -189,15 +178,7 @@ def gap_rows(gap: Gap) -> list[tuple[str, str, str, str, str]]:
         change = gap.part_s(part)
         share = f"{abs(round(100 * change / gap.total_s)) or 0:d} %" if change and gap.total_s else ""
         share = f"-{share}" if share and change * gap.total_s < 0 else share
-        rows.append(
-            (
-                name,
-                us(getattr(gap.before, part)),
-                us(getattr(gap.after, part)),
-                f"{change * 1e6:+,.2f}",
-                share,
-            )
-        )
+        rows.append((name, us(getattr(gap.before, part)), us(getattr(gap.after, part)), f"{change * 1e6:+,.2f}", share))
     rows.append(("sum", us(gap.before.total_s), us(gap.after.total_s), f"{gap.total_s * 1e6:+,.2f}", ""))
     return rows
 

@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from meshwright.catalog.lookup import CatalogKind
 
-ABOUT = {
-    "conflicts": "Where sources disagree",
-    "assumptions": "Assumed",
-    "unknown": "Not known",
-}
+ABOUT = {"conflicts": "Where sources disagree", "assumptions": "Assumed", "unknown": "Not known"}
 """Parts of an entry that a reader must know before trusting it, and their headings."""
 
 
@@ -42,9 +38,7 @@ def _list_models() -> dict[str, Any]:
     return {"models": _rows(CatalogKind.MODEL, model_names(), values)}
 
 
-def _rows(
-    kind: CatalogKind, names: Iterable[str], values: Callable[[str], Mapping[str, Any]]
-) -> list[dict[str, Any]]:
+def _rows(kind: CatalogKind, names: Iterable[str], values: Callable[[str], Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One row for each entry: its name, `values` of it, and its title."""
     from meshwright.catalog.lookup import entry
 
@@ -102,9 +96,7 @@ def own_accelerator_document(path: str) -> dict[str, Any]:
     used = {key: value for key, value in asdict(cluster.accelerator).items() if key in USED}
     document, assumed = _entry_document(found), assumptions_of(found)
     stated = dict(leaves(found.values))
-    sources = {
-        path: document["source_of"].get(path) if path in stated else "assumed" for path, _ in leaves(used)
-    }
+    sources = {path: document["source_of"].get(path) if path in stated else "assumed" for path, _ in leaves(used)}
     return document | {
         "source_of": document["source_of"] | sources,
         "file": path, "cluster": cluster.name, "values": document["values"] | used, "assumed": assumed,
@@ -140,9 +132,7 @@ def _show_cluster(name: str) -> dict[str, Any]:
         pass  # not a fabric: it must read as a cluster
     found = cluster(name)
     document = _entry_document(entry(CatalogKind.FABRIC, found.fabric.name))
-    placed = {
-        field: getattr(found.fabric, field) for field in document["values"] if hasattr(found.fabric, field)
-    }
+    placed = {field: getattr(found.fabric, field) for field in document["values"] if hasattr(found.fabric, field)}
     computed = {
         "accelerator": found.accelerator.name,
         "fabric": found.fabric.name,

@@ -48,9 +48,4 @@ def _prediction_document(claim: Claim) -> dict[str, Any] | None:
         return {"why_not": error.message}
     if found is None:
         return None
-    return {
-        "value": found.value,
-        "over_printed": found.ratio,
-        "is_inside": found.is_inside,
-        "plans": found.plans,
-    }
+    return {"value": found.value, "over_printed": found.ratio, "is_inside": found.is_inside, "plans": found.plans}

@@ -15,17 +15,7 @@ FEW_VECTORS = 10_000
 def ingest_document(records: IngestRecords) -> dict[str, Any]:
     """All values for JSON."""
     found, sidecar = summarize(records), records.sidecar
-    keys = (
-        "documents",
-        "encoder",
-        "device",
-        "software",
-        "queries",
-        "least_cosine",
-        "started",
-        "ended",
-        "command",
-    )
+    keys = ("documents", "encoder", "device", "software", "queries", "least_cosine", "started", "ended", "command")
     return {
         **{key: sidecar.get(key) for key in keys},
         "bounds": _bounds(found, sidecar),
@@ -49,11 +39,7 @@ def _bounds(found: IngestSummary, sidecar: Mapping[str, Any]) -> list[dict[str, 
 
 
 def _has(bound: Mapping[str, Any], e: ChunkEncoding) -> bool:
-    return (bound["precision"], bound["batch"], bound["chunk_tokens"]) == (
-        e.precision,
-        e.batch,
-        e.chunk_tokens,
-    )
+    return (bound["precision"], bound["batch"], bound["chunk_tokens"]) == (e.precision, e.batch, e.chunk_tokens)
 
 
 def bound_share(found: PassSummary, sidecar: Mapping[str, Any]) -> float | None:
@@ -78,14 +64,10 @@ def notes(records: IngestRecords) -> list[str]:
     for reason, count in (documents.get("skipped") or {}).items():
         found.append(f"skipped documents: {count:,} {reason}")
     if queries.get("k", 0) < queries.get("k_asked", 0):
-        found.append(
-            f"there are {queries['k']} vectors, fewer than the {queries['k_asked']} neighbours asked for"
-        )
+        found.append(f"there are {queries['k']} vectors, fewer than the {queries['k_asked']} neighbours asked for")
     vectors = max((b.num_vectors for b in records.builds), default=0)
     if 0 < vectors < FEW_VECTORS:
-        found.append(
-            f"{vectors:,} vectors are few for a comparison of indexes; --vectors N adds noisy copies"
-        )
+        found.append(f"{vectors:,} vectors are few for a comparison of indexes; --vectors N adds noisy copies")
     if any(p.interrupted for p in records.passes):
         found.append("the last ingestion was interrupted")
     return found

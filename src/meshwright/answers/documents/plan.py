@@ -24,12 +24,7 @@ if TYPE_CHECKING:
 
 def switch_document(other: SwitchGain) -> dict[str, Any]:
     """Other software: `changes` of the run file's stack section; `gain`: tokens/s over the first plan's."""
-    return {
-        **plan_document(other.plan),
-        "changes": dict(other.changes),
-        "step_s": other.step_s,
-        "gain": other.gain,
-    }
+    return {**plan_document(other.plan), "changes": dict(other.changes), "step_s": other.step_s, "gain": other.gain}
 
 
 def neighbour_document(neighbour: Neighbour) -> dict[str, Any]:
@@ -80,9 +75,7 @@ def request_document(run: Run, request: PlanRequest) -> dict[str, Any]:
         "stack": {
             "framework": request.stack.framework,
             "vintage": request.stack.vintage,
-            **features_of(
-                request.stack, request.cluster.accelerator, precision=request.precision.name
-            ).stated(),
+            **features_of(request.stack, request.cluster.accelerator, precision=request.precision.name).stated(),
         },
         "objective": run.objective,
         "fixed": dict(request.fixed),
@@ -116,11 +109,7 @@ def step_document(step: StepEstimate) -> dict[str, Any]:
 
     memory = step.memory
     return {
-        "estimate": {
-            "step": step.step,
-            "tokens_per_s_per_device": step.tokens_per_s_per_device,
-            "mfu": step.mfu,
-        },
+        "estimate": {"step": step.step, "tokens_per_s_per_device": step.tokens_per_s_per_device, "mfu": step.mfu},
         "model_flops_per_token": step.model_flops_per_token,
         "components_s": step.components_s,
         "details_s": step.details_s,
@@ -181,8 +170,7 @@ def why_not_document(answer: WhyNot) -> dict[str, Any]:
         "violations": [str(v) for v in answer.violations],
         "forced": list(answer.forced),
         "remedies": [
-            {"changes": list(r.changes), "plan": r.plan.describe(), "step_ratio": r.ratio}
-            for r in answer.remedies
+            {"changes": list(r.changes), "plan": r.plan.describe(), "step_ratio": r.ratio} for r in answer.remedies
         ],
     }
 
@@ -193,9 +181,7 @@ def loser_sentence(comparison: PlanComparison) -> str:
 
     step, cause = comparison.step_ms, comparison.decided_by
     gib = comparison.headroom_gib.winner - comparison.headroom_gib.loser
-    text = (
-        "the same memory" if abs(gib) < 0.05 else f"{abs(gib):.1f} GiB {'more' if gib > 0 else 'less'} memory"
-    )
+    text = "the same memory" if abs(gib) < 0.05 else f"{abs(gib):.1f} GiB {'more' if gib > 0 else 'less'} memory"
     pace = "slower" if step.delta >= 0 else "faster"
     decides = f"{label(cause.name)} {cause.delta:+,.1f} ms decides, " if step.delta > 0 else ""
     if step.delta < 0 and comparison.loser.rank > comparison.winner.rank:

@@ -10,9 +10,7 @@ if TYPE_CHECKING:
     from meshwright.answers.run_estimate import RunEstimate
 
 
-def run_files_document(
-    name: str | None, *, predict: bool = False, advance: Advance = ignore
-) -> dict[str, Any]:
+def run_files_document(name: str | None, *, predict: bool = False, advance: Advance = ignore) -> dict[str, Any]:
     """All run files, or the one called `name` with its text; with `predict`, an estimate on each published device.
 
     `advance(1)` is called after each predicted run file.
@@ -20,10 +18,7 @@ def run_files_document(
     from meshwright.catalog.lookup import run_file_names, run_file_text
 
     names = run_file_names() if name is None else (name,)
-    rows = [
-        _row(one, run_file_text(one)) | ({} if name is None else {"text": run_file_text(one)})
-        for one in names
-    ]
+    rows = [_row(one, run_file_text(one)) | ({} if name is None else {"text": run_file_text(one)}) for one in names]
     if predict:
         for row in rows:
             row["predictions"] = _predictions(row["name"])

@@ -73,11 +73,7 @@ def priced_values(side: Side) -> list[SideValue]:
         )
         found.append(
             replace(
-                value,
-                workload=name,
-                value=value.value * rate,
-                samples=tuple(s * rate for s in value.samples),
-                **scaled,
+                value, workload=name, value=value.value * rate, samples=tuple(s * rate for s in value.samples), **scaled
             )
         )
     return found
@@ -163,16 +159,11 @@ def sensitivities(value: SideValue, terms: PriceTerms) -> list[CostSensitivity]:
         usd = [(usd_per_million(price, rate), case) for case, price, rate in cases]
         (low, low_case), (high, high_case) = min(usd), max(usd)
         if high > low:
-            found.append(
-                CostSensitivity(what=what, low_case=low_case, high_case=high_case, low=low, high=high)
-            )
+            found.append(CostSensitivity(what=what, low_case=low_case, high_case=high_case, low=low, high=high))
 
     rate = value.value
     vary("offer", [(offer.name, price, rate) for price, offer in known])
-    vary(
-        "utilisation",
-        [(f"{u:.0%}", replace(base, utilization=u), rate) for u in (*UTILISATIONS, base.utilization)],
-    )
+    vary("utilisation", [(f"{u:.0%}", replace(base, utilization=u), rate) for u in (*UTILISATIONS, base.utilization)])
     licence = sorted({0.0, base.licence_usd_per_device_year, *(x.usd_per_device_year for x in licences())})
     vary(
         "licence per device and year",
@@ -183,17 +174,11 @@ def sensitivities(value: SideValue, terms: PriceTerms) -> list[CostSensitivity]:
         vary("tokens/s of a device", [(f"{r:,.0f}", base, r) for r in (min(ends), max(ends))])
     own, device = terms.ownership, _known(value.conditions.get("accelerator", ""))
     if own is not None and device is not None:
-        extra = {
-            "licence_usd_per_device_year": terms.licence_usd_per_device_year,
-            "utilization": terms.utilization,
-        }
+        extra = {"licence_usd_per_device_year": terms.licence_usd_per_device_year, "utilization": terms.utilization}
         cases = [own.usd_per_kwh / ELECTRICITY_RATIO, own.usd_per_kwh * ELECTRICITY_RATIO]
         vary(
             "electricity",
-            [
-                (f"{usd:g} USD/kWh", owned(replace(own, usd_per_kwh=usd), device, **extra), rate)
-                for usd in cases
-            ],
+            [(f"{usd:g} USD/kWh", owned(replace(own, usd_per_kwh=usd), device, **extra), rate) for usd in cases],
         )
         lives = [own.life_years - 1, own.life_years + 1]
         vary(

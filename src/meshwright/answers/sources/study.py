@@ -141,9 +141,7 @@ def source_report(*, advance: Advance = ignore) -> SourceReport:
 
     slips = _slips(slip_facts)
     own = _own_measurements()
-    runs = [
-        r for r in read_runs(measured_runs_path()) if r.conditions is not None and r.tokens_per_s_per_device
-    ]
+    runs = [r for r in read_runs(measured_runs_path()) if r.conditions is not None and r.tokens_per_s_per_device]
     rows = []
     for found in all_claims():
         rows.append(_row(found, slips=slips, own=own, runs=runs))
@@ -151,9 +149,7 @@ def source_report(*, advance: Advance = ignore) -> SourceReport:
     return SourceReport(rows=tuple(rows), slips=tuple(slips))
 
 
-def _row(
-    found: Claim, *, slips: list[Slip], own: list[OwnMeasurement], runs: list[PublishedRun]
-) -> SourceRow:
+def _row(found: Claim, *, slips: list[Slip], own: list[OwnMeasurement], runs: list[PublishedRun]) -> SourceRow:
     answer = claim_answer(found)
     why_not, prediction = "", None
     try:
@@ -266,6 +262,4 @@ def _slips(facts: Callable[[], dict[str, float]]) -> list[Slip]:
 
 def _own_measurements() -> list[OwnMeasurement]:
     document = tomllib.loads((HERE / "measured.toml").read_text(encoding="utf-8"))
-    return [
-        OwnMeasurement(**{**row, "claims": tuple(row["claims"])}) for row in document.get("measurement", ())
-    ]
+    return [OwnMeasurement(**{**row, "claims": tuple(row["claims"])}) for row in document.get("measurement", ())]

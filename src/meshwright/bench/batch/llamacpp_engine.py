@@ -72,9 +72,7 @@ def load(request: EngineRequest) -> LlamaCppEngine:
         )  # fmt: skip
     config, _ = gguf_config(path)
     slots = whole_option(request.options, "parallel", min(MOST_SLOTS, request.most))
-    context = whole_option(
-        request.options, "context", min(request.longest, config["max_position_embeddings"])
-    )
+    context = whole_option(request.options, "context", min(request.longest, config["max_position_embeddings"]))
     threads = whole_option(request.options, "threads", len(os.sched_getaffinity(0)))
     xllamacpp: Any = import_module("xllamacpp")
     params = xllamacpp.CommonParams()

@@ -73,10 +73,7 @@ def core_environment(cores: Sequence[int]) -> dict[str, str]:
 def environments(*, devices: str | None, cores: str | None, replicas: int) -> list[dict[str, str]]:
     """Environment of each replica from the texts of --devices and --cores; empty ones without either."""
     found: list[dict[str, str]] = [{} for _ in range(replicas)]
-    for text, option, made in (
-        (devices, "--devices", device_environment),
-        (cores, "--cores", core_environment),
-    ):
+    for text, option, made in ((devices, "--devices", device_environment), (cores, "--cores", core_environment)):
         if text is not None:
             parts = shares(parse_numbers(text, option=option), replicas, option=option)
             found = [one | made(part) for one, part in zip(found, parts, strict=True)]

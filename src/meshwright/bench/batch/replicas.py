@@ -123,8 +123,7 @@ def started_replicas(request: BatchBenchRequest) -> Iterator[list[EngineReplica]
         yield replicas
     except ReplicaFailedError as error:
         raise ServerStartError(
-            f"the engine {request.engine} cannot load the model: {error}",
-            hint=f"logs are in {request.folder}",
+            f"the engine {request.engine} cannot load the model: {error}", hint=f"logs are in {request.folder}"
         ) from None
     finally:
         for replica in replicas:
@@ -206,8 +205,7 @@ def _measured(
     after = [thread_times(replica.process.pid) for replica in replicas]
     waits = [w for b, a in zip(before, after, strict=True) if (w := wait_ratio(b, a)) is not None]
     inputs, outputs, num_ok, num_short = (
-        sum(answer[name] for answer in answers)
-        for name in ("input_tokens", "output_tokens", "num_ok", "num_short")
+        sum(answer[name] for answer in answers) for name in ("input_tokens", "output_tokens", "num_ok", "num_short")
     )
     point = ServingPoint(
         load=Load(concurrency=request.num_requests), repeat=1, started=started, wall_s=wall_s,

@@ -32,9 +32,7 @@ class TransformersEngine:
         positions = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         longest = max(map(len, prompts)) + output_tokens
         if positions is not None and longest > positions:
-            raise InputError(
-                "a request is longer than the model's positions", got=longest, allowed=f"1 to {positions}"
-            )
+            raise InputError("a request is longer than the model's positions", got=longest, allowed=f"1 to {positions}")
         made = num_short = 0
         for first in range(0, len(prompts), self.batch):
             chosen = torch.tensor(prompts[first : first + self.batch], device=self.device)
@@ -45,9 +43,7 @@ class TransformersEngine:
                 )  # fmt: skip
             except torch.OutOfMemoryError:
                 raise InputError(
-                    "a batch does not fit in memory",
-                    got=len(chosen),
-                    hint="--engine-option batch=N for fewer at once",
+                    "a batch does not fit in memory", got=len(chosen), hint="--engine-option batch=N for fewer at once"
                 ) from None
             new = answered.shape[1] - chosen.shape[1]
             made += new * len(chosen)
@@ -71,9 +67,7 @@ def load(request: EngineRequest) -> TransformersEngine:
         torch.set_num_threads(whole_option(options, "threads", 1))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            request.model, dtype=DTYPES[dtype] if dtype else "auto"
-        )
+        model: Any = AutoModelForCausalLM.from_pretrained(request.model, dtype=DTYPES[dtype] if dtype else "auto")
     except (OSError, ValueError) as error:
         line = " ".join(str(error).split())[:200]
         raise InputError(f"transformers cannot load the model ({line})", got=request.model) from None

@@ -30,11 +30,7 @@ class VllmEngine:
     def generate(self, prompts: Sequence[Sequence[int]], output_tokens: int) -> BatchTokens:
         """Answer the prompts. Raises InputError for requests that vLLM refuses."""
         sampling = self.vllm.SamplingParams(
-            temperature=0.0,
-            ignore_eos=True,
-            max_tokens=output_tokens,
-            min_tokens=output_tokens,
-            detokenize=False,
+            temperature=0.0, ignore_eos=True, max_tokens=output_tokens, min_tokens=output_tokens, detokenize=False
         )
         tokens = import_module("vllm.inputs").TokensPrompt
         try:

@@ -47,9 +47,7 @@ class _Replica:
 
     def _load(self, request: dict[str, Any]) -> dict[str, Any]:
         begin_s = time.perf_counter()
-        self.engine = load_engine(
-            self.name, EngineRequest(**{**request, "scratch": Path(request["scratch"])})
-        )
+        self.engine = load_engine(self.name, EngineRequest(**{**request, "scratch": Path(request["scratch"])}))
         return {
             "event": "loaded", "load_s": time.perf_counter() - begin_s, "software": dict(self.engine.software),
         }  # fmt: skip
@@ -60,9 +58,7 @@ class _Replica:
         assert self.engine is not None
         size, specials = self.engine.vocabulary, [0]
         if warmup:
-            warm = random_prompts(
-                warmup, input_tokens, vocabulary=size, excluded=specials, seed=f"{seed} warm-up"
-            )
+            warm = random_prompts(warmup, input_tokens, vocabulary=size, excluded=specials, seed=f"{seed} warm-up")
             self.engine.generate(warm, output_tokens)
         self.prompts = random_prompts(requests, input_tokens, vocabulary=size, excluded=specials, seed=seed)
         self.output_tokens = output_tokens

@@ -50,10 +50,7 @@ class _Bench:
         """The encoder in one number format; copies are kept."""
         if precision not in self.encoders:
             self.encoders[precision] = placed(
-                self.ready.weights,
-                pad=self.ready.tokenizer.pad,
-                precision=precision,
-                device=self.request.device,
+                self.ready.weights, pad=self.ready.tokenizer.pad, precision=precision, device=self.request.device
             )
         return self.encoders[precision]
 
@@ -62,9 +59,7 @@ class _Bench:
         self.watch.end(row)
 
 
-def run_ingest(
-    request: IngestRequest, ready: PreparedIngest, *, recorder: IngestRecorder, watch: IngestWatch
-) -> None:
+def run_ingest(request: IngestRequest, ready: PreparedIngest, *, recorder: IngestRecorder, watch: IngestWatch) -> None:
     """Measure all passes of `request`. Raises KeyboardInterrupt after the interrupted pass was recorded."""
     bench = _Bench(request=request, ready=ready, recorder=recorder, watch=watch)
     for repeat in range(1, request.repeats + 1):
@@ -103,9 +98,7 @@ def _pass(bench: _Bench, encoding: ChunkEncoding, mode: IngestMode, repeat: int)
     encoder = bench.encoder(encoding.precision)
     expected = bench.ready.num_chunks[encoding.chunk_tokens, encoding.overlap]
     bench.watch.begin(f"{encoding.name}, {mode}, repeat {repeat}", expected)
-    encoder.encode(
-        [np.full(encoding.chunk_tokens, bench.ready.tokenizer.pad, dtype=np.int32)] * encoding.batch
-    )
+    encoder.encode([np.full(encoding.chunk_tokens, bench.ready.tokenizer.pad, dtype=np.int32)] * encoding.batch)
     is_gpu = request.device.type == "cuda"
     asked = PassInput(
         documents=bench.ready.documents, tokenizer=bench.ready.tokenizer, encoder=encoder, encoding=encoding, mode=mode,

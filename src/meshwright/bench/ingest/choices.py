@@ -32,9 +32,7 @@ class IndexParameter:
     def accepts(self, text: str) -> bool:
         if self.names:
             return text in self.names
-        return text == self.default or (
-            text.isdecimal() and len(text) < 9 and self.low <= int(text) <= self.high
-        )
+        return text == self.default or (text.isdecimal() and len(text) < 9 and self.low <= int(text) <= self.high)
 
 
 M = IndexParameter(default="16", low=2, high=512, meaning="links of a node in each layer")
@@ -148,9 +146,7 @@ def parse_index(text: str) -> list[IndexChoice]:
     options = [[(n, v) for v in asked.get(n, [p.default])] for n, p in known.items()]
     found = [IndexChoice(kind=kind, values=values) for values in product(*options)]
     if len(found) > MOST_CHOICES:
-        raise InputError(
-            f"--index {kind} has too many combinations", got=len(found), allowed=f"<= {MOST_CHOICES}"
-        )
+        raise InputError(f"--index {kind} has too many combinations", got=len(found), allowed=f"<= {MOST_CHOICES}")
     return found
 
 

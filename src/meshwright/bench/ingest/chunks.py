@@ -52,10 +52,7 @@ class ChunkTokenizer:
         parts = [segments(text) for text in texts]
         flat = [segment for of_text in parts for segment in of_text]
         found = iter(self.tokenizer.encode_batch_fast(flat, add_special_tokens=False))
-        return [
-            np.concatenate([np.asarray(next(found).ids, dtype=np.int32) for _ in of_text])
-            for of_text in parts
-        ]
+        return [np.concatenate([np.asarray(next(found).ids, dtype=np.int32) for _ in of_text]) for of_text in parts]
 
     def framed(self, ids: TokenIds) -> TokenIds:
         """Token ids between [CLS] and [SEP]."""
@@ -130,9 +127,7 @@ def open_chunk_tokenizer(path: Path) -> ChunkTokenizer:
     except MissingDependencyError:
         raise
     except Exception as error:  # tokenizers raises Exception itself
-        raise InputError(
-            f"no tokenizer can be read ({error})", got=str(file), allowed="tokenizer.json"
-        ) from None
+        raise InputError(f"no tokenizer can be read ({error})", got=str(file), allowed="tokenizer.json") from None
     found.no_truncation()
     found.no_padding()
     return _with_special(found, name=path.name)
@@ -144,9 +139,7 @@ def _with_special(found: Any, *, name: str) -> ChunkTokenizer:
     for names in (("[CLS]", "<s>"), ("[SEP]", "</s>"), ("[PAD]", "<pad>")):
         known = [found.token_to_id(n) for n in names if found.token_to_id(n) is not None]
         if not known:
-            raise InputError(
-                f"the tokenizer has no token {names[0]}", got=name, allowed="an encoder's tokenizer"
-            )
+            raise InputError(f"the tokenizer has no token {names[0]}", got=name, allowed="an encoder's tokenizer")
         ids.append(known[0])
     cls, sep, pad = ids
     return ChunkTokenizer(found, cls, sep, pad, name)

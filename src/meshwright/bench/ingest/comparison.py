@@ -63,9 +63,7 @@ def comparison(
 ) -> IndexComparison:  # fmt: skip
     """Encode the queries, and find their exact neighbours among the vectors."""
     watch.begin("encoding queries", request.num_queries)
-    ids, own = query_ids(
-        chunks, num_queries=request.num_queries, num_tokens=request.query_tokens, seed=request.seed
-    )
+    ids, own = query_ids(chunks, num_queries=request.num_queries, num_tokens=request.query_tokens, seed=request.seed)
     encoder.encode(ids[:1])
     parts, seconds = [], []
     for part in ids:

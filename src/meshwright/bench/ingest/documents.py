@@ -146,9 +146,7 @@ def open_source(
         found, name = (_lines(path, text_key) if is_lines else [Document(path=path)]), str(path)
     if not found:
         of = f" that match {pattern!r}" if pattern else ""
-        raise InputError(
-            f"there are no documents{of}", got=name, allowed="a folder with text files, or a file"
-        )
+        raise InputError(f"there are no documents{of}", got=name, allowed="a folder with text files, or a file")
     random.Random(f"documents {seed}").shuffle(found)
     return IngestSource(name=name, documents=found)
 

@@ -160,14 +160,10 @@ def _fill(model: BertEncoder, path: Path) -> None:
     try:
         tensors = load_file(path)
     except Exception as error:  # safetensors raises its own kinds
-        raise InputError(
-            f"no weights can be read ({error})", got=str(path), allowed="model.safetensors"
-        ) from None
+        raise InputError(f"no weights can be read ({error})", got=str(path), allowed="model.safetensors") from None
     found = {name.removeprefix("bert."): t.float() for name, t in tensors.items()}
     found = {
-        _renamed(name): t
-        for name, t in found.items()
-        if not name.startswith(IGNORED) and "position_ids" not in name
+        _renamed(name): t for name, t in found.items() if not name.startswith(IGNORED) and "position_ids" not in name
     }
     try:
         model.load_state_dict(found)

@@ -101,9 +101,7 @@ class HnswlibIndex:
     def __init__(self, library: Any, choice: IndexChoice, dim: int, threads: int) -> None:
         self.index = library.Index(space="ip", dim=dim)
         self.index.init_index(
-            max_elements=self.FIRST_SIZE,
-            M=int(choice.value("m")),
-            ef_construction=int(choice.value("ef_build")),
+            max_elements=self.FIRST_SIZE, M=int(choice.value("m")), ef_construction=int(choice.value("ef_build"))
         )
         self.index.set_num_threads(threads)
         self.ef = int(choice.value("ef"))
@@ -177,7 +175,5 @@ def num_lists(choice: IndexChoice, num_vectors: int) -> int:
     if asked == "auto":
         return max(1, min(usual_lists(num_vectors), num_vectors // POINTS_A_LIST))
     if int(asked) > num_vectors:
-        raise InputError(
-            "--index faiss-ivf: more lists than vectors", got=int(asked), allowed=f"<= {num_vectors}"
-        )
+        raise InputError("--index faiss-ivf: more lists than vectors", got=int(asked), allowed=f"<= {num_vectors}")
     return int(asked)

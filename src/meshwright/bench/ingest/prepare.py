@@ -19,13 +19,7 @@ from meshwright.bench.ingest.chunks import (
     train_chunk_tokenizer,
     windows,
 )
-from meshwright.bench.ingest.documents import (
-    Document,
-    DocumentTally,
-    IngestSource,
-    SkippedDocumentError,
-    SkipReason,
-)
+from meshwright.bench.ingest.documents import Document, DocumentTally, IngestSource, SkippedDocumentError, SkipReason
 from meshwright.bench.ingest.encoder import EncoderWeights, check_vocabulary, load_weights, random_weights
 from meshwright.bench.ingest.indexes import require
 from meshwright.errors import InputError

@@ -87,9 +87,7 @@ class PassSummary:
 
     def stage_share(self, stage: str) -> ValueRange | None:
         """Seconds of a stage over seconds of all stages."""
-        return value_range(
-            row.stage_s[stage] / total for row in self.whole if (total := sum(row.stage_s.values())) > 0
-        )
+        return value_range(row.stage_s[stage] / total for row in self.whole if (total := sum(row.stage_s.values())) > 0)
 
     def document(self) -> dict[str, Any]:
         """All values for JSON."""
@@ -253,16 +251,9 @@ def summarize(records: IngestRecords) -> IngestSummary:
     )
     searches = tuple(
         SearchSummary(
-            index=r[0].index,
-            build=r[0].build,
-            search=r[0].search,
-            batch=r[0].batch,
-            threads=r[0].threads,
-            rows=r,
+            index=r[0].index, build=r[0].build, search=r[0].search, batch=r[0].batch, threads=r[0].threads, rows=r
         )
-        for r in _groups(
-            records.searches, lambda row: (row.index, row.build, row.search, row.batch, row.threads)
-        )
+        for r in _groups(records.searches, lambda row: (row.index, row.build, row.search, row.batch, row.threads))
     )
     return IngestSummary(passes=passes, overlaps=_overlaps(passes), builds=builds, searches=searches)
 

@@ -71,8 +71,7 @@ def require() -> Path:
     program = find()
     if program is None:
         raise MissingDependencyError(
-            f"AIPerf {VERSION} needs an environment of its own, and there is none in {default_folder()}",
-            hint=COMMAND,
+            f"AIPerf {VERSION} needs an environment of its own, and there is none in {default_folder()}", hint=COMMAND
         )
     return program
 
@@ -89,9 +88,7 @@ def create(folder: Path) -> Path:
         venv.create(folder, with_pip=True)
         install = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", f"aiperf=={VERSION}"]
         if subprocess.run(install, stdout=sys.stderr).returncode:
-            raise MeshwrightError(
-                "the installation of AIPerf failed", hint=f"run `{COMMAND}` again: it continues"
-            )
+            raise MeshwrightError("the installation of AIPerf failed", hint=f"run `{COMMAND}` again: it continues")
         write_atomically(folder / MARK, json.dumps({"aiperf": VERSION}) + "\n")
         return folder / "bin" / "aiperf"
 
@@ -127,9 +124,7 @@ def check(request: ServingBenchRequest, *, tokenizer: Path | None, key_variable:
     return AiperfClient(program=require(), tokenizer=folder.absolute())
 
 
-def arguments(
-    client: AiperfClient, request: ServingBenchRequest, load: Load, *, seed: int, out: Path
-) -> list[str]:
+def arguments(client: AiperfClient, request: ServingBenchRequest, load: Load, *, seed: int, out: Path) -> list[str]:
     """Command line of one load."""
     endpoint, source = request.endpoint, request.source
     kind = "chat" if endpoint.interface is Interface.CHAT else "completions"
@@ -169,10 +164,7 @@ def _goodput(request: ServingBenchRequest) -> list[str]:
         "inter_token_latency": bounds.tpot_s,
         "request_latency": bounds.e2e_s,
     }
-    return [
-        "--goodput",
-        " ".join(f"{name}:{value * 1e3:g}" for name, value in named.items() if value is not None),
-    ]
+    return ["--goodput", " ".join(f"{name}:{value * 1e3:g}" for name, value in named.items() if value is not None)]
 
 
 def run_aiperf(
@@ -191,9 +183,7 @@ def run_aiperf(
             started = datetime.now(UTC).isoformat(timespec="seconds")
             _run(arguments(client, request, load, seed=request.seed + repeat, out=out), out)
             (result,) = read_results_of(out / RESULT)
-            point = replace(
-                result.point, load=load, repeat=repeat, started=started, token_source=TokenSource.USAGE
-            )
+            point = replace(result.point, load=load, repeat=repeat, started=started, token_source=TokenSource.USAGE)
             recorder.append(point)
             done(point)
     return ServingBenchOutcome(points=tuple(recorder.points), scale=None, ceilings=())

@@ -30,14 +30,7 @@ from meshwright.bench.serving.prompts import PromptSource, WordScale, random_tex
 from meshwright.bench.serving.servers.processor import ThreadTimes, thread_times, wait_ratio
 from meshwright.bench.serving.summary import LoadSummary, MedianBounds, search_concurrency, summaries
 from meshwright.errors import InputError
-from meshwright.records.serving import (
-    Arrivals,
-    Load,
-    RequestStatus,
-    ServingPoint,
-    ServingRecorder,
-    TokenSource,
-)
+from meshwright.records.serving import Arrivals, Load, RequestStatus, ServingPoint, ServingRecorder, TokenSource
 
 LONGEST_SCALE_LENGTH = 64
 PREFLIGHT_TIMEOUT_S = 30.0
@@ -139,9 +132,7 @@ class _Bench:
         if count:
             client = Client(session=session, endpoint=self.request.endpoint, start_s=time.perf_counter())
             prompts = self.source.prompts(load=f"warm-up of {load.name}", repeat=repeat)
-            outcome = await run_load(
-                client, Load(concurrency=min(in_flight, count)), prompts, num_requests=count
-            )
+            outcome = await run_load(client, Load(concurrency=min(in_flight, count)), prompts, num_requests=count)
             if outcome.interrupted:
                 raise asyncio.CancelledError
 
@@ -161,9 +152,7 @@ async def measure_serving(
         bench.ceilings.append(await client_ceiling(most))
     scale = None
     async with _sigterm_cancels():
-        if request.source.tokenizer is None and not all(
-            _has_text(row) for row in request.source.rows or (None,)
-        ):
+        if request.source.tokenizer is None and not all(_has_text(row) for row in request.source.rows or (None,)):
             scale = await measure_scale(request.endpoint)
             bench.source = replace(request.source, scale=scale)
         if request.search is not None:
@@ -175,9 +164,7 @@ async def measure_serving(
     if request.has_self_test:
         bench.ceilings.append(await client_ceiling(most))
         recorder.rewrite([_judged(point, min(bench.ceilings)) for point in recorder.points])
-    return ServingBenchOutcome(
-        points=tuple(recorder.points), scale=scale, ceilings=tuple(bench.ceilings), found=found
-    )
+    return ServingBenchOutcome(points=tuple(recorder.points), scale=scale, ceilings=tuple(bench.ceilings), found=found)
 
 
 def _has_text(row: Any) -> bool:

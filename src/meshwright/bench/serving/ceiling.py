@@ -36,9 +36,7 @@ async def client_ceiling(concurrency: int, *, least_s: float = LEAST_S) -> float
             while spent_s < least_s or num_rounds < LEAST_ROUNDS:
                 begin_s = time.thread_time()
                 client = Client(session=session, endpoint=endpoint, start_s=time.perf_counter())
-                outcome = await run_load(
-                    client, Load(concurrency=streams), [prompt] * streams, num_requests=streams
-                )
+                outcome = await run_load(client, Load(concurrency=streams), [prompt] * streams, num_requests=streams)
                 num_chunks = sum(len(record.chunk_s) for record in outcome.records)
                 cpu_s = max(time.thread_time() - begin_s, 1e-6)
                 best = max(best, num_chunks / cpu_s)

@@ -18,14 +18,7 @@ from dataclasses import dataclass, field
 import aiohttp
 
 from meshwright.bench.serving.endpoint import Endpoint, ServingPrompt
-from meshwright.bench.serving.events import (
-    DONE,
-    ChunkKind,
-    EventBuffer,
-    MalformedEventError,
-    error_text,
-    read_chunk,
-)
+from meshwright.bench.serving.events import DONE, ChunkKind, EventBuffer, MalformedEventError, error_text, read_chunk
 from meshwright.records.serving import RequestRecord, RequestStatus, TokenSource
 
 READ_BYTES = 2**18
@@ -195,11 +188,7 @@ class Client:
             return counts[0], counts[1], TokenSource.USAGE  # pyright: ignore[reportReturnType]
         if self.count_tokens is not None:
             text = prompt.text or " ".join(str(m.get("content", "")) for m in prompt.messages or ())
-            return (
-                self.count_tokens(text),
-                self.count_tokens("".join(answer.texts)),
-                TokenSource.TOKENIZER,
-            )
+            return (self.count_tokens(text), self.count_tokens("".join(answer.texts)), TokenSource.TOKENIZER)
         return prompt.input_tokens, len(answer.chunk_s), TokenSource.CHUNKS
 
 

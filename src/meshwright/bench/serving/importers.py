@@ -137,14 +137,10 @@ def _latency(parts: Mapping[str, float | None], *, n: int, unit_s: float) -> Lat
     )  # fmt: skip
 
 
-def _named_latency(
-    document: Mapping[str, Any], pattern: str, where: str, *, n: int, unit_s: float
-) -> Latency | None:
+def _named_latency(document: Mapping[str, Any], pattern: str, where: str, *, n: int, unit_s: float) -> Latency | None:
     """Distribution from keys such as `p90_ttft_ms`; `{}` in the pattern stands for the statistic."""
     statistics = ("mean", "median", "p90", "p95", "p99")
-    return _latency(
-        {name: _number(document, pattern.format(name), where) for name in statistics}, n=n, unit_s=unit_s
-    )
+    return _latency({name: _number(document, pattern.format(name), where) for name in statistics}, n=n, unit_s=unit_s)
 
 
 def _counted(
@@ -211,10 +207,7 @@ def _configured_load(config: object, where: str, *, concurrency: str, rate: str,
     arrivals = known[pattern or "poisson"]
     smoothness = _deep(config, "arrival_smoothness") if arrivals is Arrivals.GAMMA else ""
     return replace(
-        _closed(at_once),
-        arrivals=arrivals,
-        offered_per_s=offered,
-        shape=float(smoothness) if smoothness else None,
+        _closed(at_once), arrivals=arrivals, offered_per_s=offered, shape=float(smoothness) if smoothness else None
     )
 
 
@@ -244,14 +237,7 @@ def _not_read(document: Mapping[str, Any]) -> list[str]:
 
 
 def _vllm_like(
-    document: Mapping[str, Any],
-    where: str,
-    kind: ResultFormat,
-    *,
-    total: str,
-    e2e: str,
-    inputs: str,
-    outputs: str,
+    document: Mapping[str, Any], where: str, kind: ResultFormat, *, total: str, e2e: str, inputs: str, outputs: str
 ) -> list[ImportedResult]:
     """vLLM and SGLang: the same fields under slightly different names; milliseconds."""
     done = int(_needed(document, "completed", where))
@@ -269,9 +255,7 @@ def _vllm_like(
         gaps.append("failed requests are not in the file")
     accepted = _number(document, "accept_length", where)
     if accepted is not None and accepted > 1:
-        gaps.append(
-            f"speculative decoding: {accepted:g} tokens per step, so gaps between chunks are not per token"
-        )
+        gaps.append(f"speculative decoding: {accepted:g} tokens per step, so gaps between chunks are not per token")
     if latency("itl") is not None:
         gaps.append("its ITL is the gap between chunks over all requests, not the time per output token")
     if others := _not_read(document):
@@ -312,15 +296,7 @@ def _sglang(document: Mapping[str, Any], where: str) -> list[ImportedResult]:
 
 
 AIPERF_UNITS_S = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "us": 1e-6, "ns": 1e-9, "milliseconds": 1e-3}
-AIPERF_PARTS = {
-    "mean": "avg",
-    "median": "p50",
-    "p90": "p90",
-    "p95": "p95",
-    "p99": "p99",
-    "low": "min",
-    "high": "max",
-}
+AIPERF_PARTS = {"mean": "avg", "median": "p50", "p90": "p90", "p95": "p95", "p99": "p99", "low": "min", "high": "max"}
 
 
 def _aiperf(document: Mapping[str, Any], where: str) -> list[ImportedResult]:
@@ -334,9 +310,7 @@ def _aiperf(document: Mapping[str, Any], where: str) -> list[ImportedResult]:
             return None
         unit = str(found.get("unit", "ms"))
         if unit not in AIPERF_UNITS_S:
-            raise InputError(
-                f"{where}: {name} has an unknown unit", got=unit, allowed=", ".join(AIPERF_UNITS_S)
-            )
+            raise InputError(f"{where}: {name} has an unknown unit", got=unit, allowed=", ".join(AIPERF_UNITS_S))
         parts = {ours: _number(found, theirs, f"{where}: {name}") for ours, theirs in AIPERF_PARTS.items()}
         count = round(_number(found, "count", f"{where}: {name}") or done)
         return _latency(parts, n=count, unit_s=AIPERF_UNITS_S[unit])
@@ -345,9 +319,7 @@ def _aiperf(document: Mapping[str, Any], where: str) -> list[ImportedResult]:
     output_per_s = average("output_token_throughput")
     mean_output = average("output_sequence_length")
     if not done or output_per_s is None or mean_output is None:
-        raise InputError(
-            f"{where}: request_count, output_token_throughput or output_sequence_length is missing"
-        )
+        raise InputError(f"{where}: request_count, output_token_throughput or output_sequence_length is missing")
     mean_input = average("input_sequence_length")
     num_output, num_input = round(done * mean_output), round(done * (mean_input or 0))
     wall_s = num_output / output_per_s if output_per_s else 0.0
@@ -355,9 +327,7 @@ def _aiperf(document: Mapping[str, Any], where: str) -> list[ImportedResult]:
     if isinstance(duration, dict):
         unit_s = AIPERF_UNITS_S.get(str(duration.get("unit", "sec")), 1.0)
         wall_s = (average("benchmark_duration") or wall_s / unit_s) * unit_s
-    gaps = [
-        "its inter_token_latency is the time per output token of each request, not the gap between chunks"
-    ]
+    gaps = ["its inter_token_latency is the time per output token of each request, not the gap between chunks"]
     if latency("inter_chunk_latency") is None:
         gaps.append("gaps between chunks are not in the file")
     if mean_input is None:
@@ -375,9 +345,7 @@ def _aiperf(document: Mapping[str, Any], where: str) -> list[ImportedResult]:
         e2e_s=latency("request_latency"),
     )  # fmt: skip
     model = _aiperf_model(config)
-    return [
-        ImportedResult(format=ResultFormat.AIPERF, file=where, model=model, point=point, gaps=tuple(gaps))
-    ]
+    return [ImportedResult(format=ResultFormat.AIPERF, file=where, model=model, point=point, gaps=tuple(gaps))]
 
 
 def _aiperf_model(config: Mapping[str, Any]) -> str:
@@ -389,9 +357,7 @@ def _aiperf_load(config: Mapping[str, Any], where: str) -> Load:
     """The load in AIPerf's own configuration, wherever its version keeps it."""
     rate = _deep(config, "request_rate") or _deep(config.get("phases"), "rate")
     pattern = _deep(config, "arrival_pattern") or _deep(config, "request_rate_mode")
-    return _configured_load(
-        config, where, concurrency=_deep(config, "concurrency"), rate=rate, pattern=pattern.lower()
-    )
+    return _configured_load(config, where, concurrency=_deep(config, "concurrency"), rate=rate, pattern=pattern.lower())
 
 
 def _deep(config: object, name: str) -> str:
@@ -441,9 +407,7 @@ def _guidellm_one(
         parts = {ours: block.get(theirs) for ours, theirs in named.items()}
         parts |= {p: shares.get(p) for p in ("p90", "p95", "p99")}
         count = int(_number(block, "count", at) or 0)
-        return _latency(
-            {p: _number({p: v}, p, f"{at}: {name}") for p, v in parts.items()}, n=count, unit_s=unit_s
-        )
+        return _latency({p: _number({p: v}, p, f"{at}: {name}") for p, v in parts.items()}, n=count, unit_s=unit_s)
 
     totals = metrics.get("request_totals") or benchmark.get("request_totals") or {}
     done = int(_needed(totals, "successful", at))
@@ -451,9 +415,7 @@ def _guidellm_one(
     wall_s = _number(benchmark, "duration", at) or _needed(benchmark, "end_time", at) - _needed(
         benchmark, "start_time", at
     )
-    means = {
-        key: _number(successful(key), "mean", at) for key in ("prompt_token_count", "output_token_count")
-    }
+    means = {key: _number(successful(key), "mean", at) for key in ("prompt_token_count", "output_token_count")}
     num_input, num_output = (round(done * (means[key] or 0)) for key in means)
     config = benchmark.get("config") or benchmark.get("args") or {}
     streams = _deep(config, "streams") or _deep(config, "max_concurrency")
@@ -487,9 +449,7 @@ def _inferencex(document: Mapping[str, Any], where: str) -> list[ImportedResult]
         if not devices and all(counts):
             devices = int(sum(c for c in counts if c))
     if not devices:
-        raise InputError(
-            f"{where}: the number of GPUs is missing", allowed="tp, or num_prefill_gpu and num_decode_gpu"
-        )
+        raise InputError(f"{where}: the number of GPUs is missing", allowed="tp, or num_prefill_gpu and num_decode_gpu")
 
     def latency(name: str) -> Latency | None:
         return _named_latency(document, f"{{}}_{name}", where, n=0, unit_s=1.0)

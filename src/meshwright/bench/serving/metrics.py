@@ -66,12 +66,7 @@ def _median_interval(ordered: np.ndarray) -> tuple[float, float]:
 
 
 def serving_point(
-    outcome: LoadOutcome,
-    *,
-    load: Load,
-    repeat: int,
-    started: str,
-    bounds: LatencyBounds | None = None,
+    outcome: LoadOutcome, *, load: Load, repeat: int, started: str, bounds: LatencyBounds | None = None
 ) -> ServingPoint:
     """Compute all rates and latencies of one load."""
     records = outcome.records

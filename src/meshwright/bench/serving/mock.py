@@ -188,9 +188,7 @@ class _Answer:
         await self._sleep_until(self.start_s + self.behavior.ttft_s)
         writer.write(HEAD)
         if self.is_chat:
-            await self._send(
-                _event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": None}}]})
-            )
+            await self._send(_event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": None}}]}))
         if fault is MockFault.EMPTY:
             self.num_tokens = 0
         await self._tokens(self.num_tokens // 2 if fault in HALF else self.num_tokens)
@@ -213,9 +211,7 @@ class _Answer:
         """Write `count` tokens, each chunk at its time."""
         last = self.num_written + count
         while self.num_written < last:
-            await self._sleep_until(
-                self.start_s + self.behavior.ttft_s + self.num_written * self.behavior.itl_s
-            )
+            await self._sleep_until(self.start_s + self.behavior.ttft_s + self.num_written * self.behavior.itl_s)
             self.written_s.append(asyncio.get_running_loop().time())
             await self._send(self.event)
             self.num_written += min(self.behavior.tokens_per_chunk, last - self.num_written)
@@ -256,9 +252,7 @@ def _event(document: dict[str, Any]) -> bytes:
 
 
 @asynccontextmanager
-async def mock_server(
-    behavior: Behavior | None = None, *, port: int = 0
-) -> AsyncIterator[tuple[MockServer, str]]:
+async def mock_server(behavior: Behavior | None = None, *, port: int = 0) -> AsyncIterator[tuple[MockServer, str]]:
     """Run a mock server in this event loop; yield it and its address."""
     state = MockServer(behavior or Behavior())
     server = await asyncio.start_server(state.handle, "127.0.0.1", port)
@@ -287,11 +281,7 @@ def main() -> int:
     parser.add_argument("--fault-every", type=int, metavar="N", help="every N-th request has the fault")
     asked = parser.parse_args()
     behavior = Behavior(
-        ttft_s=asked.ttft,
-        itl_s=asked.itl,
-        num_slots=asked.slots,
-        fault=asked.fault,
-        fault_every=asked.fault_every,
+        ttft_s=asked.ttft, itl_s=asked.itl, num_slots=asked.slots, fault=asked.fault, fault_every=asked.fault_every
     )
     with suppress(KeyboardInterrupt):
         asyncio.run(_serve(behavior, asked.port))

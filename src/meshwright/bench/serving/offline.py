@@ -25,9 +25,7 @@ from meshwright.bench.serving.prompts import LengthKind, Lengths, PromptSource
 from meshwright.errors import InputError
 from meshwright.records.serving import Load, ServingPoint
 
-SOURCE_PAIRS = (
-    "128/128,128/2048,128/4096,500/2000,1000/1000,1000/2000,1024/2048,2048/128,2048/2048,5000/500,20000/2000"
-)
+SOURCE_PAIRS = "128/128,128/2048,128/4096,500/2000,1000/1000,1000/2000,1024/2048,2048/128,2048/2048,5000/500,20000/2000"
 """Pairs of TensorRT-LLM 0.19's published table, which the MI355X study (Signal65, June 2025) repeats."""
 LONGEST = 10**7
 
@@ -96,9 +94,7 @@ class OfflinePoint:
     extrapolated: Extrapolation | None = None
 
 
-async def measure_offline(
-    request: OfflineRequest, *, done: Callable[[OfflinePoint], None]
-) -> tuple[OfflinePoint, ...]:
+async def measure_offline(request: OfflineRequest, *, done: Callable[[OfflinePoint], None]) -> tuple[OfflinePoint, ...]:
     """Measure all pairs. Raises InputError when no server answers, CancelledError when interrupted."""
     ceiling = await client_ceiling(request.num_requests)
     source = request.source
@@ -112,9 +108,7 @@ async def measure_offline(
             outputs=Lengths(kind=LengthKind.FIXED, first=pair.output_tokens),
         ), pair)  # fmt: skip
         point = replace(
-            measured.point,
-            client_ceiling_chunks_per_s=ceiling,
-            refusal=refusal(measured.point.chunks_per_s, ceiling),
+            measured.point, client_ceiling_chunks_per_s=ceiling, refusal=refusal(measured.point.chunks_per_s, ceiling)
         )
         more = extrapolation(point, measured=len(request.endpoints), wanted=request.extrapolate_to)
         found.append(replace(measured, point=point, extrapolated=more))

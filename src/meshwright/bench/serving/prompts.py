@@ -123,9 +123,7 @@ def word_scale(points: Sequence[tuple[int, int]]) -> WordScale:
     slope = (tokens_b - tokens_a) / (length_b - length_a) if length_a != length_b else 0.0
     if slope <= 0:
         return WordScale()
-    return WordScale(
-        tokens_per_word=slope, fixed_tokens=max(0.0, tokens_a - slope * length_a), is_measured=True
-    )
+    return WordScale(tokens_per_word=slope, fixed_tokens=max(0.0, tokens_a - slope * length_a), is_measured=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,9 +150,7 @@ def open_tokenizer(path: Path) -> LocalTokenizer:
     try:
         found = Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers raises Exception itself
-        raise InputError(
-            f"no tokenizer can be read ({error})", got=str(file), allowed="tokenizer.json"
-        ) from None
+        raise InputError(f"no tokenizer can be read ({error})", got=str(file), allowed="tokenizer.json") from None
     return LocalTokenizer(
         encode=lambda text: found.encode(text, add_special_tokens=False).ids,
         decode=lambda ids: found.decode(ids, skip_special_tokens=False),
@@ -211,10 +207,7 @@ class PromptSource:
         if row.text is None and row.messages is None:
             return self._synthetic(row.input_tokens or self.inputs.draw(rng), num_output, rng)
         return ServingPrompt(
-            text=row.text or "",
-            messages=row.messages,
-            input_tokens=row.input_tokens or 0,
-            output_tokens=num_output,
+            text=row.text or "", messages=row.messages, input_tokens=row.input_tokens or 0, output_tokens=num_output
         )
 
 
@@ -271,11 +264,7 @@ def _row(line: str, where: str) -> TraceRow:
     text = next((found[key] for key in TEXT_KEYS if key in found), None)
     messages = found.get("messages")
     is_text = isinstance(text, str | None) and text != ""
-    if (
-        not is_text
-        or not isinstance(messages, list | None)
-        or not all(isinstance(m, dict) for m in messages or ())
-    ):
+    if not is_text or not isinstance(messages, list | None) or not all(isinstance(m, dict) for m in messages or ()):
         raise InputError(f"{where}: prompt or messages are of another kind", got=line[:60])
     return TraceRow(
         text=text,

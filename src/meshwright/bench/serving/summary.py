@@ -43,9 +43,7 @@ class LoadSummary:
     @property
     def refusal(self) -> str:
         """Reason why no repeat can be used; empty if one can."""
-        return (
-            "" if self.usable else next((p.refusal for p in self.points if p.refusal), "no request succeeded")
-        )
+        return "" if self.usable else next((p.refusal for p in self.points if p.refusal), "no request succeeded")
 
     @property
     def errors(self) -> Mapping[str, int]:
@@ -74,9 +72,7 @@ class LoadSummary:
         for name in LATENCIES:
             sizes = [getattr(p, name).n for p in self.usable if getattr(p, name) is not None]
             values = {part: self.latency(name, part) for part in parts}
-            latencies[name] = (
-                {"n": sum(sizes)} | {part: v and v.value for part, v in values.items()} if sizes else None
-            )
+            latencies[name] = {"n": sum(sizes)} | {part: v and v.value for part, v in values.items()} if sizes else None
             ranged[f"{name}.median"] = values["median"]
         load = {f.name: getattr(self.load, f.name) for f in fields(Load)}
         return {
@@ -91,9 +87,7 @@ class LoadSummary:
             **{name: self.total(name) for name in COUNTS},
             **{name: None if v is None else v.value for name, v in ranged.items() if "." not in name},
             "peak_in_flight": max((p.peak_in_flight for p in self.points), default=0),
-            "client_ceiling_chunks_per_s": self.points[0].client_ceiling_chunks_per_s
-            if self.points
-            else None,
+            "client_ceiling_chunks_per_s": self.points[0].client_ceiling_chunks_per_s if self.points else None,
             **latencies,
             "ranges": {n: v for n, v in ranged.items() if v is not None} if len(self.usable) > 1 else {},
         }
@@ -161,9 +155,7 @@ def best_by_bound(found: Sequence[LoadSummary], definition: InterTokenDefinition
 def best_under(steps: Sequence[BoundStep], bound_s: float) -> BoundStep | None:
     """The step that holds for a bound; None when no load is under it."""
     return max(
-        (step for step in steps if step.above_s < bound_s),
-        key=lambda step: step.total_tokens_per_s,
-        default=None,
+        (step for step in steps if step.above_s < bound_s), key=lambda step: step.total_tokens_per_s, default=None
     )
 
 

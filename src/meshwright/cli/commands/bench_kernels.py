@@ -18,9 +18,7 @@ from meshwright.cli.verbs import verb
         "meshwright bench kernels --models llama3.1-8b,deepseek-v3 --tokens 8192 --out bench/kernels",
     ],
 )
-@click.option(
-    "--ops", metavar="OP,OP,...", help="Operations to time.  [default: all that the device computes]"
-)
+@click.option("--ops", metavar="OP,OP,...", help="Operations to time.  [default: all that the device computes]")
 @click.option(
     "--models", default="llama3.1-8b", show_default=True, metavar="MODEL,MODEL,...",
     help="Catalogue models whose shapes are timed.",

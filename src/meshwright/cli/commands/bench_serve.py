@@ -96,9 +96,7 @@ def _bound(name: str, destination: str, text: str) -> Decorator:
     "--warmup", "num_warmup", low=0, high=10**6,
     help="Requests before each load that do not count.  [default: as many as are in flight]",
 )  # fmt: skip
-@seconds_option(
-    "--ramp", "ramp_s", default=0.0, help="Time over which a closed loop reaches its concurrency."
-)
+@seconds_option("--ramp", "ramp_s", default=0.0, help="Time over which a closed loop reaches its concurrency.")
 @repeats_option(of="each load; loads take turns")
 @click.option(
     "--input-tokens", "inputs", default="128", show_default=True, metavar="LENGTH",
@@ -119,15 +117,9 @@ def _bound(name: str, destination: str, text: str) -> Decorator:
 @tokenizer_option(
     help="tokenizer.json of the model, or its folder: exact input lengths, and counts where the server gives none.",
 )  # fmt: skip
+@click.option("--stop-at-end-token", is_flag=True, help="Let answers end early instead of sending ignore_eos.")
 @click.option(
-    "--stop-at-end-token", is_flag=True, help="Let answers end early instead of sending ignore_eos."
-)
-@click.option(
-    "--extra",
-    "extras",
-    multiple=True,
-    metavar="KEY=JSON",
-    help="Further key of each request's body. May be repeated.",
+    "--extra", "extras", multiple=True, metavar="KEY=JSON", help="Further key of each request's body. May be repeated."
 )
 @click.option("--key-variable", metavar="NAME", help="Environment variable that holds the server's API key.")
 @_bound("--ttft-bound", "ttft_ms", "Bound of goodput: first token.")

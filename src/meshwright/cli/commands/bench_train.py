@@ -52,9 +52,7 @@ from meshwright.cli.verbs import verb
     "--launcher", metavar="COMMAND",
     help="Command that starts `-m meshwright train`, such as torchrun or srun ... python.  [default: this Python]",
 )  # fmt: skip
-@seconds_option(
-    "--timeout", "timeout_s", above=True, default=3600.0, help="Time after which one training is ended."
-)
+@seconds_option("--timeout", "timeout_s", above=True, default=3600.0, help="Time after which one training is ended.")
 @folder_option(
     "--out", "folder", default=Path("bench-train"),
     help="Folder of trainings.csv, trainings.json and one folder per training.",

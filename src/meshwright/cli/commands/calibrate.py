@@ -31,9 +31,7 @@ from meshwright.cli.verbs import verb
     "--from-tables", "tables", type=click.Choice(["aiconfigurator"]),
     help="Calibrate from published kernel measurements instead of records.",
 )  # fmt: skip
-@click.option(
-    "--device", metavar="NAME", help="With --from-tables: accelerator of the catalogue, such as h100."
-)
+@click.option("--device", metavar="NAME", help="With --from-tables: accelerator of the catalogue, such as h100.")
 @click.option(
     "--framework", metavar="NAME", default="trtllm", show_default=True,
     help="With --from-tables: the measured software, one of trtllm, vllm and sglang.",

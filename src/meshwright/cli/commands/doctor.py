@@ -21,9 +21,7 @@ from meshwright.cli.verbs import verb
         "meshwright doctor --compare node*.json --exclude-file exclude.txt",
     ],
 )
-@click.argument(
-    "reports", nargs=-1, metavar="[REPORT.json]...", type=click.Path(dir_okay=False, path_type=Path)
-)
+@click.argument("reports", nargs=-1, metavar="[REPORT.json]...", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--compare", "is_comparison", is_flag=True, help="Compare the reports of many nodes.")
 @file_option(
     "--exclude-file",

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import click
 
-from meshwright.cli.options import (
-    ENGINE,
-    calibration_option,
-    folder_option,
-    json_option,
-    run_argument,
-    set_option,
-)
+from meshwright.cli.options import ENGINE, calibration_option, folder_option, json_option, run_argument, set_option
 from meshwright.cli.verbs import verb
 
 

@@ -14,7 +14,7 @@ command = verb_group(
             target="meshwright.cli.commands.kernels_inspect:command",
             section="Kernels",
             help="Compile the Triton kernels for each architecture; print registers, spills and traffic.",
-        ),
+        )
     },
     examples=["meshwright kernels inspect --op rotary --architecture sm90"],
 )

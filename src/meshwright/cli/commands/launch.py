@@ -58,9 +58,7 @@ from meshwright.cli.verbs import verb
     help="Devices per node, with one process each.  [default: the cluster's]",
 )  # fmt: skip
 @count_option("--max-restarts", low=0, default=3, help="Number of restarts after failures.")
-@click.option(
-    "--resume", is_flag=True, help="Continue from the newest checkpoint in the run's folder, if any."
-)
+@click.option("--resume", is_flag=True, help="Continue from the newest checkpoint in the run's folder, if any.")
 @force_option
 @click.option("--rendezvous", metavar="HOST:PORT", help="local: rendezvous endpoint on one of the hosts.")
 @click.option("--partition", metavar="NAME", help="slurm: partition.")

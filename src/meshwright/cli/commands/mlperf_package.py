@@ -10,9 +10,7 @@ from meshwright.cli.verbs import verb
     "package",
     question="meshwright.api.mlperf:mlperf_package",
     body="meshwright.cli.mlperf_package:run",
-    examples=[
-        "meshwright mlperf package runs/llama31_8b --org Org --system h200x8.json --code src --out submission",
-    ],
+    examples=["meshwright mlperf package runs/llama31_8b --org Org --system h200x8.json --code src --out submission"],
 )
 @json_option
 def command() -> None:

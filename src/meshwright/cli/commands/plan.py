@@ -58,9 +58,7 @@ DEFAULT_SCORED, MOST_SCORED = 10_000, 100_000
     "--all", "show_all", is_flag=True,
     help="Show every plan that is scored, not the best of each layout only: as a table, and with --json and --csv.",
 )  # fmt: skip
-@count_option(
-    "--limit", default=DEFAULT_SCORED, high=MOST_SCORED, help="Number of plans that --all and --html list."
-)
+@count_option("--limit", default=DEFAULT_SCORED, high=MOST_SCORED, help="Number of plans that --all and --html list.")
 @file_option(
     "--csv", "csv_path", metavar="OUT.csv",
     help="Write the plans to this file, one row each: degrees, estimates with their intervals, components, memory.",

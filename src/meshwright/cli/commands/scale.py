@@ -29,9 +29,7 @@ _counts = numbers(low=1, high=MAX_DEVICES, example="768,1024")
 
 def _finite(ctx: click.Context, param: click.Parameter, number: float | None) -> float | None:
     if number is not None and not 0 < number <= MAX_NUMBER:
-        raise InputError(
-            f"{param.opts[0]} is out of range", got=number, allowed=f"above 0, to {MAX_NUMBER:g}"
-        )
+        raise InputError(f"{param.opts[0]} is out of range", got=number, allowed=f"above 0, to {MAX_NUMBER:g}")
     return number
 
 
@@ -73,9 +71,7 @@ def _positive(name: str, destination: str, metavar: str, text: str) -> Any:
 )  # fmt: skip
 @click.option("--sensitivity", "with_sensitivity", is_flag=True, help="Also vary one assumption at a time.")
 @_positive("--tokens", "num_tokens", "N", "Tokens to train on.  [default: the run file's]")
-@_positive(
-    "--days", "days", "DAYS", "Instead of --tokens: as many tokens as the first size trains on in DAYS."
-)
+@_positive("--days", "days", "DAYS", "Instead of --tokens: as many tokens as the first size trains on in DAYS.")
 @click.option(
     "--goodput/--no-goodput", "with_failures", default=True, show_default=True,
     help="Include the time that failures cost.",

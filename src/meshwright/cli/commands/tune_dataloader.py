@@ -38,9 +38,7 @@ MAX_WORKERS = 256  # `data.workers` of the run file
     "--step-time", "step_s", above=True,
     help="Measured time of a training step.  [default: the planner's estimate]",
 )  # fmt: skip
-@budget_option(
-    default="60s", help="Time to measure, as in 90s, 3m or 1h; every number is measured at least 3 times."
-)
+@budget_option(default="60s", help="Time to measure, as in 90s, 3m or 1h; every number is measured at least 3 times.")
 @write_option(help="Write a copy of the run file with the numbers found.")
 @click.option("--apply", "is_apply", is_flag=True, help="Write the numbers found into RUN.yaml.")
 @json_option

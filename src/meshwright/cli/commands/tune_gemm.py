@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import click
 
-from meshwright.cli.options import (
-    budget_option,
-    file_option,
-    json_option,
-    run_argument,
-    set_option,
-    write_option,
-)
+from meshwright.cli.options import budget_option, file_option, json_option, run_argument, set_option, write_option
 from meshwright.cli.verbs import verb
 
 

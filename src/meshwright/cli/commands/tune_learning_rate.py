@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import click
 
-from meshwright.cli.options import (
-    count_option,
-    html_option,
-    json_option,
-    run_argument,
-    set_option,
-    write_option,
-)
+from meshwright.cli.options import count_option, html_option, json_option, run_argument, set_option, write_option
 from meshwright.cli.verbs import verb
 
 
@@ -26,9 +19,7 @@ from meshwright.cli.verbs import verb
 )
 @run_argument()
 @set_option
-@click.option(
-    "--from", "low", type=float, default=1e-7, show_default=True, metavar="RATE", help="First rate."
-)
+@click.option("--from", "low", type=float, default=1e-7, show_default=True, metavar="RATE", help="First rate.")
 @click.option("--to", "high", type=float, default=1.0, show_default=True, metavar="RATE", help="Last rate.")
 @count_option(
     "--steps", "num_steps", low=10, high=100_000, default=100,

@@ -19,9 +19,7 @@ from meshwright.cli.verbs import verb
         "meshwright tune system --root /host --json",
     ],
 )
-@click.option(
-    "--apply", "is_apply", is_flag=True, help="Change the settings; their old values are saved first."
-)
+@click.option("--apply", "is_apply", is_flag=True, help="Change the settings; their old values are saved first.")
 @click.option("--restore", "is_restore", is_flag=True, help="Restore the saved values.")
 @click.option("--only", metavar="NAMES", help="These settings only, separated by commas.")
 @click.option("--skip", metavar="NAMES", help="All settings but these.")

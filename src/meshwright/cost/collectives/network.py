@@ -82,9 +82,7 @@ class Group(Table):
     measured: MeasuredCollectives
 
 
-def network_row(
-    fabric: Fabric, constants: CollectiveConstants, *, devices_per_node: int | None = None
-) -> Network:
+def network_row(fabric: Fabric, constants: CollectiveConstants, *, devices_per_node: int | None = None) -> Network:
     """The effective numbers of a fabric: nominal rates times calibrated efficiencies.
 
     devices_per_node: to count the devices below one set of leaves; None: a node is a domain, as outside racks
@@ -115,9 +113,7 @@ def network_row(
     )
 
 
-def group(
-    *, size: Array, stride: Array, net: Network, block: Array | None = None, block_stride: Array = 1
-) -> Group:
+def group(*, size: Array, stride: Array, net: Network, block: Array | None = None, block_stride: Array = 1) -> Group:
     """A communicator of `size` ranks whose neighbours are `stride` devices apart.
 
     With `block` it is made of blocks of that many ranks, which are `block_stride` devices apart.

@@ -71,9 +71,7 @@ def all_to_all_s(bytes_per_rank: Array, group: Group) -> Array:
     return _measured(group, "all_to_all", bytes_per_rank, formula_s)
 
 
-def all_to_all_hierarchical_s(
-    bytes_per_copy: Array, group: Group, *, copies: Array, max_domains: Array = 0
-) -> Array:
+def all_to_all_hierarchical_s(bytes_per_copy: Array, group: Group, *, copies: Array, max_domains: Array = 0) -> Array:
     """Mixture-of-experts dispatch (or combine) with one copy per destination domain, forwarded inside it.
 
     bytes_per_copy: bytes of one copy of all tokens of a rank (tokens * hidden * bytes per element).

@@ -48,14 +48,7 @@ from meshwright.cost.sparse_attention import (
     stream_bytes_per_token,
 )
 from meshwright.cost.state_space import kept_bytes_per_token
-from meshwright.cost.tables import (
-    RECOMPUTES,
-    BatchTable,
-    ModelTable,
-    PlanTable,
-    PrecisionTable,
-    prediction_module,
-)
+from meshwright.cost.tables import RECOMPUTES, BatchTable, ModelTable, PlanTable, PrecisionTable, prediction_module
 from meshwright.specs.plan import Recompute
 
 BLOCK_QUERIES = 64
@@ -147,11 +140,7 @@ def _blocks_of_hybrids(model: ModelTable) -> Iterator[tuple[ModelTable, Array]]:
 
 
 def _kept_and_live(
-    model: ModelTable,
-    batch: BatchTable,
-    plan: PlanTable,
-    precision: PrecisionTable,
-    constants: MemoryConstants,
+    model: ModelTable, batch: BatchTable, plan: PlanTable, precision: PrecisionTable, constants: MemoryConstants
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     """Bytes per token, kept and live besides, of a dense layer and of one with a mixture."""
     share = 1 / plan.tensor
@@ -177,9 +166,7 @@ def _after(plan: PlanTable, kind: _Kind, inputs: Array, covered: Array) -> tuple
     """Bytes per token that a layer keeps on average, and those that are live besides while it runs backward."""
     picked = plan.recompute == SELECTIVE
     alternate = picked & (plan.recomputes("alternate_matmuls") > 0)
-    selective = np.where(
-        alternate, np.minimum(kind.saved, kind.everything), kind.everything - picked * kind.dropped
-    )
+    selective = np.where(alternate, np.minimum(kind.saved, kind.everything), kind.everything - picked * kind.dropped)
     kept = selective + covered * (inputs - selective)
     return kept, kind.everything - np.where(covered > 0, inputs, selective)
 
@@ -196,9 +183,7 @@ def _dense(model: ModelTable, plan: PlanTable, modules: _Modules, saved: Array, 
     )
 
 
-def _moe(
-    model: ModelTable, plan: PlanTable, modules: _Modules, saved: Array, share: Array, routed: Array
-) -> _Kind:
+def _moe(model: ModelTable, plan: PlanTable, modules: _Modules, saved: Array, share: Array, routed: Array) -> _Kind:
     """Selective recomputation saves the experts' tokens of both all-to-alls and no GEMM output. A hybrid's
     mean layer has dense feed-forward blocks besides.
 
@@ -227,9 +212,7 @@ def _moe(
 def _attention(plan: PlanTable, modules: _Modules) -> tuple[Array, Array]:
     """The attention half of both kinds of layers: (all bytes, those that the named modules recompute)."""
     parts = {name: getattr(modules, name) for name in ("norm", "core_attention", "mla_up_projection")}
-    return modules.rest + sum(parts.values()), sum(
-        plan.recomputes(name) * part for name, part in parts.items()
-    )
+    return modules.rest + sum(parts.values()), sum(plan.recomputes(name) * part for name, part in parts.items())
 
 
 def _modules(
@@ -287,9 +270,7 @@ def _modules(
         mlp=ffn * (before + in_ffn * constants.ffn_copies) * model.ffn * share,
         moe_activation=mixture * ffn_input * (routed * model.expert_ffn + model.shared_ffn) * share,
         # Tokens enter the experts split over tensor ranks; with z-way experts each rank works on z of those parts.
-        moe=mixture
-        * routed
-        * (ffn_input * model.expert_hidden * expert_share + before * model.expert_ffn * share),
+        moe=mixture * routed * (ffn_input * model.expert_hidden * expert_share + before * model.expert_ffn * share),
         moe_rest=mixture * (8 * model.num_experts + ffn_input * model.latent) * stream,
         shared_experts=mixture * before * model.shared_ffn * share,
     )
@@ -331,6 +312,4 @@ def _saved_by_attention(model: ModelTable, share: Array, inputs: Array) -> Array
     It saves the query projection, the value projection, and the attention itself.
     """
     nq, nkv, dv = model.query_heads, model.kv_heads, model.v_dim
-    return (
-        inputs + model.attention_share * (2 * nq * model.qk_dim + 2 * nkv * dv + 2 * nq * dv + 4 * nq) * share
-    )
+    return inputs + model.attention_share * (2 * nq * model.qk_dim + 2 * nkv * dv + 2 * nq * dv + 4 * nq) * share

@@ -55,9 +55,7 @@ def loss_bytes(
     vocab, logit_bytes = _vocab(model, plan, constants), _logit_bytes(precision, constants)
     logits, chunk, trained = tokens * vocab, constants.chunk_logits, model.lora_rank == 0
     in_chunks = np.asarray(chunk) > 0
-    automatic = automatic_chunk(
-        tokens, vocab=vocab, hidden=model.hidden, element_bytes=precision.activation_bytes
-    )
+    automatic = automatic_chunk(tokens, vocab=vocab, hidden=model.hidden, element_bytes=precision.activation_bytes)
     chunk = np.where(trained & (np.asarray(constants.whole_chunk) > 0), automatic, chunk)
     chunk = vocab * chunk_rows(tokens, vocab=vocab, chunk_logits=chunk)
     said = np.asarray(precision.loss_chunk)

@@ -22,13 +22,7 @@ from meshwright.calibration.memory import MemoryConstants
 from meshwright.cost.flops import Parameters, count_parameters
 from meshwright.cost.memory.activations import LayerBytes, layer_bytes, routed_copies
 from meshwright.cost.memory.loss import LossBytes, largest_chunks, loss_bytes
-from meshwright.cost.memory.states import (
-    RankLayers,
-    StateRates,
-    rank_parameters,
-    state_bytes,
-    state_rates,
-)
+from meshwright.cost.memory.states import RankLayers, StateRates, rank_parameters, state_bytes, state_rates
 from meshwright.cost.pipeline.closed_form import in_flight as micro_batches_in_flight
 from meshwright.cost.pipeline.schedules import Placement, column_of
 from meshwright.cost.stages import StageLayers, split_layers
@@ -76,12 +70,7 @@ class _Case:
 
 
 def estimate_memory(
-    *,
-    model: ModelTable,
-    batch: BatchTable,
-    plan: PlanTable,
-    precision: PrecisionTable,
-    constants: MemoryConstants,
+    *, model: ModelTable, batch: BatchTable, plan: PlanTable, precision: PrecisionTable, constants: MemoryConstants
 ) -> MemoryTable:
     """Memory of the fullest rank of every plan; every argument's fields are numbers or arrays that broadcast."""
     case = _case_of(model, batch, plan, precision, constants)
@@ -187,9 +176,7 @@ def memory_details(
     return parts
 
 
-def _narrow_bytes(
-    case: _Case, precision: PrecisionTable, batch: BatchTable, held: RankLayers, rank: Array
-) -> Array:
+def _narrow_bytes(case: _Case, precision: PrecisionTable, batch: BatchTable, held: RankLayers, rank: Array) -> Array:
     """Bytes of kept activations in 8 bits: all kept bytes less the bytes without them."""
     precision, model, plan = as_planned(precision, case.plan), case.model, case.plan
     if not np.any(precision.stored_ffn_bytes) and not np.any(precision.stored_norm_bytes):
@@ -217,11 +204,7 @@ def _kept_bytes(model: ModelTable, kept: LayerBytes, held: RankLayers) -> Array:
 
 
 def _case_of(
-    model: ModelTable,
-    batch: BatchTable,
-    plan: PlanTable,
-    precision: PrecisionTable,
-    constants: MemoryConstants,
+    model: ModelTable, batch: BatchTable, plan: PlanTable, precision: PrecisionTable, constants: MemoryConstants
 ) -> _Case:
     parameters, precision = count_parameters(model), as_planned(precision, plan)
     tokens = batch.seq_len * plan.micro_batch / plan.context
@@ -340,11 +323,7 @@ def _gradients_at_peak(case: _Case, gradients: Array, activations: Array) -> Arr
     if not np.any(case.constants.gradients_as_they_come):
         return gradients
     replaced = (case.constants.gradients_as_they_come > 0) & (case.num_micro <= 1)
-    return (
-        np.where(replaced, np.maximum(gradients - activations, 0), gradients)
-        if np.any(replaced)
-        else gradients
-    )
+    return np.where(replaced, np.maximum(gradients - activations, 0), gradients) if np.any(replaced) else gradients
 
 
 def _outside_allocator_bytes(plan: PlanTable, constants: MemoryConstants) -> Array:
@@ -356,9 +335,7 @@ def _outside_allocator_bytes(plan: PlanTable, constants: MemoryConstants) -> Arr
 def _fuller(one: MemoryTable, other: MemoryTable, exists: Mask) -> MemoryTable:
     """The fuller of two ranks; `other` only where it exists."""
     swap = (other.reserved_bytes > one.reserved_bytes) & exists
-    fuller = {
-        f.name: np.where(swap, getattr(other, f.name), getattr(one, f.name)) for f in fields(MemoryTable)
-    }
+    fuller = {f.name: np.where(swap, getattr(other, f.name), getattr(one, f.name)) for f in fields(MemoryTable)}
     with_loss = np.maximum(one.without_loss_bytes, other.without_loss_bytes)
     return MemoryTable(**fuller | {"without_loss_bytes": np.where(exists, with_loss, one.without_loss_bytes)})
 

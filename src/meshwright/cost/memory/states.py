@@ -86,9 +86,7 @@ class StateRates:
     keeps_gathered: Array  # True: all of a rank's parameters are gathered at once
 
 
-def rank_parameters(
-    model: ModelTable, parameters: Parameters, plan: PlanTable, layers: RankLayers
-) -> RankParameters:
+def rank_parameters(model: ModelTable, parameters: Parameters, plan: PlanTable, layers: RankLayers) -> RankParameters:
     """Parameters that one rank holds. A multi-token prediction module lies with the head."""
     share = 1 / plan.tensor
     # A tied head without the embedding beside it is a copy.
@@ -118,11 +116,7 @@ def _held(p: Parameters, dense: Array, moe: Array) -> tuple[Array, Array, Array]
 
 
 def state_rates(
-    model: ModelTable,
-    batch: BatchTable,
-    plan: PlanTable,
-    precision: PrecisionTable,
-    constants: MemoryConstants,
+    model: ModelTable, batch: BatchTable, plan: PlanTable, precision: PrecisionTable, constants: MemoryConstants
 ) -> StateRates:
     """Bytes per parameter of weights, gradients and optimizer states under each ZeRO stage."""
     sharded = plan.sharding == Sharding.PARAMETERS
@@ -151,9 +145,7 @@ def state_rates(
     return StateRates(
         dense=shared_by(width),
         expert=shared_by(expert_width),
-        adapters=StateBytes(
-            weights=full.weights, gradients=full.gradients, optimizer=full.optimizer * resident
-        ),
+        adapters=StateBytes(weights=full.weights, gradients=full.gradients, optimizer=full.optimizer * resident),
         cached=cache_bytes(model, batch, plan, precision, frozen_weight),
         unit_extra=np.where(plan.sharding >= Sharding.OPTIMIZER, 1 / width, 1.0)
         * precision.adamw_state_bytes
@@ -180,9 +172,7 @@ def _unsharded(precision: PrecisionTable, constants: MemoryConstants, *, sharded
     widened = np.where(gradients > 2, 0, constants.step_gradient_bytes)
     return StateBytes(
         weights=np.where(
-            sharded,
-            np.maximum(master, precision.weight_bytes),
-            precision.weight_bytes + precision.weight_cache_bytes,
+            sharded, np.maximum(master, precision.weight_bytes), precision.weight_bytes + precision.weight_cache_bytes
         ),
         gradients=gradients,
         optimizer=np.where(sharded, optimizer_states, master + optimizer_states) + widened,
@@ -201,9 +191,7 @@ def state_bytes(rates: StateRates, held: RankParameters, num_layers: Array) -> S
         return sum(count * getattr(rate, name) for count, rate in parts)
 
     return StateBytes(
-        weights=total("weights")
-        + at_once * rates.gathered
-        + (held.split - held.unit + expert) * rates.cached,
+        weights=total("weights") + at_once * rates.gathered + (held.split - held.unit + expert) * rates.cached,
         gradients=total("gradients") + waiting * rates.unreduced,
         optimizer=total("optimizer") + held.unit * rates.unit_extra,
     )

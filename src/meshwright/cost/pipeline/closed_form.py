@@ -49,9 +49,7 @@ def in_flight(
     micro-batch on one of the rank's two stages. Sources: `formulas`; Korthikanti et al. 2022, arXiv 2205.05198,
     appendix B, for interleaved.
     """
-    return _by_schedule(
-        lambda record: record.in_flight, schedule, num_ranks, num_chunks, num_micro_batches, rank
-    )
+    return _by_schedule(lambda record: record.in_flight, schedule, num_ranks, num_chunks, num_micro_batches, rank)
 
 
 def _by_schedule(

@@ -42,25 +42,19 @@ def gpipe_waiting_s(p: Array, v: Array, m: Array, F: Array, B: Array, W: Array, 
     return (p - 1) * (F + B + W + 2 * x)
 
 
-def one_f_one_b_waiting_s(
-    p: Array, v: Array, m: Array, F: Array, B: Array, W: Array, x: Array, s: Array
-) -> Array:
+def one_f_one_b_waiting_s(p: Array, v: Array, m: Array, F: Array, B: Array, W: Array, x: Array, s: Array) -> Array:
     """GPipe's bubble, and the round trips of the transfers."""
     return (p - 1) * (F + B + W + 2 * x) + 2 * x * ((m - 1) * (p - 1) // p)
 
 
-def interleaved_waiting_s(
-    p: Array, v: Array, m: Array, F: Array, B: Array, W: Array, x: Array, s: Array
-) -> Array:
+def interleaved_waiting_s(p: Array, v: Array, m: Array, F: Array, B: Array, W: Array, x: Array, s: Array) -> Array:
     """The bubble of 1F1B over v, and a transfer for each chunk."""
     # With m < p a rank has nothing to do between its last micro-batch of a chunk and the first of the next.
     passes = p - 1 + (v - 1) * np.maximum(0, p - m)
     return passes * (F + B + W) / v + 2 * (p * v - 1) * x
 
 
-def zero_bubble_waiting_s(
-    p: Array, v: Array, m: Array, F: Array, B: Array, W: Array, x: Array, s: Array
-) -> Array:
+def zero_bubble_waiting_s(p: Array, v: Array, m: Array, F: Array, B: Array, W: Array, x: Array, s: Array) -> Array:
     """The longest of three paths."""
     q, filled = p - 1, np.minimum(m, p) - 1
     # Weight gradients also hide the round trips that 1F1B exposes, until they are shorter than a round trip.
@@ -89,9 +83,7 @@ def zbv_waiting_s(p: Array, v: Array, m: Array, F: Array, B: Array, W: Array, x:
     return reduce(np.maximum, paths)
 
 
-def dualpipe_waiting_s(
-    p: Array, v: Array, m: Array, F: Array, B: Array, W: Array, x: Array, s: Array
-) -> Array:
+def dualpipe_waiting_s(p: Array, v: Array, m: Array, F: Array, B: Array, W: Array, x: Array, s: Array) -> Array:
     """Fill, drain and transfers, less what overlapped pairs save."""
     h = np.maximum(p // 2, 1)
     num_pairs = m - h - 2  # on the critical path
@@ -101,9 +93,7 @@ def dualpipe_waiting_s(
     return fill + drain + num_transfers * x - num_pairs * s
 
 
-def dualpipe_v_waiting_s(
-    p: Array, v: Array, m: Array, F: Array, B: Array, W: Array, x: Array, s: Array
-) -> Array:
+def dualpipe_v_waiting_s(p: Array, v: Array, m: Array, F: Array, B: Array, W: Array, x: Array, s: Array) -> Array:
     """DualPipe's on twice the ranks, whose stages are this one's chunks; each micro-batch passes both halves."""
     return dualpipe_waiting_s(2 * p, v, 2 * m, F / v, B / v, W / v, x, s / v)
 

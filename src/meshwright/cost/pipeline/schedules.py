@@ -29,9 +29,7 @@ class Placement(Enum):
 
     LOOP = "loop"  # chunk c of rank r is stage c p + r
     V = "v"  # down the ranks and up again: rank 0 has the first and the last stage
-    MIRRORED = (
-        "mirrored"  # two copies of the model, fed from either end: rank r has stage r and stage p - 1 - r
-    )
+    MIRRORED = "mirrored"  # two copies of the model, fed from either end: rank r has stage r and stage p - 1 - r
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +47,7 @@ class ScheduleRecord:
     max_chunks: int | None = 1  # None: any number
     placement: Placement = Placement.LOOP
     splits_backward: bool = False  # weight gradients are operations of their own
-    overlaps_pairs: bool = (
-        False  # forward passes run with backward passes of other micro-batches, all-to-alls hidden
-    )
+    overlaps_pairs: bool = False  # forward passes run with backward passes of other micro-batches, all-to-alls hidden
     runs_on_one_rank: bool = False  # also without a pipeline
     in_rounds: bool = False  # chunks take turns of p micro-batches, which some engines want full
     needs_even_counts: bool = False  # of ranks and of micro-batches
@@ -219,12 +215,9 @@ def rank_layers(shape: PipelineShape, layers_per_stage: tuple[int, ...]) -> tupl
     """
     if len(layers_per_stage) != shape.num_stages:
         raise InputError(
-            f"layers_per_stage must have one value for each of {shape.num_stages} stages",
-            got=len(layers_per_stage),
+            f"layers_per_stage must have one value for each of {shape.num_stages} stages", got=len(layers_per_stage)
         )
-    ranks = [
-        sum(layers_per_stage[stage] for stage in shape.stages_of(rank)) for rank in range(shape.num_ranks)
-    ]
+    ranks = [sum(layers_per_stage[stage] for stage in shape.stages_of(rank)) for rank in range(shape.num_ranks)]
     return ranks[0], max(ranks[1:-1] or ranks), ranks[-1]
 
 

@@ -50,12 +50,8 @@ class StageTimes:
 
     def table(self, num_stages: int) -> FloatArray:
         """[6, num_stages, num_plans]: a row for each `OpKind`, then `TRANSFER` and `PAIR_SAVING`."""
-        f, b, w = (
-            np.asarray(a, float) for a in (self.forward_s, self.backward_input_s, self.backward_weight_s)
-        )
-        rows = np.broadcast_arrays(
-            f, b, w, b + w, self.transfer_s, self.pair_saving_s, np.empty((1, num_stages))
-        )[:-1]
+        f, b, w = (np.asarray(a, float) for a in (self.forward_s, self.backward_input_s, self.backward_weight_s))
+        rows = np.broadcast_arrays(f, b, w, b + w, self.transfer_s, self.pair_saving_s, np.empty((1, num_stages)))[:-1]
         return np.stack([row.reshape(-1, num_stages).T for row in rows])
 
 

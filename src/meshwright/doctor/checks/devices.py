@@ -17,13 +17,7 @@ GROUP = "devices"
 HIGHEST_CREDIBLE_MHZ = 10_000.0
 """No accelerator reaches half of this: a driver that reports more (such as 65535) reports no clock."""
 NO_DEVICE = "no device was found"
-SHARES = (
-    "CUDA_VISIBLE_DEVICES",
-    "NVIDIA_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-    "SLURM_JOB_GPUS",
-    "SLURM_STEP_GPUS",
-)
+SHARES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
 """Variables that may restrict the process to a part of the node's devices."""
 OFF_THE_BUS = b"\xff\xff"
 """PCI configuration of a device that no longer answers."""
@@ -41,9 +35,7 @@ def _present(node: Node) -> Iterator[CheckVerdict]:
         yield _missing(node, address)
     if devices.problem and not num_found:
         hint = "load the driver, or restart the node when driver and library differ in version"
-        yield found(
-            "devices.present", CheckStatus.FAIL, devices.problem, measured=0, unit="devices", hint=hint
-        )
+        yield found("devices.present", CheckStatus.FAIL, devices.problem, measured=0, unit="devices", hint=hint)
     elif not num_found and node.num_expected_devices is None:
         raise Unseen("no accelerator: neither on the PCI bus nor through nvidia-smi")
     else:
@@ -88,9 +80,7 @@ def _usual_count(node: Node) -> int | None:
     """Devices of the catalogue's usual node; None for partitions and unknown devices."""
     names = {d.accelerator for d in node.devices.found}
     name = names.pop() if len(names) == 1 else None
-    if name is None or any(
-        (d.partition or "SPX").startswith(("MIG", "DPX", "QPX", "CPX")) for d in node.devices.found
-    ):
+    if name is None or any((d.partition or "SPX").startswith(("MIG", "DPX", "QPX", "CPX")) for d in node.devices.found):
         return None
     from meshwright.catalog.accelerators import usual_devices_per_node
 
@@ -122,9 +112,7 @@ def _alike(node: Node) -> Iterator[CheckVerdict]:
     }.items():
         if values:
             counts = Counter(values)
-            listed = ", ".join(
-                f"{n} x {value}" if len(counts) > 1 else value for value, n in counts.most_common()
-            )
+            listed = ", ".join(f"{n} x {value}" if len(counts) > 1 else value for value, n in counts.most_common())
             status = CheckStatus.PASS if len(counts) == 1 else CheckStatus.WARN
             yield found(f"devices.{what}", status, measured=listed, hint="one node, one kind of each")
 
@@ -164,9 +152,7 @@ def _processes(node: Node) -> Iterator[CheckVerdict]:
             yield _not_reported("devices.processes", device)
             continue
         if not device.processes:
-            yield found(
-                "devices.processes", CheckStatus.PASS, where=where(device), measured=0, unit="processes"
-            )
+            yield found("devices.processes", CheckStatus.PASS, where=where(device), measured=0, unit="processes")
         for process in device.processes:
             yield found(
                 "devices.processes", _status_of(process), _process_message(process, is_inside=is_inside),

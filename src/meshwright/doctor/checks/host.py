@@ -126,9 +126,7 @@ def _time(node: Node) -> Iterator[CheckVerdict]:
         return
     match = re.search(r"^System time\s*:\s*([\d.eE+-]+) seconds", tracking, re.MULTILINE)
     if re.search(r"^Leap status\s*:\s*Not synchronised", tracking, re.MULTILINE) or match is None:
-        yield found(
-            "time.offset", CheckStatus.WARN, "chrony is not synchronised", hint="`chronyc sources -v`"
-        )
+        yield found("time.offset", CheckStatus.WARN, "chrony is not synchronised", hint="`chronyc sources -v`")
         return
     yield judge("time.offset", abs(float(match[1])))
 

@@ -54,16 +54,12 @@ def _log(node: Node) -> Iterator[CheckVerdict]:
         yield found("log.kernel", CheckStatus.PASS, message, measured=0, unit="lines")
     for name, count in counts.items():
         _, status, hint = _patterns()[name]
-        yield found(
-            "log.kernel", status, last[name][:200], where=name, measured=count, unit="lines", hint=hint
-        )
+        yield found("log.kernel", status, last[name][:200], where=name, measured=count, unit="lines", hint=hint)
 
 
 @cache
 def _patterns() -> dict[str, tuple[re.Pattern[str], CheckStatus, str]]:
-    data = tomllib.loads(
-        (files("meshwright.doctor") / "data" / "kernel_log.toml").read_text(encoding="utf-8")
-    )
+    data = tomllib.loads((files("meshwright.doctor") / "data" / "kernel_log.toml").read_text(encoding="utf-8"))
     return {name: (re.compile(e["pattern"]), CheckStatus(e["status"]), e["hint"]) for name, e in data.items()}
 
 

@@ -54,9 +54,7 @@ def _shared_memory(node: Node) -> Iterator[CheckVerdict]:
 def _locked_memory(node: Node) -> Iterator[CheckVerdict]:
     verdict = _unless_unlimited("limits.locked-memory", _limit(node.host, "Max locked memory") / GIB)
     if verdict.status is CheckStatus.FAIL and not ports(node.host):
-        verdict = replace(
-            verdict, status=CheckStatus.WARN, message="matters with RDMA, and there is no card here"
-        )
+        verdict = replace(verdict, status=CheckStatus.WARN, message="matters with RDMA, and there is no card here")
     yield verdict
 
 
@@ -75,11 +73,7 @@ def _memory(node: Node) -> Iterator[CheckVerdict]:
     held = memory_limit_bytes(node.host)
     if held is None or held >= total:
         yield found(
-            "limits.memory",
-            CheckStatus.PASS,
-            "no limit below the node's memory",
-            measured=total / GIB,
-            unit="GiB",
+            "limits.memory", CheckStatus.PASS, "no limit below the node's memory", measured=total / GIB, unit="GiB"
         )
         return
     yield judge("limits.memory", held / GIB, expected=total / GIB)

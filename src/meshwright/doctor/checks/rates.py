@@ -79,11 +79,7 @@ def _of_device(device: Device, answer: dict[str, Any] | str) -> Iterator[CheckVe
         )  # fmt: skip
         return
     if answer["device"] == "cpu":
-        yield skipped(
-            "rates.gemm",
-            "PyTorch does not see it: not built for it, or not allowed to",
-            where=where(device),
-        )
+        yield skipped("rates.gemm", "PyTorch does not see it: not built for it, or not allowed to", where=where(device))
         return
     wrong = [symptom for symptom, key in _WRONG.items() if not answer[key]]
     yield found(
@@ -108,9 +104,7 @@ def _of_all(node: Node) -> Iterator[CheckVerdict]:
         answer = _ask(node.host, "all-reduce", *sizes, timeout_s=ALL_REDUCE_TIMEOUT_S)
     except Unseen as unseen:
         hint = "one device or link holds up all: look at rates.gemm, links.scale-up and log.kernel"
-        yield found(
-            "rates.all-reduce", CheckStatus.FAIL, f"could not be measured: {unseen.reason}", hint=hint
-        )
+        yield found("rates.all-reduce", CheckStatus.FAIL, f"could not be measured: {unseen.reason}", hint=hint)
         return
     rate = answer["all_reduce_bytes_per_s"] / GIGA
     if not answer["is_right"]:

@@ -41,9 +41,7 @@ def find(host: Host) -> Devices:
     nodes = _topology(host)
     by_address = sorted((_address(host, card), card) for card in cards)
     names, tool_seconds = _names_by_tool(host) if by_address else ({}, None)
-    found = [
-        _device(host, i, c, address, nodes, names.get(address)) for i, (address, c) in enumerate(by_address)
-    ]
+    found = [_device(host, i, c, address, nodes, names.get(address)) for i, (address, c) in enumerate(by_address)]
     driver = text_or_none(host, "/sys/module/amdgpu/version")
     problem = None
     if on_bus and not found:
@@ -109,10 +107,7 @@ def _address(host: Host, card: str) -> str:
 def _clocks(host: Host, card: str) -> tuple[float | None, float | None]:
     """Return the current clock, marked with a star, and the highest level: `1: 2400Mhz *`."""
     text = text_or_none(host, f"{card}/pp_dpm_sclk") or ""
-    levels = [
-        (float(mhz), bool(star))
-        for mhz, star in re.findall(r"^\s*\S+:\s*(\d+)Mhz\s*(\*?)", text, re.M | re.I)
-    ]
+    levels = [(float(mhz), bool(star)) for mhz, star in re.findall(r"^\s*\S+:\s*(\d+)Mhz\s*(\*?)", text, re.M | re.I)]
     current = next((mhz for mhz, star in levels if star), None)
     return current, max((mhz for mhz, _ in levels), default=None)
 
@@ -145,9 +140,7 @@ def _processes(host: Host, gpu_id: int | None) -> tuple[Process, ...] | None:
         memory_bytes = int_or_none(host, f"{folder}/vram_{gpu_id}")
         if memory_bytes:
             pid = int(folder.rpartition("/")[2])
-            found.append(
-                Process(pid=pid, name=text_or_none(host, f"/proc/{pid}/comm"), memory_bytes=memory_bytes)
-            )
+            found.append(Process(pid=pid, name=text_or_none(host, f"/proc/{pid}/comm"), memory_bytes=memory_bytes))
     return tuple(found)
 
 

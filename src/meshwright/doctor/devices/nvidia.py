@@ -8,14 +8,7 @@ from dataclasses import replace
 from xml.etree.ElementTree import Element
 
 from meshwright.catalog.lookup import accelerator_with_driver_name
-from meshwright.doctor.devices import (
-    Device,
-    Devices,
-    Process,
-    addresses_on_bus,
-    int_or_none,
-    text_or_none,
-)
+from meshwright.doctor.devices import Device, Devices, Process, addresses_on_bus, int_or_none, text_or_none
 from meshwright.doctor.host import Host, Unseen
 from meshwright.units import MIB
 
@@ -64,9 +57,7 @@ def _device(host: Host, index: int, gpu: Element) -> Device | None:
     address = _address(gpu.get("id", ""))
     events = gpu.find("clocks_event_reasons")
     events = events if events is not None else gpu.find("clocks_throttle_reasons")
-    power = next(
-        (p for n in ("gpu_power_readings", "power_readings") if (p := gpu.find(n)) is not None), None
-    )
+    power = next((p for n in ("gpu_power_readings", "power_readings") if (p := gpu.find(n)) is not None), None)
     is_mig = _text(gpu, "mig_mode/current_mig") == "Enabled"
     return Device(
         index=index,
@@ -138,9 +129,7 @@ def _errors(gpu: Element, kind: str) -> int | None:
     volatile = gpu.find("ecc_errors/volatile")
     if volatile is None:
         return None
-    is_wanted = (
-        (lambda tag: "uncorrect" in tag) if kind == "uncorrect" else (lambda tag: "_correctable" in tag)
-    )
+    is_wanted = (lambda tag: "uncorrect" in tag) if kind == "uncorrect" else (lambda tag: "_correctable" in tag)
     counts = [_as_number(e.text) for e in volatile.iter() if is_wanted(e.tag)]
     known = [c for c in counts if c is not None]
     return int(sum(known)) if known else None

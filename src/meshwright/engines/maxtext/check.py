@@ -31,8 +31,7 @@ def _numbers(run: Run) -> Iterator[Unsupported]:
     yield from refusals.other_precisions(run)
     if run.optimizer.states is not StateFormat.FP32:
         yield Unsupported(
-            key="optimizer.states",
-            reason="MaxText's second optimizer state is always fp32: must be fp32",
+            key="optimizer.states", reason="MaxText's second optimizer state is always fp32: must be fp32"
         )
     if run.train.z_loss:
         yield Unsupported(key="train.z_loss", reason="MaxText adds it to the loss that it reports: must be 0")
@@ -56,8 +55,7 @@ def _training(run: Run) -> Iterator[Unsupported]:
         )
     if run.train.trackers:
         yield Unsupported(
-            key="train.trackers",
-            reason="its environment has no TensorBoard and no Weights & Biases: leave it out",
+            key="train.trackers", reason="its environment has no TensorBoard and no Weights & Biases: leave it out"
         )
 
 
@@ -66,10 +64,7 @@ def _lora(lora: Lora, run: Run) -> Iterator[Unsupported]:
         what = "under latent attention" if is_latent(run.model) else "of modules with biases"
         yield Unsupported(key="lora.targets", reason=f"adapters {what} are not lowered")
     if run.model.experts is not None and (dense := set(lora.targets) & {"gate", "up", "down"}):
-        yield Unsupported(
-            key="lora.targets",
-            reason=f"experts have no adapters: remove {', '.join(sorted(dense))}",
-        )
+        yield Unsupported(key="lora.targets", reason=f"experts have no adapters: remove {', '.join(sorted(dense))}")
     yield from refusals.plain_adapters(lora, "MaxText")
     if lora.base_format is not BaseFormat.FULL:
         yield Unsupported(

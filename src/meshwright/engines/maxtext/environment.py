@@ -62,8 +62,7 @@ def require() -> Path:
     python = find()
     if python is None:
         raise MissingDependencyError(
-            f"MaxText {VERSION} needs an environment of its own, and there is none in {default_folder()}",
-            hint=COMMAND,
+            f"MaxText {VERSION} needs an environment of its own, and there is none in {default_folder()}", hint=COMMAND
         )
     return python
 
@@ -140,9 +139,7 @@ def main() -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", nargs="?", type=Path, metavar="DIR", help=f"default: {default_folder()}")
-    parser.add_argument(
-        "--python", metavar="PATH", help="a Python 3.12 or newer; default: the first that is found"
-    )
+    parser.add_argument("--python", metavar="PATH", help="a Python 3.12 or newer; default: the first that is found")
     parser.add_argument("--jax", metavar="EXTRA", help="of the JAX package, for accelerators: cuda12, cuda13")
     given = parser.parse_args()
     folder = (given.folder or default_folder()).expanduser().absolute()

@@ -18,9 +18,7 @@ RULES = (
     Rule(
         name="expert axis",
         scope=Scope.SHAPE,
-        holds=lambda s, p: (
-            is_divisor(p.expert, p.data) & ((p.expert_tensor == p.tensor) | (not has_experts(s)))
-        ),
+        holds=lambda s, p: is_divisor(p.expert, p.data) & ((p.expert_tensor == p.tensor) | (not has_experts(s))),
         says=lambda s, p: (
             f"MaxText's expert axis is a part of its batch axes and experts are split like other layers: expert "
             f"{p.expert} must divide data {p.data}, expert_tensor {p.expert_tensor} must be tensor {p.tensor}"
@@ -59,12 +57,9 @@ RULES = (
     Rule(
         name="fully sharded width",
         scope=Scope.CHOICE,
-        holds=lambda s, p: (
-            (p.sharding != Sharding.PARAMETERS) | is_divisor(p.data_shard * p.context, s.model.hidden)
-        ),
+        holds=lambda s, p: (p.sharding != Sharding.PARAMETERS) | is_divisor(p.data_shard * p.context, s.model.hidden),
         says=lambda s, p: (
-            f"data_shard {p.data_shard} x context {p.context} does not divide "
-            f"the hidden width {s.model.hidden}"
+            f"data_shard {p.data_shard} x context {p.context} does not divide the hidden width {s.model.hidden}"
         ),
         after="replicas",
     ),
@@ -132,21 +127,16 @@ RULES = (
             | (s.precision != "fp32")
             | (s.model.lora_rank > 0)
         ),
-        says=lambda _, __: (
-            "MaxText rounds weights to bf16 when it accumulates gradients under a sharded optimizer"
-        ),
+        says=lambda _, __: "MaxText rounds weights to bf16 when it accumulates gradients under a sharded optimizer",
         key="parallel.sharding",
-        hint=lambda _, __: (
-            "--set parallel.sharding=parameters, or batch.micro as large as the batch of a device"
-        ),
+        hint=lambda _, __: "--set parallel.sharding=parameters, or batch.micro as large as the batch of a device",
     ),
     Rule(
         name="devices of JAX",
         scope=Scope.BATCH,
         holds=lambda s, p: is_divisor(s.jax_devices, p.micro_batch),
         says=lambda s, _: (
-            f"JAX shows {s.jax_devices} devices for each device of the cluster, which take equal parts of a "
-            "micro-batch"
+            f"JAX shows {s.jax_devices} devices for each device of the cluster, which take equal parts of a micro-batch"
         ),
         key="batch.micro",
         hint=lambda s, p: f"--set batch.micro={p.micro_batch * s.jax_devices}",

@@ -19,13 +19,7 @@ from typing import Any
 from meshwright.engines.base import Imported, StatedCluster
 from meshwright.engines.maxtext import VERSION, environment
 from meshwright.engines.maxtext.config.keys import MaxTextKeys, model_section
-from meshwright.engines.maxtext.lower import (
-    ATTENTION,
-    NEVER,
-    REMATERIALISATION,
-    SPLASH_BLOCKS,
-    has_megablox,
-)
+from meshwright.engines.maxtext.lower import ATTENTION, NEVER, REMATERIALISATION, SPLASH_BLOCKS, has_megablox
 from meshwright.engines.maxtext.parameters.leaves import MODULES
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.specs.features import AttentionKernel, runs_on
@@ -35,10 +29,7 @@ from meshwright.specs.plan import RECOMPUTE_MODULES
 
 KERNELS: dict[str, tuple[AttentionKernel, ...]] = {
     **{theirs: (kernel,) for kernel, theirs in ATTENTION.items() if kernel is not None},
-    "cudnn_flash_te": (
-        AttentionKernel.CUDNN,
-        AttentionKernel.CK,
-    ),  # Transformer Engine's, on ROCm another one
+    "cudnn_flash_te": (AttentionKernel.CUDNN, AttentionKernel.CK),  # Transformer Engine's, on ROCm another one
     "flash": (AttentionKernel.SPLASH, AttentionKernel.TRITON),  # on GPUs Pallas, which is written in Triton
     "autoselected": (AttentionKernel.SPLASH, AttentionKernel.TRITON, AttentionKernel.UNFUSED),
 }
@@ -174,9 +165,7 @@ def _slices_left(settings: MaxTextKeys) -> int:
     if not slices or -1 in others:
         return 1
     if slices % math.prod(others):
-        raise InputError(
-            "degrees across slices do not divide num_slices", got=slices, allowed=math.prod(others)
-        )
+        raise InputError("degrees across slices do not divide num_slices", got=slices, allowed=math.prod(others))
     return slices // math.prod(others)
 
 
@@ -184,14 +173,7 @@ def _devices(settings: MaxTextKeys, cluster: Cluster, *, accumulated: int) -> di
     """Return the plan and the batch. MaxText counts the devices that JAX shows, a run file those of the cluster."""
     num_devices = cluster.num_devices * cluster.accelerator.jax_devices
     degrees = {axis: _degree(settings, axis) for axis in AXES}
-    others = (
-        "fsdp_transpose",
-        "sequence",
-        "autoregressive",
-        "context_autoregressive",
-        "context_usp_ulysses",
-        "diloco",
-    )
+    others = ("fsdp_transpose", "sequence", "autoregressive", "context_autoregressive", "context_usp_ulysses", "diloco")
     for axis in others:
         if _degree(settings, axis) != 1:
             raise InputError("an axis that run files do not support", got=f"ici_{axis}_parallelism")
@@ -203,12 +185,7 @@ def _devices(settings: MaxTextKeys, cluster: Cluster, *, accumulated: int) -> di
     plan: dict[str, Any] = {"data_shard": shard, "data_replicate": replicas, "sharding": "parameters"}
     if degrees["fsdp"] * degrees["context"] * expert == 1:  # weights are not sharded over any axis
         plan = {"data_shard": replicas, "sharding": "optimizer" if optimizer else "none"}
-    plan |= {
-        "tensor": tensor,
-        "context": degrees["context"],
-        "pipeline": degrees["pipeline"],
-        "expert": expert,
-    }
+    plan |= {"tensor": tensor, "context": degrees["context"], "pipeline": degrees["pipeline"], "expert": expert}
     if tensor > 1:
         plan["sequence_parallel"] = degrees["tensor_sequence"] > 1
         plan |= {"expert_tensor": tensor} if settings.peek("num_experts", 1) > 1 else {}
@@ -322,9 +299,7 @@ def _stack(settings: MaxTextKeys, accelerator: Accelerator, *, has_sinks: bool) 
         settings.note(f"grad_dtype = {dtype!r} is not carried over: gradients are reduced in fp32")
     named = settings.take("attention", "autoselected")
     if has_sinks and named == "autoselected":
-        settings.note(
-            "attention = 'autoselected' is not carried over: our exports of GPT-OSS have dot_product"
-        )
+        settings.note("attention = 'autoselected' is not carried over: our exports of GPT-OSS have dot_product")
         return found
     kernel = next((kernel for kernel in KERNELS.get(named, ()) if runs_on(kernel, accelerator)), None)
     if kernel is None:
@@ -365,15 +340,11 @@ def _adapters(settings: MaxTextKeys) -> dict[str, Any]:
     if not given.get("enable_lora", False):
         return {}
     pattern = given.get("lora_module_path") or "|".join(f"decoder/layers/{m}" for m in MODULES.values())
-    targets = [
-        target for target, module in MODULES.items() if re.fullmatch(pattern, f"decoder/layers/{module}")
-    ]
+    targets = [target for target, module in MODULES.items() if re.fullmatch(pattern, f"decoder/layers/{module}")]
     if settings.peek("num_experts", 1) > 1:
         targets = [target for target in targets if not MODULES[target].startswith("mlp")]
     if not targets:
-        raise InputError(
-            "adapters of modules that run files do not support", got=f"lora_module_path = {pattern!r}"
-        )
+        raise InputError("adapters of modules that run files do not support", got=f"lora_module_path = {pattern!r}")
     kind = given.get("lora_weight_qtype") or "full"
     if kind not in tuple(BaseFormat):
         settings.note(f"lora_weight_qtype = {kind!r} is not carried over: frozen weights are not quantised")
@@ -395,9 +366,7 @@ def _steps(settings: MaxTextKeys) -> tuple[dict[str, Any], dict[str, Any]]:
         raise InputError("neither steps nor learning_rate_schedule_steps says how long to train")
     scheduled = steps if scheduled == -1 else scheduled
     if scheduled != steps:
-        settings.note(
-            f"learning_rate_schedule_steps = {scheduled} is not carried over: rates decay until step {steps}"
-        )
+        settings.note(f"learning_rate_schedule_steps = {scheduled} is not carried over: rates decay until step {steps}")
     warm = int(scheduled * take("warmup_steps_fraction", 0.1))
     schedule = _schedule(settings, whole=scheduled, warm=warm, is_export=is_export)
     kind = take("opt_type", "adamw")
@@ -438,10 +407,7 @@ def _schedule(settings: MaxTextKeys, *, whole: int, warm: int, is_export: bool) 
 def _checkpoint(settings: MaxTextKeys) -> dict[str, Any]:
     take = settings.take
     saves, every = take("enable_checkpointing", True), take("checkpoint_period", 10_000)
-    folder, asynchronous = (
-        take("base_output_directory", "") or "checkpoints",
-        take("async_checkpointing", True),
-    )
+    folder, asynchronous = (take("base_output_directory", "") or "checkpoints", take("async_checkpointing", True))
     keep = take("max_num_checkpoints_to_keep", None)
     if not saves or every == NEVER:
         return {}

@@ -21,13 +21,7 @@ from meshwright.catalog.stacks import switches_of
 from meshwright.engines.base import Launch, pinned_plan, refuse
 from meshwright.engines.maxtext import VERSION
 from meshwright.engines.maxtext.check import check, num_accumulated
-from meshwright.engines.maxtext.config.models import (
-    NOT_DECAYED,
-    ROUTED_AS_V3,
-    is_gpt_oss,
-    is_routed_as_v3,
-    model_keys,
-)
+from meshwright.engines.maxtext.config.models import NOT_DECAYED, ROUTED_AS_V3, is_gpt_oss, is_routed_as_v3, model_keys
 from meshwright.engines.maxtext.parameters import leaves
 from meshwright.specs.features import AttentionKernel, CudaGraphs, Features, WireFormat, runs_on
 from meshwright.specs.hardware import Accelerator
@@ -82,9 +76,7 @@ def lower(run: Run, *, folder: Path) -> Launch:
     return Launch(
         argv=("python", "-m", "meshwright.engines.maxtext.worker", str(folder)),
         files=files | (EMPTY_MODEL if is_routed_as_v3(run.model) else {}),
-        num_processes=1
-        if run.cluster is not None and run.cluster.accelerator.name == "cpu"
-        else plan.num_devices,
+        num_processes=1 if run.cluster is not None and run.cluster.accelerator.name == "cpu" else plan.num_devices,
     )
 
 
@@ -132,9 +124,7 @@ def _numbers(run: Run, plan: Plan) -> dict[str, Any]:
     is_fp32, features = run.precision.name == "fp32", switches_of(run)
     return {
         "dtype": "float32" if is_fp32 else "bfloat16",
-        "weight_dtype": "float32"
-        if is_fp32 or run.lora is None
-        else "bfloat16",  # bf16 suffices for frozen weights
+        "weight_dtype": "float32" if is_fp32 or run.lora is None else "bfloat16",  # bf16 suffices for frozen weights
         "grad_dtype": "bfloat16" if features.gradient_format is WireFormat.BF16 else "float32",
         "matmul_precision": "highest" if is_fp32 else "default",
         "attention": kernel_name(run, plan),

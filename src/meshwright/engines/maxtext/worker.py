@@ -20,15 +20,7 @@ from meshwright.catalog.lookup import accelerator_with_driver_name
 from meshwright.engines.external_record import ENDING, FACTS, STEPS, VALIDATION
 from meshwright.engines.launched_worker import worker_folders
 from meshwright.engines.maxtext import environment
-from meshwright.engines.maxtext.lower import (
-    CONFIGURATION,
-    DATA,
-    INDEX,
-    OUTPUT,
-    PARAMETERS,
-    RUN_FILE,
-    xla_flags,
-)
+from meshwright.engines.maxtext.lower import CONFIGURATION, DATA, INDEX, OUTPUT, PARAMETERS, RUN_FILE, xla_flags
 from meshwright.engines.maxtext.profile import StepProfile
 from meshwright.engines.maxtext.results import (
     LAYOUT,
@@ -74,14 +66,7 @@ def _train(run: Run, folder: Path) -> int:
     flags = " ".join([xla_flags(run), *([] if profile is None else [profile.xla_flags])])
     (output / ENDING).unlink(missing_ok=True)  # of a training that is resumed
     child = subprocess.Popen(
-        [
-            str(python),
-            str(SCRIPTS / "meshwright_train.py"),
-            str(output),
-            _cpu_settings(run),
-            arrays,
-            *arguments,
-        ],
+        [str(python), str(SCRIPTS / "meshwright_train.py"), str(output), _cpu_settings(run), arrays, *arguments],
         env=os.environ
         | rendezvous.variables()
         | _environment(folder, num_devices=run.plan.num_devices // world, xla=flags),
@@ -200,9 +185,7 @@ class _StepLogWriter:
         self.output, self.rank, self.is_exact, self.profile = output, rank, is_exact, profile
         self.entries: list[dict[str, Any]] = []
         metrics = output / METRICS
-        self.position = (
-            metrics.stat().st_size if metrics.is_file() else 0
-        )  # after lines of a resumed training
+        self.position = metrics.stat().st_size if metrics.is_file() else 0  # after lines of a resumed training
         self.steps = output / STEPS
         self.begin = self.steps.stat().st_size if self.steps.is_file() else 0
 
@@ -227,9 +210,7 @@ class _StepLogWriter:
             self._rewrite(entries)
             if known:
                 software = {"meshwright": __version__} | known["software"]
-                device = {"accelerator": accelerator_with_driver_name(known["device"]["name"])} | known[
-                    "device"
-                ]
+                device = {"accelerator": accelerator_with_driver_name(known["device"]["name"])} | known["device"]
                 facts = {"device": device, "software": software}
                 (self.output / FACTS).write_text(json.dumps(facts), encoding="utf-8")
         usual = [entry["step_s"] for entry in entries if not entry.get("profiled")]

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 PRECISIONS = ("fp32", "bf16")
 FP8_ATTENTION = ("fp8", "fp8_delayed", "mxfp8")  # its recipes by block and NVFP4 refuse fp8_dpa
 YARN_CONTEXT = 4096  # original context of latent attention's YARN scaling: Megatron-LM has no option for it
-LLAMA3_CONTEXT = (
-    8192  # original context of Megatron's Llama 3.1 scaling, fixed as are the frequencies 1 and 4
-)
+LLAMA3_CONTEXT = 8192  # original context of Megatron's Llama 3.1 scaling, fixed as are the frequencies 1 and 4
 
 
 def check(run: Run) -> tuple[Unsupported, ...]:
@@ -43,11 +41,7 @@ def check_export(run: Run) -> tuple[Unsupported, ...]:
 
 
 def _problems(run: Run, *, trains_here: bool) -> tuple[Unsupported, ...]:
-    problems = [
-        *_model(run.model, trains_here=trains_here),
-        *_numbers(run, trains_here=trains_here),
-        *_training(run),
-    ]
+    problems = [*_model(run.model, trains_here=trains_here), *_numbers(run, trains_here=trains_here), *_training(run)]
     if run.plan is not None:
         problems += check_plan(run.plan, run=run, trains_here=trains_here)
     return tuple(problems)
@@ -118,9 +112,7 @@ def _numbers(run: Run, *, trains_here: bool) -> Iterator[Unsupported]:
     else:
         yield from refusals.other_precisions(run)
     if run.optimizer.states is not StateFormat.FP32 and trains_here:
-        yield Unsupported(
-            key="optimizer.states", reason="16-bit states need Transformer Engine: must be fp32"
-        )
+        yield Unsupported(key="optimizer.states", reason="16-bit states need Transformer Engine: must be fp32")
     yield from refusals.absent_experts(run)
     yield from refusals.capacity_without_experts(run)
     yield from _switches(run, trains_here=trains_here)
@@ -218,8 +210,7 @@ def check_plan(plan: Plan, *, run: Run, trains_here: bool = True) -> list[Unsupp
 def _without_transformer_engine(plan: Plan) -> Iterator[Unsupported]:
     if plan.context > 1:
         yield Unsupported(
-            key="parallel.context",
-            reason="needs attention of Transformer Engine, which is not used: must be 1",
+            key="parallel.context", reason="needs attention of Transformer Engine, which is not used: must be 1"
         )
     if "activation" in plan.recompute_modules:
         yield Unsupported(

@@ -91,9 +91,7 @@ RULES = (
         name="recomputation in CUDA graphs",
         scope=Scope.CHOICE,
         holds=lambda s, p: (s.software.cuda_graphs not in PARTS) | ~_is_full(p),
-        says=lambda s, _: (
-            f"{s.software.cuda_graphs} CUDA graphs do not hold layers that are recomputed as a whole"
-        ),
+        says=lambda s, _: f"{s.software.cuda_graphs} CUDA graphs do not hold layers that are recomputed as a whole",
         key="parallel.recompute",
         hint=lambda _, __: "stack.cuda_graphs: none",
     ),
@@ -109,9 +107,7 @@ RULES = (
         name="recomputation under overlapped experts",
         scope=Scope.CHOICE,
         holds=lambda s, p: (not s.software.overlaps_experts) | (p.expert == 1) | ~_is_full(p),
-        says=lambda _, __: (
-            "expert communication overlaps (stack.overlaps_experts) only without full recomputation"
-        ),
+        says=lambda _, __: "expert communication overlaps (stack.overlaps_experts) only without full recomputation",
         key="parallel.recompute",
         hint=lambda _, __: "stack.overlaps_experts: false",
     ),
@@ -150,9 +146,7 @@ RULES = (
         name="overlapped experts in CUDA graphs",
         scope=Scope.SHAPE,
         holds=lambda s, p: (
-            (not s.software.overlaps_experts)
-            | (p.expert == 1)
-            | (s.software.cuda_graphs is not CudaGraphs.FULL)
+            (not s.software.overlaps_experts) | (p.expert == 1) | (s.software.cuda_graphs is not CudaGraphs.FULL)
         ),
         says=lambda _, __: "expert communication does not overlap in CUDA graphs of the whole iteration",
         key="stack.overlaps_experts",
@@ -167,9 +161,7 @@ RULES = (
             f"{p.recompute_layers} of a rank cannot be split so"
         ),
         key="parallel.recompute.layers",
-        hint=lambda _, p: (
-            f"parallel.recompute.layers: {p.recompute_layers // p.virtual_pipeline * p.virtual_pipeline}"
-        ),
+        hint=lambda _, p: f"parallel.recompute.layers: {p.recompute_layers // p.virtual_pipeline * p.virtual_pipeline}",
         after="recomputed layers",
     ),
 )

@@ -51,8 +51,4 @@ def lower_export(run: Run, *, folder: Path) -> Launch:
 
 def _external_files(run: Run) -> dict[str, str]:
     plan = pinned_plan(run)
-    return {
-        ARGUMENTS: arguments_text(run, plan),
-        BRIDGE: configuration_text(run, plan),
-        BRIDGE_SCRIPT: SCRIPT,
-    }
+    return {ARGUMENTS: arguments_text(run, plan), BRIDGE: configuration_text(run, plan), BRIDGE_SCRIPT: SCRIPT}

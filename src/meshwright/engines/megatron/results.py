@@ -15,9 +15,7 @@ MANIFEST = "manifest.json"
 def checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints in `folder`, oldest first."""
     found = [path for path in folder.glob("step-*") if NAME.fullmatch(path.name)]
-    return sorted(
-        (path for path in found if (path / MANIFEST).is_file()), key=lambda path: int(path.name[5:])
-    )
+    return sorted((path for path in found if (path / MANIFEST).is_file()), key=lambda path: int(path.name[5:]))
 
 
 LAYOUT = OutputLayout(output=OUTPUT, run_file=RUN_FILE, checkpoints=checkpoints)

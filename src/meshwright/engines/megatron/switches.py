@@ -104,10 +104,7 @@ LAYERS = {
 
 FORMATS = {
     "gradient_format": Switch(
-        settings={
-            WireFormat.FP32: {"grad_reduce_in_fp32": True},
-            WireFormat.BF16: {"grad_reduce_in_fp32": False},
-        }
+        settings={WireFormat.FP32: {"grad_reduce_in_fp32": True}, WireFormat.BF16: {"grad_reduce_in_fp32": False}}
     ),
     "parameter_format": Switch(settings={WireFormat.FP8: {"fp8_param_gather": True}}),
     "fp8_attention": Switch(settings={True: {"fp8_dot_product_attention": True}}),
@@ -138,9 +135,7 @@ def settings_of_switch(name: str, value: Any, scope: SwitchScope) -> Settings:
     return found
 
 
-def values_of_switch(
-    name: str, given: Settings, *, scope: SwitchScope, accelerator: Accelerator
-) -> list[Any]:
+def values_of_switch(name: str, given: Settings, *, scope: SwitchScope, accelerator: Accelerator) -> list[Any]:
     """Return the values of a switch on `accelerator` whose settings are `given`; a setting of None allows all."""
     return [
         value
@@ -159,9 +154,7 @@ def switches_set(run: Run) -> Features:
     """
     known, stated = switches_of(run), run.stack.features
     fuses = stated.fuses_experts or (known.fuses_experts and run.precision.name == FUSED_IN)
-    return replace(
-        known, attention=stated.attention, fuses_experts=fuses, expert_imbalance=stated.expert_imbalance
-    )
+    return replace(known, attention=stated.attention, fuses_experts=fuses, expert_imbalance=stated.expert_imbalance)
 
 
 def _format(run: Run, name: str) -> Settings:
@@ -189,10 +182,7 @@ def capacity(run: Run) -> Settings:
     features = switches_set(run)
     if not features.has_capacity or run.model.experts is None:
         return {}
-    return {
-        "moe_expert_capacity_factor": features.busiest_expert_ratio,
-        "moe_pad_expert_input_to_capacity": True,
-    }
+    return {"moe_expert_capacity_factor": features.busiest_expert_ratio, "moe_pad_expert_input_to_capacity": True}
 
 
 def offloaded_layers(run: Run) -> float:

@@ -112,20 +112,13 @@ UNESTIMATED: dict[str, tuple[str, ...]] = {
 
 KERNELS = {"cross-entropy-loss-fusion": ""}
 """Options that the estimate and our exports have in 16 bits; in fp32, it would round the gradients of logits."""
-EXPERTS = {
-    "moe-grouped-gemm": "",
-    "moe-permute-fusion": "",
-    "moe-router-fusion": "",
-    "moe-router-dtype": "fp32",
-}
+EXPERTS = {"moe-grouped-gemm": "", "moe-permute-fusion": "", "moe-router-fusion": "", "moe-router-dtype": "fp32"}
 """Options that the estimate and our exports of mixtures have, with their values."""
 
 ONLY_WITH = {
     "cp-comm-type": "context-parallel-size",
     "hierarchical-context-parallel-sizes": "context-parallel-size",
-    **dict.fromkeys(
-        ("fp8-amax-compute-algo", "fp8-amax-history-len", "fp8-interval", "fp8-margin"), "fp8-format"
-    ),
+    **dict.fromkeys(("fp8-amax-compute-algo", "fp8-amax-history-len", "fp8-interval", "fp8-margin"), "fp8-format"),
 }
 """Options that have no effect where another one is absent or 1."""
 
@@ -138,12 +131,7 @@ ROPE_FUSION = ("no-rope-fusion", "no-apply-rope-fusion")
 
 def has_a_class(name: str) -> bool:
     """Return True if option `name` stands in a table: no other note is needed if nothing reads it."""
-    return (
-        name in HARMLESS
-        or name in UNESTIMATED
-        or name in KERNELS | EXPERTS
-        or name.startswith(HARMLESS_PREFIXES)
-    )
+    return name in HARMLESS or name in UNESTIMATED or name in KERNELS | EXPERTS or name.startswith(HARMLESS_PREFIXES)
 
 
 def unestimated(options: MegatronOptions) -> list[str]:
@@ -163,7 +151,5 @@ def unestimated(options: MegatronOptions) -> list[str]:
             found.append(f"--{name} {values}".strip())
     asked = KERNELS if "bf16" in options or "fp16" in options else {}
     asked = asked | (EXPERTS if "num-experts" in options else {})
-    absent = [
-        f"the absence of --{name} {value}".strip() for name, value in asked.items() if name not in options
-    ]
+    absent = [f"the absence of --{name} {value}".strip() for name, value in asked.items() if name not in options]
     return [*found, *absent]

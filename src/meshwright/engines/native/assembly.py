@@ -136,13 +136,7 @@ def assemble(run: Run, *, coordinates: MeshCoordinates, weights: Path | None = N
     experts = expert_mesh(coordinates) if run.model.experts is not None else None
     modules = [
         _stage(
-            run,
-            stages=stages,
-            index=index,
-            coordinates=coordinates,
-            compute=compute,
-            weights=weights,
-            experts=experts,
+            run, stages=stages, index=index, coordinates=coordinates, compute=compute, weights=weights, experts=experts
         )
         for index in stages_of_rank(plan, coordinates.pipeline_rank)
     ]
@@ -264,9 +258,7 @@ def _stage(
         )
         fp8.convert(blocks, precision=run.precision, caches_weights=caches)
     if coordinates.plan.tensor > 1:
-        shard_matrices(
-            module, mesh=coordinates.axes(TENSOR), sequence_parallel=coordinates.plan.sequence_parallel
-        )
+        shard_matrices(module, mesh=coordinates.axes(TENSOR), sequence_parallel=coordinates.plan.sequence_parallel)
     if coordinates.context_mesh is not None:
         shard_sequences(module, chunks=chunks_of(coordinates), mesh=coordinates.context_mesh)
     if experts is not None:

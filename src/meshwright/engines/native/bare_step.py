@@ -10,12 +10,7 @@ from meshwright.engines.native.parallel.mesh import MeshCoordinates
 
 
 def take_bare_step(
-    assembly: Assembly,
-    batch: LoadedBatch,
-    *,
-    coordinates: MeshCoordinates,
-    step: int,
-    learning_rate: float,
+    assembly: Assembly, batch: LoadedBatch, *, coordinates: MeshCoordinates, step: int, learning_rate: float
 ) -> float:
     """Update once with `batch`; the mean loss of its labels before it. Collective."""
     assembly.before_step(step)

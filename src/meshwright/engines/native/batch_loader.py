@@ -18,16 +18,7 @@ from meshwright.engines.native.parallel.context import chunks_of
 from meshwright.engines.native.parallel.mesh import MeshCoordinates
 from meshwright.specs.run import Run, with_label_ratio
 from meshwright.training import device as devices
-from meshwright.training.data import (
-    Batch,
-    Batches,
-    Corpus,
-    ReadAhead,
-    Tokenizer,
-    WorkerChoice,
-    joined,
-    open_data,
-)
+from meshwright.training.data import Batch, Batches, Corpus, ReadAhead, Tokenizer, WorkerChoice, joined, open_data
 from meshwright.training.data.mixture import SourceProgress
 from meshwright.training.data.packing import first_samples
 from meshwright.training.data.tokenization import Report
@@ -68,9 +59,7 @@ class BatchLoader:
         }
         self.run = run
         self._training = ReadAhead(self.batches.at, num_workers=run.data.workers)
-        if (
-            run.label_tokens is not None
-        ):  # several are read at once, and then none for as long as a step takes
+        if run.label_tokens is not None:  # several are read at once, and then none for as long as a step takes
             self._training.num_steps, self._training.summary = READS_TO_MEASURE, statistics.fmean
         self.num_validation_batches: dict[str, int] = {}
         self._validation: dict[str, ReadAhead[Batch]] = {}
@@ -93,9 +82,7 @@ class BatchLoader:
             parts.append(self._training.at(first + len(parts)))
             of_labels, of_tokens = self._counts(parts[-1])
             num_labels, num_tokens = num_labels + of_labels, num_tokens + of_tokens
-        counts = BatchCounts(
-            first=first, num_batches=len(parts), num_labels=num_labels, num_tokens=num_tokens
-        )
+        counts = BatchCounts(first=first, num_batches=len(parts), num_labels=num_labels, num_tokens=num_tokens)
         return LoadedBatch(tensors=self._on_device(joined(parts)), counts=counts)
 
     def validation_batch(self, name: str, index: int) -> LoadedBatch:
@@ -130,9 +117,7 @@ class BatchLoader:
 
     def prompt(self) -> list[int]:
         """The first tokens of the validation data, for the model to continue."""
-        return (
-            (self.validation or replace(self.batches, offset=0)).at(0).tokens_BT[0, :PROMPT_TOKENS].tolist()
-        )
+        return (self.validation or replace(self.batches, offset=0)).at(0).tokens_BT[0, :PROMPT_TOKENS].tolist()
 
     def _counts(self, batch: Batch) -> list[float]:
         """Labels that the loss counts, and tokens without padding, of all data ranks. The host waits."""
@@ -148,11 +133,7 @@ class BatchLoader:
         documents_BT = batch.documents_BT
         is_one_document = bool((documents_BT == documents_BT[:, :1]).all() and (documents_BT >= 0).all())
         batch = batch.to(self.coordinates.device)
-        tensors = {
-            "tokens_BT": batch.tokens_BT,
-            "labels_BT": batch.labels_BT,
-            "positions_BT": batch.positions_BT,
-        }
+        tensors = {"tokens_BT": batch.tokens_BT, "labels_BT": batch.labels_BT, "positions_BT": batch.positions_BT}
         if self.coordinates.plan.context > 1:
             tensors = {name: self.chunks.of(tensor) for name, tensor in tensors.items()}
         # Without a boundary attention is plainly causal, which has faster kernels than a mask. Documents are not cut

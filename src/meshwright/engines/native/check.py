@@ -15,12 +15,7 @@ from meshwright.engines.base import Unsupported
 from meshwright.engines.native.facts import NARROW_UNITS, NOT_TRIED, RULES
 from meshwright.specs.model import QKV, AttentionKind, BaseFormat, Lora, Model
 from meshwright.specs.model_parts import NOT_BUILT, contradictions, parts_of
-from meshwright.specs.plan import (
-    RECOMPUTE_MODULES,
-    Plan,
-    Recompute,
-    Sharding,
-)
+from meshwright.specs.plan import RECOMPUTE_MODULES, Plan, Recompute, Sharding
 from meshwright.specs.run import BIAS_RATE, Run
 
 OWN_RULES = frozenset(rule.name for rule in RULES) - set(NOT_TRIED)
@@ -45,9 +40,7 @@ def _settings(run: Run) -> Iterator[Unsupported]:
     yield from refusals.endless(run)
     yield from refusals.nothing_to_validate_on(run)
     yield from refusals.absent_experts(run)
-    yield from refusals.absent_routing_biases(
-        run, hint="only sigmoid routers have; others take train.balance_loss"
-    )
+    yield from refusals.absent_routing_biases(run, hint="only sigmoid routers have; others take train.balance_loss")
     yield from _model(run.model)
     yield from refusals.absent_predictions(run)
     yield from _loss_chunk(run)
@@ -120,9 +113,7 @@ def _model(model: Model) -> Iterator[Unsupported]:
         yield Unsupported(key="model", reason=f"{model.name} has LayerNorm or an ungated feed-forward block")
     for path, value in parts_of(model).items():
         if path in NOT_BUILT:
-            yield Unsupported(
-                key="model", reason=f"{path} of {model.name} is {str(value).lower()}, which is not built"
-            )
+            yield Unsupported(key="model", reason=f"{path} of {model.name} is {str(value).lower()}, which is not built")
     family, has_dense = FAMILIES.get(model.family), model.experts is not None and model.num_dense_layers > 0
     if family is not None and not family.knows_dense_layers and has_dense:
         yield Unsupported(
@@ -261,6 +252,4 @@ def _pipeline(plan: Plan, run: Run) -> Iterator[Unsupported]:
         yield Unsupported(key="parallel.schedule", reason=shortfall)
     usual = layers_per_stage(run.model.num_layers, plan.pipeline * plan.virtual_pipeline)
     if 0 in (plan.layers_per_stage or usual)[1:-1]:
-        yield Unsupported(
-            key="parallel.pipeline", reason="stages between the first and the last need a layer each"
-        )
+        yield Unsupported(key="parallel.pipeline", reason="stages between the first and the last need a layer each")

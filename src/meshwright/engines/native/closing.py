@@ -19,9 +19,7 @@ from meshwright.training.weights import save_adapters
 ADAPTER = "adapter"  # folder of trained LoRA adapters, in the folder of results
 
 
-def sample_of(
-    run: Run, *, assembly: Assembly, loader: BatchLoader, coordinates: MeshCoordinates
-) -> str | None:
+def sample_of(run: Run, *, assembly: Assembly, loader: BatchLoader, coordinates: MeshCoordinates) -> str | None:
     """Text that the trained model generates; None without a tokenizer. Collective."""
     if loader.tokenizer is None:
         return None

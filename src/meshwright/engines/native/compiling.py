@@ -87,7 +87,4 @@ def require(run: Run, *, device: torch.device) -> None:
                 hint=f"apt-get install g++; or name another one with CXX=...; or {hint}",
             )
     elif find_spec("triton") is None:
-        raise MissingDependencyError(
-            f"{what} needs Triton on this device",
-            hint=f"pip install triton; or {hint}",
-        )
+        raise MissingDependencyError(f"{what} needs Triton on this device", hint=f"pip install triton; or {hint}")

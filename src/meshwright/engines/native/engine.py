@@ -172,9 +172,7 @@ def _notes_on_kernels(asked: KernelChoices, planned: KernelChoices) -> list[str]
     return notes
 
 
-def _gemm_choices(
-    run: Run, plan: Plan, *, device: torch.device
-) -> tuple[GemmChoices | None, tuple[str, ...]]:
+def _gemm_choices(run: Run, plan: Plan, *, device: torch.device) -> tuple[GemmChoices | None, tuple[str, ...]]:
     """The tuned threads and kernels of the run's GEMMs, and a note of them."""
     if run.gemm_tuning is None:
         return None, ()
@@ -230,11 +228,7 @@ def planned_here(run: Run, *, device: torch.device) -> Run:
     precision = PRECISIONS["bf16"] if fp8.is_emulated(run.precision, device=device) else run.precision
     chosen = planned(replace(run, cluster=cluster, engine=NATIVE, precision=precision))
     return replace(
-        run,
-        plan=chosen.plan,
-        micro_batch=chosen.micro_batch,
-        kernels=chosen.kernels,
-        overrides=chosen.overrides,
+        run, plan=chosen.plan, micro_batch=chosen.micro_batch, kernels=chosen.kernels, overrides=chosen.overrides
     )
 
 

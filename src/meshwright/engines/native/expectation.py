@@ -163,9 +163,7 @@ def _of_this_machine(run: Run, *, plan: Plan, device: torch.device, measuring: M
             cautions += more
     except MeshwrightError as error:
         notes.append(f"nothing was predicted: {error}")
-    return Expectation(
-        yardstick=held, predicted=predicted, notes=(*notes, *cautions), cautions=tuple(cautions)
-    )
+    return Expectation(yardstick=held, predicted=predicted, notes=(*notes, *cautions), cautions=tuple(cautions))
 
 
 def _num_own_threads() -> int:
@@ -180,9 +178,7 @@ def _as_range(predicted: dict[str, Any]) -> dict[str, Any]:
     """
     ratio = min(1.0, predicted["mfu"]["value"])
     step = predicted["step"] | {"low": min(predicted["step"]["low"], predicted["step"]["value"] * ratio)}
-    of_rates = {
-        n: predicted[n] | {"high": max(predicted[n]["high"], predicted[n]["value"] / ratio)} for n in RATES
-    }
+    of_rates = {n: predicted[n] | {"high": max(predicted[n]["high"], predicted[n]["value"] / ratio)} for n in RATES}
     return {**predicted, **of_rates, "step": step, "is_range": True}
 
 
@@ -220,10 +216,7 @@ def _widened(predicted: dict[str, Any], *, up: float, down: float = 1.0) -> dict
     """`predicted` with an interval of the step that ends later by the factor `up` and begins earlier by `down`."""
     step = predicted["step"]
     step = step | {"low": step["low"] / down, "high": step["high"] * up}
-    of_rates = {
-        n: predicted[n] | {"low": predicted[n]["low"] / up, "high": predicted[n]["high"] * down}
-        for n in RATES
-    }
+    of_rates = {n: predicted[n] | {"low": predicted[n]["low"] / up, "high": predicted[n]["high"] * down} for n in RATES}
     return {**predicted, **of_rates, "step": step}
 
 
@@ -256,11 +249,7 @@ def _predicted(request: PlanRequest, plan: Plan, device: torch.device) -> dict[s
         request = replace(request, kernels=replace(request.kernels, routes=routes))
     estimate = estimate_plan(request, plan)
     memory_bytes = estimate.step.memory.reserved_bytes
-    return {
-        **predicted_of(estimate, memory_bytes=memory_bytes),
-        "slower_than_calibrated": None,
-        "is_range": False,
-    }
+    return {**predicted_of(estimate, memory_bytes=memory_bytes), "slower_than_calibrated": None, "is_range": False}
 
 
 def _slowness(run: Run, plan: Plan, device: torch.device) -> float | None:

@@ -10,14 +10,7 @@ from meshwright.cost.pipeline.schedules import schedules_with
 from meshwright.cost.tables import RECOMPUTES, PlanTable, stored_column
 from meshwright.planner.engines import EngineFacts, LegalityContext, Rule, Scope
 from meshwright.planner.rules import fills_stages, has_experts, has_schedule, mask_of, module_names
-from meshwright.specs.plan import (
-    DROPPED_MODULES,
-    SCHEDULES,
-    STORED_MODULES,
-    WEIGHT_CACHES,
-    Recompute,
-    Sharding,
-)
+from meshwright.specs.plan import DROPPED_MODULES, SCHEDULES, STORED_MODULES, WEIGHT_CACHES, Recompute, Sharding
 
 STORED_OR_RECOMPUTED = {
     "feed_forward": ("mlp", "moe", "shared_experts", "activation", "alternate_matmuls"),
@@ -25,14 +18,7 @@ STORED_OR_RECOMPUTED = {
 }
 """Modules whose recomputation leaves nothing to store in 8 bits, by those of `kernels.stored_activations`."""
 
-NARROW_UNITS = {
-    "fp8": 16,
-    "fp8_delayed": 16,
-    "fp8_rowwise": 16,
-    "fp8_blockwise": 16,
-    "mxfp8": 32,
-    "mxfp4": 32,
-}
+NARROW_UNITS = {"fp8": 16, "fp8_delayed": 16, "fp8_rowwise": 16, "fp8_blockwise": 16, "mxfp8": 32, "mxfp4": 32}
 """Widths of GEMMs in 8 and 4 bits are multiples of this: a condition of the matrix units, and of MX's groups."""
 
 
@@ -56,9 +42,7 @@ def _stored_once(module: str) -> Rule:
         name=f"stored activations of {module}",
         scope=Scope.CHOICE,
         holds=lambda s, p: ((_stored(s, p) & bit) == 0) | ~_recomputed(p, *STORED_OR_RECOMPUTED[module]),
-        says=lambda _, p: (
-            f"it is recomputed already ({module_names(int(p.recompute_mask))}): leave out one of both"
-        ),
+        says=lambda _, p: f"it is recomputed already ({module_names(int(p.recompute_mask))}): leave out one of both",
         key=f"kernels.stored_activations.{module}",
     )
 
@@ -149,9 +133,7 @@ RULES = (
         name="recomputed norms",
         scope=Scope.CHOICE,
         holds=lambda _, p: (p.tensor == 1) | ~_recomputed(p, "norm"),
-        says=lambda _, p: (
-            f"norm frees nothing when tensor > 1, here {p.tensor}: what is kept is the gathered output"
-        ),
+        says=lambda _, p: f"norm frees nothing when tensor > 1, here {p.tensor}: what is kept is the gathered output",
         key="parallel.recompute",
     ),
     Rule(
@@ -167,18 +149,14 @@ RULES = (
         name="norms over all heads",
         scope=Scope.SHAPE,
         holds=lambda s, p: (s.model.norms_all_heads == 0) | (p.tensor == 1),
-        says=lambda _, p: (
-            f"queries and keys are normalised over all heads, which tensor {p.tensor} would divide"
-        ),
+        says=lambda _, p: f"queries and keys are normalised over all heads, which tensor {p.tensor} would divide",
         key="parallel.tensor",
     ),
     Rule(
         name="biased experts",
         scope=Scope.SHAPE,
         holds=lambda s, p: (s.model.expert_bias == 0) | (p.expert_tensor == 1),
-        says=lambda _, p: (
-            f"each of expert_tensor {p.expert_tensor} ranks would add the biases of an expert's output"
-        ),
+        says=lambda _, p: f"each of expert_tensor {p.expert_tensor} ranks would add the biases of an expert's output",
         key="parallel.expert_tensor",
     ),
     Rule(
@@ -243,9 +221,7 @@ RULES = (
         name="compiled recomputation",
         scope=Scope.CHOICE,
         holds=lambda s, p: (not s.is_compiled) | ~_is(Recompute.SELECTIVE, p),
-        says=lambda _, __: (
-            "the compiler itself decides which norms and activations of a layer are recomputed"
-        ),
+        says=lambda _, __: "the compiler itself decides which norms and activations of a layer are recomputed",
         key="train.compile",
         hint=lambda _, __: "set parallel.recompute to none or full",
     ),
@@ -260,9 +236,7 @@ RULES = (
     Rule(
         name="narrow widths",
         scope=Scope.BATCH,
-        holds=lambda s, p: (
-            ~np.any(np.broadcast_arrays(False, *(odd for *_, odd in _odd_widths(s, p))), axis=0)
-        ),
+        holds=lambda s, p: ~np.any(np.broadcast_arrays(False, *(odd for *_, odd in _odd_widths(s, p))), axis=0),
         says=_says_widths,
         key="precision",
         hint=lambda _, __: "precision: bf16",
@@ -292,9 +266,7 @@ RULES = (
         ),
         says=lambda _, __: "adamw8bit rounds in blocks of whole tensors, which this plan shards",
         key="optimizer.name",
-        hint=lambda _, __: (
-            "optimizer {name: adamw, states: int8} runs under every plan; or parallel.sharding: none"
-        ),
+        hint=lambda _, __: "optimizer {name: adamw, states: int8} runs under every plan; or parallel.sharding: none",
     ),
 )
 

@@ -78,9 +78,7 @@ def convert(blocks: Iterable[nn.Module], *, precision: Precision, caches_weights
             if isinstance(module, Linear):
                 module.multiply = partial(fp8_linear, state=Fp8State(recipe, caches_weight=caches_weights))
             elif isinstance(module, RoutedExperts):
-                module.fp8_states = {
-                    name: Fp8State(recipe, caches_weight=caches_weights) for name in MATRICES
-                }
+                module.fp8_states = {name: Fp8State(recipe, caches_weight=caches_weights) for name in MATRICES}
         for module in block.modules():
             if isinstance(module, FeedForward):
                 module.fp8_states = {name: _state_of(module.get_submodule(name)) for name in MATRICES}
@@ -174,8 +172,7 @@ def notes(run: Run, plan: Plan, *, device: torch.device) -> list[str]:
         return []
     sent = ", tokens sent to experts" if plan.expert > 1 else ""
     found = [
-        f"in bf16, not in {name}: embedding, head, attention between its projections{sent}; "
-        "in fp32: router and norms"
+        f"in bf16, not in {name}: embedding, head, attention between its projections{sent}; in fp32: router and norms"
     ]
     if is_emulated(run.precision, device=device):
         found.append(

@@ -78,9 +78,7 @@ class _Samples:
         if any(len(self.seconds[name]) < 3 for name in names):
             return FEW_SD
         return max(
-            statistics.stdev(self.seconds[n])
-            / statistics.fmean(self.seconds[n])
-            / len(self.seconds[n]) ** 0.5
+            statistics.stdev(self.seconds[n]) / statistics.fmean(self.seconds[n]) / len(self.seconds[n]) ** 0.5
             for n in names
         )
 
@@ -95,9 +93,7 @@ class _Samples:
         return max(LEAST_SD, *spreads)
 
 
-def measure_kernels(
-    run: Run, *, micro_batch: int, device: torch.device, deadline_s: float
-) -> KernelTimes | None:
+def measure_kernels(run: Run, *, micro_batch: int, device: torch.device, deadline_s: float) -> KernelTimes | None:
     """Time one layer of `run`'s model and what surrounds the layers, on this process's device.
 
     None if not every function ran once before `deadline_s`, a time of `time.perf_counter`.
@@ -244,9 +240,7 @@ class _Attention:
 def _experts(module: Transformer, run: Run, num_tokens: int) -> Callable[[], object]:
     ffn = next(iter(module.layers.values())).get_submodule("ffn")
     weight = next(ffn.parameters())
-    x = torch.randn(
-        1, num_tokens, run.model.hidden, dtype=weight.dtype, device=weight.device
-    ).requires_grad_()
+    x = torch.randn(1, num_tokens, run.model.hidden, dtype=weight.dtype, device=weight.device).requires_grad_()
     return lambda: ffn(x).sum().backward()
 
 

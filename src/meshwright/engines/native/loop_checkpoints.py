@@ -96,9 +96,7 @@ class LoopCheckpoints:
         """True if this is a restart after a lost process and there is a checkpoint to continue from."""
         settings = self.prepared.run.train.checkpoint
         return (
-            self.prepared.is_restart
-            and settings is not None
-            and bool(checkpoints.checkpoints(Path(settings.folder)))
+            self.prepared.is_restart and settings is not None and bool(checkpoints.checkpoints(Path(settings.folder)))
         )
 
     def _resume(self) -> int:
@@ -122,9 +120,7 @@ class LoopCheckpoints:
         """Continue the run of the checkpoint. Other processes have compared it; its data may have been replaced."""
         ours = self.prepared.identity
         found = compare(held, ours)
-        self.identity = continued(
-            held, ours, step=step, batch=self.position.next_batch, changes=found.changed
-        )
+        self.identity = continued(held, ours, step=step, batch=self.position.next_batch, changes=found.changed)
         for line in notes_of(found, step=step):
             self.progress.say(f"note: {line}")
 
@@ -164,9 +160,7 @@ class LoopCheckpoints:
             checkpoints.BEST: best,
             checkpoints.ONLY_BEST: not is_due,
             "identity": as_document(self.identity),
-            **checkpoints.as_manifest(
-                checkpoints.content(run, weights=self.weights, tokenizer=self.tokenizer)
-            ),
+            **checkpoints.as_manifest(checkpoints.content(run, weights=self.weights, tokenizer=self.tokenizer)),
         }
         with self.clock.during(TrainingPhase.CHECKPOINT), self.progress.phase("saving a checkpoint"):
             self.saver.save(self.assembly.state(), step=num_steps, about=about)

@@ -26,12 +26,7 @@ import torch.distributed as dist
 from meshwright.cost.flops import model_flops_per_token
 from meshwright.cost.tables import model_row
 from meshwright.engines.base import Measuring
-from meshwright.engines.native.layer_timing import (
-    DEPTHS,
-    max_over_ranks,
-    measure_collective,
-    measure_kernels,
-)
+from meshwright.engines.native.layer_timing import DEPTHS, max_over_ranks, measure_collective, measure_kernels
 from meshwright.files import default_cache, write_atomically
 from meshwright.fitting.kernel_times import CollectiveTime, KernelTimes, shallow_model
 from meshwright.specs.plan import Plan
@@ -133,12 +128,8 @@ def _best_rates(first: Rates | None, second: Rates | None) -> Rates | None:
     """The better of two measurements of each rate: other programs only ever make them lower."""
     if first is None or second is None:
         return first
-    flops = {
-        name: max(rate, second.matmul_flops_per_s[name]) for name, rate in first.matmul_flops_per_s.items()
-    }
-    return Rates(
-        matmul_flops_per_s=flops, copy_bytes_per_s=max(first.copy_bytes_per_s, second.copy_bytes_per_s)
-    )
+    flops = {name: max(rate, second.matmul_flops_per_s[name]) for name, rate in first.matmul_flops_per_s.items()}
+    return Rates(matmul_flops_per_s=flops, copy_bytes_per_s=max(first.copy_bytes_per_s, second.copy_bytes_per_s))
 
 
 def _measure(
@@ -167,9 +158,7 @@ def _measure(
     except torch.OutOfMemoryError:
         times, notes = None, ("there was no memory to time a layer of the model",)
     devices.release_memory(device)
-    return _slowest(
-        MachineMeasurement(rates=rates, times=times, collective=collective, made=made, notes=notes)
-    )
+    return _slowest(MachineMeasurement(rates=rates, times=times, collective=collective, made=made, notes=notes))
 
 
 def _two_rounds_s(run: Run, *, plan: Plan, rates: Rates | None) -> float:

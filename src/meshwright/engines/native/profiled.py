@@ -11,12 +11,7 @@ from meshwright.training.profiling.steps import steps_to_profile
 
 
 def open_profiler(
-    options: TrainOptions,
-    *,
-    done: int,
-    num_steps: int,
-    coordinates: MeshCoordinates,
-    say: Callable[[str], None],
+    options: TrainOptions, *, done: int, num_steps: int, coordinates: MeshCoordinates, say: Callable[[str], None]
 ) -> StepProfiler | None:
     """The profiler that `options` ask for, of a run that has `done` steps behind it; None where nothing is profiled."""
     if not options.is_profiled:

@@ -46,9 +46,7 @@ def run_range_test(run: Run, *, num_steps: int, low: float, high: float) -> Rate
     training does, and under a launcher.
     """
     if under_launcher():
-        raise InputError(
-            "the range test starts its own processes", got="a launcher", hint="start it without torchrun"
-        )
+        raise InputError("the range test starts its own processes", got="a launcher", hint="start it without torchrun")
     train = replace(run.train, steps=num_steps, tokens=None, checkpoint=None, evaluate=None, trackers=())
     with TemporaryDirectory() as scratch:
         options = TrainOptions(folder=Path(scratch))

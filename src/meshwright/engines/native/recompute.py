@@ -132,9 +132,7 @@ def _recomputing_outputs(forward: Callable[..., Tensor]) -> Callable[..., Tensor
 
 def _checkpointed(forward: Callable[..., Tensor], *, of: nn.Module) -> Callable[..., Tensor]:
     """`forward` under a checkpoint: it saves its inputs only."""
-    return partial(
-        checkpoint, forward, use_reentrant=False, context_fn=lambda: (nullcontext(), _counted_once(of))
-    )
+    return partial(checkpoint, forward, use_reentrant=False, context_fn=lambda: (nullcontext(), _counted_once(of)))
 
 
 @contextmanager
@@ -159,11 +157,7 @@ def _recompute_activation(block: FeedForward | RoutedExperts) -> None:
 
 def _from_inputs(activation: GatedActivation, gate: Tensor, up: Tensor) -> Tensor:
     """Any activation, saving gate and up: the backward pass computes what lies between again."""
-    return (
-        checkpoint(activation, gate, up, use_reentrant=False)
-        if torch.is_grad_enabled()
-        else activation(gate, up)
-    )
+    return checkpoint(activation, gate, up, use_reentrant=False) if torch.is_grad_enabled() else activation(gate, up)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:

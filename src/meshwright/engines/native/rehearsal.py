@@ -123,9 +123,7 @@ def shrink(run: Run, plan: Plan, *, num_processes: int) -> Toy:
         plan,
         **degrees,
         virtual_pipeline=virtual,
-        schedule=plan.schedule
-        if virtual > 1 or plan.schedule is not Schedule.INTERLEAVED
-        else Schedule.ONE_F_ONE_B,
+        schedule=plan.schedule if virtual > 1 or plan.schedule is not Schedule.INTERLEAVED else Schedule.ONE_F_ONE_B,
         micro_batch=min(plan.micro_batch, 2),
         layers_per_stage=None,
         recompute_layers=None,
@@ -153,11 +151,7 @@ def shrink(run: Run, plan: Plan, *, num_processes: int) -> Toy:
         optimizer=replace(run.optimizer, states=StateFormat.FP32),
     )
     names = AXES | {"expert": "EP", "expert_tensor": "ETP", "virtual_pipeline": "VPP"}
-    changed = [
-        (names[a], getattr(plan, a), getattr(small, a))
-        for a in names
-        if getattr(plan, a) != getattr(small, a)
-    ]
+    changed = [(names[a], getattr(plan, a), getattr(small, a)) for a in names if getattr(plan, a) != getattr(small, a)]
     return Toy(
         run=toy,
         plan=small,
@@ -221,9 +215,7 @@ def _toy_attention(a: Attention, *, tensor: int, of: int) -> Attention:
         return replace(a, num_heads=2 * tensor, num_kv_heads=2 * tensor, **ranks, **widths)
     num_kv_heads = tensor * min(2, max(1, a.num_kv_heads // of))  # one a rank stays one a rank
     group = min(2, a.num_heads // a.num_kv_heads)
-    return replace(
-        a, num_heads=group * num_kv_heads, num_kv_heads=num_kv_heads, head_dim=8, value_head_dim=None
-    )
+    return replace(a, num_heads=group * num_kv_heads, num_kv_heads=num_kv_heads, head_dim=8, value_head_dim=None)
 
 
 def _toy_rope(rope: Rope, *, head_dim: int) -> Rope:
@@ -285,9 +277,7 @@ def rehearse_each(runs: Sequence[tuple[Run, Plan]], *, timeout_s: float = TIMEOU
             run_ranks(_compare_rank, cases, num_ranks=num_processes, device_type="cpu")
         except WorkerLostError as error:
             plans = ", ".join(plan.describe() for _, plan in runs)
-            raise InfeasibleError(
-                _why_lost(cases, num_processes, error), hint=f"compared: {plans}"
-            ) from error
+            raise InfeasibleError(_why_lost(cases, num_processes, error), hint=f"compared: {plans}") from error
         return [RehearsalResult(**values) for values in json.loads(cases.answer.read_text(encoding="utf-8"))]
 
 
@@ -319,11 +309,7 @@ def _where(stack: str) -> str:
     """
     threads = [re.findall(r'File "(.*)", line (\d+) in (.*)', thread) for thread in stack.split("\n\n")]
     frames = next((found for found in reversed(threads) if found), [])
-    ours = [
-        f
-        for f in frames
-        if "meshwright" in Path(f[0]).parts and not f[2].startswith(("run_ranks", "_worker"))
-    ]
+    ours = [f for f in frames if "meshwright" in Path(f[0]).parts and not f[2].startswith(("run_ranks", "_worker"))]
     file, line, function = (ours or frames or [("?", "?", "?")])[0]
     return f"{Path(file).name}:{line} {function}"
 
@@ -343,9 +329,7 @@ def _compare_rank(rank: int, num_ranks: int, cases: _Cases) -> None:
         cases.answer.write_text(json.dumps([asdict(c) for c in comparisons]), encoding="utf-8")
 
 
-def _comparison_of_rank(
-    rank: int, num_ranks: int, run: Run, plan: Plan, references: _References
-) -> RehearsalResult:
+def _comparison_of_rank(rank: int, num_ranks: int, run: Run, plan: Plan, references: _References) -> RehearsalResult:
     """The same on every process."""
     start_s = time.perf_counter()
     cpu = torch.device("cpu")
@@ -394,9 +378,7 @@ class _Rehearsed:
             dist.all_reduce(loss)
         if index == 0:
             self.first_gradients = self._gradients()
-        self.parts.optimizer.step(
-            learning_rate=learning_rate(self.run.optimizer, step=index, num_steps=NUM_STEPS)
-        )
+        self.parts.optimizer.step(learning_rate=learning_rate(self.run.optimizer, step=index, num_steps=NUM_STEPS))
         self.parts.after_step(self.parts.collect_expert_load())
         return loss.item()
 

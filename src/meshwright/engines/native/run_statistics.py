@@ -41,9 +41,7 @@ def gather_rank_statistics(measured: RunMeasurements, *, coordinates: MeshCoordi
         "peak_memory_bytes": float(device.peak_memory_bytes(coordinates.device)),
     }
     ranks = gather_scalars(mine, num_ranks=coordinates.num_ranks)
-    return rank_statistics(
-        step_s=ranks["step_s"], peak_memory_bytes=[int(size) for size in ranks["peak_memory_bytes"]]
-    )
+    return rank_statistics(step_s=ranks["step_s"], peak_memory_bytes=[int(size) for size in ranks["peak_memory_bytes"]])
 
 
 def run_statistics(
@@ -72,9 +70,7 @@ def run_statistics(
         "validation_loss": measured.validation and measured.validation.loss,
         "validation_losses": measured.validation and (measured.validation.named or None),
         "best": checkpoints.best(),
-        "target": target_reached(
-            run, steps=measured.num_steps, tokens=position.tokens, elapsed_s=measured.elapsed_s
-        )
+        "target": target_reached(run, steps=measured.num_steps, tokens=position.tokens, elapsed_s=measured.elapsed_s)
         if ending is Ending.REACHED
         else None,
         "elapsed_s": measured.elapsed_s,
@@ -85,9 +81,7 @@ def run_statistics(
         "checkpoint": None if saver is None or saver.newest is None else str(saver.newest),
         "data_workers": {what: choice and asdict(choice) for what, choice in loader.workers().items()},
         "data_usage": loader.corpus.usage,
-        "data_progress": {
-            name: asdict(source) for name, source in loader.progress(position.next_batch).items()
-        },
+        "data_progress": {name: asdict(source) for name, source in loader.progress(position.next_batch).items()},
         "num_checkpoints": 0 if saver is None else saver.num_saved,
         "checkpoint_stall_s": None if saver is None else sum(saver.stalls.seconds),
         **rates_of(step_s, by=yardstick),

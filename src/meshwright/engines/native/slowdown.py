@@ -31,9 +31,7 @@ def measure_slowdown(checks: tuple[Check, ...], *, num_processes: int, device: t
     All processes call it and get the same result, that of the slowest of them.
     """
     logs = [
-        math.log(_seconds(check, device) / check.seconds)
-        for check in checks
-        if check.num_processes == num_processes
+        math.log(_seconds(check, device) / check.seconds) for check in checks if check.num_processes == num_processes
     ]
     return math.exp(statistics.mean(logs)) if logs else None
 
@@ -42,9 +40,7 @@ def _seconds(check: Check, device: torch.device) -> float:
     run = runfile.loads(check.run)
     assert run.micro_batch is not None
     with torch.random.fork_rng():
-        parts = assemble(
-            run, coordinates=MeshCoordinates(plan=Plan(micro_batch=run.micro_batch), device=device)
-        )
+        parts = assemble(run, coordinates=MeshCoordinates(plan=Plan(micro_batch=run.micro_batch), device=device))
         tokens_BT = torch.randint(run.model.vocab, (run.global_batch, run.sequence_length), device=device)
     positions_BT = torch.arange(run.sequence_length, device=device).expand(tokens_BT.shape)
     batch = {"tokens_BT": tokens_BT, "labels_BT": tokens_BT.roll(-1, 1), "positions_BT": positions_BT}

@@ -34,11 +34,7 @@ from meshwright.engines.native.prepared import PreparedRun
 from meshwright.engines.native.profiled import open_profiler
 from meshwright.engines.native.progress import ProgressDisplay, reading
 from meshwright.engines.native.run_output import RunOutput
-from meshwright.engines.native.run_statistics import (
-    RunMeasurements,
-    gather_rank_statistics,
-    run_statistics,
-)
+from meshwright.engines.native.run_statistics import RunMeasurements, gather_rank_statistics, run_statistics
 from meshwright.engines.native.validation import ValidationLosses, validation_losses
 from meshwright.engines.native.validation_history import ValidationHistory
 from meshwright.engines.native.warm_up import warm_up
@@ -79,16 +75,12 @@ def train_rank(rank: int, num_ranks: int, prepared: PreparedRun) -> None:
     options, run = prepared.options, prepared.run
     prepared.observer.initializing(rank=rank)
     clock = Clock(started_s=options.started_s)
-    progress = ProgressDisplay(
-        quiet=options.quiet or rank > 0, num_steps=run.num_steps, log_every=run.train.log_every
-    )
+    progress = ProgressDisplay(quiet=options.quiet or rank > 0, num_steps=run.num_steps, log_every=run.train.log_every)
     watchdog = Watchdog(options.folder, rank=rank, timeout_s=options.timeout_s)
     try:
         with stop_on_signals(say_stopping if rank == 0 else None) as request, watchdog:
             local_device = device.find_device(local_rank=rank)
-            coordinates = mesh_coordinates(
-                plan=prepared.plan, device=local_device, rank=rank, num_ranks=num_ranks
-            )
+            coordinates = mesh_coordinates(plan=prepared.plan, device=local_device, rank=rank, num_ranks=num_ranks)
             device.disable_malloc_trim(local_device)
             kernels = routing_of(prepared.run, device=local_device)
             with using(prepared.gemm_choices, local_device), using_routes(kernels):
@@ -136,9 +128,7 @@ def _open_trainer(
     )  # fmt: skip
 
 
-def _open_loader(
-    prepared: PreparedRun, coordinates: MeshCoordinates, *, progress: ProgressDisplay
-) -> BatchLoader:
+def _open_loader(prepared: PreparedRun, coordinates: MeshCoordinates, *, progress: ProgressDisplay) -> BatchLoader:
     with coordinates.in_step():
         prepared.observer.opening_data()
     with progress.phase("opening the data"):
@@ -199,9 +189,7 @@ class Trainer:
         ranks = gather_rank_statistics(self.measured, coordinates=self.coordinates)
         kernels = gathered_choices(active(), num_ranks=self.coordinates.num_ranks)
         self.output.finish(
-            lambda: self._record(ending, sample, ranks, kernels),
-            sample=sample,
-            num_steps=self.measured.num_steps,
+            lambda: self._record(ending, sample, ranks, kernels), sample=sample, num_steps=self.measured.num_steps
         )
 
     def _set_up(self) -> None:
@@ -214,9 +202,7 @@ class Trainer:
         ):
             self.progress.say(f"note: {line}")
         self.output.open(
-            after_step=self.first_step,
-            tokenizer=self.loader.tokenizer,
-            identity=self.checkpoints.identity,
+            after_step=self.first_step, tokenizer=self.loader.tokenizer, identity=self.checkpoints.identity
         )
         self.profiler = open_profiler(
             self.prepared.options,
@@ -266,9 +252,7 @@ class Trainer:
         if ending not in COMPLETE or self.prepared.options.only_steps:
             return None
         with self.progress.phase("writing a sample"):
-            sample = sample_of(
-                self.run, assembly=self.assembly, loader=self.loader, coordinates=self.coordinates
-            )
+            sample = sample_of(self.run, assembly=self.assembly, loader=self.loader, coordinates=self.coordinates)
         folder = write_adapters(self.prepared, assembly=self.assembly, is_main=self.coordinates.is_main)
         if folder is not None:
             self.progress.say(f"wrote the adapter to {folder}")
@@ -299,9 +283,7 @@ class Trainer:
         batch = self.loader.batch(self.position.next_batch)
         self.position.next_batch = batch.counts.last + 1
         self.assembly.scale_router_losses(batch.counts.router_loss_scale)
-        if (
-            not batch.counts.num_labels
-        ):  # a stream of documents of one token each: samples of answers have a label
+        if not batch.counts.num_labels:  # a stream of documents of one token each: samples of answers have a label
             self.progress.say("note: a batch has no label; it counts with a loss of 0")
         local_loss = self.assembly.stepper.forward_backward(batch.tensors, scale=batch.counts.loss_scale)
         has_failed = self.checkpoints.has_failed
@@ -340,9 +322,7 @@ class Trainer:
         # Tensor ranks compute the same loss; ranks without the last stage have 0.
         copies = self.coordinates.plan.tensor
         like = {"dtype": torch.float32, "device": local_loss.device}
-        local = torch.stack(
-            [local_loss.float() / copies, *(torch.as_tensor(other, **like) for other in others)]
-        )
+        local = torch.stack([local_loss.float() / copies, *(torch.as_tensor(other, **like) for other in others)])
         if self.coordinates.num_ranks > 1:
             dist.all_reduce(local)
         return local.tolist()
@@ -399,10 +379,7 @@ class Trainer:
         self.assembly.eval_mode()
         with self.clock.during(TrainingPhase.VALIDATION), self.progress.phase("validating"):
             losses = validation_losses(
-                self.loader,
-                self._loss_of,
-                best_by=evaluate.best_by,
-                before_batch=self.watchdog.start_timer,
+                self.loader, self._loss_of, best_by=evaluate.best_by, before_batch=self.watchdog.start_timer
             )
         self.watchdog.stop_timer()
         self.assembly.train_mode()

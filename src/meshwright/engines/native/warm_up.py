@@ -54,9 +54,7 @@ def _random_corpus(run: Run) -> Corpus:
 @contextmanager
 def _restored_states(assembly: Assembly) -> Iterator[None]:
     """Restore weights, optimizer states and routing biases of this process when the context closes."""
-    kept = {
-        name: local_part(tensor).detach().to("cpu", copy=True) for name, tensor in assembly.state().items()
-    }
+    kept = {name: local_part(tensor).detach().to("cpu", copy=True) for name, tensor in assembly.state().items()}
     yield
     with torch.no_grad():
         state = assembly.state()

@@ -44,11 +44,7 @@ def _numbers(run: Run) -> Iterator[Unsupported]:
         yield Unsupported(key="optimizer.states", reason="AdamW has fp32 or bf16 states, not int8")
     if run.train.balance_loss:
         has_experts = run.model.experts is not None
-        reason = (
-            "experts are balanced only by routing biases"
-            if has_experts
-            else f"{run.model.name} has no experts"
-        )
+        reason = "experts are balanced only by routing biases" if has_experts else f"{run.model.name} has no experts"
         yield Unsupported(key="train.balance_loss", reason=f"{reason}: must be 0")
     yield from refusals.router_z_loss(run)
     yield from refusals.z_loss(run)
@@ -73,17 +69,13 @@ def _training(run: Run) -> Iterator[Unsupported]:
 
 def _trackers(run: Run) -> Iterator[Unsupported]:
     if Tracker.MLFLOW in run.train.trackers:
-        yield Unsupported(
-            key="train.trackers", reason="mlflow is not supported", hint="allowed: tensorboard, wandb"
-        )
+        yield Unsupported(key="train.trackers", reason="mlflow is not supported", hint="allowed: tensorboard, wandb")
 
 
 def _lora(lora: Lora, run: Run) -> Iterator[Unsupported]:
     family = family_of(run.model)
     if run.model.attention.kind is AttentionKind.MLA or run.model.experts is not None:
-        yield Unsupported(
-            key="lora", reason="adapters are lowered only for dense models with grouped attention"
-        )
+        yield Unsupported(key="lora", reason="adapters are lowered only for dense models with grouped attention")
     elif family is not None and ("key" in lora.targets) != ("value" in lora.targets):
         yield Unsupported(key="lora.targets", reason="keys and values are adapted together or not at all")
     yield from refusals.plain_adapters(lora, "torchtitan")
@@ -93,10 +85,7 @@ def _lora(lora: Lora, run: Run) -> Iterator[Unsupported]:
 
 def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:
     """Parts of `plan` that torchtitan 0.3.0 does not support."""
-    return [
-        *refusals.by_planner_rules(plan, run=run, engine="torchtitan"),
-        *refusals.offload(plan),
-    ]
+    return [*refusals.by_planner_rules(plan, run=run, engine="torchtitan"), *refusals.offload(plan)]
 
 
 def notes_on_data(run: Run, corpus: Corpus) -> Iterator[str]:

@@ -38,9 +38,7 @@ def _require_device(run: Run, machine: TorchtitanMachine) -> None:
     """Raise an error if the run does not fit this machine's devices, their number formats or PyTorch."""
     probe.require_device(machine)
     if machine.device_type == "cpu" and run.precision.matmul == "fp8":
-        raise InputError(
-            "fp8 needs a GPU of compute capability 8.9 or AMD's gfx942 and newer", hint="precision: bf16"
-        )
+        raise InputError("fp8 needs a GPU of compute capability 8.9 or AMD's gfx942 and newer", hint="precision: bf16")
     if machine.device_type == "cpu" and run.optimizer.states is not StateFormat.FP32:
         raise InputError("optimizer states in bf16 need a GPU", hint="optimizer.states: fp32")
 

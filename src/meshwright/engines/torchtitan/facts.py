@@ -29,9 +29,7 @@ RULES = (
         name="expert tensor width",
         scope=Scope.SHAPE,
         holds=lambda s, p: p.expert_tensor == 1,
-        says=lambda s, p: (
-            f"expert_tensor {p.expert_tensor}: torchtitan {VERSION} does not split single experts"
-        ),
+        says=lambda s, p: f"expert_tensor {p.expert_tensor}: torchtitan {VERSION} does not split single experts",
         after="expert folding",
     ),
     Rule(
@@ -80,9 +78,7 @@ RULES = (
     Rule(
         name="sequences of experts",
         scope=Scope.BATCH,
-        holds=lambda s, p: (
-            (not has_experts(s)) | (p.tensor == 1) | (p.sequence_parallel == 0) | (p.micro_batch > 1)
-        ),
+        holds=lambda s, p: (not has_experts(s)) | (p.tensor == 1) | (p.sequence_parallel == 0) | (p.micro_batch > 1),
         says=lambda _, __: "experts get wrong gradients from micro-batches of one sequence: must be false",
         key="parallel.sequence_parallel",
         hint=lambda _, __: "or batch.micro: 2",
@@ -100,10 +96,7 @@ def _preset(_: Model, preset: Preset, device: Accelerator | None) -> Features:
     if preset is Preset.RECIPE:
         return switches
     return replace(
-        switches,
-        gradient_format=WireFormat.FP32,
-        dispatcher=Dispatcher.ALL_TO_ALL,
-        cuda_graphs=CudaGraphs.NONE,
+        switches, gradient_format=WireFormat.FP32, dispatcher=Dispatcher.ALL_TO_ALL, cuda_graphs=CudaGraphs.NONE
     )
 
 

@@ -61,8 +61,7 @@ def _read_tree(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} is not JSON: {error}") from None
     if not isinstance(trees, dict) or len(trees) != 1:
         raise InputError(
-            f"{path} does not hold one tree of torchtitan",
-            hint=f"python -m {EVALUATE} MODULE:FUNCTION > {path}",
+            f"{path} does not hold one tree of torchtitan", hint=f"python -m {EVALUATE} MODULE:FUNCTION > {path}"
         )
     return _require_trainer(next(iter(trees.values())), str(path))
 

@@ -141,9 +141,7 @@ def _optimizer(run: Run) -> Call:
         groups.insert(0, group(VECTORS, 0.0))
     bf16 = o.states is StateFormat.BF16
     return call(
-        "OptimizersContainer.Config",
-        param_groups=groups,
-        implementation="fused_opt_states_bf16" if bf16 else "fused",
+        "OptimizersContainer.Config", param_groups=groups, implementation="fused_opt_states_bf16" if bf16 else "fused"
     )
 
 

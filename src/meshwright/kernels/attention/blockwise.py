@@ -36,13 +36,7 @@ LONGEST = 2048
 
 
 def attend(
-    q_BHTK: Tensor,
-    k_BGSK: Tensor,
-    v_BGSV: Tensor,
-    *,
-    mask_B1TS: Tensor | None,
-    scale: float,
-    cap: float = 0.0,
+    q_BHTK: Tensor, k_BGSK: Tensor, v_BGSV: Tensor, *, mask_B1TS: Tensor | None, scale: float, cap: float = 0.0
 ) -> Tensor:
     """Return causal attention, [B, H, T, V]: the last query sees all keys, the query before all but one.
 
@@ -55,13 +49,7 @@ def attend(
 class _Attention(Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        q_BHTK: Tensor,
-        k_BGSK: Tensor,
-        v_BGSV: Tensor,
-        mask_B1TS: Tensor | None,
-        scale: float,
-        cap: float,
+        ctx: Any, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSV: Tensor, mask_B1TS: Tensor | None, scale: float, cap: float
     ) -> Tensor:
         k_NSK, v_NSV = k_BGSK.flatten(0, 1), v_BGSV.flatten(0, 1)
         num_sequences, num_heads, length, _ = q_BHTK.shape
@@ -96,9 +84,7 @@ class _Attention(Function):
     @only_once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         (out_BHTV,) = grads
-        k_NSK, v_NSV, *kept = (
-            ctx.saved_tensors
-        )  # read once: under recomputation each reading runs the forward pass
+        k_NSK, v_NSV, *kept = ctx.saved_tensors  # read once: under recomputation each reading runs the forward pass
         num_sequences, num_heads, length, width = ctx.q_shape
         earlier = k_NSK.shape[1] - length
         q_BTHK = k_NSK.new_empty(num_sequences, length, num_heads, width)

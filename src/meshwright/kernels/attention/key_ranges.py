@@ -45,11 +45,7 @@ class KeyRanges:
 
 
 def key_ranges(
-    documents_BS: Tensor | None,
-    *,
-    window: int = 0,
-    order_T: Tensor | None = None,
-    num_keys: int | None = None,
+    documents_BS: Tensor | None, *, window: int = 0, order_T: Tensor | None = None, num_keys: int | None = None
 ) -> KeyRanges:
     """Ranges of queries at positions `order_T` of sequences of `num_keys` tokens; unless given, all of the documents.
 

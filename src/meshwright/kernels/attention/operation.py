@@ -73,9 +73,7 @@ def attention(
     require_format("attention", q=q_BTHK, k=k_BSGK, v=v_BSGV)
     _require_heads(q_BTHK, k_BSGK, ranges)
     flags = {"cap": cap, "ranges": ranges is not None, "sinks": sinks_H is not None}
-    route = choose(
-        "attention", q_BTHK, k_BSGK, v_BSGV, flags=frozenset(name for name, on in flags.items() if on)
-    )
+    route = choose("attention", q_BTHK, k_BSGK, v_BSGV, flags=frozenset(name for name, on in flags.items() if on))
     options = ScoreOptions(scale=scale, cap=cap, ranges=ranges, sinks_H=sinks_H)
     return ROUTES["attention"][route].function(q_BTHK, k_BSGK, v_BSGV, options)
 
@@ -84,17 +82,13 @@ def _require_heads(q_BTHK: Tensor, k_BSGK: Tensor, ranges: KeyRanges | None) -> 
     """Raise InputError unless all key/value heads serve equally many query heads and `ranges` fit queries and keys."""
     (batch, queries, heads, _), (_, keys, groups, _) = q_BTHK.shape, k_BSGK.shape
     if (heads % groups) if groups else heads:
-        raise InputError(
-            "attention: query heads are no multiple of key/value heads", got=f"{heads} and {groups}"
-        )
+        raise InputError("attention: query heads are no multiple of key/value heads", got=f"{heads} and {groups}")
     if ranges is None:
         return
     batches, length = ranges.first_BT.shape
     if batches not in (1, batch) or length != queries or ranges.num_keys != keys:
         got = f"{batches} x {length} queries of {ranges.num_keys} keys"
-        raise InputError(
-            "attention: ranges of other tokens", got=got, allowed=f"{batch} x {queries} of {keys}"
-        )
+        raise InputError("attention: ranges of other tokens", got=got, allowed=f"{batch} x {queries} of {keys}")
 
 
 def reference(q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor, options: ScoreOptions) -> Tensor:
@@ -193,13 +187,7 @@ def _sdpa(q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor, options: ScoreOptions)
     if mask is None and num_queries > 1:  # a single query is the last one: it sees all keys
         is_causal = True  # no symbol of a traced graph
     out = functional.scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=mask,
-        is_causal=is_causal,
-        scale=options.scale,
-        enable_gqa=grouped,
+        q, k, v, attn_mask=mask, is_causal=is_causal, scale=options.scale, enable_gqa=grouped
     )
     return out.to(q_BTHK.dtype).transpose(1, 2)
 
@@ -299,9 +287,7 @@ def _triton(q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor, options: ScoreOption
 
     ranges = options.ranges
     first, last = (None, None) if ranges is None else (ranges.first_BT, ranges.last_BT)
-    return attention_forward(
-        q_BTHK, k_BSGK, v_BSGV, first, last, options.sinks_H, options.scale, options.cap
-    )[0]
+    return attention_forward(q_BTHK, k_BSGK, v_BSGV, first, last, options.sinks_H, options.scale, options.cap)[0]
 
 
 def _triton_serves(call: KernelCall) -> Refusal | None:
@@ -317,18 +303,8 @@ ROUTES = {
             Route(name="reference", kind="reference", function=reference),
             Route(name="blockwise", kind="cpu", function=_blockwise, serves=_blockwise_serves),
             Route(name="sdpa", kind="library", function=_sdpa, serves=_sdpa_serves),
-            Route(
-                name="flash",
-                kind="library",
-                function=partial(_by_backend, "FLASH_ATTENTION"),
-                serves=_fused_serves,
-            ),
-            Route(
-                name="cudnn",
-                kind="library",
-                function=partial(_by_backend, "CUDNN_ATTENTION"),
-                serves=_cudnn_serves,
-            ),
+            Route(name="flash", kind="library", function=partial(_by_backend, "FLASH_ATTENTION"), serves=_fused_serves),
+            Route(name="cudnn", kind="library", function=partial(_by_backend, "CUDNN_ATTENTION"), serves=_cudnn_serves),
             Route(name="flex", kind="library", function=_flex, serves=_flex_serves),
             Route(name="triton", kind="triton", function=_triton, serves=_triton_serves),
             Route(

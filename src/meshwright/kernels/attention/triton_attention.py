@@ -68,12 +68,7 @@ def tile_of(kernel: str, width: int) -> Tile:
 
 def _widths(q_BTHK: Tensor, v_BSGV: Tensor) -> dict[str, int]:
     k, v = q_BTHK.shape[-1], v_BSGV.shape[-1]
-    return {
-        "K": k,
-        "V": v,
-        "KP": max(16, triton.next_power_of_2(k)),
-        "VP": max(16, triton.next_power_of_2(v)),
-    }
+    return {"K": k, "V": v, "KP": max(16, triton.next_power_of_2(k)), "VP": max(16, triton.next_power_of_2(v))}
 
 
 def _in_rows(x: Tensor) -> Tensor:
@@ -120,9 +115,7 @@ def _outputs(q_BTHK: Tensor, v_BSGV: Tensor) -> tuple[Tensor, Tensor]:
     return q_BTHK.new_empty(b, t, h, v_BSGV.shape[-1]), q_BTHK.new_empty(b, h, t, dtype=torch.float32)
 
 
-def _range_arguments(
-    first_BT: Tensor | None, last_BT: Tensor | None, otherwise: Tensor
-) -> tuple[Tensor, Tensor]:
+def _range_arguments(first_BT: Tensor | None, last_BT: Tensor | None, otherwise: Tensor) -> tuple[Tensor, Tensor]:
     if first_BT is None or last_BT is None:
         return otherwise, otherwise
     return first_BT.contiguous(), last_BT.contiguous()
@@ -184,9 +177,7 @@ def attention_backward(
     return grads
 
 
-def _gradients_like(
-    q: Tensor, k: Tensor, v: Tensor, sinks_H: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _gradients_like(q: Tensor, k: Tensor, v: Tensor, sinks_H: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     of_sinks = q.new_empty(0) if sinks_H is None else torch.empty_like(sinks_H)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), of_sinks
 
@@ -197,9 +188,7 @@ def _(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return _gradients_like(q_BTHK, k_BSGK, v_BSGV, sinks_H)
 
 
-def _tiles_of_queries(
-    first_BT: Tensor | None, last_BT: Tensor | None, tile: Tile, *, num_keys: int
-) -> Tensor | None:
+def _tiles_of_queries(first_BT: Tensor | None, last_BT: Tensor | None, tile: Tile, *, num_keys: int) -> Tensor | None:
     """First and last + 1 tile of queries that see some key of a tile of keys, int32 [B, tiles, 2]."""
     if first_BT is None or last_BT is None:
         return None
@@ -212,9 +201,7 @@ def _tiles_of_queries(
     index_I = torch.arange(1, low_BI.shape[1] + 1, device=first_BT.device)
     end_BJ = (sees_BJI * index_I).amax(dim=2)
     begin_BJ = low_BI.shape[1] - (sees_BJI * index_I.flip(0)).amax(dim=2)
-    return (
-        torch.stack([begin_BJ.clamp(max=low_BI.shape[1]).minimum(end_BJ), end_BJ], dim=-1).int().contiguous()
-    )
+    return torch.stack([begin_BJ.clamp(max=low_BI.shape[1]).minimum(end_BJ), end_BJ], dim=-1).int().contiguous()
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

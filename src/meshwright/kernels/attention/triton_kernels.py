@@ -65,9 +65,7 @@ def forward_walk(
         s = base + tl.arange(0, TN)
         s_64 = s.to(tl.int64)
         k = tl.load(
-            k_ptr + s_64[None, :] * stride_ks + k_dim[:, None],
-            mask=(s < S)[None, :] & (k_dim < K)[:, None],
-            other=0.0,
+            k_ptr + s_64[None, :] * stride_ks + k_dim[:, None], mask=(s < S)[None, :] & (k_dim < K)[:, None], other=0.0
         )
         scores = dot(q, k, tl.zeros((q.shape[0], TN), tl.float32)) * scale
         if HAS_CAP:
@@ -81,9 +79,7 @@ def forward_walk(
         shrink = tl.math.exp2(m - reference)
         total = total * shrink + tl.sum(p, 1)
         v = tl.load(
-            v_ptr + s_64[:, None] * stride_vs + v_dim[None, :],
-            mask=(s < S)[:, None] & (v_dim < V)[None, :],
-            other=0.0,
+            v_ptr + s_64[:, None] * stride_vs + v_dim[None, :], mask=(s < S)[:, None] & (v_dim < V)[None, :], other=0.0
         )
         acc = dot(p.to(v.dtype), v, acc * shrink[:, None])
         m = highest
@@ -182,9 +178,7 @@ def attention_query_gradient_kernel(
     k_dim, v_dim = tl.arange(0, KP), tl.arange(0, VP)
     q_mask, grad_mask = (t < T)[:, None] & (k_dim < K)[None, :], (t < T)[:, None] & (v_dim < V)[None, :]
     q = tl.load(
-        q_ptr + b * stride_qb + t_64[:, None] * stride_qt + h * stride_qh + k_dim[None, :],
-        mask=q_mask,
-        other=0.0,
+        q_ptr + b * stride_qb + t_64[:, None] * stride_qt + h * stride_qh + k_dim[None, :], mask=q_mask, other=0.0
     )
     grad_at = b * stride_gb + t_64[:, None] * stride_gt + h * stride_gh + v_dim[None, :]
     grad = tl.load(grad_ptr + grad_at, mask=grad_mask, other=0.0)
@@ -199,14 +193,10 @@ def attention_query_gradient_kernel(
         s = base + tl.arange(0, TN)
         s_64 = s.to(tl.int64)
         k = tl.load(
-            k_ptr + s_64[:, None] * stride_ks + k_dim[None, :],
-            mask=(s < S)[:, None] & (k_dim < K)[None, :],
-            other=0.0,
+            k_ptr + s_64[:, None] * stride_ks + k_dim[None, :], mask=(s < S)[:, None] & (k_dim < K)[None, :], other=0.0
         )
         v = tl.load(
-            v_ptr + s_64[:, None] * stride_vs + v_dim[None, :],
-            mask=(s < S)[:, None] & (v_dim < V)[None, :],
-            other=0.0,
+            v_ptr + s_64[:, None] * stride_vs + v_dim[None, :], mask=(s < S)[:, None] & (v_dim < V)[None, :], other=0.0
         )
         scores = dot(q, tl.trans(k), tl.zeros((TM, TN), tl.float32))
         grad_p = dot(grad, tl.trans(v), tl.zeros((TM, TN), tl.float32))
@@ -235,14 +225,10 @@ def attention_key_gradient_kernel(
     k_dim, v_dim = tl.arange(0, KP), tl.arange(0, VP)
     k_mask, v_mask = (s < S)[:, None] & (k_dim < K)[None, :], (s < S)[:, None] & (v_dim < V)[None, :]
     k = tl.load(
-        k_ptr + b * stride_kb + s_64[:, None] * stride_ks + g * stride_kg + k_dim[None, :],
-        mask=k_mask,
-        other=0.0,
+        k_ptr + b * stride_kb + s_64[:, None] * stride_ks + g * stride_kg + k_dim[None, :], mask=k_mask, other=0.0
     )
     v = tl.load(
-        v_ptr + b * stride_vb + s_64[:, None] * stride_vs + g * stride_vg + v_dim[None, :],
-        mask=v_mask,
-        other=0.0,
+        v_ptr + b * stride_vb + s_64[:, None] * stride_vs + g * stride_vg + v_dim[None, :], mask=v_mask, other=0.0
     )
     if HAS_RANGES:
         begin = tl.load(tiles_ptr + b * stride_tiles + 2 * tile)

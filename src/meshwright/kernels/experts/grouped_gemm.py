@@ -59,9 +59,7 @@ def _(x_MK: Tensor, weight_ENK: Tensor, counts_E: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("meshwright::grouped_reference_backward", mutates_args=())
-def opaque_gradients(
-    grad_MN: Tensor, x_MK: Tensor, weight_ENK: Tensor, counts_E: Tensor
-) -> tuple[Tensor, Tensor]:
+def opaque_gradients(grad_MN: Tensor, x_MK: Tensor, weight_ENK: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of rows and matrices, by the GEMMs of `reference`."""
     counts = counts_E.tolist()
     parts = list(zip(grad_MN.split(counts), x_MK.split(counts), weight_ENK.unbind(), strict=True))
@@ -95,9 +93,7 @@ def _library_serves(call: KernelCall) -> Refusal | None:
         return Refusal(reason="PyTorch's grouped GEMM is for bf16 on GPUs")
     if not hasattr(functional, "grouped_mm"):
         return Refusal(reason="this PyTorch has no grouped GEMM")
-    if call.has_shapes and (
-        not call.shapes[0][0] or any(w % ALIGNED for shape in call.shapes[:2] for w in shape[1:])
-    ):
+    if call.has_shapes and (not call.shapes[0][0] or any(w % ALIGNED for shape in call.shapes[:2] for w in shape[1:])):
         return Refusal(reason=f"it takes widths that {ALIGNED} divides, and at least one row")
     return None
 

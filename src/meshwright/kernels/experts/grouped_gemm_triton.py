@@ -82,9 +82,7 @@ def grouped_weights_kernel(
             other=0.0,
         )
         x = tl.load(
-            x_ptr + row_64[:, None] * stride_x + k[None, :],
-            mask=(row < stop)[:, None] & (k < K)[None, :],
-            other=0.0,
+            x_ptr + row_64[:, None] * stride_x + k[None, :], mask=(row < stop)[:, None] & (k < K)[None, :], other=0.0
         )
         total = dot(tl.trans(grad), x, total)
     at = (expert.to(tl.int64) * N + n.to(tl.int64)[:, None]) * K + k[None, :]
@@ -121,9 +119,7 @@ def _(x_MK: Tensor, weight_ENK: Tensor, counts_E: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("meshwright::grouped_rows_backward", mutates_args=())
-def grouped_rows_backward(
-    grad_MN: Tensor, x_MK: Tensor, weight_ENK: Tensor, counts_E: Tensor
-) -> tuple[Tensor, Tensor]:
+def grouped_rows_backward(grad_MN: Tensor, x_MK: Tensor, weight_ENK: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of rows and matrices."""
     grad_MN, x_MK, (num, n, k), tile = _columns(grad_MN), _columns(x_MK), weight_ENK.shape, WEIGHTS_TILE
     grad_x = _rows(grad_MN, weight_ENK.transpose(1, 2), counts_E)

@@ -61,9 +61,7 @@ def combine_rows_kernel(
 
 
 @triton.jit
-def weigh_rows_kernel(
-    rows_ptr, place_ptr, grad_ptr, out_ptr, stride_rows, stride_grad, D, C, BLOCK: tl.constexpr
-):
+def weigh_rows_kernel(rows_ptr, place_ptr, grad_ptr, out_ptr, stride_rows, stride_grad, D, C, BLOCK: tl.constexpr):
     """d w[n, c] = grad[n] · rows[place[n, c]], of all choices of one token."""
     n = tl.program_id(0).to(tl.int64)
     for c in range(0, C):

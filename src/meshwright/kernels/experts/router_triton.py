@@ -216,9 +216,7 @@ def route_backward(
     """Gradient of the logits [N, E]."""
     logits, (num, experts), top_k = _plain(logits_NE), logits_NE.shape, experts_NC.shape[1]
     grad_NE = torch.empty(num, experts, dtype=torch.float32, device=logits.device)
-    of_scores, of_sums = (
-        logits if g is None else g.float().contiguous() for g in (grad_scores_NE, grad_logsumexp_N)
-    )
+    of_scores, of_sums = (logits if g is None else g.float().contiguous() for g in (grad_scores_NE, grad_logsumexp_N))
     launch(
         router_backward_kernel, _grid(num),
         logits, experts_NC, grad_weights_NC.float().contiguous(), of_scores, of_sums, grad_NE, num, experts,
@@ -254,9 +252,7 @@ def _gradients(
     logits_NE, experts_NC = ctx.saved_tensors
     if weights is None:
         weights = logits_NE.new_zeros(experts_NC.shape, dtype=torch.float32)
-    found = route_backward(
-        weights, scores, logsumexp, logits_NE, experts_NC, ctx.is_sigmoid, ctx.normalizes, ctx.scale
-    )
+    found = route_backward(weights, scores, logsumexp, logits_NE, experts_NC, ctx.is_sigmoid, ctx.normalizes, ctx.scale)
     return found, *(None,) * 7
 
 
@@ -276,9 +272,7 @@ _QWEN = _CHOICES | {"SIGMOID": False, "HAS_BIAS": False, "G": 0, "GP": 1, "KEPT"
 _INTEGERS = {"N": "i32", "E": "i32:16", "stride": "i32:16", "scale": "fp32"}
 
 
-def _sources(
-    name: str, *, tokens: int, experts: int, form: dict[str, Any]
-) -> tuple[KernelSource, KernelSource]:
+def _sources(name: str, *, tokens: int, experts: int, form: dict[str, Any]) -> tuple[KernelSource, KernelSource]:
     sizes = {"tokens": tokens, "experts": experts, "choices": form["C"]}
     backward = {k: v for k, v in form.items() if k not in ("HAS_BIAS", "CP", "G", "GP", "KEPT")}
     return (

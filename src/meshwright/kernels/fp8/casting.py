@@ -86,9 +86,7 @@ def _triton(
     rows, columns = x.shape[-2:]
     shapes = ((rows, columns), (columns, rows))
     by_rows, by_columns = (
-        kind(values=values, scales=scales, element=element, scaling=scaling, shape=shape)
-        if is_wanted
-        else None
+        kind(values=values, scales=scales, element=element, scaling=scaling, shape=shape) if is_wanted else None
         for values, scales, shape, is_wanted in zip(found[::2], found[1::2], shapes, sides, strict=True)
     )
     return by_rows, by_columns

@@ -75,10 +75,7 @@ class _Fp8FeedForward(Function):
         h_rows, h_columns = _cast_hidden(*hidden, block=block, with_columns=keeps_hidden)
         w_rows, w_columns = states[DOWN].rows_of_weight(down)
         weights.append((w_columns or down) if needs.hidden else None)
-        ctx.block, ctx.dtypes = (
-            block,
-            {name: w.dtype for name, w in zip(MATRICES, (gate, up, down), strict=True)},
-        )
+        ctx.block, ctx.dtypes = (block, {name: w.dtype for name, w in zip(MATRICES, (gate, up, down), strict=True)})
         keep(ctx, x_columns, *(hidden if needs.hidden or needs.down else (None, None)), h_columns, *weights)
         return by_rows(h_rows, w_rows, counts_E, dtype=x_MD.dtype)
 
@@ -89,9 +86,7 @@ class _Fp8FeedForward(Function):
         needs, block = _Needs.of(ctx), ctx.block
         states, counts_E, dtype = block.states, block.counts, grads[0].dtype
         found: dict[str, Tensor] = {}
-        rows, columns = states[DOWN].cast(
-            grads[0], of=GRADIENT, with_rows=needs.hidden, with_columns=needs.down
-        )
+        rows, columns = states[DOWN].cast(grads[0], of=GRADIENT, with_rows=needs.hidden, with_columns=needs.down)
         if needs.down:
             if h_columns is None:
                 _, h_columns = _cast_hidden(gate_MF, up_MF, block=block, with_rows=False)
@@ -154,9 +149,7 @@ def _cast_gradients(
     form = gate.form(GRADIENT, grad_MF.device, with_rows=needs.x, with_columns=needs.gate or needs.up)
     of_gate, of_up = gate.delayed(GRADIENT), up.delayed(GRADIENT)
     amax = None if of_gate is None or of_up is None else (of_gate, of_up)
-    return cast_gated_gradients(
-        grad_MF, gate_MF, up_MF, kind=block.kind, form=form, amax=amax, with_sums=needs.biases
-    )
+    return cast_gated_gradients(grad_MF, gate_MF, up_MF, kind=block.kind, form=form, amax=amax, with_sums=needs.biases)
 
 
 def _of_rows(bias_EF: Tensor, block: Fp8Block) -> Tensor:

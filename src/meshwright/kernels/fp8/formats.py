@@ -63,13 +63,7 @@ DTYPES = {
     Element.E2M1: torch.uint8,
 }
 LARGEST = {e: FP4_VALUES[-1] if e is Element.E2M1 else torch.finfo(DTYPES[e]).max for e in Element}
-MANTISSA_BITS = {
-    Element.E4M3: 3,
-    Element.E5M2: 2,
-    Element.E4M3_FNUZ: 3,
-    Element.E5M2_FNUZ: 2,
-    Element.E2M1: 1,
-}
+MANTISSA_BITS = {Element.E4M3: 3, Element.E5M2: 2, Element.E4M3_FNUZ: 3, Element.E5M2_FNUZ: 2, Element.E2M1: 1}
 MX_EXPONENTS = {Element.E4M3: 8, Element.E5M2: 15, Element.E2M1: 2}
 """Exponent of the largest value: 448 = 1.75 * 2^8, 57344 = 1.75 * 2^15, 6 = 1.5 * 2^2."""
 
@@ -135,12 +129,7 @@ def scales_shape(scaling: Scaling, *, rows: int, columns: int) -> tuple[int, int
 
 
 def quantize(
-    x_MK: Tensor,
-    *,
-    element: Element,
-    scaling: Scaling,
-    amax: Tensor | None = None,
-    power_of_two: bool = False,
+    x_MK: Tensor, *, element: Element, scaling: Scaling, amax: Tensor | None = None, power_of_two: bool = False
 ) -> Quantized:
     """Quantise a matrix.
 
@@ -210,13 +199,9 @@ def pack_fp4(unit_MK: Tensor) -> Tensor:
     ladder = torch.tensor(FP4_VALUES, device=unit_MK.device)
     middles = (ladder[1:] + ladder[:-1]) / 2
     # A tie goes to the even code: below for middles 0, 2, 4, 6; above for 1, 3, 5, whose limit is a little lower.
-    limits = torch.where(
-        torch.arange(7, device=middles.device) % 2 == 1, middles.nextafter(ladder[:-1]), middles
-    )
+    limits = torch.where(torch.arange(7, device=middles.device) % 2 == 1, middles.nextafter(ladder[:-1]), middles)
     unit_MK = unit_MK.contiguous()
-    codes = torch.bucketize(unit_MK.abs(), limits).to(torch.uint8) | (
-        torch.signbit(unit_MK).to(torch.uint8) << 3
-    )
+    codes = torch.bucketize(unit_MK.abs(), limits).to(torch.uint8) | (torch.signbit(unit_MK).to(torch.uint8) << 3)
     codes = functional.pad(codes, (0, codes.shape[-1] % 2))
     return codes[:, 0::2] | codes[:, 1::2] << 4
 

@@ -53,9 +53,7 @@ class CastGradient:
     sums: Tensor | None
 
 
-def cast_gated(
-    gate_MK: Tensor, up_MK: Tensor, *, kind: str, form: CastForm, amax: Amax | None = None
-) -> Both:
+def cast_gated(gate_MK: Tensor, up_MK: Tensor, *, kind: str, form: CastForm, amax: Amax | None = None) -> Both:
     """Quantise f(gate) up and its transpose, each along its own rows. `amax` is for scales of tensors only."""
     require_alike("fp8_gated_cast", gate=gate_MK, up=up_MK)
     route = choose("fp8_gated_cast", gate_MK, up_MK, flags=_flags(kind, form))
@@ -128,9 +126,7 @@ def _cast(x_MK: Tensor, form: CastForm, amax: Amax | None) -> Both:
     scaled_by = None if amax is None else amax(group_amax(x_MK, Scaling.TENSOR).float())
 
     def one(x: Tensor) -> Quantized:
-        return quantize(
-            x, element=form.element, scaling=form.scaling, amax=scaled_by, power_of_two=form.power_of_two
-        )
+        return quantize(x, element=form.element, scaling=form.scaling, amax=scaled_by, power_of_two=form.power_of_two)
 
     return one(x_MK) if form.with_rows else None, one(x_MK.T) if form.with_columns else None
 
@@ -169,9 +165,7 @@ def _gradients_triton(
     scaled_by: list[Tensor] = []
     if amax is not None:
         largest = kernels.fp8_gated_gradients_amax(grad_MK, gate_MK, up_MK, kind)
-        scaled_by = [
-            chosen(largest_of(own)) for chosen, own in zip(amax, (largest[:2], largest[2:]), strict=True)
-        ]
+        scaled_by = [chosen(largest_of(own)) for chosen, own in zip(amax, (largest[:2], largest[2:]), strict=True)]
     found = kernels.fp8_gated_gradients(
         grad_MK, gate_MK, up_MK, kind, form.element, form.scaling, form.power_of_two, scaled_by, form.with_rows,
         form.with_columns, with_sums,

@@ -19,9 +19,7 @@ def scaled_gemm(a_MK: Quantized, b_NK: Quantized, *, dtype: torch.dtype = torch.
     """A B^T in `dtype`, [M, N]. Both are scaled alike, or `a_MK` by blocks and `b_NK` by squares."""
     if a_MK.shape[1] != b_NK.shape[1]:
         raise InputError(
-            "fp8_gemm: the factors sum over other numbers of columns",
-            got=b_NK.shape[1],
-            allowed=a_MK.shape[1],
+            "fp8_gemm: the factors sum over other numbers of columns", got=b_NK.shape[1], allowed=a_MK.shape[1]
         )
     flags = frozenset({f"scaling:{a_MK.scaling}", f"element:{a_MK.element}", f"element:{b_NK.element}"})
     route = choose("fp8_gemm", a_MK.values, b_NK.values, flags=flags)
@@ -51,9 +49,7 @@ def _library_serves(call: KernelCall) -> Refusal | None:
         return Refusal(reason="_scaled_mm is called for scales of tensors and rows")
     sizes = [call.shapes[0][1], *call.shapes[1]] if call.shapes else []
     if any(size % LIBRARY_MULTIPLE for size in sizes) or not all(map(all, call.shapes)):
-        return Refusal(
-            reason=f"the libraries take widths that {LIBRARY_MULTIPLE} divides, and no empty matrix"
-        )
+        return Refusal(reason=f"the libraries take widths that {LIBRARY_MULTIPLE} divides, and no empty matrix")
     return None
 
 

@@ -33,9 +33,7 @@ ALIGNMENT = BLOCK
 ROWS, WEIGHTS = "rows", "weights"
 
 
-def grouped_rows(
-    x_PK: Quantized, weight_ENK: QuantizedStack, counts_E: Tensor, *, dtype: torch.dtype
-) -> Tensor:
+def grouped_rows(x_PK: Quantized, weight_ENK: QuantizedStack, counts_E: Tensor, *, dtype: torch.dtype) -> Tensor:
     """Each row times the matrix of its expert, [P, N]."""
     return _chosen(ROWS, x_PK, weight_ENK, counts_E, dtype=dtype)
 
@@ -45,9 +43,7 @@ def grouped_weights(grad_NP: Quantized, x_KP: Quantized, counts_E: Tensor, *, dt
     return _chosen(WEIGHTS, grad_NP, x_KP, counts_E, dtype=dtype)
 
 
-def _chosen(
-    which: str, a: Quantized, b: Quantized | QuantizedStack, counts_E: Tensor, *, dtype: torch.dtype
-) -> Tensor:
+def _chosen(which: str, a: Quantized, b: Quantized | QuantizedStack, counts_E: Tensor, *, dtype: torch.dtype) -> Tensor:
     num_experts = b.values.shape[0] if isinstance(b, QuantizedStack) else len(counts_E)
     if a.shape[1] != b.shape[1] or num_experts != len(counts_E):
         got = f"{a.shape[1]} and {b.shape[1]} columns, {num_experts} matrices for {len(counts_E)} experts"
@@ -138,9 +134,7 @@ def _library_serves(call: KernelCall) -> Refusal | None:
     if ANY in call.flags:
         return None
     if WEIGHTS in call.flags:
-        return Refusal(
-            reason="_scaled_grouped_mm is called for rows; sums over rows want scales of each expert"
-        )
+        return Refusal(reason="_scaled_grouped_mm is called for rows; sums over rows want scales of each expert")
     if not call.flags & {f"scaling:{s}" for s in (Scaling.TENSOR, Scaling.ROW)}:
         return Refusal(reason="_scaled_grouped_mm has scales of rows")
     if call.flags & {f"element:{e}" for e in (Element.E5M2, Element.E5M2_FNUZ)}:
@@ -163,8 +157,6 @@ ROUTES = {
     "fp8_grouped_gemm": {
         "reference": Route(name="reference", kind="reference", function=reference),
         "triton": Route(name="triton", kind="triton", function=_triton, serves=serves_gemm),
-        "scaled_grouped_mm": Route(
-            name="scaled_grouped_mm", kind="library", function=_library, serves=_library_serves
-        ),
+        "scaled_grouped_mm": Route(name="scaled_grouped_mm", kind="library", function=_library, serves=_library_serves),
     }
 }

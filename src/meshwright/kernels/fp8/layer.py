@@ -119,9 +119,7 @@ class Fp8State:
         """Move the largest magnitudes of this step into the history. A magnitude that is not finite becomes 0."""
         if self.amax_3 is not None and self.amax_history_3H is not None:
             newest_3 = torch.where(torch.isfinite(self.amax_3), self.amax_3, 0.0)
-            self.amax_history_3H.copy_(
-                torch.cat([newest_3.unsqueeze(1), self.amax_history_3H[:, :-1]], dim=1)
-            )
+            self.amax_history_3H.copy_(torch.cat([newest_3.unsqueeze(1), self.amax_history_3H[:, :-1]], dim=1))
             self.amax_3.zero_()
 
     @property
@@ -147,9 +145,7 @@ class Fp8State:
             self._cached, self._key = both, key
         return self._cached
 
-    def cast(
-        self, x_MK: Tensor, *, of: int, with_rows: bool = True, with_columns: bool = True
-    ) -> Both | BothStacks:
+    def cast(self, x_MK: Tensor, *, of: int, with_rows: bool = True, with_columns: bool = True) -> Both | BothStacks:
         """Cast an input, weight or gradient as the recipe has it; a stack [E, N, K] matrix by matrix."""
         form = self.form(of, x_MK.device, with_rows=with_rows, with_columns=with_columns)
         amax = self.delayed(of)
@@ -163,9 +159,7 @@ class Fp8State:
             with_columns=with_columns,
         )
 
-    def form(
-        self, of: int, device: torch.device, *, with_rows: bool = True, with_columns: bool = True
-    ) -> CastForm:
+    def form(self, of: int, device: torch.device, *, with_rows: bool = True, with_columns: bool = True) -> CastForm:
         """The recipe's cast of an input, weight or gradient."""
         recipe = self.recipe
         return CastForm(
@@ -245,9 +239,7 @@ class _Fp8Linear(Function):
     """A linear layer, or the layers of experts, whose numbers of rows are `counts_E`."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x_MK: Tensor, weight_NK: Tensor, state: Fp8State, counts_E: Tensor | None
-    ) -> Tensor:
+    def forward(ctx: Any, x_MK: Tensor, weight_NK: Tensor, state: Fp8State, counts_E: Tensor | None) -> Tensor:
         wants_x, wants_weight, *_ = ctx.needs_input_grad
         x_rows, x_columns = state.cast(x_MK, of=INPUT, with_columns=wants_weight)
         w_rows, w_columns = state.rows_of_weight(weight_NK)

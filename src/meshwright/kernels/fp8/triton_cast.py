@@ -115,9 +115,7 @@ def fp8_amax_kernel(
 
 
 @triton.jit
-def cast_group(
-    x, W: tl.constexpr, LARGEST_VALUE: tl.constexpr, POWER_OF_TWO: tl.constexpr, EXPONENT: tl.constexpr
-):
+def cast_group(x, W: tl.constexpr, LARGEST_VALUE: tl.constexpr, POWER_OF_TWO: tl.constexpr, EXPONENT: tl.constexpr):
     """x [R, C] over the scales of groups of W columns [R, C / W]; the scales, or their codes."""
     R: tl.constexpr = x.shape[0]
     C: tl.constexpr = x.shape[1]
@@ -246,13 +244,7 @@ def fp8_cast_kernel(
 
 @torch.library.custom_op("meshwright::fp8_cast", mutates_args=())
 def fp8_cast(
-    x: Tensor,
-    element: str,
-    scaling: str,
-    power_of_two: bool,
-    amax: Tensor | None,
-    with_rows: bool,
-    with_columns: bool,
+    x: Tensor, element: str, scaling: str, power_of_two: bool, amax: Tensor | None, with_rows: bool, with_columns: bool
 ) -> list[Tensor]:
     """Values and scales of `x` [M, K] or of each matrix of [E, M, K], then of its transpose; empty ones for a side that
     is not wanted."""
@@ -308,9 +300,7 @@ def scale_strides(scales: list[Tensor], scaling: Scaling) -> list[int]:
     return [0 if scaling is Scaling.TENSOR else s.stride(-2) for s in scales]
 
 
-def empty_casts(
-    x: Tensor, element: Element, scaling: Scaling, *, with_rows: bool, with_columns: bool
-) -> list[Tensor]:
+def empty_casts(x: Tensor, element: Element, scaling: Scaling, *, with_rows: bool, with_columns: bool) -> list[Tensor]:
     """Empty values and scales of both orientations, of a matrix or of each one of a stack."""
     *stack, rows, columns = x.shape
     dtype = torch.uint8 if scaling is Scaling.MX else torch.float32
@@ -324,16 +314,9 @@ def empty_casts(
     return found
 
 
-def with_scales(
-    found: list[Tensor], scales: list[Tensor], *, with_rows: bool, with_columns: bool
-) -> list[Tensor]:
+def with_scales(found: list[Tensor], scales: list[Tensor], *, with_rows: bool, with_columns: bool) -> list[Tensor]:
     """`empty_casts` with scales that are given, on the sides that are wanted."""
-    return [
-        found[0],
-        scales[0] if with_rows else found[1],
-        found[2],
-        scales[1] if with_columns else found[3],
-    ]
+    return [found[0], scales[0] if with_rows else found[1], found[2], scales[1] if with_columns else found[3]]
 
 
 def partial_amax(x: Tensor, tile: Tile) -> list[Tensor]:
@@ -348,21 +331,13 @@ def partial_amax(x: Tensor, tile: Tile) -> list[Tensor]:
 
 
 def given_scales(
-    partial: list[Tensor] | None,
-    element: Element,
-    scaling: Scaling,
-    *,
-    power_of_two: bool,
-    amax: Tensor | None,
+    partial: list[Tensor] | None, element: Element, scaling: Scaling, *, power_of_two: bool, amax: Tensor | None
 ) -> list[Tensor]:
     """Return scales of the rows [M, 1] and of the columns [K, 1], or of the tensor [1, 1] twice; a stack
     has them for each matrix. `amax` [1, 1], a magnitude of earlier steps, replaces `partial`."""
     if scaling is Scaling.ROW:
         assert partial is not None
-        return [
-            scale_of(a.amax(dim=-2).unsqueeze(-1), element=element, power_of_two=power_of_two)
-            for a in partial
-        ]
+        return [scale_of(a.amax(dim=-2).unsqueeze(-1), element=element, power_of_two=power_of_two) for a in partial]
     if amax is None:
         assert partial is not None
         amax = largest_of(partial)

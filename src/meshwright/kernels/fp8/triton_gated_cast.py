@@ -69,9 +69,7 @@ def value_tile(gate_ptr, up_ptr, m, k, M, K, stride_gate, stride_up, CODE: tl.co
 
 
 @triton.jit
-def gradient_tiles(
-    grad_ptr, gate_ptr, up_ptr, m, k, M, K, stride_grad, stride_gate, stride_up, CODE: tl.constexpr
-):
+def gradient_tiles(grad_ptr, gate_ptr, up_ptr, m, k, M, K, stride_grad, stride_gate, stride_up, CODE: tl.constexpr):
     """Gradients of gate and up, rounded to the format of gate."""
     inside = (m < M)[:, None] & (k < K)[None, :]
     grad = tile_at(grad_ptr, m, k, stride_grad, inside)
@@ -296,9 +294,7 @@ def fp8_gated_cast(
 @fp8_gated_cast.register_fake
 def _(*given: Any) -> list[Tensor]:
     gate, _, _, element, scaling, _, _, with_rows, with_columns = given
-    return empty_casts(
-        gate, Element(element), Scaling(scaling), with_rows=with_rows, with_columns=with_columns
-    )
+    return empty_casts(gate, Element(element), Scaling(scaling), with_rows=with_rows, with_columns=with_columns)
 
 
 @torch.library.custom_op("meshwright::fp8_gated_gradients_amax", mutates_args=())
@@ -406,9 +402,7 @@ def _cast_traffic(num_read: int, num_cast: int) -> Any:
         least = read * elements + num_cast * (2 * elements + 2 * 4 * elements // BLOCK)
         if tile.constants["PART"] == tile.constants["R"]:
             return Traffic(moved_bytes=least, least_bytes=least)
-        return Traffic(
-            moved_bytes=least, least_bytes=least, reread_bytes=read * elements, working_bytes=read * part
-        )
+        return Traffic(moved_bytes=least, least_bytes=least, reread_bytes=read * elements, working_bytes=read * part)
 
     return traffic
 

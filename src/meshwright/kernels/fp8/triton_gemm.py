@@ -87,13 +87,7 @@ def fp8_gemm_kernel(
 
 @torch.library.custom_op("meshwright::fp8_gemm", mutates_args=())
 def fp8_gemm(
-    a_MK: Tensor,
-    a_scales: Tensor,
-    a_scaling: str,
-    b_NK: Tensor,
-    b_scales: Tensor,
-    b_scaling: str,
-    dtype: torch.dtype,
+    a_MK: Tensor, a_scales: Tensor, a_scaling: str, b_NK: Tensor, b_scales: Tensor, b_scaling: str, dtype: torch.dtype
 ) -> Tensor:
     """A B^T in `dtype`, [M, N]."""
     (m, k), n = a_MK.shape, b_NK.shape[0]

@@ -210,9 +210,7 @@ _SIZES = {"m": 65536, "n": 2048, "k": 7168, "experts": 32}  # DeepSeek-V3, 8192 
 _INTEGERS = {"N": "i32:16", "K": "i32:16", "E": "i32"}
 
 
-def _sources(
-    name: str, rows: Tile, weights: Tile, *, scale: str = "*fp32", **constants: Any
-) -> list[KernelSource]:
+def _sources(name: str, rows: Tile, weights: Tile, *, scale: str = "*fp32", **constants: Any) -> list[KernelSource]:
     """Both kernels for e4m3, and for MI300X's format of it, which has no MX."""
     formats = {"*fp8e4nv": NOT_FNUZ} | ({} if constants["MX"] else {"*fp8e4b8": ("gfx942",)})
     found = []

@@ -96,9 +96,7 @@ def serves_rotary(call: KernelCall) -> Refusal | None:
 # --- losses ---
 
 
-def cross_entropy(
-    logits_NV: Tensor, labels_N: Tensor, weights_N: Tensor, *, z_loss: float, cap: float
-) -> Tensor:
+def cross_entropy(logits_NV: Tensor, labels_N: Tensor, weights_N: Tensor, *, z_loss: float, cap: float) -> Tensor:
     """Losses [N] times weights; the gradient overwrites the logits."""
     from liger_kernel.ops import LigerCrossEntropyFunction
 
@@ -117,26 +115,14 @@ def linear_cross_entropy(
     from liger_kernel.ops import LigerFusedLinearCrossEntropyFunction as Function
 
     # bias, class weights, ignored label, z-loss, label smoothing, reduction, cap, return of the z-loss, format of sums
-    options = (
-        None,
-        None,
-        IGNORED_LABEL,
-        0.0,
-        0.0,
-        settings.reduction,
-        settings.cap or None,
-        False,
-        torch.float32,
-    )
+    options = (None, None, IGNORED_LABEL, 0.0, 0.0, settings.reduction, settings.cap or None, False, torch.float32)
     return Function.apply(h_ND, weight_VD, labels_N, *options)[0]
 
 
 def serves_linear_cross_entropy(call: KernelCall) -> Refusal | None:
     """Refuse calls that Liger's loss does not compute."""
     if call.flags & {"weights", "z_loss", "sharded", "none"}:
-        return Refusal(
-            reason="Liger has no weights of tokens, no z-loss in the gradient alone, no sharded vocabulary"
-        )
+        return Refusal(reason="Liger has no weights of tokens, no z-loss in the gradient alone, no sharded vocabulary")
     if "mixed" in call.flags:
         return Refusal(reason="hidden states and weight have different formats")
     return serves(call)

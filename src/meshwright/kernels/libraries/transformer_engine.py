@@ -26,9 +26,7 @@ def serves(call: KernelCall) -> Refusal | None:
     """Refuse where the library is absent, other devices than NVIDIA's, traced graphs, empty tensors."""
     if call.has_shapes and not all(map(all, call.shapes)):
         return Refusal(reason="an empty tensor")
-    return unfit(
-        call, package="transformer_engine", project="transformer_engine", vendor="NVIDIA", architectures="sm"
-    )
+    return unfit(call, package="transformer_engine", project="transformer_engine", vendor="NVIDIA", architectures="sm")
 
 
 def rms_norm(
@@ -44,9 +42,7 @@ class _Norm(torch.autograd.Function):
     """The norm of `x`, and `x` itself. The backward kernel adds the gradients of both."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight_D: Tensor, epsilon: float, zero_centered: bool
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, weight_D: Tensor, epsilon: float, zero_centered: bool) -> tuple[Tensor, Tensor]:
         formats = import_module("transformer_engine.pytorch.constants").TE_DType
         rows_ND = x.reshape(-1, x.shape[-1])
         # output, quantizer; format; multiprocessors that stay free
@@ -62,9 +58,7 @@ class _Norm(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         functions = import_module("transformer_engine_torch")
         rows_ND, scale_N, weight_D = ctx.saved_tensors
-        grad_ND, behind_ND = (
-            None if grad is None else grad.reshape(rows_ND.shape).contiguous() for grad in grads
-        )
+        grad_ND, behind_ND = (None if grad is None else grad.reshape(rows_ND.shape).contiguous() for grad in grads)
         if grad_ND is None:  # only the sum has a gradient
             return grads[1], None, None, None
         given = (scale_N, weight_D, 0, ctx.zero_centered)

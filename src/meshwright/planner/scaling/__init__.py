@@ -15,13 +15,7 @@ from meshwright.planner.scaling.curve import (
 )
 from meshwright.planner.scaling.emulation import EmulatedPoint, Emulation, emulate
 from meshwright.planner.scaling.replicas import Replica, rank_replicas
-from meshwright.planner.scaling.sensitivity import (
-    AssumptionSwing,
-    Sensitivity,
-    curve_ends,
-    emulation_ends,
-    sensitivity,
-)
+from meshwright.planner.scaling.sensitivity import AssumptionSwing, Sensitivity, curve_ends, emulation_ends, sensitivity
 from meshwright.planner.scaling.sizes import (
     Costed,
     Mode,

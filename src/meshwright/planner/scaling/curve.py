@@ -104,9 +104,5 @@ def _training(study: Study, costed: Costed, goodput: Goodput | None) -> Training
     if study.num_tokens is None:
         return None
     return training_at(
-        costed.request,
-        costed.estimate.step,
-        num_tokens=study.num_tokens,
-        goodput=goodput,
-        costs=study.costs,
+        costed.request, costed.estimate.step, num_tokens=study.num_tokens, goodput=goodput, costs=study.costs
     )

@@ -103,8 +103,7 @@ def _real(study: Study, emulated: Costed, num_devices: int) -> Costed | Unreache
 def _difference_s(emulated: Costed, real: Costed) -> dict[str, float]:
     first, second = (c.estimate.step.components_s for c in (emulated, real))
     parts = {
-        cause: sum(second.get(name, 0.0) - first.get(name, 0.0) for name in names)
-        for cause, names in UNSEEN.items()
+        cause: sum(second.get(name, 0.0) - first.get(name, 0.0) for name in names) for cause, names in UNSEEN.items()
     }
     parts["everything else"] = real.step_s - emulated.step_s - sum(parts.values())
     return parts

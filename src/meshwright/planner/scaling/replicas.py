@@ -46,10 +46,7 @@ def rank_replicas(request: PlanRequest, sizes: Iterable[int]) -> tuple[Replica, 
                 best[size] = ranked
     found = {size: _costed(request, ranked.plan) for size, ranked in best.items()}
     fastest = max((c.rate.value for c in found.values()), default=1.0)
-    replicas = (
-        Replica(num_devices=size, costed=c, relative_ratio=c.rate.value / fastest)
-        for size, c in found.items()
-    )
+    replicas = (Replica(num_devices=size, costed=c, relative_ratio=c.rate.value / fastest) for size, c in found.items())
     return tuple(sorted(replicas, key=lambda r: -r.relative_ratio))
 
 

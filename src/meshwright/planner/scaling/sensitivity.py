@@ -125,9 +125,7 @@ def sensitivity(study: Study, compare: Compare) -> Sensitivity | Unreached:
     )
 
 
-def _swing(
-    study: Study, variation: Variation, compare: Compare, now: Pair, plans: dict[int, Plan]
-) -> AssumptionSwing:
+def _swing(study: Study, variation: Variation, compare: Compare, now: Pair, plans: dict[int, Plan]) -> AssumptionSwing:
     changed = variation.change(study if variation.replans else replace(study, known=plans))
     try:
         pair = compare(changed)
@@ -182,9 +180,7 @@ def _variations(study: Study, now: Pair) -> Iterator[Variation]:
 
 
 def _of_request(assumption: str, value: str, change: Callable[[PlanRequest], PlanRequest]) -> Variation:
-    return Variation(
-        assumption=assumption, value=value, change=lambda s: replace(s, request=change(s.request))
-    )
+    return Variation(assumption=assumption, value=value, change=lambda s: replace(s, request=change(s.request)))
 
 
 def _batch_times(request: PlanRequest, factor: float) -> PlanRequest:

@@ -13,12 +13,7 @@ from meshwright.report.outliers import axis_end
 from meshwright.report.training_figures import ratio_ticks
 
 VERDICT_COLORS = {Verdict.WIN: "#4c9a6a", Verdict.LOSS: "#b5525c", Verdict.TIE: "#8a919b"}
-PART_COLORS = {
-    "kernel_s": "#3f78b5",
-    "communication_s": "#d98a35",
-    "bubble_s": "#8b6bb1",
-    "host_s": "#b5525c",
-}
+PART_COLORS = {"kernel_s": "#3f78b5", "communication_s": "#d98a35", "bubble_s": "#8b6bb1", "host_s": "#b5525c"}
 MAX_BARS = 40
 """Workloads in one figure: the first ones; the table has all."""
 NEAR = 2.0
@@ -44,10 +39,7 @@ def ratios_chart(mean: MeanRatio) -> Any:
         y=alt.Y("workload:N", sort=[r["workload"] for r in rows], title=None, axis=alt.Axis(labelLimit=260))
     )
     x = alt.X(
-        "ratio:Q",
-        scale=scale,
-        axis=axis,
-        title=f"{mean.metric}: {mean.other} over {mean.baseline}, above 1 is better",
+        "ratio:Q", scale=scale, axis=axis, title=f"{mean.metric}: {mean.other} over {mean.baseline}, above 1 is better"
     )
     colors = alt.Scale(domain=[v.value for v in VERDICT_COLORS], range=list(VERDICT_COLORS.values()))
     color = alt.Color("verdict:N", scale=colors, legend=None)
@@ -56,9 +48,7 @@ def ratios_chart(mean: MeanRatio) -> Any:
         x=alt.X("low:Q", scale=scale), x2="high:Q", color=color
     )
     points = base.mark_point(filled=True, size=70, opacity=1).encode(x=x, color=color, shape=shape)
-    texts = base.mark_text(dy=-9, color=INK, fontSize=11).encode(
-        x=alt.X("ratio:Q", scale=scale), text="text:N"
-    )
+    texts = base.mark_text(dy=-9, color=INK, fontSize=11).encode(x=alt.X("ratio:Q", scale=scale), text="text:N")
     rules = alt.Chart(alt.Data(values=[{"x": 1.0}])).mark_rule(color=INK).encode(x=alt.X("x:Q", scale=scale))
     layers = [rules, interval, points, texts]
     if mean.n > 1:
@@ -96,29 +86,18 @@ def gap_chart(gap: Gap) -> Any:
     import altair as alt
 
     rows = []
-    least = (
-        0.08 * max(gap.before.total_s, gap.after.total_s) * 1e6
-    )  # a shorter bar has no room for its number
+    least = 0.08 * max(gap.before.total_s, gap.after.total_s) * 1e6  # a shorter bar has no room for its number
     for name, parts in ((gap.baseline, gap.before), (gap.other, gap.after)):
         end = 0.0
         for part, label in PARTS.items():
             size = getattr(parts, part) * 1e6
             text = f"{size:,.1f}" if size > least else ""
             rows.append(
-                {
-                    "side": name,
-                    "part": label,
-                    "start": end,
-                    "end": end + size,
-                    "middle": end + size / 2,
-                    "text": text,
-                }
+                {"side": name, "part": label, "start": end, "end": end + size, "middle": end + size / 2, "text": text}
             )
             end += size
     colors = alt.Scale(domain=list(PARTS.values()), range=list(PART_COLORS.values()))
-    base = alt.Chart(alt.Data(values=rows)).encode(
-        y=alt.Y("side:N", sort=[gap.baseline, gap.other], title=None)
-    )
+    base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("side:N", sort=[gap.baseline, gap.other], title=None))
     bars = base.mark_bar(height={"band": 0.7}).encode(
         x=alt.X("start:Q", title="microseconds of one device per token"), x2="end:Q",
         color=alt.Color("part:N", scale=colors, legend=None),

@@ -68,21 +68,15 @@ def sections(found: SideComparison, *, command: str) -> list[PageSection]:
             svg(ratios_chart(mean), title=name), title=name, command=command, legend=ratios_legend(mean),
             data=_table(ratios_table(mean, most=ALL_ROWS)),
         )  # fmt: skip
-        listed.append(
-            PageSection(title=f"{mean.metric[:1].upper()}{mean.metric[1:]}: {mean.other}", parts=[drawn])
-        )
+        listed.append(PageSection(title=f"{mean.metric[:1].upper()}{mean.metric[1:]}: {mean.other}", parts=[drawn]))
     for gap, shown in zip(found.gaps, gap_tables(found), strict=True):
         drawn = explained_figure(
             svg(gap_chart(gap), title=shown.title), title=shown.title, command=command, legend=gap_legend(),
             data=_table(shown),
         )  # fmt: skip
-        listed.append(
-            PageSection(title=f"Where the time goes: {gap.other}", parts=[drawn, paragraph(shown.caption)])
-        )
+        listed.append(PageSection(title=f"Where the time goes: {gap.other}", parts=[drawn, paragraph(shown.caption)]))
     if found.hardware:
-        listed.append(
-            PageSection(title="Hardware, beside its datasheets", parts=[_table(hardware_table(found))])
-        )
+        listed.append(PageSection(title="Hardware, beside its datasheets", parts=[_table(hardware_table(found))]))
     notes = "".join(f"<li>{linked(text)}</li>" for text in endnotes(found.sides))
     listed.append(PageSection(title="Endnotes", parts=[f'<ol class="notes">{notes}</ol>'], is_wide=True))
     return listed
@@ -103,6 +97,4 @@ def _lead(found: SideComparison) -> str:
 
 def _table(shown: TextTable) -> str:
     below = paragraph(shown.caption) if shown.caption else ""
-    return (
-        sortable_table(shown.headings, shown.rows, name=shown.title, text_columns=shown.text_columns) + below
-    )
+    return sortable_table(shown.headings, shown.rows, name=shown.title, text_columns=shown.text_columns) + below

@@ -48,9 +48,7 @@ def means_table(found: SideComparison) -> TextTable:
 def ratios_table(mean: MeanRatio, *, most: int) -> TextTable:
     """Ratio of each workload with both values."""
     shown = mean.ratios[:most]
-    rows = [
-        (r.workload, *_both(r), f"{r.value:.3f}", _interval(r.low, r.high), r.verdict.value) for r in shown
-    ]
+    rows = [(r.workload, *_both(r), f"{r.value:.3f}", _interval(r.low, r.high), r.verdict.value) for r in shown]
     hidden = len(mean.ratios) - len(shown)
     return TextTable(
         title=f"{mean.metric}, {mean.other} against {mean.baseline}",
@@ -62,14 +60,9 @@ def ratios_table(mean: MeanRatio, *, most: int) -> TextTable:
 def differing_table(found: SideComparison) -> TextTable:
     """Conditions side by side, those that differ first."""
     ordered = sorted(found.differing, key=lambda d: not d.differs)
-    rows = [
-        (d.condition, "differs" if d.differs else "same", *(v or "not stated" for v in d.values))
-        for d in ordered
-    ]
+    rows = [(d.condition, "differs" if d.differs else "same", *(v or "not stated" for v in d.values)) for d in ordered]
     names = tuple(s.name for s in found.sides)
-    return TextTable(
-        title="What differs", headings=("condition", "", *names), rows=rows, text_columns=("", *names)
-    )
+    return TextTable(title="What differs", headings=("condition", "", *names), rows=rows, text_columns=("", *names))
 
 
 def hardware_table(found: SideComparison) -> TextTable:
@@ -114,9 +107,7 @@ def markdown(found: SideComparison) -> str:
     lines = [f"# {title(found)}", ""]
     for table in tables_of(found, most=10**9):
         lines += [f"## {table.title}", "", *markdown_table(table), ""]
-    lines += (
-        ["## Read with care", "", *(f"- {text}" for text in found.cautions), ""] if found.cautions else []
-    )
+    lines += ["## Read with care", "", *(f"- {text}" for text in found.cautions), ""] if found.cautions else []
     lines += ["## Notes", "", *(f"{i}. {text}" for i, text in enumerate(endnotes(found.sides), start=1)), ""]
     return "\n".join(lines)
 
@@ -133,10 +124,7 @@ def markdown_table(table: TextTable) -> list[str]:
     def cells(row: object) -> str:
         return "| " + " | ".join("" if c is None else str(c).replace("|", "\\|") for c in row) + " |"  # pyright: ignore[reportGeneralTypeIssues]
 
-    rule = [
-        ":--" if i == 0 or heading in table.text_columns else "--:"
-        for i, heading in enumerate(table.headings)
-    ]
+    rule = [":--" if i == 0 or heading in table.text_columns else "--:" for i, heading in enumerate(table.headings)]
     lines = [cells(table.headings), cells(rule), *(cells(row) for row in table.rows)]
     return [*lines, "", table.caption] if table.caption else lines
 

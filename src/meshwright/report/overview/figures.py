@@ -116,16 +116,10 @@ def loss_chart(runs: Sequence[tuple[str, TrainingRun]]) -> Any:
         "loss:Q",
         title="loss, nats per token",
         scale=alt.Scale(type="log", nice=False) if is_wide else alt.Scale(zero=False),
-        axis=alt.Axis(
-            grid=True, tickCount=6, format="~r" if is_wide else alt.Undefined, minExtent=LOSS_LABELS
-        ),
+        axis=alt.Axis(grid=True, tickCount=6, format="~r" if is_wide else alt.Undefined, minExtent=LOSS_LABELS),
     )
     lines = alt.Chart(alt.Data(values=rows)).mark_line(strokeWidth=1.7).encode(x=x, y=y, color=color)
-    dots = (
-        alt.Chart(alt.Data(values=ends))
-        .mark_point(filled=True, size=40, opacity=1)
-        .encode(x=x, y=y, color=color)
-    )
+    dots = alt.Chart(alt.Data(values=ends)).mark_point(filled=True, size=40, opacity=1).encode(x=x, y=y, color=color)
     return alt.layer(lines, dots).properties(width=WIDTH + 100, height=260)
 
 
@@ -143,9 +137,7 @@ def memory_chart(entries: Sequence[ReportEntry]) -> Any:
     for entry, end in zip(entries, memory_ends(entries), strict=True):
         value, predicted = entry.value(MEMORY), _predicted_memory(entry.run)
         assert value is not None
-        rows.append(
-            {"name": entry.name, "gib": value.value / GIB, "end": end / GIB, "text": value_text(value)}
-        )
+        rows.append({"name": entry.name, "gib": value.value / GIB, "end": end / GIB, "text": value_text(value)})
         if predicted:
             ticks.append({"name": entry.name, "gib": predicted / GIB})
     longest = axis_end([r["end"] for r in rows])
@@ -219,11 +211,7 @@ def scaling_chart(rows: Sequence[Mapping[str, Any]]) -> Any:
         scale=bounded_scale([min(rates) / 1.5, max(rates) * 1.5]),
         axis=alt.Axis(format="~s", grid=True, tickCount=5),
     )
-    line = (
-        alt.Chart(alt.Data(values=ideal))
-        .mark_line(color=INK, strokeDash=[5, 4], strokeWidth=1)
-        .encode(x=x, y=y)
-    )
+    line = alt.Chart(alt.Data(values=ideal)).mark_line(color=INK, strokeDash=[5, 4], strokeWidth=1).encode(x=x, y=y)
     base = alt.Chart(alt.Data(values=list(rows)))
     dots = base.mark_point(filled=True, size=80, color=BLUE, opacity=1).encode(x=x, y=y)
     texts = base.mark_text(dy=-12, color=INK).encode(x=x, y=y, text="text:N")
@@ -239,10 +227,7 @@ def predicted_chart(rows: Sequence[Mapping[str, Any]]) -> Any:
     scale = alt.Scale(type="log", domain=domain, nice=False)
     line = [{"measured": e, "predicted": e, "below": e / 1.2, "above": e * 1.2} for e in domain]
     x = alt.X(
-        "measured:Q",
-        scale=scale,
-        title="measured tokens/s/device",
-        axis=alt.Axis(format="~s", grid=True, tickCount=5),
+        "measured:Q", scale=scale, title="measured tokens/s/device", axis=alt.Axis(format="~s", grid=True, tickCount=5)
     )
     y = alt.Y(
         "predicted:Q",
@@ -306,24 +291,13 @@ def sensitivity_chart(rows: Sequence[CostSensitivity], *, base_usd: float) -> An
     """USD per million tokens from the low to the high case of each assumption; the rule is the base case."""
     import altair as alt
 
-    data = [
-        {"what": r.what, "low": r.low, "high": r.high, "left": r.low_case, "right": r.high_case} for r in rows
-    ]
+    data = [{"what": r.what, "low": r.low, "high": r.high, "left": r.low_case, "right": r.high_case} for r in rows]
     ends = [e for r in data for e in (r["low"], r["high"])]
     span = max(ends) - min(ends) or 1
     scale = alt.Scale(domain=[min(ends) - 0.35 * span, max(ends) + 0.35 * span], nice=False)
-    base = alt.Chart(alt.Data(values=data)).encode(
-        y=alt.Y("what:N", sort=[r["what"] for r in data], title=None)
-    )
-    x = alt.X(
-        "low:Q",
-        scale=scale,
-        title="USD per million tokens",
-        axis=alt.Axis(format="~r", grid=True, tickCount=6),
-    )
-    rule = (
-        alt.Chart(alt.Data(values=[{"x": base_usd}])).mark_rule(color=INK).encode(x=alt.X("x:Q", scale=scale))
-    )
+    base = alt.Chart(alt.Data(values=data)).encode(y=alt.Y("what:N", sort=[r["what"] for r in data], title=None))
+    x = alt.X("low:Q", scale=scale, title="USD per million tokens", axis=alt.Axis(format="~r", grid=True, tickCount=6))
+    rule = alt.Chart(alt.Data(values=[{"x": base_usd}])).mark_rule(color=INK).encode(x=alt.X("x:Q", scale=scale))
     return alt.layer(
         base.mark_bar(color=BLUE, opacity=0.7, height={"band": 0.6}).encode(x=x, x2="high:Q"), rule,
         base.mark_text(align="right", dx=-5, color=INK, fontSize=10, limit=95).encode(x=x, text="left:N"),
@@ -333,9 +307,7 @@ def sensitivity_chart(rows: Sequence[CostSensitivity], *, base_usd: float) -> An
     ).properties(width=WIDTH, height={"step": 28})  # fmt: skip
 
 
-def highest(
-    entries: Sequence[ReportEntry], metric: Metric, *, most: int = MOST_BARS
-) -> list[tuple[str, SideValue]]:
+def highest(entries: Sequence[ReportEntry], metric: Metric, *, most: int = MOST_BARS) -> list[tuple[str, SideValue]]:
     """Names and values of the entries with this metric, best first."""
     found = [(e.name, v) for e in entries if (v := e.value(metric)) is not None]
     return sorted(found, key=lambda item: -item[1].value)[:most]

@@ -68,9 +68,7 @@ def roofline_chart(calls: Sequence[tuple[str, CallRates]]) -> Any:
     axis = alt.Axis(labelLimit=260)
     base = alt.Chart(alt.Data(values=rows)).encode(
         y=alt.Y("call:N", sort=[r["call"] for r in rows], title=None, axis=axis),
-        x=alt.X(
-            "share:Q", scale=scale, title="share of the roofline", axis=alt.Axis(format="%", tickCount=6)
-        ),
+        x=alt.X("share:Q", scale=scale, title="share of the roofline", axis=alt.Axis(format="%", tickCount=6)),
     )
     color = alt.condition("datum.cut", alt.value(OUTLIER_COLOR), alt.value(BLUE))
     bars = base.mark_bar(opacity=0.5, height={"band": 0.65}).encode(color=color)
@@ -84,9 +82,7 @@ def roofline_chart(calls: Sequence[tuple[str, CallRates]]) -> Any:
 def roofline_cuts(calls: Sequence[tuple[str, CallRates]]) -> tuple[tuple[str, str], ...]:
     """(name, colour) of bars that are longer than the axis, where there are some."""
     longest = _longest(calls)
-    return (
-        (OUTLIER_LEGEND,) if any((c.roofline_ratio or 0.0) > longest for _, c in calls[:MOST_CALLS]) else ()
-    )
+    return (OUTLIER_LEGEND,) if any((c.roofline_ratio or 0.0) > longest for _, c in calls[:MOST_CALLS]) else ()
 
 
 def _longest(calls: Sequence[tuple[str, CallRates]]) -> float:

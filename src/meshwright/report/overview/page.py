@@ -30,22 +30,10 @@ from meshwright.report.html import (
     tiles,
 )
 from meshwright.report.overview import figures as draw
-from meshwright.report.overview.kernels import (
-    KERNEL_RATES,
-    drawn_calls,
-    kernels_table,
-    roofline_chart,
-    roofline_cuts,
-)
+from meshwright.report.overview.kernels import KERNEL_RATES, drawn_calls, kernels_table, roofline_chart, roofline_cuts
 from meshwright.report.overview.kernels import ORANGE as KERNEL_LINE
 from meshwright.report.overview.measured_pipeline import idle_ratios, passes_legend, passes_svg, stages_table
-from meshwright.report.overview.tables import (
-    cost_table,
-    entries_table,
-    sensitivity_table,
-    value_cells,
-    values_table,
-)
+from meshwright.report.overview.tables import cost_table, entries_table, sensitivity_table, value_cells, values_table
 from meshwright.report.timeline_blocks import MAX_DRAWN_PER_RANK
 from meshwright.version import __version__
 
@@ -126,9 +114,7 @@ def markdown(found: RecordReport) -> str:
             lines += [f"### {table.title}", "", *markdown_table(table), ""]
     lines += ["## Not read", "", *(f"- {text}" for text in found.unreadable), ""] if found.unreadable else []
     notes = endnotes([e.side for e in found.entries])
-    return "\n".join(
-        [*lines, "## Endnotes", "", *(f"{i}. {text}" for i, text in enumerate(notes, start=1)), ""]
-    )
+    return "\n".join([*lines, "## Endnotes", "", *(f"{i}. {text}" for i, text in enumerate(notes, start=1)), ""])
 
 
 def report_sections(found: RecordReport) -> Iterator[ReportSection]:
@@ -225,10 +211,7 @@ def _kernels(found: RecordReport) -> ReportSection | None:
     if not runs:
         return None
     categories = list(draw.KERNEL_COLORS)
-    rows = [
-        (name, *(f"{run.record['profile']['shares'].get(c, 0.0):.1%}" for c in categories))
-        for name, run in runs
-    ]
+    rows = [(name, *(f"{run.record['profile']['shares'].get(c, 0.0):.1%}" for c in categories)) for name, run in runs]
     data = TextTable(title="Time by kind of kernel: data", headings=("name", *categories), rows=rows)
     figure = ReportFigure(
         title="Share of a step by kind of kernel", data=data, chart=draw.kernels_chart(runs),
@@ -253,15 +236,10 @@ def _kernel_calls(found: RecordReport) -> ReportSection | None:
         title = "Share of the roofline, lowest first"
         figures = (
             ReportFigure(
-                title=title,
-                data=data,
-                chart=chart,
-                legend=(("the roofline", KERNEL_LINE), *roofline_cuts(calls)),
+                title=title, data=data, chart=chart, legend=(("the roofline", KERNEL_LINE), *roofline_cuts(calls))
             ),
         )
-    return ReportSection(
-        title="Kernels by shape", text=KERNEL_RATES, tables=(shown,), figures=figures, is_wide=True
-    )
+    return ReportSection(title="Kernels by shape", text=KERNEL_RATES, tables=(shown,), figures=figures, is_wide=True)
 
 
 def _pipeline(found: RecordReport) -> ReportSection | None:
@@ -282,9 +260,7 @@ def _pipeline(found: RecordReport) -> ReportSection | None:
             for r in stage_rows(done.request, done.estimate)
         ]
         data = TextTable(
-            title=f"Pipeline of {entry.name}: data",
-            headings=("rank", "layers", "forward", "backward"),
-            rows=rows,
+            title=f"Pipeline of {entry.name}: data", headings=("rank", "layers", "forward", "backward"), rows=rows
         )
         figures.append(
             ReportFigure(
@@ -378,9 +354,7 @@ def _predicted(found: RecordReport) -> ReportSection | None:
         title="Predicted over measured tokens/s/device", data=data, chart=draw.predicted_chart(rows),
         legend=(("measured inside the 80 % interval", draw.GREEN), ("outside", draw.RED), ("within 20 %", "#dfe2e6")),
     )  # fmt: skip
-    text = (
-        f"Measured inside the 80 % interval that was predicted before the run: {inside:,} of {len(rows):,}."
-    )
+    text = f"Measured inside the 80 % interval that was predicted before the run: {inside:,} of {len(rows):,}."
     if len(rows) > draw.MOST_POINTS:
         text += f" Of them {draw.MOST_POINTS} are drawn: the {draw.MOST_POINTS // 2} worst, and others evenly by error."
     return ReportSection(title="Predicted and measured", text=text, figures=(figure,))
@@ -401,11 +375,7 @@ def _serving(found: RecordReport) -> ReportSection | None:
     if not named:
         return None
     named = named[:MOST_CURVES]
-    rows = [
-        (name, p["load"], f"{p['rate']:,.1f}", f"{p['user_rate']:,.2f}")
-        for name, points in named
-        for p in points
-    ]
+    rows = [(name, p["load"], f"{p['rate']:,.1f}", f"{p['user_rate']:,.2f}") for name, points in named for p in points]
     data = TextTable(
         title="Serving: data",
         headings=("name", "load", "output tokens/s", "tokens/s of one request"),
@@ -414,10 +384,7 @@ def _serving(found: RecordReport) -> ReportSection | None:
     )
     legend = tuple((name, draw.SERIES[i]) for i, (name, _) in enumerate(named))
     figure = ReportFigure(
-        title="Output rate against the speed of one request",
-        data=data,
-        chart=draw.serving_chart(named),
-        legend=legend,
+        title="Output rate against the speed of one request", data=data, chart=draw.serving_chart(named), legend=legend
     )
     return ReportSection(title="Serving", text="Up and to the right is better.", figures=(figure,))
 
@@ -439,9 +406,7 @@ def _cost(found: RecordReport) -> ReportSection | None:
     if varied:
         base = usd_per_million(*_first_price(value, found))
         table = sensitivity_table(cheapest.name, varied)
-        figures = (
-            ReportFigure(title=table.title, data=table, chart=draw.sensitivity_chart(varied, base_usd=base)),
-        )
+        figures = (ReportFigure(title=table.title, data=table, chart=draw.sensitivity_chart(varied, base_usd=base)),)
     text = (
         "One price of a device-hour, the licence included, over the tokens of that hour and the utilisation. Prices "
         "come from the catalogue with date and region, or from the terms given; rented prices include the power."
@@ -512,13 +477,7 @@ def _lead(found: RecordReport) -> str:
     ratios = [r for e in found.entries if (r := _ratio(e)) is not None]
     if ratios:
         errors = [abs(r - 1) for r in ratios]
-        shown.append(
-            (
-                f"{median(errors):.0%}",
-                "median error of the prediction",
-                f"trainings: {len(ratios):,}",
-            )
-        )
+        shown.append((f"{median(errors):.0%}", "median error of the prediction", f"trainings: {len(ratios):,}"))
     left = "".join(paragraph(f"Not read: {text}.", css_class="caution") for text in found.unreadable[:20])
     more = len(found.unreadable) - 20
     left += paragraph(f"And {more:,} more could not be read.", css_class="caution") if more > 0 else ""

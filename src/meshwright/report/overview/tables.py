@@ -51,15 +51,7 @@ def values_table(found: RecordReport) -> TextTable:
     """One row for each value of records that have several workloads."""
     several = [e for e in found.entries if len(e.side.values) > len({v.metric for v in e.side.values})]
     rows = [
-        (
-            e.name,
-            v.workload,
-            v.metric.name,
-            value_text(v),
-            v.metric.unit,
-            len(v.samples) or "",
-            v.evidence.value,
-        )
+        (e.name, v.workload, v.metric.name, value_text(v), v.metric.unit, len(v.samples) or "", v.evidence.value)
         for e in several
         for v in e.side.values
     ]

@@ -58,9 +58,7 @@ def _data(title: str, rows: Sequence[SourceRow], label: Callable[[SourceRow], st
     return TextTable(title=f"{title}: data", headings=headings, rows=cells, text_columns=("claim",))
 
 
-def _intervals(
-    rows: Sequence[SourceRow], label: Callable[[SourceRow], str], *, axis: str, parity: bool = False
-) -> Any:
+def _intervals(rows: Sequence[SourceRow], label: Callable[[SourceRow], str], *, axis: str, parity: bool = False) -> Any:
     """One line a claim: interval and value of the prediction, printed value, value of the logs."""
     import altair as alt
 
@@ -77,9 +75,7 @@ def _intervals(
         mark["text"] = number(mark["value"]) if mark["kind"] == "printed" else ""
     ends = [v for d in data for v in (d["low"], d["high"])] + [m["value"] for m in marks]
     low, high = min(ends), max(ends)
-    scale = alt.Scale(
-        domain=[max(0.0, low - 0.12 * (high - low)), high + 0.12 * (high - low)], nice=False, zero=False
-    )
+    scale = alt.Scale(domain=[max(0.0, low - 0.12 * (high - low)), high + 0.12 * (high - low)], nice=False, zero=False)
     order = list(dict.fromkeys(m["name"] for m in marks))
     y = alt.Y("name:N", sort=order, title=None, axis=alt.Axis(labelLimit=270))
     x = alt.X("value:Q", scale=scale, title=axis, axis=alt.Axis(grid=True, tickCount=6, format="~r"))
@@ -87,9 +83,7 @@ def _intervals(
     color = alt.Color("kind:N", scale=colors, legend=None)
     band = alt.Chart(alt.Data(values=data)).mark_bar(color=PREDICTED, opacity=0.22, height={"band": 0.6})
     points = alt.Chart(alt.Data(values=marks))
-    shapes = alt.Scale(
-        domain=["printed", "predicted", "published logs"], range=["diamond", "circle", "square"]
-    )
+    shapes = alt.Scale(domain=["printed", "predicted", "published logs"], range=["diamond", "circle", "square"])
     layers = [
         band.encode(y=y, x=alt.X("low:Q", scale=scale), x2="high:Q"),
         points.mark_point(filled=True, size=70, opacity=1).encode(
@@ -144,10 +138,7 @@ def _minutes_8b(found: SourceReport) -> SourceFigure:
     title = "MLPerf time to train, 8 GPUs: Llama 3.1 8B"
     chart = _intervals(rows, lambda r: r.claim.accelerator, axis="minutes")
     return SourceFigure(
-        section="MLPerf Training",
-        title=title,
-        chart=chart,
-        data=_data(title, rows, lambda r: r.claim.accelerator),
+        section="MLPerf Training", title=title, chart=chart, data=_data(title, rows, lambda r: r.claim.accelerator)
     )
 
 
@@ -252,9 +243,7 @@ def _serving(found: SourceReport) -> SourceFigure:
     rows = _claims(found, "s65_12", "s65_10")
 
     def label(row: SourceRow) -> str:
-        return (
-            "Llama 3.1 405B offline" if row.claim.claim_id == "s65_12" else "DeepSeek-R1 online, 16 in flight"
-        )
+        return "Llama 3.1 405B offline" if row.claim.claim_id == "s65_12" else "DeepSeek-R1 online, 16 in flight"
 
     title = "Inference in FP4: MI355X over B200"
     return SourceFigure(

@@ -77,9 +77,7 @@ def markdown(found: SourceReport) -> str:
     for table in tables:
         lines += [f"## {table.title}", "", *markdown_table(table), ""]
     lines += ["## Classes", "", *(f"- {c.value}: {text}" for c, text in CLASSES.items()), ""]
-    return "\n".join(
-        [*lines, "## Endnotes", "", *(f"{i}. {t}" for i, t in enumerate(endnotes(found), start=1)), ""]
-    )
+    return "\n".join([*lines, "## Endnotes", "", *(f"{i}. {t}" for i, t in enumerate(endnotes(found), start=1)), ""])
 
 
 def endnotes(found: SourceReport) -> list[str]:
@@ -92,14 +90,8 @@ def endnotes(found: SourceReport) -> list[str]:
         "MLPerf name and logo are registered and unregistered trademarks of MLCommons Association"
     )
     measured = dict.fromkeys(r.measured for r in found.rows if r.measured is not None)
-    notes += [
-        f"Measured here, {m.date}, {m.device}: {m.value}. {m.text} `{m.command}`" for m in measured if m
-    ]
-    notes += [
-        f"{r.claim.claim_id}: {'; '.join(r.plans[:4])}. `{r.answer.commands[0]}`"
-        for r in found.rows
-        if r.plans
-    ]
+    notes += [f"Measured here, {m.date}, {m.device}: {m.value}. {m.text} `{m.command}`" for m in measured if m]
+    notes += [f"{r.claim.claim_id}: {'; '.join(r.plans[:4])}. `{r.answer.commands[0]}`" for r in found.rows if r.plans]
     return notes
 
 

@@ -48,9 +48,7 @@ def _cells(row: SourceRow) -> tuple[str, ...]:
 def what(row: SourceRow) -> str:
     """The claim in a line: metric, model, method, format, devices, baseline."""
     c = row.claim
-    devices = (
-        f"{c.num_accelerators} x {c.accelerator}" if c.num_accelerators and c.accelerator else c.accelerator
-    )
+    devices = f"{c.num_accelerators} x {c.accelerator}" if c.num_accelerators and c.accelerator else c.accelerator
     against = f"against {c.baseline}" if c.baseline else ""
     parts = (c.metric.replace("_", " "), c.model, c.method, c.precision, devices, against)
     return ", ".join(p for p in parts if p)

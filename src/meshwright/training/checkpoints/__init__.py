@@ -16,13 +16,7 @@ saver     asynchronous saving
 stalls    time that steps waited for it
 """
 
-from meshwright.training.checkpoints.content import (
-    Content,
-    as_manifest,
-    content,
-    content_of,
-    origin_of,
-)
+from meshwright.training.checkpoints.content import Content, as_manifest, content, content_of, origin_of
 from meshwright.training.checkpoints.files import (
     BEST,
     MANIFEST,

@@ -80,6 +80,4 @@ def content_of(manifest: Mapping[str, Any]) -> Content | None:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise InputError(
-            f"the checkpoint's manifest does not describe a model: {where}: {first['msg']}"
-        ) from error
+        raise InputError(f"the checkpoint's manifest does not describe a model: {where}: {first['msg']}") from error

@@ -42,9 +42,7 @@ def checkpoints(folder: Path) -> list[SavedCheckpoint]:
     if not folder.is_dir():
         return []
     found = [(NAME.fullmatch(path.name), path) for path in folder.iterdir() if (path / MANIFEST).is_file()]
-    return sorted(
-        (SavedCheckpoint(path=p, step=int(m[1])) for m, p in found if m), key=lambda saved: saved.step
-    )
+    return sorted((SavedCheckpoint(path=p, step=int(m[1])) for m, p in found if m), key=lambda saved: saved.step)
 
 
 def without_manifest(folder: Path) -> list[SavedCheckpoint]:
@@ -202,9 +200,7 @@ def choose(folder: Path, step: StepChoice) -> SavedCheckpoint:
             return saved
     steps = ", ".join(str(saved.step) for saved in found[-12:])
     if step == "best":
-        raise InputError(
-            f"the checkpoint of the best evaluation, after step {wanted}, was not kept", allowed=steps
-        )
+        raise InputError(f"the checkpoint of the best evaluation, after step {wanted}, was not kept", allowed=steps)
     raise InputError("no checkpoint of this step", got=step, allowed=steps)
 
 

@@ -66,9 +66,7 @@ def _member(enumeration: Any, name: str) -> Enum:
     """Return a member of an enumeration: Python 3.11.0 to 3.11.3 pickles it as `getattr` of its class and name."""
     if isinstance(enumeration, type) and issubclass(enumeration, Enum) and name in enumeration.__members__:
         return enumeration[name]
-    raise pickle.UnpicklingError(
-        f"it refers to {name!r} of {enumeration!r}, which is no enumeration that has it"
-    )
+    raise pickle.UnpicklingError(f"it refers to {name!r} of {enumeration!r}, which is no enumeration that has it")
 
 
 class CheckpointReader(FileSystemReader):

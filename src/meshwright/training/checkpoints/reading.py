@@ -14,9 +14,7 @@ from meshwright.training.checkpoints.files import SavedCheckpoint, read_manifest
 from meshwright.training.checkpoints.metadata import CheckpointReader
 
 
-def load(
-    saved: SavedCheckpoint, *, into: dict[str, Tensor], zero_if_absent: str | None = None
-) -> dict[str, Any]:
+def load(saved: SavedCheckpoint, *, into: dict[str, Tensor], zero_if_absent: str | None = None) -> dict[str, Any]:
     """Read `saved` into the tensors of `into`, in place, and return the manifest. Every process calls it.
 
     Tensors whose names begin with `zero_if_absent` are set to 0 where the checkpoint lacks them.
@@ -36,9 +34,7 @@ def load(
             raise InputError(f"checkpoint {saved.path} has no tensor {name!r}", hint="it is of another model")
         if tuple(held) != tuple(tensor.shape):
             raise InputError(
-                f"checkpoint {saved.path}: {name} has another shape",
-                got=tuple(held),
-                allowed=tuple(tensor.shape),
+                f"checkpoint {saved.path}: {name} has another shape", got=tuple(held), allowed=tuple(tensor.shape)
             )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

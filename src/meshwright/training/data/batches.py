@@ -50,9 +50,7 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         """A copy on `device`, from pinned memory without waiting where that is a GPU."""
         is_gpu = torch.device(device).type == "cuda"
-        tensors = {
-            name: tensor.pin_memory() if is_gpu else tensor for name, tensor in self._tensors().items()
-        }
+        tensors = {name: tensor.pin_memory() if is_gpu else tensor for name, tensor in self._tensors().items()}
         return Batch(**{name: tensor.to(device, non_blocking=is_gpu) for name, tensor in tensors.items()})
 
     def micro_batches(self, size: int) -> Iterator[Batch]:
@@ -81,9 +79,7 @@ class Batches:
     data_rank: int = 0
     data_width: int = 1
     vocab: int | None = None  # of the model; a token beyond it is refused
-    offset: int = (
-        0  # sequences: batch i begins at sequence i x global_batch + offset, after another batch size
-    )
+    offset: int = 0  # sequences: batch i begins at sequence i x global_batch + offset, after another batch size
     is_shuffled: bool = True  # False: corpus order, for validation
     is_once: bool = False  # rows after the last sample are padding: an evaluation counts every sample once
 
@@ -122,9 +118,7 @@ class Batches:
         first = self.offset + step * self.global_batch + self.data_rank * num_rows
         if isinstance(self.samples, Mixture):
             return self.samples.numbers(range(first, first + num_rows), seed=self.seed)
-        epochs, places = np.divmod(
-            np.arange(first, first + num_rows, dtype=np.int64), self.samples.num_samples
-        )
+        epochs, places = np.divmod(np.arange(first, first + num_rows, dtype=np.int64), self.samples.num_samples)
         if self.is_once:
             places[epochs > 0] = NO_SAMPLE
         if not self.is_shuffled:

@@ -32,9 +32,7 @@ def bpe_tokenizer(vocab: int, *, source: DocumentSource, cache: Path) -> JsonTok
     Raises InputError when the size is impossible. A small corpus can yield fewer tokens than asked for.
     """
     if not SMALLEST_VOCAB <= vocab <= LARGEST_VOCAB:
-        raise InputError(
-            "the size of a BPE vocabulary", got=vocab, allowed=f"{SMALLEST_VOCAB} to {LARGEST_VOCAB}"
-        )
+        raise InputError("the size of a BPE vocabulary", got=vocab, allowed=f"{SMALLEST_VOCAB} to {LARGEST_VOCAB}")
     about = {
         "kind": "byte-level BPE", "format": 1, "vocab": vocab, "source": source.fingerprint,
         "characters": TRAINED_ON_CHARACTERS, "excerpt": _EXCERPT_CHARACTERS,

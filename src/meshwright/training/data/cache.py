@@ -111,9 +111,7 @@ def _build(folder: Path, build: Callable[[Path], None], about: Mapping[str, Any]
             file.relative_to(partial).as_posix(): {"bytes": file.stat().st_size, "blake2b": digest_of(file)}
             for file in files
         }
-        write_atomically(
-            partial / MANIFEST, json.dumps({"about": dict(about), "files": facts}, indent=1) + "\n"
-        )
+        write_atomically(partial / MANIFEST, json.dumps({"about": dict(about), "files": facts}, indent=1) + "\n")
         _to_disk(partial)
         partial.rename(folder)
     except BaseException:

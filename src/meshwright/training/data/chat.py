@@ -116,11 +116,7 @@ class JinjaChat:
         if not whole.startswith(after):
             # Some templates end a text, but not a turn, with the end token.
             stop = len(after) - len(self.marks.get("eos_token", ""))
-            if (
-                stop < start
-                or not whole.startswith(after[:stop])
-                or after[stop:] != self.marks.get("eos_token")
-            ):
+            if stop < start or not whole.startswith(after[:stop]) or after[stop:] != self.marks.get("eos_token"):
                 raise _no_place(number)
         if not (after.startswith(before) and whole.startswith(before)):
             raise _no_place(number)

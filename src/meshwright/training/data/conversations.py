@@ -76,16 +76,9 @@ def instruction_conversation(record: Mapping[str, Any], *, context_key: str, ans
     if not isinstance(history, Sequence):
         raise InputError("history is a list", got=_kind(history))
     for turn in history:
-        if not (
-            isinstance(turn, Sequence) and len(turn) == 2 and all(isinstance(said, str) for said in turn)
-        ):
-            raise InputError(
-                "history is a list of pairs: the user's text and the assistant's", got=_kind(turn)
-            )
-        pairs += [
-            ({"role": "user", "content": turn[0]}, False),
-            ({"role": "assistant", "content": turn[1]}, True),
-        ]
+        if not (isinstance(turn, Sequence) and len(turn) == 2 and all(isinstance(said, str) for said in turn)):
+            raise InputError("history is a list of pairs: the user's text and the assistant's", got=_kind(turn))
+        pairs += [({"role": "user", "content": turn[0]}, False), ({"role": "assistant", "content": turn[1]}, True)]
     asked = f"{instruction}\n{context}" if context else instruction
     pairs += [({"role": "user", "content": asked}, False), ({"role": "assistant", "content": answer}, True)]
     return _conversation(record, pairs)
@@ -214,8 +207,7 @@ def _tools(record: Mapping[str, Any]) -> tuple[Any, ...] | None:
     if not isinstance(tools, Sequence) or not all(isinstance(tool, Mapping) for tool in tools):
         raise InputError("tools is a list of objects", got=_kind(tools))
     wrapped = [
-        tool if "function" in tool or "name" not in tool else {"type": "function", "function": tool}
-        for tool in tools
+        tool if "function" in tool or "name" not in tool else {"type": "function", "function": tool} for tool in tools
     ]
     return tuple(wrapped) or None
 

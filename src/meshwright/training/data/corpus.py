@@ -26,12 +26,7 @@ from meshwright.training.data.split import Extents, everything, hold_out
 from meshwright.training.data.store import TokenStore, open_store
 from meshwright.training.data.token_range import require_vocab
 from meshwright.training.data.tokenization import Report, tokenise
-from meshwright.training.data.tokenizer import (
-    ByteTokenizer,
-    Tokenizer,
-    tokenizer_from_hub,
-    tokenizer_from_path,
-)
+from meshwright.training.data.tokenizer import ByteTokenizer, Tokenizer, tokenizer_from_hub, tokenizer_from_path
 from meshwright.training.data.usage import DataUsage, describe_records, usages_as_json
 
 
@@ -40,9 +35,7 @@ class Corpus:
     """Training and validation data of a run."""
 
     train: Samples
-    validations: Mapping[
-        str, Samples
-    ]  # by name; always the same, in the same order. Empty: no validation loss
+    validations: Mapping[str, Samples]  # by name; always the same, in the same order. Empty: no validation loss
     tokenizer: Tokenizer | None  # None: the data is tokens already, or random ones
     num_tokens: int | None  # of the training part; None: endless
     train_usages: Mapping[str, DataUsage] = field(default_factory=dict)  # by source; empty: random tokens
@@ -199,9 +192,7 @@ def open_tokenizer(name: str, *, source: DocumentSource | TokenFiles | None, cac
         return ByteTokenizer()
     if kind == "bpe" and colon:
         if not size.isdecimal():
-            raise InputError(
-                "the size of a trained tokenizer", got=name, allowed="bpe:SIZE, such as bpe:4096"
-            )
+            raise InputError("the size of a trained tokenizer", got=name, allowed="bpe:SIZE, such as bpe:4096")
         if not isinstance(source, DocumentSource):
             raise InputError(f"{name} is trained on text", got="no text", hint="name text as data.source")
         return bpe_tokenizer(int(size), source=source, cache=cache)

@@ -62,9 +62,7 @@ class IndexedWriter:
         """Append one document of one sequence. Raises InputError when a token does not fit the type."""
         limits = np.iinfo(self.dtype)
         if tokens_N.size and not limits.min <= int(tokens_N.min()) <= int(tokens_N.max()) <= limits.max:
-            raise InputError(
-                "a token does not fit the file's type", got=int(tokens_N.max()), allowed=self.dtype.name
-            )
+            raise InputError("a token does not fit the file's type", got=int(tokens_N.max()), allowed=self.dtype.name)
         self._tokens.write(np.ascontiguousarray(tokens_N, dtype=self.dtype.newbyteorder("<")).tobytes())
         if len(tokens_N) > np.iinfo(np.int32).max:  # what the index can say
             raise InputError("a document has too many tokens", got=len(tokens_N), allowed="< 2^31")
@@ -122,9 +120,7 @@ class IndexedTokens:
 
     def start_of(self, document: int) -> int:
         """First token of a document; the end of the file for the document after the last one."""
-        return (
-            self.num_tokens if document == self.num_documents else int(self.starts_D[document]) // self.unit
-        )
+        return self.num_tokens if document == self.num_documents else int(self.starts_D[document]) // self.unit
 
     def document_at(self, position: int) -> int:
         """The document that holds a token."""
@@ -147,20 +143,14 @@ def open_indexed(prefix: Path) -> IndexedTokens:
     except OSError as error:
         raise InputError(f"cannot read tokens: {error.strerror}", got=str(error.filename)) from error
     if len(header) < HEADER.size or header[:9] != MAGIC:
-        raise InputError(
-            "not an index of tokens", got=str(index_file), allowed="a file that begins with MMIDIDX"
-        )
+        raise InputError("not an index of tokens", got=str(index_file), allowed="a file that begins with MMIDIDX")
     _, version, code, num_sequences, num_marks = HEADER.unpack(header)
     if version != 1 or code not in TOKEN_TYPES:
-        raise InputError(
-            f"{index_file}: version and token type", got=f"{version} and {code}", allowed="1 and 1-5 or 8"
-        )
+        raise InputError(f"{index_file}: version and token type", got=f"{version} and {code}", allowed="1 and 1-5 or 8")
     dtype = np.dtype(TOKEN_TYPES[code]).newbyteorder("<")
     needed_bytes = HEADER.size + 12 * num_sequences + 8 * num_marks
     if num_index_bytes < needed_bytes:
-        raise InputError(
-            f"{index_file} is truncated", got=f"{num_index_bytes} bytes", allowed=f"{needed_bytes}"
-        )
+        raise InputError(f"{index_file} is truncated", got=f"{num_index_bytes} bytes", allowed=f"{needed_bytes}")
     if num_sequences == 0 or num_marks < 2 or num_token_bytes == 0:
         raise InputError("a token file without documents", got=str(index_file))
     at = HEADER.size
@@ -176,12 +166,7 @@ def open_indexed(prefix: Path) -> IndexedTokens:
 
 
 def _check(
-    file: Path,
-    lengths_S: np.ndarray,
-    pointers_S: np.ndarray,
-    marks_D: np.ndarray,
-    num_token_bytes: int,
-    width: int,
+    file: Path, lengths_S: np.ndarray, pointers_S: np.ndarray, marks_D: np.ndarray, num_token_bytes: int, width: int
 ) -> None:
     """Sequences follow each other without gaps and end where `.bin` ends; documents begin at sequences."""
     expected = 0
@@ -190,9 +175,7 @@ def _check(
         ends_N = expected + np.cumsum(lengths_N) * width
         pointers_N = np.asarray(pointers_S[row : row + _CHECK_ROWS])
         if (lengths_N < 0).any() or pointers_N[0] != expected or (pointers_N[1:] != ends_N[:-1]).any():
-            raise InputError(
-                f"{file}: sequences do not follow each other", hint="write the pair of files again"
-            )
+            raise InputError(f"{file}: sequences do not follow each other", hint="write the pair of files again")
         expected = int(ends_N[-1])
     if expected != num_token_bytes:
         raise InputError(

@@ -87,15 +87,10 @@ class StreamSamples:
             tokens.append(self.store.tokens(a, b))
             trained.append(self.store.trained(a, b))
             starts_N = self.store.starts_between(a, b) - a
-            begins.append(
-                np.concatenate([[0], starts_N[:0] if self.joins_documents else starts_N]) + at - start
-            )
+            begins.append(np.concatenate([[0], starts_N[:0] if self.joins_documents else starts_N]) + at - start)
             at, extent = at + b - a, extent + 1
         return assemble(
-            np.concatenate(tokens),
-            np.concatenate(trained),
-            np.concatenate(begins),
-            length=self.sequence_length,
+            np.concatenate(tokens), np.concatenate(trained), np.concatenate(begins), length=self.sequence_length
         )
 
 
@@ -124,11 +119,7 @@ def stream_samples(
         num_samples=num_samples,
         num_tokens=extents.num_tokens,
         usage=usage_of_stream(
-            store,
-            extents,
-            sequence_length=sequence_length,
-            num_samples=num_samples,
-            joins_documents=joins_documents,
+            store, extents, sequence_length=sequence_length, num_samples=num_samples, joins_documents=joins_documents
         ),
         joins_documents=joins_documents,
     )
@@ -154,10 +145,7 @@ class WholeSamples:
         stop = min(stop, start + self.sequence_length + 1)
         begins = np.concatenate([[0], self.store.starts_between(start, stop) - start])
         return assemble(
-            self.store.tokens(start, stop),
-            self.store.trained(start, stop),
-            begins,
-            length=self.sequence_length,
+            self.store.tokens(start, stop), self.store.trained(start, stop), begins, length=self.sequence_length
         )
 
 
@@ -183,10 +171,7 @@ def whole_samples(store: TokenStore, extents: Extents, *, sequence_length: int) 
         sequence_length=sequence_length,
         ranges_P2=ranges_P2,
         usage=usage_of_documents(
-            documents,
-            ranges_P2,
-            sequence_length=sequence_length,
-            num_skipped=len(all_P2) - len(ranges_P2),
+            documents, ranges_P2, sequence_length=sequence_length, num_skipped=len(all_P2) - len(ranges_P2)
         ),
     )
 
@@ -202,13 +187,9 @@ class SyntheticSamples:
 
     def sample(self, number: int) -> Sample:
         """Uniform tokens from a generator of this number's own."""
-        generator = np.random.Generator(
-            np.random.Philox(key=np.array([self.seed % 2**64, number], dtype=np.uint64))
-        )
+        generator = np.random.Generator(np.random.Philox(key=np.array([self.seed % 2**64, number], dtype=np.uint64)))
         tokens_N = generator.integers(0, self.vocab, size=self.sequence_length + 1, dtype=np.int64)
-        return assemble(
-            tokens_N, np.ones(len(tokens_N), bool), np.zeros(1, np.int64), length=self.sequence_length
-        )
+        return assemble(tokens_N, np.ones(len(tokens_N), bool), np.zeros(1, np.int64), length=self.sequence_length)
 
 
 @dataclass(frozen=True, kw_only=True)

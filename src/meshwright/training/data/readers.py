@@ -31,9 +31,7 @@ _ROWS_AT_ONCE = 1024
 def read_text(file: Path, text_key: str | None) -> Rows:
     """The whole file is one document."""
     if text_key is not None:
-        raise InputError(
-            "a text file has no keys", got=f"text={text_key}", allowed="files of records have them"
-        )
+        raise InputError("a text file has no keys", got=f"text={text_key}", allowed="files of records have them")
     with _opened(file) as stream:
         text = stream.read()
     if "\0" in text:
@@ -169,9 +167,7 @@ def _separated(file: Path, delimiter: str, text_key: str | None) -> Rows:
                     yield f"{file}:{line}", dict(zip(names, row, strict=True))
                 line = rows.line_num + 1
         except csv.Error as error:
-            raise InputError(
-                f"{file}:{rows.line_num}: not {delimiter!r}-separated values: {error}"
-            ) from error
+            raise InputError(f"{file}:{rows.line_num}: not {delimiter!r}-separated values: {error}") from error
 
 
 class _opened:  # noqa: N801  (used as a function)
@@ -183,9 +179,7 @@ class _opened:  # noqa: N801  (used as a function)
     def __enter__(self) -> TextIO:
         try:
             opener = _OPENERS.get(self.file.suffix.lower(), open)
-            self.stream = io.TextIOWrapper(
-                opener(self.file, "rb"), encoding="utf-8-sig", newline=self.newline
-            )
+            self.stream = io.TextIOWrapper(opener(self.file, "rb"), encoding="utf-8-sig", newline=self.newline)
         except OSError as error:
             raise _unreadable(self.file, error) from error
         return self.stream

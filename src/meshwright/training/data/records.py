@@ -137,9 +137,7 @@ def read_records(
         yield document
 
 
-def _format(
-    record: Mapping[str, Any], of_file: RecordFormat | None, *, is_forced: bool, keys: str
-) -> RecordFormat:
+def _format(record: Mapping[str, Any], of_file: RecordFormat | None, *, is_forced: bool, keys: str) -> RecordFormat:
     """The format of a record. Raises InputError where it is not the file's, or not exactly one."""
     fitting = list(_fitting(record))
     if is_forced and of_file is not None:
@@ -158,9 +156,7 @@ def _format(
         raise InputError(f"a record of several formats: {names}", got=keys, hint=hint)
     if of_file is not None and fitting != [of_file]:
         hint = "records of one file have one format: split the file"
-        raise InputError(
-            f"a record of the format {fitting[0]} after records of the format {of_file}", hint=hint
-        )
+        raise InputError(f"a record of the format {fitting[0]} after records of the format {of_file}", hint=hint)
     return fitting[0]
 
 
@@ -182,12 +178,7 @@ def _fitting(record: Mapping[str, Any]) -> Iterator[RecordFormat]:
 
 
 def _prompt_keys(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [
-        (ask, answer)
-        for ask, keys in ANSWER_KEYS.items()
-        for answer in keys
-        if ask in record and answer in record
-    ]
+    return [(ask, answer) for ask, keys in ANSWER_KEYS.items() for answer in keys if ask in record and answer in record]
 
 
 def _document(
@@ -275,7 +266,5 @@ def _only(found: list[Any]) -> Any:
 
 def _keys(record: Mapping[str, Any]) -> str:
     """The first keys of a record, and which of them are null."""
-    shown = [
-        f"{str(key)[:40]}{' (null)' if value is None else ''}" for key, value in list(record.items())[:12]
-    ]
+    shown = [f"{str(key)[:40]}{' (null)' if value is None else ''}" for key, value in list(record.items())[:12]]
     return (", ".join(shown) + (", ..." if len(record) > 12 else "")) or "no keys"

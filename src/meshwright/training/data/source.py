@@ -28,25 +28,11 @@ from meshwright.training.data.chat import ChatML
 from meshwright.training.data.documents import Chat, TextDocument
 from meshwright.training.data.hub import HubDataset, dataset_from_disk, dataset_from_hub, is_saved_to_disk
 from meshwright.training.data.readers import COMPRESSIONS, READERS, read_text, reader_of
-from meshwright.training.data.records import (
-    RecordCounts,
-    RecordFormat,
-    RecordRules,
-    read_records,
-    rules_from_options,
-)
+from meshwright.training.data.records import RecordCounts, RecordFormat, RecordRules, read_records, rules_from_options
 
 PYTHON_STDLIB = "python-stdlib"
 
-_EXCLUDED_FOLDERS = {
-    "site-packages",
-    "dist-packages",
-    "test",
-    "tests",
-    "idle_test",
-    "encodings",
-    "pydoc_data",
-}
+_EXCLUDED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
 _GLOB_MARKS = "*?["
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _RECORD_OPTIONS = ("text", "format", "answers")
@@ -63,16 +49,12 @@ class DocumentSource:
     identify: Callable[[], str] = field(repr=False)
     notes: tuple[str, ...] = ()  # what of it is not read
 
-    def documents(
-        self, *, chat: Chat | None = None, counts: RecordCounts | None = None
-    ) -> Iterator[TextDocument]:
+    def documents(self, *, chat: Chat | None = None, counts: RecordCounts | None = None) -> Iterator[TextDocument]:
         """Yield every document. `chat` writes conversations; `counts` counts the records read.
 
         Raises InputError at the first record that cannot be read.
         """
-        return self.read(
-            chat if chat is not None else ChatML(), counts if counts is not None else RecordCounts()
-        )
+        return self.read(chat if chat is not None else ChatML(), counts if counts is not None else RecordCounts())
 
     @cached_property
     def fingerprint(self) -> str:
@@ -253,15 +235,11 @@ def _from_files(name: str, found: _Found, rules: RecordRules, cache: Path) -> Do
             assert reader is not None
             records = reader(file, rules.text_key)
             if reader is read_text:
-                yield from read_records(
-                    records, rules=RecordRules(format=RecordFormat.TEXT), chat=chat, counts=counts
-                )
+                yield from read_records(records, rules=RecordRules(format=RecordFormat.TEXT), chat=chat, counts=counts)
             else:
                 yield from read_records(records, rules=rules, chat=chat, counts=counts)
             if states.get(file, state := _state(file)) != state:
-                raise InputError(
-                    f"{file} was changed while it was read", hint="start again when it is complete"
-                )
+                raise InputError(f"{file} was changed while it was read", hint="start again when it is complete")
 
     def identify() -> str:
         facts = [rules.identity]
@@ -310,10 +288,7 @@ def _from_rows(name: str, rows: HubDataset, rules: RecordRules) -> DocumentSourc
         return read_records(records, rules=rules, chat=chat, counts=counts)
 
     return DocumentSource(
-        name=name,
-        num_bytes=rows.num_bytes,
-        read=read,
-        identify=lambda: _digest([rules.identity, rows.fingerprint]),
+        name=name, num_bytes=rows.num_bytes, read=read, identify=lambda: _digest([rules.identity, rows.fingerprint])
     )
 
 

@@ -114,9 +114,7 @@ def _open_shard(prefix: Path) -> Shard:
         return Shard(tokens=tokens, trained_N=None)
     if file.stat().st_size != tokens.num_tokens:
         raise InputError(
-            f"{file} is not the mask of its tokens",
-            got=f"{file.stat().st_size} bytes",
-            allowed=tokens.num_tokens,
+            f"{file} is not the mask of its tokens", got=f"{file.stat().st_size} bytes", allowed=tokens.num_tokens
         )
     return Shard(tokens=tokens, trained_N=np.memmap(file, np.bool_, "r"))
 

@@ -46,9 +46,7 @@ def _range_of(tokens: IndexedTokens, cache: Path) -> tuple[int, int]:
 
 def is_remembered(store: TokenStore, *, cache: Path) -> bool:
     """Return True if `require_vocab` would read no large file of `store`."""
-    large = [
-        shard.tokens for shard in store.shards if _token_file(shard.tokens).stat().st_size >= REMEMBERED_BYTES
-    ]
+    large = [shard.tokens for shard in store.shards if _token_file(shard.tokens).stat().st_size >= REMEMBERED_BYTES]
     return all(_remembered(tokens, cache) is not None for tokens in large)
 
 

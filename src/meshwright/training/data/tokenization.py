@@ -185,9 +185,7 @@ def _trained(stops_N: np.ndarray, document: TextDocument) -> np.ndarray:
     return is_trained[stops_N]
 
 
-def _framed(
-    ids_N: np.ndarray, trained_N: np.ndarray | None, document: TextDocument, tokenizer: Tokenizer
-) -> _Tokens:
+def _framed(ids_N: np.ndarray, trained_N: np.ndarray | None, document: TextDocument, tokenizer: Tokenizer) -> _Tokens:
     """The document between its start and end tokens. An answer's end is trained on where the answer ends the text.
 
     A conversation has the marks that its template writes, and no others.

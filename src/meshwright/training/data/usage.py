@@ -73,9 +73,7 @@ def describe_records(name: str, counts: Mapping[str, Any] | None) -> Iterator[st
         return
     formats, unused = counts["formats"], counts["unused_keys"]
     if set(formats) - {"text"}:
-        yield f"{name}: " + ", ".join(
-            f"{number:,} records of the format {kind}" for kind, number in formats.items()
-        )
+        yield f"{name}: " + ", ".join(f"{number:,} records of the format {kind}" for kind, number in formats.items())
     if unused:
         named = ", ".join(f"{key} ({number:,})" for key, number in list(unused.items())[:_MOST_KEYS])
         more = f" and {len(unused) - _MOST_KEYS:,} more" if len(unused) > _MOST_KEYS else ""
@@ -131,12 +129,7 @@ def usage_of_documents(
 
 
 def usage_of_stream(
-    store: TokenStore,
-    extents: Extents,
-    *,
-    sequence_length: int,
-    num_samples: int,
-    joins_documents: bool = False,
+    store: TokenStore, extents: Extents, *, sequence_length: int, num_samples: int, joins_documents: bool = False
 ) -> DataUsage:
     """Counts of a stream, in which every token is a label but the first of each document, unless they are joined."""
     num_positions = num_samples * sequence_length

@@ -23,9 +23,7 @@ NEARLY_AS_FAST = 0.9
 FIRST_WORKERS = 1  # before anything was measured
 
 
-def prefetch(
-    read: Callable[[int], T], *, start: int, stop: int | None, num_workers: int
-) -> Generator[T, None, None]:
+def prefetch(read: Callable[[int], T], *, start: int, stop: int | None, num_workers: int) -> Generator[T, None, None]:
     """`read(start)`, `read(start + 1)`, ... in order, up to `stop`; 0 workers read when asked.
 
     An error in `read` is raised where its result would have been. Closing the iterator stops the threads.
@@ -71,12 +69,7 @@ class ReadAhead(Generic[T]):
     """
 
     def __init__(
-        self,
-        read: Callable[[int], T],
-        *,
-        num_workers: int | None = None,
-        stop: int | None = None,
-        num_steps: int = 4,
+        self, read: Callable[[int], T], *, num_workers: int | None = None, stop: int | None = None, num_steps: int = 4
     ) -> None:
         self.read = read
         self.stop = stop

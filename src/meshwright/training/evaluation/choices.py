@@ -56,15 +56,9 @@ def read_questions(path: Path) -> list[ChoiceQuestion]:
 def _question(record: Mapping[str, Any], *, where: str) -> ChoiceQuestion:
     names = [key for key in CONTEXT_KEYS if key in record]
     if len(names) != 1 or not isinstance(record[names[0]], str):
-        raise InputError(
-            f"{where}: no question", got=", ".join(record), allowed=f"one of {', '.join(CONTEXT_KEYS)}"
-        )
+        raise InputError(f"{where}: no question", got=", ".join(record), allowed=f"one of {', '.join(CONTEXT_KEYS)}")
     choices = record.get("choices")
-    if (
-        not isinstance(choices, list)
-        or len(choices) < 2
-        or not all(isinstance(c, str) and c for c in choices)
-    ):
+    if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(c, str) and c for c in choices):
         raise InputError(f"{where}: choices", got=choices, allowed="a list of two or more texts")
     return ChoiceQuestion(
         context=record[names[0]],

@@ -39,8 +39,7 @@ def run_tasks(
     """
     if find_spec("lm_eval") is None:
         raise MissingDependencyError(
-            "tasks of lm-evaluation-harness need the package lm_eval",
-            hint="pip install 'meshwright[evaluate]'",
+            "tasks of lm-evaluation-harness need the package lm_eval", hint="pip install 'meshwright[evaluate]'"
         )
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.tasks import TaskManager
@@ -83,9 +82,7 @@ def harness_model(trained: TrainedModel, *, batch: int) -> LM:
         def tokenizer_name(self) -> str:
             return tokenizer.name.replace("/", "__")
 
-        def apply_chat_template(
-            self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
-        ) -> str:
+        def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
             conversation = Conversation(messages=chat_history)
             if add_generation_prompt:
                 return tokenizer.chat.prompt(conversation)

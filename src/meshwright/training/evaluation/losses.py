@@ -56,22 +56,17 @@ def _of_batch(module: Transformer, rows: Sequence[Row]) -> list[RowLosses]:
     assert module.norm is not None
     assert module.head is not None
     longest, device = max(len(row.tokens) for row in rows), next(module.parameters()).device
-    tokens_BT = torch.tensor(
-        [[*row.tokens, *[0] * (longest - len(row.tokens))] for row in rows], device=device
-    )
+    tokens_BT = torch.tensor([[*row.tokens, *[0] * (longest - len(row.tokens))] for row in rows], device=device)
     padding = [longest - len(row.labels) for row in rows]
     labels_BT = torch.tensor(
-        [[*row.labels, *[IGNORED_LABEL] * count] for row, count in zip(rows, padding, strict=True)],
-        device=device,
+        [[*row.labels, *[IGNORED_LABEL] * count] for row, count in zip(rows, padding, strict=True)], device=device
     )
     hidden_ND = module.norm(module.hidden_states(tokens_BT)).flatten(0, 1)
     chunk = max(1, CHUNK_LOGITS // module.model.vocab)
     losses, firsts = [], []
     for hidden_CD, labels_C in zip(hidden_ND.split(chunk), labels_BT.flatten().split(chunk), strict=True):
         logits_CV = module.head(hidden_CD).float()
-        losses.append(
-            functional.cross_entropy(logits_CV, labels_C, ignore_index=IGNORED_LABEL, reduction="none")
-        )
+        losses.append(functional.cross_entropy(logits_CV, labels_C, ignore_index=IGNORED_LABEL, reduction="none"))
         firsts.append((logits_CV.argmax(dim=-1) == labels_C) | (labels_C == IGNORED_LABEL))
     losses_BT, firsts_BT = (torch.cat(parts).view_as(labels_BT).cpu() for parts in (losses, firsts))
     lengths = [len(row.tokens) for row in rows]

@@ -123,9 +123,7 @@ def evaluate_text(
         some.sort(key=lambda window: len(window.row.tokens))
         for start in range(0, len(some), batch):
             part = some[start : start + batch]
-            for window, (losses_T, _) in zip(
-                part, losses_of(trained.module, [w.row for w in part]), strict=True
-            ):
+            for window, (losses_T, _) in zip(part, losses_of(trained.module, [w.row for w in part]), strict=True):
                 labels = np.asarray(window.row.labels) != IGNORED_LABEL
                 total, count = float(losses_T.double().sum()), int(labels.sum())
                 mean.add(total, count)
@@ -135,9 +133,7 @@ def evaluate_text(
             if on_tokens is not None:
                 on_tokens(sum(len(w.row.tokens) for w in part))
     if not mean.num_tokens:
-        raise InputError(
-            "no token of the data can be predicted", got=text.name, allowed="documents of two tokens"
-        )
+        raise InputError("no token of the data can be predicted", got=text.name, allowed="documents of two tokens")
     error = mean.standard_error
     perplexity = math.exp(min(mean.mean, 700.0))
     has_bytes = text.tokenizer is not None and not text.store.is_masked and max_tokens is None and num_bytes

@@ -45,12 +45,7 @@ class CachingAttention(nn.Module):
         self.v_BCGV: Tensor | None = None
 
     def forward(
-        self,
-        q_BTHK: Tensor,
-        k_BTGK: Tensor,
-        v_BTGV: Tensor,
-        layout: LayerLayout,
-        sinks_H: Tensor | None = None,
+        self, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, layout: LayerLayout, sinks_H: Tensor | None = None
     ) -> Tensor:
         """Return attention to the new and the cached keys, [B, T, H, V]."""
         before, self.stop = self.stop - self.start, self.stop + k_BTGK.shape[1]

@@ -57,9 +57,7 @@ def read_requests(path: Path) -> PromptFile:
     if not found:
         raise InputError("the file has no prompt", got=str(path))
     listed = ", ".join(f"{key} ({number:,})" for key, number in unused.items())
-    return PromptFile(
-        requests=found, notes=(f"keys of {path} that are not used: {listed}",) if unused else ()
-    )
+    return PromptFile(requests=found, notes=(f"keys of {path} that are not used: {listed}",) if unused else ())
 
 
 def _request(record: object, *, where: str, unused: Counter[str]) -> Request:
@@ -68,9 +66,7 @@ def _request(record: object, *, where: str, unused: Counter[str]) -> Request:
     names = [key for key in _KEYS if isinstance(record, dict) and key in record]
     if len(names) != 1:
         got = ", ".join(record) if isinstance(record, dict) else type(record).__name__
-        raise InputError(
-            f"{where}: not a prompt", got=got or "no keys", allowed=f"text, or one of {', '.join(_KEYS)}"
-        )
+        raise InputError(f"{where}: not a prompt", got=got or "no keys", allowed=f"text, or one of {', '.join(_KEYS)}")
     assert isinstance(record, dict)
     if changing := [key for key in _OF_TEMPLATES if record.get(key)]:
         raise InputError(
@@ -97,10 +93,7 @@ class TurnEnd:
 
 def turn_end(tokenizer: Tokenizer) -> TurnEnd:
     """The end of an answer in the tokenizer's chat template: a special token, or the first line of text."""
-    messages: list[Mapping[str, Any]] = [
-        {"role": "user", "content": _MARK},
-        {"role": "assistant", "content": _MARK},
-    ]
+    messages: list[Mapping[str, Any]] = [{"role": "user", "content": _MARK}, {"role": "assistant", "content": _MARK}]
     try:
         after = tokenizer.chat.render(Conversation(messages=messages)).text.rpartition(_MARK)[2].strip()
     except InputError:  # a template for other conversations: the end tokens are all that ends an answer

@@ -30,9 +30,7 @@ class Sampler:
         self, sampling: Sampling, *, tokens: Sequence[Sequence[int]], numbers: Sequence[int], vocab: int
     ) -> None:
         self.sampling = sampling
-        self._generators = [
-            torch.Generator().manual_seed(named_seed(sampling.seed, f"prompt {n}")) for n in numbers
-        ]
+        self._generators = [torch.Generator().manual_seed(named_seed(sampling.seed, f"prompt {n}")) for n in numbers]
         self._seen_BV: Tensor | None = None
         if sampling.repetition_penalty != 1.0:
             self._seen_BV = torch.zeros(len(tokens), vocab, dtype=torch.bool)

@@ -40,20 +40,14 @@ def sampling_for(
             hint="give a temperature above 0, or leave the filter out",
         )
     named = _of_config(generation)
-    settings: dict[str, Any] = (
-        {"temperature": 1.0 if any(name in given for name in FILTERS) else 0.0} | named | given
-    )
+    settings: dict[str, Any] = {"temperature": 1.0 if any(name in given for name in FILTERS) else 0.0} | named | given
     if settings["temperature"] == 0:
         settings = {name: value for name, value in settings.items() if name not in FILTERS}
     for name, value in settings.items():
         _require(name, value, where="" if name in given else "generation_config.json: ")
     neutral = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-    values: dict[str, Any] = {
-        name: None if value == neutral.get(name) else value for name, value in settings.items()
-    }
-    applied = ", ".join(
-        f"{name} {values[name]:g}" for name in named if values.get(name) and name not in given
-    )
+    values: dict[str, Any] = {name: None if value == neutral.get(name) else value for name, value in settings.items()}
+    applied = ", ".join(f"{name} {values[name]:g}" for name in named if values.get(name) and name not in given)
     notes = [f"as generation_config.json says: {applied}"] if applied else []
     ignored = [key for key in NEUTRAL if generation.get(key) not in (None, False, *NEUTRAL[key])]
     notes += [f"generation_config.json: {key} {generation[key]!r} is not applied" for key in ignored]

@@ -31,29 +31,16 @@ class CoreAttention(nn.Module):
         self.scale, self.cap, self.window = scale, cap, window
 
     def forward(
-        self,
-        q_BTHK: Tensor,
-        k_BTGK: Tensor,
-        v_BTGV: Tensor,
-        layout: LayerLayout,
-        sinks_H: Tensor | None = None,
+        self, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, layout: LayerLayout, sinks_H: Tensor | None = None
     ) -> Tensor:
         """[B, T, H, V]."""
         return self.attend(q_BTHK, k_BTGK, v_BTGV, ranges=layout.ranges, sinks_H=sinks_H)
 
     def attend(
-        self,
-        q_BTHK: Tensor,
-        k_BSGK: Tensor,
-        v_BSGV: Tensor,
-        *,
-        ranges: KeyRanges | None,
-        sinks_H: Tensor | None = None,
+        self, q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor, *, ranges: KeyRanges | None, sinks_H: Tensor | None = None
     ) -> Tensor:
         """[B, T, H, V], by the route that `kernels` chooses; see `kernels.attention.operation.attention`."""
-        return attention(
-            q_BTHK, k_BSGK, v_BSGV, scale=self.scale, cap=self.cap, ranges=ranges, sinks_H=sinks_H
-        )
+        return attention(q_BTHK, k_BSGK, v_BSGV, scale=self.scale, cap=self.cap, ranges=ranges, sinks_H=sinks_H)
 
 
 class GroupedAttention(nn.Module):
@@ -76,9 +63,7 @@ class GroupedAttention(nn.Module):
             scale=(a.score_divisor or a.head_dim) ** -0.5, cap=a.score_cap, window=a.window if windowed else 0
         )
         self.output = Linear(a.num_heads * a.v_dim, model.hidden, bias=a.has_output_bias)
-        self.register_module(
-            "qkv", None
-        )  # an adapter of query, key and value as one matrix (`lora.QkvAdapter`)
+        self.register_module("qkv", None)  # an adapter of query, key and value as one matrix (`lora.QkvAdapter`)
 
     def forward(self, x_BTD: Tensor, layout: LayerLayout) -> Tensor:
         """[B, T, D]."""
@@ -138,9 +123,7 @@ class LatentAttention(nn.Module):
         """[B, T, D]."""
         q_source_BTX = self.query_down(x_BTD) if hasattr(self, "query_down") else x_BTD
         latent_BTL, k_rotary_BTR = self.kv_down(x_BTD).split([self.latent_dim, self.rotary_dim], dim=-1)
-        q_BTHK, k_BTHK, v_BTHV = self.expand(
-            q_source_BTX, latent_BTL, k_rotary_BTR, layout.cos_BT1J, layout.sin_BT1J
-        )
+        q_BTHK, k_BTHK, v_BTHV = self.expand(q_source_BTX, latent_BTL, k_rotary_BTR, layout.cos_BT1J, layout.sin_BT1J)
         return self.output(self.core(q_BTHK, k_BTHK, v_BTHV, layout).flatten(-2))
 
     def expand(

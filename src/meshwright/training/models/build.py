@@ -34,9 +34,7 @@ def build_model(
     check_model(model)
     layers = range(model.num_layers) if layers is None else layers
     if layers.step != 1 or not 0 <= layers.start <= layers.stop <= model.num_layers:
-        raise InputError(
-            f"{model.name}: a stage is a run of layers", got=layers, allowed=f"0 to {model.num_layers}"
-        )
+        raise InputError(f"{model.name}: a stage is a run of layers", got=layers, allowed=f"0 to {model.num_layers}")
     usual = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

@@ -116,9 +116,7 @@ class RoutedExperts(GatedBlock):
         """`forward` with these stacks of weights, in the place of its own parameters."""
         if self.fp8_states is None or aligned is None:
             return run_experts(rows_PD, counts_E, **stacks, activation=self.activation)
-        block = Fp8Block(
-            kind=self.kind, states=self.fp8_states, aligned=aligned, drops_hidden=self.drops_hidden
-        )
+        block = Fp8Block(kind=self.kind, states=self.fp8_states, aligned=aligned, drops_hidden=self.drops_hidden)
         return run_experts_in_fp8(rows_PD, stacks, block=block)
 
 
@@ -153,10 +151,7 @@ def run_experts(
     stacks = (linears(gate, gate_bias), linears(up, up_bias), linears(down, down_bias))
     parts = zip(rows_MD.split(counts_E.tolist()), *stacks, strict=True)
     return torch.cat(
-        [
-            linear(activation(linear(x, *of_gate), linear(x, *of_up)), *of_down)
-            for x, of_gate, of_up, of_down in parts
-        ]
+        [linear(activation(linear(x, *of_gate), linear(x, *of_up)), *of_down) for x, of_gate, of_up, of_down in parts]
     )
 
 
@@ -186,9 +181,7 @@ class MixtureOfExperts(nn.Module):
         self.router = TopKRouter(model.hidden, spec)
         self.experts = RoutedExperts(model.hidden, spec, activation=model.activation)
         self.shared = (
-            FeedForward(model.hidden, spec.shared_hidden, activation=model.activation)
-            if spec.shared_hidden
-            else None
+            FeedForward(model.hidden, spec.shared_hidden, activation=model.activation) if spec.shared_hidden else None
         )
         self.balance_loss, self.z_loss = balance_loss, z_loss
         self.loss_scale = 1.0

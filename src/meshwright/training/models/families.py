@@ -23,8 +23,7 @@ def check_model(model: Model) -> None:
         )
     if model.unsupported:
         raise InputError(
-            f"{model.name}: Meshwright does not compute all that its config sets",
-            got="; ".join(model.unsupported),
+            f"{model.name}: Meshwright does not compute all that its config sets", got="; ".join(model.unsupported)
         )
     for wrong, what, got in (
         (model.learned_positions > 0, "learned positions", model.learned_positions),
@@ -38,11 +37,7 @@ def check_model(model: Model) -> None:
         (model.linear_attention is not None, "layers of linear attention", "linear_attention"),
         (not model.gated_ffn, "feed-forward blocks without a gate", "gated_ffn: false"),
         (model.norm_bias, "norms with a bias", "norm_bias: true"),
-        (
-            model.rope.scaling is RopeScaling.OTHER,
-            "this RoPE scaling",
-            "rope.scaling: other",
-        ),
+        (model.rope.scaling is RopeScaling.OTHER, "this RoPE scaling", "rope.scaling: other"),
     ):
         if wrong:
             raise InputError(f"{model.name}: the native engine has no {what}", got=got)

@@ -17,9 +17,7 @@ from torch import Tensor
 from meshwright.specs.model import Rope, RopeScaling
 
 
-def frequencies(
-    rope: Rope, width: int, *, is_long: bool = False, device: torch.device | str | None = None
-) -> Tensor:
+def frequencies(rope: Rope, width: int, *, is_long: bool = False, device: torch.device | str | None = None) -> Tensor:
     """Radians per token of each pair, fp32 [J]. `width` is R; `is_long`: the text exceeds the original context.
 
     Source: transformers, `modeling_rope_utils`.
@@ -88,9 +86,7 @@ def score_scale(rope: Rope) -> float:
     return temperature(rope.factor, rope.mscale_all_dims) ** 2
 
 
-def rotation(
-    rope: Rope, positions_BT: Tensor, *, width: int, lengths_BT: Tensor | int
-) -> tuple[Tensor, Tensor]:
+def rotation(rope: Rope, positions_BT: Tensor, *, width: int, lengths_BT: Tensor | int) -> tuple[Tensor, Tensor]:
     """Cosine and sine of every angle, fp32 [B, T, 1, J]; the 1 broadcasts over heads. `width` as in `frequencies`.
 
     `lengths_BT`: number of tokens in the document of each token, or in all documents. LongRoPE chooses its
@@ -102,9 +98,7 @@ def rotation(
     """
     frequencies_BTJ = frequencies(rope, width, device=positions_BT.device)
     if rope.scaling is RopeScaling.LONGROPE:
-        is_long_BT1 = (
-            torch.as_tensor(lengths_BT, device=positions_BT.device).unsqueeze(-1) > rope.original_context
-        )
+        is_long_BT1 = torch.as_tensor(lengths_BT, device=positions_BT.device).unsqueeze(-1) > rope.original_context
         long_J = frequencies(rope, width, is_long=True, device=positions_BT.device)
         frequencies_BTJ = torch.where(is_long_BT1, long_J, frequencies_BTJ)
     angle_BTJ = positions_BT.float().unsqueeze(-1) * frequencies_BTJ

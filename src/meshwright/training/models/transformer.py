@@ -96,9 +96,7 @@ class Head(nn.Linear):
         super().__init__(model.hidden, model.vocab, bias=False)
         self.options, self.cap = options, model.logit_cap
 
-    def forward(
-        self, input: Tensor, labels_BT: Tensor | None = None, weights_BT: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, input: Tensor, labels_BT: Tensor | None = None, weights_BT: Tensor | None = None) -> Tensor:
         """[B, T, V] in the weight's dtype, or a fp32 scalar. `input` is [B, T, D] (the name is nn.Linear's)."""
         if labels_BT is None:
             return capped(linear(input, self.weight), self.cap)
@@ -225,9 +223,7 @@ class Transformer(nn.Module):
         """Output of the last layer here, [B, T, D], before the norm. Arguments as in `forward`."""
         return self._through_layers(tokens_BT, self._layout_of(tokens_BT, positions_BT, documents_BT))
 
-    def _layout_of(
-        self, tokens_BT: Tensor, positions_BT: Tensor | None, documents_BT: Tensor | None
-    ) -> TokenLayout:
+    def _layout_of(self, tokens_BT: Tensor, positions_BT: Tensor | None, documents_BT: Tensor | None) -> TokenLayout:
         if positions_BT is None:
             order_T = self.chunks.order(tokens_BT.shape[1], device=tokens_BT.device)
             positions_BT = order_T.expand(len(tokens_BT), -1)

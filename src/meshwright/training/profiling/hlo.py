@@ -29,9 +29,7 @@ COMMUNICATING = frozenset(name + end for name in COLLECTIVES for end in ENDS)
 FRAMES = frozenset({"while", "call", "conditional", "async-start", "async-update", "async-done"})
 GEMMS = frozenset({"dot", "convolution", "ragged-dot"})
 OPTIMIZER = re.compile(r"/optax/|/flax/nnx/training/optimizer\.py$")
-ATTENTION = re.compile(
-    r"/attention_op\.py$|/kernels/attention/|/attention_mla\.py$|splash_attention|flash_attention"
-)
+ATTENTION = re.compile(r"/attention_op\.py$|/kernels/attention/|/attention_mla\.py$|splash_attention|flash_attention")
 
 COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) \(.*\{$")
 INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = .*? ([a-z][a-z0-9-]*)\(")

@@ -22,13 +22,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from meshwright.files import write_atomically
 from meshwright.training import device as devices
 from meshwright.training.profiling.shares import STEP, passes, summarize
-from meshwright.training.profiling.steps import (
-    FOLDER,
-    SUMMARY,
-    TRACE,
-    ProfileSteps,
-    steps_of_environment,
-)
+from meshwright.training.profiling.steps import FOLDER, SUMMARY, TRACE, ProfileSteps, steps_of_environment
 
 QUIET = "99"
 """Above every level of the profiling library's own log, which would mix with the lines of progress."""

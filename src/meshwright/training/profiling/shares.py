@@ -19,13 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.training.profiling.categories import (
-    DECISIVE,
-    WAIT,
-    Category,
-    category,
-    operator_category,
-)
+from meshwright.training.profiling.categories import DECISIVE, WAIT, Category, category, operator_category
 
 STEP = "meshwright step "
 """Name of the annotation around a profiled step; its number follows."""
@@ -190,9 +184,7 @@ def counted(
     """
     once, busy = dict.fromkeys(Category, 0.0), dict.fromkeys(Category, 0.0)
     order = list(Category)
-    edges = np.array(
-        sorted({t for w in windows for t in w} | {t for e in events for t in (e.start_us, e.end_us)})
-    )
+    edges = np.array(sorted({t for w in windows for t in w} | {t for e in events for t in (e.start_us, e.end_us)}))
     width_us = np.diff(edges)
     inside = np.zeros(len(width_us), dtype=bool)
     for start, end in windows:

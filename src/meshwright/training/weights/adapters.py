@@ -39,12 +39,7 @@ from meshwright.training.weights.safetensors_format import Folder, TensorEntry, 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 
-_CHANGED_MEANING = (
-    "use_dora",
-    "use_rslora",
-    "modules_to_save",
-    "fan_in_fan_out",
-)
+_CHANGED_MEANING = ("use_dora", "use_rslora", "modules_to_save", "fan_in_fan_out")
 """Keys of PEFT's config that change the meaning of an adapter: not supported."""
 _PATTERNS = ("rank_pattern", "alpha_pattern")
 """Keys that change it too, and are read for fused matrices (`fused_adapters`)."""
@@ -146,9 +141,7 @@ def _require_one_a(built: Transformer, files: Folder) -> None:
 
 def _has_one_a(files: Folder, model: Model, attention: str) -> bool:
     """True if the adapters of query, key and value of the layer `attention` have the same A."""
-    first, *others = (
-        files.read(_peft_name(model, f"{attention}.{part}.lora_a.weight")) for part in QKV_PARTS
-    )
+    first, *others = (files.read(_peft_name(model, f"{attention}.{part}.lora_a.weight")) for part in QKV_PARTS)
     return all(torch.equal(first, other) for other in others)
 
 
@@ -174,17 +167,12 @@ def read_lora(folder: str | Path, *, model: Model) -> Lora:
     changed = [key for key in _CHANGED_MEANING if config.get(key)]
     if config.get("peft_type") != "LORA" or changed or config.get("bias", "none") != "none":
         raise InputError(
-            "only plain LoRA adapters are read",
-            got=", ".join(changed) or config.get("peft_type"),
-            allowed="LORA",
+            "only plain LoRA adapters are read", got=", ".join(changed) or config.get("peft_type"), allowed="LORA"
         )
     if not isinstance(names, list):
         raise InputError("target_modules of the adapter", got=names, allowed="a list of names")
     lora = Lora(
-        rank=rank,
-        alpha=float(alpha),
-        dropout=float(config.get("lora_dropout", 0.0)),
-        targets=_targets(names, model),
+        rank=rank, alpha=float(alpha), dropout=float(config.get("lora_dropout", 0.0)), targets=_targets(names, model)
     )
     given = {key: config[key] for key in _PATTERNS if config.get(key)}
     ends = [name.rsplit(".", 1)[-1] for name in names]
@@ -193,9 +181,7 @@ def read_lora(folder: str | Path, *, model: Model) -> Lora:
     if whole is not None and _is_of_qkv(Path(folder), model, is_plain=given != allowed or not given):
         lora, allowed = whole, patterns(family_of(model), whole, ends=ends)
     if given not in ({}, allowed):
-        raise InputError(
-            "adapters of several ranks are not read", got=", ".join(given), allowed=str(allowed or "none")
-        )
+        raise InputError("adapters of several ranks are not read", got=", ".join(given), allowed=str(allowed or "none"))
     return lora
 
 

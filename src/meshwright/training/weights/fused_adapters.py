@@ -88,10 +88,7 @@ def adapter_part(name: str, *, model: Model, family: ModelFamily, rank: int) -> 
 
 def patterns(family: ModelFamily, lora: Lora, *, ends: Sequence[str]) -> dict[str, dict[str, float]]:
     """PEFT's `rank_pattern` and `alpha_pattern` for the adapted modules `ends`: fused ones have larger ranks."""
-    parts = {
-        name.removesuffix(".weight").rsplit(".", 1)[-1]: len(fused.parts)
-        for name, fused in family.fused.items()
-    }
+    parts = {name.removesuffix(".weight").rsplit(".", 1)[-1]: len(fused.parts) for name, fused in family.fused.items()}
     whole = {
         name.removesuffix(".weight").rsplit(".", 1)[-1]
         for name, fused in family.fused.items()

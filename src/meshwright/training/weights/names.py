@@ -19,9 +19,7 @@ def family_of(model: Model) -> ModelFamily:
     """
     if (family := family_that_fits(model)) is not None:
         return family
-    fitting = [
-        f.architecture for f in trained_families() if family_that_fits(replace(model, family=f.architecture))
-    ]
+    fitting = [f.architecture for f in trained_families() if family_that_fits(replace(model, family=f.architecture))]
     raise InputError(
         f"{model.name}: no architecture of Hugging Face transformers has these shapes"
         + (f" under the name {model.family}" if model.family else ""),

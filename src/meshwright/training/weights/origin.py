@@ -85,9 +85,7 @@ def differences(folder: Path, model: Model, *, shapes: Shapes | None = None) -> 
             f"{folder}: Meshwright does not compute all that the config of these weights sets",
             got="; ".join(config_model.unsupported),
         )
-    names = (
-        ("num_mtp_layers", *NUMERICS) if model.experts is None else ("num_mtp_layers", *NUMERICS, *ROUTING)
-    )
+    names = ("num_mtp_layers", *NUMERICS) if model.experts is None else ("num_mtp_layers", *NUMERICS, *ROUTING)
     pairs = [(name, attrgetter(name)(model), attrgetter(name)(config_model)) for name in names]
     ours, theirs = parts_of(model), parts_of(config_model)
     parts = [name for name in ABSENT if not name.startswith(("rope.", "attention.window_pattern"))]

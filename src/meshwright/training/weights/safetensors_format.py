@@ -48,11 +48,7 @@ def write_file(path: Path, entries: Sequence[TensorEntry], *, metadata: dict[str
     start = 0
     for entry in entries:
         end = start + entry.num_bytes
-        header[entry.name] = {
-            "dtype": _FORMATS[entry.dtype],
-            "shape": list(entry.shape),
-            "data_offsets": [start, end],
-        }
+        header[entry.name] = {"dtype": _FORMATS[entry.dtype], "shape": list(entry.shape), "data_offsets": [start, end]}
         start = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8 bytes
@@ -123,16 +119,12 @@ class Folder:
             raise InputError(f"the index of the weights cannot be read: {error}", got=str(index)) from error
         absent = sorted({f.name for f in files.values() if not f.is_file()})
         if absent:
-            raise InputError(
-                f"the index names files that are not there: {', '.join(absent[:6])}", got=str(index)
-            )
+            raise InputError(f"the index names files that are not there: {', '.join(absent[:6])}", got=str(index))
         for path in sorted(set(files.values())):
             held = set(self._opened_file(path).keys())
             wrong = sorted(name for name, file in files.items() if file == path and name not in held)
             if wrong:
-                raise InputError(
-                    f"{path.name} lacks {wrong[0]}, which the index says it holds", got=str(index)
-                )
+                raise InputError(f"{path.name} lacks {wrong[0]}, which the index says it holds", got=str(index))
         return files
 
     def _opened_file(self, path: Path) -> Any:

@@ -89,16 +89,11 @@ def _entries(built: Transformer, family: ModelFamily, *, dtype: torch.dtype) -> 
             continue
         kept = torch.float32 if name.endswith("bias_E") else dtype
         if ".experts." not in name:
-            yield TensorEntry(
-                name=names[0], shape=tuple(tensor.shape), dtype=kept, make=partial(_whole, tensor)
-            )
+            yield TensorEntry(name=names[0], shape=tuple(tensor.shape), dtype=kept, make=partial(_whole, tensor))
             continue
         for index, file_name in enumerate(names):
             yield TensorEntry(
-                name=file_name,
-                shape=tuple(tensor.shape[1:]),
-                dtype=kept,
-                make=partial(_expert, tensor, index),
+                name=file_name, shape=tuple(tensor.shape[1:]), dtype=kept, make=partial(_expert, tensor, index)
             )
 
 

@@ -92,9 +92,7 @@ def supply_tensors():
 
         return made
 
-    makers = (
-        "tensor zeros ones empty full arange zeros_like ones_like empty_like rand randn randint as_tensor"
-    )
+    makers = "tensor zeros ones empty full arange zeros_like ones_like empty_like rand randn randint as_tensor"
     for name in makers.split():
         setattr(torch, name, in_memory(getattr(torch, name)))
     type_of = torch.Tensor.type

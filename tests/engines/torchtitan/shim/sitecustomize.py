@@ -74,9 +74,7 @@ def supply_step(schedule):
         return_outputs=True, **kwargs,
     ):  # fmt: skip
         if arg_mbs is None and kwarg_mbs is None:
-            return whole(
-                self, *args, losses=losses, loss_kwargs=loss_kwargs, return_outputs=return_outputs, **kwargs
-            )
+            return whole(self, *args, losses=losses, loss_kwargs=loss_kwargs, return_outputs=return_outputs, **kwargs)
         for stage in getattr(self, "_stages", None) or [self._stage]:
             stage.has_backward = self._has_backward
             stage.clear_runtime_states()
@@ -115,9 +113,7 @@ def supply_attention():
         with spmd_types.no_typecheck():
             mask = dense_mask(block_mask, q, k)
             if not return_aux.lse:
-                out = scaled_dot_product_attention(
-                    q, k, v, attn_mask=mask, scale=scale, enable_gqa=enable_gqa
-                )
+                out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=enable_gqa)
                 return out, Aux(None)
             repeats = q.shape[1] // k.shape[1]
             scores = (q @ k.repeat_interleave(repeats, 1).mT) * (scale or q.shape[-1] ** -0.5)

@@ -9,15 +9,7 @@ import numpy as np
 import pytest
 
 from meshwright.answers.comparison.ratios import Verdict, geometric_mean, mean_ratios, paired
-from meshwright.answers.comparison.sides import (
-    MEMORY,
-    THROUGHPUT,
-    TIME_TO_TRAIN,
-    Evidence,
-    Side,
-    SideValue,
-    Statistic,
-)
+from meshwright.answers.comparison.sides import MEMORY, THROUGHPUT, TIME_TO_TRAIN, Evidence, Side, SideValue, Statistic
 
 
 def side(name, values, *, metric=THROUGHPUT, samples=None, statistic=Statistic.MEDIAN, **interval):
@@ -35,9 +27,7 @@ def side(name, values, *, metric=THROUGHPUT, samples=None, statistic=Statistic.M
 
 def test_higher_is_better_for_rates_and_lower_for_times():
     (rate,) = mean_ratios(side("a", {"w": 100.0}), side("b", {"w": 150.0}))
-    (time,) = mean_ratios(
-        side("a", {"w": 100.0}, metric=TIME_TO_TRAIN), side("b", {"w": 150.0}, metric=TIME_TO_TRAIN)
-    )
+    (time,) = mean_ratios(side("a", {"w": 100.0}, metric=TIME_TO_TRAIN), side("b", {"w": 150.0}, metric=TIME_TO_TRAIN))
     assert rate.value == pytest.approx(1.5)
     assert time.value == pytest.approx(1 / 1.5)
     assert rate.ratios[0].verdict is Verdict.WIN
@@ -45,9 +35,7 @@ def test_higher_is_better_for_rates_and_lower_for_times():
 
 
 def test_geometric_mean_leave_one_out_and_whole_time_by_hand():
-    (mean,) = mean_ratios(
-        side("a", {"x": 10.0, "y": 10.0, "z": 10.0}), side("b", {"x": 10.0, "y": 20.0, "z": 40.0})
-    )
+    (mean,) = mean_ratios(side("a", {"x": 10.0, "y": 10.0, "z": 10.0}), side("b", {"x": 10.0, "y": 20.0, "z": 40.0}))
     assert mean.n == 3
     assert mean.value == pytest.approx(2.0)
     assert (mean.lowest.workload, mean.lowest.value) == ("z", pytest.approx(math.sqrt(2)))

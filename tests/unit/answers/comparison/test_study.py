@@ -98,10 +98,7 @@ def test_mfu_of_two_formats_refers_to_two_peaks(folders, tmp_path):
 
 def test_hardware_mixed_with_parallelism_is_warned_about(folders, tmp_path):
     write_training(
-        tmp_path / "other",
-        device__accelerator="mi355x",
-        run__plan_in_words="TP8 mbs1",
-        started="2024-01-01T00:00:00",
+        tmp_path / "other", device__accelerator="mi355x", run__plan_in_words="TP8 mbs1", started="2024-01-01T00:00:00"
     )
     found = compare_items([str(folders / "before"), str(tmp_path / "other")])
     text = " ".join(found.cautions)
@@ -127,17 +124,13 @@ def test_replicas_of_the_published_tables(capsys):
 
 
 def test_mlperf_sets_average_over_submitters_and_generations_stand_beside_datasheets():
-    found = compare_items(
-        ["mlperf:5.1/AMD/MI300X*/llama2_70b_lora", "mlperf:5.1/AMD/MI355X*/llama2_70b_lora"]
-    )
+    found = compare_items(["mlperf:5.1/AMD/MI300X*/llama2_70b_lora", "mlperf:5.1/AMD/MI355X*/llama2_70b_lora"])
     (mean,) = found.means
     assert 2.7 < mean.value < 2.8
     (hardware,) = found.hardware
     assert hardware.line == "AMD Instinct"
     assert hardware.memory_capacity == pytest.approx(1.5)
-    partners = compare_items(
-        ["mlperf:5.1/*/*xB200*/llama2_70b_lora@8", "mlperf:5.1/AMD/MI355X*/llama2_70b_lora"]
-    )
+    partners = compare_items(["mlperf:5.1/*/*xB200*/llama2_70b_lora@8", "mlperf:5.1/AMD/MI355X*/llama2_70b_lora"])
     assert partners.sides[0].values[0].sampled == "submitter's set"
     assert partners.sides[0].values[0].value == pytest.approx(
         sum(partners.sides[0].values[0].samples) / len(partners.sides[0].values[0].samples)
@@ -191,11 +184,7 @@ def test_one_damaged_record_of_many_is_left_out_with_file_and_field(tmp_path, fo
 
 @pytest.mark.parametrize(
     ("changes", "said"),
-    [
-        ({"statistics": {}}, "statistics.steps"),
-        ({"device__name": 3}, "device.name"),
-        ({"started": None}, "started"),
-    ],
+    [({"statistics": {}}, "statistics.steps"), ({"device__name": 3}, "device.name"), ({"started": None}, "started")],
     ids=["missing", "number", "null"],
 )
 def test_a_damaged_record_is_refused_with_file_and_field(tmp_path, folders, changes, said):

@@ -23,9 +23,7 @@ def test_the_committed_example_has_a_row_with_a_class_for_every_claim():
     text = EXAMPLE.read_text()
     classes = {c.value for c in AnswerClass}
     for row in csv.DictReader((DATA / "claims.csv").read_text(encoding="utf-8").splitlines()):
-        cells = next(line for line in text.splitlines() if line.startswith(f"| {row['claim_id']} |")).split(
-            " | "
-        )
+        cells = next(line for line in text.splitlines() if line.startswith(f"| {row['claim_id']} |")).split(" | ")
         assert classes & set(cells), row["claim_id"]
         has_answer = bool(cells[3].strip() or cells[5].strip() or cells[7].strip())
         assert has_answer or cells[10].strip(), row["claim_id"]
@@ -48,8 +46,7 @@ def test_every_slip_touches_claims_that_exist_and_holds_no_open_field():
 
 def test_prices_and_counts_are_arithmetic_and_rates_are_modelled():
     classes = {
-        n: _row(claim(n), slips=[], own=[], runs=[]).answer_class
-        for n in ("s65_11", "s65_15", "s65_20", "s65_24")
+        n: _row(claim(n), slips=[], own=[], runs=[]).answer_class for n in ("s65_11", "s65_15", "s65_20", "s65_24")
     }
     assert classes == {
         "s65_11": AnswerClass.MODELLED, "s65_15": AnswerClass.ARITHMETIC, "s65_20": AnswerClass.ARITHMETIC,
@@ -82,9 +79,7 @@ def test_memory_cases_by_hand():
     # 401.65 G linear parameters at 17/32 bytes and 4.2 G of embeddings in 16 bits: 221.8 GB.
     assert cases["405B, FP4, one session of 8 K"]["weights"] == pytest.approx(221.8e9 / 2**30, rel=0.005)
     # 327,680 bytes a token in 16 bits.
-    assert cases["70B, 16 bits, two of 128 K"]["cache"] == pytest.approx(
-        2 * 131_072 * 327_680 / 2**30, rel=0.02
-    )
+    assert cases["70B, 16 bits, two of 128 K"]["cache"] == pytest.approx(2 * 131_072 * 327_680 / 2**30, rel=0.02)
     assert cases["570 B parameters, FP4"]["weights"] == pytest.approx(570e9 * 17 / 32 / 2**30)
     assert sum(cases["70B, FP8, training adapters"].values()) < 288
 

@@ -60,7 +60,5 @@ def write_fake_vllm(folder: Path) -> Path:
     (folder / "vllm" / "__init__.py").write_text(PACKAGE)
     (folder / "vllm" / "inputs.py").write_text(INPUTS)
     (folder / "vllm-0.0.1.dist-info").mkdir()
-    (folder / "vllm-0.0.1.dist-info" / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: vllm\nVersion: 0.0.1\n"
-    )
+    (folder / "vllm-0.0.1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.0.1\n")
     return folder

@@ -32,9 +32,7 @@ def test_vllm_is_called_by_its_names(tmp_path, monkeypatch):
     engine = vllm_engine.load(asked)
     assert engine.vocabulary == 100
     assert engine.software["vllm"] == "0.0.1"
-    assert engine.generate([[1, 2, 3], [4, 5, 6]], 7) == BatchTokens(
-        input_tokens=6, output_tokens=14, num_ok=2
-    )
+    assert engine.generate([[1, 2, 3], [4, 5, 6]], 7) == BatchTokens(input_tokens=6, output_tokens=14, num_ok=2)
     with pytest.raises(InputError, match="vLLM refuses the batch"):
         engine.generate([[1] * 14], 7)
     with pytest.raises(InputError, match="cannot load the model"):

@@ -13,13 +13,7 @@ pytest.importorskip("aiohttp")
 from tests.unit.bench.batch.fake_vllm import SECONDS, write_fake_vllm
 
 from meshwright.bench.batch.engines import EngineRequest, check_engine
-from meshwright.bench.batch.pinning import (
-    core_environment,
-    device_environment,
-    environments,
-    parse_numbers,
-    shares,
-)
+from meshwright.bench.batch.pinning import core_environment, device_environment, environments, parse_numbers, shares
 from meshwright.bench.batch.replicas import BatchBenchRequest, measure_batches, started_replicas
 from meshwright.bench.serving.offline import LengthPair
 from meshwright.bench.serving.servers.running import ServerStartError
@@ -32,9 +26,7 @@ def request_of(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{fake}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
 
     def made(*pairs: str, model: str = "org/name", replicas: int = 2, **changes) -> BatchBenchRequest:
-        chosen = tuple(
-            LengthPair(input_tokens=int(i), output_tokens=int(o)) for i, o in (p.split("/") for p in pairs)
-        )
+        chosen = tuple(LengthPair(input_tokens=int(i), output_tokens=int(o)) for i, o in (p.split("/") for p in pairs))
         request = BatchBenchRequest(
             engine="vllm",
             load=EngineRequest(

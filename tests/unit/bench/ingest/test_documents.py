@@ -7,13 +7,7 @@ import os
 
 import pytest
 
-from meshwright.bench.ingest.documents import (
-    Document,
-    DocumentTally,
-    SkippedDocumentError,
-    SkipReason,
-    open_source,
-)
+from meshwright.bench.ingest.documents import Document, DocumentTally, SkippedDocumentError, SkipReason, open_source
 from meshwright.errors import InputError
 
 
@@ -49,9 +43,7 @@ def test_a_folder_is_a_seeded_sample_in_any_first_part(tmp_path):
     for number in range(30):
         (tmp_path / f"{number}.md").write_text(f"text {number}")
     (tmp_path / "other.txt").write_text("x")
-    names = [
-        [d.path.name for d in open_source(tmp_path, pattern="*.md", seed=s).documents] for s in (1, 1, 2)
-    ]
+    names = [[d.path.name for d in open_source(tmp_path, pattern="*.md", seed=s).documents] for s in (1, 1, 2)]
     assert names[0] == names[1] != names[2]
     assert sorted(names[0]) == sorted(names[2]) == sorted(f"{n}.md" for n in range(30))
     assert names[0] != sorted(names[0])
@@ -80,9 +72,7 @@ def _reason(document: Document) -> SkipReason | None:
 )  # fmt: skip
 def test_a_wrong_line_is_refused_with_its_number(tmp_path, line):
     path = tmp_path / "corpus.jsonl"
-    path.write_bytes(
-        json.dumps("fine").encode() + b"\n" + (line if isinstance(line, bytes) else line.encode())
-    )
+    path.write_bytes(json.dumps("fine").encode() + b"\n" + (line if isinstance(line, bytes) else line.encode()))
     with pytest.raises(InputError, match=r"corpus\.jsonl:2: not a document"):
         open_source(path)
 

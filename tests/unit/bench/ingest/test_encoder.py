@@ -70,9 +70,7 @@ def test_bf16_is_near_fp32(folder, encoder):
 def test_the_number_of_parameters_is_that_of_the_shape(folder):
     model = load_weights(folder, name="tiny").model
     assert sum(p.numel() for p in model.parameters()) == model.shape.num_parameters
-    assert (
-        MINILM_L6.num_parameters == 22_565_376
-    )  # 22.7 million with the pooler, which has no part in the mean
+    assert MINILM_L6.num_parameters == 22_565_376  # 22.7 million with the pooler, which has no part in the mean
 
 
 def test_random_weights_are_repeatable():

@@ -82,9 +82,7 @@ def test_both_modes_ingest_the_same(documents, tokenizer, order, index):
 
 
 def test_sorted_batches_have_less_padding(documents, tokenizer):
-    by_length, by_arrival = (
-        taken(documents, tokenizer, IngestMode.SEQUENTIAL, order=order)[0] for order in BatchOrder
-    )
+    by_length, by_arrival = (taken(documents, tokenizer, IngestMode.SEQUENTIAL, order=order)[0] for order in BatchOrder)
     assert by_length.num_tokens == by_arrival.num_tokens
     assert by_length.padding_ratio < by_arrival.padding_ratio
 

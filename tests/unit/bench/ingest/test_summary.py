@@ -8,14 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.bench.ingest.summary import summarize
-from meshwright.records.ingest import (
-    BatchOrder,
-    IndexBuild,
-    IndexSearch,
-    IngestMode,
-    IngestPass,
-    IngestRecords,
-)
+from meshwright.records.ingest import BatchOrder, IndexBuild, IndexSearch, IngestMode, IngestPass, IngestRecords
 
 ONE = IngestPass(
     chunk_tokens=256, overlap=32, batch=8, precision="fp32", order=BatchOrder.LENGTH, mode=IngestMode.SEQUENTIAL,
@@ -79,19 +72,10 @@ def test_equal_searches_are_both_on_the_front():
 
 def test_refused_indexes_have_no_values():
     build = IndexBuild(
-        index="faiss-ivf",
-        build="lists=9",
-        repeat=1,
-        started="now",
-        num_vectors=5,
-        dim=3,
-        threads=1,
-        refusal="no",
+        index="faiss-ivf", build="lists=9", repeat=1, started="now", num_vectors=5, dim=3, threads=1, refusal="no"
     )
     found = summarize(
-        records(
-            builds=[build], searches=[replace(search(1, 1, ef=1), recall=None, p50_s=None, refusal="bad")]
-        )
+        records(builds=[build], searches=[replace(search(1, 1, ef=1), recall=None, p50_s=None, refusal="bad")])
     )
     assert found.builds[0].vectors_per_s is None
     assert found.builds[0].refusal == "no"

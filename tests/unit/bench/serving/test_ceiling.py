@@ -22,9 +22,7 @@ def test_a_slow_first_round_does_not_lower_the_ceiling(monkeypatch):
         return outcome
 
     monkeypatch.setattr(ceiling, "run_load", first_is_slow)
-    monkeypatch.setattr(
-        ceiling, "time", SimpleNamespace(thread_time=lambda: now_s, perf_counter=time.perf_counter)
-    )
+    monkeypatch.setattr(ceiling, "time", SimpleNamespace(thread_time=lambda: now_s, perf_counter=time.perf_counter))
     found = asyncio.run(ceiling.client_ceiling(2))
     assert rounds == [2] * ceiling.LEAST_ROUNDS
     assert found == pytest.approx(2 * ceiling.TOKENS / 0.1)

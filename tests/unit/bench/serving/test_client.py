@@ -43,13 +43,9 @@ def measured(
 ) -> tuple[LoadOutcome, MockServer]:  # fmt: skip
     async def measure():
         async with mock_server(behavior) as (server, url):
-            at = Endpoint(
-                base_url=url, model="mock", **{"timeout_s": 30.0, "idle_timeout_s": 10.0, **endpoint}
-            )
+            at = Endpoint(base_url=url, model="mock", **{"timeout_s": 30.0, "idle_timeout_s": 10.0, **endpoint})
             async with open_session(at) as session:
-                client = Client(
-                    session=session, endpoint=at, start_s=time.perf_counter(), count_tokens=count_tokens
-                )
+                client = Client(session=session, endpoint=at, start_s=time.perf_counter(), count_tokens=count_tokens)
                 run = asyncio.create_task(
                     run_load(
                         client, load or Load(concurrency=4), [prompt] * num_requests, num_requests=num_requests,
@@ -77,9 +73,7 @@ def calm() -> tuple[LoadOutcome, MockServer]:
 
 
 def point_of(outcome: LoadOutcome, **more):
-    return serving_point(
-        outcome, load=Load(concurrency=4), repeat=1, started="2026-01-01T00:00:00+00:00", **more
-    )
+    return serving_point(outcome, load=Load(concurrency=4), repeat=1, started="2026-01-01T00:00:00+00:00", **more)
 
 
 def test_latencies_are_those_of_the_server(calm):
@@ -144,12 +138,8 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", MockFault)
 def test_a_fault_is_counted_and_the_others_go_on(fault):
-    faults = (
-        {3: fault, 4: fault} if fault is MockFault.CLOSE_AT_ONCE else {3: fault}
-    )  # it is tried a second time
-    outcome, _ = measured(
-        replace(QUICK, faults=faults), Load(concurrency=1), num_requests=6, idle_timeout_s=0.5
-    )
+    faults = {3: fault, 4: fault} if fault is MockFault.CLOSE_AT_ONCE else {3: fault}  # it is tried a second time
+    outcome, _ = measured(replace(QUICK, faults=faults), Load(concurrency=1), num_requests=6, idle_timeout_s=0.5)
     point = point_of(outcome, bounds=LatencyBounds(ttft_s=100.0))
     assert point.errors == {FAULTS[fault]: 1}, [r.reason for r in outcome.records]
     assert (point.num_requests, point.num_ok, point.output_tokens) == (6, 5, 40)
@@ -176,9 +166,7 @@ def test_slow_and_odd_servers_lose_nothing(behavior):
 
 
 def test_one_dropped_kept_alive_connection_is_opened_again():
-    outcome, _ = measured(
-        replace(QUICK, faults={1: MockFault.CLOSE_AT_ONCE}), Load(concurrency=1), num_requests=3
-    )
+    outcome, _ = measured(replace(QUICK, faults={1: MockFault.CLOSE_AT_ONCE}), Load(concurrency=1), num_requests=3)
     point = point_of(outcome)
     assert (point.num_ok, point.num_reconnects) == (3, 1)
 

@@ -12,13 +12,7 @@ from meshwright.records.serving import Arrivals
 
 LATENCIES = {
     f"{part}_{name}_ms": value
-    for name, value in (
-        ("ttft", 100.0),
-        ("tpot", 28.2),
-        ("itl", 11.1),
-        ("e2el", 900.0),
-        ("e2e_latency", 900.0),
-    )
+    for name, value in (("ttft", 100.0), ("tpot", 28.2), ("itl", 11.1), ("e2el", 900.0), ("e2e_latency", 900.0))
     for part in ("mean", "median", "p99")
 }
 VLLM = {
@@ -57,14 +51,7 @@ AIPERF = {
 
 
 def shares(value: float) -> dict[str, object]:
-    inner = {
-        "count": 10,
-        "mean": value,
-        "median": value,
-        "min": value,
-        "max": value,
-        "percentiles": {"p99": value},
-    }
+    inner = {"count": 10, "mean": value, "median": value, "min": value, "max": value, "percentiles": {"p99": value}}
     return {"successful": inner}
 
 

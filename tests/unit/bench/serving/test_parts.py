@@ -40,9 +40,7 @@ from meshwright.bench.serving.summary import (
 from meshwright.errors import InputError
 from meshwright.records.serving import Arrivals, Load, RequestRecord, RequestStatus
 
-STREAM = (
-    b'data: {"a": 1}\n\n: ping\n\ndata: one\r\ndata: two\r\n\r\nevent: x\ndata: {"b": 2}\n\ndata: [DONE]\n\n'
-)
+STREAM = b'data: {"a": 1}\n\n: ping\n\ndata: one\r\ndata: two\r\n\r\nevent: x\ndata: {"b": 2}\n\ndata: [DONE]\n\n'
 EVENTS = [b'{"a": 1}', b"one\ntwo", b'{"b": 2}', b"[DONE]"]
 
 
@@ -84,8 +82,7 @@ def test_kinds_of_chunks(choice, kind):
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "0", "-5", "1.5", "5-2", "normal:5", "uniform:a,b", "normal:nan,1", "1e99", "gauss:1,2", "inf"],
+    "text", ["", "0", "-5", "1.5", "5-2", "normal:5", "uniform:a,b", "normal:nan,1", "1e99", "gauss:1,2", "inf"]
 )
 def test_wrong_lengths_are_refused(text):
     with pytest.raises(InputError, match="--input-tokens"):
@@ -217,9 +214,7 @@ def test_statistics_are_ordered(samples):
     tiny = 1e-9 * found.high
     assert found.low <= found.median_low <= found.median + tiny
     assert found.median <= found.median_high + tiny
-    assert (
-        found.median - tiny <= found.p90 <= found.p95 + tiny <= found.p99 + 2 * tiny <= found.high + 3 * tiny
-    )
+    assert found.median - tiny <= found.p90 <= found.p95 + tiny <= found.p99 + 2 * tiny <= found.high + 3 * tiny
 
 
 def test_the_interval_of_a_median_narrows_with_samples():
@@ -254,9 +249,7 @@ def test_the_best_load_is_a_step_function_of_the_bound():
 
 def test_a_refused_load_is_not_the_best():
     found = loads((1, 0.01, 100.0), (2, 0.01, 900.0))
-    refused = LoadSummary(
-        load=found[1].load, points=(replace(found[1].points[0], refusal=refusal(600.0, 1000.0)),)
-    )
+    refused = LoadSummary(load=found[1].load, points=(replace(found[1].points[0], refusal=refusal(600.0, 1000.0)),))
     assert refusal(500.0, 1000.0) == ""
     steps = best_by_bound([s for s in (found[0], refused) if s.usable], InterTokenDefinition.TPOT)
     assert [s.load.concurrency for s in steps] == [1]

@@ -24,9 +24,7 @@ from meshwright.errors import InputError, MissingDependencyError, RunFileError
 from meshwright.specs.features import AttentionKernel, Features, WireFormat
 from meshwright.specs.run import Run
 
-PUBLISHED = YAML(typ="safe").load(
-    (Path(__file__).parent / "published_models.yaml").read_text(encoding="utf-8")
-)
+PUBLISHED = YAML(typ="safe").load((Path(__file__).parent / "published_models.yaml").read_text(encoding="utf-8"))
 
 
 def imported(source: str, cluster: str = "h100-8x1") -> tuple[Run, tuple[str, ...]]:
@@ -60,10 +58,7 @@ def test_its_own_models_are_those_of_the_catalogue(name, tmp_path):
     assert run.model.attention == known.attention
     assert run.model.experts == known.experts
     for key in ("hidden", "num_layers", "vocab", "ffn_hidden", "tied_embeddings", "norm_epsilon"):
-        if (name, key) != (
-            "mixtral-8x22b",
-            "vocab",
-        ):  # the catalogue has its first version, MaxText its third
+        if (name, key) != ("mixtral-8x22b", "vocab"):  # the catalogue has its first version, MaxText its third
             assert getattr(run.model, key) == getattr(known, key), key
     assert contract.check(run) == ()
 
@@ -154,9 +149,7 @@ def test_our_exports_come_back(overrides, tmp_path):
 
 def test_settings_behind_a_file_and_its_defaults(tmp_path):
     path = written(tmp_path, {"base_config": "base.yml", "decoder_block": "llama2", "hardware": "gpu"})
-    run, notes = imported(
-        f"{path} per_device_batch_size=2 ici_tensor_parallelism=2 steps=50 remat_policy=minimal"
-    )
+    run, notes = imported(f"{path} per_device_batch_size=2 ici_tensor_parallelism=2 steps=50 remat_policy=minimal")
     assert notes == ()
     assert run.plan.describe() == "TP2 FSDP4 mbs4 recompute=core_attention+norm+activation"
     assert (run.global_batch, run.sequence_length, run.num_steps) == (16, 2048, 50)
@@ -173,22 +166,12 @@ def test_slices_multiply_and_a_file_stands_on_another(tmp_path):
 
 
 def test_adapters_of_its_usual_modules_on_a_quantised_base(tmp_path):
-    lora = {
-        "enable_lora": True,
-        "lora_rank": 8,
-        "lora_alpha": 16.0,
-        "lora_weight_qtype": "nf4",
-        "lora_tile_size": 32,
-    }
+    lora = {"enable_lora": True, "lora_rank": 8, "lora_alpha": 16.0, "lora_weight_qtype": "nf4", "lora_tile_size": 32}
     run, notes = imported(written(tmp_path, {"lora": lora, "steps": 10, "weight_dtype": "bfloat16"}))
     assert run.lora.targets == ("query", "key", "value", "output", "gate", "up", "down")
     assert (run.lora.rank, run.lora.alpha, run.lora.base_format) == (8, 16.0, "nf4")
     assert not [note for note in notes if "weight_dtype" in note]
-    others = lora | {
-        "lora_module_path": ".*/(query|value)",
-        "lora_weight_qtype": "int4",
-        "lora_restore_path": "a",
-    }
+    others = lora | {"lora_module_path": ".*/(query|value)", "lora_weight_qtype": "int4", "lora_restore_path": "a"}
     run, notes = imported(written(tmp_path, {"lora": others, "steps": 10}))
     assert run.lora.targets == ("query", "value")
     assert [note.partition(" =")[0] for note in notes if note.startswith("lora")] == [
@@ -222,10 +205,7 @@ DEEPSEEK = PUBLISHED["deepseek2-16b"]
         ({"rope_type": "ntk"}, "RoPE scaling"),
         ({"attention_type": "mla"}, "attention_type"),
         ({"decoder_block": "deepseek"}, "RoPE scaling"),
-        (
-            {"decoder_block": "deepseek", "rope_type": "yarn"},
-            "latent attention is supported only with experts",
-        ),
+        ({"decoder_block": "deepseek", "rope_type": "yarn"}, "latent attention is supported only with experts"),
         (DEEPSEEK | {"routed_bias": True}, "latent attention is supported only with experts"),
         (DEEPSEEK | {"mscale": 0.0}, "YARN without a temperature"),
         (DEEPSEEK | {"use_indexer": True}, "use_indexer"),
@@ -296,11 +276,7 @@ def test_only_what_differs_from_its_defaults_is_noted(tmp_path):
         "dropout_rate": 0.1,
     }
     assert imported(written(tmp_path, usual | {"steps": 1.0e2}))[1] == ()
-    others = {
-        "capacity_factor": 1.25,
-        "sparse_matmul": False,
-        "adamw_mask": ["bias"],
-    }
+    others = {"capacity_factor": 1.25, "sparse_matmul": False, "adamw_mask": ["bias"]}
     assert [note.partition(" ")[0] for note in imported(written(tmp_path, others))[1]] == list(others)
 
 
@@ -362,10 +338,7 @@ def test_switches_are_read_or_noted(values, cluster, stack, words, tmp_path):
 
 
 def test_names_of_the_catalogue_older_keys_and_the_z_loss(tmp_path):
-    values = PUBLISHED["llama3.1-70b"] | {
-        "cosine_learning_rate_final_fraction": 0.25,
-        "z_loss_multiplier": 1e-4,
-    }
+    values = PUBLISHED["llama3.1-70b"] | {"cosine_learning_rate_final_fraction": 0.25, "z_loss_multiplier": 1e-4}
     found = contract.import_run(written(tmp_path, values, "llama3.1-70b.yml"), cluster="h100-8x1")
     assert found.content["model"] == "llama3.1-70b"
     assert found.content["optimizer"]["final_ratio"] == 0.25
@@ -392,9 +365,7 @@ def test_two_devices_of_jax_are_one_chip(tmp_path):
     again = configuration(run, run.plan, folder=tmp_path)
     assert (again["ici_fsdp_parallelism"], again["per_device_batch_size"]) == (32, 2)
     with pytest.raises(InputError, match="JAX shows 2 devices for each tpu7x"):
-        imported(
-            written(tmp_path, given | {"ici_fsdp_parallelism": 1, "ici_tensor_parallelism": 32}), "tpu7x-4x4"
-        )
+        imported(written(tmp_path, given | {"ici_fsdp_parallelism": 1, "ici_tensor_parallelism": 32}), "tpu7x-4x4")
     odd = runfile.loads(
         "model: llama3.1-8b\ndata: {sequence_length: 128}\nbatch: {global_sequences: 16, micro: 1}\n"
         "cluster: tpu7x-4x4\nengine: maxtext\nparallel: {data_shard: 16, sharding: parameters, recompute: full}\n"

@@ -14,11 +14,7 @@ from ruamel.yaml import YAML
 
 from meshwright import runfile
 from meshwright.engines.maxtext import contract
-from meshwright.engines.maxtext.in_maxtext_environment.meshwright_weights import (
-    leaf_array,
-    leaf_tensors,
-    names,
-)
+from meshwright.engines.maxtext.in_maxtext_environment.meshwright_weights import leaf_array, leaf_tensors, names
 from meshwright.engines.maxtext.lower import fraction_for, schedule_keys
 from meshwright.specs.run import LearningRateSchedule, Optimizer
 
@@ -149,14 +145,10 @@ def test_one_process_accumulates_and_a_pipeline_does_not():
 
 
 def test_axes():
-    both = keys(
-        "parallel={data_shard: 2, data_replicate: 2, tensor: 2, sharding: parameters, recompute: full}"
-    )
+    both = keys("parallel={data_shard: 2, data_replicate: 2, tensor: 2, sharding: parameters, recompute: full}")
     assert [both[f"ici_{a}_parallelism"] for a in ("data", "fsdp", "tensor_sequence")] == [2, 2, 2]
     assert both["per_device_batch_size"] == 1.0
-    plain = keys(
-        "parallel={data_shard: 1, tensor: 2, sequence_parallel: false, sharding: none, recompute: full}"
-    )
+    plain = keys("parallel={data_shard: 1, tensor: 2, sequence_parallel: false, sharding: none, recompute: full}")
     assert plain["ici_tensor_parallelism"] == 2
     assert plain["ici_fsdp_parallelism"] == 1
 
@@ -328,9 +320,7 @@ def test_gpt_oss_is_scanned_in_pairs_of_a_windowed_layer_and_another():
         ("gate_up_proj", 1),
     ]
     tensor = np.arange(4 * 64 * 64, dtype="float32").reshape(4, 64, 64)
-    made_of = [
-        leaf_array(leaf | {"grid": [1], "layers": [0]}, {names(leaf)[0]: tensor}, numpy=np) for leaf in fused
-    ]
+    made_of = [leaf_array(leaf | {"grid": [1], "layers": [0]}, {names(leaf)[0]: tensor}, numpy=np) for leaf in fused]
     assert (made_of[0][:, 0] == tensor[..., ::2]).all()
     assert (made_of[1][:, 0] == tensor[..., 1::2]).all()
 
@@ -381,10 +371,7 @@ def test_weights_come_out_as_they_went_in(overrides):
         joined = 2 if leaf["path"].endswith("out/kernel") else 1
         rows, columns = math.prod(leaf["shape"][:joined]), math.prod(leaf["shape"][joined:])
         shape = (columns, rows) if leaf["transpose"] else leaf["shape"]
-        tensors = {
-            name: np.random.default_rng(i).random(shape, dtype="float32")
-            for i, name in enumerate(names(leaf))
-        }
+        tensors = {name: np.random.default_rng(i).random(shape, dtype="float32") for i, name in enumerate(names(leaf))}
         array = leaf_array(leaf, tensors, numpy=np)
         assert array.size == math.prod(leaf["grid"]) * math.prod(leaf["shape"])
         back = leaf_tensors(leaf, array)

@@ -51,15 +51,7 @@ def test_files_that_name_the_host_are_removed(tmp_path):
     traces.mkdir(parents=True)
     about = {"hlo_module": "jit_train_step", "device_ordinal": "0", "hlo_op": "dot.1"}
     events = [
-        {
-            "ph": "X",
-            "name": "dot.1",
-            "pid": 1,
-            "tid": 1,
-            "ts": start,
-            "dur": 5,
-            "args": about | {"run_id": str(start)},
-        }
+        {"ph": "X", "name": "dot.1", "pid": 1, "tid": 1, "ts": start, "dur": 5, "args": about | {"run_id": str(start)}}
         for start in (0, 10)
     ]
     with gzip.open(traces / "myhost.trace.json.gz", "wt") as stream:

@@ -16,9 +16,7 @@ from meshwright.errors import InputError
 BEGINNING = "the estimate does not include: "
 MIXTURE = {"decoder_block": "mixtral", "num_experts": 8, "num_experts_per_tok": 2, "megablox": False}
 ON_TPUS = {key: value for key, value in MIXTURE.items() if key != "megablox"}
-PUBLISHED = YAML(typ="safe").load(
-    (Path(__file__).parent / "published_models.yaml").read_text(encoding="utf-8")
-)
+PUBLISHED = YAML(typ="safe").load((Path(__file__).parent / "published_models.yaml").read_text(encoding="utf-8"))
 
 
 def notes(values: dict[str, Any], folder: Path, name: str = "config", cluster: str = "h100-8x2") -> list[str]:
@@ -63,9 +61,7 @@ def test_scores_of_deepseek_v3_are_in_fp32(in_fp32, named, tmp_path):
 
 
 def test_the_mask_of_documents_is_not_carried_over(tmp_path):
-    assert notes({"reset_attention_mask": False}, tmp_path) == [
-        "reset_attention_mask = False is not carried over"
-    ]
+    assert notes({"reset_attention_mask": False}, tmp_path) == ["reset_attention_mask = False is not carried over"]
 
 
 @pytest.mark.parametrize(

@@ -36,10 +36,7 @@ DENSE = ("model=qwen3-8b", "parallel={data_shard: 8, tensor: 2, sharding: optimi
 SPLIT_NOWHERE = ("parallel={data_shard: 16, sharding: optimizer}",)
 
 NAMES = dict.fromkeys(name for name, _ in (*FACTS.switches, *FACTS.exported_switches))
-NUMBERS = {
-    "capacity_factor": [0.5, 1.0, 1.25],
-    "offloaded_activations": [0.0, round(1 / NUM_LAYERS, 6), 0.25, 0.5],
-}
+NUMBERS = {"capacity_factor": [0.5, 1.0, 1.25], "offloaded_activations": [0.0, round(1 / NUM_LAYERS, 6), 0.25, 0.5]}
 """Values of switches that are numbers."""
 
 
@@ -64,9 +61,7 @@ def stated_runs(draw) -> Run:
     cluster = draw(st.sampled_from(["h100-8x2", "b200-8x2", "gb200-4x4"]), label="cluster")
     stack = json.dumps({name: value for name, value in switches.items() if value is not None})
     try:
-        run = runfile.loads(
-            BASE, overrides=[*shape, f"precision={fp8}", f"cluster={cluster}", f"stack={stack}"]
-        )
+        run = runfile.loads(BASE, overrides=[*shape, f"precision={fp8}", f"cluster={cluster}", f"stack={stack}"])
     except RunFileError as error:
         assume(not any(words in str(error) for words in IMPOSSIBLE))
         raise
@@ -94,9 +89,7 @@ def as_megatron_has_it(run: Run, *, is_bridge: bool) -> Features:
     if plan.tensor == 1:
         absent["overlaps_tensor"] = None
     if not has_experts:
-        absent |= dict.fromkeys(
-            ("dispatcher", "fuses_experts", "drops_tokens", "capacity_factor", "expert_imbalance")
-        )
+        absent |= dict.fromkeys(("dispatcher", "fuses_experts", "drops_tokens", "capacity_factor", "expert_imbalance"))
     elif found.has_capacity:
         absent |= {"capacity_factor": found.busiest_expert_ratio, "drops_tokens": None}
     if run.precision.name in ("bf16", "mxfp8"):
@@ -133,9 +126,7 @@ def written(run: Run, folder: Path, *more: str) -> Path:
     lines = contract.lower_export(run, folder=folder).files["megatron_lm.args"].splitlines()
     off = {line.removeprefix("without ") for line in more if line.startswith("without ")}
     lines = [line for line in lines if line.split()[0] not in off]
-    (folder / "megatron_lm.args").write_text(
-        "\n".join([*lines, *(m for m in more if m.startswith("--"))]) + "\n"
-    )
+    (folder / "megatron_lm.args").write_text("\n".join([*lines, *(m for m in more if m.startswith("--"))]) + "\n")
     return folder / "megatron_lm.args"
 
 
@@ -197,9 +188,7 @@ def test_stages_that_send_and_do_not_compute_are_noted(tmp_path):
     run = runfile.loads(BASE, overrides=["model=qwen3-8b", plan, "parallel.layers_per_stage=null"])
     assert imported(written(run, tmp_path), "h100-8x2")[1] == ""
     _, notes = imported(written(run, tmp_path, "--no-overlap-p2p-communication"), "h100-8x2")
-    assert notes.startswith(
-        "the run file does not contain --no-overlap-p2p-communication; the estimate assumes"
-    )
+    assert notes.startswith("the run file does not contain --no-overlap-p2p-communication; the estimate assumes")
 
 
 def test_gradients_of_fp16_are_as_narrow_as_bf16(tmp_path):
@@ -231,11 +220,7 @@ def test_estimates_of_scripts_that_differ_in_a_switch_differ(tmp_path):
 
 def test_the_settings_are_options_or_fields():
     names = {key for switch in SWITCHES.values() for one in switch.settings.values() for key in one}
-    others = {
-        "grad_reduce_in_fp32",
-        "fp8_dot_product_attention",
-        *BRIDGE_ONLY,
-    }  # other names, or Bridge's alone
+    others = {"grad_reduce_in_fp32", "fp8_dot_product_attention", *BRIDGE_ONLY}  # other names, or Bridge's alone
     assert {name.replace("_", "-") for name in names - others} <= known_names().keys()
     assert names >= ABSENT.keys()
 
@@ -272,9 +257,7 @@ BRIDGE = [
 
 
 def bridge(folder: Path, changes: dict) -> Path:
-    content = YAML().load(
-        contract.lower_export(runfile.loads(BASE), folder=folder).files["megatron_bridge.yaml"]
-    )
+    content = YAML().load(contract.lower_export(runfile.loads(BASE), folder=folder).files["megatron_bridge.yaml"])
     for name, value in changes.items():
         section, _, key = name.partition(".")
         if value is ABSENT_FIELD:

@@ -24,9 +24,7 @@ from meshwright.specs.model import AttentionKind, RopeScaling, Router
 from meshwright.specs.plan import Plan, Recompute, Schedule
 from meshwright.specs.run import Run
 
-PUBLISHED = YAML(typ="safe").load(
-    (Path(__file__).parent / "published_arguments.yaml").read_text(encoding="utf-8")
-)
+PUBLISHED = YAML(typ="safe").load((Path(__file__).parent / "published_arguments.yaml").read_text(encoding="utf-8"))
 
 
 def imported(source: str, cluster: str = "h100-8x1") -> tuple[Run, str]:
@@ -123,9 +121,7 @@ def published(part: str, folder: Path, more: str = "") -> tuple[Run, str]:
     large = ("mixtral", "gpt3_175b", "deepseek")
     cluster = "h100-8x16" if any(word in part for word in large) else "h100-8x1"
     cluster = "h100-8x8" if part == "train_mixtral_8x7b_distributed" else cluster
-    size = (
-        "" if "--vocab-size" in PUBLISHED[name] or more else " --vocab-size 50257"
-    )  # their files are not here
+    size = "" if "--vocab-size" in PUBLISHED[name] or more else " --vocab-size 50257"  # their files are not here
     return imported(f"{folder / 'published.args'}{size}{more}", cluster)
 
 
@@ -167,8 +163,7 @@ def test_published_models_are_those_that_they_name(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("part", "words"),
-    [("gpt3_15b_8t", "--squared-relu"), ("mixtral_8x7b_alltoall", "--rotary-percent 0.5")],
+    ("part", "words"), [("gpt3_15b_8t", "--squared-relu"), ("mixtral_8x7b_alltoall", "--rotary-percent 0.5")]
 )
 def test_published_models_that_no_run_file_can_say(part, words, tmp_path):
     with pytest.raises(InputError, match=words):
@@ -348,10 +343,7 @@ def test_moments_in_bf16_are_carried(tmp_path):
             {"exp_avg_dtype": "bf16", "use_precision_aware_optimizer": True},
             "--exp-avg-dtype bf16 --exp-avg-sq-dtype fp32 are not carried over",
         ),
-        (
-            {"main_grads_dtype": "bf16", "use_precision_aware_optimizer": True},
-            "--main-grads-dtype bf16 is not",
-        ),
+        ({"main_grads_dtype": "bf16", "use_precision_aware_optimizer": True}, "--main-grads-dtype bf16 is not"),
         ({"exit_interval": 10}, "not carried over: --exit-interval 10"),
         ({"init_method_std": 0.1, "finetune": True}, "not carried over: .*--init-method-std 0.1, --finetune"),
     ],
@@ -366,10 +358,7 @@ def test_contradictions_are_noted(changes, words, tmp_path):
     [
         ({"global_batch_size": 12}, "cannot be split over the data ranks"),
         ({"tensor_model_parallel_size": 3}, "do not divide the cluster's 8 devices"),
-        (
-            {"num_experts": 4, "expert_model_parallel_size": 3},
-            "do not divide the 8 devices of a pipeline stage",
-        ),
+        ({"num_experts": 4, "expert_model_parallel_size": 3}, "do not divide the 8 devices of a pipeline stage"),
         ({"pipeline_model_parallel_size": 8}, "cannot be split over 8 stages"),
         ({"recompute_granularity": "full"}, "needs --recompute-method"),
         ({"recompute_granularity": "selective", "recompute_modules": "mhc"}, "do not recompute"),
@@ -391,10 +380,7 @@ def test_contradictions_are_noted(changes, words, tmp_path):
         ({"num_experts": 4, "moe_aux_loss_coeff": "x"}, "is not a number"),
         ({"position_embedding_type": "rope", "rope_type": "yarn"}, "positions"),
         ({"num_layers": 1.5}, "not a whole number"),
-        (
-            {"pipeline_model_parallel_size": 2, "pipeline_model_parallel_layout": "Et|tL"},
-            "does not assign 4 layers",
-        ),
+        ({"pipeline_model_parallel_size": 2, "pipeline_model_parallel_layout": "Et|tL"}, "does not assign 4 layers"),
     ],
 )
 def test_what_is_refused(changes, words, tmp_path):
@@ -413,12 +399,7 @@ def test_the_vocabulary_is_that_of_its_file(tmp_path):
     assert (run.model.vocab, "50257 tokens are assumed" in notes) == (50_257, True)
 
 
-@given(
-    pipeline=st.integers(2, 4),
-    chunks=st.integers(1, 4),
-    per_stage=st.integers(1, 4),
-    recomputed=st.integers(0, 16),
-)
+@given(pipeline=st.integers(2, 4), chunks=st.integers(1, 4), per_stage=st.integers(1, 4), recomputed=st.integers(0, 16))
 def test_recomputed_layers_come_back(pipeline, chunks, per_stage, recomputed):
     """Megatron counts per virtual stage, a run file per rank: export and import convert both ways."""
     model = replace(catalog.model("llama3.1-8b"), num_layers=pipeline * chunks * per_stage)
@@ -431,10 +412,7 @@ def test_recomputed_layers_come_back(pipeline, chunks, per_stage, recomputed):
     assert (per_chunk is None) == (min(recomputed, of_a_rank) % chunks != 0)
     if per_chunk is not None:
         counts = [per_stage] * pipeline * chunks
-        assert (
-            recomputed_per_rank(per_chunk, counts, pipeline=pipeline)
-            == [min(recomputed, of_a_rank)] * pipeline
-        )
+        assert recomputed_per_rank(per_chunk, counts, pipeline=pipeline) == [min(recomputed, of_a_rank)] * pipeline
 
 
 def test_recomputed_layers_are_per_stage_in_megatron(tmp_path):
@@ -450,15 +428,12 @@ def test_yaml_with_a_name_twice_and_lines(tmp_path):
     path = Path(model_arguments(tmp_path))
     text = path.read_text()
     path.write_text(
-        text.replace("MODEL_ARGS:", "SHARED: &shared {--seed: 5}\nMODEL_ARGS:\n  <<: *shared")
-        + "  --lr: 2e-3\n"
+        text.replace("MODEL_ARGS:", "SHARED: &shared {--seed: 5}\nMODEL_ARGS:\n  <<: *shared") + "  --lr: 2e-3\n"
     )
     run, _ = imported(str(path))
     assert (run.optimizer.learning_rate, run.train.seed) == (2e-3, 5)
     path.write_text(text + "  --learning: 1\n")
-    with pytest.raises(
-        InputError, match=f"model_config.yaml:{len(PLAIN) + 2}: Megatron-LM has no such option"
-    ):
+    with pytest.raises(InputError, match=f"model_config.yaml:{len(PLAIN) + 2}: Megatron-LM has no such option"):
         imported(str(path))
 
 

@@ -23,9 +23,7 @@ engine: megatron
 parallel: {data_shard: 16, sharding: optimizer}
 train: {steps: 10}
 """
-LATENT = (
-    "model={hidden: 64, num_layers: 4, vocab: 256, ffn_hidden: 128, attention: {kind: mla, num_heads: 4, "
-)
+LATENT = "model={hidden: 64, num_layers: 4, vocab: 256, ffn_hidden: 128, attention: {kind: mla, num_heads: 4, "
 LATENT += "num_kv_heads: 4, head_dim: 24, value_head_dim: 16, kv_lora_rank: 32, rope_head_dim: 8}}"
 ALONE = {
     "fp8": ["precision=fp8"],

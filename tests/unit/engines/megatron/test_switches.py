@@ -50,10 +50,7 @@ CASES = {
     "overlaps_tensor=true": {"tp_comm_overlap": True},
     "attention=fa3": {"attention_backend": "flash"},
     "attention=cudnn": {"attention_backend": "fused"},
-    "capacity_factor=1.25": {
-        "moe_expert_capacity_factor": 1.25,
-        "moe_pad_expert_input_to_capacity": True,
-    },
+    "capacity_factor=1.25": {"moe_expert_capacity_factor": 1.25, "moe_pad_expert_input_to_capacity": True},
     "expert_imbalance=1": {"moe_router_force_load_balancing": True},
     "drops_tokens=true": {"moe_expert_capacity_factor": 1.0, "moe_pad_expert_input_to_capacity": True},
     "offloaded_activations=0.25": {"cpu_offloading": True, "cpu_offloading_num_layers": 12},
@@ -93,10 +90,7 @@ def test_no_export_forces_the_balance_of_experts_by_itself():
 
 
 def test_formats_between_ranks():
-    run = runfile.loads(
-        BASE,
-        overrides=["stack.gradient_format=bf16", "stack.parameter_format=fp8", "precision=fp8"],
-    )
+    run = runfile.loads(BASE, overrides=["stack.gradient_format=bf16", "stack.parameter_format=fp8", "precision=fp8"])
     files = contract.lower_export(run, folder=Path("out")).files
     assert {"--grad-reduce-in-bf16", "--fp8-param-gather"} <= set(files["megatron_lm.args"].splitlines())
     precision = YAML().load(files["megatron_bridge.yaml"])["mixed_precision"]

@@ -79,11 +79,7 @@ def test_an_option_without_a_key_is_named(option, tmp_path):
 
 @pytest.mark.parametrize(("precision", "named"), [("bf16", True), ("fp32", False)])
 def test_the_fused_loss_is_named_where_it_is_absent_and_the_estimate_has_it(precision, named, tmp_path):
-    dense = (
-        "model=qwen3-8b",
-        "parallel={data_shard: 8, tensor: 2, sharding: optimizer}",
-        f"precision={precision}",
-    )
+    dense = ("model=qwen3-8b", "parallel={data_shard: 8, tensor: 2, sharding: optimizer}", f"precision={precision}")
     path = script(tmp_path, without=("--cross-entropy-loss-fusion",), overrides=dense)
     assert left_out(path) == (["the absence of --cross-entropy-loss-fusion"] if named else [])
     assert left_out(script(tmp_path, overrides=dense)) == []
@@ -231,9 +227,7 @@ def test_recipes_that_keep_layers_in_bf16_are_named(recipe, precision, named, tm
 
 
 def test_experts_of_bridge_that_are_padded_to_their_capacity(tmp_path):
-    path = configuration(
-        tmp_path, model__moe_expert_capacity_factor=1.5, model__moe_pad_expert_input_to_capacity=True
-    )
+    path = configuration(tmp_path, model__moe_expert_capacity_factor=1.5, model__moe_pad_expert_input_to_capacity=True)
     found = contract.import_run(str(path), cluster="h100-8x2")
     assert found.content["stack"]["capacity_factor"] == 1.5
     assert not found.notes

@@ -41,10 +41,7 @@ def test_what_it_cannot_do_is_refused_with_the_key(refused):
             ("parallel: torchtitan 0.3.0 cannot recompute", ["plan: recompute: {modules: [mlp]}"]),
             ("parallel.sequence_parallel: experts get wrong gradients", ["mixture", "plan: tensor: 2"]),
             ("parallel.pipeline: tied", ["model.tied_embeddings=true", "plan: pipeline: 2"]),
-            (
-                "parallel.pipeline: every stage",
-                ["plan: pipeline: 2, virtual_pipeline: 3, schedule: interleaved"],
-            ),
+            ("parallel.pipeline: every stage", ["plan: pipeline: 2, virtual_pipeline: 3, schedule: interleaved"]),
         ],
         lambda case: check(*case),
     )

@@ -40,9 +40,7 @@ def arguments(tree: ast.Module, function: str) -> dict[str, str]:
 
 
 FSDP = "parallel={data_shard: 2, sharding: parameters}"
-PIPELINE = (
-    "parallel={data_shard: 1, pipeline: 2, virtual_pipeline: 2, schedule: interleaved, sharding: gradients}"
-)
+PIPELINE = "parallel={data_shard: 1, pipeline: 2, virtual_pipeline: 2, schedule: interleaved, sharding: gradients}"
 
 
 def test_degrees_and_batches():

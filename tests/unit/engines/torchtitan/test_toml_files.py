@@ -38,9 +38,7 @@ def test_parameters_in_bf16_are_noted(more, precision, is_noted, tmp_path):
 
 def test_every_unknown_key_is_named_at_once(tmp_path):
     (tmp_path / "run.toml").write_text(TOML % "stepz = 3\n[hf_transformers]\nmodel = 'x'")
-    with pytest.raises(
-        InputError, match=r"no such key: got 'training.stepz, hf_transformers.model'"
-    ) as refused:
+    with pytest.raises(InputError, match=r"no such key: got 'training.stepz, hf_transformers.model'") as refused:
         import_toml(tmp_path / "run.toml", cluster="h100-8x1")
     assert "did you mean training.steps for training.stepz?" in refused.value.hint
 
@@ -52,9 +50,7 @@ def test_norms_of_early_files_are_read(norm, tmp_path):
 
 
 def test_another_norm_is_refused(tmp_path):
-    (tmp_path / "run.toml").write_text(
-        (TOML % "").replace("[training]", 'norm_type = "layernorm"\n[training]')
-    )
+    (tmp_path / "run.toml").write_text((TOML % "").replace("[training]", 'norm_type = "layernorm"\n[training]'))
     with pytest.raises(InputError, match=r"model\.norm_type"):
         import_toml(tmp_path / "run.toml", cluster="h100-8x1")
 
@@ -92,10 +88,7 @@ steps = 500
 def test_switches_are_those_of_the_file_or_of_torchtitan(more, stack, tmp_path):
     (tmp_path / "run.toml").write_text(MIXTURE % more)
     found = import_toml(tmp_path / "run.toml", cluster="h100-8x1")
-    assert (
-        found.content["stack"]
-        == {"cuda_graphs": "none", "compiles": False, "gradient_format": "fp32"} | stack
-    )
+    assert found.content["stack"] == {"cuda_graphs": "none", "compiles": False, "gradient_format": "fp32"} | stack
     assert not [note for note in found.notes if "comm_backend" in note or "async" in note or "reduce" in note]
     (tmp_path / "run.toml").write_text(TOML % more.replace('"hybridep"', '"deepep"'))
     assert "dispatcher" not in import_toml(tmp_path / "run.toml", cluster="h100-8x1").content["stack"]

@@ -17,21 +17,13 @@ from meshwright.kernels.attention.triton_attention import attention_backward, at
 from meshwright.kernels.dispatch import KernelRouting, using
 from meshwright.kernels.processor import Multiplies
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:(overflow|invalid value|divide by zero) encountered:RuntimeWarning"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero) encountered:RuntimeWarning")
 LENGTHS = st.sampled_from([0, 1, 2, 17, 64, 65, 140])
 
 
-def operands(
-    *, queries, keys, heads=4, groups=2, width=16, value_width=8, dtype=torch.float32, batch=2, seed=0
-):
+def operands(*, queries, keys, heads=4, groups=2, width=16, value_width=8, dtype=torch.float32, batch=2, seed=0):
     """Queries, keys and values as a fused projection leaves them: strided."""
-    shapes = [
-        (batch, queries, heads, width),
-        (batch, keys, groups, width),
-        (batch, keys, groups, value_width),
-    ]
+    shapes = [(batch, queries, heads, width), (batch, keys, groups, width), (batch, keys, groups, value_width)]
     return [drawn(*shape, dtype=dtype, strided=True, seed=seed + i) for i, shape in enumerate(shapes)]
 
 
@@ -78,8 +70,7 @@ def compare(got, tensors, grad, *, factor=2.0, **options):
 @pytest.mark.parametrize(
     "dtype",
     [
-        pytest.param(dtype, marks=[] if dtype == torch.float32 else pytest.mark.when_touched)
-        for dtype in FORMATS
+        pytest.param(dtype, marks=[] if dtype == torch.float32 else pytest.mark.when_touched) for dtype in FORMATS
     ],  # fp32 has the narrowest limit
     ids=str,
 )
@@ -107,9 +98,7 @@ def test_kernels_against_float64(dtype, keys, fewer, kind, heads, widths, cap, h
     options = {"scale": widths[0] ** -0.5, "cap": cap, "ranges": ranges}
     with demanding(attention="triton"):
         got = with_gradients(
-            lambda q, k, v, *sinks: attention(q, k, v, sinks_H=sinks[0] if sinks else None, **options),
-            tensors,
-            grad,
+            lambda q, k, v, *sinks: attention(q, k, v, sinks_H=sinks[0] if sinks else None, **options), tensors, grad
         )
     compare(got, tensors, grad, has_sinks=has_sinks, factor=4.0, **options)
 
@@ -126,9 +115,7 @@ def test_cpu_routes_against_float64(route, kind, has_sinks, monkeypatch):
     options = {"scale": 0.25, "cap": 0.0, "ranges": some_ranges(kind, batch=2, queries=70, keys=70, seed=1)}
     with demanding(attention=route):
         got = with_gradients(
-            lambda q, k, v, *sinks: attention(q, k, v, sinks_H=sinks[0] if sinks else None, **options),
-            tensors,
-            grad,
+            lambda q, k, v, *sinks: attention(q, k, v, sinks_H=sinks[0] if sinks else None, **options), tensors, grad
         )
     compare(got, tensors, grad, has_sinks=has_sinks, **options)
 
@@ -166,9 +153,7 @@ def test_a_query_that_sees_nothing_has_no_output_and_no_gradient():
 def test_the_same_bits_each_time():
     tensors, grad = operands(queries=70, keys=70), drawn(2, 70, 4, 8, dtype=torch.float32)
     with demanding(attention="triton"):
-        first, second = (
-            with_gradients(lambda *t: attention(*t, scale=0.25), tensors, grad) for _ in range(2)
-        )
+        first, second = (with_gradients(lambda *t: attention(*t, scale=0.25), tensors, grad) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
@@ -193,9 +178,7 @@ def test_which_route_a_cpu_takes_and_why(monkeypatch):
 
 def test_a_kernel_of_gpus_is_refused_on_a_cpu():
     with (
-        pytest.raises(
-            InputError, match=r"kernels\.attention: route flash cannot serve this call: a kernel of GPUs"
-        ),
+        pytest.raises(InputError, match=r"kernels\.attention: route flash cannot serve this call: a kernel of GPUs"),
         demanding(attention="flash"),
     ):
         attention(*operands(queries=3, keys=3), scale=1.0)
@@ -208,9 +191,7 @@ def test_operator_rules():
     ranges = key_ranges(None, window=2, order_T=torch.arange(2, 5), num_keys=5)
     given = (ranges.first_BT, ranges.last_BT)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(
-        attention_forward, (q.requires_grad_(), k, v, *given, sinks, 1.0, 0.0), test_utils=tests
-    )
+    torch.library.opcheck(attention_forward, (q.requires_grad_(), k, v, *given, sinks, 1.0, 0.0), test_utils=tests)
     out, lse = attention_forward(q.detach(), k, v, *given, sinks, 1.0, 0.0)
     torch.library.opcheck(
         attention_backward,

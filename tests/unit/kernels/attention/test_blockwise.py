@@ -15,12 +15,7 @@ def inputs(*, queries=150, keys=150, heads=6, groups=2, value=8, dtype=torch.flo
         return x.transpose(1, 2).requires_grad_()  # as a projection leaves it
 
     q_BHTK, k_BGSK = tensor(2, queries, heads, 16), tensor(2, keys, groups, 16)
-    return (
-        q_BHTK,
-        k_BGSK,
-        tensor(2, keys, groups, value),
-        torch.randn(2, heads, queries, value, generator=generator),
-    )
+    return (q_BHTK, k_BGSK, tensor(2, keys, groups, value), torch.randn(2, heads, queries, value, generator=generator))
 
 
 def with_gradients(attention, q_BHTK, k_BGSK, v_BGSV, grad_BHTV):

@@ -6,14 +6,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
-from tests.kernel_cases import (
-    FORMATS,
-    assert_close,
-    counted_traffic,
-    demanding,
-    drawn,
-    needs_interpreter,
-)
+from tests.kernel_cases import FORMATS, assert_close, counted_traffic, demanding, drawn, needs_interpreter
 
 from meshwright.kernels.experts.grouped_gemm import grouped_gemm, opaque_gradients, opaque_reference
 from meshwright.kernels.experts.grouped_gemm import reference as grouped_reference
@@ -50,8 +43,7 @@ def gradients(run, tensors, grad):
 @pytest.mark.parametrize(
     "dtype",
     [
-        pytest.param(dtype, marks=[] if dtype == torch.bfloat16 else pytest.mark.when_touched)
-        for dtype in FORMATS
+        pytest.param(dtype, marks=[] if dtype == torch.bfloat16 else pytest.mark.when_touched) for dtype in FORMATS
     ],  # the same kernels load bf16
     ids=str,
 )
@@ -112,9 +104,7 @@ def test_rows_to_experts_and_back(tokens, choices, width, dtype, strided, alignm
         ]
     for found, want in zip(got, exact, strict=True):
         # sums of rows and products may cancel
-        assert_close(
-            found, want, factor=2.0, terms=rows.double() * 4, dtype=dtype if found.dtype == dtype else None
-        )
+        assert_close(found, want, factor=2.0, terms=rows.double() * 4, dtype=dtype if found.dtype == dtype else None)
 
 
 def test_the_reference_is_the_definition():
@@ -196,8 +186,7 @@ def test_operator_rules():
         (opaque_reference, (rows, matrices, counts_E)),
     ):
         leaves = [
-            t.requires_grad_() if isinstance(t, torch.Tensor) and t.is_floating_point() else t
-            for t in given_tensors
+            t.requires_grad_() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in given_tensors
         ]
         torch.library.opcheck(op, tuple(leaves), test_utils=UTILITIES)
     x, rows, weights = x.detach(), rows.detach(), weights.detach()
@@ -216,10 +205,7 @@ def test_operator_rules():
 def test_the_reference_of_a_graph_has_the_bits_of_the_reference():
     """It is one operation there, with GEMMs of its own backward."""
     counts_E = torch.tensor([3, 0, 5])
-    rows, matrices = (
-        drawn(8, 5, dtype=torch.float32, strided=True),
-        drawn(3, 6, 5, dtype=torch.float32, seed=1),
-    )
+    rows, matrices = (drawn(8, 5, dtype=torch.float32, strided=True), drawn(3, 6, 5, dtype=torch.float32, seed=1))
     found = [
         gradients(lambda x, weight, run=run: run(x, weight, counts_E), (rows, matrices), torch.ones(8, 6))
         for run in (grouped_reference, opaque_reference)

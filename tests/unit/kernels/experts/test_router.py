@@ -16,16 +16,8 @@ FORMS = {
     "mixtral": (8, RouterForm(top_k=2), False),
     "qwen3": (12, RouterForm(top_k=3, normalizes=False), False),
     "gpt-oss": (5, RouterForm(top_k=4), False),
-    "deepseek-v2": (
-        12,
-        RouterForm(top_k=3, num_groups=3, groups_per_token=2, normalizes=False, scale=16.0),
-        False,
-    ),
-    "deepseek-v3": (
-        16,
-        RouterForm(top_k=4, is_sigmoid=True, num_groups=4, groups_per_token=2, scale=2.5),
-        True,
-    ),
+    "deepseek-v2": (12, RouterForm(top_k=3, num_groups=3, groups_per_token=2, normalizes=False, scale=16.0), False),
+    "deepseek-v3": (16, RouterForm(top_k=4, is_sigmoid=True, num_groups=4, groups_per_token=2, scale=2.5), True),
     "one expert": (1, RouterForm(top_k=1), False),
 }
 
@@ -35,8 +27,7 @@ def routed(logits, bias, form, grads):
     logits = logits.detach().clone().requires_grad_()
     found = route_tokens(logits, bias, form=form)
     total = sum(
-        (t * g).sum()
-        for t, g in zip((found.weights_NC, found.scores_NE, found.logsumexp_N), grads, strict=True)
+        (t * g).sum() for t, g in zip((found.weights_NC, found.scores_NE, found.logsumexp_N), grads, strict=True)
     )
     (grad,) = torch.autograd.grad(total, logits)
     return found, grad
@@ -64,9 +55,7 @@ def test_against_float64(name, tokens, strided, seed):
     assert_close(found.weights_NC, exact.weights_NC)
     assert_close(found.scores_NE, exact.scores_NE)
     assert_close(found.logsumexp_N, exact.logsumexp_N)
-    assert_close(
-        grad, exact_grad, factor=2.0, terms=torch.cat([g.flatten() for g in grads]).double() * form.scale
-    )
+    assert_close(grad, exact_grad, factor=2.0, terms=torch.cat([g.flatten() for g in grads]).double() * form.scale)
 
 
 @pytest.mark.parametrize("route", ["reference", pytest.param("triton", marks=needs_interpreter)])

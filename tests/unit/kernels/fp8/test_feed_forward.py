@@ -5,15 +5,7 @@ from functools import partial
 import pytest
 
 torch = pytest.importorskip("torch")
-from tests.kernel_cases import (
-    aligned_rows,
-    demanding,
-    drawn,
-    gathered,
-    needs_interpreter,
-    relative_error,
-    spread,
-)
+from tests.kernel_cases import aligned_rows, demanding, drawn, gathered, needs_interpreter, relative_error, spread
 
 from meshwright.kernels.fp8.feed_forward import MATRICES, Fp8Block, fp8_feed_forward
 from meshwright.kernels.fp8.layer import RECIPES, Fp8State, fp8_grouped_linear, fp8_linear
@@ -52,10 +44,7 @@ def fused(x, gate, up, down, *biases, of, kind="silu", **options):
 def apart(x, gate, up, down, *biases, of, kind="silu"):
     """Three layers with the activation between them."""
     if gate.dim() == 2:
-        times = [
-            partial(fp8_linear, weight_NK=w, state=of[n])
-            for n, w in zip(MATRICES, (gate, up, down), strict=True)
-        ]
+        times = [partial(fp8_linear, weight_NK=w, state=of[n]) for n, w in zip(MATRICES, (gate, up, down), strict=True)]
         return times[2](gated_activation(times[0](x), times[1](x), kind=kind))
     aligned = aligned_rows(COUNTS)
     gate, up, down = (
@@ -128,8 +117,7 @@ def test_kernels_between_the_matrices_of_experts(recipe):
 
 @needs_interpreter
 @pytest.mark.parametrize(
-    "num_experts",
-    [pytest.param(0, id="dense"), pytest.param(len(COUNTS), id="experts", marks=pytest.mark.slow)],
+    "num_experts", [pytest.param(0, id="dense"), pytest.param(len(COUNTS), id="experts", marks=pytest.mark.slow)]
 )  # of experts the test above leaves the other operations to the reference
 @pytest.mark.parametrize(
     "recipe",
@@ -140,9 +128,7 @@ def test_kernels_between_the_matrices_of_experts(recipe):
 )  # test_layer.py has the kernels of these recipes
 def test_kernels_equal_the_reference(recipe, num_experts):
     gemm = "fp8_grouped_gemm" if num_experts else "fp8_gemm"
-    kernels_equal_the_reference(
-        recipe, num_experts, "fp8_cast", "fp8_gated_cast", "fp8_gated_gradients", gemm
-    )
+    kernels_equal_the_reference(recipe, num_experts, "fp8_cast", "fp8_gated_cast", "fp8_gated_gradients", gemm)
 
 
 def kept_bytes(make, **options):

@@ -114,9 +114,7 @@ def test_the_reference_has_the_bits_of_both_after_each_other(kind, scaling):
         *((kind, "reference") for kind in KINDS),
         *(
             pytest.param(
-                kind,
-                "triton",
-                marks=[needs_interpreter] if kind == "silu" else [needs_interpreter, IF_TOUCHED],
+                kind, "triton", marks=[needs_interpreter] if kind == "silu" else [needs_interpreter, IF_TOUCHED]
             )
             for kind in KINDS
         ),  # a kind is one expression in the kernel, which test_gated_activation.py draws
@@ -184,9 +182,7 @@ def test_one_side_and_what_is_not_finite(name):
     ("scaling", "per_element"),
     [
         pytest.param(Scaling.MX, (6, 10), id="mx"),
-        pytest.param(
-            Scaling.BLOCK, (10, 16), id="block", marks=IF_TOUCHED
-        ),  # the other counts in the same kernel
+        pytest.param(Scaling.BLOCK, (10, 16), id="block", marks=IF_TOUCHED),  # the other counts in the same kernel
     ],
 )  # of blocks the inputs are read again, from the cache
 def test_bytes_that_are_loaded_and_stored(scaling, per_element):

@@ -13,9 +13,7 @@ from meshwright.kernels.fp8.formats import Element, Scaling, quantize
 from meshwright.kernels.fp8.gemm import reference, scaled_gemm
 from meshwright.kernels.fp8.triton_gemm import fp8_gemm
 
-SCALED = st.sampled_from(
-    [(s, s) for s in Scaling if s is not Scaling.SQUARE] + [(Scaling.BLOCK, Scaling.SQUARE)]
-)
+SCALED = st.sampled_from([(s, s) for s in Scaling if s is not Scaling.SQUARE] + [(Scaling.BLOCK, Scaling.SQUARE)])
 pytestmark = needs_interpreter
 
 
@@ -43,12 +41,9 @@ def test_the_same_bits_each_time():
 def test_four_bits_go_to_the_reference_and_say_why(monkeypatch):
     from meshwright.kernels import dispatch
 
-    monkeypatch.setattr(
-        dispatch, "default_routes", lambda op, architecture: ("triton", "scaled_mm", "reference")
-    )
+    monkeypatch.setattr(dispatch, "default_routes", lambda op, architecture: ("triton", "scaled_mm", "reference"))
     a, b = (
-        quantize(drawn(4, 32, dtype=torch.float32, seed=i), element=Element.E2M1, scaling=Scaling.MX)
-        for i in (0, 1)
+        quantize(drawn(4, 32, dtype=torch.float32, seed=i), element=Element.E2M1, scaling=Scaling.MX) for i in (0, 1)
     )
     with using(KernelRouting()) as routing:
         scaled_gemm(a, b)
@@ -61,8 +56,7 @@ def test_four_bits_go_to_the_reference_and_say_why(monkeypatch):
 
 def test_operator_rules():
     a, b = (
-        quantize(drawn(5, 40, dtype=torch.float32, seed=i), element=Element.E4M3, scaling=Scaling.BLOCK)
-        for i in (0, 1)
+        quantize(drawn(5, 40, dtype=torch.float32, seed=i), element=Element.E4M3, scaling=Scaling.BLOCK) for i in (0, 1)
     )
     given = (a.values, a.scales, "block", b.values, b.scales, "block", torch.float32)
     # the check of the schema compares inputs by arithmetic that PyTorch has not for 8 bits

@@ -23,13 +23,7 @@ from tests.kernel_cases import (
 from meshwright.kernels.dispatch import KernelRouting, using
 from meshwright.kernels.fp8.casting import cast_stack
 from meshwright.kernels.fp8.formats import Element, Scaling, quantize
-from meshwright.kernels.fp8.grouped_gemm import (
-    ROUTES,
-    grouped_rows,
-    grouped_weights,
-    opaque_reference,
-    reference,
-)
+from meshwright.kernels.fp8.grouped_gemm import ROUTES, grouped_rows, grouped_weights, opaque_reference, reference
 from meshwright.kernels.fp8.layer import RECIPES, Fp8State, fp8_grouped_linear, fp8_linear
 from meshwright.kernels.routes import ANY, KernelCall
 from meshwright.kernels.stored_activations import StoredFormat, storing_activations
@@ -37,9 +31,7 @@ from meshwright.kernels.stored_activations import StoredFormat, storing_activati
 COUNTS = (3, 0, 70, 5)
 ERRORS = {"fp8": 0.08, "fp8_delayed": 0.08, "mxfp4": 0.25}
 """Largest ‖got - exact‖ / ‖exact‖ of a GEMM of normal numbers; 0.06 for the other recipes."""
-SCALED = st.sampled_from(
-    [(s, s) for s in Scaling if s is not Scaling.SQUARE] + [(Scaling.BLOCK, Scaling.SQUARE)]
-)
+SCALED = st.sampled_from([(s, s) for s in Scaling if s is not Scaling.SQUARE] + [(Scaling.BLOCK, Scaling.SQUARE)])
 counted = st.lists(st.sampled_from([0, 0, 1, 3, 64, 130]), min_size=1, max_size=4)
 
 
@@ -84,9 +76,7 @@ def test_experts_against_float64(name):
 def test_rows_are_those_of_a_linear_layer_of_the_expert(name):
     x, weight, grad = experts(COUNTS)
     found, grad_x, _ = layer(x, weight, grad, list(COUNTS), Fp8State(RECIPES[name]))
-    parts = zip(
-        x.split(COUNTS), weight, grad.split(COUNTS), found.split(COUNTS), grad_x.split(COUNTS), strict=True
-    )
+    parts = zip(x.split(COUNTS), weight, grad.split(COUNTS), found.split(COUNTS), grad_x.split(COUNTS), strict=True)
     for x_e, w_e, grad_e, mine, mine_x in parts:
         x_e = x_e.clone().requires_grad_()
         out = fp8_linear(x_e, w_e, state=Fp8State(RECIPES[name]))
@@ -95,16 +85,12 @@ def test_rows_are_those_of_a_linear_layer_of_the_expert(name):
         torch.testing.assert_close(mine_x, x_e.grad)
 
 
-@pytest.mark.parametrize(
-    "counts", [(0, 0), (0,), (1,)], ids=["no rows", "one expert without rows", "one row"]
-)
+@pytest.mark.parametrize("counts", [(0, 0), (0,), (1,)], ids=["no rows", "one expert without rows", "one row"])
 @pytest.mark.parametrize("name", ["fp8", "fp8_blockwise"])
 def test_few_rows(name, counts):
     tensors = experts(counts)
     for mine, exact in zip(
-        layer(*tensors, list(counts), Fp8State(RECIPES[name])),
-        one_by_one(*tensors, list(counts)),
-        strict=True,
+        layer(*tensors, list(counts), Fp8State(RECIPES[name])), one_by_one(*tensors, list(counts)), strict=True
     ):
         assert mine.shape == exact.shape
         assert float((mine.double() - exact).norm()) <= 0.1 * float(exact.norm())
@@ -122,9 +108,7 @@ def test_kernels_against_float64(counts, sizes, scaled, gradients, seed):
     weight = drawn(len(counts), n, k, dtype=torch.float32, seed=seed + 2)
     stack, _ = cast_stack(weight, element=Element.E4M3, scaling=scaled[1])
     by_rows = quantize(x, element=gradients, scaling=scaled[0])
-    by_columns = [
-        quantize(t.T, element=e, scaling=scaled[0]) for t, e in ((grad, gradients), (x, Element.E4M3))
-    ]
+    by_columns = [quantize(t.T, element=e, scaling=scaled[0]) for t, e in ((grad, gradients), (x, Element.E4M3))]
     with demanding(fp8_grouped_gemm="triton"):
         rows = grouped_rows(by_rows, stack, aligned.counts_E, dtype=torch.float32)
         weights = grouped_weights(*by_columns, aligned.counts_E, dtype=torch.float32)
@@ -135,10 +119,7 @@ def test_kernels_against_float64(counts, sizes, scaled, gradients, seed):
 @needs_interpreter
 @pytest.mark.parametrize(
     "name",
-    [
-        "fp8_blockwise",
-        *(pytest.param(r, marks=pytest.mark.when_touched) for r in ("fp8", "fp8_rowwise", "mxfp8")),
-    ],
+    ["fp8_blockwise", *(pytest.param(r, marks=pytest.mark.when_touched) for r in ("fp8", "fp8_rowwise", "mxfp8"))],
 )  # test_kernels_against_float64 draws these scalings
 def test_the_layer_with_kernels_equals_the_reference_and_itself(name):
     tensors = experts((3, 0, 9), n=40, k=48, dtype=torch.float32)
@@ -238,9 +219,7 @@ def test_the_library_says_what_it_cannot():
     assert "scales of rows" in refused("rows", "scaling:block", "element:e4m3")
     assert "multiplies e4m3" in refused("rows", "scaling:tensor", "element:e5m2")
     assert "is called for rows" in refused("weights", "scaling:row", "element:e4m3")
-    assert "16 divides" in refused(
-        "rows", "scaling:row", "element:e4m3", shapes=((64, 20), (4, 48, 20), (4,))
-    )
+    assert "16 divides" in refused("rows", "scaling:row", "element:e4m3", shapes=((64, 20), (4, 48, 20), (4,)))
 
 
 @needs_interpreter

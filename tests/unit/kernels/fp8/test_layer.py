@@ -12,14 +12,7 @@ from meshwright.kernels.fp8 import layer as layers
 from meshwright.kernels.fp8.layer import GRADIENT, RECIPES, Fp8State, cache_bytes, fp8_linear
 
 TORCHAO = {"fp8": "tensorwise", "fp8_rowwise": "rowwise"}
-ERRORS = {
-    "fp8": 0.08,
-    "fp8_delayed": 0.08,
-    "fp8_rowwise": 0.05,
-    "fp8_blockwise": 0.05,
-    "mxfp8": 0.06,
-    "mxfp4": 0.25,
-}
+ERRORS = {"fp8": 0.08, "fp8_delayed": 0.08, "fp8_rowwise": 0.05, "fp8_blockwise": 0.05, "mxfp8": 0.06, "mxfp4": 0.25}
 """Largest ‖got - exact‖ / ‖exact‖ of a GEMM of normal numbers: two roundings of 3 bits (e5m2: of 2; e2m1: of 1)."""
 
 
@@ -31,9 +24,7 @@ def gradients(x, weight, grad, state):
 
 
 def operands(dtype=torch.bfloat16):
-    return tuple(
-        drawn(*shape, dtype=dtype, seed=i) for i, shape in enumerate([(4, 16, 96), (80, 96), (4, 16, 80)])
-    )
+    return tuple(drawn(*shape, dtype=dtype, seed=i) for i, shape in enumerate([(4, 16, 96), (80, 96), (4, 16, 80)]))
 
 
 @pytest.mark.parametrize("name", TORCHAO)
@@ -60,9 +51,7 @@ def test_equal_to_torchao(name):
 @pytest.mark.parametrize("name", RECIPES)
 def test_against_float64(name, caches_weight):
     x, weight, grad = operands()
-    out, grad_x, grad_weight = gradients(
-        x, weight, grad, Fp8State(RECIPES[name], caches_weight=caches_weight)
-    )
+    out, grad_x, grad_weight = gradients(x, weight, grad, Fp8State(RECIPES[name], caches_weight=caches_weight))
     x, weight, grad = x.double(), weight.double(), grad.double()
     assert relative_error(out, x @ weight.T) < ERRORS[name]
     assert relative_error(grad_x, grad @ weight) < ERRORS[name]

@@ -25,10 +25,7 @@ def pages(tmp_path_factory):
     for i, name in enumerate(("slow", "fast")):
         write_training(where / "records" / name, speed=1 + i / 2, statistics__num_devices=8 * (i + 1))
     write_serving(where / "records" / "server")
-    write_page(
-        record_page(collect([str(where / "records")]), command="meshwright report"),
-        path=where / "report.html",
-    )
+    write_page(record_page(collect([str(where / "records")]), command="meshwright report"), path=where / "report.html")
     found = compare_items([str(where / "records" / n) for n in ("slow", "fast")])
     write_page(comparison_page(found, command="meshwright compare"), path=where / "compare.html")
     return where
@@ -158,14 +155,10 @@ def test_a_long_table_sorts_filters_and_saves_rows_that_are_not_drawn(browser, t
     check(page)
     body = "[...document.querySelector('table').tBodies[0].rows].map(r => r.cells[1].textContent)"
     caption = "document.querySelector('caption').textContent"
-    press = (
-        "[...document.querySelectorAll('.actions button')].find(b => b.textContent.startsWith('{}')).click()"
-    )
+    press = "[...document.querySelectorAll('.actions button')].find(b => b.textContent.startsWith('{}')).click()"
     assert len(page.evaluate(body)) == 200
     first = "document.querySelector('td:nth-child(2)').textContent"
-    unpacked = (
-        f"(async () => {{ while ({first} !== '0') await new Promise(done => setTimeout(done, 20)) }})()"
-    )
+    unpacked = f"(async () => {{ while ({first} !== '0') await new Promise(done => setTimeout(done, 20)) }})()"
     page.evaluate(f"document.querySelectorAll('th button')[1].click(); {unpacked}")
     assert page.evaluate(body) == [f"{i:,}" for i in range(200)]  # of all 3,000
     assert page.evaluate(caption) == "Many (200 of 3,000 rows)"

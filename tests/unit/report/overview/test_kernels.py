@@ -119,8 +119,6 @@ def test_a_record_before_the_work_was_written_has_no_rates(tmp_path):
 
 
 def test_markup_in_names_stays_text(tmp_path):
-    page = record_page(
-        collect([str(write(tmp_path / "k", rows=[{**ROW, "shape": "<img src=x>", "route": "<b>"}]))])
-    )
+    page = record_page(collect([str(write(tmp_path / "k", rows=[{**ROW, "shape": "<img src=x>", "route": "<b>"}]))]))
     assert "<img" not in page
     assert "<b>&lt;" not in page

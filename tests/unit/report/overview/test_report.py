@@ -37,13 +37,7 @@ def test_every_record_below_a_folder_is_an_entry(found):
     ]  # fmt: skip
     assert found.summary() == "training: 2, serving: 1"
     rows = found.to_rows()
-    assert {r["metric"] for r in rows} >= {
-        "throughput",
-        "MFU",
-        "memory",
-        "output rate",
-        "time to first token",
-    }
+    assert {r["metric"] for r in rows} >= {"throughput", "MFU", "memory", "output rate", "time to first token"}
     json.dumps(found.to_dict(), allow_nan=False)
 
 
@@ -82,9 +76,7 @@ def test_what_stands_in_place_of_a_record_is_named_and_links_are_followed_once(t
 def test_a_set_of_logs_without_a_score_and_a_damaged_log_say_why(tmp_path):
     folder = tmp_path / "v5.1"
     folder.mkdir()
-    line = (
-        ':::MLLOG {"time_ms": 1760000000000, "event_type": "POINT_IN_TIME", "key": "submission_benchmark", '
-    )
+    line = ':::MLLOG {"time_ms": 1760000000000, "event_type": "POINT_IN_TIME", "key": "submission_benchmark", '
     line += '"value": "llama2_70b_lora", "metadata": {}}\n'
     (folder / "result_0.txt").write_text(line)
     with pytest.raises(InputError, match=r"no score: .*1 of 10 runs;"):
@@ -111,20 +103,9 @@ def test_an_empty_folder_is_refused(tmp_path):
 
 def test_a_page_is_one_file_with_a_note_for_each_record(found):
     page = record_page(found, command="meshwright report <records>")
-    assert "http" not in page.replace("http://www.w3.org/2000/svg", "").replace(
-        "http://www.w3.org/1999/xlink", ""
-    )
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "").replace("http://www.w3.org/1999/xlink", "")
     assert "meshwright report &lt;records&gt;" in page
-    for title in (
-        "Throughput",
-        "Loss",
-        "Memory",
-        "Scaling",
-        "Predicted and measured",
-        "Serving",
-        "Cost",
-        "Endnotes",
-    ):
+    for title in ("Throughput", "Loss", "Memory", "Scaling", "Predicted and measured", "Serving", "Cost", "Endnotes"):
         assert f"<h2>{title}</h2>" in page
     assert page.count("meshwright train run.yaml") >= 2
     assert "pipeline timeline needs a run file" in page.lower()
@@ -179,10 +160,7 @@ def test_the_catalogues_prices_have_region_date_and_source(found):
     values = [v for v in found.costed if v.workload == "on-8"]
     rows = cost_rows(values, PriceTerms())
     documents, market = rows[:2], rows[2:]
-    assert [(r.usd_per_device_hour, r.date) for r in documents] == [
-        (12.29, "2025-06-10"),
-        (15.977, "2025-06-10"),
-    ]
+    assert [(r.usd_per_device_hour, r.date) for r in documents] == [(12.29, "2025-06-10"), (15.977, "2025-06-10")]
     assert all("Azure" in r.offer and "Signal65" in r.source for r in documents)
     # Today's market stands beside them, each offer with its date and source.
     assert len(market) == 6
@@ -219,12 +197,7 @@ def test_each_sensitivity_spans_the_base_case(found):
     value = next(v for v in found.costed if v.workload == "on-8")
     base = usd_per_million(*_first(value))
     rows = sensitivities(value, PriceTerms())
-    assert {r.what for r in rows} == {
-        "offer",
-        "utilisation",
-        "licence per device and year",
-        "tokens/s of a device",
-    }
+    assert {r.what for r in rows} == {"offer", "utilisation", "licence per device and year", "tokens/s of a device"}
     assert all(r.low <= base * 1.0001 and base <= r.high * 1.0001 for r in rows)
     widths = [r.high - r.low for r in rows]
     assert widths == sorted(widths, reverse=True)
@@ -260,11 +233,7 @@ def test_served_tokens_have_a_price_where_the_record_names_devices(tmp_path):
 
 @pytest.mark.parametrize(
     ("device", "field"),
-    [
-        ("h200", "device"),
-        ({"accelerator": ["h200"]}, "device.accelerator"),
-        ({"count": "many"}, "device.count"),
-    ],
+    [("h200", "device"), ({"accelerator": ["h200"]}, "device.accelerator"), ({"count": "many"}, "device.count")],
     ids=["text", "list", "count"],
 )
 def test_a_damaged_device_of_a_server_is_named(tmp_path, device, field):

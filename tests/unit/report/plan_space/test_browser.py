@@ -79,9 +79,7 @@ def test_plans_are_filtered_sorted_and_compared(browser, path, ranking):
     least = min((p for p in plans if p.on_front), key=lambda p: p.reserved_bytes)
     assert page.evaluate("document.getElementById('spoken').textContent").startswith(least.plan.describe())
     page.evaluate(key.format("b"))
-    assert page.evaluate("document.querySelectorAll('#compare h3')[1].textContent").endswith(
-        least.plan.describe()
-    )
+    assert page.evaluate("document.querySelectorAll('#compare h3')[1].textContent").endswith(least.plan.describe())
     painted = (
         "(() => { const c = document.querySelector('canvas'), d = c.getContext('2d')"
         ".getImageData(0, 0, c.width, c.height).data; let n = 0; for (let i = 3; i < d.length; i += 4) n += d[i] > 0;"
@@ -100,9 +98,7 @@ def test_the_page_fits_its_window(browser, path, width, dark, paper):
     page = browser.open(path, width=width, dark=dark, paper=paper)
     check(page)
     assert page.evaluate(OVERFLOW) <= 0
-    assert page.evaluate("document.querySelector('canvas').getBoundingClientRect().width") > 0.8 * min(
-        width, 1600
-    )
+    assert page.evaluate("document.querySelector('canvas').getBoundingClientRect().width") > 0.8 * min(width, 1600)
     unnamed = page.evaluate(
         "[...document.querySelectorAll('button, a, summary, input, select, [tabindex]')].filter(e => e.tabIndex < 0 "
         "|| !(e.textContent.trim() || e.ariaLabel || e.labels?.length)).length"
@@ -121,9 +117,7 @@ def test_one_plan(browser, ranking, tmp_path):
 
 @pytest.mark.slow
 def test_ten_thousand_plans_open_in_under_two_seconds(browser, tmp_path):
-    found = mw.plan(
-        model="llama3.1-8b", cluster="h100-8x8", global_sequences=512, sequence_length=8192, scored=10_000
-    )
+    found = mw.plan(model="llama3.1-8b", cluster="h100-8x8", global_sequences=512, sequence_length=8192, scored=10_000)
     assert len(found.scored) >= 10_000
     found.write_html(tmp_path / "many.html")
     page = min((browser.open(tmp_path / "many.html") for _ in range(3)), key=lambda p: p.load_s)

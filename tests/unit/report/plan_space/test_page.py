@@ -46,9 +46,7 @@ def test_columns_are_the_plans(run, scored):
     names, index = data["fields"]["sharding"]
     assert [names[i] for i in index] == [p.plan.sharding.name.lower() for p in scored]
     for i in (0, len(scored) - 1):
-        assert sum(column[i] for column in data["components"].values()) == pytest.approx(
-            data["step_s"][i], rel=1e-3
-        )
+        assert sum(column[i] for column in data["components"].values()) == pytest.approx(data["step_s"][i], rel=1e-3)
         assert sum(column[i] for column in data["memory"].values()) == pytest.approx(data["gib"][i], rel=1e-3)
     columns = [data[n] for n in ("step_s", "spread", "value", "gib", "front", "simulated")]
     assert {len(c) for c in columns} == {len(scored)}
@@ -100,10 +98,7 @@ def test_the_value_of_fix_leaves_nothing_open(scored):
     [
         ("meshwright plan run.yaml --html p.html", "meshwright plan run.yaml"),
         ("meshwright plan run.yaml --html=p.html --all --limit 5", "meshwright plan run.yaml"),
-        (
-            "meshwright plan 'my run.yaml' --set model=x --top 3",
-            "meshwright plan 'my run.yaml' --set model=x",
-        ),
+        ("meshwright plan 'my run.yaml' --set model=x --top 3", "meshwright plan 'my run.yaml' --set model=x"),
     ],
     ids=["html", "several", "quoted"],
 )

@@ -117,9 +117,7 @@ def _architecture(config: Mapping[str, Any]) -> str:
     """llama.cpp's name of the architecture. Raises InputError for architectures that are not converted."""
     name = (config.get("architectures") or ["none"])[0]
     if name not in ARCHITECTURES:
-        raise InputError(
-            "models of this family are not converted to GGUF", got=name, allowed=", ".join(ARCHITECTURES)
-        )
+        raise InputError("models of this family are not converted to GGUF", got=name, allowed=", ".join(ARCHITECTURES))
     for key, allowed in (
         ("mlp_bias", (False, None)),
         ("hidden_act", ("silu",)),
@@ -128,9 +126,7 @@ def _architecture(config: Mapping[str, Any]) -> str:
         if config.get(key) not in allowed:
             raise InputError(f"llama.cpp's {ARCHITECTURES[name]} has no such {key}", got=config.get(key))
     if config.get("sliding_window") and config.get("use_sliding_window", True):
-        raise InputError(
-            "models with a sliding window are not converted to GGUF", got=config["sliding_window"]
-        )
+        raise InputError("models with a sliding window are not converted to GGUF", got=config["sliding_window"])
     _rope_factors(config)
     return ARCHITECTURES[name]
 
@@ -147,9 +143,7 @@ def _rope_factors(config: Mapping[str, Any]) -> np.ndarray | None:
     if kind == "default":
         return None
     if kind != "llama3":
-        raise InputError(
-            "this scaling of positions is not converted to GGUF", got=kind, allowed="default, llama3"
-        )
+        raise InputError("this scaling of positions is not converted to GGUF", got=kind, allowed="default, llama3")
     dim = _head_dim(config)
     factor, low, high = (float(rope[k]) for k in ("factor", "low_freq_factor", "high_freq_factor"))
     old = float(rope["original_max_position_embeddings"])
@@ -190,9 +184,7 @@ def _write_shapes(writer: Any, config: Mapping[str, Any], name: str) -> None:
 # --- weights ---
 
 
-def _write_tensors(
-    writer: Any, folder: Path, config: Mapping[str, Any], architecture: str, dtype: str | None
-) -> int:
+def _write_tensors(writer: Any, folder: Path, config: Mapping[str, Any], architecture: str, dtype: str | None) -> int:
     """Write all tensors; return the number of parameters."""
     import gguf
 
@@ -285,18 +277,14 @@ def _write_tokenizer(writer: Any, folder: Path, config: Mapping[str, Any]) -> tu
     for i in range(size):
         tokens.append(names.get(i, f"[unused {i}]"))
         is_special = i in added and added[i].get("special")
-        types.append(
-            UNUSED if i not in names else CONTROL if is_special else USER_DEFINED if i in added else NORMAL
-        )
+        types.append(UNUSED if i not in names else CONTROL if is_special else USER_DEFINED if i in added else NORMAL)
     merges = [m if isinstance(m, str) else " ".join(m) for m in model.get("merges") or ()]
     name, notes = _pre_tokenizer(found, has_merges=bool(merges))
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(name)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    writer.add_token_merges(
-        merges or ["\u0100 \u0101"]
-    )  # the format has no empty list; this pair makes no token
+    writer.add_token_merges(merges or ["\u0100 \u0101"])  # the format has no empty list; this pair makes no token
     end, start = _token_id(config, "eos_token_id"), _token_id(config, "bos_token_id")
     if end is not None:
         writer.add_eos_token_id(end)
@@ -336,7 +324,5 @@ def _pre_tokenizer(found: Mapping[str, Any], *, has_merges: bool) -> tuple[str, 
             return name, ()
     if not has_merges or ('"ByteLevel"' in text and '"use_regex": true' in text and '"Split"' not in text):
         return UNKNOWN_PRE, ()
-    note = (
-        "llama.cpp has no rule like this tokenizer's for splitting texts: some texts may become other tokens"
-    )
+    note = "llama.cpp has no rule like this tokenizer's for splitting texts: some texts may become other tokens"
     return UNKNOWN_PRE, (note,)

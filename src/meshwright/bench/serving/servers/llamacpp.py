@@ -20,9 +20,7 @@ def main() -> int:
     parser.add_argument("gguf")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--alias", default="model")
-    parser.add_argument(
-        "--parallel", type=int, default=16, help="slots: requests that are answered at the same time"
-    )
+    parser.add_argument("--parallel", type=int, default=16, help="slots: requests that are answered at the same time")
     parser.add_argument("--context", type=int, required=True, help="tokens of one slot")
     parser.add_argument("--threads", type=int, default=max(1, (os.cpu_count() or 2) - 1))
     asked = parser.parse_args()

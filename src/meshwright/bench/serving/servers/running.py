@@ -71,11 +71,7 @@ def free_port() -> int:
 
 @contextmanager
 def running(
-    command: ServerCommand,
-    *,
-    folder: Path,
-    timeout_s: float,
-    waiting: Callable[[float], None] = lambda seconds: None,
+    command: ServerCommand, *, folder: Path, timeout_s: float, waiting: Callable[[float], None] = lambda seconds: None
 ) -> Iterator[RunningServer]:
     """Start a server, wait until it is healthy, and end it with all of its processes afterwards.
 

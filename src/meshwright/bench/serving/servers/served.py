@@ -71,9 +71,7 @@ def gguf_config(path: Path) -> tuple[dict[str, Any], str | None]:
         fields = reader.fields
         name = str(fields["general.architecture"].contents())
         found = {
-            theirs: fields[f"{name}.{key}"].contents()
-            for theirs, key in GGUF_KEYS.items()
-            if f"{name}.{key}" in fields
+            theirs: fields[f"{name}.{key}"].contents() for theirs, key in GGUF_KEYS.items() if f"{name}.{key}" in fields
         }
         found["max_position_embeddings"] = int(found["max_position_embeddings"])
         found.setdefault("vocab_size", len(fields["tokenizer.ggml.tokens"].data))

@@ -25,9 +25,7 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # stdin decides
     try:
-        server = subprocess.Popen(
-            sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_defaults
-        )
+        server = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_defaults)
     except OSError as error:
         print(f"{sys.argv[1]} cannot be started: {error.strerror}", file=sys.stderr)
         return 127

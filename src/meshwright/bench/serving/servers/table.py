@@ -81,9 +81,7 @@ def server_command(
 
 
 def _flags(options: Mapping[str, str]) -> list[str]:
-    return [
-        part for key, value in options.items() for part in ([f"--{key}", value] if value else [f"--{key}"])
-    ]
+    return [part for key, value in options.items() for part in ([f"--{key}", value] if value else [f"--{key}"])]
 
 
 def _require_known(name: str, options: Mapping[str, str], known: Sequence[str]) -> None:
@@ -97,8 +95,7 @@ def _llamacpp(model: ServedModel | None, port: int, options: dict[str, str], in_
     _require_known("llamacpp", options, LLAMACPP_OPTIONS)
     if find_spec("xllamacpp") is None:
         raise MissingDependencyError(
-            "--server llamacpp needs xllamacpp, which is not installed",
-            hint="pip install 'meshwright[llamacpp]'",
+            "--server llamacpp needs xllamacpp, which is not installed", hint="pip install 'meshwright[llamacpp]'"
         )
     notes: tuple[str, ...] = ()
     dtype, context = options.pop("dtype", None), options.pop("context", None)
@@ -126,9 +123,7 @@ def _llamacpp(model: ServedModel | None, port: int, options: dict[str, str], in_
         config, precision=PRECISIONS[dtype] if dtype else stored, kv_precision=LLAMACPP_CACHE,
         slots=_whole(parallel),
     )  # fmt: skip
-    return ServerCommand(
-        name="llamacpp", argv=tuple(argv), model=SERVED_NAME, port=port, notes=notes, served=served
-    )
+    return ServerCommand(name="llamacpp", argv=tuple(argv), model=SERVED_NAME, port=port, notes=notes, served=served)
 
 
 def _whole(text: str | None) -> int | None:
@@ -136,18 +131,14 @@ def _whole(text: str | None) -> int | None:
     return int(text) if text and text.isdecimal() else None
 
 
-def _served_by_engine(
-    model: ServedModel, options: Mapping[str, str], names: Mapping[str, str]
-) -> dict[str, Any]:
+def _served_by_engine(model: ServedModel, options: Mapping[str, str], names: Mapping[str, str]) -> dict[str, Any]:
     """Shapes and formats that vLLM or SGLang serve, from the model's folder and options named `names`."""
     config = folder_config(model.path)
     dtype, cache = options.get("dtype", "auto"), options.get(names["cache"], "auto")
     precision = stored_precision(config) if dtype == "auto" else PRECISIONS.get(dtype)
     if "quantization" in options:
         precision = options["quantization"] if options["quantization"] == "fp8" else None
-    kv_precision = (
-        "fp8" if cache.startswith("fp8") else precision if cache == "auto" else PRECISIONS.get(cache)
-    )
+    kv_precision = "fp8" if cache.startswith("fp8") else precision if cache == "auto" else PRECISIONS.get(cache)
     return served_document(
         config, precision=precision, kv_precision=kv_precision, slots=_whole(options.get(names["slots"])),
         tensor=_whole(options.get(names["tensor"])) or 1,

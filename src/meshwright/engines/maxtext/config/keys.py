@@ -153,9 +153,7 @@ def model_section(settings: MaxTextKeys, *, name: str) -> dict[str, Any] | str:
             "ffn_hidden": width if expert_width == -1 else expert_width,
         }
         if not is_normalised and block == "qwen3_moe":
-            settings.note(
-                "norm_topk_prob = False is not carried over: MaxText's scores are normalised anyway"
-            )
+            settings.note("norm_topk_prob = False is not carried over: MaxText's scores are normalised anyway")
     if is_latent:
         _add_latents(model, settings, name=name)
     if block == SINKS:
@@ -215,9 +213,7 @@ def _add_sinks(model: dict[str, Any], settings: MaxTextKeys) -> None:
     }
     for key, known in published.items():
         if (value := settings.take(key, None)) != known:
-            raise InputError(
-                f"a model of the block {SINKS} that is not supported: {key}", got=value, allowed=known
-            )
+            raise InputError(f"a model of the block {SINKS} that is not supported: {key}", got=value, allowed=known)
     if settings.peek("adamw_mask", None) == NOT_DECAYED:
         settings.take("adamw_mask", None)
     window = settings.take("sliding_window_size", 0)
@@ -249,16 +245,12 @@ def _yarn(settings: MaxTextKeys, *, is_latent: bool) -> dict[str, Any]:
     truncate, pairs = take("rope_truncate", True), take("rope_interleave", True)
     mscale, is_rotation_scaled = float(take("mscale", 1.0)), take("rope_attention_scaling", False)
     if pairs is not is_latent:
-        raise InputError(
-            "rotary pairs that are not supported", got=f"rope_interleave = {pairs}", allowed=is_latent
-        )
+        raise InputError("rotary pairs that are not supported", got=f"rope_interleave = {pairs}", allowed=is_latent)
     if factor <= 1:
         return {}
     of_scores = (mscale if is_beyond else 0.0) if is_latent else float(not is_rotation_scaled)
     if not is_rotation_scaled and not of_scores:
-        raise InputError(
-            "YARN without a temperature", got=f"mscale = {mscale:g}, rope_attention_scaling = False"
-        )
+        raise InputError("YARN without a temperature", got=f"mscale = {mscale:g}, rope_attention_scaling = False")
     return {
         "scaling": "yarn",
         "factor": float(factor),

@@ -85,15 +85,9 @@ def _check_latent(model: Model) -> Iterator[Unsupported]:
     by_softmax = x.router is Router.SOFTMAX
     for is_unsupported, what in (
         (a.qk_norm, "normalised queries and keys in latent attention"),
-        (
-            x.shared_hidden != x.num_shared * x.ffn_hidden,
-            "shared experts of another width than the routed ones",
-        ),
+        (x.shared_hidden != x.num_shared * x.ffn_hidden, "shared experts of another width than the routed ones"),
         (by_softmax and x.num_groups > 0, "groups of experts under softmax scores"),
-        (
-            by_softmax and x.normalize_top_k,
-            "normalised softmax scores with shared experts",
-        ),
+        (by_softmax and x.normalize_top_k, "normalised softmax scores with shared experts"),
         (not by_softmax and not x.normalize_top_k, "sigmoid scores that are not normalised"),
         (x.num_groups == x.num_experts, "groups of one expert"),
     ):
@@ -139,10 +133,7 @@ def _check_rope(rope: Rope, *, is_latent: bool) -> Iterator[Unsupported]:
     if rope.scaling is RopeScaling.LLAMA3 and not is_latent:
         given = {name: getattr(rope, name) for name in LLAMA_31}
         if given != LLAMA_31:
-            yield Unsupported(
-                key="model",
-                reason=f"RoPE scaling llama3 must have {LLAMA_31}; here {given}",
-            )
+            yield Unsupported(key="model", reason=f"RoPE scaling llama3 must have {LLAMA_31}; here {given}")
     elif rope.scaling is RopeScaling.YARN:
         yield from _check_yarn(rope)
     elif rope.scaling is not RopeScaling.NONE:
@@ -157,9 +148,7 @@ def _check_yarn(rope: Rope) -> Iterator[Unsupported]:
         if (value := getattr(rope, name)) != int(value):
             yield Unsupported(key="model", reason=f"YARN's {name} must be a whole number, here {value:g}")
     if rope.mscale and rope.mscale_all_dims and rope.mscale != rope.mscale_all_dims:
-        yield Unsupported(
-            key="model", reason="YARN's mscale and mscale_all_dims must be equal, or one of them 0"
-        )
+        yield Unsupported(key="model", reason="YARN's mscale and mscale_all_dims must be equal, or one of them 0")
 
 
 def model_keys(model: Model, *, sequence_length: int) -> dict[str, Any]:

@@ -142,9 +142,7 @@ class MaxTextTrainLoop:
         )
         if is_merged and last is not None:
             trained = train_state_nnx.to_checkpoint_dict(_trained(state))
-            shapes = jax.tree.map(
-                lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), trained
-            )
+            shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), trained)
             found = self.saver.load_checkpointables(last, {"items": shapes})["items"]
             nnx.replace_by_pure_dict(state, train_state_nnx.from_linen_checkpoint_dict(found))
         return state, shardings
@@ -180,14 +178,10 @@ class MaxTextTrainLoop:
 
     def _write_step(self, step: int, metrics: dict[str, Any], *, last_s: float) -> float:
         """Wait for the metrics of a step and write them; return the time of their arrival."""
-        numbers = {
-            name: float(metrics["scalar"][name]) for name in ("learning/loss", "learning/raw_grad_norm")
-        }
+        numbers = {name: float(metrics["scalar"][name]) for name in ("learning/loss", "learning/raw_grad_norm")}
         now_s = time.perf_counter()
         numbers["learning/current_learning_rate"] = float(self.schedule(step))
-        self._write(
-            {"step": step, "perf/step_time_seconds": now_s - last_s, "ended_s": time.time(), **numbers}
-        )
+        self._write({"step": step, "perf/step_time_seconds": now_s - last_s, "ended_s": time.time(), **numbers})
         if not math.isfinite(numbers["learning/loss"]):
             sys.exit(1)
         return now_s
@@ -198,9 +192,7 @@ class MaxTextTrainLoop:
         with jax.set_mesh(self.mesh), logical_axis_rules(config.logical_axis_rules_for_eval):
             parts = map(self.validation.batch, range(config.eval_steps))
             sums = [self.evaluation_step(self.state, part)["scalar"] for part in parts]
-        loss, count = (
-            sum(float(s[f"evaluation/total_{name}"]) for s in sums) for name in ("loss", "weights")
-        )
+        loss, count = (sum(float(s[f"evaluation/total_{name}"]) for s in sums) for name in ("loss", "weights"))
         loss /= count
         self._write({"step": step, "evaluation/loss": loss})
         return loss

@@ -64,23 +64,11 @@ def leaves(model: Model, plan: Plan) -> Iterator[Leaf]:
     """Yield all parameters of `model` under `plan`."""
     h, vocab = model.hidden, model.vocab
     yield Leaf(
-        path="token_embedder/embedding",
-        name="model.embed_tokens.weight",
-        shape=(vocab, h),
-        transpose=False,
-        std=STD,
+        path="token_embedder/embedding", name="model.embed_tokens.weight", shape=(vocab, h), transpose=False, std=STD
     )
-    yield Leaf(
-        path="decoder/decoder_norm/scale", name="model.norm.weight", shape=(h,), transpose=False, std=None
-    )
+    yield Leaf(path="decoder/decoder_norm/scale", name="model.norm.weight", shape=(h,), transpose=False, std=None)
     if not model.tied_embeddings:
-        yield Leaf(
-            path="decoder/logits_dense/kernel",
-            name="lm_head.weight",
-            shape=(h, vocab),
-            transpose=True,
-            std=STD,
-        )
+        yield Leaf(path="decoder/logits_dense/kernel", name="lm_head.weight", shape=(h, vocab), transpose=True, std=STD)
     for stack in _stacks(model, plan):
         for matrix in layer_matrices(model, has_experts=stack.has_experts):
             yield _stacked(matrix, stack, model)
@@ -153,11 +141,7 @@ def _stacks(model: Model, plan: Plan) -> Iterator[_Stack]:
         folder = "decoder/pipeline_module/layers" + (f"/layers_{i}" if per_stage > 1 else "")
         layers = tuple((r * stages + s) * per_stage + i for r in range(repeats) for s in range(stages))
         yield _Stack(
-            folder=folder,
-            grid=grid,
-            layers=layers,
-            axes=tuple(range(len(grid))),
-            has_experts=model.experts is not None,
+            folder=folder, grid=grid, layers=layers, axes=tuple(range(len(grid))), has_experts=model.experts is not None
         )
 
 
@@ -176,11 +160,7 @@ def _scans(model: Model) -> Iterator[_Stack]:
     for name, layers, has_experts in kinds:
         if layers:
             yield _Stack(
-                folder=f"decoder/{name}",
-                grid=(len(layers),),
-                layers=tuple(layers),
-                axes=(1,),
-                has_experts=has_experts,
+                folder=f"decoder/{name}", grid=(len(layers),), layers=tuple(layers), axes=(1,), has_experts=has_experts
             )
 
 

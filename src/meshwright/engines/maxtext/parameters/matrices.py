@@ -55,9 +55,7 @@ def _norm(path: str, name: str, width: int, *, interleave: bool = False) -> Laye
 
 
 def _bias(path: str, name: str, *shape: int, column: int | None = None, is_flat: bool = False) -> LayerMatrix:
-    return LayerMatrix(
-        path=path, name=name, shape=shape, transpose=False, std=0.0, column=column, is_flat=is_flat
-    )
+    return LayerMatrix(path=path, name=name, shape=shape, transpose=False, std=0.0, column=column, is_flat=is_flat)
 
 
 def _grouped(model: Model) -> Iterator[LayerMatrix]:
@@ -94,10 +92,7 @@ def _latent(model: Model) -> Iterator[LayerMatrix]:
     ]
     if queries:
         yield _norm("self_attention/q_norm", "self_attn.q_a_layernorm", queries)
-        matrices += [
-            ("wq_a", "q_a_proj", (h, queries)),
-            ("wq_b", "q_b_proj", (queries, a.num_heads, a.head_dim)),
-        ]
+        matrices += [("wq_a", "q_a_proj", (h, queries)), ("wq_b", "q_b_proj", (queries, a.num_heads, a.head_dim))]
     else:
         matrices.append(("query", "q_proj", (h, a.num_heads, a.head_dim)))
     yield _norm("self_attention/kv_norm", "self_attn.kv_a_layernorm", latents)
@@ -123,9 +118,7 @@ def _experts(model: Model) -> Iterator[LayerMatrix]:
     )
     theirs = "block_sparse_moe" if is_mixtral else "mlp"
     router = f"{theirs}.gate"
-    yield LayerMatrix(
-        path=f"{block}/gate/kernel", name=f"{router}.weight", shape=(model.hidden, x.num_experts)
-    )
+    yield LayerMatrix(path=f"{block}/gate/kernel", name=f"{router}.weight", shape=(model.hidden, x.num_experts))
     if is_routed_as_v3(model):
         yield LayerMatrix(
             path=f"{block}/gate/bias", name=f"{router}.e_score_correction_bias", shape=(x.num_experts,),
@@ -141,13 +134,7 @@ def _experts(model: Model) -> Iterator[LayerMatrix]:
 
 
 def _gated(
-    model: Model,
-    *,
-    width: int,
-    path: str,
-    name: str,
-    names: tuple[str, str, str] = GATED,
-    per_expert: bool = False,
+    model: Model, *, width: int, path: str, name: str, names: tuple[str, str, str] = GATED, per_expert: bool = False
 ) -> Iterator[LayerMatrix]:
     """Yield the three matrices of a feed-forward block; `{}` in `path` and `name` is replaced for each."""
     gate, up, down = names
@@ -157,9 +144,7 @@ def _gated(
         ("wi_1", up, (h, width), STD),
         ("wo", down, (width, h), _residual_std(model)),
     ):
-        yield LayerMatrix(
-            path=path.format(mine), name=name.format(theirs), shape=shape, std=std, per_expert=per_expert
-        )
+        yield LayerMatrix(path=path.format(mine), name=name.format(theirs), shape=shape, std=std, per_expert=per_expert)
 
 
 def _fused_experts(model: Model) -> Iterator[LayerMatrix]:

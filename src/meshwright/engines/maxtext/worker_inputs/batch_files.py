@@ -99,10 +99,7 @@ def end_token(folder: Path) -> int:
 def _write(run: Run, partial: Path, prefix: Path, request: BatchRequest) -> None:
     corpus = data.open_data(run)
     batches = data.Batches(
-        samples=corpus.train,
-        global_batch=request.global_batch,
-        seed=request.seed,
-        vocab=run.model.vocab,
+        samples=corpus.train, global_batch=request.global_batch, seed=request.seed, vocab=run.model.vocab
     )
     evaluate = run.train.evaluate
     if evaluate is None and run.lora is None:
@@ -138,9 +135,7 @@ def _write_tokens(batches: data.Batches, partial: Path, prefix: Path, request: B
     stops_S2 = np.stack([numbers_S, np.full_like(numbers_S, request.sequence_length)], axis=1)
     indices = {
         "document_index": numbers_S,
-        "sample_index": np.stack([begins_S2, stops_S2], axis=1).reshape(
-            -1, 2
-        ),  # a sample is between two rows
+        "sample_index": np.stack([begins_S2, stops_S2], axis=1).reshape(-1, 2),  # a sample is between two rows
         "shuffle_index": 2 * numbers_S,
     }
     (partial / INDEX).mkdir()

@@ -53,16 +53,13 @@ def state_of(parts: ModelAndOptimizer, *, is_loading: bool = False) -> dict[str,
             module.start_param_sync(force_sync=True)
     modules = _weights_of(parts)
     weights = modules if len(modules) > 1 else modules[_chunk(0)]
-    optimizer = parts.optimizer.sharded_state_dict(
-        weights, is_loading=is_loading, metadata=METADATA | SHARDING
-    )
+    optimizer = parts.optimizer.sharded_state_dict(weights, is_loading=is_loading, metadata=METADATA | SHARDING)
     return modules | {"optimizer": optimizer}
 
 
 def _weights_of(parts: ModelAndOptimizer) -> dict[str, Any]:
     return {
-        _chunk(i): module.sharded_state_dict(metadata=dict(METADATA))
-        for i, module in enumerate(parts.unwrapped)
+        _chunk(i): module.sharded_state_dict(metadata=dict(METADATA)) for i, module in enumerate(parts.unwrapped)
     }  # a copy, because Megatron modifies its argument
 
 
@@ -92,9 +89,7 @@ def load(parts: ModelAndOptimizer, saved: SavedCheckpoint, *, plan: Plan) -> Non
     with torch.no_grad():  # Megatron copies into the main parameters
         parts.optimizer.load_state_dict(found["optimizer"])
     for optimizer in parts.optimizer.chained_optimizers:
-        for (
-            state
-        ) in optimizer.optimizer.state.values():  # all share one counter now, which each would increment
+        for state in optimizer.optimizer.state.values():  # all share one counter now, which each would increment
             state["step"] = state["step"].clone()
 
 

@@ -47,9 +47,7 @@ def seeded_weights(model: Model, *, seed: int, device: torch.device) -> ReadTens
     shapes = shapes_of(model)
 
     def read(tensor: TensorName) -> Tensor:
-        return initial_weight(
-            model, tensor.name, shape=shapes[tensor], expert=tensor.expert, seed=seed, device=device
-        )
+        return initial_weight(model, tensor.name, shape=shapes[tensor], expert=tensor.expert, seed=seed, device=device)
 
     return read
 

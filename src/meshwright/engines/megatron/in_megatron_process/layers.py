@@ -71,12 +71,7 @@ class FusedAttention(nn.Module):
         self.scale = softmax_scale
 
     def forward(
-        self,
-        query_SBHK: Tensor,
-        key_SBGK: Tensor,
-        value_SBGV: Tensor,
-        attention_mask: Tensor | None,
-        **_: Any,
+        self, query_SBHK: Tensor, key_SBGK: Tensor, value_SBGV: Tensor, attention_mask: Tensor | None, **_: Any
     ) -> Tensor:
         """Return [S, B, H V]. The mask [B, 1, S, S] is true for masked scores, as in Megatron; None: causal."""
         q_BHSK, k_BGSK, v_BGSV = (x.permute(1, 2, 0, 3) for x in (query_SBHK, key_SBGK, value_SBGV))

@@ -8,11 +8,7 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state, tensor_parallel
-from megatron.core.distributed import (
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    finalize_model_grads,
-)
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import ChainedOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.transformer import TransformerConfig
@@ -46,9 +42,7 @@ class ModelAndOptimizer:
 def build(run: Run, settings: dict[str, Settings], *, device: torch.device) -> ModelAndOptimizer:
     """Create the process groups, and this process's part of the model with its weights."""
     parallel_state.initialize_model_parallel(**settings["parallel"])
-    tensor_parallel.model_parallel_cuda_manual_seed(
-        run.train.seed
-    )  # required by Megatron, though nothing is random
+    tensor_parallel.model_parallel_cuda_manual_seed(run.train.seed)  # required by Megatron, though nothing is random
     config = config_of(settings["transformer"])
     read = _source(run, device=device)
     unwrapped = [_stage(run, config, settings["gpt"], stage, read=read) for stage in _stages(config)]
@@ -115,8 +109,6 @@ def _stage(
         "post_process": parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
     }
     layers: Any = layers_of(config, vp_stage=vp_stage)
-    module = GPTModel(
-        config=config, transformer_layer_spec=layers, vp_stage=vp_stage, **ends, **settings
-    ).cuda()
+    module = GPTModel(config=config, transformer_layer_spec=layers, vp_stage=vp_stage, **ends, **settings).cuda()
     fill(module, run.model, read=read)
     return module

@@ -74,11 +74,7 @@ class StateRange:
 def ranges_text(parts: ModelAndOptimizer, state: dict[str, Any]) -> str:
     """Return the file of a sharded state's ranges. The optimizer's states are in buckets, or not sharded."""
     boxes, optimizers = _boxes(parts), parts.optimizer.chained_optimizers
-    states = (
-        [state["optimizer"]]
-        if len(optimizers) == 1
-        else [state["optimizer"][i] for i in range(len(optimizers))]
-    )
+    states = [state["optimizer"]] if len(optimizers) == 1 else [state["optimizer"][i] for i in range(len(optimizers))]
     found = [
         one
         for optimizer, held in zip(optimizers, states, strict=True)
@@ -133,9 +129,7 @@ def _boxes(parts: ModelAndOptimizer) -> dict[nn.Parameter, list[tuple[TensorBox,
     found: dict[nn.Parameter, list[tuple[TensorBox, int]]] = {}
     for module in parts.unwrapped:
         for value in module.sharded_state_dict(metadata=dict(METADATA)).values():
-            if not isinstance(value, ShardedTensor | ShardedTensorFactory) or not isinstance(
-                value.data, nn.Parameter
-            ):
+            if not isinstance(value, ShardedTensor | ShardedTensorFactory) or not isinstance(value.data, nn.Parameter):
                 continue
             built: Any = value.build() if isinstance(value, ShardedTensorFactory) else value
             first, held = 0, []
@@ -173,9 +167,7 @@ def _layout(optimizer: Any) -> Iterator[tuple[nn.Parameter, Tensor, int, int]]:
 
 
 def _bucket_ranges(
-    optimizer: DistributedOptimizer,
-    state: dict[str, Any],
-    boxes: dict[nn.Parameter, list[tuple[TensorBox, int]]],
+    optimizer: DistributedOptimizer, state: dict[str, Any], boxes: dict[nn.Parameter, list[tuple[TensorBox, int]]]
 ) -> Iterator[StateRange]:
     """Yield the ranges of states in buckets."""
     entries = [
@@ -191,9 +183,7 @@ def _bucket_ranges(
             low, high = max(first, start), min(first + math.prod(box.shape), stop)
             if low < high:
                 chunks = {
-                    name: StoredChunk(
-                        name=entry[name].key, offset=tuple(entry[name].global_offset), skip=low - start
-                    )
+                    name: StoredChunk(name=entry[name].key, offset=tuple(entry[name].global_offset), skip=low - start)
                     for name in STATES
                 }
                 yield StateRange(box=box, start=low - first, stop=high - first, chunks=chunks)
@@ -250,9 +240,7 @@ def _fill(target: Tensor, box: TensorBox, held: dict[TensorBox, Tensor], *, name
             target[slices[0]] = values[slices[1]]
             is_filled[slices[0]] = True
     if not is_filled.all() and box.key not in PADDED:
-        raise InputError(
-            f"checkpoint {folder} does not hold all of {name} of {box.key}", hint="it is of another model"
-        )
+        raise InputError(f"checkpoint {folder} does not hold all of {name} of {box.key}", hint="it is of another model")
 
 
 def _read(folder: Path, name: str, needed: dict[TensorBox, list[StateRange]]) -> dict[TensorBox, Tensor]:

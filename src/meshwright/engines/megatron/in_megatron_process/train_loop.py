@@ -53,9 +53,7 @@ def train(path: Path) -> Ending:
     with stop_on_signals() as request:
         parts = build(run, settings, device=device)
         log = MeasurementLog(path.parent / OUTPUT, device=device)
-        ending = MegatronTrainLoop(
-            run, run.plan, parts=parts, log=log, request=request, device=device
-        ).train()
+        ending = MegatronTrainLoop(run, run.plan, parts=parts, log=log, request=request, device=device).train()
         log.close()
     dist.barrier()
     parallel_state.destroy_model_parallel()

@@ -36,15 +36,7 @@ from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 
 CONTAINER = "megatron.bridge.training.config.ConfigContainer"
-LOOP_SECTIONS = (
-    "dist",
-    "train",
-    "validation",
-    "checkpoint",
-    "rng",
-    "optimizer",
-    "scheduler",
-)  # with fields of `loop`
+LOOP_SECTIONS = ("dist", "train", "validation", "checkpoint", "rng", "optimizer", "scheduler")  # with fields of `loop`
 BY_PRECISION = ("bf16", "params_dtype", "pipeline_dtype", "fp8", "fp8_recipe", "fp4", "fp4_recipe")
 """Fields that mixed_precision sets in all sections."""
 DEFAULT_SPLIT = "969,30,1"  # training, validation, test: Megatron-LM's default
@@ -187,19 +179,11 @@ def _model(run: Run, plan: Plan, settings: Settings) -> Settings:
         model["use_te_rng_tracker"] = True  # GPTModelProvider refuses graphs without it
     if "attention_backend" in model:
         name = model["attention_backend"]
-        model["attention_backend"] = {
-            "_target_": BACKENDS,
-            "_args_": [BACKENDS_BY_NAME[name]],
-            "_name_": name,
-        }
+        model["attention_backend"] = {"_target_": BACKENDS, "_args_": [BACKENDS_BY_NAME[name]], "_name_": name}
     if "pipeline_model_parallel_layout" in model:
         model["pipeline_model_parallel_layout"] = layout_letters(model["pipeline_model_parallel_layout"])
     if isinstance(model.get("moe_layer_freq"), list):  # by default, all layers of the provider have experts
-        model["transformer_layer_spec"] = {
-            "_target_": BLOCK,
-            "_partial_": True,
-            "use_transformer_engine": True,
-        }
+        model["transformer_layer_spec"] = {"_target_": BLOCK, "_partial_": True, "use_transformer_engine": True}
     return model
 
 

@@ -61,9 +61,7 @@ class BridgeFields:
         # False by default even in the class of models with latent attention.
         self.is_latent = values.get("model.multi_latent_attention", False)
         self.defaults = {
-            f"{name}.{key}": value
-            for name, section in sections().items()
-            for key, value in section.fields.items()
+            f"{name}.{key}": value for name, section in sections().items() for key, value in section.fields.items()
         }
         if given.targets.get("model") == "MLAModelProvider":
             self.defaults |= {f"model.{k}": v for k, v in sections()["model"].latent.items()}
@@ -77,9 +75,7 @@ class BridgeFields:
         """Return a whole number; 0 for None. Raises InputError for anything else."""
         value = self[name] or 0
         if not isinstance(value, int):
-            where = (
-                self.given.path if name not in self.given.fields else f"{self.given.path}:{self.line(name)}"
-            )
+            where = self.given.path if name not in self.given.fields else f"{self.given.path}:{self.line(name)}"
             raise InputError(f"{where}: {name} is not a whole number", got=value)
         return value
 
@@ -117,9 +113,7 @@ def refuse_recipe(source: str) -> None:
     """Raise InputError if `source` is a recipe: a Python file, a function in one, or its name."""
     path = source.partition(" ")[0]
     if path.endswith((".py", "_config")) or (":" in path and not Path(path).exists()):
-        raise InputError(
-            "recipes of Megatron-Bridge are Python, which is not executed", got=path, hint=RECIPE
-        )
+        raise InputError("recipes of Megatron-Bridge are Python, which is not executed", got=path, hint=RECIPE)
 
 
 def is_bridge_yaml(source: str) -> bool:
@@ -162,9 +156,7 @@ def read(source: str) -> GivenFields:
             model = text
         elif equals:
             _add(name, _parse(text), fields=fields, targets=targets, where="after the file", line=0)
-    return GivenFields(
-        path=Path(paths[0]), fields=fields, targets=targets, is_complete=is_complete, model=model
-    )
+    return GivenFields(path=Path(paths[0]), fields=fields, targets=targets, is_complete=is_complete, model=model)
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -233,11 +225,7 @@ def _add(
 def _unknown(name: str, key: str, *, known: Any, where: str) -> InputError:
     near = difflib.get_close_matches(key, known, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    return InputError(
-        f"{where}: Megatron-Bridge has no such field",
-        got=name,
-        hint=f"{hint}it ignores unknown fields",
-    )
+    return InputError(f"{where}: Megatron-Bridge has no such field", got=name, hint=f"{hint}it ignores unknown fields")
 
 
 def plain(value: Any) -> Any:

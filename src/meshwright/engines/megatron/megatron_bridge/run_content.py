@@ -15,13 +15,7 @@ from meshwright.catalog import lookup as catalog
 from meshwright.engines.base import Imported, StatedCluster
 from meshwright.engines.megatron.megatron_bridge.configuration import sections
 from meshwright.engines.megatron.megatron_bridge.contradictions import contradictions
-from meshwright.engines.megatron.megatron_bridge.files import (
-    DISTILLATION,
-    RECIPE,
-    BridgeFields,
-    GivenFields,
-    read,
-)
+from meshwright.engines.megatron.megatron_bridge.files import DISTILLATION, RECIPE, BridgeFields, GivenFields, read
 from meshwright.engines.megatron.megatron_core.constructors import UNFUSED
 from meshwright.engines.megatron.megatron_lm.arguments import LETTERS, RENAMED, layout_letters
 from meshwright.engines.megatron.megatron_lm.options import MegatronOptions, Option
@@ -65,17 +59,7 @@ COMBINED = (
 )  # fmt: skip
 """Fields, or their prefixes, that are read together with others."""
 
-OPTION_SECTIONS = (
-    "model",
-    "train",
-    "validation",
-    "optimizer",
-    "scheduler",
-    "ddp",
-    "dist",
-    "checkpoint",
-    "rng",
-)
+OPTION_SECTIONS = ("model", "train", "validation", "optimizer", "scheduler", "ddp", "dist", "checkpoint", "rng")
 """Sections whose fields are options. Of other sections, only a few fields concern the training."""
 
 SWITCHED_OFF = ("model", "optimizer", "ddp", "dist")
@@ -102,12 +86,7 @@ BF16_ENDS = ("current", "super")
 """Words in names of recipes that keep the first and last layers in 16 bits (training/mixed_precision.py)."""
 GATHERED_IN_FP8 = ("mxfp8", "tensorwise", "delayed")
 """Of these, recipes of Megatron-Bridge that set fp8_param_gather."""
-ADAPTED = {
-    "linear_qkv": ("qkv",),
-    "linear_proj": ("output",),
-    "linear_fc1": ("gate", "up"),
-    "linear_fc2": ("down",),
-}
+ADAPTED = {"linear_qkv": ("qkv",), "linear_proj": ("output",), "linear_fc1": ("gate", "up"), "linear_fc2": ("down",)}
 """Targets of adapters by Megatron's fused tensors, which have one adapter."""
 
 
@@ -171,9 +150,7 @@ def _options(given: GivenFields) -> MegatronOptions:
         if values is not None:
             found[option] = Option(values=tuple(values), line=fields.line(name))
     if given.is_complete:  # the fields that a file lacks have the defaults of their classes, which may be off
-        absent = [
-            key for key in UNFUSED if f"model.{key}" not in given.fields and fields[f"model.{key}"] is False
-        ]
+        absent = [key for key in UNFUSED if f"model.{key}" not in given.fields and fields[f"model.{key}"] is False]
         found |= {f"no-{_option_name(key)}": Option(values=(), line=0) for key in absent}
     lines = {_option_name(name.partition(".")[2]): field.line for name, field in given.fields.items()}
     for option, value in _combined(fields).items():
@@ -190,9 +167,7 @@ def _option_of(name: str, fields: BridgeFields, *, is_changed: bool) -> tuple[st
     """Return the option of a given field, and its values; None: it is at its default, harmless, or read with others."""
     section, _, key = name.partition(".")
     option, value = OPPOSITE.get(key) or _option_name(key), fields[name]
-    if key in UNFUSED or (
-        section in SWITCHED_OFF and key not in OPPOSITE and fields.defaults.get(name) is True
-    ):
+    if key in UNFUSED or (section in SWITCHED_OFF and key not in OPPOSITE and fields.defaults.get(name) is True):
         is_harmless = option in HARMLESS or name.startswith(COMBINED)
         return f"no-{option}", [] if value is False and not is_harmless else None
     if option in UNESTIMATED:
@@ -254,9 +229,7 @@ def _overlaps(fields: BridgeFields) -> dict[str, Any]:
     """Return which communication is overlapped. A section `comm_overlap` replaces fields of the model and of `ddp`."""
     own = fields.has_section("comm_overlap")
     is_distributed = fields["ddp.use_distributed_optimizer"] or fields["optimizer.use_distributed_optimizer"]
-    splits_sequence = (
-        fields.integer("model.tensor_model_parallel_size") > 1 and fields["model.sequence_parallel"]
-    )
+    splits_sequence = fields.integer("model.tensor_model_parallel_size") > 1 and fields["model.sequence_parallel"]
 
     def overlaps(key: str, *, section: str, default: bool = False) -> bool:
         asked = fields[f"comm_overlap.{key}"] if own else fields[f"{section}.{key}"]
@@ -267,8 +240,7 @@ def _overlaps(fields: BridgeFields) -> dict[str, Any]:
     found = {
         "tp-comm-overlap": overlaps("tp_comm_overlap", section="model") and (splits_sequence or not own),
         "overlap-moe-expert-parallel-comm": overlaps("overlap_moe_expert_parallel_comm", section="model"),
-        "delay-wgrad-compute": overlaps("delay_wgrad_compute", section="model")
-        or fields["ddp.delay_wgrad_compute"],
+        "delay-wgrad-compute": overlaps("delay_wgrad_compute", section="model") or fields["ddp.delay_wgrad_compute"],
         "no-overlap-p2p-communication": not overlaps("overlap_p2p_comm", section="model", default=True),
     }
     for key in ("overlap_grad_reduce", "overlap_param_gather"):
@@ -377,9 +349,7 @@ def _data(fields: BridgeFields) -> dict[str, Any]:
         paths = blend[0]
     paths = paths.split() if isinstance(paths, str) else paths
     kind = fields.given.targets.get("dataset", "GPTDatasetConfig")
-    others = [
-        fields[f"dataset.{name}"] for name in ("blend_per_split", "dataset_root", "dataset_name", "source")
-    ]
+    others = [fields[f"dataset.{name}"] for name in ("blend_per_split", "dataset_root", "dataset_name", "source")]
     blends = [str(other) for other in (None if kind in DATA else kind, *others) if other]
     masks = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
     return {

@@ -118,10 +118,7 @@ def _predictions(run: Run) -> Settings:
     """Multi-token prediction; Megatron's weight is of the mean over modules too."""
     if not run.model.num_mtp_layers:
         return {}
-    return {
-        "mtp_num_layers": run.model.num_mtp_layers,
-        "mtp_loss_scaling_factor": run.train.mtp_loss_weight,
-    }
+    return {"mtp_num_layers": run.model.num_mtp_layers, "mtp_loss_scaling_factor": run.train.mtp_loss_weight}
 
 
 def _attention(model: Model) -> Settings:
@@ -251,12 +248,7 @@ def recomputed_per_chunk(model: Model, plan: Plan) -> int | None:
     counts, wanted = _layer_counts(model, plan), plan.recompute_layers or 0
     expected = [min(wanted, sum(counts[rank :: plan.pipeline])) for rank in range(plan.pipeline)]
     return next(
-        (
-            n
-            for n in range(max(counts) + 1)
-            if recomputed_per_rank(n, counts, pipeline=plan.pipeline) == expected
-        ),
-        None,
+        (n for n in range(max(counts) + 1) if recomputed_per_rank(n, counts, pipeline=plan.pipeline) == expected), None
     )
 
 
@@ -324,11 +316,7 @@ def optimizer(run: Run, plan: Plan) -> Settings:
 
 
 def _state_formats(dtype: str) -> Settings:
-    return {
-        "use_precision_aware_optimizer": True,
-        "exp_avg_dtype": dtype,
-        "exp_avg_sq_dtype": dtype,
-    }
+    return {"use_precision_aware_optimizer": True, "exp_avg_dtype": dtype, "exp_avg_sq_dtype": dtype}
 
 
 def loop(run: Run, plan: Plan) -> Settings:

@@ -14,13 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from meshwright.engines.megatron.megatron_core.constructors import (
-    UNFUSED,
-    Settings,
-    fused_kernels,
-    loop,
-    settings_of,
-)
+from meshwright.engines.megatron.megatron_core.constructors import UNFUSED, Settings, fused_kernels, loop, settings_of
 from meshwright.engines.megatron.switches import gathers_in_fp8, reduces_in_fp32, transformer_switches
 from meshwright.specs.model import AttentionKind, RopeScaling
 from meshwright.specs.plan import Plan
@@ -61,13 +55,9 @@ def arguments(run: Run, plan: Plan) -> list[str]:
     merged: Settings = settings["transformer"] | transformer_switches(run, plan)
     merged |= settings["ddp"] | settings["optimizer"]
     merged |= {k: v for k, v in settings["gpt"].items() if k != "rotary_base"}
-    lines = [
-        line for key, value in merged.items() if key not in SET_OTHERWISE for line in _option(key, value)
-    ]
+    lines = [line for key, value in merged.items() if key not in SET_OTHERWISE for line in _option(key, value)]
     if merged["cuda_graph_impl"] == "local":
-        lines.append(
-            "--no-check-for-nan-in-loss-and-grad"
-        )  # validate_args demands it: the check synchronizes
+        lines.append("--no-check-for-nan-in-loss-and-grad")  # validate_args demands it: the check synchronizes
     training = [line for key, value in loop(run, plan).items() for line in _option(key, value)]
     return [*lines, *_formats(run), *_shape(run), *training, *_data(run)]
 

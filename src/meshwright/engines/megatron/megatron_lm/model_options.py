@@ -13,11 +13,7 @@ from meshwright.runfile.inline import catalogue_name
 
 DEFAULT_TOKENIZER = "GPT2BPETokenizer"  # of pretrain_gpt.py
 GPT2_VOCABULARY = 50_257
-LLAMA3 = {
-    "original_context": 8192,
-    "low_frequency": 1.0,
-    "high_frequency": 4.0,
-}  # Megatron's, for all factors
+LLAMA3 = {"original_context": 8192, "low_frequency": 1.0, "high_frequency": 4.0}  # Megatron's, for all factors
 YARN_CONTEXT = 4096  # MLATransformerConfig.original_max_position_embeddings
 
 UNSUPPORTED = (
@@ -60,9 +56,7 @@ def _shapes(options: MegatronOptions) -> dict[str, Any]:
     norm = options.text("normalization", "LayerNorm")
     has_biases, has_qkv_biases = not options.flag("disable-bias-linear"), options.flag("add-qkv-bias")
     if has_biases and is_gated:
-        options.note(
-            "biases of gated feed-forward blocks are not carried over: run files have only those of attention"
-        )
+        options.note("biases of gated feed-forward blocks are not carried over: run files have only those of attention")
     if has_qkv_biases and not has_biases:
         options.note("--add-qkv-bias: the run file's biases are those of all projections of attention")
     for dropout in ("hidden-dropout", "attention-dropout"):
@@ -98,8 +92,7 @@ def _vocab(options: MegatronOptions) -> int:
     if size is None:
         of = f"{file}, which is not here" if file else f"the file of {tokenizer}"
         raise InputError(
-            f"the size of the vocabulary is in {of}",
-            hint=f'give the size: "{options.path.name} --vocab-size 32000"',
+            f"the size of the vocabulary is in {of}", hint=f'give the size: "{options.path.name} --vocab-size 32000"'
         )
     return size
 
@@ -112,9 +105,7 @@ def _note_padding(options: MegatronOptions, vocab: int) -> None:
     )
     added = -vocab % (multiple * tensor) - -vocab % tensor
     if added:
-        options.leave_out(
-            f"{added} rows by which --make-vocab-size-divisible-by {multiple} fills the vocabulary"
-        )
+        options.leave_out(f"{added} rows by which --make-vocab-size-divisible-by {multiple} fills the vocabulary")
 
 
 def _size_of(file: str, script: Path) -> int | None:
@@ -167,10 +158,7 @@ def _positions(options: MegatronOptions, section: dict[str, Any]) -> dict[str, A
     theta, fraction = options.number("rotary-base", 10_000.0), options.number("rotary-percent", 1.0)
     is_scaled, factor = options.flag("use-rope-scaling"), options.number("rope-scaling-factor", 8.0)
     yarn = options.number("rotary-scaling-factor", 1.0)
-    temperatures = {
-        "mscale": options.number("mscale", 1.0),
-        "mscale_all_dims": options.number("mscale-all-dim", 0.0),
-    }
+    temperatures = {"mscale": options.number("mscale", 1.0), "mscale_all_dims": options.number("mscale-all-dim", 0.0)}
     is_latent = section["attention"].get("kind") == "mla"
     rope_type = options.text("rope-type", "yarn" if is_latent else "rope")
     if is_latent:
@@ -181,9 +169,7 @@ def _positions(options: MegatronOptions, section: dict[str, Any]) -> dict[str, A
         return {}
     if kind != "rope" or rope_type != "rope":
         raise InputError(
-            "positions that run files cannot express",
-            got=f"{kind}, {rope_type}",
-            allowed="rope, learned_absolute",
+            "positions that run files cannot express", got=f"{kind}, {rope_type}", allowed="rope, learned_absolute"
         )
     if fraction != 1:
         got = f"--rotary-percent {fraction}"
@@ -215,9 +201,7 @@ def _experts(options: MegatronOptions, section: dict[str, Any]) -> dict[str, Any
     }
     if shared:
         whole = width > 0 and shared % width == 0
-        experts |= (
-            {"num_shared": shared // width} if whole else {"num_shared": 1, "shared_ffn_hidden": shared}
-        )
+        experts |= {"num_shared": shared // width} if whole else {"num_shared": 1, "shared_ffn_hidden": shared}
     return experts
 
 
@@ -228,12 +212,8 @@ def _dense_layers(options: MegatronOptions, num_layers: int) -> int:
     if isinstance(pattern, int):
         pattern = [int(k % pattern == 0) for k in range(num_layers)] if pattern > 0 else []
     if len(pattern) != num_layers:
-        raise InputError(
-            "--moe-layer-freq", got=f"{len(pattern)} layers", allowed=f"the model's {num_layers}"
-        )
+        raise InputError("--moe-layer-freq", got=f"{len(pattern)} layers", allowed=f"the model's {num_layers}")
     dense = pattern.count(0)
     if pattern != [0] * dense + [1] * (num_layers - dense):
-        raise InputError(
-            "a model that run files cannot express: dense layers after layers with experts", got=text
-        )
+        raise InputError("a model that run files cannot express: dense layers after layers with experts", got=text)
     return dense

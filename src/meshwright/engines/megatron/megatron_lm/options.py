@@ -112,9 +112,7 @@ class MegatronOptions:
     def notes(self) -> list[str]:
         """Return all notes, the last ones on the options that nothing has read."""
         unread = [
-            " ".join((f"--{name}", *option.values))
-            for name, option in self.unread.items()
-            if not has_a_class(name)
+            " ".join((f"--{name}", *option.values)) for name, option in self.unread.items() if not has_a_class(name)
         ]
         not_carried = [f"not carried over: {', '.join(unread)}"] if unread else []
         return [*self._notes, *not_carried, *not_estimated([*unestimated(self), *self._unestimated])]
@@ -142,9 +140,7 @@ def read(source: str) -> MegatronOptions:
         call = script_call(text, path=path, given=given)
         return MegatronOptions(parse([*call.arguments, *more], path=path), path=path, notes=call.notes)
     if given:
-        raise InputError(
-            "only scripts have variables and arguments", got=" ".join(given), allowed="--option value"
-        )
+        raise InputError("only scripts have variables and arguments", got=" ".join(given), allowed="--option value")
     arguments = _yaml_arguments(text, path=path) if is_yaml else _plain_arguments(text, path=path)
     return MegatronOptions(parse([*arguments, *more], path=path), path=path)
 
@@ -190,11 +186,7 @@ def _yaml_arguments(text: str, *, path: Path) -> list[Word]:
         if kind == "null" or (kind == "bool" and value.value.lower() == "false"):
             continue
         listed = (
-            [item.value for item in value.value]
-            if kind == "seq"
-            else []
-            if kind == "bool"
-            else _listed(value.value)
+            [item.value for item in value.value] if kind == "seq" else [] if kind == "bool" else _listed(value.value)
         )
         words += [Word(text=item, line=line) for item in (name, *listed)]
     return words
@@ -257,15 +249,11 @@ def _misplaced(word: Word, where: str, path: Path) -> InputError:
 def _not_known(word: Word, where: str, path: Path) -> InputError:
     reason = f", {word.unknown}" if word.unknown else ""
     return InputError(
-        f"{where}: cannot be expanded{reason}",
-        got=word.text,
-        hint=f'set it after the file: "{path.name} NAME=value"',
+        f"{where}: cannot be expanded{reason}", got=word.text, hint=f'set it after the file: "{path.name} NAME=value"'
     )
 
 
-def _problem(
-    name: str, values: list[Word], *, takes: str | None, where: str, path: Path
-) -> InputError | None:
+def _problem(name: str, values: list[Word], *, takes: str | None, where: str, path: Path) -> InputError | None:
     """Return what is wrong with an option and its values; None: nothing."""
     if takes is None:
         near = difflib.get_close_matches(name, known_names(), n=1)
@@ -281,9 +269,7 @@ def _problem(
         return _not_known(unknown, where, path)
     shown = " ".join(one.text for one in values) or None
     if (takes == "nothing") != (not values):
-        return InputError(
-            f"{where}: --{name} takes {'no value' if takes == 'nothing' else 'a value'}", got=shown
-        )
+        return InputError(f"{where}: --{name} takes {'no value' if takes == 'nothing' else 'a value'}", got=shown)
     if takes == "one" and len(values) > 1:
         return InputError(f"{where}: --{name} takes one value", got=shown)
     return None

@@ -14,12 +14,7 @@ from meshwright.engines.megatron.megatron_lm.options import MegatronOptions
 from meshwright.errors import InputError
 from meshwright.specs.plan import AxisOrder
 
-STRATEGIES = {
-    "no_shard": "none",
-    "optim": "optimizer",
-    "optim_grads": "gradients",
-    "optim_grads_params": "parameters",
-}
+STRATEGIES = {"no_shard": "none", "optim": "optimizer", "optim_grads": "gradients", "optim_grads_params": "parameters"}
 MODULE_NAMES = {theirs: ours for ours, theirs in MODULES.items()}
 LAYOUT = "pipeline-model-parallel-layout"
 
@@ -46,9 +41,7 @@ class ParallelDegrees:
         expert_tensor = options.integer("expert-tensor-parallel-size", tensor if has_experts else 1)
         given = tensor * pipeline * context
         if min(tensor, pipeline, context, expert, expert_tensor) < 1:
-            raise InputError(
-                "degrees must be positive", got=f"TP{tensor} PP{pipeline} CP{context} EP{expert}"
-            )
+            raise InputError("degrees must be positive", got=f"TP{tensor} PP{pipeline} CP{context} EP{expert}")
         if num_devices % given:
             got = f"tensor {tensor} x pipeline {pipeline} x context {context} = {given}"
             raise InputError(f"degrees that do not divide the cluster's {num_devices} devices", got=got)
@@ -75,9 +68,7 @@ def plan_section(options: MegatronOptions, degrees: ParallelDegrees) -> dict[str
         options.note("--sequence-parallel has no effect without tensor parallelism")
     has_experts = "num-experts" in options
     if has_experts and degrees.tensor > 1 and not sequence:
-        options.note(
-            "experts under tensor parallelism need --sequence-parallel: Megatron-LM refuses them without"
-        )
+        options.note("experts under tensor parallelism need --sequence-parallel: Megatron-LM refuses them without")
     if not has_experts:
         wanted = [name for name in options.unread if name.startswith("moe-")]
         if options.integer("expert-model-parallel-size", 1) > 1 or wanted:
@@ -109,15 +100,11 @@ def _sharding(options: MegatronOptions, data: int) -> dict[str, Any]:
     elif is_megatron_fsdp and strategy in STRATEGIES:
         sharding = STRATEGIES[strategy]
     elif strategy != "no_shard":
-        options.note(
-            f"--data-parallel-sharding-strategy {strategy} has no effect without --use-megatron-fsdp"
-        )
+        options.note(f"--data-parallel-sharding-strategy {strategy} has no effect without --use-megatron-fsdp")
     if "overlap-param-gather" in options and sharding == "none":
         options.note("--overlap-param-gather has no effect without --use-distributed-optimizer")
     if instances < 1 or data % instances:
-        raise InputError(
-            f"--num-distributed-optimizer-instances does not divide {data} data ranks", got=instances
-        )
+        raise InputError(f"--num-distributed-optimizer-instances does not divide {data} data ranks", got=instances)
     return {"data_shard": data // instances, "data_replicate": instances, "sharding": sharding}
 
 
@@ -161,11 +148,7 @@ def _even(layers: int, pipeline: int, chunks: int, *, first: int, last: int, end
         if (rest and (not ranks or rest % (ranks * chunks))) or first % chunks or last % chunks:
             raise InputError(f"{rest} layers cannot be split over {ranks} ranks of {chunks} stages")
         middle = rest // (ranks * chunks) if ranks else 0
-        one = [
-            first // chunks if first else middle,
-            *[middle] * (pipeline - 2),
-            last // chunks if last else middle,
-        ]
+        one = [first // chunks if first else middle, *[middle] * (pipeline - 2), last // chunks if last else middle]
         return one * chunks
     whole = layers + sum(ends)
     if whole % stages:
@@ -190,9 +173,7 @@ def _counts(layout: str) -> list[int]:
     """Return the layers of every stage of a layout such as `Et*3|(tt|)*2,tL`."""
     text = re.sub(r"[\s,]", "", layout)
     for repeated in (r"\(([^()]*)\)\*(\d+)", r"([A-Za-z|])\*(\d+)"):
-        text = re.sub(repeated, lambda found: found[1] * min(int(found[2]), MAX_LENGTH), text)[
-            : 10 * MAX_LENGTH
-        ]
+        text = re.sub(repeated, lambda found: found[1] * min(int(found[2]), MAX_LENGTH), text)[: 10 * MAX_LENGTH]
     if not re.fullmatch(r"[EtmL|]+", text):
         raise InputError(f"--{LAYOUT} cannot be read", got=layout, allowed="E, t, m, L, |, and (...)*n")
     return [stage.count("t") for stage in text.split("|")]
@@ -212,9 +193,7 @@ def _recompute(options: MegatronOptions, counts: Sequence[int], *, pipeline: int
         )
     if kind == "full":
         if not method:
-            raise InputError(
-                "--recompute-granularity full needs --recompute-method", allowed="uniform, block"
-            )
+            raise InputError("--recompute-granularity full needs --recompute-method", allowed="uniform, block")
         if method == "block":
             per_rank = recomputed_per_rank(count, counts, pipeline=pipeline)
             totals = [sum(counts[rank::pipeline]) for rank in range(pipeline)]

@@ -39,9 +39,7 @@ def run_of_options(options: MegatronOptions, *, cluster: StatedCluster, model: s
     if not length:
         raise InputError("the arguments lack --seq-length", got=str(options.path))
     if limit and limit < length:
-        options.note(
-            f"--seq-length {length} is more than --max-position-embeddings {limit}: Megatron-LM refuses it"
-        )
+        options.note(f"--seq-length {length} is more than --max-position-embeddings {limit}: Megatron-LM refuses it")
     section = model or model_section(options, name=options.path.stem)
     for name in ("num-layers", "num-experts"):
         options.text(name)  # read, also where the catalogue has the model
@@ -78,9 +76,7 @@ def _source(options: MegatronOptions) -> str:
     if len(paths) == 1 and not is_mock and "$" not in paths[0]:
         return f"{paths[0]}.bin"
     if (paths or blend) and not is_mock:
-        options.note(
-            f"data of {' '.join((*paths, *blend))} is not carried over: random tokens are used instead"
-        )
+        options.note(f"data of {' '.join((*paths, *blend))} is not carried over: random tokens are used instead")
     return "synthetic"
 
 
@@ -99,9 +95,7 @@ def _precision(options: MegatronOptions) -> str:
     if fp8:
         if recipe not in FP8:
             allowed = ", ".join(FP8)
-            raise InputError(
-                "a precision that run files do not support", got=f"--fp8-recipe {recipe}", allowed=allowed
-            )
+            raise InputError("a precision that run files do not support", got=f"--fp8-recipe {recipe}", allowed=allowed)
         return FP8[recipe]
     return "fp16" if is_fp16 else "bf16" if is_bf16 else "fp32"
 
@@ -116,9 +110,7 @@ def _steps(options: MegatronOptions, *, global_batch: int) -> tuple[dict[str, An
     steps = steps_of("train")
     scheduled = steps_of("lr-decay") or steps
     if steps and scheduled != steps:
-        options.note(
-            f"Megatron-LM decays the rate until step {scheduled}, Meshwright until the last of {steps} steps"
-        )
+        options.note(f"Megatron-LM decays the rate until step {scheduled}, Meshwright until the last of {steps} steps")
     kind, rate = options.text("optimizer", "adam"), options.number("lr", 0.0)
     if kind not in ("adam", "adamw"):
         raise InputError("an optimizer that run files do not support", got=kind, allowed="adam")
@@ -169,9 +161,7 @@ def _states(options: MegatronOptions) -> dict[str, str]:
 def _warmup(options: MegatronOptions, given_steps: int, *, scheduled: int, steps: int) -> int:
     fraction = options.number("lr-warmup-fraction", 0.0)
     if fraction and given_steps:
-        options.note(
-            "--lr-warmup-fraction and a number of warm-up steps are both given: Megatron-LM refuses that"
-        )
+        options.note("--lr-warmup-fraction and a number of warm-up steps are both given: Megatron-LM refuses that")
     warmup = int(fraction * scheduled) if fraction else given_steps
     if steps and warmup > steps:
         options.note(f"the warm-up of {warmup} steps is longer than the training: it is cut to {steps}")
@@ -194,13 +184,7 @@ def _schedule(options: MegatronOptions, *, num_decay: int, steps: int) -> dict[s
 
 def _note_unsupported_rates(options: MegatronOptions) -> None:
     """Add notes on changing rates and batches that run files do not support."""
-    for name in (
-        "decoupled-lr",
-        "decoupled-min-lr",
-        "start-weight-decay",
-        "end-weight-decay",
-        "lr-warmup-init",
-    ):
+    for name in ("decoupled-lr", "decoupled-min-lr", "start-weight-decay", "end-weight-decay", "lr-warmup-init"):
         if value := options.number(name, 0.0):
             options.note(f"--{name} {value:g} is not carried over: all parameters have one rate")
     if ramp := options.values("rampup-batch-size"):
@@ -226,10 +210,7 @@ def _checkpoint(options: MegatronOptions) -> dict[str, Any]:
 def _losses(options: MegatronOptions) -> dict[str, Any]:
     """Return the losses and bias updates of experts, and the weight of multi-token prediction."""
     kinds = [*options.values("moe-router-load-balancing-type")] or ["aux_loss"]
-    weights, rate = (
-        [*options.values("moe-aux-loss-coeff")],
-        options.number("moe-router-bias-update-rate", 1e-3),
-    )
+    weights, rate = ([*options.values("moe-aux-loss-coeff")], options.number("moe-router-bias-update-rate", 1e-3))
     given: dict[str, Any] = {}
     if options.integer("mtp-num-layers", 0):
         given["mtp_loss_weight"] = options.number("mtp-loss-scaling-factor", 0.1)

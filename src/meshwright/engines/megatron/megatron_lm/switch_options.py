@@ -40,9 +40,7 @@ def stack_section(
         elif switch.applies(scope):
             found |= _nearest(name, given, options, scope)
         if len(values) > 1:
-            options.note(
-                f"--attention-backend flash does not say which FlashAttention: stack.attention is {values[0]}"
-            )
+            options.note(f"--attention-backend flash does not say which FlashAttention: stack.attention is {values[0]}")
     _note_others(options, plan)
     return found | _amounts(options, scope)
 
@@ -81,10 +79,7 @@ def _settings(options: MegatronOptions, *, precision: str) -> Settings:
 
 def _reduces_in_fp32(options: MegatronOptions, *, precision: str) -> bool:
     """Return True for gradients that data-parallel ranks reduce in fp32; by default those of bf16 weights are."""
-    is_fp32, is_bf16 = (
-        options.flag("accumulate-allreduce-grads-in-fp32"),
-        options.flag("grad-reduce-in-bf16"),
-    )
+    is_fp32, is_bf16 = (options.flag("accumulate-allreduce-grads-in-fp32"), options.flag("grad-reduce-in-bf16"))
     if precision == "fp16" and not is_fp32:
         options.note("gradients are reduced in fp16: stack.gradient_format is bf16, which has as many bytes")
         return False
@@ -151,9 +146,7 @@ def _amounts(options: MegatronOptions, scope: SwitchScope) -> dict[str, Any]:
     if capacity > 0:
         found["capacity_factor"] = capacity
         if not is_padded:
-            options.note(
-                "experts without --moe-pad-expert-input-to-capacity are estimated and trained as padded"
-            )
+            options.note("experts without --moe-pad-expert-input-to-capacity are estimated and trained as padded")
     elif scope.has_experts:
         found["drops_tokens"] = False
     options.flag("cpu-offloading")

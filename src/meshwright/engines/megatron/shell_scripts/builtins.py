@@ -12,12 +12,7 @@ from meshwright.engines.megatron.shell_scripts.commands import parse_script
 from meshwright.engines.megatron.shell_scripts.conditions import bracket_holds
 from meshwright.engines.megatron.shell_scripts.integers import UnknownValueError, integer_of
 from meshwright.engines.megatron.shell_scripts.state import UnknownText
-from meshwright.engines.megatron.shell_scripts.syntax import (
-    ShellAssignment,
-    ShellWord,
-    SimpleCommand,
-    Word,
-)
+from meshwright.engines.megatron.shell_scripts.syntax import ShellAssignment, ShellWord, SimpleCommand, Word
 from meshwright.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,9 +36,7 @@ class Leave(Exception):  # noqa: N818 - it is no error
         self.kind, self.count, self.status = kind, count, status
 
 
-SUCCEEDING = frozenset(
-    ["cd", "mkdir", "pushd", "popd", "touch", "module", "conda", "rm", "cp", "sleep", "date"]
-)
+SUCCEEDING = frozenset(["cd", "mkdir", "pushd", "popd", "touch", "module", "conda", "rm", "cp", "sleep", "date"])
 """Commands whose failure would be an error of the script."""
 
 
@@ -151,9 +144,7 @@ def _let(shell: Interpreter, command: SimpleCommand, words: list[Word]) -> Statu
     for word in words[1:]:
         before = dict(shell.variables.values)
         try:
-            value = integer_of(
-                word.text, shell.variables, where=shell.where(command.line), unset_is_zero=True
-            )
+            value = integer_of(word.text, shell.variables, where=shell.where(command.line), unset_is_zero=True)
         except UnknownValueError:
             return None
         shell.blur(before, line=command.line)

@@ -20,9 +20,7 @@ from meshwright.engines.megatron.shell_scripts.words import Cursor, read_word
 from meshwright.errors import InputError
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[([^\]\n]*)\])?(\+?)=")
-FUNCTION = re.compile(
-    r"(?:function[ \t]+([\w.:-]+)[ \t]*(?:\([ \t]*\))?|([\w.:-]+)[ \t]*\([ \t]*\))\s*(?=[{(]|\[\[)"
-)
+FUNCTION = re.compile(r"(?:function[ \t]+([\w.:-]+)[ \t]*(?:\([ \t]*\))?|([\w.:-]+)[ \t]*\([ \t]*\))\s*(?=[{(]|\[\[)")
 REDIRECTION = re.compile(
     r"(?:\d+|\{\w+\})?(<<<|<<-|<<|<>|<&|>&|>>|>\||<(?!\()|>(?!\()|(?<![^\s;|&()])&>>|(?<![^\s;|&()])&>)"
 )
@@ -124,11 +122,7 @@ def _simple(cursor: Cursor) -> SimpleCommand:
     documents: list[HereDocument] = []
     while True:
         cursor.skip_blanks()
-        if (
-            cursor.is_done
-            or cursor.starts("\n", ";", "|", ")")
-            or (cursor.starts("&") and not cursor.starts("&>"))
-        ):
+        if cursor.is_done or cursor.starts("\n", ";", "|", ")") or (cursor.starts("&") and not cursor.starts("&>")):
             break
         if _redirection(cursor, documents):
             continue
@@ -147,9 +141,7 @@ def _simple(cursor: Cursor) -> SimpleCommand:
         words.append(word)
     if not (assignments or words or line != cursor.line) and cursor.starts(";", "|", "&"):
         raise cursor.error("a command is missing", got=cursor.text[cursor.at : cursor.at + 2])
-    return SimpleCommand(
-        assignments=tuple(assignments), words=tuple(words), documents=tuple(documents), line=line
-    )
+    return SimpleCommand(assignments=tuple(assignments), words=tuple(words), documents=tuple(documents), line=line)
 
 
 def _assignment(cursor: Cursor, found: re.Match[str]) -> ShellAssignment:
@@ -160,9 +152,7 @@ def _assignment(cursor: Cursor, found: re.Match[str]) -> ShellAssignment:
         value = _array(cursor)
     else:
         value = read_word(cursor) or ShellWord(parts=(), line=line)
-    return ShellAssignment(
-        name=found[1], subscript=found[2] or "", is_appended=bool(found[3]), value=value, line=line
-    )
+    return ShellAssignment(name=found[1], subscript=found[2] or "", is_appended=bool(found[3]), value=value, line=line)
 
 
 def _array(cursor: Cursor) -> tuple[ShellWord, ...]:

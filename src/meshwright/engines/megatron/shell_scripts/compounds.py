@@ -20,13 +20,7 @@ from meshwright.engines.megatron.shell_scripts.syntax import (
     TestCommand,
     WhileCommand,
 )
-from meshwright.engines.megatron.shell_scripts.words import (
-    BLANKS,
-    METACHARACTERS,
-    Cursor,
-    parse_expression,
-    read_word,
-)
+from meshwright.engines.megatron.shell_scripts.words import BLANKS, METACHARACTERS, Cursor, parse_expression, read_word
 
 KEYWORD = re.compile(r"(if|for|while|until|case|select|coproc|\{|\[\[)(?=[\s;|&()<>]|$)|\(\(|\(")
 TEST_OPERATORS = ("&&", "||", "(", ")", "<", ">")

@@ -9,12 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from meshwright.engines.megatron.shell_scripts.expansion import (
-    Expander,
-    expand,
-    joined,
-    pattern_of,
-)
+from meshwright.engines.megatron.shell_scripts.expansion import Expander, expand, joined, pattern_of
 from meshwright.engines.megatron.shell_scripts.integers import UnknownValueError, integer_of
 from meshwright.engines.megatron.shell_scripts.state import UnknownText
 from meshwright.engines.megatron.shell_scripts.syntax import Literal, ShellWord
@@ -168,9 +163,7 @@ class _Test:
     def equal(self, left: Token, right: Token) -> bool | None:
         first = self.text(left)
         second = (
-            pattern_of(right, self.expander)
-            if self.has_patterns and isinstance(right, ShellWord)
-            else self.text(right)
+            pattern_of(right, self.expander) if self.has_patterns and isinstance(right, ShellWord) else self.text(right)
         )
         if isinstance(first, UnknownText) or isinstance(second, UnknownText):
             return None

@@ -184,10 +184,7 @@ def _value(
             try:
                 return str(
                     integer_of(
-                        text,
-                        expander.variables,
-                        where=expander.where(line),
-                        unset_is_zero=expander.unset_is_empty,
+                        text, expander.variables, where=expander.where(line), unset_is_zero=expander.unset_is_empty
                     )
                 )
             except UnknownValueError as error:
@@ -231,9 +228,7 @@ def _parameter(
     if part.operation == ":" and isinstance(value, tuple):
         return _slice(value, part, expander, line=line)
     if isinstance(value, tuple):
-        return tuple(
-            replace(element, text=_changed(element.text, part, expander, line=line)) for element in value
-        )
+        return tuple(replace(element, text=_changed(element.text, part, expander, line=line)) for element in value)
     return _changed(value, part, expander, line=line)
 
 
@@ -246,9 +241,7 @@ def _element(
 ) -> str | UnknownText | None:
     """Return an element of an array; without a subscript the first one."""
     try:
-        index = integer_of(
-            part.subscript or "0", expander.variables, where=expander.where(line), unset_is_zero=False
-        )
+        index = integer_of(part.subscript or "0", expander.variables, where=expander.where(line), unset_is_zero=False)
     except (UnknownValueError, InputError):
         return UnknownText(reason="an element of an array that is not supported")
     if not -len(value) <= index < len(value):
@@ -332,13 +325,7 @@ def _changed(text: str, part: ShellParameter, expander: Expander, *, line: int) 
         begin = begin + len(text) if begin < 0 else begin
         if begin < 0:
             return ""
-        return (
-            text[begin:]
-            if length is None
-            else text[begin:length]
-            if length < 0
-            else text[begin : begin + length]
-        )
+        return text[begin:] if length is None else text[begin:length] if length < 0 else text[begin : begin + length]
     if kind in ("^", "^^", ",", ",,") and not part.operand:
         change = str.upper if kind[0] == "^" else str.lower
         return change(text) if len(kind) == 2 else change(text[:1]) + text[1:]
@@ -386,8 +373,7 @@ def _without_braces(word: ShellWord, expander: Expander) -> list[ShellWord]:
                 for item in items
                 for one in _without_braces(
                     replace(
-                        word,
-                        parts=(*word.parts[:k], Literal(text=f"{before}{item}{after}"), *word.parts[k + 1 :]),
+                        word, parts=(*word.parts[:k], Literal(text=f"{before}{item}{after}"), *word.parts[k + 1 :])
                     ),
                     expander,
                 )
@@ -395,9 +381,7 @@ def _without_braces(word: ShellWord, expander: Expander) -> list[ShellWord]:
         rest = BRACES.sub("", part.text)
         if re.search(r"\{[^}]*,|,[^{]*\}", rest):
             where = expander.where(word.line)
-            raise InputError(
-                f"{where}: nested braces, or variables in braces, are not supported", got=part.text
-            )
+            raise InputError(f"{where}: nested braces, or variables in braces, are not supported", got=part.text)
     return [word]
 
 

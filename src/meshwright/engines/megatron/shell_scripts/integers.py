@@ -38,9 +38,7 @@ OPERATIONS: dict[str, Callable[[int, int], int]] = {
 }  # fmt: skip
 
 
-def integer_of(
-    text: str, variables: ShellVariables, *, where: str, unset_is_zero: bool, depth: int = 0
-) -> int:
+def integer_of(text: str, variables: ShellVariables, *, where: str, unset_is_zero: bool, depth: int = 0) -> int:
     """Return the value of an expression and carry out its assignments.
 
     Raises UnknownValueError for a value that is not known, InputError for what is no expression.
@@ -97,11 +95,7 @@ class _Expression:
 
     def assignment(self) -> int:
         name = self.tokens[self.at] if self.at < len(self.tokens) else ""
-        if (
-            name.isidentifier()
-            and self.tokens[self.at + 1 : self.at + 2]
-            and (self.tokens[self.at + 1] in ASSIGNING)
-        ):
+        if name.isidentifier() and self.tokens[self.at + 1 : self.at + 2] and (self.tokens[self.at + 1] in ASSIGNING):
             operator = self.tokens[self.at + 1]
             self.at += 2
             value = self.assignment()
@@ -187,11 +181,7 @@ class _Expression:
         if self.depth > MAX_DEPTH:
             raise self.error()
         return integer_of(
-            value or "",
-            self.variables,
-            where=self.where,
-            unset_is_zero=self.unset_is_zero,
-            depth=self.depth + 1,
+            value or "", self.variables, where=self.where, unset_is_zero=self.unset_is_zero, depth=self.depth + 1
         )
 
 

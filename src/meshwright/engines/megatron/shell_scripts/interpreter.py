@@ -15,13 +15,7 @@ from fnmatch import fnmatchcase
 from meshwright.engines.megatron.shell_scripts.builtins import BUILTINS, SUCCEEDING, Leave, LeaveKind
 from meshwright.engines.megatron.shell_scripts.commands import parse_script
 from meshwright.engines.megatron.shell_scripts.conditions import negated, test_holds
-from meshwright.engines.megatron.shell_scripts.expansion import (
-    Expander,
-    as_written,
-    expand,
-    joined,
-    pattern_of,
-)
+from meshwright.engines.megatron.shell_scripts.expansion import Expander, as_written, expand, joined, pattern_of
 from meshwright.engines.megatron.shell_scripts.integers import UnknownValueError, integer_of
 from meshwright.engines.megatron.shell_scripts.programs import NEVER_RUNNING, program_at, shell_text
 from meshwright.engines.megatron.shell_scripts.state import ShellValue, ShellVariables, UnknownText
@@ -95,9 +89,7 @@ class Interpreter:
         """Return an interpreter with other variables."""
         if self.depth >= MAX_DEPTH:
             raise InputError(f"{self.variables.name}: functions or scripts call each other without end")
-        return Interpreter(
-            variables=variables, found=self.found, depth=self.depth + 1, uncertain=self.uncertain
-        )
+        return Interpreter(variables=variables, found=self.found, depth=self.depth + 1, uncertain=self.uncertain)
 
     def run(self, body: Body) -> Status:
         """Execute commands; return the status of the last one."""
@@ -230,9 +222,7 @@ class Interpreter:
         else:
             items = [one for word in command.words for one in expand(word, self.expander)]
         if any(one.unknown or re.search(r"[*?]", one.text) for one in items):
-            self.variables.set(
-                command.name, UnknownText(reason=f"{command.name} depends on files or programs")
-            )
+            self.variables.set(command.name, UnknownText(reason=f"{command.name} depends on files or programs"))
             self.run_uncertain(command.body, "files or programs")
             return None
         for item in items:
@@ -314,13 +304,7 @@ class Interpreter:
         refused = UnknownText(reason=f"{name}[{assignment.subscript}]= is not supported")
         if isinstance(before, UnknownText) or isinstance(assignment.value, tuple) or assignment.is_appended:
             return before if isinstance(before, UnknownText) else refused
-        items = (
-            []
-            if not before
-            else list(before)
-            if isinstance(before, tuple)
-            else [Word(text=before, line=line)]
-        )
+        items = [] if not before else list(before) if isinstance(before, tuple) else [Word(text=before, line=line)]
         if not re.fullmatch(r"\d+|\$?[A-Za-z_]\w*", assignment.subscript):
             return refused
         try:

@@ -20,9 +20,7 @@ from meshwright.engines.megatron.shell_scripts.state import ShellVariables
 from meshwright.engines.megatron.shell_scripts.syntax import Word
 from meshwright.errors import InputError
 
-INSTEAD = (
-    "or put echo before torchrun in a copy, run that, and import what it prints, in a file called NAME.args"
-)
+INSTEAD = "or put echo before torchrun in a copy, run that, and import what it prints, in a file called NAME.args"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +44,7 @@ def script_call(text: str, *, path: Path, given: Iterable[str] = ()) -> ScriptCa
             named[name] = value
         else:
             positional.append(argument)
-    variables = ShellVariables(
-        name=str(path), values=named, positional=tuple(positional), exported=set(named)
-    )
+    variables = ShellVariables(name=str(path), values=named, positional=tuple(positional), exported=set(named))
     found = Findings()
     try:
         body = parse_script(text, name=str(path))
@@ -69,7 +65,5 @@ def _only_call(found: Findings, path: Path) -> ScriptCall:
     for k, other in enumerate(others, start=1):
         if other != first:
             lines = " and ".join(str(found.calls[m][0].line) if found.calls[m] else "?" for m in (0, k))
-            raise InputError(
-                f"{path} calls the training program with different arguments: lines {lines}", hint=INSTEAD
-            )
+            raise InputError(f"{path} calls the training program with different arguments: lines {lines}", hint=INSTEAD)
     return ScriptCall(arguments=tuple(found.calls[0]), notes=tuple(found.notes))

@@ -87,6 +87,4 @@ class ShellVariables:
     def child(self, positional: tuple[str, ...]) -> ShellVariables:
         """Return the state of another shell that this one starts: exported variables only."""
         values = {name: value for name, value in self.values.items() if name in self.exported}
-        return ShellVariables(
-            name=self.name, values=values, positional=positional, exported=set(self.exported)
-        )
+        return ShellVariables(name=self.name, values=values, positional=positional, exported=set(self.exported))

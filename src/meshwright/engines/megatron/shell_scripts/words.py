@@ -217,9 +217,7 @@ def _expansion(cursor: Cursor, *, is_quoted: bool) -> Part:
         if found is None:
             raise cursor.error("` is not closed")
         text = re.sub(r"\\([$`\\])", r"\1", found[1])
-        inner = Cursor(
-            text=f"{text})", name=cursor.name, parse_body=cursor.parse_body, first_line=cursor.line
-        )
+        inner = Cursor(text=f"{text})", name=cursor.name, parse_body=cursor.parse_body, first_line=cursor.line)
         commands = cursor.parse_body(inner)
         cursor.at = found.end()
         return ShellOutput(commands=commands, source=found.group(), is_quoted=is_quoted)
@@ -268,9 +266,7 @@ def _arithmetic(cursor: Cursor) -> tuple[Part, ...] | None:
 def parse_expression(cursor: Cursor, begin: int, stop: int) -> tuple[Part, ...]:
     """Parse an arithmetic expression, in which quotes are removed."""
     text = cursor.text[begin:stop].replace('"', "")
-    inner = Cursor(
-        text=text, name=cursor.name, parse_body=cursor.parse_body, first_line=cursor.line_of(begin)
-    )
+    inner = Cursor(text=text, name=cursor.name, parse_body=cursor.parse_body, first_line=cursor.line_of(begin))
     return double_quoted(inner, until="", quotes_are_literal=True)
 
 

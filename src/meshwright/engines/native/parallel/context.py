@@ -51,12 +51,7 @@ class ContextAttention(CoreAttention):
         self.chunks, self.mesh = chunks, mesh
 
     def forward(
-        self,
-        q_BTHK: Tensor,
-        k_BTGK: Tensor,
-        v_BTGV: Tensor,
-        layout: LayerLayout,
-        sinks_H: Tensor | None = None,
+        self, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, layout: LayerLayout, sinks_H: Tensor | None = None
     ) -> Tensor:
         """[B, T, H, V]."""
         kv_BSGX = _gathered(torch.cat([k_BTGK, v_BTGV], dim=-1), mesh=self.mesh)

@@ -72,9 +72,7 @@ class ExpertMesh:
         Prefer one that no other axis shards, so that a rank holds one slice of the stack, and one that divides
         evenly, so that no rank is without a part.
         """
-        sharded = (
-            [p.dim for p in stack.placements if isinstance(p, Shard)] if isinstance(stack, DTensor) else []
-        )
+        sharded = [p.dim for p in stack.placements if isinstance(p, Shard)] if isinstance(stack, DTensor) else []
         shape, num_shards = _local(stack).shape, self.mesh[SHARD].size()
         dims = sorted(range(len(shape)), key=sharded.count)
         return next((Shard(dim) for dim in dims if shape[dim] % num_shards == 0), None)
@@ -176,9 +174,7 @@ class TokenDispatch:
         rows_MD = self._all_to_all(rows_RD, self.received, self.sent)
         if self.num_copies > 1:
             blocks, num = rows_MD.split(self.sent), self.num_copies
-            rows_MD = torch.cat(
-                [torch.stack(blocks[i : i + num]).sum(dim=0) for i in range(0, len(blocks), num)]
-            )
+            rows_MD = torch.cat([torch.stack(blocks[i : i + num]).sum(dim=0) for i in range(0, len(blocks), num)])
         return rows_MD
 
     def _all_to_all(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
@@ -188,27 +184,17 @@ class TokenDispatch:
 
 
 @torch.no_grad()
-def plan_dispatch(
-    counts_E: Tensor, *, group: dist.ProcessGroup, num_copies: int
-) -> tuple[TokenDispatch, Tensor]:
+def plan_dispatch(counts_E: Tensor, *, group: dist.ProcessGroup, num_copies: int) -> tuple[TokenDispatch, Tensor]:
     """Plan the dispatch of rows sorted by expert, `counts_E[e]` for expert e. Returns rows of local experts [L] too."""
     num_ranks = group.size()
     sent_GL = counts_E.view(num_ranks // num_copies, -1).repeat_interleave(num_copies, dim=0)
     received_GL = torch.empty_like(sent_GL)
     dist.all_to_all_single(received_GL, sent_GL, group=group)
-    sent, received = torch.stack(
-        [sent_GL.sum(dim=1), received_GL.sum(dim=1)]
-    ).tolist()  # waits for the device
+    sent, received = torch.stack([sent_GL.sum(dim=1), received_GL.sum(dim=1)]).tolist()  # waits for the device
     experts_L = torch.arange(sent_GL.shape[1], device=counts_E.device)
-    experts_R = experts_L.repeat(num_ranks).repeat_interleave(
-        received_GL.flatten(), output_size=sum(received)
-    )
+    experts_R = experts_L.repeat(num_ranks).repeat_interleave(received_GL.flatten(), output_size=sum(received))
     dispatch = TokenDispatch(
-        group=group,
-        num_copies=num_copies,
-        sent=sent,
-        received=received,
-        order_P=experts_R.argsort(stable=True),
+        group=group, num_copies=num_copies, sent=sent, received=received, order_P=experts_R.argsort(stable=True)
     )
     return dispatch, received_GL.sum(dim=0)
 

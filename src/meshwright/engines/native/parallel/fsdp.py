@@ -62,8 +62,7 @@ def apply_fsdp(
     options = {
         "mp_policy": MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32),
         # A pipeline runs a layer many times a step; gathering it each time would cost more than it frees.
-        "reshard_after_forward": coordinates.plan.sharding is Sharding.PARAMETERS
-        and coordinates.plan.pipeline == 1,
+        "reshard_after_forward": coordinates.plan.sharding is Sharding.PARAMETERS and coordinates.plan.pipeline == 1,
     }
     for layer in layers:
         if experts is not None:

@@ -98,9 +98,7 @@ class MeshCoordinates:
     def _ranks(self) -> torch.Tensor:
         """Ranks of all processes by pipeline, data_replicate, data_shard, context, tensor."""
         p = self.plan
-        return torch.arange(self.num_ranks).view(
-            p.pipeline, p.data_replicate, p.data_shard, p.context, p.tensor
-        )
+        return torch.arange(self.num_ranks).view(p.pipeline, p.data_replicate, p.data_shard, p.context, p.tensor)
 
     def _group(self, members_GN: torch.Tensor) -> dist.ProcessGroup | None:
         """The group of this process among G groups of N; all processes create all of them."""
@@ -138,9 +136,7 @@ def mesh_coordinates(*, plan: Plan, device: torch.device, rank: int, num_ranks: 
         return MeshCoordinates(plan=plan, device=device)
     replicas, shards = state_axes(plan)
     mesh = init_device_mesh(
-        device.type,
-        (plan.pipeline, replicas, shards, plan.tensor),
-        mesh_dim_names=(PIPELINE, REPLICATE, SHARD, TENSOR),
+        device.type, (plan.pipeline, replicas, shards, plan.tensor), mesh_dim_names=(PIPELINE, REPLICATE, SHARD, TENSOR)
     )
     tokens_rank = mesh.get_local_rank(REPLICATE) * shards + mesh.get_local_rank(SHARD)
     return MeshCoordinates(

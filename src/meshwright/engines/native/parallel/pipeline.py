@@ -60,12 +60,7 @@ class Pipeline:
         tokens = torch.empty(plan.micro_batch, num_tokens, dtype=torch.int64, device="meta")
         num_tokens //= plan.tensor if plan.sequence_parallel else 1
         between = torch.empty(
-            plan.micro_batch,
-            num_tokens,
-            modules[0].model.hidden,
-            dtype=compute,
-            device="meta",
-            requires_grad=True,
+            plan.micro_batch, num_tokens, modules[0].model.hidden, dtype=compute, device="meta", requires_grad=True
         )
         loss = torch.empty((), device="meta", requires_grad=True)
         last = plan.pipeline * plan.virtual_pipeline - 1
@@ -86,9 +81,7 @@ class Pipeline:
         self.copies = copies
         self.modules = dict(zip(stages_of_rank(plan, coordinates.pipeline_rank), modules, strict=True))
         self.scale = 1.0
-        self.passes = PipelineRuntime(
-            shape_of(plan, num_micro_batches=num_micro_batches), stages, loss=self._scaled
-        )
+        self.passes = PipelineRuntime(shape_of(plan, num_micro_batches=num_micro_batches), stages, loss=self._scaled)
 
     def forward_backward(self, batch: dict[str, Tensor], *, scale: float) -> Tensor:
         """Add the gradients of all micro-batches; the loss, 0 on ranks that do not hold the last stage."""
@@ -129,12 +122,7 @@ class Pipeline:
         inputs = (tokens_BT,) if self.coordinates.is_first_stage else ()
         losses: list[Tensor] = []
         is_last = self.coordinates.is_last_stage
-        function(
-            *inputs,
-            target=batch["labels_BT"] if is_last else None,
-            losses=losses if is_last else None,
-            **given,
-        )
+        function(*inputs, target=batch["labels_BT"] if is_last else None, losses=losses if is_last else None, **given)
         return torch.stack(losses).sum().detach() if is_last else torch.zeros((), device=tokens_BT.device)
 
     def _scaled(self, loss: Tensor, target: Tensor) -> Tensor:

@@ -32,12 +32,7 @@ if TYPE_CHECKING:
     from torch.distributed import Work
     from torch.distributed.pipelining import PipelineStage
 
-LETTERS = {
-    OpKind.FORWARD: "F",
-    OpKind.BACKWARD: "B",
-    OpKind.BACKWARD_INPUT: "I",
-    OpKind.BACKWARD_WEIGHT: "W",
-}
+LETTERS = {OpKind.FORWARD: "F", OpKind.BACKWARD: "B", OpKind.BACKWARD_INPUT: "I", OpKind.BACKWARD_WEIGHT: "W"}
 IN_BACKWARD = {"B", "I", "W", "SEND_B", "RECV_B", "REDUCE_GRAD"}
 NEEDED = ("_prepare_schedule_with_comms", "step", "eval")
 
@@ -46,11 +41,7 @@ class PipelineRuntime:
     """Runs the stages of one rank in the order of a table; raises MissingDependencyError where PyTorch cannot."""
 
     def __init__(
-        self,
-        shape: PipelineShape,
-        stages: Sequence[PipelineStage],
-        *,
-        loss: Callable[[Tensor, Tensor], Tensor],
+        self, shape: PipelineShape, stages: Sequence[PipelineStage], *, loss: Callable[[Tensor, Tensor], Tensor]
     ) -> None:
         module = _runtime()
         # The scale of the loss includes the tokens of the whole step, so PyTorch's own division is off.

@@ -29,14 +29,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import (
-    DTensor,
-    Partial,
-    Replicate,
-    Shard,
-    distribute_module,
-    distribute_tensor,
-)
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -104,9 +97,7 @@ def _layer_plan(layer: Block, residual: Shard | Replicate) -> dict[str, Parallel
 
 
 def _grouped_plan(attention: nn.Module, residual: Shard | Replicate) -> dict[str, ParallelStyle]:
-    plan: dict[str, ParallelStyle] = {
-        "attention": _gathered(residual, num_inputs=2),
-    }
+    plan: dict[str, ParallelStyle] = {"attention": _gathered(residual, num_inputs=2)}
     for name in ("query", "key", "value"):
         plan[f"attention.{name}"] = _columns(attention.get_submodule(name))
     if "qkv" in dict(attention.named_children()):
@@ -121,9 +112,7 @@ def _latent_plan(attention: nn.Module, residual: Shard | Replicate) -> dict[str,
     """Everything before the heads runs on the residual's tokens."""
     layouts = (residual, None)
     plan: dict[str, ParallelStyle] = {
-        "attention": PrepareModuleInput(
-            input_layouts=layouts, desired_input_layouts=layouts, use_local_output=False
-        ),
+        "attention": PrepareModuleInput(input_layouts=layouts, desired_input_layouts=layouts, use_local_output=False),
         "attention.rotary_key": _SharedByHeads(),
     }
     for name, module in attention.named_children():
@@ -157,9 +146,7 @@ def _gathered(residual: Shard | Replicate, *, num_inputs: int) -> ParallelStyle:
     share one reduction in the backward pass."""
     others = (None,) * (num_inputs - 1)
     return PrepareModuleInput(
-        input_layouts=(residual, *others),
-        desired_input_layouts=(Replicate(), *others),
-        use_local_output=False,
+        input_layouts=(residual, *others), desired_input_layouts=(Replicate(), *others), use_local_output=False
     )
 
 

@@ -143,11 +143,7 @@ def _check_rope(model: Model, family: TorchtitanFamily) -> Iterator[Unsupported]
         yield Unsupported(
             key="model", reason=f"RoPE scaling of {family.name} must be one of: {names}",
         )  # fmt: skip
-    if (
-        family.name == "deepseek_v3"
-        and rope.scaling is RopeScaling.YARN
-        and rope.mscale != rope.mscale_all_dims
-    ):
+    if family.name == "deepseek_v3" and rope.scaling is RopeScaling.YARN and rope.mscale != rope.mscale_all_dims:
         yield Unsupported(
             key="model", reason="rope.mscale and rope.mscale_all_dims differ: torchtitan scales only scores"
         )
@@ -207,15 +203,7 @@ def _converted(tree: Call, run: Run) -> Call:
     return tree
 
 
-LORA_TARGETS = {
-    "query": "wq",
-    "key": "wkv",
-    "value": "wkv",
-    "output": "wo",
-    "gate": "w1",
-    "up": "w3",
-    "down": "w2",
-}
+LORA_TARGETS = {"query": "wq", "key": "wkv", "value": "wkv", "output": "wo", "gate": "w1", "up": "w3", "down": "w2"}
 """Torchtitan's names of the modules with adapters by target; keys and values are one setting."""
 
 
@@ -292,9 +280,7 @@ def _rope(run: Run, family: TorchtitanFamily, width: int) -> Call:
             "original_seq_len": rope.original_context,
             "truncate": rope.truncate,
         }
-    return call(
-        f"{family.rope}.Config", dim=width, max_seq_len=run.sequence_length, theta=rope.theta, **scaled
-    )
+    return call(f"{family.rope}.Config", dim=width, max_seq_len=run.sequence_length, theta=rope.theta, **scaled)
 
 
 def _qkv(run: Run, *, bias: bool = False) -> Call:
@@ -366,9 +352,7 @@ def _latent_attention(run: Run, family: TorchtitanFamily) -> Call:
 
 
 def _router(run: Run, x: Experts, *, bias: bool = False) -> Call:
-    limits = (
-        {"num_expert_groups": x.num_groups, "num_limited_groups": x.groups_per_token} if x.num_groups else {}
-    )
+    limits = {"num_expert_groups": x.num_groups, "num_limited_groups": x.groups_per_token} if x.num_groups else {}
     return call(
         "TokenChoiceTopKRouter.Config",
         num_experts=x.num_experts,
@@ -381,22 +365,14 @@ def _router(run: Run, x: Experts, *, bias: bool = False) -> Call:
     )
 
 
-DISPATCHERS = {
-    Dispatcher.ALL_TO_ALL: "standard",
-    Dispatcher.DEEPEP: "deepep",
-    Dispatcher.HYBRIDEP: "hybridep",
-}
+DISPATCHERS = {Dispatcher.ALL_TO_ALL: "standard", Dispatcher.DEEPEP: "deepep", Dispatcher.HYBRIDEP: "hybridep"}
 
 
 def _routed(run: Run, x: Experts, *, experts: Call) -> Call:
     backend = DISPATCHERS[switches_of(run).dispatcher or Dispatcher.ALL_TO_ALL]
     width = {} if backend == "standard" else {"hidden_dim": run.model.hidden}  # of their buffers
     dispatcher = call(
-        "make_token_dispatcher_config",
-        num_experts=x.num_experts,
-        top_k=x.top_k,
-        comm_backend=backend,
-        **width,
+        "make_token_dispatcher_config", num_experts=x.num_experts, top_k=x.top_k, comm_backend=backend, **width
     )
     return call("RoutedExperts.Config", inner_experts=experts, token_dispatcher=dispatcher)
 
@@ -454,9 +430,7 @@ def _gpt_oss_layer(run: Run) -> Call:
         n_kv_heads=a.num_kv_heads,
         head_dim=a.head_dim,
         qkv_linear=_qkv(run, bias=True),
-        wo=_linear(
-            a.num_heads * a.head_dim, model.hidden, RESIDUAL, kind="ScaledBiasRowwiseLinear", bias=True
-        ),
+        wo=_linear(a.num_heads * a.head_dim, model.hidden, RESIDUAL, kind="ScaledBiasRowwiseLinear", bias=True),
         sliding_window_size=Name(f"{a.window} if index % 2 == 0 else None"),
         param_init={"sinks": init},
         inner_attention=call("get_attention_config", "flex"),

@@ -25,9 +25,7 @@ def contradictions(values: Mapping[str, Any], *, given: Set[str], model: Importe
             yield f"{', '.join(idle)} has no effect: {switch} is false"
     yield from _degrees(values, given, model)
     yield from _learning_rates(values)
-    if model.recipe is not None and not (
-        values["compile.enable"] and "model" in values["compile.components"]
-    ):
+    if model.recipe is not None and not (values["compile.enable"] and "model" in values["compile.components"]):
         yield f"{model.recipe} without compile.enable of the model is slower than bf16"
     if values["training.seq_len"] > model.max_sequence:
         yield f"training.seq_len = {values['training.seq_len']} is more than rope.max_seq_len = {model.max_sequence}"
@@ -65,7 +63,5 @@ def _learning_rates(values: Mapping[str, Any]) -> Iterator[str]:
     )
     if warmup > steps:
         yield f"lr_scheduler.warmup_steps = {warmup} is more than training.steps = {steps}: the peak is not reached"
-    elif (
-        ratio is not None and warmup + round(steps * ratio) > steps and "lr_scheduler.schedule" not in values
-    ):
+    elif ratio is not None and warmup + round(steps * ratio) > steps and "lr_scheduler.schedule" not in values:
         yield f"lr_scheduler.decay_ratio = {ratio} begins within the warm-up of {warmup} steps"

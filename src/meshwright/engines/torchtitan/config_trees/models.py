@@ -10,16 +10,7 @@ from meshwright.catalog import lookup as catalog
 from meshwright.catalog.config_keys import in_layers
 from meshwright.engines.torchtitan.config_module.models import LORA_TARGETS, STD, residual_std
 from meshwright.errors import InputError
-from meshwright.specs.model import (
-    Activation,
-    Attention,
-    AttentionKind,
-    Experts,
-    Model,
-    Rope,
-    RopeScaling,
-    Router,
-)
+from meshwright.specs.model import Activation, Attention, AttentionKind, Experts, Model, Rope, RopeScaling, Router
 
 Node = dict[str, Any]
 
@@ -245,16 +236,13 @@ def _recipe(linears: list[tuple[str, Node]]) -> tuple[str | None, list[str]]:
         raise InputError("several number formats in one model", got=", ".join(found))
     plain = kinds.count(None)
     notes = (
-        [f"model_spec: {plain} of {len(kinds)} matrices stay in 16 bits, which is not carried over"]
-        if plain
-        else []
+        [f"model_spec: {plain} of {len(kinds)} matrices stay in 16 bits, which is not carried over"] if plain else []
     )
     settings = [config for _, node in linears if (config := field(node, "_torchao_config"))]
     if settings and field(settings[0], "emulate"):
         notes.append("model_spec: fp8 is emulated, which is not carried over")
     elif (
-        settings
-        and field(field(settings[0], "cast_config_grad_output_for_grad_weight"), "scaling_type") == "DISABLED"
+        settings and field(field(settings[0], "cast_config_grad_output_for_grad_weight"), "scaling_type") == "DISABLED"
     ):
         notes.append("model_spec: gradients of weights are multiplied in 16 bits, which is not carried over")
     return found[0], notes

@@ -8,9 +8,7 @@ from typing import Any
 from meshwright.engines.torchtitan import lower
 from meshwright.errors import InputError
 
-SCHEDULES = {name.lower(): schedule.value for schedule, name in lower.SCHEDULES.items()} | {
-    "dualpipev": "dualpipe"
-}
+SCHEDULES = {name.lower(): schedule.value for schedule, name in lower.SCHEDULES.items()} | {"dualpipev": "dualpipe"}
 TWO_CHUNKS = ("interleaved", "zbv", "dualpipe")  # schedules with two virtual stages per rank by default
 
 

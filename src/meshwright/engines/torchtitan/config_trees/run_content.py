@@ -27,10 +27,7 @@ from meshwright.specs.model import Router
 from meshwright.specs.run import BIAS_RATE, Run
 
 RECOMPUTE = {"FullAC": "full", "SelectiveAC": {"modules": ["alternate_matmuls"]}}
-RUN_FILE_LOADERS = (
-    "RunFileDataLoader",
-    "Batches",
-)  # of exported configurations; the second one is its older name
+RUN_FILE_LOADERS = ("RunFileDataLoader", "Batches")  # of exported configurations; the second one is its older name
 TEXT = "HuggingFaceTextDataLoader"
 FORMATS = {"float32": "fp32", "bfloat16": "bf16"}
 LOSS = "CrossEntropyLoss"
@@ -139,9 +136,7 @@ def weights_section(settings: TrainerSettings, own: Run | None, notes: list[str]
     path = settings.take("checkpoint.initial_load_path")
     if not path or not settings.take("checkpoint.initial_load_in_hf"):
         if path:
-            notes.append(
-                f"checkpoint.initial_load_path = {path!r} is not carried over: not Hugging Face weights"
-            )
+            notes.append(f"checkpoint.initial_load_path = {path!r} is not carried over: not Hugging Face weights")
         return {}
     name = None if own is None else own.weights
     return {"weights": name if name and _is_same_folder(name, path) else path}
@@ -183,9 +178,7 @@ def parallel_section(settings: TrainerSettings, *, num_layers: int) -> dict[str,
     if not is_sharded and not always:  # only replicas, or one process: nothing is sharded
         plan |= {"data_shard": replicate, "data_replicate": 1, "sharding": "none"}
     if settings.take("training.enable_cpu_offload"):
-        raise InputError(
-            "parameters in host memory, which run files do not support", got="training.enable_cpu_offload"
-        )
+        raise InputError("parameters in host memory, which run files do not support", got="training.enable_cpu_offload")
     for name in (
         "pipeline_parallel_schedule",
         "module_fqns_per_model_part",
@@ -209,9 +202,7 @@ def _recompute(settings: TrainerSettings) -> Any:
     if kind is None:
         return "none"
     if kind not in RECOMPUTE:
-        raise InputError(
-            "recomputation that run files do not support", got=kind, allowed=", ".join(RECOMPUTE)
-        )
+        raise InputError("recomputation that run files do not support", got=kind, allowed=", ".join(RECOMPUTE))
     return RECOMPUTE[kind]
 
 
@@ -255,9 +246,7 @@ def _optimizer(settings: TrainerSettings, notes: list[str], *, adapts: bool) -> 
     others, last = groups[:-1], groups[-1]
     kwargs = last["optimizer_kwargs"]
     if last["optimizer_name"] != "AdamW":
-        raise InputError(
-            "an optimizer that run files do not support", got=last["optimizer_name"], allowed="AdamW"
-        )
+        raise InputError("an optimizer that run files do not support", got=last["optimizer_name"], allowed="AdamW")
     if others == [{**last, "pattern": lower.VECTORS, "optimizer_kwargs": {**kwargs, "weight_decay": 0.0}}]:
         others = []
     elif not (others or adapts) and kwargs.get("weight_decay", 0.01):
@@ -290,9 +279,7 @@ def learning_rates(settings: TrainerSettings, notes: list[str]) -> dict[str, Any
     )
     total = take("total_steps")
     if total not in (None, steps):
-        notes.append(
-            f"lr_scheduler.total_steps = {total} is not carried over: rates decay within {steps} steps"
-        )
+        notes.append(f"lr_scheduler.total_steps = {total} is not carried over: rates decay within {steps} steps")
     rates: dict[str, Any] = {"warmup_steps": min(warmup, steps), "final_ratio": take("min_lr_factor")}
     if schedule := take("schedule"):  # of `RunLearningRates`
         return rates | {"schedule": schedule} | ({"decay_ratio": ratio} if schedule == "wsd" else {})
@@ -349,9 +336,7 @@ def stack_section(
 
 
 def _dispatcher(backend: str, accelerator: Accelerator, notes: list[str]) -> dict[str, str]:
-    kernels = [
-        kind for kind, theirs in DISPATCHERS.items() if theirs == backend and runs_on(kind, accelerator)
-    ]
+    kernels = [kind for kind, theirs in DISPATCHERS.items() if theirs == backend and runs_on(kind, accelerator)]
     if not kernels:
         notes.append(
             f"the run file does not contain comm_backend {backend} of experts on {accelerator.name}; "
@@ -362,9 +347,7 @@ def _dispatcher(backend: str, accelerator: Accelerator, notes: list[str]) -> dic
 
 def _gradient_format(dtype: str) -> str:
     if dtype not in FORMATS:
-        raise InputError(
-            "gradients in a format that run files do not support", got=dtype, allowed=", ".join(FORMATS)
-        )
+        raise InputError("gradients in a format that run files do not support", got=dtype, allowed=", ".join(FORMATS))
     return FORMATS[dtype]
 
 
@@ -425,7 +408,5 @@ def evaluation(
     local = settings.values["training.local_batch_size"]
     per_batch = max(1, batch["global_sequences"] // (local * width))
     if steps % per_batch:
-        notes.append(
-            f"validator.steps = {steps} local batches are not a multiple of global batches: rounded up"
-        )
+        notes.append(f"validator.steps = {steps} local batches are not a multiple of global batches: rounded up")
     return {"evaluate": {"every_steps": every, "num_batches": -(-steps // per_batch)}}

@@ -62,9 +62,7 @@ class RunFileDataLoader(BaseDataLoader):
         is_validation: bool = False
         infinite: bool = True  # torchtitan sets it for validation; the order is always endless
 
-    def __init__(
-        self, config: Config, *, dp_world_size: int, dp_rank: int, local_batch_size: int, **_: Any
-    ) -> None:
+    def __init__(self, config: Config, *, dp_world_size: int, dp_rank: int, local_batch_size: int, **_: Any) -> None:
         run = runfile.load(config.dataset_path or "")
         self.size, self.num_loaded = local_batch_size, 0
         is_main = dist.get_rank() == 0
@@ -125,9 +123,7 @@ class RunLearningRates(LRSchedulersContainer):
                 decay_ratio=self.decay_ratio or 0.0,
             )
             num_steps = self.total_steps or training_steps
-            return RunLearningRates(
-                optimizers, lambda step: learning_rate(settings, step=step, num_steps=num_steps)
-            )
+            return RunLearningRates(optimizers, lambda step: learning_rate(settings, step=step, num_steps=num_steps))
 
 
 class StepLogMetrics(MetricsProcessor):
@@ -145,9 +141,7 @@ class StepLogMetrics(MetricsProcessor):
         self.rank, self.begin_s, self.step_s = dist.get_rank(), 0.0, []
         self.peak_bytes = 0
         self.stream: TextIO | None = None
-        self.profiler = profiler_of_environment(
-            self.folder.parent, device=self.device, is_main=self.rank == 0
-        )
+        self.profiler = profiler_of_environment(self.folder.parent, device=self.device, is_main=self.rank == 0)
         self.is_profiled, self.step_profile = False, ExitStack()
         self.writes = self.rank == _metrics_rank(self.parallel_dims, pp_schedule)
         if self.writes:

@@ -136,9 +136,7 @@ def import_toml(path: Path, *, cluster: StatedCluster) -> Imported:
     notes: list[str] = []
     name = _model(settings)
     recipe = _recipe(settings, notes)
-    model = replace(
-        catalog.model(name), num_mtp_layers=0
-    )  # torchtitan's have no multi-token prediction modules
+    model = replace(catalog.model(name), num_mtp_layers=0)  # torchtitan's have no multi-token prediction modules
     is_biased = model.experts is not None and model.experts.router is Router.SIGMOID
     imported = ImportedModel(
         model=model, lora=None, recipe=recipe, balance_rate=BIAS_RATE if is_biased else None,
@@ -174,9 +172,7 @@ def _refuse_local_steps(settings: _TomlSettings) -> None:
     """Raise InputError for replicas that take steps of their own and average their weights."""
     method = settings.values["fault_tolerance.semi_sync_method"]
     if settings.values["fault_tolerance.enable"] and method is not None:
-        raise InputError(
-            "a training that run files cannot express: fault_tolerance.semi_sync_method", got=method
-        )
+        raise InputError("a training that run files cannot express: fault_tolerance.semi_sync_method", got=method)
 
 
 def _parameter_format(settings: _TomlSettings, recipe: str | None) -> dict[str, str]:
@@ -193,9 +189,7 @@ def _model(settings: _TomlSettings) -> str:
     asked = (settings.take("model.name"), settings.take("model.flavor"))
     if asked not in MODELS:
         known = ", ".join(" ".join(names) for names in MODELS)
-        raise InputError(
-            "no model of the catalogue is this preset", got=" ".join(map(str, asked)), allowed=known
-        )
+        raise InputError("no model of the catalogue is this preset", got=" ".join(map(str, asked)), allowed=known)
     return MODELS[asked]
 
 
@@ -255,14 +249,7 @@ def _recipe(settings: _TomlSettings, notes: list[str]) -> str | None:
     names = [name.removeprefix("quantize.") for name in take("model.converters")]
     if take("float8.enable_float8_linear") or take("training.enable_float8_linear"):
         names.append("linear.float8")
-    if unknown := {*names} - {
-        "float8",
-        "mx",
-        "linear.float8",
-        "linear.mx",
-        "grouped_mm.float8",
-        "grouped_mm.mx",
-    }:
+    if unknown := {*names} - {"float8", "mx", "linear.float8", "linear.mx", "grouped_mm.float8", "grouped_mm.mx"}:
         raise InputError("a converter that run files do not support", got=", ".join(sorted(unknown)))
     wanted = {name.rpartition(".")[2] for name in names if not name.startswith("grouped_mm.")}
     if len(wanted) > 1:

@@ -38,13 +38,7 @@ def served(folder: Path, scratch: Path):
 
 def continued(url: str, prompt: list[int] | str, count: int) -> list[int]:
     """Greedy tokens of llama.cpp's own interface."""
-    body = {
-        "prompt": prompt,
-        "n_predict": count,
-        "temperature": 0,
-        "return_tokens": True,
-        "ignore_eos": False,
-    }
+    body = {"prompt": prompt, "n_predict": count, "temperature": 0, "return_tokens": True, "ignore_eos": False}
     request = urllib.request.Request(f"{url}/completion", data=json.dumps(body).encode())
     with NO_PROXY.open(request, timeout=60) as answer:
         return json.load(answer)["tokens"]
@@ -69,9 +63,7 @@ def test_a_permutation_of_halves_to_neighbours():
     assert permuted(rows, 2)[:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
 
 
-@pytest.mark.parametrize(
-    "name", ["model.layers.x.mlp.up_proj.weight", "model.layers.0.router.weight", "visual.proj"]
-)
+@pytest.mark.parametrize("name", ["model.layers.x.mlp.up_proj.weight", "model.layers.0.router.weight", "visual.proj"])
 def test_unknown_tensors_are_refused(name):
     with pytest.raises(InputError, match="no name in GGUF"):
         gguf_name(name)

@@ -53,9 +53,7 @@ def test_a_server_that_never_answers_is_ended_with_its_children(tmp_path):
         "import subprocess, sys, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
         f"subprocess.Popen([sys.executable, '-m', 'http.server', '{port}']); time.sleep(600)"
     )
-    command = ServerCommand(
-        name="x", argv=(sys.executable, "-c", code), model="m", port=port, health="/no-such-page"
-    )
+    command = ServerCommand(name="x", argv=(sys.executable, "-c", code), model="m", port=port, health="/no-such-page")
     with (
         pytest.raises(ServerStartError, match="did not answer within 2 s"),
         running(command, folder=tmp_path, timeout_s=2),

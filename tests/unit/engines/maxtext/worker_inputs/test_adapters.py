@@ -42,9 +42,7 @@ def model(seed: int):
 
 def test_the_first_adapters_are_the_native_engines(tmp_path):
     adapters.write_initial_adapters(runfile.loads(RUN), tmp_path)
-    adapters.write_initial_adapters(
-        runfile.loads(RUN), tmp_path
-    )  # of a training that goes on: they are there
+    adapters.write_initial_adapters(runfile.loads(RUN), tmp_path)  # of a training that goes on: they are there
     native, read = model(5), model(6)
     load_adapters(read, tmp_path / adapters.FOLDER)
     pairs = list(zip(adapted(native), adapted(read), strict=True))

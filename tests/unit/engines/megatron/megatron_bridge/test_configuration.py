@@ -70,9 +70,7 @@ def test_every_name_is_a_field_of_its_section(overrides):
 def test_it_says_what_the_arguments_of_megatron_lm_say(overrides):
     _, texts = files(*overrides)
     found = YAML(typ="safe").load(texts["megatron_bridge.yaml"])
-    flat = {
-        key: value for name in found if isinstance(found[name], dict) for key, value in found[name].items()
-    }
+    flat = {key: value for name in found if isinstance(found[name], dict) for key, value in found[name].items()}
     flat |= found["model"] | found["rng"]
     options = {theirs: ours for ours, theirs in RENAMED.items()}
     compared = 0
@@ -94,17 +92,11 @@ def test_it_says_what_the_arguments_of_megatron_lm_say(overrides):
 def test_a_mixture_under_every_axis():
     found = configuration()
     model = found["model"]
-    assert (model["num_moe_experts"], model["expert_model_parallel_size"], model["rotary_base"]) == (
-        128,
-        4,
-        1_000_000,
-    )
+    assert (model["num_moe_experts"], model["expert_model_parallel_size"], model["rotary_base"]) == (128, 4, 1_000_000)
     assert model["pipeline_model_parallel_layout"] == f"E{'t' * 24}|{'t' * 24}L"
     assert model["activation_func"] == {"_target_": "torch.nn.functional.silu", "_call_": False}
     assert "transformer_layer_spec" not in model
-    assert (
-        found["ddp"]["use_distributed_optimizer"] is found["optimizer"]["use_distributed_optimizer"] is True
-    )
+    assert found["ddp"]["use_distributed_optimizer"] is found["optimizer"]["use_distributed_optimizer"] is True
     assert found["scheduler"]["end_weight_decay"] == found["optimizer"]["weight_decay"]
     assert found["scheduler"]["lr_warmup_iters"] == 3
     assert found["tokenizer"] == {
@@ -154,10 +146,7 @@ def test_rotations_of_latent_attention_are_fused_under_yarn(name):
 def test_a_vocabulary_that_does_not_divide_is_padded_in_the_model_alone():
     found = configuration(*RUNS[5])
     assert (found["model"]["vocab_size"], found["tokenizer"]["vocab_size"]) == (258, 257)
-    assert (found["model"]["overlap_p2p_comm"], found["model"]["virtual_pipeline_model_parallel_size"]) == (
-        True,
-        2,
-    )
+    assert (found["model"]["overlap_p2p_comm"], found["model"]["virtual_pipeline_model_parallel_size"]) == (True, 2)
     assert (found["model"]["rope_scaling"], found["model"]["rope_scaling_factor"]) == (True, 8.0)
 
 
@@ -172,9 +161,7 @@ def test_data():
     assert (tokens["dataset"]["data_path"], tokens["dataset"]["split"]) == ("a/b", "969,30,1")
     assert (tokens["checkpoint"]["save"], tokens["checkpoint"]["save_interval"]) == ("c", 1000)
     text = configuration(*RUNS[3])
-    assert (
-        text["dataset"]["data_path"] == text["tokenizer"]["tokenizer_model"] == "???"
-    )  # OmegaConf: must be said
+    assert text["dataset"]["data_path"] == text["tokenizer"]["tokenizer_model"] == "???"  # OmegaConf: must be said
     assert text["validation"]["eval_iters"] == 16
     assert text["optimizer"]["clip_grad"] == 0.0
 

@@ -16,11 +16,7 @@ from meshwright.engines.megatron import contract
 from meshwright.engines.megatron.megatron_bridge.configuration import sections
 from meshwright.engines.megatron.megatron_bridge.contradictions import REFUSED
 from meshwright.engines.megatron.megatron_bridge.files import DERIVED
-from meshwright.engines.megatron.megatron_bridge.run_content import (
-    COMBINED,
-    OPPOSITE,
-    OPTION_NAMES,
-)
+from meshwright.engines.megatron.megatron_bridge.run_content import COMBINED, OPPOSITE, OPTION_NAMES
 from meshwright.engines.megatron.megatron_core.constructors import UNFUSED
 from meshwright.errors import InputError
 from meshwright.specs.model import AttentionKind, RopeScaling, Router
@@ -57,9 +53,7 @@ def configuration(tmp_path):
     """Write PLAIN with `section.field` changed, and say where."""
 
     def write(changes: Mapping[str, Any] = {}, **whole: Any) -> str:
-        content = {
-            key: dict(value) if isinstance(value, dict) else value for key, value in PLAIN.items()
-        } | whole
+        content = {key: dict(value) if isinstance(value, dict) else value for key, value in PLAIN.items()} | whole
         for name, value in changes.items():
             section, key = name.split(".")
             content.setdefault(section, {})[key] = value
@@ -73,12 +67,7 @@ def configuration(tmp_path):
 def test_a_plain_one(configuration):
     run, notes = imported(configuration())
     assert notes == ""
-    assert (run.model.num_layers, run.model.hidden, run.model.ffn_hidden, run.model.vocab) == (
-        4,
-        64,
-        128,
-        512,
-    )
+    assert (run.model.num_layers, run.model.hidden, run.model.ffn_hidden, run.model.vocab) == (4, 64, 128, 512)
     assert (run.global_batch, run.sequence_length, run.num_steps, run.precision.name) == (16, 128, 10, "bf16")
     assert run.plan.describe() == "DP8 zero1 mbs1"
 
@@ -92,9 +81,7 @@ def test_every_name_here_is_one_of_theirs():
 
 
 def test_settings_behind_the_file_and_files_of_overrides(configuration, tmp_path):
-    (tmp_path / "more.yaml").write_text(
-        "train: {global_batch_size: 32}\nmodel: {tensor_model_parallel_size: 2}\n"
-    )
+    (tmp_path / "more.yaml").write_text("train: {global_batch_size: 32}\nmodel: {tensor_model_parallel_size: 2}\n")
     path = configuration()
     run, notes = imported(f"{path} {tmp_path / 'more.yaml'} train.train_iters=7 +rng.seed=3")
     assert notes == ""
@@ -111,12 +98,7 @@ def test_overrides_alone_need_a_model(tmp_path):
         imported(str(path))
     assert 'more.yaml model=llama3.1-8b"' in caught.value.hint
     run, notes = imported(f"{path} model=mixtral-8x7b model.expert_model_parallel_size=4")
-    assert (run.model.name, run.plan.expert, run.plan.expert_tensor, run.num_steps) == (
-        "mixtral-8x7b",
-        4,
-        1,
-        9,
-    )
+    assert (run.model.name, run.plan.expert, run.plan.expert_tensor, run.num_steps) == ("mixtral-8x7b", 4, 1, 9)
     assert "defaults of their classes, not of a recipe" in notes
 
 
@@ -200,12 +182,7 @@ def test_weight_decay_is_the_schedulers(configuration):
 
 
 def test_adapters(configuration):
-    lora = {
-        "_target_": "megatron.bridge.peft.lora.LoRA",
-        "dim": 8,
-        "alpha": 16,
-        "target_modules": ["linear_qkv"],
-    }
+    lora = {"_target_": "megatron.bridge.peft.lora.LoRA", "dim": 8, "alpha": 16, "target_modules": ["linear_qkv"]}
     run, notes = imported(configuration(peft=lora))
     assert (run.task, run.lora.rank, run.lora.alpha) == (Task.LORA, 8, 16)
     assert [str(target) for target in run.lora.targets] == ["qkv"]
@@ -270,9 +247,7 @@ def test_a_name_that_is_wrong_is_told_with_its_line(configuration):
     assert caught.value.hint == "did you mean train_iters? it ignores unknown fields"
 
 
-@pytest.mark.parametrize(
-    "source", ["recipes/llama3.py", "llama3_8b_pretrain_config", "recipes.llama:pretrain"]
-)
+@pytest.mark.parametrize("source", ["recipes/llama3.py", "llama3_8b_pretrain_config", "recipes.llama:pretrain"])
 def test_recipes_are_python(source):
     with pytest.raises(InputError, match="recipes of Megatron-Bridge are Python") as caught:
         contract.import_run(source, cluster="h100-8x1")

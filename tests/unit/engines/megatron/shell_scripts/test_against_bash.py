@@ -13,13 +13,7 @@ from meshwright.engines.megatron.shell_scripts.scripts import script_call
 from meshwright.errors import InputError
 
 STUB = '#!/bin/sh\nprintf "%s\\0" "$@" >> "$CALLS"\nprintf "END\\0" >> "$CALLS"\n'
-LAUNCHERS = (
-    "torchrun --nproc_per_node 8",
-    "python",
-    "numactl -N 0 python",
-    "srun -n 8 python -u",
-    "timeout 9 python",
-)
+LAUNCHERS = ("torchrun --nproc_per_node 8", "python", "numactl -N 0 python", "srun -n 8 python -u", "timeout 9 python")
 WORDS = (
     "--bf16", "--lr", "1e-4", "--tensor-model-parallel-size", "2", "'two words'", '"a $A b"', "$A", "${B}",
     '"$C"', "$D", '"${LIST[@]}"', "${LIST[@]}", '"${LIST[*]}"', "${LIST[1]}", '"${LIST[@]:1}"', "${#LIST[@]}",
@@ -89,9 +83,7 @@ def random_script(seed: int) -> str:
     gaps = choose.choice((" ", " ", " \\\n    ", "  "))
     call = gaps.join((launcher, "pretrain_gpt.py", *with_noise))
     plain = f"{launcher} pretrain_gpt.py --plain {choose.choice(('1', '--bf16', 'x=y'))}"
-    around = choose.choice(AROUND).format(
-        call=call, plain=plain, launcher=launcher, arguments=" ".join(words)
-    )
+    around = choose.choice(AROUND).format(call=call, plain=plain, launcher=launcher, arguments=" ".join(words))
     return "\n".join([*lines, around, ""])
 
 

@@ -151,9 +151,7 @@ def test_damaged_scripts_are_input_errors(seed):
 
 
 def test_what_such_a_script_prints_is_read(tmp_path):
-    (tmp_path / "a.args").write_text(
-        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --lr 1e-4 > log\n"
-    )
+    (tmp_path / "a.args").write_text("torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --lr 1e-4 > log\n")
     options = read(str(tmp_path / "a.args"))
     assert (options.integer("num-layers", 0), options.number("lr", 0)) == (4, 1e-4)
     assert options.notes() == []
