@@ -22,7 +22,6 @@ from meshwright.planner.request import request_for
 from meshwright.runfile import loads, pinned_text
 from meshwright.specs.run import Run
 
-pytest.importorskip("torchtitan")
 ASKED = st.lists(questions(engines=("torchtitan",)), min_size=25, max_size=25)
 SUPPRESSED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.large_base_example]
 

@@ -233,6 +233,7 @@ CASES = [
      {"model": "qwen3-14b", "cluster": "h100-7x9", "engine": "torchtitan"}),
     ("filled stages of adapters", Plan(pipeline=2, data_shard=32, layers_per_stage=(32, 0)), {"keys": LORA}),
     ("tied embeddings", Plan(pipeline=2, data_shard=32), {"model": "llama3.2-1b", "engine": "torchtitan"}),
+    ("sharding over context ranks", Plan(context=2, data_shard=32, sharding=Sharding.NONE), {"engine": "torchtitan"}),
     ("sequences of experts", Plan(tensor=2, data_shard=32), {"model": "gpt-oss-20b", "engine": "torchtitan"}),
     ("sequences of experts", Plan(tensor=2, data_shard=32, micro_batch=2),
      {"model": "mixtral-8x7b", "engine": "maxtext"}),
