@@ -210,6 +210,10 @@ class TestStates:
         assert held.weights_bytes == pytest.approx(2 * (2 * 2 * layers + unit + GPT.hidden))
         assert held.gradients_bytes == pytest.approx(2 * held.weights_bytes)
 
+    def test_one_stage_holds_one_copy_under_every_schedule(self) -> None:
+        held = [memory(Plan(data_shard=8, schedule=schedule)).reserved_bytes for schedule in Schedule]
+        assert held == pytest.approx([held[0]] * len(held))
+
     def test_dualpipe_keeps_most_micro_batches_on_the_first_stage(self) -> None:
         """Of five in flight on rank 0 four have passed the first stage, and one the last with its prediction module."""
         plan = Plan(pipeline=4, schedule=Schedule.DUALPIPE, layers_per_stage=(2, 2, 2, 1))

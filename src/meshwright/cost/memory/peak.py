@@ -269,7 +269,7 @@ def _rank(case: _Case, layers: RankLayers, rank: Array, *, in_flight: RankLayers
     """One pipeline rank. `in_flight`: the part of `layers` that a mean micro-batch in flight has passed."""
     model, plan, constants, kept = case.model, case.plan, case.constants, case.kept
     # A mirrored rank also holds the stage of the opposite rank. A micro-batch in flight is on one of them.
-    num_stages = column_of(lambda r: r.stages_held, plan.schedule)
+    num_stages = np.where(plan.pipeline > 1, column_of(lambda r: r.stages_held, plan.schedule), 1)
     resident = replace(layers, dense=num_stages * layers.dense, moe=num_stages * layers.moe)
     held = rank_parameters(model, case.parameters, plan, resident)
     states = state_bytes(case.rates, held, resident.total)

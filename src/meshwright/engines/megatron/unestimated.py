@@ -125,6 +125,9 @@ ONLY_WITH = {
 OF_STAGES = ("microbatch-group-size-per-virtual-pipeline-stage", "microbatch-group-size-per-vp-stage")
 """Options whose value is by default the number of pipeline stages."""
 
+NAN_CHECK = "no-check-for-nan-in-loss-and-grad"
+"""Option without which Megatron refuses graphs of the whole iteration."""
+
 ROPE_FUSION = ("no-rope-fusion", "no-apply-rope-fusion")
 """Options that latent attention has without YARN, where Megatron refuses fused rotations."""
 
@@ -144,6 +147,8 @@ def unestimated(options: MegatronOptions) -> list[str]:
         expected = kernels.get(name)
         if name in ROPE_FUSION and "multi-latent-attention" in options:
             expected = "" if options.text("rope-type", "yarn") == "rope" else None
+        if name == NAN_CHECK and options.text("cuda-graph-impl", "none") == "local":
+            expected = ""
         if name in OF_STAGES:
             expected = options.text("pipeline-model-parallel-size", "1")
         has_effect = name not in ONLY_WITH or options.text(ONLY_WITH[name], "1") != "1"

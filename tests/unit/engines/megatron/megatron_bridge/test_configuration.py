@@ -11,6 +11,7 @@ from ruamel.yaml import YAML
 
 from meshwright import runfile
 from meshwright.engines.megatron import contract
+from meshwright.engines.megatron.importing import import_run
 from meshwright.engines.megatron.megatron_bridge.configuration import sections
 from meshwright.engines.megatron.megatron_core.constructors import UNFUSED
 from meshwright.engines.megatron.megatron_lm.arguments import RENAMED
@@ -124,13 +125,16 @@ def test_graphs_have_the_random_numbers_that_they_need():
     assert found == {"none": False, "partial": True, "full": True}
 
 
-def test_graphs_of_the_whole_iteration_run_without_the_check_of_the_loss():
+def test_graphs_of_the_whole_iteration_run_without_the_check_of_the_loss(tmp_path):
     """`validate_args` of Megatron-LM and `ConfigContainer.validate` of Megatron-Bridge refuse them with it."""
     for kind in ("none", "partial", "full"):
         run = runfile.loads(BASE, overrides=[f"stack.cuda_graphs={kind}", "parallel.recompute=none"])
         files = contract.lower_export(run, folder=Path("out")).files
         assert ("check_for_nan_in_loss: false" in files["megatron_bridge.yaml"]) is (kind == "full")
         assert ("--no-check-for-nan-in-loss-and-grad" in files["megatron_lm.args"]) is (kind == "full")
+        (tmp_path / "megatron_lm.args").write_text(files["megatron_lm.args"])
+        found = import_run(str(tmp_path / "megatron_lm.args"), cluster="h100-8x2")
+        assert not any("check-for-nan" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("name", ["megatron_bridge.yaml", "megatron_lm.args"])
