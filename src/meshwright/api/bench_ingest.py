@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from meshwright.api import arguments
-from meshwright.api.question import AnyName, AnyPath, Count, OneOf, PlainText, Unchecked, question
+from meshwright.api.question import AnyName, AnyPath, Count, OneOf, PlainText, Unchecked, answered_by_body, question
 from meshwright.errors import InputError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def bench_ingest(
         >>> found = mw.bench_ingest("docs", pattern="*.md", chunks=64)  # doctest: +SKIP
         >>> found.to_frame()  # doctest: +SKIP
     """
-    raise NotImplementedError
+    return answered_by_body()
 
 
 def ingest_benchmark(*, out: Path | None, **asked: Any) -> IngestBenchmark:

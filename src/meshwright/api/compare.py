@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from meshwright.api.question import Flag, PathOrText, question
+from meshwright.api.question import Flag, PathOrText, answered_by_body, question
 
 if TYPE_CHECKING:
     from meshwright.answers.comparison.study import SideComparison
@@ -39,7 +39,7 @@ def compare(
         >>> round(found.means[0].value, 3)
         1.026
     """
-    raise NotImplementedError
+    return answered_by_body()
 
 
 def comparison(*, baseline: str, sides: Sequence[str], like_for_like: bool) -> SideComparison:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from meshwright.api.generate import ADAPTER, DTYPE, MAX_BATCH, MODEL, STEP, TOKENIZER
-from meshwright.api.question import AnyName, Count, Hook, PlainText, question
+from meshwright.api.question import AnyName, Count, Hook, PlainText, answered_by_body, question
 from meshwright.errors import InputError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def evaluate(
         >>> mw.evaluate("runs/first", "python-stdlib", max_tokens=10_000).texts[0]["loss"]  # doctest: +SKIP
         2.31
     """
-    raise NotImplementedError
+    return answered_by_body()
 
 
 _OF_TEXTS = ("sequence_length", "max_tokens")

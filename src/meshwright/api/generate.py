@@ -11,7 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from meshwright.api import arguments
-from meshwright.api.question import AnyName, Count, Flag, Hook, Number, OneOf, PlainText, Step, question
+from meshwright.api.question import (
+    AnyName,
+    Count,
+    Flag,
+    Hook,
+    Number,
+    OneOf,
+    PlainText,
+    Step,
+    answered_by_body,
+    question,
+)
 from meshwright.errors import InputError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -92,7 +103,7 @@ def generate(
         >>> mw.generate("runs/first", "def main(", max_tokens=20).text  # doctest: +SKIP
         'self):'
     """
-    raise NotImplementedError
+    return answered_by_body()
 
 
 def generated(

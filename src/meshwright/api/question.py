@@ -6,7 +6,7 @@
         num_runs: Annotated[int | None, Count("Score the first runs only.", flag="--runs")] = None,
     ) -> BenchmarkScores:
         '''Score sets of runs.'''
-        raise NotImplementedError
+        return answered_by_body()
 
 A call checks every argument that is not its default, and passes all of them on by name to the function that is named
 in the decorator, which is imported then. `meshwright.cli.question` makes the options of a command from the same
@@ -70,7 +70,7 @@ class QuestionParameter:
 
     def one(self, name: str, value: object) -> Any:
         """Return one value as the body takes it. Raises InputError."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} checks no value")
 
     def documented(self, name: str) -> str:
         """The parameter's lines of a docstring's section "Args"."""
@@ -305,6 +305,11 @@ def question(body: str) -> Callable[[Callable[Arguments, Answer]], Callable[Argu
 def ask(function: Callable[..., Answer], asked: Mapping[str, object], **hooks: Any) -> Answer:
     """Ask the question of a decorated function with arguments by name; `hooks` as in `Question.ask`."""
     return question_of(function).ask(asked, **hooks)
+
+
+def answered_by_body() -> Any:
+    """End a question's function, which nothing calls: the decorator calls the body that it names."""
+    raise TypeError("a question is answered by the body that its decorator names")
 
 
 def question_of(function: Callable[..., Any]) -> Question:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from meshwright.api.question import Amount, PathOrText, PlainText, question
+from meshwright.api.question import Amount, PathOrText, PlainText, answered_by_body, question
 
 if TYPE_CHECKING:
     from meshwright.answers.overview.collect import RecordReport
@@ -74,7 +74,7 @@ def report_records(
         >>> mw.report_records("claim:s65_01", "claim:s65_02").summary()
         'claims: 2'
     """
-    raise NotImplementedError
+    return answered_by_body()
 
 
 def record_report(*, items: Sequence[str], **prices: float | str | None) -> RecordReport:

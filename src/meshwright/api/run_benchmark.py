@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from meshwright.api import arguments
-from meshwright.api.question import AnyPath, Count, Hook, OneOf, PlainText, ShellCommand, question, question_of
+from meshwright.api.question import (
+    AnyPath,
+    Count,
+    Hook,
+    OneOf,
+    PlainText,
+    ShellCommand,
+    answered_by_body,
+    question,
+    question_of,
+)
 from meshwright.api.runs import OVERRIDES, Overrides
 
 if TYPE_CHECKING:
@@ -79,7 +89,7 @@ def mlperf_run(
     ] = None,
     num_concurrent: Annotated[
         int | None,
-        Count("Runs side by side.", unset="1; of a proxy as many as there are cores", flag="--concurrent", high=1024),
+        Count("Runs side by side.", unset="1; for a proxy the number of cores", flag="--concurrent", high=1024),
     ] = None,
     launcher: Annotated[
         Sequence[str],
@@ -106,7 +116,7 @@ def mlperf_run(
         >>> mw.mlperf_run("proxy_pretrain_xs", out="runs/p1").num_converged  # doctest: +SKIP
         10
     """
-    raise NotImplementedError
+    return answered_by_body()
 
 
 def benchmark_runs(*, say: Say | None, **asked: Any) -> BenchmarkRuns:
