@@ -16,8 +16,8 @@ from meshwright.cli.verbs import verb
 def command() -> None:
     """Build a submission folder and run the official package checker on a copy.
 
-    DIR is a folder of result_*.txt, one for each benchmark. Of a set with more runs than a score needs, the median window
-    goes in. The same inputs give the same tree; an interrupted command leaves the old one.
+    DIR is a folder of result_*.txt, one for each benchmark. Of a set with more runs than a score needs, the median
+    window goes in. The same inputs give the same tree; an interrupted command leaves the old one.
 
     Exits with 1 if a set is no result or the package checker finds errors.
     """
