@@ -78,7 +78,7 @@ def test_model_parallel_losses_are_those_of_the_native_engine(train, steps, nati
 @pytest.mark.distributed
 def test_context_parallel_losses_are_those_of_the_native_engine(train, steps, native, assert_equal):
     longer = ("data.sequence_length=256", "batch.micro=1", "batch.global_sequences=2")  # blocks of its masks
-    done = train("dense", "context", plan("context: 2"), *longer)
+    done = train("dense", "context", "parallel={data_shard: 1, context: 2, sharding: gradients}", *longer)
     assert done.returncode == 0, done.stderr
     assert_equal(steps("context"), native("dense", *longer))
 
