@@ -13,12 +13,21 @@ from meshwright.answers.cluster import setup_lines
 from meshwright.answers.components import family, label, shown_components, shown_details
 from meshwright.answers.quantities import interval_of, percent, seconds, span, value_of
 from meshwright.answers.run_estimate import RunEstimate, estimate_run
-from meshwright.answers.stages import stage_rows
+from meshwright.answers.stages import rank_memory_table, stage_rows
 from meshwright.answers.timeline import after_pipeline, step_timeline
 from meshwright.answers.trace import write_trace
 from meshwright.catalog.prices import market_sentence
 from meshwright.cli.model_memory import print_model_memory
-from meshwright.cli.output import bar_width, emit_json, note, print_line, print_table, progress, write_html
+from meshwright.cli.output import (
+    bar_width,
+    emit_json,
+    note,
+    print_line,
+    print_table,
+    print_text_tables,
+    progress,
+    write_html,
+)
 from meshwright.cli.report_options import typed
 from meshwright.cli.run_input import run_from
 from meshwright.cost.memory import memory_parts
@@ -135,6 +144,9 @@ def _print(done: RunEstimate) -> None:
     _print_headline(done)
     _print_components(done)
     _print_memory(done)
+    if done.plan.pipeline > 1:
+        print_text_tables([rank_memory_table(done.memory_of_ranks)])
+        print_line()
     _print_stages(done)
     _print_training(done)
 

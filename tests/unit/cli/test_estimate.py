@@ -113,6 +113,16 @@ def test_bad_input_is_one_message(meshwright, arguments, message):
 MODEL_MEMORY = ("estimate", "--memory", "--model", "llama3.1-8b")
 
 
+def test_memory_of_every_pipeline_rank(meshwright):
+    outcome = meshwright("estimate", PINNED_RUN)
+    assert "Memory of every pipeline rank" in outcome.stdout
+    ranks = meshwright("estimate", PINNED_RUN, "--json").json["memory_of_ranks"]
+    assert [row["rank"] for row in ranks] == [0, 1, 2, 3]
+    flat = meshwright("estimate", OPEN_RUN)  # the planner's best has no pipeline
+    assert "memory of stage 0" in flat.stdout
+    assert "every pipeline rank" not in flat.stdout
+
+
 def test_memory_of_a_model_needs_no_run(meshwright, tmp_path):
     path = tmp_path / "memory.csv"
     outcome = meshwright(*MODEL_MEMORY, "--precision", "bf16,fp16", "--lora-rank", 0, "--csv", path)
