@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from meshwright.answers.explanation import Explanation
     from meshwright.answers.generation import Completion, Generation
     from meshwright.answers.ingest_result import IngestBenchmark
+    from meshwright.answers.model_memory import ModelMemory
     from meshwright.answers.overview.collect import RecordReport
     from meshwright.answers.plan_ranking import PlanRanking
     from meshwright.answers.record_files import DeviceMeasurements, RecordSet, TrainingSweep
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from meshwright.api.accuracy import accuracy
     from meshwright.api.bench_ingest import bench_ingest
     from meshwright.api.compare import compare
-    from meshwright.api.estimate import estimate
+    from meshwright.api.estimate import estimate, estimate_memory
     from meshwright.api.evaluate import evaluate
     from meshwright.api.explain import explain
     from meshwright.api.generate import generate
@@ -100,6 +101,7 @@ __all__ = [
     "InputError",
     "MeshwrightError",
     "MissingDependencyError",
+    "ModelMemory",
     "OfflineMeasurements",
     "Plan",
     "PlanRanking",
@@ -130,6 +132,7 @@ __all__ = [
     "catalog",
     "compare",
     "estimate",
+    "estimate_memory",
     "evaluate",
     "explain",
     "generate",
@@ -158,7 +161,7 @@ _HOMES = {
     "api.accuracy": ("accuracy",),
     "api.bench_ingest": ("bench_ingest",),
     "api.compare": ("compare",),
-    "api.estimate": ("estimate",),
+    "api.estimate": ("estimate", "estimate_memory"),
     "api.evaluate": ("evaluate",),
     "api.explain": ("explain",),
     "api.generate": ("generate",),
@@ -188,6 +191,7 @@ _HOMES = {
     "answers.explanation": ("Explanation",),
     "answers.generation": ("Completion", "Generation"),
     "answers.ingest_result": ("IngestBenchmark",),
+    "answers.model_memory": ("ModelMemory",),
     "answers.overview.collect": ("RecordReport",),
     "answers.plan_ranking": ("PlanRanking",),
     "answers.record_files": ("DeviceMeasurements", "RecordSet", "TrainingSweep"),

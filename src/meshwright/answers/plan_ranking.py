@@ -19,6 +19,7 @@ from meshwright.answers.documents.plan import (
 )
 from meshwright.engines.choice import is_exported, note_on_engine, with_planned_engine
 from meshwright.errors import InputError
+from meshwright.files import write_csv
 from meshwright.json_values import jsonable
 from meshwright.planner import PlanComparison, PlanRequest, PlanResult, RankedPlan, WhyNot, nearest_losers, why_not
 from meshwright.planner.choice import best_plans, free_request, goal_of
@@ -160,21 +161,7 @@ class PlanRanking(Result):
         Raises:
             InputError: `path` cannot be written.
         """
-        import csv
-        import io
-        from pathlib import Path
-
-        from meshwright.files import write_atomically
-
-        rows = self._plan_rows() if self.scored is None else self.to_scored_rows()
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        try:
-            write_atomically(Path(path), text.getvalue())
-        except OSError as error:
-            raise InputError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from None
+        write_csv(path, self._plan_rows() if self.scored is None else self.to_scored_rows())
 
     def _plan_rows(self) -> list[dict[str, Any]]:
         components = sorted({name for done in self for name in done.step.components_s})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from meshwright.planner.engines import Severity
 from meshwright.planner.estimate import PlanEstimate, estimate_plan
 from meshwright.planner.legality import legality_context
 from meshwright.planner.parts import notes_on_parts
+from meshwright.planner.rank_memory import RankMemory, memory_of_ranks
 from meshwright.planner.request import PlanRequest, note_on_labels
 from meshwright.planner.search import PlanResult
 from meshwright.planner.switches import notes_on_idle_switches
@@ -79,6 +81,11 @@ class RunEstimate(Result):
     def memory(self) -> MemoryEstimate:
         """Bytes per device on the fullest pipeline stage."""
         return self.estimate.step.memory
+
+    @functools.cached_property
+    def memory_of_ranks(self) -> list[RankMemory]:
+        """Bytes per device of every pipeline rank by part, the first one first."""
+        return memory_of_ranks(self.request, self.plan)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright estimate --json`."""
@@ -179,6 +186,7 @@ def estimate_document(done: RunEstimate) -> dict[str, Any]:
         **plan_document(done.plan),
         **step_document(done.estimate.step),
         "stages": stage_rows(done.request, done.estimate),
+        "memory_of_ranks": done.memory_of_ranks,
         "uncertainty": done.estimate.uncertainty,
         "goodput": economics.goodput,
         "usd_per_device_hour": economics.usd_per_device_hour,

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from meshwright.answers.text_table import TextTable
 from meshwright.answers.timeline import step_timeline
 from meshwright.cost.pipeline.closed_form import in_flight
 from meshwright.cost.stages import split_layers
 from meshwright.cost.tables import plan_row
 from meshwright.planner.estimate import PlanEstimate
+from meshwright.planner.rank_memory import RankMemory
 from meshwright.planner.request import PlanRequest
+from meshwright.units import gib
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +60,25 @@ def stage_rows(request: PlanRequest, estimate: PlanEstimate) -> list[StageRow]:
             )
         )
     return rows
+
+
+def rank_memory_table(ranks: Sequence[RankMemory]) -> TextTable:
+    """Memory of a device of every pipeline rank, in GiB. States are gradients and those of the optimizer."""
+    return TextTable(
+        title="Memory of every pipeline rank",
+        headings=("pipeline rank", "layers", "parameters", "states", "activations", "workspace", "total GiB"),
+        rows=[
+            (str(r.rank), f"{r.num_layers:g}", *(f"{gib(size):.1f}" for size in _columns(r.parts_bytes)),
+             f"{gib(r.reserved_bytes):.1f}")
+            for r in ranks
+        ],
+        caption="The total has what lies beside the allocator too.",
+    )  # fmt: skip
+
+
+def _columns(parts_bytes: Mapping[str, float]) -> tuple[float, ...]:
+    states = parts_bytes["gradients"] + parts_bytes["optimizer"]
+    return (parts_bytes["weights"], states, parts_bytes["activations"], parts_bytes["workspace"])
 
 
 def _number(x: object) -> float:

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import click
+from click.core import ParameterSource
 
 from meshwright.answers.cluster import setup_lines
 from meshwright.answers.components import family, label, shown_components, shown_details
 from meshwright.answers.quantities import interval_of, percent, seconds, span, value_of
 from meshwright.answers.run_estimate import RunEstimate, estimate_run
-from meshwright.answers.stages import stage_rows
+from meshwright.answers.stages import rank_memory_table, stage_rows
 from meshwright.answers.timeline import after_pipeline, step_timeline
 from meshwright.answers.trace import write_trace
 from meshwright.catalog.prices import market_sentence
-from meshwright.cli.output import bar_width, emit_json, note, print_line, print_table, progress, write_html
+from meshwright.cli.model_memory import print_model_memory
+from meshwright.cli.output import (
+    bar_width,
+    emit_json,
+    note,
+    print_line,
+    print_table,
+    print_text_tables,
+    progress,
+    write_html,
+)
 from meshwright.cli.report_options import typed
 from meshwright.cli.run_input import run_from
 from meshwright.cost.memory import memory_parts
@@ -32,14 +46,26 @@ MAX_UNCERTAINTIES = 3
 
 def run(
     *,
-    run_path: Path,
+    run_path: Path | None,
+    asked: dict[str, Any],
+    is_memory: bool,
+    csv_path: Path | None,
     overrides: tuple[str, ...],
     trace_path: Path | None,
     html_path: Path | None,
     as_json: bool,
     **run_options: Any,
 ) -> None:
-    """Estimate, and write the formats asked for. `run_options`: options that replace keys of the run file."""
+    """Estimate, and write the formats asked for. `run_options`: options that replace keys of the run file.
+
+    `asked` and `csv_path` belong to `is_memory`, which takes no run file.
+    """
+    if is_memory:
+        of_run = (run_path, overrides, trace_path, html_path, *run_options.values())
+        _require_model(asked["model"], given=next((str(value) for value in of_run if value), None))
+        print_model_memory(asked, csv_path=csv_path, as_json=as_json)
+        return
+    _require_run(run_path, (*asked, "csv_path"))
     run = run_from(run_path, overrides=overrides, **run_options)
     with progress(f"estimating {run.name}"):
         done = estimate_run(run)
@@ -57,6 +83,29 @@ def run(
         emit_json(done.to_dict())
     else:
         _print(done)
+
+
+def _require_model(model: str | None, *, given: str | None) -> None:
+    """Raise InputError unless --memory has its model and nothing of a run."""
+    if given is not None:
+        raise InputError(
+            "--memory takes no run", got=given, hint="a run's own memory is in `meshwright estimate RUN.yaml`"
+        )
+    if model is None:
+        raise InputError("--memory needs a model", hint="name one, as in --model llama3.1-8b")
+
+
+def _require_run(run_path: Path | None, of_memory: Sequence[str]) -> None:
+    """Raise InputError unless there is a run, and no option of --memory: those named in `of_memory`."""
+    context = click.get_current_context()
+    for option in context.command.params:
+        given = context.get_parameter_source(option.name or "")
+        if option.name in of_memory and given is ParameterSource.COMMANDLINE:
+            raise InputError(
+                f"{option.opts[0]} belongs to --memory", hint="add --memory, or change the run with --set KEY=VALUE"
+            )
+    if run_path is None:
+        raise InputError("missing argument RUN.yaml", hint="or ask for a model's memory with --memory --model NAME")
 
 
 def _write_trace(done: RunEstimate, path: Path) -> None:
@@ -92,6 +141,9 @@ def _print(done: RunEstimate) -> None:
     _print_headline(done)
     _print_components(done)
     _print_memory(done)
+    if done.plan.pipeline > 1:
+        print_text_tables([rank_memory_table(done.memory_of_ranks)])
+        print_line()
     _print_stages(done)
     _print_training(done)
 

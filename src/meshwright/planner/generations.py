@@ -215,7 +215,7 @@ def _total_s(times: StageTimes) -> FloatArray:
 
 
 def _shares(request: PlanRequest, plan: Plan, parts: NDArray[np.intp], total: FloatArray) -> list[PartShare]:
-    layers, ranks = _layers_of_ranks(request, plan), np.arange(plan.pipeline)
+    layers, ranks = layers_of_ranks(request, plan), np.arange(plan.pipeline)
     memory = rank_memory(
         model=request.model_table,
         batch=request.batch_table,
@@ -242,7 +242,7 @@ def _shares(request: PlanRequest, plan: Plan, parts: NDArray[np.intp], total: Fl
     return found
 
 
-def _layers_of_ranks(request: PlanRequest, plan: Plan) -> RankLayers:
+def layers_of_ranks(request: PlanRequest, plan: Plan) -> RankLayers:
     """Layers and ends of the model on every pipeline rank, each [p]. Dense layers come before mixtures of experts."""
     model, shape = request.model, shape_of(plan)
     counts = np.array(plan.layers_per_stage or layers_per_stage(model.num_layers, shape.num_stages))

@@ -38,6 +38,7 @@ DRAWN = {
     "answers.explanation:Explanation": Drawn(notebook=f"{NOTEBOOK}:explanation_html"),
     "answers.generation:Generation": Drawn(notebook=f"{NOTEBOOK}:generation_html"),
     "answers.ingest_result:IngestBenchmark": Drawn(notebook=f"{NOTEBOOK}:ingest_html"),
+    "answers.model_memory:ModelMemory": Drawn(notebook=f"{NOTEBOOK}:rows_html"),
     "answers.overview.collect:RecordReport": Drawn(
         notebook="meshwright.report.overview.page:record_fragment", page="meshwright.report.overview.page:record_page"
     ),

@@ -10,13 +10,20 @@ from meshwright.answers.provenance import INTERVAL_CONVENTION, InputSource, inpu
 from meshwright.answers.quantities import interval_of, percent, rate, seconds, span, value_of
 from meshwright.answers.quantities import memory as memory_text
 from meshwright.answers.run_estimate import RunEstimate
-from meshwright.answers.stages import stage_rows
+from meshwright.answers.stages import rank_memory_table, stage_rows
 from meshwright.answers.timeline import step_timeline
 from meshwright.catalog.prices import market_sentence
 from meshwright.cost.memory import memory_parts
 from meshwright.cost.mfu import MFU_DEFINITION
 from meshwright.errors import InputError
-from meshwright.report.figures import family_legend, memory_legend, memory_svg, shares_svg, waterfall_svg
+from meshwright.report.figures import (
+    family_legend,
+    memory_legend,
+    memory_svg,
+    rank_memory_svg,
+    shares_svg,
+    waterfall_svg,
+)
 from meshwright.report.html import (
     Endnotes,
     PageSection,
@@ -147,8 +154,25 @@ def _memory(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSource],
                 command=command,
                 legend=memory_legend(),
             ),
+            *_ranks(done, command),
         ],
     )
+
+
+def _ranks(done: RunEstimate, command: str) -> list[str]:
+    """The memory of every pipeline rank; nothing without a pipeline."""
+    if done.plan.pipeline == 1:
+        return []
+    shown = rank_memory_table(done.memory_of_ranks)
+    return [
+        explained_figure(
+            rank_memory_svg(done.memory_of_ranks),
+            title=shown.title,
+            data=sortable_table(shown.headings, shown.rows, name=shown.title),
+            command=command,
+            legend=memory_legend(),
+        )
+    ]
 
 
 def _uncertainty(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSource], command: str) -> PageSection:

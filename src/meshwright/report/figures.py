@@ -6,13 +6,14 @@ that one figure serves a light page, a dark one and paper.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.util import find_spec
 from typing import Any
 
 from meshwright.answers.components import ComponentFamily, family, label, shown_components
 from meshwright.answers.quantities import percent, seconds
+from meshwright.planner.rank_memory import RankMemory
 from meshwright.units import gib
 
 INK, FAINT = "#16191d", "#c8ccd2"
@@ -163,6 +164,29 @@ def memory_svg(parts_bytes: Mapping[str, float], *, capacity_bytes: float) -> st
     text = limit.mark_text(align="right", dx=-5, dy=-28, color=INK).encode(x="x:Q", text="text:N")
     chart = (bars + rule + text).properties(width=WIDTH + 140, height=48)
     return svg(chart, title="Memory of the fullest pipeline stage by part")
+
+
+def rank_memory_svg(ranks: Sequence[RankMemory]) -> str:
+    """Memory of a device of every pipeline rank as a bar of parts."""
+    import altair as alt
+
+    rows = []
+    for found in ranks:
+        end = 0.0
+        for name, size in found.parts_bytes.items():
+            rows.append({"rank": found.rank, "part": name, "start": gib(end), "end": gib(end + size)})
+            end += size
+    chart = (
+        alt.Chart(alt.Data(values=rows))
+        .mark_bar(height={"band": 0.8})
+        .encode(
+            x=alt.X("start:Q", title="GiB per device"),
+            x2="end:Q",
+            y=alt.Y("rank:O", title="pipeline rank"),
+            color=_color("part", MEMORY_COLORS, {r["part"] for r in rows}),
+        )
+    )
+    return svg(chart.properties(width=WIDTH, height={"step": 18}), title="Memory of every pipeline rank by part")
 
 
 def shares_svg(shares: Mapping[str, float], *, title: str, labels: Mapping[str, str] | None = None) -> str:

@@ -315,14 +315,14 @@ def serving_plan_html(found: ServingPlan) -> str:
 
 
 TEXT_COLUMNS = (
-    "accelerator", "benchmark", "file", "folder", "label", "line", "log", "message", "problems", "round", "rule", "set",
-    "severity", "source", "status", "submitter", "system",
+    "accelerator", "benchmark", "file", "folder", "label", "line", "log", "message", "optimizer", "precision",
+    "problems", "round", "rule", "set", "severity", "sharding", "source", "status", "submitter", "system",
 )  # fmt: skip
-"""Columns of answers on MLPerf that hold text."""
+"""Columns of these answers that hold text."""
 
 
 def rows_html(found: Result) -> str:
-    """Return the rows of an answer on MLPerf as a table."""
+    """Return the rows of an answer as a table."""
     rows = found.to_rows()
     headings = tuple(rows[0]) if rows else ("nothing",)
     cells = [[_number(v) for v in row.values()] for row in rows]

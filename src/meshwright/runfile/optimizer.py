@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from meshwright.runfile import schema
 from meshwright.runfile.inline import same_fields
 from meshwright.specs import run as specs
 from meshwright.specs.optimizers import OPTIMIZERS, OWN_KEYS
-from meshwright.specs.precision import OPTIMIZER_STATE_BYTES
+from meshwright.specs.precision import OPTIMIZER_STATE_BYTES, Precision
 
 
 def foreign_keys(section: schema.OptimizerSection) -> Iterator[tuple[str, str]]:
@@ -41,3 +42,8 @@ def state_bytes(section: schema.OptimizerSection) -> dict[str, float]:
         "update_bytes": traits.update_bytes,
         "newton_schulz_steps": float(section.newton_schulz_steps) if section.name == "muon" else 0.0,
     }
+
+
+def precision_with(precision: Precision, name: str) -> Precision:
+    """Return `precision` with the bytes of the optimizer `name` as a run file that names it alone has them."""
+    return replace(precision, **state_bytes(schema.OptimizerSection.model_validate({"name": name})))

@@ -65,6 +65,7 @@ def results(plans: mw.PlanRanking, lora_runs: Path, tmp_path_factory: pytest.Tem
     return {
         "plan": plans,
         "estimate": mw.estimate(PINNED_RUN),
+        "estimate memory": mw.estimate_memory(model="llama3.1-8b", devices=8),
         "explain": mw.explain(PINNED_RUN, why_not={"tensor": 8}),
         "explain against": mw.explain(PINNED_RUN, against=plans.pinned(rank=2)),
         "scale": mw.scale(OPEN_RUN, devices=[32, 64]),

@@ -18,6 +18,7 @@ LENGTHS = ("--input-tokens", 512, "--output-tokens", 64)
 COMMANDS = {
     "plan": ("plan", str(OPEN_RUN), "--top", "3", "--why-not", "tensor=8", "--pareto"),
     "estimate": ("estimate", str(PINNED_RUN)),
+    "estimate memory": ("estimate", "--memory", "--model", "llama3.1-8b", "--devices", 8),
     "explain": ("explain", str(PINNED_RUN), "--why-not", "tensor=8"),
     "scale": ("scale", str(OPEN_RUN), "--devices", "32,64"),
     "scale emulated": ("scale", str(OPEN_RUN), "--devices", "128", "--emulate", "64"),

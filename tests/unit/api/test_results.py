@@ -15,7 +15,7 @@ from meshwright.result import Result
 
 VOID = {"br", "hr", "img", "meta", "link", "input", "wbr"}
 NAMES = (
-    "plan", "estimate", "explain", "explain against", "scale", "scale emulated", "scale replicas",
+    "plan", "estimate", "estimate memory", "explain", "explain against", "scale", "scale emulated", "scale replicas",
     "inference capacity", "inference estimate", "inference plan", "inference accuracy", "mlperf check", "mlperf score",
     "mlperf compare", "models", "model",
     "accelerators", "clusters", "cluster", "claims", "claim", "runs", "run",

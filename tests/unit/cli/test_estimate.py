@@ -108,3 +108,46 @@ def test_bad_input_is_one_message(meshwright, arguments, message):
     assert outcome.exit_code == 2
     assert message in outcome.stderr
     assert "Traceback" not in outcome.stderr
+
+
+MODEL_MEMORY = ("estimate", "--memory", "--model", "llama3.1-8b")
+
+
+def test_memory_of_every_pipeline_rank(meshwright):
+    outcome = meshwright("estimate", PINNED_RUN)
+    assert "Memory of every pipeline rank" in outcome.stdout
+    ranks = meshwright("estimate", PINNED_RUN, "--json").json["memory_of_ranks"]
+    assert [row["rank"] for row in ranks] == [0, 1, 2, 3]
+    flat = meshwright("estimate", OPEN_RUN)  # the planner's best has no pipeline
+    assert "memory of stage 0" in flat.stdout
+    assert "every pipeline rank" not in flat.stdout
+
+
+def test_memory_of_a_model_needs_no_run(meshwright, tmp_path):
+    path = tmp_path / "memory.csv"
+    outcome = meshwright(*MODEL_MEMORY, "--precision", "bf16,fp16", "--lora-rank", 0, "--csv", path)
+    assert outcome.exit_code == 0, outcome.stderr
+    for words in ("8.03B parameters", "parameters", "states", "adamw8bit", "fp16", "trains all"):
+        assert words in outcome.stdout
+    assert "host" not in outcome.stdout
+    assert len(path.read_text(encoding="utf-8").splitlines()) == 1 + 2 * 4
+    moved = meshwright(*MODEL_MEMORY, "--offload-optimizer", "--devices", 8)
+    assert "host" in moved.stdout
+    assert "ZeRO" not in moved.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("estimate", "--memory"), "needs a model"),
+        ((*MODEL_MEMORY, PINNED_RUN), "takes no run"),
+        ((*MODEL_MEMORY, "--set", "precision=fp8"), "takes no run"),
+        (("estimate", PINNED_RUN, "--seq", 4096), "--seq belongs to --memory"),
+        (("estimate", PINNED_RUN, "--lora-rank", 8), "--lora-rank belongs to --memory"),
+        (("estimate", PINNED_RUN, "--csv", "rows.csv"), "--csv belongs to --memory"),
+    ],
+)
+def test_options_of_a_run_and_of_a_model_are_not_mixed(meshwright, arguments, message):
+    outcome = meshwright(*arguments)
+    assert outcome.exit_code == 2
+    assert message in outcome.stderr

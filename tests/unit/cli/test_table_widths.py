@@ -54,6 +54,7 @@ COMMANDS = {
     "inference_capacity": ["inference capacity --model llama3.1-8b --cluster h100-1x1"],
     "inference_estimate": [f"inference estimate {SERVED} --concurrency 1,8"],
     "inference_plan": [f"inference plan {SERVED} --itl 20 --pareto"],
+    "model_memory": ["estimate --memory --model llama3.1-8b --devices 8 --seq 1024,2048 --offload-optimizer"],
     "launch": [f"launch {PINNED_RUN} --on slurm --dry-run --set engine=native"],
     "mlperf_check": ["mlperf check llama2_70b_lora --round 5.1 --no-official"],
     "mlperf_compare": ["mlperf compare --benchmark llama31_8b --devices 8"],

@@ -84,6 +84,8 @@ def test_a_figure_is_drawn_for_phones_too(page):
 def test_the_page_of_a_pipeline_draws_it(pipelined, flat):
     assert '<svg class="timeline for-wide"' in estimate_page(pipelined)
     assert '<svg class="timeline for-wide"' not in estimate_page(flat)
+    assert "Memory of every pipeline rank" in estimate_page(pipelined)
+    assert "Memory of every pipeline rank" not in estimate_page(flat)
 
 
 def test_the_page_is_the_same_twice(flat):

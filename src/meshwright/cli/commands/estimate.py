@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import click
+
 from meshwright.cli.options import (
     calibration_option,
     file_option,
@@ -16,14 +18,27 @@ from meshwright.cli.verbs import verb
 
 @verb(
     "estimate",
+    question="meshwright.api.estimate:estimate_memory",
+    without=("model",),  # which only --memory requires
     body="meshwright.cli.estimate:run",
     examples=[
         "meshwright estimate examples/runs/deepseek-v3-pinned.yaml",
         "meshwright estimate examples/runs/deepseek-v3-pinned.yaml --trace step.json --html step.html",
         "meshwright estimate examples/runs/llama3.1-8b-pretrain.yaml --set cluster=h100-8x8 --json",
+        "meshwright estimate --memory --model llama3.1-8b",
+        "meshwright estimate --memory --model llama3.1-8b --precision bf16 --devices 8 --csv memory.csv",
     ],
 )
-@run_argument()
+@run_argument(required=False)
+@click.option(
+    "--memory", "is_memory", is_flag=True,
+    help="Print the memory of training --model, without a run file or a cluster.",
+)  # fmt: skip
+@click.option(
+    "--model", metavar="MODEL",
+    help="Of --memory: catalogue name, Hugging Face config.json, or OWNER/NAME on its hub.",
+)  # fmt: skip
+@file_option("--csv", "csv_path", metavar="FILE.csv", help="Of --memory: write the rows to this file.")
 @set_option
 @hardware_options
 @calibration_option
@@ -38,4 +53,7 @@ def command() -> None:
 
     Prints the step time by component, the memory per device by part, and time, energy and cost of the whole training,
     with 80 % intervals. The plan is the one that RUN.yaml pins; with `parallel: auto` it is the planner's best.
+
+    With --memory, prints the memory of training one model instead, for each combination of --precision, --optimizer,
+    --lora-rank, --sharding, --micro-batch and --seq, which belong to it alone. It needs no run file and no cluster.
     """

@@ -13,6 +13,7 @@ go.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -125,10 +126,33 @@ def rank_memory(
     constants: MemoryConstants,
     layers: RankLayers,
     rank: Array,
+    in_flight: RankLayers | None = None,
 ) -> MemoryTable:
-    """Memory of pipeline ranks of a plan without mirrored stages, with the layers that each holds in all its stages."""
+    """Memory of pipeline ranks of a plan with the layers that each holds, in one direction, in all its stages.
+
+    `in_flight`: the part of them that a mean micro-batch has passed; None: all, as without mirrored stages.
+    """
     case = _case_of(model, batch, plan, precision, constants)
-    return _rank(case, layers, rank, in_flight=layers)
+    return _rank(case, layers, rank, in_flight=layers if in_flight is None else in_flight)
+
+
+def usual_ranks(model: ModelTable, plan: PlanTable, constants: MemoryConstants) -> tuple[RankLayers, RankLayers]:
+    """(layers, those that a mean micro-batch in flight has passed) of every rank of one plan with a pipeline, each [p].
+
+    As `estimate_memory` compares ranks: those between the ends hold what the one before the last holds.
+    """
+    layers = split_layers(model, plan, by_cost=constants.splits_by_cost)
+    first, last = _first(plan, layers), _last(plan, layers)
+    between = [RankLayers(dense=layers.middle_dense, moe=layers.middle_moe, embedding=0, head=0)] * (
+        int(np.max(plan.pipeline)) - 2
+    )
+    ends = (_mean_in_flight(plan, layers, first), _mean_in_flight(plan, layers, last))
+    return _stacked([first, *between, last]), _stacked([ends[0], *between, ends[1]])
+
+
+def _stacked(ranks: Sequence[RankLayers]) -> RankLayers:
+    columns = {f.name: [float(np.ravel(getattr(r, f.name))[0]) for r in ranks] for f in fields(RankLayers)}
+    return RankLayers(**{name: np.array(column) for name, column in columns.items()})
 
 
 def memory_details(
