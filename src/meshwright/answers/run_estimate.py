@@ -9,6 +9,7 @@ from typing import Any
 from meshwright.answers.components import family
 from meshwright.answers.documents.plan import plan_document, request_document, step_document, training_document
 from meshwright.answers.economics import Economics, economics_of
+from meshwright.answers.memory_over_time import MemoryOverTime, memory_over_time
 from meshwright.answers.quantities import rate, value_of
 from meshwright.catalog.prices import market_prices
 from meshwright.cost.memory import memory_parts
@@ -86,6 +87,11 @@ class RunEstimate(Result):
     def memory_of_ranks(self) -> list[RankMemory]:
         """Bytes per device of every pipeline rank by part, the first one first."""
         return memory_of_ranks(self.request, self.plan)
+
+    @functools.cached_property
+    def memory_over_time(self) -> MemoryOverTime | None:
+        """Bytes of the fullest rank by part during one step; None if its pipeline is too long to simulate."""
+        return memory_over_time(self.request, self.estimate)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright estimate --json`."""
@@ -187,6 +193,7 @@ def estimate_document(done: RunEstimate) -> dict[str, Any]:
         **step_document(done.estimate.step),
         "stages": stage_rows(done.request, done.estimate),
         "memory_of_ranks": done.memory_of_ranks,
+        "memory_peak": done.memory_over_time and done.memory_over_time.peak,
         "uncertainty": done.estimate.uncertainty,
         "goodput": economics.goodput,
         "usd_per_device_hour": economics.usd_per_device_hour,

@@ -187,6 +187,8 @@ def _print_memory(done: RunEstimate) -> None:
     rows.append(("reserved", f"{gib(memory.reserved_bytes):.1f}", _bar(memory.reserved_bytes / memory.capacity_bytes)))
     rows.append(("capacity", f"{gib(memory.capacity_bytes):.1f}", _bar(1.0)))
     print_table({f"memory of stage {memory.stage}": "left", "GiB": "right", "": "left"}, rows)
+    if done.memory_over_time is not None:
+        print_line(done.memory_over_time.summary())
     print_line()
 
 

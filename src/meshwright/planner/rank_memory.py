@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
 from meshwright.cost.memory import MemoryTable, memory_parts
-from meshwright.cost.memory.peak import rank_memory, usual_ranks
+from meshwright.cost.memory.peak import MomentsTable, rank_memory, rank_moments, usual_ranks
 from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS, Placement
 from meshwright.cost.tables import plan_row
 from meshwright.planner.generations import layers_of_ranks
@@ -30,27 +31,40 @@ def memory_of_ranks(request: PlanRequest, plan: Plan) -> list[RankMemory]:
 
     Mirrored ranks, and those of stacks that split layers by cost, hold a mean number of layers between the ends.
     """
-    constants, row = request.memory_constants, plan_row(plan)
-    record, in_flight = SCHEDULE_RECORDS[plan.schedule], None
-    if plan.pipeline > 1 and (record.placement is Placement.MIRRORED or constants.splits_by_cost):
+    facts = _facts(request, plan)
+    ranks, layers = np.arange(plan.pipeline), facts["layers"]
+    memory = rank_memory(rank=ranks, **facts)
+    columns = {f.name: np.broadcast_to(getattr(memory, f.name), ranks.shape) for f in fields(MemoryTable)}
+    table = MemoryTable(**columns)
+    num_stages = SCHEDULE_RECORDS[plan.schedule].stages_held if plan.pipeline > 1 else 1
+    num_layers = np.asarray(layers.total) * num_stages
+    return [_of_rank(table.take(ranks[[rank]]), rank, float(num_layers[rank])) for rank in range(plan.pipeline)]
+
+
+def moments_of_rank(request: PlanRequest, plan: Plan, rank: int) -> MomentsTable:
+    """Return the memory of one pipeline rank that comes and goes during a step: numbers, not columns."""
+    found = rank_moments(rank=np.arange(plan.pipeline), **_facts(request, plan))
+    columns = {f.name: np.broadcast_to(getattr(found, f.name), plan.pipeline) for f in fields(MomentsTable)}
+    return MomentsTable(**{name: float(column[rank]) for name, column in columns.items()})
+
+
+def _facts(request: PlanRequest, plan: Plan) -> dict[str, Any]:
+    """Arguments of `rank_memory` for all ranks of a plan."""
+    constants, row, in_flight = request.memory_constants, plan_row(plan), None
+    is_mirrored = SCHEDULE_RECORDS[plan.schedule].placement is Placement.MIRRORED
+    if plan.pipeline > 1 and (is_mirrored or constants.splits_by_cost):
         layers, in_flight = usual_ranks(request.model_table, row, constants)
     else:
         layers = layers_of_ranks(request, plan)
-    ranks = np.arange(plan.pipeline)
-    memory = rank_memory(
-        model=request.model_table,
-        batch=request.batch_table,
-        plan=row,
-        precision=request.precision_table,
-        constants=constants,
-        layers=layers,
-        rank=ranks,
-        in_flight=in_flight,
-    )
-    columns = {f.name: np.broadcast_to(getattr(memory, f.name), ranks.shape) for f in fields(MemoryTable)}
-    table = MemoryTable(**columns)
-    num_layers = np.asarray(layers.total) * (record.stages_held if plan.pipeline > 1 else 1)
-    return [_of_rank(table.take(ranks[[rank]]), rank, float(num_layers[rank])) for rank in range(plan.pipeline)]
+    return {
+        "model": request.model_table,
+        "batch": request.batch_table,
+        "plan": row,
+        "precision": request.precision_table,
+        "constants": constants,
+        "layers": layers,
+        "in_flight": in_flight,
+    }
 
 
 def _of_rank(memory: MemoryTable, rank: int, num_layers: float) -> RankMemory:

@@ -19,6 +19,7 @@ from meshwright.errors import InputError
 from meshwright.report.figures import (
     family_legend,
     memory_legend,
+    memory_over_time_svg,
     memory_svg,
     rank_memory_svg,
     shares_svg,
@@ -154,9 +155,29 @@ def _memory(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSource],
                 command=command,
                 legend=memory_legend(),
             ),
+            *_over_time(done, command),
             *_ranks(done, command),
         ],
     )
+
+
+def _over_time(done: RunEstimate, command: str) -> list[str]:
+    """The memory of the fullest rank during one step; nothing if its pipeline is too long to simulate."""
+    found = done.memory_over_time
+    if found is None:
+        return []
+    title = f"Memory of rank {found.rank} during one step"
+    rows = [(name, f"{gib(size):.2f}") for name, size in found.peak.parts_bytes.items()]
+    return [
+        paragraph(found.summary()),
+        explained_figure(
+            memory_over_time_svg(found),
+            title=title,
+            data=sortable_table(("part", "GiB at the peak"), rows, name=title),
+            command=command,
+            legend=memory_legend(),
+        ),
+    ]
 
 
 def _ranks(done: RunEstimate, command: str) -> list[str]:

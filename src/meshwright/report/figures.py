@@ -11,7 +11,10 @@ from html import escape
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
+
 from meshwright.answers.components import ComponentFamily, family, label, shown_components
+from meshwright.answers.memory_over_time import MemoryOverTime
 from meshwright.answers.quantities import percent, seconds
 from meshwright.planner.rank_memory import RankMemory
 from meshwright.units import gib
@@ -187,6 +190,37 @@ def rank_memory_svg(ranks: Sequence[RankMemory]) -> str:
         )
     )
     return svg(chart.properties(width=WIDTH, height={"step": 18}), title="Memory of every pipeline rank by part")
+
+
+LEAST_POINTS = 48
+"""Of the figure of memory over time: about eight passes."""
+
+
+def memory_over_time_svg(found: MemoryOverTime) -> str:
+    """Memory of a rank by part as areas, from the beginning of the step until half as long again as its peak."""
+    import altair as alt
+
+    times = found.times_s
+    end = max(1.5 * found.peak.at_s, float(times[min(LEAST_POINTS, len(times)) - 1]))
+    num = int(np.searchsorted(times, end, side="right"))
+    apart = times[:num] + np.arange(num) * 1e-9 * end  # a jump is two points in this order
+    rows: list[dict[str, float | str]] = []
+    low = np.zeros(num)
+    columns = {name: column[:num] for name, column in found.parts_bytes.items() if column.any()}
+    # Parts that stay lie below, with two points each.
+    for name, column in sorted(columns.items(), key=lambda item: bool(np.ptp(item[1]))):
+        high = low + column
+        some = slice(None) if np.ptp(high) else slice(None, None, max(1, num - 1))
+        points = zip(apart[some].tolist(), low[some].tolist(), high[some].tolist(), strict=True)
+        rows += [{"part": name, "s": s, "start": gib(below), "end": gib(above)} for s, below, above in points]
+        low = high
+    x = alt.X("s:Q", title="seconds of one step", scale=alt.Scale(domain=[0, end], nice=False))
+    areas = alt.Chart(alt.Data(values=rows)).mark_area()
+    chart = areas.encode(
+        x=x, y=alt.Y("start:Q", title="GiB per device"), y2="end:Q", color=_color("part", MEMORY_COLORS, set(columns))
+    )
+    title = f"Memory of rank {found.rank} during one step by part"
+    return svg(chart.properties(width=WIDTH, height=220), title=title)
 
 
 def shares_svg(shares: Mapping[str, float], *, title: str, labels: Mapping[str, str] | None = None) -> str:

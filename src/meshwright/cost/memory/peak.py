@@ -50,6 +50,19 @@ class MemoryTable(Table):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MomentsTable(Table):
+    """Bytes per device of a rank that come and go during a step."""
+
+    kept_bytes: Array  # activations of all micro-batches in flight at their most
+    flights: Array  # micro-batches in flight at their most
+    live_bytes: Array  # activations recomputed while a layer runs backward
+    loss_bytes: Array  # of the head, from the logits to its weight gradient
+    frees_loss: Array  # 0: they stay until the layers of the stage have run backward
+    layer_bytes: Array  # gradients alive while a layer runs backward
+    fixed_bytes: Array  # all the time
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Case:
     """Everything that is the same on all ranks of a plan."""
 
@@ -134,6 +147,22 @@ def rank_memory(
     """
     case = _case_of(model, batch, plan, precision, constants)
     return _rank(case, layers, rank, in_flight=layers if in_flight is None else in_flight)
+
+
+def rank_moments(
+    *,
+    model: ModelTable,
+    batch: BatchTable,
+    plan: PlanTable,
+    precision: PrecisionTable,
+    constants: MemoryConstants,
+    layers: RankLayers,
+    rank: Array,
+    in_flight: RankLayers | None = None,
+) -> MomentsTable:
+    """Memory of pipeline ranks that comes and goes during a step. Arguments as in `rank_memory`."""
+    case = _case_of(model, batch, plan, precision, constants)
+    return _moments(case, layers, rank, in_flight=layers if in_flight is None else in_flight)
 
 
 def usual_ranks(model: ModelTable, plan: PlanTable, constants: MemoryConstants) -> tuple[RankLayers, RankLayers]:
@@ -291,18 +320,15 @@ def _last(plan: PlanTable, layers: StageLayers) -> RankLayers:
 
 def _rank(case: _Case, layers: RankLayers, rank: Array, *, in_flight: RankLayers) -> MemoryTable:
     """One pipeline rank. `in_flight`: the part of `layers` that a mean micro-batch in flight has passed."""
-    model, plan, constants, kept = case.model, case.plan, case.constants, case.kept
+    model, plan, constants = case.model, case.plan, case.constants
     # A mirrored rank also holds the stage of the opposite rank. A micro-batch in flight is on one of them.
     num_stages = np.where(plan.pipeline > 1, column_of(lambda r: r.stages_held, plan.schedule), 1)
     resident = replace(layers, dense=num_stages * layers.dense, moe=num_stages * layers.moe)
     held = rank_parameters(model, case.parameters, plan, resident)
     states = state_bytes(case.rates, held, resident.total)
-    flights = _flights(case, rank)
-    embedded = in_flight.embedding * case.stream_bytes * case.tokens * model.hidden / plan.tensor
-    per_micro = _kept_bytes(model, kept, in_flight)
-    live = np.maximum((layers.dense > 0) * kept.live_dense, (layers.moe > 0) * kept.live_moe)
-    live, workspace = _at_fullest_moment(case, layers.head * case.head_bytes, live)
-    activations = flights * (per_micro + embedded) + live - _offloaded(case, flights * per_micro)
+    moments = _moments(case, layers, rank, in_flight=in_flight)
+    live, workspace = _at_fullest_moment(case, moments.loss_bytes, moments.live_bytes)
+    activations = moments.kept_bytes + live
     gradients = _gradients_at_peak(case, states.gradients, activations)
     factor, outside = 1 + constants.fragmentation_ratio, case.outside_allocator_bytes
     states_bytes = states.weights + gradients + states.optimizer
@@ -317,6 +343,21 @@ def _rank(case: _Case, layers: RankLayers, rank: Array, *, in_flight: RankLayers
         reserved_bytes=states_bytes + factor * (activations + workspace) + outside,
         without_loss_bytes=(layers.head > 0) * at_loss,
         rank=rank,
+    )
+
+
+def _moments(case: _Case, layers: RankLayers, rank: Array, *, in_flight: RankLayers) -> MomentsTable:
+    kept, flights = case.kept, _flights(case, rank)
+    embedded = in_flight.embedding * case.stream_bytes * case.tokens * case.model.hidden / case.plan.tensor
+    per_micro = _kept_bytes(case.model, kept, in_flight)
+    return MomentsTable(
+        kept_bytes=flights * (per_micro + embedded) - _offloaded(case, flights * per_micro),
+        flights=flights,
+        live_bytes=np.maximum((layers.dense > 0) * kept.live_dense, (layers.moe > 0) * kept.live_moe),
+        loss_bytes=layers.head * case.head_bytes,
+        frees_loss=case.constants.frees_head > 0,
+        layer_bytes=case.layer_bytes,
+        fixed_bytes=case.fixed_bytes,
     )
 
 
