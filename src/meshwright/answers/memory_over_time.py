@@ -31,7 +31,7 @@ KEPT_CHANGE = {OpKind.FORWARD: 1, OpKind.BACKWARD_INPUT: 0, OpKind.BACKWARD_WEIG
 
 @dataclass(frozen=True, kw_only=True)
 class PeakMoment:
-    """When a rank holds most."""
+    """The moment of a step at which a rank holds most."""
 
     at_s: float  # from the beginning of the step
     is_loss: bool  # while the head runs backward
