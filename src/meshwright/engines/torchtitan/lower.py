@@ -17,6 +17,7 @@ from typing import Any
 from meshwright.catalog.stacks import switches_of
 from meshwright.cost.stages import layers_per_stage
 from meshwright.engines.base import Launch, pinned_plan, refuse
+from meshwright.engines.software_line import software_line
 from meshwright.engines.torchtitan import VERSION
 from meshwright.engines.torchtitan.check import check
 from meshwright.engines.torchtitan.config_module.models import HOMES, STD, model_spec, residual_std
@@ -74,7 +75,7 @@ def module_text(run: Run, plan: Plan) -> str:
     blocks = [
         f'"""{run.name}: {run.model.name} on {plan.num_devices} devices ({plan.describe()}), for torchtitan '
         f'{VERSION}.\n\nWritten by Meshwright from the run file in the same folder.\n"""',
-        imports(names, table=_TABLE),
+        f"{software_line(run)}{imports(names, table=_TABLE)}",
         "FOLDER = Path(__file__).parent",
         _initializations(run),
     ]

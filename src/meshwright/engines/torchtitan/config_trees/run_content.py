@@ -14,6 +14,7 @@ from typing import Any
 from meshwright import runfile
 from meshwright.cost.stages import layers_per_stage
 from meshwright.engines.base import Imported, StatedCluster, not_estimated
+from meshwright.engines.software_line import with_stated_software
 from meshwright.engines.torchtitan import lower
 from meshwright.engines.torchtitan.config_module.models import DISPATCHERS
 from meshwright.engines.torchtitan.config_trees.contradictions import contradictions
@@ -108,7 +109,8 @@ def import_tree(tree: Node, *, cluster: StatedCluster) -> Imported:
     if (loss := settings.values["loss.is"]) != LOSS:
         chunks = settings.values.get("loss.num_chunks")
         settings.leave_out(f"loss = {loss}{f' with {chunks} chunks' if chunks else ''}")
-    return Imported(content=content, notes=(*notes, *settings.unread()))
+    found = Imported(content=content, notes=(*notes, *settings.unread()))
+    return with_stated_software(found, tree.get("software", ""), file="the configuration")
 
 
 def _own_run(settings: TrainerSettings) -> Run | None:
