@@ -174,11 +174,13 @@ def test_a_pinned_plan_is_explained_under_the_software_of_its_run():
 
 
 def test_the_second_line_names_what_was_chosen_and_how_to_keep_what_the_engine_sets():
-    chosen, of_engine = software_lines(result_of(run_of(*SMALL)).request)
+    found = result_of(run_of(*SMALL))
+    best = found.plans[0].plan
+    chosen, of_engine = software_lines(found.request, best)
     assert chosen.startswith("software: stack.dispatcher=hybridep, ")
     assert chosen.endswith("chosen with the plan; --set stack.preset=engine keeps the engine's own")
     assert "stack.gradient_format=fp32, as the engine sets it" in of_engine
-    assert not any("chosen" in line for line in software_lines(request_for(run_of(*SMALL))))
+    assert not any("chosen" in line for line in software_lines(request_for(run_of(*SMALL)), best))
 
 
 def test_a_limit_leaves_out_slower_plans_alone():
