@@ -31,7 +31,7 @@ KEYS = {
         "train.compile=true", "optimizer={name: adamw8bit}", "optimizer={name: muon}", "kernels.weight_cache='on'",
         "kernels.stored_activations=[norm]", "batch.label_tokens=4000000", "task=lora",
     ),
-    "torchtitan": ("train.compile=true", "optimizer.states=bf16", "task=lora"),
+    "torchtitan": ("train.compile=true", "optimizer.states=bf16", "task=lora", "kernels.loss_chunk=512"),
     "megatron": (
         "optimizer.states=bf16", "train.balance_loss=0.01", "stack.preset=recipe", "stack.cuda_graphs=partial",
         "stack.overlaps_experts=true",

@@ -46,7 +46,7 @@ _TABLE = HOMES | {
     **dict.fromkeys(("AbsentTokenizer", "RunFileDataLoader", "RunLearningRates"), _EXTENSIONS),
     **dict.fromkeys(("StepLogMetrics", "weights_folder"), _EXTENSIONS),
     "CheckpointManager": "torchtitan.components.checkpointer",
-    "CrossEntropyLoss": "torchtitan.components.loss",
+    **dict.fromkeys(("ChunkedLossWrapper", "CrossEntropyLoss"), "torchtitan.components.loss"),
     "Path": "pathlib",
     "Trainer": "torchtitan.trainer",
     "Validator": "torchtitan.components.validate",
@@ -114,8 +114,17 @@ def trainer_config(run: Run, plan: Plan, *, spec: Call) -> Call:
         compile=call("CompileConfig", enable=bool(switches_of(run).compiles)),
         validator=_validator(run, plan),
         debug=call("DebugConfig", seed=run.train.seed),
-        loss=call("CrossEntropyLoss.Config", global_vocab_size=run.model.vocab),
+        loss=_loss(run, plan),
     )
+
+
+def _loss(run: Run, plan: Plan) -> Call:
+    """The loss, in as many chunks as the run's `kernels.loss_chunk` makes of the tokens of a rank."""
+    plain, chunk = call("CrossEntropyLoss.Config", global_vocab_size=run.model.vocab), run.kernels.loss_chunk
+    if isinstance(chunk, str):
+        return plain
+    tokens = plan.micro_batch * run.sequence_length // plan.context
+    return call("ChunkedLossWrapper.Config", num_chunks=tokens // chunk, loss_fn=plain)
 
 
 def _metrics(run: Run) -> Call:
