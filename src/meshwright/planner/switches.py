@@ -26,7 +26,7 @@ from meshwright.specs.plan import Plan
 LEAST_GAIN = 1.01
 """A switch is worth naming from this ratio of step times on."""
 
-Value = str | bool
+Value = str | bool | float
 
 CHOSEN = ("dispatcher", "cuda_graphs", "overlaps_experts", "overlaps_tensor")
 """Switches that the planner chooses where a run leaves them open: they change time and memory, and no number."""
@@ -184,12 +184,12 @@ def _cost(request: PlanRequest, plan: Plan) -> tuple[float, float]:
     return float(np.ravel(steps)[0]), float(np.ravel(memory)[0])
 
 
-def _said(key: str, value: str | bool | float) -> str:
+def _said(key: str, value: Value) -> str:
     """A switch as a run file and `--set` write it."""
     return f"stack.{key}={_value(value)}"
 
 
-def _value(value: str | bool | float) -> str:
+def _value(value: Value) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

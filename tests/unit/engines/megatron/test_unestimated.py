@@ -233,7 +233,8 @@ ENDS = ["model.first_last_layers_bf16"]
         ("nemotron_3_super_bf16_with_nvfp4_mixed", "nvfp4", ENDS),
         ("bf16_with_nvfp4_mixed", "nvfp4", []),
         (
-            "bf16_with_fp8_delayed_scaling_mixed", "fp8_delayed",
+            "bf16_with_fp8_delayed_scaling_mixed",
+            "fp8_delayed",
             ["model.fp8_amax_history_len 1024", "model.fp8_amax_compute_algo max"],
         ),
         ("bf16_with_fp8_subchannel_scaling_mixed", "fp8_blockwise", []),
