@@ -6,8 +6,10 @@ from hypothesis import strategies as st
 
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.lookup import engine_names
+from meshwright.catalog.stacks import notes_on_framework, stack_names
 from meshwright.errors import InputError
-from meshwright.runfile import from_options
+from meshwright.runfile import from_options, loads
+from meshwright.specs.hardware import Stack
 from meshwright.specs.plan import Recompute, Schedule, Sharding
 from meshwright.specs.precision import PRECISIONS
 from meshwright.specs.run import Run
@@ -29,7 +31,7 @@ KEYS = {
         "train.compile=true", "optimizer={name: adamw8bit}", "optimizer={name: muon}", "kernels.weight_cache='on'",
         "kernels.stored_activations=[norm]", "batch.label_tokens=4000000", "task=lora",
     ),
-    "torchtitan": ("train.compile=true", "optimizer.states=bf16", "task=lora"),
+    "torchtitan": ("train.compile=true", "optimizer.states=bf16", "task=lora", "kernels.loss_chunk=512"),
     "megatron": (
         "optimizer.states=bf16", "train.balance_loss=0.01", "stack.preset=recipe", "stack.cuda_graphs=partial",
         "stack.overlaps_experts=true",
@@ -70,3 +72,19 @@ def questions(draw, engines: tuple[str, ...] = ()) -> tuple[Run, tuple[str, ...]
     except InputError:  # the device does not multiply this format
         run = from_options(**asked, precision="bf16", overrides=keys[:1])
     return run, tuple(draw(st.lists(st.sampled_from(FIXED), max_size=2, unique_by=lambda word: word.split("=")[0])))
+
+
+@st.composite
+def questions_of_software(draw, engines: tuple[str, ...]) -> tuple[Run, tuple[str, ...]]:
+    """Return a question whose run states of which software of its engine it is estimated, with a release's date."""
+    run, fixed = draw(questions(engines))
+    vendor = run.cluster.accelerator.vendor if run.cluster else ""
+    own = [name for name in stack_names() if not notes_on_framework(run.engine, Stack(framework=name), vendor=vendor)]
+    stated = {
+        "framework": st.sampled_from(own),
+        "preset": st.sampled_from(["engine", "recipe"]),
+        "vintage": st.floats(2023.0, 2027.0),
+    }
+    keys = draw(st.fixed_dictionaries({}, optional=stated))
+    stack = [f"stack.{key}={value}" for key, value in keys.items()]
+    return loads(run.text, overrides=(*run.overrides, *stack)), fixed

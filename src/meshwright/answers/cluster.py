@@ -7,6 +7,7 @@ from typing import Any
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.switches import software_lines
 from meshwright.specs.hardware import Cluster
+from meshwright.specs.plan import Plan
 
 
 def hardware_line(cluster: Cluster) -> str | None:
@@ -14,10 +15,10 @@ def hardware_line(cluster: Cluster) -> str | None:
     return f"hardware: {', '.join(cluster.stated)}" if cluster.stated else None
 
 
-def setup_lines(request: PlanRequest) -> list[str]:
-    """Return a sentence each on unusual hardware and unusual software."""
+def setup_lines(request: PlanRequest, plan: Plan) -> list[str]:
+    """Return a sentence each on unusual hardware and on unusual software that changes something of `plan`."""
     hardware = hardware_line(request.cluster)
-    return [*([] if hardware is None else [hardware]), *software_lines(request)]
+    return [*([] if hardware is None else [hardware]), *software_lines(request, plan)]
 
 
 def hardware_document(cluster: Cluster) -> dict[str, Any]:

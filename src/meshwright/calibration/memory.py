@@ -41,6 +41,7 @@ class MemoryConstants(Table):
     logits_bytes: Array  # per logit at the loss's peak: 16-bit logits and gradient, fp32 copies
     frees_head: Array  # logits and their gradient are gone before a layer is recomputed
     chunk_logits: Array  # logits that are in memory at once; 0: those of a micro-batch
+    chunk_hidden_bytes: Array  # per element of hidden states under chunks that the run asks for; 0: there are none
     whole_chunk: Array  # all logits are, where they take no more than the fp32 sum that several chunks need
     head_gradient_bytes: Array  # per parameter of the head: weight gradient before it is accumulated
     waiting_buffers: Array  # tensors gathered over tensor ranks that wait for another stream

@@ -135,7 +135,7 @@ def _print(done: RunEstimate) -> None:
         f"{request.global_batch:,} sequences of {request.seq_len:,} tokens, {request.precision.name}, engine "
         f"{request.engine}, {num_micro} {'micro-batch' if num_micro == 1 else 'micro-batches'} a step"
     )
-    for line in setup_lines(request):
+    for line in setup_lines(request, done.plan):
         print_line(line)
     print_line()
     _print_headline(done)

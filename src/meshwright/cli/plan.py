@@ -132,7 +132,7 @@ def _print_request(ranking: PlanRanking) -> None:
         f"{request.global_batch:,} sequences of {request.seq_len:,} tokens, "
         f"{request.precision.name}, engine {request.engine}"
     )
-    for line in setup_lines(request):
+    for line in setup_lines(request, ranking.best.plan):
         print_line(line)
     print_line()
 

@@ -117,11 +117,6 @@ def note_on_switches(run: Run, *, is_export: bool = False) -> tuple[str, ...]:
         left.pop("compiles", None)
     vendor = run.cluster.accelerator.vendor if run.cluster else ""
     of_program = notes_on_framework(run.engine, run.stack, vendor=vendor)
-    if is_export and facts.configurations and run.stack.vintage is not None:
-        of_program += (
-            f"the files have no place for stack.vintage: {run.stack.vintage:g}, so an import of them is estimated "
-            "with the newest software",
-        )
     if not left:
         return of_program
     keys = ", ".join(f"stack.{key}: {str(value).lower()}" for key, value in left.items())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -297,7 +298,8 @@ def keys_of_the_native_engine(run: Run, *, has_target: bool = False) -> Iterator
         )
     if run.gemm_tuning is not None:
         yield Unsupported(key="gemm_tuning", reason="only the native engine tunes GEMMs: leave it out")
-    if run.kernels != KernelChoices():
+    kernels = replace(run.kernels, loss_chunk="auto") if engine_facts(run.engine).loss_chunks else run.kernels
+    if kernels != KernelChoices():
         yield Unsupported(key="kernels", reason="the engine has kernels of its own: leave it out")
     evaluate, faults = run.train.evaluate, run.train.faults
     for key, workers in (("data.workers", run.data.workers), ("train.evaluate.workers", evaluate and evaluate.workers)):

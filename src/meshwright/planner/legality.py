@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.catalog.stacks import features_of
-from meshwright.cost.tables import BatchTable, PlanTable, model_row, plan_row
+from meshwright.cost.tables import BatchTable, PlanTable, chunk_column, model_row, plan_row
 from meshwright.planner.engines import LegalityContext, Scope, Severity, engine_facts
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.rules import rules_of
@@ -77,6 +77,7 @@ def _context(
         is_compiled=is_compiled,
         counts_labels=asked.label_tokens is not None,
         caches_weights=asked.kernels.weight_cache == "on",
+        loss_chunk=chunk_column(asked.kernels.loss_chunk),
         jax_devices=1 if device is None else device.jax_devices,
         software=features_of(asked.stack, device, precision=asked.precision.name),
     )

@@ -8,7 +8,7 @@ exported for it, sets are tried (`EngineFacts.switches`), and none that changes 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,7 +26,7 @@ from meshwright.specs.plan import Plan
 LEAST_GAIN = 1.01
 """A switch is worth naming from this ratio of step times on."""
 
-Value = str | bool
+Value = str | bool | float
 
 CHOSEN = ("dispatcher", "cuda_graphs", "overlaps_experts", "overlaps_tensor")
 """Switches that the planner chooses where a run leaves them open: they change time and memory, and no number."""
@@ -101,12 +101,13 @@ def switch_gains(request: PlanRequest, best: RankedPlan) -> tuple[SwitchGain, ..
     return tuple(gains)
 
 
-def software_lines(request: PlanRequest) -> list[str]:
+def software_lines(request: PlanRequest, plan: Plan) -> list[str]:
     """The switches that the planner chose, and those that the engine sets where the release's recipe has other values.
 
-    Empty: there are neither, as where a run asks for the recipe.
+    Empty: there are neither, as where a run asks for the recipe. Switches of the recipe that change nothing of `plan`
+    are left out.
     """
-    lines = (_chosen_switches(request), _engine_switches(request))
+    lines = (_chosen_switches(request), _engine_switches(request, plan))
     return [f"software: {line}" for line in lines if line is not None]
 
 
@@ -119,8 +120,8 @@ def _chosen_switches(request: PlanRequest) -> str | None:
     return f"{said}, chosen with the plan; --set stack.preset=engine keeps the engine's own"
 
 
-def _engine_switches(request: PlanRequest) -> str | None:
-    """The switches that the engine sets unless the run states others, where the release's recipe has other values."""
+def _engine_switches(request: PlanRequest, plan: Plan) -> str | None:
+    """The switches that the engine sets unless the run states others, where the recipe changes something of `plan`."""
     device, precision, stack = request.cluster.accelerator, request.precision.name, request.stack
     now = features_of(stack, device, precision=precision)
     # An engine keeps some switches under the recipe too: kernels of which it has no others.
@@ -128,13 +129,13 @@ def _engine_switches(request: PlanRequest) -> str | None:
     theirs = features_of(replace(stack, preset=kept), device, precision=precision)
     # Of a recipe's switches that do not run together it has others, which a note names.
     recipe = engine_facts(request.engine).agreed(stack.features, theirs).or_else(theirs).stated()
-    moe = request.model.experts is not None
     others = {
         name: value
         for name, value in now.stated().items()
         if getattr(stack.features, name) is None and recipe.get(name, value) != value
-        if moe or name not in _OF_EXPERTS
     }
+    idle = _idle(request, plan, {name: recipe[name] for name in others})
+    others = {name: value for name, value in others.items() if name not in idle}
     if not others:
         return None
     facts = stack_facts(stack.framework)
@@ -146,7 +147,18 @@ def _engine_switches(request: PlanRequest) -> str | None:
     )
 
 
-_OF_EXPERTS = ("dispatcher", "overlaps_experts", "drops_tokens", "capacity_factor", "fuses_experts")
+def _idle(request: PlanRequest, plan: Plan, values: Mapping[str, Value]) -> set[str]:
+    """The names in `values` that change neither time nor memory of `plan`, alone or together with the others."""
+
+    def cost(given: Mapping[str, Value]) -> tuple[float, float]:
+        return _cost(_with_features(request, given), plan)
+
+    none, everything = cost({}), cost(values)
+    return {
+        name
+        for name, value in values.items()
+        if cost({name: value}) == none and cost({k: v for k, v in values.items() if k != name}) == everything
+    }
 
 
 def notes_on_idle_switches(request: PlanRequest, plan: Plan) -> tuple[str, ...]:
@@ -172,23 +184,27 @@ def _cost(request: PlanRequest, plan: Plan) -> tuple[float, float]:
     return float(np.ravel(steps)[0]), float(np.ravel(memory)[0])
 
 
-def _said(key: str, value: str | bool | float) -> str:
+def _said(key: str, value: Value) -> str:
     """A switch as a run file and `--set` write it."""
     return f"stack.{key}={_value(value)}"
 
 
-def _value(value: str | bool | float) -> str:
+def _value(value: Value) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _gain(request: PlanRequest, best: RankedPlan, changes: dict[str, Value]) -> SwitchGain | None:
-    features = replace(request.stack.features, **changes)  # pyright: ignore[reportArgumentType]
-    found = search(replace(request, stack=replace(request.stack, features=features)), top=1).best
+    found = search(_with_features(request, changes), top=1).best
     if found is None:
         return None
     return SwitchGain(
         changes=tuple(changes.items()), plan=found.plan, step_s=found.step_s, gain=best.step_s / found.step_s
     )
+
+
+def _with_features(request: PlanRequest, values: Mapping[str, Value]) -> PlanRequest:
+    features = replace(request.stack.features, **values)  # pyright: ignore[reportArgumentType]
+    return replace(request, stack=replace(request.stack, features=features))
 
 
 def _alternatives(request: PlanRequest, plan: Plan) -> Iterator[tuple[str, Value]]:

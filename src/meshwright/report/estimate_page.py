@@ -70,7 +70,7 @@ def _lead(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSource]) -
         f"{done.plan.describe()}, {request.precision.name}, {request.global_batch} sequences of "
         f"{request.seq_len} tokens a step, engine {request.engine}. "
         + ("The plan was chosen by the planner." if done.chosen else "The plan is pinned in the run file.")
-        + "".join(f" {line[0].upper()}{line[1:]}." for line in setup_lines(request))
+        + "".join(f" {line[0].upper()}{line[1:]}." for line in setup_lines(request, done.plan))
     )
     rows = [
         (value_of(step.step), "step time", interval_of(step.step)),

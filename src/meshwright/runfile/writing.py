@@ -65,18 +65,29 @@ def plan_template(run: Run) -> str:
     return _with_values(run, {"batch.micro": MICRO_HERE, "parallel": SECTION_HERE})
 
 
+def given_section(run: Run, name: str) -> dict[str, Any]:
+    """Return the section `name` as the run file states it, overrides included; empty where there is none."""
+    return _content(run, YAML()).get(name) or {}
+
+
 def _with_values(run: Run, values: Mapping[str, Any]) -> str:
     yaml = YAML()  # round trip: keeps comments, order and the way numbers are written
     yaml.width = 4096  # never fold a line that the user did not fold
-    content = yaml.load(run.text)
-    for assignment in run.overrides:
-        key, _, value = assignment.partition("=")
-        _set(content, key.strip().split("."), YAML().load(value))
+    content = _content(run, yaml)
     for key, value in values.items():
         _set(content, key.split("."), value)
     out = StringIO()
     yaml.dump(content, out)
     return out.getvalue()
+
+
+def _content(run: Run, yaml: YAML) -> Any:
+    """The content of the run file with its overrides."""
+    content = yaml.load(run.text)
+    for assignment in run.overrides:
+        key, _, value = assignment.partition("=")
+        _set(content, key.strip().split("."), YAML().load(value))
+    return content
 
 
 def _set(content: Any, path: list[str], value: Any) -> None:

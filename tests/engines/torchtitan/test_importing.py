@@ -28,6 +28,7 @@ from meshwright.engines.local import write_files
 from meshwright.engines.torchtitan.config_trees.models import same_model
 from meshwright.engines.torchtitan.config_trees.run_content import import_tree
 from meshwright.engines.torchtitan.facts import FACTS
+from meshwright.errors import InputError
 from meshwright.specs.run import Run
 
 HOPPER = Path(__file__).parent / "hopper"
@@ -221,10 +222,14 @@ def test_one_note_names_what_the_estimate_does_not_include(trees, settings, name
     assert found.notes == (f"the estimate does not include: {', '.join(named)}",)
 
 
-def test_a_loss_in_chunks_is_named(trees):
-    """The estimate has the logits of all tokens in memory, and so have our exports."""
-    notes = import_tree(trees["llama3:llama3_8b"], cluster="h100-8x8").notes
-    assert "the estimate does not include: loss = ChunkedLossWrapper with 8 chunks" in notes
+def test_a_loss_in_chunks_is_imported(trees):
+    found = import_tree(trees["llama3:llama3_8b"], cluster="h100-8x8")
+    micro, length = found.content["batch"]["micro"], found.content["data"]["sequence_length"]
+    assert found.content["kernels"] == {"loss_chunk": micro * length // 8}
+    assert not [note for note in found.notes if "loss" in note]
+    uneven = changed(trees["llama3:llama3_8b"], loss__num_chunks=7)
+    with pytest.raises(InputError, match=r"got 'loss.num_chunks = 7', allowed: divisors of 8192"):
+        import_tree(uneven, cluster="h100-8x8")
 
 
 @pytest.mark.parametrize(

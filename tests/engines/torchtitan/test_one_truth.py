@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.engines.torchtitan.test_importing import evaluated, loaded
-from tests.plan_questions import questions
+from tests.plan_questions import questions, questions_of_software
 
 from meshwright.engines.base import find_engine
 from meshwright.engines.choice import not_run
@@ -22,7 +22,8 @@ from meshwright.planner.request import request_for
 from meshwright.runfile import loads, pinned_text
 from meshwright.specs.run import Run
 
-ASKED = st.lists(questions(engines=("torchtitan",)), min_size=25, max_size=25)
+QUESTIONS = questions(engines=("torchtitan",)) | questions_of_software(engines=("torchtitan",))
+ASKED = st.lists(QUESTIONS, min_size=25, max_size=25)
 SUPPRESSED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.large_base_example]
 
 

@@ -46,6 +46,16 @@ def test_losses_are_those_of_the_native_engine(toys, train, steps, native, asser
     assert (toys / out / "report.html").is_file()
 
 
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("parallel", [ALONE, SHARDED, plan("tensor: 2"), plan("pipeline: 2")])
+def test_a_loss_in_chunks_is_that_of_all_tokens(train, steps, native, assert_equal, parallel):
+    out = "chunks-" + "".join(c for c in parallel if c.isalnum())
+    done = train("dense", out, parallel, "kernels.loss_chunk=32")
+    assert done.returncode == 0, done.stderr
+    assert_equal(steps(out), native("dense"))
+
+
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     "parallel",

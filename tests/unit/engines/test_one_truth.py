@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from tests.plan_questions import questions
+from tests.plan_questions import questions, questions_of_software
 
 from meshwright.catalog.stacks import switches_of
 from meshwright.engines.base import ExternalProgramsEngine, ImportingEngine, find_engine
@@ -66,15 +66,18 @@ def require_one_truth(run: Run, fixed: tuple[str, ...], folder: Path) -> int:
     return len(plans)
 
 
+ASKED = questions(engines=tuple(FILES)) | questions_of_software(engines=tuple(FILES))
+
+
 @FEW
-@given(question=questions(engines=tuple(FILES)))
+@given(question=ASKED)
 def test_an_imported_export_is_estimated_as_its_plan(question, tmp_path):
     require_one_truth(*question, tmp_path)
 
 
 @pytest.mark.slow
 @THOUSANDS
-@given(question=questions(engines=tuple(FILES)))
+@given(question=ASKED)
 def test_thousands_of_imported_exports_are_estimated_as_their_plans(question, tmp_path):
     require_one_truth(*question, tmp_path)
 
@@ -91,6 +94,9 @@ def test_thousands_of_imported_exports_are_estimated_as_their_plans(question, tm
         ("maxtext", "llama3.1-8b", "tpu-v5p-4x8", ()),
         ("megatron", "llama3.1-8b", "h100-8x4+a100-8x4", ()),
         ("maxtext", "llama3.1-8b", "h100-8x4+a100-8x4", ()),
+        ("megatron", "llama3.1-8b", "mi300x-8x4", ("stack.framework=primus-megatron", "stack.vintage=2025.7")),
+        ("megatron", "qwen3-30b-a3b", "h100-8x4", ("stack.vintage=2024.5", "stack.preset=engine")),
+        ("maxtext", "llama3.1-8b", "tpu-v5p-4x8", ("stack.vintage=2024.9",)),
     ],
 )
 def test_runs_that_people_ask_for(engine, model, cluster, keys, tmp_path):

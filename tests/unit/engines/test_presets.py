@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from meshwright.planner.request import request_for
 from meshwright.planner.search import search
 from meshwright.planner.switches import software_lines
 from meshwright.runfile import loads, pinned_text
+from meshwright.specs.plan import Plan
 
 ENGINES = ("megatron", "torchtitan", "maxtext")
 
@@ -37,6 +39,11 @@ def planned(run):
 def estimated(run):
     step = estimate_plan(request_for(run), run.plan).step
     return step.step.value, step.memory.reserved_bytes
+
+
+def lines_of(run):
+    request = request_for(run)
+    return software_lines(request, search(request, top=1).best.plan)
 
 
 def exported(run):
@@ -79,17 +86,30 @@ def test_a_recipe_is_exported():
 
 
 def test_the_recipe_has_no_line_of_software_and_the_engine_has_one():
-    (line,) = software_lines(request_for(run_of("megatron")))
+    (line,) = lines_of(run_of("megatron"))
     assert "stack.gradient_format=fp32" in line
     assert "stack.preset=recipe" in line
     assert "dispatcher" not in line  # a dense model
-    assert software_lines(request_for(run_of("megatron", "stack.preset=recipe"))) == []
+    assert lines_of(run_of("megatron", "stack.preset=recipe")) == []
 
 
 @pytest.mark.parametrize(("engine", "model"), [("torchtitan", "llama3.1-8b"), ("maxtext", "gpt-oss-20b")])
 def test_what_a_recipe_does_not_change_is_not_offered(engine, model):
-    assert software_lines(request_for(run_of(engine, "stack.preset=recipe", model=model))) == []
-    assert "attention" not in "".join(software_lines(request_for(run_of(engine, model=model))))
+    assert lines_of(run_of(engine, "stack.preset=recipe", model=model)) == []
+    assert "attention" not in "".join(lines_of(run_of(engine, model=model)))
+
+
+@pytest.mark.parametrize(
+    ("model", "plan", "named"),
+    [
+        ("llama3.1-8b", Plan(data_shard=32), set()),
+        ("llama3.1-8b", Plan(data_shard=16, tensor=2), {"overlaps_tensor"}),
+        ("qwen3-30b-a3b", Plan(data_shard=32, expert=8), {"dispatcher"}),
+    ],
+)
+def test_a_switch_of_the_recipe_that_changes_nothing_of_the_plan_is_not_named(model, plan, named):
+    (line,) = software_lines(request_for(run_of("megatron", model=model, cluster="b200-8x4")), plan)
+    assert set(re.findall(r"stack\.(\w+)=", line)) == {"gradient_format", "cuda_graphs", "preset"} | named
 
 
 @pytest.mark.parametrize("compiles", [True, False])

@@ -227,6 +227,14 @@ CASES = [
     ("recomputed layers of stages",  # the last stage has fewer than 4 layers
      Plan(pipeline=4, virtual_pipeline=2, schedule=Schedule.INTERLEAVED, data_shard=16, recompute=Recompute.FULL,
           recompute_layers=8, layers_per_stage=(4, 5, 5, 5, 5, 5, 2, 1)), {"engine": "megatron"}),
+    ("offloaded activations in a pipeline", Plan(pipeline=2, data_shard=32),
+     {"engine": "megatron", "keys": ("stack.offloaded_activations=0.5",)}),
+    ("offloaded activations under recomputation", Plan(data_shard=64, recompute=Recompute.FULL),
+     {"engine": "megatron", "keys": ("stack.offloaded_activations=0.5",)}),
+    ("equal chunks of the loss", Plan(data_shard=64, sharding=Sharding.PARAMETERS),
+     {"engine": "torchtitan", "keys": ("kernels.loss_chunk=1000",)}),
+    ("equal chunks of the loss", Plan(data_shard=64, sharding=Sharding.PARAMETERS, loss_chunk=768),
+     {"engine": "torchtitan"}),
     ("filled stages", Plan(pipeline=2, data_shard=32, layers_per_stage=(0, 32)), {"engine": "torchtitan"}),
     ("filled stages",  # 7 x 6 layers are more than 40: nothing is left for the last stage
      Plan(pipeline=3, virtual_pipeline=4, schedule=Schedule.INTERLEAVED, data_shard=21),

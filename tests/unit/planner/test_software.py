@@ -8,6 +8,7 @@ from meshwright.answers.explanation import explain_run
 from meshwright.answers.plan_ranking import plan_run
 from meshwright.answers.run_estimate import estimate_run
 from meshwright.answers.scale_study import ScaleQuestion, scale_report
+from meshwright.engines.base import check_export
 from meshwright.engines.choice import planned
 from meshwright.planner.choice import best_plans, free_request, goal_of, holding_software
 from meshwright.planner.engines import engine_facts
@@ -15,8 +16,9 @@ from meshwright.planner.request import request_for
 from meshwright.planner.search import search
 from meshwright.planner.software import with_values
 from meshwright.planner.switches import CHOSEN, HELD, LEAST_GAIN, open_values, software_lines
-from meshwright.runfile import from_options, load, loads
+from meshwright.runfile import from_options, load, loads, pinned_text
 from meshwright.specs.features import Dispatcher
+from meshwright.specs.plan import Recompute
 from meshwright.specs.run import Run
 
 LARGE = ("megatron", "qwen3-235b-a22b", "h100-8x32", 2048)
@@ -119,6 +121,15 @@ def test_what_is_open_is_what_the_engine_sets_on_the_device_and_trains_the_same_
     assert "cuda_graphs" not in open_values(free_request(offloaded))
 
 
+def test_a_plan_with_offloaded_activations_is_one_that_the_engine_exports():
+    run = run_of("megatron", "llama3.1-70b", "h100-8x8", 512, "stack.offloaded_activations=0.5")
+    plans = best_plans(free_request(run), goal=goal_of(run), top=20).plans
+    assert plans
+    assert {(each.plan.pipeline, each.plan.recompute) for each in plans} == {(1, Recompute.NONE)}
+    for each in plans:
+        assert check_export(loads(pinned_text(run, each.plan))) == ()
+
+
 def test_hybridep_is_never_slower_than_deepep_in_the_cost_model():
     for asked in (LARGE, SMALL, ("megatron", "deepseek-v3", "b200-8x32", 2048)):
         request = free_request(run_of(*asked))
@@ -174,11 +185,13 @@ def test_a_pinned_plan_is_explained_under_the_software_of_its_run():
 
 
 def test_the_second_line_names_what_was_chosen_and_how_to_keep_what_the_engine_sets():
-    chosen, of_engine = software_lines(result_of(run_of(*SMALL)).request)
+    found = result_of(run_of(*SMALL))
+    best = found.plans[0].plan
+    chosen, of_engine = software_lines(found.request, best)
     assert chosen.startswith("software: stack.dispatcher=hybridep, ")
     assert chosen.endswith("chosen with the plan; --set stack.preset=engine keeps the engine's own")
     assert "stack.gradient_format=fp32, as the engine sets it" in of_engine
-    assert not any("chosen" in line for line in software_lines(request_for(run_of(*SMALL))))
+    assert not any("chosen" in line for line in software_lines(request_for(run_of(*SMALL)), best))
 
 
 def test_a_limit_leaves_out_slower_plans_alone():

@@ -6,7 +6,7 @@ multi-token prediction module wait in 16 bits meanwhile.
 
     N tokens of a micro-batch on a rank, C of a chunk, D hidden, V vocabulary of the rank, b bytes of a logit
 
-    all at once    N V b + N D e + g V D
+    all at once    N V b + N D e + g V D              e bytes of the gradient of a hidden state, and of its copies
     chunks of C    C V b + N D e + (g + 4) V D        g bytes of the weight gradient before it is accumulated
 
 Each chunk moves the sum of the weight gradient once more, so fewer chunks are faster: the largest that fit are found in
@@ -54,17 +54,18 @@ def loss_bytes(
     """Bytes for `tokens` tokens of a micro-batch. `precision`: as planned, with the chunk that is asked."""
     vocab, logit_bytes = _vocab(model, plan, constants), _logit_bytes(precision, constants)
     logits, chunk, trained = tokens * vocab, constants.chunk_logits, model.lora_rank == 0
-    in_chunks = np.asarray(chunk) > 0
+    said, is_own = np.asarray(precision.loss_chunk), np.asarray(chunk) > 0
+    in_chunks = is_own | ((said > 0) & (np.asarray(constants.chunk_hidden_bytes) > 0))
+    hidden_bytes = np.where(is_own, precision.activation_bytes, constants.chunk_hidden_bytes)
     automatic = automatic_chunk(tokens, vocab=vocab, hidden=model.hidden, element_bytes=precision.activation_bytes)
     chunk = np.where(trained & (np.asarray(constants.whole_chunk) > 0), automatic, chunk)
     chunk = vocab * chunk_rows(tokens, vocab=vocab, chunk_logits=chunk)
-    said = np.asarray(precision.loss_chunk)
     chunk = np.where(said < 0, chunk, np.where(said == 0, logits, said * vocab))
     whole = logits * (constants.logits_bytes + 2 * model.num_mtp_layers)
     head = model.vocab * model.hidden / plan.tensor * trained
     return LossBytes(
         logits=np.where(in_chunks, np.minimum(logits, chunk) * logit_bytes, whole),
-        hidden_gradient=in_chunks * tokens * model.hidden * precision.activation_bytes,
+        hidden_gradient=in_chunks * tokens * model.hidden * hidden_bytes,
         weight_gradient=head * constants.head_gradient_bytes,
         weight_sum=head * 4.0 * (in_chunks & (logits > chunk)),
     )
@@ -112,5 +113,6 @@ def _vocab(model: ModelTable, plan: PlanTable, constants: MemoryConstants) -> Ar
 
 
 def _logit_bytes(precision: PrecisionTable, constants: MemoryConstants) -> Array:
-    """Bytes of a logit of a chunk, as wide as activations."""
-    return constants.logits_bytes * 0.5 * precision.activation_bytes
+    """Bytes of a logit of a chunk, as wide as activations where the kernel is one of chunks alone."""
+    is_own = np.asarray(constants.chunk_logits) > 0
+    return constants.logits_bytes * np.where(is_own, 0.5 * precision.activation_bytes, 1.0)

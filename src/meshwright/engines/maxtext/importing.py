@@ -21,6 +21,7 @@ from meshwright.engines.maxtext import VERSION, environment
 from meshwright.engines.maxtext.config.keys import MaxTextKeys, model_section
 from meshwright.engines.maxtext.lower import ATTENTION, NEVER, REMATERIALISATION, SPLASH_BLOCKS, has_megablox
 from meshwright.engines.maxtext.parameters.leaves import MODULES
+from meshwright.engines.software_line import with_stated_software
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.specs.features import AttentionKernel, runs_on
 from meshwright.specs.hardware import Accelerator, Cluster
@@ -81,7 +82,8 @@ def import_run(source: str, *, cluster: StatedCluster) -> Imported:
         "train": train | _evaluation(settings, accumulated=accumulated),
         **tuning,
     }
-    return Imported(content=content, notes=tuple(settings.notes()))
+    found = Imported(content=content, notes=tuple(settings.notes()))
+    return with_stated_software(found, path.read_text(encoding="utf-8"), file=str(path))
 
 
 def _read(path: Path, *, above: tuple[Path, ...] = ()) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from meshwright.engines.base import Unsupported
 from meshwright.engines.megatron.switches import fuses_experts, offloaded_layers
 from meshwright.specs.features import FUSED_IN, CudaGraphs, Dispatcher, WireFormat
 from meshwright.specs.model import AttentionKind, Experts, Model, Rope, RopeScaling, Router
-from meshwright.specs.plan import Plan, Recompute
+from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run, StateFormat, Task
 
 if TYPE_CHECKING:
@@ -155,8 +155,8 @@ def _switches(run: Run, *, trains_here: bool) -> Iterator[Unsupported]:
         )
 
 
-def _offloading(run: Run, plan: Plan) -> Iterator[Unsupported]:
-    """Conditions of `cpu_offloading`, which keeps the activations of whole layers in host memory."""
+def _offloading(run: Run) -> Iterator[Unsupported]:
+    """Conditions of `cpu_offloading`, which keeps the activations of whole layers in host memory, for any plan."""
     key, layers, num_layers = "stack.offloaded_activations", offloaded_layers(run), run.model.num_layers
     if not layers:
         return
@@ -168,13 +168,8 @@ def _offloading(run: Run, plan: Plan) -> Iterator[Unsupported]:
             f"{switches_of(run).offloaded_activations:g} of them are {layers:.4g}",
             hint=f"--set {key}={best / num_layers:.4g} is {best} layers",
         )
-    for is_on, what in (
-        (plan.pipeline > 1, "a pipeline"),
-        (plan.recompute is not Recompute.NONE, "recomputation"),
-        (switches_of(run).cuda_graphs not in (None, CudaGraphs.NONE), "CUDA graphs"),
-    ):
-        if is_on:
-            yield Unsupported(key=key, reason=f"Megatron does not offload activations under {what}")
+    if switches_of(run).cuda_graphs not in (None, CudaGraphs.NONE):
+        yield Unsupported(key=key, reason="Megatron does not offload activations under CUDA graphs")
 
 
 def _balance(run: Run) -> Iterator[Unsupported]:
@@ -203,7 +198,7 @@ def check_plan(plan: Plan, *, run: Run, trains_here: bool = True) -> list[Unsupp
     return [
         *refusals.by_planner_rules(plan, run=run, engine="megatron"),
         *refusals.offload(plan),
-        *(_without_transformer_engine(plan) if trains_here else _offloading(run, plan)),
+        *(_without_transformer_engine(plan) if trains_here else _offloading(run)),
     ]
 
 

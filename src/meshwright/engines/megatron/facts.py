@@ -153,6 +153,22 @@ RULES = (
         hint=lambda _, __: "stack.cuda_graphs: partial",
     ),
     Rule(
+        name="offloaded activations in a pipeline",
+        scope=Scope.SHAPE,
+        holds=lambda s, p: (not s.software.offloaded_activations) | (np.asarray(p.pipeline) == 1),
+        says=lambda _, __: "Megatron does not offload activations under a pipeline",
+        key="stack.offloaded_activations",
+        hint=lambda _, __: "parallel.pipeline: 1",
+    ),
+    Rule(
+        name="offloaded activations under recomputation",
+        scope=Scope.CHOICE,
+        holds=lambda s, p: (not s.software.offloaded_activations) | (p.recompute == RECOMPUTES.index(Recompute.NONE)),
+        says=lambda _, __: "Megatron does not offload activations under recomputation",
+        key="stack.offloaded_activations",
+        hint=lambda _, __: "parallel.recompute: none",
+    ),
+    Rule(
         name="recomputed layers of stages",
         scope=Scope.CHOICE,
         holds=_recomputes_equally,

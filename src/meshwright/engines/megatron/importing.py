@@ -6,10 +6,14 @@ run_config.yaml                                  read by `megatron_bridge`
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from meshwright.engines.base import Imported, StatedCluster
 from meshwright.engines.megatron.megatron_bridge.files import is_bridge_yaml, refuse_recipe
 from meshwright.engines.megatron.megatron_bridge.run_content import import_configuration
+from meshwright.engines.megatron.megatron_lm.options import split_source
 from meshwright.engines.megatron.megatron_lm.run_content import import_arguments
+from meshwright.engines.software_line import with_stated_software
 
 
 def import_run(source: str, *, cluster: StatedCluster) -> Imported:
@@ -19,4 +23,5 @@ def import_run(source: str, *, cluster: StatedCluster) -> Imported:
     """
     refuse_recipe(source)
     read = import_configuration if is_bridge_yaml(source) else import_arguments
-    return read(source, cluster=cluster)
+    found, path = read(source, cluster=cluster), Path(split_source(source)[0])
+    return with_stated_software(found, path.read_text(encoding="utf-8"), file=str(path))

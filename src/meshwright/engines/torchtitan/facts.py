@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshwright.arrays import Mask
+from meshwright.arrays import Array, Mask
 from meshwright.cost.tables import RECOMPUTES, PlanTable
 from meshwright.engines.torchtitan import VERSION
 from meshwright.planner.engines import EngineFacts, LegalityContext, Rule, Scope
@@ -22,6 +22,19 @@ def _rounds(s: LegalityContext, plan: PlanTable) -> Mask:
     m = num_micro_batches(s, plan)
     rounds = np.maximum(m // np.maximum(plan.pipeline, 1), 1)
     return ~has_schedule(plan, Schedule.INTERLEAVED) | (plan.pipeline == 1) | (m % rounds == 0)
+
+
+def _chunk(s: LegalityContext, plan: PlanTable) -> Array:
+    """Tokens of a chunk of the loss as the plan or the run asks; 0 or less: all."""
+    return np.where(np.asarray(plan.loss_chunk) < 0, s.loss_chunk, plan.loss_chunk)
+
+
+def _equal_chunks(s: LegalityContext, plan: PlanTable) -> Mask:
+    """`ChunkedLossWrapper` splits the sequences of a context rank into chunks of equal length."""
+    chunk, length = _chunk(s, plan), s.batch.seq_len // plan.context
+    tokens = plan.micro_batch * length
+    chunks = np.maximum(tokens // np.maximum(chunk, 1), 1)
+    return (chunk <= 0) | ((tokens % np.maximum(chunk, 1) == 0) & (length % chunks == 0))
 
 
 RULES = (
@@ -76,6 +89,16 @@ RULES = (
         key="parallel.sharding",
     ),
     Rule(
+        name="equal chunks of the loss",
+        scope=Scope.BATCH,
+        holds=_equal_chunks,
+        says=lambda s, p: (
+            f"torchtitan splits a micro-batch of {p.micro_batch} x {s.batch.seq_len // p.context} tokens into equal "
+            f"chunks along its sequences, and not into chunks of {int(_chunk(s, p))} tokens"
+        ),
+        key="kernels.loss_chunk",
+    ),
+    Rule(
         name="sequences of experts",
         scope=Scope.BATCH,
         holds=lambda s, p: (not has_experts(s)) | (p.tensor == 1) | (p.sequence_parallel == 0) | (p.micro_batch > 1),
@@ -119,8 +142,8 @@ FACTS = EngineFacts(
     splits_no_experts=True,
     short_interleaving=True,
     context_block=128,
-    # Its wrapper `ChunkedLossWrapper` accumulates over chunks of the sequence; our configurations name the plain loss.
     loss="logits of all tokens of a micro-batch at once, in fp32 (CrossEntropyLoss)",
+    loss_chunks=True,  # `ChunkedLossWrapper`, where the run asks for it
     switches=(
         ("dispatcher", ("all-to-all", "deepep", "hybridep")),
         ("gradient_format", ("fp32",)),

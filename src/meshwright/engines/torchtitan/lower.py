@@ -17,6 +17,7 @@ from typing import Any
 from meshwright.catalog.stacks import switches_of
 from meshwright.cost.stages import layers_per_stage
 from meshwright.engines.base import Launch, pinned_plan, refuse
+from meshwright.engines.software_line import software_line
 from meshwright.engines.torchtitan import VERSION
 from meshwright.engines.torchtitan.check import check
 from meshwright.engines.torchtitan.config_module.models import HOMES, STD, model_spec, residual_std
@@ -45,7 +46,7 @@ _TABLE = HOMES | {
     **dict.fromkeys(("AbsentTokenizer", "RunFileDataLoader", "RunLearningRates"), _EXTENSIONS),
     **dict.fromkeys(("StepLogMetrics", "weights_folder"), _EXTENSIONS),
     "CheckpointManager": "torchtitan.components.checkpointer",
-    "CrossEntropyLoss": "torchtitan.components.loss",
+    **dict.fromkeys(("ChunkedLossWrapper", "CrossEntropyLoss"), "torchtitan.components.loss"),
     "Path": "pathlib",
     "Trainer": "torchtitan.trainer",
     "Validator": "torchtitan.components.validate",
@@ -74,7 +75,7 @@ def module_text(run: Run, plan: Plan) -> str:
     blocks = [
         f'"""{run.name}: {run.model.name} on {plan.num_devices} devices ({plan.describe()}), for torchtitan '
         f'{VERSION}.\n\nWritten by Meshwright from the run file in the same folder.\n"""',
-        imports(names, table=_TABLE),
+        f"{software_line(run)}{imports(names, table=_TABLE)}",
         "FOLDER = Path(__file__).parent",
         _initializations(run),
     ]
@@ -113,8 +114,17 @@ def trainer_config(run: Run, plan: Plan, *, spec: Call) -> Call:
         compile=call("CompileConfig", enable=bool(switches_of(run).compiles)),
         validator=_validator(run, plan),
         debug=call("DebugConfig", seed=run.train.seed),
-        loss=call("CrossEntropyLoss.Config", global_vocab_size=run.model.vocab),
+        loss=_loss(run, plan),
     )
+
+
+def _loss(run: Run, plan: Plan) -> Call:
+    """The loss, in as many chunks as the run's `kernels.loss_chunk` makes of the tokens of a rank."""
+    plain, chunk = call("CrossEntropyLoss.Config", global_vocab_size=run.model.vocab), run.kernels.loss_chunk
+    if isinstance(chunk, str):
+        return plain
+    tokens = plan.micro_batch * run.sequence_length // plan.context
+    return call("ChunkedLossWrapper.Config", num_chunks=tokens // chunk, loss_fn=plain)
 
 
 def _metrics(run: Run) -> Call:

@@ -53,7 +53,7 @@ def plan_page(scored: ScoredPlans, *, run: Run, command: str = "") -> str:
     about = (
         f"{request.global_batch:,} sequences of {request.seq_len:,} tokens a step on {request.num_devices:,} devices, "
         f"{request.precision.name}, engine {request.engine}. {_extent(scored)}"
-        + "".join(f" {line[0].upper()}{line[1:]}." for line in setup_lines(request))
+        + "".join(f" {line[0].upper()}{line[1:]}." for line in setup_lines(request, scored.plans[0].plan))
     )
     return document(
         title=f"Plans of {request.model.name} on {run.cluster_name}",

@@ -40,7 +40,7 @@ def test_the_release_runs_what_a_recipe_and_a_run_state_together(stated, dispatc
     request = request_for(run)
     notes = [line for line in notes_on_parts(request, PLAN) if line.startswith("stack.")]
     assert [line[: len(note)] for line in notes] == ([note] if note else [])
-    assert software_lines(request) == []
+    assert software_lines(request, PLAN) == []
 
 
 def test_what_a_run_states_itself_is_refused():

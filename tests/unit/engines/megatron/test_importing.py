@@ -381,6 +381,8 @@ def test_contradictions_are_noted(changes, words, tmp_path):
         ({"position_embedding_type": "rope", "rope_type": "yarn"}, "positions"),
         ({"num_layers": 1.5}, "not a whole number"),
         ({"pipeline_model_parallel_size": 2, "pipeline_model_parallel_layout": "Et|tL"}, "does not assign 4 layers"),
+        ({"yaml_cfg": "gpt.yaml"}, r":\d+: --yaml-cfg names a description .*got 'gpt.yaml'"),
+        ({"spec": "my.layers layer"}, r"--spec names a description .*got 'my.layers layer', allowed: options"),
     ],
 )
 def test_what_is_refused(changes, words, tmp_path):

@@ -107,13 +107,6 @@ def test_our_own_processes_reduce_in_the_format_that_is_stated():
     assert found == {"fp32": True, "bf16": False}
 
 
-def test_an_export_says_that_it_does_not_hold_the_date_of_the_software():
-    run = run_of("vintage=2025.3")
-    (note,) = note_on_switches(run, is_export=True)
-    assert "stack.vintage: 2025.3" in note
-    assert not [note for note in note_on_switches(run) if "vintage" in note]
-
-
 def test_what_is_not_set_is_noted():
     run = run_of("dispatcher=deepep", "cuda_graphs=none", "compiles=true")
     (note,) = note_on_switches(run)

@@ -161,7 +161,10 @@ def configuration(folder: Path, **changes: object) -> Path:
     content = YAML().load(contract.lower_export(run, folder=folder).files["megatron_bridge.yaml"])
     for name, value in changes.items():
         section, _, key = name.partition("__")
-        content.setdefault(section, {})[key] = value
+        if key:
+            content.setdefault(section, {})[key] = value
+        else:
+            content[section] = value
     YAML().dump(content, folder / "run_config.yaml")
     return folder / "run_config.yaml"
 
@@ -204,25 +207,46 @@ def test_a_field_that_a_whole_file_lacks_has_the_default_of_its_class(key, tmp_p
     assert left_out(path) == ([f"model.{key}: false"] if is_off else [])
 
 
+def test_the_recipe_of_mxfp8_names_its_buffer_of_gathers(tmp_path):
+    path = configuration(tmp_path, mixed_precision="bf16_with_mxfp8_mixed")
+    gathered, note = contract.import_run(str(path), cluster="b200-8x2").notes
+    assert "fp8_param_gather under mxfp8" in gathered
+    assert note == f"{BEGINNING}optimizer.reuse_grad_buf_for_mxfp8_param_ag"
+
+
+@pytest.mark.parametrize("section", ["nvrx_straggler", "tensor_inspect"])
+def test_sections_of_bridge_that_are_switched_on_are_named(section, tmp_path):
+    path = configuration(tmp_path, **{f"{section}__enabled": True})
+    assert left_out(path) == [f"{section}.enabled"]
+    assert left_out(configuration(tmp_path, **{f"{section}__enabled": False})) == []
+
+
+ENDS = ["model.first_last_layers_bf16"]
+
+
 @pytest.mark.parametrize(
     ("recipe", "precision", "named"),
     [
-        ("bf16_with_fp8_current_scaling_mixed", "fp8", True),
-        ("bf16-with-fp8-current-scaling-mixed", "fp8", True),
-        ("nanov2_bf16_with_fp8_current_scaling_mixed", "fp8_blockwise", True),
-        ("nemotron_3_super_bf16_with_nvfp4_mixed", "nvfp4", True),
-        ("bf16_with_nvfp4_mixed", "nvfp4", False),
-        ("bf16_with_fp8_delayed_scaling_mixed", "fp8_delayed", False),
-        ("bf16_with_fp8_subchannel_scaling_mixed", "fp8_blockwise", False),
-        ("bf16_mixed", "bf16", False),
+        ("bf16_with_fp8_current_scaling_mixed", "fp8", ENDS),
+        ("bf16-with-fp8-current-scaling-mixed", "fp8", ENDS),
+        ("nanov2_bf16_with_fp8_current_scaling_mixed", "fp8_blockwise", ENDS),
+        ("nemotron_3_super_bf16_with_nvfp4_mixed", "nvfp4", ENDS),
+        ("bf16_with_nvfp4_mixed", "nvfp4", []),
+        (
+            "bf16_with_fp8_delayed_scaling_mixed",
+            "fp8_delayed",
+            ["model.fp8_amax_history_len 1024", "model.fp8_amax_compute_algo max"],
+        ),
+        ("bf16_with_fp8_subchannel_scaling_mixed", "fp8_blockwise", []),
+        ("bf16_mixed", "bf16", []),
     ],
 )
-def test_recipes_that_keep_layers_in_bf16_are_named(recipe, precision, named, tmp_path):
+def test_what_recipes_set_besides_the_format_is_named(recipe, precision, named, tmp_path):
     path = configuration(tmp_path)
     content = YAML().load(path)
     content["mixed_precision"] = recipe
     YAML().dump(content, path)
-    assert left_out(path) == (["model.first_last_layers_bf16"] if named else [])
+    assert left_out(path) == named
     assert contract.import_run(str(path), cluster="h100-8x2").content["precision"] == precision
 
 

@@ -29,6 +29,8 @@ def test_what_it_cannot_do_is_refused_with_the_key(refused):
             ("train.checkpoint.keep", ["train.checkpoint={folder: c, keep: 1}"]),
             ("train.evaluate.every_steps", ["train.evaluate.every_steps=3", "data.validation=v.txt"]),
             ("train.trackers", ["train.trackers=[mlflow]"]),
+            ("kernels.loss_chunk: torchtitan splits", ["kernels.loss_chunk=100", "plan: tensor: 2"]),
+            ("kernels: the engine has kernels", ["kernels.loss_chunk=256", "kernels.weight_cache='on'"]),
             ("lora.targets", ["task=lora", "lora.targets=[query, key]"]),
             ("lora.dropout", ["task=lora", "lora.dropout=0.1"]),
             ("lora.base_format", ["task=lora", "lora.base_format=nf4"]),

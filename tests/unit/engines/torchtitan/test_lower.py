@@ -53,6 +53,13 @@ def test_degrees_and_batches():
     assert training["mixed_precision_param"] == "'bfloat16'"
 
 
+def test_a_loss_in_chunks_has_as_many_as_the_tokens_of_a_rank():
+    assert arguments(module(FSDP), "Trainer.Config")["loss"].startswith("CrossEntropyLoss.Config(")
+    chunked = arguments(module(FSDP, "kernels.loss_chunk=64"), "ChunkedLossWrapper.Config")
+    assert chunked["num_chunks"] == "8"  # of 2 x 256 tokens
+    assert chunked["loss_fn"] == "CrossEntropyLoss.Config(global_vocab_size=512)"
+
+
 def test_micro_batches_of_a_pipeline_are_one_local_batch():
     tree = module(PIPELINE)
     parallel = arguments(tree, "ParallelismConfig")

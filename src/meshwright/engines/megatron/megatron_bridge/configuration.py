@@ -32,6 +32,7 @@ from meshwright.engines.megatron.switches import (
     reduces_in_fp32,
     transformer_switches,
 )
+from meshwright.engines.software_line import software_line
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 
@@ -102,6 +103,7 @@ def configuration_text(run: Run, plan: Plan) -> str:
 
     stream = StringIO()
     stream.write(f"# Of Megatron-Bridge {_release()['version']} with Megatron-Core {_release()['core']}\n")
+    stream.write(software_line(run))
     yaml = YAML()
     yaml.width = 1000  # keeps a pipeline layout on one line
     yaml.dump(configuration(run, plan), stream)

@@ -86,6 +86,13 @@ BF16_ENDS = ("current", "super")
 """Words in names of recipes that keep the first and last layers in 16 bits (training/mixed_precision.py)."""
 GATHERED_IN_FP8 = ("mxfp8", "tensorwise", "delayed")
 """Of these, recipes of Megatron-Bridge that set fp8_param_gather."""
+OF_RECIPES: dict[str, dict[str, Any]] = {
+    "delayed": {"fp8-amax-history-len": 1024, "fp8-amax-compute-algo": "max"},
+    "mxfp8": {"reuse-grad-buf-for-mxfp8-param-ag": True},
+}
+"""Options that recipes of Megatron-Bridge set besides the format."""
+MONITORS = ("nvrx_straggler.enabled", "tensor_inspect.enabled")
+"""Fields without an option of their own that switch on what observes kernels or tensors in each step."""
 ADAPTED = {"linear_qkv": ("qkv",), "linear_proj": ("output",), "linear_fc1": ("gate", "up"), "linear_fc2": ("down",)}
 """Targets of adapters by Megatron's fused tensors, which have one adapter."""
 
@@ -158,6 +165,9 @@ def _options(given: GivenFields) -> MegatronOptions:
         if values is not None:
             found[option] = Option(values=tuple(values), line=lines.get(option, 0))
     options = MegatronOptions(found, path=given.path)
+    for name in MONITORS:
+        if fields[name]:
+            options.leave_out(name)
     if not given.is_complete:
         options.note("fields that these overrides lack have the defaults of their classes, not of a recipe")
     return options
@@ -313,6 +323,7 @@ def _precision(fields: BridgeFields) -> dict[str, Any]:
             "fp8-recipe": recipe,
             "fp4-format": "e2m1" if "nvfp4" in parts else None,
             "first-last-layers-bf16": bool({*BF16_ENDS} & {*parts}),
+            **OF_RECIPES.get(recipe or "", {}),
             **_wire(reduces_in_fp32="bf16" in parts, gathers_in_fp8=recipe in GATHERED_IN_FP8),
         }
     mixed = fields.has_section("mixed_precision")

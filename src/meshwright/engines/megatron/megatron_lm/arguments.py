@@ -1,6 +1,6 @@
 """A run as arguments of Megatron-LM's `pretrain_gpt.py`, one per line. Pure.
 
-    torchrun ... pretrain_gpt.py $(cat megatron_lm.args)
+    torchrun ... pretrain_gpt.py $(grep -v '^#' megatron_lm.args)
 
 Most arguments have the names of the constructors' arguments (`megatron_core`). The names that its parser accepts, with
 the number of their values, are in `options.json`. Megatron-LM has its own shuffling: it trains the same model with the
@@ -16,6 +16,7 @@ from typing import Any
 
 from meshwright.engines.megatron.megatron_core.constructors import UNFUSED, Settings, fused_kernels, loop, settings_of
 from meshwright.engines.megatron.switches import gathers_in_fp8, reduces_in_fp32, transformer_switches
+from meshwright.engines.software_line import software_line
 from meshwright.specs.model import AttentionKind, RopeScaling
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
@@ -46,7 +47,7 @@ def known_names() -> dict[str, str]:
 
 def arguments_text(run: Run, plan: Plan) -> str:
     """Return the text of the file."""
-    return "".join(f"{line}\n" for line in arguments(run, plan))
+    return software_line(run) + "".join(f"{line}\n" for line in arguments(run, plan))
 
 
 def arguments(run: Run, plan: Plan) -> list[str]:

@@ -18,6 +18,11 @@ from meshwright.errors import InputError
 
 FP8 = {"delayed": "fp8_delayed", "tensorwise": "fp8", "blockwise": "fp8_blockwise", "mxfp8": "mxfp8"}
 SCHEDULES = {"constant": "constant", "linear": "linear", "cosine": "cosine", "WSD": "wsd"}
+ELSEWHERE = {
+    "yaml-cfg": "Megatron-LM takes all settings from that file: import the same settings as options",
+    "spec": "layers of a module of its own have other shapes and kernels: leave it out where they are GPT's own layers",
+}
+"""Options that name a file which describes the run, or its layers, in place of the other options."""
 DIGITS = 12  # of a ratio of learning rates: `0.1 * lr / lr` is not exactly 0.1
 
 
@@ -26,7 +31,14 @@ def import_arguments(source: str, *, cluster: StatedCluster) -> Imported:
 
     Raises InputError for what cannot be read, expanded or expressed in a run file.
     """
-    return run_of_options(read(source), cluster=cluster)
+    options = read(source)
+    for name, hint in ELSEWHERE.items():
+        if values := options.paths(name):
+            raise InputError(
+                f"{options.where(options.taken[name])}: --{name} names a description of the run that is not read",
+                got=" ".join(values), allowed="options that describe the run", hint=hint,
+            )  # fmt: skip
+    return run_of_options(options, cluster=cluster)
 
 
 def run_of_options(options: MegatronOptions, *, cluster: StatedCluster, model: str | None = None) -> Imported:

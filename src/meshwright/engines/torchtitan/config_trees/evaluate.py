@@ -6,7 +6,8 @@ prints one object: name of a configuration -> its tree, or the error. `importing
 
     {"is": "Linear", "fields": {name: value, ...}, "given": [names of the fields that are not at their defaults]}
 
-with the class that the configuration builds. A function is {"function": name} with its bound arguments.
+with the class that the configuration builds. A function is {"function": name} with its bound arguments. The line of an
+exported module that states the software of its run is under "software".
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from meshwright.engines.software_line import found_line
+
 PACKAGES = ("torchtitan.models", "torchtitan.experiments")  # torchtitan's `--module` searches them too
 
 
@@ -28,7 +31,9 @@ def evaluate(source: str) -> dict[str, Any]:
     """Return the tree of MODULE:FUNCTION or PATH.py:FUNCTION, or `{"error": ...}`."""
     name, _, function = source.rpartition(":")
     try:
-        return node(getattr(load_module(name), function)())
+        module = load_module(name)
+        tree, line = node(getattr(module, function)()), found_line(Path(module.__file__).read_text(encoding="utf-8"))
+        return tree | {"software": line} if line else tree
     except Exception as error:  # a program may raise any exception
         return {"error": f"{type(error).__name__}: {error}"}
 

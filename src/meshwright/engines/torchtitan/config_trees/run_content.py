@@ -14,6 +14,7 @@ from typing import Any
 from meshwright import runfile
 from meshwright.cost.stages import layers_per_stage
 from meshwright.engines.base import Imported, StatedCluster, not_estimated
+from meshwright.engines.software_line import with_stated_software
 from meshwright.engines.torchtitan import lower
 from meshwright.engines.torchtitan.config_module.models import DISPATCHERS
 from meshwright.engines.torchtitan.config_trees.contradictions import contradictions
@@ -30,8 +31,8 @@ RECOMPUTE = {"FullAC": "full", "SelectiveAC": {"modules": ["alternate_matmuls"]}
 RUN_FILE_LOADERS = ("RunFileDataLoader", "Batches")  # of exported configurations; the second one is its older name
 TEXT = "HuggingFaceTextDataLoader"
 FORMATS = {"float32": "fp32", "bfloat16": "bf16"}
-LOSS = "CrossEntropyLoss"
-"""The loss of our exports and of the estimate: logits of all tokens of a micro-batch at once."""
+LOSS, CHUNKED = "CrossEntropyLoss", "ChunkedLossWrapper"
+"""The losses of our exports and of the estimate: logits of all tokens of a micro-batch at once, or of a chunk."""
 
 VARLEN = {"Ampere": AttentionKernel.FA2, "Ada": AttentionKernel.FA2, "Hopper": AttentionKernel.FA3}
 """Kernels of the backend `varlen` by the architecture; FlashAttention 4 of Blackwell is none of ours."""
@@ -105,10 +106,26 @@ def import_tree(tree: Node, *, cluster: StatedCluster) -> Imported:
         "train": train_section(settings, model, notes),
     }
     content["train"] |= evaluation(settings, content, own, notes, width=width)
-    if (loss := settings.values["loss.is"]) != LOSS:
-        chunks = settings.values.get("loss.num_chunks")
-        settings.leave_out(f"loss = {loss}{f' with {chunks} chunks' if chunks else ''}")
-    return Imported(content=content, notes=(*notes, *settings.unread()))
+    content |= _loss(settings, content)
+    found = Imported(content=content, notes=(*notes, *settings.unread()))
+    return with_stated_software(found, tree.get("software", ""), file="the configuration")
+
+
+def _loss(settings: TrainerSettings, content: dict[str, Any]) -> dict[str, Any]:
+    """Return the tokens of a chunk of the loss as the run file's `kernels`; none for the loss of all tokens at once."""
+    loss = settings.values["loss.is"]
+    if loss == CHUNKED and settings.values["loss.loss_fn.is"] == LOSS:
+        chunks = settings.values["loss.num_chunks"]
+        length = content["data"]["sequence_length"] // content["parallel"]["context"]
+        if length % chunks:
+            raise InputError(
+                "the chunks of the loss do not divide the sequence of a rank", got=f"loss.num_chunks = {chunks}",
+                allowed=f"divisors of {length}",
+            )  # fmt: skip
+        return {"kernels": {"loss_chunk": content["batch"]["micro"] * length // chunks}}
+    if loss != LOSS:
+        settings.leave_out(f"loss = {loss}")
+    return {}
 
 
 def _own_run(settings: TrainerSettings) -> Run | None:

@@ -18,6 +18,7 @@ from typing import Any
 from meshwright.catalog import lookup as catalog
 from meshwright.engines import refusals
 from meshwright.engines.base import Imported, StatedCluster
+from meshwright.engines.software_line import with_stated_software
 from meshwright.engines.torchtitan.config_trees import run_content
 from meshwright.engines.torchtitan.config_trees.contradictions import contradictions
 from meshwright.engines.torchtitan.config_trees.models import ImportedModel
@@ -165,7 +166,8 @@ def import_toml(path: Path, *, cluster: StatedCluster) -> Imported:
     notes += settings.unread()
     for old, later in LATER.items():
         notes = [note.replace(later, old) for note in notes]
-    return Imported(content=content, notes=tuple(notes))
+    found = Imported(content=content, notes=tuple(notes))
+    return with_stated_software(found, path.read_text(encoding="utf-8"), file=str(path))
 
 
 def _refuse_local_steps(settings: _TomlSettings) -> None:

@@ -1,0 +1,75 @@
+"""The line about a run's software in exported files: written where the run states some, and read by every import."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from meshwright.engines.base import Imported, ImportingEngine, find_engine
+from meshwright.engines.beginning import note_on_switches
+from meshwright.engines.software_line import with_stated_software
+from meshwright.errors import InputError
+from meshwright.runfile import from_mapping, from_options
+from meshwright.specs.run import Run
+
+PLAN = ("train.steps=10", "batch.micro=1", "parallel={data_shard: 8, sharding: parameters, recompute: full}")
+FILES = {"megatron": ("megatron_lm.args", "megatron_bridge.yaml"), "maxtext": ("maxtext.yml",)}
+ALL = (*FILES["megatron"], *FILES["maxtext"], "meshwright_run.py")
+
+
+def exported(*keys: str, engine: str) -> tuple[Run, dict[str, str]]:
+    run = from_options(
+        model="llama3.1-8b", cluster="h100-8x1", global_batch=64, sequence_length=4096, engine=engine,
+        overrides=(*PLAN, *(["parallel.sharding=optimizer"] if engine == "megatron" else []), *keys),
+    )  # fmt: skip
+    return run, dict(find_engine(engine).lower(run, folder=Path("out")).files)
+
+
+def lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("# meshwright stack")]
+
+
+@pytest.mark.parametrize("engine", ["megatron", "torchtitan", "maxtext"])
+def test_an_export_holds_the_software_that_the_run_states(engine):
+    run, files = exported("stack.vintage=2025.3", "stack.preset=engine", engine=engine)
+    holding = [text for name, text in files.items() if name in ALL]
+    assert holding
+    for text in holding:
+        assert lines(text) == ["# meshwright stack: {preset: engine, vintage: 2025.3}"]
+    assert not [note for note in note_on_switches(run, is_export=True) if "vintage" in note]
+    assert not [line for text in exported(engine=engine)[1].values() for line in lines(text)]
+
+
+@pytest.mark.parametrize(("engine", "name"), [(engine, name) for engine, names in FILES.items() for name in names])
+def test_an_import_has_the_software_of_the_file(engine, name, tmp_path):
+    own = {"megatron": "nemo"}.get(engine, engine)
+    run, files = exported(f"stack.framework={own}", "stack.vintage=2025.3", engine=engine)
+    (tmp_path / name).write_text(files[name])
+    importing = find_engine(engine)
+    assert isinstance(importing, ImportingEngine)
+    found = importing.import_run(str(tmp_path / name), cluster="h100-8x1")
+    again = from_mapping(json.loads(json.dumps(found.content)))
+    assert (again.stack.framework, again.stack.vintage) == (own, 2025.3)
+    assert again.stack.preset == run.stack.preset
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("# meshwright stack: primus-megatron", r"my\.args: the line about the software.*got.*allowed: # meshwright"),
+        ("# meshwright stack: {framework: nemo", "cannot be read"),
+        ("# meshwright stack:", "cannot be read"),
+        ("# meshwright stack: {dispatcher: deepep}", "cannot be read"),
+        ("# meshwright stack: {vintage: 2025-09}", r"my\.args: stack\.vintage: must be a number: got"),
+        ("# meshwright stack: {vintage: 1999.0}", r"stack\.vintage: is out of range: got 1999.0, allowed: >= 2,015"),
+        ("# meshwright stack: {preset: recipes}", "allowed: engine, recipe\nhint: did you mean 'recipe'"),
+        ("# meshwright stack: {framework: nemoo}", "unknown stack: got 'nemoo'\nhint: did you mean 'nemo'"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_refused(line, message):
+    with pytest.raises(InputError) as error:
+        with_stated_software(Imported(content={"stack": {}}, notes=()), f"--bf16\n{line}\n", file="my.args")
+    assert re.search(message, str(error.value), re.DOTALL)
