@@ -31,6 +31,7 @@ from meshwright.engines.native.recompute import recompute
 from meshwright.engines.native.step import Accumulation, Stepper
 from meshwright.engines.native.stored_modules import store_modules
 from meshwright.kernels.fp8.layer import RECIPES, Fp8State
+from meshwright.specs.plan import Offload, Sharding
 from meshwright.specs.run import Run
 from meshwright.training.masters import Master, masters_of
 from meshwright.training.models import (
@@ -113,7 +114,7 @@ class Assembly:
 
     def trained(self) -> dict[str, Tensor]:
         """Trained tensors by name, in fp32; of a sharded tensor this process's part, perhaps empty."""
-        return {master.name: master.like(master.local) for master in self.masters}
+        return {m.name: m.like(m.values.to(m.local.device)) for m in self.masters}
 
     def train_mode(self) -> None:
         """Set the modules to train."""
@@ -140,7 +141,9 @@ def assemble(run: Run, *, coordinates: MeshCoordinates, weights: Path | None = N
         )
         for index in stages_of_rank(plan, coordinates.pipeline_rank)
     ]
-    masters = masters_of(modules, compute=compute)
+    offloads = plan.offload is Offload.OPTIMIZER
+    # Shards that FSDP gathers from are masters, too: they stay on the device.
+    masters = masters_of(modules, compute=compute, on_host=offloads and plan.sharding is not Sharding.PARAMETERS)
     copies = embedding_copies(modules, masters=masters, coordinates=coordinates)
     if run.lora is not None:
         _copy_weights(copies)  # once: neither end is trained
@@ -152,6 +155,7 @@ def assemble(run: Run, *, coordinates: MeshCoordinates, weights: Path | None = N
         is_single_process=coordinates.num_ranks == 1,
         after_update=partial(_weights_have_changed, modules, copies),
         seed=run.train.seed,
+        offloads=offloads,
     )
     optimizer.refresh()
     delayed_scales = fp8.delayed_states(modules, device=coordinates.device)

@@ -254,6 +254,14 @@ RULES = (
         hint=lambda s, _: "parallel.sharding: optimizer" if s.narrow_weights else None,
     ),
     Rule(
+        name="offloaded states",
+        scope=Scope.CHOICE,
+        holds=lambda s, p: (np.asarray(p.offload_optimizer) == 0) | (s.optimizer.name == "adamw"),
+        says=lambda s, _: f"states of {s.optimizer.name} stay on the device: must be none",
+        key="parallel.offload",
+        hint=lambda _, __: "optimizer {name: adamw} has states in host memory",
+    ),
+    Rule(
         name="blocks of states",
         scope=Scope.CHOICE,
         holds=lambda s, p: (
@@ -290,6 +298,7 @@ FACTS = EngineFacts(
     uneven_layers=True,
     short_interleaving=True,
     narrow_states=True,
+    offloads_optimizer=True,
     stored_modules=STORED_MODULES,
     weight_caches=WEIGHT_CACHES,
     loss="logits of a chunk of tokens at once, which their gradient overwrites",
