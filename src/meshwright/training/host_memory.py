@@ -46,6 +46,10 @@ class HostCopies:
         streams = [torch.cuda.Stream(device) for _ in range(2)] if device.type == "cuda" else (None, None)
         self.incoming, self.outgoing = streams
 
+    def empty(self, size: int) -> Tensor:
+        """Return `size` bytes of host memory for a short time: PyTorch keeps pinned memory to hand it out again."""
+        return torch.empty(size, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+
     def fetch(self, sources: Sequence[Tensor]) -> tuple[list[Tensor], torch.Event | None]:
         """Return copies of `sources` on the device, which are complete after `wait` for the event."""
         copies = [torch.empty(source.shape, dtype=source.dtype, device=self.device) for source in sources]

@@ -16,10 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from meshwright.catalog.stacks import switches_of
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.engines.native import fp8
 from meshwright.engines.native.compiling import compile_layers
+from meshwright.engines.native.offloaded_activations import offload_activations
 from meshwright.engines.native.parallel.context import chunks_of, shard_sequences
 from meshwright.engines.native.parallel.expert import ExpertMesh, expert_mesh, shard_experts
 from meshwright.engines.native.parallel.fsdp import apply_fsdp, needs_fsdp
@@ -272,6 +274,8 @@ def _stage(
     if run.train.compile:
         compile_layers(blocks, plan=coordinates.plan)
     recompute(blocks, plan=coordinates.plan, num_before=sum(len(layers) for layers in earlier))
+    share = switches_of(run).offloaded_activations or 0.0
+    offload_activations(blocks[: len(module.layers)], share=share, device=coordinates.device)
     if needs_fsdp(coordinates.plan) or (experts is not None and coordinates.mesh is not None):
         apply_fsdp(module, layers=blocks, coordinates=coordinates, compute=compute, experts=experts)
     materialize(module, device=coordinates.device)
