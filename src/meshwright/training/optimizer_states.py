@@ -267,7 +267,7 @@ class Piece:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Chunk:
+class StateChunk:
     """A part of the flat space on the device. `offset`: the place of the first value that its states keep."""
 
     start: int
@@ -349,7 +349,7 @@ class ChunkedAdamW:
 
     def _update(
         self,
-        chunk: Chunk,
+        chunk: StateChunk,
         pieces: Sequence[Piece],
         numbers: Mapping[int, Tensor],
         learning_rate: float,
@@ -382,7 +382,7 @@ class ChunkedAdamW:
         )  # fmt: skip
         adamw(piece.weights, _gradient(piece), states, step, scale=gradient_scale)
 
-    def _chunks(self) -> Iterator[Chunk]:
+    def _chunks(self) -> Iterator[StateChunk]:
         """The chunks of a step, on the device. What is done to one is kept when the next is asked for."""
         if self.copies is None:
             size = max(self.size, 1) if self._in_one_pass() else CHUNK[self.device.type]
@@ -393,7 +393,7 @@ class ChunkedAdamW:
             return
         starts = range(0, self.size, CHUNK[self.device.type])
         coming = self._fetch(starts[0])
-        leaving: list[tuple[Chunk, torch.Event | None]] = []
+        leaving: list[tuple[StateChunk, torch.Event | None]] = []
         for start in starts:
             chunk, event = coming
             if start != starts[-1]:
@@ -406,7 +406,7 @@ class ChunkedAdamW:
         for _, event in leaving:
             self.copies.wait(event)
 
-    def _fetch(self, start: int) -> tuple[Chunk, torch.Event | None]:
+    def _fetch(self, start: int) -> tuple[StateChunk, torch.Event | None]:
         """Begin to copy a chunk to the device: its states, and the weights that lie in host memory."""
         assert self.copies is not None
         stop = min(self.size, start + CHUNK[self.device.type])
@@ -420,7 +420,7 @@ class ChunkedAdamW:
         weights = [p.weights[its] if p.master is None else next(fetched) for p, its, _ in self._within(start, stop)]
         return self._chunk(start, stop, weights, tuple(states), offset=start), event
 
-    def _store(self, chunk: Chunk) -> torch.Event | None:
+    def _store(self, chunk: StateChunk) -> torch.Event | None:
         """Begin to copy an updated chunk to the host."""
         assert self.copies is not None
         size = chunk.stop - chunk.start
@@ -435,12 +435,12 @@ class ChunkedAdamW:
 
     def _chunk(
         self, start: int, stop: int, weights: Sequence[Tensor], states: Sequence[StoredState], *, offset: int
-    ) -> Chunk:
+    ) -> StateChunk:
         pieces = [
             Piece(tensor=p, its=its, start=low, weights=here)
             for (p, its, low), here in zip(self._within(start, stop), weights, strict=True)
         ]
-        return Chunk(start=start, stop=stop, pieces=pieces, first=states[0], second=states[1], offset=offset)
+        return StateChunk(start=start, stop=stop, pieces=pieces, first=states[0], second=states[1], offset=offset)
 
     def _within(self, start: int, stop: int) -> Iterator[tuple[FlatTensor, slice, int]]:
         """Tensors that overlap a chunk: the slice of their values, and where it begins in the flat space."""

@@ -102,7 +102,7 @@ class Packed:
 
 
 class LayerActivations:
-    """What autograd keeps of one forward pass of a layer. It lives as long as autograd keeps any of it."""
+    """Activations that autograd keeps of one forward pass of a layer. They live as long as autograd keeps any."""
 
     def __init__(self, copies: HostCopies, *, staying: set[int]) -> None:
         self.copies, self.staying = copies, staying
