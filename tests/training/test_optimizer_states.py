@@ -25,7 +25,9 @@ from meshwright.specs.plan import Plan, Sharding
 from meshwright.specs.precision import STATE_BLOCK
 from meshwright.specs.run import Optimizer, StateFormat
 from meshwright.training import optimizer_states as moments
-from meshwright.training.optimizer_states import Bf16State, ByteState, NarrowAdamW, dynamic_tree
+from meshwright.training.masters import masters_of
+from meshwright.training.optimizer import MasterOptimizer
+from meshwright.training.optimizer_states import Bf16State, ByteState, ChunkedAdamW, dynamic_tree
 
 pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring")
 
@@ -133,7 +135,7 @@ def test_a_second_moment_does_not_stand_still(states):
     beta2, times = 0.999, 500
     weight, values = torch.zeros(8 * STATE_BLOCK), 1 + normal(8 * STATE_BLOCK).square()
     values[::STATE_BLOCK] = 2 * values.max()
-    adamw = NarrowAdamW([weight], settings=Optimizer(states=states, betas=(0.9, beta2)), weight_decay=0.0, seed=0)
+    adamw = ChunkedAdamW([weight], settings=Optimizer(states=states, betas=(0.9, beta2)), weight_decay=0.0, seed=0)
     adamw.restore({weight: {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": values}}, num_steps=0)
     falls = torch.arange(len(weight)) % STATE_BLOCK > 0
     power = 1 if states is StateFormat.BF16 else 0.5  # a byte is of the root
@@ -196,7 +198,7 @@ def by_block(values):
     return blocks.amax(dim=1).repeat_interleave(STATE_BLOCK)[: len(values)]
 
 
-take_step = NarrowAdamW.step
+take_step = ChunkedAdamW.step
 
 
 def follow(adamw, *, learning_rate, gradient_scale=None):
@@ -244,7 +246,7 @@ def test_each_step_is_that_of_adamw(states, chunk, monkeypatch):
     monkeypatch.setitem(moments.CHUNK, "cpu", chunk)
     tensors = [normal(33, 40, seed=1), normal(700, seed=2), normal(16, 16, seed=3)]
     settings = Optimizer(states=states, betas=(0.9, 0.95), weight_decay=0.1)
-    adamw = NarrowAdamW(tensors, settings=settings, weight_decay=0.1, seed=0)
+    adamw = ChunkedAdamW(tensors, settings=settings, weight_decay=0.1, seed=0)
     for step in range(20):
         for i, tensor in enumerate(tensors):
             tensor.grad = normal(*tensor.shape, seed=100 * step + i)
@@ -253,11 +255,46 @@ def test_each_step_is_that_of_adamw(states, chunk, monkeypatch):
         follow(adamw, learning_rate=1e-3)
 
 
+@pytest.mark.parametrize("states", StateFormat)
+def test_states_in_host_memory_change_no_bit(states, monkeypatch):
+    """Chunks of two blocks, so that one is fetched and one stored beside the one that is updated."""
+    monkeypatch.setitem(moments.CHUNK, "cpu", 2 * STATE_BLOCK)
+    settings = Optimizer(states=states, weight_decay=0.1, gradient_clip=1.0)
+    weights = {offloads: [normal(33, 40, seed=1), normal(700, seed=2)] for offloads in (False, True)}
+    optimizers = {
+        offloads: MasterOptimizer(
+            masters_of([module_of(tensors)], compute=torch.bfloat16, on_host=offloads),
+            settings=settings,
+            is_single_process=True,
+            offloads=offloads,
+        )
+        for offloads, tensors in weights.items()
+    }
+    for step in range(5):
+        for optimizer in optimizers.values():
+            for i, master in enumerate(optimizer.masters):
+                master.parameter.grad = normal(*master.parameter.shape, seed=9 * step + i).bfloat16()
+                master.add()
+            if step == 3:
+                optimizer.masters[1].forget_gradient()  # a tensor that this step did not use
+            optimizer.step(learning_rate=1e-2)
+    on_device, on_host = (optimizers[offloads].state() for offloads in (False, True))
+    assert list(on_device) == list(on_host)
+    assert all(torch.equal(on_device[name], on_host[name]) for name in on_device)
+    for one, other in zip(*(optimizers[offloads].masters for offloads in (False, True)), strict=True):
+        assert torch.equal(one.parameter, other.parameter)
+        assert other.local.untyped_storage().nbytes() == 4  # of any shape
+
+
+def module_of(tensors):
+    return torch.nn.ParameterDict({str(i): tensor for i, tensor in enumerate(tensors)})
+
+
 def test_the_planner_counts_the_bytes_that_are_kept():
     for states in NARROW:
         run = runfile.loads(TEXT, overrides=[f"optimizer.states={states}"])
         weight = torch.zeros(2**18)
-        adamw = NarrowAdamW([weight], settings=run.optimizer, weight_decay=0.0, seed=0)
+        adamw = ChunkedAdamW([weight], settings=run.optimizer, weight_decay=0.0, seed=0)
         tensors = [t for kept in (adamw.first, adamw.second) for t in vars(kept).values()]
         kept_bytes = sum(t.nbytes for t in tensors if isinstance(t, torch.Tensor) and t.numel() in SIZES)
         assert kept_bytes / weight.numel() == run.precision.optimizer_state_bytes
@@ -301,7 +338,7 @@ def test_each_step_of_a_training_is_that_of_adamw(train, monkeypatch, states):
         formats.append(adamw.settings.states)
         follow(adamw, **step)
 
-    monkeypatch.setattr(NarrowAdamW, "step", counted)
+    monkeypatch.setattr(ChunkedAdamW, "step", counted)
     train("train.checkpoint=null", "train.steps=10", f"optimizer.states={states}")
     assert formats == [states] * 2 * 10  # matrices and vectors
 
@@ -324,6 +361,31 @@ def test_a_checkpoint_goes_on_with_other_states(train, tmp_path):
         assert record.statistics["validation_loss"] < 2.5
         shutil.rmtree(tmp_path / "saved")
         shutil.copytree(tmp_path / "kept", tmp_path / "saved")
+
+
+@pytest.mark.parametrize("states", [StateFormat.FP32, pytest.param(StateFormat.INT8, marks=pytest.mark.when_touched)])
+def test_a_run_goes_on_with_states_elsewhere(train, tmp_path, states):
+    """From the device to host memory and back: the steps are those of a run whose states stay on the device."""
+    common = (f"optimizer.states={states}", "optimizer.schedule=constant", "train.evaluate=null")
+    train(*common, "train.steps=40", "parallel={data_shard: 1}")
+    whole = losses(tmp_path)
+    shutil.rmtree(tmp_path / "saved")
+    shutil.rmtree(tmp_path / "out")
+    for steps, offload in ((10, "none"), (20, "optimizer"), (30, "optimizer"), (40, "none")):
+        plan = f"parallel={{data_shard: 1, offload: {offload}}}"
+        train(*common, plan, f"train.steps={steps}", resume=steps > 10)
+    assert losses(tmp_path) == whole
+
+
+@pytest.mark.distributed
+def test_shards_have_their_states_in_host_memory(train, tmp_path):
+    found = {}
+    for offload in ("none", "optimizer"):
+        plan = f"parallel={{data_shard: 2, sharding: parameters, offload: {offload}}}"
+        train(plan, "batch.micro=2", "train.steps=5", "train.evaluate=null", "train.checkpoint=null")
+        found[offload] = losses(tmp_path)
+        shutil.rmtree(tmp_path / "out")
+    assert found["optimizer"] == found["none"]
 
 
 def check_copies(rank: int, folder: str) -> None:

@@ -24,6 +24,7 @@ from meshwright.json_values import jsonable
 from meshwright.planner import PlanComparison, PlanRequest, PlanResult, RankedPlan, WhyNot, nearest_losers, why_not
 from meshwright.planner.choice import best_plans, free_request, goal_of
 from meshwright.planner.estimate import PlanEstimate, estimate_plan
+from meshwright.planner.host_memory import notes_on_host_memory
 from meshwright.planner.neighbours import Neighbour, neighbours
 from meshwright.planner.parts import notes_on_parts
 from meshwright.planner.scored import ScoredPlans, scored_plans
@@ -98,7 +99,8 @@ class PlanRanking(Result):
         """Notes on the first plan: its stages on parts of a cluster, and switches that change nothing of it."""
         request, plan = self.request, self.best.plan
         of_engine = (self.engine_note,) if self.engine_note else ()
-        return (*of_engine, *notes_on_parts(request, plan), *notes_on_idle_switches(request, plan))
+        of_memory = notes_on_host_memory(request, plan)
+        return (*of_engine, *notes_on_parts(request, plan), *notes_on_idle_switches(request, plan), *of_memory)
 
     @property
     def losers(self) -> tuple[PlanComparison, ...]:

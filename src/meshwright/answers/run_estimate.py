@@ -20,6 +20,7 @@ from meshwright.planner import request_for, violations
 from meshwright.planner.choice import best_plans, goal_of
 from meshwright.planner.engines import Severity
 from meshwright.planner.estimate import PlanEstimate, estimate_plan
+from meshwright.planner.host_memory import notes_on_host_memory
 from meshwright.planner.legality import legality_context
 from meshwright.planner.parts import notes_on_parts
 from meshwright.planner.rank_memory import RankMemory, memory_of_ranks
@@ -172,6 +173,7 @@ def _notes(run: Run, request: PlanRequest, estimate: PlanEstimate) -> list[str]:
     notes = [line for line in (note_on_labels(run),) if line is not None]
     notes += notes_on_parts(request, estimate.plan)
     notes += notes_on_idle_switches(request, estimate.plan)
+    notes += notes_on_host_memory(request, estimate.plan)
     if estimate.step.step.tier is Tier.GUESSED:
         notes.append("nothing was measured on this accelerator with this software: the interval is wide")
     return notes

@@ -80,7 +80,7 @@ def estimate_memory(
             is_joined=True,
         ),
     ] = (),
-    offload_optimizer: Annotated[bool, Flag("Keep master weights and optimizer states in host memory.")] = False,
+    offload_optimizer: Annotated[bool, Flag("Keep optimizer states in host memory, and master weights that FSDP does not shard.")] = False,
 ) -> ModelMemory:
     """Estimate the memory of training a model by number format, optimizer and sharding. It needs no cluster.
 

@@ -53,6 +53,7 @@ class MemoryConstants(Table):
     wire_gradient_bytes: Array  # of a gradient that waits for its reduction; 0: as the precision recipe says
     wire_parameter_bytes: Array  # of a gathered parameter; 0: as the precision recipe says
     offloaded_activations: Array  # share of the saved activations that is kept in host memory
+    keeps_masters: Array  # that FSDP shards stay on the device when optimizer states are offloaded
     busiest_expert_ratio: Array  # tokens of the busiest expert rank over the mean, or the capacity of all
     pads_experts: Array  # 1: every expert computes its capacity, whatever routers decide
 
@@ -104,6 +105,7 @@ def _constants(
     values["unfused_attention"] = int(
         features.attention is AttentionKernel.UNFUSED if unfused_attention is None else unfused_attention
     )
+    values["keeps_masters"] = int(facts.keeps_masters)
     if fused_norm:
         values["norm_copy_bytes"] = 0
     return MemoryConstants(**{f.name: values[f.name] for f in fields(MemoryConstants)})

@@ -43,6 +43,7 @@ class StackFacts:
     rates_of: str = ""  # the stack whose measured rates stand for this one; empty: its own
     eager: bool = False
     updates_on_host: bool = False  # offloaded optimizer states, on one thread of each process
+    keeps_masters: bool = False  # on the device where FSDP shards them, when optimizer states are offloaded
     gathers_keys: bool = False  # of context ranks before attention, which is one kernel then
     ragged_tile_rows: int = 0  # of a tile of its grouped GEMM, which experts share at their ends; 0: they share none
     one_grouped_kernel: bool = False  # experts' GEMMs are one kernel, not one for each expert

@@ -407,6 +407,7 @@ def _offloaded(s: StepContext, parts: Parts, ffn_width: Array) -> PassTimes:
     width = 4 * model.blocks * model.hidden / split
     linear = model.linear_share * (convolved(model) + 3 * model.linear_values)
     width = width + (model.attention_share * heads + linear + model.ffn_matrices * ffn_width) / t
+    width = np.where(s.plan.recompute == FULL, model.hidden / split, width)  # a recomputed layer keeps its input
     size = s.tokens * width * s.precision.activation_bytes * s.rates.offloaded_activations
     copy = size / s.rates.host_bytes_per_s
     slowdown = 1 + s.rates.overlap_slowdown_ratio

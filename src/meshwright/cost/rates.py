@@ -88,6 +88,7 @@ class SystemFacts(Table):
     wire_parameter_bytes: Array
     offloaded_activations: Array  # share kept in host memory
     updates_on_host: Array  # 1: offloaded optimizer states are updated by a thread of each process
+    keeps_masters: Array  # 1: the masters that FSDP shards stay on the device
     expert_imbalance: Array  # tokens of the busiest expert rank over the mean, or the capacity of all
     pads_experts: Array  # 1: every expert computes its capacity, whatever routers decide
     unstated_expert_share: Array  # of the switches of mixtures: those for which the stack's release speaks
@@ -118,6 +119,7 @@ class SystemRates(Table):
     wire_parameter_bytes: Array
     offloaded_activations: Array
     updates_on_host: Array
+    keeps_masters: Array
     expert_imbalance: Array
     pads_experts: Array
     years: Array
@@ -263,6 +265,7 @@ def system_facts(
         wire_parameter_bytes=WIRE_BYTES[p] if (p := features.parameter_format) else 0.0,
         offloaded_activations=features.offloaded_activations or 0.0,
         updates_on_host=int(facts.updates_on_host),
+        keeps_masters=int(facts.keeps_masters),
         expert_imbalance=features.busiest_expert_ratio,
         pads_experts=int(features.has_capacity),
         unstated_expert_share=stack.features.unstated_expert_share,
@@ -347,6 +350,7 @@ def join(facts: SystemFacts, values: Mapping[str, Array], bf16: Mapping[str, Arr
         wire_parameter_bytes=facts.wire_parameter_bytes,
         offloaded_activations=facts.offloaded_activations,
         updates_on_host=facts.updates_on_host,
+        keeps_masters=facts.keeps_masters,
         expert_imbalance=facts.expert_imbalance,
         pads_experts=facts.pads_experts,
         cpu_oversubscription=facts.cpu_oversubscription,

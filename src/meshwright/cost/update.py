@@ -7,6 +7,7 @@ import numpy as np
 from meshwright.arrays import Array
 from meshwright.cost.collectives import Group, all_gather_s, all_reduce_s, reduce_scatter_s
 from meshwright.cost.layers import LayerTimes, StepContext
+from meshwright.cost.memory.states import keeps_masters
 from meshwright.cost.newton_schulz import rank_flops
 from meshwright.cost.overlap import exposed_s
 from meshwright.cost.stages import StageLayers
@@ -114,7 +115,10 @@ def optimizer_s(s: StepContext, layers: StageLayers) -> Array:
     streaming = rates.device.streaming_bytes_per_s
     correction = rates.device.corrections.factor("optimizer/adamw", count)
     on_device = count * s.precision.update_bytes * rates.optimizer_passes / streaming * correction
-    on_host = count * (s.precision.master_bytes + s.precision.optimizer_state_bytes) / rates.host_bytes_per_s
+    # Sharded parameters are masters that stay on the device. The link carries both directions at once.
+    staying = (plan.sharding == Sharding.PARAMETERS) | keeps_masters(s.model, plan, rates.keeps_masters)
+    masters = np.where(staying, 0.0, s.precision.master_bytes)
+    on_host = count * (masters + s.precision.optimizer_state_bytes) / rates.host_bytes_per_s
     offloaded = np.where(rates.updates_on_host > 0, _on_host_s(s, count), np.maximum(on_device, on_host))
     streamed = np.where(plan.offload_optimizer > 0, offloaded, on_device)
     if not np.any(s.precision.newton_schulz_steps):

@@ -24,6 +24,7 @@ from meshwright.planner.request import PlanRequest
 from meshwright.planner.screen import cost_model
 from meshwright.planner.search import PlanResult, RankedPlan, search
 from meshwright.planner.space import Space, choices, combine, num_rows, shapes
+from meshwright.planner.switches import offloading, with_values
 from meshwright.specs.plan import Offload, Plan
 from meshwright.units import gib, ms
 
@@ -325,7 +326,7 @@ def _as_fixed(request: PlanRequest) -> Plan:
 
 
 def _suggestions(request: PlanRequest, *, short: float) -> tuple[str, ...]:
-    """The nearest requests that are feasible: fewer fixed fields, an offloaded optimizer, more devices.
+    """The nearest requests that are feasible: fewer fixed fields, offloaded states or activations, more devices.
 
     short: memory that the least demanding plan needs, less the memory of a device.
     """
@@ -340,6 +341,7 @@ def _suggestions(request: PlanRequest, *, short: float) -> tuple[str, ...]:
         best = _first_plan(request.fixing(offload=Offload.OPTIMIZER))
         if best is not None:
             found.append(f"fits with the optimizer states in host memory: {best}")
+    found += [] if found else _with_offloaded_activations(request)
     found += _with_more_devices(request, short=short)
     return tuple(found)
 
@@ -351,6 +353,17 @@ def _on_other_engines(request: PlanRequest) -> list[str]:
         return []
     able = [name for name in planning_names() if schedule in engine_facts(name).schedules]
     return [f"--engine {name} {'plans' if name == ANY else 'runs'} {word('schedule', schedule)}" for name in able]
+
+
+def _with_offloaded_activations(request: PlanRequest) -> list[str]:
+    """The first share of activations in host memory with which a plan fits; a search that may choose it has tried."""
+    if request.stack.is_open:
+        return []
+    for values in offloading(replace(request, stack=replace(request.stack, is_open=True))):
+        best = _first_plan(with_values(request, values))
+        if best is not None:
+            return [f"fits with stack.offloaded_activations={values['offloaded_activations']}: {best}"]
+    return []
 
 
 def _with_more_devices(request: PlanRequest, *, short: float) -> list[str]:

@@ -5,12 +5,14 @@ So searches with all degrees free find where to begin: with the fastest value of
 exclude layouts. In the degrees of the plan that is found, each switch goes back to what the engine sets by itself
 unless it gains `LEAST_GAIN`. A free search with the kept switches follows, until nothing changes. It is no exact search
 over all combinations.
+
+Where nothing fits, and only there, activations go to host memory: the smallest share that is tried with which a plan
+fits. Larger ones may be faster, and need host memory of which the catalogue does not know the size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -18,7 +20,7 @@ import numpy as np
 from meshwright.planner.objective import Goal
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search import PlanResult, RankedPlan, search
-from meshwright.planner.switches import HELD, LEAST_GAIN, Value, applying, open_values
+from meshwright.planner.switches import HELD, LEAST_GAIN, Values, applying, offloading, open_values, with_values
 
 MOST_ROUNDS = 3
 """Free searches with what the one before has kept."""
@@ -26,18 +28,24 @@ MOST_ROUNDS = 3
 EXCLUDING = ("overlaps_experts", "cuda_graphs")
 """Switches with which an engine does not run all layouts, or recomputes less."""
 
-Values = Mapping[str, Value]
-
 
 def search_with_software(request: PlanRequest, *, goal: Goal, top: int = 1, slack: float = 0.0) -> PlanResult:
     """Return the `top` best plans under one set of switches, which the request of the result has.
 
-    Only switches that `open_values` names are chosen. `slack`: as in `search`.
+    Only switches that `open_values` names are chosen, and `offloading` where no plan fits. `slack`: as in `search`.
     """
+    wanted = partial(search, goal=goal, top=top, slack=slack)
+    result = _fastest(request, goal=goal, wanted=wanted)
+    if result.best is None and result.least_memory is not None:
+        found = (wanted(with_values(request, values)) for values in offloading(request))
+        return next((one for one in found if one.best is not None), result)
+    return result
+
+
+def _fastest(request: PlanRequest, *, goal: Goal, wanted: Callable[[PlanRequest], PlanResult]) -> PlanResult:
     options = open_values(request)
     if not options:
-        return search(request, goal=goal, top=top, slack=slack)
-    wanted = partial(search, goal=goal, top=top, slack=slack)
+        return wanted(request)
     is_moe = request.model.experts is not None
     first: Values = options if is_moe else {}  # likely to stay
     result = wanted(with_values(request, first))
@@ -55,15 +63,6 @@ def search_with_software(request: PlanRequest, *, goal: Goal, top: int = 1, slac
             break
         best = result.best
     return result
-
-
-def with_values(request: PlanRequest, values: Values) -> PlanRequest:
-    """Return `request` with switches that the planner chose."""
-    if not values:
-        return request
-    stack = request.stack
-    features = replace(stack.features, **values)  # pyright: ignore[reportArgumentType]
-    return replace(request, stack=replace(stack, features=features, chosen=(*stack.chosen, *values)))
 
 
 def _beginning(

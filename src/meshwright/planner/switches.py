@@ -27,6 +27,7 @@ LEAST_GAIN = 1.01
 """A switch is worth naming from this ratio of step times on."""
 
 Value = str | bool | float
+Values = Mapping[str, Value]
 
 CHOSEN = ("dispatcher", "cuda_graphs", "overlaps_experts", "overlaps_tensor")
 """Switches that the planner chooses where a run leaves them open: they change time and memory, and no number."""
@@ -76,6 +77,28 @@ def open_values(request: PlanRequest) -> dict[str, Value]:
         if able and getattr(stack.features, name) is None and getattr(now, name) != able[-1]:
             found[name] = able[-1]
     return found
+
+
+OFFLOADED_SHARES = (0.25, 0.5, 0.75, 1.0)
+"""Shares of the saved activations in host memory that are tried, in this order."""
+
+
+def offloading(request: PlanRequest) -> list[Values]:
+    """Return the shares of activations that the engine can keep in host memory, as switches; none if the run says."""
+    stack, name = request.stack, "offloaded_activations"
+    allowed = dict(engine_facts(request.engine).switches).get(name, ())
+    if not stack.is_open or request.cluster.parts or getattr(stack.features, name) is not None:
+        return []
+    return [{name: share} for share in OFFLOADED_SHARES if share in allowed]
+
+
+def with_values(request: PlanRequest, values: Values) -> PlanRequest:
+    """Return `request` with switches that the planner chose."""
+    if not values:
+        return request
+    stack = request.stack
+    features = replace(stack.features, **values)  # pyright: ignore[reportArgumentType]
+    return replace(request, stack=replace(stack, features=features, chosen=(*stack.chosen, *values)))
 
 
 def applying(request: PlanRequest, plan: Plan) -> set[str]:

@@ -6,6 +6,8 @@ A master is
     a copy of the parameter    bf16 without sharded states: gradients are accumulated in fp32 after each backward pass
     this process's shard       sharded states: FSDP keeps the shard in fp32 and computes in bf16
 
+A copy may lie in host memory. In its place is then a tensor of its shape, of 4 bytes, that carries the gradient.
+
 Optimizers run on the plain local tensors, so that they have no dispatch of distributed tensors and fused kernels serve
 every device.
 """
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from weakref import ref
 
 import torch
@@ -22,8 +24,11 @@ from torch import Tensor, nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import TensorMeta
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate
 from torch.utils import swap_tensors
+
+from meshwright.training.host_memory import host_zeros
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,8 +38,15 @@ class Master:
     name: str
     parameter: nn.Parameter
     local: Tensor
+    host: Tensor | None = None
+    """The values, where they lie in host memory: `local` then has none, and carries the gradient."""
     layout: list[Placement] = field(default_factory=list)
     """Placements of a distributed parameter's accumulated gradient. A replicated parameter may have a partial one."""
+
+    @property
+    def values(self) -> Tensor:
+        """The live values: in host memory, or on the device."""
+        return self.local if self.host is None else self.host
 
     @property
     def is_matrix(self) -> bool:
@@ -96,29 +108,31 @@ class Master:
 
     def like(self, local: Tensor) -> Tensor:
         """`local`, shaped as this process's shard, as the (distributed) tensor that a checkpoint stores."""
-        if not isinstance(self.parameter, DTensor):
-            return local
-        p = self.parameter
-        return DTensor.from_local(local, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
+        return distributed(local, like=self.parameter)
 
 
-def masters_of(modules: Iterable[nn.Module], *, compute: torch.dtype) -> list[Master]:
+def masters_of(modules: Iterable[nn.Module], *, compute: torch.dtype, on_host: bool = False) -> list[Master]:
     """The masters of all parameters that are trained, in the order of the modules.
 
-    Parameters come in fp32. FSDP rounds its shards to `compute` as it gathers them; all others are rounded here.
+    Parameters come in fp32. FSDP rounds its shards to `compute` as it gathers them; all others are rounded here, and
+    the copies are kept in host memory if `on_host`.
     """
     masters = []
     for module in modules:
         rounded = torch.float32 if isinstance(module, FSDPModule) else compute
         for name, parameter in module.named_parameters():
             if parameter.requires_grad:
-                masters.append(_master(name, parameter, rounded))
+                masters.append(_master(name, parameter, rounded, on_host=on_host))
     return masters
 
 
-def _master(name: str, parameter: nn.Parameter, compute: torch.dtype) -> Master:
+def _master(name: str, parameter: nn.Parameter, compute: torch.dtype, *, on_host: bool) -> Master:
     assert parameter.dtype == torch.float32, f"{name} is {parameter.dtype}"
-    master = Master(name=name, parameter=parameter, local=local_part(parameter.detach()))
+    local, host = local_part(parameter.detach()), None
+    if on_host and compute != torch.float32:
+        host = host_zeros(local.numel(), dtype=local.dtype, device=local.device).view(local.shape).copy_(local)
+        local = local.new_full((), math.nan).expand(local.shape)
+    master = Master(name=name, parameter=parameter, local=local, host=host)
     if compute != torch.float32:
         rounded = parameter.detach().to(compute)
         if isinstance(parameter, DTensor):  # `data` does not reach the local tensor
@@ -148,6 +162,17 @@ def local_part(tensor: Tensor) -> Tensor:
     """This process's part of `tensor`, after its collective has completed."""
     here = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return here.wait() if isinstance(here, AsyncCollectiveTensor) else here
+
+
+def distributed(local: Tensor, *, like: Tensor) -> Tensor:
+    """Return `local` as the shard of a tensor that is distributed as `like`, if that is.
+
+    `local` may lie in host memory: `DTensor.from_local` would copy it to the device of the mesh.
+    """
+    if not isinstance(like, DTensor):
+        return local
+    meta = TensorMeta(shape=like.shape, stride=like.stride(), dtype=local.dtype)
+    return DTensor(local, replace(like._spec, tensor_meta=meta), requires_grad=False)
 
 
 def is_partial(gradient: Tensor) -> bool:

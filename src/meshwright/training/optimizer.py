@@ -1,6 +1,6 @@
 """The optimizer of a run: learning rate of a step, clipping by the global norm, updates of masters by name.
 
-    adamw       PyTorch's fused AdamW; `optimizer_states.NarrowAdamW` for narrow states
+    adamw       PyTorch's fused AdamW; `optimizer_states.ChunkedAdamW` for narrow states and states in host memory
     adamw8bit   torchao's
     lion        lion-pytorch's
     muon        `muon.Muon` for the matrices of hidden layers, AdamW for embedding, head and vectors
@@ -11,7 +11,7 @@ All of them update the fp32 masters of `masters`. Weight decay is decoupled and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -23,9 +23,10 @@ from torch.distributed.tensor import DTensor
 from meshwright.kernels.adamw import clip_scale, gradient_squares
 from meshwright.specs.run import LearningRateSchedule, StateFormat
 from meshwright.specs.run import Optimizer as Settings
+from meshwright.training.host_memory import HostCopies
 from meshwright.training.masters import Master, is_partial, local_part
 from meshwright.training.muon import Muon, is_hidden_matrix
-from meshwright.training.optimizer_states import NarrowAdamW
+from meshwright.training.optimizer_states import ChunkedAdamW
 from meshwright.training.optimizer_updates import EightBitAdamW, FusedAdamW, Lion, States, Update, foreach_copy
 
 
@@ -59,7 +60,8 @@ def learning_rate(settings: Settings, *, step: int, num_steps: int) -> float:
 class MasterOptimizer:
     """The optimizer of this process's masters. `is_single_process`: no other process holds parts of the model.
 
-    `after_update` is called whenever masters have changed, to refresh other copies of them.
+    `after_update` is called whenever masters have changed, to refresh other copies of them. `offloads`: optimizer
+    states lie in host memory, which only AdamW does.
     """
 
     def __init__(
@@ -70,12 +72,13 @@ class MasterOptimizer:
         is_single_process: bool,
         seed: int = 0,
         after_update: Callable[[], None] | None = None,
+        offloads: bool = False,
     ) -> None:
         self.masters = [m for m in masters if m.local.numel()]  # a small tensor leaves some shards empty
         self.settings = settings
         self.is_single_process = is_single_process
         self.after_update = after_update
-        self.updates = list(_updates(masters, settings=settings, seed=seed))
+        self.updates = list(_updates(masters, settings=settings, seed=seed, offloads=offloads))
 
     def step(self, *, learning_rate: float, accepts: Callable[[float], bool] = math.isfinite) -> float:
         """Clip, update the masters, refresh the parameters, free the gradients. Returns the norm before clipping.
@@ -88,16 +91,19 @@ class MasterOptimizer:
             scale = self._clip_scale(norm)
             for update, rate_ratio in self.updates:
                 update.step(learning_rate=learning_rate * rate_ratio, gradient_scale=scale)
-            self.refresh()
+            self._refresh(m for m in self.masters if m.host is None)  # the others' updates did
         for master in self.masters:
             master.forget_gradient()
         return norm
 
     def refresh(self) -> None:
         """Round the masters into the parameters that compute."""
-        copies = [m for m in self.masters if m.is_copy]
+        self._refresh(self.masters)
+
+    def _refresh(self, masters: Iterable[Master]) -> None:
+        copies = [m for m in masters if m.is_copy]
         if copies:
-            foreach_copy([local_part(m.parameter.detach()) for m in copies], [m.local for m in copies])
+            foreach_copy([local_part(m.parameter.detach()) for m in copies], [m.values for m in copies])
         if self.after_update is not None:
             self.after_update()
 
@@ -135,7 +141,7 @@ class MasterOptimizer:
 
         Weights are the live ones. The others may be copies: after loading into them, call `restore`.
         """
-        state = {f"weights.{m.name}": m.like(m.local) for m in self.masters}
+        state = {f"weights.{m.name}": m.like(m.values) for m in self.masters}
         for master, name, tensor in self._stored():
             has_its_shape = tensor.shape == master.local.shape
             state[f"{name}.{master.name}"] = master.like(tensor) if has_its_shape else tensor
@@ -167,9 +173,10 @@ def _all_reduce(sums: list[Tensor], *, group: dist.ProcessGroup) -> None:
     foreach_copy(sums, [part.view_as(s) for part, s in zip(parts, sums, strict=True)])
 
 
-def _updates(masters: list[Master], *, settings: Settings, seed: int) -> Iterator[tuple[Update, float]]:
+def _updates(masters: list[Master], *, settings: Settings, seed: int, offloads: bool) -> Iterator[tuple[Update, float]]:
     """Yield updates of groups of masters, each with its learning rate relative to the run's."""
     held = [m for m in masters if m.local.numel()]  # a small tensor leaves some shards empty
+    assert not offloads or settings.name == "adamw", settings.name  # others are refused by the engine's check
     if settings.name == "muon":
         # Ranks with empty shards gather too.
         yield Muon([m for m in masters if is_hidden_matrix(m.name, m.parameter)], settings=settings), 1.0
@@ -178,7 +185,7 @@ def _updates(masters: list[Master], *, settings: Settings, seed: int) -> Iterato
         for update in _elementwise(held, settings=replace(settings, name="adamw"), seed=seed):
             yield update, own_rate / settings.learning_rate
     else:
-        for update in _elementwise(held, settings=settings, seed=seed):
+        for update in _elementwise(held, settings=settings, seed=seed, offloads=offloads):
             yield update, 1.0
 
 
@@ -186,16 +193,20 @@ ELEMENTWISE = {"adamw": FusedAdamW, "adamw8bit": EightBitAdamW, "lion": Lion}
 """Updates of single values, or of blocks of them, by the optimizer's name."""
 
 
-def _elementwise(masters: list[Master], *, settings: Settings, seed: int) -> Iterator[Update]:
+def _elementwise(masters: list[Master], *, settings: Settings, seed: int, offloads: bool = False) -> Iterator[Update]:
     """Group masters: matrices have weight decay, vectors do not. Masters with copies on the same processes share a flat
     space of narrow states, so that all copies are rounded with the same noise."""
     groups: dict[tuple[bool, tuple[str, ...]], list[Tensor]] = {}
     for m in masters:
         along = () if settings.states is StateFormat.FP32 else m.copied_along
         groups.setdefault((m.is_matrix, along), []).append(m.local)
+    copies = HostCopies(masters[0].local.device) if offloads and masters else None
+    on_host = {m.local: m for m in masters if m.host is not None}
     for (is_matrix, _), tensors in groups.items():
         decay = settings.weight_decay if is_matrix else 0.0
-        if settings.states is StateFormat.FP32:
+        if settings.states is StateFormat.FP32 and copies is None:
             yield ELEMENTWISE[settings.name](tensors, settings=settings, weight_decay=decay)
         else:
-            yield NarrowAdamW(tensors, settings=settings, weight_decay=decay, seed=seed)
+            yield ChunkedAdamW(
+                tensors, settings=settings, weight_decay=decay, seed=seed, copies=copies, on_host=on_host
+            )

@@ -1,4 +1,6 @@
-"""AdamW whose two optimizer states are kept in 16 or 8 bits between steps. The update is fp32: PyTorch's fused kernel.
+"""AdamW whose two optimizer states are kept in 16 or 8 bits, or in host memory, between steps.
+
+The update is fp32: PyTorch's fused kernel.
 
 Masters are placed one after the other in a flat space, in which a step goes from chunk to chunk:
 
@@ -8,6 +10,10 @@ Masters are placed one after the other in a flat space, in which a step goes fro
 
 so that no more than a chunk of them ever exists in fp32, and a step is a few kernels a chunk, not a few a tensor.
 
+States in host memory, and masters with them that are no shards of FSDP, stream through the device: while a chunk is
+updated there, the next one is copied to it, and the one before to the host. The update is bit for bit the same.
+
+    fp32    as they are
     bf16    first state (exp_avg) rounded to nearest, second (exp_avg_sq) stochastically
     int8    a byte of a table between -1 and 1, or 0 and 1, that is denser near 0 (dynamic tree quantisation), times
             the largest value of a block of 256; both states rounded stochastically
@@ -24,9 +30,10 @@ with copies of the same masters round alike. Source: Dettmers et al. 2021 (8-bit
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -36,6 +43,8 @@ from meshwright.kernels.dispatch import choose
 from meshwright.specs.precision import STATE_BLOCK
 from meshwright.specs.run import Optimizer as Settings
 from meshwright.specs.run import StateFormat
+from meshwright.training.host_memory import HostCopies, host_zeros
+from meshwright.training.masters import Master, local_part
 
 CHUNK = {"cpu": 2**18, "cuda": 2**24}
 """Values of a chunk: few enough for a CPU's cache, enough to fill a GPU."""
@@ -52,7 +61,7 @@ class StoredState(Protocol):
     """One optimizer state of a flat space. Ranges begin at multiples of `STATE_BLOCK`."""
 
     def decode(self, start: int, stop: int) -> Tensor:
-        """Values `start` to `stop` in fp32, a copy."""
+        """Values `start` to `stop` in fp32: to be changed, and then encoded."""
         ...
 
     def encode(self, start: int, values: Tensor, generator: torch.Generator | None) -> None:
@@ -62,6 +71,43 @@ class StoredState(Protocol):
     def stored(self, start: int, stop: int) -> Tensor:
         """Values `start` to `stop` for a checkpoint: live ones where the format is one of PyTorch's, else fp32."""
         ...
+
+    def arrays(self, start: int, stop: int) -> list[Tensor]:
+        """All that is kept of the values `start` to `stop`, live."""
+        ...
+
+    def of(self, arrays: Sequence[Tensor]) -> Self:
+        """A state that keeps its values, from 0 on, in these `arrays`."""
+        ...
+
+
+class Fp32State:
+    """Values in fp32."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+
+    def decode(self, start: int, stop: int) -> Tensor:
+        """See `StoredState`. The live values."""
+        return self.values[start:stop]
+
+    def encode(self, start: int, values: Tensor, generator: torch.Generator | None) -> None:
+        """See `StoredState`."""
+        here = self.values[start : start + len(values)]
+        if here.data_ptr() != values.data_ptr():  # decoded ones are here already
+            here.copy_(values)
+
+    def stored(self, start: int, stop: int) -> Tensor:
+        """See `StoredState`."""
+        return self.values[start:stop]
+
+    def arrays(self, start: int, stop: int) -> list[Tensor]:
+        """See `StoredState`."""
+        return [self.values[start:stop]]
+
+    def of(self, arrays: Sequence[Tensor]) -> Fp32State:
+        """See `StoredState`."""
+        return Fp32State(*arrays)
 
 
 class Bf16State:
@@ -85,6 +131,16 @@ class Bf16State:
     def stored(self, start: int, stop: int) -> Tensor:
         """See `StoredState`."""
         return self.values[start:stop]
+
+    def arrays(self, start: int, stop: int) -> list[Tensor]:
+        """See `StoredState`."""
+        return [self.values[start:stop]]
+
+    def of(self, arrays: Sequence[Tensor]) -> Bf16State:
+        """See `StoredState`."""
+        other = copy(self)
+        (other.values,) = arrays
+        return other
 
 
 class ByteState:
@@ -131,6 +187,16 @@ class ByteState:
         """See `StoredState`."""
         return self.decode(start, _whole_blocks(stop))[: stop - start]
 
+    def arrays(self, start: int, stop: int) -> list[Tensor]:
+        """See `StoredState`. Codes and scales."""
+        return [self.codes[start:stop], self.scales[start // STATE_BLOCK : stop // STATE_BLOCK]]
+
+    def of(self, arrays: Sequence[Tensor]) -> ByteState:
+        """See `StoredState`."""
+        other = copy(self)
+        other.codes, other.scales = arrays
+        return other
+
     def tables(self, start: int, stop: int) -> ByteTables:
         """Scales and tables of the values `start` to `stop`, live."""
         scales = self.scales[start // STATE_BLOCK : _whole_blocks(stop) // STATE_BLOCK]
@@ -170,104 +236,247 @@ def _noise(values: Tensor, generator: torch.Generator) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FlatTensor:
-    """A tensor in the flat space: its values, and where they begin."""
+    """A tensor in the flat space: its values, and where they begin. `master`: of values in host memory."""
 
     local: Tensor
     start: int
+    master: Master | None = None
 
     @property
     def stop(self) -> int:
         return self.start + self.local.numel()
 
+    @property
+    def weights(self) -> Tensor:
+        """The values, flat, where they lie."""
+        return (self.local if self.master is None else self.master.values).view(-1)
 
-class NarrowAdamW:
-    """AdamW for fp32 tensors that share a device and a weight decay, with states in a narrow format."""
 
-    def __init__(self, tensors: Sequence[Tensor], *, settings: Settings, weight_decay: float, seed: int) -> None:
-        self.settings, self.weight_decay, self.seed = settings, weight_decay, seed
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Piece:
+    """The part of a tensor in one chunk: its weights on the device, and places of the tensor and of the flat space."""
+
+    tensor: FlatTensor
+    its: slice
+    start: int
+    weights: Tensor
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.weights.numel()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StateChunk:
+    """A part of the flat space on the device. `offset`: the place of the first value that its states keep."""
+
+    start: int
+    stop: int
+    pieces: list[Piece]
+    first: StoredState
+    second: StoredState
+    offset: int = 0
+
+    def states_of(self, piece: Piece) -> AdamStates:
+        """The stored states of one piece, live."""
+        start, stop = piece.start - self.offset, piece.stop - self.offset
+        first, second = self.first, self.second
+        tables = None
+        if isinstance(first, ByteState) and isinstance(second, ByteState):
+            tables = (first.tables(start, stop), second.tables(start, stop))
+        kept = [state.arrays(start, stop)[0] for state in (first, second)]
+        return AdamStates(first=kept[0], second=kept[1], tables=tables, start=piece.start)
+
+
+class ChunkedAdamW:
+    """AdamW for fp32 tensors that share a device and a weight decay, with states in a narrow format or on the host.
+
+    `copies` keeps the states in host memory; `on_host` are masters, by tensor, whose values lie there too.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        *,
+        settings: Settings,
+        weight_decay: float,
+        seed: int,
+        copies: HostCopies | None = None,
+        on_host: Mapping[Tensor, Master] | None = None,
+    ) -> None:
+        self.settings, self.weight_decay, self.seed, self.copies = settings, weight_decay, seed, copies
         self.placed: list[FlatTensor] = []
         size = 0
         for tensor in tensors:
-            self.placed.append(FlatTensor(local=tensor, start=size))
+            self.placed.append(FlatTensor(local=tensor, start=size, master=(on_host or {}).get(tensor)))
             size += _whole_blocks(tensor.numel())
         self.size, self.device = size, tensors[0].device
         self.num_steps = 0
+        self.num_updates = {p.start: 0 for p in self.placed}
         self.generator = torch.Generator(self.device)
-        self.first, self.second = _kept(settings.states, size=size, device=self.device)
+        if copies is None:
+            self.first, self.second = _kept(settings.states, size=size, device=self.device)
+        else:
+            self.templates = _kept(settings.states, size=STATE_BLOCK, device=self.device)  # of a chunk's states
+            on_cpu = _kept(settings.states, size=STATE_BLOCK, device=torch.device("cpu"))
+            self.first, self.second = (_host_state(state, size=size, device=self.device) for state in on_cpu)
 
     def step(self, *, learning_rate: float, gradient_scale: Tensor | None = None) -> None:
         """Update every tensor that has a gradient, times `gradient_scale` (None: 1)."""
         self.num_steps += 1
-        one = self.placed[0]
-        if choose("adamw", one.local, one.local, self._states_of(one).first) == "triton":
-            self._step_in_one_pass(learning_rate, gradient_scale)
-            return
+        counts_all = self.settings.states is not StateFormat.FP32  # `FusedAdamW` counts steps with a gradient
+        for p in self.placed:
+            self.num_updates[p.start] += counts_all or p.local.grad is not None
         self.generator.manual_seed(_mixed(self.seed, self.num_steps))
-        num_steps = torch.tensor(float(self.num_steps), device=self.device)
-        gradients = {p.start: p.local.grad.reshape(-1) for p in self.placed if p.local.grad is not None}
-        for start in range(0, self.size, CHUNK[self.device.type]):
-            stop = min(self.size, start + CHUNK[self.device.type])
-            first, second = self.first.decode(start, stop), self.second.decode(start, stop)
-            weights, rates, firsts, seconds = [], [], [], []
-            for p, its, here in self._within(start, stop):
-                if p.start in gradients:
-                    weights.append(p.local.view(-1)[its])
-                    rates.append(gradients[p.start][its])
-                    firsts.append(first[here])
-                    seconds.append(second[here])
-            if weights:
-                fused_adamw(
-                    weights, rates, firsts, seconds, [], [num_steps] * len(weights),
-                    lr=learning_rate, beta1=self.settings.betas[0], beta2=self.settings.betas[1],
-                    weight_decay=self.weight_decay, eps=self.settings.epsilon, amsgrad=False, maximize=False,
-                    grad_scale=divisor(gradient_scale),
-                )  # fmt: skip
-            self.first.encode(start, first, self.generator)
-            self.second.encode(start, second, self.generator)
+        numbers = {n: torch.tensor(float(n), device=self.device) for n in set(self.num_updates.values())}
+        for chunk in self._chunks():
+            pieces = [piece for piece in chunk.pieces if piece.tensor.local.grad is not None]
+            if self._in_one_pass():
+                for piece in pieces:
+                    self._update_in_one_pass(piece, chunk.states_of(piece), learning_rate, gradient_scale)
+            else:
+                self._update(chunk, pieces, numbers, learning_rate, gradient_scale)
+            for piece in pieces:
+                if piece.tensor.master is not None:
+                    rounded = local_part(piece.tensor.master.parameter.detach()).view(-1)
+                    rounded[piece.its] = piece.weights
 
-    def _step_in_one_pass(self, learning_rate: float, gradient_scale: Tensor | None) -> None:
+    def _in_one_pass(self) -> bool:
+        """True if a kernel decodes, updates and encodes in registers."""
+        like = [state.arrays(0, 0)[0] for state in (self.templates if self.copies else (self.first,))]
+        local = self.placed[0].local
+        return choose("adamw", local, local, like[0]) == "triton"
+
+    def _update(
+        self,
+        chunk: StateChunk,
+        pieces: Sequence[Piece],
+        numbers: Mapping[int, Tensor],
+        learning_rate: float,
+        gradient_scale: Tensor | None,
+    ) -> None:
+        """Decode the states of a chunk, update `pieces` of it in one kernel, and encode the states."""
+        start, stop = chunk.start - chunk.offset, chunk.stop - chunk.offset
+        first, second = chunk.first.decode(start, stop), chunk.second.decode(start, stop)
+        if pieces:
+            here = [slice(piece.start - chunk.start, piece.stop - chunk.start) for piece in pieces]
+            fused_adamw(
+                [piece.weights for piece in pieces], [_gradient(piece) for piece in pieces],
+                [first[its] for its in here], [second[its] for its in here],
+                [], [numbers[self.num_updates[piece.tensor.start]] for piece in pieces],
+                lr=learning_rate, beta1=self.settings.betas[0], beta2=self.settings.betas[1],
+                weight_decay=self.weight_decay, eps=self.settings.epsilon, amsgrad=False, maximize=False,
+                grad_scale=divisor(gradient_scale),
+            )  # fmt: skip
+        chunk.first.encode(start, first, self.generator)
+        chunk.second.encode(start, second, self.generator)
+
+    def _update_in_one_pass(
+        self, piece: Piece, states: AdamStates, learning_rate: float, gradient_scale: Tensor | None
+    ) -> None:
         """Decode, update and encode in registers, with noise of the kernel's own generator."""
         step = AdamWStep(
             learning_rate=learning_rate, betas=self.settings.betas, epsilon=self.settings.epsilon,
-            weight_decay=self.weight_decay, number=self.num_steps, noise=_mixed(self.seed, self.num_steps),
+            weight_decay=self.weight_decay, number=self.num_updates[piece.tensor.start],
+            noise=_mixed(self.seed, self.num_steps),
         )  # fmt: skip
-        for p in self.placed:
-            if p.local.grad is not None and p.local.numel():
-                adamw(p.local, p.local.grad, self._states_of(p), step, scale=gradient_scale)
+        adamw(piece.weights, _gradient(piece), states, step, scale=gradient_scale)
 
-    def _states_of(self, p: FlatTensor) -> AdamStates:
-        """The stored states of one tensor, live."""
-        first, second = self.first, self.second
-        if isinstance(first, ByteState) and isinstance(second, ByteState):
-            tables = (first.tables(p.start, p.stop), second.tables(p.start, p.stop))
-            codes = (s.codes[p.start : p.stop] for s in (first, second))
-            return AdamStates(first=next(codes), second=next(codes), tables=tables, start=p.start)
-        assert isinstance(first, Bf16State)
-        assert isinstance(second, Bf16State)
-        kept = (s.values[p.start : p.stop] for s in (first, second))
-        return AdamStates(first=next(kept), second=next(kept), start=p.start)
+    def _chunks(self) -> Iterator[StateChunk]:
+        """The chunks of a step, on the device. What is done to one is kept when the next is asked for."""
+        if self.copies is None:
+            size = max(self.size, 1) if self._in_one_pass() else CHUNK[self.device.type]
+            for start in range(0, self.size, size):
+                stop = min(self.size, start + size)
+                weights = [p.weights[its] for p, its, _ in self._within(start, stop)]
+                yield self._chunk(start, stop, weights, (self.first, self.second), offset=0)
+            return
+        starts = range(0, self.size, CHUNK[self.device.type])
+        coming = self._fetch(starts[0])
+        leaving: list[tuple[StateChunk, torch.Event | None]] = []
+        for start in starts:
+            chunk, event = coming
+            if start != starts[-1]:
+                coming = self._fetch(chunk.stop)
+            self.copies.wait(event)
+            yield chunk
+            leaving.append((chunk, self._store(chunk)))
+            if len(leaving) > 1:  # its memory is freed while the next chunk's copy runs
+                self.copies.wait(leaving.pop(0)[1])
+        for _, event in leaving:
+            self.copies.wait(event)
 
-    def _within(self, start: int, stop: int) -> Iterator[tuple[FlatTensor, slice, slice]]:
-        """Tensors that overlap a chunk: the slice of their values, and the slice of the chunk."""
+    def _fetch(self, start: int) -> tuple[StateChunk, torch.Event | None]:
+        """Begin to copy a chunk to the device: its states, and the weights that lie in host memory."""
+        assert self.copies is not None
+        stop = min(self.size, start + CHUNK[self.device.type])
+        arrays, event = self.copies.fetch(self._on_host(start, stop))
+        states = []
+        for template in self.templates:
+            count = len(template.arrays(0, 0))
+            states.append(template.of(arrays[:count]))
+            arrays = arrays[count:]
+        fetched = iter(arrays)
+        weights = [p.weights[its] if p.master is None else next(fetched) for p, its, _ in self._within(start, stop)]
+        return self._chunk(start, stop, weights, tuple(states), offset=start), event
+
+    def _store(self, chunk: StateChunk) -> torch.Event | None:
+        """Begin to copy an updated chunk to the host."""
+        assert self.copies is not None
+        size = chunk.stop - chunk.start
+        arrays = [array for state in (chunk.first, chunk.second) for array in state.arrays(0, size)]
+        arrays += [piece.weights for piece in chunk.pieces if piece.tensor.master is not None]
+        return self.copies.store(self._on_host(chunk.start, chunk.stop), arrays)
+
+    def _on_host(self, start: int, stop: int) -> list[Tensor]:
+        """All that lies in host memory of a chunk, live."""
+        states = [array for state in (self.first, self.second) for array in state.arrays(start, stop)]
+        return states + [p.weights[its] for p, its, _ in self._within(start, stop) if p.master is not None]
+
+    def _chunk(
+        self, start: int, stop: int, weights: Sequence[Tensor], states: Sequence[StoredState], *, offset: int
+    ) -> StateChunk:
+        pieces = [
+            Piece(tensor=p, its=its, start=low, weights=here)
+            for (p, its, low), here in zip(self._within(start, stop), weights, strict=True)
+        ]
+        return StateChunk(start=start, stop=stop, pieces=pieces, first=states[0], second=states[1], offset=offset)
+
+    def _within(self, start: int, stop: int) -> Iterator[tuple[FlatTensor, slice, int]]:
+        """Tensors that overlap a chunk: the slice of their values, and where it begins in the flat space."""
         for p in self.placed:
             low, high = max(start, p.start), min(stop, p.stop)
             if low < high:
-                yield p, slice(low - p.start, high - p.start), slice(low - start, high - start)
+                yield p, slice(low - p.start, high - p.start), low
 
     def stored(self) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         """Every tensor with both its states, in its shape, as a checkpoint stores them."""
+        self._settle()
         for p in self.placed:
             states = {"exp_avg": self.first, "exp_avg_sq": self.second}
-            yield (p.local, {name: kept.stored(p.start, p.stop).view_as(p.local) for name, kept in states.items()})
+            yield (p.local, {name: kept.stored(p.start, p.stop).view(p.local.shape) for name, kept in states.items()})
 
     def restore(self, states: Mapping[Tensor, Mapping[str, Tensor]], *, num_steps: int) -> None:
         """Continue from `states` (by tensor) after `num_steps` steps."""
+        self._settle()
         self.num_steps = num_steps
+        self.num_updates = dict.fromkeys(self.num_updates, num_steps)
         for p in self.placed:
             for name, kept in (("exp_avg", self.first), ("exp_avg_sq", self.second)):
-                padded = torch.zeros(_whole_blocks(p.local.numel()), device=self.device)
-                padded[: p.local.numel()] = states[p.local][name].flatten()
+                loaded = states[p.local][name].flatten()
+                padded = torch.zeros(_whole_blocks(p.local.numel()), device=loaded.device)
+                padded[: p.local.numel()] = loaded
                 kept.encode(p.start, padded, None)
+
+    def _settle(self) -> None:
+        if self.copies is not None:
+            self.copies.settle()
+
+
+def _gradient(piece: Piece) -> Tensor:
+    gradient = piece.tensor.local.grad
+    assert gradient is not None
+    return gradient.reshape(-1)[piece.its]
 
 
 def _whole_blocks(count: int) -> int:
@@ -281,6 +490,18 @@ def _mixed(*numbers: int) -> int:
 
 
 def _kept(states: StateFormat, *, size: int, device: torch.device) -> tuple[StoredState, StoredState]:
+    """Both states of `size` values on `device`."""
+    if states is StateFormat.FP32:
+        return Fp32State(torch.zeros(size, device=device)), Fp32State(torch.zeros(size, device=device))
     if states is StateFormat.BF16:
         return (Bf16State(size, device=device, is_stochastic=False), Bf16State(size, device=device, is_stochastic=True))
     return ByteState(size, device=device, is_squared=False), ByteState(size, device=device, is_squared=True)
+
+
+def _host_state(block: StoredState, *, size: int, device: torch.device) -> StoredState:
+    """The state of `size` values in host memory, all as those of a `block` there."""
+    arrays = []
+    for one in block.arrays(0, STATE_BLOCK):
+        many = host_zeros(size * len(one) // STATE_BLOCK, dtype=one.dtype, device=device)
+        arrays.append(many.fill_(one[0].item()))
+    return block.of(arrays)

@@ -48,8 +48,9 @@ def test_against_accelerate(model):
 def test_against_deepspeed(devices):
     """`estimate_zero2_model_states_mem_needs`, fp16.
 
-    It counts 2 bytes of whole gradients and 2 of their fp32 shard besides; offloaded, weights alone are on the device
-    and 16 bytes in host memory, of which 4 are fp32 gradients that make room for the update.
+    It counts 2 bytes of whole gradients and 2 of their fp32 shard besides. Offloaded, it has weights alone on the device
+    and 16 bytes in host memory, of which 4 are fp32 gradients that make room for the update; FSDP's fp32 shards, 4
+    bytes, stay on the device here.
     """
     number = NUM_PARAMETERS["llama3.1-8b"]
     kept = asked("llama3.1-8b", precision=["fp16"], devices=devices, sharding=["gradients"])
@@ -58,8 +59,8 @@ def test_against_deepspeed(devices):
     )
     moved = asked("llama3.1-8b", precision=["fp16"], devices=devices, sharding=["gradients"], offload_optimizer=True)
     weights, gradients, optimizer = states_of(moved.rows[0])
-    assert (weights, gradients, optimizer) == pytest.approx((2 * number, 2 * number / devices, 0))
-    assert moved.rows[0].host_bytes * devices == pytest.approx((16 - 4) * number)
+    assert (weights, gradients, optimizer) == pytest.approx((2 * number, 2 * number / devices, 4 * number / devices))
+    assert moved.rows[0].host_bytes * devices == pytest.approx((16 - 4 - 4) * number)
     assert kept.rows[0].host_bytes == 0
 
 

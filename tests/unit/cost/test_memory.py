@@ -194,6 +194,17 @@ class TestStates:
     def test_offloaded_optimizer(self) -> None:
         assert states(Plan(offload=Offload.OPTIMIZER)).optimizer == 0
 
+    def test_the_native_engine_keeps_shards_of_masters_here(self) -> None:
+        """FSDP gathers from them; one data rank has masters apart, which go."""
+        native = constants_of(Stack(framework="native"))
+        for plan, here in (
+            (Plan(tensor=2, offload=Offload.OPTIMIZER), 0.0),
+            (Plan(data_shard=4, offload=Offload.OPTIMIZER), 4 / 4),
+            (Plan(data_shard=2, context=2, sharding=Sharding.NONE, offload=Offload.OPTIMIZER), 4),
+            (Plan(data_shard=4, sharding=Sharding.PARAMETERS, offload=Offload.OPTIMIZER), 0.0),  # they are the weights
+        ):
+            assert states(plan, constants=native).optimizer == pytest.approx(here * self.num), plan
+
     def test_experts_are_shared_by_their_own_ranks(self) -> None:
         """8 data ranks with 8-way experts: each rank holds one expert and shares it with nobody."""
         parameters = count_parameters(model_row(MOE))

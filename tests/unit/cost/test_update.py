@@ -142,6 +142,16 @@ class TestOptimizer:
         assert updated_s(away) == pytest.approx(link_s)
         assert updated_s(away) > updated_s(case(plan=plan))
 
+    def test_sharded_parameters_are_masters_that_stay(self, case):
+        away = case(plan=replace(FSDP, offload=Offload.OPTIMIZER))
+        link_s = trained(away)[0] / 32 * 8 / float(away.rates.host_bytes_per_s)
+        assert updated_s(away) == pytest.approx(link_s)
+
+    def test_or_all_masters_do_where_fsdp_shards_them(self, case):
+        plan = Plan(data_shard=32, offload=Offload.OPTIMIZER)
+        away, kept = case(plan=plan), case(plan=plan).with_rates(keeps_masters=1)
+        assert updated_s(kept) == pytest.approx(updated_s(away) * 8 / 12)
+
     def test_or_are_updated_there_by_one_thread_between_copies_of_the_shard(self, case):
         plan = replace(FSDP, offload=Offload.OPTIMIZER)
         away = case(plan=plan).with_rates(updates_on_host=1)

@@ -25,7 +25,8 @@ EVALUATED = ["data.validation=v.txt"]
     [
         (ALL, "train: says neither steps nor tokens", ["train.steps=null"]),
         (ALL, "precision: nvfp4", ["precision=nvfp4"]),
-        (ALL, "parallel.offload", ["plan: offload: optimizer"]),
+        (OTHERS, "parallel.offload", ["plan: offload: optimizer"]),
+        (("native",), "parallel.offload: states of lion", ["plan: offload: optimizer", "optimizer.name=lion"]),
         (ALL, "train.balance_bias_rate", ["train.balance_bias_rate=0.1"]),
         (ALL, "train.evaluate: random", ["train.evaluate={}"]),
         (OTHERS, "train.z_loss", ["train.z_loss=0.001"]),

@@ -12,7 +12,7 @@ from meshwright.errors import InputError
 from meshwright.kernels.adamw import AdamStates, AdamWStep, adamw, gradient_squares
 from meshwright.kernels.dispatch import KernelRouting, using
 from meshwright.specs.run import Optimizer, StateFormat
-from meshwright.training.optimizer_states import NarrowAdamW
+from meshwright.training.optimizer_states import ChunkedAdamW
 from meshwright.training.optimizer_updates import FusedAdamW
 
 pytestmark = needs_interpreter
@@ -65,7 +65,7 @@ def test_narrow_states_follow_the_exact_ones(states):
     found = {}
     for route in ("reference", "triton"):
         tensors = [drawn(300, dtype=torch.float32), drawn(7, 40, dtype=torch.float32, seed=1)]
-        optimizer = NarrowAdamW(tensors, settings=Optimizer(states=states), weight_decay=0.1, seed=5)
+        optimizer = ChunkedAdamW(tensors, settings=Optimizer(states=states), weight_decay=0.1, seed=5)
         with demanding(adamw=route):
             for number in range(1, 11):
                 for i, tensor in enumerate(tensors):
@@ -83,12 +83,13 @@ def test_narrow_states_follow_the_exact_ones(states):
 
 
 def test_the_reference_of_states_in_8_bits_is_as_near_as_a_byte_is():
-    optimizer = NarrowAdamW([torch.zeros(300)], settings=Optimizer(states=StateFormat.INT8), weight_decay=0.0, seed=0)
+    optimizer = ChunkedAdamW([torch.zeros(300)], settings=Optimizer(states=StateFormat.INT8), weight_decay=0.0, seed=0)
     p, g = torch.zeros(300), drawn(300, dtype=torch.float32)
     zero = torch.zeros(300).double()
     expected = exact_step(p.double(), g, zero, zero, number=1)
     with demanding(adamw="reference"):
-        adamw(p, g, optimizer._states_of(optimizer.placed[0]), AdamWStep(**STEP, number=1))
+        chunk = next(optimizer._chunks())
+        adamw(p, g, chunk.states_of(chunk.pieces[0]), AdamWStep(**STEP, number=1))
     ((_, kept),) = optimizer.stored()
     assert_close(p, expected[0])
     assert float((kept["exp_avg"] - expected[1]).norm() / expected[1].norm()) < 0.02

@@ -18,7 +18,7 @@ from meshwright.planner.request import request_for
 from meshwright.planner.rules import rules_of
 from meshwright.planner.space import default_space, enumerate_plans, num_rows
 from meshwright.runfile import from_options
-from meshwright.specs.plan import SCHEDULES, AxisOrder, Plan, Recompute, Schedule, Sharding
+from meshwright.specs.plan import SCHEDULES, AxisOrder, Offload, Plan, Recompute, Schedule, Sharding
 from meshwright.specs.run import KernelChoices
 
 
@@ -273,6 +273,12 @@ CASES = [
     ("cached weights", Plan(data_shard=64, sharding=Sharding.PARAMETERS),
      {"keys": ("precision=fp8", "kernels.weight_cache='on'")}),
     ("cached weights", Plan(data_shard=64), {"keys": ("kernels.weight_cache='on'",)}),
+    ("offloaded activations", Plan(pipeline=2, data_shard=32), {"keys": ("stack.offloaded_activations=1",)}),
+    ("offloaded and recomputed activations",
+     Plan(data_shard=64, recompute=Recompute.SELECTIVE, recompute_modules=("norm",)),
+     {"keys": ("stack.offloaded_activations=1",)}),
+    ("compiled offloading", Plan(data_shard=64), {"keys": (*COMPILED, "stack.offloaded_activations=1")}),
+    ("offloaded states", Plan(data_shard=64, offload=Offload.OPTIMIZER), {"keys": ("optimizer={name: lion}",)}),
     ("blocks of states", Plan(data_shard=64), {"keys": ("optimizer={name: adamw8bit}",)}),
 ]  # fmt: skip
 

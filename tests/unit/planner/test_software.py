@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from meshwright.answers.explanation import explain_run
 from meshwright.answers.plan_ranking import plan_run
 from meshwright.answers.run_estimate import estimate_run
 from meshwright.answers.scale_study import ScaleQuestion, scale_report
+from meshwright.cost.tables import plan_row
 from meshwright.engines.base import check_export
 from meshwright.engines.choice import planned
+from meshwright.engines.native.check import check
+from meshwright.errors import InfeasibleError
 from meshwright.planner.choice import best_plans, free_request, goal_of, holding_software
 from meshwright.planner.engines import engine_facts
+from meshwright.planner.host_memory import host_bytes, notes_on_host_memory
 from meshwright.planner.request import request_for
+from meshwright.planner.screen import cost_model
 from meshwright.planner.search import search
-from meshwright.planner.software import with_values
-from meshwright.planner.switches import CHOSEN, HELD, LEAST_GAIN, open_values, software_lines
+from meshwright.planner.switches import (
+    CHOSEN,
+    HELD,
+    LEAST_GAIN,
+    OFFLOADED_SHARES,
+    open_values,
+    software_lines,
+    with_values,
+)
 from meshwright.runfile import from_options, load, loads, pinned_text
 from meshwright.specs.features import Dispatcher
 from meshwright.specs.plan import Recompute
 from meshwright.specs.run import Run
+from meshwright.units import gib
 
 LARGE = ("megatron", "qwen3-235b-a22b", "h100-8x32", 2048)
 SMALL = ("megatron", "qwen3-30b-a3b", "h100-8x4", 512)
@@ -62,6 +77,43 @@ def test_what_is_chosen_gains_and_what_is_left_out_does_not(asked):
         changed = search(with_values(held(request, best.plan), other), top=1, goal=goal).plans[0]
         ratio = changed.value / best.value
         assert ratio >= LEAST_GAIN * (1 - 1e-9) if name in chosen else ratio > 1 / LEAST_GAIN, name
+
+
+LONG = ("native", "llama3.1-8b", "h100-8x1", 8)
+
+
+def test_activations_go_to_host_memory_where_nothing_fits_otherwise():
+    """No more of them than the shares that are tried make necessary."""
+    run = run_of(*LONG, "data.sequence_length=1048576")
+    found = result_of(run)
+    assert found.request.stack.chosen == ("offloaded_activations",)
+    share = found.request.stack.features.offloaded_activations
+    for less in OFFLOADED_SHARES[: OFFLOADED_SHARES.index(share)]:
+        assert search(with_values(free_request(run), {"offloaded_activations": less}), top=1).best is None
+    plan = found.plans[0].plan
+    stated = replace(run, plan=plan, stack=found.request.stack)
+    assert check(stated) == ()
+    (note,) = notes_on_host_memory(found.request, plan)
+    stays = search(found.request, top=1).plans[0].memory.allocated_bytes
+    alone = with_values(found.request, {"offloaded_activations": 0.0})
+    assert host_bytes(found.request, plan) == reserved(alone, plan) - stays
+    assert f"{gib(host_bytes(found.request, plan)):.1f} GiB of each device in host memory" in note
+
+
+def reserved(request, plan):
+    return float(cost_model(request).memory(plan_row(plan)).allocated_bytes)
+
+
+@pytest.mark.parametrize("asked", [LONG, ("torchtitan", *LONG[1:])])
+def test_where_plans_fit_or_the_engine_does_not_run_it_no_activations_go(asked):
+    assert "offloaded_activations" not in result_of(run_of(*asked)).request.stack.chosen
+
+
+def test_an_engine_that_keeps_its_switches_is_told_the_share():
+    run = run_of(*LONG, "data.sequence_length=1048576", "stack.preset=engine")
+    with pytest.raises(InfeasibleError) as error:
+        result_of(run)
+    assert "fits with stack.offloaded_activations=" in error.value.hint
 
 
 def test_a_dispatcher_for_nodes_brings_experts_over_nodes():

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.arrays import Array
+from meshwright.arrays import Array, Mask
 from meshwright.calibration.memory import MemoryConstants
 from meshwright.cost.casts import cache_bytes
 from meshwright.cost.flops import Parameters, count_parameters
@@ -124,6 +124,10 @@ def state_rates(
     width = plan.data_shard * plan.context
     expert_width = np.maximum(1, width * plan.tensor / (plan.expert * plan.expert_tensor))
     resident = np.where(plan.offload_optimizer > 0, 0, 1)
+    staying = np.where(
+        sharded | ~keeps_masters(model, plan, constants.keeps_masters), 0.0, _master(precision, constants)
+    )
+    optimizer = np.where(resident, full.optimizer, staying)
     frozen = model.lora_rank > 0
     trained = 1 - frozen * 1
     # Frozen weights have no master to be rounded from: they are kept in the format they multiply in.
@@ -138,14 +142,14 @@ def state_rates(
         return StateBytes(
             weights=share(Sharding.PARAMETERS) * np.where(frozen, frozen_weight, full.weights),
             gradients=(share(Sharding.GRADIENTS) * full.gradients + second) * trained,
-            optimizer=share(Sharding.OPTIMIZER) * full.optimizer * resident * trained,
+            optimizer=share(Sharding.OPTIMIZER) * optimizer * trained,
         )
 
     shared = sharded & (width > 1)
     return StateRates(
         dense=shared_by(width),
         expert=shared_by(expert_width),
-        adapters=StateBytes(weights=full.weights, gradients=full.gradients, optimizer=full.optimizer * resident),
+        adapters=StateBytes(weights=full.weights, gradients=full.gradients, optimizer=optimizer),
         cached=cache_bytes(model, batch, plan, precision, frozen_weight),
         unit_extra=np.where(plan.sharding >= Sharding.OPTIMIZER, 1 / width, 1.0)
         * precision.adamw_state_bytes
@@ -157,6 +161,19 @@ def state_rates(
     )
 
 
+def keeps_masters(model: ModelTable, plan: PlanTable, keeps: Array) -> Mask:
+    """True where offloading leaves the masters on the device: FSDP `keeps` its shards there, and shards these.
+
+    It does where several ranks hold the same layers, or experts apart from them.
+    """
+    apart = (np.asarray(model.num_experts) > 0) & (plan.tensor * plan.pipeline > 1)
+    return (np.asarray(keeps) > 0) & ((plan.data * plan.context > 1) | apart)
+
+
+def _master(precision: PrecisionTable, constants: MemoryConstants) -> Array:
+    return np.where(constants.optimizer_in_16_bits > 0, 0.0, precision.master_bytes)
+
+
 def _stated(wire_bytes: Array, of_recipe: Array) -> Array:
     """Bytes on the wire: the stack's where it states them, else the recipe's."""
     return np.where(np.asarray(wire_bytes) > 0, wire_bytes, of_recipe)
@@ -165,7 +182,7 @@ def _stated(wire_bytes: Array, of_recipe: Array) -> Array:
 def _unsharded(precision: PrecisionTable, constants: MemoryConstants, *, sharded: Array) -> StateBytes:
     """Bytes per parameter of a stack on one rank. `sharded`: FSDP's one fp32 copy is both weight and master."""
     narrow = constants.optimizer_in_16_bits > 0
-    master = np.where(narrow, 0.0, precision.master_bytes)
+    master = _master(precision, constants)
     optimizer_states = np.where(narrow, 0.5, 1.0) * precision.optimizer_state_bytes
     most = np.where(narrow | (constants.accumulates_in_16_bits > 0), 2.0, np.inf)
     gradients = np.minimum(precision.grad_bytes, most)

@@ -16,10 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from meshwright.catalog.stacks import switches_of
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.engines.native import fp8
 from meshwright.engines.native.compiling import compile_layers
+from meshwright.engines.native.offloaded_activations import offload_activations
 from meshwright.engines.native.parallel.context import chunks_of, shard_sequences
 from meshwright.engines.native.parallel.expert import ExpertMesh, expert_mesh, shard_experts
 from meshwright.engines.native.parallel.fsdp import apply_fsdp, needs_fsdp
@@ -31,6 +33,7 @@ from meshwright.engines.native.recompute import recompute
 from meshwright.engines.native.step import Accumulation, Stepper
 from meshwright.engines.native.stored_modules import store_modules
 from meshwright.kernels.fp8.layer import RECIPES, Fp8State
+from meshwright.specs.plan import Offload, Sharding
 from meshwright.specs.run import Run
 from meshwright.training.masters import Master, masters_of
 from meshwright.training.models import (
@@ -113,7 +116,7 @@ class Assembly:
 
     def trained(self) -> dict[str, Tensor]:
         """Trained tensors by name, in fp32; of a sharded tensor this process's part, perhaps empty."""
-        return {master.name: master.like(master.local) for master in self.masters}
+        return {m.name: m.like(m.values.to(m.local.device)) for m in self.masters}
 
     def train_mode(self) -> None:
         """Set the modules to train."""
@@ -140,7 +143,9 @@ def assemble(run: Run, *, coordinates: MeshCoordinates, weights: Path | None = N
         )
         for index in stages_of_rank(plan, coordinates.pipeline_rank)
     ]
-    masters = masters_of(modules, compute=compute)
+    offloads = plan.offload is Offload.OPTIMIZER
+    # Shards that FSDP gathers from are masters, too: they stay on the device.
+    masters = masters_of(modules, compute=compute, on_host=offloads and plan.sharding is not Sharding.PARAMETERS)
     copies = embedding_copies(modules, masters=masters, coordinates=coordinates)
     if run.lora is not None:
         _copy_weights(copies)  # once: neither end is trained
@@ -152,6 +157,7 @@ def assemble(run: Run, *, coordinates: MeshCoordinates, weights: Path | None = N
         is_single_process=coordinates.num_ranks == 1,
         after_update=partial(_weights_have_changed, modules, copies),
         seed=run.train.seed,
+        offloads=offloads,
     )
     optimizer.refresh()
     delayed_scales = fp8.delayed_states(modules, device=coordinates.device)
@@ -268,6 +274,8 @@ def _stage(
     if run.train.compile:
         compile_layers(blocks, plan=coordinates.plan)
     recompute(blocks, plan=coordinates.plan, num_before=sum(len(layers) for layers in earlier))
+    share = switches_of(run).offloaded_activations or 0.0
+    offload_activations(blocks[: len(module.layers)], share=share, device=coordinates.device)
     if needs_fsdp(coordinates.plan) or (experts is not None and coordinates.mesh is not None):
         apply_fsdp(module, layers=blocks, coordinates=coordinates, compute=compute, experts=experts)
     materialize(module, device=coordinates.device)

@@ -126,7 +126,6 @@ def _model(model: Model) -> Iterator[Unsupported]:
 def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:
     """Return every setting of `plan` that this engine does not support."""
     return [
-        *refusals.offload(plan),
         *refusals.by_planner_rules(plan, run=run, engine="native", among=OWN_RULES),
         *_recompute(plan, run),
         *_context(plan, run),

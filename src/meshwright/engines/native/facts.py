@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from meshwright.arrays import Array, Integers, Mask
 from meshwright.cost.pipeline.schedules import schedules_with
 from meshwright.cost.tables import RECOMPUTES, PlanTable, stored_column
-from meshwright.planner.engines import EngineFacts, LegalityContext, Rule, Scope
+from meshwright.planner.engines import AnyValue, EngineFacts, LegalityContext, Rule, Scope
 from meshwright.planner.rules import fills_stages, has_experts, has_schedule, mask_of, module_names
 from meshwright.specs.plan import DROPPED_MODULES, SCHEDULES, STORED_MODULES, WEIGHT_CACHES, Recompute, Sharding
 
@@ -17,6 +17,11 @@ STORED_OR_RECOMPUTED = {
     "norm": ("norm", "alternate_matmuls"),
 }
 """Modules whose recomputation leaves nothing to store in 8 bits, by those of `kernels.stored_activations`."""
+
+OFFLOADED = "stack.offloaded_activations"
+
+WITHOUT_CHECKPOINT = ("norm", "activation", "mla_up_projection")
+"""Modules whose outputs are freed while others keep them: recomputed without a checkpoint around them."""
 
 NARROW_UNITS = {"fp8": 16, "fp8_delayed": 16, "fp8_rowwise": 16, "fp8_blockwise": 16, "mxfp8": 32, "mxfp4": 32}
 """Widths of GEMMs in 8 and 4 bits are multiples of this: a condition of the matrix units, and of MX's groups."""
@@ -87,6 +92,11 @@ def _keeps_cached(s: LegalityContext, plan: PlanTable) -> Mask:
     """A cache that the run asks for has 8-bit weights, which stay whole between micro-batches."""
     whole = (plan.sharding != Sharding.PARAMETERS) | (plan.pipeline > 1) | (plan.data_shard == 1)
     return (not s.caches_weights) | (s.narrow_weights & whole) | (np.asarray(plan.weight_cache) >= 0)
+
+
+def _keeps_all(s: LegalityContext) -> NDArray[np.bool_]:
+    """True if no activations are kept in host memory."""
+    return np.asarray(not s.software.offloaded_activations)
 
 
 RULES = (
@@ -254,6 +264,43 @@ RULES = (
         hint=lambda s, _: "parallel.sharding: optimizer" if s.narrow_weights else None,
     ),
     Rule(
+        name="offloaded activations",
+        scope=Scope.SHAPE,
+        holds=lambda s, p: _keeps_all(s) | (np.asarray(p.pipeline) == 1),
+        says=lambda _, __: "layers of a pipeline keep their activations on the device: must be 0, or pipeline 1",
+        key=OFFLOADED,
+    ),
+    Rule(
+        name="offloaded and recomputed activations",
+        scope=Scope.CHOICE,
+        holds=lambda s, p: (
+            _keeps_all(s)
+            | ((np.asarray(p.recompute_layers) < 0) & ~_recomputed(p, *WITHOUT_CHECKPOINT, "alternate_matmuls"))
+        ),
+        says=lambda _, __: (
+            "is combined with recomputation of all layers, or of modules of which inputs are kept: "
+            f"not of some layers, {', '.join(WITHOUT_CHECKPOINT)} or alternate_matmuls"
+        ),
+        key=OFFLOADED,
+        hint=lambda _, __: "set parallel.recompute to none or full",
+    ),
+    Rule(
+        name="compiled offloading",
+        scope=Scope.SHAPE,
+        holds=lambda s, _: _keeps_all(s) | np.asarray(not s.is_compiled),
+        says=lambda _, __: "a compiled layer keeps what the compiler decides: must be 0",
+        key=OFFLOADED,
+        hint=lambda _, __: "--set train.compile=false",
+    ),
+    Rule(
+        name="offloaded states",
+        scope=Scope.CHOICE,
+        holds=lambda s, p: (np.asarray(p.offload_optimizer) == 0) | (s.optimizer.name == "adamw"),
+        says=lambda s, _: f"states of {s.optimizer.name} stay on the device: must be none",
+        key="parallel.offload",
+        hint=lambda _, __: "optimizer {name: adamw} has states in host memory",
+    ),
+    Rule(
         name="blocks of states",
         scope=Scope.CHOICE,
         holds=lambda s, p: (
@@ -290,6 +337,8 @@ FACTS = EngineFacts(
     uneven_layers=True,
     short_interleaving=True,
     narrow_states=True,
+    offloads_optimizer=True,
+    switches=(("offloaded_activations", AnyValue()),),
     stored_modules=STORED_MODULES,
     weight_caches=WEIGHT_CACHES,
     loss="logits of a chunk of tokens at once, which their gradient overwrites",

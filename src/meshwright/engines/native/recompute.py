@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from meshwright.engines.native.facts import WITHOUT_CHECKPOINT
 from meshwright.engines.native.output_recomputation import discard, recomputed, recomputing_outputs
 from meshwright.kernels.linear import OWN_GEMMS
 from meshwright.specs.plan import Plan, Recompute
@@ -40,14 +41,11 @@ from meshwright.training.models.experts import MixtureOfExperts, RoutedExperts
 from meshwright.training.models.feed_forward import FeedForward, GatedActivation
 from meshwright.training.models.norm import ResidualNorm, ResidualSum
 
-WITHOUT_CHECKPOINT = {"norm", "activation", "mla_up_projection"}
-"""Modules whose outputs are recomputed by `recomputing_outputs`."""
-
 
 def uses_checkpoint(plan: Plan) -> bool:
     """Return True if a layer of `plan` runs inside PyTorch's checkpoint, whose first use imports the compiler."""
     named = set() if plan.recompute is Recompute.NONE else set(plan.recompute_modules)
-    return plan.recompute is Recompute.FULL or bool(named - WITHOUT_CHECKPOINT)
+    return plan.recompute is Recompute.FULL or not named <= {*WITHOUT_CHECKPOINT}
 
 
 def _replace(owner: nn.Module, name: str, method: Callable[..., Any]) -> None:

@@ -26,6 +26,7 @@ from meshwright.specs.run import Checkpoint
 from meshwright.training.checkpoints.peers import Peers
 from meshwright.training.checkpoints.stalls import Stalls
 from meshwright.training.checkpoints.writing import save
+from meshwright.training.masters import distributed
 
 TIMEOUT = timedelta(hours=1)  # of collectives that wait for the slowest disk
 
@@ -96,16 +97,7 @@ def staged(state: Mapping[str, Tensor], *, copies: dict[str, Tensor]) -> dict[st
             copies[name] = torch.empty_like(local, device="cpu", pin_memory=local.is_cuda)
         copies[name].copy_(local.detach(), non_blocking=True)
         is_gpu = is_gpu or local.is_cuda
-        on_host[name] = _placed_as(tensor, copies[name])
+        on_host[name] = distributed(copies[name], like=tensor)
     if is_gpu:
         torch.cuda.current_stream().synchronize()
     return on_host
-
-
-def _placed_as(tensor: Tensor, local: Tensor) -> Tensor:
-    """`local` as the shard that `tensor` says it is."""
-    if not isinstance(tensor, DTensor):
-        return local
-    return DTensor.from_local(
-        local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
-    )
