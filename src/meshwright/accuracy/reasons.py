@@ -20,7 +20,6 @@ class Reason(StrEnum):
     NO_DEVICES = "number of devices not stated"
     UNKNOWN_ARCHITECTURE = "unknown architecture"
     NO_DIMENSIONS = "model dimensions not stated"
-    QUANTISED_BASE = "quantised base weights"
     NO_SEQUENCE_LENGTH = "no sequence length"
     NO_BATCH = "no batch size"
     NO_PARALLELISM = "parallelism not stated"

@@ -35,7 +35,7 @@ from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.errors import InputError, UnknownNameError
 from meshwright.specs.hardware import Accelerator
-from meshwright.specs.model import AttentionKind, Lora, Model
+from meshwright.specs.model import AttentionKind, BaseFormat, Lora, Model
 from meshwright.specs.model_parts import uncalibrated
 from meshwright.specs.precision import PRECISIONS
 
@@ -310,8 +310,6 @@ def _with_conditions(row: CsvRow, run: PublishedRun, read_plan: Callable[..., Pu
     num_devices = row.count("num_gpus")
     if num_devices is None:
         raise CannotPredictError(Reason.NO_DEVICES)
-    if has_quantised_base(row):
-        raise CannotPredictError(Reason.QUANTISED_BASE, "4-bit base weights")
     reading = read_model(row)
     model, notes = reading.model, [*reading.assumed, *stated, *contradictions(row)]
     _check_depth(row, model)
@@ -470,4 +468,7 @@ def _lora(row: CsvRow, software: Software, notes: list[str]) -> Lora | None:
     stated = {int(m.number) for m in read_statements(row.text("notes")).mentions("lora_rank")} - {0}
     lora = replace(software.lora, rank=stated.pop()) if len(stated) == 1 else software.lora
     notes.append(f"LoRA rank {lora.rank} on {', '.join(lora.targets)}")
+    if has_quantised_base(row):
+        lora = replace(lora, base_format=BaseFormat.NF4_DOUBLE)
+        notes.append("base weights in nf4 with double quantisation, as QLoRA has them")
     return lora

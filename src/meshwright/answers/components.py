@@ -40,7 +40,7 @@ COMPONENTS: dict[str, Component] = {
         ("state_space", "state space", ComponentFamily.MATRIX),
         ("linear_attention", "linear attention", ComponentFamily.MATRIX),
         ("adapters", "adapters", ComponentFamily.MEMORY),
-        ("casts", "casts to 8 bits", ComponentFamily.MEMORY),
+        ("casts", "casts", ComponentFamily.MEMORY),
         ("head", "head and loss", ComponentFamily.MATRIX),
         ("router", "router", ComponentFamily.MEMORY),
         ("elementwise", "element-wise", ComponentFamily.MEMORY),

@@ -80,7 +80,9 @@ def estimate_memory(
             is_joined=True,
         ),
     ] = (),
-    offload_optimizer: Annotated[bool, Flag("Keep optimizer states in host memory, and master weights that FSDP does not shard.")] = False,
+    offload_optimizer: Annotated[
+        bool, Flag("Keep optimizer states, and masters that FSDP does not shard, in host memory.")
+    ] = False,
 ) -> ModelMemory:
     """Estimate the memory of training a model by number format, optimizer and sharding. It needs no cluster.
 

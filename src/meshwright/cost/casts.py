@@ -6,6 +6,7 @@
     weight, not cached   cast in every forward and in every backward pass
 
     frozen in b bytes    a transposed copy in every backward pass, unless it is cached
+    frozen, quantised    read in 8 or 4 bits with its scales and written in 16, in every forward and every backward pass
 
 b bytes of a GEMM's operand. The native engine caches weights where a step has several micro-batches and a rank's
 weights stay whole between them (`kernels.weight_cache: auto`); `on` and `off` decide it. The calibration of
@@ -18,8 +19,9 @@ import numpy as np
 
 from meshwright.arrays import Array
 from meshwright.cost.flops import Parameters
-from meshwright.cost.passes import PassTimes
+from meshwright.cost.passes import NO_PASSES, PassTimes
 from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable, WeightCache
+from meshwright.kernels.traffic import dequantised_bytes
 from meshwright.specs.plan import Sharding
 
 
@@ -39,6 +41,17 @@ def cache_bytes(
     b = precision.linear_input_bytes
     copies = np.where((model.lora_rank > 0) & (frozen_bytes <= b), 1, 2)
     return is_cached(batch, plan, precision) * copies * b
+
+
+def dequantised_passes(model: ModelTable, precision: PrecisionTable, weights: Array, bytes_per_s: Array) -> PassTimes:
+    """Frozen weights in 8 or 4 bits, made whole for a GEMM forward and for that of the gradient of its input."""
+    if not np.any(model.quantised_bytes):
+        return NO_PASSES
+    moved = dequantised_bytes(
+        model.quantised_bytes, element_bytes=precision.activation_bytes, in_parts=precision.dequantises_in_parts
+    )
+    seconds = (np.asarray(model.quantised_bytes) > 0) * weights * moved / bytes_per_s
+    return PassTimes(forward_s=seconds, input_s=seconds, weight_s=0.0)
 
 
 def cast_passes(

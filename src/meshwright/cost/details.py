@@ -12,7 +12,7 @@ import numpy as np
 from meshwright.arrays import Array
 from meshwright.cost.casts import cast_passes
 from meshwright.cost.compute import compute_details
-from meshwright.cost.layers import StepContext, accumulation
+from meshwright.cost.layers import StepContext, accumulation, dequantised
 from meshwright.cost.rates import SystemRates
 from meshwright.cost.step import StepTable, step_context
 from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable, WeightCache
@@ -51,17 +51,23 @@ def _accumulated(s: StepContext) -> Array:
 
 
 def _casts(s: StepContext) -> dict[str, Array]:
-    """Casts of stored activations and of weights, of all layers and one micro-batch."""
+    """Casts of stored activations and of weights, and frozen weights made whole, of all layers and one micro-batch."""
     streaming = s.rates.device.streaming_bytes_per_s
     stored_only = replace(s.precision, weight_cache=WeightCache.CALIBRATED)
 
+    kinds = ((s.model.num_dense_layers, False), (s.model.num_moe_layers, True))
+
     def of_layers(formats: PrecisionTable) -> Array:
-        kinds = ((s.model.num_dense_layers, False), (s.model.num_moe_layers, True))
         facts = (s.model, s.batch, s.plan, formats, s.parameters, s.tokens, streaming)
         return sum(count * cast_passes(*facts, is_moe=is_moe).total_s for count, is_moe in kinds if np.any(count))
 
     stored = of_layers(stored_only)
-    return {"stored activations": stored, "weights": of_layers(s.precision) - stored}
+    whole = sum(count * dequantised(s, is_moe=is_moe).total_s for count, is_moe in kinds if np.any(count))
+    return {
+        "stored activations": stored,
+        "weights": of_layers(s.precision) - stored,
+        "dequantised frozen weights": whole,
+    }
 
 
 def _number(value: Array) -> float:

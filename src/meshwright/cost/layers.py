@@ -18,7 +18,7 @@ import numpy as np
 
 from meshwright.arrays import Array, Table
 from meshwright.cost.adapters import NUM_GEMMS
-from meshwright.cost.casts import cast_passes
+from meshwright.cost.casts import cast_passes, dequantised_passes
 from meshwright.cost.collectives import (
     Group,
     all_gather_s,
@@ -197,7 +197,25 @@ def layer_parts(s: StepContext, compute: LayerCompute) -> LayerParts:
 
 def _casts(s: StepContext, *, is_moe: bool) -> PassTimes:
     streaming = s.rates.device.streaming_bytes_per_s
-    return cast_passes(s.model, s.batch, s.plan, s.precision, s.parameters, s.tokens, streaming, is_moe=is_moe)
+    casts = cast_passes(s.model, s.batch, s.plan, s.precision, s.parameters, s.tokens, streaming, is_moe=is_moe)
+    return casts + dequantised(s, is_moe=is_moe)
+
+
+def dequantised(s: StepContext, *, is_moe: bool) -> PassTimes:
+    """Return the seconds in which the frozen matrices of a layer become whole, where they are in 8 or 4 bits."""
+    return _dequantised(s, s.parameters.attention_layer / s.plan.tensor + _feed_forward_weights(s, is_moe=is_moe))
+
+
+def _feed_forward_weights(s: StepContext, *, is_moe: bool) -> Array:
+    """Weights of the feed-forward block of a layer on one rank, without the router."""
+    p, plan = s.parameters, s.plan
+    if not is_moe:
+        return p.dense_ffn_layer / plan.tensor
+    return p.shared_layer / plan.tensor + p.experts_layer / (plan.expert * plan.expert_tensor)
+
+
+def _dequantised(s: StepContext, weights: Array) -> PassTimes:
+    return dequantised_passes(s.model, s.precision, weights, s.rates.device.streaming_bytes_per_s)
 
 
 def _host_s(s: StepContext) -> tuple[Array, Array]:
@@ -216,14 +234,15 @@ def _launches(s: StepContext) -> Array:
     """Launches of a layer's forward pass over those without adapters and context parallelism."""
     parts = s.rates.ring_attention * s.plan.context * (s.plan.context > 1)
     more = NUM_GEMMS * s.model.num_adapters + RING_KERNELS * parts + KERNELS * s.model.linear_share
-    more = more + added_kernels(s.model)
+    more = more + added_kernels(s.model) + s.model.num_quantised
     return 1 + more / (GEMM_KERNELS + s.rates.device.elementwise_kernels)
 
 
 def _expert_launches(s: StepContext) -> Array:
     """Kernels of the forward pass that a rank's experts start one by one: GEMMs and casts of their inputs."""
     local = s.model.num_experts / s.plan.expert
-    return EXPERT_GEMMS * local * (1 + s.precision.cast_passes) * (1 - s.shapes.fused_experts)
+    dequantised = (s.model.quantised_bytes > 0) * 1
+    return EXPERT_GEMMS * local * (1 + s.precision.cast_passes + dequantised) * (1 - s.shapes.fused_experts)
 
 
 def general_factor(s: StepContext) -> Array:
@@ -370,20 +389,23 @@ def _recomputed(s: StepContext, compute: LayerCompute, parts: Parts, *, is_moe: 
     """
     plan = s.plan
     last_s = 0.0
+    whole_s = _dequantised(s, _feed_forward_weights(s, is_moe=is_moe)).forward_s
     if is_moe:
-        activation_s, module, gemm_s = compute.moe_activation_s, "moe", compute.experts.forward_s
-        module_s = compute.experts.forward_s + compute.router.forward_s + parts["expert_parallel"].forward_s
+        activation_s, module, gemm_s = compute.moe_activation_s, "moe", compute.experts.forward_s + whole_s
+        module_s = gemm_s + compute.router.forward_s + parts["expert_parallel"].forward_s
     else:
-        activation_s, module, gemm_s = compute.activation_s, "mlp", compute.dense_ffn.forward_s
+        activation_s, module, gemm_s = compute.activation_s, "mlp", compute.dense_ffn.forward_s + whole_s
         last_s = s.rates.stops_recompute * gemm_s / s.model.ffn_matrices
         module_s = gemm_s - last_s
         last_s = last_s + s.rates.stops_recompute * LAST_COLLECTIVE * parts["tensor_parallel"].forward_s
+    attention_s = compute.attention_gemm.forward_s
+    attention_s = attention_s + _dequantised(s, s.parameters.attention_layer / plan.tensor).forward_s
     chosen = (
         plan.recomputes("core_attention") * compute.attention_core.forward_s
         + plan.recomputes("norm") * compute.norm_s
         + plan.recomputes("activation") * activation_s
-        + plan.recomputes("mla_up_projection") * compute.latent_up.forward_s
-        + plan.recomputes("alternate_matmuls") * 0.5 * (compute.attention_gemm.forward_s + gemm_s)
+        + plan.recomputes("mla_up_projection") * (compute.latent_up.forward_s + _latent_up_whole_s(s))
+        + plan.recomputes("alternate_matmuls") * 0.5 * (attention_s + gemm_s)
         + plan.recomputes(module) * module_s
     )
     per_rank = np.maximum(s.model.num_layers / plan.pipeline, 1)
@@ -391,6 +413,13 @@ def _recomputed(s: StepContext, compute: LayerCompute, parts: Parts, *, is_moe: 
     whole = share * (_sum(parts, "forward_s") - last_s)
     again = np.where(plan.recompute == FULL, whole, np.where(plan.recompute == SELECTIVE, chosen, 0.0))
     return _backward_free(0.0, again)
+
+
+def _latent_up_whole_s(s: StepContext) -> Array:
+    """Seconds in which the matrices that expand latents become whole."""
+    model, heads = s.model, s.model.num_heads / s.plan.tensor
+    expanded = model.kv_rank * (model.qk_dim - model.rope_dim + model.v_dim) + model.q_rank * model.qk_dim
+    return _dequantised(s, model.is_mla * heads * expanded).forward_s
 
 
 def _offloaded(s: StepContext, parts: Parts, ffn_width: Array) -> PassTimes:
@@ -427,9 +456,10 @@ def _gather(s: StepContext, parts: Parts, dense_weights: Array, expert_weights: 
         experts = s.collective_s(run(expert_weights * bytes_per_weight, groups.expert_shard), groups.expert_shard)
         return dense + np.where(has_experts, experts, 0.0)
 
+    sent = np.where(s.model.quantised_bytes > 0, s.model.quantised_bytes, precision.gather_bytes)
     shard_bytes = dense_weights * precision.reduce_bytes / np.maximum(groups.shard.size, 1)
     copies = np.where(groups.replicate.size > 1, all_reduce_s(shard_bytes, groups.replicate), 0.0)
-    gather = over_shards(all_gather_s, precision.gather_bytes)
+    gather = over_shards(all_gather_s, sent)
     reduce = (over_shards(reduce_scatter_s, precision.reduce_bytes) + copies) * trained
     active = s.gathers_layers
     slowdown = 1 + rates.overlap_slowdown_ratio

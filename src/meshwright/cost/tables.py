@@ -15,10 +15,11 @@ import numpy as np
 
 from meshwright.arrays import Array, Integers, Table
 from meshwright.cost.pipeline.schedules import rank_layers, shape_of
-from meshwright.specs.adapters import adapted_matrices
+from meshwright.specs.adapters import adapted_matrices, quantised_base
 from meshwright.specs.model import (
     QKV,
     AttentionKind,
+    BaseFormat,
     BlockKind,
     Experts,
     LinearKind,
@@ -153,6 +154,9 @@ class ModelTable(Table):
     lora_dropout: Array  # 0 or 1
     adapts_attention: Array  # 0 or 1: query, key or value
     adapts_ffn: Array  # 0 or 1
+    quantised_bytes: Array  # of a weight of the layers' frozen matrices in 8 or 4 bits, with scales; 0: they are not
+    quantised_matrix: Array  # weights of the largest of them
+    num_quantised: Array  # of a layer, without routed experts
 
     @property
     def blocks(self) -> Array:
@@ -250,6 +254,7 @@ class PrecisionTable(Table):
     weight_cache: Array = 0  # WeightCache
     frozen_in_16_bits: Array = 0  # 0 or 1: frozen weights stay in 16 bits under narrower recipes
     loss_chunk: Array = -1  # tokens whose logits are in memory at once; 0: all; -1: as the engine chooses
+    dequantises_in_parts: Array = 0  # 0 or 1: several kernels, one after the other, make a matrix of 4 bits whole
 
     @property
     def activation_bytes(self) -> Array:
@@ -344,10 +349,11 @@ def _predictions(model: Model) -> dict[str, int]:
 
 
 def _adapters(model: Model, lora: Lora | None) -> dict[str, float]:
-    """Columns of a layer's adapters, of the mean of all layers where some have none."""
+    """Columns of a layer's adapters and of their base, of the mean of all layers where some have none."""
     adapted = adapted_matrices(model, lora.targets) if lora else ()
     columns, rows = ([m for m in adapted if m.by_inputs is by_inputs] for by_inputs in (False, True))
     targets = {m.target for m in adapted}
+    base = quantised_base(model, lora.base_format if lora else BaseFormat.FULL)
     return {
         "lora_rank": lora.rank if lora else 0,
         "num_adapters": sum(m.share for m in adapted),
@@ -358,6 +364,9 @@ def _adapters(model: Model, lora: Lora | None) -> dict[str, float]:
         "lora_dropout": int(lora is not None and lora.dropout > 0),
         "adapts_attention": int(bool({"query", "key", "value", QKV} & targets)),
         "adapts_ffn": int(bool({"gate", "up", "down"} & targets)),
+        "quantised_bytes": base.bytes_per_weight,
+        "quantised_matrix": base.largest_matrix,
+        "num_quantised": base.num_matrices,
     }
 
 
@@ -519,10 +528,11 @@ def precision_row(
     weight_cache: int = 0,
     frozen_in_16_bits: Array = 0,
     loss_chunk: int | str = "auto",
+    dequantises_in_parts: int = 0,
 ) -> PrecisionTable:
     """The byte counts of one recipe. `stored_activations`: modules that keep them in 8 bits. `weight_cache`:
     whether quantised weights are kept (`cost.casts.WeightCache`). `frozen_in_16_bits`: the stack's
-    (`MemoryConstants`). `loss_chunk`: as the run file has it."""
+    (`MemoryConstants`). `loss_chunk`: as the run file has it. `dequantises_in_parts`: the native engine's."""
     stored, of_recipe = stored_activations or {}, {f.name for f in fields(Precision)}
     return PrecisionTable(
         **{f.name: getattr(precision, f.name) for f in fields(PrecisionTable) if f.name in of_recipe},
@@ -531,6 +541,7 @@ def precision_row(
         weight_cache=weight_cache,
         frozen_in_16_bits=frozen_in_16_bits,
         loss_chunk=chunk_column(loss_chunk),
+        dequantises_in_parts=dequantises_in_parts,
     )
 
 

@@ -10,7 +10,6 @@ from meshwright.engines.base import Unsupported, check_export, find_engine, refu
 from meshwright.errors import InputError
 from meshwright.planner.choice import best_plans, goal_of, holding_software
 from meshwright.planner.request import request_for
-from meshwright.specs.model import BaseFormat
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run, with_plan, with_software
 
@@ -18,7 +17,7 @@ CANDIDATES = 50, 5000
 """Numbers of ranked plans to try: the second one only if the engine supports none of the first."""
 
 
-TRAINING_KEYS = ("data", "train", "parallel")
+TRAINING_KEYS = ("data", "train", "parallel", "weights")
 """Keys that do not matter to the choice of a plan, but for `STEP_KEYS`."""
 
 STEP_KEYS = ("train.compile",)
@@ -92,9 +91,7 @@ def planned(run: Run, *, is_export: bool = False) -> Run:
     """
     if run.plan is not None:
         return run
-    # The planner has no quantised base. A base of 16 bits needs more memory, so a plan that fits it fits both.
-    unquantised = replace(run, lora=run.lora and replace(run.lora, base_format=BaseFormat.FULL))
-    request, goal, engine = request_for(unquantised), goal_of(unquantised), find_engine(run.engine)
+    request, goal, engine = request_for(run), goal_of(run), find_engine(run.engine)
     always = set(engine.check(run))
     best: Run | None = None
     if not is_export:

@@ -19,7 +19,7 @@ from meshwright.engines.base import Unsupported
 from meshwright.errors import InputError
 from meshwright.planner.engines import Severity, engine_facts
 from meshwright.planner.legality import run_context, violations
-from meshwright.specs.model import QKV, Lora, Model, Router
+from meshwright.specs.model import QKV, BaseFormat, Lora, Model, Router
 from meshwright.specs.model_parts import ABSENT, parts_of
 from meshwright.specs.plan import Offload, Plan, Recompute
 from meshwright.specs.run import BIAS_RATE, MTP_LOSS_WEIGHT, FaultAction, KernelChoices, Run
@@ -72,6 +72,12 @@ def plain_adapters(lora: Lora, title: str) -> Iterator[Unsupported]:
         )
     if lora.dropout:
         yield Unsupported(key="lora.dropout", reason=f"{title}'s adapters have no dropout: must be 0")
+
+
+def quantised_base(lora: Lora, reason: str) -> Iterator[Unsupported]:
+    """Frozen matrices in 8 or 4 bits, with the engine that trains on them."""
+    if lora.base_format is not BaseFormat.FULL:
+        yield Unsupported(key="lora.base_format", reason=f"{reason}: must be full", hint="--engine native has one")
 
 
 def unsupported_config(run: Run) -> Iterator[Unsupported]:

@@ -126,6 +126,25 @@ def weight_sum_bytes(chunks: Array, *, element_bytes: Array) -> Array:
     return np.where(chunks > 1, chunks * (element_bytes + 8) + once, 0.0)
 
 
+LOOKED_UP_AT_ONCE = 2**24
+"""Weights in 4 bits whose values the native engine looks up at once."""
+
+LOOKED_UP_BYTES = 6
+"""Bytes that such a weight takes meanwhile: half of an index in 32 bits, and its value in fp32."""
+
+
+def dequantised_bytes(quantised_bytes: Array, *, element_bytes: Array, in_parts: Array = 0) -> Array:
+    """Bytes per weight that making it whole moves: its code and share of scales read, the weight written.
+
+    `in_parts`: 1 where PyTorch looks up weights of 4 bits, which writes and reads what `LOOKED_UP_BYTES` counts too.
+
+    >>> [float(dequantised_bytes(0.5625, element_bytes=2, in_parts=parts)) for parts in (0, 1)]
+    [2.5625, 14.5625]
+    """
+    looked_up = np.where(np.less(quantised_bytes, 1), 2 * LOOKED_UP_BYTES * np.asarray(in_parts), 0)
+    return quantised_bytes + element_bytes + looked_up
+
+
 CAST_BLOCK = 128
 """Values that share a scale in fp32, in each orientation of a cast."""
 

@@ -16,7 +16,7 @@ from meshwright.planner.fixed import check_field
 from meshwright.specs.adapters import absent_targets
 from meshwright.specs.hardware import Accelerator, Cluster, Stack
 from meshwright.specs.memory_budget import PLANNING_RATIO, MemoryBudget
-from meshwright.specs.model import BaseFormat, Lora, Model
+from meshwright.specs.model import Lora, Model
 from meshwright.specs.plan import Recompute
 from meshwright.specs.precision import Precision
 from meshwright.specs.run import NATIVE, KernelChoices, Optimizer, Run, with_label_ratio
@@ -65,7 +65,8 @@ class PlanRequest:
 
     @cached_property
     def precision_table(self) -> PrecisionTable:
-        own = WeightCache.AUTO if self.stack.framework == "native" else WeightCache.CALIBRATED
+        is_native = self.stack.framework == "native"
+        own = WeightCache.AUTO if is_native else WeightCache.CALIBRATED
         cache = {"on": WeightCache.ON, "off": WeightCache.OFF}.get(self.kernels.weight_cache, own)
         return precision_row(
             self.precision,
@@ -73,6 +74,7 @@ class PlanRequest:
             weight_cache=cache,
             frozen_in_16_bits=self.memory_constants.frozen_in_16_bits,
             loss_chunk=self.kernels.loss_chunk,
+            dequantises_in_parts=int(is_native),
         )
 
     @cached_property
@@ -158,11 +160,6 @@ def request_for(run: Run, **changes: object) -> PlanRequest:
             "the planner needs a known cluster", got=run.cluster_name,
             hint="name one of the catalogue, as in `cluster: h100-8x4`, or measure this machine: "
             "`meshwright bench device`, then `meshwright calibrate bench --install`",
-        )  # fmt: skip
-    if run.lora is not None and run.lora.base_format is not BaseFormat.FULL:
-        raise InputError(
-            "a quantised base is not estimated", got=f"lora.base_format: {run.lora.base_format}",
-            hint="estimate it in 16 bits with --set lora.base_format=full",
         )  # fmt: skip
     if run.lora is not None and (absent := absent_targets(run.model, run.lora.targets)):
         raise InputError(

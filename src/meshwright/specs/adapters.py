@@ -1,4 +1,4 @@
-"""Matrices that low-rank adapters stand beside, by the targets of `specs.model.Lora`.
+"""Matrices that low-rank adapters stand beside, by the targets of `specs.model.Lora`, and their base's bytes.
 
 Linear attention, state space, routed and shared experts have no adapters. Latent attention has two matrices for
 queries, where they are of low rank, and two that keys and values share. The output of a gated attention is gated by
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
-from meshwright.specs.model import QKV, AttentionKind, BlockKind, Model
+from meshwright.specs.model import NF4_BLOCK, QKV, SCALE_BLOCK, AttentionKind, BaseFormat, BlockKind, Model
 
 Widths = dict[str, tuple[tuple[int, int], ...]]
 """(inputs, outputs) of the matrices that each target names."""
@@ -32,6 +32,51 @@ def adapted_matrices(model: Model, targets: Collection[str]) -> tuple[AdaptedMat
     shared = model.attention.kind is AttentionKind.MLA and "key" in targets
     named = [target for target in targets if not (shared and target == "value")]
     return tuple(matrix for target in named for matrix in _matrices(model, target))
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantisedBase:
+    """A layer's frozen matrices in 8 or 4 bits; 0 where they are as the run's precision has them."""
+
+    bytes_per_weight: float = 0.0  # scales included
+    largest_matrix: int = 0  # weights of the matrix that has most
+    num_matrices: float = 0.0  # of a mean layer, without routed experts
+
+
+TARGETS = ("query", "key", "value", "output", "gate", "up", "down")
+
+
+def quantised_base(model: Model, base_format: BaseFormat) -> QuantisedBase:
+    """Return the size of the frozen matrices of `model`.
+
+    A scale takes four bytes, and of double quantisation one, and four for 256 of them. In 8 bits a matrix has a scale
+    for each output: the mean is over the matrices that adapters are known for, and over routed experts. Sources:
+    Dettmers et al. 2022 (LLM.int8()), section 2; Dettmers et al. 2023 (QLoRA), section 3.
+    """
+    if base_format is BaseFormat.FULL:
+        return QuantisedBase()
+    matrices = adapted_matrices(model, TARGETS)
+    shapes = [(m.share, m.inputs, m.outputs) for m in matrices] + list(_expert_shapes(model))
+    num_bytes = {BaseFormat.NF4: 0.5 + 4 / NF4_BLOCK, BaseFormat.NF4_DOUBLE: 0.5 + (1 + 4 / SCALE_BLOCK) / NF4_BLOCK}
+    if base_format is BaseFormat.INT8:
+        rows = sum(share * outputs for share, _, outputs in shapes)
+        num_bytes[base_format] = 1 + 4 * rows / sum(share * inputs * outputs for share, inputs, outputs in shapes)
+    return QuantisedBase(
+        bytes_per_weight=num_bytes[base_format],
+        largest_matrix=max(inputs * outputs for _, inputs, outputs in shapes),
+        num_matrices=sum(m.share for m in matrices),
+    )
+
+
+def _expert_shapes(model: Model) -> Iterator[tuple[float, int, int]]:
+    """(matrices of a mean layer, inputs, outputs) of routed experts."""
+    x = model.experts
+    if x is None:
+        return
+    count = x.num_experts * model.num_moe_layers / model.num_layers
+    width = x.latent or model.hidden
+    yield count * (2 if model.gated_ffn else 1), width, x.ffn_hidden
+    yield count, x.ffn_hidden, width
 
 
 def absent_targets(model: Model, targets: Collection[str]) -> tuple[str, ...]:

@@ -238,6 +238,14 @@ class BaseFormat(StrEnum):
     FULL = "full"  # as the run's precision has it: 16 or 32 bits
     INT8 = "int8"  # a scale per row
     NF4 = "nf4"  # 4-bit normal float, a scale per 64 elements (QLoRA, Dettmers et al. 2023)
+    NF4_DOUBLE = "nf4_double"  # the same with double quantisation: scales in 8 bits, a scale of theirs per 256
+
+
+NF4_BLOCK = 64
+"""Weights with one scale in both formats of 4 bits (QLoRA, section 3)."""
+
+SCALE_BLOCK = 256
+"""Scales with one fp32 scale of their own under double quantisation (the same)."""
 
 
 QKV = "qkv"

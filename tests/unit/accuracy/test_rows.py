@@ -15,6 +15,7 @@ from meshwright.accuracy.rows import MEASURED_COLUMNS, PublishedRun, read_failed
 from meshwright.accuracy.shapes import may_be_published
 from meshwright.accuracy.shipped import failed_configs_path, measured_runs_path, published_systems
 from meshwright.errors import InputError
+from meshwright.specs.model import BaseFormat
 from meshwright.specs.plan import Offload, Sharding
 
 ReadOne = Callable[..., PublishedRun]
@@ -130,7 +131,6 @@ def test_what_a_row_leaves_open_or_contradicts_is_its_reason(read_one: ReadOne) 
             ({"model": "Nemotron-H 47B", "arch": "hybrid"}, Reason.UNKNOWN_ARCHITECTURE),
             ({"model": "NewArch 9B", "arch": "hybrid", "hidden": 4096}, Reason.UNKNOWN_ARCHITECTURE),
             ({"model": "Unheard-of 9B"}, Reason.NO_DIMENSIONS),
-            ({"task": "qlora"}, Reason.QUANTISED_BASE),
             ({"seq_len": ""}, Reason.NO_SEQUENCE_LENGTH),
             ({"mbs": "", "gbs": ""}, Reason.NO_BATCH),
             ({"tp": "", "pp": "", "dp": ""}, Reason.NO_PARALLELISM),
@@ -364,7 +364,18 @@ def test_adapters_by_task_model_and_note(read_one: ReadOne, cells: dict[str, obj
     assert c
     assert (c.lora is not None) is is_lora
     assert c.lora is None or "64" not in str(cells.get("notes")) or c.lora.rank == 64
-    assert read_one(task="", notes="QLoRA").reason is Reason.QUANTISED_BASE
+
+
+@pytest.mark.parametrize("cells", [{"task": "qlora"}, {"task": "sft", "notes": "4-bit base (bnb nf4), r=16"}])
+def test_a_quantised_base_by_task_and_note(read_one: ReadOne, cells: dict[str, object]) -> None:
+    run, plain = read_one(**cells), read_one(task="sft", notes="LoRA")
+    assert run.conditions
+    assert run.conditions.lora
+    assert run.conditions.lora.base_format is BaseFormat.NF4_DOUBLE
+    assert any("nf4" in note for note in run.assumed)
+    assert plain.conditions
+    assert plain.conditions.lora
+    assert plain.conditions.lora.base_format is BaseFormat.FULL
 
 
 def test_contradictions_are_all_listed_with_what_is_used(read_one: ReadOne) -> None:

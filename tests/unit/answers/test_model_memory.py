@@ -48,9 +48,9 @@ def test_against_accelerate(model):
 def test_against_deepspeed(devices):
     """`estimate_zero2_model_states_mem_needs`, fp16.
 
-    It counts 2 bytes of whole gradients and 2 of their fp32 shard besides. Offloaded, it has weights alone on the device
-    and 16 bytes in host memory, of which 4 are fp32 gradients that make room for the update; FSDP's fp32 shards, 4
-    bytes, stay on the device here.
+    It counts 2 bytes of whole gradients and 2 of their fp32 shard besides. Offloaded, it has weights alone on the
+    device and 16 bytes in host memory, of which 4 are fp32 gradients that make room for the update; FSDP's fp32
+    shards, 4 bytes, stay on the device here.
     """
     number = NUM_PARAMETERS["llama3.1-8b"]
     kept = asked("llama3.1-8b", precision=["fp16"], devices=devices, sharding=["gradients"])

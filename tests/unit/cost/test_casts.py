@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from meshwright.catalog import lookup as catalog
-from meshwright.cost.casts import WeightCache, cache_bytes, cast_passes, is_cached
+from meshwright.cost.casts import WeightCache, cache_bytes, cast_passes, dequantised_passes, is_cached
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import BatchTable, model_row, plan_row, precision_row
-from meshwright.specs.model import Lora
+from meshwright.specs.model import BaseFormat, Lora
 from meshwright.specs.plan import Plan, Sharding
 from meshwright.specs.precision import PRECISIONS
 
@@ -83,6 +83,29 @@ class TestWeights:
     @pytest.mark.parametrize("kind", [WeightCache.AUTO, WeightCache.OFF])
     def test_16_bit_runs_have_none(self, kind: WeightCache) -> None:
         assert seconds("bf16", cache=kind).total_s == 0
+
+
+class TestQuantisedBase:
+    @pytest.mark.parametrize(
+        ("base_format", "in_parts", "moved"),
+        [
+            (BaseFormat.NF4, 0, 0.5 + 4 / 64 + 2),
+            (BaseFormat.NF4_DOUBLE, 0, 0.5 + (1 + 4 / 256) / 64 + 2),
+            (BaseFormat.NF4, 1, 0.5 + 4 / 64 + 2 + 2 * 2 + 2 * 4),  # an index for two weights, a value for each
+            (BaseFormat.INT8, 1, 1 + 2),
+        ],
+    )
+    def test_it_is_read_in_its_format_and_written_in_16_bits(self, base_format, in_parts, moved) -> None:
+        table = model_row(LLAMA, lora=Lora(base_format=base_format))
+        precision = precision_row(PRECISIONS["bf16"], dequantises_in_parts=in_parts)
+        found = dequantised_passes(table, precision, LAYER, BANDWIDTH)
+        scales = 0.002 if base_format is BaseFormat.INT8 else 1e-9  # of a row, here not counted one by one
+        assert found.forward_s == found.input_s == pytest.approx(LAYER * moved / BANDWIDTH, rel=scales)
+        assert found.weight_s == 0
+
+    def test_a_base_in_16_bits_is_read_by_its_gemms_alone(self) -> None:
+        found = dequantised_passes(model_row(LLAMA, lora=Lora()), precision_row(PRECISIONS["bf16"]), LAYER, BANDWIDTH)
+        assert found.total_s == 0
 
 
 FSDP = Plan(data_shard=8, sharding=Sharding.PARAMETERS)

@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.catalog import lookup as catalog
 from meshwright.cost.layers import LayerParts, layer_parts, layer_times
-from meshwright.specs.model import Lora
+from meshwright.specs.model import BaseFormat, Lora
 from meshwright.specs.plan import Plan, Recompute, Sharding
 
 
@@ -199,6 +199,54 @@ class TestGather:
         full = parts_of(case(plan=self.FSDP, seq_len=512)).dense["gather"]
         frozen = parts_of(case(plan=self.FSDP, seq_len=512, lora=Lora())).dense["gather"]
         assert frozen.input_s < full.input_s
+
+    def test_a_quantised_base_is_gathered_as_it_is_held(self, case):
+        rates = {"gather_hidden_ratio": 0.0, "data_collective_s": 0.0}
+        full, codes = (
+            case(plan=self.FSDP, seq_len=16, lora=Lora(base_format=kind)).with_rates(**rates)
+            for kind in (BaseFormat.FULL, BaseFormat.NF4)
+        )
+        narrow = replace(full, precision=replace(full.precision, gather_bytes=0.5 + 4 / 64))
+        gathers = [parts_of(c).dense["gather"].forward_s for c in (full, narrow, codes)]
+        assert gathers[2] == pytest.approx(gathers[1])
+        assert gathers[2] < 0.5 * gathers[0]
+
+
+class TestQuantisedBase:
+    LAYER = 4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14_336
+    FFN = 3 * 4096 * 14_336
+
+    def whole_s(self, case, part: str, component: str, *, model: str = "llama3-8b", **plan) -> float:
+        """Seconds that a base in 4 bits takes more."""
+        made = [
+            parts_of(case(model=model, plan=Plan(**plan), lora=Lora(base_format=kind)).with_rates(sustained_ratio=1.0))
+            for kind in (BaseFormat.FULL, BaseFormat.NF4)
+        ]
+        layers = [one.moe if model == "mixtral-8x7b" else one.dense for one in made]
+        full, codes = (float(getattr(layer[component], part)) for layer in layers)
+        return codes - full
+
+    def seconds(self, case, weights: float) -> float:
+        return weights * (0.5 + 4 / 64 + 2) / float(case().rates.device.streaming_bytes_per_s)
+
+    def test_it_becomes_whole_forward_and_backward(self, case):
+        for part in ("forward_s", "input_s"):
+            found = self.whole_s(case, part, "casts", tensor=2, data_shard=16)
+            assert found == pytest.approx(self.seconds(case, self.LAYER / 2))
+
+    def test_experts_become_whole_on_their_ranks(self, case):
+        found = self.whole_s(case, "forward_s", "casts", model="mixtral-8x7b", expert=4, data_shard=32)
+        attention, experts = 2 * 4096 * (4096 + 1024), 8 / 4 * self.FFN
+        assert found == pytest.approx(self.seconds(case, attention + experts))
+
+    @pytest.mark.parametrize(("modules", "share"), [(("mlp",), FFN), (("alternate_matmuls",), LAYER / 2)])
+    def test_recomputed_gemms_read_it_whole_again(self, case, modules, share):
+        plan = {"data_shard": 32, "recompute": Recompute.SELECTIVE, "recompute_modules": modules}
+        assert self.whole_s(case, "input_s", "recompute", **plan) == pytest.approx(self.seconds(case, share))
+
+    def test_recomputed_layers_read_it_whole_again(self, case):
+        found = self.whole_s(case, "input_s", "recompute", data_shard=32, recompute=Recompute.FULL)
+        assert found == pytest.approx(self.seconds(case, self.LAYER), rel=0.1)
 
 
 class TestRecompute:

@@ -19,7 +19,7 @@ from meshwright.cost.tables import BatchTable, ModelTable, model_row, plan_row, 
 from meshwright.errors import UnknownNameError
 from meshwright.specs.features import Features, WireFormat
 from meshwright.specs.hardware import Stack
-from meshwright.specs.model import Attention, Experts, Lora, Model
+from meshwright.specs.model import Attention, BaseFormat, Experts, Lora, Model
 from meshwright.specs.plan import Offload, Plan, Recompute, Schedule, Sharding
 from meshwright.specs.precision import PRECISIONS, Precision
 
@@ -59,7 +59,7 @@ def states(plan: Plan, *, model: Model = GPT, lora: Lora | None = None, **option
     constants = options.get("constants") or constants_of()
     rates = state_rates(table, BatchTable(seq_len=SEQ, global_batch=8), plan_row(plan), precision, constants)  # pyright: ignore[reportArgumentType]
     held = rank_parameters(table, count_parameters(table), plan_row(plan), whole_model(table))
-    return state_bytes(replace(rates, gathered=0, unreduced=0), held, table.num_layers)
+    return state_bytes(replace(rates, gathered=0, gathered_unit=0, unreduced=0), held, table.num_layers)
 
 
 def memory(
@@ -249,6 +249,46 @@ class TestLora:
     def test_frozen_weights_are_kept_in_8_bits_under_fp8(self) -> None:
         wide, narrow = (states(Plan(), lora=self.lora, precision=p) for p in (BF16, FP8))
         assert wide.weights - narrow.weights == pytest.approx(TestStates.num)
+
+    @pytest.mark.parametrize("sharding", [Sharding.NONE, Sharding.PARAMETERS])
+    def test_a_quantised_base_is_held_in_its_format_with_its_scales(self, sharding: Sharding) -> None:
+        plan, parameters = Plan(data_shard=8, sharding=sharding), count_parameters(model_row(GPT))
+        matrices = GPT.num_layers * float(parameters.attention_layer + parameters.dense_ffn_layer)
+        full = states(plan, lora=self.lora)
+        codes = states(plan, lora=replace(self.lora, base_format=BaseFormat.NF4))
+        ranks = 8 if sharding is Sharding.PARAMETERS else 1
+        assert full.weights - codes.weights == pytest.approx(matrices * (2 - 0.5 - 4 / 64) / ranks)
+        assert (codes.gradients, codes.optimizer) == (full.gradients, full.optimizer)
+
+    def test_quantised_experts_are_held_in_their_format(self) -> None:
+        model = replace(GPT, experts=Experts(num_experts=8, top_k=2, ffn_hidden=512))
+        plan, parameters = Plan(data_shard=8, expert=4), count_parameters(model_row(model))
+        full, codes = (
+            states(plan, model=model, lora=replace(self.lora, base_format=kind))
+            for kind in (BaseFormat.FULL, BaseFormat.NF4)
+        )
+        matrices = GPT.num_layers * float(parameters.attention_layer + parameters.experts_layer / 4)
+        assert full.weights - codes.weights == pytest.approx(matrices * (2 - 0.5 - 4 / 64))
+
+    def test_one_matrix_of_a_quantised_base_is_whole_at_a_time(self) -> None:
+        plan = Plan(tensor=2, recompute=Recompute.FULL)
+        full, codes = (
+            memory(plan, lora=replace(self.lora, base_format=kind), model=replace(GPT, vocab=2))
+            for kind in (BaseFormat.FULL, BaseFormat.NF4_DOUBLE)
+        )
+        whole = 2 * GPT.hidden * GPT.ffn_hidden / 2  # 16 bits, on two tensor ranks
+        assert codes.workspace_bytes - full.workspace_bytes == pytest.approx(whole)
+
+    def test_fsdp_gathers_a_quantised_base_as_it_is_held(self) -> None:
+        plan = Plan(data_shard=8, sharding=Sharding.PARAMETERS)
+        full, codes = (
+            memory(plan, lora=replace(self.lora, base_format=kind)) for kind in (BaseFormat.FULL, BaseFormat.NF4)
+        )
+        parameters = count_parameters(model_row(GPT))
+        layer = float(parameters.attention_layer + parameters.dense_ffn_layer)
+        saved = (2 - 0.5 - 4 / 64) * layer * (GPT.num_layers / 8 + 2)
+        norms = 2 * (2 - 0.5 - 4 / 64) * float(parameters.total) * 0.001
+        assert full.weights_bytes - codes.weights_bytes == pytest.approx(saved, abs=norms)
 
 
 class TestFsdp:

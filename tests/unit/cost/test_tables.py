@@ -127,6 +127,7 @@ def test_a_recipe_gives_its_byte_counts():
         "weight_cache",
         "frozen_in_16_bits",
         "loss_chunk",
+        "dequantises_in_parts",
     }
 
 

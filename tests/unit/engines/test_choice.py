@@ -36,12 +36,19 @@ def test_the_plan_is_one_that_the_engine_runs(engine):
     assert find_engine(engine).check(run) == ()
 
 
-def test_a_quantised_base_is_planned_as_one_of_16_bits_and_stays_quantised():
-    overrides = ["lora.base_format=nf4", "weights=base"]
+@pytest.mark.parametrize("base_format", ["int8", "nf4", "nf4_double"])
+def test_a_quantised_base_has_a_plan_that_the_engine_runs(base_format):
+    overrides = [f"lora.base_format={base_format}", "weights=base", "model=llama3.1-70b"]
     run = planned(runfile.loads(LORA, overrides=overrides))
     assert run.plan is not None
-    assert run.lora.base_format == "nf4"
     assert find_engine("native").check(run) == ()
+
+
+def test_a_quantised_base_is_planned_before_its_weights_are_named():
+    """A search is about the model's shapes. Training refuses the run."""
+    run = runfile.loads(LORA, overrides=["lora.base_format=nf4"])
+    assert choice.with_planned_engine(run) is run
+    assert [problem.key for problem in find_engine("native").check(run)] == ["weights"]
 
 
 def test_what_is_refused_under_every_plan_does_not_choose_the_plan(monkeypatch):

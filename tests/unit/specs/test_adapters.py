@@ -8,8 +8,8 @@ from meshwright.cost.tables import model_row
 from meshwright.errors import InputError
 from meshwright.planner.request import request_for
 from meshwright.runfile import from_options
-from meshwright.specs.adapters import absent_targets, adapted_matrices
-from meshwright.specs.model import Lora
+from meshwright.specs.adapters import absent_targets, adapted_matrices, quantised_base
+from meshwright.specs.model import BaseFormat, Lora
 
 EVERYTHING = ("query", "key", "value", "output", "gate", "up", "down")
 
@@ -60,3 +60,34 @@ def test_a_plan_with_adapters_of_no_matrix_is_refused(name, target):
     run = replace(run, model=catalog.model(name), lora=Lora(targets=("output", target)))
     with pytest.raises(InputError, match="has such a matrix"):
         request_for(run)
+
+
+@pytest.mark.parametrize(
+    ("base_format", "bits"),
+    [("nf4", 4 + 32 / 64), ("nf4_double", 4 + 8 / 64 + 32 / (64 * 256))],  # QLoRA, section 3: 0.5 and 0.127 a weight
+)
+def test_a_base_of_4_bits_has_its_scales(base_format, bits):
+    base = quantised_base(catalog.model("llama3.1-8b"), BaseFormat(base_format))
+    assert base.bytes_per_weight == pytest.approx(bits / 8)
+    assert (base.largest_matrix, base.num_matrices) == (4096 * 14_336, 7)
+
+
+def test_a_base_of_8_bits_has_a_scale_for_each_output():
+    h, kv, f = 4096, 1024, 14_336
+    rows, weights = h + 2 * kv + h + 2 * f + h, 2 * h * (h + kv) + 3 * h * f
+    base = quantised_base(catalog.model("llama3.1-8b"), BaseFormat.INT8)
+    assert base.bytes_per_weight == pytest.approx(1 + 4 * rows / weights)
+
+
+def test_experts_are_quantised_too():
+    model = catalog.model("qwen3-30b-a3b")
+    dense = quantised_base(replace(model, experts=None, ffn_hidden=768), BaseFormat.INT8)
+    sparse = quantised_base(model, BaseFormat.INT8)
+    assert sparse.largest_matrix == 2048 * 4096  # the query's
+    assert sparse.num_matrices == dense.num_matrices - 3
+    assert sparse.bytes_per_weight == pytest.approx(1 + 4 * (1 / 2048 * 2 + 1 / 768) / 3, rel=1e-3)
+
+
+def test_a_base_in_full_has_nothing_of_it():
+    row = model_row(catalog.model("llama3.1-8b"), lora=Lora())
+    assert (row.quantised_bytes, row.quantised_matrix, row.num_quantised) == (0, 0, 0)

@@ -6,9 +6,9 @@
 n_flight micro-batches are kept at once (`pipeline.closed_form.in_flight`): most on the first rank, one on the last
 under 1F1B, which holds the head instead. When layers do not divide evenly the second rank may be the fullest.
 head: logits, their gradient and the head's weight gradient at the start of the backward pass. layer: gradients that
-are alive while one layer runs backward, live: the activations that it has recomputed (max(head, layer) + live where
-a stack keeps the head's tensors). φ is the allocator's fragmentation, a share of the tensors that come and
-go.
+are alive while one layer runs backward, and its largest frozen matrix as a GEMM reads it, where it is held in 8 or 4
+bits. live: the activations that the layer has recomputed (max(head, layer) + live where a stack keeps the head's
+tensors). φ is the allocator's fragmentation, a share of the tensors that come and go.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from meshwright.cost.pipeline.closed_form import in_flight as micro_batches_in_f
 from meshwright.cost.pipeline.schedules import Placement, column_of
 from meshwright.cost.stages import StageLayers, split_layers
 from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable, as_planned
+from meshwright.kernels.traffic import LOOKED_UP_AT_ONCE, LOOKED_UP_BYTES
 
 TINY_BYTES = 1e-12
 """Bytes of an element that count as none, to find the memory of 8-bit activations by leaving them out."""
@@ -210,6 +211,7 @@ def memory_details(
     recomputed = np.where(is_loss & (constants.frees_head > 0), 0.0, live)
     narrow = _narrow_bytes(case, precision, batch, held, rank)
     loss = {name: np.where(is_loss, size, 0.0) for name, size in case.loss.named().items()}
+    whole = _dequantised_bytes(model, plan, precision)
     parts = {
         "weights": {"weights": memory.weights_bytes - cached, "cache of 8-bit weights": cached},
         "gradients": {"gradients": memory.gradients_bytes},
@@ -221,7 +223,8 @@ def memory_details(
         },
         "workspace": {
             **loss,
-            "gradients in a layer": np.where(is_loss, 0.0, case.layer_bytes),
+            "gradients in a layer": np.where(is_loss, 0.0, case.layer_bytes - whole),
+            "dequantised matrix": np.where(is_loss, 0.0, whole),
             "gathered and waiting": case.waiting_bytes,
             "GEMMs and attention": case.fixed_bytes - case.waiting_bytes,
         },
@@ -421,7 +424,15 @@ def _layer_workspace_bytes(
     moe = e * routed * (2 * model.expert_hidden + m * model.expert_ffn)
     ranks = np.where(constants.gathers_keys > 0, plan.context, 2)
     key_value = model.kv_heads * (model.qk_dim + model.v_dim) * tokens / t
-    return np.maximum(dense, moe) + (plan.context > 1) * e * ranks * key_value + 3 * e * tokens * h
+    gradients = np.maximum(dense, moe) + (plan.context > 1) * e * ranks * key_value + 3 * e * tokens * h
+    return gradients + _dequantised_bytes(model, plan, precision)
+
+
+def _dequantised_bytes(model: ModelTable, plan: PlanTable, precision: PrecisionTable) -> Array:
+    """A rank's part of the largest frozen matrix, whole for one GEMM; and, where PyTorch makes it so, parts of it."""
+    weights = model.quantised_matrix / plan.tensor
+    looked_up = (model.quantised_bytes < 1) * precision.dequantises_in_parts * LOOKED_UP_BYTES
+    return weights * precision.activation_bytes + np.minimum(weights, LOOKED_UP_AT_ONCE) * looked_up
 
 
 def _waiting_bytes(model: ModelTable, plan: PlanTable, constants: MemoryConstants, tokens: Array) -> Array:

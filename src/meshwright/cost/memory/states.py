@@ -11,9 +11,10 @@ Expert parameters have a D of their own, the ranks that hold the same experts. S
 arXiv 1910.02054, section 5; the bytes of mixed precision with Adam: section 3.1.
 
 FSDP gathers a layer while it computes the one before, so two are there at once; embedding and head are gathered
-as one unit that stays for the step. A pipeline frees nothing between micro-batches (to gather again for each
-would cost more than it saves; torchtitan's `reshard_after_forward: default`), so all weights are gathered,
-and gradients are reduced once, after the last micro-batch.
+as one unit that stays for the step. Frozen matrices in 8 or 4 bits are gathered as they are held. A pipeline frees
+nothing between micro-batches (to gather again for each would cost more than it saves; torchtitan's
+`reshard_after_forward: default`), so all weights are gathered, and gradients are reduced once, after the last
+micro-batch.
 """
 
 from __future__ import annotations
@@ -79,9 +80,11 @@ class StateRates:
     dense: StateBytes
     expert: StateBytes
     adapters: StateBytes
+    quantised: Array  # bytes that a dense layer's frozen weight in 8 or 4 bits takes less
     cached: Array  # quantised copies per weight of a layer's linear layers
     unit_extra: Array  # optimizer bytes that a parameter of embedding and head has more
-    gathered: Array  # per parameter gathered at once
+    gathered: Array  # per parameter of a layer gathered at once
+    gathered_unit: Array  # the same of embedding and head
     unreduced: Array  # per gradient waiting for its reduction
     keeps_gathered: Array  # True: all of a rank's parameters are gathered at once
 
@@ -133,29 +136,33 @@ def state_rates(
     # Frozen weights have no master to be rounded from: they are kept in the format they multiply in.
     narrow = np.minimum(precision.weight_bytes, precision.linear_input_bytes)
     frozen_weight = np.where(constants.frozen_in_16_bits > 0, precision.weight_bytes, narrow)
+    in_codes = model.quantised_bytes > 0
     second = constants.second_gradient_bytes * (full.gradients > 2) * (plan.data > 1) * (1 - sharded * 1)
 
-    def shared_by(ranks: Array) -> StateBytes:
-        def share(stage: Sharding) -> Array:
-            return np.where(plan.sharding >= stage, 1 / ranks, 1.0)
+    def share(stage: Sharding, ranks: Array) -> Array:
+        return np.where(plan.sharding >= stage, 1 / ranks, 1.0)
 
+    def shared_by(ranks: Array, frozen_bytes: Array) -> StateBytes:
         return StateBytes(
-            weights=share(Sharding.PARAMETERS) * np.where(frozen, frozen_weight, full.weights),
-            gradients=(share(Sharding.GRADIENTS) * full.gradients + second) * trained,
-            optimizer=share(Sharding.OPTIMIZER) * optimizer * trained,
+            weights=share(Sharding.PARAMETERS, ranks) * np.where(frozen, frozen_bytes, full.weights),
+            gradients=(share(Sharding.GRADIENTS, ranks) * full.gradients + second) * trained,
+            optimizer=share(Sharding.OPTIMIZER, ranks) * optimizer * trained,
         )
 
     shared = sharded & (width > 1)
+    sent = _stated(constants.wire_parameter_bytes, precision.gather_bytes)
     return StateRates(
-        dense=shared_by(width),
-        expert=shared_by(expert_width),
+        dense=shared_by(width, frozen_weight),
+        expert=shared_by(expert_width, np.where(in_codes, model.quantised_bytes, frozen_weight)),
         adapters=StateBytes(weights=full.weights, gradients=full.gradients, optimizer=optimizer),
+        quantised=share(Sharding.PARAMETERS, width) * in_codes * (frozen_weight - model.quantised_bytes),
         cached=cache_bytes(model, batch, plan, precision, frozen_weight),
         unit_extra=np.where(plan.sharding >= Sharding.OPTIMIZER, 1 / width, 1.0)
         * precision.adamw_state_bytes
         * resident
         * trained,
-        gathered=shared * _stated(constants.wire_parameter_bytes, precision.gather_bytes),
+        gathered=shared * np.where(in_codes, model.quantised_bytes, sent),
+        gathered_unit=shared * sent,
         unreduced=shared * _stated(constants.wire_gradient_bytes, precision.reduce_bytes) * trained,
         keeps_gathered=plan.pipeline > 1,
     )
@@ -200,7 +207,7 @@ def state_bytes(rates: StateRates, held: RankParameters, num_layers: Array) -> S
     """Weights, gradients and optimizer states of one rank with `num_layers` layers."""
     dense, expert, adapters = held.dense, held.expert, held.adapters
     layer = (dense + expert - held.unit) / np.maximum(num_layers, 1)
-    at_once = np.where(rates.keeps_gathered, dense + expert, 2 * layer + held.unit)
+    at_once = np.where(rates.keeps_gathered, dense + expert - held.unit, 2 * layer)
     waiting = np.where(rates.keeps_gathered, dense + expert, layer)
 
     def total(name: str) -> Array:
@@ -208,7 +215,11 @@ def state_bytes(rates: StateRates, held: RankParameters, num_layers: Array) -> S
         return sum(count * getattr(rate, name) for count, rate in parts)
 
     return StateBytes(
-        weights=total("weights") + at_once * rates.gathered + (held.split - held.unit + expert) * rates.cached,
+        weights=total("weights")
+        + at_once * rates.gathered
+        + held.unit * rates.gathered_unit
+        + (held.split - held.unit + expert) * rates.cached
+        - (held.split - held.unit) * rates.quantised,
         gradients=total("gradients") + waiting * rates.unreduced,
         optimizer=total("optimizer") + held.unit * rates.unit_extra,
     )

@@ -12,7 +12,7 @@ from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
 from meshwright.engines.maxtext.config.models import check_model, is_gpt_oss, is_latent
 from meshwright.specs.features import AttentionKernel
-from meshwright.specs.model import BaseFormat, Lora
+from meshwright.specs.model import Lora
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run, StateFormat
 
@@ -66,11 +66,7 @@ def _lora(lora: Lora, run: Run) -> Iterator[Unsupported]:
     if run.model.experts is not None and (dense := set(lora.targets) & {"gate", "up", "down"}):
         yield Unsupported(key="lora.targets", reason=f"experts have no adapters: remove {', '.join(sorted(dense))}")
     yield from refusals.plain_adapters(lora, "MaxText")
-    if lora.base_format is not BaseFormat.FULL:
-        yield Unsupported(
-            key="lora.base_format",
-            reason="MaxText quantises frozen weights in other blocks than Meshwright: must be full",
-        )
+    yield from refusals.quantised_base(lora, "MaxText quantises frozen weights in other blocks than Meshwright")
 
 
 def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:

@@ -15,7 +15,7 @@ from meshwright.engines.base import Unsupported
 from meshwright.engines.native.facts import NARROW_UNITS, NOT_TRIED, RULES
 from meshwright.specs.model import QKV, AttentionKind, BaseFormat, Lora, Model
 from meshwright.specs.model_parts import NOT_BUILT, contradictions, parts_of
-from meshwright.specs.plan import RECOMPUTE_MODULES, Plan, Recompute, Sharding
+from meshwright.specs.plan import RECOMPUTE_MODULES, Plan, Recompute
 from meshwright.specs.run import BIAS_RATE, Run
 
 OWN_RULES = frozenset(rule.name for rule in RULES) - set(NOT_TRIED)
@@ -76,11 +76,10 @@ def _lora(lora: Lora, run: Run) -> Iterator[Unsupported]:
         )
     if lora.base_format is BaseFormat.FULL:
         return
-    key = "lora.base_format"
     if run.weights is None:
-        yield Unsupported(key=key, reason="there is nothing to quantise: the run names no weights")
+        yield Unsupported(key="weights", reason="there is nothing to quantise: the run names none")
     if run.model.experts is not None:
-        yield Unsupported(key=key, reason="experts are not quantised: must be full")
+        yield Unsupported(key="lora.base_format", reason="experts are not quantised: must be full")
 
 
 def _fused_adapters(lora: Lora, model: Model) -> Iterator[Unsupported]:
@@ -131,7 +130,6 @@ def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:
         *_context(plan, run),
         *_tensor(plan, run),
         *_experts(plan, run),
-        *_frozen(plan, run),
         *_pipeline(plan, run),
     ]
 
@@ -219,20 +217,6 @@ def _experts(plan: Plan, run: Run) -> Iterator[Unsupported]:
     ):
         if count % divisor:
             yield Unsupported(key=f"parallel.{key}", reason=f"{divisor} does not divide the {count} {what}")
-
-
-def _frozen(plan: Plan, run: Run) -> Iterator[Unsupported]:
-    """A quantised matrix cannot be sharded: every process holds its layers whole."""
-    if run.lora is None or run.lora.base_format is BaseFormat.FULL:
-        return
-    if plan.tensor > 1:
-        yield Unsupported(key="parallel.tensor", reason="a quantised base is not sharded: must be 1")
-    if plan.sharding is Sharding.PARAMETERS and plan.data_shard > 1:
-        yield Unsupported(
-            key="parallel.sharding",
-            reason="a quantised base is not sharded",
-            hint="allowed: none, optimizer, gradients",
-        )
 
 
 def _pipeline(plan: Plan, run: Run) -> Iterator[Unsupported]:

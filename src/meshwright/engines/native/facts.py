@@ -195,6 +195,25 @@ RULES = (
         after="layers",
     ),
     Rule(
+        name="quantised base of tensor ranks",
+        scope=Scope.SHAPE,
+        holds=lambda s, p: (s.model.quantised_bytes == 0) | (np.asarray(p.tensor) == 1),
+        says=lambda _, __: "a quantised base is not sharded: must be 1",
+        key="parallel.tensor",
+    ),
+    Rule(
+        name="quantised base of shards",
+        scope=Scope.CHOICE,
+        holds=lambda s, p: (
+            (s.model.quantised_bytes == 0)
+            | (np.asarray(p.sharding) != Sharding.PARAMETERS)
+            | (np.asarray(p.data_shard * p.context) == 1)
+        ),
+        says=lambda _, __: "a quantised base is not sharded",
+        key="parallel.sharding",
+        hint=lambda _, __: "allowed: none, optimizer, gradients",
+    ),
+    Rule(
         name="dropout of latents",
         scope=Scope.SHAPE,
         holds=lambda s, p: (s.model.lora_dropout * s.model.is_mla == 0) | (p.tensor == 1),

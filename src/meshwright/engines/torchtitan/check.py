@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
 from meshwright.engines.torchtitan.config_module.models import GPT_OSS, check_model, family_of
-from meshwright.specs.model import AttentionKind, BaseFormat, Lora
+from meshwright.specs.model import AttentionKind, Lora
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run, StateFormat, Tracker
 
@@ -79,8 +79,7 @@ def _lora(lora: Lora, run: Run) -> Iterator[Unsupported]:
     elif family is not None and ("key" in lora.targets) != ("value" in lora.targets):
         yield Unsupported(key="lora.targets", reason="keys and values are adapted together or not at all")
     yield from refusals.plain_adapters(lora, "torchtitan")
-    if lora.base_format is not BaseFormat.FULL:
-        yield Unsupported(key="lora.base_format", reason="the base is not quantised: must be full")
+    yield from refusals.quantised_base(lora, "TorchTitan's base is not quantised")
 
 
 def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:
