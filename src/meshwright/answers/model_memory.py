@@ -23,14 +23,14 @@ from meshwright.files import write_csv
 from meshwright.json_values import jsonable
 from meshwright.result import Result
 from meshwright.runfile import named_model
-from meshwright.runfile.optimizer import precision_with
+from meshwright.runfile.resolve import precision_with
 from meshwright.specs.adapters import absent_targets
 from meshwright.specs.hardware import Stack
 from meshwright.specs.model import Lora, Model
 from meshwright.specs.optimizers import OPTIMIZERS
 from meshwright.specs.plan import Offload, Plan, Sharding
 from meshwright.specs.precision import PRECISIONS
-from meshwright.specs.run import NATIVE
+from meshwright.specs.run import NATIVE, Optimizer
 from meshwright.units import format_count, gib
 
 NUM_MICRO_BATCHES = 2
@@ -181,7 +181,7 @@ def _memory(model: Model, precision: str, rank: int, optimizer: str, plan: Plan,
         batch=BatchTable(seq_len=seq_len, global_batch=plan.data * plan.micro_batch * NUM_MICRO_BATCHES),
         plan=plan_row(plan),
         precision=precision_row(
-            precision_with(PRECISIONS[precision], optimizer),
+            precision_with(PRECISIONS[precision], Optimizer(name=optimizer)),
             weight_cache=WeightCache.AUTO,
             frozen_in_16_bits=constants.frozen_in_16_bits,
         ),

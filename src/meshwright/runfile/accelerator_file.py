@@ -15,54 +15,53 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
-
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.entries import DATA, CatalogEntry, CatalogKind, entry_of_text, normal_name
 from meshwright.errors import InputError, RunFileError, nearest
 from meshwright.runfile.document import read_text
-from meshwright.runfile.fields import Count, CountOrZero, Lax, NotNegative, RunFileSection, Text, whole
 from meshwright.runfile.problems import RunFileProblem, as_error
 from meshwright.runfile.validate import validated
 from meshwright.specs.hardware import HERE
+from meshwright.specs.limits import Count, CountOrZero, Limits, NotNegative, Share
 
 ENDING = ".toml"
 TEMPLATE = DATA / "accelerator_template.toml"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 NumberFormat = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
-PeakRate = Annotated[float, Field(ge=1e9, le=1e20)]
-ByteRate = Annotated[float, Field(ge=1e6, le=1e17)]
-Bytes = Annotated[int, BeforeValidator(whole), Field(ge=10**8, le=10**15)]
-Texts = Annotated[tuple[Text, ...], Lax]
-Notes = dict[Text, Text]
+PeakRate = Annotated[float, Limits(ge=1e9, le=1e20)]
+ByteRate = Annotated[float, Limits(ge=1e6, le=1e17)]
+Bytes = Annotated[int, Limits(ge=10**8, le=10**15)]
+Texts = tuple[str, ...]
+Notes = Mapping[str, str]
 
 
-class AcceleratorFile(RunFileSection):
+@dataclass(frozen=True, kw_only=True)
+class AcceleratorFile:
     """Keys of an accelerator's file: `specs.hardware.Accelerator`, its usual system, its names, and the notes."""
 
-    vendor: Text
-    architecture: Text
-    peak_flops_per_s: Annotated[dict[NumberFormat, PeakRate], Field(min_length=1)]
+    vendor: str
+    architecture: str
+    peak_flops_per_s: Annotated[Mapping[NumberFormat, PeakRate], Limits(min_length=1)]
     memory_bytes: Bytes
     memory_bytes_per_s: ByteRate
     num_compute_units: Count
-    default_fabric: Text
+    default_fabric: str
     devices_per_node: Count | None = None
-    die: Text | None = None
-    rates_of: Text | None = None
-    matrix_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    die: str | None = None
+    rates_of: str | None = None
+    matrix_share: Share | None = None
     output_tiles: bool | None = None
-    cpu_oversubscription: Annotated[float, Field(ge=1, le=1000)] | None = None
+    cpu_oversubscription: Annotated[float, Limits(ge=1, le=1000)] | None = None
     matrix_unit_width: CountOrZero | None = None
     jax_devices: Count | None = None
-    tdp_w: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    tdp_w: Annotated[float, Limits(gt=0, le=1e6)] | None = None
     host_bytes_per_s: ByteRate | None = None
     scale_up_domain: Count | None = None
     scale_up_bytes_per_s: ByteRate | None = None
@@ -70,14 +69,14 @@ class AcceleratorFile(RunFileSection):
     scale_out_bytes_per_s: ByteRate | None = None
     aliases: Texts = ()
     driver_names: Texts = ()
-    pci_ids: Notes = {}  # noqa: RUF012  pydantic copies it for each file
-    announced: Text | None = None
-    marketed_memory: Text | None = None
-    sources: Notes = {}  # noqa: RUF012
-    conflicts: Notes = {}  # noqa: RUF012
-    assumptions: Notes = {}  # noqa: RUF012
-    unknown: Notes = {}  # noqa: RUF012
-    published: dict[Text, NotNegative] = {}  # noqa: RUF012
+    pci_ids: Notes = field(default_factory=dict)
+    announced: str | None = None
+    marketed_memory: str | None = None
+    sources: Notes = field(default_factory=dict)
+    conflicts: Notes = field(default_factory=dict)
+    assumptions: Notes = field(default_factory=dict)
+    unknown: Notes = field(default_factory=dict)
+    published: Mapping[str, NotNegative] = field(default_factory=dict)
 
 
 def is_accelerator_file(text: str) -> bool:

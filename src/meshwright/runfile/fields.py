@@ -1,10 +1,33 @@
-"""Types of values in a run file, and the base of its sections."""
+"""Sections of a run file: pydantic models that are derived from dataclasses, whose fields are the keys.
+
+A field's type says what a value must be, and `specs.limits` in it what one value alone must satisfy.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
+from functools import cache, partial, reduce
+from operator import or_
+from types import GenericAlias, NoneType, UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, create_model
+from pydantic_core import PydanticKnownError
+
+from meshwright.specs.limits import Limits, Names, NoKey, Spelled
+
+T = TypeVar("T")
+_WORD, _NUMBER, _MAPPING, _VARIANT = "(word)", "(number)", "(mapping)", "(variant)"
+UNION_TAGS = {_WORD, _NUMBER, _MAPPING, _VARIANT}
+"""Stand in the location of an error where a value may be of two kinds; no key is called so."""
+
+
+class RunFileSection(BaseModel):
+    """A mapping of the run file: its keys are known, its values are what they look like."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, protected_namespaces=())
 
 
 def whole(value: object) -> object:
@@ -19,21 +42,107 @@ def readable(text: str) -> str:
     return text
 
 
-Lax = Field(strict=False)  # an enum from its value, a tuple from a list; the items stay strict
-
 Text = Annotated[str, Field(max_length=4096), AfterValidator(readable)]
-Count = Annotated[int, BeforeValidator(whole), Field(gt=0, le=10**9)]
-CountOrZero = Annotated[int, BeforeValidator(whole), Field(ge=0, le=10**9)]
-Size = Annotated[int, BeforeValidator(whole), Field(gt=0, le=10**7)]
-SizeOrZero = Annotated[int, BeforeValidator(whole), Field(ge=0, le=10**7)]
-Tokens = Annotated[int, BeforeValidator(whole), Field(gt=0, le=10**17)]
-Positive = Annotated[float, Field(gt=0, le=1e12)]
-NotNegative = Annotated[float, Field(ge=0, le=1e12)]
-Ratio = Annotated[float, Field(ge=0, le=1)]
-BelowOne = Annotated[float, Field(ge=0, lt=1)]
+_LAX = Field(strict=False)  # an enum from its value, a tuple from a list; the items stay strict
 
 
-class RunFileSection(BaseModel):
-    """A mapping of the run file: its keys are known, its values are what they look like."""
+def keys_of(kind: type) -> dict[str, Any]:
+    """Return the types of a dataclass's fields that are keys of its section."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {f.name: hints[f.name] for f in fields(kind) if NoKey not in get_args(hints[f.name])}
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, protected_namespaces=())
+
+@cache
+def section_of(kind: type) -> type[RunFileSection]:
+    """Return the section whose keys are the fields of a dataclass, with the same defaults."""
+    usual = {f.name: _default(f.default, f.default_factory) for f in fields(kind)}
+    keys = {name: (checked(hint), usual[name]) for name, hint in keys_of(kind).items()}
+    return create_model(kind.__name__, __base__=RunFileSection, __doc__=kind.__doc__, **keys)  # pyright: ignore
+
+
+def _default(value: Any, factory: Any) -> Any:
+    return Field(default_factory=factory) if factory is not MISSING else ... if value is MISSING else value
+
+
+def built(kind: type[T], section: RunFileSection) -> T:
+    """Return the dataclass of a section that is derived from it."""
+    return kind(**{name: getattr(section, name) for name in type(section).model_fields})
+
+
+def checked(hint: Any) -> Any:
+    """Return the type by which pydantic reads a value of a dataclass's field."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        kind = str if parts[0] is str else checked(parts[0])  # its limits are all that holds for it
+        return Annotated[(kind, *map(_constraint, parts[1:]))]
+    if origin in (Union, UnionType):
+        return _one_of([part for part in parts if part is not NoneType], NoneType in parts)
+    if origin is tuple:
+        return Annotated[GenericAlias(tuple, tuple(map(checked, parts))), _LAX]
+    if origin is Mapping:
+        return GenericAlias(dict, tuple(map(checked, parts)))
+    if is_dataclass(hint):
+        return Annotated[section_of(hint), AfterValidator(partial(built, hint))]  # pyright: ignore
+    return _checked_value(hint)
+
+
+def _checked_value(hint: Any) -> Any:
+    if hint is str:
+        return Text
+    if hint is int:
+        return Annotated[int, BeforeValidator(whole)]
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return Annotated[hint, _LAX]
+    return hint
+
+
+def _constraint(mark: Any) -> Any:
+    """Return what pydantic has for a mark of `specs.limits`, or the mark where it is pydantic's own."""
+    if isinstance(mark, Limits):
+        return Field(**{name: limit for name, limit in vars(mark).items() if limit is not None})
+    if isinstance(mark, Names):
+        return BeforeValidator(partial(_known, mark))
+    if isinstance(mark, Spelled):
+        return BeforeValidator(mark.read)
+    return AfterValidator(mark) if callable(mark) else mark
+
+
+def _known(names: Names, value: object) -> object:
+    known = tuple(names.known() if callable(names.known) else names.known)
+    if known and value not in known:  # where none is known what looks one up says why
+        raise PydanticKnownError("enum", {"expected": ", ".join(map(repr, known))})
+    return value
+
+
+def _one_of(parts: Sequence[Any], may_be_none: bool) -> Any:
+    """A value of one of several kinds, which the value itself tells apart: its errors are those of its kind."""
+    tags = [_tag(part) for part in parts]
+    mark = None
+    if tags.count(_MAPPING) > 1:  # the first one is meant where its required key is there
+        variant = parts[tags.index(_MAPPING)]
+        tags[tags.index(_MAPPING)] = _VARIANT
+        keys = (section_of(variant) if is_dataclass(variant) else variant).model_fields
+        mark = next(name for name, key in keys.items() if key.is_required())
+    kinds: list[Any] = [checked(part) for part in parts]
+    if len(kinds) > 1:
+        choices = (Annotated[kind, Tag(tag)] for kind, tag in zip(kinds, tags, strict=True))
+        kinds = [Annotated[reduce(or_, choices), Discriminator(_kind(tags, mark))]]
+    return kinds[0] | None if may_be_none else kinds[0]
+
+
+def _tag(part: Any) -> str:
+    kind = get_args(part)[0] if get_origin(part) is Annotated else part
+    origin = get_origin(kind) or kind
+    is_mapping = is_dataclass(kind) or (isinstance(origin, type) and issubclass(origin, Mapping | RunFileSection))
+    return _MAPPING if is_mapping else _NUMBER if kind is int else _WORD
+
+
+def _kind(tags: Sequence[str], mark: str | None) -> Callable[[object], str]:
+    """Return the function that finds the tag of a value; `mark` is a key that only a variant has."""
+
+    def tag_of(value: object) -> str:
+        if isinstance(value, dict) and _MAPPING in tags:
+            return _VARIANT if mark is not None and mark in value else _MAPPING
+        return _NUMBER if _NUMBER in tags and not isinstance(value, str) else _WORD
+
+    return tag_of

@@ -8,7 +8,7 @@ engine cannot do is the planner's business.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -27,7 +27,6 @@ from meshwright.runfile.accelerator_file import accelerator_name, is_accelerator
 from meshwright.runfile.document import RunFileDocument
 from meshwright.runfile.hardware import with_hardware
 from meshwright.runfile.inline import changed_model, inline_model, same_fields
-from meshwright.runfile.optimizer import foreign_keys, resolve_optimizer, state_bytes
 from meshwright.runfile.pinned import plan_from_section
 from meshwright.runfile.problems import BelowError, KeyPath, RunFileProblem, as_error
 from meshwright.runfile.validate import validated
@@ -35,8 +34,9 @@ from meshwright.specs import run as specs
 from meshwright.specs.features import AttentionKernel, Dispatcher, Features, Preset, runs_on
 from meshwright.specs.hardware import HERE, Accelerator, Cluster, Stack
 from meshwright.specs.model import Lora, Model
+from meshwright.specs.optimizers import OPTIMIZERS, OWN_KEYS
 from meshwright.specs.plan import STORED_MODULES, Plan
-from meshwright.specs.precision import PRECISIONS, Precision
+from meshwright.specs.precision import OPTIMIZER_STATE_BYTES, PRECISIONS, Precision
 
 T = TypeVar("T")
 MAX_LAYERS = 2000  # the search tries every number of virtual stages: a million layers take minutes
@@ -66,26 +66,24 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
     lora = problems.attempt("lora", _lora, file)
     here = problems.attempt("calibration", _calibrated_here, file) or here
     cluster = problems.attempt("cluster", _cluster, file.cluster, here)
-    if cluster is not None and "engine" in file.model_fields_set:
+    if cluster is not None and "engine" in document.value:
         problems.attempt("engine", refuse_engine, file.engine, cluster)
     precision = problems.attempt("precision", _precision, file, cluster)
     global_batch = problems.attempt("batch", _global_batch, file.batch, file.data.sequence_length)
     framework = problems.attempt("stack.framework", _framework, file, cluster)
     stack = problems.attempt("stack", _stack, file, cluster, framework, model) if framework and model else None
-    train = problems.attempt("train", _train, file)
+    problems.attempt("train", _refuse_train, file, document)
     micro = problems.attempt("batch", _micro, file)
     data = problems.attempt("data", _data, file.data)
-    for key, hint in foreign_keys(file.optimizer):
-        message = f"is no setting of {file.optimizer.name}"
-        problems.append(RunFileProblem(path=("optimizer", key), message=message, hint=hint))
+    problems.extend(_foreign_keys(file.optimizer.name, document.value.get("optimizer", {})))
     problems.extend(_unknown_routes(file.kernels.routes))
-    problems.extend(_unknown_stores(file.kernels.stored_activations or {}))
+    problems.extend(_unknown_stores(file.kernels.stored_activations))
     plan = None
     if isinstance(file.parallel, schema.ParallelSection) and not problems:
         plan = problems.attempt("parallel", _plan, file.parallel, micro, model, cluster, global_batch)
     elif micro and global_batch and global_batch % micro:
         problems.attempt("batch", _refuse_batch, global_batch, micro)
-    if problems or not (model and precision and global_batch and stack and train and data):
+    if problems or not (model and precision and global_batch and stack and data):
         raise document.error(problems)
     return specs.Run(
         name=file.name or name,
@@ -97,7 +95,7 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
         cluster_name=_cluster_name(file.cluster),
         calibration=file.calibration,
         gemm_tuning=file.gemm_tuning,
-        kernels=_kernels(file.kernels),
+        kernels=replace(file.kernels, is_storage_open="stored_activations" not in document.value.get("kernels", {})),
         sequence_length=file.data.sequence_length,
         global_batch=global_batch,
         label_tokens=file.batch.label_tokens,
@@ -106,27 +104,28 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
         plan=plan,
         is_data_shard_open=plan is not None and cluster is None and _leaves_data_shard(file),
         engine=file.engine,
-        is_engine_open="engine" not in file.model_fields_set,
+        is_engine_open="engine" not in document.value,
         stack=stack,
         objective=file.objective,
-        costs=same_fields(specs.Costs, file.costs),
-        optimizer=resolve_optimizer(file.optimizer),
+        costs=file.costs,
+        optimizer=file.optimizer,
         data=data,
-        train=train,
+        train=file.train,
         source=document.file,
         text=document.text,
     )
 
 
-def _kernels(given: schema.KernelsSection) -> specs.KernelChoices:
-    return specs.KernelChoices(
-        routes=dict(given.routes),
-        tuned=given.tuned,
-        stored_activations=dict(given.stored_activations or {}),
-        is_storage_open=given.stored_activations is None,
-        weight_cache=given.weight_cache,
-        loss_chunk=given.loss_chunk,
-    )
+def _foreign_keys(name: str, given: Container[str]) -> Iterator[RunFileProblem]:
+    """Keys that the `optimizer` section gives and its optimizer does not have."""
+    for key in OWN_KEYS:
+        if key in given and key not in OPTIMIZERS[name].keys:
+            having = [other for other, traits in OPTIMIZERS.items() if key in traits.keys]
+            yield RunFileProblem(
+                path=("optimizer", key), message=f"is no setting of {name}",
+                hint=f"leave it out; only {having[0]} has it" if len(having) == 1
+                else f"leave it out; {', '.join(having)} have it",
+            )  # fmt: skip
 
 
 def _unknown_routes(routes: Mapping[str, str]) -> Iterator[RunFileProblem]:
@@ -231,7 +230,7 @@ def _mapped_cluster(given: Mapping[str, Any]) -> Cluster | None:
 
 def _lora(file: schema.RunFile) -> Lora | None:
     if file.task is specs.Task.LORA:
-        return same_fields(Lora, file.lora or schema.InlineLora())
+        return file.lora or Lora()
     if file.lora is not None:
         raise InputError("is given, but the task is pretrain", hint="write `task: lora`")
     return None
@@ -327,11 +326,24 @@ def _precision(file: schema.RunFile, cluster: Cluster | None) -> Precision:
     name = file.precision
     if name not in PRECISIONS:
         raise UnknownNameError("precision", name, known=PRECISIONS)
-    precision = replace(PRECISIONS[name], **state_bytes(file.optimizer))
+    precision = precision_with(PRECISIONS[name], file.optimizer)
     if cluster is None:
         return precision
     refuse_precision(precision, cluster, engine=file.engine)
     return multiplied_on(cluster.accelerator, precision)
+
+
+def precision_with(precision: Precision, optimizer: specs.Optimizer) -> Precision:
+    """Return `precision` with the bytes that `optimizer` keeps and moves."""
+    traits = OPTIMIZERS[optimizer.name]
+    is_narrow = optimizer.states is not specs.StateFormat.FP32
+    return replace(
+        precision,
+        optimizer_state_bytes=OPTIMIZER_STATE_BYTES[optimizer.states] if is_narrow else traits.state_bytes,
+        adamw_state_bytes=traits.adamw_bytes,
+        update_bytes=traits.update_bytes,
+        newton_schulz_steps=float(optimizer.newton_schulz_steps) if optimizer.name == "muon" else 0.0,
+    )
 
 
 def _global_batch(batch: schema.BatchSection, sequence_length: int) -> int:
@@ -425,7 +437,7 @@ def _refuse_kernels(given: schema.StackSection, accelerator: Accelerator) -> Non
         )  # fmt: skip
 
 
-def _train(file: schema.RunFile) -> specs.Train:
+def _refuse_train(file: schema.RunFile, document: RunFileDocument) -> None:
     train, warmup = file.train, file.optimizer.warmup_steps
     if train.steps is not None and train.tokens is not None:
         raise InputError("both steps and tokens are given", hint="give one of them")
@@ -437,41 +449,24 @@ def _train(file: schema.RunFile) -> specs.Train:
     if train.steps is not None and warmup > train.steps:
         raise BelowError("steps", f"is less than optimizer.warmup_steps ({warmup})", got=train.steps)
     if train.evaluate is not None:
-        _require_source(train.evaluate.best_by, same_fields(specs.Data, file.data))
+        _require_source(train.evaluate.best_by, file.data)
     if train.checkpoint is not None and train.checkpoint.keep_best and train.evaluate is None:
         hint = "set train.evaluate, whose validation loss decides"
         raise BelowError("checkpoint.keep_best", "is set, but nothing is evaluated", hint=hint)
-    if train.evaluate is not None and {"num_batches", "num_sequences"} <= train.evaluate.model_fields_set:
+    if train.evaluate and {"num_batches", "num_sequences"} <= document.value["train"]["evaluate"].keys():
         raise BelowError("evaluate.num_sequences", "and num_batches are both given", hint="give one of them")
     if train.evaluate is not None and train.evaluate.min_delta and train.evaluate.patience is None:
         raise BelowError("evaluate.min_delta", "has no effect without patience", hint="set train.evaluate.patience")
-    return specs.Train(
-        steps=train.steps,
-        tokens=train.tokens,
-        seed=train.seed,
-        balance_loss=train.balance_loss,
-        router_z_loss=train.router_z_loss,
-        balance_bias_rate=train.balance_bias_rate,
-        z_loss=train.z_loss,
-        mtp_loss_weight=train.mtp_loss_weight,
-        log_every=train.log_every,
-        compile=train.compile,
-        checkpoint=None if train.checkpoint is None else same_fields(specs.Checkpoint, train.checkpoint),
-        evaluate=None if train.evaluate is None else same_fields(specs.Evaluate, train.evaluate),
-        trackers=tuple(dict.fromkeys(train.trackers)),
-        faults=_faults(train),
-    )
+    for key in ("not_finite", "spike"):
+        if getattr(train.faults, key) is specs.FaultAction.ROLL_BACK and train.checkpoint is None:
+            raise BelowError(f"faults.{key}", "rolls back, but no checkpoints are saved", hint="set train.checkpoint")
 
 
 def _data(section: schema.DataSection) -> specs.Data:
-    data = same_fields(specs.Data, section)
-    if isinstance(section.source, str):
-        return data
-    sources = {name: same_fields(specs.WeightedSource, source) for name, source in section.source.items()}
-    for name, source in sources.items():
+    for name, source in section.source.items() if isinstance(section.source, Mapping) else ():
         if source.path == specs.SYNTHETIC:
             raise BelowError(f"source.{name}", "random tokens are no part of a mixture", got=source.path)
-    return replace(data, source=sources)
+    return same_fields(specs.Data, section)
 
 
 def _require_source(name: str, data: specs.Data) -> None:
@@ -479,15 +474,6 @@ def _require_source(name: str, data: specs.Data) -> None:
     names = [specs.MEAN, *data.validation_names]
     if name not in names:
         raise BelowError("evaluate.best_by", "is no validation source", got=name, allowed=", ".join(names))
-
-
-def _faults(train: schema.TrainSection) -> specs.Faults:
-    faults = same_fields(specs.Faults, train.faults)
-    faults = replace(faults, not_finite=specs.FaultAction(faults.not_finite), spike=specs.FaultAction(faults.spike))
-    for key in ("not_finite", "spike"):
-        if getattr(faults, key) is specs.FaultAction.ROLL_BACK and train.checkpoint is None:
-            raise BelowError(f"faults.{key}", "rolls back, but no checkpoints are saved", hint="set train.checkpoint")
-    return faults
 
 
 def _plan(

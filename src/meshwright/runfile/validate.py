@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from meshwright.errors import nearest
 from meshwright.runfile import schema
 from meshwright.runfile.document import RunFileDocument
-from meshwright.runfile.fields import RunFileSection
+from meshwright.runfile.fields import UNION_TAGS, built, section_of
 from meshwright.runfile.problems import KeyPath, RunFileProblem
 from meshwright.runfile.synonyms import key_for
 from meshwright.units import digits_hint
@@ -33,14 +33,14 @@ _LIMITS = {"greater_than": ("> {}", "gt"), "greater_than_equal": (">= {}", "ge")
 _YAML_1_1_BOOLEANS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 
 
-Section = TypeVar("Section", bound=RunFileSection)
+T = TypeVar("T")
 
 
 def validate(document: RunFileDocument) -> schema.RunFile:
     """The typed run file. Raises one `RunFileError` with all that is wrong, reading errors included."""
     problems = list(document.problems)
     try:
-        file = schema.RunFile.model_validate(document.value)
+        file = built(schema.RunFile, section_of(schema.RunFile).model_validate(document.value))
     except ValidationError as errors:
         problems += _from_schema(errors, known={p.path for p in problems})
         raise document.error(problems) from None
@@ -49,24 +49,22 @@ def validate(document: RunFileDocument) -> schema.RunFile:
     return file
 
 
-def validated(section: type[Section], value: Mapping[str, Any]) -> Section | list[RunFileProblem]:
+def validated(kind: type[T], value: Mapping[str, Any]) -> T | list[RunFileProblem]:
     """Return the typed section that stands by itself, outside of a run file, or all that is wrong with it."""
     try:
-        return section.model_validate(value)
+        return built(kind, section_of(kind).model_validate(value))
     except ValidationError as errors:
-        return _from_schema(errors, known=set(), root=section)
+        return _from_schema(errors, known=set(), root=kind)
 
 
-def _from_schema(
-    errors: ValidationError, *, known: set[KeyPath], root: type[RunFileSection] = schema.RunFile
-) -> list[RunFileProblem]:
+def _from_schema(errors: ValidationError, *, known: set[KeyPath], root: type = schema.RunFile) -> list[RunFileProblem]:
     """The schema's problems, each of them once: a key that is misspelt is not missing as well."""
     found = [_problem(error, root) for error in errors.errors(include_url=False)]
     misspelt = {(*p.path[:-1], p.meant) for p in found if p.meant}
     return [p for p in found if p.path not in known and not (p.message == _MISSING and p.path in misspelt)]
 
 
-def _problem(error: Any, root: type[RunFileSection]) -> RunFileProblem:
+def _problem(error: Any, root: type) -> RunFileProblem:
     kind, got, context = error["type"], error["input"], error.get("ctx", {})
     path = _path(error["loc"])
     if kind == "extra_forbidden":  # whose last part is a key, even where it looks like a tag
@@ -95,7 +93,7 @@ def _problem(error: Any, root: type[RunFileSection]) -> RunFileProblem:
 
 
 def _path(location: tuple[str | int, ...]) -> KeyPath:
-    return tuple(part for part in location if part not in schema.UNION_TAGS and part != "[key]")
+    return tuple(part for part in location if part not in UNION_TAGS and part != "[key]")
 
 
 _UNITS = {
@@ -111,7 +109,7 @@ def _unit_hint(path: KeyPath) -> str | None:
     return next((hint for ending, hint in _UNITS.items() if name.endswith(ending) or f"{ending}." in name), None)
 
 
-def _unknown_key(path: KeyPath, root: type[RunFileSection]) -> RunFileProblem:
+def _unknown_key(path: KeyPath, root: type) -> RunFileProblem:
     key = str(path[-1])
     known = schema.known_keys(path[:-1], root)
     near = nearest(key, known)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from meshwright.specs.limits import Limits, Ratio
 
 if TYPE_CHECKING:
     from meshwright.specs.hardware import Accelerator
@@ -98,6 +100,11 @@ Recipes with a capacity in Megatron-Bridge's releases of 2025 have `moe_expert_c
 """
 
 
+_Excess = Annotated[float, Limits(ge=1, le=64)]
+_Capacity = Annotated[float, Limits(gt=0, le=64)]
+_Tile = Annotated[int, Limits(ge=16, le=65536)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Features:
     """Switches of one run. None: as the stack's release does."""
@@ -106,9 +113,9 @@ class Features:
     dispatcher: Dispatcher | None = None
     overlaps_experts: bool | None = None  # expert communication runs behind another micro-batch or stage
     drops_tokens: bool | None = None  # experts have a capacity: static shapes, no wait for counts
-    capacity_factor: float | None = None  # that capacity over the mean tokens of an expert; it implies the former
+    capacity_factor: _Capacity | None = None  # that capacity over an expert's mean tokens; it implies the former
     attention: AttentionKernel | None = None
-    attention_tile: int | None = None  # queries and keys that fused attention computes together
+    attention_tile: _Tile | None = None  # queries and keys that fused attention computes together
     fuses_attention_backward: bool | None = None  # one kernel computes the gradients of queries, keys and values
     fp8_attention: bool | None = None  # scores and values are multiplied in 8 bits
     compiles: bool | None = None  # a compiler fuses element-wise kernels
@@ -116,8 +123,8 @@ class Features:
     fuses_experts: bool | None = None  # grouped GEMMs quantise, activate and permute by themselves
     gradient_format: WireFormat | None = None  # in which data-parallel ranks reduce
     parameter_format: WireFormat | None = None  # in which they gather
-    offloaded_activations: float | None = None  # share of the saved activations that is kept in host memory
-    expert_imbalance: float | None = None  # tokens of the busiest expert rank over the mean
+    offloaded_activations: Ratio | None = None  # share of the saved activations that is kept in host memory
+    expert_imbalance: _Excess | None = None  # tokens of the busiest expert rank over the mean
 
     @property
     def has_capacity(self) -> bool:

@@ -8,7 +8,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
+from meshwright.specs.limits import (
+    PER_LAYER,
+    BelowOne,
+    Limits,
+    Names,
+    NoKey,
+    NotNegative,
+    Positive,
+    Share,
+    Size,
+    SizeOrZero,
+)
 from meshwright.specs.sparse_attention import Compression, Indexer
 
 
@@ -56,25 +69,29 @@ class NormPlacement(StrEnum):
     BOTH = "both"  # Gemma 2 and 3
 
 
+_Factors = Annotated[tuple[Positive, ...], PER_LAYER]
+_Flags = Annotated[tuple[bool, ...], PER_LAYER]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rope:
     """Rotary position embedding. It decides numerics, not cost."""
 
-    theta: float = 10_000.0  # base of the wavelengths
+    theta: Positive = 10_000.0  # base of the wavelengths
     scaling: RopeScaling = RopeScaling.NONE
-    factor: float = 1.0  # how many times longer than in pretraining
-    original_context: int = 0  # tokens of a pretraining sequence; needed when scaled
-    low_frequency: float = 1.0  # LLAMA3: wavelengths above original_context / this are divided by the factor ...
-    high_frequency: float = 4.0  # ... and those below original_context / this stay
-    beta_fast: float = 32.0  # YARN: dimensions that turn more often than this in the context stay ...
-    beta_slow: float = 1.0  # ... and those that turn less often are divided by the factor
-    mscale: float = 0.0  # YARN: temperature of the rotated queries and keys; 0: the paper's
-    mscale_all_dims: float = 0.0  # YARN: temperature of the whole attention score (DeepSeek); 0: none
+    factor: Positive = 1.0  # how many times longer than in pretraining
+    original_context: SizeOrZero = 0  # tokens of a pretraining sequence; needed when scaled
+    low_frequency: Positive = 1.0  # LLAMA3: wavelengths above original_context / this are divided by the factor ...
+    high_frequency: Positive = 4.0  # ... and those below original_context / this stay
+    beta_fast: Positive = 32.0  # YARN: dimensions that turn more often than this in the context stay ...
+    beta_slow: Positive = 1.0  # ... and those that turn less often are divided by the factor
+    mscale: NotNegative = 0.0  # YARN: temperature of the rotated queries and keys; 0: the paper's
+    mscale_all_dims: NotNegative = 0.0  # YARN: temperature of the whole attention score (DeepSeek); 0: none
     truncate: bool = True  # YARN: the ramp begins and ends at whole dimensions
-    rotated_share: float = 1.0  # of the dimensions of a head, the first ones (Phi-4-mini: 0.75)
-    attention_factor: float = 0.0  # YARN, LONGROPE: factor of cosine and sine; 0: the paper's
-    short_factors: tuple[float, ...] = ()  # LONGROPE: divisors of the frequencies, up to the original context ...
-    long_factors: tuple[float, ...] = ()  # ... and for longer sequences
+    rotated_share: Share = 1.0  # of the dimensions of a head, the first ones (Phi-4-mini: 0.75)
+    attention_factor: NotNegative = 0.0  # YARN, LONGROPE: factor of cosine and sine; 0: the paper's
+    short_factors: _Factors = ()  # LONGROPE: divisors of the frequencies, up to the original context ...
+    long_factors: _Factors = ()  # ... and for longer sequences
 
     def rotary_width(self, head_dim: int) -> int:
         """Dimensions of a head that are rotated."""
@@ -85,8 +102,8 @@ class Rope:
 class FullLayers:
     """Attention of the layers without a window, where its shape differs from the other layers' (Gemma 4)."""
 
-    head_dim: int
-    num_kv_heads: int
+    head_dim: Size
+    num_kv_heads: Size
     shares_values: bool = False  # one projection makes keys and values
 
 
@@ -98,26 +115,26 @@ class Attention:
     """
 
     kind: AttentionKind = AttentionKind.GQA
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    value_head_dim: int | None = None  # None: as head_dim
-    query_lora_rank: int = 0  # MLA, SHARED; 0: queries are projected directly (DeepSeek-V2-Lite)
-    kv_lora_rank: int = 0  # MLA
-    rope_head_dim: int = 0  # MLA, SHARED
-    window: int = 0  # tokens seen by a sliding-window layer; 0: no such layers
-    num_windowed_layers: int = 0  # the last layers, where no pattern says which
-    window_pattern: tuple[bool, ...] = ()  # True: windowed; repeated over the layers (Gemma 3: 5 x true, false)
+    num_heads: Size
+    num_kv_heads: Size
+    head_dim: Size
+    value_head_dim: Size | None = None  # None: as head_dim
+    query_lora_rank: SizeOrZero = 0  # MLA, SHARED; 0: queries are projected directly (DeepSeek-V2-Lite)
+    kv_lora_rank: SizeOrZero = 0  # MLA
+    rope_head_dim: SizeOrZero = 0  # MLA, SHARED
+    window: SizeOrZero = 0  # tokens seen by a sliding-window layer; 0: no such layers
+    num_windowed_layers: SizeOrZero = 0  # the last layers, where no pattern says which
+    window_pattern: _Flags = ()  # True: windowed; repeated over the layers (Gemma 3: 5 x true, false)
     full_layers: FullLayers | None = None  # None: as the layers with a window
     bias: bool = False  # of all projections
     output_bias: bool | None = None  # of the output projection; None: as `bias` (Qwen2: false)
     qk_norm: bool = False  # queries and keys are normalised per head (Qwen3)
     qk_norm_across_heads: bool = False  # ... or all heads together (OLMo 2)
-    score_divisor: int = 0  # scores are divided by its root; 0: head_dim (Gemma: query_pre_attn_scalar)
-    score_cap: float = 0.0  # scores s become c tanh(s / c) (Gemma 2); 0: not capped
+    score_divisor: SizeOrZero = 0  # scores are divided by its root; 0: head_dim (Gemma: query_pre_attn_scalar)
+    score_cap: NotNegative = 0.0  # scores s become c tanh(s / c) (Gemma 2); 0: not capped
     sinks: bool = False  # each head has a learned logit that joins the softmax and has no value (gpt-oss)
-    output_lora_rank: int = 0  # SHARED: of each of the groups of heads that the output projection has
-    output_groups: int = 0
+    output_lora_rank: SizeOrZero = 0  # SHARED: of each of the groups of heads that the output projection has
+    output_groups: SizeOrZero = 0
     indexer: Indexer | None = None  # queries attend to selected keys (DeepSeek-V3.2, GLM-5, DeepSeek-V4)
     compression: Compression | None = None  # SHARED: keys that stand for several tokens
     output_gate: bool = False  # the output is multiplied by a sigmoid of one more projection (Qwen3-Next)
@@ -137,22 +154,22 @@ class Attention:
 class Experts:
     """A mixture-of-experts feed-forward block."""
 
-    num_experts: int
-    top_k: int
-    ffn_hidden: int  # f_e of one routed expert
-    num_shared: int = 0
-    shared_ffn_hidden: int | None = None  # of all shared experts together; None: num_shared * ffn_hidden
-    num_dense_layers: int = 0  # layers that keep a dense feed-forward (DeepSeek-V3: the first 3)
+    num_experts: Size
+    top_k: Size
+    ffn_hidden: Size  # f_e of one routed expert
+    num_shared: SizeOrZero = 0
+    shared_ffn_hidden: SizeOrZero | None = None  # of all shared experts together; None: num_shared * ffn_hidden
+    num_dense_layers: SizeOrZero = 0  # layers that keep a dense feed-forward (DeepSeek-V3: the first 3)
     router: Router = Router.SOFTMAX
-    num_groups: int = 0  # group-limited routing: groups of experts ...
-    groups_per_token: int = 0  # ... and how many of them one token may use; 0: not limited
+    num_groups: SizeOrZero = 0  # group-limited routing: groups of experts ...
+    groups_per_token: SizeOrZero = 0  # ... and how many of them one token may use; 0: not limited
     normalize_top_k: bool = True  # weights of a token's experts sum to `routed_scale`
-    routed_scale: float = 1.0  # the routed experts' output is multiplied by this (DeepSeek-V3: 2.5)
+    routed_scale: Positive = 1.0  # the routed experts' output is multiplied by this (DeepSeek-V3: 2.5)
     bias: bool = False  # of the router and of all matrices of routed experts (gpt-oss)
-    latent: int = 0  # width that tokens are projected to for routed experts, and back from (Nemotron 3 Super); 0: none
+    latent: SizeOrZero = 0  # width of routed experts, projected to and back from (Nemotron 3 Super); 0: none
     shared_gate: bool = False  # a gate of one number multiplies the shared experts' output (Qwen2's mixtures)
     own_norms: bool = False  # routed and shared experts have norms of their own, the router scales (Gemma 4)
-    num_hashed_layers: int = 0  # first layers whose experts are looked up by token (DeepSeek-V4)
+    num_hashed_layers: SizeOrZero = 0  # first layers whose experts are looked up by token (DeepSeek-V4)
 
     @property
     def shared_hidden(self) -> int:
@@ -178,12 +195,12 @@ class StateSpace:
     Each head has a state of head_dim x state_size numbers; heads of a group share what they read and write.
     """
 
-    state_size: int
-    num_heads: int
-    head_dim: int
-    num_groups: int = 8
-    conv_kernel: int = 4
-    chunk_size: int = 128  # tokens whose scores are computed as a matrix
+    state_size: Size
+    num_heads: Size
+    head_dim: Size
+    num_groups: Size = 8
+    conv_kernel: Size = 4
+    chunk_size: Size = 128  # tokens whose scores are computed as a matrix
     bias: bool = False  # of both projections; the convolution has one
 
     @property
@@ -213,13 +230,14 @@ class LinearAttention:
     """
 
     kind: LinearKind = LinearKind.GDN
-    num_key_heads: int  # and query heads; each serves as many value heads
-    num_value_heads: int
-    key_head_dim: int
-    value_head_dim: int
-    conv_kernel: int = 4
-    chunk_size: int = 64  # tokens whose scores are computed as a matrix (flash-linear-attention)
-    pattern: tuple[bool, ...] = (True, True, True, False)  # True: linear; repeated over the layers
+    num_key_heads: Size  # and query heads; each serves as many value heads
+    num_value_heads: Size
+    key_head_dim: Size
+    value_head_dim: Size
+    conv_kernel: Size = 4
+    chunk_size: Size = 64  # tokens whose scores are computed as a matrix (flash-linear-attention)
+    # True: linear; repeated over the layers
+    pattern: Annotated[_Flags, Limits(min_length=1)] = (True, True, True, False)
 
     @property
     def keys(self) -> int:
@@ -250,16 +268,26 @@ SCALE_BLOCK = 256
 
 QKV = "qkv"
 """Target of one adapter with one A for query, key and value together."""
+_LoraTarget = Annotated[str, Names(("query", "key", "value", QKV, "output", "gate", "up", "down"))]
+
+
+def _distinct(targets: tuple[str, ...]) -> tuple[str, ...]:
+    """The targets of adapters. Raises ValueError where a matrix would have two."""
+    if len(set(targets)) < len(targets):
+        raise ValueError("every target stands once")
+    if QKV in targets and (both := [target for target in targets if target in ("query", "key", "value")]):
+        raise ValueError(f"{QKV} is one adapter of query, key and value: name it or {both[0]}")
+    return targets
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lora:
     """Low-rank adapters on a frozen base (task: lora)."""
 
-    rank: int = 16
-    alpha: float = 32.0
-    dropout: float = 0.0
-    targets: tuple[str, ...] = ("query", "key", "value", "output")  # of: query key value output gate up down; qkv
+    rank: Size = 16
+    alpha: Positive = 32.0
+    dropout: BelowOne = 0.0
+    targets: Annotated[tuple[_LoraTarget, ...], Limits(min_length=1), _distinct] = ("query", "key", "value", "output")
     base_format: BaseFormat = BaseFormat.FULL
 
     @property
@@ -273,34 +301,34 @@ class Model:
     """A decoder-only transformer, or a hybrid whose layers hold one block each (`layer_pattern`)."""
 
     name: str
-    hidden: int
-    num_layers: int
-    vocab: int
+    hidden: Size
+    num_layers: Size
+    vocab: Size
     attention: Attention
-    ffn_hidden: int  # of dense layers; 0 when every layer is a mixture of experts
+    ffn_hidden: SizeOrZero  # of dense layers; 0 when every layer is a mixture of experts
     gated_ffn: bool = True  # SwiGLU: three matrices; GELU: two
     ffn_bias: bool = False  # of all matrices of dense layers (GPT-2)
     activation: Activation = Activation.SILU  # of gated blocks; others have GELU
     experts: Experts | None = None
     state_space: StateSpace | None = None  # of a hybrid
     linear_attention: LinearAttention | None = None  # of some layers, which have it in place of attention
-    layer_pattern: str = ""  # of a hybrid: a `BlockKind` for each layer, which holds that alone
+    layer_pattern: Annotated[str, PER_LAYER] = ""  # of a hybrid: a `BlockKind` for each layer, which holds that alone
     tied_embeddings: bool = False
-    num_mtp_layers: int = 0  # multi-token prediction modules (DeepSeek-V3, section 2.2)
-    mtp_pattern: str = ""  # of a hybrid: the blocks of one module, in the letters of `layer_pattern`
+    num_mtp_layers: SizeOrZero = 0  # multi-token prediction modules (DeepSeek-V3, section 2.2)
+    mtp_pattern: Annotated[str, Limits(max_length=100)] = ""  # of a hybrid: one module's blocks, as in `layer_pattern`
     mtp_shared: bool = False  # one module predicts all tokens, one after the other: its weights are there once
-    residual_streams: int = 1  # of hyper-connections, which mix them before and after each block (DeepSeek-V4: 4)
-    learned_positions: int = 0  # rows of a learned position table (GPT-3: 2048)
+    residual_streams: Size = 1  # of hyper-connections, which mix them before and after each block (DeepSeek-V4: 4)
+    learned_positions: SizeOrZero = 0  # rows of a learned position table (GPT-3: 2048)
     norm_bias: bool = False  # LayerNorm has a bias, RMSNorm has not
-    norm_epsilon: float = 1e-5
+    norm_epsilon: Positive = 1e-5
     norm_placement: NormPlacement = NormPlacement.BEFORE
     zero_centered_norms: bool = False  # norms multiply by 1 + weight (Gemma)
     scaled_embeddings: bool = False  # the embedding's output is multiplied by the root of `hidden` (Gemma)
-    logit_cap: float = 0.0  # logits l become c tanh(l / c) (Gemma 2); 0: not capped
+    logit_cap: NotNegative = 0.0  # logits l become c tanh(l / c) (Gemma 2); 0: not capped
     rope: Rope = Rope()
     windowed_rope: Rope | None = None  # of layers with a sliding window (Gemma 3); None: as `rope`
     family: str = ""  # name of the architecture in Hugging Face transformers, where there is one
-    unsupported: tuple[str, ...] = ()  # keys of its config that no engine here computes: planned, never trained
+    unsupported: Annotated[tuple[str, ...], NoKey] = ()  # keys of its config that no engine here computes: only planned
 
     @property
     def num_moe_layers(self) -> int:

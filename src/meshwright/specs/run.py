@@ -7,13 +7,28 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from meshwright.specs.hardware import Cluster, Stack
+from meshwright.specs.limits import (
+    BelowOne,
+    Count,
+    CountOrZero,
+    Limits,
+    Names,
+    NoKey,
+    NotNegative,
+    Positive,
+    Ratio,
+    Spelled,
+    Tokens,
+)
 from meshwright.specs.model import Lora, Model
+from meshwright.specs.optimizers import OPTIMIZERS
 from meshwright.specs.plan import Plan
 from meshwright.specs.precision import Precision
 
@@ -74,22 +89,22 @@ class Tracker(StrEnum):
 class Optimizer:
     """An optimizer of `specs.optimizers` and its learning-rate schedule."""
 
-    name: str = "adamw"
-    learning_rate: float = 3e-4
-    betas: tuple[float, float] = (0.9, 0.95)
-    epsilon: float = 1e-8
-    weight_decay: float = 0.1
-    gradient_clip: float | None = 1.0  # largest gradient norm; None: not clipped
+    name: Annotated[str, Names(OPTIMIZERS)] = "adamw"
+    learning_rate: Positive = 3e-4
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.95)
+    epsilon: Positive = 1e-8
+    weight_decay: NotNegative = 0.1
+    gradient_clip: Positive | None = 1.0  # largest gradient norm; None: not clipped
     schedule: LearningRateSchedule = LearningRateSchedule.COSINE
-    warmup_steps: int = 0
-    final_ratio: float = 0.1  # last learning rate over the peak one
-    decay_ratio: float = 0.1  # WSD: share of the steps that decay
+    warmup_steps: CountOrZero = 0
+    final_ratio: Ratio = 0.1  # last learning rate over the peak one
+    decay_ratio: Ratio = 0.1  # WSD: share of the steps that decay
     states: StateFormat = StateFormat.FP32  # of AdamW
-    momentum: float = 0.95  # of Muon, as the four below
+    momentum: BelowOne = 0.95  # of Muon, as the four below
     nesterov: bool = True
-    newton_schulz_steps: int = 5
+    newton_schulz_steps: Annotated[int, Limits(gt=0, lt=100)] = 5
     adjust_learning_rate: LearningRateAdjustment = LearningRateAdjustment.MATCH_RMS_ADAMW
-    adamw_learning_rate: float | None = None  # peak for embedding, head and vectors; None: `learning_rate`
+    adamw_learning_rate: Positive | None = None  # peak for embedding, head and vectors; None: `learning_rate`
 
 
 MAX_WORKERS = 256
@@ -115,17 +130,30 @@ class WeightedSource:
     """A training source of a mixture."""
 
     path: str  # a data set's name or path
-    weight: float = 1.0  # its share of the samples is this over the sum of weights
+    weight: Positive = 1.0  # its share of the samples is this over the sum of weights
+
+
+def _source_name(name: str) -> str:
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", name) is None or name == MEAN:
+        raise ValueError(f"a source's name has letters, digits, _ and -, and is not {MEAN}")
+    return name
+
+
+_Workers = Annotated[int, Limits(ge=0, le=MAX_WORKERS)]
+_SourceName = Annotated[str, _source_name]
+_Source = Annotated[WeightedSource, Spelled(lambda value: {"path": value} if isinstance(value, str) else value)]
+_Mixture = Annotated[Mapping[_SourceName, _Source], Limits(min_length=1, max_length=64)]
+_Validation = Annotated[Mapping[_SourceName, str], Limits(min_length=1, max_length=64)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
     """Data sets and tokenizer."""
 
-    source: str | Mapping[str, WeightedSource] = SYNTHETIC  # a data set's name or path, or several by name
+    source: str | _Mixture = SYNTHETIC  # a data set's name or path, or several by name
     tokenizer: str | None = None  # None: the model's own
-    validation: str | Mapping[str, str] | None = None  # a source for `train.evaluate`, or several by name
-    workers: int | None = None  # threads of a process that read ahead; None: found in the first steps
+    validation: str | _Validation | None = None  # a source for `train.evaluate`, or several by name
+    workers: _Workers | None = None  # threads of a process that read ahead; None: found in the first steps
     joined_documents: bool = False  # attention, positions and labels run on where a document ends
 
     @property
@@ -179,8 +207,8 @@ class Checkpoint:
     """Checkpoint settings."""
 
     folder: str
-    every_steps: int = 1000
-    keep: int | None = None  # newest ones that stay; None: all
+    every_steps: Count = 1000
+    keep: Count | None = None  # newest ones that stay; None: all
     keep_best: bool = False  # the checkpoint of the lowest validation loss stays, too
     asynchronous: bool = True  # written in the background, from a copy in host memory
 
@@ -189,15 +217,15 @@ class Checkpoint:
 class Evaluate:
     """Validation settings."""
 
-    every_steps: int = 1000
-    num_batches: int = 16  # global batches per evaluation
-    num_sequences: int | None = None  # exactly so many of each source, in place of `num_batches`
-    skip_first: int = 0  # evaluations of the schedule that are left out at the beginning
-    workers: int | None = None  # as `Data.workers`, for the batches of an evaluation
+    every_steps: Count = 1000
+    num_batches: Count = 16  # global batches per evaluation
+    num_sequences: Count | None = None  # exactly so many of each source, in place of `num_batches`
+    skip_first: CountOrZero = 0  # evaluations of the schedule that are left out at the beginning
+    workers: _Workers | None = None  # as `Data.workers`, for the batches of an evaluation
     best_by: str = MEAN  # the validation source whose loss is the validation loss of the run; MEAN: all labels of all
-    target_loss: float | None = None  # training ends when the validation loss is no larger
-    patience: int | None = None  # evaluations without improvement after which training ends; None: never
-    min_delta: float = 0.0  # by which a loss must be lower to be an improvement
+    target_loss: Positive | None = None  # training ends when the validation loss is no larger
+    patience: Count | None = None  # evaluations without improvement after which training ends; None: never
+    min_delta: NotNegative = 0.0  # by which a loss must be lower to be an improvement
 
     def is_due(self, num_steps: int, *, is_last: bool) -> bool:
         """True if an evaluation follows `num_steps` steps. One always follows the last step.
@@ -232,34 +260,41 @@ class FaultAction(StrEnum):
     ROLL_BACK = "roll_back"  # to the newest checkpoint; all batches since then are passed over
 
 
+_Action = Literal[FaultAction.STOP, FaultAction.SKIP, FaultAction.ROLL_BACK]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Faults:
     """Settings of the non-finite and loss-spike detectors."""
 
-    not_finite: FaultAction = FaultAction.STOP  # loss or gradient norm is NaN or infinite; never ignored
+    not_finite: _Action = FaultAction.STOP  # loss or gradient norm is NaN or infinite; never ignored
     spike: FaultAction = FaultAction.IGNORE  # loss or gradient norm is far above the last steps'
-    spike_deviations: float = 6.0  # robust standard deviations above the median
-    spike_window: int = 128  # steps; judged once half of them are there
-    max_events: int = 10  # the next one stops the run
+    spike_deviations: Positive = 6.0  # robust standard deviations above the median
+    spike_window: Annotated[int, Limits(ge=8, le=10**4)] = 128  # steps; judged once half of them are there
+    max_events: CountOrZero = 10  # the next one stops the run
+
+
+def _each_once(trackers: tuple[Tracker, ...]) -> tuple[Tracker, ...]:
+    return tuple(dict.fromkeys(trackers))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
     """Length and settings of a training. At most one of `steps` and `tokens` is given."""
 
-    steps: int | None = None
-    tokens: int | None = None
-    seed: int = 0
-    balance_loss: float = 0.0  # coefficient of the experts' auxiliary loss, of every sequence and layer
-    router_z_loss: float = 0.0  # coefficient of the mean of (log Σ exp)² of router logits, of every layer
-    balance_bias_rate: float = BIAS_RATE  # change of the routing biases of sigmoid routers in a step
-    z_loss: float = 0.0  # coefficient of the squared log-partition function in the gradient
-    mtp_loss_weight: float = MTP_LOSS_WEIGHT  # coefficient of the mean loss of multi-token prediction
-    log_every: int | None = None  # steps between two lines of progress; None: a line every ten seconds
+    steps: Count | None = None
+    tokens: Tokens | None = None
+    seed: CountOrZero = 0
+    balance_loss: NotNegative = 0.0  # coefficient of the experts' auxiliary loss, of every sequence and layer
+    router_z_loss: NotNegative = 0.0  # coefficient of the mean of (log Σ exp)² of router logits, of every layer
+    balance_bias_rate: NotNegative = BIAS_RATE  # change of the routing biases of sigmoid routers in a step
+    z_loss: Ratio = 0.0  # coefficient of the squared log-partition function in the gradient
+    mtp_loss_weight: Positive = MTP_LOSS_WEIGHT  # coefficient of the mean loss of multi-token prediction
+    log_every: Count | None = None  # steps between two lines of progress; None: a line every ten seconds
     compile: bool = False  # compile each layer with torch.compile at the first step
     checkpoint: Checkpoint | None = None
     evaluate: Evaluate | None = None
-    trackers: tuple[Tracker, ...] = ()
+    trackers: Annotated[tuple[Tracker, ...], _each_once] = ()
     faults: Faults = field(default_factory=Faults)
 
 
@@ -267,8 +302,21 @@ class Train:
 class Costs:
     """Prices that replace the catalogue's."""
 
-    usd_per_device_hour: float | None = None
-    usd_per_kwh: float | None = None
+    usd_per_device_hour: NotNegative | None = None
+    usd_per_kwh: NotNegative | None = None
+
+
+PLANNED_FORMAT = "e4m3"
+"""Format of activations in 8 bits where none is named: the one that the convergence suite has cleared."""
+
+
+def _stored_activations(value: object) -> object:
+    """A list of modules as the mapping that gives each the default format."""
+    if isinstance(value, list) and all(isinstance(module, str) for module in value):
+        return dict.fromkeys(value, PLANNED_FORMAT)
+    if not isinstance(value, dict):
+        raise ValueError("must be a list of modules, or a mapping of modules to formats")
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,10 +332,10 @@ class KernelChoices:
 
     routes: Mapping[str, str] = field(default_factory=dict)
     tuned: str | None = None
-    stored_activations: Mapping[str, str] = field(default_factory=dict)
-    is_storage_open: bool = True  # the run file does not name `stored_activations`: the planner may
-    weight_cache: str = "auto"
-    loss_chunk: int | str = "auto"
+    stored_activations: Annotated[Mapping[str, str], Spelled(_stored_activations)] = field(default_factory=dict)
+    is_storage_open: Annotated[bool, NoKey] = True  # the run file does not name `stored_activations`: the planner may
+    weight_cache: Literal["auto", "on", "off"] = "auto"
+    loss_chunk: Count | Literal["auto", "all"] = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,10 +388,6 @@ class Run:
         if self.train.tokens is not None:
             return -(-self.train.tokens // self.tokens_per_step)
         return self.train.steps
-
-
-PLANNED_FORMAT = "e4m3"
-"""Format of activations that the planner stores in 8 bits: the one that the convergence suite has cleared."""
 
 
 def with_plan(run: Run, plan: Plan) -> Run:

@@ -7,6 +7,9 @@ Primus, core/transformer/deepseek_v4_attention.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from meshwright.specs.limits import PER_LAYER, Size, SizeOrZero
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,12 +20,10 @@ class Indexer:
     layer's input.
     """
 
-    num_heads: int
-    head_dim: int
-    top_k: int  # keys that a query attends to
-    num_layers: int | None = (
-        None  # with an indexer of their own; the others take the choice of the layer before; None: all
-    )
+    num_heads: Size
+    head_dim: Size
+    top_k: Size  # keys that a query attends to
+    num_layers: SizeOrZero | None = None  # with an indexer; others take the choice of the layer before; None: all
     is_trained: bool = True  # by a KL loss towards the attention that it selects for; False: it runs forward only
 
 
@@ -34,8 +35,8 @@ class Compression:
     that many, and an indexer with compressed keys of its own; those with a longer one attend to all compressed keys.
     """
 
-    strides: tuple[int, ...]  # of each layer: tokens of a compressed key; 0: the window alone
-    indexed_stride: int = 4
+    strides: Annotated[tuple[SizeOrZero, ...], PER_LAYER]  # of each layer: tokens of a compressed key; 0: its window
+    indexed_stride: Size = 4
 
     def num_layers(self, *, indexed: bool) -> int:
         """Layers with compressed keys, with or without an indexer."""

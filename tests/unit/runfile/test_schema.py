@@ -5,18 +5,19 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
 
-from meshwright.runfile import model_schema, schema
-from meshwright.specs import model as models
-from meshwright.specs import run as runs
+from meshwright.errors import InputError
+from meshwright.runfile import loads, schema
+from meshwright.runfile.fields import keys_of
 from meshwright.specs.plan import Plan
 from meshwright.specs.precision import PRECISIONS
+from meshwright.specs.run import Optimizer
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "run-file.md").read_text()
+TEXT = "{model: llama3.1-8b, cluster: h100-8x1, data: {sequence_length: 64}, batch: {global_sequences: 8}}"
 ROWS = {m[1]: m[2] for m in re.finditer(r"^\| `([\w.]+)` \|[^|]*\|([^|]*)\|", PAGE, re.MULTILINE)}
 
 
@@ -34,44 +35,37 @@ def test_the_page_names_every_precision() -> None:
     assert [name for name in PRECISIONS if f"`{name}`" not in PAGE] == []
 
 
-OF_KERNELS = {"stored_activations", "weight_cache", "loss_chunk"}
-"""Fields of a plan about kernels, which stand in the section `kernels` of a run file."""
+def test_a_pinned_plan_has_a_key_for_every_choice() -> None:
+    elsewhere = {"micro_batch", "stored_activations", "weight_cache", "loss_chunk"}  # in `batch` and `kernels`
+    of_recompute = {"recompute_modules", "recompute_layers"}
+    assert set(keys_of(schema.ParallelSection)) == set(keys_of(Plan)) - elsewhere - of_recompute
 
 
-@pytest.mark.parametrize(
-    ("section", "spec", "elsewhere"),
-    [
-        (model_schema.InlineAttention, models.Attention, set()),
-        (model_schema.InlineExperts, models.Experts, set()),
-        (model_schema.InlineModel, models.Model, {"unsupported"}),
-        (schema.InlineLora, models.Lora, set()),
-        (schema.ParallelSection, Plan, {"micro_batch", "recompute_modules", "recompute_layers", *OF_KERNELS}),
-        (schema.OptimizerSection, runs.Optimizer, set()),
-        (schema.CheckpointSection, runs.Checkpoint, set()),
-        (schema.EvaluateSection, runs.Evaluate, set()),
-        (schema.FaultsSection, runs.Faults, set()),
-        (schema.TrainSection, runs.Train, set()),
-        (schema.CostsSection, runs.Costs, set()),
-    ],
-)
-def test_sections_have_the_fields_of_their_spec(section, spec, elsewhere: set[str]) -> None:
-    assert set(section.model_fields) == {f.name for f in fields(spec)} - elsewhere
+def test_what_no_file_states_is_no_key() -> None:
+    with pytest.raises(InputError, match="unknown key"):
+        loads(TEXT, overrides=["kernels.is_storage_open=false"])
+    assert loads(TEXT, overrides=["kernels.stored_activations=[norm]"]).kernels.stored_activations == {"norm": "e4m3"}
 
 
-@pytest.mark.parametrize(
-    ("section", "spec"),
-    [
-        (schema.InlineLora, models.Lora),
-        (schema.OptimizerSection, runs.Optimizer),
-        (schema.EvaluateSection, runs.Evaluate),
-        (schema.FaultsSection, runs.Faults),
-        (schema.TrainSection, runs.Train),
-    ],
-)
-def test_defaults_are_those_of_the_spec(section, spec) -> None:
-    usual = {f.name: f.default for f in fields(spec) if f.default is not MISSING}
-    plain = {n: f.default for n, f in section.model_fields.items() if not isinstance(f.default, schema.RunFileSection)}
-    assert plain == usual
+def test_specs_are_checked_in_files_alone() -> None:
+    with pytest.raises(InputError, match="must be a whole number"):
+        loads(TEXT, overrides=["optimizer.warmup_steps=0.5"])
+    assert Optimizer(warmup_steps=-1).warmup_steps == -1
+
+
+def test_an_optimizer_s_own_defaults_give_way_to_the_file() -> None:
+    assert loads(TEXT, overrides=["optimizer.name=lion"]).optimizer.betas == (0.9, 0.99)
+    assert loads(TEXT, overrides=["optimizer={name: lion, betas: [0.8, 0.9]}"]).optimizer.betas == (0.8, 0.9)
+
+
+def test_null_is_a_key_that_follows_from_others() -> None:
+    shapes = "hidden: 64, num_layers: 2, vocab: 100, ffn_hidden: 8, family: null"
+    said = f"{{{shapes}, attention: {{num_heads: 4, num_kv_heads: null, head_dim: null}}}}"
+    model = loads(TEXT, overrides=[f"model={said}"]).model
+    assert (model.attention.num_kv_heads, model.attention.head_dim, model.family) == (4, 16, "")
+    variant = "{base: deepseek-v3, attention: {num_kv_heads: null, head_dim: null}, family: null}"
+    model = loads(TEXT, overrides=[f"model={variant}"]).model
+    assert (model.attention.num_kv_heads, model.attention.head_dim, model.family) == (128, 56, "")
 
 
 def test_the_package_costs_nothing_until_it_is_used() -> None:

@@ -10,6 +10,7 @@ from meshwright import runfile
 from meshwright.errors import InputError
 from meshwright.runfile import schema
 from meshwright.runfile.pinned import plan_from_section, section_from_plan
+from meshwright.runfile.validate import validated
 from meshwright.specs.plan import RECOMPUTE_MODULES, AxisOrder, Offload, Plan, Recompute, Schedule, Sharding
 
 TEXT = """\
@@ -105,6 +106,7 @@ def plans(draw: st.DrawFn) -> Plan:
 @settings(max_examples=100, deadline=None)
 @given(plans())
 def test_a_section_says_all_of_a_plan(plan: Plan) -> None:
-    section = schema.ParallelSection.model_validate(section_from_plan(plan))
+    section = validated(schema.ParallelSection, section_from_plan(plan))
+    assert isinstance(section, schema.ParallelSection)
     assert section.data_shard == plan.data_shard
     assert plan_from_section(section, data_shard=plan.data_shard, micro_batch=plan.micro_batch) == plan
