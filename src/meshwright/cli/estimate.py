@@ -8,14 +8,16 @@ from typing import Any
 from meshwright.answers.cluster import setup_lines
 from meshwright.answers.components import family, label, shown_components, shown_details
 from meshwright.answers.quantities import interval_of, percent, seconds, span, value_of
-from meshwright.answers.run_estimate import RunEstimate, estimate_run
+from meshwright.answers.run_estimate import RunEstimate
 from meshwright.answers.stages import stage_rows
 from meshwright.answers.timeline import after_pipeline, step_timeline
 from meshwright.answers.trace import write_trace
+from meshwright.api.estimate import estimate
+from meshwright.api.question import ask
 from meshwright.catalog.prices import market_sentence
 from meshwright.cli.output import bar_width, emit_json, note, print_line, print_table, progress, write_html
 from meshwright.cli.report_options import typed
-from meshwright.cli.run_input import run_from
+from meshwright.cli.run_input import take_run
 from meshwright.cost.memory import memory_parts
 from meshwright.errors import InputError
 from meshwright.units import format_count, format_seconds, gib
@@ -30,19 +32,11 @@ MAX_UNCERTAINTIES = 3
 """Inputs that are named as the causes of the interval."""
 
 
-def run(
-    *,
-    run_path: Path,
-    overrides: tuple[str, ...],
-    trace_path: Path | None,
-    html_path: Path | None,
-    as_json: bool,
-    **run_options: Any,
-) -> None:
-    """Estimate, and write the formats asked for. `run_options`: options that replace keys of the run file."""
-    run = run_from(run_path, overrides=overrides, **run_options)
+def run(*, asked: dict[str, Any], trace_path: Path | None, html_path: Path | None, as_json: bool, **keys: Any) -> None:
+    """Estimate, and write the formats asked for. `keys`: options of keys of the run file."""
+    run = take_run(asked, **keys)
     with progress(f"estimating {run.name}"):
-        done = estimate_run(run)
+        done = ask(estimate, asked)
     if done.chosen is not None:
         note(f"the run file leaves the plan open; the planner chose {done.plan.describe()}")
     for caution in done.notes:

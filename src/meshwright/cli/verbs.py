@@ -104,7 +104,7 @@ def verb(
         command = click.command(name, cls=LazyCommand, body=body, question=asked, epilog=_epilog(examples))(function)
         command.help = inspect.cleandoc(command.help or "")
         arguments = [p.name for p in command.params if isinstance(p, click.Argument)]
-        if "run_path" in arguments:
+        if {"run", "run_path"} & {*arguments}:
             command.help += f"\n\n{RUN_FILE_HELP}"
         return command
 

@@ -6,15 +6,8 @@ from pathlib import Path
 
 import click
 
-from meshwright.cli.options import (
-    calibration_option,
-    count_option,
-    folder_option,
-    html_option,
-    json_option,
-    seconds_option,
-    set_option,
-)
+from meshwright.cli.options import count_option, folder_option, html_option, json_option, seconds_option, set_option
+from meshwright.cli.question import key_options
 from meshwright.cli.verbs import verb
 
 
@@ -41,7 +34,7 @@ from meshwright.cli.verbs import verb
     "--engines", "engines", metavar="E,E,...", help="Compare engines: short for --sweep engine=E,E,...",
 )  # fmt: skip
 @set_option
-@calibration_option
+@key_options("calibration")
 @count_option(
     "--runs", "num_runs", high=1000, default=5,
     help="Trainings of each configuration, each in a new process.",

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from meshwright.cli.options import (
-    calibration_option,
-    file_option,
-    hardware_options,
-    html_option,
-    json_option,
-    run_argument,
-    set_option,
-)
+from meshwright.cli.options import file_option, html_option, json_option
+from meshwright.cli.question import key_options
 from meshwright.cli.verbs import verb
 
 
 @verb(
     "estimate",
+    question="meshwright.api.estimate:estimate",
     body="meshwright.cli.estimate:run",
     examples=[
         "meshwright estimate examples/runs/deepseek-v3-pinned.yaml",
@@ -23,10 +17,7 @@ from meshwright.cli.verbs import verb
         "meshwright estimate examples/runs/llama3.1-8b-pretrain.yaml --set cluster=h100-8x8 --json",
     ],
 )
-@run_argument()
-@set_option
-@hardware_options
-@calibration_option
+@key_options("accelerator", "network", "device_memory", "calibration")
 @file_option(
     "--trace", "trace_path", metavar="FILE.json",
     help="Write the timeline of the step for Perfetto (ui.perfetto.dev).",

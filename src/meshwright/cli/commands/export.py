@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from meshwright.cli.options import ENGINE, calibration_option, folder_option, json_option, run_argument, set_option
+from meshwright.cli.options import ENGINE, folder_option, json_option, run_argument, set_option
+from meshwright.cli.question import key_options
 from meshwright.cli.verbs import verb
 
 
@@ -22,7 +23,7 @@ from meshwright.cli.verbs import verb
 )  # fmt: skip
 @folder_option("--out", "folder", required=True, help="New or empty folder for the files.")
 @set_option
-@calibration_option
+@key_options("calibration")
 @json_option
 def command() -> None:
     """Write a run as the configuration of another engine.

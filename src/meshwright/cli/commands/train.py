@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 
 from meshwright.cli.options import (
-    calibration_option,
     count_option,
     folder_option,
     force_option,
@@ -14,6 +13,7 @@ from meshwright.cli.options import (
     seconds_option,
     set_option,
 )
+from meshwright.cli.question import key_options
 from meshwright.cli.verbs import verb
 
 
@@ -31,7 +31,7 @@ from meshwright.cli.verbs import verb
 )
 @run_argument()
 @set_option
-@calibration_option
+@key_options("calibration")
 @folder_option(
     "--out", "folder",
     help="Folder of the results.  [default: runs/NAME, or the next free runs/NAME-2, ...]",
