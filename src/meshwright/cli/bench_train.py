@@ -11,13 +11,13 @@ from pathlib import Path
 from meshwright.bench.training import TrainingBenchRequest, now, train_all
 from meshwright.bench.training_summary import Summary, contests, summaries, verdict
 from meshwright.cli.bench_train_messages import Watch
-from meshwright.cli.needs import require_torch
 from meshwright.cli.options import text_override
 from meshwright.cli.output import emit_json, note, print_line, print_text_tables, progress, write_html
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.records.sweep import Configuration, configurations, parse_sweep
 from meshwright.records.trainings import TrainingRecorder
 from meshwright.report.training_sweep import accuracy_sentence, outlier_sentences, tables
+from meshwright.training.cpu_libraries import require_torch
 
 LAUNCHER_HINT = "--launcher 'torchrun --nproc-per-node 2'"
 

@@ -10,8 +10,8 @@ import click
 
 from meshwright.api.question import ask
 from meshwright.api.run_benchmark import mlperf_run, plan_benchmark, rate_of_shape
-from meshwright.cli.needs import require_torch
 from meshwright.cli.output import emit_json, note, print_line, print_table
+from meshwright.training.cpu_libraries import require_torch
 from meshwright.units import format_duration
 
 Progress = Callable[[str], None]

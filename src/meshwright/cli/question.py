@@ -129,7 +129,7 @@ def _option(
     if isinstance(parameter, Flag):
         if parameter.off:
             names[0] += f"/{parameter.off}"
-        return click.option(*names, is_flag=True, default=bool(default), show_default=bool(default), **settings)
+        return click.option(*names, is_flag=True, default=default, show_default=bool(default), **settings)
     kind, metavar = _kind(parameter), _metavar(name, parameter)
     if parameter.is_joined:
         kind, metavar, is_listed = JoinedType(kind), f"{metavar},{metavar},...", False

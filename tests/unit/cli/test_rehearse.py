@@ -11,13 +11,13 @@ pytest.importorskip("torch")
 
 from meshwright import runfile
 from meshwright.catalog import lookup as catalog
-from meshwright.cli import needs
 from meshwright.engines.native import rehearsal
 from meshwright.engines.native.check import check_plan
 from meshwright.engines.native.rehearsal import RehearsalResult, rehearse, shrink
 from meshwright.errors import InfeasibleError
 from meshwright.specs.model import AttentionKind
 from meshwright.specs.plan import Plan, Schedule, Sharding
+from meshwright.training import cpu_libraries
 from meshwright.training.models import build_model
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
@@ -208,7 +208,7 @@ def test_a_run_without_plan_and_cluster_has_none_to_rehearse(meshwright, run_fil
 
 
 def test_without_torch_it_says_how_to_install_it(meshwright, run_file, monkeypatch):
-    monkeypatch.setattr(needs, "find_spec", lambda name: None)
+    monkeypatch.setattr(cpu_libraries, "find_spec", lambda name: None)
     outcome = meshwright("rehearse", run_file)
     assert outcome.exit_code == 3
     assert "hint: pip install 'meshwright[torch]'" in outcome.stderr
