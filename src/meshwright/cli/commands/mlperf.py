@@ -11,7 +11,7 @@ from meshwright.cli.verbs import verb, verb_group
 @verb(
     "run",
     question="meshwright.api.run_benchmark:mlperf_run",
-    body="meshwright.cli.mlperf_run:run",
+    body="meshwright.cli.mlperf:run",
     examples=[
         "meshwright mlperf run proxy_pretrain_xs --out runs/p1",
         "meshwright mlperf run proxy_pretrain_xs --out runs/p2 --set batch.global_sequences=32 --dry-run",
@@ -43,7 +43,7 @@ def run() -> None:
 @verb(
     "check",
     question="meshwright.api.mlperf:mlperf_check",
-    body="meshwright.cli.mlperf_check:run",
+    body="meshwright.cli.mlperf:check",
     examples=[
         "meshwright mlperf check results/MI355X/llama2_70b_lora --round 5.1",
         "meshwright mlperf check results/MI355X/llama2_70b_lora/result_0.txt --round 5.1 --json",
@@ -67,7 +67,7 @@ def check() -> None:
 @verb(
     "score",
     question="meshwright.api.mlperf:mlperf_score",
-    body="meshwright.cli.mlperf_score:run",
+    body="meshwright.cli.mlperf:score",
     examples=[
         "meshwright mlperf score results/MI355X/llama2_70b_lora --round 5.1",
         "meshwright mlperf score results/MI355X/llama2_70b_lora --round 5.1 --json",
@@ -91,7 +91,7 @@ def score() -> None:
 @verb(
     "compare",
     question="meshwright.api.mlperf:mlperf_compare",
-    body="meshwright.cli.mlperf_compare:run",
+    body="meshwright.cli.mlperf:compare",
     examples=[
         "meshwright mlperf compare --benchmark llama2_70b_lora --round 5.1 --devices 8 --accelerator MI355X",
         "meshwright mlperf compare --benchmark llama2_70b_lora --devices 8 --baseline MI300X",
@@ -111,7 +111,7 @@ def compare() -> None:
 @verb(
     "rcp",
     question="meshwright.api.mlperf:mlperf_rcp",
-    body="meshwright.cli.mlperf_rcp:run",
+    body="meshwright.cli.mlperf:rcp",
     examples=[
         "meshwright mlperf rcp runs/batch16 runs/batch32 --creator Reference --platform 1xH200 --out rcps.json",
         "meshwright mlperf rcp runs/batch16 --creator Reference --platform 1xH200 --json",
@@ -129,7 +129,7 @@ def rcp() -> None:
 @verb(
     "package",
     question="meshwright.api.mlperf:mlperf_package",
-    body="meshwright.cli.mlperf_package:run",
+    body="meshwright.cli.mlperf:package",
     examples=["meshwright mlperf package runs/llama31_8b --org Org --system h200x8.json --code src --out submission"],
 )
 @json_option
