@@ -133,14 +133,6 @@ root_option = click.option(
     help="Root of the node's file system, such as /host in a container that mounts it there.",
 )
 
-set_option = click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Set one key of the run file, as in --set batch.micro=2; VALUE is YAML. May be repeated.",
-)
-
 force_option = click.option("--force", is_flag=True, help="Overwrite the results of another training in --out.")
 
 

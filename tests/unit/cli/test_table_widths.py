@@ -49,10 +49,12 @@ COMMANDS = {
     "doctor": ["doctor --only host", "doctor --compare a.json b.json c.json"],
     "estimate": [f"estimate {PINNED_RUN}"],
     "explain": [f"explain {PINNED_RUN} --against other.yaml"],
-    "inference_accuracy": ["inference accuracy --points points.csv --rows"],
-    "inference_capacity": ["inference capacity --model llama3.1-8b --cluster h100-1x1"],
-    "inference_estimate": [f"inference estimate {SERVED} --concurrency 1,8"],
-    "inference_plan": [f"inference plan {SERVED} --itl 20 --pareto"],
+    "inference": [
+        "inference accuracy --points points.csv --rows",
+        "inference capacity --model llama3.1-8b --cluster h100-1x1",
+        f"inference estimate {SERVED} --concurrency 1,8",
+        f"inference plan {SERVED} --itl 20 --pareto",
+    ],
     "launch": [f"launch {PINNED_RUN} --on slurm --dry-run --set engine=native"],
     "mlperf": [
         "mlperf check llama2_70b_lora --round 5.1 --no-official",
@@ -140,7 +142,7 @@ BY_HAND = {
          "total tokens/s": "right"},
         [("1024/128", 8, "1,024", "12,345", "123,456")],
     ),
-    "inference_calibrate": (
+    "inference": (
         {"error of": "left", "rows": "right", "fitted, median": "right", "held out, median": "right",
          "held out, p90": "right"},
         [("output tokens/s", 12, "8.3 %", "9.1 %", "15.0 %")],
@@ -166,7 +168,7 @@ BY_HAND = {
 }  # fmt: skip
 """Tables of commands that measure a device or import PyTorch, with their headings."""
 
-REPORTS = {"bench_offline": serving_offline, "inference_calibrate": serving_calibration}
+REPORTS = {"bench_offline": serving_offline, "inference": serving_calibration}
 """Modules that name the headings of a command."""
 
 PRINTERS = {

@@ -17,7 +17,6 @@ from meshwright.cli.options import (
     numbers,
     run_argument,
     seconds_option,
-    set_option,
 )
 from meshwright.cli.question import key_options
 from meshwright.cli.verbs import verb, verb_group
@@ -76,7 +75,7 @@ MAX_PROCESSES = 64
     ],
 )
 @run_argument(required=False)
-@set_option
+@key_options("overrides")
 @click.option(
     "--model", metavar="MODEL",
     help="Measure the shapes of this catalogue model first, instead of those of a run file.",
@@ -173,8 +172,7 @@ def kernels() -> None:
 @click.option(
     "--engines", "engines", metavar="E,E,...", help="Compare engines: short for --sweep engine=E,E,...",
 )  # fmt: skip
-@set_option
-@key_options("calibration")
+@key_options("overrides", "calibration")
 @count_option(
     "--runs", "num_runs", high=1000, default=5,
     help="Trainings of each configuration, each in a new process.",

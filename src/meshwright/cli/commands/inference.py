@@ -12,7 +12,7 @@ from meshwright.cli.verbs import verb, verb_group
 @verb(
     "capacity",
     question="meshwright.api.inference:inference_capacity",
-    body="meshwright.cli.inference_capacity:run",
+    body="meshwright.cli.inference:capacity",
     examples=[
         "meshwright inference capacity --model llama3.1-405b --cluster mi355x-1x1 --precision fp4 --context 8192",
         "meshwright inference capacity --model llama3.1-70b --cluster mi355x-1x1 --kv-precision bf16 --context 131072",
@@ -36,7 +36,7 @@ MAX_DRAFTED = 64
 @verb(
     "estimate",
     question="meshwright.api.inference:inference_estimate",
-    body="meshwright.cli.inference_estimate:run",
+    body="meshwright.cli.inference:estimate",
     examples=[
         "meshwright inference estimate --model llama3.1-70b --cluster h200-8x1 --precision fp8 "
         "--tensor 2 --input-tokens 1024 --output-tokens 1024 --concurrency 1,16,64",
@@ -80,7 +80,7 @@ MS = AmountRange(1e9)
     "plan",
     question="meshwright.api.inference:inference_plan",
     without=("ttft_s", "itl_s"),
-    body="meshwright.cli.inference_plan:run",
+    body="meshwright.cli.inference:plan",
     examples=[
         "meshwright inference plan --model llama3.1-70b --cluster b200-8x1 --precision fp4 --engine trtllm "
         "--input-tokens 8192 --output-tokens 1024 --itl 30 --ttft 2000 --explain",
@@ -110,7 +110,7 @@ def plan() -> None:
 @verb(
     "calibrate",
     question="meshwright.api.inference:inference_calibrate",
-    body="meshwright.cli.inference_calibrate:run",
+    body="meshwright.cli.inference:calibrate",
     examples=[
         "meshwright inference calibrate bench-serve --cluster cpu-1x1 --out llamacpp.json",
         "meshwright inference calibrate a100/* --cluster a100-1x1 --model llama3.1-8b --precision bf16 --engine vllm",
@@ -136,7 +136,7 @@ GROUPS = ("source", "accelerator", "engine", "model", "precision", "metric", "ev
 @verb(
     "accuracy",
     question="meshwright.api.inference:inference_accuracy",
-    body="meshwright.cli.inference_accuracy:run",
+    body="meshwright.cli.inference:accuracy",
     examples=[
         "meshwright inference accuracy --leave-one-source-out",
         "meshwright inference accuracy --by engine --rows",

@@ -14,9 +14,9 @@ from meshwright.cli.options import (
     root_option,
     run_argument,
     seconds_option,
-    set_option,
     write_option,
 )
+from meshwright.cli.question import key_options
 from meshwright.cli.verbs import verb, verb_group
 
 
@@ -65,7 +65,7 @@ MAX_WORKERS = 256  # `data.workers` of the run file
     ],
 )
 @run_argument()
-@set_option
+@key_options("overrides")
 @click.option(
     "--workers", "counts", callback=numbers(low=0, high=MAX_WORKERS, example="0,1,2,4", word="auto"),
     default="auto", show_default=True, metavar="N,N,...",
@@ -100,7 +100,7 @@ def dataloader() -> None:
     ],
 )
 @run_argument()
-@set_option
+@key_options("overrides")
 @file_option(
     "--out", "out",
     help="Tuning file to write.  [default with --write or --apply: the run file's name with .gemm.json]",
@@ -133,7 +133,7 @@ def gemm() -> None:
     ],
 )
 @run_argument()
-@set_option
+@key_options("overrides")
 @click.option("--from", "low", type=float, default=1e-7, show_default=True, metavar="RATE", help="First rate.")
 @click.option("--to", "high", type=float, default=1.0, show_default=True, metavar="RATE", help="Last rate.")
 @count_option(
