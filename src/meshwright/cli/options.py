@@ -114,10 +114,6 @@ def seconds_option(*names: str, help: str, low: float = 0, above: bool = False, 
     return _valued(names, type=kind, metavar="SECONDS", help=help, **settings)
 
 
-step_option = click.option(
-    "--step", type=StepType(), metavar="N", help="Step of the checkpoint, or `best`.  [default: the newest]"
-)
-
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Write one JSON document to stdout and nothing else there."
 )
@@ -132,8 +128,6 @@ root_option = click.option(
     metavar="FOLDER",
     help="Root of the node's file system, such as /host in a container that mounts it there.",
 )
-
-force_option = click.option("--force", is_flag=True, help="Overwrite the results of another training in --out.")
 
 
 def write_option(*, help: str) -> Decorator:
