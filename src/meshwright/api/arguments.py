@@ -129,7 +129,7 @@ def overrides(value: object) -> tuple[str, ...]:
 
 
 def plan_fields(name: str, value: object) -> dict[str, Any]:
-    """Return fields of a plan, given as a mapping or as text: {"tensor": 8}, "tensor=8,pipeline=4".
+    """Return fields of a plan, given as a mapping, as text or as a list of texts: {"tensor": 8}, "tensor=8,pipeline=4".
 
     A mapping may have the values that a `Plan` has, None among them where a plan leaves a field unsaid.
 
@@ -138,8 +138,9 @@ def plan_fields(name: str, value: object) -> dict[str, Any]:
     """
     from meshwright.planner.fixed import UNSAID, fixed_fields
 
-    if isinstance(value, str):
-        return fixed_fields([value])
+    texts = [value] if isinstance(value, str) else value
+    if isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts):
+        return fixed_fields(texts)
     if not isinstance(value, Mapping):
         raise InputError(name, got=_type(value), allowed='a mapping such as {"tensor": 8}')
     unsaid = {key: None for key, given in value.items() if given is None and key in UNSAID}
@@ -157,12 +158,10 @@ def _field_text(value: object) -> str:
     return (",".join(map(str, value)) or "none") if isinstance(value, list | tuple) else str(value)
 
 
-def questions(value: object) -> list[dict[str, Any]]:
-    """Return "why not" questions: one mapping or text, or a list of them."""
-    if isinstance(value, str | Mapping):
-        return [plan_fields("why_not", value)]
-    asked = items("why_not", value, example='[{"tensor": 8}]')
-    return [plan_fields("why_not", item) for item in asked]
+def questions(name: str, value: object) -> list[dict[str, Any]]:
+    """Return questions about plans: one mapping or text, or a list of them."""
+    asked = [value] if isinstance(value, str | Mapping) else items(name, value, example='[{"tensor": 8}]')
+    return [plan_fields(name, item) for item in asked]
 
 
 def plain(name: str, value: Any, depth: int = 0) -> Any:

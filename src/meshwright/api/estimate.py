@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from meshwright.api.question import AnyName, Count, Flag, OneOf, answered_by_body, question
-from meshwright.api.runs import Overrides, RunSource, load_run, planned_run
+from meshwright.api.runs import OVERRIDES, RUN, Overrides, RunSource, given_run
 from meshwright.specs.optimizers import OPTIMIZERS
 from meshwright.specs.plan import Sharding
 from meshwright.specs.precision import PRECISIONS
@@ -17,14 +17,11 @@ if TYPE_CHECKING:
     from meshwright.answers.run_estimate import RunEstimate
 
 
-def estimate(run: RunSource, *, overrides: Overrides = ()) -> RunEstimate:
+@question("meshwright.api.estimate:run_estimate")
+def estimate(run: Annotated[RunSource, RUN], *, overrides: Annotated[Overrides, OVERRIDES] = ()) -> RunEstimate:
     """Estimate the run's plan: step time by component, memory by part, the whole training.
 
     The planner's best plan is estimated if the run leaves its plan open (`parallel: auto`).
-
-    Args:
-        run: a `Run`, the path or shipped name of a run file, or its content.
-        overrides: keys of the run file with new values, as {"parallel.tensor": 4} or {"cluster.network": "25Gb/s"}.
 
     Returns:
         Estimates with their 80 % intervals, memory of the fullest stage, goodput, cost and energy.
@@ -39,9 +36,14 @@ def estimate(run: RunSource, *, overrides: Overrides = ()) -> RunEstimate:
         >>> done.step.unit, done.step.low <= done.step.value <= done.step.high, done.memory.fits
         ('s', True, True)
     """
+    return answered_by_body()
+
+
+def run_estimate(*, run: RunSource, overrides: Overrides = ()) -> RunEstimate:
+    """The answer to `estimate`."""
     from meshwright.answers.run_estimate import estimate_run
 
-    return estimate_run(planned_run(load_run(run, overrides=overrides)))
+    return estimate_run(given_run(run, overrides=overrides))
 
 
 @question("meshwright.answers.model_memory:model_memory")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from meshwright.api.generate import ADAPTER, DTYPE, MAX_BATCH, MODEL, STEP, TOKENIZER
 from meshwright.api.question import AnyName, Count, Hook, PlainText, answered_by_body, question
-from meshwright.errors import InputError, MissingDependencyError
+from meshwright.errors import InputError
+from meshwright.training.cpu_libraries import require_torch
 
 if TYPE_CHECKING:
     from meshwright.answers.evaluation import Evaluation
@@ -92,10 +92,7 @@ def evaluation(
     **limits: Any,
 ) -> Evaluation:
     """The answer to `evaluate`. `limits` are the settings of texts and of tasks."""
-    if find_spec("torch") is None:
-        raise MissingDependencyError(
-            "evaluation needs PyTorch, which is not installed", hint="pip install 'meshwright[torch]'"
-        )
+    require_torch("evaluation")
     from meshwright.training.evaluation.choices import read_questions
     from meshwright.training.trained_model import load_trained
 

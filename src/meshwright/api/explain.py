@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from meshwright.api import arguments
-from meshwright.api.runs import RunSource, planned_run
+from meshwright.api.question import answered_by_body, question
+from meshwright.api.runs import RUN, WHY_NOT, RunFile, RunSource, given_run
 
 if TYPE_CHECKING:
     from meshwright.answers.explanation import Explanation
 
 
+@question("meshwright.api.explain:explanation")
 def explain(
-    run: RunSource,
+    run: Annotated[RunSource, RUN],
     *,
-    against: RunSource | None = None,
-    why_not: Mapping[str, Any] | str | Sequence[Mapping[str, Any] | str] = (),
+    against: Annotated[
+        RunSource | None,
+        RunFile("Run to compare with.", unset="the planner's best plan for the run", metavar="OTHER.yaml"),
+    ] = None,
+    why_not: Annotated[Mapping[str, Any] | str | Sequence[Mapping[str, Any] | str], WHY_NOT] = (),
 ) -> Explanation:
     """Compare the run's plan with another, component by component.
 
-    Args:
-        run: a `Run`, the path or shipped name of a run file, or its content.
-        against: the run to compare with. Default: the planner's best plan for the same run; if the run leaves
-            its plan open, the best plan is compared with the second best.
-        why_not: questions, each as {"tensor": 8}: why is no such plan the best?
+    If the run leaves its plan open and there is no other run, the best plan is compared with the second best.
 
     Returns:
         Both plans, their difference in milliseconds and GiB, the component that decides, and the answers.
@@ -39,9 +39,13 @@ def explain(
         >>> answer.this_name, [dict(a.fixed) for a in answer.why_not]
         ('the best plan', [{'tensor': 8}])
     """
+    return answered_by_body()
+
+
+def explanation(*, run: RunSource, against: RunSource | None, why_not: Sequence[dict[str, Any]]) -> Explanation:
+    """The answer to `explain`."""
     from meshwright.answers.explanation import explain_pair, explain_run
 
-    asked = arguments.questions(why_not)
     if against is None:
-        return explain_run(planned_run(run), questions=asked)
-    return explain_pair(planned_run(run), planned_run(against), questions=asked)
+        return explain_run(given_run(run), questions=why_not)
+    return explain_pair(given_run(run), given_run(against), questions=why_not)

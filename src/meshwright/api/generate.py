@@ -6,7 +6,6 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -23,7 +22,8 @@ from meshwright.api.question import (
     answered_by_body,
     question,
 )
-from meshwright.errors import InputError, MissingDependencyError
+from meshwright.errors import InputError
+from meshwright.training.cpu_libraries import require_torch
 
 if TYPE_CHECKING:
     from meshwright.answers.generation import Generation
@@ -129,10 +129,7 @@ def open_generator(
     **sampling: float | int | None,
 ) -> tuple[TextGenerator, tuple[str, ...]]:
     """The model with its settings, and notes. Arguments as `generate` checks them."""
-    if find_spec("torch") is None:
-        raise MissingDependencyError(
-            "generation needs PyTorch, which is not installed", hint="pip install 'meshwright[torch]'"
-        )
+    require_torch("generation")
     from meshwright.training.generation import TextGenerator
     from meshwright.training.generation.settings import sampling_for
     from meshwright.training.trained_model import load_trained

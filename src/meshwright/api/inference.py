@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from meshwright.api import arguments
+from meshwright.api import arguments, runs
 from meshwright.api.question import (
     Amount,
     AnyPath,
@@ -22,6 +22,7 @@ from meshwright.api.question import (
     question,
 )
 from meshwright.api.report import RENT
+from meshwright.api.runs import ACCELERATOR
 
 if TYPE_CHECKING:
     from meshwright.answers.serving_accuracy import ServingAccuracy
@@ -42,28 +43,13 @@ class ClusterName(PlainText):
         return arguments.plain(name, value) if isinstance(value, Mapping) else super().one(name, value)
 
 
-MODEL = PathOrText(
-    "Catalogue name (see `meshwright catalog models`), Hugging Face config.json, or OWNER/NAME on its hub.",
-    metavar="MODEL",
-)
+MODEL = PathOrText(runs.MODEL.about, metavar="MODEL")
 CLUSTER = ClusterName(
     "ACCELERATOR-DEVICESxNODES: mi355x-8x1 is one node of 8 devices (see `meshwright catalog clusters`).",
     metavar="CLUSTER",
 )
-ACCELERATOR = AnyPath(
-    "Your own accelerator NAME, from NAME.toml, for --cluster NAME-8x4. `meshwright catalog template accelerator` "
-    "prints such a file.",
-    is_folder=False,
-    metavar="FILE.toml",
-)
-NETWORK = PlainText(
-    "Network of a node in place of the usual one: 25Gb/s, 4x100Gb/s, or with its kind '8x400Gb/s RoCE' "
-    "(InfiniBand, RoCE, EFA, Ethernet).",
-    metavar="RATE",
-)
-DEVICE_MEMORY = PlainText(
-    "Memory of a device that the run may use, as in 40GiB: a partition, or what others leave.", metavar="SIZE"
-)
+NETWORK = PlainText(runs.NETWORK.about, metavar="RATE")
+DEVICE_MEMORY = PlainText(runs.DEVICE_MEMORY.about, metavar="SIZE")
 PRECISION = PlainText(
     "Format of the weights: fp32, bf16, fp16, fp8, mxfp8, nvfp4, mxfp4, or fp4 for the vendor's own.", metavar="FORMAT"
 )

@@ -44,6 +44,7 @@ class QuestionParameter:
         about: a sentence for the help of its option and for the documentation.
         unset: the value that holds where the argument is absent, in words.
         flag: its option. Default: `--` and its name with dashes.
+        key: the key of the run file that it sets.
         metavar: name of its value in the help of the command.
         least: fewest items of a list.
         is_joined: True if the option of a list takes all of it at once, separated by commas.
@@ -53,6 +54,7 @@ class QuestionParameter:
     _: KW_ONLY
     unset: str = ""
     flag: str = ""
+    key: str = ""
     metavar: str = ""
     least: int = 0
     is_joined: bool = False
@@ -71,6 +73,10 @@ class QuestionParameter:
     def one(self, name: str, value: object) -> Any:
         """Return one value as the body takes it. Raises InputError."""
         raise TypeError(f"{type(self).__name__} checks no value")
+
+    def option(self, name: str) -> str:
+        """The option of the parameter of this name."""
+        return self.flag or f"--{name.replace('_', '-')}"
 
     def documented(self, name: str) -> str:
         """The parameter's lines of a docstring's section "Args"."""
@@ -194,12 +200,13 @@ class Flag(QuestionParameter):
 
 @dataclass(frozen=True, kw_only=True)
 class OneOf(QuestionParameter):
-    """One of `values`."""
+    """One of `values`. `synonyms`: other names of the first."""
 
     values: tuple[str, ...]
+    synonyms: tuple[str, ...] = ()
 
     def one(self, name: str, value: object) -> str:
-        return arguments.choice(name, value, self.values)
+        return arguments.choice(name, self.values[0] if value in self.synonyms else value, self.values)
 
 
 @dataclass(frozen=True)
@@ -218,6 +225,26 @@ class Changes(QuestionParameter):
 
     def listed(self, name: str, value: object) -> tuple[str, ...]:
         return arguments.overrides(value)
+
+
+@dataclass(frozen=True)
+class PlanFields(QuestionParameter):
+    """Fields of a plan: a mapping, or text such as "tensor=8,pipeline=4"."""
+
+    takes_list = True
+
+    def listed(self, name: str, value: object) -> Any:
+        return arguments.plan_fields(name, value)
+
+
+@dataclass(frozen=True)
+class PlanQuestions(QuestionParameter):
+    """Questions about plans: the fields of one, or of each in a list."""
+
+    takes_list = True
+
+    def listed(self, name: str, value: object) -> Any:
+        return arguments.questions(name, value)
 
 
 @dataclass(frozen=True)

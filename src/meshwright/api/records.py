@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from meshwright.api import arguments
+from meshwright.api.question import AnyPath, answered_by_body, question
 
 if TYPE_CHECKING:
     from meshwright.answers.ingest_result import IngestBenchmark
@@ -14,14 +14,17 @@ if TYPE_CHECKING:
     from meshwright.answers.training_run import TrainingRun
 
 
+@question("meshwright.answers.record_files:read_result")
 def read_record(
-    folder: str | os.PathLike[str],
+    folder: Annotated[
+        str | os.PathLike[str],
+        AnyPath(
+            "Folder that `meshwright train`, `bench device`, `bench train`, `bench ingest`, `bench serve` or "
+            "`bench offline` wrote."
+        ),
+    ],
 ) -> TrainingRun | DeviceMeasurements | TrainingSweep | IngestBenchmark | ServingMeasurements | OfflineMeasurements:
     """Read the record in a folder, of whichever kind. Imports no tensor framework.
-
-    Args:
-        folder: the folder that `meshwright train`, `bench device`, `bench train`, `bench ingest`,
-            `bench serve` or `bench offline` wrote.
 
     Returns:
         `TrainingRun` for a training, `DeviceMeasurements` for `bench device`, `TrainingSweep` for `bench train`,
@@ -37,16 +40,12 @@ def read_record(
         Traceback (most recent call last):
         meshwright.errors.InputError: there is no record in this folder: got 'no-such-folder', ...
     """
-    from meshwright.answers.record_files import read_result
-
-    return read_result(arguments.path("folder", folder))
+    return answered_by_body()
 
 
-def read_records(folder: str | os.PathLike[str]) -> RecordSet:
+@question("meshwright.answers.record_files:read_results")
+def read_records(folder: Annotated[str | os.PathLike[str], AnyPath("Where to look.")]) -> RecordSet:
     """Read every record in a folder and below it. Imports no tensor framework.
-
-    Args:
-        folder: where to look.
 
     Returns:
         The records in the order of their paths, and the ones that could not be read with the reason.
@@ -60,6 +59,4 @@ def read_records(folder: str | os.PathLike[str]) -> RecordSet:
         ...     len(mw.read_records(folder))
         0
     """
-    from meshwright.answers.record_files import read_results
-
-    return read_results(arguments.path("folder", folder))
+    return answered_by_body()

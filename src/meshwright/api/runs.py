@@ -5,11 +5,21 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 from meshwright.api import arguments
-from meshwright.api.question import Changes
+from meshwright.api.question import (
+    AnyName,
+    AnyPath,
+    Changes,
+    Count,
+    OneOf,
+    PlanFields,
+    PlanQuestions,
+    QuestionParameter,
+    Unchecked,
+)
 from meshwright.errors import InputError
 from meshwright.specs.run import Objective, Run
 
@@ -23,19 +33,105 @@ OVERRIDES = Changes(
     "Set one key of the run file, as in --set batch.micro=2; VALUE is YAML.", flag="--set", metavar="KEY=VALUE"
 )
 
-_KEYS = {
-    "model": "model",
-    "cluster": "cluster",
-    "accelerator": "cluster.accelerator",
-    "network": "cluster.network",
-    "device_memory": "cluster.device_memory",
-    "global_sequences": "batch.global_sequences",
-    "sequence_length": "data.sequence_length",
-    "precision": "precision",
-    "engine": "engine",
-    "objective": "objective",
+
+@dataclass(frozen=True)
+class RunFile(AnyPath):
+    """A run file by its path or shipped name; from Python also a `Run`, or the content of a file."""
+
+    _: KW_ONLY
+    is_folder: bool = False
+
+    def one(self, name: str, value: object) -> Any:
+        if not isinstance(value, Run | Mapping | str | os.PathLike):
+            allowed = "a Run, the path or name of a run file, or a mapping"
+            raise InputError(name, got=type(value).__name__, allowed=allowed)
+        return value
+
+
+@dataclass(frozen=True)
+class EngineName(Unchecked):
+    """The name of an engine. The option lists those to plan for."""
+
+
+RUN = RunFile("A `Run`, the path or shipped name of a run file, or its content.", metavar="RUN.yaml")
+MODEL = Unchecked(
+    "Catalogue name (see `meshwright catalog models`), Hugging Face config.json, or OWNER/NAME on its hub.",
+    key="model",
+    metavar="MODEL",
+)
+CLUSTER = Unchecked(
+    "ACCELERATOR-DEVICESxNODES: mi355x-8x64 has 64 nodes of 8 devices (see `meshwright catalog clusters`).",
+    key="cluster",
+    metavar="CLUSTER",
+)
+ACCELERATOR = AnyPath(
+    "Your own accelerator NAME, from NAME.toml, for --cluster NAME-8x4. `meshwright catalog template accelerator` "
+    "prints such a file.",
+    key="cluster.accelerator",
+    is_folder=False,
+    metavar="FILE.toml",
+)
+NETWORK = Unchecked(
+    "Network of a node in place of the usual one: 25Gb/s, 4x100Gb/s, or with its kind '8x400Gb/s RoCE' "
+    "(InfiniBand, RoCE, EFA, Ethernet).",
+    key="cluster.network",
+    metavar="RATE",
+)
+DEVICE_MEMORY = Unchecked(
+    "Memory of a device that the run may use, as in 40GiB: a partition, or what others leave.",
+    key="cluster.device_memory",
+    metavar="SIZE",
+)
+GLOBAL_SEQUENCES = Count("Global batch size: sequences per optimizer step.", key="batch.global_sequences", flag="--gbs")
+SEQUENCE_LENGTH = Count("Sequence length in tokens.", key="data.sequence_length", flag="--seq", metavar="TOKENS")
+PRECISION = Unchecked(
+    "Number formats: fp32, bf16, fp16, fp8, fp8_delayed, fp8_rowwise, fp8_blockwise, mxfp8, nvfp4 or mxfp4.",
+    key="precision",
+    unset="the run file's, or bf16",
+    metavar="RECIPE",
+)
+ENGINE = EngineName(
+    "Program that trains; only plans that it supports are searched. `any`: whatever program trains, with every choice "
+    "of a plan that the cost model knows.",
+    key="engine",
+    unset="the run file's, or native",
+)
+OBJECTIVE = OneOf(
+    "What to optimize: tokens per second and device, time to train, cost, or energy.",
+    key="objective",
+    unset="the run file's, or throughput",
+    values=tuple(goal.value for goal in Objective),
+    synonyms=("tokens",),
+)
+CALIBRATION = AnyName(
+    "Device calibration written by `meshwright calibrate`.",
+    key="calibration",
+    unset="for cluster `here` the installed one",
+    metavar="FILE",
+)
+KEYS: Mapping[str, QuestionParameter] = {
+    "model": MODEL,
+    "cluster": CLUSTER,
+    "accelerator": ACCELERATOR,
+    "network": NETWORK,
+    "device_memory": DEVICE_MEMORY,
+    "global_sequences": GLOBAL_SEQUENCES,
+    "sequence_length": SEQUENCE_LENGTH,
+    "precision": PRECISION,
+    "engine": ENGINE,
+    "objective": OBJECTIVE,
+    "calibration": CALIBRATION,
 }
-"""Keyword arguments and the keys of the run file that they stand for."""
+"""Parameters and options of keys of the run file, in the order in which they replace the keys of a run."""
+
+FIXED = PlanFields(
+    'Fix fields of the plan, as in tensor=8,micro_batch=1, tp=8,mbs=1 or "TP8 mbs1".',
+    flag="--fix",
+    metavar="NAME=VALUE",
+)
+WHY_NOT = PlanQuestions(
+    'Explain why no plan with these fields is best, as in tensor=8 or "TP8 PP4".', metavar="NAME=VALUE"
+)
 
 _REQUIRED = ("model", "cluster", "global_sequences", "sequence_length")
 
@@ -70,9 +166,7 @@ def load_run(source: RunSource, *, overrides: Overrides = ()) -> Run:
         content = arguments.plain("run", source)
         run = runfile.from_mapping(content, overrides=changes)
         return run if "name" in content else replace(run, name=run.model.name)
-    if isinstance(source, str | os.PathLike):
-        return runfile.load(arguments.path("run", source), overrides=changes)
-    raise InputError("run", got=type(source).__name__, allowed="a Run, the path or name of a run file, or a mapping")
+    return runfile.load(arguments.path("run", RUN.one("run", source)), overrides=changes)
 
 
 def planned_run(source: RunSource) -> Run:
@@ -85,46 +179,55 @@ def planned_run(source: RunSource) -> Run:
     return run
 
 
-def given_run(source: RunSource | None, *, overrides: Overrides = (), **given: Any) -> Run:
-    """Load the run that is given either as `source` or by the keyword arguments of `_KEYS`.
+def given_run(source: RunSource | None, *, overrides: Overrides = (), are_options: bool = False, **keys: Any) -> Run:
+    """Load the run that is given as `source`, or by `keys`, arguments of `KEYS` by name; None is none.
 
-    Raises InputError when both are given, neither, or not all that a run needs.
+    Options replace keys of `source`, and errors name them as options. Raises InputError where arguments of a function
+    are given with `source`, or not all that a run needs.
     """
-    named = {name: value for name, value in given.items() if value is not None}
-    if source is not None:
-        if named:
-            name = next(iter(named))
-            raise InputError(
-                f"a run and {', '.join(named)} are both given",
-                hint=f"change the run: load_run(run, overrides={{{_KEYS[name]!r}: {named[name]!r}}})",
-            )
-        return planned_run(load_run(source, overrides=overrides))
-    missing = [name for name in _REQUIRED if name not in named]
-    if missing:
+    from meshwright.runfile import NamedOverride
+
+    given = {name: arguments.plain(name, keys[name]) for name in KEYS if keys.get(name) is not None}
+    called = {name: KEYS[name].option(name) if are_options else name for name in KEYS}
+    if source is None:
+        return planned_run(_run_of_keys(given, called, overrides=overrides, is_command=are_options))
+    if given and not are_options:
+        name = next(iter(given))
         raise InputError(
-            f"missing {', '.join(missing)}", hint=f"give a run, or {', '.join(_REQUIRED[:-1])} and {_REQUIRED[-1]}"
+            f"a run and {', '.join(given)} are both given",
+            hint=f"change the run: load_run(run, overrides={{{KEYS[name].key!r}: {given[name]!r}}})",
         )
-    if "accelerator" in named:
-        named["accelerator"] = str(arguments.path("accelerator", named["accelerator"]))
-    for name in ("global_sequences", "sequence_length"):
-        named[name] = arguments.count(name, named[name])
-    if "objective" in named:
-        arguments.choice("objective", named["objective"], [goal.value for goal in Objective])
+    replaced = [
+        NamedOverride(f"{KEYS[name].key}={json.dumps(value)}", name=called[name]) for name, value in given.items()
+    ]
+    if "global_sequences" in given:
+        replaced.append(NamedOverride("batch.global_tokens=null", name=called["global_sequences"]))
+    return planned_run(load_run(source, overrides=[*replaced, *arguments.overrides(overrides)]))
+
+
+def _run_of_keys(given: Mapping[str, Any], called: Mapping[str, str], *, overrides: Overrides, is_command: bool) -> Run:
+    """The run of nothing but the values of keys by name; `called`: what errors call the names."""
+    from meshwright import runfile
+
+    missing = [called[name] for name in _REQUIRED if name not in given]
+    if missing:
+        *most, last = (called[name] for name in _REQUIRED)
+        what = "a run file" if is_command else "a run"
+        raise InputError(f"missing {', '.join(missing)}", hint=f"give {what}, or {', '.join(most)} and {last}")
     content: dict[str, Any] = {}
-    for name, value in named.items():
-        section, _, key = _KEYS[name].rpartition(".")
+    for name, value in given.items():
+        section, _, key = KEYS[name].key.rpartition(".")
         if section == "cluster":
             of = content[section]
             content[section] = dict(of) if isinstance(of, Mapping) else {"name": of}
         (content.setdefault(section, {}) if section else content)[key] = value
-    from meshwright import runfile
-
     run = runfile.from_mapping(
-        arguments.plain("run", content),
+        content,
+        file="command line" if is_command else "run",
         overrides=arguments.overrides(overrides),
-        names={_KEYS[name]: name for name in named},
+        names={KEYS[name].key: called[name] for name in given},
     )
-    return planned_run(replace(run, name=run.model.name))
+    return replace(run, name=run.model.name)
 
 
 def _reloaded(run: Run, overrides: Sequence[str]) -> Run:

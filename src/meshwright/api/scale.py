@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from meshwright.api import arguments
+from meshwright.api import runs
+from meshwright.api.question import Amount, Count, Flag, OneOf, answered_by_body, question
 from meshwright.api.runs import Overrides, RunSource, given_run
 from meshwright.errors import InputError
 
@@ -16,49 +17,63 @@ if TYPE_CHECKING:
 MAX_DEVICES = 10**7
 
 
+@question("meshwright.api.scale:scale_of_run")
 def scale(
-    run: RunSource | None = None,
+    run: Annotated[RunSource | None, runs.RUN] = None,
     *,
-    devices: Sequence[int] = (),
-    mode: Literal["strong", "weak"] = "strong",
-    model: str | os.PathLike[str] | Mapping[str, Any] | None = None,
-    cluster: str | Mapping[str, Any] | None = None,
-    accelerator: str | os.PathLike[str] | None = None,
-    network: str | None = None,
-    device_memory: str | None = None,
-    global_sequences: int | None = None,
-    sequence_length: int | None = None,
-    precision: str | None = None,
-    engine: str | None = None,
-    overrides: Overrides = (),
-    fixed: Mapping[str, Any] | str | None = None,
-    keep_plan: bool = False,
-    emulate: int | None = None,
-    replicas: Sequence[int] = (),
-    sensitivity: bool = False,
-    tokens: float | None = None,
-    days: float | None = None,
-    failures: bool = True,
+    devices: Annotated[
+        Sequence[int],
+        Count(
+            "Numbers of devices; the smallest is the base of the efficiency.",
+            unset="1 to 16 times the cluster",
+            high=MAX_DEVICES,
+            is_joined=True,
+        ),
+    ] = (),
+    mode: Annotated[
+        Literal["strong", "weak"],
+        OneOf(
+            "Strong scaling keeps the global batch; weak scaling grows it with the devices.", values=("strong", "weak")
+        ),
+    ] = "strong",
+    model: Annotated[str | os.PathLike[str] | Mapping[str, Any] | None, runs.MODEL] = None,
+    cluster: Annotated[str | Mapping[str, Any] | None, runs.CLUSTER] = None,
+    accelerator: Annotated[str | os.PathLike[str] | None, runs.ACCELERATOR] = None,
+    network: Annotated[str | None, runs.NETWORK] = None,
+    device_memory: Annotated[str | None, runs.DEVICE_MEMORY] = None,
+    global_sequences: Annotated[int | None, runs.GLOBAL_SEQUENCES] = None,
+    sequence_length: Annotated[int | None, runs.SEQUENCE_LENGTH] = None,
+    precision: Annotated[str | None, runs.PRECISION] = None,
+    engine: Annotated[str | None, runs.ENGINE] = None,
+    overrides: Annotated[Overrides, runs.OVERRIDES] = (),
+    fixed: Annotated[Mapping[str, Any] | str | None, runs.FIXED] = None,
+    keep_plan: Annotated[bool, Flag("Keep one plan, and change only its data-parallel degree.")] = False,
+    emulate: Annotated[
+        int | None,
+        Count(
+            "Emulate each size on N devices with a smaller batch, and show the error of the emulation.",
+            high=MAX_DEVICES,
+        ),
+    ] = None,
+    replicas: Annotated[
+        Sequence[int],
+        Count(
+            "At the largest size, rank these numbers of devices per model replica.", high=MAX_DEVICES, is_joined=True
+        ),
+    ] = (),
+    sensitivity: Annotated[bool, Flag("Also vary one assumption at a time.")] = False,
+    tokens: Annotated[float | None, Amount("Tokens to train on.", unset="the run file's", metavar="N")] = None,
+    days: Annotated[
+        float | None,
+        Amount("As many tokens as the first size trains on in DAYS, instead of a number of tokens.", metavar="DAYS"),
+    ] = None,
+    failures: Annotated[
+        bool, Flag("Include the time that failures cost.", flag="--goodput", off="--no-goodput")
+    ] = True,
 ) -> ScaleReport:
     """Scale a run to more devices.
 
     Give either `run`, or `model`, `cluster`, `global_sequences` and `sequence_length`.
-
-    Args:
-        run: a `Run`, the path or shipped name of a run file, or its content.
-        devices: numbers of devices; the smallest is the base. Default: 1 to 16 times the run's cluster.
-        mode: "strong" keeps the global batch, "weak" lets it grow with the devices.
-        model, cluster, accelerator, network, device_memory, global_sequences: see `plan`.
-        sequence_length, precision, engine: see `plan`.
-        overrides: keys of the run file with new values.
-        fixed: fields of every plan, as {"tensor": 8}.
-        keep_plan: keep one plan and change its data-parallel degree alone.
-        emulate: number of devices that stand for each size with a smaller batch.
-        replicas: at the largest size, rank these numbers of devices that hold the model once.
-        sensitivity: change one assumption at a time.
-        tokens: length of the training. Default: the run file's.
-        days: length of the training: what the first size trains in so many days of steps.
-        failures: include failures, checkpoints and restarts.
 
     Returns:
         One point for each size: plan, step time, efficiency, goodput, time to train, energy, cost.
@@ -73,26 +88,41 @@ def scale(
         >>> [point.num_devices for point in report.curve.points]
         [64, 256]
     """
+    return answered_by_body()
+
+
+def scale_of_run(
+    *,
+    run: RunSource | None,
+    overrides: Overrides = (),
+    devices: Sequence[int],
+    mode: str,
+    fixed: Mapping[str, Any] | None,
+    keep_plan: bool,
+    emulate: int | None,
+    replicas: Sequence[int],
+    sensitivity: bool,
+    tokens: float | None,
+    days: float | None,
+    failures: bool,
+    **keys: Any,
+) -> ScaleReport:
+    """The answer to `scale`."""
     from meshwright.answers.scale_study import ScaleQuestion, scale_report
     from meshwright.planner.scaling import Mode
 
     if tokens is not None and days is not None:
         raise InputError("tokens and days both give the length of the training", hint="give one of them")
-    question = ScaleQuestion(
-        sizes=arguments.counts("devices", devices, most=MAX_DEVICES),
-        fixed=arguments.plan_fields("fixed", {} if fixed is None else fixed),
-        mode=Mode(arguments.choice("mode", mode, [one.value for one in Mode])),
-        keep_plan=arguments.flag("keep_plan", keep_plan),
-        small=None if emulate is None else arguments.count("emulate", emulate, most=MAX_DEVICES),
-        replicas=arguments.counts("replicas", replicas, most=MAX_DEVICES),
-        with_sensitivity=arguments.flag("sensitivity", sensitivity),
-        with_failures=arguments.flag("failures", failures),
-        num_tokens=None if tokens is None else arguments.number("tokens", tokens),
-        days=None if days is None else arguments.number("days", days),
+    asked = ScaleQuestion(
+        sizes=tuple(sorted(set(devices))),
+        mode=Mode(mode),
+        fixed=fixed or {},
+        keep_plan=keep_plan,
+        small=emulate,
+        replicas=tuple(sorted(set(replicas))),
+        with_sensitivity=sensitivity,
+        num_tokens=tokens,
+        days=days,
+        with_failures=failures,
     )
-    resolved = given_run(
-        run, overrides=overrides, model=model, cluster=cluster, accelerator=accelerator, network=network,
-        device_memory=device_memory, global_sequences=global_sequences,
-        sequence_length=sequence_length, precision=precision, engine=engine,
-    )  # fmt: skip
-    return scale_report(resolved, question)
+    return scale_report(given_run(run, overrides=overrides, **keys), asked)

@@ -4,55 +4,66 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib.util import find_spec
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
-from meshwright.api import arguments
-from meshwright.api.folders import own_folder, require_writable
-from meshwright.api.runs import Overrides, RunSource, load_run
-from meshwright.errors import InputError, MissingDependencyError
+from meshwright.api.question import Amount, AnyPath, Count, Flag, answered_by_body, question
+from meshwright.api.runs import OVERRIDES, RUN, Overrides, RunSource, load_run
+from meshwright.errors import InputError
 from meshwright.specs.run import Run
-from meshwright.training.cpu_libraries import configure_libraries
+from meshwright.targets import load
+from meshwright.training.cpu_libraries import require_torch
 
 if TYPE_CHECKING:
     from meshwright.answers.training_run import TrainingRun
+    from meshwright.engines.base import Start, TrainingEngine, TrainOptions
+    from meshwright.records.training import Record
 
 MAX_RESTARTS = 1000
 
 
+@question("meshwright.api.train:training")
 def train(
-    run: RunSource,
+    run: Annotated[RunSource, RUN],
     *,
-    out: str | os.PathLike[str] | None = None,
-    overrides: Overrides = (),
-    resume: bool = False,
-    branch: bool = False,
-    force: bool = False,
-    max_restarts: int = 0,
-    timeout_s: float = 600.0,
-    measure: bool | None = None,
-    quiet: bool = False,
+    out: Annotated[
+        str | os.PathLike[str] | None,
+        AnyPath(
+            "Folder of the results.",
+            unset="runs/NAME, or the next free runs/NAME-2, ...; resumed: its own",
+            is_file=False,
+        ),
+    ] = None,
+    overrides: Annotated[Overrides, OVERRIDES] = (),
+    resume: Annotated[bool, Flag("Continue this run from its newest checkpoint.")] = False,
+    branch: Annotated[
+        bool, Flag("Start a new run, with folders of its own, from the weights of the newest checkpoint.")
+    ] = False,
+    force: Annotated[bool, Flag("Overwrite the results of another training in --out.")] = False,
+    max_restarts: Annotated[int, Count("Number of restarts after a process was lost.", low=0, high=MAX_RESTARTS)] = 0,
+    timeout_s: Annotated[
+        float,
+        Amount(
+            "Time after which a step counts as hung: all processes write their stacks and end.",
+            flag="--timeout",
+            metavar="SECONDS",
+        ),
+    ] = 600.0,
+    measure: Annotated[
+        bool | None,
+        Flag(
+            "Measure this machine for the prediction: again and for longer than 2 s, or not at all.",
+            unset="once for a machine and a model, then reused",
+            off="--no-measure",
+        ),
+    ] = None,
+    quiet: Annotated[bool, Flag("Write no progress to stderr.")] = False,
 ) -> TrainingRun:
     """Train the model of a run on this machine's accelerators, or on its CPU where there are none.
 
     A plan of several processes starts them here. Interrupting saves a checkpoint and stops; `resume` goes on.
-
-    Args:
-        run: a `Run`, the path or shipped name of a run file, or its content.
-        out: folder of the results: steps, resolved run, record, page. Default: runs/NAME, or the next free
-            runs/NAME-2, ...; of a resumed run its own folder.
-        overrides: keys of the run file with new values, as {"train.steps": 20}.
-        resume: go on from the newest checkpoint in the run's checkpoint folder. It must be of the same run.
-        branch: start a new run, with folders of its own, from the weights of that checkpoint.
-        force: overwrite the results of another training in `out`.
-        max_restarts: how often to start again after a process was lost.
-        timeout_s: after so many seconds without progress a step counts as hung.
-        measure: measure this machine for the prediction, again and for longer than 2 s (True), or not at all (False).
-            By default it is measured once for a machine and a model, and that is reused.
-        quiet: write no progress to stderr.
 
     Returns:
         The record and the steps. `record["ending"]` says whether all steps were taken, or why not.
@@ -71,58 +82,73 @@ def train(
         >>> done.statistics["last_loss"]  # doctest: +SKIP
         5.9
     """
+    return answered_by_body()
+
+
+def training(*, run: RunSource, overrides: Sequence[str], branch: bool, force: bool, **asked: Any) -> TrainingRun:
+    """The answer to `train`."""
     from meshwright.answers.training_run import read_training
-    from meshwright.engines.base import TrainOptions, find_engine, measuring_of
-    from meshwright.engines.folders import refuse_finished, training_folders
     from meshwright.report.html import write_page
     from meshwright.report.training_page import training_page
 
-    resolved = load_run(run, overrides=overrides)
-    is_resumed, is_branch = arguments.flag("resume", resume), arguments.flag("branch", branch)
-    is_forced = arguments.flag("force", force)
-    refuse_both(resume=is_resumed, branch=is_branch)
-    configure_libraries()
-    if find_spec("torch") is None:
-        raise MissingDependencyError(
-            "training needs PyTorch, which is not installed", hint="pip install 'meshwright[torch]'"
-        )
-    folder = own_folder(resolved, resume=is_resumed) if out is None else arguments.path("out", out)
-    options = TrainOptions(
-        folder=folder,
-        resume=is_resumed,
-        quiet=arguments.flag("quiet", quiet),
-        max_restarts=arguments.count("max_restarts", max_restarts, least=0, most=MAX_RESTARTS),
-        timeout_s=arguments.number("timeout_s", timeout_s),
-        measuring=measuring_of(None if measure is None else arguments.flag("measure", measure)),
-        started_s=time.time(),
+    started_s, resolved = time.time(), load_run(run, overrides=overrides)
+    options = train_options(resolved, started_s=started_s, branch=branch, **asked)
+    take_training(
+        resolved,
+        options,
+        branch=branch,
+        force=force,
+        prepare=lambda engine, begun: engine.prepare(begun, options=options),
     )
-    require_writable(folder, resolved)
-    if not is_resumed:
-        refuse_finished(folder, is_forced=is_forced)
-    engine = find_engine(resolved.engine)
-    with starting_run(resolved, results=folder, branch=is_branch) as begun:
-        start = engine.prepare(begun, options=options)
-        with training_folders(folder, start.run):
-            engine.launch(start)
-    engine.read(folder)
-    done = read_training(folder)
-    write_page(training_page(done), path=folder / "report.html")
+    done = read_training(options.folder)
+    write_page(training_page(done), path=options.folder / "report.html")
     return done
 
 
-def refuse_both(*, resume: bool, branch: bool) -> None:
-    """Raise InputError for `resume` with `branch`."""
+def train_options(
+    run: Run, *, out: Path | None, resume: bool, branch: bool, measure: bool | None, **more: Any
+) -> TrainOptions:
+    """The options of a training, from arguments of `train` and `more` fields of `TrainOptions`.
+
+    Raises InputError for `resume` with `branch`, and MissingDependencyError without PyTorch.
+    """
+    from meshwright.api.folders import own_folder
+    from meshwright.engines.base import TrainOptions, measuring_of
+
+    require_torch("training")
     if resume and branch:
         raise InputError("a branch is a new run: --resume (resume=) continues one", hint="give --branch or --resume")
+    folder = out or own_folder(run, resume=resume)
+    return TrainOptions(folder=folder, resume=resume, measuring=measuring_of(measure), **more)
 
 
-@contextmanager
-def starting_run(run: Run, *, results: Path, branch: bool) -> Iterator[Run]:
-    """Yield the run to train: `run`, or with `branch` the one that starts from the weights of its checkpoint."""
-    if not branch:
-        yield run
-        return
-    from meshwright.engines.branching import branched  # imports torch
+def take_training(
+    run: Run,
+    options: TrainOptions,
+    *,
+    branch: bool,
+    force: bool,
+    prepare: Callable[[TrainingEngine, Run], Start | None],
+    is_dry: bool = False,
+    is_first: bool = True,
+) -> Record | None:
+    """Train, and return the record; None where `prepare`, which has the engine prepare a run, returns None.
 
-    with branched(run, results=results) as begun:
-        yield begun
+    `is_dry`: write nothing. `is_first`: this is the only process, or the first one of a launcher.
+    """
+    from meshwright.api.folders import require_writable
+    from meshwright.engines.base import find_engine
+    from meshwright.engines.folders import refuse_finished, training_folders
+
+    engine = find_engine(run.engine)
+    if is_first and not is_dry:
+        require_writable(options.folder, run)
+    if not (options.resume or is_dry):
+        refuse_finished(options.folder, is_forced=force)
+    branched = "meshwright.engines.branching:branched"  # its module imports torch
+    with load(branched)(run, results=options.folder) if branch else nullcontext(run) as begun:
+        if (start := prepare(engine, begun)) is None:
+            return None
+        with training_folders(options.folder, start.run):
+            engine.launch(start)
+    return engine.read(options.folder)

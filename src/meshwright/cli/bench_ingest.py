@@ -9,11 +9,11 @@ from typing import Any
 
 from meshwright.api.bench_ingest import bench_ingest, ingest_request
 from meshwright.api.question import question_of
-from meshwright.cli.needs import require_torch
 from meshwright.cli.output import emit_json, note, print_line, print_text_tables, write_html
 from meshwright.errors import InputError
 from meshwright.records.ingest import SIDECAR_NAME, IngestRecorder, IngestRow
 from meshwright.targets import load
+from meshwright.training.cpu_libraries import require_torch
 
 BENCH = "meshwright.bench.ingest.bench"
 

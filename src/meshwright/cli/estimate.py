@@ -12,10 +12,12 @@ from click.core import ParameterSource
 from meshwright.answers.cluster import setup_lines
 from meshwright.answers.components import family, label, shown_components, shown_details
 from meshwright.answers.quantities import interval_of, percent, seconds, span, value_of
-from meshwright.answers.run_estimate import RunEstimate, estimate_run
+from meshwright.answers.run_estimate import RunEstimate
 from meshwright.answers.stages import rank_memory_table, stage_rows
 from meshwright.answers.timeline import after_pipeline, step_timeline
 from meshwright.answers.trace import write_trace
+from meshwright.api.estimate import estimate
+from meshwright.api.question import ask
 from meshwright.catalog.prices import market_sentence
 from meshwright.cli.model_memory import print_model_memory
 from meshwright.cli.output import (
@@ -29,7 +31,7 @@ from meshwright.cli.output import (
     write_html,
 )
 from meshwright.cli.report_options import typed
-from meshwright.cli.run_input import run_from
+from meshwright.cli.run_input import take_run
 from meshwright.cost.memory import memory_parts
 from meshwright.errors import InputError
 from meshwright.units import format_count, format_seconds, gib
@@ -54,21 +56,22 @@ def run(
     trace_path: Path | None,
     html_path: Path | None,
     as_json: bool,
-    **run_options: Any,
+    **keys: Any,
 ) -> None:
-    """Estimate, and write the formats asked for. `run_options`: options that replace keys of the run file.
+    """Estimate, and write the formats asked for. `keys`: options of keys of the run file.
 
     `asked` and `csv_path` belong to `is_memory`, which takes no run file.
     """
     if is_memory:
-        of_run = (run_path, overrides, trace_path, html_path, *run_options.values())
+        of_run = (run_path, overrides, trace_path, html_path, *keys.values())
         _require_model(asked["model"], given=next((str(value) for value in of_run if value), None))
         print_model_memory(asked, csv_path=csv_path, as_json=as_json)
         return
     _require_run(run_path, (*asked, "csv_path"))
-    run = run_from(run_path, overrides=overrides, **run_options)
+    of_estimate: dict[str, Any] = {"run": run_path, "overrides": overrides}
+    run = take_run(of_estimate, **keys)
     with progress(f"estimating {run.name}"):
-        done = estimate_run(run)
+        done = ask(estimate, of_estimate)
     if done.chosen is not None:
         note(f"the run file leaves the plan open; the planner chose {done.plan.describe()}")
     for caution in done.notes:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from meshwright.answers.cluster import hardware_line
 from meshwright.answers.components import label
 from meshwright.answers.difference import PlanDifference
 from meshwright.answers.documents.plan import why_not_sentence
-from meshwright.answers.explanation import Explanation, explain_pair, explain_run, verdict_sentence
+from meshwright.answers.explanation import Explanation, verdict_sentence
 from meshwright.answers.quantities import percent, rate, value_of
+from meshwright.api.explain import explain
+from meshwright.api.question import ask
 from meshwright.cli.output import Align, bar_width, emit_json, print_line, print_table, progress
 from meshwright.cli.run_input import run_from
 from meshwright.planner.estimate import PlanEstimate
 from meshwright.planner.explain import Difference
-from meshwright.planner.fixed import fixed_fields
 
 BAR_WIDTH = 16
 """Characters of the longest bar, on either side of the axis."""
@@ -24,26 +24,16 @@ TABLE_WIDTH = 80
 """Columns of the table of components with bars of that width."""
 
 
-def run(
-    *,
-    run_path: Path,
-    against_path: Path | None,
-    questions: tuple[str, ...],
-    overrides: tuple[str, ...],
-    as_json: bool,
-    **run_options: Any,
-) -> None:
+def run(*, asked: dict[str, Any], overrides: tuple[str, ...], as_json: bool, **keys: Any) -> None:
     """Compare the run's plan with another, and answer the questions of --why-not.
 
-    `run_options`: options that replace keys of both run files.
+    `keys`: options of keys of both run files.
     """
-    run = run_from(run_path, overrides=overrides, **run_options)
-    asked = [fixed_fields([question]) for question in questions]
+    asked["run"] = run = run_from(asked["run"], overrides=overrides, **keys)
+    if asked["against"] is not None:
+        asked["against"] = run_from(asked["against"], **keys)
     with progress(f"explaining {run.name}"):
-        if against_path is None:
-            answer = explain_run(run, questions=asked)
-        else:
-            answer = explain_pair(run, run_from(against_path, **run_options), questions=asked)
+        answer = ask(explain, asked)
     if as_json:
         emit_json(answer.to_dict())
     else:

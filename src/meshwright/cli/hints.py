@@ -38,16 +38,6 @@ ADVICE = {
 }
 """Options that nothing has by that name -> the way to an answer."""
 
-FLAGS = {
-    "model": "--model",
-    "cluster": "--cluster",
-    "precision": "--precision",
-    "engine": "--engine",
-    "batch.global_sequences": "--gbs",
-    "data.sequence_length": "--seq",
-}
-"""Keys of the run file that some commands have an option for."""
-
 
 def usage_message(error: click.ClickException) -> str:
     """The message of a usage error, in our form."""
@@ -77,8 +67,9 @@ def _run_file_hint(option: str, command: click.Command) -> str | None:
         return ADVICE[name]
     if key is None:
         return None
-    if FLAGS.get(key) in options:
-        return f"the option is `{FLAGS[key]}`"
+    flags = {p.key: p.option(name) for name, p in load("meshwright.api.runs:KEYS").items()}
+    if flags.get(key) in options:
+        return f"the option is `{flags[key]}`"
     section, _, field = key.partition(".")
     if "--fix" in options and section == "parallel" and field:
         return f"fix a field of the plan: --fix {field}=VALUE"

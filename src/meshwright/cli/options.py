@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from meshwright.api.inference import ACCELERATOR, DEVICE_MEMORY, MODEL, NETWORK
 from meshwright.errors import InputError
 from meshwright.targets import load
 from meshwright.units import digits_hint, parse_count
@@ -20,14 +19,15 @@ Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
 
 
-class ObjectiveChoice(click.Choice[str]):
-    """Values of the run file's `objective`; `tokens` is an older name of the first."""
+class SynonymChoice(click.Choice[str]):
+    """One of `choices`; `synonyms` are other names of the first."""
 
-    def __init__(self) -> None:
-        super().__init__(["throughput", "time", "cost", "energy"])
+    def __init__(self, choices: Sequence[str], *, synonyms: Sequence[str]) -> None:
+        super().__init__(choices)
+        self.synonyms = synonyms
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        return super().convert("throughput" if value == "tokens" else value, param, ctx)
+        return super().convert(self.choices[0] if value in self.synonyms else value, param, ctx)
 
 
 class CountRange(click.IntRange):
@@ -114,10 +114,6 @@ def seconds_option(*names: str, help: str, low: float = 0, above: bool = False, 
     return _valued(names, type=kind, metavar="SECONDS", help=help, **settings)
 
 
-step_option = click.option(
-    "--step", type=StepType(), metavar="N", help="Step of the checkpoint, or `best`.  [default: the newest]"
-)
-
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Write one JSON document to stdout and nothing else there."
 )
@@ -133,41 +129,15 @@ root_option = click.option(
     help="Root of the node's file system, such as /host in a container that mounts it there.",
 )
 
-set_option = click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Set one key of the run file, as in --set batch.micro=2; VALUE is YAML. May be repeated.",
-)
-
-force_option = click.option("--force", is_flag=True, help="Overwrite the results of another training in --out.")
-
 
 def write_option(*, help: str) -> Decorator:
     """--write OUT.yaml: a copy of the run file with what the command found."""
     return file_option("--write", "write_path", metavar="OUT.yaml", help=help)
 
 
-calibration_option = click.option(
-    "--calibration", "calibration", metavar="FILE",
-    help="Device calibration written by `meshwright calibrate`.  [default: for cluster `here` the installed one]",
-)  # fmt: skip
-
-
 def text_override(key: str, text: str | None) -> list[str]:
     """An option's text as an override of the run file's `key`; none where the option is absent."""
     return [] if text is None else [f"{key}={json.dumps(text)}"]
-
-
-hardware_options = option_group(
-    (
-        file_option("--accelerator", metavar="FILE.toml", help=ACCELERATOR.about),
-        click.option("--network", metavar="RATE", help=NETWORK.about),
-        click.option("--device-memory", metavar="SIZE", help=DEVICE_MEMORY.about),
-    )
-)
-"""--accelerator, --network and --device-memory: what a run states of its cluster's hardware; None where absent."""
 
 
 def run_argument(*, required: bool = True) -> Decorator:
@@ -197,23 +167,6 @@ def budget_option(*, default: str, help: str) -> Decorator:
     return click.option(
         "--budget", "budget_s", callback=_seconds, default=default, show_default=True, metavar="TIME", help=help
     )
-
-
-fix_option = click.option(
-    "--fix",
-    "fixes",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help='Fix fields of the plan, as in --fix tensor=8,micro_batch=1, tp=8,mbs=1 or "TP8 mbs1". May be repeated.',
-)
-
-why_not_option = click.option(
-    "--why-not",
-    "questions",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help='Explain why no plan with these fields is best, as in --why-not tensor=8 or "TP8 PP4". May be repeated.',
-)
 
 
 class LazyChoice(click.Choice):
@@ -273,34 +226,3 @@ def _is_between(low: int, number: str, high: int) -> bool:
         return low <= parse_count(number) <= high
     except ValueError:
         return False
-
-
-_DESCRIPTION_OPTIONS = (
-    click.option("--model", metavar="MODEL", help=MODEL.about),
-    click.option(
-        "--cluster", metavar="CLUSTER",
-        help="ACCELERATOR-DEVICESxNODES: mi355x-8x64 has 64 nodes of 8 devices (see `meshwright catalog clusters`).",
-    ),
-    click.option(
-        "--gbs", "global_batch", type=CountRange(min=1), metavar="N",
-        help="Global batch size: sequences per optimizer step.",
-    ),
-    click.option(
-        "--seq", "sequence_length", type=CountRange(min=1), metavar="TOKENS",
-        help="Sequence length in tokens.",
-    ),
-    click.option(
-        "--precision", metavar="RECIPE",
-        help="Number formats: fp32, bf16, fp16, fp8, fp8_delayed, fp8_rowwise, fp8_blockwise, mxfp8, nvfp4 or mxfp4.  "
-        "[default: the run file's, or bf16]",
-    ),
-    click.option(
-        "--engine", type=ENGINE,
-        help="Program that trains; only plans that it supports are searched. `any`: whatever program trains, with "
-        "every choice of a plan that the cost model knows.  [default: the run file's, or native]",
-    ),
-)  # fmt: skip
-
-
-description_options = option_group((*_DESCRIPTION_OPTIONS[:2], hardware_options, *_DESCRIPTION_OPTIONS[2:]))
-"""--model, --cluster with its hardware, --gbs, --seq, --precision and --engine: a run without a file."""

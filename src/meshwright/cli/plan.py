@@ -9,13 +9,14 @@ from typing import Any
 from meshwright.answers.cluster import setup_lines
 from meshwright.answers.components import bound_by
 from meshwright.answers.documents.plan import loser_sentence, why_not_sentence
-from meshwright.answers.plan_ranking import PlanRanking, plan_run
+from meshwright.answers.plan_ranking import PlanRanking
 from meshwright.answers.quantities import percent, rate, seconds, value_of
+from meshwright.api.plan import plan
+from meshwright.api.question import ask
 from meshwright.cli.output import Align, emit_json, note, print_line, print_table, progress
 from meshwright.cli.report_options import typed
-from meshwright.cli.run_input import run_from
+from meshwright.cli.run_input import take_run
 from meshwright.planner.estimate import PlanEstimate
-from meshwright.planner.fixed import fixed_fields
 from meshwright.planner.neighbours import shares_few_divisors
 from meshwright.planner.savings import note_on_loss, note_on_savings
 from meshwright.planner.scored import ScoredPlan, ScoredPlans
@@ -28,30 +29,21 @@ from meshwright.units import gib
 
 def run(
     *,
-    run_path: Path | None,
-    top: int,
-    objective: str | None,
-    fixes: tuple[str, ...],
-    overrides: tuple[str, ...],
+    asked: dict[str, Any],
+    calibration: str | None,
     explain: bool,
-    questions: tuple[str, ...],
-    pareto: bool,
     show_all: bool,
     limit: int,
     csv_path: Path | None,
     html_path: Path | None,
     write_path: Path | None,
     as_json: bool,
-    **run_options: Any,
 ) -> None:
-    """Search, then print or write what was asked for. `run_options`: options that replace keys of the run file."""
-    run = run_from(run_path, overrides=overrides, objective=objective, **run_options)
-    fixed, asked = fixed_fields(fixes), [fixed_fields([question]) for question in questions]
+    """Search, then print or write what was asked for."""
+    run = take_run(asked, calibration=calibration)
+    scored = limit if show_all or html_path is not None else 0
     with progress(f"planning {run.model.name} on {run.cluster_name}"):
-        ranking = plan_run(
-            run, top=top, fixed=fixed, questions=asked, with_front=pareto, with_neighbours=explain,
-            with_switches=explain, num_scored=limit if show_all or html_path is not None else 0,
-        )  # fmt: skip
+        ranking = ask(plan, asked | {"neighbours": explain, "switches": explain, "scored": scored})
     if html_path is not None:
         ranking.write_html(html_path, command=typed())
         note(f"wrote {html_path}")
@@ -73,7 +65,7 @@ def run(
         _print_all(ranking)
     else:
         _print_plans(ranking)
-    if pareto:
+    if asked["front"]:
         _print_front(ranking)
     if explain:
         _print_losers(ranking)

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from meshwright.api import runs
 from meshwright.api.arguments import MAX_COUNT
 from meshwright.api.question import (
     Amount,
@@ -25,7 +26,16 @@ from meshwright.api.question import (
     Step,
     question_of,
 )
-from meshwright.cli.options import AmountRange, AmountType, CountRange, Decorator, StepType, option_group
+from meshwright.cli.options import (
+    ENGINE,
+    AmountRange,
+    AmountType,
+    CountRange,
+    Decorator,
+    StepType,
+    SynonymChoice,
+    option_group,
+)
 from meshwright.targets import load
 
 
@@ -71,7 +81,13 @@ def options_of(question: Question, *, without: Sequence[str] = ()) -> Iterator[D
                 flag = f"--{key.replace('_', '-')}"
                 yield click.option(flag, key, type=CountRange(1), default=None, metavar="N", help=about)
         elif declared.kind is declared.KEYWORD_ONLY:
-            yield _option(name, parameter, question)
+            yield _option(
+                name,
+                parameter,
+                default=question.defaults.get(name),
+                is_required=name not in question.defaults,
+                is_listed=name in question.repeated,
+            )
         else:
             yield _argument(name, parameter, question)
 
@@ -79,6 +95,12 @@ def options_of(question: Question, *, without: Sequence[str] = ()) -> Iterator[D
 def options_from(question: str, *, without: Sequence[str]) -> Decorator:
     """Options of another question, "module:function", but for `without`. The command's body takes them by name."""
     return option_group(options_of(question_of(load(question)), without=without))
+
+
+def key_options(*names: str) -> Decorator:
+    """Options of a run that the question does not take: "overrides", and keys of `runs.KEYS`, None where absent."""
+    known = {**runs.KEYS, "overrides": runs.OVERRIDES}
+    return option_group(_option(name, known[name], is_listed=known[name].takes_list) for name in names)
 
 
 def asked_of(question: Question, options: dict[str, Any]) -> dict[str, Any]:
@@ -99,22 +121,22 @@ def _argument(name: str, parameter: QuestionParameter, question: Question) -> De
     return click.argument(name, type=_kind(parameter), metavar=metavar, nargs=-1 if is_listed else 1, required=required)
 
 
-def _option(name: str, parameter: QuestionParameter, question: Question) -> Decorator:
-    names = [parameter.flag or f"--{name.replace('_', '-')}", name]
-    is_listed, defaults = name in question.repeated, question.defaults
-    default = defaults.get(name)
+def _option(
+    name: str, parameter: QuestionParameter, *, default: Any = None, is_required: bool = False, is_listed: bool = False
+) -> Decorator:
+    names = [parameter.option(name), name]
     settings: dict[str, Any] = {"help": _help(parameter, default, is_listed=is_listed)}
     if isinstance(parameter, Flag):
         if parameter.off:
             names[0] += f"/{parameter.off}"
-        return click.option(*names, is_flag=True, default=bool(default), show_default=bool(default), **settings)
+        return click.option(*names, is_flag=True, default=default, show_default=bool(default), **settings)
     kind, metavar = _kind(parameter), _metavar(name, parameter)
     if parameter.is_joined:
         kind, metavar, is_listed = JoinedType(kind), f"{metavar},{metavar},...", False
     elif isinstance(parameter, ShellCommand):
         kind, is_listed = CommandType(), False
     settings |= {"type": kind, "metavar": metavar, "multiple": is_listed}
-    if name not in defaults:
+    if is_required:
         settings["required"] = True
     elif not is_listed:
         is_shown = default not in (None, "") and not isinstance(default, tuple)
@@ -134,6 +156,8 @@ def _help(parameter: QuestionParameter, default: object, *, is_listed: bool) -> 
 
 
 def _metavar(name: str, parameter: QuestionParameter) -> str | None:
+    if isinstance(parameter, runs.EngineName):
+        return None
     if isinstance(parameter, OneOf):
         return name[0].upper() if parameter.is_joined else None  # click lists the values of a choice
     if parameter.metavar:
@@ -155,7 +179,9 @@ def _kind(parameter: QuestionParameter) -> click.ParamType:
         case Amount():
             return AmountRange(parameter.high)
         case OneOf():
-            return click.Choice(parameter.values)
+            return SynonymChoice(parameter.values, synonyms=parameter.synonyms)
+        case runs.EngineName():
+            return ENGINE
         case Step():
             return StepType()
         case _:

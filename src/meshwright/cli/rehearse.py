@@ -6,13 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshwright import runfile
-from meshwright.cli.needs import load_with_torch, require_torch
+from meshwright.cli.needs import load_with_torch
 from meshwright.engines.native.check import check
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.planner.choice import best_plans, free_request, goal_of
 from meshwright.specs.plan import Plan
 from meshwright.specs.precision import PRECISIONS
 from meshwright.specs.run import Data, Run
+from meshwright.training.cpu_libraries import require_torch
 
 
 def run(*, run_path: Path, overrides: tuple[str, ...], num_processes: int, timeout_s: float, as_json: bool) -> None:

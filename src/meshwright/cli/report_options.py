@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
 from meshwright.cli.options import Function, file_option
+from meshwright.cli.output import note, write_html
+from meshwright.targets import load
 
 markdown_option = file_option("--markdown", "markdown_path", help="Write the tables and notes as Markdown.")
 
@@ -29,3 +33,22 @@ def figure_options(function: Function) -> Function:
 def typed() -> str:
     """The command line that is running, as it is typed."""
     return shlex.join(["meshwright", *sys.argv[1:]])
+
+
+def write_forms(found: Any, *, page: str, markdown: str, figures: str, options: Mapping[str, Any]) -> bool:
+    """Write the forms that `options` name, and say so; True if there is one.
+
+    `page`, `markdown` and `figures` are the functions that draw them, each as "module:function".
+    """
+    if path := options["html_path"]:
+        write_html(page, found, path=path, command=typed())
+        note(f"wrote {path}")
+    if path := options["markdown_path"]:
+        load("meshwright.report.html:write_page")(load(markdown)(found), path=path)
+        note(f"wrote {path}")
+    for form in ("png", "svg"):
+        if folder := options[f"{form}_folder"]:
+            write = load("meshwright.report.figure_files:write_figures")
+            for path in write(load(figures)(found), folder=folder, form=form):
+                note(f"wrote {path}")
+    return any(options[name] for name in ("html_path", "markdown_path", "png_folder", "svg_folder"))

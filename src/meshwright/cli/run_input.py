@@ -6,107 +6,45 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from meshwright import runfile
-from meshwright.api.runs import planned_run
+from meshwright.api.runs import KEYS, RunSource, given_run
 from meshwright.catalog.accelerators import accelerator_names, status_of
-from meshwright.cli.options import text_override
 from meshwright.cli.output import note
 from meshwright.errors import InputError
 from meshwright.specs.run import Run
 
-_FLAGS = {
-    "model": "--model", "cluster": "--cluster", "batch.global_sequences": "--gbs", "data.sequence_length": "--seq",
-    "precision": "--precision", "engine": "--engine", "objective": "--objective", "cluster.network": "--network",
-    "cluster.device_memory": "--device-memory", "cluster.accelerator": "--accelerator", "calibration": "--calibration",
-}  # fmt: skip
-"""Options that replace keys of a run file."""
-_REQUIRED = ("model", "cluster", "batch.global_sequences", "data.sequence_length")
+
+def take_run(asked: dict[str, Any], **keys: Any) -> Run:
+    """Return the run of a question, which replaces `run` in `asked`; its keys and overrides are taken out."""
+    keys |= {name: asked.pop(name) for name in KEYS if name in asked}
+    asked["run"] = run_from(asked["run"], overrides=asked.pop("overrides"), **keys)
+    return asked["run"]
 
 
-def run_from(run_path: Path | None, *, overrides: Sequence[str] = (), **run_options: Any) -> Run:
+def run_from(source: RunSource | None, *, overrides: Sequence[str] = (), **keys: Any) -> Run:
     """Return the run that a command line describes; on this machine with its installed calibration, if any.
 
-    Arguments are those of `_run`, which raises InputError.
+    `keys`: options of `KEYS` by name. `overrides` are those of `--set`; they come last. Raises InputError when there is
+    neither a file nor all options that are needed without one.
     """
-    run = planned_run(_run(run_path, overrides=overrides, **run_options))
-    for device in dict.fromkeys(_devices(run)):
+    _refuse_keys_given_twice(keys, overrides)
+    run = given_run(source, overrides=overrides, are_options=True, **keys)
+    parts = (run.cluster.parts or (run.cluster,)) if run.cluster else ()
+    for device in dict.fromkeys(part.accelerator.name for part in parts):
         if device in accelerator_names() and (status := status_of(device)):
             note(f"{device}: {status}")
     return run
 
 
-def _devices(run: Run) -> list[str]:
-    """The accelerators of the run's cluster by name; none where it is not known."""
-    parts = (run.cluster.parts or (run.cluster,)) if run.cluster else ()
-    return [part.accelerator.name for part in parts]
-
-
-def _run(
-    run_path: Path | None,
-    *,
-    overrides: Sequence[str] = (),
-    model: str | None = None,
-    cluster: str | None = None,
-    accelerator: Path | None = None,
-    network: str | None = None,
-    device_memory: str | None = None,
-    global_batch: int | None = None,
-    sequence_length: int | None = None,
-    precision: str | None = None,
-    engine: str | None = None,
-    objective: str | None = None,
-    calibration: str | None = None,
-) -> Run:
-    """The run that a command line describes. `overrides` are those of `--set`; they come last.
-
-    Raises InputError when there is neither a file nor all options that are needed without one.
-    """
-    given = {
-        "model": model, "cluster": cluster, "data.sequence_length": sequence_length,
-        "batch.global_sequences": global_batch, "precision": precision, "engine": engine, "objective": objective,
-    }  # fmt: skip
-    hardware = {
-        "cluster.accelerator": None if accelerator is None else str(accelerator),
-        "cluster.network": network, "cluster.device_memory": device_memory,
-    }  # fmt: skip
-    _refuse_keys_given_twice({**given, **hardware}, overrides)
-    stated = {"calibration": calibration, **hardware}
-    named = [_named(key, one) for key, text in stated.items() for one in text_override(key, text)]
-    overrides = [*named, *overrides]
-    goal = [] if objective is None else [f"objective={objective}"]
-    if run_path is not None:
-        replaced = [_named(key, f"{key}={value}") for key, value in given.items() if value is not None]
-        if global_batch is not None:
-            replaced.append("batch.global_tokens=null")  # the file may count the batch in tokens
-        return runfile.load(run_path, overrides=[*replaced, *overrides])
-    if model is None or cluster is None or global_batch is None or sequence_length is None:
-        missing = [_FLAGS[key] for key in _REQUIRED if given[key] is None]
-        raise InputError(
-            f"missing {', '.join(missing)}", hint="give a run file, or --model, --cluster, --gbs and --seq"
-        )
-    return runfile.from_options(
-        model=model,
-        cluster=cluster,
-        global_batch=global_batch,
-        sequence_length=sequence_length,
-        precision=precision or "bf16",
-        engine=engine,
-        overrides=[*goal, *overrides],
-    )
-
-
-def _named(key: str, assignment: str) -> str:
-    """The override of an option, which errors call by the option's name."""
-    return runfile.NamedOverride(assignment, name=_FLAGS[key])
-
-
-def _refuse_keys_given_twice(given: Mapping[str, object], overrides: Sequence[str]) -> None:
+def _refuse_keys_given_twice(keys: Mapping[str, object], overrides: Sequence[str]) -> None:
     """Raise InputError if an option and --set both give a key of the run file; --set may give its whole section."""
-    for key in (override.partition("=")[0].strip() for override in overrides):
-        for name, value in given.items():
-            if value is not None and (name == key or name.startswith(f"{key}.")):
+    for changed in (override.partition("=")[0].strip() for override in overrides):
+        for name, value in keys.items():
+            key = KEYS[name].key
+            if value is not None and (key == changed or key.startswith(f"{changed}.")):
                 raise InputError(
-                    f"{_FLAGS[name]} and --set {key}= are both given", got=str(value), hint="leave one of both out"
+                    f"{KEYS[name].option(name)} and --set {changed}= are both given",
+                    got=str(value),
+                    hint="leave one of both out",
                 )
 
 

@@ -6,20 +6,20 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
-from meshwright import runfile
-from meshwright.api.folders import own_folder, require_writable
-from meshwright.api.train import refuse_both, starting_run
-from meshwright.cli.needs import require_torch
+from meshwright.api.question import question_of
+from meshwright.api.runs import load_run
+from meshwright.api.train import take_training, train, train_options
 from meshwright.cli.options import text_override
 from meshwright.cli.output import note, progress, write_html
 from meshwright.cli.train_messages import introduction, show_plan, show_record
-from meshwright.engines.base import TrainOptions, find_engine, measuring_of
-from meshwright.engines.folders import refuse_finished, training_folders
+from meshwright.engines.base import Start, TrainingEngine
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.records.training import Ending, Record
+from meshwright.specs.run import Run
 from meshwright.targets import load
 from meshwright.training.profiling.steps import ProfileSteps
 from meshwright.training.signals import STOPPED_EXIT_CODE
@@ -27,65 +27,52 @@ from meshwright.training.signals import STOPPED_EXIT_CODE
 
 def run(
     *,
-    run_path: Path,
-    overrides: tuple[str, ...],
+    asked: dict[str, Any],
     calibration: str | None,
-    folder: Path | None,
-    resume: bool,
-    branch: bool,
-    force: bool,
-    max_restarts: int,
-    measure: bool | None,
     profile: bool,
     profile_steps: str | None,
-    timeout_s: float,
     only_steps: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
     """Prepare the engine, train, and report. Under a launcher only the first process reports."""
-    started_s = time.time()
-    run = runfile.load(run_path, overrides=[*text_override("calibration", calibration), *overrides])
-    require_torch("training")
-    engine = find_engine(run.engine)
-    refuse_both(resume=resume, branch=branch)
-    if branch and dry_run:
-        raise InputError("--branch writes the weights that the new run starts from, --dry-run writes nothing")
-    folder = folder or own_folder(run, resume=resume)
+    started_s, given = time.time(), question_of(train).checked(asked)
+    overrides = [*text_override("calibration", calibration), *given.pop("overrides")]
+    run, force, branch = load_run(given.pop("run"), overrides=overrides), given.pop("force"), given["branch"]
     is_reporter = os.environ.get("RANK", "0") == "0"
-    options = TrainOptions(
-        folder=folder,
-        resume=resume,
+    options = train_options(
+        run,
         command=("meshwright", *sys.argv[1:]),
         quiet=not is_reporter,
-        max_restarts=max_restarts,
-        timeout_s=timeout_s,
         started_s=started_s,
         only_steps=only_steps,
-        measuring=measuring_of(measure),
         profile=profile,
         profile_steps=_profile_steps(profile_steps),
+        **given,
     )
-    if not dry_run and is_reporter:
-        require_writable(folder, run)
-    if not (resume or dry_run):
-        refuse_finished(folder, is_forced=force)
-    with starting_run(run, results=folder, branch=branch) as begun:
+    if branch and dry_run:
+        raise InputError("--branch writes the weights that the new run starts from, --dry-run writes nothing")
+
+    def prepare(engine: TrainingEngine, begun: Run) -> Start | None:
         with progress("starting the engine"):  # seconds, the first time on a machine
             start = engine.prepare(begun, options=options)
         if dry_run:
             show_plan(start, engine.expected(start), as_json=as_json)
-            return
+            return None
         if is_reporter:
             for line in (*(f"note: {text}" for text in start.notes if branch), *introduction(start)):
                 print(line, file=sys.stderr, flush=True)
-        with training_folders(folder, start.run):
-            engine.launch(start)
-    record = engine.read(folder)
+        return start
+
+    record = take_training(
+        run, options, branch=branch, force=force, prepare=prepare, is_dry=dry_run, is_first=is_reporter
+    )
+    if record is None:
+        return
     if is_reporter:
-        page = None if only_steps else _write_page(folder)
-        show_record(record, folder=folder, page=page, as_json=as_json)
-    _leave(record, folder=folder)
+        page = None if only_steps else _write_page(options.folder)
+        show_record(record, folder=options.folder, page=page, as_json=as_json)
+    _leave(record, folder=options.folder)
 
 
 def _profile_steps(text: str | None) -> ProfileSteps | None:

@@ -31,9 +31,9 @@ RUN_FILE_HELP = "RUN.yaml is a run file, or the name of one that ships (see `mes
 
 @dataclass(frozen=True, kw_only=True)
 class Verb:
-    """One sub-command: the target of its declaration, and its line in the help of the group."""
+    """One sub-command: its declaration, or the target of it, and its line in the help of the group."""
 
-    target: str  # "module:attribute"
+    target: str | click.Command  # "module:attribute"
     section: str  # heading it stands under in the help
     help: str
 
@@ -104,17 +104,24 @@ def verb(
         command = click.command(name, cls=LazyCommand, body=body, question=asked, epilog=_epilog(examples))(function)
         command.help = inspect.cleandoc(command.help or "")
         arguments = [p.name for p in command.params if isinstance(p, click.Argument)]
-        if "run_path" in arguments:
+        if {"run", "run_path"} & {*arguments}:
             command.help += f"\n\n{RUN_FILE_HELP}"
         return command
 
     return declare
 
 
-def verb_group(name: str, *, about: str, verbs: Mapping[str, Verb], examples: Sequence[str]) -> LazyGroup:
-    """A command that only holds others, such as `bench`; without one of them it prints its help."""
+def verb_group(
+    name: str, *, about: str, verbs: Mapping[str, Sequence[click.Command]], examples: Sequence[str]
+) -> LazyGroup:
+    """A command that only holds others, such as `bench`, by section; without one of them it prints its help."""
+    table = {
+        str(one.name): Verb(target=one, section=section, help=(one.help or "").partition("\n")[0])
+        for section, listed in verbs.items()
+        for one in listed
+    }
 
-    @click.group(name, cls=LazyGroup, verbs=verbs, help=about, invoke_without_command=True, epilog=_epilog(examples))
+    @click.group(name, cls=LazyGroup, verbs=table, help=about, invoke_without_command=True, epilog=_epilog(examples))
     @click.pass_context
     def command(ctx: click.Context) -> None:
         if ctx.invoked_subcommand is None:
@@ -129,6 +136,8 @@ def _epilog(examples: Sequence[str]) -> str:
 
 def _open(name: str, verb: Verb) -> click.Command:
     """The declaration of a verb. An installation may lack one."""
+    if isinstance(verb.target, click.Command):
+        return verb.target
     try:
         return load(verb.target)
     except ModuleNotFoundError as error:

@@ -15,6 +15,9 @@ docs/log.md has the measured costs of both.
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
+
+from meshwright.errors import MissingDependencyError
 
 WAIT_POLICY, SPIN_COUNT = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
 SPINS = 3_000
@@ -22,6 +25,18 @@ SPINS = 3_000
 PRIMITIVES = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
 NUM_PRIMITIVES = 64
 """Shapes whose code oneDNN keeps."""
+
+
+def require_torch(what: str) -> None:
+    """Raise MissingDependencyError (exit code 3) if PyTorch is absent. `what` begins the message: "training".
+
+    Sets the environment that PyTorch's libraries read when they are loaded.
+    """
+    configure_libraries()
+    if find_spec("torch") is None:
+        raise MissingDependencyError(
+            f"{what} needs PyTorch, which is not installed", hint="pip install 'meshwright[torch]'"
+        )
 
 
 def configure_libraries() -> None:

@@ -195,7 +195,8 @@ def test_fields_of_a_plan_in_every_form():
     found = arguments.plan_fields("fixed", given)
     assert (found["tensor"], found["sharding"], found["recompute"]) == (8, Sharding.PARAMETERS, Recompute.FULL)
     assert (found["sequence_parallel"], found["recompute_modules"]) == (True, ("norm", "mlp"))
-    assert arguments.plan_fields("fixed", "tensor=8,pipeline=4") == {"tensor": 8, "pipeline": 4}
+    for texts in ("tensor=8,pipeline=4", ["tensor=8", "pp=4"], ("TP8 PP4",)):
+        assert arguments.plan_fields("fixed", texts) == {"tensor": 8, "pipeline": 4}
 
 
 def test_the_fields_of_a_plan_are_read_as_they_are():

@@ -11,7 +11,18 @@ import click
 import pytest
 
 import meshwright as mw
-from meshwright.api.question import AnyPath, Folders, Hook, NamedCounts, Question, Unchecked, question_of
+from meshwright.api.question import (
+    AnyPath,
+    Folders,
+    Hook,
+    NamedCounts,
+    PlanFields,
+    PlanQuestions,
+    Question,
+    Unchecked,
+    question_of,
+)
+from meshwright.api.runs import KEYS
 from meshwright.cli.question import asked_of, options_of
 from meshwright.errors import InputError
 from meshwright.targets import load
@@ -57,6 +68,19 @@ def test_every_parameter_is_an_option_or_only_of_the_function():
         assert not options & hooks
 
 
+def test_a_key_of_the_run_file_is_one_parameter_of_every_question():
+    """But for questions about serving, whose models and clusters are arguments of their own."""
+    found = [(q, name) for q in questions() for name, parameter in q.parameters.items() if parameter.key]
+    assert all(q.parameters[name] is KEYS[name] for q, name in found)
+    assert {q.name for q, name in found if name == "model"} == {"plan", "scale"}
+
+
+def test_a_synonym_is_the_first_value():
+    plan = question_of(mw.plan)
+    assert plan.checked({"objective": "tokens"}) == {"objective": "throughput"}
+    assert command_of(plan).make_context("plan", ["--objective", "tokens"]).params["objective"] == "throughput"
+
+
 def test_the_docstring_lists_every_parameter_with_its_default():
     for question in questions():
         lines = (inspect.getdoc(getattr(mw, question.name)) or "").splitlines()
@@ -73,7 +97,7 @@ def test_a_wrong_value_of_every_kind_is_refused_with_the_name_of_the_argument():
                 continue
             with pytest.raises(InputError, match=rf"^{name}\b"):
                 question.checked({name: wrong})
-            if name in question.repeated and not isinstance(parameter, Folders):
+            if name in question.repeated and not isinstance(parameter, Folders | PlanFields | PlanQuestions):
                 with pytest.raises(InputError, match=rf"^{name}\b"):
                     question.checked({name: "text is no list"})
 

@@ -36,7 +36,7 @@ def test_a_training_returns_its_record(tmp_path, monkeypatch, tiny_text, without
 
 
 def test_without_torch_it_says_how_to_install_it(monkeypatch):
-    monkeypatch.setattr(importlib.import_module("meshwright.api.train"), "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.import_module("meshwright.training.cpu_libraries"), "find_spec", lambda name: None)
     with pytest.raises(mw.MissingDependencyError) as caught:
         mw.train("llama3-8b")
     assert caught.value.hint == "pip install 'meshwright[torch]'"

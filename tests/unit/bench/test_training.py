@@ -21,10 +21,10 @@ pytest.importorskip("torch")
 from tests.every_member import check_every
 
 from meshwright.bench.training import TrainingBenchRequest, rounds
-from meshwright.cli import needs
 from meshwright.errors import InputError
 from meshwright.records.sweep import configurations, parse_sweep
 from meshwright.records.trainings import COLUMNS, SIDECAR_KEYS, TrainingStatus, read
+from meshwright.training import cpu_libraries
 
 FAKE = Path(__file__).with_name("fake_train.py")
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "bench-trainings.md"
@@ -35,7 +35,7 @@ SWEEP = ("tiny.yaml", "--sweep", "batch.micro=1,2", "--launcher", LAUNCHER)
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch, tiny_text):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(needs, "find_spec", lambda name: True)
+    monkeypatch.setattr(cpu_libraries, "find_spec", lambda name: True)
     (tmp_path / "tiny.yaml").write_text(tiny_text)
     return tmp_path
 
@@ -212,7 +212,7 @@ def test_engines_are_compared_and_one_that_refuses_is_a_line(meshwright, folder)
 
 
 def test_several_engines_without_torch_are_lines(meshwright, monkeypatch):
-    monkeypatch.setattr(needs, "find_spec", lambda name: None)
+    monkeypatch.setattr(cpu_libraries, "find_spec", lambda name: None)
     words = ("tiny.yaml", "--launcher", LAUNCHER, "--engines", "native,maxtext", "--runs", 1)
     assert meshwright("bench", "train", *words).exit_code == 0
 
@@ -252,7 +252,7 @@ def test_under_a_launcher_it_names_the_option(bench, monkeypatch):
 
 
 def test_without_torch_it_says_how_to_install_it(bench, monkeypatch):
-    monkeypatch.setattr(needs, "find_spec", lambda name: None)
+    monkeypatch.setattr(cpu_libraries, "find_spec", lambda name: None)
     outcome, rows = bench("--runs", 1)
     assert outcome.exit_code == 3
     assert rows == ()

@@ -12,7 +12,7 @@ pytest.importorskip("safetensors")
 
 from safetensors.torch import load_file
 
-from meshwright.cli import needs
+from meshwright.training import cpu_libraries
 
 pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring", "without_page")
 
@@ -185,7 +185,7 @@ def test_a_damaged_checkpoint_is_not_exported(meshwright, trained, run_file):
 
 
 def test_without_torch_it_says_how_to_install_it(meshwright, run_file, monkeypatch):
-    monkeypatch.setattr(needs, "find_spec", lambda name: None)
+    monkeypatch.setattr(cpu_libraries, "find_spec", lambda name: None)
     outcome = meshwright("checkpoint", "show", run_file)
     assert outcome.exit_code == 3
     assert "hint: pip install 'meshwright[torch]'" in outcome.stderr

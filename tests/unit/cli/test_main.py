@@ -11,8 +11,9 @@ import pytest
 
 from meshwright import __version__
 from meshwright.cli import main, verbs
-from meshwright.cli.options import description_options, json_option, run_argument
+from meshwright.cli.options import json_option, run_argument
 from meshwright.cli.output import emit_json
+from meshwright.cli.question import key_options
 from meshwright.cli.verbs import Verb, verb
 from meshwright.errors import InfeasibleError, InputError, MissingDependencyError
 
@@ -119,7 +120,7 @@ def test_a_command_line_that_cannot_be_parsed_still_answers_in_json(meshwright):
 
 
 def test_an_impossible_number_is_a_usage_error(monkeypatch, meshwright):
-    command = verb("probe", body="absent:run", examples=[])(description_options(lambda: None))
+    command = verb("probe", body="absent:run", examples=[])(key_options("global_sequences")(lambda: None))
     monkeypatch.setattr(verbs, "_open", lambda name, verb: command)
     outcome = meshwright("plan", "--gbs", "0")
     assert outcome.exit_code == 2

@@ -11,13 +11,13 @@ pytest.importorskip("torch")
 
 from meshwright import runfile
 from meshwright.catalog import lookup as catalog
-from meshwright.cli import needs
 from meshwright.engines.native import rehearsal
 from meshwright.engines.native.check import check_plan
 from meshwright.engines.native.rehearsal import RehearsalResult, rehearse, shrink
 from meshwright.errors import InfeasibleError
 from meshwright.specs.model import AttentionKind
 from meshwright.specs.plan import Plan, Schedule, Sharding
+from meshwright.training import cpu_libraries
 from meshwright.training.models import build_model
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
@@ -196,9 +196,9 @@ def test_an_open_plan_is_the_planners(meshwright, run_file, monkeypatch):
 
 
 def test_what_the_engine_cannot_run_is_a_no(meshwright, run_file):
-    outcome = meshwright("rehearse", run_file, "--set", "parallel.offload=optimizer")
+    outcome = meshwright("rehearse", run_file, "--set", "stack.offloaded_activations=1")  # of a pipeline
     assert outcome.exit_code == 1
-    assert "parallel.offload: is not supported" in outcome.stderr
+    assert "stack.offloaded_activations: layers of a pipeline" in outcome.stderr
 
 
 def test_a_run_without_plan_and_cluster_has_none_to_rehearse(meshwright, run_file):
@@ -208,7 +208,7 @@ def test_a_run_without_plan_and_cluster_has_none_to_rehearse(meshwright, run_fil
 
 
 def test_without_torch_it_says_how_to_install_it(meshwright, run_file, monkeypatch):
-    monkeypatch.setattr(needs, "find_spec", lambda name: None)
+    monkeypatch.setattr(cpu_libraries, "find_spec", lambda name: None)
     outcome = meshwright("rehearse", run_file)
     assert outcome.exit_code == 3
     assert "hint: pip install 'meshwright[torch]'" in outcome.stderr

@@ -8,7 +8,7 @@ from meshwright.specs.run import Objective
 
 def test_a_run_from_options_alone():
     run = run_from(
-        None, model="llama3-8b", cluster="h100-8x2", global_batch=64, sequence_length=4096, objective="cost",
+        None, model="llama3-8b", cluster="h100-8x2", global_sequences=64, sequence_length=4096, objective="cost",
         overrides=["costs.usd_per_device_hour=2.5"],
     )  # fmt: skip
     assert (run.model.name, run.cluster_name, run.global_batch) == ("llama3-8b", "h100-8x2", 64)
@@ -17,7 +17,7 @@ def test_a_run_from_options_alone():
 
 
 def test_options_replace_keys_of_the_file():
-    run = run_from(OPEN_RUN, cluster="h100-8x2", global_batch=64, sequence_length=4096, engine="megatron")
+    run = run_from(OPEN_RUN, cluster="h100-8x2", global_sequences=64, sequence_length=4096, engine="megatron")
     assert run.cluster_name == "h100-8x2"
     assert (run.global_batch, run.sequence_length) == (64, 4096)
     assert run.engine == "megatron"
@@ -30,7 +30,7 @@ def test_options_replace_keys_of_the_file():
     [
         ("--cluster", "cluster", "cluster", "h100-8x2"),
         ("--engine", "engine", "engine", "megatron"),
-        ("--gbs", "batch.global_sequences", "global_batch", 64),
+        ("--gbs", "batch.global_sequences", "global_sequences", 64),
         ("--seq", "data.sequence_length", "sequence_length", 4096),
         ("--objective", "objective", "objective", "cost"),
     ],
@@ -42,12 +42,12 @@ def test_an_option_and_set_do_not_give_one_key_both(path, flag, key, option, val
 
 def test_set_does_not_replace_the_section_of_an_option():
     with pytest.raises(InputError, match="--gbs and --set batch= are both given"):
-        run_from(OPEN_RUN, global_batch=64, overrides=["batch={global_sequences: 512}"])
+        run_from(OPEN_RUN, global_sequences=64, overrides=["batch={global_sequences: 512}"])
 
 
 def test_a_model_may_have_the_name_of_its_repository(monkeypatch):
     monkeypatch.setattr("meshwright.hub.fetch", None)  # no network
-    options = {"cluster": "h100-8x2", "global_batch": 64, "sequence_length": 4096}
+    options = {"cluster": "h100-8x2", "global_sequences": 64, "sequence_length": 4096}
     for name, known in (
         ("meta-llama/Llama-3.1-8B", "llama3.1-8b"),
         ("qwen/qwen3-8b", "qwen3-8b"),
@@ -58,5 +58,5 @@ def test_a_model_may_have_the_name_of_its_repository(monkeypatch):
 
 def test_without_a_file_the_missing_options_are_named():
     with pytest.raises(InputError, match="missing --cluster, --seq") as caught:
-        run_from(None, model="llama3-8b", global_batch=64)
+        run_from(None, model="llama3-8b", global_sequences=64)
     assert "run file" in caught.value.hint

@@ -43,24 +43,27 @@ COMMANDS = {
     "accuracy": ["accuracy --runs few.csv --rows"],
     "bench_serve": ["bench serve --from served.json"],
     "calibrate": ["calibrate {recorded} --out calibration.json"],
-    "catalog": ["catalog accelerators", "catalog clusters", "catalog models", "catalog models moe-2t"],
+    "catalog": ["catalog accelerators", "catalog clusters", "catalog models", "catalog models moe-2t", "catalog runs"],
     "catalog_claims": ["catalog claims", "catalog claims scale_06"],
-    "catalog_runs": ["catalog runs"],
     "compare": ["compare training faster"],
     "doctor": ["doctor --only host", "doctor --compare a.json b.json c.json"],
     "estimate": [f"estimate {PINNED_RUN}"],
     "explain": [f"explain {PINNED_RUN} --against other.yaml"],
-    "inference_accuracy": ["inference accuracy --points points.csv --rows"],
-    "inference_capacity": ["inference capacity --model llama3.1-8b --cluster h100-1x1"],
-    "inference_estimate": [f"inference estimate {SERVED} --concurrency 1,8"],
-    "inference_plan": [f"inference plan {SERVED} --itl 20 --pareto"],
+    "inference": [
+        "inference accuracy --points points.csv --rows",
+        "inference capacity --model llama3.1-8b --cluster h100-1x1",
+        f"inference estimate {SERVED} --concurrency 1,8",
+        f"inference plan {SERVED} --itl 20 --pareto",
+    ],
     "model_memory": ["estimate --memory --model llama3.1-8b --devices 8 --seq 1024,2048 --offload-optimizer"],
     "launch": [f"launch {PINNED_RUN} --on slurm --dry-run --set engine=native"],
-    "mlperf_check": ["mlperf check llama2_70b_lora --round 5.1 --no-official"],
-    "mlperf_compare": ["mlperf compare --benchmark llama31_8b --devices 8"],
-    "mlperf_package": ["mlperf package llama2_70b_lora --org Org --system sys8.json --code code --out submission"],
-    "mlperf_rcp": ["mlperf rcp llama2_70b_lora --creator Org --platform 8xH100"],
-    "mlperf_score": ["mlperf score llama2_70b_lora --round 5.1"],
+    "mlperf": [
+        "mlperf check llama2_70b_lora --round 5.1 --no-official",
+        "mlperf compare --benchmark llama31_8b --devices 8",
+        "mlperf package llama2_70b_lora --org Org --system sys8.json --code code --out submission",
+        "mlperf rcp llama2_70b_lora --creator Org --platform 8xH100",
+        "mlperf score llama2_70b_lora --round 5.1",
+    ],
     "plan": ["plan --model llama3.1-8b --cluster h100-8x1 --gbs 64 --seq 8192 --top 2 --pareto"],
     "report": ["report training"],
     "scale": ["scale --model llama3.1-8b --cluster h100-8x1 --gbs 64 --seq 8192"],
@@ -112,7 +115,7 @@ def print_benchmark_runs() -> None:
         "notes": [], "runs": [run], "raw_min": None, "num_converged": 1, "num_runs": 1, "target": 3.3, "label": "x",
         "missing_system_fields": [], "folder": "results/proxy_pretrain_xs",
     }  # fmt: skip
-    import_module("meshwright.cli.mlperf_run")._show(document)
+    import_module("meshwright.cli.mlperf")._show(document)
 
 
 def print_evaluation() -> None:
@@ -140,7 +143,7 @@ BY_HAND = {
          "total tokens/s": "right"},
         [("1024/128", 8, "1,024", "12,345", "123,456")],
     ),
-    "inference_calibrate": (
+    "inference": (
         {"error of": "left", "rows": "right", "fitted, median": "right", "held out, median": "right",
          "held out, p90": "right"},
         [("output tokens/s", 12, "8.3 %", "9.1 %", "15.0 %")],
@@ -166,7 +169,7 @@ BY_HAND = {
 }  # fmt: skip
 """Tables of commands that measure a device or import PyTorch, with their headings."""
 
-REPORTS = {"bench_offline": serving_offline, "inference_calibrate": serving_calibration}
+REPORTS = {"bench_offline": serving_offline, "inference": serving_calibration}
 """Modules that name the headings of a command."""
 
 PRINTERS = {
@@ -175,7 +178,7 @@ PRINTERS = {
     "checkpoint": print_checkpoints,
     "evaluate": print_evaluation,
     "kernels_inspect": print_kernels,
-    "mlperf_run": print_benchmark_runs,
+    "mlperf": print_benchmark_runs,
     "train_messages": print_training,
     **{module: print_by_hand(module) for module in BY_HAND},
 }

@@ -8,11 +8,11 @@ import pytest
 
 from meshwright import runfile
 from meshwright.catalog import lookup as catalog
-from meshwright.cli import needs
 from meshwright.cli.train_messages import introduction
 from meshwright.engines import base
 from meshwright.engines.external_workers import WorkersStart
 from meshwright.engines.maxtext.results import LAYOUT
+from meshwright.training import cpu_libraries
 from meshwright.training.run_identity import new_identity
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
@@ -26,7 +26,7 @@ def run_file(tmp_path, monkeypatch, tiny_text):
 
 
 def test_without_torch_it_says_how_to_install_it(meshwright, run_file, monkeypatch):
-    monkeypatch.setattr(needs, "find_spec", lambda name: None)
+    monkeypatch.setattr(cpu_libraries, "find_spec", lambda name: None)
     outcome = meshwright("train", run_file)
     assert outcome.exit_code == 3
     assert "hint: pip install 'meshwright[torch]'" in outcome.stderr

@@ -2,9 +2,463 @@
 
 from __future__ import annotations
 
-from meshwright.cli.verbs import Verb, verb_group
+from pathlib import Path
 
-SECTION = "What to measure"
+import click
+
+from meshwright.cli.options import (
+    Decorator,
+    budget_option,
+    count_option,
+    file_option,
+    folder_option,
+    html_option,
+    json_option,
+    numbers,
+    run_argument,
+    seconds_option,
+)
+from meshwright.cli.question import key_options
+from meshwright.cli.verbs import verb, verb_group
+
+
+def server_option(*, help: str) -> Decorator:
+    """--server: a server that the command starts."""
+    return click.option("--server", type=click.Choice(["llamacpp", "vllm", "sglang", "mock"]), help=help)
+
+
+def settings_option(name: str, destination: str, *, help: str) -> Decorator:
+    """KEY=VALUE of the program that is measured."""
+    about = f"{help} May be repeated."
+    return click.option(name, destination, multiple=True, metavar="KEY=VALUE", help=about)
+
+
+def start_timeout_option(*, server: str) -> Decorator:
+    """--start-timeout of `server`."""
+    about = f"Time in which {server} must answer."
+    return seconds_option("--start-timeout", "start_timeout_s", low=1, default=600.0, help=about)
+
+
+def request_timeout_option(*, default: float) -> Decorator:
+    """--timeout of one request."""
+    about = "Time after which one request is given up."
+    return seconds_option("--timeout", "timeout_s", low=0.1, default=default, help=about)
+
+
+def tokenizer_option(*, help: str) -> Decorator:
+    """--tokenizer: tokenizer.json, or its folder."""
+    kind = click.Path(path_type=Path)
+    return click.option("--tokenizer", "tokenizer_path", type=kind, metavar="PATH", help=help)
+
+
+def seed_option(*, of: str) -> Decorator:
+    """--seed, 0 unless given."""
+    return count_option("--seed", low=0, default=0, help=f"Seed of {of}.")
+
+
+def repeats_option(*, of: str) -> Decorator:
+    """--repeats, 1 unless given."""
+    about = f"Measurements of {of}. Six or more have a 95 % interval."
+    return count_option("--repeats", high=1000, default=1, help=about)
+
+
+MAX_PROCESSES = 64
+
+
+@verb(
+    "device",
+    body="meshwright.cli.bench_device:run",
+    examples=[
+        "meshwright bench device",
+        "meshwright bench device examples/runs/tiny-llama-cpu.yaml --budget 30s",
+        "meshwright bench device --model llama3.1-8b --families gemm,attention --out bench/gpu --resume",
+    ],
+)
+@run_argument(required=False)
+@key_options("overrides")
+@click.option(
+    "--model", metavar="MODEL",
+    help="Measure the shapes of this catalogue model first, instead of those of a run file.",
+)  # fmt: skip
+@count_option(
+    "--seq", "sequence_length", metavar="TOKENS", default=2048,
+    help="Sequence length of --model in tokens.",
+)  # fmt: skip
+@click.option(
+    "--families", metavar="F,F,...",
+    help="What to measure, of gemm, attention, memory, elementwise, optimizer, launch, transfer, training and "
+    "collectives.  [default: all]",
+)  # fmt: skip
+@budget_option(default="170s", help="Time to measure, split over the families: 90s, 3m, 1h.")
+@folder_option(
+    "--out", "folder", default=Path("bench"),
+    help="Folder of the results, records.csv and records.json.",
+)  # fmt: skip
+@click.option("--resume", is_flag=True, help="Keep the records in --out, and measure only what they lack.")
+@click.option(
+    "--processes", "num_processes", callback=numbers(low=1, high=MAX_PROCESSES, example="2,4"), metavar="N,N,...",
+    help="Numbers of local processes for collectives and training.  [default: 2, 4, ... up to the number of GPUs; "
+    "2,4 on a CPU]",
+)  # fmt: skip
+@json_option
+def device() -> None:
+    """Measure GEMMs, attention, memory, training steps and collectives of this machine.
+
+    Measures the shapes of a model and its plan first, in the number formats of the run, then a grid of shapes. Each
+    measurement is repeated until its median is known to 3 %, or until its part of the time budget is used. Every
+    result is written at once: Ctrl-C keeps what was measured, and --resume continues.
+
+    `meshwright calibrate DIR` turns the records into a calibration for the planner.
+    """
+
+
+@verb(
+    "kernels",
+    body="meshwright.cli.bench_kernels:run",
+    examples=[
+        "meshwright bench kernels --ops swiglu,attention --tokens 256 --budget 20s",
+        "meshwright bench kernels --models llama3.1-8b,deepseek-v3 --tokens 8192 --out bench/kernels",
+    ],
+)
+@click.option("--ops", metavar="OP,OP,...", help="Operations to time.  [default: all that the device computes]")
+@click.option(
+    "--models", default="llama3.1-8b", show_default=True, metavar="MODEL,MODEL,...",
+    help="Catalogue models whose shapes are timed.",
+)  # fmt: skip
+@count_option("--tokens", help="Tokens of the one sequence.  [default: 8192; 256 on a CPU]")
+@click.option(
+    "--formats", metavar="F,F", help="Number formats, of bf16 and fp32.  [default: bf16; fp32 on a CPU]"
+)  # fmt: skip
+@click.option(
+    "--compile/--no-compile", "compiles", default=None, help="Time torch.compile too.  [default: on a GPU]"
+)  # fmt: skip
+@budget_option(default="120s", help="Time to measure, split over all routes of all calls: 90s, 3m, 1h.")
+@folder_option(
+    "--out", "folder", default=Path("bench-kernels"),
+    help="Folder of kernels.json, tuned.json, records.csv and records.json.",
+)  # fmt: skip
+@json_option
+def kernels() -> None:
+    """Time all routes of the training kernels on the shapes of models.
+
+    Each route of an operation runs on the same call, forward and backward: PyTorch eager (`reference`),
+    `torch.compile`, our Triton kernels, and libraries where they are installed. Printed are time, share of the
+    roofline, peak memory, and error against float64. A route that cannot serve a call says why.
+
+    The folder has all rows (kernels.json), the fastest route of each call for a run's `kernels.tuned` (tuned.json),
+    and what those take as records for `meshwright calibrate` (records.csv).
+    """
+
+
+@verb(
+    "train",
+    body="meshwright.cli.bench_train:run",
+    examples=[
+        "meshwright bench train run.yaml",
+        "meshwright bench train run.yaml --sweep batch.micro=1,2,4 --sweep precision=bf16,fp8",
+        "meshwright bench train run.yaml --set parallel.data_shard=1 --sweep parallel.tensor=1,2 --html sweep.html",
+        "meshwright bench train small.yaml large.yaml --runs 9 --steps 50 --warmup 10 --out bench/models",
+        "meshwright bench train run.yaml --engines native,torchtitan,megatron,maxtext",
+        "meshwright bench train run.yaml --resume",
+        "meshwright bench train run.yaml --launcher 'torchrun --nnodes 2 --nproc-per-node 8'",
+    ],
+)
+@click.argument("paths", metavar="RUN.yaml...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--sweep", "sweeps", multiple=True, metavar="KEY=V,V,...",
+    help="Values of one key of the run file, as in --sweep batch.micro=1,2,4. May be repeated; every combination is "
+    "trained.",
+)  # fmt: skip
+@click.option(
+    "--engines", "engines", metavar="E,E,...", help="Compare engines: short for --sweep engine=E,E,...",
+)  # fmt: skip
+@key_options("overrides", "calibration")
+@count_option(
+    "--runs", "num_runs", high=1000, default=5,
+    help="Trainings of each configuration, each in a new process.",
+)  # fmt: skip
+@count_option("--steps", "steps", high=10**6, default=20, help="Measured steps of each training.")
+@count_option("--warmup", low=0, high=10**6, default=3, help="Warm-up steps before them.")
+@click.option(
+    "--launcher", metavar="COMMAND",
+    help="Command that starts `-m meshwright train`, such as torchrun or srun ... python.  [default: this Python]",
+)  # fmt: skip
+@seconds_option("--timeout", "timeout_s", above=True, default=3600.0, help="Time after which one training is ended.")
+@folder_option(
+    "--out", "folder", default=Path("bench-train"),
+    help="Folder of trainings.csv, trainings.json and one folder per training.",
+)  # fmt: skip
+@click.option("--resume", is_flag=True, help="Keep the trainings in --out, and run only what they lack.")
+@html_option
+@json_option
+def train() -> None:
+    """Measure training throughput over a sweep of configurations.
+
+    Trains every combination of run files and swept keys several times, and compares it with its prediction. Only
+    steps are run: no checkpoints, validation, trackers or samples. Configurations take turns, so that a drift of the
+    machine affects all of them alike.
+
+    Every result is written at once: Ctrl-C keeps what was measured, and --resume continues. A training that runs out
+    of memory, is refused or is killed is a row with its reason. Exits with 1 when no configuration could be trained.
+    """
+
+
+MOST_IN_FLIGHT = 10_000
+
+
+def _bound(name: str, destination: str, text: str) -> Decorator:
+    return click.option(name, destination, type=click.FloatRange(min=0.001), metavar="MS", help=text)
+
+
+@verb(
+    "serve",
+    body="meshwright.cli.bench_serve:run",
+    examples=[
+        "meshwright bench serve http://localhost:8000 --concurrency 1,2,4,8,16,32,64 --html serving.html",
+        "meshwright bench serve --url http://localhost:8000 --model llama --concurrency 8 --requests 200 "
+        "--input-tokens 1024 --output-tokens 128 --json",
+        "meshwright bench serve localhost:8000 --rate 2,4,8 --arrivals gamma --shape 0.5 --requests 500",
+        "meshwright bench serve localhost:8000 --prompts prompts.jsonl --repeats 6 --ttft-bound 500 --itl-bound 30",
+        "meshwright bench serve --server llamacpp --model run.yaml --concurrency 1,2,4 --output-tokens 32",
+        "meshwright bench serve --server vllm --model org/name --server-option tensor-parallel-size=8",
+        "meshwright bench serve --from vllm.json --from profile_export_aiperf.json",
+        "meshwright bench serve localhost:8000 --search --itl-bound 30 --max-concurrency 256",
+    ],
+)
+@click.argument("address", metavar="[URL]", required=False)
+@click.option("--url", metavar="URL", help="Address of an OpenAI-compatible server, with or without /v1.")
+@server_option(help="Start this server, and end it afterwards.")
+@click.option(
+    "--model", metavar="NAME",
+    help="Model to ask for (default: the server's only one), or the one that --server loads: a Hugging Face folder, "
+    "RUN.yaml, a checkpoint, FILE.gguf.",
+)  # fmt: skip
+@settings_option(
+    "--server-option", "server_options",
+    help="Option of the server's own command line, as in tensor-parallel-size=4.",
+)  # fmt: skip
+@start_timeout_option(server="the server")
+@click.option(
+    "--device", metavar="ACCELERATOR-N",
+    help="Devices of the server, as in h200-8 or h200-8x2: the record names them, and its tokens have a price.  "
+    "[default: with --server, those of this node]",
+)  # fmt: skip
+@click.option(
+    "--endpoint", "interface", type=click.Choice(["completions", "chat"]), default="completions", show_default=True,
+    help="Interface: /v1/completions or /v1/chat/completions.",
+)  # fmt: skip
+@click.option(
+    "--concurrency", metavar="N,N,...",
+    callback=numbers(low=1, high=MOST_IN_FLIGHT, example="1,2,4"),
+    help="Closed loop: requests in flight, one load each.  [default: 1,2,4,8,16,32,64]",
+)  # fmt: skip
+@click.option("--rate", "rates", metavar="R,R,...", help="Open loop: requests per second, one load each.")
+@click.option(
+    "--arrivals", type=click.Choice(["poisson", "gamma", "constant", "trace"]),
+    help="Arrivals of an open loop; trace: at the times in --prompts.  [default: poisson]",
+)  # fmt: skip
+@click.option(
+    "--shape", type=click.FloatRange(min=0.01, max=1000), metavar="K",
+    help="Shape of gamma arrivals: 1 is Poisson, below 1 burstier.  [default: 0.5]",
+)  # fmt: skip
+@count_option(
+    "--max-concurrency", "most_in_flight", high=MOST_IN_FLIGHT,
+    help="Most requests in flight of an open loop (default: no limit) or of --search (default: 64).",
+)  # fmt: skip
+@count_option(
+    "--requests", "num_requests", high=10**6,
+    help="Requests of each load.  [default: 10 for each in flight, at least 32; the lines of a trace]",
+)  # fmt: skip
+@seconds_option("--duration", "duration_s", low=0.1, help="Send no further request after this time.")
+@count_option(
+    "--warmup", "num_warmup", low=0, high=10**6,
+    help="Requests before each load that do not count.  [default: as many as are in flight]",
+)  # fmt: skip
+@seconds_option("--ramp", "ramp_s", default=0.0, help="Time over which a closed loop reaches its concurrency.")
+@repeats_option(of="each load; loads take turns")
+@click.option(
+    "--input-tokens", "inputs", default="128", show_default=True, metavar="LENGTH",
+    help="Tokens of a prompt: 128, 64-256, normal:MEAN,SD or lognormal:MEDIAN,SIGMA.",
+)  # fmt: skip
+@click.option(
+    "--output-tokens",
+    "outputs",
+    default="128",
+    show_default=True,
+    metavar="LENGTH",
+    help="Tokens of an answer, likewise.",
+)
+@file_option(
+    "--prompts", "prompts_path", metavar="FILE.jsonl",
+    help="Prompts or lengths, with times for a trace; one JSON mapping a line.",
+)  # fmt: skip
+@tokenizer_option(
+    help="tokenizer.json of the model, or its folder: exact input lengths, and counts where the server gives none.",
+)  # fmt: skip
+@click.option("--stop-at-end-token", is_flag=True, help="Let answers end early instead of sending ignore_eos.")
+@click.option(
+    "--extra", "extras", multiple=True, metavar="KEY=JSON", help="Further key of each request's body. May be repeated."
+)
+@click.option("--key-variable", metavar="NAME", help="Environment variable that holds the server's API key.")
+@_bound("--ttft-bound", "ttft_ms", "Bound of goodput: first token.")
+@_bound(
+    "--itl-bound", "itl_ms",
+    "Bound of goodput and of the best load: inter-token latency.  [default of the best load: 30]",
+)  # fmt: skip
+@_bound("--e2e-bound", "e2e_ms", "Bound of goodput: whole answer.")
+@click.option(
+    "--itl-definition", type=click.Choice(["tpot", "chunk-gap"]), default="tpot", show_default=True,
+    help="Inter-token latency of the best load: per request, or over all gaps between chunks.",
+)  # fmt: skip
+@click.option(
+    "--search",
+    is_flag=True,
+    help="Search the highest concurrency whose medians are under --itl-bound and --ttft-bound.",
+)
+@request_timeout_option(default=600.0)
+@seconds_option(
+    "--idle-timeout",
+    "idle_timeout_s",
+    low=0.1,
+    default=120.0,
+    help="Time without a byte from the server after which one request is given up.",
+)
+@seed_option(of="prompts, lengths and arrivals")
+@click.option("--no-self-test", is_flag=True, help="Do not measure the client's own ceiling.")
+@folder_option(
+    "--out", "folder",
+    help="Folder of the records.  [default: bench-serve, or the first free bench-serve-N]",
+)  # fmt: skip
+@click.option(
+    "--resume", is_flag=True,
+    help="Go on with the interrupted measurement in --out; loads that were measured to their end are kept.",
+)  # fmt: skip
+@click.option(
+    "--client", type=click.Choice(["meshwright", "aiperf"]), default="meshwright", show_default=True,
+    help="Client that sends the requests; aiperf has an environment of its own.",
+)  # fmt: skip
+@file_option(
+    "--from", "results", multiple=True,
+    help="Read results of vllm bench serve, sglang.bench_serving, AIPerf, guidellm or InferenceX instead of measuring. "
+    "May be repeated.",
+)  # fmt: skip
+@html_option
+@json_option
+def serve() -> None:
+    """Measure online serving of an OpenAI-compatible server.
+
+    Streams answers under each load and reports tokens per second and latencies. Input, output and total tokens are
+    kept apart, and so are two definitions of inter-token latency: time per output token of a request, and gaps
+    between chunks. Failed requests are counted by kind, and their tokens do not count.
+
+    Each load and request is recorded when it ends, and Ctrl-C keeps what was measured. Before and after, the client
+    measures its own ceiling, and results above half of it are refused. Exits with 1 when no load could be measured.
+    """
+
+
+@verb(
+    "offline",
+    body="meshwright.cli.bench_offline:run",
+    examples=[
+        "meshwright bench offline --server llamacpp --model run.yaml --pairs 64/32,32/64 --requests 32",
+        "meshwright bench offline --server vllm --model org/name --server-option tensor-parallel-size=8 --out tp8",
+        "meshwright bench offline --engine transformers --model hf-folder --pairs 128/128 --html offline.html",
+        "meshwright bench offline --engine vllm --model org/name --replicas 8 --devices 0-7 --against tp8/offline.json",
+        "meshwright bench offline http://host:8000 http://host:8001 --extrapolate-to 8 --against tp8/offline.json",
+    ],
+)
+@click.argument("addresses", metavar="[URL]...", nargs=-1)
+@server_option(help="Start this server as often as --replicas says, and end all afterwards.")
+@click.option(
+    "--engine", type=click.Choice(["vllm", "llamacpp", "transformers"]),
+    help="Call the batch interface of this engine instead of a server, as often as --replicas says.",
+)  # fmt: skip
+@click.option("--model", metavar="NAME", help="Model, as in `meshwright bench serve`.")
+@count_option(
+    "--replicas", high=64, default=1,
+    help="Servers or engines to start; they are measured together.",
+)  # fmt: skip
+@click.option(
+    "--devices", metavar="N,N-N,...",
+    help="GPUs of all replicas, in equal parts: CUDA_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES of each.",
+)  # fmt: skip
+@click.option("--cores", metavar="N,N-N,...", help="Processor cores of all replicas, in equal parts.")
+@settings_option(
+    "--engine-option", "engine_options",
+    help="Option of --engine: an argument of vllm.LLM, as in tensor-parallel-size=8; threads, parallel, context and "
+    "dtype of llama.cpp; batch, dtype and threads of transformers.",
+)  # fmt: skip
+@settings_option("--server-option", "server_options", help="Option of the server's own command line.")
+@start_timeout_option(server="each server")
+@click.option(
+    "--pairs", "pairs", metavar="I/O,I/O,...",
+    help="Input and output tokens.  [default: the eleven pairs of the MI355X study, 128/128 to 20000/2000]",
+)  # fmt: skip
+@count_option(
+    "--requests", "num_requests", high=10**6, default=64,
+    help="Requests of each batch, over all replicas.",
+)  # fmt: skip
+@count_option(
+    "--warmup", "num_warmup", low=0, high=10**6, default=1,
+    help="Requests to each replica before each batch that do not count.",
+)  # fmt: skip
+@count_option(
+    "--extrapolate-to", "extrapolate_to", high=10**6,
+    help="Also give the rates of N replicas, marked as extrapolated with the factor.",
+)  # fmt: skip
+@file_option(
+    "--against", "against",
+    help="offline.json of another measurement: ratios by pair and their geometric mean.",
+)  # fmt: skip
+@tokenizer_option(help="tokenizer.json of the model, or its folder: exact input lengths.")
+@request_timeout_option(default=3600.0)
+@seed_option(of="the prompts")
+@folder_option(
+    "--out", "folder", default=Path("bench-offline"),
+    help="Folder of offline.json and the servers' logs.",
+)  # fmt: skip
+@html_option
+@json_option
+def offline() -> None:
+    """Measure batch throughput of an engine or a server, or of several replicas together.
+
+    Each batch is handed over at once, in equal shares to all replicas: through an engine's own batch interface
+    (--engine), or through the OpenAI-compatible interface of a server. A batch that fails has the reason in its row.
+
+    Replicas are measured, never multiplied: --extrapolate-to adds figures that carry the word and the
+    factor. Compare replicas with tensor parallelism by two measurements and --against.
+
+    Exits with 1 when no pair could be measured.
+    """
+
+
+@verb(
+    "ingest",
+    question="meshwright.api.bench_ingest:bench_ingest",
+    body="meshwright.cli.bench_ingest:run",
+    examples=[
+        "meshwright bench ingest --html ingest.html",
+        "meshwright bench ingest documents/ --pattern '*.md' --chunks all --repeats 6",
+        "meshwright bench ingest corpus.jsonl --text-key body --encoder sentence-transformers/all-MiniLM-L6-v2",
+        "meshwright bench ingest --chunk-tokens 128,256 --batch 8,32 --precision fp32,bf16 --order length,arrival",
+        "meshwright bench ingest --index usearch:dtype=f32/f16/i8,ef=32/64/128 --index faiss-ivf:probe=4/16 "
+        "--vectors 100000",
+        "meshwright bench ingest --device cuda --precision bf16 --batch 256,1024 --chunks all",
+    ],
+)
+@html_option
+@json_option
+def ingest() -> None:
+    """Measure retrieval ingestion: documents to an index that answers queries.
+
+    Reads text, splits it into chunks by tokens, encodes them with a sentence encoder, builds an index and searches
+    it. Reports rates of each stage, stages one at a time against overlapped, the time until chunks can be searched,
+    recall against the exact index, latency and rate of searches, and memory.
+
+    SOURCE is a folder, a JSONL file or a text file; without it, the source of Python's standard library is read. Each
+    measurement is recorded when it ends, and Ctrl-C keeps what was measured. Exits with 1 without any measurement.
+    """
+
 
 command = verb_group(
     "bench",
@@ -12,38 +466,7 @@ command = verb_group(
 
 Records say what was measured, on which device and with which software. `meshwright calibrate` turns those of a device
 into a calibration for the planner.""",
-    verbs={
-        "device": Verb(
-            target="meshwright.cli.commands.bench_device:command",
-            section=SECTION,
-            help="Measure GEMMs, attention, memory, training steps and collectives of this machine.",
-        ),
-        "kernels": Verb(
-            target="meshwright.cli.commands.bench_kernels:command",
-            section=SECTION,
-            help="Time all routes of the training kernels on the shapes of models.",
-        ),
-        "train": Verb(
-            target="meshwright.cli.commands.bench_train:command",
-            section=SECTION,
-            help="Measure training throughput over a sweep of configurations.",
-        ),
-        "serve": Verb(
-            target="meshwright.cli.commands.bench_serve:command",
-            section=SECTION,
-            help="Measure online serving of an OpenAI-compatible server.",
-        ),
-        "offline": Verb(
-            target="meshwright.cli.commands.bench_offline:command",
-            section=SECTION,
-            help="Measure batch throughput of an engine or a server, or of several replicas together.",
-        ),
-        "ingest": Verb(
-            target="meshwright.cli.commands.bench_ingest:command",
-            section=SECTION,
-            help="Measure retrieval ingestion: documents to an index that answers queries.",
-        ),
-    },
+    verbs={"What to measure": [device, kernels, train, serve, offline, ingest]},
     examples=[
         "meshwright bench device --budget 60s",
         "meshwright bench train run.yaml --sweep batch.micro=1,2",

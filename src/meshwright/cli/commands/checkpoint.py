@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from meshwright.cli.options import json_option, step_option
+from meshwright.cli.options import StepType, json_option
 from meshwright.cli.verbs import verb
 
 
@@ -24,7 +24,7 @@ from meshwright.cli.verbs import verb
 @click.argument("kind", metavar="ACTION", type=click.Choice(["show", "verify", "to-hf", "from-hf"]))
 @click.argument("where", type=click.Path(path_type=Path))
 @click.argument("weights", metavar="[DIR]", required=False, type=click.Path(path_type=Path, file_okay=False))
-@step_option
+@click.option("--step", type=StepType(), metavar="N", help="Step of the checkpoint, or `best`.  [default: the newest]")
 @click.option(
     "--dtype", type=click.Choice(["bf16", "fp32"]),
     help="to-hf: number format of the weights.  [default: bf16; fp32 for adapters]",

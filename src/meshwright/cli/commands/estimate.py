@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import click
 
-from meshwright.cli.options import (
-    calibration_option,
-    file_option,
-    hardware_options,
-    html_option,
-    json_option,
-    run_argument,
-    set_option,
-)
+from meshwright.cli.options import file_option, html_option, json_option, run_argument
+from meshwright.cli.question import key_options
 from meshwright.cli.verbs import verb
 
 
@@ -39,9 +32,7 @@ from meshwright.cli.verbs import verb
     help="Of --memory: catalogue name, Hugging Face config.json, or OWNER/NAME on its hub.",
 )  # fmt: skip
 @file_option("--csv", "csv_path", metavar="FILE.csv", help="Of --memory: write the rows to this file.")
-@set_option
-@hardware_options
-@calibration_option
+@key_options("overrides", "accelerator", "network", "device_memory", "calibration")
 @file_option(
     "--trace", "trace_path", metavar="FILE.json",
     help="Write the timeline of the step for Perfetto (ui.perfetto.dev).",

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from meshwright.cli.options import (
-    calibration_option,
-    file_option,
-    hardware_options,
-    json_option,
-    run_argument,
-    set_option,
-    why_not_option,
-)
+from meshwright.cli.options import json_option
+from meshwright.cli.question import key_options
 from meshwright.cli.verbs import verb
 
 
 @verb(
     "explain",
+    question="meshwright.api.explain:explain",
     body="meshwright.cli.explain:run",
     examples=[
         "meshwright explain examples/runs/llama3.1-70b-pinned.yaml",
@@ -23,15 +17,7 @@ from meshwright.cli.verbs import verb
         "meshwright explain pinned.yaml --against other.yaml --json",
     ],
 )
-@run_argument()
-@file_option(
-    "--against", "against_path", metavar="OTHER.yaml",
-    help="Run to compare with.  [default: the planner's best plan for RUN.yaml]",
-)  # fmt: skip
-@why_not_option
-@set_option
-@hardware_options
-@calibration_option
+@key_options("overrides", "accelerator", "network", "device_memory", "calibration")
 @json_option
 def command() -> None:
     """Compare two plans component by component and name what decides.

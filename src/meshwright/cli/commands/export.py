@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from meshwright.cli.options import ENGINE, calibration_option, folder_option, json_option, run_argument, set_option
+from meshwright.cli.options import ENGINE, folder_option, json_option, run_argument
+from meshwright.cli.question import key_options
 from meshwright.cli.verbs import verb
 
 
@@ -21,8 +22,7 @@ from meshwright.cli.verbs import verb
     "--engine", "engine_name", type=ENGINE, help="Engine to write for.  [default: the run file's]",
 )  # fmt: skip
 @folder_option("--out", "folder", required=True, help="New or empty folder for the files.")
-@set_option
-@calibration_option
+@key_options("overrides", "calibration")
 @json_option
 def command() -> None:
     """Write a run as the configuration of another engine.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from meshwright.cli.options import ENGINE, file_option, hardware_options, json_option
+from meshwright.cli.options import ENGINE, file_option, json_option
+from meshwright.cli.question import key_options
 from meshwright.cli.verbs import verb
 
 
@@ -28,7 +29,7 @@ from meshwright.cli.verbs import verb
     "--cluster", required=True, metavar="CLUSTER",
     help="Cluster to run on, such as h100-8x64 (64 nodes of 8 devices); configurations do not name one.",
 )  # fmt: skip
-@hardware_options
+@key_options("accelerator", "network", "device_memory")
 @file_option("--out", "out", metavar="RUN.yaml", help="Write the run file there.  [default: stdout]")
 @json_option
 def command() -> None:

@@ -6,15 +6,8 @@ from pathlib import Path
 
 import click
 
-from meshwright.cli.options import (
-    count_option,
-    file_option,
-    folder_option,
-    force_option,
-    json_option,
-    run_argument,
-    set_option,
-)
+from meshwright.cli.options import count_option, file_option, folder_option, json_option, run_argument
+from meshwright.cli.question import key_options
 from meshwright.cli.verbs import verb
 
 
@@ -34,7 +27,7 @@ from meshwright.cli.verbs import verb
     "--on", "place", type=click.Choice(["local", "slurm", "kubernetes"]), required=True,
     help="Where to start it: torchrun on this host, sbatch, or kubectl.",
 )  # fmt: skip
-@set_option
+@key_options("overrides")
 @click.option("--dry-run", is_flag=True, help="Show every file and command; start nothing.")
 @folder_option(
     "--out", "folder",
@@ -59,7 +52,7 @@ from meshwright.cli.verbs import verb
 )  # fmt: skip
 @count_option("--max-restarts", low=0, default=3, help="Number of restarts after failures.")
 @click.option("--resume", is_flag=True, help="Continue from the newest checkpoint in the run's folder, if any.")
-@force_option
+@click.option("--force", is_flag=True, help="Overwrite the results of another training in --out.")
 @click.option("--rendezvous", metavar="HOST:PORT", help="local: rendezvous endpoint on one of the hosts.")
 @click.option("--partition", metavar="NAME", help="slurm: partition.")
 @click.option("--account", metavar="NAME", help="slurm: account to charge.")

@@ -4,20 +4,8 @@ from __future__ import annotations
 
 import click
 
-from meshwright.cli.options import (
-    ObjectiveChoice,
-    calibration_option,
-    count_option,
-    description_options,
-    file_option,
-    fix_option,
-    html_option,
-    json_option,
-    run_argument,
-    set_option,
-    why_not_option,
-    write_option,
-)
+from meshwright.cli.options import count_option, file_option, html_option, json_option, write_option
+from meshwright.cli.question import key_options
 from meshwright.cli.verbs import verb
 
 DEFAULT_SCORED, MOST_SCORED = 10_000, 100_000
@@ -25,6 +13,8 @@ DEFAULT_SCORED, MOST_SCORED = 10_000, 100_000
 
 @verb(
     "plan",
+    question="meshwright.api.plan:plan",
+    without=("neighbours", "switches", "scored"),
     body="meshwright.cli.plan:run",
     examples=[
         "meshwright plan --model llama3.1-8b --cluster mi355x-8x8 --gbs 512 --seq 8192",
@@ -35,25 +25,13 @@ DEFAULT_SCORED, MOST_SCORED = 10_000, 100_000
         "meshwright plan examples/runs/llama3.1-8b-pretrain.yaml --html plans.html",
     ],
 )
-@run_argument(required=False)
-@description_options
-@count_option("--top", high=100, default=10, help="Number of plans to show.")
-@click.option(
-    "--objective", type=ObjectiveChoice(),
-    help="What to optimize: tokens per second and device, time to train, cost, or energy.  [default: the run file's, "
-    "or throughput]",
-)  # fmt: skip
-@fix_option
-@set_option
-@calibration_option
+@key_options("calibration")
 @click.option(
     "--explain",
     is_flag=True,
     help="Explain why the first plan is best, what the next ones lose, and which batch sizes, numbers of devices and "
     "switches of software near these are faster.",
 )
-@why_not_option
-@click.option("--pareto", is_flag=True, help="Also show the Pareto front of step time and memory.")
 @click.option(
     "--all", "show_all", is_flag=True,
     help="Show every plan that is scored, not the best of each layout only: as a table, and with --json and --csv.",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from meshwright.cli.options import count_option, json_option, run_argument, seconds_option, set_option
+from meshwright.cli.options import count_option, json_option, run_argument, seconds_option
+from meshwright.cli.question import key_options
 from meshwright.cli.verbs import verb
 
 MAX_PROCESSES = 8  # a toy tensor has at least 8 rows: each process holds a shard of every tensor
@@ -18,7 +19,7 @@ MAX_PROCESSES = 8  # a toy tensor has at least 8 rows: each process holds a shar
     ],
 )
 @run_argument()
-@set_option
+@key_options("overrides")
 @count_option(
     "--processes", "num_processes", low=2, high=MAX_PROCESSES, default=4,
     help="Maximum number of local processes.",

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import click
 
-from meshwright.cli.options import (
-    calibration_option,
-    count_option,
-    folder_option,
-    force_option,
-    json_option,
-    run_argument,
-    seconds_option,
-    set_option,
-)
+from meshwright.cli.options import json_option
+from meshwright.cli.question import key_options
 from meshwright.cli.verbs import verb
 
 
 @verb(
     "train",
+    question="meshwright.api.train:train",
+    without=("quiet",),
     body="meshwright.cli.train:run",
     examples=[
         "meshwright train examples/runs/tiny-llama-cpu.yaml",
@@ -29,20 +23,7 @@ from meshwright.cli.verbs import verb
         "meshwright train run.yaml --dry-run",
     ],
 )
-@run_argument()
-@set_option
-@calibration_option
-@folder_option(
-    "--out", "folder",
-    help="Folder of the results.  [default: runs/NAME, or the next free runs/NAME-2, ...]",
-)  # fmt: skip
-@click.option("--resume", is_flag=True, help="Continue this run from its newest checkpoint.")
-@click.option(
-    "--branch", is_flag=True,
-    help="Start a new run, with folders of its own, from the weights of the newest checkpoint.",
-)  # fmt: skip
-@force_option
-@count_option("--max-restarts", low=0, default=0, help="Number of restarts after a process was lost.")
+@key_options("calibration")
 @click.option(
     "--profile", "profile", is_flag=True,
     help="Profile three steps after the first five: write a trace, and the time by kind of kernel.",
@@ -50,15 +31,6 @@ from meshwright.cli.verbs import verb
 @click.option(
     "--profile-steps", "profile_steps", metavar="FIRST:LAST",
     help="Profile these steps, both included; the first step is 1.",
-)  # fmt: skip
-@seconds_option(
-    "--timeout", "timeout_s", above=True, default=600.0,
-    help="Time after which a step counts as hung: all processes write their stacks and end.",
-)  # fmt: skip
-@click.option(
-    "--measure/--no-measure", "measure", default=None,
-    help="Measure this machine for the prediction: again and for longer than 2 s, or not at all.  [default: once for "
-    "a machine and a model, then reused]",
 )  # fmt: skip
 @click.option(
     "--only-steps", is_flag=True, help="Write the record only: no sample, adapters or report after the last step.",

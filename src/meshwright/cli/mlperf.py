@@ -1,0 +1,336 @@
+"""Bodies of `meshwright mlperf`: run, check, score, compare, rcp and package."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from meshwright.api.mlperf import mlperf_check, mlperf_compare, mlperf_package, mlperf_rcp, mlperf_score
+from meshwright.api.question import ask
+from meshwright.api.run_benchmark import mlperf_run, plan_benchmark, rate_of_shape
+from meshwright.cli.output import emit_json, note, print_line, print_table, styled
+from meshwright.mlperf.compare import PUBLISHED, ComparedGroup, ResultComparison
+from meshwright.mlperf.documents import UNVERIFIED, scaling_file, score_prospect
+from meshwright.training.cpu_libraries import require_torch
+from meshwright.units import format_duration
+
+if TYPE_CHECKING:
+    from meshwright.mlperf.check import CheckReport
+    from meshwright.mlperf.official import OfficialCheck
+    from meshwright.mlperf.package import SubmissionPackage
+    from meshwright.mlperf.score import Score
+
+
+_SHOWN = 60
+"""Findings printed of one set; --json has all."""
+
+
+def check(*, asked: dict[str, Any], as_json: bool) -> None:
+    """Check every set and file, print, and exit with 1 if one is wrong."""
+    found = ask(mlperf_check, asked)
+    if as_json:
+        emit_json(found.to_dict())
+    else:
+        for checked in found.sets:
+            _print_check(checked.report, checked.official)
+    for row in found.skipped:
+        note(f"{row.where} is not checked: {row.reason}")
+    if not found.passes:
+        raise click.exceptions.Exit(1)
+
+
+def _print_check(report: CheckReport, verdict: OfficialCheck | None) -> None:
+    rules = report.benchmark
+    print_line(f"{report.where}: {rules.name}, round {rules.round} ({report.round_from})", style="bold")
+    rows = [
+        (
+            f.file if f.line is None else f"{f.file}:{f.line}",
+            styled(f.rule, "red" if f.severity == "error" else "yellow"),
+            f.message,
+        )
+        for f in report.findings[:_SHOWN]
+    ]
+    if rows:
+        print_table({"where": "left", "rule": "left", "found": "left"}, rows)
+    if len(report.findings) > _SHOWN:
+        print_line(f"and {len(report.findings) - _SHOWN} more; --json prints all")
+    for finding in {f.rule: f for f in report.findings}.values():
+        print_line(f"{finding.rule} ({finding.severity}): {finding.why}. Mend: {finding.fix}.")
+    for name, keys in report.pending.items():
+        print_line(f"{name} is not finished; still to come: {', '.join(keys) or 'nothing that is required'}")
+    warnings = len(report.findings) - len(report.errors)
+    print_line(f"{len(report.files)} files: {len(report.errors)} errors, {warnings} warnings")
+    if verdict is not None:
+        _print_official(verdict)
+    print_line()
+
+
+def _print_official(verdict: OfficialCheck) -> None:
+    if verdict.not_run:
+        print_line(f"official compliance checker: not run: {verdict.not_run}", style="yellow")
+        return
+    failed = [v for v in verdict.verdicts if not v.passes]
+    outcome = "passes" if not failed else f"rejects {len(failed)} of {len(verdict.verdicts)} files"
+    print_line(f"official compliance checker {verdict.version}, rule set {verdict.ruleset}: {outcome}")
+    for each in failed:
+        print_line(f"{each.file}: {each.messages[0] if each.messages else 'no message'}")
+
+
+def compare(*, asked: dict[str, Any], as_json: bool) -> None:
+    """Compare and print."""
+    found = ask(mlperf_compare, asked)
+    if as_json:
+        emit_json(found.to_dict())
+    else:
+        _print_comparison(found)
+
+
+def _print_comparison(comparison: ResultComparison) -> None:
+    rows = [
+        (
+            g.benchmark if i == 0 else "", g.round if i == 0 else "", _size(g) if i == 0 else "", r.submitter, r.system,
+            f"{r.score_min:.2f}", "" if r.label == PUBLISHED else "unverified",
+        )
+        for g in comparison.groups
+        for i, r in enumerate(g.results)
+    ]  # fmt: skip
+    columns = {"benchmark": "left", "round": "left", "on": "left", "submitter": "left", "system": "left"}
+    print_table({**columns, "minutes": "right", "": "left"}, rows)  # pyright: ignore[reportArgumentType]
+    print_line()
+    summary = [
+        (
+            g.benchmark, g.round, _size(g), len(g.results), f"{g.mean_min:.2f}", g.maker and f"{g.maker.score_min:.2f}",
+            g.partner_mean_min and f"{g.partner_mean_min:.2f}", None if g.spread is None else f"{g.spread:.1%}",
+        )
+        for g in comparison.groups
+    ]  # fmt: skip
+    right = dict.fromkeys(("sets", "mean", "maker", "partners", "spread"), "right")
+    print_table({"benchmark": "left", "round": "left", "on": "left", **right}, summary)  # pyright: ignore[reportArgumentType]
+    print_line()
+    for r in comparison.generations:
+        devices = f"{r.num_accelerators} accelerators" if r.num_accelerators else "a size not stated"
+        print_line(f"{r.benchmark}, {devices}: {r.faster} is {r.ratio:.2f}x {r.slower} ({r.of})")
+    for number, text in enumerate(comparison.endnotes, start=1):
+        print_line(f"[{number}] {text}")
+
+
+def _size(group: ComparedGroup) -> str:
+    return f"{group.num_accelerators or '?'} {group.accelerator}"
+
+
+def package(*, asked: dict[str, Any], as_json: bool) -> None:
+    """Build, print, and exit with 1 if the submission is not valid."""
+    package = ask(mlperf_package, asked)
+    if as_json:
+        emit_json(package.to_dict())
+    else:
+        _print_package(package)
+    if not package.passes:
+        raise click.exceptions.Exit(1)
+
+
+def _print_package(package: SubmissionPackage) -> None:
+    state = "written" if package.changed else "unchanged"
+    print_line(f"{package.folder}: {state}, {len(package.files)} files", style="bold")
+    rows = [
+        (s.benchmark.name, len(s.scored), s.score_min and f"{s.score_min:.3f}", "passes" if s.passes else "no result")
+        for s in package.scores
+    ]
+    print_table({"benchmark": "left", "runs": "right", "score min": "right", "result": "left"}, rows)
+    for score in package.scores:
+        if not score.passes:
+            print_line(f"{score.benchmark.name}: {'; '.join(score.problems) or score.test.message}", style="red")
+    for line in package.notes:
+        note(line)
+    check = package.check
+    if check.not_run:
+        print_line(f"official package checker: not run: {check.not_run}", style="yellow")
+        return
+    print_line(f"official package checker: {'no errors' if check.passes else 'found errors'}")
+    for line in check.not_checked:
+        print_line(f"not checked officially: {line}")
+    for message in check.messages if not check.passes else ():
+        print_line(message)
+
+
+def rcp(*, asked: dict[str, Any], as_json: bool) -> None:
+    """Make the points, write them if asked, and print them."""
+    found = ask(mlperf_rcp, asked)
+    if asked["out"] is not None:
+        note(f"{asked['out']} has {len(found.document)} points")
+    if as_json:
+        emit_json(found.to_dict())
+        return
+    print_table(
+        {"batch size": "right", "runs": "right", "mean": "right", "std": "right", "least": "right", "": "left"},
+        [
+            (
+                row["global_batch_size"], row["num_runs"], f"{row['mean']:,.1f}", f"{row['std']:,.1f}",
+                f"{row['min_ok']:,.1f}", "pruned" if row["is_pruned"] else "",
+            )
+            for row in found.to_rows()
+        ],
+        caption=f"{found.benchmark.name}: samples to convergence",
+    )  # fmt: skip
+
+
+def score(*, asked: dict[str, Any], as_json: bool) -> None:
+    """Score every set, print, and exit with 1 if one is no result."""
+    found = ask(mlperf_score, asked)
+    if as_json:
+        emit_json(found.to_dict())
+    else:
+        _print_scores(list(found.scores))
+    for row in found.skipped:
+        note(f"{row.where} is not scored: {row.reason}")
+    if not found.passes:
+        raise click.exceptions.Exit(1)
+
+
+def _print_scores(scores: list[Score]) -> None:
+    if len(scores) == 1:
+        _print_runs(scores[0])
+    columns = {"set": "left", "benchmark": "left", "round": "left", "runs": "right", "batch": "right"}
+    columns |= {"raw min": "right", "factor": "right", "score min": "right", "result": "left"}
+    print_table(
+        columns,  # pyright: ignore[reportArgumentType]
+        [
+            (
+                _name(s), s.benchmark.name, s.benchmark.round, len(s.runs), s.global_batch_size, _minutes(s.raw_min),
+                f"{s.test.scaling:.4f}", _minutes(s.score_min), "passes" if s.passes else "no result",
+            )
+            for s in scores
+        ],
+        caption=UNVERIFIED if any(s.benchmark.official for s in scores) else None,
+    )  # fmt: skip
+    for score in scores:
+        name = f"{_name(score)}: " if len(scores) > 1 else ""
+        for problem in score.problems:
+            print_line(f"{name}{problem}", style="red")
+        if len(scores) == 1 or not score.test.passes:
+            print_line(f"{name}{score.test.message}")
+        written = scaling_file(score)
+        if written is not None and abs(written - score.test.scaling) > 1e-6:
+            print_line(f"{name}scaling.json says {written:.4f}; the logs give {score.test.scaling:.4f}", style="yellow")
+        _print_prospect(score, name)
+
+
+def _print_runs(score: Score) -> None:
+    rows = [
+        (r.name, _minutes(r.minutes), r.samples and f"{r.samples:,.0f}", _place(score, r.name, r.problem))
+        for r in score.runs
+    ]
+    print_table({"run": "left", "minutes": "right", "samples": "right", "": "left"}, rows)
+    print_line()
+
+
+def _print_prospect(score: Score, name: str) -> None:
+    found = score_prospect(score)
+    if found is None:
+        return
+    if found.problem:
+        print_line(f"{name}a set of {found.num_runs} cannot pass: {found.problem}", style="red")
+        return
+    scaling = "" if found.expected_scaling is None else f"; expected factor {found.expected_scaling:.3f}"
+    print_line(
+        f"{name}after {found.num_seen} runs, a set of {found.num_runs} passes with probability "
+        f"{found.probability:.0%}{scaling}"
+    )
+
+
+def _place(score: Score, name: str, problem: str) -> str:
+    if problem:
+        return problem
+    if name in score.kept:
+        return "kept"
+    return "dropped" if name in score.dropped else "outside the median window"
+
+
+def _name(score: Score) -> str:
+    parts = score.folder.absolute().parts
+    return "/".join(parts[-2:]) if len(parts) > 2 else str(score.folder)
+
+
+def _minutes(value: float | None) -> str | None:
+    return None if value is None else f"{value:.3f}"
+
+
+Progress = Callable[[str], None]
+
+
+def run(*, asked: dict[str, Any], is_shape: bool, num_steps: int, dry_run: bool, as_json: bool) -> None:
+    """Take the runs, or those that are missing, and print them."""
+    require_torch("training")
+    if is_shape:
+        given = {name: asked[name] for name in ("name", "round_name", "overrides")}
+        document = rate_of_shape(**given, num_steps=num_steps, dry_run=dry_run)
+        _show_shape(document, as_json=as_json)
+        return
+    if dry_run:
+        _show_plan(plan_benchmark(**asked), as_json=as_json)
+        return
+    done = ask(mlperf_run, asked, say=lambda line: print(line, file=sys.stderr, flush=True))
+    document = done.to_dict()
+    if as_json:
+        emit_json(document)
+    else:
+        _show(document)
+    if document["num_converged"] < document["num_runs"] - (1 if document["num_runs"] > 2 else 0):
+        raise click.exceptions.Exit(1)
+
+
+def _show_plan(document: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        emit_json(document)
+        return
+    for line in document["notes"]:
+        note(line)
+    print_line(
+        f"{document['benchmark']}, round {document['round']}: {document['num_runs']} runs, "
+        f"{document['num_concurrent']} side by side, {document['warm_up_steps']} warm-up steps each. "
+        "Nothing was trained. The run file:",
+        style="bold",
+    )
+    click.echo(document["run_file"])
+
+
+def _show(document: dict[str, Any]) -> None:
+    for line in document["notes"]:
+        note(line)
+    print_table(
+        {"run": "right", "seed": "right", "status": "left", "samples": "right", "loss": "right", "minutes": "right"},
+        [
+            (r["index"], r["seed"], r["status"], f"{r['samples']:,}", f"{r['loss']:.4f}", f"{r['minutes']:.3f}")
+            for r in document["runs"]
+        ],
+    )
+    if document["raw_min"] is not None:
+        print_line(f"Olympic mean: {document['raw_min']:.3f} min, raw.", style="bold")
+    print_line(f"{document['num_converged']} of {document['num_runs']} runs reached {document['target']:g}.")
+    print_line(document["label"])
+    if document["missing_system_fields"]:
+        note(f"the machine does not tell: {', '.join(document['missing_system_fields'])}; give them with --system FILE")
+    print_line(
+        f"Check and score: meshwright mlperf check {document['folder']}, meshwright mlperf score {document['folder']}"
+    )
+
+
+def _show_shape(document: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        emit_json(document)
+        return
+    for line in document["notes"]:
+        note(line)
+    if document["tokens_per_s_per_device"] is None:
+        print_line(f"Memory: {document['memory']}. Nothing was trained.")
+    else:
+        mfu = "unknown" if document["mfu"] is None else f"{100 * document['mfu']:.1f} %"
+        print_line(
+            f"{document['steps']} steps of {document['model']}: {document['tokens_per_s_per_device']:,.0f} "
+            f"tokens/s/device, MFU {mfu} ({document['mfu_convention']}), step {format_duration(document['step_s'])}.",
+            style="bold",
+        )
+    print_line(document["label"])
