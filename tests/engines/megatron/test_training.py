@@ -255,7 +255,8 @@ def started(folder: Path, *arguments: str, plan: str, server: Server, limit_byte
     if limit_bytes is not None:
         script = folder / "limit.py"
         limits = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit_bytes}, {limit_bytes}))"
-        script.write_text(f"import resource, runpy\n{limits}\nrunpy.run_path({str(WORKERS)!r})\n")
+        limits += "\nsys.dont_write_bytecode = True"  # Python 3.11 keeps a module's file that was cut
+        script.write_text(f"import resource, runpy, sys\n{limits}\nrunpy.run_path({str(WORKERS)!r})\n")
     process = WarmProcess(command, folder=folder, environment=os.environ | ON_CPU, script=script, server=server)
     return Training(folder=folder, process=process)
 

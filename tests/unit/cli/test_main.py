@@ -217,8 +217,9 @@ def test_a_full_disk_is_no_bug(args):
 
 
 @pytest.fixture
-def full_disk(tmp_path):
+def full_disk(tmp_path, monkeypatch):
     """Files end after 64 bytes, as on a full disk."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # Python 3.11 keeps a module's file that was cut
     (tmp_path / "run.yaml").write_text(RUN)
     resource = pytest.importorskip("resource")
     _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
