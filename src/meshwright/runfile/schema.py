@@ -57,8 +57,9 @@ class InlineModel(Model):
 
 def _changes(kind: type) -> Any:
     """The keys of `kind` and of the dataclasses below it, all optional, for `create_model`."""
-    kinds = {name: _optional(hint) for name, hint in keys_of(kind).items()}
-    return {name: (kind | None if name in _MAY_BE_NULL else kind, None) for name, kind in kinds.items()}
+    may_be_null = _MAY_BE_NULL if issubclass(kind, InlineAttention | InlineModel) else ()
+    keys = {name: _optional(hint) for name, hint in keys_of(kind).items()}
+    return {name: (key | None if name in may_be_null else key, None) for name, key in keys.items()}
 
 
 def _optional(hint: Any) -> Any:

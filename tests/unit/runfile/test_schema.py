@@ -66,6 +66,8 @@ def test_null_is_a_key_that_follows_from_others() -> None:
     variant = "{base: deepseek-v3, attention: {num_kv_heads: null, head_dim: null}, family: null}"
     model = loads(TEXT, overrides=[f"model={variant}"]).model
     assert (model.attention.num_kv_heads, model.attention.head_dim, model.family) == (128, 56, "")
+    with pytest.raises(InputError, match=r"indexer\.head_dim: is empty"):  # which follows from no other
+        loads(TEXT, overrides=["model={base: deepseek-v3, attention: {indexer: {head_dim: null}}}"])
 
 
 def test_the_package_costs_nothing_until_it_is_used() -> None:
