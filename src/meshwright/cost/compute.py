@@ -89,8 +89,8 @@ class KernelCorrections:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceRates(Table):
-    """Rates that one device reaches with one software stack: datasheet and calibration together."""
+class DeviceFacts(Table):
+    """What a data sheet says of one device, and traits of the kernels that a software stack runs on it."""
 
     matmul_flops_per_s: Array  # dense peak of the recipe's matmul format
     bf16_flops_per_s: Array  # dense 16-bit peak
@@ -99,14 +99,6 @@ class DeviceRates(Table):
     num_units: Array  # that compute output tiles at the same time; 0: no tile quantisation (systolic arrays)
     output_tiles: Array  # 1: GEMMs are made of output tiles; 0: of any shape, so that FLOPs and bytes alone count
     matrix_unit_width: Array  # of systolic arrays; 0: none
-    gemm_ratio: Array  # share of matmul_flops_per_s of a large GEMM
-    bf16_gemm_ratio: Array  # share of bf16_flops_per_s of a large 16-bit GEMM
-    sustained_ratio: Array  # share of the peaks that a whole layer can sustain within the power limit
-    grouped_ratio: Array  # grouped GEMM against a plain GEMM of the same tiles
-    attention_forward_ratio: Array  # share of bf16_flops_per_s
-    attention_backward_ratio: Array
-    memory_ratio: Array  # share of memory_bytes_per_s of streaming kernels
-    elementwise_factor: Array  # bytes moved against perfectly fused elementwise work
     unfused_attention: Array  # 1: scores are written to memory
     unfused_norm: Array  # 1: norms run as several kernels with fp32 copies
     fp8_attention: Array  # 1: scores and values are multiplied in 8 bits
@@ -115,6 +107,23 @@ class DeviceRates(Table):
     attention_backward_gemms: Array  # FLOPs of the backward pass of fused attention over those of the forward pass
     ragged_rows: Array  # that a grouped GEMM computes of each expert beyond its own
     fused: FusedKernels  # the native engine's own
+    matrix_share: Array = 1.0  # matrix rate of a compute unit over the one that attention's ratios belong to
+    unit_pace: Array = 0.0  # seconds through ports of compute units over those of memory (`cost.unit_ports`)
+    scan_pace: Array = 1.0  # seconds of a state-space scan's bytes over those at the memory's bandwidth
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceRates(DeviceFacts):
+    """Rates that one device reaches with one software stack: datasheet and calibration together."""
+
+    gemm_ratio: Array  # share of matmul_flops_per_s of a large GEMM
+    bf16_gemm_ratio: Array  # share of bf16_flops_per_s of a large 16-bit GEMM
+    sustained_ratio: Array  # share of the peaks that a whole layer can sustain within the power limit
+    grouped_ratio: Array  # grouped GEMM against a plain GEMM of the same tiles
+    attention_forward_ratio: Array  # share of bf16_flops_per_s
+    attention_backward_ratio: Array
+    memory_ratio: Array  # share of memory_bytes_per_s of streaming kernels
+    elementwise_factor: Array  # bytes moved against perfectly fused elementwise work
     permutation_passes: Array  # reads and writes of routed tokens in one forward pass
     head_factor: Array  # embedding, output matrix and loss against the sum of `_head`
     elementwise_kernels: Array  # memory-bound kernels of one layer's forward pass
@@ -122,9 +131,6 @@ class DeviceRates(Table):
     host_layer_s: Array  # host time to issue one layer's forward pass
     host_moe_s: Array  # additional host time of a mixture-of-experts layer (routing, permutation, synchronisation)
     host_expert_s: Array  # host time to start one kernel of one expert
-    matrix_share: Array = 1.0  # matrix rate of a compute unit over the one that attention's ratios belong to
-    unit_pace: Array = 0.0  # seconds through ports of compute units over those of memory (`cost.unit_ports`)
-    scan_pace: Array = 1.0  # seconds of a state-space scan's bytes over those at the memory's bandwidth
     corrections: KernelCorrections = field(default_factory=KernelCorrections)
 
     @property

@@ -16,7 +16,7 @@ from meshwright.catalog.precisions import multiplied_on, refuse_precision
 from meshwright.catalog.stacks import StackFacts, features_of, stack_facts
 from meshwright.cost.attention import ATTENTION_TILE, FUSED_BACKWARD_GEMMS, SPLIT_BACKWARD_GEMMS
 from meshwright.cost.collectives import Network, constants_for, network_row
-from meshwright.cost.compute import DeviceRates, KernelCorrections
+from meshwright.cost.compute import DeviceFacts, DeviceRates, KernelCorrections
 from meshwright.cost.elementwise import FusedKernels
 from meshwright.cost.state_space import scan_pace
 from meshwright.cost.unit_ports import unit_pace
@@ -52,38 +52,20 @@ are 1024 and 2048 (AI-Hypercomputer/tpu-recipes, training/ironwood/gpt-oss-120b 
 
 
 @dataclass(frozen=True, kw_only=True)
-class SystemFacts(Table):
-    """Facts that do not depend on calibration: datasheet numbers and traits of the stack."""
+class StackTraits(Table):
+    """Traits of a software stack on a system, and rates of its hosts."""
 
-    matmul_format: str | NDArray[np.str_]
-    matmul_flops_per_s: Array
-    bf16_flops_per_s: Array
-    memory_bytes_per_s: Array
-    memory_bytes: Array
-    num_units: Array
-    output_tiles: Array
-    matrix_unit_width: Array
-    matrix_share: Array
     host_bytes_per_s: Array
-    unfused_attention: Array
-    unfused_norm: Array
     overlaps_data: Array
     stops_recompute: Array  # 1: recomputation ends before the last GEMM of a layer
     ring_attention: Array  # 1: attention of context ranks is a kernel for each part of the keys
     deduplicates: Array  # 1: expert dispatch sends one copy for each node
     copies_rows: Array  # 1: to each rank that holds a part of an expert
     tensor_gather_bytes: Array  # of an activation that tensor ranks gather; 0: as between layers
-    unit_pace: Array  # of `cost.unit_ports`
-    scan_pace: Array  # of `cost.state_space`
     host_share: Array  # of a layer's launches that the host still makes, the rest being replayed graphs
     host_state_space_share: Array  # the same of state-space blocks
     host_moe_share: Array  # the same of routing, dispatch and experts
     host_expert_share: Array  # the same of kernels that experts start one by one
-    fp8_attention: Array  # 1: scores and values are multiplied in 8 bits
-    fused_experts: Array  # 1: grouped GEMMs quantise, activate and permute by themselves
-    attention_tile: Array  # keys that attention computes together, whatever a mask hides of them
-    attention_backward_gemms: Array  # FLOPs of the backward pass of fused attention over those of its forward pass
-    ragged_rows: Array  # that the grouped GEMM computes of each expert beyond its own
     wire_gradient_bytes: Array  # of a gradient between ranks; 0: as the precision recipe says
     wire_parameter_bytes: Array
     offloaded_activations: Array  # share kept in host memory
@@ -91,41 +73,25 @@ class SystemFacts(Table):
     keeps_masters: Array  # 1: the masters that FSDP shards stay on the device
     expert_imbalance: Array  # tokens of the busiest expert rank over the mean, or the capacity of all
     pads_experts: Array  # 1: every expert computes its capacity, whatever routers decide
-    unstated_expert_share: Array  # of the switches of mixtures: those for which the stack's release speaks
-    cpu_oversubscription: Array
+    cpu_oversubscription: Array  # processes for each part of a processor; 1: each has a device of its own
     years: Array  # vintage of the stack against 2025.0
-    network: Network
-    fused: FusedKernels
 
 
 @dataclass(frozen=True, kw_only=True)
-class SystemRates(Table):
+class SystemFacts(DeviceFacts, StackTraits):
+    """Facts that do not depend on calibration: datasheet numbers and traits of the stack."""
+
+    matmul_format: str | NDArray[np.str_]
+    unstated_expert_share: Array  # of the switches of mixtures: those for which the stack's release speaks
+    network: Network
+
+
+@dataclass(frozen=True, kw_only=True)
+class SystemRates(StackTraits):
     """Everything about device, fabric and stack that the step model asks for."""
 
     device: DeviceRates
     network: Network
-    host_bytes_per_s: Array
-    overlaps_data: Array
-    stops_recompute: Array
-    ring_attention: Array
-    deduplicates: Array
-    copies_rows: Array
-    tensor_gather_bytes: Array
-    host_share: Array
-    host_state_space_share: Array
-    host_moe_share: Array
-    host_expert_share: Array
-    wire_gradient_bytes: Array
-    wire_parameter_bytes: Array
-    offloaded_activations: Array
-    updates_on_host: Array
-    keeps_masters: Array
-    expert_imbalance: Array
-    pads_experts: Array
-    years: Array
-    cpu_oversubscription: (
-        Array  # processes for each part of a processor that they share; 1: each has a device of its own
-    )
     tensor_exposed_ratio: Array
     tensor_collective_s: Array
     tensor_collective_factor: Array
@@ -300,28 +266,9 @@ def fused_kernels(accelerator: Accelerator, *, routes: Mapping[str, str]) -> Fus
 
 
 def join(facts: SystemFacts, values: Mapping[str, Array], bf16: Mapping[str, Array]) -> SystemRates:
-    """Datasheet facts and calibrated `values`; `half` are the values for 16-bit GEMMs."""
+    """Datasheet facts and calibrated `values`; `bf16` are the values for 16-bit GEMMs."""
     device = DeviceRates(
-        matmul_flops_per_s=facts.matmul_flops_per_s,
-        bf16_flops_per_s=facts.bf16_flops_per_s,
-        memory_bytes_per_s=facts.memory_bytes_per_s,
-        memory_bytes=facts.memory_bytes,
-        num_units=facts.num_units,
-        output_tiles=facts.output_tiles,
-        matrix_unit_width=facts.matrix_unit_width,
-        matrix_share=facts.matrix_share,
-        unfused_attention=facts.unfused_attention,
-        unfused_norm=facts.unfused_norm,
-        fp8_attention=facts.fp8_attention,
-        fused_experts=facts.fused_experts,
-        attention_tile=facts.attention_tile,
-        attention_backward_gemms=facts.attention_backward_gemms,
-        ragged_rows=facts.ragged_rows,
-        unit_pace=facts.unit_pace,
-        scan_pace=facts.scan_pace,
-        bf16_gemm_ratio=bf16["gemm_ratio"],
-        fused=facts.fused,
-        **_fields_of(DeviceRates, values),
+        bf16_gemm_ratio=bf16["gemm_ratio"], **_shared(DeviceFacts, facts), **_fields_of(DeviceRates, values)
     )
     network = facts.network
     network = replace(
@@ -332,31 +279,12 @@ def join(facts: SystemFacts, values: Mapping[str, Array], bf16: Mapping[str, Arr
         out_bytes_per_s=network.out_bytes_per_s * values["scale_out_ratio"],
         out_step_s=network.out_step_s * values["scale_out_latency_factor"],
     )
-    return SystemRates(
-        device=device,
-        network=network,
-        host_bytes_per_s=facts.host_bytes_per_s,
-        overlaps_data=facts.overlaps_data,
-        stops_recompute=facts.stops_recompute,
-        ring_attention=facts.ring_attention,
-        deduplicates=facts.deduplicates,
-        copies_rows=facts.copies_rows,
-        tensor_gather_bytes=facts.tensor_gather_bytes,
-        host_share=facts.host_share,
-        host_state_space_share=facts.host_state_space_share,
-        host_moe_share=facts.host_moe_share,
-        host_expert_share=facts.host_expert_share,
-        wire_gradient_bytes=facts.wire_gradient_bytes,
-        wire_parameter_bytes=facts.wire_parameter_bytes,
-        offloaded_activations=facts.offloaded_activations,
-        updates_on_host=facts.updates_on_host,
-        keeps_masters=facts.keeps_masters,
-        expert_imbalance=facts.expert_imbalance,
-        pads_experts=facts.pads_experts,
-        cpu_oversubscription=facts.cpu_oversubscription,
-        years=facts.years,
-        **_fields_of(SystemRates, values),
-    )
+    return SystemRates(device=device, network=network, **_shared(StackTraits, facts), **_fields_of(SystemRates, values))
+
+
+def _shared(kind: type[Table], facts: SystemFacts) -> dict[str, Any]:
+    """Return the fields of `facts` that it has from its base `kind`."""
+    return {f.name: getattr(facts, f.name) for f in fields(kind)}
 
 
 def _fields_of(table: type[Table], values: Mapping[str, Array]) -> dict[str, Any]:
