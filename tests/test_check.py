@@ -189,10 +189,12 @@ ENDED_BY = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 @pytest.fixture
 def heard():
-    """Started programs hear Ctrl-C, though this one may run in the background of a script."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Started programs hear Ctrl-C and a closed terminal, though a script or nohup may have told this one not to."""
+    heard = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    before = {sent: signal.signal(sent, handler) for sent, handler in heard.items()}
     yield
-    signal.signal(signal.SIGINT, before)
+    for sent, handler in before.items():
+        signal.signal(sent, handler)
 
 
 @pytest.fixture

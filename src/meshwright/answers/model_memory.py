@@ -19,6 +19,7 @@ from meshwright.calibration.memory import memory_constants
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.memory import MemoryTable, estimate_memory, memory_parts
 from meshwright.cost.tables import BatchTable, WeightCache, model_row, plan_row, precision_row
+from meshwright.errors import InputError
 from meshwright.files import write_csv
 from meshwright.json_values import jsonable
 from meshwright.result import Result
@@ -32,6 +33,9 @@ from meshwright.specs.plan import Offload, Plan, Sharding
 from meshwright.specs.precision import PRECISIONS
 from meshwright.specs.run import NATIVE, Optimizer
 from meshwright.units import format_count, gib
+
+ADAMW = "adamw"
+"""The optimizer whose states the native engine keeps in host memory."""
 
 NUM_MICRO_BATCHES = 2
 """Of a step. More take the same memory; of a single one, gradients take the place of activations."""
@@ -148,15 +152,37 @@ def model_memory(
         Plan(data_shard=devices, sharding=stage, micro_batch=size, offload=offload)
         for stage, size in product(stages, micro_batch)
     ]
-    optimizers = optimizer or list(OPTIMIZERS)[: 1 if several else None]
-    cases = product(precision, ranks or [0], optimizers, plans, sequence_length)
+    optimizers = optimizer or list(OPTIMIZERS)[: 1 if several or offload_optimizer else None]
+    _refuse_offloading(offload, optimizers)
+    cases = [
+        case
+        for case in product(precision, ranks or [0], optimizers, plans, sequence_length)
+        if not _is_block_rounded(case[2], case[3])
+    ]
+    notes = [] if len(ranks) == len(lora_rank) else [f"{found.name} has no adapters here: no rows of LoRA"]
+    if any(_is_block_rounded(name, plan) for name in optimizers for plan in plans):
+        notes.append("adamw8bit rounds in blocks of whole tensors, which no plan shards: no rows of it on shards")
+    if not cases:
+        raise InputError("no combination is left", got=notes[-1], hint="--sharding none, or --optimizer adamw")
     return ModelMemory(
         model=found,
         num_parameters=round(float(count_parameters(model_row(found)).total)),
         num_devices=devices,
         rows=tuple(_row(found, *case) for case in cases),
-        notes=() if len(ranks) == len(lora_rank) else (f"{found.name} has no adapters here: no rows of LoRA",),
+        notes=tuple(notes),
     )
+
+
+def _refuse_offloading(offload: Offload, optimizers: Sequence[str]) -> None:
+    """Raise InputError for states that the native engine keeps on the device."""
+    staying = [name for name in optimizers if name != ADAMW]
+    if offload is not Offload.NONE and staying:
+        raise InputError("--offload-optimizer", got=", ".join(staying), allowed=f"--optimizer {ADAMW}")
+
+
+def _is_block_rounded(optimizer: str, plan: Plan) -> bool:
+    """True for states in blocks of whole tensors, of which a plan has parts."""
+    return optimizer == "adamw8bit" and plan.sharding is not Sharding.NONE and plan.data > 1
 
 
 def _row(model: Model, precision: str, rank: int, optimizer: str, plan: Plan, seq_len: int) -> MemoryRow:

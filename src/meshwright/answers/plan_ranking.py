@@ -99,7 +99,7 @@ class PlanRanking(Result):
         """Notes on the first plan: its stages on parts of a cluster, and switches that change nothing of it."""
         request, plan = self.request, self.best.plan
         of_engine = (self.engine_note,) if self.engine_note else ()
-        of_memory = notes_on_host_memory(request, plan)
+        of_memory = (*notes_on_ignored_keys(self.run), *notes_on_host_memory(request, plan))
         return (*of_engine, *notes_on_parts(request, plan), *notes_on_idle_switches(request, plan), *of_memory)
 
     @property
@@ -254,6 +254,14 @@ def plan_run(
         switches=switch_gains(request, search.plans[0]) if with_switches else None,
         scored=scored_plans(request, goal=goal, most=num_scored, simulated=simulated) if num_scored else None,
     )
+
+
+def notes_on_ignored_keys(run: Run) -> tuple[str, ...]:
+    """Return a note on overrides of the run's plan, which a search ignores as it ignores a pinned plan."""
+    keys = [key for text in run.overrides if (key := text.partition("=")[0].strip()).startswith("parallel.")]
+    if not keys:
+        return ()
+    return (f"{', '.join(keys)}: ignored, as a plan that a run pins; fields are held with --fix tensor=8 or fixed=",)
 
 
 def with_ends(name: str, estimate: Estimate) -> dict[str, float]:

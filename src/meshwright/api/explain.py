@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from meshwright.api.question import answered_by_body, question
-from meshwright.api.runs import RUN, WHY_NOT, RunFile, RunSource, given_run
+from meshwright.api.runs import RUN, WHY_NOT, RunParameter, RunSource, given_run
 
 if TYPE_CHECKING:
     from meshwright.answers.explanation import Explanation
@@ -18,7 +18,7 @@ def explain(
     *,
     against: Annotated[
         RunSource | None,
-        RunFile("Run to compare with.", unset="the planner's best plan for the run", metavar="OTHER.yaml"),
+        RunParameter("Run to compare with.", unset="the planner's best plan for the run", metavar="OTHER.yaml"),
     ] = None,
     why_not: Annotated[Mapping[str, Any] | str | Sequence[Mapping[str, Any] | str], WHY_NOT] = (),
 ) -> Explanation:

@@ -228,7 +228,7 @@ class Changes(QuestionParameter):
 
 
 @dataclass(frozen=True)
-class PlanFields(QuestionParameter):
+class FixedFields(QuestionParameter):
     """Fields of a plan: a mapping, or text such as "tensor=8,pipeline=4"."""
 
     takes_list = True

@@ -14,8 +14,8 @@ from meshwright.api.question import (
     AnyPath,
     Changes,
     Count,
+    FixedFields,
     OneOf,
-    PlanFields,
     PlanQuestions,
     QuestionParameter,
     Unchecked,
@@ -35,7 +35,7 @@ OVERRIDES = Changes(
 
 
 @dataclass(frozen=True)
-class RunFile(AnyPath):
+class RunParameter(AnyPath):
     """A run file by its path or shipped name; from Python also a `Run`, or the content of a file."""
 
     _: KW_ONLY
@@ -53,7 +53,7 @@ class EngineName(Unchecked):
     """The name of an engine. The option lists those to plan for."""
 
 
-RUN = RunFile("A `Run`, the path or shipped name of a run file, or its content.", metavar="RUN.yaml")
+RUN = RunParameter("A `Run`, the path or shipped name of a run file, or its content.", metavar="RUN.yaml")
 MODEL = Unchecked(
     "Catalogue name (see `meshwright catalog models`), Hugging Face config.json, or OWNER/NAME on its hub.",
     key="model",
@@ -124,7 +124,7 @@ KEYS: Mapping[str, QuestionParameter] = {
 }
 """Parameters and options of keys of the run file, in the order in which they replace the keys of a run."""
 
-FIXED = PlanFields(
+FIXED = FixedFields(
     'Fix fields of the plan, as in tensor=8,micro_batch=1, tp=8,mbs=1 or "TP8 mbs1".',
     flag="--fix",
     metavar="NAME=VALUE",
@@ -189,6 +189,7 @@ def given_run(source: RunSource | None, *, overrides: Overrides = (), are_option
 
     given = {name: arguments.plain(name, keys[name]) for name in KEYS if keys.get(name) is not None}
     called = {name: KEYS[name].option(name) if are_options else name for name in KEYS}
+    _refuse_given_twice(given, called, arguments.overrides(overrides), are_options=are_options)
     if source is None:
         return planned_run(_run_of_keys(given, called, overrides=overrides, is_command=are_options))
     if given and not are_options:
@@ -203,6 +204,20 @@ def given_run(source: RunSource | None, *, overrides: Overrides = (), are_option
     if "global_sequences" in given:
         replaced.append(NamedOverride("batch.global_tokens=null", name=called["global_sequences"]))
     return planned_run(load_run(source, overrides=[*replaced, *arguments.overrides(overrides)]))
+
+
+def _refuse_given_twice(
+    given: Mapping[str, Any], called: Mapping[str, str], overrides: Sequence[str], *, are_options: bool
+) -> None:
+    """Raise InputError if an argument and an override both give a key; an override may give its whole section."""
+    for changed in (override.partition("=")[0].strip() for override in overrides):
+        for name, value in given.items():
+            key = KEYS[name].key
+            if key == changed or key.startswith(f"{changed}."):
+                other = f"--set {changed}=" if are_options else f"the override of {changed}"
+                raise InputError(
+                    f"{called[name]} and {other} are both given", got=str(value), hint="leave one of both out"
+                )
 
 
 def _run_of_keys(given: Mapping[str, Any], called: Mapping[str, str], *, overrides: Overrides, is_command: bool) -> Run:

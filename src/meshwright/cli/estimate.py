@@ -63,7 +63,7 @@ def run(
     `asked` and `csv_path` belong to `is_memory`, which takes no run file.
     """
     if is_memory:
-        of_run = (run_path, overrides, trace_path, html_path, *keys.values())
+        of_run = (run_path, *overrides, trace_path, html_path, *keys.values())
         _require_model(asked["model"], given=next((str(value) for value in of_run if value), None))
         print_model_memory(asked, csv_path=csv_path, as_json=as_json)
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,26 +26,12 @@ def run_from(source: RunSource | None, *, overrides: Sequence[str] = (), **keys:
     `keys`: options of `KEYS` by name. `overrides` are those of `--set`; they come last. Raises InputError when there is
     neither a file nor all options that are needed without one.
     """
-    _refuse_keys_given_twice(keys, overrides)
     run = given_run(source, overrides=overrides, are_options=True, **keys)
     parts = (run.cluster.parts or (run.cluster,)) if run.cluster else ()
     for device in dict.fromkeys(part.accelerator.name for part in parts):
         if device in accelerator_names() and (status := status_of(device)):
             note(f"{device}: {status}")
     return run
-
-
-def _refuse_keys_given_twice(keys: Mapping[str, object], overrides: Sequence[str]) -> None:
-    """Raise InputError if an option and --set both give a key of the run file; --set may give its whole section."""
-    for changed in (override.partition("=")[0].strip() for override in overrides):
-        for name, value in keys.items():
-            key = KEYS[name].key
-            if value is not None and (key == changed or key.startswith(f"{changed}.")):
-                raise InputError(
-                    f"{KEYS[name].option(name)} and --set {changed}= are both given",
-                    got=str(value),
-                    hint="leave one of both out",
-                )
 
 
 def check_targets(write_path: Path | None, *others: Path | None, is_apply: bool, overrides: Sequence[str]) -> None:

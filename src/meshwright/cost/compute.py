@@ -90,7 +90,7 @@ class KernelCorrections:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFacts(Table):
-    """What a data sheet says of one device, and traits of the kernels that a software stack runs on it."""
+    """Data sheet of one device, and traits of the kernels that a software stack runs on it."""
 
     matmul_flops_per_s: Array  # dense peak of the recipe's matmul format
     bf16_flops_per_s: Array  # dense 16-bit peak

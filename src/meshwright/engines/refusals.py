@@ -21,7 +21,7 @@ from meshwright.planner.engines import Severity, engine_facts
 from meshwright.planner.legality import run_context, violations
 from meshwright.specs.model import QKV, BaseFormat, Lora, Model, Router
 from meshwright.specs.model_parts import ABSENT, parts_of
-from meshwright.specs.plan import Offload, Plan, Recompute
+from meshwright.specs.plan import Plan, Recompute
 from meshwright.specs.run import BIAS_RATE, MTP_LOSS_WEIGHT, FaultAction, KernelChoices, Run
 
 
@@ -333,9 +333,3 @@ def keys_of_the_native_engine(run: Run, *, has_target: bool = False) -> Iterator
         yield Unsupported(key="train.evaluate.patience", reason="training ends only after all steps")
     if not has_target and evaluate is not None and evaluate.target_loss is not None:
         yield Unsupported(key="train.evaluate.target_loss", reason="training ends only after all steps")
-
-
-def offload(plan: Plan) -> Iterator[Unsupported]:
-    """Optimizer states or activations in host memory."""
-    if plan.offload is not Offload.NONE:
-        yield Unsupported(key="parallel.offload", reason="is not supported by this engine: must be none")

@@ -20,7 +20,7 @@ KEYS = ("framework", "preset", "vintage")
 """Keys of a run file's `stack` that no engine has a setting for."""
 
 FORM = "# meshwright stack: {framework: NAME, preset: engine or recipe, vintage: 2025.7}, or fewer of these keys"
-_LINE = re.compile(r"^# meshwright stack:.*$", re.MULTILINE)
+_LINE = re.compile(r"^#[ \t]*meshwright stack:.*$", re.MULTILINE)
 
 
 def software_line(run: Run) -> str:
@@ -43,7 +43,9 @@ def with_stated_software(found: Imported, text: str, *, file: str) -> Imported:
 
     Raises InputError for a line of another form, and for an unknown key or value.
     """
-    stated = _stated(line, file=file) if (line := found_line(text)) else {}
+    if len(lines := _LINE.findall(text)) > 1:
+        raise InputError(f"{file}: the line about the software of the run stands {len(lines)} times", got=lines[1])
+    stated = _stated(lines[0], file=file) if lines else {}
     return replace(found, content=found.content | {"stack": found.content["stack"] | stated})
 
 
@@ -68,5 +70,9 @@ def _stated(line: str, *, file: str) -> dict[str, Any]:
         problems = [replace(problem, path=("stack", *problem.path)) for problem in section]
         raise as_error(problems, file=file, places={})
     if section.framework is not None:
-        stack_facts(section.framework)
+        try:
+            stack_facts(section.framework)
+        except InputError as error:
+            error.message = f"{file}: {error.message}"
+            raise
     return given

@@ -340,7 +340,7 @@ def _suggestions(request: PlanRequest, *, short: float) -> tuple[str, ...]:
     if not found and engine_facts(request.engine).offloads_optimizer and "offload" not in request.fixed:
         best = _first_plan(request.fixing(offload=Offload.OPTIMIZER))
         if best is not None:
-            found.append(f"fits with the optimizer states in host memory: {best}")
+            found.append(f"fits with the optimizer states in host memory (--fix offload=optimizer): {best}")
     found += [] if found else _with_offloaded_activations(request)
     found += _with_more_devices(request, short=short)
     return tuple(found)

@@ -449,6 +449,13 @@ RULES: tuple[Rule, ...] = (
         holds=lambda s, p: (np.asarray(p.loss_chunk) < 0) | s.facts.loss_chunks,
         says=_says_loss,
     ),
+    Rule(
+        name="states in host memory",
+        scope=Scope.CHOICE,
+        holds=lambda s, p: (np.asarray(p.offload_optimizer) == 0) | s.facts.offloads_optimizer,
+        says=lambda s, _: f"{s.facts.title} keeps optimizer states on the device: offload must be none",
+        key="parallel.offload",
+    ),
 )
 """Rules that engines share, in the order in which messages name it."""
 

@@ -171,7 +171,7 @@ class ParallelSection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Release:
+class StackRelease:
     """A release of the software, and whose switches it has."""
 
     framework: str | None = None
@@ -180,7 +180,7 @@ class Release:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StackSection(Features, Release):
+class StackSection(Features, StackRelease):
     """The software that runs the step: the keys of the release come first."""
 
 

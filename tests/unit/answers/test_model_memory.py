@@ -7,6 +7,7 @@ import csv
 import pytest
 
 import meshwright as mw
+from meshwright.errors import InputError
 
 NUM_PARAMETERS = {"qwen3-0.6b": 596_049_920, "llama3.1-8b": 8_030_261_248, "llama3.1-70b": 70_553_706_496}
 """Of the published weights."""
@@ -127,3 +128,15 @@ def test_csv_has_the_rows(tmp_path):
     assert [float(row["total_bytes"]) for row in rows] == [row.total_bytes for row in found.rows]
     with pytest.raises(mw.InputError, match="cannot write"):
         found.write_csv(tmp_path / "no" / "memory.csv")
+
+
+def test_rows_are_those_that_the_native_engine_runs():
+    """adamw8bit rounds whole tensors, and of optimizers AdamW alone keeps its states in host memory."""
+    found = asked("qwen3-0.6b", optimizer=["adamw", "adamw8bit"], devices=8, precision=["bf16"])
+    assert [row.sharding.name for row in found.rows if row.optimizer == "adamw8bit"] == ["NONE"]
+    assert len(found.rows) == 5
+    assert "adamw8bit" in found.notes[0]
+    with pytest.raises(InputError, match="no combination is left"):
+        asked("qwen3-0.6b", optimizer=["adamw8bit"], devices=8, sharding=["parameters"])
+    with pytest.raises(InputError, match="lion"):
+        asked("qwen3-0.6b", optimizer=["adamw", "lion"], offload_optimizer=True)

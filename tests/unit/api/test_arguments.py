@@ -234,3 +234,11 @@ def test_of_objects_that_break_when_they_are_converted():
         arguments.count("top", NotReallyAnIndex())
     with pytest.raises(mw.InputError, match="top"):
         arguments.count("top", 10**5000)
+
+
+def test_a_key_is_given_once():
+    asked = {"model": "llama3.1-8b", "cluster": "h100-8x1", "global_sequences": 64, "sequence_length": 4096}
+    with pytest.raises(
+        mw.InputError, match=r"global_sequences and the override of batch.global_sequences are both given"
+    ):
+        mw.plan(**asked, overrides={"batch.global_sequences": 32})

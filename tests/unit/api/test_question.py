@@ -13,10 +13,10 @@ import pytest
 import meshwright as mw
 from meshwright.api.question import (
     AnyPath,
+    FixedFields,
     Folders,
     Hook,
     NamedCounts,
-    PlanFields,
     PlanQuestions,
     Question,
     Unchecked,
@@ -97,7 +97,7 @@ def test_a_wrong_value_of_every_kind_is_refused_with_the_name_of_the_argument():
                 continue
             with pytest.raises(InputError, match=rf"^{name}\b"):
                 question.checked({name: wrong})
-            if name in question.repeated and not isinstance(parameter, Folders | PlanFields | PlanQuestions):
+            if name in question.repeated and not isinstance(parameter, Folders | FixedFields | PlanQuestions):
                 with pytest.raises(InputError, match=rf"^{name}\b"):
                     question.checked({name: "text is no list"})
 

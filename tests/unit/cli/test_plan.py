@@ -209,3 +209,17 @@ def test_a_run_that_names_no_engine_is_planned_for_any_where_the_default_does_no
     assert "planned for engine: any, as native, the default, does not run it: model.linear_attention" in outcome.stderr
     assert runfile.load(tmp_path / "run.yaml").engine == "any"
     assert meshwright(*asked, "--engine", "native").exit_code == 2
+
+
+def test_offloading_that_an_engine_lacks_is_refused(meshwright):
+    asked = ("--model", "llama3.1-70b", "--cluster", "h100-8x1", "--gbs", "64", "--seq", "4096", "--engine", "megatron")
+    outcome = meshwright("plan", *asked, "--fix", "offload=optimizer")
+    assert outcome.exit_code == 1
+    assert "keeps optimizer states on the device: offload must be none" in outcome.stderr
+
+
+def test_keys_of_the_plan_that_a_search_ignores_are_named(meshwright):
+    asked = ("--model", "llama3.1-8b", "--cluster", "h100-8x1", "--gbs", "64", "--seq", "4096", "--top", "1")
+    outcome = meshwright("plan", *asked, "--set", "parallel.tensor=8")
+    assert outcome.exit_code == 0
+    assert "parallel.tensor: ignored, as a plan that a run pins" in outcome.stderr

@@ -246,6 +246,24 @@ class TestLora:
         assert held.optimizer == pytest.approx(12 * adapters)
         assert held.weights == pytest.approx(2 * (TestStates.num + adapters))
 
+    @pytest.mark.parametrize(
+        ("sharding", "weights", "gradients", "optimizer"),
+        [
+            (Sharding.OPTIMIZER, 1, 1, 8),
+            (Sharding.GRADIENTS, 1, 8, 8),
+            (Sharding.PARAMETERS, 8, 8, 12),  # the fp32 parameter is the master: 8 bytes of states for 12
+        ],
+    )
+    def test_adapters_are_sharded_as_the_plan_says(self, sharding, weights, gradients, optimizer) -> None:
+        whole = states(Plan(data_shard=8, sharding=Sharding.NONE), lora=self.lora)
+        held = states(Plan(data_shard=8, sharding=sharding), lora=self.lora)
+        twice = states(Plan(data_shard=8, sharding=sharding), lora=replace(self.lora, rank=16))
+        more = states(Plan(data_shard=8, sharding=Sharding.NONE), lora=replace(self.lora, rank=16))
+        assert whole.gradients / held.gradients == pytest.approx(gradients)
+        assert whole.optimizer / held.optimizer == pytest.approx(optimizer)
+        if sharding is not Sharding.PARAMETERS:  # which gathers those of two layers, too
+            assert (more.weights - whole.weights) / (twice.weights - held.weights) == pytest.approx(weights)
+
     def test_frozen_weights_are_kept_in_8_bits_under_fp8(self) -> None:
         wide, narrow = (states(Plan(), lora=self.lora, precision=p) for p in (BF16, FP8))
         assert wide.weights - narrow.weights == pytest.approx(TestStates.num)

@@ -66,7 +66,9 @@ def test_an_import_has_the_software_of_the_file(engine, name, tmp_path):
         ("# meshwright stack: {vintage: 2025-09}", r"my\.args: stack\.vintage: must be a number: got"),
         ("# meshwright stack: {vintage: 1999.0}", r"stack\.vintage: is out of range: got 1999.0, allowed: >= 2,015"),
         ("# meshwright stack: {preset: recipes}", "allowed: engine, recipe\nhint: did you mean 'recipe'"),
-        ("# meshwright stack: {framework: nemoo}", "unknown stack: got 'nemoo'\nhint: did you mean 'nemo'"),
+        ("#meshwright stack: {vintage: 1999.0}", "is out of range"),
+        ("# meshwright stack: {vintage: 2025.0}\n# meshwright stack: {vintage: 2024.0}", "stands 2 times"),
+        ("# meshwright stack: {framework: nemoo}", r"my\.args: unknown stack: got 'nemoo'\nhint: did you mean 'nemo'"),
     ],
 )
 def test_a_line_that_cannot_be_read_is_refused(line, message):

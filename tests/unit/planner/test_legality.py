@@ -282,6 +282,7 @@ CASES = [
      Plan(data_shard=64, recompute=Recompute.SELECTIVE, recompute_modules=("norm",)),
      {"keys": ("stack.offloaded_activations=1",)}),
     ("compiled offloading", Plan(data_shard=64), {"keys": (*COMPILED, "stack.offloaded_activations=1")}),
+    ("states in host memory", Plan(data_shard=64, offload=Offload.OPTIMIZER), {"engine": "megatron"}),
     ("offloaded states", Plan(data_shard=64, offload=Offload.OPTIMIZER), {"keys": ("optimizer={name: lion}",)}),
     ("blocks of states", Plan(data_shard=64), {"keys": ("optimizer={name: adamw8bit}",)}),
 ]  # fmt: skip

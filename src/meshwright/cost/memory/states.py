@@ -154,7 +154,11 @@ def state_rates(
     return StateRates(
         dense=shared_by(width, frozen_weight),
         expert=shared_by(expert_width, np.where(in_codes, model.quantised_bytes, frozen_weight)),
-        adapters=StateBytes(weights=full.weights, gradients=full.gradients, optimizer=optimizer),
+        adapters=StateBytes(
+            weights=share(Sharding.PARAMETERS, width) * full.weights,
+            gradients=share(Sharding.GRADIENTS, width) * full.gradients,
+            optimizer=share(Sharding.OPTIMIZER, width) * optimizer,
+        ),
         quantised=share(Sharding.PARAMETERS, width) * in_codes * (frozen_weight - model.quantised_bytes),
         cached=cache_bytes(model, batch, plan, precision, frozen_weight),
         unit_extra=np.where(plan.sharding >= Sharding.OPTIMIZER, 1 / width, 1.0)
@@ -208,6 +212,7 @@ def state_bytes(rates: StateRates, held: RankParameters, num_layers: Array) -> S
     dense, expert, adapters = held.dense, held.expert, held.adapters
     layer = (dense + expert - held.unit) / np.maximum(num_layers, 1)
     at_once = np.where(rates.keeps_gathered, dense + expert - held.unit, 2 * layer)
+    adapters_at_once = adapters * np.where(rates.keeps_gathered, 1.0, 2 / np.maximum(num_layers, 1))
     waiting = np.where(rates.keeps_gathered, dense + expert, layer)
 
     def total(name: str) -> Array:
@@ -217,7 +222,7 @@ def state_bytes(rates: StateRates, held: RankParameters, num_layers: Array) -> S
     return StateBytes(
         weights=total("weights")
         + at_once * rates.gathered
-        + held.unit * rates.gathered_unit
+        + (held.unit + adapters_at_once) * rates.gathered_unit
         + (held.split - held.unit + expert) * rates.cached
         - (held.split - held.unit) * rates.quantised,
         gradients=total("gradients") + waiting * rates.unreduced,

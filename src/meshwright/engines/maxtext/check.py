@@ -73,7 +73,6 @@ def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:
     """Parts of `plan` that MaxText does not support."""
     return [
         *refusals.by_planner_rules(replace(plan, layers_per_stage=None), run=run, engine="maxtext"),
-        *refusals.offload(plan),
         *_named_layers(plan),
     ]
 

@@ -197,7 +197,6 @@ def check_plan(plan: Plan, *, run: Run, trains_here: bool = True) -> list[Unsupp
     """Parts of `plan` that Megatron-Core 0.16 does not support; `trains_here`: without Transformer Engine."""
     return [
         *refusals.by_planner_rules(plan, run=run, engine="megatron"),
-        *refusals.offload(plan),
         *(_without_transformer_engine(plan) if trains_here else _offloading(run)),
     ]
 

@@ -84,7 +84,7 @@ def _lora(lora: Lora, run: Run) -> Iterator[Unsupported]:
 
 def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:
     """Parts of `plan` that torchtitan 0.3.0 does not support."""
-    return [*refusals.by_planner_rules(plan, run=run, engine="torchtitan"), *refusals.offload(plan)]
+    return [*refusals.by_planner_rules(plan, run=run, engine="torchtitan")]
 
 
 def notes_on_data(run: Run, corpus: Corpus) -> Iterator[str]:
