@@ -28,6 +28,7 @@ from meshwright.accuracy.rows import PublishedRun
 from meshwright.accuracy.tables import RunTables, tables_of
 from meshwright.calibration.parameters import ALL, Calibration, Factors, Offset, prior
 from meshwright.cost.uncertainty import BF16_GEMM, Etas, derivatives
+from meshwright.specs.model import BaseFormat
 from meshwright.specs.model_parts import uncalibrated
 
 NOISE = {"A": 0.05, "B": 0.10, "C": 0.25}
@@ -283,9 +284,11 @@ def fit(
 def informs(run: PublishedRun) -> bool:
     """Return True if the calibration may learn from `run`: the whole of its model is costed from known kernels.
 
-    A fit would put the other models' missing effects on parameters that all models share.
+    A fit would put the other models' missing effects on parameters that all models share. A quantised base is one of
+    them: each program makes its matrices whole by kernels of its own.
     """
-    return run.conditions is not None and not uncalibrated(run.conditions.model)
+    c = run.conditions
+    return c is not None and not uncalibrated(c.model) and (c.lora is None or c.lora.base_format is BaseFormat.FULL)
 
 
 def thinned(runs: Sequence[PublishedRun]) -> list[PublishedRun]:
