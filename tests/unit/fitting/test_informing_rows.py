@@ -1,4 +1,4 @@
-"""Which published rows the calibration learns from."""
+"""Rows from which the calibration learns."""
 
 from __future__ import annotations
 
