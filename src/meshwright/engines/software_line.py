@@ -32,10 +32,9 @@ def software_line(run: Run) -> str:
     return f"# meshwright stack: {{{stated}}}\n" if stated else ""
 
 
-def found_line(text: str) -> str:
-    """Return the line of the exported file `text` without its end; empty where it has none."""
-    found = _LINE.search(text)
-    return found.group() if found else ""
+def found_lines(text: str) -> str:
+    """Return every such line of the exported file `text`; empty where it has none."""
+    return "\n".join(_LINE.findall(text))
 
 
 def with_stated_software(found: Imported, text: str, *, file: str) -> Imported:
@@ -43,7 +42,7 @@ def with_stated_software(found: Imported, text: str, *, file: str) -> Imported:
 
     Raises InputError for a line of another form, and for an unknown key or value.
     """
-    if len(lines := _LINE.findall(text)) > 1:
+    if len(lines := found_lines(text).splitlines()) > 1:
         raise InputError(f"{file}: the line about the software of the run stands {len(lines)} times", got=lines[1])
     stated = _stated(lines[0], file=file) if lines else {}
     return replace(found, content=found.content | {"stack": found.content["stack"] | stated})

@@ -1,6 +1,6 @@
 """Sections of a run file: pydantic models that are derived from dataclasses, whose fields are the keys.
 
-A field's type says what a value must be, and `specs.limits` in it what one value alone must satisfy.
+The type of a field gives the type of the value. Marks of `specs.limits` in it give the range of one value.
 """
 
 from __future__ import annotations

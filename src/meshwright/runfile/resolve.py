@@ -1,4 +1,4 @@
-"""From what a run file says to a `Run`: look names up, fill in what follows, refuse the impossible.
+"""Make a `Run` of a checked run file: look names up, fill in defaults that follow, refuse the impossible.
 
 Only what no machine and no engine could do is refused here (a batch that does not divide, degrees that do not
 multiply to the number of devices), and an engine that is named for devices on which it does not run. What else one

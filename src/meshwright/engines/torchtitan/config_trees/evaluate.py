@@ -22,7 +22,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from meshwright.engines.software_line import found_line
+from meshwright.engines.software_line import found_lines
 
 PACKAGES = ("torchtitan.models", "torchtitan.experiments")  # torchtitan's `--module` searches them too
 
@@ -32,8 +32,8 @@ def evaluate(source: str) -> dict[str, Any]:
     name, _, function = source.rpartition(":")
     try:
         module = load_module(name)
-        tree, line = node(getattr(module, function)()), found_line(Path(module.__file__).read_text(encoding="utf-8"))
-        return tree | {"software": line} if line else tree
+        tree, lines = node(getattr(module, function)()), found_lines(Path(module.__file__).read_text(encoding="utf-8"))
+        return tree | {"software": lines} if lines else tree
     except Exception as error:  # a program may raise any exception
         return {"error": f"{type(error).__name__}: {error}"}
 
