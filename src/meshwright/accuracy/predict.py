@@ -15,7 +15,7 @@ from meshwright.accuracy.tables import RunTables, memory_of, tables_of
 from meshwright.calibration.parameters import Calibration, fitted
 from meshwright.cost.rates import rates_from_etas
 from meshwright.cost.step import estimate_steps
-from meshwright.cost.uncertainty import Etas, LogStep, derivatives, has_novel_layers, log_variances, spread
+from meshwright.cost.uncertainty import Etas, LogStep, derivatives, kinds_of, log_variances, spread
 from meshwright.specs.memory_budget import WHOLE_DEVICE_RATIO, MemoryBudget
 
 
@@ -40,14 +40,11 @@ def predict_steps(
     """(log seconds per step, variance of it by source) of every run."""
     etas, bf16 = calibration.etas(tables.factors), calibration.etas(tables.bf16_factors)
     log_step = log_step_of(tables, calibration)
-    is_moe = np.asarray(tables.model.num_moe_layers) > 0
     variances = log_variances(
         derivatives(log_step, etas, bf16),
         calibration,
         tables.factors,
-        is_moe=is_moe,
-        is_novel=has_novel_layers(tables.model),
-        unstated=np.asarray(tables.facts.unstated_expert_share),
+        kinds=np.broadcast_to(kinds_of(tables.model), len(tables.factors)),
     )
     return log_step(etas, bf16), variances
 

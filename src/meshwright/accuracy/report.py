@@ -12,6 +12,7 @@ import numpy as np
 from meshwright.accuracy.failed import FailedReport, judge, states_memory
 from meshwright.accuracy.metrics import TAIL_QUANTILE, Metrics, Predictions, measure, memory_errors
 from meshwright.accuracy.rows import PublishedRun
+from meshwright.accuracy.shipped import blind_predictions, blind_sources
 
 Predict = Callable[[Sequence[PublishedRun]], Predictions]
 """Function that predicts a non-empty sequence of runs with conditions, in order."""
@@ -23,6 +24,8 @@ GROUP_KINDS = (
 
 HEADLINE = "quality A, GPU, no sweep"
 """The subset that the documentation quotes."""
+LATER = "sources that came after the code"
+"""The subset of rows that were predicted before they were read: fitted or not, their errors are not comparable."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +85,8 @@ class AccuracyReport:
     unpredicted: dict[str, int]  # reason -> rows
     memory: dict[str, dict[str, float]]  # definition of memory in the source -> errors
     failed: FailedReport | None
+    blind: dict[str, Metrics]
+    """Errors of the shipped predictions that were made before their source was read; empty if there is no such row."""
 
     @property
     def headline(self) -> Metrics | None:
@@ -102,6 +107,7 @@ class AccuracyReport:
             "summary": self.summary,
             "headline": self.headline,
             "groups": self.groups,
+            "blind": self.blind,
             "memory": self.memory,
             "unpredicted": self.unpredicted,
             "failed": self.failed,
@@ -124,6 +130,31 @@ def compare(
         unpredicted=dict(Counter(run.reason.value for run in runs if run.reason).most_common()),
         memory=_memory(known, predictions),
         failed=None if failed is None else _judge(failed, known, predictions, predict),
+        blind=_blind(known),
+    )
+
+
+def _blind(known: Sequence[PublishedRun]) -> dict[str, Metrics]:
+    """Errors of what was said of the rows among `known` before they were read: all, by kind of model, by source."""
+    said = blind_predictions()
+    runs = [run for run in known if run.id in said and run.source_key == said[run.id].source_key]
+    members: dict[str, list[PublishedRun]] = {"all rows": runs} if runs else {}
+    for kind in ("architecture", "source"):
+        for group in sorted({run.groups[kind] for run in runs}):
+            members[group] = [run for run in runs if run.groups[kind] == group]
+    return {name: measure(own, _as_said(own), num_rows=len(own)) for name, own in members.items()}
+
+
+def _as_said(runs: Sequence[PublishedRun]) -> Predictions:
+    said = [blind_predictions()[run.id] for run in runs]
+    unknown = np.full(len(runs), np.nan)
+    return Predictions(
+        tokens_per_s_per_device=np.array([one.predicted for one in said]),
+        low=np.array([one.low for one in said]),
+        high=np.array([one.high for one in said]),
+        memory_allocated_bytes=unknown,
+        memory_reserved_bytes=unknown,
+        fits=np.array([one.fits for one in said]),
     )
 
 
@@ -172,6 +203,8 @@ def _memberships(run: PublishedRun) -> list[tuple[str, str]]:
 
 
 def _subset(run: PublishedRun) -> str:
+    if run.source_key in blind_sources():
+        return LATER
     if run.is_sweep:
         return f"sweep {run.source_key}"
     if not run.is_gpu:

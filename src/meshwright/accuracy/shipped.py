@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -26,6 +27,48 @@ def measured_model_names() -> frozenset[str]:
 def failed_configs_path() -> Path:
     """The shipped CSV of configurations that did not run."""
     return Path(str(_RUNS / "failed_configs.csv"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlindPrediction:
+    """What `commit` of Meshwright said of the row `id` before anyone had read its source.
+
+    predicted: tokens/s per device, with the ends of its 80 % interval, `low` and `high`.
+    """
+
+    id: str
+    source_key: str
+    commit: str
+    predicted: float
+    low: float
+    high: float
+    fits: bool  # the memory of the device is enough
+
+
+@cache
+def blind_predictions() -> dict[str, BlindPrediction]:
+    """Predictions by row of the sources that came after the code (`fitting.blind` makes them)."""
+    with blind_predictions_path().open(encoding="utf-8", newline="") as lines:
+        return {row["id"]: _blind_prediction(row) for row in csv.DictReader(lines)}
+
+
+def blind_predictions_path() -> Path:
+    """The shipped CSV of them."""
+    return Path(str(_RUNS / "blind_predictions.csv"))
+
+
+@cache
+def blind_sources() -> frozenset[str]:
+    """Sources whose rows were predicted before they were read."""
+    return frozenset(prediction.source_key for prediction in blind_predictions().values())
+
+
+def _blind_prediction(row: dict[str, str]) -> BlindPrediction:
+    predicted, low, high = (float(row[name]) for name in ("predicted", "low", "high"))
+    return BlindPrediction(
+        id=row["id"], source_key=row["source_key"], commit=row["commit"],
+        predicted=predicted, low=low, high=high, fits=row["fits"] == "True",
+    )  # fmt: skip
 
 
 @cache

@@ -106,12 +106,7 @@ class DeviceCalibration:
         measured = replace(measured, corrections=corrections, collectives=collectives)
         if self.unexplained_sd is None:
             return measured
-        return replace(
-            measured,
-            residual_sd=dict.fromkeys(("dense", "moe"), self.unexplained_sd),
-            interval_scale=1.0,
-            interval_factors={},
-        )
+        return replace(measured, residual_sd=dict.fromkeys(("dense", "moe"), self.unexplained_sd), stranger_sd={})
 
     def cpu_oversubscription(self, count: int) -> float:
         """Processes for each core."""

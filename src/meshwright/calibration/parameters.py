@@ -32,10 +32,6 @@ Factors = Mapping[str, str]
 STEP_CALIBRATION = Path(str(files("meshwright.calibration"))) / "data" / "step.json"
 """The shipped offsets."""
 
-MANY_SOURCES = 5
-"""Sources from which on a lineage of stacks on an architecture counts as well known, for intervals: rows of
-one source have common errors, and five of them show how sources differ."""
-
 ALL = "all"
 """The level with one key that every run has."""
 
@@ -92,14 +88,8 @@ class Calibration:
     parameters: Mapping[str, Parameter]
     offsets: Mapping[tuple[str, str, str], Offset] = field(default_factory=dict)  # (parameter, level, key)
     residual_sd: Mapping[str, float] = field(default_factory=dict)  # of log step time: "dense", "moe", ...
-    interval_scale: float = 1.0  # such that 80 % intervals hold 80 % of rows in leave-one-source-out
-    interval_floors: Mapping[str, float] = field(default_factory=dict)
-    """Standard deviation that every case has besides, by kind of model: "dense", "moe", "novel"."""
-    unstated_sd: float = 0.0  # that a mixture of experts has besides when no switch of its software is stated
-    num_sources: Mapping[str, int] = field(default_factory=dict)
-    """Published sources behind it, by architecture and lineage ("Hopper/megatron-core")."""
-    interval_factors: Mapping[str, float] = field(default_factory=dict)
-    """Further factors by class of case (`case_class`), so that each large class holds 80 % too."""
+    stranger_sd: Mapping[str, float] = field(default_factory=dict)
+    """Of log step time, by kind of model (`cost.uncertainty.kinds_of`): what new sources err by besides."""
     made: str = "prior"
     corrections: Mapping[str, EfficiencyCorrection] = field(default_factory=dict)
     """Corrections of a measured device, by kernel and format: "gemm/forward/bf16"."""
@@ -131,44 +121,9 @@ class Calibration:
             result[p.name] = math.sqrt(variance)
         return result
 
-    def scaled(self, interval_scale: float) -> Calibration:
-        """Return the calibration with another factor on its standard deviations."""
-        return replace(self, interval_scale=interval_scale)
-
     def with_intervals_of(self, other: Calibration) -> Calibration:
-        """Return the calibration with the scale, floor and factors of `other`'s intervals."""
-        return replace(
-            self,
-            interval_scale=other.interval_scale,
-            interval_floors=other.interval_floors,
-            unstated_sd=other.unstated_sd,
-            interval_factors=other.interval_factors,
-        )
-
-    def added_variance(
-        self,
-        is_moe: NDArray[np.bool_],
-        unstated: float | NDArray[np.float64],
-        *,
-        is_novel: NDArray[np.bool_] | bool = False,
-    ) -> NDArray[np.float64]:
-        """Variance of log step time that cases have besides what parameters give, before `interval_scale`.
-
-        unstated: share of the switches of mixtures of experts that is not stated (`Features.unstated_expert_share`).
-        """
-        novel, moe, dense = (self.interval_floors.get(kind, 0.0) for kind in ("novel", "moe", "dense"))
-        floor = np.where(is_novel, novel, np.where(is_moe, moe, dense))
-        return np.asarray(floor**2 + is_moe * unstated * self.unstated_sd**2, dtype=np.float64)
-
-    def case_class(self, factors: Factors, *, is_moe: bool, is_novel: bool = False) -> str:
-        """Class of a case: kind of model, and whether many sources ran its lineage of stacks on its architecture.
-
-        is_novel: the model has layers that few published runs have (`cost.uncertainty.has_novel_layers`).
-        """
-        if is_novel:
-            return "novel layers"
-        many = self.num_sources.get(factors["architecture_lineage"], 0) >= MANY_SOURCES
-        return f"{'moe' if is_moe else 'dense'}, {'many' if many else 'few'} sources"
+        """Return the calibration with intervals for as strange sources as `other`'s."""
+        return replace(self, stranger_sd=other.stranger_sd)
 
     def with_measured(self, measured: Mapping[str, MeasuredParameter], *, made: str) -> Calibration:
         """Return the calibration with `measured` values. Fitted offsets of these parameters no longer count."""
@@ -224,11 +179,7 @@ def from_document(document: Mapping[str, object]) -> Calibration:
         parameters=prior().parameters,
         offsets=offsets,
         residual_sd=document["residual_sd"],  # pyright: ignore[reportArgumentType]
-        interval_scale=document["interval_scale"],  # pyright: ignore[reportArgumentType]
-        interval_floors=document["interval_floors"],  # pyright: ignore[reportArgumentType]
-        unstated_sd=document["unstated_sd"],  # pyright: ignore[reportArgumentType]
-        num_sources=document.get("num_sources", {}),  # pyright: ignore[reportArgumentType]
-        interval_factors=document["interval_factors"],  # pyright: ignore[reportArgumentType]
+        stranger_sd=document["stranger_sd"],  # pyright: ignore[reportArgumentType]
         made=str(document["made"]),
     )
 
@@ -238,11 +189,7 @@ def to_document(calibration: Calibration) -> dict[str, object]:
     return {
         "made": calibration.made,
         "residual_sd": dict(calibration.residual_sd),
-        "interval_scale": calibration.interval_scale,
-        "interval_floors": dict(calibration.interval_floors),
-        "unstated_sd": calibration.unstated_sd,
-        "num_sources": dict(sorted(calibration.num_sources.items())),
-        "interval_factors": {key: round(x, 4) for key, x in sorted(calibration.interval_factors.items())},
+        "stranger_sd": {kind: round(sd, 4) for kind, sd in sorted(calibration.stranger_sd.items())},
         "offsets": [
             {
                 "parameter": parameter,

@@ -82,7 +82,6 @@ class SystemFacts(DeviceFacts, StackTraits):
     """Facts that do not depend on calibration: datasheet numbers and traits of the stack."""
 
     matmul_format: str | NDArray[np.str_]
-    unstated_expert_share: Array  # of the switches of mixtures: those for which the stack's release speaks
     network: Network
 
 
@@ -234,7 +233,6 @@ def system_facts(
         keeps_masters=int(facts.keeps_masters),
         expert_imbalance=features.busiest_expert_ratio,
         pads_experts=int(features.has_capacity),
-        unstated_expert_share=stack.features.unstated_expert_share,
         cpu_oversubscription=accelerator.cpu_oversubscription,
         years=vintage_of(stack, facts) - 2025.0,
         network=network_row(cluster.fabric, constants_for(cluster.fabric), devices_per_node=cluster.devices_per_node),

@@ -1,12 +1,11 @@
 """Uncertainty of a step time: the spread of calibrated parameters carried through to log seconds.
 
-    sd^2 = scale^2 ( added^2 + residual_sd^2 + Σ_parameters (d log T / d parameter)^2 sd_parameter^2 )
+    sd^2 = stranger_sd^2 + residual_sd^2 + Σ_parameters (d log T / d parameter)^2 sd_parameter^2
 
 An 80 % interval is T exp(± 1.2816 sd). `calibration.parameters` gives the parameters and their standard
-deviations, in transformed units. `residual_sd` is the error that the fit leaves unexplained. `added` is a
-floor by kind of model, and what mixtures of experts have besides when switches of their software are not
-stated. It and `scale` make intervals hold 80 % of the sources that a calibration had not seen, with the least
-interval score.
+deviations, in transformed units. `residual_sd` is the error that the fit leaves unexplained. `stranger_sd` is what
+predictions for a source that came after the code err by besides (`fitting.blind`): with it, 80 % intervals hold 80 % of
+such runs. Both are of a kind of model.
 """
 
 from __future__ import annotations
@@ -49,10 +48,14 @@ def derivatives(
     return dict(zip([*moving, BF16_GEMM], (logs[1:] - logs[0]) / DERIVATIVE_STEP, strict=True))
 
 
-def has_novel_layers(model: ModelTable) -> NDArray[np.bool_]:
-    """True for models with layers that few published runs have: state space, linear or sparse attention."""
+def kinds_of(model: ModelTable) -> NDArray[np.str_]:
+    """Kind of each model, by which its intervals have a width: "dense", "moe" or "novel".
+
+    A novel one has layers that few published runs have: state space, linear or sparse attention, several streams.
+    """
     others = (model.state_space_share, model.linear_share, model.index_heads, np.asarray(model.streams) - 1)
-    return np.any(np.broadcast_arrays(*(np.asarray(part) > 0 for part in others)), axis=0)
+    is_novel = np.any(np.broadcast_arrays(*(np.asarray(part) > 0 for part in others)), axis=0)
+    return np.where(is_novel, "novel", np.where(np.asarray(model.num_moe_layers) > 0, "moe", "dense"))
 
 
 def log_variances(
@@ -60,30 +63,23 @@ def log_variances(
     calibration: Calibration,
     factors: Sequence[Factors],
     *,
-    is_moe: NDArray[np.bool_],
-    is_novel: NDArray[np.bool_] | bool = False,
-    unstated: float | NDArray[np.float64] = 0.0,
+    kinds: NDArray[np.str_],
 ) -> dict[str, NDArray[np.float64]]:
-    """Variance of log step time by where it comes from: each parameter, and "unexplained".
-
-    unstated: share of the switches of mixtures of experts that is not stated; 0 for a ratio of two plans of one stack.
-    """
+    """Variance of log step time by where it comes from: each parameter, and "unexplained". `kinds`: of `kinds_of`."""
     sds = [calibration.sds(f) for f in factors]
-    residual = calibration.residual_sd
-    unexplained = np.where(is_moe, residual.get("moe", 0.15), residual.get("dense", 0.10))
-    parts = {"unexplained": unexplained**2 + calibration.added_variance(is_moe, unstated, is_novel=is_novel)}
+    strange = _by_kind(calibration.stranger_sd, kinds, default={"dense": 0.0, "moe": 0.0})
+    parts = {"unexplained": _by_kind(calibration.residual_sd, kinds, default={"dense": 0.10, "moe": 0.15}) ** 2}
+    parts["unexplained"] += strange**2
     for name, slope in slopes.items():
         sd = np.array([s["gemm_ratio" if name == BF16_GEMM else name] for s in sds])
         parts[name] = (slope * sd) ** 2
-    novel = np.broadcast_to(is_novel, np.shape(is_moe))
-    classes = [
-        calibration.case_class(f, is_moe=bool(m), is_novel=bool(n))
-        for f, m, n in zip(factors, is_moe, novel, strict=True)
-    ]
-    scale = calibration.interval_scale * np.array([calibration.interval_factors.get(c, 1.0) for c in classes])
-    # what published sources say of a case narrows no noise of a measurement made elsewhere
-    at_least_1, noisy = np.maximum(scale, 1.0), calibration.measured_parameters
-    return {name: part * (at_least_1 if name in noisy else scale) ** 2 for name, part in parts.items()}
+    return parts
+
+
+def _by_kind(sd: Mapping[str, float], kinds: NDArray[np.str_], *, default: Mapping[str, float]) -> NDArray[np.float64]:
+    """Standard deviation of each row; of a kind that has none, which is one of few rows, the largest."""
+    known = {**default, **sd}
+    return np.array([known.get(kind, max(known.values())) for kind in np.atleast_1d(kinds).tolist()])
 
 
 def spread(variances: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:

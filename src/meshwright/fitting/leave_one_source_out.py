@@ -6,7 +6,7 @@ This is the error to expect on an unseen cluster and software. The error on fitt
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from meshwright.accuracy.predict import predict, predict_steps
 from meshwright.accuracy.rows import PublishedRun
 from meshwright.accuracy.tables import tables_of
 from meshwright.calibration.parameters import Calibration
-from meshwright.cost.uncertainty import has_novel_layers
+from meshwright.cost.uncertainty import kinds_of
 from meshwright.fitting.published_runs import Fitted, without
 
 Progress = Callable[[int], object]
@@ -47,47 +47,36 @@ class UnseenErrors:
     """Predictions of n runs, each by a fit without its source."""
 
     error: NDArray[np.float64]  # log predicted - log measured rate
-    sd: NDArray[np.float64]  # of it, with interval scale 1
-    case_class: NDArray[np.str_]  # what that fit knew of the case
-    unstated: NDArray[np.float64]  # share of the switches of mixtures that the case does not state
+    sd: NDArray[np.float64]  # of it, as the parameters' spread and the residual have it
+    kind: NDArray[np.str_]  # of model: `cost.uncertainty.kinds_of`
+    source: NDArray[np.str_]
 
-    @property
-    def is_moe(self) -> NDArray[np.bool_]:
-        """True for mixtures of experts of usual layers."""
-        return np.char.startswith(self.case_class, "moe")
-
-    @property
-    def is_novel(self) -> NDArray[np.bool_]:
-        """True for models with layers that few published runs have."""
-        return np.char.startswith(self.case_class, "novel")
-
-    def take(self, index: NDArray[np.intp]) -> UnseenErrors:
+    def take(self, index: NDArray[np.intp] | NDArray[np.bool_]) -> UnseenErrors:
         """The runs at `index`."""
         return UnseenErrors(
-            error=self.error[index], sd=self.sd[index], case_class=self.case_class[index], unstated=self.unstated[index]
+            error=self.error[index], sd=self.sd[index], kind=self.kind[index], source=self.source[index]
         )
 
 
-def held_out(runs: Sequence[PublishedRun], fitted: Fitted, *, progress: Progress = lambda _: None) -> UnseenErrors:
-    """Errors of every run by the fit without its source. Each run has conditions and a rate."""
-    error, sd, unstated = np.zeros(len(runs)), np.zeros(len(runs)), np.zeros(len(runs))
-    classes = np.full(len(runs), "", dtype="<U32")
-    for source, rows in _by_source(runs).items():
-        tables = tables_of([c for i in rows if (c := runs[i].conditions) is not None])
-        calibration = without(fitted, source).scaled(1.0)
-        log_step_s, variances = predict_steps(tables, calibration)
-        tokens = tables.batch.global_batch * tables.batch.seq_len / tables.plan.num_devices
-        measured = np.array([runs[i].tokens_per_s_per_device for i in rows], dtype=float)
-        error[rows] = np.log(tokens / measured) - log_step_s
-        sd[rows] = np.sqrt(sum(variances.values()))
-        unstated[rows] = tables.facts.unstated_expert_share
-        is_moe = np.asarray(tables.model.num_moe_layers) > 0
-        classes[rows] = [
-            calibration.case_class(f, is_moe=bool(m), is_novel=bool(novel))
-            for f, m, novel in zip(tables.factors, is_moe, has_novel_layers(tables.model), strict=True)
-        ]
-        progress(len(rows))
-    return UnseenErrors(error=error, sd=sd, case_class=classes, unstated=unstated)
+def errors_by(calibration: Calibration, runs: Sequence[PublishedRun]) -> UnseenErrors:
+    """Errors of `runs`, each with conditions and a rate, by a calibration that has not seen them."""
+    tables = tables_of([run.conditions for run in runs if run.conditions is not None])
+    log_step_s, variances = predict_steps(tables, calibration)
+    tokens = tables.batch.global_batch * tables.batch.seq_len / tables.plan.num_devices
+    measured = np.array([run.tokens_per_s_per_device for run in runs], dtype=float)
+    return UnseenErrors(
+        error=np.log(tokens / measured) - log_step_s,
+        sd=np.sqrt(sum(variances.values())),
+        kind=np.broadcast_to(kinds_of(tables.model), len(runs)),
+        source=np.array([run.source_key for run in runs]),
+    )
+
+
+def held_out(runs: Sequence[PublishedRun], fitted: Fitted) -> UnseenErrors:
+    """Errors of every run by the fit without its source, source by source. Each has conditions and a rate."""
+    parts = [errors_by(without(fitted, source), [runs[i] for i in rows]) for source, rows in _by_source(runs).items()]
+    names = [f.name for f in fields(UnseenErrors)]
+    return UnseenErrors(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
 def _by_source(runs: Sequence[PublishedRun]) -> dict[str, NDArray[np.intp]]:

@@ -15,7 +15,6 @@ less than a tolerance.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -240,14 +239,7 @@ def as_calibration(problem: FitProblem, solution: Solution, *, use: NDArray[np.b
         return float(np.median(np.abs(solution.residual[chosen if chosen.any() else use]))) / MEDIAN_OF_NORMAL
 
     sds = {"dense": residual_sd(~problem.is_moe), "moe": residual_sd(problem.is_moe)}
-    return replace(prior(), offsets=offsets, residual_sd=sds, num_sources=_num_sources(problem, use), made=made)
-
-
-def _num_sources(problem: FitProblem, use: NDArray[np.bool_]) -> dict[str, int]:
-    """Sources behind each lineage on each architecture, of the rows where `use` is true."""
-    keys = np.array([f["architecture_lineage"] for f in problem.tables.factors])[use]
-    pairs = {(str(key), str(source)) for key, source in zip(keys, problem.source[use], strict=True)}
-    return dict(Counter(key for key, _ in pairs))
+    return replace(prior(), offsets=offsets, residual_sd=sds, made=made)
 
 
 @dataclass(frozen=True, kw_only=True)

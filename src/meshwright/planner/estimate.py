@@ -20,7 +20,7 @@ from meshwright.cost.pipeline.simulate import Timeline
 from meshwright.cost.rates import bf16_factors, factors_of, rates_from_etas, system_rates
 from meshwright.cost.step import StepTable, estimate_steps
 from meshwright.cost.tables import PlanTable, plan_row
-from meshwright.cost.uncertainty import Etas, derivatives, has_novel_layers, log_variances, spread
+from meshwright.cost.uncertainty import Etas, derivatives, kinds_of, log_variances, spread
 from meshwright.planner.finalists import simulate_pipeline, simulated_step_s
 from meshwright.planner.generations import PartShare, mixed_step
 from meshwright.planner.request import PlanRequest
@@ -116,15 +116,7 @@ def steps_and_variances(
         return np.log(steps_at(etas, bf16).step_s)
 
     slopes = derivatives(log_step, etas, bf16)
-    is_moe = np.array([request.model.experts is not None])
-    variances = log_variances(
-        slopes,
-        calibration,
-        [factors],
-        is_moe=is_moe,
-        is_novel=np.atleast_1d(has_novel_layers(request.model_table)),
-        unstated=facts.unstated_expert_share,
-    )
+    variances = log_variances(slopes, calibration, [factors], kinds=np.atleast_1d(kinds_of(request.model_table)))
     return steps_at(etas, bf16), variances
 
 

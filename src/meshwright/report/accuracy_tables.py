@@ -16,6 +16,8 @@ METRICS_HEADINGS = ("rows", "predicted", "median", "p90", "bias", "in interval",
 error; share of measurements inside the interval; median absolute memory error; mean top-1 regret and
 Kendall τ of the groups of plans."""
 
+BLIND_TITLE = "As predicted before the source was read"
+
 
 def accuracy_tables(report: AccuracyReport, *, by: str) -> list[TextTable]:
     """Errors of the subsets, of one kind of group and of memory; rows without a prediction, rows that did not fit."""
@@ -27,8 +29,9 @@ def accuracy_tables(report: AccuracyReport, *, by: str) -> list[TextTable]:
 
 
 def remaining_tables(report: AccuracyReport) -> list[TextTable]:
-    """Tables of memory, unpredicted rows and configurations that did not fit."""
-    tables = [_memory_table(report.memory)] if report.memory else []
+    """Tables of blind predictions, memory, unpredicted rows and configurations that did not fit."""
+    tables = [metrics_table(BLIND_TITLE, report.blind)] if report.blind else []
+    tables += [_memory_table(report.memory)] if report.memory else []
     if report.unpredicted:
         rows = list(report.unpredicted.items())
         tables.append(TextTable(title="Not predicted", headings=("reason", "rows"), rows=rows))

@@ -138,11 +138,6 @@ class Features:
             return self.capacity_factor or BALANCED_CAPACITY
         return self.expert_imbalance or FORCED_BALANCE
 
-    @property
-    def unstated_expert_share(self) -> float:
-        """Share of `EXPERT_SWITCHES` that is None."""
-        return sum(getattr(self, name) is None for name in EXPERT_SWITCHES) / len(EXPERT_SWITCHES)
-
     def stated(self) -> dict[str, str | bool | float]:
         """The switches that are not None, as a run file writes them."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -153,9 +148,6 @@ class Features:
         mine = {f.name: getattr(self, f.name) for f in fields(self)}
         return Features(**{k: getattr(default, k) if v is None else v for k, v in mine.items()})
 
-
-EXPERT_SWITCHES = ("cuda_graphs", "dispatcher", "overlaps_experts", "expert_imbalance")
-"""Switches that decide how long a mixture of experts waits for its host, its all-to-alls and its busiest rank."""
 
 RELEASE_DEFAULTS = Features()
 """No switch is stated: each is as the stack's release has it."""

@@ -176,17 +176,6 @@ def test_recomputation_of_recipes(read_one: ReadOne, cells: dict[str, str], expe
     assert stated.plan.recompute is Recompute.NONE
 
 
-def test_the_share_of_switches_of_mixtures_that_is_not_stated(read_one: ReadOne) -> None:
-    """Of graphs, dispatcher, overlap and balance."""
-    assert features(read_one, "").unstated_expert_share == 1
-    assert Features(dispatcher=Dispatcher.DEEPEP).unstated_expert_share == 0.75
-    assert Features(attention=AttentionKernel.FA2).unstated_expert_share == 1
-    stated = Features(
-        cuda_graphs=CudaGraphs.NONE, dispatcher=Dispatcher.ALL_TO_ALL, overlaps_experts=False, expert_imbalance=1.0
-    )
-    assert stated.unstated_expert_share == 0
-
-
 def test_a_policy_of_its_own_is_not_the_default_of_the_framework(read_one: ReadOne) -> None:
     """MaxText's custom policy keeps tensors that a row may not name: taken as full, and said to be."""
     run = read_one(framework="MaxText", arch="dense", recompute="custom")

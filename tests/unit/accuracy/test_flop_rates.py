@@ -52,6 +52,13 @@ def test_a_printed_rate_precedes(read_one: ReadOne) -> None:
     assert run.tokens_per_s_per_device == 870
 
 
+COUNTED_OTHERWISE = {
+    "oellm_jupiter",  # of Megatron-LM as of the 50,304 entries that its rows of torchtitan state
+    "xtuner_megatron_moe",  # Pai-Megatron-Patch of July 2025 counts half of the score matrix already
+}
+"""Sources whose rows print both units, so that no rate relies on the count of their software."""
+
+
 def test_counts_reproduce_rows_that_print_both_units() -> None:
     """Every count that a source's rows without a rate rely on, on its rows with one: within 3 % in the median."""
     ratios: dict[str, list[float]] = {}
@@ -63,7 +70,7 @@ def test_counts_reproduce_rows_that_print_both_units() -> None:
         c = run.conditions
         if c is None or c.lora or run.task != "pretrain":
             continue
-        if count := flop_count_of(row, c.stack):
+        if run.source_key not in COUNTED_OTHERWISE and (count := flop_count_of(row, c.stack)):
             counted = flops_per_token(model_row(c.model), seq_len=c.seq_len, count=count)
             ratios.setdefault(count.name, []).append(printed * 1e9 / counted)
     assert len(ratios) == 5

@@ -10,6 +10,7 @@ import pytest
 from meshwright.accuracy.predict import predict, predict_steps
 from meshwright.accuracy.tables import cluster_of, tables_of
 from meshwright.calibration.parameters import fitted, prior
+from meshwright.cost.uncertainty import Z80
 from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.request import PlanRequest
 from meshwright.specs.precision import PRECISIONS
@@ -50,21 +51,19 @@ def test_the_measurement_is_not_looked_at(read_many):
     assert rates[0] == rates[1]
 
 
-def test_intervals_hold_the_value_and_widen_with_the_scale(read_many):
+def test_intervals_hold_the_value_and_widen_for_strangers(read_many):
     runs = read_many({}, {"precision": "bf16"})
-    usual, wide = predict(runs), predict(runs, calibration=fitted().scaled(2 * fitted().interval_scale))
+    strange = {kind: 2 * sd for kind, sd in fitted().stranger_sd.items()}
+    usual, wide = predict(runs), predict(runs, calibration=replace(fitted(), stranger_sd=strange))
     assert (usual.low < usual.tokens_per_s_per_device).all()
     assert (usual.tokens_per_s_per_device < usual.high).all()
-    ratio = np.log(wide.high / wide.low) / np.log(usual.high / usual.low)
-    assert ratio == pytest.approx([2, 2])
+    added = (np.log(wide.high / wide.low) / 2 / Z80) ** 2 - (np.log(usual.high / usual.low) / 2 / Z80) ** 2
+    assert added == pytest.approx([3 * fitted().stranger_sd["dense"] ** 2] * 2)
 
 
 def test_the_fit_narrows_the_prior(read_many):
     tables = tables_of([r.conditions for r in read_many({})])
-    parts = [
-        predict_steps(tables, c.scaled(1.0))[1]
-        for c in (prior(), replace(fitted(), residual_sd={}, interval_floors={}))
-    ]
+    parts = [predict_steps(tables, c)[1] for c in (prior(), replace(fitted(), residual_sd={}, stranger_sd={}))]
     before, after = (sum(p[name][0] for name in p) for p in parts)
     assert after < before / 2
 

@@ -163,11 +163,14 @@ class TestSharing:
 
 
 def test_what_whole_steps_left_unexplained_takes_the_place_of_the_residual(machine):
-    shipped = machine.calibration(prior())
-    measured = replace(machine, unexplained_sd=0.04).calibration(prior())
+    """What sources err by that nobody had seen goes with it."""
+    of_strangers = replace(prior(), stranger_sd={"dense": 0.3})
+    shipped = machine.calibration(of_strangers)
+    measured = replace(machine, unexplained_sd=0.04).calibration(of_strangers)
+    assert shipped.stranger_sd == of_strangers.stranger_sd
     assert shipped.residual_sd == prior().residual_sd
     assert measured.residual_sd == {"dense": 0.04, "moe": 0.04}
-    assert measured.interval_scale == 1
+    assert measured.stranger_sd == {}
 
 
 @pytest.fixture

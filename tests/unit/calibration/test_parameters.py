@@ -93,21 +93,9 @@ class TestSpread:
         assert guessed["gemm_ratio"] > 1.2 * known["gemm_ratio"]
 
 
-@pytest.mark.parametrize(("num_sources", "expected"), [(0, "few"), (4, "few"), (5, "many")])
-def test_a_class_says_whether_many_sources_are_behind_a_case(num_sources, expected):
-    known = replace(TOY, num_sources={H100["architecture_lineage"]: num_sources})
-    assert known.case_class(H100, is_moe=False) == f"dense, {expected} sources"
-    assert known.case_class(MI355X, is_moe=True) == "moe, few sources"
-
-
 def test_a_document_keeps_everything_but_the_last_digits():
     full = replace(
-        TOY,
-        parameters=prior().parameters,
-        residual_sd={"dense": 0.04},
-        interval_scale=1.5,
-        made="by hand",
-        num_sources={"Hopper/megatron-core": 7},
+        TOY, parameters=prior().parameters, residual_sd={"dense": 0.04}, stranger_sd={"dense": 0.1}, made="by hand"
     )
     again = from_document(json.loads(json.dumps(to_document(full))))
     assert again == full
@@ -203,4 +191,4 @@ class TestShipped:
     def test_residuals_are_known_by_kind_of_model(self):
         assert 0 < fitted().residual_sd["dense"] < 0.2
         assert 0 < fitted().residual_sd["moe"] < 0.3
-        assert fitted().interval_scale > 0
+        assert 0 < fitted().stranger_sd["dense"] < fitted().stranger_sd["moe"] < 0.5

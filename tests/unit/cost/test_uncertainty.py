@@ -53,12 +53,10 @@ def test_derivatives_of_a_linear_model_are_its_coefficients():
     assert slopes[BF16_GEMM] == pytest.approx([0.5, 0.5])
 
 
-def variances(
-    calibration=None, *, slope: float = 1.0, is_moe: bool = False, unstated: float = 0.0
-) -> dict[str, np.ndarray]:
+def variances(calibration=None, *, slope: float = 1.0, kind: str = "dense") -> dict[str, np.ndarray]:
     slopes = {name: np.array([0.0]) for name in prior().parameters} | {"memory_ratio": np.array([slope])}
     slopes[BF16_GEMM] = np.array([0.0])
-    return log_variances(slopes, calibration or prior(), [FACTORS], is_moe=np.array([is_moe]), unstated=unstated)
+    return log_variances(slopes, calibration or prior(), [FACTORS], kinds=np.array([kind]))
 
 
 def test_a_parameter_counts_with_its_slope_and_its_spread():
@@ -70,20 +68,15 @@ def test_a_parameter_counts_with_its_slope_and_its_spread():
 def test_what_the_fit_leaves_unexplained_differs_by_kind_of_model():
     fitted = replace(prior(), residual_sd={"dense": 0.02, "moe": 0.08})
     assert variances(fitted)["unexplained"] == pytest.approx(0.02**2)
-    assert variances(fitted, is_moe=True)["unexplained"] == pytest.approx(0.08**2)
+    assert variances(fitted, kind="moe")["unexplained"] == pytest.approx(0.08**2)
+    assert variances(fitted, kind="novel")["unexplained"] == pytest.approx(0.08**2)
 
 
-def test_switches_that_are_not_stated_widen_mixtures_alone():
-    added = replace(prior(), residual_sd={"dense": 0, "moe": 0}, interval_floors={"dense": 0.1}, unstated_sd=0.3)
-    assert variances(added, unstated=1.0)["unexplained"] == pytest.approx(0.1**2)
-    assert variances(added, is_moe=True, unstated=0.5)["unexplained"] == pytest.approx(0.5 * 0.3**2)
-    assert variances(added, is_moe=True)["unexplained"] == 0
-
-
-def test_the_scale_widens_every_part():
-    once, twice = variances(), variances(prior().scaled(2.0))
-    for name, part in twice.items():
-        assert part == pytest.approx(4 * once[name]), name
+def test_what_strangers_err_by_widens_their_kind_and_the_kinds_of_few_rows():
+    wide = replace(prior(), residual_sd={"dense": 0.0, "moe": 0.0}, stranger_sd={"dense": 0.1, "moe": 0.3})
+    found = {kind: float(variances(wide, kind=kind)["unexplained"][0]) for kind in ("dense", "moe", "novel")}
+    assert found == pytest.approx({"dense": 0.1**2, "moe": 0.3**2, "novel": 0.3**2})
+    assert variances(wide)["memory_ratio"] == variances()["memory_ratio"]
 
 
 def test_a_measurement_narrows_it():

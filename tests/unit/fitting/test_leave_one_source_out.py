@@ -47,7 +47,7 @@ def errors(runs, fitted) -> UnseenErrors:
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_row_by_the_calibration_without_its_source(runs, fitted, predictions, source):
     rows = [i for i, run in enumerate(runs) if run.source_key == source]
-    alone = predict([runs[i] for i in rows], calibration=without(fitted, source).scaled(1.0))
+    alone = predict([runs[i] for i in rows], calibration=without(fitted, source))
     assert predictions.tokens_per_s_per_device[rows] == pytest.approx(alone.tokens_per_s_per_device)
     assert predictions.fits[rows].tolist() == alone.fits.tolist()
 
@@ -74,5 +74,5 @@ def test_progress_counts_the_rows(runs, done):
 def test_a_source_of_somebody_else_is_predicted_by_all(runs, fitted, read_many):
     stranger = read_many({"source_key": "somebody"})
     predictions = predict_leave_one_source_out(stranger, fitted, intervals=prior())
-    everything = predict(stranger, calibration=fitted.calibration.scaled(1.0))
+    everything = predict(stranger, calibration=fitted.calibration)
     assert predictions.tokens_per_s_per_device == pytest.approx(everything.tokens_per_s_per_device)

@@ -63,13 +63,6 @@ def test_it_finds_the_rates_again(runs, rates, fitted):
     assert after.max() < 0.04
 
 
-def test_sources_behind_a_lineage_are_counted_without_the_one_left_out(fitted):
-    hopper = fitted.calibration.num_sources["Hopper/megatron-core"]
-    assert hopper == len(set(SOURCES) - {"megatron_seqpar_paper"})
-    assert without(fitted, "nemo_24_07").num_sources["Hopper/megatron-core"] == hopper - 1
-    assert "Ampere/megatron-2021" not in without(fitted, "megatron_seqpar_paper").num_sources
-
-
 def test_what_holds_by_definition_is_not_fitted(runs):
     """Published steps do not tell the head from the layers, so a factor on it would only take up their errors."""
     assert prior().parameters["head_factor"].sd == 0

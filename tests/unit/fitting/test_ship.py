@@ -10,15 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from meshwright.accuracy.rows import read_runs
-from meshwright.accuracy.shipped import measured_runs_path
+from meshwright.accuracy.shipped import BlindPrediction, measured_runs_path
 from meshwright.calibration.parameters import from_document, prior
 from meshwright.cost.uncertainty import Z80
 from meshwright.fitting import ship as module
 from meshwright.fitting.leave_one_source_out import UnseenErrors, held_out
 from meshwright.fitting.published_runs import fit
-from meshwright.fitting.ship import COVERAGE, main, with_intervals
+from meshwright.fitting.ship import COVERAGE, main, stranger_sd, unseen_errors, with_intervals
 
 SOURCES = ("megatron_lm_llama_ex", "megatron_seqpar_paper")
 
@@ -59,49 +61,73 @@ def test_it_writes_a_calibration_that_says_what_it_was_made_from(written):
 
 @pytest.mark.when_touched  # test_published_runs.py leaves sources out
 def test_intervals_hold_the_stated_share_of_unseen_rows(few, written):
+    """These two sources have no blind prediction, so that leave-one-source-out counts."""
     runs = [r for r in read_runs(few) if r.reason is None]
     errors = held_out(runs, fit(runs, made="x"))
-    factors = np.array([written[0]["interval_factors"][name] for name in errors.case_class.tolist()])
-    added = from_document(written[0]).added_variance(errors.is_moe, errors.unstated)
-    sd = np.sqrt(errors.sd**2 + added)
-    inside = np.abs(errors.error) <= Z80 * written[0]["interval_scale"] * factors * sd * (1 + 1e-3)
-    assert inside.mean() >= COVERAGE
-    assert inside.mean() < 1
+    assert set(errors.kind) == {"dense"}
+    assert share_inside(from_document(written[0]).stranger_sd["dense"], errors) >= COVERAGE
 
 
-@pytest.mark.parametrize("informative", [True, False])
-def test_a_floor_where_standard_deviations_say_nothing_of_errors(informative):
+@pytest.mark.when_touched
+def test_a_blind_prediction_counts_as_it_was_made(few, monkeypatch):
+    runs = [r for r in read_runs(few) if r.reason is None]
+    said = [
+        BlindPrediction(
+            id=run.id, source_key=run.source_key, commit="0", predicted=2 * (run.tokens_per_s_per_device or 0),
+            low=0, high=0, fits=True,
+        )
+        for run in runs if run.source_key == SOURCES[1]
+    ]  # fmt: skip
+    monkeypatch.setattr(module, "blind_predictions", lambda: {one.id: one for one in said})
+    errors = unseen_errors(runs, fit(runs, made="x"))
+    assert errors.error == pytest.approx(np.log(2))
+    assert set(errors.source) == {SOURCES[1]}
+
+
+def errors_of(error: np.ndarray, sd: np.ndarray, *, kind: object = "dense", source: object = None) -> UnseenErrors:
+    """Each row a source of its own, unless `source` says otherwise."""
+    sources = np.arange(len(error)).astype(str) if source is None else np.asarray(source)
+    return UnseenErrors(error=error, sd=sd, kind=np.broadcast_to(np.asarray(kind), len(error)), source=sources)
+
+
+def share_inside(sd: float, errors: UnseenErrors) -> float:
+    half_width = Z80 * np.hypot(errors.sd, sd) * (1 + 1e-3)
+    _, index, counts = np.unique(errors.source, return_inverse=True, return_counts=True)
+    return float(np.average(np.abs(errors.error) <= half_width, weights=1 / counts[index]))
+
+
+def test_each_kind_has_its_own():
     random = np.random.default_rng(0)
-    sd = np.exp(random.normal(-2.5, 0.8, 400))
-    error = random.normal(0, sd if informative else np.full(400, 0.1))
-    errors = UnseenErrors(
-        error=error, sd=sd, case_class=np.array(["dense, many sources"] * 400), unstated=np.zeros(400)
+    is_moe = np.arange(800) % 2 == 1
+    errors = errors_of(
+        random.normal(0, np.where(is_moe, 0.4, 0.05)), np.full(800, 0.02), kind=np.where(is_moe, "moe", "dense")
     )
-    floor = with_intervals(prior(), errors).interval_floors["dense"]
-    assert floor == 0 if informative else floor >= 0.1
+    found = with_intervals(prior(), errors).stranger_sd
+    assert found.keys() == {"dense", "moe"}
+    for kind, sd in found.items():
+        assert share_inside(sd, errors.take(errors.kind == kind)) == pytest.approx(COVERAGE, abs=0.01)
 
 
-@pytest.mark.parametrize("matters", [True, False])
-def test_mixtures_are_wider_where_unstated_switches_go_with_errors(matters):
-    """Of 400 dense models with small errors and 400 mixtures, whose errors may grow with what is not stated."""
+def test_none_where_parameters_say_enough():
     random = np.random.default_rng(0)
-    unstated = np.tile([0.0, 1.0], 400)
-    is_moe = np.repeat([False, True], 400)
-    true_sd = np.where(is_moe, np.where(matters & (unstated > 0), 0.4, 0.1), 0.05)
-    errors = UnseenErrors(
-        error=random.normal(0, true_sd),
-        sd=np.full(800, 0.02),
-        case_class=np.where(is_moe, "moe, many sources", "dense, many sources"),
-        unstated=unstated,
-    )
-    found = with_intervals(prior(), errors)
-    variance = found.added_variance(errors.is_moe, unstated)
-    assert set(variance[~is_moe]) == {found.interval_floors["dense"] ** 2}
-    if matters:
-        assert found.unstated_sd >= 0.2
-        assert min(variance[is_moe & (unstated > 0)]) > 4 * max(variance[is_moe & (unstated == 0)])
-    else:
-        assert found.unstated_sd <= 0.1
+    assert stranger_sd(errors_of(random.normal(0, 0.05, 400), np.full(400, 0.06))) == 0
+
+
+@given(st.lists(st.tuples(st.floats(-2, 2), st.floats(0.01, 1), st.sampled_from("abcd")), min_size=1, max_size=40))
+def test_four_fifths_of_the_weight_lie_inside_and_no_less_will_do(rows):
+    error, sd, source = (np.array(column) for column in zip(*rows, strict=True))
+    errors = errors_of(error, sd, source=source)
+    found = stranger_sd(errors)
+    assert share_inside(found, errors) >= COVERAGE - 1e-9
+    if found > 0.05:
+        assert share_inside(0.9 * found, errors) < COVERAGE or np.min(sd) > found
+
+
+def test_many_rows_of_one_source_weigh_as_one():
+    """Nine sources err by a tenth; the tenth has a thousand rows and errs by all."""
+    error = np.array([0.1] * 9 + [1.0] * 1000)
+    errors = errors_of(error, np.full(len(error), 0.05), source=[*"abcdefghi", *"j" * 1000])
+    assert Z80 * np.hypot(0.05, stranger_sd(errors)) == pytest.approx(0.1)
 
 
 def test_a_failure_leaves_the_old_file(monkeypatch, few, tmp_path):

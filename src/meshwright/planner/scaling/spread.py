@@ -20,7 +20,7 @@ from meshwright.calibration.parameters import Calibration, fitted
 from meshwright.cost.rates import bf16_factors, factors_of, rates_from_etas
 from meshwright.cost.step import estimate_steps
 from meshwright.cost.tables import plan_row
-from meshwright.cost.uncertainty import Z80, Etas, derivatives, has_novel_layers, log_variances
+from meshwright.cost.uncertainty import Z80, Etas, derivatives, kinds_of, log_variances
 from meshwright.planner.request import PlanRequest
 from meshwright.specs.plan import Plan
 
@@ -61,8 +61,7 @@ def log_deviations(
         difference,
         calibration or fitted(),
         [factors_of(request.cluster, request.precision, request.stack)],
-        is_moe=np.array([request.model.experts is not None]),
-        is_novel=np.atleast_1d(has_novel_layers(request.model_table)),
+        kinds=np.atleast_1d(kinds_of(request.model_table)),
     )
     return {name: float(np.sqrt(variances[name][0]) * np.sign(difference[name][0])) for name in difference}
 
