@@ -21,5 +21,5 @@ def ten_percent_high(runs: Sequence[PublishedRun], *, memory_bytes: FloatArray |
         high=rate * 1.2,
         memory_allocated_bytes=memory,
         memory_reserved_bytes=memory,
-        fits=~(memory > 80e9),
+        fit_probability=np.where(memory > 80e9, 0.0, 1.0),
     )

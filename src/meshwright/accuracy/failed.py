@@ -88,16 +88,17 @@ def judge(
     *,
     excluded: Counter[str],
 ) -> FailedReport:
-    """Shares of failed configurations and of measured runs that the memory model rejects.
+    """Shares of failed configurations that are not said to fit, and of measured runs that are said not to.
 
+    A verdict between the two, that a run may fit, counts against neither.
     `failed` and `worked` have conditions; `excluded` counts the other failed rows by reason.
     """
     counts: dict[tuple[str, bool], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
-    for offset, runs, predictions in ((0, failed, failed_predictions), (2, worked, worked_predictions)):
-        for run, fits in zip(runs, predictions.fits, strict=True):
+    for offset, runs, rejected in ((0, failed, ~failed_predictions.fits), (2, worked, worked_predictions.refused)):
+        for run, is_rejected in zip(runs, rejected, strict=True):
             count = counts[run.source_key, states_memory(run)]
             count[offset] += 1
-            count[offset + 1] += not fits
+            count[offset + 1] += bool(is_rejected)
     sources = sorted({source for (source, _), c in counts.items() if c[0]})
     by_source = {name: _sum(c for (source, _), c in counts.items() if source == name) for name in sources}
     return FailedReport(

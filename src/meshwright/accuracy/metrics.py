@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.accuracy.rows import PublishedRun
+from meshwright.specs.memory_budget import LEAST_PROBABILITY, LIKELY
 
 Floats = NDArray[np.float64]
 
@@ -40,7 +41,7 @@ class Predictions:
     """Estimates of the cost model for a sequence of runs, one element per run.
 
     Rates in tokens/s per device with the ends of their 80 % interval; memory in bytes per device of the
-    fullest pipeline stage; `fits` is a boolean. NaN (fits: False) where a run could not be costed.
+    fullest pipeline stage; `fit_probability` that this is within the device's. NaN where a run could not be costed.
     """
 
     tokens_per_s_per_device: Floats
@@ -48,7 +49,7 @@ class Predictions:
     high: Floats
     memory_allocated_bytes: Floats
     memory_reserved_bytes: Floats
-    fits: NDArray[np.bool_]
+    fit_probability: Floats
 
     def __post_init__(self) -> None:
         sizes = {len(getattr(self, f.name)) for f in fields(self)}
@@ -65,11 +66,21 @@ class Predictions:
             high=empty,
             memory_allocated_bytes=empty,
             memory_reserved_bytes=empty,
-            fits=np.empty(0, dtype=np.bool_),
+            fit_probability=empty,
         )
 
     def __len__(self) -> int:
         return len(self.tokens_per_s_per_device)
+
+    @property
+    def fits(self) -> NDArray[np.bool_]:
+        """True where the estimate of memory is within the device's."""
+        return self.fit_probability >= LIKELY
+
+    @property
+    def refused(self) -> NDArray[np.bool_]:
+        """True where the verdict is that a run does not fit."""
+        return self.fit_probability < LEAST_PROBABILITY
 
     def take(self, index: NDArray[np.intp]) -> Predictions:
         """The runs at `index`."""

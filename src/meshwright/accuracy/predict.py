@@ -68,10 +68,14 @@ def predict(
         high=rate * factor,
         memory_allocated_bytes=np.asarray(memory.allocated_bytes),
         memory_reserved_bytes=np.asarray(memory.reserved_bytes),
-        fits=np.asarray(_budget(tables).fits(memory.reserved_bytes)),
+        fit_probability=_fit_probabilities(tables, np.asarray(memory.reserved_bytes), calibration or fitted()),
     )
 
 
-def _budget(tables: RunTables) -> MemoryBudget:
-    """All memory of each row's device: the outcome of these runs is known, and a reserve would count as an error."""
-    return MemoryBudget(capacity_bytes=tables.facts.memory_bytes, ratio=WHOLE_DEVICE_RATIO)
+def _fit_probabilities(
+    tables: RunTables, reserved_bytes: NDArray[np.float64], calibration: Calibration
+) -> NDArray[np.float64]:
+    """That each run fits all memory of its device: its outcome is known, and a reserve would count as an error."""
+    capacity = np.broadcast_to(tables.facts.memory_bytes, reserved_bytes.shape)
+    budgets = (MemoryBudget(capacity_bytes=c, ratio=WHOLE_DEVICE_RATIO, log_sd=calibration.memory_sd) for c in capacity)
+    return np.array([budget.probability(size) for budget, size in zip(budgets, reserved_bytes, strict=True)])

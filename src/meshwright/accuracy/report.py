@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from meshwright.accuracy.failed import FailedReport, judge, states_memory
 from meshwright.accuracy.metrics import TAIL_QUANTILE, Metrics, Predictions, measure, memory_errors
 from meshwright.accuracy.rows import PublishedRun
 from meshwright.accuracy.shipped import blind_predictions, blind_sources
+from meshwright.specs.memory_budget import FitVerdict, verdict_of
 
 Predict = Callable[[Sequence[PublishedRun]], Predictions]
 """Function that predicts a non-empty sequence of runs with conditions, in order."""
@@ -37,7 +39,7 @@ class RowReport:
     low: float = float("nan")
     high: float = float("nan")
     memory_predicted_bytes: float = float("nan")
-    fits: bool | None = None
+    fit_probability: float = float("nan")
 
     @property
     def measured(self) -> float:
@@ -46,6 +48,16 @@ class RowReport:
     @property
     def signed_error(self) -> float:
         return self.predicted / self.measured - 1
+
+    @property
+    def fits(self) -> bool | None:
+        """True if the estimate of memory is within the device's; None if there is none."""
+        return None if self.verdict is None else self.verdict is FitVerdict.FITS
+
+    @property
+    def verdict(self) -> FitVerdict | None:
+        """Whether the run fits its device, may fit or does not; None if its memory was not estimated."""
+        return verdict_of(self.fit_probability) if isfinite(self.fit_probability) else None
 
     def as_json(self) -> dict[str, Any]:
         run = self.run
@@ -59,6 +71,8 @@ class RowReport:
             "measured": self.measured,
             "signed_error": self.signed_error,
             "fits": self.fits,
+            "verdict": self.verdict,
+            "fit_probability": self.fit_probability,
             "assumed": run.assumed,
             "unread": run.unread,
         }
@@ -94,11 +108,13 @@ class AccuracyReport:
 
     @property
     def rejected(self) -> dict[str, list[str]]:
-        """Runs that worked though the memory model says that they do not fit: source -> rows. They count
-        against it; the source of a row in parentheses does not state recomputation or offloading."""
+        """Runs that worked though the verdict is that they do not fit: source -> rows.
+
+        The source of a row in parentheses does not state recomputation or offloading.
+        """
         rows: dict[str, list[str]] = defaultdict(list)
         for row in self.rows:
-            if row.fits is False:
+            if row.verdict is FitVerdict.DOES_NOT_FIT:
                 rows[row.run.source_key].append(row.run.id if states_memory(row.run) else f"({row.run.id})")
         return dict(rows)
 
@@ -154,7 +170,7 @@ def _as_said(runs: Sequence[PublishedRun]) -> Predictions:
         high=np.array([one.high for one in said]),
         memory_allocated_bytes=unknown,
         memory_reserved_bytes=unknown,
-        fits=np.array([one.fits for one in said]),
+        fit_probability=np.array([float(one.fits) for one in said]),
     )
 
 
@@ -173,7 +189,7 @@ def _row_reports(runs: Sequence[PublishedRun], predictions: Predictions) -> list
                 low=float(predictions.low[i]),
                 high=float(predictions.high[i]),
                 memory_predicted_bytes=float(memory[i]),
-                fits=bool(predictions.fits[i]),
+                fit_probability=float(predictions.fit_probability[i]),
             )
         )
         i += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from meshwright.specs.estimate import Estimate
+from meshwright.specs.estimate import Estimate, MemoryEstimate
 from meshwright.units import format_bytes, format_seconds, gib
 
 LONG_STEP_S = 1000.0
@@ -47,6 +47,13 @@ def memory(needed_bytes: float, available_bytes: float) -> str:
     '202.0 of 288.0 GiB'
     """
     return f"{gib(needed_bytes):.1f} of {gib(available_bytes):.1f} GiB"
+
+
+def fit_text(memory: MemoryEstimate) -> str:
+    """Verdict on the memory of a plan and the probability that it fits: "fits (93 %)"."""
+    share = memory.fit_probability
+    known = "over 99 %" if share > 0.99 else "under 1 %" if share < 0.01 else f"{100 * share:.0f} %"
+    return f"{memory.verdict} ({known})"
 
 
 FORMATS: dict[str, Callable[[float], str]] = {

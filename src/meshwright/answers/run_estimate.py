@@ -10,7 +10,7 @@ from meshwright.answers.components import family
 from meshwright.answers.documents.plan import plan_document, request_document, step_document, training_document
 from meshwright.answers.economics import Economics, economics_of
 from meshwright.answers.memory_over_time import MemoryOverTime, memory_over_time
-from meshwright.answers.quantities import rate, value_of
+from meshwright.answers.quantities import fit_text, rate, value_of
 from meshwright.catalog.prices import market_prices
 from meshwright.cost.memory import memory_parts
 from meshwright.engines.choice import note_on_engine, with_planned_engine
@@ -29,6 +29,7 @@ from meshwright.planner.search import PlanResult
 from meshwright.planner.switches import notes_on_idle_switches
 from meshwright.result import Result
 from meshwright.specs.estimate import Estimate, MemoryEstimate, Tier
+from meshwright.specs.memory_budget import FitVerdict
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run, with_label_ratio, with_software
 from meshwright.units import gib
@@ -156,9 +157,9 @@ def require_legal(request: PlanRequest, plan: Plan) -> list[str]:
 
 
 def require_fit(request: PlanRequest, estimate: PlanEstimate) -> None:
-    """Raise InfeasibleError with the bytes needed and available when the plan exceeds device memory."""
+    """Raise InfeasibleError with the bytes needed and available when the plan does not fit the device's memory."""
     memory = estimate.step.memory
-    if memory.fits:
+    if memory.verdict is not FitVerdict.DOES_NOT_FIT:
         return
     parts = ", ".join(f"{n} {gib(b):.1f}" for n, b in memory_parts(memory).items() if b > 0)
     raise InfeasibleError(
@@ -174,9 +175,22 @@ def _notes(run: Run, request: PlanRequest, estimate: PlanEstimate) -> list[str]:
     notes += notes_on_parts(request, estimate.plan)
     notes += notes_on_idle_switches(request, estimate.plan)
     notes += notes_on_host_memory(request, estimate.plan)
+    notes += notes_on_fit(estimate)
     if estimate.step.step.tier is Tier.GUESSED:
         notes.append("nothing was measured on this accelerator with this software: the interval is wide")
     return notes
+
+
+def notes_on_fit(estimate: PlanEstimate) -> list[str]:
+    """What a plan that only may fit needs, and with which probability it fits."""
+    memory = estimate.step.memory
+    if memory.verdict is not FitVerdict.MAY_FIT:
+        return []
+    return [
+        f"the plan {fit_text(memory)}: by its estimate it needs "
+        f"{gib(memory.reserved_bytes):.1f} GiB on pipeline stage {memory.stage}, and may reserve "
+        f"{gib(memory.usable_bytes):.1f}; `meshwright plan` finds plans that fit"
+    ]
 
 
 # --- the document ---

@@ -90,6 +90,8 @@ class Calibration:
     residual_sd: Mapping[str, float] = field(default_factory=dict)  # of log step time: "dense", "moe", ...
     stranger_sd: Mapping[str, float] = field(default_factory=dict)
     """Of log step time, by kind of model (`cost.uncertainty.kinds_of`): what new sources err by besides."""
+    memory_sd: float = 0.0
+    """Of the logarithm of true over estimated memory; 0 of the prior, which has none measured."""
     made: str = "prior"
     corrections: Mapping[str, EfficiencyCorrection] = field(default_factory=dict)
     """Corrections of a measured device, by kernel and format: "gemm/forward/bf16"."""
@@ -180,6 +182,7 @@ def from_document(document: Mapping[str, object]) -> Calibration:
         offsets=offsets,
         residual_sd=document["residual_sd"],  # pyright: ignore[reportArgumentType]
         stranger_sd=document["stranger_sd"],  # pyright: ignore[reportArgumentType]
+        memory_sd=document["memory_sd"],  # pyright: ignore[reportArgumentType]
         made=str(document["made"]),
     )
 
@@ -189,6 +192,7 @@ def to_document(calibration: Calibration) -> dict[str, object]:
     return {
         "made": calibration.made,
         "residual_sd": dict(calibration.residual_sd),
+        "memory_sd": round(calibration.memory_sd, 4),
         "stranger_sd": {kind: round(sd, 4) for kind, sd in sorted(calibration.stranger_sd.items())},
         "offsets": [
             {

@@ -11,7 +11,7 @@ from click.core import ParameterSource
 
 from meshwright.answers.cluster import setup_lines
 from meshwright.answers.components import family, label, shown_components, shown_details
-from meshwright.answers.quantities import interval_of, percent, seconds, span, value_of
+from meshwright.answers.quantities import fit_text, interval_of, percent, seconds, span, value_of
 from meshwright.answers.run_estimate import RunEstimate
 from meshwright.answers.stages import rank_memory_table, stage_rows
 from meshwright.answers.timeline import after_pipeline, step_timeline
@@ -190,6 +190,7 @@ def _print_memory(done: RunEstimate) -> None:
     rows.append(("reserved", f"{gib(memory.reserved_bytes):.1f}", _bar(memory.reserved_bytes / memory.capacity_bytes)))
     rows.append(("capacity", f"{gib(memory.capacity_bytes):.1f}", _bar(1.0)))
     print_table({f"memory of stage {memory.stage}": "left", "GiB": "right", "": "left"}, rows)
+    print_line(f"The plan {fit_text(memory)}.")
     if done.memory_over_time is not None:
         print_line(done.memory_over_time.summary())
     print_line()

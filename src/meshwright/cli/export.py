@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import cast
 
+from meshwright.answers.quantities import fit_text
 from meshwright.cli.output import emit_json, note, print_line
 from meshwright.cli.run_input import run_from
 from meshwright.engines.base import ExternalProgramsEngine, Launch, TrainingEngine, check_export, find_engine, refuse
@@ -15,6 +16,8 @@ from meshwright.engines.local import write_files
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.request import request_for
+from meshwright.specs.estimate import MemoryEstimate
+from meshwright.specs.memory_budget import FitVerdict
 from meshwright.specs.run import Run
 from meshwright.units import format_bytes
 
@@ -88,7 +91,11 @@ def lint(run: Run) -> list[str]:
         memory = estimate_plan(request_for(run), run.plan).step.memory
     except MeshwrightError as error:
         return [f"nothing was estimated: {error.message}"]
-    if memory.fits:
-        return []
+    if memory.verdict is FitVerdict.MAY_FIT:
+        return [f"the plan {fit_text(memory)}: {_needed(memory)}"]
+    return [] if memory.fits else [f"the plan does not fit: {_needed(memory)}"]
+
+
+def _needed(memory: MemoryEstimate) -> str:
     needed, there = format_bytes(memory.reserved_bytes), format_bytes(memory.usable_bytes)
-    return [f"the plan does not fit: stage {memory.stage} needs {needed}; a plan may reserve {there} of a device"]
+    return f"stage {memory.stage} needs {needed}; a plan may reserve {there} of a device"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
@@ -19,13 +20,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.accuracy.failed import states_memory
 from meshwright.accuracy.rows import PublishedRun, read_runs
 from meshwright.accuracy.shipped import blind_predictions, measured_runs_path
+from meshwright.accuracy.tables import memory_of, tables_of
 from meshwright.calibration.parameters import STEP_CALIBRATION, Calibration, to_document
 from meshwright.cost.uncertainty import Z80
 from meshwright.files import write_atomically
 from meshwright.fitting.leave_one_source_out import UnseenErrors, errors_by, held_out
-from meshwright.fitting.published_runs import Fitted, fit, informs
+from meshwright.fitting.published_runs import MEDIAN_OF_NORMAL, Fitted, fit, informs
 
 COVERAGE = 0.8
 """Share of rows that the intervals hold."""
@@ -34,7 +37,25 @@ COVERAGE = 0.8
 def calibrate(runs: Sequence[PublishedRun], *, made: str) -> Calibration:
     """The calibration of `runs`, with the widths of its intervals. Each run has conditions and a rate."""
     fitted = fit(runs, made=made)
-    return with_intervals(fitted.calibration, unseen_errors(runs, fitted))
+    return replace(with_intervals(fitted.calibration, unseen_errors(runs, fitted)), memory_sd=memory_sd(runs))
+
+
+def memory_sd(runs: Sequence[PublishedRun]) -> float:
+    """Standard deviation of log memory over its estimate, of a normal with the median error of the median source.
+
+    Of runs whose source says how much memory they took, what was recomputed and what offloaded; 0 if there is none.
+    Robust, as sources that count memory in a way of their own are off by factors.
+    """
+    stated = [run for run in runs if run.memory_bytes and states_memory(run)]
+    if not stated:
+        return 0.0
+    errors: dict[str, list[float]] = defaultdict(list)
+    tables = tables_of([run.conditions for run in stated if run.conditions is not None])
+    memory = memory_of([run.conditions for run in stated if run.conditions is not None], tables)
+    for run, *sizes in zip(stated, memory.allocated_bytes, memory.reserved_bytes, strict=True):
+        predicted = float(sizes[run.memory_definition == "reserved"])
+        errors[run.source_key].append(abs(float(np.log(predicted / (run.memory_bytes or 1)))))
+    return float(np.median([np.median(own) for own in errors.values()])) / MEDIAN_OF_NORMAL
 
 
 def unseen_errors(runs: Sequence[PublishedRun], fitted: Fitted) -> UnseenErrors:

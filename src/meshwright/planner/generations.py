@@ -98,11 +98,7 @@ def part_of_rank(cluster: Cluster, plan: Plan) -> tuple[int, ...]:
 def budget_of_rank(request: PlanRequest, plan: Plan, rank: int) -> MemoryBudget:
     """Memory of the devices of a pipeline rank; of the smallest part unless each rank lies on one part."""
     parts = part_of_rank(request.cluster, plan)
-    return _budget(request, request.cluster.parts[parts[rank]]) if parts else request.memory_budget
-
-
-def _budget(request: PlanRequest, part: Cluster) -> MemoryBudget:
-    return MemoryBudget(capacity_bytes=part.accelerator.memory_bytes, ratio=request.usable_memory_ratio)
+    return request.memory_budget_of(request.cluster.parts[parts[rank]]) if parts else request.memory_budget
 
 
 def on_parts(request: PlanRequest, plan: Plan) -> bool:
@@ -236,7 +232,7 @@ def _shares(request: PlanRequest, plan: Plan, parts: NDArray[np.intp], total: Fl
                 layers=tuple(counts[own].tolist()),
                 rank_s=float(np.max(total[own])),
                 memory=memory.take(own[[int(np.argmax(reserved[own]))]]),
-                budget=_budget(request, part),
+                budget=request.memory_budget_of(part),
             )
         )
     return found

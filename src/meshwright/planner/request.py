@@ -8,7 +8,7 @@ from functools import cached_property
 
 from meshwright.calibration import device as device_calibration
 from meshwright.calibration.memory import MemoryConstants, memory_constants
-from meshwright.calibration.parameters import Calibration
+from meshwright.calibration.parameters import Calibration, fitted
 from meshwright.cost.rates import SystemFacts, fused_kernels, system_facts
 from meshwright.cost.tables import BatchTable, ModelTable, PrecisionTable, WeightCache, model_row, precision_row
 from meshwright.errors import InputError
@@ -98,7 +98,12 @@ class PlanRequest:
     @property
     def memory_budget(self) -> MemoryBudget:
         """Device memory, and how much of it a plan may reserve."""
-        return MemoryBudget(capacity_bytes=self.cluster.accelerator.memory_bytes, ratio=self.usable_memory_ratio)
+        return self.memory_budget_of(self.cluster)
+
+    def memory_budget_of(self, part: Cluster) -> MemoryBudget:
+        """The same of the devices of `part`, one part of the cluster."""
+        capacity, log_sd = part.accelerator.memory_bytes, fitted().memory_sd
+        return MemoryBudget(capacity_bytes=capacity, ratio=self.usable_memory_ratio, log_sd=log_sd)
 
     @property
     def usable_bytes(self) -> float:

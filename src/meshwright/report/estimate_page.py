@@ -7,7 +7,7 @@ from html import escape
 from meshwright.answers.cluster import setup_lines
 from meshwright.answers.components import bound_by, label, shown_components
 from meshwright.answers.provenance import INTERVAL_CONVENTION, InputSource, input_meaning, sources_of
-from meshwright.answers.quantities import interval_of, percent, rate, seconds, span, value_of
+from meshwright.answers.quantities import fit_text, interval_of, percent, rate, seconds, span, value_of
 from meshwright.answers.quantities import memory as memory_text
 from meshwright.answers.run_estimate import RunEstimate
 from meshwright.answers.stages import rank_memory_table, stage_rows
@@ -89,7 +89,8 @@ def _lead(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSource]) -
 
 def _of_capacity(done: RunEstimate) -> str:
     memory = done.estimate.step.memory
-    return f"{percent(memory.reserved_bytes / memory.capacity_bytes)} of {gib(memory.capacity_bytes):.1f} GiB"
+    share = percent(memory.reserved_bytes / memory.capacity_bytes)
+    return f"{share} of {gib(memory.capacity_bytes):.1f} GiB; {fit_text(memory)}"
 
 
 def _step(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSource], command: str) -> PageSection:

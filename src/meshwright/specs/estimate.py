@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from meshwright.specs.memory_budget import MemoryBudget
+from meshwright.specs.memory_budget import FitVerdict, MemoryBudget
 
 
 class Tier(IntEnum):
@@ -80,6 +80,16 @@ class MemoryEstimate:
     def fits(self) -> bool:
         """True if the plan reserves no more than it may."""
         return bool(self.budget.fits(self.reserved_bytes))
+
+    @property
+    def fit_probability(self) -> float:
+        """Probability that the plan's true memory is no more than it may reserve."""
+        return self.budget.probability(self.reserved_bytes)
+
+    @property
+    def verdict(self) -> FitVerdict:
+        """Whether the plan fits, may fit or does not."""
+        return self.budget.verdict(self.reserved_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)

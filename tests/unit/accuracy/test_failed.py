@@ -15,15 +15,15 @@ from meshwright.accuracy.rows import PublishedRun
 ReadOne = Callable[..., PublishedRun]
 
 
-def fitting(*fits: bool) -> Predictions:
-    numbers = np.ones(len(fits))
+def fitting(*probabilities: float) -> Predictions:
+    numbers = np.ones(len(probabilities))
     return Predictions(
         tokens_per_s_per_device=numbers,
         low=numbers,
         high=numbers,
         memory_allocated_bytes=numbers,
         memory_reserved_bytes=numbers,
-        fits=np.array(fits),
+        fit_probability=np.array(probabilities, dtype=float),
     )
 
 
@@ -54,3 +54,9 @@ def test_runs_that_leave_recomputation_open_are_counted_apart(read_one: ReadOne)
     assert (report.unstated.num_worked, report.unstated.wrongly_rejected_ratio) == (1, 1)
     assert report.as_json()["stated"] == report.stated
     assert list(report.by_source) == [stated.source_key]
+
+
+def test_a_run_that_may_fit_is_not_rejected_and_a_failure_that_may_fit_is(read_one: ReadOne) -> None:
+    worked, oom = read_one(), read_one(failed=True, metric_kind="oom", tok_s_gpu_best="")
+    report = judge([oom] * 3, fitting(0.9, 0.3, 0.05), [worked] * 3, fitting(0.9, 0.3, 0.05), excluded=Counter())
+    assert (report.total.num_failed_rejected, report.total.num_worked_rejected) == (2, 1)

@@ -31,7 +31,7 @@ def predictions(
         high=rate * (1 + width),
         memory_allocated_bytes=allocated * ones,
         memory_reserved_bytes=reserved * ones,
-        fits=ones > 0,
+        fit_probability=ones,
     )
 
 
@@ -119,5 +119,5 @@ def test_arrays_of_different_lengths_are_refused() -> None:
             high=ones,
             memory_allocated_bytes=ones,
             memory_reserved_bytes=ones,
-            fits=ones > 0,
+            fit_probability=ones,
         )

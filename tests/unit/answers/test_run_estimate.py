@@ -4,10 +4,12 @@ import pytest
 
 from meshwright import runfile
 from meshwright.answers.plan_ranking import plan_run
+from meshwright.answers.quantities import fit_text
 from meshwright.answers.run_estimate import estimate_run
 from meshwright.cost.memory import memory_parts
 from meshwright.errors import InfeasibleError
 from meshwright.runfile import from_options
+from meshwright.specs.memory_budget import FitVerdict
 
 
 def test_a_pinned_plan_is_the_plan_and_an_open_one_is_searched(flat, pipelined):
@@ -84,17 +86,24 @@ def test_what_cannot_run_is_infeasible(pipelined, overrides, message):
     assert caught.value.hint
 
 
-@pytest.mark.parametrize(("spare", "fits"), [(1.01, False), (1.06, True)])
-def test_a_plan_may_reserve_what_the_search_allows(pipelined, spare, fits):
-    """95 % of the memory, not all of it: a plan that the search would not return is no answer here either."""
+@pytest.mark.parametrize(
+    ("spare", "verdict"),
+    [(1.06, FitVerdict.FITS), (1.01, FitVerdict.MAY_FIT), (0.99, FitVerdict.MAY_FIT), (0.9, FitVerdict.DOES_NOT_FIT)],
+)
+def test_a_plan_may_reserve_what_the_search_allows(pipelined, spare, verdict):
+    """95 % of the memory, not all of it; what needs a little more is answered, with the probability that it fits."""
     memory = pipelined.estimate.step.memory
     accelerator = replace(pipelined.run.cluster.accelerator, memory_bytes=int(memory.reserved_bytes * spare))
     run = replace(pipelined.run, cluster=replace(pipelined.run.cluster, accelerator=accelerator))
-    if fits:
-        assert estimate_run(run).estimate.step.memory.fits
-    else:
+    if verdict is FitVerdict.DOES_NOT_FIT:
         with pytest.raises(InfeasibleError, match="of which a plan may reserve"):
             estimate_run(run)
+        return
+    done = estimate_run(run)
+    found = done.to_dict()["memory"]
+    assert (done.memory.verdict, found["verdict"], found["fits"]) == (verdict, verdict, spare > 1.05)
+    said = [note for note in done.notes if note.startswith(f"the plan {fit_text(done.memory)}")]
+    assert len(said) == (verdict is FitVerdict.MAY_FIT)
 
 
 def test_a_run_that_names_no_engine_is_estimated_as_it_is_planned():

@@ -40,7 +40,7 @@ def test_json_has_the_promised_shape(meshwright: Callable[..., Any], few_runs: P
     assert outcome.exit_code == 0, outcome.stderr
     document = outcome.json
     assert document["summary"].keys() >= SUMMARY_KEYS
-    assert document["summary"]["num_rows"] == len(document["rows"]) == 71
+    assert document["summary"]["num_rows"] == len(document["rows"]) == 77
     assert document["summary"]["num_predicted"] >= 55
     assert document["failed"] is None
     for kind in ("source", "accelerator", "architecture", "size"):
@@ -61,7 +61,7 @@ def test_tables_and_files(meshwright: Callable[..., Any], few_runs: Path, few_fa
     for words in ("Error of tokens/s per device", "By accelerator", "h100", "Not predicted", "Does it fit"):
         assert words in outcome.stdout
     assert "<svg" in page.read_text(encoding="utf-8")
-    assert len(table.read_text(encoding="utf-8").splitlines()) == 72
+    assert len(table.read_text(encoding="utf-8").splitlines()) == 78
 
 
 @pytest.mark.parametrize(

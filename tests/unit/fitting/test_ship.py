@@ -6,13 +6,16 @@ import csv
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwright.accuracy.predict import predict
 from meshwright.accuracy.rows import read_runs
 from meshwright.accuracy.shipped import BlindPrediction, measured_runs_path
 from meshwright.calibration.parameters import from_document, prior
@@ -20,7 +23,7 @@ from meshwright.cost.uncertainty import Z80
 from meshwright.fitting import ship as module
 from meshwright.fitting.leave_one_source_out import UnseenErrors, held_out
 from meshwright.fitting.published_runs import fit
-from meshwright.fitting.ship import COVERAGE, main, stranger_sd, unseen_errors, with_intervals
+from meshwright.fitting.ship import COVERAGE, main, memory_sd, stranger_sd, unseen_errors, with_intervals
 
 SOURCES = ("megatron_lm_llama_ex", "megatron_seqpar_paper")
 
@@ -128,6 +131,18 @@ def test_many_rows_of_one_source_weigh_as_one():
     error = np.array([0.1] * 9 + [1.0] * 1000)
     errors = errors_of(error, np.full(len(error), 0.05), source=[*"abcdefghi", *"j" * 1000])
     assert Z80 * np.hypot(0.05, stranger_sd(errors)) == pytest.approx(0.1)
+
+
+def test_memory_is_as_uncertain_as_the_median_source(read_many):
+    """Of three sources, one off by 100 %, as it counts in a way of its own."""
+    runs = read_many(
+        *({"source_key": name, "mem_gb_per_gpu": 10, "notes": "max allocated", "recompute": "full"} for name in "abc"),
+        {"source_key": "d"},
+    )
+    predicted = float(predict(runs[:1]).memory_allocated_bytes[0])
+    runs = [replace(run, memory_bytes=predicted * factor) for run, factor in zip(runs, (1.0, 1.1, 2.0), strict=False)]
+    assert memory_sd(runs) == pytest.approx(np.log(1.1) / NormalDist().inv_cdf(0.75), rel=1e-3)
+    assert memory_sd(read_many({})) == 0
 
 
 def test_a_failure_leaves_the_old_file(monkeypatch, few, tmp_path):

@@ -122,6 +122,8 @@ def step_document(step: StepEstimate) -> dict[str, Any]:
             "capacity_bytes": memory.capacity_bytes,
             "usable_bytes": memory.usable_bytes,
             "fits": memory.fits,
+            "verdict": memory.verdict,
+            "fit_probability": memory.fit_probability,
             "stage": memory.stage,
         },
     }

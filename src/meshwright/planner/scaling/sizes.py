@@ -26,6 +26,7 @@ from meshwright.planner.request import PlanRequest
 from meshwright.planner.search import search
 from meshwright.specs.estimate import Estimate
 from meshwright.specs.hardware import HERE, Cluster
+from meshwright.specs.memory_budget import FitVerdict
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Costs
 from meshwright.units import gib
@@ -178,7 +179,7 @@ def costed(study: Study, request: PlanRequest) -> Costed | Unreached:
     if isinstance(found, Plan) and not why_not:
         estimate = estimate_plan(request, found, calibration=study.calibration, load_factor=study.load_factor)
         memory = estimate.step.memory
-        if memory.fits:
+        if memory.verdict is not FitVerdict.DOES_NOT_FIT:
             return Costed(request=request, estimate=estimate)
         needed, there = gib(memory.reserved_bytes), gib(memory.usable_bytes)
         why_not = f"needs {needed:.0f} GiB a device, a plan may reserve {there:.0f}"
