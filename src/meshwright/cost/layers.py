@@ -7,7 +7,8 @@ What hides behind what:
     tensor parallel    a calibrated share overlaps with its GEMMs
     context parallel   keys and values are sent while attention runs on the previous part
     expert parallel    a calibrated share of the all-to-all overlaps
-    FSDP               a layer's gather behind the layer before it; backward, gather and reduction share the link
+    FSDP               a layer's gather behind the layer before it; backward, gather and reduction share the link.
+                       Copies from and to their buffers are kernels, which nothing hides
 """
 
 from __future__ import annotations
@@ -468,7 +469,20 @@ def _gather(s: StepContext, parts: Parts, dense_weights: Array, expert_weights: 
         return exposed_s(comm * active, compute * rates.gather_hidden_ratio, slowdown)
 
     backward = _sum(parts, "input_s") + _sum(parts, "weight_s")
-    return _backward_free(exposed(gather, _sum(parts, "forward_s")), exposed(gather + reduce, backward))
+    copied = (groups.shard.size > 1) * dense_weights + (groups.expert_shard.size > 1) * expert_weights
+    out_s, in_s = (seconds * active for seconds in shard_copies_s(s, copied))
+    return _backward_free(
+        out_s + exposed(gather, _sum(parts, "forward_s")), out_s + in_s + exposed(gather + reduce, backward)
+    )
+
+
+def shard_copies_s(s: StepContext, weights: Array) -> tuple[Array, Array]:
+    """Seconds of copies of `weights` out of what FSDP gathered, and of their gradients into what it reduces."""
+    trained = 1 - (s.model.lora_rank > 0) * 1
+    sent = np.where(s.model.quantised_bytes > 0, s.model.quantised_bytes, s.precision.gather_bytes)
+    summed = (s.precision.activation_bytes + s.precision.reduce_bytes) * trained
+    seconds = s.rates.copies_shards * weights / s.rates.device.streaming_bytes_per_s
+    return seconds * 2 * sent, seconds * summed
 
 
 def _hooks(s: StepContext) -> PassTimes:

@@ -6,7 +6,7 @@ import numpy as np
 
 from meshwright.arrays import Array
 from meshwright.cost.collectives import Group, all_gather_s, all_reduce_s, reduce_scatter_s
-from meshwright.cost.layers import LayerTimes, StepContext
+from meshwright.cost.layers import LayerTimes, StepContext, shard_copies_s
 from meshwright.cost.memory.states import keeps_masters
 from meshwright.cost.newton_schulz import rank_flops
 from meshwright.cost.overlap import exposed_s
@@ -82,7 +82,9 @@ def _tables_s(s: StepContext) -> Array:
     copies = np.where(s.plan.data_replicate > 1, all_reduce_s(size / shard.size, s.groups.replicate), 0.0)
     reduce = s.collective_s(reduce_scatter_s(size, shard) + copies, shard) * trained
     felt = 1 - s.rates.gather_hidden_ratio
-    return np.where(shard.size > 1, (gather + s.num_micro_batches * reduce) * felt, 0.0)
+    out_s, in_s = shard_copies_s(s, count)
+    copies_s = out_s + s.num_micro_batches * in_s
+    return np.where(shard.size > 1, (gather + s.num_micro_batches * reduce) * felt + copies_s, 0.0)
 
 
 def _exposed_by_chunk(s: StepContext, comm_s: Array, pass_s: Array) -> Array:

@@ -185,6 +185,21 @@ class TestGather:
         assert gather.forward_s > port_s / 2
         assert gather.input_s > gather.forward_s  # backward gathers again and reduces
 
+    def test_copies_from_and_to_the_buffers_of_collectives_are_not_hidden(self, case):
+        """FSDP2: 2 + 2 bytes of each gathered weight, twice; a gradient of 2 bytes into a sum of 4, once."""
+        plain = case(plan=replace(self.FSDP, micro_batch=4)).with_rates(copies_shards=0)
+        copied = plain.with_rates(copies_shards=1)
+        before, after = (parts_of(c).dense["gather"] for c in (plain, copied))
+        p = plain.context.parameters
+        weight_s = float(p.attention_layer + p.dense_ffn_layer) / float(plain.rates.device.streaming_bytes_per_s)
+        assert after.forward_s - before.forward_s == pytest.approx(4 * weight_s)
+        assert after.input_s - before.input_s == pytest.approx((4 + 2 + float(plain.precision.reduce_bytes)) * weight_s)
+        assert copied.step_s > plain.step_s
+
+    def test_a_rank_without_shards_of_others_copies_nothing(self, case):
+        whole = case(plan=Plan(sharding=Sharding.PARAMETERS), cluster="h100-1x1").with_rates(copies_shards=1)
+        assert parts_of(whole).dense["gather"].total_s == 0
+
     def test_a_pipeline_gathers_once_a_step_instead(self, case):
         plan = Plan(data_shard=8, pipeline=4, sharding=Sharding.PARAMETERS)
         assert parts_of(case(plan=plan, seq_len=512)).dense["gather"].total_s == 0
