@@ -131,7 +131,7 @@ class StepContext:
     def gathers_layers(self) -> Array:
         """1 where FSDP gathers each layer in each micro-batch. A pipeline keeps parameters gathered, and
         gradients unreduced, over a step's micro-batches (torchtitan, Megatron-FSDP): `cost.update` counts
-        their traffic."""
+        their traffic. Where a stack `regathers`, each backward pass gathers its layers besides."""
         return ((self.plan.sharding == Sharding.PARAMETERS) & (self.plan.pipeline == 1)) * 1
 
 
@@ -463,16 +463,18 @@ def _gather(s: StepContext, parts: Parts, dense_weights: Array, expert_weights: 
     gather = over_shards(all_gather_s, sent)
     reduce = (over_shards(reduce_scatter_s, precision.reduce_bytes) + copies) * trained
     active = s.gathers_layers
+    again = np.maximum(active, rates.regathers * (s.plan.sharding == Sharding.PARAMETERS))
     slowdown = 1 + rates.overlap_slowdown_ratio
 
     def exposed(comm: Array, compute: Array) -> Array:
-        return exposed_s(comm * active, compute * rates.gather_hidden_ratio, slowdown)
+        return exposed_s(comm, compute * rates.gather_hidden_ratio, slowdown)
 
     backward = _sum(parts, "input_s") + _sum(parts, "weight_s")
     copied = (groups.shard.size > 1) * dense_weights + (groups.expert_shard.size > 1) * expert_weights
-    out_s, in_s = (seconds * active for seconds in shard_copies_s(s, copied))
+    out_s, in_s = shard_copies_s(s, copied)
     return _backward_free(
-        out_s + exposed(gather, _sum(parts, "forward_s")), out_s + in_s + exposed(gather + reduce, backward)
+        active * out_s + exposed(active * gather, _sum(parts, "forward_s")),
+        again * out_s + active * in_s + exposed(again * gather + active * reduce, backward),
     )
 
 

@@ -60,6 +60,7 @@ class StackTraits(Table):
     stops_recompute: Array  # 1: recomputation ends before the last GEMM of a layer
     ring_attention: Array  # 1: attention of context ranks is a kernel for each part of the keys
     deduplicates: Array  # 1: expert dispatch sends one copy for each node
+    regathers: Array  # 1: a layer for its backward pass in a pipeline
     copies_shards: Array  # 1: of layers from and to the buffers of their collectives
     copies_rows: Array  # 1: to each rank that holds a part of an expert
     tensor_gather_bytes: Array  # of an activation that tensor ranks gather; 0: as between layers
@@ -213,6 +214,7 @@ def system_facts(
         stops_recompute=_stops_recompute(accelerator, facts),
         ring_attention=int(not facts.gathers_keys),
         deduplicates=int(features.dispatcher is not Dispatcher.ALL_TO_ALL),
+        regathers=int(facts.regathers),
         copies_shards=int(facts.copies_shards),
         copies_rows=int(facts.copies_rows),
         tensor_gather_bytes=precision.linear_input_bytes if precision.name in facts.narrow_gathers else 0.0,

@@ -204,6 +204,13 @@ class TestGather:
         plan = Plan(data_shard=8, pipeline=4, sharding=Sharding.PARAMETERS)
         assert parts_of(case(plan=plan, seq_len=512)).dense["gather"].total_s == 0
 
+    def test_a_pipeline_that_frees_layers_gathers_them_for_each_backward_pass(self, case):
+        plan = Plan(data_shard=8, pipeline=4, sharding=Sharding.PARAMETERS)
+        gather = parts_of(case(plan=plan, seq_len=512).with_rates(regathers=1)).dense["gather"]
+        assert gather.forward_s == gather.weight_s == 0
+        flat = parts_of(case(plan=replace(plan, pipeline=1), seq_len=512)).dense["gather"]
+        assert 0 < gather.input_s < flat.input_s  # which also reduces
+
     def test_replicas_gather_within_a_node_and_reduce_across(self, case):
         flat = case(plan=self.FSDP, seq_len=512)
         hybrid = case(plan=replace(self.FSDP, data_shard=8, data_replicate=4), seq_len=512)
