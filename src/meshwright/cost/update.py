@@ -41,7 +41,8 @@ def data_parallel_s(s: StepContext, layers: StageLayers, middle: LayerTimes) -> 
     """Gradient reduction behind the last backward pass, parameter gather behind the first forward pass.
 
     FSDP without a pipeline pays per layer instead, and here for the tables around the layers: gathered once, reduced
-    after each micro-batch, a calibrated share hidden. `middle`: one micro-batch on a middle rank.
+    after each micro-batch, a calibrated share hidden. FSDP2 copies both from and to buffers. `middle`:
+    one micro-batch on a middle rank.
     """
     dense, expert = trained_parameters(s, layers)
     plan, groups = s.plan, s.groups
@@ -70,7 +71,9 @@ def data_parallel_s(s: StepContext, layers: StageLayers, middle: LayerTimes) -> 
     gathering = gathering + np.where(several_experts & sharded, of_experts, 0.0)
     backward = _exposed_by_chunk(s, reduction, middle.input_s + middle.weight_s)
     forward = _exposed_by_chunk(s, gathering, middle.forward_s)
-    return np.where(s.gathers_layers > 0, _tables_s(s), backward + forward)
+    copied = several * dense + several_experts * expert
+    copies = sum(shard_copies_s(s, copied)) * (plan.sharding >= Sharding.GRADIENTS)
+    return np.where(s.gathers_layers > 0, _tables_s(s), backward + forward + copies)
 
 
 def _tables_s(s: StepContext) -> Array:
