@@ -33,6 +33,7 @@ def test_names_of_sharding(plan_of: Callable[..., Plan]) -> None:
             ("DDP+distopt (overlap-grad-reduce, overlap-param-gather)", Sharding.OPTIMIZER),
             ("ZeRO-1 (per paper)", Sharding.OPTIMIZER),
             ("ZeRO-2", Sharding.GRADIENTS),
+            ("FSDP2 (ZeRO-2)", Sharding.GRADIENTS),
             ("FSDP2 (ZeRO-3) over dp*cp", Sharding.PARAMETERS),
             ("Megatron-FSDP", Sharding.PARAMETERS),
             ("HSDP 2 x 2", Sharding.PARAMETERS),
