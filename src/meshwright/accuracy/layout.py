@@ -241,9 +241,9 @@ def _missing_micro_batch(
 _STAGE = r"(?:zero[-_ ]*(?:dp)?[-_ ]*(?:stage)?|stage)[-_ =:]*"
 _SHARDINGS = (
     (rf"{_STAGE}0|^ddp$|^dp$|^0$|no.?shard|^(?:none|no|off)$|^replicat", Sharding.NONE),
-    (r"reshard.after.forward[=: ]*(?:false|never|no)", Sharding.GRADIENTS),
+    (rf"reshard.after.forward[=: ]*(?:false|never|no)|{_STAGE}2", Sharding.GRADIENTS),
     (rf"fsdp|hsdp|optim.?grads.?params|{_STAGE}3|^3$|full(?:y)?.?shard|hybrid.?shard", Sharding.PARAMETERS),
-    (rf"optim.?grads|{_STAGE}2|^2$|shard.?grad.?op", Sharding.GRADIENTS),
+    (r"optim.?grads|^2$|shard.?grad.?op", Sharding.GRADIENTS),
     (rf"^optim$|{_STAGE}1|^1$|dist(?:ributed)?[-_ ]?opt", Sharding.OPTIMIZER),
 )
 """Patterns of `dp_type`, or of the framework's name, and their sharding; the first match decides."""

@@ -53,6 +53,8 @@ def cluster_of(conditions: RunConditions) -> Cluster:
     """The cluster of a published run, on the fabric that its row names, else on the usual one."""
     accelerator = conditions.accelerator
     named = fabric_named_by(conditions.fabric_hint, accelerator.name)
+    if named and conditions.devices_per_node > catalog.fabric(named).scale_up_domain:
+        named = None  # described is another node
     fabric = placed_fabric(
         named or catalog.default_fabric_name(accelerator.name),
         devices_per_node=conditions.devices_per_node,

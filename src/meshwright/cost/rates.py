@@ -60,6 +60,9 @@ class StackTraits(Table):
     stops_recompute: Array  # 1: recomputation ends before the last GEMM of a layer
     ring_attention: Array  # 1: attention of context ranks is a kernel for each part of the keys
     deduplicates: Array  # 1: expert dispatch sends one copy for each node
+    dispatches_tensors: Array  # 1: the host runs DTensor's dispatch for each operation of tensor ranks
+    regathers: Array  # 1: a layer for its backward pass in a pipeline
+    copies_shards: Array  # 1: of layers from and to the buffers of their collectives
     copies_rows: Array  # 1: to each rank that holds a part of an expert
     tensor_gather_bytes: Array  # of an activation that tensor ranks gather; 0: as between layers
     host_share: Array  # of a layer's launches that the host still makes, the rest being replayed graphs
@@ -169,6 +172,11 @@ def _stops_recompute(accelerator: Accelerator, facts: StackFacts) -> int:
     return int(facts.stops_recompute and accelerator.name != "cpu" and accelerator.output_tiles)
 
 
+def _copies_shards(accelerator: Accelerator, facts: StackFacts) -> int:
+    """1 where collectives have buffers of their own; what a CPU does around each is measured with it."""
+    return int(facts.copies_shards and accelerator.name != "cpu")
+
+
 def _attention_tile(features: Features) -> int:
     of_kernel = ATTENTION_TILES.get(features.attention, ATTENTION_TILE) if features.attention else ATTENTION_TILE
     return features.attention_tile or of_kernel
@@ -211,6 +219,9 @@ def system_facts(
         stops_recompute=_stops_recompute(accelerator, facts),
         ring_attention=int(not facts.gathers_keys),
         deduplicates=int(features.dispatcher is not Dispatcher.ALL_TO_ALL),
+        dispatches_tensors=int(_copies_shards(accelerator, facts) and facts.eager and not features.compiles),
+        regathers=int(facts.regathers),
+        copies_shards=_copies_shards(accelerator, facts),
         copies_rows=int(facts.copies_rows),
         tensor_gather_bytes=precision.linear_input_bytes if precision.name in facts.narrow_gathers else 0.0,
         host_share=HOST_SHARE[features.cuda_graphs or CudaGraphs.NONE],

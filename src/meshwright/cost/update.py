@@ -6,7 +6,7 @@ import numpy as np
 
 from meshwright.arrays import Array
 from meshwright.cost.collectives import Group, all_gather_s, all_reduce_s, reduce_scatter_s
-from meshwright.cost.layers import LayerTimes, StepContext
+from meshwright.cost.layers import LayerTimes, StepContext, shard_copies_s
 from meshwright.cost.memory.states import keeps_masters
 from meshwright.cost.newton_schulz import rank_flops
 from meshwright.cost.overlap import exposed_s
@@ -41,7 +41,8 @@ def data_parallel_s(s: StepContext, layers: StageLayers, middle: LayerTimes) -> 
     """Gradient reduction behind the last backward pass, parameter gather behind the first forward pass.
 
     FSDP without a pipeline pays per layer instead, and here for the tables around the layers: gathered once, reduced
-    after each micro-batch, a calibrated share hidden. `middle`: one micro-batch on a middle rank.
+    after each micro-batch, a calibrated share hidden. FSDP2 copies both from and to buffers. `middle`:
+    one micro-batch on a middle rank.
     """
     dense, expert = trained_parameters(s, layers)
     plan, groups = s.plan, s.groups
@@ -70,7 +71,9 @@ def data_parallel_s(s: StepContext, layers: StageLayers, middle: LayerTimes) -> 
     gathering = gathering + np.where(several_experts & sharded, of_experts, 0.0)
     backward = _exposed_by_chunk(s, reduction, middle.input_s + middle.weight_s)
     forward = _exposed_by_chunk(s, gathering, middle.forward_s)
-    return np.where(s.gathers_layers > 0, _tables_s(s), backward + forward)
+    copied = several * dense + several_experts * expert
+    copies = sum(shard_copies_s(s, copied)) * (plan.sharding >= Sharding.GRADIENTS)
+    return np.where(s.gathers_layers > 0, _tables_s(s), backward + forward + copies)
 
 
 def _tables_s(s: StepContext) -> Array:
@@ -82,7 +85,9 @@ def _tables_s(s: StepContext) -> Array:
     copies = np.where(s.plan.data_replicate > 1, all_reduce_s(size / shard.size, s.groups.replicate), 0.0)
     reduce = s.collective_s(reduce_scatter_s(size, shard) + copies, shard) * trained
     felt = 1 - s.rates.gather_hidden_ratio
-    return np.where(shard.size > 1, (gather + s.num_micro_batches * reduce) * felt, 0.0)
+    out_s, in_s = shard_copies_s(s, count)
+    copies_s = out_s + s.num_micro_batches * in_s
+    return np.where(shard.size > 1, (gather + s.num_micro_batches * reduce) * felt + copies_s, 0.0)
 
 
 def _exposed_by_chunk(s: StepContext, comm_s: Array, pass_s: Array) -> Array:

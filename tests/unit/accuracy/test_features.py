@@ -69,6 +69,16 @@ def test_what_notes_state(read_one: ReadOne) -> None:
     check_every(STATED, lambda case: check(*case))
 
 
+def test_the_version_states_switches_before_the_notes(read_one: ReadOne) -> None:
+    def compiles(version: str, notes: str) -> bool | None:
+        return features(read_one, notes, framework="torchtitan", framework_version=version).compiles
+
+    assert compiles("2025-02, no compile", "") is False
+    assert compiles("2025-02, torch.compile", "") is True
+    assert compiles("2025-02, no compile", "compile from the default toml") is False
+    assert compiles("2025-02", "torch.compile off") is False
+
+
 def test_rungs_of_the_tables_of_torchtitan(read_one: ReadOne) -> None:
     assert features(read_one, "FSDP; read at iteration 90", framework="torchtitan").compiles is False
     assert features(read_one, "2D; torch.compile", framework="torchtitan").overlaps_tensor is False

@@ -26,6 +26,7 @@ ReadOne = Callable[..., PublishedRun]
         ({"framework": "NeMo", "framework_version": "nemo:dev", "source": "README.md @v24.11.1 [8B]",
           "date": "2025-06-09"}, "nemo", 2024.833),
         ({"framework": "NeMo", "source": "README.md @85d9284", "date": "2025-06-09"}, "nemo", 2025.439),
+        ({"framework": "Somebody's own (PyTorch FSDP2)", "date": "2025-01"}, "fsdp2", 2025.0),
         ({"framework": "Somebody's own", "date": "2025-01"}, "other", 2025.0),
         ({"framework": "", "date": ""}, "other", None),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from dataclasses import replace
 from importlib.resources import files
 
 import pytest
@@ -11,6 +12,7 @@ from tests.shipped_rows import shipped_runs
 
 from meshwright.accuracy.tables import cluster_of
 from meshwright.catalog import lookup as catalog
+from meshwright.catalog.clusters import placed_fabric
 from meshwright.catalog.interconnects import fabric_named_by
 
 RULES = tomllib.loads((files("meshwright.catalog") / "data" / "interconnects.toml").read_text(encoding="utf-8"))[
@@ -24,6 +26,8 @@ RULES = tomllib.loads((files("meshwright.catalog") / "data" / "interconnects.tom
         ("NVLink4 8-GPU; AWS EFA between nodes", "h100", "aws-efa-p5"),
         ("NVLink3 8-GPU; 4x100 Gb/s Omni-Path per node (Jean Zay)", "a100", "omni-path-100-a100"),
         ("meta grand teton", "h100-96gb", "grand-teton-roce"),
+        ("NVLink intra-node (4 GPUs); InfiniBand NDR 400 Gb/s", "h200", "nvlink-4-mesh-ndr"),
+        ("NVLink4 8-GPU, 4 GPUs used", "h200", None),
         ("AWS EFA", "b200", None),  # a rule for another accelerator
         ("", "h100", None),
         ("NVLink4 8-GPU + IB (platform default, not stated on page)", "h100", None),  # "dEFAult"
@@ -56,3 +60,15 @@ def test_text_without_a_rule_runs_on_the_usual_fabric(published):
         c = run.conditions
         named = fabric_named_by(c.fabric_hint, c.accelerator.name)
         assert cluster_of(c).fabric.name == (named or catalog.default_fabric_name(c.accelerator.name))
+
+
+def test_two_of_four_joined_devices_have_a_third_of_the_links():
+    assert placed_fabric("nvlink-4-mesh-ndr", devices_per_node=2, num_nodes=1).scale_up_bytes_per_s == 150e9
+
+
+def test_a_description_of_smaller_nodes_than_the_run_has_names_no_fabric(published):
+    whole = next(r.conditions for r in published if r.conditions.accelerator.name == "h200")
+    described = replace(whole, fabric_hint="NVLink (4 GPUs)", devices_per_node=8, num_nodes=1)
+    assert cluster_of(described).fabric.scale_up_domain == 8
+    four = replace(described, devices_per_node=4)
+    assert cluster_of(four).fabric.name == "nvlink-4-mesh-ndr"

@@ -185,9 +185,36 @@ class TestGather:
         assert gather.forward_s > port_s / 2
         assert gather.input_s > gather.forward_s  # backward gathers again and reduces
 
+    def test_copies_from_and_to_the_buffers_of_collectives_are_not_hidden(self, case):
+        """FSDP2: 2 + 2 bytes of each gathered weight, twice; a gradient of 2 bytes into a sum of 4, once."""
+        plain = case(plan=replace(self.FSDP, micro_batch=4)).with_rates(copies_shards=0)
+        copied = plain.with_rates(copies_shards=1)
+        before, after = (parts_of(c).dense["gather"] for c in (plain, copied))
+        p = plain.context.parameters
+        weight_s = float(p.attention_layer + p.dense_ffn_layer) / float(plain.rates.device.streaming_bytes_per_s)
+        assert after.forward_s - before.forward_s == pytest.approx(4 * weight_s)
+        assert after.input_s - before.input_s == pytest.approx((4 + 2 + float(plain.precision.reduce_bytes)) * weight_s)
+        assert copied.step_s > plain.step_s
+
+    def test_copies_on_a_cpu_are_measured_with_its_collectives(self, case):
+        gpu, cpu = (case(framework="native", cluster=name).rates for name in ("h100-8x4", "cpu-1x4"))
+        assert gpu.copies_shards == 1
+        assert cpu.copies_shards == cpu.dispatches_tensors == 0
+
+    def test_a_rank_without_shards_of_others_copies_nothing(self, case):
+        whole = case(plan=Plan(sharding=Sharding.PARAMETERS), cluster="h100-1x1").with_rates(copies_shards=1)
+        assert parts_of(whole).dense["gather"].total_s == 0
+
     def test_a_pipeline_gathers_once_a_step_instead(self, case):
         plan = Plan(data_shard=8, pipeline=4, sharding=Sharding.PARAMETERS)
         assert parts_of(case(plan=plan, seq_len=512)).dense["gather"].total_s == 0
+
+    def test_a_pipeline_that_frees_layers_gathers_them_for_each_backward_pass(self, case):
+        plan = Plan(data_shard=8, pipeline=4, sharding=Sharding.PARAMETERS)
+        gather = parts_of(case(plan=plan, seq_len=512).with_rates(regathers=1)).dense["gather"]
+        assert gather.forward_s == gather.weight_s == 0
+        flat = parts_of(case(plan=replace(plan, pipeline=1), seq_len=512)).dense["gather"]
+        assert 0 < gather.input_s < flat.input_s  # which also reduces
 
     def test_replicas_gather_within_a_node_and_reduce_across(self, case):
         flat = case(plan=self.FSDP, seq_len=512)
@@ -299,6 +326,22 @@ class TestHost:
         parts = parts_of(c)
         times = layer_times(parts.dense, np.float64(0.0))
         assert times.total_s == pytest.approx(sum(p.total_s for p in parts.dense.values()))
+
+    def test_tensor_ranks_of_distributed_tensors_are_dispatched_unless_compiled(self, case):
+        def host_s(**plan) -> float:
+            c = case(plan=Plan(**plan), cluster="b200-8x1", framework="fsdp2")
+            plain, dispatched = (parts_of(c.with_rates(dispatches_tensors=d)) for d in (0, 1))
+            assert dispatched.host_moe_s - plain.host_moe_s == pytest.approx(
+                dispatched.host_dense_s - plain.host_dense_s
+            )
+            return float(dispatched.host_dense_s - plain.host_dense_s)
+
+        assert host_s(tensor=8, sequence_parallel=True) == pytest.approx(2.5e-3)
+        assert host_s(tensor=8, sequence_parallel=False) == pytest.approx(1.8e-3)
+        assert host_s(data_shard=8) == 0
+        eager, compiled = (case(framework=name).rates for name in ("fsdp2", "torchtitan"))
+        assert eager.dispatches_tensors == 1
+        assert compiled.dispatches_tensors == 0
 
     def test_a_slow_host_sets_the_pace(self, case):
         times = layer_times(parts_of(case()).dense, np.float64(1.0))

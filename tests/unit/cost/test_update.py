@@ -79,6 +79,19 @@ class TestDataParallel:
         assert reduced_s(c) == pytest.approx(0.75 * (gather_s + 4 * reduce_s))
         assert reduced_s(case(plan=replace(FSDP, data_shard=16, pipeline=2))) > 0
 
+    @pytest.mark.parametrize(
+        "plan",
+        [
+            Plan(data_shard=32, sharding=Sharding.GRADIENTS),
+            Plan(data_shard=16, pipeline=2, sharding=Sharding.PARAMETERS),
+        ],
+    )
+    def test_fsdp2_copies_what_it_gathers_and_reduces_once_a_step(self, case, plan):
+        copied, plain = (case(plan=plan).with_rates(copies_shards=c) for c in (1, 0))
+        num_bytes = 2 * 2 + 2 + float(plain.precision.reduce_bytes)
+        copies_s = trained(plain)[0] * num_bytes / float(plain.rates.device.streaming_bytes_per_s)
+        assert reduced_s(copied, LONG_WINDOW) - reduced_s(plain, LONG_WINDOW) == pytest.approx(copies_s)
+
     def test_tensor_ranks_divide_the_tables(self, case):
         c = case(plan=replace(FSDP, tensor=4, data_shard=8)).with_rates(data_collective_s=0.0)
         tables, shard = 2 * 128256 * 4096 / 4, c.context.groups.shard

@@ -18,7 +18,7 @@ def result():
 
 @pytest.fixture(scope="module")
 def experts():
-    return search(request("qwen3-30b-a3b", "h100-8x4", "native", 256), top=1)
+    return search(request("qwen3-30b-a3b", "h100-8x4", "native", 128), top=1)
 
 
 def test_component_differences_add_up_to_the_step(result):
