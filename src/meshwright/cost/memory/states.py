@@ -14,7 +14,8 @@ FSDP gathers a layer while it computes the one before, so two are there at once;
 as one unit that stays for the step. Frozen matrices in 8 or 4 bits are gathered as they are held. A pipeline frees
 nothing between micro-batches (to gather again for each would cost more than it saves; torchtitan's
 `reshard_after_forward: default`), so all weights are gathered, and gradients are reduced once, after the last
-micro-batch.
+micro-batch. A layer's whole gradients go as its shard comes (`foreach_reduce` of PyTorch's FSDP2): there is never
+more than the larger of both.
 """
 
 from __future__ import annotations
@@ -213,18 +214,19 @@ def state_bytes(rates: StateRates, held: RankParameters, num_layers: Array) -> S
     layer = (dense + expert - held.unit) / np.maximum(num_layers, 1)
     at_once = np.where(rates.keeps_gathered, dense + expert - held.unit, 2 * layer)
     adapters_at_once = adapters * np.where(rates.keeps_gathered, 1.0, 2 / np.maximum(num_layers, 1))
-    waiting = np.where(rates.keeps_gathered, dense + expert, layer)
 
     def total(name: str) -> Array:
         parts = zip((dense, expert, adapters), (rates.dense, rates.expert, rates.adapters), strict=True)
         return sum(count * getattr(rate, name) for count, rate in parts)
 
+    gradients = total("gradients")
+    last = np.maximum(gradients, (dense + expert) * rates.unreduced)
     return StateBytes(
         weights=total("weights")
         + at_once * rates.gathered
         + (held.unit + adapters_at_once) * rates.gathered_unit
         + (held.split - held.unit + expert) * rates.cached
         - (held.split - held.unit) * rates.quantised,
-        gradients=total("gradients") + waiting * rates.unreduced,
+        gradients=np.where(rates.keeps_gathered, last, gradients + layer * rates.unreduced),
         optimizer=total("optimizer") + held.unit * rates.unit_extra,
     )
