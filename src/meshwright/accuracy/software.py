@@ -46,7 +46,7 @@ class Software:
     memory: str  # definition of a printed memory figure: allocated, reserved, unknown
     batch_per_device: bool
     lora: Lora
-    micro_batch_per_stage: bool  # a pipeline has as many micro-batches as ranks unless it says otherwise
+    micro_batch_per_stage: bool  # of a row that states none: a pipeline has as many micro-batches as ranks
     fused_norm: bool  # the notes name a fused norm kernel
     recipe_recompute: str  # of the row's recipe, else of its trainer, in the words of rows; empty: none, or not known
     indexers: bool  # latent attention selects keys where the model does
@@ -111,7 +111,7 @@ def read_software(row: CsvRow, accelerator: Accelerator, model: str = "") -> Sof
         memory=_memory_definition(row, entry.get("memory", "unknown")),
         batch_per_device=entry.get("batch_per_device", False),
         lora=_lora(lora),
-        micro_batch_per_stage=entry.get("micro_batch_per_stage", False),
+        micro_batch_per_stage=(vintage or 9999) < entry.get("micro_batch_per_stage_until", 0),
         fused_norm="rms kernel" in row.text("notes").lower(),
         recipe_recompute=(recipe.recompute if recipe else "") or entry.get("recompute", ""),
         indexers=entry.get("indexers", True),

@@ -251,6 +251,22 @@ def test_degrees_in_cores_become_degrees_in_chips(
     assert (plan.tensor, plan.context) == (tensor, context)
 
 
+@pytest.mark.parametrize(("date", "micro_batch"), [("2024-12-30", 4), ("2026-03-29", 1)])
+def test_micro_batches_of_torchtitans_pipelines(plan_of: Callable[..., Plan], date: str, micro_batch: int) -> None:
+    cells = {
+        "framework": "torchtitan",
+        "framework_version": "",
+        "tp": 1,
+        "pp": 4,
+        "cp": 1,
+        "dp": 2,
+        "mbs": "",
+        "grad_accum": "",
+        "gbs": 32,
+    }
+    assert plan_of(**cells, date=date).micro_batch == micro_batch
+
+
 def test_a_batch_per_device_is_one_micro_batch(plan_of: Callable[..., Plan]) -> None:
     cells = {"mbs": "", "grad_accum": "", "gbs": 128, "seq_len": 8192}
     assert plan_of(**cells).micro_batch == 1  # the whole batch of a replica does not fit
