@@ -369,6 +369,12 @@ class TestFullestRank:
         assert table.reserved_bytes > table.allocated_bytes
 
 
+@pytest.mark.parametrize(("framework", "num_bytes"), [("megatron-lm-2021", 4), ("megatron-deepspeed", 4 + 2)])
+def test_gradients_that_a_hook_adds_to_their_accumulators_are_freed(framework: str, num_bytes: float) -> None:
+    table = memory(Plan(data_shard=8), constants=constants_of(Stack(framework=framework)))
+    assert table.gradients_bytes == pytest.approx(num_bytes * TestStates.num)
+
+
 def test_gradients_of_one_backward_pass_take_the_place_of_activations() -> None:
     torchtitan = constants_of(Stack(framework="torchtitan"))
     plan = Plan(sharding=Sharding.NONE)
