@@ -122,6 +122,6 @@ def _switched(features: Features, *, accumulates_as_reduced: bool) -> dict[str, 
         "wire_parameter_bytes": parameter,
         "offloaded_activations": features.offloaded_activations or 0.0,
         "busiest_expert_ratio": features.busiest_expert_ratio,
-        "pads_experts": int(features.has_capacity),
+        "pads_experts": int(features.pads_experts),
         **accumulated,
     }
