@@ -184,6 +184,18 @@ def test_names_of_recomputation(plan_of: Callable[..., Plan]) -> None:
     check_every(RECOMPUTED, lambda case: check(*case))
 
 
+@pytest.mark.parametrize(
+    ("hardware", "kind", "layers"), [(50, Recompute.NONE, None), (55, Recompute.FULL, 10), (68, Recompute.FULL, None)]
+)
+def test_layers_that_hardware_flops_count_twice(
+    plan_of: Callable[..., Plan], hardware: float, kind: Recompute, layers: int | None
+) -> None:
+    cells = {"recompute": "selective (fraction of blocks, not stated)", "mfu_pct": 50, "layers": 32}
+    plan = plan_of(**cells, hfu_pct=hardware)
+    assert (plan.recompute, plan.recompute_layers) == (kind, layers)
+    assert plan_of(**cells).recompute is Recompute.SELECTIVE
+
+
 def test_sequence_parallelism_as_stated_or_as_the_framework_of_the_time(plan_of: Callable[..., Plan]) -> None:
     tensor = {"tp": 2, "cp": 1}
     assert plan_of(**tensor, seq_parallel="yes (default)").sequence_parallel
