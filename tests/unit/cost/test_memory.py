@@ -431,6 +431,14 @@ class TestConstants:
         assert memory_constants(Stack(framework="megatron-bridge")).accumulates_in_16_bits == 1
         assert memory_constants(MEGATRON).accumulates_in_16_bits == 0
 
+    def test_a_model_that_is_loaded_in_16_bits_has_no_master(self) -> None:
+        plan = Plan(data_shard=8, sharding=Sharding.PARAMETERS)
+        full, half = (
+            memory(plan, constants=constants_of(Stack(framework=f))) for f in ("torchtitan", "nemo-automodel")
+        )
+        assert half.optimizer_bytes == pytest.approx(full.optimizer_bytes / 2)
+        assert full.weights_bytes - half.weights_bytes == pytest.approx(2 * TestStates.num / 8)
+
     def test_attention_and_norm_of_a_run(self) -> None:
         stack = Stack(framework="aa-scaling")
         assert memory_constants(stack).norm_copy_bytes > 0
