@@ -31,6 +31,8 @@ _SWITCHES = (
 
 _MIXTURES = ("moe", "hybrid-moe")
 _OFFLOADED_LAYERS = re.compile(r"cpu[-_ ]offload(?:ing)?(?:[-_ ]num)?[-_ ]layers[= ](\d+)")
+_KEPT_TENSORS = re.compile(r"\b\w+=(device|offload)\b")
+"""Where MaxText's remat_policy=custom keeps the tensors that it names."""
 _OFFLOADED_SHARE = re.compile(
     r"activation[-_ ]offload(?:ing)?[-_ ](?:ratio|share|fraction)[=: ]*(0?\.\d+|[01](?:\.0*)?)(?![\d.])"
 )
@@ -60,9 +62,11 @@ def read_features(row: CsvRow, recipe: Features | None = None) -> Features:
 
 
 def _offloaded(row: CsvRow, mentions: str) -> float | None:
-    """Share of the saved activations that is offloaded, or of the layers; None where the row counts neither."""
+    """Share of the saved activations, tensors or layers that is offloaded; None where the row tells none."""
     if share := _OFFLOADED_SHARE.search(mentions):
         return float(share[1])
+    if kept := _KEPT_TENSORS.findall(mentions):
+        return 1.0 if set(kept) == {"offload"} else None
     stated, num_layers = _OFFLOADED_LAYERS.search(mentions), row.count("layers")
     if stated is None or num_layers is None:
         return None
