@@ -439,6 +439,14 @@ class TestConstants:
         assert half.optimizer_bytes == pytest.approx(full.optimizer_bytes / 2)
         assert full.weights_bytes - half.weights_bytes == pytest.approx(2 * TestStates.num / 8)
 
+    def test_policies_of_names_keep_no_more_than_these(self) -> None:
+        """MaxText's save_qkv_proj: the layer's input, queries, keys and values."""
+        plan = Plan(recompute=Recompute.SELECTIVE, recompute_modules=("norm", "activation", "core_attention", "mlp"))
+        named, kept = (layer(plan, constants=constants_of(Stack(framework=f))).dense for f in ("maxtext", "nemo"))
+        heads = GPT.attention.num_heads, GPT.attention.num_kv_heads, GPT.attention.head_dim
+        assert named == pytest.approx(2 * (GPT.hidden + (heads[0] + 2 * heads[1]) * heads[2]))
+        assert kept - named == pytest.approx(2 * GPT.hidden + (2 * heads[2] + 4) * heads[0])
+
     def test_attention_and_norm_of_a_run(self) -> None:
         stack = Stack(framework="aa-scaling")
         assert memory_constants(stack).norm_copy_bytes > 0
