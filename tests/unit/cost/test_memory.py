@@ -323,6 +323,15 @@ class TestFsdp:
         assert held.weights == pytest.approx(4 * TestStates.num / 8 + 2 * (2 * layer_parameters + unit))
         assert held.gradients == pytest.approx(4 * TestStates.num / 8 + 4 * layer_parameters)
 
+    @pytest.mark.parametrize(("vocab", "gathered"), [(1024, 2 * 1024 * 4096), (32000, 1024 * 32000)])
+    def test_xla_gathers_matrix_by_matrix(self, vocab: int, gathered: int) -> None:
+        """The largest matrix of a layer and the one after it, or the head where that is larger."""
+        plan, model = Plan(data_shard=8, sharding=Sharding.PARAMETERS), replace(GPT, vocab=vocab)
+        table = memory(plan, model=model, constants=constants_of(Stack(framework="maxtext")))
+        num = float(count_parameters(model_row(model)).total)
+        assert table.weights_bytes == pytest.approx(4 * num / 8 + 2 * gathered)
+        assert table.gradients_bytes == pytest.approx(4 * num / 8 + 4 * 1024 * 4096)
+
     def test_a_pipeline_keeps_weights_gathered_and_gradients_unreduced(self) -> None:
         """Shards of gradients take the place of whole ones, so those are all there is."""
         sharded = Plan(pipeline=2, data_shard=8, sharding=Sharding.PARAMETERS)
