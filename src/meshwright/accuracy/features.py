@@ -32,7 +32,7 @@ _SWITCHES = (
 _MIXTURES = ("moe", "hybrid-moe")
 _OFFLOADED_LAYERS = re.compile(r"cpu[-_ ]offload(?:ing)?(?:[-_ ]num)?[-_ ]layers[= ](\d+)")
 _KEPT_TENSORS = re.compile(r"\b\w+=(device|offload)\b")
-"""Where MaxText's remat_policy=custom keeps the tensors that it names."""
+"""Place in which MaxText's remat_policy=custom keeps each tensor that it names."""
 _OFFLOADED_SHARE = re.compile(
     r"activation[-_ ]offload(?:ing)?[-_ ](?:ratio|share|fraction)[=: ]*(0?\.\d+|[01](?:\.0*)?)(?![\d.])"
 )

@@ -244,8 +244,7 @@ def _modules(
     key_value = e * np.where(is_mla, nq, model.kv_heads) * (d + dv) * share
     expanded = e * model.query_heads * d * share + key_value
     latent = np.where(is_mla, e * (2 * model.q_rank + 2 * model.kv_rank + model.rope_dim), 0)
-    values = model.query_heads * dv
-    output = (e * values * (1 + 2 * model.output_gate) + 4 * nq) * share  # gated: gate and product as well
+    output = (e * model.query_heads * dv * (1 + 2 * model.output_gate) + 4 * nq) * share  # gated: gate and product too
     indexer: Array = 0.0
     if has_sparse_attention(model):
         expanded = expanded + sparse_bytes_per_token(model, batch.seq_len, e, share)
