@@ -32,7 +32,7 @@ from meshwright.specs.precision import PRECISIONS
 
 FITTED = {
     "megatron-core": ("logits_bytes", "workspace_bytes"),
-    "megatron-2021": ("workspace_bytes", "fragmentation_ratio"),
+    "megatron-deepspeed": ("workspace_bytes", "fragmentation_ratio"),
     "nanotron": ("logits_bytes", "waiting_buffers", "waiting_buffers_in_pipeline", "workspace_bytes"),
     "pytorch-fsdp2": ("logits_bytes",),
 }

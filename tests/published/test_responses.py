@@ -13,7 +13,7 @@ from meshwright.cost.step import estimate_steps
 from meshwright.cost.tables import BatchTable, model_row, plan_row, precision_row
 from meshwright.specs.features import CudaGraphs, Dispatcher, Features, WireFormat
 from meshwright.specs.hardware import Cluster, Stack
-from meshwright.specs.plan import Plan, Sharding
+from meshwright.specs.plan import Plan, Recompute, Sharding
 from meshwright.specs.precision import PRECISIONS
 
 NEMO = Stack(framework="nemo", vintage=2025.4)
@@ -184,6 +184,15 @@ class TestSwitches:
     def test_offloaded_activations_cost_what_the_host_link_cannot_hide(self, device):
         cost = 1 / self.ratio(Features(offloaded_activations=1.0), Features(offloaded_activations=0.0), device=device)
         assert (1.2 < cost < 8) if device == "h100" else (1 < cost < 1.3)
+
+    def test_recomputed_activations_are_not_offloaded(self):
+        def lost(*modules: str) -> float:
+            kind = Recompute.SELECTIVE if modules else Recompute.NONE
+            plan = replace(PLAN, recompute=kind, recompute_modules=modules)
+            on, off = Features(offloaded_activations=1.0), Features(offloaded_activations=0.0)
+            return 1 / self.ratio(on, off, plan=plan)
+
+        assert 1 < lost("mlp") < lost("norm", "activation") < lost("norm") < lost()
 
     def test_imbalance_slows_experts_and_nothing_else(self):
         natural, forced = Features(expert_imbalance=1.4), Features(expert_imbalance=1.0)

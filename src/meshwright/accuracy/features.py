@@ -31,6 +31,11 @@ _SWITCHES = (
 
 _MIXTURES = ("moe", "hybrid-moe")
 _OFFLOADED_LAYERS = re.compile(r"cpu[-_ ]offload(?:ing)?(?:[-_ ]num)?[-_ ]layers[= ](\d+)")
+_KEPT_TENSORS = re.compile(r"\b\w+=(device|offload)\b")
+"""Place in which MaxText's remat_policy=custom keeps each tensor that it names."""
+_OFFLOADED_SHARE = re.compile(
+    r"activation[-_ ]offload(?:ing)?[-_ ](?:ratio|share|fraction)[=: ]*(0?\.\d+|[01](?:\.0*)?)(?![\d.])"
+)
 
 
 def read_features(row: CsvRow, recipe: Features | None = None) -> Features:
@@ -52,13 +57,18 @@ def read_features(row: CsvRow, recipe: Features | None = None) -> Features:
     if "torchtitan" in software and said.clauses:
         switches |= {k: v for k, v in _LADDER.get(said.clauses[0].text, {}).items() if switches[k] is None}
     stated = features_from({name: value for name, value in switches.items() if value is not None})
-    stated = replace(stated, offloaded_activations=_offloaded(row, row.text("notes").lower()))
+    mentions = f"{row.text('recompute')}; {row.text('notes')}".lower()
+    stated = replace(stated, offloaded_activations=_offloaded(row, mentions))
     return stated if recipe is None else stated.or_else(recipe)
 
 
-def _offloaded(row: CsvRow, notes: str) -> float | None:
-    """Share of the layers whose activations are offloaded; None where no note counts them."""
-    stated, num_layers = _OFFLOADED_LAYERS.search(notes), row.count("layers")
+def _offloaded(row: CsvRow, mentions: str) -> float | None:
+    """Share of the saved activations, tensors or layers that is offloaded; None where the row tells none."""
+    if share := _OFFLOADED_SHARE.search(mentions):
+        return float(share[1])
+    if kept := _KEPT_TENSORS.findall(mentions):
+        return 1.0 if set(kept) == {"offload"} else None
+    stated, num_layers = _OFFLOADED_LAYERS.search(mentions), row.count("layers")
     if stated is None or num_layers is None:
         return None
     return min(int(stated[1]) * (row.count("pp") or 1) / num_layers, 1.0)

@@ -83,7 +83,8 @@ def read_layout(row: CsvRow, model: Model, *, num_devices: int, seq_len: int, so
         offload=_offload(row, software),
     )
     mentions = f"{row.text('notes')} {row.text('recompute')}".lower()
-    if plan.offload is Offload.NONE and "offload" in mentions:
+    is_counted = software.stack.features.offloaded_activations is not None
+    if plan.offload is Offload.NONE and "offload" in mentions and not is_counted:
         notes.append(OFFLOADED)
     if "offload" in row.text("dp_type").lower():
         notes.append(f"dp_type {row.text('dp_type')!r}: its offloading is not modelled")

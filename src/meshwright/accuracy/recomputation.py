@@ -67,10 +67,38 @@ def read_recompute(
         notes.append(f"recomputation {text}, as the note says")
     elif of_note and (of_note == "none") != (yes_or_no(text) is False):
         notes.append(f"notes say {of_note} of recomputation: its column used, {text}")
+    if _OPEN_SHARE.search(text) and (share := _share_of_flops(row)) is not None:
+        return _layers_of_share(row, share, model.num_layers, notes)
     if not text:
         text = _of_recipe(model, is_split, software)
         notes.append(f"recomputation {text}, the recipe of {software.title}" if text else NO_RECOMPUTATION)
     return _from_text(row, text, model.num_layers, notes)
+
+
+_OPEN_SHARE = re.compile(r"(?:fraction|share|number) .*not stated|(?:unknown|unstated) (?:fraction|share|number)")
+"""Words of a row that recomputes whole layers, and does not say how many."""
+LAYERS_OF_FLOPS = "recomputed layers by the hardware FLOPs that the row prints over the model's"
+_FORWARD_SHARE = 1 / 3
+"""FLOPs of a forward pass, which recomputation repeats, over those of a step."""
+
+
+def _share_of_flops(row: CsvRow) -> float | None:
+    """Share of the forward pass that the row's hardware FLOPs count twice; None where it does not print both."""
+    model, hardware = row.number("mfu_pct"), row.number("hfu_pct")
+    if not model or not hardware:
+        return None
+    return min(max((hardware / model - 1) / _FORWARD_SHARE, 0.0), 1.0)
+
+
+def _layers_of_share(
+    row: CsvRow, share: float, num_layers: int, notes: list[str]
+) -> tuple[Recompute, tuple[str, ...], int | None]:
+    held = num_layers / (row.count("pp") or 1)
+    layers = round(share * held)
+    notes.append(f"{LAYERS_OF_FLOPS}: {layers} of {held:g}")
+    if layers == 0:
+        return Recompute.NONE, (), None
+    return Recompute.FULL, (), layers if layers < held else None
 
 
 def _is_more(of_note: str, column: str) -> bool:

@@ -46,7 +46,7 @@ class Software:
     memory: str  # definition of a printed memory figure: allocated, reserved, unknown
     batch_per_device: bool
     lora: Lora
-    micro_batch_per_stage: bool  # a pipeline has as many micro-batches as ranks unless it says otherwise
+    micro_batch_per_stage: bool  # of a row that states none: a pipeline has as many micro-batches as ranks
     fused_norm: bool  # the notes name a fused norm kernel
     recipe_recompute: str  # of the row's recipe, else of its trainer, in the words of rows; empty: none, or not known
     indexers: bool  # latent attention selects keys where the model does

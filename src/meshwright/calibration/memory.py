@@ -35,6 +35,8 @@ class MemoryConstants(Table):
     norm_copy_bytes: Array  # per element and norm: fp32 copies that an unfused norm keeps
     ffn_copies: Array  # 16-bit copies of f kept in addition to gate, up and their product
     blockwise_attention: Array  # the probabilities of earlier keys are kept, in blocks of queries
+    keeps_named_only: Array  # policies keep the tensors they name: what only recomputed modules need is made again
+    gathers_matrices: Array  # FSDP gathers one matrix after the other, embedding and head too, not layers
     gathers_keys: Array  # keys and values of all context ranks are gathered, and kept for the backward pass
     frozen_in_16_bits: Array  # frozen weights stay in 16 bits under recipes that multiply in fewer
     splits_logits: Array  # logits stay split over tensor ranks in the loss
@@ -122,6 +124,6 @@ def _switched(features: Features, *, accumulates_as_reduced: bool) -> dict[str, 
         "wire_parameter_bytes": parameter,
         "offloaded_activations": features.offloaded_activations or 0.0,
         "busiest_expert_ratio": features.busiest_expert_ratio,
-        "pads_experts": int(features.has_capacity),
+        "pads_experts": int(features.pads_experts),
         **accumulated,
     }

@@ -430,10 +430,15 @@ def _latent_up_whole_s(s: StepContext) -> Array:
     return _dequantised(s, model.is_mla * heads * expanded).forward_s
 
 
+_MADE_AGAIN = ("norm", "activation", "mlp", "moe")
+"""Modules whose selective recomputation leaves less to offload."""
+
+
 def _offloaded(s: StepContext, parts: Parts, ffn_width: Array) -> PassTimes:
     """Copies of saved activations to host memory and back, beside the kernels: what these do not hide.
 
-    Saved are the inputs of norms, projections, attention and feed-forward, in the format of activations.
+    Saved are the inputs of norms, projections, attention and feed-forward, in the format of activations, but for what
+    selective recomputation makes again: outputs of norms, the product of a feed-forward, or all of it.
     """
     if not np.any(s.rates.offloaded_activations):
         return _backward_free(0.0, 0.0)
@@ -441,9 +446,12 @@ def _offloaded(s: StepContext, parts: Parts, ffn_width: Array) -> PassTimes:
     split = np.where(s.plan.sequence_parallel > 0, t, 1)
     heads = model.query_heads + model.kv_heads
     heads = heads * (model.qk_dim + model.v_dim)
-    width = 4 * model.blocks * model.hidden / split
+    again = {name: (s.plan.recompute == SELECTIVE) * s.plan.recomputes(name) for name in _MADE_AGAIN}
+    block = np.maximum(again["mlp"], again["moe"])
+    num_wide = model.ffn_matrices * (1 - block) - np.where(block > 0, 0, again["activation"])
+    width = (4 - 2 * again["norm"]) * model.blocks * model.hidden / split
     linear = model.linear_share * (convolved(model) + 3 * model.linear_values)
-    width = width + (model.attention_share * heads + linear + model.ffn_matrices * ffn_width) / t
+    width = width + (model.attention_share * heads + linear + num_wide * ffn_width) / t
     width = np.where(s.plan.recompute == FULL, model.hidden / split, width)  # a recomputed layer keeps its input
     size = s.tokens * width * s.precision.activation_bytes * s.rates.offloaded_activations
     copy = size / s.rates.host_bytes_per_s

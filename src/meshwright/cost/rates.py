@@ -163,7 +163,7 @@ def _fuses_experts(features: Features, precision: Precision) -> bool:
 
 def _host_expert_share(features: Features) -> float:
     """Share of the kernels that experts start one by one which the host still starts."""
-    shares = HOST_SHARE if features.has_capacity else HOST_EXPERT_SHARE
+    shares = HOST_SHARE if features.pads_experts else HOST_EXPERT_SHARE
     return shares[features.cuda_graphs or CudaGraphs.NONE]
 
 
@@ -227,7 +227,7 @@ def system_facts(
         host_share=HOST_SHARE[features.cuda_graphs or CudaGraphs.NONE],
         host_state_space_share=HOST_STATE_SPACE_SHARE[features.cuda_graphs or CudaGraphs.NONE],
         host_moe_share=HOST_MOE_SHARE[features.cuda_graphs or CudaGraphs.NONE]
-        * (STATIC_SHAPES_SHARE if features.has_capacity else 1.0),
+        * (STATIC_SHAPES_SHARE if features.pads_experts else 1.0),
         host_expert_share=0.0 if facts.one_grouped_kernel else _host_expert_share(features),
         # Where 8 bits are multiplied no faster than 16, a kernel gains nothing by them.
         fp8_attention=int(bool(features.fp8_attention) and peaks.get("fp8", 0.0) > peaks.get("bf16", 0.0)),
@@ -243,7 +243,7 @@ def system_facts(
         updates_on_host=int(facts.updates_on_host),
         keeps_masters=int(facts.keeps_masters),
         expert_imbalance=features.busiest_expert_ratio,
-        pads_experts=int(features.has_capacity),
+        pads_experts=int(features.pads_experts),
         cpu_oversubscription=accelerator.cpu_oversubscription,
         years=vintage_of(stack, facts) - 2025.0,
         network=network_row(cluster.fabric, constants_for(cluster.fabric), devices_per_node=cluster.devices_per_node),

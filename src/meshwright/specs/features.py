@@ -128,15 +128,24 @@ class Features:
 
     @property
     def has_capacity(self) -> bool:
-        """True where an expert computes as many tokens in every step: its own are dropped or padded to them."""
+        """True where an expert drops what exceeds its capacity."""
         return self.capacity_factor is not None or bool(self.drops_tokens)
 
     @property
+    def pads_experts(self) -> bool:
+        """True where an expert computes as many tokens in every step: its own are dropped or padded to them.
+
+        DeepEP pads none: Megatron-Core's TransformerConfig refuses moe_pad_expert_input_to_capacity with it.
+        """
+        return self.has_capacity and self.dispatcher is not Dispatcher.DEEPEP
+
+    @property
     def busiest_expert_ratio(self) -> float:
-        """Tokens that the busiest expert rank computes over the mean: a capacity equalizes them."""
-        if self.has_capacity:
-            return self.capacity_factor or BALANCED_CAPACITY
-        return self.expert_imbalance or FORCED_BALANCE
+        """Tokens that the busiest expert rank computes over the mean: a capacity limits them, padded ones equal it."""
+        capacity, imbalance = self.capacity_factor or BALANCED_CAPACITY, self.expert_imbalance or FORCED_BALANCE
+        if self.pads_experts:
+            return capacity
+        return min(capacity, imbalance) if self.has_capacity else imbalance
 
     def stated(self) -> dict[str, str | bool | float]:
         """The switches that are not None, as a run file writes them."""

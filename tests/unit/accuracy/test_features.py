@@ -118,6 +118,22 @@ def test_offloaded_layers_are_a_share_of_the_model(read_one: ReadOne) -> None:
     assert features(read_one, "activation offload expert_fc1").offloaded_activations is None
 
 
+def test_all_that_maxtext_keeps_is_offloaded_where_each_tensor_is(read_one: ReadOne) -> None:
+    for notes, share in (
+        ("remat_policy=custom, decoder_layer_input=offload", 1.0),
+        ("decoder_layer_input=offload, query_proj=device", None),
+    ):
+        assert features(read_one, notes, framework="MaxText").offloaded_activations == share
+
+
+@pytest.mark.parametrize(("recompute", "share"), [("none + activation offload ratio 0.522", 0.522), ("none", None)])
+def test_a_stated_share_of_offloaded_activations(read_one: ReadOne, recompute: str, share: float | None) -> None:
+    run = read_one(recompute=recompute, notes="CPU activation offload")
+    assert run.conditions
+    assert run.conditions.stack.features.offloaded_activations == share
+    assert any("offloading of activations" in note for note in run.assumed) == (share is None)
+
+
 def test_rows_of_the_shipped_file_state_each_kind() -> None:
     """A reader that a change of the file's wording has silenced would leave everything to defaults."""
     stated = [r.conditions.stack.features for r in shipped_runs() if r.conditions]

@@ -185,6 +185,18 @@ def test_names_of_recomputation(plan_of: Callable[..., Plan]) -> None:
     check_every(RECOMPUTED, lambda case: check(*case))
 
 
+@pytest.mark.parametrize(
+    ("hardware", "kind", "layers"), [(50, Recompute.NONE, None), (55, Recompute.FULL, 10), (68, Recompute.FULL, None)]
+)
+def test_layers_that_hardware_flops_count_twice(
+    plan_of: Callable[..., Plan], hardware: float, kind: Recompute, layers: int | None
+) -> None:
+    cells = {"recompute": "selective (fraction of blocks, not stated)", "mfu_pct": 50, "layers": 32}
+    plan = plan_of(**cells, hfu_pct=hardware)
+    assert (plan.recompute, plan.recompute_layers) == (kind, layers)
+    assert plan_of(**cells).recompute is Recompute.SELECTIVE
+
+
 def test_sequence_parallelism_as_stated_or_as_the_framework_of_the_time(plan_of: Callable[..., Plan]) -> None:
     tensor = {"tp": 2, "cp": 1}
     assert plan_of(**tensor, seq_parallel="yes (default)").sequence_parallel
@@ -250,6 +262,22 @@ def test_degrees_in_cores_become_degrees_in_chips(
     notes = "per chip (1 chip = 2 TensorCores / JAX devices); synthetic data"
     plan = plan_of(**{"tp": 1, "pp": 1, "num_gpus": 48, "gpus_per_node": 4, "dp": "", "gbs": 48} | cells, notes=notes)
     assert (plan.tensor, plan.context) == (tensor, context)
+
+
+@pytest.mark.parametrize(("date", "micro_batch"), [("2024-12-30", 4), ("2026-03-29", 1)])
+def test_micro_batches_of_torchtitans_pipelines(plan_of: Callable[..., Plan], date: str, micro_batch: int) -> None:
+    cells = {
+        "framework": "torchtitan",
+        "framework_version": "",
+        "tp": 1,
+        "pp": 4,
+        "cp": 1,
+        "dp": 2,
+        "mbs": "",
+        "grad_accum": "",
+        "gbs": 32,
+    }
+    assert plan_of(**cells, date=date).micro_batch == micro_batch
 
 
 def test_a_batch_per_device_is_one_micro_batch(plan_of: Callable[..., Plan]) -> None:

@@ -323,11 +323,21 @@ class TestFsdp:
         assert held.weights == pytest.approx(4 * TestStates.num / 8 + 2 * (2 * layer_parameters + unit))
         assert held.gradients == pytest.approx(4 * TestStates.num / 8 + 4 * layer_parameters)
 
+    @pytest.mark.parametrize(("vocab", "gathered"), [(1024, 2 * 1024 * 4096), (32000, 1024 * 32000)])
+    def test_xla_gathers_matrix_by_matrix(self, vocab: int, gathered: int) -> None:
+        """The largest matrix of a layer and the one after it, or the head where that is larger."""
+        plan, model = Plan(data_shard=8, sharding=Sharding.PARAMETERS), replace(GPT, vocab=vocab)
+        table = memory(plan, model=model, constants=constants_of(Stack(framework="maxtext")))
+        num = float(count_parameters(model_row(model)).total)
+        assert table.weights_bytes == pytest.approx(4 * num / 8 + 2 * gathered)
+        assert table.gradients_bytes == pytest.approx(4 * num / 8 + 4 * 1024 * 4096)
+
     def test_a_pipeline_keeps_weights_gathered_and_gradients_unreduced(self) -> None:
+        """Shards of gradients take the place of whole ones, so those are all there is."""
         sharded = Plan(pipeline=2, data_shard=8, sharding=Sharding.PARAMETERS)
         replicated = replace(sharded, sharding=Sharding.NONE)
         assert memory(sharded).weights_bytes > memory(replicated).weights_bytes
-        assert memory(sharded).gradients_bytes > memory(replicated).gradients_bytes
+        assert memory(sharded).gradients_bytes == memory(replicated).gradients_bytes
 
     def test_one_rank_gathers_nothing(self) -> None:
         assert memory(Plan(sharding=Sharding.PARAMETERS)).weights_bytes == pytest.approx(4 * TestStates.num)
@@ -366,6 +376,12 @@ class TestFullestRank:
         parts = ("weights", "gradients", "optimizer", "activations", "workspace")
         assert table.allocated_bytes == pytest.approx(sum(getattr(table, f"{name}_bytes") for name in parts))
         assert table.reserved_bytes > table.allocated_bytes
+
+
+@pytest.mark.parametrize(("framework", "num_bytes"), [("megatron-lm-2021", 4), ("megatron-deepspeed", 4 + 2)])
+def test_gradients_that_a_hook_adds_to_their_accumulators_are_freed(framework: str, num_bytes: float) -> None:
+    table = memory(Plan(data_shard=8), constants=constants_of(Stack(framework=framework)))
+    assert table.gradients_bytes == pytest.approx(num_bytes * TestStates.num)
 
 
 def test_gradients_of_one_backward_pass_take_the_place_of_activations() -> None:
@@ -416,14 +432,29 @@ class TestSwitches:
             memory(plan, num_micro=8, constants=self.switched("torchtitan", gradient_format=form))
             for form in (None, WireFormat.BF16)
         )
-        per_parameter = 4 + 4 / 4, 2 + 4 / 4  # waiting, and the fp32 shard
-        assert wide.gradients_bytes / narrow.gradients_bytes == pytest.approx(per_parameter[0] / per_parameter[1])
+        assert wide.gradients_bytes / narrow.gradients_bytes == pytest.approx(4 / 2)
 
 
 class TestConstants:
     def test_a_stack_section_overrides_its_lineage(self) -> None:
         assert memory_constants(Stack(framework="megatron-bridge")).accumulates_in_16_bits == 1
         assert memory_constants(MEGATRON).accumulates_in_16_bits == 0
+
+    def test_a_model_that_is_loaded_in_16_bits_has_no_master(self) -> None:
+        plan = Plan(data_shard=8, sharding=Sharding.PARAMETERS)
+        full, half = (
+            memory(plan, constants=constants_of(Stack(framework=f))) for f in ("torchtitan", "nemo-automodel")
+        )
+        assert half.optimizer_bytes == pytest.approx(full.optimizer_bytes / 2)
+        assert full.weights_bytes - half.weights_bytes == pytest.approx(2 * TestStates.num / 8)
+
+    def test_policies_of_names_keep_no_more_than_these(self) -> None:
+        """MaxText's save_qkv_proj: the layer's input, queries, keys and values."""
+        plan = Plan(recompute=Recompute.SELECTIVE, recompute_modules=("norm", "activation", "core_attention", "mlp"))
+        named, kept = (layer(plan, constants=constants_of(Stack(framework=f))).dense for f in ("maxtext", "nemo"))
+        heads = GPT.attention.num_heads, GPT.attention.num_kv_heads, GPT.attention.head_dim
+        assert named == pytest.approx(2 * (GPT.hidden + (heads[0] + 2 * heads[1]) * heads[2]))
+        assert kept - named == pytest.approx(2 * GPT.hidden + (2 * heads[2] + 4) * heads[0])
 
     def test_attention_and_norm_of_a_run(self) -> None:
         stack = Stack(framework="aa-scaling")

@@ -74,6 +74,8 @@ class _Modules:
     """Bytes per token of one layer by the module whose recomputation drops them; `rest` always stays."""
 
     rest: Array
+    attention_output: Array  # here and in `residual` under policies of names alone, else in `rest`
+    residual: Array  # input of the norm before the feed-forward
     norm: Array
     core_attention: Array
     mla_up_projection: Array
@@ -212,7 +214,10 @@ def _moe(model: ModelTable, plan: PlanTable, modules: _Modules, saved: Array, sh
 def _attention(plan: PlanTable, modules: _Modules) -> tuple[Array, Array]:
     """The attention half of both kinds of layers: (all bytes, those that the named modules recompute)."""
     parts = {name: getattr(modules, name) for name in ("norm", "core_attention", "mla_up_projection")}
-    return modules.rest + sum(parts.values()), sum(plan.recomputes(name) * part for name, part in parts.items())
+    dropped = sum(plan.recomputes(name) * part for name, part in parts.items())
+    dropped = dropped + plan.recomputes("core_attention") * modules.attention_output
+    dropped = dropped + np.maximum(plan.recomputes("mlp"), plan.recomputes("moe")) * modules.residual
+    return modules.rest + modules.attention_output + modules.residual + sum(parts.values()), dropped
 
 
 def _modules(
@@ -239,8 +244,7 @@ def _modules(
     key_value = e * np.where(is_mla, nq, model.kv_heads) * (d + dv) * share
     expanded = e * model.query_heads * d * share + key_value
     latent = np.where(is_mla, e * (2 * model.q_rank + 2 * model.kv_rank + model.rope_dim), 0)
-    values = model.query_heads * dv
-    output = (e * values * (1 + 2 * model.output_gate) + 4 * nq) * share  # gated: gate and product as well
+    output = (e * model.query_heads * dv * (1 + 2 * model.output_gate) + 4 * nq) * share  # gated: gate and product too
     indexer: Array = 0.0
     if has_sparse_attention(model):
         expanded = expanded + sparse_bytes_per_token(model, batch.seq_len, e, share)
@@ -255,14 +259,17 @@ def _modules(
     gathered = np.where(constants.keeps_gathered_inputs > 0, 1.0, stream)
     output_norms = np.maximum(model.num_norms - 2, 0) * (norm_input + norm_copy)  # their inputs
     dropped = 3 * model.lora_dropout * (model.lora_column_inputs * gathered + model.lora_row_inputs * share)
+    by_name = constants.keeps_named_only > 0
     return _Modules(
-        rest=(2 * norm_input * blocks + 2 * masks + output_norms) * h * stream
-        + attention * (np.where(is_mla, latent, expanded) + output)
+        rest=((2 - by_name) * norm_input * blocks + 2 * masks + output_norms) * h * stream
+        + attention * (np.where(is_mla, latent, expanded) + np.where(by_name, 0, output))
         + indexer
         + stream_bytes_per_token(model, e) * stream
         + state_space
         + linear
         + dropped,
+        attention_output=by_name * attention * output,
+        residual=by_name * norm_input * blocks * h * stream,
         norm=((attention_input + ffn_input) * gathered + 2 * norm_copy * stream) * h * blocks,
         core_attention=attention * (probabilities + of_others),
         mla_up_projection=attention * np.where(is_mla, expanded, 0),

@@ -11,10 +11,11 @@ Expert parameters have a D of their own, the ranks that hold the same experts. S
 arXiv 1910.02054, section 5; the bytes of mixed precision with Adam: section 3.1.
 
 FSDP gathers a layer while it computes the one before, so two are there at once; embedding and head are gathered
-as one unit that stays for the step. Frozen matrices in 8 or 4 bits are gathered as they are held. A pipeline frees
-nothing between micro-batches (to gather again for each would cost more than it saves; torchtitan's
-`reshard_after_forward: default`), so all weights are gathered, and gradients are reduced once, after the last
-micro-batch.
+as one unit that stays for the step. XLA gathers the operands of each GEMM: a matrix and the one after it. Frozen
+matrices in 8 or 4 bits are gathered as they are held. A pipeline frees nothing between micro-batches (to gather again
+for each would cost more than it saves; torchtitan's `reshard_after_forward: default`), so all weights are gathered, and
+gradients are reduced once, after the last micro-batch. A layer's whole gradients go as its shard comes
+(`foreach_reduce` of PyTorch's FSDP2): there is never more than the larger of both.
 """
 
 from __future__ import annotations
@@ -86,6 +87,8 @@ class StateRates:
     gathered: Array  # per parameter of a layer gathered at once
     gathered_unit: Array  # the same of embedding and head
     unreduced: Array  # per gradient waiting for its reduction
+    matrix: Array  # parameters of a rank's largest matrix, where matrices are gathered by themselves; inf: layers are
+    head: Array  # of its part of the output head, likewise
     keeps_gathered: Array  # True: all of a rank's parameters are gathered at once
 
 
@@ -168,8 +171,18 @@ def state_rates(
         gathered=shared * np.where(in_codes, model.quantised_bytes, sent),
         gathered_unit=shared * sent,
         unreduced=shared * _stated(constants.wire_gradient_bytes, precision.reduce_bytes) * trained,
+        matrix=np.where(constants.gathers_matrices > 0, _largest_matrix(model, plan), np.inf),
+        head=np.where(constants.gathers_matrices > 0, model.vocab * model.hidden / plan.tensor, np.inf),
         keeps_gathered=plan.pipeline > 1,
     )
+
+
+def _largest_matrix(model: ModelTable, plan: PlanTable) -> Array:
+    """Parameters of the largest matrix of a layer on one rank: one tensor has a matrix of all its experts."""
+    dense = (model.num_dense_layers > 0) * model.hidden * model.ffn / plan.tensor
+    experts = model.num_experts / (plan.expert * plan.expert_tensor) * model.expert_hidden * model.expert_ffn
+    attention = model.hidden * model.num_heads * model.qk_dim / plan.tensor
+    return np.maximum(np.maximum(dense, experts), attention)
 
 
 def keeps_masters(model: ModelTable, plan: PlanTable, keeps: Array) -> Mask:
@@ -211,20 +224,23 @@ def state_bytes(rates: StateRates, held: RankParameters, num_layers: Array) -> S
     """Weights, gradients and optimizer states of one rank with `num_layers` layers."""
     dense, expert, adapters = held.dense, held.expert, held.adapters
     layer = (dense + expert - held.unit) / np.maximum(num_layers, 1)
-    at_once = np.where(rates.keeps_gathered, dense + expert - held.unit, 2 * layer)
+    in_layers = 2 * np.minimum(layer, rates.matrix)
+    at_once = np.where(rates.keeps_gathered, dense + expert - held.unit, in_layers)
+    unit = np.where(rates.keeps_gathered, held.unit, np.minimum(held.unit, np.maximum(rates.head - in_layers, 0.0)))
     adapters_at_once = adapters * np.where(rates.keeps_gathered, 1.0, 2 / np.maximum(num_layers, 1))
-    waiting = np.where(rates.keeps_gathered, dense + expert, layer)
 
     def total(name: str) -> Array:
         parts = zip((dense, expert, adapters), (rates.dense, rates.expert, rates.adapters), strict=True)
         return sum(count * getattr(rate, name) for count, rate in parts)
 
+    gradients = total("gradients")
+    last = np.maximum(gradients, (dense + expert) * rates.unreduced)
     return StateBytes(
         weights=total("weights")
         + at_once * rates.gathered
-        + (held.unit + adapters_at_once) * rates.gathered_unit
+        + (unit + adapters_at_once) * rates.gathered_unit
         + (held.split - held.unit + expert) * rates.cached
         - (held.split - held.unit) * rates.quantised,
-        gradients=total("gradients") + waiting * rates.unreduced,
+        gradients=np.where(rates.keeps_gathered, last, gradients + np.minimum(layer, rates.matrix) * rates.unreduced),
         optimizer=total("optimizer") + held.unit * rates.unit_extra,
     )

@@ -17,7 +17,7 @@ from meshwright.engines.megatron.megatron_bridge.configuration import sections
 from meshwright.engines.megatron.megatron_lm.arguments import SET_OTHERWISE, known_names
 from meshwright.engines.megatron.switches import capacity, transformer_switches
 from meshwright.errors import InputError
-from meshwright.specs.features import Features
+from meshwright.specs.features import Dispatcher, Features
 
 BASE = """
 model: qwen3-30b-a3b
@@ -187,6 +187,9 @@ def test_a_capacity_decides_what_the_busiest_rank_computes():
     assert Features(capacity_factor=1.5, expert_imbalance=1.4).busiest_expert_ratio == 1.5
     assert Features(drops_tokens=True, expert_imbalance=1.4).busiest_expert_ratio == 1.0
     assert Features(expert_imbalance=1.4).busiest_expert_ratio == 1.4
+    for factor, busiest in ((1.25, 1.25), (3.0, 1.4)):  # DeepEP does not pad
+        unpadded = Features(capacity_factor=factor, expert_imbalance=1.4, dispatcher=Dispatcher.DEEPEP)
+        assert (unpadded.busiest_expert_ratio, unpadded.pads_experts) == (busiest, False)
     with pytest.raises(InputError, match="drops_tokens is false"):
         run_of("capacity_factor=1.5", "drops_tokens=false")
 
