@@ -66,6 +66,7 @@ _NAMES = {
     "hfu_pct": "hfu_percent",
     "mem_gb_per_gpu": "memory_gb mem_gb max_memory_gb peak_memory_gb memory_gb_per_gpu peak_memory_gb_per_gpu",
     "framework": "software library",
+    "interconnect": "network node_network inter_node internode fabric nics nic network_bandwidth",
     "framework_version": "software_version version release container container_image docker_image image",
     "pp": "pipe_parallel_size",
     "vpp": "vp",

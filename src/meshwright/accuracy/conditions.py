@@ -20,6 +20,7 @@ class RunConditions:
     devices_per_node: int
     num_nodes: int
     fabric_hint: str  # text of the source about links and network
+    network: str = ""  # of a node, as a run file states it; "": the fabric's
     seq_len: int
     global_batch: int  # sequences
     plan: Plan
@@ -43,3 +44,8 @@ class RunConditions:
         if self.stack.vintage is not None:
             dated["vintage"] = self.stack.vintage
         return dated | features_of(self.stack, self.accelerator, precision=self.precision).stated()
+
+    @property
+    def stated(self) -> dict[str, str | bool | float]:
+        """The software, and the network where the row states another than the usual one."""
+        return self.software | ({"network": self.network} if self.network else {})

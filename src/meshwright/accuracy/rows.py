@@ -20,6 +20,7 @@ from meshwright.accuracy.duplicates import DUPLICATE_NOTE, with_duplicates_layou
 from meshwright.accuracy.feasible import with_what_fits
 from meshwright.accuracy.flop_rates import least_flops_per_token, rate_of_flops
 from meshwright.accuracy.layout import NO_ACCUMULATION, PublishedLayout, read_layout
+from meshwright.accuracy.networks import StatedNetwork, read_network_of
 from meshwright.accuracy.rates import RATE_COLUMNS, with_rate
 from meshwright.accuracy.reasons import CannotPredictError, Reason
 from meshwright.accuracy.shapes import read_model, total_parameters
@@ -28,8 +29,10 @@ from meshwright.accuracy.software import Software, has_quantised_base, read_soft
 from meshwright.accuracy.spelling import spelled
 from meshwright.accuracy.stated import contradictions, format_of, scaling_of, with_products, with_stated_numbers
 from meshwright.accuracy.statements import read_statements
+from meshwright.accuracy.tables import fabric_name
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.accelerators import accelerator_with_driver_name
+from meshwright.catalog.clusters import placed_fabric
 from meshwright.catalog.precisions import multiplies
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
@@ -327,6 +330,7 @@ def _with_conditions(row: CsvRow, run: PublishedRun, read_plan: Callable[..., Pu
     layout = read_plan(row, model, num_devices=num_devices, seq_len=seq_len, software=software)
     precision = _precision(row, accelerator, software, notes)
     devices_per_node, num_nodes = _nodes(row, accelerator, num_devices, notes)
+    network = _network(row, accelerator, devices_per_node, num_nodes)
     conditions = RunConditions(
         model=model,
         lora=_lora(row, software, notes),
@@ -334,6 +338,7 @@ def _with_conditions(row: CsvRow, run: PublishedRun, read_plan: Callable[..., Pu
         devices_per_node=devices_per_node,
         num_nodes=num_nodes,
         fabric_hint=row.text("interconnect"),
+        network=network.text,
         seq_len=seq_len,
         global_batch=layout.global_batch,
         plan=layout.plan,
@@ -345,8 +350,9 @@ def _with_conditions(row: CsvRow, run: PublishedRun, read_plan: Callable[..., Pu
     notes.extend((*uncalibrated(model), *_doubts(row, model), *read_statements(row.text("notes")).not_modelled))
     if row.text(DUPLICATE_NOTE):
         notes.append(row.text(DUPLICATE_NOTE))
-    assumed = (*notes, *layout.assumed)
-    return replace(run, conditions=conditions, assumed=assumed, memory_definition=software.memory)
+    assumed = (*notes, *network.assumed, *layout.assumed)
+    unread = (*(clause for clause in run.unread if clause not in network.read), *network.unread)
+    return replace(run, conditions=conditions, assumed=assumed, unread=unread, memory_definition=software.memory)
 
 
 def _with_sizes(row: CsvRow, notes: list[str]) -> CsvRow:
@@ -415,6 +421,15 @@ def _nodes(row: CsvRow, accelerator: Accelerator, num_devices: int, notes: list[
     if num_devices % per_node:
         raise CannotPredictError(Reason.INCONSISTENT, f"{num_devices} devices in nodes of {per_node}")
     return per_node, num_devices // per_node
+
+
+def _network(row: CsvRow, accelerator: Accelerator, devices_per_node: int, num_nodes: int) -> StatedNetwork:
+    """The network that the row states; nothing for a device whose network is its own links, and within one domain."""
+    name = fabric_name(accelerator, row.text("interconnect"))
+    fabric = placed_fabric(name, devices_per_node=devices_per_node, num_nodes=num_nodes)
+    if accelerator.vendor.lower() not in GPU_VENDORS or devices_per_node * num_nodes <= fabric.scale_up_domain:
+        return StatedNetwork()
+    return read_network_of(row, fabric, devices_per_node=devices_per_node)
 
 
 def _precision(row: CsvRow, accelerator: Accelerator, software: Software, notes: list[str]) -> str:

@@ -18,7 +18,8 @@ from meshwright.catalog.interconnects import fabric_named_by
 from meshwright.cost.memory import MemoryConstants, MemoryTable, estimate_memory, memory_constants
 from meshwright.cost.rates import SystemFacts, bf16_factors, factors_of, system_facts
 from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable, model_row, plan_row, precision_row
-from meshwright.specs.hardware import Cluster
+from meshwright.runfile.hardware import with_hardware
+from meshwright.specs.hardware import Accelerator, Cluster
 from meshwright.specs.precision import PRECISIONS
 
 
@@ -49,22 +50,27 @@ class RunTables:
         )
 
 
+def fabric_name(accelerator: Accelerator, hint: str) -> str:
+    """The fabric that a row's text on links and network names, else the accelerator's usual one."""
+    return fabric_named_by(hint, accelerator.name) or catalog.default_fabric_name(accelerator.name)
+
+
 def cluster_of(conditions: RunConditions) -> Cluster:
-    """The cluster of a published run, on the fabric that its row names, else on the usual one."""
+    """The cluster of a published run, on the fabric and the network that its row states, else on the usual ones."""
     accelerator = conditions.accelerator
-    named = fabric_named_by(conditions.fabric_hint, accelerator.name)
     fabric = placed_fabric(
-        named or catalog.default_fabric_name(accelerator.name),
+        fabric_name(accelerator, conditions.fabric_hint),
         devices_per_node=conditions.devices_per_node,
         num_nodes=conditions.num_nodes,
     )
-    return Cluster(
+    cluster = Cluster(
         name=f"{accelerator.name}-{conditions.devices_per_node}x{conditions.num_nodes}",
         accelerator=accelerator,
         fabric=fabric,
         devices_per_node=conditions.devices_per_node,
         num_nodes=conditions.num_nodes,
     )
+    return with_hardware(cluster, network=conditions.network) if conditions.network else cluster
 
 
 def tables_of(
