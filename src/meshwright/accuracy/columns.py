@@ -95,6 +95,9 @@ _PLAIN = (
 _AMBIGUOUS = ("batch_size", "batch")
 """Names that some tables give the global and others the micro-batch."""
 
+_BESIDE = r"[,;()+]"
+"""Signs between a framework, its version and what else their cells say."""
+
 PRINTED_RATE = "tokens_per_s_per_gpu"
 """A rate as its source prints it; read only from a table without `tok_s_gpu_best`."""
 
@@ -134,9 +137,13 @@ def notes_on_columns(path: Path) -> list[str]:
 
 
 def with_switches_as_notes(row: CsvRow) -> CsvRow:
-    """`row` with the cells of columns that are none of ours in its note, where they state a switch."""
+    """`row` with everything in its note that states a switch: cells of columns that are none of ours, and words beside
+    the framework and its version ("2025-09, no compile").
+    """
     others = {name: cell for name, cell in row.cells.items() if name and name not in shipped_columns()}
     stated = [f"{name}: {cell}" for name, cell in others.items() if _states(name, cell)]
+    software = re.split(_BESIDE, f"{row.text('framework')}; {row.text('framework_version')}")
+    stated += [words.strip() for words in software if _switches(words)]
     if not stated:
         return row
     return replace(row, cells=row.cells | {"notes": "; ".join(filter(None, (row.text("notes"), *stated)))})
@@ -145,6 +152,12 @@ def with_switches_as_notes(row: CsvRow) -> CsvRow:
 def _states(name: str, cell: str) -> bool:
     """True where a column of an unknown name and its cell name a switch: "Dispatcher" and "DeepEP"."""
     return bool(cell) and any(clause.mentions for clause in read_statements(f"{name}: {cell}").clauses)
+
+
+def _switches(words: str) -> bool:
+    """True where words beside a framework state a switch, and not only a number: a release is one."""
+    mentions = [m for clause in read_statements(words).clauses for m in clause.mentions]
+    return any(m.value is not None and m.value != m.number for m in mentions)
 
 
 def _unit(column: Column) -> str:
