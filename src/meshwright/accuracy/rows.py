@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 
+from meshwright.accuracy.adapters import read_lora, with_compute_precision
 from meshwright.accuracy.columns import MEASURES, our_columns, with_switches_as_notes
 from meshwright.accuracy.conditions import RunConditions
 from meshwright.accuracy.csvfile import MAX_COUNT, MAX_TOKENS, CsvRow, read_table
@@ -25,7 +26,7 @@ from meshwright.accuracy.rates import RATE_COLUMNS, with_rate
 from meshwright.accuracy.reasons import CannotPredictError, Reason
 from meshwright.accuracy.shapes import read_model, total_parameters
 from meshwright.accuracy.shipped import frameworks, published_systems
-from meshwright.accuracy.software import Software, has_quantised_base, read_software, trains_adapters
+from meshwright.accuracy.software import Software, read_software
 from meshwright.accuracy.spelling import spelled
 from meshwright.accuracy.stated import contradictions, format_of, scaling_of, with_products, with_stated_numbers
 from meshwright.accuracy.statements import read_statements
@@ -38,7 +39,7 @@ from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.errors import InputError, UnknownNameError
 from meshwright.specs.hardware import Accelerator
-from meshwright.specs.model import AttentionKind, BaseFormat, Lora, Model
+from meshwright.specs.model import AttentionKind, Model
 from meshwright.specs.model_parts import uncalibrated
 from meshwright.specs.precision import PRECISIONS
 
@@ -328,12 +329,12 @@ def _with_conditions(row: CsvRow, run: PublishedRun, read_plan: Callable[..., Pu
     if seq_len is None:
         raise CannotPredictError(Reason.NO_SEQUENCE_LENGTH)
     layout = read_plan(row, model, num_devices=num_devices, seq_len=seq_len, software=software)
-    precision = _precision(row, accelerator, software, notes)
+    precision = _precision(with_compute_precision(row), accelerator, software, notes)
     devices_per_node, num_nodes = _nodes(row, accelerator, num_devices, notes)
     network = _network(row, accelerator, devices_per_node, num_nodes)
     conditions = RunConditions(
         model=model,
-        lora=_lora(row, software, notes),
+        lora=read_lora(row, software.lora, notes),
         accelerator=accelerator,
         devices_per_node=devices_per_node,
         num_nodes=num_nodes,
@@ -475,15 +476,3 @@ def _measured_gemm_rate(row: CsvRow, accelerator: Accelerator, precision: str, n
         raise CannotPredictError(Reason.ABOVE_PEAK, f"GEMMs at {share:.2f} times the peak")
     notes.append(f"GEMMs at {tflops:,g} TFLOP/s, measured on this system")
     return tflops * 1e12
-
-
-def _lora(row: CsvRow, software: Software, notes: list[str]) -> Lora | None:
-    if not trains_adapters(row):
-        return None
-    stated = {int(m.number) for m in read_statements(row.text("notes")).mentions("lora_rank")} - {0}
-    lora = replace(software.lora, rank=stated.pop()) if len(stated) == 1 else software.lora
-    notes.append(f"LoRA rank {lora.rank} on {', '.join(lora.targets)}")
-    if has_quantised_base(row):
-        lora = replace(lora, base_format=BaseFormat.NF4_DOUBLE)
-        notes.append("base weights in nf4 with double quantisation, as QLoRA has them")
-    return lora

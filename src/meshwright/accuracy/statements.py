@@ -187,12 +187,16 @@ def _grammar() -> _Grammar:
     )
 
 
-def _polarity(text: str, start: int, end: int) -> tuple[Polarity | None, Polarity | None]:
+_OF_PARTS = ("adapters",)
+"""Switches that always name a part of the model: "LoRA on the output" is LoRA."""
+
+
+def _polarity(text: str, start: int, end: int, *, is_of_parts: bool) -> tuple[Polarity | None, Polarity | None]:
     """Answers before and behind a mention; None: nothing is said there."""
     grammar, segment, behind = _grammar(), _SEGMENTS.split(text[:start])[-1], text[end:]
     if re.search(r"\bwith(?:out)? (?:and|or) with(?:out)?\s*$", segment) or re.match(r",\d", behind):
         return None, Polarity.OPEN
-    if grammar.open_behind.match(behind) or grammar.of_a_part.match(behind):
+    if grammar.open_behind.match(behind) or (grammar.of_a_part.match(behind) and not is_of_parts):
         return None, Polarity.OPEN
     after = None
     if grammar.off_behind.match(behind) or grammar.off_value.match(behind):
@@ -210,7 +214,7 @@ def _polarity(text: str, start: int, end: int) -> tuple[Polarity | None, Polarit
 def _settled(text: str, found: list[Mention]) -> list[Mention]:
     """`found` in the order of the clause with their polarities; joined mentions share one."""
     found = sorted(found, key=lambda m: (m.start, -m.end))
-    answers = [_polarity(text, m.start, m.end) for m in found]
+    answers = [_polarity(text, m.start, m.end, is_of_parts=m.switch in _OF_PARTS) for m in found]
     grammar = _grammar()
     for i, m in enumerate(found):
         is_of_a_tensor = grammar.tensor_before.search(text[: m.start]) or grammar.tensor_behind.match(text[m.end :])
@@ -290,7 +294,7 @@ def _mentions(text: str) -> list[Mention]:
             if any(span[0] < end and start < span[1] for start, end in spans):
                 continue
             spans.append(span)
-            number = next((g for g in match.groups() if g), "").replace(",", "")
+            number = re.sub(r"(?<=\d),(?=\d)", "", next((g for g in match.groups() if g), ""))
             found.append(
                 Mention(
                     switch=switch,
