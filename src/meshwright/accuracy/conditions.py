@@ -27,6 +27,8 @@ class RunConditions:
     precision: str  # a key of specs.precision.PRECISIONS
     stack: Stack
     fused_norm: bool = False  # the run replaced its stack's norms by a fused kernel
+    narrow_gemms: str = ""  # the only GEMMs in the precision's format: experts, dense; "": all of them
+    loops_experts: bool = False  # experts are computed one after the other
     gemm_flops_per_s: float | None = None  # of large GEMMs by themselves, measured on this very system
 
     @property
@@ -47,5 +49,6 @@ class RunConditions:
 
     @property
     def stated(self) -> dict[str, str | bool | float]:
-        """The software, and the network where the row states another than the usual one."""
-        return self.software | ({"network": self.network} if self.network else {})
+        """The software, and what the row states of network and GEMMs that is not the usual."""
+        own = {"network": self.network, "narrow_gemms": self.narrow_gemms, "loops_experts": self.loops_experts}
+        return self.software | {key: value for key, value in own.items() if value}

@@ -57,6 +57,9 @@ _OTHER_TASKS = re.compile(r"\b(?:inference|serving|generation|rlhf|rl|grpo|ppo|d
 MAX_PER_NODE = 72
 """Devices of the largest node that a row may mean by its number of nodes: an NVLink domain of 72."""
 
+BF16_BYTES = 2
+"""Bytes of a number in 16 bits."""
+
 DEPTH_DIFFERS = 0.25
 """Relative error of the parameter count of a model of another depth, above which either model may have been trained."""
 
@@ -331,6 +334,7 @@ def _with_conditions(row: CsvRow, run: PublishedRun, read_plan: Callable[..., Pu
     layout = read_plan(row, model, num_devices=num_devices, seq_len=seq_len, software=software)
     precision = _precision(with_compute_precision(row), accelerator, software, notes)
     devices_per_node, num_nodes = _nodes(row, accelerator, num_devices, notes)
+    said = read_statements(row.text("notes"))
     network = _network(row, accelerator, devices_per_node, num_nodes)
     conditions = RunConditions(
         model=model,
@@ -346,9 +350,11 @@ def _with_conditions(row: CsvRow, run: PublishedRun, read_plan: Callable[..., Pu
         precision=precision,
         stack=software.stack,
         fused_norm=software.fused_norm,
+        narrow_gemms=_narrow_gemms(row, model, precision, notes),
+        loops_experts=model.experts is not None and bool(said.value("loops_experts")),
         gemm_flops_per_s=_measured_gemm_rate(row, accelerator, precision, notes),
     )
-    notes.extend((*uncalibrated(model), *_doubts(row, model), *read_statements(row.text("notes")).not_modelled))
+    notes.extend((*uncalibrated(model), *_doubts(row, model), *said.not_modelled))
     if row.text(DUPLICATE_NOTE):
         notes.append(row.text(DUPLICATE_NOTE))
     assumed = (*notes, *network.assumed, *layout.assumed)
@@ -457,6 +463,17 @@ def _precision(row: CsvRow, accelerator: Accelerator, software: Software, notes:
     if name not in PRECISIONS or not multiplies(accelerator, PRECISIONS[name]):
         raise CannotPredictError(Reason.UNKNOWN_PRECISION, f"{name} on {accelerator.name}")
     return name
+
+
+def _narrow_gemms(row: CsvRow, model: Model, precision: str, notes: list[str]) -> str:
+    """GEMMs of a mixture that alone are in 8 or 4 bits, by its precision or its note; empty where all are."""
+    stated = next(
+        filter(None, (read_statements(row.text(c)).value("narrow_gemms") for c in ("precision", "notes"))), ""
+    )
+    if not stated or model.experts is None or PRECISIONS[precision].linear_input_bytes >= BF16_BYTES:
+        return ""
+    notes.append(f"saved inputs of all GEMMs in {precision}, though those of {stated} alone are")
+    return stated
 
 
 def _measured_gemm_rate(row: CsvRow, accelerator: Accelerator, precision: str, notes: list[str]) -> float | None:

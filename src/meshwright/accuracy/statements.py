@@ -218,7 +218,8 @@ def _settled(text: str, found: list[Mention]) -> list[Mention]:
     grammar = _grammar()
     for i, m in enumerate(found):
         is_of_a_tensor = grammar.tensor_before.search(text[: m.start]) or grammar.tensor_behind.match(text[m.end :])
-        if m.switch == "precision" and is_of_a_tensor:
+        is_of_gemms = any(o.switch == "narrow_gemms" and o.start <= m.start and m.end <= o.end for o in found)
+        if m.switch == "precision" and is_of_a_tensor and not is_of_gemms:
             answers[i] = (Polarity.OPEN, None)
     result: list[Polarity | None] = [
         before if before is Polarity.OPEN else after or before for before, after in answers
@@ -316,10 +317,12 @@ _INNER = ("precision", "scaling")
 
 def _holds(outer: Mention, inner: Mention) -> bool:
     """True where `inner` is no statement of its own: a format or general words inside longer ones."""
-    if outer.switch == inner.switch or not (outer.start <= inner.start and inner.end <= outer.end):
+    if outer.switch in (inner.switch, "narrow_gemms") or not (outer.start <= inner.start and inner.end <= outer.end):
         return False
     is_longer = outer.end - outer.start > inner.end - inner.start
-    return (inner.switch in _INNER and outer.switch not in _INNER) or (inner.is_generic and is_longer)
+    return (inner.switch in _INNER and outer.switch not in _INNER) or (
+        inner.is_generic and is_longer
+    )
 
 
 def _with_value(mention: Mention) -> Mention:

@@ -15,8 +15,9 @@ from meshwright.calibration.parameters import Factors, prior
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.clusters import placed_fabric
 from meshwright.catalog.interconnects import fabric_named_by
+from meshwright.catalog.stacks import features_of
 from meshwright.cost.memory import MemoryConstants, MemoryTable, estimate_memory, memory_constants
-from meshwright.cost.rates import SystemFacts, bf16_factors, factors_of, system_facts
+from meshwright.cost.rates import SystemFacts, bf16_factors, factors_of, host_expert_share, system_facts
 from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable, model_row, plan_row, precision_row
 from meshwright.runfile.hardware import with_hardware
 from meshwright.specs.hardware import Accelerator, Cluster
@@ -88,6 +89,12 @@ def tables_of(
         row = system_facts(cluster, precision, c.stack)
         if c.fused_norm:
             row = replace(row, unfused_norm=0)
+        if c.narrow_gemms:
+            is_experts = float(c.narrow_gemms == "experts")
+            row = replace(row, wide_dense=is_experts, wide_experts=1 - is_experts)
+        if c.loops_experts:
+            features = features_of(c.stack, c.accelerator, precision=c.precision)
+            row = replace(row, loops_experts=1.0, fused_experts=0, host_expert_share=host_expert_share(features))
         if c.gemm_flops_per_s is not None:
             row = _at_measured_rate(row, c.gemm_flops_per_s, keys)
         facts.append(row)
