@@ -29,7 +29,7 @@ from meshwright.accuracy.shipped import frameworks, published_systems
 from meshwright.accuracy.software import Software, read_software
 from meshwright.accuracy.spelling import spelled
 from meshwright.accuracy.stated import contradictions, format_of, scaling_of, with_products, with_stated_numbers
-from meshwright.accuracy.statements import read_statements
+from meshwright.accuracy.statements import Statements, read_statements
 from meshwright.accuracy.tables import fabric_name
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.accelerators import accelerator_with_driver_name
@@ -354,7 +354,7 @@ def _with_conditions(row: CsvRow, run: PublishedRun, read_plan: Callable[..., Pu
         loops_experts=model.experts is not None and bool(said.value("loops_experts")),
         gemm_flops_per_s=_measured_gemm_rate(row, accelerator, precision, notes),
     )
-    notes.extend((*uncalibrated(model), *_doubts(row, model), *said.not_modelled))
+    notes.extend((*uncalibrated(model), *_doubts(row, model), *_not_modelled(said, accelerator)))
     if row.text(DUPLICATE_NOTE):
         notes.append(row.text(DUPLICATE_NOTE))
     assumed = (*notes, *network.assumed, *layout.assumed)
@@ -389,6 +389,12 @@ def _doubts(row: CsvRow, model: Model) -> list[str]:
     if printed and "layers" not in model.name and abs(counted / printed - 1) > PARAMETERS_DIFFER:
         doubts.append(f"{printed:g} billion parameters printed, {counted:.3g} billion by its dimensions")
     return doubts
+
+
+def _not_modelled(said: Statements, accelerator: Accelerator) -> list[str]:
+    """Notes on what the row states and no prediction takes; the data sheet's power is nothing of the kind."""
+    usual = rf"power limit: .*\b{accelerator.tdp_w:.0f} ?w" if accelerator.tdp_w else r"(?!)"
+    return [note for note in said.not_modelled if not re.search(usual, note)]
 
 
 def _accelerator(name: str) -> Accelerator:

@@ -320,9 +320,7 @@ def _holds(outer: Mention, inner: Mention) -> bool:
     if outer.switch in (inner.switch, "narrow_gemms") or not (outer.start <= inner.start and inner.end <= outer.end):
         return False
     is_longer = outer.end - outer.start > inner.end - inner.start
-    return (inner.switch in _INNER and outer.switch not in _INNER) or (
-        inner.is_generic and is_longer
-    )
+    return (inner.switch in _INNER and outer.switch not in _INNER) or (inner.is_generic and is_longer)
 
 
 def _with_value(mention: Mention) -> Mention:

@@ -401,3 +401,19 @@ def test_a_name_that_no_row_has_is_known_without_reading_them():
         other_names = [row["model"] for row in csv.DictReader(lines) if row["model"] != row["model_canonical"]]
     assert [name for name in other_names if not may_be_published(name)] == []
     assert len(other_names) > 50
+
+
+@pytest.mark.parametrize(
+    ("note", "listed"),
+    [
+        ("700 W", ()),  # the data sheet's
+        ("700 W TDP", ()),
+        ("500 W GPUs", ("a power limit: not modelled (500 w)",)),
+        ("power limited", ("a power limit: not modelled (power limited)",)),
+        ("power limited to 550 W", ("a power limit: not modelled (power limited to 550 w)",)),
+    ],
+)
+def test_power_below_the_data_sheets_is_listed(read_one: ReadOne, note: str, listed: tuple[str, ...]) -> None:
+    run = read_one(notes=note)
+    assert run.unread == ()
+    assert tuple(assumption for assumption in run.assumed if "power" in assumption) == listed
