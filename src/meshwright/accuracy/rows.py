@@ -74,8 +74,8 @@ _NUMBERS = (
 _COUNTS = dict.fromkeys(
     (
         "num_gpus", "gpus_per_node", "num_nodes", "seq_len", "mbs", "gbs", "grad_accum", "tp", "pp", "cp", "dp", "ep",
-        "etp", "vpp", "dp_shard", "dp_replicate", "layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "experts",
-        "topk",
+        "etp", "vpp", "dp_shard", "dp_replicate", "layers", "hidden", "ffn", "moe_ffn", "heads", "kv_heads",
+        "vocab", "experts", "topk", "shared_experts",
     ),
     MAX_COUNT,
 ) | {"gbs_tokens": MAX_TOKENS}  # fmt: skip
@@ -473,10 +473,12 @@ def _precision(row: CsvRow, accelerator: Accelerator, software: Software, notes:
 
 def _narrow_gemms(row: CsvRow, model: Model, precision: str, notes: list[str]) -> str:
     """GEMMs of a mixture that alone are in 8 or 4 bits, by its precision or its note; empty where all are."""
-    stated = next(
-        filter(None, (read_statements(row.text(c)).value("narrow_gemms") for c in ("precision", "notes"))), ""
-    )
-    if not stated or model.experts is None or PRECISIONS[precision].linear_input_bytes >= BF16_BYTES:
+    texts = [text for text in (row.text("precision"), row.text("notes")) if read_statements(text).value("narrow_gemms")]
+    if not texts or PRECISIONS[precision].linear_input_bytes >= BF16_BYTES:
+        return ""
+    stated = read_statements(texts[0]).value("narrow_gemms")
+    if model.experts is None:
+        notes.extend([f"precision {texts[0]!r} read as {precision}"] if stated == "experts" else [])
         return ""
     notes.append(f"saved inputs of all GEMMs in {precision}, though those of {stated} alone are")
     return stated
