@@ -15,7 +15,7 @@ from pathlib import Path
 
 from meshwright.accuracy.adapters import read_lora, with_compute_precision
 from meshwright.accuracy.columns import MEASURES, our_columns, with_switches_as_notes
-from meshwright.accuracy.conditions import RunConditions
+from meshwright.accuracy.conditions import TF32, RunConditions
 from meshwright.accuracy.csvfile import MAX_COUNT, MAX_TOKENS, CsvRow, read_table
 from meshwright.accuracy.duplicates import DUPLICATE_NOTE, with_duplicates_layout
 from meshwright.accuracy.feasible import with_what_fits
@@ -273,9 +273,13 @@ def _below_peak(run: PublishedRun) -> PublishedRun:
     if c is None or rate is None:
         return run
     flops = least_flops_per_token(model_row(c.model, lora=c.lora), c.plan, seq_len=c.seq_len)
-    share = flops * rate / c.accelerator.peak_flops_per_s[PRECISIONS[c.precision].matmul]
+    share = flops * rate / c.matmul_flops_per_s
     if share <= 1:
         return run
+    may_be_tf32 = c.precision == "fp32" and not c.tf32 and TF32 in c.accelerator.peak_flops_per_s
+    if may_be_tf32 and read_statements(run.notes).value("tf32") is not False:
+        note = f"fp32 multiplied as TF32: {share:.2f} times the peak of fp32 itself"
+        return _below_peak(replace(run, conditions=replace(c, tf32=True), assumed=(*run.assumed, note)))
     return replace(run, reason=Reason.ABOVE_PEAK, reason_detail=f"{share:.2f} times the peak")
 
 
@@ -350,6 +354,7 @@ def _with_conditions(row: CsvRow, run: PublishedRun, read_plan: Callable[..., Pu
         precision=precision,
         stack=software.stack,
         fused_norm=software.fused_norm,
+        tf32=precision == "fp32" and TF32 in accelerator.peak_flops_per_s and _says_tf32(row),
         narrow_gemms=_narrow_gemms(row, model, precision, notes),
         loops_experts=model.experts is not None and bool(said.value("loops_experts")),
         gemm_flops_per_s=_measured_gemm_rate(row, accelerator, precision, notes),
@@ -451,7 +456,7 @@ def _precision(row: CsvRow, accelerator: Accelerator, software: Software, notes:
         notes.append(f"precision {name}, as the note says")
     column = row.text("precision")
     said = read_statements(column)
-    if said.unread or len({m.value for m in said.mentions("precision")}) > 1:
+    if column.lower() != name and (said.unread or len({m.value for m in said.mentions("precision")}) > 1):
         notes.append(f"precision {column!r} read as {name}")
     if not name:
         name = software.precision
@@ -459,6 +464,7 @@ def _precision(row: CsvRow, accelerator: Accelerator, software: Software, notes:
     if name == "fp4":
         name = "mxfp4" if accelerator.vendor.lower() == "amd" else "nvfp4"
         notes.append(f"precision {name}, the 4 bits of {accelerator.name}")
+    name = "fp32" if name == TF32 else name
     scaling = scaling_of(row)
     if name == "fp8" and scaling not in ("", "fp8", "tensorwise"):
         name = scaling
@@ -469,6 +475,10 @@ def _precision(row: CsvRow, accelerator: Accelerator, software: Software, notes:
     if name not in PRECISIONS or not multiplies(accelerator, PRECISIONS[name]):
         raise CannotPredictError(Reason.UNKNOWN_PRECISION, f"{name} on {accelerator.name}")
     return name
+
+
+def _says_tf32(row: CsvRow) -> bool:
+    return any(read_statements(row.text(column)).value("tf32") for column in ("precision", "notes"))
 
 
 def _narrow_gemms(row: CsvRow, model: Model, precision: str, notes: list[str]) -> str:

@@ -21,7 +21,7 @@ from meshwright.cost.rates import SystemFacts, bf16_factors, factors_of, host_ex
 from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable, model_row, plan_row, precision_row
 from meshwright.runfile.hardware import with_hardware
 from meshwright.specs.hardware import Accelerator, Cluster
-from meshwright.specs.precision import PRECISIONS
+from meshwright.specs.precision import PRECISIONS, Precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,14 +81,15 @@ def tables_of(
     clusters = [cluster_of(c) for c in conditions]
     precisions = [PRECISIONS[c.precision] for c in conditions]
     factors = [
-        factors_of(cluster, precision, c.stack)
-        for cluster, precision, c in zip(clusters, precisions, conditions, strict=True)
+        _factors(cluster, precision, c) for cluster, precision, c in zip(clusters, precisions, conditions, strict=True)
     ]
     facts = []
     for cluster, precision, c, keys in zip(clusters, precisions, conditions, factors, strict=True):
         row = system_facts(cluster, precision, c.stack)
         if c.fused_norm:
             row = replace(row, unfused_norm=0)
+        if c.tf32:
+            row = replace(row, matmul_flops_per_s=c.matmul_flops_per_s)
         if c.narrow_gemms:
             is_experts = float(c.narrow_gemms == "experts")
             row = replace(row, wide_dense=is_experts, wide_experts=1 - is_experts)
@@ -115,6 +116,12 @@ def tables_of(
         if corrections
         else None,
     )
+
+
+def _factors(cluster: Cluster, precision: Precision, conditions: RunConditions) -> Factors:
+    """Keys of a run's calibrated rates; TF32 is multiplied by the units of bf16 and reaches their share of its peak."""
+    factors = factors_of(cluster, precision, conditions.stack)
+    return bf16_factors(factors) if conditions.tf32 else factors
 
 
 def _at_measured_rate(facts: SystemFacts, gemm_flops_per_s: float, factors: Factors) -> SystemFacts:
