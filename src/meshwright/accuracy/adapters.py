@@ -29,7 +29,7 @@ _TARGETS = (
 )  # fmt: skip
 """Names of matrices in options and tables (peft, torchtune, Megatron-LM) -> targets of an adapter."""
 _TARGET = re.compile(
-    rf"(?<!\w)(?:{'|'.join(f'(?P<t{i}>{words})' for i, (words, _) in enumerate(_TARGETS))})(?= ?proj|[ ,/+&;\])]|$)"
+    rf"(?<!\w)(?:{'|'.join(f'(?P<t{i}>{names})' for i, (names, _) in enumerate(_TARGETS))})(?= ?proj|[ ,/+&;\])]|$)"
 )
 _BASE_ONLY = re.compile(r"q-?lora|(?:bnb[- ])?nf-?4|(?:int-?|uint-?)[48]\b|[48][- ]?bits?\b", re.IGNORECASE)
 """Beginnings of a precision cell that can only mean the frozen base of adapters."""
@@ -67,7 +67,7 @@ def read_lora(row: CsvRow, default: Lora, notes: list[str]) -> Lora | None:
 
 
 def _said(row: CsvRow) -> Statements:
-    """What task, model, precision and note state, of adapters alone."""
+    """Statements of note, task, model and precision, of which only those on adapters are used."""
     return read_statements("; ".join(row.text(c) for c in ("notes", "task", "model", "precision") if row.text(c)))
 
 
@@ -98,6 +98,6 @@ def _base_format(row: CsvRow, said: Statements, notes: list[str]) -> BaseFormat:
         return BaseFormat.FULL
     if stated in (BaseFormat.INT8, BaseFormat.NF4):
         return BaseFormat(stated)
-    words = "as QLoRA has them" if stated == "4 bits" else "the row says quantised"
-    notes.append(f"base weights in nf4 with double quantisation, {words}")
+    why = "as QLoRA has them" if stated == "4 bits" else "the row says quantised"
+    notes.append(f"base weights in nf4 with double quantisation, {why}")
     return BaseFormat.NF4_DOUBLE

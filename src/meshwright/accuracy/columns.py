@@ -95,7 +95,7 @@ _PLAIN = (
 _AMBIGUOUS = ("batch_size", "batch")
 """Names that some tables give the global and others the micro-batch."""
 
-_BESIDE = r"[,;()+]"
+_SEPARATORS = r"[,;()+]"
 """Signs between a framework, its version and what else their cells say."""
 
 PRINTED_RATE = "tokens_per_s_per_gpu"
@@ -142,8 +142,8 @@ def with_switches_as_notes(row: CsvRow) -> CsvRow:
     """
     others = {name: cell for name, cell in row.cells.items() if name and name not in shipped_columns()}
     stated = [f"{name}: {cell}" for name, cell in others.items() if _states(name, cell)]
-    software = re.split(_BESIDE, f"{row.text('framework')}; {row.text('framework_version')}")
-    stated += [words.strip() for words in software if _switches(words)]
+    software = re.split(_SEPARATORS, f"{row.text('framework')}; {row.text('framework_version')}")
+    stated += [text.strip() for text in software if _switches(text)]
     if not stated:
         return row
     return replace(row, cells=row.cells | {"notes": "; ".join(filter(None, (row.text("notes"), *stated)))})
@@ -154,9 +154,9 @@ def _states(name: str, cell: str) -> bool:
     return bool(cell) and any(clause.mentions for clause in read_statements(f"{name}: {cell}").clauses)
 
 
-def _switches(words: str) -> bool:
-    """True where words beside a framework state a switch, and not only a number: a release is one."""
-    mentions = [m for clause in read_statements(words).clauses for m in clause.mentions]
+def _switches(text: str) -> bool:
+    """True where the text beside a framework states a switch, and not only a number: a release is one."""
+    mentions = [m for clause in read_statements(text).clauses for m in clause.mentions]
     return any(m.value is not None and m.value != m.number for m in mentions)
 
 

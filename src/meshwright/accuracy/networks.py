@@ -49,7 +49,7 @@ _KINDS = (
     ("Ethernet", r"ethernet|\d ?gbe\b|\btcp\b"),
 )
 _KNOWN = re.compile(r"dgx|superpod|default|not stated|grand teton|omni-path|slingshot|rdma|in paper|frontier", re.I)
-_WORDS = re.compile(r"\bnics?\b|\bhcas?\b|network|inter-?connect|inter-?node|slingshot|omni-path|\brdma\b", re.I)
+_NETWORK = re.compile(r"\bnics?\b|\bhcas?\b|network|inter-?connect|inter-?node|slingshot|omni-path|\brdma\b", re.I)
 _LARGEST_PORT = 800.0
 """Gbit/s of the fastest port sold (XDR): a single larger rate is of a node."""
 _FASTEST_TCP = 50.0
@@ -63,7 +63,7 @@ SAME_RATE = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class StatedNetwork:
-    """What a row says of the network between its nodes."""
+    """Network between the nodes of a row."""
 
     text: str = ""  # ports, rate and kind as a run file states them; "": the network of the fabric
     assumed: tuple[str, ...] = ()
@@ -118,11 +118,11 @@ def _parts(text: str, *, network_only: bool = False) -> list[str]:
     parts = [part.strip(" .") for part in _PARTS.split(text)]
     parts = [re.sub(r"^(?:net|network|compute):\s*", "", part, flags=re.IGNORECASE) for part in parts]
     parts = [part for part in parts if re.search(r"\w", part) and not _OTHER_LINKS.search(part)]
-    return [p for p in parts if not network_only or _WORDS.search(p) or _kind(p)]
+    return [p for p in parts if not network_only or _NETWORK.search(p) or _kind(p)]
 
 
 def _kind(text: str) -> str:
-    return next((kind for kind, words in _KINDS if re.search(words, text, re.IGNORECASE)), "")
+    return next((kind for kind, pattern in _KINDS if re.search(pattern, text, re.IGNORECASE)), "")
 
 
 def _read(text: str, fabric: Fabric, devices_per_node: int) -> _Part | None:
@@ -153,7 +153,7 @@ def _gbit(text: str) -> float:
     if found := _RATE.search(text):
         unit = found["bytes"] or found["bits"]
         return float(found["number"].replace(",", "")) * (1000 if unit[0] == "T" else 1) * (8 if found["bytes"] else 1)
-    return next((rate for words, rate in _GENERATIONS if re.search(rf"\b(?:{words})\b", text, re.IGNORECASE)), 0.0)
+    return next((rate for name, rate in _GENERATIONS if re.search(rf"\b(?:{name})\b", text, re.IGNORECASE)), 0.0)
 
 
 def _start(text: str) -> int:

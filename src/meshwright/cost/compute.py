@@ -283,9 +283,8 @@ def _linear(
     rates, b_in, streaming = s.rates, s.precision.linear_input_bytes, s.streaming_bytes_per_s
     wide = bf16 | (np.asarray(rates.wide_experts if grouped else rates.wide_dense) > 0)
     in_16_bits = wide & (np.asarray(b_in) <= 2)
-    peak = np.where(
-        in_16_bits, rates.bf16_flops_per_s * rates.bf16_gemm_ratio, rates.matmul_flops_per_s * rates.gemm_ratio
-    )
+    bf16_peak, narrow_peak = rates.bf16_flops_per_s * rates.bf16_gemm_ratio, rates.matmul_flops_per_s * rates.gemm_ratio
+    peak = np.where(in_16_bits, bf16_peak, narrow_peak)
     element_bytes = np.where(in_16_bits, 2.0, b_in)
     in_bf16 = bool(np.all(in_16_bits))
     loops = np.asarray(rates.loops_experts) > 0 if grouped else False
@@ -296,29 +295,26 @@ def _linear(
         correction = rates.corrections.factor(f"gemm/{layout}", rows, columns, depth, bf16=in_bf16)
         if grouped:  # tiles of all groups fill the device: a correction measured on one GEMM does not apply
             correction = np.where(np.asarray(rates.output_tiles) > 0, 1.0, correction)
-        return (
-            kernels
-            * correction
-            * gemm_s(
-                rows,
-                columns,
-                depth,
-                flops_per_s=rate,
-                bytes_per_s=streaming,
-                num_units=rates.num_units,
-                kernel_s=rates.kernel_s,
-                output_tiles=rates.output_tiles,
-                groups=together,
-                element_bytes=element_bytes,
-                unit_width=rates.matrix_unit_width,
-            )
+        time_s = gemm_s(
+            rows,
+            columns,
+            depth,
+            flops_per_s=rate,
+            bytes_per_s=streaming,
+            num_units=rates.num_units,
+            kernel_s=rates.kernel_s,
+            output_tiles=rates.output_tiles,
+            groups=together,
+            element_bytes=element_bytes,
+            unit_width=rates.matrix_unit_width,
         )
+        return kernels * correction * time_s
 
     # Quantising reads 16 bits and writes the narrow format: inputs forward, output gradients backward, transposed too
     # where a weight gradient multiplies them. Scales of the tensor itself take another read before. Quantised weights
     # are kept for all micro-batches of a step.
     moved = 2 * (1 + s.precision.amax_passes) + (1 + s.trained) * b_in
-    cast_passes = np.where(wide, 0.0, s.precision.cast_passes)
+    cast_passes: Array = np.where(wide, 0.0, s.precision.cast_passes)
     casts = cast_passes * moved * groups / streaming
     starts: Array = 0.0
     if grouped:
