@@ -66,6 +66,7 @@ _NAMES = {
     "hfu_pct": "hfu_percent",
     "mem_gb_per_gpu": "memory_gb mem_gb max_memory_gb peak_memory_gb memory_gb_per_gpu peak_memory_gb_per_gpu",
     "framework": "software library",
+    "interconnect": "network node_network inter_node internode fabric nics nic network_bandwidth",
     "framework_version": "software_version version release container container_image docker_image image",
     "pp": "pipe_parallel_size",
     "vpp": "vp",
@@ -93,6 +94,9 @@ _PLAIN = (
 
 _AMBIGUOUS = ("batch_size", "batch")
 """Names that some tables give the global and others the micro-batch."""
+
+_SEPARATORS = r"[,;()+]"
+"""Signs between a framework, its version and what else their cells say."""
 
 PRINTED_RATE = "tokens_per_s_per_gpu"
 """A rate as its source prints it; read only from a table without `tok_s_gpu_best`."""
@@ -133,9 +137,13 @@ def notes_on_columns(path: Path) -> list[str]:
 
 
 def with_switches_as_notes(row: CsvRow) -> CsvRow:
-    """`row` with the cells of columns that are none of ours in its note, where they state a switch."""
+    """`row` with everything in its note that states a switch: cells of columns that are none of ours, and words beside
+    the framework and its version ("2025-09, no compile").
+    """
     others = {name: cell for name, cell in row.cells.items() if name and name not in shipped_columns()}
     stated = [f"{name}: {cell}" for name, cell in others.items() if _states(name, cell)]
+    software = re.split(_SEPARATORS, f"{row.text('framework')}; {row.text('framework_version')}")
+    stated += [text.strip() for text in software if _switches(text)]
     if not stated:
         return row
     return replace(row, cells=row.cells | {"notes": "; ".join(filter(None, (row.text("notes"), *stated)))})
@@ -144,6 +152,12 @@ def with_switches_as_notes(row: CsvRow) -> CsvRow:
 def _states(name: str, cell: str) -> bool:
     """True where a column of an unknown name and its cell name a switch: "Dispatcher" and "DeepEP"."""
     return bool(cell) and any(clause.mentions for clause in read_statements(f"{name}: {cell}").clauses)
+
+
+def _switches(text: str) -> bool:
+    """True where the text beside a framework states a switch, and not only a number: a release is one."""
+    mentions = [m for clause in read_statements(text).clauses for m in clause.mentions]
+    return any(m.value is not None and m.value != m.number for m in mentions)
 
 
 def _unit(column: Column) -> str:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from meshwright.catalog.precisions import multiplied_on
 from meshwright.catalog.stacks import features_of
 from meshwright.specs.hardware import Accelerator, Stack
 from meshwright.specs.model import Lora, Model
 from meshwright.specs.plan import Plan
+from meshwright.specs.precision import PRECISIONS
+
+TF32 = "tf32"
+"""Key of `Accelerator.peak_flops_per_s` for fp32 operands in tensor cores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,17 +25,27 @@ class RunConditions:
     devices_per_node: int
     num_nodes: int
     fabric_hint: str  # text of the source about links and network
+    network: str = ""  # of a node, as a run file states it; "": the fabric's
     seq_len: int
     global_batch: int  # sequences
     plan: Plan
     precision: str  # a key of specs.precision.PRECISIONS
     stack: Stack
     fused_norm: bool = False  # the run replaced its stack's norms by a fused kernel
+    tf32: bool = False  # GEMMs of fp32 are multiplied in the tensor cores' 19 bits
+    narrow_gemms: str = ""  # the only GEMMs in the precision's format: experts, dense; "": all of them
+    loops_experts: bool = False  # experts are computed one after the other
     gemm_flops_per_s: float | None = None  # of large GEMMs by themselves, measured on this very system
 
     @property
     def num_devices(self) -> int:
         return self.devices_per_node * self.num_nodes
+
+    @property
+    def matmul_flops_per_s(self) -> float:
+        """Dense peak of the units that multiply the run's format, in FLOP/s."""
+        of = TF32 if self.tf32 else multiplied_on(self.accelerator, PRECISIONS[self.precision]).matmul
+        return self.accelerator.peak_flops_per_s[of]
 
     @property
     def tokens_per_step(self) -> int:
@@ -43,3 +58,14 @@ class RunConditions:
         if self.stack.vintage is not None:
             dated["vintage"] = self.stack.vintage
         return dated | features_of(self.stack, self.accelerator, precision=self.precision).stated()
+
+    @property
+    def stated(self) -> dict[str, str | bool | float]:
+        """The software, and what the row states of network and GEMMs that is not the usual."""
+        own = {
+            "network": self.network,
+            "tf32": self.tf32,
+            "narrow_gemms": self.narrow_gemms,
+            "loops_experts": self.loops_experts,
+        }
+        return self.software | {key: value for key, value in own.items() if value}

@@ -36,7 +36,7 @@ def _line(row: RowReport) -> dict[str, object]:
         "num_devices": conditions.num_devices if conditions else "",
         "assumed": "; ".join(row.run.assumed),
         "unread": "; ".join(row.run.unread),
-        "conditions": "; ".join(f"{k}={v}" for k, v in (conditions.software if conditions else {}).items()),
+        "conditions": "; ".join(f"{k}={v}" for k, v in (conditions.stated if conditions else {}).items()),
     }
     return {key: _cell(value) for key, value in values.items()}
 

@@ -153,7 +153,7 @@ def _of_recipe(model: Model, is_split: bool, software: Software) -> str:
     if software.recipe_recompute:
         return software.recipe_recompute
     for entry in frameworks()["recomputation"]:
-        named = model.name in entry.get("models", [model.name])
+        named = model.name.lower() in entry.get("models", [model.name.lower()])
         if software.stack.framework == entry["framework"] and named and is_split >= entry.get("split", False):
             return entry["recompute"]
     return ""

@@ -82,7 +82,7 @@ class RowReport:
             row["memory_definition"] = run.memory_definition
         if run.conditions:
             row["plan"] = run.conditions.plan.describe()
-            row["conditions"] = run.conditions.software
+            row["conditions"] = run.conditions.stated
         if run.reason:
             row["reason"] = run.reason.value
             row["reason_detail"] = run.reason_detail

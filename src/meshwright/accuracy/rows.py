@@ -13,29 +13,33 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 
+from meshwright.accuracy.adapters import read_lora, with_compute_precision
 from meshwright.accuracy.columns import MEASURES, our_columns, with_switches_as_notes
-from meshwright.accuracy.conditions import RunConditions
+from meshwright.accuracy.conditions import TF32, RunConditions
 from meshwright.accuracy.csvfile import MAX_COUNT, MAX_TOKENS, CsvRow, read_table
 from meshwright.accuracy.duplicates import DUPLICATE_NOTE, with_duplicates_layout
 from meshwright.accuracy.feasible import with_what_fits
 from meshwright.accuracy.flop_rates import least_flops_per_token, rate_of_flops
 from meshwright.accuracy.layout import NO_ACCUMULATION, PublishedLayout, read_layout
+from meshwright.accuracy.networks import StatedNetwork, read_network_of
 from meshwright.accuracy.rates import RATE_COLUMNS, with_rate
 from meshwright.accuracy.reasons import CannotPredictError, Reason
 from meshwright.accuracy.shapes import read_model, total_parameters
 from meshwright.accuracy.shipped import frameworks, published_systems
-from meshwright.accuracy.software import Software, has_quantised_base, read_software, trains_adapters
+from meshwright.accuracy.software import Software, read_software
 from meshwright.accuracy.spelling import spelled
 from meshwright.accuracy.stated import contradictions, format_of, scaling_of, with_products, with_stated_numbers
-from meshwright.accuracy.statements import read_statements
+from meshwright.accuracy.statements import Statements, read_statements
+from meshwright.accuracy.tables import fabric_name
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.accelerators import accelerator_with_driver_name
+from meshwright.catalog.clusters import placed_fabric
 from meshwright.catalog.precisions import multiplies
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.errors import InputError, UnknownNameError
 from meshwright.specs.hardware import Accelerator
-from meshwright.specs.model import AttentionKind, BaseFormat, Lora, Model
+from meshwright.specs.model import AttentionKind, Model
 from meshwright.specs.model_parts import uncalibrated
 from meshwright.specs.precision import PRECISIONS
 
@@ -53,6 +57,9 @@ _OTHER_TASKS = re.compile(r"\b(?:inference|serving|generation|rlhf|rl|grpo|ppo|d
 MAX_PER_NODE = 72
 """Devices of the largest node that a row may mean by its number of nodes: an NVLink domain of 72."""
 
+BF16_BYTES = 2
+"""Bytes of a number in 16 bits."""
+
 DEPTH_DIFFERS = 0.25
 """Relative error of the parameter count of a model of another depth, above which either model may have been trained."""
 
@@ -67,8 +74,8 @@ _NUMBERS = (
 _COUNTS = dict.fromkeys(
     (
         "num_gpus", "gpus_per_node", "num_nodes", "seq_len", "mbs", "gbs", "grad_accum", "tp", "pp", "cp", "dp", "ep",
-        "etp", "vpp", "dp_shard", "dp_replicate", "layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "experts",
-        "topk",
+        "etp", "vpp", "dp_shard", "dp_replicate", "layers", "hidden", "ffn", "moe_ffn", "heads", "kv_heads",
+        "vocab", "experts", "topk", "shared_experts",
     ),
     MAX_COUNT,
 ) | {"gbs_tokens": MAX_TOKENS}  # fmt: skip
@@ -266,9 +273,13 @@ def _below_peak(run: PublishedRun) -> PublishedRun:
     if c is None or rate is None:
         return run
     flops = least_flops_per_token(model_row(c.model, lora=c.lora), c.plan, seq_len=c.seq_len)
-    share = flops * rate / c.accelerator.peak_flops_per_s[PRECISIONS[c.precision].matmul]
+    share = flops * rate / c.matmul_flops_per_s
     if share <= 1:
         return run
+    may_be_tf32 = c.precision == "fp32" and not c.tf32 and TF32 in c.accelerator.peak_flops_per_s
+    if may_be_tf32 and read_statements(run.notes).value("tf32") is not False:
+        note = f"fp32 multiplied as TF32: {share:.2f} times the peak of fp32 itself"
+        return _below_peak(replace(run, conditions=replace(c, tf32=True), assumed=(*run.assumed, note)))
     return replace(run, reason=Reason.ABOVE_PEAK, reason_detail=f"{share:.2f} times the peak")
 
 
@@ -325,28 +336,35 @@ def _with_conditions(row: CsvRow, run: PublishedRun, read_plan: Callable[..., Pu
     if seq_len is None:
         raise CannotPredictError(Reason.NO_SEQUENCE_LENGTH)
     layout = read_plan(row, model, num_devices=num_devices, seq_len=seq_len, software=software)
-    precision = _precision(row, accelerator, software, notes)
+    precision = _precision(with_compute_precision(row), accelerator, software, notes)
     devices_per_node, num_nodes = _nodes(row, accelerator, num_devices, notes)
+    said = read_statements(row.text("notes"))
+    network = _network(row, accelerator, devices_per_node, num_nodes)
     conditions = RunConditions(
         model=model,
-        lora=_lora(row, software, notes),
+        lora=read_lora(row, software.lora, notes),
         accelerator=accelerator,
         devices_per_node=devices_per_node,
         num_nodes=num_nodes,
         fabric_hint=row.text("interconnect"),
+        network=network.text,
         seq_len=seq_len,
         global_batch=layout.global_batch,
         plan=layout.plan,
         precision=precision,
         stack=software.stack,
         fused_norm=software.fused_norm,
+        tf32=precision == "fp32" and TF32 in accelerator.peak_flops_per_s and _says_tf32(row),
+        narrow_gemms=_narrow_gemms(row, model, precision, notes),
+        loops_experts=model.experts is not None and bool(said.value("loops_experts")),
         gemm_flops_per_s=_measured_gemm_rate(row, accelerator, precision, notes),
     )
-    notes.extend((*uncalibrated(model), *_doubts(row, model), *read_statements(row.text("notes")).not_modelled))
+    notes.extend((*uncalibrated(model), *_doubts(row, model), *_not_modelled(said, accelerator)))
     if row.text(DUPLICATE_NOTE):
         notes.append(row.text(DUPLICATE_NOTE))
-    assumed = (*notes, *layout.assumed)
-    return replace(run, conditions=conditions, assumed=assumed, memory_definition=software.memory)
+    assumed = (*notes, *network.assumed, *layout.assumed)
+    unread = (*(clause for clause in run.unread if clause not in network.read), *network.unread)
+    return replace(run, conditions=conditions, assumed=assumed, unread=unread, memory_definition=software.memory)
 
 
 def _with_sizes(row: CsvRow, notes: list[str]) -> CsvRow:
@@ -376,6 +394,12 @@ def _doubts(row: CsvRow, model: Model) -> list[str]:
     if printed and "layers" not in model.name and abs(counted / printed - 1) > PARAMETERS_DIFFER:
         doubts.append(f"{printed:g} billion parameters printed, {counted:.3g} billion by its dimensions")
     return doubts
+
+
+def _not_modelled(said: Statements, accelerator: Accelerator) -> list[str]:
+    """Notes on what the row states and no prediction takes; the data sheet's power is nothing of the kind."""
+    usual = rf"power limit: .*\b{accelerator.tdp_w:.0f} ?w" if accelerator.tdp_w else r"(?!)"
+    return [note for note in said.not_modelled if not re.search(usual, note)]
 
 
 def _accelerator(name: str) -> Accelerator:
@@ -417,13 +441,22 @@ def _nodes(row: CsvRow, accelerator: Accelerator, num_devices: int, notes: list[
     return per_node, num_devices // per_node
 
 
+def _network(row: CsvRow, accelerator: Accelerator, devices_per_node: int, num_nodes: int) -> StatedNetwork:
+    """The network that the row states; nothing for a device whose network is its own links, and within one domain."""
+    name = fabric_name(accelerator, row.text("interconnect"), devices_per_node=devices_per_node)
+    fabric = placed_fabric(name, devices_per_node=devices_per_node, num_nodes=num_nodes)
+    if accelerator.vendor.lower() not in GPU_VENDORS or devices_per_node * num_nodes <= fabric.scale_up_domain:
+        return StatedNetwork()
+    return read_network_of(row, fabric, devices_per_node=devices_per_node)
+
+
 def _precision(row: CsvRow, accelerator: Accelerator, software: Software, notes: list[str]) -> str:
     name = format_of(row)
     if name and not row.text("precision"):
         notes.append(f"precision {name}, as the note says")
     column = row.text("precision")
     said = read_statements(column)
-    if said.unread or len({m.value for m in said.mentions("precision")}) > 1:
+    if column.lower() != name and (said.unread or len({m.value for m in said.mentions("precision")}) > 1):
         notes.append(f"precision {column!r} read as {name}")
     if not name:
         name = software.precision
@@ -431,6 +464,7 @@ def _precision(row: CsvRow, accelerator: Accelerator, software: Software, notes:
     if name == "fp4":
         name = "mxfp4" if accelerator.vendor.lower() == "amd" else "nvfp4"
         notes.append(f"precision {name}, the 4 bits of {accelerator.name}")
+    name = "fp32" if name == TF32 else name
     scaling = scaling_of(row)
     if name == "fp8" and scaling not in ("", "fp8", "tensorwise"):
         name = scaling
@@ -441,6 +475,23 @@ def _precision(row: CsvRow, accelerator: Accelerator, software: Software, notes:
     if name not in PRECISIONS or not multiplies(accelerator, PRECISIONS[name]):
         raise CannotPredictError(Reason.UNKNOWN_PRECISION, f"{name} on {accelerator.name}")
     return name
+
+
+def _says_tf32(row: CsvRow) -> bool:
+    return any(read_statements(row.text(column)).value("tf32") for column in ("precision", "notes"))
+
+
+def _narrow_gemms(row: CsvRow, model: Model, precision: str, notes: list[str]) -> str:
+    """GEMMs of a mixture that alone are in 8 or 4 bits, by its precision or its note; empty where all are."""
+    texts = [text for text in (row.text("precision"), row.text("notes")) if read_statements(text).value("narrow_gemms")]
+    if not texts or PRECISIONS[precision].linear_input_bytes >= BF16_BYTES:
+        return ""
+    stated = read_statements(texts[0]).value("narrow_gemms")
+    if model.experts is None:
+        notes.extend([f"precision {texts[0]!r} read as {precision}"] if stated == "experts" else [])
+        return ""
+    notes.append(f"saved inputs of all GEMMs in {precision}, though those of {stated} alone are")
+    return stated
 
 
 def _measured_gemm_rate(row: CsvRow, accelerator: Accelerator, precision: str, notes: list[str]) -> float | None:
@@ -460,15 +511,3 @@ def _measured_gemm_rate(row: CsvRow, accelerator: Accelerator, precision: str, n
         raise CannotPredictError(Reason.ABOVE_PEAK, f"GEMMs at {share:.2f} times the peak")
     notes.append(f"GEMMs at {tflops:,g} TFLOP/s, measured on this system")
     return tflops * 1e12
-
-
-def _lora(row: CsvRow, software: Software, notes: list[str]) -> Lora | None:
-    if not trains_adapters(row):
-        return None
-    stated = {int(m.number) for m in read_statements(row.text("notes")).mentions("lora_rank")} - {0}
-    lora = replace(software.lora, rank=stated.pop()) if len(stated) == 1 else software.lora
-    notes.append(f"LoRA rank {lora.rank} on {', '.join(lora.targets)}")
-    if has_quantised_base(row):
-        lora = replace(lora, base_format=BaseFormat.NF4_DOUBLE)
-        notes.append("base weights in nf4 with double quantisation, as QLoRA has them")
-    return lora

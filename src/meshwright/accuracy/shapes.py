@@ -252,10 +252,11 @@ def _from_dimensions(row: CsvRow, name: str) -> Reading:
     if not (hidden and heads and num_layers):
         missing = [w for w, v in (("layers", num_layers), ("hidden", hidden), ("heads", heads)) if not v]
         raise CannotPredictError(Reason.NO_DIMENSIONS, ", ".join(missing))
-    if row.text("arch") == "moe":
-        raise CannotPredictError(Reason.UNKNOWN_ARCHITECTURE, f"mixture of experts {name} is not listed")
-    family, assumed = _family(row, name), []
+    family, assumed = _family(row, name), list[str]()
+    experts = _own_experts(row, name, num_layers, assumed)
     ffn, vocab, kv_heads = row.count("ffn"), row.count("vocab"), row.count("kv_heads")
+    if experts is not None and not experts.num_dense_layers:
+        ffn = 0
     if ffn is None:
         if family["gated"]:
             raise CannotPredictError(Reason.NO_DIMENSIONS, "ffn")
@@ -280,6 +281,7 @@ def _from_dimensions(row: CsvRow, name: str) -> Reading:
         ffn_hidden=ffn,
         gated_ffn=family["gated"],
         tied_embeddings=family["tied"],
+        experts=experts,
         learned_positions=seq_len if family.get("learned_positions") else 0,
         norm_bias=family.get("norm_bias", False),
         attention=Attention(
@@ -292,13 +294,41 @@ def _from_dimensions(row: CsvRow, name: str) -> Reading:
     return _settle_embeddings(row, model, tuple(assumed))
 
 
+def _own_experts(row: CsvRow, name: str, num_layers: int, assumed: list[str]) -> Experts | None:
+    """The mixture that a row's dimensions describe; None for a dense model.
+
+    Raises CannotPredictError for a mixture whose number or width of experts it leaves out.
+    """
+    num_experts, top_k, width = row.count("experts"), row.count("topk"), row.count("moe_ffn") or row.count("ffn")
+    if row.text("arch") != "moe" and (num_experts or 0) <= 1:
+        return None
+    needed = (("experts", num_experts), ("topk", top_k), ("moe_ffn", width))
+    if missing := [column for column, value in needed if not value]:
+        detail = f"mixture of experts {name} is not listed, and its row has no {', '.join(missing)}"
+        raise CannotPredictError(Reason.UNKNOWN_ARCHITECTURE, detail)
+    if not row.count("moe_ffn"):
+        assumed.append(f"experts {width} wide, as ffn says")
+    dense = _DENSE_LAYERS.search(row.text("notes"))
+    if dense is None:
+        assumed.append("experts in every layer")
+    if not row.text("shared_experts"):
+        assumed.append("no shared experts")
+    return Experts(
+        num_experts=num_experts or 1,
+        top_k=min(top_k or 1, num_experts or 1),
+        ffn_hidden=width or 1,
+        num_shared=row.count("shared_experts") or 0,
+        num_dense_layers=min(int(dense[1]), num_layers) if dense else 0,
+    )
+
+
 def _family(row: CsvRow, name: str) -> dict[str, Any]:
     """The family entry of a name; without one the feed-forward width decides if it is gated."""
     for entry in published_models()["family"]:
         if re.search(entry["match"], name, re.IGNORECASE):
             return entry
     hidden, ffn = row.count("hidden") or 1, row.count("ffn")
-    gated = ffn is not None and ffn != 4 * hidden
+    gated = (ffn is not None and ffn != 4 * hidden) or row.count("experts") is not None
     note = f"unknown family: feed-forward {'' if gated else 'not '}gated, embeddings untied"
     return {"gated": gated, "tied": False, "vocab": 0, "note": note}
 

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from meshwright.accuracy.adapters import trains_adapters
 from meshwright.accuracy.csvfile import CsvRow
 from meshwright.accuracy.features import read_features
 from meshwright.accuracy.recipes import recipe_for
@@ -59,19 +60,6 @@ def is_mlperf(row: CsvRow) -> bool:
     """True if the row is a result of MLPerf Training (steady state and time to target from one log)."""
     named = f"{row.text('source_key')} {row.text('framework')}".lower()
     return "mlperf" in named or "time_to_target" in row.text("metric_kind")
-
-
-def trains_adapters(row: CsvRow) -> bool:
-    """True if adapters are trained and the model's own weights stay: by task and model name, else by the note."""
-    if re.search(r"lora|peft|adapter", f"{row.text('task')} {row.text('model')}", re.IGNORECASE):
-        return True
-    return row.text("task").lower() != "pretrain" and bool(read_statements(row.text("notes")).value("adapters"))
-
-
-def has_quantised_base(row: CsvRow) -> bool:
-    """True if the weights below the adapters are in 4 bits."""
-    named = f"{row.text('task')} {row.text('model')}".lower()
-    return "qlora" in named or read_statements(row.text("notes")).value("adapters") == "qlora"
 
 
 def read_software(row: CsvRow, accelerator: Accelerator, model: str = "") -> Software:

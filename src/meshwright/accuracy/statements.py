@@ -187,12 +187,16 @@ def _grammar() -> _Grammar:
     )
 
 
-def _polarity(text: str, start: int, end: int) -> tuple[Polarity | None, Polarity | None]:
+_OF_PARTS = ("adapters",)
+"""Switches that always name a part of the model: "LoRA on the output" is LoRA."""
+
+
+def _polarity(text: str, start: int, end: int, *, is_of_parts: bool) -> tuple[Polarity | None, Polarity | None]:
     """Answers before and behind a mention; None: nothing is said there."""
     grammar, segment, behind = _grammar(), _SEGMENTS.split(text[:start])[-1], text[end:]
     if re.search(r"\bwith(?:out)? (?:and|or) with(?:out)?\s*$", segment) or re.match(r",\d", behind):
         return None, Polarity.OPEN
-    if grammar.open_behind.match(behind) or grammar.of_a_part.match(behind):
+    if grammar.open_behind.match(behind) or (grammar.of_a_part.match(behind) and not is_of_parts):
         return None, Polarity.OPEN
     after = None
     if grammar.off_behind.match(behind) or grammar.off_value.match(behind):
@@ -210,11 +214,12 @@ def _polarity(text: str, start: int, end: int) -> tuple[Polarity | None, Polarit
 def _settled(text: str, found: list[Mention]) -> list[Mention]:
     """`found` in the order of the clause with their polarities; joined mentions share one."""
     found = sorted(found, key=lambda m: (m.start, -m.end))
-    answers = [_polarity(text, m.start, m.end) for m in found]
+    answers = [_polarity(text, m.start, m.end, is_of_parts=m.switch in _OF_PARTS) for m in found]
     grammar = _grammar()
     for i, m in enumerate(found):
         is_of_a_tensor = grammar.tensor_before.search(text[: m.start]) or grammar.tensor_behind.match(text[m.end :])
-        if m.switch == "precision" and is_of_a_tensor:
+        is_of_gemms = any(o.switch == "narrow_gemms" and o.start <= m.start and m.end <= o.end for o in found)
+        if m.switch == "precision" and is_of_a_tensor and not is_of_gemms:
             answers[i] = (Polarity.OPEN, None)
     result: list[Polarity | None] = [
         before if before is Polarity.OPEN else after or before for before, after in answers
@@ -290,7 +295,7 @@ def _mentions(text: str) -> list[Mention]:
             if any(span[0] < end and start < span[1] for start, end in spans):
                 continue
             spans.append(span)
-            number = next((g for g in match.groups() if g), "").replace(",", "")
+            number = re.sub(r"(?<=\d),(?=\d)", "", next((g for g in match.groups() if g), ""))
             found.append(
                 Mention(
                     switch=switch,
@@ -312,7 +317,7 @@ _INNER = ("precision", "scaling")
 
 def _holds(outer: Mention, inner: Mention) -> bool:
     """True where `inner` is no statement of its own: a format or general words inside longer ones."""
-    if outer.switch == inner.switch or not (outer.start <= inner.start and inner.end <= outer.end):
+    if outer.switch in (inner.switch, "narrow_gemms") or not (outer.start <= inner.start and inner.end <= outer.end):
         return False
     is_longer = outer.end - outer.start > inner.end - inner.start
     return (inner.switch in _INNER and outer.switch not in _INNER) or (inner.is_generic and is_longer)

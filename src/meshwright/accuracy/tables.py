@@ -15,11 +15,13 @@ from meshwright.calibration.parameters import Factors, prior
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.clusters import placed_fabric
 from meshwright.catalog.interconnects import fabric_named_by
+from meshwright.catalog.stacks import features_of
 from meshwright.cost.memory import MemoryConstants, MemoryTable, estimate_memory, memory_constants
-from meshwright.cost.rates import SystemFacts, bf16_factors, factors_of, system_facts
+from meshwright.cost.rates import SystemFacts, bf16_factors, factors_of, host_expert_share, system_facts
 from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable, model_row, plan_row, precision_row
-from meshwright.specs.hardware import Cluster
-from meshwright.specs.precision import PRECISIONS
+from meshwright.runfile.hardware import with_hardware
+from meshwright.specs.hardware import Accelerator, Cluster
+from meshwright.specs.precision import PRECISIONS, Precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,24 +51,33 @@ class RunTables:
         )
 
 
+def fabric_name(accelerator: Accelerator, hint: str, *, devices_per_node: int) -> str:
+    """The fabric that a row's text on links and network names, else the accelerator's usual one.
+
+    Not one of smaller nodes than the row's: the text describes another node then.
+    """
+    named = fabric_named_by(hint, accelerator.name)
+    if named and devices_per_node <= catalog.fabric(named).scale_up_domain:
+        return named
+    return catalog.default_fabric_name(accelerator.name)
+
+
 def cluster_of(conditions: RunConditions) -> Cluster:
-    """The cluster of a published run, on the fabric that its row names, else on the usual one."""
+    """The cluster of a published run, on the fabric and the network that its row states, else on the usual ones."""
     accelerator = conditions.accelerator
-    named = fabric_named_by(conditions.fabric_hint, accelerator.name)
-    if named and conditions.devices_per_node > catalog.fabric(named).scale_up_domain:
-        named = None  # described is another node
     fabric = placed_fabric(
-        named or catalog.default_fabric_name(accelerator.name),
+        fabric_name(accelerator, conditions.fabric_hint, devices_per_node=conditions.devices_per_node),
         devices_per_node=conditions.devices_per_node,
         num_nodes=conditions.num_nodes,
     )
-    return Cluster(
+    cluster = Cluster(
         name=f"{accelerator.name}-{conditions.devices_per_node}x{conditions.num_nodes}",
         accelerator=accelerator,
         fabric=fabric,
         devices_per_node=conditions.devices_per_node,
         num_nodes=conditions.num_nodes,
     )
+    return with_hardware(cluster, network=conditions.network) if conditions.network else cluster
 
 
 def tables_of(
@@ -76,14 +87,21 @@ def tables_of(
     clusters = [cluster_of(c) for c in conditions]
     precisions = [PRECISIONS[c.precision] for c in conditions]
     factors = [
-        factors_of(cluster, precision, c.stack)
-        for cluster, precision, c in zip(clusters, precisions, conditions, strict=True)
+        _factors(cluster, precision, c) for cluster, precision, c in zip(clusters, precisions, conditions, strict=True)
     ]
     facts = []
     for cluster, precision, c, keys in zip(clusters, precisions, conditions, factors, strict=True):
         row = system_facts(cluster, precision, c.stack)
         if c.fused_norm:
             row = replace(row, unfused_norm=0)
+        if c.tf32:
+            row = replace(row, matmul_flops_per_s=c.matmul_flops_per_s)
+        if c.narrow_gemms:
+            is_experts = float(c.narrow_gemms == "experts")
+            row = replace(row, wide_dense=is_experts, wide_experts=1 - is_experts)
+        if c.loops_experts:
+            features = features_of(c.stack, c.accelerator, precision=c.precision)
+            row = replace(row, loops_experts=1.0, fused_experts=0, host_expert_share=host_expert_share(features))
         if c.gemm_flops_per_s is not None:
             row = _at_measured_rate(row, c.gemm_flops_per_s, keys)
         facts.append(row)
@@ -104,6 +122,12 @@ def tables_of(
         if corrections
         else None,
     )
+
+
+def _factors(cluster: Cluster, precision: Precision, conditions: RunConditions) -> Factors:
+    """Keys of a run's calibrated rates; TF32 is multiplied by the units of bf16 and reaches their share of its peak."""
+    factors = factors_of(cluster, precision, conditions.stack)
+    return bf16_factors(factors) if conditions.tf32 else factors
 
 
 def _at_measured_rate(facts: SystemFacts, gemm_flops_per_s: float, factors: Factors) -> SystemFacts:

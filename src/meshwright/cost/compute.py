@@ -107,6 +107,9 @@ class DeviceFacts(Table):
     attention_backward_gemms: Array  # FLOPs of the backward pass of fused attention over those of the forward pass
     ragged_rows: Array  # that a grouped GEMM computes of each expert beyond its own
     fused: FusedKernels  # the native engine's own
+    wide_dense: Array = 0.0  # 1: all GEMMs but the grouped ones stay in 16 bits
+    wide_experts: Array = 0.0  # 1: the grouped ones do
+    loops_experts: Array = 0.0  # 1: a kernel for each expert, one after the other, in place of a grouped GEMM
     matrix_share: Array = 1.0  # matrix rate of a compute unit over the one that attention's ratios belong to
     unit_pace: Array = 0.0  # seconds through ports of compute units over those of memory (`cost.unit_ports`)
     scan_pace: Array = 1.0  # seconds of a state-space scan's bytes over those at the memory's bandwidth
@@ -278,18 +281,21 @@ def _linear(
     `casts_input` and `casts_gradient`: 0 where the kernel that computes the tensor casts it.
     """
     rates, b_in, streaming = s.rates, s.precision.linear_input_bytes, s.streaming_bytes_per_s
-    peak, element_bytes = rates.matmul_flops_per_s * rates.gemm_ratio, b_in
-    if bf16:
-        peak = np.where(b_in > 2, peak, rates.bf16_flops_per_s * rates.bf16_gemm_ratio)
-        element_bytes = np.where(b_in > 2, b_in, 2.0)
-    rate = peak * np.where(np.asarray(groups) > 1, rates.grouped_ratio, 1.0) if grouped else peak
-    in_bf16 = bf16 and not np.any(np.asarray(b_in) > 2)
+    wide = bf16 | (np.asarray(rates.wide_experts if grouped else rates.wide_dense) > 0)
+    in_16_bits = wide & (np.asarray(b_in) <= 2)
+    bf16_peak, narrow_peak = rates.bf16_flops_per_s * rates.bf16_gemm_ratio, rates.matmul_flops_per_s * rates.gemm_ratio
+    peak = np.where(in_16_bits, bf16_peak, narrow_peak)
+    element_bytes = np.where(in_16_bits, 2.0, b_in)
+    in_bf16 = bool(np.all(in_16_bits))
+    loops = np.asarray(rates.loops_experts) > 0 if grouped else False
+    kernels, together = np.where(loops, groups, 1), np.where(loops, 1, groups)
+    rate = peak * np.where(together > 1, rates.grouped_ratio, 1.0) if grouped else peak
 
     def seconds(layout: str, rows: Array, columns: Array, depth: Array) -> Array:
         correction = rates.corrections.factor(f"gemm/{layout}", rows, columns, depth, bf16=in_bf16)
         if grouped:  # tiles of all groups fill the device: a correction measured on one GEMM does not apply
             correction = np.where(np.asarray(rates.output_tiles) > 0, 1.0, correction)
-        return correction * gemm_s(
+        time_s = gemm_s(
             rows,
             columns,
             depth,
@@ -298,21 +304,23 @@ def _linear(
             num_units=rates.num_units,
             kernel_s=rates.kernel_s,
             output_tiles=rates.output_tiles,
-            groups=groups,
+            groups=together,
             element_bytes=element_bytes,
             unit_width=rates.matrix_unit_width,
         )
+        return kernels * correction * time_s
 
     # Quantising reads 16 bits and writes the narrow format: inputs forward, output gradients backward, transposed too
     # where a weight gradient multiplies them. Scales of the tensor itself take another read before. Quantised weights
     # are kept for all micro-batches of a step.
     moved = 2 * (1 + s.precision.amax_passes) + (1 + s.trained) * b_in
-    casts = 0.0 if bf16 else s.precision.cast_passes * moved * groups / streaming
+    cast_passes: Array = np.where(wide, 0.0, s.precision.cast_passes)
+    casts = cast_passes * moved * groups / streaming
     starts: Array = 0.0
     if grouped:
         fused = s.fused_experts > 0
         casts = casts * np.where(fused, FUSED_CASTS, 1.0)
-        separate = (1 / EXPERT_STREAMS + s.precision.cast_passes) * np.maximum(groups - 1, 0) * rates.kernel_s
+        separate = (np.where(loops, 0.0, 1 / EXPERT_STREAMS) + cast_passes) * np.maximum(groups - 1, 0) * rates.kernel_s
         starts = np.where(fused | (np.asarray(rates.output_tiles) == 0), 0.0, separate)
     return PassTimes(
         forward_s=seconds("forward", m, n, k) + casts_input * casts * m * k + starts,

@@ -250,7 +250,8 @@ def _expert_launches(s: StepContext) -> Array:
     """Kernels of the forward pass that a rank's experts start one by one: GEMMs and casts of their inputs."""
     local = s.model.num_experts / s.plan.expert
     dequantised = (s.model.quantised_bytes > 0) * 1
-    return EXPERT_GEMMS * local * (1 + s.precision.cast_passes + dequantised) * (1 - s.shapes.fused_experts)
+    casts = s.precision.cast_passes * (1 - s.rates.device.wide_experts)
+    return EXPERT_GEMMS * local * (1 + casts + dequantised) * (1 - s.shapes.fused_experts)
 
 
 def general_factor(s: StepContext) -> Array:

@@ -161,8 +161,8 @@ def _fuses_experts(features: Features, precision: Precision) -> bool:
     return bool(features.fuses_experts) and precision.name == FUSED_IN
 
 
-def _host_expert_share(features: Features) -> float:
-    """Share of the kernels that experts start one by one which the host still starts."""
+def host_expert_share(features: Features) -> float:
+    """Return the share of the kernels that experts start one by one which the host still starts."""
     shares = HOST_SHARE if features.pads_experts else HOST_EXPERT_SHARE
     return shares[features.cuda_graphs or CudaGraphs.NONE]
 
@@ -228,7 +228,7 @@ def system_facts(
         host_state_space_share=HOST_STATE_SPACE_SHARE[features.cuda_graphs or CudaGraphs.NONE],
         host_moe_share=HOST_MOE_SHARE[features.cuda_graphs or CudaGraphs.NONE]
         * (STATIC_SHAPES_SHARE if features.pads_experts else 1.0),
-        host_expert_share=0.0 if facts.one_grouped_kernel else _host_expert_share(features),
+        host_expert_share=0.0 if facts.one_grouped_kernel else host_expert_share(features),
         # Where 8 bits are multiplied no faster than 16, a kernel gains nothing by them.
         fp8_attention=int(bool(features.fp8_attention) and peaks.get("fp8", 0.0) > peaks.get("bf16", 0.0)),
         fused_experts=int(_fuses_experts(features, precision)),

@@ -122,7 +122,7 @@ def with_hardware(
     stated, fabric, accelerator = [*cluster.stated], cluster.fabric, cluster.accelerator
     if network is not None:
         found = read_network(network)
-        fabric = _with_network(fabric, found, devices_per_node=cluster.devices_per_node)
+        fabric = with_network(fabric, found, devices_per_node=cluster.devices_per_node)
         kind = "" if found.kind else f" (of the kind of {fabric.name})"
         stated.append(f"a network of {found.text} a node{kind}")
     if oversubscription is not None:
@@ -139,8 +139,8 @@ def with_hardware(
     return replace(cluster, fabric=fabric, accelerator=accelerator, stated=tuple(stated), states_network=states_network)
 
 
-def _with_network(fabric: Fabric, network: NodeNetwork, *, devices_per_node: int) -> Fabric:
-    """The fabric with another network: each device has an equal share of the node's rate."""
+def with_network(fabric: Fabric, network: NodeNetwork, *, devices_per_node: int) -> Fabric:
+    """Return the fabric with another network: each device has an equal share of the node's rate."""
     stated = f"{network.text} a node of {devices_per_node}"
     changed = replace(
         fabric,

@@ -166,3 +166,29 @@ def test_json(tmp_path, form):
     path.write_text("[1, 2]")
     with pytest.raises(InputError, match="not a row"):
         read_runs(path)
+
+
+@pytest.mark.parametrize(
+    ("version", "compiles"),
+    [
+        ("2025-09, no compile", False),
+        ("2025-09; torch.compile", True),
+        ("2025-09 (eager)", False),
+        ("2025-09, compile of the loss only", False),
+    ],
+)
+def test_words_beside_the_version_are_switches(tmp_path, version, compiles):
+    run = one(tmp_path, "tgs,framework_version", f'8000,"{version}"')
+    assert run.conditions
+    assert run.conditions.stack.vintage == pytest.approx(2025 + 8 / 12, abs=1e-3)
+    assert run.conditions.software["compiles"] is compiles
+    assert run.unread == ()
+
+
+def test_a_framework_names_its_kernels(tmp_path):
+    path = tmp_path / "theirs.csv"
+    cells = ROW.replace("torchtitan", "mine (unfused attention)")
+    path.write_text(f"{HEADER},tgs\n{cells},2000\n")
+    (run,) = read_runs(path)
+    assert run.conditions
+    assert run.conditions.software["attention"] == "unfused"

@@ -305,13 +305,3 @@ def test_sharding_in_the_words_of_pytorch_and_deepspeed(read_one, stated, shardi
 
 def test_a_sharding_that_is_not_understood_is_noted(read_one):
     assert "dp_type 'half sharded' is not understood" in read_one(dp_type="half sharded").assumed
-
-
-@pytest.mark.parametrize(
-    ("version", "micro_batch"), [("commit 1a2; torch 2024-12-23", 4), ("commit 1a2; torch 2026-03-02", 1)]
-)
-def test_micro_batches_of_torchtitans_pipelines_by_date(
-    plan_of: Callable[..., Plan], version: str, micro_batch: int
-) -> None:
-    cells = {"num_gpus": 16, "tp": 1, "pp": 2, "cp": "", "dp": 8, "dp_type": "FSDP", "mbs": "", "gbs": 64}
-    assert plan_of(**cells, framework="torchtitan", framework_version=version).micro_batch == micro_batch

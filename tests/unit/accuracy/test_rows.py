@@ -10,6 +10,7 @@ from tests.every_member import check_every
 from tests.shipped_rows import shipped_runs
 
 from meshwright.accuracy.csvfile import CsvRow
+from meshwright.accuracy.predict import predict
 from meshwright.accuracy.reasons import Reason
 from meshwright.accuracy.rows import MEASURED_COLUMNS, PublishedRun, read_failed, read_row, read_runs
 from meshwright.accuracy.shapes import may_be_published
@@ -401,3 +402,57 @@ def test_a_name_that_no_row_has_is_known_without_reading_them():
         other_names = [row["model"] for row in csv.DictReader(lines) if row["model"] != row["model_canonical"]]
     assert [name for name in other_names if not may_be_published(name)] == []
     assert len(other_names) > 50
+
+
+@pytest.mark.parametrize(
+    ("note", "listed"),
+    [
+        ("700 W", ()),  # the data sheet's
+        ("700 W TDP", ()),
+        ("500 W GPUs", ("a power limit: not modelled (500 w)",)),
+        ("power limited", ("a power limit: not modelled (power limited)",)),
+        ("power limited to 550 W", ("a power limit: not modelled (power limited to 550 w)",)),
+    ],
+)
+def test_power_below_the_data_sheets_is_listed(read_one: ReadOne, note: str, listed: tuple[str, ...]) -> None:
+    run = read_one(notes=note)
+    assert run.unread == ()
+    assert tuple(assumption for assumption in run.assumed if "power" in assumption) == listed
+
+
+FP32 = {"gpu": "A100-SXM-80GB", "model": "LLAMA3.1-8B", "framework": "torchtitan", "precision": "fp32"}
+"""A100 multiplies 19.5 TFLOP/s in fp32 and 156 in TF32: about 370 and 3,000 tokens/s of this model."""
+
+
+@pytest.mark.parametrize(
+    ("cells", "tf32"),
+    [
+        ({"tok_s_gpu_best": 200}, False),
+        ({"tok_s_gpu_best": 200, "precision": "TF32"}, True),
+        ({"tok_s_gpu_best": 200, "precision": "fp32 (TF32)"}, True),
+        ({"tok_s_gpu_best": 200, "notes": "TF32 allowed"}, True),
+        ({"tok_s_gpu_best": 200, "notes": "TF32 allowed", "precision": "bf16"}, False),
+        ({"tok_s_gpu_best": 200, "notes": "TF32 allowed", "gpu": "MI355X"}, False),  # it has no such units
+        ({"tok_s_gpu_best": 1000}, True),  # more than its fp32 units compute
+    ],
+)
+def test_fp32_is_tf32_where_the_row_says_so_or_its_rate_shows_it(
+    read_one: ReadOne, cells: dict[str, object], tf32: bool
+) -> None:
+    run = read_one(**FP32 | cells)
+    assert run.conditions is not None, run.reason_detail
+    assert (run.conditions.tf32, run.reason) == (tf32, None)
+    assert any("as TF32" in note for note in run.assumed) == (cells["tok_s_gpu_best"] == 1000)
+
+
+def test_no_rate_makes_tf32_of_what_is_none(read_one: ReadOne) -> None:
+    assert read_one(**FP32, tok_s_gpu_best=1000, notes="no TF32").reason is Reason.ABOVE_PEAK
+    assert read_one(**FP32, tok_s_gpu_best=5000).reason is Reason.ABOVE_PEAK
+
+
+def test_tf32_has_the_rate_of_tensor_cores(read_one: ReadOne) -> None:
+    """Between 8 times the peak of fp32 units and half of bf16's."""
+    runs = [read_one(**FP32 | {"tok_s_gpu_best": 200, "precision": p}) for p in ("fp32", "TF32", "bf16")]
+    fp32, tf32, bf16 = predict(runs).tokens_per_s_per_device
+    assert 4 * fp32 < tf32 < 8.5 * fp32
+    assert 0.4 * bf16 < tf32 < bf16

@@ -4,7 +4,7 @@ import pytest
 from tests.every_member import check_every
 
 from meshwright.accuracy.csvfile import CsvRow
-from meshwright.accuracy.reasons import CannotPredictError
+from meshwright.accuracy.reasons import CannotPredictError, Reason
 from meshwright.accuracy.rows import PublishedRun
 from meshwright.accuracy.shapes import _key, _named_model, read_model
 from meshwright.accuracy.shipped import published_models
@@ -185,3 +185,36 @@ def test_models_with_linear_attention_are_read_by_name():
 def test_shapes_that_nobody_lists_are_not_taken_from_a_plain_family(name):
     with pytest.raises(CannotPredictError, match=r"linear attention|each layer"):
         model_of(model=name, hidden=2048, layers=24, heads=16, ffn=4096)
+
+
+OWN_MIXTURE = {
+    "model": "Ours 9B", "model_canonical": "", "arch": "moe", "layers": 24, "hidden": 2048, "heads": 16, "kv_heads": 4,
+    "ffn": "", "moe_ffn": 7168, "vocab": 128256, "experts": 8, "topk": 2, "params_b": "",
+}  # fmt: skip
+
+
+def test_a_mixture_of_no_known_name_has_the_dimensions_of_its_row(read_one: ReadOne) -> None:
+    run = read_one(**OWN_MIXTURE)
+    assert run.conditions is not None, run.reason_detail
+    model = run.conditions.model
+    assert model.experts is not None
+    assert (model.experts.num_experts, model.experts.top_k, model.experts.ffn_hidden) == (8, 2, 7168)
+    assert (model.num_moe_layers, model.gated_ffn, model.experts.num_shared) == (24, True, 0)
+    assert billions(model) == pytest.approx(9.23, rel=0.02)
+    assert {"experts in every layer", "no shared experts"} <= set(run.assumed)
+
+
+def test_a_mixture_of_its_own_has_dense_layers_and_shared_experts(read_one: ReadOne) -> None:
+    run = read_one(**OWN_MIXTURE | {"shared_experts": 1, "ffn": 8192, "notes": "dense_layers=3"})
+    assert run.conditions is not None, run.reason_detail
+    model = run.conditions.model
+    assert model.experts is not None
+    assert (model.num_dense_layers, model.ffn_hidden, model.experts.shared_hidden) == (3, 8192, 7168)
+    assert "no shared experts" not in run.assumed
+
+
+@pytest.mark.parametrize("column", ["experts", "topk", "moe_ffn"])
+def test_a_mixture_that_leaves_its_experts_out_is_refused(read_one: ReadOne, column: str) -> None:
+    run = read_one(**OWN_MIXTURE | {column: ""})
+    assert run.reason is Reason.UNKNOWN_ARCHITECTURE
+    assert run.reason_detail.endswith(f"has no {column}")

@@ -99,6 +99,11 @@ def test_every_framework_key_is_a_stack_of_the_catalogue_and_has_a_source() -> N
         ("Composer", Sharding.PARAMETERS),
         ("PyTorch Lightning", Sharding.NONE),
         ("Lightning + FSDP", Sharding.PARAMETERS),
+        ("ms-swift", Sharding.NONE),
+        ("ms-swift (DeepSpeed ZeRO-3)", Sharding.PARAMETERS),
+        ("Megatron-SWIFT", Sharding.OPTIMIZER),
+        ("FlagScale", Sharding.OPTIMIZER),
+        ("PaddleNLP", Sharding.GRADIENTS),
         ("HF Accelerate", Sharding.NONE),
         ("Accelerate (DeepSpeed ZeRO-3)", Sharding.PARAMETERS),
     ],
@@ -117,6 +122,7 @@ def test_trainers_without_rows_shard_as_what_they_build_on(
         ("LLaMA-Factory", Sharding.PARAMETERS, Sharding.NONE),
         ("axolotl", Sharding.PARAMETERS, Sharding.NONE),
         ("TRL", Sharding.PARAMETERS, Sharding.NONE),
+        ("PaddleNLP", Sharding.GRADIENTS, Sharding.OPTIMIZER),
         ("OpenRLHF", Sharding.GRADIENTS, Sharding.GRADIENTS),
         ("torchtune", Sharding.PARAMETERS, Sharding.PARAMETERS),
     ],
@@ -139,6 +145,10 @@ def test_examples_of_some_trainers_replicate_a_frozen_model(
         ("verl", Recompute.FULL),
         ("Levanter", Recompute.FULL),
         ("OpenRLHF", Recompute.NONE),
+        ("ms-swift", Recompute.FULL),
+        ("Megatron-SWIFT", Recompute.SELECTIVE),
+        ("FlagScale", Recompute.NONE),
+        ("PaddleNLP", Recompute.NONE),
         ("PyTorch Lightning", Recompute.NONE),
         ("HF Accelerate", Recompute.NONE),
         ("MaxText", Recompute.FULL),
@@ -172,3 +182,28 @@ def test_a_default_names_the_trainer_that_has_it(read_one: ReadOne) -> None:
     known, unknown = (read_one(framework=name, dp_type="") for name in ("Axolotl", "Somebody's own"))
     assert any("sharding parameters, the default of Axolotl" in note for note in known.assumed)
     assert any("the default of Somebody's own (not known: as Megatron)" in note for note in unknown.assumed)
+
+
+@pytest.mark.parametrize("framework", ["ms-swift", "Megatron-SWIFT"])
+def test_adapters_of_swift_are_on_all_linear_layers(read_one: ReadOne, framework: str) -> None:
+    conditions = read_one(framework=framework, task="lora").conditions
+    assert conditions
+    assert conditions.lora
+    assert (conditions.lora.rank, conditions.lora.alpha, len(conditions.lora.targets)) == (8, 32.0, 7)
+
+
+@pytest.mark.parametrize(
+    ("framework", "splits"), [("Megatron-SWIFT", False), ("FlagScale", True), ("PaddleNLP", False)]
+)
+def test_sequence_parallelism_is_as_the_framework_has_it(read_one: ReadOne, framework: str, splits: bool) -> None:
+    conditions = read_one(framework=framework, tp=2, dp=2).conditions
+    assert conditions
+    assert conditions.plan.sequence_parallel is splits
+
+
+@pytest.mark.parametrize(("model", "recompute"), [("MPT-7b", Recompute.FULL), ("MPT-1b", Recompute.NONE)])
+def test_llm_foundry_recomputes_its_larger_models(read_one: ReadOne, model: str, recompute: Recompute) -> None:
+    shape = {"layers": 24, "hidden": 2048, "heads": 16}
+    conditions = read_one(framework="llm-foundry", model=model, recompute="", **shape).conditions
+    assert conditions
+    assert conditions.plan.recompute is recompute
