@@ -108,6 +108,7 @@ class DeviceFacts(Table):
     ragged_rows: Array  # that a grouped GEMM computes of each expert beyond its own
     fused: FusedKernels  # the native engine's own
     matrix_share: Array = 1.0  # matrix rate of a compute unit over the one that attention's ratios belong to
+    exponential_share: Array = 0.25  # cycles of attention's exponentials over those of its GEMMs, heads of 128, forward
     unit_pace: Array = 0.0  # seconds through ports of compute units over those of memory (`cost.unit_ports`)
     scan_pace: Array = 1.0  # seconds of a state-space scan's bytes over those at the memory's bandwidth
 
