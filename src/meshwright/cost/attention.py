@@ -52,8 +52,17 @@ ATTENTION_FILL_KEYS = 250.0
 FlashAttention-2 on A100 (arXiv 2307.08691, figure 4) and FlashAttention-3 on H100 (arXiv 2407.08608, figure 5)."""
 
 WIDE_HEAD = 128
-NARROW_HEAD_EXPONENT = 0.3
-"""Heads of 64 reach 0.75 to 0.9 of the rate of heads of 128 in these figures: exponentials count more."""
+EXPONENTIAL_SHARES = {
+    "Volta": 0.125, "Ampere": 0.25, "Ada": 0.125, "Hopper": 0.5, "Blackwell": 1.0, "Blackwell Ultra": 0.5,
+    "CDNA 3": 0.25, "CDNA 4": 0.25,
+}  # fmt: skip
+"""Cycles of exponentials over cycles of GEMMs in the forward pass with heads of 128: a score takes one exponential and
+512 FLOPs. A multiprocessor computes 16 exponentials a cycle, of Blackwell Ultra 32 (CUDA C++ Programming Guide,
+throughput of native arithmetic instructions; NVIDIA, Inside NVIDIA Blackwell Ultra, 2025-08), and 1,024 (Volta, Ada),
+2,048 (Ampere), 4,096 (Hopper) or 8,192 16-bit FLOPs; a compute unit of CDNA 3 16 and 2,048, of CDNA 4 twice both."""
+
+UNKNOWN_EXPONENTIAL_SHARE = 0.25
+"""Of an architecture that is not in the table: Ampere's."""
 
 FP8_FORWARD_GAIN = 1.5
 """Rate of fused attention in 8 bits over its rate in 16, forward: 1.2 against 0.74 PFLOP/s of
@@ -89,7 +98,7 @@ def computed_keys(model: ModelTable, batch: BatchTable, rates: DeviceRates) -> A
     return full * (1 - share) * model.full_head_ratio + share * windowed
 
 
-def _reached(ratio: Array, model: ModelTable, rates: DeviceRates) -> Array:
+def _reached(ratio: Array, model: ModelTable, rates: DeviceRates, *, gemms: Array = 1.0) -> Array:
     """Share of the peak that a fused kernel reaches on long sequences; `ratio` is its share with heads of 128.
 
     Systolic arrays pad heads to a multiple of their width, which lengthens GEMMs and not exponentials. A
@@ -97,15 +106,21 @@ def _reached(ratio: Array, model: ModelTable, rates: DeviceRates) -> Array:
     the rest:
 
         reached = 1 / (1 + s (1 / ratio - 1))
+
+    Narrower heads have as many exponentials beside fewer FLOPs. With `e` of `EXPONENTIAL_SHARES`, over the
+    `gemms` of a pass, of which forward is 1:
+
+        reached(d) = 1 / (1 / reached(128) + s e / gemms (128 / d - 1))
     """
     unit_width = rates.matrix_unit_width
     ratio = 1 / (1 + rates.matrix_share * (1 / ratio - 1))
     heads = model.qk_dim + model.v_dim
-    on_cores = np.minimum(0.5 * heads / WIDE_HEAD, 1.0) ** NARROW_HEAD_EXPONENT
+    narrower = np.maximum(WIDE_HEAD / (0.5 * heads) - 1, 0.0)
+    on_cores = 1 / (1 / ratio + rates.matrix_share * rates.exponential_share / gemms * narrower)
     unit = np.maximum(unit_width, 1)
     padded = unit * (np.ceil(model.qk_dim / unit) + np.ceil(model.v_dim / unit))
     others = (1 / ratio - 1) * 2 * WIDE_HEAD
-    return np.where(np.asarray(unit_width) > 0, heads / (padded + others), ratio * on_cores)
+    return np.where(np.asarray(unit_width) > 0, heads / (padded + others), on_cores)
 
 
 def gathered_keys(model: ModelTable, batch: BatchTable) -> Array:
@@ -160,8 +175,11 @@ def _attention_core(
     aligned = np.where(model.qk_dim % ALIGNED_HEAD_DIM == 0, 1.0, UNALIGNED_RATIO)
     fill = keys / (keys + ATTENTION_FILL_KEYS)
     forward, backward = (
-        np.where(unfused, rates.bf16_gemm_ratio * aligned, fill * _reached(ratio, model, rates))
-        for ratio in (rates.attention_forward_ratio, rates.attention_backward_ratio)
+        np.where(unfused, rates.bf16_gemm_ratio * aligned, fill * _reached(ratio, model, rates, gemms=gemms))
+        for ratio, gemms in (
+            (rates.attention_forward_ratio, 1.0),
+            (rates.attention_backward_ratio, rates.attention_backward_gemms),
+        )
     )
     backward_flops = np.where(unfused, UNFUSED_BACKWARD_GEMMS, rates.attention_backward_gemms) * flops
     shape = (model.num_heads * plan.micro_batch / plan.tensor, batch.seq_len / plan.context, model.qk_dim)

@@ -111,6 +111,7 @@ class DeviceFacts(Table):
     wide_experts: Array = 0.0  # 1: the grouped ones do
     loops_experts: Array = 0.0  # 1: a kernel for each expert, one after the other, in place of a grouped GEMM
     matrix_share: Array = 1.0  # matrix rate of a compute unit over the one that attention's ratios belong to
+    exponential_share: Array = 0.25  # cycles of attention's exponentials over those of its GEMMs, heads of 128, forward
     unit_pace: Array = 0.0  # seconds through ports of compute units over those of memory (`cost.unit_ports`)
     scan_pace: Array = 1.0  # seconds of a state-space scan's bytes over those at the memory's bandwidth
 

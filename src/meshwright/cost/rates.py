@@ -14,7 +14,13 @@ from meshwright.calibration.correction import EfficiencyCorrection
 from meshwright.calibration.parameters import Calibration, Factors, fitted
 from meshwright.catalog.precisions import multiplied_on, refuse_precision
 from meshwright.catalog.stacks import StackFacts, features_of, stack_facts
-from meshwright.cost.attention import ATTENTION_TILE, FUSED_BACKWARD_GEMMS, SPLIT_BACKWARD_GEMMS
+from meshwright.cost.attention import (
+    ATTENTION_TILE,
+    EXPONENTIAL_SHARES,
+    FUSED_BACKWARD_GEMMS,
+    SPLIT_BACKWARD_GEMMS,
+    UNKNOWN_EXPONENTIAL_SHARE,
+)
 from meshwright.cost.collectives import Network, constants_for, network_row
 from meshwright.cost.compute import DeviceFacts, DeviceRates, KernelCorrections
 from meshwright.cost.elementwise import FusedKernels
@@ -212,6 +218,7 @@ def system_facts(
         output_tiles=int(accelerator.output_tiles),
         matrix_unit_width=accelerator.matrix_unit_width,
         matrix_share=accelerator.matrix_share,
+        exponential_share=EXPONENTIAL_SHARES.get(accelerator.architecture, UNKNOWN_EXPONENTIAL_SHARE),
         host_bytes_per_s=accelerator.host_bytes_per_s,
         unfused_attention=int(features.attention is AttentionKernel.UNFUSED),
         unfused_norm=int(facts.unfused_norm),

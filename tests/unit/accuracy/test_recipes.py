@@ -222,3 +222,20 @@ def test_a_depth_that_contradicts_the_printed_parameters_is_refused() -> None:
     assert rows["dgxc_bench-0262"].reason is Reason.INCONSISTENT
     assert "32 layers" in rows["dgxc_bench-0262"].reason_detail
     assert rows["dgxc_bench-0264"].reason is None
+
+
+@pytest.mark.parametrize("model", ["gpt-oss-20b", "deepseek-v3"])
+def test_mixtures_of_mlperf_have_fused_experts_on_blackwell(model: str) -> None:
+    def found(vintage: float, accelerator: str) -> Recipe | None:
+        return recipe_for(
+            source="github:mlcommons/training_results_v6.0 NVIDIA/results", stack="mlperf-nvidia", vintage=vintage,
+            model=model, accelerator=accelerator, precision="mxfp8",
+        )  # fmt: skip
+
+    round_6 = found(2026.42, "gb300")
+    assert round_6
+    assert round_6.features.fuses_experts
+    assert round_6.features.dispatcher is Dispatcher.HYBRIDEP
+    assert round_6.features.cuda_graphs is CudaGraphs.FULL
+    assert found(2025.42, "gb300") is None
+    assert found(2026.42, "h100") is None

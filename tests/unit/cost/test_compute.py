@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.calibration.correction import EfficiencyCorrection
 from meshwright.catalog import lookup as catalog
-from meshwright.cost.attention import ATTENTION_FILL_KEYS, SPLIT_BACKWARD_GEMMS
+from meshwright.cost.attention import ATTENTION_FILL_KEYS, EXPONENTIAL_SHARES, SPLIT_BACKWARD_GEMMS
 from meshwright.cost.compute import KernelCorrections, gemm_s, gemm_tiles
 from meshwright.cost.passes import PassTimes
 from meshwright.specs.model import Attention, Lora, Model
@@ -155,6 +155,30 @@ class TestLayer:
         quarter = c.with_rates(bf16_flops_per_s=c.rates.device.bf16_flops_per_s / 4, matrix_share=0.25)
         before, after = (float(x.layer().attention_core.forward_s) for x in (c, quarter))
         assert after == pytest.approx((4 + 1) / (1 + 1) * before, rel=0.01)
+
+    @pytest.mark.parametrize(
+        ("architecture", "long_ratio", "measured"),
+        [("Ampere", 0.62, 0.88), ("Hopper", 0.64, 0.76), ("Blackwell", 0.48, 0.65), ("Blackwell Ultra", 0.6, 0.69)],
+    )
+    def test_narrow_heads_have_as_many_exponentials(self, case, architecture, long_ratio, measured):
+        """Rate with heads of 64 over the rate with 128, forward, long sequences.
+
+        FlashAttention-2, arXiv 2307.08691, figure 4, and -3, arXiv 2407.08608, figure 5; Blackwell: medians of
+        aiconfigurator-core 0.12 in TensorRT-LLM, vLLM and SGLang, which differ
+        among themselves: 0.61 to 0.65 and 0.65 to 0.73.
+        """
+        model = catalog.model("llama3-8b")
+        narrow = replace(model, attention=replace(model.attention, num_heads=64, num_kv_heads=16, head_dim=64))
+        wide_s, narrow_s = (
+            float(
+                case(model=m)
+                .with_rates(attention_forward_ratio=long_ratio, exponential_share=EXPONENTIAL_SHARES[architecture])
+                .layer()
+                .attention_core.forward_s
+            )
+            for m in (model, narrow)
+        )
+        assert wide_s / narrow_s == pytest.approx(measured, rel=0.12)
 
     def test_an_unfused_norm_moves_six_times_the_bytes(self, case):
         fused, unfused = case().layer(), case().with_rates(unfused_norm=1).layer()

@@ -89,6 +89,38 @@ def test_an_architecture_may_have_the_rates_of_another():
     assert own[0].fused.norm == 1
 
 
+@pytest.mark.parametrize(
+    ("lesser", "greater", "precision", "ratio"),
+    [
+        ("gb200", "gb300", "bf16", 1.20),
+        ("gb200", "gb300", "fp8", 1.17),
+        ("gb200", "gb300", "nvfp4", 1.18),
+        ("b200", "b300", "bf16", 1.02),
+        ("b200", "b300", "fp8", 1.07),
+        ("b200", "b300", "nvfp4", 1.22),
+    ],
+)
+def test_large_gemms_of_blackwell_ultra_are_as_much_faster_as_measured(lesser, greater, precision, ratio):
+    """Medians over GEMMs above 1 TFLOP: aiconfigurator-core 0.12, TensorRT-LLM."""
+    slow, fast = (
+        system_rates(catalog.cluster(f"{name}-8x2"), PRECISIONS[precision], STACK, calibration=prior()).device
+        for name in (lesser, greater)
+    )
+    rates = [float(d.matmul_flops_per_s * d.gemm_ratio) for d in (slow, fast)]
+    assert rates[1] / rates[0] == pytest.approx(ratio, rel=0.05)
+
+
+def test_attention_of_blackwell_ultra_is_as_much_faster_as_measured():
+    """Forward, heads of 128, 8,192 tokens and more: B300 over B200 and GB300 over GB200 in three serving stacks."""
+    slow, fast = (
+        system_rates(catalog.cluster(f"{name}-8x2"), PRECISIONS["bf16"], STACK, calibration=prior()).device
+        for name in ("b200", "b300")
+    )
+    measured = [1.226, 1.253, 1.257, 1.168, 1.221, 1.219]
+    ratio = float(fast.attention_forward_ratio / slow.attention_forward_ratio)
+    assert ratio == pytest.approx(sum(measured) / len(measured), rel=0.02)
+
+
 def test_every_level_of_every_parameter_is_a_factor():
     factors = factors_of(CLUSTER, PRECISIONS["bf16"], STACK)
     levels = {level for p in prior().parameters.values() for level in p.levels}
