@@ -30,7 +30,7 @@ from meshwright.cost.uncertainty import BF16_GEMM, Etas, derivatives
 from meshwright.specs.model import BaseFormat
 from meshwright.specs.model_parts import uncalibrated
 
-NOISE = {"A": 0.05, "B": 0.10, "C": 0.25}
+NOISE = {"A": 0.05, "B": 0.10}
 """Standard deviation of log rate by quality letter: the data's own noise floor is about 6 % between releases."""
 MODEL_ERROR = 0.08
 """Standard deviation of log step time that is the model's own. Profiling simulators of training steps err by 5 to 15 %
@@ -106,7 +106,7 @@ def make_problem(
     return FitProblem(
         tables=tables,
         log_measured=np.log(tokens / rates),
-        noise=np.hypot([NOISE.get(r.quality_letter, NOISE["C"]) for r in runs], MODEL_ERROR),
+        noise=np.hypot([NOISE.get(r.quality_letter, NOISE["B"]) for r in runs], MODEL_ERROR),
         share=_shares(runs),
         source=np.array([r.source_key for r in runs]),
         is_moe=np.asarray(tables.model.num_moe_layers) > 0,
@@ -277,10 +277,16 @@ def informs(run: PublishedRun) -> bool:
     """Return True if the calibration may learn from `run`: the whole of its model is costed from known kernels.
 
     A fit would put the other models' missing effects on parameters that all models share. A quantised base is one of
-    them: each program makes its matrices whole by kernels of its own.
+    them: each program makes its matrices whole by kernels of its own. So are rows of quality C, whose conditions are
+    in doubt or not those that the model has (GPUs that send through their hosts' memory, say).
     """
     c = run.conditions
-    return c is not None and not uncalibrated(c.model) and (c.lora is None or c.lora.base_format is BaseFormat.FULL)
+    return (
+        c is not None
+        and run.quality_letter != "C"
+        and not uncalibrated(c.model)
+        and (c.lora is None or c.lora.base_format is BaseFormat.FULL)
+    )
 
 
 def thinned(runs: Sequence[PublishedRun]) -> list[PublishedRun]:

@@ -1,6 +1,6 @@
 """Write the calibration that ships: `python -m meshwright.fitting.ship`.
 
-The calibration is fitted to every predictable row of the shipped measured runs. Its intervals are for sources that
+The calibration is fitted to every row of the shipped measured runs that informs it. Its intervals are for sources that
 nobody has seen: they are wide enough that 80 % of the predictions that were made before their source was read
 (`fitting.blind`) would have been inside. Leave-one-source-out errors are smaller, as readings, presets and mechanisms
 were made with the rows at hand; they count for files that have no such prediction.
@@ -108,10 +108,10 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=measured_runs_path(), help="CSV of measured runs")
     parser.add_argument("--out", type=Path, default=STEP_CALIBRATION, help="JSON to write")
     arguments = parser.parse_args()
-    runs = [r for r in read_runs(arguments.runs) if r.reason is None and informs(r)]
-    sources = [r.source_key for r in runs]
-    _say(f"fitting {len(runs)} rows of {len(set(sources))} sources")
-    made = f"{date.today().isoformat()} from {len(runs)} rows of {arguments.runs.name}"
+    runs = [r for r in read_runs(arguments.runs) if r.reason is None]
+    sources = [r.source_key for r in runs if informs(r)]
+    _say(f"fitting {len(sources)} rows of {len(set(sources))} sources")
+    made = f"{date.today().isoformat()} from {len(sources)} rows of {arguments.runs.name}"
     document = to_document(calibrate(runs, made=made))
     document["rows"] = {source: sources.count(source) for source in sorted(set(sources))}
     write_atomically(arguments.out, json.dumps(document, indent=1, sort_keys=True) + "\n")
