@@ -98,6 +98,9 @@ def _base_format(row: CsvRow, said: Statements, notes: list[str]) -> BaseFormat:
         return BaseFormat.FULL
     if stated in (BaseFormat.INT8, BaseFormat.NF4):
         return BaseFormat(stated)
+    if stated == "quantised" and re.search(r"fp[48]", row.text("precision"), re.IGNORECASE):
+        notes.append(f"base weights in {row.text('precision')}, in which they are multiplied")
+        return BaseFormat.FULL  # frozen weights are held in the format of their GEMMs
     why = "as QLoRA has them" if stated == "4 bits" else "the row says quantised"
     notes.append(f"base weights in nf4 with double quantisation, {why}")
     return BaseFormat.NF4_DOUBLE

@@ -70,3 +70,11 @@ def test_fewer_adapted_matrices_take_less_time_and_memory(read_one: ReadOne) -> 
     assert few > many
     few, many = said.memory_allocated_bytes
     assert few < many
+
+
+def test_a_base_in_the_format_of_its_gemms_is_made_whole_by_no_kernel(read_one: ReadOne) -> None:
+    run = read_one(task="lora", gpu="B200", precision="nvfp4", notes="LoRA r=16; NVFP4 phase; quantised base")
+    assert run.conditions
+    assert run.conditions.lora
+    assert (run.conditions.lora.base_format, run.conditions.precision) == (BaseFormat.FULL, "nvfp4")
+    assert "base weights in nvfp4, in which they are multiplied" in run.assumed
