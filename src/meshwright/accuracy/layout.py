@@ -84,7 +84,8 @@ def read_layout(row: CsvRow, model: Model, *, num_devices: int, seq_len: int, so
     )
     mentions = f"{row.text('notes')} {row.text('recompute')}".lower()
     is_counted = software.stack.features.offloaded_activations is not None
-    if plan.offload is Offload.NONE and "offload" in mentions and not is_counted:
+    is_denied = read_statements(row.text("notes")).value("offload") is False
+    if plan.offload is Offload.NONE and "offload" in mentions and not is_counted and not is_denied:
         notes.append(OFFLOADED)
     if "offload" in row.text("dp_type").lower():
         notes.append(f"dp_type {row.text('dp_type')!r}: its offloading is not modelled")
@@ -93,8 +94,11 @@ def read_layout(row: CsvRow, model: Model, *, num_devices: int, seq_len: int, so
 
 def _offload(row: CsvRow, software: Software) -> Offload:
     """Optimizer states in host memory, where the stack's "CPU offload" means that."""
-    if read_statements(row.text("notes")).value("optimizer_offload"):
+    said = read_statements(row.text("notes"))
+    if said.value("optimizer_offload"):
         return Offload.OPTIMIZER
+    if said.value("offload") is False:
+        return Offload.NONE
     offloads = re.search(r"\bcpu[ -]offload\b", row.text("notes"), re.IGNORECASE)
     on_host = offloads and stack_facts(software.stack.framework).updates_on_host
     return Offload.OPTIMIZER if on_host else Offload.NONE

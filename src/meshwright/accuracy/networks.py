@@ -50,6 +50,10 @@ _KINDS = (
 )
 _KNOWN = re.compile(r"dgx|superpod|default|not stated|grand teton|omni-path|slingshot|rdma|in paper|frontier", re.I)
 _NETWORK = re.compile(r"\bnics?\b|\bhcas?\b|network|inter-?connect|inter-?node|slingshot|omni-path|\brdma\b", re.I)
+_NOT_THERE = re.compile(
+    r"\b(?:no|not|never|without|w/o|disabled|off|unavailable|unused|planned|future|upgrade|instead of|vs)\b|n/a", re.I
+)
+"""Words of a part that speaks of a network which the run did not use: it stays unread."""
 _LARGEST_PORT = 800.0
 """Gbit/s of the fastest port sold (XDR): a single larger rate is of a node."""
 _FASTEST_TCP = 50.0
@@ -126,6 +130,8 @@ def _kind(text: str) -> str:
 
 
 def _read(text: str, fabric: Fabric, devices_per_node: int) -> _Part | None:
+    if _NOT_THERE.search(text):
+        return None
     kind, gbit, counted = _kind(text), _gbit(text), _COUNT.search(text)
     if not gbit:
         return (

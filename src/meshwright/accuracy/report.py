@@ -56,7 +56,7 @@ class RowReport:
 
     @property
     def verdict(self) -> FitVerdict | None:
-        """Whether the run fits its device, may fit or does not; None if its memory was not estimated."""
+        """Verdict on the memory of the run; None if it was not estimated."""
         return verdict_of(self.fit_probability) if isfinite(self.fit_probability) else None
 
     def as_json(self) -> dict[str, Any]:

@@ -251,7 +251,7 @@ def read_row(
     run = replace(run, assumed=(*run.assumed, *converted))
     if rate is None and not failed:
         run = _with_step_time(run) if run.step_time_s else _with_printed_flops(row, run)
-    return _below_peak(run)
+    return _below_peak(run, may_be_tf32=_says_tf32(row) is not False)
 
 
 def _check_figure(row: CsvRow, *, rate: float | None, memory: float | None, failed: bool) -> None:
@@ -267,7 +267,7 @@ def _check_figure(row: CsvRow, *, rate: float | None, memory: float | None, fail
         raise CannotPredictError(Reason.NO_RATE)
 
 
-def _below_peak(run: PublishedRun) -> PublishedRun:
+def _below_peak(run: PublishedRun, *, may_be_tf32: bool) -> PublishedRun:
     """`run`, or the reason that nothing computes its rate: it needs more FLOP/s than the datasheet's dense peak."""
     c, rate = run.conditions, run.tokens_per_s_per_device
     if c is None or rate is None:
@@ -276,10 +276,10 @@ def _below_peak(run: PublishedRun) -> PublishedRun:
     share = flops * rate / c.matmul_flops_per_s
     if share <= 1:
         return run
-    may_be_tf32 = c.precision == "fp32" and not c.tf32 and TF32 in c.accelerator.peak_flops_per_s
-    if may_be_tf32 and read_statements(run.notes).value("tf32") is not False:
+    if may_be_tf32 and c.precision == "fp32" and not c.tf32 and TF32 in c.accelerator.peak_flops_per_s:
         note = f"fp32 multiplied as TF32: {share:.2f} times the peak of fp32 itself"
-        return _below_peak(replace(run, conditions=replace(c, tf32=True), assumed=(*run.assumed, note)))
+        as_tf32 = replace(run, conditions=replace(c, tf32=True), assumed=(*run.assumed, note))
+        return _below_peak(as_tf32, may_be_tf32=False)
     return replace(run, reason=Reason.ABOVE_PEAK, reason_detail=f"{share:.2f} times the peak")
 
 
@@ -354,7 +354,7 @@ def _with_conditions(row: CsvRow, run: PublishedRun, read_plan: Callable[..., Pu
         precision=precision,
         stack=software.stack,
         fused_norm=software.fused_norm,
-        tf32=precision == "fp32" and TF32 in accelerator.peak_flops_per_s and _says_tf32(row),
+        tf32=precision == "fp32" and TF32 in accelerator.peak_flops_per_s and bool(_says_tf32(row)),
         narrow_gemms=_narrow_gemms(row, model, precision, notes),
         loops_experts=model.experts is not None and bool(said.value("loops_experts")),
         gemm_flops_per_s=_measured_gemm_rate(row, accelerator, precision, notes),
@@ -477,8 +477,10 @@ def _precision(row: CsvRow, accelerator: Accelerator, software: Software, notes:
     return name
 
 
-def _says_tf32(row: CsvRow) -> bool:
-    return any(read_statements(row.text(column)).value("tf32") for column in ("precision", "notes"))
+def _says_tf32(row: CsvRow) -> bool | None:
+    """Return True if the row says that TF32 is used, False if it says that it is not, None if it says neither."""
+    said = [read_statements(row.text(column)).value("tf32") for column in ("precision", "notes")]
+    return next((value for value in said if value is not None), None)
 
 
 def _narrow_gemms(row: CsvRow, model: Model, precision: str, notes: list[str]) -> str:

@@ -31,7 +31,7 @@ def failed_configs_path() -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class BlindPrediction:
-    """What `commit` of Meshwright said of the row `id` before anyone had read its source.
+    """Prediction of the row `id` by `commit` of Meshwright, before anyone had read its source.
 
     predicted: tokens/s per device, with the ends of its 80 % interval, `low` and `high`.
     """

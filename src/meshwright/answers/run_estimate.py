@@ -182,7 +182,7 @@ def _notes(run: Run, request: PlanRequest, estimate: PlanEstimate) -> list[str]:
 
 
 def notes_on_fit(estimate: PlanEstimate) -> list[str]:
-    """What a plan that only may fit needs, and with which probability it fits."""
+    """Note on a plan that only may fit: what it needs, and with which probability it fits."""
     memory = estimate.step.memory
     if memory.verdict is not FitVerdict.MAY_FIT:
         return []

@@ -124,8 +124,8 @@ class Calibration:
         return result
 
     def with_intervals_of(self, other: Calibration) -> Calibration:
-        """Return the calibration with intervals for as strange sources as `other`'s."""
-        return replace(self, stranger_sd=other.stranger_sd)
+        """Return the calibration with `other`'s errors of strangers and of memory."""
+        return replace(self, stranger_sd=other.stranger_sd, memory_sd=other.memory_sd)
 
     def with_measured(self, measured: Mapping[str, MeasuredParameter], *, made: str) -> Calibration:
         """Return the calibration with `measured` values. Fitted offsets of these parameters no longer count."""

@@ -88,7 +88,7 @@ class MemoryEstimate:
 
     @property
     def verdict(self) -> FitVerdict:
-        """Whether the plan fits, may fit or does not."""
+        """Verdict on the plan's memory: it fits, may fit or does not."""
         return self.budget.verdict(self.reserved_bytes)
 
 

@@ -41,7 +41,7 @@ class FitVerdict(StrEnum):
 
 
 def verdict_of(probability: float) -> FitVerdict:
-    """Whether a plan fits that does with `probability`."""
+    """Return the verdict on a plan that fits with `probability`."""
     if probability >= LIKELY:
         return FitVerdict.FITS
     return FitVerdict.MAY_FIT if probability >= LEAST_PROBABILITY else FitVerdict.DOES_NOT_FIT
@@ -88,7 +88,7 @@ class MemoryBudget:
         return NormalDist().cdf(log(self.usable_bytes / reserved_bytes) / self.log_sd)
 
     def verdict(self, reserved_bytes: float) -> FitVerdict:
-        """Whether a plan of estimated `reserved_bytes` fits.
+        """Return the verdict on a plan of estimated `reserved_bytes`.
 
         >>> budget = MemoryBudget(capacity_bytes=100.0, log_sd=0.1)
         >>> [str(budget.verdict(size)) for size in (95.0, 100.0, 120.0)]

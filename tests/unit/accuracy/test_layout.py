@@ -6,7 +6,7 @@ from tests.every_member import check_every
 from meshwright.accuracy.reasons import Reason
 from meshwright.accuracy.rows import PublishedRun
 from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS
-from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
+from meshwright.specs.plan import Offload, Plan, Recompute, Schedule, Sharding
 
 ReadOne = Callable[..., PublishedRun]
 
@@ -305,3 +305,11 @@ def test_sharding_in_the_words_of_pytorch_and_deepspeed(read_one, stated, shardi
 
 def test_a_sharding_that_is_not_understood_is_noted(read_one):
     assert "dp_type 'half sharded' is not understood" in read_one(dp_type="half sharded").assumed
+
+
+@pytest.mark.parametrize("note", ["without CPU offload", "no CPU offload", "CPU offload: none", "never offloaded"])
+def test_what_a_row_denies_to_offload_is_not_offloaded(read_one, note):
+    run = read_one(framework="torchtitan", notes=note)
+    assert run.conditions.plan.offload is Offload.NONE
+    assert not any("offload" in line for line in (*run.assumed, *run.unread))
+    assert read_one(framework="torchtitan", notes="CPU offload").conditions.plan.offload is Offload.OPTIMIZER

@@ -75,7 +75,10 @@ def test_the_note_states_a_network_too(read_one: ReadOne) -> None:
     assert run.unread == ("trial 7",)
 
 
-@pytest.mark.parametrize("text", ["8x CX-7", "purple cables", "Ethernet"])
+@pytest.mark.parametrize(
+    "text",
+    ["8x CX-7", "purple cables", "Ethernet", "no 8x400 Gb/s InfiniBand", "EFA not enabled", "InfiniBand planned"],
+)
 def test_what_is_not_understood_is_listed(read_one: ReadOne, text: str) -> None:
     run = read_64(read_one, interconnect=text)
     assert run.conditions is not None

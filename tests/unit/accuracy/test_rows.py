@@ -447,6 +447,8 @@ def test_fp32_is_tf32_where_the_row_says_so_or_its_rate_shows_it(
 
 def test_no_rate_makes_tf32_of_what_is_none(read_one: ReadOne) -> None:
     assert read_one(**FP32, tok_s_gpu_best=1000, notes="no TF32").reason is Reason.ABOVE_PEAK
+    denied = FP32 | {"precision": "fp32 (TF32 disabled)"}
+    assert read_one(**denied, tok_s_gpu_best=1000).reason is Reason.ABOVE_PEAK
     assert read_one(**FP32, tok_s_gpu_best=5000).reason is Reason.ABOVE_PEAK
 
 

@@ -163,7 +163,7 @@ class TestSharing:
 
 
 def test_what_whole_steps_left_unexplained_takes_the_place_of_the_residual(machine):
-    """What sources err by that nobody had seen goes with it."""
+    """The error of sources that nobody had seen goes with it."""
     of_strangers = replace(prior(), stranger_sd={"dense": 0.3})
     shipped = machine.calibration(of_strangers)
     measured = replace(machine, unexplained_sd=0.04).calibration(of_strangers)
