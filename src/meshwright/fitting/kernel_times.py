@@ -109,8 +109,11 @@ class CollectiveTime:
 def calibration_here(
     request: PlanRequest, times: KernelTimes, *, collective: CollectiveTime | None = None, made: str
 ) -> Calibration:
-    """The shipped calibration with the parameters that `times` give at the request's model and precision."""
-    solver = _Solver(request, times, request.calibration or fitted(), made)
+    """The shipped calibration with the parameters that `times` give at the request's model and precision.
+
+    It is no stranger's: layers of the request's own model were timed on the machine.
+    """
+    solver = _Solver(request, times, replace(request.calibration or fitted(), stranger_sd={}), made)
     solver.know(TODAY)
     if times.on_host:
         solver.know(HOST)

@@ -51,6 +51,7 @@ def times(*, experts_s: float | None = None, scale: float = 1.0, sd: float = 0.0
 
 def step_s(asked: PlanRequest, measured: KernelTimes, plan: Plan) -> tuple[float, dict[str, float]]:
     calibration = calibration_here(asked, measured, made="a test")
+    assert calibration.stranger_sd == {}
     estimate = estimate_plan(replace(asked, calibration=calibration), plan)
     return estimate.step.step.value, estimate.step.components_s
 
