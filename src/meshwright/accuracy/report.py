@@ -215,10 +215,11 @@ def _groups(
 
 
 def _memberships(run: PublishedRun) -> list[tuple[str, str]]:
-    return [*run.groups.items(), ("subset", _subset(run))]
+    return [*run.groups.items(), ("subset", subset_of(run))]
 
 
-def _subset(run: PublishedRun) -> str:
+def subset_of(run: PublishedRun) -> str:
+    """Return the subset of rows with which `run` is reported."""
     if run.source_key in blind_sources():
         return LATER
     if run.is_sweep:

@@ -30,9 +30,10 @@ def evaluation_findings(log: RunLog, rules: Benchmark) -> Iterator[CheckFinding]
     yield from _counts(log, found, batch)
     if batch is not None:
         places = _corrected(found, rules, batch)
-        if places and places[0][1] != found[0].place and found[0].place == found[0].logged:
-            message = f"all {len(places)}: {found[0].logged:g} where the cadence has {places[0][1]:g}"
-            yield finding(log, "samples-one-batch-low", message, found[0].record)
+        first = next((each for each in found if each.place is not None), None)  # others state no count
+        if first is not None and places[0][1] != first.place:
+            message = f"all {len(places)}: {first.place:g} where the cadence has {places[0][1]:g}"
+            yield finding(log, "samples-one-batch-low", message, first.record)
         yield from _cadence(log, places, rules, batch)
         yield from _beyond_schedule(log, places, batch)
     yield from _target(log, found, rules)

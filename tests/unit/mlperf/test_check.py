@@ -280,6 +280,16 @@ def test_counts_one_batch_low_without_eval_start_are_one_warning() -> None:
     assert not {"cadence-first", "cadence-interval"} & found.keys()
 
 
+def test_an_evaluation_without_a_count_before_those_a_batch_low() -> None:
+    log = SyntheticLog(benchmark=SMALL, batch=32).without("eval_start", "eval_stop")
+    rows = log.rows_of("eval_accuracy")
+    first, second, *_ = (row["metadata"]["samples_count"] for row in rows)
+    for row in rows:
+        row["metadata"]["samples_count"] -= 32 + second - first
+    rows[0]["metadata"].pop("samples_count")
+    assert f"{first - 32} where the cadence has {first}" in rules_broken(log)["samples-one-batch-low"]
+
+
 def test_epochs_in_place_of_samples() -> None:
     log = SyntheticLog()
     for row in log.rows_of("eval_accuracy"):
