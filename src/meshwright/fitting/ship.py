@@ -52,8 +52,9 @@ def memory_sd(runs: Sequence[PublishedRun]) -> float:
     errors: dict[str, list[float]] = defaultdict(list)
     tables = tables_of([run.conditions for run in stated if run.conditions is not None])
     memory = memory_of([run.conditions for run in stated if run.conditions is not None], tables)
-    for run, *sizes in zip(stated, memory.allocated_bytes, memory.reserved_bytes, strict=True):
-        predicted = float(sizes[run.memory_definition == "reserved"])
+    allocated, reserved = np.asarray(memory.allocated_bytes), np.asarray(memory.reserved_bytes)
+    for i, run in enumerate(stated):
+        predicted = float((reserved if run.memory_definition == "reserved" else allocated)[i])
         errors[run.source_key].append(abs(float(np.log(predicted / (run.memory_bytes or 1)))))
     return float(np.median([np.median(own) for own in errors.values()])) / MEDIAN_OF_NORMAL
 
