@@ -1,6 +1,6 @@
-"""Switches of the software that a published row states: its framework's version (`torch.compile`), else its notes.
+"""Switches of the software that the notes of a published row state; words beside its framework are in them, too.
 
-A row that names none leaves the switch to the recipe that the row was measured with (`accuracy.recipes`), else to the
+A note that names none leaves the switch to the recipe that the row was measured with (`accuracy.recipes`), else to the
 stack's release (`catalog.stacks`). Presets that a source lists with a row (`repo preset: cuda_graph=...`) without a
 known recipe state all of their switches: what such a preset leaves out is off.
 """
@@ -40,11 +40,10 @@ _OFFLOADED_SHARE = re.compile(
 
 def read_features(row: CsvRow, recipe: Features | None = None) -> Features:
     """Switches from the notes of `row`; its recipe gives the switches that they do not state."""
-    said, of_version = (read_statements(row.text(column)) for column in ("notes", "framework_version"))
+    said = read_statements(row.text("notes"))
     software = f"{row.text('framework')} {row.text('framework_version')}".lower()
     preset = "repo preset:" in row.text("notes") and recipe is None
     switches = {name: said.value(name) for name in _SWITCHES}
-    switches |= {name: value for name in _SWITCHES if (value := of_version.value(name)) is not None}
     if preset:
         switches |= {"cuda_graphs": switches["cuda_graphs"] or CudaGraphs.NONE}
         switches |= {"overlaps_experts": bool(switches["overlaps_experts"])}
