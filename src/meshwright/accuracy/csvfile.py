@@ -48,8 +48,8 @@ class CsvRow:
 
         Raises InputError for anything else.
         """
-        text = self.text(column)
-        if not stated(text) or text.lower() in ("none", "null"):
+        text = self.cells.get(column)
+        if not text or _is_unknown(text):
             return None
         if column == "seq_len" and (thousands := re.fullmatch(r"(\d+) ?[kK]", text)):
             return float(int(thousands[1]) * 1024)  # sequences of 8k tokens have 8,192
@@ -123,6 +123,11 @@ def _in_our_units(rows: list[CsvRow], columns: Sequence[Column]) -> list[CsvRow]
 
 
 @lru_cache(maxsize=16384)  # a large table repeats a few thousand numbers
+def _is_unknown(text: str) -> bool:
+    return not stated(text) or text.lower() in ("none", "null")
+
+
+@lru_cache(maxsize=16384)
 def _number(text: str) -> float | None:
     try:
         return parse_number(plain_number(text))

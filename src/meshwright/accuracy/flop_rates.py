@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from meshwright.accuracy.csvfile import CsvRow
 from meshwright.accuracy.primus_flops import primus_flops_per_token
@@ -21,8 +22,9 @@ from meshwright.cost.flops import (
     count_parameters,
     model_flops_per_token,
 )
-from meshwright.cost.tables import ModelTable
+from meshwright.cost.tables import ModelTable, model_row
 from meshwright.specs.hardware import Stack
+from meshwright.specs.model import Lora, Model
 from meshwright.specs.plan import Plan, Recompute
 
 
@@ -70,12 +72,16 @@ def _recomputed_flops(model: ModelTable, *, seq_len: int, attention: AttentionCo
     return float(2 * layers + attention_core_flops_per_token(model, seq_len=seq_len, count=attention))
 
 
-def least_flops_per_token(model: ModelTable, plan: Plan, *, seq_len: int) -> float:
+def least_flops_per_token(model: Model, plan: Plan, *, seq_len: int, lora: Lora | None = None) -> float:
     """FLOPs that a token takes at least: causal scores once, and the second forward pass of full recomputation."""
-    flops = float(model_flops_per_token(model, seq_len=seq_len))
-    if plan.recompute is Recompute.FULL and plan.recompute_layers is None:
-        flops += _recomputed_flops(model, seq_len=seq_len, attention=AttentionCount.CAUSAL)
-    return flops
+    return _least_flops(model, lora, seq_len, plan.recompute is Recompute.FULL and plan.recompute_layers is None)
+
+
+@lru_cache(maxsize=4096)  # many rows of a table have the same model
+def _least_flops(model: Model, lora: Lora | None, seq_len: int, is_recomputed: bool) -> float:
+    row = model_row(model, lora=lora)
+    flops = float(model_flops_per_token(row, seq_len=seq_len))
+    return flops + is_recomputed * _recomputed_flops(row, seq_len=seq_len, attention=AttentionCount.CAUSAL)
 
 
 def rate_of_flops(

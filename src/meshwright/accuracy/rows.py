@@ -272,7 +272,7 @@ def _below_peak(run: PublishedRun, *, may_be_tf32: bool) -> PublishedRun:
     c, rate = run.conditions, run.tokens_per_s_per_device
     if c is None or rate is None:
         return run
-    flops = least_flops_per_token(model_row(c.model, lora=c.lora), c.plan, seq_len=c.seq_len)
+    flops = least_flops_per_token(c.model, c.plan, seq_len=c.seq_len, lora=c.lora)
     share = flops * rate / c.matmul_flops_per_s
     if share <= 1:
         return run

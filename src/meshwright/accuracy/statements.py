@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 from meshwright.accuracy.shipped import wordings
@@ -60,8 +60,13 @@ class Statements:
 
     def mentions(self, switch: str) -> list[Mention]:
         """Mentions of a switch that say something of the run, the most specific first."""
-        found = [m for c in self.clauses for m in c.mentions if m.switch == switch]
-        return sorted((m for m in found if m.polarity is not Polarity.OPEN), key=lambda m: m.rank)
+        return self._mentions.get(switch, [])
+
+    @cached_property
+    def _mentions(self) -> dict[str, list[Mention]]:
+        found = sorted((m for c in self.clauses for m in c.mentions), key=lambda m: m.rank)
+        switches = {m.switch for m in found}
+        return {s: [m for m in found if m.switch == s and m.polarity is not Polarity.OPEN] for s in switches}
 
     def value(self, switch: str) -> Any:
         """The value that a note states for a switch; None where it states none, or several numbers.
