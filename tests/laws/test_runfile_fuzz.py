@@ -82,6 +82,7 @@ def test_any_bytes(tmp_path_factory, data: bytes) -> None:
     assert str(got).startswith(str(path))  # the file is named
 
 
+@pytest.mark.when_touched  # test_a_valid_file_with_one_change draws files that are wrong in one place
 @light
 @given(st.text(max_size=200))
 @example("%YAML 1.1\n---\na: 017\n")

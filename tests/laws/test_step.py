@@ -170,6 +170,7 @@ def test_a_larger_batch_takes_longer_and_is_more_efficient(case):
     assert not_longer(large.step_s, 4 * case.step_s)
 
 
+@pytest.mark.when_touched  # test_components_are_never_negative_and_add_up has such plans
 @given(cases(), st.sets(st.sampled_from([m for m in RECOMPUTE_MODULES if m != NEVER_TOGETHER])))
 def test_recomputing_more_takes_longer(case, modules):
     def step_s(kind: Recompute, chosen: set[str]) -> float:

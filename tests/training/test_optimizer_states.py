@@ -377,6 +377,7 @@ def test_a_run_goes_on_with_states_elsewhere(train, tmp_path, states):
     assert losses(tmp_path) == whole
 
 
+@pytest.mark.when_touched  # test_a_checkpoint_goes_on_with_other_states keeps them there in one process
 @pytest.mark.distributed
 def test_shards_have_their_states_in_host_memory(train, tmp_path):
     found = {}

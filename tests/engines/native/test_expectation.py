@@ -62,6 +62,7 @@ def test_a_step_is_predicted_from_what_was_measured(tmp_path, monkeypatch, preci
     assert found.predicted["step"]["low"] < found.predicted["step"]["value"] < found.predicted["step"]["high"]
 
 
+@pytest.mark.when_touched  # the other tests measure layers of dense models
 def test_experts_are_measured_too(tmp_path):
     experts = ", experts: {num_experts: 4, top_k: 2, ffn_hidden: 64}"
     found = measure_expectation(run(tmp_path, experts=experts), plan=Plan(micro_batch=2), device=CPU)

@@ -153,6 +153,7 @@ def test_rolling_back_passes_over_all_batches_since_the_checkpoint(train, steps,
     assert losses(steps("run")) == losses(steps("reference"))
 
 
+@pytest.mark.when_touched  # test_rolling_back_passes_over_all_batches_since_the_checkpoint rolls back
 def test_rolling_back_before_the_first_checkpoint_starts_anew(train, steps, events, poison):
     poison({2: math.nan})
     train("run", "train.faults.not_finite=roll_back")

@@ -191,6 +191,7 @@ def test_an_index_that_misplaces_a_tensor_is_refused(tmp_path):
 # --- families
 
 
+@pytest.mark.when_touched  # test_what_is_saved_comes_back names tensors of a dense model and of a mixture
 @pytest.mark.parametrize(
     "name",
     [

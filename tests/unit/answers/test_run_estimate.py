@@ -106,6 +106,7 @@ def test_a_plan_may_reserve_what_the_search_allows(pipelined, spare, verdict):
     assert len(said) == (verdict is FitVerdict.MAY_FIT)
 
 
+@pytest.mark.when_touched  # cli/test_plan.py plans such a run
 def test_a_run_that_names_no_engine_is_estimated_as_it_is_planned():
     asked = {"model": "qwen3-next-80b-a3b", "cluster": "h100-8x4", "global_batch": 256, "sequence_length": 4096}
     done, planned = estimate_run(from_options(**asked)), plan_run(from_options(**asked), top=1)

@@ -55,6 +55,7 @@ def test_a_budget_that_others_spent_leaves_no_family_without_a_point(tmp_path):
 APART = (PointFamily.TRAINING, PointFamily.COLLECTIVES)  # in processes of their own
 
 
+@pytest.mark.when_touched  # test_steps.py takes every point in this process
 @pytest.mark.distributed
 def test_whole_steps_are_measured_in_a_process_of_its_own(tmp_path, monkeypatch, warm_ranks):
     """One point, and a budget that no start under load uses up."""

@@ -134,6 +134,7 @@ def test_run_files_are_listed_and_printed():
     assert printed("runs", "mixtral-8x7b") == document("runs", "mixtral-8x7b")["text"]
 
 
+@pytest.mark.when_touched  # engines/test_shipped_runs.py plans the shipped runs
 def test_one_run_file_is_predicted_on_each_device_of_its_documents():
     found = document("runs", "llama3-8b", "--predict")["predictions"]
     assert [one["cluster"] for one in found] == [

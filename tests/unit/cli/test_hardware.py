@@ -30,6 +30,7 @@ def test_every_command_names_the_hardware(meshwright):
     check_every([*commands, ("estimate", PINNED_RUN, "--set", "parallel.recompute=full")], check)
 
 
+@pytest.mark.when_touched  # test_every_command_names_the_hardware prints the same line
 def test_pages_name_the_hardware(meshwright, tmp_path):
     def check(command: tuple[object, ...]) -> None:
         page = tmp_path / f"{command[0]}.html"
@@ -63,6 +64,7 @@ def test_the_function_plans_as_the_command_does(meshwright):
     assert cluster == {"name": "h100-8x2"}  # is not changed
 
 
+@pytest.mark.when_touched  # test_every_command_names_the_hardware states a network
 @pytest.mark.parametrize(
     ("cluster", "is_idle"),
     [("h100-8x1", True), ("h100-8x2", False), ("gb200-4x4", True), ("tpu-v5p-4x4", True), ("h100-8x1+h200-8x1", False)],

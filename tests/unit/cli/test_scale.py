@@ -104,6 +104,7 @@ def test_units_follow_the_size_of_the_training(meshwright, pinned):
     assert "million USD" in long
 
 
+@pytest.mark.when_touched  # planner/test_scaling.py has both
 def test_replicas_and_sensitivity(meshwright, pinned):
     replicas = meshwright("scale", pinned, "--replicas", "8,16", "--devices", "64", "--json").json["replicas"]
     assert replicas[0]["relative_ratio"] == 1.0
@@ -164,6 +165,7 @@ NOT_NATIVE = ("--model", "qwen3-next-80b-a3b", "--cluster", "h100-8x4", "--gbs",
 """A run that names no engine and that the default does not run."""
 
 
+@pytest.mark.when_touched  # test_plan.py plans such a run
 def test_a_run_that_is_scaled_for_any_says_so_as_a_plan_does(meshwright):
     outcome = meshwright("scale", *NOT_NATIVE, "--devices", "32", "--json")
     planned = meshwright("plan", *NOT_NATIVE, "--top", 1, "--json").json

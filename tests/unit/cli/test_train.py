@@ -61,6 +61,7 @@ def test_reaching_the_target_loss_is_shown_and_exits_0(meshwright, run_file, wit
     assert "step 1, " in outcome.stdout
 
 
+@pytest.mark.when_touched  # test_measured_stands_beside_predicted has both
 @needs_torch
 def test_without_measuring_there_is_neither_prediction_nor_mfu(meshwright, run_file, tmp_path, own_cache, monkeypatch):
     with monkeypatch.context() as context:
@@ -117,6 +118,7 @@ def test_a_dry_run_writes_nothing(meshwright, run_file, without_measuring, tmp_p
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.when_touched  # native/test_trainer.py ends such a run
 @needs_torch
 def test_divergence_is_a_no(meshwright, run_file, without_measuring, tmp_path):
     overrides = (

@@ -40,6 +40,7 @@ def torch():
     return pytest.importorskip("torch")
 
 
+@pytest.mark.when_touched  # test_apply_writes_both_counts_and_keeps_comments measures
 def test_a_dry_run_measures_and_changes_nothing(meshwright, run_path, torch):
     outcome = meshwright("tune", "dataloader", run_path, *QUICK)
     assert outcome.exit_code == 0, outcome.stderr
@@ -68,6 +69,7 @@ def test_apply_writes_both_counts_and_keeps_comments(meshwright, run_path, torch
     assert f"(was: {values['data.workers']})" in again
 
 
+@pytest.mark.when_touched  # test_apply_writes_both_counts_and_keeps_comments writes
 def test_write_leaves_the_file_alone_and_takes_what_set_says(meshwright, run_path, torch):
     options = ("--write", "tuned.yaml", "--set", "train.evaluate=null", "--set", "data.workers=1")
     document = meshwright("tune", "dataloader", run_path, *QUICK, *options, "--json").json

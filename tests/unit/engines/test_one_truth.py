@@ -82,6 +82,7 @@ def test_thousands_of_imported_exports_are_estimated_as_their_plans(question, tm
     require_one_truth(*question, tmp_path)
 
 
+@pytest.mark.when_touched  # test_an_imported_export_is_estimated_as_its_plan draws runs
 @pytest.mark.parametrize(
     ("engine", "model", "cluster", "keys"),
     [

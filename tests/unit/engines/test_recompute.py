@@ -82,6 +82,7 @@ def written(run: Run) -> dict[str, set[str]]:
     return {"configuration": set(plan.recompute_modules)}
 
 
+@pytest.mark.when_touched  # test_files_for_megatron_come_back_with_the_module writes each module
 @pytest.mark.parametrize("engine", SHARDINGS)
 def test_what_is_not_refused_is_written(engine):
     named: set[str] = set()

@@ -105,6 +105,7 @@ def test_the_planner_s_all_reduce_is_the_measured_one(found, records):
         assert modelled_all_reduce_s(found.fabric, row) == pytest.approx(row.seconds_median, rel=0.05)
 
 
+@pytest.mark.when_touched  # test_rates_are_those_of_the_machine has threads
 def test_kernels_with_fewer_threads_are_kept_apart(records, found):
     """With half of the threads everything took twice as long; the whole machine's kernels are what they were."""
     half = tuple(
@@ -319,6 +320,7 @@ def test_an_installed_calibration_is_found(meshwright, recorded, tiny, tmp_path,
     assert "a device" in step["sources"]["calibration"]
 
 
+@pytest.mark.when_touched  # test_from_records_to_a_plan fits the records
 def test_a_plan_is_pinned_with_its_calibration(meshwright, recorded, tiny, tmp_path, at_home):
     meshwright("calibrate", recorded(), "--out", tmp_path / "c.json")
     pinned = tmp_path / "pinned.yaml"

@@ -79,6 +79,7 @@ def test_what_is_legal_for_native_its_engine_runs(model):
         assert check_plan(plans[i], run=run) == [], plans[i].describe()
 
 
+@pytest.mark.when_touched  # test_what_is_legal_for_native_its_engine_runs draws plans
 @pytest.mark.parametrize("name", ["llama3.1-70b", "qwen3-8b", "mixtral-8x7b", "deepseek-v3"])
 def test_what_the_search_tries_for_native_its_engine_runs(name):
     run = from_options(model=name, cluster="h100-8x2", global_batch=64, sequence_length=4096)
@@ -317,6 +318,7 @@ def test_only_where_an_engine_can_tensor_ranks_repeat_key_value_heads():
     assert "kv heads" in rules(Plan(tensor=16, data_shard=4), engine="megatron")
 
 
+@pytest.mark.when_touched  # test_rule_is_broken breaks each rule
 @pytest.mark.parametrize("engine", engine_names())
 def test_mask_and_sentences_agree(engine):
     request = plan_request("gpt-oss-20b", "h100-8x2", engine=engine, seq_len=4096, global_batch=48)

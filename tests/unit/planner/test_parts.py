@@ -193,6 +193,7 @@ def test_what_is_not_costed_is_refused():
         runfile.named_cluster(joint.name)
 
 
+@pytest.mark.when_touched  # test_memory_is_that_of_the_smallest_part plans on parts
 def test_no_other_size_is_suggested():
     small = request("h100-8x1+h200-8x1", "llama3.1-405b")
     lacking = explain_infeasible(search(small, top=1))

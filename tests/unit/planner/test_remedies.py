@@ -120,6 +120,7 @@ QUESTIONS = (
 )
 
 
+@pytest.mark.when_touched  # engines/test_planned_is_exported.py exports plans of each engine
 @pytest.mark.parametrize("question", QUESTIONS, ids=["whole", "replicated"])
 @pytest.mark.parametrize("engine", SHARDINGS)
 def test_the_plan_of_a_remedy_is_exported(engine, question):

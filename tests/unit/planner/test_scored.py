@@ -88,6 +88,7 @@ def test_nothing_fits():
     assert found.is_complete
 
 
+@pytest.mark.when_touched  # test_every_plan_that_fits_is_listed_once simulates some
 def test_event_graphs_have_a_budget(monkeypatch, wanted, every):
     monkeypatch.setattr("meshwright.planner.scored.MOST_OPERATIONS", 0)
     found = listed(wanted, 10_000)

@@ -116,6 +116,7 @@ def test_an_engine_that_keeps_its_switches_is_told_the_share():
     assert "fits with stack.offloaded_activations=" in error.value.hint
 
 
+@pytest.mark.when_touched  # test_what_is_chosen_gains_and_what_is_left_out_does_not searches such plans
 def test_a_dispatcher_for_nodes_brings_experts_over_nodes():
     own = run_of(*LARGE, "stack.preset=engine")
     assert result_of(own).plans[0].plan.expert == 8
@@ -133,6 +134,7 @@ def test_a_run_that_states_its_software_has_none_chosen(key):
     assert result_of(run).request.stack == run.stack
 
 
+@pytest.mark.when_touched  # test_a_run_that_states_its_software_has_none_chosen states all
 @pytest.mark.parametrize(
     ("key", "value"),
     [("dispatcher", "all-to-all"), ("cuda_graphs", "none"), ("overlaps_experts", "false"), ("dispatcher", "deepep")],
@@ -182,6 +184,7 @@ def test_a_plan_with_offloaded_activations_is_one_that_the_engine_exports():
         assert check_export(loads(pinned_text(run, each.plan))) == ()
 
 
+@pytest.mark.when_touched  # test_what_is_chosen_gains_and_what_is_left_out_does_not costs both
 def test_hybridep_is_never_slower_than_deepep_in_the_cost_model():
     for asked in (LARGE, SMALL, ("megatron", "deepseek-v3", "b200-8x32", 2048)):
         request = free_request(run_of(*asked))
@@ -217,6 +220,7 @@ def test_all_answers_about_a_free_plan_agree_and_the_written_file_has_their_numb
     assert all(stated[name] == value for name, value in written.stack.features.stated().items())
 
 
+@pytest.mark.when_touched  # test_all_answers_about_a_free_plan_agree_and_the_written_file_has_their_numbers writes them
 def test_an_export_has_the_chosen_switches_and_a_run_that_is_trained_those_of_the_engine():
     run = run_of(*SMALL)
     exported, ranking = planned(run, is_export=True), plan_run(run, top=1)

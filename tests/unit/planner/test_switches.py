@@ -52,6 +52,7 @@ def test_what_is_named_is_faster_in_the_same_degrees_and_what_the_run_file_asks_
         assert again.step_s <= gain.step_s * (1 + 1e-9), "a search with fewer fields held finds it or a faster one"
 
 
+@pytest.mark.when_touched  # test_an_engine_is_not_offered_what_it_cannot_set walks the switches
 def test_the_best_values_together_are_last():
     request = replace(plan_request(**MIXTURE, engine="any"), stack=Stack(framework="megatron-lm", features=PLAIN))
     _, (*alone, together) = gains_of(request)

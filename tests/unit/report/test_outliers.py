@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.record_folders import write_training
@@ -39,6 +40,7 @@ def test_an_outlier_of_a_report_is_marked_and_keeps_its_value(tmp_path):
     assert CUT not in record_page(collect([str(tmp_path)]))
 
 
+@pytest.mark.when_touched  # test_an_outlier_of_a_report_is_marked_and_keeps_its_value has the marks
 def test_an_outlier_of_a_comparison_is_marked_and_keeps_its_ratio(tmp_path):
     for side in ("before", "after"):
         for i in range(4):

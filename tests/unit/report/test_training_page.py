@@ -75,6 +75,7 @@ def test_it_says_what_was_trained_and_stands_alone(plain):
         assert loading not in without_links
 
 
+@pytest.mark.when_touched  # test_it_says_what_was_trained_and_stands_alone has the page
 def test_a_target_that_was_reached_is_a_figure_of_its_own(page):
     text = page(ending="target", statistics__target={"loss": 3.5, "steps": 40, "tokens": 9, "seconds": 65.0})
     assert "The target loss was reached." in text
@@ -94,6 +95,7 @@ def test_outside_the_interval_it_says_so(page, median_s, words):
     assert "measured, outside" in text
 
 
+@pytest.mark.when_touched  # test_it_says_what_was_trained_and_stands_alone has the page
 def test_without_a_prediction_nothing_stands_beside(page):
     text = page(predicted=None)
     assert "Predicted and measured" not in text

@@ -96,6 +96,7 @@ def test_a_kind_gives_the_estimate_of_the_fabric_that_it_names():
     assert best_step_s(cluster_with(network="8x400Gb/s RoCE")) == best_step_s(named)
 
 
+@pytest.mark.when_touched  # laws/test_collectives.py draws networks
 @pytest.mark.parametrize("kind", ["", *network_kinds()])
 def test_a_slower_network_never_gives_a_faster_best_step(kind):
     rates = ("8x400Gb/s", "4x400Gb/s", "4x100Gb/s", "100Gb/s", "25Gb/s", "1Gb/s")

@@ -120,6 +120,7 @@ def test_cpu_routes_against_float64(route, kind, has_sinks, monkeypatch):
     compare(got, tensors, grad, has_sinks=has_sinks, **options)
 
 
+@pytest.mark.when_touched  # test_kernels_against_float64 has caps and sinks
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 @pytest.mark.parametrize("kind", ["causal", "chunks"])
 def test_flex_attention_has_caps_and_sinks(kind):

@@ -89,6 +89,7 @@ def test_a_set_of_logs_without_a_score_and_a_damaged_log_say_why(tmp_path):
         collect([str(folder)])
 
 
+@pytest.mark.when_touched  # test_a_page_is_one_file_with_a_note_for_each_record has the page
 def test_the_error_of_an_even_number_of_trainings_is_between_the_two_middle_ones(tmp_path):
     for name, rate in (("near", 9638.0), ("far", 0.5 * 9638.0)):  # errors of 0 and 50 %
         spread = {"n": 17, "median": rate, "low": rate, "high": rate}
@@ -119,6 +120,7 @@ def test_text_of_records_cannot_become_markup(tmp_path):
     assert "&lt;script&gt;alert(1)" in page
 
 
+@pytest.mark.when_touched  # test_a_page_is_one_file_with_a_note_for_each_record has the figures
 def test_markdown_and_figures(found, tmp_path):
     text = markdown(found)
     assert "| on-8 | training | llama3.1-8b, pretrain, 8,192 tokens | h100 | 8 |" in text
@@ -209,6 +211,7 @@ def _first(value):
     return hour_prices(value.conditions["accelerator"], PriceTerms())[0][0], value.value
 
 
+@pytest.mark.when_touched  # test_a_page_is_one_file_with_a_note_for_each_record has the page
 def test_a_device_without_a_price_has_no_cost(tmp_path):
     write_training(tmp_path / "one", device__accelerator=None, device__name="AMD EPYC")
     found = collect([str(tmp_path)])
