@@ -167,6 +167,7 @@ def through_every_verb(model: dict[str, Any], **changes: Any) -> None:
     check(mw.scale(pinned, devices=[8, 16]).to_dict())
 
 
+@pytest.mark.when_touched  # test_every_part_is_finite_and_not_negative costs the same models
 @given(model=models())
 @settings(LOADED, max_examples=2)
 def test_every_planning_verb_answers(model):

@@ -100,6 +100,7 @@ def test_a_folder_without_records_is_empty(tmp_path):
     assert mw.read_records(tmp_path).to_rows() == []
 
 
+@pytest.mark.when_touched  # tests/test_project.py plans without it
 def test_reading_loads_no_tensor_framework(tmp_path, write_training):
     write_training(tmp_path)
     read = f"mw.read_records({str(tmp_path)!r})[0].to_dict()"

@@ -93,6 +93,7 @@ def test_six_runs_have_an_interval_of_95_percent_and_outliers_are_named(bench):
     assert "run 6 is an outlier" in outcome.stderr
 
 
+@pytest.mark.when_touched  # test_the_median_of_the_runs_is_compared_with_the_prediction has the numbers
 def test_tables_and_page_say_it_to_people(bench, folder):
     outcome, _ = bench("--runs", 2, "--html", "page.html")
     assert outcome.exit_code == 0, outcome.stderr

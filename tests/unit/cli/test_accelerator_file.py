@@ -45,6 +45,7 @@ def test_every_command_that_plans_takes_the_file(meshwright):
     )  # fmt: skip
 
 
+@pytest.mark.when_touched  # test_every_command_that_plans_takes_the_file asks the same questions
 @pytest.mark.usefixtures("folder")
 def test_the_functions_plan_as_the_commands_do(meshwright):
     given = {"model": "llama3-8b", "global_sequences": 64, "sequence_length": 4096}

@@ -54,6 +54,7 @@ def test_an_option_and_set_do_not_give_one_key_both(meshwright):
     assert "--network and --set cluster.network= are both given" in outcome.stderr
 
 
+@pytest.mark.when_touched  # test_every_command_names_the_hardware asks the same questions
 def test_the_function_plans_as_the_command_does(meshwright):
     given = {"model": "llama3-8b", "global_sequences": 16, "sequence_length": 4096, "top": 1}
     stated = {"network": "25Gb/s Ethernet", "device_memory": "60GiB"}

@@ -88,6 +88,7 @@ def test_a_plan_that_the_engine_runs_is_found_behind_many_that_it_does_not():
     require_whole(*lowered("mixtral-8x22b", "maxtext", cluster))
 
 
+@pytest.mark.when_touched  # test_an_engine_lowers_a_plan_that_fits_or_refuses_the_run plans the same files
 @pytest.mark.parametrize("device", SINGLE_NODE)
 def test_what_the_documents_train_on_one_node_fits_one(device):
     for name in ("llama2-70b-lora", "llama3-8b", "llama3-70b", "mixtral-8x7b"):

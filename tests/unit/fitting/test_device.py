@@ -329,6 +329,7 @@ def test_a_plan_is_pinned_with_its_calibration(meshwright, recorded, tiny, tmp_p
     assert meshwright("estimate", pinned, "--json").exit_code == 0
 
 
+@pytest.mark.when_touched  # tests/test_project.py plans without it
 def test_planning_from_records_imports_no_torch(recorded, tiny, tmp_path):
     code = (
         "import sys; from meshwright.cli.main import run;"

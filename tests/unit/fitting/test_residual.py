@@ -195,6 +195,7 @@ def test_few_repetitions_count_for_less(kernels, seen):
     assert _noise(few) > 2 * _noise(seen[0])
 
 
+@pytest.mark.when_touched  # test_steps_that_were_not_seen_are_predicted has its parts
 def test_calibrating_with_steps_does_all_of_this(records, seen, unseen):
     found = calibrate([replace(records, rows=records.rows + tuple(seen))])
     assert found.unexplained_sd is not None

@@ -88,6 +88,7 @@ def test_bytes_moved_are_those_of_the_model():
         assert counted.moved_bytes == rows * 4 + 2 * row
 
 
+@pytest.mark.when_touched  # test_rms_norm.py has the rules of one operation
 @needs_interpreter
 def test_operator_rules():
     from meshwright.kernels import cross_entropy_triton as made

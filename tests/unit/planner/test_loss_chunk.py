@@ -110,6 +110,7 @@ def test_a_plan_that_leaves_no_memory_keeps_the_engines_own():
 BETWEEN = pytest.mark.when_touched  # 0.55 leaves little memory, 0.95 much
 
 
+@pytest.mark.when_touched  # test_the_formula_is_what_trying_every_chunk_finds tries them
 @pytest.mark.parametrize("ratio", [0.55, pytest.param(0.62, marks=BETWEEN), pytest.param(0.7, marks=BETWEEN), 0.95])
 def test_the_search_finds_what_trying_all_chunks_does(ratio):
     """The best plan over every number of chunks, each searched by itself."""

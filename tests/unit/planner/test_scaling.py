@@ -324,6 +324,7 @@ class TestSensitivity:
         assert changes == sorted(changes, reverse=True)
         assert len(changes) > 5
 
+    @pytest.mark.when_touched  # TestReplicas and TestCurve vary the same study
     def test_each_change_is_against_the_study(self, swings):
         for s in swings.swings:
             if s.change is not None:

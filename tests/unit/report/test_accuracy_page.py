@@ -30,6 +30,7 @@ def test_the_page_has_both_figures_and_stands_alone(report: AccuracyReport, page
             assert f"<h2>By {kind}</h2>" in page
 
 
+@pytest.mark.when_touched  # test_the_page_has_both_figures_and_stands_alone has the page
 def test_the_title_names_leave_one_source_out(report: AccuracyReport, page: str) -> None:
     assert "leave-one-source-out" in accuracy_page(report, leave_one_source_out=True).split("</title>")[0]
     assert "leave-one-source-out" not in page.split("</title>")[0]

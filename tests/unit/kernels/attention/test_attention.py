@@ -185,6 +185,7 @@ def test_a_kernel_of_gpus_is_refused_on_a_cpu():
         attention(*operands(queries=3, keys=3), scale=1.0)
 
 
+@pytest.mark.when_touched  # test_rms_norm.py has the rules of one operation
 @needs_interpreter
 def test_operator_rules():
     q, k, v = (t.contiguous() for t in operands(queries=3, keys=5, batch=1))

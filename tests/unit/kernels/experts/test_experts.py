@@ -175,6 +175,7 @@ def test_the_same_bits_each_time():
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
+@pytest.mark.when_touched  # test_rms_norm.py has the rules of one operation
 def test_operator_rules():
     order_M, counts_E = routed(4, 2, 3, seed=0)
     x, weights = drawn(4, 5, dtype=torch.float32), drawn(4, 2, dtype=torch.float32, seed=1)

@@ -206,6 +206,7 @@ def test_what_the_kernels_refuse(monkeypatch):
     assert rows.element is Element.E2M1
 
 
+@pytest.mark.when_touched  # test_rms_norm.py has the rules of one operation
 @needs_interpreter
 @pytest.mark.parametrize(
     "scaling", [Scaling.ROW, pytest.param(Scaling.BLOCK, marks=IF_TOUCHED)]
