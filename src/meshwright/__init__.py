@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from meshwright.answers.plan_ranking import PlanRanking
     from meshwright.answers.record_files import DeviceMeasurements, RecordSet, TrainingSweep
     from meshwright.answers.run_estimate import RunEstimate
+    from meshwright.answers.run_export import RunExport
+    from meshwright.answers.run_import import RunImport
     from meshwright.answers.scale_study import ScaleReport
     from meshwright.answers.serving_accuracy import ServingAccuracy
     from meshwright.answers.serving_calibration import ServingCalibrationResult
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from meshwright.api.accuracy import accuracy
     from meshwright.api.bench_ingest import bench_ingest
     from meshwright.api.compare import compare
+    from meshwright.api.configurations import export, import_run
     from meshwright.api.estimate import estimate, estimate_memory
     from meshwright.api.evaluate import evaluate
     from meshwright.api.explain import explain
@@ -111,7 +114,9 @@ __all__ = [
     "ResultComparison",
     "Run",
     "RunEstimate",
+    "RunExport",
     "RunFileError",
+    "RunImport",
     "ScaleReport",
     "ServingAccuracy",
     "ServingCalibrationResult",
@@ -135,7 +140,9 @@ __all__ = [
     "estimate_memory",
     "evaluate",
     "explain",
+    "export",
     "generate",
+    "import_run",
     "inference_accuracy",
     "inference_calibrate",
     "inference_capacity",
@@ -163,6 +170,7 @@ _HOMES = {
     "api.compare": ("compare",),
     "api.estimate": ("estimate", "estimate_memory"),
     "api.evaluate": ("evaluate",),
+    "api.configurations": ("export", "import_run"),
     "api.explain": ("explain",),
     "api.generate": ("generate",),
     "api.inference": (
@@ -196,6 +204,8 @@ _HOMES = {
     "answers.plan_ranking": ("PlanRanking",),
     "answers.record_files": ("DeviceMeasurements", "RecordSet", "TrainingSweep"),
     "answers.run_estimate": ("RunEstimate",),
+    "answers.run_export": ("RunExport",),
+    "answers.run_import": ("RunImport",),
     "answers.scale_study": ("ScaleReport",),
     "answers.serving_accuracy": ("ServingAccuracy",),
     "answers.serving_calibration": ("ServingCalibrationResult",),

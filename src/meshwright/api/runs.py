@@ -179,11 +179,18 @@ def planned_run(source: RunSource) -> Run:
     return run
 
 
-def given_run(source: RunSource | None, *, overrides: Overrides = (), are_options: bool = False, **keys: Any) -> Run:
+def given_run(
+    source: RunSource | None,
+    *,
+    overrides: Overrides = (),
+    are_options: bool = False,
+    may_replace: bool = False,
+    **keys: Any,
+) -> Run:
     """Load the run that is given as `source`, or by `keys`, arguments of `KEYS` by name; None is none.
 
-    Options replace keys of `source`, and errors name them as options. Raises InputError where arguments of a function
-    are given with `source`, or not all that a run needs.
+    Options replace keys of `source`, and errors name them as options; arguments do where they `may_replace`. Raises
+    InputError where other arguments of a function are given with `source`, or not all that a run needs.
     """
     from meshwright.runfile import NamedOverride
 
@@ -192,7 +199,7 @@ def given_run(source: RunSource | None, *, overrides: Overrides = (), are_option
     _refuse_given_twice(given, called, arguments.overrides(overrides), are_options=are_options)
     if source is None:
         return planned_run(_run_of_keys(given, called, overrides=overrides, is_command=are_options))
-    if given and not are_options:
+    if given and not (are_options or may_replace):
         name = next(iter(given))
         raise InputError(
             f"a run and {', '.join(given)} are both given",

@@ -6,7 +6,9 @@ import ast
 
 import pytest
 
+import meshwright as mw
 from meshwright import runfile
+from meshwright.errors import InputError
 
 RUN = """
 model: llama3.1-8b
@@ -62,3 +64,31 @@ def test_refusals_and_a_folder_that_is_not_empty(meshwright, run_file, tmp_path)
     outcome = meshwright("export", run_file, "--engine", "torchtitan", "--out", ".")
     assert outcome.exit_code == 2
     assert "the folder is not empty" in outcome.stderr
+
+
+def test_the_function_exports_as_the_command_does(meshwright, run_file, tmp_path):
+    plan = "parallel={sharding: none, data_shard: 16}"
+    outcome = meshwright("export", run_file, "--engine", "torchtitan", "--out", "titan_1", "--set", plan, "--json")
+    done = mw.export(run_file, engine="torchtitan", folder="titan_2", overrides=[plan])
+    assert outcome.json["memory"] == done.to_dict()["memory"]
+    assert outcome.json["memory"]["verdict"] == "does not fit"
+    for name in outcome.json["files"]:
+        one, two = ((tmp_path / folder / name).read_text() for folder in ("titan_1", "titan_2"))
+        assert one.replace("titan_1", "titan_2") == two
+    assert str(done) == "run: llama3.1-8b with torchtitan, DP16 ddp mbs1"
+
+
+def test_an_engine_is_named_once(run_file):
+    with pytest.raises(InputError, match="engine and the override of engine are both given"):
+        mw.export(run_file, engine="torchtitan", folder="titan", overrides={"engine": "megatron"})
+
+
+def test_an_import_says_whether_its_plan_fits(meshwright, run_file, tmp_path):
+    mw.export(run_file, engine="megatron", folder="exported")
+    source = next((tmp_path / "exported").glob("*.args"))
+    asked = ("import", source, "--cluster", "h100-8x2", "--json")
+    found = mw.import_run(source, cluster="h100-8x2", file="again.yaml")
+    assert meshwright(*asked).json["memory"] == found.to_dict()["memory"]
+    assert found.to_dict()["memory"]["verdict"] == "fits"
+    assert runfile.load("again.yaml").plan == found.run.plan
+    assert (tmp_path / "again.yaml").read_text() == found.text

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from meshwright.planner.neighbours import Neighbour
     from meshwright.planner.switches import SwitchGain
     from meshwright.planner.training import Training
-    from meshwright.specs.estimate import Estimate, StepEstimate
+    from meshwright.specs.estimate import Estimate, MemoryEstimate, StepEstimate
     from meshwright.specs.plan import Plan
     from meshwright.specs.run import Run
 
@@ -105,27 +105,32 @@ def _kernels(plan: Plan) -> dict[str, Any]:
 def step_document(step: StepEstimate) -> dict[str, Any]:
     """A step: estimates with interval, unit and tier, seconds by component, bytes by part."""
     from meshwright.answers.components import bound_by
-    from meshwright.cost.memory import memory_parts
 
-    memory = step.memory
     return {
         "estimate": {"step": step.step, "tokens_per_s_per_device": step.tokens_per_s_per_device, "mfu": step.mfu},
         "model_flops_per_token": step.model_flops_per_token,
         "components_s": step.components_s,
         "details_s": step.details_s,
         "bound_by": bound_by(step.components_s),
-        "memory": {
-            "parts_bytes": memory_parts(memory),
-            "details_bytes": memory.details_bytes,
-            "allocated_bytes": memory.allocated_bytes,
-            "reserved_bytes": memory.reserved_bytes,
-            "capacity_bytes": memory.capacity_bytes,
-            "usable_bytes": memory.usable_bytes,
-            "fits": memory.fits,
-            "verdict": memory.verdict,
-            "fit_probability": memory.fit_probability,
-            "stage": memory.stage,
-        },
+        "memory": memory_document(step.memory),
+    }
+
+
+def memory_document(memory: MemoryEstimate) -> dict[str, Any]:
+    """Memory of the fullest device in bytes by part, and whether it fits."""
+    from meshwright.cost.memory import memory_parts
+
+    return {
+        "parts_bytes": memory_parts(memory),
+        "details_bytes": memory.details_bytes,
+        "allocated_bytes": memory.allocated_bytes,
+        "reserved_bytes": memory.reserved_bytes,
+        "capacity_bytes": memory.capacity_bytes,
+        "usable_bytes": memory.usable_bytes,
+        "fits": memory.fits,
+        "verdict": memory.verdict,
+        "fit_probability": memory.fit_probability,
+        "stage": memory.stage,
     }
 
 

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import click
-
-from meshwright.cli.options import ENGINE, folder_option, json_option, run_argument
+from meshwright.cli.options import json_option
 from meshwright.cli.question import key_options
 from meshwright.cli.verbs import verb
 
 
 @verb(
     "export",
+    question="meshwright.api.configurations:export",
     body="meshwright.cli.export:run",
     examples=[
         "meshwright export examples/runs/llama3.1-8b-pretrain.yaml --engine torchtitan --out titan",
         "meshwright export run.yaml --engine native --out here --set train.steps=100",
     ],
 )
-@run_argument()
-@click.option(
-    "--engine", "engine_name", type=ENGINE, help="Engine to write for.  [default: the run file's]",
-)  # fmt: skip
-@folder_option("--out", "folder", required=True, help="New or empty folder for the files.")
-@key_options("overrides", "calibration")
+@key_options("calibration")
 @json_option
 def command() -> None:
     """Write a run as the configuration of another engine.

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import click
-
-from meshwright.cli.options import ENGINE, file_option, json_option
-from meshwright.cli.question import key_options
+from meshwright.cli.options import json_option
 from meshwright.cli.verbs import verb
 
 
 @verb(
     "import",
+    question="meshwright.api.configurations:import_run",
     body="meshwright.cli.import_:run",
     examples=[
         "meshwright import llama3_8b.toml --cluster h100-8x1 --out run.yaml",
@@ -20,20 +18,11 @@ from meshwright.cli.verbs import verb
         "meshwright import run_config.yaml --cluster h100-8x8",
     ],
 )
-@click.argument("source", metavar="CONFIG")
-@click.option(
-    "--engine", "engine_name", type=ENGINE,
-    help="Engine of the configuration.  [default: by the ending of the name]",
-)  # fmt: skip
-@click.option(
-    "--cluster", required=True, metavar="CLUSTER",
-    help="Cluster to run on, such as h100-8x64 (64 nodes of 8 devices); configurations do not name one.",
-)  # fmt: skip
-@key_options("accelerator", "network", "device_memory")
-@file_option("--out", "out", metavar="RUN.yaml", help="Write the run file there.  [default: stdout]")
 @json_option
 def command() -> None:
     """Read the configuration of another engine as a run file.
+
+    The run file is printed, or written to --out.
 
     CONFIG for torchtitan: MODULE:FUNCTION of a configuration module (`llama3:llama3_8b`, `path/to/module.py:train`),
     which is evaluated in a process of its own and needs torchtitan; the JSON tree that this process prints; or a TOML

@@ -1,0 +1,115 @@
+"""The configuration of an engine as a run file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any, cast
+
+from ruamel.yaml import YAML
+
+from meshwright import runfile
+from meshwright.answers.documents.plan import memory_document
+from meshwright.answers.run_export import plan_memory
+from meshwright.catalog.engines import engine_names
+from meshwright.engines.base import ImportingEngine, find_engine
+from meshwright.errors import InputError
+from meshwright.files import write_atomically
+from meshwright.json_values import jsonable
+from meshwright.planner.engines import engine_facts
+from meshwright.result import Result
+from meshwright.runfile.hardware import stated_cluster
+from meshwright.specs.estimate import MemoryEstimate
+from meshwright.specs.run import Run
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class RunImport(Result):
+    """A run file that was made of another program's configuration.
+
+    Attributes:
+        run: the run.
+        content: its run file as dicts and lists.
+        text: its run file.
+        file: the run file that was written, or None.
+        memory: memory of the plan's fullest device; None where there is no plan, or it cannot be estimated.
+        notes: settings without a key in a run file, and what the engine and the estimate find wrong.
+    """
+
+    run: Run
+    content: Mapping[str, Any]
+    text: str
+    file: Path | None
+    memory: MemoryEstimate | None
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document of `meshwright import --json`."""
+        memory = memory_document(self.memory) if self.memory else None
+        return jsonable({"run": self.content, "memory": memory, "notes": self.notes, "file": self.file})
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return one row for each note."""
+        return [{"note": note} for note in self.notes]
+
+    def summary(self) -> str:
+        """Return the model, the engine and the number of notes."""
+        count = len(self.notes)
+        return f"{self.run.model.name} for {self.run.engine}, {count} {'note' if count == 1 else 'notes'}"
+
+
+def import_configuration(
+    source: str,
+    *,
+    engine: str | None,
+    cluster: str | Mapping[str, Any],
+    accelerator: str | os.PathLike[str] | None,
+    network: str | None,
+    device_memory: str | None,
+    file: Path | None,
+) -> RunImport:
+    """Return the run that `source` describes; with `file`, its run file is written there.
+
+    Raises InputError for what cannot be read or has no place in a run file, or where it cannot be written.
+    """
+    name = engine or _engine_of(source)
+    reader = find_engine(name)
+    if not hasattr(reader, "import_run"):
+        raise InputError("configurations of this engine are not read", got=name)
+    hardware = {"accelerator": accelerator, "network": network, "device_memory": device_memory}
+    found = cast("ImportingEngine", reader).import_run(source, cluster=stated_cluster(cluster, **hardware))
+    stream = StringIO()
+    YAML().dump(found.content, stream)
+    text = f"# From {source}, a configuration of {name}\n{stream.getvalue()}"
+    run = runfile.loads(text, file=str(file or Path(source).with_suffix(".yaml")))
+    refusals = [f"the {name} engine: {problem}" for problem in reader.check(run)]
+    memory, cautions = plan_memory(run)
+    notes = (*found.notes, *refusals, *cautions)
+    if file is not None:
+        try:
+            write_atomically(file, text)
+        except OSError as error:
+            raise InputError(f"cannot write {file}: {error.strerror or error}") from error
+    return RunImport(run=run, content=found.content, text=text, file=file, memory=memory, notes=notes)
+
+
+def _engine_of(source: str) -> str:
+    """The engine whose configuration `source` is, by its name: a file's ending, or MODULE:FUNCTION."""
+    named = {name: engine_facts(name).configurations for name in engine_names()}
+    source = source.partition(" ")[0]  # settings may stand behind it
+    path, colon, function = source.rpartition(":")
+    ending = Path(path if colon and function.isidentifier() else source).suffix
+    claimed = [[name for name, endings in named.items() if mark in endings] for mark in (ending, colon) if mark]
+    owners = next((names for names in claimed if names), [])
+    if len(owners) == 1:
+        return owners[0]
+    allowed = [mark for endings in named.values() for mark in endings if mark != ":"]
+    raise InputError(
+        "the name does not show which engine this configuration is for",
+        got=source,
+        allowed=", ".join(owners) or f"MODULE:FUNCTION, or a name that ends with {', '.join(allowed)}",
+        hint="name the engine with --engine",
+    )
