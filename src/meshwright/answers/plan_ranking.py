@@ -22,7 +22,7 @@ from meshwright.errors import InputError
 from meshwright.files import write_csv
 from meshwright.json_values import jsonable
 from meshwright.planner import PlanComparison, PlanRequest, PlanResult, RankedPlan, WhyNot, nearest_losers, why_not
-from meshwright.planner.choice import best_plans, free_request, goal_of
+from meshwright.planner.choice import best_plans, fixing, free_request, goal_of
 from meshwright.planner.estimate import PlanEstimate, estimate_plan
 from meshwright.planner.host_memory import notes_on_host_memory
 from meshwright.planner.neighbours import Neighbour, neighbours
@@ -234,7 +234,7 @@ def plan_run(
     """
     planned = with_planned_engine(run)
     engine_note = "" if planned is run else note_on_engine(run)
-    request, goal = free_request(planned).fixing(**(fixed or {})), goal_of(planned)
+    request, goal = fixing(free_request(planned), fixed or {}), goal_of(planned)
     slack = FRONT_SLACK if with_front else 0.0
     search = best_plans(request, goal=goal, top=max(top, 1 + NUM_LOSERS), slack=slack)
     request, run = search.request, with_software(planned, search.request.stack)

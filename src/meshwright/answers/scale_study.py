@@ -13,7 +13,7 @@ from meshwright.engines.choice import note_on_engine, with_planned_engine
 from meshwright.errors import InfeasibleError
 from meshwright.json_values import jsonable
 from meshwright.planner import request_for
-from meshwright.planner.choice import goal_of
+from meshwright.planner.choice import fixing, goal_of
 from meshwright.planner.scaling import (
     Costed,
     EmulatedPoint,
@@ -179,7 +179,7 @@ def _study(run: Run, question: ScaleQuestion) -> Study:
     run = with_label_ratio(run)
     # A pinned run fixes its micro-batch, which must not bind the planner at other sizes.
     request = request_for(run, fixed={}) if run.plan is not None else request_for(run)
-    request = request.fixing(**question.fixed)
+    request = fixing(request, question.fixed)
     if run.plan is None:  # one set of switches for all sizes: that of the plan for the size which the run states
         request = search_with_software(request, goal=goal_of(run)).request
     tokens = run.train.tokens or (run.train.steps and run.train.steps * run.tokens_per_step)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from meshwright.errors import InfeasibleError
+from meshwright.errors import InfeasibleError, InputError
 from meshwright.planner.explain import explain_infeasible
 from meshwright.planner.joint_search import with_layers_by_speed
 from meshwright.planner.objective import Goal, goal_for
@@ -19,6 +20,26 @@ def free_request(run: Run) -> PlanRequest:
     request = request_for(run)
     # A pinned plan comes with a micro-batch, which would hold the search to it.
     return request if run.plan is None else replace(request, fixed={})
+
+
+def fixing(request: PlanRequest, fields: Mapping[str, object]) -> PlanRequest:
+    """Return `request` with the `fields` of its plans that a user fixes.
+
+    Raises InputError where the run states another value of one of them.
+    """
+    kernels = request.kernels
+    stated = {
+        "micro_batch": ("batch.micro", request.fixed.get("micro_batch")),
+        "loss_chunk": ("kernels.loss_chunk", None if kernels.loss_chunk == "auto" else kernels.loss_chunk),
+        "weight_cache": ("kernels.weight_cache", None if kernels.weight_cache == "auto" else kernels.weight_cache),
+    }
+    for name, (key, value) in stated.items():
+        if name in fields and value is not None and fields[name] != value:
+            raise InputError(
+                f"a plan's {name} is fixed, and the run states {key}: {value}",
+                got=f"{name}={fields[name]}", hint=f"leave one of both out, or change the run: --set {key}=VALUE",
+            )  # fmt: skip
+    return request.fixing(**fields)
 
 
 def goal_of(run: Run) -> Goal:

@@ -143,6 +143,8 @@ def test_nothing_fits(meshwright):
         ((*ASKED[1:], "--fix", "tensr=8"), "unknown plan field"),
         ((*ASKED[1:], "--fix", "layers_per_stage=8"), "must add up to the 32 layers"),
         ((*ASKED[1:], "--set", "nonsense"), "nonsense"),
+        ((*ASKED[1:], "--set", "batch.micro=2", "--fix", "mbs=1"), "batch.micro: 2: got 'micro_batch=1'"),
+        ((*ASKED[1:], "--set", "kernels.loss_chunk=1024", "--fix", "loss_chunk=2048"), "kernels.loss_chunk: 1024"),
         ((*ASKED[1:], "--precision", "bf17"), "unknown precision"),
         ((*ASKED[1:], "--objective", "fame"), "fame"),
         ((*ASKED[1:], "--write", "no/such/folder/out.yaml"), "cannot write"),

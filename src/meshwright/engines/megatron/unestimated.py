@@ -42,7 +42,7 @@ HARMLESS_PREFIXES = (
     "ckpt-", "cuda-graph-warmup", "dist-ckpt-", "distributed-timeout-", "exit-duration-", "exit-on-", "exit-signal",
     "ft-", "inference-", "inprocess-", "log-", "logging-level", "memory-snapshot-", "nccl-all-reduce-for-prefill",
     "no-load-", "no-save-", "non-persistent-", "object-storage-", "one-logger-", "straggler-", "tensorboard-",
-    "tiktoken-", "tokenizer-", "use-checkpoint-", "use-dist-ckpt", "wandb-",
+    "tiktoken-", "tokenizer-", "use-checkpoint-opt", "use-dist-ckpt", "wandb-",
 )  # fmt: skip
 
 _FLAGS = """

@@ -344,6 +344,8 @@ def test_moments_in_bf16_are_carried(tmp_path):
             "--exp-avg-dtype bf16 --exp-avg-sq-dtype fp32 are not carried over",
         ),
         ({"main_grads_dtype": "bf16", "use_precision_aware_optimizer": True}, "--main-grads-dtype bf16 is not"),
+        ({"use_checkpoint_args": True}, "takes the shapes of the model from the checkpoint; here the arguments decide"),
+        ({"use_mp_args_from_checkpoint_args": True}, "takes tensor and pipeline parallelism from the checkpoint"),
         ({"exit_interval": 10}, "not carried over: --exit-interval 10"),
         ({"init_method_std": 0.1, "finetune": True}, "not carried over: .*--init-method-std 0.1, --finetune"),
     ],

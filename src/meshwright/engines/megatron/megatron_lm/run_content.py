@@ -23,6 +23,11 @@ ELSEWHERE = {
     "spec": "layers of a module of its own have other shapes and kernels: leave it out where they are GPT's own layers",
 }
 """Options that name a file which describes the run, or its layers, in place of the other options."""
+FROM_CHECKPOINT = {
+    "use-checkpoint-args": "the shapes of the model",
+    "use-mp-args-from-checkpoint-args": "tensor and pipeline parallelism",
+}
+"""Flags with which Megatron-LM takes something from the arguments that its checkpoint was trained with."""
 DIGITS = 12  # of a ratio of learning rates: `0.1 * lr / lr` is not exactly 0.1
 
 
@@ -52,6 +57,9 @@ def run_of_options(options: MegatronOptions, *, cluster: StatedCluster, model: s
         raise InputError("the arguments lack --seq-length", got=str(options.path))
     if limit and limit < length:
         options.note(f"--seq-length {length} is more than --max-position-embeddings {limit}: Megatron-LM refuses it")
+    for name, taken in FROM_CHECKPOINT.items():
+        if options.flag(name):
+            options.note(f"--{name}: Megatron-LM takes {taken} from the checkpoint; here the arguments decide")
     section = model or model_section(options, name=options.path.stem)
     for name in ("num-layers", "num-experts"):
         options.text(name)  # read, also where the catalogue has the model
