@@ -9,10 +9,19 @@ from meshwright.catalog.stacks import features_of
 from meshwright.specs.hardware import Accelerator, Stack
 from meshwright.specs.model import Lora, Model
 from meshwright.specs.plan import Plan
-from meshwright.specs.precision import PRECISIONS
+from meshwright.specs.precision import PRECISIONS, Precision
+from meshwright.specs.run import Optimizer, StateFormat, precision_with
 
 TF32 = "tf32"
 """Key of `Accelerator.peak_flops_per_s` for fp32 operands in tensor cores."""
+
+ADAMW = "adamw"
+OPTIMIZERS = {
+    ADAMW: Optimizer(),
+    "adamw in bf16": Optimizer(states=StateFormat.BF16),
+    **{name: Optimizer(name=name) for name in ("adamw8bit", "lion", "muon")},
+}
+"""Optimizers by their names in `wordings.toml`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +44,17 @@ class RunConditions:
     tf32: bool = False  # GEMMs of fp32 are multiplied in the tensor cores' 19 bits
     narrow_gemms: str = ""  # the only GEMMs in the precision's format: experts, dense; "": all of them
     loops_experts: bool = False  # experts are computed one after the other
+    optimizer: str = ADAMW  # a name of `OPTIMIZERS`
     gemm_flops_per_s: float | None = None  # of large GEMMs by themselves, measured on this very system
 
     @property
     def num_devices(self) -> int:
         return self.devices_per_node * self.num_nodes
+
+    @property
+    def number_formats(self) -> Precision:
+        """The recipe with what the optimizer keeps and moves."""
+        return precision_with(PRECISIONS[self.precision], OPTIMIZERS[self.optimizer])
 
     @property
     def matmul_flops_per_s(self) -> float:
@@ -67,5 +82,6 @@ class RunConditions:
             "tf32": self.tf32,
             "narrow_gemms": self.narrow_gemms,
             "loops_experts": self.loops_experts,
+            "optimizer": "" if self.optimizer == ADAMW else self.optimizer,
         }
         return self.software | {key: value for key, value in own.items() if value}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from meshwright.accuracy.adapters import read_lora, with_compute_precision
 from meshwright.accuracy.columns import MEASURES, our_columns, with_switches_as_notes
-from meshwright.accuracy.conditions import TF32, RunConditions
+from meshwright.accuracy.conditions import ADAMW, TF32, RunConditions
 from meshwright.accuracy.csvfile import MAX_COUNT, MAX_TOKENS, CsvRow, read_table
 from meshwright.accuracy.duplicates import DUPLICATE_NOTE, with_duplicates_layout
 from meshwright.accuracy.feasible import with_what_fits
@@ -357,6 +357,7 @@ def _with_conditions(row: CsvRow, run: PublishedRun, read_plan: Callable[..., Pu
         tf32=precision == "fp32" and TF32 in accelerator.peak_flops_per_s and bool(_says_tf32(row)),
         narrow_gemms=_narrow_gemms(row, model, precision, notes),
         loops_experts=model.experts is not None and bool(said.value("loops_experts")),
+        optimizer=_optimizer(row, said, notes),
         gemm_flops_per_s=_measured_gemm_rate(row, accelerator, precision, notes),
     )
     notes.extend((*uncalibrated(model), *_doubts(row, model), *_not_modelled(said, accelerator)))
@@ -481,6 +482,16 @@ def _says_tf32(row: CsvRow) -> bool | None:
     """Return True if the row says that TF32 is used, False if it says that it is not, None if it says neither."""
     said = [read_statements(row.text(column)).value("tf32") for column in ("precision", "notes")]
     return next((value for value in said if value is not None), None)
+
+
+def _optimizer(row: CsvRow, said: Statements, notes: list[str]) -> str:
+    """The optimizer of the column or the note; AdamW, with a note, for another one that nothing models."""
+    column = row.text("optimizer")
+    found = read_statements(column)
+    value = found.value("optimizer")
+    if value is None and column:
+        notes.append(f"optimizer {column}: AdamW is assumed")
+    return value or said.value("optimizer") or ADAMW
 
 
 def _narrow_gemms(row: CsvRow, model: Model, precision: str, notes: list[str]) -> str:

@@ -21,7 +21,7 @@ from meshwright.cost.rates import SystemFacts, bf16_factors, factors_of, host_ex
 from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable, model_row, plan_row, precision_row
 from meshwright.runfile.hardware import with_hardware
 from meshwright.specs.hardware import Accelerator, Cluster
-from meshwright.specs.precision import PRECISIONS, Precision
+from meshwright.specs.precision import Precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ def tables_of(
 ) -> RunTables:
     """One table row per run, in order. `corrections` are efficiency corrections by accelerator."""
     clusters = [cluster_of(c) for c in conditions]
-    precisions = [PRECISIONS[c.precision] for c in conditions]
+    precisions = [c.number_formats for c in conditions]
     factors = [
         _factors(cluster, precision, c) for cluster, precision, c in zip(clusters, precisions, conditions, strict=True)
     ]

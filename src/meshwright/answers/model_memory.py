@@ -24,14 +24,13 @@ from meshwright.files import write_csv
 from meshwright.json_values import jsonable
 from meshwright.result import Result
 from meshwright.runfile import named_model
-from meshwright.runfile.resolve import precision_with
 from meshwright.specs.adapters import absent_targets
 from meshwright.specs.hardware import Stack
 from meshwright.specs.model import Lora, Model
 from meshwright.specs.optimizers import OPTIMIZERS
 from meshwright.specs.plan import Offload, Plan, Sharding
 from meshwright.specs.precision import PRECISIONS
-from meshwright.specs.run import NATIVE, Optimizer
+from meshwright.specs.run import NATIVE, Optimizer, precision_with
 from meshwright.units import format_count, gib
 
 ADAMW = "adamw"

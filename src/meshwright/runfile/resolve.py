@@ -36,7 +36,7 @@ from meshwright.specs.hardware import HERE, Accelerator, Cluster, Stack
 from meshwright.specs.model import Lora, Model
 from meshwright.specs.optimizers import OPTIMIZERS, OWN_KEYS
 from meshwright.specs.plan import STORED_MODULES, Plan
-from meshwright.specs.precision import OPTIMIZER_STATE_BYTES, PRECISIONS, Precision
+from meshwright.specs.precision import PRECISIONS, Precision
 
 T = TypeVar("T")
 MAX_LAYERS = 2000  # the search tries every number of virtual stages: a million layers take minutes
@@ -326,24 +326,11 @@ def _precision(file: schema.RunFile, cluster: Cluster | None) -> Precision:
     name = file.precision
     if name not in PRECISIONS:
         raise UnknownNameError("precision", name, known=PRECISIONS)
-    precision = precision_with(PRECISIONS[name], file.optimizer)
+    precision = specs.precision_with(PRECISIONS[name], file.optimizer)
     if cluster is None:
         return precision
     refuse_precision(precision, cluster, engine=file.engine)
     return multiplied_on(cluster.accelerator, precision)
-
-
-def precision_with(precision: Precision, optimizer: specs.Optimizer) -> Precision:
-    """Return `precision` with the bytes that `optimizer` keeps and moves."""
-    traits = OPTIMIZERS[optimizer.name]
-    is_narrow = optimizer.states is not specs.StateFormat.FP32
-    return replace(
-        precision,
-        optimizer_state_bytes=OPTIMIZER_STATE_BYTES[optimizer.states] if is_narrow else traits.state_bytes,
-        adamw_state_bytes=traits.adamw_bytes,
-        update_bytes=traits.update_bytes,
-        newton_schulz_steps=float(optimizer.newton_schulz_steps) if optimizer.name == "muon" else 0.0,
-    )
 
 
 def _global_batch(batch: schema.BatchSection, sequence_length: int) -> int:

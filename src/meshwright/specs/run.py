@@ -30,7 +30,7 @@ from meshwright.specs.limits import (
 from meshwright.specs.model import Lora, Model
 from meshwright.specs.optimizers import OPTIMIZERS
 from meshwright.specs.plan import Plan
-from meshwright.specs.precision import Precision
+from meshwright.specs.precision import OPTIMIZER_STATE_BYTES, Precision
 
 
 class Task(StrEnum):
@@ -105,6 +105,19 @@ class Optimizer:
     newton_schulz_steps: Annotated[int, Limits(gt=0, lt=100)] = 5
     adjust_learning_rate: LearningRateAdjustment = LearningRateAdjustment.MATCH_RMS_ADAMW
     adamw_learning_rate: Positive | None = None  # peak for embedding, head and vectors; None: `learning_rate`
+
+
+def precision_with(precision: Precision, optimizer: Optimizer) -> Precision:
+    """Return `precision` with the bytes that `optimizer` keeps and moves."""
+    traits = OPTIMIZERS[optimizer.name]
+    is_narrow = optimizer.states is not StateFormat.FP32
+    return replace(
+        precision,
+        optimizer_state_bytes=OPTIMIZER_STATE_BYTES[optimizer.states] if is_narrow else traits.state_bytes,
+        adamw_state_bytes=traits.adamw_bytes,
+        update_bytes=traits.update_bytes,
+        newton_schulz_steps=float(optimizer.newton_schulz_steps) if optimizer.name == "muon" else 0.0,
+    )
 
 
 MAX_WORKERS = 256

@@ -18,6 +18,7 @@ from meshwright.accuracy.shipped import failed_configs_path, measured_runs_path,
 from meshwright.errors import InputError
 from meshwright.specs.model import BaseFormat
 from meshwright.specs.plan import Offload, Sharding
+from meshwright.specs.precision import PRECISIONS
 
 ReadOne = Callable[..., PublishedRun]
 
@@ -458,3 +459,22 @@ def test_tf32_has_the_rate_of_tensor_cores(read_one: ReadOne) -> None:
     fp32, tf32, bf16 = predict(runs).tokens_per_s_per_device
     assert 4 * fp32 < tf32 < 8.5 * fp32
     assert 0.4 * bf16 < tf32 < bf16
+
+
+@pytest.mark.parametrize(
+    ("cells", "name", "assumed"),
+    [
+        ({"optimizer": "AdamW (fused)"}, "adamw", ""),
+        ({"optimizer": "adamw_8bit"}, "adamw8bit", ""),
+        ({"optimizer": "Muon"}, "muon", ""),
+        ({"notes": "optimizer states in bf16"}, "adamw in bf16", ""),
+        ({"optimizer": "Adafactor"}, "adamw", "optimizer Adafactor: AdamW is assumed"),
+    ],
+)
+def test_the_optimizer_is_a_condition(read_one: ReadOne, cells: dict[str, object], name: str, assumed: str) -> None:
+    run = read_one(**cells)
+    assert run.conditions is not None
+    assert run.conditions.optimizer == name
+    assert not assumed or assumed in run.assumed
+    usual = PRECISIONS[run.conditions.precision].optimizer_state_bytes
+    assert (run.conditions.number_formats.optimizer_state_bytes < usual) == (name != "adamw")
