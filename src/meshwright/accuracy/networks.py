@@ -24,6 +24,7 @@ _OTHER_LINKS = re.compile(
     r"|\bNS\b|north|\bhbm|memory|per dir",
     re.IGNORECASE,
 )
+_NODE_LINKS = re.compile(r"\bnv-?link|\bpci-?e\b", re.IGNORECASE)
 _RATE = re.compile(
     r"(?<![\d.])(?<![A-WYZa-wyz])(?P<number>\d+(?:,\d{3})*(?:\.\d+)?)[ -]?"
     r"(?:(?P<bytes>[GT])B(?:ps|/[sS]ec|/s)(?![a-zA-Z])"
@@ -114,6 +115,12 @@ def read_network_of(row: CsvRow, fabric: Fabric, *, devices_per_node: int) -> St
         unread=unread,
         read=tuple(plain(text) for text, own, _ in found if not own),
     )
+
+
+def links_of(row: CsvRow) -> str:
+    """Return what the row says of links and network: its column, and the parts of its note that name a link."""
+    note = [part.strip() for part in re.split(r"[;,.]\s", row.text("notes")) if _NODE_LINKS.search(part)]
+    return "; ".join(filter(None, (row.text("interconnect"), *note)))
 
 
 def _parts(text: str, *, network_only: bool = False) -> list[str]:

@@ -21,7 +21,7 @@ from meshwright.accuracy.duplicates import DUPLICATE_NOTE, with_duplicates_layou
 from meshwright.accuracy.feasible import with_what_fits
 from meshwright.accuracy.flop_rates import least_flops_per_token, rate_of_flops
 from meshwright.accuracy.layout import NO_ACCUMULATION, PublishedLayout, read_layout
-from meshwright.accuracy.networks import StatedNetwork, read_network_of
+from meshwright.accuracy.networks import StatedNetwork, links_of, read_network_of
 from meshwright.accuracy.rates import RATE_COLUMNS, with_rate
 from meshwright.accuracy.reasons import CannotPredictError, Reason
 from meshwright.accuracy.shapes import read_model, total_parameters
@@ -30,10 +30,11 @@ from meshwright.accuracy.software import Software, read_software
 from meshwright.accuracy.spelling import spelled
 from meshwright.accuracy.stated import contradictions, format_of, scaling_of, with_products, with_stated_numbers
 from meshwright.accuracy.statements import Statements, read_statements
-from meshwright.accuracy.tables import fabric_name
+from meshwright.accuracy.tables import cluster_of, fabric_name
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.accelerators import accelerator_with_driver_name
 from meshwright.catalog.clusters import placed_fabric
+from meshwright.catalog.interconnects import says_no_bridge
 from meshwright.catalog.precisions import multiplies
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
@@ -346,7 +347,7 @@ def _with_conditions(row: CsvRow, run: PublishedRun, read_plan: Callable[..., Pu
         accelerator=accelerator,
         devices_per_node=devices_per_node,
         num_nodes=num_nodes,
-        fabric_hint=row.text("interconnect"),
+        fabric_hint=links_of(row),
         network=network.text,
         seq_len=seq_len,
         global_batch=layout.global_batch,
@@ -364,7 +365,8 @@ def _with_conditions(row: CsvRow, run: PublishedRun, read_plan: Callable[..., Pu
     if row.text(DUPLICATE_NOTE):
         notes.append(row.text(DUPLICATE_NOTE))
     assumed = (*notes, *network.assumed, *layout.assumed)
-    unread = (*(clause for clause in run.unread if clause not in network.read), *network.unread)
+    read = {*network.read, *(clause for clause in run.unread if _says_its_links(clause, conditions))}
+    unread = (*(clause for clause in run.unread if clause not in read), *network.unread)
     return replace(run, conditions=conditions, assumed=assumed, unread=unread, memory_definition=software.memory)
 
 
@@ -444,11 +446,16 @@ def _nodes(row: CsvRow, accelerator: Accelerator, num_devices: int, notes: list[
 
 def _network(row: CsvRow, accelerator: Accelerator, devices_per_node: int, num_nodes: int) -> StatedNetwork:
     """The network that the row states; nothing for a device whose network is its own links, and within one domain."""
-    name = fabric_name(accelerator, row.text("interconnect"), devices_per_node=devices_per_node)
+    name = fabric_name(accelerator, links_of(row), devices_per_node=devices_per_node)
     fabric = placed_fabric(name, devices_per_node=devices_per_node, num_nodes=num_nodes)
     if accelerator.vendor.lower() not in GPU_VENDORS or devices_per_node * num_nodes <= fabric.scale_up_domain:
         return StatedNetwork()
     return read_network_of(row, fabric, devices_per_node=devices_per_node)
+
+
+def _says_its_links(clause: str, conditions: RunConditions) -> bool:
+    """Return True if `clause` says that cards have no NVLink, and the run's have none."""
+    return says_no_bridge(clause) and cluster_of(conditions).fabric.name.startswith("pcie")
 
 
 def _precision(row: CsvRow, accelerator: Accelerator, software: Software, notes: list[str]) -> str:

@@ -14,7 +14,7 @@ from meshwright.accuracy.corrections import CorrectionsByKernel, RowCorrections
 from meshwright.calibration.parameters import Factors, prior
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.clusters import placed_fabric
-from meshwright.catalog.interconnects import fabric_named_by
+from meshwright.catalog.interconnects import fabric_named_by, fabric_without_bridge, says_no_bridge
 from meshwright.catalog.stacks import features_of
 from meshwright.cost.memory import MemoryConstants, MemoryTable, estimate_memory, memory_constants
 from meshwright.cost.rates import SystemFacts, bf16_factors, factors_of, host_expert_share, system_facts
@@ -59,7 +59,8 @@ def fabric_name(accelerator: Accelerator, hint: str, *, devices_per_node: int) -
     named = fabric_named_by(hint, accelerator.name)
     if named and devices_per_node <= catalog.fabric(named).scale_up_domain:
         return named
-    return catalog.default_fabric_name(accelerator.name)
+    usual = catalog.default_fabric_name(accelerator.name)
+    return fabric_without_bridge(usual) if says_no_bridge(hint) else usual
 
 
 def cluster_of(conditions: RunConditions) -> Cluster:

@@ -35,3 +35,22 @@ def fabric_named_by(description: str, accelerator: str) -> str | None:
         if accelerator in rule["accelerators"] and re.search(rule["description"], description, re.IGNORECASE):
             return rule["fabric"]
     return None
+
+
+@cache
+def says_no_bridge(description: str) -> bool:
+    """Return True if a source says that the cards of its nodes have no NVLink.
+
+    >>> says_no_bridge("PCIe only"), says_no_bridge("NVLink bridges; PCIe Gen5")
+    (True, False)
+    """
+    return re.search(_read()["without_bridge"]["words"], description, re.IGNORECASE) is not None
+
+
+def fabric_without_bridge(fabric: str) -> str:
+    """Return what is left of a fabric of cards without its NVLink bridges; the fabric itself if it has none.
+
+    >>> fabric_without_bridge("nvlink-bridge"), fabric_without_bridge("pcie-4")
+    ('pcie-5', 'pcie-4')
+    """
+    return _read()["without_bridge"]["fabrics"].get(fabric, fabric)

@@ -95,3 +95,26 @@ def test_a_run_within_one_node_has_no_network(read_one: ReadOne) -> None:
     run = read_one(interconnect="25 Gb/s Ethernet")
     assert run.conditions is not None
     assert (run.conditions.network, run.unread) == ("", ())
+
+
+@pytest.mark.parametrize(
+    ("gpu", "cells", "fabric"),
+    [
+        ("H100 PCIe", {}, "nvlink-bridge"),
+        ("H100 PCIe", {"interconnect": "NVLink bridge"}, "nvlink-bridge"),
+        ("H100 PCIe", {"interconnect": "PCIe Gen5 only"}, "pcie-5"),
+        ("H100 PCIe", {"notes": "bf16; no NVLink"}, "pcie-5"),
+        ("A100 PCIe", {"notes": "without NVLink, FA2"}, "pcie-4"),
+        ("L40S", {"notes": "no NVLink"}, "pcie-4"),
+    ],
+)
+def test_cards_without_a_bridge(read_one: ReadOne, gpu: str, cells: dict[str, str], fabric: str) -> None:
+    run = read_one(gpu=gpu, num_gpus=8, dp=8, cp=1, tp=1, pp=1, gbs=16, dp_type="FSDP", precision="bf16", **cells)
+    assert run.conditions is not None
+    assert cluster_of(run.conditions).fabric.name == fabric
+    assert not [clause for clause in run.unread if "nvlink" in clause and fabric.startswith("pcie")]
+
+
+def test_links_that_are_off_where_there_is_no_bridge_stay_unread(read_one: ReadOne) -> None:
+    run = read_64(read_one, notes="NVLink disabled")
+    assert "nvlink disabled" in run.unread
