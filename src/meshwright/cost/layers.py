@@ -63,11 +63,6 @@ EXPERT_GEMMS = 2
 LAST_COLLECTIVE = 1 / 4
 """Share of the tensor-parallel collectives of a layer's forward pass that follows its last GEMM."""
 
-DISPATCH_S, DISPATCH_WITH_SEQUENCE_S = 1.8e-3, 2.5e-3
-"""Host seconds that DTensor adds to the forward pass of a layer with seven split matrices, without and with sequence
-parallelism: PyTorch 2.13 on one core of an AMD EPYC at 2.6 GHz, tensors too small to take time and a process group that
-sends nothing, 2.0 and 2.7 ms for 0.2 without. A compiler leaves none of it."""
-
 Parts = dict[str, PassTimes]
 """Component -> seconds of one layer."""
 
@@ -233,7 +228,7 @@ def _host_s(s: StepContext) -> tuple[Array, Array]:
     layer_s = device.host_layer_s * (rates.host_share * _launches(s) * others + rates.host_state_space_share * scans)
     experts_s = device.host_expert_s * rates.host_expert_share * _expert_launches(s)
     moe_s = s.model.moe_share * (device.host_moe_s * rates.host_moe_share + experts_s)
-    dispatch_s = np.where(s.plan.sequence_parallel > 0, DISPATCH_WITH_SEQUENCE_S, DISPATCH_S)
+    dispatch_s = np.where(s.plan.sequence_parallel > 0, rates.dispatch_with_sequence_s, rates.dispatch_s)
     dense_s = layer_s * age + rates.dispatches_tensors * rates.host_share * dispatch_s * (s.plan.tensor > 1)
     return dense_s, dense_s + moe_s * age
 

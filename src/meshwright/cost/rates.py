@@ -119,6 +119,8 @@ class SystemRates(StackTraits):
     optimizer_passes: Array
     general_factor: Array
     moe_factor: Array
+    dispatch_s: Array
+    dispatch_with_sequence_s: Array
     host_gain_per_year: Array
     dense_gain_per_year: Array
     moe_gain_per_year: Array
