@@ -18,7 +18,7 @@ def check(run: Run) -> tuple[Unsupported, ...]:
     return (
         Unsupported(
             key="engine",
-            reason="any is no program: it plans and estimates what none here may run",
+            reason="any plans and estimates for every program, and runs none",
             hint=f"--engine {' or '.join(engine_names())}; `meshwright plan` with it says what it runs",
         ),
     )
