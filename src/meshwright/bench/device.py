@@ -136,7 +136,7 @@ def measure_device(
             advance(time.perf_counter() - before_s)
     finally:
         outcome.seconds = time.perf_counter() - start_s
-        recorder.close(ended=utc_timestamp(time.time()))
+        recorder.save(ended=utc_timestamp(time.time()))
     return outcome
 
 

@@ -83,7 +83,7 @@ def train_all(
                 if row.status in OF_THE_CONFIGURATION:
                     given_up.add(configuration.name)
     finally:
-        recorder.close(ended=now())
+        recorder.save(ended=now())
 
 
 def now() -> str:

@@ -54,7 +54,7 @@ def measure(
             advance=advance,
         )  # fmt: skip
     _record(outcome, recorder)
-    recorder.close(ended=utc_timestamp(time.time()))
+    recorder.save(ended=utc_timestamp(time.time()))
     software = recorder.sidecar["software"]
     table = tuned_table(outcome, device=device)
     table.write(folder / "tuned.json")
