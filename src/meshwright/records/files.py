@@ -15,8 +15,10 @@ import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cache, cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
@@ -36,6 +38,17 @@ def driver_version(device_type: str) -> str | None:
     if device_type == "cpu":
         return None
     return next((path.read_text().strip() for path in DRIVERS if path.exists()), None)
+
+
+def now() -> str:
+    """The current time as ISO 8601 in UTC, to the second, as records have it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def free_folder(name: str, *, mark: str) -> Path:
+    """The first of `name`, `name`-2, `name`-3 and so on in this folder that has no file `mark`."""
+    names = (name if n == 1 else f"{name}-{n}" for n in count(1))
+    return next(Path(found) for found in names if not (Path(found) / mark).exists())
 
 
 def csv_line(cells: Iterable[str]) -> str:
