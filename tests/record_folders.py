@@ -160,8 +160,8 @@ def write_sweep(folder: Path) -> None:
         "global_batch": "64", "steps": "20", "step_s_median": "7", "tokens_per_s_per_device": "9362", "mfu": "0.44",
         "peak_memory_bytes": "6e10", "first_loss": "11", "last_loss": "6",
     }  # fmt: skip
-    lines = [[(row | {"run": str(run)}).get(name, "") for name in trainings.COLUMNS] for run in (1, 2)]
-    (folder / trainings.CSV_NAME).write_text("".join(map(csv_line, [trainings.COLUMNS, *lines])))
+    lines = [[(row | {"run": str(run)}).get(name, "") for name in trainings.TABLE.header] for run in (1, 2)]
+    (folder / trainings.CSV_NAME).write_text("".join(map(csv_line, [trainings.TABLE.header, *lines])))
 
 
 def write_ingest(folder: Path) -> None:

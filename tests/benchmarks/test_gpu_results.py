@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tarfile
 import tomllib
-from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -22,9 +21,10 @@ from benchmarks import gpu, gpu_apply, gpu_page, gpu_results
 from meshwright.errors import InputError
 from meshwright.kernels.operations import OPERATIONS
 from meshwright.records.kernel_routes import PassTime, TimedRoute
-from meshwright.records.trainings import COLUMNS
+from meshwright.records.trainings import TABLE
 
 ROOT = Path(__file__).parents[2]
+COLUMNS = TABLE.header
 DEVICE = {"type": "cuda", "name": "Test GPU 80GB", "architecture": "sm90", "memory_bytes": 80 * 2**30}
 SOFTWARE = {"meshwright": "0.1.0", "torch": "2.13.0"}
 CARD = {"accelerator": None, "type": "cuda", "name": DEVICE["name"], "count": 1, "memory_bytes": 80 * 2**30}
@@ -50,20 +50,24 @@ def call(times, *, wrong=(), failed=(), shape="8"):
         for r, ms in times.items()
     ]
     return rows + [
-        replace(timed("swiglu", shape, r, 1.0), forward_s=None, backward_s=None, error=None, is_failure=True)
+        timed("swiglu", shape, r, 1.0).model_copy(
+            update={"forward_s": None, "backward_s": None, "error": None, "is_failure": True}
+        )
         for r in failed
     ]
 
 
 def as_calls(*found):
     """Calls of different shapes from their rows."""
-    return gpu_results._calls([replace(row, shape=str(i)) for i, rows in enumerate(found) for row in rows])
+    return gpu_results._calls(
+        [row.model_copy(update={"shape": str(i)}) for i, rows in enumerate(found) for row in rows]
+    )
 
 
 def as_row(row):
-    document = {f.name: getattr(row, f.name) for f in fields(row)}
+    document = row.model_dump()
     for name in ("forward_s", "backward_s"):
-        document[name] = {"median": document[name].median, "low": 1e-4, "high": 1e-2}
+        document[name] |= {"low": 1e-4, "high": 1e-2}
     return document
 
 

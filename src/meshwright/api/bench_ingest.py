@@ -149,8 +149,8 @@ def ingest_benchmark(*, out: Path | None, **asked: Any) -> IngestBenchmark:
 
     from meshwright.answers.ingest_result import IngestBenchmark
     from meshwright.bench.ingest.bench import facts, run_ingest
-    from meshwright.bench.ingest.passes import now
     from meshwright.bench.ingest.prepare import prepare
+    from meshwright.records.files import now
     from meshwright.records.ingest import IngestRecorder
 
     watch = _Silent()
@@ -172,9 +172,8 @@ def ingest_request(**asked: Any) -> IngestRequest:
             "encoding chunks needs PyTorch, which is not installed", hint="pip install 'meshwright[ingest]'"
         )
     from meshwright.bench.ingest.choices import parse_indexes
-    from meshwright.bench.ingest.device import cpu_threads, named_device
     from meshwright.bench.ingest.documents import open_source
-    from meshwright.bench.ingest.prepare import IngestRequest
+    from meshwright.bench.ingest.prepare import IngestRequest, cpu_threads, named_device
     from meshwright.records.ingest import IngestMode
 
     threads = cpu_threads() if asked["threads"] is None else asked["threads"]

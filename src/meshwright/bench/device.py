@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -24,14 +25,13 @@ import torch
 from meshwright.bench.collectives import PointsTogether, measure_together
 from meshwright.bench.harness import AbsurdClockError, measure
 from meshwright.bench.kernels import footprint_bytes, formats_of, task_of
-from meshwright.bench.sensors import read_sensors
 from meshwright.errors import MeshwrightError
 from meshwright.records.device import DeviceRecorder, DeviceRow, PointStatus, failed, row_of
-from meshwright.records.files import driver_version
+from meshwright.records.files import driver_version, now
 from meshwright.records.points import COLLECTIVES_SHARE, SHARES, TOGETHER_SHARE, Point, PointFamily, Workload, points_of
 from meshwright.training import device as devices
 from meshwright.training.processes import WorkerLostError, run_ranks
-from meshwright.training.telemetry import git_commit, software_facts, utc_timestamp
+from meshwright.training.telemetry import git_commit, software_facts
 
 POINTS_A_FAMILY = 80
 """Least number of points in the time of a family. More shapes give more information than one shape with less noise."""
@@ -104,7 +104,7 @@ def sidecar_of(device: torch.device, request: DeviceBenchRequest) -> dict[str, A
         "driver": driver_version(device.type),
         "software": software_facts(),
         "command": list(request.command),
-        "started": utc_timestamp(time.time()),
+        "started": now(),
         "ended": None,
         "git_commit": git_commit(Path.cwd()),
         "budget_s": request.budget_s,
@@ -136,7 +136,7 @@ def measure_device(
             advance(time.perf_counter() - before_s)
     finally:
         outcome.seconds = time.perf_counter() - start_s
-        recorder.close(ended=utc_timestamp(time.time()))
+        recorder.save(ended=now())
     return outcome
 
 
@@ -320,3 +320,52 @@ def _compute_units(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).multi_processor_count
     return 0
+
+
+CPU_CLOCK = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq")  # kHz
+CPU_TEMPERATURE = Path("/sys/class/thermal/thermal_zone0/temp")  # thousandths of a degree
+CPUINFO = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sensors:
+    """Readings; None where nothing is reported."""
+
+    clock_hz: float | None = None
+    temperature_c: float | None = None
+
+
+def read_sensors(device: torch.device) -> Sensors:
+    """Read the sensors of `device`."""
+    if device.type == "cuda":
+        return _gpu(device)
+    khz, milli = _number(CPU_CLOCK), _number(CPU_TEMPERATURE)
+    return Sensors(
+        clock_hz=_cpuinfo_hz() if khz is None else khz * 1e3, temperature_c=None if milli is None else milli / 1e3
+    )
+
+
+def _gpu(device: torch.device) -> Sensors:
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return Sensors(
+                clock_hz=torch.cuda.clock_rate(device) * 1e6, temperature_c=float(torch.cuda.temperature(device))
+            )
+    except (ImportError, RuntimeError, OSError):  # the vendor's management library is absent
+        return Sensors()
+
+
+def _number(path: Path) -> float | None:
+    try:
+        return float(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _cpuinfo_hz() -> float | None:
+    try:
+        lines = CPUINFO.read_text().splitlines()
+    except OSError:
+        return None
+    found = (line.partition(":")[2] for line in lines if line.startswith("cpu MHz"))
+    return next((float(mhz) * 1e6 for mhz in found), None)

@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,7 +28,7 @@ from meshwright.cost.mfu import mfu
 from meshwright.engines.torchrun import ASKED_TO_STOP
 from meshwright.errors import InputError
 from meshwright.programs import with_found_program
-from meshwright.records.files import driver_version
+from meshwright.records.files import driver_version, now
 from meshwright.records.sweep import Configuration
 from meshwright.records.trainings import OF_THE_CONFIGURATION, TrainingRecorder, TrainingRow, TrainingStatus
 
@@ -83,12 +82,7 @@ def train_all(
                 if row.status in OF_THE_CONFIGURATION:
                     given_up.add(configuration.name)
     finally:
-        recorder.close(ended=now())
-
-
-def now() -> str:
-    """Current time as ISO 8601 in UTC, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+        recorder.save(ended=now())
 
 
 def _trained(

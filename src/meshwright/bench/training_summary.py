@@ -13,17 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwright.records.device import FEWEST_SAMPLES
-from meshwright.records.measurement import Measurement
+from meshwright.records.measurement import Measurement, ValueRange
 from meshwright.records.trainings import TrainingRow, TrainingStatus
-
-
-@dataclass(frozen=True, kw_only=True)
-class ValueRange:
-    """A value with its interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, kw_only=True)

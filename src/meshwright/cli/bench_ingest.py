@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from meshwright.api.bench_ingest import bench_ingest, ingest_request
 from meshwright.api.question import question_of
 from meshwright.cli.output import emit_json, note, print_line, print_text_tables, write_html
 from meshwright.errors import InputError
+from meshwright.records.files import free_folder, now
 from meshwright.records.ingest import SIDECAR_NAME, IngestRecorder, IngestRow
 from meshwright.targets import load
 from meshwright.training.cpu_libraries import require_torch
@@ -22,7 +22,7 @@ def run(*, asked: dict[str, Any], html_path: Path | None, as_json: bool) -> None
     """Check what is asked for, measure, record and report."""
     require_torch("encoding chunks")
     given = question_of(bench_ingest).checked(asked)
-    folder = given.pop("out") or _free_folder()
+    folder = given.pop("out") or free_folder("bench-ingest", mark=SIDECAR_NAME)
     if (folder / SIDECAR_NAME).exists():
         raise InputError("there are records already", got=str(folder / SIDECAR_NAME), hint="name another --out")
     request = ingest_request(**given)
@@ -39,7 +39,7 @@ def run(*, asked: dict[str, Any], html_path: Path | None, as_json: bool) -> None
             note(f"{what}: {len(recorder.rows)} measurements are in {folder}")
         raise
     finally:
-        recorder.save(ended=load("meshwright.bench.ingest.passes:now")())
+        recorder.save(ended=now())
     result = load("meshwright.answers.ingest_result:IngestBenchmark")(records=recorder.records)
     if html_path is not None:
         write_html("meshwright.report.ingest_page:ingest_page", recorder.records, path=html_path)
@@ -51,11 +51,6 @@ def run(*, asked: dict[str, Any], html_path: Path | None, as_json: bool) -> None
         print_line(f"Records: {folder}" + (f"; page: {html_path}" if html_path else ""))
     for caution in result.notes:
         note(caution)
-
-
-def _free_folder() -> Path:
-    names = ("bench-ingest" if n == 1 else f"bench-ingest-{n}" for n in count(1))
-    return next(Path(name) for name in names if not (Path(name) / SIDECAR_NAME).exists())
 
 
 class IngestProgress:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +16,11 @@ from meshwright.cli.output import progress
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
 from meshwright.records.device import DeviceRecorder, row_of
+from meshwright.records.files import now
 from meshwright.records.kernel_routes import SCHEMA
 from meshwright.records.points import PointFamily
 from meshwright.specs.model import Model
 from meshwright.training import device as devices
-from meshwright.training.telemetry import utc_timestamp
 
 TOKENS = {"cpu": 256, "cuda": 8192}
 FORMATS = {"cpu": ("fp32",), "cuda": ("bf16",)}
@@ -54,7 +53,7 @@ def measure(
             advance=advance,
         )  # fmt: skip
     _record(outcome, recorder)
-    recorder.close(ended=utc_timestamp(time.time()))
+    recorder.save(ended=now())
     software = recorder.sidecar["software"]
     table = tuned_table(outcome, device=device)
     table.write(folder / "tuned.json")

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
-from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +17,7 @@ from meshwright.cli.output import emit_json, note, print_line, print_text_tables
 from meshwright.errors import InfeasibleError, InputError, MissingDependencyError
 from meshwright.files import write_atomically
 from meshwright.json_values import jsonable
+from meshwright.records.files import now
 from meshwright.records.offline import NAME, SCHEMA, read_offline
 from meshwright.targets import load
 
@@ -103,7 +103,7 @@ def _measure(
     measure: Callable[..., Any], *, options: dict[str, Any], earlier: dict[str, float], about: dict[str, Any]
 ) -> None:
     """Measure, writing the result after each pair, and show it. `about` are keys of the document."""
-    path, started, found = options["folder"] / NAME, datetime.now(UTC).isoformat(timespec="seconds"), []
+    path, started, found = options["folder"] / NAME, now(), []
     num_pairs = about["num_pairs"]
     options["folder"].mkdir(parents=True, exist_ok=True)
 

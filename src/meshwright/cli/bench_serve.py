@@ -5,15 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
-from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.output import emit_json, note, print_line, print_text_tables, write_html
 from meshwright.errors import InfeasibleError, InputError, MissingDependencyError
+from meshwright.records.files import free_folder, now
 from meshwright.records.serving import Load, ServingPoint, ServingRecorder
 from meshwright.targets import load
 from meshwright.version import __version__
@@ -37,7 +35,7 @@ def run(**options: Any) -> None:
     _check_resume(options)
     served_device = load("meshwright.cli.bench_serve_device:served_device")
     options["served_device"] = served_device(options["device"], is_here=options["server"] is not None)
-    options["folder"] = options["folder"] or _free_folder()
+    options["folder"] = options["folder"] or free_folder("bench-serve", mark="serving.csv")
     make_request = load("meshwright.cli.bench_serve_request:request")
     if options["server"] is None:
         if options["server_options"]:
@@ -96,7 +94,7 @@ def measure(request: ServingBenchRequest, options: dict[str, Any], *, server: di
         note(f"{len(recorder.points)} loads are in {recorder.path}, the last one as far as it came")
         raise
     finally:
-        recorder.save(ended=_now())
+        recorder.save(ended=now())
     recorder.save(ceilings_chunks_per_s=outcome.ceilings, word_scale=_plain(outcome.scale))
     _report(request, outcome, recorder, options)
 
@@ -176,7 +174,7 @@ def _sidecar(request: ServingBenchRequest, server: dict[str, Any] | None) -> dic
         "num_requests": request.num_requests, "num_warmup": request.num_warmup, "ramp_s": request.ramp_s,
         "duration_s": request.duration_s, "repeats": request.repeats, "bounds": _plain(request.bounds),
         "command": ["meshwright", *sys.argv[1:]],
-        "started": _now(),
+        "started": now(),
     }  # fmt: skip
 
 
@@ -186,15 +184,6 @@ def _plain(value: Any) -> Any:
 
 def _version(package: str) -> str:
     return load("importlib.metadata:version")(package)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _free_folder() -> Path:
-    names = ("bench-serve" if n == 1 else f"bench-serve-{n}" for n in count(1))
-    return next(Path(name) for name in names if not (Path(name) / "serving.csv").exists())
 
 
 class LoadWatch:

@@ -12,11 +12,12 @@ from types import TracebackType
 from typing import Any
 
 from meshwright.answers.quantities import rate
-from meshwright.bench.training import TrainingBenchRequest, now, train_all
+from meshwright.bench.training import TrainingBenchRequest, train_all
 from meshwright.bench.training_summary import Summary, contests, summaries, verdict
 from meshwright.cli.options import text_override
 from meshwright.cli.output import emit_json, note, print_line, print_text_tables, progress, write_html
 from meshwright.errors import InfeasibleError, InputError
+from meshwright.records.files import now
 from meshwright.records.sweep import Configuration, configurations, parse_sweep
 from meshwright.records.trainings import TrainingRecorder, TrainingRow, TrainingStatus
 from meshwright.report.training_sweep import accuracy_sentence, outlier_sentences, tables

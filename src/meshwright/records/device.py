@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.files import naming, write_atomically
-from meshwright.records.fields import read_rows
-from meshwright.records.files import Cells, csv_line, differing, read_lines, read_sidecar, sidecar_text
+from meshwright.records.files import Recorder, RowTable, differing, read_sidecar
 from meshwright.records.measurement import Measurement
-from meshwright.records.points import KERNELS, POINT_FIELDS, Point, PointFamily
+from meshwright.records.points import KERNELS, POINT_FIELDS, Point
 
 SCHEMA = "meshwright bench records 2"
 MADE_BY = "meshwright bench device"
@@ -77,6 +75,25 @@ class DeviceRow:
         return of_interval if self.samples >= FEWEST_SAMPLES else max(of_interval, FEW_SD)
 
 
+def _checked(row: DeviceRow, where: str) -> DeviceRow:
+    """The row with its kernel's name of today. Raises InputError for a kernel or times that cannot be."""
+    point = replace(row.point, kernel=RENAMED_KERNELS.get(row.point.kernel, row.point.kernel))
+    if point.kernel not in KERNELS[point.family]:
+        raise InputError(f"{where}: kernel", got=point.kernel, allowed=", ".join(KERNELS[point.family]))
+    absent = [name for name in TIMES if row.status is not PointStatus.FAILED and not getattr(row, name)]
+    if absent:
+        raise InputError(f"{where}: {absent[0]} is out of range", got=0.0, allowed="above 0")
+    if not (row.seconds_low <= row.seconds_median <= row.seconds_high):
+        raise InputError(f"{where}: seconds_median is not between seconds_low and seconds_high")
+    return replace(row, point=point)
+
+
+TABLE = RowTable(
+    kind=DeviceRow, name=CSV_NAME, what="bench records", made_by=MADE_BY, empty_zeros=(int, float), columns=COLUMNS,
+    derived={"flops": lambda row: row.point.flops, "bytes": lambda row: row.point.bytes}, check=_checked,
+)  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True)
 class Records:
     """Content of one file, with failed measurements."""
@@ -105,10 +122,14 @@ def row_of(
         samples=found.n,
         calls=found.calls,
         outliers=" ".join(f"{o.sample}:{o.seconds:.6g}" for o in found.outliers),
-        clock_hz=clock_hz,
-        temperature_c=temperature_c,
+        clock_hz=_six_digits(clock_hz),
+        temperature_c=_six_digits(temperature_c),
         status=PointStatus.OK if found.is_narrow else PointStatus.WIDE,
     )
+
+
+def _six_digits(number: float | None) -> float | None:
+    return None if number is None else float(f"{number:.6g}")
 
 
 def failed(point: Point, reason: str) -> DeviceRow:
@@ -135,12 +156,12 @@ def _over_windows(rows: list[DeviceRow]) -> DeviceRow:
     )
 
 
-class DeviceRecorder:
+class DeviceRecorder(Recorder):
     """Writer of the two files in `folder`. Raises InputError if it holds records of something else."""
 
     def __init__(self, folder: Path, *, sidecar: Mapping[str, Any], resume: bool) -> None:
+        super().__init__(folder, name=SIDECAR_NAME, sidecar={"schema": SCHEMA, **sidecar})
         self.path = folder / CSV_NAME
-        self.sidecar = {"schema": SCHEMA, **sidecar}
         self.done: set[Point] = set()
         folder.mkdir(parents=True, exist_ok=True)
         kept: list[DeviceRow] = []
@@ -148,13 +169,12 @@ class DeviceRecorder:
             if not resume:
                 raise InputError("there are records already", got=str(self.path), hint="add to them with --resume")
             kept = self._kept()
-        write_atomically(self.path, _text(kept))
-        write_atomically(folder / SIDECAR_NAME, sidecar_text(self.sidecar))
+        TABLE.write(self.path, kept)
+        self.save()
 
     def append(self, row: DeviceRow) -> None:
         """Add one line; it is in the file when this returns."""
-        with naming(self.path), self.path.open("a", encoding="utf-8", newline="") as stream:
-            stream.write(_line(row))
+        TABLE.append(self.path, row)
         if row.status is not PointStatus.FAILED:
             self.done.add(row.point)
 
@@ -163,11 +183,6 @@ class DeviceRecorder:
         new = [row for row in read(self.path, whole=False).rows if row.point not in self.done]
         self.done |= {row.point for row in new}
         return new
-
-    def close(self, *, ended: str) -> None:
-        """Write the end time into the sidecar."""
-        self.sidecar = {**self.sidecar, "ended": ended}
-        write_atomically(self.path.with_name(SIDECAR_NAME), sidecar_text(self.sidecar))
 
     def _kept(self) -> list[DeviceRow]:
         before = read(self.path, whole=False)
@@ -183,67 +198,12 @@ class DeviceRecorder:
         return before.measured
 
 
-# --- reading ---
-
-
 def read(path: Path, *, whole: bool = True) -> Records:
     """Read the records at `path`, the CSV file or its folder. With `whole` false an incomplete last line is ignored.
 
     Raises InputError with file and line for a file of another schema.
     """
     path = path / CSV_NAME if path.is_dir() else path
-    lines = read_lines(path, columns=COLUMNS, what="bench records", made_by=MADE_BY, whole=whole)
+    rows = TABLE.read(path, whole=whole)
     sidecar = read_sidecar(path.with_suffix(".json"), schema=SCHEMA, keys=SIDECAR_KEYS, made_by=MADE_BY)
-    return Records(path=path, sidecar=sidecar, rows=read_rows(lines, _row))
-
-
-def _row(line: Cells) -> DeviceRow:
-    where = line.where
-    status = line.one_of("status", PointStatus)
-    family = line.one_of("family", PointFamily)
-    kernel = RENAMED_KERNELS.get(line.cells["kernel"], line.cells["kernel"])
-    if kernel not in KERNELS[family]:
-        raise InputError(f"{where}: kernel", got=kernel, allowed=", ".join(KERNELS[family]))
-    numbers = {name: line.whole(name) for name in POINT_FIELDS if name not in ("family", "kernel", "format")}
-    point = Point(family=family, kernel=kernel, format=line.cells["format"], **numbers)
-    is_failed = status is PointStatus.FAILED
-    times = {name: line.number(name, least=0.0, may_be_least=is_failed) or 0.0 for name in TIMES}
-    if not (times["seconds_low"] <= times["seconds_median"] <= times["seconds_high"]):
-        raise InputError(f"{where}: seconds_median is not between seconds_low and seconds_high")
-    return DeviceRow(
-        point=point,
-        **times,
-        samples=line.whole("samples"),
-        calls=line.whole("calls"),
-        outliers=line.cells["outliers"],
-        clock_hz=line.number("clock_hz"),
-        temperature_c=line.number("temperature_c"),
-        status=status,
-        reason=line.cells["reason"],
-    )
-
-
-# --- writing ---
-
-
-def _line(row: DeviceRow) -> str:
-    point = {name: getattr(row.point, name) or "" for name in POINT_FIELDS}
-    measured = {
-        **{name: f"{getattr(row, name):.9g}" for name in TIMES},
-        "samples": row.samples,
-        "calls": row.calls,
-        "outliers": row.outliers,
-        "clock_hz": "" if row.clock_hz is None else f"{row.clock_hz:.6g}",
-        "temperature_c": "" if row.temperature_c is None else f"{row.temperature_c:g}",
-    }
-    if row.status is PointStatus.FAILED:
-        measured = dict.fromkeys(measured, "")
-    cells = {
-        **point, **measured, "flops": f"{row.point.flops:.9g}", "bytes": f"{row.point.bytes:.9g}",
-        "status": row.status.value, "reason": row.reason,
-    }  # fmt: skip
-    return csv_line([str(cells[name]) for name in COLUMNS])
-
-
-def _text(rows: Iterable[DeviceRow]) -> str:
-    return csv_line(COLUMNS) + "".join(_line(row) for row in rows)
+    return Records(path=path, sidecar=sidecar, rows=rows)

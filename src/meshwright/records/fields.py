@@ -48,13 +48,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def check(value: object, *, kind: TypeAdapter[Any] | type[Fields], where: str, is_by_line: bool = False) -> None:
-    """Raise InputError with every field of `value` that is not of `kind`. With `is_by_line` its items are lines."""
+def check(value: object, *, kind: TypeAdapter[Any] | type[Fields], where: str, is_by_line: bool = False) -> Any:
+    """Return `value` as `kind`. Raises InputError with every wrong field; with `is_by_line` its items are lines."""
     try:
         if isinstance(kind, TypeAdapter):
-            kind.validate_python(value, strict=True)
-        else:
-            kind.model_validate(value, strict=True)
+            return kind.validate_python(value, strict=True)
+        return kind.model_validate(value, strict=True)
     except ValidationError as error:
         faults = error.errors(include_url=False)
         if is_by_line:

@@ -1,23 +1,34 @@
-"""Record files: a CSV file that lines are appended to, and a JSON sidecar that describes its origin."""
+"""Record files: CSV files that lines are appended to, and a JSON sidecar that describes their origin.
+
+A `RowTable` is the one definition of a CSV file: a frozen dataclass whose fields are its columns.
+
+    text, whole number, number, yes or no, name of an enumeration   a cell; with `| None` it may be empty
+    dataclass                                                       a cell for each of its fields
+    dataclass | None                                                likewise, named NAME_FIELD; all are empty for None
+    counts by name, with the names as metadata `counted`            a cell num_NAME for each
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
+from functools import cache, cached_property
+from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
 from meshwright.errors import InputError
+from meshwright.files import naming, write_atomically
 from meshwright.records.fields import LARGEST, Count, Fields, check, read_rows
 from meshwright.units import parse_count
 
-Kind = TypeVar("Kind", bound=StrEnum)
-
+Row = TypeVar("Row")
+YES_NO = {"yes": True, "no": False}
 
 DRIVERS = (Path("/sys/module/nvidia/version"), Path("/sys/module/amdgpu/version"))
 
@@ -29,34 +40,22 @@ def driver_version(device_type: str) -> str | None:
     return next((path.read_text().strip() for path in DRIVERS if path.exists()), None)
 
 
+def now() -> str:
+    """The current time as ISO 8601 in UTC, to the second, as records have it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def free_folder(name: str, *, mark: str) -> Path:
+    """The first of `name`, `name`-2, `name`-3 and so on in this folder that has no file `mark`."""
+    names = (name if n == 1 else f"{name}-{n}" for n in count(1))
+    return next(Path(found) for found in names if not (Path(found) / mark).exists())
+
+
 def csv_line(cells: Iterable[str]) -> str:
     """One line of a CSV file, with its line end."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerow(cells)
     return out.getvalue()
-
-
-def cell_text(value: object) -> str:
-    """A value of a record as text; nine digits hold every fp32."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:.9g}" if isinstance(value, float) else str(value)
-
-
-def cell_value(text: str, kind: str, *, enums: Mapping[str, type[StrEnum]]) -> Any:
-    """Read a cell by the annotation of its field, such as "int | None". Raises ValueError or KeyError."""
-    if not text and "None" in kind:
-        return None
-    if kind.startswith("bool"):
-        return {"yes": True, "no": False}[text]
-    if kind.startswith(("int", "float")):
-        number = int(text) if kind.startswith("int") else float(text)
-        if not 0 <= number <= LARGEST:
-            raise ValueError(text)
-        return number
-    return enums.get(kind, str)(text)
 
 
 def sidecar_text(document: Mapping[str, Any]) -> str:
@@ -138,37 +137,39 @@ class Cells:
     cells: Mapping[str, str]
     where: str
 
-    def one_of(self, column: str, kind: type[Kind]) -> Kind:
+    def one_of(self, column: str, kind: type[StrEnum]) -> StrEnum:
         try:
             return kind(self.cells[column])
         except ValueError:
             raise InputError(f"{self.where}: {column}", got=self.cells[column], allowed=", ".join(kind)) from None
 
+    def is_yes(self, column: str) -> bool:
+        if self.cells[column] not in YES_NO:
+            raise InputError(f"{self.where}: {column}", got=self.cells[column], allowed=", ".join(YES_NO))
+        return YES_NO[self.cells[column]]
+
     def whole(self, column: str) -> int:
         text = self.cells[column]
         try:
-            found = parse_count(text or "0")
+            found = parse_count(text)
         except ValueError:
             raise InputError(f"{self.where}: {column} is not a whole number", got=text) from None
         if found > LARGEST:
             raise InputError(f"{self.where}: {column} is out of range", got=text)
         return found
 
-    def number(self, column: str, *, least: float = -math.inf, may_be_least: bool = True) -> float | None:
-        """The number in a cell; None where the cell is empty and `may_be_least` allows it."""
+    def number(self, column: str, *, least: float) -> float:
         text = self.cells[column]
-        if not text and may_be_least:
-            return None
         try:
             found = float(text)
         except ValueError:
             raise InputError(f"{self.where}: {column} is not a number", got=text) from None
-        if not (abs(found) <= LARGEST and (found > least or (may_be_least and found == least))):
-            raise InputError(f"{self.where}: {column} is out of range", got=text, allowed=f"above {least:g}")
+        if not (abs(found) <= LARGEST and found >= least):
+            raise InputError(f"{self.where}: {column} is out of range", got=text, allowed=f"{least:g} or more")
         return found
 
 
-def read_lines(path: Path, *, columns: tuple[str, ...], what: str, made_by: str, whole: bool) -> list[Cells]:
+def read_lines(path: Path, *, columns: Sequence[str], what: str, made_by: str, whole: bool) -> list[Cells]:
     """Read the lines of the CSV file at `path`, whose header is `columns`.
 
     With `whole` false an incomplete last line is ignored. Raises InputError with file and line for another header and
@@ -181,7 +182,7 @@ def read_lines(path: Path, *, columns: tuple[str, ...], what: str, made_by: str,
     except csv.Error as error:
         raise InputError(f"{path}:{reader.line_num}: not a CSV file ({error})") from None
     header = lines[0][1] if lines else []
-    if tuple(header) != columns:
+    if header != [*columns]:
         got = ",".join(header)[:60]
         raise InputError(f"{path}:1: not the header of {what}", got=got, allowed=",".join(columns))
 
@@ -192,3 +193,161 @@ def read_lines(path: Path, *, columns: tuple[str, ...], what: str, made_by: str,
         return Cells(dict(zip(columns, cells, strict=True)), f"{path}:{number}")
 
     return list(read_rows(lines[1:], row))
+
+
+@dataclass(frozen=True)
+class _CellField:
+    """A field of a row: its type without None, and the least number that it may hold."""
+
+    name: str
+    kind: Any
+    is_optional: bool
+    least: float
+    counted: tuple[str, ...]
+
+    def prefix(self, before: str) -> str:
+        """Start of the columns of its parts."""
+        return f"{before}{self.name}_" if self.is_optional else before
+
+
+@cache
+def _cell_fields(kind: type[Any]) -> tuple[_CellField, ...]:
+    hints, found = get_type_hints(kind), []
+    for f in fields(kind):
+        of = [part for part in get_args(hints[f.name]) if part is not type(None)]
+        is_optional = type(None) in get_args(hints[f.name])
+        found.append(
+            _CellField(
+                name=f.name,
+                kind=of[0] if is_optional else hints[f.name],
+                is_optional=is_optional,
+                least=f.metadata.get("least", 0.0),
+                counted=f.metadata.get("counted", ()),
+            )
+        )
+    return tuple(found)
+
+
+def _values(row: object, kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Any, bool]]:
+    """Column and value of each cell, and whether it may be absent. `row` is None for cells that are."""
+    for f in _cell_fields(kind):
+        value = getattr(row, f.name, None)
+        if is_dataclass(f.kind):
+            yield from _values(value, f.kind, f.prefix(prefix))  # pyright: ignore[reportArgumentType]
+        elif f.counted:
+            yield from ((f"num_{name}", (value or {}).get(name, 0), False) for name in f.counted)
+        else:
+            yield prefix + f.name, value, f.is_optional or row is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowTable(Generic[Row]):
+    """A CSV file with a line for each row.
+
+    Attributes:
+        kind: the frozen dataclass of a row.
+        name: of the file.
+        what: its rows, in the plural; for messages.
+        made_by: the command that writes it.
+        empty_zeros: types whose zero is an empty cell.
+        columns: their order; default: as the fields are. It may have those of `derived` too.
+        derived: numbers that follow from a row; they are written, and not read.
+        check: row, file and line number to the row that is kept. Raises InputError for values that contradict.
+    """
+
+    kind: type[Row]
+    name: str
+    what: str
+    made_by: str
+    empty_zeros: tuple[type, ...] = ()
+    columns: tuple[str, ...] = ()
+    derived: Mapping[str, Callable[[Row], float]] = field(default_factory=dict)
+    check: Callable[[Row, str], Row] = lambda row, where: row
+
+    @cached_property
+    def header(self) -> tuple[str, ...]:
+        """The columns in their order."""
+        return self.columns or tuple(column for column, _, _ in _values(None, self.kind))
+
+    def line(self, row: Row) -> str:
+        """The line of a row, with its line end."""
+        texts = {column: self._text(value, is_optional) for column, value, is_optional in _values(row, self.kind)}
+        texts |= {column: f"{number(row):.9g}" for column, number in self.derived.items()}
+        return csv_line([texts[column] for column in self.header])
+
+    def _text(self, value: object, is_optional: bool) -> str:
+        if value is None or (not value and not is_optional and type(value) in self.empty_zeros):
+            return ""
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        return f"{value:.9g}" if isinstance(value, float) else str(value)  # nine digits hold every fp32
+
+    def row(self, line: Cells) -> Row:
+        """Read one line. Raises InputError for a value of another kind."""
+        return self.check(self._row(line, self.kind, ""), line.where)
+
+    def _row(self, line: Cells, kind: type[Any], prefix: str) -> Any:
+        return kind(**{f.name: self._value(line, f, prefix) for f in _cell_fields(kind)})
+
+    def _value(self, line: Cells, f: _CellField, prefix: str) -> Any:
+        column = prefix + f.name
+        if is_dataclass(f.kind):
+            first = f"{f.prefix(prefix)}{fields(f.kind)[0].name}"
+            is_absent = f.is_optional and not line.cells[first]
+            return None if is_absent else self._row(line, f.kind, f.prefix(prefix))  # pyright: ignore[reportArgumentType]
+        if f.counted:
+            counts = {name: line.whole(f"num_{name}") for name in f.counted}
+            return {name: count for name, count in counts.items() if count}
+        if not line.cells[column] and (f.is_optional or f.kind in self.empty_zeros):
+            return None if f.is_optional else f.kind()
+        if f.kind is bool:
+            return line.is_yes(column)
+        if f.kind is int:
+            return line.whole(column)
+        if f.kind is float:
+            return line.number(column, least=f.least)
+        return line.cells[column] if f.kind is str else line.one_of(column, f.kind)
+
+    def read(self, path: Path, *, whole: bool) -> tuple[Row, ...]:
+        """Read the rows in the file at `path`; with `whole` false an incomplete last line is ignored.
+
+        Raises InputError with file and line for each line that is none of the table.
+        """
+        lines = read_lines(path, columns=self.header, what=self.what, made_by=self.made_by, whole=whole)
+        return read_rows(lines, self.row)
+
+    def write(self, path: Path, rows: Iterable[Row] = ()) -> None:
+        """Replace the file by these rows."""
+        write_atomically(path, csv_line(self.header) + "".join(map(self.line, rows)))
+
+    def append(self, path: Path, row: Row) -> None:
+        """Add one line; it is in the file when this returns."""
+        with naming(path), path.open("a", encoding="utf-8", newline="") as stream:
+            stream.write(self.line(row))
+
+
+class Recorder:
+    """Writer of tables and their sidecar in `folder`."""
+
+    def __init__(self, folder: Path, *, name: str, sidecar: Mapping[str, Any]) -> None:
+        self.folder, self._sidecar_path = folder, folder / name
+        self.sidecar: dict[str, Any] = dict(sidecar)
+
+    def begin(self, *tables: RowTable[Any], mark: str) -> None:
+        """Make the folder with empty tables. Raises InputError if it has the file `mark` already."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if (path := self.folder / mark).exists():
+                raise InputError("there are records already", got=str(path), hint="name another --out")
+            for table in tables:
+                table.write(self.folder / table.name)
+            self.save()
+        except OSError as error:
+            raise InputError(
+                f"records cannot be written: {error.strerror}", got=str(self.folder), allowed="a writable folder"
+            ) from None
+
+    def save(self, **more: Any) -> None:
+        """Write the sidecar with `more` keys."""
+        self.sidecar |= more
+        write_atomically(self._sidecar_path, sidecar_text(self.sidecar))

@@ -8,24 +8,14 @@ ingest.json   sidecar: documents, encoder, device, software, command
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from meshwright.errors import InputError
-from meshwright.files import naming, write_atomically
-from meshwright.records.fields import Fields, read_rows
-from meshwright.records.files import (
-    SidecarFields,
-    cell_text,
-    cell_value,
-    csv_line,
-    read_lines,
-    read_sidecar,
-    sidecar_text,
-)
+from meshwright.records.fields import Fields
+from meshwright.records.files import Recorder, RowTable, SidecarFields, read_sidecar
 
 SCHEMA = "meshwright bench ingest 1"
 SIDECAR_NAME = "ingest.json"
@@ -159,24 +149,10 @@ class IndexSearch:
 
 IngestRow = IngestPass | IndexBuild | IndexSearch
 Row = TypeVar("Row", IngestPass, IndexBuild, IndexSearch)
-FILES: dict[type[Any], str] = {IngestPass: "passes.csv", IndexBuild: "builds.csv", IndexSearch: "searches.csv"}
-_KINDS: dict[str, type[StrEnum]] = {"BatchOrder": BatchOrder, "IngestMode": IngestMode}
-
-
-def columns_of(kind: type[Any]) -> tuple[str, ...]:
-    """Header of the file of one kind of row."""
-    return tuple(f.name for f in fields(kind))
-
-
-def row_of_cells(cells: Mapping[str, str], kind: type[Row], *, where: str) -> Row:
-    """Read one line. Raises InputError for a value of another kind."""
-    found: dict[str, Any] = {}
-    for f in fields(kind):
-        try:
-            found[f.name] = cell_value(cells[f.name], str(f.type), enums=_KINDS)
-        except (ValueError, KeyError):
-            raise InputError(f"{where}: {f.name} cannot be read", got=cells[f.name], allowed=str(f.type)) from None
-    return kind(**found)
+TABLES: dict[type[Any], RowTable[Any]] = {
+    kind: RowTable(kind=kind, name=name, what="ingest records", made_by=MADE_BY)
+    for kind, name in ((IngestPass, "passes.csv"), (IndexBuild, "builds.csv"), (IndexSearch, "searches.csv"))
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,51 +166,36 @@ class IngestRecords:
     searches: tuple[IndexSearch, ...]
 
 
-class IngestRecorder:
+class IngestRecorder(Recorder):
     """Writer of the files in `folder`. Raises InputError if it holds records already."""
 
     def __init__(self, folder: Path, *, sidecar: Mapping[str, Any]) -> None:
-        self.folder = folder
+        super().__init__(
+            folder, name=SIDECAR_NAME, sidecar={"schema": SCHEMA, "device": None, "ended": None, **sidecar}
+        )
         self.rows: list[IngestRow] = []
-        self.sidecar: dict[str, Any] = {"schema": SCHEMA, "device": None, "ended": None, **sidecar}
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if (folder / SIDECAR_NAME).exists():
-                raise InputError("there are records already", got=str(folder / SIDECAR_NAME), hint="name another --out")
-            for kind, name in FILES.items():
-                write_atomically(folder / name, csv_line(columns_of(kind)))
-            self.save()
-        except OSError as error:
-            raise InputError(
-                f"records cannot be written: {error.strerror}", got=str(folder), allowed="a writable folder"
-            ) from None
+        self.begin(*TABLES.values(), mark=SIDECAR_NAME)
 
     def append(self, row: IngestRow) -> None:
         """Add one line; it is in its file when this returns."""
-        path = self.folder / FILES[type(row)]
-        with naming(path), path.open("a", encoding="utf-8", newline="") as stream:
-            stream.write(csv_line([cell_text(getattr(row, f.name)) for f in fields(row)]))
+        table = TABLES[type(row)]
+        table.append(self.folder / table.name, row)
         self.rows.append(row)
-
-    def save(self, **more: Any) -> None:
-        """Write the sidecar with `more` keys."""
-        self.sidecar |= more
-        write_atomically(self.folder / SIDECAR_NAME, sidecar_text(self.sidecar))
 
     @property
     def records(self) -> IngestRecords:
         """Rows and sidecar so far."""
+
+        def rows(kind: type[Row]) -> tuple[Row, ...]:
+            return tuple(row for row in self.rows if isinstance(row, kind))
+
         return IngestRecords(
             folder=self.folder,
             sidecar=self.sidecar,
-            passes=_of(self.rows, IngestPass),
-            builds=_of(self.rows, IndexBuild),
-            searches=_of(self.rows, IndexSearch),
+            passes=rows(IngestPass),
+            builds=rows(IndexBuild),
+            searches=rows(IndexSearch),
         )
-
-
-def _of(rows: Sequence[IngestRow], kind: type[Row]) -> tuple[Row, ...]:
-    return tuple(row for row in rows if isinstance(row, kind))
 
 
 class EncoderFields(Fields):
@@ -262,11 +223,8 @@ def read_ingest(folder: Path) -> IngestRecords:
     sidecar = read_sidecar(folder / SIDECAR_NAME, schema=SCHEMA, keys=keys, made_by=MADE_BY, kind=IngestSidecar)
 
     def rows(kind: type[Row]) -> tuple[Row, ...]:
-        lines = read_lines(
-            folder / FILES[kind], columns=columns_of(kind), what="ingest records", made_by=MADE_BY,
-            whole=bool(sidecar.get("ended")),
-        )  # fmt: skip
-        return read_rows(lines, lambda line: row_of_cells(line.cells, kind, where=line.where))
+        table: RowTable[Row] = TABLES[kind]
+        return table.read(folder / table.name, whole=bool(sidecar.get("ended")))
 
     return IngestRecords(
         folder=folder, sidecar=sidecar, passes=rows(IngestPass), builds=rows(IndexBuild), searches=rows(IndexSearch)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from meshwright.records.fields import Fields, Number, Positive, check, read_json
 from meshwright.records.training_fields import DeviceFields
@@ -16,21 +16,17 @@ SCHEMA = "meshwright kernel routes 1"
 NAME = "kernels.json"
 ROUNDING_FACTOR = 2.0
 """Largest error of a chosen route over the error of the reference; two correct summations differ by this factor."""
-_TEXTS = ("op", "model", "shape", "format", "route")
-_NUMBERS = ("flops", "least_bytes", "roofline_ratio", "peak_bytes", "error")
 
 
-@dataclass(frozen=True, kw_only=True)
-class PassTime:
+class PassTime(Fields):
     """Median of one pass and its 95 % interval, in seconds."""
 
-    median: float
-    low: float
-    high: float
+    median: Positive
+    low: Number
+    high: Number
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimedRoute:
+class TimedRoute(Fields):
     """One route on one call. Without `forward_s` it was not measured, for `reason`."""
 
     op: str
@@ -38,17 +34,22 @@ class TimedRoute:
     shape: str
     format: str
     route: str
-    reason: str
-    forward_s: PassTime | None
-    backward_s: PassTime | None
-    flops: float | None  # of both passes; None: the record is older than this field
-    least_bytes: float | None  # to read and write, of both passes
-    roofline_ratio: float | None
-    peak_bytes: float | None
-    error: float | None
-    is_default: bool
-    is_fastest: bool
+    reason: str = ""
+    forward_s: PassTime | None = None
+    backward_s: PassTime | None = None
+    flops: Number | None = None  # of both passes; None: the record is older than this field
+    least_bytes: Number | None = None  # to read and write, of both passes
+    roofline_ratio: Number | None = None
+    peak_bytes: Number | None = None
+    error: Number | None = None
+    is_default: bool = False
+    is_fastest: bool = False
     is_failure: bool = False  # it serves the call and failed; otherwise it refused, or the record is older
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, row: Any) -> Any:
+        return {key: value for key, value in row.items() if value is not None} if isinstance(row, dict) else row
 
     @property
     def call(self) -> str:
@@ -70,35 +71,6 @@ class KernelRoutes:
     rows: tuple[TimedRoute, ...]
 
 
-class TimeFields(Fields):
-    """Seconds of one pass."""
-
-    median: Positive
-    low: Number
-    high: Number
-
-
-class RouteFields(Fields):
-    """One row."""
-
-    op: str
-    model: str
-    shape: str
-    format: str
-    route: str
-    reason: str | None = None
-    forward_s: TimeFields | None = None
-    backward_s: TimeFields | None = None
-    flops: Number | None = None
-    least_bytes: Number | None = None
-    roofline_ratio: Number | None = None
-    peak_bytes: Number | None = None
-    error: Number | None = None
-    is_default: bool | None = None
-    is_fastest: bool | None = None
-    is_failure: bool | None = None
-
-
 class RoutesFields(Fields):
     """The whole file."""
 
@@ -107,26 +79,12 @@ class RoutesFields(Fields):
     software: dict[str, Any]
     started: str
     command: list[str]
-    rows: list[RouteFields]
+    rows: list[TimedRoute]
 
 
 def read_kernel_routes(folder: Path) -> KernelRoutes:
     """Read `kernels.json` of a folder. Raises InputError with file and every wrong field."""
     path = folder / NAME
     document = read_json(path)
-    check(document, kind=RoutesFields, where=str(path))
-    return KernelRoutes(path=path, document=document, rows=tuple(map(_row, document["rows"])))
-
-
-def _row(row: Mapping[str, Any]) -> TimedRoute:
-    values: dict[str, Any] = {key: row[key] for key in _TEXTS}
-    values |= {key: None if row.get(key) is None else float(row[key]) for key in _NUMBERS}
-    return TimedRoute(
-        **values, reason=row.get("reason") or "", forward_s=_time(row.get("forward_s")),
-        backward_s=_time(row.get("backward_s")), is_default=bool(row.get("is_default")),
-        is_fastest=bool(row.get("is_fastest")), is_failure=bool(row.get("is_failure")),
-    )  # fmt: skip
-
-
-def _time(value: Mapping[str, float] | None) -> PassTime | None:
-    return None if value is None else PassTime(**{k: float(value[k]) for k in ("median", "low", "high")})
+    found = check(document, kind=RoutesFields, where=str(path))
+    return KernelRoutes(path=path, document=document, rows=tuple(found.rows))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 CONFIDENCE = 0.95
@@ -75,6 +76,24 @@ class Measurement:
             for i, s in enumerate(self.seconds, start=1)
             if s < low - reach or s > high + reach
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueRange:
+    """A value with its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def value_range(values: Iterable[float | None]) -> ValueRange | None:
+    """Median with its interval, as of a `Measurement`; None where there is no value."""
+    found = tuple(v for v in values if v is not None)
+    if not found:
+        return None
+    low, high = Measurement(seconds=found, calls=1, target_ratio=1.0).interval
+    return ValueRange(value=statistics.median(found), low=low, high=high)
 
 
 def _rank(n: int) -> int:

@@ -15,25 +15,15 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.files import naming, write_atomically
-from meshwright.records.fields import Fields, read_rows
-from meshwright.records.files import (
-    SidecarFields,
-    cell_text,
-    cell_value,
-    csv_line,
-    differing,
-    read_lines,
-    read_sidecar,
-    sidecar_text,
-    whole_lines,
-)
+from meshwright.records.fields import Fields
+from meshwright.records.files import Recorder, RowTable, SidecarFields, differing, read_sidecar, whole_lines
 
 SCHEMA = "meshwright bench serving 1"
 CSV_NAME, REQUESTS_NAME, SIDECAR_NAME = "serving.csv", "requests.jsonl", "serving.json"
@@ -51,6 +41,9 @@ class RequestStatus(StrEnum):
     DROPPED = "dropped"  # the connection ended before the answer did
     TIMED_OUT = "timed_out"
     CANCELLED = "cancelled"  # in flight when the measurement was interrupted
+
+
+FAILURES = tuple(status for status in RequestStatus if status is not RequestStatus.OK)
 
 
 class TokenSource(StrEnum):
@@ -181,7 +174,7 @@ class ServingPoint:
     wall_s: float
     num_requests: int
     num_ok: int
-    errors: Mapping[str, int] = field(default_factory=dict)  # requests that failed, by status
+    errors: Mapping[str, int] = field(default_factory=dict, metadata={"counted": FAILURES})  # by status
     num_reconnects: int = 0
     num_malformed_events: int = 0
     num_short: int = 0  # successful, with fewer output tokens than asked for
@@ -220,66 +213,7 @@ class ServingPoint:
 
 
 LATENCIES = ("ttft_s", "chunk_gap_s", "tpot_s", "e2e_s", "send_delay_s", "first_answer_s")
-_LATENCY_FIELDS = tuple(f.name for f in fields(Latency))
-_LOAD_FIELDS = tuple(f.name for f in fields(Load))
-_KINDS = {f.name: str(f.type) for f in (*fields(Load), *fields(ServingPoint), *fields(Latency))}
-
-
-def _columns() -> tuple[str, ...]:
-    found: list[str] = []
-    for f in fields(ServingPoint):
-        if f.name == "load":
-            found += _LOAD_FIELDS
-        elif f.name == "errors":
-            found += [f"num_{status}" for status in RequestStatus if status is not RequestStatus.OK]
-        elif f.name in LATENCIES:
-            found += [f"{f.name}_{part}" for part in _LATENCY_FIELDS]
-        else:
-            found.append(f.name)
-    return tuple(found)
-
-
-COLUMNS = _columns()
-
-
-def cells_of(point: ServingPoint) -> list[str]:
-    """Cells of one line of `serving.csv`, in the order of `COLUMNS`."""
-    flat: dict[str, Any] = {name: getattr(point.load, name) for name in _LOAD_FIELDS}
-    for f in fields(ServingPoint):
-        value = getattr(point, f.name)
-        if f.name == "errors":
-            flat |= {f"num_{s}": value.get(s, 0) for s in RequestStatus if s is not RequestStatus.OK}
-        elif f.name in LATENCIES:
-            flat |= {f"{f.name}_{part}": value and getattr(value, part) for part in _LATENCY_FIELDS}
-        elif f.name != "load":
-            flat[f.name] = value
-    return [cell_text(flat[name]) for name in COLUMNS]
-
-
-def point_of(cells: Mapping[str, str], *, where: str) -> ServingPoint:
-    """Read the cells of one line. Raises InputError for a value of another kind."""
-
-    def value(name: str, column: str | None = None) -> Any:
-        column = column or name
-        text = cells[column]
-        kind = _KINDS.get(name, "int")
-        try:
-            return cell_value(text, kind, enums={"Arrivals": Arrivals, "TokenSource": TokenSource})
-        except (ValueError, KeyError):
-            raise InputError(f"{where}: {column} cannot be read", got=text, allowed=kind) from None
-
-    found: dict[str, Any] = {"load": Load(**{name: value(name) for name in _LOAD_FIELDS})}
-    for f in fields(ServingPoint):
-        if f.name == "errors":
-            counts = {s: value(f"num_{s}") for s in RequestStatus if s is not RequestStatus.OK}
-            found["errors"] = {status: count for status, count in counts.items() if count}
-        elif f.name in LATENCIES:
-            absent = not cells[f"{f.name}_n"]
-            parts = {} if absent else {p: value(p, f"{f.name}_{p}") for p in _LATENCY_FIELDS}
-            found[f.name] = None if absent else Latency(**parts)
-        elif f.name != "load":
-            found[f.name] = value(f.name)
-    return ServingPoint(**found)
+TABLE = RowTable(kind=ServingPoint, name=CSV_NAME, what="serving records", made_by=MADE_BY)
 
 
 class EndpointFields(Fields):
@@ -321,7 +255,7 @@ def _identity(sidecar: Mapping[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(found | {"client": (sidecar.get("client") or {}).get("name")}))
 
 
-class ServingRecorder:
+class ServingRecorder(Recorder):
     """Writer of the three files in `folder`. Raises InputError if it holds records already.
 
     `resume` continues records of the same measurement: loads that were measured to their end are kept, an
@@ -329,23 +263,16 @@ class ServingRecorder:
     """
 
     def __init__(self, folder: Path, *, sidecar: Mapping[str, Any], resume: bool = False) -> None:
-        self.folder, self.path = folder, folder / CSV_NAME
+        super().__init__(
+            folder, name=SIDECAR_NAME, sidecar={"schema": SCHEMA, "device": None, "ended": None, **sidecar}
+        )
+        self.path = folder / CSV_NAME
+        self.points: list[ServingPoint] = []
         if resume:
             self._go_on(sidecar)
             return
-        self.points: list[ServingPoint] = []
-        self.sidecar: dict[str, Any] = {"schema": SCHEMA, "device": None, "ended": None, **sidecar}
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if self.path.exists():
-                raise InputError("there are records already", got=str(self.path), hint="name another --out")
-            write_atomically(self.path, csv_line(COLUMNS))
-            (folder / REQUESTS_NAME).write_text("", encoding="utf-8")
-            self.save()
-        except OSError as error:
-            raise InputError(
-                f"records cannot be written: {error.strerror}", got=str(folder), allowed="a writable folder"
-            ) from None
+        self.begin(TABLE, mark=CSV_NAME)
+        (folder / REQUESTS_NAME).write_text("", encoding="utf-8")
 
     def _go_on(self, sidecar: Mapping[str, Any]) -> None:
         earlier = read_serving(self.folder)
@@ -379,19 +306,13 @@ class ServingRecorder:
 
     def append(self, point: ServingPoint) -> None:
         """Add one line; it is in the file when this returns."""
-        with naming(self.path), self.path.open("a", encoding="utf-8", newline="") as stream:
-            stream.write(csv_line(cells_of(point)))
+        TABLE.append(self.path, point)
         self.points.append(point)
 
     def rewrite(self, points: Sequence[ServingPoint]) -> None:
         """Replace all lines, such as when the client's ceiling is known."""
         self.points = list(points)
-        write_atomically(self.path, "".join(csv_line(cells) for cells in [COLUMNS, *map(cells_of, points)]))
-
-    def save(self, **more: Any) -> None:
-        """Write the sidecar with `more` keys."""
-        self.sidecar |= more
-        write_atomically(self.folder / SIDECAR_NAME, sidecar_text(self.sidecar))
+        TABLE.write(self.path, self.points)
 
 
 def _request_line(load: Load, repeat: int, request: RequestRecord, *, name: str | None = None) -> str:
@@ -420,10 +341,7 @@ def read_serving(folder: Path) -> ServingRecords:
         made_by=MADE_BY,
         kind=ServingSidecar,
     )
-    lines = read_lines(
-        folder / CSV_NAME, columns=COLUMNS, what="serving records", made_by=MADE_BY, whole=bool(sidecar.get("ended"))
-    )
-    points = read_rows(lines, lambda line: point_of(line.cells, where=line.where))
+    points = TABLE.read(folder / CSV_NAME, whole=bool(sidecar.get("ended")))
     return ServingRecords(folder=folder, sidecar=sidecar, points=points)
 
 

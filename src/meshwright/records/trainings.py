@@ -7,20 +7,20 @@ repeats failed trainings; it refuses a run file that was changed in between, and
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.files import naming, write_atomically
-from meshwright.records.fields import read_rows
-from meshwright.records.files import Cells, csv_line, differing, read_lines, read_sidecar, sidecar_text
+from meshwright.records.files import Recorder, RowTable, differing, read_sidecar
 from meshwright.records.sweep import Configuration
 
 SCHEMA = "meshwright bench trainings 1"
 MADE_BY = "meshwright bench train"
+SIGNED = {"least": -math.inf}
+"""Of numbers that may be below zero."""
 CSV_NAME, SIDECAR_NAME = "trainings.csv", "trainings.json"
 SIDECAR_KEYS = (
     "schema", "device", "driver", "software", "command", "started", "ended", "git_commit", "steps", "warmup",
@@ -71,14 +71,14 @@ class TrainingRow:
     mfu: float | None = None
     mfu_convention: str = ""
     peak_memory_bytes: float | None = None
-    first_loss: float | None = None
-    last_loss: float | None = None
+    first_loss: float | None = field(default=None, metadata=SIGNED)
+    last_loss: float | None = field(default=None, metadata=SIGNED)
     predicted_step_s: float | None = None
     predicted_step_s_low: float | None = None  # 80 % interval
     predicted_step_s_high: float | None = None
     predicted_mfu: float | None = None
     predicted_memory_bytes: float | None = None
-    error: float | None = None  # tokens/s/device: measured over predicted, minus one
+    error: float | None = field(default=None, metadata=SIGNED)  # tokens/s/device: measured over predicted, minus one
     inside: str = ""  # yes, no: the interval holds the measured step time
 
     @property
@@ -86,10 +86,7 @@ class TrainingRow:
         return self.global_batch * self.sequence_length
 
 
-COLUMNS = tuple(f.name for f in fields(TrainingRow))
-SIGNED = ("first_loss", "last_loss", "error")
-"""Columns of numbers that may be below zero."""
-KINDS = {f.name: str(f.type) for f in fields(TrainingRow)}
+TABLE = RowTable(kind=TrainingRow, name=CSV_NAME, what="bench trainings", made_by=MADE_BY, empty_zeros=(int,))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +98,7 @@ class Trainings:
     rows: tuple[TrainingRow, ...]
 
 
-class TrainingRecorder:
+class TrainingRecorder(Recorder):
     """Writer of the two files in `folder`. Raises InputError if it holds records of something else."""
 
     def __init__(
@@ -115,13 +112,14 @@ class TrainingRecorder:
         started: str,
         resume: bool,
     ) -> None:
-        self.path = folder / CSV_NAME
-        self.rows: list[TrainingRow] = []
-        self.sidecar: dict[str, Any] = {
+        sidecar = {
             "schema": SCHEMA, "device": None, "driver": None, "software": {}, "command": list(command),
             "started": started, "ended": None, "git_commit": None, "steps": steps, "warmup": warmup,
             "configurations": {c.name: _document(c) for c in configurations},
         }  # fmt: skip
+        super().__init__(folder, name=SIDECAR_NAME, sidecar=sidecar)
+        self.path = folder / CSV_NAME
+        self.rows: list[TrainingRow] = []
         folder.mkdir(parents=True, exist_ok=True)
         if self.path.exists():
             if not resume:
@@ -131,8 +129,8 @@ class TrainingRecorder:
                     hint="continue with --resume, or name another --out",
                 )
             self._resume()
-        write_atomically(self.path, _text(self.rows))
-        self._save_sidecar()
+        TABLE.write(self.path, self.rows)
+        self.save()
 
     @property
     def done(self) -> set[tuple[str, int]]:
@@ -141,8 +139,7 @@ class TrainingRecorder:
 
     def append(self, row: TrainingRow) -> None:
         """Add one line; it is in the file when this returns."""
-        with naming(self.path), self.path.open("a", encoding="utf-8", newline="") as stream:
-            stream.write(_line(row))
+        TABLE.append(self.path, row)
         self.rows.append(row)
 
     def identify(self, record: Mapping[str, Any], *, engine: str, driver: str | None) -> None:
@@ -163,16 +160,7 @@ class TrainingRecorder:
         known = engine in before["software"]
         self.sidecar |= {"device": device, "driver": driver, "software": before["software"] | {engine: software}}
         if not known:
-            self.sidecar["git_commit"] = record["git_commit"]
-            self._save_sidecar()
-
-    def close(self, *, ended: str) -> None:
-        """Write the end time into the sidecar."""
-        self.sidecar["ended"] = ended
-        self._save_sidecar()
-
-    def _save_sidecar(self) -> None:
-        write_atomically(self.path.with_name(SIDECAR_NAME), sidecar_text(self.sidecar))
+            self.save(git_commit=record["git_commit"])
 
     def _resume(self) -> None:
         """Keep the measured rows. Settings that both sessions name must be equal."""
@@ -210,37 +198,6 @@ def read(path: Path, *, whole: bool = True) -> Trainings:
     Raises InputError with file and line for a file of another schema.
     """
     path = path / CSV_NAME if path.is_dir() else path
-    lines = read_lines(path, columns=COLUMNS, what="bench trainings", made_by=MADE_BY, whole=whole)
+    rows = TABLE.read(path, whole=whole)
     sidecar = read_sidecar(path.with_suffix(".json"), schema=SCHEMA, keys=SIDECAR_KEYS, made_by=MADE_BY)
-    return Trainings(path=path, sidecar=sidecar, rows=read_rows(lines, _row))
-
-
-def _row(line: Cells) -> TrainingRow:
-    values: dict[str, Any] = {}
-    for name, kind in KINDS.items():
-        match kind:
-            case "str":
-                values[name] = line.cells[name]
-            case "TrainingStatus":
-                values[name] = line.one_of(name, TrainingStatus)
-            case "int":
-                values[name] = line.whole(name)
-            case "float":
-                values[name] = line.number(name, may_be_least=False)
-            case _:
-                values[name] = line.number(name, least=-math.inf if name in SIGNED else 0.0)
-    return TrainingRow(**values)
-
-
-def _line(row: TrainingRow) -> str:
-    return csv_line([_cell(getattr(row, name)) for name in COLUMNS])
-
-
-def _cell(value: str | float | None) -> str:
-    if isinstance(value, float):
-        return f"{value:.9g}"
-    return "" if value is None or value == 0 else str(value)
-
-
-def _text(rows: Iterable[TrainingRow]) -> str:
-    return csv_line(COLUMNS) + "".join(_line(row) for row in rows)
+    return Trainings(path=path, sidecar=sidecar, rows=rows)

@@ -9,8 +9,8 @@ from meshwright.answers.documents.ingest import bound_share
 from meshwright.answers.quantities import percent, rate, seconds
 from meshwright.answers.text_table import TextTable
 from meshwright.bench.ingest.summary import BuildSummary, IngestSummary, PassSummary, SearchSummary, summarize
-from meshwright.bench.training_summary import ValueRange
 from meshwright.records.ingest import STAGES, IndexBuild, IngestMode, IngestPass, IngestRecords, IngestRow
+from meshwright.records.measurement import ValueRange
 from meshwright.units import format_bytes
 
 

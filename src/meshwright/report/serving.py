@@ -8,7 +8,7 @@ from typing import Any
 from meshwright.answers.quantities import percent, rate
 from meshwright.answers.text_table import TextTable
 from meshwright.bench.serving.summary import BoundStep, InterTokenDefinition, LoadSummary, best_by_bound, best_under
-from meshwright.bench.training_summary import ValueRange
+from meshwright.records.measurement import ValueRange
 from meshwright.records.serving import ServingPoint, TokenSource
 
 DEFINITIONS = {InterTokenDefinition.TPOT: "time per output token", InterTokenDefinition.CHUNK_GAP: "gap between chunks"}

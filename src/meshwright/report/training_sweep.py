@@ -9,7 +9,8 @@ from typing import Any
 from meshwright.answers.provenance import INTERVAL_CONVENTION
 from meshwright.answers.quantities import percent, rate, seconds
 from meshwright.answers.text_table import TextTable
-from meshwright.bench.training_summary import PredictionVerdict, Summary, ValueRange, contests, verdict
+from meshwright.bench.training_summary import PredictionVerdict, Summary, contests, verdict
+from meshwright.records.measurement import ValueRange
 from meshwright.report.figures import INK, WIDTH, svg
 from meshwright.report.html import Endnotes, PageSection, document, figure, page_table, paragraph, tiles
 from meshwright.report.training_figures import BLUE, GREEN, PURPLE, RED

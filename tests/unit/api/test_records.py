@@ -17,7 +17,7 @@ from meshwright.records.files import csv_line
 def write_sweep(folder: Path) -> Path:
     """A sweep of one configuration with three runs, as `bench train` leaves it."""
     folder.mkdir(parents=True)
-    row = dict.fromkeys(trainings.COLUMNS, "")
+    row = dict.fromkeys(trainings.TABLE.header, "")
     row |= {
         "configuration": "run.yaml", "engine": "native", "status": "ok", "started": "2026-01-02T03:04:05+00:00",
         "wall_s": "9", "model": "tiny", "precision": "bf16", "plan": "DP1", "num_devices": "1", "threads": "1",
@@ -25,9 +25,9 @@ def write_sweep(folder: Path) -> Path:
         "step_s_high": "1.2", "tokens_per_s_per_device": "64", "mfu": "0.1", "mfu_convention": "dense",
         "peak_memory_bytes": "1000", "first_loss": "4", "last_loss": "3",
     }  # fmt: skip
-    lines = [csv_line(trainings.COLUMNS)]
+    lines = [csv_line(trainings.TABLE.header)]
     for run, step_s in enumerate(("1", "1.1", "1.05"), start=1):
-        lines.append(csv_line([{**row, "run": str(run), "step_s_median": step_s}[c] for c in trainings.COLUMNS]))
+        lines.append(csv_line([{**row, "run": str(run), "step_s_median": step_s}[c] for c in trainings.TABLE.header]))
     sidecar = dict.fromkeys(trainings.SIDECAR_KEYS) | {
         "schema": trainings.SCHEMA, "device": {"name": "a device", "memory_bytes": 2**34}, "software": {},
         "command": [], "started": "2026-01-02T03:04:05+00:00", "steps": 4, "warmup": 1, "configurations": {},

@@ -104,7 +104,7 @@ def test_a_step_multiplies_what_its_point_says():
     torch = pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
 
-    from meshwright.bench.steps import step_of
+    from meshwright.bench.collectives import step_of
     from meshwright.kernels.linear import OWN_GEMMS
 
     step = step_of(SMALL, torch.device("cpu"))

@@ -23,7 +23,7 @@ from tests.every_member import check_every
 from meshwright.bench.training import TrainingBenchRequest, rounds
 from meshwright.errors import InputError
 from meshwright.records.sweep import configurations, parse_sweep
-from meshwright.records.trainings import COLUMNS, SIDECAR_KEYS, TrainingStatus, read
+from meshwright.records.trainings import SIDECAR_KEYS, TABLE, TrainingStatus, read
 from meshwright.training import cpu_libraries
 
 FAKE = Path(__file__).with_name("fake_train.py")
@@ -329,14 +329,14 @@ def test_the_page_explains_every_column_and_key(bench, folder):
     bench("--runs", 1)
     records = read(folder / "bench-train")
     with records.path.open() as stream:
-        assert tuple(next(csv.reader(stream))) == COLUMNS
+        assert tuple(next(csv.reader(stream))) == TABLE.header
     columns, keys = PAGE.read_text(encoding="utf-8").split("## trainings.csv\n")[1].split("## trainings.json\n")
 
     def explained(section: str) -> set[str]:
         cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
         return {name for cell in cells for name in re.findall(r"`([\w.]+)`", cell)}
 
-    assert explained(columns) == set(COLUMNS)
+    assert explained(columns) == set(TABLE.header)
     one = next(iter(records.sidecar["configurations"].values()))
     found = set(records.sidecar) | {f"device.{key}" for key in records.sidecar["device"]}
     assert set(SIDECAR_KEYS) <= found

@@ -35,8 +35,8 @@ def encoder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr("meshwright.bench.ingest.queries.LEAST_S", 0.005)
-    monkeypatch.setattr("meshwright.bench.ingest.bound.BUDGET_S", 0.005)
+    monkeypatch.setattr("meshwright.bench.ingest.comparison.LEAST_S", 0.005)
+    monkeypatch.setattr("meshwright.bench.ingest.bench.BUDGET_S", 0.005)
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +58,8 @@ def outcome(documents, encoder, tmp_path_factory):
     """One measurement with everything, from Python."""
     out = tmp_path_factory.mktemp("all") / "out"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("meshwright.bench.ingest.queries.LEAST_S", 0.005)
-        patch.setattr("meshwright.bench.ingest.bound.BUDGET_S", 0.005)
+        patch.setattr("meshwright.bench.ingest.comparison.LEAST_S", 0.005)
+        patch.setattr("meshwright.bench.ingest.bench.BUDGET_S", 0.005)
         return mw.bench_ingest(
             documents, encoder=encoder, chunks="all", chunk_tokens=[20], overlap=[4], batch=[4],
             precision=["fp32", "bf16"], order=["length", "arrival"], num_queries=12, query_tokens=4,

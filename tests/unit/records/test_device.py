@@ -74,7 +74,7 @@ def test_resuming_keeps_what_was_measured_and_tries_again_what_failed(written):
     assert POINTS[0] in more.done
     assert POINTS[1] not in more.done
     more.append(row_of(POINTS[1], measurement()))
-    more.close(ended="2026-01-02T04:00:00+00:00")
+    more.save(ended="2026-01-02T04:00:00+00:00")
     again = read(written)
     assert [row.point for row in again.rows][-1] == POINTS[1]
     assert len(again.rows) == 3

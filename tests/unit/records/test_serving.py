@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import fields, replace
 
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.records.files import csv_line
+from meshwright.records.files import Cells
 from meshwright.records.serving import (
-    COLUMNS,
+    TABLE,
     Arrivals,
     Latency,
     Load,
@@ -18,26 +19,31 @@ from meshwright.records.serving import (
     ServingPoint,
     ServingRecorder,
     TokenSource,
-    cells_of,
-    point_of,
     read_requests,
     read_serving,
 )
 
+COLUMNS = TABLE.header
 LATENCY = Latency(**{f.name: 3 if f.name == "n" else 0.25 for f in fields(Latency)})
 POINT = ServingPoint(
     load=Load(arrivals=Arrivals.GAMMA, offered_per_s=2.5, shape=0.5), repeat=2, started="2026-01-01T00:00:00+00:00",
     wall_s=2.0, num_requests=5, num_ok=3, errors={"dropped": 2}, requests_per_s=1.5, ttft_s=LATENCY,
     token_source=TokenSource.MIXED, refusal="too fast, by far", interrupted=True, good_ratio=0.5,
 )  # fmt: skip
+
+
+def cells_of(point: ServingPoint) -> dict[str, str]:
+    return next(csv.DictReader([TABLE.line(point)], COLUMNS))
+
+
 SIDECAR = {"endpoint": {}, "command": [], "started": "now"}
 
 
 def test_columns_are_unique_and_a_point_survives():
     assert len(set(COLUMNS)) == len(COLUMNS)
-    assert point_of(dict(zip(COLUMNS, cells_of(POINT), strict=True)), where="x") == POINT
+    assert TABLE.row(Cells(cells_of(POINT), "x")) == POINT
     plain = replace(POINT, load=Load(concurrency=4), errors={}, ttft_s=None, good_ratio=None)
-    assert point_of(dict(zip(COLUMNS, cells_of(plain), strict=True)), where="x") == plain
+    assert TABLE.row(Cells(cells_of(plain), "x")) == plain
 
 
 @pytest.mark.parametrize(
@@ -45,9 +51,9 @@ def test_columns_are_unique_and_a_point_survives():
     [("repeat", "x"), ("wall_s", "nan"), ("arrivals", "often"), ("interrupted", "maybe"), ("ttft_s_p99", "inf")],
 )
 def test_damaged_cells_are_named(column, value):
-    cells = dict(zip(COLUMNS, cells_of(POINT), strict=True)) | {column: value}
+    cells = cells_of(POINT) | {column: value}
     with pytest.raises(InputError, match=f"serving.csv:3: {column}"):
-        point_of(cells, where="serving.csv:3")
+        TABLE.row(Cells(cells, "serving.csv:3"))
 
 
 def test_files(tmp_path):
@@ -58,7 +64,7 @@ def test_files(tmp_path):
     recorder.append_requests(POINT.load, 1, [request])
     recorder.append(POINT)
     with (tmp_path / "out" / "serving.csv").open("a") as stream:
-        stream.write(csv_line(cells_of(POINT))[:40])  # killed while it wrote
+        stream.write(TABLE.line(POINT)[:40])  # killed while it wrote
     assert read_serving(tmp_path / "out").points == (POINT,)
     assert list(read_requests(tmp_path / "out")) == [(POINT.load.name, 1, request)]
     recorder.rewrite([POINT, POINT])

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from meshwright.bench.batch.engines import EngineRequest
 from meshwright.bench.serving.offline import LengthPair, OfflinePoint, extrapolation
 from meshwright.bench.serving.servers.processor import thread_times, wait_ratio
 from meshwright.bench.serving.servers.running import ServerStartError
+from meshwright.records.files import now
 from meshwright.records.serving import Load, ServingPoint
 
 STOP_S = 5.0
@@ -175,7 +175,7 @@ def measure_batches(
     """Measure all pairs. A pair that cannot be run has the reason as its refusal; the others are still measured."""
     found = []
     for pair in request.pairs:
-        started = datetime.now(UTC).isoformat(timespec="seconds")
+        started = now()
         try:
             point = _measured(request, replicas, pair, started)
         except ReplicaFailedError as error:

@@ -7,30 +7,60 @@ for each repeat:              a drift of the machine affects all alike
 for each repeat:
     for each index:               one build, its searches            ->  builds.csv, searches.csv
 
-Indexes are compared on the vectors of the first encoding.
+Indexes are compared on the vectors of the first encoding. The bound of an encoder's rate is its FLOPs at the rate that
+its own GEMMs reach: attention's FLOPs count at the same rate, and norms, activations and the embedding take no time.
+The encoder's share of the bound shows how much the ignored work costs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from meshwright.bench.ingest.bound import encoder_bound
+from meshwright.bench.harness import measure
 from meshwright.bench.ingest.chunks import TokenChunk
 from meshwright.bench.ingest.comparison import compare_indexes, comparison
-from meshwright.bench.ingest.encoder import ChunkEncoder, placed
+from meshwright.bench.ingest.encoder import DTYPES, ChunkEncoder, placed
 from meshwright.bench.ingest.indexes import Vectors
-from meshwright.bench.ingest.passes import PassInput, PassInterruptedError, now, run_pass
+from meshwright.bench.ingest.passes import PassInput, PassInterruptedError, run_pass
 from meshwright.bench.ingest.prepare import IngestRequest, IngestWatch, PreparedIngest
 from meshwright.errors import InfeasibleError
+from meshwright.inference.ingestion import EncoderShape
+from meshwright.records.files import now
 from meshwright.records.ingest import ChunkEncoding, IngestMode, IngestRecorder, IngestRow
 from meshwright.training import device as devices
 from meshwright.training.telemetry import git_commit, software_facts
+
+BUDGET_S = 0.2  # of one GEMM
+
+
+def encoder_bound(
+    shape: EncoderShape, *, batch: int, length: int, precision: str, device: torch.device
+) -> dict[str, float]:
+    """Rates of the GEMMs of one layer with `batch` x `length` tokens, and the bound of tokens/s."""
+    h, f, tokens = shape.hidden, shape.ffn, batch * length
+    seconds = flops = 0.0
+    for n, k, count in ((h, h, 4), (f, h, 1), (h, f, 1)):
+        seconds += count * _gemm_s(tokens, n, k, DTYPES[precision], device)
+        flops += count * 2.0 * tokens * n * k
+    rate = flops / seconds
+    per_token = shape.gemm_flops_per_token + shape.attention_flops_per_token(length)
+    return {"gemm_flops_per_s": rate, "flops_per_token": per_token, "tokens_per_s": rate / per_token}
+
+
+def _gemm_s(m: int, n: int, k: int, dtype: torch.dtype, device: torch.device) -> float:
+    a, b = torch.randn(m, k, device=device).to(dtype), torch.randn(n, k, device=device).to(dtype)
+    out = torch.empty(m, n, device=device, dtype=dtype)
+    run: Callable[[], object] = lambda: torch.mm(a, b.T, out=out)  # noqa: E731
+    with torch.inference_mode():
+        return min(measure(run, synchronize=lambda: devices.synchronize(device), budget_s=BUDGET_S).seconds)
+
 
 FIDELITY_CHUNKS = 256
 

@@ -1,7 +1,15 @@
-"""Indexes compared on the same vectors: builds, searches, recall."""
+"""Indexes compared on the same vectors: builds, searches, and recall against exact neighbours, with ties.
+
+The k exact neighbours of a query have similarities of at least s_k. A returned key counts once, and only if
+its own similarity is at least s_k, less the rounding of fp32. Duplicate chunks have equal vectors: any of
+them is right.
+
+    recall@k = counted keys / k
+"""
 
 from __future__ import annotations
 
+import random
 import tempfile
 import time
 from collections.abc import Sequence
@@ -11,19 +19,109 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.bench.ingest.choices import IndexChoice
-from meshwright.bench.ingest.chunks import TokenChunk
-from meshwright.bench.ingest.indexes import VectorIndex, Vectors, make_index
-from meshwright.bench.ingest.passes import now, resident_bytes
+from meshwright.bench.ingest.choices import IndexChoice, parse_index
+from meshwright.bench.ingest.chunks import NUM_SPECIAL, TokenChunk, TokenIds
+from meshwright.bench.ingest.indexes import Keys, VectorIndex, Vectors, make_index
+from meshwright.bench.ingest.passes import resident_bytes
 from meshwright.bench.ingest.prepare import IngestRequest, IngestWatch
-from meshwright.bench.ingest.queries import query_ids, time_searches
-from meshwright.bench.ingest.recall import exact_similarities, recall_at_k, with_same_vector
 from meshwright.bench.ingest.stages import Encoder
 from meshwright.errors import InputError
+from meshwright.records.files import now
 from meshwright.records.ingest import IndexBuild, IndexSearch, IngestRecorder
 
 NOISE = 0.5
 """Length of the noise that makes a synthetic vector from a vector of length one: cosine 0.89 between them."""
+
+
+LEAST_S = 0.5
+"""Time for which searches are repeated; the first round is a warm-up."""
+MOST_CALLS = 20_000
+
+
+def query_ids(
+    chunks: Sequence[TokenChunk], *, num_queries: int, num_tokens: int, seed: int
+) -> tuple[list[TokenIds], list[int]]:
+    """Token ids of queries, and the numbers of the chunks that they were taken from.
+
+    A query is `num_tokens` consecutive tokens of a chunk at a random place, framed as a chunk is. Each chunk is used
+    once before any is used again.
+    """
+    rng = random.Random(f"queries {seed}")
+    own = rng.sample(range(len(chunks)), k=min(num_queries, len(chunks)))
+    own += rng.choices(range(len(chunks)), k=num_queries - len(own))
+    found = []
+    for number in own:
+        ids = chunks[number].ids
+        inner = ids[1:-1]
+        start = rng.randrange(max(1, len(inner) - num_tokens + 1))
+        found.append(np.concatenate([ids[:1], inner[start : start + num_tokens], ids[-1:]]))
+    assert all(len(part) <= num_tokens + NUM_SPECIAL for part in found)
+    return found, own
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchTimes:
+    """Seconds of the calls of one search, all queries several times over, and the keys of the first round."""
+
+    keys: Keys
+    call_s: tuple[float, ...]
+    num_queries: int  # of all calls
+
+    @property
+    def queries_per_s(self) -> float:
+        """Rate of one caller that waits for each answer."""
+        return self.num_queries / sum(self.call_s)
+
+    def quantile(self, q: float) -> float:
+        """A quantile of the calls' seconds."""
+        return float(np.quantile(self.call_s, q))
+
+
+def time_searches(index: VectorIndex, queries: Vectors, *, k: int, batch: int) -> SearchTimes:
+    """Search all queries in batches, again and again for `LEAST_S`."""
+    parts = [queries[start : start + batch] for start in range(0, len(queries), batch)]
+    keys = np.concatenate([index.search(part, k) for part in parts])
+    seconds: list[float] = []
+    searched, begin_s = 0, time.perf_counter()
+    while time.perf_counter() - begin_s < LEAST_S and len(seconds) < MOST_CALLS:
+        for part in parts:
+            start_s = time.perf_counter()
+            index.search(part, k)
+            seconds.append(time.perf_counter() - start_s)
+            searched += len(part)
+    return SearchTimes(keys=keys, call_s=tuple(seconds), num_queries=searched)
+
+
+TOLERANCE = 1e-6
+"""Rounding of an inner product of vectors of length one in fp32."""
+
+
+def exact_similarities(vectors: Vectors, queries: Vectors, k: int, *, threads: int) -> NDArray[np.float64]:
+    """Similarity s_k of the k-th exact neighbour of each query, by faiss's exact index."""
+    (choice,) = parse_index("flat")
+    index = make_index(choice, dim=vectors.shape[1], num_vectors=len(vectors), threads=threads)
+    index.add(vectors)
+    last = vectors[index.search(queries, k)[:, -1]].astype(np.float64)
+    return np.einsum("qd,qd->q", last, queries.astype(np.float64))
+
+
+def recall_at_k(found: Keys, vectors: Vectors, queries: Vectors, least: NDArray[np.float64]) -> float:
+    """Mean recall. `found` (queries, k) has -1 where nothing was found; `least` is each query's s_k."""
+    num_right = 0
+    for keys, query, limit in zip(found, queries.astype(np.float64), least, strict=True):
+        distinct = np.unique(keys[(keys >= 0) & (keys < len(vectors))])
+        num_right += int((vectors[distinct].astype(np.float64) @ query >= limit - TOLERANCE).sum())
+    return num_right / found.size
+
+
+def with_same_vector(found: Keys, vectors: Vectors, own: NDArray[np.int64]) -> float:
+    """Share of the queries whose own chunk, or one with the same vector, was found."""
+    num_found = 0
+    for keys, of_query in zip(found, own, strict=True):
+        if of_query < len(vectors):
+            near = vectors[keys[keys >= 0]] @ vectors[of_query]
+            num_found += bool((near >= 1 - TOLERANCE).any())
+    return num_found / len(found)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +23,7 @@ from meshwright.bench.ingest.stages import (
     run_alternating,
     run_overlapped,
 )
+from meshwright.records.files import now
 from meshwright.records.ingest import ChunkEncoding, IngestMode, IngestPass
 
 STATM = Path("/proc/self/statm")
@@ -36,11 +36,6 @@ def resident_bytes() -> int:
         return int(STATM.read_text().split()[1]) * PAGE
     except (OSError, ValueError, IndexError):
         return 0
-
-
-def now() -> str:
-    """Time of the clock, ISO 8601, UTC."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @dataclass(kw_only=True)

@@ -22,7 +22,7 @@ from meshwright.bench.ingest.chunks import (
 from meshwright.bench.ingest.documents import Document, DocumentTally, IngestSource, SkippedDocumentError, SkipReason
 from meshwright.bench.ingest.encoder import EncoderWeights, check_vocabulary, load_weights, random_weights
 from meshwright.bench.ingest.indexes import require
-from meshwright.errors import InputError
+from meshwright.errors import InputError, MissingDependencyError
 from meshwright.inference.ingestion import MINILM_L6
 from meshwright.records.ingest import ChunkEncoding, IngestMode, IngestRow
 
@@ -167,3 +167,17 @@ def _chosen(
         weights=weights, tokenizer=tokenizer, documents=used, num_chunks=counts, tally=tally, num_tried=num_tried,
         num_tokens=num_tokens,
     )  # fmt: skip
+
+
+def named_device(name: str) -> torch.device:
+    """The device called `cpu` or `cuda`. Raises MissingDependencyError if it is absent."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise MissingDependencyError(
+            "--device cuda: PyTorch finds no GPU here", hint="a GPU, its driver and a build of PyTorch for it"
+        )
+    return torch.device(name)
+
+
+def cpu_threads() -> int:
+    """Threads that PyTorch uses on the CPU."""
+    return torch.get_num_threads()

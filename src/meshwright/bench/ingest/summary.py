@@ -6,12 +6,11 @@ below. Interrupted passes and refused indexes have no values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
-from meshwright.bench.training_summary import ValueRange
 from meshwright.records.ingest import (
     STAGES,
     ChunkEncoding,
@@ -21,36 +20,20 @@ from meshwright.records.ingest import (
     IngestPass,
     IngestRecords,
 )
-from meshwright.records.measurement import Measurement
+from meshwright.records.measurement import ValueRange, value_range
 
 MB = 1e6
 
-RATES: dict[str, Callable[[IngestPass], float]] = {
-    "documents_per_s": lambda p: p.num_documents / p.wall_s,
-    "chunks_per_s": lambda p: p.num_chunks / p.wall_s,
-    "tokens_per_s": lambda p: p.num_tokens / p.wall_s,
-    "mb_per_s": lambda p: p.num_bytes / p.wall_s / MB,
-}
-"""Rates of a whole pass."""
-
-STAGE_RATES: dict[str, Callable[[IngestPass, float], float]] = {
+RATES: dict[str, Callable[[IngestPass, float], float]] = {
     "documents_per_s": lambda p, s: p.num_documents / s,
     "chunks_per_s": lambda p, s: p.num_chunks / s,
     "tokens_per_s": lambda p, s: p.num_tokens / s,
     "mb_per_s": lambda p, s: p.num_bytes / s / MB,
 }
-"""Rates of one stage while it works."""
+"""Rates of a pass or of one of its stages, from its seconds."""
 
-Kept = TypeVar("Kept")
-
-
-def value_range(values: Iterable[float | None]) -> ValueRange | None:
-    """Median with its interval; None where there is no value."""
-    found = tuple(v for v in values if v is not None)
-    if not found:
-        return None
-    low, high = Measurement(seconds=found, calls=1, target_ratio=1.0).interval
-    return ValueRange(value=median(found), low=low, high=high)
+Kept = TypeVar("Kept", IngestPass, IndexBuild, IndexSearch)
+Tried = TypeVar("Tried", IndexBuild, IndexSearch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +52,12 @@ class PassSummary:
 
     def rate(self, name: str) -> ValueRange | None:
         """A rate of the whole pass."""
-        return value_range(RATES[name](row) for row in self.whole)
+        return value_range(RATES[name](row, row.wall_s) for row in self.whole)
 
     def stage_rate(self, stage: str, name: str) -> ValueRange | None:
         """A rate of one stage while it works."""
         found = [(row, row.stage_s[stage]) for row in self.whole]
-        return value_range(STAGE_RATES[name](row, s) for row, s in found if s > 0)
+        return value_range(RATES[name](row, s) for row, s in found if s > 0)
 
     def value(self, name: str) -> ValueRange | None:
         """A field of the rows."""
@@ -101,7 +84,7 @@ class PassSummary:
             "stages": {
                 stage: {
                     "seconds": self.value(f"{stage}_s"), "share": self.stage_share(stage),
-                    **{name: self.stage_rate(stage, name) for name in STAGE_RATES},
+                    **{name: self.stage_rate(stage, name) for name in RATES},
                 }
                 for stage in STAGES
             },
@@ -124,46 +107,12 @@ class Overlap:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchSummary:
-    """One way of searching one index over its repeats."""
+class _IndexSummary(Generic[Tried]):
+    """One index over its repeats."""
 
     index: str
     build: str
-    search: str
-    batch: int
-    threads: int
-    rows: tuple[IndexSearch, ...]
-
-    @property
-    def name(self) -> str:
-        parameters = ",".join(filter(None, (self.build, self.search)))
-        return f"{self.index} {parameters}".strip()
-
-    def value(self, name: str) -> ValueRange | None:
-        """A field of the rows."""
-        return value_range(getattr(row, name) for row in self.rows)
-
-    @property
-    def refusal(self) -> str:
-        return next((row.refusal for row in self.rows if row.refusal), "")
-
-    def document(self) -> dict[str, Any]:
-        """All values for JSON."""
-        names = ("recall", "own_chunk_ratio", "p50_s", "p90_s", "p99_s", "queries_per_s")
-        return {
-            "index": self.index, "build": self.build, "search": self.search, "batch": self.batch,
-            "threads": self.threads, "k": self.rows[0].k, "num_vectors": self.rows[0].num_vectors,
-            "refusal": self.refusal or None, **{name: self.value(name) for name in names},
-        }  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuildSummary:
-    """One index over its builds."""
-
-    index: str
-    build: str
-    rows: tuple[IndexBuild, ...]
+    rows: tuple[Tried, ...]
 
     @property
     def name(self) -> str:
@@ -176,6 +125,34 @@ class BuildSummary:
     def value(self, name: str) -> ValueRange | None:
         """A field of the rows."""
         return value_range(getattr(row, name) for row in self.rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSummary(_IndexSummary[IndexSearch]):
+    """One way of searching one index over its repeats."""
+
+    search: str
+    batch: int
+    threads: int
+
+    @property
+    def name(self) -> str:
+        parameters = ",".join(filter(None, (self.build, self.search)))
+        return f"{self.index} {parameters}".strip()
+
+    def document(self) -> dict[str, Any]:
+        """All values for JSON."""
+        names = ("recall", "own_chunk_ratio", "p50_s", "p90_s", "p99_s", "queries_per_s")
+        return {
+            "index": self.index, "build": self.build, "search": self.search, "batch": self.batch,
+            "threads": self.threads, "k": self.rows[0].k, "num_vectors": self.rows[0].num_vectors,
+            "refusal": self.refusal or None, **{name: self.value(name) for name in names},
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildSummary(_IndexSummary[IndexBuild]):
+    """One index over its builds."""
 
     @property
     def vectors_per_s(self) -> ValueRange | None:

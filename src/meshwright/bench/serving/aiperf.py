@@ -18,7 +18,6 @@ import sys
 import venv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from meshwright.bench.serving.bench import ServingBenchOutcome, ServingBenchRequest
@@ -27,6 +26,7 @@ from meshwright.bench.serving.importers import read_results_of
 from meshwright.bench.serving.prompts import LengthKind, Lengths
 from meshwright.errors import InputError, MeshwrightError, MissingDependencyError
 from meshwright.files import default_cache, held, write_atomically
+from meshwright.records.files import now
 from meshwright.records.serving import Arrivals, Load, ServingPoint, ServingRecorder, TokenSource
 
 VERSION = "0.13.0"
@@ -180,7 +180,7 @@ def run_aiperf(
         for number, load in enumerate(request.loads, start=1):
             begin(load, repeat)
             out = recorder.folder / "aiperf" / f"load-{number}-repeat-{repeat}"
-            started = datetime.now(UTC).isoformat(timespec="seconds")
+            started = now()
             _run(arguments(client, request, load, seed=request.seed + repeat, out=out), out)
             (result,) = read_results_of(out / RESULT)
             point = replace(result.point, load=load, repeat=repeat, started=started, token_source=TokenSource.USAGE)

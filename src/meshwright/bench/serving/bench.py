@@ -16,7 +16,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import Any
 
 import aiohttp
@@ -30,6 +29,7 @@ from meshwright.bench.serving.prompts import PromptSource, WordScale, random_tex
 from meshwright.bench.serving.servers.processor import ThreadTimes, thread_times, wait_ratio
 from meshwright.bench.serving.summary import LoadSummary, MedianBounds, search_concurrency, summaries
 from meshwright.errors import InputError
+from meshwright.records.files import now
 from meshwright.records.serving import Arrivals, Load, RequestStatus, ServingPoint, ServingRecorder, TokenSource
 
 LONGEST_SCALE_LENGTH = 64
@@ -88,7 +88,7 @@ class _Bench:
             return earlier
         self.begin(load, repeat)
         request = self.request
-        started = datetime.now(UTC).isoformat(timespec="seconds")
+        started = now()
         async with open_session(request.endpoint) as session:
             await self._warm_up(session, load, repeat)
             client = Client(

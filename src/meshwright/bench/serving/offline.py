@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 
 from meshwright.bench.serving.bench import measure_scale
 from meshwright.bench.serving.ceiling import client_ceiling, refusal
@@ -23,6 +22,7 @@ from meshwright.bench.serving.loads import LoadOutcome, run_load
 from meshwright.bench.serving.metrics import serving_point
 from meshwright.bench.serving.prompts import LengthKind, Lengths, PromptSource
 from meshwright.errors import InputError
+from meshwright.records.files import now
 from meshwright.records.serving import Load, ServingPoint
 
 SOURCE_PAIRS = "128/128,128/2048,128/4096,500/2000,1000/1000,1000/2000,1024/2048,2048/128,2048/2048,5000/500,20000/2000"
@@ -129,7 +129,7 @@ async def _measure_pair(request: OfflineRequest, source: PromptSource, pair: Len
             warm = source.prompts(load=f"warm-up of {pair.name}", repeat=1)
             clients = [Client(session=s, endpoint=e, start_s=time.perf_counter()) for s, e in replicas]
             await asyncio.gather(*(_batch(c, warm, request.num_warmup) for c in clients))
-        started = datetime.now(UTC).isoformat(timespec="seconds")
+        started = now()
         begin_s = time.perf_counter()
         clients = [Client(session=s, endpoint=e, start_s=begin_s) for s, e in replicas]
         sizes = [len(range(i, request.num_requests, num_replicas)) for i in range(num_replicas)]

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from statistics import median
 from typing import Any
 
-from meshwright.bench.training_summary import ValueRange
-from meshwright.records.measurement import Measurement
+from meshwright.records.measurement import ValueRange, value_range
 from meshwright.records.serving import LATENCIES, Latency, Load, ServingPoint
 
 RATES = (
@@ -57,12 +55,12 @@ class LoadSummary:
 
     def value(self, name: str) -> ValueRange | None:
         """A rate over the usable repeats; None where no repeat has it."""
-        return _range([getattr(p, name) for p in self.usable])
+        return value_range(getattr(p, name) for p in self.usable)
 
     def latency(self, name: str, part: str = "median") -> ValueRange | None:
         """One statistic of a latency over the usable repeats."""
         found = [getattr(p, name) for p in self.usable]
-        return _range([getattr(x, part) for x in found if x is not None])
+        return value_range(getattr(x, part) for x in found if x is not None)
 
     def document(self) -> dict[str, Any]:
         """Return all values for JSON: medians over the repeats, and `ranges` of values that vary."""
@@ -91,14 +89,6 @@ class LoadSummary:
             **latencies,
             "ranges": {n: v for n, v in ranged.items() if v is not None} if len(self.usable) > 1 else {},
         }
-
-
-def _range(values: Sequence[float | None]) -> ValueRange | None:
-    found = [v for v in values if v is not None]
-    if not found:
-        return None
-    low, high = Measurement(seconds=tuple(found), calls=1, target_ratio=1.0).interval
-    return ValueRange(value=median(found), low=low, high=high)
 
 
 def summaries(points: Sequence[ServingPoint]) -> list[LoadSummary]:

@@ -8,9 +8,8 @@ import pytest
 pytest.importorskip("faiss")
 
 from meshwright.bench.ingest.choices import KINDS, parse_index
-from meshwright.bench.ingest.comparison import extended
+from meshwright.bench.ingest.comparison import exact_similarities, extended, recall_at_k, with_same_vector
 from meshwright.bench.ingest.indexes import make_index, num_lists
-from meshwright.bench.ingest.recall import exact_similarities, recall_at_k, with_same_vector
 from meshwright.errors import InputError
 
 DIM, K = 24, 10
