@@ -15,7 +15,7 @@ import torch
 from meshwright import runfile
 from meshwright.calibration.device import Check
 from meshwright.engines.base import TrainOptions
-from meshwright.engines.native import engine, machine_measurement, slowdown
+from meshwright.engines.native import engine, expectation, machine_measurement
 from meshwright.engines.native.expectation import Expectation, _at_speed, _speed_notes, measure_expectation
 from meshwright.fitting.kernel_times import KernelTimes
 from meshwright.specs.plan import Plan
@@ -124,16 +124,16 @@ def test_a_machine_that_is_slower_now_is_expected_to_be_and_the_interval_holds_b
 
 
 def test_steps_of_a_calibration_are_timed_again(monkeypatch):
-    monkeypatch.setattr(slowdown, "BUDGET_S", 0.05)
+    monkeypatch.setattr(expectation, "CHECK_BUDGET_S", 0.05)
     text = TEXT.replace("EXPERTS", "").replace("PRECISION", "bf16")
     check = Check(run=text, num_processes=1, seconds=1.0, spread=1.0)
-    one_s = slowdown.measure_slowdown((check,), num_processes=1, device=CPU)
+    one_s = expectation.measure_slowdown((check,), num_processes=1, device=CPU)
     assert one_s is not None
     assert 0 < one_s < 0.9  # a step of a tiny model does not take a second
-    slower = slowdown.measure_slowdown((replace(check, seconds=1e-6),), num_processes=1, device=CPU)
+    slower = expectation.measure_slowdown((replace(check, seconds=1e-6),), num_processes=1, device=CPU)
     assert slower is not None
     assert slower > 100
-    assert slowdown.measure_slowdown((check,), num_processes=2, device=CPU) is None
+    assert expectation.measure_slowdown((check,), num_processes=2, device=CPU) is None
 
 
 def test_an_open_plan_is_the_planners(tmp_path):

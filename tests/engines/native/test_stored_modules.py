@@ -5,10 +5,10 @@ import pytest
 torch = pytest.importorskip("torch")
 from tests.tiny_runs import tiny_run
 
+from meshwright.engines.native.assembly import store_modules
 from meshwright.engines.native.check import check_plan
 from meshwright.engines.native.fp8 import caches_weights
 from meshwright.engines.native.rehearsal import rehearse
-from meshwright.engines.native.stored_modules import store_modules
 from meshwright.errors import InputError
 from meshwright.kernels import stored_activations as stores
 from meshwright.specs.plan import Plan, Recompute, Sharding

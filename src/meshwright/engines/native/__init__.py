@@ -8,8 +8,7 @@ Here are the trainer, the assembly of a model and its parallelism. Read in this 
     engine                prepare and launch a run; prepared: the run that every process receives
     trainer               the training loop of one process
     loop_checkpoints      its resume, saves and roll-backs
-    run_output            its progress, logs and trackers; progress: lines on stderr
-    run_statistics        its measurements in the record
+    run_output            its progress, logs, trackers, profiler and record; progress: lines on stderr
     fault_detector        loss spikes, non-finite numbers, skipped batches
     batch_loader          batches of one process
     assembly              modules, shards and optimizer of one process
@@ -17,8 +16,7 @@ Here are the trainer, the assembly of a model and its parallelism. Read in this 
     fp8, compiling        linear layers in 8 bits, torch.compile
     recompute             activation recomputation; output_recomputation: outputs of cheap functions
     parallel/             mesh, FSDP, tensor, context, expert and pipeline parallelism, one technique a file
-    expectation           prediction of a run on this machine; layer_timing, slowdown: its measurements
-    generation            the text sample of a record
-    profiled              the profiler of one process
+    expectation           prediction of a run on this machine; layer_timing: its measurements
+    closing               the text sample and the adapters of a complete training
     rehearsal             a plan on local processes, compared with one process
 """

@@ -7,7 +7,7 @@ and fill in weights. So no process ever holds more than its part.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,12 +31,13 @@ from meshwright.engines.native.parallel.tensor import shard_matrices
 from meshwright.engines.native.parallel.tied_embeddings import EmbeddingCopy, embedding_copies
 from meshwright.engines.native.recompute import recompute
 from meshwright.engines.native.step import Accumulation, Stepper
-from meshwright.engines.native.stored_modules import store_modules
 from meshwright.kernels.fp8.layer import RECIPES, Fp8State
+from meshwright.kernels.stored_activations import StoredFormat, store_activations
 from meshwright.specs.plan import Offload, Sharding
 from meshwright.specs.run import Run
 from meshwright.training.masters import Master, masters_of
 from meshwright.training.models import (
+    Block,
     Transformer,
     TransformerOptions,
     add_adapters,
@@ -50,6 +51,7 @@ from meshwright.training.models import (
     named_seed,
     update_routing_bias,
 )
+from meshwright.training.models.experts import MixtureOfExperts
 from meshwright.training.optimizer import MasterOptimizer
 from meshwright.training.weights import load_weights
 
@@ -285,3 +287,23 @@ def _stage(
         init_adapters(module, seed=run.train.seed)
         load_weights(module, weights)
     return module
+
+
+def store_modules(blocks: Iterable[nn.Module], formats: Mapping[str, str]) -> None:
+    """Make the modules that `formats` names keep their activations so (`kernels.stored_activations`), in place."""
+    for block in blocks:
+        for name, kind in formats.items():
+            for module in _modules(block, name):
+                store_activations(module, format=StoredFormat(kind))
+
+
+def _modules(block: nn.Module, name: str) -> Iterator[nn.Module]:
+    assert isinstance(block, Block)
+    if name == "norm":
+        yield from (block.attention_norm, block.ffn_norm)
+    elif isinstance(block.ffn, MixtureOfExperts):  # its router keeps fp32
+        yield block.ffn.experts
+        if block.ffn.shared is not None:
+            yield block.ffn.shared
+    else:
+        yield block.ffn

@@ -16,21 +16,25 @@ All processes call `measure_expectation` together and get the same result.
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass, replace
-from math import exp, hypot
+from math import exp, hypot, log
+from statistics import mean, median
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from meshwright.calibration.device import DeviceCalibration, installed_path, load
+from meshwright import runfile
+from meshwright.calibration.device import Check, DeviceCalibration, installed_path, load
 from meshwright.cost.uncertainty import Z80
 from meshwright.engines.base import Measuring
 from meshwright.engines.base import predicted as predicted_of
+from meshwright.engines.native.assembly import assemble
 from meshwright.engines.native.fp8 import is_emulated
 from meshwright.engines.native.layer_timing import LEAST_SD
 from meshwright.engines.native.machine_measurement import MachineMeasurement, measure_machine
-from meshwright.engines.native.slowdown import measure_slowdown
+from meshwright.engines.native.parallel.mesh import MeshCoordinates
 from meshwright.errors import MeshwrightError
 from meshwright.fitting.kernel_times import calibration_here
 from meshwright.kernels import processor
@@ -57,6 +61,9 @@ OF_PUBLISHED_RUNS = (
 )
 NOTABLY = 1.1
 """Smallest ratio of speeds that is reported: speeds of any two minutes differ by less."""
+CHECK_BUDGET_S = 0.4
+"""For each step of a calibration that is timed again."""
+FEWEST_CHECKS = 3  # repetitions of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,3 +311,46 @@ def _is_several() -> bool:
 def _together() -> None:
     if _is_several():
         dist.barrier()
+
+
+def measure_slowdown(checks: tuple[Check, ...], *, num_processes: int, device: torch.device) -> float | None:
+    """Ratio of step times now to those of the calibration; None where it has no step of so many processes.
+
+    A calibration keeps small steps that were timed with it, by numbers of processes. The processes of a training take
+    them at the same time, each by itself, as in the calibration, in about a second. All get the same result, that of
+    the slowest of them.
+    """
+    alike = [check for check in checks if check.num_processes == num_processes]
+    return exp(mean(log(_seconds(check, device) / check.seconds) for check in alike)) if alike else None
+
+
+def _seconds(check: Check, device: torch.device) -> float:
+    run = runfile.loads(check.run)
+    assert run.micro_batch is not None
+    with torch.random.fork_rng():
+        parts = assemble(run, coordinates=MeshCoordinates(plan=Plan(micro_batch=run.micro_batch), device=device))
+        tokens_BT = torch.randint(run.model.vocab, (run.global_batch, run.sequence_length), device=device)
+    positions_BT = torch.arange(run.sequence_length, device=device).expand(tokens_BT.shape)
+    batch = {"tokens_BT": tokens_BT, "labels_BT": tokens_BT.roll(-1, 1), "positions_BT": positions_BT}
+
+    def step_s() -> float:
+        devices.synchronize(device)
+        start_s = time.perf_counter()
+        parts.stepper.forward_backward(batch, scale=1.0 / tokens_BT.numel())
+        parts.optimizer.step(learning_rate=0.0)
+        devices.synchronize(device)
+        return _largest(time.perf_counter() - start_s)
+
+    step_s(), step_s()
+    seconds: list[float] = []
+    while len(seconds) < FEWEST_CHECKS or sum(seconds) < CHECK_BUDGET_S:
+        seconds.append(step_s())
+    return median(seconds)
+
+
+def _largest(seconds: float) -> float:
+    if not _is_several():
+        return seconds
+    value = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(value, op=dist.ReduceOp.MAX)
+    return value.item()

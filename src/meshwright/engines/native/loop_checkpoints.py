@@ -18,7 +18,7 @@ from meshwright.engines.native.fault_detector import FaultDetector
 from meshwright.engines.native.fp8 import CHECKPOINTED
 from meshwright.engines.native.prepared import PreparedRun
 from meshwright.engines.native.progress import ProgressDisplay
-from meshwright.engines.native.validation_history import ValidationHistory
+from meshwright.engines.native.validation import ValidationHistory
 from meshwright.training import checkpoints
 from meshwright.training.clock import Clock, TrainingPhase
 from meshwright.training.data import Tokenizer

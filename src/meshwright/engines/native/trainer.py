@@ -31,12 +31,15 @@ from meshwright.engines.native.kernel_routing import gathered_choices, notes_on_
 from meshwright.engines.native.loop_checkpoints import LoopCheckpoints
 from meshwright.engines.native.parallel.mesh import MeshCoordinates, mesh_coordinates
 from meshwright.engines.native.prepared import PreparedRun
-from meshwright.engines.native.profiled import open_profiler
 from meshwright.engines.native.progress import ProgressDisplay, reading
-from meshwright.engines.native.run_output import RunOutput
-from meshwright.engines.native.run_statistics import RunMeasurements, gather_rank_statistics, run_statistics
-from meshwright.engines.native.validation import ValidationLosses, validation_losses
-from meshwright.engines.native.validation_history import ValidationHistory
+from meshwright.engines.native.run_output import (
+    RunMeasurements,
+    RunOutput,
+    gather_rank_statistics,
+    open_profiler,
+    run_statistics,
+)
+from meshwright.engines.native.validation import ValidationHistory, ValidationLosses, validation_losses
 from meshwright.engines.native.warm_up import warm_up
 from meshwright.kernels.dispatch import active
 from meshwright.kernels.dispatch import using as using_routes

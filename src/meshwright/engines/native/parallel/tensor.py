@@ -4,7 +4,7 @@
     output down               by rows: a collective sums the partial outputs
     router                    replicated: each rank scores its own tokens; `expert` shards the experts
     an adapter's matrices     the wide side like the matrix it belongs to, the narrow one replicated (`adapters`)
-    embedding head            by rows of the vocabulary; the loss is taken without gathering logits (`vocabulary`);
+    embedding head            by rows of the vocabulary; the loss is taken without gathering logits;
                               tied ones are one matrix here too
     latent attention          matrices that grow heads out of latents by columns; those that make latents are whole,
                               and it is the narrow latents that are gathered
@@ -39,13 +39,14 @@ from torch.distributed.tensor.parallel import (
 )
 
 from meshwright.engines.native.parallel.adapters import LoraColwiseParallel, LoraRowwiseParallel, QkvParallel
-from meshwright.engines.native.parallel.vocabulary import shard_vocabulary
-from meshwright.kernels.linear import Linear
+from meshwright.kernels.cross_entropy import capped
+from meshwright.kernels.linear import Linear, linear
 from meshwright.training.models import Block, LoraLinear, Transformer
 from meshwright.training.models.attention import GroupedAttention, LatentAttention
 from meshwright.training.models.experts import MixtureOfExperts, TopKRouter
 from meshwright.training.models.feed_forward import FeedForward
 from meshwright.training.models.norm import Norm
+from meshwright.training.models.transformer import Head
 
 TOKENS = Shard(1)  # T of B T D
 
@@ -285,3 +286,26 @@ class _SharedByHeads(ParallelStyle):
 
         module.register_forward_hook(local)
         return module
+
+
+def shard_vocabulary(head: Head, *, mesh: DeviceMesh, residual: Shard | Replicate) -> None:
+    """Shard `head` by rows of its weight, in place; `residual` is the placement of its input.
+
+    The loss and its gradients are those of `kernels.linear_cross_entropy`, whose ranks reduce the largest logit and the
+    sum of exponentials. The gradient of the hidden states is partial on each rank, and reduced with the gather's
+    backward.
+    """
+    weight = distribute_tensor(head.weight.detach(), mesh, [Shard(0)], src_data_rank=None)
+    head.weight = nn.Parameter(weight, requires_grad=head.weight.requires_grad)
+
+    def forward(h_BTD: Tensor, labels_BT: Tensor | None = None, weights_BT: Tensor | None = None) -> Tensor:
+        whole = DTensor.from_local(h_BTD, mesh, [residual], run_check=False).redistribute(mesh, [Replicate()])
+        whole_BTD = whole.to_local(grad_placements=[Partial()])
+        assert isinstance(head.weight, DTensor)
+        weight_VD = head.weight.to_local()
+        if labels_BT is None:
+            local_BTV = capped(linear(whole_BTD, weight_VD), head.cap)
+            return DTensor.from_local(local_BTV, mesh, [Shard(2)], run_check=False).full_tensor()
+        return head.loss(whole_BTD, weight_VD, labels_BT, weights_BT, group=mesh.get_group())
+
+    head.forward = forward  # pyright: ignore[reportAttributeAccessIssue]

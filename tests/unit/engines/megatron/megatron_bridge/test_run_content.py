@@ -14,9 +14,8 @@ from ruamel.yaml import YAML
 from meshwright import runfile
 from meshwright.engines.megatron import contract
 from meshwright.engines.megatron.megatron_bridge.configuration import sections
-from meshwright.engines.megatron.megatron_bridge.contradictions import REFUSED
 from meshwright.engines.megatron.megatron_bridge.files import DERIVED
-from meshwright.engines.megatron.megatron_bridge.run_content import COMBINED, OPPOSITE, OPTION_NAMES
+from meshwright.engines.megatron.megatron_bridge.run_content import COMBINED, OPPOSITE, OPTION_NAMES, REFUSED
 from meshwright.engines.megatron.megatron_core.constructors import UNFUSED
 from meshwright.errors import InputError
 from meshwright.specs.model import AttentionKind, RopeScaling, Router
