@@ -68,19 +68,25 @@ class LegalityContext:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """`holds` is true where a plan keeps the rule; `says` explains one plan that does not."""
+    """`holds` is true where a plan keeps the rule; `says` explains one plan that does not, or all of them."""
 
     name: str
-    scope: Scope
+    scope: Scope = Scope.CHOICE
     holds: Callable[[LegalityContext, PlanTable], Mask]
-    says: Callable[[LegalityContext, PlanTable], str]
+    says: Callable[[LegalityContext, PlanTable], str] | str
     severity: Severity = Severity.REFUSED
     after: str | None = None
     """Of an engine's own rule: the shared one behind which messages have it. None: it comes last."""
     key: str = "parallel"
     """Of a run file, to which an engine's refusal points."""
-    hint: Callable[[LegalityContext, PlanTable], str | None] = lambda _, __: None
-    """A change with which one plan keeps the rule."""
+    hint: Callable[[LegalityContext, PlanTable], str | None] | str | None = None
+    """A change with which one plan, or every plan, keeps the rule."""
+
+    def explained(self, context: LegalityContext, plan: PlanTable) -> tuple[str, str | None]:
+        """Return message and hint for the one plan of a table."""
+        says, hint = self.says, self.hint
+        message = says(context, plan) if callable(says) else says
+        return message, hint(context, plan) if callable(hint) else hint
 
 
 @dataclass(frozen=True, kw_only=True)

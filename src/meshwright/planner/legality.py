@@ -97,10 +97,10 @@ def violations(plan: Plan, *, context: LegalityContext) -> list[Violation]:
     split = _layer_split(plan, context=context)
     row = plan_row(replace(plan, layers_per_stage=None) if split else plan)
     broken = [r for r in rules_of(context.facts) if not bool(r.holds(context, row))]
-    found = [
-        Violation(rule=r.name, message=r.says(context, row), severity=r.severity, key=r.key, hint=r.hint(context, row))
-        for r in broken
-    ]
+    found = []
+    for rule in broken:
+        message, hint = rule.explained(context, row)
+        found.append(Violation(rule=rule.name, message=message, severity=rule.severity, key=rule.key, hint=hint))
     return sorted(found + split, key=lambda v: v.severity is not Severity.REFUSED)
 
 

@@ -36,16 +36,14 @@ RULES = (
     ),
     Rule(
         name="shards of one rank",
-        scope=Scope.CHOICE,
         holds=lambda _, p: (p.sharding == Sharding.NONE) | (p.data_shard * p.context > 1),
-        says=lambda _, __: "MaxText shards nothing over one data and context rank: must be none",
+        says="MaxText shards nothing over one data and context rank: must be none",
         key="parallel.sharding",
-        hint=lambda _, __: "parallel.sharding: none",
+        hint="parallel.sharding: none",
         after="replicas",
     ),
     Rule(
         name="fully sharded experts",
-        scope=Scope.CHOICE,
         holds=lambda s, p: (p.sharding != Sharding.PARAMETERS) | is_divisor(p.expert, p.data_shard),
         says=lambda _, p: (
             f"experts and shards of parameters share MaxText's axes: expert {p.expert} must divide data_shard "
@@ -56,7 +54,6 @@ RULES = (
     ),
     Rule(
         name="fully sharded width",
-        scope=Scope.CHOICE,
         holds=lambda s, p: (p.sharding != Sharding.PARAMETERS) | is_divisor(p.data_shard * p.context, s.model.hidden),
         says=lambda s, p: (
             f"data_shard {p.data_shard} x context {p.context} does not divide the hidden width {s.model.hidden}"
@@ -82,44 +79,35 @@ RULES = (
     ),
     Rule(
         name="latent recomputation",
-        scope=Scope.CHOICE,
         holds=lambda s, p: (s.model.is_mla == 0) | np.equal(p.recompute, RECOMPUTES.index(Recompute.FULL)),
-        says=lambda s, p: (
-            "under latent attention MaxText's policies recompute latents too, which no set of modules expresses: "
-            "recompute must be full"
-        ),
+        says="under latent attention MaxText's policies recompute latents too, which no set of modules expresses: "
+        "recompute must be full",
     ),
     Rule(
         name="stages of adapters",
         scope=Scope.SHAPE,
         holds=lambda s, p: (s.model.lora_rank == 0) | (np.asarray(p.pipeline) == 1),
-        says=lambda _, __: (
-            "MaxText finds the modules with adapters by a forward pass of one token, which its pipeline cannot split "
-            "into micro-batches: must be 1"
-        ),
+        says="MaxText finds the modules with adapters by a forward pass of one token, which its pipeline cannot split "
+        "into micro-batches: must be 1",
         key="parallel.pipeline",
     ),
     Rule(
         name="axes that shard weights",
-        scope=Scope.CHOICE,
         holds=lambda _, p: (p.sharding == Sharding.PARAMETERS) | (p.context * p.expert == 1),
-        says=lambda _, __: "MaxText shards weights over its context and expert axes too",
+        says="MaxText shards weights over its context and expert axes too",
         key="parallel.sharding",
-        hint=lambda _, __: "--set parallel.sharding=parameters",
+        hint="--set parallel.sharding=parameters",
     ),
     Rule(
         name="sequences of experts",
         scope=Scope.SHAPE,
         holds=lambda s, p: (not has_experts(s)) | (p.tensor == 1) | (p.sequence_parallel == 0),
-        says=lambda _, __: (
-            "with experts MaxText's `tensor_sequence` axis gives other losses than one device: must be false"
-        ),
+        says="with experts MaxText's `tensor_sequence` axis gives other losses than one device: must be false",
         key="parallel.sequence_parallel",
-        hint=lambda _, __: "--set parallel.sequence_parallel=false",
+        hint="--set parallel.sequence_parallel=false",
     ),
     Rule(
         name="accumulated gradients",
-        scope=Scope.CHOICE,
         holds=lambda s, p: (
             (p.sharding != Sharding.OPTIMIZER)
             | (p.pipeline > 1)
@@ -127,9 +115,9 @@ RULES = (
             | (s.precision != "fp32")
             | (s.model.lora_rank > 0)
         ),
-        says=lambda _, __: "MaxText rounds weights to bf16 when it accumulates gradients under a sharded optimizer",
+        says="MaxText rounds weights to bf16 when it accumulates gradients under a sharded optimizer",
         key="parallel.sharding",
-        hint=lambda _, __: "--set parallel.sharding=parameters, or batch.micro as large as the batch of a device",
+        hint="--set parallel.sharding=parameters, or batch.micro as large as the batch of a device",
     ),
     Rule(
         name="devices of JAX",

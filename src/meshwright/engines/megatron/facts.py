@@ -66,50 +66,44 @@ RULES = (
     ),
     Rule(
         name="narrow states",
-        scope=Scope.CHOICE,
         holds=lambda s, p: (s.optimizer.states is StateFormat.FP32) | (p.sharding == Sharding.OPTIMIZER),
-        says=lambda _, __: "16-bit states need a sharded optimizer",
+        says="16-bit states need a sharded optimizer",
         key="optimizer.states",
-        hint=lambda _, __: "parallel.sharding: optimizer",
+        hint="parallel.sharding: optimizer",
     ),
     Rule(
         name="alternate GEMMs",
-        scope=Scope.CHOICE,
         holds=lambda _, p: p.recomputes("alternate_matmuls") == 0,
-        says=lambda _, __: "alternate_matmuls exists only in torchtitan",
+        says="alternate_matmuls exists only in torchtitan",
         key="parallel.recompute",
     ),
     Rule(
         name="recomputation under delayed scales",
-        scope=Scope.CHOICE,
         holds=lambda s, p: (s.precision != "fp8_delayed") | ~_recomputes(p, "norm", "activation"),
-        says=lambda _, __: "delayed scales of fp8 do not support recomputation of norm and activation",
+        says="delayed scales of fp8 do not support recomputation of norm and activation",
         key="parallel.recompute",
-        hint=lambda _, __: "precision: fp8",
+        hint="precision: fp8",
     ),
     Rule(
         name="recomputation in CUDA graphs",
-        scope=Scope.CHOICE,
         holds=lambda s, p: (s.software.cuda_graphs not in PARTS) | ~_is_full(p),
         says=lambda s, _: f"{s.software.cuda_graphs} CUDA graphs do not hold layers that are recomputed as a whole",
         key="parallel.recompute",
-        hint=lambda _, __: "stack.cuda_graphs: none",
+        hint="stack.cuda_graphs: none",
     ),
     Rule(
         name="recomputed experts in CUDA graphs",
-        scope=Scope.CHOICE,
         holds=lambda s, p: (s.software.cuda_graphs is not CudaGraphs.PARTIAL) | ~_recomputes(p, "moe"),
-        says=lambda _, __: "partial CUDA graphs hold the router, which recomputing moe would repeat",
+        says="partial CUDA graphs hold the router, which recomputing moe would repeat",
         key="parallel.recompute",
-        hint=lambda _, __: "stack.cuda_graphs: none",
+        hint="stack.cuda_graphs: none",
     ),
     Rule(
         name="recomputation under overlapped experts",
-        scope=Scope.CHOICE,
         holds=lambda s, p: (not s.software.overlaps_experts) | (p.expert == 1) | ~_is_full(p),
-        says=lambda _, __: "expert communication overlaps (stack.overlaps_experts) only without full recomputation",
+        says="expert communication overlaps (stack.overlaps_experts) only without full recomputation",
         key="parallel.recompute",
-        hint=lambda _, __: "stack.overlaps_experts: false",
+        hint="stack.overlaps_experts: false",
     ),
     Rule(
         name="overlapped experts of tensor ranks",
@@ -117,9 +111,9 @@ RULES = (
         holds=lambda s, p: (
             (not (s.software.overlaps_experts and has_experts(s))) | (p.expert > 1) | (p.expert_tensor == 1)
         ),
-        says=lambda _, __: "expert communication overlaps only with expert parallelism",
+        says="expert communication overlaps only with expert parallelism",
         key="parallel.expert",
-        hint=lambda _, __: "stack.overlaps_experts: false",
+        hint="stack.overlaps_experts: false",
     ),
     Rule(
         name="overlapped experts of virtual stages",
@@ -127,20 +121,18 @@ RULES = (
         holds=lambda s, p: (
             (not s.software.overlaps_experts) | (p.expert == 1) | (p.pipeline == 1) | (p.virtual_pipeline > 1)
         ),
-        says=lambda _, __: "in a pipeline expert communication overlaps only with virtual stages",
+        says="in a pipeline expert communication overlaps only with virtual stages",
         key="parallel.virtual_pipeline",
-        hint=lambda _, __: "stack.overlaps_experts: false",
+        hint="stack.overlaps_experts: false",
     ),
     Rule(
         name="overlapped experts of a model",
         scope=Scope.SHAPE,
         holds=lambda s, p: (not s.software.overlaps_experts) | (p.expert == 1) | _overlaps_model(s, p),
-        says=lambda _, __: (
-            "expert communication overlaps only in 16 bits, and with multi-token prediction only of one token in a "
-            "pipeline"
-        ),
+        says="expert communication overlaps only in 16 bits, and with multi-token prediction only of one token in a "
+        "pipeline",
         key="stack.overlaps_experts",
-        hint=lambda _, __: "stack.overlaps_experts: false",
+        hint="stack.overlaps_experts: false",
     ),
     Rule(
         name="overlapped experts in CUDA graphs",
@@ -148,29 +140,27 @@ RULES = (
         holds=lambda s, p: (
             (not s.software.overlaps_experts) | (p.expert == 1) | (s.software.cuda_graphs is not CudaGraphs.FULL)
         ),
-        says=lambda _, __: "expert communication does not overlap in CUDA graphs of the whole iteration",
+        says="expert communication does not overlap in CUDA graphs of the whole iteration",
         key="stack.overlaps_experts",
-        hint=lambda _, __: "stack.cuda_graphs: partial",
+        hint="stack.cuda_graphs: partial",
     ),
     Rule(
         name="offloaded activations in a pipeline",
         scope=Scope.SHAPE,
         holds=lambda s, p: (not s.software.offloaded_activations) | (np.asarray(p.pipeline) == 1),
-        says=lambda _, __: "Megatron does not offload activations under a pipeline",
+        says="Megatron does not offload activations under a pipeline",
         key="stack.offloaded_activations",
-        hint=lambda _, __: "parallel.pipeline: 1",
+        hint="parallel.pipeline: 1",
     ),
     Rule(
         name="offloaded activations under recomputation",
-        scope=Scope.CHOICE,
         holds=lambda s, p: (not s.software.offloaded_activations) | (p.recompute == RECOMPUTES.index(Recompute.NONE)),
-        says=lambda _, __: "Megatron does not offload activations under recomputation",
+        says="Megatron does not offload activations under recomputation",
         key="stack.offloaded_activations",
-        hint=lambda _, __: "parallel.recompute: none",
+        hint="parallel.recompute: none",
     ),
     Rule(
         name="recomputed layers of stages",
-        scope=Scope.CHOICE,
         holds=_recomputes_equally,
         says=lambda s, p: (
             f"Megatron recomputes equally many layers in each of a rank's {p.virtual_pipeline} stages: "

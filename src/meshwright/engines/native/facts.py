@@ -45,7 +45,6 @@ def _stored_once(module: str) -> Rule:
     bit = 1 << STORED_MODULES.index(module)
     return Rule(
         name=f"stored activations of {module}",
-        scope=Scope.CHOICE,
         holds=lambda s, p: ((_stored(s, p) & bit) == 0) | ~_recomputed(p, *STORED_OR_RECOMPUTED[module]),
         says=lambda _, p: f"it is recomputed already ({module_names(int(p.recompute_mask))}): leave out one of both",
         key=f"kernels.stored_activations.{module}",
@@ -109,13 +108,12 @@ RULES = (
             "must be 1"
         ),
         key="parallel.context",
-        hint=lambda _, __: "--set model.num_mtp_layers=0",
+        hint="--set model.num_mtp_layers=0",
     ),
     Rule(
         name="stored activations",
-        scope=Scope.CHOICE,
         holds=lambda s, p: (_stored(s, p) == 0) | ~_is(Recompute.FULL, p),
-        says=lambda _, __: "whole layers are recomputed and save nothing: leave it out",
+        says="whole layers are recomputed and save nothing: leave it out",
         key="kernels.stored_activations",
     ),
     *(_stored_once(module) for module in STORED_MODULES),
@@ -128,7 +126,6 @@ RULES = (
     ),
     Rule(
         name="recomputation under zero bubble",
-        scope=Scope.CHOICE,
         holds=lambda _, p: (
             ~_splits_backward(p)
             | (~_is(Recompute.FULL, p) & ((np.asarray(p.recompute_mask) & ~mask_of(*DROPPED_MODULES)) == 0))
@@ -137,22 +134,18 @@ RULES = (
             f"{SCHEDULES[int(p.schedule)].value} would compute it twice, for gradients of inputs and of weights"
         ),
         key="parallel.recompute",
-        hint=lambda _, __: f"allowed with it: none, or modules of {', '.join(DROPPED_MODULES)}",
+        hint=f"allowed with it: none, or modules of {', '.join(DROPPED_MODULES)}",
     ),
     Rule(
         name="recomputed norms",
-        scope=Scope.CHOICE,
         holds=lambda _, p: (p.tensor == 1) | ~_recomputed(p, "norm"),
         says=lambda _, p: f"norm frees nothing when tensor > 1, here {p.tensor}: what is kept is the gathered output",
         key="parallel.recompute",
     ),
     Rule(
         name="norms of outputs",
-        scope=Scope.CHOICE,
         holds=lambda s, p: (s.model.norms_inputs > 0) | ~_recomputed(p, "norm"),
-        says=lambda _, __: (
-            "the model has no norm whose output is kept: it normalises only outputs of attention and feed-forward"
-        ),
+        says="the model has no norm whose output is kept: it normalises only outputs of attention and feed-forward",
         key="parallel.recompute",
     ),
     Rule(
@@ -171,7 +164,6 @@ RULES = (
     ),
     Rule(
         name="alternate GEMMs",
-        scope=Scope.CHOICE,
         holds=lambda s, p: (
             ~_recomputed(p, "alternate_matmuls")
             | (
@@ -180,17 +172,15 @@ RULES = (
             )
         ),
         # Sharded experts are gathered inside their layer, which a recomputed layer does not do twice.
-        says=lambda _, p: (
-            "alternate_matmuls decides for all modules, so that it cannot be combined with others, and needs whole "
-            "experts: expert, expert_tensor and tensor must be 1"
-        ),
+        says="alternate_matmuls decides for all modules, so that it cannot be combined with others, and needs whole "
+        "experts: expert, expert_tensor and tensor must be 1",
         key="parallel.recompute",
     ),
     Rule(
         name="filled stages of adapters",
         scope=Scope.SHAPE,
         holds=lambda s, p: (s.model.lora_rank == 0) | fills_stages(s, p),
-        says=lambda _, __: "a stage without layers has no adapters to train",
+        says="a stage without layers has no adapters to train",
         key="parallel.layers_per_stage",
         after="layers",
     ),
@@ -198,42 +188,38 @@ RULES = (
         name="quantised base of tensor ranks",
         scope=Scope.SHAPE,
         holds=lambda s, p: (s.model.quantised_bytes == 0) | (np.asarray(p.tensor) == 1),
-        says=lambda _, __: "a quantised base is not sharded: must be 1",
+        says="a quantised base is not sharded: must be 1",
         key="parallel.tensor",
     ),
     Rule(
         name="quantised base of shards",
-        scope=Scope.CHOICE,
         holds=lambda s, p: (
             (s.model.quantised_bytes == 0)
             | (np.asarray(p.sharding) != Sharding.PARAMETERS)
             | (np.asarray(p.data_shard * p.context) == 1)
         ),
-        says=lambda _, __: "a quantised base is not sharded",
+        says="a quantised base is not sharded",
         key="parallel.sharding",
-        hint=lambda _, __: "allowed: none, optimizer, gradients",
+        hint="allowed: none, optimizer, gradients",
     ),
     Rule(
         name="dropout of latents",
         scope=Scope.SHAPE,
         holds=lambda s, p: (s.model.lora_dropout * s.model.is_mla == 0) | (p.tensor == 1),
-        says=lambda _, __: "tensor ranks would drop different latents: must be 0",
+        says="tensor ranks would drop different latents: must be 0",
         key="lora.dropout",
     ),
     Rule(
         name="recomputed dropout",
-        scope=Scope.CHOICE,
         holds=lambda s, p: (s.model.lora_dropout == 0) | ~_recomputed(p, "mla_up_projection"),
-        says=lambda _, __: "mla_up_projection would draw another dropout when recomputed: must be 0",
+        says="mla_up_projection would draw another dropout when recomputed: must be 0",
         key="lora.dropout",
     ),
     Rule(
         name="steps of labels",
         scope=Scope.SHAPE,
         holds=lambda s, p: (not s.counts_labels) | (np.asarray(p.pipeline) == 1),
-        says=lambda _, __: (
-            "a pipeline's schedule needs as many micro-batches in each step: parallel.pipeline must be 1"
-        ),
+        says="a pipeline's schedule needs as many micro-batches in each step: parallel.pipeline must be 1",
         key="batch.label_tokens",
     ),
     Rule(
@@ -244,23 +230,21 @@ RULES = (
             f"the backward pass of a compiled layer is one piece, which {SCHEDULES[int(p.schedule)].value} would split"
         ),
         key="train.compile",
-        hint=lambda _, __: "allowed with it: gpipe, 1f1b, interleaved",
+        hint="allowed with it: gpipe, 1f1b, interleaved",
     ),
     Rule(
         name="compiled recomputation",
-        scope=Scope.CHOICE,
         holds=lambda s, p: (not s.is_compiled) | ~_is(Recompute.SELECTIVE, p),
-        says=lambda _, __: "the compiler itself decides which norms and activations of a layer are recomputed",
+        says="the compiler itself decides which norms and activations of a layer are recomputed",
         key="train.compile",
-        hint=lambda _, __: "set parallel.recompute to none or full",
+        hint="set parallel.recompute to none or full",
     ),
     Rule(
         name="compiled storage",
-        scope=Scope.CHOICE,
         holds=lambda s, p: (not s.is_compiled) | (_stored(s, p) == 0),
-        says=lambda _, __: "a compiled layer saves what the compiler decides: leave it out",
+        says="a compiled layer saves what the compiler decides: leave it out",
         key="kernels.stored_activations",
-        hint=lambda _, __: "--set train.compile=false",
+        hint="--set train.compile=false",
     ),
     Rule(
         name="narrow widths",
@@ -268,11 +252,10 @@ RULES = (
         holds=lambda s, p: ~np.any(np.broadcast_arrays(False, *(odd for *_, odd in _odd_widths(s, p))), axis=0),
         says=_says_widths,
         key="precision",
-        hint=lambda _, __: "precision: bf16",
+        hint="precision: bf16",
     ),
     Rule(
         name="cached weights",
-        scope=Scope.CHOICE,
         holds=_keeps_cached,
         says=lambda s, _: (
             "weights are gathered again for each pass of a layer: there is nothing to keep"
@@ -286,42 +269,37 @@ RULES = (
         name="offloaded activations",
         scope=Scope.SHAPE,
         holds=lambda s, p: _keeps_all(s) | (np.asarray(p.pipeline) == 1),
-        says=lambda _, __: "layers of a pipeline keep their activations on the device: must be 0, or pipeline 1",
+        says="layers of a pipeline keep their activations on the device: must be 0, or pipeline 1",
         key=OFFLOADED,
     ),
     Rule(
         name="offloaded and recomputed activations",
-        scope=Scope.CHOICE,
         holds=lambda s, p: (
             _keeps_all(s)
             | ((np.asarray(p.recompute_layers) < 0) & ~_recomputed(p, *WITHOUT_CHECKPOINT, "alternate_matmuls"))
         ),
-        says=lambda _, __: (
-            "is combined with recomputation of all layers, or of modules of which inputs are kept: "
-            f"not of some layers, {', '.join(WITHOUT_CHECKPOINT)} or alternate_matmuls"
-        ),
+        says="is combined with recomputation of all layers, or of modules of which inputs are kept: "
+        f"not of some layers, {', '.join(WITHOUT_CHECKPOINT)} or alternate_matmuls",
         key=OFFLOADED,
-        hint=lambda _, __: "set parallel.recompute to none or full",
+        hint="set parallel.recompute to none or full",
     ),
     Rule(
         name="compiled offloading",
         scope=Scope.SHAPE,
         holds=lambda s, _: _keeps_all(s) | np.asarray(not s.is_compiled),
-        says=lambda _, __: "a compiled layer keeps what the compiler decides: must be 0",
+        says="a compiled layer keeps what the compiler decides: must be 0",
         key=OFFLOADED,
-        hint=lambda _, __: "--set train.compile=false",
+        hint="--set train.compile=false",
     ),
     Rule(
         name="offloaded states",
-        scope=Scope.CHOICE,
         holds=lambda s, p: (np.asarray(p.offload_optimizer) == 0) | (s.optimizer.name == "adamw"),
         says=lambda s, _: f"states of {s.optimizer.name} stay on the device: must be none",
         key="parallel.offload",
-        hint=lambda _, __: "optimizer {name: adamw} has states in host memory",
+        hint="optimizer {name: adamw} has states in host memory",
     ),
     Rule(
         name="blocks of states",
-        scope=Scope.CHOICE,
         holds=lambda s, p: (
             (s.optimizer.name != "adamw8bit")
             | (
@@ -330,9 +308,9 @@ RULES = (
                 == 1
             )
         ),
-        says=lambda _, __: "adamw8bit rounds in blocks of whole tensors, which this plan shards",
+        says="adamw8bit rounds in blocks of whole tensors, which this plan shards",
         key="optimizer.name",
-        hint=lambda _, __: "optimizer {name: adamw, states: int8} runs under every plan; or parallel.sharding: none",
+        hint="optimizer {name: adamw, states: int8} runs under every plan; or parallel.sharding: none",
     ),
 )
 

@@ -57,7 +57,6 @@ RULES = (
     ),
     Rule(
         name="recomputation under zero bubble",
-        scope=Scope.CHOICE,
         holds=lambda _, p: ~has_schedule(p, Schedule.ZBV) | (p.recompute == RECOMPUTES.index(Recompute.NONE)),
         says=lambda _, p: f"torchtitan {VERSION} runs its zero-bubble schedules only without recomputation",
     ),
@@ -70,22 +69,21 @@ RULES = (
             f"{p.pipeline * p.virtual_pipeline} stages"
         ),
         key="parallel.pipeline",
-        hint=lambda _, __: "set parallel.layers_per_stage",
+        hint="set parallel.layers_per_stage",
         after="layers",
     ),
     Rule(
         name="tied embeddings",
         scope=Scope.SHAPE,
         holds=lambda s, p: (s.model.tied == 0) | (np.asarray(p.pipeline) == 1),
-        says=lambda _, __: "tied embeddings need the whole model: must be 1",
+        says="tied embeddings need the whole model: must be 1",
         key="parallel.pipeline",
     ),
     Rule(
         name="sharding over context ranks",
-        scope=Scope.CHOICE,
         # `ParallelDims.fsdp_enabled`: parameters are sharded over the ranks of context parallelism, too.
         holds=lambda _, p: (p.sharding != Sharding.NONE) | (p.context == 1),
-        says=lambda _, __: f"torchtitan {VERSION} shards over context ranks: must be gradients or parameters",
+        says=f"torchtitan {VERSION} shards over context ranks: must be gradients or parameters",
         key="parallel.sharding",
     ),
     Rule(
@@ -102,9 +100,9 @@ RULES = (
         name="sequences of experts",
         scope=Scope.BATCH,
         holds=lambda s, p: (not has_experts(s)) | (p.tensor == 1) | (p.sequence_parallel == 0) | (p.micro_batch > 1),
-        says=lambda _, __: "experts get wrong gradients from micro-batches of one sequence: must be false",
+        says="experts get wrong gradients from micro-batches of one sequence: must be false",
         key="parallel.sequence_parallel",
-        hint=lambda _, __: "or batch.micro: 2",
+        hint="or batch.micro: 2",
     ),
 )
 

@@ -36,36 +36,64 @@ class TorchtitanFamily:
     """Torchtitan's name of a model family, and the names of its classes and functions."""
 
     name: str
-    model: str
-    block: str
+    prefix: str  # of its classes
     parallelize: str
-    adapter: str
+    architecture: str  # Hugging Face's name; of Qwen3 with experts it is another one
     rope: str  # ComplexRoPE rotates adjacent pairs, CosSinRoPE pairs of the two halves
-    has_experts_hook: bool
+    scaling: RopeScaling | None = None  # of RoPE, besides none
+    has_experts_hook: bool = True
+
+    @property
+    def model(self) -> str:
+        """Class of its models."""
+        return f"{self.prefix}Model"
+
+    @property
+    def block(self) -> str:
+        """Class of its layers."""
+        return f"{self.prefix}TransformerBlock"
+
+    @property
+    def adapter(self) -> str:
+        """Class that converts its weights."""
+        return f"{self.prefix}StateDictAdapter"
 
 
 _FAMILIES = {
     f.name: f
     for f in (
         TorchtitanFamily(
-            name="llama3", model="Llama3Model", block="Llama3TransformerBlock", parallelize="parallelize_llama",
-            adapter="Llama3StateDictAdapter", rope="ComplexRoPE", has_experts_hook=False,
+            name="llama3", prefix="Llama3", parallelize="parallelize_llama", architecture="LlamaForCausalLM",
+            rope="ComplexRoPE", scaling=RopeScaling.LLAMA3, has_experts_hook=False,
         ),
         TorchtitanFamily(
-            name="qwen3", model="Qwen3Model", block="Qwen3TransformerBlock", parallelize="parallelize_qwen3",
-            adapter="Qwen3StateDictAdapter", rope="CosSinRoPE", has_experts_hook=True,
+            name="qwen3", prefix="Qwen3", parallelize="parallelize_qwen3", architecture="Qwen3ForCausalLM",
+            rope="CosSinRoPE",
         ),
         TorchtitanFamily(
-            name="deepseek_v3", model="DeepSeekV3Model", block="DeepSeekV3TransformerBlock",
-            parallelize="parallelize_deepseekv3", adapter="DeepSeekV3StateDictAdapter", rope="ComplexRoPE",
-            has_experts_hook=True,
+            name="deepseek_v3", prefix="DeepSeekV3", parallelize="parallelize_deepseekv3",
+            architecture="DeepseekV3ForCausalLM", rope="ComplexRoPE", scaling=RopeScaling.YARN,
         ),
         TorchtitanFamily(
-            name="gpt_oss", model="GptOssModel", block="GptOssTransformerBlock", parallelize="parallelize_gptoss",
-            adapter="GptOssStateDictAdapter", rope="CosSinRoPE", has_experts_hook=True,
+            name="gpt_oss", prefix="GptOss", parallelize="parallelize_gptoss", architecture=GPT_OSS, rope="CosSinRoPE",
+            scaling=RopeScaling.YARN,
         ),
     )
 }  # fmt: skip
+ARCHITECTURES = {f.name: f.architecture for f in _FAMILIES.values()}
+"""Hugging Face's names of torchtitan's families."""
+
+SCALINGS = {
+    RopeScaling.LLAMA3: ("llama", {
+        "scaling_factor": "factor", "low_freq_factor": "low_frequency", "high_freq_factor": "high_frequency",
+        "original_max_position_embeddings": "original_context",
+    }),
+    RopeScaling.YARN: ("yarn", {
+        "rope_factor": "factor", "beta_fast": "beta_fast", "beta_slow": "beta_slow",
+        "original_seq_len": "original_context", "truncate": "truncate",
+    }),
+}  # fmt: skip
+"""Torchtitan's names of the scalings of RoPE, and its fields with those of `Rope`."""
 
 _COMMON = "torchtitan.models.common"
 HOMES = {
@@ -132,17 +160,10 @@ def check_model(model: Model) -> Iterator[Unsupported]:
 
 def _check_rope(model: Model, family: TorchtitanFamily) -> Iterator[Unsupported]:
     rope = model.rope
-    supported = {
-        "llama3": (RopeScaling.NONE, RopeScaling.LLAMA3),
-        "qwen3": (RopeScaling.NONE,),
-        "deepseek_v3": (RopeScaling.NONE, RopeScaling.YARN),
-        "gpt_oss": (RopeScaling.NONE, RopeScaling.YARN),
-    }[family.name]
+    supported = (RopeScaling.NONE, *([family.scaling] if family.scaling else []))
     if rope.scaling not in supported:
         names = ", ".join(s.value for s in supported)
-        yield Unsupported(
-            key="model", reason=f"RoPE scaling of {family.name} must be one of: {names}",
-        )  # fmt: skip
+        yield Unsupported(key="model", reason=f"RoPE scaling of {family.name} must be one of: {names}")
     if family.name == "deepseek_v3" and rope.scaling is RopeScaling.YARN and rope.mscale != rope.mscale_all_dims:
         yield Unsupported(
             key="model", reason="rope.mscale and rope.mscale_all_dims differ: torchtitan scales only scores"
@@ -263,23 +284,9 @@ def _feed_forward(model: Model, width: int) -> Call:
 
 def _rope(run: Run, family: TorchtitanFamily, width: int) -> Call:
     rope, scaled = run.model.rope, {}
-    if rope.scaling is RopeScaling.LLAMA3:
-        scaled = {
-            "scaling": "llama",
-            "scaling_factor": rope.factor,
-            "low_freq_factor": rope.low_frequency,
-            "high_freq_factor": rope.high_frequency,
-            "original_max_position_embeddings": rope.original_context,
-        }
-    elif rope.scaling is RopeScaling.YARN:
-        scaled = {
-            "scaling": "yarn",
-            "rope_factor": rope.factor,
-            "beta_fast": rope.beta_fast,
-            "beta_slow": rope.beta_slow,
-            "original_seq_len": rope.original_context,
-            "truncate": rope.truncate,
-        }
+    if rope.scaling in SCALINGS:
+        kind, fields = SCALINGS[rope.scaling]
+        scaled = {"scaling": kind, **{theirs: getattr(rope, ours) for theirs, ours in fields.items()}}
     return call(f"{family.rope}.Config", dim=width, max_seq_len=run.sequence_length, theta=rope.theta, **scaled)
 
 

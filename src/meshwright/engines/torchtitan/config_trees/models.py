@@ -8,19 +8,11 @@ from typing import Any
 
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.config_keys import in_layers
-from meshwright.engines.torchtitan.config_module.models import LORA_TARGETS, STD, residual_std
+from meshwright.engines.torchtitan.config_module.models import ARCHITECTURES, LORA_TARGETS, SCALINGS, STD, residual_std
 from meshwright.errors import InputError
 from meshwright.specs.model import Activation, Attention, AttentionKind, Experts, Model, Rope, RopeScaling, Router
 
 Node = dict[str, Any]
-
-FAMILIES = {
-    "llama3": "LlamaForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "deepseek_v3": "DeepseekV3ForCausalLM",
-    "gpt_oss": "GptOssForCausalLM",
-}
-"""Hugging Face's names of torchtitan's families; Qwen3 with experts has another one."""
 
 RECIPES = {"Float8Linear": "fp8_rowwise", "MXFP8Linear": "mxfp8", "NVFP4Linear": "nvfp4"}
 """Precision recipes by the classes with which torchtitan's converters replace `Linear`."""
@@ -70,8 +62,8 @@ class ImportedModel:
 def read_model(spec: Node) -> ImportedModel:
     """Return the model of a `ModelSpec` tree. Raises InputError for one that no run file can express."""
     name, tree = field(spec, "name"), field(spec, "model")
-    if name not in FAMILIES:
-        raise InputError("a model that run files do not support", got=name, allowed=", ".join(FAMILIES))
+    if name not in ARCHITECTURES:
+        raise InputError("a model that run files do not support", got=name, allowed=", ".join(ARCHITECTURES))
     layers = field(tree, "layers")
     first, last = layers[0], layers[-1]
     num_dense = sum(field(layer, "moe") is None for layer in layers)
@@ -80,7 +72,7 @@ def read_model(spec: Node) -> ImportedModel:
     moe = field(last, "moe")
     model = Model(
         name=f"{name}-{field(spec, 'flavor')}".lower(),
-        family="Qwen3MoeForCausalLM" if name == "qwen3" and moe else FAMILIES[name],
+        family="Qwen3MoeForCausalLM" if name == "qwen3" and moe else ARCHITECTURES[name],
         hidden=field(tree, "dim"),
         num_layers=len(layers),
         vocab=field(tree, "vocab_size"),
@@ -188,31 +180,15 @@ def _attention_kernel(node: Node) -> str:
 
 
 def _rope(attention: Node) -> Rope:
-    rope, theta = field(attention, "rope"), float(field(field(attention, "rope"), "theta"))
-    scaling = field(rope, "scaling")
-    if scaling == "llama":
-        return Rope(
-            theta=theta,
-            scaling=RopeScaling.LLAMA3,
-            factor=field(rope, "scaling_factor"),
-            low_frequency=field(rope, "low_freq_factor"),
-            high_frequency=field(rope, "high_freq_factor"),
-            original_context=field(rope, "original_max_position_embeddings"),
-        )
-    if scaling == "yarn":
-        scale = field(attention, "mscale") or 0.0
-        return Rope(
-            theta=theta,
-            scaling=RopeScaling.YARN,
-            factor=field(rope, "rope_factor"),
-            beta_fast=field(rope, "beta_fast"),
-            beta_slow=field(rope, "beta_slow"),
-            original_context=field(rope, "original_seq_len"),
-            truncate=field(rope, "truncate"),
-            mscale=scale,
-            mscale_all_dims=scale,
-        )
-    return Rope(theta=theta)
+    tree = field(attention, "rope")
+    rope = Rope(theta=float(field(tree, "theta")))
+    for scaling, (kind, fields) in SCALINGS.items():
+        if field(tree, "scaling") == kind:
+            rope = replace(rope, scaling=scaling, **{ours: field(tree, theirs) for theirs, ours in fields.items()})
+    if rope.scaling is not RopeScaling.YARN:
+        return rope
+    scale = field(attention, "mscale") or 0.0
+    return replace(rope, mscale=scale, mscale_all_dims=scale)
 
 
 def _nodes(tree: Any, path: str = "") -> Iterator[tuple[str, Node]]:
