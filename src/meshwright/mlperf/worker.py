@@ -16,7 +16,7 @@ from typing import Any
 from meshwright import runfile
 from meshwright.engines.base import Measuring, ObservedEngine, TrainingEngine, TrainOptions, find_engine
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.files import write_atomically
+from meshwright.files import record_of, write_atomically
 from meshwright.mlperf.inputs import require_remembered
 from meshwright.mlperf.logged_facts import logged_facts
 from meshwright.mlperf.page_cache import clear_page_cache
@@ -53,10 +53,7 @@ class RunTask:
 
 def read_task(path: Path) -> RunTask:
     """Read a task that `RunTask.write` wrote."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    for key in ("overrides", "data_paths"):
-        content[key] = tuple(content[key])
-    return RunTask(**content)
+    return record_of(RunTask, json.loads(path.read_text(encoding="utf-8")))
 
 
 def run_once(task: RunTask) -> None:
