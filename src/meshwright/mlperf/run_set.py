@@ -31,8 +31,7 @@ from meshwright.errors import InputError, MeshwrightError
 from meshwright.files import record_of, write_atomically
 from meshwright.mlperf.inputs import BenchmarkInputs
 from meshwright.mlperf.log import RunLog, read_log
-from meshwright.mlperf.page_cache import clear_page_cache
-from meshwright.mlperf.worker import LOG, TRAINING, RunTask, end_with_parent_process
+from meshwright.mlperf.worker import LOG, TRAINING, RunTask, clear_page_cache, end_with_parent_process
 from meshwright.programs import with_found_program
 from meshwright.version import __version__
 
