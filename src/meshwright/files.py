@@ -1,4 +1,4 @@
-"""Atomic writes, documents with a schema, folder locks and the cache folder.
+"""Atomic writes, documents with a schema, tables that ship, folder locks and the cache folder.
 
 A killed process never leaves a partial file behind.
 """
@@ -11,10 +11,16 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import is_dataclass
+from enum import Enum
+from functools import cache
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from meshwright.errors import InputError
+
+Record = TypeVar("Record")
 
 
 @contextmanager
@@ -72,6 +78,39 @@ def refused_with(refusal: str, *, hint: str | None = None) -> Iterator[None]:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else error
         raise InputError(f"{refusal}: {what}", hint=hint) from None
+
+
+@cache
+def toml_table(path: Path) -> dict[str, Any]:
+    """Return the tables of a TOML file that ships; it is read once."""
+    import tomllib  # only the commands that read such a file pay for it
+
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def record_of(kind: type[Record], row: Mapping[str, Any], **more: Any) -> Record:
+    """Return the dataclass `kind` of a row, with enums of their values, tuples of lists, dataclasses of tables.
+
+    Other values stay as they are. Raises TypeError for a missing or an unknown key, ValueError for no value of an enum.
+    """
+    hints = _hints_of(kind)
+    return kind(**{key: _typed(hints.get(key), value) for key, value in {**row, **more}.items()})
+
+
+@cache
+def _hints_of(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _typed(hint: Any, value: Any) -> Any:
+    if get_origin(hint) in (Union, UnionType):
+        kinds = [kind for kind in get_args(hint) if kind is not NoneType]
+        return value if value is None or len(kinds) > 1 else _typed(kinds[0], value)
+    if get_origin(hint) is tuple:
+        return tuple(_typed(get_args(hint)[0], item) for item in value)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return hint(value)
+    return record_of(hint, value) if is_dataclass(hint) and isinstance(value, Mapping) else value  # pyright: ignore
 
 
 @contextmanager

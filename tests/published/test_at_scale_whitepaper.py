@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.answers.scale_study import ScaleQuestion, scale_report
-from meshwright.catalog.claims import claim
+from meshwright.catalog.claim_answers import claim
 from meshwright.planner.scaling import replica_devices
 from meshwright.runfile import load
 from meshwright.specs.plan import Sharding

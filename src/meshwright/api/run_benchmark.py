@@ -121,8 +121,7 @@ def mlperf_run(
 
 def benchmark_runs(*, say: Say | None, **asked: Any) -> BenchmarkRuns:
     """The answer to `mlperf_run`."""
-    from meshwright.mlperf.progress import SetProgress
-    from meshwright.mlperf.running import take_runs
+    from meshwright.mlperf.running import SetProgress, take_runs
 
     prepared = _prepared(**asked)
     progress = SetProgress(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, fields
-from importlib import resources
+from pathlib import Path
 from typing import Any, TypeVar
 
+from meshwright.files import toml_table
 from meshwright.specs.estimate import Tier
 from meshwright.specs.hardware import Fabric
 
 T = TypeVar("T")
+
+_FILE = Path(__file__).parent / "data" / "collectives.toml"
 
 GENERIC = "generic"
 """Technology of a fabric that the data does not name: guessed values between known technologies."""
@@ -57,14 +59,14 @@ def constants_for(fabric: Fabric) -> CollectiveConstants:
 
     `network_of` names the constants of its network, where a run states another kind of network.
     """
-    known = _read()["fabrics"]
+    known = toml_table(_FILE)["fabrics"]
     own, network = known.get(fabric.name, {}), known.get(fabric.network_of or fabric.name, {})
     return constants_from(scale_up=own.get("scale_up", GENERIC), scale_out=network.get("scale_out", GENERIC))
 
 
 def constants_from(*, scale_up: str = GENERIC, scale_out: str = GENERIC) -> CollectiveConstants:
     """The constants of a pair of link technologies, named as in the data."""
-    data = _read()
+    data = toml_table(_FILE)
     up, out = data["scale_up"][scale_up], data["scale_out"][scale_out]
     return CollectiveConstants(
         up=_build(ScaleUpConstants, up),
@@ -76,11 +78,3 @@ def constants_from(*, scale_up: str = GENERIC, scale_out: str = GENERIC) -> Coll
 
 def _build(kind: type[T], entry: dict[str, Any]) -> T:
     return kind(**{f.name: entry[f.name] for f in fields(kind)})  # pyright: ignore[reportArgumentType]
-
-
-@functools.cache
-def _read() -> dict[str, Any]:
-    import tomllib
-
-    path = resources.files("meshwright.calibration") / "data" / "collectives.toml"
-    return tomllib.loads(path.read_text(encoding="utf-8"))

@@ -5,17 +5,18 @@ Traits come from the source or the paper of the stack. Only the constants at the
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
-from importlib.resources import files
-from typing import Any
+from pathlib import Path
 
 from meshwright.arrays import Array, Table
 from meshwright.catalog.stacks import features_of, stack_facts
+from meshwright.files import toml_table
 from meshwright.specs.features import WIRE_BYTES, AttentionKernel, Features
 from meshwright.specs.hardware import Stack
+
+_FILE = Path(__file__).parent / "data" / "memory.toml"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +61,6 @@ class MemoryConstants(Table):
     pads_experts: Array  # 1: every expert computes its capacity, whatever routers decide
 
 
-@cache
-def _sections() -> dict[str, dict[str, Any]]:
-    text = (files("meshwright.calibration") / "data" / "memory.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
-
-
 def memory_constants(
     stack: Stack,
     *,
@@ -95,7 +90,7 @@ def _constants(
     on_cpu: bool,
     precision: str,
 ) -> MemoryConstants:
-    facts, sections = stack_facts(stack.framework), _sections()
+    facts, sections = stack_facts(stack.framework), toml_table(_FILE)
     own = sections.get(stack.framework, {})
     values = sections["default"] | sections.get(facts.lineage, {}) | own
     on_device = own.get("cpu", {}) if on_cpu else {}

@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +23,13 @@ from numpy.typing import NDArray
 
 from meshwright.calibration.communication import MeasuredCollectives
 from meshwright.calibration.correction import EfficiencyCorrection
+from meshwright.files import toml_table
 
 Factors = Mapping[str, str]
 """Level name -> key, for one run: {"architecture": "hopper", "framework": "nemo", ...}."""
 
-STEP_CALIBRATION = Path(str(files("meshwright.calibration"))) / "data" / "step.json"
+_DATA = Path(__file__).parent / "data"
+STEP_CALIBRATION = _DATA / "step.json"
 """The shipped offsets."""
 
 ALL = "all"
@@ -158,8 +158,7 @@ class Calibration:
 @cache
 def prior() -> Calibration:
     """The parameters before any measurement."""
-    text = (files("meshwright.calibration") / "data" / "parameters.toml").read_text(encoding="utf-8")
-    entries = tomllib.loads(text)
+    entries = toml_table(_DATA / "parameters.toml")
     return Calibration(parameters={name: Parameter(name=name, **entry) for name, entry in entries.items()})
 
 

@@ -1,16 +1,68 @@
-"""Answer to each claim: predicted, reproduced, explained, used as input, or not yet answered."""
+"""Figures that others have published about their systems, and the answer to each claim.
+
+A claim is predicted, reproduced, explained, used as input, or not yet answered, and never calibrated on.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from functools import cache
 from shlex import quote
-from typing import Any
 
-from meshwright.catalog.claims import Claim, claim
 from meshwright.catalog.clusters import cluster
-from meshwright.catalog.entries import DATA
+from meshwright.catalog.entries import DATA, by_name
+from meshwright.errors import UnknownNameError
+from meshwright.files import record_of, toml_table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One published figure. Text fields are empty and counts None where the document does not say."""
+
+    claim_id: str
+    document: str  # title, publisher, date
+    kind: str  # rate, time, ratio, efficiency, price, spec, plan, capacity, spread, rule
+    model: str
+    method: str  # pretrain, lora, ...
+    precision: str
+    accelerator: str
+    num_accelerators: int | None
+    num_nodes: int | None
+    baseline: str  # what a ratio is against
+    metric: str
+    value: float
+    unit: str
+    conditions: str
+    quote_or_note: str
+
+
+@cache
+def all_claims() -> tuple[Claim, ...]:
+    """All claims, in the order of the documents."""
+    import csv
+
+    with (DATA / "claims.csv").open(encoding="utf-8", newline="") as file:
+        return tuple(_claim(row) for row in csv.DictReader(file))
+
+
+@by_name
+def claim(claim_id: str) -> Claim:
+    """The claim `claim_id`; raises UnknownNameError."""
+    by_id = {c.claim_id: c for c in all_claims()}
+    if claim_id not in by_id:
+        raise UnknownNameError("claim", claim_id, known=by_id)
+    return by_id[claim_id]
+
+
+def _claim(row: dict[str, str]) -> Claim:
+    values: dict[str, object] = {f.name: row[f.name] for f in fields(Claim)}
+    for count in ("num_accelerators", "num_nodes"):
+        values[count] = int(row[count]) if row[count] else None
+    return Claim(**{**values, "value": float(row["value"])})  # pyright: ignore[reportArgumentType]
+
+
+_FILE = DATA / "claims_answers.toml"
 
 
 class AnswerKind(StrEnum):
@@ -67,7 +119,7 @@ class ClaimAnswer:
     """Treatment of one claim: the commands that compute it and the assumptions they need."""
 
     kind: AnswerKind
-    commands: tuple[str, ...]
+    commands: tuple[str, ...] = ()
     reads: ClaimQuantity | None = None
     run: ClaimRun | None = None
     against: ClaimRun | None = None
@@ -81,41 +133,15 @@ class ClaimAnswer:
 
 def claim_answer(found: Claim) -> ClaimAnswer:
     """The answer to a claim; every claim has one."""
-    return _answers()[found.claim_id](found)
+    row = toml_table(_FILE)["answers"][found.claim_id]
+    runs = {key: _runs()[row[key]] for key in ("run", "against") if key in row}
+    answer = record_of(ClaimAnswer, row, **runs)
+    return answer if answer.commands else replace(answer, commands=_commands(found, answer))
 
 
 @cache
-def _answers() -> dict[str, Any]:
-    import tomllib
-    from functools import partial
-
-    document = tomllib.loads((DATA / "claims_answers.toml").read_text(encoding="utf-8"))
-    runs = {name: _asked(options) for name, options in document["runs"].items()}
-    return {name: partial(_answer, row, runs) for name, row in document["answers"].items()}
-
-
-def _asked(options: dict[str, Any]) -> ClaimRun:
-    lists = {name: tuple(options.get(name, ())) for name in ("fix", "set")}
-    return ClaimRun(**{**options, **lists})
-
-
-def _answer(row: dict[str, Any], runs: dict[str, ClaimRun], found: Claim) -> ClaimAnswer:
-    reads = ClaimQuantity(row["reads"]) if "reads" in row else None
-    run, against = (runs[row[key]] if key in row else None for key in ("run", "against"))
-    answer = ClaimAnswer(
-        kind=AnswerKind(row["kind"]),
-        commands=tuple(row.get("commands", ())),
-        reads=reads,
-        run=run,
-        against=against,
-        value=row.get("value", ""),
-        solved_by=row.get("solved_by", ""),
-        sets=tuple(row.get("sets", ())),
-        against_sets=tuple(row.get("against_sets", ())),
-        within=row.get("within", 0.0),
-        assumed=row.get("assumed", ""),
-    )
-    return answer if answer.commands else replace(answer, commands=_commands(found, answer))
+def _runs() -> dict[str, ClaimRun]:
+    return {name: record_of(ClaimRun, options) for name, options in toml_table(_FILE)["runs"].items()}
 
 
 def _commands(found: Claim, answer: ClaimAnswer) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 from meshwright.catalog import family_configs as configs
 from meshwright.catalog import family_shapes as shapes
 from meshwright.catalog import family_tensors as tensors
-from meshwright.catalog import gemma4_config, linear_configs, planned_configs, sparse_configs
+from meshwright.catalog import linear_configs, planned_configs, sparse_configs
 from meshwright.catalog.config_keys import ConfigKeys
 from meshwright.catalog.family_tensors import FusedTensor
 from meshwright.specs.model import Experts, Model
@@ -254,7 +254,7 @@ _RECORDS = (  # a model that names no family gets the first that fits
             ("Glm4ForCausalLM", "glm4", planned_configs.read_glm4),
             ("Glm4MoeLiteForCausalLM", "glm4_moe_lite", planned_configs.read_glm4_moe_lite),
             ("GemmaForCausalLM", "gemma", planned_configs.read_gemma),
-            ("Gemma4ForCausalLM", "gemma4_text", gemma4_config.read_gemma4),
+            ("Gemma4ForCausalLM", "gemma4_text", planned_configs.read_gemma4),
             ("ArceeForCausalLM", "arcee", planned_configs.read_arcee),
             ("NemotronForCausalLM", "nemotron", planned_configs.read_nemotron),
             ("Starcoder2ForCausalLM", "starcoder2", planned_configs.read_starcoder2),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from functools import cache
 
 from meshwright.catalog.entries import DATA
+from meshwright.files import record_of, toml_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +26,7 @@ class ProductLine:
 @cache
 def product_lines() -> tuple[ProductLine, ...]:
     """All known lines."""
-    rows = tomllib.loads((DATA / "generations.toml").read_text(encoding="utf-8"))["line"]
-    return tuple(
-        ProductLine(**{**row, "generations": tuple(tuple(names) for names in row["generations"])}) for row in rows
-    )
+    return tuple(record_of(ProductLine, row) for row in toml_table(DATA / "generations.toml")["line"])
 
 
 def line_of_succession(older: str, newer: str) -> ProductLine | None:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from functools import cache
-from importlib.resources import files
-from typing import Any
 
+from meshwright.catalog.entries import DATA
+from meshwright.files import toml_table
 
-@cache
-def _read() -> dict[str, Any]:
-    text = (files("meshwright.catalog") / "data" / "interconnects.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+_FILE = DATA / "interconnects.toml"
 
 
 def network_kinds() -> dict[str, str]:
@@ -21,7 +17,7 @@ def network_kinds() -> dict[str, str]:
     >>> network_kinds()["EFA"]
     'aws-efa-p5'
     """
-    return _read()["networks"]
+    return toml_table(_FILE)["networks"]
 
 
 @cache
@@ -31,7 +27,7 @@ def fabric_named_by(description: str, accelerator: str) -> str | None:
     >>> fabric_named_by("NVLink4 8-GPU; AWS EFA between nodes", "h100")
     'aws-efa-p5'
     """
-    for rule in _read()["interconnect"]:
+    for rule in toml_table(_FILE)["interconnect"]:
         if accelerator in rule["accelerators"] and re.search(rule["description"], description, re.IGNORECASE):
             return rule["fabric"]
     return None

@@ -10,7 +10,7 @@ from meshwright.catalog.accelerators import (
     driver_name_of_pci_id,
     usual_devices_per_node,
 )
-from meshwright.catalog.claims import Claim, all_claims, claim
+from meshwright.catalog.claim_answers import Claim, all_claims, claim
 from meshwright.catalog.clusters import NAMING_RULE, cluster, fabric, fabric_names, placed_fabric
 from meshwright.catalog.engines import engine_facts, engine_names
 from meshwright.catalog.entries import CatalogEntry, CatalogKind, entry

@@ -66,19 +66,10 @@ def mlperf_result(name: str) -> MLPerfResult:
 
 
 def _result(row: dict[str, str]) -> MLPerfResult:
-    def numbers(text: str) -> tuple[float, ...]:
-        return tuple(inf if part == "-" else float(part) for part in text.split())
-
-    return MLPerfResult(
-        round=row["round"],
-        submitter=row["submitter"],
-        system=row["system"],
-        benchmark=row["benchmark"],
-        accelerator=row["accelerator"],
-        num_accelerators=int(row["num_accelerators"]) if row["num_accelerators"] else None,
-        num_nodes=int(row["num_nodes"]) if row["num_nodes"] else None,
-        global_batch_size=int(row["global_batch_size"]),
-        scaling=float(row["scaling"]),
-        minutes=numbers(row["minutes"]),
-        samples=numbers(row["samples"]),
-    )
+    counts = {
+        key: int(row[key]) if row[key] else None for key in ("num_accelerators", "num_nodes", "global_batch_size")
+    }
+    of_runs = {
+        key: tuple(inf if part == "-" else float(part) for part in row[key].split()) for key in ("minutes", "samples")
+    }
+    return MLPerfResult(**{**row, **counts, **of_runs, "scaling": float(row["scaling"])})  # pyright: ignore[reportArgumentType]

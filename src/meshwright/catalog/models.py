@@ -3,27 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import cache
 
 from meshwright.catalog.entries import CatalogKind, by_name, entry, names
 from meshwright.errors import UnknownNameError
-from meshwright.specs.model import (
-    Activation,
-    Attention,
-    AttentionKind,
-    Experts,
-    FullLayers,
-    LinearAttention,
-    LinearKind,
-    Model,
-    NormPlacement,
-    Rope,
-    RopeScaling,
-    Router,
-    StateSpace,
-)
-from meshwright.specs.sparse_attention import Compression, Indexer
+from meshwright.files import record_of
+from meshwright.specs.model import Model
 
 
 def model_names() -> tuple[str, ...]:
@@ -76,53 +61,4 @@ def model(name: str) -> Model:
     'llama3.1-405b'
     """
     found = entry(CatalogKind.MODEL, name)
-    values = dict(found.values)
-    attention = dict(values.pop("attention"))
-    experts = values.pop("experts", None)
-    windowed_rope, state_space = values.pop("windowed_rope", None), values.pop("state_space", None)
-    linear = values.pop("linear_attention", None)
-    return Model(
-        name=found.name,
-        attention=_attention(attention),
-        experts=None if experts is None else _experts(dict(experts)),
-        rope=_rope(dict(values.pop("rope", {}))),
-        state_space=None if state_space is None else StateSpace(**state_space),
-        linear_attention=None if linear is None else _linear_attention(dict(linear)),
-        windowed_rope=None if windowed_rope is None else _rope(dict(windowed_rope)),
-        activation=Activation(values.pop("activation", Activation.SILU)),
-        norm_placement=NormPlacement(values.pop("norm_placement", NormPlacement.BEFORE)),
-        **values,
-    )
-
-
-def _attention(values: dict) -> Attention:
-    kind = AttentionKind(values.pop("kind", AttentionKind.GQA))
-    indexer, compression = values.pop("indexer", None), values.pop("compression", None)
-    full = values.pop("full_layers", None)
-    return Attention(
-        kind=kind,
-        window_pattern=tuple(values.pop("window_pattern", ())),
-        indexer=None if indexer is None else Indexer(**indexer),
-        compression=None if compression is None else _compression(dict(compression)),
-        full_layers=None if full is None else FullLayers(**full),
-        **values,
-    )
-
-
-def _compression(values: dict) -> Compression:
-    return Compression(strides=tuple(values.pop("strides")), **values)
-
-
-def _linear_attention(values: dict) -> LinearAttention:
-    kind, pattern = LinearKind(values.pop("kind", LinearKind.GDN)), values.pop("pattern", None)
-    linear = LinearAttention(kind=kind, **values)
-    return linear if pattern is None else replace(linear, pattern=tuple(pattern))
-
-
-def _rope(values: dict) -> Rope:
-    factors = {name: tuple(values.pop(name, ())) for name in ("short_factors", "long_factors")}
-    return Rope(scaling=RopeScaling(values.pop("scaling", RopeScaling.NONE)), **factors, **values)
-
-
-def _experts(values: dict) -> Experts:
-    return Experts(router=Router(values.pop("router", Router.SOFTMAX)), **values)
+    return record_of(Model, found.values, name=found.name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -11,6 +10,7 @@ from math import log2
 from meshwright.catalog.engines import engine_facts
 from meshwright.catalog.entries import DATA
 from meshwright.errors import InputError
+from meshwright.files import toml_table
 from meshwright.specs.hardware import Accelerator, Cluster
 from meshwright.specs.precision import PRECISIONS, Precision
 
@@ -28,8 +28,7 @@ class DeviceNeed:
 @cache
 def device_needs() -> dict[str, DeviceNeed]:
     """Return the needs of the precisions that have any, by name."""
-    document = tomllib.loads((DATA / "precisions.toml").read_text(encoding="utf-8"))
-    return {name: DeviceNeed(**need) for name, need in document.items()}
+    return {name: DeviceNeed(**need) for name, need in toml_table(DATA / "precisions.toml").items()}
 
 
 def multiplied_on(accelerator: Accelerator, precision: Precision) -> Precision:

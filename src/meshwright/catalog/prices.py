@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from meshwright.catalog.accelerators import accelerator
 from meshwright.catalog.entries import DATA, by_name
 from meshwright.errors import InputError
+from meshwright.files import toml_table
 from meshwright.specs.estimate import Tier
 
 
@@ -41,13 +41,13 @@ class PowerAssumptions:
 @cache
 def prices() -> tuple[Price, ...]:
     """All known prices."""
-    return tuple(Price(**row) for row in _read("prices.toml")["price"])
+    return tuple(Price(**row) for row in toml_table(DATA / "prices.toml")["price"])
 
 
 @cache
 def market_prices() -> tuple[Price, ...]:
     """Later prices of several sellers; `prices` has the source documents'."""
-    return tuple(Price(**row) for row in _read("prices.toml")["market"])
+    return tuple(Price(**row) for row in toml_table(DATA / "prices.toml")["market"])
 
 
 @by_name
@@ -85,7 +85,7 @@ class Licence:
 @cache
 def licences() -> tuple[Licence, ...]:
     """All known licences; both, if sources disagree."""
-    return tuple(Licence(**row) for row in _read("prices.toml")["licence"])
+    return tuple(Licence(**row) for row in toml_table(DATA / "prices.toml")["licence"])
 
 
 @by_name
@@ -120,12 +120,5 @@ def price_per_device_hour(accelerator_name: str, *, region: str | None = None) -
 @cache
 def power_assumptions() -> PowerAssumptions:
     """The power assumptions that apply when the user states none."""
-    values = _read("power.toml")
+    values = toml_table(DATA / "power.toml")
     return PowerAssumptions(**{**values, "tier": Tier[values["tier"].upper()]})
-
-
-@cache
-def _read(file_name: str) -> dict[str, Any]:
-    import tomllib
-
-    return tomllib.loads((DATA / file_name).read_text(encoding="utf-8"))

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from meshwright.catalog.entries import DATA
 from meshwright.errors import InputError, UnknownNameError
+from meshwright.files import toml_table
 from meshwright.units import DAY_S
+
+_FILE = DATA / "reliability.toml"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,38 +66,29 @@ class ObservedGoodput:
 
 def failure_rate(name: str) -> FailureRate:
     """The published rate called `name`; `UnknownNameError` with the nearest known one."""
-    rates = _document()["rates"]
+    rates = toml_table(_FILE)["rates"]
     if name not in rates:
         raise UnknownNameError("failure rate", name, known=rates)
     row = rates[name]
-    return FailureRate(
-        name=name,
-        device_mtbf_s=_device_seconds_per_failure(row),
-        accelerator=row["accelerator"],
-        scope=row["scope"],
-        source=row["source"],
-    )
+    said = {key: row[key] for key in ("accelerator", "scope", "source")}
+    return FailureRate(name=name, device_mtbf_s=_device_seconds_per_failure(row), **said)
 
 
 def failure_rate_names() -> tuple[str, ...]:
     """All rates, in the order of the file."""
-    return tuple(_document()["rates"])
+    return tuple(toml_table(_FILE)["rates"])
 
 
 def failure_range() -> FailureRange:
     """The chosen rate with the published range around it."""
-    choice = _document()["choice"]
-    return FailureRange(
-        value=failure_rate(choice["value"]),
-        low=failure_rate(choice["low"]),
-        high=failure_rate(choice["high"]),
-        reason=choice["reason"],
-    )
+    choice = toml_table(_FILE)["choice"]
+    rates = {key: failure_rate(choice[key]) for key in ("value", "low", "high")}
+    return FailureRange(**rates, reason=choice["reason"])
 
 
 def assumption(name: str) -> Assumption:
     """The stated assumption called `name`, for example `detect_s`."""
-    rows = _document()["assumptions"]
+    rows = toml_table(_FILE)["assumptions"]
     if name not in rows:
         raise UnknownNameError("assumption", name, known=rows)
     return Assumption(name=name, **rows[name])
@@ -103,7 +96,7 @@ def assumption(name: str) -> Assumption:
 
 def assumption_names() -> tuple[str, ...]:
     """All assumptions, in the order of the file."""
-    return tuple(_document()["assumptions"])
+    return tuple(toml_table(_FILE)["assumptions"])
 
 
 def assumed(given: Mapping[str, float] | None = None) -> dict[str, float]:
@@ -112,7 +105,7 @@ def assumed(given: Mapping[str, float] | None = None) -> dict[str, float]:
     >>> assumed({"detect_s": 10.0})["detect_s"]
     10.0
     """
-    values = {name: float(row["value"]) for name, row in _document()["assumptions"].items()}
+    values = {name: float(row["value"]) for name, row in toml_table(_FILE)["assumptions"].items()}
     for name, value in (given or {}).items():
         if name not in values:
             raise UnknownNameError("assumption", name, known=values)
@@ -125,17 +118,10 @@ def assumed(given: Mapping[str, float] | None = None) -> dict[str, float]:
 
 def observed_goodputs() -> tuple[ObservedGoodput, ...]:
     """Published shares of useful time, to test the model against."""
-    return tuple(ObservedGoodput(**row) for row in _document()["observed"])
+    return tuple(ObservedGoodput(**row) for row in toml_table(_FILE)["observed"])
 
 
 def _device_seconds_per_failure(row: dict[str, Any]) -> float:
     if "failures_per_1000_node_days" in row:
         return 1000 * row["devices_per_node"] * DAY_S / row["failures_per_1000_node_days"]
     return row["num_devices"] * row["days"] * DAY_S / row["num_failures"]
-
-
-@cache
-def _document() -> dict[str, Any]:
-    import tomllib  # only the commands that ask for failures pay for it
-
-    return tomllib.loads((DATA / "reliability.toml").read_text(encoding="utf-8"))

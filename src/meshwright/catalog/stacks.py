@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from meshwright.catalog.engines import ANY, engine_facts
+from meshwright.catalog.entries import DATA
 from meshwright.errors import UnknownNameError
+from meshwright.files import record_of, toml_table
 from meshwright.specs.features import FORCED_BALANCE, AttentionKernel, CudaGraphs, Dispatcher, Features, WireFormat
 from meshwright.specs.hardware import Accelerator, Stack
 from meshwright.specs.run import Run
+
+_FILE = DATA / "stacks.toml"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
     """Switches of a stack since a date, on all accelerators and in all number formats or on those named."""
 
-    since: float
+    since: float = 0.0
     features: Features
     on: tuple[str, ...] = ()  # architectures or accelerators; empty: all
     formats: tuple[str, ...] = ()  # precision recipes; empty: all
@@ -64,15 +65,9 @@ class StackFacts:
         return features_of(Stack(framework=self.name)).attention is AttentionKernel.UNFUSED
 
 
-@cache
-def _data() -> dict[str, dict[str, object]]:
-    text = (files("meshwright.catalog") / "data" / "stacks.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
-
-
 def stack_names() -> list[str]:
     """All frameworks of the catalogue."""
-    return sorted(_data())
+    return sorted(toml_table(_FILE))
 
 
 def stack_facts(framework: str) -> StackFacts:
@@ -81,18 +76,15 @@ def stack_facts(framework: str) -> StackFacts:
         error = UnknownNameError("stack", framework, known=stack_names())
         error.hint = f"{error.hint}; another trainer is `other`, with its sharding held: --fix sharding=parameters"
         raise error
-    values = dict(_data()[framework])
-    releases = tuple(_release(entry) for entry in values.pop("releases", ()))  # pyright: ignore[reportGeneralTypeIssues]
-    values["narrow_gathers"] = tuple(values.pop("narrow_gathers", ()))  # pyright: ignore[reportArgumentType]
-    return StackFacts(name=framework, releases=releases, **values)  # pyright: ignore[reportArgumentType]
+    values = toml_table(_FILE)[framework]
+    releases = tuple(_release(entry) for entry in values.get("releases", ()))
+    return record_of(StackFacts, values, name=framework, releases=releases)
 
 
 def _release(entry: dict[str, Any]) -> Release:
-    values = dict(entry)
-    since, name = values.pop("since", 0.0), values.pop("name", "")
-    on, formats = tuple(values.pop("on", ())), tuple(values.pop("formats", ()))
-    values.pop("source", None)
-    return Release(since=since, on=on, formats=formats, name=name, features=features_from(values))
+    own = {key: entry[key] for key in ("since", "name", "on", "formats") if key in entry}
+    switches = {key: value for key, value in entry.items() if key not in (*own, "source")}
+    return record_of(Release, own, features=features_from(switches))
 
 
 def features_from(switches: Mapping[str, Any]) -> Features:

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import json
 import statistics
-import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from meshwright.doctor.examine import REPORT, VERSION
+from meshwright.doctor.verdict import DATA
 from meshwright.errors import InputError
+from meshwright.files import toml_table
 
 EXCLUDE, LISTED = "exclude", "report"
 
@@ -84,10 +83,11 @@ def compare(reports: Sequence[dict[str, Any]]) -> NodeComparison:
     majority: dict[str, float | str] = {}
     undecided: dict[str, dict[str, int]] = {}
     outliers: list[Outlier] = []
-    for name, follows in _data()["facts"].items():
+    tables = toml_table(DATA / "compare.toml")
+    for name, follows in tables["facts"].items():
         held = {r["host"]: r["facts"][name] for r in reports if name in r["facts"]}
         outliers += _by_fact(name, held, follows, majority=majority, undecided=undecided)
-    for check, shares in _data()["measures"].items():
+    for check, shares in tables["measures"].items():
         worst = {r["host"]: low for r in reports if (low := _lowest(r, check)) is not None}
         outliers += _by_measure(check, worst, shares, majority=majority)
     failed = {r["host"]: _failed(r) for r in reports}
@@ -142,8 +142,3 @@ def _lowest(report: dict[str, Any], check: str) -> float | None:
 
 def _failed(report: dict[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(c["check"] for c in report["checks"] if c["status"] == "fail"))
-
-
-@cache
-def _data() -> dict[str, dict[str, Any]]:
-    return tomllib.loads((files("meshwright.doctor") / "data" / "compare.toml").read_text(encoding="utf-8"))

@@ -8,15 +8,15 @@ note      something that is read and never written: limits of processes, firmwar
 from __future__ import annotations
 
 import re
-import tomllib
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from meshwright.doctor.host import Host, Unseen
+from meshwright.doctor.verdict import DATA
 from meshwright.errors import UnknownNameError
+from meshwright.files import record_of, toml_table
 
 ABSENT = "not on this node"
 
@@ -83,7 +83,7 @@ class SystemNote:
 @cache
 def settings() -> tuple[KernelSetting, ...]:
     """Return all entries of settings.toml in the order of application."""
-    return tuple(_setting(name, entry) for name, entry in _data("settings.toml").items())
+    return tuple(record_of(KernelSetting, e, name=name) for name, e in toml_table(DATA / "settings.toml").items())
 
 
 def choose(*, only: tuple[str, ...] = (), skip: tuple[str, ...] = ()) -> tuple[KernelSetting, ...]:
@@ -136,25 +136,8 @@ def target_of(setting: KernelSetting, current: str) -> str:
 
 def notes(host: Host) -> list[SystemNote]:
     """Return the state of settings that a running kernel cannot change."""
-    entries = _data("notes.toml").items()
+    entries = toml_table(DATA / "notes.toml").items()
     return [_note(host, n, e) for n, e in entries if "only_with" not in e or host.exists(e["only_with"])]
-
-
-@cache
-def _data(name: str) -> dict[str, dict[str, Any]]:
-    return tomllib.loads((files("meshwright.doctor") / "data" / name).read_text(encoding="utf-8"))
-
-
-def _setting(name: str, entry: dict[str, Any]) -> KernelSetting:
-    own = dict(entry)
-    where = own.pop("where", {})
-    return KernelSetting(
-        name=name,
-        comparison=SettingComparison(own.pop("is")),
-        neighbor=where.get("beside"),
-        neighbor_at_least=where.get("at_least", 0),
-        **own,
-    )
 
 
 def _is_meant(host: Host, setting: KernelSetting, path: str) -> bool:

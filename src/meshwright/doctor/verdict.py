@@ -5,14 +5,15 @@ A limit is a share of the expected value, or an absolute number. Its entry gives
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from importlib.resources import files
-from typing import Any
+from pathlib import Path
 
 from meshwright.errors import UnknownNameError
+from meshwright.files import toml_table
+
+DATA = Path(__file__).parent / "data"
 
 
 class CheckStatus(StrEnum):
@@ -75,9 +76,7 @@ class CheckLimit:
 @cache
 def limits() -> dict[str, CheckLimit]:
     """Return all entries of limits.toml by name."""
-    text = (files("meshwright.doctor") / "data" / "limits.toml").read_text(encoding="utf-8")
-    entries: dict[str, dict[str, Any]] = tomllib.loads(text)
-    return {name: CheckLimit(name=name, **entry) for name, entry in entries.items()}
+    return {name: CheckLimit(name=name, **entry) for name, entry in toml_table(DATA / "limits.toml").items()}
 
 
 def judge(check: str, measured: float, *, expected: float | None = None, where: str = "") -> CheckVerdict:

@@ -19,16 +19,17 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError, UnknownNameError
+from meshwright.files import toml_table
 from meshwright.mlperf.formulas import evaluate_formula, is_number, names_in
 
 DATA = Path(__file__).parent / "data"
 BENCHMARKS = DATA / "benchmarks"
 PROXIES = DATA / "proxies"
+_ROUNDS = DATA / "rounds.toml"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +141,7 @@ class Benchmark:
 
 def round_names() -> tuple[str, ...]:
     """Rounds whose rules ship, oldest first."""
-    return tuple(_rounds_document()["rounds"])
+    return tuple(toml_table(_ROUNDS)["rounds"])
 
 
 def benchmark_names(folders: Sequence[Path] = ()) -> tuple[str, ...]:
@@ -183,7 +184,7 @@ def read_benchmark(path: Path, round: str | None = None) -> Benchmark:
 
 def round_rules(round: str) -> RoundRules:
     """Rules that all benchmarks of a round share; raises UnknownNameError."""
-    document = _rounds_document()
+    document = toml_table(_ROUNDS)
     if round not in document["rounds"]:
         raise UnknownNameError("round", round, known=document["rounds"])
     row, keys = document["rounds"][round], document["disclosure"]
@@ -255,11 +256,6 @@ def _merged(shared: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
         kept = result.get(key)
         result[key] = _merged(kept, value) if isinstance(kept, dict) and isinstance(value, dict) else value
     return result
-
-
-@cache
-def _rounds_document() -> dict[str, Any]:
-    return tomllib.loads((DATA / "rounds.toml").read_text(encoding="utf-8"))
 
 
 def _files(folders: Sequence[Path]) -> dict[str, Path]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from functools import cache
 
+from meshwright.files import toml_table
 from meshwright.mlperf.benchmarks import DATA
 from meshwright.mlperf.log import LogRecord, RunLog
 
@@ -53,5 +53,4 @@ def finding(log: RunLog, rule: str, message: str, record: LogRecord | None = Non
 @cache
 def check_rules() -> dict[str, CheckRule]:
     """All rules by id."""
-    document = tomllib.loads((DATA / "check_rules.toml").read_text(encoding="utf-8"))
-    return {rule: CheckRule(rule=rule, **row) for rule, row in document.items()}
+    return {rule: CheckRule(rule=rule, **row) for rule, row in toml_table(DATA / "check_rules.toml").items()}

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.files import default_cache
+from meshwright.kernels.labels import IGNORED_LABEL
 from meshwright.mlperf.benchmarks import PROXIES, Benchmark
 from meshwright.specs.run import Run
+from meshwright.training.data.cache import build_once, remembered_digest
+from meshwright.training.data.megatron import IndexedWriter
+from meshwright.training.data.store import TRAINED_SUFFIX
 
 DATA_VARIABLE, WEIGHTS_VARIABLE = "MESHWRIGHT_MLPERF_DATA", "MESHWRIGHT_MLPERF_WEIGHTS"
 
@@ -96,7 +104,6 @@ def _absent_weights(weights: Path) -> list[str]:
 
 def _of_files(benchmark: Benchmark, data: Path, table: Mapping[str, Any], *, weights: str | None) -> BenchmarkInputs:
     """Token files as they are, or as they are made of packed records, once."""
-    from meshwright.mlperf.packed_records import indexed_from_packed
     from meshwright.training.data.store import open_store
 
     length = benchmark.sequence_length
@@ -134,3 +141,55 @@ def _of_proxy(benchmark: Benchmark, *, data: Path | None, weights: Path | None) 
         train_samples=samples,
         facts={f"data_{part}_sha256": benchmark.data[f"{part}_sha256"] for part in ("train", "validation")},
     )
+
+
+def indexed_from_packed(path: Path, *, length: int, cache: Path | None = None) -> Path:
+    """The token files of packed records, one record a document with a mask. Built in the cache at the first use.
+
+        NAME.parquet   columns `input_ids` and `labels`; -100 is a token that the loss does not count
+        NAME.npy       rows {input_ids, loss_mask}, as NeMo reads them: an array of Python objects, which is refused,
+                       because reading one runs whatever its author wrote
+
+    Each record has `length` tokens. A label belongs to the token it predicts, as in Hugging Face and NeMo: position i
+    of `labels` says whether token i counts.
+
+    Raises InputError for another kind of file, columns or lengths, MissingDependencyError without pyarrow.
+    """
+    if path.suffix != ".parquet":
+        raise InputError(
+            "packed records are read from Parquet", got=str(path), allowed="columns input_ids and labels",
+            hint="an .npy of Python objects runs code when it is read: use the Parquet file that it was made from",
+        )  # fmt: skip
+    if find_spec("pyarrow") is None:
+        raise MissingDependencyError("packed records are read by pyarrow", hint="pip install pyarrow")
+    cache = default_cache() if cache is None else cache
+    key = hashlib.sha256(f"{remembered_digest(path, cache=cache)} {length}".encode()).hexdigest()[:24]
+    folder = cache / "packed" / key
+
+    def build(empty: Path) -> None:
+        masks = []
+        with IndexedWriter(empty / "tokens", dtype=np.int32) as writer:
+            for tokens_T, trained_T in _records(path, length=length):
+                writer.add(tokens_T)
+                masks.append(trained_T)
+        (empty / f"tokens{TRAINED_SUFFIX}").write_bytes(np.concatenate(masks).tobytes())
+
+    build_once(folder, build, about={"packed": path.name})
+    return folder / "tokens"
+
+
+def _records(path: Path, *, length: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+    try:
+        table = parquet.read_table(path, columns=["input_ids", "labels"])
+    except (pyarrow.ArrowException, OSError, KeyError) as error:
+        raise InputError(f"{path}: packed records cannot be read: {error}") from error
+    if table.column_names != ["input_ids", "labels"] or not table.num_rows:
+        raise InputError(f"{path}: packed records have the columns input_ids and labels", got=table.column_names)
+    for number in range(table.num_rows):
+        row = [np.asarray(table[name][number].as_py(), dtype=np.int64) for name in table.column_names]
+        if any(len(values) != length for values in row):
+            raise InputError(f"{path}: record {number} has another length", got=len(row[0]), allowed=length)
+        yield row[0], row[1] != IGNORED_LABEL

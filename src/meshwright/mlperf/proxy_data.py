@@ -8,7 +8,10 @@ that reference convergence points would hold on one version only.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +19,6 @@ import numpy as np
 from meshwright.errors import InputError
 from meshwright.files import default_cache
 from meshwright.mlperf.benchmarks import Benchmark
-from meshwright.mlperf.generated_text import Language
 from meshwright.training.data.cache import build_once
 from meshwright.training.data.megatron import IndexedWriter
 from meshwright.training.data.store import TRAINED_SUFFIX
@@ -90,3 +92,154 @@ def _documents(benchmark: Benchmark, part: str) -> Iterator[tuple[np.ndarray, np
 
 def _tokens(text: str) -> np.ndarray:
     return np.append(np.frombuffer(text.encode("ascii"), np.uint8).astype(np.int64), END)
+
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+ONSETS = (
+    "b",
+    "br",
+    "d",
+    "dr",
+    "f",
+    "g",
+    "gl",
+    "h",
+    "k",
+    "kr",
+    "l",
+    "m",
+    "n",
+    "p",
+    "pl",
+    "r",
+    "s",
+    "st",
+    "t",
+    "tr",
+    "v",
+    "w",
+    "z",
+    "",
+)
+VOWELS = ("a", "e", "i", "o", "u", "ai", "ea", "oo")
+CODAS = ("", "", "", "l", "n", "m", "r", "s", "t", "nd", "ck", "sh")
+CLASSES = {"noun": 600, "verb": 240, "adjective": 200, "adverb": 60, "name": 160}
+SMALL = ("the", "of", "and", "to", "in", "with", "that", "is", "was", "for", "by", "not", "a", "from", "as")
+TEMPLATES = (
+    "the noun verb the noun",
+    "the adjective noun verb a noun of the noun",
+    "name verb the noun and the noun",
+    "name was adjective and verb in the noun",
+    "the noun of name is not adjective",
+    "in the noun the adjective noun adverb verb",
+    "name and name verb that the noun was adjective",
+    "a noun verb with the adjective noun for number noun",
+    "from the noun to the noun name adverb verb the noun",
+    "by the noun number noun verb as a noun",
+)
+TOPIC = {"noun": 6, "verb": 4, "name": 2}
+TOPIC_PERCENT = 60  # of the words of these classes
+
+
+class SplitMix64:
+    """A generator of integers."""
+
+    def __init__(self, seed: int) -> None:
+        self.state = seed & _MASK
+
+    def below(self, limit: int) -> int:
+        """An integer from 0 to `limit` - 1. Its bias, less than limit / 2^64, does not matter here."""
+        self.state = (self.state + _GOLDEN) & _MASK
+        word = self.state
+        word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _MASK
+        return (word ^ (word >> 31)) % limit
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Lexicon:
+    """Words of a class with cumulative weights: the k-th is about 1 / k as frequent as the first."""
+
+    entries: tuple[str, ...]
+    totals: tuple[int, ...]
+
+    def draw(self, random: SplitMix64) -> str:
+        return self.entries[bisect_right(self.totals, random.below(self.totals[-1]))]
+
+
+class Language:
+    """The invented language of a number: the same text on every machine and under every version of Python.
+
+    A language has syllables, a lexicon of words of several classes with Zipf frequencies, and a grammar of sentence
+    templates. A document has a topic: nouns, names and verbs that come back in it. A model learns letters first, then
+    syllables, then words, then the order of words and the topic of a document, as in natural text. All numbers are
+    integers of one generator (SplitMix64: Steele, Lea, Flood 2014), drawn in a fixed order.
+    """
+
+    def __init__(self, number: int) -> None:
+        random = SplitMix64(0xC0FFEE + number)
+        self.syllables = _syllables(random)
+        used: set[str] = set(SMALL)
+        self.classes = {kind: _lexicon(random, kind, size, self.syllables, used) for kind, size in CLASSES.items()}
+
+    def documents(self, *, seed: int, num_bytes: int) -> Iterator[str]:
+        """Documents of together at least `num_bytes` bytes."""
+        random = SplitMix64(seed)
+        while num_bytes > 0:
+            text = self._document(random, num_sentences=3 + random.below(10))
+            num_bytes -= len(text)
+            yield text
+
+    def reports(self, *, seed: int, num_reports: int) -> Iterator[tuple[str, str]]:
+        """Pairs of a report and its summary: the sentences of the report that have a name in them."""
+        random = SplitMix64(seed)
+        for _ in range(num_reports):
+            topic = self._topic(random)
+            sentences = [self._sentence(random, topic) for _ in range(2)]
+            summary = self._sentence(random, topic)
+            yield "report: " + " ".join(sentences), " summary: " + summary
+
+    def _document(self, random: SplitMix64, *, num_sentences: int) -> str:
+        topic = self._topic(random)
+        return " ".join(self._sentence(random, topic) for _ in range(num_sentences)) + "\n"
+
+    def _topic(self, random: SplitMix64) -> dict[str, tuple[str, ...]]:
+        return {kind: tuple(self.classes[kind].draw(random) for _ in range(n)) for kind, n in TOPIC.items()}
+
+    def _sentence(self, random: SplitMix64, topic: dict[str, tuple[str, ...]]) -> str:
+        template = TEMPLATES[random.below(len(TEMPLATES))]
+        text = " ".join(self._word(kind, random, topic) for kind in template.split())
+        return text[0].upper() + text[1:] + "."
+
+    def _word(self, kind: str, random: SplitMix64, topic: dict[str, tuple[str, ...]]) -> str:
+        if kind == "number":
+            return str(1 + random.below(99))
+        if kind not in self.classes:
+            return kind
+        if kind in topic and random.below(100) < TOPIC_PERCENT:
+            return topic[kind][random.below(len(topic[kind]))]
+        return self.classes[kind].draw(random)
+
+
+def _syllables(random: SplitMix64) -> tuple[str, ...]:
+    """Eighty of the syllables that onsets, vowels and codas allow."""
+    found: dict[str, None] = {}
+    while len(found) < 80:
+        parts = (ONSETS, VOWELS, CODAS)
+        found["".join(part[random.below(len(part))] for part in parts)] = None
+    return tuple(found)
+
+
+def _lexicon(random: SplitMix64, kind: str, size: int, syllables: Sequence[str], used: set[str]) -> _Lexicon:
+    entries: list[str] = []
+    while len(entries) < size:
+        count = 1 + random.below(2) + (kind in ("name", "adverb"))
+        word = "".join(syllables[random.below(len(syllables))] for _ in range(count))
+        word = word.capitalize() if kind == "name" else word + "ly" if kind == "adverb" else word
+        if len(word) > 2 and word not in used:
+            used.add(word)
+            entries.append(word)
+    weights = [1_000_000 // (rank + 3) for rank in range(size)]
+    return _Lexicon(entries=tuple(entries), totals=tuple(accumulate(weights)))

@@ -28,11 +28,10 @@ from typing import Any
 
 from meshwright.engines.folders import locked
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.files import write_atomically
+from meshwright.files import record_of, write_atomically
 from meshwright.mlperf.inputs import BenchmarkInputs
 from meshwright.mlperf.log import RunLog, read_log
-from meshwright.mlperf.page_cache import clear_page_cache
-from meshwright.mlperf.worker import LOG, TRAINING, RunTask, end_with_parent_process
+from meshwright.mlperf.worker import LOG, TRAINING, RunTask, clear_page_cache, end_with_parent_process
 from meshwright.programs import with_found_program
 from meshwright.version import __version__
 
@@ -127,10 +126,8 @@ def open_set(folder: Path, wanted: RunSet) -> RunSet:
 
 def _read_set(path: Path) -> RunSet:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        lists = {key: tuple(content[key]) for key in ("seeds", "launcher") if key in content}
-        return RunSet(**{**content, **lists})
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        return record_of(RunSet, json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
         raise InputError(
             f"{path} does not describe a set of runs: {error}", hint="name a new folder with --out"
         ) from error

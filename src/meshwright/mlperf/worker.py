@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,12 +17,12 @@ from typing import Any
 from meshwright import runfile
 from meshwright.engines.base import Measuring, ObservedEngine, TrainingEngine, TrainOptions, find_engine
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.files import write_atomically
+from meshwright.files import record_of, write_atomically
 from meshwright.mlperf.inputs import require_remembered
-from meshwright.mlperf.logged_facts import logged_facts
-from meshwright.mlperf.page_cache import clear_page_cache
 from meshwright.mlperf.run_log import LogWriter, RunLogger
-from meshwright.specs.run import Run
+from meshwright.specs.plan import Plan
+from meshwright.specs.precision import Precision
+from meshwright.specs.run import LearningRateSchedule, Run
 from meshwright.training.rendezvous import is_main
 
 PR_SET_PDEATHSIG = 1
@@ -53,10 +54,7 @@ class RunTask:
 
 def read_task(path: Path) -> RunTask:
     """Read a task that `RunTask.write` wrote."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    for key in ("overrides", "data_paths"):
-        content[key] = tuple(content[key])
-    return RunTask(**content)
+    return record_of(RunTask, json.loads(path.read_text(encoding="utf-8")))
 
 
 def run_once(task: RunTask) -> None:
@@ -136,6 +134,96 @@ def main() -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     return 0
+
+
+DROP_CACHES = Path("/proc/sys/vm/drop_caches")
+
+
+def clear_page_cache(files: Iterable[Path], *, drop_caches: Path = DROP_CACHES) -> dict[str, Any]:
+    """Drop clean pages of the whole machine where that is permitted, otherwise of `files`.
+
+    Returns the entry for `cache_clear`: `value`, and `method` with the action or the reason for none.
+    """
+    os.sync()
+    try:
+        drop_caches.write_text("3\n")
+        return {"value": True, "method": "drop_caches"}
+    except OSError as error:
+        reason = error.strerror or str(error)
+    try:
+        count = sum(_evict(file) for file in files)
+    except (OSError, AttributeError) as error:
+        return {"value": False, "method": f"none: drop_caches: {reason}; posix_fadvise: {error}"}
+    return {"value": True, "method": f"posix_fadvise of {count} files of the data; drop_caches: {reason}"}
+
+
+def _evict(file: Path) -> int:
+    handle = os.open(file, os.O_RDONLY)
+    try:
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(handle)
+    return 1
+
+
+LOGGED_PRECISIONS = {"bf16": "bfloat16"}
+"""Names of number formats where the log has another one than run files."""
+SCHEDULES = {
+    LearningRateSchedule.COSINE: "cosine with linear warmup",
+    LearningRateSchedule.LINEAR: "linear with linear warmup",
+    LearningRateSchedule.CONSTANT: "constant with linear warmup",
+    LearningRateSchedule.WSD: "warmup, stable, decay",
+}
+
+
+def logged_facts(run: Run, plan: Plan, *, benchmark: str, train_samples: int) -> Iterator[tuple[str, Any]]:
+    """Keys and values in an order in which a checker that reads once can compare them."""
+    optimizer, evaluate = run.optimizer, run.train.evaluate
+    assert evaluate is not None
+    assert run.num_steps is not None
+    yield "seed", run.train.seed
+    yield "global_batch_size", run.global_batch
+    yield "micro_batch_size", plan.micro_batch
+    yield "gradient_accumulation_steps", plan.num_micro_batches(run.global_batch)
+    yield "max_sequence_length", run.sequence_length
+    yield "train_samples", train_samples
+    yield "eval_samples", evaluate.num_sequences
+    yield "target_accuracy", evaluate.target_loss
+    yield "max_steps", run.num_steps
+    yield "opt_name", optimizer.name
+    yield "opt_base_learning_rate", optimizer.learning_rate
+    yield "opt_end_learning_rate", optimizer.learning_rate * optimizer.final_ratio
+    yield "opt_learning_rate_warmup_steps", optimizer.warmup_steps
+    yield "opt_learning_rate_decay_steps", run.num_steps - optimizer.warmup_steps
+    yield "opt_learning_rate_decay_schedule", SCHEDULES[optimizer.schedule]
+    yield "opt_learning_rate_training_steps", run.num_steps
+    yield "opt_learning_rate_warmup_factor", optimizer.warmup_steps / run.num_steps
+    yield "opt_adamw_beta_1", optimizer.betas[0]
+    yield "opt_adamw_beta_2", optimizer.betas[1]
+    yield "opt_adamw_epsilon", optimizer.epsilon
+    yield "opt_adamw_weight_decay", optimizer.weight_decay
+    yield "opt_gradient_clip_norm", optimizer.gradient_clip
+    if run.lora is not None:
+        yield "lora_rank", run.lora.rank
+        yield "lora_alpha", run.lora.alpha
+        yield "lora_dropout", run.lora.dropout
+    yield from _disclosure(run.precision, plan)
+    yield "config_filename", "run.yaml"
+    yield "number_of_ranks", plan.num_devices
+
+
+def _disclosure(precision: Precision, plan: Plan) -> Iterator[tuple[str, Any]]:
+    """Keys of round 6.1. Attention is computed in 16 bits where linear layers multiply in fp8."""
+    named = precision.name in ("fp16", "nvfp4", "mxfp4")
+    linear = precision.name if named else LOGGED_PRECISIONS.get(precision.matmul, precision.matmul)
+    others = "bfloat16" if precision.matmul in ("fp8", "fp4") else linear
+    yield "lowest_numerical_precision_in_linear", linear
+    yield "lowest_numerical_precision_in_attn", others
+    yield "lowest_numerical_precision_in_comm", others
+    yield "tensor_parallelism", plan.tensor
+    yield "pipeline_parallelism", plan.pipeline
+    yield "context_parallelism", plan.context
+    yield "expert_parallelism", plan.expert
 
 
 if __name__ == "__main__":

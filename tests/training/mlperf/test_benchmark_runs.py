@@ -21,10 +21,9 @@ from meshwright.errors import InputError, MeshwrightError
 from meshwright.mlperf.benchmarks import PROXIES, load_benchmark
 from meshwright.mlperf.check import log_findings
 from meshwright.mlperf.log import RunLog, read_log
-from meshwright.mlperf.progress import SetProgress
 from meshwright.mlperf.run_log import EarlyDataError, RunLogger
 from meshwright.mlperf.run_set import RunFailedError, RunResult, RunState
-from meshwright.mlperf.running import RunChoices, named_benchmark, prepare_set, take_runs
+from meshwright.mlperf.running import RunChoices, SetProgress, named_benchmark, prepare_set, take_runs
 from meshwright.mlperf.worker import LOG, TRAINING, RunTask, read_task, run_once
 from meshwright.records.training import Ending, read_record
 from meshwright.training.data import token_range

@@ -261,7 +261,7 @@ def test_a_device_with_fewer_lanes_and_a_power_cap(look, healthy):
 
 
 def test_rates_are_judged_by_what_the_catalogue_expects_of_that_device(look, healthy, nvidia):
-    from meshwright.doctor.expected import expected_of
+    from meshwright.doctor.checks.rates import expected_of
 
     slow = json.loads(healthy.commands[next(k for k in healthy.commands if k.endswith("device"))].splitlines()[-1])
     amd, other = expected_of("mi355x", num_devices=8), expected_of("h200", num_devices=8)

@@ -18,7 +18,7 @@ from meshwright.mlperf.compare import NOT_MLPERF, PUBLISHED, UNVERIFIED, compare
 from meshwright.mlperf.convergence import read_points
 from meshwright.mlperf.official import package_version
 from meshwright.mlperf.package import write_package
-from meshwright.mlperf.reference_runs import ReferenceDescription, reference_document, write_reference_file
+from meshwright.mlperf.results import ReferenceDescription, reference_document, write_reference_file
 from meshwright.mlperf.score import result_folders, score_folder
 
 REFERENCE = ReferenceDescription(creator="Reference", when="2026", platform="1xTest")

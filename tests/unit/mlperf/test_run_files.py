@@ -14,13 +14,12 @@ from meshwright.mlperf.benchmarks import load_benchmark
 from meshwright.mlperf.check import check_path
 from meshwright.mlperf.check_system import SYSTEM_FIELDS
 from meshwright.mlperf.inputs import find_inputs
-from meshwright.mlperf.logged_facts import logged_facts
-from meshwright.mlperf.page_cache import clear_page_cache
 from meshwright.mlperf.proxy_data import PARTS, build_proxy_data, text_hash
 from meshwright.mlperf.run_files import benchmark_run
 from meshwright.mlperf.run_set import RunSet, new_seeds, open_set
 from meshwright.mlperf.running import named_benchmark
 from meshwright.mlperf.system_description import describe_system
+from meshwright.mlperf.worker import clear_page_cache, logged_facts
 from meshwright.specs.plan import Plan
 
 
@@ -150,7 +149,7 @@ def test_data_that_are_not_those_of_the_rules_are_refused(tmp_path):
 
 def test_packed_records_become_token_files_once(tmp_path):
     parquet, pyarrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
-    from meshwright.mlperf.packed_records import indexed_from_packed
+    from meshwright.mlperf.inputs import indexed_from_packed
     from meshwright.training.data.store import open_store
 
     rows = {"input_ids": [[1, 2, 3, 4], [5, 6, 7, 8]], "labels": [[-100, -100, 3, 4], [-100, 6, 7, 8]]}

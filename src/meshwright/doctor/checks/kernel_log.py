@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
-from importlib.resources import files
 
 from meshwright.doctor.checks import Check, Node
 from meshwright.doctor.host import Host, Unseen
-from meshwright.doctor.verdict import CheckStatus, CheckVerdict, found
+from meshwright.doctor.verdict import DATA, CheckStatus, CheckVerdict, found
+from meshwright.files import toml_table
 from meshwright.units import HOUR_S
 
 GROUP = "log"
@@ -59,7 +58,7 @@ def _log(node: Node) -> Iterator[CheckVerdict]:
 
 @cache
 def _patterns() -> dict[str, tuple[re.Pattern[str], CheckStatus, str]]:
-    data = tomllib.loads((files("meshwright.doctor") / "data" / "kernel_log.toml").read_text(encoding="utf-8"))
+    data = toml_table(DATA / "kernel_log.toml")
     return {name: (re.compile(e["pattern"]), CheckStatus(e["status"]), e["hint"]) for name, e in data.items()}
 
 
