@@ -39,10 +39,10 @@ shift 2
 exec '{program}' "$@"
 """
 SCRIPT = """
-from meshwright.cli import bench_train
+from meshwright.api import bench
 
-command = bench_train._command
-bench_train._command = lambda launcher: ({python!r},) if launcher is None else command(launcher)
+command = bench._launched
+bench._launched = lambda launcher: ({python!r},) if launcher is None else command(launcher)
 """
 """The trainings of a sweep are started with `PYTHON -m meshwright`."""
 

@@ -7,7 +7,7 @@
 
 The names in `__all__` are the public interface and follow semantic versioning; everything else is private and
 may change. They are imported when they are first used, so that `import meshwright` costs nothing. Only `train`,
-`generate`, `evaluate`, `bench_ingest` and `mlperf_run` import a tensor framework.
+`generate`, `evaluate`, `bench_device`, `bench_ingest` and `mlperf_run` import a tensor framework.
 
 To read the source, start at `meshwright.specs` (what things are), then `meshwright.cost.step` (how long a step
 takes), then `meshwright.planner` (which plan is best).
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from meshwright.answers.training_run import TrainingRun
     from meshwright.api import catalog
     from meshwright.api.accuracy import accuracy
+    from meshwright.api.bench import bench_device, bench_train
     from meshwright.api.bench_ingest import bench_ingest
     from meshwright.api.compare import compare
     from meshwright.api.configurations import export, import_run
@@ -133,7 +134,9 @@ __all__ = [
     "UnknownNameError",
     "__version__",
     "accuracy",
+    "bench_device",
     "bench_ingest",
+    "bench_train",
     "catalog",
     "compare",
     "estimate",
@@ -166,6 +169,7 @@ __all__ = [
 
 _HOMES = {
     "api.accuracy": ("accuracy",),
+    "api.bench": ("bench_device", "bench_train"),
     "api.bench_ingest": ("bench_ingest",),
     "api.compare": ("compare",),
     "api.estimate": ("estimate", "estimate_memory"),

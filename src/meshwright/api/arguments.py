@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import operator
 import os
+import re
 from collections.abc import Iterable, Mapping
 from enum import Enum, IntEnum
 from pathlib import Path
@@ -14,6 +15,9 @@ from meshwright.errors import InputError
 
 MAX_COUNT = 10**9
 MAX_NUMBER = 1e18
+BUDGET = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>s|m|h|)")
+UNIT_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+LONGEST_S = 7 * 24 * 3600.0
 MAX_DEPTH = 20
 """Nested mappings end here; no run file is as deep."""
 
@@ -59,6 +63,19 @@ def number(name: str, value: object, *, most: float = MAX_NUMBER) -> float:
     if not 0 < found <= most:  # nor is a NaN
         raise InputError(name, got=found, allowed=f"above 0, up to {most:g}")
     return found
+
+
+def seconds(name: str, value: object) -> float:
+    """Return a time in seconds: a number of them, or text.
+
+    >>> seconds("budget", 90), seconds("budget", "1.5h")
+    (90.0, 5400.0)
+    """
+    found = BUDGET.fullmatch(str(value).strip())
+    number_s = float(found["number"]) * UNIT_S[found["unit"]] if found else 0.0
+    if not 0 < number_s <= LONGEST_S:
+        raise InputError(f"{name} is not a time", got=value, allowed="above 0 to 168h, as in 180s, 3m or 1h")
+    return number_s
 
 
 def flag(name: str, value: object) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from meshwright.api.arguments import seconds
 from meshwright.errors import InputError
 from meshwright.targets import load
 from meshwright.units import digits_hint, parse_count
@@ -148,18 +148,8 @@ def run_argument(*, required: bool = True) -> Decorator:
     )
 
 
-BUDGET = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>s|m|h|)")
-UNIT_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-LONGEST_S = 7 * 24 * 3600.0
-
-
 def _seconds(ctx: click.Context, param: click.Parameter, text: str) -> float:
-    """`90`, `180s`, `3m`, `1.5h` in seconds."""
-    found = BUDGET.fullmatch(text.strip())
-    seconds = float(found["number"]) * UNIT_S[found["unit"]] if found else 0.0
-    if not 0 < seconds <= LONGEST_S:
-        raise InputError("--budget is not a time", got=text, allowed="above 0 to 168h, as in 180s, 3m or 1h")
-    return seconds
+    return seconds("--budget", text)
 
 
 def budget_option(*, default: str, help: str) -> Decorator:

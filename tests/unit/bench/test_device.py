@@ -19,9 +19,11 @@ torch = pytest.importorskip("torch")
 
 from tests.warm import WarmProcess
 
+import meshwright as mw
 from meshwright.bench import device as campaign
 from meshwright.bench.device import DeviceBenchRequest, DeviceLostError, measure_device, sidecar_of
 from meshwright.bench.kernels import KernelTask, task_of
+from meshwright.errors import InputError
 from meshwright.records.device import COLUMNS, SIDECAR_KEYS, DeviceRecorder, PointStatus, read
 from meshwright.records.points import Point, PointFamily, points_of
 
@@ -217,3 +219,19 @@ def test_windows_are_spread_between_the_families():
     assert " ".join(part.measure() for part in found) == (
         "kernels isolated pair kernels isolated kernels pair isolated kernels"
     )
+
+
+def test_the_python_function_returns_the_measurements(tmp_path):
+    done = mw.bench_device(families=["launch"], budget=SECONDS, out=tmp_path / "out")
+    assert {row["family"] for row in done.to_rows()} == {"launch"}
+    assert done.records.sidecar["command"] == ["meshwright.bench_device"]
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"budget": "soon"}, "is not a time"),
+        ({"families": ["gem"]}, "unknown family"),
+        ({"overrides": {"precision": "fp8"}}, "none is given"),
+        ({"run": "tiny-llama-cpu", "model": "llama3.1-8b"}, "both given"),
+        ({"num_processes": [0]}, "num_processes"),
+    ]
+    for wrong, words in refused:
+        with pytest.raises(InputError, match=words):
+            mw.bench_device(**wrong, out=tmp_path / "other")

@@ -20,6 +20,7 @@ pytest.importorskip("torch")
 
 from tests.every_member import check_every
 
+import meshwright as mw
 from meshwright.bench.training import TrainingBenchRequest, rounds
 from meshwright.errors import InputError
 from meshwright.records.sweep import configurations, parse_sweep
@@ -341,3 +342,14 @@ def test_the_page_explains_every_column_and_key(bench, folder):
     found = set(records.sidecar) | {f"device.{key}" for key in records.sidecar["device"]}
     assert set(SIDECAR_KEYS) <= found
     assert explained(keys) == found | {f"configurations.{key}" for key in one}
+
+
+def test_the_python_function_returns_the_sweep_and_the_command_goes_on_with_it(bench):
+    done = mw.bench_train("tiny.yaml", sweeps=["batch.micro=1,2"], launcher=LAUNCHER, num_runs=1, steps=4)
+    assert [row["configuration"] for row in done.to_rows()] == ["tiny micro=1", "tiny micro=2"]
+    assert done.trainings.sidecar["command"] == ["meshwright.bench_train"]
+    outcome, rows = bench("--runs", 2, "--steps", 4, "--resume")
+    assert outcome.exit_code == 0, outcome.stderr
+    assert [row.wall_s for row in rows[:2]] == [row.wall_s for row in done.trainings.rows]
+    with pytest.raises(InputError, match="paths are missing"):
+        mw.bench_train()

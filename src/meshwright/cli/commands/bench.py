@@ -15,10 +15,8 @@ from meshwright.cli.options import (
     html_option,
     json_option,
     numbers,
-    run_argument,
     seconds_option,
 )
-from meshwright.cli.question import key_options
 from meshwright.cli.verbs import verb, verb_group
 
 
@@ -62,11 +60,9 @@ def repeats_option(*, of: str) -> Decorator:
     return count_option("--repeats", high=1000, default=1, help=about)
 
 
-MAX_PROCESSES = 64
-
-
 @verb(
     "device",
+    question="meshwright.api.bench:bench_device",
     body="meshwright.cli.bench_device:run",
     examples=[
         "meshwright bench device",
@@ -74,32 +70,6 @@ MAX_PROCESSES = 64
         "meshwright bench device --model llama3.1-8b --families gemm,attention --out bench/gpu --resume",
     ],
 )
-@run_argument(required=False)
-@key_options("overrides")
-@click.option(
-    "--model", metavar="MODEL",
-    help="Measure the shapes of this catalogue model first, instead of those of a run file.",
-)  # fmt: skip
-@count_option(
-    "--seq", "sequence_length", metavar="TOKENS", default=2048,
-    help="Sequence length of --model in tokens.",
-)  # fmt: skip
-@click.option(
-    "--families", metavar="F,F,...",
-    help="What to measure, of gemm, attention, memory, elementwise, optimizer, launch, transfer, training and "
-    "collectives.  [default: all]",
-)  # fmt: skip
-@budget_option(default="170s", help="Time to measure, split over the families: 90s, 3m, 1h.")
-@folder_option(
-    "--out", "folder", default=Path("bench"),
-    help="Folder of the results, records.csv and records.json.",
-)  # fmt: skip
-@click.option("--resume", is_flag=True, help="Keep the records in --out, and measure only what they lack.")
-@click.option(
-    "--processes", "num_processes", callback=numbers(low=1, high=MAX_PROCESSES, example="2,4"), metavar="N,N,...",
-    help="Numbers of local processes for collectives and training.  [default: 2, 4, ... up to the number of GPUs; "
-    "2,4 on a CPU]",
-)  # fmt: skip
 @json_option
 def device() -> None:
     """Measure GEMMs, attention, memory, training steps and collectives of this machine.
@@ -152,6 +122,7 @@ def kernels() -> None:
 
 @verb(
     "train",
+    question="meshwright.api.bench:bench_train",
     body="meshwright.cli.bench_train:run",
     examples=[
         "meshwright bench train run.yaml",
@@ -163,32 +134,6 @@ def kernels() -> None:
         "meshwright bench train run.yaml --launcher 'torchrun --nnodes 2 --nproc-per-node 8'",
     ],
 )
-@click.argument("paths", metavar="RUN.yaml...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--sweep", "sweeps", multiple=True, metavar="KEY=V,V,...",
-    help="Values of one key of the run file, as in --sweep batch.micro=1,2,4. May be repeated; every combination is "
-    "trained.",
-)  # fmt: skip
-@click.option(
-    "--engines", "engines", metavar="E,E,...", help="Compare engines: short for --sweep engine=E,E,...",
-)  # fmt: skip
-@key_options("overrides", "calibration")
-@count_option(
-    "--runs", "num_runs", high=1000, default=5,
-    help="Trainings of each configuration, each in a new process.",
-)  # fmt: skip
-@count_option("--steps", "steps", high=10**6, default=20, help="Measured steps of each training.")
-@count_option("--warmup", low=0, high=10**6, default=3, help="Warm-up steps before them.")
-@click.option(
-    "--launcher", metavar="COMMAND",
-    help="Command that starts `-m meshwright train`, such as torchrun or srun ... python.  [default: this Python]",
-)  # fmt: skip
-@seconds_option("--timeout", "timeout_s", above=True, default=3600.0, help="Time after which one training is ended.")
-@folder_option(
-    "--out", "folder", default=Path("bench-train"),
-    help="Folder of trainings.csv, trainings.json and one folder per training.",
-)  # fmt: skip
-@click.option("--resume", is_flag=True, help="Keep the trainings in --out, and run only what they lack.")
 @html_option
 @json_option
 def train() -> None:
