@@ -40,7 +40,7 @@ def says_no_bridge(description: str) -> bool:
     >>> says_no_bridge("PCIe only"), says_no_bridge("NVLink bridges; PCIe Gen5")
     (True, False)
     """
-    return re.search(_read()["without_bridge"]["words"], description, re.IGNORECASE) is not None
+    return re.search(toml_table(_FILE)["without_bridge"]["words"], description, re.IGNORECASE) is not None
 
 
 def fabric_without_bridge(fabric: str) -> str:
@@ -49,4 +49,4 @@ def fabric_without_bridge(fabric: str) -> str:
     >>> fabric_without_bridge("nvlink-bridge"), fabric_without_bridge("pcie-4")
     ('pcie-5', 'pcie-4')
     """
-    return _read()["without_bridge"]["fabrics"].get(fabric, fabric)
+    return toml_table(_FILE)["without_bridge"]["fabrics"].get(fabric, fabric)
