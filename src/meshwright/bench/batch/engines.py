@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from meshwright.errors import InputError, MissingDependencyError
+from meshwright.targets import load
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +90,7 @@ def check_engine(name: str, options: Mapping[str, str]) -> None:
 
 def load_engine(name: str, request: EngineRequest) -> BatchEngine:
     """Load a model in this process."""
-    module, _, function = BATCH_ENGINES[name].target.partition(":")
-    return getattr(import_module(module), function)(request)
+    return load(BATCH_ENGINES[name].target)(request)
 
 
 def whole_option(options: Mapping[str, str], name: str, default: int) -> int:
