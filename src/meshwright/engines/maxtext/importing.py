@@ -36,7 +36,6 @@ KERNELS: dict[str, tuple[AttentionKernel, ...]] = {
 }
 """Kernels by the values of `attention`; the first that runs on the accelerators counts (layers/attention_op.py)."""
 GRADIENTS = {"float32": "fp32", "bfloat16": "bf16"}
-SPLASH_TILE = 512  # of base.yml
 
 AXES = ("data", "fsdp", "tensor", "tensor_sequence", "context", "expert", "pipeline")
 """Axes of the mesh that run files have; data is read first, because the others leave it its slices."""
@@ -63,13 +62,13 @@ def import_run(source: str, *, cluster: StatedCluster) -> Imported:
             raise InputError("settings after a configuration are key=value", got=part)
         given[key] = _value(value, what=part)
     settings = MaxTextKeys(_with_model(given, folder=path.parent))
-    settings.take("base_config", None)
-    accumulated = settings.count("gradient_accumulation_steps", 1)
+    settings.take("base_config")
+    accumulated = settings.count("gradient_accumulation_steps")
     train, optimizer = _steps(settings)
     tuning = _adapters(settings)
-    if settings.peek("routed_score_func", "") == "sigmoid":
-        train["balance_bias_rate"] = settings.take("routed_bias_update_rate", 0.0)
-    has_sinks = settings.peek("decoder_block", "") == "gpt_oss"
+    if settings.peek("routed_score_func") == "sigmoid":
+        train["balance_bias_rate"] = settings.take("routed_bias_update_rate")
+    has_sinks = settings.peek("decoder_block") == "gpt_oss"
     content = {
         "model": model_section(settings, name=str(given.get("model_name", path.stem))),
         "data": _data(settings),
@@ -135,24 +134,24 @@ def _with_model(given: dict[str, Any], *, folder: Path) -> dict[str, Any]:
 
 
 def _data(settings: MaxTextKeys) -> dict[str, Any]:
-    kind = settings.take("dataset_type", "synthetic")
-    hub, files = settings.take("hf_path", ""), settings.take("hf_train_files", "")
-    grain = str(settings.take("grain_train_files", "")).rpartition("|")[2]
+    kind = settings.take("dataset_type")
+    hub, files = settings.take("hf_path"), settings.take("hf_train_files")
+    grain = str(settings.take("grain_train_files")).rpartition("|")[2]
     source = {"synthetic": "synthetic", "hf": files or hub, "grain": grain}.get(kind, "")
     if not source:
         settings.note(f"dataset_type = {kind!r} is not carried over: random tokens are used instead")
-    data = {"source": source or "synthetic", "sequence_length": settings.take("max_target_length", 2048)}
-    tokenizer = settings.take("tokenizer_path", "")
+    data = {"source": source or "synthetic", "sequence_length": settings.take("max_target_length")}
+    tokenizer = settings.take("tokenizer_path")
     is_text = kind == "hf" and bool(source)
     return data | ({"tokenizer": tokenizer} if tokenizer and is_text else {})
 
 
 def _degree(settings: MaxTextKeys, axis: str) -> int:
     """Return the degree of an axis, within and across slices; 0 if MaxText computes it."""
-    within = settings.count(f"ici_{axis}_parallelism", -1 if axis == "fsdp" else 1, allows_auto=True)
-    default = _slices_left(settings) if axis == "data" else 1
-    across = settings.count(f"dcn_{axis}_parallelism", default, allows_auto=True)
-    across = default if axis == "data" and across == -1 else across
+    within = settings.count(f"ici_{axis}_parallelism", allows_auto=True)
+    left = _slices_left(settings) if axis == "data" else -1
+    across = settings.count(f"dcn_{axis}_parallelism", allows_auto=True)
+    across = left if across == -1 else across
     return 0 if -1 in (within, across) else within * across
 
 
@@ -161,9 +160,9 @@ def _slices_left(settings: MaxTextKeys) -> int:
 
     Raises InputError if the other axes do not divide them, which MaxText refuses.
     """
-    given = [settings.peek(key, -1) for key in ("num_slices", "compile_topology_num_slices")]
+    given = [settings.peek(key) for key in ("num_slices", "compile_topology_num_slices")]
     slices = next((number for number in given if number > 0), 0)
-    others = [settings.peek(f"dcn_{axis}_parallelism", 1) for axis in AXES if axis != "data"]
+    others = [settings.peek(f"dcn_{axis}_parallelism") for axis in AXES if axis != "data"]
     if not slices or -1 in others:
         return 1
     if slices % math.prod(others):
@@ -183,15 +182,15 @@ def _devices(settings: MaxTextKeys, cluster: Cluster, *, accumulated: int) -> di
     _merge(degrees, settings, cluster)
     tensor = degrees["tensor"] * degrees["tensor_sequence"]
     shard, replicas, expert = degrees["fsdp"] * degrees["expert"], degrees["data"], degrees["expert"]
-    optimizer = settings.take("shard_optimizer_over_data", False)
+    optimizer = settings.take("shard_optimizer_over_data")
     plan: dict[str, Any] = {"data_shard": shard, "data_replicate": replicas, "sharding": "parameters"}
     if degrees["fsdp"] * degrees["context"] * expert == 1:  # weights are not sharded over any axis
         plan = {"data_shard": replicas, "sharding": "optimizer" if optimizer else "none"}
     plan |= {"tensor": tensor, "context": degrees["context"], "pipeline": degrees["pipeline"], "expert": expert}
     if tensor > 1:
         plan["sequence_parallel"] = degrees["tensor_sequence"] > 1
-        plan |= {"expert_tensor": tensor} if settings.peek("num_experts", 1) > 1 else {}
-    loaded = settings.take("per_device_batch_size", 12.0) * num_devices
+        plan |= {"expert_tensor": tensor} if settings.peek("num_experts") > 1 else {}
+    loaded = settings.take("per_device_batch_size") * num_devices
     micro = loaded / (shard * replicas)
     if degrees["pipeline"] > 1:
         micro = _pipeline(settings, plan, per_rank=loaded / (shard * replicas))
@@ -241,29 +240,29 @@ def _merge(degrees: dict[str, int], settings: MaxTextKeys, cluster: Cluster) -> 
 def _pipeline(settings: MaxTextKeys, plan: dict[str, Any], *, per_rank: float) -> float:
     """Put schedule and virtual stages into `plan`; return the micro-batch."""
     stages = plan["pipeline"]
-    layers = settings.peek("base_num_decoder_layers", 16)
-    if (staged := settings.take("pipeline_parallel_layers", -1)) not in (-1, layers):
+    layers = settings.peek("base_num_decoder_layers")
+    if (staged := settings.take("pipeline_parallel_layers")) not in (-1, layers):
         raise InputError(
             "layers outside of the pipeline: pipeline_parallel_layers", got=staged, allowed=f"-1, {layers}"
         )
-    per_stage = settings.count("num_layers_per_pipeline_stage", 1)
-    repeats = settings.count("num_pipeline_repeats", -1, allows_auto=True)
+    per_stage = settings.count("num_layers_per_pipeline_stage")
+    repeats = settings.count("num_pipeline_repeats", allows_auto=True)
     repeats = layers // (stages * per_stage) if repeats == -1 else repeats
     if stages * repeats * per_stage != layers:
         raise InputError(
             f"{stages} stages x {repeats} repeats x {per_stage} layers are not the model's {layers} layers"
         )
     plan |= {"schedule": "interleaved", "virtual_pipeline": repeats} if repeats > 1 else {"schedule": "gpipe"}
-    micro_batches = settings.count("num_pipeline_microbatches", -1, allows_auto=True)
+    micro_batches = settings.count("num_pipeline_microbatches", allows_auto=True)
     return per_rank / (stages if micro_batches == -1 else micro_batches)
 
 
 def _recompute(settings: MaxTextKeys) -> Any:
-    policy = settings.take("remat_policy", "full")
+    policy = settings.take("remat_policy")
     known = {name: modules for modules, name in REMATERIALISATION.items() if "moe" not in modules}
     known["minimal_flash"] = known["minimal_with_context"]  # its older name
     if policy in known:
-        replacement = {"mlp": "moe"} if settings.peek("num_experts", 1) > 1 else {}
+        replacement = {"mlp": "moe"} if settings.peek("num_experts") > 1 else {}
         modules = {replacement.get(module, module) for module in known[policy]}
         return {"modules": [module for module in RECOMPUTE_MODULES if module in modules]}
     if policy != "full":
@@ -272,12 +271,12 @@ def _recompute(settings: MaxTextKeys) -> Any:
 
 
 def _precision(settings: MaxTextKeys, *, is_frozen: bool) -> str:
-    quantization = settings.take("quantization", "")
-    dtype, weights = settings.take("dtype", "bfloat16"), settings.take("weight_dtype", "float32")
+    quantization = settings.take("quantization")
+    dtype, weights = settings.take("dtype"), settings.take("weight_dtype")
     if weights != "float32" and not is_frozen:
         settings.note(f"weight_dtype = {weights!r} is not carried over: weights are trained in fp32")
-    if settings.peek("matmul_precision", "default") == "highest" and dtype == "float32":
-        settings.take("matmul_precision", "default")  # implied by fp32
+    if settings.peek("matmul_precision") == "highest" and dtype == "float32":
+        settings.take("matmul_precision")  # implied by fp32
     if quantization == "te_fp8_delayedscaling":
         return "fp8_delayed"
     if quantization in ("fp8", "nanoo_fp8", "fp8_full", "te_fp8_currentscaling"):
@@ -290,16 +289,16 @@ def _precision(settings: MaxTextKeys, *, is_frozen: bool) -> str:
 def _stack(settings: MaxTextKeys, accelerator: Accelerator, *, has_sinks: bool) -> dict[str, Any]:
     """Return the switches of software. Flags of XLA, `cuda_graphs` among them, are not in a configuration."""
     found: dict[str, Any] = {}
-    if settings.peek("num_experts", 1) > 1:
-        grouped = settings.take("megablox", True)
+    if settings.peek("num_experts") > 1:
+        grouped = settings.take("megablox")
         if grouped != has_megablox(accelerator):
             settings.leave_out("megablox", grouped)
-    dtype = settings.take("grad_dtype", "float32")
+    dtype = settings.take("grad_dtype")
     if dtype in GRADIENTS:
         found["gradient_format"] = GRADIENTS[dtype]
     else:
         settings.note(f"grad_dtype = {dtype!r} is not carried over: gradients are reduced in fp32")
-    named = settings.take("attention", "autoselected")
+    named = settings.take("attention")
     if has_sinks and named == "autoselected":
         settings.note("attention = 'autoselected' is not carried over: our exports of GPT-OSS have dot_product")
         return found
@@ -316,18 +315,18 @@ def _stack(settings: MaxTextKeys, accelerator: Accelerator, *, has_sinks: bool) 
 
 def _splash(settings: MaxTextKeys) -> dict[str, Any]:
     """Return the switches of attention on TPUs."""
-    tiles = {f"sa_block_{name}": settings.count(f"sa_block_{name}", SPLASH_TILE) for name in SPLASH_BLOCKS}
+    tiles = {f"sa_block_{name}": settings.count(f"sa_block_{name}") for name in SPLASH_BLOCKS}
     tile = tiles[f"sa_block_{SPLASH_BLOCKS[0]}"]
     if others := [f"{key} = {value}" for key, value in tiles.items() if value != tile]:
         settings.note(f"{', '.join(others)} is not carried over: stack.attention_tile is {tile} for all")
-    fused = settings.take("sa_use_fused_bwd_kernel", False)
+    fused = settings.take("sa_use_fused_bwd_kernel")
     return {"attention_tile": tile, "fuses_attention_backward": fused}
 
 
 def _evaluation(settings: MaxTextKeys, *, accumulated: int) -> dict[str, Any]:
     """Return the evaluation, if there is one. MaxText counts micro-batches, a run file global batches."""
-    every, passes = settings.take("eval_interval", -1), settings.take("eval_steps", -1)
-    target = settings.take("target_eval_loss", 0.0)
+    every, passes = settings.take("eval_interval"), settings.take("eval_steps")
+    target = settings.take("target_eval_loss")
     if every <= 0:
         return {}
     if passes <= 0 or passes % accumulated:
@@ -343,7 +342,7 @@ def _adapters(settings: MaxTextKeys) -> dict[str, Any]:
         return {}
     pattern = given.get("lora_module_path") or "|".join(f"decoder/layers/{m}" for m in MODULES.values())
     targets = [target for target, module in MODULES.items() if re.fullmatch(pattern, f"decoder/layers/{module}")]
-    if settings.peek("num_experts", 1) > 1:
+    if settings.peek("num_experts") > 1:
         targets = [target for target in targets if not MODULES[target].startswith("mlp")]
     if not targets:
         raise InputError("adapters of modules that run files do not support", got=f"lora_module_path = {pattern!r}")
@@ -360,41 +359,41 @@ def _adapters(settings: MaxTextKeys) -> dict[str, Any]:
 def _steps(settings: MaxTextKeys) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the `train` section, except for the evaluation, and the `optimizer` section."""
     take = settings.take
-    is_export = take("checkpoint_conversion_fn", "none") == COUNTED_FROM_ONE
-    steps = settings.count("steps", 150_001, allows_auto=True)
-    scheduled = settings.count("learning_rate_schedule_steps", -1, allows_auto=True)
+    is_export = take("checkpoint_conversion_fn") == COUNTED_FROM_ONE
+    steps = settings.count("steps", allows_auto=True)
+    scheduled = settings.count("learning_rate_schedule_steps", allows_auto=True)
     steps = scheduled if steps == -1 else steps
     if steps == -1:
         raise InputError("neither steps nor learning_rate_schedule_steps says how long to train")
     scheduled = steps if scheduled == -1 else scheduled
     if scheduled != steps:
         settings.note(f"learning_rate_schedule_steps = {scheduled} is not carried over: rates decay until step {steps}")
-    warm = int(scheduled * take("warmup_steps_fraction", 0.1))
+    warm = int(scheduled * take("warmup_steps_fraction"))
     schedule = _schedule(settings, whole=scheduled, warm=warm, is_export=is_export)
-    kind = take("opt_type", "adamw")
+    kind = take("opt_type")
     if kind not in ("adamw", "adam_pax"):
         raise InputError("an optimizer that run files do not support", got=kind, allowed="adamw")
-    clip = take("gradient_clipping_threshold", 1.0)
+    clip = take("gradient_clipping_threshold")
     optimizer = {
-        "learning_rate": take("learning_rate", 3e-5),
-        "betas": [take("adam_b1", 0.9), take("adam_b2", 0.95)],
-        "epsilon": take("adam_eps", 1e-8),
-        "weight_decay": take("adam_weight_decay", 0.1),
+        "learning_rate": take("learning_rate"),
+        "betas": [take("adam_b1"), take("adam_b2")],
+        "epsilon": take("adam_eps"),
+        "weight_decay": take("adam_weight_decay"),
         "gradient_clip": clip or None,
         "warmup_steps": warm,
-        "final_ratio": take("learning_rate_final_fraction", 0.1),
+        "final_ratio": take("learning_rate_final_fraction"),
         **schedule,
     }
-    seed, z_loss = take("init_weights_seed", 0), take("z_loss_multiplier", 0.0)
+    seed, z_loss = take("init_weights_seed"), take("z_loss_multiplier")
     train: dict[str, Any] = {"steps": steps - 1 if is_export else steps, "seed": seed}
-    if not take("enable_dropout", True):
-        take("dropout_rate", 0.0)
+    if not take("enable_dropout"):
+        take("dropout_rate")
     return train | ({"z_loss": z_loss} if z_loss else {}) | _checkpoint(settings), optimizer
 
 
 def _schedule(settings: MaxTextKeys, *, whole: int, warm: int, is_export: bool) -> dict[str, Any]:
-    kind, style = settings.take("lr_schedule_type", "cosine"), settings.take("wsd_decay_style", "linear")
-    decay = int(whole * settings.take("wsd_decay_steps_fraction", 0.1))
+    kind, style = settings.take("lr_schedule_type"), settings.take("wsd_decay_style")
+    decay = int(whole * settings.take("wsd_decay_steps_fraction"))
     if kind == "cosine":
         return {"schedule": "cosine"}
     if style != "linear":
@@ -408,8 +407,8 @@ def _schedule(settings: MaxTextKeys, *, whole: int, warm: int, is_export: bool) 
 
 def _checkpoint(settings: MaxTextKeys) -> dict[str, Any]:
     take = settings.take
-    saves, every = take("enable_checkpointing", True), take("checkpoint_period", 10_000)
-    folder, asynchronous = (take("base_output_directory", "") or "checkpoints", take("async_checkpointing", True))
+    saves, every = take("enable_checkpointing"), take("checkpoint_period")
+    folder, asynchronous = (take("base_output_directory") or "checkpoints", take("async_checkpointing"))
     keep = take("max_num_checkpoints_to_keep", None)
     if not saves or every == NEVER:
         return {}

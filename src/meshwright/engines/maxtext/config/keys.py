@@ -40,6 +40,9 @@ ALTERNATIVE_DEFAULTS = {
 OLDER = {"cosine_learning_rate_final_fraction": "learning_rate_final_fraction"}
 """Names of earlier versions."""
 
+OF_BASE = object()
+"""In place of a default: the one of MaxText's base.yml."""
+
 TYPES = {bool: "a boolean", int: "a whole number", float: "a number", str: "a text", dict: "a mapping"}
 
 
@@ -59,17 +62,19 @@ class MaxTextKeys:
         self._unestimated: list[str] = []
         refusals.unknown_keys(self.values, known_keys(), program=f"MaxText {VERSION}")
 
-    def take(self, key: str, default: Any) -> Any:
+    def take(self, key: str, default: Any = OF_BASE) -> Any:
         """Return the value of `key` and mark it as read. Raises InputError for another type than the default's."""
-        return _checked(self.values.pop(key, default), default, key=key)
+        found = self.peek(key, default)
+        self.values.pop(key, None)
+        return found
 
-    def peek(self, key: str, default: Any) -> Any:
+    def peek(self, key: str, default: Any = OF_BASE) -> Any:
         """Return the value of `key` without marking it as read."""
-        return _checked(self.values.get(key, default), default, key=key)
+        return _checked(self.values.get(key), known_keys()[key] if default is OF_BASE else default, key=key)
 
-    def count(self, key: str, default: int, *, allows_auto: bool = False) -> int:
+    def count(self, key: str, *, allows_auto: bool = False) -> int:
         """Return a positive number, or -1 if `allows_auto`, which MaxText replaces by a computed value."""
-        number = self.take(key, default)
+        number = self.take(key)
         if number < 1 and not (allows_auto and number == -1):
             raise InputError(f"{key} is not a count", got=number, allowed=f"> 0{', or -1' * allows_auto}")
         return number
@@ -111,6 +116,15 @@ def _checked(value: Any, default: Any, *, key: str) -> Any:
     raise InputError(f"{key} is not {TYPES[kind]}", got=value)
 
 
+UNSUPPORTED = """
+    attention_type mlp_activations sliding_window_size global_parameter_scale shared_experts first_num_dense_layers
+    routed_bias routed_score_func mtp_num_layers mlp_bias use_indexer use_multimodal use_dpo attn_logits_soft_cap
+    final_logits_soft_cap enable_diloco engram_layers mhc_expansion_rate moba num_kv_shared_layers partial_rotary_factor
+    share_kv_projections training_objective use_mrope
+"""
+"""Keys of features that no run file has: base.yml is without them. `use_dpo` is another loss."""
+ALLOWED_TOO = {"attention_type": "full"}
+
 SHARED_KEYS = frozenset(("base_num_decoder_layers", "num_experts"))  # read with `peek` by several sections
 
 
@@ -120,36 +134,36 @@ def model_section(settings: MaxTextKeys, *, name: str) -> dict[str, Any] | str:
     Raises InputError for a block that run files cannot express.
     """
     take = settings.take
-    block, qk_norm = take("decoder_block", "llama2"), take("use_qk_norm", False)
+    block, qk_norm = take("decoder_block"), take("use_qk_norm")
     if block not in BLOCKS:
         raise InputError("a decoder block that is not supported", got=block, allowed=", ".join(BLOCKS))
-    num_experts = settings.peek("num_experts", 1)
+    num_experts = settings.peek("num_experts")
     is_latent = block == LATENT
     model: dict[str, Any] = {
         "name": name,
         "family": BLOCKS[block] if qk_norm else WITHOUT_NORMS.get(block, BLOCKS[block]),
-        "hidden": take("base_emb_dim", 2048),
-        "num_layers": settings.peek("base_num_decoder_layers", 16),
-        "vocab": take("vocab_size", 32_000),
+        "hidden": take("base_emb_dim"),
+        "num_layers": settings.peek("base_num_decoder_layers"),
+        "vocab": take("vocab_size"),
         "attention": {
-            "num_heads": take("base_num_query_heads", 16),
-            "num_kv_heads": take("base_num_kv_heads", 16),
-            "head_dim": take("head_dim", 128),
+            "num_heads": take("base_num_query_heads"),
+            "num_kv_heads": take("base_num_kv_heads"),
+            "head_dim": take("head_dim"),
             "qk_norm": qk_norm,
-            "bias": take("attention_bias", False),
+            "bias": take("attention_bias"),
         },
-        "tied_embeddings": take("logits_via_embedding", False),
-        "norm_epsilon": float(take("normalization_layer_epsilon", 1e-5)),
+        "tied_embeddings": take("logits_via_embedding"),
+        "norm_epsilon": float(take("normalization_layer_epsilon")),
         "rope": _rope(settings, name=name, is_latent=is_latent),
     }
-    if take("normalize_embedding_logits", True) and model["tied_embeddings"]:
+    if take("normalize_embedding_logits") and model["tied_embeddings"]:
         settings.note("normalize_embedding_logits = True of tied embeddings is not carried over")
-    width, expert_width = take("base_mlp_dim", 7168), take("base_moe_mlp_dim", -1)
+    width, expert_width = take("base_mlp_dim"), take("base_moe_mlp_dim")
     if num_experts > 1:
-        is_normalised = take("norm_topk_prob", False)
+        is_normalised = take("norm_topk_prob")
         model["experts"] = {
             "num_experts": num_experts,
-            "top_k": take("num_experts_per_tok", 1),
+            "top_k": take("num_experts_per_tok"),
             "ffn_hidden": width if expert_width == -1 else expert_width,
         }
         if not is_normalised and block == "qwen3_moe":
@@ -168,36 +182,36 @@ def _add_latents(model: dict[str, Any], settings: MaxTextKeys, *, name: str) -> 
     """Add what only the block of DeepSeek has. Raises InputError for a routing that no run file can express."""
     take = settings.take
     as_v3 = name.startswith(NAMES_ROUTED_AS_V3)
-    routing = (take("routed_score_func", ""), take("routed_bias", False))
+    routing = (take("routed_score_func"), take("routed_bias"))
     expected = ("sigmoid", True) if as_v3 else ("softmax", False)
-    if "experts" not in model or routing != expected or take("attention_type", "global") != "mla":
+    if "experts" not in model or routing != expected or take("attention_type") != "mla":
         raise InputError(
             "latent attention is supported only with experts, "
             f"routed_score_func: {expected[0]}, routed_bias: {expected[1]}",
             got=f"{model.get('experts', {}).get('num_experts', 1)} experts, {routing[0] or 'none'}, {routing[1]}",
             hint=f"models whose names begin with {' or '.join(NAMES_ROUTED_AS_V3)} have the routing of DeepSeek-V3",
         )
-    if not take("float32_gate_logits", False):  # our exports have scores of latent models in fp32
+    if not take("float32_gate_logits"):  # our exports have scores of latent models in fp32
         settings.leave_out("float32_gate_logits", False)
-    rotary = take("qk_rope_head_dim", 64)
+    rotary = take("qk_rope_head_dim")
     model["attention"] |= {
         "kind": "mla",
-        "head_dim": take("qk_nope_head_dim", 128) + rotary,
-        "value_head_dim": take("v_head_dim", 128),
-        "query_lora_rank": take("q_lora_rank", 0),
-        "kv_lora_rank": take("kv_lora_rank", 512),
+        "head_dim": take("qk_nope_head_dim") + rotary,
+        "value_head_dim": take("v_head_dim"),
+        "query_lora_rank": take("q_lora_rank"),
+        "kv_lora_rank": take("kv_lora_rank"),
         "rope_head_dim": rotary,
     }
     model["experts"] |= {
-        "num_shared": take("shared_experts", 0),
-        "num_dense_layers": take("first_num_dense_layers", 0),
+        "num_shared": take("shared_experts"),
+        "num_dense_layers": take("first_num_dense_layers"),
         "router": routing[0],
         "normalize_top_k": as_v3,
-        "routed_scale": float(take("routed_scaling_factor", 1.0)),
+        "routed_scale": float(take("routed_scaling_factor")),
     }
     if as_v3:
         model["family"] = "DeepseekV3ForCausalLM"
-        groups, chosen = take("n_routing_groups", -1), take("topk_routing_group", -1)
+        groups, chosen = take("n_routing_groups"), take("topk_routing_group")
         model["experts"] |= {"num_groups": groups, "groups_per_token": chosen} if groups != -1 else {}
 
 
@@ -215,8 +229,8 @@ def _add_sinks(model: dict[str, Any], settings: MaxTextKeys) -> None:
         if (value := settings.take(key, None)) != known:
             raise InputError(f"a model of the block {SINKS} that is not supported: {key}", got=value, allowed=known)
     if settings.peek("adamw_mask", None) == NOT_DECAYED:
-        settings.take("adamw_mask", None)
-    window = settings.take("sliding_window_size", 0)
+        settings.take("adamw_mask")
+    window = settings.take("sliding_window_size")
     model["attention"] |= {"window": window, "window_pattern": [True, False], "sinks": True}
     model["activation"] = "clamped_swiglu"
     model["experts"]["bias"] = True
@@ -224,9 +238,9 @@ def _add_sinks(model: dict[str, Any], settings: MaxTextKeys) -> None:
 
 
 def _rope(settings: MaxTextKeys, *, name: str, is_latent: bool) -> dict[str, Any]:
-    kind, theta = settings.take("rope_type", "default"), float(settings.take("rope_max_timescale", 10_000))
+    kind, theta = settings.take("rope_type"), float(settings.take("rope_max_timescale"))
     is_llama_31 = kind.startswith("llama3.1") or name.startswith("llama3.1")  # MaxText checks both
-    scaled = settings.take("rope_use_scale", True)
+    scaled = settings.take("rope_use_scale")
     if kind == "yarn":
         return {"theta": theta, **_yarn(settings, is_latent=is_latent)}
     if is_llama_31 and scaled and not is_latent:
@@ -239,11 +253,11 @@ def _rope(settings: MaxTextKeys, *, name: str, is_latent: bool) -> dict[str, Any
 def _yarn(settings: MaxTextKeys, *, is_latent: bool) -> dict[str, Any]:
     """Return YARN's scaling; none for factor 1. Raises InputError for temperatures that run files cannot express."""
     take = settings.take
-    factor, context = take("rope_factor", 40), take("original_max_position_embeddings", 4096)
-    is_beyond = take("max_position_embeddings", 163_840) > context
-    slopes = {"beta_fast": float(take("beta_fast", 32)), "beta_slow": float(take("beta_slow", 1))}
-    truncate, pairs = take("rope_truncate", True), take("rope_interleave", True)
-    mscale, is_rotation_scaled = float(take("mscale", 1.0)), take("rope_attention_scaling", False)
+    factor, context = take("rope_factor"), take("original_max_position_embeddings")
+    is_beyond = take("max_position_embeddings") > context
+    slopes = {"beta_fast": float(take("beta_fast")), "beta_slow": float(take("beta_slow"))}
+    truncate, pairs = take("rope_truncate"), take("rope_interleave")
+    mscale, is_rotation_scaled = float(take("mscale")), take("rope_attention_scaling")
     if pairs is not is_latent:
         raise InputError("rotary pairs that are not supported", got=f"rope_interleave = {pairs}", allowed=is_latent)
     if factor <= 1:
@@ -264,32 +278,7 @@ def _yarn(settings: MaxTextKeys, *, is_latent: bool) -> dict[str, Any]:
 
 def _refuse_others(settings: MaxTextKeys) -> None:
     """Raise InputError for features that no run file has."""
-    supported = {
-        "attention_type": ("global", "full"),
-        "mlp_activations": (["silu", "linear"],),
-        "sliding_window_size": (0,),
-        "global_parameter_scale": (1,),
-        "shared_experts": (0,),
-        "first_num_dense_layers": (0,),
-        "routed_bias": (False,),
-        "routed_score_func": ("",),
-        "mtp_num_layers": (0,),
-        "mlp_bias": (False,),
-        "use_indexer": (False,),
-        "use_multimodal": (False,),
-        "use_dpo": (False,),  # another loss
-        "attn_logits_soft_cap": (0.0,),
-        "final_logits_soft_cap": (0.0,),
-        "enable_diloco": (False,),
-        "engram_layers": ([],),
-        "mhc_expansion_rate": (1,),
-        "moba": (False,),
-        "num_kv_shared_layers": (0,),
-        "partial_rotary_factor": (1.0,),
-        "share_kv_projections": (False,),
-        "training_objective": ("causal_lm",),
-        "use_mrope": (False,),
-    }
-    for key, allowed in supported.items():
-        if (value := settings.take(key, allowed[0])) not in allowed:
-            raise InputError(f"a model or a task that is not supported: {key}", got=value, allowed=allowed[0])
+    for key in UNSUPPORTED.split():
+        default = known_keys()[key]
+        if (value := settings.take(key)) not in (default, ALLOWED_TOO.get(key)):
+            raise InputError(f"a model or a task that is not supported: {key}", got=value, allowed=default)

@@ -1,4 +1,4 @@
-"""Evaluation of integer and list expressions in arguments: `([0]*3+[1]*58)`, `8*4`. Nothing else is evaluate."""
+"""Evaluation of integer and list expressions in arguments: `([0]*3+[1]*58)`, `8*4`. Nothing else is evaluated."""
 
 from __future__ import annotations
 
@@ -22,18 +22,9 @@ MAX_LENGTH = 10_000  # of a list: layers of a pattern
 def evaluate(text: str, *, what: str) -> Any:
     """Return the integer or the list. Raises InputError for anything else."""
     try:
-        found = _value(ast.parse(text.strip(), mode="eval").body)
+        return _value(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, TypeError, ValueError, ZeroDivisionError, RecursionError):
         raise InputError(f"{what}: not an expression of whole numbers", got=text) from None
-    return found
-
-
-def evaluate_integer(text: str, *, what: str) -> int:
-    """Return the integer. Raises InputError for anything else."""
-    found = evaluate(text, what=what)
-    if not isinstance(found, int):
-        raise InputError(f"{what}: not a whole number", got=text)
-    return found
 
 
 def _value(node: ast.expr) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from meshwright.engines.megatron.shell_scripts.commands import parse_script
 from meshwright.engines.megatron.shell_scripts.conditions import bracket_holds
-from meshwright.engines.megatron.shell_scripts.integers import UnknownValueError, integer_of
+from meshwright.engines.megatron.shell_scripts.integers import UnknownValueError
 from meshwright.engines.megatron.shell_scripts.state import UnknownText
 from meshwright.engines.megatron.shell_scripts.syntax import ShellAssignment, ShellWord, SimpleCommand, Word
 from meshwright.errors import InputError
@@ -144,7 +144,7 @@ def _let(shell: Interpreter, command: SimpleCommand, words: list[Word]) -> Statu
     for word in words[1:]:
         before = dict(shell.variables.values)
         try:
-            value = integer_of(word.text, shell.variables, where=shell.where(command.line), unset_is_zero=True)
+            value = shell.expander.integer(word.text, line=command.line, unset_is_zero=True)
         except UnknownValueError:
             return None
         shell.blur(before, line=command.line)

@@ -105,7 +105,7 @@ def _command(cursor: Cursor) -> Command:
             cursor.newline()
         cursor.at = max(cursor.at, found.end())
         return FunctionDefinition(name=found[1] or found[2], body=_command(cursor), line=line)
-    found_compound = compound(cursor, parse_body)
+    found_compound = compound(cursor)
     if found_compound is None:
         return _simple(cursor)
     documents: list[HereDocument] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from meshwright.engines.megatron.shell_scripts.syntax import (
     ArithmeticCommand,
@@ -15,50 +14,55 @@ from meshwright.engines.megatron.shell_scripts.syntax import (
     GroupCommand,
     GroupKind,
     IfCommand,
-    Part,
     ShellWord,
     TestCommand,
     WhileCommand,
 )
-from meshwright.engines.megatron.shell_scripts.words import BLANKS, METACHARACTERS, Cursor, parse_expression, read_word
+from meshwright.engines.megatron.shell_scripts.words import (
+    BLANKS,
+    METACHARACTERS,
+    Cursor,
+    double_brackets,
+    parse_expression,
+    read_word,
+)
 
 KEYWORD = re.compile(r"(if|for|while|until|case|select|coproc|\{|\[\[)(?=[\s;|&()<>]|$)|\(\(|\(")
 TEST_OPERATORS = ("&&", "||", "(", ")", "<", ">")
-Parser = Callable[[Cursor], Body]
 
 
-def compound(cursor: Cursor, parse_body: Parser) -> Command | None:
+def compound(cursor: Cursor) -> Command | None:
     """Parse the compound command at the cursor; None: it is none."""
     found = KEYWORD.match(cursor.text, cursor.at)
     if found is None:
         return None
     kind, line = found.group(), cursor.line
-    if kind == "((" and (expression := _double_brackets(cursor)) is not None:
+    if kind == "((" and (expression := double_brackets(cursor, cursor.at + 2)) is not None:
         return ArithmeticCommand(expression=expression, line=line)
     cursor.at += 1 if kind == "((" else len(kind)
     match kind:
         case "(" | "((":
-            return GroupCommand(body=_closed(cursor, parse_body, ")", kind), kind=GroupKind.SUBSHELL)
+            return GroupCommand(body=_closed(cursor, ")", kind), kind=GroupKind.SUBSHELL)
         case "{":
-            return GroupCommand(body=_closed(cursor, parse_body, "}", kind), kind=GroupKind.BRACES)
+            return GroupCommand(body=_closed(cursor, "}", kind), kind=GroupKind.BRACES)
         case "[[":
             return TestCommand(tokens=_test(cursor), line=line)
         case "if":
-            return _if(cursor, parse_body, line)
+            return _if(cursor, line)
         case "case":
-            return _case(cursor, parse_body, line)
+            return _case(cursor, line)
         case "for":
-            return _for(cursor, parse_body, line)
+            return _for(cursor, line)
         case "while" | "until":
-            condition = _closed(cursor, parse_body, "do", kind)
-            body = _closed(cursor, parse_body, "done", kind)
+            condition = _closed(cursor, "do", kind)
+            body = _closed(cursor, "done", kind)
             return WhileCommand(condition=condition, body=body, is_until=kind == "until", line=line)
     raise cursor.error("a command that is not supported", got=kind)
 
 
-def _closed(cursor: Cursor, parse_body: Parser, end: str, kind: str) -> Body:
+def _closed(cursor: Cursor, end: str, kind: str) -> Body:
     """Parse commands and the word that ends them."""
-    body = parse_body(cursor)
+    body = cursor.parse_body(cursor)
     if not _take(cursor, end):
         raise cursor.error(f"{kind} is not closed by {end}")
     return body
@@ -73,21 +77,21 @@ def _take(cursor: Cursor, *ends: str) -> str:
     return ""
 
 
-def _if(cursor: Cursor, parse_body: Parser, line: int) -> IfCommand:
+def _if(cursor: Cursor, line: int) -> IfCommand:
     branches = []
     while True:
-        condition = _closed(cursor, parse_body, "then", "if")
-        branches.append((condition, parse_body(cursor)))
+        condition = _closed(cursor, "then", "if")
+        branches.append((condition, cursor.parse_body(cursor)))
         end = _take(cursor, "elif", "else", "fi")
         if not end:
             raise cursor.error("if is not closed by fi")
         if end == "elif":
             continue
-        otherwise = _closed(cursor, parse_body, "fi", "if") if end == "else" else ()
+        otherwise = _closed(cursor, "fi", "if") if end == "else" else ()
         return IfCommand(branches=tuple(branches), otherwise=otherwise, line=line)
 
 
-def _case(cursor: Cursor, parse_body: Parser, line: int) -> CaseCommand:
+def _case(cursor: Cursor, line: int) -> CaseCommand:
     cursor.skip_blanks()
     word, clauses = read_word(cursor), []
     cursor.skip_lines()
@@ -109,7 +113,7 @@ def _case(cursor: Cursor, parse_body: Parser, line: int) -> CaseCommand:
             cursor.at += 1
             if cursor.text[cursor.at - 1] == ")":
                 break
-        body = parse_body(cursor)
+        body = cursor.parse_body(cursor)
         end = cursor.starts(";;&", ";;", ";&")
         cursor.at += len(end)
         clauses.append((tuple(patterns), body, end or ";;"))
@@ -118,11 +122,11 @@ def _case(cursor: Cursor, parse_body: Parser, line: int) -> CaseCommand:
             raise cursor.error("a case that is not closed or not supported")
 
 
-def _for(cursor: Cursor, parse_body: Parser, line: int) -> ForCommand | CountingCommand:
+def _for(cursor: Cursor, line: int) -> ForCommand | CountingCommand:
     cursor.skip_blanks()
     if cursor.starts("(("):
         begin = cursor.at
-        parts = _double_brackets(cursor)
+        parts = double_brackets(cursor, begin + 2)
         if parts is None:
             raise cursor.error("for (( is not closed")
         text = cursor.text[begin + 2 : cursor.at - 2]
@@ -133,7 +137,7 @@ def _for(cursor: Cursor, parse_body: Parser, line: int) -> ForCommand | Counting
             raise cursor.error("for (( needs three expressions", got=text)
         expressions = tuple(parse_expression(cursor, bounds[k], bounds[k + 1] - 1) for k in range(3))
         _skip_semicolon(cursor)
-        return CountingCommand(expressions=expressions, body=_loop(cursor, parse_body), line=line)
+        return CountingCommand(expressions=expressions, body=_loop(cursor), line=line)
     name = read_word(cursor)
     if name is None or name.bare is None:
         raise cursor.error("for without a name")
@@ -147,38 +151,22 @@ def _for(cursor: Cursor, parse_body: Parser, line: int) -> ForCommand | Counting
             cursor.skip_blanks()
         words = tuple(found)
     _skip_semicolon(cursor)
-    return ForCommand(name=name.bare, words=words, body=_loop(cursor, parse_body), line=line)
+    return ForCommand(name=name.bare, words=words, body=_loop(cursor), line=line)
 
 
-def _loop(cursor: Cursor, parse_body: Parser) -> Body:
+def _loop(cursor: Cursor) -> Body:
     if cursor.starts("{"):
         cursor.at += 1
-        return _closed(cursor, parse_body, "}", "for")
+        return _closed(cursor, "}", "for")
     if not _take(cursor, "do"):
         raise cursor.error("for without do")
-    return _closed(cursor, parse_body, "done", "for")
+    return _closed(cursor, "done", "for")
 
 
 def _skip_semicolon(cursor: Cursor) -> None:
     cursor.skip_blanks()
     cursor.at += bool(cursor.starts(";"))
     cursor.skip_lines()
-
-
-def _double_brackets(cursor: Cursor) -> tuple[Part, ...] | None:
-    """Parse `((expression))`; None, without moving, for a subshell in a subshell."""
-    depth, at = 0, cursor.at + 2
-    while at < len(cursor.text):
-        letter = cursor.text[at]
-        depth += (letter == "(") - (letter == ")")
-        if depth < 0:
-            break
-        at += 1
-    if cursor.text[at : at + 2] != "))":
-        return None
-    parts = parse_expression(cursor, cursor.at + 2, at)
-    cursor.at = at + 2
-    return parts
 
 
 def _test(cursor: Cursor) -> tuple[ShellWord | str, ...]:

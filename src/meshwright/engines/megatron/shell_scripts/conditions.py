@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from meshwright.engines.megatron.shell_scripts.expansion import Expander, expand, joined, pattern_of
-from meshwright.engines.megatron.shell_scripts.integers import UnknownValueError, integer_of
+from meshwright.engines.megatron.shell_scripts.integers import UnknownValueError
 from meshwright.engines.megatron.shell_scripts.state import UnknownText
 from meshwright.engines.megatron.shell_scripts.syntax import Literal, ShellWord
 from meshwright.errors import InputError
@@ -181,8 +181,7 @@ class _Test:
                 numbers.append(int(text))
                 continue
             try:
-                where = self.expander.where(self.line)
-                numbers.append(integer_of(text, self.expander.variables, where=where, unset_is_zero=True))
+                numbers.append(self.expander.integer(text, line=self.line, unset_is_zero=True))
             except UnknownValueError:
                 return None
         return ORDERS[kind]((numbers[0] > numbers[1]) - (numbers[0] < numbers[1]))

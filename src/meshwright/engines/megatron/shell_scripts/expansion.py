@@ -47,6 +47,10 @@ class Expander:
     def where(self, line: int) -> str:
         return f"{self.variables.name}:{line}"
 
+    def integer(self, text: str, *, line: int, unset_is_zero: bool = False) -> int:
+        """Return the value of an arithmetic expression; see `integer_of`."""
+        return integer_of(text, self.variables, where=self.where(line), unset_is_zero=unset_is_zero)
+
 
 @dataclass(kw_only=True)
 class _Fields:
@@ -182,11 +186,7 @@ def _value(
             if isinstance(text, UnknownText):
                 return text
             try:
-                return str(
-                    integer_of(
-                        text, expander.variables, where=expander.where(line), unset_is_zero=expander.unset_is_empty
-                    )
-                )
+                return str(expander.integer(text, line=line, unset_is_zero=expander.unset_is_empty))
             except UnknownValueError as error:
                 return UnknownText(reason=str(error) or UNSET)
         case ShellParameter():
@@ -241,7 +241,7 @@ def _element(
 ) -> str | UnknownText | None:
     """Return an element of an array; without a subscript the first one."""
     try:
-        index = integer_of(part.subscript or "0", expander.variables, where=expander.where(line), unset_is_zero=False)
+        index = expander.integer(part.subscript or "0", line=line)
     except (UnknownValueError, InputError):
         return UnknownText(reason="an element of an array that is not supported")
     if not -len(value) <= index < len(value):
@@ -305,10 +305,7 @@ def _bounds(part: ShellParameter, expander: Expander, *, line: int) -> tuple[int
         return text
     offset, _, length = text.partition(":")
     try:
-        found = [
-            integer_of(one, expander.variables, where=expander.where(line), unset_is_zero=False)
-            for one in ((offset, length) if length else (offset,))
-        ]
+        found = [expander.integer(one, line=line) for one in ((offset, length) if length else (offset,))]
     except UnknownValueError as error:
         return UnknownText(reason=str(error) or UNSET)
     return found[0], found[1] if length else None

@@ -16,7 +16,7 @@ from meshwright.engines.megatron.shell_scripts.builtins import BUILTINS, SUCCEED
 from meshwright.engines.megatron.shell_scripts.commands import parse_script
 from meshwright.engines.megatron.shell_scripts.conditions import negated, test_holds
 from meshwright.engines.megatron.shell_scripts.expansion import Expander, as_written, expand, joined, pattern_of
-from meshwright.engines.megatron.shell_scripts.integers import UnknownValueError, integer_of
+from meshwright.engines.megatron.shell_scripts.integers import UnknownValueError
 from meshwright.engines.megatron.shell_scripts.programs import NEVER_RUNNING, program_at, shell_text
 from meshwright.engines.megatron.shell_scripts.state import ShellValue, ShellVariables, UnknownText
 from meshwright.engines.megatron.shell_scripts.syntax import (
@@ -170,7 +170,7 @@ class Interpreter:
             return None
         try:
             before = dict(self.variables.values)
-            value = integer_of(text, self.variables, where=self.where(line), unset_is_zero=True)
+            value = self.expander.integer(text, line=line, unset_is_zero=True)
         except UnknownValueError:
             return None
         self.blur(before, line=line)
@@ -308,8 +308,7 @@ class Interpreter:
         if not re.fullmatch(r"\d+|\$?[A-Za-z_]\w*", assignment.subscript):
             return refused
         try:
-            text = assignment.subscript.removeprefix("$")
-            index = integer_of(text, self.variables, where=self.where(line), unset_is_zero=False)
+            index = self.expander.integer(assignment.subscript.removeprefix("$"), line=line)
         except UnknownValueError:
             return refused
         if not 0 <= index <= len(items):

@@ -221,7 +221,7 @@ def _expansion(cursor: Cursor, *, is_quoted: bool) -> Part:
         commands = cursor.parse_body(inner)
         cursor.at = found.end()
         return ShellOutput(commands=commands, source=found.group(), is_quoted=is_quoted)
-    if cursor.starts("$((") and (expression := _arithmetic(cursor)) is not None:
+    if cursor.starts("$((") and (expression := double_brackets(cursor, begin + 3)) is not None:
         source = cursor.text[begin : cursor.at]
         return ShellArithmetic(expression=expression, source=source, is_quoted=is_quoted)
     if cursor.starts("$("):
@@ -244,21 +244,18 @@ def _expansion(cursor: Cursor, *, is_quoted: bool) -> Part:
     )
 
 
-def _arithmetic(cursor: Cursor) -> tuple[Part, ...] | None:
-    """Parse `$((expression))`; None, without moving, for a subshell in `$(...)`."""
-    depth, at = 0, cursor.at + 3
+def double_brackets(cursor: Cursor, begin: int) -> tuple[Part, ...] | None:
+    """Parse the rest of `((expression))` from `begin` on; None, without moving, for a subshell in a subshell."""
+    depth, at = 0, begin
     while at < len(cursor.text):
         letter = cursor.text[at]
-        if letter == "(":
-            depth += 1
-        elif letter == ")" and depth:
-            depth -= 1
-        elif letter == ")":
+        depth += (letter == "(") - (letter == ")")
+        if depth < 0:
             break
         at += 1
     if cursor.text[at : at + 2] != "))":
         return None
-    parts = parse_expression(cursor, cursor.at + 3, at)
+    parts = parse_expression(cursor, begin, at)
     cursor.at = at + 2
     return parts
 
