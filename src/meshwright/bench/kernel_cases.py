@@ -20,12 +20,11 @@ from meshwright.kernels.cross_entropy import cross_entropy
 from meshwright.kernels.experts.grouped_gemm import grouped_gemm
 from meshwright.kernels.experts.permutation import permute, unpermute
 from meshwright.kernels.experts.router import route_tokens
-from meshwright.kernels.fp8.casting import cast_both, cast_stack
+from meshwright.kernels.fp8.casting import cast_both
 from meshwright.kernels.fp8.formats import Element, Quantized, Scaling
 from meshwright.kernels.fp8.gated_casting import CastForm, cast_gated, cast_gated_gradients
 from meshwright.kernels.fp8.gemm import scaled_gemm
 from meshwright.kernels.fp8.grouped_gemm import ALIGNMENT, grouped_rows
-from meshwright.kernels.fp8.stacks import QuantizedStack
 from meshwright.kernels.gated_activation import gated_activation
 from meshwright.kernels.linear_cross_entropy import linear_cross_entropy
 from meshwright.kernels.rms_norm import add_rms_norm, rms_norm
@@ -231,11 +230,11 @@ def _fp8_grouped_gemm(model: Model, tokens: int, format: str, device: torch.devi
     rows = int(counts.sum())
     for n, k in ((spec.ffn_hidden, model.hidden), (model.hidden, spec.ffn_hidden)):
         x, _ = cast_both(_random(rows, k, format=format, device=device), **how)
-        weight, _ = cast_stack(_random(spec.num_experts, n, k, format=format, device=device), **how)
+        weight, _ = cast_both(_random(spec.num_experts, n, k, format=format, device=device), **how)
         assert x is not None
         assert weight is not None
 
-        def run(a: Tensor, b: Tensor, x: Quantized = x, weight: QuantizedStack = weight) -> Tensor:
+        def run(a: Tensor, b: Tensor, x: Quantized = x, weight: Quantized = weight) -> Tensor:
             operands = replace(x, values=a), replace(weight, values=b)
             return grouped_rows(*operands, counts, dtype=torch.bfloat16)
 
@@ -320,7 +319,7 @@ def _fp8_cast_of_experts(model: Model, format: str, device: torch.device) -> Ite
     for scaling in (Scaling.TENSOR, Scaling.ROW, Scaling.SQUARE):
 
         def run(weight: Tensor, scaling: Scaling = scaling) -> tuple[Tensor, ...]:
-            sides = cast_stack(weight, element=Element.E4M3, scaling=scaling)
+            sides = cast_both(weight, element=Element.E4M3, scaling=scaling)
             return tuple(side.values for side in sides if side is not None)
 
         yield KernelCase(

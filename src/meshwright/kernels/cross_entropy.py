@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 
 from meshwright.errors import InputError
-from meshwright.kernels.derivatives import only_once
 from meshwright.kernels.dispatch import choose
 from meshwright.kernels.labels import IGNORED_LABEL
 from meshwright.kernels.libraries import liger
+from meshwright.kernels.operators import only_once, operator
 from meshwright.kernels.routes import KernelCall, Refusal, Route
 from meshwright.kernels.shapes import require_shapes
 from meshwright.kernels.triton_route import serves_triton
@@ -265,22 +265,6 @@ def _by_triton(logits_NV: Tensor, labels_N: Tensor, weights_N: Tensor, *, z_loss
     return _in_place(logits_NV, labels_N, weights_N, z_loss=z_loss, cap=cap, rows=triton_rows())
 
 
-@torch.library.custom_op("meshwright::cross_entropy", mutates_args=())
-def cross_entropy_op(
-    logits_NV: Tensor, labels_N: Tensor, weights_N: Tensor, z_loss: float, cap: float
-) -> tuple[Tensor, Tensor]:
-    """Losses [N] and the gradient of their sum, for a traced graph, which reuses memory by itself."""
-    grad_NV = logits_NV.clone(memory_format=torch.contiguous_format)
-    losses_N = triton_rows().fused(grad_NV, labels_N, weights_N, z_loss=z_loss, cap=cap, with_grad=True)
-    return losses_N, grad_NV
-
-
-@cross_entropy_op.register_fake
-def _(logits_NV: Tensor, labels_N: Tensor, weights_N: Tensor, z_loss: float, cap: float) -> tuple[Tensor, Tensor]:
-    losses_N = torch.empty(logits_NV.shape[0], dtype=torch.float32, device=logits_NV.device)
-    return losses_N, torch.empty(logits_NV.shape, dtype=logits_NV.dtype, device=logits_NV.device)
-
-
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(output[1])
     ctx.mark_non_differentiable(output[1])
@@ -291,7 +275,22 @@ def _scaled(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
     return grad_NV * grads[0].unsqueeze(1).to(grad_NV.dtype), *[None] * 4
 
 
-cross_entropy_op.register_autograd(_scaled, setup_context=_save)
+@operator(
+    "cross_entropy",
+    fake=lambda logits_NV, *others: (
+        logits_NV.new_empty(logits_NV.shape[0], dtype=torch.float32), logits_NV.new_empty(logits_NV.shape),
+    ),
+    saves=_save,
+    gradients=_scaled,
+)  # fmt: skip
+def cross_entropy_op(
+    logits_NV: Tensor, labels_N: Tensor, weights_N: Tensor, z_loss: float, cap: float
+) -> tuple[Tensor, Tensor]:
+    """Losses [N] and the gradient of their sum, for a traced graph, which reuses memory by itself."""
+    grad_NV = logits_NV.clone(memory_format=torch.contiguous_format)
+    losses_N = triton_rows().fused(grad_NV, labels_N, weights_N, z_loss=z_loss, cap=cap, with_grad=True)
+    return losses_N, grad_NV
+
 
 ROUTES = {
     "cross_entropy": {

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from meshwright.kernels.architectures import architecture_of
+from meshwright.kernels.operators import operator
 from meshwright.kernels.sources import KernelSource, Sizes, Tile, Traffic
 from meshwright.kernels.traffic import LOSS_OF_LOGITS, LOSS_OF_SHARDED_LOGITS
 from meshwright.kernels.triton_route import launch
@@ -157,10 +158,15 @@ def _launch(kernel: object, x_NV: Tensor, *arguments: object, **constants: objec
     launch(kernel, (rows,), x_NV, *arguments, on=x_NV, **tile.constants, **constants, num_warps=tile.num_warps)
 
 
-@torch.library.custom_op("meshwright::cross_entropy_fused_", mutates_args=("logits_NV",))
-def _fused_op(
-    logits_NV: Tensor, labels_N: Tensor, weights_N: Tensor, z_loss: float, cap: float, with_grad: bool
+@operator(
+    "cross_entropy_fused_",
+    fake=lambda logits_NV, *others, **settings: logits_NV.new_empty(logits_NV.shape[0], dtype=torch.float32),
+    overwrites=("logits_NV",),
+)
+def fused(
+    logits_NV: Tensor, labels_N: Tensor, weights_N: Tensor, *, z_loss: float, cap: float, with_grad: bool
 ) -> Tensor:
+    """See `cross_entropy.RowFunctions`."""
     losses_N = torch.empty(len(logits_NV), dtype=torch.float32, device=logits_NV.device)
     _launch(
         _fused, logits_NV, labels_N.contiguous(), weights_N, losses_N, logits_NV.stride(0), weights_N.stride(0),
@@ -169,8 +175,12 @@ def _fused_op(
     return losses_N
 
 
-@torch.library.custom_op("meshwright::cross_entropy_statistics", mutates_args=())
-def _statistics_op(logits_NV: Tensor, labels_N: Tensor, cap: float, first: int) -> Tensor:
+@operator(
+    "cross_entropy_statistics",
+    fake=lambda logits_NV, *others, **settings: logits_NV.new_empty(3, logits_NV.shape[0], dtype=torch.float32),
+)
+def statistics(logits_NV: Tensor, labels_N: Tensor, *, cap: float, first: int) -> Tensor:
+    """See `cross_entropy.RowFunctions`."""
     found_3N = torch.empty(3, len(logits_NV), dtype=torch.float32, device=logits_NV.device)
     _launch(
         _statistics, logits_NV, labels_N.contiguous(), found_3N, logits_NV.stride(0), len(logits_NV),
@@ -179,53 +189,21 @@ def _statistics_op(logits_NV: Tensor, labels_N: Tensor, cap: float, first: int) 
     return found_3N
 
 
-@torch.library.custom_op("meshwright::cross_entropy_gradient_", mutates_args=("logits_NV",))
-def _gradient_op(
-    logits_NV: Tensor, labels_N: Tensor, lse_N: Tensor, weights_N: Tensor, z_loss: float, cap: float, first: int
+@operator("cross_entropy_gradient_", overwrites=("logits_NV",))
+def gradient(
+    logits_NV: Tensor, labels_N: Tensor, lse_N: Tensor, weights_N: Tensor, *, z_loss: float, cap: float, first: int
 ) -> None:
+    """See `cross_entropy.RowFunctions`."""
     _launch(
         _gradient, logits_NV, labels_N.contiguous(), lse_N.contiguous(), weights_N, logits_NV.stride(0),
         weights_N.stride(0), logits_NV.shape[1], first, z_loss, cap, CAPPED=cap != 0,
     )  # fmt: skip
 
 
-@torch.library.custom_op("meshwright::scale_rows_", mutates_args=("x_NV",))
-def _scale_op(x_NV: Tensor, scale_N: Tensor) -> None:
-    _launch(_scale, x_NV, scale_N, x_NV.stride(0), scale_N.stride(0), x_NV.shape[1])
-
-
-@_fused_op.register_fake
-def _(logits_NV: Tensor, labels_N: Tensor, weights_N: Tensor, z_loss: float, cap: float, with_grad: bool) -> Tensor:
-    return torch.empty(logits_NV.shape[0], dtype=torch.float32, device=logits_NV.device)
-
-
-@_statistics_op.register_fake
-def _(logits_NV: Tensor, labels_N: Tensor, cap: float, first: int) -> Tensor:
-    return torch.empty(3, logits_NV.shape[0], dtype=torch.float32, device=logits_NV.device)
-
-
-def fused(
-    logits_NV: Tensor, labels_N: Tensor, weights_N: Tensor, *, z_loss: float, cap: float, with_grad: bool
-) -> Tensor:
-    """See `cross_entropy.RowFunctions`."""
-    return _fused_op(logits_NV, labels_N, weights_N, z_loss, cap, with_grad)
-
-
-def statistics(logits_NV: Tensor, labels_N: Tensor, *, cap: float, first: int) -> Tensor:
-    """See `cross_entropy.RowFunctions`."""
-    return _statistics_op(logits_NV, labels_N, cap, first)
-
-
-def gradient(
-    logits_NV: Tensor, labels_N: Tensor, lse_N: Tensor, weights_N: Tensor, *, z_loss: float, cap: float, first: int
-) -> None:
-    """See `cross_entropy.RowFunctions`."""
-    _gradient_op(logits_NV, labels_N, lse_N, weights_N, z_loss, cap, first)
-
-
+@operator("scale_rows_", overwrites=("x_NV",))
 def scale_rows(x_NV: Tensor, scale_N: Tensor) -> None:
     """See `cross_entropy.RowFunctions`."""
-    _scale_op(x_NV, scale_N)
+    _launch(_scale, x_NV, scale_N, x_NV.stride(0), scale_N.stride(0), x_NV.shape[1])
 
 
 def _traffic(passes: int, rereads: int) -> Callable[[Sizes, Tile], Traffic]:

@@ -15,6 +15,7 @@ copied so.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -30,7 +31,14 @@ CLAMP = 7.0
 SHARPNESS = 1.702
 """Constants of gpt-oss's activation, in its code and in all its config.json."""
 
-KINDS = ("silu", "gelu", "gelu_tanh", "clamped")
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+}
+"""f by kind, where the gate alone passes through it."""
+
+KINDS = (*ACTIVATIONS, "clamped")
 
 
 def gated_activation(gate: Tensor, up: Tensor, *, kind: str = "silu") -> Tensor:
@@ -43,34 +51,12 @@ def gated_activation(gate: Tensor, up: Tensor, *, kind: str = "silu") -> Tensor:
 _FLAGS = {kind: frozenset({kind}) for kind in KINDS}
 
 
-def _silu(gate: Tensor, up: Tensor) -> Tensor:
-    return functional.silu(gate) * up
-
-
-def _gelu(gate: Tensor, up: Tensor) -> Tensor:
-    return functional.gelu(gate) * up
-
-
-def _gelu_tanh(gate: Tensor, up: Tensor) -> Tensor:
-    return functional.gelu(gate, approximate="tanh") * up
-
-
-def _clamped(gate: Tensor, up: Tensor) -> Tensor:
-    gate, up = gate.clamp(max=CLAMP), up.clamp(min=-CLAMP, max=CLAMP)
-    return gate * torch.sigmoid(SHARPNESS * gate) * (up + 1)
-
-
-REFERENCES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "silu": _silu,
-    "gelu": _gelu,
-    "gelu_tanh": _gelu_tanh,
-    "clamped": _clamped,
-}
-
-
 def reference(gate: Tensor, up: Tensor, *, kind: str = "silu") -> Tensor:
     """The specification."""
-    return REFERENCES[kind](gate, up)
+    if kind != "clamped":
+        return ACTIVATIONS[kind](gate) * up
+    gate, up = gate.clamp(max=CLAMP), up.clamp(min=-CLAMP, max=CLAMP)
+    return gate * torch.sigmoid(SHARPNESS * gate) * (up + 1)
 
 
 def _triton(gate: Tensor, up: Tensor, *, kind: str) -> Tensor:

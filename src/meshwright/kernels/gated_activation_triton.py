@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from meshwright.kernels.operators import operator
 from meshwright.kernels.sources import KernelSource, Sizes, Tile, Traffic
 from meshwright.kernels.traffic import GATED_ACTIVATION
 from meshwright.kernels.triton_route import launch
@@ -122,20 +123,9 @@ def _aligned(*tensors: Tensor) -> list[Tensor]:
     return rows
 
 
-@torch.library.custom_op("meshwright::gated_activation", mutates_args=())
-def gated(gate: Tensor, up: Tensor, kind: str) -> Tensor:
-    """f(gate) up, contiguous."""
-    out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-    gate_NF, up_NF = _aligned(gate, up)
-    grid, tile = _grid(gate_NF)
-    launch(
-        _forward, grid, gate_NF, up_NF, out, gate_NF.stride(0), up_NF.stride(0), gate_NF.shape[1],
-        *_blocks(gate_NF, tile), on=gate, CODE=CODES[kind], **tile.constants, num_warps=tile.num_warps,
-    )  # fmt: skip
-    return out
-
-
-@torch.library.custom_op("meshwright::gated_activation_backward", mutates_args=())
+@operator(
+    "gated_activation_backward", fake=lambda grad, gate, up, kind: (gate.new_empty(gate.shape), up.new_empty(up.shape))
+)
 def gated_backward(grad: Tensor, gate: Tensor, up: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     """Gradients of gate and up, contiguous."""
     grad_gate = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
@@ -150,28 +140,6 @@ def gated_backward(grad: Tensor, gate: Tensor, up: Tensor, kind: str) -> tuple[T
     return grad_gate, grad_up
 
 
-def _blocks(x_NF: Tensor, tile: Tile) -> tuple[int]:
-    return (triton.cdiv(x_NF.shape[1], tile.constants["BLOCK"]),)
-
-
-def _grid(x_NF: Tensor) -> tuple[tuple[int], Tile]:
-    tile = TILES[0]
-    return (x_NF.shape[0] * _blocks(x_NF, tile)[0],), tile
-
-
-@gated.register_fake
-def _(gate: Tensor, up: Tensor, kind: str) -> Tensor:
-    return torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-
-
-@gated_backward.register_fake
-def _(grad: Tensor, gate: Tensor, up: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-    return (
-        torch.empty(gate.shape, dtype=gate.dtype, device=gate.device),
-        torch.empty(up.shape, dtype=up.dtype, device=up.device),
-    )
-
-
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     gate, up, ctx.kind = inputs
     ctx.save_for_backward(gate, up)
@@ -181,7 +149,26 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
     return *gated_backward(grad, *ctx.saved_tensors, ctx.kind), None
 
 
-gated.register_autograd(_gradients, setup_context=_save)
+@operator("gated_activation", fake=lambda gate, up, kind: gate.new_empty(gate.shape), saves=_save, gradients=_gradients)
+def gated(gate: Tensor, up: Tensor, kind: str) -> Tensor:
+    """f(gate) up, contiguous."""
+    out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    gate_NF, up_NF = _aligned(gate, up)
+    grid, tile = _grid(gate_NF)
+    launch(
+        _forward, grid, gate_NF, up_NF, out, gate_NF.stride(0), up_NF.stride(0), gate_NF.shape[1],
+        *_blocks(gate_NF, tile), on=gate, CODE=CODES[kind], **tile.constants, num_warps=tile.num_warps,
+    )  # fmt: skip
+    return out
+
+
+def _blocks(x_NF: Tensor, tile: Tile) -> tuple[int]:
+    return (triton.cdiv(x_NF.shape[1], tile.constants["BLOCK"]),)
+
+
+def _grid(x_NF: Tensor) -> tuple[tuple[int], Tile]:
+    tile = TILES[0]
+    return (x_NF.shape[0] * _blocks(x_NF, tile)[0],), tile
 
 
 def _traffic(num_tensors: int) -> Any:

@@ -30,7 +30,7 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from meshwright.kernels import processor
-from meshwright.kernels.derivatives import only_once
+from meshwright.kernels.operators import only_once
 
 
 class GemmKind(StrEnum):

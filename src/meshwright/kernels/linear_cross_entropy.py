@@ -34,10 +34,10 @@ from meshwright.kernels.cross_entropy import (
     triton_rows,
 )
 from meshwright.kernels.cross_entropy import reference as of_logits
-from meshwright.kernels.derivatives import only_once
 from meshwright.kernels.dispatch import choose, note_facts
 from meshwright.kernels.libraries import liger
 from meshwright.kernels.linear import matmul_nt
+from meshwright.kernels.operators import only_once, operator
 from meshwright.kernels.routes import KernelCall, Refusal, Route
 from meshwright.kernels.shapes import require_shapes
 from meshwright.kernels.traffic import AUTOMATIC, CHUNK_LOGITS, automatic_chunk, chunk_rows
@@ -262,26 +262,7 @@ def _by_triton(h_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, weights_N: Ten
     return loss
 
 
-@torch.library.custom_op("meshwright::linear_cross_entropy", mutates_args=())
-def linear_cross_entropy_op(
-    h_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, weights_N: Tensor, z_loss: float, cap: float,
-    chunk_logits: int, wants_h: bool, wants_weight: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The summed loss and its gradients, for a traced graph; a gradient that is not wanted is empty."""
-    losses_N, grad_h_ND, grad_weight_VD = losses_and_gradients(
-        h_ND, weight_VD, labels_N, weights_N,
-        LossSettings(z_loss=z_loss, cap=cap, chunk_logits=chunk_logits, rows=triton_rows()),
-        wants=(wants_h, wants_weight),
-    )  # fmt: skip
-    return (
-        losses_N.sum(),
-        h_ND.new_empty(0) if grad_h_ND is None else grad_h_ND,
-        weight_VD.new_empty(0) if grad_weight_VD is None else grad_weight_VD.contiguous(),
-    )
-
-
-@linear_cross_entropy_op.register_fake
-def _(h_ND: Tensor, weight_VD: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _empty(h_ND: Tensor, weight_VD: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
     wants_h, wants_weight = others[-2:]
     return (
         h_ND.new_empty((), dtype=torch.float32),
@@ -302,7 +283,22 @@ def _scaled(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
     return *gradients, *[None] * 7
 
 
-linear_cross_entropy_op.register_autograd(_scaled, setup_context=_save)
+@operator("linear_cross_entropy", fake=_empty, saves=_save, gradients=_scaled)
+def linear_cross_entropy_op(
+    h_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, weights_N: Tensor, z_loss: float, cap: float,
+    chunk_logits: int, wants_h: bool, wants_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The summed loss and its gradients, for a traced graph; a gradient that is not wanted is empty."""
+    losses_N, grad_h_ND, grad_weight_VD = losses_and_gradients(
+        h_ND, weight_VD, labels_N, weights_N,
+        LossSettings(z_loss=z_loss, cap=cap, chunk_logits=chunk_logits, rows=triton_rows()),
+        wants=(wants_h, wants_weight),
+    )  # fmt: skip
+    return (
+        losses_N.sum(),
+        h_ND.new_empty(0) if grad_h_ND is None else grad_h_ND,
+        weight_VD.new_empty(0) if grad_weight_VD is None else grad_weight_VD.contiguous(),
+    )
 
 
 def _plain(call: KernelCall) -> Refusal | None:

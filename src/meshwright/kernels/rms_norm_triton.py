@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from meshwright.kernels.architectures import architecture_of
+from meshwright.kernels.operators import operator
 from meshwright.kernels.sources import KernelSource, Sizes, Tile, Traffic
 from meshwright.kernels.traffic import ADD_RMS_NORM, RMS_NORM
 from meshwright.kernels.triton_route import launch
@@ -221,22 +222,10 @@ def _normed(
     return out, total, scale_N
 
 
-@torch.library.custom_op("meshwright::rms_norm", mutates_args=())
-def norm(x: Tensor, weight_D: Tensor, epsilon: float, zero_centered: bool) -> tuple[Tensor, Tensor]:
-    """The norm and 1 / rms [N]."""
-    out, _, scale_N = _normed(x, None, weight_D, epsilon, zero_centered)
-    return out, scale_N
-
-
-@torch.library.custom_op("meshwright::add_rms_norm", mutates_args=())
-def norm_of_sum(
-    x: Tensor, residual: Tensor, weight_D: Tensor, epsilon: float, zero_centered: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The norm of x + residual, that sum, and 1 / rms [N]."""
-    return _normed(x, residual, weight_D, epsilon, zero_centered)
-
-
-@torch.library.custom_op("meshwright::rms_norm_backward", mutates_args=())
+@operator(
+    "rms_norm_backward",
+    fake=lambda grad, grad_total, total, weight_D, *others: (total.new_empty(total.shape), torch.empty_like(weight_D)),
+)
 def norm_backward(
     grad: Tensor, grad_total: Tensor | None, total: Tensor, weight_D: Tensor, scale_N: Tensor, zero_centered: bool
 ) -> tuple[Tensor, Tensor]:
@@ -260,23 +249,6 @@ def norm_backward(
     return grad_x, parts_PD.sum(dim=0).to(weight_D.dtype)
 
 
-@norm.register_fake
-def _(x: Tensor, *others: object) -> tuple[Tensor, Tensor]:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device), _fake_scale(x)
-
-
-@norm_of_sum.register_fake
-def _(x: Tensor, *others: object) -> tuple[Tensor, Tensor, Tensor]:
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    return out, torch.empty_like(out), _fake_scale(x)
-
-
-@norm_backward.register_fake
-def _(*given: Any) -> tuple[Tensor, Tensor]:
-    _, _, total, weight_D, _, _ = given
-    return torch.empty(total.shape, dtype=total.dtype, device=total.device), torch.empty_like(weight_D)
-
-
 def _fake_scale(x: Tensor) -> Tensor:
     return torch.empty(x.numel() // x.shape[-1], dtype=torch.float32, device=x.device)
 
@@ -292,7 +264,11 @@ def _gradients(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
     return *norm_backward(grads[0], None, x, weight_D, scale_N, ctx.zero_centered), None, None
 
 
-norm.register_autograd(_gradients, setup_context=_save)
+@operator("rms_norm", fake=lambda x, *others: (x.new_empty(x.shape), _fake_scale(x)), saves=_save, gradients=_gradients)
+def norm(x: Tensor, weight_D: Tensor, epsilon: float, zero_centered: bool) -> tuple[Tensor, Tensor]:
+    """The norm and 1 / rms [N]."""
+    out, _, scale_N = _normed(x, None, weight_D, epsilon, zero_centered)
+    return out, scale_N
 
 
 def _save_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -307,7 +283,17 @@ def _gradients_of_sum(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
     return grad_x, grad_x, grad_weight, None, None
 
 
-norm_of_sum.register_autograd(_gradients_of_sum, setup_context=_save_sum)
+@operator(
+    "add_rms_norm",
+    fake=lambda x, *others: (x.new_empty(x.shape), x.new_empty(x.shape), _fake_scale(x)),
+    saves=_save_sum,
+    gradients=_gradients_of_sum,
+)
+def norm_of_sum(
+    x: Tensor, residual: Tensor, weight_D: Tensor, epsilon: float, zero_centered: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The norm of x + residual, that sum, and 1 / rms [N]."""
+    return _normed(x, residual, weight_D, epsilon, zero_centered)
 
 
 def _traffic(num_tensors: int, *, has_parts: bool = False) -> Callable[[Sizes, Tile], Traffic]:

@@ -8,7 +8,6 @@ B sequences, T tokens, H query heads, G key heads, K width of a head, J frequenc
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from meshwright.kernels.operators import operator
 from meshwright.kernels.sources import KernelSource, Sizes, Tile, Traffic
 from meshwright.kernels.traffic import ROTARY
 from meshwright.kernels.triton_route import launch
@@ -76,7 +76,23 @@ def _rotate(
           width, num_pairs, READS_PAIRS, WRITES_PAIRS, PAIRS, PLAIN, HEADS)  # fmt: skip
 
 
-@torch.library.custom_op("meshwright::rotary", mutates_args=())
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    _, _, cos, sin, ctx.is_interleaved, ctx.turns_back = inputs
+    ctx.save_for_backward(cos, sin)
+
+
+def _gradients(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    cos, sin = ctx.saved_tensors
+    turned = rotated_pair(grads[0], grads[1], cos, sin, ctx.is_interleaved, not ctx.turns_back)
+    return *turned, None, None, None, None
+
+
+@operator(
+    "rotary",
+    fake=lambda q_BTHK, k_BTGK, *others: (q_BTHK.new_empty(q_BTHK.shape), k_BTGK.new_empty(k_BTGK.shape)),
+    saves=_save,
+    gradients=_gradients,
+)
 def rotated_pair(
     q_BTHK: Tensor, k_BTGK: Tensor, cos_BT1J: Tensor, sin_BT1J: Tensor, is_interleaved: bool, turns_back: bool
 ) -> tuple[Tensor, Tensor]:
@@ -100,35 +116,10 @@ def rotated_pair(
     return q_out, k_out
 
 
-@rotated_pair.register_fake
-def _(
-    q_BTHK: Tensor, k_BTGK: Tensor, cos_BT1J: Tensor, sin_BT1J: Tensor, is_interleaved: bool, turns_back: bool
-) -> tuple[Tensor, Tensor]:
-    q_out, k_out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q_BTHK, k_BTGK))
-    return q_out, k_out
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    _, _, cos, sin, ctx.is_interleaved, ctx.turns_back = inputs
-    ctx.save_for_backward(cos, sin)
-
-
-def _gradients(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-    cos, sin = ctx.saved_tensors
-    turned = rotated_pair(grads[0], grads[1], cos, sin, ctx.is_interleaved, not ctx.turns_back)
-    return *turned, None, None, None, None
-
-
-rotated_pair.register_autograd(_gradients, setup_context=_save)
-
-
-def _traffic() -> Callable[[Sizes, Tile], Traffic]:
-    def traffic(sizes: Sizes, tile: Tile) -> Traffic:
-        heads = sizes["q_heads"] + sizes["k_heads"]
-        a_token = 2 * ROTARY.forward * heads * sizes["width"] + 2 * 4 * sizes["width"] // 2
-        return Traffic(moved_bytes=sizes["tokens"] * a_token, least_bytes=sizes["tokens"] * a_token)
-
-    return traffic
+def _traffic(sizes: Sizes, tile: Tile) -> Traffic:
+    heads = sizes["q_heads"] + sizes["k_heads"]
+    a_token = 2 * ROTARY.forward * heads * sizes["width"] + 2 * 4 * sizes["width"] // 2
+    return Traffic(moved_bytes=sizes["tokens"] * a_token, least_bytes=sizes["tokens"] * a_token)
 
 
 _SIGNATURE = {
@@ -141,7 +132,7 @@ _SIGNATURE = {
 
 SOURCES = tuple(
     KernelSource(
-        name=name, op="rotary", function=_rotate, signature=_SIGNATURE, tiles=TILES, traffic=_traffic(),
+        name=name, op="rotary", function=_rotate, signature=_SIGNATURE, tiles=TILES, traffic=_traffic,
         sizes={"tokens": 8192, "q_heads": 32, "k_heads": 8, "width": 128},  # Llama 3.1 8B
         constants={"READS_PAIRS": is_interleaved, "WRITES_PAIRS": False, "TURNS_BACK": turns_back,
                    "PAIRS": pairs, "PLAIN": plain},

@@ -73,6 +73,11 @@ def serves_triton(call: KernelCall) -> Refusal | None:
     return None
 
 
+def contiguous_rows(x: Tensor) -> Tensor:
+    """Return `x` if its last dimension is contiguous, else a copy."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
 def launch(kernel: Any, grid: Sequence[int], *arguments: Any, on: Tensor, **constants: Any) -> None:
     """Launch a Triton kernel on the device of `on`. An empty grid launches nothing."""
     if 0 in grid:

@@ -99,10 +99,11 @@ def test_operator_rules():
         torch.tensor([1.0, 2.0, 0.0]),
     )
     torch.library.opcheck(cross_entropy_op, (logits.clone().requires_grad_(), labels, weights, 0.1, 3.0))
-    torch.library.opcheck(made._fused_op, (logits.clone(), labels, weights, 0.1, 0.0, True))
-    torch.library.opcheck(made._statistics_op, (logits, labels, 0.0, 0))
-    torch.library.opcheck(made._gradient_op, (logits.clone(), labels, torch.ones(3), weights, 0.1, 0.0, 0))
-    torch.library.opcheck(made._scale_op, (logits.clone(), weights))
+    settings = {"z_loss": 0.1, "cap": 0.0}
+    torch.library.opcheck(made.fused, (logits.clone(), labels, weights), settings | {"with_grad": True})
+    torch.library.opcheck(made.statistics, (logits, labels), {"cap": 0.0, "first": 0})
+    torch.library.opcheck(made.gradient, (logits.clone(), labels, torch.ones(3), weights), settings | {"first": 0})
+    torch.library.opcheck(made.scale_rows, (logits.clone(), weights))
 
 
 @needs_interpreter

@@ -11,9 +11,10 @@ torch = pytest.importorskip("torch")
 from tests.kernel_cases import assert_close, demanding, drawn, needs_interpreter
 from torch.nn import functional
 
+from meshwright.kernels import gated_activation as activations
 from meshwright.kernels.attention.operation import ScoreOptions, attention, reference
 from meshwright.kernels.cross_entropy import cross_entropy
-from meshwright.kernels.gated_activation import REFERENCES, gated_activation
+from meshwright.kernels.gated_activation import gated_activation
 from meshwright.kernels.labels import IGNORED_LABEL
 from meshwright.kernels.libraries import aiter, installed, transformer_engine
 from meshwright.kernels.linear_cross_entropy import linear_cross_entropy
@@ -108,7 +109,7 @@ class TestLiger:
         with demanding(swiglu="liger"):
             agree(
                 lambda g, u: (gated_activation(g, u, kind=kind),),
-                lambda g, u: (REFERENCES[kind](g, u),),
+                lambda g, u: (activations.reference(g, u, kind=kind),),
                 (drawn(5, 33, **FP32), drawn(5, 33, **FP32, seed=1)),
             )
 

@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from meshwright.kernels.derivatives import only_once
 from meshwright.kernels.linear import batched_matmul
+from meshwright.kernels.operators import only_once
 
 QUERIES = 64
 LONGEST = 2048

@@ -30,8 +30,9 @@ from meshwright.kernels.attention.triton_kernels import (
     attention_key_gradient_kernel,
     attention_query_gradient_kernel,
 )
+from meshwright.kernels.operators import operator
 from meshwright.kernels.sources import KernelSource, Sizes, Tile, Traffic
-from meshwright.kernels.triton_route import launch
+from meshwright.kernels.triton_route import contiguous_rows, launch
 
 FORWARD, QUERIES, KEYS = "forward", "query_gradient", "key_gradient"
 
@@ -71,15 +72,28 @@ def _widths(q_BTHK: Tensor, v_BSGV: Tensor) -> dict[str, int]:
     return {"K": k, "V": v, "KP": max(16, triton.next_power_of_2(k)), "VP": max(16, triton.next_power_of_2(v))}
 
 
-def _in_rows(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
-
-
 def _strides(*tensors: Tensor) -> list[int]:
     return [stride for x in tensors for stride in x.stride()[:3]]
 
 
-@torch.library.custom_op("meshwright::attention", mutates_args=())
+def _outputs(q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor, *others: object) -> tuple[Tensor, Tensor]:
+    b, t, h, _ = q_BTHK.shape
+    return q_BTHK.new_empty(b, t, h, v_BSGV.shape[-1]), q_BTHK.new_empty(b, h, t, dtype=torch.float32)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, first, last, sinks, ctx.scale, ctx.cap = inputs
+    ctx.save_for_backward(q, k, v, *output, first, last, sinks)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _gradients(ctx: Any, grad_BTHV: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    *given, first, last, sinks = ctx.saved_tensors
+    *grads, of_sinks = attention_backward(grad_BTHV, *given, first, last, sinks, ctx.scale, ctx.cap)
+    return *grads, None, None, None if sinks is None else of_sinks, None, None
+
+
+@operator("attention", fake=_outputs, saves=_save, gradients=_gradients)
 def attention_forward(
     q_BTHK: Tensor,
     k_BSGK: Tensor,
@@ -92,8 +106,8 @@ def attention_forward(
 ) -> tuple[Tensor, Tensor]:
     """Output [B, T, H, V] and log sums of the softmax [B, H, T], fp32."""
     (b, t, h, _), (_, s, g, _) = q_BTHK.shape, k_BSGK.shape
-    out, lse = _outputs(q_BTHK, v_BSGV)
-    q, k, v = (_in_rows(x) for x in (q_BTHK, k_BSGK, v_BSGV))
+    out, lse = _outputs(q_BTHK, k_BSGK, v_BSGV)
+    q, k, v = (contiguous_rows(x) for x in (q_BTHK, k_BSGK, v_BSGV))
     tile = tile_of(FORWARD, max(q.shape[-1], v.shape[-1]))
     launch(
         attention_forward_kernel, (triton.cdiv(t, tile.constants["TM"]), b * h),
@@ -103,16 +117,6 @@ def attention_forward(
         **tile.constants, num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     return out, lse
-
-
-@attention_forward.register_fake
-def _(q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor, *others: object) -> tuple[Tensor, Tensor]:
-    return _outputs(q_BTHK, v_BSGV)
-
-
-def _outputs(q_BTHK: Tensor, v_BSGV: Tensor) -> tuple[Tensor, Tensor]:
-    b, t, h, _ = q_BTHK.shape
-    return q_BTHK.new_empty(b, t, h, v_BSGV.shape[-1]), q_BTHK.new_empty(b, h, t, dtype=torch.float32)
 
 
 def _range_arguments(first_BT: Tensor | None, last_BT: Tensor | None, otherwise: Tensor) -> tuple[Tensor, Tensor]:
@@ -126,7 +130,12 @@ def _range_stride(first_BT: Tensor | None) -> int:
     return 0 if first_BT is None or len(first_BT) == 1 else first_BT.shape[1]
 
 
-@torch.library.custom_op("meshwright::attention_backward", mutates_args=())
+def _gradients_like(q: Tensor, k: Tensor, v: Tensor, sinks_H: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    of_sinks = q.new_empty(0) if sinks_H is None else torch.empty_like(sinks_H)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), of_sinks
+
+
+@operator("attention_backward", fake=lambda *given: _gradients_like(*given[1:4], given[8]))
 def attention_backward(
     grad_BTHV: Tensor,
     q_BTHK: Tensor,
@@ -142,7 +151,7 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of queries, keys, values and sinks (empty without)."""
     (b, t, h, _), (_, s, g, _) = q_BTHK.shape, k_BSGK.shape
-    grad, q, k, v = (_in_rows(x) for x in (grad_BTHV, q_BTHK, k_BSGK, v_BSGV))
+    grad, q, k, v = (contiguous_rows(x) for x in (grad_BTHV, q_BTHK, k_BSGK, v_BSGV))
     grads = _gradients_like(q, k, v, sinks_H)
     if not (t and s):
         for x in grads:
@@ -177,17 +186,6 @@ def attention_backward(
     return grads
 
 
-def _gradients_like(q: Tensor, k: Tensor, v: Tensor, sinks_H: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    of_sinks = q.new_empty(0) if sinks_H is None else torch.empty_like(sinks_H)
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), of_sinks
-
-
-@attention_backward.register_fake
-def _(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    _, q_BTHK, k_BSGK, v_BSGV, _, _, _, _, sinks_H, _, _ = given
-    return _gradients_like(q_BTHK, k_BSGK, v_BSGV, sinks_H)
-
-
 def _tiles_of_queries(first_BT: Tensor | None, last_BT: Tensor | None, tile: Tile, *, num_keys: int) -> Tensor | None:
     """First and last + 1 tile of queries that see some key of a tile of keys, int32 [B, tiles, 2]."""
     if first_BT is None or last_BT is None:
@@ -202,21 +200,6 @@ def _tiles_of_queries(first_BT: Tensor | None, last_BT: Tensor | None, tile: Til
     end_BJ = (sees_BJI * index_I).amax(dim=2)
     begin_BJ = low_BI.shape[1] - (sees_BJI * index_I.flip(0)).amax(dim=2)
     return torch.stack([begin_BJ.clamp(max=low_BI.shape[1]).minimum(end_BJ), end_BJ], dim=-1).int().contiguous()
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, first, last, sinks, ctx.scale, ctx.cap = inputs
-    ctx.save_for_backward(q, k, v, *output, first, last, sinks)
-    ctx.mark_non_differentiable(output[1])
-
-
-def _gradients(ctx: Any, grad_BTHV: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    *given, first, last, sinks = ctx.saved_tensors
-    *grads, of_sinks = attention_backward(grad_BTHV, *given, first, last, sinks, ctx.scale, ctx.cap)
-    return *grads, None, None, None if sinks is None else of_sinks, None, None
-
-
-attention_forward.register_autograd(_gradients, setup_context=_save)
 
 
 # --- what `inspection` compiles ---

@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from meshwright.kernels.dispatch import choose
 from meshwright.kernels.linear import linear, matmul_nt
+from meshwright.kernels.operators import operator, save_inputs
 from meshwright.kernels.routes import KernelCall, Refusal, Route
 from meshwright.kernels.shapes import require_format, require_shapes
 from meshwright.kernels.triton_route import serves_triton
@@ -46,19 +47,17 @@ def reference(x_MK: Tensor, weight_ENK: Tensor, counts_E: Tensor) -> Tensor:
     return torch.cat([linear(x, weight) for x, weight in parts])
 
 
-# For a compiled layer: the host waits for the counts, which a graph cannot.
-@torch.library.custom_op("meshwright::grouped_reference", mutates_args=())
-def opaque_reference(x_MK: Tensor, weight_ENK: Tensor, counts_E: Tensor) -> Tensor:
-    """`reference` as one operation."""
-    return reference(x_MK, weight_ENK, counts_E)
-
-
-@opaque_reference.register_fake
-def _(x_MK: Tensor, weight_ENK: Tensor, counts_E: Tensor) -> Tensor:
+def like_rows(x_MK: Tensor, weight_ENK: Tensor, counts_E: Tensor) -> Tensor:
+    """Return an empty result of a grouped GEMM."""
     return x_MK.new_empty(x_MK.shape[0], weight_ENK.shape[1])
 
 
-@torch.library.custom_op("meshwright::grouped_reference_backward", mutates_args=())
+def like_operands(grad_MN: Tensor, x_MK: Tensor, weight_ENK: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor]:
+    """Return empty gradients of rows and matrices."""
+    return x_MK.new_empty(x_MK.shape), weight_ENK.new_empty(weight_ENK.shape)
+
+
+@operator("grouped_reference_backward", fake=like_operands)
 def opaque_gradients(grad_MN: Tensor, x_MK: Tensor, weight_ENK: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of rows and matrices, by the GEMMs of `reference`."""
     counts = counts_E.tolist()
@@ -67,20 +66,15 @@ def opaque_gradients(grad_MN: Tensor, x_MK: Tensor, weight_ENK: Tensor, counts_E
     return grad_x, torch.stack([matmul_nt(grad.T, x.T) for grad, x, _ in parts])
 
 
-@opaque_gradients.register_fake
-def _(grad_MN: Tensor, x_MK: Tensor, weight_ENK: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor]:
-    return x_MK.new_empty(x_MK.shape), weight_ENK.new_empty(weight_ENK.shape)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
 def _gradients(ctx: Any, grad_MN: Tensor) -> tuple[Tensor, Tensor, None]:
     return *opaque_gradients(grad_MN, *ctx.saved_tensors), None
 
 
-opaque_reference.register_autograd(_gradients, setup_context=_save)
+# For a compiled layer: the host waits for the counts, which a graph cannot.
+@operator("grouped_reference", fake=like_rows, saves=save_inputs, gradients=_gradients)
+def opaque_reference(x_MK: Tensor, weight_ENK: Tensor, counts_E: Tensor) -> Tensor:
+    """`reference` as one operation."""
+    return reference(x_MK, weight_ENK, counts_E)
 
 
 def _library(x_MK: Tensor, weight_ENK: Tensor, counts_E: Tensor) -> Tensor:

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from meshwright.kernels.experts.grouped_gemm import like_operands, like_rows
+from meshwright.kernels.operators import operator, save_inputs
 from meshwright.kernels.sources import KernelSource, Sizes, Tile, Traffic
 from meshwright.kernels.triton_dot import dot
-from meshwright.kernels.triton_route import launch
+from meshwright.kernels.triton_route import contiguous_rows, launch
 
 ROWS_TILE = Tile(constants={"TM": 64, "TN": 128, "TK": 32}, num_warps=4, num_stages=3)
 WEIGHTS_TILE = Tile(constants={"TM": 32, "TN": 64, "TK": 128}, num_warps=4, num_stages=3)
@@ -89,13 +90,9 @@ def grouped_weights_kernel(
     tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None] & (k < K)[None, :])
 
 
-def _columns(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
-
-
 def _rows(x_MK: Tensor, weight_ENK: Tensor, counts_E: Tensor) -> Tensor:
     """Y of any weight strides: the transposed view of the weights gives dX."""
-    x_MK, (num, n, k) = _columns(x_MK), weight_ENK.shape
+    x_MK, (num, n, k) = contiguous_rows(x_MK), weight_ENK.shape
     y_MN = x_MK.new_empty(len(x_MK), n)
     tile = ROWS_TILE
     most = triton.cdiv(len(x_MK), tile.constants["TM"]) + num if len(x_MK) else 0
@@ -107,21 +104,10 @@ def _rows(x_MK: Tensor, weight_ENK: Tensor, counts_E: Tensor) -> Tensor:
     return y_MN
 
 
-@torch.library.custom_op("meshwright::grouped_rows", mutates_args=())
-def grouped_rows(x_MK: Tensor, weight_ENK: Tensor, counts_E: Tensor) -> Tensor:
-    """[M, N]: each row times the matrix of its expert."""
-    return _rows(x_MK, weight_ENK, counts_E)
-
-
-@grouped_rows.register_fake
-def _(x_MK: Tensor, weight_ENK: Tensor, counts_E: Tensor) -> Tensor:
-    return x_MK.new_empty(x_MK.shape[0], weight_ENK.shape[1])
-
-
-@torch.library.custom_op("meshwright::grouped_rows_backward", mutates_args=())
+@operator("grouped_rows_backward", fake=like_operands)
 def grouped_rows_backward(grad_MN: Tensor, x_MK: Tensor, weight_ENK: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of rows and matrices."""
-    grad_MN, x_MK, (num, n, k), tile = _columns(grad_MN), _columns(x_MK), weight_ENK.shape, WEIGHTS_TILE
+    grad_MN, x_MK, (num, n, k), tile = contiguous_rows(grad_MN), contiguous_rows(x_MK), weight_ENK.shape, WEIGHTS_TILE
     grad_x = _rows(grad_MN, weight_ENK.transpose(1, 2), counts_E)
     grad_weight = weight_ENK.new_empty(weight_ENK.shape)
     launch(
@@ -132,20 +118,14 @@ def grouped_rows_backward(grad_MN: Tensor, x_MK: Tensor, weight_ENK: Tensor, cou
     return grad_x, grad_weight
 
 
-@grouped_rows_backward.register_fake
-def _(grad_MN: Tensor, x_MK: Tensor, weight_ENK: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor]:
-    return x_MK.new_empty(x_MK.shape), weight_ENK.new_empty(weight_ENK.shape)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
 def _gradients(ctx: Any, grad_MN: Tensor) -> tuple[Tensor, Tensor, None]:
     return *grouped_rows_backward(grad_MN, *ctx.saved_tensors), None
 
 
-grouped_rows.register_autograd(_gradients, setup_context=_save)
+@operator("grouped_rows", fake=like_rows, saves=save_inputs, gradients=_gradients)
+def grouped_rows(x_MK: Tensor, weight_ENK: Tensor, counts_E: Tensor) -> Tensor:
+    """[M, N]: each row times the matrix of its expert."""
+    return _rows(x_MK, weight_ENK, counts_E)
 
 
 def _traffic(sizes: Sizes, tile: Tile) -> Traffic:

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from meshwright.kernels.experts.permutation import inverse
+from meshwright.kernels.operators import operator, save_inputs
 from meshwright.kernels.sources import KernelSource, Sizes, Tile, Traffic
-from meshwright.kernels.triton_route import launch
+from meshwright.kernels.triton_route import contiguous_rows, launch
 
 TILE = Tile(constants={"BLOCK": 1024}, num_warps=4)
 
@@ -75,12 +75,8 @@ def weigh_rows_kernel(rows_ptr, place_ptr, grad_ptr, out_ptr, stride_rows, strid
         tl.store(out_ptr + n * C + c, tl.sum(total, 0))
 
 
-def _columns(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
-
-
 def _copy(x_ND: Tensor, order_P: Tensor, weights_NC: Tensor | None, *, top_k: int) -> Tensor:
-    x_ND, num_columns = _columns(x_ND), x_ND.shape[1]
+    x_ND, num_columns = contiguous_rows(x_ND), x_ND.shape[1]
     rows_PD = x_ND.new_empty(len(order_P), num_columns)
     launch(
         copy_rows_kernel, (len(order_P), triton.cdiv(num_columns, TILE.constants["BLOCK"])),
@@ -91,7 +87,7 @@ def _copy(x_ND: Tensor, order_P: Tensor, weights_NC: Tensor | None, *, top_k: in
 
 
 def _combine(rows_PD: Tensor, place_M: Tensor, weights_NC: Tensor | None, *, top_k: int) -> Tensor:
-    rows_PD, num_columns = _columns(rows_PD), rows_PD.shape[1]
+    rows_PD, num_columns = contiguous_rows(rows_PD), rows_PD.shape[1]
     out_ND = rows_PD.new_empty(len(place_M) // top_k, num_columns)
     launch(
         combine_rows_kernel, (len(out_ND), triton.cdiv(num_columns, TILE.constants["BLOCK"])),
@@ -101,26 +97,13 @@ def _combine(rows_PD: Tensor, place_M: Tensor, weights_NC: Tensor | None, *, top
     return out_ND
 
 
-@torch.library.custom_op("meshwright::permute_rows", mutates_args=())
-def permute_rows(x_ND: Tensor, order_P: Tensor, top_k: int) -> Tensor:
-    """Rows of the pairs in `order_P`, [P, D]."""
-    return _copy(x_ND, order_P, None, top_k=top_k)
-
-
-@permute_rows.register_fake
-def _(x_ND: Tensor, order_P: Tensor, top_k: int) -> Tensor:
-    return x_ND.new_empty(order_P.shape[0], x_ND.shape[1])
-
-
-@torch.library.custom_op("meshwright::permute_rows_backward", mutates_args=())
+@operator(
+    "permute_rows_backward",
+    fake=lambda grad_PD, order_P, num_tokens, top_k: grad_PD.new_empty(num_tokens, grad_PD.shape[1]),
+)
 def permute_rows_backward(grad_PD: Tensor, order_P: Tensor, num_tokens: int, top_k: int) -> Tensor:
     """Gradient of the tokens, [N, D]."""
     return _combine(grad_PD, inverse(order_P, num_pairs=num_tokens * top_k), None, top_k=top_k)
-
-
-@permute_rows_backward.register_fake
-def _(grad_PD: Tensor, order_P: Tensor, num_tokens: int, top_k: int) -> Tensor:
-    return grad_PD.new_empty(num_tokens, grad_PD.shape[1])
 
 
 def _save_permute(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -133,27 +116,28 @@ def _permute_gradient(ctx: Any, grad_PD: Tensor) -> tuple[Tensor, None, None]:
     return permute_rows_backward(grad_PD, *ctx.saved_tensors, *ctx.shape), None, None
 
 
-permute_rows.register_autograd(_permute_gradient, setup_context=_save_permute)
+@operator(
+    "permute_rows",
+    fake=lambda x_ND, order_P, top_k: x_ND.new_empty(order_P.shape[0], x_ND.shape[1]),
+    saves=_save_permute,
+    gradients=_permute_gradient,
+)
+def permute_rows(x_ND: Tensor, order_P: Tensor, top_k: int) -> Tensor:
+    """Rows of the pairs in `order_P`, [P, D]."""
+    return _copy(x_ND, order_P, None, top_k=top_k)
 
 
-@torch.library.custom_op("meshwright::unpermute_rows", mutates_args=())
-def unpermute_rows(rows_PD: Tensor, order_P: Tensor, weights_NC: Tensor) -> Tensor:
-    """Weighted sums of the rows of each token, [N, D]."""
-    place_M = inverse(order_P, num_pairs=weights_NC.numel())
-    return _combine(rows_PD, place_M, weights_NC, top_k=weights_NC.shape[1])
-
-
-@unpermute_rows.register_fake
-def _(rows_PD: Tensor, order_P: Tensor, weights_NC: Tensor) -> Tensor:
-    return rows_PD.new_empty(weights_NC.shape[0], rows_PD.shape[1])
-
-
-@torch.library.custom_op("meshwright::unpermute_rows_backward", mutates_args=())
+@operator(
+    "unpermute_rows_backward",
+    fake=lambda grad_ND, rows_PD, order_P, weights_NC: (
+        rows_PD.new_empty(rows_PD.shape), weights_NC.new_empty(weights_NC.shape),
+    ),
+)  # fmt: skip
 def unpermute_rows_backward(
     grad_ND: Tensor, rows_PD: Tensor, order_P: Tensor, weights_NC: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Gradients of rows and weights."""
-    grad_ND, rows_PD, top_k = _columns(grad_ND), _columns(rows_PD), weights_NC.shape[1]
+    grad_ND, rows_PD, top_k = contiguous_rows(grad_ND), contiguous_rows(rows_PD), weights_NC.shape[1]
     grad_rows = _copy(grad_ND, order_P, weights_NC, top_k=top_k).to(rows_PD.dtype)
     place_M = inverse(order_P, num_pairs=weights_NC.numel())
     grad_weights = weights_NC.new_empty(weights_NC.shape)
@@ -164,21 +148,22 @@ def unpermute_rows_backward(
     return grad_rows, grad_weights
 
 
-@unpermute_rows_backward.register_fake
-def _(grad_ND: Tensor, rows_PD: Tensor, order_P: Tensor, weights_NC: Tensor) -> tuple[Tensor, Tensor]:
-    return rows_PD.new_empty(rows_PD.shape), weights_NC.new_empty(weights_NC.shape)
-
-
-def _save_unpermute(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
 def _unpermute_gradient(ctx: Any, grad_ND: Tensor) -> tuple[Tensor, None, Tensor]:
     grad_rows, grad_weights = unpermute_rows_backward(grad_ND, *ctx.saved_tensors)
     return grad_rows, None, grad_weights
 
 
-unpermute_rows.register_autograd(_unpermute_gradient, setup_context=_save_unpermute)
+@operator(
+    "unpermute_rows",
+    fake=lambda rows_PD, order_P, weights_NC: rows_PD.new_empty(weights_NC.shape[0], rows_PD.shape[1]),
+    saves=save_inputs,
+    gradients=_unpermute_gradient,
+)
+def unpermute_rows(rows_PD: Tensor, order_P: Tensor, weights_NC: Tensor) -> Tensor:
+    """Weighted sums of the rows of each token, [N, D]."""
+    place_M = inverse(order_P, num_pairs=weights_NC.numel())
+    return _combine(rows_PD, place_M, weights_NC, top_k=weights_NC.shape[1])
+
 
 _SIZES = {"tokens": 8192, "choices": 8, "hidden": 7168}  # DeepSeek-V3, two sequences
 

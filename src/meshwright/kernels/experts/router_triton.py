@@ -18,8 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from meshwright.kernels.operators import operator
 from meshwright.kernels.sources import KernelSource, Sizes, Tile, Traffic
-from meshwright.kernels.triton_route import launch
+from meshwright.kernels.triton_route import contiguous_rows, launch
 
 TILE = Tile(constants={"ROWS": 4}, num_warps=4)
 
@@ -152,43 +153,11 @@ def router_backward_kernel(
 
 def _plain(x: Tensor) -> Tensor:
     """fp32, with contiguous columns."""
-    x = x.float()
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+    return contiguous_rows(x.float())
 
 
 def _grid(num_rows: int) -> tuple[int]:
     return (triton.cdiv(num_rows, TILE.constants["ROWS"]),)
-
-
-@torch.library.custom_op("meshwright::router", mutates_args=())
-def route(
-    logits_NE: Tensor,
-    bias_E: Tensor | None,
-    is_sigmoid: bool,
-    top_k: int,
-    num_groups: int,
-    groups_per_token: int,
-    normalizes: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Weights and experts [N, C], scores [N, E] and logarithms of sums of exponentials [N]."""
-    found = _empty(logits_NE, top_k)
-    logits, (num, experts) = _plain(logits_NE), logits_NE.shape
-    launch(
-        router_forward_kernel, _grid(num),
-        logits, logits if bias_E is None else bias_E.float().contiguous(), *found, num, experts, logits.stride(0),
-        float(scale), on=logits, SIGMOID=is_sigmoid, HAS_BIAS=bias_E is not None, NORMALIZE=normalizes, C=top_k,
-        CP=triton.next_power_of_2(top_k), G=num_groups, GP=triton.next_power_of_2(max(num_groups, 1)),
-        KEPT=groups_per_token, EP=triton.next_power_of_2(experts), **TILE.constants, num_warps=TILE.num_warps,
-    )  # fmt: skip
-    return found
-
-
-@route.register_fake
-def _(
-    logits_NE: Tensor, bias_E: Tensor | None, is_sigmoid: bool, top_k: int, *_: object
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _empty(logits_NE, top_k)
 
 
 def _empty(logits_NE: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -202,7 +171,7 @@ def _empty(logits_NE: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor, Tenso
     )
 
 
-@torch.library.custom_op("meshwright::router_backward", mutates_args=())
+@operator("router_backward", fake=lambda *given: given[3].new_empty(given[3].shape))
 def route_backward(
     grad_weights_NC: Tensor,
     grad_scores_NE: Tensor | None,
@@ -228,17 +197,6 @@ def route_backward(
     return grad_NE.to(logits_NE.dtype)
 
 
-@route_backward.register_fake
-def _(
-    grad_weights_NC: Tensor,
-    grad_scores_NE: Tensor | None,
-    grad_logsumexp_N: Tensor | None,
-    logits_NE: Tensor,
-    *_: object,
-) -> Tensor:
-    return torch.empty(logits_NE.shape, dtype=logits_NE.dtype, device=logits_NE.device)
-
-
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     logits_NE, _, ctx.is_sigmoid, _, _, _, ctx.normalizes, ctx.scale = inputs
     ctx.mark_non_differentiable(output[1])
@@ -256,7 +214,33 @@ def _gradients(
     return found, *(None,) * 7
 
 
-route.register_autograd(_gradients, setup_context=_save)
+@operator(
+    "router",
+    fake=lambda logits_NE, bias_E, is_sigmoid, top_k, *others: _empty(logits_NE, top_k),
+    saves=_save,
+    gradients=_gradients,
+)
+def route(
+    logits_NE: Tensor,
+    bias_E: Tensor | None,
+    is_sigmoid: bool,
+    top_k: int,
+    num_groups: int,
+    groups_per_token: int,
+    normalizes: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Weights and experts [N, C], scores [N, E] and logarithms of sums of exponentials [N]."""
+    found = _empty(logits_NE, top_k)
+    logits, (num, experts) = _plain(logits_NE), logits_NE.shape
+    launch(
+        router_forward_kernel, _grid(num),
+        logits, logits if bias_E is None else bias_E.float().contiguous(), *found, num, experts, logits.stride(0),
+        float(scale), on=logits, SIGMOID=is_sigmoid, HAS_BIAS=bias_E is not None, NORMALIZE=normalizes, C=top_k,
+        CP=triton.next_power_of_2(top_k), G=num_groups, GP=triton.next_power_of_2(max(num_groups, 1)),
+        KEPT=groups_per_token, EP=triton.next_power_of_2(experts), **TILE.constants, num_warps=TILE.num_warps,
+    )  # fmt: skip
+    return found
 
 
 def _traffic(sizes: Sizes, tile: Tile) -> Traffic:

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from meshwright.kernels.derivatives import only_once
 from meshwright.kernels.fp8.aligned_rows import AlignedRows
 from meshwright.kernels.fp8.gated_casting import SUMMED_ROWS, cast_gated, cast_gated_gradients
 from meshwright.kernels.fp8.layer import GRADIENT, INPUT, Fp8State, by_columns, by_rows, keep, kept
+from meshwright.kernels.operators import only_once
 
 GATE, UP, DOWN = MATRICES = ("gate", "up", "down")
 

@@ -21,7 +21,8 @@ Micikevicius et al. 2022 (formats and scaling of tensors).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import torch
@@ -83,11 +84,23 @@ class ScaledValues:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Quantized(ScaledValues):
-    """A matrix of `shape`; `scales` are fp32, of MX e8m0 in uint8."""
+    """A matrix of `shape`, or a stack of such matrices, each with scales of its own, as the weights of experts are.
+
+    `scales` are fp32, of MX e8m0 in uint8.
+    """
 
     element: Element
     scaling: Scaling
     shape: tuple[int, int]
+
+    @property
+    def is_stack(self) -> bool:
+        """True if values and scales have a first dimension, of matrices."""
+        return self.values.dim() == 3
+
+    def matrix(self, index: int) -> Quantized:
+        """One of the matrices of a stack."""
+        return replace(self, values=self.values[index], scales=self.scales[index])
 
     def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The matrix that values and scales stand for, computed in fp32."""
@@ -95,6 +108,12 @@ class Quantized(ScaledValues):
         values = unpack_fp4(self.values)[:, :columns] if self.element is Element.E2M1 else self.values.float()
         scales = decode_e8m0(self.scales) if self.scaling is Scaling.MX else self.scales
         return (values * spread(scales, rows=rows, columns=columns, scaling=self.scaling)).to(dtype)
+
+
+def stacked(matrices: Sequence[Quantized]) -> Quantized:
+    """Return the stack of matrices of one form."""
+    values, scales = (torch.stack([getattr(m, name) for m in matrices]) for name in ("values", "scales"))
+    return replace(matrices[0], values=values, scales=scales)
 
 
 def group_shape(scaling: Scaling, *, rows: int, columns: int) -> tuple[int, int]:

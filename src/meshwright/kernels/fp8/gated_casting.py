@@ -12,7 +12,7 @@ M rows, K columns. `gated_activation` lists the kinds of f.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from meshwright.kernels import gated_activation
 from meshwright.kernels.dispatch import choose
-from meshwright.kernels.fp8.casting import Both
+from meshwright.kernels.fp8.casting import Both, both_of
 from meshwright.kernels.fp8.formats import Element, Quantized, Scaling, group_amax, quantize
 from meshwright.kernels.fp8.triton_formats import serves_gated_cast
 from meshwright.kernels.routes import Route
@@ -181,22 +181,9 @@ def _gradients_triton(
     return gate, up
 
 
-def _both(found: list[Tensor], form: CastForm, x_MK: Tensor) -> Both:
-    """The sides that are wanted, of their values and scales."""
-    rows, columns = x_MK.shape
-    by_rows, by_columns = (
-        Quantized(values=values, scales=scales, element=form.element, scaling=form.scaling, shape=shape)
-        if is_wanted
-        else None
-        for values, scales, shape, is_wanted in zip(
-            found[::2],
-            found[1::2],
-            ((rows, columns), (columns, rows)),
-            (form.with_rows, form.with_columns),
-            strict=True,
-        )
-    )
-    return by_rows, by_columns
+def _both(found: Sequence[Tensor], form: CastForm, x_MK: Tensor) -> Both:
+    sides = (form.with_rows, form.with_columns)
+    return both_of(found, x_MK, element=form.element, scaling=form.scaling, sides=sides)
 
 
 ROUTES = {

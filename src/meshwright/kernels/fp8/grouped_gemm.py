@@ -17,6 +17,8 @@ P rows, E experts, K inputs, N outputs.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -24,8 +26,8 @@ from meshwright.errors import InputError
 from meshwright.kernels.dispatch import choose
 from meshwright.kernels.fp8.formats import BLOCK, Element, Quantized, Scaling
 from meshwright.kernels.fp8.gemm import LIBRARY_MULTIPLE
-from meshwright.kernels.fp8.stacks import QuantizedStack
 from meshwright.kernels.fp8.triton_formats import serves_gemm
+from meshwright.kernels.operators import operator
 from meshwright.kernels.routes import ANY, KernelCall, Refusal, Route
 
 ALIGNMENT = BLOCK
@@ -33,7 +35,7 @@ ALIGNMENT = BLOCK
 ROWS, WEIGHTS = "rows", "weights"
 
 
-def grouped_rows(x_PK: Quantized, weight_ENK: QuantizedStack, counts_E: Tensor, *, dtype: torch.dtype) -> Tensor:
+def grouped_rows(x_PK: Quantized, weight_ENK: Quantized, counts_E: Tensor, *, dtype: torch.dtype) -> Tensor:
     """Each row times the matrix of its expert, [P, N]."""
     return _chosen(ROWS, x_PK, weight_ENK, counts_E, dtype=dtype)
 
@@ -43,8 +45,8 @@ def grouped_weights(grad_NP: Quantized, x_KP: Quantized, counts_E: Tensor, *, dt
     return _chosen(WEIGHTS, grad_NP, x_KP, counts_E, dtype=dtype)
 
 
-def _chosen(which: str, a: Quantized, b: Quantized | QuantizedStack, counts_E: Tensor, *, dtype: torch.dtype) -> Tensor:
-    num_experts = b.values.shape[0] if isinstance(b, QuantizedStack) else len(counts_E)
+def _chosen(which: str, a: Quantized, b: Quantized, counts_E: Tensor, *, dtype: torch.dtype) -> Tensor:
+    num_experts = b.values.shape[0] if b.is_stack else len(counts_E)
     if a.shape[1] != b.shape[1] or num_experts != len(counts_E):
         got = f"{a.shape[1]} and {b.shape[1]} columns, {num_experts} matrices for {len(counts_E)} experts"
         raise InputError("fp8_grouped_gemm: factors that do not fit together", got=got)
@@ -53,7 +55,7 @@ def _chosen(which: str, a: Quantized, b: Quantized | QuantizedStack, counts_E: T
     return ROUTES["fp8_grouped_gemm"][route].function(a, b, counts_E, dtype=dtype)
 
 
-def reference(a: Quantized, b: Quantized | QuantizedStack, counts_E: Tensor, *, dtype: torch.dtype) -> Tensor:
+def reference(a: Quantized, b: Quantized, counts_E: Tensor, *, dtype: torch.dtype) -> Tensor:
     """The specification: the dequantised matrices, multiplied in fp32 (in fp64 where `dtype` is)."""
     if torch.compiler.is_compiling():
         operands = (a.values, a.scales, a.element, a.scaling, a.shape[1],
@@ -61,7 +63,7 @@ def reference(a: Quantized, b: Quantized | QuantizedStack, counts_E: Tensor, *, 
         return opaque_reference(*operands, counts_E, dtype)
     wide = torch.promote_types(dtype, torch.float32)
     counts = counts_E.tolist()
-    if isinstance(b, QuantizedStack):
+    if b.is_stack:
         x_PK, num = a.dequantized(wide), b.shape[0]
         out_PN = x_PK.new_zeros(len(x_PK), num)
         for expert, rows in enumerate(_ranges(counts)):
@@ -71,8 +73,15 @@ def reference(a: Quantized, b: Quantized | QuantizedStack, counts_E: Tensor, *, 
     return torch.stack([grad_NP[:, rows] @ x_KP[:, rows].T for rows in _ranges(counts)]).to(dtype)
 
 
+def _empty(*given: Any) -> Tensor:
+    a_values, b_values, counts_E, dtype = given[0], given[5], *given[-2:]
+    rows = a_values.shape[0]
+    shape = (rows, b_values.shape[1]) if b_values.dim() == 3 else (counts_E.shape[0], rows, b_values.shape[0])
+    return a_values.new_empty(shape, dtype=dtype)
+
+
 # For a compiled layer: the host waits for the counts, which a graph cannot.
-@torch.library.custom_op("meshwright::fp8_grouped_reference", mutates_args=())
+@operator("fp8_grouped_reference", fake=_empty)
 def opaque_reference(
     a_values: Tensor, a_scales: Tensor, a_element: str, a_scaling: str, a_columns: int,
     b_values: Tensor, b_scales: Tensor, b_element: str, b_scaling: str, b_columns: int,
@@ -80,7 +89,7 @@ def opaque_reference(
 ) -> Tensor:  # fmt: skip
     """`reference` of values, scales and their form; `b_values` of three dimensions are a stack."""
     a, b = (
-        (QuantizedStack if values.dim() == 3 else Quantized)(
+        Quantized(
             values=values,
             scales=scales,
             element=Element(element),
@@ -92,19 +101,7 @@ def opaque_reference(
             (b_values, b_scales, b_element, b_scaling, b_columns),
         )
     )
-    assert isinstance(a, Quantized)
     return reference(a, b, counts_E, dtype=dtype)
-
-
-@opaque_reference.register_fake
-def _(
-    a_values: Tensor, a_scales: Tensor, a_element: str, a_scaling: str, a_columns: int,
-    b_values: Tensor, b_scales: Tensor, b_element: str, b_scaling: str, b_columns: int,
-    counts_E: Tensor, dtype: torch.dtype,
-) -> Tensor:  # fmt: skip
-    rows = a_values.shape[0]
-    shape = (rows, b_values.shape[1]) if b_values.dim() == 3 else (counts_E.shape[0], rows, b_values.shape[0])
-    return a_values.new_empty(shape, dtype=dtype)
 
 
 def _ranges(counts: list[int]) -> list[slice]:
@@ -113,7 +110,7 @@ def _ranges(counts: list[int]) -> list[slice]:
     return [slice(stop - count, stop) for stop, count in zip(stops, counts, strict=True)]
 
 
-def _library(x_PK: Quantized, weight_ENK: QuantizedStack, counts_E: Tensor, *, dtype: torch.dtype) -> Tensor:
+def _library(x_PK: Quantized, weight_ENK: Quantized, counts_E: Tensor, *, dtype: torch.dtype) -> Tensor:
     """PyTorch's `_scaled_grouped_mm` (CUTLASS, CK), which takes a scale for each row of both operands."""
     num_rows, (num_experts, n, _) = len(x_PK.values), weight_ENK.values.shape
     return torch._scaled_grouped_mm(  # pyright: ignore[reportPrivateImportUsage]  # PyTorch's only one
@@ -146,10 +143,10 @@ def _library_serves(call: KernelCall) -> Refusal | None:
     return None
 
 
-def _triton(a: Quantized, b: Quantized | QuantizedStack, counts_E: Tensor, *, dtype: torch.dtype) -> Tensor:
+def _triton(a: Quantized, b: Quantized, counts_E: Tensor, *, dtype: torch.dtype) -> Tensor:
     from meshwright.kernels.fp8 import triton_grouped_gemm as kernels
 
-    operation = kernels.fp8_grouped_rows if isinstance(b, QuantizedStack) else kernels.fp8_grouped_weights
+    operation = kernels.fp8_grouped_rows if b.is_stack else kernels.fp8_grouped_weights
     return operation(a.values, a.scales, a.scaling, b.values, b.scales, b.scaling, counts_E, dtype)
 
 

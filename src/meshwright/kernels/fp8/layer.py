@@ -39,13 +39,12 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from meshwright.kernels.derivatives import only_once
-from meshwright.kernels.fp8.casting import Both, cast_both, cast_stack
+from meshwright.kernels.fp8.casting import Both, cast_both
 from meshwright.kernels.fp8.formats import Element, Quantized, Scaling, group_amax, scales_shape
 from meshwright.kernels.fp8.gated_casting import Amax, CastForm
 from meshwright.kernels.fp8.gemm import scaled_gemm
 from meshwright.kernels.fp8.grouped_gemm import grouped_rows, grouped_weights
-from meshwright.kernels.fp8.stacks import BothStacks, QuantizedStack
+from meshwright.kernels.operators import only_once
 
 HISTORY = 16
 """Steps whose largest magnitudes set a delayed scale (Transformer Engine: 1024 unless set)."""
@@ -95,7 +94,7 @@ class Fp8State:
         self.caches_weight = caches_weight
         self.amax_history_3H: Tensor | None = None
         self.amax_3: Tensor | None = None
-        self._cached: Both | BothStacks | None = None
+        self._cached: Both | None = None
         self._key: tuple[int, int] | None = None
         self.is_training = True  # False in evaluation: its magnitudes join no history
 
@@ -133,7 +132,7 @@ class Fp8State:
             self.is_training = torch.is_grad_enabled()
             self.weight(weight_NK.detach())
 
-    def weight(self, weight_NK: Tensor) -> Both | BothStacks:
+    def weight(self, weight_NK: Tensor) -> Both:
         """Return the cast weight and its transpose, from the cache if it is kept; experts have a stack."""
         if torch.compiler.is_compiling() and self._cached is not None:
             return self._cached  # addresses and versions are not there to be traced: see `fill`
@@ -145,11 +144,11 @@ class Fp8State:
             self._cached, self._key = both, key
         return self._cached
 
-    def cast(self, x_MK: Tensor, *, of: int, with_rows: bool = True, with_columns: bool = True) -> Both | BothStacks:
+    def cast(self, x_MK: Tensor, *, of: int, with_rows: bool = True, with_columns: bool = True) -> Both:
         """Cast an input, weight or gradient as the recipe has it; a stack [E, N, K] matrix by matrix."""
         form = self.form(of, x_MK.device, with_rows=with_rows, with_columns=with_columns)
         amax = self.delayed(of)
-        return (cast_both if x_MK.dim() == 2 else cast_stack)(
+        return cast_both(
             x_MK,
             element=form.element,
             scaling=form.scaling,
@@ -275,7 +274,7 @@ def by_columns(grad: Any, x: Any, counts_E: Tensor | None, *, dtype: torch.dtype
     return grouped_weights(grad, x, counts_E, dtype=dtype)
 
 
-def keep(ctx: Any, *items: Tensor | Quantized | QuantizedStack | None) -> None:
+def keep(ctx: Any, *items: Tensor | Quantized | None) -> None:
     """Keep tensors and quantised matrices for the backward pass, for `kept` in the same order."""
     tensors: list[Tensor | None] = []
     ctx.makers = []
@@ -301,7 +300,7 @@ def kept(ctx: Any) -> list[Any]:
 _NONE = torch.empty(0)
 
 
-def _made(dtype: torch.dtype, form: Quantized | QuantizedStack, values: Tensor, scales: Tensor) -> Any:
+def _made(dtype: torch.dtype, form: Quantized, values: Tensor, scales: Tensor) -> Any:
     return replace(form, values=values, scales=scales.view(dtype))
 
 

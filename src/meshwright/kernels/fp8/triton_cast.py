@@ -46,6 +46,7 @@ from meshwright.kernels.fp8.formats import (
     scale_of,
     scales_shape,
 )
+from meshwright.kernels.operators import operator
 from meshwright.kernels.sources import KernelSource, Sizes, Tile, Traffic
 from meshwright.kernels.triton_route import is_interpreted, launch
 
@@ -242,7 +243,26 @@ def fp8_cast_kernel(
     )  # fmt: skip
 
 
-@torch.library.custom_op("meshwright::fp8_cast", mutates_args=())
+def empty_casts(x: Tensor, element: Element, scaling: Scaling, *, with_rows: bool, with_columns: bool) -> list[Tensor]:
+    """Empty values and scales of both orientations, of a matrix or of each one of a stack."""
+    *stack, rows, columns = x.shape
+    dtype = torch.uint8 if scaling is Scaling.MX else torch.float32
+    found = []
+    for height, width, is_wanted in ((rows, columns, with_rows), (columns, rows, with_columns)):
+        shape = scales_shape(scaling, rows=height, columns=width)
+        found += [
+            x.new_empty((*stack, height, width) if is_wanted else (0, 0), dtype=DTYPES[element]),
+            x.new_empty((*stack, *shape) if is_wanted else (0, 0), dtype=dtype),
+        ]
+    return found
+
+
+def _empty(*given: Any) -> list[Tensor]:
+    x, element, scaling, _, _, with_rows, with_columns = given
+    return empty_casts(x, Element(element), Scaling(scaling), with_rows=with_rows, with_columns=with_columns)
+
+
+@operator("fp8_cast", fake=_empty)
 def fp8_cast(
     x: Tensor, element: str, scaling: str, power_of_two: bool, amax: Tensor | None, with_rows: bool, with_columns: bool
 ) -> list[Tensor]:
@@ -268,17 +288,11 @@ def fp8_cast(
     of_matrices = [s.stride(0) if s.dim() == 3 else 0 for s in scales]
     launch(
         fp8_cast_kernel, grid, x, found[0], scales[0], found[2], scales[1], rows, columns, *strides, *of_matrices,
-        *scale_strides(scales, how),
+        *(scale_stride(side, how) for side in scales),
         on=x, **cast_constants(of, how, power_of_two=power_of_two), WITH_ROWS=with_rows, WITH_COLUMNS=with_columns,
         **tile.constants, num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     return found
-
-
-@fp8_cast.register_fake
-def _(*given: Any) -> list[Tensor]:
-    x, element, scaling, _, _, with_rows, with_columns = given
-    return empty_casts(x, Element(element), Scaling(scaling), with_rows=with_rows, with_columns=with_columns)
 
 
 def cast_constants(element: Element, scaling: Scaling, *, power_of_two: bool) -> dict[str, Any]:
@@ -295,23 +309,9 @@ def cast_constants(element: Element, scaling: Scaling, *, power_of_two: bool) ->
     }
 
 
-def scale_strides(scales: list[Tensor], scaling: Scaling) -> list[int]:
-    """Distances of the scales of neighbouring rows; 0: one scale for all."""
-    return [0 if scaling is Scaling.TENSOR else s.stride(-2) for s in scales]
-
-
-def empty_casts(x: Tensor, element: Element, scaling: Scaling, *, with_rows: bool, with_columns: bool) -> list[Tensor]:
-    """Empty values and scales of both orientations, of a matrix or of each one of a stack."""
-    *stack, rows, columns = x.shape
-    dtype = torch.uint8 if scaling is Scaling.MX else torch.float32
-    found = []
-    for height, width, is_wanted in ((rows, columns, with_rows), (columns, rows, with_columns)):
-        shape = scales_shape(scaling, rows=height, columns=width)
-        found += [
-            x.new_empty((*stack, height, width) if is_wanted else (0, 0), dtype=DTYPES[element]),
-            x.new_empty((*stack, *shape) if is_wanted else (0, 0), dtype=dtype),
-        ]
-    return found
+def scale_stride(scales: Tensor, scaling: str) -> int:
+    """Distance of the scales of neighbouring rows; 0: one scale for all."""
+    return 0 if scaling == Scaling.TENSOR else scales.stride(-2)
 
 
 def with_scales(found: list[Tensor], scales: list[Tensor], *, with_rows: bool, with_columns: bool) -> list[Tensor]:
@@ -379,13 +379,19 @@ _OF_MATRICES = {"stride_e_rows_scale": "i32", "stride_e_columns_scale": "i32"}
 SCALED = {"stride_rows_scale": "i32", "stride_columns_scale": "i32"}
 
 
+def element_types(scale: str) -> dict[str, tuple[str, ...]]:
+    """Architectures by their type of e4m3. MI300X has a type of its own, and no MX, whose scales are bytes."""
+    types = {"*fp8e4nv": ("sm90", "sm100", "gfx950")}
+    return types | {"*fp8e4b8": ("gfx942",)} if scale == "*fp32" else types
+
+
 def cast_formats(scale: str, **constants: Any) -> Iterator[tuple[str, tuple[str, ...], dict[str, Any]]]:
-    """Type, architectures and constants of `cast_tile` for e4m3, and for MI300X's format of it, which has no MX."""
+    """`element_types` with the constants of `cast_tile`."""
     shared = {"POWER_OF_TWO": False, "SMALLEST": 2.0**-6, "MANTISSA": 0, "WITH_ROWS": True, "WITH_COLUMNS": True,
               "W": BLOCK, "EXPONENT": 0}  # fmt: skip
-    yield "*fp8e4nv", ("sm90", "sm100", "gfx950"), shared | {"LARGEST_VALUE": 448.0} | constants
-    if scale == "*fp32":
-        yield "*fp8e4b8", ("gfx942",), shared | {"LARGEST_VALUE": 240.0} | constants
+    largest = {"*fp8e4nv": 448.0, "*fp8e4b8": 240.0}
+    for element, where in element_types(scale).items():
+        yield element, where, shared | {"LARGEST_VALUE": largest[element]} | constants
 
 
 CAST_MODES: Mapping[str, tuple[str, Mapping[str, Any]]] = {

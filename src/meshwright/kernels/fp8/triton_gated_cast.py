@@ -36,14 +36,15 @@ from meshwright.kernels.fp8.triton_cast import (
     empty_casts,
     given_scales,
     partial_amax,
-    scale_strides,
+    scale_stride,
     store_largest,
     tiles_of,
     with_scales,
 )
 from meshwright.kernels.gated_activation_triton import CODES, gated_gradients, gated_value
+from meshwright.kernels.operators import operator
 from meshwright.kernels.sources import KernelSource, Sizes, Tile, Traffic
-from meshwright.kernels.triton_route import launch
+from meshwright.kernels.triton_route import contiguous_rows, launch
 
 TILE = Tile(constants={"R": 64, "C": 64, "PART": 64}, num_warps=8)
 BLOCK_TILE = Tile(constants={"R": BLOCK, "C": BLOCK, "PART": 32}, num_warps=8)
@@ -238,15 +239,10 @@ def fp8_gated_gradients_kernel(
                 )  # fmt: skip
 
 
-def _in_rows(x_MK: Tensor) -> Tensor:
-    """Return `x_MK` if its columns are contiguous, else a copy."""
-    return x_MK if x_MK.stride(-1) == 1 or x_MK.shape[-1] == 1 else x_MK.contiguous()
-
-
-@torch.library.custom_op("meshwright::fp8_gated_amax", mutates_args=())
+@operator("fp8_gated_amax", fake=lambda gate, up, kind: partial_amax(gate, AMAX_TILE))
 def fp8_gated_amax(gate: Tensor, up: Tensor, kind: str) -> list[Tensor]:
     """`partial_amax` of f(gate) up."""
-    gate, up, tile = _in_rows(gate), _in_rows(up), AMAX_TILE
+    gate, up, tile = contiguous_rows(gate), contiguous_rows(up), AMAX_TILE
     partial = partial_amax(gate, tile)
     launch(
         fp8_gated_amax_kernel, tiles_of(gate, tile), gate, up, *partial, *gate.shape, gate.stride(0), up.stride(0),
@@ -255,12 +251,12 @@ def fp8_gated_amax(gate: Tensor, up: Tensor, kind: str) -> list[Tensor]:
     return partial
 
 
-@fp8_gated_amax.register_fake
-def _(gate: Tensor, up: Tensor, kind: str) -> list[Tensor]:
-    return partial_amax(gate, AMAX_TILE)
+def _empty(*given: Any) -> list[Tensor]:
+    gate, _, _, element, scaling, _, _, with_rows, with_columns = given
+    return empty_casts(gate, Element(element), Scaling(scaling), with_rows=with_rows, with_columns=with_columns)
 
 
-@torch.library.custom_op("meshwright::fp8_gated_cast", mutates_args=())
+@operator("fp8_gated_cast", fake=_empty)
 def fp8_gated_cast(
     gate: Tensor,
     up: Tensor,
@@ -275,7 +271,7 @@ def fp8_gated_cast(
     """Values and scales of f(gate) up, then of its transpose; empty ones for a side that is not wanted."""
     of, how, tile = Element(element), Scaling(scaling), tile_of(scaling)
     sides = {"with_rows": with_rows, "with_columns": with_columns}
-    gate, up = _in_rows(gate), _in_rows(up)
+    gate, up = contiguous_rows(gate), contiguous_rows(up)
     found = empty_casts(gate, of, how, **sides)
     scales = [found[1], found[3]]
     if how in WHOLE:
@@ -284,23 +280,21 @@ def fp8_gated_cast(
         found = with_scales(found, scales, **sides)
     launch(
         fp8_gated_cast_kernel, tiles_of(gate, tile), gate, up, found[0], scales[0], found[2], scales[1],
-        *gate.shape, gate.stride(0), up.stride(0), *scale_strides(scales, how), on=gate, CODE=CODES[kind],
-        **cast_constants(of, how, power_of_two=power_of_two), WITH_ROWS=with_rows, WITH_COLUMNS=with_columns,
-        **tile.constants, num_warps=tile.num_warps, num_stages=tile.num_stages,
+        *gate.shape, gate.stride(0), up.stride(0), *(scale_stride(side, how) for side in scales),
+        on=gate, CODE=CODES[kind], **cast_constants(of, how, power_of_two=power_of_two),
+        WITH_ROWS=with_rows, WITH_COLUMNS=with_columns, **tile.constants,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     return found
 
 
-@fp8_gated_cast.register_fake
-def _(*given: Any) -> list[Tensor]:
-    gate, _, _, element, scaling, _, _, with_rows, with_columns = given
-    return empty_casts(gate, Element(element), Scaling(scaling), with_rows=with_rows, with_columns=with_columns)
-
-
-@torch.library.custom_op("meshwright::fp8_gated_gradients_amax", mutates_args=())
+@operator(
+    "fp8_gated_gradients_amax",
+    fake=lambda grad, gate, up, kind: [*partial_amax(gate, AMAX_TILE), *partial_amax(gate, AMAX_TILE)],
+)
 def fp8_gated_gradients_amax(grad: Tensor, gate: Tensor, up: Tensor, kind: str) -> list[Tensor]:
     """`partial_amax` of the gradient of gate, then of up."""
-    grad, gate, up, tile = _in_rows(grad), _in_rows(gate), _in_rows(up), AMAX_TILE
+    grad, gate, up, tile = contiguous_rows(grad), contiguous_rows(gate), contiguous_rows(up), AMAX_TILE
     partial = [*partial_amax(gate, tile), *partial_amax(gate, tile)]
     launch(
         fp8_gated_gradients_amax_kernel, tiles_of(gate, tile), grad, gate, up, *partial, *gate.shape,
@@ -310,12 +304,25 @@ def fp8_gated_gradients_amax(grad: Tensor, gate: Tensor, up: Tensor, kind: str) 
     return partial
 
 
-@fp8_gated_gradients_amax.register_fake
-def _(grad: Tensor, gate: Tensor, up: Tensor, kind: str) -> list[Tensor]:
-    return [*partial_amax(gate, AMAX_TILE), *partial_amax(gate, AMAX_TILE)]
+def _empty_sums(gate: Tensor, tile: Tile, *, with_sums: bool) -> Tensor:
+    shape = (tiles_of(gate, tile)[0], gate.shape[1]) if with_sums else (0, 0)
+    return gate.new_empty(shape, dtype=torch.float32)
 
 
-@torch.library.custom_op("meshwright::fp8_gated_gradients", mutates_args=())
+def _empty_gradients(*given: Any) -> list[Tensor]:
+    _, gate, _, _, element, scaling, _, _, with_rows, with_columns, with_sums = given
+    sides = {"with_rows": with_rows, "with_columns": with_columns}
+    return [
+        tensor
+        for _ in range(2)
+        for tensor in (
+            *empty_casts(gate, Element(element), Scaling(scaling), **sides),
+            _empty_sums(gate, tile_of(scaling), with_sums=with_sums),
+        )
+    ]
+
+
+@operator("fp8_gated_gradients", fake=_empty_gradients)
 def fp8_gated_gradients(
     grad: Tensor,
     gate: Tensor,
@@ -334,7 +341,7 @@ def fp8_gated_gradients(
     `amax`: one for each gradient, or empty.
     """
     of, how, tile = Element(element), Scaling(scaling), tile_of(scaling)
-    grad, gate, up = _in_rows(grad), _in_rows(gate), _in_rows(up)
+    grad, gate, up = contiguous_rows(grad), contiguous_rows(gate), contiguous_rows(up)
     partial = fp8_gated_gradients_amax(grad, gate, up, kind) if how in WHOLE and not amax else None
     results, outputs, strides = [], [], []
     for index in range(2):
@@ -347,7 +354,7 @@ def fp8_gated_gradients(
         sums = _empty_sums(gate, tile, with_sums=with_sums)
         outputs += [found[0], scales[0], found[2], scales[1], sums]
         results += [*found, sums]
-        strides = scale_strides(scales, how)
+        strides = [scale_stride(side, how) for side in scales]
     launch(
         fp8_gated_gradients_kernel, tiles_of(gate, tile), grad, gate, up, *outputs, *gate.shape,
         grad.stride(0), gate.stride(0), up.stride(0), *strides, on=gate, CODE=CODES[kind],
@@ -360,25 +367,6 @@ def fp8_gated_gradients(
 def tile_of(scaling: str) -> Tile:
     """Tile of casts with these scales."""
     return BLOCK_TILE if scaling == Scaling.BLOCK else TILE
-
-
-def _empty_sums(gate: Tensor, tile: Tile, *, with_sums: bool) -> Tensor:
-    shape = (tiles_of(gate, tile)[0], gate.shape[1]) if with_sums else (0, 0)
-    return gate.new_empty(shape, dtype=torch.float32)
-
-
-@fp8_gated_gradients.register_fake
-def _(*given: Any) -> list[Tensor]:
-    _, gate, _, _, element, scaling, _, _, with_rows, with_columns, with_sums = given
-    sides = {"with_rows": with_rows, "with_columns": with_columns}
-    return [
-        tensor
-        for _ in range(2)
-        for tensor in (
-            *empty_casts(gate, Element(element), Scaling(scaling), **sides),
-            _empty_sums(gate, tile_of(scaling), with_sums=with_sums),
-        )
-    ]
 
 
 def _amax_traffic(num_read: int) -> Any:

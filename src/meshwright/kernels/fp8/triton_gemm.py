@@ -24,7 +24,8 @@ import triton.language as tl
 from torch import Tensor
 
 from meshwright.kernels.fp8.formats import BLOCK, MX_BLOCK, Scaling
-from meshwright.kernels.fp8.triton_cast import mx_scales_of
+from meshwright.kernels.fp8.triton_cast import element_types, mx_scales_of, scale_stride
+from meshwright.kernels.operators import operator
 from meshwright.kernels.sources import KernelSource, Sizes, Tile, Traffic
 from meshwright.kernels.triton_route import launch
 
@@ -85,7 +86,7 @@ def fp8_gemm_kernel(
     tl.store(c_at, total.to(c_ptr.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
 
 
-@torch.library.custom_op("meshwright::fp8_gemm", mutates_args=())
+@operator("fp8_gemm", fake=lambda *given: given[0].new_empty(given[0].shape[0], given[3].shape[0], dtype=given[6]))
 def fp8_gemm(
     a_MK: Tensor, a_scales: Tensor, a_scaling: str, b_NK: Tensor, b_scales: Tensor, b_scaling: str, dtype: torch.dtype
 ) -> Tensor:
@@ -100,17 +101,11 @@ def fp8_gemm(
     launch(
         fp8_gemm_kernel, (triton.cdiv(m, tile.constants["TM"]) * triton.cdiv(n, tile.constants["TN"]),),
         a_MK, b_NK, c_MN, a_scales, b_scales, m, n, k, k, k, n,
-        *(0 if s == Scaling.TENSOR else t.stride(0) for s, t in ((a_scaling, a_scales), (b_scaling, b_scales))),
+        scale_stride(a_scales, a_scaling), scale_stride(b_scales, b_scaling),
         on=a_MK, WHERE=INSIDE if inside else BEHIND, MX=is_mx, B_ROWS=BLOCK if b_scaling == Scaling.SQUARE else 1,
         **tile.constants, GROUP=GROUP, num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     return c_MN
-
-
-@fp8_gemm.register_fake
-def _(*given: Any) -> Tensor:
-    a_MK, _, _, b_NK, _, _, dtype = given
-    return a_MK.new_empty(a_MK.shape[0], b_NK.shape[0], dtype=dtype)
 
 
 def _tile(rows: int, *, is_mx: bool, has_both_inside: bool) -> Tile:
@@ -127,12 +122,7 @@ def _traffic(sizes: Sizes, tile: Tile) -> Traffic:
     return Traffic(moved_bytes=m * k + n * k * sweeps + written, least_bytes=m * k + n * k + written)
 
 
-NOT_FNUZ = ("sm90", "sm100", "gfx950")
-
-
 def _sources(name: str, *tiles: Tile, scale: str = "*fp32", **constants: Any) -> tuple[KernelSource, ...]:
-    """One for e4m3, one for MI300X's format of it, which has no MX."""
-    formats = {"*fp8e4nv": NOT_FNUZ} | ({} if constants["MX"] else {"*fp8e4b8": ("gfx942",)})
     return tuple(
         KernelSource(
             name=name, op="fp8_gemm", function=fp8_gemm_kernel,
@@ -143,7 +133,7 @@ def _sources(name: str, *tiles: Tile, scale: str = "*fp32", **constants: Any) ->
             tiles=tuple(replace(tile, architectures=where) for tile in tiles),
             traffic=_traffic, sizes={"m": 8192, "n": 14336, "k": 4096}, is_memory_bound=False,
         )
-        for element, where in formats.items()
+        for element, where in element_types(scale).items()
     )  # fmt: skip
 
 

@@ -22,7 +22,9 @@ import triton.language as tl
 from torch import Tensor
 
 from meshwright.kernels.fp8.formats import BLOCK, MX_BLOCK, Scaling
-from meshwright.kernels.fp8.triton_gemm import BEHIND, INSIDE, NOT_FNUZ, scales_at
+from meshwright.kernels.fp8.triton_cast import element_types, scale_stride
+from meshwright.kernels.fp8.triton_gemm import BEHIND, INSIDE, scales_at
+from meshwright.kernels.operators import operator
 from meshwright.kernels.sources import KernelSource, Sizes, Tile, Traffic
 from meshwright.kernels.triton_route import launch
 
@@ -115,7 +117,9 @@ def fp8_grouped_weights_kernel(
     tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None] & (k < K)[None, :])
 
 
-@torch.library.custom_op("meshwright::fp8_grouped_rows", mutates_args=())
+@operator(
+    "fp8_grouped_rows", fake=lambda *given: given[0].new_empty(given[0].shape[0], given[3].shape[1], dtype=given[7])
+)
 def fp8_grouped_rows(
     x_PK: Tensor,
     x_scales: Tensor,
@@ -136,20 +140,17 @@ def fp8_grouped_rows(
         (triton.cdiv(num_rows, tile.constants["TM"]), triton.cdiv(n, tile.constants["TN"])),
         x_PK.contiguous(), x_scales, weight_ENK.contiguous(), weight_scales, counts_E.contiguous(), y_PN,
         num_rows, n, k, num,
-        _stride(x_scales, x_scaling), weight_scales.stride(0), _stride(weight_scales, weight_scaling),
+        scale_stride(x_scales, x_scaling), weight_scales.stride(0), scale_stride(weight_scales, weight_scaling),
         on=x_PK, WHERE=where, MX=is_mx, W_ROWS=BLOCK if weight_scaling == Scaling.SQUARE else 1,
         EP=triton.next_power_of_2(num), **tile.constants, num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     return y_PN
 
 
-@fp8_grouped_rows.register_fake
-def _(*given: Any) -> Tensor:
-    x_PK, _, _, weight_ENK, *_, dtype = given
-    return x_PK.new_empty(x_PK.shape[0], weight_ENK.shape[1], dtype=dtype)
-
-
-@torch.library.custom_op("meshwright::fp8_grouped_weights", mutates_args=())
+@operator(
+    "fp8_grouped_weights",
+    fake=lambda *given: given[0].new_empty(given[6].shape[0], given[0].shape[0], given[3].shape[0], dtype=given[7]),
+)
 def fp8_grouped_weights(
     grad_NP: Tensor,
     grad_scales: Tensor,
@@ -168,28 +169,17 @@ def fp8_grouped_weights(
     launch(
         fp8_grouped_weights_kernel, (num, triton.cdiv(n, tile.constants["TN"]), triton.cdiv(k, tile.constants["TK"])),
         grad_NP.contiguous(), grad_scales, x_KP.contiguous(), x_scales, counts_E.contiguous(), out_ENK, n, k, num,
-        num_rows, _stride(grad_scales, grad_scaling), _stride(x_scales, x_scaling),
+        num_rows, scale_stride(grad_scales, grad_scaling), scale_stride(x_scales, x_scaling),
         on=x_KP, WHERE=where, MX=is_mx, EP=triton.next_power_of_2(num), **tile.constants,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     return out_ENK
 
 
-@fp8_grouped_weights.register_fake
-def _(*given: Any) -> Tensor:
-    grad_NP, _, _, x_KP, _, _, counts_E, dtype = given
-    return grad_NP.new_empty(counts_E.shape[0], grad_NP.shape[0], x_KP.shape[0], dtype=dtype)
-
-
 def _kind(scaling: str) -> tuple[bool, int]:
     """True for scales of MX, and the place where scales multiply."""
     is_behind = scaling in (Scaling.TENSOR, Scaling.ROW)
     return scaling == Scaling.MX, BEHIND.value if is_behind else INSIDE.value
-
-
-def _stride(scales: Tensor, scaling: str) -> int:
-    """Distance of the scales of neighbouring rows; 0: one scale for all."""
-    return 0 if scaling == Scaling.TENSOR else scales.stride(-2)
 
 
 def _traffic(sizes: Sizes, tile: Tile) -> Traffic:
@@ -211,10 +201,9 @@ _INTEGERS = {"N": "i32:16", "K": "i32:16", "E": "i32"}
 
 
 def _sources(name: str, rows: Tile, weights: Tile, *, scale: str = "*fp32", **constants: Any) -> list[KernelSource]:
-    """Both kernels for e4m3, and for MI300X's format of it, which has no MX."""
-    formats = {"*fp8e4nv": NOT_FNUZ} | ({} if constants["MX"] else {"*fp8e4b8": ("gfx942",)})
+    """Both kernels, for each of `element_types`."""
     found = []
-    for element, where in formats.items():
+    for element, where in element_types(scale).items():
         found.append(KernelSource(
             name=f"fp8_grouped_rows_{name}", op="fp8_grouped_gemm", function=fp8_grouped_rows_kernel,
             signature={"x_ptr": element, "weight_ptr": element, "x_scale_ptr": scale, "weight_scale_ptr": scale,

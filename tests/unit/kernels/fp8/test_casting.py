@@ -12,7 +12,7 @@ from tests.kernel_cases import FORMATS, SIZES, counted_traffic, demanding, drawn
 from triton.runtime import interpreter
 
 from meshwright.kernels.fp8 import triton_cast
-from meshwright.kernels.fp8.casting import cast_both, cast_stack
+from meshwright.kernels.fp8.casting import cast_both
 from meshwright.kernels.fp8.formats import Element, Scaling, quantize
 from meshwright.kernels.fp8.triton_cast import fp8_cast
 
@@ -90,9 +90,9 @@ def test_a_stack_is_cast_as_its_matrices(
     options = {"element": Element.E4M3, "scaling": scaling, "power_of_two": power_of_two, "amax": delayed}
     wanted = dict(zip(("with_rows", "with_columns"), sides, strict=True))
     with demanding(fp8_cast="triton"):
-        found = cast_stack(stack, **options, **wanted)
+        found = cast_both(stack, **options, **wanted)
     with demanding(fp8_cast="reference"):
-        expected = cast_stack(stack, **options, **wanted)
+        expected = cast_both(stack, **options, **wanted)
     for mine, exact, matrices in zip(found, expected, (stack, stack.mT), strict=True):
         assert (mine is None) == (exact is None)
         for e, x in enumerate(matrices) if mine is not None else ():
@@ -111,7 +111,7 @@ def test_a_stack_is_one_launch_and_moves_the_least(scaling, monkeypatch):
     monkeypatch.setattr(triton_cast, "launch", counting)
     stack = drawn(3, 128, 256, dtype=torch.bfloat16)
     with demanding(fp8_cast="triton"), counted_traffic() as counted:
-        both = cast_stack(stack, element=Element.E4M3, scaling=scaling)
+        both = cast_both(stack, element=Element.E4M3, scaling=scaling)
     first_pass = scaling in triton_cast.WHOLE  # finds the scales
     assert grids == [(1, 2, 3)] * (1 + first_pass)
     least = stack.nbytes * (1 + first_pass) + sum(side.num_bytes for side in both)
