@@ -48,12 +48,11 @@ class JoinedType(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str):
             return value
-        texts = [text.strip() for text in value.split(",") if text.strip()]
-        found = [self.item.convert(text, param, ctx) for text in texts]
-        if not found:
-            allowed = f", allowed: {', '.join(self.item.choices)}" if isinstance(self.item, click.Choice) else ""
-            self.fail(f"{value!r} is empty{allowed}", param, ctx)
-        return tuple(found)
+        texts = [text.strip() for text in value.strip().removesuffix(",").split(",")]
+        if not all(texts):
+            allowed = f": {', '.join(self.item.choices)}" if isinstance(self.item, click.Choice) else ""
+            self.fail(f"{value!r} has an empty item, allowed are items between commas{allowed}", param, ctx)
+        return tuple(self.item.convert(text, param, ctx) for text in texts)
 
 
 class CommandType(click.ParamType):

@@ -8,6 +8,7 @@ import click
 import pytest
 
 from meshwright.cli.options import LazyChoice, budget_option, numbers
+from meshwright.cli.question import JoinedType
 from meshwright.errors import InputError
 
 parse = numbers(low=0, high=100, example="1,2", word="auto")
@@ -49,3 +50,10 @@ def test_a_lazy_choice_asks_each_time():
         assert choice.convert("b", None, None) == "b"
         with pytest.raises(click.BadParameter):
             choice.convert("c", None, None)
+
+
+@pytest.mark.parametrize("text", ["", ",", "16,,32", ",16"])
+def test_an_empty_item_of_a_list_is_refused(text):
+    with pytest.raises(click.BadParameter, match="has an empty item"):
+        JoinedType(click.INT).convert(text, None, None)
+    assert JoinedType(click.INT).convert("16, 32,", None, None) == (16, 32)
