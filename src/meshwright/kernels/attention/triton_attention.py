@@ -135,7 +135,7 @@ def _gradients_like(q: Tensor, k: Tensor, v: Tensor, sinks_H: Tensor | None) -> 
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), of_sinks
 
 
-@operator("attention_backward", fake=lambda *given: _gradients_like(*given[1:4], given[8]))
+@operator("attention_backward", fake=lambda grad, q, k, v, *others: _gradients_like(q, k, v, others[4]))
 def attention_backward(
     grad_BTHV: Tensor,
     q_BTHK: Tensor,

@@ -210,6 +210,7 @@ DEEPSEEK = PUBLISHED["deepseek2-16b"]
         (DEEPSEEK | {"mscale": 0.0}, "YARN without a temperature"),
         (DEEPSEEK | {"use_indexer": True}, "use_indexer"),
         (PUBLISHED["gpt-oss-20b"] | {"attention_sink": False}, "attention_sink"),
+        (PUBLISHED["gpt-oss-20b"] | {"num_experts": 1}, "gpt_oss is supported only with experts"),
         ({"ici_sequence_parallelism": 2}, "axis"),
         ({"ici_fsdp_parallelism": 4}, "do not fill the 8 devices"),
         ({"ici_data_parallelism": -1}, "only one axis can be -1"),
@@ -254,6 +255,7 @@ def test_files_that_are_none(tmp_path):
         ({"steps": -1}, "neither steps nor learning_rate_schedule_steps"),
         ({"final_logits_soft_cap": 30.0}, "not supported: final_logits_soft_cap"),
         ({"use_dpo": True}, "not supported: use_dpo"),
+        ({"mlp_activations": "silu"}, "mlp_activations is not a list: got 'silu'"),
     ],
 )  # fmt: skip
 def test_what_maxtext_would_not_take_is_refused_with_its_key(values, message, tmp_path):

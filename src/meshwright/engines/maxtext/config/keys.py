@@ -43,7 +43,7 @@ OLDER = {"cosine_learning_rate_final_fraction": "learning_rate_final_fraction"}
 OF_BASE = object()
 """In place of a default: the one of MaxText's base.yml."""
 
-TYPES = {bool: "a boolean", int: "a whole number", float: "a number", str: "a text", dict: "a mapping"}
+TYPES = {bool: "a boolean", int: "a whole number", float: "a number", str: "a text", list: "a list", dict: "a mapping"}
 
 
 @cache
@@ -217,6 +217,8 @@ def _add_latents(model: dict[str, Any], settings: MaxTextKeys, *, name: str) -> 
 
 def _add_sinks(model: dict[str, Any], settings: MaxTextKeys) -> None:
     """Add what only the block of GPT-OSS has. Raises InputError if it differs from the published block."""
+    if "experts" not in model:
+        raise InputError(f"the block {SINKS} is supported only with experts", got="num_experts = 1")
     published = {
         "attention_sink": True,
         "inhomogeneous_layer_cycle_interval": 2,
