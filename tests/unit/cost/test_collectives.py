@@ -6,10 +6,12 @@ import csv
 import re
 from dataclasses import fields, replace
 from importlib import resources
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from meshwright.calibration import collectives
 from meshwright.catalog.clusters import cluster, fabric
 from meshwright.cost.collectives import (
     Network,
@@ -26,6 +28,7 @@ from meshwright.cost.collectives import (
     ring_all_reduce_s,
     send_receive_s,
 )
+from meshwright.files import toml_table
 from meshwright.specs.estimate import Tier
 from meshwright.specs.hardware import Fabric
 
@@ -174,6 +177,9 @@ PUBLISHED = {
 FUNCTIONS = {"gather": all_gather_s, "reduce": all_reduce_s, "all-to-all": all_to_all_s}
 
 
+DATA = Path(collectives.__file__).parent / "data" / "collectives.toml"
+
+
 class TestCalibration:
     @pytest.mark.parametrize("name", PUBLISHED)
     @pytest.mark.parametrize("what", FUNCTIONS)
@@ -217,15 +223,11 @@ class TestCalibration:
         assert 2**27 * 2 * 15 / 16 / seconds == pytest.approx(249e9, rel=0.1)
 
     def test_every_named_fabric_exists(self):
-        from meshwright.calibration.collectives import _read
-
-        for name in _read()["fabrics"]:
+        for name in toml_table(DATA)["fabrics"]:
             assert fabric(name).name == name
 
     def test_every_entry_states_its_source_and_stays_below_nominal(self):
-        from meshwright.calibration.collectives import _read
-
-        data = _read()
+        data = toml_table(DATA)
         for entry in [*data["scale_up"].values(), *data["scale_out"].values()]:
             assert len(entry["source"]) > 20
             assert 0 < entry["efficiency"] <= 1
