@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import click
+
 from meshwright.answers.cluster import hardware_line
 from meshwright.answers.components import label
 from meshwright.answers.difference import PlanDifference
@@ -25,7 +27,7 @@ TABLE_WIDTH = 80
 
 
 def run(*, asked: dict[str, Any], overrides: tuple[str, ...], as_json: bool, **keys: Any) -> None:
-    """Compare the run's plan with another, and answer the questions of --why-not.
+    """Compare the run's plan with another, and answer the questions of --why-not; exit with 1 if it cannot run.
 
     `keys`: options of keys of both run files.
     """
@@ -40,6 +42,8 @@ def run(*, asked: dict[str, Any], overrides: tuple[str, ...], as_json: bool, **k
         if run.cluster is not None and (line := hardware_line(run.cluster)) is not None:
             print_line(line)
         _print(answer)
+    if answer.obstacle is not None:
+        raise click.exceptions.Exit(1)
 
 
 # --- tables ---

@@ -44,10 +44,17 @@ def test_a_run_against_itself(meshwright):
 
 def test_a_plan_that_cannot_run_is_told_what_is_in_its_way(meshwright):
     outcome = meshwright("explain", PINNED_RUN, "--set", "parallel={tensor: 1, pipeline: 1, context: 1}", "--json")
-    assert outcome.exit_code == 0, outcome.stderr
+    assert outcome.exit_code == 1, outcome.stderr
     assert "needs" in outcome.json["obstacle"]
     assert outcome.json["difference"] is None
     assert outcome.json["other"]["memory"]["fits"]
+
+
+def test_a_plan_that_does_not_fit_has_the_exit_code_of_its_estimate(meshwright):
+    changed = (PINNED_RUN, "--set", "parallel={tensor: 1, pipeline: 1, context: 1}")
+    explained = meshwright("explain", *changed)
+    assert explained.exit_code == meshwright("estimate", *changed).exit_code == 1
+    assert "this run's plan is out: device memory" in explained.stdout
 
 
 def test_why_not(meshwright):

@@ -25,5 +25,5 @@ def command() -> None:
     Prints the difference of each component in milliseconds per step and of the memory in GiB per device. Without
     --against the run's plan is compared with the planner's best plan for the same run; if the run leaves its plan
     open, the best plan is compared with the second best. --set changes RUN.yaml, not OTHER.yaml;
-    --network, --device-memory and --calibration are of both.
+    --network, --device-memory and --calibration are of both. Exits with 1 when the run's plan cannot run.
     """
