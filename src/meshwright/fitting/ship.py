@@ -43,8 +43,8 @@ def calibrate(runs: Sequence[PublishedRun], *, made: str) -> Calibration:
 def memory_sd(runs: Sequence[PublishedRun]) -> float:
     """Standard deviation of log memory over its estimate, of a normal with the median error of the median source.
 
-    Of runs whose source says how much memory they took, what was recomputed and what offloaded; 0 if there is none.
-    Robust, as sources that count memory in a way of their own are off by factors.
+    Only runs count whose source states memory, recomputation and offloading; 0 if there is none. The estimate is
+    robust, because some sources count memory in their own way and are off by factors.
     """
     stated = [run for run in runs if run.memory_bytes and states_memory(run)]
     if not stated:

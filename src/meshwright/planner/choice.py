@@ -32,14 +32,23 @@ def fixing(request: PlanRequest, fields: Mapping[str, object]) -> PlanRequest:
         "micro_batch": ("batch.micro", request.fixed.get("micro_batch")),
         "loss_chunk": ("kernels.loss_chunk", None if kernels.loss_chunk == "auto" else kernels.loss_chunk),
         "weight_cache": ("kernels.weight_cache", None if kernels.weight_cache == "auto" else kernels.weight_cache),
-    }
+        "stored_activations": (
+            "kernels.stored_activations", None if kernels.is_storage_open else (*kernels.stored_activations,),
+        ),
+    }  # fmt: skip
     for name, (key, value) in stated.items():
-        if name in fields and value is not None and fields[name] != value:
+        given = fields.get(name)  # None: as the run says
+        if None not in (given, value) and not _is_same(given, value):
             raise InputError(
                 f"a plan's {name} is fixed, and the run states {key}: {value}",
-                got=f"{name}={fields[name]}", hint=f"leave one of both out, or change the run: --set {key}=VALUE",
+                got=f"{name}={given}", hint=f"leave one of both out, or change the run: --set {key}=VALUE",
             )  # fmt: skip
     return request.fixing(**fields)
+
+
+def _is_same(one: object, other: object) -> bool:
+    """Return True for equal values; modules of a layer have no order."""
+    return set(one) == set(other) if isinstance(one, tuple) and isinstance(other, tuple) else one == other
 
 
 def goal_of(run: Run) -> Goal:

@@ -1,4 +1,4 @@
-"""Faults: what cannot be right is recognised, and stop, skip and roll back do what they say, on all processes."""
+"""Faults: impossible values are recognised, and stop, skip and roll back act alike on all processes."""
 
 from __future__ import annotations
 

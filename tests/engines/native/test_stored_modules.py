@@ -1,4 +1,4 @@
-"""Runs whose layers keep activations in 8 bits: where they are refused, and what they do to a training."""
+"""Runs whose layers keep activations in 8 bits: refusals, and their effect on a training."""
 
 import pytest
 

@@ -119,6 +119,14 @@ def test_the_written_file_pins_the_first_plan(meshwright, tmp_path):
     assert again["estimate"] == best["estimate"]
 
 
+def test_a_field_that_is_fixed_as_the_run_says_contradicts_nothing(meshwright):
+    stated = ("--set", "kernels.loss_chunk=1024", "--set", "batch.micro=2")
+    for fixed in ("loss_chunk=auto", "loss_chunk=1024,micro_batch=2"):
+        outcome = meshwright(*ASKED, *stated, "--fix", fixed, "--top", 1, "--json")
+        assert outcome.exit_code == 0, outcome.stderr
+        assert outcome.json["plans"][0]["micro_batch"] == 2
+
+
 def test_an_objective_changes_the_value(meshwright):
     outcome = meshwright(*ASKED, "--objective", "cost", "--set", "costs.usd_per_device_hour=2", "--json")
     best = outcome.json["plans"][0]
@@ -145,6 +153,10 @@ def test_nothing_fits(meshwright):
         ((*ASKED[1:], "--set", "nonsense"), "nonsense"),
         ((*ASKED[1:], "--set", "batch.micro=2", "--fix", "mbs=1"), "batch.micro: 2: got 'micro_batch=1'"),
         ((*ASKED[1:], "--set", "kernels.loss_chunk=1024", "--fix", "loss_chunk=2048"), "kernels.loss_chunk: 1024"),
+        (
+            (*ASKED[1:], "--set", "kernels.stored_activations={norm: e4m3}", "--fix", "stored_activations=none"),
+            "kernels.stored_activations: ('norm',)",
+        ),
         ((*ASKED[1:], "--precision", "bf17"), "unknown precision"),
         ((*ASKED[1:], "--objective", "fame"), "fame"),
         ((*ASKED[1:], "--write", "no/such/folder/out.yaml"), "cannot write"),

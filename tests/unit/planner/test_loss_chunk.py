@@ -72,7 +72,7 @@ def test_memory_that_is_left_is_used_and_said():
     model=st.sampled_from(["llama3.1-8b", "qwen2.5-0.5b", "llama3.2-1b", "deepseek-v2-lite"]),
 )
 def test_the_formula_is_what_trying_every_chunk_finds(ratio, micro, tensor, pipeline, context, model):
-    """It fits, what it reserves is what the whole model says, and one chunk fewer does not fit."""
+    """The chunk fits, the whole model estimates the same memory, and one chunk fewer does not fit."""
     request = request_of(model=model)
     plan = Plan(tensor=tensor, pipeline=pipeline, context=context, data_shard=8, micro_batch=micro)
     row, cost = plan_row(plan), cost_model(request)

@@ -1,4 +1,4 @@
-"""Configurations of Megatron-Bridge as run files: what is read, in whose words, and what is noted or refused."""
+"""Configurations of Megatron-Bridge as run files: fields that are read, noted and refused, by their own names."""
 
 from __future__ import annotations
 
