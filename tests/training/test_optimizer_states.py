@@ -27,7 +27,7 @@ from meshwright.specs.run import Optimizer, StateFormat
 from meshwright.training import optimizer_states as moments
 from meshwright.training.masters import masters_of
 from meshwright.training.optimizer import MasterOptimizer
-from meshwright.training.optimizer_states import Bf16State, ByteState, ChunkedAdamW, dynamic_tree
+from meshwright.training.optimizer_states import ByteState, ChunkedAdamW, PlainState, dynamic_tree
 
 pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring")
 
@@ -101,7 +101,7 @@ def test_a_second_moment_is_zero_only_where_it_was():
 
 
 FORMATS = {
-    "bf16": lambda size: Bf16State(size, device=CPU, is_stochastic=True),
+    "bf16": lambda size: PlainState(torch.zeros(size, dtype=torch.bfloat16), is_stochastic=True),
     "int8": lambda size: ByteState(size, device=CPU, is_squared=False),
 }
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.kernels.adamw import AdamStates, AdamWStep, adamw, gradient_squares
+from meshwright.kernels.adamw import AdamStates, AdamWStep, adamw
 from meshwright.kernels.attention.operation import attention
 from meshwright.kernels.cross_entropy import cross_entropy
 from meshwright.kernels.experts.grouped_gemm import grouped_gemm
@@ -150,21 +150,6 @@ def _adamw(model: Model, tokens: int, format: str, device: torch.device) -> Iter
         op="adamw", model=model.name, shape=f"{shape[0]} x {shape[1]}, states in {format}", run=run,
         tensors=(parameter, gradient, first, second, torch.ones((), device=device)), flops=0.0,
         bytes=float(2 * parameter.nbytes + gradient.nbytes + 2 * (first.nbytes + second.nbytes)), is_checked=False,
-    )  # fmt: skip
-
-
-def _gradient_norm(model: Model, tokens: int, format: str, device: torch.device) -> Iterator[KernelCase]:
-    """Yield the gradients of a feed-forward block and its norm, always in fp32."""
-    width = _feed_forward_width(model)
-    shapes = ((width, model.hidden), (width, model.hidden), (model.hidden, width), (model.hidden,))
-    gradients = tuple(_random(*shape, format="fp32", device=device) for shape in shapes)
-
-    def run(*gradients: Tensor) -> Tensor:
-        return gradient_squares(gradients, copies=[1] * len(gradients))
-
-    yield KernelCase(
-        op="gradient_norm", model=model.name, shape=f"3 matrices of {width} x {model.hidden}, fp32",
-        tensors=gradients, run=run, flops=0.0, bytes=float(sum(g.nbytes for g in gradients)), is_checked=False,
     )  # fmt: skip
 
 
@@ -403,7 +388,6 @@ MAKERS: Mapping[str, Callable[[Model, int, str, torch.device], Iterator[KernelCa
     "rms_norm": _rms_norm,
     "rotary": _rotary,
     "adamw": _adamw,
-    "gradient_norm": _gradient_norm,
     "attention": _attention,
     "grouped_gemm": _grouped_gemm,
     "router": _router,

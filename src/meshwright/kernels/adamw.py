@@ -31,9 +31,6 @@ BLOCK = 256
 SMALLEST = 2.0**-38
 """The least scale of a block."""
 
-fused_adamw = torch._fused_adamw_  # pyright: ignore[reportPrivateImportUsage]
-"""Operator that torch.optim.AdamW(fused=True) calls."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class AdamWStep:
@@ -43,7 +40,7 @@ class AdamWStep:
     betas: tuple[float, float]
     epsilon: float
     weight_decay: float
-    number: int
+    number: int = 1
     noise: int = 0
 
 
@@ -123,16 +120,30 @@ def _encode(codes: Tensor, values: Tensor, tables: ByteTables) -> None:
 
 def _fused(parameter: Tensor, gradient: Tensor, states: AdamStates, step: AdamWStep, scale: Tensor | None) -> None:
     number = torch.tensor(float(step.number), device=parameter.device)
-    fused_adamw(
-        [parameter], [gradient], [states.first.view_as(parameter)], [states.second.view_as(parameter)], [], [number],
+    both = [states.first.view_as(parameter)], [states.second.view_as(parameter)]
+    fused_adamw([parameter], [gradient], *both, [number], step, scale=scale)
+
+
+def fused_adamw(
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    first: list[Tensor],
+    second: list[Tensor],
+    numbers: list[Tensor],
+    step: AdamWStep,
+    *,
+    scale: Tensor | None,
+) -> None:
+    """Update all `parameters` and their states, fp32, in place: the kernel behind `torch.optim.AdamW(fused=True)`.
+
+    `numbers` are the steps of each, fp32 scalars on the device, in place of `step.number`. The kernel divides the
+    gradients by the reciprocal of `scale`, and leaves them divided.
+    """
+    torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage]
+        parameters, gradients, first, second, [], numbers,
         lr=step.learning_rate, beta1=step.betas[0], beta2=step.betas[1], weight_decay=step.weight_decay,
-        eps=step.epsilon, amsgrad=False, maximize=False, grad_scale=divisor(scale),
+        eps=step.epsilon, amsgrad=False, maximize=False, grad_scale=None if scale is None else scale.reciprocal(),
     )  # fmt: skip
-
-
-def divisor(scale: Tensor | None) -> Tensor | None:
-    """The reciprocal of `scale`: PyTorch's fused kernel divides gradients, and leaves them divided."""
-    return None if scale is None else scale.reciprocal()
 
 
 def _triton(parameter: Tensor, gradient: Tensor, states: AdamStates, step: AdamWStep, scale: Tensor | None) -> None:
@@ -156,14 +167,17 @@ def _triton_serves(call: KernelCall) -> Refusal | None:
 
 
 def gradient_squares(gradients: Sequence[Tensor], *, copies: Sequence[int]) -> Tensor:
-    """Σ ‖g‖² / copies of g, fp32 scalar on their device; every gradient is read once.
+    """Σ ‖g‖² / copies of g, fp32 scalar on their device; PyTorch reads all gradients in one kernel.
 
     `copies` are processes that hold the same gradient: over all of them the sum is ‖all gradients‖².
     """
     if not gradients:
         return torch.zeros(())
-    route = choose("gradient_norm", *gradients)
-    return ROUTES["gradient_norm"][route].function(gradients, copies)
+    norms: Any = torch._foreach_norm(list(gradients))  # pyright: ignore[reportPrivateImportUsage]
+    squares = torch.stack(norms).float().square()
+    if any(count != 1 for count in copies):
+        squares = squares / torch.tensor(copies, device=squares.device)
+    return squares.sum()
 
 
 def clip_scale(norm: float, limit: float | None) -> float | None:
@@ -175,37 +189,10 @@ def clip_scale(norm: float, limit: float | None) -> float | None:
     return limit / (norm + 1e-6) if limit is not None and norm > limit else None
 
 
-def _squares_reference(gradients: Sequence[Tensor], copies: Sequence[int]) -> Tensor:
-    return torch.stack([g.float().square().sum() / count for g, count in zip(gradients, copies, strict=True)]).sum()
-
-
-def _squares_foreach(gradients: Sequence[Tensor], copies: Sequence[int]) -> Tensor:
-    norms: Any = torch._foreach_norm(list(gradients))  # pyright: ignore[reportPrivateImportUsage]
-    return _over_copies(torch.stack(norms).float().square(), copies)
-
-
-def _squares_triton(gradients: Sequence[Tensor], copies: Sequence[int]) -> Tensor:
-    from meshwright.kernels.adamw_triton import squares
-
-    return _over_copies(torch.stack([squares(g) for g in gradients]), copies)
-
-
-def _over_copies(squares: Tensor, copies: Sequence[int]) -> Tensor:
-    """The sum of `squares`, each over its number of copies."""
-    if any(count != 1 for count in copies):
-        squares = squares / torch.tensor(copies, device=squares.device)
-    return squares.sum()
-
-
 ROUTES = {
     "adamw": {
         "reference": Route(name="reference", kind="reference", function=reference),
         "fused": Route(name="fused", kind="library", function=_fused, serves=_fused_serves),
         "triton": Route(name="triton", kind="triton", function=_triton, serves=_triton_serves),
-    },
-    "gradient_norm": {
-        "reference": Route(name="reference", kind="reference", function=_squares_reference),
-        "foreach": Route(name="foreach", kind="library", function=_squares_foreach),
-        "triton": Route(name="triton", kind="triton", function=_squares_triton, serves=serves_triton),
-    },
+    }
 }

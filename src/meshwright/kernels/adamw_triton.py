@@ -1,6 +1,6 @@
-"""AdamW and the sum of squares of a gradient as Triton kernels (formulas in `adamw`): one pass each.
+"""AdamW as a Triton kernel in one pass (formulas in `adamw`).
 
-A program takes ROWS blocks of 256 values, which share a scale in 8 bits. Sums of squares are added in a fixed order.
+A program takes ROWS blocks of 256 values, which share a scale in 8 bits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ SMALLEST = tl.constexpr(2.0**-38)
 """The least scale of a block."""
 
 TILES = (Tile(constants={"ROWS": 4}, num_warps=4), Tile(constants={"ROWS": 8}, num_warps=8))
-NORM_TILES = (Tile(constants={"ROWS": 32}, num_warps=8),)
 FP32, BF16, BYTES = 0, 1, 2
 
 
@@ -100,13 +99,6 @@ def _update(
             tl.store(second + place, v_code, mask=mask)
 
 
-@triton.jit
-def _squares(x, parts, size, ROWS: tl.constexpr):
-    place = tl.program_id(0).to(tl.int64) * ROWS * 256 + tl.arange(0, ROWS * 256)
-    value = tl.load(x + place, mask=place < size, other=0.0).to(tl.float32)
-    tl.store(parts + tl.program_id(0), tl.sum(value * value, axis=0))
-
-
 def update(parameter: Tensor, gradient: Tensor, states: AdamStates, step: AdamWStep, scale: Tensor | None) -> None:
     """See `adamw.adamw`. `parameter` is contiguous."""
     assert parameter.is_contiguous(), "masters are contiguous"
@@ -152,27 +144,6 @@ _opaque_update = torch.library.custom_op(
 )  # fmt: skip
 
 
-def squares(x: Tensor) -> Tensor:
-    """The sum of squares of `x`, fp32 scalar."""
-    return _opaque_squares(x) if torch.compiler.is_compiling() else _squares_of(x)
-
-
-def _squares_of(x: Tensor) -> Tensor:
-    tile = NORM_TILES[0]
-    count = triton.cdiv(x.numel(), WIDTH * tile.constants["ROWS"])
-    parts = torch.empty(count, dtype=torch.float32, device=x.device)
-    launch(_squares, (count,), x.contiguous(), parts, x.numel(), on=x, **tile.constants, num_warps=tile.num_warps)
-    return parts.sum()
-
-
-_opaque_squares = torch.library.custom_op("meshwright::squares", _squares_of, mutates_args=())
-
-
-@_opaque_squares.register_fake
-def _(x: Tensor) -> Tensor:
-    return x.new_empty((), dtype=torch.float32)
-
-
 def _traffic(state_bytes: float) -> Callable[[Sizes, Tile], Traffic]:
     """A parameter is read and written in fp32, its gradient read in fp32, both states are read and written."""
 
@@ -181,12 +152,6 @@ def _traffic(state_bytes: float) -> Callable[[Sizes, Tile], Traffic]:
         return Traffic(moved_bytes=moved, least_bytes=moved)
 
     return traffic
-
-
-def _norm_traffic(sizes: Sizes, tile: Tile) -> Traffic:
-    read = 4 * sizes["values"]
-    parts = 2 * 4 * triton.cdiv(sizes["values"], WIDTH * tile.constants["ROWS"])
-    return Traffic(moved_bytes=read + parts, least_bytes=read)
 
 
 _SIZES = {"values": 4096 * 14336}  # a matrix of Llama 3.1 8B
@@ -211,10 +176,5 @@ SOURCES = (
         for name, state, width, code in (
             ("fp32", "fp32", 4, FP32), ("bf16", "bf16", 2, BF16), ("int8", "u8", 1 + 4 / WIDTH, BYTES),
         )
-    ),
-    KernelSource(
-        name="gradient_squares", op="gradient_norm", function=_squares,
-        signature={"x": "*fp32", "parts": "*fp32", "size": "i32"}, tiles=NORM_TILES, traffic=_norm_traffic,
-        sizes=_SIZES,
     ),
 )  # fmt: skip

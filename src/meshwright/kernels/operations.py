@@ -77,13 +77,6 @@ _TABLE = (
         routes="reference fused triton",
     ),
     _operation(
-        "gradient_norm",
-        "norm of all gradients, each read once",
-        "adamw",
-        "adamw_triton",
-        routes="reference foreach triton",
-    ),
-    _operation(
         "fp8_cast",
         "cast of a matrix and of its transpose to 8 bits, with scales of tensors, rows, blocks or MX",
         "fp8.casting",

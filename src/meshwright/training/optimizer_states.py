@@ -31,20 +31,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Protocol, Self
 
 import torch
 from torch import Tensor
 
-from meshwright.kernels.adamw import AdamStates, AdamWStep, ByteTables, adamw, divisor
+from meshwright.kernels.adamw import AdamStates, AdamWStep, ByteTables, adamw, fused_adamw
 from meshwright.kernels.dispatch import choose
 from meshwright.specs.precision import STATE_BLOCK
 from meshwright.specs.run import Optimizer as Settings
 from meshwright.specs.run import StateFormat
 from meshwright.training.host_memory import HostCopies, host_zeros
 from meshwright.training.masters import Master, local_part
+from meshwright.training.optimizer_updates import adamw_step
 
 CHUNK = {"cpu": 2**18, "cuda": 2**24}
 """Values of a chunk: few enough for a CPU's cache, enough to fill a GPU."""
@@ -52,9 +53,6 @@ CHUNK = {"cpu": 2**18, "cuda": 2**24}
 SMALLEST = 2.0**-38
 """The least scale of a block. Below it the square of the table's smallest value would not be a normal fp32 number,
 and a state would not survive a checkpoint unchanged."""
-
-# What torch.optim.AdamW(fused=True) calls.
-fused_adamw = torch._fused_adamw_  # pyright: ignore[reportPrivateImportUsage]
 
 
 class StoredState(Protocol):
@@ -81,20 +79,24 @@ class StoredState(Protocol):
         ...
 
 
-class Fp32State:
-    """Values in fp32."""
+@dataclass
+class PlainState:
+    """Values in fp32, or in bf16: rounded to the nearest unless `is_stochastic`."""
 
-    def __init__(self, values: Tensor) -> None:
-        self.values = values
+    values: Tensor
+    is_stochastic: bool = False
 
     def decode(self, start: int, stop: int) -> Tensor:
-        """See `StoredState`. The live values."""
-        return self.values[start:stop]
+        """See `StoredState`. Live values in fp32, copies of others."""
+        return self.values[start:stop].float()
 
     def encode(self, start: int, values: Tensor, generator: torch.Generator | None) -> None:
-        """See `StoredState`."""
+        """A bf16 is the upper 16 bits of a fp32: noise in the lower 16 bits carries at random; then they are cut."""
         here = self.values[start : start + len(values)]
-        if here.data_ptr() != values.data_ptr():  # decoded ones are here already
+        if self.is_stochastic and generator is not None:
+            noise = _noise(values, generator).int().bitwise_and_(0xFFFF)
+            values = noise.add_(values.view(torch.int32)).bitwise_and_(-0x10000).view(torch.float32)
+        if here.data_ptr() != values.data_ptr():  # decoded fp32 values are here already
             here.copy_(values)
 
     def stored(self, start: int, stop: int) -> Tensor:
@@ -105,42 +107,9 @@ class Fp32State:
         """See `StoredState`."""
         return [self.values[start:stop]]
 
-    def of(self, arrays: Sequence[Tensor]) -> Fp32State:
+    def of(self, arrays: Sequence[Tensor]) -> PlainState:
         """See `StoredState`."""
-        return Fp32State(*arrays)
-
-
-class Bf16State:
-    """Values in bf16; rounded to the nearest unless `is_stochastic`."""
-
-    def __init__(self, size: int, *, device: torch.device, is_stochastic: bool) -> None:
-        self.values = torch.zeros(size, dtype=torch.bfloat16, device=device)
-        self.is_stochastic = is_stochastic
-
-    def decode(self, start: int, stop: int) -> Tensor:
-        """See `StoredState`."""
-        return self.values[start:stop].float()
-
-    def encode(self, start: int, values: Tensor, generator: torch.Generator | None) -> None:
-        """A bf16 is the upper 16 bits of a fp32: noise in the lower 16 bits carries at random; then they are cut."""
-        if self.is_stochastic and generator is not None:
-            noise = _noise(values, generator).int().bitwise_and_(0xFFFF)
-            values = noise.add_(values.view(torch.int32)).bitwise_and_(-0x10000).view(torch.float32)
-        self.values[start : start + len(values)] = values
-
-    def stored(self, start: int, stop: int) -> Tensor:
-        """See `StoredState`."""
-        return self.values[start:stop]
-
-    def arrays(self, start: int, stop: int) -> list[Tensor]:
-        """See `StoredState`."""
-        return [self.values[start:stop]]
-
-    def of(self, arrays: Sequence[Tensor]) -> Bf16State:
-        """See `StoredState`."""
-        other = copy(self)
-        (other.values,) = arrays
-        return other
+        return replace(self, values=arrays[0])
 
 
 class ByteState:
@@ -327,15 +296,18 @@ class ChunkedAdamW:
         counts_all = self.settings.states is not StateFormat.FP32  # `FusedAdamW` counts steps with a gradient
         for p in self.placed:
             self.num_updates[p.start] += counts_all or p.local.grad is not None
-        self.generator.manual_seed(_mixed(self.seed, self.num_steps))
+        noise = _mixed(self.seed, self.num_steps)
+        self.generator.manual_seed(noise)
         numbers = {n: torch.tensor(float(n), device=self.device) for n in set(self.num_updates.values())}
+        step = adamw_step(self.settings, learning_rate=learning_rate, weight_decay=self.weight_decay)
         for chunk in self._chunks():
             pieces = [piece for piece in chunk.pieces if piece.tensor.local.grad is not None]
             if self._in_one_pass():
-                for piece in pieces:
-                    self._update_in_one_pass(piece, chunk.states_of(piece), learning_rate, gradient_scale)
+                for piece in pieces:  # with noise of the kernel's own generator
+                    own = replace(step, number=self.num_updates[piece.tensor.start], noise=noise)
+                    adamw(piece.weights, _gradient(piece), chunk.states_of(piece), own, scale=gradient_scale)
             else:
-                self._update(chunk, pieces, numbers, learning_rate, gradient_scale)
+                self._update(chunk, pieces, numbers, step, gradient_scale)
             for piece in pieces:
                 if piece.tensor.master is not None:
                     rounded = local_part(piece.tensor.master.parameter.detach()).view(-1)
@@ -352,7 +324,7 @@ class ChunkedAdamW:
         chunk: StateChunk,
         pieces: Sequence[Piece],
         numbers: Mapping[int, Tensor],
-        learning_rate: float,
+        step: AdamWStep,
         gradient_scale: Tensor | None,
     ) -> None:
         """Decode the states of a chunk, update `pieces` of it in one kernel, and encode the states."""
@@ -363,24 +335,10 @@ class ChunkedAdamW:
             fused_adamw(
                 [piece.weights for piece in pieces], [_gradient(piece) for piece in pieces],
                 [first[its] for its in here], [second[its] for its in here],
-                [], [numbers[self.num_updates[piece.tensor.start]] for piece in pieces],
-                lr=learning_rate, beta1=self.settings.betas[0], beta2=self.settings.betas[1],
-                weight_decay=self.weight_decay, eps=self.settings.epsilon, amsgrad=False, maximize=False,
-                grad_scale=divisor(gradient_scale),
+                [numbers[self.num_updates[piece.tensor.start]] for piece in pieces], step, scale=gradient_scale,
             )  # fmt: skip
         chunk.first.encode(start, first, self.generator)
         chunk.second.encode(start, second, self.generator)
-
-    def _update_in_one_pass(
-        self, piece: Piece, states: AdamStates, learning_rate: float, gradient_scale: Tensor | None
-    ) -> None:
-        """Decode, update and encode in registers, with noise of the kernel's own generator."""
-        step = AdamWStep(
-            learning_rate=learning_rate, betas=self.settings.betas, epsilon=self.settings.epsilon,
-            weight_decay=self.weight_decay, number=self.num_updates[piece.tensor.start],
-            noise=_mixed(self.seed, self.num_steps),
-        )  # fmt: skip
-        adamw(piece.weights, _gradient(piece), states, step, scale=gradient_scale)
 
     def _chunks(self) -> Iterator[StateChunk]:
         """The chunks of a step, on the device. What is done to one is kept when the next is asked for."""
@@ -491,10 +449,11 @@ def _mixed(*numbers: int) -> int:
 
 def _kept(states: StateFormat, *, size: int, device: torch.device) -> tuple[StoredState, StoredState]:
     """Both states of `size` values on `device`."""
-    if states is StateFormat.FP32:
-        return Fp32State(torch.zeros(size, device=device)), Fp32State(torch.zeros(size, device=device))
-    if states is StateFormat.BF16:
-        return (Bf16State(size, device=device, is_stochastic=False), Bf16State(size, device=device, is_stochastic=True))
+    if states is not StateFormat.INT8:
+        is_narrow = states is StateFormat.BF16
+        dtype = torch.bfloat16 if is_narrow else torch.float32
+        first, second = (torch.zeros(size, dtype=dtype, device=device) for _ in range(2))
+        return PlainState(first), PlainState(second, is_stochastic=is_narrow)
     return ByteState(size, device=device, is_squared=False), ByteState(size, device=device, is_squared=True)
 
 

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from meshwright.errors import MissingDependencyError
-from meshwright.kernels.adamw import AdamStates, AdamWStep, adamw, divisor
+from meshwright.kernels.adamw import AdamStates, AdamWStep, adamw, fused_adamw
 from meshwright.kernels.dispatch import choose
 from meshwright.specs.optimizers import OPTIMIZERS
 from meshwright.specs.run import Optimizer as Settings
@@ -30,7 +31,6 @@ States = dict[str, Tensor]
 foreach_copy = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 foreach_add = torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
 foreach_mul = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
-fused_adamw = torch._fused_adamw_  # pyright: ignore[reportPrivateImportUsage]
 
 
 class Update(Protocol):
@@ -47,6 +47,13 @@ class Update(Protocol):
     def restore(self, states: Mapping[Tensor, States], *, num_steps: int) -> None:
         """Continue from `states` (by tensor) after `num_steps` steps."""
         ...
+
+
+def adamw_step(settings: Settings, *, learning_rate: float, weight_decay: float) -> AdamWStep:
+    """AdamW's settings of a step, but for its number."""
+    return AdamWStep(
+        learning_rate=learning_rate, betas=settings.betas, epsilon=settings.epsilon, weight_decay=weight_decay
+    )
 
 
 def scale_gradients(tensors: Iterable[Tensor], scale: Tensor | None) -> None:
@@ -80,41 +87,16 @@ class FusedAdamW:
             return
         tensors = list(gradients)
         states = [self._states_of(tensor) for tensor in tensors]
-        if choose("adamw", tensors[0], gradients[tensors[0]], states[0]["exp_avg"]) != "fused":
-            self._step_by_route(gradients, learning_rate, gradient_scale)
-            return
         num_steps = [self.num_steps[tensor] for tensor in tensors]
         foreach_add(num_steps, 1)
-        fused_adamw(
-            tensors,
-            list(gradients.values()),
-            [own["exp_avg"] for own in states],
-            [own["exp_avg_sq"] for own in states],
-            [],
-            num_steps,
-            lr=learning_rate,
-            beta1=self.settings.betas[0],
-            beta2=self.settings.betas[1],
-            weight_decay=self.weight_decay,
-            eps=self.settings.epsilon,
-            amsgrad=False,
-            maximize=False,
-            grad_scale=divisor(gradient_scale),
-        )
-
-    def _step_by_route(
-        self, gradients: Mapping[Tensor, Tensor], learning_rate: float, gradient_scale: Tensor | None
-    ) -> None:
-        """One call of the operation for each tensor."""
-        for tensor, gradient in gradients.items():
-            self.num_steps[tensor] += 1
-            step = AdamWStep(
-                learning_rate=learning_rate, betas=self.settings.betas, epsilon=self.settings.epsilon,
-                weight_decay=self.weight_decay, number=int(self.num_steps[tensor]),
-            )  # fmt: skip
-            own = self.states[tensor]
-            flat = AdamStates(first=own["exp_avg"].view(-1), second=own["exp_avg_sq"].view(-1))
-            adamw(tensor, gradient, flat, step, scale=gradient_scale)
+        both = [own["exp_avg"] for own in states], [own["exp_avg_sq"] for own in states]
+        step = adamw_step(self.settings, learning_rate=learning_rate, weight_decay=self.weight_decay)
+        if choose("adamw", tensors[0], gradients[tensors[0]], both[0][0]) == "fused":
+            fused_adamw(tensors, list(gradients.values()), *both, num_steps, step, scale=gradient_scale)
+            return
+        for tensor, number, first, second in zip(tensors, num_steps, *both, strict=True):
+            flat = AdamStates(first=first.view(-1), second=second.view(-1))
+            adamw(tensor, gradients[tensor], flat, replace(step, number=int(number)), scale=gradient_scale)
 
     def _states_of(self, tensor: Tensor) -> States:
         if tensor not in self.states:

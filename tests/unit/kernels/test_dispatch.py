@@ -170,9 +170,9 @@ def test_an_interpreter_that_the_installed_numpy_does_not_suit(triton, numpy, fa
 
 
 def test_a_compiled_graph_takes_the_reference_where_the_compiler_makes_it_faster(monkeypatch):
-    traced, usual = call("gradient_norm", shapes=()), call("gradient_norm")
+    traced, usual = call("attention", shapes=()), call("attention")
     assert (traced.is_traced, usual.is_traced) == (True, False)
-    assert KernelRouting().choice(traced).route == "foreach"
-    monkeypatch.setattr(dispatch, "compiled_operations", lambda architecture: ("gradient_norm",))
+    assert KernelRouting().choice(traced).route == "blockwise"
+    monkeypatch.setattr(dispatch, "compiled_operations", lambda architecture: ("attention",))
     assert KernelRouting().choice(traced).route == "reference"
-    assert KernelRouting().choice(usual).route == "foreach"
+    assert KernelRouting().choice(usual).route == "blockwise"

@@ -22,9 +22,9 @@ ROUTES = [
     (op, route)
     for op in MAKERS
     for route in OPERATIONS[op].routes
-    if route in ("reference", "triton", "sdpa", "blockwise", "foreach")
+    if route in ("reference", "triton", "sdpa", "blockwise")
 ]
-WITHOUT_TOKENS = ("adamw", "gradient_norm")
+WITHOUT_TOKENS = ("adamw",)
 """Operations on parameters."""
 OF_ONE_SIZE = ("fp8_gemm", "fp8_grouped_gemm", *WITHOUT_TOKENS)
 """Operations whose case holds the scales or counts of its tokens."""
