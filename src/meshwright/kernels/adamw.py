@@ -191,8 +191,8 @@ def clip_scale(norm: float, limit: float | None) -> float | None:
 
 ROUTES = {
     "adamw": {
-        "reference": Route(name="reference", kind="reference", function=reference),
-        "fused": Route(name="fused", kind="library", function=_fused, serves=_fused_serves),
-        "triton": Route(name="triton", kind="triton", function=_triton, serves=_triton_serves),
+        "reference": Route(reference),
+        "fused": Route(_fused, serves=_fused_serves),
+        "triton": Route(_triton, serves=_triton_serves),
     }
 }

@@ -294,9 +294,9 @@ def cross_entropy_op(
 
 ROUTES = {
     "cross_entropy": {
-        "reference": Route(name="reference", kind="reference", function=reference),
-        "cached": Route(name="cached", kind="cpu", function=_by_torch, serves=serves_plain),
-        "triton": Route(name="triton", kind="triton", function=_by_triton, serves=serves_triton),
-        "liger": Route(name="liger", kind="library", function=liger.cross_entropy, serves=liger.serves),
+        "reference": Route(reference),
+        "cached": Route(_by_torch, serves=serves_plain),
+        "triton": Route(_by_triton, serves=serves_triton),
+        "liger": Route(liger.cross_entropy, serves=liger.serves),
     }
 }

@@ -67,8 +67,8 @@ def _triton(gate: Tensor, up: Tensor, *, kind: str) -> Tensor:
 
 ROUTES = {
     "swiglu": {
-        "reference": Route(name="reference", kind="reference", function=reference),
-        "triton": Route(name="triton", kind="triton", function=_triton, serves=serves_triton),
-        "liger": Route(name="liger", kind="library", function=liger.gated_activation, serves=liger.serves_activation),
+        "reference": Route(reference),
+        "triton": Route(_triton, serves=serves_triton),
+        "liger": Route(liger.gated_activation, serves=liger.serves_activation),
     }
 }

@@ -319,11 +319,9 @@ def _triton_serves(call: KernelCall) -> Refusal | None:
 
 ROUTES = {
     "linear_cross_entropy": {
-        "reference": Route(name="reference", kind="reference", function=reference),
-        "cached": Route(name="cached", kind="cpu", function=_in_chunks, serves=_plain),
-        "triton": Route(name="triton", kind="triton", function=_by_triton, serves=_triton_serves),
-        "liger": Route(
-            name="liger", kind="library", function=liger.linear_cross_entropy, serves=liger.serves_linear_cross_entropy
-        ),
+        "reference": Route(reference),
+        "cached": Route(_in_chunks, serves=_plain),
+        "triton": Route(_by_triton, serves=_triton_serves),
+        "liger": Route(liger.linear_cross_entropy, serves=liger.serves_linear_cross_entropy),
     }
 }

@@ -77,15 +77,10 @@ def _serves_liger(call: KernelCall) -> Refusal | None:
 
 ROUTES = {
     "rms_norm": {
-        "reference": Route(name="reference", kind="reference", function=reference),
-        "triton": Route(name="triton", kind="triton", function=_triton, serves=serves_triton),
-        "liger": Route(name="liger", kind="library", function=liger.rms_norm, serves=_serves_liger),
-        "transformer_engine": Route(
-            name="transformer_engine",
-            kind="library",
-            function=transformer_engine.rms_norm,
-            serves=transformer_engine.serves,
-        ),
-        "aiter": Route(name="aiter", kind="library", function=aiter.rms_norm, serves=aiter.serves_rms_norm),
+        "reference": Route(reference),
+        "triton": Route(_triton, serves=serves_triton),
+        "liger": Route(liger.rms_norm, serves=_serves_liger),
+        "transformer_engine": Route(transformer_engine.rms_norm, serves=transformer_engine.serves),
+        "aiter": Route(aiter.rms_norm, serves=aiter.serves_rms_norm),
     }
 }

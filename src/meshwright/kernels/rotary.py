@@ -75,8 +75,8 @@ def _triton(
 
 ROUTES = {
     "rotary": {
-        "reference": Route(name="reference", kind="reference", function=reference),
-        "triton": Route(name="triton", kind="triton", function=_triton, serves=serves_triton),
-        "liger": Route(name="liger", kind="library", function=liger.rotate, serves=liger.serves_rotary),
+        "reference": Route(reference),
+        "triton": Route(_triton, serves=serves_triton),
+        "liger": Route(liger.rotate, serves=liger.serves_rotary),
     }
 }

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from meshwright.errors import UnknownNameError
 from meshwright.kernels.operations import OPERATIONS
-
-Kind = Literal["reference", "cpu", "triton", "library"]
-"""`reference`: the specification in plain PyTorch. `cpu`: composed of PyTorch for a CPU's caches and GEMMs."""
-
 
 ANY = "any"
 """A flag: some call of the operation, of shapes that are not known yet. Conditions of shapes are not asked."""
@@ -59,12 +55,13 @@ def always_serves(call: KernelCall) -> Refusal | None:
     return None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Route:
-    """One implementation of an operation. `function` takes the arguments of the operation's public function."""
+    """One implementation of an operation. `function` takes the arguments of the operation's public function.
 
-    name: str
-    kind: Kind
+    The one named `reference` is the specification in plain PyTorch.
+    """
+
     function: Callable[..., Any]
     serves: Callable[[KernelCall], Refusal | None] = always_serves
 

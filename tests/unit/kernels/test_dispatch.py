@@ -31,7 +31,6 @@ def table(route="reference", **changes):
 @pytest.mark.parametrize("op", sorted(OPERATIONS))
 def test_every_operation_has_the_routes_of_its_row(op):
     assert tuple(routes_of(op)) == OPERATIONS[op].routes
-    assert all(route.name == name for name, route in routes_of(op).items())
     assert next(iter(routes_of(op))) == "reference"
     assert routes_of(op)["reference"].serves(call(op)) is None
 
@@ -144,7 +143,7 @@ def test_whether_a_route_serves_any_call_is_answered_without_its_shapes(op, devi
         refusal = route.serves(asked)
         assert refusal is None or refusal.reason
         # Triton runs on a CPU in the interpreter; the formats of optimizer states are not known before the first step
-        interpreted = route.kind == "triton" and interpreter_fault() is None
+        interpreted = name == "triton" and interpreter_fault() is None
         if interpreted or (op, name) == ("adamw", "fused"):
             assert refusal is None, name
 

@@ -298,22 +298,14 @@ def _triton_serves(call: KernelCall) -> Refusal | None:
 
 ROUTES = {
     "attention": {
-        route.name: route
-        for route in (
-            Route(name="reference", kind="reference", function=reference),
-            Route(name="blockwise", kind="cpu", function=_blockwise, serves=_blockwise_serves),
-            Route(name="sdpa", kind="library", function=_sdpa, serves=_sdpa_serves),
-            Route(name="flash", kind="library", function=partial(_by_backend, "FLASH_ATTENTION"), serves=_fused_serves),
-            Route(name="cudnn", kind="library", function=partial(_by_backend, "CUDNN_ATTENTION"), serves=_cudnn_serves),
-            Route(name="flex", kind="library", function=_flex, serves=_flex_serves),
-            Route(name="triton", kind="triton", function=_triton, serves=_triton_serves),
-            Route(
-                name="transformer_engine",
-                kind="library",
-                function=transformer_engine.attention,
-                serves=transformer_engine.serves_attention,
-            ),
-            Route(name="aiter", kind="library", function=aiter.attention, serves=aiter.serves_attention),
-        )
+        "reference": Route(reference),
+        "blockwise": Route(_blockwise, serves=_blockwise_serves),
+        "sdpa": Route(_sdpa, serves=_sdpa_serves),
+        "flash": Route(partial(_by_backend, "FLASH_ATTENTION"), serves=_fused_serves),
+        "cudnn": Route(partial(_by_backend, "CUDNN_ATTENTION"), serves=_cudnn_serves),
+        "flex": Route(_flex, serves=_flex_serves),
+        "triton": Route(_triton, serves=_triton_serves),
+        "transformer_engine": Route(transformer_engine.attention, serves=transformer_engine.serves_attention),
+        "aiter": Route(aiter.attention, serves=aiter.serves_attention),
     }
 }

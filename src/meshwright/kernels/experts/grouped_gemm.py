@@ -100,8 +100,8 @@ def _triton(x_MK: Tensor, weight_ENK: Tensor, counts_E: Tensor) -> Tensor:
 
 ROUTES = {
     "grouped_gemm": {
-        "reference": Route(name="reference", kind="reference", function=reference),
-        "grouped_mm": Route(name="grouped_mm", kind="library", function=_library, serves=_library_serves),
-        "triton": Route(name="triton", kind="triton", function=_triton, serves=serves_triton),
+        "reference": Route(reference),
+        "grouped_mm": Route(_library, serves=_library_serves),
+        "triton": Route(_triton, serves=serves_triton),
     }
 }

@@ -114,12 +114,6 @@ def _unpermute_triton(rows_PD: Tensor, order_P: Tensor, weights_NC: Tensor) -> T
 
 
 ROUTES = {
-    "permute": {
-        "reference": Route(name="reference", kind="reference", function=_permute_reference),
-        "triton": Route(name="triton", kind="triton", function=_permute_triton, serves=serves_triton),
-    },
-    "unpermute": {
-        "reference": Route(name="reference", kind="reference", function=_unpermute_reference),
-        "triton": Route(name="triton", kind="triton", function=_unpermute_triton, serves=serves_triton),
-    },
+    "permute": {"reference": Route(_permute_reference), "triton": Route(_permute_triton, serves=serves_triton)},
+    "unpermute": {"reference": Route(_unpermute_reference), "triton": Route(_unpermute_triton, serves=serves_triton)},
 }

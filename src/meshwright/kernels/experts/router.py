@@ -118,9 +118,4 @@ def _triton(logits_NE: Tensor, bias_E: Tensor | None, *, form: RouterForm) -> Ro
     )
 
 
-ROUTES = {
-    "router": {
-        "reference": Route(name="reference", kind="reference", function=reference),
-        "triton": Route(name="triton", kind="triton", function=_triton, serves=serves_triton),
-    }
-}
+ROUTES = {"router": {"reference": Route(reference), "triton": Route(_triton, serves=serves_triton)}}

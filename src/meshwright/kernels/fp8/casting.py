@@ -75,9 +75,4 @@ def both_of(found: Sequence[Tensor], x: Tensor, *, element: Element, scaling: Sc
     return by_rows, by_columns
 
 
-ROUTES = {
-    "fp8_cast": {
-        "reference": Route(name="reference", kind="reference", function=reference),
-        "triton": Route(name="triton", kind="triton", function=_triton, serves=serves_cast),
-    }
-}
+ROUTES = {"fp8_cast": {"reference": Route(reference), "triton": Route(_triton, serves=serves_cast)}}

@@ -187,12 +187,9 @@ def _both(found: Sequence[Tensor], form: CastForm, x_MK: Tensor) -> Both:
 
 
 ROUTES = {
-    "fp8_gated_cast": {
-        "reference": Route(name="reference", kind="reference", function=reference),
-        "triton": Route(name="triton", kind="triton", function=_triton, serves=serves_gated_cast),
-    },
+    "fp8_gated_cast": {"reference": Route(reference), "triton": Route(_triton, serves=serves_gated_cast)},
     "fp8_gated_gradients": {
-        "reference": Route(name="reference", kind="reference", function=gradients_reference),
-        "triton": Route(name="triton", kind="triton", function=_gradients_triton, serves=serves_gated_cast),
+        "reference": Route(gradients_reference),
+        "triton": Route(_gradients_triton, serves=serves_gated_cast),
     },
 }

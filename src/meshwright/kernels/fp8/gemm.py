@@ -61,8 +61,8 @@ def _triton(a_MK: Quantized, b_NK: Quantized, *, dtype: torch.dtype) -> Tensor:
 
 ROUTES = {
     "fp8_gemm": {
-        "reference": Route(name="reference", kind="reference", function=reference),
-        "triton": Route(name="triton", kind="triton", function=_triton, serves=serves_gemm),
-        "scaled_mm": Route(name="scaled_mm", kind="library", function=_library, serves=_library_serves),
+        "reference": Route(reference),
+        "triton": Route(_triton, serves=serves_gemm),
+        "scaled_mm": Route(_library, serves=_library_serves),
     }
 }

@@ -152,8 +152,8 @@ def _triton(a: Quantized, b: Quantized, counts_E: Tensor, *, dtype: torch.dtype)
 
 ROUTES = {
     "fp8_grouped_gemm": {
-        "reference": Route(name="reference", kind="reference", function=reference),
-        "triton": Route(name="triton", kind="triton", function=_triton, serves=serves_gemm),
-        "scaled_grouped_mm": Route(name="scaled_grouped_mm", kind="library", function=_library, serves=_library_serves),
+        "reference": Route(reference),
+        "triton": Route(_triton, serves=serves_gemm),
+        "scaled_grouped_mm": Route(_library, serves=_library_serves),
     }
 }
