@@ -117,7 +117,8 @@ def _typed(hint: Any, value: Any) -> Any:
 def held(lock: Path, *, by: str) -> Iterator[str | None]:
     """Lock the file `lock` while the context is open; None, or the holder's `by` if another process holds the lock.
 
-    The kernel releases the lock of a killed process. On a file system without locks the result is None.
+    The kernel releases the lock when this process and all that have inherited its descriptor (`held_locks`) have ended.
+    On a file system without locks the result is None.
     """
     import fcntl  # absent on Windows, where runs are planned and not trained
 
@@ -134,7 +135,15 @@ def held(lock: Path, *, by: str) -> Iterator[str | None]:
         stream.truncate(0)
         stream.write(by)
         stream.flush()
-        yield None
+        held_locks.append(stream.fileno())
+        try:
+            yield None
+        finally:
+            held_locks.remove(stream.fileno())
+
+
+held_locks: list[int] = []
+"""Descriptors of the locks that this process holds: for workers, which hold them too until they end."""
 
 
 def default_cache() -> Path:

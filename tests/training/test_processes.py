@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,14 @@ def workers_of(pid: int) -> list[int]:
     """Child processes that train, and not the tracker of shared resources."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [int(c) for c in children if "resource_tracker" not in Path(f"/proc/{c}/cmdline").read_text()]
+
+
+def is_running(pid: int) -> bool:
+    """False for a process that has ended and that its new parent has not waited for."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 @pytest.mark.distributed
@@ -72,3 +81,24 @@ def test_hosts_that_would_not_meet_again_are_refused_before_they_lose_anybody(mo
     with pytest.raises(InputError, match="count their restarts separately") as caught:
         run_ranks(print, None, num_ranks=2, device_type="cpu")
     assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in str(caught.value.hint)
+
+
+@pytest.mark.distributed
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks processes up in /proc")
+@pytest.mark.when_touched  # the last test starts processes from nothing
+@pytest.mark.parametrize("pause_s", [0.0, pytest.param(0.8, marks=pytest.mark.slow)])
+def test_workers_whose_starter_is_killed_never_train_beside_the_next_training(training, pause_s):
+    """They may still import then. The next one waits for them; its steps are those of one training."""
+    first = training.start(under=("-m", "meshwright"))
+    while len(orphans := workers_of(first.pid)) < 2:
+        assert first.poll() is None, first.communicate()
+        time.sleep(0.005)
+    time.sleep(pause_s)
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    for pipe in (first.stdout, first.stderr):
+        pipe.close()  # unread: the workers have them, too
+    assert any(map(is_running, orphans))
+    assert training.train()["statistics"]["steps"] == 40
+    assert not any(map(is_running, orphans))
+    assert len(training.losses()) == 40

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import UTC, datetime
@@ -13,8 +16,12 @@ from meshwright.errors import InputError
 from meshwright.files import held
 from meshwright.records.training import RECORD
 from meshwright.specs.run import Run
+from meshwright.training.parent_watch import GRACE_S
 from meshwright.training.rendezvous import is_restart
 
+POLL_S = 0.2
+PATIENCE_S = GRACE_S + 10.0
+"""What a training waits for the workers of one whose process was killed: they end in this time."""
 OTHER_FOLDER = "name a folder that can be written with --out (out= in Python) and train.checkpoint.folder"
 OF_A_TRAINING = (
     "identity.json", "steps.jsonl", "events.jsonl", RECORD, "resolved.json", "report.html", "trackers.json", "stacks",
@@ -88,12 +95,33 @@ def locked_checkpoints(folder: Path, *, is_restart: bool = False) -> Iterator[No
 
 @contextmanager
 def _only_one(lock: Path, message: str, folder: str, hint: str, is_restart: bool) -> Iterator[None]:
-    since = datetime.now(UTC).isoformat(timespec="seconds")
+    since, patience_s = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic() + PATIENCE_S
+    by = f"process {os.getpid()} of {socket.gethostname()} since {since}"
     with ExitStack() as stack:
-        try:
-            holder = stack.enter_context(held(lock, by=f"process {os.getpid()} since {since}"))
-        except OSError as error:
-            raise InputError(f"cannot write there: {error.strerror or error}", got=folder, hint=OTHER_FOLDER) from error
-        if holder is not None and not is_restart:
-            raise InputError(message, got=folder, hint=f"{hint}, or wait: {holder} holds it")
+        while True:
+            try:
+                holder = stack.enter_context(held(lock, by=by))
+            except OSError as error:
+                message = f"cannot write there: {error.strerror or error}"
+                raise InputError(message, got=folder, hint=OTHER_FOLDER) from error
+            if holder is None or is_restart:
+                break
+            if not _has_ended(holder) or time.monotonic() > patience_s:
+                raise InputError(message, got=folder, hint=f"{hint}, or wait: {holder} holds it")
+            stack.close()
+            time.sleep(POLL_S)
         yield
+
+
+def _has_ended(holder: str) -> bool:
+    """True if the process that took a lock on this host has ended. Its workers, which hold the lock, end soon."""
+    found = re.match(r"process (\d+) of (\S+) since", holder)
+    if found is None or found[2] != socket.gethostname():
+        return False
+    try:
+        os.kill(int(found[1]), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass
+    return False

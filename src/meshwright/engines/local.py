@@ -19,8 +19,9 @@ from typing import TextIO
 
 from meshwright.engines.base import Launch
 from meshwright.errors import MeshwrightError
-from meshwright.files import write_atomically
+from meshwright.files import held_locks, write_atomically
 from meshwright.training.machine import OWN_WORKER
+from meshwright.training.parent_watch import PARENT
 from meshwright.training.rendezvous import free_port, under_launcher
 from meshwright.training.signals import STOPPED_EXIT_CODE, stop_on_signals
 
@@ -72,17 +73,18 @@ def run(launch: Launch, *, folder: Path, watch: Callable[[], None] = lambda: Non
 
 
 def start_python(arguments: Sequence[str], *, env: Mapping[str, str], log: TextIO) -> subprocess.Popen[bytes]:
-    """Start Python at the head of a session: this process receives Ctrl-C and forwards it."""
+    """Start Python at the head of a session: this process receives Ctrl-C and forwards it. Both hold the locks."""
     return subprocess.Popen(
-        [sys.executable, *arguments], env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-    )
+        [sys.executable, *arguments], env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+        pass_fds=held_locks,
+    )  # fmt: skip
 
 
 def _environment(launch: Launch, rank: int, *, port: int, splits_cores: bool) -> dict[str, str]:
+    own = {OWN_WORKER: "1", PARENT: str(os.getpid())}
     if under_launcher():
-        return dict(launch.env) | {OWN_WORKER: "1"}
-    env = {
-        OWN_WORKER: "1",
+        return dict(launch.env) | own
+    env = own | {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(launch.num_processes),
         "LOCAL_WORLD_SIZE": str(launch.num_processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
     }  # fmt: skip

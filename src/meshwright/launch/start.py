@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import shutil
 import signal
 import subprocess
@@ -13,8 +12,7 @@ from types import FrameType
 
 from meshwright.errors import InfeasibleError, InputError, MissingDependencyError
 from meshwright.files import write_atomically
-
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
+from meshwright.training.parent_watch import signal_at_end_of_parent
 
 INSTALL = {
     "sbatch": "install Slurm's client (Debian: apt-get install slurm-client), or run this where jobs are submitted",
@@ -54,19 +52,13 @@ def submit(command: Sequence[str]) -> str:
     return done.stdout.strip()
 
 
-def _end_with_parent() -> None:
-    """Ask the kernel to send this process SIGTERM when its parent ends. Linux only."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
 def run_here(command: Sequence[str]) -> int:
     """Run a command to its end and return its exit code. Signals that request a stop are forwarded to it.
 
     Its output goes to stderr: stdout is for this command's own result. When this process is killed, the command
     receives SIGTERM, so that no orphan keeps training.
     """
-    with subprocess.Popen(command, stdout=sys.stderr.fileno(), preexec_fn=_end_with_parent) as process:
+    with subprocess.Popen(command, stdout=sys.stderr.fileno(), preexec_fn=signal_at_end_of_parent) as process:
 
         def pass_on(signum: int, frame: FrameType | None) -> None:
             # Ctrl-C reaches the whole process group

@@ -31,8 +31,9 @@ from meshwright.errors import InputError, MeshwrightError
 from meshwright.files import record_of, write_atomically
 from meshwright.mlperf.inputs import BenchmarkInputs
 from meshwright.mlperf.log import RunLog, read_log
-from meshwright.mlperf.worker import LOG, TRAINING, RunTask, clear_page_cache, end_with_parent_process
+from meshwright.mlperf.worker import LOG, TRAINING, RunTask, clear_page_cache
 from meshwright.programs import with_found_program
+from meshwright.training.parent_watch import PARENT, signal_at_end_of_parent
 from meshwright.version import __version__
 
 SET, RUN_FILE, RUNS, RECORDS = "set.json", "run.yaml", "runs", "records"
@@ -223,6 +224,8 @@ def _start(folder: Path, held: RunSet, *, index: int, inputs: BenchmarkInputs) -
         extra={**held.facts, "concurrent_runs": held.num_concurrent, "meshwright_version": held.version},
     )
     environment = os.environ | ({} if held.threads is None else {"OMP_NUM_THREADS": str(held.threads)})
+    if not held.launcher:  # a launcher is the parent of its workers
+        environment[PARENT] = str(os.getpid())
     with (place / STDERR).open("wb") as stderr:
         return subprocess.Popen(
             [*with_found_program(held.launcher), sys.executable, "-m", "meshwright.mlperf.worker", str(task.write())],
@@ -231,7 +234,7 @@ def _start(folder: Path, held: RunSet, *, index: int, inputs: BenchmarkInputs) -
             stderr=stderr,
             env=environment,
             start_new_session=True,  # Ctrl-C reaches it through this process alone
-            preexec_fn=end_with_parent_process if held.launcher else None,  # calls one function of libc
+            preexec_fn=signal_at_end_of_parent if held.launcher else None,  # calls one function of libc
         )
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
 import socket
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +21,9 @@ from meshwright.mlperf.run_log import LogWriter, RunLogger
 from meshwright.specs.plan import Plan
 from meshwright.specs.precision import Precision
 from meshwright.specs.run import LearningRateSchedule, Run
+from meshwright.training.parent_watch import end_with_parent, signal_at_end_of_parent
 from meshwright.training.rendezvous import is_main
 
-PR_SET_PDEATHSIG = 1
 LOG, TRAINING, TASK = "mllog.txt", "training", "task.json"
 
 
@@ -116,17 +114,9 @@ def observed_engine(run: Run) -> _ObservedTrainingEngine:
     return engine  # pyright: ignore[reportReturnType]
 
 
-def end_with_parent_process(by: signal.Signals = signal.SIGTERM) -> None:
-    """Have the kernel send `by` to this process when its parent ends, so that the next attempt never meets this one."""
-    with suppress(OSError, AttributeError):  # other systems than Linux: the watch of the parent ends it
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, by)
-
-
 def main() -> int:
     """Run the task that the command line names."""
-    from meshwright.training.parent_watch import end_with_parent
-
-    end_with_parent_process(signal.SIGKILL)
+    signal_at_end_of_parent(signal.SIGKILL)
     end_with_parent(grace_s=1.0)
     try:
         run_once(read_task(Path(sys.argv[1])))

@@ -11,10 +11,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing.reduction import DupFd
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
 from meshwright.errors import InputError, MeshwrightError
+from meshwright.files import held_locks
 from meshwright.training.parent_watch import end_with_parent, end_with_torchrun
 from meshwright.training.rendezvous import RESTARTS, free_port, is_restart, under_launcher
 from meshwright.training.signals import stop_on_signals
@@ -45,6 +47,20 @@ class WorkerLostError(MeshwrightError):
     was_asked_to_stop = False  # then the others need not start again
 
 
+class _Locks:
+    """Locks of folders that this process holds. A process that gets them pickled at its start holds them, too."""
+
+    def __init__(self, descriptors: Sequence[int]) -> None:
+        self.descriptors = tuple(descriptors)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _inherited, tuple(map(DupFd, self.descriptors))
+
+
+def _inherited(*copies: Any) -> _Locks:
+    return _Locks([copy.detach() for copy in copies])
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Start:
     """The arguments of every process, pickled."""
@@ -54,6 +70,7 @@ class _Start:
     num_ranks: int
     device_type: str
     timeout: timedelta
+    locks: _Locks
 
 
 def run_ranks(
@@ -89,8 +106,9 @@ def run_ranks(
     else:
         for restarts_left in range(max_restarts, -1, -1):
             start = _Start(
-                target=target, payload=payload, num_ranks=num_ranks, device_type=device_type, timeout=timeout
-            )
+                target=target, payload=payload, num_ranks=num_ranks, device_type=device_type, timeout=timeout,
+                locks=_Locks(held_locks),
+            )  # fmt: skip
             try:
                 return _run_here(start)
             except WorkerLostError as error:
