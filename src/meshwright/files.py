@@ -1,6 +1,6 @@
 """Atomic writes, documents with a schema, tables that ship, folder locks and the cache folder.
 
-A killed process never leaves a partial file behind.
+A killed process never leaves a partial file under a file's name; what it leaves beside it, the next one removes.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 import csv
 import io
 import os
-import tempfile
+import secrets
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import is_dataclass
 from enum import Enum
 from functools import cache
@@ -36,18 +37,40 @@ def naming(path: Path) -> Iterator[None]:
 
 def write_atomically(path: Path, text: str | bytes) -> None:
     """Write bytes or UTF-8 text beside `path` and rename it into place. Raises OSError; then `path` is as before."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    partial = Path(name)
+    _sweep(path.parent.absolute())
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
     try:
-        with naming(path), os.fdopen(handle, "wb") as stream:
+        with naming(path), partial.open("xb") as stream:
             stream.write(text.encode() if isinstance(text, str) else text)
             stream.flush()
             os.fsync(stream.fileno())
-        partial.chmod(0o644)
         partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+    with suppress(OSError):  # some file systems sync no folders
+        sync_folder(path.parent)
+
+
+PARTIAL, STALE_S = ".partial", 3600.0
+
+
+@cache
+def _sweep(folder: Path) -> None:
+    """Remove what killed processes left of files that they wrote in `folder`; no write takes an hour."""
+    with suppress(OSError):
+        for left in folder.glob(f".*{PARTIAL}"):
+            if left.is_file() and time.time() - left.stat().st_mtime > STALE_S:
+                left.unlink()
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in `folder` survive a power cut. Raises OSError."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def write_csv(path: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]]) -> None:

@@ -83,6 +83,26 @@ def test_only_the_newest_are_kept(tmp_path):
     assert [c.step for c in checkpoint.checkpoints(tmp_path)] == [2, 3]
 
 
+def test_a_checkpoint_that_was_moved_and_linked_is_removed_by_its_link(tmp_path):
+    place = saved(tmp_path / "run", 1)
+    moved = place.rename(tmp_path / "moved")
+    place.symlink_to(moved)
+    for step in (2, 3):
+        saved(tmp_path / "run", step, keep=1)
+    assert [c.step for c in checkpoint.checkpoints(tmp_path / "run")] == [3]
+    assert checkpoint.files.verify(moved) is None  # somebody put it there
+
+
+def test_a_step_that_is_saved_again_stands_until_its_successor_does(tmp_path, monkeypatch):
+    saved(tmp_path, 1)
+    monkeypatch.setattr(checkpoint.files.shutil, "rmtree", lambda path: None)  # killed before anything is removed
+    saved(tmp_path, 1)
+    assert checkpoint.newest(tmp_path).step == 1
+    monkeypatch.undo()
+    saved(tmp_path, 2)
+    assert [p.name for p in sorted(tmp_path.iterdir())] == ["step-00000001", "step-00000002"]
+
+
 def test_what_was_saved_is_loaded(tmp_path):
     saved(tmp_path, 7)
     state = {"weights.a": torch.zeros(64), "exp_avg.a": torch.ones(64)}

@@ -19,12 +19,27 @@ def test_writes_utf_8(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["out.json"]
 
 
-def test_replaces_what_was_there_and_others_may_read_it(tmp_path):
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_replaces_what_was_there_with_the_rights_that_the_user_gives(tmp_path, umask, mode):
     path = tmp_path / "out.json"
     path.write_text("old")
-    write_atomically(path, "new")
+    before = os.umask(umask)
+    try:
+        write_atomically(path, "new")
+    finally:
+        os.umask(before)
     assert path.read_text() == "new"
-    assert path.stat().st_mode & 0o777 == 0o644
+    assert path.stat().st_mode & 0o777 == mode
+
+
+def test_what_a_killed_writer_left_is_removed_and_what_others_write_now_is_not(tmp_path):
+    left, now, other = (tmp_path / name for name in (".out.json.1a2b3c4d.partial", ".a.json.5e6f.partial", ".env"))
+    for path in (left, now, other):
+        path.write_text("half")
+    for path in (left, other):
+        os.utime(path, (0, 0))
+    write_atomically(tmp_path / "another.json", "new")
+    assert sorted(p.name for p in tmp_path.iterdir()) == [now.name, other.name, "another.json"]
 
 
 def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping
@@ -149,14 +148,27 @@ def clear(folder: Path) -> None:
     """Remove partial checkpoints that killed processes left."""
     for prefix in (PARTIAL, REMOVED):
         for left in folder.glob(f"{prefix}step-*"):
-            shutil.rmtree(left)
+            _delete(left)
 
 
-def remove(path: Path) -> None:
-    """Remove a checkpoint. It is renamed first: a killed process leaves no incomplete one under its name."""
+def remove(path: Path, *, successor: Path | None = None) -> None:
+    """Remove a checkpoint, or put `successor` in its place.
+
+    It is renamed first: a killed process leaves no incomplete one under its name. Of a link to another disk the link
+    goes, and the files that somebody moved there stay.
+    """
     doomed = path.with_name(REMOVED + path.name)
     path.rename(doomed)
-    shutil.rmtree(doomed)
+    if successor is not None:
+        successor.rename(path)
+    _delete(doomed)
+
+
+def _delete(path: Path) -> None:
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path)
 
 
 def prune(folder: Path, *, keep: int | None) -> None:
@@ -202,12 +214,3 @@ def choose(folder: Path, step: StepChoice) -> SavedCheckpoint:
     if step == "best":
         raise InputError(f"the checkpoint of the best evaluation, after step {wanted}, was not kept", allowed=steps)
     raise InputError("no checkpoint of this step", got=step, allowed=steps)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
