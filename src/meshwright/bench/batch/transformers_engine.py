@@ -67,7 +67,9 @@ def load(request: EngineRequest) -> TransformersEngine:
         torch.set_num_threads(whole_option(options, "threads", 1))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(request.model, dtype=DTYPES[dtype] if dtype else "auto")
+        model: Any = AutoModelForCausalLM.from_pretrained(  # without an answer it asks whether code may run, and waits
+            request.model, dtype=DTYPES[dtype] if dtype else "auto", trust_remote_code=False
+        )
     except (OSError, ValueError) as error:
         line = " ".join(str(error).split())[:200]
         raise InputError(f"transformers cannot load the model ({line})", got=request.model) from None

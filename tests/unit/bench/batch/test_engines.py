@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -62,6 +63,19 @@ def test_transformers_answers_with_exactly_as_many_tokens(folder, tmp_path):
         transformers_engine.load(request(folder, tmp_path, dtype="int3"))
     with pytest.raises(InputError, match="cannot load"):
         transformers_engine.load(request(tmp_path / "none", tmp_path))
+
+
+def test_code_of_a_model_does_not_run_and_nobody_is_asked(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    from meshwright.bench.batch import transformers_engine
+
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks"))
+    mapped = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "nobodys", "auto_map": mapped}))
+    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(InputError, match="custom code"):
+        transformers_engine.load(request(tmp_path, tmp_path))
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.slow
