@@ -21,7 +21,7 @@ from meshwright.errors import InputError
 from meshwright.training.data.chat import JinjaChat
 from meshwright.training.data.conversations import Conversation
 from meshwright.training.data.records import RecordCounts, read_records, rules_from_options
-from meshwright.training.data.templates import TEMPLATE_DATE
+from meshwright.training.data.templates import TEMPLATE_DATE, render
 from meshwright.training.data.tokenization import _encode
 from meshwright.training.data.tokenizer import JsonTokenizer, tokenizer_from_path
 
@@ -190,3 +190,28 @@ def test_the_day_of_a_template_is_always_the_same() -> None:
 def test_a_prompt_ends_where_the_assistant_speaks() -> None:
     chat = JinjaChat(template=known.LLAMA3, marks={"bos_token": "<s>", "eos_token": "</s>"})
     assert chat.prompt(Conversation(messages=TALK[:1])).endswith("<|start_header_id|>assistant<|end_header_id|>\n\n")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 1 / 0 }}",
+        "{{ 10 ** 10 ** 10 }}",
+        "{{ 'a' * 10 ** 9 }}",
+        "{{ ['a'] * 1000000 }}",
+        "{% for i in range(10 ** 9) %}{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+        "{{ messages[10 ** 30].content }}{{ messages.pop() }}",
+    ],
+)
+def test_a_hostile_template_is_bad_input_and_ends(template):
+    with pytest.raises(InputError, match="chat template"):
+        render(template, {"messages": TALK})
+
+
+def test_loops_have_their_variables_and_short_products_their_value():
+    template = (
+        "{% for m in messages if m.role == 'user' %}{{ loop.index }}/{{ loop.length }}{{ loop.last }}{% endfor %}"
+    )
+    assert render(template + "{{ '-' * 3 }}{{ 2 ** 3 * 1.5 }}", {"messages": TALK}) == "1/2False2/2True---12.0"

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import cache
+from threading import local
 from typing import Any
 
 from meshwright.errors import InputError, MissingDependencyError
 
 TEMPLATE_DATE = datetime(2024, 7, 26)
 """The day that Llama 3.1's template has where it is given none."""
+
+MOST_ROUNDS, MOST_REPEATED = 1_000_000, 100_000
+"""Rounds of all loops of a rendering, and the factor and the length of a repeated text: templates are foreign."""
+
+_rounds = local()
 
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _BEGIN, _END = "\U0010fffe", "\U0010ffff"  # noncharacters: no text has them
@@ -33,12 +39,14 @@ def render(template: str, variables: Mapping[str, Any], *, marks_answers: bool =
     except ImportError as error:
         message = "this tokenizer's chat template needs jinja2"
         raise MissingDependencyError(message, hint="pip install jinja2") from error
+    _rounds.count = 0
     try:
         text = _compiled(template, marks_answers).render(**variables)
     except TemplateError as error:
         raise InputError(f"the chat template cannot be used: {error}") from error
-    except (TypeError, ValueError, KeyError, AttributeError, IndexError, RecursionError) as error:
-        raise InputError(f"the chat template cannot write this conversation: {error}") from error
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
+        reason = str(error) or type(error).__name__
+        raise InputError(f"the chat template cannot write this conversation: {reason}") from error
     return text
 
 
@@ -77,10 +85,32 @@ def _compiled(template: str, marks_answers: bool) -> Any:
     def refuse(message: str) -> None:
         raise InputError(f"the chat template refuses the conversation: {message}")
 
-    sandbox = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlocks, loopcontrols]
-    )
-    sandbox.filters["tojson"] = _to_json
+    class Sandbox(ImmutableSandboxedEnvironment):
+        """Jinja's bounds ranges alone: loops have a number of rounds in all, and products and powers a size."""
+
+        intercepted_binops = frozenset({"*", "**"})
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            if operator == "**" or not (isinstance(left, int | float) and isinstance(right, int | float)):
+                sizes = [abs(side) if isinstance(side, int | float) else len(side) for side in (left, right)]
+                if max(sizes) > MOST_REPEATED:
+                    raise OverflowError(f"{operator} of more than {MOST_REPEATED:,}")
+            return super().call_binop(context, operator, left, right)
+
+        def _generate(self, source: Any, *args: Any, **options: Any) -> str:
+            for loop in source.find_all(nodes.For):
+                loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None)
+            return super()._generate(source, *args, **options)
+
+    def counted(items: Iterable[Any]) -> Iterator[Any]:
+        for item in items:
+            _rounds.count += 1
+            if _rounds.count > MOST_ROUNDS:
+                raise OverflowError(f"its loops take more than {MOST_ROUNDS:,} rounds")
+            yield item
+
+    sandbox = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlocks, loopcontrols])
+    sandbox.filters |= {"tojson": _to_json, "counted": counted}
     sandbox.globals["raise_exception"] = refuse
     sandbox.globals["strftime_now"] = TEMPLATE_DATE.strftime
     return sandbox.from_string(template)
