@@ -167,6 +167,8 @@ def test_a_truncated_file_is_refused(tmp_path):
         ({"model.safetensors.index.json": "{"}, "index of the weights cannot be read"),
         ({"model.safetensors.index.json": "[]"}, "index of the weights cannot be read"),
         ({"model.safetensors.index.json": '{"weight_map": {"a": "b.safetensors"}}'}, "not there: b.safetensors"),
+        ({"model.safetensors.index.json": '{"weight_map": {"a": "../b.safetensors"}}'}, "files of other folders"),
+        ({"model.safetensors.index.json": '{"weight_map": {"a": "/b.safetensors"}}'}, "files of other folders"),
     ],
 )
 def test_folders_without_weights_are_refused(files, message, tmp_path):

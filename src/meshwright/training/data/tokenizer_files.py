@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from meshwright.errors import InputError
 from meshwright.training.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
 
 TOKENIZER_FILES = (
@@ -31,9 +32,18 @@ BYTE_END = "<|endoftext|>"
 
 
 def copy_files(source: Path, folder: Path, *, patterns: tuple[str, ...]) -> None:
-    """Copy the files of `source` that match to `folder`, byte by byte."""
+    """Copy the files of `source` that match to `folder`, byte by byte.
+
+    Raises InputError for a link that leads elsewhere: a folder from somebody else could name any file of this machine.
+    """
+    places = [place := source.resolve()]
+    if place.parent.name == "snapshots":  # the hub's cache: models--NAME/snapshots/REVISION links to models--NAME/blobs
+        places.append(place.parent.parent / "blobs")
     for pattern in patterns:
         for file in source.glob(pattern):
+            if not any(file.resolve().is_relative_to(place) for place in places):
+                hint = "put the file itself there"
+                raise InputError("a link leads out of the folder", got=f"{file} -> {file.resolve()}", hint=hint)
             target = folder / file.relative_to(source)
             target.parent.mkdir(exist_ok=True)
             shutil.copyfile(file, target)

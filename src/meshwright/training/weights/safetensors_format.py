@@ -117,6 +117,11 @@ class Folder:
             files = {str(name): self.folder / str(file) for name, file in entries}
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise InputError(f"the index of the weights cannot be read: {error}", got=str(index)) from error
+        outside = sorted(f for f in map(str, dict(entries).values()) if f != Path(f).name)
+        if outside:
+            raise InputError(
+                "the index names files of other folders", got=outside[0], allowed="names of files beside it"
+            )
         absent = sorted({f.name for f in files.values() if not f.is_file()})
         if absent:
             raise InputError(f"the index names files that are not there: {', '.join(absent[:6])}", got=str(index))
