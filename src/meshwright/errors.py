@@ -13,11 +13,36 @@ Inside the search infeasible is a value (`specs.estimate.Shortfall`), never one 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 MAX_SHOWN = 1000
 """Characters of a value in a message."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM. As after Ctrl-C, what was measured is kept, programs are ended and temporary files are removed."""
+
+
+@contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """Raise `Terminated` on SIGTERM while the context is open. Outside the main thread nothing changes."""
+
+    def leave(signum: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    try:
+        before = signal.signal(signal.SIGTERM, leave)
+    except ValueError:  # signals belong to the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class MeshwrightError(Exception):

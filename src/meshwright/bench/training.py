@@ -18,15 +18,14 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from meshwright.cost.mfu import mfu
 from meshwright.engines.torchrun import ASKED_TO_STOP
-from meshwright.errors import InputError
+from meshwright.errors import InputError, sigterm_interrupts
 from meshwright.programs import with_found_program
 from meshwright.records.files import driver_version, now
 from meshwright.records.sweep import Configuration
@@ -66,12 +65,12 @@ def train_all(
 ) -> None:
     """Train all runs that `recorder` does not hold yet. `begin` and `done` are called before and after each training.
 
-    Raises KeyboardInterrupt and, on SIGTERM, SystemExit; the running training is then ended, and earlier rows
+    Raises KeyboardInterrupt, on SIGTERM too; the running training is then ended, and earlier rows
     are kept. Raises InputError if a training ran on another device or other software than the others.
     """
     given_up: set[str] = set()
     try:
-        with _sigterm_raises():
+        with sigterm_interrupts():
             for configuration, run in rounds(request):
                 if (configuration.name, run) in recorder.done or configuration.name in given_up:
                     continue
@@ -209,24 +208,6 @@ def _error(stdout: str) -> Mapping[str, Any]:
         document, _ = json.JSONDecoder().raw_decode(stdout.lstrip())
         return dict(document.get("error") or {})
     return {}
-
-
-@contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """Turn SIGTERM into SystemExit, so that the running training is ended too."""
-
-    def leave(signum: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + signum)
-
-    try:
-        before = signal.signal(signal.SIGTERM, leave)
-    except ValueError:  # signals belong to the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 # --- results of a training ---

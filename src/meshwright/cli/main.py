@@ -5,7 +5,7 @@
     2    bad input
     3    an optional package or a device is missing
     70   a bug (the code that sysexits.h gives to an internal software error)
-    130  interrupted with Ctrl-C;  141  the reader of stdout went away (128 + signal, as a shell has it)
+    130  interrupted with Ctrl-C;  141  the reader of stdout went away;  143  SIGTERM (128 + signal, as a shell has it)
 
 Declarations and bodies of verbs are imported when they are needed: see `meshwright.cli.verbs`.
 """
@@ -25,10 +25,10 @@ import click
 from meshwright.cli.hints import COMMANDS, usage_hint, usage_message
 from meshwright.cli.output import begin_json, emit_json_error
 from meshwright.cli.verbs import LazyGroup, Verb, load
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, Terminated, sigterm_interrupts
 from meshwright.version import __version__
 
-EXIT_USAGE, EXIT_MISSING, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 3, 70, 130, 141
+EXIT_USAGE, EXIT_MISSING, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE, STOPPED = 2, 3, 70, 130, 141, 143
 DEBUG_VARIABLE = "MESHWRIGHT_DEBUG"
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -186,13 +186,16 @@ def run(args: Sequence[str]) -> int:
     as_json = _wants_json(args)
     begin_json()
     try:
-        code = _invoke(list(args) or ["--help"])
+        with sigterm_interrupts():
+            code = _invoke(list(args) or ["--help"])
         sys.stdout.flush()  # here, where a closed pipe is handled
         return code
     except MeshwrightError as error:
         return _fail(error.message, hint=error.hint, exit_code=error.exit_code, as_json=as_json)
     except click.ClickException as error:
         return _fail(usage_message(error), hint=usage_hint(error), exit_code=EXIT_USAGE, as_json=as_json)
+    except Terminated:
+        return _fail("terminated", hint=None, exit_code=STOPPED, as_json=as_json)
     except (KeyboardInterrupt, click.Abort):
         return _fail("interrupted", hint=None, exit_code=EXIT_INTERRUPTED, as_json=as_json)
     except BrokenPipeError:

@@ -1,8 +1,10 @@
 import errno
 import os
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace as Module
 
@@ -86,6 +88,23 @@ def test_an_interrupt_is_not_a_traceback(install, meshwright, error, exit_code):
     install(raising(error))
     outcome = meshwright("probe")
     assert (outcome.exit_code, outcome.stderr) == (exit_code, "error: interrupted\n")
+
+
+def test_sigterm_ends_a_command_as_ctrl_c_does_with_an_exit_code_of_its_own(install, meshwright):
+    ended = []
+
+    def run(as_json):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+        finally:
+            ended.append("cleaned up")
+
+    install(run)
+    before = signal.getsignal(signal.SIGTERM)
+    outcome = meshwright("probe")
+    assert (outcome.exit_code, outcome.stderr, ended) == (143, "error: terminated\n", ["cleaned up"])
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_command_may_answer_no_after_its_document(install, meshwright):

@@ -242,7 +242,7 @@ async def served_model(base_url: str, headers: dict[str, str]) -> str:
 @asynccontextmanager
 async def _sigterm_cancels() -> AsyncIterator[None]:
     """Let SIGTERM cancel the measurement, so that partial results are kept."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    loop, task, before = asyncio.get_running_loop(), asyncio.current_task(), signal.getsignal(signal.SIGTERM)
     try:
         loop.add_signal_handler(signal.SIGTERM, task.cancel)  # pyright: ignore[reportOptionalMemberAccess]
     except (NotImplementedError, RuntimeError, ValueError):  # no main thread, or no Unix
@@ -252,6 +252,7 @@ async def _sigterm_cancels() -> AsyncIterator[None]:
         yield
     finally:
         loop.remove_signal_handler(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, before)
 
 
 def run_serving(
