@@ -83,6 +83,28 @@ def test_hosts_that_would_not_meet_again_are_refused_before_they_lose_anybody(mo
     assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in str(caught.value.hint)
 
 
+def leave_early(rank: int, world_size: int, how: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    if rank == 1:
+        os._exit(0) if how == 0 else os.kill(os.getpid(), how)
+    dist.all_reduce(torch.ones(1))
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("how", "reason"), [(0, "exit code 0 before its work was done"), (signal.SIGSEGV, "SIGSEGV ended it")]
+)
+def test_the_process_that_was_lost_is_named_and_not_those_that_lost_it(how, reason):
+    from meshwright.training.processes import WorkerLostError, run_ranks
+
+    begun_s = time.monotonic()
+    with pytest.raises(WorkerLostError, match=f"process 1 of 2 was lost: .*{reason}"):
+        run_ranks(leave_early, how, num_ranks=2, device_type="cpu")
+    assert time.monotonic() - begun_s < 60  # not the timeout of a collective
+
+
 @pytest.mark.distributed
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks processes up in /proc")
 @pytest.mark.when_touched  # the last test starts processes from nothing

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing.connection import wait
 from multiprocessing.reduction import DupFd
 from typing import Any
 
@@ -165,27 +166,43 @@ def _is_true_on_any(value: bool) -> bool:
 
 def _run_here(start: _Start) -> None:
     port = free_port()
-    failures = mp.get_context("spawn").SimpleQueue()
+    context = mp.get_context("spawn")
+    failures, done = context.SimpleQueue(), context.Array("b", start.num_ranks, lock=False)
     workers = start_processes(
-        _worker, args=(start, port, failures), nprocs=start.num_ranks, join=False, start_method="spawn"
+        _worker, args=(start, port, failures, done), nprocs=start.num_ranks, join=False, start_method="spawn"
     )
     assert workers is not None
+    lost: tuple[int, str] | None = None
     with stop_on_signals(lambda signum: _kill(workers, signal.SIGTERM)) as request:
         try:
-            while not workers.join(timeout=1.0, grace_period=GRACE_S):
-                pass
+            while not workers.join(timeout=0.0, grace_period=GRACE_S):
+                wait(list(workers.sentinels), timeout=1.0)
+                lost = lost or _first_lost(workers.processes, done)  # before `join` ends the others
+                if lost is not None and workers.processes[lost[0]].exitcode == 0:  # which `join` takes for success
+                    _kill(workers, signal.SIGKILL)
         except (ProcessExitedException, ProcessRaisedException) as error:
             if not failures.empty():
                 raise failures.get() from None
-            lost = WorkerLostError(
-                f"process {error.error_index} of {start.num_ranks} was lost: {_reason(error)}",
+            index, reason = lost or (error.error_index, _reason(error))
+            failure = WorkerLostError(
+                f"process {index} of {start.num_ranks} was lost: {reason}",
                 hint="resume from the last checkpoint with --resume",
             )
-            lost.was_asked_to_stop = request.asked
-            raise lost from error
+            failure.was_asked_to_stop = request.asked
+            raise failure from error
         except KeyboardInterrupt:  # the second Ctrl-C
             _kill(workers, signal.SIGKILL)
             raise
+
+
+def _first_lost(processes: Sequence[Any], done: Sequence[int]) -> tuple[int, str] | None:
+    """The process that a signal or an early exit has ended, and how: those that lost it raise errors of their own."""
+    for index, process in enumerate(processes):
+        if process.exitcode == 0 and not done[index]:
+            return index, "it ended with exit code 0 before its work was done"
+        if process.exitcode is not None and process.exitcode < 0:
+            return index, f"{signal.Signals(-process.exitcode).name} ended it"
+    return None
 
 
 def _reason(error: Exception) -> str:
@@ -200,7 +217,7 @@ def _kill(workers: Any, signum: int) -> None:
             os.kill(pid, signum)
 
 
-def _worker(rank: int, start: _Start, port: int, failures: Any) -> None:
+def _worker(rank: int, start: _Start, port: int, failures: Any, done: Any) -> None:
     end_with_parent()
     num_ranks, device_type = start.num_ranks, start.device_type
     os.environ |= {
@@ -216,6 +233,7 @@ def _worker(rank: int, start: _Start, port: int, failures: Any) -> None:
         if rank == 0:
             failures.put(error)
         raise
+    done[rank] = 1
     # All files are written and the group is left. A normal exit tears down PyTorch's threads in an order that
     # sometimes aborts the process, and a run that is done would count as lost.
     sys.stdout.flush()
