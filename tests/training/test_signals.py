@@ -48,6 +48,34 @@ def test_the_second_interrupt_stops_at_once(monkeypatch):
     assert told == [signal.SIGINT]
 
 
+SLOW_DATA = """
+import time
+from pathlib import Path
+from meshwright.engines.native import trainer
+
+def slow(*_, **__):
+    Path("opening").touch()
+    time.sleep(300)
+
+assert hasattr(trainer, "open_batch_loader")
+trainer.open_batch_loader = slow
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("plan", ["{data_shard: 1}", pytest.param(TWO, marks=pytest.mark.distributed)])
+def test_while_the_data_is_opened_a_signal_stops_at_once(tiny_run, tmp_path, wait_for, plan, signum):
+    training = tiny_run(tmp_path / "run", train=LONG, parallel=plan)
+    (tmp_path / "slow.py").write_text(SLOW_DATA)
+    process = training.start(script=tmp_path / "slow.py")
+    wait_for((training.folder / "opening").exists, process)
+    os.killpg(process.pid, signum)  # as a terminal and a scheduler send it
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 128 + signum, stderr
+    assert "Traceback" not in stderr
+    assert not training.steps()
+
+
 def test_an_interrupt_after_sigterm_is_the_first_one():
     request = StopRequest()
     request._handle(signal.SIGTERM, None)

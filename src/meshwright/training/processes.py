@@ -177,7 +177,9 @@ def _run_here(start: _Start) -> None:
         try:
             while not workers.join(timeout=0.0, grace_period=GRACE_S):
                 wait(list(workers.sentinels), timeout=1.0)
-                lost = lost or _first_lost(workers.processes, done)  # before `join` ends the others
+                lost = (
+                    None if request.asked else lost or _first_lost(workers.processes, done)
+                )  # before `join` ends others
                 if lost is not None and workers.processes[lost[0]].exitcode == 0:  # which `join` takes for success
                     _kill(workers, signal.SIGKILL)
         except (ProcessExitedException, ProcessRaisedException) as error:
@@ -193,6 +195,8 @@ def _run_here(start: _Start) -> None:
         except KeyboardInterrupt:  # the second Ctrl-C
             _kill(workers, signal.SIGKILL)
             raise
+        if request.asked and not all(done):  # they had nothing to save
+            raise request.reason()
 
 
 def _first_lost(processes: Sequence[Any], done: Sequence[int]) -> tuple[int, str] | None:

@@ -3,6 +3,8 @@
     SIGTERM, SIGUSR1   stop after this step, with a checkpoint (schedulers send them before they take a machine away)
     SIGINT (Ctrl-C)    stop after this step, with a checkpoint; the second SIGINT stops at once
 
+Until the data is open and the model is built (`StopRequest.at_once`) nothing can be saved, and all three stop at once.
+
 The handler only sets a flag. The all-reduce of the step that is under way carries the flag to all processes, so all
 save the same step and exit.
 """
@@ -14,6 +16,8 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+
+from meshwright.errors import Terminated
 
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 STOPPED_EXIT_CODE = 128 + signal.SIGTERM
@@ -27,12 +31,30 @@ class StopRequest:
         self.asked = False
         self.on_first = on_first
         self.was_interrupted = False
+        self.stops_at_once = False
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Raise KeyboardInterrupt or `Terminated` at the first signal while the context is open."""
+        self.stops_at_once = True
+        try:
+            if self.asked:
+                raise self.reason()
+            yield
+        finally:
+            self.stops_at_once = False
+
+    def reason(self) -> KeyboardInterrupt:
+        """What ends a program that was asked to stop and has nothing to save."""
+        return KeyboardInterrupt() if self.was_interrupted else Terminated()
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if signum == signal.SIGINT and self.was_interrupted:
             raise KeyboardInterrupt
         self.was_interrupted = self.was_interrupted or signum == signal.SIGINT
         is_first, self.asked = not self.asked, True
+        if is_first and self.stops_at_once:
+            raise self.reason()
         if is_first and self.on_first is not None:
             self.on_first(signum)
 

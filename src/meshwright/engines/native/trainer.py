@@ -87,9 +87,10 @@ def train_rank(rank: int, num_ranks: int, prepared: PreparedRun) -> None:
             device.disable_malloc_trim(local_device)
             kernels = routing_of(prepared.run, device=local_device)
             with using(prepared.gemm_choices, local_device), using_routes(kernels):
-                trainer = _open_trainer(
-                    prepared, coordinates, request=request, clock=clock, progress=progress, watchdog=watchdog
-                )
+                with request.at_once():
+                    trainer = _open_trainer(
+                        prepared, coordinates, request=request, clock=clock, progress=progress, watchdog=watchdog
+                    )
                 trainer.train()
     finally:
         progress.close()
