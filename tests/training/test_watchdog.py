@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
+
+from tests.training.test_processes import workers_of
 
 from meshwright.training import watchdog
 from meshwright.training.watchdog import Watchdog
@@ -52,6 +56,24 @@ def test_a_hanging_process_is_found_and_replaced(tiny_run, tmp_path):
     assert [path.name for path in stacks] == ["rank-00000.txt", "rank-00001.txt"]
     assert "sleeping_beauty" in stacks[1].read_text()
     assert "\n--- process " in stacks[1].read_text()
+
+
+@pytest.mark.distributed
+@pytest.mark.when_touched  # test_a_lost_process_is_replaced_and_the_run_goes_on loses one
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks processes up in /proc")
+def test_a_suspended_process_is_named_in_time_with_its_stacks(tiny_run, tmp_path, wait_for):
+    training = tiny_run(
+        tmp_path, parallel="{data_shard: 2, sharding: parameters}", train="{steps: 100000}", precision="fp32"
+    )
+    process = training.start("--timeout", "6")
+    wait_for(lambda: len(training.steps()) > 3, process)
+    os.kill(workers_of(process.pid)[1], signal.SIGSTOP)
+    _, stderr = process.communicate(timeout=200)
+    assert process.returncode == 1, stderr
+    assert "process 1 of 2 was lost: it was suspended (SIGSTOP)" in stderr
+    stacks = {path.name: path.read_text() for path in (tmp_path / "out" / "stacks").iterdir()}
+    assert sorted(stacks) == ["rank-00000.txt", "rank-00001.txt"]
+    assert all("trainer.py" in text for text in stacks.values())
 
 
 def test_sigusr2_shows_where_a_run_stands(tiny_run, tmp_path, wait_for):

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import wait
 from multiprocessing.reduction import DupFd
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ from meshwright.training.signals import stop_on_signals
 RankFunction = Callable[[int, int, Any], None]
 TIMEOUT = timedelta(minutes=10)  # what processes wait for each other, where the caller does not say
 GRACE_S = 20.0  # what the others get to end by themselves after one was lost
+STACKS_S = 0.5  # what a suspended process gets to write its stacks
 LAST_S = 2.0  # what a process that lost another one waits before it ends
 MAX_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"  # set by torchrun
 GLOO = "gloo/transport"  # its errors have no type of their own, but name the file they come from
@@ -180,7 +182,9 @@ def _run_here(start: _Start) -> None:
                 lost = (
                     None if request.asked else lost or _first_lost(workers.processes, done)
                 )  # before `join` ends others
-                if lost is not None and workers.processes[lost[0]].exitcode == 0:  # which `join` takes for success
+                if lost is not None and (process := workers.processes[lost[0]]).exitcode is None:
+                    _wake_to_write_stacks(process)
+                elif lost is not None and process.exitcode == 0:  # which `join` takes for success
                     _kill(workers, signal.SIGKILL)
         except (ProcessExitedException, ProcessRaisedException) as error:
             if not failures.empty():
@@ -206,7 +210,25 @@ def _first_lost(processes: Sequence[Any], done: Sequence[int]) -> tuple[int, str
             return index, "it ended with exit code 0 before its work was done"
         if process.exitcode is not None and process.exitcode < 0:
             return index, f"{signal.Signals(-process.exitcode).name} ended it"
+    if any(process.exitcode is not None for process in processes):  # the others waited for it until their timeout
+        for index, process in enumerate(processes):
+            if process.exitcode is None and _is_suspended(process.pid):
+                return index, "it was suspended (SIGSTOP)"
     return None
+
+
+def _is_suspended(pid: int) -> bool:
+    with suppress(OSError):  # it has ended, or the system has no /proc
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    return False
+
+
+def _wake_to_write_stacks(process: Any) -> None:
+    """Let a suspended process write its stacks (`watchdog`), and no more than that."""
+    for signum in (signal.SIGUSR2, signal.SIGCONT):
+        os.kill(process.pid, signum)
+    process.join(STACKS_S)
+    process.kill()
 
 
 def _reason(error: Exception) -> str:
