@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import UTC, datetime
+from hashlib import blake2b
 from pathlib import Path
 
 from meshwright.errors import InputError
@@ -96,7 +97,7 @@ def locked_checkpoints(folder: Path, *, is_restart: bool = False) -> Iterator[No
 @contextmanager
 def _only_one(lock: Path, message: str, folder: str, hint: str, is_restart: bool) -> Iterator[None]:
     since, patience_s = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic() + PATIENCE_S
-    by = f"process {os.getpid()} of {socket.gethostname()} since {since}"
+    by = f"process {os.getpid()} since {since}\n{_host()}"
     with ExitStack() as stack:
         while True:
             try:
@@ -107,16 +108,21 @@ def _only_one(lock: Path, message: str, folder: str, hint: str, is_restart: bool
             if holder is None or is_restart:
                 break
             if not _has_ended(holder) or time.monotonic() > patience_s:
-                raise InputError(message, got=folder, hint=f"{hint}, or wait: {holder} holds it")
+                raise InputError(message, got=folder, hint=f"{hint}, or wait: {holder.splitlines()[0]} holds it")
             stack.close()
             time.sleep(POLL_S)
         yield
 
 
+def _host() -> str:
+    """This host, for a file that does not name it."""
+    return blake2b(socket.gethostname().encode(), digest_size=8).hexdigest()
+
+
 def _has_ended(holder: str) -> bool:
     """True if the process that took a lock on this host has ended. Its workers, which hold the lock, end soon."""
-    found = re.match(r"process (\d+) of (\S+) since", holder)
-    if found is None or found[2] != socket.gethostname():
+    found = re.fullmatch(r"process (\d+) since .*\n(\w+)", holder)
+    if found is None or found[2] != _host():
         return False
     try:
         os.kill(int(found[1]), 0)
