@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import MissingDependencyError
+from meshwright.programs import install_command
 
 if TYPE_CHECKING:
     import pandas
@@ -65,7 +66,7 @@ class Result(ABC):
         except ModuleNotFoundError as error:
             raise MissingDependencyError(
                 "to_frame() needs pandas, which is not installed",
-                hint="pip install 'meshwright[notebook]'; to_rows() returns the same rows as dicts",
+                hint=f"{install_command('notebook')}; to_rows() returns the same rows as dicts",
             ) from error
         return pandas.DataFrame.from_records(self.to_rows())
 

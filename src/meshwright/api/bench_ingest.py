@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from meshwright.api import arguments
 from meshwright.api.question import AnyName, AnyPath, Count, OneOf, PlainText, Unchecked, answered_by_body, question
 from meshwright.errors import InputError, MissingDependencyError
+from meshwright.programs import install_command
 
 if TYPE_CHECKING:
     from meshwright.answers.ingest_result import IngestBenchmark
@@ -169,7 +170,7 @@ def ingest_request(**asked: Any) -> IngestRequest:
     """Check the arguments of `bench_ingest`, open the documents and find the encoder."""
     if find_spec("torch") is None:
         raise MissingDependencyError(
-            "encoding chunks needs PyTorch, which is not installed", hint="pip install 'meshwright[ingest]'"
+            "encoding chunks needs PyTorch, which is not installed", hint=install_command("ingest")
         )
     from meshwright.bench.ingest.choices import parse_indexes
     from meshwright.bench.ingest.documents import open_source

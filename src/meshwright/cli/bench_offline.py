@@ -17,6 +17,7 @@ from meshwright.cli.output import emit_json, note, print_line, print_text_tables
 from meshwright.errors import InfeasibleError, InputError, MissingDependencyError
 from meshwright.files import write_atomically
 from meshwright.json_values import jsonable
+from meshwright.programs import install_command
 from meshwright.records.files import now
 from meshwright.records.offline import NAME, SCHEMA, read_offline
 from meshwright.targets import load
@@ -33,7 +34,7 @@ def run(**options: Any) -> None:
         )
     if options["engine"] is None and find_spec("aiohttp") is None:
         raise MissingDependencyError(
-            "measuring a server needs aiohttp, which is not installed", hint="pip install 'meshwright[serve]'"
+            "measuring a server needs aiohttp, which is not installed", hint=install_command("serve")
         )
     if (folder / NAME).exists():
         raise InputError("there is a measurement already", got=str(folder / NAME), hint="name another --out")

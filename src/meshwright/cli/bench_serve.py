@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.output import emit_json, note, print_line, print_text_tables, write_html
 from meshwright.errors import InfeasibleError, InputError, MissingDependencyError
+from meshwright.programs import install_command
 from meshwright.records.files import free_folder, now
 from meshwright.records.serving import Load, ServingPoint, ServingRecorder
 from meshwright.targets import load
@@ -30,7 +31,7 @@ def run(**options: Any) -> None:
         return
     if find_spec("aiohttp") is None:
         raise MissingDependencyError(
-            "measuring a server needs aiohttp, which is not installed", hint="pip install 'meshwright[serve]'"
+            "measuring a server needs aiohttp, which is not installed", hint=install_command("serve")
         )
     _check_resume(options)
     served_device = load("meshwright.cli.bench_serve_device:served_device")

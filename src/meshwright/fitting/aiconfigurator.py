@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import InputError, MissingDependencyError
+from meshwright.programs import install_command
 
 PACKAGE, MODULE = "aiconfigurator-core", "aiconfigurator_core"
-INSTALL = "pip install 'meshwright[tables]'"
 
 SYSTEMS = {
     "a100": "a100_sxm", "h100": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "b300": "b300_sxm",
@@ -88,9 +88,11 @@ def installed() -> Package:
     """Raises MissingDependencyError without the package or without what reads its files."""
     spec = find_spec(MODULE)
     if spec is None or not spec.submodule_search_locations:
-        raise MissingDependencyError(f"the kernel tables of {PACKAGE} are not installed", hint=INSTALL)
+        raise MissingDependencyError(
+            f"the kernel tables of {PACKAGE} are not installed", hint=install_command("tables")
+        )
     if find_spec("pyarrow") is None:
-        raise MissingDependencyError(f"the kernel tables of {PACKAGE} need pyarrow", hint=INSTALL)
+        raise MissingDependencyError(f"the kernel tables of {PACKAGE} need pyarrow", hint=install_command("tables"))
     about = metadata.metadata(PACKAGE)
     return Package(
         name=PACKAGE,
@@ -181,10 +183,10 @@ def _read(file: Path, needed: Sequence[str], wanted: Sequence[str]) -> dict[str,
         if missing:
             raise InputError(
                 f"{file}: not a table as {PACKAGE} 0.12 has it", got=", ".join(present),
-                allowed=", ".join(needed), hint=INSTALL,
+                allowed=", ".join(needed), hint=install_command("tables"),
             )  # fmt: skip
         columns = [*needed, *(name for name in wanted if name in present)]
         table = parquet.read_table(file, columns=columns)
     except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
-        raise InputError(f"{file}: cannot be read as Parquet ({error})", hint=INSTALL) from None
+        raise InputError(f"{file}: cannot be read as Parquet ({error})", hint=install_command("tables")) from None
     return {name: np.asarray(table[name].to_numpy()) for name in columns}

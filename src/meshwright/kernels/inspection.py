@@ -30,6 +30,7 @@ from meshwright.errors import InputError, MissingDependencyError
 from meshwright.kernels.architectures import DATA, Architecture, architectures
 from meshwright.kernels.operations import OPERATIONS
 from meshwright.kernels.sources import KernelSource, Tile
+from meshwright.programs import install_command
 
 MOST_TRAFFIC = 1.1
 """Most bytes that a memory-bound kernel may move over the least possible."""
@@ -92,7 +93,7 @@ def require_triton() -> None:
     """Raise MissingDependencyError where Triton or PyTorch is absent."""
     for package in ("torch", "triton"):
         if find_spec(package) is None:
-            raise MissingDependencyError(f"Triton kernels need {package}", hint="pip install 'meshwright[kernels]'")
+            raise MissingDependencyError(f"Triton kernels need {package}", hint=install_command("kernels"))
 
 
 def inspect(sources: Iterable[KernelSource], *, names: Sequence[str] = ()) -> Iterator[InspectedKernel]:

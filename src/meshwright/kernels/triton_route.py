@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from meshwright.kernels.routes import KernelCall, Refusal
+from meshwright.programs import install_command
 
 OLDEST = (3, 4)
 """The Triton of PyTorch 2.8; tile choices and `tl` functions of this room exist since."""
@@ -53,7 +54,7 @@ def _version_of(package: str) -> tuple[int, int]:
 def serves_triton(call: KernelCall) -> Refusal | None:
     """Refuse where Triton is absent or too old, on a CPU outside the interpreter, and formats that kernels lack."""
     if find_spec("triton") is None:
-        return Refusal(reason="Triton is not installed: pip install 'meshwright[kernels]'")
+        return Refusal(reason=f"Triton is not installed: {install_command('kernels')}")
     major, minor = _version_of("triton")
     if (major, minor) < OLDEST:
         return Refusal(reason=f"Triton {major}.{minor} is older than {OLDEST[0]}.{OLDEST[1]}")

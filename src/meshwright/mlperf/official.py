@@ -17,9 +17,9 @@ from pathlib import Path
 
 from meshwright.errors import MissingDependencyError
 from meshwright.mlperf.benchmarks import Benchmark
+from meshwright.programs import install_command
 
 PACKAGE = "mlperf-logging"
-INSTALL = "pip install 'meshwright[mlperf]'"
 _TIMEOUT_S = 600
 
 
@@ -63,7 +63,7 @@ def official_check(files: Sequence[Path], rules: Benchmark) -> OfficialCheck:
     installed = package_version()
     not_run = ""
     if installed is None:
-        not_run = f"{PACKAGE} is not installed: {INSTALL}"
+        not_run = f"{PACKAGE} is not installed: {install_command('mlperf')}"
     elif not rules.official and rules.ruleset_file is None:
         not_run = f"{rules.name} has no rule set for the official checker"
     if not_run:
@@ -86,7 +86,7 @@ def official_check(files: Sequence[Path], rules: Benchmark) -> OfficialCheck:
 def require_package() -> None:
     """Raise MissingDependencyError if mlperf-logging is not installed."""
     if package_version() is None:
-        raise MissingDependencyError(f"the official checkers are in {PACKAGE}", hint=INSTALL)
+        raise MissingDependencyError(f"the official checkers are in {PACKAGE}", hint=install_command("mlperf"))
 
 
 def ask(request: dict[str, object]) -> dict:

@@ -19,8 +19,9 @@ from typing import Any
 from meshwright.errors import InputError
 from meshwright.mlperf.check_system import description_problems
 from meshwright.mlperf.log import read_log
-from meshwright.mlperf.official import INSTALL, PACKAGE, ask, package_version
+from meshwright.mlperf.official import PACKAGE, ask, package_version
 from meshwright.mlperf.score import Score, score_folder
+from meshwright.programs import install_command
 from meshwright.result import Result
 
 LARGEST_BYTES = 50 * 1024 * 1024  # repo_checker.py: no larger file
@@ -222,7 +223,7 @@ def _same(one: Path, other: Path) -> bool:
 def _official(tree: Path, scores: Sequence[Score]) -> PackageCheck:
     """Run the official package checker on a copy of the tree."""
     if package_version() is None:
-        return PackageCheck(passes=None, not_run=f"{PACKAGE} is not installed: {INSTALL}")
+        return PackageCheck(passes=None, not_run=f"{PACKAGE} is not installed: {install_command('mlperf')}")
     own = [score.benchmark for score in scores if not score.benchmark.official]
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch) / tree.name

@@ -18,6 +18,7 @@ from typing import Any
 
 from meshwright.engines.observer import TrainingObserver
 from meshwright.errors import MeshwrightError, MissingDependencyError
+from meshwright.programs import install_command
 from meshwright.records.training import Ending
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +40,7 @@ class LogWriter:
         except ImportError as error:
             raise MissingDependencyError(
                 "logs of benchmark runs are written by mlperf-logging, which is not installed",
-                hint="pip install 'meshwright[mlperf]'",
+                hint=install_command("mlperf"),
             ) from error
         logger = logging.Logger(f"mllog {path}")  # not registered: nothing else adds handlers to it
         self._file = _SyncedHandler(path, encoding="utf-8")

@@ -18,6 +18,7 @@ import os
 from importlib.util import find_spec
 
 from meshwright.errors import MissingDependencyError
+from meshwright.programs import install_command
 
 WAIT_POLICY, SPIN_COUNT = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
 SPINS = 3_000
@@ -34,9 +35,7 @@ def require_torch(what: str) -> None:
     """
     configure_libraries()
     if find_spec("torch") is None:
-        raise MissingDependencyError(
-            f"{what} needs PyTorch, which is not installed", hint="pip install 'meshwright[torch]'"
-        )
+        raise MissingDependencyError(f"{what} needs PyTorch, which is not installed", hint=install_command("torch"))
 
 
 def configure_libraries() -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from meshwright.errors import MissingDependencyError
 from meshwright.kernels.adamw import AdamStates, AdamWStep, adamw, fused_adamw
 from meshwright.kernels.dispatch import choose
+from meshwright.programs import install_command
 from meshwright.specs.optimizers import OPTIMIZERS
 from meshwright.specs.run import Optimizer as Settings
 
@@ -68,7 +69,7 @@ def require(settings: Settings) -> None:
     package = OPTIMIZERS[settings.name].package
     if package is not None and find_spec(package) is None:
         raise MissingDependencyError(
-            f"optimizer {settings.name} needs {package.replace('_', '-')}", hint="pip install 'meshwright[optimizers]'"
+            f"optimizer {settings.name} needs {package.replace('_', '-')}", hint=install_command("optimizers")
         )
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 if find_spec("megatron") is None:
-    pytest.skip("megatron-core is not installed: pip install 'meshwright[megatron]'", allow_module_level=True)
+    pytest.skip("megatron-core is not installed: pip install '.[megatron]'", allow_module_level=True)
 pytest.importorskip("torch")
 
 import psutil

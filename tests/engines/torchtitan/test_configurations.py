@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 if find_spec("torchtitan") is None:
-    pytest.skip("torchtitan is not installed: pip install 'meshwright[torchtitan]'", allow_module_level=True)
+    pytest.skip("torchtitan is not installed: pip install '.[torchtitan]'", allow_module_level=True)
 
 from meshwright import runfile
 from meshwright.cost.flops import count_parameters

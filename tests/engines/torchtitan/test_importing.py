@@ -19,7 +19,7 @@ import pytest
 from ruamel.yaml import YAML
 
 if find_spec("torchtitan") is None:
-    pytest.skip("torchtitan is not installed: pip install 'meshwright[torchtitan]'", allow_module_level=True)
+    pytest.skip("torchtitan is not installed: pip install '.[torchtitan]'", allow_module_level=True)
 
 from meshwright import runfile
 from meshwright.catalog.stacks import switches_of

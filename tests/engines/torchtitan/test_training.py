@@ -13,7 +13,7 @@ from importlib.util import find_spec
 import pytest
 
 if find_spec("torchtitan") is None:
-    pytest.skip("torchtitan is not installed: pip install 'meshwright[torchtitan]'", allow_module_level=True)
+    pytest.skip("torchtitan is not installed: pip install '.[torchtitan]'", allow_module_level=True)
 
 from meshwright.answers.comparison.study import compare_items
 

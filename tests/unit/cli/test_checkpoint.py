@@ -13,6 +13,7 @@ pytest.importorskip("safetensors")
 
 from safetensors.torch import load_file
 
+from meshwright.programs import install_command
 from meshwright.training import cpu_libraries
 
 pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring", "without_page")
@@ -190,7 +191,7 @@ def test_without_torch_it_says_how_to_install_it(meshwright, run_file, monkeypat
     monkeypatch.setattr(cpu_libraries, "find_spec", lambda name: None)
     outcome = meshwright("checkpoint", "show", run_file)
     assert outcome.exit_code == 3
-    assert "hint: pip install 'meshwright[torch]'" in outcome.stderr
+    assert f"hint: {install_command('torch')}" in outcome.stderr
 
 
 def test_a_step_without_manifest_is_no_whole_checkpoint(meshwright, trained, run_file):

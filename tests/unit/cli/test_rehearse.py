@@ -15,6 +15,7 @@ from meshwright.engines.native import rehearsal
 from meshwright.engines.native.check import check_plan
 from meshwright.engines.native.rehearsal import RehearsalResult, rehearse, shrink
 from meshwright.errors import InfeasibleError
+from meshwright.programs import install_command
 from meshwright.specs.model import AttentionKind
 from meshwright.specs.plan import Plan, Schedule, Sharding
 from meshwright.training import cpu_libraries
@@ -211,4 +212,4 @@ def test_without_torch_it_says_how_to_install_it(meshwright, run_file, monkeypat
     monkeypatch.setattr(cpu_libraries, "find_spec", lambda name: None)
     outcome = meshwright("rehearse", run_file)
     assert outcome.exit_code == 3
-    assert "hint: pip install 'meshwright[torch]'" in outcome.stderr
+    assert f"hint: {install_command('torch')}" in outcome.stderr

@@ -12,6 +12,7 @@ from meshwright.cli.train_messages import introduction
 from meshwright.engines import base
 from meshwright.engines.external_workers import WorkersStart
 from meshwright.engines.maxtext.results import LAYOUT
+from meshwright.programs import install_command
 from meshwright.training import cpu_libraries
 from meshwright.training.run_identity import new_identity
 
@@ -29,7 +30,7 @@ def test_without_torch_it_says_how_to_install_it(meshwright, run_file, monkeypat
     monkeypatch.setattr(cpu_libraries, "find_spec", lambda name: None)
     outcome = meshwright("train", run_file)
     assert outcome.exit_code == 3
-    assert "hint: pip install 'meshwright[torch]'" in outcome.stderr
+    assert f"hint: {install_command('torch')}" in outcome.stderr
 
 
 @needs_torch

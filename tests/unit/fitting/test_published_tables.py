@@ -22,6 +22,7 @@ from meshwright.cost.unit_ports import unit_pace
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.fitting import aiconfigurator
 from meshwright.fitting.published_tables import calibrate_from_tables
+from meshwright.programs import install_command
 
 REAL = find_spec(aiconfigurator.MODULE) is not None
 H100 = catalog.accelerator("h100")
@@ -229,7 +230,7 @@ def test_without_the_package(monkeypatch, meshwright, tmp_path):
         calibrate_from_tables("h100", framework="trtllm")
     outcome = meshwright("calibrate", "--from-tables", "aiconfigurator", "--device", "h100")
     assert outcome.exit_code == 3
-    assert "pip install 'meshwright[tables]'" in outcome.stderr
+    assert install_command("tables") in outcome.stderr
 
 
 RUN = """\
@@ -306,7 +307,7 @@ def test_installing_is_for_devices_without_a_catalogue(package, meshwright):
     assert "the catalogue lacks" in outcome.stderr
 
 
-@pytest.mark.skipif(not REAL, reason="aiconfigurator-core is not installed: pip install 'meshwright[tables]'")
+@pytest.mark.skipif(not REAL, reason="aiconfigurator-core is not installed: pip install '.[tables]'")
 @pytest.mark.parametrize("device", ["a100", "h100", "b200"])
 def test_the_real_tables(device):
     found = calibrate_from_tables(device, framework="trtllm")

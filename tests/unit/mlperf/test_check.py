@@ -18,6 +18,7 @@ from meshwright.mlperf.check_system import SYSTEM_FIELDS
 from meshwright.mlperf.findings import check_rules
 from meshwright.mlperf.log import parse_log
 from meshwright.mlperf.official import official_check, package_version
+from meshwright.programs import install_command
 
 Change = Callable[[SyntheticLog], object]
 
@@ -485,4 +486,4 @@ def test_official_checker_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr("meshwright.mlperf.official.package_version", lambda: None)
     verdict = official_check([tmp_path], load_benchmark("llama31_8b"))
     assert verdict.passes is None
-    assert "pip install 'meshwright[mlperf]'" in verdict.not_run
+    assert install_command("mlperf") in verdict.not_run

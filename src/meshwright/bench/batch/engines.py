@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from meshwright.errors import InputError, MissingDependencyError
+from meshwright.programs import install_command
 from meshwright.targets import load
 
 
@@ -57,21 +58,21 @@ class EngineEntry:
 
     target: str  # "module:function" that loads a model
     package: str
-    install: str
+    extra: str | None  # of this project, with what it needs
     options: tuple[str, ...] | None  # known ones; None: those of the engine itself
 
 
 BATCH_ENGINES: dict[str, EngineEntry] = {
     "vllm": EngineEntry(
-        target="meshwright.bench.batch.vllm_engine:load", package="vllm", install="pip install vllm", options=None
+        target="meshwright.bench.batch.vllm_engine:load", package="vllm", extra=None, options=None
     ),
     "llamacpp": EngineEntry(
         target="meshwright.bench.batch.llamacpp_engine:load", package="xllamacpp",
-        install="pip install 'meshwright[llamacpp]'", options=("threads", "parallel", "context", "dtype"),
+        extra="llamacpp", options=("threads", "parallel", "context", "dtype"),
     ),
     "transformers": EngineEntry(
         target="meshwright.bench.batch.transformers_engine:load", package="transformers",
-        install="pip install 'meshwright[torch]' transformers", options=("batch", "dtype", "threads"),
+        extra="torch", options=("batch", "dtype", "threads"),
     ),
 }  # fmt: skip
 
@@ -80,9 +81,10 @@ def check_engine(name: str, options: Mapping[str, str]) -> None:
     """Raise MissingDependencyError where an engine is not installed, InputError for an option that it lacks."""
     entry = BATCH_ENGINES[name]
     if find_spec(entry.package) is None:
-        raise MissingDependencyError(
-            f"--engine {name} needs {entry.package}, which is not installed", hint=entry.install
-        )
+        hint = f"pip install {entry.package}" if entry.extra is None else install_command(entry.extra)
+        if entry.package not in hint:
+            hint = f"{hint} {entry.package}"
+        raise MissingDependencyError(f"--engine {name} needs {entry.package}, which is not installed", hint=hint)
     for key in options:
         if entry.options is not None and key not in entry.options:
             raise InputError(f"--engine {name} has no such option", got=key, allowed=", ".join(entry.options))

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import InputError, MissingDependencyError
+from meshwright.programs import install_command
 from meshwright.records.ingest import ChunkEncoding
 
 NUM_SPECIAL = 2
@@ -114,7 +115,7 @@ def _library() -> Any:
     except ImportError:
         raise MissingDependencyError(
             "documents are tokenized with the package tokenizers, which is not installed",
-            hint="pip install 'meshwright[ingest]'",
+            hint=install_command("ingest"),
         ) from None
     return tokenizers
 

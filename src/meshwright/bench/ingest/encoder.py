@@ -22,6 +22,7 @@ from torch.nn import functional
 from meshwright.bench.ingest.chunks import ChunkTokenizer, TokenIds
 from meshwright.errors import InfeasibleError, InputError, MissingDependencyError
 from meshwright.inference.ingestion import EncoderShape
+from meshwright.programs import install_command
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 INITIAL_SD = 0.02  # BERT's
@@ -155,7 +156,7 @@ def _fill(model: BertEncoder, path: Path) -> None:
         from safetensors.torch import load_file
     except ImportError:
         raise MissingDependencyError(
-            "weights are read with the package safetensors", hint="pip install 'meshwright[ingest]'"
+            "weights are read with the package safetensors", hint=install_command("ingest")
         ) from None
     try:
         tensors = load_file(path)

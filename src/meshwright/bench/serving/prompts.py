@@ -25,6 +25,7 @@ from typing import Any
 
 from meshwright.bench.serving.endpoint import ServingPrompt
 from meshwright.errors import InputError, MissingDependencyError
+from meshwright.programs import install_command
 
 LONGEST_TOKENS = 10**7
 LENGTH_FORMS = "a number, 64-256, uniform:64,256, normal:MEAN,SD or lognormal:MEDIAN,SIGMA"
@@ -144,7 +145,7 @@ def open_tokenizer(path: Path) -> LocalTokenizer:
         from tokenizers import Tokenizer
     except ImportError:
         raise MissingDependencyError(
-            "a local tokenizer needs the package tokenizers", hint="pip install 'meshwright[serve]'"
+            "a local tokenizer needs the package tokenizers", hint=install_command("serve")
         ) from None
     file = path / "tokenizer.json" if path.is_dir() else path
     try:

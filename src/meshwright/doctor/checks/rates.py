@@ -24,6 +24,7 @@ from meshwright.doctor.devices import Device
 from meshwright.doctor.host import Host, Unseen
 from meshwright.doctor.verdict import CheckStatus, CheckVerdict, found, judge, limits, skipped
 from meshwright.errors import MeshwrightError
+from meshwright.programs import install_command
 
 GEMM_SIZE = 8192
 COPY_BYTES = 2**30
@@ -91,7 +92,7 @@ def _measured(node: Node) -> Iterator[CheckVerdict]:
     if not node.devices.found and not node.rates:
         raise Unseen(f"{NO_DEVICE}; --rates measures the processors, without an expected rate")
     if find_spec("torch") is None:
-        raise Unseen("PyTorch is not installed: pip install 'meshwright[torch]'")
+        raise Unseen(f"PyTorch is not installed: {install_command('torch')}")
     devices = node.devices.found
     if not devices:
         yield from _of_processors(node.host)

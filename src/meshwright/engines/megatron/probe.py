@@ -9,9 +9,8 @@ from importlib.util import find_spec
 
 from meshwright.engines.megatron import VERSION
 from meshwright.errors import MissingDependencyError
+from meshwright.programs import install_command
 from meshwright.training.machine import Machine, ask, require_version
-
-INSTALL = "pip install 'meshwright[megatron]'"
 
 
 def machine() -> Machine:
@@ -19,11 +18,11 @@ def machine() -> Machine:
 
     Raises MissingDependencyError when Megatron-Core is absent, of another version, or does not start.
     """
-    require_version("megatron-core", VERSION, hint=INSTALL)
+    require_version("megatron-core", VERSION, hint=install_command("megatron"))
     if find_spec("psutil") is None:
-        raise MissingDependencyError("megatron-core's checkpoints need psutil", hint=INSTALL)
+        raise MissingDependencyError("megatron-core's checkpoints need psutil", hint=install_command("megatron"))
     command = [sys.executable, "-m", "meshwright.engines.megatron.probe"]
-    return Machine(**ask(command, program="megatron-core does not start here", hint=INSTALL))
+    return Machine(**ask(command, program="megatron-core does not start here", hint=install_command("megatron")))
 
 
 def require_device(machine: Machine) -> None:

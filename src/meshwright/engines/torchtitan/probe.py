@@ -10,10 +10,9 @@ from typing import Any
 
 from meshwright.engines.torchtitan import VERSION
 from meshwright.errors import MissingDependencyError
+from meshwright.programs import install_command
 from meshwright.training.machine import Machine, ask
 from meshwright.training.machine import require_version as require_installed
-
-INSTALL = "pip install 'meshwright[torchtitan]'"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +31,7 @@ def machine() -> TorchtitanMachine:
     """
     require_version()
     command = [sys.executable, "-m", "meshwright.engines.torchtitan.probe"]
-    found = ask(command, program="torchtitan does not start here", hint=INSTALL)
+    found = ask(command, program="torchtitan does not start here", hint=install_command("torchtitan"))
     lists = {name: tuple(found[name]) for name in ("lacks", "lacks_in_pipeline")}
     values: dict[str, Any] = found | lists
     return TorchtitanMachine(**values)
@@ -40,7 +39,7 @@ def machine() -> TorchtitanMachine:
 
 def require_version() -> None:
     """Raise MissingDependencyError when torchtitan is absent or of another version."""
-    require_installed("torchtitan", VERSION, hint=INSTALL)
+    require_installed("torchtitan", VERSION, hint=install_command("torchtitan"))
 
 
 def require_device(machine: TorchtitanMachine) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import InputError, MissingDependencyError
+from meshwright.programs import install_command
 from meshwright.specs.generation import Sampling
 from meshwright.training.data.conversations import Conversation
 from meshwright.training.evaluation.choices import encode_pair, likelihoods
@@ -39,7 +40,7 @@ def run_tasks(
     """
     if find_spec("lm_eval") is None:
         raise MissingDependencyError(
-            "tasks of lm-evaluation-harness need the package lm_eval", hint="pip install 'meshwright[evaluate]'"
+            "tasks of lm-evaluation-harness need the package lm_eval", hint=install_command("evaluate")
         )
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.tasks import TaskManager

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.files import naming
+from meshwright.programs import install_command
 
 _FORMATS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
 
@@ -72,9 +73,7 @@ class Folder:
         try:
             from safetensors import safe_open
         except ImportError as error:
-            raise MissingDependencyError(
-                "reading weights needs safetensors", hint="pip install 'meshwright[torch]'"
-            ) from error
+            raise MissingDependencyError("reading weights needs safetensors", hint=install_command("torch")) from error
         self._open_file = safe_open
         self._opened: dict[Path, Any] = {}
         self.folder = folder

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.errors import InputError, MissingDependencyError
+from meshwright.programs import install_command
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -75,7 +76,7 @@ def write_gguf(folder: Path, path: Path, *, dtype: str | None = None) -> GgufFil
         import gguf
     except ImportError:
         raise MissingDependencyError(
-            "writing a GGUF file needs the package gguf", hint="pip install 'meshwright[llamacpp]'"
+            "writing a GGUF file needs the package gguf", hint=install_command("llamacpp")
         ) from None
     config = _read_json(folder / "config.json")
     architecture = _architecture(config)

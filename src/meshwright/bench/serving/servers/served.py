@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError, MissingDependencyError
+from meshwright.programs import install_command
 
 PRECISIONS = {
     "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "f32": "fp32", "bf16": "bf16", "f16": "fp16",
@@ -64,7 +65,7 @@ def gguf_config(path: Path) -> tuple[dict[str, Any], str | None]:
         import gguf
     except ImportError:
         raise MissingDependencyError(
-            "reading a GGUF file needs the package gguf", hint="pip install 'meshwright[llamacpp]'"
+            "reading a GGUF file needs the package gguf", hint=install_command("llamacpp")
         ) from None
     try:
         reader: Any = gguf.GGUFReader(path)

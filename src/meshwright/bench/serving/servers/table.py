@@ -27,7 +27,7 @@ from meshwright.bench.serving.servers.served import (
     stored_precision,
 )
 from meshwright.errors import InputError, MissingDependencyError
-from meshwright.programs import find_program
+from meshwright.programs import find_program, install_command
 
 SERVED_NAME = "model"
 MOST_SLOTS = 64
@@ -95,7 +95,7 @@ def _llamacpp(model: ServedModel | None, port: int, options: dict[str, str], in_
     _require_known("llamacpp", options, LLAMACPP_OPTIONS)
     if find_spec("xllamacpp") is None:
         raise MissingDependencyError(
-            "--server llamacpp needs xllamacpp, which is not installed", hint="pip install 'meshwright[llamacpp]'"
+            "--server llamacpp needs xllamacpp, which is not installed", hint=install_command("llamacpp")
         )
     notes: tuple[str, ...] = ()
     dtype, context = options.pop("dtype", None), options.pop("context", None)
