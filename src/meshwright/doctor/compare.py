@@ -1,6 +1,7 @@
 """Compare the reports of many nodes: find nodes that differ from the majority, and hosts to exclude.
 
-fact      a value that most nodes share (driver, kernel, ...): more than half of the nodes that report it
+fact      a value that most nodes share (driver, kernel, ...): more than half of the nodes that report it. A node that
+          lacks a fact which more than half of all nodes have differs, too: it may have no device at all
 measure   a number (GEMM rate, clock, ...): the worst device of a node against the median over the nodes
 """
 
@@ -20,6 +21,7 @@ from meshwright.errors import InputError
 from meshwright.files import toml_table
 
 EXCLUDE, LISTED = "exclude", "report"
+ABSENT = "not reported"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +87,7 @@ def compare(reports: Sequence[dict[str, Any]]) -> NodeComparison:
     outliers: list[Outlier] = []
     tables = toml_table(DATA / "compare.toml")
     for name, follows in tables["facts"].items():
-        held = {r["host"]: r["facts"][name] for r in reports if name in r["facts"]}
+        held = {r["host"]: r["facts"].get(name) for r in reports}
         outliers += _by_fact(name, held, follows, majority=majority, undecided=undecided)
     for check, shares in tables["measures"].items():
         worst = {r["host"]: low for r in reports if (low := _lowest(r, check)) is not None}
@@ -101,21 +103,22 @@ def compare(reports: Sequence[dict[str, Any]]) -> NodeComparison:
 
 
 def _by_fact(
-    name: str, held: dict[str, str], follows: str, *,
+    name: str, held: dict[str, str | None], follows: str, *,
     majority: dict[str, float | str], undecided: dict[str, dict[str, int]],
 ) -> list[Outlier]:  # fmt: skip
-    counts = Counter(held.values())
+    counts = Counter(own for own in held.values() if own is not None)
     if not counts:
         return []
     value, count = counts.most_common(1)[0]
-    if 2 * count <= len(held):
+    if 2 * count <= counts.total():
         undecided[name] = dict(counts)
         return []
     majority[name] = value
+    is_usual = 2 * counts.total() > len(held)
     return [
-        Outlier(host=host, what=name, value=own, majority=value, follows=follows)
+        Outlier(host=host, what=name, value=ABSENT if own is None else own, majority=value, follows=follows)
         for host, own in held.items()
-        if own != value
+        if (is_usual if own is None else own != value)
     ]
 
 

@@ -95,9 +95,21 @@ def _data() -> dict[str, Any]:
 def _value(row: Mapping[str, Any], site: Mapping[str, Any], *, user: str | None) -> str | None:
     if "site" in row:
         value = site.get(row["site"])
+        if value is not None and row["site"] == "rdma_devices":
+            return _exact(value)
         return None if value is None else str(value)
     value = row.get("flag") or row["value"]
     return value.replace("{user}", user or _user()) if "{user}" in value else value
+
+
+def _exact(ports: str) -> str:
+    """Names of RDMA ports for NCCL_IB_HCA, which takes them as prefixes unless `=` stands before them.
+
+    >>> _exact("mlx5_0,mlx5_1:1"), _exact("mlx5"), _exact("^mlx5_4")
+    ('=mlx5_0,mlx5_1:1', 'mlx5', '^mlx5_4')
+    """
+    names = ports.split(",")
+    return f"={ports}" if all(re.fullmatch(r"(?!mlx\d$)\w*\d(:\d+)?", name.strip()) for name in names) else ports
 
 
 def _user() -> str:

@@ -64,10 +64,25 @@ def test_without_a_majority_there_is_no_outlier():
     assert (found.outliers, found.undecided) == ((), {"driver": {"6.14.14": 1, "6.12.12": 1}})
 
 
-def test_a_fact_that_a_node_could_not_see_is_no_difference():
+@pytest.mark.parametrize(("fact", "excluded"), [("devices", ("odd",)), ("driver", ("odd",)), ("kernel", ())])
+def test_a_node_that_lacks_what_most_nodes_report_differs(fact, excluded):
     blind = report("odd")
-    del blind["facts"]["driver"]
-    assert compare(cluster(blind)).outliers == ()
+    del blind["facts"][fact]
+    found = compare(cluster(blind))
+    assert [(o.host, o.what, o.value) for o in found.outliers] == [("odd", fact, "not reported")]
+    assert found.exclude == excluded
+
+
+def test_a_node_without_any_device_is_excluded():
+    bare = report("odd")
+    bare["facts"] = {"kernel": "6.8.0-60"}
+    bare["checks"] = []
+    assert compare(cluster(bare)).exclude == ("odd",)
+
+
+def test_a_fact_that_few_nodes_could_see_is_no_difference():
+    seen = report("odd", facts={"container": "docker"})
+    assert compare(cluster(seen)).outliers == ()
 
 
 def test_two_nodes_or_more_each_once():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 import sys
 from importlib import util as importlib_util
@@ -249,6 +250,81 @@ def test_an_nvlink_is_down(look, nvidia):
     assert bad(look(nvidia)) == {("links.scale-up", "device 0")}
 
 
+ALL_INACTIVE = "NVML: Unable to retrieve NVLink information as all links are inActive\n"
+
+
+def without_links(text, index, *, said=ALL_INACTIVE):
+    """What nvidia-smi says when a device has no active link."""
+    return re.sub(rf"(GPU {index}: .*\n)(?:\t Link .*\n)+", lambda m: m[1] + said, text)
+
+
+@pytest.mark.parametrize("said", [ALL_INACTIVE, ""])
+def test_a_device_whose_links_are_not_listed_has_lost_them(look, nvidia, said):
+    text = nvidia.commands["nvidia-smi nvlink --status"]
+    nvidia.commands["nvidia-smi nvlink --status"] = without_links(text, 3, said=said)
+    assert bad(look(nvidia)) == {("links.scale-up", "device 3")}
+
+
+def test_a_list_with_one_link_less(look, nvidia):
+    text = nvidia.commands["nvidia-smi nvlink --status"]
+    nvidia.commands["nvidia-smi nvlink --status"] = text.replace("\t Link 17: 26.562 GB/s\n", "", 1)
+    assert bad(look(nvidia)) == {("links.scale-up", "device 0")}
+
+
+def test_all_links_of_all_devices_are_down(look, nvidia):
+    text = nvidia.commands["nvidia-smi nvlink --status"]
+    for index in range(8):
+        text = without_links(text, index)
+    nvidia.commands["nvidia-smi nvlink --status"] = text
+    assert bad(look(nvidia)) == {("links.scale-up", f"device {i}") for i in range(8)}
+    # cards without a bridge are well
+    nvidia.commands["nvidia-smi nvlink --status"] = text.replace("NVIDIA H200", "NVIDIA H100 PCIe")
+    assert bad(look(nvidia)) == set()
+
+
+def test_temperatures_as_distances_to_a_limit(look, nvidia):
+    output = nvidia.commands["nvidia-smi -q -x"]
+    log = output.stdout.replace("<gpu_temp_slow_threshold>87 C</gpu_temp_slow_threshold>",
+                                "<gpu_temp_slow_tlimit_threshold>-2 C</gpu_temp_slow_tlimit_threshold>")  # fmt: skip
+    nvidia.commands["nvidia-smi -q -x"] = dataclasses.replace(output, stdout=log)
+    found = look(nvidia)
+    assert bad(found) == set()
+    assert found["temperature.margin"][0].measured == 57 + 2
+    nvidia.commands["nvidia-smi -q -x"] = dataclasses.replace(
+        output, stdout=log.replace("tlimit>57 C", "tlimit>-3 C", 1)
+    )
+    assert bad(look(nvidia)) == {("temperature.margin", "device 0")}
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "is_bad"),
+    [("Completed", "Success", False), ("In Progress", "N/A", True), ("Completed", "Failure", True),
+     ("Not Supported", "N/A", False)],
+)  # fmt: skip
+def test_registration_with_the_switches(look, nvidia, state, status, is_bad):
+    output = nvidia.commands["nvidia-smi -q -x"]
+    fabric = f"<fabric><state>{state}</state><status>{status}</status></fabric></gpu>"
+    nvidia.commands["nvidia-smi -q -x"] = dataclasses.replace(output, stdout=output.stdout.replace("</gpu>", fabric, 1))
+    assert bad(look(nvidia)) == ({("links.fabric", "device 0")} if is_bad else set())
+
+
+def test_one_partitioned_device_of_eight(look, nvidia):
+    output = nvidia.commands["nvidia-smi -q -x"]
+    mode = "<mig_mode><current_mig>{}</current_mig>"
+    assert mode.format("Disabled") in re.sub(r"\s+", "", output.stdout)
+    log = re.sub(r"(<mig_mode>\s*<current_mig>)Disabled", r"\1Enabled", output.stdout, count=1)
+    nvidia.commands["nvidia-smi -q -x"] = dataclasses.replace(output, stdout=log)
+    assert ("devices.partition", "") in bad(look(nvidia))
+
+
+def test_memory_errors_of_kernels_with_aca(look, healthy):
+    card = CARD.format(8)
+    for file in [name for name in healthy.files if name.startswith(f"{card}/ras/")]:
+        healthy.remove(file)
+    healthy.files[f"{card}/ras/aca_umc"] = "ue: 4\nce: 1\nde: 0\n"
+    assert bad(look(healthy)) == {("devices.errors", "device 7")}
+
+
 def test_a_device_with_fewer_lanes_and_a_power_cap(look, healthy):
     healthy.files[CARD.format(8) + "/current_link_width"] = "8\n"
     healthy.files[CARD.format(8) + "/hwmon/hwmon10/power1_cap"] = "1000000000\n"
@@ -457,6 +533,35 @@ def test_a_log_that_may_not_be_read(look, healthy):
     assert "root" in verdict.message
     healthy.commands["journalctl"] = (RECORDED / "dmesg-healthy.txt").read_text()
     assert look(healthy, chosen=("log",))["log.kernel"][0].status is CheckStatus.PASS
+
+
+XID = "NVRM: Xid (PCI:0000:cb:00): "
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "status"),
+    [
+        (XID + "63, pid=1896, Row Remapper: New row marked for remapping", "xid-of-memory", "warn"),
+        (XID + "92, High single-bit ECC error rate", "xid-of-memory", "warn"),
+        (XID + "94, pid=7194, name=python, Contained: SM (0x1). RST: No, D-RST: No", "xid-of-memory", "warn"),
+        (XID + "95, pid='<unknown>', Uncontained: FBHUB.", "xid-of-hardware", "fail"),
+        (XID + "109, pid=8, name=python, CTX SWITCH TIMEOUT", "xid-of-hardware", "fail"),
+        (XID + "145, RLW_REMAP Fatal XC0 i0 Link 12 (0x00000043 0x80)", "xid-of-nvlink", "fail"),
+        (XID + "149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000000)", "xid-of-nvlink", "fail"),
+        (XID + "149, NETIR_BER_EVENT Nonfatal XC0 i0 Link 08 (0x0 0x0)", "xid-of-nvlink-recovered", "warn"),
+        (XID + "154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot)", "xid-recovery", "fail"),
+        (XID + "154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)", None, None),
+        (XID + "31, pid=1, name=python, MMU Fault", "xid-of-a-program", "warn"),
+        ("nvidia-nvswitch3: SXid (PCI:0000:c2:00.0): 20034, Fatal, Link 30 LTSSM Fault Up", "nvswitch-error", "fail"),
+        ("nvidia-nvswitch0: SXid (PCI:0000:06:00.0): 12028, Non-fatal, egress", "nvswitch-error-recovered", "warn"),
+        ("amdgpu 0000:05:00.0: amdgpu: Fatal error during GPU init", "device-does-not-start", "fail"),
+        ("NVRM: GPU 0000:c1:00.0: RmInitAdapter failed! (0x24:0x65:1589)", "device-does-not-start", "fail"),
+        ("ionic 0000:66:00.0: AdminQ command timed out", "network-card-error", "fail"),
+    ],
+)  # fmt: skip
+def test_a_line_of_the_log_has_the_class_of_its_makers_table(line, name, status):
+    found = [(n, s.value) for n, (pattern, s, _) in kernel_log._patterns().items() if pattern.search(line)]
+    assert found[:1] == ([] if name is None else [(name, status)])
 
 
 def test_the_patterns_match_nothing_in_a_healthy_log():

@@ -78,6 +78,7 @@ def test_the_network_is_the_sites_and_only_for_several_nodes():
     assert found["NCCL_SOCKET_IFNAME"].value == found["GLOO_SOCKET_IFNAME"].value == "ens1f0"
     assert found["NCCL_IB_GID_INDEX"].value == "3"
     assert "NCCL_IB_HCA" not in found
+    assert of(site={"rdma_devices": "mlx5_0,mlx5_1"})["NCCL_IB_HCA"].value == "=mlx5_0,mlx5_1"
     assert "NCCL_SOCKET_IFNAME" not in of(site=site, num_nodes=1)
 
 

@@ -104,11 +104,15 @@ def _known(node: Node) -> Iterator[CheckVerdict]:
         )  # fmt: skip
 
 
+def _has_parts(node: Node) -> bool:
+    return any(d.partition for d in node.devices.found)
+
+
 def _alike(node: Node) -> Iterator[CheckVerdict]:
     for what, values in {
         "model": [d.name for d in _require(node)],
         "firmware": [d.firmware for d in node.devices.found if d.firmware],
-        "partition": [d.partition for d in node.devices.found if d.partition],
+        "partition": [d.partition or "whole" for d in node.devices.found] if _has_parts(node) else [],
     }.items():
         if values:
             counts = Counter(values)
@@ -250,6 +254,19 @@ def _scale_up(node: Node) -> Iterator[CheckVerdict]:
             yield judge("links.scale-up", device.scale_up_links, expected=expected, where=where(device))
 
 
+def _fabric(node: Node) -> Iterator[CheckVerdict]:
+    """Registration with the manager of the switches, without which devices do not reach each other."""
+    for device in _require(node):
+        if device.fabric_state in (None, "Not Supported"):
+            continue
+        is_done = device.fabric_state == "Completed" and device.fabric_status in (None, "Success")
+        yield found(
+            "links.fabric", CheckStatus.PASS if is_done else CheckStatus.FAIL, where=where(device),
+            measured=" ".join(filter(None, (device.fabric_state, device.fabric_status))), expected="Completed Success",
+            hint="`systemctl status nvidia-fabricmanager`: it must run, in the driver's version; then reset the device",
+        )  # fmt: skip
+
+
 def _errors(node: Node) -> Iterator[CheckVerdict]:
     for device in _require(node):
         if device.uncorrected_errors is None:
@@ -313,4 +330,5 @@ CHECKS: dict[str, Check] = {
     "power.limit": _power,
     "links.pcie": _pcie,
     "links.scale-up": _scale_up,
+    "links.fabric": _fabric,
 }

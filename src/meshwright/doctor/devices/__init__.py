@@ -54,6 +54,8 @@ class Device:
     is_repair_failed: bool | None = None
     slowdowns: tuple[str, ...] = ()  # reasons for a reduced clock
     firmware: str | None = None
+    fabric_state: str | None = None  # registration with the switches' manager: "Completed", "In Progress", ...
+    fabric_status: str | None = None  # "Success" once it is completed
     partition: str | None = None  # MIG, CPX, ...: None or SPX where the device is whole
     processes: tuple[Process, ...] | None = None
 

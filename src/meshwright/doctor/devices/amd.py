@@ -168,9 +168,12 @@ def _read_rocm_smi(document: Any) -> dict[str, str]:
 
 
 def _errors(host: Host, card: str, kind: str) -> int | None:
-    """Return the errors of all blocks of the device: files of two lines, `ue: 0` and `ce: 3`."""
+    """Return the errors of all blocks of the device: files with lines `ue: 0` and `ce: 3`.
+
+    Kernels with ACA name the files `aca_BLOCK` (drivers/gpu/drm/amd/amdgpu/amdgpu_aca.c).
+    """
     counts = []
-    for file in host.glob(f"{card}/ras/*_err_count"):
+    for file in (*host.glob(f"{card}/ras/*_err_count"), *host.glob(f"{card}/ras/aca_*")):
         match = re.search(rf"^{kind}:\s*(\d+)", text_or_none(host, file) or "", re.MULTILINE)
         if match:
             counts.append(int(match[1]))

@@ -22,6 +22,10 @@ SLOWDOWNS = {
     "applications_clocks_setting": "clock set by somebody",
 }
 """Reasons that matter on an idle device; a power cap and idling do not."""
+ALL_INACTIVE = "all links are inactive"
+"""What nvidia-smi says of a device in place of its links."""
+WITHOUT_LINKS = re.compile(r"PCI-?e|NVL\b|RTX|TITAN|Quadro|\bA(?:10|16|30|40)\b", re.IGNORECASE)
+"""Names of cards whose links, if they have any, are bridges that a node may lack."""
 NOTHING = ("", "N/A", "[N/A]", "[Not Supported]", "Requested functionality has been deprecated")
 """Texts that nvidia-smi writes for a missing value."""
 
@@ -73,7 +77,7 @@ def _device(host: Host, index: int, gpu: Element) -> Device | None:
         clock_mhz=_number(gpu, "clocks/sm_clock"),
         highest_clock_mhz=_number(gpu, "max_clocks/sm_clock"),
         temperature_c=_number(gpu, "temperature/gpu_temp"),
-        slowdown_temperature_c=_number(gpu, "temperature/gpu_temp_slow_threshold"),
+        slowdown_temperature_c=_slowdown_temperature(gpu),
         power_w=_number(power, "instant_power_draw") or _number(power, "power_draw"),
         power_limit_w=_number(power, "current_power_limit") or _number(power, "power_limit"),
         default_power_limit_w=_number(power, "default_power_limit"),
@@ -86,8 +90,19 @@ def _device(host: Host, index: int, gpu: Element) -> Device | None:
         slowdowns=_slowdowns(events),
         firmware=_text(gpu, "vbios_version"),
         partition="MIG" if is_mig else None,
+        fabric_state=_text(gpu, "fabric/state"),
+        fabric_status=_text(gpu, "fabric/status"),
         processes=_processes(host, gpu),
     )
+
+
+def _slowdown_temperature(gpu: Element) -> float | None:
+    """The temperature at which the device slows down. Ada, Hopper and later tell distances to a limit instead."""
+    own, limit = _number(gpu, "temperature/gpu_temp_slow_threshold"), _number(gpu, "temperature/gpu_temp_tlimit")
+    now = _number(gpu, "temperature/gpu_temp")
+    if own is not None or limit is None or now is None:
+        return own
+    return now + limit - (_number(gpu, "temperature/gpu_temp_slow_tlimit_threshold") or 0.0)
 
 
 def _processes(host: Host, gpu: Element) -> tuple[Process, ...] | None:
@@ -104,18 +119,21 @@ def _processes(host: Host, gpu: Element) -> tuple[Process, ...] | None:
 
 
 def _links(host: Host) -> dict[int, tuple[int, int]]:
-    """Return the numbers of active links and of all links by device; empty without NVLink."""
+    """Return the numbers of active links and of all links by device; empty without NVLink.
+
+    Devices of a node have as many links each: one of which the tool lists fewer, or none, has lost them.
+    """
     try:
         text = host.ask("nvidia-smi", "nvlink", "--status")
     except Unseen:
         return {}
-    found: dict[int, tuple[int, int]] = {}
-    for block in re.split(r"^(?=GPU \d+:)", text, flags=re.MULTILINE):
-        head = re.match(r"GPU (\d+):", block)
-        states = re.findall(r"^\s+Link \d+: (.+)$", block, re.MULTILINE)
-        if head and states:
-            found[int(head[1])] = (sum("GB/s" in s for s in states), len(states))
-    return found
+    blocks = re.split(r"^(?=GPU \d+:)", text, flags=re.MULTILINE)
+    listed = {int(head[1]): block for block in blocks if (head := re.match(r"GPU (\d+):", block))}
+    states = {index: re.findall(r"^\s+Link \d+: (.+)$", block, re.MULTILINE) for index, block in listed.items()}
+    expected = max(map(len, states.values()), default=0)
+    if not expected and any(ALL_INACTIVE in b.lower() and not WITHOUT_LINKS.search(b) for b in listed.values()):
+        expected = 1  # at least
+    return {index: (sum("GB/s" in s for s in states[index]), expected) for index in states} if expected else {}
 
 
 def _with_links(device: Device, links: tuple[int, int] | None) -> Device:

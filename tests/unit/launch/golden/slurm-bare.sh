@@ -24,7 +24,7 @@ export HSA_NO_SCRATCH_RECLAIM=1
 export MIOPEN_CUSTOM_CACHE_DIR=/var/tmp/miopen-ann
 export MIOPEN_USER_DB_PATH=/var/tmp/miopen-ann
 export NCCL_DEBUG=WARN
-export NCCL_IB_HCA=mlx5_0,mlx5_1
+export NCCL_IB_HCA==mlx5_0,mlx5_1
 export NCCL_SOCKET_IFNAME=ens1f0
 export OMP_NUM_THREADS=1
 export PYTHONUNBUFFERED=1
