@@ -26,7 +26,7 @@ def compare(
     any text, or `points:KEY=TEXT,...`; `NAME=SIDE` gives it a name.
 
     Returns:
-        Ratios by workload with bootstrap intervals, geometric means with leave-one-out, what differs, warnings, and
+        Ratios by workload with intervals, geometric means with leave-one-out, what differs, warnings, and
         the time per token by cause where the records have a profile.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshwright.answers.comparison.ratios import MeanRatio, Ratio
+from meshwright.answers.comparison.ratios import FEWEST_SAMPLES, MeanRatio, Ratio
 from meshwright.answers.comparison.sides import CONDITIONS, Evidence, Side
 
 MONTHS_APART = 6
@@ -177,6 +177,11 @@ def _samples(mean: MeanRatio) -> list[str]:
         if v.sampled == "step"
     }
     found = [f"{mean.metric}: {' and '.join(sorted(few))}: fewer than {FEW_SAMPLES} repeats"] if few else []
+    unjudged = [r.workload for r in mean.ratios if r.has_too_few_runs]
+    if unjudged:
+        found.append(
+            f"{mean.metric}: fewer than {FEWEST_SAMPLES} runs of a side, and so no verdict: {'; '.join(unjudged)}"
+        )
     if steps and mean.metric == "throughput":
         found.append(
             f"{mean.metric}: samples of {' and '.join(sorted(steps))} are steps of one run: "

@@ -1,7 +1,9 @@
 """Ratios of paired values: interval by bootstrap, geometric mean, leave-one-out, wins and losses.
 
     ratio       r_i = side / baseline where higher is better, baseline / side where lower is: above 1 is better
-    interval    percentile bootstrap of log r_i: both sides are resampled (Efron & Tibshirani 1993, section 13.3)
+    interval    of log r_i. Fewer than 30 samples: Student's t of each side, combined as Behrens and Fisher do; a
+                bootstrap of so few is too narrow. More: percentile bootstrap, both sides are resampled (Efron &
+                Tibshirani 1993, section 13.3). Fewer than three runs of a side: no interval and no verdict
     mean        exp(mean log r_i) over the workloads of one metric; its interval resamples three or more workloads,
                 and one workload has the interval of its ratio
     whole time  time of the baseline for one unit of each workload over the other side's time
@@ -27,8 +29,10 @@ CONFIDENCE = 0.95
 MAX_DRAWN = 4_000_000
 """Most numbers of one bootstrap; more samples mean fewer resamples."""
 FEWEST_RESAMPLES = 200
-FEWEST_SAMPLES = 3
-"""A bootstrap of fewer samples says nothing, and there is no interval."""
+FEWEST_SAMPLES, FEWEST_OF_BOOTSTRAP = 3, 30
+"""Fewer samples say nothing of their spread, and there is no interval; fewer of the second have Student's t."""
+RUNS = ("run", "repeat", "record")
+"""What samples are (`SideValue.sampled`) whose spread is the one between runs."""
 MAX_MATCHED = 10_000
 """Pairs of workloads with different names that are looked at."""
 NEAR_RATIO = 0.01
@@ -56,13 +60,22 @@ class Ratio:
 
     @property
     def verdict(self) -> Verdict:
-        """Win or loss where the interval excludes 1; without an interval where the values are not within 1 %."""
+        """Win or loss where the interval excludes 1; without an interval where the values are not within 1 %.
+
+        Undecided where a side has fewer than three runs.
+        """
+        if self.has_too_few_runs:
+            return Verdict.TIE
         low, high = self.low or self.value / (1 + NEAR_RATIO), self.high or self.value * (1 + NEAR_RATIO)
         return Verdict.WIN if low > 1 else Verdict.LOSS if high < 1 else Verdict.TIE
 
     @property
     def has_interval(self) -> bool:
         return self.low is not None
+
+    @property
+    def has_too_few_runs(self) -> bool:
+        return _has_too_few_runs(self.baseline) or _has_too_few_runs(self.other)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +168,8 @@ def _oriented(log_ratio: float, value: SideValue) -> float:
 
 def _interval(baseline: SideValue, other: SideValue) -> tuple[float | None, float | None]:
     """95 % of the logarithm of the ratio; an 80 % interval of a prediction counts with its own width."""
+    if _has_too_few_runs(baseline) or _has_too_few_runs(other):
+        return None, None
     drawn = [_log_draws(value, stream) for stream, value in enumerate((baseline, other))]
     if all(d is None for d in drawn):
         return None, None
@@ -169,11 +184,20 @@ def _interval(baseline: SideValue, other: SideValue) -> tuple[float | None, floa
     return math.exp(low), math.exp(high)
 
 
+def _has_too_few_runs(value: SideValue) -> bool:
+    return value.sampled in RUNS and 0 < len(value.samples) < FEWEST_SAMPLES
+
+
 def _log_draws(value: SideValue, stream: int) -> NDArray[np.float64] | None:
     """Resampled values over the value itself, as logarithms; None where nothing is known about the spread."""
     random = np.random.default_rng([RANDOM_STATE, stream])
     samples = np.array([s for s in value.samples if math.isfinite(s) and s > 0])
-    if len(samples) >= FEWEST_SAMPLES and value.statistic is not Statistic.MAXIMUM:
+    if FEWEST_SAMPLES <= len(samples) < FEWEST_OF_BOOTSTRAP and value.statistic is not Statistic.MAXIMUM:
+        error = np.log(samples).std(ddof=1) / math.sqrt(len(samples))
+        if value.statistic is Statistic.MEDIAN:
+            error *= math.sqrt(math.pi / 2)  # of a normal's median over its mean's
+        return random.standard_t(len(samples) - 1, RESAMPLES) * error
+    if len(samples) >= FEWEST_OF_BOOTSTRAP and value.statistic is not Statistic.MAXIMUM:
         count = max(FEWEST_RESAMPLES, min(RESAMPLES, MAX_DRAWN // len(samples)))
         drawn = random.choice(samples, size=(count, len(samples)))
         return np.log(_statistic(drawn, value.statistic) / _statistic(samples[None], value.statistic))

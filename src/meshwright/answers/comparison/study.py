@@ -12,7 +12,15 @@ from meshwright.answers.comparison.cautions import ConditionRow, cautions, diffe
 from meshwright.answers.comparison.gap import PARTS, Gap, gaps, reasons_not_split
 from meshwright.answers.comparison.generations import HardwareRatio, hardware_ratios
 from meshwright.answers.comparison.opening import open_sides
-from meshwright.answers.comparison.ratios import CONFIDENCE, RANDOM_STATE, RESAMPLES, MeanRatio, Verdict, mean_ratios
+from meshwright.answers.comparison.ratios import (
+    CONFIDENCE,
+    FEWEST_OF_BOOTSTRAP,
+    RANDOM_STATE,
+    RESAMPLES,
+    MeanRatio,
+    Verdict,
+    mean_ratios,
+)
 from meshwright.answers.comparison.sides import Side
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.json_values import jsonable
@@ -160,8 +168,8 @@ def endnotes(sides: Sequence[Side]) -> list[str]:
 
 METHOD = (
     f"Ratio: side over baseline where higher is better, baseline over side where lower is, so that above 1 is better. "
-    f"Its {CONFIDENCE:.0%} interval is a bootstrap of both sides with {RESAMPLES:,} resamples and random state "
-    f"{RANDOM_STATE}; "
+    f"Its {CONFIDENCE:.0%} interval is Student's t of fewer than {FEWEST_OF_BOOTSTRAP} samples, else a bootstrap, of "
+    f"both sides with {RESAMPLES:,} draws and random state {RANDOM_STATE}; "
     "without samples there is none. The geometric mean weighs each workload alike; leave-one-out is its range without "
     "one workload; whole time is the time of one unit of every workload, baseline over side"
 )

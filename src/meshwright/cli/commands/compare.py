@@ -30,7 +30,7 @@ def command() -> None:
     claim:ID,..., mlperf:ROUND/SUBMITTER/SYSTEM/BENCHMARK (with * the mean over submitters), or
     points:KEY=TEXT,... (published rates of inference; replicas=N multiplies them). NAME=SIDE gives it a name.
 
-    Each workload that two sides share gives a ratio with a bootstrap interval. Means are geometric, with n and
+    Each workload that two sides share gives a ratio with an interval. Means are geometric, with n and
     leave-one-out. What differs is listed, and what one ratio mixes is warned about. --like-for-like refuses sides
     whose work differs (exit code 1).
     """
