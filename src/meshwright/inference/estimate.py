@@ -1,8 +1,10 @@
 """Estimates of a server under several loads: latencies and rates with intervals, memory, price and energy.
 
 Open loop: at an arrival rate λ below saturation the requests in flight are those of Little's law, B = λ x time of a
-request, found by iteration. Disaggregated: some replicas only prefill and send the cache of a prompt to those that only
-decode; a prompt then never delays a decode step, and the slower pool bounds the rate.
+request, found by bisection. Disaggregated: some replicas only prefill and send the cache of a prompt to those that only
+decode; a prompt then never delays a decode step, and the slower pool bounds the rate. N requests in flight finish at
+the rate X = N / (time of a request that nobody delays), or at the slower pool's; what is left of N / X is the wait for
+a place, before the first token. X x time of decoding are in the decode pool, which holds as many as its memory does.
 """
 
 from __future__ import annotations
@@ -126,39 +128,95 @@ def estimate_load(asked: Server, load: RequestLoad) -> LoadEstimate:
 
     Raises InfeasibleError where not one request fits in memory.
     """
+    found = state(asked, load, asked.rates)
+    spread = _spreads(asked, asked.decoding, load, found.limit)
+    return _estimate(asked, load, found, spread)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerState:
+    """A steady state, what limits it, and the requests in flight on all replicas: those that run, or, disaggregated,
+    those that wait for a place too."""
+
+    limit: BatchLimit
+    steady: Steady
+    in_flight: float
+    input_tokens: int
+
+    @property
+    def requests_per_s(self) -> float:
+        return float(_scalar(self.steady.total_tokens_per_s - self.steady.output_tokens_per_s)) / self.input_tokens
+
+
+def state(asked: Server, load: RequestLoad, rates: ServingRates) -> ServerState:
+    """The steady state of a closed loop, or with as many requests as fit. Raises InfeasibleError where not one fits."""
+    if asked.prefill_replicas:
+        return _disaggregated(asked, load, rates)
     of = asked.decoding
     limit = batch_limit(of, load, asked.engine, asked.reserve)
-    work = request_work(of, load, asked.engine, limit)
-    found = steady(work, asked.rates)
-    if asked.prefill_replicas:
-        found = disaggregated(asked, load, limit, found)
-    spread = _spreads(asked, of, load, limit)
-    return _estimate(asked, load, limit, found, spread)
-
-
-def disaggregated(asked: Server, load: RequestLoad, limit: BatchLimit, mixed: Steady) -> Steady:
-    """Decode steps without prompts, at the rate that prefill replicas and decode replicas both reach."""
-    step_s, prompt_s = float(_scalar(mixed.step.total)), float(_scalar(mixed.prompt.total))
-    steps = (load.output_tokens - 1) / (1 + load.accepted_per_step)
-    decode_s = steps * step_s
-    decoded = asked.decoding.layout.replicas * limit.sequences / max(decode_s, 1e-12)
-    prefilled = asked.prefill_replicas / prompt_s
-    requests = min(decoded, prefilled)
-    sent_s = transfer_s(asked.of, load.input_tokens)
-    ttft_s = (
-        float(_scalar(asked.rates.request_s))
-        + asked.of.layout.attention_data * prompt_s * (1 + min(requests / prefilled, 0.95))
-        + sent_s
-        + step_s / 2
+    found = steady(request_work(of, load, asked.engine, limit), rates)
+    return ServerState(
+        limit=limit, steady=found, in_flight=limit.sequences * of.layout.replicas, input_tokens=load.input_tokens
     )
-    rate = requests * load.output_tokens
-    return replace(
-        mixed,
-        request_s=decode_s + ttft_s,
-        itl_s=decode_s / max(load.output_tokens - 1, 1),
-        ttft_s=ttft_s,
-        output_tokens_per_s=rate,
-        total_tokens_per_s=rate * (load.input_tokens + load.output_tokens) / load.output_tokens,
+
+
+def _disaggregated(asked: Server, load: RequestLoad, rates: ServingRates) -> ServerState:
+    """Decode steps without prompts, at the rate that prefill replicas and decode replicas both reach."""
+    of, replicas = asked.decoding, asked.decoding.layout.replicas
+    most = batch_limit(of, replace(load, concurrency=None), asked.engine, asked.reserve)
+    steps = (load.output_tokens - 1) / (1 + load.accepted_per_step)
+
+    def decoding(count: float) -> Steady:
+        """The state with `count` requests in the decode pool."""
+        limit = BatchLimit(sequences=count / replicas, binds="concurrency")
+        return steady(request_work(of, replace(load, concurrency=count), asked.engine, limit), rates)
+
+    def decode_s(found: Steady) -> float:
+        return steps * float(_scalar(found.step.total))
+
+    def alone_s(found: Steady) -> float:
+        """Time to the first token of a request that waits for nobody."""
+        prompt_s = of.layout.attention_data * float(_scalar(found.prompt.total))
+        half_s = float(_scalar(found.step.total)) / 2
+        return float(_scalar(rates.request_s)) + prompt_s + transfer_s(asked.of, load.input_tokens) + half_s
+
+    def finished(found: Steady) -> float:
+        """Requests/s that prefill and, with these decode steps, the requests in flight allow."""
+        prefilled = asked.prefill_replicas / float(_scalar(found.prompt.total))
+        if load.concurrency is None:
+            return prefilled
+        return min(prefilled, load.concurrency / (alone_s(found) + decode_s(found)))
+
+    full = most.sequences * replicas
+    low, high = 0.0, full if load.concurrency is None else min(full, load.concurrency)
+    found = decoding(high)
+    binds = most.binds
+    if finished(found) * decode_s(found) < high:  # the decode pool is not full
+        for _ in range(ITERATIONS):
+            middle = (low + high) / 2
+            found = decoding(middle)
+            low, high = (middle, high) if finished(found) * decode_s(found) > middle else (low, middle)
+        is_waiting = load.concurrency is None or load.concurrency > finished(found) * (
+            alone_s(found) + decode_s(found)
+        ) * (1 + 1e-9)
+        binds = "prefill" if is_waiting else "concurrency"
+    spent_s = alone_s(found) + decode_s(found)
+    rate = min(finished(found), high / max(decode_s(found), 1e-12))
+    in_flight = rate * spent_s if load.concurrency is None else load.concurrency
+    wait_s = max(in_flight / rate - spent_s, 0.0)
+    tokens = rate * load.output_tokens
+    return ServerState(
+        limit=BatchLimit(sequences=high / replicas, binds=binds),
+        steady=replace(
+            found,
+            request_s=spent_s + wait_s,
+            itl_s=decode_s(found) / max(load.output_tokens - 1, 1),
+            ttft_s=alone_s(found) + wait_s,
+            output_tokens_per_s=tokens,
+            total_tokens_per_s=tokens * (load.input_tokens + load.output_tokens) / load.output_tokens,
+        ),
+        in_flight=in_flight,
+        input_tokens=load.input_tokens,
     )
 
 
@@ -189,9 +247,8 @@ def _spreads(asked: Server, of: Served, load: RequestLoad, limit: BatchLimit) ->
     return {c.quantity: float(h / v) for c, v, h in zip(conditions, found.value, found.high, strict=True)}
 
 
-def _estimate(
-    asked: Server, load: RequestLoad, limit: BatchLimit, found: Steady, spread: dict[Quantity, float]
-) -> LoadEstimate:
+def _estimate(asked: Server, load: RequestLoad, state: ServerState, spread: dict[Quantity, float]) -> LoadEstimate:
+    found, limit = state.steady, state.limit
     prompt, step = _components(found.prompt), _components(found.step)
     decode_s = sum(step.values()) * (load.output_tokens - 1) / (1 + load.accepted_per_step)
     prefill_s = sum(prompt.values()) * limit.sequences
@@ -203,7 +260,7 @@ def _estimate(
     return LoadEstimate(
         load=load,
         limit=limit,
-        in_flight=limit.sequences * asked.decoding.layout.replicas,
+        in_flight=state.in_flight,
         ttft=_interval(found.ttft_s, spread[Quantity.TTFT], "s"),
         itl=_interval(found.itl_s, spread.get(Quantity.ITL, 1.0), "s"),
         output_tokens_per_s=_interval(found.output_tokens_per_s, rate, "tokens/s"),
@@ -235,26 +292,23 @@ def estimate_rate(asked: Server, load: RequestLoad, requests_per_s: float) -> Lo
 
     Raises InfeasibleError where the server cannot keep up.
     """
-    full = estimate_load(asked, replace(load, concurrency=None))
-    if requests_per_s > SATURATED * full.requests_per_s:
+    return estimate_load(asked, replace(load, concurrency=concurrency_at(asked, load, requests_per_s)))
+
+
+def concurrency_at(asked: Server, load: RequestLoad, requests_per_s: float, rates: ServingRates | None = None) -> float:
+    """Requests in flight of an open loop. Raises InfeasibleError where the server cannot keep up."""
+    rates = asked.rates if rates is None else rates
+    high = state(asked, replace(load, concurrency=None), rates).in_flight
+    most = state(asked, replace(load, concurrency=high), rates).requests_per_s  # those that fit, and none that waits
+    if requests_per_s > SATURATED * most:
         raise InfeasibleError(
-            f"{requests_per_s:g} requests/s are more than the server finishes: {full.requests_per_s:.4g} requests/s "
-            f"with {full.in_flight:,.0f} in flight",
+            f"{requests_per_s:g} requests/s are more than the server finishes: {most:.4g} requests/s "
+            f"with {high:,.0f} in flight",
             hint="more replicas, or a lower rate",
         )
-    low, high = 1e-3, full.in_flight
+    low = 1e-3
     for _ in range(ITERATIONS):
         middle = (low * high) ** 0.5
-        served = _rate_at(asked, replace(load, concurrency=middle))
+        served = state(asked, replace(load, concurrency=middle), rates).requests_per_s
         low, high = (middle, high) if served < requests_per_s else (low, middle)
-    return estimate_load(asked, replace(load, concurrency=high))
-
-
-def _rate_at(asked: Server, load: RequestLoad) -> float:
-    """Requests/s of a closed loop, without intervals."""
-    of = asked.decoding
-    limit = batch_limit(of, load, asked.engine, asked.reserve)
-    found = steady(request_work(of, load, asked.engine, limit), asked.rates)
-    if asked.prefill_replicas:
-        found = disaggregated(asked, load, limit, found)
-    return float(_scalar(found.output_tokens_per_s)) / load.output_tokens
+    return high

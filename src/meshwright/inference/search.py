@@ -1,42 +1,40 @@
 """Search of serving layouts: most tokens/s under bounds of TTFT and ITL, and the front of throughput and interactivity.
 
-Every legal layout of the cluster is costed at every concurrency of a grid of powers of two up to what its memory holds.
-Feasible points keep both bounds; the best one has most output tokens/s. Without a rate to serve, all devices are used,
-so price and energy per token rank as throughput does. With a rate, the fewest replicas that keep it and the bounds
-are taken of each layout, and the layout with fewest devices, which is the cheapest, wins.
+Every legal layout of the cluster is costed with powers of two of requests in flight per replica, up to what its memory
+holds. Between two of which one keeps the bounds and the other does not, bisection finds the largest number that does.
+The best point has most output tokens/s. Without a rate to serve, all devices are used, so price and energy per token
+rank as throughput does. With a rate, the fewest replicas that keep it and the bounds are taken of each layout, with
+the requests in flight that `inference estimate` has at this rate, and the layout with fewest devices, which is the
+cheapest, wins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from math import inf
+from itertools import pairwise
+from math import ceil, inf
 
 import numpy as np
 
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.inference.capacity import Reserve
 from meshwright.inference.constants import ServingCalibration, shipped_constants
-from meshwright.inference.estimate import LoadEstimate, Server, disaggregated, estimate_load
+from meshwright.inference.estimate import LoadEstimate, Server, concurrency_at, estimate_load, state
 from meshwright.inference.formats import StorageFormat
 from meshwright.inference.layout import ServingLayout, legal_layouts
 from meshwright.inference.predict import rates_for
 from meshwright.inference.rates import ServingRates
-from meshwright.inference.serving import (
-    BatchLimit,
-    EngineTraits,
-    RequestLoad,
-    Steady,
-    batch_limit,
-    request_work,
-    steady,
-)
+from meshwright.inference.serving import EngineTraits, RequestLoad
 from meshwright.inference.work import Served
 from meshwright.specs.hardware import Cluster
 from meshwright.specs.model import Model
 
 LARGEST_BATCH = 2**20
 MAX_LAYOUTS = 400
+FRONT_GAIN = 0.005
+"""Least gain in throughput of the next point of the front."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,53 +174,74 @@ def _server(question: ServingQuestion, layout: ServingLayout, prefill: int) -> S
 
 def _points(question: ServingQuestion, asked: Server, rates: ServingRates) -> Iterator[LayoutPoint | str]:
     """Points of rising concurrency; a text where the layout cannot serve at all."""
-    layout = asked.of.layout
+    try:
+        points = _by_load(question, asked, rates)
+    except InfeasibleError as error:
+        yield error.message
+        return
+    yield from points
+    if question.requests_per_s is not None:
+        yield from _at_rate(question, asked, rates, [p for p in points if p.keeps(question.bounds)])
+
+
+def _by_load(question: ServingQuestion, asked: Server, rates: ServingRates) -> list[LayoutPoint]:
     decoding = asked.decoding.layout.replicas
-    batch = 1
-    while batch <= LARGEST_BATCH:
-        load = replace(question.load, concurrency=float(batch * decoding))
-        try:
-            limit = batch_limit(asked.decoding, load, question.engine, question.reserve)
-        except InfeasibleError as error:
-            yield error.message
-            return
-        last = limit.binds != "concurrency"
-        if last:
-            load = replace(load, concurrency=limit.sequences * decoding)
-        point = _point(asked, load, limit, rates)
-        if question.requests_per_s is None:
-            yield point
-        elif point.keeps(question.bounds):
-            needed = int(np.ceil(question.requests_per_s / (point.requests_per_s / layout.replicas)))
-            if needed <= layout.replicas and not asked.prefill_replicas:
-                yield _with_replicas(point, needed)
-            else:
+    found: list[LayoutPoint] = []
+    count = decoding
+    while count <= LARGEST_BATCH * decoding:
+        point = _point(asked, question.load, count, rates)
+        if point.bound_by != "concurrency":
+            most = max(int(state(asked, replace(question.load, concurrency=None), rates).in_flight), 1)
+            found.append(_point(asked, question.load, most, rates))
+            break
+        found.append(point)
+        count *= 2
+    for kept, broken in pairwise(tuple(found)):
+        if kept.keeps(question.bounds) and not broken.keeps(question.bounds):
+            found += _last_kept(question, asked, rates, kept, broken)
+    return sorted(found, key=lambda p: p.concurrency)
+
+
+def _last_kept(
+    question: ServingQuestion, asked: Server, rates: ServingRates, kept: LayoutPoint, broken: LayoutPoint
+) -> Sequence[LayoutPoint]:
+    """Neighbours in load of which the first keeps the bounds and the second does not: latencies rise with the load."""
+    while broken.concurrency - kept.concurrency > 1:
+        middle = _point(asked, question.load, int(kept.concurrency + broken.concurrency) // 2, rates)
+        kept, broken = (middle, broken) if middle.keeps(question.bounds) else (kept, middle)
+    return kept, broken
+
+
+def _at_rate(
+    question: ServingQuestion, asked: Server, rates: ServingRates, kept: Sequence[LayoutPoint]
+) -> Iterator[LayoutPoint]:
+    """The fewest replicas that keep rate and bounds, at the load of this rate."""
+    assert question.requests_per_s is not None
+    most = max((p.requests_per_s for p in kept), default=0.0)
+    replicas = asked.of.layout.replicas
+    if not most or most < question.requests_per_s:
+        return
+    fewest = replicas if asked.prefill_replicas else ceil(question.requests_per_s / (most / replicas) - 1e-9)
+    for count in range(fewest, replicas + 1):
+        layout = replace(asked.of.layout, replicas=count)
+        server = replace(asked, of=replace(asked.of, layout=layout))
+        with suppress(InfeasibleError):
+            concurrency = concurrency_at(server, question.load, question.requests_per_s, rates)
+            point = _point(server, question.load, concurrency, rates)
+            if point.keeps(question.bounds):
                 yield point
-        else:
-            yield point
-        if last:
-            return
-        batch *= 2
+                return
 
 
-def _point(asked: Server, load: RequestLoad, limit: BatchLimit, rates: ServingRates) -> LayoutPoint:
-    found: Steady = steady(request_work(asked.decoding, load, asked.engine, limit), rates)
-    if asked.prefill_replicas:
-        found = disaggregated(asked, load, limit, found)
-    ttft, itl, rate = (float(np.squeeze(v)) for v in (found.ttft_s, found.itl_s, found.output_tokens_per_s))
+def _point(asked: Server, load: RequestLoad, concurrency: float, rates: ServingRates) -> LayoutPoint:
+    found = state(asked, replace(load, concurrency=float(concurrency)), rates)
+    ttft, itl, rate = (
+        float(np.squeeze(v)) for v in (found.steady.ttft_s, found.steady.itl_s, found.steady.output_tokens_per_s)
+    )
     return LayoutPoint(
-        layout=asked.of.layout, prefill_replicas=asked.prefill_replicas, concurrency=float(load.concurrency or 0.0),
-        bound_by=limit.binds, ttft_s=ttft, itl_s=itl, output_tokens_per_s=rate,
+        layout=asked.of.layout, prefill_replicas=asked.prefill_replicas, concurrency=float(concurrency),
+        bound_by=found.limit.binds, ttft_s=ttft, itl_s=itl, output_tokens_per_s=rate,
         requests_per_s=rate / load.output_tokens,
-    )  # fmt: skip
-
-
-def _with_replicas(point: LayoutPoint, replicas: int) -> LayoutPoint:
-    """The same replica, fewer times."""
-    share = replicas / point.layout.replicas
-    return replace(
-        point, layout=replace(point.layout, replicas=replicas), concurrency=point.concurrency * share,
-        output_tokens_per_s=point.output_tokens_per_s * share, requests_per_s=point.requests_per_s * share,
     )  # fmt: skip
 
 
@@ -238,7 +257,8 @@ def _verdict(
 
 
 def _serves(question: ServingQuestion, point: LayoutPoint) -> bool:
-    return question.requests_per_s is None or point.requests_per_s >= question.requests_per_s * (1 - 1e-9)
+    """With a rate, a point of this very rate: others are of another load."""
+    return question.requests_per_s is None or abs(point.requests_per_s / question.requests_per_s - 1) < 1e-6
 
 
 def _stopped(
@@ -255,17 +275,20 @@ def _stopped(
         value, limit = (
             (after.itl_s, question.bounds.itl_s) if broken == "ITL" else (after.ttft_s, question.bounds.ttft_s)
         )
-        return f"{broken} {value * 1e3:,.3g} ms at {after.concurrency:,.0f} in flight, bound {limit * 1e3:,.3g} ms"
+        return f"{broken} {value * 1e3:,.4g} ms at {after.concurrency:,.0f} in flight, bound {limit * 1e3:,.4g} ms"
     if best is None:
         return f"{max(p.requests_per_s for p in points):,.3g} requests/s at most"
     return {"kv_cache": "KV cache is full", "engine": "sequences of the engine"}.get(points[-1].bound_by, "rate is met")
 
 
 def pareto(points: Sequence[LayoutPoint]) -> list[LayoutPoint]:
-    """Points that no other point beats in throughput per device and interactivity, by rising interactivity."""
+    """Points that no other point beats in throughput per device and interactivity, by rising interactivity.
+
+    Of neighbours in load, which hardly differ, the more interactive one stands for both.
+    """
     front: list[LayoutPoint] = []
     for point in sorted(points, key=lambda p: (-p.interactivity, -p.tokens_per_s_per_device)):
-        if not front or point.tokens_per_s_per_device > front[-1].tokens_per_s_per_device * (1 + 1e-9):
+        if not front or point.tokens_per_s_per_device > front[-1].tokens_per_s_per_device * (1 + FRONT_GAIN):
             front.append(point)
     return front[::-1]
 
