@@ -54,6 +54,10 @@ EXTRA_FINALISTS = 6
 BLOCK_ROWS = 16_384
 """Candidates evaluated at once: their columns stay in the cache of one core."""
 
+MOST_BLOCKS = 4
+"""Blocks of candidates evaluated at once when many came before: what an evaluation costs besides its rows counts less,
+and nodes that a falling threshold would exclude meanwhile are few beside those before."""
+
 ROUNDING = 1 - 1e-9
 """The bound and the step add up the same terms in another order."""
 
@@ -300,8 +304,10 @@ def _expand(
     extra = savings(tree.space)
     per_node = max(1, len(tree.choices) // max(1, len(tree.space.micro_batch)))
     step = max(1, BLOCK_ROWS // per_node)
-    for start in range(0, len(order), step):
-        block = order[start : start + step]
+    start = end = 0
+    while end < len(order):
+        start, end = end, end + min(max(step, end // 2), MOST_BLOCKS * step)
+        block = order[start:end]
         block = block[bound[block] <= kept.threshold]
         if not len(block):
             break
@@ -448,7 +454,8 @@ def _front_candidates(value: FloatArray, reserved_bytes: FloatArray) -> NDArray[
 
 
 def _blocks(num_rows: int) -> list[NDArray[np.intp]]:
-    return [np.arange(i, min(i + BLOCK_ROWS, num_rows)) for i in range(0, num_rows, BLOCK_ROWS)]
+    most = MOST_BLOCKS * BLOCK_ROWS
+    return [np.arange(i, min(i + most, num_rows)) for i in range(0, num_rows, most)]
 
 
 class StageClock:

@@ -4,13 +4,15 @@ import numpy as np
 import pytest
 from tests.plan_oracle import fitting_plans
 
+from meshwright.cost import step
+from meshwright.cost.compute import layer_compute
 from meshwright.cost.tables import PlanTable, plan_row
 from meshwright.planner.legality import legal_mask, legality_context
 from meshwright.planner.request import PlanRequest, request_for
 from meshwright.planner.savings import ranking_value
 from meshwright.planner.screen import CostModel, cost_model, relaxation
 from meshwright.planner.search import Distinct, search
-from meshwright.planner.space import Space, default_space, enumerate_plans
+from meshwright.planner.space import Space, default_space, enumerate_plans, shapes
 from meshwright.runfile import from_options
 from meshwright.specs.plan import Schedule
 
@@ -89,6 +91,30 @@ def test_the_bound_is_below_every_plan_it_stands_for():
     ratio = model.bound_s(plan) / model.steps(plan).step_s
     assert ratio.max() <= 1 + 1e-9
     assert np.median(ratio) > 0.5  # and near enough to be of use
+
+
+def test_the_bound_is_the_relaxed_step_without_what_depends_on_sharding():
+    for name, engine in (("deepseek-v2-lite", "any"), ("llama3-8b", "torchtitan")):
+        wanted = request(name, "h100-8x2", engine)
+        model = cost_model(wanted)
+        plan = enumerate_plans(default_space(wanted))
+        plan = plan.take(np.arange(0, len(plan.tensor), 997))
+        steps = model.steps(relaxation(plan))
+        parts = steps.components_s
+        rest = steps.step_s - parts["stragglers"]
+        expected = (rest - parts["data_parallel"] - parts["optimizer"]) * steps.step_s / rest
+        assert model.bound_s(plan) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_bound_costs_layers_once_for_all_their_pipelines(monkeypatch):
+    wanted = request("deepseek-v2-lite", "h100-8x8", "any")
+    costed = []
+    monkeypatch.setattr(
+        step, "layer_compute", lambda shapes: (costed.append(len(shapes.plan.tensor)), layer_compute(shapes))[1]
+    )
+    plan = shapes(default_space(wanted))
+    cost_model(wanted).bound_s(plan)
+    assert sum(costed) < len(plan.tensor) / 5
 
 
 def test_relaxed_plans_have_the_same_devices():
