@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.arrays import Array, Mask, Table, distinct_rows
+from meshwright.arrays import Array, Table, distinct_rows
 from meshwright.cost.collectives import send_receive_s
 from meshwright.cost.compute import layer_compute
 from meshwright.cost.flops import count_parameters
@@ -116,7 +116,7 @@ def estimate_steps(
     )
     parts = layer_parts(context, layer_compute(context.shapes))
     layers = split_layers(model, plan)
-    pieces = _pieces(context, parts)
+    pieces = _pieces(context, parts, _overlaps_pairs(plan))
     stages = _stages(model, plan, layers, pieces)
     num_micro = context.num_micro_batches
 
@@ -162,8 +162,8 @@ def without_updates_s(
     names = [f.name for f in fields(plan) if f.name not in PIPELINE_COLUMNS]
     first, kind = distinct_rows([getattr(plan, name) for name in names])
     context = step_context(model=model, batch=batch, plan=plan.take(first), precision=precision, rates=rates)
-    pieces = _pieces(context, layer_parts(context, layer_compute(context.shapes)), pairs=_overlaps_pairs(plan).any())
-    pieces = pieces.take(kind)
+    parts = layer_parts(context, layer_compute(context.shapes))
+    pieces = _pieces(context, parts, _overlaps_pairs(plan)).take(kind)
     stages = _stages(model, plan, split_layers(model, plan), pieces)
     work, bubble = _pipeline_s(stages, plan, rates, batch.global_batch / (plan.micro_batch * plan.data))
     return ((work + bubble) * pieces.factor + rates.step_s) * (1 + _straggling(plan, rates))
@@ -198,14 +198,14 @@ class _Pieces(Table):
     factor: Array
 
 
-def _pieces(s: StepContext, parts: LayerParts, *, pairs: Mask | None = None) -> _Pieces:
-    """`pairs`: whether any schedule overlaps pairs of passes; None: as the plans of `s` say."""
+def _pieces(s: StepContext, parts: LayerParts, overlaps: NDArray[np.bool_]) -> _Pieces:
+    """`overlaps`: of all plans that have these layers, which have a schedule that overlaps pairs of passes."""
     dense, moe = layer_times(parts.dense, parts.host_dense_s), layer_times(parts.moe, parts.host_moe_s)
     embedding, head = _times_of(parts.embedding), _times_of(parts.head)
     num_mtp, split = s.model.num_mtp_layers, np.where(s.plan.sequence_parallel > 0, s.plan.tensor, 1)
     message = s.tokens * s.model.streams * s.model.hidden * s.precision.activation_bytes / split
     saving: Array = 0.0
-    if np.any(_overlaps_pairs(s.plan)) if pairs is None else pairs:
+    if np.any(overlaps):
         saving = np.clip(moe.total_s - paired_layer_s(s, parts.moe, parts.host_moe_s), 0.0, moe.forward_s)
     return _Pieces(
         dense=dense,

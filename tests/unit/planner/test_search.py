@@ -71,14 +71,41 @@ def test_deterministic():
     assert first.counts == second.counts
 
 
-def test_ties_go_to_fewer_degrees():
+def test_ties_go_to_less_memory():
     wanted = request("llama3-8b", "h100-8x1")
+    model = closed_form(wanted)
     even = replace(
-        closed_form(wanted),
-        steps=lambda plan: replace(cost_model(wanted).steps(plan), step_s=np.ones(len(plan.tensor))),
+        model,
+        steps=lambda plan: replace(model.steps(plan), step_s=np.ones(len(plan.tensor))),
         bound_s=lambda plan: np.zeros(len(plan.tensor)),
     )
-    plan = search(wanted, top=1, model=even).plans[0].plan
+    smallest, *others = search(wanted, top=400, model=even, distinct=Distinct.PLANS).plans
+    assert smallest.reserved_bytes < others[-1].reserved_bytes
+    (fits,) = fitting_plans(wanted, replace(default_space(wanted), stored_activations=(None,), grows_loss=False), model)
+    shards = fits.take(np.flatnonzero((fits.sharding == 0) | (fits.data_shard * fits.context > 1)))
+    assert smallest.reserved_bytes <= model.memory(shards).reserved_bytes.min()
+    assert [r.reserved_bytes for r in others] == sorted(r.reserved_bytes for r in others)
+
+
+def test_of_equal_plans_those_that_shard_over_one_rank_are_last():
+    """Sharded weights over one rank need less memory here, as copies of their gradients are none."""
+    plans = search(request("llama3-8b", "b200-8x1", tensor=8), top=40, distinct=Distinct.PLANS).plans
+    nothing = [(r.value, r.plan.sharding > 0 and r.plan.data_shard * r.plan.context == 1) for r in plans]
+    assert {shards for _, shards in nothing} == {False, True}
+    assert nothing == sorted(nothing)
+
+
+def test_ties_of_time_and_memory_go_to_fewer_degrees():
+    wanted = request("llama3-8b", "h100-8x1")
+    model = closed_form(wanted)
+    even = replace(
+        model,
+        steps=lambda plan: replace(model.steps(plan), step_s=np.ones(len(plan.tensor))),
+        bound_s=lambda plan: np.zeros(len(plan.tensor)),
+        memory=lambda plan: replace(model.memory(plan), reserved_bytes=np.ones(len(plan.tensor))),
+    )
+    space = replace(default_space(wanted), grows_loss=False)
+    plan = search(wanted, top=1, model=even, space=space).plans[0].plan
     assert (plan.tensor, plan.context, plan.pipeline) == (1, 1, 1)
 
 
