@@ -68,3 +68,21 @@ class Table:
             elif isinstance(value, np.ndarray) and value.ndim:
                 changes[f.name] = value[:, None]
         return replace(self, **changes)
+
+
+def distinct_rows(columns: Sequence[Integers]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """(index of one row of each kind, the kind of every row), of rows of integers.
+
+    >>> distinct_rows([np.array([4, 2, 4]), np.array([1, 1, 1])])
+    (array([1, 0]), array([1, 0, 1]))
+    """
+    key, size = np.zeros(np.broadcast_shapes(*map(np.shape, columns)), dtype=np.int64), 1
+    for column in map(np.asarray, columns):
+        low = int(column.min())
+        span = int(column.max()) - low + 1
+        if size * span >= 2**63:  # the key would overflow: numbers of kinds are smaller
+            key = np.unique(key, return_inverse=True)[1]
+            size = int(key.max()) + 1
+        key, size = (key * span + (column - low), size * span) if span > 1 else (key, size)
+    _, first, kind = np.unique(key, return_index=True, return_inverse=True)
+    return first, kind

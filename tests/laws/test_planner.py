@@ -14,14 +14,17 @@ from meshwright.catalog.stacks import stack_for_engine
 from meshwright.cost.plan_rows import plan_from_row
 from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.legality import legal_mask, legality_context
+from meshwright.planner.objective import goal_for
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.savings import ranking_value
 from meshwright.planner.screen import cost_model
-from meshwright.planner.search import Distinct, search
+from meshwright.planner.search import LAYOUT_COLUMNS, Distinct, search
 from meshwright.planner.space import default_space, enumerate_plans, num_rows
+from meshwright.planner.switches import open_values, with_values
 from meshwright.specs.model import Attention, Experts, Model
 from meshwright.specs.plan import Plan
 from meshwright.specs.precision import PRECISIONS
+from meshwright.specs.run import Objective
 
 FEW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -69,16 +72,32 @@ def reserved_bytes(model, plan):
     return np.broadcast_to(np.asarray(model.memory(plan).reserved_bytes), np.shape(plan.tensor))
 
 
-@FEW
-@given(requests())
-def test_search_equals_exhaustive_search(request):
+def best_first(plans, values, distinct):
+    """The values of all plans ascending; with layouts those of the best plan of each."""
+    if distinct is Distinct.PLANS or not len(values):
+        return np.sort(values)
+    layouts = np.concatenate([np.stack([getattr(p, name) for name in LAYOUT_COLUMNS], axis=1) for p in plans])
+    kind = np.unique(layouts, axis=0, return_inverse=True)[1]
+    return np.sort([values[kind == k].min() for k in range(kind.max() + 1)])
+
+
+@settings(FEW, max_examples=50)
+@given(requests(), st.sampled_from(Objective), st.sampled_from(Distinct), st.data())
+def test_search_equals_exhaustive_search(request, objective, distinct, data):
+    """Under each objective and each set of the switches that the planner may choose."""
+    options = open_values(replace(request, stack=replace(request.stack, is_open=True)))
+    request = with_values(request, {name: options[name] for name in options if data.draw(st.booleans(), label=name)})
+    goal = goal_for(objective, cluster=request.cluster, num_steps=100)
     model = replace(cost_model(request), refine=lambda plan, steps: None)
     plans = fitting_plans(request, default_space(request), model)
-    expected = np.sort(
-        np.concatenate([np.empty(0), *(ranking_value(model.steps(p).step_s, p.stored_mask) for p in plans)])
-    )[:7]
-    result = search(request, top=7, model=model, distinct=Distinct.PLANS)
+    values = [ranking_value(goal.value(model.steps(p)), p.stored_mask) for p in plans]
+    expected = best_first(plans, np.concatenate([np.empty(0), *values]), distinct)[:7]
+    result = search(request, top=7, goal=goal, model=model, distinct=distinct)
     assert [p.rank for p in result.plans] == pytest.approx(list(expected), rel=1e-12)
+    if len(expected):
+        best = search(request, top=1, goal=goal, model=model, limit=expected[0] * (1 + 1e-9)).best
+        assert best is not None
+        assert best.rank == pytest.approx(expected[0], rel=1e-12)
 
 
 @FEW

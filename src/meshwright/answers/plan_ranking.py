@@ -53,8 +53,9 @@ class PlanRanking(Result):
         why_not: answers to the questions, in their order.
         engine_note: why a run that names no engine is planned for `any`; empty: it is not.
         has_front: True if `front` was asked for.
-        neighbours: faster batch sizes and numbers of devices near the run's; None unless asked for.
-        switches: switches of software that would be faster; None unless asked for.
+        neighbours: batch sizes and numbers of devices near the run's that are better by its objective; None unless
+            asked for.
+        switches: switches of software that would be better by its objective; None unless asked for.
         scored: every plan that was scored, or the best of them; None unless asked for.
     """
 
@@ -250,8 +251,8 @@ def plan_run(
         why_not=tuple(answers),
         engine_note=engine_note,
         has_front=with_front,
-        neighbours=neighbours(request, best=search.best) if with_neighbours else None,
-        switches=switch_gains(request, search.plans[0]) if with_switches else None,
+        neighbours=neighbours(request, best=search.best, goal=goal) if with_neighbours else None,
+        switches=switch_gains(request, search.plans[0], goal=goal) if with_switches else None,
         scored=scored_plans(request, goal=goal, most=num_scored, simulated=simulated) if num_scored else None,
     )
 

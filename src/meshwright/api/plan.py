@@ -35,9 +35,9 @@ def plan(
     why_not: Annotated[Mapping[str, Any] | str | Sequence[Mapping[str, Any] | str], runs.WHY_NOT] = (),
     front: Annotated[bool, Flag("Also show the Pareto front of step time and memory.", flag="--pareto")] = False,
     neighbours: Annotated[
-        bool, Flag("Also find faster plans with batch sizes and numbers of devices near the run's.")
+        bool, Flag("Also find better plans with batch sizes and numbers of devices near the run's.")
     ] = False,
-    switches: Annotated[bool, Flag("Also find faster software switches for the first plan.")] = False,
+    switches: Annotated[bool, Flag("Also find software switches that are better for the first plan.")] = False,
     top: Annotated[int, Count("Number of plans to show.", high=100)] = 10,
     scored: Annotated[
         int,

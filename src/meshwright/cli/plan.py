@@ -182,7 +182,7 @@ def _print_losers(ranking: PlanRanking) -> None:
         print_line("No other layout is legal and fits.")
     if ranking.neighbours:
         print_line()
-        print_line("Faster near this request", style="bold")
+        print_line("Better near this request", style="bold")
         for neighbour in ranking.neighbours:
             print_line(f"- {neighbour}")
     if ranking.switches:

@@ -9,11 +9,12 @@ the product of the stack's maturity and everything unexplained. Stragglers grow 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from meshwright.arrays import Array, Table
+from meshwright.arrays import Array, Table, distinct_rows
 from meshwright.cost.collectives import send_receive_s
 from meshwright.cost.compute import layer_compute
 from meshwright.cost.flops import count_parameters
@@ -113,23 +114,22 @@ def estimate_steps(
     context = step_context(
         model=model, batch=batch, plan=plan, precision=precision, rates=rates, load_factor=load_factor
     )
-    compute = layer_compute(context.shapes)
-    parts = layer_parts(context, compute)
+    parts = layer_parts(context, layer_compute(context.shapes))
     layers = split_layers(model, plan)
-    stages = _stages(context, layers, parts)
+    pieces = _pieces(context, parts, _overlaps_pairs(plan))
+    stages = _stages(model, plan, layers, pieces)
     num_micro = context.num_micro_batches
 
     work, bubble = _pipeline_s(stages, plan, rates, num_micro)
-    factor = general_factor(context)
+    factor = pieces.factor
     once = {
         "bubble": bubble * factor,
         "data_parallel": data_parallel_s(context, layers, stages.middle) * factor,
         "optimizer": optimizer_s(context, layers) * factor,
         "fixed": rates.step_s * 1.0,
     }
-    nodes = np.maximum(plan.num_devices / np.maximum(rates.network.domain, 1), 1)
     unhindered = work * factor + sum(once.values())
-    stragglers = unhindered * rates.slowdown_per_doubling * np.log2(nodes)
+    stragglers = unhindered * _straggling(plan, rates)
     step = unhindered + stragglers
 
     shares = _component_seconds(context, parts, stages)
@@ -148,6 +148,33 @@ def estimate_steps(
     )
 
 
+PIPELINE_COLUMNS = ("virtual_pipeline", "schedule", "first_layers", "middle_layers", "last_layers", "fewest_layers")
+"""Columns of a plan that say where layers lie and when they run, and change no layer's time."""
+
+
+def without_updates_s(
+    *, model: ModelTable, batch: BatchTable, plan: PlanTable, precision: PrecisionTable, rates: SystemRates
+) -> Array:
+    """Step times without the reduction of gradients and without the optimizer. Arguments: as for `estimate_steps`.
+
+    Every field of `plan` is an array. Layers of plans that differ in `PIPELINE_COLUMNS` alone are costed once.
+    """
+    names = [f.name for f in fields(plan) if f.name not in PIPELINE_COLUMNS]
+    first, kind = distinct_rows([getattr(plan, name) for name in names])
+    context = step_context(model=model, batch=batch, plan=plan.take(first), precision=precision, rates=rates)
+    parts = layer_parts(context, layer_compute(context.shapes))
+    pieces = _pieces(context, parts, _overlaps_pairs(plan)).take(kind)
+    stages = _stages(model, plan, split_layers(model, plan), pieces)
+    work, bubble = _pipeline_s(stages, plan, rates, batch.global_batch / (plan.micro_batch * plan.data))
+    return ((work + bubble) * pieces.factor + rates.step_s) * (1 + _straggling(plan, rates))
+
+
+def _straggling(plan: PlanTable, rates: SystemRates) -> Array:
+    """Seconds lost to stragglers over the others of a step."""
+    nodes = np.maximum(plan.num_devices / np.maximum(rates.network.domain, 1), 1)
+    return rates.slowdown_per_doubling * np.log2(nodes)
+
+
 def _on_the_wire(precision: PrecisionTable, rates: SystemRates) -> PrecisionTable:
     """`precision` with the formats in which the stack reduces gradients and gathers parameters, where it says so."""
     gradient, parameter = rates.wire_gradient_bytes, rates.wire_parameter_bytes
@@ -158,36 +185,62 @@ def _on_the_wire(precision: PrecisionTable, rates: SystemRates) -> PrecisionTabl
     )
 
 
-def _stages(s: StepContext, layers: StageLayers, parts: LayerParts) -> RankTimes:
+@dataclass(frozen=True, kw_only=True)
+class _Pieces(Table):
+    """Times of one micro-batch, wherever layers lie and whatever the schedule. Seconds."""
+
+    dense: LayerTimes
+    moe: LayerTimes
+    start: LayerTimes
+    end: LayerTimes
+    pair_saving_s: Array  # of a mixture layer, where the schedule overlaps pairs of passes
+    hop_s: Array
+    factor: Array
+
+
+def _pieces(s: StepContext, parts: LayerParts, overlaps: NDArray[np.bool_]) -> _Pieces:
+    """`overlaps`: of all plans that have these layers, which have a schedule that overlaps pairs of passes."""
     dense, moe = layer_times(parts.dense, parts.host_dense_s), layer_times(parts.moe, parts.host_moe_s)
-    model, plan = s.model, s.plan
     embedding, head = _times_of(parts.embedding), _times_of(parts.head)
-    end = _total((model.num_mtp_layers, _module_times(s, dense, moe)), (1 + model.num_mtp_layers, head))
+    num_mtp, split = s.model.num_mtp_layers, np.where(s.plan.sequence_parallel > 0, s.plan.tensor, 1)
+    message = s.tokens * s.model.streams * s.model.hidden * s.precision.activation_bytes / split
+    saving: Array = 0.0
+    if np.any(overlaps):
+        saving = np.clip(moe.total_s - paired_layer_s(s, parts.moe, parts.host_moe_s), 0.0, moe.forward_s)
+    return _Pieces(
+        dense=dense,
+        moe=moe,
+        start=embedding,
+        end=_total((num_mtp, _module_times(s, dense, moe)), (1 + num_mtp, head)),
+        pair_saving_s=saving,
+        hop_s=send_receive_s(message, s.groups.neighbours) + s.rates.pipeline_transfer_s,
+        factor=general_factor(s),
+    )
+
+
+def _stages(model: ModelTable, plan: PlanTable, layers: StageLayers, pieces: _Pieces) -> RankTimes:
+    dense, moe, start, end = pieces.dense, pieces.moe, pieces.start, pieces.end
     starts, ends = end_shares(plan)
 
     def rank(num_dense: Array, num_moe: Array, index: int) -> LayerTimes:
-        return _total((num_dense, dense), (num_moe, moe), (starts[index], embedding), (ends[index], end))
+        return _total((num_dense, dense), (num_moe, moe), (starts[index], start), (ends[index], end))
 
-    split = np.where(plan.sequence_parallel > 0, plan.tensor, 1)
-    message = s.tokens * model.streams * model.hidden * s.precision.activation_bytes / split
-    hop = send_receive_s(message, s.groups.neighbours) + s.rates.pipeline_transfer_s
-    p, saving = plan.pipeline, _layer_saving_s(s, parts, moe)
+    p = plan.pipeline
+    saving = np.where(_overlaps_pairs(plan) & (plan.expert > 1), pieces.pair_saving_s, 0.0)
     return RankTimes(
         first=rank(layers.first_dense, layers.first_moe, 0),
         middle=rank(layers.middle_dense, layers.middle_moe, 1),
         last=rank(layers.last_dense, layers.last_moe, 2),
-        mean=_total(
-            (model.num_dense_layers / p, dense), (model.num_moe_layers / p, moe), (1 / p, embedding), (1 / p, end)
-        ),
+        mean=_total((model.num_dense_layers / p, dense), (model.num_moe_layers / p, moe), (1 / p, start), (1 / p, end)),
         dense=dense,
         moe=moe,
-        start=embedding,
+        start=start,
         end=end,
         layer_saving_s=saving,
         rank_saving_s=layers.middle_moe * saving,
         num_dense_layers=model.num_dense_layers,
         num_moe_layers=model.num_moe_layers,
-        transfer_s=np.where(p > 1, hop, 0.0),
+        transfer_s=np.where(p > 1, pieces.hop_s, 0.0),
     )
 
 
@@ -202,12 +255,8 @@ def _module_times(s: StepContext, dense: LayerTimes, moe: LayerTimes) -> LayerTi
     return _total((is_moe * 1, moe), (1 - is_moe * 1, dense))
 
 
-def _layer_saving_s(s: StepContext, parts: LayerParts, moe: LayerTimes) -> Array:
-    overlaps = column_of(lambda record: record.overlaps_pairs, s.plan.schedule) & (s.plan.pipeline > 1)
-    if not np.any(overlaps):
-        return 0.0
-    saving = moe.total_s - paired_layer_s(s, parts.moe, parts.host_moe_s)
-    return np.where(overlaps & (s.plan.expert > 1), np.clip(saving, 0.0, moe.forward_s), 0.0)
+def _overlaps_pairs(plan: PlanTable) -> NDArray[np.bool_]:
+    return column_of(lambda record: record.overlaps_pairs, plan.schedule) & (plan.pipeline > 1)
 
 
 def _times_of(passes: PassTimes) -> LayerTimes:

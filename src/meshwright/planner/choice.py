@@ -71,6 +71,6 @@ def best_plans(request: PlanRequest, *, goal: Goal, top: int = 1, slack: float =
     if request.cluster.parts:
         result = with_layers_by_speed(result, goal=goal, top=top)
     if result.best is None:
-        why = explain_infeasible(result)
+        why = explain_infeasible(result, goal=goal)
         raise InfeasibleError(why.binding, hint="; ".join(why.suggestions) or None)
     return result

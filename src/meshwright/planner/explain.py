@@ -254,8 +254,11 @@ def _binding_memory(request: PlanRequest, loser: RankedPlan, winner: RankedPlan)
     )
 
 
-def explain_infeasible(result: PlanResult, *, suggest: bool = True) -> Infeasible:
-    """Explain a search that found no plan: memory or rules; with `suggest` also changes that would make one fit."""
+def explain_infeasible(result: PlanResult, *, suggest: bool = True, goal: Goal | None = None) -> Infeasible:
+    """Explain a search that found no plan: memory or rules; with `suggest` also changes that would make one fit.
+
+    `goal`: by which the best of these changes is chosen; throughput if not given.
+    """
     request, nearest = result.request, result.least_memory
     available = gib(request.usable_bytes)
     short = 1.0 if nearest is None else nearest.reserved_bytes / request.usable_bytes
@@ -266,7 +269,7 @@ def explain_infeasible(result: PlanResult, *, suggest: bool = True) -> Infeasibl
         together = " at once" if len(request.fixed) > 1 else ""
         reason = "; ".join(map(str, rules)) or f"none on {request.num_devices} devices has {held}{together}"
         if suggest and not suggestions:
-            suggestions = tuple(map(str, neighbours(request, best=None)))
+            suggestions = tuple(map(str, neighbours(request, best=None, goal=goal)))
         return Infeasible(
             needed_gib=None,
             available_gib=available,

@@ -21,7 +21,7 @@ from meshwright.planner.legality import legal_mask, legality_context
 from meshwright.planner.objective import Goal
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.screen import step_rows
-from meshwright.planner.search import LAYOUT_COLUMNS, Distinct, PlanResult, RankedPlan, search
+from meshwright.planner.search import LAYOUT_COLUMNS, Distinct, PlanResult, RankedPlan, best_first, search
 from meshwright.planner.space import Space, default_space, plan_table
 from meshwright.specs.plan import AxisOrder, Plan
 
@@ -38,7 +38,7 @@ share. What does not fit in the end is left out."""
 
 def with_layers_by_speed(result: PlanResult, *, goal: Goal, top: int) -> PlanResult:
     """`result` with plans whose layers are in proportion to speed among its own, best first."""
-    ordered = sorted((*result.plans, *by_speed(result.request, goal=goal)), key=lambda ranked: ranked.rank)
+    ordered = sorted((*result.plans, *by_speed(result.request, goal=goal)), key=best_first)
     of_layout: dict[tuple[int, ...], RankedPlan] = {}
     for ranked in ordered:
         of_layout.setdefault(tuple(getattr(ranked.plan, name) for name in LAYOUT_COLUMNS), ranked)

@@ -1,8 +1,8 @@
-"""Neighbouring requests: batch sizes and numbers of devices near the ones asked for, and how fast their best plan is.
+"""Neighbouring requests: batch sizes and numbers of devices near the ones asked for, and how good their best plan is.
 
 A batch or a cluster whose size has few divisors leaves few plans: 1,000 devices and 1,024 sequences leave none, and 7
 devices leave a pipeline of seven. Each neighbour is searched as the request itself is. Devices beyond a neighbour's
-number stay idle and count all the same: rates are of the whole run, in tokens/s.
+number stay idle and count all the same: rates are of the whole run, in tokens over what the objective counts.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import gcd
 
+from meshwright.planner.objective import Goal
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search import RankedPlan, search
 from meshwright.planner.space import divisors
@@ -40,7 +41,8 @@ class Neighbour:
     num_idle: int  # devices of the request that it does not use
     plan: Plan
     tokens_per_s: float
-    gain: float | None  # ratio of rates to the request's best plan; None: that has none
+    gain: float | None  # ratio of rates, by the objective, to the request's best plan; None: that has none
+    unit: str = "tokens/s"  # of these rates
 
     @property
     def num_devices(self) -> int:
@@ -49,7 +51,7 @@ class Neighbour:
     @property
     def speed(self) -> str:
         """The gain over the request's best plan; where that has none, the rate of the whole run."""
-        return f"{self.tokens_per_s:,.0f} tokens/s" if self.gain is None else f"{self.gain - 1:+.0%} tokens/s"
+        return f"{self.tokens_per_s:,.0f} tokens/s" if self.gain is None else f"{self.gain - 1:+.0%} {self.unit}"
 
     def __str__(self) -> str:
         if not self.num_idle:
@@ -66,40 +68,43 @@ def shares_few_divisors(request: PlanRequest) -> bool:
     return gcd(batch, devices) <= FEW_DIVISORS * min(batch, devices)
 
 
-def neighbours(request: PlanRequest, *, best: RankedPlan | None) -> tuple[Neighbour, ...]:
-    """The best neighbour by batch size and the best by number of devices, if they are faster than `best`.
+def neighbours(request: PlanRequest, *, best: RankedPlan | None, goal: Goal | None = None) -> tuple[Neighbour, ...]:
+    """The best neighbour by batch size and the best by number of devices, if `goal` has them better than `best`.
 
-    `best` is the first plan of the request itself; None: it has no plan, and any neighbour with one is named.
+    `best` is the first plan of the request itself; None: it has no plan, and any neighbour with one is named. `goal`
+    defaults to throughput.
     """
-    rate = None if best is None else _tokens_per_s(request, best)
+    goal = goal or Goal(num_devices=request.num_devices)
+    value = None if best is None else best.value / request.global_batch
     found = []
     for near in (_other_batches(request), _fewer_devices(request)):
-        tried = [n for n in (_neighbour(request, r, rate) for r in near) if n is not None]
+        tried = [n for n in (_neighbour(request, r, goal, value) for r in near) if n is not None]
         if tried:
-            fastest = max(tried, key=lambda n: n.tokens_per_s)
-            if fastest.gain is None or fastest.gain >= LEAST_GAIN:
-                found.append(fastest)
+            least, neighbour = min(tried, key=lambda pair: pair[0])
+            if value is None or value / least >= LEAST_GAIN:
+                found.append(neighbour)
     return tuple(found)
 
 
-def _neighbour(request: PlanRequest, near: PlanRequest, rate: float | None) -> Neighbour | None:
-    best = search(near, top=1).best
+def _neighbour(
+    request: PlanRequest, near: PlanRequest, goal: Goal, value: float | None
+) -> tuple[float, Neighbour] | None:
+    """The best plan of `near`, and its value for a sequence; `value` is that of the request's best plan."""
+    num_idle = request.num_devices - near.num_devices
+    best = search(near, top=1, goal=goal.leaving_idle(num_idle)).best
     if best is None:
         return None
-    tokens_per_s = _tokens_per_s(near, best)
-    return Neighbour(
+    least = best.value / near.global_batch
+    return least, Neighbour(
         global_batch=near.global_batch,
         num_nodes=near.cluster.num_nodes,
         devices_per_node=near.cluster.devices_per_node,
-        num_idle=request.num_devices - near.num_devices,
+        num_idle=num_idle,
         plan=best.plan,
-        tokens_per_s=tokens_per_s,
-        gain=None if rate is None else tokens_per_s / rate,
+        tokens_per_s=near.global_batch * near.seq_len / best.step_s,
+        gain=None if value is None else value / least,
+        unit=goal.rate_unit,
     )
-
-
-def _tokens_per_s(request: PlanRequest, plan: RankedPlan) -> float:
-    return request.global_batch * request.seq_len / plan.step_s
 
 
 def _other_batches(request: PlanRequest) -> list[PlanRequest]:

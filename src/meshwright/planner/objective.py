@@ -13,7 +13,7 @@ value.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -36,6 +36,7 @@ class Goal:
 
     objective: Objective = Objective.THROUGHPUT
     num_devices: int = 1
+    num_idle: int = 0  # devices that are there besides, and wait
     num_steps: float = 1.0  # of the whole run, for `time`
     usd_per_device_hour: float | None = None
     usd_per_kwh: float = 0.0  # 0: electricity is in the price
@@ -75,13 +76,23 @@ class Goal:
         activity = activity_ratio(components_s=steps.components_s, intensity_ratio=self.intensity_ratio)
         return np.asarray(self._facility_w(activity) * steps.step_s)
 
+    @property
+    def rate_unit(self) -> str:
+        """The unit of tokens over the value of their step."""
+        return {Objective.COST: "tokens/USD", Objective.ENERGY: "tokens/J"}.get(self.objective, "tokens/s")
+
+    def leaving_idle(self, num_idle: int) -> Goal:
+        """The same goal where `num_idle` of the devices wait."""
+        return replace(self, num_devices=self.num_devices - num_idle, num_idle=num_idle)
+
     def _facility_w(self, activity: Array) -> Array:
         assert self.power is not None
-        return facility_power_w(power=self.power, activity_ratio=activity, num_devices=self.num_devices)
+        busy_w = facility_power_w(power=self.power, activity_ratio=activity, num_devices=self.num_devices)
+        return busy_w + facility_power_w(power=self.power, activity_ratio=0.0, num_devices=self.num_idle)
 
     def _rent_usd(self, seconds: Array) -> Array:
         assert self.usd_per_device_hour is not None
-        return seconds * self.num_devices * self.usd_per_device_hour / HOUR_S
+        return seconds * (self.num_devices + self.num_idle) * self.usd_per_device_hour / HOUR_S
 
     def _electricity_usd(self, steps: StepTable) -> Array:
         if self.usd_per_kwh == 0.0:

@@ -25,7 +25,7 @@ from meshwright.planner.joint_search import by_speed, each_on_parts
 from meshwright.planner.objective import Goal
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.screen import cost_model
-from meshwright.planner.search import Counts, Distinct, RankedPlan, StageClock, search
+from meshwright.planner.search import Counts, Distinct, RankedPlan, StageClock, best_first, search
 from meshwright.planner.space import plan_table
 from meshwright.specs.plan import Plan
 
@@ -88,7 +88,7 @@ def scored_plans(request: PlanRequest, *, goal: Goal, most: int, simulated: Sequ
     model = replace(cost_model(request), refine=lambda plan, steps: None)
     result = search(request, top=most, goal=goal, model=model, distinct=Distinct.PLANS, slack=FRONT_SLACK)
     listed = {ranked.plan: ranked for ranked in (*result.plans, *result.front, *simulated)}
-    ranked = sorted(listed.values(), key=lambda r: r.rank)  # stable: ties keep the search's order
+    ranked = sorted(listed.values(), key=best_first)  # stable: ties keep the search's order
     if not ranked:
         return ScoredPlans(request=request, plans=(), counts=result.counts, seconds=result.seconds, is_complete=True)
     clock = StageClock()

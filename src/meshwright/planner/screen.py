@@ -8,7 +8,8 @@ shards nothing, and neither reduces gradients nor runs the optimizer. What a pla
     bound = (step of the relaxation - data_parallel - optimizer - stragglers) x (1 + stragglers' share)
 
 and one relaxation bounds all choices of sharding, replicas, recomputation and offload at once: a few hundred
-plans for the price of one. A law in the tests holds the bound to the cost model.
+plans for the price of one. Layers of shapes that differ in their pipelines' schedules alone are costed once
+(`cost.step.without_updates_s`). A law in the tests holds the bound to the cost model.
 """
 
 from __future__ import annotations
@@ -23,16 +24,13 @@ from numpy.typing import NDArray
 from meshwright.arrays import Array, FloatArray
 from meshwright.cost.memory import MemoryConstants, MemoryTable, estimate_memory, loss_chunks
 from meshwright.cost.rates import SystemRates, system_rates
-from meshwright.cost.step import StepTable, estimate_steps
+from meshwright.cost.step import StepTable, estimate_steps, without_updates_s
 from meshwright.cost.tables import RECOMPUTES, PlanTable
 from meshwright.planner.finalists import simulated_step_s
 from meshwright.planner.generations import mixed_step
 from meshwright.planner.request import PlanRequest
 from meshwright.specs.memory_budget import MemoryBudget
 from meshwright.specs.plan import Plan, Recompute, Sharding
-
-RELAXED = ("data_parallel", "optimizer")
-"""Components of a step that depend on sharding and may vanish."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +67,7 @@ def cost_model_with(request: PlanRequest, *, rates: SystemRates, constants: Memo
         loss_chunks=lambda plan, memory, usable_bytes: loss_chunks(
             plan=plan, constants=constants, memory=memory, usable_bytes=usable_bytes, **facts
         ),
-        bound_s=lambda plan: relaxed_step_s(steps(relaxation(plan))),
+        bound_s=lambda plan: np.asarray(without_updates_s(plan=relaxation(plan), rates=rates, **facts)),
         memory_budget=request.memory_budget,
         refine=partial(finalist_step_s, request) if request.cluster.parts else simulated_step_s,
     )
@@ -96,14 +94,6 @@ def relaxation(plan: PlanTable) -> PlanTable:
         loss_chunk=np.where(np.asarray(plan.loss_chunk) < 0, 0, plan.loss_chunk),
         # Stored activations add casts, and so does a weight cache that is off: what a node says bounds both.
     )
-
-
-def relaxed_step_s(steps: StepTable) -> FloatArray:
-    """The step time of relaxations without the components that depend on sharding."""
-    components = steps.components_s
-    rest = steps.step_s - components["stragglers"]
-    straggle = steps.step_s / rest
-    return np.asarray((rest - sum(components[name] for name in RELAXED)) * straggle)
 
 
 def step_rows(steps: StepTable, index: NDArray[np.intp]) -> StepTable:

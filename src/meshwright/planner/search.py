@@ -7,7 +7,8 @@
     finalists                step time again from the pipeline's event graph
 
 The result is what exhaustive search over `space.enumerate_plans` finds (tests compare them), and it is
-deterministic: plans of equal value are ordered by fewer degrees above one, then by the columns of the table.
+deterministic: of plans of equal value those that shard over one rank are last, then come less memory, fewer degrees
+above one, and the columns of the table.
 With `Distinct.LAYOUTS` the k best plans differ in their degrees; otherwise recomputation single may differ.
 """
 
@@ -18,11 +19,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.arrays import Array, FloatArray
+from meshwright.arrays import Array, FloatArray, Mask
 from meshwright.cost.memory import MemoryTable
 from meshwright.cost.plan_rows import plan_from_row
 from meshwright.cost.step import StepTable
@@ -45,7 +47,7 @@ from meshwright.planner.space import (
     stacked,
 )
 from meshwright.specs.estimate import Shortfall
-from meshwright.specs.plan import Plan
+from meshwright.specs.plan import Plan, Sharding
 from meshwright.units import gib
 
 EXTRA_FINALISTS = 6
@@ -53,6 +55,10 @@ EXTRA_FINALISTS = 6
 
 BLOCK_ROWS = 16_384
 """Candidates evaluated at once: their columns stay in the cache of one core."""
+
+MOST_BLOCKS = 4
+"""Blocks of candidates evaluated at once when many came before: what an evaluation costs besides its rows counts less,
+and nodes that a falling threshold would exclude meanwhile are few beside those before."""
 
 ROUNDING = 1 - 1e-9
 """The bound and the step add up the same terms in another order."""
@@ -114,6 +120,16 @@ class RankedPlan:
         return round(float(np.ravel(self.memory.rank)[0]))
 
 
+def best_first(ranked: RankedPlan) -> tuple[float, bool, float]:
+    """The key by which plans are sorted: of equal ones those that need less memory are first."""
+    return ranked.rank, bool(_shards_nothing(ranked.plan)), ranked.reserved_bytes
+
+
+def _shards_nothing(plan: Plan | PlanTable) -> Mask:
+    """True where states are "sharded" over one rank."""
+    return (plan.sharding > Sharding.NONE) & (plan.data_shard * plan.context == 1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlanResult:
     """The best plans, best first, or why there is none.
@@ -170,10 +186,21 @@ class _Kept:
         """No plan with a larger value can enter the result."""
         if self.value is None or self.plan is None:
             return self.limit
-        ranked = self.value[_leaders(self.plan, self.value, self.distinct)]
+        ranked = self.value[self.leaders()]
         if len(ranked) < self.top:
             return self.limit
         return min(self.limit, max(float(ranked[self.top - 1]), float(ranked[0]) * (1 + self.slack)))
+
+    def leaders(self) -> NDArray[np.intp]:
+        """Rows best first, ties broken by the stated order; with LAYOUTS the best row of each layout only."""
+        assert self.plan is not None
+        assert self.value is not None
+        assert self.reserved_bytes is not None
+        order = np.lexsort((*_tie_keys(self.plan, self.reserved_bytes), self.value))
+        if self.distinct is Distinct.PLANS:
+            return order
+        layout = np.stack([np.asarray(getattr(self.plan, name))[order] for name in LAYOUT_COLUMNS], axis=1)
+        return order[np.sort(np.unique(layout, axis=0, return_index=True)[1])]
 
     def note_least(self, plan: PlanTable, reserved_bytes: FloatArray) -> None:
         """Remember the row that needs least memory."""
@@ -187,8 +214,9 @@ class _Kept:
             plan = stacked([self.plan, plan])
             value = np.concatenate([self.value, value])
             reserved_bytes = np.concatenate([self.reserved_bytes, reserved_bytes])
+        self.plan, self.value, self.reserved_bytes = plan, value, reserved_bytes
         keep = np.zeros(len(value), dtype=bool)
-        keep[_leaders(plan, value, self.distinct)[: self.top]] = True
+        keep[self.leaders()[: self.top]] = True
         keep[_front_candidates(value, reserved_bytes)] = True
         index = np.flatnonzero(keep)
         self.plan, self.value, self.reserved_bytes = plan.take(index), value[index], reserved_bytes[index]
@@ -300,8 +328,10 @@ def _expand(
     extra = savings(tree.space)
     per_node = max(1, len(tree.choices) // max(1, len(tree.space.micro_batch)))
     step = max(1, BLOCK_ROWS // per_node)
-    for start in range(0, len(order), step):
-        block = order[start : start + step]
+    start = end = 0
+    while end < len(order):
+        start, end = end, end + min(max(step, end // 2), MOST_BLOCKS * step)
+        block = order[start:end]
         block = block[bound[block] <= kept.threshold]
         if not len(block):
             break
@@ -376,13 +406,13 @@ def _finish(
     """Simulate the finalists and the front, and rank them by what the event graph says."""
     if kept.plan is None or kept.value is None or kept.reserved_bytes is None:
         return (), ()
-    leaders = _leaders(kept.plan, kept.value, kept.distinct)[: kept.top]
+    leaders = kept.leaders()[: kept.top]
     # Further away the search was not complete, so a plan there may be beaten by one that was never scored.
     near = np.flatnonzero(kept.value <= kept.value.min() * (1 + kept.slack))
     front = near[_front_candidates(kept.value[near], kept.reserved_bytes[near])]
     wanted = np.unique(np.concatenate([leaders, front]))
     found = dict(zip(wanted.tolist(), _ranked(kept.plan.take(wanted), model, goal, space), strict=True))
-    ranked = sorted((found[i] for i in leaders.tolist()), key=lambda r: r.rank)  # stable: ties keep their order
+    ranked = sorted((found[i] for i in leaders.tolist()), key=best_first)
     return tuple(ranked), _unbeaten([found[i] for i in front.tolist()])
 
 
@@ -422,21 +452,11 @@ def _ranked(rows: PlanTable, model: CostModel, goal: Goal, space: Space) -> list
     return found
 
 
-def _leaders(plan: PlanTable, value: FloatArray, distinct: Distinct) -> NDArray[np.intp]:
-    """Rows best first, ties broken by the stated order; with LAYOUTS the best row of each layout only."""
-    order = np.lexsort((*_tie_keys(plan), value))
-    if distinct is Distinct.PLANS:
-        return order
-    layout = np.stack([np.asarray(getattr(plan, name))[order] for name in LAYOUT_COLUMNS], axis=1)
-    first = np.unique(layout, axis=0, return_index=True)[1]
-    return order[np.sort(first)]
-
-
-def _tie_keys(plan: PlanTable) -> tuple[FloatArray, ...]:
-    """Keys for np.lexsort, least important first: columns of the table, then how many degrees exceed one."""
+def _tie_keys(plan: PlanTable, reserved_bytes: FloatArray) -> tuple[NDArray[Any], ...]:
+    """Keys for np.lexsort, least important first: columns of the table, how many degrees exceed one, memory."""
     columns = [np.asarray(getattr(plan, f.name)) for f in fields(plan)]
     degrees = sum((np.asarray(getattr(plan, name)) > 1) * 1 for name in LAYOUT_COLUMNS)
-    return (*reversed(columns), np.asarray(degrees))
+    return (*reversed(columns), np.asarray(degrees), reserved_bytes, np.asarray(_shards_nothing(plan)))
 
 
 def _front_candidates(value: FloatArray, reserved_bytes: FloatArray) -> NDArray[np.intp]:
@@ -448,7 +468,8 @@ def _front_candidates(value: FloatArray, reserved_bytes: FloatArray) -> NDArray[
 
 
 def _blocks(num_rows: int) -> list[NDArray[np.intp]]:
-    return [np.arange(i, min(i + BLOCK_ROWS, num_rows)) for i in range(0, num_rows, BLOCK_ROWS)]
+    most = MOST_BLOCKS * BLOCK_ROWS
+    return [np.arange(i, min(i + most, num_rows)) for i in range(0, num_rows, most)]
 
 
 class StageClock:

@@ -1,4 +1,4 @@
-"""Gains of other software: how much faster the best plan of a request would be with each switch.
+"""Gains of other software: how much better the best plan of a request would be with each switch.
 
 The best plan's degrees of parallelism, sharding and number formats are kept; schedule, micro-batch and recomputation
 are chosen anew, because a switch that saves time or memory moves them. Only switches that the engine, or a file that is
@@ -17,6 +17,7 @@ from meshwright.catalog.engines import ANY
 from meshwright.catalog.stacks import features_of, stack_facts
 from meshwright.cost.tables import plan_row
 from meshwright.planner.engines import engine_facts
+from meshwright.planner.objective import Goal
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.screen import cost_model
 from meshwright.planner.search import RankedPlan, search
@@ -24,7 +25,7 @@ from meshwright.specs.features import AttentionKernel, CudaGraphs, Dispatcher, F
 from meshwright.specs.plan import Plan
 
 LEAST_GAIN = 1.01
-"""A switch is worth naming from this ratio of step times on."""
+"""A switch is worth naming from this ratio of the objective's values on."""
 
 Value = str | bool | float
 Values = Mapping[str, Value]
@@ -47,16 +48,17 @@ _DISPATCHERS = (Dispatcher.DEEPEP, Dispatcher.HYBRIDEP)
 
 @dataclass(frozen=True, kw_only=True)
 class SwitchGain:
-    """Gain of other software. `gain`: the step time of the request's best plan over `plan`'s."""
+    """Gain of other software. `gain`: the objective's value of the request's best plan over `plan`'s."""
 
     changes: tuple[tuple[str, Value], ...]  # keys of the run file's `stack` section
     plan: Plan
     step_s: float
     gain: float
+    unit: str = "tokens/s"  # that `gain` is a ratio of
 
     def __str__(self) -> str:
         named = ", ".join(_said(key, value) for key, value in self.changes)
-        return f"{named}: {self.gain - 1:+.0%} tokens/s ({self.plan.describe()})"
+        return f"{named}: {self.gain - 1:+.0%} {self.unit} ({self.plan.describe()})"
 
 
 def open_values(request: PlanRequest) -> dict[str, Value]:
@@ -107,19 +109,23 @@ def applying(request: PlanRequest, plan: Plan) -> set[str]:
     return set(_worth_trying(request, plan, now))
 
 
-def switch_gains(request: PlanRequest, best: RankedPlan) -> tuple[SwitchGain, ...]:
-    """The best value of each switch that is faster than `best`, fastest first, and then all of these together."""
+def switch_gains(request: PlanRequest, best: RankedPlan, *, goal: Goal | None = None) -> tuple[SwitchGain, ...]:
+    """The best value of each switch that `goal` has better than `best`, best first, and then all of these together.
+
+    `goal`: of which `best` has the value; throughput if not given.
+    """
+    goal = goal or Goal(num_devices=request.num_devices)
     if request.cluster.parts:
         return ()  # software would change on each generation apart
     held = request.fixing(**{name: getattr(best.plan, name) for name in HELD})
     found: dict[str, SwitchGain] = {}
     for name, value in _alternatives(request, best.plan):
-        gain = _gain(held, best, {name: value})
+        gain = _gain(held, best, {name: value}, goal)
         if gain is not None and gain.gain >= max(LEAST_GAIN, found[name].gain if name in found else 0.0):
             found[name] = gain
     gains = sorted(found.values(), key=lambda gain: -gain.gain)
     if len(gains) > 1:
-        together = _gain(held, best, {key: value for gain in gains for key, value in gain.changes})
+        together = _gain(held, best, {key: value for gain in gains for key, value in gain.changes}, goal)
         gains += [together] if together is not None else []
     return tuple(gains)
 
@@ -216,13 +222,14 @@ def _value(value: Value) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _gain(request: PlanRequest, best: RankedPlan, changes: dict[str, Value]) -> SwitchGain | None:
-    found = search(_with_features(request, changes), top=1).best
+def _gain(request: PlanRequest, best: RankedPlan, changes: dict[str, Value], goal: Goal) -> SwitchGain | None:
+    found = search(_with_features(request, changes), top=1, goal=goal).best
     if found is None:
         return None
     return SwitchGain(
-        changes=tuple(changes.items()), plan=found.plan, step_s=found.step_s, gain=best.step_s / found.step_s
-    )
+        changes=tuple(changes.items()), plan=found.plan, step_s=found.step_s,
+        gain=best.value / found.value, unit=goal.rate_unit,
+    )  # fmt: skip
 
 
 def _with_features(request: PlanRequest, values: Mapping[str, Value]) -> PlanRequest:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.tiny_runs import tiny_run
 
+from meshwright.answers.plan_ranking import plan_run
 from meshwright.planner import request_for
+from meshwright.planner.choice import goal_of
 from meshwright.planner.explain import explain_infeasible
 from meshwright.planner.neighbours import LEAST_GAIN, REACH, neighbours, shares_few_divisors
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search import search
+from meshwright.specs.run import Costs
+from meshwright.units import HOUR_S, JOULE_PER_KWH
 
 
 def request(*, cluster: str, batch: int) -> PlanRequest:
@@ -51,6 +58,31 @@ def test_neighbours_are_near_legal_and_faster(nodes, per_node, batch):
         assert near.num_devices + near.num_idle == asked.num_devices
         assert near.global_batch % (near.plan.micro_batch * near.plan.data_shard * near.plan.data_replicate) == 0
         assert near.gain is None if best is None else near.gain >= LEAST_GAIN
+
+
+@pytest.mark.parametrize(("objective", "unit"), [("energy", "tokens/J"), ("cost", "tokens/USD")])
+def test_neighbours_follow_the_objective_and_count_idle_devices(objective, unit):
+    asked = tiny_run("cluster=h100-8x3", "batch.global_sequences=44", f"objective={objective}")
+    priced = replace(asked, costs=Costs(usd_per_device_hour=2.0, usd_per_kwh=0.5))
+    goal, ranking = goal_of(priced), plan_run(priced, top=1, with_neighbours=True)
+    assert goal.power is not None
+    best, found = ranking.ranked[0], ranking.neighbours
+    assert [near.num_idle for near in found or ()] == [0, 8]
+    for near in found or ():
+        own = replace(goal, num_devices=near.num_devices)
+        plan = search(_resized(ranking.request, near), top=1, goal=goal.leaving_idle(near.num_idle)).best
+        waiting_w = near.num_idle * (goal.power.idle_w + goal.power.node_w) * goal.power.pue_ratio
+        waiting = {"energy": waiting_w, "cost": near.num_idle * 2.0 / HOUR_S + waiting_w / JOULE_PER_KWH * 0.5}
+        value = float(np.ravel(own.value(plan.steps))[0]) * plan.step_s / plan.closed_form_s
+        value += waiting[objective] * plan.step_s
+        assert near.plan == plan.plan
+        assert near.gain == pytest.approx(best.value / 44 / (value / near.global_batch))
+        assert f"{near.gain - 1:+.0%} {unit}" in str(near)
+
+
+def _resized(asked, near):
+    cluster = replace(asked.cluster, num_nodes=near.num_nodes, devices_per_node=near.devices_per_node)
+    return replace(asked, cluster=cluster, global_batch=near.global_batch)
 
 
 @pytest.mark.parametrize(

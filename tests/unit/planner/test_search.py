@@ -4,13 +4,15 @@ import numpy as np
 import pytest
 from tests.plan_oracle import fitting_plans
 
+from meshwright.cost import step
+from meshwright.cost.compute import layer_compute
 from meshwright.cost.tables import PlanTable, plan_row
 from meshwright.planner.legality import legal_mask, legality_context
 from meshwright.planner.request import PlanRequest, request_for
 from meshwright.planner.savings import ranking_value
 from meshwright.planner.screen import CostModel, cost_model, relaxation
 from meshwright.planner.search import Distinct, search
-from meshwright.planner.space import Space, default_space, enumerate_plans
+from meshwright.planner.space import Space, default_space, enumerate_plans, shapes
 from meshwright.runfile import from_options
 from meshwright.specs.plan import Schedule
 
@@ -69,14 +71,41 @@ def test_deterministic():
     assert first.counts == second.counts
 
 
-def test_ties_go_to_fewer_degrees():
+def test_ties_go_to_less_memory():
     wanted = request("llama3-8b", "h100-8x1")
+    model = closed_form(wanted)
     even = replace(
-        closed_form(wanted),
-        steps=lambda plan: replace(cost_model(wanted).steps(plan), step_s=np.ones(len(plan.tensor))),
+        model,
+        steps=lambda plan: replace(model.steps(plan), step_s=np.ones(len(plan.tensor))),
         bound_s=lambda plan: np.zeros(len(plan.tensor)),
     )
-    plan = search(wanted, top=1, model=even).plans[0].plan
+    smallest, *others = search(wanted, top=400, model=even, distinct=Distinct.PLANS).plans
+    assert smallest.reserved_bytes < others[-1].reserved_bytes
+    (fits,) = fitting_plans(wanted, replace(default_space(wanted), stored_activations=(None,), grows_loss=False), model)
+    shards = fits.take(np.flatnonzero((fits.sharding == 0) | (fits.data_shard * fits.context > 1)))
+    assert smallest.reserved_bytes <= model.memory(shards).reserved_bytes.min()
+    assert [r.reserved_bytes for r in others] == sorted(r.reserved_bytes for r in others)
+
+
+def test_of_equal_plans_those_that_shard_over_one_rank_are_last():
+    """Sharded weights over one rank need less memory here, as copies of their gradients are none."""
+    plans = search(request("llama3-8b", "b200-8x1", tensor=8), top=40, distinct=Distinct.PLANS).plans
+    nothing = [(r.value, r.plan.sharding > 0 and r.plan.data_shard * r.plan.context == 1) for r in plans]
+    assert {shards for _, shards in nothing} == {False, True}
+    assert nothing == sorted(nothing)
+
+
+def test_ties_of_time_and_memory_go_to_fewer_degrees():
+    wanted = request("llama3-8b", "h100-8x1")
+    model = closed_form(wanted)
+    even = replace(
+        model,
+        steps=lambda plan: replace(model.steps(plan), step_s=np.ones(len(plan.tensor))),
+        bound_s=lambda plan: np.zeros(len(plan.tensor)),
+        memory=lambda plan: replace(model.memory(plan), reserved_bytes=np.ones(len(plan.tensor))),
+    )
+    space = replace(default_space(wanted), grows_loss=False)
+    plan = search(wanted, top=1, model=even, space=space).plans[0].plan
     assert (plan.tensor, plan.context, plan.pipeline) == (1, 1, 1)
 
 
@@ -89,6 +118,30 @@ def test_the_bound_is_below_every_plan_it_stands_for():
     ratio = model.bound_s(plan) / model.steps(plan).step_s
     assert ratio.max() <= 1 + 1e-9
     assert np.median(ratio) > 0.5  # and near enough to be of use
+
+
+def test_the_bound_is_the_relaxed_step_without_what_depends_on_sharding():
+    for name, engine in (("deepseek-v2-lite", "any"), ("llama3-8b", "torchtitan")):
+        wanted = request(name, "h100-8x2", engine)
+        model = cost_model(wanted)
+        plan = enumerate_plans(default_space(wanted))
+        plan = plan.take(np.arange(0, len(plan.tensor), 997))
+        steps = model.steps(relaxation(plan))
+        parts = steps.components_s
+        rest = steps.step_s - parts["stragglers"]
+        expected = (rest - parts["data_parallel"] - parts["optimizer"]) * steps.step_s / rest
+        assert model.bound_s(plan) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_bound_costs_layers_once_for_all_their_pipelines(monkeypatch):
+    wanted = request("deepseek-v2-lite", "h100-8x8", "any")
+    costed = []
+    monkeypatch.setattr(
+        step, "layer_compute", lambda shapes: (costed.append(len(shapes.plan.tensor)), layer_compute(shapes))[1]
+    )
+    plan = shapes(default_space(wanted))
+    cost_model(wanted).bound_s(plan)
+    assert sum(costed) < len(plan.tensor) / 5
 
 
 def test_relaxed_plans_have_the_same_devices():

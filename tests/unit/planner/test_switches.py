@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from tests.plan_requests import plan_request
 
 from meshwright.planner.engines import engine_facts
+from meshwright.planner.objective import goal_for
 from meshwright.planner.search import search
-from meshwright.planner.switches import LEAST_GAIN, notes_on_idle_switches, switch_gains
+from meshwright.planner.switches import HELD, LEAST_GAIN, notes_on_idle_switches, switch_gains
 from meshwright.specs.features import AttentionKernel, CudaGraphs, Dispatcher, Features
 from meshwright.specs.hardware import Stack
 from meshwright.specs.plan import Plan
+from meshwright.specs.run import Objective
 
 MIXTURE = {"model": "qwen3-30b-a3b", "cluster": "h100-8x4", "seq_len": 4096, "global_batch": 512}
 PLAIN = Features(
@@ -60,6 +62,22 @@ def test_the_best_values_together_are_last():
     assert keys(together) == set().union(*map(keys, alone))
     assert [g.gain for g in alone] == sorted((g.gain for g in alone), reverse=True)
     assert together.gain > alone[0].gain
+
+
+def test_gains_follow_the_objective():
+    request = plan_request(**MIXTURE, engine="megatron")
+    goal = goal_for(Objective.ENERGY, cluster=request.cluster)
+    best = search(request, top=1, goal=goal).best
+    assert best is not None
+    gains = switch_gains(request, best, goal=goal)
+    assert gains
+    held = request.fixing(**{name: getattr(best.plan, name) for name in HELD})
+    for gain in gains:
+        features = replace(request.stack.features, **dict(gain.changes))
+        found = search(replace(held, stack=replace(request.stack, features=features)), top=1, goal=goal).best
+        assert found is not None
+        assert gain.gain == best.value / found.value >= LEAST_GAIN
+        assert f"{gain.gain - 1:+.0%} tokens/J" in str(gain)
 
 
 @pytest.mark.parametrize("engine", ["native", "torchtitan", "megatron", "maxtext"])

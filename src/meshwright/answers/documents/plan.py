@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 
 
 def switch_document(other: SwitchGain) -> dict[str, Any]:
-    """Other software: `changes` of the run file's stack section; `gain`: tokens/s over the first plan's."""
+    """Other software: `changes` of the run file's stack section; `gain`: tokens/s, or by the run's
+    objective tokens/USD or tokens/J, over the first plan's.
+    """
     return {**plan_document(other.plan), "changes": dict(other.changes), "step_s": other.step_s, "gain": other.gain}
 
 
 def neighbour_document(neighbour: Neighbour) -> dict[str, Any]:
-    """A batch size or number of devices near the run's. `gain`: its tokens/s over the first plan's."""
+    """A batch size or number of devices near the run's. `gain`: as of a switch."""
     return {
         **plan_document(neighbour.plan),
         "global_batch_sequences": neighbour.global_batch,
