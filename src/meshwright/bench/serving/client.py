@@ -66,7 +66,8 @@ class _Answer:
         chunk = read_chunk(data)
         if chunk.error is not None:
             self.error = chunk.error
-        if chunk.kind is not ChunkKind.EMPTY:
+        # Before the first text an empty chunk only says that the answer begins.
+        if chunk.kind is not ChunkKind.EMPTY and (chunk.text or self.chunk_s):
             self.chunk_s.append(now_s)
             self.texts.append(chunk.text)
             if chunk.kind is ChunkKind.ANSWER and self.answer_s is None:

@@ -1,11 +1,13 @@
 """Parse server-sent events (WHATWG HTML, section 9.2.6): the subset that the OpenAI interface uses.
 
     data: {"choices": [...]}       one event; several `data` lines of an event are joined by line feeds
-    <empty line>                   ends the event
+    <empty line>                   ends the event; one without data is none
     : ping                         a comment
+    event: NAME                    the event's name: `ping` and its like say nothing, `error` has the reason
     data: [DONE]                   the end of the answer
 
-Bytes arrive in any split: `EventBuffer.feed` returns the events that are complete.
+Lines end with a line feed, a carriage return, or both. Bytes arrive in any split: `EventBuffer.feed` returns the events
+that are complete.
 """
 
 from __future__ import annotations
@@ -17,6 +19,9 @@ from typing import Any
 
 DONE = b"[DONE]"
 LARGEST_EVENT_BYTES = 16 * 2**20
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+FIELDS = (b"data", b"event", b"id", b"retry", b"error")
+SILENT_EVENTS = (b"ping", b"heartbeat", b"keepalive", b"keep-alive")
 
 
 class MalformedEventError(ValueError):
@@ -28,36 +33,62 @@ class EventBuffer:
 
     def __init__(self) -> None:
         self._rest = b""
+        self._is_first = True
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the data of each event that `data` completes. Raises MalformedEventError above 16 MiB."""
         text = self._rest + data
-        if b"\r" in text:  # a line feed may come with the next bytes
-            text = text.replace(b"\r\n", b"\n")
-        *blocks, self._rest = text.split(b"\n\n")
+        if self._is_first and len(text) >= len(BYTE_ORDER_MARK):
+            text, self._is_first = text.removeprefix(BYTE_ORDER_MARK), False
+        held = b""
+        if b"\r" in text:
+            if text.endswith(b"\r"):  # a line feed may come with the next bytes
+                text, held = text[:-1], b"\r"
+            text = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        *blocks, rest = text.split(b"\n\n")
+        self._rest = rest + held
         if len(self._rest) > LARGEST_EVENT_BYTES:
             raise MalformedEventError(f"an event is longer than {LARGEST_EVENT_BYTES} bytes")
         return [found for block in blocks if (found := _data(block)) is not None]
 
     def end(self) -> list[bytes]:
         """Return the event that the end of the stream completes, if any."""
-        rest, self._rest = self._rest, b""
-        found = _data(rest.replace(b"\r", b""))
+        rest, self._rest = self._rest.replace(b"\r", b"\n"), b""
+        found = _data(rest)
         return [] if found is None else [found]
 
 
 def _data(block: bytes) -> bytes | None:
-    """Data of one event; None for comments and other fields."""
+    """Data of one event; None where there is none, for comments, and for events that say nothing."""
     if block.startswith(b"data: ") and b"\n" not in block:  # nearly all of them
-        return block[6:]
-    lines = [line[5:].removeprefix(b" ") for line in block.split(b"\n") if line.startswith(b"data:")]
-    if lines:
-        return b"\n".join(lines)
-    known = (b":", b"event:", b"id:", b"retry:")
-    strange = [line for line in block.split(b"\n") if line.strip() and not line.startswith(known)]
-    if strange:
-        raise MalformedEventError(f"not a line of an event: {strange[0][:80]!r}")
-    return None
+        return block[6:] or None
+    fields: dict[bytes, list[bytes]] = {}
+    for line in block.split(b"\n"):
+        name, colon, value = line.partition(b":")
+        if not line.strip() or (colon and not name):
+            continue
+        if name not in FIELDS:
+            raise MalformedEventError(f"not a line of an event: {line[:80]!r}")
+        fields.setdefault(name, []).append(value.removeprefix(b" "))
+    event, data = fields.get(b"event", [b""])[-1].strip(), b"\n".join(fields.get(b"data", []))
+    if event in SILENT_EVENTS:
+        return None
+    if b"error" in fields:  # llama.cpp, before its errors were events
+        event, data = b"error", b"\n".join(fields[b"error"])
+    if event == b"error":
+        return _as_error(data)
+    return data or None
+
+
+def _as_error(data: bytes) -> bytes:
+    """Data of an `error` event as the JSON of an error."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        found = data.decode("utf-8", errors="replace")
+    if isinstance(found, dict) and "error" in found:
+        return data
+    return json.dumps({"error": found or "an event without a reason"}).encode()
 
 
 class ChunkKind(StrEnum):
@@ -83,7 +114,7 @@ def read_chunk(data: bytes) -> Chunk:
     """Read the JSON of one event of `/v1/completions` or `/v1/chat/completions`. Raises MalformedEventError.
 
     A chunk with a role and no text is no token, nor is an empty chunk that carries the finish. An empty chunk
-    between them is a token: its bytes are no complete character yet.
+    between them is a token: its bytes are no complete character yet. A part of a tool call is one, too.
     """
     try:
         found = json.loads(data)
@@ -107,7 +138,8 @@ def read_chunk(data: bytes) -> Chunk:
     delta = choice.get("delta")
     if isinstance(delta, dict):
         reasoning = delta.get("reasoning_content") or delta.get("reasoning")
-        text, is_first = delta.get("content"), "role" in delta
+        text = delta.get("content") or delta.get("refusal") or _called(delta) or delta.get("content")
+        is_first = "role" in delta
     else:
         reasoning, text, is_first = None, choice.get("text"), False
     if reasoning:
@@ -115,6 +147,15 @@ def read_chunk(data: bytes) -> Chunk:
     if text or (text == "" and not is_first and finish is None):
         return Chunk(ChunkKind.ANSWER, str(text), finish, usage)
     return Chunk(ChunkKind.EMPTY, "", finish, usage)
+
+
+def _called(delta: dict[str, Any]) -> str:
+    """Names and arguments of the calls of tools in a chunk."""
+    calls = [delta["function_call"]] if isinstance(delta.get("function_call"), dict) else []
+    for call in delta.get("tool_calls") or ():
+        function = call.get("function") if isinstance(call, dict) else None
+        calls += [function] if isinstance(function, dict) else []
+    return "".join(str(call.get(key) or "") for call in calls for key in ("name", "arguments"))
 
 
 def error_text(error: object) -> str:

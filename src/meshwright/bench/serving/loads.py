@@ -11,7 +11,7 @@ import asyncio
 import gc
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from meshwright.bench.serving.client import Client
@@ -100,6 +100,7 @@ async def run_load(
     limited = islice(iter(prompts), num_requests)
     gc.collect()
     gc.freeze()  # a collection of everything would stop the clock's readers for milliseconds
+    client = replace(client, start_s=client.clock())  # the load begins here, not before the collection
     try:
         if load.arrivals is Arrivals.CLOSED:
             await _closed(client, load.concurrency or 1, limited, meter, ramp_s, duration_s)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import statistics
 import time
 from dataclasses import replace
@@ -225,3 +227,110 @@ def test_a_trace_has_its_own_times_and_a_ramp_starts_workers_in_turn():
     ramped, _ = measured(QUICK, Load(concurrency=2), num_requests=40, ramp_s=0.1)
     first = sorted(r.sent_s for r in ramped.records)
     assert sum(s < 0.05 for s in first) < 10
+
+
+# --- streams as public servers send them ---
+
+GAP_S = 0.06
+
+
+def chunk(choice=None, **more):
+    return b"data: " + json.dumps({"choices": [] if choice is None else [choice], **more}).encode() + b"\n\n"
+
+
+def said(content, **more):
+    return chunk({"index": 0, "delta": {"content": content}, **more})
+
+
+def called(name=None, arguments=""):
+    function = {"arguments": arguments} | ({"name": name} if name else {})
+    return chunk({"delta": {"tool_calls": [{"index": 0, "function": function}]}})
+
+
+ROLE = chunk({"delta": {"role": "assistant", "content": ""}})
+STOP, DONE = chunk({"delta": {}, "finish_reason": "stop"}), b"data: [DONE]\n\n"
+USAGE = chunk(usage={"prompt_tokens": 3, "completion_tokens": 2})
+ONE, TWO = said("a"), said("b")
+
+STREAMS = {
+    # name: what arrives at 0, 1, 2, ... gaps; status; tokens that are seen; gap of the first and the last one
+    "vLLM": ([ROLE, ONE, TWO, STOP + USAGE + DONE], "ok", 2, 1, 2),
+    "an empty text before the first": ([ROLE, said(""), ONE, TWO, STOP + DONE], "ok", 2, 2, 3),
+    "several empty texts before the first": ([said(""), said(""), ONE, TWO + STOP, DONE], "ok", 2, 2, 3),
+    "an incomplete character between": ([ROLE, ONE, said(""), TWO, STOP + DONE], "ok", 3, 1, 3),
+    "the finish with the last text": ([ROLE, ONE, said("b", finish_reason="length"), DONE], "ok", 2, 1, 2),
+    "content that is null": ([ROLE, said(None), ONE, TWO, STOP + DONE], "ok", 2, 2, 3),
+    "reasoning first": ([ROLE, chunk({"delta": {"reasoning_content": "r"}}), ONE, STOP + DONE], "ok", 2, 1, 2),
+    "reasoning, as OpenRouter": ([ROLE, chunk({"delta": {"reasoning": "r"}}), ONE, STOP + DONE], "ok", 2, 1, 2),
+    "text, then a call": ([ROLE, ONE, called("f"), called(arguments="{}"), STOP + DONE], "ok", 3, 1, 3),
+    "calls alone": ([ROLE, called("f"), called(arguments="{"), called(arguments="}"), STOP + DONE], "ok", 3, 1, 3),
+    "a call in the first chunk": (
+        [chunk({"delta": {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}}),
+         called(arguments="{}"), STOP + DONE], "ok", 2, 0, 1,
+    ),
+    "the older call of a function": (
+        [ROLE, chunk({"delta": {"function_call": {"name": "f", "arguments": "{}"}}}), STOP + DONE], "ok", 1, 1, 1,
+    ),
+    "a refusal": ([ROLE, chunk({"delta": {"refusal": "no"}}), STOP + DONE], "ok", 1, 1, 1),
+    "Azure's filter first": (
+        [b'data: {"choices": [], "prompt_filter_results": []}\n\n', ROLE, ONE, STOP + DONE], "ok", 1, 2, 2,
+    ),
+    "SGLang's usage in each chunk": (
+        [ROLE, chunk({"delta": {"content": "a"}}, usage={"prompt_tokens": 3, "completion_tokens": 1}),
+         chunk({"delta": {"content": "b"}}, usage={"prompt_tokens": 3, "completion_tokens": 2}), STOP + DONE],
+        "ok", 2, 1, 2,
+    ),
+    "no [DONE]": ([ROLE, ONE, TWO, STOP], "ok", 2, 1, 2),
+    "no finish": ([ROLE, ONE, TWO, DONE], "ok", 2, 1, 2),
+    "neither": ([ROLE, ONE, TWO], "dropped", 2, 1, 2),
+    "data alone": ([b"data:\n\n" + ROLE, b"data: \n\n" + ONE, TWO, STOP + DONE], "ok", 2, 1, 2),
+    "comments": ([b": OPENROUTER PROCESSING\n\n" + ROLE, b":\n\n" + ONE, STOP + DONE], "ok", 1, 1, 1),
+    "pings": ([b"event: ping\ndata: {}\n\n" + ROLE, ONE, b"event: ping\n\n" + STOP + DONE], "ok", 1, 1, 1),
+    "pings with words": ([ROLE, b"event: heartbeat\ndata: still here\n\n" + ONE, STOP + DONE], "ok", 1, 1, 1),
+    "named events": ([b"event: message\nid: 7\nretry: 10\n" + ROLE, ONE, STOP + DONE], "ok", 1, 1, 1),
+    "carriage returns": ([x.replace(b"\n", b"\r") for x in (ROLE, ONE, TWO, STOP + DONE)], "ok", 2, 1, 2),
+    "both": ([x.replace(b"\n", b"\r\n") for x in (ROLE, ONE, TWO, STOP + DONE)], "ok", 2, 1, 2),
+    "a byte order mark": ([b"\xef\xbb\xbf" + ROLE, ONE, STOP + DONE], "ok", 1, 1, 1),
+    "a split event": ([ROLE + ONE[:9], ONE[9:], TWO, STOP + DONE], "ok", 2, 1, 2),
+    "an error event": ([ROLE, ONE, b'event: error\ndata: {"message": "out of memory"}\n\n'], "server_error", 1, 1, 1),
+    "an error event of words": ([ROLE, b"event: error\ndata: overloaded\n\n"], "server_error", 0, None, None),
+    "llama.cpp's older error": ([ROLE, ONE, b'error: {"code": 500, "message": "busy"}\n\n'], "server_error", 1, 1, 1),
+    "an error in data": ([ROLE, b'data: {"error": {"message": "busy"}}\n\n'], "server_error", 0, None, None),
+}  # fmt: skip
+
+
+def streamed(parts):
+    """The record of a request that is answered by `parts`, a gap after each other."""
+
+    async def answer(reader, writer):
+        head = await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(int(re.search(rb"content-length: (\d+)", head, re.IGNORECASE)[1]))
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
+        for number, part in enumerate(parts):
+            await asyncio.sleep(GAP_S if number else 0)
+            writer.write(part)
+            await writer.drain()
+        writer.close()
+
+    async def measure():
+        server = await asyncio.start_server(answer, "127.0.0.1")
+        port = server.sockets[0].getsockname()[1]
+        async with server:
+            at = Endpoint(base_url=f"http://127.0.0.1:{port}", model="m", timeout_s=30.0, idle_timeout_s=10.0,
+                          interface=Interface.CHAT)  # fmt: skip
+            async with open_session(at) as session:
+                client = Client(session=session, endpoint=at, start_s=time.perf_counter())
+                return await client.send(PROMPT, index=0)
+
+    return asyncio.run(measure())
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_streams_of_public_servers_are_counted(name):
+    parts, status, tokens, first, last = STREAMS[name]
+    record = streamed(parts)
+    assert (record.status.value, len(record.chunk_s)) == (status, tokens), record.reason
+    if tokens:
+        gaps = [(s - record.sent_s) / GAP_S for s in (record.chunk_s[0], record.chunk_s[-1])]
+        assert gaps[0] >= first - 0.05  # a busy machine delays, and never hastens
+        assert gaps[1] >= last - 0.05
