@@ -23,6 +23,7 @@ from meshwright.planner.screen import cost_model
 from meshwright.planner.search import RankedPlan, search
 from meshwright.specs.features import AttentionKernel, CudaGraphs, Dispatcher, Features, Preset, WireFormat, runs_on
 from meshwright.specs.plan import Plan
+from meshwright.units import gib
 
 LEAST_GAIN = 1.01
 """A switch is worth naming from this ratio of the objective's values on."""
@@ -117,17 +118,34 @@ def switch_gains(request: PlanRequest, best: RankedPlan, *, goal: Goal | None = 
     goal = goal or Goal(num_devices=request.num_devices)
     if request.cluster.parts:
         return ()  # software would change on each generation apart
-    held = request.fixing(**{name: getattr(best.plan, name) for name in HELD})
     found: dict[str, SwitchGain] = {}
     for name, value in _alternatives(request, best.plan):
-        gain = _gain(held, best, {name: value}, goal)
+        gain = _gain(request, best, {name: value}, goal)
         if gain is not None and gain.gain >= max(LEAST_GAIN, found[name].gain if name in found else 0.0):
             found[name] = gain
     gains = sorted(found.values(), key=lambda gain: -gain.gain)
     if len(gains) > 1:
-        together = _gain(held, best, {key: value for gain in gains for key, value in gain.changes}, goal)
+        together = _gain(request, best, {key: value for gain in gains for key, value in gain.changes}, goal)
         gains += [together] if together is not None else []
     return tuple(gains)
+
+
+def gradient_line(request: PlanRequest, best: RankedPlan, *, goal: Goal) -> str | None:
+    """Return what gradients in bf16 would gain, where run and engine leave the choice; None where it is less than 1 %.
+
+    They round what is trained with, so the planner never chooses them.
+    """
+    name, value = "gradient_format", WireFormat.BF16
+    is_open = request.stack.features.gradient_format is None and request.engine != ANY
+    if request.cluster.parts or not is_open or (name, value) not in _alternatives(request, best.plan):
+        return None
+    faster, gains = _gain(request, best, {name: value}, goal), []
+    if faster is not None and faster.gain >= LEAST_GAIN:
+        gains.append(f"{faster.gain - 1:+.0%} {faster.unit} ({faster.plan.describe()})")
+    size, smaller = (_cost(_with_features(request, f), best.plan)[1] for f in ({}, {name: value}))
+    if size >= LEAST_GAIN * smaller:
+        gains.append(f"{gib(size - smaller):.1f} GiB less for the same plan")
+    return f"software: --set {_said(name, value)} rounds gradients: {', '.join(gains)}" if gains else None
 
 
 def software_lines(request: PlanRequest, plan: Plan) -> list[str]:
@@ -223,7 +241,9 @@ def _value(value: Value) -> str:
 
 
 def _gain(request: PlanRequest, best: RankedPlan, changes: dict[str, Value], goal: Goal) -> SwitchGain | None:
-    found = search(_with_features(request, changes), top=1, goal=goal).best
+    """Return what `changes` gain in the degrees of `best`."""
+    held = request.fixing(**{name: getattr(best.plan, name) for name in HELD})
+    found = search(_with_features(held, changes), top=1, goal=goal).best
     if found is None:
         return None
     return SwitchGain(
@@ -274,7 +294,7 @@ def _worth_trying(request: PlanRequest, plan: Plan | None, now: Features) -> dic
         tried["overlaps_experts"] = (True,)
     if request.precision.name == "mxfp8" and request.model.experts is not None and on_nvidia:
         tried["fuses_experts"] = (True,)
-    if plan is None or plan.data > 1:
+    if (plan is None or plan.data > 1) and request.precision.name != "fp32":  # Megatron refuses both
         tried["gradient_format"] = (WireFormat.BF16,)
         if request.precision.matmul == "fp8":
             tried["parameter_format"] = (WireFormat.FP8,)

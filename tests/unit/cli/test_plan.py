@@ -36,6 +36,11 @@ def test_json_has_the_promised_shape(meshwright):
     assert losers[0]["step_ms"]["delta"] == pytest.approx(1e3 * (steps[1] - steps[0]))
 
 
+def test_the_first_lines_say_what_rounded_gradients_gain(meshwright):
+    lines = meshwright(*ASKED, "--top", 1, "--engine", "megatron").stdout.split("\n\n")[0]
+    assert "software: --set stack.gradient_format=bf16 rounds gradients: " in lines
+
+
 @pytest.mark.when_touched  # planner/test_switches.py has the gains
 def test_other_software_is_named_with_its_gain(meshwright):
     asked = ("plan", "--model", "qwen3-30b-a3b", "--cluster", "h100-8x2", "--gbs", 64, "--seq", 4096, "--top", 1)

@@ -9,14 +9,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.plan_requests import plan_request
 
+from meshwright.cost.tables import plan_row
 from meshwright.planner.engines import engine_facts
-from meshwright.planner.objective import goal_for
+from meshwright.planner.objective import Goal, goal_for
+from meshwright.planner.screen import cost_model
 from meshwright.planner.search import search
-from meshwright.planner.switches import HELD, LEAST_GAIN, notes_on_idle_switches, switch_gains
-from meshwright.specs.features import AttentionKernel, CudaGraphs, Dispatcher, Features
+from meshwright.planner.switches import (
+    HELD,
+    LEAST_GAIN,
+    gradient_line,
+    notes_on_idle_switches,
+    open_values,
+    switch_gains,
+)
+from meshwright.specs.features import AttentionKernel, CudaGraphs, Dispatcher, Features, Preset, WireFormat
 from meshwright.specs.hardware import Stack
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Objective
+from meshwright.units import gib
 
 MIXTURE = {"model": "qwen3-30b-a3b", "cluster": "h100-8x4", "seq_len": 4096, "global_batch": 512}
 PLAIN = Features(
@@ -78,6 +88,67 @@ def test_gains_follow_the_objective():
         assert found is not None
         assert gain.gain == best.value / found.value >= LEAST_GAIN
         assert f"{gain.gain - 1:+.0%} tokens/J" in str(gain)
+
+
+def engine_request(engine, features=PLAIN, **asked):
+    """A request with the switches that `engine` sets by itself, for a run that states `features`."""
+    request = plan_request(**asked, engine=engine)
+    own = engine_facts(engine).preset(request.model, Preset.ENGINE, request.cluster.accelerator)
+    return replace(request, stack=replace(request.stack, preset=own, features=features))
+
+
+def rounded(request):
+    stack = request.stack
+    return replace(request, stack=replace(stack, features=replace(stack.features, gradient_format=WireFormat.BF16)))
+
+
+def line_of(request, best=None):
+    best = best or search(request, top=1).best
+    assert best is not None
+    return gradient_line(request, best, goal=Goal(num_devices=request.num_devices))
+
+
+def test_what_rounded_gradients_would_gain_is_said():
+    request = engine_request("megatron", **MIXTURE)
+    best = search(request, top=1).best
+    assert best is not None
+    other = search(rounded(request).fixing(**{name: getattr(best.plan, name) for name in HELD}), top=1).best
+    assert other is not None
+    sizes = [cost_model(r).memory(plan_row(best.plan)).reserved_bytes for r in (request, rounded(request))]
+    line = line_of(request, best)
+    assert line is not None
+    assert line.startswith("software: --set stack.gradient_format=bf16 rounds gradients: ")
+    assert line.endswith(f"{gib(float(sizes[0] - sizes[1])):.1f} GiB less for the same plan")
+    gain = best.value / other.value
+    assert (f"{gain - 1:+.0%} tokens/s ({other.plan.describe()})" in line) == (gain >= LEAST_GAIN)
+    parts = replace(request, cluster=replace(request.cluster, parts=(request.cluster,)))
+    assert line_of(parts, best) is None  # software would change on each apart
+    assert "gradient_format" not in open_values(replace(request, stack=replace(request.stack, is_open=True)))
+
+
+@pytest.mark.parametrize(
+    ("engine", "changed"),
+    [
+        ("torchtitan", {}),  # reduces in fp32 alone
+        ("any", {}),
+        ("megatron", {"features": Features(gradient_format=WireFormat.FP32)}),
+        ("megatron", {"features": Features(gradient_format=WireFormat.BF16)}),
+        ("megatron", {"precision": "fp32"}),
+        ("megatron", {"cluster": "h100-1x1"}),
+    ],
+)
+def test_rounded_gradients_are_not_offered(engine, changed):
+    """The engine has no choice, the run has made it, or no gradient is reduced."""
+    asked = {"model": "qwen3-0.6b", "cluster": "h100-8x1", "seq_len": 2048, "global_batch": 64}
+    assert line_of(engine_request("megatron", **asked)) is not None
+    assert line_of(engine_request(engine, **(asked | changed))) is None
+
+
+def test_no_run_in_fp32_is_offered_rounded_gradients():
+    asked = {"model": "llama3.1-8b", "cluster": "h100-8x8", "seq_len": 1024, "global_batch": 64}
+    assert "gradient_format" in set().union(*map(keys, gains_of(engine_request("megatron", **asked))[1]))
+    _, gains = gains_of(engine_request("megatron", **asked, precision="fp32"))
+    assert "gradient_format" not in set().union(*map(keys, gains))
 
 
 @pytest.mark.parametrize("engine", ["native", "torchtitan", "megatron", "maxtext"])
