@@ -22,7 +22,7 @@ from meshwright.training.rendezvous import is_restart
 
 POLL_S = 0.2
 PATIENCE_S = GRACE_S + 10.0
-"""What a training waits for the workers of one whose process was killed: they end in this time."""
+"""Seconds that a training waits for the workers of one whose process was killed: they end in this time."""
 OTHER_FOLDER = "name a folder that can be written with --out (out= in Python) and train.checkpoint.folder"
 OF_A_TRAINING = (
     "identity.json", "steps.jsonl", "events.jsonl", RECORD, "resolved.json", "report.html", "trackers.json", "stacks",

@@ -174,7 +174,7 @@ def _disaggregated(asked: Server, load: RequestLoad, rates: ServingRates) -> Ser
     def decode_s(found: Steady) -> float:
         return steps * float(_scalar(found.step.total))
 
-    def alone_s(found: Steady) -> float:
+    def unhindered_s(found: Steady) -> float:
         """Time to the first token of a request that waits for nobody."""
         prompt_s = of.layout.attention_data * float(_scalar(found.prompt.total))
         half_s = float(_scalar(found.step.total)) / 2
@@ -185,7 +185,7 @@ def _disaggregated(asked: Server, load: RequestLoad, rates: ServingRates) -> Ser
         prefilled = asked.prefill_replicas / float(_scalar(found.prompt.total))
         if load.concurrency is None:
             return prefilled
-        return min(prefilled, load.concurrency / (alone_s(found) + decode_s(found)))
+        return min(prefilled, load.concurrency / (unhindered_s(found) + decode_s(found)))
 
     full = most.sequences * replicas
     low, high = 0.0, full if load.concurrency is None else min(full, load.concurrency)
@@ -197,10 +197,10 @@ def _disaggregated(asked: Server, load: RequestLoad, rates: ServingRates) -> Ser
             found = decoding(middle)
             low, high = (middle, high) if finished(found) * decode_s(found) > middle else (low, middle)
         is_waiting = load.concurrency is None or load.concurrency > finished(found) * (
-            alone_s(found) + decode_s(found)
+            unhindered_s(found) + decode_s(found)
         ) * (1 + 1e-9)
         binds = "prefill" if is_waiting else "concurrency"
-    spent_s = alone_s(found) + decode_s(found)
+    spent_s = unhindered_s(found) + decode_s(found)
     rate = min(finished(found), high / max(decode_s(found), 1e-12))
     in_flight = rate * spent_s if load.concurrency is None else load.concurrency
     wait_s = max(in_flight / rate - spent_s, 0.0)
@@ -211,7 +211,7 @@ def _disaggregated(asked: Server, load: RequestLoad, rates: ServingRates) -> Ser
             found,
             request_s=spent_s + wait_s,
             itl_s=decode_s(found) / max(load.output_tokens - 1, 1),
-            ttft_s=alone_s(found) + wait_s,
+            ttft_s=unhindered_s(found) + wait_s,
             output_tokens_per_s=tokens,
             total_tokens_per_s=tokens * (load.input_tokens + load.output_tokens) / load.output_tokens,
         ),

@@ -45,7 +45,7 @@ class StopRequest:
             self.stops_at_once = False
 
     def reason(self) -> KeyboardInterrupt:
-        """What ends a program that was asked to stop and has nothing to save."""
+        """Return the exception that ends a program which was asked to stop and has nothing to save."""
         return KeyboardInterrupt() if self.was_interrupted else Terminated()
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:

@@ -32,7 +32,7 @@ FEWEST_RESAMPLES = 200
 FEWEST_SAMPLES, FEWEST_OF_BOOTSTRAP = 3, 30
 """Fewer samples say nothing of their spread, and there is no interval; fewer of the second have Student's t."""
 RUNS = ("run", "repeat", "record")
-"""What samples are (`SideValue.sampled`) whose spread is the one between runs."""
+"""Kinds of samples (`SideValue.sampled`) whose spread is the one between runs."""
 MAX_MATCHED = 10_000
 """Pairs of workloads with different names that are looked at."""
 NEAR_RATIO = 0.01

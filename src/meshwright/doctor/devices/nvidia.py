@@ -23,7 +23,7 @@ SLOWDOWNS = {
 }
 """Reasons that matter on an idle device; a power cap and idling do not."""
 ALL_INACTIVE = "all links are inactive"
-"""What nvidia-smi says of a device in place of its links."""
+"""Words of nvidia-smi for a device in place of its links."""
 WITHOUT_LINKS = re.compile(r"PCI-?e|NVL\b|RTX|TITAN|Quadro|\bA(?:10|16|30|40)\b", re.IGNORECASE)
 """Names of cards whose links, if they have any, are bridges that a node may lack."""
 NOTHING = ("", "N/A", "[N/A]", "[Not Supported]", "Requested functionality has been deprecated")
