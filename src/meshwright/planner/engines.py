@@ -35,6 +35,7 @@ class Scope(IntEnum):
     SHAPE = 0  # degrees and schedule
     BATCH = 1  # ... and the micro-batch
     CHOICE = 2  # ... and sharding, recomputation, offload
+    CHOICE_ONLY = 3  # these, whatever the shape and the micro-batch
 
 
 class Severity(Enum):

@@ -383,7 +383,7 @@ RULES: tuple[Rule, ...] = (
     Rule(name="micro-batches", scope=Scope.BATCH, holds=_enough_micro_batches, says=_says_micro_batches),
     Rule(
         name="sharding",
-        scope=Scope.CHOICE,
+        scope=Scope.CHOICE_ONLY,
         holds=lambda s, p: np.isin(p.sharding, s.facts.shardings),
         says=lambda s, p: (
             f"{s.facts.title} does not shard {Sharding(int(p.sharding)).name.lower()}, it offers: "
@@ -393,7 +393,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="replicas",
-        scope=Scope.CHOICE,
+        scope=Scope.CHOICE_ONLY,
         holds=lambda s, p: (p.data_replicate == 1) | (p.sharding == Sharding.PARAMETERS) | s.facts.any_replicas,
         says=lambda s, p: (
             f"data_replicate {p.data_replicate} in {s.facts.title} needs sharded parameters"
@@ -404,7 +404,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="recomputation",
-        scope=Scope.CHOICE,
+        scope=Scope.CHOICE_ONLY,
         holds=lambda s, p: np.isin(p.recompute, [RECOMPUTES.index(r) for r in s.facts.recomputes]),
         says=lambda s, p: (
             f"{s.facts.title} has no recomputation {RECOMPUTES[int(p.recompute)].value!r}, it has: "
@@ -413,13 +413,13 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="recomputed modules",
-        scope=Scope.CHOICE,
+        scope=Scope.CHOICE_ONLY,
         holds=_selective_offered,
         says=lambda s, p: f"{s.facts.title} cannot recompute {module_names(int(p.recompute_mask))} selectively",
     ),
     Rule(
         name="recomputed modules exist",
-        scope=Scope.CHOICE,
+        scope=Scope.CHOICE_ONLY,
         holds=_modules_exist,
         says=lambda s, p: f"recomputing {module_names(int(p.recompute_mask))}: this model has not all of them",
     ),
@@ -451,7 +451,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="states in host memory",
-        scope=Scope.CHOICE,
+        scope=Scope.CHOICE_ONLY,
         holds=lambda s, p: (np.asarray(p.offload_optimizer) == 0) | s.facts.offloads_optimizer,
         says=lambda s, _: f"{s.facts.title} keeps optimizer states on the device: offload must be none",
         key="parallel.offload",

@@ -290,8 +290,12 @@ class _Tree:
         rows = replace(legal.take(shape), micro_batch=sizes)
         keep = legal_mask(rows, context=context, scope=Scope.BATCH)
         options = choices(space)
+        num_candidates = num_rows(table) * len(options)
+        if num_candidates:  # what is legal with no shape is not tried with each
+            rows = combine(table.take(np.zeros(len(options), dtype=np.intp)), options)
+            options = options.take(legal_mask(rows, context=context, scope=Scope.CHOICE_ONLY))
         return cls(
-            num_candidates=num_rows(table) * len(options),
+            num_candidates=num_candidates,
             space=space,
             context=context,
             shapes=legal,

@@ -1,4 +1,4 @@
-from dataclasses import replace
+from dataclasses import fields, replace
 from math import prod
 from random import Random
 
@@ -12,12 +12,14 @@ from meshwright.cost.pipeline.schedules import PipelineShape, schedule_shortfall
 from meshwright.cost.plan_rows import plan_from_row
 from meshwright.cost.tables import PlanTable, plan_row
 from meshwright.engines.native.check import check_plan
-from meshwright.planner.engines import LegalityContext, Severity, engine_facts
+from meshwright.planner.engines import LegalityContext, Scope, Severity, engine_facts
 from meshwright.planner.legality import broken_rules, legal_mask, legality_context, violations
 from meshwright.planner.request import request_for
 from meshwright.planner.rules import rules_of
-from meshwright.planner.space import default_space, enumerate_plans, num_rows
+from meshwright.planner.search import search
+from meshwright.planner.space import PlanChoices, default_space, enumerate_plans, num_rows
 from meshwright.runfile import from_options
+from meshwright.specs.features import CudaGraphs, Features
 from meshwright.specs.plan import SCHEDULES, AxisOrder, Offload, Plan, Recompute, Schedule, Sharding
 from meshwright.specs.run import KernelChoices
 
@@ -31,6 +33,30 @@ def context(
     request = request_for(run)
     kernels = replace(request.kernels, stored_activations=stored)
     return legality_context(replace(request, kernels=kernels))
+
+
+@pytest.mark.parametrize("engine", engine_names())
+def test_rules_of_choices_alone_ask_no_shape(engine):
+    """The search asks them once for each choice, with any shape."""
+    request = plan_request("deepseek-v2-lite", "h100-8x1", engine=engine)
+    stack = replace(request.stack, features=Features(cuda_graphs=CudaGraphs.PARTIAL))
+    plan = enumerate_plans(default_space(request))
+    plan = plan.take(np.arange(0, num_rows(plan), 17))
+    other = np.random.default_rng(0).permutation(num_rows(plan))
+    of_choice = {f.name: getattr(plan, f.name) for f in fields(PlanChoices)} | {"micro_batch": plan.micro_batch[other]}
+    setting = legality_context(replace(request, stack=stack))
+    found = [rule for rule in rules_of(setting.facts) if rule.scope is Scope.CHOICE_ONLY]
+    assert found
+    for rule in found:
+        holds = [rule.holds(setting, table) for table in (plan, replace(plan.take(other), **of_choice))]
+        assert np.array_equal(*(np.broadcast_to(each, num_rows(plan)) for each in holds)), rule.name
+
+
+def test_the_search_tries_no_choice_that_is_legal_with_no_shape():
+    """Megatron has no replicas of shards: on many devices most choices have some."""
+    result = search(plan_request("llama3.1-8b", "h100-8x64", engine="megatron"), top=1)
+    assert len(result.space.data_replicate) > 2
+    assert result.counts.expanded < 2 * result.counts.legal
 
 
 def rules(plan: Plan, **where) -> set[str]:

@@ -86,6 +86,7 @@ RULES = (
     ),
     Rule(
         name="recomputation in CUDA graphs",
+        scope=Scope.CHOICE_ONLY,
         holds=lambda s, p: (s.software.cuda_graphs not in PARTS) | ~_is_full(p),
         says=lambda s, _: f"{s.software.cuda_graphs} CUDA graphs do not hold layers that are recomputed as a whole",
         key="parallel.recompute",
@@ -93,6 +94,7 @@ RULES = (
     ),
     Rule(
         name="recomputed experts in CUDA graphs",
+        scope=Scope.CHOICE_ONLY,
         holds=lambda s, p: (s.software.cuda_graphs is not CudaGraphs.PARTIAL) | ~_recomputes(p, "moe"),
         says="partial CUDA graphs hold the router, which recomputing moe would repeat",
         key="parallel.recompute",
