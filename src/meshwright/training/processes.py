@@ -182,10 +182,8 @@ def _run_here(start: _Start) -> None:
                 lost = (
                     None if request.asked else lost or _first_lost(workers.processes, done)
                 )  # before `join` ends others
-                if lost is not None and (process := workers.processes[lost[0]]).exitcode is None:
-                    _wake_to_write_stacks(process)
-                elif lost is not None and process.exitcode == 0:  # which `join` takes for success
-                    _kill(workers, signal.SIGKILL)
+                if lost is not None:
+                    _end_after(workers, lost[0])
         except (ProcessExitedException, ProcessRaisedException) as error:
             if not failures.empty():
                 raise failures.get() from None
@@ -223,12 +221,16 @@ def _is_suspended(pid: int) -> bool:
     return False
 
 
-def _wake_to_write_stacks(process: Any) -> None:
-    """Let a suspended process write its stacks (`watchdog`), and no more than that."""
-    for signum in (signal.SIGUSR2, signal.SIGCONT):
-        os.kill(process.pid, signum)
-    process.join(STACKS_S)
-    process.kill()
+def _end_after(workers: Any, index: int) -> None:
+    """End what `join` would wait for after process `index` was lost: those that go on while it is gone or suspended."""
+    process = workers.processes[index]
+    if process.exitcode is None:  # it writes its stacks (`watchdog`), and no more than that
+        for signum in (signal.SIGUSR2, signal.SIGCONT):
+            os.kill(process.pid, signum)
+        process.join(STACKS_S)
+        process.kill()
+    elif process.exitcode == 0:  # which `join` takes for success
+        _kill(workers, signal.SIGKILL)
 
 
 def _reason(error: Exception) -> str:
