@@ -11,9 +11,10 @@ import re
 from dataclasses import replace
 from typing import TypeVar
 
+from meshwright.accuracy.conditions import RunConditions
 from meshwright.accuracy.csvfile import CsvRow
 from meshwright.accuracy.statements import read_statements
-from meshwright.catalog.stacks import features_from
+from meshwright.catalog.stacks import features_from, features_of, stack_facts
 from meshwright.specs.features import AttentionKernel, CudaGraphs, Dispatcher, Features
 
 T = TypeVar("T")
@@ -59,6 +60,22 @@ def read_features(row: CsvRow, recipe: Features | None = None) -> Features:
     mentions = f"{row.text('recompute')}; {row.text('notes')}".lower()
     stated = replace(stated, offloaded_activations=_offloaded(row, mentions))
     return stated if recipe is None else stated.or_else(recipe)
+
+
+def note_of_defaults(c: RunConditions, release: str) -> str:
+    """The switches of `c` that its row leaves to the framework's `release`, and that could change its prediction."""
+    used = features_of(c.stack, c.accelerator, precision=c.precision)
+    format_ = used.gradient_format and c.plan.data > 1
+    said = {
+        "compiles": stack_facts(c.stack.framework).eager and ("torch.compile" if used.compiles else "no torch.compile"),
+        "attention": f"attention {used.attention}",
+        "cuda_graphs": c.accelerator.vendor == "NVIDIA" and f"CUDA graphs: {used.cuda_graphs}",
+        "overlaps_tensor": c.plan.tensor > 1 and f"tensor overlap {'on' if used.overlaps_tensor else 'off'}",
+        "dispatcher": c.plan.expert > 1 and f"dispatcher {used.dispatcher}",
+        "gradient_format": format_ and f"gradients reduced in {used.gradient_format}",
+    }
+    assumed = [text for name, text in said.items() if text and getattr(c.stack.features, name) is None]
+    return f"assumed as {release} sets it: {', '.join(assumed)}" if assumed else ""
 
 
 def _offloaded(row: CsvRow, mentions: str) -> float | None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from meshwright.accuracy.csvfile import CsvRow
-from meshwright.accuracy.shipped import frameworks
-from meshwright.accuracy.software import Software
+from meshwright.accuracy.software import Software, own_defaults
 from meshwright.accuracy.statements import Clause, Mention, Polarity, read_statements
 from meshwright.accuracy.wording import stated, yes_or_no
 from meshwright.specs.model import Model
@@ -150,13 +149,9 @@ def _kept_tensors(notes: str) -> str:
 
 def _of_recipe(model: Model, is_split: bool, software: Software) -> str:
     """Recomputation of the framework's recipe for `model`; empty where none is known."""
-    if software.recipe_recompute:
-        return software.recipe_recompute
-    for entry in frameworks()["recomputation"]:
-        named = model.name.lower() in entry.get("models", [model.name.lower()])
-        if software.stack.framework == entry["framework"] and named and is_split >= entry.get("split", False):
-            return entry["recompute"]
-    return ""
+    stack = software.stack
+    own = own_defaults(stack.framework, stack.vintage, model.name, is_split=is_split)
+    return software.recipe_recompute or own.get("recompute", "")
 
 
 def _recomputed_layers(row: CsvRow, text: str, num_layers: int, notes: list[str]) -> int | None:

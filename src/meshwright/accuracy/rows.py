@@ -19,6 +19,7 @@ from meshwright.accuracy.conditions import ADAMW, TF32, RunConditions
 from meshwright.accuracy.csvfile import MAX_COUNT, MAX_TOKENS, CsvRow, read_table
 from meshwright.accuracy.duplicates import DUPLICATE_NOTE, with_duplicates_layout
 from meshwright.accuracy.feasible import with_what_fits
+from meshwright.accuracy.features import note_of_defaults
 from meshwright.accuracy.flop_rates import least_flops_per_token, rate_of_flops
 from meshwright.accuracy.layout import NO_ACCUMULATION, PublishedLayout, read_layout
 from meshwright.accuracy.networks import StatedNetwork, links_of, read_network_of
@@ -362,8 +363,7 @@ def _with_conditions(row: CsvRow, run: PublishedRun, read_plan: Callable[..., Pu
         gemm_flops_per_s=_measured_gemm_rate(row, accelerator, precision, notes),
     )
     notes.extend((*uncalibrated(model), *_doubts(row, model), *_not_modelled(said, accelerator)))
-    if row.text(DUPLICATE_NOTE):
-        notes.append(row.text(DUPLICATE_NOTE))
+    notes.extend(filter(None, (row.text(DUPLICATE_NOTE), note_of_defaults(conditions, software.release))))
     assumed = (*notes, *network.assumed, *layout.assumed)
     read = {*network.read, *(clause for clause in run.unread if _says_its_links(clause, conditions))}
     unread = (*(clause for clause in run.unread if clause not in read), *network.unread)

@@ -12,12 +12,17 @@ from meshwright.accuracy.features import read_features
 from meshwright.accuracy.recipes import recipe_for
 from meshwright.accuracy.shipped import frameworks
 from meshwright.accuracy.statements import read_statements
+from meshwright.catalog.stacks import features_from
+from meshwright.specs.features import Features
 from meshwright.specs.hardware import Accelerator, Stack
 from meshwright.specs.model import Lora
 from meshwright.specs.plan import Sharding
 
 _RELEASE = re.compile(r"(?<![\d.])(2\d)\.(0[1-9]|1[0-2]|[1-9])(?!\d)")  # NeMo 24.07, NGC 25.05, Primus 25.9
 _RELEASED_PAGE = re.compile(rf"@(?:tag )?v?{_RELEASE.pattern}")  # of a page: "README.md @v25.02"
+_OF_MANY = ("other", "transformers", "deepspeed")
+"""Stacks of several trainers, whose defaults are the trainer's own."""
+_VERSION = re.compile(r"(?<![\d.])\d+\.\d+(?:\.\d+)?(?![\d.])")
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _YEAR, _MONTH = r"(?P<year>20[12]\d)", r"(?P<month>0[1-9]|1[0-2]|[1-9])"
 _DATES = tuple(
@@ -39,6 +44,7 @@ class Software:
 
     stack: Stack
     title: str  # whose defaults these are: the stack's key, or the row's own name of a trainer without rows
+    release: str  # the same with the version, or the year, of the row
     sharding: Sharding
     data_parallel: bool  # it has neither tensor nor pipeline parallelism unless a row says so
     sequence_parallel: bool
@@ -87,14 +93,22 @@ def read_software(row: CsvRow, accelerator: Accelerator, model: str = "") -> Sof
         precision=row.text("precision").lower(),
     )
     mtp = read_statements(row.text("notes")).value("mtp")
-    features = read_features(row, recipe.features if recipe else None)
+    own = own_defaults(framework, vintage, model, is_whole=not {row.count("pp"), row.count("ep")} - {None, 1})
+    own_format = own.get("precision") if own.get("precision") in accelerator.peak_flops_per_s else None
+    stack = Stack(
+        framework=framework,
+        vintage=vintage,
+        features=read_features(row, recipe.features if recipe else None),
+        preset=_switches(own).or_else(_switches(entry)),
+    )
     return Software(
         title=_title(row, entry),
-        stack=Stack(framework=framework, vintage=vintage, features=features),
+        release=_release(_title(row, entry), vintage, _versions(row)),
+        stack=stack,
         sharding=_sharding(entry, trains_adapters(row)),
         data_parallel=entry.get("data_parallel", False),
         sequence_parallel=sequence_parallel_since is not None and (vintage or 9999) >= sequence_parallel_since,
-        precision=recipe.precision if recipe and recipe.precision else entry.get("precision", "bf16"),
+        precision=(recipe.precision if recipe else "") or own_format or entry.get("precision", "bf16"),
         mtp=entry.get("mtp", False) or model in entry.get("mtp_models", ()) if mtp is None else mtp,
         memory=_memory_definition(row, entry.get("memory", "unknown")),
         batch_per_device=entry.get("batch_per_device", False),
@@ -107,6 +121,27 @@ def read_software(row: CsvRow, accelerator: Accelerator, model: str = "") -> Sof
         splits_experts=recipe is not None and recipe.splits_experts,
         delayed_scaling=_scales_late(framework, vintage, accelerator),
     )
+
+
+def own_defaults(
+    framework: str, vintage: float | None, model: str, *, is_split: bool = False, is_whole: bool = False
+) -> dict[str, Any]:
+    """Values of the framework's own configuration of `model`, by key; empty where none is known.
+
+    is_split: tensor or pipeline ranks share the model. is_whole: there are neither pipeline nor expert ranks.
+    """
+    found: dict[str, Any] = {}
+    for entry in frameworks()["defaults"]:
+        is_dated = entry.get("since", 0) <= (vintage or 9999) < entry.get("until", 10_000)
+        is_named = framework == entry["framework"] and model.lower() in entry.get("models", [model.lower()])
+        is_placed = is_split >= entry.get("split", False) and is_whole >= entry.get("whole", False)
+        if is_named and is_dated and is_placed:
+            found = entry | found
+    return found
+
+
+def _switches(entry: dict[str, Any]) -> Features:
+    return features_from({key: entry[key] for key in Features.__dataclass_fields__ if key in entry})
 
 
 def _sharding(entry: dict[str, Any], adapters: bool) -> Sharding:
@@ -144,10 +179,17 @@ def _entry(row: CsvRow, vintage: float | None, vendor: str) -> dict[str, Any]:
 
 
 def _title(row: CsvRow, entry: dict[str, Any]) -> str:
-    if entry.get("key", "other") != "other":
+    if entry.get("key", "other") not in _OF_MANY:
         return entry["key"]
     name = row.text("framework")
     return name if "match" in entry else f"{name or 'a framework that the row does not name'} (not known: as Megatron)"
+
+
+def _release(title: str, vintage: float | None, versions: dict[str, float]) -> str:
+    if vintage is None:
+        return title
+    known = [(dated, name) for name, dated in versions.items() if dated <= vintage]
+    return f"{title} {max(known)[1]}" if known else f"{title} of {int(vintage)}"
 
 
 def _round(row: CsvRow) -> str:
@@ -156,15 +198,34 @@ def _round(row: CsvRow) -> str:
 
 
 def _vintage(row: CsvRow) -> float | None:
-    """Date of the version, else of the release of the page, else of the row's publication, as a decimal year."""
+    """Date of the version, else of the release of the page, else of the row's publication, as a decimal year.
+
+    A version is a date by itself, or a number whose date `versions` of its framework has: 0.2 is 0.2.0.
+    """
     version = row.text("framework_version")
     named = next(filter(None, map(_RELEASE.search, (version, row.text("framework")))), None)
     if release := named or _RELEASED_PAGE.search(row.text("source")):
         return 2000 + int(release[1]) + _part_of_year(int(release[2]))
-    for text in (version, row.text("framework"), row.text("date")):
-        if date := next(filter(None, (pattern.search(text) for pattern in _DATES)), None):
-            return _year_of(date.groupdict())
-    return None
+    for text in (version, row.text("framework")):
+        if date := _date_in(text):
+            return date
+        for number in _VERSION.findall(text):
+            if dates := [dated for name, dated in _versions(row).items() if f"{name}.".startswith(f"{number}.")]:
+                return min(dates)
+    return _date_in(row.text("date"))
+
+
+def _date_in(text: str) -> float | None:
+    found = next(filter(None, (pattern.search(text) for pattern in _DATES)), None)
+    return _year_of(found.groupdict()) if found else None
+
+
+def _versions(row: CsvRow) -> dict[str, float]:
+    """Dates of the versions of the row's framework, as decimal years."""
+    name = row.text("framework") or row.text("framework_version")
+    named = [e for e in frameworks()["framework"] if re.search(e["match"], name, re.IGNORECASE)]
+    dates = named[0].get("versions", {}) if named else {}
+    return {name: day.year + _part_of_year(day.month, day.day) for name, day in dates.items()}
 
 
 def _year_of(date: dict[str, str | None]) -> float:

@@ -41,6 +41,7 @@ class StackFacts:
     unfused_norm: bool = False
     overlaps_data: bool = False
     stops_recompute: bool = False  # before the last GEMM of a layer, whose output no gradient needs
+    stops_until: float = 10_000.0  # the same of layers that no compiler has: until this vintage
     rates_of: str = ""  # the stack whose measured rates stand for this one; empty: its own
     eager: bool = False
     updates_on_host: bool = False  # offloaded optimizer states, on one thread of each process

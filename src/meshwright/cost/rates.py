@@ -175,9 +175,10 @@ def host_expert_share(features: Features) -> float:
     return shares[features.cuda_graphs or CudaGraphs.NONE]
 
 
-def _stops_recompute(accelerator: Accelerator, facts: StackFacts) -> int:
+def _stops_recompute(accelerator: Accelerator, facts: StackFacts, features: Features, vintage: float) -> int:
     """1 where recomputation ends before the last GEMM; oneDNN's on a CPU saves its inputs after it has run."""
-    return int(facts.stops_recompute and accelerator.name != "cpu" and accelerator.output_tiles)
+    stops = facts.stops_recompute and (bool(features.compiles) or vintage < facts.stops_until)
+    return int(stops and accelerator.name != "cpu" and accelerator.output_tiles)
 
 
 def _copies_shards(accelerator: Accelerator, facts: StackFacts) -> int:
@@ -225,7 +226,7 @@ def system_facts(
         unfused_attention=int(features.attention is AttentionKernel.UNFUSED),
         unfused_norm=int(facts.unfused_norm),
         overlaps_data=int(facts.overlaps_data),
-        stops_recompute=_stops_recompute(accelerator, facts),
+        stops_recompute=_stops_recompute(accelerator, facts, features, vintage_of(stack, facts)),
         ring_attention=int(not facts.gathers_keys),
         deduplicates=int(features.dispatcher is not Dispatcher.ALL_TO_ALL),
         dispatches_tensors=int(_copies_shards(accelerator, facts) and facts.eager and not features.compiles),

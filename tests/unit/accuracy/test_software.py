@@ -26,6 +26,10 @@ ReadOne = Callable[..., PublishedRun]
         ({"framework": "NeMo", "framework_version": "nemo:dev", "source": "README.md @v24.11.1 [8B]",
           "date": "2025-06-09"}, "nemo", 2024.833),
         ({"framework": "NeMo", "source": "README.md @85d9284", "date": "2025-06-09"}, "nemo", 2025.439),
+        ({"framework": "torchtitan", "framework_version": "v0.2.1"}, "torchtitan", 2025.985),
+        ({"framework": "TorchTitan 0.2", "date": "2026-05"}, "torchtitan", 2025.794),
+        ({"framework": "torchtitan", "framework_version": "main, torch 2.9", "date": "2026-05"},
+         "torchtitan", 2026.333),
         ({"framework": "Somebody's own (PyTorch FSDP2)", "date": "2025-01"}, "fsdp2", 2025.0),
         ({"framework": "Somebody's own", "date": "2025-01"}, "other", 2025.0),
         ({"framework": "", "date": ""}, "other", None),
@@ -207,3 +211,69 @@ def test_llm_foundry_recomputes_its_larger_models(read_one: ReadOne, model: str,
     conditions = read_one(framework="llm-foundry", model=model, recompute="", **shape).conditions
     assert conditions
     assert conditions.plan.recompute is recompute
+
+
+def _silent(read_one: ReadOne, **cells: object) -> tuple[dict[str, object], str]:
+    """Switches of a row that states none, and the one note on them."""
+    run = read_one(**{"framework_version": "", "recompute": "", "precision": "", "cp": 1, "dp": 8} | cells)
+    assert run.conditions
+    (note,) = (note for note in run.assumed if note.startswith("assumed as "))
+    return dict(run.conditions.software) | {"precision": run.conditions.precision}, note
+
+
+@pytest.mark.parametrize("version", ["0.1.0", "0.2.0", "0.2.2", "0.3.0"])
+def test_torchtitan_compiles_nothing_but_the_model_whose_configuration_does(read_one: ReadOne, version: str) -> None:
+    cells = {"framework": "torchtitan", "framework_version": version}
+    small, note = _silent(read_one, **cells)
+    assert small["compiles"] is False
+    assert note.startswith(f"assumed as torchtitan {version} sets it: no torch.compile, attention ")
+    split = {"tp": 8, "dp": 1, "model": "LLAMA3.1-405B"}
+    large, note = _silent(read_one, **cells, **split)
+    assert (large["compiles"], large["overlaps_tensor"], large["precision"]) == (True, True, "fp8")
+    assert "torch.compile, " in note
+    assert "tensor overlap on" in note
+    old, _ = _silent(read_one, **cells, **split, gpu="A100-SXM-80GB")  # which has no 8 bits
+    assert old["precision"] == "bf16"
+
+
+def test_torchtitan_replays_graphs_since_0_3_where_nothing_waits_for_the_host(read_one: ReadOne) -> None:
+    graphs = {
+        (version, tuple(cells.values())): _silent(read_one, framework="torchtitan", framework_version=version, **cells)[
+            0
+        ]["cuda_graphs"]
+        for version in ("0.2.2", "0.3.0")
+        for cells in ({"model": "LLAMA3.1-8B", "pp": 1}, {"model": "LLAMA3.1-8B", "pp": 2, "dp": 4})
+    }
+    assert list(graphs.values()) == ["none", "none", "full", "none"]
+    mixture = {"model": "Qwen3 MoE 30B", "arch": "moe", "framework": "torchtitan", "framework_version": "0.3.0"}
+    assert [_silent(read_one, **mixture, ep=ep)[0]["cuda_graphs"] for ep in (1, 8)] == ["full", "none"]
+
+
+@pytest.mark.parametrize(
+    ("framework", "compiles", "stack"),
+    [
+        ("torchtune", False, "torchtune"),
+        ("OLMo-core", True, "olmo-core"),
+        ("FMS FSDP (PyTorch)", True, "other"),
+        ("TRL", False, "transformers"),
+        ("axolotl", False, "transformers"),
+        ("HF Trainer", False, "transformers"),
+        ("LLaMA-Factory", False, "transformers"),
+        ("DeepSpeed", False, "deepspeed"),
+        ("GPT-NeoX", False, "gpt-neox"),
+    ],
+)
+def test_a_framework_compiles_where_its_own_configurations_do(
+    read_one: ReadOne, framework: str, compiles: bool, stack: str
+) -> None:
+    assumed, _ = _silent(read_one, framework=framework)
+    assert (assumed["compiles"], assumed["framework"]) == (compiles, stack)
+    stated, note = _silent(read_one, framework=framework, notes="no compile" if compiles else "torch.compile")
+    assert stated["compiles"] is not compiles
+    assert "compile" not in note  # only what the row leaves open is assumed
+
+
+def test_every_default_of_a_model_names_known_models_and_its_source() -> None:
+    for entry in frameworks()["defaults"]:
+        assert entry["framework"] in stack_names()
+        assert len(entry["source"]) > 20

@@ -339,7 +339,7 @@ class TestHost:
         assert host_s(tensor=8, sequence_parallel=True) == pytest.approx(2.5e-3)
         assert host_s(tensor=8, sequence_parallel=False) == pytest.approx(1.8e-3)
         assert host_s(data_shard=8) == 0
-        eager, compiled = (case(framework=name).rates for name in ("fsdp2", "torchtitan"))
+        eager, compiled = (case(framework=name).rates for name in ("fsdp2", "olmo-core"))
         assert eager.dispatches_tensors == 1
         assert compiled.dispatches_tensors == 0
 

@@ -151,6 +151,15 @@ def test_traits_of_the_stack_come_through():
     assert rates().device.unfused_attention == 0
 
 
+def test_torchtitan_runs_whole_layers_again_since_august_2025_unless_a_compiler_prunes_them():
+    def stops(vintage: float, compiles: bool) -> int:
+        return rates(
+            stack=Stack(framework="torchtitan", vintage=vintage, features=Features(compiles=compiles))
+        ).stops_recompute
+
+    assert [stops(*at) for at in ((2025.5, False), (2025.7, False), (2025.7, True))] == [1, 0, 1]
+
+
 @pytest.mark.parametrize("dispatcher", Dispatcher)
 def test_all_but_a_plain_all_to_all_send_a_row_once_to_a_node(dispatcher: Dispatcher):
     stack = replace(STACK, features=Features(dispatcher=dispatcher))
