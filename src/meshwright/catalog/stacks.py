@@ -50,6 +50,7 @@ class StackFacts:
     ragged_tile_rows: int = 0  # of a tile of its grouped GEMM, which experts share at their ends; 0: they share none
     one_grouped_kernel: bool = False  # experts' GEMMs are one kernel, not one for each expert
     copies_rows: bool = False  # to each rank that holds a part of an expert, instead of gathering there
+    routed_copies: tuple[tuple[float, float, float], ...] = ()  # (since, accesses, accesses where it compiles)
     regathers: bool = False  # a layer for its backward pass where a pipeline keeps gradients unreduced
     copies_shards: bool = False  # of layers from and to the buffers of their collectives
     narrow_gathers: tuple[str, ...] = ()  # precisions whose casts tensor ranks gather

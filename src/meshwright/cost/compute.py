@@ -109,6 +109,7 @@ class DeviceFacts(Table):
     fused: FusedKernels  # the native engine's own
     wide_dense: Array = 0.0  # 1: all GEMMs but the grouped ones stay in 16 bits
     wide_experts: Array = 0.0  # 1: the grouped ones do
+    routed_accesses: Array = 0.0  # of a routed row in one forward pass, besides those of `permutation_passes`
     loops_experts: Array = 0.0  # 1: a kernel for each expert, one after the other, in place of a grouped GEMM
     matrix_share: Array = 1.0  # matrix rate of a compute unit over the one that attention's ratios belong to
     exponential_share: Array = 0.25  # cycles of attention's exponentials over those of its GEMMs, heads of 128, forward
@@ -454,11 +455,12 @@ def _experts(s: LayerShapes) -> PassTimes:
 
 
 def _router(s: LayerShapes) -> PassTimes:
-    """Scores, top-k, and permutation: reads or writes of the routed tokens around both all-to-alls."""
+    """Scores, top-k, and permutation: reads or writes of the routed tokens around both all-to-alls, and more copies."""
     if not np.any(s.has_experts):
         return NO_PASSES
     scores = _linear(s, s.tokens / s.stream_split, s.num_experts, s.model.hidden, bf16=True)
-    elements = s.rates.permutation_passes * s.expert_tokens * s.model.expert_hidden
+    passes = s.rates.permutation_passes + s.rates.routed_accesses
+    elements = passes * s.expert_tokens * s.model.expert_hidden
     elements = elements + s.tokens * ROUTER_ACCESSES * s.num_experts / s.stream_split
     return (scores + memory_bound(elements * 2.0 / s.streaming_bytes_per_s)).times(s.has_experts)
 

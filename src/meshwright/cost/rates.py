@@ -181,6 +181,18 @@ def _stops_recompute(accelerator: Accelerator, facts: StackFacts, features: Feat
     return int(stops and accelerator.name != "cpu" and accelerator.output_tiles)
 
 
+def _routed_accesses(facts: StackFacts, features: Features, vintage: float) -> float:
+    """Reads and writes of a routed row around an all-to-all that a stack does besides permutations, as of `vintage`."""
+    if features.dispatcher is not Dispatcher.ALL_TO_ALL:
+        return 0.0
+    known = [
+        eager if not features.compiles else compiled
+        for since, eager, compiled in facts.routed_copies
+        if since <= vintage
+    ]
+    return known[-1] if known else 0.0
+
+
 def _copies_shards(accelerator: Accelerator, facts: StackFacts) -> int:
     """1 where collectives have buffers of their own; what a CPU does around each is measured with it."""
     return int(facts.copies_shards and accelerator.name != "cpu")
@@ -243,6 +255,7 @@ def system_facts(
         fp8_attention=int(bool(features.fp8_attention) and peaks.get("fp8", 0.0) > peaks.get("bf16", 0.0)),
         fused_experts=int(_fuses_experts(features, precision)),
         attention_tile=_attention_tile(features),
+        routed_accesses=_routed_accesses(facts, features, vintage_of(stack, facts)),
         attention_backward_gemms=FUSED_BACKWARD_GEMMS if features.fuses_attention_backward else SPLIT_BACKWARD_GEMMS,
         ragged_rows=_ragged_rows(facts, accelerator),
         unit_pace=unit_pace(accelerator),

@@ -309,6 +309,12 @@ class TestExperts:
 
         assert 2 < cost(fused=0) / cost(fused=1) < 6
 
+    def test_copies_of_a_stack_add_to_permutations(self, case):
+        c = case(model="qwen3-30b-a3b", plan=Plan(data_shard=32, expert=8))
+        plain, more = (c.with_rates(routed_accesses=n).layer().router.forward_s for n in (0.0, 8.0))
+        moved = 8 * 2.0 * 8192 * c.model.top_k * c.model.hidden  # one sequence
+        assert more - plain == pytest.approx(moved / c.rates.device.streaming_bytes_per_s)
+
     def test_shared_experts_add_to_routed_ones(self, case):
         model = catalog.model("deepseek-v2-lite")
         assert model.experts is not None

@@ -160,6 +160,17 @@ def test_torchtitan_runs_whole_layers_again_since_august_2025_unless_a_compiler_
     assert [stops(*at) for at in ((2025.5, False), (2025.7, False), (2025.7, True))] == [1, 0, 1]
 
 
+def test_torchtitan_copies_routed_rows_as_its_code_of_the_time_does():
+    def accesses(vintage: float, **switches: object) -> float:
+        stack = Stack(framework="torchtitan", vintage=vintage, features=Features(**switches))
+        return rates(stack=stack).device.routed_accesses
+
+    found = [accesses(vintage, compiles=compiles) for vintage in (2026.2, 2026.6) for compiles in (False, True)]
+    assert found == [8, 8, 10, 2]
+    assert accesses(2026.2, dispatcher=Dispatcher.DEEPEP) == 0
+    assert rates().device.routed_accesses == 0
+
+
 @pytest.mark.parametrize("dispatcher", Dispatcher)
 def test_all_but_a_plain_all_to_all_send_a_row_once_to_a_node(dispatcher: Dispatcher):
     stack = replace(STACK, features=Features(dispatcher=dispatcher))
