@@ -78,6 +78,14 @@ BASES: dict[str, dict[str, Any]] = {
     "starcoder2": SMALL,
     "llama4_text": SMALL | {"num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 4,
                             "intermediate_size_mlp": 56, "interleave_moe_layer_step": 2},
+    "cohere": SMALL | {"num_key_value_heads": 2, "use_qk_norm": True},
+    "cohere2": SMALL | {"num_key_value_heads": 2, "sliding_window": 8},
+    "falcon": {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
+               "ffn_hidden_size": 40, "num_kv_heads": 2, "new_decoder_architecture": True},
+    "gpt_neox": SMALL,
+    "gptj": {"vocab_size": 61, "n_embd": 32, "n_head": 4, "n_layer": 3, "n_positions": 64, "rotary_dim": 4,
+             "bos_token_id": 1, "eos_token_id": 2},
+    "phi": SMALL | {"num_key_value_heads": 2, "qk_layernorm": True},
     "kimi_linear": SMALL | EXPERTS | LATENT | {"num_key_value_heads": 4, "num_experts": 4,
                     "linear_num_heads": 2, "linear_head_dim": 8},
 }  # fmt: skip
@@ -145,6 +153,26 @@ def test_parameters_are_those_of_transformers_or_the_key_is_named(model_type):
             assert round(float(count_parameters(model_row(model)).total)) == expected, f"{key}: {config.get(key)!r}"
             compared += 1
     assert compared > 20
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        ("falcon", {"new_decoder_architecture": False}),
+        ("falcon", {"new_decoder_architecture": False, "multi_query": False, "bias": True}),
+        ("falcon", {"new_decoder_architecture": False, "parallel_attn": False, "tie_word_embeddings": False}),
+        ("falcon", {"num_ln_in_parallel_attn": 1}),
+        ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
+        ("phi", {"tie_word_embeddings": True}),
+        ("cohere", {"use_qk_norm": False, "attention_bias": True}),
+    ],
+)
+def test_families_with_parallel_blocks_have_the_parameters_of_transformers(model_type, changes):
+    config = BASES[model_type] | changes
+    model = model_from_config(config | {"architectures": [architecture_of(model_type)]}, name="m")
+    assert model.unsupported == ()
+    expected = parameters_of_transformers(model_type, config)
+    assert round(float(count_parameters(model_row(model)).total)) == expected
 
 
 @pytest.mark.parametrize("model_type", BASES)

@@ -148,8 +148,7 @@ def _named_model(name: str) -> tuple[Model, tuple[str, ...]] | None:
         return _with_size_behind(shape_name(name))
     note = (f"{name} read as {known}",) if key in data["ambiguous_names"] else ()
     if known in data["model"]:
-        entry = data["model"][known]
-        return _from_entry(known, entry), (*note, *((entry["note"],) if "note" in entry else ()))
+        return _from_entry(known, data["model"][known]), note
     return catalog.model(known), note
 
 
@@ -167,7 +166,7 @@ def _with_size_behind(name: str) -> tuple[Model, tuple[str, ...]] | None:
 
 
 def _from_entry(name: str, entry: dict[str, Any]) -> Model:
-    fields = {key: value for key, value in entry.items() if key not in ("source", "note")}
+    fields = {key: value for key, value in entry.items() if key != "source"}
     fields["attention"] = Attention(**entry["attention"])
     if "experts" in entry:
         experts = dict(entry["experts"])

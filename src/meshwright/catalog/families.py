@@ -14,7 +14,7 @@ from typing import Any
 from meshwright.catalog import family_configs as configs
 from meshwright.catalog import family_shapes as shapes
 from meshwright.catalog import family_tensors as tensors
-from meshwright.catalog import linear_configs, planned_configs, sparse_configs
+from meshwright.catalog import linear_configs, parallel_configs, planned_configs, sparse_configs
 from meshwright.catalog.config_keys import ConfigKeys
 from meshwright.catalog.family_tensors import FusedTensor
 from meshwright.specs.model import Experts, Model
@@ -259,6 +259,12 @@ _RECORDS = (  # a model that names no family gets the first that fits
             ("NemotronForCausalLM", "nemotron", planned_configs.read_nemotron),
             ("Starcoder2ForCausalLM", "starcoder2", planned_configs.read_starcoder2),
             ("Llama4ForCausalLM", "llama4_text", planned_configs.read_llama4),
+            ("CohereForCausalLM", "cohere", parallel_configs.read_cohere),
+            ("Cohere2ForCausalLM", "cohere2", parallel_configs.read_cohere2),
+            ("FalconForCausalLM", "falcon", parallel_configs.read_falcon),
+            ("GPTNeoXForCausalLM", "gpt_neox", parallel_configs.read_gpt_neox),
+            ("GPTJForCausalLM", "gptj", parallel_configs.read_gptj),
+            ("PhiForCausalLM", "phi", parallel_configs.read_phi),
         )
     ),
 )
@@ -275,11 +281,6 @@ NOT_READ: dict[str, str] = {
     "Lfm2MoeForCausalLM": "layers of gated short convolutions",
     "MiniMaxForCausalLM": "lightning attention, whose states decay by a constant",
     "BailingHybridForCausalLM": "lightning attention, whose states decay by a constant",
-    "CohereForCausalLM": "blocks of attention and feed-forward that run side by side after one norm",
-    "FalconForCausalLM": "blocks of attention and feed-forward that run side by side",
-    "Cohere2ForCausalLM": "blocks of attention and feed-forward that run side by side after one norm",
-    "GPTNeoXForCausalLM": "blocks of attention and feed-forward that run side by side",
-    "PhiForCausalLM": "blocks of attention and feed-forward that run side by side after one norm",
     "ApertusForCausalLM": "an activation with weights of its own (xIELU)",
     "LongcatFlashForCausalLM": "two blocks of attention a layer, and experts that compute nothing",
     "MiMoV2FlashForCausalLM": "other heads in windowed layers than in full ones",

@@ -15,7 +15,13 @@ from meshwright.catalog.families import FAMILIES, NOT_READ
 from meshwright.errors import InputError
 from meshwright.hub import fetch
 from meshwright.specs.model import Model
-from meshwright.specs.model_parts import full_layer_problems, linear_problems, pattern_problems, sparse_problems
+from meshwright.specs.model_parts import (
+    full_layer_problems,
+    linear_problems,
+    parallel_problems,
+    pattern_problems,
+    sparse_problems,
+)
 
 
 def model_from_path(path: str | Path) -> Model:
@@ -96,7 +102,7 @@ def _check(model: Model) -> None:
         raise InputError("; ".join(found), got=model.layer_pattern)
     if found := list(sparse_problems(model)):
         raise InputError("; ".join(found), got=model.name)
-    if found := [*linear_problems(model), *full_layer_problems(model)]:
+    if found := [*linear_problems(model), *full_layer_problems(model), *parallel_problems(model)]:
         raise InputError(f"{model.name}: {'; '.join(found)}")
     if a.head_dim < 1:
         raise InputError("more heads than the hidden size", got=a.num_heads, allowed=f"1 to {model.hidden}")

@@ -36,7 +36,7 @@ def planned(
     for key in (*_POSITIONS, *_MULTIPLIERS, *_TEMPERATURES):
         c.value(key)
     if not gated:
-        c.require("hidden_act", "relu2", "relu", "gelu", "gelu_pytorch_tanh", "silu")
+        c.require("hidden_act", "relu2", "relu", "gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh", "silu")
     activation = activation_of(c, "hidden_act") if gated else activation_of(ConfigKeys({}, name=c.name), "none")
     model = decoder(c, attention, experts=experts, tied=tied, rope=Rope(), activation=activation)
     return replace(model, gated_ffn=gated)
@@ -162,11 +162,11 @@ def read_hunyuan_moe(c: ConfigKeys) -> Model:
 
 def read_exaone4(c: ConfigKeys) -> Model:
     """EXAONE 4.0: norms of outputs, of queries and of keys, and windows in three of four layers."""
-    attention = _exaone_windows(c, normalized(grouped_attention(c, kv_heads=32)))
+    attention = windows_by_pattern(c, normalized(grouped_attention(c, kv_heads=32)))
     return replace(planned(c, attention), norm_placement=NormPlacement.AFTER)
 
 
-def _exaone_windows(c: ConfigKeys, attention: Attention) -> Attention:
+def windows_by_pattern(c: ConfigKeys, attention: Attention) -> Attention:
     """Windows in all layers but every `sliding_window_pattern`-th; without a window in none."""
     num_layers = c.count("num_hidden_layers")
     if c.value("sliding_window", 4096) is None:
@@ -180,7 +180,7 @@ def _exaone_windows(c: ConfigKeys, attention: Attention) -> Attention:
 
 def read_exaone_moe(c: ConfigKeys) -> Model:
     """K-EXAONE: EXAONE 4.0 with norms of inputs, and DeepSeek-V3's experts."""
-    attention = _exaone_windows(c, normalized(grouped_attention(c, kv_heads=32)))
+    attention = windows_by_pattern(c, normalized(grouped_attention(c, kv_heads=32)))
     usual = {"num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 1024, "first_k_dense_replace": 1}
     c.default(usual | {"num_shared_experts": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5})
     return planned(c, attention, experts=_sigmoid_experts(c, experts="num_experts", shared="num_shared_experts"))

@@ -152,7 +152,7 @@ def _calibrated(s: LayerShapes) -> ElementwiseTimes:
         rotary=memory_bound(rotary),
         activation=memory_bound(activation),
         moe_activation=memory_bound(moe_activation),
-        norms_again_s=norm * model.blocks,
+        norms_again_s=norm * model.blocks * model.block_inputs / 2,
         joined=nothing,
         moe_joined=nothing,
     )
@@ -223,7 +223,9 @@ def stream_accesses(model: ModelTable) -> tuple[Array, Array]:
             getattr(passes, part) for passes in (RMS_NORM, ADD_RMS_NORM, ADDITION, USED_TWICE)
         )
         inputs = before * (norm + sum_norm) + (1 - before) * (sum_ + twice)
-        found.append(inputs + after * norm + sum_ + twice)
+        in_turn = inputs + after * norm + sum_ + twice
+        parallel = model.parallel_norms * (norm + twice) + 2 * sum_  # the residual reads the input besides
+        found.append(np.where(np.asarray(model.parallel_norms) > 0, parallel, in_turn))
     return found[0], found[1]
 
 

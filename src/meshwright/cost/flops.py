@@ -134,7 +134,8 @@ def _layer(model: ModelTable) -> _Layer:
     expert = _feed_forward(model, model.expert_ffn, model.expert_bias, hidden=model.expert_hidden)
     router = (h + model.expert_bias) * model.num_experts + model.shared_gate * h + 2 * h * model.latent
     router = router + model.expert_norms * (h + model.num_experts)
-    norm = model.num_norms * h * (1 + model.norm_bias) + model.head_norm_width + model.num_sinks
+    norm = model.num_norms * h * (1 + model.norm_bias) + model.num_sinks
+    norm = norm + model.head_norm_width * (1 + model.norm_bias)
     norm = norm + model.attention_bias * (
         model.query_heads * model.qk_dim * (1 + model.output_gate)
         + model.projected_kv_heads * (model.qk_dim + model.v_dim)
@@ -162,7 +163,7 @@ def count_parameters(model: ModelTable) -> Parameters:
     layer, module_model = _layer(model), prediction_module(model)
     module = layer if module_model is model else _layer(module_model)
     embedding = (model.vocab + model.learned_positions) * h
-    head = np.where(model.tied, 0, model.vocab * h)
+    head = np.where(model.tied, 0, model.vocab * h) + model.head_bias * model.vocab
     streams = stream_head_parameters(model)
     projection = 2 * h * h + 3 * h + streams
     is_moe = np.where(model.num_experts > 0, 1, 0)

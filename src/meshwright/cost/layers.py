@@ -313,6 +313,8 @@ def _throttled(parts: Parts, floor: PassTimes) -> PassTimes:
 def _tensor_parallel(s: StepContext) -> PassTimes:
     """Two gathers and two scatters per pass with sequence parallelism, two all-reduces without.
 
+    Blocks in parallel scatter or reduce the sum of their outputs, and gather what they share once: EleutherAI's
+    gpt-neox, megatron/model/transformer.py, `gpt_j_residual`.
     Korthikanti et al. 2022, arXiv 2205.05198, section 4.2. Backward gathers the saved inputs once more for the
     weight gradients, concurrently with the input-gradient GEMM. Stacks that cast before they gather send the narrow
     format, forward and backward; sums travel as between layers.
@@ -325,10 +327,15 @@ def _tensor_parallel(s: StepContext) -> PassTimes:
     def around(wire_s: Array) -> Array:
         return wire_s * rates.tensor_collective_factor + rates.tensor_collective_s
 
-    split = 2 * (around(all_gather_s(gathered, s.groups.tensor)) + around(reduce_scatter_s(size, s.groups.tensor)))
-    whole = 2 * around(all_reduce_s(size, s.groups.tensor))
-    seconds = np.where(s.plan.tensor > 1, np.where(s.plan.sequence_parallel > 0, split, whole), 0.0)
-    return _backward_free(seconds, seconds)
+    gather, scatter = around(all_gather_s(gathered, s.groups.tensor)), around(reduce_scatter_s(size, s.groups.tensor))
+    whole = around(all_reduce_s(size, s.groups.tensor))
+
+    def seconds(num_in: Array, num_out: Array) -> Array:
+        split = num_in * gather + num_out * scatter
+        return np.where(s.plan.tensor > 1, np.where(s.plan.sequence_parallel > 0, split, num_out * whole), 0.0)
+
+    inputs, outputs = s.model.block_inputs, s.model.residual_sums
+    return _backward_free(seconds(inputs, outputs), seconds(outputs, inputs))
 
 
 def _context_parallel(s: StepContext, core: PassTimes) -> PassTimes:
@@ -445,7 +452,8 @@ def _offloaded(s: StepContext, parts: Parts, ffn_width: Array) -> PassTimes:
     again = {name: (s.plan.recompute == SELECTIVE) * s.plan.recomputes(name) for name in _MADE_AGAIN}
     block = np.maximum(again["mlp"], again["moe"])
     num_wide = model.ffn_matrices * (1 - block) - np.where(block > 0, 0, again["activation"])
-    width = (4 - 2 * again["norm"]) * model.blocks * model.hidden / split
+    normed = model.residual_sums + (1 - again["norm"]) * model.block_inputs
+    width = normed * model.blocks * model.hidden / split
     linear = model.linear_share * (convolved(model) + 3 * model.linear_values)
     width = width + (model.attention_share * heads + linear + num_wide * ffn_width) / t
     width = np.where(s.plan.recompute == FULL, model.hidden / split, width)  # a recomputed layer keeps its input

@@ -87,6 +87,7 @@ class ModelTable(Table):
     output_gate: Array  # 0 or 1: a projection as wide as the queries gates the output
     caps_scores: Array  # 0 or 1: no fused kernel computes them
     num_norms: Array  # of a layer, without those of queries and keys
+    parallel_norms: Array  # 0: feed-forward follows attention; else norms of the input that both read
     norms_inputs: Array  # 0 or 1: inputs of attention and feed-forward are normalised
     ffn: Array
     ffn_matrices: Array  # 3 gated, 2 not
@@ -102,6 +103,7 @@ class ModelTable(Table):
     expert_norms: Array  # 0 or 1: experts have norms of their own, and the router scales
     groups_per_token: Array  # 0: routing is not limited to groups
     tied: Array
+    head_bias: Array  # 0 or 1
     num_mtp_layers: Array
     num_mtp_modules: Array  # whose weights are there
     mtp_attention_blocks: Array  # of a hybrid's prediction module; others are a layer
@@ -163,6 +165,16 @@ class ModelTable(Table):
         """Blocks of a layer over the two of a transformer's: 1, of a hybrid's layers 1/2."""
         held = self.attention_share + self.state_space_share + self.ffn_share + self.moe_share
         return np.where(np.asarray(self.single_block) > 0, held / 2, 1.0)
+
+    @property
+    def block_inputs(self) -> Array:
+        """Tensors that the blocks of a layer read: one for each block, or one that both share."""
+        return np.where(np.asarray(self.parallel_norms) == 1, 1.0, 2.0)
+
+    @property
+    def residual_sums(self) -> Array:
+        """Times that a layer adds to the residual stream, which its norms read as often."""
+        return np.where(np.asarray(self.parallel_norms) > 0, 1.0, 2.0)
 
     @property
     def moe_ffn_share(self) -> Array:
@@ -291,12 +303,14 @@ def model_row(model: Model, *, lora: Lora | None = None) -> ModelTable:
         output_gate=int(a.output_gate),
         caps_scores=int(a.score_cap > 0),
         num_norms=_num_norms(model),
+        parallel_norms=model.parallel_norms,
         norms_inputs=int(model.norm_placement is not NormPlacement.AFTER),
         ffn=model.ffn_hidden if model.share_of(BlockKind.FEED_FORWARD) else 0,
         ffn_matrices=3 if model.gated_ffn else 2,
         ffn_bias=int(model.ffn_bias),
         **_experts(x, hidden=model.hidden),
         tied=int(model.tied_embeddings),
+        head_bias=int(model.head_bias),
         **_predictions(model),
         learned_positions=model.learned_positions,
         norm_bias=int(model.norm_bias),
@@ -455,7 +469,7 @@ def _linear_attention(model: Model) -> dict[str, float]:
 def _num_norms(model: Model) -> int:
     if model.layer_pattern:
         return 1
-    around = 4 if model.norm_placement is NormPlacement.BOTH else 2
+    around = model.parallel_norms or (4 if model.norm_placement is NormPlacement.BOTH else 2)
     return around + 3 * (model.experts is not None and model.experts.own_norms)
 
 

@@ -12,7 +12,13 @@ from meshwright.runfile.problems import BelowError
 from meshwright.runfile.schema import InlineModel, ModelVariant, null_is_absent
 from meshwright.runfile.validate import validated
 from meshwright.specs.model import Attention, AttentionKind, Experts, Model, Rope, RopeScaling
-from meshwright.specs.model_parts import full_layer_problems, linear_problems, pattern_problems, sparse_problems
+from meshwright.specs.model_parts import (
+    full_layer_problems,
+    linear_problems,
+    parallel_problems,
+    pattern_problems,
+    sparse_problems,
+)
 
 T = TypeVar("T")
 
@@ -45,6 +51,8 @@ def inline_model(given: InlineModel) -> Model:
         raise BelowError("attention.full_layers", "; ".join(problems))
     if problems := list(linear_problems(model)):
         raise BelowError("linear_attention", "; ".join(problems))
+    if problems := list(parallel_problems(model)):
+        raise BelowError("parallel_norms", "; ".join(problems), got=model.parallel_norms)
     return model
 
 

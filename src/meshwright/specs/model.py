@@ -314,6 +314,7 @@ class Model:
     linear_attention: LinearAttention | None = None  # of some layers, which have it in place of attention
     layer_pattern: Annotated[str, PER_LAYER] = ""  # of a hybrid: a `BlockKind` for each layer, which holds that alone
     tied_embeddings: bool = False
+    head_bias: bool = False  # of the output head, also beside tied embeddings (Phi-2, GPT-J)
     num_mtp_layers: SizeOrZero = 0  # multi-token prediction modules (DeepSeek-V3, section 2.2)
     mtp_pattern: Annotated[str, Limits(max_length=100)] = ""  # of a hybrid: one module's blocks, as in `layer_pattern`
     mtp_shared: bool = False  # one module predicts all tokens, one after the other: its weights are there once
@@ -322,6 +323,9 @@ class Model:
     norm_bias: bool = False  # LayerNorm has a bias, RMSNorm has not
     norm_epsilon: Positive = 1e-5
     norm_placement: NormPlacement = NormPlacement.BEFORE
+    # of layers whose attention and feed-forward both read the layer's input: x + attention(norm(x)) + ffn(norm(x)), of
+    # one norm (Command R, Falcon 7B) or of one each (GPT-NeoX, Falcon 40B); 0: the feed-forward follows attention
+    parallel_norms: Annotated[int, Limits(ge=0, le=2)] = 0
     zero_centered_norms: bool = False  # norms multiply by 1 + weight (Gemma)
     scaled_embeddings: bool = False  # the embedding's output is multiplied by the root of `hidden` (Gemma)
     logit_cap: NotNegative = 0.0  # logits l become c tanh(l / c) (Gemma 2); 0: not capped

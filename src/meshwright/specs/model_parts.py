@@ -22,6 +22,8 @@ ABSENT: Mapping[str, Any] = MappingProxyType(
     {
         "activation": Activation.SILU,
         "norm_placement": NormPlacement.BEFORE,
+        "parallel_norms": 0,
+        "head_bias": False,
         "zero_centered_norms": False,
         "scaled_embeddings": False,
         "logit_cap": 0.0,
@@ -59,6 +61,8 @@ ABSENT: Mapping[str, Any] = MappingProxyType(
 
 NOT_BUILT = frozenset(
     (
+        "parallel_norms",
+        "head_bias",
         "ffn_bias",
         "experts.shared_gate",
         "experts.latent",
@@ -118,6 +122,7 @@ def contradictions(model: Model) -> Iterator[str]:
     yield from sparse_problems(model)
     yield from linear_problems(model)
     yield from full_layer_problems(model)
+    yield from parallel_problems(model)
     yield from _group_problems(model.experts)
     if model.experts is not None and model.experts.own_norms and model.experts.num_dense_layers:
         yield "experts.own_norms needs experts in all layers"
@@ -169,6 +174,20 @@ def full_layer_problems(model: Model) -> Iterator[str]:
     if model.attention.num_heads % full.num_kv_heads:
         heads = model.attention.num_heads
         yield f"attention.full_layers: {full.num_kv_heads} key/value heads do not divide {heads} heads"
+
+
+def parallel_problems(model: Model) -> Iterator[str]:
+    """Parts without a formula beside attention and feed-forward in parallel."""
+    absent = {
+        "experts": model.experts,
+        "layer_pattern": model.layer_pattern,
+        "linear_attention": model.linear_attention,
+        "residual_streams": model.residual_streams > 1,
+        "prediction modules": model.num_mtp_layers,
+        "norms of outputs": model.norm_placement is not NormPlacement.BEFORE,
+    }
+    if model.parallel_norms:
+        yield from (f"a model with parallel_norms has no {name}" for name, value in absent.items() if value)
 
 
 def sparse_problems(model: Model) -> Iterator[str]:

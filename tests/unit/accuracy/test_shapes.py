@@ -80,8 +80,9 @@ def test_no_two_names_are_one_key() -> None:
     assert model_of(model="OPT 1.3B").hidden < model_of(model="OPT-13B").hidden
 
 
-def test_what_a_named_model_is_not_costed_with_stands_with_its_rows() -> None:
-    assert "side by side" in " ".join(_named_model("Falcon 40B")[1])
+def test_named_models_have_their_parallel_blocks() -> None:
+    names = ("Falcon 40B", "GPT-NeoX", "pythia-6.9b", "GPT-J 6B", "phi-1.5", "Command R", "Phi-2", "OPT-1.3B")
+    assert [_named_model(name)[0].parallel_norms for name in names] == [2, 2, 2, 1, 1, 1, 1, 0]
 
 
 def test_every_entry_has_a_source() -> None:

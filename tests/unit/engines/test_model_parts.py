@@ -47,6 +47,8 @@ PRESENT = {
     "attention.sinks": True,
     "attention.output_gate": True,
     "attention.full_layers": FullLayers(head_dim=32, num_kv_heads=1),
+    "parallel_norms": 1,
+    "head_bias": True,
     "ffn_bias": True,
     "experts.bias": True,
     "experts.shared_gate": True,

@@ -3,7 +3,8 @@
 Per token of the rank, with tensor width t, r = t under sequence parallelism (else 1), and b bytes per element of a
 linear layer's saved input (2, less under fp8 recipes):
 
-    residual   (2 e h + 2 b h) / r             inputs of both norms, their outputs (inputs of the linear layers)
+    residual   (2 e h + 2 b h) / r             inputs of both norms, their outputs (inputs of the linear layers);
+                                               of parallel blocks e h for the one input, b h if one norm serves both
     attention  e (n_q d + n_kv (d + d_v) + n_q d_v) / t + 4 n_q / t      q, k, v, output, log-sum-exp
     dense FFN  (e (m - 1) + b) f / t           m matrices: gate and up (or one) before the activation, its output after
     MoE FFN    k (b h z + (e (m - 1) + b) f_e) / t + shared experts + 8 E / r       z: expert tensor width
@@ -259,9 +260,9 @@ def _modules(
     gathered = np.where(constants.keeps_gathered_inputs > 0, 1.0, stream)
     output_norms = np.maximum(model.num_norms - 2, 0) * (norm_input + norm_copy)  # their inputs
     dropped = 3 * model.lora_dropout * (model.lora_column_inputs * gathered + model.lora_row_inputs * share)
-    by_name = constants.keeps_named_only > 0
+    by_name, sums, inputs = constants.keeps_named_only > 0, model.residual_sums, model.block_inputs
     return _Modules(
-        rest=((2 - by_name) * norm_input * blocks + 2 * masks + output_norms) * h * stream
+        rest=((sums - by_name * (sums - 1)) * norm_input * blocks + 2 * masks + output_norms) * h * stream
         + attention * (np.where(is_mla, latent, expanded) + np.where(by_name, 0, output))
         + indexer
         + stream_bytes_per_token(model, e) * stream
@@ -269,8 +270,8 @@ def _modules(
         + linear
         + dropped,
         attention_output=by_name * attention * output,
-        residual=by_name * norm_input * blocks * h * stream,
-        norm=((attention_input + ffn_input) * gathered + 2 * norm_copy * stream) * h * blocks,
+        residual=by_name * (sums - 1) * norm_input * blocks * h * stream,
+        norm=(_normed(model, attention_input, ffn_input) * gathered + inputs * norm_copy * stream) * h * blocks,
         core_attention=attention * (probabilities + of_others),
         mla_up_projection=attention * np.where(is_mla, expanded, 0),
         activation=ffn * ffn_input * model.ffn * share,
@@ -281,6 +282,11 @@ def _modules(
         moe_rest=mixture * (8 * model.num_experts + ffn_input * model.latent) * stream,
         shared_experts=mixture * before * model.shared_ffn * share,
     )
+
+
+def _normed(model: ModelTable, attention_input: Array, ffn_input: Array) -> Array:
+    """Bytes kept per element of the norms' outputs; one that both blocks read is kept once."""
+    return np.where(model.block_inputs == 1, np.maximum(attention_input, ffn_input), attention_input + ffn_input)
 
 
 def _probabilities(

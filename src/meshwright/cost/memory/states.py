@@ -96,7 +96,7 @@ def rank_parameters(model: ModelTable, parameters: Parameters, plan: PlanTable, 
     """Parameters that one rank holds. A multi-token prediction module lies with the head."""
     share = 1 / plan.tensor
     # A tied head without the embedding beside it is a copy.
-    head = np.where(model.tied > 0, (1 - layers.embedding) * model.vocab * model.hidden, parameters.head)
+    head = parameters.head + (model.tied > 0) * (1 - layers.embedding) * model.vocab * model.hidden
     unit = (layers.embedding * parameters.embedding + layers.head * head) * share
     split, repeated, expert = _held(parameters, layers.dense, layers.moe)
     mtp, is_moe = layers.head * model.num_mtp_modules, np.where(model.num_experts > 0, 1, 0)
