@@ -58,7 +58,7 @@ class MemoryConstants(Table):
     offloaded_activations: Array  # share of the saved activations that is kept in host memory
     keeps_masters: Array  # that FSDP shards stay on the device when optimizer states are offloaded
     busiest_expert_ratio: Array  # tokens of the busiest expert rank over the mean, or the capacity of all
-    pads_experts: Array  # 1: every expert computes its capacity, whatever routers decide
+    pads_experts: Array  # `StackFacts.pads_experts`
 
 
 def memory_constants(
@@ -103,6 +103,7 @@ def _constants(
         features.attention is AttentionKernel.UNFUSED if unfused_attention is None else unfused_attention
     )
     values["keeps_masters"] = int(facts.keeps_masters)
+    values["pads_experts"] = facts.pads_experts(features)
     if fused_norm:
         values["norm_copy_bytes"] = 0
     return MemoryConstants(**{f.name: values[f.name] for f in fields(MemoryConstants)})
@@ -119,6 +120,5 @@ def _switched(features: Features, *, accumulates_as_reduced: bool) -> dict[str, 
         "wire_parameter_bytes": parameter,
         "offloaded_activations": features.offloaded_activations or 0.0,
         "busiest_expert_ratio": features.busiest_expert_ratio,
-        "pads_experts": int(features.pads_experts),
         **accumulated,
     }

@@ -15,6 +15,7 @@ from meshwright.specs.hardware import Accelerator, Stack
 from meshwright.specs.run import Run
 
 _FILE = DATA / "stacks.toml"
+PADS_TO_CAPACITY, PADS_TO_BUSIEST = 1, 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,7 @@ class StackFacts:
     ragged_tile_rows: int = 0  # of a tile of its grouped GEMM, which experts share at their ends; 0: they share none
     one_grouped_kernel: bool = False  # experts' GEMMs are one kernel, not one for each expert
     copies_rows: bool = False  # to each rank that holds a part of an expert, instead of gathering there
+    pads_to_busiest: bool = False  # every expert of a rank to the rows of the busiest
     routed_copies: tuple[tuple[float, float, float], ...] = ()  # (since, accesses, accesses where it compiles)
     regathers: bool = False  # a layer for its backward pass where a pipeline keeps gradients unreduced
     copies_shards: bool = False  # of layers from and to the buffers of their collectives
@@ -60,6 +62,10 @@ class StackFacts:
         """The last named release up to `vintage`, in the order of their dates; the year where none is named."""
         named = [(r.since, r.name) for r in self.releases if r.name and r.since <= vintage]
         return max(named)[1] if named else str(int(vintage))
+
+    def pads_experts(self, features: Features) -> int:
+        """Return to what experts are padded under these switches; 0: they compute the rows that they have."""
+        return PADS_TO_CAPACITY if features.pads_experts else PADS_TO_BUSIEST * self.pads_to_busiest
 
     @property
     def unfused_attention(self) -> bool:

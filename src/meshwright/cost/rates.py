@@ -81,7 +81,7 @@ class StackTraits(Table):
     updates_on_host: Array  # 1: offloaded optimizer states are updated by a thread of each process
     keeps_masters: Array  # 1: the masters that FSDP shards stay on the device
     expert_imbalance: Array  # tokens of the busiest expert rank over the mean, or the capacity of all
-    pads_experts: Array  # 1: every expert computes its capacity, whatever routers decide
+    pads_experts: Array  # `StackFacts.pads_experts`
     cpu_oversubscription: Array  # processes for each part of a processor; 1: each has a device of its own
     years: Array  # vintage of the stack against 2025.0
 
@@ -266,7 +266,7 @@ def system_facts(
         updates_on_host=int(facts.updates_on_host),
         keeps_masters=int(facts.keeps_masters),
         expert_imbalance=features.busiest_expert_ratio,
-        pads_experts=int(features.pads_experts),
+        pads_experts=facts.pads_experts(features),
         cpu_oversubscription=accelerator.cpu_oversubscription,
         years=vintage_of(stack, facts) - 2025.0,
         network=network_row(cluster.fabric, constants_for(cluster.fabric), devices_per_node=cluster.devices_per_node),

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.arrays import Array, Table, distinct_rows
+from meshwright.catalog.stacks import PADS_TO_CAPACITY
 from meshwright.cost.collectives import send_receive_s
 from meshwright.cost.compute import layer_compute
 from meshwright.cost.flops import count_parameters
@@ -83,8 +84,8 @@ def step_context(
     load_factor: Array = 1.0,
 ) -> StepContext:
     """Return the values that all parts of a step share. Arguments are the same as for `estimate_steps`."""
-    # Padded experts leave nothing for routers to decide.
-    stated = rates.expert_imbalance * np.where(rates.pads_experts > 0, 1.0, load_factor)
+    # A capacity leaves nothing for routers to decide.
+    stated = rates.expert_imbalance * np.where(rates.pads_experts == PADS_TO_CAPACITY, 1.0, load_factor)
     return StepContext(
         model=model,
         batch=batch,

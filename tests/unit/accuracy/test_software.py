@@ -30,6 +30,7 @@ ReadOne = Callable[..., PublishedRun]
         ({"framework": "TorchTitan 0.2", "date": "2026-05"}, "torchtitan", 2025.794),
         ({"framework": "torchtitan", "framework_version": "main, torch 2.9", "date": "2026-05"},
          "torchtitan", 2026.333),
+        ({"framework": "KempnerForge (PyTorch FSDP2)", "date": "2026-04"}, "kempnerforge", 2026.25),
         ({"framework": "Somebody's own (PyTorch FSDP2)", "date": "2025-01"}, "fsdp2", 2025.0),
         ({"framework": "Somebody's own", "date": "2025-01"}, "other", 2025.0),
         ({"framework": "", "date": ""}, "other", None),

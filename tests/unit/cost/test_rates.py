@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 
 import pytest
 
+from meshwright.calibration.memory import memory_constants
 from meshwright.calibration.parameters import Calibration, Offset, prior
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.precisions import multiplies
@@ -158,6 +159,13 @@ def test_torchtitan_runs_whole_layers_again_since_august_2025_unless_a_compiler_
         ).stops_recompute
 
     assert [stops(*at) for at in ((2025.5, False), (2025.7, False), (2025.7, True))] == [1, 0, 1]
+
+
+def test_kempnerforge_pads_experts_to_the_busiest_unless_they_have_a_capacity():
+    stacks = [Stack(framework="kempnerforge", features=Features(drops_tokens=drops)) for drops in (False, True)]
+    assert [rates(stack=stack).pads_experts for stack in stacks] == [2, 1]
+    assert memory_constants(stacks[0]).pads_experts == 2
+    assert (rates(stack=Stack(framework="fsdp2")).pads_experts, rates().pads_experts) == (0, 0)
 
 
 def test_torchtitan_copies_routed_rows_as_its_code_of_the_time_does():

@@ -18,6 +18,8 @@ from meshwright.specs.plan import Plan
         ("mixtral-8x7b", 2, 3.0, 0, 2.0),  # all tokens
         ("mixtral-8x7b", 8, 64.0, 0, 4.0),  # two of eight experts a token: no expert has more than all tokens
         ("mixtral-8x7b", 1, 1.5, 1, 1.5),  # a capacity is computed whatever comes
+        ("mixtral-8x7b", 1, 1.4, 2, 1.4),  # all experts of a rank compute as many rows as its busiest
+        ("mixtral-8x7b", 1, 64.0, 2, 4.0),
         ("llama3-8b", 1, 1.4, 0, 1.0),
     ],
 )
