@@ -274,6 +274,18 @@ def test_a_framework_compiles_where_its_own_configurations_do(
     assert "compile" not in note  # only what the row leaves open is assumed
 
 
+def test_primus_compiles_torchtitan_since_october_2025(read_one: ReadOne) -> None:
+    cells = {"framework": "Primus (torchtitan)", "recompute": "", "cp": 1, "dp": 8}
+    found = []
+    for date in ("2025-09", "2026-02"):
+        for model in ("LLAMA3.1-8B", "LLAMA3.1-70B"):
+            conditions = read_one(**cells, date=date, framework_version="", model=model).conditions
+            assert conditions
+            found.append((conditions.software["compiles"], conditions.plan.recompute))
+    kinds = (Recompute.SELECTIVE, Recompute.FULL, Recompute.NONE, Recompute.FULL)
+    assert found == list(zip((False, False, True, True), kinds, strict=True))
+
+
 def test_every_default_of_a_model_names_known_models_and_its_source() -> None:
     for entry in frameworks()["defaults"]:
         assert entry["framework"] in stack_names()
