@@ -63,11 +63,11 @@ def open_values(request: PlanRequest) -> dict[str, Value]:
     """Return the switches that the planner may choose, each with the fastest value that the engine can set.
 
     In the cost model HybridEP is never slower than DeepEP, nor a graph of the whole iteration than partial graphs.
-    None are open where the run states its software, and on a cluster of several parts, where software would change on
-    each apart.
+    None are open where the run states its software, and on a cluster of several generations, where software would
+    change on each apart.
     """
     stack, cluster = request.stack, request.cluster
-    if not stack.is_open or cluster.parts:
+    if not stack.is_open or cluster.is_mixed:
         return {}
     now = features_of(stack, cluster.accelerator, precision=request.precision.name)
     tried = _worth_trying(request, None, now)
@@ -87,7 +87,7 @@ def offloading(request: PlanRequest) -> list[Values]:
     """Return the shares of activations that the engine can keep in host memory, as switches; none if the run says."""
     stack, name = request.stack, "offloaded_activations"
     allowed = dict(engine_facts(request.engine).switches).get(name, ())
-    if not stack.is_open or request.cluster.parts or getattr(stack.features, name) is not None:
+    if not stack.is_open or request.cluster.is_mixed or getattr(stack.features, name) is not None:
         return []
     return [{name: share} for share in OFFLOADED_SHARES if share in allowed]
 
@@ -109,7 +109,7 @@ def applying(request: PlanRequest, plan: Plan) -> set[str]:
 
 def switch_gains(request: PlanRequest, best: RankedPlan) -> tuple[SwitchGain, ...]:
     """The best value of each switch that is faster than `best`, fastest first, and then all of these together."""
-    if request.cluster.parts:
+    if request.cluster.is_mixed:
         return ()  # software would change on each generation apart
     held = request.fixing(**{name: getattr(best.plan, name) for name in HELD})
     found: dict[str, SwitchGain] = {}
