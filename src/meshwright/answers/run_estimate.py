@@ -217,7 +217,7 @@ def estimate_document(done: RunEstimate) -> dict[str, Any]:
         "market_prices": [
             p
             for p in market_prices()
-            if p.accelerator == done.request.cluster.accelerator.name and not done.request.cluster.parts
+            if p.accelerator == done.request.cluster.accelerator.name and not done.request.cluster.is_mixed
         ],
         "joule_per_token": economics.joule_per_token,
         "totals": economics.totals and training_document(economics.totals),

@@ -44,15 +44,21 @@ class RunExport(Result):
 
     @property
     def command(self) -> str:
-        """The command for each host, with torchrun if there are several processes."""
+        """The command for each host, with torchrun if there are several processes; where nodes have other numbers of
+        devices a line for the hosts of each part."""
         assignments = [f"{name}={value}" for name, value in self.launch.env.items()]
         if self.launch.num_processes == 1:
             return shlex.join([*assignments, *self.launch.argv])
-        num_nodes = 1 if self.run.cluster is None else self.run.cluster.num_nodes
-        torchrun = ["torchrun", f"--nproc-per-node={self.launch.num_processes // num_nodes}"]
-        if num_nodes > 1:
-            torchrun += [f"--nnodes={num_nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:29500"]
-        return shlex.join([*assignments, *torchrun, *self.launch.argv[1:]])
+        cluster = self.run.cluster
+        num_nodes = 1 if cluster is None else cluster.num_nodes
+        where = [] if num_nodes == 1 else [f"--nnodes={num_nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:29500"]
+
+        def on(each: int) -> str:
+            return shlex.join([*assignments, "torchrun", f"--nproc-per-node={each}", *where, *self.launch.argv[1:]])
+
+        if cluster is None or len(cluster.node_sizes) == 1:
+            return on(self.launch.num_processes // num_nodes)
+        return "\n".join(f"{on(part.devices_per_node)}  # hosts of {part.name}" for part in cluster.parts)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright export --json`."""

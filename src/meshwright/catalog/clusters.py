@@ -137,7 +137,7 @@ def with_links(device: Accelerator, usual: Fabric, *, stated: Mapping[str, Any])
 def _shape_hint(name: str) -> str:
     """Return names of complete clusters where `name` begins with an accelerator's, or the way to the list."""
     if "+" in name or name.count(":") > 1:
-        return "a training run may have several parts, as in h100-8x8+h200-8x8; elsewhere name one"
+        return "a training run may have several parts, as in h100-8x8+h200-8x8 or h100-8x8+h100-4x1; elsewhere name one"
     text = name.strip().lower()
     if text in accelerator_names():
         return _shapes(text, 0)

@@ -1,15 +1,19 @@
-"""Clusters of two generations: names of their parts, joined with a plus.
+"""Clusters of two generations, or of nodes of two sizes: names of their parts, joined with a plus.
 
     h100-8x8+h200-8x8      64 H100 and 64 H200
+    h100-8x8+h100-4x1      64 H100 in nodes of 8, and a node of 4
 
 Equal shares of batch and layers let the slowest part set the pace; the smallest memory is the limit, and
-collectives run at the rates of the slowest links. Accelerator and fabric have these values. Plans whose
-pipeline stages lie on one part each are costed part by part (`planner.generations`).
+collectives run at the rates of the slowest links. Accelerator and fabric have these values. Nodes of several sizes
+count as nodes of as many devices as divide all sizes: groups of that many neighbours lie in one node wherever they
+begin, and a ring over all nodes has the network of the smallest one. Plans whose pipeline stages lie on one part each
+are costed part by part (`planner.generations`).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import gcd
 
 from meshwright.catalog.clusters import cluster, own_cluster, shape_of
 from meshwright.catalog.entries import CatalogEntry, normal_name
@@ -63,7 +67,7 @@ def joined(parts: tuple[Cluster, ...]) -> Cluster:
         stated=tuple(dict.fromkeys(text for part in parts for text in part.stated)),
         accelerator=_common_accelerator(parts, slowest.accelerator),
         fabric=_common_fabric(parts, slowest.fabric),
-        devices_per_node=slowest.devices_per_node,
+        devices_per_node=gcd(*(part.devices_per_node for part in parts)),
         num_nodes=sum(part.num_nodes for part in parts),
         parts=parts,
     )
@@ -87,17 +91,13 @@ def _bf16(accelerator: Accelerator) -> float:
 def _check(parts: tuple[Cluster, ...]) -> None:
     first, *others = parts
     for other in others:
-        for what, one, two in (
-            ("vendor", first.accelerator.vendor, other.accelerator.vendor),
-            ("number of devices in a node", first.devices_per_node, other.devices_per_node),
-            ("number of devices in a scale-up domain", first.fabric.scale_up_domain, other.fabric.scale_up_domain),
-        ):
-            if one != two:
-                raise InputError(
-                    f"parts of a cluster must have the same {what}",
-                    got=f"{first.name}: {one}, {other.name}: {two}",
-                    hint="plan each part by itself",
-                )
+        one, two = first.accelerator.vendor, other.accelerator.vendor
+        if one != two:
+            raise InputError(
+                "parts of a cluster must have the same vendor",
+                got=f"{first.name}: {one}, {other.name}: {two}",
+                hint="plan each part by itself",
+            )
 
 
 def _common_accelerator(parts: tuple[Cluster, ...], slowest: Accelerator) -> Accelerator:
@@ -122,6 +122,7 @@ def _common_fabric(parts: tuple[Cluster, ...], slowest: Fabric) -> Fabric:
     fabrics = [part.fabric for part in parts]
     return replace(
         slowest,
+        scale_up_domain=gcd(*(f.scale_up_domain for f in fabrics)),
         scale_up_bytes_per_s=min(f.scale_up_bytes_per_s for f in fabrics),
         scale_up_peer_bytes_per_s=min(f.scale_up_peer_bytes_per_s for f in fabrics),
         scale_up_latency_s=max(f.scale_up_latency_s for f in fabrics),

@@ -233,7 +233,7 @@ def _print_training(done: RunEstimate) -> None:
             price += f", {economics.price.offer.partition(':')[0]}, {economics.price.date}"
         rows.append(("cost per million tokens", f"{economics.usd_per_million_tokens:.4g} USD", price))
     cluster = done.request.cluster  # parts have prices of their own
-    if not cluster.parts and (market := market_sentence(cluster.accelerator.name)):
+    if not cluster.is_mixed and (market := market_sentence(cluster.accelerator.name)):
         rows.append(("market prices", "", market))
     if economics.joule_per_token is not None:
         rows.append(("energy per million tokens", f"{economics.joule_per_token / 3.6:.3g} kWh", "at the facility"))

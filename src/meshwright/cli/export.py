@@ -22,6 +22,6 @@ def run(*, asked: dict[str, Any], calibration: str | None, as_json: bool) -> Non
         print_line(f"  {row['file']}")
     print_line()
     print_line("Start it on every host:")
-    print(f"  {done.command}")
+    print("\n".join(f"  {line}" for line in done.command.splitlines()))
     for caution in done.notes:
         note(caution)

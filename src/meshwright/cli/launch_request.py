@@ -76,6 +76,12 @@ def request_for(
     there = _folder_in_pods(run.name, here, site, given) if place == KUBERNETES else here
     lowered = find_engine(run.engine).lower(run, folder=there)
     named = None if run.cluster_name == HERE else run.cluster
+    if named is not None and len(named.node_sizes) > 1 and (num_nodes is None or devices_per_node is None):
+        sizes = " and ".join(map(str, named.node_sizes))
+        raise InputError(
+            f"a launch starts as many processes on each node, and nodes of {named.name} have {sizes} devices",
+            hint="`meshwright export` writes the files, and prints a torchrun command for the hosts of each part",
+        )
     nodes, each = shape(
         lowered.num_processes, cluster_nodes=named and named.num_nodes, num_nodes=num_nodes,
         devices_per_node=devices_per_node, most_per_node=named and named.devices_per_node,

@@ -158,7 +158,7 @@ def _by_rank(shape: PipelineShape, of_stages: NDArray[Any]) -> FloatArray:
 
 def steps_on(request: PlanRequest, part: Cluster, rows: PlanTable) -> StepTable:
     """The steps of plans on a cluster that has only the devices of `part`."""
-    alike = replace(part, num_nodes=request.cluster.num_nodes)
+    alike = replace(part, num_nodes=-(-request.num_devices // part.devices_per_node))
     rates = system_rates(
         alike, request.precision, request.stack,
         calibration=request.calibration, routes=request.kernels.routes,

@@ -110,7 +110,7 @@ def goal_for(
     costs = costs or Costs()
     price = costs.usd_per_device_hour
     if price is None and objective is Objective.COST:
-        if cluster.parts:
+        if cluster.is_mixed:
             raise InputError(
                 "devices of several parts have several prices", got=cluster.name,
                 hint="give their mean as costs.usd_per_device_hour",

@@ -36,8 +36,22 @@ def notes_on_parts(request: PlanRequest, plan: Plan) -> tuple[str, ...]:
     if not parts:
         return known
     mixed = mixed_step(request, plan)
-    binding = _equal_shares(request) if mixed is None else (_ranks(mixed.shares), *_who_runs(request, plan))
-    return (*known, *binding, *(_of_one_part(request, plan, part) for part in parts))
+    binding = (_ranks(mixed.shares), *_who_runs(request, plan)) if mixed else _equal_shares(request)
+    own = parts if request.cluster.is_mixed else ()
+    return (*known, *_on_nodes(request), *binding, *(_of_one_part(request, plan, part) for part in own))
+
+
+def _on_nodes(request: PlanRequest) -> tuple[str, ...]:
+    """A note on nodes of several sizes."""
+    cluster = request.cluster
+    if len(cluster.node_sizes) == 1:
+        return ()
+    sizes = " and ".join(map(str, cluster.node_sizes))
+    domain = cluster.fabric.scale_up_domain
+    return (
+        f"nodes have {sizes} devices: groups of up to {domain} neighbours lie inside every node, whatever its size; "
+        f"larger ones, and collectives over all nodes, are costed as if every node had {cluster.devices_per_node}",
+    )
 
 
 def _on_idle_network(cluster: Cluster) -> tuple[str, ...]:
@@ -84,6 +98,8 @@ def _on_scans(request: PlanRequest, plan: Plan) -> tuple[str, ...]:
 
 def _equal_shares(request: PlanRequest) -> tuple[str, ...]:
     parts = request.cluster.parts
+    if not request.cluster.is_mixed:
+        return ()
     slowest, smallest = slowest_part(parts), smallest_part(parts)
     memory = gib(smallest.accelerator.memory_bytes)
     return (
@@ -124,7 +140,9 @@ def _who_runs(request: PlanRequest, plan: Plan) -> tuple[str, ...]:
 
 def _of_one_part(request: PlanRequest, plan: Plan, part: Cluster) -> str:
     """Step time of `plan` on a cluster that has only the devices of `part`."""
-    alike = with_nodes(part, request.cluster.num_nodes)
+    alike = with_nodes(part, -(-request.num_devices // part.devices_per_node))
+    if alike.num_devices != request.num_devices:
+        return f"no whole nodes of {part.devices_per_node} have {request.num_devices} devices of {part.name}"
     try:
         whole = estimate_plan(replace(request, cluster=alike), plan).step.step
     except MeshwrightError as error:

@@ -66,11 +66,11 @@ def open_values(request: PlanRequest) -> dict[str, Value]:
     """Return the switches that the planner may choose, each with the fastest value that the engine can set.
 
     In the cost model HybridEP is never slower than DeepEP, nor a graph of the whole iteration than partial graphs.
-    None are open where the run states its software, and on a cluster of several parts, where software would change on
-    each apart.
+    None are open where the run states its software, and on a cluster of several generations, where software would
+    change on each apart.
     """
     stack, cluster = request.stack, request.cluster
-    if not stack.is_open or cluster.parts:
+    if not stack.is_open or cluster.is_mixed:
         return {}
     now = features_of(stack, cluster.accelerator, precision=request.precision.name)
     tried = _worth_trying(request, None, now)
@@ -90,7 +90,7 @@ def offloading(request: PlanRequest) -> list[Values]:
     """Return the shares of activations that the engine can keep in host memory, as switches; none if the run says."""
     stack, name = request.stack, "offloaded_activations"
     allowed = dict(engine_facts(request.engine).switches).get(name, ())
-    if not stack.is_open or request.cluster.parts or getattr(stack.features, name) is not None:
+    if not stack.is_open or request.cluster.is_mixed or getattr(stack.features, name) is not None:
         return []
     return [{name: share} for share in OFFLOADED_SHARES if share in allowed]
 
@@ -116,7 +116,7 @@ def switch_gains(request: PlanRequest, best: RankedPlan, *, goal: Goal | None = 
     `goal`: of which `best` has the value; throughput if not given.
     """
     goal = goal or Goal(num_devices=request.num_devices)
-    if request.cluster.parts:
+    if request.cluster.is_mixed:
         return ()  # software would change on each generation apart
     found: dict[str, SwitchGain] = {}
     for name, value in _alternatives(request, best.plan):
@@ -137,7 +137,7 @@ def gradient_line(request: PlanRequest, best: RankedPlan, *, goal: Goal) -> str 
     """
     name, value = "gradient_format", WireFormat.BF16
     is_open = request.stack.features.gradient_format is None and request.engine != ANY
-    if request.cluster.parts or not is_open or (name, value) not in _alternatives(request, best.plan):
+    if request.cluster.is_mixed or not is_open or (name, value) not in _alternatives(request, best.plan):
         return None
     faster, gains = _gain(request, best, {name: value}, goal), []
     if faster is not None and faster.gain >= LEAST_GAIN:

@@ -106,19 +106,19 @@ def price_sentence(cluster: Cluster, costs: Costs) -> str:
     '5.5 USD per device-hour, as the run states; the market: 6.00 to 8.60 USD per device-hour, 3 offers read ...'
     """
     stated, name = costs.usd_per_device_hour, cluster.accelerator.name
-    if cluster.parts and stated is None:
+    if cluster.is_mixed and stated is None:
         return ""
     known, found = catalogue_price(name), []
     if stated is not None:
         found.append(f"{stated:g} USD per device-hour, as the run states")
     elif known is not None:
         found.append(f"{known.usd_per_device_hour:g} USD per device-hour, {known.offer}, {known.date}")
-    market = "" if cluster.parts else market_sentence(name)
+    market = "" if cluster.is_mixed else market_sentence(name)
     return "; ".join((*found, *([f"the market: {market}"] if market else [])))
 
 
 def _usd(request: PlanRequest, wall_s: float, num_tokens: float, costs: Costs) -> float | None:
-    if request.cluster.parts and costs.usd_per_device_hour is None:
+    if request.cluster.is_mixed and costs.usd_per_device_hour is None:
         return None  # parts have prices of their own
     price = hourly_price(request.cluster.accelerator.name, costs)
     if price is None:

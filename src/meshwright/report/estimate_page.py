@@ -238,7 +238,7 @@ def _economics(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSourc
     if economics.usd_per_million_tokens is not None:
         rows.append(("cost per million tokens", f"{economics.usd_per_million_tokens:.4g} USD", ""))
     cluster = done.request.cluster  # parts have prices of their own
-    if not cluster.parts and (market := market_sentence(cluster.accelerator.name)):
+    if not cluster.is_mixed and (market := market_sentence(cluster.accelerator.name)):
         rows.append(("market prices", market, ""))
     if totals is not None:
         rows.append(("tokens", format_count(totals.num_tokens), ""))

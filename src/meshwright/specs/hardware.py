@@ -72,7 +72,7 @@ class Fabric:
 class Cluster:
     """`num_nodes` nodes of `devices_per_node` accelerators on one fabric.
 
-    With `parts` accelerator and fabric are what all of them have (`catalog.joint_clusters`).
+    With `parts` accelerator, fabric and `devices_per_node` are what all of them have (`catalog.joint_clusters`).
     """
 
     name: str
@@ -80,13 +80,23 @@ class Cluster:
     fabric: Fabric
     devices_per_node: int
     num_nodes: int
-    parts: tuple[Cluster, ...] = ()  # of several generations: each by itself; () for one
+    parts: tuple[Cluster, ...] = ()  # of other generations or nodes: each by itself; () for one
     stated: tuple[str, ...] = ()  # what a run states of the hardware in place of the catalogue's, in words
     states_network: bool = False  # one of these is the network or its oversubscription
 
     @property
     def num_devices(self) -> int:
-        return self.devices_per_node * self.num_nodes
+        return sum(part.num_devices for part in self.parts) or self.devices_per_node * self.num_nodes
+
+    @property
+    def node_sizes(self) -> tuple[int, ...]:
+        """Devices of a node, each number once, in the order of parts."""
+        return tuple(dict.fromkeys(part.devices_per_node for part in self.parts or (self,)))
+
+    @property
+    def is_mixed(self) -> bool:
+        """True if parts have different accelerators."""
+        return len({part.accelerator.name for part in self.parts}) > 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,27 @@ def test_order_does_not_matter():
     assert (one.accelerator, one.fabric) == (other.accelerator, other.fabric)
 
 
+@pytest.mark.parametrize(
+    ("name", "nodes", "devices", "neighbours", "domain"),
+    [
+        ("h100-8x8+h100-4x1", 9, 68, 4, 4),
+        ("h100-4x1+h100-8x8", 9, 68, 4, 4),
+        ("h100-8x2+h100-6x1", 3, 22, 2, 2),
+        ("gb200-4x18+gb200-4x9", 27, 108, 4, 36),
+        ("h100-8x8+gb200-4x18", 26, 136, 4, 8),
+    ],
+)
+def test_nodes_of_several_sizes_have_the_neighbours_of_all(name, nodes, devices, neighbours, domain):
+    joint = joint_cluster(name)
+    assert (joint.num_nodes, joint.num_devices) == (nodes, devices)
+    assert (joint.devices_per_node, joint.fabric.scale_up_domain) == (neighbours, domain)
+
+
+def test_links_of_a_mesh_are_those_of_the_smaller_node():
+    joint = joint_cluster("mi300x-8x1+mi300x-4x1").fabric
+    assert joint.scale_up_bytes_per_s == catalog.cluster("mi300x-4x1").fabric.scale_up_bytes_per_s
+
+
 def test_one_part_is_a_cluster():
     assert joint_cluster("h100-8x4") == catalog.cluster("h100-8x4")
 
@@ -42,8 +63,6 @@ def test_one_part_is_a_cluster():
     ("name", "message"),
     [
         ("h100-8x1+mi300x-8x1", "same vendor"),
-        ("h100-8x1+h200-4x1", "same number of devices in a node"),
-        ("gb200-4x18+gb200-4x1", "same number of devices in a scale-up domain"),
         ("h100-8x1+", "another form"),
         ("+".join(["h100-8x1"] * 9), "too many parts"),
         ("h100-8x1+h100", "h100-1x1 is one device"),

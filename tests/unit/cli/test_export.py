@@ -43,6 +43,17 @@ def test_the_command_of_a_host_is_printed(meshwright, run_file):
     assert "-m meshwright.engines.torchtitan.worker titan/meshwright_run.py" in outcome.stdout
 
 
+def test_nodes_of_two_sizes_have_a_command_each(meshwright, run_file):
+    sizes = ("--set", "cluster=h100-8x2+h100-4x1", "--set", "batch.global_sequences=40")
+    outcome = meshwright("export", run_file, "--engine", "torchtitan", "--out", "titan", *sizes)
+    assert outcome.exit_code == 0, outcome.stderr
+    commands = [line for line in outcome.stdout.splitlines() if "torchrun" in line]
+    assert [line.split()[1:3] for line in commands] == [
+        ["--nproc-per-node=8", "--nnodes=3"], ["--nproc-per-node=4", "--nnodes=3"],
+    ]  # fmt: skip
+    assert [line.rpartition("# ")[2] for line in commands] == ["hosts of h100-8x2", "hosts of h100-4x1"]
+
+
 def test_native_exports_too(meshwright, run_file):
     outcome = meshwright("export", run_file, "--out", "here", "--json")
     assert outcome.json["argv"][1:4] == ["-m", "meshwright", "train"]

@@ -94,6 +94,10 @@ def test_a_run_without_a_plan_gets_the_planners(meshwright, run_file):
         ("--on slurm --site gone.yaml", "no such file"),
         ("--on slurm --site typo.yaml", "typo.yaml:2: slurm.partitoin: unknown key"),
         ("--on kubernetes", "needs an image"),
+        (
+            "--on slurm --set cluster=mi355x-8x3+mi355x-4x2",
+            "a launch starts as many processes on each node, and nodes of mi355x-8x3+mi355x-4x2 have 8 and 4 devices",
+        ),
         ("--on slurm --set cluster=here --set parallel=auto", "pins no plan"),
         ("--on slurm --set engine=maxtext --set precision=fp8", "the maxtext engine cannot do this run"),
     ],

@@ -186,11 +186,57 @@ def test_what_is_not_costed_is_refused():
     joint = catalog.joint_cluster("h100-8x1+h200-8x1")
     with pytest.raises(InputError, match="several prices"):
         goal_for(Objective.COST, cluster=joint)
-    with pytest.raises(InputError, match="one size"):
-        resized(joint, 32)
-    assert resized(joint, 16) is joint
     with pytest.raises(InputError, match="for training runs"):
         runfile.named_cluster(joint.name)
+
+
+def test_other_sizes_keep_the_shares_of_the_parts():
+    for name, num_devices, expected in (
+        ("h100-8x1+h200-8x1", 32, "h100-8x2+h200-8x2"),
+        ("h100-8x8+h100-4x2", 72, "h100-8x8+h100-4x2"),
+        ("h100-8x8+h100-4x2", 36, "h100-8x4+h100-4x1"),
+    ):
+        assert resized(catalog.joint_cluster(name), num_devices) == catalog.joint_cluster(expected)
+    for num_devices in (0, 64, 68):
+        with pytest.raises(InputError, match=r"keep their shares of whole nodes.*multiples of 36"):
+            resized(catalog.joint_cluster("h100-8x8+h100-4x2"), num_devices)
+
+
+NODES = "h100-8x8+h100-4x1"
+"""Nodes of two sizes and one generation."""
+
+
+def step_s(cluster: str, plan: Plan, *, global_batch: int) -> float:
+    run = runfile.from_options(
+        model="llama3.1-8b", cluster=cluster, global_batch=global_batch, sequence_length=8192, engine="any"
+    )
+    return estimate_plan(request_for(run), plan).step.step.value
+
+
+def test_groups_inside_the_smaller_nodes_have_the_links_of_a_node():
+    """As on nodes of 4 alone, which the ring over nodes of 8 is no faster than, with a smaller node in it."""
+    for plan in (Plan(data_shard=68), Plan(tensor=4, data_shard=17), Plan(tensor=2, context=2, data_shard=17)):
+        two_sizes, small = (step_s(name, plan, global_batch=68) for name in (NODES, "h100-4x17"))
+        assert two_sizes == pytest.approx(small)
+    larger = step_s("h100-8x9", Plan(tensor=4, data_shard=18), global_batch=72)
+    assert step_s(NODES, Plan(tensor=4, data_shard=17), global_batch=68) > larger
+
+
+def test_the_best_plan_of_nodes_of_two_sizes_uses_all_devices():
+    run = runfile.from_options(model="llama3.1-70b", cluster=NODES, global_batch=136, sequence_length=8192)
+    best = best_plans(request_for(run), goal=goal_for(Objective.TIME, cluster=run.cluster)).best
+    assert best.plan.num_devices == 68
+    assert goal_for(Objective.COST, cluster=run.cluster).usd_per_device_hour  # devices of one kind have one price
+
+
+def test_pipeline_ranks_of_a_part_have_its_nodes():
+    plan = Plan(tensor=4, pipeline=17)
+    assert part_of_rank(catalog.joint_cluster(NODES), plan) == (0,) * 16 + (1,)
+    run = runfile.from_options(model="llama3.1-70b", cluster=NODES, global_batch=136, sequence_length=8192)
+    notes = notes_on_parts(request_for(run), plan)
+    assert "nodes have 8 and 4 devices: groups of up to 4 neighbours lie inside every node" in notes[0]
+    assert "h100-4x1 has rank 17 with" in notes[1]
+    assert not any("the same plan would take" in note for note in notes)
 
 
 @pytest.mark.when_touched  # test_memory_is_that_of_the_smallest_part plans on parts

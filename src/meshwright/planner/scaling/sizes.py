@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from math import lcm
+from math import gcd, lcm
 
 from meshwright.calibration.parameters import Calibration
 from meshwright.catalog.clusters import with_nodes
+from meshwright.catalog.joint_clusters import joined
 from meshwright.errors import InputError
 from meshwright.planner.engines import Severity
 from meshwright.planner.estimate import PlanEstimate, estimate_plan
@@ -100,7 +101,7 @@ class Unreached:
 
 
 def resized(cluster: Cluster, num_devices: int) -> Cluster:
-    """The cluster with as many nodes as `num_devices` fill; InputError unless they fill them.
+    """The cluster with as many nodes as `num_devices` fill, of each part its share; InputError unless they fill them.
 
     Racks are cut anew: how many devices share a scale-up domain may depend on the size.
     """
@@ -113,12 +114,14 @@ def resized(cluster: Cluster, num_devices: int) -> Cluster:
             hint="name a cluster of the catalogue, as in --cluster h100-8x4",
         )  # fmt: skip
     if cluster.parts:
-        if num_devices == cluster.num_devices:
-            return cluster
-        raise InputError(
-            "a cluster of several parts has one size", got=num_devices, allowed=cluster.num_devices,
-            hint="scale each part by itself",
-        )  # fmt: skip
+        unit = cluster.num_devices // gcd(*(part.num_nodes for part in cluster.parts))
+        if num_devices < 1 or num_devices % unit:
+            raise InputError(
+                "parts of a cluster keep their shares of whole nodes", got=num_devices, allowed=f"multiples of {unit}",
+                hint="name parts of other sizes as a cluster: --cluster h100-8x16+h100-4x1",
+            )  # fmt: skip
+        nodes = [part.num_nodes * num_devices // cluster.num_devices for part in cluster.parts]
+        return joined(tuple(map(with_nodes, cluster.parts, nodes)))
     num_nodes, rest = divmod(num_devices, cluster.devices_per_node)
     if rest or num_nodes < 1:
         raise InputError(
