@@ -19,8 +19,9 @@ from meshwright.answers.serving_question import (
 )
 from meshwright.answers.text_table import TextTable
 from meshwright.errors import InputError
-from meshwright.inference.estimate import LoadEstimate, Server, estimate_load, estimate_rate
+from meshwright.inference.estimate import LoadEstimate, estimate_load, estimate_rate
 from meshwright.inference.price import HourPrice, TokenPrice, token_price
+from meshwright.inference.server import Server
 from meshwright.inference.serving import RequestLoad
 from meshwright.json_values import jsonable
 from meshwright.result import Result

@@ -10,12 +10,12 @@ from typing import Any
 from meshwright.catalog.lookup import price_per_device_hour
 from meshwright.errors import InputError, UnknownNameError
 from meshwright.inference.capacity import shipped_reserve
-from meshwright.inference.estimate import Server, server
 from meshwright.inference.formats import cache_format, computed_in, usual_cache, weight_format
 from meshwright.inference.layout import check_layout, layout_of, legal_layouts
 from meshwright.inference.points import engines
 from meshwright.inference.positions import positions_note
 from meshwright.inference.price import HourPrice, Ownership, owned
+from meshwright.inference.server import Server, server
 from meshwright.inference.server_fit import ServerCalibration, read_server_calibration
 from meshwright.inference.serving import EngineTraits, RequestLoad
 from meshwright.inference.work import Served, prediction_module

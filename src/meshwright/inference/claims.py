@@ -16,11 +16,12 @@ from meshwright.catalog.claim_answers import ClaimAnswer, ClaimQuantity, claim_a
 from meshwright.catalog.lookup import Claim
 from meshwright.catalog.prices import licences, prices
 from meshwright.inference.capacity import CapacityQuestion, capacities, max_parameters, shipped_reserve
-from meshwright.inference.estimate import LoadEstimate, Server, estimate_load, server
+from meshwright.inference.estimate import LoadEstimate, estimate_load
 from meshwright.inference.formats import cache_format, weight_format
 from meshwright.inference.ingestion_claim import predict_index_build
 from meshwright.inference.layout import ServingLayout
 from meshwright.inference.points import Quantity, engines, read_points, shipped_points_path
+from meshwright.inference.server import Server, server
 from meshwright.inference.serving import RequestLoad
 from meshwright.inference.work import Served
 from meshwright.planner.claims import ClaimPrediction

@@ -12,6 +12,7 @@ speculative decoding, and is not counted otherwise.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 from meshwright.cost.flops import Parameters, count_parameters
 from meshwright.cost.tables import model_row
@@ -66,6 +67,7 @@ class WeightBytes:
         return layers + max(ends) / group
 
 
+@cache
 def served(model: Model) -> Model:
     """The model without prediction modules, which only speculative decoding loads.
 
@@ -96,6 +98,7 @@ def served(model: Model) -> Model:
     return replace(model, num_mtp_layers=0)
 
 
+@cache
 def parameters(model: Model) -> Parameters:
     """Parameter counts of the model as it is served."""
     return count_parameters(model_row(served(model)))

@@ -1,40 +1,35 @@
 """Search of serving layouts: most tokens/s under bounds of TTFT and ITL, and the front of throughput and interactivity.
 
-Every legal layout of the cluster is costed with powers of two of requests in flight per replica, up to what its memory
-holds. Between two of which one keeps the bounds and the other does not, bisection finds the largest number that does.
-The best point has most output tokens/s. Without a rate to serve, all devices are used, so price and energy per token
-rank as throughput does. With a rate, the fewest replicas that keep it and the bounds are taken of each layout, with
-the requests in flight that `inference estimate` has at this rate, and the layout with fewest devices, which is the
-cheapest, wins.
+For every legal layout of the cluster the largest load that keeps both bounds is found; the best layout has most output
+tokens/s. Latencies, rate and requests in flight rise with the requests on a replica, but for one place (`_pieces`), so
+the end of the loads that keep the bounds is bracketed. Without a rate to serve, all devices are used, so price and
+energy per token rank as throughput does. With a rate, the fewest replicas that finish it within the bounds are taken of
+each layout, and the layout with fewest devices, which is the cheapest, wins.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from math import ceil, inf
+from math import inf
 
 import numpy as np
 
+from meshwright.arrays import FloatArray, Mask
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.inference.capacity import Reserve
 from meshwright.inference.constants import ServingCalibration, shipped_constants
-from meshwright.inference.estimate import LoadEstimate, Server, concurrency_at, estimate_load, state
+from meshwright.inference.estimate import LoadEstimate, estimate_load
 from meshwright.inference.formats import StorageFormat
 from meshwright.inference.layout import ServingLayout, legal_layouts
-from meshwright.inference.predict import rates_for
-from meshwright.inference.rates import ServingRates
-from meshwright.inference.serving import EngineTraits, RequestLoad
+from meshwright.inference.server import Server, crossing, full, rate_load, state, states
+from meshwright.inference.serving import BatchLimit, EngineTraits, RequestLoad, Steady
 from meshwright.inference.work import Served
 from meshwright.specs.hardware import Cluster
 from meshwright.specs.model import Model
 
-LARGEST_BATCH = 2**20
 MAX_LAYOUTS = 400
-FRONT_GAIN = 0.005
-"""Least gain in throughput of the next point of the front."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,14 +127,17 @@ class ServingSearch:
 def search_layouts(question: ServingQuestion) -> ServingSearch:
     """Cost every layout under every load."""
     verdicts, points = [], []
-    rates: ServingRates | None = None
     for layout, prefill in _candidates(question):
         asked = _server(question, layout, prefill)
-        rates = rates_for(asked.of, question.engine, asked.calibration) if rates is None else rates
-        found = list(_points(question, asked, rates))
-        points += [point for point in found if isinstance(point, LayoutPoint)]
-        verdicts.append(_verdict(question, layout, prefill, found))
+        try:
+            limit, places = full(asked, question.load)
+        except InfeasibleError as error:
+            verdicts.append(LayoutVerdict(layout=layout, prefill_replicas=prefill, best=None, stopped_by=error.message))
+            continue
+        points += _grid(asked, question.load, limit, places)
+        verdicts.append(_verdict(question, asked, limit, places))
     verdicts.sort(key=lambda v: -inf if v.best is None else _rank(question, v.best), reverse=True)
+    points += [v.best for v in verdicts if v.best is not None]
     best = verdicts[0].best if verdicts else None
     return ServingSearch(best=best, verdicts=verdicts, front=pareto(points), num_points=len(points))
 
@@ -172,123 +170,128 @@ def _server(question: ServingQuestion, layout: ServingLayout, prefill: int) -> S
     )  # fmt: skip
 
 
-def _points(question: ServingQuestion, asked: Server, rates: ServingRates) -> Iterator[LayoutPoint | str]:
-    """Points of rising concurrency; a text where the layout cannot serve at all."""
-    try:
-        points = _by_load(question, asked, rates)
-    except InfeasibleError as error:
-        yield error.message
-        return
-    yield from points
-    if question.requests_per_s is not None:
-        yield from _at_rate(question, asked, rates, [p for p in points if p.keeps(question.bounds)])
+def _grid(asked: Server, load: RequestLoad, limit: BatchLimit, places: float) -> list[LayoutPoint]:
+    """Points of powers of two requests in flight on each replica, and of all that fit."""
+    most = float(limit.sequences)
+    batches = np.append(2.0 ** np.arange(np.ceil(np.log2(most))), most)
+    found = states(asked, load, batches)
+    points = [_point(asked, load, limit, found, i) for i in range(len(batches))]
+    return [point for point in points if point.concurrency <= places]
 
 
-def _by_load(question: ServingQuestion, asked: Server, rates: ServingRates) -> list[LayoutPoint]:
-    decoding = asked.decoding.layout.replicas
-    found: list[LayoutPoint] = []
-    count = decoding
-    while count <= LARGEST_BATCH * decoding:
-        point = _point(asked, question.load, count, rates)
-        if point.bound_by != "concurrency":
-            most = max(int(state(asked, replace(question.load, concurrency=None), rates).in_flight), 1)
-            found.append(_point(asked, question.load, most, rates))
-            break
-        found.append(point)
-        count *= 2
-    for kept, broken in pairwise(tuple(found)):
-        if kept.keeps(question.bounds) and not broken.keeps(question.bounds):
-            found += _last_kept(question, asked, rates, kept, broken)
-    return sorted(found, key=lambda p: p.concurrency)
-
-
-def _last_kept(
-    question: ServingQuestion, asked: Server, rates: ServingRates, kept: LayoutPoint, broken: LayoutPoint
-) -> Sequence[LayoutPoint]:
-    """Neighbours in load of which the first keeps the bounds and the second does not: latencies rise with the load."""
-    while broken.concurrency - kept.concurrency > 1:
-        middle = _point(asked, question.load, int(kept.concurrency + broken.concurrency) // 2, rates)
-        kept, broken = (middle, broken) if middle.keeps(question.bounds) else (kept, middle)
-    return kept, broken
-
-
-def _at_rate(
-    question: ServingQuestion, asked: Server, rates: ServingRates, kept: Sequence[LayoutPoint]
-) -> Iterator[LayoutPoint]:
-    """The fewest replicas that keep rate and bounds, at the load of this rate."""
-    assert question.requests_per_s is not None
-    most = max((p.requests_per_s for p in kept), default=0.0)
-    replicas = asked.of.layout.replicas
-    if not most or most < question.requests_per_s:
-        return
-    fewest = replicas if asked.prefill_replicas else ceil(question.requests_per_s / (most / replicas) - 1e-9)
-    for count in range(fewest, replicas + 1):
-        layout = replace(asked.of.layout, replicas=count)
-        server = replace(asked, of=replace(asked.of, layout=layout))
-        with suppress(InfeasibleError):
-            concurrency = concurrency_at(server, question.load, question.requests_per_s, rates)
-            point = _point(server, question.load, concurrency, rates)
-            if point.keeps(question.bounds):
-                yield point
-                return
-
-
-def _point(asked: Server, load: RequestLoad, concurrency: float, rates: ServingRates) -> LayoutPoint:
-    found = state(asked, replace(load, concurrency=float(concurrency)), rates)
-    ttft, itl, rate = (
-        float(np.squeeze(v)) for v in (found.steady.ttft_s, found.steady.itl_s, found.steady.output_tokens_per_s)
-    )
+def _point(asked: Server, load: RequestLoad, limit: BatchLimit, found: Steady, index: int = 0) -> LayoutPoint:
+    values = np.broadcast_arrays(found.in_flight, found.ttft_s, found.itl_s, found.output_tokens_per_s)
+    in_flight, ttft, itl, rate = (float(value.flat[index]) for value in values)
     return LayoutPoint(
-        layout=asked.of.layout, prefill_replicas=asked.prefill_replicas, concurrency=float(concurrency),
-        bound_by=found.limit.binds, ttft_s=ttft, itl_s=itl, output_tokens_per_s=rate,
+        layout=asked.of.layout, prefill_replicas=asked.prefill_replicas, concurrency=in_flight,
+        bound_by=limit.binds, ttft_s=ttft, itl_s=itl, output_tokens_per_s=rate,
         requests_per_s=rate / load.output_tokens,
     )  # fmt: skip
 
 
-def _verdict(
-    question: ServingQuestion, layout: ServingLayout, prefill: int, found: Sequence[LayoutPoint | str]
-) -> LayoutVerdict:
-    points = [point for point in found if isinstance(point, LayoutPoint)]
-    kept = [p for p in points if p.keeps(question.bounds) and _serves(question, p)]
-    best = max(kept, key=lambda p: _rank(question, p), default=None)
+def _at(asked: Server, load: RequestLoad) -> LayoutPoint:
+    """The point of a load, as `estimate_load` computes it."""
+    return _point(asked, load, *state(asked, load))
+
+
+def _verdict(question: ServingQuestion, asked: Server, limit: BatchLimit, places: float) -> LayoutVerdict:
+    best, stopped_by = None, ""
+    for low, high in _pieces(asked, limit):
+        batch = _last_kept(question, asked, places, low, high)
+        if batch is not None:
+            choose = _most_in_flight if question.requests_per_s is None else _fewest_replicas
+            best, why = choose(question, asked, batch, limit, places)
+            stopped_by = why if best is not None else stopped_by or why
+        if best is not None:
+            break
+    if not stopped_by:
+        stopped_by = _broken(question, _at(asked, replace(question.load, concurrency=1.0)))
     return LayoutVerdict(
-        layout=layout, prefill_replicas=prefill, best=best, stopped_by=_stopped(question, found, points, best)
+        layout=asked.of.layout, prefill_replicas=asked.prefill_replicas, best=best, stopped_by=stopped_by
     )
 
 
-def _serves(question: ServingQuestion, point: LayoutPoint) -> bool:
-    """With a rate, a point of this very rate: others are of another load."""
-    return question.requests_per_s is None or abs(point.requests_per_s / question.requests_per_s - 1) < 1e-6
+def _pieces(asked: Server, limit: BatchLimit) -> Iterator[tuple[float, float]]:
+    """Ranges of requests on a replica in which latencies and rate only rise, the largest first.
+
+    A step becomes faster in one place: where its GEMMs have enough tokens for the engine's tiles.
+    """
+    layout, most = asked.of.layout, float(limit.sequences)
+    tiled = float(asked.engine.tile_tokens * layout.attention_data * layout.pipeline)
+    if 1 < tiled < most:
+        yield tiled, most
+        most = float(np.nextafter(tiled, 0.0))
+    yield 0.0, most
 
 
-def _stopped(
-    question: ServingQuestion,
-    found: Sequence[LayoutPoint | str],
-    points: Sequence[LayoutPoint],
-    best: LayoutPoint | None,
-) -> str:
-    if not points:
-        return str(found[0]) if found else "no load"
-    after = next((p for p in points if not p.keeps(question.bounds)), None)
-    if after is not None and (best is None or question.requests_per_s is None):
-        broken = "ITL" if after.itl_s > question.bounds.itl_s else "TTFT"
-        value, limit = (
-            (after.itl_s, question.bounds.itl_s) if broken == "ITL" else (after.ttft_s, question.bounds.ttft_s)
-        )
-        return f"{broken} {value * 1e3:,.4g} ms at {after.concurrency:,.0f} in flight, bound {limit * 1e3:,.4g} ms"
-    if best is None:
-        return f"{max(p.requests_per_s for p in points):,.3g} requests/s at most"
-    return {"kv_cache": "KV cache is full", "engine": "sequences of the engine"}.get(points[-1].bound_by, "rate is met")
+def _last_kept(question: ServingQuestion, asked: Server, places: float, low: float, high: float) -> float | None:
+    """Most requests on a replica, of a piece, under which the bounds are kept."""
+    bounds = question.bounds
+
+    def kept(batches: FloatArray) -> Mask:
+        found = states(asked, question.load, batches)
+        return (found.ttft_s <= bounds.ttft_s) & (found.itl_s <= bounds.itl_s) & (found.in_flight <= places)
+
+    batch, _ = crossing(kept, high, low)
+    return batch if np.all(kept(np.array([batch]))) else None
+
+
+def _most_in_flight(
+    question: ServingQuestion, asked: Server, batch: float, limit: BatchLimit, places: float
+) -> tuple[LayoutPoint | None, str]:
+    """The point of the largest whole number of requests that keeps the bounds, and what stops the next."""
+    full_batch = batch == limit.sequences
+    if full_batch and not asked.prefill_replicas:
+        return _at(asked, replace(question.load, concurrency=places)), BOUND_BY[limit.binds]
+    around = math.floor(float(np.squeeze(states(asked, question.load, batch).in_flight))) + 1
+    stopped_by = BOUND_BY[limit.binds if full_batch else "prefill"]
+    for in_flight in range(min(around, math.floor(places)), max(around - 3, 0), -1):
+        point = _at(asked, replace(question.load, concurrency=float(in_flight)))
+        if point.keeps(question.bounds):
+            return point, stopped_by
+        stopped_by = _broken(question, point)
+    return None, stopped_by
+
+
+def _fewest_replicas(
+    question: ServingQuestion, asked: Server, batch: float, limit: BatchLimit, places: float
+) -> tuple[LayoutPoint | None, str]:
+    """The point of the fewest replicas that finish what arrives within the bounds. Replicas that prefill stay."""
+    layout, rate = asked.of.layout, question.requests_per_s
+    assert rate is not None
+    most = float(np.squeeze(states(asked, question.load, batch).output_tokens_per_s)) / question.load.output_tokens
+    fewest = (
+        layout.replicas if asked.prefill_replicas else max(math.ceil(rate / most * layout.replicas * (1 - 1e-9)), 1)
+    )
+    for replicas in range(fewest, layout.replicas + 1):
+        fewer = _server(question, replace(layout, replicas=replicas), asked.prefill_replicas)
+        try:
+            point = _at(fewer, rate_load(fewer, question.load, rate))
+        except InfeasibleError:
+            continue
+        if point.keeps(question.bounds):
+            return point, "rate is met"
+    bounded = min(question.bounds.ttft_s, question.bounds.itl_s) < inf
+    return None, f"{most:,.3g} requests/s at most" + (" within the bounds" if bounded else "")
+
+
+BOUND_BY = {"kv_cache": "KV cache is full", "engine": "sequences of the engine", "prefill": "replicas that prefill"}
+
+
+def _broken(question: ServingQuestion, point: LayoutPoint) -> str:
+    """The bound that a point breaks."""
+    bounds = question.bounds
+    name, value, limit = (
+        ("ITL", point.itl_s, bounds.itl_s) if point.itl_s > bounds.itl_s else ("TTFT", point.ttft_s, bounds.ttft_s)
+    )
+    return f"{name} {value * 1e3:,.2f} ms at {point.concurrency:,.0f} in flight, bound {limit * 1e3:,.6g} ms"
 
 
 def pareto(points: Sequence[LayoutPoint]) -> list[LayoutPoint]:
-    """Points that no other point beats in throughput per device and interactivity, by rising interactivity.
-
-    Of neighbours in load, which hardly differ, the more interactive one stands for both.
-    """
+    """Points that no other point beats in throughput per device and interactivity, by rising interactivity."""
     front: list[LayoutPoint] = []
     for point in sorted(points, key=lambda p: (-p.interactivity, -p.tokens_per_s_per_device)):
-        if not front or point.tokens_per_s_per_device > front[-1].tokens_per_s_per_device * (1 + FRONT_GAIN):
+        if not front or point.tokens_per_s_per_device > front[-1].tokens_per_s_per_device * (1 + 1e-9):
             front.append(point)
     return front[::-1]
 

@@ -90,8 +90,8 @@ class EngineTraits:
 class BatchLimit:
     """Requests in flight on one replica, and what limits them."""
 
-    sequences: float
-    binds: str  # concurrency, kv_cache or engine
+    sequences: Array  # an array where several loads are looked at at once
+    binds: str  # concurrency, kv_cache or engine; prefill where prompts of other replicas come no faster
 
 
 def batch_limit(of: Served, load: RequestLoad, engine: EngineTraits, reserve: Reserve) -> BatchLimit:
@@ -137,8 +137,8 @@ class RequestWork(Table):
 def request_work(of: Served, load: RequestLoad, engine: EngineTraits, limit: BatchLimit) -> RequestWork:
     """Work of a request in the steady state."""
     batch = limit.sequences
-    verified, part = 1 + load.drafted_per_step, max(batch / of.layout.pipeline, 1.0)
-    asked = batch if load.concurrency is None else max(load.concurrency / of.layout.replicas, batch)
+    verified, part = 1 + load.drafted_per_step, np.maximum(batch / of.layout.pipeline, 1.0)
+    asked = batch if load.concurrency is None else np.maximum(load.concurrency / of.layout.replicas, batch)
     decode = step_work(
         of, sequences=part, tokens=verified, context=load.context, decoding=True, tile_tokens=engine.tile_tokens
     )
@@ -156,7 +156,7 @@ def request_work(of: Served, load: RequestLoad, engine: EngineTraits, limit: Bat
         groups=of.layout.attention_data,
         stages=of.layout.pipeline,
         recomputed=preempted(load, limit, engine, of.layout.replicas) * load.context / load.input_tokens,
-        cohort=max(min(batch, engine.batch_tokens / load.input_tokens), 1.0) if load.lockstep else 0.0,
+        cohort=np.clip(engine.batch_tokens / load.input_tokens, 1.0, np.maximum(batch, 1.0)) if load.lockstep else 0.0,
     )
 
 
@@ -190,6 +190,7 @@ class Steady(Table):
 
     step: StepSeconds
     prompt: StepSeconds
+    in_flight: Array  # requests that have a place, on all replicas; x output tokens = rate x request_s
     request_s: Array
     itl_s: Array  # mean over the gaps of a request: (end-to-end - TTFT) / (output tokens - 1)
     ttft_s: Array
@@ -218,6 +219,7 @@ def steady(work: RequestWork, rates: ServingRates) -> Steady:
     return Steady(
         step=step,
         prompt=prompt,
+        in_flight=work.replicas * batch,
         request_s=request_s,
         itl_s=itl_s,
         ttft_s=rates.request_s + one_s + found_at_work * step.total + (work.waiting - 1) * request_s,

@@ -21,6 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cache, lru_cache
 
+import numpy as np
+
 from meshwright.arrays import Array, Table
 from meshwright.calibration.collectives import constants_for
 from meshwright.cost.collectives.network import Group, group, network_row
@@ -78,12 +80,12 @@ class Served:
 
 
 def step_work(
-    of: Served, *, sequences: float, tokens: float, context: float, decoding: bool, tile_tokens: int = 1
+    of: Served, *, sequences: Array, tokens: float, context: float, decoding: bool, tile_tokens: int = 1
 ) -> StepWork:
     """Work of a step.
 
-    sequences: of one replica. tokens: new tokens of each (1 when decoding). context: mean keys that a token attends to.
-    tile_tokens: fewest tokens of a GEMM that the engine computes as one.
+    sequences: of one replica; an array gives a table. tokens: new tokens of each (1 when decoding). context: mean keys
+    that a token attends to. tile_tokens: fewest tokens of a GEMM that the engine computes as one.
     """
     model, layout = served(of.model), of.layout
     held = _weights(of.model, of.weights)
@@ -104,11 +106,11 @@ def step_work(
         num_layers=model.num_layers,
         num_moe_layers=model.num_moe_layers,
         sequences=sequences,
-        is_tiled=float(per_group >= tile_tokens),
+        is_tiled=np.where(per_group >= tile_tokens, 1.0, 0.0),
     )  # fmt: skip
 
 
-def drafting_work(of: Served, *, sequences: float, context: float, drafted: int) -> StepWork | None:
+def drafting_work(of: Served, *, sequences: Array, context: float, drafted: int) -> StepWork | None:
     """Work of drafting `drafted` tokens one after the other for each sequence; None without a draft model."""
     if of.draft is None or drafted == 0:
         return None
@@ -134,30 +136,30 @@ def _weights(model: Model, stored: StorageFormat) -> WeightBytes:
     return weight_bytes(model, stored)
 
 
-def experts_chosen(num_experts: float, top_k: float, tokens: float) -> float:
+def experts_chosen(num_experts: float, top_k: float, tokens: Array) -> Array:
     """Expected number of different experts that `tokens` tokens choose.
 
     >>> [round(experts_chosen(256, 8, n)) for n in (1, 8, 16, 32, 64, 128)]
     [8, 57, 102, 163, 222, 252]
     """
-    return num_experts * -math.expm1(tokens * math.log1p(-top_k / num_experts)) if top_k < num_experts else num_experts
+    return num_experts * -np.expm1(tokens * math.log1p(-top_k / num_experts)) if top_k < num_experts else num_experts
 
 
-def fullest(mean: float, most: float, devices: int) -> float:
+def fullest(mean: Array, most: float, devices: int) -> Array:
     """Expected number of experts on the fullest of `devices`, where each has `mean` of `most` on average.
 
     Mean plus sqrt(2 ln n) standard deviations of a hypergeometric count, never above `most`: the usual bound on the
     maximum of n Gaussians.
     """
-    spread = math.sqrt(max(mean * (1 - mean / most), 0.0)) if most else 0.0
-    return min(mean + math.sqrt(2 * math.log(devices)) * spread if devices > 1 else mean, most)
+    spread = np.sqrt(np.maximum(mean * (1 - mean / most), 0.0)) if most else 0.0
+    return np.minimum(mean + math.sqrt(2 * math.log(devices)) * spread if devices > 1 else mean, most)
 
 
-def _weights_read(held: WeightBytes, model: Model, layout: ServingLayout, tokens: float) -> float:
+def _weights_read(held: WeightBytes, model: Model, layout: ServingLayout, tokens: Array) -> Array:
     """Bytes of one pass through all layers, and the output head."""
     body = held.num_layers * (held.attention_layer / layout.tensor + held.kept_layer)
     dense = held.num_dense_layers * held.dense_layer / layout.group_size
-    moe = 0.0
+    moe: Array = 0.0
     if model.experts is not None:
         local = held.num_experts / layout.expert
         chosen = experts_chosen(held.num_experts, model.experts.top_k, tokens)
@@ -218,7 +220,7 @@ def _index_flops(model: Model, context: float) -> float:
     return 2 * model.num_layers * indexer.num_heads * indexer.head_dim * context if indexer else 0.0
 
 
-def _cache_read(of: Served, sequences: float, context: float, *, decoding: bool) -> float:
+def _cache_read(of: Served, sequences: Array, context: float, *, decoding: bool) -> Array:
     """Bytes of the cache that a device reads; a prompt's own keys come from registers and cache lines."""
     if not decoding:
         return 0.0
@@ -272,7 +274,7 @@ TINY_BYTES = 64.0
 """A message whose time is latency."""
 
 
-def _communication(of: Served, tokens: float) -> tuple[float, float]:
+def _communication(of: Served, tokens: Array) -> tuple[Array, float]:
     """(seconds of one step's messages beyond their latency, number of collectives). `tokens` per attention group.
 
     Attention: an all-reduce over tensor ranks. Feed-forward: the same over the stage where all ranks have the same
@@ -280,7 +282,8 @@ def _communication(of: Served, tokens: float) -> tuple[float, float]:
     """
     model, layout = of.model, of.layout
     message = tokens * model.hidden * HIDDEN_BYTES
-    seconds, count = 0.0, 0
+    seconds: Array = 0.0
+    count = 0
     if layout.tensor > 1:
         reductions = model.num_layers * (2 if layout.attention_data == 1 else 1)
         seconds += reductions * _beyond_latency(all_reduce_s, message, group_on(of.cluster, layout.tensor))
@@ -298,6 +301,6 @@ def _communication(of: Served, tokens: float) -> tuple[float, float]:
     return seconds, count
 
 
-def _beyond_latency(operation: Callable[[float, Group], Array], message: float, ranks: Group) -> float:
+def _beyond_latency(operation: Callable[[Array, Group], Array], message: Array, ranks: Group) -> Array:
     """Seconds that the bytes of a message add to a tiny one: engines have kernels of their own for tiny ones."""
-    return max(float(operation(message, ranks)) - float(operation(TINY_BYTES, ranks)), 0.0)
+    return np.maximum(operation(message, ranks) - operation(TINY_BYTES, ranks), 0.0)

@@ -13,12 +13,13 @@ from meshwright.errors import InfeasibleError, InputError
 from meshwright.inference.capacity import shipped_reserve
 from meshwright.inference.claims import predict_serving_claim, published_replica_ratios
 from meshwright.inference.constants import PRIORS
-from meshwright.inference.estimate import estimate_load, estimate_rate, server, transfer_s
+from meshwright.inference.estimate import estimate_load, estimate_rate
 from meshwright.inference.formats import cache_format, weight_format
 from meshwright.inference.layout import ServingLayout
 from meshwright.inference.points import engines
 from meshwright.inference.price import HourPrice, Ownership, facility_w, owned, token_price
 from meshwright.inference.search import LatencyLimits, ServingQuestion, pareto, search_layouts
+from meshwright.inference.server import server, transfer_s
 from meshwright.inference.serving import RequestLoad
 from meshwright.inference.work import Served, experts_chosen, step_work
 
@@ -127,6 +128,27 @@ def test_disaggregated_prefill_keeps_prompts_out_of_decode_steps():
     assert transfer_s(served(), 8192) == pytest.approx(8192 * 163_840 / (450e9 * 2))
 
 
+LONG = RequestLoad(input_tokens=32_000, output_tokens=32)
+
+
+def test_prompts_wait_for_a_replica_that_prefills():
+    asked = server(served(cluster="h100-8x2", tensor=4, replicas=4), engines()["vllm"], prefill_replicas=1)
+    one, some, many = (estimate_load(asked, replace(LONG, concurrency=n)) for n in (1, 8, 64))
+    prompt_s = sum(one.prompt_components_s.values())
+    assert one.ttft.value == pytest.approx(prompt_s, rel=0.05)  # nobody is before it
+    assert some.ttft.value == pytest.approx(7.8 * prompt_s, rel=0.02)
+    assert many.request_s == pytest.approx(64 * prompt_s, rel=0.01)
+    assert many.requests_per_s == pytest.approx(1 / prompt_s, rel=0.01)
+    assert one.itl.value == pytest.approx(many.itl.value, rel=1e-3)  # there is hardly more than one to decode
+    assert one.prefill_share == 0.25
+
+
+def test_replicas_that_only_prefill_need_answers_to_decode():
+    asked = server(served(), engines()["vllm"], prefill_replicas=1)
+    with pytest.raises(InputError, match="nothing to decode"):
+        estimate_load(asked, RequestLoad(input_tokens=10, output_tokens=1, concurrency=4))
+
+
 def test_stages_work_on_parts_of_the_batch_at_once():
     one, two = (
         estimate_load(server(served(cluster="h200-8x2", **degrees), engines()["vllm"]), replace(LOAD, concurrency=512))
@@ -210,6 +232,41 @@ def test_a_rate_is_served_by_as_few_devices_as_can():
     found = search_layouts(asked).best
     assert found.requests_per_s >= 5.0
     assert found.layout.num_devices < 8
+
+
+def test_a_rate_is_served_between_powers_of_two_in_flight():
+    bounds = LatencyLimits(itl_s=0.05)
+    for cluster in ("h100-8x4", "h100-8x8"):
+        best = search_layouts(question(cluster=cluster, requests_per_s=100.0, bounds=bounds)).best
+        assert (best.layout.tensor, best.layout.num_devices) == (2, 32)
+        assert best.requests_per_s == pytest.approx(100)
+        assert best.itl_s < 0.05
+
+
+def test_plan_and_estimates_of_a_rate_and_of_a_concurrency_agree():
+    of = served(cluster="h100-8x3", tensor=2, replicas=12)
+    by_rate = estimate_rate(server(of, engines()["vllm"]), LOAD, 100.0)
+    by_load = estimate_load(server(of, engines()["vllm"]), replace(LOAD, concurrency=by_rate.in_flight))
+    plan = search_layouts(question(cluster="h100-8x3", requests_per_s=100.0, bounds=LatencyLimits())).best
+    for found in (by_load, plan):
+        assert found.requests_per_s == pytest.approx(100.0) == by_rate.requests_per_s
+    assert plan.concurrency == pytest.approx(by_rate.in_flight)
+    assert plan.itl_s == pytest.approx(by_rate.itl.value)
+    most = estimate_load(server(of, engines()["vllm"]), replace(LOAD, concurrency=4522))
+    assert estimate_rate(server(of, engines()["vllm"]), LOAD, most.requests_per_s).in_flight == pytest.approx(4522)
+
+
+def test_disaggregated_layouts_keep_the_bound_of_the_first_token_and_no_load_beats_them():
+    asked = question(cluster="h100-8x2", load=LONG, disaggregated=True, bounds=LatencyLimits(ttft_s=4.0))
+    verdicts = [v for v in search_layouts(asked).verdicts if v.prefill_replicas and v.best]
+    assert verdicts
+    for verdict in verdicts:
+        of = served(cluster="h100-8x2", tensor=1)
+        one = server(replace(of, layout=verdict.layout), engines()["vllm"], prefill_replicas=verdict.prefill_replicas)
+        loads = [estimate_load(one, replace(LONG, concurrency=n)) for n in range(1, 41)]
+        kept = [found.output_tokens_per_s.value for found in loads if found.ttft.value <= 4.0]
+        assert verdict.best.output_tokens_per_s >= max(kept) * (1 - 1e-6)
+        assert verdict.best.ttft_s <= 4.0
 
 
 def test_the_front_has_no_point_that_another_beats():

@@ -1,0 +1,179 @@
+"""Laws of serving estimates: Little's law, and a search that no load of brute force beats."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from itertools import pairwise
+from math import floor, inf, log
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.catalog import lookup as catalog
+from meshwright.errors import InfeasibleError
+from meshwright.inference.capacity import shipped_reserve
+from meshwright.inference.estimate import estimate_load, estimate_rate
+from meshwright.inference.formats import cache_format, weight_format
+from meshwright.inference.layout import ServingLayout, legal_layouts
+from meshwright.inference.points import engines
+from meshwright.inference.search import LatencyLimits, ServingQuestion, search_layouts
+from meshwright.inference.server import LEAST, PARTS, ROUNDS, Server, full, server, state, states
+from meshwright.inference.serving import RequestLoad
+from meshwright.inference.work import Served
+
+SYSTEMS = (
+    ("llama3.1-8b", "h100-8x1"), ("llama3.1-70b", "h100-8x2"), ("gpt-oss-20b", "b200-8x1"), ("gemma2-27b", "a100-8x1"),
+    ("deepseek-v2-lite", "h200-8x1"), ("mixtral-8x7b", "mi300x-8x1"), ("qwen3-235b-a22b", "b200-8x2"),
+)  # fmt: skip
+ENGINES = ("vllm", "trtllm", "sglang", "llamacpp")  # the last has tiles: steps are faster from eight tokens on
+LARGEST = 40_000
+"""Loads that brute force looks at, of each layout."""
+
+RESOLUTION = 2 * log(1 / LEAST) / PARTS**ROUNDS
+"""Of the requests on a replica in a crossing."""
+
+
+def served(model: str, cluster: str, layout: ServingLayout | None = None) -> Served:
+    place, known = catalog.cluster(cluster), catalog.model(model)
+    weights = weight_format("bf16", place.accelerator)
+    layout = layout or next(iter(legal_layouts(known, place)))
+    return Served(
+        model=known, cluster=place, weights=weights, cache=cache_format("bf16", place.accelerator), layout=layout
+    )
+
+
+@st.composite
+def questions(draw) -> ServingQuestion:
+    """A model on a cluster with bounds between those of one request and of the fullest server."""
+    of = served(*draw(st.sampled_from(SYSTEMS)))
+    load = RequestLoad(
+        input_tokens=draw(st.sampled_from([1, 100, 1024, 9000])), output_tokens=draw(st.sampled_from([1, 2, 60, 900]))
+    )
+    milliseconds = st.one_of(st.just(inf), st.floats(0.7, 4.5).map(lambda power: 10**power))
+    return ServingQuestion(
+        model=of.model, cluster=of.cluster, weights=of.weights, cache=of.cache, load=load, reserve=shipped_reserve(),
+        engine=engines()[draw(st.sampled_from(ENGINES))],
+        bounds=LatencyLimits(ttft_s=draw(milliseconds) / 1e3, itl_s=draw(milliseconds) / 1e3),
+        requests_per_s=draw(st.one_of(st.none(), st.floats(-1, 3).map(lambda power: 10**power))),
+    )  # fmt: skip
+
+
+def brute_force(asked: ServingQuestion) -> tuple[float, float]:
+    """Most output tokens/s within the bounds, and fewest devices for the rate, of every whole number in flight."""
+    best, fewest = 0.0, inf
+    for layout in legal_layouts(asked.model, asked.cluster):
+        of = Served(
+            model=asked.model, cluster=asked.cluster, weights=asked.weights, cache=asked.cache, layout=layout
+        )  # fmt: skip
+        for replicas in range(1, layout.replicas + 1) if asked.requests_per_s else (layout.replicas,):
+            one = server(replace(of, layout=replace(layout, replicas=replicas)), asked.engine)
+            try:
+                _, places = full(one, asked.load)
+            except InfeasibleError:
+                continue
+            loads = np.arange(1, min(floor(places), LARGEST) + 1)
+            found = states(one, asked.load, loads / replicas)
+            kept = (found.ttft_s <= asked.bounds.ttft_s) & (found.itl_s <= asked.bounds.itl_s)
+            rate = np.where(kept, found.output_tokens_per_s, 0.0).max()
+            best = max(best, float(rate))
+            if asked.requests_per_s and rate >= asked.requests_per_s * asked.load.output_tokens:
+                fewest = min(fewest, one.of.layout.num_devices)
+    return best, fewest
+
+
+def check(asked: ServingQuestion) -> None:
+    began = time.process_time()
+    found = search_layouts(asked).best
+    assert time.process_time() - began < 2
+    best, fewest = brute_force(asked)
+    if found is not None:
+        assert found.keeps(asked.bounds)
+    if asked.requests_per_s is None:
+        assert (found.output_tokens_per_s if found else 0.0) >= 0.99 * best
+    else:
+        assert (found.layout.num_devices if found else inf) <= fewest
+        assert found is None or found.requests_per_s == pytest.approx(asked.requests_per_s, rel=1e-6)
+
+
+@given(questions())
+def test_no_load_of_brute_force_beats_the_search(asked):
+    check(asked)
+
+
+@pytest.mark.slow
+@settings(max_examples=500)
+@given(questions())
+def test_no_load_of_brute_force_beats_the_search_on_many_questions(asked):
+    check(asked)
+
+
+@st.composite
+def servers(draw) -> tuple[Server, RequestLoad]:
+    model, cluster = draw(st.sampled_from(SYSTEMS))
+    of = served(model, cluster)
+    layout = draw(st.sampled_from(list(legal_layouts(of.model, of.cluster))))
+    prefill = draw(st.integers(0, layout.replicas - 1))
+    load = RequestLoad(
+        input_tokens=draw(st.sampled_from([1, 100, 9000])),
+        output_tokens=draw(st.sampled_from([2, 60, 900])),
+        concurrency=draw(st.sampled_from([None, 0.1, 1, 3, 8, 64, 1000, 10**5])),
+    )
+    engine = engines()[draw(st.sampled_from(ENGINES))]
+    return server(served(model, cluster, layout), engine, prefill_replicas=prefill), load
+
+
+@given(servers())
+def test_requests_in_flight_are_the_rate_times_the_time_of_a_request(drawn):
+    asked, load = drawn
+    try:
+        found = estimate_load(asked, load)
+    except InfeasibleError:
+        return
+    assert found.in_flight == pytest.approx(found.requests_per_s * found.request_s)
+    whole_s = found.ttft.value + (load.output_tokens - 1) * found.itl.value
+    if asked.prefill_replicas:
+        assert whole_s == pytest.approx(found.request_s)
+        assert load.concurrency is None or found.in_flight == load.concurrency
+    else:  # the time of a request shares steps that its own TTFT counts whole
+        waited_s = max((load.concurrency or 0) / found.in_flight - 1, 0) * found.request_s
+        assert found.request_s <= (whole_s - waited_s) * (1 + 1e-9) <= found.request_s + found.ttft.value
+
+
+@given(servers(), st.floats(0.05, 0.95))
+def test_a_rate_and_the_requests_in_flight_that_it_needs_have_one_estimate(drawn, share):
+    asked, load = drawn
+    load = replace(load, concurrency=None)
+    try:
+        _, places = full(asked, load)
+    except InfeasibleError:
+        return
+    _, most = state(asked, replace(load, concurrency=places))
+    rate = share * float(np.squeeze(most.output_tokens_per_s)) / load.output_tokens
+    by_rate = estimate_rate(asked, load, rate)
+    by_load = estimate_load(asked, replace(load, concurrency=by_rate.in_flight))
+    assert by_rate.requests_per_s == pytest.approx(rate, rel=1e-6)
+    assert by_load.requests_per_s == pytest.approx(rate, rel=1e-6)
+    assert by_load.itl.value == pytest.approx(by_rate.itl.value)
+    if asked.prefill_replicas:
+        assert by_rate.in_flight == pytest.approx(
+            rate * (by_rate.ttft.value + (load.output_tokens - 1) * by_rate.itl.value)
+        )
+
+
+@given(servers())
+def test_more_in_flight_never_finish_less_nor_sooner(drawn):
+    asked, load = drawn
+    try:
+        _, places = full(asked, load)
+    except InfeasibleError:
+        return
+    loads = np.unique(np.geomspace(1, max(places, 1), 12).round())
+    found = [estimate_load(asked, replace(load, concurrency=float(n))) for n in loads if n <= places]
+    rates = [one.requests_per_s for one in found]
+    assert all(more >= less * (1 - RESOLUTION) for less, more in pairwise(rates))
+    if asked.engine.tile_tokens == 1:
+        times = [one.request_s for one in found]
+        assert all(more >= less * (1 - RESOLUTION) for less, more in pairwise(times))
