@@ -121,7 +121,8 @@ def test_what_rounded_gradients_would_gain_is_said():
     assert line.endswith(f"{gib(float(sizes[0] - sizes[1])):.1f} GiB less for the same plan")
     gain = best.value / other.value
     assert (f"{gain - 1:+.0%} tokens/s ({other.plan.describe()})" in line) == (gain >= LEAST_GAIN)
-    parts = replace(request, cluster=replace(request.cluster, parts=(request.cluster,)))
+    other_device = replace(request.cluster, accelerator=replace(request.cluster.accelerator, name="another"))
+    parts = replace(request, cluster=replace(request.cluster, parts=(request.cluster, other_device)))
     assert line_of(parts, best) is None  # software would change on each apart
     assert "gradient_format" not in open_values(replace(request, stack=replace(request.stack, is_open=True)))
 
