@@ -45,6 +45,8 @@ def read_features(row: CsvRow, recipe: Features | None = None) -> Features:
     software = f"{row.text('framework')} {row.text('framework_version')}".lower()
     preset = "repo preset:" in row.text("notes") and recipe is None
     switches = {name: said.value(name) for name in _SWITCHES}
+    if switches["fp8_attention"] is None:
+        switches["fp8_attention"] = read_statements(row.text("precision")).value("fp8_attention")
     if preset:
         switches |= {"cuda_graphs": switches["cuda_graphs"] or CudaGraphs.NONE}
         switches |= {"overlaps_experts": bool(switches["overlaps_experts"])}

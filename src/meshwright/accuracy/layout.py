@@ -197,7 +197,9 @@ def _experts(row: CsvRow, model: Model, degrees: _Degrees, software: Software, n
 def _batch(row: CsvRow, degrees: _Degrees, seq_len: int, software: Software, notes: list[str]) -> tuple[int, int]:
     """Micro-batch of a replica and global batch, in sequences."""
     micro, steps = row.count("mbs"), row.count("grad_accum")
-    batch = stated_batch(row, seq_len)
+    batch, tokens = stated_batch(row, seq_len), row.count("gbs_tokens", limit=MAX_TOKENS)
+    if batch is None and tokens:
+        notes.append(f"a batch of {tokens:,} tokens is no whole number of sequences of {seq_len:,}: not used")
     if micro and software.batch_per_device and degrees.tensor > 1:
         micro *= degrees.tensor
         notes.append("micro-batch given per device")
@@ -213,6 +215,8 @@ def _batch(row: CsvRow, degrees: _Degrees, seq_len: int, software: Software, not
         micro = batch // degrees.data  # MaxText's whole batch is one micro-batch unless it accumulates
     if micro is None:
         micro = _missing_micro_batch(batch // degrees.data, steps, degrees.pipeline, software, notes)
+    if steps and micro * degrees.data * steps != batch:
+        notes.append(f"micro-batch {micro} x DP {degrees.data} x {steps} steps is not batch {batch}: batch and DP used")
     if batch % (micro * degrees.data):
         raise CannotPredictError(
             Reason.INCONSISTENT, f"batch {batch} is not a multiple of micro-batch {micro} x DP {degrees.data}"

@@ -108,7 +108,7 @@ def _is_more(of_note: str, column: str) -> bool:
 def _from_text(
     row: CsvRow, text: str, num_layers: int, notes: list[str]
 ) -> tuple[Recompute, tuple[str, ...], int | None]:
-    answer = yes_or_no(text) if text else False
+    answer = yes_or_no(text) if text and recompute_of_note(text) != "none" else False
     if text and _OF_SOME.search(text):
         notes.append(f"recomputation '{text}' is of a part of the layers: not understood, none used")
         return Recompute.NONE, (), None

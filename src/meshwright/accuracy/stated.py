@@ -25,9 +25,7 @@ def with_stated_numbers(row: CsvRow) -> tuple[CsvRow, list[str]]:
     row = CsvRow(row.file, row.line, cells)
     for column in _NUMBERS:
         found = {
-            str(int(m.number))
-            for m in (*said.mentions(column), *of_sharding.mentions(column))
-            if m.polarity is Polarity.ON
+            str(int(m.value)) for m in (*said.mentions(column), *of_sharding.mentions(column)) if m.value is not None
         }
         found = {number for number in found if 0 < int(number) <= MAX_COUNT}
         if not found:
@@ -40,6 +38,7 @@ def with_stated_numbers(row: CsvRow) -> tuple[CsvRow, list[str]]:
             notes.append(f"notes say {named} of {column}: not used")
         elif found != {str(row.count(column))}:
             notes.append(f"notes say {named} of {column}: its column used, {row.count(column)}")
+    _fill_token_batch(row, said, notes)
     _fill_local_batch(row, said, notes)
     _fill_data_axes(row, said, notes)
     return row, [*notes, *said.contradictions()]
@@ -64,6 +63,26 @@ def _only(said: Statements, switch: str) -> int | None:
     """The number that a note states for a switch, where it states one."""
     found = {int(m.number) for m in said.mentions(switch) if m.polarity is Polarity.ON and m.number}
     return found.pop() if len(found) == 1 and 0 < min(found) <= MAX_COUNT else None
+
+
+_TOKENS = {"": (1, 1), "k": (1000, 2**10), "m": (10**6, 2**20), "b": (10**9, 2**30)}
+"""Unit of a number of tokens -> decimal and binary size."""
+
+
+def _fill_token_batch(row: CsvRow, said: Statements, notes: list[str]) -> None:
+    """The global batch in tokens. "4M" is the size, decimal or binary, that is a whole number of sequences."""
+    found = {m.number for m in said.mentions("gbs_tokens") if m.value}
+    if len(found) != 1 or row.count("gbs_tokens", limit=MAX_TOKENS):
+        notes.extend(f"notes say a batch of {number} tokens: not used" for number in sorted(found))
+        return
+    text, seq_len = found.pop(), row.count("seq_len") or 1
+    unit = text[-1] if text[-1] in "kmb" else ""
+    number = float(text.removesuffix(unit).rstrip(" ."))
+    sizes = [round(number * size) for size in _TOKENS[unit]]
+    tokens = next((size for size in sizes if size % seq_len == 0), sizes[0])
+    if 0 < tokens <= MAX_TOKENS:
+        row.cells["gbs_tokens"] = str(tokens)
+        notes.extend([] if row.count("gbs") else [f"a batch of {tokens:,} tokens, as the note says"])
 
 
 def _fill_local_batch(row: CsvRow, said: Statements, notes: list[str]) -> None:
@@ -125,9 +144,6 @@ def contradictions(row: CsvRow) -> list[str]:
         found.append(f"a slice {row.text('gpu')} has {chips} chips: {devices} used, as of several")
     if batch and seq_len and tokens and abs(tokens / (batch * seq_len) - 1) > RATES_DIFFER:
         found.append(f"{batch} sequences of {seq_len} are not {tokens:,} tokens: the sequences used")
-    micro, data, steps = row.count("mbs"), row.count("dp"), row.count("grad_accum")
-    if micro and data and steps and batch and micro * data * steps != batch:
-        found.append(f"micro-batch {micro} x DP {data} x {steps} steps is not batch {batch}: batch and DP used")
     rate, step = row.number("tok_s_gpu_best"), row.number("step_time_s")
     if rate and step and devices and seq_len and (batch or tokens):
         of_step = (batch * seq_len if batch else tokens or 0) / (step * devices)
@@ -140,7 +156,7 @@ def contradictions(row: CsvRow) -> list[str]:
 
 def _formats(row: CsvRow) -> list[str]:
     """Number formats of the column and of the note, where they are of different widths."""
-    column, note = number_format(row.text("precision")), read_statements(row.text("notes")).value("precision")
+    column, note = _column_format(row), read_statements(row.text("notes")).value("precision")
     if not column or not note or _bits(column) == _bits(note):
         return []
     return [f"notes say {note} of the precision: its column used, {column}"]
@@ -161,8 +177,13 @@ def scaling_of(row: CsvRow) -> str:
 
 def format_of(row: CsvRow) -> str:
     """The number format of the column, else of the note; empty where neither names one."""
+    return _column_format(row) or read_statements(row.text("notes")).value("precision") or ""
+
+
+def _column_format(row: CsvRow) -> str:
+    """The number format of the GEMMs that the column names; empty where it names none."""
     column = row.text("precision")
-    name = number_format(column)
-    if name and name == column.strip().lower():
-        return read_statements(column).value("precision") or name
-    return name or read_statements(row.text("notes")).value("precision") or ""
+    name, said = number_format(column), read_statements(column)
+    if name == column.strip().lower() or said.mentions("fp8_attention"):
+        return said.value("precision") or name
+    return name

@@ -73,7 +73,7 @@ class Statements:
 
         Switches that are on precede switches that are off.
         """
-        found = [m for m in self.mentions(switch) if m.value is not None]
+        found = [m for m in self.mentions(switch) if m.value not in (None, "")]
         if len({m.number for m in found if m.number and m.value == m.number}) > 1:
             return None
         return next((m.value for m in sorted(found, key=lambda m: m.polarity is Polarity.OFF)), None)

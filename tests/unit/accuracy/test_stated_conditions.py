@@ -1,0 +1,95 @@
+"""Rows with one condition in the words of strangers: each takes effect, is noted, or is listed as not read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.every_member import check_every
+
+from meshwright.accuracy.conditions import RunConditions
+from meshwright.accuracy.rows import PublishedRun
+
+ReadOne = Callable[..., PublishedRun]
+
+FSDP = {
+    "framework": "torchtitan", "framework_version": "2025-06", "date": "2025-06-09", "num_gpus": 64, "mbs": 1,
+    "gbs": 128, "cp": "", "dp": "", "tp": 1, "pp": 1, "dp_type": "FSDP", "precision": "bf16", "tok_s_gpu_best": 6000,
+}  # fmt: skip
+"""A row of sharded parameters that says everything."""
+
+
+def _conditions(run: PublishedRun) -> RunConditions:
+    assert run.conditions is not None, (run.reason, run.reason_detail)
+    return run.conditions
+
+
+Case = tuple[dict[str, object], Any, str]
+"""Cells that differ from `FSDP`, what is read, and the words of a note on it (""): there is no such note, as without
+the cells."""
+
+
+def _check(read_one: ReadOne, cases: list[Case], value: Callable[[RunConditions], Any]) -> None:
+    usual = read_one(**FSDP).assumed
+
+    def one(case: Case) -> None:
+        cells, expected, noted = case
+        run = read_one(**FSDP | cells)
+        assert value(_conditions(run)) == expected
+        new = [note for note in run.assumed if note not in usual]
+        assert any(noted in note for note in new) if noted else new == [], new
+        assert not run.unread
+
+    check_every(cases, one, name=lambda case: str(case[0]))
+
+
+def test_attention_alone_in_8_bits_leaves_the_gemms(read_one: ReadOne) -> None:
+    cases: list[Case] = [
+        ({"precision": "fp8 attention only"}, ("bf16", True), ""),
+        ({"precision": "bf16 (fp8 attention)"}, ("bf16", True), ""),
+        ({"precision": "FP8 except attention", "notes": "current scaling"}, ("fp8", False), ""),
+        ({"precision": "", "notes": "fp8 attention only"}, ("bf16", True), "precision bf16, as the note says"),
+        ({"precision": "fp8", "notes": "only attention in FP8"}, ("fp8", True), "notes say bf16 of the precision"),
+        ({"notes": "no FP8 attention"}, ("bf16", False), ""),
+    ]
+    _check(read_one, cases, lambda c: (c.precision, c.software["fp8_attention"]))
+
+
+def test_a_kernel_that_is_denied_leaves_the_stacks_own(read_one: ReadOne) -> None:
+    words = ("no FA3", "FA3 not used", "without FlashAttention-3", "FA3: disabled")
+    for framework in ("torchtitan", "NeMo"):
+        usual = _conditions(read_one(**FSDP | {"framework": framework})).software["attention"]
+        for note in words:
+            run = read_one(**FSDP | {"framework": framework, "notes": note})
+            assert (_conditions(run).software["attention"], run.unread) == (usual, ()), note
+
+
+def test_a_denied_recomputation_in_its_column_is_none(read_one: ReadOne) -> None:
+    words = ("gradient_checkpointing: false", "AC: off", "activation checkpointing disabled", "no AC")
+    _check(read_one, [({"recompute": text}, "none", "") for text in words], lambda c: str(c.plan.recompute))
+
+
+def test_batches_in_words(read_one: ReadOne) -> None:
+    none: dict[str, object] = {"gbs": ""}
+    cases: list[Case] = [
+        (none | {"notes": "GBS 1M tokens"}, 128, "1,048,576 tokens, as the note says"),
+        (none | {"notes": "global batch of 4M tokens"}, 512, "4,194,304 tokens, as the note says"),
+        (none | {"notes": "4M-token global batch"}, 512, "4,194,304 tokens"),
+        (none | {"notes": "global batch size 4,194,304 tokens"}, 512, "4,194,304 tokens"),
+        (none | {"notes": "0.5M tokens per step"}, 64, "524,288 tokens"),
+        (none | {"notes": "batch size of 8.192M tokens", "seq_len": 1000}, 8192, "8,192,000 tokens"),
+        (none | {"notes": "4.2M tokens per batch"}, 64, "4,200,000 tokens is no whole number of sequences of 8,192"),
+        (none | {"gbs_tokens": 4_200_000}, 64, "is no whole number of sequences"),
+        (none | {"notes": "effective batch size 256"}, 256, "gbs 256, as the note says"),
+        (none | {"notes": "total batch size: 256"}, 256, "gbs 256, as the note says"),
+        (none | {"notes": "batch of 512 sequences"}, 512, "gbs 512, as the note says"),
+        (none | {"notes": "gradient accumulation 16"}, 1024, "grad_accum 16, as the note says"),
+        (none | {"notes": "accumulating gradients over 4 steps"}, 256, "grad_accum 4, as the note says"),
+        (none | {"notes": "no gradient accumulation"}, 64, "grad_accum 1, as the note says"),
+        (none | {"mbs": "", "notes": "per-device batch 2"}, 128, "mbs 2, as the note says"),
+        ({"notes": "GBS 1M tokens"}, 128, ""),
+        ({"notes": "global batch 4M tokens"}, 128, "128 sequences of 8192 are not 4,194,304 tokens"),
+        ({"notes": "gradient accumulation 16"}, 128, "micro-batch 1 x DP 64 x 16 steps is not batch 128"),
+        ({"notes": "per-device batch 2"}, 128, "notes say 2 sequences of a rank: not used"),
+    ]
+    _check(read_one, cases, lambda c: c.global_batch)
