@@ -161,7 +161,7 @@ def state(asked: Server, load: RequestLoad) -> tuple[BatchLimit, Steady]:
         return limit, steady(request_work(asked.decoding, load, asked.engine, limit), asked.rates)
     limit, places = full(asked, load)
     in_flight = load.concurrency or places
-    batch, _ = crossing(lambda some: states(asked, load, some).in_flight <= in_flight, limit.sequences)
+    batch, _ = crossing(lambda some: states(asked, load, some).in_flight <= in_flight, float(limit.sequences))
     if batch < limit.sequences:
         limit = BatchLimit(sequences=batch, binds="concurrency" if load.concurrency else "prefill")
     found = states(asked, load, batch)
@@ -185,7 +185,7 @@ def rate_load(asked: Server, load: RequestLoad, requests_per_s: float) -> Reques
         rate, in_flight = served(batches)
         return (rate < requests_per_s) & (in_flight <= places)
 
-    last, batch = crossing(slower, limit.sequences)
+    last, batch = crossing(slower, float(limit.sequences))
     rate, in_flight = (float(np.squeeze(value)) for value in served(batch))
     if rate < requests_per_s or in_flight > places * (1 + 1e-9):
         rate, in_flight = (float(np.squeeze(value)) for value in served(last))
