@@ -95,7 +95,7 @@ def _estimate(
 ) -> LoadEstimate:
     prompt, step = _components(found.prompt), _components(found.step)
     decode_s = sum(step.values()) * (load.output_tokens - 1) / (1 + load.accepted_per_step)
-    prefill_s, layout = sum(prompt.values()) * limit.sequences, asked.of.layout
+    prefill_s, layout = sum(prompt.values()) * float(limit.sequences), asked.of.layout
     split = asked.prefill_replicas / layout.replicas
     question = CapacityQuestion(
         model=asked.of.model, cluster=asked.of.cluster, weights=asked.of.weights, cache=asked.of.cache,

@@ -151,7 +151,7 @@ def full(asked: Server, load: RequestLoad) -> tuple[BatchLimit, float]:
     Raises InfeasibleError where not one request fits.
     """
     limit = batch_limit(asked.decoding, replace(load, concurrency=None), asked.engine, asked.reserve)
-    return limit, limit.sequences * asked.decoding.layout.replicas + asked.prefill_places
+    return limit, float(limit.sequences) * asked.decoding.layout.replicas + asked.prefill_places
 
 
 def state(asked: Server, load: RequestLoad) -> tuple[BatchLimit, Steady]:

@@ -164,7 +164,7 @@ def preempted(load: RequestLoad, limit: BatchLimit, engine: EngineTraits, replic
     """Share of requests that lose their place in the cache before they end."""
     if limit.binds != "kv_cache" or engine.reserves_answers:
         return 0.0
-    waiting = 1.0 if load.concurrency is None else 1 - limit.sequences * replicas / load.concurrency
+    waiting = 1.0 if load.concurrency is None else 1 - float(limit.sequences) * replicas / load.concurrency
     return min(load.output_tokens / (load.input_tokens + load.output_tokens), waiting)
 
 
