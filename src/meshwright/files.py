@@ -49,7 +49,7 @@ def write_atomically(path: Path, text: str | bytes) -> None:
         partial.unlink(missing_ok=True)
         raise
     with suppress(OSError):  # some file systems sync no folders
-        sync_folder(path.parent)
+        sync(path.parent)
 
 
 PARTIAL, STALE_S = ".partial", 3600.0
@@ -64,9 +64,9 @@ def _sweep(folder: Path) -> None:
                 left.unlink()
 
 
-def sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` survive a power cut. Raises OSError."""
-    handle = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make a file, or renames in a folder, survive a power cut. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

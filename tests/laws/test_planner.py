@@ -73,7 +73,7 @@ def reserved_bytes(model, plan):
 
 
 def best_first(plans, values, distinct):
-    """The values of all plans ascending; with layouts those of the best plan of each."""
+    """The values of all plans ascending; with layouts the value of the best plan of each layout."""
     if distinct is Distinct.PLANS or not len(values):
         return np.sort(values)
     layouts = np.concatenate([np.stack([getattr(p, name) for name in LAYOUT_COLUMNS], axis=1) for p in plans])

@@ -1,4 +1,4 @@
-"""From the options of `meshwright launch` to a request, and from a request to what the place needs to start it."""
+"""Make a request of the options of `meshwright launch`, and files and commands of the request."""
 
 from __future__ import annotations
 

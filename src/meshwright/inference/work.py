@@ -172,7 +172,7 @@ def _weights_read(held: WeightBytes, model: Model, layout: ServingLayout, tokens
 def _dense_parameters(of: Served, model: Model) -> float:
     """Parameters of one device that each token of its group multiplies, routed experts excluded.
 
-    Matrices of attention in 16 bits count as often as their GEMMs take longer than those of the format.
+    A matrix of attention in 16 bits counts by the ratio of its GEMM time to the time in the format of the weights.
     """
     counts, layout = parameters(model), of.layout
     attention = model.num_layers * float(counts.attention_layer) / layout.tensor * _attention_time(of)

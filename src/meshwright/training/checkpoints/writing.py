@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from meshwright.errors import InputError
-from meshwright.files import sync_folder, write_atomically
+from meshwright.files import sync, write_atomically
 from meshwright.training.checkpoints import files
 from meshwright.training.checkpoints.peers import Peers
 
@@ -110,12 +110,12 @@ def _begin(folder: Path, partial: Path) -> None:
 
 def _end(partial: Path, final: Path, manifest: Mapping[str, Any], keep: int | None) -> None:
     write_atomically(partial / files.MANIFEST, json.dumps(files.sealed(manifest), indent=2) + "\n")
-    sync_folder(partial)
+    sync(partial)
     if final.exists():
         files.remove(final, successor=partial)
     else:
         partial.rename(final)
-    sync_folder(final.parent)
+    sync(final.parent)
     files.prune(final.parent, keep=keep)
 
 

@@ -11,7 +11,6 @@ import fcntl
 import hashlib
 import json
 import logging
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.files import write_atomically
+from meshwright.files import sync, write_atomically
 from meshwright.units import GIB, MIB
 
 log = logging.getLogger(__name__)
@@ -106,25 +105,17 @@ def _build(folder: Path, build: Callable[[Path], None], about: Mapping[str, Any]
         build(partial)
         files = sorted(f for f in partial.rglob("*") if f.is_file())
         for file in files:
-            _to_disk(file)
+            sync(file)
         facts = {
             file.relative_to(partial).as_posix(): {"bytes": file.stat().st_size, "blake2b": digest_of(file)}
             for file in files
         }
         write_atomically(partial / MANIFEST, json.dumps({"about": dict(about), "files": facts}, indent=1) + "\n")
-        _to_disk(partial)
+        sync(partial)
         partial.rename(folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-
-
-def _to_disk(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextmanager
