@@ -52,6 +52,8 @@ def with_compute_precision(row: CsvRow) -> CsvRow:
 def read_lora(row: CsvRow, default: Lora, notes: list[str]) -> Lora | None:
     """Return the adapters of `row`, None where it trains none; `notes` gets what it leaves to `default`."""
     if not trains_adapters(row):
+        if adapters := read_statements(row.text("notes")).value("adapters"):
+            notes.append(f"notes say {adapters} of the task: its column used, {row.text('task')}")
         return None
     said = _said(row)
     ranks = {int(m.number) for m in said.mentions("lora_rank")} - {0}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwright.catalog.precisions import multiplied_on
 from meshwright.catalog.stacks import features_of
 from meshwright.specs.hardware import Accelerator, Stack
 from meshwright.specs.model import Lora, Model
 from meshwright.specs.plan import Plan
-from meshwright.specs.precision import PRECISIONS, Precision
+from meshwright.specs.precision import OPTIMIZER_STATE_BYTES, PRECISIONS, Precision
 from meshwright.specs.run import Optimizer, StateFormat, precision_with
 
 TF32 = "tf32"
@@ -45,6 +45,8 @@ class RunConditions:
     narrow_gemms: str = ""  # the only GEMMs in the precision's format: experts, dense; "": all of them
     loops_experts: bool = False  # experts are computed one after the other
     optimizer: str = ADAMW  # a name of `OPTIMIZERS`
+    all_in_16_bits: bool = False  # weights, gradients and optimizer states; no fp32 master weights
+    overlaps_data: bool | None = None  # gradients are reduced during the backward pass; None: as the stack does
     gemm_flops_per_s: float | None = None  # of large GEMMs by themselves, measured on this very system
 
     @property
@@ -54,7 +56,11 @@ class RunConditions:
     @property
     def number_formats(self) -> Precision:
         """The recipe with what the optimizer keeps and moves."""
-        return precision_with(PRECISIONS[self.precision], OPTIMIZERS[self.optimizer])
+        formats = precision_with(PRECISIONS[self.precision], OPTIMIZERS[self.optimizer])
+        if not self.all_in_16_bits:
+            return formats
+        states = min(formats.optimizer_state_bytes, OPTIMIZER_STATE_BYTES[StateFormat.BF16])
+        return replace(formats, master_bytes=0.0, grad_bytes=2.0, reduce_bytes=2.0, optimizer_state_bytes=states)
 
     @property
     def matmul_flops_per_s(self) -> float:
@@ -83,5 +89,7 @@ class RunConditions:
             "narrow_gemms": self.narrow_gemms,
             "loops_experts": self.loops_experts,
             "optimizer": "" if self.optimizer == ADAMW else self.optimizer,
+            "all_in_16_bits": self.all_in_16_bits,
         }
-        return self.software | {key: value for key, value in own.items() if value}
+        overlap = {} if self.overlaps_data is None else {"overlaps_data": self.overlaps_data}
+        return self.software | {key: value for key, value in own.items() if value} | overlap

@@ -262,12 +262,23 @@ USUAL_SHARDING = "sharding"
 """Beginning of the note on a row that states none."""
 
 
+def _named_sharding(text: str) -> Sharding | None:
+    """Return the sharding that `text` names, None where it names none."""
+    return next((s for pattern, s in _SHARDINGS if text and re.search(pattern, text, re.IGNORECASE)), None)
+
+
 def _sharding(row: CsvRow, software: Software, notes: list[str]) -> Sharding:
-    of_note = read_statements(row.text("notes")).value("sharding") or ""
-    for text in (row.text("dp_type"), of_note, row.text("framework")):
-        for pattern, sharding in _SHARDINGS:
-            if text and re.search(pattern, text, re.IGNORECASE):
-                return sharding
+    of_note = _named_sharding(read_statements(row.text("notes")).value("sharding") or "")
+    of_column = _named_sharding(row.text("dp_type"))
+    # FSDP names stage 3 and, with gathered parameters kept, stage 2
+    if of_note is Sharding.GRADIENTS and re.fullmatch(r"(?:fsdp ?[12]?|sharded)", row.text("dp_type"), re.IGNORECASE):
+        notes.append("sharding gradients, as the note says")
+        return of_note
+    if of_column is not None and of_note not in (None, of_column):
+        notes.append(f"notes say sharding of {of_note.name.lower()}: its column used, {row.text('dp_type')}")
+    found = next((s for s in (of_column, of_note, _named_sharding(row.text("framework"))) if s is not None), None)
+    if found is not None:
+        return found
     if yes_or_no(row.text("fsdp")) is False and software.sharding is Sharding.PARAMETERS:
         return Sharding.NONE
     if text := row.text("dp_type"):

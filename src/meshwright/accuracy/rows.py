@@ -360,6 +360,8 @@ def _with_conditions(row: CsvRow, run: PublishedRun, read_plan: Callable[..., Pu
         narrow_gemms=_narrow_gemms(row, model, precision, notes),
         loops_experts=model.experts is not None and bool(said.value("loops_experts")),
         optimizer=_optimizer(row, said, notes),
+        all_in_16_bits=precision == "bf16" and _has_no_masters(row, said),
+        overlaps_data=said.value("overlaps_data"),
         gemm_flops_per_s=_measured_gemm_rate(row, accelerator, precision, notes),
     )
     notes.extend((*uncalibrated(model), *_doubts(row, model), *_not_modelled(said, accelerator)))
@@ -499,6 +501,11 @@ def _optimizer(row: CsvRow, said: Statements, notes: list[str]) -> str:
     if value is None and column:
         notes.append(f"optimizer {column}: AdamW is assumed")
     return value or said.value("optimizer") or ADAMW
+
+
+def _has_no_masters(row: CsvRow, said: Statements) -> bool:
+    """True if the precision or the note says that weights and optimizer states have no fp32 copy."""
+    return (read_statements(row.text("precision")).value("masters") or said.value("masters")) == "none"
 
 
 def _narrow_gemms(row: CsvRow, model: Model, precision: str, notes: list[str]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from meshwright.accuracy.csvfile import MAX_COUNT, MAX_TOKENS, CsvRow
 from meshwright.accuracy.spelling import chips_of_slice, spelled
-from meshwright.accuracy.statements import Polarity, Statements, read_statements
+from meshwright.accuracy.statements import Polarity, Statements, plain, read_statements
 from meshwright.accuracy.wording import number_format, yes_or_no
 
 _NUMBERS = ("tp", "pp", "cp", "ep", "etp", "vpp", "mbs", "gbs", "grad_accum", "gpus_per_node", "num_nodes")
@@ -97,12 +97,20 @@ def _fill_local_batch(row: CsvRow, said: Statements, notes: list[str]) -> None:
         notes.append(f"notes say {batch} sequences of a rank: not used")
 
 
+_MESH = re.compile(r"hsdp[=: (\[]*(\d{1,6}) ?(?:x|,) ?(\d{1,6})(?!\d)")
+"""A mesh as PyTorch's hybrid sharding takes it: replicas, then the ranks that share the parameters of one."""
+
+
 def _fill_data_axes(row: CsvRow, said: Statements, notes: list[str]) -> None:
     """Data-parallel ranks, and those that shard parameters, where they agree with the other degrees."""
     if _cores_of_options(row) > 1:  # `layout` counts these in chips
         return
     ranks = (row.count("num_gpus") or 0) / math.prod(row.count(c) or 1 for c in ("tp", "pp", "cp"))
     data, shard, replicas = (_only(said, c) for c in ("dp", "dp_shard", "dp_replicate"))
+    if shard and data and shard * data == ranks and not replicas:
+        data, replicas = None, data  # "FSDP 8 x DP 4": the replicas by themselves
+    if mesh := _MESH.search(plain(f"{row.text('notes')}; {row.text('dp_type')}")):
+        replicas, shard = int(mesh[1]), int(mesh[2])
     if data and row.count("dp") is None:
         if data == ranks:
             row.cells["dp"] = str(data)

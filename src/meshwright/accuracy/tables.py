@@ -97,6 +97,8 @@ def tables_of(
             row = replace(row, unfused_norm=0)
         if c.tf32:
             row = replace(row, matmul_flops_per_s=c.matmul_flops_per_s)
+        if c.overlaps_data is not None:
+            row = replace(row, overlaps_data=int(c.overlaps_data))
         if c.narrow_gemms:
             is_experts = float(c.narrow_gemms == "experts")
             row = replace(row, wide_dense=is_experts, wide_experts=1 - is_experts)

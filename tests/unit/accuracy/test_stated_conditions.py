@@ -8,6 +8,7 @@ from typing import Any
 from tests.every_member import check_every
 
 from meshwright.accuracy.conditions import RunConditions
+from meshwright.accuracy.predict import predict
 from meshwright.accuracy.rows import PublishedRun
 
 ReadOne = Callable[..., PublishedRun]
@@ -93,3 +94,72 @@ def test_batches_in_words(read_one: ReadOne) -> None:
         ({"notes": "per-device batch 2"}, 128, "notes say 2 sequences of a rank: not used"),
     ]
     _check(read_one, cases, lambda c: c.global_batch)
+
+
+def test_a_note_says_which_part_of_fsdp_is_kept_whole(read_one: ReadOne) -> None:
+    words = ("reshard_after_forward=False", "reshard_after_forward: never", "SHARD_GRAD_OP", "ZeRO-2")
+    cases: list[Case] = [({"notes": text}, "gradients", "sharding gradients, as the note says") for text in words]
+    cases += [
+        ({"notes": "FULL_SHARD"}, "parameters", ""),
+        ({"dp_type": "ZeRO-3", "notes": "ZeRO-2"}, "parameters", "notes say sharding of gradients: its column used"),
+        ({"dp_type": "distopt", "notes": "no distributed optimizer"}, "optimizer", "notes say sharding of none"),
+    ]
+    _check(read_one, cases, lambda c: c.plan.sharding.name.lower())
+
+
+def test_hybrid_sharding_is_stated_as_a_mesh_or_by_its_axes(read_one: ReadOne) -> None:
+    cases: list[Case] = [
+        ({"notes": "HSDP 8x8"}, (8, 8), ""),
+        ({"notes": "HSDP (4, 16)"}, (16, 4), ""),
+        ({"notes": "FSDP 16 x DP 4"}, (16, 4), ""),
+        ({"notes": "HSDP 8x9"}, (64, 1), "notes say 9 ranks share the parameters: not used"),
+    ]
+    _check(read_one, cases, lambda c: (c.plan.data_shard, c.plan.data_replicate))
+
+
+def test_a_run_in_16_bits_alone_has_no_masters(read_one: ReadOne) -> None:
+    words = ("pure bf16", "bf16 parameters and optimizer states", "no fp32 master weights", "bf16-true")
+    cases: list[Case] = [({"notes": text}, (0.0, 2.0, 4.0), "") for text in words]
+    cases += [
+        ({"precision": "bf16-true"}, (0.0, 2.0, 4.0), ""),
+        ({"precision": "bf16-mixed"}, (4.0, 4.0, 8.0), ""),
+        ({"notes": "fp32 master weights"}, (4.0, 4.0, 8.0), ""),
+        ({"notes": "pure bf16, 8-bit AdamW"}, (0.0, 2.0, 2 * (1 + 4 / 256)), ""),
+    ]
+
+    def formats(c: RunConditions) -> tuple[float, float, float]:
+        return c.number_formats.master_bytes, c.number_formats.grad_bytes, c.number_formats.optimizer_state_bytes
+
+    _check(read_one, cases, formats)
+
+
+def test_a_framework_whose_states_are_narrow_already_is_not_halved_twice(read_one: ReadOne) -> None:
+    torchtune = FSDP | {"framework": "torchtune", "num_gpus": 1, "gbs": 1, "dp_type": "", "gpu": "H200"}
+    runs = [read_one(**torchtune | {"notes": note}) for note in ("", "pure bf16")]
+    plain, stated = predict(runs).memory_allocated_bytes
+    assert stated == plain
+
+
+def test_communication_of_data_parallel_ranks_that_nothing_hides(read_one: ReadOne) -> None:
+    ranks = {"framework": "Megatron-LM", "dp_type": "distopt", "model": "Llama3 8B", "gbs": 64}
+    words = ("no overlap of communication", "overlap disabled", "without overlap_grad_reduce", "--overlap-comm false")
+    usual = read_one(**FSDP | ranks)
+    for note in words:
+        run = read_one(**FSDP | ranks | {"notes": note})
+        assert (_conditions(run).overlaps_data, run.unread) == (False, ()), note
+        slower, faster = predict([run, usual]).tokens_per_s_per_device
+        assert slower < faster, note
+    assert _conditions(read_one(**FSDP | ranks | {"notes": "--overlap-grad-reduce"})).overlaps_data is True
+
+
+def test_adapters_in_the_note_of_a_pretraining_are_named(read_one: ReadOne) -> None:
+    _check(read_one, [({"task": "pretrain", "notes": "LoRA"}, None, "notes say lora of the task")], lambda c: c.lora)
+
+
+def test_what_is_known_and_not_costed_is_named(read_one: ReadOne) -> None:
+    cases: list[Case] = [
+        ({"notes": "PCIe Gen4 x16"}, "bf16", "a generation of PCIe"),
+        ({"notes": "chunked loss"}, "bf16", "the loss in chunks"),
+        ({"notes": "allgather dispatcher"}, "bf16", "the dispatcher that gathers all tokens"),
+    ]
+    _check(read_one, cases, lambda c: c.precision)

@@ -205,7 +205,8 @@ def _stated(wire_bytes: Array, of_recipe: Array) -> Array:
 
 def _unsharded(precision: PrecisionTable, constants: MemoryConstants, *, sharded: Array) -> StateBytes:
     """Bytes per parameter of a stack on one rank. `sharded`: FSDP's one fp32 copy is both weight and master."""
-    narrow = constants.optimizer_in_16_bits > 0
+    # recipes without masters state their own formats: fp32, and a run that says that all is in 16 bits
+    narrow = (constants.optimizer_in_16_bits > 0) & (np.asarray(precision.master_bytes) > 0)
     master = _master(precision, constants)
     optimizer_states = np.where(narrow, 0.5, 1.0) * precision.optimizer_state_bytes
     most = np.where(narrow | (constants.accumulates_in_16_bits > 0), 2.0, np.inf)
