@@ -172,6 +172,14 @@ def test_a_trainer_recomputes_by_default_as_its_code_does(
         assert f"recomputation full, the recipe of {framework}".lower() in " ".join(silent.assumed).lower()
 
 
+def test_litgpt_recomputes_where_it_tunes_and_compiles_where_it_pretrains(read_one: ReadOne) -> None:
+    for task, recompute in (("pretrain", Recompute.NONE), ("sft", Recompute.FULL), ("lora", Recompute.FULL)):
+        conditions = read_one(framework="litgpt", recompute="", task=task).conditions
+        assert conditions
+        assert conditions.plan.recompute is recompute
+        assert conditions.software["compiles"] is (task == "pretrain")
+
+
 @pytest.mark.parametrize("framework", ["LLaMA-Factory", "axolotl", "OpenRLHF", "TRL", "HF Accelerate"])
 def test_a_trainer_without_model_parallelism_is_data_parallel(read_one: ReadOne, framework: str) -> None:
     """The batch of a replica is several micro-batches, and nothing shards the parameters."""
@@ -256,6 +264,7 @@ def test_torchtitan_replays_graphs_since_0_3_where_nothing_waits_for_the_host(re
         ("torchtune", False, "torchtune"),
         ("OLMo-core", True, "olmo-core"),
         ("FMS FSDP (PyTorch)", True, "other"),
+        ("litgpt", True, "other"),
         ("TRL", False, "transformers"),
         ("axolotl", False, "transformers"),
         ("HF Trainer", False, "transformers"),
