@@ -253,7 +253,24 @@ def read_row(
     run = replace(run, assumed=(*run.assumed, *converted))
     if rate is None and not failed:
         run = _with_step_time(run) if run.step_time_s else _with_printed_flops(row, run)
-    return _below_peak(run, may_be_tf32=_says_tf32(row) is not False)
+    return _below_peak(_with_doubted_rate(row, run), may_be_tf32=_says_tf32(row) is not False)
+
+
+FLOPS_DIFFER = 3.0
+"""Times the model's FLOPs a token from which a printed rate is doubted. Sources count scores once or twice or not at
+all, and recomputation or not, so counts of one run differ by up to 8/3."""
+
+
+def _with_doubted_rate(row: CsvRow, run: PublishedRun) -> PublishedRun:
+    """`run` with a note where the FLOP/s that it prints are not of the tokens/s that it prints."""
+    c, rate, tflops = run.conditions, run.tokens_per_s_per_device, row.number("tflops_per_gpu")
+    if c is None or not rate or not tflops:
+        return run
+    share = tflops * 1e12 / rate / least_flops_per_token(c.model, c.plan, seq_len=c.seq_len, lora=c.lora)
+    if 1 / FLOPS_DIFFER <= share <= FLOPS_DIFFER:
+        return run
+    note = f"{tflops:g} TFLOP/s are {share:.2g} times those of {rate:,.0f} tokens/s: the tokens used"
+    return replace(run, assumed=(*run.assumed, note))
 
 
 def _check_figure(row: CsvRow, *, rate: float | None, memory: float | None, failed: bool) -> None:
