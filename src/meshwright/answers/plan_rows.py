@@ -8,7 +8,7 @@ from typing import Any
 from meshwright.cost.flops import model_flops_per_token
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.scored import ScoredPlan, ScoredPlans
-from meshwright.specs.plan import Plan, listed_layers
+from meshwright.specs.plan import Plan
 
 
 def plan_fields(plan: Plan) -> dict[str, Any]:
@@ -57,22 +57,6 @@ def plan_section(plan: Plan) -> dict[str, Any]:
     from meshwright.runfile.pinned import section_from_plan
 
     return section_from_plan(plan)
-
-
-def fix_value(plan: Plan) -> str:
-    """The value of `--fix` that leaves no field of `plan` free.
-
-    >>> from meshwright.specs.plan import Recompute
-    >>> fix_value(Plan(tensor=2, recompute=Recompute.FULL, recompute_layers=3)).partition("recompute=")[2]
-    'full,recompute_layers=3,layers_per_stage=even,offload=none,axis_order=tp-cp-dp-pp,loss_chunk=auto'
-    """
-    fields = plan_fields(plan)
-    fields["sequence_parallel"] = str(plan.sequence_parallel).lower()
-    fields["recompute_modules"] = ",".join(plan.recompute_modules)
-    fields["stored_activations"] = ",".join(plan.stored_activations or ())
-    fields["layers_per_stage"] = listed_layers(plan.layers_per_stage) if plan.layers_per_stage else "even"
-    fields["loss_chunk"] = plan.loss_chunk or "auto"
-    return ",".join(f"{name}={value}" for name, value in fields.items() if value != "")
 
 
 def tokens_per_device(request: PlanRequest) -> float:

@@ -137,11 +137,6 @@ class Calibration:
         kept = {key: offset for key, offset in self.offsets.items() if key[0] not in measured}
         return replace(self, parameters=parameters, offsets=kept, made=made)
 
-    @property
-    def measured_parameters(self) -> frozenset[str]:
-        """Names of the parameters that `with_measured` set last."""
-        return frozenset(name for name, p in self.parameters.items() if p.source == self.made)
-
     def num_rows(self, level: str, key: str) -> int:
         """Rows behind the best known offset of `key`: 0 means nothing was measured there."""
         return max((o.num_rows for (_, lv, k), o in self.offsets.items() if (lv, k) == (level, key)), default=0)

@@ -121,11 +121,6 @@ class Benchmark:
         """Sequences before the first evaluation."""
         return self.interval(global_batch_size) * (1 + self.skipped(global_batch_size))
 
-    def is_evaluated_at(self, samples: int, *, global_batch_size: int) -> bool:
-        """Return True where the rules demand an evaluation."""
-        first, interval = self.first_evaluation(global_batch_size), self.interval(global_batch_size)
-        return samples >= first and samples % interval == 0
-
     def reached(self, loss: float) -> bool:
         """Return True if `loss` meets the target; a loss that is not positive and finite never does."""
         return is_number(loss) and 0.0 < loss <= self.target

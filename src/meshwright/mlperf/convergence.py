@@ -49,11 +49,6 @@ class ReferencePoint:
     min_ok: float
     interpolated: bool = False
 
-    @property
-    def max_speedup(self) -> float:
-        """Most that a set may converge faster than the reference, as a ratio of samples."""
-        return self.mean / self.min_ok
-
 
 @dataclass(frozen=True, kw_only=True)
 class ConvergenceTest:

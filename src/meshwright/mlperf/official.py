@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from meshwright.errors import MissingDependencyError
 from meshwright.mlperf.benchmarks import Benchmark
 from meshwright.programs import install_command
 
@@ -81,12 +80,6 @@ def official_check(files: Sequence[Path], rules: Benchmark) -> OfficialCheck:
         for row in answer["files"]
     )
     return OfficialCheck(ruleset=ruleset, version=installed, verdicts=verdicts)
-
-
-def require_package() -> None:
-    """Raise MissingDependencyError if mlperf-logging is not installed."""
-    if package_version() is None:
-        raise MissingDependencyError(f"the official checkers are in {PACKAGE}", hint=install_command("mlperf"))
 
 
 def ask(request: dict[str, object]) -> dict:

@@ -44,14 +44,6 @@ def build_proxy_data(benchmark: Benchmark, *, cache: Path | None = None) -> Path
     return folder
 
 
-def text_hash(benchmark: Benchmark, part: str) -> str:
-    """SHA-256 of the tokens and masks of a part, as they are generated."""
-    digest = hashlib.sha256()
-    for tokens_N, trained_N in _documents(benchmark, part):
-        digest.update(tokens_N.astype("<u2").tobytes() + trained_N.tobytes())
-    return digest.hexdigest()
-
-
 def _build_part(benchmark: Benchmark, part: str, folder: Path) -> None:
     digest, masks = hashlib.sha256(), []
     with IndexedWriter(folder / part, dtype=np.uint16) as writer:

@@ -253,19 +253,12 @@ def layers_of_ranks(request: PlanRequest, plan: Plan) -> RankLayers:
     )
 
 
-def layers_by_speed(request: PlanRequest, plan: Plan) -> tuple[int, ...]:
+def layers_by_speed(request: PlanRequest, plan: Plan, all_steps: Sequence[StepTable]) -> tuple[int, ...]:
     """Layers of each stage with which the longest rank is shortest: layer by layer to the rank that is done first.
 
     Of its stages the shortest gets the layer. Every layer takes the mean time of the model's layers; the ends weigh
-    what they take on their own part.
+    what they take on their own part. `all_steps`: `plan`'s step on a cluster of each part's devices alone.
     """
-    return layers_by_speed_of(
-        request, plan, [steps_on(request, part, plan_row(plan)) for part in request.cluster.parts]
-    )
-
-
-def layers_by_speed_of(request: PlanRequest, plan: Plan, all_steps: Sequence[StepTable]) -> tuple[int, ...]:
-    """As `layers_by_speed`, from `plan`'s step on a cluster of each part's devices alone."""
     shape, parts = shape_of(plan), np.array(part_of_rank(request.cluster, plan))
     layer_s, ends_s = zip(*(_layer_and_ends_s(request, steps, plan) for steps in all_steps), strict=True)
     rank_of = _rank_of_stage(shape)

@@ -16,7 +16,7 @@ from meshwright.cost.pipeline.schedules import shape_of
 from meshwright.cost.step import StepTable
 from meshwright.planner.engines import engine_facts
 from meshwright.planner.finalists import num_operations
-from meshwright.planner.generations import layers_by_speed_of, mixed_step_of, on_parts, part_of_rank, steps_on
+from meshwright.planner.generations import layers_by_speed, mixed_step_of, on_parts, part_of_rank, steps_on
 from meshwright.planner.legality import legal_mask, legality_context
 from meshwright.planner.objective import Goal
 from meshwright.planner.request import PlanRequest
@@ -84,7 +84,7 @@ def _with_own_layers(request: PlanRequest, plans: Sequence[Plan]) -> list[Plan]:
     equal = list(dict.fromkeys(replace(plan, layers_per_stage=None) for plan in plans))
     steps = _steps_on_parts(request, equal)
     found = [
-        replace(plan, layers_per_stage=layers_by_speed_of(request, plan, own))
+        replace(plan, layers_per_stage=layers_by_speed(request, plan, own))
         for plan, own in zip(equal, steps, strict=True)
     ]
     if not found:

@@ -47,7 +47,7 @@ def test_the_global_order_is_the_same_on_any_number_of_ranks(samples: Samples, w
 
 def test_every_epoch_sees_every_sample_once_in_another_order(samples: Samples) -> None:
     batches = Batches(samples=samples, global_batch=5)
-    assert (samples.num_samples, batches.num_per_epoch) == (25, 5)
+    assert (samples.num_samples, batches.num_to_the_end) == (25, 5)
     epochs = [[n for step in range(5 * e, 5 * e + 5) for n in batches.sample_numbers(step)] for e in range(3)]
     assert all(sorted(epoch) == list(range(25)) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]

@@ -51,10 +51,6 @@ def test_suites_of_the_rounds() -> None:
 def test_cadence(name: str, round_: str, batch: int, first: int, interval: int) -> None:
     rules = load_benchmark(name, round_)
     assert (rules.first_evaluation(batch), rules.interval(batch)) == (first, interval)
-    assert rules.is_evaluated_at(first, global_batch_size=batch)
-    assert rules.is_evaluated_at(first + interval, global_batch_size=batch)
-    assert not rules.is_evaluated_at(first - interval, global_batch_size=batch)
-    assert not rules.is_evaluated_at(first + batch // 2, global_batch_size=batch)
 
 
 @pytest.mark.parametrize(

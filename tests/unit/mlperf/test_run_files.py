@@ -14,7 +14,7 @@ from meshwright.mlperf.benchmarks import load_benchmark
 from meshwright.mlperf.check import check_path
 from meshwright.mlperf.check_system import SYSTEM_FIELDS
 from meshwright.mlperf.inputs import find_inputs
-from meshwright.mlperf.proxy_data import PARTS, build_proxy_data, text_hash
+from meshwright.mlperf.proxy_data import PARTS, build_proxy_data
 from meshwright.mlperf.run_files import benchmark_run
 from meshwright.mlperf.run_set import RunSet, new_seeds, open_set
 from meshwright.mlperf.running import named_benchmark
@@ -124,8 +124,8 @@ def test_the_log_of_llama2_70b_lora_passes_in_the_closed_division(tmp_path):
 @pytest.mark.parametrize("name", ["proxy_pretrain_xs", "proxy_lora_xs"])
 def test_generated_data_are_those_of_the_rules(name, tmp_path):
     benchmark = load_benchmark(name)
-    for part in PARTS:
-        assert text_hash(benchmark, part) == benchmark.data[f"{part}_sha256"]
+    folder = build_proxy_data(benchmark, cache=tmp_path)  # it compares the digests of the text
+    assert all(list(folder.glob(f"{part}*")) for part in PARTS)
     if name == "proxy_pretrain_xs":
         return
     from meshwright.training.data.store import open_store

@@ -14,7 +14,7 @@ from meshwright.errors import InputError
 from meshwright.planner.choice import best_plans
 from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.explain import explain_infeasible
-from meshwright.planner.generations import budget_of_rank, layers_by_speed, mixed_step, part_of_rank
+from meshwright.planner.generations import budget_of_rank, layers_by_speed, mixed_step, part_of_rank, steps_on
 from meshwright.planner.neighbours import neighbours
 from meshwright.planner.objective import goal_for
 from meshwright.planner.parts import notes_on_parts
@@ -41,6 +41,11 @@ def by_rank(plan: Plan) -> list[int]:
     return [sum(layers[stage] for stage in shape.stages_of(rank)) for rank in range(plan.pipeline)]
 
 
+def by_speed_of(asked: PlanRequest, plan: Plan) -> tuple[int, ...]:
+    """Layers of each stage by the speed of each part."""
+    return layers_by_speed(asked, plan, [steps_on(asked, part, plan_row(plan)) for part in asked.cluster.parts])
+
+
 def seconds(asked: PlanRequest, plan: Plan) -> float:
     return estimate_plan(asked, plan).step.step.value
 
@@ -56,7 +61,7 @@ def test_the_slowest_part_sets_the_pace_of_data_ranks():
 @pytest.mark.parametrize("name", ["h100-8x8+b200-8x8", "b200-8x8+h100-8x8"])
 def test_layers_in_proportion_to_speed_are_between_both_parts(name):
     both = request(name)
-    layers = layers_by_speed(both, PLAN)
+    layers = by_speed_of(both, PLAN)
     fast = [n for n, part in zip(layers, part_of_rank(both.cluster, PLAN), strict=True) if name.startswith("b") != part]
     assert sum(layers) == 80
     assert min(fast) > 20 > max(layers) - min(fast) + 1
@@ -88,12 +93,12 @@ def test_parts_of_one_kind_are_one_cluster():
 def test_virtual_stages_get_layers_by_the_speed_of_their_rank(virtual, schedule):
     both = request("h100-8x8+b200-8x8")
     plan = replace(PLAN, virtual_pipeline=virtual, schedule=schedule)
-    by_speed = replace(plan, layers_per_stage=layers_by_speed(both, plan))
+    by_speed = replace(plan, layers_per_stage=by_speed_of(both, plan))
     slow, _, _, fast = by_rank(by_speed)
     assert sum(by_rank(by_speed)) == 80
     assert fast > 20 > slow
     assert seconds(both, by_speed) < 0.95 * seconds(both, plan)
-    plain = replace(PLAN, layers_per_stage=layers_by_speed(both, PLAN))
+    plain = replace(PLAN, layers_per_stage=by_speed_of(both, PLAN))
     assert seconds(both, by_speed) < seconds(both, plain)  # virtual stages have less of a bubble
     shares = estimate_plan(both, by_speed).shares
     assert [n for share in shares for n in share.layers] == by_rank(by_speed)

@@ -95,11 +95,6 @@ class Batches:
             raise InputError("the data has not one whole sample", hint="use more text or a shorter sequence")
 
     @property
-    def num_per_epoch(self) -> int:
-        """Whole global batches of one epoch."""
-        return self.samples.num_samples // self.global_batch
-
-    @property
     def num_to_the_end(self) -> int:
         """Global batches of one epoch, the last one with padding where it is not whole."""
         return -(-self.samples.num_samples // self.global_batch)

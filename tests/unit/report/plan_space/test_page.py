@@ -11,12 +11,13 @@ from tests.tiny_runs import LORA_70B
 
 from meshwright import runfile
 from meshwright.answers.plan_ranking import plan_run
-from meshwright.answers.plan_rows import fix_value, plan_fields, scored_rows
+from meshwright.answers.plan_rows import plan_fields, scored_rows
 from meshwright.planner.choice import goal_of
 from meshwright.planner.fixed import fixed_fields
 from meshwright.planner.request import request_for
 from meshwright.planner.scored import scored_plans
 from meshwright.report.plan_space.page import page_data, plan_page
+from meshwright.specs.plan import Plan, listed_layers
 from meshwright.specs.run import with_plan
 
 RUN = """# what is copied keeps its comments </script><script>alert(1)</script>
@@ -83,6 +84,18 @@ def test_run_files_of_plans_that_save_memory_say_so():
         read = runfile.loads(text.replace(data["here"][1], str(done.plan.micro_batch)), file="copied.yaml")
         wanted = with_plan(saving, done.plan)
         assert (read.plan, read.kernels) == (wanted.plan, wanted.kernels)
+
+
+def fix_value(plan: Plan) -> str:
+    """The value of `--fix` that leaves no field of `plan` free."""
+    fields = plan_fields(plan) | {
+        "sequence_parallel": str(plan.sequence_parallel).lower(),
+        "recompute_modules": ",".join(plan.recompute_modules),
+        "stored_activations": ",".join(plan.stored_activations or ()),
+        "layers_per_stage": listed_layers(plan.layers_per_stage) if plan.layers_per_stage else "even",
+        "loss_chunk": plan.loss_chunk or "auto",
+    }
+    return ",".join(f"{name}={value}" for name, value in fields.items() if value != "")
 
 
 def test_the_value_of_fix_leaves_nothing_open(scored):
