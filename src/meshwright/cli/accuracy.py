@@ -11,7 +11,7 @@ from meshwright.api.accuracy import accuracy
 from meshwright.api.question import ask
 from meshwright.cli.output import emit_json, note, print_text_tables, progress, write_html
 from meshwright.cli.report_options import typed
-from meshwright.report.accuracy_tables import accuracy_tables, rows_table
+from meshwright.report.accuracy import accuracy_tables, rows_table
 
 
 def run(
@@ -30,7 +30,7 @@ def run(
         write_rows(study.report, csv_path)
         note(f"wrote {csv_path}")
     if html_path is not None:
-        page = "meshwright.report.accuracy_page:accuracy_page"
+        page = "meshwright.report.accuracy:accuracy_page"
         write_html(
             page, study.report, leave_one_source_out=asked["leave_one_source_out"], path=html_path, command=typed()
         )

@@ -138,8 +138,13 @@ def _measure(
 def _report(found: list[Any], document: dict[str, Any], options: dict[str, Any], path: Path) -> None:
     report = "meshwright.report.serving_offline"
     if options["html_path"] is not None:
-        page = f"{report}_page:offline_page"
-        write_html(page, found, comparison=document["comparison"], about=document, path=options["html_path"])
+        write_html(
+            f"{report}:offline_page",
+            found,
+            comparison=document["comparison"],
+            about=document,
+            path=options["html_path"],
+        )
     if options["as_json"]:
         emit_json({"records": path, "page": options["html_path"], **document})
     else:

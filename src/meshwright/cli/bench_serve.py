@@ -117,7 +117,7 @@ def _report(
     bound_s = (options["itl_ms"] or DEFAULT_BOUND_MS) / 1e3
     found = outcome.summaries
     if options["html_path"] is not None:
-        page = "meshwright.report.serving_page:serving_page"
+        page = "meshwright.report.serving:serving_page"
         write_html(page, found, sidecar=recorder.sidecar, bound_s=bound_s, path=options["html_path"])
     document = load("meshwright.report.serving:serving_document")(found, bound_s=bound_s)
     if options["as_json"]:

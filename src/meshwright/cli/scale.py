@@ -12,7 +12,7 @@ from meshwright.cli.output import emit_json, note, print_line, print_text_tables
 from meshwright.cli.report_options import typed
 from meshwright.cli.run_input import take_run
 from meshwright.errors import InputError
-from meshwright.report.scale_tables import tables_of
+from meshwright.report.scale import tables_of
 
 
 def run(*, asked: dict[str, Any], calibration: str | None, html_path: Path | None, as_json: bool) -> None:
@@ -25,7 +25,7 @@ def run(*, asked: dict[str, Any], calibration: str | None, html_path: Path | Non
     if report.engine_note:
         note(report.engine_note)
     if html_path is not None:
-        write_html("meshwright.report.scale_page:scale_page", report, path=html_path, command=typed())
+        write_html("meshwright.report.scale:scale_page", report, path=html_path, command=typed())
         note(f"wrote {html_path}")
     if as_json:
         emit_json(report.to_dict())

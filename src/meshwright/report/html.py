@@ -17,10 +17,12 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from meshwright.answers.text_table import TextTable, unbroken
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
+from meshwright.report.figures import FAINT, INK, svg
 from meshwright.report.page_script import SCRIPT
 from meshwright.report.style import STYLE
 
@@ -184,14 +186,40 @@ def _css(kind: str) -> str:
     return f' class="{kind}"' if kind else ""
 
 
-def explained_figure(svg: str, *, title: str, data: str, command: str, legend: Iterable[tuple[str, str]] = ()) -> str:
+def numbered_notes(texts: Iterable[str]) -> str:
+    """Endnotes as a numbered list, with links."""
+    return f'<ol class="notes">{"".join(f"<li>{linked(text)}</li>" for text in texts)}</ol>'
+
+
+def explained_figure(
+    picture: str, *, title: str, data: str, command: str, legend: Iterable[tuple[str, str]] = ()
+) -> str:
     """A figure with its title; its data, a table, and the command that makes it are one click away."""
-    drawn = figure(svg, legend=legend)
+    drawn = figure(picture, legend=legend)
     made = f"<p>Made by</p><pre>{escape(command)}</pre>" if command else ""
     return (
         f'<div class="explained"><h3>{escape(title)}</h3>{drawn}'
         f"<details><summary>Data and command of this figure</summary>{made}{data}</details></div>"
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportFigure:
+    """One figure of a report with its data. `picture` is inline SVG where no chart makes it."""
+
+    title: str
+    data: TextTable
+    chart: Any = None
+    picture: str = ""
+    legend: tuple[tuple[str, str], ...] = ()
+    text: str = ""
+
+    def html(self, *, command: str) -> str:
+        """The figure with its data; `command` makes it."""
+        drawn = self.picture or svg(self.chart, title=self.title)
+        return explained_figure(
+            drawn, title=self.title, data=page_table(self.data), command=command, legend=self.legend
+        )
 
 
 def text_table(shown: TextTable) -> str:
@@ -235,3 +263,33 @@ def write_page(text: str, *, path: str | os.PathLike[str]) -> None:
         raise InputError(
             f"the page cannot be written: {reason}", got=str(path), allowed="a file in a writable folder"
         ) from None
+
+
+FRAGMENT_STYLE = f"""
+.meshwright {{ font-family: system-ui, "Segoe UI", sans-serif; max-width: 62rem; line-height: 1.45 }}
+.meshwright h4 {{ margin: .2rem 0 .3rem; font-size: 1.05rem }}
+.meshwright caption {{ text-align: left; padding: .6rem 0 .2rem; font-weight: 600 }}
+.meshwright p {{ margin: .2rem 0 .6rem; opacity: .75; font-size: .9rem }}
+.meshwright table {{ border-collapse: collapse; margin: .3rem 0; font-size: .88rem }}
+.meshwright th, .meshwright td {{ padding: .2rem 1rem .2rem 0; text-align: right;
+  border-bottom: 1px solid rgba(128, 128, 128, .35); font-variant-numeric: tabular-nums }}
+.meshwright th:first-child, .meshwright td:first-child, .meshwright .text {{ text-align: left }}
+.meshwright .tiles {{ display: flex; flex-wrap: wrap; gap: .7rem }}
+.meshwright .tile {{ background: rgba(128, 128, 128, .12); border-radius: .4rem; padding: .5rem .8rem }}
+.meshwright .tile b {{ display: block; font-size: 1.15rem }}
+.meshwright .tile span {{ display: block; opacity: .75; font-size: .78rem }}
+.meshwright figure {{ margin: .6rem 0 }}
+.meshwright svg {{ max-width: 100%; height: auto; overflow: visible }}
+.meshwright svg [fill="{INK}"] {{ fill: currentColor }} .meshwright svg [stroke="{INK}"] {{ stroke: currentColor }}
+.meshwright svg [stroke="{FAINT}"] {{ stroke: rgba(128, 128, 128, .35) }}
+.meshwright .legend span {{ margin-right: 1rem; font-size: .82rem }}
+.meshwright .legend i {{ display: inline-block; width: .8em; height: .8em; margin-right: .4em }}
+"""
+
+
+def fragment(title: str, parts: Iterable[str], *, lead: str = "") -> str:
+    """Return the HTML of one result. `title` and `lead` are text, `parts` are HTML."""
+    below = paragraph(lead) if lead else ""
+    return (
+        f'<div class="meshwright"><style>{FRAGMENT_STYLE}</style><h4>{escape(title)}</h4>{below}{"".join(parts)}</div>'
+    )

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from meshwright.answers.components import bound_by, label, shown_components
 from meshwright.answers.quantities import interval_of, percent, rate, seconds, value_of
 from meshwright.answers.text_table import TextTable
-from meshwright.report.figures import family_legend, memory_legend, memory_svg, waterfall_svg
-from meshwright.report.fragment import fragment
-from meshwright.report.html import figure, table, text_table, tiles
+from meshwright.report.figures import FAINT, INK, WIDTH, family_legend, memory_legend, memory_svg, svg, waterfall_svg
+from meshwright.report.html import figure, fragment, table, text_table, tiles
 from meshwright.units import gib
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from meshwright.answers.serving_plan import ServingPlan
     from meshwright.answers.serving_records import OfflineMeasurements, ServingMeasurements
     from meshwright.answers.training_run import TrainingRun
+    from meshwright.planner.explain import Difference
     from meshwright.result import Result
     from meshwright.specs.estimate import StepEstimate
 
@@ -40,7 +40,6 @@ MAX_ROWS = 200
 
 def ranking_html(ranking: PlanRanking) -> str:
     """Return the ranked plans as a table, and their throughput with its interval as a figure."""
-    from meshwright.report.ranking_figure import ranking_svg
 
     request = ranking.request
     rows = [
@@ -103,7 +102,6 @@ def _step_tiles(step: StepEstimate) -> list[tuple[str, str, str]]:
 def explanation_html(answer: Explanation) -> str:
     """Return both plans by component, in milliseconds of a step, and the answers to "why not"."""
     from meshwright.answers.documents.plan import why_not_sentence
-    from meshwright.report.ranking_figure import difference_svg
 
     parts = []
     difference = answer.difference
@@ -130,8 +128,8 @@ def explanation_html(answer: Explanation) -> str:
 
 def scale_html(report: ScaleReport) -> str:
     """Return the tables of the study, and efficiency over devices as a figure."""
+    from meshwright.report.scale import tables_of
     from meshwright.report.scale_figures import efficiency_svg
-    from meshwright.report.scale_tables import tables_of
 
     parts = [] if report.curve is None else [figure(efficiency_svg(report.curve))]
     parts += [text_table(shown) for shown in tables_of(report)]
@@ -140,8 +138,8 @@ def scale_html(report: ScaleReport) -> str:
 
 def accuracy_html(study: AccuracyStudy) -> str:
     """Return errors by subset as a table, and by accelerator as a figure."""
+    from meshwright.report.accuracy import metrics_table
     from meshwright.report.accuracy_figures import errors_svg
-    from meshwright.report.accuracy_tables import metrics_table
 
     groups = {"all rows": study.overall, **study.groups["subset"]}
     svg = errors_svg(study.report, by="accelerator")
@@ -343,3 +341,56 @@ def _cell(value: object) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:,.6g}" if isinstance(value, float) else str(value)
+
+
+# --- figures ---
+
+
+BLUE, RED = "#3f78b5", "#b5525c"
+MAX_COMPONENTS = 14
+NEGLIGIBLE_RATIO = 0.005
+"""Differences below this share of the largest are not drawn."""
+
+
+def ranking_svg(ranking: PlanRanking) -> str:
+    """Throughput of each plan: a point, and its 80 % interval as a line."""
+    import altair as alt
+
+    estimates = [(done.plan.describe(), done.step.tokens_per_s_per_device) for done in ranking]
+    rows = [
+        {"plan": f"{rank:>2} {plan}", "value": e.value, "low": e.low, "high": e.high, "text": rate(e.value)}
+        for rank, (plan, e) in enumerate(estimates, start=1)
+    ]
+    order = [row["plan"] for row in rows]
+    scale = alt.Scale(domain=[0, max(e.high for _, e in estimates) * 1.08], nice=False)
+    axis = alt.Axis(labelLimit=420)
+    base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("plan:N", sort=order, title=None, axis=axis))
+    x = alt.X("low:Q", scale=scale, title="tokens/s/device, 80 % interval", axis=alt.Axis(format="~s", tickCount=6))
+    interval = base.mark_rule(color=BLUE, strokeWidth=2).encode(x=x, x2="high:Q")
+    point = base.mark_point(color=BLUE, filled=True, size=70, opacity=1).encode(x=alt.X("value:Q", scale=scale))
+    text = base.mark_text(dy=-9, color=INK, fontSize=10).encode(x=alt.X("value:Q", scale=scale), text="text:N")
+    chart = alt.layer(interval, point, text).properties(width=WIDTH, height={"step": 28})
+    return svg(chart, title="Throughput of each plan with its interval")
+
+
+def difference_svg(components_ms: Sequence[Difference]) -> str:
+    """Milliseconds by which the second plan's components are longer (right) or shorter (left)."""
+    import altair as alt
+
+    largest = sorted(components_ms, key=lambda d: -abs(d.delta))[:MAX_COMPONENTS]
+    largest = [d for d in largest if abs(d.delta) >= NEGLIGIBLE_RATIO * abs(largest[0].delta)]
+    rows = [
+        {"component": label(d.name), "start": 0.0, "end": d.delta, "side": "longer" if d.delta > 0 else "shorter"}
+        for d in largest
+    ]
+    base = alt.Chart(alt.Data(values=rows)).encode(
+        y=alt.Y("component:N", sort=[row["component"] for row in rows], title=None)
+    )
+    colors = alt.Scale(domain=["longer", "shorter"], range=[RED, BLUE])
+    bars = base.mark_bar(height={"band": 0.7}).encode(
+        x=alt.X("start:Q", title="milliseconds of a step, second plan minus first", axis=alt.Axis(tickCount=7)),
+        x2="end:Q",
+        color=alt.Color("side:N", scale=colors, legend=None),
+    )
+    axis = alt.Chart(alt.Data(values=[{"x": 0}])).mark_rule(color=FAINT).encode(x="x:Q")
+    return svg((bars + axis).properties(width=WIDTH, height={"step": 22}), title="Difference by component")

@@ -1,12 +1,18 @@
-"""Tables of `bench offline`."""
+"""Tables and the page of `bench offline`: batch throughput by pair, replicas, comparison, conditions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from meshwright.answers.quantities import percent, rate
 from meshwright.answers.text_table import TextTable
 from meshwright.bench.serving.offline import OfflineComparison, OfflinePoint
+from meshwright.report.figures import WIDTH, svg
+from meshwright.report.html import PageSection, document, figure, page_table, paragraph, tiles
+from meshwright.report.training_figures import BLUE, RED
+from meshwright.version import __version__
 
 
 def tables(found: Sequence[OfflinePoint], comparison: OfflineComparison | None) -> list[TextTable]:
@@ -67,3 +73,90 @@ def cautions(found: Sequence[OfflinePoint]) -> list[str]:
             "replicas, ran on its cores"
         )
     return said
+
+
+BAR = 18
+
+
+def offline_page(
+    found: Sequence[OfflinePoint], *, comparison: OfflineComparison | None, about: Mapping[str, Any]
+) -> str:
+    """The whole page."""
+    usable = [p for p in found if p.point.is_usable]
+    what = about["engine"] or about["server"] or "a server"
+    lead = paragraph(
+        f"{what}, {about['num_replicas']} replicas measured together, {about['num_requests']} requests a batch, "
+        f"{len(usable)} of {about['num_pairs']} pairs of lengths measured.",
+        css_class="lead",
+    ) + tiles(_tiles(usable, comparison))  # fmt: skip
+    lead += "".join(paragraph(f"Note: {text}.", css_class="lead") for text in cautions(found))
+    shown = tables(found, comparison)
+    sections = []
+    if usable:
+        legend = [("measured", BLUE)]
+        legend += [("extrapolated", RED)] if any(p.extrapolated for p in usable) else []
+        parts = [figure(rates_svg(usable), legend=legend), page_table(shown[0])]
+        sections.append(PageSection(title="Batch throughput", parts=parts))
+    if len(shown) > 1:
+        sections.append(PageSection(title="Not measured", parts=[page_table(t) for t in shown[1:]]))
+    sections.append(PageSection(title="Conditions", parts=[page_table(_conditions(about))]))
+    return document(
+        title=f"Batch throughput of {about['model']}",
+        lead=lead,
+        sections=sections,
+        footer=f"Meshwright {__version__}. Measured on {about['started'][:10]}.",
+    )
+
+
+def _tiles(usable: Sequence[OfflinePoint], comparison: OfflineComparison | None) -> list[tuple[str, str, str]]:
+    shown = []
+    for kind in ("output", "total"):
+        name = f"{kind}_tokens_per_s"
+        best = max(usable, key=lambda p: getattr(p.point, name), default=None)
+        if best is not None:
+            shown.append((rate(getattr(best.point, name)), f"{kind} tokens/s, the most", best.pair.name))
+    if comparison is not None and comparison.geometric_mean:
+        pairs = f"geometric mean of {len(comparison.ratios)} pairs"
+        shown.append((f"{comparison.geometric_mean:.3f}", "of the other measurement", pairs))
+    return shown
+
+
+def rates_svg(usable: Sequence[OfflinePoint]) -> str:
+    """Output tokens/s of each pair as bars; extrapolated rates in another colour."""
+    import altair as alt
+
+    rows: list[dict[str, Any]] = []
+    for p in usable:
+        rows.append({"pair": p.pair.name, "kind": "measured", "rate": p.point.output_tokens_per_s})
+        if p.extrapolated:
+            rows.append({"pair": p.pair.name, "kind": "extrapolated", "rate": p.extrapolated.output_tokens_per_s})
+    colors = alt.Scale(domain=["measured", "extrapolated"], range=[BLUE, RED])
+    chart = (
+        alt.Chart(alt.Data(values=rows))
+        .mark_bar(height=BAR / 2)
+        .encode(
+            x=alt.X("rate:Q", title="output tokens/s"),
+            y=alt.Y("pair:N", sort=None, title="input/output tokens"),
+            yOffset=alt.YOffset("kind:N", sort=["measured", "extrapolated"]),
+            color=alt.Color("kind:N", scale=colors, legend=None),
+        )
+    )
+    return svg(chart.properties(width=WIDTH), title="Output tokens/s of each pair of lengths")
+
+
+def _conditions(about: Mapping[str, Any]) -> TextTable:
+    software = ", ".join(f"{name} {version}" for name, version in (about.get("software") or {}).items())
+    rows = [
+        ("model", about["model"]),
+        ("engine", about["engine"] or ""),
+        ("server", about["server"] or ""),
+        ("options", ", ".join([*about["engine_options"], *about["server_options"]])),
+        ("software", software),
+        ("devices", about["devices"] or ""),
+        ("cores", about["cores"] or ""),
+        ("warm-up requests of a replica", str(about["num_warmup"])),
+        ("seed", str(about["seed"])),
+        ("command", shlex.join(about["command"])),
+    ]
+    shown = [row for row in rows if row[1]]
+    return TextTable(title="", headings=("condition", "value"), rows=shown, text_columns=("value",))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import log
+from statistics import median
 from typing import Any
 
+from meshwright.answers.comparison.gap import PARTS, Gap
+from meshwright.answers.comparison.ratios import MeanRatio, Verdict
 from meshwright.answers.comparison.study import METHOD, SideComparison, endnotes
-from meshwright.answers.text_table import TextTable
-from meshwright.report.comparison.figures import gap_chart, gap_legend, ratios_chart, ratios_legend
 from meshwright.report.comparison.tables import (
     differing_table,
     gap_tables,
@@ -16,18 +18,19 @@ from meshwright.report.comparison.tables import (
     ratios_table,
     title,
 )
-from meshwright.report.figures import svg
-from meshwright.report.fragment import fragment
+from meshwright.report.figures import INK, WIDTH, axis_end, bounded_scale, svg
 from meshwright.report.html import (
     PageSection,
     document,
     explained_figure,
-    linked,
+    fragment,
+    numbered_notes,
+    page_table,
     paragraph,
-    sortable_table,
     text_table,
     tiles,
 )
+from meshwright.report.training_figures import ratio_ticks
 from meshwright.version import __version__
 
 ALL_ROWS = 10**9
@@ -56,29 +59,28 @@ def figures_of(found: SideComparison) -> Iterator[tuple[str, Any]]:
 
 def sections(found: SideComparison, *, command: str) -> list[PageSection]:
     """Every section, in the order of the page."""
-    parts = [_table(means_table(found)), paragraph(METHOD + ".")]
+    parts = [page_table(means_table(found)), paragraph(METHOD + ".")]
     listed = [PageSection(title="Means", parts=parts, is_wide=True)]
     if found.cautions:
         texts = [paragraph(text[:1].upper() + text[1:] + ".", css_class="caution") for text in found.cautions]
         listed.append(PageSection(title="Read with care", parts=texts))
-    listed.append(PageSection(title="What differs", parts=[_table(differing_table(found))]))
+    listed.append(PageSection(title="What differs", parts=[page_table(differing_table(found))]))
     for mean in found.means:
         name = f"{mean.metric}, {mean.other} against {mean.baseline}"
         drawn = explained_figure(
             svg(ratios_chart(mean), title=name), title=name, command=command, legend=ratios_legend(mean),
-            data=_table(ratios_table(mean, most=ALL_ROWS)),
+            data=page_table(ratios_table(mean, most=ALL_ROWS)),
         )  # fmt: skip
         listed.append(PageSection(title=f"{mean.metric[:1].upper()}{mean.metric[1:]}: {mean.other}", parts=[drawn]))
     for gap, shown in zip(found.gaps, gap_tables(found), strict=True):
         drawn = explained_figure(
             svg(gap_chart(gap), title=shown.title), title=shown.title, command=command, legend=gap_legend(),
-            data=_table(shown),
+            data=page_table(shown),
         )  # fmt: skip
         listed.append(PageSection(title=f"Where the time goes: {gap.other}", parts=[drawn, paragraph(shown.caption)]))
     if found.hardware:
-        listed.append(PageSection(title="Hardware, beside its datasheets", parts=[_table(hardware_table(found))]))
-    notes = "".join(f"<li>{linked(text)}</li>" for text in endnotes(found.sides))
-    listed.append(PageSection(title="Endnotes", parts=[f'<ol class="notes">{notes}</ol>'], is_wide=True))
+        listed.append(PageSection(title="Hardware, beside its datasheets", parts=[page_table(hardware_table(found))]))
+    listed.append(PageSection(title="Endnotes", parts=[numbered_notes(endnotes(found.sides))], is_wide=True))
     return listed
 
 
@@ -95,6 +97,103 @@ def _lead(found: SideComparison) -> str:
     return paragraph(f"Sides: {kinds}.{like}", css_class="lead") + tiles(shown)
 
 
-def _table(shown: TextTable) -> str:
-    below = paragraph(shown.caption) if shown.caption else ""
-    return sortable_table(shown.headings, shown.rows, name=shown.title, text_columns=shown.text_columns) + below
+# --- figures ---
+
+
+VERDICT_COLORS = {Verdict.WIN: "#4c9a6a", Verdict.LOSS: "#b5525c", Verdict.TIE: "#8a919b"}
+PART_COLORS = {"kernel_s": "#3f78b5", "communication_s": "#d98a35", "bubble_s": "#8b6bb1", "host_s": "#b5525c"}
+MAX_BARS = 40
+"""Workloads in one figure: the first ones; the table has all."""
+NEAR = 2.0
+"""Ratios this near to the median one are read on one axis; none of them is an outlier."""
+
+
+def ratios_chart(mean: MeanRatio) -> Any:
+    """One line a workload: ratio, interval and value; parity and the geometric mean as rules."""
+    import altair as alt
+
+    low, high = _ratio_ends(mean)
+    ends = [low / 1.12, high * 1.2]
+    scale = bounded_scale(ends)  # an outlier stands at the end of the axis
+    rows = [
+        {
+            "workload": r.workload, "ratio": r.value, "low": r.low or r.value, "high": r.high or r.value,
+            "verdict": r.verdict.value, "text": _ratio_text(r.value, low, high), "cut": not low <= r.value <= high,
+        }
+        for r in mean.ratios[:MAX_BARS]
+    ]  # fmt: skip
+    axis = alt.Axis(values=ratio_ticks(*ends), format="~r", grid=True)
+    base = alt.Chart(alt.Data(values=rows)).encode(
+        y=alt.Y("workload:N", sort=[r["workload"] for r in rows], title=None, axis=alt.Axis(labelLimit=260))
+    )
+    x = alt.X(
+        "ratio:Q", scale=scale, axis=axis, title=f"{mean.metric}: {mean.other} over {mean.baseline}, above 1 is better"
+    )
+    colors = alt.Scale(domain=[v.value for v in VERDICT_COLORS], range=list(VERDICT_COLORS.values()))
+    color = alt.Color("verdict:N", scale=colors, legend=None)
+    shape = alt.condition("datum.cut", alt.value("diamond"), alt.value("circle"))
+    interval = base.mark_rule(strokeWidth=2, opacity=0.6).encode(
+        x=alt.X("low:Q", scale=scale), x2="high:Q", color=color
+    )
+    points = base.mark_point(filled=True, size=70, opacity=1).encode(x=x, color=color, shape=shape)
+    texts = base.mark_text(dy=-9, color=INK, fontSize=11).encode(x=alt.X("ratio:Q", scale=scale), text="text:N")
+    rules = alt.Chart(alt.Data(values=[{"x": 1.0}])).mark_rule(color=INK).encode(x=alt.X("x:Q", scale=scale))
+    layers = [rules, interval, points, texts]
+    if mean.n > 1:
+        middle = alt.Chart(alt.Data(values=[{"x": mean.value}])).mark_rule(color="#3f78b5", strokeDash=[5, 4])
+        layers.insert(0, middle.encode(x=alt.X("x:Q", scale=scale)))
+    return alt.layer(*layers).properties(width=WIDTH, height={"step": 30})
+
+
+def _ratio_ends(mean: MeanRatio) -> tuple[float, float]:
+    """Ends of the axis: all ratios and intervals but outliers, which are far from the median ratio."""
+    ratios = mean.ratios[:MAX_BARS]
+    middle = median(r.value for r in ratios)
+    longest = axis_end([max(log(NEAR), abs(log(r.value / middle))) for r in ratios])
+    held = [r for r in ratios if abs(log(r.value / middle)) <= longest]
+    ends = [e for r in held for e in (r.value, r.low or r.value, r.high or r.value)]
+    return min(*ends, mean.value, 1.0), max(*ends, mean.value, 1.0)
+
+
+def _ratio_text(value: float, low: float, high: float) -> str:
+    text = f"{value:.2f}" if 0.1 <= value < 1000 else f"{value:.2g}" if value < 1 else f"{value:,.0f}"
+    return f"\u00ab {text}" if value < low else f"{text} \u00bb" if value > high else text
+
+
+def ratios_legend(mean: MeanRatio) -> list[tuple[str, str]]:
+    """(name, colour) of what `ratios_chart` shows."""
+    found = [(v.value, color) for v, color in VERDICT_COLORS.items() if mean.count(v)]
+    low, high = _ratio_ends(mean)
+    if any(not low <= r.value <= high for r in mean.ratios[:MAX_BARS]):
+        found.append(("diamond: outside the axis, its value stands beside it", "#8a919b"))
+    return found + ([("geometric mean", "#3f78b5")] if mean.n > 1 else [])
+
+
+def gap_chart(gap: Gap) -> Any:
+    """Two stacked bars: microseconds of a device per token by cause."""
+    import altair as alt
+
+    rows = []
+    least = 0.08 * max(gap.before.total_s, gap.after.total_s) * 1e6  # a shorter bar has no room for its number
+    for name, parts in ((gap.baseline, gap.before), (gap.other, gap.after)):
+        end = 0.0
+        for part, label in PARTS.items():
+            size = getattr(parts, part) * 1e6
+            text = f"{size:,.1f}" if size > least else ""
+            rows.append(
+                {"side": name, "part": label, "start": end, "end": end + size, "middle": end + size / 2, "text": text}
+            )
+            end += size
+    colors = alt.Scale(domain=list(PARTS.values()), range=list(PART_COLORS.values()))
+    base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("side:N", sort=[gap.baseline, gap.other], title=None))
+    bars = base.mark_bar(height={"band": 0.7}).encode(
+        x=alt.X("start:Q", title="microseconds of one device per token"), x2="end:Q",
+        color=alt.Color("part:N", scale=colors, legend=None),
+    )  # fmt: skip
+    texts = base.mark_text(color="white", fontSize=11).encode(x="middle:Q", text="text:N")
+    return alt.layer(bars, texts).properties(width=WIDTH, height={"step": 34})
+
+
+def gap_legend() -> list[tuple[str, str]]:
+    """(name, colour) of the parts."""
+    return [(PARTS[part], color) for part, color in PART_COLORS.items()]

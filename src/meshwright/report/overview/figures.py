@@ -12,8 +12,7 @@ from meshwright.answers.overview.collect import ReportEntry
 from meshwright.answers.overview.cost import CostSensitivity
 from meshwright.answers.training_run import TrainingRun
 from meshwright.report.comparison.tables import value_text
-from meshwright.report.figures import INK, WIDTH, bounded_scale
-from meshwright.report.outliers import OUTLIER_COLOR, OUTLIER_LEGEND, axis_end
+from meshwright.report.figures import INK, OUTLIER_COLOR, OUTLIER_LEGEND, WIDTH, axis_end, bounded_scale
 from meshwright.report.training_figures import portions
 from meshwright.units import GIB
 

@@ -9,8 +9,7 @@ from meshwright.answers.comparison.kernel_sides import CallRates
 from meshwright.answers.overview.collect import RecordReport
 from meshwright.answers.quantities import percent
 from meshwright.answers.text_table import TextTable
-from meshwright.report.figures import INK, WIDTH
-from meshwright.report.outliers import OUTLIER_COLOR, OUTLIER_LEGEND, axis_end
+from meshwright.report.figures import INK, OUTLIER_COLOR, OUTLIER_LEGEND, WIDTH, axis_end
 from meshwright.units import format_seconds
 
 BLUE, ORANGE = "#3f78b5", "#d98a35"

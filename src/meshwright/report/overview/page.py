@@ -17,15 +17,14 @@ from meshwright.answers.overview.collect import RecordReport, ReportEntry
 from meshwright.answers.overview.cost import cost_rows, priced_values, sensitivities, usd_per_million
 from meshwright.answers.text_table import TextTable
 from meshwright.report.comparison.tables import markdown_table, value_text
-from meshwright.report.figures import svg
-from meshwright.report.fragment import fragment
 from meshwright.report.html import (
     PageSection,
+    ReportFigure,
     document,
-    explained_figure,
-    linked,
+    fragment,
+    numbered_notes,
+    page_table,
     paragraph,
-    sortable_table,
     text_table,
     tiles,
 )
@@ -33,7 +32,14 @@ from meshwright.report.overview import figures as draw
 from meshwright.report.overview.kernels import KERNEL_RATES, drawn_calls, kernels_table, roofline_chart, roofline_cuts
 from meshwright.report.overview.kernels import ORANGE as KERNEL_LINE
 from meshwright.report.overview.measured_pipeline import idle_ratios, passes_legend, passes_svg, stages_table
-from meshwright.report.overview.tables import cost_table, entries_table, sensitivity_table, value_cells, values_table
+from meshwright.report.overview.tables import (
+    cost_table,
+    entries_table,
+    predicted_ratio,
+    sensitivity_table,
+    value_cells,
+    values_table,
+)
 from meshwright.report.timeline_blocks import MAX_DRAWN_PER_RANK
 from meshwright.version import __version__
 
@@ -46,18 +52,6 @@ MEASURED_PASSES = (
 )
 MOST_NOTES = 200
 """Endnotes on the page; the JSON document has all."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportFigure:
-    """One figure of a report with its data. `picture` is inline SVG where no chart makes it."""
-
-    title: str
-    data: TextTable
-    chart: Any = None
-    picture: str = ""
-    legend: tuple[tuple[str, str], ...] = ()
-    text: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -454,19 +448,9 @@ _NEEDS = {
 
 def _section(section: ReportSection, *, command: str) -> PageSection:
     parts = [paragraph(section.text)] if section.text else []
-    parts += [_table(t) for t in section.tables]
-    for figure in section.figures:
-        picture = figure.picture or svg(figure.chart, title=figure.title)
-        parts.append(
-            explained_figure(
-                picture, title=figure.title, data=_table(figure.data), command=command, legend=figure.legend
-            )
-        )
+    parts += [page_table(t) for t in section.tables]
+    parts += [figure.html(command=command) for figure in section.figures]
     return PageSection(title=section.title, parts=parts, is_wide=section.is_wide)
-
-
-def _table(shown: TextTable) -> str:
-    return sortable_table(shown.headings, shown.rows, name=shown.title, text_columns=shown.text_columns)
 
 
 def _lead(found: RecordReport) -> str:
@@ -474,7 +458,7 @@ def _lead(found: RecordReport) -> str:
     for metric, name in ((THROUGHPUT, "highest throughput, tokens/s/device"), (MFU, "highest MFU")):
         best = draw.highest(found.entries, metric, most=1)
         shown += [(value_text(v), name, who) for who, v in best]
-    ratios = [r for e in found.entries if (r := _ratio(e)) is not None]
+    ratios = [r for e in found.entries if (r := predicted_ratio(e)) is not None]
     if ratios:
         errors = [abs(r - 1) for r in ratios]
         shown.append((f"{median(errors):.0%}", "median error of the prediction", f"trainings: {len(ratios):,}"))
@@ -482,12 +466,6 @@ def _lead(found: RecordReport) -> str:
     more = len(found.unreadable) - 20
     left += paragraph(f"And {more:,} more could not be read.", css_class="caution") if more > 0 else ""
     return tiles(shown) + left
-
-
-def _ratio(entry: ReportEntry) -> float | None:
-    from meshwright.report.overview.tables import predicted_ratio
-
-    return predicted_ratio(entry)
 
 
 def _absent(made: dict[str, ReportSection | None]) -> PageSection:
@@ -498,10 +476,9 @@ def _absent(made: dict[str, ReportSection | None]) -> PageSection:
 
 def _notes(found: RecordReport) -> PageSection:
     notes = endnotes([e.side for e in found.entries[:MOST_NOTES]])
-    items = "".join(f"<li>{linked(text)}</li>" for text in notes)
     more = len(found.entries) - len(notes)
     below = paragraph(f"{more:,} more are in the JSON document.") if more > 0 else ""
-    return PageSection(title="Endnotes", parts=[f'<ol class="notes">{items}</ol>{below}'], is_wide=True)
+    return PageSection(title="Endnotes", parts=[numbered_notes(notes) + below], is_wide=True)
 
 
 def _number(value: object) -> str:

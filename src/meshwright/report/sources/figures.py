@@ -11,6 +11,7 @@ from meshwright.answers.sources.study import SourceReport, SourceRow
 from meshwright.answers.text_table import TextTable
 from meshwright.catalog.lookup import market_prices, prices
 from meshwright.report.figures import INK, WIDTH, bounded_scale
+from meshwright.report.html import ReportFigure
 from meshwright.report.sources.tables import number
 
 PRINTED, PREDICTED, LOGS = "#d98a35", "#3f78b5", "#4c9a6a"
@@ -25,15 +26,11 @@ MEMORY_PARTS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceFigure:
+class SourceFigure(ReportFigure):
     """One figure with its data. `section` is the heading it stands under."""
 
     section: str
-    title: str
-    chart: Any
-    data: TextTable
     legend: tuple[tuple[str, str], ...] = LEGEND
-    text: str = ""
 
 
 def source_figures(found: SourceReport) -> list[SourceFigure]:

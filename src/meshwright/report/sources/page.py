@@ -9,15 +9,13 @@ from typing import Any
 from meshwright.answers.sources.study import AnswerClass, SourceReport, SourceRow
 from meshwright.answers.text_table import TextTable
 from meshwright.report.comparison.tables import markdown_table
-from meshwright.report.figures import svg
-from meshwright.report.fragment import fragment
 from meshwright.report.html import (
     PageSection,
     document,
-    explained_figure,
-    linked,
+    fragment,
+    numbered_notes,
+    page_table,
     paragraph,
-    sortable_table,
     text_table,
     tiles,
 )
@@ -100,24 +98,18 @@ def _sections(found: SourceReport, *, command: str) -> Iterator[PageSection]:
         title="Classes of answers", headings=("class", "means"), rows=[(c.value, t) for c, t in CLASSES.items()],
         text_columns=("means",),
     )  # fmt: skip
-    yield PageSection(title="Summary", parts=[_table(summary_table(found)), _table(classes)], is_wide=True)
-    yield PageSection(title="Slips in the documents", parts=[_table(slips_table(found.slips))], is_wide=True)
+    yield PageSection(title="Summary", parts=[page_table(summary_table(found)), page_table(classes)], is_wide=True)
+    yield PageSection(title="Slips in the documents", parts=[page_table(slips_table(found.slips))], is_wide=True)
     figures = source_figures(found)
     for name in dict.fromkeys(f.section for f in figures):
         parts = []
         for figure in (f for f in figures if f.section == name):
-            parts.append(
-                explained_figure(
-                    svg(figure.chart, title=figure.title), title=figure.title, data=_table(figure.data),
-                    command=command, legend=figure.legend,
-                )
-            )  # fmt: skip
+            parts.append(figure.html(command=command))
             parts += [paragraph(figure.text)] if figure.text else []
         yield PageSection(title=name, parts=parts)
     for name, rows in _by_document(found).items():
-        yield PageSection(title=name, parts=[_table(claims_table(rows, title=name))], is_wide=True)
-    notes = "".join(f"<li>{linked(text)}</li>" for text in endnotes(found))
-    yield PageSection(title="Endnotes", parts=[f'<ol class="notes">{notes}</ol>'], is_wide=True)
+        yield PageSection(title=name, parts=[page_table(claims_table(rows, title=name))], is_wide=True)
+    yield PageSection(title="Endnotes", parts=[numbered_notes(endnotes(found))], is_wide=True)
 
 
 def _by_document(found: SourceReport) -> dict[str, list[SourceRow]]:
@@ -140,7 +132,3 @@ def _lead(found: SourceReport) -> str:
         (str(len(found.slips)), "slips", "wrong or contradictory in the documents"),
     ]  # fmt: skip
     return paragraph(LEAD, css_class="lead") + tiles(shown)
-
-
-def _table(shown: TextTable) -> str:
-    return sortable_table(shown.headings, shown.rows, name=shown.title, text_columns=shown.text_columns)
