@@ -110,8 +110,7 @@ class CatalogListing(Result):
 
 def catalog_listing(kind: str, *, predict: bool = False) -> CatalogListing:
     """List all entries of `kind`. `predict` adds predictions to claims and runs, which takes half a minute."""
-    from meshwright.answers.documents.claims import claims_document
-    from meshwright.answers.documents.run_files import run_files_document
+    from meshwright.answers.documents.catalog import claims_document, run_files_document
 
     makers: dict[str, Callable[[], dict[str, Any]]] = {
         "claims": lambda: claims_document(predict=predict),
@@ -123,8 +122,7 @@ def catalog_listing(kind: str, *, predict: bool = False) -> CatalogListing:
 
 def catalog_entry(kind: str, name: str, *, predict: bool = False) -> CatalogItem:
     """Look up one entry of `kind`. Raises UnknownNameError."""
-    from meshwright.answers.documents.claims import claim_document
-    from meshwright.answers.documents.run_files import run_files_document
+    from meshwright.answers.documents.catalog import claim_document, run_files_document
     from meshwright.catalog.lookup import claim
 
     makers: dict[str, Callable[[], dict[str, Any]]] = {

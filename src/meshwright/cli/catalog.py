@@ -10,13 +10,14 @@ from typing import Any
 from meshwright import units
 from meshwright.answers.documents.catalog import (
     ABOUT,
+    claim_document,
+    claims_document,
     details_document,
     leaves,
     listing_document,
     own_accelerator_document,
+    run_files_document,
 )
-from meshwright.answers.documents.claims import claim_document, claims_document
-from meshwright.answers.documents.run_files import run_files_document
 from meshwright.answers.quantities import rate
 from meshwright.catalog.lookup import all_claims, claim
 from meshwright.cli.output import Align, emit_json, print_line, print_table, progress

@@ -16,14 +16,17 @@ from numpy.typing import NDArray
 
 from meshwright.arrays import Array, Table, distinct_rows
 from meshwright.catalog.stacks import PADS_TO_CAPACITY
+from meshwright.cost.casts import cast_passes
 from meshwright.cost.collectives import send_receive_s
-from meshwright.cost.compute import layer_compute
+from meshwright.cost.compute import compute_details, layer_compute
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.groups import groups_of
 from meshwright.cost.layers import (
     LayerParts,
     LayerTimes,
     StepContext,
+    accumulation,
+    dequantised,
     general_factor,
     layer_parts,
     layer_times,
@@ -35,7 +38,15 @@ from meshwright.cost.pipeline.schedules import column_of
 from meshwright.cost.rates import SystemRates
 from meshwright.cost.routing import busiest_rank_ratio
 from meshwright.cost.stages import StageLayers, end_shares, split_layers
-from meshwright.cost.tables import BatchTable, ModelTable, PlanTable, PrecisionTable, as_planned, prediction_module
+from meshwright.cost.tables import (
+    BatchTable,
+    ModelTable,
+    PlanTable,
+    PrecisionTable,
+    WeightCache,
+    as_planned,
+    prediction_module,
+)
 from meshwright.cost.update import data_parallel_s, optimizer_s
 
 
@@ -327,3 +338,64 @@ def _component_seconds(s: StepContext, parts: LayerParts, stages: RankTimes) -> 
 def _counted(count: Array, seconds: Array) -> Array:
     """`count` times `seconds`; the number zero where either is zero for all plans."""
     return count * seconds if np.any(count) and np.any(seconds) else 0.0
+
+
+# --- what components spend their time on: the head and its loss, element-wise kernels, casts ---
+
+# A component is calibrated as a whole. Its parts have the shares that the formulas of `compute` and `casts` give them.
+
+
+def step_details(
+    *,
+    model: ModelTable,
+    batch: BatchTable,
+    plan: PlanTable,
+    precision: PrecisionTable,
+    rates: SystemRates,
+    steps: StepTable,
+    load_factor: float = 1.0,
+) -> dict[str, dict[str, float]]:
+    """Seconds of a step's components by name. `steps`: the row of the plan. The names of a component add up to it."""
+    context = step_context(
+        model=model, batch=batch, plan=plan, precision=precision, rates=rates, load_factor=load_factor
+    )
+    parts = compute_details(context.shapes)
+    parts["head"]["accumulation of gradients"] = _accumulated(context)
+    parts["casts"] = _casts(context)
+    found = {}
+    for component, seconds in parts.items():
+        raw = {name: _number(s) for name, s in seconds.items() if _number(s)}
+        scale = _number(steps.components_s.get(component, 0.0)) / (sum(raw.values()) or 1.0)
+        found[component] = {name: s * scale for name, s in raw.items()}
+    return found
+
+
+def _accumulated(s: StepContext) -> Array:
+    """Seconds in which embedding and head add their gradients to the sum of earlier micro-batches."""
+    tensor, num_heads = s.plan.tensor, 1 + s.model.num_mtp_layers
+    embedding, head = (accumulation(s, p / tensor).total_s for p in (s.parameters.embedding, s.parameters.head))
+    return embedding + num_heads * head
+
+
+def _casts(s: StepContext) -> dict[str, Array]:
+    """Casts of stored activations and of weights, and frozen weights made whole, of all layers and one micro-batch."""
+    streaming = s.rates.device.streaming_bytes_per_s
+    stored_only = replace(s.precision, weight_cache=WeightCache.CALIBRATED)
+
+    kinds = ((s.model.num_dense_layers, False), (s.model.num_moe_layers, True))
+
+    def of_layers(formats: PrecisionTable) -> Array:
+        facts = (s.model, s.batch, s.plan, formats, s.parameters, s.tokens, streaming)
+        return sum(count * cast_passes(*facts, is_moe=is_moe).total_s for count, is_moe in kinds if np.any(count))
+
+    stored = of_layers(stored_only)
+    whole = sum(count * dequantised(s, is_moe=is_moe).total_s for count, is_moe in kinds if np.any(count))
+    return {
+        "stored activations": stored,
+        "weights": of_layers(s.precision) - stored,
+        "dequantised frozen weights": whole,
+    }
+
+
+def _number(value: Array) -> float:
+    return float(np.ravel(np.asarray(value))[0])

@@ -12,13 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.calibration.parameters import Calibration, Factors, fitted
-from meshwright.cost.details import step_details
 from meshwright.cost.flops import model_flops_per_token
 from meshwright.cost.memory import MemoryTable, estimate_memory, memory_details
 from meshwright.cost.mfu import mfu
 from meshwright.cost.pipeline.simulate import Timeline
 from meshwright.cost.rates import bf16_factors, factors_of, rates_from_etas, system_rates
-from meshwright.cost.step import StepTable, estimate_steps
+from meshwright.cost.step import StepTable, estimate_steps, step_details
 from meshwright.cost.tables import PlanTable, plan_row
 from meshwright.cost.uncertainty import Etas, derivatives, kinds_of, log_variances, spread
 from meshwright.planner.finalists import simulate_pipeline, simulated_step_s

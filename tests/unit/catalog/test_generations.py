@@ -7,8 +7,8 @@ import tomllib
 import pytest
 
 from meshwright.catalog import lookup as catalog
+from meshwright.catalog.accelerators import line_of_succession, product_lines
 from meshwright.catalog.entries import DATA
-from meshwright.catalog.generations import line_of_succession, product_lines
 
 
 def announced(name: str) -> str:

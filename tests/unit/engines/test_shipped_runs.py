@@ -11,7 +11,7 @@ import pytest
 from scripts import renew_golden
 
 from meshwright import runfile
-from meshwright.answers.shipped_runs import DEVICES, on_device
+from meshwright.answers.documents.catalog import DEVICES, on_device
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.lookup import engine_names
 from meshwright.engines.base import find_engine

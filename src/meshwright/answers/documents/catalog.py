@@ -1,12 +1,18 @@
-"""The JSON document of `meshwright catalog {models,accelerators,clusters}`."""
+"""The JSON documents of `meshwright catalog`: models, accelerators, clusters, run files and claims."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from meshwright.catalog import lookup as catalog
+from meshwright.errors import InfeasibleError
+from meshwright.result import Advance, ignore
+
 if TYPE_CHECKING:
-    from meshwright.catalog.lookup import CatalogKind
+    from meshwright.answers.run_estimate import RunEstimate
+    from meshwright.catalog.lookup import CatalogKind, Claim
 
 ABOUT = {"conflicts": "Where sources disagree", "assumptions": "Assumed", "unknown": "Not known"}
 """Parts of an entry that a reader must know before trusting it, and their headings."""
@@ -164,3 +170,128 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+DEVICES = ("mi300x", "mi325x", "mi355x", "h100", "h200", "b200")
+MOST_DOUBLINGS = 5
+
+
+def on_each_device(name: str) -> Iterator[RunEstimate]:
+    """The run file `name`, which ships, on each of `DEVICES`; see `on_device`."""
+    for device in DEVICES:
+        yield on_device(name, device)
+
+
+def on_device(name: str, device: str) -> RunEstimate:
+    """The planner's best plan of the run file `name` on nodes of `device`, with its estimate.
+
+    The number of nodes is the file's, doubled until a plan fits. Raises InfeasibleError when none
+    does.
+    """
+    from meshwright import runfile
+
+    cluster = runfile.load(name).cluster
+    assert cluster is not None  # files that ship name one
+    num_nodes = cluster.num_nodes
+    for _ in range(MOST_DOUBLINGS):
+        try:
+            return _estimate(name, device, num_nodes)
+        except InfeasibleError:
+            num_nodes *= 2
+    return _estimate(name, device, num_nodes)
+
+
+def _estimate(name: str, device: str, num_nodes: int) -> RunEstimate:
+    from meshwright import runfile
+    from meshwright.answers.run_estimate import estimate_run
+
+    cluster = f"{device}-{catalog.usual_devices_per_node(device)}x{num_nodes}"
+    return estimate_run(runfile.load(name, overrides=[f"cluster={cluster}"]))
+
+
+def run_files_document(name: str | None, *, predict: bool = False, advance: Advance = ignore) -> dict[str, Any]:
+    """All run files, or the one called `name` with its text; with `predict`, an estimate on each published device.
+
+    `advance(1)` is called after each predicted run file.
+    """
+    from meshwright.catalog.lookup import run_file_names, run_file_text
+
+    names = run_file_names() if name is None else (name,)
+    rows = [_row(one, run_file_text(one)) | ({} if name is None else {"text": run_file_text(one)}) for one in names]
+    if predict:
+        for row in rows:
+            row["predictions"] = _predictions(row["name"])
+            advance(1)
+    return {"runs": rows} if name is None else rows[0]
+
+
+def _row(name: str, text: str) -> dict[str, Any]:
+    from meshwright import runfile
+
+    run = runfile.loads(text, file=f"{name}.yaml")
+    return {
+        "name": name,
+        "model": run.model.name,
+        "task": run.task,
+        "sequence_length": run.sequence_length,
+        "global_sequences": run.global_batch,
+        "precision": run.precision.name,
+        "cluster": run.cluster_name,
+        "engine": run.engine,
+    }
+
+
+def _predictions(name: str) -> list[dict[str, Any]]:
+
+    return [_prediction(done) for done in on_each_device(name)]
+
+
+def _prediction(done: RunEstimate) -> dict[str, Any]:
+    step = done.estimate.step
+    return {
+        "cluster": done.run.cluster_name,
+        "plan": done.plan.describe(),
+        "tokens_per_s_per_device": step.tokens_per_s_per_device,
+        "reserved_bytes": step.memory.reserved_bytes,
+        "memory_bytes": step.memory.capacity_bytes,
+    }
+
+
+def claims_document(*, predict: bool = False, advance: Advance = ignore) -> dict[str, Any]:
+    """All claims. `advance(1)` is called after each."""
+    from meshwright.catalog.lookup import all_claims
+
+    found = all_claims()
+    rows = []
+    for claim in found:
+        rows.append(claim_document(claim, predict=predict))
+        advance(1)
+    return {"claims": rows}
+
+
+def claim_document(claim: Claim, *, predict: bool = False) -> dict[str, Any]:
+    """A claim, its answer, and with `predict` its computed values (None: nothing yet)."""
+    from meshwright.catalog.claim_answers import claim_answer
+
+    answer = claim_answer(claim)
+    document = {
+        **asdict(claim),
+        "answer": {"kind": answer.kind, "commands": answer.commands, "assumed": answer.assumed},
+    }
+    if predict:
+        document["prediction"] = _prediction_document(claim)
+    return document
+
+
+def _prediction_document(claim: Claim) -> dict[str, Any] | None:
+    from meshwright.errors import InfeasibleError
+    from meshwright.inference.claims import predict_serving_claim
+    from meshwright.planner.claims import predict_claim
+
+    try:
+        found = predict_claim(claim) or predict_serving_claim(claim)
+    except InfeasibleError as error:
+        return {"why_not": error.message}
+    if found is None:
+        return None
+    return {"value": found.value, "over_printed": found.ratio, "is_inside": found.is_inside, "plans": found.plans}

@@ -253,7 +253,7 @@ def _serving(found: SourceReport) -> SourceFigure:
 def _memory(found: SourceReport) -> SourceFigure:
     import altair as alt
 
-    from meshwright.answers.sources.memory import memory_rows
+    from meshwright.answers.sources.facts import memory_rows
 
     title = "Memory of one 288 GiB device"
     cases = memory_rows()

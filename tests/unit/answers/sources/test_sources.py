@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.answers.sources.facts import slip_facts
-from meshwright.answers.sources.memory import memory_rows
+from meshwright.answers.sources.facts import memory_rows, slip_facts
 from meshwright.answers.sources.minutes import predicted_minutes
 from meshwright.answers.sources.study import AnswerClass, _own_measurements, _row, _slips, source_report
 from meshwright.catalog.entries import DATA
