@@ -6,70 +6,60 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pkgutil import resolve_name
 
 from meshwright.report.html import write_page
 from meshwright.result import Result
 
-
-@dataclass(frozen=True, kw_only=True)
-class Drawn:
-    """Functions that return HTML of an answer, each as "module:function"."""
-
-    notebook: str
-    page: str = ""  # none: the answer writes no page
-
-
-NOTEBOOK = "meshwright.report.notebook"
-
-DRAWN = {
-    "mlperf.compare:ResultComparison": Drawn(notebook=f"{NOTEBOOK}:rows_html"),
-    "mlperf.package:SubmissionPackage": Drawn(notebook=f"{NOTEBOOK}:rows_html"),
-    "mlperf.results:BenchmarkCheck": Drawn(notebook=f"{NOTEBOOK}:rows_html"),
-    "mlperf.results:BenchmarkScores": Drawn(notebook=f"{NOTEBOOK}:rows_html"),
-    "mlperf.results:ReferencePoints": Drawn(notebook=f"{NOTEBOOK}:rows_html"),
-    "mlperf.running:BenchmarkRuns": Drawn(notebook=f"{NOTEBOOK}:rows_html"),
-    "answers.accuracy_study:AccuracyStudy": Drawn(notebook=f"{NOTEBOOK}:accuracy_html"),
-    "answers.catalog_listing:CatalogItem": Drawn(notebook=f"{NOTEBOOK}:entry_html"),
-    "answers.catalog_listing:CatalogListing": Drawn(notebook=f"{NOTEBOOK}:listing_html"),
-    "answers.comparison.study:SideComparison": Drawn(notebook="meshwright.report.comparison.page:comparison_fragment"),
-    "answers.evaluation:Evaluation": Drawn(notebook=f"{NOTEBOOK}:evaluation_html"),
-    "answers.explanation:Explanation": Drawn(notebook=f"{NOTEBOOK}:explanation_html"),
-    "answers.generation:Generation": Drawn(notebook=f"{NOTEBOOK}:generation_html"),
-    "answers.ingest_result:IngestBenchmark": Drawn(notebook=f"{NOTEBOOK}:ingest_html"),
-    "answers.model_memory:ModelMemory": Drawn(notebook=f"{NOTEBOOK}:rows_html"),
-    "answers.overview.collect:RecordReport": Drawn(
-        notebook="meshwright.report.overview.page:record_fragment", page="meshwright.report.overview.page:record_page"
-    ),
-    "answers.plan_ranking:PlanRanking": Drawn(
-        notebook=f"{NOTEBOOK}:ranking_html", page="meshwright.report.plan_space.page:ranking_page"
-    ),
-    "answers.record_files:DeviceMeasurements": Drawn(notebook=f"{NOTEBOOK}:device_html"),
-    "answers.record_files:RecordSet": Drawn(notebook=f"{NOTEBOOK}:records_html"),
-    "answers.record_files:TrainingSweep": Drawn(notebook=f"{NOTEBOOK}:sweep_html"),
-    "answers.run_estimate:RunEstimate": Drawn(notebook=f"{NOTEBOOK}:estimate_html"),
-    "answers.run_export:RunExport": Drawn(notebook=f"{NOTEBOOK}:rows_html"),
-    "answers.run_import:RunImport": Drawn(notebook=f"{NOTEBOOK}:rows_html"),
-    "answers.scale_study:ScaleReport": Drawn(notebook=f"{NOTEBOOK}:scale_html"),
-    "answers.serving_accuracy:ServingAccuracy": Drawn(notebook=f"{NOTEBOOK}:serving_accuracy_html"),
-    "answers.serving_calibration:ServingCalibrationResult": Drawn(notebook=f"{NOTEBOOK}:calibration_html"),
-    "answers.serving_capacity:ServingCapacity": Drawn(notebook=f"{NOTEBOOK}:capacity_html"),
-    "answers.serving_estimate:ServingEstimate": Drawn(notebook=f"{NOTEBOOK}:serving_estimate_html"),
-    "answers.serving_plan:ServingPlan": Drawn(notebook=f"{NOTEBOOK}:serving_plan_html"),
-    "answers.serving_records:OfflineMeasurements": Drawn(notebook=f"{NOTEBOOK}:offline_html"),
-    "answers.serving_records:ServingMeasurements": Drawn(notebook=f"{NOTEBOOK}:serving_html"),
-    "answers.sources.study:SourceReport": Drawn(
-        notebook="meshwright.report.sources.page:source_fragment", page="meshwright.report.sources.page:source_page"
-    ),
-    "answers.training_run:TrainingRun": Drawn(notebook=f"{NOTEBOOK}:training_html"),
+NOTEBOOKS = {
+    "mlperf.compare:ResultComparison": "notebook:rows_html",
+    "mlperf.package:SubmissionPackage": "notebook:rows_html",
+    "mlperf.results:BenchmarkCheck": "notebook:rows_html",
+    "mlperf.results:BenchmarkScores": "notebook:rows_html",
+    "mlperf.results:ReferencePoints": "notebook:rows_html",
+    "mlperf.running:BenchmarkRuns": "notebook:rows_html",
+    "answers.model_memory:ModelMemory": "notebook:rows_html",
+    "answers.run_export:RunExport": "notebook:rows_html",
+    "answers.run_import:RunImport": "notebook:rows_html",
+    "answers.serving_accuracy:ServingAccuracy": "notebook:tables_html",
+    "answers.serving_calibration:ServingCalibrationResult": "notebook:tables_html",
+    "answers.serving_estimate:ServingEstimate": "notebook:tables_html",
+    "answers.serving_plan:ServingPlan": "notebook:tables_html",
+    "answers.serving_records:ServingMeasurements": "notebook:tables_html",
+    "answers.accuracy_study:AccuracyStudy": "notebook:accuracy_html",
+    "answers.catalog_listing:CatalogItem": "notebook:entry_html",
+    "answers.catalog_listing:CatalogListing": "notebook:listing_html",
+    "answers.comparison.study:SideComparison": "comparison.page:comparison_fragment",
+    "answers.evaluation:Evaluation": "notebook:evaluation_html",
+    "answers.explanation:Explanation": "notebook:explanation_html",
+    "answers.generation:Generation": "notebook:generation_html",
+    "answers.ingest_result:IngestBenchmark": "notebook:ingest_html",
+    "answers.overview.collect:RecordReport": "overview.page:record_fragment",
+    "answers.plan_ranking:PlanRanking": "notebook:ranking_html",
+    "answers.record_files:DeviceMeasurements": "notebook:device_html",
+    "answers.record_files:RecordSet": "notebook:records_html",
+    "answers.record_files:TrainingSweep": "notebook:sweep_html",
+    "answers.run_estimate:RunEstimate": "notebook:estimate_html",
+    "answers.scale_study:ScaleReport": "notebook:scale_html",
+    "answers.serving_capacity:ServingCapacity": "notebook:capacity_html",
+    "answers.serving_records:OfflineMeasurements": "notebook:offline_html",
+    "answers.sources.study:SourceReport": "sources.page:source_fragment",
+    "answers.training_run:TrainingRun": "notebook:training_html",
 }
-"""Functions that draw each class of answers, by its module and name."""
+"""The function of `report` that returns HTML for a notebook, of each class of answers by its module and name."""
+
+PAGES = {
+    "answers.overview.collect:RecordReport": "overview.page:record_page",
+    "answers.plan_ranking:PlanRanking": "plan_space.page:ranking_page",
+    "answers.sources.study:SourceReport": "sources.page:source_page",
+}
+"""The function that returns the page, of the classes that write one."""
 
 
 def notebook_html(answer: Result) -> str:
     """Return the HTML of an answer for a notebook. Raises TypeError for a class that is not in the table."""
-    return resolve_name(_drawn(answer).notebook)(answer)
+    return _drawn(answer, NOTEBOOKS, what="nothing draws {}: it is not in the table")(answer)
 
 
 def write_page_of(answer: Result, *, path: str | os.PathLike[str], **about: str) -> None:
@@ -77,16 +67,14 @@ def write_page_of(answer: Result, *, path: str | os.PathLike[str], **about: str)
 
     Raises InputError when it cannot be written, TypeError for a class that has no page in the table.
     """
-    page = _drawn(answer).page
-    if not page:
-        raise TypeError(f"no page is drawn of {type(answer).__name__}")
-    write_page(resolve_name(page)(answer, **about), path=path)
+    draw = _drawn(answer, PAGES, what="no page is drawn of {}")
+    write_page(draw(answer, **about), path=path)
 
 
-def _drawn(answer: Result) -> Drawn:
-    """Return the entry of the answer's class, or of the nearest one that it is derived from."""
+def _drawn(answer: Result, drawn: Mapping[str, str], *, what: str) -> Callable[..., str]:
+    """Return the function of the answer's class, or of the nearest one that it is derived from."""
     for each in type(answer).__mro__:
         name = f"{each.__module__.removeprefix('meshwright.')}:{each.__qualname__}"
-        if name in DRAWN:
-            return DRAWN[name]
-    raise TypeError(f"nothing draws {type(answer).__name__}: it is not in the table")
+        if name in drawn:
+            return resolve_name(f"meshwright.report.{drawn[name]}")
+    raise TypeError(what.format(type(answer).__name__))

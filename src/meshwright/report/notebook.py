@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from meshwright.answers.components import bound_by, label, shown_components
@@ -10,6 +10,7 @@ from meshwright.answers.quantities import interval_of, percent, rate, seconds, v
 from meshwright.answers.text_table import TextTable
 from meshwright.report.figures import FAINT, INK, WIDTH, family_legend, memory_legend, memory_svg, svg, waterfall_svg
 from meshwright.report.html import figure, fragment, table, text_table, tiles
+from meshwright.report.serving import latency_table, rate_table
 from meshwright.units import gib
 
 if TYPE_CHECKING:
@@ -23,12 +24,8 @@ if TYPE_CHECKING:
     from meshwright.answers.record_files import DeviceMeasurements, RecordSet, TrainingSweep
     from meshwright.answers.run_estimate import RunEstimate
     from meshwright.answers.scale_study import ScaleReport
-    from meshwright.answers.serving_accuracy import ServingAccuracy
-    from meshwright.answers.serving_calibration import ServingCalibrationResult
     from meshwright.answers.serving_capacity import ServingCapacity
-    from meshwright.answers.serving_estimate import ServingEstimate
-    from meshwright.answers.serving_plan import ServingPlan
-    from meshwright.answers.serving_records import OfflineMeasurements, ServingMeasurements
+    from meshwright.answers.serving_records import OfflineMeasurements
     from meshwright.answers.training_run import TrainingRun
     from meshwright.planner.explain import Difference
     from meshwright.result import Result
@@ -259,14 +256,6 @@ def ingest_html(done: IngestBenchmark) -> str:
     return fragment("Retrieval ingestion", [text_table(t) for t in tables(done.records)], lead=lead)
 
 
-def serving_html(found: ServingMeasurements) -> str:
-    """Return rates and latencies of the loads that were measured."""
-    from meshwright.report.serving import latency_table, rate_table
-
-    parts = [text_table(rate_table(found.summaries)), text_table(latency_table(found.summaries))]
-    return fragment("Serving", parts, lead=found.summary())
-
-
 def offline_html(found: OfflineMeasurements) -> str:
     """Return the rates of each pair of lengths."""
     rows = [
@@ -275,18 +264,6 @@ def offline_html(found: OfflineMeasurements) -> str:
     ]
     headings = ("input/output", "replicas", "output tokens/s", "total tokens/s")
     return fragment("Batch throughput", [table(headings, rows, name="Rates")], lead=found.summary())
-
-
-def serving_accuracy_html(done: ServingAccuracy) -> str:
-    """Return errors by source as a table."""
-    parts = [text_table(shown) for shown in done.tables("source")]
-    return fragment("Accuracy of inference", parts, lead=done.summary())
-
-
-def calibration_html(done: ServingCalibrationResult) -> str:
-    """Return errors by quantity and the constants that were measured."""
-    parts = [text_table(shown) for shown in done.tables()]
-    return fragment("Calibration of a server", parts, lead=done.summary())
 
 
 def capacity_html(found: ServingCapacity) -> str:
@@ -301,15 +278,20 @@ def capacity_html(found: ServingCapacity) -> str:
     )
 
 
-def serving_estimate_html(found: ServingEstimate) -> str:
-    """Return the estimates of each load."""
-    return fragment("Serving", [text_table(shown) for shown in found.tables()], lead=found.summary())
+TABLES: dict[str, tuple[str, Callable[[Any], Iterable[TextTable]]]] = {
+    "ServingAccuracy": ("Accuracy of inference", lambda done: done.tables("source")),
+    "ServingCalibrationResult": ("Calibration of a server", lambda done: done.tables()),
+    "ServingEstimate": ("Serving", lambda found: found.tables()),
+    "ServingMeasurements": ("Serving", lambda found: (rate_table(found.summaries), latency_table(found.summaries))),
+    "ServingPlan": ("Serving plan", lambda found: (found.layout_table(8), found.front_table())),
+}
+"""Title and tables of answers that have no figure, by the name of their class."""
 
 
-def serving_plan_html(found: ServingPlan) -> str:
-    """Return the best layouts, and the front of throughput against latency."""
-    parts = [text_table(found.layout_table(8)), text_table(found.front_table())]
-    return fragment("Serving plan", parts, lead=found.summary())
+def tables_html(found: Result) -> str:
+    """Return the tables of an answer in `TABLES`."""
+    title, tables = next(TABLES[kind.__name__] for kind in type(found).__mro__ if kind.__name__ in TABLES)
+    return fragment(title, [text_table(shown) for shown in tables(found)], lead=found.summary())
 
 
 TEXT_COLUMNS = (

@@ -7,21 +7,21 @@ from pkgutil import resolve_name
 import pytest
 
 import meshwright as mw
-from meshwright.report.drawn import DRAWN, notebook_html, write_page_of
+from meshwright.report.drawn import NOTEBOOKS, PAGES, notebook_html, write_page_of
 from meshwright.result import Result
 
 
 def test_every_public_answer_is_in_the_table_and_each_entry_names_functions():
     public = [getattr(mw, name) for name in mw.__all__]
     answers = {found for found in public if isinstance(found, type) and issubclass(found, Result)}
-    assert {resolve_name(f"meshwright.{name}") for name in DRAWN} == answers
-    functions = [resolve_name(name) for drawn in DRAWN.values() for name in (drawn.notebook, drawn.page) if name]
+    assert {resolve_name(f"meshwright.{name}") for name in NOTEBOOKS} == answers
+    functions = [resolve_name(f"meshwright.report.{name}") for drawn in (NOTEBOOKS, PAGES) for name in drawn.values()]
     assert all(map(callable, functions))
 
 
 def test_an_answer_that_writes_its_page_has_one_in_the_table():
-    writes = {name for name in DRAWN if {"to_html", "write_html"} & set(vars(resolve_name(f"meshwright.{name}")))}
-    assert writes == {name for name, drawn in DRAWN.items() if drawn.page}
+    writes = {name for name in NOTEBOOKS if {"to_html", "write_html"} & set(vars(resolve_name(f"meshwright.{name}")))}
+    assert writes == PAGES.keys()
 
 
 def test_a_derived_class_is_drawn_as_its_base():
