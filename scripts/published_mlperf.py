@@ -12,7 +12,7 @@ from pathlib import Path
 
 from meshwright.mlperf.benchmarks import benchmark_names
 from meshwright.mlperf.check_system import submitted_system
-from meshwright.mlperf.documents import scaling_file
+from meshwright.mlperf.results import scaling_file
 from meshwright.mlperf.score import result_folders, score_folder
 
 TABLE = Path(__file__).parents[1] / "src" / "meshwright" / "catalog" / "data" / "mlperf_results.csv"

@@ -13,7 +13,7 @@ from meshwright.api.question import ask
 from meshwright.api.run_benchmark import mlperf_run, plan_benchmark, rate_of_shape
 from meshwright.cli.output import emit_json, note, print_line, print_table, styled
 from meshwright.mlperf.compare import PUBLISHED, ComparedGroup, ResultComparison
-from meshwright.mlperf.documents import UNVERIFIED, scaling_file, score_prospect
+from meshwright.mlperf.results import UNVERIFIED, scaling_file, score_prospect
 from meshwright.training.cpu_libraries import require_torch
 from meshwright.units import format_duration
 

@@ -17,8 +17,8 @@ from meshwright.errors import InputError
 from meshwright.json_values import jsonable
 from meshwright.mlperf.benchmarks import benchmark_names, round_rules
 from meshwright.mlperf.check_system import submitted_system
-from meshwright.mlperf.documents import NOT_MLPERF, UNVERIFIED
 from meshwright.mlperf.log import read_log
+from meshwright.mlperf.results import NOT_MLPERF, UNVERIFIED
 from meshwright.mlperf.score import Score, result_files, result_folders, score_folder
 from meshwright.result import Result
 
@@ -110,14 +110,9 @@ class ResultComparison(Result):
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright mlperf compare --json`."""
         groups = [
-            {
-                "round": g.round, "benchmark": g.benchmark, "accelerator": g.accelerator,
-                "num_accelerators": g.num_accelerators, "mean_min": g.mean_min,
-                "maker": g.maker and asdict(g.maker), "partner_mean_min": g.partner_mean_min, "spread": g.spread,
-                "results": [asdict(r) for r in g.results],
-            }
+            asdict(g) | {name: getattr(g, name) for name in ("mean_min", "partner_mean_min", "spread")}
             for g in self.groups
-        ]  # fmt: skip
+        ]
         generations = [asdict(ratio) for ratio in self.generations]
         return jsonable({"groups": groups, "generations": generations, "endnotes": list(self.endnotes)})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from meshwright.files import toml_table
 from meshwright.mlperf.benchmarks import DATA
@@ -42,6 +43,11 @@ class CheckFinding:
     @property
     def fix(self) -> str:
         return check_rules()[self.rule].fix
+
+    def as_row(self) -> dict[str, Any]:
+        """Return file, line, rule, severity, message, why and fix."""
+        names = ("file", "line", "rule", "severity", "message", "why", "fix")
+        return {name: getattr(self, name) for name in names}
 
 
 def finding(log: RunLog, rule: str, message: str, record: LogRecord | None = None) -> CheckFinding:

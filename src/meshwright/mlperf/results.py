@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
 from meshwright.json_values import jsonable
 from meshwright.mlperf.benchmarks import Benchmark
 from meshwright.mlperf.check import CheckReport, check_path
-from meshwright.mlperf.convergence import COUNT_KEYS, ReferencePoint, points_of, pruned, read_points
-from meshwright.mlperf.documents import check_document, score_document
+from meshwright.mlperf.convergence import COUNT_KEYS, ConvergenceTest, ReferencePoint, points_of, pruned, read_points
+from meshwright.mlperf.formulas import is_number
 from meshwright.mlperf.log import RunLog, read_log
 from meshwright.mlperf.official import OfficialCheck, official_check
+from meshwright.mlperf.prospects import Prospect, prospect
 from meshwright.mlperf.score import Score, result_files, result_folders, rules_of, score_folder, scored_run
 from meshwright.result import Result
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,14 +69,7 @@ class BenchmarkCheck(Result):
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return one row for each finding: set, file, line, rule, severity, message, why, fix."""
-        return [
-            {
-                "set": str(each.report.where), "file": f.file, "line": f.line, "rule": f.rule,
-                "severity": f.severity, "message": f.message, "why": f.why, "fix": f.fix,
-            }
-            for each in self.sets
-            for f in each.report.findings
-        ]  # fmt: skip
+        return [{"set": str(each.report.where), **f.as_row()} for each in self.sets for f in each.report.findings]
 
     def summary(self) -> str:
         """Return the numbers of sets, errors and warnings."""
@@ -175,23 +171,36 @@ def check_sets(
     official: bool = True,
 ) -> BenchmarkCheck:
     """Check result files, and the sets at and below folders. `benchmarks` hold further benchmark files."""
-    wanted = list(dict.fromkeys(w for path in paths for w in ([path] if path.is_file() else result_folders(path))))
-    checked: list[CheckedSet] = []
-    skipped: list[SkippedSet] = []
-    for where in wanted:
-        try:
-            report = check_path(where, round=round_name, benchmark=benchmark, folders=benchmarks, unfinished=unfinished)
-        except InputError as error:
-            if len(wanted) == 1:
-                raise
-            skipped.append(SkippedSet(where=where, reason=error.message))
-            continue
+    wanted = [found for path in paths for found in ([path] if path.is_file() else result_folders(path))]
+    reports, skipped = _of_sets(
+        wanted, check_path, done="checked", round=round_name, benchmark=benchmark, folders=benchmarks,
+        unfinished=unfinished,
+    )  # fmt: skip
+    checked = []
+    for report in reports:
         finished = [f for f in report.files if not (unfinished and f.name in report.pending)]
         verdict = official_check(finished, report.benchmark) if official and finished else None
         checked.append(CheckedSet(report=report, official=verdict))
-    if not checked:
-        raise InputError(f"none of {len(wanted)} sets could be checked; the first: {skipped[0].reason}")
-    return BenchmarkCheck(sets=tuple(checked), skipped=tuple(skipped))
+    return BenchmarkCheck(sets=tuple(checked), skipped=skipped)
+
+
+def _of_sets(
+    wanted: Sequence[Path], make: Callable[..., Made], *, done: str, **about: Any
+) -> tuple[tuple[Made, ...], tuple[SkippedSet, ...]]:
+    """Findings of `make` on each set, and the sets that it cannot read. Raises InputError if these are all."""
+    found: list[Made] = []
+    skipped: list[SkippedSet] = []
+    sets = list(dict.fromkeys(wanted))
+    for where in sets:
+        try:
+            found.append(make(where, **about))
+        except InputError as error:
+            if len(sets) == 1:
+                raise
+            skipped.append(SkippedSet(where=where, reason=error.message))
+    if not found:
+        raise InputError(f"none of {len(sets)} sets could be {done}; the first: {skipped[0].reason}")
+    return tuple(found), tuple(skipped)
 
 
 def score_sets(
@@ -203,21 +212,10 @@ def score_sets(
     num_runs: int | None = None,
 ) -> BenchmarkScores:
     """Score the sets at and below `paths`, or the first `num_runs` of each."""
-    wanted = list(dict.fromkeys(folder for path in paths for folder in result_folders(path)))
-    scores: list[Score] = []
-    skipped: list[SkippedSet] = []
-    for folder in wanted:
-        try:
-            scores.append(
-                score_folder(folder, round=round_name, benchmark=benchmark, folders=benchmarks, num_runs=num_runs)
-            )
-        except InputError as error:
-            if len(wanted) == 1:
-                raise
-            skipped.append(SkippedSet(where=folder, reason=error.message))
-    if not scores:
-        raise InputError(f"none of {len(wanted)} sets could be scored; the first: {skipped[0].reason}")
-    return BenchmarkScores(scores=tuple(scores), skipped=tuple(skipped))
+    wanted = [folder for path in paths for folder in result_folders(path)]
+    about = {"round": round_name, "benchmark": benchmark, "folders": benchmarks, "num_runs": num_runs}
+    scores, skipped = _of_sets(wanted, score_folder, done="scored", **about)
+    return BenchmarkScores(scores=scores, skipped=skipped)
 
 
 def make_reference_points(
@@ -350,3 +348,107 @@ def _point(
         COUNT_KEYS[0 if rules.name == "llama2_70b_lora" else 1]: [int(c) if c == int(c) else c for c in counts],
     }
     return row, []
+
+
+# --- documents ---
+
+
+UNVERIFIED = "unverified: Result not verified by MLCommons Association"
+NOT_MLPERF = "no MLPerf result: a benchmark of one's own"
+
+
+def score_document(score: Score) -> dict[str, Any]:
+    """Return everything that `meshwright mlperf score --json` prints of one set. Times are minutes."""
+    rules = score.benchmark
+    return {
+        "folder": str(score.folder),
+        "benchmark": rules.name,
+        "round": rules.round,
+        "round_from": score.round_from,
+        "label": UNVERIFIED if rules.official else NOT_MLPERF,
+        "global_batch_size": score.global_batch_size,
+        "score_min": score.score_min,
+        "raw_min": score.raw_min,
+        "rcp_scaling": score.test.scaling,
+        "passes": score.passes,
+        "problems": list(score.problems),
+        "runs_per_score": rules.runs,
+        "num_runs": len(score.runs),
+        "kept": list(score.kept),
+        "dropped": list(score.dropped),
+        "runs": [
+            {
+                "name": run.name,
+                "minutes": run.minutes,
+                "samples": run.samples,
+                "scored": run in score.scored,
+                "kept": run.name in score.kept,
+                "problem": run.problem,
+            }
+            for run in score.runs
+        ],
+        "reference": _test_document(score.test),
+        "prospect": asdict(found) if (found := score_prospect(score)) else None,
+        "scaling_json": scaling_file(score),
+    }
+
+
+def check_document(report: CheckReport, verdict: OfficialCheck | None, *, passes: bool) -> dict[str, Any]:
+    """Return what `meshwright mlperf check --json` prints of one set or file."""
+    return {
+        "where": str(report.where),
+        "benchmark": report.benchmark.name,
+        "round": report.benchmark.round,
+        "round_from": report.round_from,
+        "passes": passes,
+        "num_errors": len(report.errors),
+        "num_warnings": len(report.findings) - len(report.errors),
+        "files": [path.name for path in report.files],
+        "findings": [f.as_row() for f in report.findings],
+        "pending": {name: list(keys) for name, keys in report.pending.items()},
+        "official": None if verdict is None else _official_document(verdict),
+    }
+
+
+def _official_document(verdict: OfficialCheck) -> dict[str, Any]:
+    return {
+        "package": "mlperf-logging",
+        "version": verdict.version,
+        "ruleset": verdict.ruleset,
+        "passes": verdict.passes,
+        "not_run": verdict.not_run or None,
+        "files": [asdict(v) for v in verdict.verdicts],
+    }
+
+
+def score_prospect(score: Score) -> Prospect | None:
+    """Probability that a whole set passes; None where the set is whole."""
+    if len(score.runs) >= score.benchmark.runs or score.global_batch_size is None:
+        return None
+    samples = [run.samples for run in score.runs]
+    return prospect(score.benchmark, samples, global_batch_size=score.global_batch_size)
+
+
+def scaling_file(score: Score) -> float | None:
+    """Factor that `scaling.json` of the folder holds; None without the file."""
+    try:
+        document = json.loads((score.folder / "scaling.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    factor = document.get("scaling_factor") if isinstance(document, dict) else None
+    return float(factor) if is_number(factor) else None
+
+
+def _test_document(test: ConvergenceTest) -> dict[str, Any]:
+    point = test.point
+    return {
+        "message": test.message,
+        "passes": test.passes,
+        "submission_mean": test.submission_mean,
+        "min_ok": test.min_ok,
+        "mean": point and point.mean,
+        "std": point and point.std,
+        "global_batch_size": point and point.global_batch_size,
+        "interpolated": point and point.interpolated,
+        "counts": point and list(point.counts),
+    }

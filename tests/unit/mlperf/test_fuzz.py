@@ -17,8 +17,8 @@ from tests.unit.mlperf.conftest import SyntheticLog
 from meshwright.errors import InputError
 from meshwright.mlperf.benchmarks import load_benchmark
 from meshwright.mlperf.check import check_path, log_findings
-from meshwright.mlperf.documents import score_document
 from meshwright.mlperf.log import TOKEN, parse_log
+from meshwright.mlperf.results import score_document
 from meshwright.mlperf.score import score_folder, score_logs
 
 JSON_VALUES = st.recursive(
