@@ -24,6 +24,15 @@ Mask = bool | NDArray[np.bool_]
 """A truth value or a NumPy array of truth values."""
 
 
+def scalar(value: object) -> float:
+    """The number of a table's field that has one row.
+
+    >>> scalar(np.array([[2]])), scalar(3)
+    (2.0, 3.0)
+    """
+    return float(np.ravel(np.asarray(value))[0])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """Base of all tables. `stack` makes columns of rows, `take` selects rows."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from meshwright.answers.quantities import seconds
 from meshwright.answers.timeline import step_timeline
-from meshwright.arrays import FloatArray
+from meshwright.arrays import FloatArray, scalar
 from meshwright.cost.memory.peak import MomentsTable
 from meshwright.cost.pipeline.orders import OpKind
 from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS, Placement
@@ -133,14 +133,10 @@ def _points(timeline: Timeline, rank: int, moments: MomentsTable, plan: Plan, *,
 def _head_ratio(timeline: Timeline, estimate: PlanEstimate) -> float:
     """Share of the last stage's backward pass in which the head runs."""
     stages = estimate.steps.stages
-    head = _number(stages.end.input_s) + _number(stages.end.weight_s)
+    head = scalar(stages.end.input_s) + scalar(stages.end.weight_s)
     if estimate.plan.pipeline == 1:
-        whole = _number(stages.first.input_s) + _number(stages.first.weight_s)
+        whole = scalar(stages.first.input_s) + scalar(stages.first.weight_s)
     else:
         times = stage_times(timeline.graph.shape, estimate.plan.layers_per_stage, stages)
         whole = float(np.ravel(times.backward_input_s)[-1] + np.ravel(times.backward_weight_s)[-1])
     return min(1.0, head / whole) if whole > 0 else 0.0
-
-
-def _number(value: object) -> float:
-    return float(np.ravel(np.asarray(value))[0])

@@ -9,6 +9,7 @@ import numpy as np
 
 from meshwright.answers.text_table import TextTable
 from meshwright.answers.timeline import step_timeline
+from meshwright.arrays import scalar
 from meshwright.cost.pipeline.closed_form import in_flight
 from meshwright.cost.stages import split_layers
 from meshwright.cost.tables import plan_row
@@ -52,9 +53,9 @@ def stage_rows(request: PlanRequest, estimate: PlanEstimate) -> list[StageRow]:
         rows.append(
             StageRow(
                 name=name,
-                num_layers=_number(num_layers),
-                forward_s=_number(times.forward_s),
-                backward_s=_number(times.input_s) + _number(times.weight_s),
+                num_layers=scalar(num_layers),
+                forward_s=scalar(times.forward_s),
+                backward_s=scalar(times.input_s) + scalar(times.weight_s),
                 in_flight=float(np.max(kept)),
                 waiting_ratio=waits,
             )
@@ -79,7 +80,3 @@ def rank_memory_table(ranks: Sequence[RankMemory]) -> TextTable:
 def _columns(parts_bytes: Mapping[str, float]) -> tuple[float, ...]:
     states = parts_bytes["gradients"] + parts_bytes["optimizer"]
     return (parts_bytes["weights"], states, parts_bytes["activations"], parts_bytes["workspace"])
-
-
-def _number(x: object) -> float:
-    return float(np.ravel(np.asarray(x))[0])

@@ -24,9 +24,7 @@ def models() -> CatalogListing:
         >>> mw.catalog.models()["llama3-8b"].values["num_layers"]
         32
     """
-    from meshwright.answers.catalog_listing import catalog_listing
-
-    return catalog_listing("models")
+    return _listing("models")
 
 
 def accelerators() -> CatalogListing:
@@ -40,9 +38,7 @@ def accelerators() -> CatalogListing:
         >>> mw.catalog.accelerators()["h100"].values["memory_bytes"] > 80e9
         True
     """
-    from meshwright.answers.catalog_listing import catalog_listing
-
-    return catalog_listing("accelerators")
+    return _listing("accelerators")
 
 
 def clusters() -> CatalogListing:
@@ -56,9 +52,7 @@ def clusters() -> CatalogListing:
         >>> mw.catalog.clusters()["h100-8x4"].document["computed"]["num_devices"]
         32
     """
-    from meshwright.answers.catalog_listing import catalog_listing
-
-    return catalog_listing("clusters")
+    return _listing("clusters")
 
 
 def claims(*, predict: bool = False) -> CatalogListing:
@@ -75,9 +69,7 @@ def claims(*, predict: bool = False) -> CatalogListing:
         >>> mw.catalog.claims()["scale_06"].kind
         'claims'
     """
-    from meshwright.answers.catalog_listing import catalog_listing
-
-    return catalog_listing("claims", predict=arguments.flag("predict", predict))
+    return _listing("claims", predict=predict)
 
 
 def runs(*, predict: bool = False) -> CatalogListing:
@@ -94,6 +86,10 @@ def runs(*, predict: bool = False) -> CatalogListing:
         >>> "llama3-8b" in mw.catalog.runs().names
         True
     """
+    return _listing("runs", predict=predict)
+
+
+def _listing(kind: str, **asked: bool) -> CatalogListing:
     from meshwright.answers.catalog_listing import catalog_listing
 
-    return catalog_listing("runs", predict=arguments.flag("predict", predict))
+    return catalog_listing(kind, **{name: arguments.flag(name, value) for name, value in asked.items()})

@@ -69,6 +69,10 @@ class ConfigKeys:
         self._read.add(key)
         return self.values.get(key, default)
 
+    def named(self, *keys: str) -> str:
+        """The one of `keys` under which the file has a value, else the first."""
+        return next((key for key in keys if key in self.values), keys[0])
+
     def default(self, usual: Mapping[str, Any]) -> None:
         """Take absent keys from `usual`, the defaults of the architecture's configuration class."""
         self.values = {**usual, **self.values}

@@ -160,11 +160,6 @@ _KIMI_WITHOUT_EFFECT = (
 )  # fmt: skip
 
 
-def _either(c: ConfigKeys, *names: str) -> str:
-    """The name under which the file has a value: its own class's, or transformers'."""
-    return next((name for name in names if name in c.values), names[0])
-
-
 def _kimi_attention(c: ConfigKeys) -> Attention:
     num_heads, rope = c.count("num_attention_heads"), c.count("qk_rope_head_dim", 64, minimum=0)
     return Attention(
@@ -180,18 +175,18 @@ def _kimi_attention(c: ConfigKeys) -> Attention:
 
 
 def _kimi_experts(c: ConfigKeys) -> Experts:
-    groups = c.count(_either(c, "num_expert_group", "n_group"), 1)
+    groups = c.count(c.named("num_expert_group", "n_group"), 1)
     chosen = c.count("topk_group", 1)
     return Experts(
-        num_experts=c.count(_either(c, "num_experts", "num_local_experts", "n_routed_experts")),
-        top_k=c.count(_either(c, "num_experts_per_token", "num_experts_per_tok")),
+        num_experts=c.count(c.named("num_experts", "num_local_experts", "n_routed_experts")),
+        top_k=c.count(c.named("num_experts_per_token", "num_experts_per_tok")),
         ffn_hidden=c.count("moe_intermediate_size"),
-        num_shared=c.count(_either(c, "num_shared_experts", "n_shared_experts"), 1, minimum=0),
+        num_shared=c.count(c.named("num_shared_experts", "n_shared_experts"), 1, minimum=0),
         num_dense_layers=_kimi_dense_layers(c),
         router=Router.SIGMOID,
         num_groups=groups if groups > 1 else 0,
         groups_per_token=chosen if groups > 1 else 0,
-        normalize_top_k=c.flag(_either(c, "moe_renormalize", "norm_topk_prob"), True),
+        normalize_top_k=c.flag(c.named("moe_renormalize", "norm_topk_prob"), True),
         routed_scale=c.number("routed_scaling_factor", 1.0),
     )
 

@@ -125,18 +125,13 @@ def read_ernie4_5_moe(c: ConfigKeys) -> Model:
     num_moe = sum(first <= i <= last and (i + 1) % step == 0 for i in range(num_layers))
     c.value("moe_norm_min")
     experts = Experts(
-        num_experts=c.count(_named(c, "moe_num_experts", "num_experts"), 64),
-        top_k=c.count(_named(c, "moe_k", "num_experts_per_tok"), 6),
+        num_experts=c.count(c.named("moe_num_experts", "num_experts"), 64),
+        top_k=c.count(c.named("moe_k", "num_experts_per_tok"), 6),
         ffn_hidden=c.count("moe_intermediate_size", 1536),
         num_shared=c.count("moe_num_shared_experts", 2, minimum=0),
         num_dense_layers=num_layers - num_moe,
     )
     return planned(c, grouped_attention(c, kv_heads=4), experts=experts, tied=True)
-
-
-def _named(c: ConfigKeys, *names: str) -> str:
-    """The name under which the file has a value, else the first."""
-    return next((name for name in names if name in c.values), names[0])
 
 
 def read_hunyuan_dense(c: ConfigKeys) -> Model:
@@ -151,7 +146,7 @@ def read_hunyuan_moe(c: ConfigKeys) -> Model:
         c.refuse(f"moe_topk: {top_k!r}, a number for each layer")
         top_k = max((k for k in top_k if isinstance(k, int)), default=1)
     experts = Experts(
-        num_experts=c.count(_named(c, "num_experts", "num_local_experts"), 1),
+        num_experts=c.count(c.named("num_experts", "num_local_experts"), 1),
         top_k=ConfigKeys({"moe_topk": top_k}, name=c.name).count("moe_topk"),
         ffn_hidden=c.count("intermediate_size"),
         num_shared=1,
@@ -193,7 +188,7 @@ def _sigmoid_experts(c: ConfigKeys, *, experts: str = "n_routed_experts", shared
         dense = _count_of(c, types, "dense", "sparse")
     groups, chosen = c.count("n_group", 1), c.count("topk_group", 1)
     return Experts(
-        num_experts=c.count(_named(c, experts, "num_local_experts")),
+        num_experts=c.count(c.named(experts, "num_local_experts")),
         top_k=c.count("num_experts_per_tok"),
         ffn_hidden=c.count("moe_intermediate_size"),
         num_shared=c.count(shared, 0, null=0, minimum=0),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.arrays import Array, Table, distinct_rows
+from meshwright.arrays import Array, Table, distinct_rows, scalar
 from meshwright.catalog.stacks import PADS_TO_CAPACITY
 from meshwright.cost.casts import cast_passes
 from meshwright.cost.collectives import send_receive_s
@@ -364,8 +364,8 @@ def step_details(
     parts["casts"] = _casts(context)
     found = {}
     for component, seconds in parts.items():
-        raw = {name: _number(s) for name, s in seconds.items() if _number(s)}
-        scale = _number(steps.components_s.get(component, 0.0)) / (sum(raw.values()) or 1.0)
+        raw = {name: scalar(s) for name, s in seconds.items() if scalar(s)}
+        scale = scalar(steps.components_s.get(component, 0.0)) / (sum(raw.values()) or 1.0)
         found[component] = {name: s * scale for name, s in raw.items()}
     return found
 
@@ -395,7 +395,3 @@ def _casts(s: StepContext) -> dict[str, Array]:
         "weights": of_layers(s.precision) - stored,
         "dequantised frozen weights": whole,
     }
-
-
-def _number(value: Array) -> float:
-    return float(np.ravel(np.asarray(value))[0])

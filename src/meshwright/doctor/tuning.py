@@ -104,20 +104,19 @@ def restore(host: Host, *, state: Path) -> TuningOutcome:
     if not state.exists():
         raise InputError("nothing is saved to restore", got=str(state), hint="`--state FILE` names another file")
     saved = _read_state(state).saved
-    back: list[SavedValue] = []
-    stuck: list[WriteFailure] = []
-    for item in reversed(saved):
-        failure = _write(host, item.setting, item.path, item.value)
-        if failure is None:
-            back.append(item)
-        else:
-            stuck.append(failure)
+    back, stuck = _put_back(host, saved)
     left = [s for s in saved if s not in back]
     if left:
         _write_state(host, state, left)
     else:
         state.unlink()
-    return TuningOutcome(changed=tuple(back), stuck=tuple(stuck))
+    return TuningOutcome(changed=back, stuck=stuck)
+
+
+def _put_back(host: Host, saved: Sequence[SavedValue]) -> tuple[tuple[SavedValue, ...], tuple[WriteFailure, ...]]:
+    """Write saved values, the last one first: those that hold now, and the failures."""
+    written = [(item, _write(host, item.setting, item.path, item.value)) for item in reversed(saved)]
+    return tuple(item for item, failure in written if failure is None), tuple(f for _, f in written if f is not None)
 
 
 def _write(host: Host, setting: str, path: str, value: str) -> WriteFailure | None:

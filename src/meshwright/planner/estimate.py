@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.arrays import scalar
 from meshwright.calibration.parameters import Calibration, Factors, fitted
 from meshwright.cost.flops import model_flops_per_token
 from meshwright.cost.memory import MemoryTable, estimate_memory, memory_details
@@ -165,17 +166,14 @@ def _memory_table(request: PlanRequest, row: PlanTable) -> MemoryTable:
 
 
 def _memory(memory: MemoryTable, budget: MemoryBudget) -> MemoryEstimate:
-    def number(value: object) -> float:
-        return float(np.ravel(np.asarray(value))[0])
-
     return MemoryEstimate(
-        weights_bytes=number(memory.weights_bytes),
-        gradients_bytes=number(memory.gradients_bytes),
-        optimizer_bytes=number(memory.optimizer_bytes),
-        activations_bytes=number(memory.activations_bytes),
-        workspace_bytes=number(memory.workspace_bytes),
-        allocated_bytes=number(memory.allocated_bytes),
-        reserved_bytes=number(memory.reserved_bytes),
+        weights_bytes=scalar(memory.weights_bytes),
+        gradients_bytes=scalar(memory.gradients_bytes),
+        optimizer_bytes=scalar(memory.optimizer_bytes),
+        activations_bytes=scalar(memory.activations_bytes),
+        workspace_bytes=scalar(memory.workspace_bytes),
+        allocated_bytes=scalar(memory.allocated_bytes),
+        reserved_bytes=scalar(memory.reserved_bytes),
         budget=budget,
-        stage=round(number(memory.rank)),
+        stage=round(scalar(memory.rank)),
     )

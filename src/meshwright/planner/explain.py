@@ -11,6 +11,7 @@ from enum import Enum
 
 import numpy as np
 
+from meshwright.arrays import scalar
 from meshwright.catalog.engines import ANY, planning_names
 from meshwright.cost.memory import MEMORY_PARTS, MemoryTable, memory_parts
 from meshwright.cost.plan_rows import plan_from_row
@@ -135,7 +136,7 @@ def compare(winner: RankedPlan, loser: RankedPlan, *, usable_bytes: float) -> Pl
     times = [Difference(name=n, winner=ms(first.get(n, 0.0)), loser=ms(second.get(n, 0.0)), unit="ms") for n in names]
     one, other = memory_parts_gib(winner.memory), memory_parts_gib(loser.memory)
     parts = [Difference(name=n, winner=one[n], loser=other[n], unit="GiB") for n in one]
-    free = [gib(usable_bytes - _number(r.memory.reserved_bytes)) for r in (winner, loser)]
+    free = [gib(usable_bytes - scalar(r.memory.reserved_bytes)) for r in (winner, loser)]
     return PlanComparison(
         winner=winner,
         loser=loser,
@@ -233,7 +234,7 @@ def _binding(request: PlanRequest, fixed: Mapping[str, object], loser: RankedPla
 
 def reserved_bytes(request: PlanRequest, plan: Plan) -> float:
     """Bytes that `plan` reserves on its fullest rank."""
-    return _number(cost_model(request).memory(plan_row(plan)).reserved_bytes)
+    return scalar(cost_model(request).memory(plan_row(plan)).reserved_bytes)
 
 
 def _binding_memory(request: PlanRequest, loser: RankedPlan, winner: RankedPlan) -> str:
@@ -279,7 +280,7 @@ def explain_infeasible(result: PlanResult, *, suggest: bool = True, goal: Goal |
             violations=rules,
             suggestions=suggestions,
         )
-    needed = gib(_number(nearest.memory.reserved_bytes))
+    needed = gib(scalar(nearest.memory.reserved_bytes))
     parts = memory_parts_gib(nearest.memory)
     largest = max(MEMORY_PARTS, key=parts.__getitem__)
     return Infeasible(
@@ -403,7 +404,3 @@ def _components_s(ranked: RankedPlan) -> dict[str, float]:
 
 def _largest_first(differences: list[Difference]) -> tuple[Difference, ...]:
     return tuple(sorted(differences, key=lambda d: (-abs(d.delta), d.name)))
-
-
-def _number(x: object) -> float:
-    return float(np.ravel(np.asarray(x))[0])

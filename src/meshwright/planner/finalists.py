@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.arrays import FloatArray
+from meshwright.arrays import FloatArray, scalar
 from meshwright.cost.layers import LayerTimes
 from meshwright.cost.pipeline.schedules import PipelineShape, schedule_shortfall, shape_of
 from meshwright.cost.pipeline.simulate import StageTimes, Timeline, simulate
@@ -33,8 +33,8 @@ def simulated_step_s(plan: Plan, steps: StepTable) -> float | None:
     if timeline is None:
         return None
     scale = graph_scale(steps)
-    pipeline_s = _number(
-        oversubscribed_s(timeline.step_s * scale.factor, scale.in_pipeline_s, _number(steps.cpu_oversubscription))
+    pipeline_s = scalar(
+        oversubscribed_s(timeline.step_s * scale.factor, scale.in_pipeline_s, scalar(steps.cpu_oversubscription))
     )
     return (scale.outside_s + pipeline_s) * scale.straggle
 
@@ -51,19 +51,19 @@ class GraphScale:
 
 def graph_scale(steps: StepTable) -> GraphScale:
     """Scale of the one row of `steps`."""
-    num_micro = round(_number(steps.num_micro_batches))
+    num_micro = round(scalar(steps.num_micro_batches))
     totals = [_total(t) for t in (steps.stages.first, steps.stages.middle, steps.stages.last)]
-    components = {name: _number(x) for name, x in steps.components_s.items()}
+    components = {name: scalar(x) for name, x in steps.components_s.items()}
     in_pipeline = sum(x for name, x in components.items() if name not in OUTSIDE_PIPELINE)
     # The cost model scales kernel times by calibrated factors; the graph's times are scaled alike.
-    cpu_oversubscription = _number(steps.cpu_oversubscription)
-    work = _total(steps.stages.mean) if cpu_oversubscription > 1 else max(totals) - _number(steps.stages.rank_saving_s)
-    rest = _number(steps.step_s) - components["stragglers"]
+    cpu_oversubscription = scalar(steps.cpu_oversubscription)
+    work = _total(steps.stages.mean) if cpu_oversubscription > 1 else max(totals) - scalar(steps.stages.rank_saving_s)
+    rest = scalar(steps.step_s) - components["stragglers"]
     return GraphScale(
         factor=in_pipeline / (num_micro * work),
         in_pipeline_s=in_pipeline,
         outside_s=rest - in_pipeline - components["bubble"],
-        straggle=_number(steps.step_s) / rest,
+        straggle=scalar(steps.step_s) / rest,
     )
 
 
@@ -74,7 +74,7 @@ def num_operations(shape: PipelineShape) -> int:
 
 def simulate_pipeline(plan: Plan, steps: StepTable) -> Timeline | None:
     """The event graph of one step's pipeline, before calibrated factors; None as in `simulated_step_s`."""
-    num_micro = round(_number(steps.num_micro_batches))
+    num_micro = round(scalar(steps.num_micro_batches))
     shape = shape_of(plan, num_micro_batches=num_micro)
     if plan.pipeline == 1 or num_operations(shape) > MAX_OPERATIONS or schedule_shortfall(shape) is not None:
         return None
@@ -83,30 +83,26 @@ def simulate_pipeline(plan: Plan, steps: StepTable) -> Timeline | None:
 
 def stage_times(shape: PipelineShape, given: tuple[int, ...] | None, stages: RankTimes) -> StageTimes:
     """Seconds of every stage: its layers, dense ones first, and the ends of the model. `given`: a plan's layers."""
-    num_dense, num_moe = round(_number(stages.num_dense_layers)), round(_number(stages.num_moe_layers))
+    num_dense, num_moe = round(scalar(stages.num_dense_layers)), round(scalar(stages.num_moe_layers))
     layers = np.array(given or layers_per_stage(num_dense + num_moe, shape.num_stages))
     before = np.cumsum(layers) - layers
     dense = np.clip(num_dense - before, 0, layers) if num_moe else layers
 
     def seconds(part: str) -> FloatArray:
-        column = dense * _number(getattr(stages.dense, part))
-        column = column + (layers - dense) * _number(getattr(stages.moe, part))
-        column[0] += _number(getattr(stages.start, part))
-        column[-1] += _number(getattr(stages.end, part))
+        column = dense * scalar(getattr(stages.dense, part))
+        column = column + (layers - dense) * scalar(getattr(stages.moe, part))
+        column[0] += scalar(getattr(stages.start, part))
+        column[-1] += scalar(getattr(stages.end, part))
         return column
 
     return StageTimes(
         forward_s=seconds("forward_s"),
         backward_input_s=seconds("input_s"),
         backward_weight_s=seconds("weight_s"),
-        transfer_s=_number(stages.transfer_s),
-        pair_saving_s=(layers - dense) * _number(stages.layer_saving_s),
+        transfer_s=scalar(stages.transfer_s),
+        pair_saving_s=(layers - dense) * scalar(stages.layer_saving_s),
     )
 
 
 def _total(times: LayerTimes) -> float:
-    return _number(times.forward_s) + _number(times.input_s) + _number(times.weight_s)
-
-
-def _number(x: object) -> float:
-    return float(np.ravel(np.asarray(x))[0])
+    return scalar(times.forward_s) + scalar(times.input_s) + scalar(times.weight_s)

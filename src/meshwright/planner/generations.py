@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.arrays import FloatArray
+from meshwright.arrays import FloatArray, scalar
 from meshwright.cost.memory import MemoryTable
 from meshwright.cost.memory.peak import rank_memory
 from meshwright.cost.memory.states import RankLayers
@@ -55,7 +55,7 @@ class PartShare:
 
     @property
     def reserved_bytes(self) -> float:
-        return _number(self.memory.reserved_bytes)
+        return scalar(self.memory.reserved_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,8 +176,8 @@ def _components(
     outside = {name: all_steps[after].components_s[name] for name in AFTER}
     inside = {k: v for k, v in all_steps[longest].components_s.items() if k not in OUTSIDE_PIPELINE}
     ratio = busy_s / scales[longest].in_pipeline_s
-    return {name: _number(value) * ratio for name, value in inside.items()} | {
-        name: _number(value) for name, value in outside.items()
+    return {name: scalar(value) * ratio for name, value in inside.items()} | {
+        name: scalar(value) for name, value in outside.items()
     }
 
 
@@ -192,7 +192,7 @@ def _own_times(times: Sequence[StageTimes], scales: Sequence[GraphScale], stages
         columns = [np.asarray(getattr(t, name)) * s.factor for t, s in zip(times, scales, strict=True)]
         return np.stack([np.broadcast_to(c, stages.shape) for c in columns])[stages, np.arange(len(stages))]
 
-    hops = np.array([_number(t.transfer_s) * s.factor for t, s in zip(times, scales, strict=True)])
+    hops = np.array([scalar(t.transfer_s) * s.factor for t, s in zip(times, scales, strict=True)])
     after = np.append(stages[1:], stages[-1])
     return replace(
         times[0],
@@ -212,7 +212,7 @@ def _total_s(times: StageTimes) -> FloatArray:
 
 def _shares(request: PlanRequest, plan: Plan, parts: NDArray[np.intp], total: FloatArray) -> list[PartShare]:
     layers, ranks = layers_of_ranks(request, plan), np.arange(plan.pipeline)
-    memory = rank_memory(
+    memory, _ = rank_memory(
         model=request.model_table,
         batch=request.batch_table,
         plan=plan_row(plan),
@@ -289,8 +289,4 @@ def _layer_and_ends_s(request: PlanRequest, steps: StepTable, plan: Plan) -> tup
 
 def _ends_s(steps: StepTable, name: str) -> float:
     times = getattr(steps.stages, name)
-    return sum(_number(getattr(times, part)) for part in ("forward_s", "input_s", "weight_s"))
-
-
-def _number(x: object) -> float:
-    return float(np.ravel(np.asarray(x))[0])
+    return sum(scalar(getattr(times, part)) for part in ("forward_s", "input_s", "weight_s"))

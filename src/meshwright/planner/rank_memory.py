@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.arrays import scalar
 from meshwright.cost.memory import MemoryTable, memory_parts
-from meshwright.cost.memory.peak import MomentsTable, rank_memory, rank_moments, usual_ranks
+from meshwright.cost.memory.peak import MomentsTable, rank_memory, usual_ranks
 from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS, Placement
 from meshwright.cost.tables import plan_row
 from meshwright.planner.generations import layers_of_ranks
@@ -33,7 +34,7 @@ def memory_of_ranks(request: PlanRequest, plan: Plan) -> list[RankMemory]:
     """
     facts = _facts(request, plan)
     ranks, layers = np.arange(plan.pipeline), facts["layers"]
-    memory = rank_memory(rank=ranks, **facts)
+    memory, _ = rank_memory(rank=ranks, **facts)
     columns = {f.name: np.broadcast_to(getattr(memory, f.name), ranks.shape) for f in fields(MemoryTable)}
     table = MemoryTable(**columns)
     num_stages = SCHEDULE_RECORDS[plan.schedule].stages_held if plan.pipeline > 1 else 1
@@ -43,7 +44,7 @@ def memory_of_ranks(request: PlanRequest, plan: Plan) -> list[RankMemory]:
 
 def moments_of_rank(request: PlanRequest, plan: Plan, rank: int) -> MomentsTable:
     """Return the memory of one pipeline rank that comes and goes during a step: numbers, not columns."""
-    found = rank_moments(rank=np.arange(plan.pipeline), **_facts(request, plan))
+    _, found = rank_memory(rank=np.arange(plan.pipeline), **_facts(request, plan))
     columns = {f.name: np.broadcast_to(getattr(found, f.name), plan.pipeline) for f in fields(MomentsTable)}
     return MomentsTable(**{name: float(column[rank]) for name, column in columns.items()})
 
@@ -69,8 +70,5 @@ def _facts(request: PlanRequest, plan: Plan) -> dict[str, Any]:
 
 def _of_rank(memory: MemoryTable, rank: int, num_layers: float) -> RankMemory:
     return RankMemory(
-        rank=rank,
-        num_layers=num_layers,
-        parts_bytes=memory_parts(memory),
-        reserved_bytes=float(np.ravel(memory.reserved_bytes)[0]),
+        rank=rank, num_layers=num_layers, parts_bytes=memory_parts(memory), reserved_bytes=scalar(memory.reserved_bytes)
     )

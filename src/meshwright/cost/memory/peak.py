@@ -141,29 +141,15 @@ def rank_memory(
     layers: RankLayers,
     rank: Array,
     in_flight: RankLayers | None = None,
-) -> MemoryTable:
+) -> tuple[MemoryTable, MomentsTable]:
     """Memory of pipeline ranks of a plan with the layers that each holds, in one direction, in all its stages.
 
+    Its second part is the memory that comes and goes during a step.
     `in_flight`: the part of them that a mean micro-batch has passed; None: all, as without mirrored stages.
     """
     case = _case_of(model, batch, plan, precision, constants)
-    return _rank(case, layers, rank, in_flight=layers if in_flight is None else in_flight)
-
-
-def rank_moments(
-    *,
-    model: ModelTable,
-    batch: BatchTable,
-    plan: PlanTable,
-    precision: PrecisionTable,
-    constants: MemoryConstants,
-    layers: RankLayers,
-    rank: Array,
-    in_flight: RankLayers | None = None,
-) -> MomentsTable:
-    """Memory of pipeline ranks that comes and goes during a step. Arguments as in `rank_memory`."""
-    case = _case_of(model, batch, plan, precision, constants)
-    return _moments(case, layers, rank, in_flight=layers if in_flight is None else in_flight)
+    passed = layers if in_flight is None else in_flight
+    return _rank(case, layers, rank, in_flight=passed), _moments(case, layers, rank, in_flight=passed)
 
 
 def usual_ranks(model: ModelTable, plan: PlanTable, constants: MemoryConstants) -> tuple[RankLayers, RankLayers]:
