@@ -58,10 +58,13 @@ class ServingMeasurements(Result):
         return rows
 
     def summary(self) -> str:
-        """Return the model, the number of loads and the fastest one."""
+        """Return the model, the number of loads and the fastest one in which no request failed."""
         name = self.records.sidecar["endpoint"].get("model", "a server")
-        rates = [(v.value, s.load.name) for s in self.summaries if (v := s.value("total_tokens_per_s"))]
-        line = f"{name}: {len(rates)} of {len(self.summaries)} loads measured"
+        rates = [
+            (v.value, s.load.name) for s in self.summaries if not s.errors and (v := s.value("total_tokens_per_s"))
+        ]
+        measured = sum(bool(s.usable) for s in self.summaries)
+        line = f"{name}: {measured} of {len(self.summaries)} loads measured"
         return line if not rates else f"{line}; most {rate(max(rates)[0])} total tokens/s, {max(rates)[1]}"
 
 

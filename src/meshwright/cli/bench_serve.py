@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -13,12 +13,14 @@ from meshwright.cli.output import emit_json, note, print_line, print_text_tables
 from meshwright.errors import InfeasibleError, InputError, MissingDependencyError
 from meshwright.programs import install_command
 from meshwright.records.files import free_folder, now
-from meshwright.records.serving import Load, ServingPoint, ServingRecorder
+from meshwright.records.serving import Load, RequestStatus, ServingPoint, ServingRecorder, read_requests
 from meshwright.targets import load
 from meshwright.version import __version__
 
 if TYPE_CHECKING:
     from meshwright.bench.serving.bench import ServingBenchOutcome, ServingBenchRequest
+    from meshwright.bench.serving.endpoint import Endpoint
+    from meshwright.bench.serving.summary import LoadSummary
 
 DEFAULT_BOUND_MS = 30.0
 BENCH = "meshwright.bench.serving.bench"
@@ -138,13 +140,25 @@ def _report(
         print_line(f"Records: {recorder.path}" + (f"; page: {options['html_path']}" if options["html_path"] else ""))
     for caution in load("meshwright.report.serving:cautions")(found):
         note(caution)
+    refused = _refused_field(found, recorder)
+    if refused:
+        note(f"the server refused a field of requests; the option {refused} may help")
     if not any(summary.usable for summary in found):
         raise InfeasibleError(
             f"no load could be measured: {found[0].refusal if found else 'none was tried'}",
-            hint=f"each request and its error is in {recorder.folder}/requests.jsonl",
+            hint=refused or f"each request and its error is in {recorder.folder}/requests.jsonl",
         )
     if request.search is not None and outcome.found is None:
         raise InfeasibleError("even one request in flight is not under the bounds")
+
+
+def _refused_field(found: Sequence[LoadSummary], recorder: ServingRecorder) -> str | None:
+    """The option that mends a field that the server refused; None where it refused none."""
+    if not any(RequestStatus.HTTP_ERROR in s.errors for s in found):
+        return None
+    hint = load("meshwright.bench.serving.endpoint:field_hint")
+    reasons = (one.reason for _, _, one in read_requests(recorder.folder) if one.status is RequestStatus.HTTP_ERROR)
+    return next((option for reason in reasons if (option := hint(reason))), None)
 
 
 def _search_document(request: ServingBenchRequest, outcome: ServingBenchOutcome) -> dict[str, Any] | None:
@@ -165,7 +179,7 @@ def _sidecar(request: ServingBenchRequest, server: dict[str, Any] | None) -> dic
         "endpoint": {
             "url": endpoint.url, "model": endpoint.model, "interface": endpoint.interface,
             "ignore_eos": endpoint.ignore_eos, "extra": dict(endpoint.extra),
-            "timeout_s": endpoint.timeout_s, "idle_timeout_s": endpoint.idle_timeout_s,
+            "timeout_s": endpoint.timeout_s, "idle_timeout_s": endpoint.idle_timeout_s, **_changed(endpoint),
         },
         "server": server,
         "client": {"name": "meshwright", "version": __version__, "aiohttp": _version("aiohttp")},
@@ -177,6 +191,14 @@ def _sidecar(request: ServingBenchRequest, server: dict[str, Any] | None) -> dic
         "command": ["meshwright", *sys.argv[1:]],
         "started": now(),
     }  # fmt: skip
+
+
+def _changed(endpoint: Endpoint) -> dict[str, Any]:
+    """Options that change requests, without those that are not given, as in records of earlier releases."""
+    found = {
+        "renamed_fields": dict(endpoint.renamed), "omitted_fields": endpoint.omitted, "retries": endpoint.num_retries
+    }  # fmt: skip
+    return {name: value for name, value in found.items() if value}
 
 
 def _plain(value: Any) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshwright.bench.serving.bench import ServingBenchRequest, served_model
-from meshwright.bench.serving.endpoint import Endpoint, Interface, base_url
+from meshwright.bench.serving.endpoint import OPTIONAL_FIELDS, Endpoint, Interface, base_url
 from meshwright.bench.serving.metrics import LatencyBounds
 from meshwright.bench.serving.prompts import PromptSource, TraceRow, open_tokenizer, parse_lengths, read_prompts
 from meshwright.bench.serving.summary import InterTokenDefinition, MedianBounds
@@ -145,6 +145,9 @@ def _endpoint(options: dict[str, Any], *, url: str | None, model: str | None) ->
         headers=headers,
         ignore_eos=not options["stop_at_end_token"],
         extra=_extra(options["extras"]),
+        renamed=_renamed(options["renamed"]),
+        omitted=tuple(map(_optional_field, options["omitted"])),
+        num_retries=options["num_retries"],
         timeout_s=options["timeout_s"],
         idle_timeout_s=options["idle_timeout_s"],
     )
@@ -170,3 +173,24 @@ def _extra(pairs: Sequence[str]) -> dict[str, Any]:
         if not equals or not key.strip():
             raise InputError("--extra must read KEY=JSON", got=pair, hint="--extra top_k=1 --extra 'stop=[\"x\"]'")
     return found
+
+
+def _renamed(pairs: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for pair in pairs:
+        name, _, new = (part.strip() for part in pair.partition("="))
+        if not new or new in OPTIONAL_FIELDS:
+            raise InputError(
+                "--request-field must read FIELD=NEW_NAME", got=pair, hint="max_tokens=max_completion_tokens"
+            )
+        found[_optional_field(name)] = new
+    return found
+
+
+def _optional_field(name: str) -> str:
+    if name not in OPTIONAL_FIELDS:
+        raise InputError(
+            "a request cannot do without this field, or does not have it", got=name, allowed=", ".join(OPTIONAL_FIELDS),
+            hint="--extra adds fields",
+        )  # fmt: skip
+    return name

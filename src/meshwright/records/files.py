@@ -6,6 +6,7 @@ A `RowTable` is the one definition of a CSV file: a frozen dataclass whose field
     dataclass                                                       a cell for each of its fields
     dataclass | None                                                likewise, named NAME_FIELD; all are empty for None
     counts by name, with the names as metadata `counted`            a cell num_NAME for each
+    counts by name, with metadata `packed`                          one cell, NAME=COUNT with spaces between
 """
 
 from __future__ import annotations
@@ -169,8 +170,12 @@ class Cells:
         return found
 
 
-def read_lines(path: Path, *, columns: Sequence[str], what: str, made_by: str, whole: bool) -> list[Cells]:
-    """Read the lines of the CSV file at `path`, whose header is `columns`.
+def read_lines(
+    path: Path, *, columns: Sequence[str], what: str, made_by: str, whole: bool, num_added: int = 0
+) -> list[Cells]:
+    """Read the lines of the CSV file at `path`, whose header is `columns`, perhaps without the last `num_added`.
+
+    Cells of columns that the file lacks are empty.
 
     With `whole` false an incomplete last line is ignored. Raises InputError with file and line for another header and
     for lines that are too short or too long.
@@ -182,15 +187,15 @@ def read_lines(path: Path, *, columns: Sequence[str], what: str, made_by: str, w
     except csv.Error as error:
         raise InputError(f"{path}:{reader.line_num}: not a CSV file ({error})") from None
     header = lines[0][1] if lines else []
-    if header != [*columns]:
+    if header not in ([*columns], [*columns[: len(columns) - num_added]]):
         got = ",".join(header)[:60]
         raise InputError(f"{path}:1: not the header of {what}", got=got, allowed=",".join(columns))
 
     def row(line: tuple[int, list[str]]) -> Cells:
         number, cells = line
-        if len(cells) != len(columns):
-            raise InputError(f"{path}:{number}: cells of this line", got=len(cells), allowed=len(columns))
-        return Cells(dict(zip(columns, cells, strict=True)), f"{path}:{number}")
+        if len(cells) != len(header):
+            raise InputError(f"{path}:{number}: cells of this line", got=len(cells), allowed=len(header))
+        return Cells(dict.fromkeys(columns, "") | dict(zip(header, cells, strict=True)), f"{path}:{number}")
 
     return list(read_rows(lines[1:], row))
 
@@ -204,6 +209,7 @@ class _CellField:
     is_optional: bool
     least: float
     counted: tuple[str, ...]
+    packed: bool
 
     def prefix(self, before: str) -> str:
         """Start of the columns of its parts."""
@@ -223,6 +229,7 @@ def _cell_fields(kind: type[Any]) -> tuple[_CellField, ...]:
                 is_optional=is_optional,
                 least=f.metadata.get("least", 0.0),
                 counted=f.metadata.get("counted", ()),
+                packed=f.metadata.get("packed", False),
             )
         )
     return tuple(found)
@@ -236,6 +243,8 @@ def _values(row: object, kind: type[Any], prefix: str = "") -> Iterator[tuple[st
             yield from _values(value, f.kind, f.prefix(prefix))  # pyright: ignore[reportArgumentType]
         elif f.counted:
             yield from ((f"num_{name}", (value or {}).get(name, 0), False) for name in f.counted)
+        elif f.packed:
+            yield f.name, " ".join(f"{name}={count}" for name, count in (value or {}).items()), True
         else:
             yield prefix + f.name, value, f.is_optional or row is None
 
@@ -250,6 +259,7 @@ class RowTable(Generic[Row]):
         what: its rows, in the plural; for messages.
         made_by: the command that writes it.
         empty_zeros: types whose zero is an empty cell.
+        num_added: of its last columns, as many as files of earlier releases lack; their cells may be empty.
         columns: their order; default: as the fields are. It may have those of `derived` too.
         derived: numbers that follow from a row; they are written, and not read.
         check: row, file and line number to the row that is kept. Raises InputError for values that contradict.
@@ -260,6 +270,7 @@ class RowTable(Generic[Row]):
     what: str
     made_by: str
     empty_zeros: tuple[type, ...] = ()
+    num_added: int = 0
     columns: tuple[str, ...] = ()
     derived: Mapping[str, Callable[[Row], float]] = field(default_factory=dict)
     check: Callable[[Row, str], Row] = lambda row, where: row
@@ -298,6 +309,8 @@ class RowTable(Generic[Row]):
         if f.counted:
             counts = {name: line.whole(f"num_{name}") for name in f.counted}
             return {name: count for name, count in counts.items() if count}
+        if f.packed:
+            return self._packed(line, column)
         if not line.cells[column] and (f.is_optional or f.kind in self.empty_zeros):
             return None if f.is_optional else f.kind()
         if f.kind is bool:
@@ -308,12 +321,21 @@ class RowTable(Generic[Row]):
             return line.number(column, least=f.least)
         return line.cells[column] if f.kind is str else line.one_of(column, f.kind)
 
+    def _packed(self, line: Cells, column: str) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for part in line.cells[column].split():
+            name, _, count = part.partition("=")
+            counts[name] = Cells({column: count}, line.where).whole(column)
+        return counts
+
     def read(self, path: Path, *, whole: bool) -> tuple[Row, ...]:
         """Read the rows in the file at `path`; with `whole` false an incomplete last line is ignored.
 
         Raises InputError with file and line for each line that is none of the table.
         """
-        lines = read_lines(path, columns=self.header, what=self.what, made_by=self.made_by, whole=whole)
+        lines = read_lines(
+            path, columns=self.header, what=self.what, made_by=self.made_by, whole=whole, num_added=self.num_added
+        )
         return read_rows(lines, self.row)
 
     def write(self, path: Path, rows: Iterable[Row] = ()) -> None:

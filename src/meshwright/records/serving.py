@@ -106,6 +106,12 @@ class Latency:
     high: float | None
 
 
+def sum_known(counts: Iterable[int | None]) -> int | None:
+    """Sum of the counts that are known; None where none is."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class RequestRecord:
     """One request. Times are seconds since the first request of its load was due."""
@@ -127,6 +133,9 @@ class RequestRecord:
     num_malformed: int = 0  # events that could not be read
     finish_reason: str | None = None
     reasoning_tokens: int | None = None  # of the output tokens, as the server counts them
+    http_status: int | None = None  # of an HTTP error
+    num_retries: int = 0  # times that it was sent again because the server was too busy
+    cached_tokens: int | None = None  # of the input tokens, as the server counts those of its prefix cache
 
     @property
     def ttft_s(self) -> float | None:
@@ -206,6 +215,9 @@ class ServingPoint:
     reasoning_tokens: int = 0  # of the output tokens
     first_answer_s: Latency | None = None  # from sending to the first token that is not reasoning
     server_wait_ratio: float | None = None  # of the time its busiest thread was ready: without a processor
+    http_statuses: Mapping[str, int] = field(default_factory=dict, metadata={"packed": True})  # of `http_error`
+    num_retries: int | None = None  # after the server was too busy; None in records of earlier releases
+    cached_tokens: int | None = None  # of the input tokens; None: the server does not count them
 
     @property
     def is_usable(self) -> bool:
@@ -213,7 +225,7 @@ class ServingPoint:
 
 
 LATENCIES = ("ttft_s", "chunk_gap_s", "tpot_s", "e2e_s", "send_delay_s", "first_answer_s")
-TABLE = RowTable(kind=ServingPoint, name=CSV_NAME, what="serving records", made_by=MADE_BY)
+TABLE = RowTable(kind=ServingPoint, name=CSV_NAME, what="serving records", made_by=MADE_BY, num_added=3)
 
 
 class EndpointFields(Fields):

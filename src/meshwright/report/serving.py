@@ -13,7 +13,7 @@ from meshwright.answers.quantities import percent, rate
 from meshwright.answers.text_table import TextTable
 from meshwright.bench.serving.summary import BoundStep, InterTokenDefinition, LoadSummary, best_by_bound, best_under
 from meshwright.records.measurement import ValueRange
-from meshwright.records.serving import ServingPoint, TokenSource
+from meshwright.records.serving import RequestStatus, ServingPoint, TokenSource, sum_known
 from meshwright.report.figures import INK, WIDTH, svg
 from meshwright.report.html import PageSection, document, figure, page_table, paragraph, tiles
 from meshwright.report.training_figures import BLUE, GREEN, RED
@@ -100,7 +100,8 @@ def best_table(found: Sequence[LoadSummary], *, bound_s: float) -> TextTable:
         title="Best load under a bound",
         headings=("median of", "bound above", "total tokens/s", "output tokens/s", "load", f"{bound_s * 1e3:g} ms"),
         rows=rows,
-        caption="Each line holds for bounds above its latency, up to the next line. Nothing is interpolated.",
+        caption="Each line holds for bounds above its latency, up to the next line. Nothing is interpolated. Loads in "
+        "which requests failed are left out.",
         text_columns=("load",),
     )
 
@@ -117,12 +118,20 @@ def failure_table(found: Sequence[LoadSummary]) -> TextTable:
     rows = [
         (s.load.name, name.replace("_", " "), count, f"of {s.total('num_requests')} requests")
         for s in found
-        for name, count in s.errors.items()
+        for name, count in _failures(s).items()
     ]
     rows += [(s.load.name, "refused", len(s.points), s.refusal) for s in found if s.points and not s.usable]
     return TextTable(
         title="Not measured", headings=("load", "ended", "count", "why"), rows=rows, text_columns=("ended", "why")
     )
+
+
+def _failures(found: LoadSummary) -> dict[str, int]:
+    """Failed requests by kind, HTTP errors by their status where it is known."""
+    counts = dict(found.errors)
+    statuses = {f"{RequestStatus.HTTP_ERROR} {status}": count for status, count in found.http_statuses.items()}
+    rest = counts.pop(RequestStatus.HTTP_ERROR, 0) - sum(statuses.values())
+    return statuses | counts | ({RequestStatus.HTTP_ERROR: rest} if rest else {})
 
 
 WAIT_LIMIT = 0.05
@@ -143,6 +152,10 @@ def cautions(found: Sequence[LoadSummary]) -> list[str]:
     for count, text in (
         (sum(p.num_short for p in points), "answers are shorter than asked for"),
         (sum(p.num_reconnects for p in points), "kept-alive connections were closed by the server and opened again"),
+        (
+            sum_known(p.num_retries for p in points),
+            "times a request was sent again after HTTP 429 or 503; latencies count from its first time",
+        ),
         (sum(p.interrupted for p in points), "loads were interrupted"),
     ):
         if count:
@@ -152,6 +165,15 @@ def cautions(found: Sequence[LoadSummary]) -> list[str]:
         firsts = [p.first_answer_s.median for p in points if p.first_answer_s is not None]
         begins = f"; the answer began after {min(firsts):.3g} to {max(firsts):.3g} s in the median" if firsts else ""
         said.append(f"{reasoning:,} of {made:,} output tokens are reasoning, which TTFT and rates count{begins}")
+    cached = sum_known(p.cached_tokens for p in points)
+    if cached is not None:
+        inputs = sum(p.input_tokens for p in points)
+        said.append(f"{cached:,} of {inputs:,} input tokens were in the server's prefix cache, as it counts them")
+    said += [
+        f"{s.load.name}: {sum(s.errors.values())} of {s.total('num_requests')} requests failed, so it is no best load"
+        for s in found
+        if s.usable and s.errors
+    ]
     waited = max((p.server_wait_ratio or 0.0 for p in points), default=0.0)
     if waited > WAIT_LIMIT:
         said.append(
@@ -253,7 +275,7 @@ def _lead(found: Sequence[LoadSummary], sidecar: Mapping[str, Any]) -> str:
 
 def _tiles(usable: Sequence[LoadSummary], bound_s: float) -> list[tuple[str, str, str]]:
     shown = []
-    rates = {s.load.name: s.value("total_tokens_per_s") for s in usable}
+    rates = {s.load.name: s.value("total_tokens_per_s") for s in usable if not s.errors}
     best = max(((v.value, name) for name, v in rates.items() if v), default=None)
     if best:
         shown.append((rate(best[0]), "total tokens/s, the most", best[1]))
@@ -269,13 +291,14 @@ def _tiles(usable: Sequence[LoadSummary], bound_s: float) -> list[tuple[str, str
 
 
 def _front(rows: Sequence[dict[str, Any]]) -> set[str]:
-    """Names of the loads that no other load beats in both throughput and interactivity."""
+    """Names of the loads without failures that no other such load beats in both throughput and interactivity."""
+    whole = [row for row in rows if not row["failed"]]
     return {
         row["load"]
-        for row in rows
+        for row in whole
         if not any(
             other["x"] >= row["x"] and other["y"] >= row["y"] and (other["x"], other["y"]) != (row["x"], row["y"])
-            for other in rows
+            for other in whole
         )
     }
 
@@ -289,8 +312,11 @@ def interactivity_svg(usable: Sequence[LoadSummary]) -> str:
         tpot, total = s.latency("tpot_s"), s.value("total_tokens_per_s")
         if tpot is not None and total is not None and tpot.value > 0:
             rows.append(
-                {"load": s.load.name, "x": 1 / tpot.value, "y": total.value, "low": total.low, "high": total.high}
-            )
+                {
+                    "load": s.load.name, "x": 1 / tpot.value, "y": total.value, "low": total.low, "high": total.high,
+                    "failed": bool(s.errors),
+                }
+            )  # fmt: skip
     front = _front(rows)
     for row in rows:
         row["front"] = "yes" if row["load"] in front else "no"

@@ -54,8 +54,13 @@ def tables(found: Sequence[ImportedResult], *, bound_s: float) -> list[TextTable
         text_columns=("load",),
     )  # fmt: skip
     gaps = [(r.format, text) for r in found for text in r.gaps]
+    gaps += [
+        (r.format, f"{sum(r.point.errors.values())} of {r.point.num_requests} requests failed: no best load")
+        for r in found
+        if r.point.errors
+    ]
     limits = TextTable(
-        title="Values that the files lack or define otherwise",
+        title="Values that the files lack or define otherwise, and failures",
         headings=("client", "what"),
         rows=list(dict.fromkeys(gaps)),
         text_columns=("what",),

@@ -142,6 +142,47 @@ def test_failures_are_counted_and_all_failing_is_an_answer_of_no(meshwright, tmp
     assert "http error" in outcome.stdout
 
 
+def test_statuses_and_retries_are_in_tables_and_document(meshwright, tmp_path):
+    busy = Behavior(fault_every=4, fault=MockFault.HTTP_429, retry_after="0")
+    asked = ["--concurrency", "1", "--requests", "8", "--warmup", "0", "--model", "mock"]
+    with serving(busy) as url:
+        outcome = meshwright("bench", "serve", url, *asked, *small("--out", str(tmp_path / "a")))
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "http error 429" in outcome.stdout
+    assert "Best load under a bound" not in outcome.stdout
+    assert "of 8 requests failed, so it is no best load" in outcome.stderr
+    with serving(busy) as url:
+        outcome = meshwright(
+            "bench", "serve", url, *asked, "--retries", "3", "--json", *small("--out", str(tmp_path / "b"))
+        )
+    document = json.loads(outcome.stdout)
+    (point,) = document["points"]
+    assert (point["num_ok"], point["http_statuses"]) == (8, {})
+    assert point["num_retries"] > 0
+    assert document["best"]["tpot_s"]["steps"]
+    assert read_serving(tmp_path / "b").sidecar["endpoint"]["retries"] == 3
+
+
+def test_a_refused_field_has_its_option_in_the_hint(meshwright, tmp_path):
+    with serving(Behavior(refused_fields=("max_tokens",))) as url:
+        outcome = meshwright("bench", "serve", url, *small("--out", str(tmp_path / "a")))
+        assert outcome.exit_code == 2
+        assert "--request-field max_tokens=max_completion_tokens" in outcome.stderr
+        prompts = tmp_path / "prompts.jsonl"
+        prompts.write_text('{"prompt": "hello"}\n')
+        outcome = meshwright(
+            "bench", "serve", url, "--prompts", str(prompts), "--concurrency", "1", "--requests", "2", "--warmup", "0",
+            *small("--out", str(tmp_path / "b")),
+        )  # fmt: skip
+        assert outcome.exit_code == 1
+        assert "--request-field max_tokens=max_completion_tokens" in outcome.stderr
+        outcome = meshwright(
+            "bench", "serve", url, "--request-field", "max_tokens=max_completion_tokens", "--concurrency", "1",
+            "--requests", "2", *small("--out", str(tmp_path / "c")),
+        )  # fmt: skip
+        assert outcome.exit_code == 0, outcome.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -164,6 +205,10 @@ def test_failures_are_counted_and_all_failing_is_an_answer_of_no(meshwright, tmp
         (["x:1", "--prompts", "absent.jsonl"], "absent.jsonl"),
         (["x:1", "--tokenizer", "absent"], "tokenizer"),
         (["x:1", "--model", "m", "--extra", "top_k"], "--extra"),
+        (["x:1", "--model", "m", "--request-field", "max_tokens"], "FIELD=NEW_NAME"),
+        (["x:1", "--model", "m", "--request-field", "max_tokens=temperature"], "FIELD=NEW_NAME"),
+        (["x:1", "--model", "m", "--request-field", "prompt=text"], "cannot do without"),
+        (["x:1", "--model", "m", "--omit-field", "model"], "cannot do without"),
         (["x:1", "--model", "m", "--key-variable", "NO_SUCH_VARIABLE"], "no key"),
         (["127.0.0.1:9"], "no server answers"),
         (["127.0.0.1:9", "--model", "m", "--no-self-test"], "no server answers"),

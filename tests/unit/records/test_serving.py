@@ -29,6 +29,7 @@ POINT = ServingPoint(
     load=Load(arrivals=Arrivals.GAMMA, offered_per_s=2.5, shape=0.5), repeat=2, started="2026-01-01T00:00:00+00:00",
     wall_s=2.0, num_requests=5, num_ok=3, errors={"dropped": 2}, requests_per_s=1.5, ttft_s=LATENCY,
     token_source=TokenSource.MIXED, refusal="too fast, by far", interrupted=True, good_ratio=0.5,
+    http_statuses={"429": 2, "500": 1}, num_retries=3, cached_tokens=0,
 )  # fmt: skip
 
 
@@ -48,7 +49,14 @@ def test_columns_are_unique_and_a_point_survives():
 
 @pytest.mark.parametrize(
     ("column", "value"),
-    [("repeat", "x"), ("wall_s", "nan"), ("arrivals", "often"), ("interrupted", "maybe"), ("ttft_s_p99", "inf")],
+    [
+        ("repeat", "x"),
+        ("wall_s", "nan"),
+        ("arrivals", "often"),
+        ("interrupted", "maybe"),
+        ("ttft_s_p99", "inf"),
+        ("http_statuses", "429=x"),
+    ],
 )
 def test_damaged_cells_are_named(column, value):
     cells = cells_of(POINT) | {column: value}
@@ -72,6 +80,18 @@ def test_files(tmp_path):
     assert read_serving(tmp_path / "out").points == (POINT, POINT)
     with pytest.raises(InputError, match="records already"):
         ServingRecorder(tmp_path / "out", sidecar=SIDECAR)
+
+
+def test_a_file_of_an_earlier_release_is_read(tmp_path):
+    """It lacks the last columns, and its values are those of a release that did not count them."""
+    ServingRecorder(tmp_path, sidecar=SIDECAR).append(POINT)
+    with (tmp_path / "serving.csv").open(newline="") as stream:
+        lines = [line[: -TABLE.num_added] for line in csv.reader(stream)]
+    assert lines[0][-1] == "server_wait_ratio"
+    with (tmp_path / "serving.csv").open("w", newline="") as stream:
+        csv.writer(stream).writerows(lines)
+    (found,) = read_serving(tmp_path).points
+    assert found == replace(POINT, http_statuses={}, num_retries=None, cached_tokens=None)
 
 
 def test_a_damaged_request_is_named(tmp_path):

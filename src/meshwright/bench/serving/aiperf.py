@@ -112,6 +112,9 @@ def check(request: ServingBenchRequest, *, tokenizer: Path | None, key_variable:
         "--duration": request.duration_s is not None,
         "--ramp": request.ramp_s > 0,
         "--key-variable": key_variable is not None,
+        "--request-field": bool(request.endpoint.renamed),
+        "--omit-field": bool(request.endpoint.omitted),
+        "--retries": request.endpoint.num_retries > 0,
         "--input-tokens": request.source.inputs.kind not in LENGTH_KINDS,
         "--output-tokens": request.source.outputs.kind not in LENGTH_KINDS,
     }

@@ -22,7 +22,7 @@ import aiohttp
 
 from meshwright.bench.serving.ceiling import client_ceiling, refusal
 from meshwright.bench.serving.client import Client, open_session
-from meshwright.bench.serving.endpoint import Endpoint, ServingPrompt
+from meshwright.bench.serving.endpoint import Endpoint, ServingPrompt, field_hint
 from meshwright.bench.serving.loads import LoadOutcome, run_load
 from meshwright.bench.serving.metrics import LatencyBounds, serving_point
 from meshwright.bench.serving.prompts import PromptSource, WordScale, random_text, word_scale
@@ -34,7 +34,7 @@ from meshwright.records.serving import Arrivals, Load, RequestStatus, ServingPoi
 
 LONGEST_SCALE_LENGTH = 64
 PREFLIGHT_TIMEOUT_S = 30.0
-REFUSED_STATUSES = ("400", "401", "403", "404", "405", "422")
+REFUSED_STATUSES = (400, 401, 403, 404, 405, 422)
 """HTTP statuses that every further request would get too."""
 
 
@@ -204,7 +204,7 @@ async def measure_scale(endpoint: Endpoint) -> WordScale:
             record = await client.send(prompt, index=0)
             if record.status is RequestStatus.NOT_CONNECTED:
                 raise InputError(f"no server answers ({record.reason})", got=endpoint.url)
-            if record.status is RequestStatus.HTTP_ERROR and record.reason.startswith(REFUSED_STATUSES):
+            if record.http_status in REFUSED_STATUSES:
                 reason, length = record.reason, length // 2  # perhaps longer than its context
                 continue
             if record.status is not RequestStatus.OK or record.token_source is not TokenSource.USAGE:
@@ -212,7 +212,7 @@ async def measure_scale(endpoint: Endpoint) -> WordScale:
             points.append((length, record.input_tokens))
             length //= 4
     if not points:
-        raise InputError(f"the server refuses requests ({reason})", got=endpoint.url)
+        raise InputError(f"the server refuses requests ({reason})", got=endpoint.url, hint=field_hint(reason))
     if len(points) < 2:
         return WordScale()
     return word_scale(points)

@@ -12,8 +12,10 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 
 import aiohttp
 
@@ -25,6 +27,10 @@ READ_BYTES = 2**18
 CONNECT_TIMEOUT_S = 30.0
 NO_RETRY = (aiohttp.ClientConnectorError, TimeoutError)
 """Lost connections that a new one would not mend."""
+BUSY_STATUSES = (429, 503)
+"""Statuses that may come with Retry-After (RFC 9110, section 10.2.3; RFC 6585, section 4)."""
+FIRST_WAIT_S = 1.0
+"""Wait before a request is sent again where the server names none; twice as long each further time."""
 
 CountTokens = Callable[[str], int]
 """Tokens of a text, by a local tokenizer."""
@@ -57,6 +63,10 @@ class _Answer:
     num_malformed: int = 0
     malformed: str = ""
     error: str = ""
+    http_status: int | None = None  # other than 200
+    retry_after_s: float | None = None
+    num_reconnects: int = 0
+    num_retries: int = 0
 
     def take(self, data: bytes, now_s: float) -> None:
         """Add one event."""
@@ -94,27 +104,23 @@ class Client:
 
     async def send(self, prompt: ServingPrompt, *, index: int, due_s: float | None = None) -> RequestRecord:
         """Send one request, keep its record and return it. Raises only CancelledError."""
-        answer, reconnects = _Answer(), 0
+        answer = _Answer()
         sent_s = self.clock()
         due_s = sent_s - self.start_s if due_s is None else due_s
 
         def record(status: RequestStatus, reason: str = "") -> RequestRecord:
-            made = self._record(
-                prompt, answer, index=index, due_s=due_s, sent_s=sent_s, status=status,
-                reason=reason, reconnects=reconnects,
-            )  # fmt: skip
+            made = self._record(prompt, answer, index=index, due_s=due_s, sent_s=sent_s, status=status, reason=reason)
             self.records.append(made)
             return made
 
         try:
-            try:
-                return record(*await self._stream(self.session, prompt, answer))
-            except (aiohttp.ClientConnectionError, OSError) as error:
-                if answer.has_begun or isinstance(error, NO_RETRY):
-                    raise
-            reconnects = 1  # the server had closed a kept-alive connection: once more, on a new one
-            async with open_session(self.endpoint) as session:
-                return record(*await self._stream(session, prompt, answer))
+            while True:
+                status, reason = await self._try(prompt, answer)
+                wait_s = self._retry_wait_s(answer)
+                if wait_s is None:
+                    return record(status, reason)
+                await asyncio.sleep(wait_s)
+                answer = _Answer(num_reconnects=answer.num_reconnects, num_retries=answer.num_retries + 1)
         except asyncio.CancelledError:
             record(RequestStatus.CANCELLED, "interrupted")
             raise
@@ -130,6 +136,25 @@ class Client:
         except (aiohttp.ClientError, ValueError) as error:  # an answer that is not HTTP
             return record(RequestStatus.MALFORMED, _reason(error))
 
+    def _retry_wait_s(self, answer: _Answer) -> float | None:
+        """Seconds until the request is sent again; None: it is not."""
+        if answer.http_status not in BUSY_STATUSES or answer.num_retries >= self.endpoint.num_retries:
+            return None
+        named_s = answer.retry_after_s
+        wait_s = FIRST_WAIT_S * 2.0**answer.num_retries if named_s is None else named_s
+        return wait_s if wait_s <= self.endpoint.timeout_s else None
+
+    async def _try(self, prompt: ServingPrompt, answer: _Answer) -> tuple[RequestStatus, str]:
+        """`_stream`, and once more on a new connection where the server had closed a kept-alive one."""
+        try:
+            return await self._stream(self.session, prompt, answer)
+        except (aiohttp.ClientConnectionError, OSError) as error:
+            if answer.has_begun or isinstance(error, NO_RETRY):
+                raise
+        answer.num_reconnects += 1
+        async with open_session(self.endpoint) as session:
+            return await self._stream(session, prompt, answer)
+
     async def _stream(
         self, session: aiohttp.ClientSession, prompt: ServingPrompt, answer: _Answer
     ) -> tuple[RequestStatus, str]:
@@ -138,6 +163,8 @@ class Client:
         async with session.post(endpoint.url, json=endpoint.body(prompt)) as response:
             answer.has_begun = True
             if response.status != 200:
+                answer.http_status = response.status
+                answer.retry_after_s = _retry_after_s(response.headers.get("Retry-After"))
                 return RequestStatus.HTTP_ERROR, f"{response.status}: {await _error_body(response)}"
             events = EventBuffer()
             async for data in response.content.iter_any():
@@ -157,7 +184,7 @@ class Client:
 
     def _record(
         self, prompt: ServingPrompt, answer: _Answer, *, index: int, due_s: float, sent_s: float,
-        status: RequestStatus, reason: str, reconnects: int,
+        status: RequestStatus, reason: str,
     ) -> RequestRecord:  # fmt: skip
         end_s, start_s = self.clock(), self.start_s
         num_input, num_output, source = self._tokens(prompt, answer)
@@ -170,13 +197,16 @@ class Client:
             reason=reason,
             chunk_s=tuple(s - start_s for s in answer.chunk_s),
             answer_s=None if answer.answer_s is None else answer.answer_s - start_s,
-            reasoning_tokens=_reasoning_tokens(answer.usage),
+            reasoning_tokens=_counted(answer.usage, "completion_tokens_details", "reasoning_tokens"),
+            cached_tokens=_counted(answer.usage, "prompt_tokens_details", "cached_tokens"),
+            http_status=answer.http_status if status is RequestStatus.HTTP_ERROR else None,
             input_tokens=num_input,
             output_tokens=num_output,
             token_source=source,
             asked_input_tokens=prompt.input_tokens,
             asked_output_tokens=prompt.output_tokens,
-            num_reconnects=reconnects,
+            num_reconnects=answer.num_reconnects,
+            num_retries=answer.num_retries,
             num_malformed=answer.num_malformed,
             finish_reason=answer.finish_reason,
         )
@@ -208,8 +238,20 @@ async def _error_body(response: aiohttp.ClientResponse) -> str:
     return error_text(found.get("error", found.get("message", found)) if isinstance(found, dict) else found)
 
 
-def _reasoning_tokens(usage: dict[str, object] | None) -> int | None:
-    """Tokens of reasoning in `completion_tokens_details` of the usage; None where the server counts none."""
-    details = (usage or {}).get("completion_tokens_details")
-    found = details.get("reasoning_tokens") if isinstance(details, dict) else None
+def _counted(usage: dict[str, object] | None, details_key: str, key: str) -> int | None:
+    """A count in the details of the usage; None where the server does not count it."""
+    details = (usage or {}).get(details_key)
+    found = details.get(key) if isinstance(details, dict) else None
     return found if type(found) is int and found >= 0 else None
+
+
+def _retry_after_s(text: str | None) -> float | None:
+    """Seconds until the time that a Retry-After header names, by its count of seconds or its date; None without one."""
+    if text is None:
+        return None
+    with suppress(ValueError):
+        return max(0.0, float(int(text)))
+    with suppress(ValueError):
+        found = parsedate_to_datetime(text)
+        return max(0.0, (found.replace(tzinfo=found.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -21,6 +22,30 @@ class Interface(StrEnum):
 PATHS = {Interface.COMPLETIONS: "/v1/completions", Interface.CHAT: "/v1/chat/completions"}
 
 
+OPTIONAL_FIELDS = ("max_tokens", "temperature", "stream_options", "ignore_eos")
+"""Fields of a request that may have another name, or be left out: a server answers without them."""
+NEW_NAMES = {"max_tokens": "max_completion_tokens"}
+"""Names that newer interfaces have for a field."""
+NOT_TAKEN = re.compile(r"un(supported|known|recogni[sz]ed|expected)|not (supported|permitted|allowed)|extra|additional")
+"""Words of a message that refuses a field itself, and not its value."""
+
+
+def field_hint(reason: str) -> str | None:
+    """The option that mends a refusal of a field of the request; None where the message refuses none.
+
+    >>> field_hint("400: Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.")
+    '--request-field max_tokens=max_completion_tokens'
+    >>> field_hint("422: Extra inputs are not permitted: ignore_eos"), field_hint("400: max_tokens is too large")
+    ('--omit-field ignore_eos', None)
+    """
+    if not NOT_TAKEN.search(reason.lower()):
+        return None
+    name = next((name for name in OPTIONAL_FIELDS if re.search(rf"\b{name}\b", reason)), None)
+    if name is None:
+        return None
+    return f"--request-field {name}={NEW_NAMES[name]}" if name in NEW_NAMES else f"--omit-field {name}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
     """A server's address and how to ask it."""
@@ -31,6 +56,9 @@ class Endpoint:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold a key
     ignore_eos: bool = True  # generate the asked length even past an end token
     extra: Mapping[str, Any] = field(default_factory=dict)  # further keys of the body
+    renamed: Mapping[str, str] = field(default_factory=dict)  # of `OPTIONAL_FIELDS`, to the names that the server has
+    omitted: tuple[str, ...] = ()  # of `OPTIONAL_FIELDS`
+    num_retries: int = 0  # times that a request is sent again when the server is too busy
     timeout_s: float = 600.0  # of one request
     idle_timeout_s: float = 120.0  # without any byte
 
@@ -53,7 +81,8 @@ class Endpoint:
             found["messages"] = prompt.messages or [{"role": "user", "content": prompt.text}]
         else:
             found["prompt"] = prompt.text
-        return found | dict(self.extra)
+        kept = {self.renamed.get(name, name): value for name, value in found.items() if name not in self.omitted}
+        return kept | dict(self.extra)
 
 
 @dataclass(frozen=True, kw_only=True)

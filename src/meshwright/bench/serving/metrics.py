@@ -8,6 +8,7 @@ the last moment at which at least 90 % of the peak was in flight. Percentiles in
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 
 from meshwright.bench.serving.loads import LoadOutcome
 from meshwright.records.measurement import Measurement
-from meshwright.records.serving import Latency, Load, RequestRecord, RequestStatus, ServingPoint, TokenSource
+from meshwright.records.serving import Latency, Load, RequestRecord, RequestStatus, ServingPoint, TokenSource, sum_known
 
 STEADY_RATIO = 0.9
 MANY = 100
@@ -93,7 +94,10 @@ def serving_point(
         num_requests=outcome.num_sent,
         num_ok=len(done),
         errors=_error_counts(failed),
+        http_statuses=Counter(str(r.http_status) for r in failed if r.http_status is not None),
         num_reconnects=sum(r.num_reconnects for r in records),
+        num_retries=sum(r.num_retries for r in records),
+        cached_tokens=sum_known(r.cached_tokens for r in done),
         num_malformed_events=sum(r.num_malformed for r in records),
         num_short=sum(r.output_tokens < r.asked_output_tokens for r in done),
         token_source=_source(done),
@@ -134,10 +138,7 @@ def _latencies(done: Sequence[RequestRecord]) -> dict[str, Any]:
 
 
 def _error_counts(failed: Sequence[RequestRecord]) -> Mapping[str, int]:
-    counts: dict[str, int] = {}
-    for record in failed:
-        counts[record.status] = counts.get(record.status, 0) + 1
-    return counts
+    return Counter(record.status for record in failed)
 
 
 def _source(done: Sequence[RequestRecord]) -> TokenSource:

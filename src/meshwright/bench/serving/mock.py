@@ -26,6 +26,7 @@ class MockFault(StrEnum):
 
     HTTP_500 = "http_500"
     HTTP_429 = "http_429"
+    HTTP_503 = "http_503"
     RESET = "reset"  # the connection is reset in the middle of the answer
     CLOSE = "close"  # the connection is closed in the middle
     CLOSE_AT_ONCE = "close_at_once"  # before any byte of the answer
@@ -53,6 +54,9 @@ class Behavior:
     closes_kept_alive: bool = False  # after an answer, as some servers do
     slow_read_s: float = 0.0  # before the request's body is read
     num_slots: int | None = None  # requests that are answered at the same time; the others queue
+    retry_after: str | None = None  # header of an injected HTTP error
+    refused_fields: tuple[str, ...] = ()  # of a request: the answer is 400 with the name
+    cached_tokens: int | None = None  # of each prompt, as the usage reports them
 
     def fault_of(self, index: int) -> MockFault | None:
         """The fault of a request, if any."""
@@ -117,6 +121,10 @@ class MockServer:
             writer.write(_response(400, json.dumps({"error": {"message": "not a request"}})))
             await writer.drain()
             return True
+        if refused := [name for name in self.behavior.refused_fields if name in request]:
+            writer.write(_response(400, json.dumps({"error": {"message": f"Unsupported parameter: '{refused[0]}'"}})))
+            await writer.drain()
+            return True
         answer = _Answer(self.behavior, writer, num_tokens, num_input, is_chat, arrived_s)
         if self._slots is None:
             goes_on = await answer.write(self.behavior.fault_of(index))
@@ -135,10 +143,11 @@ def _num_input(request: dict[str, Any]) -> int:
     return len(text.split())
 
 
-def _response(status: int, body: str) -> bytes:
+def _response(status: int, body: str, retry_after: str | None = None) -> bytes:
     data = body.encode()
-    head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    return head.encode() + data
+    head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
+    head += f"Retry-After: {retry_after}\r\n" if retry_after is not None else ""
+    return f"{head}\r\n".encode() + data
 
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -174,9 +183,10 @@ class _Answer:
         """Write the answer, or the fault; False: the connection ends."""
         writer = self.writer
         match fault:
-            case MockFault.HTTP_500 | MockFault.HTTP_429:
+            case MockFault.HTTP_500 | MockFault.HTTP_429 | MockFault.HTTP_503:
                 status = int(fault.removeprefix("http_"))
-                writer.write(_response(status, json.dumps({"error": {"message": "an injected error"}})))
+                body = json.dumps({"error": {"message": "an injected error"}})
+                writer.write(_response(status, body, self.behavior.retry_after))
                 await writer.drain()
                 return True
             case MockFault.CLOSE_AT_ONCE:
@@ -220,10 +230,12 @@ class _Answer:
         text: dict[str, Any] = {"delta": {}} if self.is_chat else {"text": ""}
         await self._send(_event({"choices": [{"index": 0, "finish_reason": "length", **text}]}))
         if self.behavior.has_usage:
-            usage = {
+            usage: dict[str, Any] = {
                 "prompt_tokens": self.num_input, "completion_tokens": self.num_written,
                 "total_tokens": self.num_input + self.num_written,
             }  # fmt: skip
+            if self.behavior.cached_tokens is not None:
+                usage["prompt_tokens_details"] = {"cached_tokens": self.behavior.cached_tokens}
             await self._send(_event({"choices": [], "usage": usage}))
         await self._send(b"data: [DONE]\n\n")
 

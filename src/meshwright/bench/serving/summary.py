@@ -6,13 +6,14 @@ their range below. Token counts and requests are sums over the repeats.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
 from meshwright.records.measurement import ValueRange, value_range
-from meshwright.records.serving import LATENCIES, Latency, Load, ServingPoint
+from meshwright.records.serving import LATENCIES, Latency, Load, ServingPoint, sum_known
 
 RATES = (
     "requests_per_s", "input_tokens_per_s", "output_tokens_per_s", "total_tokens_per_s",
@@ -22,7 +23,7 @@ RATES = (
 )  # fmt: skip
 COUNTS = (
     "num_requests", "num_ok", "num_reconnects", "num_malformed_events", "num_short", "input_tokens", "output_tokens",
-    "total_tokens", "lost_output_tokens", "reasoning_tokens",
+    "total_tokens", "lost_output_tokens", "reasoning_tokens", "num_retries", "cached_tokens",
 )  # fmt: skip
 
 
@@ -46,8 +47,12 @@ class LoadSummary:
     @property
     def errors(self) -> Mapping[str, int]:
         """Failed requests of all repeats by status."""
-        names = dict.fromkeys(name for p in self.points for name in p.errors)
-        return {name: sum(p.errors.get(name, 0) for p in self.points) for name in names}
+        return sum((Counter(p.errors) for p in self.points), Counter())
+
+    @property
+    def http_statuses(self) -> Mapping[str, int]:
+        """Requests of all repeats that ended with an HTTP status other than 200, by that status."""
+        return sum((Counter(p.http_statuses) for p in self.points), Counter())
 
     def total(self, name: str) -> int:
         """Sum of a count over all repeats."""
@@ -81,8 +86,9 @@ class LoadSummary:
             "interrupted": any(p.interrupted for p in self.points),
             "token_source": ", ".join(dict.fromkeys(p.token_source for p in self.points)),
             "errors": self.errors,
+            "http_statuses": self.http_statuses,
             "num_failed": sum(self.errors.values()),
-            **{name: self.total(name) for name in COUNTS},
+            **{name: sum_known(getattr(p, name) for p in self.points) for name in COUNTS},
             **{name: None if v is None else v.value for name, v in ranged.items() if "." not in name},
             "peak_in_flight": max((p.peak_in_flight for p in self.points), default=0),
             "client_ceiling_chunks_per_s": self.points[0].client_ceiling_chunks_per_s if self.points else None,
@@ -121,9 +127,12 @@ def best_by_bound(found: Sequence[LoadSummary], definition: InterTokenDefinition
     """Best total tokens/s among loads with a median inter-token latency under n, as a step function of n.
 
     This is the procedure of the MI355X study (Signal65, June 2025, "Metric Calculation"): loads are not interpolated.
+    Loads in which a request failed are left out: its absence made the others faster.
     """
     rows = []
     for summary in found:
+        if summary.errors:
+            continue
         itl, total = summary.latency(definition), summary.value("total_tokens_per_s")
         output = summary.value("output_tokens_per_s")
         if itl is not None and total is not None and output is not None:

@@ -244,6 +244,15 @@ def _bound(name: str, destination: str, text: str) -> Decorator:
 @click.option(
     "--extra", "extras", multiple=True, metavar="KEY=JSON", help="Further key of each request's body. May be repeated."
 )
+@settings_option(
+    "--request-field", "renamed",
+    help="Other name of a request's field (max_tokens, temperature, stream_options, ignore_eos), as in "
+    "max_tokens=max_completion_tokens.",
+)  # fmt: skip
+@click.option(
+    "--omit-field", "omitted", multiple=True, metavar="NAME",
+    help="Leave this field out of each request, one of the same. May be repeated.",
+)  # fmt: skip
 @click.option("--key-variable", metavar="NAME", help="Environment variable that holds the server's API key.")
 @_bound("--ttft-bound", "ttft_ms", "Bound of goodput: first token.")
 @_bound(
@@ -268,6 +277,10 @@ def _bound(name: str, destination: str, text: str) -> Decorator:
     default=120.0,
     help="Time without a byte from the server after which one request is given up.",
 )
+@count_option(
+    "--retries", "num_retries", low=0, high=100, default=0,
+    help="Send a request again up to N times after HTTP 429 or 503: when Retry-After says, or after 1, 2, 4 ... s.",
+)  # fmt: skip
 @seed_option(of="prompts, lengths and arrivals")
 @click.option("--no-self-test", is_flag=True, help="Do not measure the client's own ceiling.")
 @folder_option(

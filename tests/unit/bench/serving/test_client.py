@@ -8,14 +8,16 @@ import re
 import statistics
 import time
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from itertools import pairwise
 
 import pytest
 
 pytest.importorskip("aiohttp")
 
-from meshwright.bench.serving.client import Client, open_session
-from meshwright.bench.serving.endpoint import Endpoint, Interface, ServingPrompt
+from meshwright.bench.serving.client import Client, _retry_after_s, open_session
+from meshwright.bench.serving.endpoint import Endpoint, Interface, ServingPrompt, field_hint
 from meshwright.bench.serving.loads import LoadOutcome, run_load
 from meshwright.bench.serving.metrics import LatencyBounds, serving_point
 from meshwright.bench.serving.mock import Behavior, MockFault, MockServer, mock_server
@@ -125,6 +127,7 @@ def test_a_role_is_no_token(interface):
 FAULTS = {
     MockFault.HTTP_500: RequestStatus.HTTP_ERROR,
     MockFault.HTTP_429: RequestStatus.HTTP_ERROR,
+    MockFault.HTTP_503: RequestStatus.HTTP_ERROR,
     MockFault.RESET: RequestStatus.DROPPED,
     MockFault.CLOSE: RequestStatus.DROPPED,
     MockFault.CLOSE_AT_ONCE: RequestStatus.DROPPED,
@@ -136,6 +139,68 @@ FAULTS = {
     MockFault.NO_FINISH: RequestStatus.DROPPED,
     MockFault.EMPTY: RequestStatus.MALFORMED,
 }
+
+
+def test_http_statuses_are_counted_apart():
+    faults = {1: MockFault.HTTP_429, 2: MockFault.HTTP_429, 4: MockFault.HTTP_500}
+    outcome, _ = measured(replace(QUICK, faults=faults), Load(concurrency=1), num_requests=6)
+    point = point_of(outcome)
+    assert point.errors == {RequestStatus.HTTP_ERROR: 3}
+    assert point.http_statuses == {"429": 2, "500": 1}
+
+
+@pytest.mark.parametrize("fault", [MockFault.HTTP_429, MockFault.HTTP_503])
+def test_a_busy_server_is_asked_again_on_request(fault):
+    busy = replace(QUICK, faults={1: fault, 2: fault}, retry_after="0")
+    outcome, server = measured(busy, Load(concurrency=1), num_requests=4, num_retries=2)
+    point = point_of(outcome)
+    assert (point.num_ok, point.errors, point.num_retries, server.num_requests) == (4, {}, 2, 6)
+    assert [r.num_retries for r in outcome.records] == [0, 2, 0, 0]
+    outcome, _ = measured(busy, Load(concurrency=1), num_requests=4, num_retries=1)
+    assert point_of(outcome).http_statuses == {fault.removeprefix("http_"): 1}
+    assert measured(busy, Load(concurrency=1), num_requests=4)[1].num_requests == 4
+    outcome, server = measured(
+        replace(QUICK, faults={0: MockFault.HTTP_500}), Load(concurrency=1), num_requests=1, num_retries=2
+    )
+    assert server.num_requests == 1  # 500 is no busy server
+
+
+def test_the_wait_is_that_of_the_server_and_counts_in_the_latency():
+    busy = replace(QUICK, faults={0: MockFault.HTTP_429}, retry_after="1")
+    outcome, _ = measured(busy, Load(concurrency=1), num_requests=1, num_retries=1)
+    assert outcome.records[0].ttft_s > 1
+    outcome, _ = measured(replace(busy, retry_after="3600"), Load(concurrency=1), num_requests=1, num_retries=1)
+    assert outcome.records[0].http_status == 429  # longer than a request may take
+
+
+def test_times_of_retry_after():
+    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True)
+    assert 50 < _retry_after_s(soon) <= 60
+    assert _retry_after_s("Wed, 21 Oct 2015 07:28:00 GMT") == 0
+    assert [_retry_after_s(text) for text in ("7", "-1", "soon", "nan", None)] == [7, 0, None, None, None]
+
+
+def test_cached_tokens_are_those_that_the_server_counts():
+    outcome, _ = measured(replace(QUICK, cached_tokens=2), num_requests=5)
+    assert point_of(outcome).cached_tokens == 10
+    assert point_of(measured(QUICK, num_requests=5)[0]).cached_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("options", "absent"),
+    [
+        ({"omitted": ("stream_options", "ignore_eos")}, "stream_options"),
+        ({"renamed": {"max_tokens": "max_completion_tokens"}}, "max_tokens"),
+    ],
+)
+def test_fields_that_a_server_refuses_are_renamed_or_left_out(options, absent):
+    strict = replace(QUICK, refused_fields=(absent,))
+    outcome, _ = measured(strict, num_requests=2, **options)
+    assert [(r.status, len(r.chunk_s)) for r in outcome.records] == [(RequestStatus.OK, 8)] * 2
+    outcome, _ = measured(strict, num_requests=1)
+    assert outcome.records[0].http_status == 400
+    (name,) = {**options.get("renamed", {}), **dict.fromkeys(options.get("omitted", ())[:1])}
+    assert name in field_hint(outcome.records[0].reason)
 
 
 @pytest.mark.parametrize("fault", MockFault)

@@ -196,6 +196,11 @@ def test_the_command_shows_both_definitions(meshwright, tmp_path):
     assert "define otherwise" in shown.stdout
     document = json.loads(meshwright("bench", "serve", *asked, "--json", "--itl-bound", "20").stdout)
     best = {b["format"]: b for b in document["best"]}
+    assert best["vllm"]["chunk_gap_s"]["under_bound"] is None  # 2 of its requests failed
+    assert "2 of 12 requests failed: no best load" in shown.stdout
+    (tmp_path / "vllm.json").write_text(json.dumps({**ALL["vllm"], "failed": 0}))
+    document = json.loads(meshwright("bench", "serve", *asked, "--json", "--itl-bound", "20").stdout)
+    best = {b["format"]: b for b in document["best"]}
     assert best["vllm"]["chunk_gap_s"]["under_bound"] is not None
     assert best["vllm"]["tpot_s"]["under_bound"] is None  # the same load under another definition
     assert meshwright("bench", "serve", "x:1", *asked).exit_code == 2

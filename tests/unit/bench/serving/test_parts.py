@@ -247,6 +247,14 @@ def test_the_best_load_is_a_step_function_of_the_bound():
         assert (under and under.load.concurrency) == best
 
 
+def test_a_load_with_failed_requests_is_not_the_best():
+    found = loads((1, 0.01, 100.0), (4, 0.02, 200.0))
+    failed = replace(found[1].points[0], errors={"http_error": 1})
+    steps = best_by_bound([found[0], replace(found[1], points=(failed,))], InterTokenDefinition.TPOT)
+    assert [step.load.concurrency for step in steps] == [1]
+    assert len(best_by_bound(found, InterTokenDefinition.TPOT)) == 2
+
+
 def test_a_refused_load_is_not_the_best():
     found = loads((1, 0.01, 100.0), (2, 0.01, 900.0))
     refused = LoadSummary(load=found[1].load, points=(replace(found[1].points[0], refusal=refusal(600.0, 1000.0)),))
