@@ -90,6 +90,8 @@ def measure(request: ServingBenchRequest, options: dict[str, Any], *, server: di
     )
     if options["resume"]:
         note(f"{len(recorder.points)} loads were measured before")
+    if fault := request.source.prefix_fault:
+        note(fault)
     watch = LoadWatch(as_json=options["as_json"])
     try:
         outcome = measure_loads(request, recorder=recorder, begin=watch.begin, done=watch.end)

@@ -6,7 +6,8 @@
     lognormal   lognormal:MEDIAN,SIGMA
     a file      JSON lines with `prompt` or `messages`, lengths, and times of arrival
 
-Synthetic prompts consist of random words, so that no two share a prefix that a server could reuse. A
+Synthetic prompts consist of random words, so that no two share a prefix that a server could reuse. Where a file has
+`hash_ids`, a prompt is made of blocks: equal ids are equal text within one load, and other loads have other text. A
 tokenizer gives them exactly the requested length. Without a tokenizer, two small requests show how many
 tokens the server counts for a word.
 """
@@ -163,9 +164,12 @@ def random_text(length: int, rng: random.Random) -> str:
     return " ".join(rng.choices(VOCABULARY, k=length))
 
 
-def text_of_length(num_tokens: int, rng: random.Random, tokenizer: LocalTokenizer) -> str:
-    """A text of `num_tokens` by a local tokenizer: exact where cutting and adding words reaches it."""
-    text = random_text(num_tokens, rng)
+def text_of_length(num_tokens: int, rng: random.Random, tokenizer: LocalTokenizer, *, start: str = "") -> str:
+    """A text of `num_tokens` by a local tokenizer, cut from `start` or begun by it.
+
+    It is exact where cutting and adding words reaches it.
+    """
+    text = start or random_text(num_tokens, rng)
     for _ in range(8):
         ids = tokenizer.encode(text)
         if len(ids) == num_tokens:
@@ -190,9 +194,10 @@ class PromptSource:
 
     def prompts(self, *, load: str, repeat: int) -> Iterator[ServingPrompt]:
         """Endless prompts of one load and repeat."""
-        rng = random.Random(f"{self.seed} {load} {repeat}")
+        name = f"{self.seed} {load} {repeat}"
+        rng = random.Random(name)
         if self.rows:
-            yield from (self._from_row(row, rng) for row in itertools.cycle(self.rows))
+            yield from (self._from_row(row, rng, name) for row in itertools.cycle(self.rows))
         while True:
             yield self._synthetic(self.inputs.draw(rng), self.outputs.draw(rng), rng)
 
@@ -203,9 +208,35 @@ class PromptSource:
             text = text_of_length(num_input, rng, self.tokenizer)
         return ServingPrompt(text=text, input_tokens=num_input, output_tokens=num_output)
 
-    def _from_row(self, row: TraceRow, rng: random.Random) -> ServingPrompt:
+    @property
+    def prefix_fault(self) -> str:
+        """Reason why prompts share less than the `hash_ids` of their rows say; empty if there is none."""
+        if self.tokenizer is None or not any(row.hash_ids for row in self.rows):
+            return ""
+        text = random_text(BLOCK_TOKENS, random.Random(self.seed))
+        if self.tokenizer.decode(self.tokenizer.encode(text)) == text:
+            return ""
+        return "the tokenizer does not give back the text that it encodes: prompts share less than their hash_ids say"
+
+    def _of_blocks(self, row: TraceRow, num_output: int, rng: random.Random, name: str) -> ServingPrompt:
+        """A prompt of the blocks of a row; what they leave of its length is its own."""
+        num_input = row.input_tokens or 0
+        blocks = [random.Random(f"{name} block {block}") for block in row.hash_ids]
+        if self.tokenizer is None:
+            size = max(1, round(BLOCK_TOKENS / self.scale.tokens_per_word))
+            length = self.scale.length(num_input)
+            found = [word for block in blocks for word in block.choices(VOCABULARY, k=size)]
+            text = " ".join([*found, *rng.choices(VOCABULARY, k=max(0, length - len(found)))][:length])
+        else:
+            start = " ".join(text_of_length(BLOCK_TOKENS, block, self.tokenizer) for block in blocks)
+            text = text_of_length(num_input, rng, self.tokenizer, start=start)
+        return ServingPrompt(text=text, input_tokens=num_input, output_tokens=num_output)
+
+    def _from_row(self, row: TraceRow, rng: random.Random, name: str) -> ServingPrompt:
         num_output = row.output_tokens or self.outputs.draw(rng)
         if row.text is None and row.messages is None:
+            if row.hash_ids:
+                return self._of_blocks(row, num_output, rng, name)
             return self._synthetic(row.input_tokens or self.inputs.draw(rng), num_output, rng)
         return ServingPrompt(
             text=row.text or "", messages=row.messages, input_tokens=row.input_tokens or 0, output_tokens=num_output
@@ -221,14 +252,18 @@ class TraceRow:
     input_tokens: int | None = None
     output_tokens: int | None = None
     at_s: float | None = None  # after the first
+    hash_ids: tuple[int, ...] = ()  # of its blocks of `BLOCK_TOKENS`, the last one cut
 
 
 TEXT_KEYS = ("prompt", "text")
 INPUT_KEYS = ("input_tokens", "input_length")
 OUTPUT_KEYS = ("output_tokens", "output_length", "max_tokens")
 TIME_KEYS = {"timestamp_s": 1.0, "timestamp": 1e-3}  # `timestamp` is milliseconds, as in Mooncake's traces
-IGNORED_KEYS = ("hash_ids", "type", "id")
-"""Known keys without effect. Mooncake's `hash_ids` name shared prefixes, which synthetic prompts do not have."""
+IGNORED_KEYS = ("type", "id")
+"""Known keys without effect."""
+BLOCK_TOKENS = 512
+"""Tokens of a block of `hash_ids`: equal ids are equal text (Mooncake's traces, FAST '25). A part of a block at the end
+of a prompt has an id too, but not in traces that NVIDIA Dynamo synthesizes (benchmarks/data_generator, README)."""
 
 
 def read_prompts(path: Path) -> tuple[TraceRow, ...]:
@@ -259,7 +294,7 @@ def _row(line: str, where: str) -> TraceRow:
         raise InputError(f"{where}: not JSON", got=line[:60]) from None
     if not isinstance(found, dict):
         raise InputError(f"{where}: not a mapping", got=line[:60])
-    known = {*TEXT_KEYS, "messages", *INPUT_KEYS, *OUTPUT_KEYS, *TIME_KEYS, *IGNORED_KEYS}
+    known = {*TEXT_KEYS, "messages", "hash_ids", *INPUT_KEYS, *OUTPUT_KEYS, *TIME_KEYS, *IGNORED_KEYS}
     if unknown := sorted(set(found) - known):
         raise InputError(f"{where}: unknown key", got=unknown[0], allowed=", ".join(sorted(known)))
     text = next((found[key] for key in TEXT_KEYS if key in found), None)
@@ -267,13 +302,31 @@ def _row(line: str, where: str) -> TraceRow:
     is_text = isinstance(text, str | None) and text != ""
     if not is_text or not isinstance(messages, list | None) or not all(isinstance(m, dict) for m in messages or ()):
         raise InputError(f"{where}: prompt or messages are of another kind", got=line[:60])
+    num_input = _count(found, INPUT_KEYS, where)
     return TraceRow(
         text=text,
         messages=messages,
-        input_tokens=_count(found, INPUT_KEYS, where),
+        hash_ids=() if text or messages else _hash_ids(found, num_input, where),
+        input_tokens=num_input,
         output_tokens=_count(found, OUTPUT_KEYS, where),
         at_s=_time(found, where),
     )
+
+
+def _hash_ids(found: dict[str, Any], num_input: int | None, where: str) -> tuple[int, ...]:
+    ids = found.get("hash_ids")
+    if ids is None:
+        return ()
+    if not isinstance(ids, list) or not all(type(one) is int for one in ids):
+        raise InputError(f"{where}: hash_ids", got=str(ids)[:60], allowed="a list of whole numbers")
+    fewest, rest = divmod(num_input or 0, BLOCK_TOKENS)
+    if num_input is None or not fewest <= len(ids) <= fewest + (rest > 0):
+        raise InputError(
+            f"{where}: hash_ids are no blocks of {BLOCK_TOKENS} tokens", got=f"{len(ids)} of {num_input} tokens",
+            allowed=f"one for each {BLOCK_TOKENS} tokens of input_length",
+            hint="without hash_ids, prompts share no prefix",
+        )  # fmt: skip
+    return tuple(ids)
 
 
 def _count(found: dict[str, Any], keys: Sequence[str], where: str) -> int | None:

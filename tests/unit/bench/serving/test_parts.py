@@ -144,6 +144,73 @@ def test_files_of_prompts(tmp_path):
     ]
 
 
+LETTERS = LocalTokenizer(encode=lambda t: [ord(c) for c in t], decode=lambda ids: "".join(map(chr, ids)))
+
+
+def trace(tmp_path, *rows: dict, tokenizer=None, scale=None) -> PromptSource:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return PromptSource(
+        inputs=parse_lengths("20", option="x"), outputs=parse_lengths("4", option="x"), rows=read_prompts(path),
+        tokenizer=tokenizer, scale=scale or word_scale([(8, 8), (64, 64)]),
+    )  # fmt: skip
+
+
+def shared(a: str, b: str) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+MOONCAKE = (
+    {"input_length": 1300, "output_length": 5, "hash_ids": [7, 8, 9]},
+    {"input_length": 1600, "output_length": 5, "hash_ids": [7, 8, 10, 11]},
+    {"input_length": 1030, "output_length": 5, "hash_ids": [7, 8]},  # two blocks of 512, and text of its own
+    {"input_length": 600, "output_length": 5, "hash_ids": [12, 13]},
+)
+
+
+def test_equal_hash_ids_are_equal_text(tmp_path):
+    source = trace(tmp_path, *MOONCAKE)
+    found = list(islice(source.prompts(load="a", repeat=1), 8))
+    words = [prompt.text.split() for prompt in found]
+    assert [len(w) for w in words[:4]] == [1300, 1600, 1030, 600]
+    assert shared(words[0], words[1]) == shared(words[0], words[2]) == 1024
+    assert shared(words[0], words[3]) < 5
+    assert words[4][:1300] == words[0]  # the file begins again, with the same ids
+    assert found == list(islice(source.prompts(load="a", repeat=1), 8))
+    other = next(iter(source.prompts(load="a", repeat=2)))
+    assert shared(other.text.split(), words[0]) < 5  # another repeat must not find the cache of the first
+
+
+def test_blocks_have_their_length_by_a_tokenizer_and_by_the_servers_count(tmp_path):
+    rows = MOONCAKE[0], MOONCAKE[1]
+    source = trace(tmp_path, *rows, tokenizer=LETTERS)
+    first, second = islice(source.prompts(load="a", repeat=1), 2)
+    assert (LETTERS.count(first.text), LETTERS.count(second.text)) == (1300, 1600)
+    assert 1024 <= shared(first.text, second.text) < 1040
+    assert source.prefix_fault == ""
+    scale = word_scale([(8, 8 * 2 + 5), (64, 64 * 2 + 5)])
+    first, second = islice(trace(tmp_path, *rows, scale=scale).prompts(load="a", repeat=1), 2)
+    assert shared(first.text.split(), second.text.split()) == 512
+    assert len(second.text.split()) == scale.length(1600)
+
+
+def test_a_tokenizer_that_changes_text_is_said(tmp_path):
+    lower = LocalTokenizer(encode=LETTERS.encode, decode=lambda ids: LETTERS.decode(ids).upper())
+    assert "hash_ids" in trace(tmp_path, *MOONCAKE[:2], tokenizer=lower).prefix_fault
+    assert trace(tmp_path, {"input_length": 3}, tokenizer=lower).prefix_fault == ""
+
+
+@pytest.mark.parametrize(
+    "row",
+    [{"input_length": 700, "hash_ids": [1, 2, 3]}, {"input_length": 1700, "hash_ids": [1, 2]}, {"hash_ids": [1]},
+     {"input_length": 700, "hash_ids": ["a", "b"]}, {"input_length": 700, "hash_ids": 3}],
+    ids=str,
+)  # fmt: skip
+def test_hash_ids_of_another_block_size_are_refused(tmp_path, row):
+    with pytest.raises(InputError, match=r"trace\.jsonl:1: hash_ids"):
+        trace(tmp_path, row)
+
+
 @pytest.mark.parametrize(
     "line",
     ["[1]", "{", '{"promt": "x"}', '{"prompt": 3}', '{"max_tokens": 0}', '{"max_tokens": true}', '{"timestamp": "x"}',
