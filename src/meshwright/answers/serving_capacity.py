@@ -17,7 +17,7 @@ from meshwright.inference.capacity import (
 )
 from meshwright.inference.formats import cache_format, computed_in, usual_cache, weight_format
 from meshwright.inference.layout import layout_of
-from meshwright.inference.memory import parameters, session_bytes, weight_bytes
+from meshwright.inference.memory import parameters, session_bytes, weight_bytes, window_note
 from meshwright.inference.positions import positions_note
 from meshwright.json_values import jsonable
 from meshwright.result import Result
@@ -61,12 +61,8 @@ class ServingCapacity(Result):
             )
         if question.model.num_mtp_layers:
             found.append("prediction modules are not loaded: they serve speculative decoding alone")
-        if question.model.num_windowed_layers:
-            window = question.model.attention.window
-            found.append(
-                f"{question.model.num_windowed_layers} of {question.model.num_layers} layers keep their last "
-                f"{window:,} tokens; kv_bytes_per_token is the mean over a session of {question.context:,} tokens"
-            )
+        if windowed := window_note(question.model, question.context):
+            found.append(f"{windowed}; kv_bytes_per_token is the mean over it")
         beyond = positions_note(self.name, question.model, question.context)
         found += [beyond] if beyond else []
         if not self.fits:

@@ -72,6 +72,7 @@ class ServingEstimate(Result):
         return [
             {
                 "in_flight": found.in_flight,
+                "asked_in_flight": found.load.concurrency,
                 "bound_by": found.limit.binds,
                 "ttft_s": found.ttft.value,
                 "itl_s": found.itl.value,
@@ -92,7 +93,7 @@ class ServingEstimate(Result):
         return (
             f"{of.model.name} in {of.weights.name} on {of.cluster.name}, {of.layout.describe()}, "
             f"{self.server.engine.name}: {rate(last.output_tokens_per_s.value)} output tokens/s at "
-            f"{last.in_flight:,.0f} in flight, ITL {seconds(last.itl.value)}, TTFT {seconds(last.ttft.value)}"
+            f"{_in_flight(last)} in flight, ITL {seconds(last.itl.value)}, TTFT {seconds(last.ttft.value)}"
         )
 
     def tables(self) -> list[TextTable]:
@@ -101,7 +102,7 @@ class ServingEstimate(Result):
         for found, price in zip(self.loads, self.prices(), strict=True):
             out, itl = found.output_tokens_per_s, found.itl
             rows.append(
-                (f"{found.in_flight:,.0f}", seconds(found.ttft.value), seconds(itl.value),
+                (_in_flight(found), seconds(found.ttft.value), seconds(itl.value),
                  f"{rate(out.value)} ({rate(out.low)} to {rate(out.high)})", rate(found.total_tokens_per_s.value),
                  f"{found.interactivity:.0f}", "" if price is None else f"{price.usd_per_million_output:.3g}",
                  found.limit.binds)
@@ -165,8 +166,24 @@ def serving_estimate(
         server=asked,
         loads=found,
         price=hour_price(terms or PriceTerms(), of.cluster.accelerator),
-        notes=notes_of(of, [load], name=model),
+        notes=(*_waiting(found), *notes_of(of, [load], name=model)),
     )
+
+
+def _in_flight(found: LoadEstimate) -> str:
+    """Requests in flight, beside those asked for where they are more than fit."""
+    if found.waiting:
+        return f"{found.most_in_flight:,.0f} of {found.load.concurrency:,.0f} asked"
+    return f"{found.in_flight:,.0f}"
+
+
+def _waiting(loads: Sequence[LoadEstimate]) -> list[str]:
+    return [
+        f"{found.load.concurrency:,.0f} requests in flight are asked for and {found.most_in_flight:,.0f} fit (bound by "
+        f"{found.limit.binds}): the others wait, and TTFT counts it"
+        for found in loads
+        if found.waiting
+    ]
 
 
 def _closed(load: RequestLoad, concurrency: float) -> RequestLoad:

@@ -12,6 +12,7 @@ from meshwright.errors import InputError, UnknownNameError
 from meshwright.inference.capacity import shipped_reserve
 from meshwright.inference.formats import cache_format, computed_in, usual_cache, weight_format
 from meshwright.inference.layout import check_layout, layout_of, legal_layouts
+from meshwright.inference.memory import window_note
 from meshwright.inference.points import engines
 from meshwright.inference.positions import positions_note
 from meshwright.inference.price import HourPrice, Ownership, owned
@@ -176,6 +177,8 @@ def notes_of(of: Served, loads: Sequence[RequestLoad], *, name: str) -> tuple[st
     """Cautions that hold for every estimate of these loads of the model that `name` names."""
     longest = max(load.input_tokens + load.output_tokens for load in loads)
     found = [text] if (text := positions_note(name, of.model, longest)) else []
+    if windowed := window_note(of.model, longest):
+        found.append(windowed)
     device = of.cluster.accelerator
     gemms = computed_in(of.weights, device)
     if gemms != of.weights.matmul:

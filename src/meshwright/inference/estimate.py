@@ -10,7 +10,7 @@ import numpy as np
 from meshwright.inference.capacity import CapacityQuestion, DeviceMemory, device_memory
 from meshwright.inference.points import PointConditions, Quantity
 from meshwright.inference.predict import predict_points
-from meshwright.inference.server import Server, rate_load, state
+from meshwright.inference.server import Server, full, rate_load, state
 from meshwright.inference.serving import BatchLimit, RequestLoad, Steady
 from meshwright.inference.work import Served
 from meshwright.specs.estimate import Estimate, Tier
@@ -23,6 +23,7 @@ class LoadEstimate:
     load: RequestLoad
     limit: BatchLimit
     in_flight: float  # requests on all replicas together; those that wait for memory are not counted
+    most_in_flight: float  # requests that fit at once, on all replicas together
     request_s: float  # from a place in memory to the last token
     ttft: Estimate  # s
     itl: Estimate  # s: (end-to-end - TTFT) / (output tokens - 1), mean over a request (TPOT)
@@ -40,6 +41,12 @@ class LoadEstimate:
         return self.output_tokens_per_s.value / self.load.output_tokens
 
     @property
+    def waiting(self) -> float:
+        """Requests that are asked for and wait for a place, on all replicas together."""
+        asked, most = self.load.concurrency or 0.0, self.most_in_flight
+        return asked - most if asked > most * (1 + 1e-9) else 0.0
+
+    @property
     def interactivity(self) -> float:
         """Output tokens/s that one user sees."""
         return 1 / self.itl.value if self.itl.value else float("inf")
@@ -49,7 +56,8 @@ class LoadEstimate:
         scale = load.input_tokens / load.output_tokens
         return {
             "input_tokens": load.input_tokens, "output_tokens": load.output_tokens, "concurrency": load.concurrency,
-            "in_flight": self.in_flight, "batch_per_replica": self.limit.sequences, "bound_by": self.limit.binds,
+            "in_flight": self.in_flight, "most_in_flight": self.most_in_flight,
+            "batch_per_replica": self.limit.sequences, "bound_by": self.limit.binds,
             "ttft_s": self.ttft, "itl_s": self.itl, "output_tokens_per_s": out,
             "input_tokens_per_s": out.value * scale, "total_tokens_per_s": self.total_tokens_per_s,
             "output_tokens_per_s_per_device": out.value / self.num_devices,
@@ -106,6 +114,7 @@ def _estimate(
         load=load,
         limit=limit,
         in_flight=float(found.in_flight),
+        most_in_flight=full(asked, load)[1],
         request_s=float(_scalar(found.request_s)),
         ttft=_interval(found.ttft_s, spread[Quantity.TTFT], "s"),
         itl=_interval(found.itl_s, spread.get(Quantity.ITL, 1.0), "s"),

@@ -155,6 +155,18 @@ def cached_tokens(model: Model, context: float) -> float:
     return (model.num_layers - windowed) * context + windowed * kept
 
 
+def window_note(model: Model, context: float) -> str | None:
+    """Caution for sessions longer than a sliding window; None where no layer keeps less than the whole session."""
+    kept = cached_tokens(model, context)
+    if kept == model.num_layers * context:
+        return None
+    return (
+        f"{model.num_windowed_layers} of {model.num_layers} layers keep their last {model.attention.window:,} tokens; "
+        f"an engine without a windowed cache holds {model.num_layers * context / kept:.2g} times as much for a session "
+        f"of {context:,.0f} tokens"
+    )
+
+
 def session_bytes(model: Model, stored: StorageFormat, context: float) -> float:
     """KV cache of one session of `context` tokens, over all heads and layers, each value counted once."""
     return cached_values(model) * cached_tokens(model, context) * stored.bytes_per_value

@@ -69,6 +69,26 @@ def test_an_estimate_for_each_concurrency(meshwright):
     assert {"ttft_s", "itl_s", "output_tokens_per_s", "total_tokens_per_s"} <= set(document["loads"][0])
 
 
+def test_more_requests_than_fit_are_shown_beside_those_that_do(meshwright):
+    asked = (*ESTIMATE[:4], "--cluster", "h100-1x1", *LENGTHS, "--concurrency", "8,4000")
+    few, many = meshwright(*asked, "--json").json["loads"]
+    assert few["in_flight"] == 8 < few["most_in_flight"] == many["in_flight"] == many["most_in_flight"] < 4000
+    assert many["concurrency"] == 4000
+    done = meshwright(*asked)
+    fit = f"{many['in_flight']:,.0f}"
+    assert f"{fit} of 4,000 asked" in done.stdout
+    assert f"4,000 requests in flight are asked for and {fit} fit" in done.stderr
+    assert done.stdout.count("asked") == 1
+
+
+def test_a_windowed_cache_is_said_at_long_contexts(meshwright):
+    asked = ("inference", "estimate", "--model", "gpt-oss-20b", "--cluster", "h100-1x1", "--output-tokens", 100)
+    (note,) = [n for n in meshwright(*asked, "--input-tokens", 32000, "--json").json["notes"] if "windowed" in n]
+    assert "12 of 24 layers keep their last 128 tokens" in note
+    assert "holds 2 times as much" in note
+    assert "windowed" not in str(meshwright(*asked, "--input-tokens", 20, "--json").json["notes"])
+
+
 def test_tables_of_an_estimate_and_a_plan(meshwright):
     assert "ITL" in meshwright(*ESTIMATE, *LENGTHS, "--rate", 2).stdout
     plan = ("inference", "plan", *ESTIMATE[2:6], *LENGTHS)
