@@ -8,7 +8,8 @@ silently: every assumption is noted on the row.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
 from importlib.resources import files
@@ -157,7 +158,7 @@ def _conditions(row: CsvRow, value: float | None, assumed: list[str]) -> PointCo
     quantity, per_device, scale = _quantity(row)
     model = _model(row)
     device = _accelerator(row)
-    layout, gpus = _layout(row)
+    layout, gpus = _layout(row, assumed)
     length_in, length_out = (_length(row, column) for column in ("isl", "osl"))
     load_concurrency = _concurrency(row)
     if length_out == 1 and quantity in (Quantity.ITL, Quantity.USER_RATE):
@@ -291,36 +292,94 @@ def _cache_precision(row: CsvRow, engine: EngineTraits, quantised: bool, assumed
     return "fp8"
 
 
-_DEGREE = re.compile(r"(attndp|moetp|tp|ep|pp|dp)(\d+)")
+_ATTENTION_DATA = re.compile(r"(?:attention|attn)[-_ ]*dp|dp[-_ ]*(?:attention|attn)")
+_DEGREE = re.compile(r"(?<![a-z])(adp|dep|tep|attntp|moetp|etp|moeep|tp|ep|pp|dp)[-_ =]?(\d+)")
+_UNKNOWN_DEGREE = re.compile(r"\b(?!\w*fp\d)[a-z]+p[-_ =]?\d+")
+_OTHER_NAMES = {"attntp": "tp", "moeep": "ep", "etp": "moetp"}
 
 
-def _layout(row: CsvRow) -> tuple[ServingLayout, int]:
-    """Degrees of `TP8 moeTP1 EP8`, `8xTP1`, `TP1 attnDP8 moeTP1 EP8`, and the number of devices."""
-    text = row.text("parallelism").lower()
-    gpus = row.count("gpus")
+def _layout(row: CsvRow, assumed: list[str]) -> tuple[ServingLayout, int]:
+    """The layout of `TP8 moeTP1 EP8`, `8xTP1`, `TP1 attnDP8 moeTP1 EP8`, `DEP8`, and the number of devices."""
+    original, gpus = row.text("parallelism"), row.count("gpus")
+    text = original.lower()
     if "disagg" in text:
         raise _RefusedError(PointReason.DISAGGREGATED)
     if " vs " in text:
-        raise _RefusedError(PointReason.OTHER_METRIC, row.text("parallelism"))
-    copies = re.match(r"(\d+) ?x ?(?=tp)", text)
-    found = {name: int(number) for name, number in _DEGREE.findall(text)}
+        raise _RefusedError(PointReason.OTHER_METRIC, original)
+    copies = re.match(r"(\d+) ?x ?(?=tp|dep|tep)", text)
+    found = _degrees(text[copies.end() :] if copies else text, original)
+    refused: list[_RefusedError] = []
+    for degrees, replicas in _readings(found):
+        try:
+            layout = _placed(degrees, int(copies[1]) if copies else replicas, found.get("moetp"), gpus)
+        except _RefusedError as error:
+            refused.append(error)
+            continue
+        if refused:
+            assumed.append(f"{original} is read as {layout.describe()}: attention is data-parallel (ADP)")
+        return layout, layout.num_devices
+    raise refused[0]
+
+
+def _degrees(text: str, original: str) -> dict[str, int]:
+    """Degrees by name; `adp` is attention data parallelism, 0 where it is named without a number."""
+    text = _ATTENTION_DATA.sub("adp", text)
+    found: dict[str, int] = {}
+    for written, number in _DEGREE.findall(text):
+        name = _OTHER_NAMES.get(written) or written
+        if found.setdefault(name, int(number)) != int(number):
+            raise _RefusedError(PointReason.INCONSISTENT, f"{original} has two degrees of {name}")
+    rest = _DEGREE.sub(" ", text)
+    if unknown := _UNKNOWN_DEGREE.search(rest):
+        raise _RefusedError(PointReason.NO_PARALLELISM, f"{unknown[0]} of {original} is not understood")
     if not found or any(number < 1 for number in found.values()):
-        raise _RefusedError(PointReason.NO_PARALLELISM, row.text("parallelism"))
-    tensor, data = found.get("tp", 1), found.get("attndp", 1)
+        raise _RefusedError(PointReason.NO_PARALLELISM, original)
+    return found | ({"adp": 0} if "adp" in rest else {})
+
+
+def _readings(found: Mapping[str, int]) -> list[tuple[dict[str, int], int | None]]:
+    """Degrees of one replica and the number of replicas (None: as many as there are devices), the plainest first.
+
+    TensorRT-LLM and SGLang count the devices of data-parallel attention as tensor ranks: TP8 with attention DP8 are
+    eight devices. vLLM splits experts over TP x DP devices: DP8 EP8 are eight devices. DEPn is attention DPn and EPn,
+    TEPn is TPn and EPn.
+    """
+    together, copies = found.get("dep") or found.get("tep"), found.get("dp")
+    tensor, expert = found.get("tp") or found.get("tep", 1), found.get("ep") or together or 1
+    data = found.get("dep", found.get("adp"))
+    if data is None:
+        shared = [(tensor, copies, None), (tensor / copies, copies, None)] if copies and expert > 1 else []
+        readings = [(tensor, 1, copies), *shared]
+    elif data == 0:
+        data = copies or tensor
+        readings = [(tensor / data, data, None), *([(tensor, data, None)] if copies else [])]
+    else:
+        readings = [(tensor, data, copies), (tensor / data, data, copies)]
+    return [
+        ({"tensor": int(width), "attention_data": data, "expert": expert, "pipeline": found.get("pp", 1)}, replicas)
+        for width, data, replicas in readings
+        if width == int(width)
+    ]
+
+
+def _placed(
+    degrees: Mapping[str, int], replicas: int | None, expert_tensor: int | None, gpus: int | None
+) -> ServingLayout:
     try:
-        one = ServingLayout(tensor=tensor, attention_data=data, expert=found.get("ep", 1), pipeline=found.get("pp", 1))
+        one = ServingLayout(**degrees)
     except InputError as error:
         raise _RefusedError(PointReason.INCONSISTENT, error.message) from None
-    replicas = int(copies[1]) if copies else found.get("dp", 1)
+    if expert_tensor not in (None, one.expert_tensor):
+        raise _RefusedError(PointReason.INCONSISTENT, f"experts over {expert_tensor} devices each, {one.describe()}")
     if gpus is None:
-        gpus = one.replica_devices * replicas
+        gpus = one.replica_devices * (replicas or 1)
     if gpus % one.replica_devices:
         raise _RefusedError(PointReason.INCONSISTENT, f"{gpus} devices, {one.describe()}")
-    if not copies and "dp" not in found:
+    if replicas is None:
         replicas = gpus // one.replica_devices
     if replicas * one.replica_devices != gpus:
         raise _RefusedError(PointReason.INCONSISTENT, f"{gpus} devices, {replicas} x {one.describe()}")
-    return ServingLayout(**{**vars(one), "replicas": replicas}), gpus
+    return replace(one, replicas=replicas)
 
 
 # --- under which load ---

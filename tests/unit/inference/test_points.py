@@ -71,6 +71,21 @@ def test_metrics_and_units(point, cells, quantity, measured):
         ("TP8 moeTP8 EP1", "8", "TP8"),
         ("TP8 moeTP1 EP8", "8", "TP8 EP8"),
         ("TP1 attnDP8 moeTP1 EP8", "8", "TP1 ADP8 EP8"),
+        ("TP1 ADP8 EP8", "8", "TP1 ADP8 EP8"),  # as layouts are printed here
+        ("DEP8", "8", "TP1 ADP8 EP8"),
+        ("DEP4", "8", "2 x TP1 ADP4 EP4"),
+        ("2xDEP4", "8", "2 x TP1 ADP4 EP4"),
+        ("DEP-8", "", "TP1 ADP8 EP8"),
+        ("TEP8", "8", "TP8 EP8"),
+        ("attn-DP8 EP8", "8", "TP1 ADP8 EP8"),
+        ("attention DP4, TP2, EP8", "8", "TP2 ADP4 EP8"),
+        ("TP8 EP8 DP attention", "8", "TP1 ADP8 EP8"),  # TensorRT-LLM: over all tensor ranks
+        ("TP8 DP2 EP8 dp-attention", "8", "TP4 ADP2 EP8"),  # SGLang
+        ("TP8 attnDP8 EP8", "8", "TP1 ADP8 EP8"),
+        ("DP8 EP8", "8", "TP1 ADP8 EP8"),  # vLLM
+        ("TP2 DP4 EP8", "8", "TP2 ADP4 EP8"),
+        ("TP8 DP8 EP8", "8", "TP1 ADP8 EP8"),
+        ("DP2 TP4 EP4", "8", "2 x TP4 EP4"),  # two replicas, as it says
     ],
 )
 def test_layouts(point, text, gpus, expected):
@@ -79,6 +94,13 @@ def test_layouts(point, text, gpus, expected):
         assert found.reason is PointReason.DOES_NOT_FIT  # the layout was read; the model is too large for it
     else:
         assert found.conditions.served.layout.describe() == expected
+
+
+def test_a_layout_that_is_not_read_as_it_stands_is_noted(point):
+    cells = {"gpus": "8", "model": "DeepSeek-R1", "hw": "B200", "precision": "FP4"}
+    assert any("ADP8" in text for text in point(parallelism="DP8 EP8", **cells).assumed)
+    for text in ("DEP8", "attn-DP8 EP8", "DP2 TP4 EP4"):
+        assert not any("is read as" in note for note in point(parallelism=text, **cells).assumed)
 
 
 @pytest.mark.parametrize(
@@ -98,6 +120,9 @@ def test_layouts(point, text, gpus, expected):
         ({"parallelism": "disagg"}, PointReason.DISAGGREGATED),
         ({"parallelism": "TP3"}, PointReason.INCONSISTENT),
         ({"parallelism": "TP0"}, PointReason.NO_PARALLELISM),
+        ({"parallelism": "TP2 CP2"}, PointReason.NO_PARALLELISM),
+        ({"parallelism": "DEP8 moeTP2", "gpus": "8"}, PointReason.INCONSISTENT),
+        ({"parallelism": "prefill TEP4 decode DEP8, TP4 and TP8"}, PointReason.INCONSISTENT),
         ({"isl": "MLPerf"}, PointReason.NO_LENGTHS),
         ({"osl": ""}, PointReason.NO_LENGTHS),
         ({"osl": "1"}, PointReason.INCONSISTENT),
