@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from meshwright.answers.serving_question import format_notes, weights_named
 from meshwright.inference.capacity import (
     Capacity,
     CapacityQuestion,
@@ -15,7 +16,8 @@ from meshwright.inference.capacity import (
     max_parameters,
     shipped_reserve,
 )
-from meshwright.inference.formats import cache_format, computed_in, usual_cache, weight_format
+from meshwright.inference.checkpoint import own_precision
+from meshwright.inference.formats import cache_format, computed_in, usual_cache
 from meshwright.inference.layout import layout_of
 from meshwright.inference.memory import parameters, session_bytes, weight_bytes, window_note
 from meshwright.inference.positions import positions_note
@@ -32,11 +34,13 @@ class ServingCapacity(Result):
         question: model, cluster, formats, length of a session, and the memory reserved for the engine.
         layouts: capacity of each layout, most tokens first; one if a layout was given.
         name: name or path of the model, as it was asked for.
+        precision: format of its weights, as it was asked for; None is that of its checkpoint.
     """
 
     question: CapacityQuestion
     layouts: Sequence[Capacity]
     name: str  # of the model, as it was asked for
+    precision: str | None = None  # of its weights, likewise; None: that of its checkpoint
 
     @property
     def best(self) -> Capacity:
@@ -51,14 +55,9 @@ class ServingCapacity(Result):
     @property
     def notes(self) -> tuple[str, ...]:
         """Cautions for the reader."""
-        question, found = self.question, []
-        device = question.cluster.accelerator
-        format_of_gemms = computed_in(question.weights, device)
-        if format_of_gemms != question.weights.matmul:
-            found.append(
-                f"{device.name} does not multiply {question.weights.matmul}: weights are widened to {format_of_gemms} "
-                "as they are read"
-            )
+        question = self.question
+        own = own_precision(self.name, question.model)[1] if self.precision is None else None
+        found = format_notes(question.weights, question.cluster.accelerator, own=own)
         if question.model.num_mtp_layers:
             found.append("prediction modules are not loaded: they serve speculative decoding alone")
         if windowed := window_note(question.model, question.context):
@@ -138,7 +137,7 @@ def serving_capacity(
     *,
     model: str,
     cluster: str | Mapping[str, Any],
-    precision: str,
+    precision: str | None = None,
     kv_precision: str | None = None,
     context: int,
     degrees: Mapping[str, int] | None = None,
@@ -149,9 +148,10 @@ def serving_capacity(
     Raises InputError for an unknown name or an impossible layout.
     """
     place = named_cluster(cluster)
-    reserve, weights = shipped_reserve(), weight_format(precision, place.accelerator)
+    reserve, served = shipped_reserve(), named_model(model)
+    weights = weights_named(precision, model, served, place.accelerator)
     question = CapacityQuestion(
-        model=named_model(model),
+        model=served,
         cluster=place,
         weights=weights,
         cache=cache_format(kv_precision or usual_cache(weights), place.accelerator),
@@ -160,4 +160,4 @@ def serving_capacity(
     )
     layout = layout_of(degrees, place.num_devices) if degrees else None
     found = capacities(question) if layout is None else [capacity(question, layout)]
-    return ServingCapacity(question=question, layouts=found, name=model)
+    return ServingCapacity(question=question, layouts=found, name=model, precision=precision)

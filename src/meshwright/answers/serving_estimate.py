@@ -115,7 +115,7 @@ def serving_estimate(
     *,
     model: str,
     cluster: str | Mapping[str, Any],
-    precision: str = "bf16",
+    precision: str | None = None,
     kv_precision: str | None = None,
     engine: str | None = None,
     input_tokens: int,
@@ -166,7 +166,7 @@ def serving_estimate(
         server=asked,
         loads=found,
         price=hour_price(terms or PriceTerms(), of.cluster.accelerator),
-        notes=(*_waiting(found), *notes_of(of, [load], name=model)),
+        notes=(*_waiting(found), *notes_of(of, [load], name=model, precision=precision)),
     )
 
 

@@ -15,14 +15,16 @@ from meshwright.answers.serving_question import (
     check_calibrated,
     engine_named,
     hour_price,
+    notes_of,
     server_calibration,
+    weights_named,
 )
 from meshwright.answers.text_table import TextTable
 from meshwright.errors import InfeasibleError
 from meshwright.inference.capacity import shipped_reserve
 from meshwright.inference.constants import shipped_constants
 from meshwright.inference.estimate import LoadEstimate
-from meshwright.inference.formats import cache_format, usual_cache, weight_format
+from meshwright.inference.formats import cache_format, usual_cache
 from meshwright.inference.price import HourPrice, TokenPrice, token_price
 from meshwright.inference.search import (
     LatencyLimits,
@@ -48,12 +50,14 @@ class ServingPlan(Result):
         search: the best point of each layout, and the front of throughput and interactivity.
         estimate: latencies and rates of the best point, with intervals.
         price: price of a device-hour; None if none is known.
+        notes: cautions for the reader.
     """
 
     question: ServingQuestion
     search: ServingSearch
     estimate: LoadEstimate
     price: HourPrice | None
+    notes: tuple[str, ...]
 
     @property
     def best(self) -> LayoutPoint:
@@ -96,6 +100,7 @@ class ServingPlan(Result):
                 ],
                 "front": self.search.front,
                 "num_points": self.search.num_points,
+                "notes": self.notes,
             }
         )
 
@@ -154,7 +159,7 @@ def serving_plan(
     *,
     model: str,
     cluster: str | Mapping[str, Any],
-    precision: str = "bf16",
+    precision: str | None = None,
     kv_precision: str | None = None,
     engine: str | None = None,
     input_tokens: int,
@@ -171,9 +176,10 @@ def serving_plan(
     place, calibrated = named_cluster(cluster), server_calibration(calibration)
     if calibrated is not None:
         check_calibrated(calibrated, accelerator=place.accelerator.name, engine=engine)
-    weights, reserve = weight_format(precision, place.accelerator), shipped_reserve()
+    served, reserve = named_model(model), shipped_reserve()
+    weights = weights_named(precision, model, served, place.accelerator)
     question = ServingQuestion(
-        model=named_model(model),
+        model=served,
         cluster=place,
         weights=weights,
         cache=cache_format(kv_precision or usual_cache(weights), place.accelerator),
@@ -193,6 +199,7 @@ def serving_plan(
         search=found,
         estimate=estimate_point(question, found.best),
         price=hour_price(terms or PriceTerms(), place.accelerator),
+        notes=notes_of(question.served(found.best.layout), [question.load], name=model, precision=precision),
     )
 
 

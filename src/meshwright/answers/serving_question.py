@@ -10,7 +10,8 @@ from typing import Any
 from meshwright.catalog.lookup import price_per_device_hour
 from meshwright.errors import InputError, UnknownNameError
 from meshwright.inference.capacity import shipped_reserve
-from meshwright.inference.formats import cache_format, computed_in, usual_cache, weight_format
+from meshwright.inference.checkpoint import own_precision
+from meshwright.inference.formats import StorageFormat, cache_format, computed_in, usual_cache, weight_format
 from meshwright.inference.layout import check_layout, layout_of, legal_layouts
 from meshwright.inference.memory import window_note
 from meshwright.inference.points import engines
@@ -22,6 +23,7 @@ from meshwright.inference.serving import EngineTraits, RequestLoad
 from meshwright.inference.work import Served, prediction_module
 from meshwright.runfile import named_cluster, named_model
 from meshwright.specs.hardware import Accelerator
+from meshwright.specs.model import Model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,17 +86,34 @@ def engine_named(name: str) -> EngineTraits:
     return engines()[name]
 
 
+def weights_named(precision: str | None, name: str, model: Model, accelerator: Accelerator) -> StorageFormat:
+    """The format of the weights, that of the checkpoint of the model that `name` names where none is given."""
+    return weight_format(precision or own_precision(name, model)[0], accelerator)
+
+
+def format_notes(weights: StorageFormat, accelerator: Accelerator, *, own: str | None) -> list[str]:
+    """Cautions about a format of weights; `own` is the note of `own_precision` where none is given."""
+    found, gemms = [own] if own else [], computed_in(weights, accelerator)
+    if gemms != weights.matmul:
+        found.append(
+            f"{accelerator.name} does not multiply {weights.matmul}: weights are held in {weights.name} and widened to "
+            f"{gemms} as they are read"
+        )
+    return found
+
+
 def served_model(
     *,
     model: str,
     cluster: str | Mapping[str, Any],
-    precision: str,
+    precision: str | None,
     kv_precision: str | None,
     degrees: Mapping[str, int],
 ) -> Served:
     """A model in its formats on a layout. Without degrees: tensor parallelism over a whole scale-up domain."""
     place = named_cluster(cluster)
-    weights, found = weight_format(precision, place.accelerator), named_model(model)
+    found = named_model(model)
+    weights = weights_named(precision, model, found, place.accelerator)
     given = dict(degrees)
     if not given:
         widest = max(legal_layouts(found, place), key=lambda layout: layout.tensor, default=None)
@@ -173,16 +192,17 @@ def server_calibration(path: str | Path | None) -> ServerCalibration | None:
     return None if path is None else read_server_calibration(Path(path))
 
 
-def notes_of(of: Served, loads: Sequence[RequestLoad], *, name: str) -> tuple[str, ...]:
-    """Cautions that hold for every estimate of these loads of the model that `name` names."""
+def notes_of(of: Served, loads: Sequence[RequestLoad], *, name: str, precision: str | None) -> tuple[str, ...]:
+    """Cautions that hold for every estimate of these loads of the model that `name` names.
+
+    `precision` is the format of its weights as it was asked for; None: that of its checkpoint.
+    """
     longest = max(load.input_tokens + load.output_tokens for load in loads)
-    found = [text] if (text := positions_note(name, of.model, longest)) else []
+    own = own_precision(name, of.model)[1] if precision is None else None
+    found = format_notes(of.weights, of.cluster.accelerator, own=own)
+    found += [text] if (text := positions_note(name, of.model, longest)) else []
     if windowed := window_note(of.model, longest):
         found.append(windowed)
-    device = of.cluster.accelerator
-    gemms = computed_in(of.weights, device)
-    if gemms != of.weights.matmul:
-        found.append(f"{device.name} does not multiply {of.weights.matmul}: weights are widened to {gemms}")
     if any(load.drafted_per_step for load in loads):
         found.append(
             "speculative decoding: verification is counted, the time of drafting is not (--draft MODEL)"

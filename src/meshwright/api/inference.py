@@ -51,7 +51,9 @@ CLUSTER = ClusterName(
 NETWORK = PlainText(runs.NETWORK.about, metavar="RATE")
 DEVICE_MEMORY = PlainText(runs.DEVICE_MEMORY.about, metavar="SIZE")
 PRECISION = PlainText(
-    "Format of the weights: fp32, bf16, fp16, fp8, mxfp8, nvfp4, mxfp4, or fp4 for the vendor's own.", metavar="FORMAT"
+    "Format of the weights: fp32, bf16, fp16, fp8, mxfp8, nvfp4, mxfp4, or fp4 for the vendor's own.",
+    unset="that of the model's checkpoint",
+    metavar="FORMAT",
 )
 KV_PRECISION = PlainText(
     "Format of the KV cache: fp32, bf16, fp16, fp8, nvfp4, mxfp4 or fp4.",
@@ -84,7 +86,7 @@ def inference_capacity(
     accelerator: Annotated[str | os.PathLike[str] | None, ACCELERATOR] = None,
     network: Annotated[str | None, NETWORK] = None,
     device_memory: Annotated[str | None, DEVICE_MEMORY] = None,
-    precision: Annotated[str, PRECISION] = "bf16",
+    precision: Annotated[str | None, PRECISION] = None,
     kv_precision: Annotated[str | None, KV_PRECISION] = None,
     context: Annotated[int, Count("Length of a session: prompt and answer together.", metavar="TOKENS")] = 8192,
     layout: Annotated[Mapping[str, int] | None, LAYOUT] = None,
@@ -117,7 +119,7 @@ def inference_estimate(
     device_memory: Annotated[str | None, DEVICE_MEMORY] = None,
     input_tokens: Annotated[int, Count("Tokens of a prompt.")],
     output_tokens: Annotated[int, Count("Tokens of an answer.")],
-    precision: Annotated[str, PRECISION] = "bf16",
+    precision: Annotated[str | None, PRECISION] = None,
     kv_precision: Annotated[str | None, KV_PRECISION] = None,
     engine: Annotated[str | None, ENGINE] = None,
     concurrency: Annotated[
@@ -166,7 +168,7 @@ def inference_plan(
     device_memory: Annotated[str | None, DEVICE_MEMORY] = None,
     input_tokens: Annotated[int, Count("Tokens of a prompt.")],
     output_tokens: Annotated[int, Count("Tokens of an answer.")],
-    precision: Annotated[str, PRECISION] = "bf16",
+    precision: Annotated[str | None, PRECISION] = None,
     kv_precision: Annotated[str | None, KV_PRECISION] = None,
     engine: Annotated[str | None, ENGINE] = None,
     ttft_s: Annotated[float | None, Amount("Longest time to first token, in seconds.")] = None,

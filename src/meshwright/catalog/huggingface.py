@@ -50,8 +50,12 @@ def model_from_hub(name: str) -> Model:
 
     Raises InputError when the hub does not provide it, or `model_from_config` refuses it.
     """
-    folder = fetch(name, patterns=["config.json"], what="the model's config.json")
-    return replace(model_from_path(folder), name=name.rpartition("/")[2].partition("@")[0])
+    return replace(model_from_path(hub_folder(name)), name=name.rpartition("/")[2].partition("@")[0])
+
+
+def hub_folder(name: str) -> Path:
+    """The folder of a repository's config.json. Raises InputError when the hub does not provide it."""
+    return fetch(name, patterns=["config.json"], what="the model's config.json")
 
 
 def model_from_config(config: Mapping[str, Any], *, name: str) -> Model:

@@ -131,6 +131,8 @@ def plan(
     tables = [found.layout_table(EXPLAINED if explain else SHOWN)]
     print_text_tables([*tables, found.front_table()] if pareto else tables)
     _print_price(found)
+    for line in found.notes:
+        note(line)
 
 
 def _print_price(found: ServingPlan) -> None:

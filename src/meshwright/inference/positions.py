@@ -6,7 +6,10 @@ import json
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
+from meshwright.catalog.models import model_of_repository
+from meshwright.hub import is_hub_name
 from meshwright.specs.model import Model
 
 
@@ -17,15 +20,28 @@ def trained_positions(name: str, model: Model) -> int | None:
     >>> trained_positions("llama3-8b", catalog.model("llama3-8b"))
     8192
     """
+    config = config_of(name)
+    if config is None:
+        return _table().get(model.name)
+    found = config.get("max_position_embeddings")
+    return found if type(found) is int and found > 0 else None
+
+
+def config_of(name: str) -> dict[str, Any] | None:
+    """The config.json that `name` names, a file, its folder or a repository of the hub; None for other names."""
     file = Path(name)
+    if not file.exists() and is_hub_name(name) and model_of_repository(name) is None:
+        from meshwright.catalog.huggingface import hub_folder
+
+        file = hub_folder(name)
     file = file / "config.json" if file.is_dir() else file
-    if file.suffix == ".json" and file.is_file():
-        try:
-            found = json.loads(file.read_text(encoding="utf-8"))["max_position_embeddings"]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return None
-        return found if type(found) is int and found > 0 else None
-    return _table().get(model.name)
+    if file.suffix != ".json" or not file.is_file():
+        return None
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def positions_note(name: str, model: Model, tokens: int) -> str | None:

@@ -61,6 +61,10 @@ class ServingQuestion:
     reserve: Reserve
     calibration: ServingCalibration = field(default_factory=shipped_constants)
 
+    def served(self, layout: ServingLayout) -> Served:
+        """The model on one layout."""
+        return Served(model=self.model, cluster=self.cluster, weights=self.weights, cache=self.cache, layout=layout)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutPoint:
@@ -161,11 +165,8 @@ def _candidates(question: ServingQuestion) -> Iterator[tuple[ServingLayout, int]
 
 
 def _server(question: ServingQuestion, layout: ServingLayout, prefill: int) -> Server:
-    of = Served(
-        model=question.model, cluster=question.cluster, weights=question.weights, cache=question.cache, layout=layout
-    )
     return Server(
-        of=of, engine=question.engine, reserve=question.reserve, calibration=question.calibration,
+        of=question.served(layout), engine=question.engine, reserve=question.reserve, calibration=question.calibration,
         prefill_replicas=prefill,
     )  # fmt: skip
 

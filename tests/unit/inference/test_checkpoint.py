@@ -1,0 +1,73 @@
+"""Formats of weights where none is given: those of the models' own checkpoints."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from meshwright.catalog import lookup as catalog
+from meshwright.catalog.huggingface import model_from_hub
+from meshwright.inference.checkpoint import _table, own_precision
+from meshwright.inference.formats import WEIGHT_FORMATS
+from meshwright.inference.positions import config_of
+
+
+def test_every_row_of_the_table_is_a_model_and_a_format():
+    for name, precision in _table().items():
+        found, note = own_precision(name, catalog.model(name))
+        assert found == precision
+        assert found in WEIGHT_FORMATS
+        assert found in note
+
+
+@pytest.mark.parametrize(
+    ("quantised", "found", "said"),
+    [
+        (None, "bf16", None),
+        ({"quant_method": "fp8"}, "fp8", "fp8 is the format"),
+        ({"quant_method": "mxfp4"}, "mxfp4", "mxfp4 is the format"),
+        ({"quant_method": "awq"}, "bf16", "a method without an estimate (awq)"),
+        ({}, "bf16", None),
+        ([1], "bf16", "without an estimate"),
+    ],
+)
+def test_a_config_says_its_own_format(tmp_path, quantised, found, said):
+    """Also where the table has another one for the model of that name."""
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": quantised}))
+    for name in (tmp_path, tmp_path / "config.json"):
+        precision, note = own_precision(str(name), catalog.model("deepseek-v3"))
+        assert precision == found
+        assert (note is None) == (said is None)
+        assert said is None or said in note
+
+
+@pytest.mark.parametrize(
+    ("model", "precision"), [("gpt-oss-20b", "mxfp4"), ("openai/gpt-oss-20b", "mxfp4"), ("llama3.1-8b", "bf16")]
+)
+def test_commands_take_the_checkpoints_format(meshwright, model, precision):
+    asked = ("--model", model, "--cluster", "h100-1x1")
+    lengths = ("--input-tokens", 512, "--output-tokens", 128)
+    for command in (("capacity", *asked), ("estimate", *asked, *lengths), ("plan", *asked, *lengths)):
+        document = meshwright("inference", *command, "--json").json
+        assert document["precision"] == precision
+        notes = " ".join(document["notes"])
+        assert ("is the format of the checkpoint" in notes) == (precision != "bf16")
+        assert ("held in mxfp4 and widened to bf16" in notes) == (precision == "mxfp4")  # H100 has no 4-bit units
+        shown = meshwright("inference", *command)
+        assert f"in {precision}" in shown.stdout.splitlines()[0]
+        stated = meshwright("inference", *command, "--precision", "fp8", "--json").json
+        assert stated["precision"] == "fp8"
+        assert "is the format of the checkpoint" not in " ".join(stated["notes"])
+
+
+def test_hub_names_of_the_catalogue_need_no_network(meshwright, monkeypatch):
+    def unreachable(*_, **__):
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setitem(model_from_hub.__globals__, "fetch", unreachable)
+    asked = ("--cluster", "h200-8x1", "--input-tokens", 512, "--output-tokens", 128, "--json")
+    document = meshwright("inference", "estimate", "--model", "deepseek-ai/DeepSeek-R1", *asked).json
+    with pytest.raises(AssertionError, match="the hub was asked"):
+        config_of("nobody/nothing")
+    assert (document["model"], document["precision"]) == ("deepseek-v3", "fp8")
