@@ -368,7 +368,6 @@ def test_contradictions_are_noted(changes, words, tmp_path):
         ({"optimizer": "muon"}, "an optimizer"),
         ({"lr_decay_style": "inverse-square-root"}, "a schedule that"),
         ({"fp16": True}, "both"),
-        ({"vocab_size": False, "tokenizer_type": "Llama2Tokenizer"}, "vocabulary is in the file"),
         ({"window_size": "(128,0)"}, "--window-size"),
         ({"num_experts": 4, "moe_layer_freq": 2}, "dense layers after layers with experts"),
         ({"num_experts": 4, "moe_layer_freq": "exit()"}, "not an expression of whole numbers"),
@@ -396,11 +395,42 @@ def test_the_vocabulary_is_that_of_its_file(tmp_path):
     (tmp_path / "vocab.json").write_text('{"a": 0, "b": 1, "c": 2}')
     run, _ = imported(model_arguments(tmp_path, vocab_size=False, vocab_file="vocab.json"))
     assert run.model.vocab == 3
-    with pytest.raises(InputError, match=r"vocabulary is in absent.json, which is not here") as caught:
-        imported(model_arguments(tmp_path, vocab_size=False, vocab_file="absent.json"))
-    assert "--vocab-size" in caught.value.hint
     run, notes = imported(model_arguments(tmp_path, vocab_size=False))
-    assert (run.model.vocab, "50257 tokens are assumed" in notes) == (50_257, True)
+    assert "the 50257 tokens of GPT-2 are assumed" in notes
+    assert run.model.vocab == 50_257
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "size", "of"),
+    [
+        ({"vocab_file": "absent/vocab.json"}, 50_257, "GPT-2"),
+        ({"vocab_file": "${DATA}/vocab.json"}, 50_257, "GPT-2"),
+        ({"tokenizer_type": "Llama2Tokenizer", "tokenizer_model": "${DATA}/tokenizer.model"}, 32_000, "llama2-7b"),
+        ({"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": "a/Meta-Llama-3-8B"}, 128_256, "llama3-8b"),
+        ({"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": "Qwen/Qwen3-30B-A3B"}, 151_936, "qwen3-30b-a3b"),
+    ],
+)  # fmt: skip
+def test_the_vocabulary_that_the_name_of_a_tokenizer_implies(tokenizer, size, of, tmp_path):
+    run, notes = imported(model_arguments(tmp_path, vocab_size=False, **tokenizer))
+    assert run.model.vocab == size
+    assert f"the {size} tokens of {of} are assumed" in notes
+    run, notes = imported(model_arguments(tmp_path, padded_vocab_size=640, vocab_size=False, **tokenizer))
+    assert (run.model.vocab, "assumed" in notes) == (640, False)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "words"),
+    [
+        ({"tokenizer_type": "NullTokenizer"}, "the size of the vocabulary is not given"),
+        ({"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": "my/tokenizer"}, "file of .* my/tokenizer"),
+        ({"tokenizer_type": "GPTSentencePieceTokenizer", "tokenizer_model": "x.model"}, "file of .* x.model"),
+        ({"vocab_file": "bert/vocab.txt"}, "vocabulary of BERT or T5"),
+        ({"tokenizer_type": "BertWordPieceCase"}, "vocabulary of BERT or T5"),
+    ],
+)
+def test_vocabularies_that_must_be_given(tokenizer, words, tmp_path):
+    with pytest.raises(InputError, match=words):
+        imported(model_arguments(tmp_path, vocab_size=False, **tokenizer))
 
 
 @given(pipeline=st.integers(2, 4), chunks=st.integers(1, 4), per_stage=st.integers(1, 4), recomputed=st.integers(0, 16))

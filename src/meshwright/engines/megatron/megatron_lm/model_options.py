@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from meshwright.catalog import lookup as catalog
 from meshwright.engines.megatron.megatron_lm.arithmetic import evaluate
 from meshwright.engines.megatron.megatron_lm.options import MegatronOptions
 from meshwright.errors import InputError
 from meshwright.runfile.inline import catalogue_name
+from meshwright.specs.model import Model
 
 DEFAULT_TOKENIZER = "GPT2BPETokenizer"  # of pretrain_gpt.py
 GPT2_VOCABULARY = 50_257
+TOKENIZERS = {"Llama2Tokenizer": "llama2-7b"}
+"""Models by the type of their tokenizer."""
+ENTRY_POINTS = "the options of pretrain_gpt.py"
+OF_MODELS = ("HuggingFaceTokenizer",)
+"""Types of tokenizers that `--tokenizer-model ORGANISATION/MODEL` names."""
 LLAMA3 = {"original_context": 8192, "low_frequency": 1.0, "high_frequency": 4.0}  # Megatron's, for all factors
 YARN_CONTEXT = 4096  # MLATransformerConfig.original_max_position_embeddings
 
@@ -77,24 +86,40 @@ def _shapes(options: MegatronOptions) -> dict[str, Any]:
 
 
 def _vocab(options: MegatronOptions) -> int:
-    """Return the given size of the vocabulary, or that of its file."""
-    tokenizer = options.text("tokenizer-type", DEFAULT_TOKENIZER)
-    padded = options.integer("padded-vocab-size", 0)
-    file = "".join(options.paths("vocab-file"))
-    if found := options.integer("vocab-size", padded):
-        if not padded:
-            _note_padding(options, found)
-        return found
-    if tokenizer == DEFAULT_TOKENIZER and not file:
-        options.note(f"{tokenizer} without --vocab-file: GPT-2's {GPT2_VOCABULARY} tokens are assumed")
-        return GPT2_VOCABULARY
-    size = _size_of(file, options.path) if tokenizer == DEFAULT_TOKENIZER else None
-    if size is None:
-        of = f"{file}, which is not here" if file else f"the file of {tokenizer}"
+    """Return the given size of the vocabulary, that of its file, or that which the tokenizer's name implies."""
+    tokenizer, named = options.text("tokenizer-type", DEFAULT_TOKENIZER), options.paths("tokenizer-model")
+    padded, file = options.integer("padded-vocab-size", 0), "".join(options.paths("vocab-file"))
+    found = options.integer("vocab-size", padded)
+    if file.endswith(".txt") or tokenizer.startswith("BertWordPiece"):  # GPT's are JSON
+        got = f"{tokenizer} {file}".strip()
+        raise InputError("a vocabulary of BERT or T5, which run files cannot express", got=got, allowed=ENTRY_POINTS)
+    if not found and tokenizer == DEFAULT_TOKENIZER:
+        found = _size_of(file, options.path) or _assumed(options, tokenizer, "GPT-2", GPT2_VOCABULARY)
+    if not found and (known := _model_of_tokenizer(tokenizer, "".join(named))):
+        found = _assumed(options, " ".join((tokenizer, *named)), known.name, known.vocab)
+    if not found:
+        of = "is not given" if tokenizer == "NullTokenizer" else f"is in the file of {' '.join((tokenizer, *named))}"
         raise InputError(
-            f"the size of the vocabulary is in {of}", hint=f'give the size: "{options.path.name} --vocab-size 32000"'
+            f"the size of the vocabulary {of}", hint=f'give the size: "{options.path.name} --vocab-size 32000"'
         )
+    if not padded:
+        _note_padding(options, found)
+    return found
+
+
+def _assumed(options: MegatronOptions, tokenizer: str, of: str, size: int) -> int:
+    options.note(f"the file of {tokenizer} is not here: the {size} tokens of {of} are assumed, unlike --vocab-size N")
     return size
+
+
+def _model_of_tokenizer(tokenizer: str, named: str) -> Model | None:
+    """Return the model of the catalogue that a tokenizer is named after; None: there is none."""
+    if tokenizer in TOKENIZERS:
+        return catalog.model(TOKENIZERS[tokenizer])
+    name = re.sub(r"^Meta-|(-(Instruct|Base|hf|v0\.1))+$", "", named.rpartition("/")[2])
+    with suppress(InputError):
+        return catalog.model(name) if tokenizer in OF_MODELS else None
+    return None
 
 
 def _note_padding(options: MegatronOptions, vocab: int) -> None:
