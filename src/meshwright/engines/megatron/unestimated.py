@@ -4,6 +4,7 @@ HARMLESS      concerns neither speed nor memory nor the loss: logs, files, limit
 UNESTIMATED   changes the speed, the memory or the arithmetic, and no key of a run file expresses it
 KERNELS       the same of kernels that the estimate has and that an option asks for; EXPERTS: those of mixtures
 
+The last paragraphs are options that releases after core_v0.16.1 have added.
 Options that stand in no table are read, refused, or named in a note as not carried over. Defaults and meanings:
 megatron/training/arguments.py at core_v0.16.1, and the configuration classes of Megatron-Bridge 0.6.2.
 """
@@ -26,6 +27,13 @@ _HARMLESS = """
     sharp-enabled-group split te-rng-tracker timing-log-option tp-comm-bootstrap-backend trust-remote-code
     use-cpu-initialization use-mcore-models use-persistent-ckpt-worker use-pytorch-profiler wgrad-deferral-limit
 
+    chat-template disable-ckpt-load-validate-sharding-integrity disable-flight-recorder-dump-on-timeout
+    disable-flight-recorder-extra-dump-on-exec disable-flight-recorder-include-only-active disable-save-tokenizer-assets
+    enable-msc eval-global-batch-size eval-micro-batch-size no-ckpt-load-validate-sharding-integrity nvtx-ranges
+    override-ckpt-iteration record-shapes save-activations-interval save-params-interval start-eval-at-iter
+    save-tokens-per-expert-interval use-gigatoken use-same-sampling-seed-across-dp-ranks validation-set-names
+    verify-integrity
+
     async-strategy async-tensor-model-parallel-allreduce autocast-dtype barrier-with-L1-time batch-p2p-comm
     check-optimizer-step-success embedding-init-method enable-autocast finalize-model-grads-func fully-parallel-load
     fully-parallel-save generation-config grad-scale-func grad-sync-func hf-model-id hf-model-revision init-method
@@ -39,10 +47,11 @@ HARMLESS = frozenset(_HARMLESS.split())
 data with masked labels; `make-vocab-size-divisible-by` is read with the vocabulary."""
 
 HARMLESS_PREFIXES = (
-    "ckpt-", "cuda-graph-warmup", "dist-ckpt-", "distributed-timeout-", "exit-duration-", "exit-on-", "exit-signal",
-    "ft-", "inference-", "inprocess-", "log-", "logging-level", "memory-snapshot-", "nccl-all-reduce-for-prefill",
-    "no-load-", "no-save-", "non-persistent-", "object-storage-", "one-logger-", "straggler-", "tensorboard-",
-    "tiktoken-", "tokenizer-", "use-checkpoint-opt", "use-dist-ckpt", "wandb-",
+    "async-ckpt-", "ckpt-", "cuda-graph-warmup", "dist-ckpt-", "distributed-timeout-", "exit-duration-", "exit-on-",
+    "exit-signal", "fault-injector-", "flight-recorder-", "ft-", "inference-", "inprocess-", "log-", "logging-level",
+    "memory-snapshot-", "nccl-all-reduce-for-prefill", "no-flight-recorder-", "no-inference-", "no-load-", "no-save-",
+    "non-persistent-", "null-tokenizer-", "object-storage-", "one-logger-", "otel-", "pytorch-profiler-", "straggler-",
+    "tensorboard-", "tiktoken-", "tokenizer-", "use-checkpoint-opt", "use-dist-ckpt", "wandb-",
 )  # fmt: skip
 
 _FLAGS = """
@@ -78,6 +87,11 @@ _FLAGS = """
     tp-comm-atomic-ag tp-comm-atomic-rs tp-comm-overlap-disable-fc1 tp-comm-overlap-disable-qkv tp-only-amax-red
     use-grouped-gemm-for-dense-mlp use-grouped-gemm-for-shared-expert use-transformer-engine-full-layer-spec
     variable-seq-lengths
+
+    cpu-offloading-retain-pinned-cpu-buffers delay-offload-until-cuda-graph disable-align-grad-reduce
+    fsdp-db-use-persist-buf-on-alloc-fail megatron-fsdp-max-pool-double-buffer mla-down-proj-fusion
+    moe-hybridep-pad-uneven-dispatch-inputs moe-ncclep-zero-copy moe-single-grouped-bias moe-single-grouped-weight
+    moe-use-grouped-tensor no-use-layer-wise-param-layout
 """
 _AMOUNTS = """
     ddp-bucket-size ddp-num-buckets hierarchical-context-parallel-sizes high-priority-stream-groups
@@ -88,6 +102,10 @@ _AMOUNTS = """
     activation-offload-fraction bucket-size microbatch-group-size-per-vp-stage mlp-chunks-for-training
     moe-expert-rank-capacity-factor moe-flex-dispatcher-num-sms num-buckets
     num-microbatches-with-partial-activation-checkpoints
+
+    ddp-param-name-patterns-for-fp32-local-accumulation delta-offload-bytes-across-pp-ranks
+    fine-grained-offloading-max-inflight-offloads moe-hybridep-num-blocks-permute
+    moe-hybridep-num-blocks-unpermute moe-hybridep-num-sms-preprocessing output-logit-dtype
 """
 UNESTIMATED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys((*_FLAGS.split(), *_AMOUNTS.split()), ()),
@@ -100,6 +118,10 @@ UNESTIMATED: dict[str, tuple[str, ...]] = {
     "fp8-interval": ("1",),
     "fp8-margin": ("0",),
     "kitchen-attention-backend": ("sdpa",),
+    **dict.fromkeys(("megatron-fsdp-grad-comm-dtype", "megatron-fsdp-main-grads-dtype"), ("auto",)),
+    "megatron-fsdp-main-params-dtype": ("fp32",),
+    "megatron-fsdp-version": ("1",),
+    **dict.fromkeys(("moe-combine-bwd-dtype", "moe-dispatch-fwd-dtype"), ("bf16",)),
     "moe-deepep-num-sms": ("20",),
     "moe-hybridep-num-sms": ("16",),
     "optimizer-offload-fraction": ("1", "1.0"),

@@ -382,6 +382,11 @@ def test_contradictions_are_noted(changes, words, tmp_path):
         ({"position_embedding_type": "rope", "rope_type": "yarn"}, "positions"),
         ({"num_layers": 1.5}, "not a whole number"),
         ({"pipeline_model_parallel_size": 2, "pipeline_model_parallel_layout": "Et|tL"}, "does not assign 4 layers"),
+        ({"use_mup": True}, "cannot express: --use-mup"),
+        ({"hybrid_layer_pattern": "M-M*"}, "cannot express: --hybrid-layer-pattern: got 'M-M"),
+        ({"tensor_parallel_num_weight_shards": 4}, "--tensor-parallel-num-weight-shards.*got '4'"),
+        ({"encoder_num_layers": 4, "num_layers": False}, "a training that run files cannot express: --encoder-num-l"),
+        ({"perform_rl_step": True}, "a training that run files cannot express: --perform-rl-step"),
         ({"yaml_cfg": "gpt.yaml"}, r":\d+: --yaml-cfg names a description .*got 'gpt.yaml'"),
         ({"spec": "my.layers layer"}, r"--spec names a description .*got 'my.layers layer', allowed: options"),
     ],
@@ -472,7 +477,56 @@ def test_yaml_with_a_name_twice_and_lines(tmp_path):
 
 
 def test_options_that_are_told_apart_are_megatrons():
-    assert set(UNSUPPORTED) <= set(known_names())
+    assert set(UNSUPPORTED) <= set(known_names(later=True))
+
+
+def test_options_of_later_releases(tmp_path):
+    later = {"async_strategy": "mcore", "verify_integrity": True, "eval_global_batch_size": 8}
+    _, notes = imported(model_arguments(tmp_path))
+    assert imported(model_arguments(tmp_path, **later))[1] == notes
+    _, notes = imported(model_arguments(tmp_path, step_batch_size_schedule="0:8", mla_down_proj_fusion=True))
+    assert "--step-batch-size-schedule 0:8 is not carried over: the batch size is constant" in notes
+    assert re.search("does not include.*--mla-down-proj-fusion", notes)
+    run, _ = imported(model_arguments(tmp_path, cuda_graph_impl="local", cuda_graph_modules="attn"))
+    assert run.stack == imported(model_arguments(tmp_path, cuda_graph_impl="local", cuda_graph_scope="attn"))[0].stack
+
+
+def test_options_at_values_without_effect_are_not_refused(tmp_path):
+    values = {"softmax_type": "vanilla", "hybrid_mlp_ratio": 0.0, "rotary_seq_len_interpolation_factor": 1}
+    run, _ = imported(model_arguments(tmp_path, **values))
+    assert run.model == imported(model_arguments(tmp_path))[0].model
+
+
+@pytest.mark.parametrize(
+    ("changes", "cluster", "fitting"),
+    [
+        ({"global_batch_size": 12}, "h100-8x4", "h100-6x1"),
+        ({"global_batch_size": 16}, "h100-8x8", "h100-8x2"),
+        ({"tensor_model_parallel_size": 3}, "h100-8x4", "h100-3x1"),
+        ({"tensor_model_parallel_size": 16}, "h100-8x1", "h100-8x2"),
+        ({"num_experts": 64, "expert_model_parallel_size": 64, "global_batch_size": 64}, "h100-8x4", "h100-8x8"),
+        ({"global_batch_size": 16, "micro_batch_size": 3}, "h100-8x4", None),
+        ({"global_batch_size": 8, "num_experts": 16, "expert_model_parallel_size": 16}, "h100-8x2", None),
+    ],
+)
+def test_a_cluster_that_does_not_fit_names_one_that_does(changes, cluster, fitting, tmp_path):
+    source = model_arguments(tmp_path, **changes)
+    with pytest.raises(InputError) as caught:
+        imported(source, cluster)
+    assert caught.value.hint == (fitting and f"--cluster {fitting} would do")
+    if fitting:
+        imported(source, fitting)
+
+
+@pytest.mark.parametrize("mode", ["inference", "rl"])
+def test_configurations_of_other_tests_are_refused_with_one_reason(mode, tmp_path):
+    path = Path(model_arguments(tmp_path, temperature=1.0))
+    path.write_text(f"MODE: {mode}\n{path.read_text()}")
+    with pytest.raises(InputError, match=f"does not describe a pretraining: got 'MODE: {mode}', allowed: pretraining$"):
+        imported(str(path))
+    path.write_text("MODEL_ARGS: {trainer.devices: 8, trainer.num_nodes: 1}\n")
+    with pytest.raises(InputError, match="settings of another program, such as NeMo: got 'trainer"):
+        imported(str(path))
 
 
 def test_a_layout_with_repetitions(tmp_path):

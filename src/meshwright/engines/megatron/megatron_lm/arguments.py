@@ -39,10 +39,13 @@ LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 
 
 @cache
-def known_names() -> dict[str, str]:
-    """Return the options of Megatron-LM's parser with the number of their values: `nothing`, `one` or `several`."""
-    path = Path(__file__).with_name("options.json")
-    return json.loads(path.read_text(encoding="utf-8"))["names"]
+def known_names(*, later: bool = False) -> dict[str, str]:
+    """Return the options of Megatron-LM's parser with the number of their values: `nothing`, `one` or `several`.
+
+    `later`: with those that releases after core_v0.16.1 have added.
+    """
+    found = json.loads(Path(__file__).with_name("options.json").read_text(encoding="utf-8"))
+    return found["names"] | (found["later"]["names"] if later else {})
 
 
 def arguments_text(run: Run, plan: Plan) -> str:

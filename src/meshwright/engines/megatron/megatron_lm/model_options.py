@@ -25,15 +25,23 @@ OF_MODELS = ("HuggingFaceTokenizer",)
 LLAMA3 = {"original_context": 8192, "low_frequency": 1.0, "high_frequency": 4.0}  # Megatron's, for all factors
 YARN_CONTEXT = 4096  # MLATransformerConfig.original_max_position_embeddings
 
-UNSUPPORTED = (
-    "activation-func-clamp-value", "apply-residual-connection-post-layernorm", "attention-output-gate",
-    "experimental-attention-variant", "glu-linear-offset", "heterogeneous-layers-config-encoded-json",
-    "heterogeneous-layers-config-path", "hybrid-attention-ratio", "hybrid-mlp-ratio", "hybrid-override-pattern",
-    "is-hybrid-model", "linear-attention-freq", "moe-latent-size", "moe-shared-expert-gate", "mrope-section",
-    "no-rope-freq", "qk-l2-norm", "quick-geglu", "relative-attention-num-buckets", "rotary-interleaved",
-    "rotary-seq-len-interpolation-factor", "softmax-type", "squared-relu", "window-size",
-)  # fmt: skip
-"""Options of models that no run file can express."""
+_UNSUPPORTED = """
+    activation-func-clamp-value apply-residual-connection-post-layernorm attention-output-gate enable-mhc-connections
+    experimental-attention-variant heterogeneous-layers-config-encoded-json
+    heterogeneous-layers-config-path hybrid-layer-pattern hybrid-override-pattern is-hybrid-model
+    linear-attention-freq moe-latent-size moe-shared-expert-gate mrope-section mtp-hybrid-override-pattern
+    mtp-use-repeated-layer no-rope-freq qk-l2-norm quick-geglu rotary-interleaved squared-relu use-mup window-size
+"""
+UNSUPPORTED: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(_UNSUPPORTED.split(), ()),
+    "glu-linear-offset": ("0", "0.0"),
+    "hybrid-attention-ratio": ("0", "0.0"),
+    "hybrid-mlp-ratio": ("0", "0.0"),
+    "relative-attention-num-buckets": ("32",),
+    "rotary-seq-len-interpolation-factor": ("1", "1.0"),
+    "softmax-type": ("vanilla",),
+}
+"""Options of models that no run file can express, with the values that have no effect."""
 
 
 def model_section(options: MegatronOptions, *, name: str) -> dict[str, Any] | str:
@@ -42,9 +50,9 @@ def model_section(options: MegatronOptions, *, name: str) -> dict[str, Any] | st
     Raises InputError for what a run file cannot express. Defaults are those of megatron/training/arguments.py and of
     TransformerConfig at core_v0.16.1.
     """
-    for option in UNSUPPORTED:
-        if option in options:
-            got = " ".join(options.values(option)) or None
+    for option, no_effect in UNSUPPORTED.items():
+        got = " ".join(options.values(option)) or None
+        if option in options and got not in no_effect:
             raise InputError(f"a model that run files cannot express: --{option}", got=got)
     section = {"name": name, **_shapes(options)}
     rope = _positions(options, section)

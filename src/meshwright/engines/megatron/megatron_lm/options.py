@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,10 @@ from meshwright.errors import InputError
 from meshwright.units import parse_number
 
 YAML_ENDINGS, SCRIPT_ENDINGS = (".yaml", ".yml"), (".sh", ".bash", ".slurm", ".sbatch", ".sub")
+
+RENAMED_LATER = {"cuda-graph-modules": "cuda-graph-scope"}
+"""Options of releases after core_v0.16.1 by their earlier names."""
+PRETRAINING = "pretraining"  # the default of MODE in the files of Megatron-LM's tests
 
 UNDEFINED = "it has a variable"
 PLACEHOLDER = re.compile(r"<[^<>]*>")
@@ -180,6 +185,12 @@ def _yaml_arguments(text: str, *, path: Path) -> list[Word]:
     if not given or not isinstance(given[0].value, list):
         hint = "it has MODEL_ARGS: {--num-layers: 12, ...}, or only sections of Megatron-Bridge's ConfigContainer"
         raise InputError(f"{path} is not a configuration of Megatron-LM", hint=hint)
+    mode = next((value.value for key, value, _ in _pairs(content) if key == "MODE"), PRETRAINING)
+    if mode != PRETRAINING:
+        raise InputError(f"{path} does not describe a pretraining", got=f"MODE: {mode}", allowed=PRETRAINING)
+    if not any(name.startswith("--") for name, _, _ in _pairs(given[0])):
+        got = ", ".join(name for name, _, _ in islice(_pairs(given[0]), 2))
+        raise InputError(f"{path}: MODEL_ARGS are settings of another program, such as NeMo", got=got, allowed="--NAME")
     words = []
     for name, value, line in _pairs(given[0]):
         kind = value.tag.rpartition(":")[2]
@@ -212,7 +223,7 @@ def _listed(text: str) -> list[str]:
 
 def parse(words: Iterable[Word], *, path: Path) -> dict[str, Option]:
     """Parse words as options. Raises one InputError for all that Megatron-LM would refuse or that are not known."""
-    words, known = list(words), known_names()
+    words, known = list(words), known_names(later=True)
     found: dict[str, Option] = {}
     problems: list[InputError] = []
     k = 0
@@ -231,7 +242,8 @@ def parse(words: Iterable[Word], *, path: Path) -> dict[str, Option]:
         if problem := _problem(name, values, takes=known.get(name), where=where, path=path):
             problems.append(problem)
         unknown = next((one.unknown or UNDEFINED for one in values if one.unknown or "$" in one.text), "")
-        found[name] = Option(values=tuple(one.text for one in values), line=word.line, unknown=unknown)
+        option = Option(values=tuple(one.text for one in values), line=word.line, unknown=unknown)
+        found[RENAMED_LATER.get(name, name)] = option
     if problems:
         message = "\n".join(dict.fromkeys(problem.message for problem in problems))
         hints = dict.fromkeys(problem.hint for problem in problems if problem.hint)
@@ -256,9 +268,9 @@ def _not_known(word: Word, where: str, path: Path) -> InputError:
 def _problem(name: str, values: list[Word], *, takes: str | None, where: str, path: Path) -> InputError | None:
     """Return what is wrong with an option and its values; None: nothing."""
     if takes is None:
-        near = difflib.get_close_matches(name, known_names(), n=1)
+        near = difflib.get_close_matches(name, known_names(later=True), n=1)
         hint = f"did you mean --{near[0]}? " if near else ""
-        hint += f"Options are those of Megatron-Core {VERSION}: leave out one of another version"
+        hint += f"Options are those of Megatron-Core {VERSION} and later: leave out those of a fork"
         return InputError(f"{where}: Megatron-LM has no such option", got=f"--{name}", hint=hint)
     for one in values:
         if PLACEHOLDER.search(one.text):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,10 +13,12 @@ from meshwright.engines.megatron.megatron_core.constructors import MODULES, reco
 from meshwright.engines.megatron.megatron_lm.arithmetic import MAX_LENGTH
 from meshwright.engines.megatron.megatron_lm.options import MegatronOptions
 from meshwright.errors import InputError
+from meshwright.specs.hardware import Cluster
 from meshwright.specs.plan import AxisOrder
 
 STRATEGIES = {"no_shard": "none", "optim": "optimizer", "optim_grads": "gradients", "optim_grads_params": "parameters"}
 MODULE_NAMES = {theirs: ours for ours, theirs in MODULES.items()}
+SHARDED_WEIGHTS = ("tensor-parallel-num-weight-shards", "expert-tensor-parallel-num-weight-shards")
 LAYOUT = "pipeline-model-parallel-layout"
 
 
@@ -31,8 +34,9 @@ class ParallelDegrees:
     data: int
 
     @classmethod
-    def of(cls, options: MegatronOptions, *, num_devices: int) -> ParallelDegrees:
+    def of(cls, options: MegatronOptions, *, cluster: Cluster) -> ParallelDegrees:
         """Return the degrees in `options`. Raises InputError if they do not fit the devices."""
+        num_devices = cluster.num_devices
         tensor = options.integer("tensor-model-parallel-size", 1)
         pipeline = options.integer("pipeline-model-parallel-size", 1)
         context = options.integer("context-parallel-size", 1)
@@ -40,19 +44,39 @@ class ParallelDegrees:
         has_experts = "num-experts" in options
         expert_tensor = options.integer("expert-tensor-parallel-size", tensor if has_experts else 1)
         given = tensor * pipeline * context
+        for name in SHARDED_WEIGHTS:
+            if name in options:
+                got = options.text(name)
+                raise InputError(f"--{name}: weights that are sharded over more than tensor ranks", got=got)
         if min(tensor, pipeline, context, expert, expert_tensor) < 1:
             raise InputError("degrees must be positive", got=f"TP{tensor} PP{pipeline} CP{context} EP{expert}")
+        of_experts = pipeline * expert * expert_tensor if has_experts else 1
+        hint = clusters_of(cluster, multiple_of=math.lcm(given, of_experts))
         if num_devices % given:
             got = f"tensor {tensor} x pipeline {pipeline} x context {context} = {given}"
-            raise InputError(f"degrees that do not divide the cluster's {num_devices} devices", got=got)
-        ranks = num_devices // pipeline
-        if has_experts and ranks % (expert * expert_tensor):
+            raise InputError(f"degrees that do not divide the cluster's {num_devices} devices", got=got, hint=hint)
+        if num_devices % of_experts:
             got = f"expert {expert} x expert-tensor {expert_tensor} = {expert * expert_tensor}"
-            raise InputError(f"degrees that do not divide the {ranks} devices of a pipeline stage", got=got)
+            ranks = num_devices // pipeline
+            raise InputError(f"degrees that do not divide the {ranks} devices of a pipeline stage", got=got, hint=hint)
         return cls(
             tensor=tensor, pipeline=pipeline, context=context, data=num_devices // given,
             expert=expert if has_experts else 1, expert_tensor=expert_tensor if has_experts else 1,
         )  # fmt: skip
+
+
+def clusters_of(cluster: Cluster, *, multiple_of: int, micro_batches: int = 0, replica: int = 1) -> str | None:
+    """Return a hint: the smallest cluster of such nodes with a multiple of devices; None: there is none.
+
+    `micro_batches`: instead the largest up to `cluster` whose replicas of `replica` devices get as many each.
+    """
+    nodes = cluster.devices_per_node
+    counts = range(multiple_of, (cluster.num_devices if micro_batches else multiple_of * nodes) + 1, multiple_of)
+    fitting = [n for n in counts if (n % nodes == 0 or n < nodes) and not micro_batches % (n // replica)]
+    if cluster.parts or not fitting:
+        return None
+    found = fitting[-1] if micro_batches else fitting[0]
+    return f"--cluster {cluster.accelerator.name}-{min(found, nodes)}x{max(1, found // nodes)} would do"
 
 
 def plan_section(options: MegatronOptions, degrees: ParallelDegrees) -> dict[str, Any]:

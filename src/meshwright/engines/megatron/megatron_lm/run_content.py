@@ -7,14 +7,16 @@ and the configuration classes from which it generates options.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from meshwright.engines.base import Imported, StatedCluster
 from meshwright.engines.megatron.megatron_lm.model_options import model_section
 from meshwright.engines.megatron.megatron_lm.options import MegatronOptions, read
-from meshwright.engines.megatron.megatron_lm.parallel_options import ParallelDegrees, plan_section
+from meshwright.engines.megatron.megatron_lm.parallel_options import ParallelDegrees, clusters_of, plan_section
 from meshwright.engines.megatron.megatron_lm.switch_options import stack_section
 from meshwright.errors import InputError
+from meshwright.specs.hardware import Cluster
 
 FP8 = {"delayed": "fp8_delayed", "tensorwise": "fp8", "blockwise": "fp8_blockwise", "mxfp8": "mxfp8"}
 SCHEDULES = {"constant": "constant", "linear": "linear", "cosine": "cosine", "WSD": "wsd"}
@@ -23,6 +25,11 @@ ELSEWHERE = {
     "spec": "layers of a module of its own have other shapes and kernels: leave it out where they are GPT's own layers",
 }
 """Options that name a file which describes the run, or its layers, in place of the other options."""
+OTHERWISE = (
+    "decoder-num-layers", "decoder-seq-length", "encoder-num-layers", "freeze-all-layers", "logits-load-dir",
+    "perform-rl-step",
+)  # fmt: skip
+"""Options with which another model than GPT is trained, or none, or the program distils or generates."""
 FROM_CHECKPOINT = {
     "use-checkpoint-args": "the shapes of the model",
     "use-mp-args-from-checkpoint-args": "tensor and pipeline parallelism",
@@ -43,6 +50,12 @@ def import_arguments(source: str, *, cluster: StatedCluster) -> Imported:
                 f"{options.where(options.taken[name])}: --{name} names a description of the run that is not read",
                 got=" ".join(values), allowed="options that describe the run", hint=hint,
             )  # fmt: skip
+    for name in OTHERWISE:
+        if options.flag(name):
+            where = options.where(options.taken[name])
+            raise InputError(
+                f"{where}: a training that run files cannot express: --{name}", allowed="a pretraining of GPT"
+            )
     return run_of_options(options, cluster=cluster)
 
 
@@ -51,7 +64,7 @@ def run_of_options(options: MegatronOptions, *, cluster: StatedCluster, model: s
     from meshwright.runfile import named_cluster
 
     target = named_cluster(cluster, may_have_parts=True)
-    degrees = ParallelDegrees.of(options, num_devices=target.num_devices)
+    degrees = ParallelDegrees.of(options, cluster=target)
     length, limit = options.integer("seq-length", 0), options.integer("max-position-embeddings", 0)
     if not length:
         raise InputError("the arguments lack --seq-length", got=str(options.path))
@@ -63,15 +76,7 @@ def run_of_options(options: MegatronOptions, *, cluster: StatedCluster, model: s
     section = model or model_section(options, name=options.path.stem)
     for name in ("num-layers", "num-experts"):
         options.text(name)  # read, also where the catalogue has the model
-    micro = options.integer("micro-batch-size", 0)
-    if micro < 1:
-        raise InputError("the arguments lack --micro-batch-size", got=str(options.path))
-    whole = options.integer("global-batch-size", micro * degrees.data)
-    if whole < 1 or whole % (micro * degrees.data):
-        raise InputError(
-            "the batch cannot be split over the data ranks", got=f"--global-batch-size {whole}",
-            allowed=f"multiples of {micro} x {degrees.data}",
-        )  # fmt: skip
+    whole, micro = _batch(options, degrees, target)
     train, optimizer = _steps(options, global_batch=whole)
     precision, plan = _precision(options), plan_section(options, degrees)
     content = {
@@ -87,6 +92,27 @@ def run_of_options(options: MegatronOptions, *, cluster: StatedCluster, model: s
         "train": train | _losses(options),
     }
     return Imported(content=content, notes=tuple(options.notes()))
+
+
+def _batch(options: MegatronOptions, degrees: ParallelDegrees, cluster: Cluster) -> tuple[int, int]:
+    """Return the sequences of the global batch and of a micro-batch."""
+    micro = options.integer("micro-batch-size", 0)
+    if micro < 1:
+        raise InputError("the arguments lack --micro-batch-size", got=str(options.path))
+    whole = options.integer("global-batch-size", micro * degrees.data)
+    if whole < 1 or whole % (micro * degrees.data):
+        replica = cluster.num_devices // degrees.data
+        unit = math.lcm(replica, degrees.pipeline * degrees.expert * degrees.expert_tensor)
+        is_whole = whole > 0 and not whole % micro
+        raise InputError(
+            "the batch cannot be split over the data ranks",
+            got=f"--global-batch-size {whole}",
+            allowed=f"multiples of {micro} x {degrees.data}",
+            hint=clusters_of(cluster, multiple_of=unit, micro_batches=whole // micro, replica=replica)
+            if is_whole
+            else None,
+        )
+    return whole, micro
 
 
 def _source(options: MegatronOptions) -> str:
@@ -207,8 +233,9 @@ def _note_unsupported_rates(options: MegatronOptions) -> None:
     for name in ("decoupled-lr", "decoupled-min-lr", "start-weight-decay", "end-weight-decay", "lr-warmup-init"):
         if value := options.number(name, 0.0):
             options.note(f"--{name} {value:g} is not carried over: all parameters have one rate")
-    if ramp := options.values("rampup-batch-size"):
-        options.note(f"--rampup-batch-size {' '.join(ramp)} is not carried over: the batch size is constant")
+    for name in ("rampup-batch-size", "step-batch-size-schedule"):
+        if ramp := options.values(name):
+            options.note(f"--{name} {' '.join(ramp)} is not carried over: the batch size is constant")
 
 
 def _checkpoint(options: MegatronOptions) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from meshwright.engines.megatron.shell_scripts.commands import parse_script
 from meshwright.engines.megatron.shell_scripts.conditions import negated, test_holds
 from meshwright.engines.megatron.shell_scripts.expansion import Expander, as_written, expand, joined, pattern_of
 from meshwright.engines.megatron.shell_scripts.integers import UnknownValueError
-from meshwright.engines.megatron.shell_scripts.programs import NEVER_RUNNING, program_at, shell_text
+from meshwright.engines.megatron.shell_scripts.programs import NEVER_RUNNING, OTHER_MODELS, program_at, shell_text
 from meshwright.engines.megatron.shell_scripts.state import ShellValue, ShellVariables, UnknownText
 from meshwright.engines.megatron.shell_scripts.syntax import (
     AndOrList,
@@ -425,6 +425,10 @@ class Interpreter:
         elif (k := program_at(words)) is not None:
             if name == "xargs":
                 raise InputError(f"{self.where(words[0].line)}: arguments from xargs are not known")
+            if OTHER_MODELS.search(words[k].text):
+                what = f"{self.where(words[k].line)}: a program whose options are not those of pretrain_gpt.py"
+                hint = "import configurations of decoder-only models that pretrain_gpt.py trains"
+                raise InputError(what, got=words[k].text, allowed="pretrain_gpt.py", hint=hint)
             self.found.calls.append(words[k + 1 :])
 
     def _document_text(self, parts: tuple[Part, ...]) -> str:

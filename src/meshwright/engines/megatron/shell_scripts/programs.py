@@ -9,6 +9,10 @@ from meshwright.engines.megatron.shell_scripts.syntax import HereDocument, Part,
 
 PROGRAM = re.compile(r"(^|/)(pretrain|train|finetune|posttrain)\w*\.py$")
 MENTIONED = re.compile(r"(^|[\s/])(pretrain|train|finetune|posttrain)\w*\.py(\s|$)")
+OTHER_MODELS = re.compile(
+    r"(^|/)(\w+_(bert|t5|ict|retro|biencoder|vision|vlm|mimo|mamba|hybrid|rl)(_\w+)?|(multimodal|mimo)/train\w*)\.py$"
+)
+"""Training programs of models other than GPT, or of other trainings."""
 SHELLS = ("bash", "sh", "dash", "zsh", "ksh")
 NEVER_RUNNING_NAMES = """
     cat ls cp mv ln chmod chown mkdir rm rmdir touch tee grep egrep fgrep rg sed awk head tail less wc sort

@@ -155,3 +155,31 @@ def test_what_such_a_script_prints_is_read(tmp_path):
     options = read(str(tmp_path / "a.args"))
     assert (options.integer("num-layers", 0), options.number("lr", 0)) == (4, 1e-4)
     assert options.notes() == []
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "pretrain_bert.py",
+        "../../pretrain_hybrid.py",
+        "pretrain_vision_classify.py",
+        "x/multimodal/train.py",
+        "train_rl.py",
+    ],
+)
+def test_programs_of_other_models_are_one_reason(program):
+    with pytest.raises(InputError, match=f"whose options are not .*got '{program}', allowed: pretrain_gpt.py"):
+        script_call(f"torchrun {program} --fork-option 1 --other 2\n", path=Path("train.sh"))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "python -m torch.distributed.run --nproc_per_node 8 megatron/pretrain_gpt.py",
+        'srun -N 4 --mpi=pmix bash -c "python -u $ROOT/pretrain_gpt.py --lr 1"\n:',
+        "mpirun -np 8 -x PATH python pretrain_llama.py",
+    ],
+)
+def test_launchers_are_followed(call):
+    words = script_call(f"ROOT=/code\n{call} --lr 1\n", path=Path("train.sh")).arguments
+    assert [word.text for word in words] == ["--lr", "1"]
