@@ -118,7 +118,7 @@ def failure_table(found: Sequence[LoadSummary]) -> TextTable:
     rows = [
         (s.load.name, name.replace("_", " "), count, f"of {s.total('num_requests')} requests")
         for s in found
-        for name, count in _failures(s).items()
+        for name, count in failures_by_kind(s).items()
     ]
     rows += [(s.load.name, "refused", len(s.points), s.refusal) for s in found if s.points and not s.usable]
     return TextTable(
@@ -126,7 +126,7 @@ def failure_table(found: Sequence[LoadSummary]) -> TextTable:
     )
 
 
-def _failures(found: LoadSummary) -> dict[str, int]:
+def failures_by_kind(found: LoadSummary | ServingPoint) -> dict[str, int]:
     """Failed requests by kind, HTTP errors by their status where it is known."""
     counts = dict(found.errors)
     statuses = {f"{RequestStatus.HTTP_ERROR} {status}": count for status, count in found.http_statuses.items()}

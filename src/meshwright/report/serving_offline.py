@@ -11,6 +11,7 @@ from meshwright.answers.text_table import TextTable
 from meshwright.bench.serving.offline import OfflineComparison, OfflinePoint
 from meshwright.report.figures import WIDTH, svg
 from meshwright.report.html import PageSection, document, figure, page_table, paragraph, tiles
+from meshwright.report.serving import failures_by_kind
 from meshwright.report.training_figures import BLUE, RED
 from meshwright.version import __version__
 
@@ -21,7 +22,7 @@ def tables(found: Sequence[OfflinePoint], comparison: OfflineComparison | None) 
     failures = [
         (p.pair.name, name.replace("_", " "), str(count), f"of {p.point.num_requests} requests")
         for p in found
-        for name, count in p.point.errors.items()
+        for name, count in failures_by_kind(p.point).items()
     ]
     failures += [(p.pair.name, "refused", "", p.point.refusal) for p in found if p.point.refusal]
     if failures:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,8 +93,8 @@ def serving_point(
         wall_s=wall_s,
         num_requests=outcome.num_sent,
         num_ok=len(done),
-        errors=_error_counts(failed),
-        http_statuses=Counter(str(r.http_status) for r in failed if r.http_status is not None),
+        errors=dict(Counter(r.status for r in failed)),
+        http_statuses=dict(Counter(str(r.http_status) for r in failed if r.http_status is not None)),
         num_reconnects=sum(r.num_reconnects for r in records),
         num_retries=sum(r.num_retries for r in records),
         cached_tokens=sum_known(r.cached_tokens for r in done),
@@ -135,10 +135,6 @@ def _latencies(done: Sequence[RequestRecord]) -> dict[str, Any]:
         "e2e_s": latency([r.e2e_s for r in done]),
         "first_answer_s": latency([r.first_answer_s for r in done if r.first_answer_s is not None]),
     }
-
-
-def _error_counts(failed: Sequence[RequestRecord]) -> Mapping[str, int]:
-    return Counter(record.status for record in failed)
 
 
 def _source(done: Sequence[RequestRecord]) -> TokenSource:

@@ -7,7 +7,7 @@ import json
 import re
 import statistics
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from itertools import pairwise
@@ -22,6 +22,7 @@ from meshwright.bench.serving.loads import LoadOutcome, run_load
 from meshwright.bench.serving.metrics import LatencyBounds, serving_point
 from meshwright.bench.serving.mock import Behavior, MockFault, MockServer, mock_server
 from meshwright.records.serving import Arrivals, Load, RequestStatus, TokenSource
+from meshwright.report.serving import failures_by_kind
 
 PROMPT = ServingPrompt(text="one two three", input_tokens=3, output_tokens=8)
 NOISE_S: list[float] = []  # of the calm load
@@ -146,7 +147,8 @@ def test_http_statuses_are_counted_apart():
     outcome, _ = measured(replace(QUICK, faults=faults), Load(concurrency=1), num_requests=6)
     point = point_of(outcome)
     assert point.errors == {RequestStatus.HTTP_ERROR: 3}
-    assert point.http_statuses == {"429": 2, "500": 1}
+    assert asdict(point)["http_statuses"] == {"429": 2, "500": 1}
+    assert failures_by_kind(point) == {"http_error 429": 2, "http_error 500": 1}
 
 
 @pytest.mark.parametrize("fault", [MockFault.HTTP_429, MockFault.HTTP_503])
