@@ -33,7 +33,13 @@ if TYPE_CHECKING:
     from meshwright.answers.model_memory import ModelMemory
     from meshwright.answers.overview.collect import RecordReport
     from meshwright.answers.plan_ranking import PlanRanking
-    from meshwright.answers.record_files import DeviceMeasurements, RecordSet, TrainingSweep
+    from meshwright.answers.record_files import (
+        DeviceMeasurements,
+        OfflineMeasurements,
+        RecordSet,
+        ServingMeasurements,
+        TrainingSweep,
+    )
     from meshwright.answers.run_estimate import RunEstimate
     from meshwright.answers.run_export import RunExport
     from meshwright.answers.run_import import RunImport
@@ -43,7 +49,6 @@ if TYPE_CHECKING:
     from meshwright.answers.serving_capacity import ServingCapacity
     from meshwright.answers.serving_estimate import ServingEstimate
     from meshwright.answers.serving_plan import ServingPlan
-    from meshwright.answers.serving_records import OfflineMeasurements, ServingMeasurements
     from meshwright.answers.sources.study import SourceReport
     from meshwright.answers.training_run import TrainingRun
     from meshwright.api import catalog
@@ -206,7 +211,9 @@ _HOMES = {
     "answers.model_memory": ("ModelMemory",),
     "answers.overview.collect": ("RecordReport",),
     "answers.plan_ranking": ("PlanRanking",),
-    "answers.record_files": ("DeviceMeasurements", "RecordSet", "TrainingSweep"),
+    "answers.record_files": (
+        "DeviceMeasurements", "OfflineMeasurements", "RecordSet", "ServingMeasurements", "TrainingSweep",
+    ),
     "answers.run_estimate": ("RunEstimate",),
     "answers.run_export": ("RunExport",),
     "answers.run_import": ("RunImport",),
@@ -216,7 +223,6 @@ _HOMES = {
     "answers.serving_capacity": ("ServingCapacity",),
     "answers.serving_estimate": ("ServingEstimate",),
     "answers.serving_plan": ("ServingPlan",),
-    "answers.serving_records": ("OfflineMeasurements", "ServingMeasurements"),
     "answers.sources.study": ("SourceReport",),
     "answers.training_run": ("TrainingRun",),
     "specs.estimate": ("Estimate", "Tier"),

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from scipy.special import pdtr
 
 from meshwright.cost import goodput as gp
-from meshwright.cost import recovery
 
 mtbfs = st.floats(300, 1e8)
 stalls = st.floats(0.01, 600)
@@ -75,9 +74,7 @@ def test_first_order_agrees_when_failures_are_rare(mtbf_s, stall_s, restart_s):
 
 @given(load=st.floats(1e-3, 1e3), num_spares=st.integers(0, 300))
 def test_more_spares_wait_less(load, num_spares):
-    fewer, more = (
-        recovery.spares_exhausted_ratio(num_spares=k, nodes_in_repair=load) for k in (num_spares, num_spares + 1)
-    )
+    fewer, more = (gp.spares_exhausted_ratio(num_spares=k, nodes_in_repair=load) for k in (num_spares, num_spares + 1))
     assert 0 <= more <= fewer <= 1
     # Nothing fails during the wait, so the run waits less than one that never pauses is short of nodes: Poisson.
     assert fewer <= 1 - pdtr(num_spares, load) + 1e-12

@@ -9,8 +9,13 @@ from meshwright.api.question import AnyPath, answered_by_body, question
 
 if TYPE_CHECKING:
     from meshwright.answers.ingest_result import IngestBenchmark
-    from meshwright.answers.record_files import DeviceMeasurements, RecordSet, TrainingSweep
-    from meshwright.answers.serving_records import OfflineMeasurements, ServingMeasurements
+    from meshwright.answers.record_files import (
+        DeviceMeasurements,
+        OfflineMeasurements,
+        RecordSet,
+        ServingMeasurements,
+        TrainingSweep,
+    )
     from meshwright.answers.training_run import TrainingRun
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +11,17 @@ from click.core import ParameterSource
 
 from meshwright.answers.cluster import setup_lines
 from meshwright.answers.components import family, label, shown_components, shown_details
+from meshwright.answers.model_memory import MemoryRow, ModelMemory
 from meshwright.answers.quantities import fit_text, interval_of, percent, seconds, span, value_of
 from meshwright.answers.run_estimate import RunEstimate
 from meshwright.answers.stages import rank_memory_table, stage_rows
 from meshwright.answers.timeline import after_pipeline, step_timeline
 from meshwright.answers.trace import write_trace
-from meshwright.api.estimate import estimate
+from meshwright.api.estimate import estimate, estimate_memory
 from meshwright.api.question import ask
 from meshwright.catalog.prices import market_sentence
-from meshwright.cli.model_memory import print_model_memory
 from meshwright.cli.output import (
+    Align,
     bar_width,
     emit_json,
     note,
@@ -243,3 +244,59 @@ def _print_training(done: RunEstimate) -> None:
         named = (("time to train", totals.wall), ("cost", totals.cost), ("energy", totals.energy))
         rows += [(name, value_of(e), interval_of(e)) for name, e in named if e is not None]
     print_table({"whole training": "left", "": "right", " ": "left"}, rows)
+
+
+# --- --memory ---
+
+
+def print_model_memory(asked: Mapping[str, Any], *, csv_path: Path | None, as_json: bool) -> None:
+    """Ask `estimate_memory`, and write the formats asked for."""
+    found = ask(estimate_memory, asked)
+    for caution in found.notes:
+        note(caution)
+    if csv_path is not None:
+        found.write_csv(csv_path)
+        note(f"wrote {csv_path}")
+    if as_json:
+        emit_json(found.to_dict())
+    else:
+        _print_model(found)
+
+
+def _print_model(found: ModelMemory) -> None:
+    """Print what a device must have, in GiB. A choice that is the same in all rows has no column."""
+    choices = {
+        "precision": [row.precision for row in found.rows],
+        "trains": [_trained(row) for row in found.rows],
+        "optimizer": [row.optimizer for row in found.rows],
+        "shares": [row.sharding.name.lower() for row in found.rows],
+        "sequence": [f"{row.sequence_length:,}" for row in found.rows],
+        "micro-batch": [str(row.micro_batch) for row in found.rows],
+    }
+    alike = {name: values[0] for name, values in choices.items() if len(set(values)) == 1}
+    sizes = {
+        **{
+            _HEADINGS.get(part, part): [row.parts_bytes[part] for row in found.rows]
+            for part in found.rows[0].parts_bytes
+        },
+        "total": [row.total_bytes for row in found.rows],
+        "host": [row.host_bytes for row in found.rows],
+    }
+    if not any(sizes["host"]):
+        del sizes["host"]
+    columns: dict[str, Align] = {name: "left" for name in choices if name not in alike}
+    columns |= dict.fromkeys(sizes, "right")
+    cells = [values for name, values in choices.items() if name not in alike]
+    cells += [[f"{gib(size):,.2f}" for size in values] for values in sizes.values()]
+    print_line(found.summary(), style="bold")
+    print_line("GiB of each device; " + ", ".join(f"{name} {value}" for name, value in alike.items()))
+    print_line()
+    print_table(columns, zip(*cells, strict=True))
+
+
+_HEADINGS = {"weights": "parameters", "optimizer": "states", "beside the allocator": "beside"}
+"""Headings of the parts that have another name in the table."""
+
+
+def _trained(row: MemoryRow) -> str:
+    return f"LoRA {row.lora_rank}" if row.lora_rank else "all"

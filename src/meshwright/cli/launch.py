@@ -16,10 +16,9 @@ from meshwright.cli.run_input import run_from
 from meshwright.engines.folders import locked, locked_checkpoints, refuse_finished
 from meshwright.errors import InputError
 from meshwright.launch.environment import table_version
-from meshwright.launch.follow import follow
 from meshwright.launch.request import Dispatch, LaunchRequest, read_hosts
 from meshwright.launch.slurm import LOGS
-from meshwright.launch.start import require, run_here, submit, write
+from meshwright.launch.start import follow, require, run_here, submit, write
 
 
 def run(

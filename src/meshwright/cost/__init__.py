@@ -6,5 +6,5 @@ layers, update    one layer; what happens once a step          pipeline         
 mfu               model FLOPs utilization
 step              all of it together                           memory              bytes per device
 rates             datasheet and calibration joined             uncertainty         how sure
-goodput, recovery, energy, money                   beyond the step
+goodput, energy, money             beyond the step
 """

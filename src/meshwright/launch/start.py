@@ -1,12 +1,16 @@
-"""Write the files of a dispatch, and run its commands."""
+"""Write the files of a dispatch, run its commands, and watch a Slurm job until it ends: its states and steps."""
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -73,3 +77,97 @@ def run_here(command: Sequence[str]) -> int:
             for signum, handler in before.items():
                 signal.signal(signum, handler)
     return code if code >= 0 else 128 - code
+
+
+POLL_S = 2.0
+STEPS = "steps.jsonl"  # log of the engine, one line per step
+ENDED = {
+    "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL",
+    "PREEMPTED", "REVOKED", "LAUNCH_FAILED",
+}  # fmt: skip
+MOST_FAILED_QUERIES = 30  # a controller that restarts does not answer for a while
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobState:
+    """State of a job as Slurm reports it."""
+
+    state: str
+    reason: str
+    restarts: int
+    exit_code: int
+
+    def __str__(self) -> str:
+        again = f", restart {self.restarts}" if self.restarts else ""
+        why = f" ({self.reason})" if self.state == "PENDING" and self.reason != "None" else ""
+        return f"{self.state.lower()}{why}{again}"
+
+
+def follow(job_id: str, *, folder: Path, say: Say, poll_s: float = POLL_S) -> JobState:
+    """Wait until the job ends and return its last state. `say` receives a message for each new state and step.
+
+    Raises InfeasibleError when Slurm no longer knows the job.
+    """
+    shown: str | None = None
+    step: int | None = None
+    failed = 0
+    while True:
+        found = _query(job_id)
+        failed = 0 if found else failed + 1
+        if failed >= MOST_FAILED_QUERIES:
+            raise InfeasibleError(f"Slurm does not answer for job {job_id}", hint=f"sacct -j {job_id}")
+        if found is not None:
+            if str(found) != shown:
+                shown = str(found)
+                say(f"Slurm {job_id}: {shown}")
+            step = _say_step(folder, step, say)
+            if found.state in ENDED:
+                return found
+        time.sleep(poll_s)
+
+
+def _query(job_id: str) -> JobState | None:
+    done = subprocess.run(
+        ["scontrol", "--oneliner", "show", "job", job_id], capture_output=True, text=True, check=False
+    )
+    return None if done.returncode else job_state(done.stdout)
+
+
+def job_state(text: str) -> JobState:
+    """Parse the output of `scontrol --oneliner show job`.
+
+    >>> job_state("JobId=7 JobState=FAILED Reason=None Restarts=1 ExitCode=0:9 ").exit_code
+    137
+    """
+    values = dict(re.findall(r"(\w+)=(\S*)", text))
+    code, _, signum = values.get("ExitCode", "0:0").partition(":")
+    return JobState(
+        state=values.get("JobState", "UNKNOWN"),
+        reason=values.get("Reason", "None"),
+        restarts=int(values.get("Restarts", "0")),
+        exit_code=128 + int(signum) if int(signum or 0) else int(code),
+    )
+
+
+def _say_step(folder: Path, before: int | None, say: Say) -> int | None:
+    """Report the newest step if it has changed, and return it."""
+    path = folder / STEPS
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, path.stat().st_size - 8192))
+            lines = stream.read().decode("utf-8", errors="replace").splitlines(keepends=True)
+    except OSError:
+        return before
+    for line in reversed(lines):
+        if not line.endswith("\n"):
+            continue  # still being written
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            return before
+        if entry["step"] != before:
+            say(f"step {entry['step']}, loss {entry['loss']:.4f}")
+        return entry["step"]
+    return before

@@ -26,7 +26,7 @@ NOTEBOOKS = {
     "answers.serving_calibration:ServingCalibrationResult": "notebook:tables_html",
     "answers.serving_estimate:ServingEstimate": "notebook:tables_html",
     "answers.serving_plan:ServingPlan": "notebook:tables_html",
-    "answers.serving_records:ServingMeasurements": "notebook:tables_html",
+    "answers.record_files:ServingMeasurements": "notebook:tables_html",
     "answers.accuracy_study:AccuracyStudy": "notebook:accuracy_html",
     "answers.catalog_listing:CatalogItem": "notebook:entry_html",
     "answers.catalog_listing:CatalogListing": "notebook:listing_html",
@@ -43,7 +43,7 @@ NOTEBOOKS = {
     "answers.run_estimate:RunEstimate": "notebook:estimate_html",
     "answers.scale_study:ScaleReport": "notebook:scale_html",
     "answers.serving_capacity:ServingCapacity": "notebook:capacity_html",
-    "answers.serving_records:OfflineMeasurements": "notebook:offline_html",
+    "answers.record_files:OfflineMeasurements": "notebook:offline_html",
     "answers.sources.study:SourceReport": "sources.page:source_fragment",
     "answers.training_run:TrainingRun": "notebook:training_html",
 }

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from meshwright.answers.documents.ingest import bound_share, notes
+from meshwright.answers.ingest_result import bound_share, notes
 from meshwright.answers.quantities import percent, rate, seconds
 from meshwright.answers.text_table import TextTable
 from meshwright.bench.ingest.summary import BuildSummary, IngestSummary, PassSummary, SearchSummary, summarize

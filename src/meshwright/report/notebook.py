@@ -21,11 +21,10 @@ if TYPE_CHECKING:
     from meshwright.answers.generation import Generation
     from meshwright.answers.ingest_result import IngestBenchmark
     from meshwright.answers.plan_ranking import PlanRanking
-    from meshwright.answers.record_files import DeviceMeasurements, RecordSet, TrainingSweep
+    from meshwright.answers.record_files import DeviceMeasurements, OfflineMeasurements, RecordSet, TrainingSweep
     from meshwright.answers.run_estimate import RunEstimate
     from meshwright.answers.scale_study import ScaleReport
     from meshwright.answers.serving_capacity import ServingCapacity
-    from meshwright.answers.serving_records import OfflineMeasurements
     from meshwright.answers.training_run import TrainingRun
     from meshwright.planner.explain import Difference
     from meshwright.result import Result

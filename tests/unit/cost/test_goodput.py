@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.catalog import reliability
 from meshwright.cost import goodput as gp
-from meshwright.cost.recovery import CheckpointCost, RestartCost
+from meshwright.cost.goodput import CheckpointCost, RestartCost
 from meshwright.errors import InputError
 from meshwright.specs.estimate import Tier
 from meshwright.units import DAY_S, HOUR_S

@@ -1,6 +1,6 @@
 import pytest
 
-from meshwright.cost.recovery import checkpoint_cost, restart_cost, spares_exhausted_ratio, spares_needed
+from meshwright.cost.goodput import checkpoint_cost, restart_cost, spares_exhausted_ratio, spares_needed
 from meshwright.errors import InputError
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from meshwright.errors import InfeasibleError, InputError
-from meshwright.launch import follow
-from meshwright.launch.follow import job_state
+from meshwright.launch import start
 from meshwright.launch.site import ContainerRuntime, SlurmSite
 from meshwright.launch.slurm import SlurmSettings, dispatch, script
+from meshwright.launch.start import job_state
 
 USUAL = SlurmSite(partition="gpu", account="llm", time="1-00:00:00", directives=("--constraint=mi355x",))
 PYXIS = USUAL.model_copy(
@@ -192,14 +192,14 @@ def test_a_state_is_parsed_from_the_output_of_scontrol():
 def test_following_tells_of_states_and_steps_until_the_end(tmp_path, monkeypatch):
     answers = iter(["JobState=PENDING Reason=Priority", None, "JobState=RUNNING", "JobState=FAILED ExitCode=1:0"])
     (tmp_path / "steps.jsonl").write_text('{"step": 4, "loss": 3.25}\n{"step": 5, "lo')
-    monkeypatch.setattr(follow, "_query", lambda job: (text := next(answers)) and job_state(text))
+    monkeypatch.setattr(start, "_query", lambda job: (text := next(answers)) and job_state(text))
     said: list[str] = []
-    ended = follow.follow("7", folder=tmp_path, say=said.append, poll_s=0)
+    ended = start.follow("7", folder=tmp_path, say=said.append, poll_s=0)
     assert ended.exit_code == 1
     assert said == ["Slurm 7: pending (Priority)", "step 4, loss 3.2500", "Slurm 7: running", "Slurm 7: failed"]
 
 
 def test_a_job_that_slurm_does_not_know_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(follow, "_query", lambda job: None)
+    monkeypatch.setattr(start, "_query", lambda job: None)
     with pytest.raises(InfeasibleError, match="does not answer"):
-        follow.follow("7", folder=tmp_path, say=lambda text: None, poll_s=0)
+        start.follow("7", folder=tmp_path, say=lambda text: None, poll_s=0)
