@@ -23,8 +23,7 @@ from typing import Any
 from engines_parity import NATIVE, SHIMS, parser_of, place_of, publish, versions
 
 from meshwright import runfile
-from meshwright.answers.comparison.gap import PARTS
-from meshwright.answers.comparison.study import compare_items
+from meshwright.answers.comparison.study import PARTS, compare_items
 from meshwright.engines.base import find_engine
 
 ENGINES = (NATIVE, "torchtitan", "megatron", "maxtext")

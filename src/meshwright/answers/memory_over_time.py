@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.answers.quantities import seconds
-from meshwright.answers.timeline import step_timeline
+from meshwright.answers.stages import step_timeline
 from meshwright.arrays import FloatArray, scalar
 from meshwright.cost.memory.peak import MomentsTable
 from meshwright.cost.pipeline.orders import OpKind

@@ -14,8 +14,7 @@ from meshwright.answers.components import family, label, shown_components, shown
 from meshwright.answers.model_memory import MemoryRow, ModelMemory
 from meshwright.answers.quantities import fit_text, interval_of, percent, seconds, span, value_of
 from meshwright.answers.run_estimate import RunEstimate
-from meshwright.answers.stages import rank_memory_table, stage_rows
-from meshwright.answers.timeline import after_pipeline, step_timeline
+from meshwright.answers.stages import after_pipeline, rank_memory_table, stage_rows, step_timeline
 from meshwright.answers.trace import write_trace
 from meshwright.api.estimate import estimate, estimate_memory
 from meshwright.api.question import ask

@@ -48,7 +48,7 @@ def write_forms(found: Any, *, page: str, markdown: str, figures: str, options: 
         note(f"wrote {path}")
     for form in ("png", "svg"):
         if folder := options[f"{form}_folder"]:
-            write = load("meshwright.report.figure_files:write_figures")
+            write = load("meshwright.report.figures:write_figures")
             for path in write(load(figures)(found), folder=folder, form=form):
                 note(f"wrote {path}")
     return any(options[name] for name in ("html_path", "markdown_path", "png_folder", "svg_folder"))

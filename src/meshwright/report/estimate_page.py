@@ -10,8 +10,7 @@ from meshwright.answers.provenance import INTERVAL_CONVENTION, InputSource, inpu
 from meshwright.answers.quantities import fit_text, interval_of, percent, rate, seconds, span, value_of
 from meshwright.answers.quantities import memory as memory_text
 from meshwright.answers.run_estimate import RunEstimate
-from meshwright.answers.stages import rank_memory_table, stage_rows
-from meshwright.answers.timeline import step_timeline
+from meshwright.answers.stages import rank_memory_table, stage_rows, step_timeline
 from meshwright.catalog.prices import market_sentence
 from meshwright.cost.memory import memory_parts
 from meshwright.cost.mfu import MFU_DEFINITION

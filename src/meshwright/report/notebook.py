@@ -124,8 +124,7 @@ def explanation_html(answer: Explanation) -> str:
 
 def scale_html(report: ScaleReport) -> str:
     """Return the tables of the study, and efficiency over devices as a figure."""
-    from meshwright.report.scale import tables_of
-    from meshwright.report.scale_figures import efficiency_svg
+    from meshwright.report.scale import efficiency_svg, tables_of
 
     parts = [] if report.curve is None else [figure(efficiency_svg(report.curve))]
     parts += [text_table(shown) for shown in tables_of(report)]
@@ -134,8 +133,7 @@ def scale_html(report: ScaleReport) -> str:
 
 def accuracy_html(study: AccuracyStudy) -> str:
     """Return errors by subset as a table, and by accelerator as a figure."""
-    from meshwright.report.accuracy import metrics_table
-    from meshwright.report.accuracy_figures import errors_svg
+    from meshwright.report.accuracy import errors_svg, metrics_table
 
     groups = {"all rows": study.overall, **study.groups["subset"]}
     svg = errors_svg(study.report, by="accelerator")

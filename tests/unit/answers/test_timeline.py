@@ -2,7 +2,7 @@ from itertools import pairwise
 
 import pytest
 
-from meshwright.answers.timeline import after_pipeline, pipeline_s, step_timeline
+from meshwright.answers.stages import after_pipeline, pipeline_s, step_timeline
 
 
 @pytest.mark.parametrize("name", ["flat", "pipelined"])

@@ -3,8 +3,16 @@ from tests.predicted_rows import ten_percent_high
 from tests.shipped_rows import shipped_runs
 
 from meshwright.accuracy.report import HEADLINE, AccuracyReport, compare
-from meshwright.report.accuracy import BLIND_TITLE, accuracy_page, accuracy_tables, metrics_table, rows_table
-from meshwright.report.accuracy_figures import LEGEND, legend, subset_of
+from meshwright.report.accuracy import (
+    BLIND_TITLE,
+    LEGEND,
+    accuracy_page,
+    accuracy_tables,
+    legend,
+    metrics_table,
+    rows_table,
+    subset_of,
+)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from meshwright.answers.timeline import step_timeline
+from meshwright.answers.stages import step_timeline
 from meshwright.report import timeline_blocks
 from meshwright.report.timeline import legend, timeline_svg, windows
 

@@ -7,9 +7,8 @@ from math import log
 from statistics import median
 from typing import Any
 
-from meshwright.answers.comparison.gap import PARTS, Gap
 from meshwright.answers.comparison.ratios import MeanRatio, Verdict
-from meshwright.answers.comparison.study import METHOD, SideComparison, endnotes
+from meshwright.answers.comparison.study import METHOD, PARTS, Gap, SideComparison, endnotes
 from meshwright.report.comparison.tables import (
     differing_table,
     gap_tables,

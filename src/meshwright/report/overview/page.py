@@ -29,9 +29,18 @@ from meshwright.report.html import (
     tiles,
 )
 from meshwright.report.overview import figures as draw
-from meshwright.report.overview.kernels import KERNEL_RATES, drawn_calls, kernels_table, roofline_chart, roofline_cuts
+from meshwright.report.overview.kernels import (
+    KERNEL_RATES,
+    drawn_calls,
+    idle_ratios,
+    kernels_table,
+    passes_legend,
+    passes_svg,
+    roofline_chart,
+    roofline_cuts,
+    stages_table,
+)
 from meshwright.report.overview.kernels import ORANGE as KERNEL_LINE
-from meshwright.report.overview.measured_pipeline import idle_ratios, passes_legend, passes_svg, stages_table
 from meshwright.report.overview.tables import (
     cost_table,
     entries_table,
@@ -238,8 +247,7 @@ def _kernel_calls(found: RecordReport) -> ReportSection | None:
 
 def _pipeline(found: RecordReport) -> ReportSection | None:
     from meshwright.answers.quantities import percent, seconds
-    from meshwright.answers.stages import stage_rows
-    from meshwright.answers.timeline import step_timeline
+    from meshwright.answers.stages import stage_rows, step_timeline
     from meshwright.report.timeline import legend, timeline_svg
 
     figures = _measured_pipelines(found)

@@ -10,7 +10,7 @@ from tests.record_folders import write_training
 from meshwright.answers.overview.collect import collect
 from meshwright.answers.overview.measured_passes import measured_passes
 from meshwright.errors import InputError
-from meshwright.report.overview.measured_pipeline import idle_ratios, stages_table
+from meshwright.report.overview.kernels import idle_ratios, stages_table
 from meshwright.report.overview.page import markdown, record_page
 from meshwright.training.profiling.categories import WAIT
 from meshwright.training.profiling.shares import STEP, passes

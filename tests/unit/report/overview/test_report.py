@@ -12,8 +12,8 @@ from meshwright.answers.overview.cost import cost_rows, sensitivities, usd_per_m
 from meshwright.answers.serving_question import PriceTerms
 from meshwright.errors import InputError
 from meshwright.inference.price import Ownership
-from meshwright.report import figure_files, figures
-from meshwright.report.figure_files import write_figures
+from meshwright.report import figures
+from meshwright.report.figures import write_figures
 from meshwright.report.overview.page import figures_of, markdown, record_page
 
 
@@ -133,8 +133,7 @@ def test_markdown_and_figures(found, tmp_path):
 
 def test_without_the_package_that_draws_a_page_says_which_figures_are_left_out(found, monkeypatch, tmp_path):
     drawn = record_page(found).count("<svg")
-    for module in (figures, figure_files):
-        monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr(figures, "find_spec", lambda name: None)
     page = record_page(found)
     assert drawn > 0
     assert "<svg" not in page
