@@ -244,12 +244,15 @@ def _adapter_folder(given: str) -> Path:
 
 
 def _with_named_base(adapter: Path) -> _Found:
-    base = read_json(adapter / ADAPTER_CONFIG).get("base_model_name_or_path")
+    config = read_json(adapter / ADAPTER_CONFIG)
+    base, revision = config.get("base_model_name_or_path"), config.get("revision")
     if not isinstance(base, str) or not base:
         raise InputError(
             "the adapter does not name its base model", got=str(adapter),
             hint="give the base, and the adapter with --adapter",
         )  # fmt: skip
+    if revision and is_hub_name(base) and not Path(base).exists():
+        base = f"{base.partition('@')[0]}@{revision}"
     return _Found(folder=find_weights(base).folder, adapter=adapter)
 
 

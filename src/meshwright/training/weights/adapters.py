@@ -7,7 +7,8 @@ adapter_model.safetensors      base_model.model.<name in the family's files>.lor
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -39,10 +40,26 @@ from meshwright.training.weights.safetensors_format import Folder, TensorEntry, 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 
-_CHANGED_MEANING = ("use_dora", "use_rslora", "modules_to_save", "fan_in_fan_out")
-"""Keys of PEFT's config that change the meaning of an adapter: not supported."""
-_PATTERNS = ("rank_pattern", "alpha_pattern")
-"""Keys that change it too, and are read for fused matrices (`fused_adapters`)."""
+_READ = ("peft_type", "r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora")
+_PATTERNS = ("rank_pattern", "alpha_pattern")  # read for fused matrices (`fused_adapters`)
+_OF_THE_BASE = ("base_model_name_or_path", "revision")  # the caller finds it
+_OTHER = (  # records, and settings of training and of methods that other keys choose
+    "auto_mapping", "peft_version", "inference_mode", "runtime_config", "ensure_weight_tying", "eva_config",
+    "megatron_core", "qalora_group_size",
+)  # fmt: skip
+WITHOUT_EFFECT = (*_READ, *_PATTERNS, *_OF_THE_BASE, *_OTHER)
+"""Keys of PEFT's config that are read here, or that leave the function of the adapter as it is at any value."""
+_PLAIN = {
+    "bias": ("none",),
+    "task_type": ("CAUSAL_LM",),
+    "init_lora_weights": (True, "gaussian", "orthogonal", "eva"),  # others change the base: PiSSA, OLoRA, CorDA, LoftQ
+}
+"""Values of other keys that leave a plain LoRA adapter, beside null, false and empty ones."""
+_NUMBERS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "r": (lambda v: isinstance(v, int) and v > 0, "a whole number from 1"),
+    "lora_alpha": (lambda v: 0 < v < math.inf, "a number above 0"),
+    "lora_dropout": (lambda v: 0 <= v < 1, "a number from 0, below 1"),
+}
 
 
 def adapters_of(built: Transformer) -> dict[str, Tensor]:
@@ -155,34 +172,54 @@ def _is_shared(files: Folder, name: str, part: AdapterPart) -> bool:
 
 
 def read_lora(folder: str | Path, *, model: Model) -> Lora:
-    """Rank, alpha, dropout and targets of a PEFT folder. Raises InputError for an adapter of another kind."""
-    path = Path(folder) / CONFIG
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        rank, alpha, names = config["r"], config["lora_alpha"], config["target_modules"]
-    except OSError as error:
-        raise InputError(f"cannot read the adapter: {error.strerror or error}", got=str(path)) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"not the config of a LoRA adapter: {error!r}", got=str(path)) from error
-    changed = [key for key in _CHANGED_MEANING if config.get(key)]
-    if config.get("peft_type") != "LORA" or changed or config.get("bias", "none") != "none":
-        raise InputError(
-            "only plain LoRA adapters are read", got=", ".join(changed) or config.get("peft_type"), allowed="LORA"
-        )
-    if not isinstance(names, list):
-        raise InputError("target_modules of the adapter", got=names, allowed="a list of names")
-    lora = Lora(
-        rank=rank, alpha=float(alpha), dropout=float(config.get("lora_dropout", 0.0)), targets=_targets(names, model)
-    )
+    """Rank, alpha, dropout and targets of a PEFT folder. A rank-stabilised adapter (rsLoRA), whose scale is alpha over
+    the root of the rank, has an alpha that is the root of the rank larger here.
+
+    Raises InputError for an adapter of another kind.
+    """
+    config = _read_config(Path(folder) / CONFIG)
+    rank, alpha, names = config["r"], float(config["lora_alpha"]), config["target_modules"]
     given = {key: config[key] for key in _PATTERNS if config.get(key)}
+    if config.get("use_rslora"):
+        alpha *= math.sqrt(rank)
+    lora = Lora(rank=rank, alpha=alpha, dropout=float(config["lora_dropout"]), targets=_targets(names, model))
     ends = [name.rsplit(".", 1)[-1] for name in names]
     allowed = patterns(family_of(model), lora, ends=ends)
     whole = _as_qkv(lora, model)
     if whole is not None and _is_of_qkv(Path(folder), model, is_plain=given != allowed or not given):
         lora, allowed = whole, patterns(family_of(model), whole, ends=ends)
-    if given not in ({}, allowed):
+    if given and (given != allowed or config.get("use_rslora")):
         raise InputError("adapters of several ranks are not read", got=", ".join(given), allowed=str(allowed or "none"))
     return lora
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """PEFT's config of a plain LoRA adapter. Raises InputError for any other, naming the key that makes it one."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        config = {"lora_dropout": 0.0} | config
+        kind, names = config["peft_type"], config["target_modules"]
+        numbers = {key: config[key] for key in _NUMBERS}
+    except OSError as error:
+        raise InputError(f"cannot read the adapter: {error.strerror or error}", got=str(path)) from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(f"not the config of a LoRA adapter: {error!r}", got=str(path)) from error
+    if kind != "LORA":
+        raise InputError(f"{path}: the kind of adapter", got=repr(kind), allowed="LORA")
+    for key, value in config.items():
+        if key not in WITHOUT_EFFECT and value not in (None, False, "", [], {}, *_PLAIN.get(key, ())):
+            raise InputError(
+                f"{path}: {key} makes another function than plain LoRA, or one that is not known here",
+                got=f"{key}: {value!r}", allowed=" or ".join(map(repr, (None, *_PLAIN.get(key, ())))),
+                hint="merge the adapter with PEFT (merge_and_unload), and use the merged weights",
+            )  # fmt: skip
+    for key, value in numbers.items():
+        is_inside, allowed = _NUMBERS[key]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not is_inside(value):
+            raise InputError(f"{path}: {key}", got=repr(value), allowed=allowed)
+    if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
+        raise InputError(f"{path}: target_modules", got=repr(names), allowed="a list of names")
+    return config
 
 
 def _as_qkv(lora: Lora, model: Model) -> Lora | None:

@@ -59,10 +59,20 @@ class AdapterPart:
         return torch.cat(list(tensors)) if self.is_a else torch.block_diag(*tensors)
 
     def split(self, whole: Tensor, *, is_shared: bool) -> Tensor:
-        """Our tensor from the file's tensor."""
+        """Our tensor from the file's tensor. Raises InputError where that is not made of n adapters."""
         index, sizes = self.place.index, [shape[0] for shape in self.place.shapes]
-        ranks = slice(None) if is_shared else slice(index * self.rank, (index + 1) * self.rank)
-        return whole[ranks] if self.is_a else whole.split(sizes)[index][:, ranks]
+        if is_shared:
+            return whole if self.is_a else whole.split(sizes)[index]
+        if self.is_a:
+            return whole.split(self.rank)[index]
+        rows = whole.split(sizes)[index]
+        own = rows.split(self.rank, dim=1)[index]
+        if rows.count_nonzero() != own.count_nonzero():
+            raise InputError(
+                f"{self.place.name} has one adapter of a larger rank, and not one for each of its parts",
+                got=f"rank {whole.shape[1]}", allowed=f"rank {self.rank}, as the other matrices",
+            )  # fmt: skip
+        return own
 
 
 def of_parts(adapters: Mapping[str, Tensor]) -> dict[str, Tensor]:
