@@ -54,7 +54,10 @@ COMMANDS = {
     ],
     "compare": ["compare training faster"],
     "doctor": ["doctor --only host", "doctor --compare a.json b.json c.json"],
-    "estimate": [f"estimate {PINNED_RUN}"],
+    "estimate": [
+        f"estimate {PINNED_RUN}",
+        "estimate --memory --model llama3.1-8b --devices 8 --seq 1024,2048 --offload-optimizer",
+    ],
     "explain": [f"explain {PINNED_RUN} --against other.yaml"],
     "inference": [
         "inference accuracy --points points.csv --rows",
@@ -62,7 +65,6 @@ COMMANDS = {
         f"inference estimate {SERVED} --concurrency 1,8",
         f"inference plan {SERVED} --itl 20 --pareto",
     ],
-    "model_memory": ["estimate --memory --model llama3.1-8b --devices 8 --seq 1024,2048 --offload-optimizer"],
     "launch": [f"launch {PINNED_RUN} --on slurm --dry-run --set engine=native"],
     "mlperf": [
         "mlperf check llama2_70b_lora --round 5.1 --no-official",
