@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import difflib
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
+
+Value = TypeVar("Value")
 
 MAX_SHOWN = 1000
 """Characters of a value in a message."""
@@ -116,6 +118,13 @@ class UnknownNameError(InputError):
         more = f" and {len(known) - MOST_NAMES} more" if len(known) > MOST_NAMES else ""
         hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known[:MOST_NAMES])}{more}"
         super().__init__(f"unknown {kind}", got=name, hint=hint)
+
+
+def value_named(kind: str, name: str, values: Mapping[str, Value]) -> Value:
+    """Return the value of `name`. Raises UnknownNameError, "unknown `kind`", where there is none."""
+    if name not in values:
+        raise UnknownNameError(kind, name, known=values)
+    return values[name]
 
 
 class InfeasibleError(MeshwrightError):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.catalog.lookup import price_per_device_hour
-from meshwright.errors import InputError, UnknownNameError
+from meshwright.errors import InputError, value_named
 from meshwright.inference.capacity import shipped_reserve
 from meshwright.inference.checkpoint import own_precision
 from meshwright.inference.formats import StorageFormat, cache_format, computed_in, usual_cache, weight_format
@@ -81,9 +81,7 @@ def hour_price(terms: PriceTerms, device: Accelerator) -> HourPrice | None:
 
 def engine_named(name: str) -> EngineTraits:
     """The traits of an inference engine. Raises UnknownNameError."""
-    if name not in engines():
-        raise UnknownNameError("inference engine", name, known=engines())
-    return engines()[name]
+    return value_named("inference engine", name, engines())
 
 
 def weights_named(precision: str | None, name: str, model: Model, accelerator: Accelerator) -> StorageFormat:

@@ -12,7 +12,7 @@ from shlex import quote
 
 from meshwright.catalog.clusters import cluster
 from meshwright.catalog.entries import DATA, by_name
-from meshwright.errors import UnknownNameError
+from meshwright.errors import value_named
 from meshwright.files import record_of, toml_table
 
 
@@ -49,10 +49,7 @@ def all_claims() -> tuple[Claim, ...]:
 @by_name
 def claim(claim_id: str) -> Claim:
     """The claim `claim_id`; raises UnknownNameError."""
-    by_id = {c.claim_id: c for c in all_claims()}
-    if claim_id not in by_id:
-        raise UnknownNameError("claim", claim_id, known=by_id)
-    return by_id[claim_id]
+    return value_named("claim", claim_id, {c.claim_id: c for c in all_claims()})
 
 
 def _claim(row: dict[str, str]) -> Claim:

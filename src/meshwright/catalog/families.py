@@ -45,6 +45,61 @@ class ModelFamily:
         return not self.not_trained
 
 
+_LINEAR = "layers of linear attention: it is planned and estimated, Megatron-LM and NeMo train it"
+_SHAPES = "its config is read for its shapes alone: it is planned and estimated"
+_SPARSE = "sparse attention: it is planned and estimated, Megatron-LM trains it"
+_NOT_TRAINED = (
+    ("GPT2LMHeadModel", "gpt2", configs.read_gpt2, "learned positions and LayerNorm"),
+    ("Qwen2MoeForCausalLM", "qwen2_moe", configs.read_qwen2_moe, "a gated shared expert"),
+    ("DeepseekV32ForCausalLM", "deepseek_v32", sparse_configs.read_deepseek_v32, _SPARSE),
+    ("GlmMoeDsaForCausalLM", "glm_moe_dsa", sparse_configs.read_glm_moe_dsa, _SPARSE),
+    (
+        "DeepseekV4ForCausalLM", "deepseek_v4", sparse_configs.read_deepseek_v4,
+        "compressed attention and hyper-connections: it is planned and estimated, AMD's Primus trains it",
+    ),
+    (
+        "NemotronHForCausalLM", "nemotron_h", configs.read_nemotron_h,
+        "state-space layers: it is planned and estimated, Megatron-LM and NeMo train it",
+    ),
+    ("Qwen3NextForCausalLM", "qwen3_next", linear_configs.read_qwen3_next, _LINEAR),
+    ("Qwen3_5ForCausalLM", "qwen3_5_text", linear_configs.read_qwen3_5, _LINEAR),
+    ("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", linear_configs.read_qwen3_5_moe, _LINEAR),
+    ("OlmoHybridForCausalLM", "olmo_hybrid", linear_configs.read_olmo_hybrid, _LINEAR),
+    ("KimiLinearForCausalLM", "kimi_linear", linear_configs.read_kimi_linear, _LINEAR),
+    ("Olmo3ForCausalLM", "olmo3", planned_configs.read_olmo3, _SHAPES),
+    ("OlmoeForCausalLM", "olmoe", planned_configs.read_olmoe, _SHAPES),
+    ("GraniteForCausalLM", "granite", planned_configs.read_granite, _SHAPES),
+    ("GraniteMoeForCausalLM", "granitemoe", planned_configs.read_granitemoe, _SHAPES),
+    ("SmolLM3ForCausalLM", "smollm3", planned_configs.read_smollm3, _SHAPES),
+    ("SeedOssForCausalLM", "seed_oss", planned_configs.read_seed_oss, _SHAPES),
+    ("Ernie4_5ForCausalLM", "ernie4_5", planned_configs.read_ernie4_5, _SHAPES),
+    ("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", planned_configs.read_ernie4_5_moe, _SHAPES),
+    ("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", planned_configs.read_hunyuan_dense, _SHAPES),
+    ("HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe", planned_configs.read_hunyuan_moe, _SHAPES),
+    ("Exaone4ForCausalLM", "exaone4", planned_configs.read_exaone4, _SHAPES),
+    ("ExaoneMoeForCausalLM", "exaone_moe", planned_configs.read_exaone_moe, _SHAPES),
+    ("Dots1ForCausalLM", "dots1", planned_configs.read_dots1, _SHAPES),
+    ("SolarOpenForCausalLM", "solar_open", planned_configs.read_solar_open, _SHAPES),
+    ("Mistral4ForCausalLM", "mistral4", planned_configs.read_mistral4, _SHAPES),
+    ("MinistralForCausalLM", "ministral", planned_configs.read_ministral, _SHAPES),
+    ("Ministral3ForCausalLM", "ministral3", planned_configs.read_ministral3, _SHAPES),
+    ("Glm4ForCausalLM", "glm4", planned_configs.read_glm4, _SHAPES),
+    ("Glm4MoeLiteForCausalLM", "glm4_moe_lite", planned_configs.read_glm4_moe_lite, _SHAPES),
+    ("GemmaForCausalLM", "gemma", planned_configs.read_gemma, _SHAPES),
+    ("Gemma4ForCausalLM", "gemma4_text", planned_configs.read_gemma4, _SHAPES),
+    ("ArceeForCausalLM", "arcee", planned_configs.read_arcee, _SHAPES),
+    ("NemotronForCausalLM", "nemotron", planned_configs.read_nemotron, _SHAPES),
+    ("Starcoder2ForCausalLM", "starcoder2", planned_configs.read_starcoder2, _SHAPES),
+    ("Llama4ForCausalLM", "llama4_text", planned_configs.read_llama4, _SHAPES),
+    ("CohereForCausalLM", "cohere", parallel_configs.read_cohere, _SHAPES),
+    ("Cohere2ForCausalLM", "cohere2", parallel_configs.read_cohere2, _SHAPES),
+    ("FalconForCausalLM", "falcon", parallel_configs.read_falcon, _SHAPES),
+    ("GPTNeoXForCausalLM", "gpt_neox", parallel_configs.read_gpt_neox, _SHAPES),
+    ("GPTJForCausalLM", "gptj", parallel_configs.read_gptj, _SHAPES),
+    ("PhiForCausalLM", "phi", parallel_configs.read_phi, _SHAPES),
+)  # fmt: skip
+"""Architecture, type, reader, and the reason why Meshwright does not train it."""
+
 _RECORDS = (  # a model that names no family gets the first that fits
     ModelFamily(
         architecture="LlamaForCausalLM",
@@ -174,98 +229,9 @@ _RECORDS = (  # a model that names no family gets the first that fits
         keys=shapes.minimax_m2_keys,
         expert_keys=shapes.mixtral_keys,
     ),
-    ModelFamily(
-        architecture="GPT2LMHeadModel",
-        model_type="gpt2",
-        read=configs.read_gpt2,
-        not_trained="learned positions and LayerNorm",
-    ),
-    ModelFamily(
-        architecture="Qwen2MoeForCausalLM",
-        model_type="qwen2_moe",
-        read=configs.read_qwen2_moe,
-        not_trained="a gated shared expert",
-    ),
-    ModelFamily(
-        architecture="DeepseekV32ForCausalLM",
-        model_type="deepseek_v32",
-        read=sparse_configs.read_deepseek_v32,
-        not_trained="sparse attention: it is planned and estimated, Megatron-LM trains it",
-    ),
-    ModelFamily(
-        architecture="GlmMoeDsaForCausalLM",
-        model_type="glm_moe_dsa",
-        read=sparse_configs.read_glm_moe_dsa,
-        not_trained="sparse attention: it is planned and estimated, Megatron-LM trains it",
-    ),
-    ModelFamily(
-        architecture="DeepseekV4ForCausalLM",
-        model_type="deepseek_v4",
-        read=sparse_configs.read_deepseek_v4,
-        not_trained="compressed attention and hyper-connections: it is planned and estimated, AMD's Primus trains it",
-    ),
-    ModelFamily(
-        architecture="NemotronHForCausalLM",
-        model_type="nemotron_h",
-        read=configs.read_nemotron_h,
-        not_trained="state-space layers: it is planned and estimated, Megatron-LM and NeMo train it",
-    ),
     *(
-        ModelFamily(
-            architecture=architecture,
-            model_type=model_type,
-            read=read,
-            not_trained="layers of linear attention: it is planned and estimated, Megatron-LM and NeMo train it",
-        )
-        for architecture, model_type, read in (
-            ("Qwen3NextForCausalLM", "qwen3_next", linear_configs.read_qwen3_next),
-            ("Qwen3_5ForCausalLM", "qwen3_5_text", linear_configs.read_qwen3_5),
-            ("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", linear_configs.read_qwen3_5_moe),
-            ("OlmoHybridForCausalLM", "olmo_hybrid", linear_configs.read_olmo_hybrid),
-            ("KimiLinearForCausalLM", "kimi_linear", linear_configs.read_kimi_linear),
-        )
-    ),
-    *(
-        ModelFamily(
-            architecture=architecture,
-            model_type=model_type,
-            read=read,
-            not_trained="its config is read for its shapes alone: it is planned and estimated",
-            shapes_only=True,
-        )
-        for architecture, model_type, read in (
-            ("Olmo3ForCausalLM", "olmo3", planned_configs.read_olmo3),
-            ("OlmoeForCausalLM", "olmoe", planned_configs.read_olmoe),
-            ("GraniteForCausalLM", "granite", planned_configs.read_granite),
-            ("GraniteMoeForCausalLM", "granitemoe", planned_configs.read_granitemoe),
-            ("SmolLM3ForCausalLM", "smollm3", planned_configs.read_smollm3),
-            ("SeedOssForCausalLM", "seed_oss", planned_configs.read_seed_oss),
-            ("Ernie4_5ForCausalLM", "ernie4_5", planned_configs.read_ernie4_5),
-            ("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", planned_configs.read_ernie4_5_moe),
-            ("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", planned_configs.read_hunyuan_dense),
-            ("HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe", planned_configs.read_hunyuan_moe),
-            ("Exaone4ForCausalLM", "exaone4", planned_configs.read_exaone4),
-            ("ExaoneMoeForCausalLM", "exaone_moe", planned_configs.read_exaone_moe),
-            ("Dots1ForCausalLM", "dots1", planned_configs.read_dots1),
-            ("SolarOpenForCausalLM", "solar_open", planned_configs.read_solar_open),
-            ("Mistral4ForCausalLM", "mistral4", planned_configs.read_mistral4),
-            ("MinistralForCausalLM", "ministral", planned_configs.read_ministral),
-            ("Ministral3ForCausalLM", "ministral3", planned_configs.read_ministral3),
-            ("Glm4ForCausalLM", "glm4", planned_configs.read_glm4),
-            ("Glm4MoeLiteForCausalLM", "glm4_moe_lite", planned_configs.read_glm4_moe_lite),
-            ("GemmaForCausalLM", "gemma", planned_configs.read_gemma),
-            ("Gemma4ForCausalLM", "gemma4_text", planned_configs.read_gemma4),
-            ("ArceeForCausalLM", "arcee", planned_configs.read_arcee),
-            ("NemotronForCausalLM", "nemotron", planned_configs.read_nemotron),
-            ("Starcoder2ForCausalLM", "starcoder2", planned_configs.read_starcoder2),
-            ("Llama4ForCausalLM", "llama4_text", planned_configs.read_llama4),
-            ("CohereForCausalLM", "cohere", parallel_configs.read_cohere),
-            ("Cohere2ForCausalLM", "cohere2", parallel_configs.read_cohere2),
-            ("FalconForCausalLM", "falcon", parallel_configs.read_falcon),
-            ("GPTNeoXForCausalLM", "gpt_neox", parallel_configs.read_gpt_neox),
-            ("GPTJForCausalLM", "gptj", parallel_configs.read_gptj),
-            ("PhiForCausalLM", "phi", parallel_configs.read_phi),
-        )
+        ModelFamily(architecture=architecture, model_type=kind, read=read, not_trained=why, shapes_only=why is _SHAPES)
+        for architecture, kind, read, why in _NOT_TRAINED
     ),
 )
 

@@ -12,7 +12,7 @@ from functools import cache
 from math import inf
 
 from meshwright.catalog.entries import DATA
-from meshwright.errors import UnknownNameError
+from meshwright.errors import value_named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +59,7 @@ def mlperf_result(name: str) -> MLPerfResult:
     >>> round(mlperf_result("5.1/AMD/MI355X_EPYC_9575F_pytorch/llama2_70b_lora").score_min, 2)
     10.18
     """
-    known = {result.name: result for result in mlperf_results()}
-    if name not in known:
-        raise UnknownNameError("published MLPerf result", name, known=known)
-    return known[name]
+    return value_named("published MLPerf result", name, {result.name: result for result in mlperf_results()})
 
 
 def _result(row: dict[str, str]) -> MLPerfResult:

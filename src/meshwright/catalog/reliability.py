@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwright.catalog.entries import DATA
-from meshwright.errors import InputError, UnknownNameError
+from meshwright.errors import InputError, UnknownNameError, value_named
 from meshwright.files import toml_table
 from meshwright.units import DAY_S
 
@@ -66,10 +66,7 @@ class ObservedGoodput:
 
 def failure_rate(name: str) -> FailureRate:
     """The published rate called `name`; `UnknownNameError` with the nearest known one."""
-    rates = toml_table(_FILE)["rates"]
-    if name not in rates:
-        raise UnknownNameError("failure rate", name, known=rates)
-    row = rates[name]
+    row = value_named("failure rate", name, toml_table(_FILE)["rates"])
     said = {key: row[key] for key in ("accelerator", "scope", "source")}
     return FailureRate(name=name, device_mtbf_s=_device_seconds_per_failure(row), **said)
 
@@ -88,10 +85,7 @@ def failure_range() -> FailureRange:
 
 def assumption(name: str) -> Assumption:
     """The stated assumption called `name`, for example `detect_s`."""
-    rows = toml_table(_FILE)["assumptions"]
-    if name not in rows:
-        raise UnknownNameError("assumption", name, known=rows)
-    return Assumption(name=name, **rows[name])
+    return Assumption(name=name, **value_named("assumption", name, toml_table(_FILE)["assumptions"]))
 
 
 def assumption_names() -> tuple[str, ...]:

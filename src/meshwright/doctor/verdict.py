@@ -10,7 +10,7 @@ from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
-from meshwright.errors import UnknownNameError
+from meshwright.errors import value_named
 from meshwright.files import toml_table
 
 DATA = Path(__file__).parent / "data"
@@ -81,9 +81,7 @@ def limits() -> dict[str, CheckLimit]:
 
 def judge(check: str, measured: float, *, expected: float | None = None, where: str = "") -> CheckVerdict:
     """Apply the limit with the check's name to a value. `expected` is needed when the limit is a share of it."""
-    if check not in limits():
-        raise UnknownNameError("limit", check, known=limits())
-    limit = limits()[check]
+    limit = value_named("limit", check, limits())
     share = measured
     message = ""
     if limit.of_expected:

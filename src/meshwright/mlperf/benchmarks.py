@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from meshwright.errors import InputError, UnknownNameError
+from meshwright.errors import InputError, value_named
 from meshwright.files import toml_table
 from meshwright.mlperf.formulas import evaluate_formula, is_number, names_in
 
@@ -180,9 +180,7 @@ def read_benchmark(path: Path, round: str | None = None) -> Benchmark:
 def round_rules(round: str) -> RoundRules:
     """Rules that all benchmarks of a round share; raises UnknownNameError."""
     document = toml_table(_ROUNDS)
-    if round not in document["rounds"]:
-        raise UnknownNameError("round", round, known=document["rounds"])
-    row, keys = document["rounds"][round], document["disclosure"]
+    row, keys = value_named("round", round, document["rounds"]), document["disclosure"]
     return RoundRules(
         round=round,
         published=row["published"],
@@ -269,7 +267,4 @@ def _files(folders: Sequence[Path]) -> dict[str, Path]:
 def _file(name: str, folders: Sequence[Path]) -> Path:
     if name.endswith(".toml") and Path(name).is_file():
         return Path(name)
-    known = _files(folders)
-    if name not in known:
-        raise UnknownNameError("benchmark", name, known=known)
-    return known[name]
+    return value_named("benchmark", name, _files(folders))

@@ -19,7 +19,7 @@ from meshwright.catalog.entries import CatalogEntry
 from meshwright.catalog.joint_clusters import names_device
 from meshwright.catalog.models import model_of_repository
 from meshwright.catalog.precisions import multiplied_on, refuse_precision
-from meshwright.errors import InputError, MeshwrightError, UnknownNameError, nearest
+from meshwright.errors import InputError, MeshwrightError, nearest, value_named
 from meshwright.hub import is_hub_name
 from meshwright.kernels.operations import OPERATIONS, STORED_FORMATS
 from meshwright.runfile import schema
@@ -323,10 +323,7 @@ def _own_accelerator(given: schema.NamedCluster | schema.InlineCluster) -> Catal
 
 def _precision(file: schema.RunFile, cluster: Cluster | None) -> Precision:
     """The recipe that the file names, with what its optimizer keeps and moves."""
-    name = file.precision
-    if name not in PRECISIONS:
-        raise UnknownNameError("precision", name, known=PRECISIONS)
-    precision = specs.precision_with(PRECISIONS[name], file.optimizer)
+    precision = specs.precision_with(value_named("precision", file.precision, PRECISIONS), file.optimizer)
     if cluster is None:
         return precision
     refuse_precision(precision, cluster, engine=file.engine)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 
-from meshwright.errors import InputError, UnknownNameError
+from meshwright.errors import InputError, value_named
 
 MOST_CHOICES = 200
 
@@ -128,9 +128,7 @@ def parse_index(text: str) -> list[IndexChoice]:
     ['ef=32', 'ef=64']
     """
     kind, _, rest = text.strip().partition(":")
-    if kind not in KINDS:
-        raise UnknownNameError("index", kind, known=KINDS)
-    known = KINDS[kind].parameters
+    known = value_named("index", kind, KINDS).parameters
     asked: dict[str, list[str]] = {}
     for part in filter(None, (p.strip() for p in rest.split(","))):
         name, equals, values = (t.strip() for t in part.partition("="))
