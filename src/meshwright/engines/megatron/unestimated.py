@@ -140,6 +140,7 @@ EXPERTS = {"moe-grouped-gemm": "", "moe-permute-fusion": "", "moe-router-fusion"
 ONLY_WITH = {
     "cp-comm-type": "context-parallel-size",
     "hierarchical-context-parallel-sizes": "context-parallel-size",
+    "suggested-communication-unit-size": "use-megatron-fsdp",
     **dict.fromkeys(("fp8-amax-compute-algo", "fp8-amax-history-len", "fp8-interval", "fp8-margin"), "fp8-format"),
 }
 """Options that have no effect where another one is absent or 1."""
@@ -173,7 +174,8 @@ def unestimated(options: MegatronOptions) -> list[str]:
             expected = ""
         if name in OF_STAGES:
             expected = options.text("pipeline-model-parallel-size", "1")
-        has_effect = name not in ONLY_WITH or options.text(ONLY_WITH[name], "1") != "1"
+        needed = ONLY_WITH.get(name)
+        has_effect = needed is None or (needed in options and options.text(needed) != "1")
         if has_effect and values != expected and values not in UNESTIMATED.get(name, ()):
             found.append(f"--{name} {values}".strip())
     asked = KERNELS if "bf16" in options or "fp16" in options else {}

@@ -46,10 +46,12 @@ class Option:
 
 
 class MegatronOptions:
-    """Options by name without dashes. Those that nothing reads become one note."""
+    """Options by name without dashes. Those that nothing reads become one note, but for `defaults`."""
 
-    def __init__(self, found: dict[str, Option], *, path: Path, notes: Iterable[str] = ()) -> None:
-        self.unread, self.path = dict(found), path
+    def __init__(
+        self, found: dict[str, Option], *, path: Path, notes: Iterable[str] = (), defaults: Iterable[str] = ()
+    ) -> None:
+        self.unread, self.path, self.defaults = dict(found), path, frozenset(defaults)
         self.taken: dict[str, Option] = {}
         self._notes: list[str] = list(notes)
         self._unestimated: list[str] = []
@@ -117,7 +119,9 @@ class MegatronOptions:
     def notes(self) -> list[str]:
         """Return all notes, the last ones on the options that nothing has read."""
         unread = [
-            " ".join((f"--{name}", *option.values)) for name, option in self.unread.items() if not has_a_class(name)
+            " ".join((f"--{name}", *option.values))
+            for name, option in self.unread.items()
+            if not has_a_class(name) and name not in self.defaults
         ]
         not_carried = [f"not carried over: {', '.join(unread)}"] if unread else []
         return [*self._notes, *not_carried, *not_estimated([*unestimated(self), *self._unestimated])]

@@ -1,0 +1,1 @@
+"""Read configurations of Primus that Megatron-LM trains. Imports no torch."""
