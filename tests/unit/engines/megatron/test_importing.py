@@ -243,12 +243,15 @@ def test_a_script(tmp_path):
         ("B=1\nif grep x y; then\n  B=2\nfi\npython pretrain_gpt.py --num-layers 1 --hidden-size 1 "
          "--num-attention-heads 1 --seq-length 1 --tensor-model-parallel-size $B",
          r"train.sh:5: --tensor-model-parallel-size cannot be expanded, B depends on files or programs \(line 3\)"),
-        ("python pretrain_gpt.py --data-path <path> --bf16", "train.sh:1: a placeholder .*<path>"),
-        ("python pretrain_gpt.py --data-path <your data> \\\n --bf16", "train.sh:1: a placeholder .*<your data>"),
-        ("ARGS=(--bf16\n --data-path <path>)", "train.sh:2: a placeholder"),
-        ("D='<path>'\npython pretrain_gpt.py --data-path $D --lr <rate>", "train.sh:2: a placeholder .*<rate>"),
-        ("python pretrain_gpt.py --data-path '<path>' --save '<save>/x'",
-         "--data-path: got '<path>'\n.*--save: got '<save>/x'"),
+        ("python pretrain_gpt.py --data-path $D --lr 1 <rate>", "train.sh:1: --lr takes one value: got '1 <rate>'"),
+        ("A=(--seq-length\n <length>)\npython pretrain_gpt.py ${A[@]}",
+         "train.sh:1: --seq-length cannot be expanded, a placeholder stands for it: got '<length>'\nhint: write the"),
+        ("python pretrain_gpt.py --seq-length=<your length>", "a placeholder stands for it: got '<your length>'"),
+        ("python pretrain_gpt.py --seq-length '$<n>'", "--seq-length cannot be expanded"),
+        ("python pretrain_gpt.py --data-path $3 --seq-length $2 --log-interval $LOG --lr $RATE --num-layers $N",
+         r'set it after the file: "train.sh ARGUMENT1 ARGUMENT2 RATE=... N=..."'),
+        ("if [ -z $ROOT ] || [[ ! -v TP ]]; then\n echo set them\n exit 1\nfi\npython pretrain_gpt.py",
+         'train.sh ends without ROOT\nhint: set it after the file: "train.sh ROOT=..."'),
         ("python pretrain_gpt.py --lr 1 2", "train.sh:1: --lr takes one value: got '1 2'"),
         ("python pretrain_gpt.py --lrr 1\\\n --num-layer 4",
          "such option: got '--lrr'\n.*such option: got '--num-layer'"),
@@ -260,8 +263,22 @@ def test_a_script(tmp_path):
 )  # fmt: skip
 def test_scripts_that_are_not_read(script, words, tmp_path):
     (tmp_path / "train.sh").write_text(script + "\n")
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(InputError) as caught:
         imported(str(tmp_path / "train.sh"))
+    assert re.search(words, str(caught.value)) or words in str(caught.value)
+
+
+def test_placeholders_of_files_are_noted(tmp_path):
+    options = " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in PLAIN.items())
+    script = "DATA=/data/<your data>/text\nFILES=(\n --save <save> --save-interval 5\n --load '<save>/x'\n)\n"
+    script += "docker run <image> ls\n"
+    path = tmp_path / "train.sh"
+    path.write_text(f'{script}torchrun pretrain_gpt.py {options} "${{FILES[@]}}" --data-path "$DATA" --bf16 > <log>\n')
+    run, notes = imported(str(path))
+    assert (run.data.source, run.train.checkpoint.folder) == ("synthetic", "checkpoints")
+    for words in ("data of /data/<your data>/text is not carried over", "--save <save> cannot be expanded"):
+        assert words in notes
+    assert "--load" not in notes
 
 
 @pytest.mark.parametrize(
@@ -346,6 +363,7 @@ def test_moments_in_bf16_are_carried(tmp_path):
         ({"main_grads_dtype": "bf16", "use_precision_aware_optimizer": True}, "--main-grads-dtype bf16 is not"),
         ({"use_checkpoint_args": True}, "takes the shapes of the model from the checkpoint; here the arguments decide"),
         ({"use_mp_args_from_checkpoint_args": True}, "takes tensor and pipeline parallelism from the checkpoint"),
+        ({"bf16": False, "fp8_format": "hybrid"}, "without --bf16 are carried over with weights in bf16"),
         ({"exit_interval": 10}, "not carried over: --exit-interval 10"),
         ({"init_method_std": 0.1, "finetune": True}, "not carried over: .*--init-method-std 0.1, --finetune"),
     ],

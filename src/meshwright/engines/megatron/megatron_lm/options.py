@@ -19,6 +19,7 @@ from typing import Any
 from meshwright.engines.base import not_estimated
 from meshwright.engines.megatron import VERSION
 from meshwright.engines.megatron.megatron_lm.arguments import known_names
+from meshwright.engines.megatron.shell_scripts.expansion import UNSET
 from meshwright.engines.megatron.shell_scripts.programs import MENTIONED
 from meshwright.engines.megatron.shell_scripts.scripts import script_call
 from meshwright.engines.megatron.shell_scripts.syntax import Word
@@ -34,6 +35,10 @@ PRETRAINING = "pretraining"  # the default of MODE in the files of Megatron-LM's
 
 UNDEFINED = "it has a variable"
 PLACEHOLDER = re.compile(r"<[^<>]*>")
+PLACEHOLDER_REASON = "a placeholder stands for it"
+VARIABLE = re.compile(r"\$\{?(\w+)")
+FILES = ("path", "file", "model", "dir", "save", "load", "checkpoint")
+"""Endings of options that name files, which are noted where they are not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +82,27 @@ class MegatronOptions:
         """Return all values of an option; none if it is absent. Raises InputError for an undefined variable."""
         option = self._take(name)
         if option is not None and option.unknown:
-            hint = f'set it after the file: "{self.path.name} NAME=value"'
-            got, what = " ".join(option.values), f"--{name} cannot be expanded, {option.unknown}"
-            raise InputError(f"{self.where(option)}: {what}", got=got, hint=hint)
+            what = f"--{name} cannot be expanded, {option.unknown}"
+            raise InputError(f"{self.where(option)}: {what}", got=" ".join(option.values), hint=self._missing(option))
         return () if option is None else option.values
+
+    def _missing(self, option: Option) -> str:
+        """Return how to give the value of `option`, with all others that are missing."""
+        if option.unknown == PLACEHOLDER_REASON:
+            return "write the value instead of it"
+        missing: dict[str, None] = {}
+        for name, other in (*self.taken.items(), *self.unread.items()):
+            if other.unknown == UNSET and not (has_a_class(name) or name.endswith(FILES)):
+                missing |= dict.fromkeys(VARIABLE.findall(" ".join(other.values)))
+        count = max((int(name) for name in missing if name.isdigit()), default=0)
+        needed = [f"ARGUMENT{k}" for k in range(1, count + 1)]
+        needed += [f"{name}=..." for name in missing if not name.isdigit()]
+        return f'set it after the file: "{" ".join((self.path.name, *(needed or ["NAME=value"])))}"'
+
+    def is_known(self, name: str) -> bool:
+        """Return False if a value has a variable or a placeholder in it."""
+        option = self.taken.get(name) or self.unread.get(name)
+        return option is None or not option.unknown
 
     def paths(self, name: str) -> tuple[str, ...]:
         """Return the values of an option that names files, with `$NAME` for undefined variables."""
@@ -246,6 +268,7 @@ def parse(words: Iterable[Word], *, path: Path) -> dict[str, Option]:
         if problem := _problem(name, values, takes=known.get(name), where=where, path=path):
             problems.append(problem)
         unknown = next((one.unknown or UNDEFINED for one in values if one.unknown or "$" in one.text), "")
+        unknown = unknown or (PLACEHOLDER_REASON if any(PLACEHOLDER.search(one.text) for one in values) else "")
         option = Option(values=tuple(one.text for one in values), line=word.line, unknown=unknown)
         found[RENAMED_LATER.get(name, name)] = option
     if problems:
@@ -276,10 +299,6 @@ def _problem(name: str, values: list[Word], *, takes: str | None, where: str, pa
         hint = f"did you mean --{near[0]}? " if near else ""
         hint += f"Options are those of Megatron-Core {VERSION} and later: leave out those of a fork"
         return InputError(f"{where}: Megatron-LM has no such option", got=f"--{name}", hint=hint)
-    for one in values:
-        if PLACEHOLDER.search(one.text):
-            what = f"{where}: a placeholder stands for the value of --{name}"
-            return InputError(what, got=one.text, hint="write the value instead of it")
     unknown = next((one for one in values[1:] if one.text.startswith("$")), None)
     if unknown is not None:  # it may contain options
         return _not_known(unknown, where, path)

@@ -119,7 +119,7 @@ def _source(options: MegatronOptions) -> str:
     paths, is_mock = options.paths("data-path"), options.flag("mock-data")
     named = ("train-data-path", "data-args-path", "per-split-data-args-path")
     blend = [path for name in named for path in options.paths(name)]
-    if len(paths) == 1 and not is_mock and "$" not in paths[0]:
+    if len(paths) == 1 and not is_mock and options.is_known("data-path"):
         return f"{paths[0]}.bin"
     if (paths or blend) and not is_mock:
         options.note(f"data of {' '.join((*paths, *blend))} is not carried over: random tokens are used instead")
@@ -129,6 +129,8 @@ def _source(options: MegatronOptions) -> str:
 def _precision(options: MegatronOptions) -> str:
     is_fp16, is_bf16 = options.flag("fp16"), options.flag("bf16")
     fp8, fp4 = options.text("fp8-format"), options.text("fp4-format")
+    if (fp8 or fp4) and not is_bf16:
+        options.note("8 and 4 bits without --bf16 are carried over with weights in bf16")
     recipe = options.text("fp8-recipe", "delayed")
     if is_fp16 and is_bf16:
         raise InputError("--fp16 and --bf16 are both given")
@@ -241,14 +243,14 @@ def _note_unsupported_rates(options: MegatronOptions) -> None:
 def _checkpoint(options: MegatronOptions) -> dict[str, Any]:
     folder, every = "".join(options.paths("save")), options.integer("save-interval", 0)
     loaded, is_asynchronous = "".join(options.paths("load")), options.flag("async-save")
-    if loaded and loaded != folder and "$" not in loaded:
+    if loaded and loaded != folder and options.is_known("load"):
         options.note(f"--load {loaded} is not carried over: training starts from random weights")
     evaluates, every_eval = options.integer("eval-iters", 100), options.integer("eval-interval", 1000)
     if evaluates and any(name in options for name in ("eval-iters", "eval-interval")):
         options.note(f"evaluation is not carried over: {evaluates} batches every {every_eval} steps")
     if not folder or not every:
         return {}
-    if "$" in folder:
+    if not options.is_known("save"):
         options.note(f"--save {folder} cannot be expanded: checkpoints go to ./checkpoints")
         folder = "checkpoints"
     return {"checkpoint": {"folder": folder, "every_steps": every, "asynchronous": is_asynchronous}}

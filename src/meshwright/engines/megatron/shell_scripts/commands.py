@@ -11,6 +11,8 @@ from meshwright.engines.megatron.shell_scripts.syntax import (
     Command,
     FunctionDefinition,
     HereDocument,
+    Literal,
+    Part,
     ShellAssignment,
     ShellPipeline,
     ShellWord,
@@ -124,7 +126,7 @@ def _simple(cursor: Cursor) -> SimpleCommand:
         cursor.skip_blanks()
         if cursor.is_done or cursor.starts("\n", ";", "|", ")") or (cursor.starts("&") and not cursor.starts("&>")):
             break
-        if _redirection(cursor, documents):
+        if not PLACEHOLDER.match(cursor.text, cursor.at) and _redirection(cursor, documents):
             continue
         if cursor.starts("<(", ">("):
             raise cursor.error("process substitution is not supported")
@@ -135,7 +137,7 @@ def _simple(cursor: Cursor) -> SimpleCommand:
         if (not words or declares) and (found := ASSIGNMENT.match(cursor.text, cursor.at)):
             (words if words else assignments).append(_assignment(cursor, found))
             continue
-        word = read_word(cursor)
+        word = _word(cursor)
         if word is None:
             raise cursor.error("a letter that is not supported", got=cursor.text[cursor.at])
         words.append(word)
@@ -151,7 +153,7 @@ def _assignment(cursor: Cursor, found: re.Match[str]) -> ShellAssignment:
         cursor.at += 1
         value = _array(cursor)
     else:
-        value = read_word(cursor) or ShellWord(parts=(), line=line)
+        value = _word(cursor) or ShellWord(parts=(), line=line)
     return ShellAssignment(name=found[1], subscript=found[2] or "", is_appended=bool(found[3]), value=value, line=line)
 
 
@@ -164,21 +166,28 @@ def _array(cursor: Cursor) -> tuple[ShellWord, ...]:
         if cursor.starts(")"):
             cursor.at += 1
             return tuple(items)
-        _refuse_placeholder(cursor)
-        word = read_word(cursor)
+        word = _word(cursor)
         if word is None:
             raise cursor.error("a letter that is not supported in an array", got=cursor.text[cursor.at])
         items.append(word)
 
 
-def _refuse_placeholder(cursor: Cursor) -> None:
-    if found := PLACEHOLDER.match(cursor.text, cursor.at):
-        raise cursor.error("a placeholder stands for a value that is not given", got=found.group())
+def _word(cursor: Cursor) -> ShellWord | None:
+    """Parse a word; `<your path>`, which the shell would take for redirections, stands for a value in it."""
+    parts: list[Part] = []
+    line = cursor.line
+    while True:
+        if found := PLACEHOLDER.match(cursor.text, cursor.at):
+            cursor.at = found.end()
+            parts.append(Literal(text=found.group(), is_quoted=True))
+        elif word := read_word(cursor):
+            parts += word.parts
+        else:
+            return ShellWord(parts=tuple(parts), line=line) if parts else None
 
 
 def _redirection(cursor: Cursor, documents: list[HereDocument]) -> bool:
     """Parse a redirection, if there is one. Its target does not concern the arguments."""
-    _refuse_placeholder(cursor)
     found = REDIRECTION.match(cursor.text, cursor.at)
     if found is None:
         return False
@@ -192,7 +201,7 @@ def _redirection(cursor: Cursor, documents: list[HereDocument]) -> bool:
             raise cursor.error("( is not closed")
         cursor.at += 1
         return True
-    target = read_word(cursor)
+    target = _word(cursor)
     if target is None:
         raise cursor.error("a redirection without a file", got=found.group())
     if found[1] in ("<<", "<<-"):

@@ -178,9 +178,14 @@ class Interpreter:
 
     def _if(self, command: IfCommand) -> Status:
         for k, (condition, body) in enumerate(command.branches):
-            status = self.run(condition)
+            self.variables.missing.clear()
+            status, asked = self.run(condition), tuple(self.variables.missing)
             if status:
-                return self.run(body)
+                try:
+                    return self.run(body)
+                except Leave as leave:
+                    leave.asked = leave.asked or asked
+                    raise
             if status is None:
                 reason = "files or programs"
                 self.run_uncertain(body, reason)

@@ -36,6 +36,7 @@ class ShellVariables:
     exported: set[str] = field(default_factory=set)
     removed: set[str] = field(default_factory=set)  # by `unset` and `local`: not of the environment
     locals: list[dict[str, ShellValue | None]] = field(default_factory=list)  # values to restore, by function
+    missing: dict[str, None] = field(default_factory=dict)  # names that were read without a value
 
     def get(self, name: str) -> ShellValue | None:
         """Return the value of a variable or positional argument; None: it is not set."""
@@ -50,7 +51,10 @@ class ShellVariables:
             return tuple(Word(text=one, line=0) for one in self.positional)
         if name in self.values:
             return self.values[name]
-        return UnknownText(reason=f"${name} depends on the machine") if name in OF_THE_MACHINE else None
+        if name in OF_THE_MACHINE:
+            return UnknownText(reason=f"${name} depends on the machine")
+        self.missing[name] = None
+        return None
 
     def set(self, name: str, value: ShellValue) -> None:
         if name == "IFS" and value != " \t\n":
