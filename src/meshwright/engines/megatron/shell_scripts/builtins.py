@@ -172,30 +172,33 @@ def _eval(shell: Interpreter, command: SimpleCommand, words: list[Word]) -> Stat
     return shell.run_nested(body)
 
 
+def script_file(shell: Interpreter, named: Word) -> Path | None:
+    """Return the file of a script that a script names, seen from here or from its folder; None: it is not there."""
+    seen = (Path(named.text), Path(shell.variables.name).parent / named.text)
+    return None if named.unknown else next((path for path in seen if path.is_file()), None)
+
+
+def script_text(shell: Interpreter, path: Path, *, line: int) -> str:
+    """Return the text of a script. Raises InputError, with the line that names it, if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{shell.where(line)}: cannot read {path}: {error}") from None
+
+
 def _source(shell: Interpreter, command: SimpleCommand, words: list[Word]) -> Status:
     """Execute a script in this shell, if it is there."""
     shell.output = None
     if len(words) < 2:
         return False
     named = words[1]
-    path = next(
-        (
-            one
-            for one in (Path(named.text), Path(shell.variables.name).parent / named.text)
-            if not named.unknown and one.is_file()
-        ),
-        None,
-    )
+    path = script_file(shell, named)
     if path is None:
         shell.found.notes.append(
             f"{shell.where(command.line)}: {named.text} is not read: set its variables after the file"
         )
         return True
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{shell.where(command.line)}: cannot read {path}: {error}") from None
-    body = parse_script(text, name=str(path))
+    body = parse_script(script_text(shell, path, line=command.line), name=str(path))
     positional = shell.variables.positional
     if len(words) > 2:
         shell.variables.positional = tuple(word.text for word in words[2:])

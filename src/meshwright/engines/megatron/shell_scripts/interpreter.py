@@ -9,15 +9,28 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
-from meshwright.engines.megatron.shell_scripts.builtins import BUILTINS, SUCCEEDING, Leave, LeaveKind
+from meshwright.engines.megatron.shell_scripts.builtins import (
+    BUILTINS,
+    SUCCEEDING,
+    Leave,
+    LeaveKind,
+    script_file,
+    script_text,
+)
 from meshwright.engines.megatron.shell_scripts.commands import parse_script
 from meshwright.engines.megatron.shell_scripts.conditions import negated, test_holds
 from meshwright.engines.megatron.shell_scripts.expansion import Expander, as_written, expand, joined, pattern_of
 from meshwright.engines.megatron.shell_scripts.integers import UnknownValueError
-from meshwright.engines.megatron.shell_scripts.programs import NEVER_RUNNING, OTHER_MODELS, program_at, shell_text
+from meshwright.engines.megatron.shell_scripts.programs import (
+    NEVER_RUNNING,
+    OTHER_MODELS,
+    program_at,
+    script_at,
+    shell_text,
+)
 from meshwright.engines.megatron.shell_scripts.state import ShellValue, ShellVariables, UnknownText
 from meshwright.engines.megatron.shell_scripts.syntax import (
     AndOrList,
@@ -420,12 +433,8 @@ class Interpreter:
             return
         inner = shell_text(words, command.documents)
         if inner is not None:
-            for assignment in command.assignments:  # NAME=value before a shell reaches it
-                self.variables.exported.add(assignment.name)
             text = inner.text if inner.document is None else self._document_text(inner.document)
-            child = self.nested(self.variables.child(inner.positional))
-            for assignment in command.assignments:
-                child.assign(assignment)
+            child = self._child(command, inner.positional, name=self.variables.name)
             child.run_text(text, line=words[0].line)
         elif (k := program_at(words)) is not None:
             if name == "xargs":
@@ -435,6 +444,19 @@ class Interpreter:
                 hint = "import configurations of decoder-only models that pretrain_gpt.py trains"
                 raise InputError(what, got=words[k].text, allowed="pretrain_gpt.py", hint=hint)
             self.found.calls.append(words[k + 1 :])
+        elif (k := script_at(words)) is not None and (path := script_file(self, words[k])) is not None:
+            self._child(command, tuple(one.text for one in words[k + 1 :]), name=str(path)).run_text(
+                script_text(self, path, line=words[k].line), line=1
+            )
+
+    def _child(self, command: SimpleCommand, positional: tuple[str, ...], *, name: str) -> Interpreter:
+        """Return another shell with the exported variables, and those before the command that starts it."""
+        for assignment in command.assignments:
+            self.variables.exported.add(assignment.name)
+        child = self.nested(replace(self.variables.child(positional), name=name))
+        for assignment in command.assignments:
+            child.assign(assignment)
+        return child
 
     def _document_text(self, parts: tuple[Part, ...]) -> str:
         written = as_written(ShellWord(parts=parts, line=0), self.expander)

@@ -13,6 +13,7 @@ OTHER_MODELS = re.compile(
     r"(^|/)(\w+_(bert|t5|ict|retro|biencoder|vision|vlm|mimo|mamba|hybrid|rl)(_\w+)?|(multimodal|mimo)/train\w*)\.py$"
 )
 """Training programs of models other than GPT, or of other trainings."""
+SCRIPT = re.compile(r"\.(sh|bash|slurm|sbatch)$")
 SHELLS = ("bash", "sh", "dash", "zsh", "ksh")
 NEVER_RUNNING_NAMES = """
     cat ls cp mv ln chmod chown mkdir rm rmdir touch tee grep egrep fgrep rg sed awk head tail less wc sort
@@ -36,6 +37,11 @@ class ShellText:
 def program_at(words: list[Word]) -> int | None:
     """Return the place of the training program in a command."""
     return next((k for k, word in enumerate(words) if PROGRAM.search(word.text)), None)
+
+
+def script_at(words: list[Word]) -> int | None:
+    """Return the place of a script that a command runs: `bash train.sh`, `sbatch train.sh`, `./train.sh`."""
+    return next((k for k, word in enumerate(words) if SCRIPT.search(word.text)), None)
 
 
 def shell_text(words: list[Word], documents: tuple[HereDocument, ...]) -> ShellText | None:

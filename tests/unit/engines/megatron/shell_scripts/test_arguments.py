@@ -183,3 +183,27 @@ def test_programs_of_other_models_are_one_reason(program):
 def test_launchers_are_followed(call):
     words = script_call(f"ROOT=/code\n{call} --lr 1\n", path=Path("train.sh")).arguments
     assert [word.text for word in words] == ["--lr", "1"]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "TP=2 bash -e inner/train.sh 4 fast",
+        "export TP=2\nsbatch -N 4 inner/train.sh 4 fast",
+        "TP=2 ./inner/train.sh 4 fast",
+    ],
+)
+def test_a_script_that_starts_another_is_followed(call, tmp_path):
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner/train.sh").write_text(
+        "HERE=1\ntorchrun pretrain_gpt.py --lr $1 --seed ${TP:-1} $2 $OUTER\nexit 1\n"
+    )
+    text = f"OUTER=--not-exported\nbash absent.sh\n{call}\necho $HERE\n"
+    words = [word.text for word in script_call(text, path=tmp_path / "run.sh").arguments]
+    assert words == ["--lr", "4", "--seed", "2", "fast", "$OUTER"]
+    (tmp_path / "inner/train.sh").write_text("\nif x\n")
+    with pytest.raises(InputError, match=r"inner/train.sh:3"):
+        script_call(text, path=tmp_path / "run.sh")
+    (tmp_path / "inner/train.sh").write_text("bash train.sh\n")
+    with pytest.raises(InputError, match="call each other without end"):
+        script_call(text, path=tmp_path / "run.sh")
