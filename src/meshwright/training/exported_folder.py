@@ -4,6 +4,7 @@ config.json               from the starting weights; changed where training chan
 generation_config.json    from the starting weights
 tokenizer files           from the starting weights; from the run's tokenizer if it is another one, or the starting
                           weights are random
+chat_template.jinja       ChatML, where training wrote conversations in it
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from meshwright.errors import InputError, MeshwrightError
 from meshwright.files import default_cache
 from meshwright.training.checkpoints import Content
 from meshwright.training.data import open_tokenizer
+from meshwright.training.data.chat import CHATML_TEMPLATE, ChatML
 from meshwright.training.data.corpus import text_of
-from meshwright.training.data.source import open_source
+from meshwright.training.data.source import DocumentSource, is_from_hub, open_source
 from meshwright.training.data.tokenizer import Tokenizer, tokenizer_from_path
 from meshwright.training.data.tokenizer_files import TOKENIZER_FILES, copy_files, write_tokenizer
+from meshwright.training.data.turn_end import turn_end
 from meshwright.training.weights import find_description, fingerprint
 from meshwright.training.weights.origin import MODEL_FILES
 
@@ -58,7 +61,57 @@ def complete_folder(folder: Path, content: Content) -> tuple[str, ...]:
     _write(folder / CONFIG, config)
     if tokenizer is not None and not is_base_tokenizer and not write_tokenizer(tokenizer, folder):
         tokenizer_notes += (f"transformers has no tokenizer like {tokenizer.name}: none is in the folder",)
+    if tokenizer is not None and _has_conversations(content, tokenizer):
+        tokenizer_notes += _complete_chat(folder, tokenizer)
     return notes + tokenizer_notes
+
+
+def _has_conversations(content: Content, tokenizer: Tokenizer) -> bool:
+    """True if the training data has conversations, by the checkpoint or by the first record of local files."""
+    if content.has_conversations is not None or content.data is None:
+        return bool(content.has_conversations)
+    for place in (source.path for source in content.data.sources.values()):
+        try:
+            source = None if is_from_hub(place) else open_source(place)
+            if isinstance(source, DocumentSource):
+                first = next(source.documents(chat=tokenizer.chat), None)
+                if first is not None and first.is_rendered:
+                    return True
+        except MeshwrightError:  # the data is no longer here
+            continue
+    return False
+
+
+def _complete_chat(folder: Path, tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Write what ends an answer, and the template where the tokenizer has none, as conversations were trained.
+
+    Returns a note where no single token ends an answer.
+    """
+    if isinstance(tokenizer.chat, ChatML) and (folder / "tokenizer.json").is_file():
+        (folder / "chat_template.jinja").write_text(CHATML_TEMPLATE, encoding="utf-8")
+    turn = turn_end(tokenizer)
+    stops = {stop: tokenizer.encode([stop])[0].tolist() for stop in turn.stops}
+    config, generation = read_json(folder / CONFIG), read_json(folder / GENERATION)
+    ends = end_tokens(generation) or end_tokens(config)
+    marks = (*turn.tokens, *(ids[0] for ids in stops.values() if len(ids) == 1))
+    wanted = list(dict.fromkeys((*ends, tokenizer.end, *marks)))
+    if wanted != list(ends):
+        ids = {key: config[key] for key in TOKEN_IDS if config.get(key) is not None}
+        _write(folder / GENERATION, ids | generation | {"eos_token_id": wanted if len(wanted) > 1 else wanted[0]})
+    return tuple(
+        f"answers end at the text {stop!r}, which is {len(ids)} tokens: transformers' generate needs it as stop_strings"
+        for stop, ids in stops.items()
+        if len(ids) > 1
+    )
+
+
+def end_tokens(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """The end tokens of a config.json or generation_config.json: a number, a list, or nothing."""
+    value = config.get("eos_token_id")
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    if wrong := [v for v in values if not isinstance(v, int) or isinstance(v, bool) or v < 0]:
+        raise InputError("eos_token_id", got=repr(wrong[0]), allowed="a token id, or a list of them")
+    return tuple(values)
 
 
 def find_base(content: Content) -> tuple[Path | None, tuple[str, ...]]:

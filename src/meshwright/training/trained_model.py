@@ -33,6 +33,7 @@ from meshwright.training.device import find_device
 from meshwright.training.exported_folder import (
     CONFIG,
     GENERATION,
+    end_tokens,
     find_base,
     find_tokenizer,
     is_tokenizer_of,
@@ -274,7 +275,7 @@ def _from_folder(given: str, found: _Found, *, dtype: str | None) -> TrainedMode
         tokenizer = tokenizer_from_path(found.tokenizer or folder)
     except InputError as error:
         notes = (error.message,)
-    ends = _ids(generation.get("eos_token_id")) or _ids(config.get("eos_token_id"))
+    ends = end_tokens(generation) or end_tokens(config)
     return TrainedModel(
         module=module,
         name=given,
@@ -307,7 +308,7 @@ def _from_checkpoint(given: str, saved: SavedCheckpoint, kept: Path | None, *, d
     config, generation = ({}, {}) if base is None else (read_json(base / CONFIG), read_json(base / GENERATION))
     ends = () if tokenizer is None else (tokenizer.end,)
     if base is not None and tokenizer is not None and is_tokenizer_of(base, tokenizer):
-        ends += _ids(generation.get("eos_token_id")) or _ids(config.get("eos_token_id"))
+        ends += end_tokens(generation) or end_tokens(config)
     return TrainedModel(
         module=module,
         name=given,
@@ -339,14 +340,6 @@ def _stored_format(config: Mapping[str, Any]) -> str:
     """The number format that a config.json names; bf16 where it names none."""
     names = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
     return names.get(str(config.get("dtype") or config.get("torch_dtype")), "bf16")
-
-
-def _ids(value: Any) -> tuple[int, ...]:
-    """Token ids of a config: a number, a list, or nothing."""
-    values = value if isinstance(value, list) else [] if value is None else [value]
-    if wrong := [v for v in values if not isinstance(v, int) or isinstance(v, bool) or v < 0]:
-        raise InputError("eos_token_id", got=repr(wrong[0]), allowed="a token id, or a list of them")
-    return tuple(values)
 
 
 def model_document(trained: TrainedModel) -> dict[str, Any]:

@@ -148,6 +148,7 @@ def test_formats_and_keys_without_a_use_are_counted(tmp_path: Path) -> None:
         "formats": {"messages": 3},
         "unused_keys": {"id": 3, "messages[].name": 3},
         "num_empty": 0,
+        "num_conversations": 3,
     }
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "a.jsonl").write_text('{"text": ""}\n{"text": "a"}\n')
@@ -157,7 +158,7 @@ def test_formats_and_keys_without_a_use_are_counted(tmp_path: Path) -> None:
     assert source.notes == ("1 files of other kinds are not read (.zip)",)
     for _ in range(2):  # built, and from the cache
         store = tokenise(source, ByteTokenizer(), cache=tmp_path / "cache")
-        assert store.counts == {"formats": {"text": 2}, "unused_keys": {}, "num_empty": 1}
+        assert store.counts == {"formats": {"text": 2}, "unused_keys": {}, "num_empty": 1, "num_conversations": 0}
 
 
 # --- files ---

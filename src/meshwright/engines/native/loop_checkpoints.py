@@ -21,7 +21,7 @@ from meshwright.engines.native.progress import ProgressDisplay
 from meshwright.engines.native.validation import ValidationHistory
 from meshwright.training import checkpoints
 from meshwright.training.clock import Clock, TrainingPhase
-from meshwright.training.data import Tokenizer
+from meshwright.training.data import Corpus
 from meshwright.training.run_identity import (
     RunIdentity,
     as_document,
@@ -52,14 +52,14 @@ class LoopCheckpoints:
         assembly: Assembly,
         detector: FaultDetector,
         position: DataPosition,
-        tokenizer: Tokenizer | None,
+        corpus: Corpus,
         history: ValidationHistory,
         clock: Clock,
         progress: ProgressDisplay,
     ) -> None:
         self.prepared, self.assembly, self.detector = prepared, assembly, detector
         self.position, self.history = position, history
-        self.tokenizer, self.clock, self.progress = tokenizer, clock, progress
+        self.corpus, self.clock, self.progress = corpus, clock, progress
         self.weights = prepared.weights  # where training started
         settings = prepared.run.train.checkpoint
         self.identity = prepared.identity  # of the run, with what came before a resume
@@ -149,7 +149,10 @@ class LoopCheckpoints:
         best = self.history.best_step if settings.keep_best else None
         if not is_due and best != num_steps:
             return
-        run, plan = self.prepared.run, self.prepared.plan
+        run, plan, corpus = self.prepared.run, self.prepared.plan, self.corpus
+        content = checkpoints.content(
+            run, weights=self.weights, tokenizer=corpus.tokenizer, has_conversations=corpus.has_conversations
+        )
         about = {
             "run": run.name,
             "model": run.model.name,
@@ -160,7 +163,7 @@ class LoopCheckpoints:
             checkpoints.BEST: best,
             checkpoints.ONLY_BEST: not is_due,
             "identity": as_document(self.identity),
-            **checkpoints.as_manifest(checkpoints.content(run, weights=self.weights, tokenizer=self.tokenizer)),
+            **checkpoints.as_manifest(content),
         }
         with self.clock.during(TrainingPhase.CHECKPOINT), self.progress.phase("saving a checkpoint"):
             self.saver.save(self.assembly.state(), step=num_steps, about=about)

@@ -170,7 +170,7 @@ class Trainer:
         self.history = ValidationHistory()
         self.checkpoints = LoopCheckpoints(
             prepared, history=self.history, num_ranks=coordinates.num_ranks, assembly=assembly, detector=self.detector,
-            position=self.position, tokenizer=loader.tokenizer, clock=clock, progress=progress,
+            position=self.position, corpus=loader.corpus, clock=clock, progress=progress,
         )  # fmt: skip
         self.output = RunOutput(prepared, is_main=coordinates.is_main, progress=progress)
         self.profiler: StepProfiler | None = None

@@ -29,10 +29,13 @@ class Content:
     sequence_length: int | None = None  # tokens; None in old manifests, which lack the data as well
     data: Data | None = None  # with absolute paths
     holds_out: bool | None = None  # validation is on documents held out of the source; None in old manifests
+    has_conversations: bool | None = None  # the data has records that a chat template writes; None: unknown
     tokenizer_fingerprint: str | None = None  # None: unknown, or training has no tokenizer
 
 
-def content(run: Run, *, weights: Origin | None, tokenizer: Tokenizer | None = None) -> Content:
+def content(
+    run: Run, *, weights: Origin | None, tokenizer: Tokenizer | None = None, has_conversations: bool | None = None
+) -> Content:
     """The content of checkpoints of `run`, trained with `tokenizer`."""
     return Content(
         shapes=run.model,
@@ -47,6 +50,7 @@ def content(run: Run, *, weights: Origin | None, tokenizer: Tokenizer | None = N
             validation=_absolute_validation(run.data),
         ),
         holds_out=run.train.evaluate is not None and not run.data.validation_sources,
+        has_conversations=has_conversations,
         tokenizer_fingerprint=None if tokenizer is None else tokenizer.fingerprint,
     )
 

@@ -18,6 +18,11 @@ from meshwright.training.data.conversations import ROLES, Conversation, Message
 from meshwright.training.data.documents import TextDocument, TextSpan
 
 START_OF_TURN, END_OF_TURN = "<|im_start|>", "<|im_end|>"
+CHATML_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""ChatML for transformers."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,6 +40,7 @@ class Corpus:
     num_tokens: int | None  # of the training part; None: endless
     train_usages: Mapping[str, DataUsage] = field(default_factory=dict)  # by source; empty: random tokens
     validation_usages: Mapping[str, DataUsage] = field(default_factory=dict)
+    has_conversations: bool | None = None  # in the training data; None: unknown
     reading_notes: tuple[str, ...] = ()  # formats of records, and what of the sources is not used
 
     @property
@@ -110,10 +111,11 @@ def open_data(run: Run, *, cache: Path | None = None, report: Report | None = No
     held_out: dict[str, StreamSamples | WholeSamples] = {}
     places = dict(run.data.validation_sources) if is_evaluated else {}
     notes: tuple[str, ...] = ()
-    num_tokens = 0
+    num_tokens, num_conversations = 0, []
     for name, source in sources.items():
         store, of_store = _open_store(run, source, tokenizer, cache, report, name=_training_data(name))
         notes += of_store
+        num_conversations.append((store.counts or {}).get("num_conversations"))
         extents = everything(store)
         if is_evaluated and not run.data.validation_sources:
             split = hold_out(store, whole_documents=store.is_masked)
@@ -139,6 +141,7 @@ def open_data(run: Run, *, cache: Path | None = None, report: Report | None = No
         num_tokens=num_tokens,
         train_usages={name: part.usage for name, part in parts.items()},
         validation_usages={name: samples.usage for name, samples in held_out.items()},
+        has_conversations=any(num_conversations) or (None if None in num_conversations else False),
         reading_notes=notes,
     )
 

@@ -96,6 +96,7 @@ class RecordCounts:
     formats: Counter[str] = field(default_factory=Counter)
     unused_keys: Counter[str] = field(default_factory=Counter)
     num_empty: int = 0
+    num_conversations: int = 0  # records that the chat template writes
 
     def as_json(self) -> dict[str, Any]:
         """The counts as a mapping, the most frequent key first."""
@@ -103,6 +104,7 @@ class RecordCounts:
             "formats": dict(self.formats.most_common()),
             "unused_keys": dict(self.unused_keys.most_common()),
             "num_empty": self.num_empty,
+            "num_conversations": self.num_conversations,
         }
 
 
@@ -132,8 +134,8 @@ def read_records(
         except InputError as error:
             error.message = f"{where}: {error.message}"
             raise
-        if not document.text:
-            counts.num_empty += 1
+        counts.num_empty += not document.text
+        counts.num_conversations += document.is_rendered
         yield document
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 from meshwright.errors import InputError
 from meshwright.specs.generation import Sampling
+from meshwright.training.data.turn_end import TurnEnd, turn_end
 from meshwright.training.generation.cache import CachedModel
 from meshwright.training.generation.decoding import Completed, OnText, Prompt, Timing, complete
-from meshwright.training.generation.requests import Request, TurnEnd, room_for, tokens_of, turn_end
+from meshwright.training.generation.requests import Request, room_for, tokens_of
 from meshwright.training.trained_model import TrainedModel
 
 MAX_SHOWN = 5

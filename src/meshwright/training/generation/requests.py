@@ -29,7 +29,6 @@ _JSON_LINES = (".jsonl", ".ndjson")
 _KEYS = ("prompt", "text", "messages")
 _OF_TEMPLATES = ("system", "tools", "functions", "chat_template_kwargs", "documents")
 """Keys that would change the text of the prompt."""
-_MARK = "MESHWRIGHT"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,29 +80,6 @@ def _request(record: object, *, where: str, unused: Counter[str]) -> Request:
             f"{where}: {names[0]}", got=type(value).__name__, allowed="text; messages are a list of objects"
         )
     return value
-
-
-@dataclass(frozen=True, kw_only=True)
-class TurnEnd:
-    """End of an answer in the chat template: tokens of its own, or text."""
-
-    tokens: tuple[int, ...] = ()
-    stops: tuple[str, ...] = ()
-
-
-def turn_end(tokenizer: Tokenizer) -> TurnEnd:
-    """The end of an answer in the tokenizer's chat template: a special token, or the first line of text."""
-    messages: list[Mapping[str, Any]] = [{"role": "user", "content": _MARK}, {"role": "assistant", "content": _MARK}]
-    try:
-        after = tokenizer.chat.render(Conversation(messages=messages)).text.rpartition(_MARK)[2].strip()
-    except InputError:  # a template for other conversations: the end tokens are all that ends an answer
-        return TurnEnd()
-    if not after:
-        return TurnEnd()
-    first = int(tokenizer.encode([after])[0][0])
-    if not tokenizer.decode([first]):
-        return TurnEnd(tokens=(first,))
-    return TurnEnd(stops=(after.splitlines()[0],))
 
 
 def tokens_of(request: Request, tokenizer: Tokenizer) -> list[int]:
