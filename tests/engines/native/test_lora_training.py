@@ -109,6 +109,8 @@ def write_base(folder: Path) -> Path:
     torch.set_num_threads(1)
     built = build_model(lora_run().model, device="cpu")
     init_weights(built, seed=5, std=0.2)
+    with torch.no_grad():  # one case ties them
+        built.get_parameter("head.weight").copy_(built.get_parameter("embedding.weight"))
     save_weights(built, folder, dtype=torch.float32)
     return folder
 

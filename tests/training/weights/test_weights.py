@@ -9,13 +9,14 @@ import pytest
 torch = pytest.importorskip("torch")
 safetensors_torch = pytest.importorskip("safetensors.torch")
 
+from tests.rounding import assert_equals
 from tests.tiny_models import DENSE, MIXTURE
 
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.families import FAMILIES
 from meshwright.errors import InputError
 from meshwright.training.models import build_model, init_weights
-from meshwright.training.weights import config_of, family_of, file_names, load_weights, save_weights
+from meshwright.training.weights import config_of, family_of, file_names, load_weights, reading, save_weights
 from meshwright.training.weights.reading import tensors_of
 
 
@@ -139,10 +140,34 @@ def test_old_buffers_tied_heads_and_prediction_layers_are_passed_over(tmp_path):
     def change(tensors):
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(4)
         tensors["model.layers.2.eh_proj.weight"] = torch.zeros(4)
-        tensors["lm_head.weight"] = torch.zeros(61, 32)
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
 
     tied = replace(DENSE, tied_embeddings=True)
     load_weights(filled(tied, seed=1), saved(tmp_path, change, model=tied))
+
+
+def other_head(tensors):
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors["lm_head.weight"][-1, -1] += 1
+
+
+@pytest.mark.parametrize("at_a_time", [1, 1 << 24])
+def test_another_head_beside_tied_embeddings_is_refused(tmp_path, monkeypatch, at_a_time):
+    monkeypatch.setattr(reading, "_COMPARED_WEIGHTS", at_a_time)
+    tied = replace(DENSE, tied_embeddings=True)
+    message = refused(saved(tmp_path, other_head, model=tied), tied)
+    assert "lm_head.weight is not model.embed_tokens.weight" in message
+    assert "the embeddings are tied" in message
+
+
+def test_the_hint_on_another_head_leads_to_what_transformers_computes(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    folder = saved(tmp_path, other_head, model=replace(DENSE, tied_embeddings=True))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    ours = filled(replace(DENSE, tied_embeddings=False), seed=1)
+    load_weights(ours, folder)
+    tokens = torch.arange(12)[None]
+    assert_equals(lambda: {"": ours(tokens)}, {"": theirs(tokens).logits}, weights=ours.parameters(), terms=DENSE.vocab)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00" * 8, b"\xff" * 64])

@@ -60,7 +60,7 @@ _NOT_READ = (
 def without_ignored(names: Iterator[str] | set[str], *, model: Model) -> set[str]:
     """Return the `names` of a file that `model` reads.
 
-    It ignores old buffers, a tied head, prediction modules that it lacks, and the copies of embedding and
+    It ignores old buffers, the copy of a tied head, prediction modules that it lacks, and the copies of embedding and
     head in prediction modules that it has.
     """
     kept = {n for n in names if not any(pattern.search(n) for pattern in _NOT_READ)}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from meshwright.catalog.family_tensors import OUTSIDE_LAYERS
 from meshwright.errors import InputError
 from meshwright.specs.model import Model
 from meshwright.training.models import Transformer, build_model
@@ -19,6 +20,7 @@ from meshwright.training.weights.names import family_of, file_names, without_ign
 from meshwright.training.weights.safetensors_format import Folder
 
 _SHOWN = 5
+_COMPARED_WEIGHTS = 1 << 24  # that are in memory at a time
 
 
 @torch.no_grad()
@@ -72,7 +74,7 @@ def check_weights(folder: str | Path, model: Model, *, shapes: Shapes | None = N
     """Open the files of `folder`, which must hold every tensor of the whole `model`, in its shape, and no other.
 
     `shapes` are the tensors of a model that another engine describes, so that the native engine need not
-    build it. Raises InputError for other files.
+    build it. Raises InputError for other files, and where embeddings are tied but the files have another head.
     """
     files, architecture = Folder(Path(folder)), model.family
     if shapes is None:
@@ -98,7 +100,27 @@ def check_weights(folder: str | Path, model: Model, *, shapes: Shapes | None = N
     for name, shape in shapes.items():
         if files.shape(name) != shape:
             raise InputError(f"{name} has another shape", got=files.shape(name), allowed=shape)
+    if model.tied_embeddings:
+        _require_tied(files)
     return files
+
+
+def _require_tied(files: Folder) -> None:
+    """Raise InputError where the files have a head that is not the embedding: transformers reads it as untied."""
+    embedding, head = OUTSIDE_LAYERS["embedding.weight"], OUTSIDE_LAYERS["head.weight"]
+    if not {embedding, head} <= files.files.keys():
+        return
+    rows, width = files.shape(embedding)
+    step = max(1, _COMPARED_WEIGHTS // width)
+    parts = [(slice(first, first + step),) for first in range(0, rows, step)]
+    if files.shape(head) != (rows, width) or not all(
+        torch.equal(files.read(embedding, where=part).float(), files.read(head, where=part).float()) for part in parts
+    ):
+        raise InputError(
+            f"the embeddings are tied, but the weights hold a head of their own: {head} is not {embedding}",
+            got=str(files.folder),
+            hint="model.tied_embeddings: false trains both; tie_word_embeddings: false in config.json describes them",
+        )
 
 
 def shapes_of(model: Model) -> Shapes:
