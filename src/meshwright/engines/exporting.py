@@ -123,10 +123,11 @@ def _write(
     folder: Path, write: Callable[[Path], T], *, kind: ExportKind, content: Content
 ) -> tuple[T, tuple[str, ...]]:
     """Write a folder, and complete one of whole weights. Returns what `write` returns, and notes."""
+    notes = () if content.lora is None else conversion.notes_on_base(content.lora.base_format)
     if kind == "adapter":
-        return write(folder), ()
+        return write(folder), notes
     with new_folder(folder) as unfinished:
-        return write(unfinished), complete_folder(unfinished, content)
+        return write(unfinished), notes + complete_folder(unfinished, content)
 
 
 def _with_data(content: Content, run: Run | None, *, merge: bool) -> Content:

@@ -45,6 +45,16 @@ FORMATS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 """Number formats of written weights."""
 
 
+def notes_on_base(base_format: str) -> tuple[str, ...]:
+    """Note on the two bases of adapters that were trained on a quantised one."""
+    if base_format == BaseFormat.FULL:
+        return ()
+    return (
+        f"training, its validation losses and the choice of its best checkpoint are of the base in {base_format}; "
+        "evaluate, generate, chat, the adapter's folder and merged weights are of the base as its files have it",
+    )
+
+
 def load_saved(saved: SavedCheckpoint, held: Content, *, dtype: torch.dtype, base: str | None = None) -> Transformer:
     """The whole model of a checkpoint on the host: its weights, or its base's weights with its adapters added.
 

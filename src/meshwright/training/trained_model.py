@@ -22,11 +22,11 @@ from meshwright.catalog.huggingface import model_from_path
 from meshwright.errors import InputError
 from meshwright.files import default_cache
 from meshwright.hub import is_hub_name
-from meshwright.specs.model import Model
+from meshwright.specs.model import BaseFormat, Model
 from meshwright.specs.run import NATIVE, Data
 from meshwright.training import checkpoints
 from meshwright.training.checkpoints import Content, SavedCheckpoint, StepChoice
-from meshwright.training.conversion import load_merged, load_saved
+from meshwright.training.conversion import load_merged, load_saved, notes_on_base
 from meshwright.training.data import open_tokenizer
 from meshwright.training.data.tokenizer import Tokenizer, tokenizer_from_path
 from meshwright.training.device import find_device
@@ -263,18 +263,21 @@ def _from_folder(given: str, found: _Found, *, dtype: str | None) -> TrainedMode
     assert folder is not None
     model, config, generation = (model_from_path(folder), read_json(folder / CONFIG), read_json(folder / GENERATION))
     differences(folder, model)  # refuses quantized and other weights
-    name = dtype or _stored_format(config)
+    name, notes = dtype or _stored_format(config), ()
     if found.adapter is not None:
         origin = Origin(name=str(folder), folder=folder, fingerprint="")
         module = load_merged(model, origin, found.adapter, dtype=DTYPES[name])
+        # An adapter in the folder of its run, whose file says what the base was.
+        trained = read_json(found.adapter.resolve().parent / RESOLVED).get("lora") or {}
+        notes = notes_on_base(trained.get("base_format", BaseFormat.FULL))
     else:
         module = build_model(model, dtype=DTYPES[name], device="cpu")
         load_weights(module, folder)
-    tokenizer, notes = None, ()
+    tokenizer, fault = None, None
     try:
         tokenizer = tokenizer_from_path(found.tokenizer or folder)
     except InputError as error:
-        notes = (error.message,)
+        fault = error.message
     ends = end_tokens(generation) or end_tokens(config)
     return TrainedModel(
         module=module,
@@ -286,8 +289,8 @@ def _from_folder(given: str, found: _Found, *, dtype: str | None) -> TrainedMode
         positions=positions_of(config),
         ends=ends or (() if tokenizer is None else (tokenizer.end,)),
         generation=generation,
-        notes=notes,
-        tokenizer_fault=notes[0] if notes else None,
+        notes=notes + (() if fault is None else (fault,)),
+        tokenizer_fault=fault,
     )
 
 
@@ -322,7 +325,7 @@ def _from_checkpoint(given: str, saved: SavedCheckpoint, kept: Path | None, *, d
         data=content.data,
         holds_out=content.holds_out,
         sequence_length=content.sequence_length,
-        notes=notes + tokenizer_notes,
+        notes=notes + tokenizer_notes + (() if content.lora is None else notes_on_base(content.lora.base_format)),
     )
 
 

@@ -309,6 +309,7 @@ def test_a_quantised_base_trains_with_a_prediction(tuned, base_format, parallel)
     assert record["ending"] == "done"
     assert record["predicted"]["step"]["value"] > 0
     assert not any("nothing was predicted" in note for note in record["notes"])
+    assert any(f"its best checkpoint are of the base in {base_format}" in note for note in record["notes"])
 
 
 @pytest.mark.when_touched  # test_kills_leave_no_trace kills a run of all weights

@@ -141,6 +141,28 @@ def test_a_run_without_checkpoints_means_its_adapter(tmp_path, folder):
     assert texts(run) == texts(path) == texts(folder, adapter=run)
 
 
+@pytest.mark.parametrize("base_format", ["full", "nf4"])
+def test_a_note_says_that_training_was_on_a_quantised_base(tmp_path, folder, base_format):
+    lora = ("task=lora", f"weights={folder}", f"lora={{rank: 4, targets: [query], base_format: {base_format}}}")
+    path = tiny_checkpoint(tmp_path / "saved", *lora)
+    saved, run = SavedCheckpoint(path=path, step=3), results_of(tmp_path, lora={"base_format": base_format})
+    done = [
+        export_saved(saved, place, run=None, dtype="fp32", merge=merge)
+        for place, merge in ((run / "adapter", False), (tmp_path / "merged", True))
+    ]
+    noted = [d.notes for d in done]
+    noted += [mw.generate(model, "x", max_tokens=1).notes for model in (path, run, run / "adapter")]
+    noted += [mw.generate(folder, "x", max_tokens=1, adapter=run).notes]
+    noted += [mw.evaluate(path, choices=_quiz(tmp_path)).notes]
+    of_base = [[note for note in notes if f"are of the base in {base_format}; evaluate" in note] for notes in noted]
+    assert [len(found) for found in of_base] == [base_format == "nf4"] * 7
+
+
+def _quiz(tmp_path) -> Path:
+    (tmp_path / "quiz.jsonl").write_text(json.dumps({"context": "a", "choices": ["b", "c"], "answer": "b"}) + "\n")
+    return tmp_path / "quiz.jsonl"
+
+
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [

@@ -29,6 +29,7 @@ from meshwright.specs.run import NATIVE, KernelChoices, Run
 from meshwright.training import checkpoints as checkpoint
 from meshwright.training import device as devices
 from meshwright.training import gemm_tuning, optimizer_updates, telemetry, trackers, watchdog
+from meshwright.training.conversion import notes_on_base
 from meshwright.training.data import require_sources
 from meshwright.training.gemm_tuning import GemmChoices
 from meshwright.training.processes import WorkerLostError, run_ranks
@@ -137,6 +138,7 @@ def prepare(run: Run, *, options: TrainOptions) -> PreparedRun:
     notes = [] if weights is None else differences(weights.folder, run.model)
     if run.lora is not None and weights is None:
         notes.append("adapters are trained on random weights: name those to start from with `weights:`")
+    notes += () if run.lora is None else notes_on_base(run.lora.base_format)
     notes += _notes_on_kernels(asked, run.kernels)
     notes += fp8.notes(run, plan, device=device)
     notes += devices.notes_on_name(devices.device_name(device), device_type=device.type, cluster=run.cluster)
