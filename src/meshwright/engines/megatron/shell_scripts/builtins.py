@@ -34,7 +34,6 @@ class Leave(Exception):  # noqa: N818 - it is no error
     def __init__(self, kind: LeaveKind, *, count: int = 1, status: Status = True) -> None:
         super().__init__(kind.value)
         self.kind, self.count, self.status = kind, count, status
-        self.asked: tuple[str, ...] = ()  # variables without a value in the condition of the command
 
 
 SUCCEEDING = frozenset(["cd", "mkdir", "pushd", "popd", "touch", "module", "conda", "rm", "cp", "sleep", "date"])

@@ -127,12 +127,17 @@ class Interpreter:
             with suppress(Leave):
                 inner._and_or(AndOrList(first=one.first, rest=one.rest))
             return True
+        self.variables.missing.clear()
         status = self._pipeline(one.first)
+        asks = bool(self.variables.missing)
         for joined_by, pipeline in one.rest:
             if status is None:
                 self.run_uncertain((AndOrList(first=pipeline),), "a program")
             elif status is (joined_by == "&&"):
-                status = self._pipeline(pipeline)
+                try:
+                    status = self._pipeline(pipeline)
+                except Leave as leave:
+                    status = self._assumed(leave, asks=asks)
         return status
 
     def _pipeline(self, pipeline: ShellPipeline) -> Status:
@@ -189,16 +194,23 @@ class Interpreter:
         self.blur(before, line=line)
         return value != 0
 
+    def _assumed(self, leave: Leave, *, asks: bool) -> Status:
+        """Return an unknown status for an `exit` for want of a variable, which the environment may set."""
+        if not asks or leave.kind is not LeaveKind.EXIT or leave.status is not False:
+            raise leave
+        return None
+
     def _if(self, command: IfCommand) -> Status:
         for k, (condition, body) in enumerate(command.branches):
             self.variables.missing.clear()
-            status, asked = self.run(condition), tuple(self.variables.missing)
+            status = self.run(condition)
+            asks = bool(self.variables.missing)
             if status:
                 try:
                     return self.run(body)
                 except Leave as leave:
-                    leave.asked = leave.asked or asked
-                    raise
+                    self._assumed(leave, asks=asks)
+                    continue
             if status is None:
                 reason = "files or programs"
                 self.run_uncertain(body, reason)

@@ -9,6 +9,7 @@ treat it as empty, as the shell does.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,18 +45,13 @@ def script_call(text: str, *, path: Path, given: Iterable[str] = ()) -> ScriptCa
         else:
             positional.append(argument)
     variables = ShellVariables(name=str(path), values=named, positional=tuple(positional), exported=set(named))
-    found, asked = Findings(), ()
+    found = Findings()
     try:
-        Interpreter(variables=variables, found=found).run(parse_script(text, name=str(path)))
-    except Leave as leave:
-        asked = leave.asked
+        body = parse_script(text, name=str(path))
+        with suppress(Leave):
+            Interpreter(variables=variables, found=found).run(body)
     except InputError as error:
         raise InputError(error.message, hint=error.hint or INSTEAD) from None
-    if asked and not found.calls:
-        needed = " ".join(f"{name}=..." for name in asked)
-        raise InputError(
-            f"{path} ends without {', '.join(asked)}", hint=f'set it after the file: "{path.name} {needed}"'
-        )
     return _only_call(found, path)
 
 

@@ -36,7 +36,7 @@ class ShellVariables:
     exported: set[str] = field(default_factory=set)
     removed: set[str] = field(default_factory=set)  # by `unset` and `local`: not of the environment
     locals: list[dict[str, ShellValue | None]] = field(default_factory=list)  # values to restore, by function
-    missing: dict[str, None] = field(default_factory=dict)  # names that were read without a value
+    missing: dict[str, None] = field(default_factory=dict)  # names that the current condition reads without a value
 
     def get(self, name: str) -> ShellValue | None:
         """Return the value of a variable or positional argument; None: it is not set."""
@@ -44,8 +44,12 @@ class ShellVariables:
             if name == "0":
                 return self.name
             k = int(name)
-            return self.positional[k - 1] if k <= len(self.positional) else None
+            if k <= len(self.positional):
+                return self.positional[k - 1]
+            self.missing[name] = None
+            return None
         if name == "#":
+            self.missing |= {} if self.positional else {name: None}
             return str(len(self.positional))
         if name in ("@", "*"):
             return tuple(Word(text=one, line=0) for one in self.positional)

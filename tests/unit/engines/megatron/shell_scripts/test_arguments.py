@@ -207,3 +207,19 @@ def test_a_script_that_starts_another_is_followed(call, tmp_path):
     (tmp_path / "inner/train.sh").write_text("bash train.sh\n")
     with pytest.raises(InputError, match="call each other without end"):
         script_call(text, path=tmp_path / "run.sh")
+
+
+def test_an_exit_for_want_of_a_variable_is_assumed_not_to_happen():
+    """The variable may come from the environment; a reader that needs its value asks for it."""
+    text = """
+        if [ -z $ROOT ]; then echo "set ROOT"; exit 1; elif [ $# -lt 2 ]; then exit 2; else A=else; fi
+        [ -n "$DATA" ] || { echo "set DATA"; exit 1; }
+        [[ -z ${TP} ]] && exit 1
+        if [ -z "$N" ]; then N=4; fi
+        torchrun pretrain_gpt.py --lr $ROOT $A $N
+        """
+    words = [word.text for word in script_call(text, path=Path("train.sh")).arguments]
+    assert words == ["--lr", "$ROOT", "else", "4"]
+    for ending in ("[ 1 = 1 ] && exit 1", "if [ -z $X ]; then exit 0; fi", "X=1; [ $X = 1 ] && exit 1"):
+        with pytest.raises(InputError, match="calls no"):
+            script_call(f"{ending}\npython pretrain_gpt.py\n", path=Path("train.sh"))
