@@ -409,14 +409,21 @@ def _adapters(given: GivenFields) -> dict[str, Any]:
         return {}
     if kind != "LoRA":
         raise InputError("adapters that run files cannot express", got=kind, allowed="LoRA")
+    modules, dropout = fields["peft.target_modules"], fields["peft.dropout"] or 0.0
+    return lora_task(modules, rank=fields["peft.dim"] or 32, alpha=fields["peft.alpha"] or 32, dropout=dropout)
+
+
+def lora_task(modules: list[str] | None, *, rank: int, alpha: float, dropout: float) -> dict[str, Any]:
+    """Return the run file's task for adapters of Megatron's `modules`; None: those of all of `ADAPTED`.
+
+    Raises InputError for a module that run files do not adapt.
+    """
     targets: list[str] = []
-    for module in fields["peft.target_modules"] or ADAPTED:
+    for module in modules or ADAPTED:
         if module not in ADAPTED:
             raise InputError("a module that run files do not adapt", got=module, allowed=", ".join(ADAPTED))
         targets += ADAPTED[module]
-    lora = {"rank": fields["peft.dim"] or 32, "alpha": fields["peft.alpha"] or 32}
-    dropout = fields["peft.dropout"] or 0.0
-    return {"task": "lora", "lora": {**lora, "dropout": dropout, "targets": targets}}
+    return {"task": "lora", "lora": {"rank": rank, "alpha": alpha, "dropout": dropout, "targets": targets}}
 
 
 def contradictions(fields: BridgeFields) -> Iterator[str]:

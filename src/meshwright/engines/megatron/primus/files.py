@@ -19,7 +19,7 @@ from meshwright.errors import InputError
 
 ROOT = "PRIMUS_PATH"  # the variable of Primus's own scripts
 CONFIGS = "primus/configs"
-TRAINER, FINE_TUNING = "pre_trainer", "post_trainer"
+TRAINERS = ("pre_trainer", "post_trainer")
 SHARED_MODEL = "language_model.yaml"  # of which each model of Megatron-LM is an extension
 RESERVED = ("framework", "config", "model", "overrides", "name")
 _VARIABLE = re.compile(r"\$\{([^:{}]+)(?::([^}]*))?\}")
@@ -30,7 +30,6 @@ class PrimusFields:
     """The merged fields of the trainer of one configuration."""
 
     path: Path
-    trainer: str
     framework: str
     fields: dict[str, Any]
     presets: dict[str, Any]  # fields that all configurations have, with their values
@@ -97,7 +96,7 @@ def read(source: str) -> PrimusFields:
         (variables if key.isupper() else settings)[key] = value
     loader = _Loader(variables=variables)
     content = loader.load(path)
-    trainer, module = _trainer(content, path)
+    module = _trainer(content, path)
     framework = str(module.get("framework", "megatron"))
     fields, presets, of_model = module, {}, {}
     if framework == "megatron" and "config" in module:
@@ -111,19 +110,19 @@ def read(source: str) -> PrimusFields:
     _refuse_missing(loader, path)
     fields |= {key: scalar(value) for key, value in settings.items()}
     return PrimusFields(
-        path=path, trainer=trainer, framework=framework, presets=presets,
+        path=path, framework=framework, presets=presets,
         fields={key: None if value == "null" else value for key, value in fields.items()},
         of_model=frozenset(key for key in of_model if key not in presets),
     )  # fmt: skip
 
 
-def _trainer(content: dict[str, Any], path: Path) -> tuple[str, dict[str, Any]]:
+def _trainer(content: dict[str, Any], path: Path) -> dict[str, Any]:
     modules = content.get("modules")
-    for name in (TRAINER, FINE_TUNING):
+    for name in TRAINERS:
         if isinstance(modules, dict) and isinstance(module := modules.get(name), dict):
-            return name, module
+            return module
     got = ", ".join(map(str, modules)) if isinstance(modules, dict) else None
-    raise InputError(f"{path}: no module of Primus that trains", got=got, allowed=f"modules: {TRAINER}")
+    raise InputError(f"{path}: no module of Primus that trains", got=got, allowed=", ".join(TRAINERS))
 
 
 def _refuse_missing(loader: _Loader, path: Path) -> None:

@@ -11,10 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 from meshwright.engines.base import Imported, StatedCluster
+from meshwright.engines.megatron.megatron_bridge.run_content import lora_task
 from meshwright.engines.megatron.megatron_lm.arguments import known_names
 from meshwright.engines.megatron.megatron_lm.options import MegatronOptions, Option
 from meshwright.engines.megatron.megatron_lm.run_content import run_of_options
-from meshwright.engines.megatron.primus.files import TRAINER, PrimusFields, read
+from meshwright.engines.megatron.primus.files import PrimusFields, read
 from meshwright.errors import InputError
 
 RENAMED = {
@@ -50,7 +51,7 @@ HARMLESS = re.compile(
     r"log_|mlflow_|disable_(wandb|tensorboard|mlflow|last_saving|profiler)|torch_profiler_|odc_|rl_|retro_|inference_|"
     r"(stderr_|file_)?sink_level|wall_clock|auto_continue|use_rocm_mem|dump_pp|trainable|hf_path|bases|model$|stage$|"
     r"legacy_tokenizer|mock_dataset|original_max_position|model_type|enable_primus_turbo|encoder_.*parallel_size|"
-    r"async_tensor_model|moe_use_legacy_grouped_gemm|moe_extended_tp|max_samples_per_sequence"
+    r"async_tensor_model|moe_use_legacy_grouped_gemm|moe_extended_tp|max_samples_per_sequence|sft_|lora$"
 )
 """Fields of Primus without effect on the step: logs, profiles, other kinds of training, and those of an older
 Megatron-LM."""
@@ -58,7 +59,7 @@ TOKENIZERS = ("DeepSeek", "HuggingFace", "KimiK2", "Lfm2", "Llama", "Mixtral")
 """Beginnings of types of tokenizers that Primus loads from Hugging Face."""
 MOCK_VOCABULARY = 131_072  # patches/args/mock_data_patches.py
 DEEPEP_STAGE = 2  # of turbo_sync_free_moe_stage, from which patches/args/rocm_arg_validation.py takes DeepEP
-FINE_TUNING = "sft"  # of a module's `stage`
+LORA = {"dim": 32, "alpha": 32, "dropout": 0.0}  # backends/megatron/peft/lora.py
 FRAMEWORK = "primus-megatron"
 
 
@@ -72,8 +73,6 @@ def import_primus(source: str, *, cluster: StatedCluster) -> Imported:
         hint = "import the configuration of that program itself, where `meshwright import --help` names its engine"
         got = f"framework: {given.framework}"
         raise InputError(f"{given.path}: configurations of Primus are read for Megatron-LM", got=got, hint=hint)
-    if given.trainer != TRAINER or given.fields.get("stage") == FINE_TUNING:
-        raise InputError(f"{given.path}: a fine-tuning, which is not read", got=given.trainer, allowed="a pretraining")
     _refuse(given)
     try:
         options = _options(given)
@@ -81,8 +80,18 @@ def import_primus(source: str, *, cluster: StatedCluster) -> Imported:
     except InputError as error:
         hint = _with_field_names(re.sub(r"(--vocab-size) ", r"\1=", error.hint)) if error.hint else None
         raise InputError(_with_field_names(error.message), hint=hint) from None
-    content = found.content | {"stack": found.content["stack"] | {"framework": FRAMEWORK}}
+    content = found.content | _adapters(given.fields) | {"stack": found.content["stack"] | {"framework": FRAMEWORK}}
     return replace(found, content=content, notes=tuple(_with_field_names(note) for note in found.notes))
+
+
+def _adapters(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return LoRA adapters as the run file's task."""
+    given = fields.get("lora") or {}
+    if not given.get("enabled"):
+        return {}
+    values = LORA | {key: given[key] for key in LORA if given.get(key) is not None}
+    modules, dropout = given.get("target_modules"), values["dropout"]
+    return lora_task(modules, rank=values["dim"], alpha=values["alpha"], dropout=dropout)
 
 
 def _refuse(given: PrimusFields) -> None:
@@ -136,6 +145,9 @@ def _options(given: PrimusFields) -> MegatronOptions:
     ignored = [f"{name} {fields[name]}" for name in sorted(_without_effect()) if fields.get(name)]
     if ignored:
         options.note(f"no field of Megatron-LM, which Primus does not pass on: {', '.join(ignored)}")
+    if dataset := fields.get("sft_dataset_name"):
+        length = fields.get("seq_length")
+        options.note(f"data of {dataset} are not carried over: all sequences have {length} tokens, which are random")
     for name in sorted(fields):
         if name not in given.of_model and _is_own(name, replace(given, fields=fields)):
             options.leave_out(f"{name}: {fields[name]}")

@@ -147,7 +147,7 @@ def test_what_is_noted(tmp_path):
         ({"hyper_connections": 4, "sinks": True}, {}, "got 'hyper_connections: 4, sinks: True'"),
         ({"model_type": "mamba"}, {"use_sink_attention": True}, "got 'model_type: mamba'"),
         ({}, {"spec": ["a.b", "c"]}, 'got "spec: '),
-        ({}, {"stage": "sft"}, "a fine-tuning, which is not read"),
+        ({}, {"lora": {"enabled": True, "target_modules": ["router"]}}, "do not adapt: got 'router'"),
         ({}, {"tensor_model_parallel_size": 3}, "pipeline 1 x context 1 = 3'\nhint: --cluster mi300x-3x1 would do"),
         ({}, {"optimizer": "muon"}, "an optimizer"),
         ({}, {"squared_relu": True}, "a model that run files cannot express: squared_relu"),
@@ -160,6 +160,19 @@ def test_what_is_refused(model, changes, words, tmp_path):
         imported(checkout(tmp_path, model=model, **changes))
 
 
+def test_a_fine_tuning_with_adapters(tmp_path):
+    lora = {"enabled": True, "dim": 16, "target_modules": ["linear_qkv", "linear_fc1"]}
+    path = checkout(tmp_path, mock_data=False, sft_dataset_name="my/data", stage="sft", lora=lora)
+    content = YAML(typ="safe").load(path)
+    write(path, content | {"modules": {"post_trainer": content["modules"]["pre_trainer"]}})
+    run, notes = imported(path)
+    assert (run.lora.rank, run.lora.alpha, run.lora.dropout) == (16, 32, 0)
+    assert tuple(run.lora.targets) == ("qkv", "gate", "up")
+    assert "data of my/data are not carried over: all sequences have 128 tokens, which are random" in notes
+    path = checkout(tmp_path, lora={"enabled": False, "dim": 16})
+    assert imported(path)[0].lora is None
+
+
 def test_files_that_are_none(tmp_path):
     path = checkout(tmp_path)
     content = YAML(typ="safe").load(path)
@@ -170,9 +183,6 @@ def test_files_that_are_none(tmp_path):
         write(path, content | {"modules": {"pre_trainer": module}})
         with pytest.raises(InputError, match=words):
             imported(path)
-    write(path, content | {"modules": {"post_trainer": content["modules"]["pre_trainer"]}})
-    with pytest.raises(InputError, match="fine-tuning"):
-        imported(path)
     write(path, content | {"modules": {"server": {}}})
     with pytest.raises(InputError, match="no module of Primus that trains: got 'server'"):
         imported(path)
