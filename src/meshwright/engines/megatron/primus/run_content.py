@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from meshwright.engines.base import Imported, StatedCluster
-from meshwright.engines.megatron.megatron_bridge.run_content import lora_task
+from meshwright.engines.megatron.megatron_bridge.run_content import ADAPTED, lora_task
 from meshwright.engines.megatron.megatron_lm.arguments import known_names
 from meshwright.engines.megatron.megatron_lm.options import MegatronOptions, Option
 from meshwright.engines.megatron.megatron_lm.run_content import run_of_options
@@ -90,8 +90,10 @@ def _adapters(fields: dict[str, Any]) -> dict[str, Any]:
     if not given.get("enabled"):
         return {}
     values = LORA | {key: given[key] for key in LORA if given.get(key) is not None}
-    modules, dropout = given.get("target_modules"), values["dropout"]
-    return lora_task(modules, rank=values["dim"], alpha=values["alpha"], dropout=dropout)
+    modules = given.get("target_modules") or [*ADAPTED]
+    if fields.get("multi_latent_attention"):  # has other matrices than linear_qkv
+        modules = [module for module in modules if module != "linear_qkv"]
+    return lora_task(modules, rank=values["dim"], alpha=values["alpha"], dropout=values["dropout"])
 
 
 def _refuse(given: PrimusFields) -> None:
@@ -111,7 +113,7 @@ def _is_own(name: str, given: PrimusFields) -> bool:
     """Return True for a field of Primus that differs from its presets and concerns the step."""
     value = given.fields[name]
     is_default = value in (None, False, [], given.presets.get(name))
-    return not (is_default or _option_of(name) or name in _without_effect() or HARMLESS.match(name))
+    return not (is_default or _option_of(name) or name in _without_effect() or name.isupper() or HARMLESS.match(name))
 
 
 def _option_of(name: str) -> str | None:
@@ -142,7 +144,8 @@ def _options(given: PrimusFields) -> MegatronOptions:
         option for name in given.presets if fields.get(name) == given.presets[name] and (option := _option_of(name))
     ]
     options = MegatronOptions(found, path=given.path, defaults=defaults)
-    ignored = [f"{name} {fields[name]}" for name in sorted(_without_effect()) if fields.get(name)]
+    unknown = sorted(_without_effect() | {name for name in fields if name.isupper()})  # such as of the environment
+    ignored = [f"{name} {fields[name]}" for name in unknown if fields.get(name)]
     if ignored:
         options.note(f"no field of Megatron-LM, which Primus does not pass on: {', '.join(ignored)}")
     if dataset := fields.get("sft_dataset_name"):

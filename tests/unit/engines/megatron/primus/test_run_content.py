@@ -129,10 +129,16 @@ def test_its_dispatcher_is_deepep(switches, tmp_path):
 
 
 def test_what_is_noted(tmp_path):
-    changes = {"use_turbo_attention": True, "log_avg_skip_iterations": 2, "init_method_std": 0.01, "norm_epsilon": 1e-6}
+    changes = {
+        "NVTE_X": 1,
+        "use_turbo_attention": True,
+        "log_avg_skip_iterations": 2,
+        "init_method_std": 0.01,
+        "norm_epsilon": 1e-6,
+    }
     run, notes = imported(checkout(tmp_path, **changes))
     assert run.model.norm_epsilon == 1e-5
-    assert "no field of Megatron-LM, which Primus does not pass on: norm_epsilon 1e-06" in notes
+    assert "no field of Megatron-LM, which Primus does not pass on: NVTE_X 1, norm_epsilon 1e-06" in notes
     assert "not carried over: init_method_std 0.01" in notes
     assert "use_turbo_attention: True" in notes
     assert "log_avg" not in notes
@@ -169,6 +175,9 @@ def test_a_fine_tuning_with_adapters(tmp_path):
     assert (run.lora.rank, run.lora.alpha, run.lora.dropout) == (16, 32, 0)
     assert tuple(run.lora.targets) == ("qkv", "gate", "up")
     assert "data of my/data are not carried over: all sequences have 128 tokens, which are random" in notes
+    latent = {"multi_latent_attention": True, "kv_lora_rank": 16, "group_query_attention": False}
+    run, _ = imported(checkout(tmp_path, model=latent, lora={"enabled": True}))
+    assert tuple(run.lora.targets) == ("output", "gate", "up", "down")
     path = checkout(tmp_path, lora={"enabled": False, "dim": 16})
     assert imported(path)[0].lora is None
 
