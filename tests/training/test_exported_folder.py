@@ -151,7 +151,8 @@ def test_a_tokenizer_of_the_run_is_loaded_by_transformers(tmp_path, corpus, base
     (tmp_path / "own" / "letters.json").write_text((base / "tokenizer.json").read_text())
     name = {"bpe": "bpe:320", "bytes": "bytes", "file": str(tmp_path / "own" / "letters.json")}[kind]
     out, notes = export(tmp_path, f"data.source={corpus}", f"data.tokenizer={name}")
-    assert notes == ()
+    assert [note for note in notes if "names no eos_token" not in note] == []
+    assert len(notes) == (kind == "file")
     source = open_source(str(corpus), cache=tmp_path / "cache")
     ours = open_tokenizer(name, source=source, cache=tmp_path / "cache")
     loaded = transformers.AutoTokenizer.from_pretrained(out)
@@ -177,6 +178,26 @@ def test_a_start_token_is_set(tmp_path, corpus, base):
     out, _ = export(tmp_path, f"data.source={corpus}", f"data.tokenizer={tmp_path / 'tokenizer.json'}")
     assert read(out)["bos_token_id"] == 1
     assert read(out, "tokenizer_config.json")["bos_token"] == "<|im_start|>"
+
+
+@pytest.mark.parametrize("is_base", [True, False])
+@pytest.mark.parametrize("named", ["tokenizer_config.json", "special_tokens_map.json", None])
+def test_an_end_token_that_no_file_names_is_noted_and_written(tmp_path, base, corpus, named, is_base):
+    """transformers reads both files; where neither names the token, it is found by its name."""
+    transformers = pytest.importorskip("transformers")
+    change(base / "config.json", eos_token_id=None)
+    (base / "generation_config.json").unlink()
+    for name in {"tokenizer_config.json", "special_tokens_map.json"} - {named}:
+        kept = {key: value for key, value in read(base, name).items() if key != "eos_token"}
+        (base / name).write_text(json.dumps(kept))
+    weights = [f"weights={base}"] if is_base else []
+    out, notes = export(tmp_path, *weights, f"data.source={corpus}", f"data.tokenizer={base}")
+    assert [note for note in notes if "names no eos_token: <|endoftext|>" in note] == list(notes)
+    assert len(notes) == (named is None)
+    loaded = transformers.AutoTokenizer.from_pretrained(out)
+    assert loaded.eos_token == "<|endoftext|>"
+    if named is None or not is_base:
+        assert read(out)["eos_token_id"] == loaded.eos_token_id
 
 
 def test_another_tokenizer_than_that_of_the_weights_replaces_it(tmp_path, base, corpus):

@@ -23,13 +23,13 @@ from meshwright.training.data import open_tokenizer
 from meshwright.training.data.chat import CHATML_TEMPLATE, ChatML
 from meshwright.training.data.corpus import text_of
 from meshwright.training.data.source import DocumentSource, is_from_hub, open_source
-from meshwright.training.data.tokenizer import Tokenizer, tokenizer_from_path
+from meshwright.training.data.tokenizer import JsonTokenizer, Tokenizer, notes_on_end, tokenizer_from_path
 from meshwright.training.data.tokenizer_files import TOKENIZER_FILES, copy_files, write_tokenizer
 from meshwright.training.data.turn_end import turn_end
 from meshwright.training.weights import find_description, fingerprint
 from meshwright.training.weights.origin import MODEL_FILES
 
-CONFIG, GENERATION = "config.json", "generation_config.json"
+CONFIG, GENERATION, TOKENIZER_CONFIG = "config.json", "generation_config.json", "tokenizer_config.json"
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 REPLACED = ("rope_theta", "rope_scaling", "rope_parameters", "layer_types")
 """Keys of a config.json that must not stay where training changed the model."""
@@ -58,12 +58,23 @@ def complete_folder(folder: Path, content: Content) -> tuple[str, ...]:
         if generation:
             generation = {k: v for k, v in generation.items() if k not in TOKEN_IDS} | ids
             _write(folder / GENERATION, generation)
+    if notes_on_end(tokenizer):
+        tokenizer_notes += notes_on_end(tokenizer)
+        config |= _name_end(folder, tokenizer, config) if is_base_tokenizer else {}
     _write(folder / CONFIG, config)
     if tokenizer is not None and not is_base_tokenizer and not write_tokenizer(tokenizer, folder):
         tokenizer_notes += (f"transformers has no tokenizer like {tokenizer.name}: none is in the folder",)
     if tokenizer is not None and _has_conversations(content, tokenizer):
         tokenizer_notes += _complete_chat(folder, tokenizer)
     return notes + tokenizer_notes
+
+
+def _name_end(folder: Path, tokenizer: Tokenizer | None, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Name the end token in the base's tokenizer_config.json. Returns keys for a config.json that has no end token."""
+    assert isinstance(tokenizer, JsonTokenizer)
+    given = read_json(folder / TOKENIZER_CONFIG)
+    _write(folder / TOKENIZER_CONFIG, given | {"eos_token": tokenizer.end_text})
+    return {} if end_tokens(config) else {"eos_token_id": tokenizer.end}
 
 
 def _has_conversations(content: Content, tokenizer: Tokenizer) -> bool:

@@ -28,7 +28,7 @@ from meshwright.training import checkpoints
 from meshwright.training.checkpoints import Content, SavedCheckpoint, StepChoice
 from meshwright.training.conversion import load_merged, load_saved, notes_on_base
 from meshwright.training.data import open_tokenizer
-from meshwright.training.data.tokenizer import Tokenizer, tokenizer_from_path
+from meshwright.training.data.tokenizer import Tokenizer, notes_on_end, tokenizer_from_path
 from meshwright.training.device import find_device
 from meshwright.training.exported_folder import (
     CONFIG,
@@ -139,6 +139,7 @@ def load_trained(
             f"the tokenizer {known.name} has more tokens than the model's vocabulary",
             got=known.vocab, allowed=f"<= {loaded.model.vocab}",
         )  # fmt: skip
+    loaded = replace(loaded, notes=loaded.notes + notes_on_end(known))
     loaded.module.requires_grad_(False)
     loaded.module.to(find_device())
     loaded.module.eval()

@@ -26,7 +26,13 @@ from meshwright.training.data.split import Extents, everything, hold_out
 from meshwright.training.data.store import TokenStore, open_store
 from meshwright.training.data.token_range import require_vocab
 from meshwright.training.data.tokenization import Report, tokenise
-from meshwright.training.data.tokenizer import ByteTokenizer, Tokenizer, tokenizer_from_hub, tokenizer_from_path
+from meshwright.training.data.tokenizer import (
+    ByteTokenizer,
+    Tokenizer,
+    notes_on_end,
+    tokenizer_from_hub,
+    tokenizer_from_path,
+)
 from meshwright.training.data.usage import DataUsage, describe_records, usages_as_json
 
 
@@ -110,7 +116,7 @@ def open_data(run: Run, *, cache: Path | None = None, report: Report | None = No
     parts: dict[str, StreamSamples | WholeSamples] = {}
     held_out: dict[str, StreamSamples | WholeSamples] = {}
     places = dict(run.data.validation_sources) if is_evaluated else {}
-    notes: tuple[str, ...] = ()
+    notes = notes_on_end(tokenizer)
     num_tokens, num_conversations = 0, []
     for name, source in sources.items():
         store, of_store = _open_store(run, source, tokenizer, cache, report, name=_training_data(name))

@@ -172,16 +172,20 @@ class JsonTokenizer:
 def tokenizer_from_path(path: Path) -> JsonTokenizer:
     """A `tokenizer.json` or the folder that holds it. Raises InputError when it cannot be read or used."""
     file = path / "tokenizer.json" if path.is_dir() else path
-    config_file = file.with_name("tokenizer_config.json")
+    config_file, map_file = file.with_name("tokenizer_config.json"), file.with_name("special_tokens_map.json")
     try:
         text = file.read_text(encoding="utf-8")
         config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {}
+        marks = json.loads(map_file.read_text(encoding="utf-8")) if map_file.is_file() else {}
     except OSError as error:
         raise InputError(f"cannot read the tokenizer: {error.strerror}", got=str(file)) from error
     except ValueError as error:
         raise InputError(f"the tokenizer is not JSON: {error}", got=str(file)) from error
-    if not isinstance(config, dict):
-        raise InputError("the tokenizer's config is not a JSON object", got=str(config_file))
+    for document, place in ((config, config_file), (marks, map_file)):
+        if not isinstance(document, dict):
+            raise InputError("the tokenizer's config is not a JSON object", got=str(place))
+    if "added_tokens_decoder" not in config:  # with it, transformers does not read the map
+        config |= {key: marks[key] for key in MARKS if marks.get(key) is not None}
     if files := _template_files(file.parent):
         found = _chat_templates(config.get("chat_template"), str(path)) | files
         listed = [{"name": key, "template": value} for key, value in found.items()]
@@ -255,6 +259,13 @@ def _end_token(known: Mapping[str, int], config: Mapping[str, Any], name: str) -
             hint="name it as eos_token in tokenizer_config.json, beside tokenizer.json",
         )  # fmt: skip
     return found
+
+
+def notes_on_end(tokenizer: Tokenizer | None) -> tuple[str, ...]:
+    """Note on an end token that was found by its name, as no file of the tokenizer names one."""
+    if not isinstance(tokenizer, JsonTokenizer) or _content(tokenizer.config.get("eos_token")) is not None:
+        return ()
+    return (f"the tokenizer {tokenizer.name} names no eos_token: {tokenizer.end_text}, a token of it, ends documents",)
 
 
 def _content(token: Any) -> str | None:
