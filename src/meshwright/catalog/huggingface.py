@@ -75,6 +75,12 @@ def model_from_config(config: Mapping[str, Any], *, name: str) -> Model:
             hint="shapes near it can be planned inline: model.attention, model.experts; hybrids with one block a layer "
             "by model.layer_pattern and model.state_space",
         )  # fmt: skip
+    if not architectures:
+        found = [f.architecture for f in FAMILIES.values() if f.model_type == config.get("model_type")]
+        raise InputError(
+            f"{name}: its config.json names no architecture", got=f"model_type {config.get('model_type')}",
+            hint=f"add architectures: [{found[0]}]" if len(found) == 1 else _way_on(config),
+        )  # fmt: skip
     if family is None:
         allowed = ", ".join(sorted(FAMILIES))
         unknown = f"{name}: unknown architecture"

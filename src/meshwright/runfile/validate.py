@@ -13,10 +13,10 @@ from meshwright.runfile import schema
 from meshwright.runfile.document import RunFileDocument
 from meshwright.runfile.fields import UNION_TAGS, built, section_of
 from meshwright.runfile.problems import KeyPath, RunFileProblem
-from meshwright.runfile.synonyms import key_for
+from meshwright.runfile.synonyms import LORA_TARGETS, key_for
 from meshwright.units import digits_hint
 
-_MISSING = "is missing"
+_MISSING, _TOO_FEW = "is missing", "has too few values"
 _TYPES = {
     "int_type": "must be a whole number",
     "int_from_float": "must be a whole number",
@@ -61,7 +61,14 @@ def _from_schema(errors: ValidationError, *, known: set[KeyPath], root: type = s
     """The schema's problems, each of them once: a key that is misspelt is not missing as well."""
     found = [_problem(error, root) for error in errors.errors(include_url=False)]
     misspelt = {(*p.path[:-1], p.meant) for p in found if p.meant}
-    return [p for p in found if p.path not in known and not (p.message == _MISSING and p.path in misspelt)]
+    lists = {p.path[:-1] for p in found}  # with a wrong item: the rest of a list may be too short
+    return [
+        p
+        for p in found
+        if p.path not in known
+        and not (p.message == _MISSING and p.path in misspelt)
+        and not (p.message == _TOO_FEW and p.path in lists)
+    ]
 
 
 def _problem(error: Any, root: type) -> RunFileProblem:
@@ -70,7 +77,7 @@ def _problem(error: Any, root: type) -> RunFileProblem:
     if kind == "extra_forbidden":  # whose last part is a key, even where it looks like a tag
         return _unknown_key((*_path(error["loc"][:-1]), str(error["loc"][-1])), root)
     if kind == "missing" and isinstance(path[-1], int):  # an item of a list of fixed length
-        return RunFileProblem(path=path[:-1], message="has too few values")
+        return RunFileProblem(path=path[:-1], message=_TOO_FEW)
     if kind == "missing":
         return RunFileProblem(path=path, message=_MISSING)
     if got is None:
@@ -87,7 +94,7 @@ def _problem(error: Any, root: type) -> RunFileProblem:
     if kind == "too_long":
         return RunFileProblem(path=path, message="has too many values", allowed=f"{context['max_length']}")
     if kind == "too_short":
-        return RunFileProblem(path=path, message="has too few values", allowed=f">= {context['min_length']}")
+        return RunFileProblem(path=path, message=_TOO_FEW, allowed=f">= {context['min_length']}")
     message = error["msg"].removeprefix("Value error, ")
     return RunFileProblem(path=path, message=message[:1].lower() + message[1:], got=got)
 
@@ -139,6 +146,8 @@ def _unknown_word(path: KeyPath, got: object, expected: str) -> RunFileProblem:
     else:
         expected = ", ".join(known)
     hint = near and f"did you mean {near!r}?"
+    if path[:2] == ("lora", "targets") and isinstance(got, str) and got in LORA_TARGETS:
+        hint = f"it is called {LORA_TARGETS[got]} here, in every model"
     return RunFileProblem(path=path, message="unknown value", got=got, allowed=expected, hint=hint)
 
 

@@ -139,6 +139,23 @@ def test_a_format_can_be_forced_and_formats_are_not_mixed(tmp_path: Path) -> Non
         open_source(f"{file}?format=prompt&text=a")
 
 
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "hub"])
+def test_a_null_text_of_a_column_is_named(tmp_path: Path, kind: str) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table({"text": ["a b", None], "id": [1, 2]})
+    place = tmp_path / f"x.{kind}"
+    if kind == "parquet":
+        parquet.write_table(table, place)
+    elif kind == "arrow":
+        with pyarrow.ipc.new_file(str(place), table.schema) as file:
+            file.write_table(table)
+    else:
+        pytest.importorskip("datasets").Dataset(table).save_to_disk(str(place))
+    with pytest.raises(InputError, match=r"row \d: a record of no known format: got 'text \(null\), id'") as refused:
+        read(place)
+    assert "remove the records whose text is null" in str(refused.value.hint)
+
+
 def test_formats_and_keys_without_a_use_are_counted(tmp_path: Path) -> None:
     file = tmp_path / "x.jsonl"
     named = [HI[0] | {"name": "Ann"}, HI[1]]

@@ -296,6 +296,22 @@ def test_unknown_architecture_says_the_way_on(config, way_on):
     assert way_on in str(refused.value.hint)
 
 
+@pytest.mark.parametrize("absent", [{}, {"architectures": None}, {"architectures": []}])
+@pytest.mark.parametrize(
+    ("model_type", "way_on"),
+    [
+        ("llama", "add architectures: [LlamaForCausalLM]"),
+        ("rwkv", "plan it by its shapes"),
+        (None, "plan it by its shapes"),
+    ],
+)
+def test_a_config_without_architectures_says_so(absent, model_type, way_on):
+    config = {k: v for k, v in LLAMA.items() if k != "architectures"} | {"model_type": model_type} | absent
+    with pytest.raises(InputError, match=r"its config\.json names no architecture") as refused:
+        model_from_config(config, name="m")
+    assert way_on in str(refused.value.hint)
+
+
 @pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size"])
 def test_missing_key_is_named(key):
     with pytest.raises(InputError, match=f"key '{key}' is missing"):

@@ -7,7 +7,7 @@ import pytest
 from meshwright import runfile
 from meshwright.errors import RunFileError
 from meshwright.runfile import schema
-from meshwright.runfile.synonyms import SYNONYMS
+from meshwright.runfile.synonyms import LORA_TARGETS, SYNONYMS
 
 TEXT = """
 model: llama3.1-8b
@@ -40,6 +40,21 @@ def test_an_unknown_key_leads_to_ours(line, key):
     with pytest.raises(RunFileError) as caught:
         runfile.loads(TEXT + line, file="run.yaml")
     assert caught.value.hint == f"the key is `{key}`"
+
+
+@pytest.mark.parametrize(("word", "ours"), [("q_proj", "query"), ("gate_up_proj", "gate, up"), ("c_attn", "qkv")])
+def test_a_matrix_by_its_name_in_peft_leads_to_ours(word, ours):
+    with pytest.raises(RunFileError) as caught:
+        runfile.loads(TEXT + f"task: lora\nlora: {{targets: [{word}]}}", file="run.yaml")
+    assert caught.value.hint == f"it is called {ours} here, in every model"
+    assert "too few" not in str(caught.value)
+
+
+def test_every_target_that_a_hint_names_exists():
+    for ours in LORA_TARGETS.values():
+        run = runfile.loads(TEXT + f"task: lora\nlora: {{targets: [{ours}]}}", file="run.yaml")
+        assert run.lora is not None
+        assert ", ".join(run.lora.targets) == ours
 
 
 def test_a_synonym_in_its_own_section_is_not_missing_as_well():

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError, MissingDependencyError
-from meshwright.training.data.readers import Rows, without_nulls
+from meshwright.training.data.readers import Rows, row_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class HubDataset:
                 raise InputError(f"{name}: no column of that name", got=text_key, allowed=columns)
             rows = rows.select_columns([text_key])
         for number, record in enumerate(rows):
-            yield f"{name}: row {number}", without_nulls(record)
+            yield f"{name}: row {number}", row_of(record)
 
 
 def is_saved_to_disk(path: Path) -> bool:

@@ -102,15 +102,20 @@ def rows_of_batches(batches: Iterator[Any], *, name: str) -> Rows:
         for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
             for record in batch.slice(start, _ROWS_AT_ONCE).to_pylist():
                 number += 1
-                yield f"{name}: row {number}", without_nulls(record)
+                yield f"{name}: row {number}", row_of(record)
 
 
-def without_nulls(value: Any) -> Any:
+def row_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as a record. Its own keys stay where they are null, so that a message can name them."""
+    return {key: _without_nulls(value) for key, value in record.items()}
+
+
+def _without_nulls(value: Any) -> Any:
     """Without keys that are null: a column of objects gives every object the keys of all."""
     if isinstance(value, Mapping):
-        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
-        return [without_nulls(item) for item in value]
+        return [_without_nulls(item) for item in value]
     return value
 
 

@@ -150,7 +150,8 @@ def _format(record: Mapping[str, Any], of_file: RecordFormat | None, *, is_force
         raise InputError(
             "a record of no known format", got=keys,
             allowed="text; prompt and completion; messages; conversations; instruction and output",
-            hint="name the key that holds the text: source: NAME?text=KEY",
+            hint=("remove the records whose text is null, or " if "(null)" in keys else "")
+            + "name the key that holds the text: source: NAME?text=KEY",
         )  # fmt: skip
     if len(fitting) > 1 and of_file not in fitting[1:]:
         names = " and ".join(fitting)
