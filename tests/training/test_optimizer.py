@@ -77,6 +77,21 @@ def test_the_last_step_has_the_final_rate(case):
     assert abs(rates_of(s, num_steps)[-1] - s.learning_rate * s.final_ratio) <= limit
 
 
+@pytest.mark.parametrize("schedule", [LearningRateSchedule.LINEAR, LearningRateSchedule.COSINE])
+def test_rates_are_those_that_transformers_has_one_step_later(schedule):
+    transformers = pytest.importorskip("transformers")
+    ours = rates_of(Optimizer(learning_rate=0.5, warmup_steps=3, final_ratio=0.0, schedule=schedule), 7)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.5)
+    theirs = getattr(transformers, f"get_{schedule}_schedule_with_warmup")(optimizer, 3, 7)
+    later = []
+    for _ in range(7):
+        later.append(theirs.get_last_lr()[0])
+        optimizer.step()
+        theirs.step()
+    assert ours[:-1] == pytest.approx(later[1:], rel=1e-12)
+    assert (later[0], ours[-1]) == pytest.approx((0.0, 0.0), abs=1e-12)
+
+
 @given(runs(FALLING))
 def test_the_rate_makes_no_jump(case):
     """Not at the end of the warm-up either: no step falls by more than the schedule's steepest."""
