@@ -154,7 +154,10 @@ def completions(
     on_batch: Callable[[int], None] | None = None,
 ) -> Generation:
     """The completions of `requests`. `about` are notes; `on_batch` is called with the size of each batch."""
+    from meshwright.training.generation.requests import notes_on_spaces
+
     prompts = generator.prompts(requests)
+    about += notes_on_spaces(requests, generator.tokenizer)
     done = generator.answer(
         prompts, batch=batch, on_text=on_text, on_batch=None if on_batch is None else lambda d: on_batch(len(d))
     )

@@ -207,7 +207,8 @@ def notes_on_weights(run: Run, shapes: Mapping[str, tuple[int, ...]] | None) -> 
         return ()
     from meshwright.training.weights import differences, find_weights
 
-    return tuple(differences(find_weights(run.weights).folder, run.model, shapes=shapes))
+    folder, length = find_weights(run.weights).folder, run.sequence_length
+    return tuple(differences(folder, run.model, shapes=shapes, sequence_length=length))
 
 
 def expected(start: WorkersStart) -> StartPrediction:

@@ -27,7 +27,7 @@ from meshwright.training.data.tokenizer import JsonTokenizer, Tokenizer, notes_o
 from meshwright.training.data.tokenizer_files import TOKENIZER_FILES, copy_files, write_tokenizer
 from meshwright.training.data.turn_end import turn_end
 from meshwright.training.weights import find_description, fingerprint
-from meshwright.training.weights.origin import MODEL_FILES
+from meshwright.training.weights.origin import MODEL_FILES, positions_of
 
 CONFIG, GENERATION, TOKENIZER_CONFIG = "config.json", "generation_config.json", "tokenizer_config.json"
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -195,14 +195,6 @@ def trained_positions(base: dict[str, Any], content: Content) -> int:
     rope = content.shapes.rope
     scaled_context = int(rope.original_context * rope.factor)
     return max(positions_of(base) or 0, scaled_context, content.sequence_length or 0)
-
-
-def positions_of(config: Mapping[str, Any]) -> int | None:
-    """Return the positions of a config.json; None: it has none. Raises InputError unless a whole number from 1."""
-    positions = config.get("max_position_embeddings")
-    if positions is None or (isinstance(positions, int) and not isinstance(positions, bool) and positions > 0):
-        return positions
-    raise InputError(f"{CONFIG}: max_position_embeddings", got=repr(positions), allowed="a whole number from 1")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -37,7 +37,6 @@ from meshwright.training.exported_folder import (
     find_base,
     find_tokenizer,
     is_tokenizer_of,
-    positions_of,
     read_json,
     trained_positions,
 )
@@ -46,6 +45,7 @@ from meshwright.training.run_identity import IDENTITY, RunIdentity, read_identit
 from meshwright.training.telemetry import RESOLVED, TOKENIZER
 from meshwright.training.weights import Origin, differences, find_weights, load_weights
 from meshwright.training.weights.adapters import CONFIG as ADAPTER_CONFIG
+from meshwright.training.weights.origin import positions_of
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 RUN_SUFFIXES = (".yaml", ".yml")

@@ -11,14 +11,18 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 pytest.importorskip("tokenizers")
 
-from tests.tiny_folders import END, TEMPLATE, change, tiny_checkpoint, tiny_folder, tiny_run
+from tests.tiny_folders import END, TEMPLATE, change, random_model, tiny_checkpoint, tiny_folder, tiny_run
 
 import meshwright as mw
 from meshwright.engines.exporting import export_saved
 from meshwright.training import checkpoints
 from meshwright.training.checkpoints import SavedCheckpoint
+from meshwright.training.data import open_tokenizer
+from meshwright.training.data.source import open_source
+from meshwright.training.generation.requests import notes_on_spaces
 from meshwright.training.run_identity import IDENTITY, as_document, new_identity, write_identity
 from meshwright.training.telemetry import resolved as resolved_run
+from meshwright.training.weights import save_weights
 
 PROMPTS = ["Once upon a time", "né 漢字", "x"]
 
@@ -139,6 +143,25 @@ def test_a_run_without_checkpoints_means_its_adapter(tmp_path, folder):
     run = results_of(tmp_path)
     export_saved(SavedCheckpoint(path=path, step=3), run / "adapter", run=None, dtype="fp32", merge=False)
     assert texts(run) == texts(path) == texts(folder, adapter=run)
+
+
+def test_a_note_names_prompts_that_end_in_a_space(tmp_path, folder):
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("the answer is that it is the one that is there\n" * 20)
+    source = open_source(str(corpus), cache=tmp_path / "cache")
+    own = open_tokenizer("bpe:265", source=source, cache=tmp_path / "cache")
+    prompts = ["the answer is", "the answer is ", "it is\n", " ", [{"role": "user", "content": "is "}]]
+    noted = [note for note in mw.generate(folder, prompts, max_tokens=1).notes if "ends in a space" in note]
+    assert noted == []  # every byte is a token
+    (several,) = notes_on_spaces(prompts, own)
+    assert several.startswith(
+        "2 prompts (the first: 2) end in a space, which this tokenizer writes as part of the next"
+    )
+    assert notes_on_spaces(prompts[:1], own) == ()
+    save_weights(random_model("model.vocab=270"), tmp_path / "bpe", dtype=torch.float32)
+    own.save(tmp_path / "bpe")
+    found = mw.generate(tmp_path / "bpe", "the answer is ", max_tokens=1).notes
+    assert any(note.startswith("prompt 1 ends in a space") for note in found)
 
 
 @pytest.mark.parametrize("base_format", ["full", "nf4"])

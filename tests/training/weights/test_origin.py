@@ -70,6 +70,16 @@ def test_a_config_that_says_something_else_is_noted(tmp_path, folder):
 
 
 @pytest.mark.parametrize(
+    ("rope", "noted"), [("{}", True), ("{scaling: linear, factor: 2, original_context: 8}", False)]
+)
+def test_sequences_longer_than_the_positions_of_the_weights_are_noted(tmp_path, folder, rope, noted):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 8}))
+    notes = train(tmp_path, f"weights={folder}", f"model.rope={rope}").notes
+    assert ("data.sequence_length is 16; the weights know 8 positions" in notes) == noted
+
+
+@pytest.mark.parametrize(
     ("key", "value", "message"),
     [
         ("hidden_act", "relu", "Meshwright does not compute"),

@@ -136,6 +136,8 @@ def open_data(run: Run, *, cache: Path | None = None, report: Report | None = No
         other = open_source(place, cache=cache)
         store, of_store = _open_store(run, other, tokenizer, cache, report, name=_validation_data(name))
         notes += of_store
+        if any(_is_same(other, source) for source in sources.values()):
+            notes += (f"{_validation_data(name)} is training data too: its loss says nothing about other text",)
         held_out[name] = _samples(store, everything(store), run, pads_short=True)
     for name, samples in held_out.items():
         # Other engines repeat samples to fill a batch, which would count some of them twice.
@@ -150,6 +152,14 @@ def open_data(run: Run, *, cache: Path | None = None, report: Report | None = No
         has_conversations=any(num_conversations) or (None if None in num_conversations else False),
         reading_notes=notes,
     )
+
+
+def _is_same(one: DocumentSource | TokenFiles, other: DocumentSource | TokenFiles) -> bool:
+    """True if both hold the same documents."""
+    if isinstance(one, TokenFiles) or isinstance(other, TokenFiles):
+        places = [{file.resolve() for file in s.prefixes} if isinstance(s, TokenFiles) else s for s in (one, other)]
+        return places[0] == places[1]
+    return one.fingerprint == other.fingerprint
 
 
 def _mixed(data: Data, parts: Mapping[str, StreamSamples | WholeSamples]) -> Samples:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from string import ascii_letters
 from typing import Any
 
 from meshwright.errors import InputError
@@ -92,6 +93,25 @@ def tokens_of(request: Request, tokenizer: Tokenizer) -> list[int]:
         return [int(i) for i in tokenizer.encode([_whole(asked)])[0]]
     start = [] if tokenizer.start is None else [tokenizer.start]
     return start + [int(i) for i in tokenizer.encode([_whole(request)])[0]] or [tokenizer.end]
+
+
+def notes_on_spaces(requests: Sequence[Request], tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Note on prompts whose last space the tokenizer would write as part of the next word."""
+    with_space = [number for number, text in enumerate(requests, 1) if isinstance(text, str) and text.endswith(" ")]
+    found = [number for number in with_space if not _is_beginning(str(requests[number - 1]), tokenizer)]
+    if not found:
+        return ()
+    which = f"prompt {found[0]} ends" if len(found) == 1 else f"{len(found):,} prompts (the first: {found[0]}) end"
+    return (
+        f"{which} in a space, which this tokenizer writes as part of the next word: training has hardly a separate "
+        "space there, so leave it out",
+    )
+
+
+def _is_beginning(text: str, tokenizer: Tokenizer) -> bool:
+    """True if the tokens of `text` are the first ones of `text` and a word, whatever its first letter."""
+    prompt, *followed = (ids.tolist() for ids in tokenizer.encode([_whole(text), *(text + x for x in ascii_letters)]))
+    return all(ids[: len(prompt)] == prompt for ids in followed)
 
 
 def _whole(text: str) -> str:

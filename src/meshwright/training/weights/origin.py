@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from meshwright.catalog.huggingface import model_from_path
 from meshwright.errors import InputError, MeshwrightError
@@ -69,8 +71,20 @@ def _find_folder(given: str, *, patterns: list[str]) -> Path:
     return fetch(given, patterns=patterns, what="the weights")
 
 
-def differences(folder: Path, model: Model, *, shapes: Shapes | None = None) -> list[str]:
+def positions_of(config: Mapping[str, Any]) -> int | None:
+    """Return the positions of a config.json; None: it has none. Raises InputError unless a whole number from 1."""
+    positions = config.get("max_position_embeddings")
+    if positions is None or (isinstance(positions, int) and not isinstance(positions, bool) and positions > 0):
+        return positions
+    raise InputError("config.json: max_position_embeddings", got=repr(positions), allowed="a whole number from 1")
+
+
+def differences(
+    folder: Path, model: Model, *, shapes: Shapes | None = None, sequence_length: int | None = None
+) -> list[str]:
     """Differences between `model` and the config.json in the folder of the weights, as sentences.
+
+    `sequence_length` are the tokens of a sequence that the weights are trained on, which may be more than before.
 
     Raises InputError when the weights in `folder` do not fit `model`, or do not have `shapes`.
     """
@@ -90,11 +104,16 @@ def differences(folder: Path, model: Model, *, shapes: Shapes | None = None) -> 
     ours, theirs = parts_of(model), parts_of(config_model)
     parts = [name for name in ABSENT if not name.startswith(("rope.", "attention.window_pattern"))]
     pairs += [(name, ours.get(name, ABSENT[name]), theirs.get(name, ABSENT[name])) for name in parts]
-    return [
+    found = [
         f"model.{name} is {ours}; the config.json of the weights says {theirs}"
         for name, ours, theirs in pairs
         if ours != theirs
     ]
+    known = positions_of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    known = known and max(known, int(model.rope.original_context * model.rope.factor))
+    if known and sequence_length is not None and sequence_length > known:
+        found.append(f"data.sequence_length is {sequence_length:,}; the weights know {known:,} positions")
+    return found
 
 
 def _refuse_quantized(folder: Path) -> None:
