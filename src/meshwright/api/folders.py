@@ -40,6 +40,12 @@ def results_folder(run: Run, *, resume: bool) -> Path:
     return found[0] if found else first_free
 
 
+def holds_checkpoints(folder: Path) -> bool:
+    """True if `folder` has a checkpoint of any engine: `step-N`, or MaxText's `NAME/checkpoints/N`."""
+    found = (*folder.glob("step-*"), *folder.glob("*/checkpoints/*"))
+    return any(path.name.removeprefix("step-").isdecimal() for path in found)
+
+
 def own_folder(run: Run, *, resume: bool) -> Path:
     """`results_folder`, of a process that trains. Raises InputError under a launcher, whose processes share one."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:

@@ -38,6 +38,9 @@ def train(
     ] = None,
     overrides: Annotated[Overrides, OVERRIDES] = (),
     resume: Annotated[bool, Flag("Continue this run from its newest checkpoint.")] = False,
+    resume_or_begin: Annotated[
+        bool, Flag("Continue this run from its newest checkpoint, or begin it where there is none.")
+    ] = False,
     branch: Annotated[
         bool, Flag("Start a new run, with folders of its own, from the weights of the newest checkpoint.")
     ] = False,
@@ -106,18 +109,25 @@ def training(*, run: RunSource, overrides: Sequence[str], branch: bool, force: b
 
 
 def train_options(
-    run: Run, *, out: Path | None, resume: bool, branch: bool, measure: bool | None, **more: Any
+    run: Run, *, out: Path | None, resume: bool, resume_or_begin: bool, branch: bool, measure: bool | None, **more: Any
 ) -> TrainOptions:
     """The options of a training, from arguments of `train` and `more` fields of `TrainOptions`.
 
-    Raises InputError for `resume` with `branch`, and MissingDependencyError without PyTorch.
+    Raises InputError for more than one of `resume`, `resume_or_begin` and `branch`, and MissingDependencyError without
+    PyTorch.
     """
-    from meshwright.api.folders import own_folder
+    from meshwright.api.folders import holds_checkpoints, own_folder
     from meshwright.engines.base import TrainOptions, measuring_of
 
     require_torch("training")
-    if resume and branch:
+    if branch and (resume or resume_or_begin):
         raise InputError("a branch is a new run: --resume (resume=) continues one", hint="give --branch or --resume")
+    if resume and resume_or_begin:
+        raise InputError("--resume needs a checkpoint, --resume-or-begin does not", hint="leave one of them out")
+    if resume_or_begin:
+        if run.train.checkpoint is None:
+            raise InputError("there is nothing to resume: the run saves no checkpoints", hint="set train.checkpoint")
+        resume = holds_checkpoints(Path(run.train.checkpoint.folder).expanduser())
     folder = out or own_folder(run, resume=resume)
     return TrainOptions(folder=folder, resume=resume, measuring=measuring_of(measure), **more)
 

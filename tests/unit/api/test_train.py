@@ -15,7 +15,7 @@ import pytest
 
 import meshwright as mw
 from meshwright import runfile
-from meshwright.api.folders import require_writable, results_folder
+from meshwright.api.folders import holds_checkpoints, require_writable, results_folder
 from meshwright.engines.folders import locked, training_folders
 from meshwright.json_values import jsonable
 from meshwright.training.run_identity import RunIdentity, identity_file, new_identity, write_identity
@@ -165,3 +165,48 @@ def test_a_read_only_folder_is_bad_input(tmp_path, tiny_text, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
     with pytest.raises(mw.InputError, match="cannot write there"):
         require_writable(tmp_path / "out", runfile.loads(tiny_text))
+
+
+@needs_torch
+def test_resume_or_begin_begins_and_then_resumes(tmp_path, monkeypatch, tiny_text, without_measuring):
+    """One command, run again and again, as a requeued job runs it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.yaml").write_text(tiny_text)
+    saves = {"train.checkpoint": {"folder": "saved", "every_steps": 2}}
+    done = [
+        mw.train("tiny.yaml", overrides=saves | {"train.steps": steps}, resume_or_begin=True, quiet=True)
+        for steps in (2, 4, 4)
+    ]
+    assert [d.statistics["steps"] for d in done] == [2, 4, 4]
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["tiny"]
+    (tmp_path / "runs" / "tiny").rename(tmp_path / "old")
+    for file in (tmp_path / "saved").iterdir():
+        shutil.rmtree(file) if file.is_dir() else file.unlink()
+    with pytest.raises(mw.InputError, match="no checkpoint to resume from") as refused:
+        mw.train("tiny.yaml", overrides=saves, resume=True, quiet=True)
+    assert "--resume-or-begin" in str(refused.value.hint)
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [({"resume": True}, "leave one of"), ({"branch": True}, "a branch is a new run"), ({}, "nothing to resume")],
+)
+def test_resume_or_begin_needs_checkpoints_and_no_other_choice(tiny_text, asked, message):
+    run = runfile.loads(tiny_text, overrides=["train.checkpoint=null"])
+    with pytest.raises(mw.InputError) as refused:
+        mw.train(run, resume_or_begin=True, **asked)
+    assert message in f"{refused.value} {refused.value.hint}"
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        ("step-00000010", True), ("step-3", True), ("run/checkpoints/12", True), (".partial-step-00000010", False),
+        (".lock", False), ("identity.json", False), ("step-", False),
+    ],
+)  # fmt: skip
+def test_checkpoints_of_every_engine_are_seen(tmp_path, name, is_one):
+    assert not holds_checkpoints(tmp_path / "nowhere")
+    (tmp_path / name).mkdir(parents=True)
+    assert holds_checkpoints(tmp_path) == is_one

@@ -64,7 +64,10 @@ def newest(folder: Path) -> SavedCheckpoint:
     """
     found = sorted([*checkpoints(folder), *without_manifest(folder)], key=lambda saved: saved.step)
     if not found:
-        raise InputError("there is no checkpoint to resume from", got=str(folder))
+        raise InputError(
+            "there is no checkpoint to resume from", got=str(folder),
+            hint="train: --resume-or-begin begins the run where there is none",
+        )  # fmt: skip
     fault = verify(found[-1].path)
     if not fault:
         return found[-1]
