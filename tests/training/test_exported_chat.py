@@ -22,8 +22,8 @@ from meshwright.training.data.conversations import Conversation
 from meshwright.training.data.corpus import open_data
 from meshwright.training.data.tokenizer import tokenizer_from_path
 from meshwright.training.data.turn_end import turn_end
-from meshwright.training.models import build_model
-from meshwright.training.weights import find_weights, save_weights
+from meshwright.training.models import add_adapters, build_model
+from meshwright.training.weights import adapters_of, find_weights, save_weights
 
 ASKED = [{"role": "user", "content": "Who?"}]
 ANSWERED = [*ASKED, {"role": "assistant", "content": "It is I."}]
@@ -84,7 +84,7 @@ def chain(model, following: dict[int, int]):
     return built
 
 
-def made(tmp_path, template, record=None, *, special=known.SPECIAL_TOKENS, **about):
+def made(tmp_path, template, record=None, *, special=known.SPECIAL_TOKENS, ends=(), **about):
     """A base folder, a checkpoint of a training on `record` from it, and its export with the notes."""
     base = tmp_path / "base"
     (tmp_path / "talk.jsonl").write_text(json.dumps(record or {"messages": ANSWERED}) + "\n")
@@ -93,7 +93,8 @@ def made(tmp_path, template, record=None, *, special=known.SPECIAL_TOKENS, **abo
     tokenizer = tokenizer_from_path(write_tokenizer(base, template, special=special))
     config = json.loads((base / "config.json").read_text()) | {"eos_token_id": tokenizer.end, "bos_token_id": 0}
     (base / "config.json").write_text(json.dumps(config))
-    (base / "generation_config.json").write_text(json.dumps({"eos_token_id": tokenizer.end}))
+    ends = [tokenizer.end, *(tokenizer.encode([text])[0][0].item() for text in ends)]
+    (base / "generation_config.json").write_text(json.dumps({"eos_token_id": ends if len(ends) > 1 else ends[0]}))
     run = runfile.loads(TEXT, overrides=[
         f"weights={base}", f"data.source={tmp_path / 'talk.jsonl'}", f"data.tokenizer={base}",
     ])  # fmt: skip
@@ -178,3 +179,25 @@ def test_a_missing_generation_config_is_written(tmp_path):
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again")
     assert len(model.generation_config.eos_token_id) == 2
     assert model.generation_config.bos_token_id == 0
+
+
+@pytest.mark.parametrize(
+    ("template", "ends", "is_noted"),
+    [(None, (), True), (None, ("<|im_end|>",), True), (known.CHATML, (), True), (known.CHATML, ("<|im_end|>",), False)],
+)
+def test_an_adapter_of_conversations_that_its_base_does_not_end_is_noted(tmp_path, template, ends, is_noted):
+    path, _, _ = made(tmp_path, template, ends=ends)
+    lora = {"rank": 2, "alpha": 4.0, "dropout": 0.0, "targets": ["query"], "base_format": "full"}
+    manifest = checkpoints.read_manifest(path) | {"lora": lora}
+    content = checkpoints.content_of(manifest)
+    module = build_model(content.shapes, device="cpu")
+    add_adapters(module, content.lora)
+    state = {f"weights.{name}": tensor.detach() for name, tensor in adapters_of(module).items()}
+    about = checkpoints.as_manifest(content)
+    saved = checkpoints.save(state, folder=tmp_path / "tuned", step=2, about=about, keep=None)
+    notes = [
+        export_saved(SavedCheckpoint(path=saved, step=2), tmp_path / name, run=None, dtype="fp32", merge=merge).notes
+        for name, merge in (("adapter", False), ("merged", True))
+    ]
+    assert [any("--merge writes both" in note for note in found) for found in notes] == [is_noted, False]
+    assert (tmp_path / "merged" / "chat_template.jinja").is_file()

@@ -16,7 +16,7 @@ from meshwright import runfile
 from meshwright.engines.exporting import export_saved
 from meshwright.training import checkpoints, conversion
 from meshwright.training.checkpoints import SavedCheckpoint
-from meshwright.training.data import open_tokenizer
+from meshwright.training.data import open_data, open_tokenizer
 from meshwright.training.data.source import open_source
 from meshwright.training.models import build_model, init_weights
 from meshwright.training.weights import save_weights
@@ -194,6 +194,8 @@ def test_an_end_token_that_no_file_names_is_noted_and_written(tmp_path, base, co
     out, notes = export(tmp_path, *weights, f"data.source={corpus}", f"data.tokenizer={base}")
     assert [note for note in notes if "names no eos_token: <|endoftext|>" in note] == list(notes)
     assert len(notes) == (named is None)
+    opened = runfile.loads(TEXT, overrides=[f"data.source={corpus}", f"data.tokenizer={base}", "batch.micro=1"])
+    assert any("names no eos_token" in note for note in open_data(opened).notes) == (named is None)
     loaded = transformers.AutoTokenizer.from_pretrained(out)
     assert loaded.eos_token == "<|endoftext|>"
     if named is None or not is_base:

@@ -14,7 +14,7 @@ from meshwright.specs.model import Lora
 from meshwright.specs.run import Run
 from meshwright.training import checkpoints, conversion
 from meshwright.training.checkpoints import Content, SavedCheckpoint, StepChoice
-from meshwright.training.exported_folder import complete_folder
+from meshwright.training.exported_folder import complete_folder, notes_on_adapter
 from meshwright.training.weights.folder import new_folder
 
 Dtype = Literal["bf16", "fp32"]
@@ -125,7 +125,7 @@ def _write(
     """Write a folder, and complete one of whole weights. Returns what `write` returns, and notes."""
     notes = () if content.lora is None else conversion.notes_on_base(content.lora.base_format)
     if kind == "adapter":
-        return write(folder), notes
+        return write(folder), notes + notes_on_adapter(content)
     with new_folder(folder) as unfinished:
         return write(unfinished), notes + complete_folder(unfinished, content)
 

@@ -116,6 +116,21 @@ def _complete_chat(folder: Path, tokenizer: Tokenizer) -> tuple[str, ...]:
     )
 
 
+def notes_on_adapter(content: Content) -> tuple[str, ...]:
+    """Note on adapters that were trained on conversations which their base does not write, or does not end."""
+    tokenizer, _ = find_tokenizer(content)
+    if tokenizer is None or not _has_conversations(content, tokenizer):
+        return ()
+    base, _ = find_base(content)
+    ends = () if base is None else end_tokens(read_json(base / GENERATION)) or end_tokens(read_json(base / CONFIG))
+    if not isinstance(tokenizer.chat, ChatML) and set(turn_end(tokenizer).tokens) <= set(ends):
+        return ()
+    return (
+        "training was on conversations, and an adapter's folder holds neither their template nor the token that ends "
+        "an answer, which the base lacks: --merge writes both",
+    )
+
+
 def end_tokens(config: Mapping[str, Any]) -> tuple[int, ...]:
     """The end tokens of a config.json or generation_config.json: a number, a list, or nothing."""
     value = config.get("eos_token_id")
