@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from meshwright.answers.run_estimate import RunEstimate
     from meshwright.answers.run_export import RunExport
     from meshwright.answers.run_import import RunImport
+    from meshwright.answers.run_survey import ConfigurationSurvey
     from meshwright.answers.scale_study import ScaleReport
     from meshwright.answers.serving_accuracy import ServingAccuracy
     from meshwright.answers.serving_calibration import ServingCalibrationResult
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
     from meshwright.api.bench import bench_device, bench_train
     from meshwright.api.bench_ingest import bench_ingest
     from meshwright.api.compare import compare
-    from meshwright.api.configurations import export, import_run
+    from meshwright.api.configurations import export, import_run, survey_configurations
     from meshwright.api.estimate import estimate, estimate_memory
     from meshwright.api.evaluate import evaluate
     from meshwright.api.explain import explain
@@ -100,6 +101,7 @@ __all__ = [
     "CatalogItem",
     "CatalogListing",
     "Completion",
+    "ConfigurationSurvey",
     "DeviceMeasurements",
     "Estimate",
     "Evaluation",
@@ -169,6 +171,7 @@ __all__ = [
     "report_records",
     "report_sources",
     "scale",
+    "survey_configurations",
     "train",
 ]
 
@@ -179,7 +182,7 @@ _HOMES = {
     "api.compare": ("compare",),
     "api.estimate": ("estimate", "estimate_memory"),
     "api.evaluate": ("evaluate",),
-    "api.configurations": ("export", "import_run"),
+    "api.configurations": ("export", "import_run", "survey_configurations"),
     "api.explain": ("explain",),
     "api.generate": ("generate",),
     "api.inference": (
@@ -217,6 +220,7 @@ _HOMES = {
     "answers.run_estimate": ("RunEstimate",),
     "answers.run_export": ("RunExport",),
     "answers.run_import": ("RunImport",),
+    "answers.run_survey": ("ConfigurationSurvey",),
     "answers.scale_study": ("ScaleReport",),
     "answers.serving_accuracy": ("ServingAccuracy",),
     "answers.serving_calibration": ("ServingCalibrationResult",),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from inspect import signature
 from io import StringIO
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +18,8 @@ from meshwright import runfile
 from meshwright.answers.documents.plan import memory_document
 from meshwright.answers.run_export import plan_memory
 from meshwright.catalog.engines import engine_names
-from meshwright.engines.base import ImportingEngine, find_engine
+from meshwright.engines.base import Imported, ImportingEngine, StatedCluster, find_engine
+from meshwright.engines.recognition import recognised
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
 from meshwright.json_values import jsonable
@@ -66,10 +70,11 @@ def import_configuration(
     *,
     engine: str | None,
     cluster: str | Mapping[str, Any],
-    accelerator: str | os.PathLike[str] | None,
-    network: str | None,
-    device_memory: str | None,
-    file: Path | None,
+    accelerator: str | os.PathLike[str] | None = None,
+    network: str | None = None,
+    device_memory: str | None = None,
+    ignore: Sequence[str] = (),
+    file: Path | None = None,
 ) -> RunImport:
     """Return the run that `source` describes; with `file`, its run file is written there.
 
@@ -80,7 +85,7 @@ def import_configuration(
     if not hasattr(reader, "import_run"):
         raise InputError("configurations of this engine are not read", got=name)
     hardware = {"accelerator": accelerator, "network": network, "device_memory": device_memory}
-    found = cast("ImportingEngine", reader).import_run(source, cluster=stated_cluster(cluster, **hardware))
+    found = _read(cast("ImportingEngine", reader), source, cluster=stated_cluster(cluster, **hardware), ignore=ignore)
     stream = StringIO()
     YAML().dump(found.content, stream)
     text = f"# From {source}, a configuration of {name}\n{stream.getvalue()}"
@@ -96,10 +101,25 @@ def import_configuration(
     return RunImport(run=run, content=found.content, text=text, file=file, memory=memory, notes=notes)
 
 
+def _read(reader: ImportingEngine, source: str, *, cluster: StatedCluster, ignore: Sequence[str]) -> Imported:
+    """Return what the engine reads, without the keys of `ignore` if there are any."""
+    if not ignore:
+        return reader.import_run(source, cluster=cluster)
+    if "ignore" not in signature(reader.import_run).parameters:
+        raise InputError(
+            "--ignore: the engine of this configuration has no keys to ignore", got=", ".join(ignore),
+            hint="leave the setting out of a copy of the configuration",
+        )  # fmt: skip
+    return reader.import_run(source, cluster=cluster, ignore=ignore)
+
+
 def _engine_of(source: str) -> str:
-    """The engine whose configuration `source` is, by its name: a file's ending, or MODULE:FUNCTION."""
+    """The engine of a configuration: by the content of the file, else by its ending, or MODULE:FUNCTION."""
     named = {name: engine_facts(name).configurations for name in engine_names()}
-    source = source.partition(" ")[0]  # settings may stand behind it
+    with suppress(ValueError):  # open quotes, which the reader reports
+        source = (shlex.split(source) or [""])[0]  # settings may stand behind it
+    if found := recognised(Path(source)):
+        return found.engine
     path, colon, function = source.rpartition(":")
     ending = Path(path if colon and function.isidentifier() else source).suffix
     claimed = [[name for name, endings in named.items() if mark in endings] for mark in (ending, colon) if mark]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from meshwright.api import runs
-from meshwright.api.question import AnyPath, PathOrText, Unchecked, answered_by_body, question
+from meshwright.api.question import AnyPath, PathOrText, PlainText, Unchecked, answered_by_body, question
 from meshwright.api.runs import EngineName, Overrides, RunSource, given_run
 
 if TYPE_CHECKING:
@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 
     from meshwright.answers.run_export import RunExport
     from meshwright.answers.run_import import RunImport
+    from meshwright.answers.run_survey import ConfigurationSurvey
+
+CLUSTER = Unchecked(
+    "Cluster to run on, such as h100-8x64 (64 nodes of 8 devices); configurations do not name one.", metavar="CLUSTER"
+)
+IGNORE = PlainText("Leave out this setting, which the engine's configurations do not have.", metavar="KEY")
 
 
 @question("meshwright.api.configurations:export_of")
@@ -61,17 +67,12 @@ def import_run(
         PathOrText("Configuration of another program: a file, with settings behind it, or a name.", metavar="CONFIG"),
     ],
     *,
-    engine: Annotated[str | None, EngineName("Engine of the configuration.", unset="by the ending of the name")] = None,
-    cluster: Annotated[
-        str | Mapping[str, Any],
-        Unchecked(
-            "Cluster to run on, such as h100-8x64 (64 nodes of 8 devices); configurations do not name one.",
-            metavar="CLUSTER",
-        ),
-    ],
+    engine: Annotated[str | None, EngineName("Engine of the configuration.", unset="by its content")] = None,
+    cluster: Annotated[str | Mapping[str, Any], CLUSTER],
     accelerator: Annotated[str | os.PathLike[str] | None, runs.ACCELERATOR] = None,
     network: Annotated[str | None, runs.NETWORK] = None,
     device_memory: Annotated[str | None, runs.DEVICE_MEMORY] = None,
+    ignore: Annotated[Sequence[str], IGNORE] = (),
     file: Annotated[
         str | os.PathLike[str] | None,
         AnyPath("Write the run file there.", flag="--out", metavar="RUN.yaml", is_folder=False, unset="no file"),
@@ -92,5 +93,30 @@ def import_run(
         >>> import meshwright as mw
         >>> found = mw.import_run("llama3_8b.toml", cluster="h100-8x1")  # doctest: +SKIP
         >>> found.run.model.num_layers, found.notes  # doctest: +SKIP
+    """
+    return answered_by_body()
+
+
+@question("meshwright.answers.run_survey:survey")
+def survey_configurations(
+    folder: Annotated[str | os.PathLike[str], AnyPath("Folder to search.", is_file=False)],
+    *,
+    cluster: Annotated[str | None, CLUSTER] = None,
+    ignore: Annotated[Sequence[str], IGNORE] = (),
+) -> ConfigurationSurvey:
+    """Say what `import_run` reads of every configuration below a folder. Nothing of the folder is executed.
+
+    Files are recognised by their content. Without a cluster, each file is read on 512 H100s, else on the first number
+    of nodes that its degrees fill.
+
+    Returns:
+        Every configuration with its project, its status and all reasons.
+
+    Raises:
+        InputError: an argument is wrong.
+
+    Example:
+        >>> import meshwright as mw
+        >>> mw.survey_configurations("torchtitan").counts  # doctest: +SKIP
     """
     return answered_by_body()

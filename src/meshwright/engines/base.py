@@ -23,7 +23,7 @@ the protocol: `isinstance(find_engine(name), ImportingEngine)`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -208,11 +208,12 @@ StatedCluster = str | Mapping[str, Any]
 class ImportingEngine(Protocol):
     """An engine whose own configurations are read back."""
 
-    def import_run(self, source: str, *, cluster: StatedCluster) -> Imported:
+    def import_run(self, source: str, *, cluster: StatedCluster, ignore: Collection[str] = ()) -> Imported:
         """Return the run on `cluster` that `source`, a path or the engine's name of a configuration, describes.
 
         Every setting is carried over, ignored because it does not concern training, or named in a note. A setting that
-        is absent has the engine's default. Raises InputError for what cannot be read or has no place in a run file,
+        is absent has the engine's default. `ignore`: keys that are not known, which the user left out; an engine whose
+        function lacks the argument has none. Raises InputError for what cannot be read or has no place in a run file,
         MissingDependencyError where the engine must be installed to read it.
         """
         ...

@@ -25,14 +25,33 @@ from meshwright.specs.plan import Plan, Recompute
 from meshwright.specs.run import BIAS_RATE, MTP_LOSS_WEIGHT, FaultAction, KernelChoices, Run
 
 
-def unknown_keys(given: Iterable[str], known: Collection[str], *, program: str) -> None:
-    """Raise InputError with every key of `given` that `program` does not have, each with the nearest known one."""
-    if not (unknown := [str(key) for key in given if key not in known]):
-        return
-    near = {key: difflib.get_close_matches(key, known, n=1) for key in unknown}
-    hints = [f"did you mean {found[0]} for {key}?" for key, found in near.items() if found]
-    hint = f"did you mean {near[unknown[0]][0]}?" if len(unknown) == len(hints) == 1 else " ".join(hints)
-    raise InputError(f"{program} has no such key", got=", ".join(unknown), hint=hint or None)
+def unknown_keys(
+    given: Iterable[str], known: Collection[str], *, program: str, ignore: Collection[str] = ()
+) -> tuple[str, ...]:
+    """Return the keys of `given` that are ignored: those of `ignore`, which must be unknown keys of `given`.
+
+    Raises InputError with every other key that `program` does not have, each with the nearest known one.
+    """
+    unknown = dict.fromkeys(str(key) for key in given if key not in known)
+    if kept := [key for key in ignore if key in known]:
+        raise InputError(
+            f"--ignore is for keys that {program} does not have, and this one is read", got=", ".join(kept),
+            hint="change its value in a copy of the configuration",
+        )  # fmt: skip
+    if absent := [key for key in ignore if key not in unknown]:
+        raise InputError("--ignore: the configuration has no such key", got=", ".join(absent))
+    if left := [key for key in unknown if key not in ignore]:
+        near = {key: difflib.get_close_matches(key, known, n=1) for key in left}
+        hints = [f"did you mean {found[0]} for {key}?" for key, found in near.items() if found]
+        hint = f"did you mean {near[left[0]][0]}?" if len(left) == len(hints) == 1 else " ".join(hints)
+        way = f"{' '.join(f'--ignore {key}' for key in left)} leaves out what does not concern the step"
+        raise InputError(f"{program} has no such key", got=", ".join(left), hint=f"{hint} {way}".strip())
+    return tuple(ignore)
+
+
+def ignored_note(keys: Collection[str]) -> list[str]:
+    """Return the note on keys that were ignored; none if there are none."""
+    return [f"--ignore left out {', '.join(keys)}, which is not known"] if keys else []
 
 
 def by_planner_rules(

@@ -22,6 +22,7 @@ NOTEBOOKS = {
     "answers.model_memory:ModelMemory": "notebook:rows_html",
     "answers.run_export:RunExport": "notebook:rows_html",
     "answers.run_import:RunImport": "notebook:rows_html",
+    "answers.run_survey:ConfigurationSurvey": "notebook:rows_html",
     "answers.serving_accuracy:ServingAccuracy": "notebook:tables_html",
     "answers.serving_calibration:ServingCalibrationResult": "notebook:tables_html",
     "answers.serving_estimate:ServingEstimate": "notebook:tables_html",

@@ -234,3 +234,22 @@ def test_an_ending_belongs_to_the_engine_whose_facts_say_so(meshwright, engine_p
     outcome = meshwright("import", "run.mine", "--cluster", "h100-8x1")
     assert "got 'run.mine', allowed: mine, yours\nhint: name the engine with --engine" in outcome.stderr
     assert "yours reads it" in meshwright("import", "run.mine", "--cluster", "h100-8x1", "--engine", "yours").stderr
+
+
+def test_an_unknown_key_is_left_out_when_it_is_named(imported, meshwright):
+    text = LLAMA + "[hf_transformers]\nmodel = 'x'\n"
+    assert "--ignore hf_transformers.model leaves out" in imported(text).stderr
+    outcome = meshwright("import", "titan.toml", "--cluster", "h100-8x1", "--ignore", "hf_transformers.model")
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "--ignore left out hf_transformers.model" in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [("training.steps", "this one is read: got 'training.steps'"), ("job.name", "the configuration has no such key")],
+)
+def test_a_key_that_is_read_or_absent_is_not_ignored(imported, meshwright, key, message):
+    imported(LLAMA)
+    outcome = meshwright("import", "titan.toml", "--cluster", "h100-8x1", "--ignore", key)
+    assert outcome.exit_code == 2
+    assert message in outcome.stderr

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,8 @@ AXES = ("data", "fsdp", "tensor", "tensor_sequence", "context", "expert", "pipel
 COUNTED_FROM_ONE = "meshwright_weights.convert"  # of exported configurations, whose state begins at step 1
 
 
-def import_run(source: str, *, cluster: StatedCluster) -> Imported:
-    """Return the run on `cluster` that a configuration of MaxText describes.
+def import_run(source: str, *, cluster: StatedCluster, ignore: Collection[str] = ()) -> Imported:
+    """Return the run on `cluster` that a configuration of MaxText describes, without the keys of `ignore`.
 
     Raises InputError when it cannot be read or no run file can express it, MissingDependencyError when a `model_name`
     must be looked up and MaxText's environment does not exist.
@@ -61,7 +62,7 @@ def import_run(source: str, *, cluster: StatedCluster) -> Imported:
         if not equals:
             raise InputError("settings after a configuration are key=value", got=part)
         given[key] = _value(value, what=part)
-    settings = MaxTextKeys(_with_model(given, folder=path.parent))
+    settings = MaxTextKeys(_with_model(given, folder=path.parent), ignore=ignore)
     settings.take("base_config")
     accumulated = settings.count("gradient_accumulation_steps")
     train, optimizer = _steps(settings)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,13 @@ from meshwright.errors import InputError
 EVALUATE = "meshwright.engines.torchtitan.config_trees.evaluate"
 
 
-def import_run(source: str, *, cluster: StatedCluster) -> Imported:
-    """Return the run on `cluster` that a configuration of torchtitan describes."""
+def import_run(source: str, *, cluster: StatedCluster, ignore: Collection[str] = ()) -> Imported:
+    """Return the run on `cluster` that a configuration of torchtitan describes; only a TOML file has keys to ignore."""
     path = Path(source)
-    if path.suffix == ".toml":
-        return import_toml(path, cluster=cluster)
+    if path.suffix == ".toml" or (path.suffix not in (".py", ".json") and path.is_file()):
+        return import_toml(path, cluster=cluster, ignore=ignore)
+    if ignore:
+        raise InputError("--ignore is for keys of TOML files, and this is none", got=source)
     if path.suffix == ".json":
         return import_tree(_read_tree(path), cluster=cluster)
     return import_tree(_evaluate(source), cluster=cluster)

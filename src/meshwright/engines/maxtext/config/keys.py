@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -56,11 +57,13 @@ def known_keys() -> dict[str, Any]:
 class MaxTextKeys:
     """Keys of a configuration; unread ones become notes. Raises InputError for a key that MaxText does not have."""
 
-    def __init__(self, values: dict[str, Any]) -> None:
+    def __init__(self, values: dict[str, Any], *, ignore: Collection[str] = ()) -> None:
         self.values = {OLDER.get(key, key): value for key, value in values.items()}
-        self._notes: list[str] = []
         self._unestimated: list[str] = []
-        refusals.unknown_keys(self.values, known_keys(), program=f"MaxText {VERSION}")
+        ignored = refusals.unknown_keys(self.values, known_keys(), program=f"MaxText {VERSION}", ignore=ignore)
+        self._notes = refusals.ignored_note(ignored)
+        for key in ignored:
+            del self.values[key]
 
     def take(self, key: str, default: Any = OF_BASE) -> Any:
         """Return the value of `key` and mark it as read. Raises InputError for another type than the default's."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -79,15 +79,18 @@ RECIPES = {"rowwise": "fp8_rowwise", "rowwise_with_gw_hp": "fp8_rowwise", "mx": 
 class _TomlSettings(run_content.TrainerSettings):
     """The keys of a TOML file over torchtitan's defaults."""
 
-    def __init__(self, values: dict[str, Any]) -> None:
+    def __init__(self, values: dict[str, Any], *, ignore: Collection[str] = ()) -> None:
         known = known_keys()
         self.values = {LATER.get(key, key): value for key, value in known.items()}
         self.values |= {"parallelism.enable_sequence_parallel": True, "activation_checkpoint": None}
         self.given = set()
         self._unestimated = []
         given = [pair for pair in _flat(values) if pair not in NORMS_OF_2024]
-        refusals.unknown_keys((old for old, _ in given), known | OLDER, program="torchtitan up to 0.2")
+        names = (old for old, _ in given)
+        self.ignored = refusals.unknown_keys(names, known | OLDER, program="torchtitan up to 0.2", ignore=ignore)
         for old, value in given:
+            if old in self.ignored:
+                continue
             key = OLDER.get(old, old)
             default, key = known[key], LATER.get(key, key)
             self.values[key] = _checked(value, default, key=old)
@@ -118,8 +121,8 @@ def _checked(value: Any, default: Any, *, key: str) -> Any:
     raise InputError(f"{key} has another type than its default, {default!r}", got=value)
 
 
-def import_toml(path: Path, *, cluster: StatedCluster) -> Imported:
-    """Return the run on `cluster` that a TOML file of torchtitan describes.
+def import_toml(path: Path, *, cluster: StatedCluster, ignore: Collection[str] = ()) -> Imported:
+    """Return the run on `cluster` that a TOML file of torchtitan describes, without the keys of `ignore`.
 
     Raises InputError when the file cannot be read, names a model that the catalogue lacks, or contains settings that
     no run file can express.
@@ -132,9 +135,9 @@ def import_toml(path: Path, *, cluster: StatedCluster) -> Imported:
         raise InputError(f"{path} is not TOML: {error}") from None
     if not isinstance(values.get("model"), dict):
         raise InputError(f"{path} is not a configuration of torchtitan", hint="it has [model] and [training]")
-    settings = _TomlSettings(values)
+    settings = _TomlSettings(values, ignore=ignore)
     _refuse_local_steps(settings)
-    notes: list[str] = []
+    notes = refusals.ignored_note(settings.ignored)
     name = _model(settings)
     recipe = _recipe(settings, notes)
     model = replace(catalog.model(name), num_mtp_layers=0)  # torchtitan's have no multi-token prediction modules

@@ -1,0 +1,140 @@
+"""Every configuration below a folder: what `import` reads of it, and what it refuses."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from meshwright.answers.run_import import import_configuration
+from meshwright.answers.text_table import TextTable
+from meshwright.engines.recognition import Recognised, configurations_below
+from meshwright.errors import InputError, MeshwrightError
+from meshwright.result import Result
+
+CLUSTERS = tuple(f"h100-8x{nodes}" for nodes in (64, 1, 2, 4, 8, 16, 32, 128, 256, 512, 1024, 2048))
+"""Clusters that a file is read on where none is given: the first that its degrees fill."""
+
+
+class ImportStatus(StrEnum):
+    """Result of `import` for a file."""
+
+    READ = "read"
+    NOTED = "read with notes"
+    REFUSED = "refused"
+    NOT_RUN = "not run"  # Python, which has to be executed
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurveyedFile:
+    """One configuration.
+
+    Attributes:
+        path: the file, relative to the folder.
+        project: the project that reads it.
+        status: what `import` makes of it.
+        reasons: notes, or the reason of the refusal with its hint.
+        cluster: the cluster that it was read on; None where it is not read.
+    """
+
+    path: Path
+    project: str
+    status: ImportStatus
+    reasons: tuple[str, ...]
+    cluster: str | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ConfigurationSurvey(Result):
+    """Results of `import` for the configurations below a folder.
+
+    Attributes:
+        folder: the folder.
+        files: its configurations in the order of their paths.
+    """
+
+    folder: Path
+    files: tuple[SurveyedFile, ...]
+
+    @property
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Files by project and status."""
+        counted = Counter((file.project, file.status) for file in self.files)
+        projects = sorted({project for project, _ in counted})
+        return {name: {str(status): counted[name, status] for status in ImportStatus} for name in projects}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document of `meshwright import --survey --json`."""
+        files = [
+            {"file": str(file.path), "project": file.project, "status": str(file.status), "cluster": file.cluster,
+             "reasons": list(file.reasons)}
+            for file in self.files
+        ]  # fmt: skip
+        return {"folder": str(self.folder), "counts": self.counts, "files": files}
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return one row for each file, with the first reason."""
+        return [
+            {"file": str(file.path), "project": file.project, "status": str(file.status),
+             "first_reason": next(iter(file.reasons), "").partition("\n")[0]}
+            for file in self.files
+        ]  # fmt: skip
+
+    def tables(self) -> list[TextTable]:
+        """Return the files, and their counts by project."""
+        text = ("file", "project", "import", "first reason")
+        counts = [(project, *found.values()) for project, found in self.counts.items()]
+        return [
+            TextTable(title="", headings=text, text_columns=text, rows=[(*row.values(),) for row in self.to_rows()]),
+            TextTable(title="", headings=("project", *ImportStatus), rows=counts),
+        ]
+
+    def summary(self) -> str:
+        """Return the numbers of configurations, and of those that are read."""
+        read = sum(file.status in (ImportStatus.READ, ImportStatus.NOTED) for file in self.files)
+        return f"{self.folder}: {len(self.files)} configurations, {read} read"
+
+
+def survey(folder: Path, *, cluster: str | None, ignore: Sequence[str] = ()) -> ConfigurationSurvey:
+    """Return what `import` reads of every configuration below `folder`. Executes nothing of it.
+
+    Raises InputError if there is no such folder.
+    """
+    if not folder.is_dir():
+        raise InputError("there is no such folder", got=str(folder))
+    clusters = CLUSTERS if cluster is None else (cluster,)
+    return ConfigurationSurvey(
+        folder=folder,
+        files=tuple(
+            _surveyed(path, found, folder=folder, clusters=clusters, ignore=ignore)
+            for path, found in configurations_below(folder)
+        ),
+    )
+
+
+def _surveyed(
+    path: Path, found: Recognised, *, folder: Path, clusters: Sequence[str], ignore: Sequence[str]
+) -> SurveyedFile:
+    name = path.relative_to(folder)
+    if found.functions:
+        reason = f"Python: needs --engine {found.engine} MODULE:FUNCTION ({', '.join(found.functions)})"
+        return SurveyedFile(
+            path=name, project=found.project, status=ImportStatus.NOT_RUN, reasons=(reason,), cluster=None
+        )
+    reasons: tuple[str, ...] = ()
+    source = str(path) if found.engine == "torchtitan" else shlex.quote(str(path))  # others split it as a shell does
+    for cluster in clusters:
+        try:
+            read = import_configuration(source, engine=found.engine, cluster=cluster, ignore=ignore)
+        except MeshwrightError as error:
+            reasons = reasons or tuple(filter(None, (error.message, error.hint and f"hint: {error.hint}")))
+        except Exception as error:  # one file that breaks a reader does not end the survey
+            reasons = reasons or (f"{type(error).__name__} in the reader: {error}",)
+        else:
+            status = ImportStatus.NOTED if read.notes else ImportStatus.READ
+            return SurveyedFile(path=name, project=found.project, status=status, reasons=read.notes, cluster=cluster)
+    return SurveyedFile(path=name, project=found.project, status=ImportStatus.REFUSED, reasons=reasons, cluster=None)

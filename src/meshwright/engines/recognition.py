@@ -1,0 +1,121 @@
+"""Whose configuration a file is, by its content. Nothing of the file is executed or imported.
+
+Endings only exclude: documents and pages quote commands and settings, and are no configurations.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshwright.engines.maxtext.config.keys import known_keys as maxtext_keys
+from meshwright.engines.megatron.megatron_bridge.files import is_bridge_yaml
+from meshwright.engines.torchtitan.toml_files.run_content import known_keys as torchtitan_keys
+
+LARGEST_BYTES = 1 << 20
+QUOTING = frozenset((".md", ".rst", ".ipynb", ".html", ".txt", ".log", ".csv", ".yaml.j2"))
+SHELL = re.compile(r"\A#!.*\b(ba|da|z|k)?sh\b")
+MAXTEXT_CALL = re.compile(r"^[^#\n]*\bpython3?\b[^#\n]*\bmaxtext[./]\S*(train|\$)", re.IGNORECASE | re.MULTILINE)
+MEGATRON_CALL = re.compile(r"^[^#\n]*\b(pretrain|train|finetune|posttrain)\w*\.py\b", re.MULTILINE)
+MEGATRON_OPTION = re.compile(r"^\s*--(num-layers|tensor-model-parallel-size)\b", re.MULTILINE)
+MODULE = re.compile(r"^def (\w+)\([^\n]*\)\s*->\s*[\w.\"']*\bConfig\b[\"']?:", re.MULTILINE)
+
+_OF_A_RUN = """
+    base_config model_name decoder_block base_emb_dim per_device_batch_size max_target_length remat_policy
+"""
+OF_A_RUN = frozenset(_OF_A_RUN.split())
+"""Keys of MaxText one of which each of its configurations has; its rules for meshes have none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recognised:
+    """A configuration of a project.
+
+    Attributes:
+        project: name of the project.
+        engine: the engine that reads it.
+        functions: functions of a module of Python, which has to be executed; empty for data and scripts.
+    """
+
+    project: str
+    engine: str
+    functions: tuple[str, ...] = ()
+
+
+def recognised(path: Path) -> Recognised | None:
+    """Return whose configuration `path` is; None: it is none, or cannot be read as text."""
+    try:
+        if path.suffix in QUOTING or path.stat().st_size > LARGEST_BYTES:
+            return None
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+    if path.suffix == ".py":
+        functions = tuple(MODULE.findall(text)) if "torchtitan" in text and "Trainer" in text else ()
+        return Recognised(project="TorchTitan", engine="torchtitan", functions=functions) if functions else None
+    return _of_tables(text) or _of_json(text) or _of_script(path, text) or _of_yaml(path, text)
+
+
+def configurations_below(folder: Path) -> Iterator[tuple[Path, Recognised]]:
+    """Yield every configuration below `folder`, in the order of paths, without hidden folders and links."""
+    for path in sorted(folder.rglob("*")):
+        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if not is_hidden and path.is_file() and not path.is_symlink() and (found := recognised(path)):
+            yield path, found
+
+
+def _of_tables(text: str) -> Recognised | None:
+    """TOML with sections of torchtitan."""
+    try:
+        values = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return None
+    sections = {key.partition(".")[0] for key in torchtitan_keys()} & values.keys()
+    is_titan = "training" in sections and isinstance(values.get("model"), dict)
+    return Recognised(project="TorchTitan", engine="torchtitan") if is_titan else None
+
+
+def _of_json(text: str) -> Recognised | None:
+    """A tree that `config_trees.evaluate` printed."""
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        values = json.loads(text)
+    except (json.JSONDecodeError, RecursionError):
+        return None
+    trees = [*values.values()] if isinstance(values, dict) and len(values) == 1 else []
+    is_tree = bool(trees) and isinstance(trees[0], dict) and trees[0].get("is") == "Trainer"
+    return Recognised(project="TorchTitan", engine="torchtitan") if is_tree else None
+
+
+def _of_script(path: Path, text: str) -> Recognised | None:
+    """A shell script that calls a training program, or a file of its arguments."""
+    joined = text.replace("\\\n", " ")
+    is_script = SHELL.match(text) is not None or path.suffix in ("", ".sh", ".bash", ".slurm", ".sbatch", ".sub")
+    if is_script and MAXTEXT_CALL.search(joined):
+        return Recognised(project="MaxText", engine="maxtext")
+    if (is_script and MEGATRON_CALL.search(joined)) or (path.suffix == ".args" and MEGATRON_OPTION.search(text)):
+        return Recognised(project="Megatron-LM", engine="megatron")
+    return None
+
+
+def _of_yaml(path: Path, text: str) -> Recognised | None:
+    """A mapping with keys of MaxText, Megatron-Bridge, Megatron-LM's tests or Primus."""
+    top = {*re.findall(r"^([A-Za-z_]\w*):", text, re.MULTILINE)}
+    if not top:
+        return None
+    if "MODEL_ARGS" in top:
+        return Recognised(project="Megatron-LM", engine="megatron")
+    if is_bridge_yaml(shlex.quote(str(path))):
+        return Recognised(project="Megatron-Bridge", engine="megatron")
+    if top >= {"modules", "exp_name"} or top >= {"modules", "work_group"}:
+        return Recognised(project="Primus", engine="megatron")
+    known = maxtext_keys()
+    if top & OF_A_RUN and 2 * sum(key in known for key in top) > len(top):
+        return Recognised(project="MaxText", engine="maxtext")
+    return None
