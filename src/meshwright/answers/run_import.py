@@ -19,6 +19,7 @@ from meshwright.answers.documents.plan import memory_document
 from meshwright.answers.run_export import plan_memory
 from meshwright.catalog.engines import engine_names
 from meshwright.engines.base import Imported, ImportingEngine, StatedCluster, find_engine
+from meshwright.engines.maxtext_scripts import MaxTextCall, maxtext_call
 from meshwright.engines.recognition import recognised
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
@@ -85,14 +86,17 @@ def import_configuration(
     if not hasattr(reader, "import_run"):
         raise InputError("configurations of this engine are not read", got=name)
     hardware = {"accelerator": accelerator, "network": network, "device_memory": device_memory}
-    found = _read(cast("ImportingEngine", reader), source, cluster=stated_cluster(cluster, **hardware), ignore=ignore)
+    call = maxtext_call(source) if name == "maxtext" else MaxTextCall(source=source)
+    found = _read(
+        cast("ImportingEngine", reader), call.source, cluster=stated_cluster(cluster, **hardware), ignore=ignore
+    )
     stream = StringIO()
     YAML().dump(found.content, stream)
     text = f"# From {source}, a configuration of {name}\n{stream.getvalue()}"
     run = runfile.loads(text, file=str(file or Path(source).with_suffix(".yaml")))
     refusals = [f"the {name} engine: {problem}" for problem in reader.check(run)]
     memory, cautions = plan_memory(run)
-    notes = (*found.notes, *refusals, *cautions)
+    notes = (*call.notes, *found.notes, *refusals, *cautions)
     if file is not None:
         try:
             write_atomically(file, text)

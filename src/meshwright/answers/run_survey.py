@@ -16,7 +16,8 @@ from meshwright.engines.recognition import Recognised, configurations_below
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.result import Result
 
-CLUSTERS = tuple(f"h100-8x{nodes}" for nodes in (64, 1, 2, 4, 8, 16, 32, 128, 256, 512, 1024, 2048))
+_NODES = sorted(size << power for power in range(11) for size in (1, 3))
+CLUSTERS = tuple(f"h100-8x{nodes}" for nodes in dict.fromkeys((64, *_NODES)))
 """Clusters that a file is read on where none is given: the first that its degrees fill."""
 
 

@@ -93,13 +93,22 @@ def _of_json(text: str) -> Recognised | None:
     return Recognised(project="TorchTitan", engine="torchtitan") if is_tree else None
 
 
+def is_maxtext_script(path: Path, text: str) -> bool:
+    """Return True if `text`, the content of `path`, is a shell script that trains with MaxText."""
+    return _is_script(path, text) and MAXTEXT_CALL.search(text.replace("\\\n", " ")) is not None
+
+
+def _is_script(path: Path, text: str) -> bool:
+    return SHELL.match(text) is not None or path.suffix in ("", ".sh", ".bash", ".slurm", ".sbatch", ".sub")
+
+
 def _of_script(path: Path, text: str) -> Recognised | None:
     """A shell script that calls a training program, or a file of its arguments."""
-    joined = text.replace("\\\n", " ")
-    is_script = SHELL.match(text) is not None or path.suffix in ("", ".sh", ".bash", ".slurm", ".sbatch", ".sub")
-    if is_script and MAXTEXT_CALL.search(joined):
+    if is_maxtext_script(path, text):
         return Recognised(project="MaxText", engine="maxtext")
-    if (is_script and MEGATRON_CALL.search(joined)) or (path.suffix == ".args" and MEGATRON_OPTION.search(text)):
+    if (_is_script(path, text) and MEGATRON_CALL.search(text.replace("\\\n", " "))) or (
+        path.suffix == ".args" and MEGATRON_OPTION.search(text)
+    ):
         return Recognised(project="Megatron-LM", engine="megatron")
     return None
 

@@ -28,7 +28,7 @@ base_num_decoder_layers: 32
 base_mlp_dim: 14336
 vocab_size: 128256
 decoder_block: llama2
-ici_fsdp_parallelism: 16
+ici_fsdp_parallelism: 24
 """
 MEGATRON = "MODEL_ARGS:\n  --num-layers: 12\n"
 FILES = {
@@ -74,7 +74,7 @@ def test_every_file_has_a_status_and_nothing_runs(folder):
     files = {str(file.path): file for file in survey(folder, cluster=None).files}
     assert files.keys() == FILES.keys()
     assert files["titan.toml"].status is ImportStatus.READ
-    assert (files["maxtext.yaml"].cluster, files["titan.toml"].cluster) == ("h100-8x2", "h100-8x64")
+    assert (files["maxtext.yaml"].cluster, files["titan.toml"].cluster) == ("h100-8x3", "h100-8x64")
     module = files["config_registry.py"]
     assert module.status is ImportStatus.NOT_RUN
     assert module.reasons == ("Python: needs --engine torchtitan MODULE:FUNCTION (tiny)",)
@@ -124,6 +124,6 @@ def test_what_a_survey_does_not_take_is_said(meshwright, folder, monkeypatch, gi
 
 def test_without_an_engine_the_content_decides(meshwright, folder, monkeypatch):
     monkeypatch.chdir(folder)
-    outcome = meshwright("import", "maxtext.yaml steps=7", "--cluster", "h100-8x2")
+    outcome = meshwright("import", "maxtext.yaml steps=7", "--cluster", "h100-8x3")
     assert outcome.exit_code == 0, outcome.stderr
     assert "engine: maxtext" in outcome.stdout

@@ -35,7 +35,8 @@ def command() -> None:
     which is evaluated in a process of its own and needs torchtitan; the JSON tree that this process prints; or a TOML
     file of versions up to 0.2.
 
-    CONFIG for MaxText: a YAML file, with settings behind it in one argument (`"llama3_8b.yml steps=10"`).
+    CONFIG for MaxText: a YAML file, or a shell script that runs it, with settings behind it in one argument
+    (`"llama3_8b.yml steps=10"`).
 
     CONFIG for Megatron-LM: a shell script that calls pretrain_gpt.py, a file of its arguments (NAME.args), or the YAML
     of its tests, with options behind it (`"train.sh TP=4 --vocab-size 32000"`). For Megatron-Bridge: the YAML of its

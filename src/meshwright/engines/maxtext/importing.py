@@ -41,6 +41,9 @@ GRADIENTS = {"float32": "fp32", "bfloat16": "bf16"}
 AXES = ("data", "fsdp", "tensor", "tensor_sequence", "context", "expert", "pipeline")
 """Axes of the mesh that run files have; data is read first, because the others leave it its slices."""
 
+OWN_BASE = "base.yml"
+"""MaxText's own, where no file has this name; `known_keys` has its defaults."""
+
 COUNTED_FROM_ONE = "meshwright_weights.convert"  # of exported configurations, whose state begins at step 1
 
 
@@ -83,13 +86,15 @@ def import_run(source: str, *, cluster: StatedCluster, ignore: Collection[str] =
         **tuning,
     }
     found = Imported(content=content, notes=tuple(settings.notes()))
-    return with_stated_software(found, path.read_text(encoding="utf-8"), file=str(path))
+    return with_stated_software(found, path.read_text(encoding="utf-8"), file=str(path)) if path.exists() else found
 
 
 def _read(path: Path, *, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Read a YAML file and the files that it names as `base_config`, except MaxText's own. `above` are its parents."""
     from ruamel.yaml import YAML, YAMLError
 
+    if path.name == OWN_BASE and not path.exists():
+        return {}
     try:
         values = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -98,7 +103,7 @@ def _read(path: Path, *, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise InputError(f"{path} is not YAML: {error}") from None
     if not isinstance(values, dict):
         raise InputError(f"{path} is not a configuration of MaxText", hint="it has keys and values")
-    base = path.parent / str(values.get("base_config", "base.yml"))
+    base = path.parent / str(values.get("base_config", OWN_BASE))
     if "base_config" not in values or not base.is_file() or base == path:
         return values
     if base in above:
@@ -147,23 +152,30 @@ def _data(settings: MaxTextKeys) -> dict[str, Any]:
     return data | ({"tokenizer": tokenizer} if tokenizer and is_text else {})
 
 
-def _degree(settings: MaxTextKeys, axis: str) -> int:
+def _degree(settings: MaxTextKeys, axis: str, cluster: Cluster) -> int:
     """Return the degree of an axis, within and across slices; 0 if MaxText computes it."""
+    left = _slices_left(settings, cluster) if axis == "data" else -1
     within = settings.count(f"ici_{axis}_parallelism", allows_auto=True)
-    left = _slices_left(settings) if axis == "data" else -1
     across = settings.count(f"dcn_{axis}_parallelism", allows_auto=True)
     across = left if across == -1 else across
     return 0 if -1 in (within, across) else within * across
 
 
-def _slices_left(settings: MaxTextKeys) -> int:
-    """Return the slices that the other axes leave to data; 1 where the configuration does not say how many there are.
+def _slices_left(settings: MaxTextKeys, cluster: Cluster) -> int:
+    """Return the slices that the other axes leave to data.
 
-    Raises InputError if the other axes do not divide them, which MaxText refuses.
+    Where the configuration does not say how many there are, the degrees within a slice fill one of whole nodes; with an
+    open one, all devices are one slice. Raises InputError if the other axes do not divide them, which MaxText refuses.
     """
     given = [settings.peek(key) for key in ("num_slices", "compile_topology_num_slices")]
     slices = next((number for number in given if number > 0), 0)
     others = [settings.peek(f"dcn_{axis}_parallelism") for axis in AXES if axis != "data"]
+    within = [settings.peek(f"ici_{axis}_parallelism") for axis in AXES]
+    shown, filled = cluster.accelerator.jax_devices, math.prod(max(0, degree) for degree in within)
+    if not slices and filled and filled % (cluster.devices_per_node * shown) == 0:
+        slices = max(1, cluster.num_devices * shown // filled)
+        if slices > 1:
+            settings.note(f"degrees of {filled} within a slice: the cluster is read as {slices} slices")
     if not slices or -1 in others:
         return 1
     if slices % math.prod(others):
@@ -174,10 +186,18 @@ def _slices_left(settings: MaxTextKeys) -> int:
 def _devices(settings: MaxTextKeys, cluster: Cluster, *, accumulated: int) -> dict[str, Any]:
     """Return the plan and the batch. MaxText counts the devices that JAX shows, a run file those of the cluster."""
     num_devices = cluster.num_devices * cluster.accelerator.jax_devices
-    degrees = {axis: _degree(settings, axis) for axis in AXES}
-    others = ("fsdp_transpose", "sequence", "autoregressive", "context_autoregressive", "context_usp_ulysses", "diloco")
+    degrees = {axis: _degree(settings, axis, cluster) for axis in AXES}
+    others = (
+        "fsdp_transpose",
+        "tensor_transpose",
+        "sequence",
+        "autoregressive",
+        "context_autoregressive",
+        "context_usp_ulysses",
+        "diloco",
+    )
     for axis in others:
-        if _degree(settings, axis) != 1:
+        if _degree(settings, axis, cluster) != 1:
             raise InputError("an axis that run files do not support", got=f"ici_{axis}_parallelism")
     _fill_open_axis(degrees, num_devices)
     _merge(degrees, settings, cluster)

@@ -244,7 +244,7 @@ def test_files_that_are_none(tmp_path):
     ("values", "message"),
     [
         ({"setps": 3}, "MaxText 0.2.5 has no such key: got 'setps'"),
-        ({"setps": 3, "enable_nnx": True}, "no such key: got 'setps, enable_nnx'"),
+        ({"setps": 3, "enable_nnnx": True}, "no such key: got 'setps, enable_nnnx'"),
         ({"steps": "many"}, "steps is not a whole number: got 'many'"),
         ({"steps": 10.5}, "steps is not a whole number: got 10.5"),
         ({"learning_rate": True}, "learning_rate is not a number: got True"),
@@ -375,3 +375,39 @@ def test_two_devices_of_jax_are_one_chip(tmp_path):
     )
     (problem,) = [one for one in contract.check(odd) if one.key == "batch.micro"]
     assert problem.hint == "--set batch.micro=2"
+
+
+@pytest.mark.parametrize(
+    ("scale", "hidden", "heads", "ffn", "layers"),
+    [(2, 2048, 32, 14336, 16), (4, 4096, 32, 14336, 16), (8, 4096, 32, 14336, 32), (64, 8192, 64, 28672, 64)],
+)
+def test_sizes_are_scaled_as_maxtext_scales_them(scale, hidden, heads, ffn, layers, tmp_path):
+    run, _ = imported(written(tmp_path, {"global_parameter_scale": scale, "steps": 10}))
+    assert (run.model.hidden, run.model.attention.num_heads) == (hidden, heads)
+    assert (run.model.ffn_hidden, run.model.num_layers) == (ffn, layers)
+
+
+def test_a_scale_that_is_no_power_of_two_is_refused(tmp_path):
+    with pytest.raises(InputError, match="not a power of two: got 3"):
+        imported(written(tmp_path, {"global_parameter_scale": 3}))
+
+
+def test_replicas_over_slices_are_counted_by_the_degrees_within_one(tmp_path):
+    values = {"steps": 10, "ici_fsdp_parallelism": 8, "dcn_data_parallelism": -1}
+    run, _ = imported(written(tmp_path, values), cluster="h100-8x4")
+    assert (run.plan.data_shard, run.plan.data_replicate) == (8, 4)
+
+
+def test_keys_of_other_versions_are_known(tmp_path):
+    _, notes = imported(written(tmp_path, {"steps": 10, "enable_nnx": False, "tile_batch_seq": 512}))
+    assert not notes
+    _, notes = imported(written(tmp_path, {"steps": 10, "tile_batch_seq": 256}))
+    assert notes == ("the estimate does not include: tile_batch_seq = 256",)
+    with pytest.raises(InputError, match="no such key: got 'my_key'"):
+        imported(written(tmp_path, {"steps": 10, "my_key": 1}))
+
+
+def test_an_own_base_need_not_be_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run, _ = imported("base.yml steps=10")
+    assert (run.model.hidden, run.num_steps) == (2048, 10)

@@ -38,7 +38,16 @@ ALTERNATIVE_DEFAULTS = {
     "logical_axis_rules": [["norm", "fsdp"]],  # of MaxText's own models
     "adamw_mask": ["scale"],  # of Meshwright's exports: no weight decay of vectors
 }
-OLDER = {"cosine_learning_rate_final_fraction": "learning_rate_final_fraction"}
+OLDER = {
+    "cosine_learning_rate_final_fraction": "learning_rate_final_fraction",
+    "fsdp_shard_on_exp": "shard_exp_on_fsdp",
+    "hf_data_files": "hf_train_files",
+    "index_head_dim": "indexer_head_dim",
+    "index_n_heads": "indexer_n_heads",
+    "index_topk": "indexer_topk",
+    "model_fsdp_ag_once": "pipeline_fsdp_ag_once",
+    "use_sparse_indexer": "use_indexer",
+}
 """Names of earlier versions."""
 
 OF_BASE = object()
@@ -49,9 +58,9 @@ TYPES = {bool: "a boolean", int: "a whole number", float: "a number", str: "a te
 
 @cache
 def known_keys() -> dict[str, Any]:
-    """Return the keys of MaxText with the defaults of its base.yml."""
-    path = Path(__file__).with_name("keys.json")
-    return json.loads(path.read_text(encoding="utf-8"))["keys"]
+    """Return the keys of MaxText with the defaults of its base.yml, and those that only other versions have."""
+    read = json.loads(Path(__file__).with_name("keys.json").read_text(encoding="utf-8"))
+    return read["other_versions"] | read["keys"]
 
 
 class MaxTextKeys:
@@ -64,6 +73,19 @@ class MaxTextKeys:
         self._notes = refusals.ignored_note(ignored)
         for key in ignored:
             del self.values[key]
+        self._scale()
+
+    def _scale(self) -> None:
+        """Multiply the sizes by the powers of two that `global_parameter_scale` stands for (types.py)."""
+        if (scale := self.take("global_parameter_scale")) == 1:
+            return
+        if scale < 1 or scale & (scale - 1):
+            raise InputError("global_parameter_scale is not a power of two", got=scale, allowed="1, 2, 4, 8, ...")
+        layers, rest = divmod(scale.bit_length() - 1, 3)
+        for key in ("base_num_query_heads", "base_num_kv_heads", "base_mlp_dim", "base_moe_mlp_dim"):
+            self.values[key] = self.peek(key) << layers + (rest > 0) if self.peek(key) > 0 else self.peek(key)
+        self.values["base_emb_dim"] = self.peek("base_emb_dim") << layers + (rest > 1)
+        self.values["base_num_decoder_layers"] = self.peek("base_num_decoder_layers") << layers
 
     def take(self, key: str, default: Any = OF_BASE) -> Any:
         """Return the value of `key` and mark it as read. Raises InputError for another type than the default's."""
@@ -120,7 +142,7 @@ def _checked(value: Any, default: Any, *, key: str) -> Any:
 
 
 UNSUPPORTED = """
-    attention_type mlp_activations sliding_window_size global_parameter_scale shared_experts first_num_dense_layers
+    attention_type mlp_activations sliding_window_size shared_experts first_num_dense_layers
     routed_bias routed_score_func mtp_num_layers mlp_bias use_indexer use_multimodal use_dpo attn_logits_soft_cap
     final_logits_soft_cap enable_diloco engram_layers mhc_expansion_rate moba num_kv_shared_layers partial_rotary_factor
     share_kv_projections training_objective use_mrope

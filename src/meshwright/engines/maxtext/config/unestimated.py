@@ -10,7 +10,13 @@ have the default of an `UNESTIMATED` key. Defaults and meanings: base.yml and ty
 from __future__ import annotations
 
 _HARMLESS = """
-    data_shuffle_seed debug_sharding enable_data_shuffling enable_goodput_recording enable_tensorboard eod_mask_loss
+    ar_key_axis_order ar_value_axis_order collect_stack_trace data_shuffle_seed debug debug_sharding dpo_beta
+    dpo_label_smoothing enable_checkpoint_standard_logger enable_data_shuffling enable_goodput_recording enable_nnx
+    enable_profiler enable_tensorboard eod_mask_loss eval_data_column
+    inference_microbenchmark_prefix_cache_common_prefix_proportion inference_microbenchmark_prefix_cache_entries_num
+    pagedattn_head_dim_alignment pagedattn_max_pages_per_group pagedattn_num_pages pagedattn_pages_per_compute_block
+    pagedattn_tokens_per_page prefill_key_axis_order prefill_value_axis_order pure_nnx pure_nnx_decoder
+    stack_trace_interval_seconds stack_trace_to_cloud train_data_column
     gcs_metrics grain_file_type grain_worker_count hardware log_config log_period max_segments_per_seq megablox
     metrics_file mmap_eod_id model_name monitor_goodput num_slices override_model_config profiler profiler_steps
     reuse_example_batch run_name sa_block_kv sa_block_kv_compute sa_block_kv_dkv sa_block_kv_dkv_compute sa_block_kv_dq
@@ -22,6 +28,10 @@ HARMLESS = frozenset(_HARMLESS.split())
 """`megablox` is read with experts, tiles with splash attention, `num_slices` with the degree of data across slices."""
 
 _UNESTIMATED = """
+    expert_shard_attention_option moe_matmul quantization_calibration_method tile_activation_dim tile_batch_seq
+    tile_embed_dim tile_mlp_dim tile_weight_dim wi_combine_scopes wi_tile_dlhs_buffer_count wi_tile_drhs_buffer_count
+    wi_tile_fwd_buffer_count wo_combine_scopes wo_tile_dlhs_buffer_count wo_tile_drhs_buffer_count
+    wo_tile_fwd_buffer_count
     activations_in_float32 allow_split_physical_axes batch_split_factor cast_logits_to_fp32 compile_xla_flags
     compute_axis_order context_parallel_load_balance context_parallel_reorder_strategy context_parallel_strategy
     context_sharding cost_estimate_flops_bwd cost_estimate_flops_fwd custom_mesh custom_mesh_and_rule data_sharding
