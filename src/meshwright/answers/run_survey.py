@@ -17,7 +17,7 @@ from meshwright.errors import InputError, MeshwrightError
 from meshwright.result import Result
 
 _NODES = sorted(size << power for power in range(11) for size in (1, 3))
-CLUSTERS = tuple(f"h100-8x{nodes}" for nodes in dict.fromkeys((64, *_NODES)))
+CLUSTERS = (*(f"h100-8x{nodes}" for nodes in dict.fromkeys((64, *_NODES))), "h100-4x1", "h100-2x1", "h100-1x1")
 """Clusters that a file is read on where none is given: the first that its degrees fill."""
 
 

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from io import StringIO
 
+import pytest
+from ruamel.yaml import YAML
+
+from meshwright import runfile
+from meshwright.cost.flops import count_parameters
+from meshwright.cost.tables import model_row
+from meshwright.engines.torchtitan.toml_files.presets import PRESETS, preset_model
 from meshwright.engines.torchtitan.toml_files.run_content import OLDER, import_toml, known_keys
 from meshwright.errors import InputError
 
@@ -146,3 +153,72 @@ def test_parameters_that_are_gathered_in_fp8(recipe, stack, tmp_path):
     assert found.content["stack"] == plain | stack
     noted = [note for note in found.notes if "enable_fsdp_float8_all_gather" in note]
     assert bool(noted) == (not stack)
+
+
+def test_every_preset_is_a_model_of_a_run_file(tmp_path):
+    for name, flavor in PRESETS:
+        text = (TOML % "").replace('"llama3"', f'"{name}"').replace('"8B"', f'"{flavor}"')
+        (tmp_path / "run.toml").write_text(text)
+        found = import_toml(tmp_path / "run.toml", cluster="h100-8x1").content
+        stream = StringIO()
+        YAML().dump(found | {"parallel": "auto"}, stream)
+        assert runfile.loads(stream.getvalue()).model.num_layers == preset_model(name, flavor).num_layers
+
+
+@pytest.mark.parametrize(
+    ("preset", "parameters"),
+    # vocabularies of 2048, twice; attention 4 x 256^2, or 256 x (192 x 16 + 576) + 512 x 256 x 16 + 2048 x 256 for
+    # latents; feed-forward 3 x 256 x width; routers 256 a expert; norms: two of 256 a layer (latents: 512), one at the end
+    [
+        (("llama3", "debugmodel"), 2 * 2048 * 256 + 6 * (4 * 256**2 + 3 * 256 * 768 + 512) + 256),
+        (
+            ("llama4", "debugmodel"),
+            2 * 2048 * 256 + 6 * (4 * 256**2 + 512) + 256
+            + 3 * (3 * 256 * 768 + 9 * 3 * 256 * 512 + 256 * 8),
+        ),
+        (
+            ("deepseek_v3", "debugmodel"),
+            2 * 2048 * 256 + 6 * (256 * (192 * 16 + 576) + 512 * 256 * 16 + 2048 * 256 + 512 + 512) + 256
+            + 3 * 256 * 1024 + 5 * (10 * 3 * 256 * 256 + 256 * 8),
+        ),
+    ],
+)  # fmt: skip
+def test_toys_have_the_parameters_of_torchtitan(preset, parameters):
+    assert float(count_parameters(model_row(preset_model(*preset))).total) == pytest.approx(
+        parameters, abs=8 * 3
+    )  # routing biases
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        '[checkpoint]\ninterval_type = "steps"',
+        "[float8]\nenable_float8_linear = false\nmoe_fqns = ['experts']",
+        "[profiling]\nrun_profiler = true",
+    ],
+)
+def test_keys_of_early_versions_that_change_no_step_are_read(more, tmp_path):
+    (tmp_path / "plain.toml").write_text(TOML % "")
+    (tmp_path / "run.toml").write_text(TOML % f"\n{more}")
+    plain, found = (import_toml(tmp_path / name, cluster="h100-8x1") for name in ("plain.toml", "run.toml"))
+    assert (found.content, found.notes) == (plain.content, plain.notes)
+
+
+def test_keys_of_early_versions_have_their_later_names(tmp_path):
+    (tmp_path / "run.toml").write_text(TOML % "sequence_parallel_degree = 2\n[float8]\nenable_float8_linear = true")
+    content = import_toml(tmp_path / "run.toml", cluster="h100-8x1").content
+    assert (content["parallel"]["tensor"], content["precision"]) == (2, "fp8")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ('[checkpoint]\ninterval_type = "seconds"', r"checkpoint\.interval_type, of torchtitan before 0\.1\.0"),
+        ("[model.x]\n", "is not a configuration"),
+    ],
+)
+def test_other_values_of_early_keys_are_refused(more, message, tmp_path):
+    text = TOML % f"\n{more}" if "model" not in more else "model = 3\n"
+    (tmp_path / "run.toml").write_text(text)
+    with pytest.raises(InputError, match=message):
+        import_toml(tmp_path / "run.toml", cluster="h100-8x1")

@@ -10,35 +10,20 @@ import json
 import sys
 import tomllib
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from meshwright.catalog import lookup as catalog
 from meshwright.engines import refusals
 from meshwright.engines.base import Imported, StatedCluster
 from meshwright.engines.software_line import with_stated_software
 from meshwright.engines.torchtitan.config_trees import run_content
 from meshwright.engines.torchtitan.config_trees.contradictions import contradictions
 from meshwright.engines.torchtitan.config_trees.models import ImportedModel
+from meshwright.engines.torchtitan.toml_files.presets import preset_model, without_earlier
 from meshwright.errors import InputError
 from meshwright.specs.model import Model, Router
 from meshwright.specs.run import BIAS_RATE
-
-MODELS = {
-    ("llama3", "8B"): "llama3.1-8b",
-    ("llama3", "70B"): "llama3.1-70b",
-    ("llama3", "405B"): "llama3.1-405b",
-    ("deepseek_v3", "16B"): "deepseek-v2-lite",
-    ("deepseek_v3", "671B"): "deepseek-v3",
-    ("gpt_oss", "20b"): "gpt-oss-20b",
-    ("gpt_oss", "120b"): "gpt-oss-120b",
-    **{("qwen3", size): f"qwen3-{size.lower()}" for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B")},
-    ("qwen3", "30B-A3B"): "qwen3-30b-a3b",
-    ("qwen3", "235B-A22B"): "qwen3-235b-a22b",
-}
-"""Names in the catalogue of torchtitan's presets."""
 
 OLDER = {
     "checkpoint.enable_checkpoint": "checkpoint.enable",
@@ -50,9 +35,13 @@ OLDER = {
     "lr_scheduler.lr_min": "lr_scheduler.min_lr_factor",
     "training.batch_size": "training.local_batch_size",
     "training.compile": "compile.enable",
+    "training.data_parallel_degree": "parallelism.data_parallel_shard_degree",
     "training.data_parallel_replicate_degree": "parallelism.data_parallel_replicate_degree",
     "training.data_parallel_shard_degree": "parallelism.data_parallel_shard_degree",
+    "training.fsdp_reshard_after_forward": "parallelism.fsdp_reshard_after_forward",
+    "training.pipeline_parallel_degree": "parallelism.pipeline_parallel_degree",
     "training.seed": "debug.seed",
+    "training.sequence_parallel_degree": "parallelism.tensor_parallel_degree",
     "training.tensor_parallel_degree": "parallelism.tensor_parallel_degree",
     "training.warmup_steps": "lr_scheduler.warmup_steps",
     "validation.enabled": "validation.enable",
@@ -67,8 +56,8 @@ LATER = {
 }
 """Keys of the TOML files by their names in `config_trees`."""
 
-NORMS_OF_2024 = (("model.norm_type", "rmsnorm"), ("model.norm_type", "fused_rmsnorm"))
-"""A key of early files, with the values that are the norm of today's models."""
+DENSE = "quantize.dense.", "quantize.linear."
+"""An earlier name of a section, and the later one."""
 
 FILTERED = {"output", "router.gate", "moe.router.gate", "auto_filter_small_kn"}
 """Modules that remain in 16 bits in run files too."""
@@ -85,7 +74,7 @@ class _TomlSettings(run_content.TrainerSettings):
         self.values |= {"parallelism.enable_sequence_parallel": True, "activation_checkpoint": None}
         self.given = set()
         self._unestimated = []
-        given = [pair for pair in _flat(values) if pair not in NORMS_OF_2024]
+        given = without_earlier([(key.replace(*DENSE), value) for key, value in _flat(values)])
         names = (old for old, _ in given)
         self.ignored = refusals.unknown_keys(names, known | OLDER, program="torchtitan up to 0.2", ignore=ignore)
         for old, value in given:
@@ -114,7 +103,9 @@ def _flat(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _checked(value: Any, default: Any, *, key: str) -> Any:
-    """Return `value` if it has the type of torchtitan's default; an int is accepted for a float."""
+    """Return `value` if it has the type of torchtitan's default; an int is accepted for a float, `"a,b"` for a list."""
+    if isinstance(default, list) and isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
     types = (float, int) if type(default) is float else (type(default),)
     if default is None or key == "activation_checkpoint.selective_ac_option" or type(value) in types:
         return value
@@ -135,12 +126,14 @@ def import_toml(path: Path, *, cluster: StatedCluster, ignore: Collection[str] =
         raise InputError(f"{path} is not TOML: {error}") from None
     if not isinstance(values.get("model"), dict):
         raise InputError(f"{path} is not a configuration of torchtitan", hint="it has [model] and [training]")
+    preset = str(values["model"].get("name")), str(values["model"].get("flavor"))
+    model = preset_model(*preset)  # before keys that only another kind of model has
     settings = _TomlSettings(values, ignore=ignore)
     _refuse_local_steps(settings)
     notes = refusals.ignored_note(settings.ignored)
-    name = _model(settings)
     recipe = _recipe(settings, notes)
-    model = replace(catalog.model(name), num_mtp_layers=0)  # torchtitan's have no multi-token prediction modules
+    if settings.values["model.tokenizer_path"] and preset[1] == "debugmodel":
+        notes.append(f"the vocabulary of {model.vocab} is torchtitan 0.2's; 0.1 has that of model.tokenizer_path")
     is_biased = model.experts is not None and model.experts.router is Router.SIGMOID
     imported = ImportedModel(
         model=model, lora=None, recipe=recipe, balance_rate=BIAS_RATE if is_biased else None,
@@ -152,7 +145,7 @@ def import_toml(path: Path, *, cluster: StatedCluster, ignore: Collection[str] =
     parallel["recompute"] = _recompute(settings, layers=model.num_layers // parallel["pipeline"])
     width = run_content.data_width(parallel, cluster=cluster)
     content: dict[str, Any] = {
-        "model": name if model == catalog.model(name) else imported.content,
+        "model": imported.content,
         **run_content.weights_section(settings, None, notes),
         "data": _data(settings),
         "batch": run_content.batch_section(settings, parallel, notes, width=width),
@@ -188,14 +181,6 @@ def _parameter_format(settings: _TomlSettings, recipe: str | None) -> dict[str, 
         return {}
     settings.take(given[0])
     return {"parameter_format": "fp8"}
-
-
-def _model(settings: _TomlSettings) -> str:
-    asked = (settings.take("model.name"), settings.take("model.flavor"))
-    if asked not in MODELS:
-        known = ", ".join(" ".join(names) for names in MODELS)
-        raise InputError("no model of the catalogue is this preset", got=" ".join(map(str, asked)), allowed=known)
-    return MODELS[asked]
 
 
 def _data(settings: _TomlSettings) -> dict[str, Any]:
@@ -252,8 +237,6 @@ def _recipe(settings: _TomlSettings, notes: list[str]) -> str | None:
         if {*settings.values[key]} <= FILTERED:
             take(key)
     names = [name.removeprefix("quantize.") for name in take("model.converters")]
-    if take("float8.enable_float8_linear") or take("training.enable_float8_linear"):
-        names.append("linear.float8")
     if unknown := {*names} - {"float8", "mx", "linear.float8", "linear.mx", "grouped_mm.float8", "grouped_mm.mx"}:
         raise InputError("a converter that run files do not support", got=", ".join(sorted(unknown)))
     wanted = {name.rpartition(".")[2] for name in names if not name.startswith("grouped_mm.")}
