@@ -38,8 +38,8 @@ KERNELS: dict[str, tuple[AttentionKernel, ...]] = {
 """Kernels by the values of `attention`; the first that runs on the accelerators counts (layers/attention_op.py)."""
 GRADIENTS = {"float32": "fp32", "bfloat16": "bf16"}
 
-AXES = ("data", "fsdp", "tensor", "tensor_sequence", "context", "expert", "pipeline")
-"""Axes of the mesh that run files have; data is read first, because the others leave it its slices."""
+AXES = ("data", "fsdp", "fsdp_transpose", "tensor", "tensor_sequence", "context", "expert", "pipeline")
+"""Axes of the mesh that are read; data is read first, because the others leave it its slices."""
 
 OWN_BASE = "base.yml"
 """MaxText's own, where no file has this name; `known_keys` has its defaults."""
@@ -188,18 +188,17 @@ def _devices(settings: MaxTextKeys, cluster: Cluster, *, accumulated: int) -> di
     num_devices = cluster.num_devices * cluster.accelerator.jax_devices
     degrees = {axis: _degree(settings, axis, cluster) for axis in AXES}
     others = (
-        "fsdp_transpose",
-        "tensor_transpose",
-        "sequence",
-        "autoregressive",
-        "context_autoregressive",
-        "context_usp_ulysses",
-        "diloco",
-    )
+        "tensor_transpose", "sequence", "autoregressive", "context_autoregressive", "context_usp_ulysses", "diloco",
+    )  # fmt: skip
     for axis in others:
         if _degree(settings, axis, cluster) != 1:
             raise InputError("an axis that run files do not support", got=f"ici_{axis}_parallelism")
     _fill_open_axis(degrees, num_devices)
+    if (
+        other := degrees.pop("fsdp_transpose")
+    ) > 1:  # the other dimension of a matrix: weights and batch are sharded too
+        settings.note(f"fsdp_transpose of {other} is read as a part of fully sharded data parallelism")
+        degrees["fsdp"] *= other
     _merge(degrees, settings, cluster)
     tensor = degrees["tensor"] * degrees["tensor_sequence"]
     shard, replicas, expert = degrees["fsdp"] * degrees["expert"], degrees["data"], degrees["expert"]

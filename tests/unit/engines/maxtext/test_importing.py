@@ -197,7 +197,7 @@ DEEPSEEK = PUBLISHED["deepseek2-16b"]
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"decoder_block": "gemma2"}, "decoder block"),
+        ({"decoder_block": "gemma4_small"}, "decoder block"),
         ({"lora": {"enable_lora": True, "lora_module_path": "encoder/.*"}}, "adapters of modules that"),
         ({"opt_type": "muon"}, "optimizer"),
         ({"quantization": "int8"}, "precision"),
@@ -208,7 +208,7 @@ DEEPSEEK = PUBLISHED["deepseek2-16b"]
         ({"decoder_block": "deepseek", "rope_type": "yarn"}, "latent attention is supported only with experts"),
         (DEEPSEEK | {"routed_bias": True}, "latent attention is supported only with experts"),
         (DEEPSEEK | {"mscale": 0.0}, "YARN without a temperature"),
-        (DEEPSEEK | {"use_indexer": True}, "use_indexer"),
+        (DEEPSEEK | {"use_indexer": True}, "indexer needs query_lora_rank"),
         (PUBLISHED["gpt-oss-20b"] | {"attention_sink": False}, "attention_sink"),
         (PUBLISHED["gpt-oss-20b"] | {"num_experts": 1}, "gpt_oss is supported only with experts"),
         ({"ici_sequence_parallelism": 2}, "axis"),

@@ -168,7 +168,7 @@ def test_every_preset_is_a_model_of_a_run_file(tmp_path):
 @pytest.mark.parametrize(
     ("preset", "parameters"),
     # vocabularies of 2048, twice; attention 4 x 256^2, or 256 x (192 x 16 + 576) + 512 x 256 x 16 + 2048 x 256 for
-    # latents; feed-forward 3 x 256 x width; routers 256 a expert; norms: two of 256 a layer (latents: 512), one at the end
+    # latents; feed-forward 3 x 256 x width; routers 256 an expert; norms: two of 256 a layer (latents: 512), one last
     [
         (("llama3", "debugmodel"), 2 * 2048 * 256 + 6 * (4 * 256**2 + 3 * 256 * 768 + 512) + 256),
         (

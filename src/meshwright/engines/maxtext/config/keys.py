@@ -13,6 +13,7 @@ from meshwright.engines import refusals
 from meshwright.engines.base import not_estimated
 from meshwright.engines.maxtext import VERSION
 from meshwright.engines.maxtext.config.models import CLIPPED_AT, GPT_OSS, LATENT, LLAMA_31, NOT_DECAYED, SINKS
+from meshwright.engines.maxtext.config.planned_blocks import PLANNED, complete
 from meshwright.engines.maxtext.config.unestimated import HARMLESS, UNESTIMATED
 from meshwright.errors import InputError
 from meshwright.runfile.inline import catalogue_name
@@ -25,6 +26,7 @@ BLOCKS = {
     "qwen3_moe": "Qwen3MoeForCausalLM",
     LATENT: "DeepseekV2ForCausalLM",
     SINKS: GPT_OSS,
+    **{block: family for block, (family, _) in PLANNED.items()},
 }
 """Blocks that run files can express, with Hugging Face's names."""
 
@@ -117,7 +119,7 @@ class MaxTextKeys:
         notes = list(self._notes)
         for key, value in self.values.items():
             is_default = value in (None, known_keys()[key], ALTERNATIVE_DEFAULTS.get(key))
-            if is_default or key in HARMLESS or key in SHARED_KEYS:
+            if is_default or key in HARMLESS or key in SHARED_KEYS or key.endswith("_for_vit"):
                 continue
             if key in UNESTIMATED:
                 self.leave_out(key, value)
@@ -199,6 +201,11 @@ def model_section(settings: MaxTextKeys, *, name: str) -> dict[str, Any] | str:
         _add_sinks(model, settings)
     if num_experts == 1 or model["experts"].get("num_dense_layers"):
         model["ffn_hidden"] = width
+    if block in PLANNED:
+        model["ffn_hidden"] = width
+        complete(block, model, settings)
+    if model["family"] is None:
+        del model["family"]
     _refuse_others(settings)
     return catalogue_name(model) or model
 
@@ -234,8 +241,12 @@ def _add_latents(model: dict[str, Any], settings: MaxTextKeys, *, name: str) -> 
         "normalize_top_k": as_v3,
         "routed_scale": float(take("routed_scaling_factor")),
     }
+    if take("use_indexer"):
+        sizes = {"num_heads": "indexer_n_heads", "head_dim": "indexer_head_dim", "top_k": "indexer_topk"}
+        model["attention"]["indexer"] = {ours: take(theirs) for ours, theirs in sizes.items()}
     if as_v3:
-        model["family"] = "DeepseekV3ForCausalLM"
+        has_indexer = "indexer" in model["attention"]
+        model["family"] = "DeepseekV32ForCausalLM" if has_indexer else "DeepseekV3ForCausalLM"
         groups, chosen = take("n_routing_groups"), take("topk_routing_group")
         model["experts"] |= {"num_groups": groups, "groups_per_token": chosen} if groups != -1 else {}
 
