@@ -237,6 +237,11 @@ class ServingCalibration:
     interval_scale: float  # so that four of five rows of held-out sources lie in the interval
     num_rows: int
     sources: Mapping[str, int] = field(default_factory=dict)  # rows by source
+    group_scales: Mapping[str, float] = field(default_factory=dict)  # `interval_scale` of a group of quantities
+
+    def scale_of(self, group: str) -> float:
+        """`interval_scale` of a group (`predict.interval_group`)."""
+        return self.group_scales.get(group, self.interval_scale)
 
     def prior_and_values(self, columns: Sequence[Unknown]) -> tuple[FloatArray, FloatArray]:
         """Values and covariance of `columns`: those that were fitted, and the prior of the others."""
@@ -278,4 +283,5 @@ def calibration_from(document: Mapping[str, Any]) -> ServingCalibration:
         interval_scale=document["interval_scale"],
         num_rows=document["num_rows"],
         sources=document["sources"],
+        group_scales=document.get("group_scales", {}),
     )

@@ -2,7 +2,7 @@
 
 Maximum a posteriori: Gaussian priors of the unknowns, and residuals of the logarithm with soft tails, so that a wrong
 row does not decide a constant. Rows of one source are not independent: a source of n rows counts as sqrt(n / 10) x 10
-of them. The spread between and within sources, and the scale of the interval, come from leave-one-source-out
+of them. The spread between and within sources, and the scales of the intervals, come from leave-one-source-out
 predictions, never from the rows that were fitted.
 """
 
@@ -23,7 +23,7 @@ from meshwright.arrays import FloatArray
 from meshwright.files import write_atomically
 from meshwright.inference.constants import ServingCalibration
 from meshwright.inference.points import PublishedPoint, read_points, shipped_points_path
-from meshwright.inference.predict import NORMAL_80, derivatives, log_predictor
+from meshwright.inference.predict import FIRST_TOKEN, NORMAL_80, derivatives, interval_group, log_predictor
 
 ROW_SD = 0.12
 """Standard deviation of a row's logarithm that the fit assumes: repeats and revisions of one page differ by 3 to 10 %,
@@ -113,17 +113,34 @@ def with_spread(calibration: ServingCalibration, held_out: Sequence[HeldOut]) ->
     """The calibration with the spread of held-out sources."""
     by_source: dict[str, list[float]] = {}
     for row in held_out:
-        by_source.setdefault(row.point.source, []).append(row.log_error)
+        if _group(row) != FIRST_TOKEN:  # which holds more than the steps do
+            by_source.setdefault(row.point.source, []).append(row.log_error)
     row_sd = float(np.sqrt(np.mean([np.var(errors) for errors in by_source.values()])))
     source_sd = float(np.sqrt(np.mean([np.mean(errors) ** 2 for errors in by_source.values()])))
     spread = replace(calibration, row_sd=row_sd, source_sd=source_sd)
-    z = [abs(r.log_error) / np.sqrt(r.log_sd**2 + row_sd**2 + source_sd**2) for r in held_out]
-    return replace(spread, interval_scale=float(np.quantile(z, 0.8) / NORMAL_80))
+    z: dict[str, list[float]] = {}
+    for r in held_out:
+        z.setdefault(_group(r), []).append(abs(r.log_error) / np.sqrt(r.log_sd**2 + row_sd**2 + source_sd**2))
+    scales = {group: float(np.quantile(own, 0.8) / NORMAL_80) for group, own in sorted(z.items())}
+    of_steps = [value for group, own in z.items() if group != FIRST_TOKEN for value in own]
+    usual = float(np.quantile(of_steps, 0.8) / NORMAL_80) if of_steps else max(scales.values(), default=1.0)
+    return replace(spread, interval_scale=usual, group_scales=scales)
+
+
+def _group(row: HeldOut) -> str:
+    assert row.point.conditions is not None  # only predicted points are held out
+    return interval_group(row.point.conditions)
 
 
 def spread_as(calibration: ServingCalibration, other: ServingCalibration) -> ServingCalibration:
     """The calibration with the spread of another: a refit has held-out sources of its own, which were not computed."""
-    return replace(calibration, row_sd=other.row_sd, source_sd=other.source_sd, interval_scale=other.interval_scale)
+    return replace(
+        calibration,
+        row_sd=other.row_sd,
+        source_sd=other.source_sd,
+        interval_scale=other.interval_scale,
+        group_scales=other.group_scales,
+    )
 
 
 def document_of(calibration: ServingCalibration, held_out: Sequence[HeldOut]) -> dict[str, Any]:
@@ -141,6 +158,7 @@ def document_of(calibration: ServingCalibration, held_out: Sequence[HeldOut]) ->
         "row_sd": _round(calibration.row_sd),
         "source_sd": _round(calibration.source_sd),
         "interval_scale": _round(calibration.interval_scale),
+        "group_scales": {group: _round(scale) for group, scale in calibration.group_scales.items()},
         "unknowns": {
             key: {"value": _round(v), "sd": _round(s)}
             for key, v, s in zip(calibration.keys, calibration.values, sd, strict=True)

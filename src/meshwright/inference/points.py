@@ -175,7 +175,9 @@ def _conditions(row: CsvRow, value: float | None, assumed: list[str]) -> PointCo
     served = Served(model=model, cluster=place, weights=weights, cache=cache, layout=layout)
     try:
         check_layout(layout, model, place)
-        load = RequestLoad(input_tokens=length_in, output_tokens=length_out, concurrency=load_concurrency)
+        load = RequestLoad(
+            input_tokens=length_in, output_tokens=length_out, concurrency=load_concurrency, rounds=_rounds(row, assumed)
+        )
         limit = batch_limit(served, load, engine, shipped_reserve())
     except InputError as error:
         raise _RefusedError(PointReason.INCONSISTENT, error.message) from None
@@ -403,6 +405,21 @@ def _concurrency(row: CsvRow) -> float | None:
     if not re.fullmatch(r"[\d_,]+(\.0+)?", text):
         raise _RefusedError(PointReason.NO_LOAD, text)
     return float(row.count("concurrency") or _none(PointReason.NO_LOAD))
+
+
+_ROUNDS = {"inferencex": 10.0, "inferencemax": 10.0}
+"""Requests for each one in flight by the beginning of a source's name. SemiAnalysis's benchmark sends ten
+(benchmark_serving.py --num-prompts CONC * 10 --request-rate inf), the first of them all at once."""
+
+
+def _rounds(row: CsvRow, assumed: list[str]) -> float:
+    """Rounds of the benchmark, which a mean time to the first token is over; a median is of later rounds."""
+    source, metric = row.text("source").lower(), row.text("metric").lower()
+    found = next((n for name, n in _ROUNDS.items() if source.startswith(name)), 0.0)
+    if not found or not row.count("concurrency") or "ttft" not in metric or metric.startswith(("median", "p50")):
+        return 0.0
+    assumed.append(f"{found:g} requests for each one in flight, which begin at once")
+    return found
 
 
 @cache

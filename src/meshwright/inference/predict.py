@@ -2,6 +2,8 @@
 
 variance of log = J C Jᵀ + source² + row²        J: derivatives of the logarithm by the unknowns
 interval        = value x exp(± 1.2816 scale sqrt(variance))        80 % for scale 1 and a Gaussian
+
+The scale is that with which intervals of held-out sources hold 80 %, by group of quantities.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ from meshwright.inference.work import Served
 
 NORMAL_80 = 1.2815515594
 """Half width of the central 80 % of a Gaussian, in standard deviations."""
+
+FIRST_TOKEN = "time to first token"
+"""Group of intervals of TTFT."""
 
 STEP = 1e-4
 """Of a derivative, in units of a logarithm."""
@@ -85,15 +90,25 @@ def predict_points(points: Sequence[PointConditions], calibration: ServingCalibr
     columns, log_values = log_predictor(points)
     x, covariance = calibration.prior_and_values(columns)
     value = np.exp(log_values(x))
-    spread = spread_of(derivatives(log_values, x), covariance, calibration)
+    scales = np.array([calibration.scale_of(interval_group(p)) for p in points])
+    spread = spread_of(derivatives(log_values, x), covariance, calibration, scales=scales)
     return ServingPredictions(value=value, low=value / spread, high=value * spread)
 
 
-def spread_of(jacobian: FloatArray, covariance: FloatArray, calibration: ServingCalibration) -> FloatArray:
-    """Factor between a value and the ends of its interval."""
+def interval_group(point: PointConditions) -> str:
+    """Group of points whose intervals have one scale: those of a kind are off by as much."""
+    if point.quantity is Quantity.TTFT:
+        return FIRST_TOKEN
+    return "dense" if point.served.model.experts is None else "mixture of experts"
+
+
+def spread_of(
+    jacobian: FloatArray, covariance: FloatArray, calibration: ServingCalibration, *, scales: FloatArray
+) -> FloatArray:
+    """Factor between a value and the ends of its interval. `scales` of the values' groups."""
     variance = np.einsum("ij,jk,ik->i", jacobian, covariance, jacobian)
     variance = variance + calibration.source_sd**2 + calibration.row_sd**2
-    return np.exp(NORMAL_80 * calibration.interval_scale * np.sqrt(variance))
+    return np.exp(NORMAL_80 * scales * np.sqrt(variance))
 
 
 def rates_for(served: Served, engine: EngineTraits, calibration: ServingCalibration) -> ServingRates:

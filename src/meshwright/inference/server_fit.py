@@ -24,7 +24,7 @@ from scipy.optimize import least_squares
 from meshwright.arrays import FloatArray
 from meshwright.errors import InputError
 from meshwright.inference.constants import SERVER, ServingCalibration, Unknown, shipped_constants
-from meshwright.inference.fit import HeldOut, document_of, with_spread
+from meshwright.inference.fit import HeldOut, document_of, spread_as, with_spread
 from meshwright.inference.measured import MeasuredPoint, MeasuredServer
 from meshwright.inference.points import PointConditions, PublishedPoint
 from meshwright.inference.predict import derivatives, log_predictor
@@ -95,10 +95,7 @@ def fit_server(found: MeasuredServer, *, made: str) -> ServerCalibration:
     if len({p.point.source for p in points}) >= FEWEST_CONFIGURATIONS:
         constants = with_spread(constants, held_out)
     else:
-        shipped = shipped_constants()
-        constants = replace(
-            constants, row_sd=shipped.row_sd, source_sd=shipped.source_sd, interval_scale=shipped.interval_scale
-        )
+        constants = spread_as(constants, shipped_constants())
     return ServerCalibration(
         made=made, accelerator=accelerator, engine=engine, constants=constants, unused=found.unused,
         rows=tuple(_rows(points, constants, held_out)), origins=found.origins,
@@ -213,10 +210,15 @@ def to_document(found: ServerCalibration) -> dict[str, Any]:
     return {
         "schema": SCHEMA, "made": found.made, "accelerator": found.accelerator, "engine": asdict(found.engine),
         "errors": found.errors, "unused_loads": dict(found.unused),
-        **{k: document[k] for k in ("num_rows", "row_sd", "source_sd", "interval_scale", "unknowns", "correlation")},
+        **{k: document[k] for k in OF_CONSTANTS},
         "published": base, "configurations": dict(constants.sources), "records": list(found.origins),
         "rows": [asdict(row) for row in found.rows],
     }  # fmt: skip
+
+
+OF_CONSTANTS = (
+    "num_rows", "row_sd", "source_sd", "interval_scale", "group_scales", "unknowns", "correlation",
+)  # fmt: skip
 
 
 def _is_own(key: str) -> bool:

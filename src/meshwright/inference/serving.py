@@ -17,6 +17,9 @@ are computed together, the B/m cohorts after each other. Then TTFT is the time o
 
     time of a request   t_request + (o - 1) t_step(B) + B/m t_cohort(m)
 
+A benchmark that sends r requests for each of the B begins with B of them at once. Those of the first round wait for
+each other's prompts, (B - 1) / 2 t_prefill in the mean, so a mean TTFT holds an r-th of that.
+
 Where the cache binds an engine that does not reserve answers, it admits prompts until the cache is full, and preempts
 requests as the others grow: all that are admitted begin with i tokens, and those that end have i + o, so o / (i + o)
 of them are preempted, and their i + o/2 tokens are computed again.
@@ -52,6 +55,7 @@ class RequestLoad:
     concurrency: float | None = None  # requests in flight on all replicas together
     accepted_per_step: float = 0.0  # speculative decoding: drafted tokens accepted per step, on average
     drafted_per_step: int = 0  # drafted tokens that are verified
+    rounds: float = 0.0  # requests of a benchmark for each one in flight, which begins with all of them; 0: endless
     lockstep: bool = False  # requests begin together, as in a closed loop of a benchmark with fixed lengths
 
     def __post_init__(self) -> None:
@@ -131,6 +135,7 @@ class RequestWork(Table):
     groups: Array  # attention groups of a replica: a prompt runs on one of them
     stages: Array  # pipeline stages: as many parts of the batch are on their way at once
     recomputed: Array  # prompts that are computed again for each request
+    rounds: Array  # of a benchmark that begins with all requests at once; 0: endless
     cohort: Array  # prompts that are computed together in lockstep; 0: requests are not in step
 
 
@@ -156,6 +161,7 @@ def request_work(of: Served, load: RequestLoad, engine: EngineTraits, limit: Bat
         groups=of.layout.attention_data,
         stages=of.layout.pipeline,
         recomputed=preempted(load, limit, engine, of.layout.replicas) * load.context / load.input_tokens,
+        rounds=load.rounds,
         cohort=np.clip(engine.batch_tokens / load.input_tokens, 1.0, np.maximum(batch, 1.0)) if load.lockstep else 0.0,
     )
 
@@ -215,6 +221,8 @@ def steady(work: RequestWork, rates: ServingRates) -> Steady:
     several = gaps > 0
     itl_s = np.maximum(request_s - rates.request_s - own_s, 0.0) / (gaps + (1 - several)) * several
     one_s = np.where(in_step, own_s, isolated_prefill_s(work, rates))
+    first_s = (shared - 1) / 2 * prompt.total / work.stages  # that a prompt of the first round waits for the others
+    begun_s = np.where(in_step | (work.rounds == 0), 0.0, first_s / np.maximum(work.rounds, 1.0))
     found_at_work = np.where(in_step & (shared <= together), 0.0, 0.5)  # of a step that the prompt waits for
     return Steady(
         step=step,
@@ -222,7 +230,7 @@ def steady(work: RequestWork, rates: ServingRates) -> Steady:
         in_flight=work.replicas * batch,
         request_s=request_s,
         itl_s=itl_s,
-        ttft_s=rates.request_s + one_s + found_at_work * step.total + (work.waiting - 1) * request_s,
+        ttft_s=rates.request_s + one_s + found_at_work * step.total + begun_s + (work.waiting - 1) * request_s,
         batch_s=request_s,
         output_tokens_per_s=rate,
         total_tokens_per_s=rate * (work.input_tokens + work.output_tokens) / work.output_tokens,

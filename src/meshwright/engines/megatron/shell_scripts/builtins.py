@@ -64,7 +64,7 @@ def _shift(shell: Interpreter, command: SimpleCommand, words: list[Word]) -> Sta
 def _set(shell: Interpreter, command: SimpleCommand, words: list[Word]) -> Status:
     rest = [word.text for word in words[1:]]
     while rest and re.match(r"[-+][A-Za-z]", rest[0]):
-        if re.match(r"[-+]\w*o$", rest[0]):
+        if re.match(r"[-+]\w*o", rest[0]):
             rest.pop(0)
         rest = rest[1:]
     if not rest and not (len(words) > 1 and words[-1].text == "--"):
