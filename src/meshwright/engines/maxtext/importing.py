@@ -59,13 +59,14 @@ def import_run(source: str, *, cluster: StatedCluster, ignore: Collection[str] =
     if not parts:
         raise InputError("no configuration is given", got=source)
     path, target = Path(parts[0]), named_cluster(cluster, may_have_parts=True)
-    given = _read(path)
+    given, base = _read(path)
     for part in parts[1:]:
         key, equals, value = part.partition("=")
         if not equals:
             raise InputError("settings after a configuration are key=value", got=part)
         given[key] = _value(value, what=part)
-    settings = MaxTextKeys(_with_model(given, folder=path.parent), ignore=ignore)
+    name = str(given.get("model_name", base.get("model_name", "default")))
+    settings = MaxTextKeys(base | _own_model(name, folder=path.parent) | given, ignore=ignore)
     settings.take("base_config")
     accumulated = settings.count("gradient_accumulation_steps")
     train, optimizer = _steps(settings)
@@ -74,7 +75,7 @@ def import_run(source: str, *, cluster: StatedCluster, ignore: Collection[str] =
         train["balance_bias_rate"] = settings.take("routed_bias_update_rate")
     has_sinks = settings.peek("decoder_block") == "gpt_oss"
     content = {
-        "model": model_section(settings, name=str(given.get("model_name", path.stem))),
+        "model": model_section(settings, name=path.stem if name == "default" else name),
         "data": _data(settings),
         **_devices(settings, target, accumulated=accumulated),
         "optimizer": optimizer,
@@ -89,12 +90,16 @@ def import_run(source: str, *, cluster: StatedCluster, ignore: Collection[str] =
     return with_stated_software(found, path.read_text(encoding="utf-8"), file=str(path)) if path.exists() else found
 
 
-def _read(path: Path, *, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Read a YAML file and the files that it names as `base_config`, except MaxText's own. `above` are its parents."""
+def _read(path: Path, *, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read a YAML file and the files that it names as `base_config`. `above` are its parents.
+
+    Returns the settings, and those of a base.yml, which also a `model_name` overrides. The rules of its mesh are those
+    of its version of MaxText.
+    """
     from ruamel.yaml import YAML, YAMLError
 
     if path.name == OWN_BASE and not path.exists():
-        return {}
+        return {}, {}
     try:
         values = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -104,11 +109,14 @@ def _read(path: Path, *, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise InputError(f"{path} is not a configuration of MaxText", hint="it has keys and values")
     base = path.parent / str(values.get("base_config", OWN_BASE))
+    if path.name == OWN_BASE and "base_config" not in values:
+        return {}, {key: value for key, value in values.items() if key != "logical_axis_rules"}
     if "base_config" not in values or not base.is_file() or base == path:
-        return values
+        return values, {}
     if base in above:
         raise InputError("configurations are based on each other", got=f"{path}: base_config {base.name}")
-    return _read(base, above=(*above, path)) | values
+    below, own_base = _read(base, above=(*above, path))
+    return below | values, own_base
 
 
 def _value(text: str, *, what: str) -> Any:
@@ -120,13 +128,12 @@ def _value(text: str, *, what: str) -> Any:
         raise InputError(f"not a value: {error}", got=what) from None
 
 
-def _with_model(given: dict[str, Any], *, folder: Path) -> dict[str, Any]:
-    """Merge `given` over its `model_name`, which MaxText searches in `folder` first, then among its own models."""
-    name = str(given.get("model_name", "default"))
+def _own_model(name: str, *, folder: Path) -> dict[str, Any]:
+    """Return the settings of a `model_name`, which MaxText searches in `folder` first, then among its own models."""
     if name == "default":
-        return given
+        return {}
     if (own := folder / "models" / f"{name}.yml").is_file():
-        return _read(own) | given
+        return _read(own)[0]
     python = environment.find()
     if python is None:
         raise MissingDependencyError(
@@ -136,7 +143,7 @@ def _with_model(given: dict[str, Any], *, folder: Path) -> dict[str, Any]:
     found = list(python.parent.parent.glob(f"lib/python*/site-packages/maxtext/configs/models/{name}.yml"))
     if not found:
         raise InputError(f"MaxText {VERSION} has no model of this name", got=name)
-    return _read(found[0]) | given
+    return _read(found[0])[0]
 
 
 def _data(settings: MaxTextKeys) -> dict[str, Any]:

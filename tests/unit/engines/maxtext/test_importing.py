@@ -411,3 +411,13 @@ def test_an_own_base_need_not_be_there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run, _ = imported("base.yml steps=10")
     assert (run.model.hidden, run.num_steps) == (2048, 10)
+
+
+def test_a_model_overrides_the_base_and_settings_override_it(tmp_path):
+    written(tmp_path, {"base_emb_dim": 2048, "base_mlp_dim": 7168, "steps": 5, "model_name": "default"}, "base.yml")
+    (tmp_path / "models").mkdir()
+    written(tmp_path / "models", {"base_emb_dim": 1024, "base_mlp_dim": 3072}, "mine.yml")
+    run, _ = imported(f"{tmp_path}/base.yml model_name=mine")
+    assert (run.model.hidden, run.model.ffn_hidden, run.num_steps) == (1024, 3072, 5)
+    run, _ = imported(written(tmp_path, {"base_config": "base.yml", "model_name": "mine", "base_mlp_dim": 4096}))
+    assert (run.model.hidden, run.model.ffn_hidden, run.num_steps) == (1024, 4096, 5)

@@ -11,18 +11,19 @@ from __future__ import annotations
 
 _HARMLESS = """
     ar_key_axis_order ar_value_axis_order collect_stack_trace data_shuffle_seed debug debug_sharding dpo_beta
-    dpo_label_smoothing enable_checkpoint_standard_logger enable_data_shuffling enable_goodput_recording enable_nnx
-    enable_profiler enable_tensorboard eod_mask_loss eval_data_column gcs_metrics grain_file_type grain_worker_count
-    hardware image_placeholder inference_microbenchmark_prefix_cache_common_prefix_proportion
-    inference_microbenchmark_prefix_cache_entries_num log_config log_period max_segments_per_seq megablox metrics_file
-    mmap_eod_id model_name monitor_goodput mrope_section num_slices override_model_config pagedattn_head_dim_alignment
-    pagedattn_max_pages_per_group pagedattn_num_pages pagedattn_pages_per_compute_block pagedattn_tokens_per_page
-    prefill_key_axis_order prefill_value_axis_order profiler profiler_steps pure_nnx pure_nnx_decoder
-    reuse_example_batch run_name sa_block_kv sa_block_kv_compute sa_block_kv_dkv sa_block_kv_dkv_compute sa_block_kv_dq
-    sa_block_q sa_block_q_dkv sa_block_q_dq save_checkpoint_on_completion save_checkpoint_on_start save_config_to_gcs
-    skip_first_n_steps_for_profiler skip_jax_distributed_system source_checkpoint_layout stack_trace_interval_seconds
-    stack_trace_to_cloud tokenize_train_data tokenizer_type train_data_column train_data_columns use_chat_template
-    vertex_tensorboard_project vision_encoder_block vision_output_length
+    dpo_label_smoothing dump_hlo_local_dir dump_jaxpr_local_dir enable_checkpoint_standard_logger enable_data_shuffling
+    enable_goodput_recording enable_nnx enable_profiler enable_tensorboard eod_mask_loss eval_data_column gcs_metrics
+    grain_file_type grain_worker_count hardware image_placeholder
+    inference_microbenchmark_prefix_cache_common_prefix_proportion inference_microbenchmark_prefix_cache_entries_num
+    log_config log_period max_segments_per_seq megablox metrics_file mmap_eod_id model_name monitor_goodput
+    mrope_section num_slices override_model_config pagedattn_head_dim_alignment pagedattn_max_pages_per_group
+    pagedattn_num_pages pagedattn_pages_per_compute_block pagedattn_tokens_per_page prefill_key_axis_order
+    prefill_value_axis_order profiler profiler_steps pure_nnx pure_nnx_decoder reuse_example_batch run_name sa_block_kv
+    sa_block_kv_compute sa_block_kv_dkv sa_block_kv_dkv_compute sa_block_kv_dq sa_block_q sa_block_q_dkv sa_block_q_dq
+    save_checkpoint_on_completion save_checkpoint_on_start save_config_to_gcs skip_first_n_steps_for_profiler
+    skip_jax_distributed_system source_checkpoint_layout stack_trace_interval_seconds stack_trace_to_cloud
+    tokenize_train_data tokenizer_type train_data_column train_data_columns use_chat_template vertex_tensorboard_project
+    vision_encoder_block vision_output_length
 """
 HARMLESS = frozenset(_HARMLESS.split())
 """`megablox` is read with experts, tiles with splash attention, `num_slices` with the degree of data across slices."""
