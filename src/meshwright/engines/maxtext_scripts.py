@@ -20,7 +20,12 @@ from meshwright.engines.megatron.shell_scripts.syntax import Word
 from meshwright.engines.recognition import is_maxtext_script
 from meshwright.errors import InputError
 
-MODULE = re.compile(r"-m\s+[\"']?maxtext[./][^\s]*(?:train|\$)\S*", re.IGNORECASE)
+MODULE = re.compile(
+    r"-m\s+[\"']?maxtext(?:\.trainers\.pre_train)?\.[\"']?(?:train(?:_compile)?(?![\w.])|\$\{?\w+\}?)[\"']?",
+    re.IGNORECASE,
+)
+FILE = re.compile(r"maxtext\S*/(?:train(?:_compile)?\.py|\$\{?\w+)", re.IGNORECASE)
+OWN_BASE = "base.yml"
 PROGRAM = "MaxText/train.py"
 """The file in place of a module: the interpreter of scripts knows training programs by their files."""
 
@@ -50,11 +55,18 @@ def maxtext_call(source: str) -> MaxTextCall:
     path = Path(first)
     if not is_maxtext_script(path, text):
         return MaxTextCall(source=source)
+    if not MODULE.search(text) and not FILE.search(text):
+        raise InputError(
+            f"{path} runs no pre-training of MaxText",
+            hint="run files have no fine-tuning by instructions, distillation or reinforcement learning of MaxText",
+        )
     later = [one for one in given if one.partition("=")[0] in known_keys()]
     call = script_call(MODULE.sub(PROGRAM, text), path=path, given=[one for one in given if one not in later])
     if not call.arguments:
         raise InputError(f"{path}: MaxText is called without a configuration")
     configuration, *settings = call.arguments
+    if "=" in configuration.text:  # settings alone, over its own base.yml
+        configuration, settings = Word(text=OWN_BASE, line=configuration.line), [configuration, *settings]
     known, open_ones = _expanded(settings, later=later, path=path)
     notes = [*call.notes, *([f"the caller of the script sets {', '.join(open_ones)}"] if open_ones else [])]
     place, note = _located(configuration.text, path)
@@ -104,4 +116,4 @@ def _located(written: str, script: Path) -> tuple[Path, list[str]]:
     named = sorted(configs.rglob(name)) if configs else []
     if len(named) == 1:
         return named[0], [f"{written} is not there: {named[0]} is read"]
-    return Path(name if name == "base.yml" else written), []
+    return Path(name if name == OWN_BASE else written), []

@@ -86,3 +86,17 @@ def test_a_script_becomes_a_run(script):
     model = found.run.model  # eight times base.yml's parameters: twice the width, heads, feed-forward and layers
     assert (model.hidden, model.num_layers, model.attention.num_heads, model.ffn_hidden) == (4096, 32, 32, 14336)
     assert (found.run.engine, found.run.num_steps, found.run.plan.data_shard) == ("maxtext", 15, 16)
+
+
+def test_settings_alone_are_those_over_its_own_base(script):
+    call = maxtext_call(script(text="python3 -m maxtext.trainers.pre_train.train model_name=llama3.1-8b steps=3\n"))
+    assert shlex.split(call.source) == ["base.yml", "model_name=llama3.1-8b", "steps=3"]
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["python3 -m maxtext.trainers.post_train.rl.train_rl", "python3 src/maxtext/trainers/post_train/rl/train_rl.py"],
+)
+def test_other_trainers_are_refused(script, call):
+    with pytest.raises(InputError, match="runs no pre-training of MaxText"):
+        maxtext_call(script(text=f"{call} base.yml steps=3\n"))
