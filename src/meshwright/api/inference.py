@@ -282,7 +282,7 @@ def inference_accuracy(
         >>> import meshwright as mw
         >>> study = mw.inference_accuracy()
         >>> study.overall.num_rows, study.overall.median_abs_error < 0.15
-        (269, True)
+        (494, True)
     """
     return answered_by_body()
 

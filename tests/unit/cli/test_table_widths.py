@@ -59,6 +59,7 @@ COMMANDS = {
         "estimate --memory --model llama3.1-8b --devices 8 --seq 1024,2048 --offload-optimizer",
     ],
     "explain": [f"explain {PINNED_RUN} --against other.yaml"],
+    "import_": ["import --survey others"],
     "inference": [
         "inference accuracy --points points.csv --rows",
         "inference capacity --model llama3.1-8b --cluster h100-1x1",
@@ -206,6 +207,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_submission(folder)
     pinned = PINNED_RUN.read_text(encoding="utf-8")
     (folder / "other.yaml").write_text(pinned.replace("tensor: 4", "tensor: 8").replace("context: 2", "context: 1"))
+    (folder / "others").mkdir()
+    (folder / "others" / "pretrain.sh").write_text("torchrun pretrain_gpt.py --num-layers 2 --hidden-size 64\n")
     for host, driver in (("a", "6.14.14"), ("b", "6.14.14"), ("c", "6.12.12")):
         document = {
             "report": "meshwright doctor",

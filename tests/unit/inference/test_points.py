@@ -16,7 +16,7 @@ from meshwright.inference.points import COLUMNS, PointReason, Quantity, read_poi
 from meshwright.inference.predict import predict_points
 
 BLIND = shipped_points_path().with_name("blind_predictions.csv")
-"""What was predicted of the second set of points before anyone read it."""
+"""Predictions of the second set of points, made before anyone read it."""
 
 ROW = {
     "model": "Llama-3.1-70B", "precision": "FP8", "hw": "H200-141GB", "gpus": "2", "parallelism": "TP2",
