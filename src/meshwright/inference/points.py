@@ -1,4 +1,4 @@
-"""Published points of inference performance: a CSV row to what was served, under which load, and what was measured.
+"""Published points of inference performance: a CSV row becomes a served model, its load and a measured quantity.
 
 Columns: row, model, precision, hw, gpus, parallelism, framework, isl, osl, concurrency, metric, value, unit, evidence,
 source, note. A row that says too little is refused with a reason of a closed list, and counted. Nothing is guessed

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from meshwright.engines.megatron.megatron_bridge.configuration import CONTAINER, sections
-from meshwright.engines.megatron.megatron_lm.options import split_source
+from meshwright.engines.megatron.megatron_lm.options import split_source, yaml_node
 from meshwright.errors import InputError
 
-ENDINGS = (".yaml", ".yml")
 DISTILLATION = ("model.teacher", "model.kd_config")  # of DistillationProvider
 DERIVED = {
     "model.embedding_init_method_std": "model.init_method_std",
@@ -118,16 +117,7 @@ def refuse_recipe(source: str) -> None:
 
 def is_bridge_yaml(source: str) -> bool:
     """Return True if `source` is YAML of Megatron-Bridge: its keys are sections of ConfigContainer."""
-    from ruamel.yaml import YAML, YAMLError
-
-    path = Path(split_source(source)[0])
-    if path.suffix not in ENDINGS:
-        return False
-    try:
-        node = YAML().compose(path)
-    except (OSError, YAMLError, UnicodeDecodeError):  # the reader of the file reports the error
-        return False
-    kinds = dict(_kinds(node))
+    kinds = dict(_kinds(yaml_node(source)))
     return "_target_" in kinds or ("map" in kinds.values() and kinds.keys() <= sections().keys())
 
 

@@ -187,6 +187,19 @@ def split_source(source: str) -> list[str]:
     return parts
 
 
+def yaml_node(source: str) -> Any:
+    """Return the root node of the YAML file that `source` begins with; None if it is no YAML or cannot be read."""
+    from ruamel.yaml import YAML, YAMLError
+
+    path = Path(split_source(source)[0])
+    if path.suffix not in YAML_ENDINGS:
+        return None
+    try:
+        return YAML().compose(path)
+    except (OSError, YAMLError, UnicodeDecodeError):  # the reader of the file reports the error
+        return None
+
+
 def _plain_arguments(text: str, *, path: Path) -> list[Word]:
     """Return the words of a file of arguments."""
     words = []

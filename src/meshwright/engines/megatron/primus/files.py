@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from meshwright.engines.megatron.megatron_lm.options import YAML_ENDINGS, split_source
+from meshwright.engines.megatron.megatron_lm.options import YAML_ENDINGS, split_source, yaml_node
 from meshwright.errors import InputError
 
 ROOT = "PRIMUS_PATH"  # the variable of Primus's own scripts
@@ -72,15 +72,7 @@ class _Loader:
 
 def is_primus_yaml(source: str) -> bool:
     """Return True if `source` is YAML with modules or with files that it extends, as those of Primus."""
-    from ruamel.yaml import YAML, YAMLError
-
-    path = Path(split_source(source)[0])
-    if path.suffix not in YAML_ENDINGS:
-        return False
-    try:
-        node = YAML().compose(path)
-    except (OSError, YAMLError, UnicodeDecodeError):  # the reader of the file reports the error
-        return False
+    node = yaml_node(source)
     pairs = node.value if node is not None and node.tag.endswith(":map") else ()
     return not {"modules", "extends"}.isdisjoint(key.value for key, _ in pairs)
 
