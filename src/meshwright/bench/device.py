@@ -308,8 +308,8 @@ def _measure_together(
     try:
         run_ranks(measure_together, work, num_ranks=num_processes, device_type=device.type, in_new_process=True)
     except WorkerLostError as error:
-        if error.was_asked_to_stop:
-            raise KeyboardInterrupt from None
+        if error.stopped_by is not None:
+            raise error.stopped_by from None
         outcome.notes.append(f"{num_processes} processes: {error.message}")
     finally:
         for row in recorder.added_by_others():

@@ -47,7 +47,7 @@ class WorkerLostError(MeshwrightError):
     """A process of the run ended too early."""
 
     exit_code = 1
-    was_asked_to_stop = False  # then the others need not start again
+    stopped_by: KeyboardInterrupt | None = None  # a signal; then the others need not start again
 
 
 class _Locks:
@@ -115,7 +115,7 @@ def run_ranks(
             try:
                 return _run_here(start)
             except WorkerLostError as error:
-                if not restarts_left or error.was_asked_to_stop:
+                if not restarts_left or error.stopped_by is not None:
                     raise
                 print(f"{error.message}; starting again", file=sys.stderr, flush=True)
                 payload = restart_payload
@@ -192,7 +192,7 @@ def _run_here(start: _Start) -> None:
                 f"process {index} of {start.num_ranks} was lost: {reason}",
                 hint="resume from the last checkpoint with --resume",
             )
-            failure.was_asked_to_stop = request.asked
+            failure.stopped_by = request.reason() if request.asked else None
             raise failure from error
         except KeyboardInterrupt:  # the second Ctrl-C
             _kill(workers, signal.SIGKILL)

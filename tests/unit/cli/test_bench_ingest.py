@@ -19,6 +19,7 @@ from tests.tiny_encoder import write_encoder
 
 import meshwright as mw
 from meshwright.bench.ingest import passes
+from meshwright.errors import Terminated
 from meshwright.records.ingest import read_ingest
 
 SMALL = (
@@ -162,18 +163,22 @@ def test_fewer_vectors_than_neighbours(meshwright, encoder, tmp_path):
     assert "fewer than the 5 neighbours" in shown.stderr
 
 
-@pytest.mark.parametrize("mode", ["sequential", "pipelined"])
-def test_ctrl_c_keeps_what_was_measured(meshwright, documents, encoder, tmp_path, monkeypatch, mode):
+@pytest.mark.parametrize(
+    ("mode", "error", "exit_code"), [("sequential", KeyboardInterrupt, 130), ("pipelined", Terminated, 143)]
+)
+def test_a_signal_keeps_what_was_measured(
+    meshwright, documents, encoder, tmp_path, monkeypatch, mode, error, exit_code
+):
     original = passes._Progress.add
 
     def stopping(row, chunks, searchable):
         original(row, chunks, searchable)
         if row.asked.mode == mode and row.row.num_chunks > 8:
-            raise KeyboardInterrupt
+            raise error
 
     monkeypatch.setattr(passes._Progress, "add", stopping)
     shown = meshwright("bench", "ingest", documents, "--encoder", encoder, *SMALL, "--out", str(tmp_path / "out"))
-    assert shown.exit_code == 130
+    assert shown.exit_code == exit_code
     records = read_ingest(tmp_path / "out")
     assert [p.interrupted for p in records.passes] == [False] * (mode == "pipelined") + [True]
     assert 8 < records.passes[-1].num_chunks <= 12

@@ -140,7 +140,7 @@ def _pass(bench: _Bench, encoding: ChunkEncoding, mode: IngestMode, repeat: int)
         row, output = run_pass(asked, advance=bench.watch.advance)
     except PassInterruptedError as stopped:
         bench.record(stopped.row)
-        raise KeyboardInterrupt from None
+        raise stopped.by from None
     bench.record(row)
     if row.num_chunks != expected:
         raise InfeasibleError(

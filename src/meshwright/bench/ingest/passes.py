@@ -73,17 +73,17 @@ class PassOutput:
 
 
 class PassInterruptedError(Exception):
-    """Ctrl-C in the middle of a pass. `row` counts the chunks ingested until then."""
+    """Ctrl-C or SIGTERM in the middle of a pass. `row` counts the chunks ingested until then."""
 
-    def __init__(self, row: IngestPass) -> None:
+    def __init__(self, row: IngestPass, *, by: KeyboardInterrupt) -> None:
         super().__init__("interrupted")
-        self.row = row
+        self.row, self.by = row, by
 
 
 def run_pass(asked: PassInput, *, advance: Callable[[int], None]) -> tuple[IngestPass, PassOutput]:
     """Ingest all documents once. `advance` is called with the number of chunks of each batch.
 
-    Raises PassInterruptedError on Ctrl-C, and any error of a stage.
+    Raises PassInterruptedError on Ctrl-C and SIGTERM, and any error of a stage.
     """
     index = make_index(asked.index, dim=asked.dim, num_vectors=asked.num_chunks, threads=asked.threads)
     stages = (
@@ -103,8 +103,8 @@ def run_pass(asked: PassInput, *, advance: Callable[[int], None]) -> tuple[Inges
     row.begin()
     try:
         run(stages, groups_of(asked.documents), sink)
-    except KeyboardInterrupt:
-        raise PassInterruptedError(row.done(stages, interrupted=True)) from None
+    except KeyboardInterrupt as error:
+        raise PassInterruptedError(row.done(stages, interrupted=True), by=error) from None
     return row.done(stages, interrupted=False), output
 
 

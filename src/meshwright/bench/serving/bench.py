@@ -28,7 +28,7 @@ from meshwright.bench.serving.metrics import LatencyBounds, serving_point
 from meshwright.bench.serving.prompts import PromptSource, WordScale, random_text, word_scale
 from meshwright.bench.serving.servers.processor import ThreadTimes, thread_times, wait_ratio
 from meshwright.bench.serving.summary import LoadSummary, MedianBounds, search_concurrency, summaries
-from meshwright.errors import InputError
+from meshwright.errors import InputError, Terminated
 from meshwright.records.files import now
 from meshwright.records.serving import Arrivals, Load, RequestStatus, ServingPoint, ServingRecorder, TokenSource
 
@@ -262,8 +262,8 @@ def run_serving(
     begin: Callable[[Load, int], None],
     done: Callable[[ServingPoint], None],
 ) -> ServingBenchOutcome:
-    """`measure_serving` in an event loop of its own. Raises KeyboardInterrupt when interrupted."""
+    """`measure_serving` in an event loop of its own. Raises KeyboardInterrupt on Ctrl-C, `Terminated` on SIGTERM."""
     try:
         return asyncio.run(measure_serving(request, recorder=recorder, begin=begin, done=done))
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
+    except asyncio.CancelledError:  # by SIGTERM; after Ctrl-C asyncio raises KeyboardInterrupt
+        raise Terminated from None
