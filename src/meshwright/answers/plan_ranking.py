@@ -23,7 +23,7 @@ from meshwright.files import write_csv
 from meshwright.json_values import jsonable
 from meshwright.planner import PlanComparison, PlanRequest, PlanResult, RankedPlan, WhyNot, nearest_losers, why_not
 from meshwright.planner.choice import best_plans, fixing, free_request, goal_of
-from meshwright.planner.estimate import PlanEstimate, estimate_plan
+from meshwright.planner.estimate import PlanEstimate, estimate_plan, notes_on_software
 from meshwright.planner.host_memory import notes_on_host_memory
 from meshwright.planner.neighbours import Neighbour, neighbours
 from meshwright.planner.parts import notes_on_parts
@@ -101,7 +101,8 @@ class PlanRanking(Result):
         request, plan = self.request, self.best.plan
         of_engine = (self.engine_note,) if self.engine_note else ()
         of_memory = (*notes_on_ignored_keys(self.run), *notes_on_host_memory(request, plan))
-        return (*of_engine, *notes_on_parts(request, plan), *notes_on_idle_switches(request, plan), *of_memory)
+        of_software = (*notes_on_software(request), *notes_on_idle_switches(request, plan))
+        return (*of_engine, *notes_on_parts(request, plan), *of_software, *of_memory)
 
     @property
     def losers(self) -> tuple[PlanComparison, ...]:

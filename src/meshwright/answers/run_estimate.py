@@ -19,7 +19,7 @@ from meshwright.json_values import jsonable
 from meshwright.planner import request_for, violations
 from meshwright.planner.choice import best_plans, goal_of
 from meshwright.planner.engines import Severity
-from meshwright.planner.estimate import PlanEstimate, estimate_plan
+from meshwright.planner.estimate import PlanEstimate, estimate_plan, notes_on_software
 from meshwright.planner.host_memory import notes_on_host_memory
 from meshwright.planner.legality import legality_context
 from meshwright.planner.parts import notes_on_parts
@@ -28,7 +28,7 @@ from meshwright.planner.request import PlanRequest, note_on_labels
 from meshwright.planner.search import PlanResult
 from meshwright.planner.switches import notes_on_idle_switches
 from meshwright.result import Result
-from meshwright.specs.estimate import Estimate, MemoryEstimate, Tier
+from meshwright.specs.estimate import Estimate, MemoryEstimate
 from meshwright.specs.memory_budget import FitVerdict
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run, with_label_ratio, with_software
@@ -176,9 +176,7 @@ def _notes(run: Run, request: PlanRequest, estimate: PlanEstimate) -> list[str]:
     notes += notes_on_idle_switches(request, estimate.plan)
     notes += notes_on_host_memory(request, estimate.plan)
     notes += notes_on_fit(estimate)
-    if estimate.step.step.tier is Tier.GUESSED:
-        notes.append("nothing was measured on this accelerator with this software: the interval is wide")
-    return notes
+    return notes + notes_on_software(request)
 
 
 def notes_on_fit(estimate: PlanEstimate) -> list[str]:

@@ -14,6 +14,7 @@ from meshwright.errors import InfeasibleError
 from meshwright.json_values import jsonable
 from meshwright.planner import request_for
 from meshwright.planner.choice import fixing, goal_of
+from meshwright.planner.estimate import notes_on_software
 from meshwright.planner.scaling import (
     Costed,
     EmulatedPoint,
@@ -77,7 +78,7 @@ class ScaleReport(Result):
         replicas: replica sizes of the largest cluster, best first.
         replica_cluster: name of that cluster.
         sensitivity: efficiency with one assumption changed at a time.
-        engine_note: why a run that names no engine is planned for `any`; empty: it is not.
+        notes: what the engine runs, and what was measured of it.
     """
 
     run: Run
@@ -87,7 +88,7 @@ class ScaleReport(Result):
     replicas: tuple[Replica, ...] = ()
     replica_cluster: str = ""
     sensitivity: Sensitivity | None = None
-    engine_note: str = ""
+    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright scale --json`."""
@@ -150,10 +151,10 @@ def scale_report(run: Run, question: ScaleQuestion) -> ScaleReport:
     model or its numbers under no plan.
     """
     asked, run = run, with_planned_engine(run)
-    engine_note = "" if run is asked else note_on_engine(asked)
     study = _study(run, question)
+    notes = (*(() if run is asked else (note_on_engine(asked),)), *notes_on_software(study.request))
     sizes = question.sizes or tuple(factor * study.request.num_devices for factor in DEFAULT_FACTORS)
-    report = ScaleReport(run=run, study=study, engine_note=engine_note)
+    report = ScaleReport(run=run, study=study, notes=notes)
     if question.replicas:
         report = _with_replicas(report, max(sizes), question.replicas)
     if question.small is not None:
@@ -232,8 +233,8 @@ def scale_document(report: ScaleReport) -> dict[str, Any]:
         "mode": study.mode,
         "num_tokens": study.num_tokens,
     }
-    if report.engine_note:
-        document["notes"] = [report.engine_note]
+    if report.notes:
+        document["notes"] = report.notes
     if report.curve is not None:
         document["points"] = [_point(p) for p in report.curve.points]
         document["unreached"] = [_unreached(u) for u in report.curve.unreached]

@@ -22,8 +22,8 @@ def run(*, asked: dict[str, Any], calibration: str | None, html_path: Path | Non
     run = take_run(asked, calibration=calibration)
     with progress(f"scaling {run.model.name}"):
         report = ask(scale, asked)
-    if report.engine_note:
-        note(report.engine_note)
+    for line in report.notes:
+        note(line)
     if html_path is not None:
         write_html("meshwright.report.scale:scale_page", report, path=html_path, command=typed())
         note(f"wrote {html_path}")

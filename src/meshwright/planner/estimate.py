@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from meshwright.arrays import scalar
 from meshwright.calibration.parameters import Calibration, Factors, fitted
+from meshwright.catalog.engines import ANY
+from meshwright.catalog.stacks import stack_facts, stack_for_engine
 from meshwright.cost.flops import model_flops_per_token
 from meshwright.cost.memory import MemoryTable, estimate_memory, memory_details
 from meshwright.cost.mfu import mfu
@@ -25,6 +27,7 @@ from meshwright.planner.finalists import simulate_pipeline, simulated_step_s
 from meshwright.planner.generations import PartShare, mixed_step
 from meshwright.planner.request import PlanRequest
 from meshwright.specs.estimate import Estimate, MemoryEstimate, StepEstimate, Tier
+from meshwright.specs.hardware import THIS_MACHINE, Stack
 from meshwright.specs.memory_budget import MemoryBudget
 from meshwright.specs.plan import Plan
 
@@ -149,10 +152,39 @@ def _details(
 def _tier(calibration: Calibration, factors: Factors) -> Tier:
     """Interpolated where the device itself was measured or both it and its software have rows, datasheet where one of
     them has, guessed where neither has."""
-    if calibration.corrections and not calibration.parameters["gemm_ratio"].levels:  # published tables have no level
+    if _is_measured(calibration):
         return Tier.INTERPOLATED
     known = [calibration.num_rows(level, factors[level]) > 0 for level in ("device_format", "framework")]
     return (Tier.GUESSED, Tier.DATASHEET, Tier.INTERPOLATED)[sum(known)]
+
+
+def _is_measured(calibration: Calibration) -> bool:
+    """True if the calibration is of the user's own device. That of published tables has levels."""
+    return bool(calibration.corrections) and not calibration.parameters["gemm_ratio"].levels
+
+
+def notes_on_software(request: PlanRequest) -> list[str]:
+    """Note on an engine whose speed on this architecture no measured run tells, and on what was measured instead."""
+    calibration, cluster = request.calibration or fitted(), request.cluster
+    if cluster.accelerator.vendor == THIS_MACHINE or _is_measured(calibration):
+        return []
+
+    def num_runs(stack: Stack) -> int:
+        factors = factors_of(cluster, request.precision, stack)
+        return calibration.num_rows("architecture_lineage", factors["architecture_lineage"])
+
+    facts, architecture = stack_facts(request.stack.framework), cluster.accelerator.architecture
+    if facts.rates_of:
+        said = f"{facts.title} was never measured on {architecture}; its rates here are those of {facts.rates_of}"
+        said += "" if num_runs(request.stack) else ", which was not measured on it either"
+    elif not num_runs(request.stack):
+        said = f"no measured run of {facts.title} or its relatives on {architecture} informs this estimate"
+    else:
+        return []
+    usual = stack_for_engine(ANY, vendor=cluster.accelerator.vendor)
+    if request.engine != ANY and (count := num_runs(usual)):
+        said += f"; --engine {ANY} estimates {stack_facts(usual.framework).title} ({count} measured runs of its kind)"
+    return [said]
 
 
 def _memory_table(request: PlanRequest, row: PlanTable) -> MemoryTable:

@@ -11,7 +11,8 @@ def test_json_has_the_promised_shape(meshwright):
     outcome = meshwright(*ASKED, "--top", 4, "--json")
     assert outcome.exit_code == 0, outcome.stderr
     document = outcome.json
-    assert document.keys() == {"request", "plans", "counts", "seconds", "explanation"}
+    assert document.keys() == {"request", "plans", "counts", "seconds", "explanation", "notes"}
+    assert "own engine was never measured on" in document["notes"][0]
     assert document["request"]["num_devices"] == 16
     assert document["counts"].keys() >= {"enumerated", "legal", "fit", "scored", "simulated"}
     assert [plan["rank"] for plan in document["plans"]] == [1, 2, 3, 4]

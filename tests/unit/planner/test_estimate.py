@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from meshwright.calibration.correction import EfficiencyCorrection
 from meshwright.calibration.parameters import fitted, prior
 from meshwright.catalog import lookup as catalog
 from meshwright.cost.flops import model_flops_per_token
 from meshwright.planner import PlanRequest
-from meshwright.planner.estimate import PlanEstimate, estimate_plan
+from meshwright.planner.estimate import PlanEstimate, estimate_plan, notes_on_software
 from meshwright.planner.finalists import simulated_step_s
 from meshwright.specs.estimate import Tier
 from meshwright.specs.hardware import Stack
@@ -98,6 +100,34 @@ def test_memory_says_whether_it_fits():
     assert memory.reserved_bytes > memory.allocated_bytes
     large = replace(request(model="llama3-70b"), precision=PRECISIONS["bf16"])
     assert not estimate_plan(large, replace(FLAT, micro_batch=4)).step.memory.fits
+
+
+@pytest.mark.parametrize(
+    ("cluster", "framework", "said"),
+    [
+        ("h100-8x4", "megatron-bridge", ""),
+        ("h100-8x4", "torchtitan", ""),
+        ("h100-8x4", "native", "was never measured on Hopper; its rates here are those of torchtitan; --engine any"),
+        ("b200-8x4", "native", "those of torchtitan, which was not measured on it either; --engine any estimates NeMo"),
+        ("b200-8x4", "torchtitan", "no measured run of TorchTitan or its relatives on Blackwell informs this estimate"),
+        ("mi355x-8x4", "native", "estimates AMD Primus"),
+        ("vr200-4x18", "megatron-bridge", "on Rubin informs this estimate"),
+    ],
+)  # fmt: skip
+def test_an_engine_that_was_not_measured_on_an_architecture_is_named(cluster, framework, said):
+    noted = notes_on_software(request(cluster=cluster, framework=framework))
+    assert len(noted) == bool(said)
+    assert said in "".join(noted)
+
+
+def test_what_the_user_has_measured_needs_no_note():
+    asked = request(cluster="b200-8x4", framework="native")
+    gemms = fitted().parameters["gemm_ratio"]
+    one = np.zeros(1)
+    flat = EfficiencyCorrection(axes=("m",), x=one[:, None], y=one, noise=one, mean=0.0, length=1.0, sd=1.0)
+    parameters = fitted().parameters | {"gemm_ratio": replace(gemms, levels={})}
+    own = replace(fitted(), parameters=parameters, corrections={"gemm/forward/bf16": flat})
+    assert notes_on_software(replace(asked, calibration=own)) == []
 
 
 class TestTier:
