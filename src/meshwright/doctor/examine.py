@@ -81,21 +81,30 @@ def facts(node: Node) -> dict[str, str]:
     host, devices = node.host, node.devices
     names = Counter(d.name for d in devices.found)
     firmware = sorted({d.firmware for d in devices.found if d.firmware})
-    cards = sorted({f"{p.model} {p.firmware}" for p in ports(host) if p.firmware})
+    all_ports = ports(host)
+    cards = sorted({f"{p.model} {p.firmware}" for p in all_ports if p.firmware})
+    links = Counter(f"PCIe {d.pcie_generation} x{d.pcie_width}" for d in devices.found if d.pcie_generation)
     seen = {
         "kernel": text_or_none(host, "/proc/sys/kernel/osrelease"),
         "system": _system(host),
         "container": container(host),
         "processor": _processor(host),
         "memory": _memory(host),
-        "devices": ", ".join(f"{count} x {name}" for name, count in names.items()),
+        "devices": _counted(names),
         "driver": devices.driver,
         "runtime": devices.runtime,
         "device firmware": ", ".join(firmware),
+        "device links": _counted(links),
         "network cards": ", ".join(cards),
+        "card links": _counted(Counter(p.pci_link for p in all_ports if p.pci_link)),
+        "card MTU": _counted(Counter(mtu for p in all_ports for mtu in p.mtu_bytes)),
         "torch": _torch(),
     }
     return {name: value for name, value in seen.items() if value}
+
+
+def _counted(values: Counter[str]) -> str:
+    return ", ".join(f"{count} x {value}" for value, count in sorted(values.items()))
 
 
 def _system(host: Host) -> str | None:

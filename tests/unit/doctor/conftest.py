@@ -148,6 +148,11 @@ def port_files(index: int) -> dict[str, str]:
     return {
         f"/sys/class/infiniband/mlx5_{index}/board_id": "MT_0000000838\n",
         f"/sys/class/infiniband/mlx5_{index}/fw_ver": "28.42.1000\n",
+        f"/sys/class/infiniband/mlx5_{index}/device/current_link_speed": "32.0 GT/s PCIe\n",
+        f"/sys/class/infiniband/mlx5_{index}/device/max_link_speed": "32.0 GT/s PCIe\n",
+        f"/sys/class/infiniband/mlx5_{index}/device/current_link_width": "16\n",
+        f"/sys/class/infiniband/mlx5_{index}/device/max_link_width": "16\n",
+        f"/sys/class/infiniband/mlx5_{index}/device/net/eth{index}/mtu": "9000\n",
         f"{port}/state": "4: ACTIVE\n",
         f"{port}/phys_state": "5: LinkUp\n",
         f"{port}/rate": "400 Gb/sec (4X NDR)\n",

@@ -15,7 +15,10 @@ def report(host, *, facts=None, gemm=1300.0, status="pass"):
         {"check": "rates.gemm", "status": status, "where": f"device {i}", "measured": gemm + i, "unit": "TFLOP/s"}
         for i in range(8)
     ]
-    same = {"driver": "6.14.14", "kernel": "6.8.0-60", "devices": "8 x AMD Instinct MI355X"}
+    same = {
+        "driver": "6.14.14", "kernel": "6.8.0-60", "devices": "8 x AMD Instinct MI355X",
+        "device links": "8 x PCIe 5 x16", "card MTU": "8 x 9000",
+    }  # fmt: skip
     return {
         "report": "meshwright doctor", "version": 1, "host": host, "facts": same | (facts or {}), "checks": checks
     }  # fmt: skip
@@ -38,6 +41,8 @@ def test_equal_nodes_have_no_outlier():
         (report("odd", facts={"driver": "6.12.12"}), "driver", "exclude"),
         (report("odd", facts={"devices": "7 x AMD Instinct MI355X"}), "devices", "exclude"),
         (report("odd", facts={"kernel": "6.8.0-58"}), "kernel", "report"),
+        (report("odd", facts={"device links": "7 x PCIe 5 x16, 1 x PCIe 5 x8"}), "device links", "exclude"),
+        (report("odd", facts={"card MTU": "8 x 1500"}), "card MTU", "exclude"),
         (report("odd", gemm=1200.0), "rates.gemm", "report"),
         (report("odd", gemm=1000.0), "rates.gemm", "exclude"),
     ],

@@ -61,6 +61,7 @@ def test_a_healthy_node_of_eight_h200(look, nvidia):
     assert (devices.driver, devices.runtime, devices.tool_seconds) == ("570.172.08", "CUDA 12.8", 0.9)
     one = devices.found[0]
     assert (one.scale_up_links, one.pcie_width, one.slowdown_temperature_c) == (18, 16, 87)
+    assert found[""].facts["device links"] == "8 x PCIe 5 x16"
     assert (one.uncorrected_errors, one.corrected_errors) == (0, 7), "since the driver started, not for ever"
     assert one.select.startswith("CUDA_VISIBLE_DEVICES=GPU-")
 
@@ -415,6 +416,19 @@ def test_slow_ports_errors_firmware_and_addresses(look, healthy):
         ("rdma.rate", "mlx5_1/1"), ("rdma.total", ""), ("rdma.errors", "mlx5_2/1"),
         ("rdma.firmware", "MT_0000000838"), ("rdma.address", "mlx5_4/1"),
     }  # fmt: skip
+
+
+def test_a_card_in_a_slow_slot_and_another_mtu(look, healthy):
+    card = "/sys/class/infiniband/mlx5_{}/device/"
+    healthy.files[card.format(2) + "current_link_width"] = "8\n"
+    healthy.files[card.format(3) + "current_link_speed"] = "16.0 GT/s PCIe\n"
+    healthy.files[card.format(4) + "net/eth4/mtu"] = "1500\n"
+    healthy.files |= {card.format(5) + f"{which}_link_speed": "Unknown\n" for which in ("current", "max")}
+    found = look(healthy)
+    assert bad(found) == {("rdma.pcie", "mlx5_2/1"), ("rdma.pcie", "mlx5_3/1")}
+    facts = found[""].facts
+    assert facts["card links"] == "1 x 16.0 GT/s PCIe x16, 5 x 32.0 GT/s PCIe x16, 1 x 32.0 GT/s PCIe x8"
+    assert facts["card MTU"] == "1 x 1500, 7 x 9000"
 
 
 # --- host, limits, log ---

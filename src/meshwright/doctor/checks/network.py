@@ -1,4 +1,4 @@
-"""Network cards: ports that RDMA uses, their rates, firmware and error counters."""
+"""Network cards: ports that RDMA uses, their rates, PCI links, firmware and error counters."""
 
 from __future__ import annotations
 
@@ -35,6 +35,9 @@ class Port:
     firmware: str | None
     num_errors: int
     has_routable_address: bool | None  # has a RoCE v2 entry; None on InfiniBand
+    pci_link: str | None  # of the card, as it runs: 32.0 GT/s PCIe x16
+    highest_pci_link: str | None
+    mtu_bytes: tuple[str, ...]  # of the card's network interfaces
 
     @property
     def is_active(self) -> bool:
@@ -61,7 +64,16 @@ def _port(host: Host, folder: str) -> Port:
         firmware=text_or_none(host, f"{card}/fw_ver"),
         num_errors=sum(c for c in counters if c is not None),
         has_routable_address="RoCE v2" in types if layer == "Ethernet" and types else None,
+        pci_link=_pci_link(host, card, "current"),
+        highest_pci_link=_pci_link(host, card, "max"),
+        mtu_bytes=tuple(mtu for name in host.glob(f"{card}/device/net/*/mtu") if (mtu := text_or_none(host, name))),
     )
+
+
+def _pci_link(host: Host, card: str, which: str) -> str | None:
+    """Speed of a lane and number of lanes. Virtual functions report neither."""
+    speed, width = (text_or_none(host, f"{card}/device/{which}_link_{what}") for what in ("speed", "width"))
+    return f"{speed} x{width}" if speed and width and "Unknown" not in speed and width != "0" else None
 
 
 def _require_ports(node: Node) -> list[Port]:
@@ -107,6 +119,18 @@ def _total(node: Node) -> Iterator[CheckVerdict]:
     yield judge("rdma.total", total / 1e9, expected=expected / 1e9)
 
 
+def _pci_links(node: Node) -> Iterator[CheckVerdict]:
+    """Unlike a device, a network card keeps the speed of its lanes when it is idle."""
+    for port in _require_ports(node):
+        if port.is_active and port.pci_link and port.highest_pci_link:
+            is_whole = port.pci_link == port.highest_pci_link
+            yield found(
+                "rdma.pcie", CheckStatus.PASS if is_whole else CheckStatus.WARN,
+                where=port.name, measured=port.pci_link, expected=port.highest_pci_link,
+                hint="the slot has fewer or slower lanes than the card, or the card sits badly: seat it, or move it",
+            )  # fmt: skip
+
+
 def _errors(node: Node) -> Iterator[CheckVerdict]:
     for port in _require_ports(node):
         if port.is_active:
@@ -139,6 +163,7 @@ CHECKS: dict[str, Check] = {
     "rdma.state": _states,
     "rdma.rate": _rates,
     "rdma.total": _total,
+    "rdma.pcie": _pci_links,
     "rdma.errors": _errors,
     "rdma.address": _addresses,
     "rdma.firmware": _firmware,

@@ -46,6 +46,7 @@ class Device:
     default_power_limit_w: float | None = None
     pcie_width: int | None = None
     highest_pcie_width: int | None = None
+    pcie_generation: int | None = None  # that device and slot can have, also where an idle device has lowered it
     scale_up_links: int | None = None  # that are up
     expected_scale_up_links: int | None = None
     uncorrected_errors: int | None = None

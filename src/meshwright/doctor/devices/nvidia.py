@@ -83,6 +83,7 @@ def _device(host: Host, index: int, gpu: Element) -> Device | None:
         default_power_limit_w=_number(power, "default_power_limit"),
         pcie_width=_whole(_number(gpu, "pci/pci_gpu_link_info/link_widths/current_link_width")),
         highest_pcie_width=_whole(_number(gpu, "pci/pci_gpu_link_info/link_widths/max_link_width")),
+        pcie_generation=_whole(_number(gpu, "pci/pci_gpu_link_info/pcie_gen/max_link_gen")),
         uncorrected_errors=_errors(gpu, "uncorrect"),
         corrected_errors=_errors(gpu, "correctable"),
         is_repair_pending=_yes(gpu, "remapped_rows/remapped_row_pending"),
