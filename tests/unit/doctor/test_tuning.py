@@ -349,6 +349,28 @@ def test_notes_say_what_a_person_has_to_do(make_host):
     assert seen["relaxed-ordering"].is_well is None
 
 
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        ("iommu=pt", "pt"),
+        ("amd_iommu=on iommu=pt", "pt"),
+        ("quiet iommu.passthrough=1", "1"),
+        ("amd_iommu=off", "off"),
+        ("intel_iommu=off quiet", "off"),
+        ("iommu=off", "off"),
+        ("iommu=on", "none"),
+        ("intel_iommu=on", "none"),
+        ("amd_iommu=pt", "none"),
+        ("iommu.passthrough=0", "none"),
+        ("my_iommu=pt", "none"),
+        ("quiet", "none"),
+    ],
+)
+def test_every_spelling_of_passthrough_counts(make_host, words, value):
+    seen = {n.name: n for n in notes(make_host({"/proc/cmdline": words + "\n", "/sys/class/infiniband/x": ""}))}
+    assert (seen["iommu"].current, seen["iommu"].is_well) == (value, value != "none")
+
+
 def test_notes_about_network_cards_need_one(make_host):
     assert {n.name for n in notes(make_host({"/proc/self/limits": LIMITS}))} == {
         "memlock",
