@@ -223,13 +223,20 @@ def _pod(
         spec["serviceAccountName"] = site.service_account
     if site.priority_class:
         spec["priorityClassName"] = site.priority_class
+    if site.scheduler:
+        spec["schedulerName"] = site.scheduler
+    if site.secrets:
+        spec["containers"][0]["envFrom"] = [{"secretRef": {"name": secret}} for secret in site.secrets]
+    if site.pull_secrets:
+        spec["imagePullSecrets"] = [{"name": secret} for secret in site.pull_secrets]
     if site.node_selector:
         spec["nodeSelector"] = dict(site.node_selector)
     if site.tolerations:
         spec["tolerations"] = [dict(t) for t in site.tolerations]
     if request.exclude:
         spec["affinity"] = _excluding(request.exclude)
-    return {"metadata": {"labels": {"app": name}}, "spec": spec}
+    annotations = {"annotations": dict(site.annotations)} if site.annotations else {}
+    return {"metadata": {"labels": {"app": name}, **annotations}, "spec": spec}
 
 
 def _command(request: LaunchRequest, settings: KubernetesSettings) -> list[str]:

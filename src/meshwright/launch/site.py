@@ -81,7 +81,11 @@ class KubernetesSite(_Section):
     host_ipc: bool = False
     queue: str | None = None  # a local queue of Kueue
     priority_class: str | None = None
+    scheduler: str | None = None  # of pods, such as volcano; None: the cluster's own
     service_account: str | None = None
+    annotations: dict[str, str] = Field(default_factory=dict)  # of pods, such as networks of Multus
+    secrets: tuple[str, ...] = Field(default=(), strict=False)  # all of their keys are variables of the processes
+    pull_secrets: tuple[str, ...] = Field(default=(), strict=False)
     node_selector: dict[str, str] = Field(default_factory=dict)
     tolerations: tuple[dict[str, Any], ...] = Field(default=(), strict=False)
     stop_ahead_s: int = Field(default=120, ge=1)  # between the request to save and the kill

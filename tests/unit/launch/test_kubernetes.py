@@ -23,7 +23,9 @@ FULL = USUAL.model_copy(
     update={
         "namespace": "llm", "queue": "training", "priority_class": "high", "service_account": "trainer",
         "host_network": True, "host_ipc": True, "memory": "1500Gi", "cpu": "96", "rdma_count": 8,
-        "node_selector": {"pool": "gpu"}, "tolerations": ({"key": "gpu", "operator": "Exists"},),
+        "scheduler": "volcano", "annotations": {"k8s.v1.cni.cncf.io/networks": "rail-0,rail-1"},
+        "secrets": ("hub-token",), "pull_secrets": ("registry",), "node_selector": {"pool": "gpu"},
+        "tolerations": ({"key": "gpu", "operator": "Exists"},),
     }
 )  # fmt: skip
 
@@ -72,6 +74,14 @@ def test_no_later_runs_files_reach_pods_that_start_again(request_there):
         assert job["metadata"]["name"] == "first"
         names.add(config["metadata"]["name"])
     assert len(names) == 2
+
+
+def test_secrets_scheduler_and_annotations_reach_the_pods(request_there):
+    found = documents(request_there(), settings(FULL, KubernetesJobKind.JOBSET))[1]
+    pod = found["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    assert pod["metadata"]["annotations"] == {"k8s.v1.cni.cncf.io/networks": "rail-0,rail-1"}
+    assert (pod["spec"]["schedulerName"], pod["spec"]["imagePullSecrets"]) == ("volcano", [{"name": "registry"}])
+    assert pod["spec"]["containers"][0]["envFrom"] == [{"secretRef": {"name": "hub-token"}}]
 
 
 def container_of(request, site):
