@@ -23,15 +23,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from meshwright.kernels.adamw import clip_scale
-from meshwright.specs.run import LearningRateSchedule, Optimizer, StateFormat
+from meshwright.specs.run import DecayShape, LearningRateSchedule, Optimizer, StateFormat
 from meshwright.training.masters import masters_of
 from meshwright.training.optimizer import MasterOptimizer, learning_rate
 
 FALLING = (LearningRateSchedule.COSINE, LearningRateSchedule.LINEAR, LearningRateSchedule.WSD)
-LARGEST_SLOPE = {  # of the fall, over the slope of a line through the same steps
-    LearningRateSchedule.COSINE: math.pi / 2,
-    LearningRateSchedule.LINEAR: 1.0,
-    LearningRateSchedule.WSD: 1.0,
+LARGEST_SLOPE = {  # of the fall, over the slope of a line through the same number of steps
+    DecayShape.COSINE: lambda steps: math.pi / 2,
+    DecayShape.LINEAR: lambda steps: 1.0,
+    DecayShape.SQRT: math.sqrt,
+    DecayShape.EXPONENTIAL: lambda steps: 2 * math.log(2),
 }
 ROUNDING = unit_roundoff(torch.float64)
 """Largest relative error of one operation with Python's numbers."""
@@ -47,6 +48,7 @@ def runs(draw, schedules=tuple(LearningRateSchedule)):
         warmup_steps=draw(st.integers(0, num_steps - 1)),
         final_ratio=draw(st.floats(0, 1)),
         decay_ratio=draw(st.floats(0.01, 1)),
+        decay_shape=draw(st.sampled_from(tuple(DecayShape))),
     )
     return settings_, num_steps
 
@@ -104,7 +106,39 @@ def test_the_rate_makes_no_jump(case):
     steepest = max(a - b for a, b in pairwise(rates))
     # Each rate is off by 7 roundings of the peak at most: the elapsed share and its product with π, times π / 2 as the
     # cosine falls; the cosine, 1 less it, 1 less the fall, the product. So is a fall by 14, and the line by 4.
-    assert steepest <= line * LARGEST_SLOPE[s.schedule] + 18 * ROUNDING * s.learning_rate
+    shape = s.decay_shape if s.schedule is LearningRateSchedule.WSD else DecayShape(s.schedule.value)
+    largest = LARGEST_SLOPE[shape](max(1, num_steps - start))
+    assert steepest <= line * largest + 18 * ROUNDING * s.learning_rate
+
+
+@pytest.mark.parametrize("shape", [DecayShape.LINEAR, DecayShape.COSINE, DecayShape.SQRT])
+def test_decays_are_those_of_transformers(shape):
+    transformers = pytest.importorskip("transformers")
+    wsd = Optimizer(
+        learning_rate=0.5, warmup_steps=2, final_ratio=0.1, schedule=LearningRateSchedule.WSD, decay_ratio=0.5,
+        decay_shape=shape,
+    )  # fmt: skip
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.5)
+    theirs = transformers.get_wsd_schedule(
+        optimizer, num_warmup_steps=2, num_decay_steps=5, num_training_steps=10, min_lr_ratio=0.1,
+        decay_type="1-sqrt" if shape is DecayShape.SQRT else shape.value,
+    )  # fmt: skip
+    later = []
+    for _ in range(11):
+        later.append(theirs.get_last_lr()[0])
+        optimizer.step()
+        theirs.step()
+    assert rates_of(wsd, 10)[2:] == pytest.approx(later[3:], rel=1e-12)  # its warm-up begins at the last rate
+
+
+def test_the_exponential_decay_is_that_of_megatron():
+    """2 · 0.5^x - 1 of the fall is left (megatron/core/optimizer_param_scheduler.py)."""
+    wsd = Optimizer(
+        learning_rate=1.0, final_ratio=0.0, schedule=LearningRateSchedule.WSD, decay_ratio=0.4,
+        decay_shape=DecayShape.EXPONENTIAL,
+    )  # fmt: skip
+    left = [2 * 0.5 ** (i / 4) - 1 for i in range(1, 5)]
+    assert rates_of(wsd, 10)[6:] == pytest.approx(left, rel=1e-12)
 
 
 @given(runs((LearningRateSchedule.WSD, LearningRateSchedule.CONSTANT)))

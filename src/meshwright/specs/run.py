@@ -62,6 +62,15 @@ class LearningRateSchedule(StrEnum):
     CONSTANT = "constant"
 
 
+class DecayShape(StrEnum):
+    """Curve of the decay of WSD: f(x) is the share of the fall after the share x of the decay's steps."""
+
+    LINEAR = "linear"  # f(x) = x
+    COSINE = "cosine"  # (1 - cos πx) / 2
+    SQRT = "sqrt"  # √x
+    EXPONENTIAL = "exponential"  # 2 - 2^(1 - x), as in Megatron
+
+
 class StateFormat(StrEnum):
     """Format in which AdamW stores its two states between steps. The update and the master weights are fp32."""
 
@@ -99,6 +108,7 @@ class Optimizer:
     warmup_steps: CountOrZero = 0
     final_ratio: Ratio = 0.1  # last learning rate over the peak one
     decay_ratio: Ratio = 0.1  # WSD: share of the steps that decay
+    decay_shape: DecayShape = DecayShape.LINEAR  # of WSD
     states: StateFormat = StateFormat.FP32  # of AdamW
     momentum: BelowOne = 0.95  # of Muon, as the four below
     nesterov: bool = True

@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from meshwright.kernels.adamw import clip_scale, gradient_squares
-from meshwright.specs.run import LearningRateSchedule, StateFormat
+from meshwright.specs.run import DecayShape, LearningRateSchedule, StateFormat
 from meshwright.specs.run import Optimizer as Settings
 from meshwright.training.host_memory import HostCopies
 from meshwright.training.masters import Master, is_partial, local_part
@@ -34,7 +34,7 @@ def learning_rate(settings: Settings, *, step: int, num_steps: int) -> float:
     """The rate of step `step` (0 is the first) of `num_steps`.
 
     Linear warm-up from peak / warmup_steps to the peak; then by schedule down to peak x final_ratio, which the last
-    step has. WSD stays at the peak until the last `decay_ratio` of all steps, at least one, and falls linearly.
+    step has. WSD stays at the peak until the last `decay_ratio` of all steps, at least one, and falls by `decay_shape`.
 
     >>> s = Settings(learning_rate=1.0, warmup_steps=2, final_ratio=0.0, schedule=LearningRateSchedule.LINEAR)
     >>> [learning_rate(s, step=i, num_steps=6) for i in range(6)]
@@ -43,18 +43,23 @@ def learning_rate(settings: Settings, *, step: int, num_steps: int) -> float:
     peak, taken = settings.learning_rate, step + 1
     if taken <= settings.warmup_steps:
         return peak * taken / settings.warmup_steps
-    start = settings.warmup_steps
+    start, shape = settings.warmup_steps, settings.schedule.value
     if settings.schedule is LearningRateSchedule.WSD:
+        shape = settings.decay_shape.value
         falling = max(1, round(settings.decay_ratio * num_steps)) if settings.decay_ratio else 0
         start = max(start, num_steps - falling)
     elapsed = min(1.0, max(0.0, (taken - start) / max(1, num_steps - start)))
-    if settings.schedule is LearningRateSchedule.CONSTANT:
-        fallen = 0.0
-    elif settings.schedule is LearningRateSchedule.COSINE:
-        fallen = 0.5 * (1 - math.cos(math.pi * elapsed))
-    else:
-        fallen = elapsed
-    return peak * (1 - (1 - settings.final_ratio) * fallen)
+    return peak * (1 - (1 - settings.final_ratio) * FALLEN[shape](elapsed))
+
+
+FALLEN: Mapping[str, Callable[[float], float]] = {
+    LearningRateSchedule.CONSTANT: lambda x: 0.0,
+    DecayShape.LINEAR: lambda x: x,
+    DecayShape.COSINE: lambda x: 0.5 * (1 - math.cos(math.pi * x)),
+    DecayShape.SQRT: math.sqrt,
+    DecayShape.EXPONENTIAL: lambda x: 2 - 2 ** (1 - x),
+}
+"""Share of its fall that a rate has fallen, by the share of its decay that is over."""
 
 
 class MasterOptimizer:

@@ -74,7 +74,7 @@ TOYS = {
         "parallel={data_shard: 2, pipeline: 2, virtual_pipeline: 2, tensor: 2, schedule: interleaved, "
         "sharding: gradients}",
         "train.checkpoint={folder: saved, every_steps: 5, keep: 3}",
-        "optimizer={schedule: wsd, warmup_steps: 2, decay_ratio: 0.3, gradient_clip: null, learning_rate: 1.0e-3}",
+        "optimizer={schedule: wsd, warmup_steps: 2, decay_ratio: 0.3, decay_shape: sqrt, gradient_clip: null}",
     ),
     "layers-by-hand": (
         "parallel={data_shard: 4, pipeline: 2, layers_per_stage: [5, 2], schedule: gpipe, sharding: parameters}",

@@ -140,6 +140,8 @@ def test_defaults_of_its_files_are_its_own(imported):
     [
         ("steps = 1000", "steps = 10", "optimizer.warmup_steps", 10),
         ("warmup_steps = 200", 'decay_ratio = 0.8\ndecay_type = "cosine"', "optimizer.schedule", "wsd"),
+        ("warmup_steps = 200", 'decay_ratio = 0.8\ndecay_type = "cosine"', "optimizer.decay_shape", "cosine"),
+        ("warmup_steps = 200", 'decay_type = "sqrt"', "optimizer.decay_ratio", 1.0),
         ('flavor = "8B"', 'flavor = "8B"\nconverters = ["mx"]', "precision", "mxfp8"),
         ('flavor = "8B"', 'flavor = "8B"\nconverters = ["quantize.linear.float8"]', "precision", "fp8"),
         ("[model]", "[debug]\nseed = 7\n[model]", "train.seed", 7),

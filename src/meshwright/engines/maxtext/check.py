@@ -14,7 +14,7 @@ from meshwright.engines.maxtext.config.models import check_model, is_gpt_oss, is
 from meshwright.specs.features import AttentionKernel
 from meshwright.specs.model import Lora
 from meshwright.specs.plan import Plan
-from meshwright.specs.run import Run, StateFormat
+from meshwright.specs.run import DecayShape, LearningRateSchedule, Run, StateFormat
 
 
 def check(run: Run) -> tuple[Unsupported, ...]:
@@ -33,6 +33,9 @@ def _numbers(run: Run) -> Iterator[Unsupported]:
         yield Unsupported(
             key="optimizer.states", reason="MaxText's second optimizer state is always fp32: must be fp32"
         )
+    falls = run.optimizer.schedule is LearningRateSchedule.WSD
+    if falls and run.optimizer.decay_shape not in (DecayShape.LINEAR, DecayShape.COSINE):
+        yield Unsupported(key="optimizer.decay_shape", reason="MaxText's decay is linear or a cosine")
     if run.train.z_loss:
         yield Unsupported(key="train.z_loss", reason="MaxText adds it to the loss that it reports: must be 0")
     if run.train.balance_loss:

@@ -423,13 +423,12 @@ def _schedule(settings: MaxTextKeys, *, whole: int, warm: int, is_export: bool) 
     decay = int(whole * settings.take("wsd_decay_steps_fraction"))
     if kind == "cosine":
         return {"schedule": "cosine"}
-    if style != "linear":
-        settings.note(f"wsd_decay_style = {style!r} is not carried over: the rate decays linearly")
     if not decay:
         return {"schedule": "constant"}
-    if decay == whole - warm:
+    if decay == whole - warm and style == "linear":
         return {"schedule": "linear"}
-    return {"schedule": "wsd", "decay_ratio": (decay - 1) / (whole - 1) if is_export else decay / whole}
+    ratio = (decay - 1) / (whole - 1) if is_export else decay / whole
+    return {"schedule": "wsd", "decay_ratio": ratio, "decay_shape": style}
 
 
 def _checkpoint(settings: MaxTextKeys) -> dict[str, Any]:

@@ -266,7 +266,7 @@ def schedule_keys(o: Optimizer, *, num_steps: int) -> dict[str, Any]:
     return {
         "lr_schedule_type": "wsd",
         **keys,
-        "wsd_decay_style": "linear",
+        "wsd_decay_style": o.decay_shape.value if o.schedule is LearningRateSchedule.WSD else "linear",
         "wsd_decay_steps_fraction": fraction_for(whole, decay),
     }
 

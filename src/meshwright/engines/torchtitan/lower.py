@@ -23,7 +23,7 @@ from meshwright.engines.torchtitan.check import check
 from meshwright.engines.torchtitan.config_module.models import HOMES, STD, model_spec, residual_std
 from meshwright.engines.torchtitan.config_module.python_source import Call, Name, call, imports, render, roots
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
-from meshwright.specs.run import Run, StateFormat, Tracker
+from meshwright.specs.run import LearningRateSchedule, Run, StateFormat, Tracker
 
 MODULE, RUN_FILE, FUNCTION = "meshwright_run.py", "meshwright_run.yaml", "train"
 OUTPUT = "torchtitan"  # folder of the measurements, in the folder of the results
@@ -157,12 +157,14 @@ def _optimizer(run: Run) -> Call:
 
 def _learning_rates(run: Run) -> Call:
     o = run.optimizer
+    shape = {"decay_type": o.decay_shape.value} if o.schedule is LearningRateSchedule.WSD else {}
     return call(
         "RunLearningRates.Config",
         schedule=o.schedule.value,
         warmup_steps=o.warmup_steps,
         min_lr_factor=o.final_ratio,
         decay_ratio=o.decay_ratio,
+        **shape,
     )
 
 

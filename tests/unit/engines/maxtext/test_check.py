@@ -27,11 +27,13 @@ def test_a_plain_run_is_accepted(refused):
     assert refused("model=gpt-oss-20b", "data.sequence_length=4096") == []
     assert refused(GPT_OSS, "plan: data_shard: 4, expert: 2, sharding: parameters") == []
     assert refused("train.evaluate={target_loss: 1.5}", "data.validation=v.txt") == []
+    assert refused("optimizer={schedule: wsd, decay_shape: cosine}") == []
 
 
 REFUSED = [
     ("precision: fp8 is not lowered", ["precision=fp8"]),
     ("optimizer.states", ["optimizer.states=bf16"]),
+    ("optimizer.decay_shape", ["optimizer={schedule: wsd, decay_shape: sqrt}"]),
     ("train.trackers", ["train.trackers=[tensorboard]"]),
     ("lora.dropout", ["task=lora", "lora.dropout=0.1"]),
     ("lora.base_format", ["task=lora", "lora.base_format=nf4"]),

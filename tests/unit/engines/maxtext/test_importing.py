@@ -103,7 +103,7 @@ rope: {scaling: yarn, factor: 4, original_context: 128, truncate: false}}"""
     "overrides",
     [
         [],
-        ["optimizer.schedule=wsd", "optimizer.gradient_clip=null", "precision=fp32"],
+        ["optimizer.schedule=wsd", "optimizer.gradient_clip=null", "precision=fp32", "optimizer.decay_shape=cosine"],
         ["optimizer.schedule=linear", "train.checkpoint=null"],
         ["optimizer.schedule=constant", "optimizer.warmup_steps=0"],
         ["model.rope={theta: 500000, scaling: llama3, factor: 8, original_context: 8192}"],

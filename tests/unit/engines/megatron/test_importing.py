@@ -52,7 +52,8 @@ MIXTURE = "model.experts={num_experts: 8, top_k: 2, ffn_hidden: 32%s}"
     "overrides",
     [
         [],
-        ["optimizer.schedule=wsd", "optimizer.betas=[0.8, 0.99]", "precision=fp32", "train.checkpoint=null"],
+        ["optimizer.schedule=wsd", "optimizer.decay_shape=sqrt", "optimizer.betas=[0.8, 0.99]", "precision=fp32",
+         "train.checkpoint=null"],
         ["optimizer.schedule=linear", "optimizer.final_ratio=0", "optimizer.gradient_clip=null",
          "train.checkpoint.asynchronous=false"],
         ["optimizer.schedule=constant", "data.source=tokens/train.bin"],

@@ -21,7 +21,7 @@ from meshwright.cost.stages import layers_per_stage
 from meshwright.engines.megatron.switches import capacity, reduces_in_fp32
 from meshwright.specs.model import AttentionKind, Model, RopeScaling, Router
 from meshwright.specs.plan import AxisOrder, Plan, Recompute, Sharding
-from meshwright.specs.run import LearningRateSchedule, Run, StateFormat
+from meshwright.specs.run import DecayShape, LearningRateSchedule, Run, StateFormat
 
 Settings = dict[str, Any]
 
@@ -346,5 +346,6 @@ def loop(run: Run, plan: Plan) -> Settings:
     if is_wsd:
         assert run.num_steps is not None
         falling = max(1, round(o.decay_ratio * run.num_steps))
-        settings |= {"lr_wsd_decay_style": "linear", "lr_wsd_decay_iters": falling}
+        style = "minus_sqrt" if o.decay_shape is DecayShape.SQRT else o.decay_shape.value
+        settings |= {"lr_wsd_decay_style": style, "lr_wsd_decay_iters": falling}
     return settings

@@ -20,6 +20,7 @@ from meshwright.specs.hardware import Cluster
 
 FP8 = {"delayed": "fp8_delayed", "tensorwise": "fp8", "blockwise": "fp8_blockwise", "mxfp8": "mxfp8"}
 SCHEDULES = {"constant": "constant", "linear": "linear", "cosine": "cosine", "WSD": "wsd"}
+DECAY_SHAPES = {"minus_sqrt": "sqrt", **{name: name for name in ("linear", "cosine", "exponential")}}
 ELSEWHERE = {
     "yaml-cfg": "Megatron-LM takes all settings from that file: import the same settings as options",
     "spec": "layers of a module of its own have other shapes and kernels: leave it out where they are GPT's own layers",
@@ -225,9 +226,10 @@ def _schedule(options: MegatronOptions, *, num_decay: int, steps: int) -> dict[s
         raise InputError("a schedule that run files do not support", got=got, allowed=allowed)
     if kind != "WSD":
         return {"schedule": SCHEDULES[kind]}
-    if style != "linear":
-        options.note(f"--lr-wsd-decay-style {style} is not carried over: the rate decays linearly")
-    return {"schedule": "wsd"} | ({"decay_ratio": num_decay / steps} if num_decay and steps else {})
+    if style not in DECAY_SHAPES:
+        raise InputError("an unknown decay", got=f"--lr-wsd-decay-style {style}", allowed=", ".join(DECAY_SHAPES))
+    ratio = {"decay_ratio": num_decay / steps} if num_decay and steps else {}
+    return {"schedule": "wsd", **ratio, "decay_shape": DECAY_SHAPES[style]}
 
 
 def _note_unsupported_rates(options: MegatronOptions) -> None:

@@ -283,10 +283,13 @@ def _optimizer(settings: TrainerSettings, notes: list[str], *, adapts: bool) -> 
 
 
 def learning_rates(settings: TrainerSettings, notes: list[str]) -> dict[str, Any]:
-    """Return the schedule; decays that run files do not support become linear."""
+    """Return the schedule: falls of the whole training after its warm-up, or of its last `decay_ratio`."""
 
     def take(name: str) -> Any:
         return settings.take(f"lr_scheduler.{name}")
+
+    def wsd(ratio: Any) -> dict[str, Any]:
+        return {"decay_ratio": ratio, "decay_shape": kind}
 
     steps, warmup, ratio, kind = (
         settings.values["training.steps"],
@@ -299,11 +302,10 @@ def learning_rates(settings: TrainerSettings, notes: list[str]) -> dict[str, Any
         notes.append(f"lr_scheduler.total_steps = {total} is not carried over: rates decay within {steps} steps")
     rates: dict[str, Any] = {"warmup_steps": min(warmup, steps), "final_ratio": take("min_lr_factor")}
     if schedule := take("schedule"):  # of `RunLearningRates`
-        return rates | {"schedule": schedule} | ({"decay_ratio": ratio} if schedule == "wsd" else {})
-    if kind == "sqrt" or (ratio is not None and kind != "linear"):
-        notes.append(f"lr_scheduler.decay_type = {kind!r} is not carried over: rates decay linearly")
-        kind = "linear"
-    return rates | ({"schedule": kind} if ratio is None else {"schedule": "wsd", "decay_ratio": ratio})
+        return rates | {"schedule": schedule} | (wsd(ratio) if schedule == "wsd" else {})
+    if ratio is None and kind != "sqrt":
+        return rates | {"schedule": kind}
+    return rates | {"schedule": "wsd"} | wsd(1.0 if ratio is None else ratio)
 
 
 def precision(settings: TrainerSettings, model: ImportedModel, notes: list[str]) -> str:

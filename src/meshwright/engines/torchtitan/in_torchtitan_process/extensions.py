@@ -32,7 +32,7 @@ from torchtitan.tools.utils import device_type
 
 from meshwright import runfile
 from meshwright.errors import InputError
-from meshwright.specs.run import LearningRateSchedule, Optimizer
+from meshwright.specs.run import DecayShape, LearningRateSchedule, Optimizer
 from meshwright.training import data, telemetry
 from meshwright.training import device as devices
 from meshwright.training.models.experts import run_experts
@@ -109,7 +109,7 @@ class RunLearningRates(LRSchedulersContainer):
 
     @dataclass(kw_only=True, slots=True)
     class Config(LRSchedulersContainer.Config):
-        """`warmup_steps`, `decay_ratio` and `min_lr_factor` have their upstream meaning."""
+        """`warmup_steps`, `decay_ratio`, `decay_type` and `min_lr_factor` have their upstream meaning."""
 
         schedule: str = "cosine"
 
@@ -121,6 +121,7 @@ class RunLearningRates(LRSchedulersContainer):
                 warmup_steps=self.warmup_steps,
                 final_ratio=self.min_lr_factor,
                 decay_ratio=self.decay_ratio or 0.0,
+                decay_shape=DecayShape(self.decay_type),
             )
             num_steps = self.total_steps or training_steps
             return RunLearningRates(optimizers, lambda step: learning_rate(settings, step=step, num_steps=num_steps))
