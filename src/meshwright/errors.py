@@ -3,7 +3,8 @@
     MeshwrightError            exit code 2 unless a subclass says otherwise
     ├── InputError             what the user wrote is wrong: what, got, allowed, hint
     │   ├── RunFileError       ... in a run file, with file, line and key
-    │   └── UnknownNameError   ... a name that no catalogue holds, with the nearest known one
+    │   ├── UnknownNameError   ... a name that no catalogue holds, with the nearest known one
+    │   └── NewerFormatError   ... a file that a newer version wrote
     ├── InfeasibleError        the answer is no (does not fit, check failed): exit code 1
     └── MissingDependencyError an optional package or device is absent: exit code 3, names the install command
 
@@ -98,6 +99,14 @@ class RunFileError(InputError):
         where = file if line is None else f"{file}:{line}"
         super().__init__(f"{where}: {key + ': ' if key else ''}{message}", got=got, allowed=allowed, hint=hint)
         self.file, self.line, self.key = file, line, key
+
+
+class NewerFormatError(InputError):
+    """A file has a format that a newer version of this program writes."""
+
+    def __init__(self, where: object, *, got: object, allowed: object) -> None:
+        hint = "a newer Meshwright wrote it: update this one"
+        super().__init__(f"{where}: unknown format", got=got, allowed=allowed, hint=hint)
 
 
 MOST_NAMES = 30

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from meshwright.errors import InputError
+from meshwright.errors import InputError, NewerFormatError
 
 Record = TypeVar("Record")
 
@@ -64,6 +64,15 @@ def _sweep(folder: Path) -> None:
                 left.unlink()
 
 
+def swap_names(one: Path, other: Path) -> bool:
+    """Swap two names on one disk in a single step; False where the system or the file system cannot."""
+    import ctypes  # `os` has no function for it
+
+    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)  # Linux with glibc 2.28
+    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return renameat2 is not None and renameat2(here, os.fsencode(one), here, os.fsencode(other), swap) == 0
+
+
 def sync(path: Path) -> None:
     """Make a file, or renames in a folder, survive a power cut. Raises OSError."""
     handle = os.open(path, os.O_RDONLY)
@@ -85,11 +94,32 @@ def write_csv(path: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]]) -
         raise InputError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from None
 
 
+FORMAT = 1
+"""Format of records of trainings and of manifests of checkpoints, their key `format`."""
+
+
+def require_format(document: object, *, where: object, schema: str = "") -> None:
+    """Raise NewerFormatError for a document of a format above FORMAT, or above the number that ends `schema`.
+
+    A document without the key `format`, or `schema`, is of the first format.
+    """
+    kind, _, number = schema.rpartition(" ")
+    newest = int(number) if schema else FORMAT
+    found = document.get("schema" if schema else "format", 1) if isinstance(document, dict) else 1
+    text = str(found).removeprefix(f"{kind} ")[:9]
+    if text.isdecimal() and int(text) > newest:
+        raise NewerFormatError(where, got=found, allowed=schema or FORMAT)
+
+
 def document_of(document: object, *, schema: str, refusal: str) -> dict[str, Any]:
-    """Return a parsed JSON document that names `schema`. Raises InputError with the words of `refusal`."""
+    """Return a parsed JSON document that names `schema`: a kind, and the number of its format.
+
+    Raises InputError with the words of `refusal`, NewerFormatError for a higher number.
+    """
     if isinstance(document, dict) and document.get("schema") == schema:
         return document
     got = document.get("schema") if isinstance(document, dict) else type(document).__name__
+    require_format(document, where=refusal.partition(":")[0], schema=schema)
     raise InputError(refusal, got=got, allowed=schema)
 
 

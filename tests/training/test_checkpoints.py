@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -10,9 +11,12 @@ from tests.tiny_runs import SMALLEST
 
 torch = pytest.importorskip("torch")
 
-from meshwright.errors import InputError
+from meshwright.errors import InputError, NewerFormatError
+from meshwright.files import swap_names
 from meshwright.specs.run import Checkpoint
 from meshwright.training import checkpoints as checkpoint
+from meshwright.training import run_identity
+from meshwright.training.checkpoints import files as checkpoint_files
 
 
 def saved(folder: Path, step: int, *, keep: int | None = None) -> Path:
@@ -62,6 +66,20 @@ def test_a_damaged_manifest_is_refused(tmp_path, content, words):
     assert str(good) in str(caught.value.hint)
 
 
+def test_a_checkpoint_of_a_newer_meshwright_is_refused_and_is_not_damaged(tmp_path):
+    saved(tmp_path, 1)
+    path = saved(tmp_path, 2) / "manifest.json"
+    manifest = json.loads(path.read_text())
+    assert manifest["format"] == 1
+    path.write_text(json.dumps(manifest | {"format": 2}))
+    for read in (checkpoint.newest, lambda folder: checkpoint.verify(path.parent), run_identity._newest_manifest_in):
+        with pytest.raises(NewerFormatError, match=r"step-00000002: unknown format: got 2, allowed: 1"):
+            read(tmp_path)
+    del manifest["format"], manifest["manifest_sha256"]
+    path.write_text(json.dumps(checkpoint_files.sealed(manifest)))
+    assert checkpoint.newest(tmp_path).step == 2
+
+
 def test_an_altered_step_in_a_manifest_is_noticed(tmp_path):
     path = saved(tmp_path, 10) / "manifest.json"
     path.write_text(path.read_text().replace('"step": 10', '"step": 11'))
@@ -93,7 +111,10 @@ def test_a_checkpoint_that_was_moved_and_linked_is_removed_by_its_link(tmp_path)
     assert checkpoint.files.verify(moved) is None  # somebody put it there
 
 
-def test_a_step_that_is_saved_again_stands_until_its_successor_does(tmp_path, monkeypatch):
+@pytest.mark.parametrize("swaps", [True, False])
+def test_a_step_that_is_saved_again_stands_until_its_successor_does(tmp_path, monkeypatch, swaps):
+    if not swaps:  # a file system that cannot
+        monkeypatch.setattr(checkpoint.files, "swap_names", lambda one, other: False)
     saved(tmp_path, 1)
     monkeypatch.setattr(checkpoint.files.shutil, "rmtree", lambda path: None)  # killed before anything is removed
     saved(tmp_path, 1)
@@ -101,6 +122,22 @@ def test_a_step_that_is_saved_again_stands_until_its_successor_does(tmp_path, mo
     monkeypatch.undo()
     saved(tmp_path, 2)
     assert [p.name for p in sorted(tmp_path.iterdir())] == ["step-00000001", "step-00000002"]
+
+
+def test_a_step_that_is_saved_again_is_never_absent(tmp_path, monkeypatch):
+    final = saved(tmp_path, 1)
+    if not swap_names(final, final):
+        pytest.skip("this file system swaps no names")
+
+    rename = Path.rename
+
+    def renamed(path, target):
+        assert final not in (path, target)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", renamed)
+    assert saved(tmp_path, 1) == final
+    assert [p.name for p in tmp_path.iterdir()] == [final.name]
 
 
 def test_what_was_saved_is_loaded(tmp_path):

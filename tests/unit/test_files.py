@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from pathlib import Path
 
 import pytest
+from tests.record_folders import write_every_kind
 
-from meshwright.errors import InputError
-from meshwright.files import document_of, naming, refused_with, write_atomically
+from meshwright.errors import InputError, NewerFormatError
+from meshwright.files import document_of, naming, refused_with, require_format, swap_names, write_atomically
 
 
 def test_writes_utf_8(tmp_path):
@@ -72,6 +74,17 @@ def test_a_killed_writer_does_not_show(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_names_are_swapped_in_one_step_or_stay(tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    if swap_names(tmp_path / "a", tmp_path / "b"):
+        assert [p.name for p in (tmp_path / "a").iterdir()] == ["b"]
+        assert [p.name for p in (tmp_path / "b").iterdir()] == ["a"]
+    assert not swap_names(tmp_path / "a", tmp_path / "absent")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]
+
+
 def test_a_missing_folder_is_the_callers(tmp_path):
     with pytest.raises(FileNotFoundError):
         write_atomically(tmp_path / "absent" / "out.json", "x")
@@ -86,13 +99,51 @@ def test_an_error_of_a_full_disk_names_the_file(tmp_path):
     assert caught.value.filename == str(tmp_path / "absent")
 
 
-@pytest.mark.parametrize(("document", "got"), [({"schema": "a/2"}, "got 'a/2'"), ({}, "no list"), ([1], "got 'list'")])
+@pytest.mark.parametrize(("document", "got"), [({"schema": "b 1"}, "got 'b 1'"), ({}, "no list"), ([1], "got 'list'")])
 def test_a_document_of_another_schema_is_refused(document, got):
     with pytest.raises(InputError) as raised:
-        document_of(document, schema="a/1", refusal="no list")
+        document_of(document, schema="a 1", refusal="no list")
     assert got in raised.value.message
-    assert raised.value.message.endswith("allowed: a/1")
-    assert document_of({"schema": "a/1"}, schema="a/1", refusal="no list") == {"schema": "a/1"}
+    assert raised.value.message.endswith("allowed: a 1")
+    assert document_of({"schema": "a 1"}, schema="a 1", refusal="no list") == {"schema": "a 1"}
+
+
+@pytest.mark.parametrize(
+    ("document", "schema"),
+    [
+        ({"schema": "a 3"}, "a 2"),
+        ({"schema": "a 99999999999999999999"}, "a 2"),
+        ({"format": 2}, ""),
+        ({"format": "7"}, ""),
+    ],
+)
+def test_a_newer_format_is_refused_by_name(document, schema):
+    with pytest.raises(NewerFormatError) as raised:
+        require_format(document, where="x.json", schema=schema)
+    (got,) = document.values()
+    assert raised.value.message == f"x.json: unknown format: got {got!r}, allowed: {schema or 1}"
+    assert "newer Meshwright" in str(raised.value.hint)
+
+
+@pytest.mark.parametrize("document", [{}, {"format": 1}, {"format": None}, [1], None])
+def test_what_names_no_format_is_of_the_first(document):
+    require_format(document, where="x.json")
+
+
+def test_records_of_a_newer_meshwright_are_refused_by_name(tmp_path, meshwright):
+    write_every_kind(tmp_path)
+    sidecars = {path: json.loads(path.read_text()) for path in tmp_path.rglob("*.json")}
+    marked = {path: found for path, found in sidecars.items() if "schema" in found or path.name == "record.json"}
+    assert len(marked) == 7, "a kind of record has neither `schema` nor `format`"
+    for path, found in marked.items():
+        newer = found.get("schema", "format 1").rpartition(" ")[0] + " 99"
+        path.write_text(json.dumps(found | ({"schema": newer} if "schema" in found else {"format": 99})))
+        outcome = meshwright("report", path.parent, "--markdown", tmp_path / "out.md")
+        assert outcome.exit_code == 2, (path, outcome)
+        assert "unknown format" in outcome.stderr, (path, outcome)
+        assert path.name in outcome.stderr
+        assert "newer Meshwright" in outcome.stderr
+        path.write_text(json.dumps(found))
 
 
 def test_a_key_that_is_missing_is_named_and_a_value_says_what_is_wrong():

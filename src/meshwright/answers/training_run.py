@@ -16,6 +16,7 @@ from meshwright.accuracy.shapes import may_be_published
 from meshwright.accuracy.shipped import measured_runs_path
 from meshwright.answers.quantities import rate, seconds
 from meshwright.errors import InputError
+from meshwright.files import require_format
 from meshwright.json_values import jsonable
 from meshwright.records.fields import check
 from meshwright.records.training_fields import STEPS, RecordFields
@@ -171,6 +172,7 @@ def read_training(folder: Path) -> TrainingRun:
         ) from None  # fmt: skip
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where} cannot be read: {error}") from None
+    require_format(record, where=folder / "record.json")
     check(record, kind=RecordFields, where=str(folder / "record.json"))
     check(steps, kind=STEPS, where=str(folder / "steps.jsonl"), is_by_line=True)
     return TrainingRun(folder=folder, record=record, steps=steps, text=text)

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares
 
+from meshwright import files
 from meshwright.arrays import FloatArray
 from meshwright.errors import InputError
 from meshwright.inference.constants import SERVER, ServingCalibration, Unknown, shipped_constants
@@ -229,9 +230,7 @@ def read_server_calibration(path: Path) -> ServerCalibration:
     """Read the file of `meshwright inference calibrate`. Raises InputError for another or a damaged file."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        if document["schema"] != SCHEMA:
-            raise InputError(f"{path}: not a serving calibration", got=document["schema"], allowed=SCHEMA)
-        return _from_document(document)
+        return _from_document(files.document_of(document, schema=SCHEMA, refusal=f"{path}: not a serving calibration"))
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.files import write_atomically
+from meshwright.files import document_of, write_atomically
 from meshwright.kernels.operations import OPERATIONS
 
 SCHEMA = "meshwright kernel tuning 1"
@@ -54,8 +54,7 @@ def load(path: str | os.PathLike[str]) -> TunedTable:
     try:
         with Path(path).open("rb") as stream:
             document = json.loads(stream.read(MOST_BYTES + 1))
-        if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-            raise InputError(f"{name} is no table of tuned kernels", allowed=f"schema {SCHEMA!r}")
+        document_of(document, schema=SCHEMA, refusal=f"{name}: no table of tuned kernels")
         return TunedTable(
             device=str(document["device"]),
             torch=str(document["torch"]),

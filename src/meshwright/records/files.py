@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
 from meshwright.errors import InputError
-from meshwright.files import naming, write_atomically
+from meshwright.files import document_of, naming, write_atomically
 from meshwright.records.fields import LARGEST, Count, Fields, check, read_rows
 from meshwright.units import parse_count
 
@@ -121,9 +121,7 @@ def read_sidecar(
         raise InputError(f"{path}: cannot be read as JSON: {error}") from None
     except RecursionError:
         raise InputError(f"{path}: is nested too deeply") from None
-    if not isinstance(found, dict) or found.get("schema") != schema:
-        got = found.get("schema") if isinstance(found, dict) else type(found).__name__
-        raise InputError(f"{path}: not the sidecar of bench records", got=got, allowed=schema)
+    found = document_of(found, schema=schema, refusal=f"{path}: not the sidecar of bench records")
     missing = [key for key in keys if key not in found]
     if missing:
         raise InputError(f"{path}: {'; '.join(f'{key} is missing' for key in missing)}")

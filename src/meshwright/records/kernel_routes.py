@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from meshwright.files import require_format
 from meshwright.records.fields import Fields, Number, Positive, check, read_json
 from meshwright.records.training_fields import DeviceFields
 
@@ -86,5 +87,6 @@ def read_kernel_routes(folder: Path) -> KernelRoutes:
     """Read `kernels.json` of a folder. Raises InputError with file and every wrong field."""
     path = folder / NAME
     document = read_json(path)
+    require_format(document, where=path, schema=SCHEMA)
     found = check(document, kind=RoutesFields, where=str(path))
     return KernelRoutes(path=path, document=document, rows=tuple(found.rows))

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from meshwright.files import require_format
 from meshwright.records.fields import Count, Fields, Number, Whole, check, read_json
 
 SCHEMA = "meshwright bench offline 1"
@@ -60,5 +61,6 @@ class OfflineFields(Fields):
 def read_offline(path: Path) -> dict[str, Any]:
     """Read the file. Raises InputError when it is absent, damaged or of another kind, with every wrong field."""
     document = read_json(path)
+    require_format(document, where=path, schema=SCHEMA)
     check(document, kind=OfflineFields, where=str(path))
     return document

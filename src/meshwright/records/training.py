@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from meshwright.files import FORMAT, require_format
 from meshwright.units import format_seconds
 
 
@@ -47,6 +48,7 @@ class Record:
     identity: dict[str, Any] | None = None  # of the run over all its resumptions (`training.run_identity`)
     kernels: tuple[dict[str, Any], ...] = ()  # routes of training kernels, with reasons (`kernels.dispatch.summary`)
     notes: tuple[str, ...] = field(default=())
+    format: int = FORMAT
 
 
 RECORD = "record.json"
@@ -98,8 +100,10 @@ def _require_keys(what: str, found: Collection[str], *, needed: Sequence[str], o
 
 
 def read_record(folder: Path) -> Record:
-    """Read the record in `folder`."""
-    record = Record(**json.loads((folder / RECORD).read_text(encoding="utf-8")))
+    """Read the record in `folder`. Raises NewerFormatError."""
+    document = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    require_format(document, where=folder / RECORD)
+    record = Record(**document)
     return replace(
         record,
         ending=Ending(record.ending),

@@ -20,7 +20,7 @@ from uuid import uuid4
 from pydantic import TypeAdapter, ValidationError
 
 from meshwright.errors import InputError
-from meshwright.files import write_atomically
+from meshwright.files import require_format, write_atomically
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run, with_absolute_paths
 
@@ -320,6 +320,7 @@ def _newest_manifest_in(folder: Path) -> dict[str, Any] | None:
         manifest = None if saved is None else json.loads((saved / _MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None  # damaged: refused when the checkpoint is verified
+    require_format(manifest, where=f"checkpoint {saved}")
     return manifest if isinstance(manifest, dict) else None
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from meshwright.errors import InputError
+from meshwright.errors import InputError, NewerFormatError
+from meshwright.files import require_format, swap_names
 from meshwright.training.checkpoints.peers import Peers
 
 NAME = re.compile(r"step-(\d{8,})")
@@ -85,17 +86,19 @@ def newest_good(folder: Path) -> SavedCheckpoint | None:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of the checkpoint at `path`. Raises InputError when it cannot be read."""
+    """The manifest of the checkpoint at `path`. Raises InputError when it cannot be read, or is of a newer format."""
     try:
-        return json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read the manifest of checkpoint {path}: {error}") from error
+    require_format(manifest, where=f"checkpoint {path}")
+    return manifest
 
 
 def verify(path: Path) -> str | None:
     """Compare the files of a checkpoint with its manifest; the first difference found, or None.
 
-    Every process calls it, reads a part of the files, and gets the same result.
+    Every process calls it, reads a part of the files, and gets the same result. Raises NewerFormatError.
     """
     peers = Peers()
     try:
@@ -109,6 +112,8 @@ def verify(path: Path) -> str | None:
         fault = next((f for f in faults if f), None)
     except FileNotFoundError:
         fault = "it has no manifest"
+    except NewerFormatError:
+        raise
     except (InputError, KeyError, TypeError, AttributeError):
         fault = "its manifest cannot be read"
     return next((f for f in peers.gathered(fault) if f), None)
@@ -160,6 +165,9 @@ def remove(path: Path, *, successor: Path | None = None) -> None:
     It is renamed first: a killed process leaves no incomplete one under its name. Of a link to another disk the link
     goes, and the files that somebody moved there stay.
     """
+    if successor is not None and swap_names(successor, path):
+        _delete(successor)  # the old one: a step that is saved again is never absent
+        return
     doomed = path.with_name(REMOVED + path.name)
     path.rename(doomed)
     if successor is not None:

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from meshwright.errors import InputError
-from meshwright.files import sync, write_atomically
+from meshwright.files import FORMAT, sync, write_atomically
 from meshwright.training.checkpoints import files
 from meshwright.training.checkpoints.peers import Peers
 
@@ -69,7 +69,7 @@ def end(
 
     `digests` has the digests of its files, by process.
     """
-    manifest = {**about, "step": step, "files": {n: d for part in digests for n, d in part.items()}}
+    manifest = {"format": FORMAT, **about, "step": step, "files": {n: d for part in digests for n, d in part.items()}}
     final = partial.with_name(partial.name.removeprefix(files.PARTIAL))
     peers.on_first(lambda: _end(partial, final, manifest, keep))
     return final
