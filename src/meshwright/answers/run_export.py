@@ -14,6 +14,7 @@ from meshwright.engines.beginning import note_on_switches
 from meshwright.engines.choice import planned
 from meshwright.engines.local import write_files
 from meshwright.errors import InputError, MeshwrightError
+from meshwright.files import PARTIAL
 from meshwright.json_values import jsonable
 from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.request import request_for
@@ -95,9 +96,11 @@ def export_run(run: Run, folder: Path) -> RunExport:
     refuse(run.engine, check_export(run))
     run = planned(run, is_export=True)
     launch, notes = _lowered(find_engine(run.engine), run, folder)
-    if folder.exists() and any(folder.iterdir()):
-        raise InputError("the folder is not empty", got=str(folder), hint="name a new one")
     try:
+        for path in folder.rglob("*"):  # files of this export are what a killed one left
+            ours = launch.files.get(str(path.relative_to(folder)))
+            if path.is_file() and path.suffix != PARTIAL and path.read_bytes() != (ours and ours.encode()):
+                raise InputError("the folder is not empty", got=str(folder), hint="name a new one")
         write_files(launch, folder)
     except OSError as error:
         raise InputError(f"cannot write to {folder}: {error.strerror or error}") from error

@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -202,6 +203,9 @@ def run(args: Sequence[str]) -> int:
         _silence_stdout()
         return EXIT_BROKEN_PIPE
     except Exception as error:
+        if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):  # of copied folders
+            _, path, why = error.args[0][0]
+            return _fail(f"{path}: {why}", hint=None, exit_code=EXIT_USAGE, as_json=as_json)
         if isinstance(error, OSError) and error.filename is not None:
             return _fail_on_file(error, as_json=as_json)
         if isinstance(error, OSError) and error.errno in _NO_ROOM:

@@ -11,12 +11,14 @@ import json
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
+from meshwright.files import STALE_S, swap_names, sync
 from meshwright.mlperf.check_system import description_problems
 from meshwright.mlperf.log import read_log
 from meshwright.mlperf.official import PACKAGE, ask, package_version
@@ -112,6 +114,9 @@ def write_package(
     _check_inputs(scores, org=org, system=system, code=code, description=description)
     out.mkdir(parents=True, exist_ok=True)
     final = out / org
+    for left in out.glob(f".{org}.*"):  # of a killed command
+        if time.time() - left.stat().st_mtime > STALE_S:
+            shutil.rmtree(left, ignore_errors=True)
     building = Path(tempfile.mkdtemp(prefix=f".{org}.", dir=out))
     try:
         tree = building / org
@@ -122,9 +127,14 @@ def write_package(
         changed = not (final.exists() and _same(final, tree))
         check = _official(tree, scores)
         if changed:
-            if final.exists():
-                final.rename(building / "old")
-            tree.rename(final)
+            for path in (tree, *tree.rglob("*")):
+                if path.exists():  # what a link of the code names need not
+                    sync(path)
+            if not (final.exists() and swap_names(tree, final)):
+                if final.exists():
+                    final.rename(building / "old")
+                tree.rename(final)
+            sync(out)
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return SubmissionPackage(

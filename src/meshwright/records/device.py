@@ -169,8 +169,8 @@ class DeviceRecorder(Recorder):
             if not resume:
                 raise InputError("there are records already", got=str(self.path), hint="add to them with --resume")
             kept = self._kept()
-        TABLE.write(self.path, kept)
         self.save()
+        TABLE.write(self.path, kept)  # last: where it is, the sidecar is too
 
     def append(self, row: DeviceRow) -> None:
         """Add one line; it is in the file when this returns."""

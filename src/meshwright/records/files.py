@@ -353,15 +353,20 @@ class Recorder:
         self.folder, self._sidecar_path = folder, folder / name
         self.sidecar: dict[str, Any] = dict(sidecar)
 
-    def begin(self, *tables: RowTable[Any], mark: str) -> None:
-        """Make the folder with empty tables. Raises InputError if it has the file `mark` already."""
+    def begin(self, *tables: RowTable[Any], empty: Sequence[str] = (), hint: str = "name another --out") -> None:
+        """Make the folder with the sidecar, `empty` files and empty tables. Raises InputError if it has the last table.
+
+        That comes last, so a folder that has it is whole, and one that a killed process left without it begins anew.
+        """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            if (path := self.folder / mark).exists():
-                raise InputError("there are records already", got=str(path), hint="name another --out")
+            if (path := self.folder / tables[-1].name).exists():
+                raise InputError("there are records already", got=str(path), hint=hint)
+            self.save()
+            for name in empty:
+                write_atomically(self.folder / name, "")
             for table in tables:
                 table.write(self.folder / table.name)
-            self.save()
         except OSError as error:
             raise InputError(
                 f"records cannot be written: {error.strerror}", got=str(self.folder), allowed="a writable folder"

@@ -174,7 +174,7 @@ class IngestRecorder(Recorder):
             folder, name=SIDECAR_NAME, sidecar={"schema": SCHEMA, "device": None, "ended": None, **sidecar}
         )
         self.rows: list[IngestRow] = []
-        self.begin(*TABLES.values(), mark=SIDECAR_NAME)
+        self.begin(*TABLES.values())
 
     def append(self, row: IngestRow) -> None:
         """Add one line; it is in its file when this returns."""

@@ -283,8 +283,7 @@ class ServingRecorder(Recorder):
         if resume:
             self._go_on(sidecar)
             return
-        self.begin(TABLE, mark=CSV_NAME)
-        (folder / REQUESTS_NAME).write_text("", encoding="utf-8")
+        self.begin(TABLE, empty=[REQUESTS_NAME], hint="continue with --resume, or name another --out")
 
     def _go_on(self, sidecar: Mapping[str, Any]) -> None:
         earlier = read_serving(self.folder)

@@ -129,8 +129,8 @@ class TrainingRecorder(Recorder):
                     hint="continue with --resume, or name another --out",
                 )
             self._resume()
-        TABLE.write(self.path, self.rows)
         self.save()
+        TABLE.write(self.path, self.rows)  # last: where it is, the sidecar is too
 
     @property
     def done(self) -> set[tuple[str, int]]:

@@ -66,6 +66,19 @@ def test_a_plan_that_does_not_fit_is_noted(meshwright, run_file):
     assert "note: the plan does not fit: stage 0 needs" in outcome.stderr
 
 
+def test_an_export_that_was_interrupted_goes_on_in_its_folder(meshwright, run_file, tmp_path):
+    line = ("export", run_file, "--engine", "megatron", "--out", tmp_path / "files", "--json")
+    first = meshwright(*line)
+    assert first.exit_code == 0, first.stderr
+    whole = {path.name: path.read_bytes() for path in (tmp_path / "files").iterdir()}
+    next(path for path in (tmp_path / "files").iterdir() if path.suffix == ".args").unlink()
+    (tmp_path / "files" / ".megatron_lm.args.0123abcd.partial").write_text("--num")
+    assert meshwright(*line).exit_code == 0
+    assert {n: (tmp_path / "files" / n).read_bytes() for n in whole} == whole
+    (tmp_path / "files" / "megatron_lm.args").write_text("of somebody else")
+    assert "the folder is not empty" in meshwright(*line).stderr
+
+
 def test_refusals_and_a_folder_that_is_not_empty(meshwright, run_file, tmp_path):
     plan = "parallel={sharding: optimizer, data_shard: 16}"
     outcome = meshwright("export", run_file, "--engine", "torchtitan", "--out", "titan", "--set", plan)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 from tests.unit.mlperf.conftest import SyntheticLog
+
+from meshwright.mlperf.check_system import SYSTEM_FIELDS
 
 
 def called(meshwright, *arguments):
@@ -111,3 +116,24 @@ def test_wrong_input(meshwright, runs, monkeypatch, arguments):
     assert code == 2
     assert "error" in err + out
     assert "Traceback" not in err
+
+
+def test_a_disk_that_fills_while_code_is_copied_is_named(meshwright, runs, tmp_path, monkeypatch):
+    system = tmp_path / "sys8.json"
+    values = {**dict.fromkeys(SYSTEM_FIELDS, ""), "submitter": "Org", "division": "closed", "status": "Preview"}
+    system.write_text(json.dumps({**values, "number_of_nodes": "1", "accelerators_per_node": "8"}))
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "README.md").write_text("How to run\n")
+
+    def full(source, target, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    copied = shutil.copytree
+    monkeypatch.setattr(shutil, "copytree", lambda *args, **options: copied(*args, **options, copy_function=full))
+    outcome = meshwright(
+        "mlperf", "package", runs, "--org", "Org", "--system", system, "--code", tmp_path / "code", "--out",
+        tmp_path / "out", "--round", "5.1",
+    )  # fmt: skip
+    assert outcome.exit_code == 2, outcome
+    assert "No space left" in outcome.stderr
+    assert "README.md" in outcome.stderr

@@ -31,6 +31,22 @@ POINT = ServingPoint(
 )  # fmt: skip
 
 
+def test_a_folder_that_a_killed_command_left_before_its_table_is_begun_anew(tmp_path, monkeypatch):
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("meshwright.records.files.RowTable.write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            ServingRecorder(tmp_path, sidecar=SIDECAR)
+    assert (tmp_path / "serving.json").exists()
+    ServingRecorder(tmp_path, sidecar=SIDECAR).append(POINT)
+    assert len(read_serving(tmp_path).points) == 1
+    with pytest.raises(InputError, match="records already") as refused:
+        ServingRecorder(tmp_path, sidecar=SIDECAR)
+    assert "--resume" in str(refused.value.hint)
+
+
 def request(index: int) -> RequestRecord:
     return RequestRecord(
         index=index, sent_s=0.0, due_s=0.0, end_s=1.0, status=RequestStatus.OK, chunk_s=(0.5, 0.75, 1.0),
