@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
+from unicodedata import category
 
 Value = TypeVar("Value")
 
@@ -152,6 +153,23 @@ def _restored(kind: type[MeshwrightError], args: tuple[Any, ...], state: dict[st
     error = kind.__new__(kind, *args)
     error.__dict__.update(state)
     return error
+
+
+BIDIRECTIONAL = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+"""Characters that change the direction of the text around them: what is read is then not what is there."""
+
+
+def printable(text: str) -> str:
+    r"""Return `text` with characters as escapes that a terminal obeys; line feeds and tabs stay.
+
+    >>> print(printable("red: \x1b[31m"))
+    red: \x1b[31m
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        ascii(c)[1:-1] if (category(c) == "Cc" and c not in "\n\t") or c in BIDIRECTIONAL else c for c in text
+    )
 
 
 def _shown(value: object) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright.api.bench_ingest import bench_ingest, ingest_request
 from meshwright.api.question import question_of
-from meshwright.cli.output import emit_json, note, print_line, print_text_tables, write_html
+from meshwright.cli.output import emit_json, note, print_line, print_text_tables, say, write_html
 from meshwright.errors import InputError
 from meshwright.records.files import free_folder, now
 from meshwright.records.ingest import SIDECAR_NAME, IngestRecorder, IngestRow
@@ -74,7 +74,7 @@ class IngestProgress:
         """A measurement ended; None: one without a row of its own."""
         self.clear()
         if row is not None:
-            print(load("meshwright.report.ingest:row_line")(row), file=sys.stderr, flush=True)
+            say(load("meshwright.report.ingest:row_line")(row))
 
     def clear(self) -> None:
         """Remove the line of the running measurement."""

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from meshwright.cli.output import emit_json, note, print_line, print_text_tables, write_html
+from meshwright.cli.output import emit_json, note, print_line, print_text_tables, say, write_html
 from meshwright.errors import InfeasibleError, InputError, MissingDependencyError
 from meshwright.files import write_atomically
 from meshwright.json_values import jsonable
@@ -122,7 +122,7 @@ def _measure(
     def done(point: Any) -> None:
         found.append(point)
         shown = f"{point.point.output_tokens_per_s:,.1f} output tokens/s"
-        print(f"{point.pair.name:>12}  {point.point.refusal or shown}", file=sys.stderr, flush=True)
+        say(f"{point.pair.name:>12}  {point.point.refusal or shown}")
         write_atomically(path, json.dumps(jsonable(document()), indent=2, allow_nan=False) + "\n")
 
     try:

@@ -9,7 +9,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from meshwright.cli.output import emit_json, note, print_line, print_text_tables, write_html
+from meshwright.cli.output import emit_json, note, print_line, print_text_tables, say, write_html
 from meshwright.errors import InfeasibleError, InputError, MissingDependencyError
 from meshwright.programs import install_command
 from meshwright.records.files import free_folder, now
@@ -224,5 +224,5 @@ class LoadWatch:
 
     def end(self, point: ServingPoint) -> None:
         """A load was measured."""
-        start = "\r\x1b[K" if self.is_live else ""
-        print(f"{start}{load('meshwright.report.serving:point_line')(point)}", file=sys.stderr, flush=True)
+        print("\r\x1b[K" if self.is_live else "", end="", file=sys.stderr)
+        say(load("meshwright.report.serving:point_line")(point))

@@ -14,8 +14,8 @@ from meshwright.api.bench import bench_train, sweep_request
 from meshwright.api.question import question_of
 from meshwright.bench.training import TrainingBenchRequest, train_all
 from meshwright.bench.training_summary import Summary, contests, summaries, verdict
-from meshwright.cli.output import emit_json, note, print_line, print_text_tables, progress, write_html
-from meshwright.errors import InfeasibleError
+from meshwright.cli.output import emit_json, note, print_line, print_text_tables, progress, say, write_html
+from meshwright.errors import InfeasibleError, printable
 from meshwright.records.sweep import Configuration
 from meshwright.records.trainings import TrainingRecorder, TrainingRow, TrainingStatus
 from meshwright.report.training_sweep import accuracy_sentence, outlier_sentences, tables
@@ -117,9 +117,9 @@ class Watch:
         line = f"{row.configuration:<{self.width}}  run {row.run}  {_outcome(row)}"
         if self.bar is not None:
             self.bar.update(self.task, completed=self.num_done)
-            self.bar.console.print(line)
+            self.bar.console.print(printable(line))
         else:
-            print(line, file=sys.stderr, flush=True)
+            say(line)
 
 
 def _outcome(row: TrainingRow) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +19,7 @@ from meshwright.answers.documents.catalog import (
 )
 from meshwright.answers.quantities import rate
 from meshwright.catalog.lookup import all_claims, claim
-from meshwright.cli.output import Align, emit_json, print_line, print_table, progress
+from meshwright.cli.output import Align, emit_json, emit_text, print_line, print_table, progress
 from meshwright.errors import InputError
 from meshwright.runfile import accelerator_file
 from meshwright.specs.estimate import Estimate
@@ -59,7 +58,7 @@ def _template(name: str | None, *, as_json: bool) -> None:
     if as_json:
         emit_json({"template": text})
     else:
-        print(text, end="")
+        emit_text(text)
 
 
 def _check(path: str | None, *, as_json: bool) -> None:
@@ -176,7 +175,7 @@ def print_run_files(document: dict[str, Any]) -> None:
     """Print a table of all, or the text of one; then the predictions, if any."""
     rows = document.get("runs", [document])
     if "text" in document:
-        sys.stdout.write(document["text"])
+        emit_text(document["text"])
     elif "predictions" not in rows[0]:
         headings: dict[str, Align] = {
             "run": "left", "task": "left", "batch": "right", "precision": "left", "cluster": "left", "engine": "left",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.api.generate import as_generation, generate, open_generator
 from meshwright.api.question import question_of
 from meshwright.cli.generate import end_line, read_stdin, write_text
-from meshwright.cli.output import emit_json, note, progress
+from meshwright.cli.output import emit_json, note, progress, say
 from meshwright.errors import InputError
 from meshwright.targets import load
 
@@ -100,7 +100,7 @@ def run(*, asked: dict[str, Any], messages: Sequence[str], system: str | None, a
         emit_json(done)
     for text in done.notes[len(about) :]:
         note(text)
-    print(done.summary(), file=sys.stderr)
+    say(done.summary())
 
 
 def _notes_on_template(generator: TextGenerator) -> tuple[str, ...]:
@@ -125,7 +125,7 @@ def _talk(conversation: ChatSession) -> None:
         if line in ("/quit", "/exit"):
             return
         if line.startswith("/"):
-            print(_command(line, conversation), file=sys.stderr)
+            say(_command(line, conversation))
         elif line:
             _turn(line, conversation)
 
@@ -136,7 +136,7 @@ def _turn(line: str, conversation: ChatSession) -> None:
         with _stopped_by_ctrl_c() as is_cancelled:
             conversation.ask(line, is_shown=True, is_cancelled=is_cancelled)
     except InputError as error:
-        print(f"error: {error.message}\nhint: /clear begins a new conversation; {error.hint}", file=sys.stderr)
+        say(f"error: {error.message}\nhint: /clear begins a new conversation; {error.hint}")
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from meshwright.cli.column_widths import (
     text_lines,
     text_width,
 )
+from meshwright.errors import printable
 
 PIPE_WIDTH = 120
 """Columns of a table that is not written to a terminal and has no COLUMNS in its environment."""
@@ -69,7 +70,7 @@ class Paragraph:
 
 def paragraph(text: str, *, style: str = "") -> Paragraph:
     """The paragraph of a text in a Rich style."""
-    return Paragraph(text=Text(text, style=style))
+    return Paragraph(text=Text(printable(text), style=style))
 
 
 def table(
@@ -77,16 +78,16 @@ def table(
 ) -> TableOrBlocks:
     """A table. `columns` maps each heading to its alignment; a row may end early."""
     return TableOrBlocks(
-        headings=list(columns),
+        headings=list(map(printable, columns)),
         aligned=list(columns.values()),
         rows=[[_cell(value) for value, _ in zip_longest(row, columns)] for row in rows],
-        title=Text(title or "", style="bold"),
-        caption=Text(caption or ""),
+        title=Text(printable(title or ""), style="bold"),
+        caption=Text(printable(caption or "")),
     )
 
 
 def _cell(value: object) -> Text:
-    return value if isinstance(value, Text) else Text("" if value is None else str(value).expandtabs())
+    return value if isinstance(value, Text) else Text("" if value is None else printable(str(value)).expandtabs())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from meshwright.api.configurations import export
 from meshwright.api.question import ask
-from meshwright.cli.output import emit_json, note, print_line
+from meshwright.cli.output import emit_json, emit_text, note, print_line
 from meshwright.cli.run_input import take_run
 
 
@@ -22,6 +22,6 @@ def run(*, asked: dict[str, Any], calibration: str | None, as_json: bool) -> Non
         print_line(f"  {row['file']}")
     print_line()
     print_line("Start it on every host:")
-    print("\n".join(f"  {line}" for line in done.command.splitlines()))
+    emit_text("".join(f"  {line}\n" for line in done.command.splitlines()))
     for caution in done.notes:
         note(caution)

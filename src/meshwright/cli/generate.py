@@ -10,7 +10,7 @@ from meshwright.answers.generation import Generation
 from meshwright.api.generate import PromptLike, completions, generate, open_generator
 from meshwright.api.question import question_of
 from meshwright.cli.needs import load_with_torch
-from meshwright.cli.output import emit_json, note, printable, progress
+from meshwright.cli.output import emit_json, emit_text, note, progress, say
 from meshwright.errors import InputError
 
 SHOWN_PROMPT = 60
@@ -40,13 +40,12 @@ def run(*, asked: dict[str, Any], prompt: str | None, prompts_path: Path | None,
             _print_all(done)
     for text in done.notes[len(about) :]:
         note(text)
-    print(done.summary(), file=sys.stderr)
+    say(done.summary())
 
 
 def write_text(number: int, text: str) -> None:
-    """Write a part of a text to stdout at once; on a terminal without the control characters of the model."""
-    sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
-    sys.stdout.flush()
+    """Write a part of the text of a prompt; on a terminal without the control characters of the model."""
+    emit_text(text)
 
 
 def end_line(text: str) -> None:

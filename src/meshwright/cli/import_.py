@@ -6,7 +6,7 @@ from typing import Any
 
 from meshwright.api.configurations import import_run, survey_configurations
 from meshwright.api.question import ask
-from meshwright.cli.output import emit_json, note, print_line, print_text_tables
+from meshwright.cli.output import emit_json, emit_text, note, print_line, print_text_tables
 from meshwright.errors import InputError
 
 OF_SURVEYS = ("cluster", "ignore")
@@ -24,7 +24,7 @@ def run(*, asked: dict[str, Any], survey: bool, as_json: bool) -> None:
         emit_json(found.to_dict())
         return
     if found.file is None:
-        print(found.text, end="")
+        emit_text(found.text)
     for caution in found.notes:
         note(caution)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import click
 
 from meshwright.cli.launch_request import KUBERNETES, LOCAL, SLURM, check_place, request_for, site_from
-from meshwright.cli.output import emit_json, note, print_line, print_table
+from meshwright.cli.output import emit_json, emit_text, note, print_line, print_table, say
 from meshwright.cli.run_input import run_from
 from meshwright.engines.folders import locked, locked_checkpoints, refuse_finished
 from meshwright.errors import InputError
@@ -100,11 +99,11 @@ def _show(request: LaunchRequest, found: Dispatch, *, place: str, as_json: bool)
     print_table(["environment", "because", "says"], rows, caption=f"Table of {table_version()}.")
     for path, text in found.files.items():
         print_line(f"--- {path}", style="bold")
-        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        emit_text(text if text.endswith("\n") else text + "\n")
         print_line()
     print_line("--- commands", style="bold")
     for one in found.commands:
-        sys.stdout.write(shlex.join(one) + "\n")
+        emit_text(shlex.join(one) + "\n")
     for caution in found.notes:
         note(caution)
 
@@ -149,7 +148,7 @@ def _lock(request: LaunchRequest, locks: ExitStack) -> None:
 
 
 def _wait(job: str, folder: Path) -> int:
-    ended = follow(job, folder=folder, say=lambda line: print(line, file=sys.stderr, flush=True))
+    ended = follow(job, folder=folder, say=say)
     if ended.state == "COMPLETED":
         return 0
     return ended.exit_code or 1

@@ -24,7 +24,7 @@ from typing import NoReturn
 import click
 
 from meshwright.cli.hints import COMMANDS, usage_hint, usage_message
-from meshwright.cli.output import begin_json, emit_json_error
+from meshwright.cli.output import begin_json, emit_json_error, say
 from meshwright.cli.verbs import LazyGroup, Verb, load
 from meshwright.errors import MeshwrightError, Terminated, sigterm_interrupts
 from meshwright.version import __version__
@@ -237,9 +237,9 @@ def _wants_json(args: Sequence[str]) -> bool:
 
 
 def _fail(message: str, *, hint: str | None, exit_code: int, as_json: bool) -> int:
-    print(f"error: {message}", file=sys.stderr)
+    say(f"error: {message}")
     if hint:
-        print(f"hint: {hint}", file=sys.stderr)
+        say(f"hint: {hint}")
     if as_json:
         emit_json_error({"error": {"message": message, "hint": hint, "exit_code": exit_code}})
     return exit_code

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ import click
 from meshwright.api.mlperf import mlperf_check, mlperf_compare, mlperf_package, mlperf_rcp, mlperf_score
 from meshwright.api.question import ask
 from meshwright.api.run_benchmark import mlperf_run, plan_benchmark, rate_of_shape
-from meshwright.cli.output import emit_json, note, print_line, print_table, styled
+from meshwright.cli.output import emit_json, note, print_line, print_table, say, styled
 from meshwright.mlperf.compare import PUBLISHED, ComparedGroup, ResultComparison
 from meshwright.mlperf.results import UNVERIFIED, scaling_file, score_prospect
 from meshwright.training.cpu_libraries import require_torch
@@ -272,7 +271,7 @@ def run(*, asked: dict[str, Any], is_shape: bool, num_steps: int, dry_run: bool,
     if dry_run:
         _show_plan(plan_benchmark(**asked), as_json=as_json)
         return
-    done = ask(mlperf_run, asked, say=lambda line: print(line, file=sys.stderr, flush=True))
+    done = ask(mlperf_run, asked, say=say)
     document = done.to_dict()
     if as_json:
         emit_json(document)

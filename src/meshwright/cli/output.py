@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
-from unicodedata import category
 
+from meshwright.errors import printable
 from meshwright.json_values import jsonable
 from meshwright.targets import load
 
@@ -104,23 +104,25 @@ def _draw(shown: Any) -> None:
     load("meshwright.cli.drawing:draw")(shown, stream=sys.stdout)
 
 
-def printable(text: str) -> str:
-    r"""Return `text` with control characters as escapes, which no terminal obeys; line feeds and tabs stay.
+def say(text: str, *, stream: TextIO | None = None) -> None:
+    """Print a line on stderr, or on `stream`, without control characters."""
+    print(printable(text), file=stream or sys.stderr, flush=True)
 
-    >>> print(printable("red: \x1b[31m"))
-    red: \x1b[31m
-    """
-    return "".join(ascii(c)[1:-1] if category(c) == "Cc" and c not in "\n\t" else c for c in text)
+
+def emit_text(text: str) -> None:
+    """Write text on stdout at once, as it is; on a terminal without control characters."""
+    sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
 
 
 def styled(text: str, style: str) -> Text:
     """The text of a table's cell, in a Rich style."""
-    return load("rich.text:Text")(text, style=style)
+    return load("rich.text:Text")(printable(text), style=style)
 
 
 def note(message: str) -> None:
     """Print a note on stderr, where it cannot disturb the answer."""
-    print(f"note: {message}", file=sys.stderr)
+    say(f"note: {message}")
 
 
 @contextmanager

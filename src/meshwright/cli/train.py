@@ -14,7 +14,7 @@ from meshwright.api.question import question_of
 from meshwright.api.runs import load_run
 from meshwright.api.train import take_training, train, train_options
 from meshwright.cli.options import text_override
-from meshwright.cli.output import note, progress, write_html
+from meshwright.cli.output import note, progress, say, write_html
 from meshwright.cli.train_messages import introduction, show_plan, show_record
 from meshwright.engines.base import Start, TrainingEngine
 from meshwright.errors import InfeasibleError, InputError
@@ -61,7 +61,7 @@ def run(
             return None
         if is_reporter:
             for line in (*(f"note: {text}" for text in start.notes if branch), *introduction(start)):
-                print(line, file=sys.stderr, flush=True)
+                say(line)
         return start
 
     record = take_training(

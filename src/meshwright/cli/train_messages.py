@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from meshwright.cli.output import emit_json, note, print_line, print_table, printable
+from meshwright.cli.output import emit_json, note, print_line, print_table
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.engines.base import Start, StartPrediction
@@ -79,7 +79,7 @@ def show_record(record: Record, *, folder: Path, page: Path | None, as_json: boo
     if record.sample:
         print_line()
         print_line("The model writes:", style="bold")
-        print_line(printable(record.sample))
+        print_line(record.sample)
     print_line()
     print_line(f"Results: {folder}" + (f"; report: {page}" if page else ""))
     for caution in record.notes:

@@ -21,7 +21,7 @@ from meshwright.engines.beginning import Beginning, begin
 from meshwright.engines.choice import planned, with_devices_here
 from meshwright.engines.external_record import START, STEPS, OutputLayout, compose
 from meshwright.engines.folders import clear_results
-from meshwright.errors import InputError, MeshwrightError
+from meshwright.errors import InputError, MeshwrightError, printable
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 from meshwright.training.machine import Machine
@@ -234,7 +234,7 @@ def launch(start: WorkersStart, lowered: Launch, *, notes_on_data: NotesOnData =
     if is_main:
         _open_folder(start, lowered, notes_on_data)
         for line in () if options.quiet else start.notes:
-            print(f"note: {line}", file=sys.stderr, flush=True)
+            print(printable(f"note: {line}"), file=sys.stderr, flush=True)
     if start.profiled is not None:
         lowered = replace(lowered, env={**lowered.env, VARIABLE: str(start.profiled)})
     for left in range(options.max_restarts, -1, -1):
@@ -249,7 +249,7 @@ def launch(start: WorkersStart, lowered: Launch, *, notes_on_data: NotesOnData =
         except local.ProcessLostError as error:
             if not left or error.was_asked_to_stop:
                 raise
-            print(f"{error.message}; starting again", file=sys.stderr, flush=True)
+            print(printable(f"{error.message}; starting again"), file=sys.stderr, flush=True)
     if is_main:
         compose(folder, start.layout)
 
@@ -306,7 +306,7 @@ def _open_data(start: WorkersStart, notes_on_data: NotesOnData) -> tuple[dict[st
             *corpus.notes,
             *corpus.planned_epochs(num_steps=run.num_steps, num_sequences=num_sequences),
         ):
-            print(f"note: {line}", file=sys.stderr, flush=True)
+            print(printable(f"note: {line}"), file=sys.stderr, flush=True)
     return corpus.usage, notes
 
 

@@ -27,7 +27,7 @@ from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImport
 from torch.distributed.rendezvous import rendezvous
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
-from meshwright.errors import InputError, MeshwrightError
+from meshwright.errors import InputError, MeshwrightError, printable
 from meshwright.files import held_locks
 from meshwright.training.parent_watch import end_with_parent, end_with_torchrun
 from meshwright.training.rendezvous import RESTARTS, free_port, is_restart, under_launcher
@@ -117,7 +117,7 @@ def run_ranks(
             except WorkerLostError as error:
                 if not restarts_left or error.stopped_by is not None:
                     raise
-                print(f"{error.message}; starting again", file=sys.stderr, flush=True)
+                print(printable(f"{error.message}; starting again"), file=sys.stderr, flush=True)
                 payload = restart_payload
 
 

@@ -1,7 +1,10 @@
 import io
 import json
 
+import pytest
+
 from meshwright.cli import output
+from meshwright.errors import printable
 
 
 def test_the_document_does_not_depend_on_the_order_of_keys(capsys):
@@ -67,6 +70,47 @@ def test_progress_draws_on_a_terminal(monkeypatch):
 
 def test_a_terminal_obeys_no_control_character_of_a_text():
     written = "".join(map(chr, range(0x100))) + "\u200d\u4e2d"
-    shown = output.printable(written)
+    shown = printable(written)
     assert not any((ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160 for c in shown)
     assert shown.endswith(written[0xA0:])
+
+
+HOSTILE = "name\x1b]0;title\x07\x9b31m\rover\u202egnp.exe\u2066"
+SHOWN = r"name\x1b]0;title\x07\x9b31m\rover\u202egnp.exe\u2066"
+
+
+def test_what_is_printed_holds_no_character_that_a_terminal_obeys(capsys):
+    output.note(HOSTILE)
+    output.say(HOSTILE)
+    output.print_line(HOSTILE)
+    output.print_table(
+        {HOSTILE: "left", "b": "right"}, [(HOSTILE, 1), (output.styled(HOSTILE, "bold"), 2)], title=HOSTILE
+    )
+    captured = capsys.readouterr()
+    text = captured.out + captured.err
+    assert text.count(SHOWN) == 7
+    assert not set(text) & set(HOSTILE) - set(SHOWN)
+
+
+def test_an_error_holds_no_character_that_a_terminal_obeys(meshwright, tmp_path):
+    path = tmp_path / f"{HOSTILE}.yaml"
+    path.write_text("model: nothing\nnothing: 1\n")
+    outcome = meshwright("plan", path)
+    assert outcome.exit_code == 2
+    assert SHOWN in outcome.stderr
+    assert not set(outcome.stderr) & set(HOSTILE) - set(SHOWN)
+    as_json = meshwright("plan", path, "--json")
+    assert HOSTILE in as_json.json["error"]["message"]  # programs get what it is, escaped by JSON
+    assert not set(as_json.stdout) & set(HOSTILE) - set(SHOWN)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_generated_text_keeps_its_lines_and_a_terminal_obeys_none_of_it(monkeypatch, is_terminal):
+    class Stream(io.StringIO):
+        def isatty(self):
+            return is_terminal
+
+    stream = Stream()
+    monkeypatch.setattr(output.sys, "stdout", stream)
+    output.emit_text(f"one\n\ttwo {HOSTILE}\n")
+    assert stream.getvalue() == f"one\n\ttwo {SHOWN if is_terminal else HOSTILE}\n"
