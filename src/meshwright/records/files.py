@@ -257,7 +257,7 @@ class RowTable(Generic[Row]):
         what: its rows, in the plural; for messages.
         made_by: the command that writes it.
         empty_zeros: types whose zero is an empty cell.
-        num_added: of its last columns, as many as files of earlier releases lack; their cells may be empty.
+        num_added: number of last columns that files of earlier releases lack; their cells may be empty.
         columns: their order; default: as the fields are. It may have those of `derived` too.
         derived: numbers that follow from a row; they are written, and not read.
         check: row, file and line number to the row that is kept. Raises InputError for values that contradict.

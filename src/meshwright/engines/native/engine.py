@@ -236,5 +236,5 @@ def planned_here(run: Run, *, device: torch.device) -> Run:
 
 
 def _num_devices(device: torch.device) -> int:
-    """Devices that a plan may use: as many as a launcher has started processes, else those of this machine."""
+    """Devices that a plan may use: one for each process of a launcher; without a launcher, all of this machine."""
     return launched_processes() or devices.num_devices(device)

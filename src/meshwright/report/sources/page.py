@@ -26,8 +26,9 @@ from meshwright.version import __version__
 TITLE = "Five documents about MI355X, beside predictions and published logs"
 COMMAND = "meshwright report sources --html sources.html"
 LEAD = (
-    "Every figure that the five documents print, beside what the cost model predicts, what published logs give and "
-    "what was measured here. Two of the thousands of rows of the calibration are from the documents: s65_01, s65_03. "
+    "The tables show every figure that the five documents print, with the prediction of the cost model, the value of "
+    "published logs and the measurement here. Two of the thousands of rows of the calibration are from the documents: "
+    "s65_01, s65_03. "
     "A claim agrees when the printed value lies in the 80 % interval, or rounds into the value; a wide interval "
     "agrees easily."
 )
