@@ -52,8 +52,17 @@ def console(stream: TextIO) -> Console:
 
 
 def draw(shown: Any, *, stream: TextIO) -> None:
-    """Draw on `stream`. A word that is longer than the console is wide goes to the terminal whole."""
-    console(stream).print(shown, crop=False)
+    """Draw on `stream`. A word that is longer than the console is wide goes to the terminal whole.
+
+    Where `stream` is no terminal, lines end with their text: columns are not padded.
+    """
+    drawn = console(stream)
+    if drawn.is_terminal:
+        drawn.print(shown, crop=False)
+        return
+    with drawn.capture() as captured:
+        drawn.print(shown, crop=False)
+    stream.writelines(line.rstrip() + "\n" for line in captured.get().splitlines())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,14 @@ def test_a_narrow_table_keeps_the_name_of_each_row_in_one_piece(capsys, monkeypa
     assert "deepseek-v2-lite" in capsys.readouterr().out
 
 
+def test_lines_of_a_table_end_with_their_text_in_a_pipe(capsys):
+    output.print_table({"plan": "left", "bound by": "left"}, [["a", "compute"], ["b", None]], caption="End")
+    output.print_line("One sentence.")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [line.rstrip() for line in lines]
+    assert lines[-3:] == ["b", "End", "One sentence."]
+
+
 def test_colour_follows_the_terminal_and_no_color(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
