@@ -50,7 +50,7 @@ def fetch(name: str, *, patterns: Sequence[str], what: str) -> Path:
             return cached
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise InputError(
-            f"the Hugging Face hub does not provide {what}: {reason}", got=name,
+            f"there is no such folder or file, and the Hugging Face hub does not provide {what}: {reason}", got=name,
             hint="without a connection, download the repository elsewhere and give the path of its folder",
         ) from error  # fmt: skip
 

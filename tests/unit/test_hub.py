@@ -55,6 +55,7 @@ def test_a_revision_is_the_snapshot_that_the_cache_names(cache, name, commit):
 def test_what_the_cache_lacks_is_bad_input_with_a_way_out(cache, name):
     with pytest.raises(InputError, match="does not provide the config") as caught:
         fetch(name, patterns=["config.json"], what="the config")
+    assert "there is no such folder or file" in caught.value.message
     assert "give the path of its folder" in caught.value.hint
 
 
