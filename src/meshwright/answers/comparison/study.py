@@ -185,8 +185,7 @@ def gap_rows(gap: Gap) -> list[tuple[str, str, str, str, str]]:
     rows = []
     for part, name in PARTS.items():
         change = gap.part_s(part)
-        share = f"{abs(round(100 * change / gap.total_s)) or 0:d} %" if change and gap.total_s else ""
-        share = f"-{share}" if share and change * gap.total_s < 0 else share
+        share = f"{round(100 * change / gap.total_s)} %" if change and gap.total_s else ""
         rows.append((name, us(getattr(gap.before, part)), us(getattr(gap.after, part)), f"{change * 1e6:+,.2f}", share))
     rows.append(("sum", us(gap.before.total_s), us(gap.after.total_s), f"{gap.total_s * 1e6:+,.2f}", ""))
     return rows

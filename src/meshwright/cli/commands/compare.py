@@ -14,7 +14,7 @@ from meshwright.cli.verbs import verb
     examples=[
         "meshwright compare runs/before runs/after",
         "meshwright compare runs/native runs/torchtitan --like-for-like --html gap.html",
-        "meshwright compare 'mlperf:5.1/*/*B200*/llama2_70b_lora' 'mlperf:5.1/AMD/MI355X*/llama2_70b_lora'",
+        "meshwright compare 'mlperf:5.1/*/*B200*/llama2_70b_lora@8' 'mlperf:5.1/AMD/MI355X*/llama2_70b_lora'",
         "meshwright compare claim:s65_02 claim:s65_01 --json",
         "meshwright compare run.yaml runs/after --markdown comparison.md",
     ],

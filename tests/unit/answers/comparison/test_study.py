@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.record_folders import write_serving, write_training
 
 from meshwright.answers.comparison.ratios import Verdict
-from meshwright.answers.comparison.sides import Evidence
-from meshwright.answers.comparison.study import compare_items, endnotes
+from meshwright.answers.comparison.sides import Breakdown, Evidence
+from meshwright.answers.comparison.study import PARTS, Gap, compare_items, endnotes, gap_rows
+from meshwright.cli.commands.compare import command
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.report.comparison.tables import markdown, tables_of
 
@@ -135,6 +138,23 @@ def test_mlperf_sets_average_over_submitters_and_generations_stand_beside_datash
     assert partners.sides[0].values[0].value == pytest.approx(
         sum(partners.sides[0].values[0].samples) / len(partners.sides[0].values[0].samples)
     )
+
+
+def test_examples_of_published_figures_are_answered():
+    lines = [line for line in (command.epilog or "").splitlines() if ":" in line and "run" not in line]
+    asked = [[word for word in shlex.split(line) if ":" in word] for line in lines if "meshwright" in line]
+    assert len(asked) == 2
+    assert all(compare_items(sides).means for sides in asked)
+
+
+def test_a_share_of_the_gap_below_half_a_percent_has_no_sign():
+    before = Breakdown(**dict.fromkeys(PARTS, 1.0))
+    first, second, *_ = PARTS
+    gap = Gap(
+        workload="w", baseline="a", other="b", before=before,
+        after=replace(before, **{first: 2.0, second: 0.999}),
+    )  # fmt: skip
+    assert [row[-1] for row in gap_rows(gap)][:2] == ["100 %", "0 %"]
 
 
 def test_sets_of_several_sizes_have_no_mean():
