@@ -506,6 +506,14 @@ def test_a_busy_host_with_bad_memory_and_a_wrong_clock(look, healthy):
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("others", "unit"), [((), "node"), ((1,), "nodes")])
+def test_one_numa_node_is_singular(look, healthy, others, unit):
+    healthy.files = {name: text for name, text in healthy.files.items() if "/system/node/" not in name}
+    healthy.files |= {f"/sys/devices/system/node/node{i}/meminfo": "Node 0 MemTotal: 9 kB\n" for i in (0, *others)}
+    found = look(healthy, chosen=("host",))["host.numa"][0]
+    assert (found.measured, found.unit) == (1 + len(others), unit)
+
+
 CLOCKS = (
     ({"chronyc": "System time : 0.0 seconds slow\nLeap status     : Not synchronised\n"}, CheckStatus.WARN),
     ({"timedatectl": "yes\n"}, CheckStatus.PASS),

@@ -99,7 +99,7 @@ def _numa(node: Node) -> Iterator[CheckVerdict]:
     yield found(
         "host.numa", CheckStatus.WARN if empty else CheckStatus.PASS,
         f"without memory: node {', '.join(empty)}" if empty else "",
-        measured=len(names), unit="nodes", hint="a memory module may be missing or off",
+        measured=len(names), unit="node" if len(names) == 1 else "nodes", hint="a memory module may be missing or off",
     )  # fmt: skip
 
 
