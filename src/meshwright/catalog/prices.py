@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from statistics import median
 
 from meshwright.catalog.accelerators import accelerator
 from meshwright.catalog.entries import DATA, by_name
@@ -90,15 +91,19 @@ def licences() -> tuple[Licence, ...]:
 
 @by_name
 def price_per_device_hour(accelerator_name: str, *, region: str | None = None) -> Price:
-    """The lowest known price of this accelerator, in `region` if one is given.
+    """The median of the market's offers of this accelerator; the source documents' price in `region` if one is given.
 
-    The lowest because the offers are one seller's in several regions, and a buyer chooses the region.
-    Raises InputError when no price is known; the caller then asks the user for one.
+    The lowest of the documents' where the market has none. Raises InputError when no price is known; the caller then
+    asks the user for one.
 
-    >>> price_per_device_hour("mi300x").usd_per_device_hour
+    >>> price_per_device_hour("mi300x", region="East US 2").usd_per_device_hour
     6.0
+    >>> price_per_device_hour("b200").usd_per_device_hour
+    6.69
     """
     name = accelerator(accelerator_name).name
+    if region is None and (market := [p for p in market_prices() if p.accelerator == name]):
+        return _median(market)
     known = [price for price in prices() if price.accelerator == name]
     if region is not None and known:
         of_device, known = known, [price for price in known if price.region.lower() == region.strip().lower()]
@@ -108,13 +113,26 @@ def price_per_device_hour(accelerator_name: str, *, region: str | None = None) -
                 allowed=", ".join(sorted({price.region for price in of_device})),
             )  # fmt: skip
     if not known:
-        market = market_sentence(name)
         raise InputError(
             "no price is known for this accelerator", got=name,
-            allowed=", ".join(sorted({price.accelerator for price in prices()})),
-            hint="give a price as costs.usd_per_device_hour" + (f"; the market: {market}" if market else ""),
+            allowed=", ".join(sorted({price.accelerator for price in (*prices(), *market_prices())})),
+            hint="give a price as costs.usd_per_device_hour",
         )  # fmt: skip
     return min(known, key=lambda price: price.usd_per_device_hour)
+
+
+def _median(offers: list[Price]) -> Price:
+    """The median of several offers, a single one as it is."""
+    if len(offers) == 1:
+        return offers[0]
+    return replace(
+        offers[0],
+        usd_per_device_hour=median(p.usd_per_device_hour for p in offers),
+        region="",
+        offer=f"median of {len(offers)} offers",
+        date=max(p.date for p in offers),
+        source="; ".join(dict.fromkeys(p.source for p in offers)),
+    )
 
 
 @cache

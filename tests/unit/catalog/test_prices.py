@@ -1,6 +1,7 @@
 import re
 
 import pytest
+from tests.every_member import check_every
 
 from meshwright.catalog.lookup import accelerator, market_prices, power_assumptions, price_per_device_hour, prices
 from meshwright.catalog.prices import market_sentence
@@ -9,8 +10,8 @@ from meshwright.specs.estimate import Tier
 
 
 @pytest.mark.parametrize(("name", "usd"), [("mi300x", 48.00 / 8), ("h100", 98.32 / 8), ("h200", 84.80 / 8)])
-def test_lowest_offer_is_the_price(name, usd):
-    price = price_per_device_hour(name)
+def test_a_region_has_the_price_of_the_documents(name, usd):
+    price = price_per_device_hour(name, region="East US 2")
     assert price.usd_per_device_hour == pytest.approx(usd)
     assert "East US 2" in price.offer
     assert price.date == "2025-06-10"
@@ -31,15 +32,26 @@ def test_the_market_stands_beside_the_documents():
         node = re.search(r": ([\d.]+) USD per hour for (?:a node of )?(\d+)", price.offer)
         if node is not None:
             assert price.usd_per_device_hour == pytest.approx(float(node[1]) / int(node[2]))
-    # The answer's own price stays that of the documents.
-    assert price_per_device_hour("h100").date == "2025-06-10"
     assert market_sentence("h100").startswith("2.69 to 12.29 USD per device-hour, 6 offers")
+
+
+def test_the_price_is_the_median_of_the_market():
+    def check(name):
+        price = price_per_device_hour(name)
+        own = sorted((p for p in market_prices() if p.accelerator == name), key=lambda p: p.usd_per_device_hour)
+        assert own[0].usd_per_device_hour <= price.usd_per_device_hour <= own[-1].usd_per_device_hour
+        assert price.date == max(p.date for p in own)
+        assert all(p.source in price.source for p in own)
+        assert price.offer == (f"median of {len(own)} offers" if len(own) > 1 else own[0].offer)
+
+    check_every(sorted({p.accelerator for p in market_prices()}), check)
+    assert price_per_device_hour("h100").usd_per_device_hour == pytest.approx((3.99 + 6.155) / 2)
 
 
 def test_unknown_price_asks_for_one():
     with pytest.raises(InputError, match="no price is known") as caught:
-        price_per_device_hour("b300")
-    assert "USD per device-hour" in caught.value.hint
+        price_per_device_hour("mi355x")
+    assert "costs.usd_per_device_hour" in caught.value.hint
 
 
 def test_price_of_an_unknown_device_is_an_unknown_device():

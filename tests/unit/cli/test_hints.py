@@ -80,7 +80,7 @@ def test_every_answer_with_a_price_says_which(meshwright):
     asked = {"plan": ["--objective", "cost", "--top", "1"], "scale": ["--devices", "8,16", "--tokens", "1e9"]}
     for command, options in asked.items():
         said = " ".join(meshwright(command, *described, *options).stdout.split())
-        assert "12.29 USD per device-hour, Azure" in said
-        assert "2025-06-10; the market: " in said
+        assert "5.0725 USD per device-hour, median of 6 offers" in said
+        assert "2026-11-09; the market: " in said
         own = meshwright(command, *described, *options, "--set", "costs.usd_per_device_hour=2")
         assert "2 USD per device-hour, as the run states; the market: " in " ".join(own.stdout.split())
