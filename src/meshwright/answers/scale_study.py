@@ -10,7 +10,7 @@ from meshwright.answers.documents.plan import plan_document, request_document, s
 from meshwright.answers.plan_ranking import with_ends
 from meshwright.answers.quantities import percent
 from meshwright.engines.choice import note_on_engine, with_planned_engine
-from meshwright.errors import InfeasibleError
+from meshwright.errors import InfeasibleError, InputError
 from meshwright.json_values import jsonable
 from meshwright.planner import request_for
 from meshwright.planner.choice import fixing, goal_of
@@ -151,6 +151,11 @@ def scale_report(run: Run, question: ScaleQuestion) -> ScaleReport:
     model or its numbers under no plan.
     """
     asked, run = run, with_planned_engine(run)
+    if question.num_tokens is not None and question.num_tokens < run.tokens_per_batch:
+        raise InputError(
+            "the training is shorter than one step", got=f"{question.num_tokens:,.0f} tokens",
+            allowed=f"at least the {run.tokens_per_batch:,} tokens of a step", hint="15 trillion tokens are 15e12",
+        )  # fmt: skip
     study = _study(run, question)
     notes = (*(() if run is asked else (note_on_engine(asked),)), *notes_on_software(study.request))
     sizes = question.sizes or tuple(factor * study.request.num_devices for factor in DEFAULT_FACTORS)

@@ -166,7 +166,7 @@ def _is_measured(calibration: Calibration) -> bool:
 def notes_on_software(request: PlanRequest) -> list[str]:
     """Note on an engine whose speed on this architecture no measured run tells, and on what was measured instead."""
     calibration, cluster = request.calibration or fitted(), request.cluster
-    if cluster.accelerator.vendor == THIS_MACHINE or _is_measured(calibration):
+    if cluster.accelerator.vendor in ("generic", THIS_MACHINE) or _is_measured(calibration):
         return []
 
     def num_runs(stack: Stack) -> int:

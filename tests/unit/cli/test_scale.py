@@ -32,6 +32,13 @@ def pinned(tmp_path):
     return path
 
 
+def test_a_training_shorter_than_a_step_is_refused(meshwright):
+    outcome = meshwright("scale", *OPTIONS, "--tokens", "15")
+    assert outcome.exit_code == 2
+    assert "shorter than one step: got '15 tokens', allowed: at least the 1,048,576 tokens of a step" in outcome.stderr
+    assert meshwright("scale", *OPTIONS, "--devices", "16", "--tokens", 256 * 4096).exit_code == 0
+
+
 def test_a_curve_as_json(meshwright):
     outcome = meshwright("scale", *OPTIONS, "--devices", "16,64", "--tokens", "1e12", "--json")
     document = outcome.json

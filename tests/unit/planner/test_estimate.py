@@ -112,6 +112,7 @@ def test_memory_says_whether_it_fits():
         ("b200-8x4", "torchtitan", "no measured run of TorchTitan or its relatives on Blackwell informs this estimate"),
         ("mi355x-8x4", "native", "estimates AMD Primus"),
         ("vr200-4x18", "megatron-bridge", "on Rubin informs this estimate"),
+        ("cpu-1x1", "native", ""),
     ],
 )  # fmt: skip
 def test_an_engine_that_was_not_measured_on_an_architecture_is_named(cluster, framework, said):
